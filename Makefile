@@ -1,0 +1,41 @@
+# Everything a person or the CI does with this tree. Targets install the Debian/Ubuntu packages that they need and
+# are not there, and say which; what they cannot install gives an error that names it.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.ONESHELL:
+
+help:    ## what the targets are
+	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 18
+
+build:   ## the ashlar command, optimised: target/release/ashlar
+	@scripts/setup.sh build
+	cargo build --release --locked -p ashlar-cli
+
+install: build ## copies the ashlar command to PREFIX/bin (/usr/local)
+	@scripts/install.sh
+
+demo:    ## real programs on a mount, kills in the middle, and a count of what was acknowledged
+	@scripts/setup.sh build run demo
+	cargo build --release --locked -p ashlar-cli -p ashlar-tests
+	@scripts/as-root.sh target/release/ashlar-demo
+
+test:    ## unit and property tests, then whole processes: real mounts, real programs, kill -9
+	@scripts/test.sh
+
+soak:    ## the kill loops, the fuzzers and the pairs of mounts at full length (hours)
+	@scripts/soak.sh
+
+check:   ## formatting, lints, dependency rules, documentation; changes nothing
+	@scripts/check.sh
+
+fix:     ## formats, and applies what the lints propose
+	@scripts/setup.sh build check
+	cargo fmt --all
+	cargo clippy --workspace --all-targets --fix --allow-dirty --allow-staged
+
+bench:   ## against pass-through FUSE file systems over tmpfs, in one run
+	@scripts/bench.sh
+
+.PHONY: help build install demo test soak check fix bench

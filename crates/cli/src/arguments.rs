@@ -1,0 +1,210 @@
+//! What can be typed.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::arena::ArenaChoice;
+use crate::size::Size;
+
+/// A POSIX file system that runs next to the application.
+#[derive(Debug, Parser)]
+#[command(name = "ashlar", version, about, propagate_version = true, max_term_width = 110)]
+pub struct Arguments {
+    /// What to do.
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+/// The verbs.
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Mount the file system on a directory, starting everything that it needs
+    Mount(MountArguments),
+    /// Unmount it; when the last mount goes, nothing is left running
+    #[command(visible_alias = "unmount")]
+    Umount(UmountArguments),
+    /// Show arenas, sessions and counters
+    Status(StatusArguments),
+    /// Check an arena, in use or not, and repair one that is not in use
+    Fsck(FsckArguments),
+    /// Run the daemon in the foreground, for service managers ('ashlar mount' starts one by itself)
+    Daemon(DaemonArguments),
+    /// Look after an arena
+    #[command(subcommand)]
+    Arena(ArenaVerb),
+    /// SharedFS itself, which the daemon's supervisor starts
+    #[command(hide = true)]
+    SharedFs(SharedFsArguments),
+    /// The process behind a mount, which 'ashlar mount' starts
+    #[command(hide = true)]
+    MountProcess(MountProcessArguments),
+}
+
+/// Verbs on arenas.
+#[derive(Debug, Subcommand)]
+pub enum ArenaVerb {
+    /// Make an arena larger or smaller, while it is in use or not
+    Resize(ResizeArguments),
+}
+
+/// Which arena.
+#[derive(Args, Clone, Debug)]
+pub struct ArenaArgument {
+    /// Where files are kept: 'disk' (/var/lib/ashlar/default), 'memory' (/dev/shm/ashlar/default), or a directory
+    #[arg(long, value_name = "WHERE", default_value = "disk", env = "ASHLAR_ARENA")]
+    pub arena: ArenaChoice,
+}
+
+/// How to make an arena where there is none.
+#[derive(Args, Clone, Debug)]
+pub struct CreateArguments {
+    /// Bytes of data that a new arena holds, such as 512M or 64G; by default a modest part of what is free
+    #[arg(long, value_name = "SIZE")]
+    pub size: Option<Size>,
+    /// Run the flush instructions of persistent memory on a new arena in memory, to see what they cost
+    #[arg(long)]
+    pub emulate_pmem: bool,
+}
+
+/// `ashlar mount`.
+#[derive(Args, Debug)]
+pub struct MountArguments {
+    /// The directory to mount on
+    #[arg(value_name = "DIR")]
+    pub directory: PathBuf,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub arena: ArenaArgument,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub create: CreateArguments,
+    /// Mount for reading only
+    #[arg(short, long)]
+    pub read_only: bool,
+    /// Stay in the foreground until the file system is unmounted, or Ctrl-C is pressed
+    #[arg(short, long)]
+    pub foreground: bool,
+    /// Print nothing but errors
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+/// `ashlar umount`.
+#[derive(Args, Debug)]
+pub struct UmountArguments {
+    /// The directory that is mounted
+    #[arg(value_name = "DIR")]
+    pub directory: PathBuf,
+    /// Take it out of the tree now, and let programs that use it finish with it
+    #[arg(short, long)]
+    pub lazy: bool,
+    /// Print nothing but errors
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+/// `ashlar status`.
+#[derive(Args, Debug)]
+pub struct StatusArguments {
+    /// Only this arena; by default all that are mounted, and the default ones
+    #[arg(long, value_name = "WHERE", env = "ASHLAR_ARENA")]
+    pub arena: Option<ArenaChoice>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `ashlar fsck`.
+#[derive(Args, Debug)]
+pub struct FsckArguments {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub arena: ArenaArgument,
+    /// Repair what can be repaired; the arena must not be in use
+    #[arg(long)]
+    pub repair: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `ashlar daemon`.
+#[derive(Args, Debug)]
+pub struct DaemonArguments {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub arena: ArenaArgument,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub create: CreateArguments,
+    /// End when there was no session for so many seconds; without it, stay
+    #[arg(long, value_name = "N")]
+    pub linger_seconds: Option<u64>,
+    /// Become the leader of a session of its own, as background processes do
+    #[arg(long, hide = true)]
+    pub background: bool,
+}
+
+/// `ashlar shared-fs`.
+#[derive(Args, Debug)]
+pub struct SharedFsArguments {
+    /// The arena's directory
+    #[arg(long)]
+    pub arena: PathBuf,
+    /// End when there was no session for so many seconds
+    #[arg(long)]
+    pub linger_seconds: Option<u64>,
+}
+
+/// `ashlar mount-process`.
+#[derive(Args, Debug)]
+pub struct MountProcessArguments {
+    /// The directory to mount on
+    pub directory: PathBuf,
+    /// The arena's directory
+    #[arg(long)]
+    pub arena: PathBuf,
+    /// Mount for reading only
+    #[arg(long)]
+    pub read_only: bool,
+}
+
+/// `ashlar arena resize`.
+#[derive(Args, Debug)]
+pub struct ResizeArguments {
+    /// The new size, such as 64G
+    #[arg(value_name = "SIZE")]
+    pub size: Size,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub arena: ArenaArgument,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_grammar_is_sound() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn mount_reads_like_other_mount_commands() {
+        let arguments = Arguments::parse_from(["ashlar", "mount", "--arena", "memory", "--size", "1G", "-f", "/mnt"]);
+        let Verb::Mount(mount) = arguments.verb else { panic!("not a mount") };
+        assert!(mount.foreground && !mount.read_only);
+        assert_eq!(mount.arena.arena, ArenaChoice::Memory);
+        assert_eq!(mount.create.size, Some(Size(1 << 30)));
+    }
+
+    #[test]
+    fn a_flag_that_is_none_is_refused() {
+        let error = Arguments::try_parse_from(["ashlar", "mount", "--sized", "1G", "/mnt"]).expect_err("refused");
+        assert_eq!(error.exit_code(), 2);
+        assert!(error.to_string().contains("--size"), "the nearest flag is named: {error}");
+    }
+}

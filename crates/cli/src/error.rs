@@ -1,0 +1,188 @@
+//! What can go wrong, each with its next step.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use ashlar_daemon::{DaemonError, SupervisorError};
+use ashlar_fuse::MountError;
+use ashlar_libfs::ConnectError;
+use ashlar_pmem::ArenaError;
+use ashlar_store::StoreError;
+use ashlar_types::Errno;
+use ashlar_wire::WireError;
+use thiserror::Error;
+
+use crate::size::Size;
+
+/// Why a verb failed.
+#[derive(Debug, Error)]
+pub enum CliError {
+    /// Mounting takes root.
+    #[error("{what} takes root; run it as root, or with sudo")]
+    NotRoot {
+        /// What was tried.
+        what: &'static str,
+    },
+    /// No FUSE device.
+    #[error(
+        "there is no /dev/fuse, through which file systems are served; load the kernel's module with 'modprobe fuse' \
+         (in a container: start it with --device /dev/fuse --cap-add SYS_ADMIN)"
+    )]
+    NoFuseDevice,
+    /// The mount point is not there.
+    #[error("there is no directory {0}; make it with 'mkdir -p {path}'", path = .0.display())]
+    NoDirectory(PathBuf),
+    /// The mount point is no directory.
+    #[error("{0} is not a directory; name one to mount on")]
+    NotADirectory(PathBuf),
+    /// An Ashlar is mounted there already.
+    #[error("{0} is mounted already; 'ashlar status' shows it, 'ashlar umount {path}' unmounts it", path = .0.display())]
+    AlreadyMounted(PathBuf),
+    /// Nothing of ours is mounted there.
+    #[error("no Ashlar file system is mounted on {0}; 'ashlar status' lists those that are")]
+    NotMounted(PathBuf),
+    /// Programs use the mount.
+    #[error("{path} is busy{users}; end what uses it, or take it away with 'ashlar umount --lazy {path}'", path = .path.display())]
+    Busy {
+        /// The mount point.
+        path: PathBuf,
+        /// Who uses it, as far as it can be seen, as part of the sentence.
+        users: String,
+    },
+    /// The arena is held by a process that is not its daemon.
+    #[error("the arena {arena} is in use by process {pid} ({program}); wait for it, or end it with 'kill {pid}'", arena = .arena.display())]
+    ArenaInUse {
+        /// The arena.
+        arena: PathBuf,
+        /// Who holds it.
+        pid: u32,
+        /// Its name.
+        program: String,
+    },
+    /// The arena is of another version.
+    #[error(
+        "the arena {arena} has format version {found}, this ashlar ({program}) reads version {supported}; use the ashlar \
+         that made it, or another arena with --arena",
+        arena = .arena.display(), program = env!("CARGO_PKG_VERSION")
+    )]
+    WrongVersion {
+        /// The arena.
+        arena: PathBuf,
+        /// Version found.
+        found: u32,
+        /// Version that this program reads.
+        supported: u32,
+    },
+    /// There is no arena where one must be.
+    #[error("there is no arena in {0}; 'ashlar mount DIR --arena {path}' makes one", path = .0.display())]
+    NoArena(PathBuf),
+    /// No room for the arena.
+    #[error(
+        "there is no room for an arena of {wanted} in {arena} ({free} are free there); ask for less with --size, free \
+         some, or choose another place with --arena",
+        arena = .arena.display()
+    )]
+    NoSpace {
+        /// The arena.
+        arena: PathBuf,
+        /// Size wanted.
+        wanted: Size,
+        /// Free space.
+        free: Size,
+    },
+    /// Too small an arena.
+    #[error("an arena of {wanted} is too small; the smallest is {least}: ask for more with --size")]
+    TooSmall {
+        /// Size wanted.
+        wanted: Size,
+        /// The smallest one.
+        least: Size,
+    },
+    /// The socket's path is too long for the kernel.
+    #[error("the path {0} is too long to hold a socket; choose a shorter one with --arena")]
+    PathTooLong(PathBuf),
+    /// Another failure of an arena.
+    #[error("arena {arena}: {error}", arena = .arena.display())]
+    Arena {
+        /// The arena.
+        arena: PathBuf,
+        /// What it is.
+        error: ArenaError,
+    },
+    /// The metadata store can't be opened.
+    #[error("arena {arena}: {error}; 'ashlar fsck --arena {arena}' tells more", arena = .arena.display())]
+    Store {
+        /// The arena.
+        arena: PathBuf,
+        /// What it is.
+        error: StoreError,
+    },
+    /// The daemon did not come up.
+    #[error("the daemon did not start: {reason}; its log is {log}", log = .log.display())]
+    DaemonStart {
+        /// Its last words.
+        reason: String,
+        /// Its log.
+        log: PathBuf,
+    },
+    /// Nobody answers.
+    #[error("no daemon answers for the arena {0}; 'ashlar mount DIR' starts one, 'ashlar daemon' runs one")]
+    NoDaemon(PathBuf),
+    /// The daemon said no.
+    #[error("the daemon refused to {what}: {error}")]
+    Refused {
+        /// What was asked.
+        what: &'static str,
+        /// Its answer.
+        error: Errno,
+    },
+    /// The daemon answered nonsense: another version.
+    #[error("the daemon gave an answer that this ashlar does not understand; is it of another version? End it, and try again")]
+    Misunderstood,
+    /// The arena can't shrink so far.
+    #[error("the files in the arena need more than {0}; remove some, or choose a larger size")]
+    ShrinkTooFar(Size),
+    /// Repair of an arena that is in use.
+    #[error("the arena {0} is in use, and only one that is not can be repaired; unmount it first: 'ashlar umount DIR'")]
+    RepairInUse(PathBuf),
+    /// The mount process failed with these words.
+    #[error("{0}")]
+    MountProcess(String),
+    /// The mount failed.
+    #[error(transparent)]
+    Mount(#[from] MountError),
+    /// No session.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// SharedFS.
+    #[error(transparent)]
+    Daemon(#[from] DaemonError),
+    /// Its supervisor.
+    #[error(transparent)]
+    Supervisor(#[from] SupervisorError),
+    /// The connection to the daemon.
+    #[error("talking to the daemon failed: {0}; 'ashlar status' shows whether it runs")]
+    Wire(#[from] WireError),
+    /// The operating system.
+    #[error("{what}: {error}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        error: io::Error,
+    },
+}
+
+impl CliError {
+    /// For `map_err`: what was tried, for an error of the operating system.
+    pub fn system<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Self {
+        let what = what.into();
+        move |error| Self::System { what, error: error.into() }
+    }
+
+    /// The exit status.
+    pub fn exit_code(&self) -> ExitCode {
+        ExitCode::from(1)
+    }
+}

@@ -1,0 +1,205 @@
+//! Starting what runs in the background, and waiting for it.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use ashlar_pmem::{Arena, ArenaError};
+use ashlar_wire::{Connection, Reply, Request, StatusReply};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::arena::Place;
+use crate::error::CliError;
+use crate::progress;
+
+/// The daemon that a mount started ends by itself after so long without a session, in seconds.
+pub const LINGER_SECONDS: u64 = 10;
+/// A daemon that ends just now, or a process that looks at the arena, is waited for this long.
+const HANDOVER: Duration = Duration::from_secs(15);
+/// How often an event is looked for that nothing announces.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Asks the daemon of an arena; `None` where none answers.
+pub fn ask(place: &Place, request: &Request) -> Result<Option<Reply>, CliError> {
+    let Ok(mut connection) = Connection::connect(&place.socket()) else { return Ok(None) };
+    let (reply, _) = connection.call::<_, Reply>(request, &[])?;
+    Ok(Some(reply))
+}
+
+/// What the daemon of an arena says of itself; `None` where none answers.
+pub fn daemon_status(place: &Place) -> Result<Option<StatusReply>, CliError> {
+    match ask(place, &Request::Status)? {
+        None => Ok(None),
+        Some(Reply::Status(status)) => Ok(Some(*status)),
+        Some(_) => Err(CliError::Misunderstood),
+    }
+}
+
+/// Sees to it that a daemon serves the arena. Says whether it was started now.
+pub fn ensure_daemon(place: &Place) -> Result<(StatusReply, bool), CliError> {
+    let spinner = progress::spinner("starting the daemon");
+    let deadline = Instant::now() + HANDOVER;
+    let result = loop {
+        if let Ok(Some(status)) = daemon_status(place) {
+            break Ok((status, false));
+        }
+        match Arena::open(place.directory()) {
+            // Nobody has it, so the daemon can.
+            Ok(arena) => {
+                drop(arena);
+                break start_daemon(place).map(|status| (status, true));
+            }
+            // A daemon that starts or ends, or a check: it gets time to go, or to answer.
+            Err(ArenaError::InUse { .. }) if Instant::now() < deadline => std::thread::sleep(PAUSE * 10),
+            Err(error) => break Err(place.error(error)),
+        }
+    };
+    spinner.finish_and_clear();
+    result
+}
+
+fn start_daemon(place: &Place) -> Result<StatusReply, CliError> {
+    let (log, said_before) = open_log(&place.daemon_log())?;
+    let mut child = Command::new(this_program()?)
+        .args(["daemon", "--background", "--linger-seconds", &LINGER_SECONDS.to_string(), "--arena"])
+        .arg(place.directory())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .map_err(CliError::system("starting the daemon"))?;
+    loop {
+        // Recovery of long logs takes its time: as long as the daemon lives, it's on its way.
+        if let Ok(Some(status)) = daemon_status(place) {
+            return Ok(status);
+        }
+        if let Some(status) = child.try_wait().map_err(CliError::system("waiting for the daemon"))? {
+            let reason = last_words(&place.daemon_log(), said_before).unwrap_or_else(|| format!("it ended with {status}"));
+            return Err(CliError::DaemonStart { reason, log: place.daemon_log() });
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Opens a log to append to, and says how long it is.
+pub fn open_log(path: &Path) -> Result<(File, u64), CliError> {
+    let open = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
+    let log = open.map_err(CliError::system(format!("opening the log {}", path.display())))?;
+    let length = log.metadata().map_or(0, |metadata| metadata.len());
+    Ok((log, length))
+}
+
+/// The last complaint for people in a log, behind `from`. The log's other lines are structured.
+fn last_words(path: &Path, from: u64) -> Option<String> {
+    let mut log = File::open(path).ok()?;
+    log.seek(SeekFrom::Start(from)).ok()?;
+    let mut text = Vec::new();
+    log.read_to_end(&mut text).ok()?;
+    complaint(&String::from_utf8_lossy(&text))
+}
+
+fn complaint(text: &str) -> Option<String> {
+    // The supervisor's complaint repeats that its child failed; the first one is the child's own, with the cause.
+    text.lines().find_map(|line| line.strip_prefix("ashlar: ")).map(str::to_owned)
+}
+
+/// Starts a process in the background that says on its standard output either `ready` or what is wrong.
+pub fn start_reporting(command: &mut Command, log: &Path) -> Result<Child, CliError> {
+    let (log_file, _) = open_log(log)?;
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(log_file)
+        .spawn()
+        .map_err(CliError::system("starting the process behind the mount"))?;
+    let mut said = String::new();
+    if let Some(output) = child.stdout.take() {
+        BufReader::new(output).read_line(&mut said).map_err(CliError::system("listening to the process behind the mount"))?;
+    }
+    match said.trim_end() {
+        READY => Ok(child),
+        "" => {
+            let status = child.wait().map_err(CliError::system("waiting for the process behind the mount"))?;
+            Err(CliError::MountProcess(format!("the process behind the mount ended with {status}; its log is {}", log.display())))
+        }
+        words => {
+            // It ends by itself now.
+            let _ = child.wait();
+            Err(CliError::MountProcess(words.to_owned()))
+        }
+    }
+}
+
+/// What a background process says when it has come so far.
+pub const READY: &str = "ready";
+
+/// This very program.
+pub fn this_program() -> Result<std::path::PathBuf, CliError> {
+    std::env::current_exe().map_err(CliError::system("finding the ashlar program itself"))
+}
+
+/// Makes this process the leader of a session of its own, so that the end of the terminal is not its end.
+pub fn leave_terminal() -> Result<(), CliError> {
+    rustix::process::setsid().map_err(CliError::system("leaving the terminal"))?;
+    // A background process must not keep a directory busy that someone wants to unmount.
+    std::env::set_current_dir("/").map_err(CliError::system("leaving the directory"))
+}
+
+/// A process that is waited for, whoever its parent is.
+#[derive(Debug)]
+pub struct Awaited(Option<rustix::fd::OwnedFd>);
+
+impl Awaited {
+    /// Takes hold of the process `pid`.
+    pub fn new(pid: u32) -> Self {
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        Self(pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()))
+    }
+
+    /// Waits for its end; a process that was gone already has ended.
+    pub fn wait(&self) -> io::Result<()> {
+        let Some(process) = &self.0 else { return Ok(()) };
+        loop {
+            match poll(&mut [PollFd::new(process, PollFlags::IN)], None) {
+                Ok(_) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_complaint_in_a_log_is_the_cause() {
+        let log = "{\"level\":\"INFO\"}\nashlar: no room\nashlar: SharedFS gave up: exit status: 1\n";
+        assert_eq!(complaint(log).as_deref(), Some("no room"));
+        assert_eq!(complaint("{}\n"), None);
+    }
+
+    #[test]
+    fn processes_of_anybody_can_be_waited_for() {
+        let mut child = Command::new("true").spawn().expect("started");
+        let awaited = Awaited::new(child.id());
+        awaited.wait().expect("ended");
+        assert!(child.wait().expect("reaped").success());
+        Awaited::new(child.id()).wait().expect("gone processes have ended");
+    }
+
+    #[test]
+    fn what_a_background_process_says_is_handed_on() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let log = directory.path().join("log");
+        let run = |script: &str| start_reporting(Command::new("sh").args(["-c", script]), &log);
+        assert!(run("echo ready").expect("ready").wait().expect("ended").success());
+        assert!(matches!(run("echo no such thing; exit 1"), Err(CliError::MountProcess(words)) if words == "no such thing"));
+        assert!(matches!(run("exit 3"), Err(CliError::MountProcess(words)) if words.contains("exit status: 3")));
+    }
+}

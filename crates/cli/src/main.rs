@@ -1,0 +1,59 @@
+//! The `ashlar` command: one binary, one verb for each thing that a person does.
+//!
+//! Purpose: turn what was typed into calls of the crates below, start what must run in the background, and say in plain
+//! words what happened, where everything is, and what to do next when something is in the way.
+//!
+//! Invariants:
+//! - `ashlar mount DIR` needs nothing prepared and nothing running; `ashlar umount DIR` leaves nothing running.
+//! - Output for people goes to standard output, complaints and progress to standard error; `--json` prints one document.
+//! - Every error names its subject and the next step; the exit status is 0, 1 (failed) or 2 (wrong usage); `fsck` has
+//!   the exit statuses of fsck(8).
+//!
+//! Non-goals: deciding anything about files: that is SharedFS's and LibFS's.
+//!
+//! Source: DESIGN §3; `docs/architecture.md`, section "Processes".
+#![forbid(unsafe_code)]
+
+mod arena;
+mod arguments;
+mod check;
+mod daemon;
+mod error;
+mod launch;
+mod mount;
+mod mount_process;
+mod mounts;
+mod progress;
+mod resize;
+mod size;
+mod status;
+mod table;
+mod umount;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::arguments::{Arguments, ArenaVerb, Verb};
+use crate::error::CliError;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let result = match &arguments.verb {
+        Verb::Mount(mount) => mount::run(mount),
+        Verb::Umount(umount) => umount::run(umount),
+        Verb::Status(status) => status::run(status),
+        Verb::Fsck(fsck) => check::run(fsck),
+        Verb::Daemon(daemon) => daemon::run(daemon),
+        Verb::Arena(ArenaVerb::Resize(resize)) => resize::run(resize),
+        Verb::SharedFs(shared) => daemon::run_shared_fs(shared),
+        Verb::MountProcess(mount) => mount_process::run(mount),
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("ashlar: {error}");
+            error.exit_code()
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! Which Ashlar file systems are mounted, and on whose behalf.
+//!
+//! The kernel's table (`/proc/self/mountinfo`) says what is mounted. Which arena and which process stand behind a mount
+//! is written down by that process in `/run/ashlar/PROCESS.json`; a record whose process is gone is removed by whoever
+//! finds it.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::CliError;
+
+const RECORDS: &str = "/run/ashlar";
+const FILE_SYSTEM_TYPE: &str = "fuse.ashlar";
+
+/// A mount and who stands behind it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountRecord {
+    /// Where it is mounted.
+    pub directory: PathBuf,
+    /// Its arena.
+    pub arena: PathBuf,
+    /// The process that serves it.
+    pub pid: u32,
+}
+
+impl MountRecord {
+    /// Writes it down for `status` and `umount`.
+    pub fn write(&self) -> Result<(), CliError> {
+        let path = self.path();
+        fs::create_dir_all(RECORDS).map_err(CliError::system(format!("making {RECORDS}")))?;
+        let text = serde_json::to_vec(self).map_err(CliError::system(format!("writing {}", path.display())))?;
+        fs::write(&path, text).map_err(CliError::system(format!("writing {}", path.display())))
+    }
+
+    /// Removes it.
+    pub fn remove(&self) {
+        // One that stays is removed by whoever finds its process gone.
+        let _ = fs::remove_file(self.path());
+    }
+
+    fn path(&self) -> PathBuf {
+        Path::new(RECORDS).join(format!("{}.json", self.pid))
+    }
+
+    fn is_alive(&self) -> bool {
+        // The process may be gone and its number taken by another program.
+        fs::read(format!("/proc/{}/cmdline", self.pid))
+            .is_ok_and(|line| line.split(|&byte| byte == 0).any(|word| word == b"mount-process" || word == b"mount"))
+    }
+}
+
+/// All records of mounts whose processes live.
+pub fn records() -> Vec<MountRecord> {
+    let Ok(files) = fs::read_dir(RECORDS) else { return Vec::new() };
+    let mut records = Vec::new();
+    for file in files.flatten() {
+        let Some(record) = fs::read(file.path()).ok().and_then(|text| serde_json::from_slice::<MountRecord>(&text).ok())
+        else {
+            continue;
+        };
+        if record.is_alive() {
+            records.push(record);
+        } else {
+            record.remove();
+        }
+    }
+    records.sort_by(|a, b| a.directory.cmp(&b.directory));
+    records
+}
+
+/// Who stands behind the mount on `directory`.
+pub fn record_of(directory: &Path) -> Option<MountRecord> {
+    records().into_iter().find(|record| record.directory == directory)
+}
+
+/// Whether the topmost file system on `directory` is an Ashlar.
+pub fn is_mounted(directory: &Path) -> bool {
+    fs::read(format!("/proc/{}/mountinfo", std::process::id())).is_ok_and(|table| is_mounted_in(&table, directory))
+}
+
+fn is_mounted_in(table: &[u8], directory: &Path) -> bool {
+    let mounts = table.split(|&byte| byte == b'\n').filter_map(parse);
+    mounts.filter(|(point, _)| point == directory).last().is_some_and(|(_, kind)| kind == FILE_SYSTEM_TYPE.as_bytes())
+}
+
+/// Mount point and type of a line of mountinfo: `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw`.
+fn parse(line: &[u8]) -> Option<(PathBuf, Vec<u8>)> {
+    let mut words = line.split(|&byte| byte == b' ');
+    let point = words.nth(4)?;
+    let kind = words.skip_while(|word| *word != b"-").nth(1)?;
+    Some((PathBuf::from(OsString::from_vec(unescape(point))), kind.to_vec()))
+}
+
+/// Blanks and backslashes stand as three octal digits behind a backslash.
+fn unescape(word: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(word.len());
+    let mut rest = word;
+    while let Some((&first, tail)) = rest.split_first() {
+        let octal = tail.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
+        match octal.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) if first == b'\\' => {
+                bytes.push(byte);
+                rest = &tail[3..];
+            }
+            _ => {
+                bytes.push(first);
+                rest = tail;
+            }
+        }
+    }
+    bytes
+}
+
+/// The path of `directory` as the kernel's table has it, without a look at what is mounted on it, which may be dead.
+pub fn resolve(directory: &Path) -> Result<PathBuf, CliError> {
+    let absolute = std::path::absolute(directory).map_err(CliError::system("finding the current directory"))?;
+    let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else { return Ok(absolute) };
+    let parent = fs::canonicalize(parent).map_err(|_| CliError::NoDirectory(directory.to_owned()))?;
+    let path = parent.join(name);
+    // A symbolic link to a directory is followed; what does not answer is taken as it stands.
+    Ok(match fs::symlink_metadata(&path) {
+        Ok(metadata) if metadata.is_symlink() || name == ".." => fs::canonicalize(&path).unwrap_or(path),
+        _ => path,
+    })
+}
+
+/// Programs whose files, working directory or root lie under `directory`, a few of them, as part of a sentence.
+pub fn users_of(directory: &Path) -> String {
+    const SHOWN: usize = 5;
+    let mut users = Vec::new();
+    let Ok(processes) = fs::read_dir("/proc") else { return String::new() };
+    for process in processes.flatten() {
+        let name = process.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let links = ["cwd", "root", "exe"].map(|link| process.path().join(link)).into_iter();
+        let descriptors = fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten().map(|fd| fd.path());
+        if links.chain(descriptors).any(|link| fs::read_link(link).is_ok_and(|path| path.starts_with(directory))) {
+            users.push(format!("{} (process {pid})", crate::arena::program_of(pid)));
+        }
+        if users.len() == SHOWN {
+            break;
+        }
+    }
+    if users.is_empty() { String::new() } else { format!(": used by {}", users.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &[u8] = b"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n\
+        40 22 0:40 / /mnt/a\\040b rw,nosuid - fuse.ashlar ashlar rw\n\
+        41 22 0:41 / /mnt/c rw shared:1 master:2 - fuse.ashlar ashlar rw\n\
+        42 22 0:42 / /mnt/c rw - tmpfs none rw\n";
+
+    #[test]
+    fn the_topmost_mount_counts_and_names_are_unescaped() {
+        assert!(is_mounted_in(TABLE, Path::new("/mnt/a b")));
+        assert!(!is_mounted_in(TABLE, Path::new("/mnt/c")), "a tmpfs lies on it");
+        assert!(!is_mounted_in(TABLE, Path::new("/mnt")));
+        assert!(!is_mounted_in(TABLE, Path::new("/")));
+        assert!(!is_mounted_in(b"garbage\n\n1 2 3", Path::new("/")));
+    }
+
+    #[test]
+    fn names_are_made_whole_without_touching_the_mount() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let real = fs::canonicalize(directory.path()).expect("its real path");
+        std::os::unix::fs::symlink(&real, real.join("link")).expect("a link");
+        assert_eq!(resolve(&real.join("x")).expect("resolved"), real.join("x"));
+        assert_eq!(resolve(&real.join("link")).expect("resolved"), real);
+        assert!(matches!(resolve(&real.join("none/x")), Err(CliError::NoDirectory(_))));
+    }
+}

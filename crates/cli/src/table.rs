@@ -1,0 +1,57 @@
+//! Aligned columns.
+
+/// Lays out `rows` below `header`, columns as wide as their widest cell, two spaces between; the last column is not
+/// padded. A column whose cells are all numbers, sizes or shares is aligned to the right.
+pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
+        cells.chain([header[column].len()]).max().unwrap_or(0)
+    };
+    let is_number = |column: usize| {
+        let mut cells = rows.iter().filter_map(|row| row.get(column)).peekable();
+        cells.peek().is_some() && cells.all(|cell| cell.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    let columns: Vec<_> = (0..header.len()).map(|column| (width(column), is_number(column))).collect();
+    let line = |cells: &mut dyn Iterator<Item = &str>| {
+        let mut text = String::new();
+        for (cell, (width, right)) in cells.zip(&columns) {
+            let pad = " ".repeat(width.saturating_sub(cell.chars().count()));
+            text += &if *right { format!("{pad}{cell}  ") } else { format!("{cell}{pad}  ") };
+        }
+        text.trim_end().to_owned() + "\n"
+    };
+    let mut text = line(&mut header.iter().copied());
+    for row in rows {
+        text += &line(&mut row.iter().map(String::as_str));
+    }
+    text
+}
+
+/// A number with its thousands apart.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_stand_to_the_right_and_words_to_the_left() {
+        let rows = vec![vec!["7".into(), "mount".into()], vec!["12,000".into(), "a".into()]];
+        assert_eq!(table(&["N", "KIND"], &rows), "     N  KIND\n     7  mount\n12,000  a\n");
+    }
+
+    #[test]
+    fn thousands_are_kept_apart() {
+        assert_eq!([0, 999, 1000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
+    }
+}

@@ -1,0 +1,60 @@
+//! What SharedFS is told at its start.
+
+use std::path::PathBuf;
+
+/// Bytes of a log on a large arena.
+const LOG_BYTES_DEFAULT: u64 = 64 << 20;
+/// The smallest log: it must hold the longest record and leave room to digest beside it.
+const LOG_BYTES_MIN: u64 = 4 << 20;
+
+/// How to run SharedFS.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The arena's directory, which must have been made.
+    pub arena: PathBuf,
+    /// Where to listen; `ARENA/socket` by default.
+    pub socket: PathBuf,
+    /// Bytes of each session's log; a small arena gets smaller ones (an eighth of it, 4 MiB at least).
+    pub log_bytes: u64,
+    /// Milliseconds for which a mount's kernel may believe what it was told.
+    pub cache_ttl_ms: u64,
+    /// Microseconds for which a fresh lease isn't revoked, so that its holder gets something done.
+    pub lease_hold_us: u64,
+    /// End when there was no session for so many seconds; `None`: stay.
+    pub linger_seconds: Option<u64>,
+}
+
+impl Config {
+    /// The defaults for an arena.
+    #[must_use]
+    pub fn new(arena: impl Into<PathBuf>) -> Self {
+        let arena = arena.into();
+        Self {
+            socket: arena.join("socket"),
+            arena,
+            log_bytes: LOG_BYTES_DEFAULT,
+            cache_ttl_ms: 1000,
+            lease_hold_us: 0,
+            linger_seconds: None,
+        }
+    }
+
+    /// Bytes of a log on an arena of `arena_bytes`.
+    pub(crate) fn log_bytes_for(&self, arena_bytes: u64) -> u64 {
+        self.log_bytes.min(arena_bytes / 8).max(LOG_BYTES_MIN) / 4096 * 4096
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_arenas_get_small_logs() {
+        let config = Config::new("/arena");
+        assert_eq!(config.log_bytes_for(1 << 40), 64 << 20);
+        assert_eq!(config.log_bytes_for(64 << 20), 8 << 20);
+        assert_eq!(config.log_bytes_for(16 << 20), 4 << 20);
+        assert_eq!(config.socket, PathBuf::from("/arena/socket"));
+    }
+}

@@ -1,0 +1,235 @@
+//! Who a session's process is, and how SharedFS knows it again after its own restart.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use ashlar_pmem::{OutOfBounds, Persistent};
+use ashlar_types::{Credentials, SessionId};
+use ashlar_wire::SessionKind;
+use rustix::process::{pidfd_open, Pid, PidfdFlags};
+
+/// The most groups that a session may have: as many as the identity page holds.
+pub const GROUPS_MAX: usize = 256;
+/// The longest label that is kept, in bytes.
+const LABEL_BYTES_MAX: usize = 256;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"ASHLIDN1");
+const AT_MAGIC: u64 = 64;
+const AT_PROCESS: u64 = 72;
+const AT_START: u64 = 80;
+const AT_BOOT: u64 = 88;
+const AT_USER: u64 = 104;
+const AT_SHAPE: u64 = 112;
+const AT_GROUPS: u64 = 128;
+const AT_LABEL: u64 = AT_GROUPS + 4 * GROUPS_MAX as u64;
+const _: () = assert!(AT_LABEL + LABEL_BYTES_MAX as u64 <= 2048, "the account stands behind the identity");
+
+/// A process, so exactly that a number used again is not taken for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Its number.
+    pub pid: u32,
+    /// When it started, in clock ticks since boot.
+    pub start_ticks: u64,
+    /// In which boot of the machine.
+    pub boot: [u8; 16],
+}
+
+impl Process {
+    /// The process that has the number now; `None` if none has.
+    pub fn find(pid: u32) -> Option<Self> {
+        Some(Self { pid, start_ticks: start_ticks(pid)?, boot: boot_id() })
+    }
+
+    /// A descriptor that becomes readable when the process ends; `None` if it's gone.
+    pub fn open(&self) -> Option<OwnedFd> {
+        if self.boot != boot_id() {
+            return None;
+        }
+        let pidfd = pidfd_open(Pid::from_raw(i32::try_from(self.pid).ok()?)?, PidfdFlags::empty()).ok()?;
+        // Looked at after the descriptor was opened: the number can't pass to another process unnoticed.
+        (start_ticks(self.pid) == Some(self.start_ticks) && !has_ended(&pidfd)).then_some(pidfd)
+    }
+
+    /// Whether it ran in this boot of the machine, so that what it wrote to memory is all there.
+    pub fn is_of_this_boot(&self) -> bool {
+        self.boot == boot_id()
+    }
+}
+
+/// Whether the process of a pidfd has ended.
+pub fn has_ended(pidfd: &OwnedFd) -> bool {
+    use rustix::event::{poll, PollFd, PollFlags, Timespec};
+    let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+    matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(count) if count > 0)
+}
+
+/// Field 22 of `/proc/PID/stat`; a zombie counts as gone. The second field may hold anything, so the count starts behind
+/// its last parenthesis.
+fn start_ticks(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
+    if matches!(fields.next()?, "Z" | "X") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+fn boot_id() -> [u8; 16] {
+    static BOOT: std::sync::OnceLock<[u8; 16]> = std::sync::OnceLock::new();
+    *BOOT.get_or_init(|| {
+        let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let digits: Vec<u8> = text.bytes().filter_map(|c| (c as char).to_digit(16).map(|d| d as u8)).collect();
+        let mut id = [0; 16];
+        for (byte, pair) in id.iter_mut().zip(digits.chunks_exact(2)) {
+            *byte = pair[0] << 4 | pair[1];
+        }
+        id
+    })
+}
+
+/// A session as SharedFS knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Its process.
+    pub process: Process,
+    /// Effective user.
+    pub uid: u32,
+    /// Effective group.
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+    /// What it is.
+    pub kind: SessionKind,
+    /// Mount point, or program.
+    pub label: String,
+}
+
+impl Identity {
+    /// The identity of a socket's peer. Everything comes from the kernel but the label.
+    ///
+    /// # Errors
+    /// A sentence for people where the peer can't be served.
+    pub fn of_peer(socket: impl AsFd, kind: SessionKind, label: &str) -> Result<Self, String> {
+        let peer = rustix::net::sockopt::socket_peercred(socket)
+            .map_err(|error| format!("the kernel does not tell who asks: {}", io::Error::from(error)))?;
+        let pid = peer.pid.as_raw_nonzero().get().unsigned_abs();
+        let gone = || format!("process {pid} cannot be seen from here; run the daemon in the same PID namespace");
+        let process = Process::find(pid).ok_or_else(gone)?;
+        let groups = groups(pid).ok_or_else(gone)?;
+        if groups.len() > GROUPS_MAX {
+            return Err(format!("the process is in {} groups; at most {GROUPS_MAX} are supported", groups.len()));
+        }
+        let (uid, gid) = (peer.uid.as_raw(), peer.gid.as_raw());
+        if kind == SessionKind::Mount && uid != 0 {
+            return Err("only root may serve a mount, as it acts for all users".into());
+        }
+        let cut = label.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|&end| end <= LABEL_BYTES_MAX).last();
+        Ok(Self { process, uid, gid, groups, kind, label: label[..cut.unwrap_or(0)].to_owned() })
+    }
+
+    /// Under which rights its records are judged: a mount's were judged by its kernel.
+    pub fn credentials(&self) -> Credentials {
+        Credentials {
+            uid: self.uid,
+            gid: self.gid,
+            groups: self.groups.clone(),
+            checked: self.kind == SessionKind::Mount,
+        }
+    }
+
+    /// Writes it into a lease table's first page; the magic goes last, so half an identity is none.
+    pub fn store(&self, page: &impl Persistent) -> Result<(), OutOfBounds> {
+        page.store_u64(AT_PROCESS, u64::from(self.process.pid))?;
+        page.store_u64(AT_START, self.process.start_ticks)?;
+        page.store(AT_BOOT, &self.process.boot)?;
+        page.store_u64(AT_USER, u64::from(self.gid) << 32 | u64::from(self.uid))?;
+        let kind = u64::from(self.kind == SessionKind::Mount);
+        page.store_u64(AT_SHAPE, kind << 32 | (self.label.len() as u64) << 16 | self.groups.len() as u64)?;
+        let groups: Vec<u8> = self.groups.iter().flat_map(|group| group.to_le_bytes()).collect();
+        page.store(AT_GROUPS, &groups)?;
+        page.store(AT_LABEL, self.label.as_bytes())?;
+        page.flush(AT_MAGIC, 2048 - AT_MAGIC)?;
+        page.fence();
+        page.store_u64(AT_MAGIC, MAGIC)?;
+        page.flush(AT_MAGIC, 8)?;
+        page.fence();
+        Ok(())
+    }
+
+    /// Reads it from a lease table's first page; `None` where there is none.
+    pub fn load(page: &impl Persistent) -> Option<Self> {
+        if page.load_u64(AT_MAGIC).ok()? != MAGIC {
+            return None;
+        }
+        let (user, shape) = (page.load_u64(AT_USER).ok()?, page.load_u64(AT_SHAPE).ok()?);
+        let (group_count, label_bytes) = ((shape & 0xffff) as usize, (shape >> 16 & 0xffff) as usize);
+        if group_count > GROUPS_MAX || label_bytes > LABEL_BYTES_MAX {
+            return None;
+        }
+        let mut boot = [0; 16];
+        page.load(AT_BOOT, &mut boot).ok()?;
+        let (mut groups, mut label) = (vec![0; 4 * group_count], vec![0; label_bytes]);
+        page.load(AT_GROUPS, &mut groups).ok()?;
+        page.load(AT_LABEL, &mut label).ok()?;
+        Some(Self {
+            process: Process {
+                pid: page.load_u64(AT_PROCESS).ok()? as u32,
+                start_ticks: page.load_u64(AT_START).ok()?,
+                boot,
+            },
+            uid: user as u32,
+            gid: (user >> 32) as u32,
+            groups: groups.chunks_exact(4).map(|g| u32::from_le_bytes([g[0], g[1], g[2], g[3]])).collect(),
+            kind: if shape >> 32 & 1 == 1 { SessionKind::Mount } else { SessionKind::Process },
+            label: String::from_utf8(label).ok()?,
+        })
+    }
+}
+
+fn groups(pid: u32) -> Option<Vec<u32>> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("Groups:"))?;
+    line.split_ascii_whitespace().map(|group| group.parse().ok()).collect()
+}
+
+/// A secret that proves a connection to belong to a session.
+pub fn fresh_token(session: SessionId) -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    fs::File::open("/dev/urandom").and_then(|mut random| io::Read::read_exact(&mut random, &mut bytes))?;
+    // Never zero, which a table that was not formatted holds.
+    Ok(u64::from_le_bytes(bytes) | 1 << (session.0 % 64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    fn page() -> impl Persistent {
+        ashlar_pmem::CrashTwin::new(ashlar_pmem::CrashMedium::Pages, 4096)
+    }
+
+    #[test]
+    fn an_identity_is_read_back_as_it_was_written() {
+        let (one, _two) = UnixStream::pair().expect("sockets");
+        let label = format!("{}é", "x".repeat(LABEL_BYTES_MAX - 1));
+        let mut identity = Identity::of_peer(&one, SessionKind::Process, &label).expect("this very process");
+        assert_eq!(identity.process.pid, std::process::id());
+        assert_eq!(identity.label.len(), LABEL_BYTES_MAX - 1, "cut between characters");
+        identity.groups = (0..GROUPS_MAX as u32).collect();
+        let page = page();
+        assert_eq!(Identity::load(&page), None);
+        identity.store(&page).expect("stored");
+        assert_eq!(Identity::load(&page), Some(identity));
+    }
+
+    #[test]
+    fn a_process_number_used_again_is_not_taken_for_the_old_process() {
+        let me = Process::find(std::process::id()).expect("this process");
+        assert!(me.open().is_some());
+        assert!(Process { start_ticks: me.start_ticks + 1, ..me }.open().is_none());
+        assert!(Process { boot: [0; 16], ..me }.open().is_none());
+    }
+}

@@ -1,0 +1,180 @@
+//! What SharedFS must know of a session after its own restart, in the first page of the session's lease table, which the
+//! session can only read. Each fact is one word, or guarded by one, so a kill between two stores never shows half a fact.
+//!
+//! ```text
+//!   64  identity                                                              (`identity.rs`)
+//! 2048  validated:8                       records before it were judged under the leases of their time
+//! 2056  granted blocks:8  metadata:8      credit granted so far, less what was recalled
+//! 2112  4 times  position+1:8 blocks:8 metadata:8 unused:8   cost of all records before the position
+//! 2304  128 times  first inode << 16 | count                 inode numbers granted, oldest overwritten
+//! ```
+
+use ashlar_pmem::{OutOfBounds, Persistent};
+use ashlar_types::{InodeId, LogPosition};
+use ashlar_wire::Credit;
+
+const VALIDATED: u64 = 2048;
+const GRANTED_BLOCKS: u64 = 2056;
+const GRANTED_METADATA: u64 = 2064;
+const COSTS: u64 = 2112;
+const COST_SLOTS: u64 = 4;
+const COST_BYTES: u64 = 32;
+const RANGES: u64 = 2304;
+const RANGE_SLOTS: u64 = 128;
+const _: () = assert!(COSTS + COST_SLOTS * COST_BYTES <= RANGES && RANGES + 8 * RANGE_SLOTS <= 4096);
+
+/// The most inode numbers in one range: the count must fit 16 bits.
+pub const RANGE_MAX: u64 = 0xffff;
+
+/// The position before which records were judged under the leases of their time.
+pub fn validated(page: &impl Persistent) -> LogPosition {
+    LogPosition(page.load_u64(VALIDATED).unwrap_or(0))
+}
+
+/// Notes that position.
+pub fn set_validated(page: &impl Persistent, position: LogPosition) -> Result<(), OutOfBounds> {
+    page.store_u64(VALIDATED, position.0)
+}
+
+/// The credit granted, less what was recalled.
+pub fn granted(page: &impl Persistent) -> Credit {
+    Credit {
+        blocks: page.load_u64(GRANTED_BLOCKS).unwrap_or(0),
+        metadata_bytes: page.load_u64(GRANTED_METADATA).unwrap_or(0),
+    }
+}
+
+/// Notes that credit. A grant is noted before the session sees it, a recall after: a kill in between errs to the session's good.
+pub fn set_granted(page: &impl Persistent, credit: Credit) -> Result<(), OutOfBounds> {
+    page.store_u64(GRANTED_BLOCKS, credit.blocks)?;
+    page.store_u64(GRANTED_METADATA, credit.metadata_bytes)
+}
+
+/// The cost of all records before a position that was about to be committed; `None` where none was noted for it.
+pub fn cost_at(page: &impl Persistent, position: LogPosition) -> Option<Credit> {
+    if position.0 == 0 {
+        return Some(Credit::default());
+    }
+    (0..COST_SLOTS).map(|slot| COSTS + slot * COST_BYTES).find_map(|at| {
+        (page.load_u64(at).ok()? == position.0 + 1)
+            .then(|| Some(Credit { blocks: page.load_u64(at + 8).ok()?, metadata_bytes: page.load_u64(at + 16).ok()? }))
+            .flatten()
+    })
+}
+
+/// Notes the cost before a commit up to `position` begins. The slot of the last commit stays: which of the two the store
+/// holds after a kill is not known yet.
+pub fn set_cost_at(page: &impl Persistent, position: LogPosition, cost: Credit) -> Result<(), OutOfBounds> {
+    if cost_at(page, position).is_some() {
+        return Ok(());
+    }
+    let mut oldest = COSTS;
+    for slot in 1..COST_SLOTS {
+        let at = COSTS + slot * COST_BYTES;
+        if page.load_u64(at)? < page.load_u64(oldest)? {
+            oldest = at;
+        }
+    }
+    page.store_u64(oldest, 0)?;
+    page.store_u64(oldest + 8, cost.blocks)?;
+    page.store_u64(oldest + 16, cost.metadata_bytes)?;
+    page.store_u64(oldest, position.0 + 1)
+}
+
+/// The inode numbers that a session may give to what it makes.
+#[derive(Debug, Default)]
+pub struct InodeRanges {
+    /// First and count by slot of the page.
+    slots: Vec<(u64, u64)>,
+    next: usize,
+}
+
+impl InodeRanges {
+    /// Reads them from the page. Numbers only grow, so the newest is the largest.
+    pub fn load(page: &impl Persistent) -> Self {
+        let slots: Vec<_> = (0..RANGE_SLOTS)
+            .map_while(|slot| page.load_u64(RANGES + 8 * slot).ok().filter(|&word| word != 0))
+            .map(|word| (word >> 16, word & RANGE_MAX))
+            .collect();
+        let newest = (0..slots.len()).max_by_key(|&slot| slots[slot].0);
+        Self { next: newest.map_or(0, |slot| (slot + 1) % RANGE_SLOTS as usize), slots }
+    }
+
+    /// Whether the next range takes the place of an old one, whose numbers are then refused: the log must be applied first.
+    pub fn is_full(&self) -> bool {
+        self.slots.len() == RANGE_SLOTS as usize
+    }
+
+    /// Adds a range, in the page first.
+    pub fn add(&mut self, page: &impl Persistent, first: InodeId, count: u64) -> Result<(), OutOfBounds> {
+        let last = (self.next + RANGE_SLOTS as usize - 1) % RANGE_SLOTS as usize;
+        let grown = self.slots.get(last).filter(|(f, c)| f + c == first.0 && c + count <= RANGE_MAX).copied();
+        let (slot, range) = grown.map_or((self.next, (first.0, count)), |(f, c)| (last, (f, c + count)));
+        page.store_u64(RANGES + 8 * slot as u64, range.0 << 16 | range.1)?;
+        if slot == self.slots.len() {
+            self.slots.push(range);
+        } else {
+            self.slots[slot] = range;
+        }
+        if grown.is_none() {
+            self.next = (self.next + 1) % RANGE_SLOTS as usize;
+        }
+        Ok(())
+    }
+
+    /// Whether the number was granted.
+    pub fn contains(&self, inode: InodeId) -> bool {
+        self.slots.iter().any(|&(first, count)| inode.0 >= first && inode.0 - first < count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ashlar_pmem::{CrashMedium, CrashTwin};
+
+    fn page() -> CrashTwin {
+        CrashTwin::new(CrashMedium::Pages, 4096)
+    }
+
+    #[test]
+    fn ranges_survive_and_the_oldest_gives_way() {
+        let page = page();
+        let mut ranges = InodeRanges::load(&page);
+        for n in 0..200 {
+            ranges.add(&page, InodeId(1000 + n * 20), 10).expect("added");
+        }
+        for ranges in [ranges, InodeRanges::load(&page)] {
+            assert!(ranges.is_full());
+            assert!(ranges.contains(InodeId(1000 + 199 * 20 + 9)));
+            assert!(!ranges.contains(InodeId(1000 + 199 * 20 + 10)));
+            assert!(ranges.contains(InodeId(1000 + 72 * 20)));
+            assert!(!ranges.contains(InodeId(1000 + 71 * 20)), "the oldest is gone");
+        }
+        let mut again = InodeRanges::load(&page);
+        again.add(&page, InodeId(9000), 5).expect("added");
+        assert!(!again.contains(InodeId(1000 + 72 * 20)) && again.contains(InodeId(9004)));
+    }
+
+    #[test]
+    fn neighbours_take_one_slot() {
+        let page = page();
+        let mut ranges = InodeRanges::load(&page);
+        for n in 0..100 {
+            ranges.add(&page, InodeId(16 + n * 4096), 4096).expect("added");
+        }
+        assert!(ranges.slots.len() < 8 && InodeRanges::load(&page).contains(InodeId(16 + 100 * 4096 - 1)));
+    }
+
+    #[test]
+    fn the_cost_of_both_the_last_and_the_coming_commit_is_known() {
+        let page = page();
+        for n in 1..50 {
+            let cost = Credit { blocks: n, metadata_bytes: 2 * n };
+            set_cost_at(&page, LogPosition(n * 100), cost).expect("noted");
+            assert_eq!(cost_at(&page, LogPosition(n * 100)), Some(cost));
+            assert_eq!(cost_at(&page, LogPosition((n - 1) * 100)).map(|c| c.blocks), Some(n - 1));
+        }
+        assert_eq!(cost_at(&page, LogPosition(7)), None);
+    }
+}

@@ -1,0 +1,236 @@
+//! One session: its files, its memory, and what SharedFS knows of it.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use ashlar_log::{Log, OpenError};
+use ashlar_pmem::{Arena, ArenaError, MapError, Mapping, MappingAccess, OutOfBounds, Persistent, SessionFile};
+use ashlar_types::{Credentials, LogGeneration, LogPosition, SessionId};
+use ashlar_wire::{ControlPage, Credit, LeaseTable, CONTROL_BYTES, LEASE_TABLE_BYTES};
+use thiserror::Error;
+
+use crate::account::Account;
+use crate::identity::{fresh_token, Identity};
+use crate::notify::Notifier;
+use crate::page::{self, InodeRanges};
+
+/// Why a session's files can't be made or taken up.
+#[derive(Debug, Error)]
+pub enum SessionError {
+    /// The arena refused.
+    #[error(transparent)]
+    Arena(#[from] ArenaError),
+    /// A file can't be mapped: too short, for one.
+    #[error(transparent)]
+    Map(#[from] MapError),
+    /// The log can't be opened.
+    #[error(transparent)]
+    Log(#[from] OpenError),
+    /// A file is too small for what it must hold.
+    #[error(transparent)]
+    OutOfBounds(#[from] OutOfBounds),
+    /// The files don't say whose they are: the session was never welcomed.
+    #[error("the session's files were never finished")]
+    Unfinished,
+    /// The system refused.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// The log in SharedFS's memory.
+pub type SessionLog = Log<Arc<Mapping>>;
+/// The control page in SharedFS's memory.
+pub type Control = ControlPage<Arc<Mapping>>;
+
+/// The descriptors that a session gets: log and control page read-write, lease table read-only.
+#[derive(Debug)]
+pub struct SessionFiles {
+    /// The log.
+    pub log: File,
+    /// The control page.
+    pub control: File,
+    /// The lease table, opened again for reading only.
+    pub leases: File,
+}
+
+/// A session.
+#[derive(Debug)]
+pub struct Session {
+    /// Its number.
+    pub id: SessionId,
+    /// Who it is.
+    pub identity: Identity,
+    /// The rights under which its records are judged.
+    pub credentials: Credentials,
+    /// The secret that its connections show.
+    pub token: u64,
+    /// Its log.
+    pub log: Arc<SessionLog>,
+    /// The mapping under the log, which knows whether the file was torn away.
+    pub log_memory: Arc<Mapping>,
+    /// Bytes of the log's file.
+    pub log_bytes: u64,
+    /// Its control page.
+    pub control: Arc<Control>,
+    /// Its lease table.
+    pub leases: LeaseTable<Arc<Mapping>>,
+    /// The lease table's first page, which only SharedFS writes.
+    pub page: Arc<Mapping>,
+    /// What to hand out when it connects again.
+    pub files: Arc<SessionFiles>,
+    /// Its credit.
+    pub account: Account,
+    /// Inode numbers that it may use.
+    pub ranges: InodeRanges,
+    /// Records before this position were judged under the leases of their time, before SharedFS was restarted.
+    pub judged: LogPosition,
+    /// Records applied since this SharedFS started or the session began.
+    pub records: u64,
+    /// Records applied since the last commit began, for the trigger.
+    pub uncommitted_records: u64,
+    /// What the log's tail was when it was last seen to move, and when that was.
+    pub moved: (LogPosition, Instant),
+    /// Whether a process has connected for it since this SharedFS started.
+    pub is_connected: bool,
+    /// Why it was fenced, if it was.
+    pub fenced: Option<String>,
+    /// Its mount's notifier.
+    pub notifier: Option<Arc<Notifier>>,
+}
+
+impl Session {
+    /// Makes the files of a new session. The identity goes last: files without one were never welcomed.
+    ///
+    /// # Errors
+    /// [`SessionError`]; what was made is removed again.
+    pub fn create(arena: &Arena, id: SessionId, identity: Identity, log_bytes: u64) -> Result<Self, SessionError> {
+        let made = Self::make_files(arena, id, &identity, log_bytes);
+        if made.is_err() {
+            // What can't be removed now goes at the next start.
+            let _ = arena.remove_session(id);
+        }
+        made
+    }
+
+    fn make_files(arena: &Arena, id: SessionId, identity: &Identity, log_bytes: u64) -> Result<Self, SessionError> {
+        let medium = arena.medium();
+        let log_file = arena.session_file(id, SessionFile::Log, log_bytes)?;
+        let log_memory = Arc::new(Mapping::map(&log_file, log_bytes, MappingAccess::ReadWrite, medium)?);
+        let log = Log::format(Arc::clone(&log_memory), LogGeneration(1))?;
+        let control_file = arena.session_file(id, SessionFile::Control, CONTROL_BYTES)?;
+        let control = map_control(arena, &control_file)?;
+        control.format(id);
+        let leases_file = arena.session_file(id, SessionFile::Leases, LEASE_TABLE_BYTES)?;
+        let page = Arc::new(Mapping::map(&leases_file, LEASE_TABLE_BYTES, MappingAccess::ReadWrite, medium)?);
+        let leases = LeaseTable::new(Arc::clone(&page)).ok_or(SessionError::Unfinished)?;
+        let token = fresh_token(id)?;
+        leases.format(id, token);
+        identity.store(&*page)?;
+        page.sync()?;
+        let files = SessionFiles { log: log_file, control: control_file, leases: read_only(&leases_file)? };
+        Ok(Self::assemble(id, identity.clone(), token, (log, log_memory, log_bytes), control, (leases, page), files))
+    }
+
+    /// Takes up the files of a session that this or an earlier SharedFS made. A session that is alive may be appending at
+    /// this moment, so its log is only opened; that of a dead one is recovered from `committed` on.
+    ///
+    /// # Errors
+    /// [`SessionError::Unfinished`] where the session was never welcomed; others where the files are damaged.
+    pub fn take_up(arena: &Arena, id: SessionId, committed: LogPosition) -> Result<Self, SessionError> {
+        let medium = arena.medium();
+        let leases_file = arena.open_session_file(id, SessionFile::Leases)?;
+        let page = Arc::new(Mapping::map(&leases_file, LEASE_TABLE_BYTES, MappingAccess::ReadWrite, medium)?);
+        let identity = Identity::load(&*page).ok_or(SessionError::Unfinished)?;
+        let leases = LeaseTable::new(Arc::clone(&page)).ok_or(SessionError::Unfinished)?;
+        let (owner, token) = leases.owner().ok_or(SessionError::Unfinished)?;
+        if owner != id {
+            return Err(SessionError::Unfinished);
+        }
+        let control_file = arena.open_session_file(id, SessionFile::Control)?;
+        let control = map_control(arena, &control_file)?;
+        let log_file = arena.open_session_file(id, SessionFile::Log)?;
+        let log_bytes = log_file.metadata()?.len();
+        let log_memory = Arc::new(Mapping::map(&log_file, log_bytes, MappingAccess::ReadWrite, medium)?);
+        let log = if identity.process.open().is_some() {
+            Log::open(Arc::clone(&log_memory))?
+        } else {
+            Log::recover(Arc::clone(&log_memory), committed)?.0
+        };
+        let files = SessionFiles { log: log_file, control: control_file, leases: read_only(&leases_file)? };
+        let used = page::cost_at(&*page, committed);
+        let mut session = Self::assemble(id, identity, token, (log, log_memory, log_bytes), control, (leases, page), files);
+        session.ranges = InodeRanges::load(&*session.page);
+        session.judged = page::validated(&*session.page);
+        session.account.granted = page::granted(&*session.page);
+        // A commit that the page knows nothing of can't be; where it is so all the same (damage), nothing counts as used.
+        session.account.used = used.unwrap_or_default();
+        Ok(session)
+    }
+
+    fn assemble(
+        id: SessionId,
+        identity: Identity,
+        token: u64,
+        (log, log_memory, log_bytes): (SessionLog, Arc<Mapping>, u64),
+        control: Control,
+        (leases, page): (LeaseTable<Arc<Mapping>>, Arc<Mapping>),
+        files: SessionFiles,
+    ) -> Self {
+        let tail = log.tail();
+        Self {
+            id,
+            credentials: identity.credentials(),
+            identity,
+            token,
+            log: Arc::new(log),
+            log_memory,
+            log_bytes,
+            control: Arc::new(control),
+            leases,
+            page,
+            files: Arc::new(files),
+            account: Account::default(),
+            ranges: InodeRanges::default(),
+            judged: LogPosition(0),
+            records: 0,
+            uncommitted_records: 0,
+            moved: (tail, Instant::now()),
+            is_connected: false,
+            fenced: None,
+            notifier: None,
+        }
+    }
+
+    /// Whether its log's file was truncated under SharedFS.
+    pub fn is_torn(&self) -> bool {
+        self.log_memory.is_torn() || self.control.memory().is_torn()
+    }
+
+    /// Grants credit: in the account first, then where the session sees it.
+    pub fn grant_credit(&mut self, credit: Credit) -> Result<(), OutOfBounds> {
+        self.account.grant(credit);
+        page::set_granted(&*self.page, self.account.granted)?;
+        self.control.give_credit(credit);
+        Ok(())
+    }
+
+    /// Takes back the credit that the session holds unused.
+    pub fn recall_credit(&mut self) -> Result<(), OutOfBounds> {
+        let taken = self.control.recall_credit();
+        self.account.recall(taken);
+        page::set_granted(&*self.page, self.account.granted)
+    }
+}
+
+fn map_control(arena: &Arena, file: &File) -> Result<Control, SessionError> {
+    let mapping = Mapping::map(file, CONTROL_BYTES, MappingAccess::ReadWrite, arena.medium())?;
+    ControlPage::new(Arc::new(mapping)).ok_or(SessionError::Unfinished)
+}
+
+/// A second open file description of the same file, for reading only, whatever its path is by now.
+fn read_only(file: &File) -> io::Result<File> {
+    File::open(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))
+}

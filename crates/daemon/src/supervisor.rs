@@ -1,0 +1,138 @@
+//! The supervisor: keeps SharedFS running.
+//!
+//! It holds nothing that could break: a child process, and the signals to hand on. A death by signal is answered by a new
+//! start at once; an exit with an error is final, since it is SharedFS's own word (wrong arena, no space).
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::mpsc::{channel, Receiver, Sender};
+use std::time::{Duration, Instant};
+
+use rustix::process::{kill_process, Pid, Signal};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::SupervisorError;
+
+/// A run shorter than this counts as a failure to start.
+const QUICK: Duration = Duration::from_secs(1);
+/// So many quick deaths in a row, and starting again is pointless.
+const QUICK_DEATHS_MAX: u32 = 5;
+
+/// How supervision ended in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Supervised {
+    /// SharedFS ended by itself: it was asked to, or nobody needed it any more.
+    Ended,
+    /// The supervisor was told to end, and SharedFS has ended.
+    Stopped,
+}
+
+enum Event {
+    Signal,
+    Died(std::io::Result<ExitStatus>),
+}
+
+/// Runs `program` with `args` and starts it again each time it is killed, until it ends with success or the supervisor
+/// gets SIGTERM or SIGINT, which it hands on.
+///
+/// # Errors
+/// [`SupervisorError`] where the program can't be started, ends with an error, or keeps dying.
+pub fn supervise(program: &Path, args: &[OsString]) -> Result<Supervised, SupervisorError> {
+    let (events, inbox) = channel();
+    let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(SupervisorError::Signals)?;
+    let signal_events = events.clone();
+    std::thread::spawn(move || {
+        for _ in signals.forever() {
+            if signal_events.send(Event::Signal).is_err() {
+                return;
+            }
+        }
+    });
+    let mut quick_deaths = 0;
+    loop {
+        let started = Instant::now();
+        let (status, stopped) = run_once(program, args, &events, &inbox)?;
+        if status.success() || stopped {
+            return if stopped { Ok(Supervised::Stopped) } else { Ok(Supervised::Ended) };
+        }
+        if status.code().is_some_and(|code| code != PANIC_EXIT) {
+            return Err(SupervisorError::GaveUp(status));
+        }
+        quick_deaths = if started.elapsed() < QUICK { quick_deaths + 1 } else { 0 };
+        if quick_deaths >= QUICK_DEATHS_MAX {
+            return Err(SupervisorError::KeepsDying { deaths: quick_deaths, last: status });
+        }
+        // The first restart is at once, since sessions wait; a repeated death gets a pause, so that it burns no processor.
+        std::thread::sleep(Duration::from_millis(u64::from(quick_deaths.saturating_sub(1)) * 50));
+        tracing::warn!(%status, restarts = quick_deaths, "SharedFS died and is started again");
+    }
+}
+
+/// The exit code of a Rust program whose main thread panicked: a broken invariant, which a restart with recovery mends.
+const PANIC_EXIT: i32 = 101;
+
+fn run_once(
+    program: &Path,
+    args: &[OsString],
+    events: &Sender<Event>,
+    inbox: &Receiver<Event>,
+) -> Result<(ExitStatus, bool), SupervisorError> {
+    let failed = |error| SupervisorError::Start { program: program.to_owned(), error };
+    let child = Command::new(program).args(args).spawn().map_err(failed)?;
+    let pid = Pid::from_child(&child);
+    watch(child, events.clone());
+    let mut stopped = false;
+    loop {
+        match inbox.recv() {
+            Ok(Event::Signal) => {
+                stopped = true;
+                // A child that is gone already has its status on the way.
+                let _ = kill_process(pid, Signal::TERM);
+            }
+            Ok(Event::Died(status)) => return Ok((status.map_err(failed)?, stopped)),
+            Err(_) => return Err(failed(std::io::Error::other("the watching threads are gone"))),
+        }
+    }
+}
+
+fn watch(mut child: Child, events: Sender<Event>) {
+    std::thread::spawn(move || {
+        let status = child.wait();
+        // Nobody listens where the supervisor has returned.
+        let _ = events.send(Event::Died(status));
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Result<Supervised, SupervisorError> {
+        supervise(Path::new("/bin/sh"), &["-c".into(), script.into()])
+    }
+
+    #[test]
+    fn a_child_that_ends_well_ends_supervision() {
+        assert_eq!(shell("exit 0").expect("ended"), Supervised::Ended);
+    }
+
+    #[test]
+    fn a_child_that_says_no_is_not_asked_again() {
+        assert!(matches!(shell("exit 3"), Err(SupervisorError::GaveUp(status)) if status.code() == Some(3)));
+    }
+
+    #[test]
+    fn a_killed_child_is_started_again() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mark = directory.path().join("mark").display().to_string();
+        let script = format!("test -e {mark} && exit 0; : > {mark}; kill -9 $$");
+        assert_eq!(shell(&script).expect("ended"), Supervised::Ended);
+    }
+
+    #[test]
+    fn a_child_that_keeps_dying_is_given_up() {
+        assert!(matches!(shell("kill -9 $$"), Err(SupervisorError::KeepsDying { deaths: 5, .. })));
+    }
+}

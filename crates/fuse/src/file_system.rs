@@ -1,0 +1,105 @@
+//! What the front end asks of the file system under it.
+
+use std::os::fd::OwnedFd;
+
+use ashlar_libfs::{
+    Allocation, Change, Found, LibFs, Listed, LockKind, LockMode, Make, Outcome, RenameFlags, Seek, Space, WriteAt,
+    XattrFlags,
+};
+use ashlar_types::{Credentials, InodeId};
+
+/// The operations of [`LibFs`] that a mount uses, with the same names and meanings. It's a trait so that the front end
+/// can be tested against a file system in memory; mounts are generic over it, so it costs nothing.
+#[allow(missing_docs, clippy::too_many_arguments, clippy::missing_errors_doc)]
+pub trait FileSystem: Send + Sync + 'static {
+    fn register_mount(&self, device: OwnedFd) -> Outcome<()>;
+    fn cache_ttl_ms(&self, inode: InodeId) -> u64;
+    fn is_valid(&self, inode: InodeId) -> bool;
+    fn lookup(&self, who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<Found>;
+    fn attributes(&self, inode: InodeId) -> Outcome<Found>;
+    fn set_attributes(&self, who: &Credentials, inode: InodeId, change: &Change) -> Outcome<Found>;
+    fn read_link(&self, inode: InodeId) -> Outcome<Vec<u8>>;
+    fn make(&self, who: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found>;
+    fn make_open(&self, who: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found>;
+    fn make_unnamed(&self, who: &Credentials, directory: InodeId, make: &Make<'_>) -> Outcome<Found>;
+    fn link(&self, who: &Credentials, inode: InodeId, directory: InodeId, name: &[u8]) -> Outcome<Found>;
+    fn unlink(&self, who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<()>;
+    fn remove_directory(&self, who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<()>;
+    fn rename(&self, who: &Credentials, from: (InodeId, &[u8]), to: (InodeId, &[u8]), flags: RenameFlags)
+    -> Outcome<()>;
+    fn open(&self, inode: InodeId) -> Outcome<Found>;
+    fn close(&self, inode: InodeId);
+    fn read(&self, inode: InodeId, offset: u64, buffer: &mut [u8]) -> Outcome<usize>;
+    fn write(&self, inode: InodeId, at: WriteAt, data: &[u8], strip: bool) -> Outcome<u64>;
+    fn sync(&self) -> Outcome<()>;
+    fn allocate(&self, inode: InodeId, how: Allocation, offset: u64, length: u64, strip: bool) -> Outcome<()>;
+    fn seek(&self, inode: InodeId, what: Seek, offset: u64) -> Outcome<u64>;
+    fn copy_range(
+        &self, from: InodeId, from_offset: u64, to: InodeId, to_offset: u64, length: u64, strip: bool,
+    ) -> Outcome<u64>;
+    fn list(&self, directory: InodeId, after: u64, each: &mut dyn FnMut(Listed) -> bool) -> Outcome<()>;
+    fn xattr(&self, inode: InodeId, name: &[u8]) -> Outcome<Vec<u8>>;
+    fn xattr_names(&self, inode: InodeId) -> Outcome<Vec<Vec<u8>>>;
+    fn set_xattr(
+        &self, who: &Credentials, inode: InodeId, name: &[u8], value: &[u8], flags: XattrFlags, strip_sgid: bool,
+    ) -> Outcome<()>;
+    fn remove_xattr(&self, who: &Credentials, inode: InodeId, name: &[u8]) -> Outcome<()>;
+    fn space(&self) -> Outcome<Space>;
+    fn lock(
+        &self, inode: InodeId, kind: LockKind, owner: u64, pid: u32, range: (u64, u64), mode: LockMode,
+        wait: Option<u64>,
+    ) -> Outcome<()>;
+    fn cancel_lock(&self, ticket: u64) -> Outcome<()>;
+    fn query_lock(
+        &self, inode: InodeId, kind: LockKind, owner: u64, range: (u64, u64), mode: LockMode,
+    ) -> Outcome<Option<(LockMode, u64, u64, u32)>>;
+    fn release_locks(&self, inode: InodeId, owner: u64, kind: LockKind) -> Outcome<()>;
+}
+
+/// Hands calls on to the inherent methods of [`LibFs`].
+macro_rules! forward {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*) => {
+        impl FileSystem for LibFs {
+            $(
+                fn $name(&self $(, $argument: $type)*) $(-> $result)? {
+                    LibFs::$name(self $(, $argument)*)
+                }
+            )*
+        }
+    };
+}
+
+forward! {
+    fn register_mount(device: OwnedFd) -> Outcome<()>;
+    fn cache_ttl_ms(inode: InodeId) -> u64;
+    fn is_valid(inode: InodeId) -> bool;
+    fn lookup(who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<Found>;
+    fn attributes(inode: InodeId) -> Outcome<Found>;
+    fn set_attributes(who: &Credentials, inode: InodeId, change: &Change) -> Outcome<Found>;
+    fn read_link(inode: InodeId) -> Outcome<Vec<u8>>;
+    fn make(who: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found>;
+    fn make_open(who: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found>;
+    fn make_unnamed(who: &Credentials, directory: InodeId, make: &Make<'_>) -> Outcome<Found>;
+    fn link(who: &Credentials, inode: InodeId, directory: InodeId, name: &[u8]) -> Outcome<Found>;
+    fn unlink(who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<()>;
+    fn remove_directory(who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<()>;
+    fn rename(who: &Credentials, from: (InodeId, &[u8]), to: (InodeId, &[u8]), flags: RenameFlags) -> Outcome<()>;
+    fn open(inode: InodeId) -> Outcome<Found>;
+    fn close(inode: InodeId);
+    fn read(inode: InodeId, offset: u64, buffer: &mut [u8]) -> Outcome<usize>;
+    fn write(inode: InodeId, at: WriteAt, data: &[u8], strip: bool) -> Outcome<u64>;
+    fn sync() -> Outcome<()>;
+    fn allocate(inode: InodeId, how: Allocation, offset: u64, length: u64, strip: bool) -> Outcome<()>;
+    fn seek(inode: InodeId, what: Seek, offset: u64) -> Outcome<u64>;
+    fn copy_range(from: InodeId, from_offset: u64, to: InodeId, to_offset: u64, length: u64, strip: bool) -> Outcome<u64>;
+    fn list(directory: InodeId, after: u64, each: &mut dyn FnMut(Listed) -> bool) -> Outcome<()>;
+    fn xattr(inode: InodeId, name: &[u8]) -> Outcome<Vec<u8>>;
+    fn xattr_names(inode: InodeId) -> Outcome<Vec<Vec<u8>>>;
+    fn set_xattr(who: &Credentials, inode: InodeId, name: &[u8], value: &[u8], flags: XattrFlags, strip_sgid: bool) -> Outcome<()>;
+    fn remove_xattr(who: &Credentials, inode: InodeId, name: &[u8]) -> Outcome<()>;
+    fn space() -> Outcome<Space>;
+    fn lock(inode: InodeId, kind: LockKind, owner: u64, pid: u32, range: (u64, u64), mode: LockMode, wait: Option<u64>) -> Outcome<()>;
+    fn cancel_lock(ticket: u64) -> Outcome<()>;
+    fn query_lock(inode: InodeId, kind: LockKind, owner: u64, range: (u64, u64), mode: LockMode) -> Outcome<Option<(LockMode, u64, u64, u32)>>;
+    fn release_locks(inode: InodeId, owner: u64, kind: LockKind) -> Outcome<()>;
+}

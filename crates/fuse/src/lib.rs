@@ -1,0 +1,1 @@
+//! The FUSE front end: a LibFS session acting for many users

@@ -1,0 +1,151 @@
+//! Notifications: what makes a kernel forget what it cached.
+//!
+//! They are written to a mount's `/dev/fuse` descriptor, by whoever holds one: SharedFS when it takes a lease from the
+//! mount's session, and the mount's own invalidation thread. A notification may have to wait for a lock that an operation in
+//! flight holds, and that operation may wait for the mount, so a thread that serves requests must not write one.
+
+use std::io::IoSlice;
+use std::os::fd::BorrowedFd;
+
+use ashlar_types::InodeId;
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+
+use crate::proto::{NotifyInvalEntry, NotifyInvalInode, OutHeader};
+
+const NOTIFY_INVAL_INODE: i32 = 2;
+const NOTIFY_INVAL_ENTRY: i32 = 3;
+const NOTIFY_INC_EPOCH: i32 = 8;
+
+/// Which cached pages of a file go, besides its attributes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pages {
+    /// None.
+    Keep,
+    /// Those that hold bytes from `offset` on, for `length` bytes; 0 means to the end.
+    Range {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+    },
+}
+
+impl Pages {
+    /// All pages.
+    pub const ALL: Self = Self::Range { offset: 0, length: 0 };
+}
+
+/// Makes the kernel forget the attributes of `inode`, and `pages` of its data. An inode that the kernel doesn't know is no
+/// error: nothing of it is cached.
+///
+/// # Errors
+/// `ENODEV` and the like, where the mount is gone.
+pub fn inval_inode(device: BorrowedFd<'_>, inode: InodeId, pages: Pages) -> Result<(), Errno> {
+    let (offset, length) = match pages {
+        Pages::Keep => (-1, 0),
+        Pages::Range { offset, length } => {
+            (i64::try_from(offset).unwrap_or(i64::MAX), i64::try_from(length).unwrap_or(i64::MAX))
+        }
+    };
+    let body = NotifyInvalInode { ino: inode.0, offset, length };
+    unless_unknown(send(device, NOTIFY_INVAL_INODE, &[body.as_bytes()]))
+}
+
+/// Makes the kernel forget where `name` in `directory` leads, or that it leads nowhere.
+///
+/// # Errors
+/// `ENODEV` and the like, where the mount is gone.
+pub fn inval_entry(device: BorrowedFd<'_>, directory: InodeId, name: &[u8]) -> Result<(), Errno> {
+    let namelen = u32::try_from(name.len()).map_err(|_| Errno::NAMETOOLONG)?;
+    let body = NotifyInvalEntry { parent: directory.0, namelen, flags: 0 };
+    // The kernel answers ENOTEMPTY, EBUSY or EINVAL for directories that are in use below: it has marked them for a fresh
+    // look-up all the same.
+    match unless_unknown(send(device, NOTIFY_INVAL_ENTRY, &[body.as_bytes(), name, b"\0"])) {
+        Err(Errno::NOTEMPTY | Errno::BUSY | Errno::NOTDIR) => Ok(()),
+        result => result,
+    }
+}
+
+/// Makes the kernel look up every cached name afresh before it's used again. `false` where the kernel cannot (before
+/// Linux 6.16): the caller then waits until what was cached has run out.
+///
+/// # Errors
+/// `ENODEV` and the like, where the mount is gone.
+pub fn inc_epoch(device: BorrowedFd<'_>) -> Result<bool, Errno> {
+    match send(device, NOTIFY_INC_EPOCH, &[]) {
+        Ok(()) => Ok(true),
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
+fn unless_unknown(result: Result<(), Errno>) -> Result<(), Errno> {
+    match result {
+        Err(Errno::NOENT) => Ok(()),
+        result => result,
+    }
+}
+
+/// Writes one notification. It must be one write, so there is nothing to go on with after a short one.
+fn send(device: BorrowedFd<'_>, code: i32, parts: &[&[u8]]) -> Result<(), Errno> {
+    let length = size_of::<OutHeader>() + parts.iter().map(|part| part.len()).sum::<usize>();
+    let header = OutHeader { len: u32::try_from(length).map_err(|_| Errno::INVAL)?, error: code, unique: 0 };
+    let mut slices = [IoSlice::new(&[]); 4];
+    let used = (parts.len() + 1).min(slices.len());
+    for (slice, part) in slices.iter_mut().zip(std::iter::once(header.as_bytes()).chain(parts.iter().copied())) {
+        *slice = IoSlice::new(part);
+    }
+    loop {
+        match rustix::io::writev(device, slices.get(..used).unwrap_or_default()) {
+            Err(Errno::INTR) => {}
+            result => return result.map(|_| ()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    /// What a notification looks like on a descriptor that isn't `/dev/fuse`.
+    fn written(write: impl FnOnce(BorrowedFd<'_>)) -> Vec<u8> {
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        write(writer.as_fd());
+        let mut bytes = [0; 256];
+        let count = rustix::io::read(&reader, &mut bytes).unwrap();
+        bytes[..count].to_vec()
+    }
+
+    fn words(bytes: &[u8]) -> Vec<u32> {
+        bytes.chunks_exact(4).map(|word| u32::from_ne_bytes(word.try_into().unwrap())).collect()
+    }
+
+    #[test]
+    fn attributes_alone_have_a_negative_offset() {
+        let bytes = written(|fd| inval_inode(fd, InodeId(7), Pages::Keep).unwrap());
+        assert_eq!(words(&bytes), [40, 2, 0, 0, 7, 0, u32::MAX, u32::MAX, 0, 0]);
+    }
+
+    #[test]
+    fn a_range_of_pages_is_named_in_bytes() {
+        let pages = Pages::Range { offset: 4096, length: 10 };
+        let bytes = written(|fd| inval_inode(fd, InodeId(7), pages).unwrap());
+        assert_eq!(words(&bytes), [40, 2, 0, 0, 7, 0, 4096, 0, 10, 0]);
+    }
+
+    #[test]
+    fn a_name_ends_with_a_nul_that_is_not_counted() {
+        let bytes = written(|fd| inval_entry(fd, InodeId(1), b"name").unwrap());
+        assert_eq!(words(&bytes[..32]), [37, 3, 0, 0, 1, 0, 4, 0]);
+        assert_eq!(&bytes[32..], b"name\0");
+    }
+
+    #[test]
+    fn an_epoch_is_a_header_alone() {
+        let bytes = written(|fd| assert!(inc_epoch(fd).unwrap()));
+        assert_eq!(words(&bytes), [16, 8, 0, 0]);
+    }
+}

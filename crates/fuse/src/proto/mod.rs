@@ -1,0 +1,93 @@
+//! The kernel's FUSE protocol, as `/usr/include/linux/fuse.h` and the kernel's newer headers lay it out.
+//!
+//! Every structure is `repr(C)` with its padding named, so that it's read from and written as bytes without unsafe code;
+//! the size of each is asserted where it stands.
+mod arguments;
+mod opcode;
+mod replies;
+mod requests;
+
+pub(crate) use arguments::Arguments;
+pub(crate) use opcode::Opcode;
+pub(crate) use replies::*;
+pub(crate) use requests::*;
+
+/// The major version of the protocol.
+pub(crate) const VERSION_MAJOR: u32 = 7;
+/// The newest minor version that this crate speaks: `FUSE_NOTIFY_INC_EPOCH` came with 7.44, the 64-bit
+/// `copy_file_range` with 7.45.
+pub(crate) const VERSION_MINOR: u32 = 45;
+/// The oldest minor version that will do (Linux 5.4); what came later is only used where the kernel offers it.
+pub(crate) const VERSION_MINOR_MIN: u32 = 31;
+
+/// Makes a module of named bits.
+macro_rules! bits {
+    ($(#[$doc:meta])* $module:ident: $type:ty { $($name:ident = $bit:expr,)* }) => {
+        $(#[$doc])*
+        pub(crate) mod $module {
+            $(pub(crate) const $name: $type = 1 << $bit;)*
+        }
+    };
+}
+
+bits! {
+    /// What INIT negotiates.
+    init: u64 {
+        ASYNC_READ = 0,
+        POSIX_LOCKS = 1,
+        ATOMIC_O_TRUNC = 3,
+        EXPORT_SUPPORT = 4,
+        BIG_WRITES = 5,
+        DONT_MASK = 6,
+        FLOCK_LOCKS = 10,
+        AUTO_INVAL_DATA = 12,
+        DO_READDIRPLUS = 13,
+        READDIRPLUS_AUTO = 14,
+        ASYNC_DIO = 15,
+        PARALLEL_DIROPS = 18,
+        POSIX_ACL = 20,
+        MAX_PAGES = 22,
+        CACHE_SYMLINKS = 23,
+        HANDLE_KILLPRIV_V2 = 28,
+        SETXATTR_EXT = 29,
+        INIT_EXT = 30,
+        HAS_EXPIRE_ONLY = 35,
+        DIRECT_IO_ALLOW_MMAP = 36,
+    }
+}
+
+bits! {
+    /// Which attributes SETATTR sets.
+    fattr: u32 {
+        MODE = 0,
+        UID = 1,
+        GID = 2,
+        SIZE = 3,
+        ATIME = 4,
+        MTIME = 5,
+        ATIME_NOW = 7,
+        MTIME_NOW = 8,
+        KILL_SUIDGID = 11,
+    }
+}
+
+bits! {
+    /// How the kernel is to treat a handle.
+    fopen: u32 {
+        DIRECT_IO = 0,
+        KEEP_CACHE = 1,
+        CACHE_DIR = 3,
+        PARALLEL_DIRECT_WRITES = 6,
+    }
+}
+
+/// RELEASE: the handle's flock goes with it.
+pub(crate) const RELEASE_FLOCK_UNLOCK: u32 = 1 << 1;
+/// SETLK: the lock is one of flock, not a record lock.
+pub(crate) const LK_FLOCK: u32 = 1 << 0;
+/// WRITE: set-id bits are to be cleared.
+pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
+/// OPEN: a truncation clears set-id bits.
+pub(crate) const OPEN_KILL_SUIDGID: u32 = 1 << 0;
+/// SETXATTR: an ACL clears set-group-id.
+pub(crate) const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;

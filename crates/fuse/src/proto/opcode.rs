@@ -1,0 +1,80 @@
+//! What a request asks for.
+
+macro_rules! opcodes {
+    ($($name:ident = $number:literal,)*) => {
+        /// The operation that a request names.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Opcode {
+            $($name = $number,)*
+        }
+
+        impl Opcode {
+            /// The operation of this number; `None` for those of later kernels, and those that are not served.
+            pub(crate) const fn from_u32(number: u32) -> Option<Self> {
+                match number {
+                    $($number => Some(Self::$name),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+opcodes! {
+    Lookup = 1,
+    Forget = 2,
+    Getattr = 3,
+    Setattr = 4,
+    Readlink = 5,
+    Symlink = 6,
+    Mknod = 8,
+    Mkdir = 9,
+    Unlink = 10,
+    Rmdir = 11,
+    Rename = 12,
+    Link = 13,
+    Open = 14,
+    Read = 15,
+    Write = 16,
+    Statfs = 17,
+    Release = 18,
+    Fsync = 20,
+    Setxattr = 21,
+    Getxattr = 22,
+    Listxattr = 23,
+    Removexattr = 24,
+    Flush = 25,
+    Init = 26,
+    Opendir = 27,
+    Readdir = 28,
+    Releasedir = 29,
+    Fsyncdir = 30,
+    Getlk = 31,
+    Setlk = 32,
+    Setlkw = 33,
+    Create = 35,
+    Interrupt = 36,
+    Destroy = 38,
+    Ioctl = 39,
+    NotifyReply = 41,
+    BatchForget = 42,
+    Fallocate = 43,
+    Readdirplus = 44,
+    Rename2 = 45,
+    Lseek = 46,
+    CopyFileRange = 47,
+    Syncfs = 50,
+    Tmpfile = 51,
+    Statx = 52,
+    CopyFileRange64 = 53,
+}
+
+impl Opcode {
+    /// Whether the operation may take as long as a disk does: another thread should then stand ready for the others.
+    pub(crate) const fn is_slow(self) -> bool {
+        matches!(
+            self,
+            Self::Fsync | Self::Fsyncdir | Self::Syncfs | Self::Fallocate | Self::CopyFileRange | Self::CopyFileRange64
+        )
+    }
+}

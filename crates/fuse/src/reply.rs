@@ -1,0 +1,153 @@
+//! The buffer in which a reply is put together.
+
+use std::ops::Range;
+
+use ashlar_types::{Errno, InodeId};
+use zerocopy::{Immutable, IntoBytes};
+
+use crate::proto::OutHeader;
+
+const HEADER: usize = size_of::<OutHeader>();
+
+/// A reply: a header, which is filled in last, and what follows it, in one piece of memory that's used again for the next reply.
+/// One piece, so that one plain `write` sends it.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    buffer: Vec<u8>,
+    length: usize,
+    checks: Vec<Check>,
+}
+
+/// What the kernel caches from a reply, and so is to be looked at again after the reply was sent: a lease that was lost in
+/// between had the kernel forget what it didn't have yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Check {
+    /// Attributes of an inode.
+    Attributes(InodeId),
+    /// Attributes and pages of an inode.
+    Pages(InodeId),
+    /// A name in a directory, which stands in the request's body at this place.
+    Name(InodeId, Range<usize>),
+    /// A name in a directory, which stands in the reply at this place.
+    Listed(InodeId, Range<usize>),
+}
+
+impl Reply {
+    /// A buffer for bodies of at most `capacity` bytes.
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self { buffer: vec![0; HEADER + capacity], length: HEADER, checks: Vec::new() }
+    }
+
+    /// Empties it for the next request.
+    pub(crate) fn clear(&mut self) {
+        self.length = HEADER;
+        self.checks.clear();
+    }
+
+    /// Bytes in the body so far.
+    pub(crate) const fn body_length(&self) -> usize {
+        self.length - HEADER
+    }
+
+    /// Bytes of the body at this place.
+    pub(crate) fn body(&self, range: Range<usize>) -> &[u8] {
+        self.buffer.get(HEADER + range.start..HEADER + range.end).unwrap_or_default()
+    }
+
+    /// Cuts the body off.
+    pub(crate) fn truncate(&mut self, body_length: usize) {
+        self.length = self.length.min(HEADER + body_length);
+    }
+
+    /// Appends bytes.
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) -> Result<(), Errno> {
+        self.space(bytes.len())?.copy_from_slice(bytes);
+        self.length += bytes.len();
+        Ok(())
+    }
+
+    /// Appends a structure.
+    pub(crate) fn structure<T: IntoBytes + Immutable>(&mut self, value: &T) -> Result<(), Errno> {
+        self.bytes(value.as_bytes())
+    }
+
+    /// The next `count` bytes of the buffer, to be filled in place; [`Self::fill`] then says how many were.
+    pub(crate) fn space(&mut self, count: usize) -> Result<&mut [u8], Errno> {
+        self.buffer.get_mut(self.length..).and_then(|rest| rest.get_mut(..count)).ok_or(Errno::EIO)
+    }
+
+    /// Appends the first `count` bytes of what was filled in place.
+    pub(crate) fn fill(&mut self, count: usize) {
+        self.length = self.buffer.len().min(self.length + count);
+    }
+
+    /// Notes what the kernel caches of this reply.
+    pub(crate) fn check(&mut self, check: Check) {
+        self.checks.push(check);
+    }
+
+    /// How many checks are noted so far.
+    pub(crate) fn check_count(&self) -> usize {
+        self.checks.len()
+    }
+
+    /// Forgets the checks after the first `count`.
+    pub(crate) fn truncate_checks(&mut self, count: usize) {
+        self.checks.truncate(count);
+    }
+
+    /// What was noted.
+    pub(crate) fn checks(&self) -> &[Check] {
+        &self.checks
+    }
+
+    /// Fills in the header, and gives the whole.
+    pub(crate) fn seal(&mut self, unique: u64, result: Result<(), Errno>) -> &[u8] {
+        if result.is_err() {
+            self.clear();
+        }
+        let error = result.err().map_or(0, |errno| errno.0.saturating_neg());
+        let header = OutHeader { len: u32::try_from(self.length).unwrap_or(0), error, unique };
+        if let Some(head) = self.buffer.get_mut(..HEADER) {
+            head.copy_from_slice(header.as_bytes());
+        }
+        self.buffer.get(..self.length).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reply_has_its_length_and_number_in_front() {
+        let mut reply = Reply::new(16);
+        reply.bytes(b"abc").unwrap();
+        reply.space(4).unwrap()[..2].copy_from_slice(b"de");
+        reply.fill(2);
+        let sent = reply.seal(9, Ok(())).to_vec();
+        assert_eq!(sent[..4], 21_u32.to_ne_bytes());
+        assert_eq!(sent[4..8], 0_i32.to_ne_bytes());
+        assert_eq!(sent[8..16], 9_u64.to_ne_bytes());
+        assert_eq!(&sent[16..], b"abcde");
+    }
+
+    #[test]
+    fn an_error_leaves_nothing_of_the_body_and_no_checks() {
+        let mut reply = Reply::new(16);
+        reply.bytes(b"abc").unwrap();
+        reply.check(Check::Attributes(InodeId(3)));
+        let sent = reply.seal(9, Err(Errno::ENOENT)).to_vec();
+        assert_eq!(sent.len(), 16);
+        assert_eq!(sent[4..8], (-2_i32).to_ne_bytes());
+        assert!(reply.checks().is_empty());
+    }
+
+    #[test]
+    fn more_than_fits_is_an_error() {
+        let mut reply = Reply::new(4);
+        reply.bytes(b"abc").unwrap();
+        assert_eq!(reply.bytes(b"de").unwrap_err(), Errno::EIO);
+        assert_eq!(reply.body_length(), 3);
+    }
+}

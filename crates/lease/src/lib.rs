@@ -1,0 +1,1 @@
+//! Leases and file locks as sans-I/O state machines

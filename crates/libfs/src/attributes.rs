@@ -1,0 +1,290 @@
+//! Attributes, access checks, extended attributes.
+
+use ashlar_types::{
+    Access, Credentials, Errno, FileKind, Inode, InodeId, Timestamp, FILE_SIZE_MAX, MODE_PERMISSIONS, MODE_SETGID,
+    MODE_SETUID, XATTR_NAME_MAX, XATTR_VALUE_MAX,
+};
+use ashlar_update::acl::Acl;
+use ashlar_update::{permission, SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT};
+
+use crate::api::{Change, Found, Outcome, SetTime, XattrFlags};
+use crate::grants::{Claim, Locked, Stop};
+use crate::node::NodeState;
+use crate::LibFs;
+
+impl LibFs {
+    /// An inode's attributes.
+    ///
+    /// # Errors
+    /// `ESTALE` where it is gone.
+    pub fn attributes(&self, id: InodeId) -> Outcome<Found> {
+        let guard = self.view(Claim::read(id))?;
+        Ok(Found { id, inode: guard.inode.clone().ok_or(Errno::ESTALE)? })
+    }
+
+    /// An inode's attributes, if they are known without asking.
+    pub(crate) fn attributes_at_hand(&self, id: InodeId) -> Option<Inode> {
+        let node = self.nodes.existing(id)?;
+        let state = node.state.read();
+        if state.gone || !self.holds(&state, false) { None } else { state.inode.clone() }
+    }
+
+    /// Fails with `EACCES` where `who` has not the access.
+    ///
+    /// # Errors
+    /// `EACCES`; `ESTALE` where the inode is gone.
+    pub fn check_access(&self, who: &Credentials, id: InodeId, access: Access) -> Outcome<()> {
+        if who.checked {
+            return Ok(());
+        }
+        let guard = self.view(Claim::read(id).with_xattrs())?;
+        if self.allows(&guard, who, access) { Ok(()) } else { Err(Errno::EACCES) }
+    }
+
+    pub(crate) fn allows(&self, state: &NodeState, who: &Credentials, access: Access) -> bool {
+        let Some(inode) = &state.inode else { return false };
+        let acl = state.xattrs.as_ref().and_then(|all| all.get(XATTR_ACL_ACCESS)).and_then(|value| Acl::parse(value));
+        permission::allows(inode, acl.as_ref(), who, access)
+    }
+
+    /// chmod, chown, truncate and utimens in one.
+    ///
+    /// # Errors
+    /// `EPERM`, `EACCES`, `EINVAL`, `EISDIR`, `EFBIG`, `ENOSPC`.
+    pub fn set_attributes(&self, who: &Credentials, id: InodeId, change: &Change) -> Outcome<Found> {
+        let mut claim = Claim::write(id).with_xattrs();
+        if change.size.is_some() {
+            claim = claim.with_contents();
+        }
+        let attributes = change.mode.is_some()
+            || change.uid.is_some()
+            || change.gid.is_some()
+            || change.accessed.is_some()
+            || change.modified.is_some()
+            || (change.strip && change.size.is_none());
+        if let Some(size) = change.size {
+            self.change(&[claim], |locked| self.set_size(locked, who, id, size, change.strip))?;
+        }
+        if !attributes {
+            return self.attributes(id);
+        }
+        self.change(&[claim], |locked| {
+            let set = self.attributes_to_set(locked.state(id)?, who, id, change)?;
+            self.set_mode_with_acl(locked, id, set)?;
+            Ok(Found { id, inode: locked.inode(id)?.clone() })
+        })
+    }
+
+    fn set_size(
+        &self,
+        locked: &mut Locked<'_>,
+        who: &Credentials,
+        id: InodeId,
+        size: u64,
+        strip: bool,
+    ) -> Result<(), Stop> {
+        let inode = locked.inode(id)?;
+        match inode.kind {
+            FileKind::Regular => {}
+            FileKind::Directory => return Err(Errno::EISDIR.into()),
+            _ => return Err(Errno::EINVAL.into()),
+        }
+        if size > FILE_SIZE_MAX {
+            return Err(Errno::EFBIG.into());
+        }
+        if !self.allows(locked.state(id)?, who, Access::WRITE) {
+            return Err(Errno::EACCES.into());
+        }
+        let strip = strip || !who.is_privileged();
+        locked.commit(&Update::Resize { inode: id, size, strip, at: Self::now() }).map(drop)
+    }
+
+    /// What a change of attributes sets, once the rules of POSIX were asked.
+    fn attributes_to_set(
+        &self,
+        state: &NodeState,
+        who: &Credentials,
+        id: InodeId,
+        change: &Change,
+    ) -> Result<SetAttributes, Stop> {
+        let inode = state.inode.as_ref().ok_or(Errno::ESTALE)?;
+        let owns = permission::owns(inode, who);
+        if change.mode.is_some() && !owns {
+            return Err(Errno::EPERM.into());
+        }
+        let gives_away = change.uid.is_some_and(|uid| uid != inode.uid);
+        let foreign_group = change.gid.is_some_and(|gid| gid != inode.gid && !who.is_member(gid));
+        if (change.uid.is_some() || change.gid.is_some()) && !who.is_privileged() && (!owns || gives_away || foreign_group) {
+            return Err(Errno::EPERM.into());
+        }
+        let only_now = !matches!(change.accessed, Some(SetTime::At(_))) && !matches!(change.modified, Some(SetTime::At(_)));
+        if (change.accessed.is_some() || change.modified.is_some()) && !owns {
+            if !only_now {
+                return Err(Errno::EPERM.into());
+            }
+            if !self.allows(state, who, Access::WRITE) {
+                return Err(Errno::EACCES.into());
+            }
+        }
+        let at = Self::now();
+        let time = |set: Option<SetTime>| -> Result<Option<Timestamp>, Stop> {
+            match set {
+                Some(SetTime::At(given)) if given.nanoseconds >= 1_000_000_000 => Err(Errno::EINVAL.into()),
+                Some(SetTime::At(given)) => Ok(Some(given)),
+                Some(SetTime::Now) => Ok(Some(at)),
+                None => Ok(None),
+            }
+        };
+        let mut mode = change.mode.map(|mode| mode & MODE_PERMISSIONS);
+        if let Some(mode) = mode.as_mut() {
+            // Only a member of the file's group may set its set-group-id bit.
+            let gid = change.gid.unwrap_or(inode.gid);
+            if !who.is_privileged() && !who.is_member(gid) && !inode.is_directory() {
+                *mode &= !MODE_SETGID;
+            }
+        }
+        let changes_owner = change.uid.is_some() || change.gid.is_some();
+        let strips = change.strip || (changes_owner && !who.is_privileged());
+        if strips && mode.is_none() && inode.kind == FileKind::Regular {
+            let mut kept = inode.mode & !MODE_SETUID;
+            if inode.mode & 0o010 != 0 {
+                kept &= !MODE_SETGID;
+            }
+            mode = (kept != inode.mode).then_some(kept);
+        }
+        Ok(SetAttributes {
+            inode: id,
+            mode,
+            uid: change.uid,
+            gid: change.gid,
+            accessed: time(change.accessed)?,
+            modified: time(change.modified)?,
+            at,
+        })
+    }
+
+    /// Sets attributes; where the inode has an access list, a new mode changes the list with it.
+    fn set_mode_with_acl(&self, locked: &mut Locked<'_>, id: InodeId, set: SetAttributes) -> Result<(), Stop> {
+        let acl = locked.state(id)?.xattrs.as_ref().and_then(|all| all.get(XATTR_ACL_ACCESS)).cloned();
+        let acl = acl.as_deref().and_then(Acl::parse);
+        if let (Some(mode), Some(acl)) = (set.mode, acl) {
+            let value = acl.with_mode(mode).to_bytes();
+            let name = XATTR_ACL_ACCESS;
+            locked.commit(&Update::SetXattr { inode: id, name, value: &value, mode: Some(mode), at: set.at })?;
+        }
+        locked.commit(&Update::SetAttributes(set)).map(drop)
+    }
+
+    /// The target of a symbolic link.
+    ///
+    /// # Errors
+    /// `EINVAL` where it is none.
+    pub fn read_link(&self, id: InodeId) -> Outcome<Vec<u8>> {
+        let inode = self.attributes(id)?.inode;
+        if inode.kind == FileKind::Symlink { Ok(inode.target) } else { Err(Errno::EINVAL) }
+    }
+
+    /// The value of an extended attribute.
+    ///
+    /// # Errors
+    /// `ENODATA` where there is none.
+    pub fn xattr(&self, id: InodeId, name: &[u8]) -> Outcome<Vec<u8>> {
+        let guard = self.view(Claim::read(id).with_xattrs())?;
+        guard.xattrs.as_ref().and_then(|all| all.get(name)).cloned().ok_or(Errno::ENODATA)
+    }
+
+    /// The names of all extended attributes.
+    ///
+    /// # Errors
+    /// `ESTALE` where the inode is gone.
+    pub fn xattr_names(&self, id: InodeId) -> Outcome<Vec<Vec<u8>>> {
+        let guard = self.view(Claim::read(id).with_xattrs())?;
+        Ok(guard.xattrs.as_ref().map(|all| all.keys().cloned().collect()).unwrap_or_default())
+    }
+
+    /// Sets an extended attribute. An access list sets the permission bits with it, and is kept only where they do not
+    /// say all of it; `strip_sgid` clears set-group-id too.
+    ///
+    /// # Errors
+    /// `EEXIST`, `ENODATA`, `EPERM`, `EACCES`, `EINVAL`, `E2BIG`, `ERANGE`, `EOPNOTSUPP`, `ENOSPC`.
+    pub fn set_xattr(
+        &self,
+        who: &Credentials,
+        id: InodeId,
+        name: &[u8],
+        value: &[u8],
+        flags: XattrFlags,
+        strip_sgid: bool,
+    ) -> Outcome<()> {
+        if name.is_empty() || name.len() > XATTR_NAME_MAX {
+            return Err(Errno::ERANGE);
+        }
+        if value.len() > XATTR_VALUE_MAX {
+            return Err(Errno::E2BIG);
+        }
+        self.change(&[Claim::write(id).with_xattrs()], |locked| {
+            self.check_xattr_access(locked.state(id)?, who, name)?;
+            let exists = locked.state(id)?.xattrs.as_ref().is_some_and(|all| all.contains_key(name));
+            if flags.create && exists {
+                return Err(Errno::EEXIST.into());
+            }
+            if flags.replace && !exists {
+                return Err(Errno::ENODATA.into());
+            }
+            let at = Self::now();
+            let inode = locked.inode(id)?;
+            let mut mode = None;
+            if name == XATTR_ACL_ACCESS || name == XATTR_ACL_DEFAULT {
+                let acl = Acl::parse(value).ok_or(Errno::EINVAL)?;
+                if name == XATTR_ACL_DEFAULT && !inode.is_directory() {
+                    return Err(Errno::EACCES.into());
+                }
+                if name == XATTR_ACL_ACCESS {
+                    let kept = if strip_sgid { inode.mode & !MODE_SETGID } else { inode.mode };
+                    let new = kept & !0o777 | acl.mode();
+                    mode = Some(new);
+                    if acl.is_mode_only() {
+                        return locked.commit(&Update::RemoveXattr { inode: id, name, mode, at }).map(drop);
+                    }
+                }
+            }
+            locked.commit(&Update::SetXattr { inode: id, name, value, mode, at }).map(drop)
+        })
+    }
+
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// `ENODATA` where there is none; `EPERM`, `EACCES`.
+    pub fn remove_xattr(&self, who: &Credentials, id: InodeId, name: &[u8]) -> Outcome<()> {
+        self.change(&[Claim::write(id).with_xattrs()], |locked| {
+            self.check_xattr_access(locked.state(id)?, who, name)?;
+            if !locked.state(id)?.xattrs.as_ref().is_some_and(|all| all.contains_key(name)) {
+                return Err(Errno::ENODATA.into());
+            }
+            locked.commit(&Update::RemoveXattr { inode: id, name, mode: None, at: Self::now() }).map(drop)
+        })
+    }
+
+    /// `xattr(7)`: user attributes follow the file's permissions, trusted and security ones are the super-user's, lists
+    /// the owner's.
+    fn check_xattr_access(&self, state: &NodeState, who: &Credentials, name: &[u8]) -> Result<(), Stop> {
+        let inode = state.inode.as_ref().ok_or(Errno::ESTALE)?;
+        if name.starts_with(b"user.") {
+            if !matches!(inode.kind, FileKind::Regular | FileKind::Directory) {
+                return Err(Errno::EPERM.into());
+            }
+            return if self.allows(state, who, Access::WRITE) { Ok(()) } else { Err(Errno::EACCES.into()) };
+        }
+        if name == XATTR_ACL_ACCESS || name == XATTR_ACL_DEFAULT {
+            if inode.kind == FileKind::Symlink {
+                return Err(Errno::EOPNOTSUPP.into());
+            }
+            return if permission::owns(inode, who) { Ok(()) } else { Err(Errno::EPERM.into()) };
+        }
+        if name.starts_with(b"trusted.") || name.starts_with(b"security.") {
+            return if who.is_privileged() { Ok(()) } else { Err(Errno::EPERM.into()) };
+        }
+        Err(Errno::EOPNOTSUPP.into())
+    }
+}

@@ -1,0 +1,171 @@
+//! Calls to SharedFS: a pool of connections, and patience while SharedFS restarts.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use ashlar_types::Errno;
+use ashlar_wire::{Connection, Hello, Peer, Reply, Request, SessionKind, Welcome, WireError, PROTOCOL_VERSION};
+use parking_lot::Mutex;
+
+use crate::api::{ConnectError, Options};
+
+/// Idle connections that are kept. More threads than this may call at once; they open and close their own.
+const IDLE_MAX: usize = 8;
+/// How long to wait before asking again whether SharedFS is back.
+const RETRY: Duration = Duration::from_millis(5);
+
+/// Locks that the session holds, to be asked for again where SharedFS has forgotten them.
+pub(crate) trait Reclaim: Send + Sync {
+    /// The requests that bring a new SharedFS up to date.
+    fn requests(&self) -> Vec<Request>;
+}
+
+#[derive(Debug)]
+struct Pool {
+    idle: Vec<Connection>,
+    /// Counts resumptions, so that a thread whose connection broke knows whether another has resumed already.
+    era: u64,
+}
+
+/// The session's line to SharedFS.
+#[derive(Debug)]
+pub(crate) struct Calls {
+    socket: PathBuf,
+    kind: SessionKind,
+    label: String,
+    patience: Duration,
+    peer: Peer,
+    pool: Mutex<Pool>,
+    resuming: Mutex<()>,
+    mount_device: Mutex<Option<OwnedFd>>,
+}
+
+impl Calls {
+    /// Opens a session; returns what SharedFS said, and the descriptors that came with it.
+    pub(crate) fn open(options: &Options) -> Result<(Self, Welcome, Vec<OwnedFd>), ConnectError> {
+        let no_daemon = |reason: String| ConnectError::NoDaemon { path: options.socket.clone(), reason };
+        let mut connection = Connection::connect(&options.socket).map_err(|error| no_daemon(error.to_string()))?;
+        let hello = Hello { version: PROTOCOL_VERSION, kind: options.kind, resume: None, label: options.label.clone() };
+        let answer = connection.call(&Request::Hello(hello), &[]).map_err(|error| no_daemon(error.to_string()))?;
+        let (welcome, descriptors) = match answer {
+            (Reply::Welcome(welcome), descriptors) => (*welcome, descriptors),
+            (Reply::Refused(reason), _) => return Err(ConnectError::Refused(reason)),
+            (Reply::Error(errno), _) => return Err(ConnectError::Refused(errno.to_string())),
+            _ => return Err(ConnectError::Refused("it answered something else".into())),
+        };
+        let calls = Self {
+            socket: options.socket.clone(),
+            kind: options.kind,
+            label: options.label.clone(),
+            patience: Duration::from_millis(options.patience_ms),
+            peer: welcome.peer,
+            pool: Mutex::new(Pool { idle: vec![connection], era: 0 }),
+            resuming: Mutex::new(()),
+            mount_device: Mutex::new(None),
+        };
+        Ok((calls, welcome, descriptors))
+    }
+
+    /// Keeps the mount's device, and tells SharedFS of it.
+    pub(crate) fn register_mount(&self, device: OwnedFd, reclaim: &dyn Reclaim) -> Result<(), Errno> {
+        *self.mount_device.lock() = Some(device);
+        self.call_with(&Request::RegisterMount, reclaim).map(drop)
+    }
+
+    /// Calls SharedFS, and waits for it while it restarts.
+    pub(crate) fn call(&self, request: &Request, reclaim: &dyn Reclaim) -> Result<Reply, Errno> {
+        self.call_with(request, reclaim).map(|(reply, _)| reply)
+    }
+
+    /// As [`Self::call`], with the descriptors that come back.
+    pub(crate) fn call_with(&self, request: &Request, reclaim: &dyn Reclaim) -> Result<(Reply, Vec<OwnedFd>), Errno> {
+        let deadline = Instant::now() + self.patience;
+        loop {
+            let era = self.pool.lock().era;
+            match self.try_call(request) {
+                Ok((Reply::Error(errno), _)) => return Err(errno),
+                Ok((Reply::Refused(_), _)) => return Err(Errno::EIO),
+                Ok(answer) => return Ok(answer),
+                Err(WireError::TooLong(_) | WireError::Malformed) => return Err(Errno::EIO),
+                Err(WireError::Closed | WireError::Io(_)) => self.resume(era, deadline, reclaim)?,
+            }
+        }
+    }
+
+    fn try_call(&self, request: &Request) -> Result<(Reply, Vec<OwnedFd>), WireError> {
+        let idle = self.pool.lock().idle.pop();
+        let mut connection = match idle {
+            Some(connection) => connection,
+            None => self.attach()?,
+        };
+        let device = self.mount_device.lock().as_ref().and_then(|device| device.try_clone().ok());
+        let answer = match (request, &device) {
+            (Request::RegisterMount, Some(device)) => connection.call(request, &[device.as_fd()])?,
+            _ => connection.call(request, &[])?,
+        };
+        let mut pool = self.pool.lock();
+        if pool.idle.len() < IDLE_MAX {
+            pool.idle.push(connection);
+        }
+        Ok(answer)
+    }
+
+    fn attach(&self) -> Result<Connection, WireError> {
+        let mut connection = Connection::connect(&self.socket)?;
+        match connection.call(&Request::Attach { version: PROTOCOL_VERSION, peer: self.peer }, &[])? {
+            (Reply::Done, _) => Ok(connection),
+            // A new SharedFS that does not know the session yet: it must be resumed first.
+            _ => Err(WireError::Closed),
+        }
+    }
+
+    /// Waits until SharedFS is back and knows the session again.
+    fn resume(&self, era: u64, deadline: Instant, reclaim: &dyn Reclaim) -> Result<(), Errno> {
+        let _one_at_a_time = self.resuming.lock();
+        {
+            let mut pool = self.pool.lock();
+            if pool.era != era {
+                return Ok(());
+            }
+            pool.idle.clear();
+        }
+        loop {
+            match self.try_resume(reclaim) {
+                Ok(connection) => {
+                    let mut pool = self.pool.lock();
+                    pool.era += 1;
+                    pool.idle.push(connection);
+                    return Ok(());
+                }
+                Err(Some(errno)) => return Err(errno),
+                Err(None) if Instant::now() >= deadline => return Err(Errno::EIO),
+                Err(None) => std::thread::sleep(RETRY),
+            }
+        }
+    }
+
+    /// `Err(None)`: not yet; `Err(Some)`: never.
+    fn try_resume(&self, reclaim: &dyn Reclaim) -> Result<Connection, Option<Errno>> {
+        let mut connection = Connection::connect(&self.socket).map_err(|_| None)?;
+        let hello = Hello {
+            version: PROTOCOL_VERSION,
+            kind: self.kind,
+            resume: Some(self.peer),
+            label: self.label.clone(),
+        };
+        match connection.call(&Request::Hello(hello), &[]) {
+            Ok((Reply::Welcome(_), _)) => {}
+            Ok((Reply::Error(errno), _)) => return Err(Some(errno)),
+            Ok(_) => return Err(Some(Errno::EIO)),
+            Err(_) => return Err(None),
+        }
+        if let Some(device) = self.mount_device.lock().as_ref() {
+            connection.call::<_, Reply>(&Request::RegisterMount, &[device.as_fd()]).map_err(|_| None)?;
+        }
+        for request in reclaim.requests() {
+            connection.call::<_, Reply>(&request, &[]).map_err(|_| None)?;
+        }
+        Ok(connection)
+    }
+}

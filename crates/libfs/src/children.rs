@@ -1,0 +1,160 @@
+//! A directory's entries as far as the session knows them.
+
+use std::collections::BTreeMap;
+
+use ashlar_types::Name;
+use ashlar_update::Entry;
+
+/// What is known of a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Known {
+    /// The entry, or that there is none.
+    Yes(Option<Entry>),
+    /// SharedFS must be asked.
+    No,
+}
+
+#[derive(Clone, Debug)]
+enum Slot {
+    One(Name, Option<Entry>),
+    /// Names that share a cookie, by name.
+    Many(Vec<(Name, Option<Entry>)>),
+}
+
+/// Entries by cookie. Where not all are known, a name without an entry is kept too, as known to be absent.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Children {
+    slots: BTreeMap<u64, Slot>,
+    complete: bool,
+}
+
+/// Names kept of a directory that is not wholly known; beyond, what was digested is dropped. Bounds the memory that
+/// look-ups in a directory with millions of entries leave behind.
+pub(crate) const PARTIAL_MAX: usize = 16_384;
+
+impl Children {
+    /// No entries, and none anywhere else: a directory just made.
+    pub(crate) fn empty_directory() -> Self {
+        Self { slots: BTreeMap::new(), complete: true }
+    }
+
+    /// Nothing known.
+    pub(crate) fn unknown() -> Self {
+        Self::default()
+    }
+
+    pub(crate) fn set_complete(&mut self) {
+        self.complete = true;
+    }
+
+    pub(crate) fn is_complete(&self) -> bool {
+        self.complete
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub(crate) fn known(&self, cookie: u64, name: &[u8]) -> Known {
+        let found = match self.slots.get(&cookie) {
+            Some(Slot::One(found, entry)) if found.as_bytes() == name => Some(*entry),
+            Some(Slot::Many(all)) => all.iter().find(|(found, _)| found.as_bytes() == name).map(|(_, entry)| *entry),
+            _ => None,
+        };
+        match found {
+            Some(entry) => Known::Yes(entry),
+            None if self.complete => Known::Yes(None),
+            None => Known::No,
+        }
+    }
+
+    /// Notes that `name` leads to `entry`, or that there is no such entry.
+    pub(crate) fn set(&mut self, cookie: u64, name: Name, entry: Option<Entry>) {
+        if self.complete && entry.is_none() {
+            self.forget(cookie, name.as_bytes());
+            return;
+        }
+        match self.slots.get_mut(&cookie) {
+            None => {
+                self.slots.insert(cookie, Slot::One(name, entry));
+            }
+            Some(Slot::One(found, old)) if *found == name => *old = entry,
+            Some(slot @ Slot::One(..)) => {
+                let Slot::One(found, old) = std::mem::replace(slot, Slot::Many(Vec::new())) else { return };
+                let mut all = vec![(found, old), (name, entry)];
+                all.sort_by(|a, b| a.0.cmp(&b.0));
+                *slot = Slot::Many(all);
+            }
+            Some(Slot::Many(all)) => match all.iter_mut().find(|(found, _)| *found == name) {
+                Some((_, old)) => *old = entry,
+                None => {
+                    all.push((name, entry));
+                    all.sort_by(|a, b| a.0.cmp(&b.0));
+                }
+            },
+        }
+    }
+
+    fn forget(&mut self, cookie: u64, name: &[u8]) {
+        let empty = match self.slots.get_mut(&cookie) {
+            Some(Slot::One(found, _)) => found.as_bytes() == name,
+            Some(Slot::Many(all)) => {
+                all.retain(|(found, _)| found.as_bytes() != name);
+                all.is_empty()
+            }
+            None => false,
+        };
+        if empty {
+            self.slots.remove(&cookie);
+        }
+    }
+
+    /// What is known of names with cookies in `after < cookie <= until`, in order.
+    pub(crate) fn between(&self, after: u64, until: u64) -> impl Iterator<Item = (u64, &Name, Option<Entry>)> {
+        self.slots.range(after.saturating_add(1)..=until).flat_map(|(&cookie, slot)| {
+            let (one, many) = match slot {
+                Slot::One(name, entry) => (Some((cookie, name, *entry)), [].iter()),
+                Slot::Many(all) => (None, all.iter()),
+            };
+            one.into_iter().chain(many.map(move |(name, entry)| (cookie, name, *entry)))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ashlar_types::{FileKind, InodeId};
+
+    fn name(text: &str) -> Name {
+        Name::new(text.as_bytes()).expect("a name")
+    }
+
+    fn entry(number: u64) -> Option<Entry> {
+        Some(Entry { inode: InodeId(number), kind: FileKind::Regular })
+    }
+
+    #[test]
+    fn names_that_share_a_cookie_stay_apart() {
+        let mut children = Children::empty_directory();
+        for (text, number) in [("b", 2), ("a", 1), ("c", 3)] {
+            children.set(7, name(text), entry(number));
+        }
+        children.set(9, name("z"), entry(9));
+        children.set(7, name("b"), None);
+        assert_eq!(children.known(7, b"a"), Known::Yes(entry(1)));
+        assert_eq!(children.known(7, b"b"), Known::Yes(None));
+        let listed: Vec<_> = children.between(0, u64::MAX).map(|(c, n, e)| (c, n.clone(), e)).collect();
+        assert_eq!(listed, vec![(7, name("a"), entry(1)), (7, name("c"), entry(3)), (9, name("z"), entry(9))]);
+        assert_eq!(children.between(7, u64::MAX).count(), 1);
+    }
+
+    #[test]
+    fn a_partly_known_directory_tells_absent_from_unknown() {
+        let mut children = Children::unknown();
+        assert_eq!(children.known(7, b"a"), Known::No);
+        children.set(7, name("a"), None);
+        assert_eq!(children.known(7, b"a"), Known::Yes(None));
+        assert_eq!(children.known(7, b"b"), Known::No);
+    }
+}

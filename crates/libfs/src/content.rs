@@ -1,0 +1,322 @@
+//! Where the bytes of a file lie: pieces in the update log, in data segments, inline, or zeros.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use ashlar_types::{blocks_for, BlockAddress, LogPosition, BLOCK_BYTES};
+use ashlar_update::Allocation;
+use ashlar_wire::Contents;
+
+use crate::intervals::Intervals;
+
+/// Where a piece's bytes are.
+#[derive(Clone, Debug)]
+pub(crate) enum Source {
+    /// In the session's own log, from this position on.
+    Log(LogPosition),
+    /// In a data segment: `skip` bytes behind the start of a block.
+    Segment { block: BlockAddress, skip: u64 },
+    /// In memory, as they came with the grant, from this index on.
+    Inline(Arc<[u8]>, usize),
+}
+
+impl Source {
+    fn advanced(&self, bytes: u64) -> Self {
+        match self {
+            Self::Log(position) => Self::Log(position.plus(bytes)),
+            Self::Segment { block, skip } => {
+                let at = skip + bytes;
+                Self::Segment { block: block.plus(at / BLOCK_BYTES), skip: at % BLOCK_BYTES }
+            }
+            Self::Inline(data, index) => Self::Inline(Arc::clone(data), index + bytes as usize),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Piece {
+    length: u64,
+    source: Source,
+}
+
+/// A change of a file's content, as it stands in the log.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum DataChange {
+    /// Bytes at `offset`; they lie in the log at `body`.
+    Write { offset: u64, length: u64, body: LogPosition },
+    /// A new size.
+    Resize { size: u64 },
+    /// `fallocate`; the size afterwards stands beside it.
+    Allocate { how: Allocation, offset: u64, length: u64, size: u64 },
+}
+
+/// The map of a file: which bytes lie where, which blocks are taken up. What no piece covers reads as zeros.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Content {
+    pieces: BTreeMap<u64, Piece>,
+    blocks: Intervals,
+    size: u64,
+}
+
+impl Content {
+    /// The map of a file as SharedFS told it, `size` bytes long at that time.
+    pub(crate) fn from_grant(contents: &Contents, size: u64) -> Self {
+        let mut content = Self { size, ..Self::default() };
+        match contents {
+            Contents::Inline(bytes) => {
+                if !bytes.is_empty() {
+                    let length = bytes.len() as u64;
+                    let source = Source::Inline(bytes.as_slice().into(), 0);
+                    content.pieces.insert(0, Piece { length, source });
+                    content.blocks.insert(0, blocks_for(length));
+                }
+            }
+            Contents::Extents(extents) => {
+                for extent in extents {
+                    content.blocks.insert(extent.logical_block, extent.logical_block + extent.blocks);
+                    if let Some(block) = extent.address {
+                        let piece =
+                            Piece { length: extent.blocks * BLOCK_BYTES, source: Source::Segment { block, skip: 0 } };
+                        content.pieces.insert(extent.logical_block * BLOCK_BYTES, piece);
+                    }
+                }
+                // A block's bytes behind the end of the file are zeros on media, and must not turn up in the map, where
+                // a later growth would take them for written data.
+                content.clear(size, u64::MAX);
+            }
+        }
+        content
+    }
+
+    /// Blocks that the file takes up.
+    pub(crate) fn block_count(&self) -> u64 {
+        self.blocks.count()
+    }
+
+    /// Applies a change; returns the blocks that the file takes up afterwards.
+    pub(crate) fn apply(&mut self, change: &DataChange) -> u64 {
+        match *change {
+            DataChange::Write { offset, length, body } => self.write(offset, length, Source::Log(body)),
+            DataChange::Resize { size } => self.resize(size),
+            DataChange::Allocate { how, offset, length, size } => self.allocate(how, offset, length, size),
+        }
+        self.blocks.count()
+    }
+
+    fn write(&mut self, offset: u64, length: u64, source: Source) {
+        if length == 0 {
+            return;
+        }
+        self.clear(offset, offset + length);
+        self.pieces.insert(offset, Piece { length, source });
+        self.blocks.insert(offset / BLOCK_BYTES, blocks_for(offset + length));
+        self.size = self.size.max(offset + length);
+    }
+
+    fn resize(&mut self, size: u64) {
+        if size <= self.size {
+            self.clear(size, u64::MAX);
+            self.blocks.remove(blocks_for(size), u64::MAX);
+        }
+        self.size = size;
+    }
+
+    fn allocate(&mut self, how: Allocation, offset: u64, length: u64, size: u64) {
+        let end = offset + length;
+        let (first, last) = (offset / BLOCK_BYTES, blocks_for(end));
+        match how {
+            Allocation::Reserve | Allocation::ReserveKeepSize => self.blocks.insert(first, last),
+            Allocation::Zero | Allocation::ZeroKeepSize => {
+                self.clear(offset, end);
+                self.blocks.insert(first, last);
+            }
+            Allocation::Punch => {
+                self.clear(offset, end);
+                self.blocks.remove(blocks_for(offset), end / BLOCK_BYTES);
+            }
+            Allocation::Collapse => {
+                self.clear(offset, end);
+                self.shift(end, |at| at - length);
+                self.blocks.collapse(first, last);
+            }
+            Allocation::Insert => {
+                self.split(offset);
+                self.shift(offset, |at| at + length);
+                self.blocks.open_gap(first, length / BLOCK_BYTES);
+            }
+        }
+        self.size = size;
+    }
+
+    fn shift(&mut self, from: u64, moved: impl Fn(u64) -> u64) {
+        let tail = self.pieces.split_off(&from);
+        self.pieces.extend(tail.into_iter().map(|(at, piece)| (moved(at), piece)));
+    }
+
+    /// Makes `at` a border between pieces.
+    fn split(&mut self, at: u64) {
+        if let Some((&start, piece)) = self.pieces.range_mut(..at).next_back() {
+            if start + piece.length > at {
+                let tail = Piece { length: start + piece.length - at, source: piece.source.advanced(at - start) };
+                piece.length = at - start;
+                self.pieces.insert(at, tail);
+            }
+        }
+    }
+
+    /// Takes all pieces out of `start..end`, so that it reads as zeros.
+    fn clear(&mut self, start: u64, end: u64) {
+        self.split(start);
+        if end != u64::MAX {
+            self.split(end);
+        }
+        // The common append behind the last piece clears nothing.
+        while let Some((&at, _)) = self.pieces.range(start..end).next() {
+            self.pieces.remove(&at);
+        }
+    }
+
+    /// Calls `each` with the parts of `start..end` in order: where the part begins, its length, and where its bytes
+    /// are (`None`: zeros). Stops at the first error.
+    pub(crate) fn walk<E>(
+        &self,
+        start: u64,
+        end: u64,
+        mut each: impl FnMut(u64, u64, Option<Source>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut at = start;
+        let first = self.pieces.range(..=start).next_back().map_or(start, |(&s, _)| s);
+        for (&piece_start, piece) in self.pieces.range(first..end) {
+            let piece_end = piece_start + piece.length;
+            if piece_end <= at {
+                continue;
+            }
+            if piece_start > at {
+                each(at, piece_start - at, None)?;
+                at = piece_start;
+            }
+            let stop = piece_end.min(end);
+            each(at, stop - at, Some(piece.source.advanced(at - piece_start)))?;
+            at = stop;
+        }
+        if at < end {
+            each(at, end - at, None)?;
+        }
+        Ok(())
+    }
+
+    /// The first offset at or after `offset`, and before the end of the file, in a block that is taken up (`data`) or not.
+    pub(crate) fn seek(&self, offset: u64, data: bool) -> Option<u64> {
+        let block = self.blocks.next(offset / BLOCK_BYTES, data)?;
+        let found = (block.checked_mul(BLOCK_BYTES)?).max(offset);
+        (found < self.size).then_some(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const SPACE: usize = 20 * 4096;
+
+    /// A file as an array of bytes: each byte is the log position that it came from (0: zero).
+    #[derive(Clone)]
+    struct Model {
+        bytes: Vec<u64>,
+        blocks: Vec<bool>,
+        size: u64,
+    }
+
+    fn change() -> impl Strategy<Value = (u8, u64, u64)> {
+        (0u8..9, 0u64..40_000, 1u64..9_000)
+    }
+
+    fn apply(model: &mut Model, content: &mut Content, (what, offset, length): (u8, u64, u64), clock: &mut u64) {
+        let block = BLOCK_BYTES as usize;
+        let (o, l) = (offset as usize, length as usize);
+        let change = match what {
+            0..=2 => {
+                let body = LogPosition(*clock);
+                for i in 0..l {
+                    model.bytes[o + i] = *clock + i as u64;
+                }
+                model.blocks[o / block..(o + l).div_ceil(block)].fill(true);
+                model.size = model.size.max(offset + length);
+                *clock += 10_000;
+                DataChange::Write { offset, length, body }
+            }
+            3 => {
+                if offset <= model.size {
+                    model.blocks[o.div_ceil(block)..].fill(false);
+                }
+                model.bytes[o..].fill(0);
+                model.size = offset;
+                DataChange::Resize { size: offset }
+            }
+            4 => {
+                model.blocks[o / block..(o + l).div_ceil(block)].fill(true);
+                model.size = model.size.max(offset + length);
+                DataChange::Allocate { how: Allocation::Reserve, offset, length, size: model.size }
+            }
+            5 => {
+                model.bytes[o..o + l].fill(0);
+                if o.div_ceil(block) < (o + l) / block {
+                    model.blocks[o.div_ceil(block)..(o + l) / block].fill(false);
+                }
+                DataChange::Allocate { how: Allocation::Punch, offset, length, size: model.size }
+            }
+            6 => {
+                model.bytes[o..o + l].fill(0);
+                model.blocks[o / block..(o + l).div_ceil(block)].fill(true);
+                DataChange::Allocate { how: Allocation::ZeroKeepSize, offset, length, size: model.size }
+            }
+            7 => {
+                let (o, l) = (o / block * block, l.div_ceil(block) * block);
+                if (o + l) as u64 >= model.size {
+                    return;
+                }
+                model.bytes.drain(o..o + l);
+                model.bytes.resize(SPACE, 0);
+                model.blocks.drain(o / block..(o + l) / block);
+                model.blocks.resize(SPACE / block, false);
+                model.size -= l as u64;
+                DataChange::Allocate { how: Allocation::Collapse, offset: o as u64, length: l as u64, size: model.size }
+            }
+            _ => {
+                let (o, l) = (o / block * block, l.div_ceil(block) * block);
+                if o as u64 >= model.size || model.size + l as u64 > 50_000 {
+                    return;
+                }
+                model.bytes.splice(o..o, std::iter::repeat_n(0, l));
+                model.bytes.truncate(SPACE);
+                model.blocks.splice(o / block..o / block, std::iter::repeat_n(false, l / block));
+                model.blocks.truncate(SPACE / block);
+                model.size += l as u64;
+                DataChange::Allocate { how: Allocation::Insert, offset: o as u64, length: l as u64, size: model.size }
+            }
+        };
+        content.apply(&change);
+    }
+
+    proptest! {
+        #[test]
+        fn maps_bytes_like_an_array(changes in prop::collection::vec(change(), 1..30)) {
+            let mut model = Model { bytes: vec![0; SPACE], blocks: vec![false; SPACE / 4096], size: 0 };
+            let (mut content, mut clock) = (Content::default(), 1_000_000);
+            for change in changes {
+                apply(&mut model, &mut content, change, &mut clock);
+                prop_assert_eq!(content.block_count(), model.blocks.iter().filter(|b| **b).count() as u64);
+                let mut seen = Vec::new();
+                content.walk::<()>(0, model.size, |at, length, source| {
+                    assert_eq!(at, seen.len() as u64);
+                    for i in 0..length {
+                        seen.push(match &source { Some(Source::Log(position)) => position.0 + i, _ => 0 });
+                    }
+                    Ok(())
+                }).expect("nothing fails");
+                prop_assert_eq!(&seen[..], &model.bytes[..model.size as usize]);
+            }
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! Reading and writing files.
+
+use ashlar_pmem::Persistent;
+use ashlar_types::{Errno, FileKind, Inode, InodeId, LogPosition, Timestamp, BLOCK_BYTES, FILE_SIZE_MAX};
+use ashlar_update::{Allocation, Update};
+use ashlar_wire::{Reply, Request};
+
+use crate::api::{Outcome, Seek, WriteAt};
+use crate::content::{Content, Source};
+use crate::grants::{Claim, Stop};
+use crate::node::NodeState;
+use crate::LibFs;
+
+/// The most data in one record: short enough that a small log holds several.
+const RECORD_DATA_MAX: usize = 1 << 20;
+/// How long an access time may lie behind, in seconds, before a read moves it (`relatime`).
+const RELATIME_SECONDS: i64 = 24 * 60 * 60;
+/// How many times a block whose checksum is wrong is asked for again: SharedFS may have been rewriting it.
+const CHECKSUM_ATTEMPTS: u32 = 3;
+
+/// Why a copy did not succeed.
+enum ReadStop {
+    /// The bytes on the medium are not those that were written.
+    Corrupt,
+    Errno(Errno),
+}
+
+impl From<Errno> for ReadStop {
+    fn from(errno: Errno) -> Self {
+        Self::Errno(errno)
+    }
+}
+
+impl LibFs {
+    /// Reads into `buffer`; fewer bytes than asked for only at the end of the file.
+    ///
+    /// # Errors
+    /// `EISDIR`, `EINVAL`; `EIO` where the medium does not hold what was written.
+    pub fn read(&self, id: InodeId, offset: u64, buffer: &mut [u8]) -> Outcome<usize> {
+        let mut attempts = 0;
+        loop {
+            let guard = self.view(Claim::read(id).with_contents())?;
+            let inode = guard.inode.as_ref().ok_or(Errno::ESTALE)?;
+            match inode.kind {
+                FileKind::Regular => {}
+                FileKind::Directory => return Err(Errno::EISDIR),
+                _ => return Err(Errno::EINVAL),
+            }
+            let length = inode.size.saturating_sub(offset).min(buffer.len() as u64);
+            let content = guard.content.as_ref().ok_or(Errno::EIO)?;
+            let copied = self.copy_out(content, offset, &mut buffer[..length as usize]);
+            // The copy is good if the lease held when it was finished: nobody could change the file or free its blocks.
+            if !self.holds(&guard, false) {
+                continue;
+            }
+            match copied {
+                Ok(()) => {
+                    let touch = length > 0 && is_access_time_due(inode);
+                    drop(guard);
+                    if touch {
+                        self.touch_accessed(id)?;
+                    }
+                    return Ok(length as usize);
+                }
+                Err(ReadStop::Errno(errno)) => return Err(errno),
+                Err(ReadStop::Corrupt) => {
+                    attempts += 1;
+                    if attempts >= CHECKSUM_ATTEMPTS {
+                        tracing::error!(inode = id.0, offset, length, "data do not match their checksum");
+                        return Err(Errno::EIO);
+                    }
+                    drop(guard);
+                    self.forget_content(id);
+                }
+            }
+        }
+    }
+
+    fn copy_out(&self, content: &Content, offset: u64, buffer: &mut [u8]) -> Result<(), ReadStop> {
+        content.walk(offset, offset + buffer.len() as u64, |at, length, source| {
+            let into = &mut buffer[(at - offset) as usize..(at - offset + length) as usize];
+            match source {
+                None => into.fill(0),
+                Some(Source::Inline(bytes, index)) => {
+                    into.copy_from_slice(bytes.get(index..index + into.len()).ok_or(Errno::EIO)?);
+                }
+                Some(Source::Log(position)) => self.read_log(position, into)?,
+                Some(Source::Segment { block, skip }) => {
+                    let segment = self.segment(block.segment())?;
+                    if !segment.read(block.block(), skip, into).map_err(|_| Errno::EIO)? {
+                        return Err(ReadStop::Corrupt);
+                    }
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn read_log(&self, position: LogPosition, into: &mut [u8]) -> Outcome<()> {
+        self.log.read(position, into).map_err(|_| Errno::EIO)
+    }
+
+    fn forget_content(&self, id: InodeId) {
+        if let Some(node) = self.nodes.existing(id) {
+            node.state.write().content = None;
+        }
+    }
+
+    fn touch_accessed(&self, id: InodeId) -> Outcome<()> {
+        let result = self.change(&[Claim::read(id)], |locked| {
+            if !is_access_time_due(locked.inode(id)?) {
+                return Ok(());
+            }
+            locked.commit(&Update::Accessed { inode: id, at: Self::now() }).map(drop)
+        });
+        match result {
+            // The data are read all the same where there is no room for a time.
+            Err(Errno::ENOSPC | Errno::EDQUOT | Errno::ESTALE) => Ok(()),
+            result => result,
+        }
+    }
+
+    /// Writes all of `data`, and returns the offset at which they were written.
+    ///
+    /// # Errors
+    /// `EINVAL`, `EISDIR`, `EFBIG`, `ENOSPC`, `EDQUOT`.
+    pub fn write(&self, id: InodeId, at: WriteAt, data: &[u8], strip: bool) -> Outcome<u64> {
+        let mut start = None;
+        let mut written = 0;
+        loop {
+            let part = &data[written..data.len().min(written + RECORD_DATA_MAX)];
+            let result = self.change(&[Claim::write(id).with_contents()], |locked| {
+                let inode = locked.inode(id)?;
+                check_regular(inode)?;
+                let offset = match (start, at) {
+                    (Some(start), _) => start + written as u64,
+                    (None, WriteAt::Offset(offset)) => offset,
+                    (None, WriteAt::End) => inode.size,
+                };
+                if offset.checked_add(part.len() as u64).is_none_or(|end| end > FILE_SIZE_MAX) {
+                    return Err(Errno::EFBIG.into());
+                }
+                if !part.is_empty() {
+                    locked.commit(&Update::Write { inode: id, offset, at: Self::now(), strip, data: part })?;
+                }
+                Ok(offset)
+            });
+            match result {
+                Ok(offset) => {
+                    start.get_or_insert(offset);
+                    written += part.len();
+                }
+                Err(errno) => return Err(errno),
+            }
+            if written == data.len() {
+                return Ok(start.unwrap_or(0));
+            }
+        }
+    }
+
+    /// Reserves, punches, zeroes, collapses or inserts a range.
+    ///
+    /// # Errors
+    /// `EINVAL`, `ENODEV`, `EISDIR`, `EFBIG`, `ENOSPC`.
+    pub fn allocate(&self, id: InodeId, how: Allocation, offset: u64, length: u64, strip: bool) -> Outcome<()> {
+        let end = offset.checked_add(length).filter(|&end| end <= FILE_SIZE_MAX).ok_or(Errno::EFBIG)?;
+        if length == 0 {
+            return Err(Errno::EINVAL);
+        }
+        let moves = matches!(how, Allocation::Collapse | Allocation::Insert);
+        if moves && (offset % BLOCK_BYTES != 0 || length % BLOCK_BYTES != 0) {
+            return Err(Errno::EINVAL);
+        }
+        self.change(&[Claim::write(id).with_contents()], |locked| {
+            let inode = locked.inode(id)?;
+            match inode.kind {
+                FileKind::Regular => {}
+                FileKind::Directory => return Err(Errno::EISDIR.into()),
+                FileKind::Fifo => return Err(Errno::ESPIPE.into()),
+                _ => return Err(Errno::ENODEV.into()),
+            }
+            match how {
+                Allocation::Collapse if end >= inode.size => return Err(Errno::EINVAL.into()),
+                Allocation::Insert if offset >= inode.size => return Err(Errno::EINVAL.into()),
+                Allocation::Insert if inode.size + length > FILE_SIZE_MAX => return Err(Errno::EFBIG.into()),
+                _ => {}
+            }
+            locked.commit(&Update::Allocate { inode: id, how, offset, length, strip, at: Self::now() }).map(drop)
+        })
+    }
+
+    /// The next data or hole at or behind `offset`. Data are blocks that are taken up; the end of the file is a hole.
+    ///
+    /// # Errors
+    /// `ENXIO` at or behind the end, or where no data follow.
+    pub fn seek(&self, id: InodeId, what: Seek, offset: u64) -> Outcome<u64> {
+        let guard = self.view(Claim::read(id).with_contents())?;
+        let inode = guard.inode.as_ref().ok_or(Errno::ESTALE)?;
+        check_regular(inode).map_err(|_| Errno::EINVAL)?;
+        if offset >= inode.size {
+            return Err(Errno::ENXIO);
+        }
+        let content = guard.content.as_ref().ok_or(Errno::EIO)?;
+        match what {
+            Seek::Data => content.seek(offset, true).ok_or(Errno::ENXIO),
+            Seek::Hole => Ok(content.seek(offset, false).unwrap_or(inode.size)),
+        }
+    }
+
+    /// Copies up to `length` bytes between files, or within one; returns how many. The ranges may not overlap in one file.
+    ///
+    /// # Errors
+    /// `EINVAL`, `EISDIR`, `EFBIG`, `ENOSPC`; after some bytes were copied, their number instead.
+    pub fn copy_range(
+        &self,
+        from: InodeId,
+        from_offset: u64,
+        to: InodeId,
+        to_offset: u64,
+        length: u64,
+        strip: bool,
+    ) -> Outcome<u64> {
+        let reach = |offset: u64| offset.checked_add(length).ok_or(Errno::EOVERFLOW);
+        let (from_end, to_end) = (reach(from_offset)?, reach(to_offset)?);
+        if from == to && from_offset < to_end && to_offset < from_end {
+            return Err(Errno::EINVAL);
+        }
+        let mut buffer = vec![0; RECORD_DATA_MAX.min(length as usize)];
+        let mut copied = 0;
+        while copied < length {
+            let step = (length - copied).min(RECORD_DATA_MAX as u64) as usize;
+            let done = self.read(from, from_offset + copied, &mut buffer[..step]).and_then(|count| {
+                self.write(to, WriteAt::Offset(to_offset + copied), &buffer[..count], strip).map(|_| count)
+            });
+            match done {
+                Ok(0) => break,
+                Ok(count) => copied += count as u64,
+                Err(_) if copied > 0 => break,
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(copied)
+    }
+
+    /// Makes everything that this session did before persistent, and all that it depends on.
+    ///
+    /// # Errors
+    /// `EIO` where the medium fails.
+    pub fn sync(&self) -> Outcome<()> {
+        self.check_alive()?;
+        if !self.sync_needed {
+            return Ok(());
+        }
+        let unsynced: Vec<_> = self.dependencies.lock().unsynced.iter().map(|(s, p)| (*s, *p)).collect();
+        if !unsynced.is_empty() {
+            self.call(&Request::SyncDependencies(unsynced.clone()))?;
+            let mut dependencies = self.dependencies.lock();
+            for (session, position) in unsynced {
+                if dependencies.unsynced.get(&session) == Some(&position) {
+                    dependencies.unsynced.remove(&session);
+                }
+            }
+        }
+        self.log.memory().sync().map_err(|_| Errno::EIO)
+    }
+
+    /// Free and total space.
+    ///
+    /// # Errors
+    /// `EIO` where SharedFS is away.
+    pub fn space(&self) -> Outcome<crate::Space> {
+        match self.call(&Request::Space)? {
+            Reply::Space(space) => Ok(space),
+            _ => Err(Errno::EIO),
+        }
+    }
+}
+
+fn check_regular(inode: &Inode) -> Result<(), Stop> {
+    match inode.kind {
+        FileKind::Regular => Ok(()),
+        FileKind::Directory => Err(Errno::EISDIR.into()),
+        _ => Err(Errno::EINVAL.into()),
+    }
+}
+
+/// `relatime`: an access moves the time where it is not newer than the last change, or a day old.
+fn is_access_time_due(inode: &Inode) -> bool {
+    let Timestamp { seconds, .. } = LibFs::now();
+    inode.accessed <= inode.modified
+        || inode.accessed <= inode.changed
+        || inode.accessed.seconds.saturating_add(RELATIME_SECONDS) < seconds
+}
+
+impl NodeState {
+    /// Whether the inode has no link left.
+    pub(crate) fn is_orphan(&self) -> bool {
+        self.inode.as_ref().is_some_and(|inode| inode.links == 0)
+    }
+}

@@ -1,0 +1,326 @@
+//! Leases: asking for them, taking over the state that comes with them, and holding nodes still under them.
+
+use ashlar_types::{name_cookie, Errno, InodeId, LogPosition, Name, SealCount, SessionId};
+use ashlar_update::{Entry, Update};
+use ashlar_wire::{GrantReply, LeaseWord, Need, Reply, Request, ScopeKind, Want};
+use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
+use parking_lot::RawRwLock;
+
+use crate::api::Outcome;
+use crate::children::Known;
+use crate::node::{Lease, NodeState};
+use crate::LibFs;
+
+/// What an operation needs of an inode.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claim {
+    pub(crate) id: InodeId,
+    pub(crate) write: bool,
+    pub(crate) contents: bool,
+    pub(crate) entries: bool,
+    pub(crate) xattrs: bool,
+    pub(crate) subtree: bool,
+}
+
+impl Claim {
+    /// To read attributes.
+    pub(crate) fn read(id: InodeId) -> Self {
+        Self { id, write: false, contents: false, entries: false, xattrs: false, subtree: false }
+    }
+
+    /// To change attributes.
+    pub(crate) fn write(id: InodeId) -> Self {
+        Self { write: true, ..Self::read(id) }
+    }
+
+    pub(crate) fn with_contents(self) -> Self {
+        Self { contents: true, ..self }
+    }
+
+    pub(crate) fn with_entries(self) -> Self {
+        Self { entries: true, ..self }
+    }
+
+    pub(crate) fn with_xattrs(self) -> Self {
+        Self { xattrs: true, ..self }
+    }
+
+    /// The lease must cover all below a directory: before it moves to another parent.
+    pub(crate) fn with_subtree(self) -> Self {
+        Self { subtree: true, ..self }
+    }
+}
+
+/// Why an operation must let go of its nodes, and what to do before it tries again.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// It failed.
+    Errno(Errno),
+    /// The log was sealed meanwhile: some lease may be gone.
+    Sealed,
+    /// The log is full.
+    Full,
+    /// Credit has run out.
+    Credit(ashlar_update::Cost),
+    /// What was looked up before is not so any more.
+    Changed,
+}
+
+impl From<Errno> for Stop {
+    fn from(errno: Errno) -> Self {
+        Self::Errno(errno)
+    }
+}
+
+pub(crate) type WriteGuard = ArcRwLockWriteGuard<RawRwLock, NodeState>;
+pub(crate) type ReadGuard = ArcRwLockReadGuard<RawRwLock, NodeState>;
+
+/// Nodes locked for writing, in inode order, under valid leases.
+pub(crate) struct Locked<'a> {
+    pub(crate) fs: &'a LibFs,
+    pub(crate) seal: SealCount,
+    pub(crate) nodes: Vec<(InodeId, WriteGuard)>,
+}
+
+impl Locked<'_> {
+    /// The state of a node that the operation has claimed.
+    pub(crate) fn state(&self, id: InodeId) -> Result<&NodeState, Stop> {
+        self.nodes.iter().find(|(found, _)| *found == id).map(|(_, guard)| &**guard).ok_or(Stop::Errno(Errno::EIO))
+    }
+
+    /// The attributes of a node that the operation has claimed.
+    pub(crate) fn inode(&self, id: InodeId) -> Result<&ashlar_types::Inode, Stop> {
+        self.state(id)?.inode.as_ref().ok_or(Stop::Errno(Errno::ESTALE))
+    }
+
+    /// The entry `name` of a directory that the operation has claimed, if it is still what was looked up before.
+    pub(crate) fn expect_entry(&self, directory: InodeId, name: &[u8], expected: Option<Entry>) -> Result<(), Stop> {
+        match self.state(directory)?.children.known(self.fs.cookie(name), name) {
+            Known::Yes(found) if found == expected => Ok(()),
+            _ => Err(Stop::Changed),
+        }
+    }
+}
+
+impl LibFs {
+    /// A name's place in its directory's order.
+    pub(crate) fn cookie(&self, name: &[u8]) -> u64 {
+        name_cookie(&self.hash_key, name)
+    }
+
+    /// Whether a node's lease holds now.
+    pub(crate) fn holds(&self, state: &NodeState, write: bool) -> bool {
+        state.lease.is_some_and(|lease| {
+            let word = self.leases.word(lease.slot);
+            word == lease.word && if write { word.may_write() } else { word.may_read() }
+        })
+    }
+
+    /// What a claim lacks in a node's state; `None` where it has all.
+    fn lacks(&self, state: &NodeState, claim: &Claim) -> Option<Want> {
+        let held = state.inode.is_some() && self.holds(state, claim.write);
+        let covered = !claim.subtree || state.lease.is_some_and(|lease| lease.word.scope() == ScopeKind::Subtree);
+        let is_directory = state.inode.as_ref().is_none_or(ashlar_types::Inode::is_directory);
+        let complete = state.children.is_complete()
+            || state.inode.as_ref().is_some_and(|inode| inode.entries > Need::ENTRIES_MAX)
+            || !is_directory;
+        let entries = claim.entries && !(held && complete);
+        let contents = claim.contents && !(held && state.content.is_some());
+        let xattrs = claim.xattrs && !(held && state.xattrs.is_some());
+        if held && covered && !entries && !contents && !xattrs {
+            return None;
+        }
+        let own = state.own_directory && !held;
+        Some(Want {
+            inode: claim.id,
+            write: claim.write,
+            scope: if claim.subtree || own { ScopeKind::Subtree } else { ScopeKind::Node },
+            need: Need { contents, entries, children: entries, xattrs: xattrs || !held },
+        })
+    }
+
+    /// Runs a changing operation: claims and locks its nodes, and tries again for as long as somebody else is in the way.
+    pub(crate) fn change<R>(
+        &self,
+        claims: &[Claim],
+        mut operation: impl FnMut(&mut Locked<'_>) -> Result<R, Stop>,
+    ) -> Outcome<R> {
+        let mut claims = claims.to_vec();
+        claims.sort_by_key(|claim| claim.id);
+        loop {
+            self.check_alive()?;
+            self.tidy_if_due();
+            let seal = self.log.seal_count();
+            let mut nodes: Vec<(InodeId, WriteGuard)> = Vec::with_capacity(claims.len());
+            let mut wants = Vec::new();
+            for claim in &claims {
+                if nodes.iter().any(|(id, _)| *id == claim.id) {
+                    continue;
+                }
+                let guard = self.nodes.node(claim.id).state.write_arc();
+                if guard.gone {
+                    return Err(Errno::ESTALE);
+                }
+                if let Some(want) = self.lacks(&guard, claim) {
+                    wants.push((want, guard.revision));
+                }
+                nodes.push((claim.id, guard));
+            }
+            if !wants.is_empty() {
+                drop(nodes);
+                self.acquire(&wants)?;
+                continue;
+            }
+            let mut locked = Locked { fs: self, seal, nodes };
+            match operation(&mut locked) {
+                Ok(result) => return Ok(result),
+                Err(stop) => {
+                    drop(locked);
+                    self.recover_from(stop)?;
+                }
+            }
+        }
+    }
+
+    /// Locks one node for reading under a valid lease.
+    pub(crate) fn view(&self, claim: Claim) -> Outcome<ReadGuard> {
+        loop {
+            self.check_alive()?;
+            let guard = self.nodes.node(claim.id).state.read_arc();
+            if guard.gone {
+                return Err(Errno::ESTALE);
+            }
+            match self.lacks(&guard, &claim) {
+                None => return Ok(guard),
+                Some(want) => {
+                    let revision = guard.revision;
+                    drop(guard);
+                    self.acquire(&[(want, revision)])?;
+                }
+            }
+        }
+    }
+
+    /// Does what a stopped operation needs before it can be tried again.
+    pub(crate) fn recover_from(&self, stop: Stop) -> Outcome<()> {
+        match stop {
+            Stop::Errno(errno) => Err(errno),
+            Stop::Sealed | Stop::Changed => Ok(()),
+            Stop::Full => self.make_room(),
+            Stop::Credit(cost) => self.ask_credit(cost),
+        }
+    }
+
+    /// Asks SharedFS for leases and state, and takes them over. Whoever called looks again whether they are there.
+    fn acquire(&self, wants: &[(Want, u64)]) -> Outcome<()> {
+        let evictions = self.nodes.evictions();
+        let request = Request::Acquire(wants.iter().map(|(want, _)| *want).collect());
+        let (grants, applied, dependencies) = match self.call(&request) {
+            Ok(Reply::Granted { grants, applied, dependencies }) => (grants, applied, dependencies),
+            Ok(_) => return Err(Errno::EIO),
+            // SharedFS may not have seen yet that this session made the inode.
+            Err(Errno::ESTALE) if wants.iter().any(|(want, _)| self.has_changes(want.inode)) => {
+                return self.make_room();
+            }
+            Err(errno) => return Err(errno),
+        };
+        self.depend(&dependencies)?;
+        let mut behind = false;
+        for (index, grant) in grants.iter().enumerate() {
+            match wants.get(index) {
+                Some((_, revision)) => behind |= !self.install(grant, applied, Some(*revision)),
+                // A child that came along may be older than what was dropped meanwhile.
+                None if self.nodes.evictions() == evictions => behind |= !self.install(grant, applied, None),
+                None => {}
+            }
+        }
+        if behind { self.make_room() } else { Ok(()) }
+    }
+
+    fn has_changes(&self, id: InodeId) -> bool {
+        self.nodes.existing(id).is_some_and(|node| !node.state.read().is_clean())
+    }
+
+    /// Takes over a grant, unless it is stale: revoked again, or older than what this session has done since it asked.
+    /// `false` where the state lacks changes that this session has logged: SharedFS must apply them first.
+    fn install(&self, grant: &GrantReply, applied: LogPosition, revision: Option<u64>) -> bool {
+        let lease = Lease { slot: grant.slot, word: LeaseWord(grant.word) };
+        let node = self.nodes.node(grant.inode);
+        let mut state = node.state.write();
+        if state.gone || self.leases.word(lease.slot) != lease.word || revision.is_some_and(|r| r != state.revision) {
+            return true;
+        }
+        let held = state.inode.is_some() && self.holds(&state, false);
+        if held && revision.is_some() {
+            // What a lease has covered without a break is the newest there is; only parts may be missing.
+            state.lease = Some(lease);
+            state.merge(&grant.state, applied, &|name| self.cookie(name));
+        } else if !held {
+            if state.changes.iter().any(|(position, _)| *position >= applied) {
+                return false;
+            }
+            state.reset(lease, &grant.state, applied, &|name| self.cookie(name));
+        }
+        true
+    }
+
+    /// Logs that what follows may depend on what others have written, before it can.
+    pub(crate) fn depend(&self, dependencies: &[(SessionId, LogPosition)]) -> Outcome<()> {
+        for &(session, position) in dependencies {
+            let is_new = {
+                let mut known = self.dependencies.lock();
+                let newest = known.logged.entry(session).or_default();
+                let is_new = *newest < position;
+                *newest = position.max(*newest);
+                if is_new {
+                    known.unsynced.insert(session, position);
+                }
+                is_new
+            };
+            if is_new {
+                self.append_alone(&Update::Depend { session, position })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What `name` leads to in a directory. With `write`, the lease that it takes lets the caller change the directory next.
+    pub(crate) fn entry_of(&self, directory: InodeId, name: &[u8], write: bool) -> Outcome<Option<Entry>> {
+        let cookie = self.cookie(name);
+        loop {
+            let claim = Claim { write, ..Claim::read(directory).with_entries() };
+            let (known, revision) = {
+                let guard = self.view(claim)?;
+                let inode = guard.inode.as_ref().ok_or(Errno::ESTALE)?;
+                if !inode.is_directory() {
+                    return Err(Errno::ENOTDIR);
+                }
+                (guard.children.known(cookie, name), guard.revision)
+            };
+            if let Known::Yes(entry) = known {
+                return Ok(entry);
+            }
+            self.look_up_remotely(directory, name, revision)?;
+        }
+    }
+
+    fn look_up_remotely(&self, directory: InodeId, name: &[u8], revision: u64) -> Outcome<()> {
+        let evictions = self.nodes.evictions();
+        let request = Request::Lookup { directory, name: name.to_vec() };
+        let Reply::Entry { entry, grant, applied, dependencies } = self.call(&request)? else {
+            return Err(Errno::EIO);
+        };
+        self.depend(&dependencies)?;
+        if let (Some(grant), true) = (&grant, self.nodes.evictions() == evictions) {
+            self.install(grant, applied, None);
+        }
+        let node = self.nodes.node(directory);
+        let mut state = node.state.write();
+        if state.revision == revision && self.holds(&state, false) && !state.children.is_complete() {
+            let name = Name::new(name).map_err(|_| Errno::EINVAL)?;
+            let entry = entry.map(|found| Entry { inode: found.inode, kind: found.kind });
+            state.children.set(self.cookie(name.as_bytes()), name, entry);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,219 @@
+//! Open handles, and file locks.
+
+use std::collections::HashMap;
+
+use ashlar_types::{Errno, InodeId};
+use ashlar_update::Update;
+use ashlar_wire::{LockKind, LockMode, Reply, Request};
+use parking_lot::Mutex;
+
+use crate::api::{Found, Outcome};
+use crate::calls::Reclaim;
+use crate::grants::Claim;
+use crate::LibFs;
+
+impl LibFs {
+    /// Notes a handle: the inode lives on until its last handle is closed, whoever removes its last name.
+    ///
+    /// # Errors
+    /// `ESTALE` where it is gone; `ENFILE` where too many are open.
+    pub fn open(&self, id: InodeId) -> Outcome<Found> {
+        if !self.note_open(id) {
+            return Err(Errno::ENFILE);
+        }
+        // The handle stands in the table before the inode is looked at: whoever frees inodes looks there after it has
+        // taken away the lease that this look needs.
+        let found = self.attributes(id);
+        if found.is_err() {
+            self.note_closed(id);
+        }
+        found
+    }
+
+    /// Takes a handle away; the last one on an inode without names frees it.
+    pub fn close(&self, id: InodeId) {
+        if !self.note_closed(id) {
+            return;
+        }
+        let Some(node) = self.nodes.existing(id) else { return };
+        let orphan = {
+            let state = node.state.read();
+            !state.gone && state.is_orphan() && self.holds(&state, true)
+        };
+        drop(node);
+        if !orphan {
+            // Where another session removed the last name, SharedFS finds the inode among its orphans.
+            return;
+        }
+        let freed = self.change(&[Claim::write(id)], |locked| {
+            if locked.inode(id)?.links == 0 && !self.control.has_open(id) {
+                locked.commit(&Update::Release { inode: id }).map(drop)
+            } else {
+                Ok(())
+            }
+        });
+        if let Err(errno) = freed {
+            tracing::debug!(inode = id.0, %errno, "an orphan is left to the daemon");
+        }
+    }
+
+    pub(crate) fn note_open(&self, id: InodeId) -> bool {
+        let _one_writer = self.handles.lock();
+        self.control.open_handle(id)
+    }
+
+    /// `true` where it was the last handle on the inode.
+    pub(crate) fn note_closed(&self, id: InodeId) -> bool {
+        let _one_writer = self.handles.lock();
+        self.control.close_handle(id)
+    }
+
+    /// Sets or removes a lock. `wait` is the caller's name for the waiting, unique as long as it lasts.
+    ///
+    /// # Errors
+    /// `EAGAIN` where another lock is in the way and the call does not wait; `EINTR` after [`LibFs::cancel_lock`]; `EDEADLK`.
+    #[allow(clippy::too_many_arguments, reason = "the parts of one call")]
+    pub fn lock(
+        &self,
+        inode: InodeId,
+        kind: LockKind,
+        owner: u64,
+        pid: u32,
+        range: (u64, u64),
+        mode: LockMode,
+        wait: Option<u64>,
+    ) -> Outcome<()> {
+        let (start, end) = range;
+        let request = Request::Lock { inode, kind, owner, pid, start, end, mode, wait };
+        if mode == LockMode::Unlock && !self.held_locks.owns(inode, owner, kind) {
+            return Ok(());
+        }
+        self.call(&request)?;
+        self.held_locks.note(&request);
+        Ok(())
+    }
+
+    /// Stops a waiting.
+    ///
+    /// # Errors
+    /// `EIO` where SharedFS is away.
+    pub fn cancel_lock(&self, ticket: u64) -> Outcome<()> {
+        self.call(&Request::CancelLock { ticket }).map(drop)
+    }
+
+    /// The first lock that is in the way of one: mode, first byte, last byte, process.
+    ///
+    /// # Errors
+    /// `EIO` where SharedFS is away.
+    pub fn query_lock(
+        &self,
+        inode: InodeId,
+        kind: LockKind,
+        owner: u64,
+        range: (u64, u64),
+        mode: LockMode,
+    ) -> Outcome<Option<(LockMode, u64, u64, u32)>> {
+        match self.call(&Request::QueryLock { inode, kind, owner, start: range.0, end: range.1, mode })? {
+            Reply::Conflict(conflict) => Ok(conflict),
+            _ => Err(Errno::EIO),
+        }
+    }
+
+    /// Removes all locks of an owner on a file. Costs nothing where it has none.
+    ///
+    /// # Errors
+    /// `EIO` where SharedFS is away.
+    pub fn release_locks(&self, inode: InodeId, owner: u64, kind: LockKind) -> Outcome<()> {
+        if !self.held_locks.forget(inode, owner, kind) {
+            return Ok(());
+        }
+        self.call(&Request::ReleaseLocks { inode, owner, kind }).map(drop)
+    }
+}
+
+/// The lock requests that were granted, per owner, in order: sent again to a SharedFS that has restarted, they bring it to
+/// the same locks.
+#[derive(Debug, Default)]
+pub(crate) struct HeldLocks(Mutex<HashMap<(InodeId, u64, LockKindKey), Vec<Request>>>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum LockKindKey {
+    Record,
+    Flock,
+}
+
+/// Requests kept for one owner and file; beyond, those that an `Unlock` of everything follows are dropped first.
+const HISTORY_MAX: usize = 4096;
+
+fn key(inode: InodeId, owner: u64, kind: LockKind) -> (InodeId, u64, LockKindKey) {
+    let kind = match kind {
+        LockKind::Record => LockKindKey::Record,
+        LockKind::Flock => LockKindKey::Flock,
+    };
+    (inode, owner, kind)
+}
+
+impl HeldLocks {
+    fn owns(&self, inode: InodeId, owner: u64, kind: LockKind) -> bool {
+        self.0.lock().contains_key(&key(inode, owner, kind))
+    }
+
+    fn note(&self, request: &Request) {
+        let Request::Lock { inode, kind, owner, start, end, mode, .. } = request else { return };
+        let key = key(*inode, *owner, *kind);
+        let mut all = self.0.lock();
+        if *mode == LockMode::Unlock && (*start, *end >= i64::MAX as u64) == (0, true) {
+            all.remove(&key);
+            return;
+        }
+        let history = all.entry(key).or_default();
+        // A request makes those void that lie wholly within its range.
+        history.retain(|old| !matches!(old, Request::Lock { start: s, end: e, .. } if s >= start && e <= end));
+        if history.len() < HISTORY_MAX {
+            history.push(request.clone());
+        }
+        let only_unlocks = history.iter().all(|old| matches!(old, Request::Lock { mode: LockMode::Unlock, .. }));
+        if only_unlocks {
+            all.remove(&key);
+        }
+    }
+
+    fn forget(&self, inode: InodeId, owner: u64, kind: LockKind) -> bool {
+        self.0.lock().remove(&key(inode, owner, kind)).is_some()
+    }
+}
+
+impl Reclaim for HeldLocks {
+    fn requests(&self) -> Vec<Request> {
+        let mut requests: Vec<Request> = self.0.lock().values().flatten().cloned().collect();
+        for request in &mut requests {
+            if let Request::Lock { wait, .. } = request {
+                *wait = None;
+            }
+        }
+        requests
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(start: u64, end: u64, mode: LockMode) -> Request {
+        Request::Lock { inode: InodeId(9), kind: LockKind::Record, owner: 1, pid: 1, start, end, mode, wait: Some(3) }
+    }
+
+    #[test]
+    fn what_was_granted_is_asked_for_again_without_waiting() {
+        let held = HeldLocks::default();
+        held.note(&request(0, 9, LockMode::Read));
+        held.note(&request(20, 29, LockMode::Write));
+        held.note(&request(0, 9, LockMode::Unlock));
+        assert!(held.owns(InodeId(9), 1, LockKind::Record));
+        assert_eq!(held.requests().len(), 2);
+        assert!(held.requests().iter().all(|r| matches!(r, Request::Lock { wait: None, .. })));
+        held.note(&request(0, u64::MAX, LockMode::Unlock));
+        assert!(held.requests().is_empty());
+        assert!(!held.forget(InodeId(9), 1, LockKind::Record));
+    }
+}

@@ -1,0 +1,204 @@
+//! LibFS: POSIX operations over the update log, granted state and data segments.
+//!
+//! Purpose: a session's half of the file system. Every operation works on cached objects that a lease makes valid; what
+//! changes state is one record in the session's update log, and the same transition function that SharedFS will run
+//! on the record (`ashlar-update`) runs on the cached objects. A warm operation costs no message.
+//!
+//! Invariants:
+//! - A record is appended only while every lease that it needs holds: the log's seal count is read first, then the lease
+//!   words; a revocation between that and the reservation makes the reservation fail, and the operation starts again.
+//! - What a read returns was true at one moment between call and return: it's copied, and then the lease word is looked at.
+//! - Nothing here exits, aborts or unwinds on purpose; a failure is an [`Errno`](ashlar_types::Errno).
+//! - The call that asks for space gets the refusal: every record is paid for with credit before it is appended.
+//!
+//! Non-goals: paths and descriptors (front ends have them), kernel caches (`ashlar-fuse`).
+//!
+//! Source: `docs/architecture.md`; Assise §3.2 and §3.3.
+mod api;
+mod attributes;
+mod calls;
+mod children;
+mod content;
+mod data;
+mod grants;
+mod handles;
+mod intervals;
+mod ledger;
+mod names;
+mod node;
+mod record;
+mod segments;
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::Arc;
+
+use ashlar_log::Log;
+use ashlar_pmem::{Mapping, MappingAccess, Medium};
+use ashlar_types::{Errno, InodeId, LogPosition, SessionId};
+use ashlar_wire::{ControlPage, LeaseTable, Reply, Request, SessionKind, CONTROL_BYTES, LEASE_TABLE_BYTES};
+use parking_lot::Mutex;
+
+pub use api::{
+    Change, ConnectError, Found, Listed, Make, Options, Outcome, RenameFlags, Seek, SetTime, Space, WriteAt, XattrFlags,
+};
+pub use ashlar_update::Allocation;
+pub use ashlar_wire::{LockKind, LockMode};
+
+use calls::Calls;
+use handles::HeldLocks;
+use ledger::Ledger;
+use node::NodeTable;
+use segments::Segments;
+
+/// How often a mount forgets what was committed while nothing calls it, in milliseconds.
+const IDLE_TIDY_MS: u64 = 200;
+
+/// What this session has seen of others.
+#[derive(Debug, Default)]
+struct Dependencies {
+    /// The newest position of each session for which a record was logged.
+    logged: HashMap<SessionId, LogPosition>,
+    /// Those that `fsync` has not yet made persistent.
+    unsynced: HashMap<SessionId, LogPosition>,
+}
+
+/// A session: one process's half of the file system. Shared between threads.
+#[derive(Debug)]
+pub struct LibFs {
+    calls: Calls,
+    log: Log<Mapping>,
+    control: ControlPage<Mapping>,
+    leases: LeaseTable<Mapping>,
+    nodes: NodeTable,
+    ledger: Ledger,
+    segments: Segments,
+    held_locks: HeldLocks,
+    /// The control page's handle table has one writer at a time.
+    handles: Mutex<()>,
+    /// Inode numbers that may be given out: the next, and how many.
+    inodes: Mutex<(u64, u64)>,
+    dependencies: Mutex<Dependencies>,
+    hash_key: [u8; 16],
+    cache_ttl_ms: u64,
+    sync_needed: bool,
+    medium: Medium,
+    poisoned: AtomicBool,
+    tidying: Mutex<()>,
+    /// Up to where what was committed is forgotten.
+    tidied: AtomicU64,
+}
+
+impl LibFs {
+    /// Opens a session with SharedFS.
+    ///
+    /// # Errors
+    /// [`ConnectError`], with what to do next.
+    pub fn connect(options: &Options) -> Result<Arc<Self>, ConnectError> {
+        let (calls, welcome, descriptors) = Calls::open(options)?;
+        let memory = |error: &dyn std::fmt::Display| ConnectError::Memory(error.to_string());
+        let [log, control, leases] = &descriptors[..] else {
+            return Err(memory(&"the daemon sent the wrong number of descriptors"));
+        };
+        let medium = match (welcome.flush_needed, welcome.sync_needed) {
+            (_, true) => Medium::DISK,
+            (true, false) => Medium::pmem(),
+            (false, false) => Medium::MEMORY,
+        };
+        let map = |file: &OwnedFd, bytes: u64, access: MappingAccess, medium: Medium| {
+            Mapping::map(file, bytes, access, medium).map_err(|error| memory(&error))
+        };
+        let volatile = Medium::MEMORY;
+        let log = Log::open(map(log, welcome.log_bytes, MappingAccess::ReadWrite, medium)?).map_err(|e| memory(&e))?;
+        let control = ControlPage::new(map(control, CONTROL_BYTES, MappingAccess::ReadWrite, volatile)?);
+        let leases = LeaseTable::new(map(leases, LEASE_TABLE_BYTES, MappingAccess::ReadOnly, volatile)?);
+        let (Some(control), Some(leases)) = (control, leases) else {
+            return Err(memory(&"the control page is too short"));
+        };
+        let fs = Arc::new(Self {
+            calls,
+            log,
+            control,
+            leases,
+            nodes: NodeTable::new(),
+            ledger: Ledger::default(),
+            segments: Segments::default(),
+            held_locks: HeldLocks::default(),
+            handles: Mutex::new(()),
+            inodes: Mutex::new((0, 0)),
+            dependencies: Mutex::default(),
+            hash_key: welcome.hash_key,
+            cache_ttl_ms: welcome.cache_ttl_ms,
+            sync_needed: welcome.sync_needed,
+            medium,
+            poisoned: AtomicBool::new(false),
+            tidying: Mutex::new(()),
+            tidied: AtomicU64::new(0),
+        });
+        if options.kind == SessionKind::Mount {
+            let weak = Arc::downgrade(&fs);
+            // A mount is a process of its own, so a thread disturbs nobody; inside an application there is none.
+            let spawned = std::thread::Builder::new().name("ashlar-tidy".into()).spawn(move || {
+                while let Some(fs) = weak.upgrade() {
+                    fs.tidy();
+                    drop(fs);
+                    std::thread::sleep(std::time::Duration::from_millis(IDLE_TIDY_MS));
+                }
+            });
+            spawned.map_err(|error| memory(&error))?;
+        }
+        Ok(fs)
+    }
+
+    /// Hands SharedFS the mount's `/dev/fuse` descriptor, through which it makes the kernel forget what is no longer true.
+    /// After a restart of SharedFS this happens again by itself.
+    ///
+    /// # Errors
+    /// `EIO` where SharedFS is away.
+    pub fn register_mount(&self, device: OwnedFd) -> Outcome<()> {
+        self.calls.register_mount(device, &self.held_locks)
+    }
+
+    /// For how long a kernel may keep what was just answered about an inode, in milliseconds; 0 where it's no longer true.
+    #[must_use]
+    pub fn cache_ttl_ms(&self, id: InodeId) -> u64 {
+        if self.is_valid(id) { self.cache_ttl_ms } else { 0 }
+    }
+
+    /// Whether the lease under which an inode was answered still holds.
+    #[must_use]
+    pub fn is_valid(&self, id: InodeId) -> bool {
+        self.nodes.existing(id).is_some_and(|node| {
+            let state = node.state.read();
+            !state.gone && self.holds(&state, false)
+        })
+    }
+
+    /// Ends the session in order: everything is digested, leases and locks go back.
+    pub fn end(&self) {
+        if self.make_room().and_then(|()| self.call(&Request::Goodbye).map(drop)).is_err() {
+            tracing::warn!("the daemon is away; it will digest the session's log when it is back");
+        }
+    }
+
+    pub(crate) fn call(&self, request: &Request) -> Outcome<Reply> {
+        self.calls.call(request, &self.held_locks)
+    }
+
+    pub(crate) fn call_with(&self, request: &Request) -> Outcome<(Reply, Vec<OwnedFd>)> {
+        self.calls.call_with(request, &self.held_locks)
+    }
+
+    /// A number for a new inode.
+    pub(crate) fn next_inode(&self) -> Outcome<InodeId> {
+        let mut range = self.inodes.lock();
+        if range.1 == 0 {
+            let Reply::Inodes(first, count) = self.call(&Request::InodeRange)? else { return Err(Errno::EIO) };
+            *range = (first.0, count);
+        }
+        let id = InodeId(range.0);
+        *range = (range.0 + 1, range.1.checked_sub(1).ok_or(Errno::EIO)?);
+        Ok(id)
+    }
+}

@@ -1,0 +1,511 @@
+//! Operations on names: look up, make, link, remove, rename, list.
+
+use ashlar_types::{Access, Credentials, Errno, FileKind, Inode, InodeId, Name, NameError, LINK_MAX, MODE_SETGID};
+use ashlar_update::acl::Acl;
+use ashlar_update::{permission, Create, Entry, Rename, Update, XATTR_ACL_DEFAULT};
+use ashlar_wire::{Reply, Request};
+
+use crate::api::{Found, Listed, Make, Outcome, RenameFlags};
+use crate::grants::{Claim, Locked, Stop};
+use crate::LibFs;
+
+/// Entries asked for at a time where a directory is too large to be known as a whole.
+const PAGE_ENTRIES: u32 = 1024;
+
+fn check_name(name: &[u8]) -> Outcome<()> {
+    Name::check(name).map_err(|error| match error {
+        NameError::TooLong => Errno::ENAMETOOLONG,
+        NameError::Invalid => Errno::EINVAL,
+    })
+}
+
+/// As [`check_name`], for names that must exist or be made: `.` and `..` can be neither removed nor made.
+fn check_new_name(name: &[u8], dots: Errno) -> Outcome<()> {
+    if name == b"." || name == b".." { Err(dots) } else { check_name(name) }
+}
+
+impl LibFs {
+    /// Looks up a name, `.` and `..` too.
+    ///
+    /// # Errors
+    /// `ENOENT`, `ENOTDIR`, `EACCES`, `ENAMETOOLONG`.
+    pub fn lookup(&self, who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<Found> {
+        self.check_access(who, directory, Access::EXECUTE)?;
+        match name {
+            b"." => return self.attributes(directory),
+            b".." => {
+                let parent = self.attributes(directory)?.inode.parent;
+                return self.attributes(parent);
+            }
+            _ => check_name(name)?,
+        }
+        loop {
+            let Some(entry) = self.entry_of(directory, name, false)? else { return Err(Errno::ENOENT) };
+            match self.attributes(entry.inode) {
+                // Removed since it was looked up: the next look-up says so.
+                Err(Errno::ESTALE) if self.entry_of(directory, name, false)? != Some(entry) => {}
+                found => return found,
+            }
+        }
+    }
+
+    /// mkdir, mknod, symlink, creat. What is made is not open.
+    ///
+    /// # Errors
+    /// `EEXIST`, `ENOENT` (a removed directory), `ENOTDIR`, `EACCES`, `ENAMETOOLONG`, `EMLINK`, `ENOSPC`, `EINVAL`.
+    pub fn make(&self, who: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found> {
+        check_new_name(name, Errno::EEXIST)?;
+        self.make_inode(who, directory, name, make, false)
+    }
+
+    /// As [`LibFs::make`], and opens the file in one step.
+    ///
+    /// # Errors
+    /// As [`LibFs::make`]; `ENFILE`.
+    pub fn make_open(&self, who: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found> {
+        check_new_name(name, Errno::EEXIST)?;
+        self.make_inode(who, directory, name, make, true)
+    }
+
+    /// `O_TMPFILE`: a file without a name, open.
+    ///
+    /// # Errors
+    /// As [`LibFs::make_open`].
+    pub fn make_unnamed(&self, who: &Credentials, directory: InodeId, make: &Make<'_>) -> Outcome<Found> {
+        self.make_inode(who, directory, b"", make, true)
+    }
+
+    fn make_inode(
+        &self,
+        who: &Credentials,
+        directory: InodeId,
+        name: &[u8],
+        make: &Make<'_>,
+        open: bool,
+    ) -> Outcome<Found> {
+        if make.kind == FileKind::Symlink && make.target.is_empty() {
+            return Err(Errno::ENOENT);
+        }
+        if make.target.len() > ashlar_types::SYMLINK_MAX {
+            return Err(Errno::ENAMETOOLONG);
+        }
+        self.check_access(who, directory, Access::WRITE | Access::EXECUTE)?;
+        loop {
+            if !name.is_empty() && self.entry_of(directory, name, true)?.is_some() {
+                return Err(Errno::EEXIST);
+            }
+            let id = self.next_inode()?;
+            let claims = [Claim::write(directory).with_xattrs()];
+            let made = self.change(&claims, |locked| self.make_locked(locked, who, directory, name, make, id, open));
+            match made {
+                Err(Errno::ECANCELED) => {}
+                made => return made,
+            }
+        }
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "the parts of one call")]
+    fn make_locked(
+        &self,
+        locked: &mut Locked<'_>,
+        who: &Credentials,
+        directory: InodeId,
+        name: &[u8],
+        make: &Make<'_>,
+        id: InodeId,
+        open: bool,
+    ) -> Result<Found, Stop> {
+        let parent = locked.inode(directory)?;
+        if !parent.is_directory() {
+            return Err(Errno::ENOTDIR.into());
+        }
+        if parent.links == 0 {
+            return Err(Errno::ENOENT.into());
+        }
+        if make.kind == FileKind::Directory && parent.links >= LINK_MAX {
+            return Err(Errno::EMLINK.into());
+        }
+        if !name.is_empty() && locked.expect_entry(directory, name, None).is_err() {
+            // Somebody was faster: look again from the start.
+            return Err(Errno::ECANCELED.into());
+        }
+        let parent = locked.inode(directory)?.clone();
+        let state = locked.state(directory)?;
+        let default = state.xattrs.as_ref().and_then(|all| all.get(XATTR_ACL_DEFAULT)).cloned();
+        let lease = state.lease;
+        let plan = Inheritance::of(&parent, default.as_deref(), who, make);
+        let create = Create {
+            inode: id,
+            parent: directory,
+            name,
+            kind: make.kind,
+            mode: plan.mode,
+            uid: who.uid,
+            gid: plan.gid,
+            device: make.device,
+            at: Self::now(),
+            target: make.target,
+            acl_access: &plan.acl_access,
+            acl_default: &plan.acl_default,
+        };
+        let node = self.nodes.node(id);
+        locked.nodes.push((id, node.state.write_arc()));
+        if open && !self.note_open(id) {
+            return Err(Errno::ENFILE.into());
+        }
+        if let Err(stop) = locked.commit(&Update::Create(create)) {
+            if open {
+                self.note_closed(id);
+            }
+            drop(locked.nodes.pop());
+            self.nodes.remove(id);
+            return Err(stop);
+        }
+        // A lease on the directory's whole subtree covers the new inode; otherwise it must get its own.
+        if let Some((_, guard)) = locked.nodes.last_mut() {
+            guard.lease = lease.filter(|lease| lease.word.scope() == ashlar_wire::ScopeKind::Subtree);
+        }
+        Ok(Found { id, inode: locked.inode(id)?.clone() })
+    }
+
+    /// Makes another name for an inode.
+    ///
+    /// # Errors
+    /// `EEXIST`, `EPERM` (a directory), `EMLINK`, `ENOENT` (no link left and not made by `O_TMPFILE`), `ENOTDIR`, `EACCES`,
+    /// `ENOSPC`.
+    pub fn link(&self, who: &Credentials, inode: InodeId, directory: InodeId, name: &[u8]) -> Outcome<Found> {
+        check_new_name(name, Errno::EEXIST)?;
+        self.check_access(who, directory, Access::WRITE | Access::EXECUTE)?;
+        if self.entry_of(directory, name, true)?.is_some() {
+            return Err(Errno::EEXIST);
+        }
+        self.change(&[Claim::write(inode), Claim::write(directory)], |locked| {
+            let found = locked.inode(inode)?;
+            if found.is_directory() {
+                return Err(Errno::EPERM.into());
+            }
+            if found.links >= LINK_MAX {
+                return Err(Errno::EMLINK.into());
+            }
+            if locked.inode(directory)?.links == 0 {
+                return Err(Errno::ENOENT.into());
+            }
+            locked.expect_entry(directory, name, None).map_err(|_| Errno::EEXIST)?;
+            locked.commit(&Update::Link { inode, parent: directory, name, at: Self::now() })?;
+            Ok(Found { id: inode, inode: locked.inode(inode)?.clone() })
+        })
+    }
+
+    /// Removes a name of anything but a directory.
+    ///
+    /// # Errors
+    /// `ENOENT`, `EISDIR`, `EACCES`, `EPERM` (sticky directory).
+    pub fn unlink(&self, who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<()> {
+        check_new_name(name, Errno::EISDIR)?;
+        self.remove(who, directory, name, false)
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// `ENOENT`, `ENOTDIR`, `ENOTEMPTY`, `EINVAL` (`.`), `EACCES`, `EPERM`.
+    pub fn remove_directory(&self, who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<()> {
+        if name == b".." {
+            return Err(Errno::ENOTEMPTY);
+        }
+        check_new_name(name, Errno::EINVAL)?;
+        self.remove(who, directory, name, true)
+    }
+
+    fn remove(&self, who: &Credentials, parent: InodeId, name: &[u8], is_directory: bool) -> Outcome<()> {
+        self.check_access(who, parent, Access::WRITE | Access::EXECUTE)?;
+        loop {
+            let entry = self.entry_of(parent, name, true)?.ok_or(Errno::ENOENT)?;
+            match (entry.kind == FileKind::Directory, is_directory) {
+                (true, false) => return Err(Errno::EISDIR),
+                (false, true) => return Err(Errno::ENOTDIR),
+                _ => {}
+            }
+            let inode = entry.inode;
+            let result = self.change(&[Claim::write(parent), Claim::write(inode)], |locked| {
+                locked.expect_entry(parent, name, Some(entry)).map_err(|_| Errno::ECANCELED)?;
+                if permission::is_stuck(locked.inode(parent)?, locked.inode(inode)?, who) {
+                    return Err(Errno::EPERM.into());
+                }
+                if locked.inode(inode)?.entries != 0 {
+                    return Err(Errno::ENOTEMPTY.into());
+                }
+                let (at, release) = (Self::now(), !self.control.has_open(inode));
+                let update = if is_directory {
+                    Update::RemoveDirectory { inode, parent, name, release, at }
+                } else {
+                    Update::Unlink { inode, parent, name, release, at }
+                };
+                locked.commit(&update).map(drop)
+            });
+            match result {
+                // Changed between look-up and lock.
+                Err(Errno::ECANCELED | Errno::ESTALE) if self.entry_of(parent, name, true)? != Some(entry) => {}
+                Err(Errno::ECANCELED) => {}
+                result => return result,
+            }
+        }
+    }
+
+    /// Moves a name, or exchanges two.
+    ///
+    /// # Errors
+    /// `ENOENT`, `EEXIST`, `ENOTDIR`, `EISDIR`, `ENOTEMPTY`, `EINVAL` (a directory into itself), `EBUSY`, `EACCES`, `EPERM`, `EMLINK`.
+    pub fn rename(
+        &self,
+        who: &Credentials,
+        from: (InodeId, &[u8]),
+        to: (InodeId, &[u8]),
+        flags: RenameFlags,
+    ) -> Outcome<()> {
+        let (parent, name) = from;
+        let (new_parent, new_name) = to;
+        check_new_name(name, Errno::EBUSY)?;
+        check_new_name(new_name, Errno::EBUSY)?;
+        if flags.exchange && flags.no_replace {
+            return Err(Errno::EINVAL);
+        }
+        self.check_access(who, parent, Access::WRITE | Access::EXECUTE)?;
+        self.check_access(who, new_parent, Access::WRITE | Access::EXECUTE)?;
+        loop {
+            let source = self.entry_of(parent, name, true)?.ok_or(Errno::ENOENT)?;
+            let target = self.entry_of(new_parent, new_name, true)?;
+            match (target, flags) {
+                (Some(_), RenameFlags { no_replace: true, .. }) => return Err(Errno::EEXIST),
+                (None, RenameFlags { exchange: true, .. }) => return Err(Errno::ENOENT),
+                // Two names of one inode: nothing to do, says POSIX.
+                (Some(target), _) if target.inode == source.inode => return Ok(()),
+                _ => {}
+            }
+            let plan = Move { parent, name, new_parent, new_name, source, target, exchange: flags.exchange };
+            match self.move_once(who, &plan) {
+                Err(Errno::ECANCELED) => {}
+                Err(Errno::ESTALE) if self.entry_of(parent, name, true)? != Some(source) => {}
+                Err(Errno::ESTALE) if self.entry_of(new_parent, new_name, true)? != target => {}
+                result => return result,
+            }
+        }
+    }
+
+    fn move_once(&self, who: &Credentials, plan: &Move<'_>) -> Outcome<()> {
+        let source_is_directory = plan.source.kind == FileKind::Directory;
+        let target_is_directory = plan.target.is_some_and(|target| target.kind == FileKind::Directory);
+        if !plan.exchange {
+            match plan.target {
+                Some(_) if source_is_directory && !target_is_directory => return Err(Errno::ENOTDIR),
+                Some(_) if !source_is_directory && target_is_directory => return Err(Errno::EISDIR),
+                _ => {}
+            }
+        }
+        let crosses = plan.parent != plan.new_parent;
+        let mut claims = vec![Claim::write(plan.parent), Claim::write(plan.new_parent)];
+        let moves_directory = crosses && (source_is_directory || plan.exchange && target_is_directory);
+        if moves_directory {
+            claims.push(Claim::write(InodeId::RENAME));
+        }
+        let claim = |entry: Entry| {
+            let claim = Claim::write(entry.inode);
+            if crosses && entry.kind == FileKind::Directory { claim.with_subtree() } else { claim }
+        };
+        claims.push(claim(plan.source));
+        // A replaced directory is empty: nothing below it needs a lease.
+        claims.extend(plan.target.map(|target| if plan.exchange { claim(target) } else { Claim::write(target.inode) }));
+        if moves_directory {
+            // The lease keeps the ancestors where they are while it is held; it is claimed again with the rest below.
+            self.change(&[Claim::write(InodeId::RENAME)], |_| Ok(()))?;
+            if source_is_directory && self.is_ancestor(plan.source.inode, plan.new_parent)? {
+                return Err(Errno::EINVAL);
+            }
+            if let Some(target) = plan.target.filter(|_| plan.exchange && target_is_directory) {
+                if self.is_ancestor(target.inode, plan.parent)? {
+                    return Err(Errno::EINVAL);
+                }
+            }
+        }
+        // An ancestor can't be replaced: it isn't empty.
+        self.change(&claims, |locked| self.move_locked(locked, who, plan))
+    }
+
+    fn move_locked(&self, locked: &mut Locked<'_>, who: &Credentials, plan: &Move<'_>) -> Result<(), Stop> {
+        let &Move { parent, name, new_parent, new_name, source, target, exchange } = plan;
+        locked.expect_entry(parent, name, Some(source)).map_err(|_| Errno::ECANCELED)?;
+        locked.expect_entry(new_parent, new_name, target).map_err(|_| Errno::ECANCELED)?;
+        let into = locked.inode(new_parent)?;
+        if into.links == 0 {
+            return Err(Errno::ENOENT.into());
+        }
+        if parent != new_parent
+            && source.kind == FileKind::Directory
+            && into.links >= LINK_MAX
+            && target.is_none_or(|t| t.kind != FileKind::Directory)
+        {
+            return Err(Errno::EMLINK.into());
+        }
+        if permission::is_stuck(locked.inode(parent)?, locked.inode(source.inode)?, who) {
+            return Err(Errno::EPERM.into());
+        }
+        // A directory that moves gets a new "..": that is a write to it.
+        let needs_write = |locked: &Locked<'_>, entry: Entry| -> Result<bool, Stop> {
+            let crosses = parent != new_parent && entry.kind == FileKind::Directory;
+            Ok(crosses && !self.allows(locked.state(entry.inode)?, who, Access::WRITE))
+        };
+        if needs_write(locked, source)? {
+            return Err(Errno::EACCES.into());
+        }
+        let mut release = false;
+        if let Some(target) = target {
+            if permission::is_stuck(into, locked.inode(target.inode)?, who) {
+                return Err(Errno::EPERM.into());
+            }
+            if exchange {
+                if needs_write(locked, target)? {
+                    return Err(Errno::EACCES.into());
+                }
+            } else if locked.inode(target.inode)?.entries != 0 {
+                return Err(Errno::ENOTEMPTY.into());
+            }
+            release = !exchange && !self.control.has_open(target.inode);
+        }
+        let rename = Rename {
+            parent,
+            name,
+            inode: source.inode,
+            new_parent,
+            new_name,
+            target: target.map(|target| target.inode),
+            exchange,
+            release,
+            at: Self::now(),
+        };
+        locked.commit(&Update::Rename(rename)).map(drop)
+    }
+
+    /// Whether `ancestor` is `inode` or above it. The caller holds the rename lease, so that nothing moves meanwhile.
+    fn is_ancestor(&self, ancestor: InodeId, inode: InodeId) -> Outcome<bool> {
+        let mut at = inode;
+        loop {
+            if at == ancestor {
+                return Ok(true);
+            }
+            let parent = self.attributes(at)?.inode.parent;
+            if parent == at {
+                return Ok(false);
+            }
+            at = parent;
+        }
+    }
+
+    /// Calls `each` with the entries behind cookie `after` (0: from the start; `.` and `..` are not among them), in cookie
+    /// order, until it returns `false` or the directory ends. Entries that share a cookie come together or not at all
+    /// only as far as `each` takes them: a front end must not stop between two entries with the same cookie.
+    ///
+    /// # Errors
+    /// `ENOTDIR`, `ENOENT`.
+    pub fn list(&self, directory: InodeId, after: u64, each: &mut dyn FnMut(Listed) -> bool) -> Outcome<()> {
+        let mut after = after;
+        loop {
+            let at_hand = {
+                let guard = self.view(Claim::read(directory).with_entries())?;
+                if !guard.inode.as_ref().is_some_and(Inode::is_directory) {
+                    return Err(Errno::ENOTDIR);
+                }
+                guard.children.is_complete().then(|| {
+                    let mut page: Vec<(u64, Name, Entry)> = Vec::new();
+                    for (cookie, name, entry) in guard.children.between(after, u64::MAX) {
+                        // Entries that share a cookie stay on one page.
+                        if page.len() >= PAGE_ENTRIES as usize && page.last().is_some_and(|&(last, ..)| last != cookie) {
+                            return (page, Some(cookie - 1));
+                        }
+                        page.extend(entry.map(|entry| (cookie, name.clone(), entry)));
+                    }
+                    (page, None)
+                })
+            };
+            let (page, next) = match at_hand {
+                Some(page) => page,
+                None => self.remote_page(directory, after)?,
+            };
+            for (cookie, name, entry) in page {
+                let inode = self.attributes_at_hand(entry.inode);
+                let name = name.as_bytes().to_vec();
+                if !each(Listed { cookie, name, id: entry.inode, kind: entry.kind, inode }) {
+                    return Ok(());
+                }
+            }
+            match next {
+                Some(next) => after = next,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// A page of a directory that is too large to be known as a whole: SharedFS's entries, and over them what this
+    /// session knows; and where the next page begins, if there is one.
+    fn remote_page(&self, directory: InodeId, after: u64) -> Outcome<Page> {
+        let request = Request::ReadDirectory { directory, after, limit: PAGE_ENTRIES };
+        let Reply::Entries(theirs) = self.call(&request)? else { return Err(Errno::EIO) };
+        let next = if theirs.len() < PAGE_ENTRIES as usize { None } else { theirs.last().map(|entry| entry.cookie) };
+        let guard = self.view(Claim::read(directory))?;
+        let mut merged = std::collections::BTreeMap::new();
+        for entry in theirs {
+            let name = Name::new(&entry.name).map_err(|_| Errno::EIO)?;
+            merged.insert((entry.cookie, name), Some(Entry { inode: entry.inode, kind: entry.kind }));
+        }
+        for (cookie, name, entry) in guard.children.between(after, next.unwrap_or(u64::MAX)) {
+            merged.insert((cookie, name.clone()), entry);
+        }
+        let page = merged.into_iter().filter_map(|((cookie, name), entry)| entry.map(|entry| (cookie, name, entry)));
+        Ok((page.collect(), next))
+    }
+}
+
+/// Entries by cookie, and the cookie behind which the next page begins, if there is one.
+type Page = (Vec<(u64, Name, Entry)>, Option<u64>);
+
+/// A rename as it was looked up.
+struct Move<'a> {
+    parent: InodeId,
+    name: &'a [u8],
+    new_parent: InodeId,
+    new_name: &'a [u8],
+    source: Entry,
+    target: Option<Entry>,
+    exchange: bool,
+}
+
+/// What a new inode takes from its directory.
+struct Inheritance {
+    mode: u32,
+    gid: u32,
+    acl_access: Vec<u8>,
+    acl_default: Vec<u8>,
+}
+
+impl Inheritance {
+    fn of(parent: &Inode, default: Option<&[u8]>, who: &Credentials, make: &Make<'_>) -> Self {
+        let mut mode = make.mode & ashlar_types::MODE_PERMISSIONS;
+        let mut gid = who.gid;
+        if parent.mode & MODE_SETGID != 0 {
+            gid = parent.gid;
+            if make.kind == FileKind::Directory {
+                mode |= MODE_SETGID;
+            } else if mode & (MODE_SETGID | 0o010) == (MODE_SETGID | 0o010) && !who.is_privileged() && !who.is_member(gid) {
+                mode &= !MODE_SETGID;
+            }
+        }
+        let none = Self { mode, gid, acl_access: Vec::new(), acl_default: Vec::new() };
+        if make.kind == FileKind::Symlink {
+            return Self { mode: 0o777, ..none };
+        }
+        let Some(acl) = default.and_then(Acl::parse) else { return Self { mode: mode & !make.umask, ..none } };
+        let (access, mode) = acl.inherited(mode);
+        let acl_access = if access.is_mode_only() { Vec::new() } else { access.to_bytes() };
+        let acl_default = if make.kind == FileKind::Directory { acl.to_bytes() } else { Vec::new() };
+        Self { mode, acl_access, acl_default, ..none }
+    }
+}

@@ -1,0 +1,238 @@
+//! Cached inodes: what a lease makes valid, and what the session has changed since SharedFS last committed.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use ashlar_types::{Inode, InodeId, LogPosition, Name};
+use ashlar_update::Entry;
+use ashlar_wire::{InodeState, LeaseWord};
+use parking_lot::RwLock;
+
+use crate::children::{Children, PARTIAL_MAX};
+use crate::content::{Content, DataChange};
+
+/// The lease under which a node's state was granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lease {
+    pub(crate) slot: u32,
+    pub(crate) word: LeaseWord,
+}
+
+/// A change that the session has logged and SharedFS has not yet committed. What comes from SharedFS is older than those
+/// behind its applied position, and gets them again.
+#[derive(Clone, Debug)]
+pub(crate) enum Change {
+    Data(DataChange),
+    Entry(Name, Option<Entry>),
+    Xattr(Vec<u8>, Option<Vec<u8>>),
+    /// Attributes only; the cached ones are the newest.
+    Attributes,
+}
+
+/// An inode's state.
+#[derive(Debug, Default)]
+pub(crate) struct NodeState {
+    pub(crate) lease: Option<Lease>,
+    /// Attributes; `None` before the first grant.
+    pub(crate) inode: Option<Inode>,
+    pub(crate) children: Children,
+    pub(crate) content: Option<Content>,
+    pub(crate) xattrs: Option<BTreeMap<Vec<u8>, Vec<u8>>>,
+    pub(crate) changes: VecDeque<(LogPosition, Change)>,
+    /// Removed by this session; kept until that is committed, so that an older state is never taken for it.
+    pub(crate) gone: bool,
+    /// A directory that this session has made, so that nobody can hold a lease below it.
+    pub(crate) own_directory: bool,
+    /// Counts the changes made here; a state that was asked for before a change does not overwrite it.
+    pub(crate) revision: u64,
+}
+
+impl NodeState {
+    /// Takes over what SharedFS told, in place of all that was known.
+    pub(crate) fn reset(&mut self, lease: Lease, state: &InodeState, applied: LogPosition, cookie: &dyn Fn(&[u8]) -> u64) {
+        self.lease = Some(lease);
+        self.inode = Some(state.attributes.clone());
+        self.children = Children::unknown();
+        self.content = None;
+        self.xattrs = None;
+        self.revision += 1;
+        self.merge(state, applied, cookie);
+    }
+
+    /// Takes over the parts that are not known yet. Attributes that a valid lease covers are never older here.
+    pub(crate) fn merge(&mut self, state: &InodeState, applied: LogPosition, cookie: &dyn Fn(&[u8]) -> u64) {
+        if let (None, Some(contents)) = (&self.content, &state.contents) {
+            let mut content = Content::from_grant(contents, state.attributes.size);
+            for (_, change) in self.changes.iter().filter(|(position, _)| *position >= applied) {
+                if let Change::Data(change) = change {
+                    content.apply(change);
+                }
+            }
+            self.content = Some(content);
+        }
+        if let (None, Some(xattrs)) = (&self.xattrs, &state.xattrs) {
+            let mut all: BTreeMap<_, _> = xattrs.iter().cloned().collect();
+            for (_, change) in self.changes.iter().filter(|(position, _)| *position >= applied) {
+                match change {
+                    Change::Xattr(name, Some(value)) => drop(all.insert(name.clone(), value.clone())),
+                    Change::Xattr(name, None) => drop(all.remove(name)),
+                    _ => {}
+                }
+            }
+            self.xattrs = Some(all);
+        }
+        if let (false, Some(entries)) = (self.children.is_complete(), &state.entries) {
+            let mut children = Children::unknown();
+            for entry in entries {
+                if let Ok(name) = Name::new(&entry.name) {
+                    children.set(entry.cookie, name, Some(Entry { inode: entry.inode, kind: entry.kind }));
+                }
+            }
+            children.set_complete();
+            for (_, change) in self.changes.iter().filter(|(position, _)| *position >= applied) {
+                if let Change::Entry(name, entry) = change {
+                    children.set(cookie(name.as_bytes()), name.clone(), *entry);
+                }
+            }
+            self.children = children;
+        }
+    }
+
+    /// Notes a change.
+    pub(crate) fn note(&mut self, position: LogPosition, change: Change) {
+        self.revision += 1;
+        self.changes.push_back((position, change));
+    }
+
+    /// Forgets the changes before `bound`, which SharedFS has committed, and what referred to them: the log may overwrite
+    /// their data, and the blocks that they replaced may be used again.
+    pub(crate) fn prune(&mut self, bound: LogPosition) {
+        let mut data_moved = false;
+        // Threads may note their records slightly out of order.
+        self.changes.retain(|(position, change)| {
+            let keep = *position >= bound;
+            data_moved |= !keep && matches!(change, Change::Data(_));
+            keep
+        });
+        if data_moved {
+            self.content = None;
+            self.revision += 1;
+        }
+        if !self.children.is_complete() && self.children.len() > PARTIAL_MAX && self.changes.is_empty() {
+            self.children = Children::unknown();
+            self.revision += 1;
+        }
+        if self.changes.is_empty() {
+            self.changes.shrink_to_fit();
+        }
+    }
+
+    /// Whether nothing would be lost if the node were dropped.
+    pub(crate) fn is_clean(&self) -> bool {
+        self.changes.is_empty()
+    }
+}
+
+/// A cached inode.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) id: InodeId,
+    pub(crate) state: Arc<RwLock<NodeState>>,
+}
+
+/// Inode numbers are handed out in order, so one multiplication spreads them well.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct InodeHasher(u64);
+
+impl Hasher for InodeHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(byte.into());
+        }
+    }
+    fn write_u64(&mut self, value: u64) {
+        self.0 = (self.0 ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    }
+}
+
+type Shard = RwLock<HashMap<InodeId, Arc<Node>, BuildHasherDefault<InodeHasher>>>;
+
+const SHARDS: usize = 16;
+
+/// Nodes kept at the most, unless more are dirty or in use: about 500 bytes each, so at most 16 MiB or so.
+const NODES_MAX: usize = 32_768;
+
+/// All cached inodes.
+#[derive(Debug)]
+pub(crate) struct NodeTable {
+    shards: Vec<Shard>,
+    evictions: AtomicU64,
+}
+
+impl NodeTable {
+    pub(crate) fn new() -> Self {
+        Self { shards: (0..SHARDS).map(|_| Shard::default()).collect(), evictions: AtomicU64::new(0) }
+    }
+
+    fn shard(&self, id: InodeId) -> &Shard {
+        &self.shards[id.0 as usize % SHARDS]
+    }
+
+    /// The node, made empty if there is none.
+    pub(crate) fn node(&self, id: InodeId) -> Arc<Node> {
+        if let Some(node) = self.shard(id).read().get(&id) {
+            return Arc::clone(node);
+        }
+        let mut shard = self.shard(id).write();
+        Arc::clone(shard.entry(id).or_insert_with(|| Arc::new(Node { id, state: Arc::default() })))
+    }
+
+    /// The node, if there is one.
+    pub(crate) fn existing(&self, id: InodeId) -> Option<Arc<Node>> {
+        self.shard(id).read().get(&id).cloned()
+    }
+
+    /// How many times nodes were dropped: what was asked for before is not taken over after.
+    pub(crate) fn evictions(&self) -> u64 {
+        self.evictions.load(Ordering::Acquire)
+    }
+
+    /// Drops a node that is gone and committed.
+    pub(crate) fn remove(&self, id: InodeId) {
+        self.shard(id).write().remove(&id);
+    }
+
+    /// Drops clean nodes that nobody uses, down to `most` in all.
+    pub(crate) fn evict(&self, most: usize) {
+        let total: usize = self.shards.iter().map(|shard| shard.read().len()).sum();
+        if total <= most {
+            return;
+        }
+        self.evictions.fetch_add(1, Ordering::AcqRel);
+        let mut surplus = total - most / 2;
+        for shard in &self.shards {
+            shard.write().retain(|&id, node| {
+                let busy = surplus == 0
+                    || id == InodeId::ROOT
+                    || Arc::strong_count(node) > 1
+                    || Arc::strong_count(&node.state) > 1
+                    || !node.state.try_read().is_some_and(|state| state.is_clean());
+                surplus -= usize::from(!busy);
+                busy
+            });
+        }
+        for shard in &self.shards {
+            shard.write().shrink_to_fit();
+        }
+    }
+
+    /// Keeps the table within its usual bound.
+    pub(crate) fn keep_bounded(&self) {
+        self.evict(NODES_MAX);
+    }
+}

@@ -1,0 +1,286 @@
+//! Appending records: credit, the log, the transition function on the cached objects; and room in the log.
+
+use std::sync::atomic::Ordering;
+
+use ashlar_log::AppendError;
+use ashlar_types::{Errno, Inode, InodeId, LogPosition, Name, Timestamp};
+use ashlar_update::{apply, Allocation, Applied, Cost, Entry, Invalid, Tree, Update};
+use ashlar_wire::{Credit, Reply, Request};
+
+use crate::api::Outcome;
+use crate::children::{Children, Known};
+use crate::content::{Content, DataChange};
+use crate::grants::{Locked, Stop, WriteGuard};
+use crate::node::Change;
+use crate::LibFs;
+
+/// The part of the log that may fill with records whose commit was not noticed yet, as a divisor of its length.
+const TIDY_PART: u64 = 8;
+
+impl Locked<'_> {
+    /// Logs an update and does to the locked nodes what it says. Every check must have been made: from here on the
+    /// operation cannot fail but for want of room, credit or leases, and then nothing has happened.
+    pub(crate) fn commit(&mut self, update: &Update<'_>) -> Result<Applied, Stop> {
+        let fs = self.fs;
+        let cost = update.cost();
+        let credit = Credit { blocks: cost.blocks, metadata_bytes: cost.metadata_bytes };
+        if !fs.control.take_credit(credit) {
+            return Err(Stop::Credit(cost));
+        }
+        let encoded = update.encode();
+        let ticket = fs.ledger.begin(fs.log.tail());
+        let appended = match fs.log.append(self.seal, update.kind() as u8, &encoded.parts()) {
+            Ok(appended) => appended,
+            Err(error) => {
+                fs.ledger.finish(ticket, None, std::iter::empty());
+                fs.control.give_credit(credit);
+                return Err(match error {
+                    AppendError::Sealed => Stop::Sealed,
+                    AppendError::Full { .. } => Stop::Full,
+                    AppendError::TooLong => Stop::Errno(Errno::EFBIG),
+                    _ => Stop::Errno(Errno::EIO),
+                });
+            }
+        };
+        let mut tree = LockedTree {
+            fs,
+            nodes: &mut self.nodes,
+            position: appended.position,
+            data: appended.body.plus(encoded.data_offset()),
+        };
+        let applied = apply(&mut tree, update);
+        fs.ledger.finish(ticket, Some(appended.position), self.nodes.iter().map(|(id, _)| *id));
+        applied.map_err(|errno| {
+            // The record says something that does not fit the state that it was checked against: a defect. The session
+            // must not go on from a state that SharedFS will refuse.
+            tracing::error!(?update, ?errno, "a logged update does not fit the session's state");
+            fs.poisoned.store(true, Ordering::Release);
+            Stop::Errno(Errno::EIO)
+        })
+    }
+}
+
+impl LibFs {
+    /// Appends a record that needs no lease and changes no cached object.
+    pub(crate) fn append_alone(&self, update: &Update<'_>) -> Outcome<()> {
+        loop {
+            self.check_alive()?;
+            let seal = self.log.seal_count();
+            match self.log.append(seal, update.kind() as u8, &update.encode().parts()) {
+                Ok(_) => return Ok(()),
+                Err(AppendError::Sealed) => {}
+                Err(AppendError::Full { .. }) => self.make_room()?,
+                Err(_) => return Err(Errno::EIO),
+            }
+        }
+    }
+
+    /// Fails where the session is fenced or has come to harm.
+    pub(crate) fn check_alive(&self) -> Outcome<()> {
+        if self.control.is_fenced() || self.poisoned.load(Ordering::Acquire) { Err(Errno::EIO) } else { Ok(()) }
+    }
+
+    /// Has SharedFS digest all of the log, and forgets what was committed.
+    pub(crate) fn make_room(&self) -> Outcome<()> {
+        self.call(&Request::Digest)?;
+        self.tidy();
+        Ok(())
+    }
+
+    /// Asks for credit for an update. Where there is none, the blocks that this session's own digested updates have freed
+    /// may be all that is left: they are released, and it asks once more.
+    pub(crate) fn ask_credit(&self, cost: Cost) -> Outcome<()> {
+        let want = Credit { blocks: cost.blocks, metadata_bytes: cost.metadata_bytes };
+        let answer = match self.call(&Request::Credit(want)) {
+            Err(Errno::ENOSPC) => {
+                self.make_room()?;
+                self.call(&Request::Credit(want))
+            }
+            answer => answer,
+        };
+        match answer? {
+            Reply::Credit(_) => Ok(()),
+            _ => Err(Errno::EIO),
+        }
+    }
+
+    /// Forgets what was committed, if enough of it has come together to be worth it.
+    pub(crate) fn tidy_if_due(&self) {
+        if self.control.committed().0.saturating_sub(self.tidied.load(Ordering::Relaxed)) > self.log.capacity() / TIDY_PART {
+            self.tidy();
+        }
+    }
+
+    /// Forgets what SharedFS has committed: the log may overwrite it, and freed blocks may be used again.
+    pub(crate) fn tidy(&self) {
+        let Some(_one_at_a_time) = self.tidying.try_lock() else { return };
+        let committed = self.control.committed();
+        let (bound, nodes) = self.ledger.take(committed);
+        for id in nodes {
+            if let Some(node) = self.nodes.existing(id) {
+                let mut state = node.state.write();
+                state.prune(bound);
+                let finished = state.gone && state.is_clean();
+                drop(state);
+                if finished {
+                    self.nodes.remove(id);
+                }
+            }
+        }
+        self.log.release(bound);
+        self.control.set_released(bound);
+        self.tidied.store(bound.0, Ordering::Relaxed);
+        self.nodes.keep_bounded();
+    }
+
+    /// The time at which an operation runs.
+    pub(crate) fn now() -> Timestamp {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+        Timestamp { seconds: now.tv_sec, nanoseconds: now.tv_nsec as u32 }
+    }
+}
+
+/// The nodes that an operation has locked, as the transition function sees them.
+struct LockedTree<'a> {
+    fs: &'a LibFs,
+    nodes: &'a mut Vec<(InodeId, WriteGuard)>,
+    position: LogPosition,
+    /// Where the update's data lie in the log.
+    data: LogPosition,
+}
+
+/// Why an update does not fit the cached objects: any of these is a defect of LibFS.
+#[derive(Debug)]
+#[allow(dead_code, reason = "the fields are for the log line")]
+enum Misfit {
+    Invalid(Invalid),
+    NotLocked(InodeId),
+    NotLoaded(InodeId),
+}
+
+impl From<Invalid> for Misfit {
+    fn from(invalid: Invalid) -> Self {
+        Self::Invalid(invalid)
+    }
+}
+
+impl LockedTree<'_> {
+    fn guard(&mut self, id: InodeId) -> Result<&mut WriteGuard, Misfit> {
+        self.nodes.iter_mut().find(|(found, _)| *found == id).map(|(_, guard)| guard).ok_or(Misfit::NotLocked(id))
+    }
+
+    fn change_data(&mut self, id: InodeId, change: DataChange) -> Result<u64, Misfit> {
+        let position = self.position;
+        let guard = self.guard(id)?;
+        let blocks = guard.content.as_mut().ok_or(Misfit::NotLoaded(id))?.apply(&change);
+        guard.note(position, Change::Data(change));
+        Ok(blocks)
+    }
+
+    fn change_entry(&mut self, parent: InodeId, name: &[u8], entry: Option<Entry>) -> Result<(), Misfit> {
+        let (cookie, position) = (self.fs.cookie(name), self.position);
+        let name = Name::new(name).map_err(|_| Misfit::Invalid(Invalid::BadName))?;
+        let guard = self.guard(parent)?;
+        guard.children.set(cookie, name.clone(), entry);
+        guard.note(position, Change::Entry(name, entry));
+        Ok(())
+    }
+}
+
+impl Tree for LockedTree<'_> {
+    type Error = Misfit;
+
+    fn inode(&self, id: InodeId) -> Result<Option<Inode>, Misfit> {
+        let guard = self.nodes.iter().find(|(found, _)| *found == id).ok_or(Misfit::NotLocked(id))?;
+        Ok(guard.1.inode.clone().filter(|_| !guard.1.gone))
+    }
+
+    fn put_inode(&mut self, id: InodeId, value: &Inode) -> Result<(), Misfit> {
+        let position = self.position;
+        let guard = self.guard(id)?;
+        if guard.inode.is_none() {
+            // Made by this update: all that there is to know of it is known.
+            guard.children = Children::empty_directory();
+            guard.content = Some(Content::default());
+            guard.xattrs = Some(std::collections::BTreeMap::new());
+            guard.own_directory = value.is_directory();
+        }
+        guard.inode = Some(value.clone());
+        guard.note(position, Change::Attributes);
+        Ok(())
+    }
+
+    fn remove_inode(&mut self, id: InodeId) -> Result<(), Misfit> {
+        let position = self.position;
+        let guard = self.guard(id)?;
+        guard.gone = true;
+        guard.content = None;
+        guard.xattrs = None;
+        guard.children = Children::unknown();
+        guard.note(position, Change::Attributes);
+        Ok(())
+    }
+
+    fn entry(&self, parent: InodeId, name: &[u8]) -> Result<Option<Entry>, Misfit> {
+        let guard = self.nodes.iter().find(|(found, _)| *found == parent).ok_or(Misfit::NotLocked(parent))?;
+        match guard.1.children.known(self.fs.cookie(name), name) {
+            Known::Yes(entry) => Ok(entry),
+            Known::No => Err(Misfit::NotLoaded(parent)),
+        }
+    }
+
+    fn put_entry(&mut self, parent: InodeId, name: &[u8], entry: Entry) -> Result<(), Misfit> {
+        self.change_entry(parent, name, Some(entry))
+    }
+
+    fn remove_entry(&mut self, parent: InodeId, name: &[u8]) -> Result<(), Misfit> {
+        self.change_entry(parent, name, None)
+    }
+
+    fn set_orphan(&mut self, _inode: InodeId, _orphan: bool) -> Result<(), Misfit> {
+        // An inode without links says it already.
+        Ok(())
+    }
+
+    fn may_free(&self, _inode: InodeId) -> bool {
+        // Whether others have it open is SharedFS's to know; for this session it is gone.
+        true
+    }
+
+    fn put_xattr(&mut self, id: InodeId, name: &[u8], value: &[u8]) -> Result<(), Misfit> {
+        let position = self.position;
+        let guard = self.guard(id)?;
+        guard.xattrs.as_mut().ok_or(Misfit::NotLoaded(id))?.insert(name.to_vec(), value.to_vec());
+        guard.note(position, Change::Xattr(name.to_vec(), Some(value.to_vec())));
+        Ok(())
+    }
+
+    fn remove_xattr(&mut self, id: InodeId, name: &[u8]) -> Result<(), Misfit> {
+        let position = self.position;
+        let guard = self.guard(id)?;
+        guard.xattrs.as_mut().ok_or(Misfit::NotLoaded(id))?.remove(name);
+        guard.note(position, Change::Xattr(name.to_vec(), None));
+        Ok(())
+    }
+
+    fn write(&mut self, id: InodeId, _: &Inode, offset: u64, data: &[u8], _size: u64) -> Result<u64, Misfit> {
+        let body = self.data;
+        self.change_data(id, DataChange::Write { offset, length: data.len() as u64, body })
+    }
+
+    fn resize(&mut self, id: InodeId, _: &Inode, size: u64) -> Result<u64, Misfit> {
+        self.change_data(id, DataChange::Resize { size })
+    }
+
+    fn allocate(
+        &mut self,
+        id: InodeId,
+        _: &Inode,
+        how: Allocation,
+        offset: u64,
+        length: u64,
+        size: u64,
+    ) -> Result<u64, Misfit> {
+        self.change_data(id, DataChange::Allocate { how, offset, length, size })
+    }
+}

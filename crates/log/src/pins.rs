@@ -1,0 +1,141 @@
+//! Which part of the ring the appends under way may still write to.
+//!
+//! A slot can be void while its owner, stopped at the wrong moment, still has bytes to store into it. Were the space used for
+//! another record meanwhile, those late bytes would damage it. So every append first pins the head that it sees, and nobody
+//! reserves space that laps a pin. An append that is stopped for a long time thus blocks nobody until the ring has gone once
+//! round, and from then on holds back its own and later space only.
+//!
+//! Pins live in the session's own memory: SharedFS writes to the ring only below its own lock (`daemon_lock`), under which the
+//! head stands still.
+
+use std::cell::Cell;
+use std::sync::atomic::{fence, AtomicU64, AtomicUsize, Ordering};
+
+use ashlar_types::LogPosition;
+
+/// Appends under way at once, at most; one more gets `Full`. Half the slots, so that slots are never what runs out.
+const PINS: usize = 128;
+const FREE: u64 = u64::MAX;
+
+/// A pin alone on its cache line, because every append writes its own twice.
+#[repr(align(64))]
+struct Place(AtomicU64);
+
+pub(crate) struct Pins(Box<[Place]>);
+
+/// A pin held; dropping it lifts it.
+pub(crate) struct Pin<'a>(&'a AtomicU64);
+
+impl Pins {
+    pub(crate) fn new() -> Self {
+        Self((0..PINS).map(|_| Place(AtomicU64::new(FREE))).collect())
+    }
+
+    /// Pins the position that `head` gives; none where all pins are taken.
+    pub(crate) fn pin<E>(&self, head: impl Fn() -> Result<u64, E>) -> Result<Option<Pin<'_>>, E> {
+        let first = preferred_place();
+        let position = head()?;
+        for step in 0..PINS {
+            let place = &self.0[(first + step) % PINS].0;
+            if place.compare_exchange(FREE, position, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+                let pin = Pin(place);
+                pin.hold(position, head)?;
+                return Ok(Some(pin));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The lowest position pinned; call it after the head was read.
+    pub(crate) fn lowest(&self) -> LogPosition {
+        fence(Ordering::SeqCst);
+        LogPosition(self.0.iter().map(|place| place.0.load(Ordering::SeqCst)).min().unwrap_or(FREE))
+    }
+}
+
+impl Pin<'_> {
+    /// Moves the pin up to the head. The append must hold no slot.
+    pub(crate) fn renew<E>(&self, head: impl Fn() -> Result<u64, E>) -> Result<(), E> {
+        let position = head()?;
+        self.0.store(position, Ordering::SeqCst);
+        self.hold(position, head)
+    }
+
+    /// Sees to it that the head did not move before others could see the pin: whoever missed the pin then saw a head that is
+    /// not above the pinned one.
+    fn hold<E>(&self, mut position: u64, head: impl Fn() -> Result<u64, E>) -> Result<(), E> {
+        loop {
+            fence(Ordering::SeqCst);
+            let now = head()?;
+            if now == position {
+                return Ok(());
+            }
+            position = now;
+            self.0.store(position, Ordering::SeqCst);
+        }
+    }
+}
+
+impl Drop for Pin<'_> {
+    fn drop(&mut self) {
+        self.0.store(FREE, Ordering::Release);
+    }
+}
+
+/// Where this thread looks for a free pin first. Threads are spread, so that they seldom meet.
+fn preferred_place() -> usize {
+    const UNKNOWN: usize = usize::MAX;
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static PLACE: Cell<usize> = const { Cell::new(UNKNOWN) };
+    }
+    PLACE.with(|place| {
+        if place.get() == UNKNOWN {
+            place.set(NEXT.fetch_add(1, Ordering::Relaxed) % PINS);
+        }
+        place.get()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::convert::Infallible;
+
+    #[test]
+    fn the_lowest_pin_counts_until_it_is_lifted() {
+        let pins = Pins::new();
+        let at = |position: u64| move || Ok::<_, Infallible>(position);
+        assert_eq!(pins.lowest(), LogPosition(FREE));
+        let high = pins.pin(at(80)).unwrap().unwrap();
+        let low = pins.pin(at(16)).unwrap().unwrap();
+        assert_eq!(pins.lowest(), LogPosition(16));
+        low.renew(at(96)).unwrap();
+        assert_eq!(pins.lowest(), LogPosition(80));
+        drop(high);
+        assert_eq!(pins.lowest(), LogPosition(96));
+        drop(low);
+        assert_eq!(pins.lowest(), LogPosition(FREE));
+    }
+
+    #[test]
+    fn a_pin_follows_a_head_that_moves_under_it() {
+        let pins = Pins::new();
+        let head = Cell::new(0);
+        let moving = || {
+            head.set((head.get() + 8).min(40));
+            Ok::<_, Infallible>(head.get())
+        };
+        let _pin = pins.pin(moving).unwrap().unwrap();
+        assert_eq!(pins.lowest(), LogPosition(40));
+    }
+
+    #[test]
+    fn pins_run_out() {
+        let pins = Pins::new();
+        let all: Vec<_> = (0..PINS).map(|_| pins.pin(|| Ok::<_, Infallible>(8)).unwrap().unwrap()).collect();
+        assert!(pins.pin(|| Ok::<_, Infallible>(8)).unwrap().is_none());
+        drop(all);
+        assert!(pins.pin(|| Ok::<_, Infallible>(8)).unwrap().is_some());
+    }
+}

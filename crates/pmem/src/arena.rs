@@ -1,0 +1,582 @@
+//! A node's arena: a directory of preallocated files.
+//!
+//! ```text
+//! DIR/ARENA                   what the arena is (see the superblock's own page)
+//! DIR/lock                    held while the arena is open; holds the owner's process id
+//! DIR/metadata/               the metadata store's directory; its owner is the store
+//! DIR/segments/SSSSSS.data    data segments, numbered from 0 in decimal
+//! DIR/sessions/N.log|.control|.leases   the files of session N, in decimal
+//! ```
+//! A segment file begins with one CRC32C (4 bytes, little-endian) for each of its blocks, rounded up to whole blocks; then
+//! come the blocks. All of it is allocated when the segment is added. Files under construction end in `.new` and are removed
+//! when the arena is opened. Directories have mode 0700, files 0600: processes of others get descriptors, never paths.
+
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use ashlar_types::{BLOCK_BYTES, SessionId};
+use parking_lot::Mutex;
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
+use rustix::io::Errno;
+use thiserror::Error;
+
+use crate::{ArenaSummary, Medium};
+
+/// The smallest arena: below it, a segment and its reserves leave no room worth having.
+pub const ARENA_BYTES_MIN: u64 = 16 << 20;
+/// Bytes of data in a segment at most: large enough that a terabyte takes 4096 descriptors, small enough to be moved.
+pub const SEGMENT_BYTES_MAX: u64 = 256 << 20;
+/// Bytes of data in a segment at least; what remains of the arena's size below it is left unused.
+const SEGMENT_BYTES_MIN: u64 = 1 << 20;
+/// Bytes of one block's checksum at a segment's start.
+const CHECKSUM_BYTES: u64 = 4;
+
+/// Why an arena cannot be made, opened or changed.
+#[derive(Debug, Error)]
+pub enum ArenaError {
+    /// There is already an arena in the directory.
+    #[error("{0} already holds an arena; open it, or choose another directory")]
+    AlreadyExists(PathBuf),
+    /// The directory holds no arena.
+    #[error("there is no arena here: the file ARENA is missing or is something else")]
+    NotAnArena,
+    /// The arena was made by another version of the program.
+    #[error("the arena has format version {found}, this program reads version {supported}; use the matching program")]
+    WrongVersion {
+        /// The version found.
+        found: u32,
+        /// The version that this program reads.
+        supported: u32,
+    },
+    /// The superblock does not match its checksum.
+    #[error("the arena's superblock is damaged (the file ARENA does not match its checksum)")]
+    DamagedSuperblock,
+    /// Another process has the arena open.
+    #[error("the arena is in use by process {pid}; stop that process first")]
+    InUse {
+        /// The process that holds the lock; 0 where it could not be read.
+        pid: u32,
+    },
+    /// The file system has no room for a file.
+    #[error("no space left for {needed_bytes} bytes in {path}; free some, or ask for a smaller arena")]
+    NoSpace {
+        /// The file that did not fit.
+        path: PathBuf,
+        /// Its size.
+        needed_bytes: u64,
+    },
+    /// The size asked for is below [`ARENA_BYTES_MIN`].
+    #[error("an arena of {asked_bytes} bytes is too small; the smallest has {ARENA_BYTES_MIN}")]
+    TooSmall {
+        /// The size asked for.
+        asked_bytes: u64,
+    },
+    /// Only the last segment can be removed.
+    #[error("segment {0} is not the last one")]
+    NotLast(u32),
+    /// There is no such segment.
+    #[error("there is no segment {0}")]
+    NoSegment(u32),
+    /// The system refused; a session's file that is there already, or not at all, comes out so too.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+fn at(path: &Path) -> impl FnOnce(io::Error) -> ArenaError + '_ {
+    move |source| ArenaError::Io { path: path.to_owned(), source }
+}
+
+/// How to make an arena.
+#[derive(Clone, Copy, Debug)]
+pub struct ArenaOptions {
+    /// Bytes of data that it shall hold.
+    pub size_bytes: u64,
+    /// Run the flush instructions of persistent memory on memory.
+    pub emulate_pmem: bool,
+}
+
+/// A data segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentInfo {
+    /// Its number.
+    pub number: u32,
+    /// How many blocks it has.
+    pub blocks: u32,
+}
+
+impl SegmentInfo {
+    /// Where the blocks begin in the segment's file, in bytes; the checksums stand before.
+    #[must_use]
+    pub const fn data_offset(self) -> u64 {
+        (self.blocks as u64 * CHECKSUM_BYTES).next_multiple_of(BLOCK_BYTES)
+    }
+
+    /// Where a block begins in the segment's file, in bytes.
+    #[must_use]
+    pub const fn block_offset(self, block: u32) -> u64 {
+        self.data_offset() + block as u64 * BLOCK_BYTES
+    }
+
+    /// Where a block's checksum stands in the segment's file, in bytes.
+    #[must_use]
+    pub const fn checksum_offset(self, block: u32) -> u64 {
+        block as u64 * CHECKSUM_BYTES
+    }
+
+    /// Bytes of the segment's file.
+    #[must_use]
+    pub const fn file_bytes(self) -> u64 {
+        self.block_offset(self.blocks)
+    }
+
+    /// The segment whose file has this many bytes, if any has.
+    fn from_file(number: u32, file_bytes: u64) -> Option<Self> {
+        // Blocks and their checksums share the file in a fixed ratio; rounding moves the answer by at most one page.
+        let estimate = file_bytes / (BLOCK_BYTES + CHECKSUM_BYTES);
+        (estimate.saturating_sub(1)..=estimate + 1)
+            .filter_map(|blocks| Some(Self { number, blocks: u32::try_from(blocks).ok()? }))
+            .find(|segment| segment.blocks > 0 && segment.file_bytes() == file_bytes)
+    }
+}
+
+/// One of the files that a session has in the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SessionFile {
+    /// Its update log.
+    Log,
+    /// Its control page and what else both sides share.
+    Control,
+    /// Its lease table.
+    Leases,
+}
+
+impl SessionFile {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Log, Self::Control, Self::Leases];
+
+    const fn extension(self) -> &'static str {
+        match self {
+            Self::Log => "log",
+            Self::Control => "control",
+            Self::Leases => "leases",
+        }
+    }
+}
+
+/// What [`Arena::resize`] did, and what it asks of the caller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resized {
+    /// Segments added.
+    pub added: Vec<SegmentInfo>,
+    /// Segments beyond the new size, last first. They stay until the caller has emptied them and calls
+    /// [`Arena::remove_segment`] for each, in this order.
+    pub surplus: Vec<SegmentInfo>,
+}
+
+/// An open arena. While it is open, no other process can open it.
+#[derive(Debug)]
+pub struct Arena {
+    dir: PathBuf,
+    medium: Medium,
+    state: Mutex<State>,
+    // Holds the advisory lock; closing it gives the arena free.
+    _lock: File,
+}
+
+#[derive(Debug)]
+struct State {
+    summary: ArenaSummary,
+    segments: Vec<SegmentInfo>,
+}
+
+impl Arena {
+    /// Makes an arena in `dir`, which is made too if it is not there, and opens it.
+    ///
+    /// # Errors
+    /// [`ArenaError`]; what was made before the failure is removed again.
+    pub fn create(dir: &Path, options: &ArenaOptions) -> Result<Self, ArenaError> {
+        if options.size_bytes < ARENA_BYTES_MIN {
+            return Err(ArenaError::TooSmall { asked_bytes: options.size_bytes });
+        }
+        make_dir(dir)?;
+        let lock = lock(dir)?;
+        if dir.join("ARENA").exists() {
+            return Err(ArenaError::AlreadyExists(dir.to_owned()));
+        }
+        for name in ["metadata", "segments", "sessions"] {
+            make_dir(&dir.join(name))?;
+        }
+        let medium = Medium::probe(dir, options.emulate_pmem).map_err(at(dir))?;
+        let summary = ArenaSummary {
+            id: random_u64(),
+            size_bytes: options.size_bytes,
+            segment_bytes: SEGMENT_BYTES_MAX,
+            emulated: options.emulate_pmem,
+        };
+        // Left-overs of a creation that was cut before it wrote the superblock belong to no arena.
+        for segment in list_segments(dir)? {
+            remove_file(&segment_path(dir, segment.number))?;
+        }
+        let arena = Self {
+            dir: dir.to_owned(),
+            medium,
+            state: Mutex::new(State { summary, segments: Vec::new() }),
+            _lock: lock,
+        };
+        arena.add_segments(&mut arena.state.lock(), options.size_bytes)?;
+        // The superblock comes last: a directory without it is no arena.
+        arena.write_superblock(&summary)?;
+        if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+            sync_dir(parent)?;
+        }
+        Ok(arena)
+    }
+
+    /// Opens the arena in `dir`.
+    ///
+    /// # Errors
+    /// [`ArenaError`].
+    pub fn open(dir: &Path) -> Result<Self, ArenaError> {
+        // Looked at first, so that a directory that is no arena does not get a lock file.
+        Self::probe(dir)?;
+        let lock = lock(dir)?;
+        let summary = Self::probe(dir)?;
+        let medium = Medium::probe(dir, summary.emulated).map_err(at(dir))?;
+        for name in ["metadata", "segments", "sessions"] {
+            make_dir(&dir.join(name))?;
+        }
+        for folder in ["segments", "sessions"] {
+            for path in list(&dir.join(folder))? {
+                if path.extension() == Some(OsStr::new("new")) {
+                    remove_file(&path)?;
+                }
+            }
+        }
+        let segments = list_segments(dir)?;
+        Ok(Self { dir: dir.to_owned(), medium, state: Mutex::new(State { summary, segments }), _lock: lock })
+    }
+
+    /// Reads what the superblock in `dir` says, without opening the arena.
+    ///
+    /// # Errors
+    /// [`ArenaError::NotAnArena`], [`ArenaError::WrongVersion`], [`ArenaError::DamagedSuperblock`], [`ArenaError::Io`].
+    pub fn probe(dir: &Path) -> Result<ArenaSummary, ArenaError> {
+        let path = dir.join("ARENA");
+        let mut bytes = Vec::new();
+        match File::open(&path) {
+            // A superblock is far smaller than this bound; anything else under its name is not read into memory whole.
+            Ok(file) => file.take(4096).read_to_end(&mut bytes).map_err(at(&path))?,
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                return Err(ArenaError::NotAnArena);
+            }
+            Err(error) => return Err(at(&path)(error)),
+        };
+        ArenaSummary::decode(&bytes)
+    }
+
+    /// What the arena is made of.
+    #[must_use]
+    pub fn medium(&self) -> Medium {
+        self.medium
+    }
+
+    /// What the superblock says.
+    #[must_use]
+    pub fn summary(&self) -> ArenaSummary {
+        self.state.lock().summary
+    }
+
+    /// The arena's directory.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The directory of the metadata store.
+    #[must_use]
+    pub fn metadata_dir(&self) -> PathBuf {
+        self.dir.join("metadata")
+    }
+
+    /// The segments, in the order of their numbers.
+    #[must_use]
+    pub fn segments(&self) -> Vec<SegmentInfo> {
+        self.state.lock().segments.clone()
+    }
+
+    /// Opens a segment's file, read-only unless `writable`: a descriptor that is handed to a session must not be writable.
+    ///
+    /// # Errors
+    /// [`ArenaError::NoSegment`], [`ArenaError::Io`].
+    pub fn segment_file(&self, number: u32, writable: bool) -> Result<File, ArenaError> {
+        if !self.state.lock().segments.iter().any(|segment| segment.number == number) {
+            return Err(ArenaError::NoSegment(number));
+        }
+        let path = segment_path(&self.dir, number);
+        OpenOptions::new().read(true).write(writable).open(&path).map_err(at(&path))
+    }
+
+    /// Changes the arena's size. Growing adds segments at once; shrinking names the segments that the caller must empty
+    /// and remove.
+    ///
+    /// # Errors
+    /// [`ArenaError::TooSmall`], [`ArenaError::NoSpace`] (segments added before it stay, and count), [`ArenaError::Io`].
+    pub fn resize(&self, size_bytes: u64) -> Result<Resized, ArenaError> {
+        if size_bytes < ARENA_BYTES_MIN {
+            return Err(ArenaError::TooSmall { asked_bytes: size_bytes });
+        }
+        let mut state = self.state.lock();
+        let before = state.segments.len();
+        let grown = self.add_segments(&mut state, size_bytes);
+        let summary = ArenaSummary {
+            // A size that was not reached is not promised.
+            size_bytes: if grown.is_ok() { size_bytes } else { data_bytes(&state.segments) },
+            ..state.summary
+        };
+        self.write_superblock(&summary)?;
+        state.summary = summary;
+        grown?;
+        let mut surplus = Vec::new();
+        let mut remaining = data_bytes(&state.segments);
+        for segment in state.segments.iter().rev() {
+            let bytes = u64::from(segment.blocks) * BLOCK_BYTES;
+            // A segment that holds the new end stays whole: sizes are kept to the segment.
+            if remaining - bytes < size_bytes {
+                break;
+            }
+            remaining -= bytes;
+            surplus.push(*segment);
+        }
+        Ok(Resized { added: state.segments[before..].to_vec(), surplus })
+    }
+
+    /// Removes the last segment, which the caller has emptied and to which nothing refers any more, durably.
+    ///
+    /// # Errors
+    /// [`ArenaError::NotLast`], [`ArenaError::NoSegment`], [`ArenaError::Io`].
+    pub fn remove_segment(&self, number: u32) -> Result<(), ArenaError> {
+        let mut state = self.state.lock();
+        if !state.segments.iter().any(|segment| segment.number == number) {
+            return Err(ArenaError::NoSegment(number));
+        }
+        if state.segments.last().is_none_or(|last| last.number != number) {
+            return Err(ArenaError::NotLast(number));
+        }
+        remove_file(&segment_path(&self.dir, number))?;
+        state.segments.pop();
+        sync_dir(&self.dir.join("segments"))
+    }
+
+    /// Makes a file of a session, of `length` bytes, all zero and allocated, and opens it for reading and writing.
+    ///
+    /// # Errors
+    /// [`ArenaError::NoSpace`]; [`ArenaError::Io`], of kind `AlreadyExists` where the session has the file already.
+    pub fn session_file(&self, session: SessionId, file: SessionFile, length: u64) -> Result<File, ArenaError> {
+        let path = self.session_path(session, file);
+        if path.exists() {
+            return Err(at(&path)(io::ErrorKind::AlreadyExists.into()));
+        }
+        allocate_file(&path, length)
+    }
+
+    /// Opens a file of a session for reading and writing.
+    ///
+    /// # Errors
+    /// [`ArenaError::Io`], of kind `NotFound` where the session has no such file.
+    pub fn open_session_file(&self, session: SessionId, file: SessionFile) -> Result<File, ArenaError> {
+        let path = self.session_path(session, file);
+        OpenOptions::new().read(true).write(true).open(&path).map_err(at(&path))
+    }
+
+    /// Removes a session's files, those that are there.
+    ///
+    /// # Errors
+    /// [`ArenaError::Io`].
+    pub fn remove_session(&self, session: SessionId) -> Result<(), ArenaError> {
+        for file in SessionFile::ALL {
+            remove_file(&self.session_path(session, file))?;
+        }
+        sync_dir(&self.dir.join("sessions"))
+    }
+
+    /// The sessions that have at least one file in the arena, in order.
+    ///
+    /// # Errors
+    /// [`ArenaError::Io`].
+    pub fn sessions(&self) -> Result<Vec<SessionId>, ArenaError> {
+        let known = SessionFile::ALL.map(|file| Some(OsStr::new(file.extension())));
+        let mut sessions: Vec<_> = list(&self.dir.join("sessions"))?
+            .iter()
+            .filter(|path| known.contains(&path.extension()))
+            .filter_map(|path| path.file_stem()?.to_str()?.parse().ok().map(SessionId))
+            .collect();
+        sessions.sort_unstable();
+        sessions.dedup();
+        Ok(sessions)
+    }
+
+    fn session_path(&self, session: SessionId, file: SessionFile) -> PathBuf {
+        self.dir.join("sessions").join(format!("{session}.{}", file.extension()))
+    }
+
+    /// Adds segments until the arena holds `size_bytes`; those that were added stay when a later one fails, except in a new
+    /// arena, which then has none.
+    fn add_segments(&self, state: &mut State, size_bytes: u64) -> Result<(), ArenaError> {
+        let new_arena = state.segments.is_empty();
+        let result = loop {
+            let missing = size_bytes.saturating_sub(data_bytes(&state.segments));
+            let bytes = missing.min(state.summary.segment_bytes) / BLOCK_BYTES * BLOCK_BYTES;
+            if bytes < SEGMENT_BYTES_MIN {
+                break Ok(());
+            }
+            let number = state.segments.last().map_or(0, |last| last.number + 1);
+            let segment = SegmentInfo { number, blocks: (bytes / BLOCK_BYTES) as u32 };
+            match allocate_file(&segment_path(&self.dir, number), segment.file_bytes()) {
+                Ok(_) => state.segments.push(segment),
+                Err(error) => break Err(error),
+            }
+        };
+        if result.is_err() && new_arena {
+            for segment in state.segments.drain(..) {
+                remove_file(&segment_path(&self.dir, segment.number))?;
+            }
+        }
+        result
+    }
+
+    fn write_superblock(&self, summary: &ArenaSummary) -> Result<(), ArenaError> {
+        let path = self.dir.join("ARENA");
+        let temporary = self.dir.join("ARENA.new");
+        let write = || {
+            let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+            file.write_all(&summary.encode())?;
+            file.sync_all()?;
+            fs::rename(&temporary, &path)
+        };
+        write().map_err(|error| match error.raw_os_error().map(Errno::from_raw_os_error) {
+            Some(Errno::NOSPC) => ArenaError::NoSpace { path: path.clone(), needed_bytes: BLOCK_BYTES },
+            _ => at(&path)(error),
+        })?;
+        sync_dir(&self.dir)
+    }
+}
+
+fn data_bytes(segments: &[SegmentInfo]) -> u64 {
+    segments.iter().map(|segment| u64::from(segment.blocks) * BLOCK_BYTES).sum()
+}
+
+fn segment_path(dir: &Path, number: u32) -> PathBuf {
+    dir.join("segments").join(format!("{number:06}.data"))
+}
+
+fn list(dir: &Path) -> Result<Vec<PathBuf>, ArenaError> {
+    fs::read_dir(dir).map_err(at(dir))?.map(|entry| Ok(entry.map_err(at(dir))?.path())).collect()
+}
+
+/// The segments in the directory; a gap in the numbers ends the list, since it means files that somebody took away.
+fn list_segments(dir: &Path) -> Result<Vec<SegmentInfo>, ArenaError> {
+    let mut segments = Vec::new();
+    for number in 0.. {
+        let path = segment_path(dir, number);
+        let file_bytes = match fs::metadata(&path) {
+            Ok(metadata) => metadata.len(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => break,
+            Err(error) => return Err(at(&path)(error)),
+        };
+        let segment = SegmentInfo::from_file(number, file_bytes)
+            .ok_or_else(|| at(&path)(io::Error::other("the file's size is no segment's size")))?;
+        segments.push(segment);
+    }
+    Ok(segments)
+}
+
+fn make_dir(dir: &Path) -> Result<(), ArenaError> {
+    match fs::DirBuilder::new().mode(0o700).create(dir) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(at(dir)(error)),
+        _ => Ok(()),
+    }
+}
+
+fn remove_file(path: &Path) -> Result<(), ArenaError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(at(path)(error)),
+        _ => Ok(()),
+    }
+}
+
+fn sync_dir(dir: &Path) -> Result<(), ArenaError> {
+    File::open(dir).and_then(|file| file.sync_all()).map_err(at(dir))
+}
+
+/// Makes a file of allocated zeros under its final name: it is there whole or not at all, after a crash too.
+fn allocate_file(path: &Path, length: u64) -> Result<File, ArenaError> {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".new");
+    let temporary = PathBuf::from(temporary);
+    remove_file(&temporary)?;
+    let make = || {
+        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&temporary)?;
+        match fallocate(&file, FallocateFlags::empty(), 0, length) {
+            // Such file systems promise no space for anything, so a hole is no worse.
+            Err(Errno::OPNOTSUPP) => file.set_len(length)?,
+            other => other?,
+        }
+        file.sync_all()?;
+        fs::rename(&temporary, path)?;
+        Ok(file)
+    };
+    let file = make().map_err(|error: io::Error| {
+        // The failure that counts is the first one.
+        let _ = fs::remove_file(&temporary);
+        match error.raw_os_error().map(Errno::from_raw_os_error) {
+            Some(Errno::NOSPC | Errno::DQUOT) => ArenaError::NoSpace { path: path.to_owned(), needed_bytes: length },
+            _ => at(path)(error),
+        }
+    })?;
+    if let Some(parent) = path.parent() {
+        sync_dir(parent)?;
+    }
+    Ok(file)
+}
+
+fn lock(dir: &Path) -> Result<File, ArenaError> {
+    let path = dir.join("lock");
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path)
+        .map_err(at(&path))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => {
+            let mut text = String::new();
+            // The lock is what counts; a process id that cannot be read is only a poorer message.
+            let _ = file.read_to_string(&mut text);
+            return Err(ArenaError::InUse { pid: text.trim().parse().unwrap_or(0) });
+        }
+        Err(error) => return Err(at(&path)(error.into())),
+    }
+    let write = |file: &mut File| {
+        file.set_len(0)?;
+        writeln!(file, "{}", std::process::id())
+    };
+    write(&mut file).map_err(at(&path))?;
+    Ok(file)
+}
+
+/// A random number: the standard library seeds its hashers from the system's generator.
+fn random_u64() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    RandomState::new().build_hasher().finish()
+}

@@ -1,0 +1,539 @@
+//! A stand-in for mapped memory that knows what a crash may leave.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+
+use parking_lot::Mutex;
+
+use crate::{OutOfBounds, Persistent};
+
+const WORD_BYTES: usize = 8;
+const LINE_WORDS: usize = crate::flush::LINE_BYTES / WORD_BYTES;
+const PAGE_WORDS: usize = 4096 / WORD_BYTES;
+
+/// Whose crash model a [`CrashTwin`] follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CrashMedium {
+    /// Persistent memory: words survive one by one; flush and fence settle them.
+    Words,
+    /// A disk file: pages survive one by one; only [`Persistent::sync`] and the kernel's own write-back settle them.
+    Pages,
+}
+
+/// What is unsettled in one word.
+#[derive(Clone, Debug)]
+struct Unsettled {
+    /// The values given since the settled one, oldest first.
+    values: Vec<u64>,
+    /// How many of them a flush has covered.
+    flushed: usize,
+}
+
+/// Memory in the middle of a run: what programs see, what the medium holds for certain, and what it may hold.
+#[derive(Clone)]
+pub struct CrashState {
+    medium: CrashMedium,
+    current: Vec<u64>,
+    settled: Vec<u64>,
+    unsettled: BTreeMap<usize, Unsettled>,
+    persist_points: u64,
+}
+
+impl fmt::Debug for CrashState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CrashState")
+            .field("words", &self.current.len())
+            .field("unsettled", &self.unsettled.len())
+            .field("persist_points", &self.persist_points)
+            .finish_non_exhaustive()
+    }
+}
+
+impl CrashState {
+    fn put(&mut self, index: usize, value: u64) {
+        let old = std::mem::replace(&mut self.current[index], value);
+        let word = self.unsettled.entry(index).or_insert(Unsettled { values: Vec::new(), flushed: 0 });
+        if word.values.last() != Some(&value) && !(word.values.is_empty() && old == value) {
+            word.values.push(value);
+        }
+        if word.values.is_empty() {
+            self.unsettled.remove(&index);
+        }
+    }
+
+    fn flush(&mut self, words: std::ops::Range<usize>) {
+        for word in self.unsettled.range_mut(words).map(|(_, word)| word) {
+            word.flushed = word.values.len();
+        }
+    }
+
+    fn fence(&mut self) {
+        let settled = &mut self.settled;
+        self.unsettled.retain(|&index, word| {
+            if word.flushed > 0 {
+                settled[index] = word.values[word.flushed - 1];
+                word.values.drain(..word.flushed);
+                word.flushed = 0;
+            }
+            !word.values.is_empty()
+        });
+    }
+
+    fn settle(&mut self, words: std::ops::Range<usize>) {
+        self.flush(words);
+        self.fence();
+    }
+
+    /// How many words are clean no longer.
+    #[must_use]
+    pub fn unsettled(&self) -> usize {
+        self.unsettled.len()
+    }
+
+    /// How many flushes, fences and syncs there have been.
+    #[must_use]
+    pub fn persist_points(&self) -> u64 {
+        self.persist_points
+    }
+
+    /// Images of the memory that a crash at this moment may leave: all of them where there are no more than `limit`, else
+    /// `limit` of them: none of the unsettled words, all, all but one, one alone, and subsets drawn from `seed`.
+    #[must_use]
+    pub fn crash_images(&self, seed: u64, limit: usize) -> CrashImages {
+        let choices: Vec<Choice> = match self.medium {
+            CrashMedium::Words => self
+                .unsettled
+                .iter()
+                .map(|(&index, word)| Choice {
+                    start: index,
+                    contents: std::iter::once(self.settled[index])
+                        .chain(word.values.iter().copied())
+                        .map(|v| vec![v])
+                        .collect(),
+                })
+                .collect(),
+            CrashMedium::Pages => {
+                let mut pages: Vec<usize> = self.unsettled.keys().map(|index| index / PAGE_WORDS).collect();
+                pages.dedup();
+                let content = |words: &[u64], page: usize| {
+                    let start = page * PAGE_WORDS;
+                    words[start..(start + PAGE_WORDS).min(words.len())].to_vec()
+                };
+                pages
+                    .into_iter()
+                    .map(|page| Choice {
+                        start: page * PAGE_WORDS,
+                        contents: vec![content(&self.settled, page), content(&self.current, page)],
+                    })
+                    .collect()
+            }
+        };
+        let total = choices.iter().try_fold(1usize, |product, choice| product.checked_mul(choice.contents.len()));
+        let exhaustive = total.filter(|&total| total <= limit);
+        CrashImages {
+            settled: self.settled.clone(),
+            choices,
+            next: 0,
+            limit: exhaustive.unwrap_or(limit),
+            exhaustive: exhaustive.is_some(),
+            seed,
+        }
+    }
+
+    /// The memory as programs see it now.
+    #[must_use]
+    pub fn current(&self) -> Vec<u8> {
+        bytes(&self.current)
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Choice {
+    start: usize,
+    contents: Vec<Vec<u64>>,
+}
+
+/// Iterator over crash images: [`CrashState::crash_images`].
+#[derive(Clone, Debug)]
+pub struct CrashImages {
+    settled: Vec<u64>,
+    choices: Vec<Choice>,
+    next: usize,
+    limit: usize,
+    exhaustive: bool,
+    seed: u64,
+}
+
+impl CrashImages {
+    /// Whether every possible image is among these.
+    #[must_use]
+    pub fn is_exhaustive(&self) -> bool {
+        self.exhaustive
+    }
+
+    fn pick(&mut self, image: usize, choice: usize, rest: &mut usize) -> usize {
+        let options = self.choices[choice].contents.len();
+        if self.exhaustive {
+            let picked = *rest % options;
+            *rest /= options;
+            return picked;
+        }
+        let count = self.choices.len();
+        match image {
+            0 => 0,
+            1 => options - 1,
+            // One word alone is lost, or survives alone: the subsets that catch a missing flush or a wrong order soonest.
+            _ if image < 2 + count && image % 2 == 0 => {
+                if choice == image - 2 {
+                    0
+                } else {
+                    options - 1
+                }
+            }
+            _ if image < 2 + count => {
+                if choice == image - 2 {
+                    options - 1
+                } else {
+                    0
+                }
+            }
+            _ => {
+                self.seed = splitmix(self.seed);
+                (self.seed >> 33) as usize % options
+            }
+        }
+    }
+}
+
+impl Iterator for CrashImages {
+    type Item = Vec<u8>;
+
+    fn next(&mut self) -> Option<Vec<u8>> {
+        if self.next >= self.limit {
+            return None;
+        }
+        let image = self.next;
+        self.next += 1;
+        let mut rest = image;
+        let mut words = self.settled.clone();
+        for choice in 0..self.choices.len() {
+            let picked = self.pick(image, choice, &mut rest);
+            let Choice { start, contents } = &self.choices[choice];
+            words[*start..*start + contents[picked].len()].copy_from_slice(&contents[picked]);
+        }
+        Some(bytes(&words))
+    }
+}
+
+/// The next state of the splitmix64 generator, mixed.
+fn splitmix(state: u64) -> u64 {
+    let mut mixed = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+fn bytes(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+/// What [`CrashTwin::on_persist`] calls.
+type Observer = Box<dyn FnMut(&CrashState) + Send>;
+
+/// Memory in the heap that keeps, for every aligned word, which values a crash may leave in it (the model at the top of this
+/// crate). Threads may share it; a fence of one thread settles the flushes of all, which is right for enumerations, whose
+/// runs have one thread.
+pub struct CrashTwin {
+    inner: Mutex<Inner>,
+    length: u64,
+}
+
+struct Inner {
+    state: CrashState,
+    observer: Option<Observer>,
+}
+
+impl fmt::Debug for CrashTwin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.lock().state.fmt(f)
+    }
+}
+
+impl CrashTwin {
+    /// Zeroed memory of `length` bytes, rounded up to whole words.
+    #[must_use]
+    pub fn new(medium: CrashMedium, length: usize) -> Self {
+        Self::from_image(medium, &vec![0; length])
+    }
+
+    /// Memory as a crash left it: all of it settled.
+    #[must_use]
+    pub fn from_image(medium: CrashMedium, image: &[u8]) -> Self {
+        let words: Vec<u64> = image
+            .chunks(WORD_BYTES)
+            .map(|chunk| {
+                let mut word = [0; WORD_BYTES];
+                word[..chunk.len()].copy_from_slice(chunk);
+                u64::from_ne_bytes(word)
+            })
+            .collect();
+        let state = CrashState {
+            medium,
+            settled: words.clone(),
+            current: words,
+            unsettled: BTreeMap::new(),
+            persist_points: 0,
+        };
+        let length = (state.current.len() * WORD_BYTES) as u64;
+        Self { inner: Mutex::new(Inner { state, observer: None }), length }
+    }
+
+    /// Calls `observer` at every persist point (flush, fence, sync), just before it takes effect: a crash there is the worst
+    /// of the moments since the persist point before. The observer must not touch this memory.
+    pub fn on_persist(&self, observer: Observer) {
+        self.inner.lock().observer = Some(observer);
+    }
+
+    /// Stops calling the observer.
+    pub fn stop_observing(&self) {
+        self.inner.lock().observer = None;
+    }
+
+    /// The state at this moment.
+    #[must_use]
+    pub fn state(&self) -> CrashState {
+        self.inner.lock().state.clone()
+    }
+
+    /// Images that a crash at this moment may leave: [`CrashState::crash_images`].
+    #[must_use]
+    pub fn crash_images(&self, seed: u64, limit: usize) -> CrashImages {
+        self.inner.lock().state.crash_images(seed, limit)
+    }
+
+    /// Settles one page as the kernel's write-back may at any moment.
+    pub fn write_back_page(&self, page: usize) {
+        self.inner.lock().state.settle(page * PAGE_WORDS..(page + 1) * PAGE_WORDS);
+    }
+
+    fn check(&self, offset: u64, length: u64) -> Result<(), OutOfBounds> {
+        if offset > self.length || length > self.length - offset {
+            return Err(OutOfBounds { offset, length, available: self.length });
+        }
+        Ok(())
+    }
+
+    fn word(&self, offset: u64) -> Result<usize, OutOfBounds> {
+        self.check(offset, WORD_BYTES as u64)?;
+        if offset % WORD_BYTES as u64 != 0 {
+            return Err(OutOfBounds { offset, length: WORD_BYTES as u64, available: self.length });
+        }
+        Ok(offset as usize / WORD_BYTES)
+    }
+}
+
+impl Inner {
+    fn persist_point(&mut self) {
+        self.state.persist_points += 1;
+        if let Some(observer) = &mut self.observer {
+            observer(&self.state);
+        }
+    }
+}
+
+impl Persistent for CrashTwin {
+    fn len(&self) -> u64 {
+        self.length
+    }
+
+    fn load(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds> {
+        self.check(offset, into.len() as u64)?;
+        let inner = self.inner.lock();
+        for (place, byte) in (offset as usize..).zip(into) {
+            *byte = inner.state.current[place / WORD_BYTES].to_ne_bytes()[place % WORD_BYTES];
+        }
+        Ok(())
+    }
+
+    fn store(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
+        self.check(offset, bytes.len() as u64)?;
+        let mut inner = self.inner.lock();
+        let mut place = offset as usize;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let (index, skip) = (place / WORD_BYTES, place % WORD_BYTES);
+            let count = rest.len().min(WORD_BYTES - skip);
+            let mut word = inner.state.current[index].to_ne_bytes();
+            word[skip..skip + count].copy_from_slice(&rest[..count]);
+            inner.state.put(index, u64::from_ne_bytes(word));
+            place += count;
+            rest = &rest[count..];
+        }
+        Ok(())
+    }
+
+    fn load_u64(&self, offset: u64) -> Result<u64, OutOfBounds> {
+        let index = self.word(offset)?;
+        Ok(self.inner.lock().state.current[index])
+    }
+
+    fn store_u64(&self, offset: u64, value: u64) -> Result<(), OutOfBounds> {
+        let index = self.word(offset)?;
+        self.inner.lock().state.put(index, value);
+        Ok(())
+    }
+
+    fn compare_exchange_u64(&self, offset: u64, current: u64, new: u64) -> Result<Result<u64, u64>, OutOfBounds> {
+        let index = self.word(offset)?;
+        let mut inner = self.inner.lock();
+        let found = inner.state.current[index];
+        if found != current {
+            return Ok(Err(found));
+        }
+        inner.state.put(index, new);
+        Ok(Ok(found))
+    }
+
+    fn flush(&self, offset: u64, length: u64) -> Result<(), OutOfBounds> {
+        self.check(offset, length)?;
+        let mut inner = self.inner.lock();
+        inner.persist_point();
+        if inner.state.medium == CrashMedium::Words && length > 0 {
+            let first = offset as usize / WORD_BYTES / LINE_WORDS * LINE_WORDS;
+            let last = (offset + length - 1) as usize / WORD_BYTES;
+            inner.state.flush(first..(last / LINE_WORDS + 1) * LINE_WORDS);
+        }
+        Ok(())
+    }
+
+    fn fence(&self) {
+        let mut inner = self.inner.lock();
+        inner.persist_point();
+        if inner.state.medium == CrashMedium::Words {
+            inner.state.fence();
+        }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let mut inner = self.inner.lock();
+        inner.persist_point();
+        if inner.state.medium == CrashMedium::Pages {
+            inner.state.settle(0..usize::MAX);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use std::sync::Arc;
+
+    fn words(image: &[u8]) -> Vec<u64> {
+        image.chunks(8).map(|chunk| u64::from_ne_bytes(chunk.try_into().unwrap())).collect()
+    }
+
+    fn images(twin: &CrashTwin) -> BTreeSet<Vec<u64>> {
+        let images = twin.crash_images(1, 1000);
+        assert!(images.is_exhaustive());
+        images.map(|image| words(&image)).collect()
+    }
+
+    fn set<const N: usize>(values: [&[u64]; N]) -> BTreeSet<Vec<u64>> {
+        values.into_iter().map(<[u64]>::to_vec).collect()
+    }
+
+    #[test]
+    fn every_subset_of_unsettled_words_and_every_value_may_survive() {
+        let twin = CrashTwin::new(CrashMedium::Words, 16);
+        twin.store_u64(0, 1).unwrap();
+        twin.store_u64(0, 2).unwrap();
+        twin.store_u64(8, 9).unwrap();
+        assert_eq!(images(&twin), set([&[0, 0], &[0, 9], &[1, 0], &[1, 9], &[2, 0], &[2, 9]]));
+    }
+
+    #[test]
+    fn only_flush_and_then_fence_settle() {
+        let twin = CrashTwin::new(CrashMedium::Words, 128);
+        twin.store_u64(0, 1).unwrap();
+        twin.store_u64(64, 1).unwrap();
+        twin.fence();
+        assert_eq!(twin.state().unsettled(), 2);
+        twin.flush(1, 1).unwrap();
+        assert_eq!(twin.state().unsettled(), 2);
+        // Stored after the flush, so the fence settles the older value only.
+        twin.store_u64(0, 2).unwrap();
+        twin.fence();
+        let left: BTreeSet<(u64, u64)> = images(&twin).iter().map(|image| (image[0], image[8])).collect();
+        assert_eq!(left, BTreeSet::from([(1, 0), (1, 1), (2, 0), (2, 1)]));
+        twin.flush(0, 128).unwrap();
+        twin.fence();
+        assert_eq!(twin.state().unsettled(), 0);
+        assert_eq!(images(&twin).len(), 1);
+    }
+
+    #[test]
+    fn pages_survive_whole_and_only_sync_settles_them() {
+        let twin = CrashTwin::new(CrashMedium::Pages, 8192);
+        twin.store_u64(0, 1).unwrap();
+        twin.store_u64(8, 2).unwrap();
+        twin.store_u64(4096, 3).unwrap();
+        twin.flush(0, 8192).unwrap();
+        twin.fence();
+        let left: BTreeSet<_> = images(&twin).iter().map(|image| (image[0], image[1], image[512])).collect();
+        assert_eq!(left, BTreeSet::from([(0, 0, 0), (1, 2, 0), (0, 0, 3), (1, 2, 3)]));
+        twin.write_back_page(0);
+        assert_eq!(images(&twin).len(), 2);
+        twin.sync().unwrap();
+        assert_eq!(images(&twin).len(), 1);
+    }
+
+    #[test]
+    fn observers_see_every_persist_point_before_it_takes_effect() {
+        let twin = CrashTwin::new(CrashMedium::Words, 64);
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let log = Arc::clone(&seen);
+        twin.on_persist(Box::new(move |state| log.lock().push(state.unsettled())));
+        twin.store_u64(0, 1).unwrap();
+        twin.flush(0, 8).unwrap();
+        twin.fence();
+        twin.sync().unwrap();
+        twin.stop_observing();
+        twin.fence();
+        assert_eq!(*seen.lock(), [1, 1, 0]);
+        assert_eq!(twin.state().persist_points(), 4);
+    }
+
+    #[test]
+    fn stores_touch_only_the_words_they_change() {
+        let twin = CrashTwin::new(CrashMedium::Words, 64);
+        twin.store(6, &[1, 2, 3]).unwrap();
+        assert_eq!(twin.state().unsettled(), 2);
+        let mut bytes = [0; 5];
+        twin.load(5, &mut bytes).unwrap();
+        assert_eq!(bytes, [0, 1, 2, 3, 0]);
+        twin.store(32, &[0; 16]).unwrap();
+        assert_eq!(twin.state().unsettled(), 2);
+        assert!(twin.store(60, &[0; 5]).is_err());
+        assert!(twin.load_u64(4).is_err());
+    }
+
+    #[test]
+    fn sampled_images_keep_settled_words_and_differ() {
+        let twin = CrashTwin::new(CrashMedium::Words, 64 * 8);
+        twin.store_u64(0, 5).unwrap();
+        twin.flush(0, 8).unwrap();
+        twin.fence();
+        for word in 1..64 {
+            twin.store_u64(word * 8, word).unwrap();
+        }
+        let images = twin.crash_images(7, 300);
+        assert!(!images.is_exhaustive());
+        let images: Vec<_> = images.map(|image| words(&image)).collect();
+        assert_eq!(images.len(), 300);
+        assert!(images.iter().all(|image| image[0] == 5 && (1..64).all(|i| [0, i as u64].contains(&image[i]))));
+        assert!(images.iter().collect::<BTreeSet<_>>().len() > 250);
+    }
+}

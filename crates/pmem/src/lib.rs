@@ -1,0 +1,48 @@
+//! The arena: segment files, their medium, and what *persist* means on it.
+//!
+//! Purpose: give the layers above one way to reach shared, persistent memory ([`Mapping`], through the [`Persistent`]
+//! trait), one answer to "what is this memory made of" ([`Medium`]), and the directory of files that makes up a node's
+//! arena ([`Arena`]). [`CrashTwin`] stands in for a mapping in tests and knows what a crash may leave.
+//!
+//! # The crash model
+//! Every crate above relies on this model and on no other; [`CrashTwin`] is its executable form.
+//!
+//! * The unit is the aligned 8-byte **word**: after a crash a word holds, whole, one of the values that it was given.
+//! * A word is **clean** when its last value is known to be on the medium; **dirty** from a store until a flush of its
+//!   line; **in flight** from the flush until the flushing thread's next fence.
+//! * A fence makes the values that were flushed before it durable. Until then any subset of the unsettled words may have
+//!   reached the medium: caches evict lines whenever they like, in any order, so a dirty word may survive as well, and a
+//!   word that was stored several times may survive with any of its values.
+//! * On [`MediumKind::Disk`] and [`MediumKind::Memory`] flush and fence do nothing, since the page cache outlives every
+//!   process. After a power loss each 4096-byte page of a disk file holds, independently of all others, its content of
+//!   the last [`Persistent::sync`] or one that it was given since.
+//!
+//! # Invariants
+//! * No reference to mapped memory ever exists: other processes write to it. Bytes are copied in and out, words are
+//!   atomics, and every access is bounds-checked and fails with a typed error.
+//! * A file that another process truncates harms nobody: its mapping reads as zeros and says that it is torn
+//!   ([`sigbus`]).
+//! * A segment's blocks are allocated when the segment is added, so a full disk shows then, and not as a fault later.
+//!
+//! Not here: allocation of blocks, the content of logs and of the metadata directory, checksums of blocks.
+//!
+//! Source: DESIGN §4; the crash model is that of the verified-storage and SquirrelFS work.
+
+mod arena;
+mod crash;
+mod flush;
+mod mapping;
+mod medium;
+mod persistent;
+pub mod sigbus;
+mod superblock;
+
+pub use arena::{
+    ARENA_BYTES_MIN, Arena, ArenaError, ArenaOptions, Resized, SEGMENT_BYTES_MAX, SegmentInfo, SessionFile,
+};
+pub use crash::{CrashImages, CrashMedium, CrashState, CrashTwin};
+pub use flush::FlushMethod;
+pub use mapping::{MapError, Mapping, MappingAccess};
+pub use medium::{Medium, MediumKind};
+pub use persistent::{OutOfBounds, Persistent};
+pub use superblock::ArenaSummary;

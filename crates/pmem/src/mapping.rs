@@ -1,0 +1,321 @@
+//! Shared mappings of arena files.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use rustix::fs::{fdatasync, fstat};
+use thiserror::Error;
+
+use crate::sigbus::Registration;
+use crate::{Medium, MediumKind, OutOfBounds, Persistent, sigbus};
+
+/// What a mapping may be used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MappingAccess {
+    /// Loads only; stores fail with [`OutOfBounds`].
+    ReadOnly,
+    /// Loads and stores.
+    ReadWrite,
+}
+
+/// Why a file could not be mapped.
+#[derive(Debug, Error)]
+pub enum MapError {
+    /// The mapping would be empty, or longer than the file.
+    #[error("cannot map {asked} bytes of a file of {file_bytes} bytes")]
+    WrongLength {
+        /// Bytes asked for.
+        asked: u64,
+        /// Bytes in the file.
+        file_bytes: u64,
+    },
+    /// The process has as many mappings as the table of guarded ranges holds.
+    #[error("this process already has {} arena mappings, which is the limit", sigbus::MAPPINGS_MAX)]
+    TooMany,
+    /// The kernel refused.
+    #[error("cannot map an arena file: {0}")]
+    System(#[from] io::Error),
+}
+
+/// A shared mapping of the first bytes of a file.
+///
+/// Other processes may read and write the same bytes at any moment, so no reference into the mapping is ever given out:
+/// bytes are copied, words are atomic.
+#[derive(Debug)]
+pub struct Mapping {
+    start: *mut u8,
+    length: usize,
+    access: MappingAccess,
+    medium: Medium,
+    file: OwnedFd,
+    // Dropped in `Drop` before the range is unmapped; `None` only in between.
+    registration: Option<Registration>,
+}
+
+// SAFETY: the mapping is plain shared memory that is valid until drop, and every access goes through raw copies and atomics,
+// which any thread may do.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; there is no unsynchronised interior state beside the mapped bytes themselves.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps the first `length` bytes of a file. The descriptor is duplicated, for [`Persistent::sync`].
+    ///
+    /// # Errors
+    /// [`MapError`].
+    pub fn map(fd: impl AsFd, length: u64, access: MappingAccess, medium: Medium) -> Result<Self, MapError> {
+        let file = fd.as_fd().try_clone_to_owned()?;
+        let file_bytes = fstat(&file).map_err(io::Error::from)?.st_size as u64;
+        let bytes = usize::try_from(length).unwrap_or(usize::MAX);
+        if length == 0 || length > file_bytes || bytes > isize::MAX as usize {
+            return Err(MapError::WrongLength { asked: length, file_bytes });
+        }
+        let protection = match access {
+            MappingAccess::ReadOnly => libc::PROT_READ,
+            MappingAccess::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
+        };
+        let flags = match medium.kind {
+            MediumKind::Pmem => libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC,
+            MediumKind::Memory | MediumKind::Disk => libc::MAP_SHARED,
+        };
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches no memory of ours.
+        let address = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, file.as_raw_fd(), 0) };
+        if address == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error().into());
+        }
+        let mut mapping = Self { start: address.cast(), length: bytes, access, medium, file, registration: None };
+        let registration = sigbus::register(mapping.start as usize, bytes, access == MappingAccess::ReadWrite);
+        mapping.registration = Some(registration.ok_or(MapError::TooMany)?);
+        Ok(mapping)
+    }
+
+    /// What the mapping may be used for.
+    #[must_use]
+    pub fn access(&self) -> MappingAccess {
+        self.access
+    }
+
+    /// The medium that it was mapped with.
+    #[must_use]
+    pub fn medium(&self) -> Medium {
+        self.medium
+    }
+
+    /// Where the mapping begins, for system calls that take an address. Whoever dereferences it must expect other
+    /// processes to write the same bytes.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start
+    }
+
+    /// Whether a page of the file was found missing (somebody truncated it) and was replaced by zeros that only this
+    /// process sees. Nothing written to a torn mapping can be relied on. Needs [`sigbus::install`].
+    #[must_use]
+    pub fn is_torn(&self) -> bool {
+        self.registration.as_ref().is_some_and(Registration::is_torn)
+    }
+
+    /// Copies bytes out: [`Persistent::load`].
+    ///
+    /// # Errors
+    /// [`OutOfBounds`].
+    #[inline]
+    pub fn copy_out(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds> {
+        let from = self.at(offset, into.len() as u64)?;
+        // SAFETY: `at` found the whole range inside the mapping. Others may write it meanwhile; the copy may then be torn,
+        // which the callers expect, and `into` is ours alone.
+        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+        // Optimistic readers check a word after the copy; that load must not move before it.
+        fence(Ordering::Acquire);
+        Ok(())
+    }
+
+    /// Copies bytes in: [`Persistent::store`].
+    ///
+    /// # Errors
+    /// [`OutOfBounds`].
+    #[inline]
+    pub fn copy_in(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
+        let to = self.at_writable(offset, bytes.len() as u64)?;
+        // SAFETY: `at_writable` found the whole range inside a writable mapping, and the source is a slice of other memory.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        Ok(())
+    }
+
+    /// Makes these bytes durable as far as the medium can: `fdatasync` of the file on disk, nothing elsewhere. The kernel
+    /// has no ranged form that also waits for the file's own metadata, so the whole file goes.
+    ///
+    /// # Errors
+    /// Those of `fdatasync(2)`.
+    pub fn sync_range(&self, _offset: u64, _length: u64) -> io::Result<()> {
+        match self.medium.kind {
+            MediumKind::Disk => Ok(fdatasync(&self.file)?),
+            MediumKind::Pmem | MediumKind::Memory => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn at(&self, offset: u64, length: u64) -> Result<*mut u8, OutOfBounds> {
+        let available = self.length as u64;
+        if offset > available || length > available - offset {
+            return Err(self.outside(offset, length));
+        }
+        // SAFETY: offset <= length of the mapping, so the pointer stays in it or one past its end.
+        Ok(unsafe { self.start.add(offset as usize) })
+    }
+
+    #[inline]
+    fn at_writable(&self, offset: u64, length: u64) -> Result<*mut u8, OutOfBounds> {
+        if self.access != MappingAccess::ReadWrite {
+            return Err(self.outside(offset, length));
+        }
+        self.at(offset, length)
+    }
+
+    #[cold]
+    fn outside(&self, offset: u64, length: u64) -> OutOfBounds {
+        OutOfBounds { offset, length, available: self.length as u64 }
+    }
+
+    #[inline]
+    fn word(&self, offset: u64, writable: bool) -> Result<&AtomicU64, OutOfBounds> {
+        let address = if writable { self.at_writable(offset, 8)? } else { self.at(offset, 8)? };
+        if offset % 8 != 0 {
+            return Err(self.outside(offset, 8));
+        }
+        // SAFETY: the word is inside the mapping, aligned (mappings begin at pages), and valid as long as `self` is. It is
+        // only ever used as an atomic here; read-only mappings only load it.
+        Ok(unsafe { AtomicU64::from_ptr(address.cast()) })
+    }
+}
+
+impl Persistent for Mapping {
+    #[inline]
+    fn len(&self) -> u64 {
+        self.length as u64
+    }
+
+    #[inline]
+    fn load(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds> {
+        self.copy_out(offset, into)
+    }
+
+    #[inline]
+    fn store(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
+        self.copy_in(offset, bytes)
+    }
+
+    #[inline]
+    fn store_flushed(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
+        let to = self.at_writable(offset, bytes.len() as u64)?;
+        // SAFETY: `at_writable` found the whole range inside a writable mapping.
+        unsafe { self.medium.flush.copy_flushed(to, bytes) };
+        Ok(())
+    }
+
+    #[inline]
+    fn load_u64(&self, offset: u64) -> Result<u64, OutOfBounds> {
+        Ok(self.word(offset, false)?.load(Ordering::Acquire))
+    }
+
+    #[inline]
+    fn store_u64(&self, offset: u64, value: u64) -> Result<(), OutOfBounds> {
+        self.word(offset, true)?.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    #[inline]
+    fn compare_exchange_u64(&self, offset: u64, current: u64, new: u64) -> Result<Result<u64, u64>, OutOfBounds> {
+        Ok(self.word(offset, true)?.compare_exchange(current, new, Ordering::SeqCst, Ordering::SeqCst))
+    }
+
+    #[inline]
+    fn flush(&self, offset: u64, length: u64) -> Result<(), OutOfBounds> {
+        let start = self.at(offset, length)?;
+        // SAFETY: `at` found the whole range inside the mapping.
+        unsafe { self.medium.flush.flush(start, length as usize) };
+        Ok(())
+    }
+
+    #[inline]
+    fn fence(&self) {
+        self.medium.flush.fence();
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.sync_range(0, self.length as u64)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // The range leaves the table first: once unmapped, its addresses may be given to memory that is none of ours.
+        self.registration = None;
+        // SAFETY: the mapping was made by `map` with this length, and no reference into it outlives `self`.
+        unsafe { libc::munmap(self.start.cast(), self.length) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(bytes: u64) -> std::fs::File {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(bytes).unwrap();
+        file
+    }
+
+    #[test]
+    fn bytes_and_words_are_shared_between_mappings_of_one_file() {
+        let file = file(8192);
+        for medium in [Medium::MEMORY, Medium::DISK, Medium::emulated_pmem()] {
+            let writer = Mapping::map(&file, 8192, MappingAccess::ReadWrite, medium).unwrap();
+            let reader = Mapping::map(&file, 8192, MappingAccess::ReadOnly, medium).unwrap();
+            writer.store(4090, b"across a page").unwrap();
+            writer.store_flushed(100, &[7; 1000]).unwrap();
+            writer.store_u64(16, 99).unwrap();
+            assert_eq!(writer.compare_exchange_u64(16, 98, 1).unwrap(), Err(99));
+            assert_eq!(writer.compare_exchange_u64(16, 99, 100).unwrap(), Ok(99));
+            writer.flush(0, 8192).unwrap();
+            writer.fence();
+            writer.sync().unwrap();
+            let mut bytes = [0; 13];
+            reader.load(4090, &mut bytes).unwrap();
+            assert_eq!(&bytes, b"across a page");
+            assert_eq!(reader.load_u64(16).unwrap(), 100);
+            let mut bulk = [0; 1002];
+            reader.load(99, &mut bulk).unwrap();
+            assert!(bulk[0] == 0 && bulk[1..1001].iter().all(|&b| b == 7) && bulk[1001] == 0);
+        }
+    }
+
+    #[test]
+    fn accesses_outside_misaligned_or_forbidden_fail() {
+        let file = file(4096);
+        let mapping = Mapping::map(&file, 4096, MappingAccess::ReadWrite, Medium::MEMORY).unwrap();
+        let error = OutOfBounds { offset: 4090, length: 7, available: 4096 };
+        assert_eq!(mapping.load(4090, &mut [0; 7]), Err(error));
+        assert_eq!(mapping.store(4090, &[0; 7]), Err(error));
+        assert!(mapping.load(u64::MAX, &mut [0; 7]).is_err());
+        assert!(mapping.flush(1, u64::MAX).is_err());
+        assert!(mapping.load_u64(4).is_err());
+        assert!(mapping.load_u64(4096).is_err());
+        assert!(mapping.store_u64(4092, 0).is_err());
+        assert!(mapping.load(4096, &mut []).is_ok());
+        let reader = Mapping::map(&file, 4096, MappingAccess::ReadOnly, Medium::MEMORY).unwrap();
+        assert!(reader.store(0, b"x").is_err());
+        assert!(reader.store_u64(0, 1).is_err());
+        assert!(reader.compare_exchange_u64(0, 0, 1).is_err());
+        assert!(reader.store_flushed(0, b"x").is_err());
+    }
+
+    #[test]
+    fn a_mapping_never_exceeds_its_file() {
+        let file = file(4096);
+        let error = Mapping::map(&file, 4097, MappingAccess::ReadWrite, Medium::MEMORY).unwrap_err();
+        assert!(matches!(error, MapError::WrongLength { asked: 4097, file_bytes: 4096 }));
+        assert!(Mapping::map(&file, 0, MappingAccess::ReadWrite, Medium::MEMORY).is_err());
+    }
+}

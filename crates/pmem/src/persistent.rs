@@ -1,0 +1,116 @@
+//! What every kind of persistent memory can do.
+
+use std::io;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+/// An access that leaves the memory, or a word access that is not aligned to 8 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("{length} bytes at offset {offset} are outside the memory of {available} bytes, misaligned, or not writable")]
+pub struct OutOfBounds {
+    /// Where the access began, in bytes from the memory's start.
+    pub offset: u64,
+    /// How many bytes it asked for.
+    pub length: u64,
+    /// How many bytes there are.
+    pub available: u64,
+}
+
+/// Memory that outlives the process, shared with others who may write it at any moment. The crash model is stated at the
+/// top of this crate.
+///
+/// # Errors
+/// Every access fails with [`OutOfBounds`] where it leaves the memory, where a word access is not aligned to 8 bytes, and
+/// where it writes to memory that is read-only.
+#[allow(clippy::missing_errors_doc)]
+pub trait Persistent: Send + Sync {
+    /// Bytes of memory.
+    fn len(&self) -> u64;
+
+    /// Whether there are no bytes at all.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies bytes out. What others write meanwhile may come out torn, at any byte.
+    fn load(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds>;
+
+    /// Copies bytes in. They are dirty after it, even where a non-temporal path was taken.
+    fn store(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds>;
+
+    /// Copies bytes in and begins their write-back: [`Self::store`] and [`Self::flush`] in one, for bulk data. It may take
+    /// non-temporal stores, so a [`Self::fence`] must stand before anything that tells others of the data.
+    fn store_flushed(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
+        self.store(offset, bytes)?;
+        self.flush(offset, bytes.len() as u64)
+    }
+
+    /// Loads an aligned word, with acquire ordering.
+    fn load_u64(&self, offset: u64) -> Result<u64, OutOfBounds>;
+
+    /// Stores an aligned word, with release ordering.
+    fn store_u64(&self, offset: u64, value: u64) -> Result<(), OutOfBounds>;
+
+    /// Replaces an aligned word if it holds `current`, sequentially consistent: the inner result is that of
+    /// [`std::sync::atomic::AtomicU64::compare_exchange`].
+    fn compare_exchange_u64(&self, offset: u64, current: u64, new: u64) -> Result<Result<u64, u64>, OutOfBounds>;
+
+    /// Begins the write-back of the lines that hold these bytes; nothing on memory and disk.
+    fn flush(&self, offset: u64, length: u64) -> Result<(), OutOfBounds>;
+
+    /// Waits until everything this thread has flushed is durable; nothing on memory and disk.
+    fn fence(&self);
+
+    /// Makes all that was stored before durable, as far as the medium can: `fdatasync` on disk, nothing on memory. On
+    /// persistent memory it does nothing that [`Self::flush`] and [`Self::fence`] have not done.
+    fn sync(&self) -> io::Result<()>;
+}
+
+macro_rules! forward {
+    ($($pointer:ty),*) => {$(
+        impl<T: Persistent + ?Sized> Persistent for $pointer {
+            #[inline]
+            fn len(&self) -> u64 {
+                (**self).len()
+            }
+            #[inline]
+            fn load(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds> {
+                (**self).load(offset, into)
+            }
+            #[inline]
+            fn store(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
+                (**self).store(offset, bytes)
+            }
+            #[inline]
+            fn store_flushed(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
+                (**self).store_flushed(offset, bytes)
+            }
+            #[inline]
+            fn load_u64(&self, offset: u64) -> Result<u64, OutOfBounds> {
+                (**self).load_u64(offset)
+            }
+            #[inline]
+            fn store_u64(&self, offset: u64, value: u64) -> Result<(), OutOfBounds> {
+                (**self).store_u64(offset, value)
+            }
+            #[inline]
+            fn compare_exchange_u64(&self, offset: u64, current: u64, new: u64) -> Result<Result<u64, u64>, OutOfBounds> {
+                (**self).compare_exchange_u64(offset, current, new)
+            }
+            #[inline]
+            fn flush(&self, offset: u64, length: u64) -> Result<(), OutOfBounds> {
+                (**self).flush(offset, length)
+            }
+            #[inline]
+            fn fence(&self) {
+                (**self).fence();
+            }
+            fn sync(&self) -> io::Result<()> {
+                (**self).sync()
+            }
+        }
+    )*};
+}
+
+forward!(&T, Arc<T>, Box<T>);

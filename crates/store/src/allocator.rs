@@ -1,0 +1,446 @@
+//! Which blocks are used.
+//!
+//! Three bits per block: *live* (the applied state refers to it), *busy* (it must not be given out: live, or freed too
+//! recently), *fresh* (given out since the last freeze, so that no committed row refers to it and it may be overwritten).
+//!
+//! A freed block stays busy until the commit of its freeing is done, since a crash before it brings the old row back, and
+//! until its session has released the log up to the record that freed it, since the session may read the block by an older
+//! extent as long as its own log covers what changed.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+use ashlar_types::{BlockAddress, LogPosition, SessionId};
+
+use crate::rows;
+
+/// Blocks in one bitmap row: 512 bytes, for 16 MiB of data.
+pub const PIECE_BLOCKS: u32 = 4096;
+const PIECE_WORDS: usize = PIECE_BLOCKS as usize / 64;
+/// Bytes of a bitmap row.
+pub const PIECE_BYTES: usize = PIECE_WORDS * 8;
+
+/// Who frees blocks: they wait until this session has released its log up to this position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Freer {
+    /// The session.
+    pub session: SessionId,
+    /// The end of its record that frees.
+    pub end: LogPosition,
+}
+
+#[derive(Debug)]
+struct Pin {
+    end: LogPosition,
+    batch: u64,
+    address: BlockAddress,
+    blocks: u64,
+}
+
+#[derive(Debug, Default)]
+struct Pins {
+    released: LogPosition,
+    queue: VecDeque<Pin>,
+}
+
+#[derive(Debug)]
+struct SegmentMap {
+    blocks: u32,
+    live: Vec<u64>,
+    busy: Vec<u64>,
+    fresh: Vec<u64>,
+    free: u64,
+    cursor: u32,
+    closed: bool,
+    changed: BTreeSet<u32>,
+    fresh_pieces: BTreeSet<u32>,
+}
+
+/// What a freeze found: rows to write, and the blocks written since the freeze before, by segment.
+#[derive(Debug, Default)]
+pub struct FrozenBlocks {
+    /// Bitmap rows; `None` deletes the row of a piece without live blocks.
+    pub rows: Vec<([u8; 9], Option<Vec<u8>>)>,
+    /// Runs of fresh blocks: segment, first block, count.
+    pub written: Vec<(u32, u32, u32)>,
+}
+
+/// The allocator of all segments.
+#[derive(Debug, Default)]
+pub struct Allocator {
+    segments: BTreeMap<u32, SegmentMap>,
+    current: u32,
+    pins: HashMap<SessionId, Pins>,
+    batch: u64,
+    committed: u64,
+    pinned: u64,
+}
+
+impl Allocator {
+    /// Adds a segment without live blocks. A row that [`Self::load`] brings may mark some live.
+    pub fn add_segment(&mut self, number: u32, blocks: u32) {
+        let words = (blocks as usize).div_ceil(64);
+        let mut busy = vec![0; words];
+        if blocks % 64 != 0 {
+            // The bits behind the end stay busy for ever, so that no search ever finds them.
+            busy[words - 1] = u64::MAX << (blocks % 64);
+        }
+        let map = SegmentMap {
+            blocks,
+            live: vec![0; words],
+            busy,
+            fresh: vec![0; words],
+            free: blocks.into(),
+            cursor: 0,
+            closed: false,
+            changed: BTreeSet::new(),
+            fresh_pieces: BTreeSet::new(),
+        };
+        self.segments.insert(number, map);
+    }
+
+    /// Takes a bitmap row over; `false` where it does not fit its segment.
+    pub fn load(&mut self, segment: u32, piece: u32, value: &[u8]) -> bool {
+        let Some(map) = self.segments.get_mut(&segment) else { return false };
+        let start = piece as usize * PIECE_WORDS;
+        if value.len() != PIECE_BYTES || start >= map.live.len() {
+            return false;
+        }
+        for (index, bytes) in value.chunks_exact(8).enumerate() {
+            let word = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
+            let Some(live) = map.live.get_mut(start + index) else {
+                if word == 0 {
+                    continue;
+                }
+                return false;
+            };
+            let busy = &mut map.busy[start + index];
+            if word & *busy != 0 {
+                return false;
+            }
+            *live = word;
+            *busy |= word;
+            map.free -= u64::from(word.count_ones());
+        }
+        true
+    }
+
+    /// Gives out up to `wanted` blocks that follow each other, from `near` on if it is free.
+    pub fn allocate(&mut self, wanted: u64, near: Option<BlockAddress>) -> Option<(BlockAddress, u64)> {
+        if let Some(near) = near {
+            if let Some(map) = self.segments.get_mut(&near.segment()).filter(|map| !map.closed) {
+                if near.block() < map.blocks && !bit(&map.busy, near.block()) {
+                    return Some((near, map.take(near.block(), wanted)));
+                }
+            }
+        }
+        let ahead = self.segments.range(self.current..).chain(self.segments.range(..self.current));
+        let number = ahead.filter(|(_, map)| !map.closed && map.free > 0).map(|(number, _)| *number).next()?;
+        self.current = number;
+        let map = self.segments.get_mut(&number)?;
+        let block = map.next_free()?;
+        Some((BlockAddress::new(number, block), map.take(block, wanted)))
+    }
+
+    /// Takes blocks out of the applied state.
+    pub fn free(&mut self, address: BlockAddress, blocks: u64, freer: Freer) {
+        let Some(map) = self.segments.get_mut(&address.segment()) else { return };
+        for block in address.block()..(address.block().saturating_add(blocks as u32)).min(map.blocks) {
+            map.live[block as usize / 64] &= !(1 << (block % 64));
+            map.changed.insert(block / PIECE_BLOCKS);
+        }
+        self.pinned += blocks;
+        let pins = self.pins.entry(freer.session).or_default();
+        match pins.queue.back_mut() {
+            Some(last)
+                if last.end == freer.end && last.batch == self.batch && last.address.plus(last.blocks) == address =>
+            {
+                last.blocks += blocks;
+            }
+            _ => pins.queue.push_back(Pin { end: freer.end, batch: self.batch, address, blocks }),
+        }
+    }
+
+    /// Whether no committed row can refer to the block.
+    #[inline]
+    pub fn is_fresh(&self, address: BlockAddress) -> bool {
+        self.segments.get(&address.segment()).is_some_and(|map| {
+            address.block() < map.blocks && bit(&map.fresh, address.block())
+        })
+    }
+
+    /// Whether the applied state refers to the block.
+    pub fn is_live(&self, address: BlockAddress) -> bool {
+        self.segments.get(&address.segment()).is_some_and(|map| {
+            address.block() < map.blocks && bit(&map.live, address.block())
+        })
+    }
+
+    /// Blocks that can be given out now.
+    pub fn free_blocks(&self) -> u64 {
+        self.segments.values().filter(|map| !map.closed).map(|map| map.free).sum()
+    }
+
+    /// Blocks in all segments.
+    pub fn total_blocks(&self) -> u64 {
+        self.segments.values().map(|map| u64::from(map.blocks)).sum()
+    }
+
+    /// Freed blocks that wait for a commit or a release.
+    pub fn pinned_blocks(&self) -> u64 {
+        self.pinned
+    }
+
+    /// Whether a freeze would yield anything.
+    pub fn is_changed(&self) -> bool {
+        self.segments.values().any(|map| !map.changed.is_empty())
+    }
+
+    /// Ends a batch: what is live now is what its commit says, and nothing is fresh any more.
+    pub fn freeze(&mut self) -> FrozenBlocks {
+        let mut frozen = FrozenBlocks::default();
+        for (&number, map) in &mut self.segments {
+            for piece in std::mem::take(&mut map.changed) {
+                let start = piece as usize * PIECE_WORDS;
+                let words = &map.live[start..(start + PIECE_WORDS).min(map.live.len())];
+                let value = words.iter().any(|&word| word != 0).then(|| {
+                    let mut value: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+                    value.resize(PIECE_BYTES, 0);
+                    value
+                });
+                frozen.rows.push((rows::bitmap_key(number, piece), value));
+            }
+            for piece in std::mem::take(&mut map.fresh_pieces) {
+                let start = piece as usize * PIECE_WORDS;
+                let end = (start + PIECE_WORDS).min(map.fresh.len());
+                for index in start..end {
+                    for (first, count) in runs_of(std::mem::take(&mut map.fresh[index])) {
+                        let first = index as u32 * 64 + first;
+                        match frozen.written.last_mut() {
+                            Some(last) if last.0 == number && last.1 + last.2 == first => last.2 += count,
+                            _ => frozen.written.push((number, first, count)),
+                        }
+                    }
+                }
+            }
+        }
+        self.batch += 1;
+        frozen
+    }
+
+    /// All batches that were frozen are committed now. `held`: freed blocks must stay as they are for now.
+    pub fn committed(&mut self, held: bool) {
+        self.committed = self.batch;
+        if !held {
+            self.reclaim_all();
+        }
+    }
+
+    /// The session reads no more by extents from before its log position `upto`.
+    pub fn release(&mut self, session: SessionId, upto: LogPosition, held: bool) {
+        let Some(pins) = self.pins.get_mut(&session) else { return };
+        pins.released = pins.released.max(upto);
+        if !held {
+            self.reclaim(session);
+        }
+    }
+
+    /// Gives out again what nobody waits for any more.
+    pub fn reclaim_all(&mut self) {
+        let sessions: Vec<SessionId> = self.pins.keys().copied().collect();
+        for session in sessions {
+            self.reclaim(session);
+        }
+    }
+
+    fn reclaim(&mut self, session: SessionId) {
+        let Some(pins) = self.pins.get_mut(&session) else { return };
+        while let Some(pin) = pins.queue.pop_front_if(|pin| pin.batch < self.committed && pin.end <= pins.released) {
+            self.pinned -= pin.blocks;
+            let Some(map) = self.segments.get_mut(&pin.address.segment()) else { continue };
+            for block in pin.address.block()..pin.address.block() + pin.blocks as u32 {
+                map.busy[block as usize / 64] &= !(1 << (block % 64));
+            }
+            map.free += pin.blocks;
+        }
+        if pins.queue.is_empty() {
+            self.pins.remove(&session);
+        }
+    }
+
+    /// Gives out no more blocks of a segment, or does so again.
+    pub fn close(&mut self, segment: u32, closed: bool) {
+        if let Some(map) = self.segments.get_mut(&segment) {
+            map.closed = closed;
+        }
+    }
+
+    /// Blocks of the segment that the applied state refers to; `None` if there is no such segment.
+    pub fn live_in(&self, segment: u32) -> Option<u64> {
+        let map = self.segments.get(&segment)?;
+        Some(map.live.iter().map(|word| u64::from(word.count_ones())).sum())
+    }
+
+    /// Forgets a segment, and what is pinned in it.
+    pub fn remove_segment(&mut self, segment: u32) {
+        self.segments.remove(&segment);
+        for pins in self.pins.values_mut() {
+            pins.queue.retain(|pin| {
+                let stays = pin.address.segment() != segment;
+                self.pinned -= if stays { 0 } else { pin.blocks };
+                stays
+            });
+        }
+    }
+}
+
+impl SegmentMap {
+    /// Takes up to `wanted` free blocks from `start`, which is free, on.
+    fn take(&mut self, start: u32, wanted: u64) -> u64 {
+        let end = u64::from(start).saturating_add(wanted).min(self.blocks.into()) as u32;
+        let mut block = start;
+        while block < end && !bit(&self.busy, block) {
+            let (word, mask) = (block as usize / 64, 1 << (block % 64));
+            self.busy[word] |= mask;
+            self.live[word] |= mask;
+            self.fresh[word] |= mask;
+            block += 1;
+        }
+        for piece in start / PIECE_BLOCKS..=(block - 1) / PIECE_BLOCKS {
+            self.changed.insert(piece);
+            self.fresh_pieces.insert(piece);
+        }
+        self.cursor = if block < self.blocks { block } else { 0 };
+        self.free -= u64::from(block - start);
+        (block - start).into()
+    }
+
+    /// The first free block at or behind the cursor, from the start again at the end.
+    fn next_free(&self) -> Option<u32> {
+        let words = self.busy.len();
+        let first = self.cursor as usize / 64;
+        let ahead = !self.busy[first] & (u64::MAX << (self.cursor % 64));
+        if ahead != 0 {
+            return Some(first as u32 * 64 + ahead.trailing_zeros());
+        }
+        (1..=words).map(|step| (first + step) % words).find(|&index| self.busy[index] != u64::MAX).map(|index| {
+            index as u32 * 64 + (!self.busy[index]).trailing_zeros()
+        })
+    }
+}
+
+#[inline]
+fn bit(words: &[u64], block: u32) -> bool {
+    words[block as usize / 64] >> (block % 64) & 1 != 0
+}
+
+/// The runs of ones in a word: first bit and count.
+fn runs_of(mut word: u64) -> impl Iterator<Item = (u32, u32)> {
+    std::iter::from_fn(move || {
+        if word == 0 {
+            return None;
+        }
+        let first = word.trailing_zeros();
+        let count = (word >> first).trailing_ones();
+        word &= if first + count == 64 { 0 } else { u64::MAX << (first + count) };
+        Some((first, count))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SESSION: SessionId = SessionId(1);
+
+    fn freer(end: u64) -> Freer {
+        Freer { session: SESSION, end: LogPosition(end) }
+    }
+
+    fn small() -> Allocator {
+        let mut allocator = Allocator::default();
+        allocator.add_segment(0, 100);
+        allocator.add_segment(1, 70);
+        allocator
+    }
+
+    #[test]
+    fn every_block_is_given_out_once() {
+        let mut allocator = small();
+        let mut seen = BTreeSet::new();
+        while let Some((address, count)) = allocator.allocate(7, None) {
+            assert!(count > 0 && count <= 7);
+            for step in 0..count {
+                assert!(seen.insert(address.plus(step)));
+            }
+        }
+        assert_eq!(seen.len(), 170);
+        assert_eq!(allocator.free_blocks(), 0);
+    }
+
+    #[test]
+    fn a_freed_block_waits_for_commit_and_release() {
+        for release_first in [false, true] {
+            let mut allocator = small();
+            while allocator.allocate(1000, None).is_some() {}
+            allocator.freeze();
+            allocator.committed(false);
+            allocator.free(BlockAddress::new(0, 5), 3, freer(50));
+            assert_eq!((allocator.free_blocks(), allocator.pinned_blocks()), (0, 3));
+            if release_first {
+                allocator.release(SESSION, LogPosition(50), false);
+            }
+            assert_eq!(allocator.allocate(1, None), None);
+            allocator.freeze();
+            assert_eq!(allocator.allocate(1, None), None);
+            allocator.committed(false);
+            if !release_first {
+                allocator.release(SESSION, LogPosition(49), false);
+                assert_eq!(allocator.allocate(1, None), None);
+                allocator.release(SESSION, LogPosition(50), false);
+            }
+            assert_eq!((allocator.free_blocks(), allocator.pinned_blocks()), (3, 0));
+            assert_eq!(allocator.allocate(9, None), Some((BlockAddress::new(0, 5), 3)));
+        }
+    }
+
+    #[test]
+    fn blocks_freed_after_a_freeze_wait_for_the_next_commit() {
+        let mut allocator = small();
+        while allocator.allocate(1000, None).is_some() {}
+        allocator.freeze();
+        allocator.free(BlockAddress::new(1, 0), 1, freer(1));
+        allocator.release(SESSION, LogPosition(9), false);
+        allocator.committed(false);
+        // The commit that has just ended knows nothing of the freeing, unless it was frozen with it.
+        assert_eq!(allocator.free_blocks(), 0);
+        allocator.freeze();
+        allocator.committed(false);
+        assert_eq!(allocator.free_blocks(), 1);
+    }
+
+    #[test]
+    fn rows_bring_the_live_blocks_back() {
+        let mut allocator = small();
+        allocator.allocate(30, None);
+        allocator.allocate(20, Some(BlockAddress::new(1, 50)));
+        let frozen = allocator.freeze();
+        assert_eq!(frozen.written, [(0, 0, 30), (1, 50, 20)]);
+        assert!(!allocator.is_fresh(BlockAddress::new(0, 0)));
+        let mut again = small();
+        for (key, value) in frozen.rows {
+            let (number, _) = rows::split_key1(&key).unwrap();
+            assert!(again.load((number >> 32) as u32, number as u32, &value.unwrap()));
+        }
+        assert_eq!(again.free_blocks(), 120);
+        assert!(again.is_live(BlockAddress::new(1, 69)) && !again.is_live(BlockAddress::new(1, 49)));
+        assert!(!again.load(1, 0, &[0xff; PIECE_BYTES]), "bits behind the segment's end");
+    }
+
+    #[test]
+    fn a_closed_segment_gives_nothing() {
+        let mut allocator = small();
+        allocator.close(0, true);
+        assert_eq!(allocator.allocate(5, Some(BlockAddress::new(0, 0))), Some((BlockAddress::new(1, 0), 5)));
+        assert_eq!(allocator.free_blocks(), 65);
+    }
+}

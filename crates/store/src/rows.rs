@@ -1,0 +1,324 @@
+//! The rows of the metadata database: one byte that says what a row is, then big-endian numbers, so that rows sort by them;
+//! values are little-endian. `docs/format-store.md` has the diagrams.
+
+use ashlar_types::{FileKind, Inode, InodeId, LogGeneration, LogPosition, SessionId, Timestamp, MODE_PERMISSIONS};
+use ashlar_update::Entry;
+
+/// The version of this format, in the superblock row.
+pub const FORMAT_VERSION: u32 = 1;
+/// The superblock row's first bytes.
+pub const MAGIC: [u8; 8] = *b"ASHLARST";
+/// The version of inode rows.
+const INODE_VERSION: u8 = 1;
+
+/// The kinds of rows, by the first byte of their keys.
+pub mod kind {
+    /// The superblock.
+    pub const SUPERBLOCK: u8 = b'A';
+    /// A piece of a segment's bitmap of used blocks.
+    pub const BITMAP: u8 = b'B';
+    /// A directory entry.
+    pub const ENTRY: u8 = b'D';
+    /// The extents of one chunk of a file.
+    pub const CHUNK: u8 = b'E';
+    /// An inode.
+    pub const INODE: u8 = b'I';
+    /// The bytes of a small file.
+    pub const INLINE: u8 = b'L';
+    /// Counters.
+    pub const COUNTERS: u8 = b'N';
+    /// An orphan.
+    pub const ORPHAN: u8 = b'O';
+    /// Kept for quotas.
+    pub const QUOTA: u8 = b'Q';
+    /// A session.
+    pub const SESSION: u8 = b'S';
+    /// An extended attribute.
+    pub const XATTR: u8 = b'X';
+}
+
+/// Bytes of an inode row before a symbolic link's target.
+pub const INODE_BYTES: usize = 104;
+/// Bytes of an entry row.
+pub const ENTRY_BYTES: usize = 9;
+/// Bytes of an entry's key before the name.
+pub const ENTRY_KEY_BYTES: usize = 17;
+/// Bytes of a session row.
+pub const SESSION_BYTES: usize = 12;
+/// Bytes of the counters row.
+pub const COUNTERS_BYTES: usize = 24;
+/// Bytes of the superblock row.
+pub const SUPERBLOCK_BYTES: usize = 36;
+
+const _: () = {
+    // kind, version, mode, uid, gid, links, device, size, blocks, entries, parent, four times.
+    assert!(INODE_BYTES == 1 + 1 + 2 + 3 * 4 + 5 * 8 + 4 * 12);
+    assert!(ENTRY_BYTES == 8 + 1);
+    assert!(SESSION_BYTES == 4 + 8);
+    assert!(COUNTERS_BYTES == 3 * 8);
+    assert!(SUPERBLOCK_BYTES == 8 + 4 + 8 + 16);
+    // LMDB takes keys of at most 511 bytes.
+    assert!(ENTRY_KEY_BYTES + ashlar_types::NAME_MAX <= 511 && 9 + ashlar_types::XATTR_NAME_MAX <= 511);
+};
+
+/// The counters that outlive the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counters {
+    /// No inode number from here on was ever given out.
+    pub next_inode: u64,
+    /// No session number from here on was ever given out.
+    pub next_session: u64,
+    /// Blocks that files have reserved without having written them.
+    pub reserved_blocks: u64,
+}
+
+/// The superblock row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// The format's version.
+    pub version: u32,
+    /// The arena that the metadata belongs to.
+    pub arena: u64,
+    /// The key of the name hash.
+    pub hash_key: [u8; 16],
+}
+
+/// A key of a kind and one number.
+pub fn key1(kind: u8, number: u64) -> [u8; 9] {
+    let mut key = [kind; 9];
+    key[1..].copy_from_slice(&number.to_be_bytes());
+    key
+}
+
+/// A key of a kind and two numbers.
+pub fn key2(kind: u8, first: u64, second: u64) -> [u8; 17] {
+    let mut key = [kind; 17];
+    key[1..9].copy_from_slice(&first.to_be_bytes());
+    key[9..].copy_from_slice(&second.to_be_bytes());
+    key
+}
+
+/// The key of an entry, in a buffer on the stack, since look-ups are many.
+pub struct EntryKey {
+    bytes: [u8; ENTRY_KEY_BYTES + ashlar_types::NAME_MAX],
+    length: usize,
+}
+
+impl EntryKey {
+    /// The key of `name` in `directory`.
+    pub fn new(directory: u64, cookie: u64, name: &[u8]) -> Self {
+        let mut bytes = [0; ENTRY_KEY_BYTES + ashlar_types::NAME_MAX];
+        let name = &name[..name.len().min(ashlar_types::NAME_MAX)];
+        bytes[..ENTRY_KEY_BYTES].copy_from_slice(&key2(kind::ENTRY, directory, cookie));
+        bytes[ENTRY_KEY_BYTES..ENTRY_KEY_BYTES + name.len()].copy_from_slice(name);
+        Self { bytes, length: ENTRY_KEY_BYTES + name.len() }
+    }
+
+    /// The key.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+/// The key of an extended attribute.
+pub fn xattr_key(inode: InodeId, name: &[u8]) -> Vec<u8> {
+    let mut key = key1(kind::XATTR, inode.0).to_vec();
+    key.extend_from_slice(name);
+    key
+}
+
+/// The key of a piece of a segment's bitmap.
+pub fn bitmap_key(segment: u32, piece: u32) -> [u8; 9] {
+    key1(kind::BITMAP, u64::from(segment) << 32 | u64::from(piece))
+}
+
+/// The two numbers behind a key's kind, and what follows them.
+pub fn split_key2(key: &[u8]) -> Option<(u64, u64, &[u8])> {
+    let (first, rest) = key.get(1..)?.split_first_chunk::<8>()?;
+    let (second, rest) = rest.split_first_chunk::<8>()?;
+    Some((u64::from_be_bytes(*first), u64::from_be_bytes(*second), rest))
+}
+
+/// The number behind a key's kind, and what follows it.
+pub fn split_key1(key: &[u8]) -> Option<(u64, &[u8])> {
+    let (first, rest) = key.get(1..)?.split_first_chunk::<8>()?;
+    Some((u64::from_be_bytes(*first), rest))
+}
+
+/// Writes an inode row's value behind what `out` holds.
+pub fn encode_inode(inode: &Inode, out: &mut Vec<u8>) {
+    out.extend_from_slice(&[INODE_VERSION, inode.kind as u8]);
+    out.extend_from_slice(&(inode.mode as u16).to_le_bytes());
+    for value in [inode.uid, inode.gid, inode.links] {
+        out.extend_from_slice(&value.to_le_bytes());
+    }
+    for value in [inode.device, inode.size, inode.blocks, inode.entries, inode.parent.0] {
+        out.extend_from_slice(&value.to_le_bytes());
+    }
+    for time in [inode.accessed, inode.modified, inode.changed, inode.born] {
+        out.extend_from_slice(&time.seconds.to_le_bytes());
+        out.extend_from_slice(&time.nanoseconds.to_le_bytes());
+    }
+    out.extend_from_slice(&inode.target);
+}
+
+/// Reads an inode row's value.
+pub fn decode_inode(value: &[u8]) -> Option<Inode> {
+    let mut fields = Fields(value);
+    let [version, kind] = fields.array()?;
+    if version != INODE_VERSION {
+        return None;
+    }
+    let kind = FileKind::from_u8(kind)?;
+    let mode = u32::from(u16::from_le_bytes(fields.array()?));
+    let (uid, gid, links) = (fields.u32()?, fields.u32()?, fields.u32()?);
+    let (device, size, blocks) = (fields.u64()?, fields.u64()?, fields.u64()?);
+    let (entries, parent) = (fields.u64()?, InodeId(fields.u64()?));
+    let (accessed, modified) = (fields.time()?, fields.time()?);
+    let (changed, born) = (fields.time()?, fields.time()?);
+    let target = fields.0.to_vec();
+    if mode & !MODE_PERMISSIONS != 0 || target.is_empty() == (kind == FileKind::Symlink) {
+        return None;
+    }
+    Some(Inode {
+        kind, mode, uid, gid, links, device, size, blocks, entries, parent, accessed, modified, changed, born, target,
+    })
+}
+
+/// An entry row's value.
+pub fn encode_entry(entry: Entry) -> [u8; ENTRY_BYTES] {
+    let mut value = [entry.kind as u8; ENTRY_BYTES];
+    value[..8].copy_from_slice(&entry.inode.0.to_le_bytes());
+    value
+}
+
+/// Reads an entry row's value.
+pub fn decode_entry(value: &[u8]) -> Option<Entry> {
+    let (inode, kind) = value.split_first_chunk::<8>()?;
+    let [kind] = kind else { return None };
+    Some(Entry { inode: InodeId(u64::from_le_bytes(*inode)), kind: FileKind::from_u8(*kind)? })
+}
+
+/// A session row's value: the log's generation, and the position up to which it is committed.
+pub fn encode_session(generation: LogGeneration, position: LogPosition) -> [u8; SESSION_BYTES] {
+    let mut value = [0; SESSION_BYTES];
+    value[..4].copy_from_slice(&generation.0.to_le_bytes());
+    value[4..].copy_from_slice(&position.0.to_le_bytes());
+    value
+}
+
+/// Reads a session row.
+pub fn decode_session(key: &[u8], value: &[u8]) -> Option<(SessionId, LogGeneration, LogPosition)> {
+    let (session, rest) = split_key1(key)?;
+    let mut fields = Fields(value);
+    let (generation, position) = (LogGeneration(fields.u32()?), LogPosition(fields.u64()?));
+    (rest.is_empty() && fields.0.is_empty()).then_some((SessionId(session), generation, position))
+}
+
+/// The counters row's value.
+pub fn encode_counters(counters: Counters) -> Vec<u8> {
+    [counters.next_inode, counters.next_session, counters.reserved_blocks].iter().flat_map(|n| n.to_le_bytes()).collect()
+}
+
+/// Reads the counters row's value.
+pub fn decode_counters(value: &[u8]) -> Option<Counters> {
+    let mut fields = Fields(value);
+    let counters =
+        Counters { next_inode: fields.u64()?, next_session: fields.u64()?, reserved_blocks: fields.u64()? };
+    fields.0.is_empty().then_some(counters)
+}
+
+/// The superblock row's value.
+pub fn encode_superblock(superblock: Superblock) -> Vec<u8> {
+    let mut value = MAGIC.to_vec();
+    value.extend_from_slice(&superblock.version.to_le_bytes());
+    value.extend_from_slice(&superblock.arena.to_le_bytes());
+    value.extend_from_slice(&superblock.hash_key);
+    value
+}
+
+/// Reads the superblock row's value. The version comes first, so that later releases may add fields.
+pub fn decode_superblock(value: &[u8]) -> Option<Superblock> {
+    let mut fields = Fields(value);
+    if fields.array::<8>()? != MAGIC {
+        return None;
+    }
+    Some(Superblock { version: fields.u32()?, arena: fields.u64()?, hash_key: fields.array()? })
+}
+
+struct Fields<'a>(&'a [u8]);
+
+impl Fields<'_> {
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (head, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*head)
+    }
+    fn u32(&mut self) -> Option<u32> {
+        Some(u32::from_le_bytes(self.array()?))
+    }
+    fn u64(&mut self) -> Option<u64> {
+        Some(u64::from_le_bytes(self.array()?))
+    }
+    fn time(&mut self) -> Option<Timestamp> {
+        let (seconds, nanoseconds) = (i64::from_le_bytes(self.array()?), self.u32()?);
+        (nanoseconds < 1_000_000_000).then_some(Timestamp { seconds, nanoseconds })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(kind: FileKind, target: &[u8]) -> Inode {
+        let time = |n: i64| Timestamp { seconds: -n, nanoseconds: n as u32 };
+        Inode {
+            kind,
+            mode: 0o6755,
+            uid: 1,
+            gid: 2,
+            links: 3,
+            device: 4,
+            size: 5,
+            blocks: 6,
+            entries: 7,
+            parent: InodeId(8),
+            accessed: time(9),
+            modified: time(10),
+            changed: time(11),
+            born: time(12),
+            target: target.to_vec(),
+        }
+    }
+
+    #[test]
+    fn inodes_survive_their_rows() {
+        for inode in [sample(FileKind::Regular, b""), sample(FileKind::Symlink, b"to/there")] {
+            let mut value = Vec::new();
+            encode_inode(&inode, &mut value);
+            assert_eq!(value.len(), INODE_BYTES + inode.target.len());
+            assert_eq!(decode_inode(&value), Some(inode));
+            assert_eq!(decode_inode(&value[..INODE_BYTES - 1]), None);
+            value[1] = 3;
+            assert_eq!(decode_inode(&value), None);
+        }
+    }
+
+    #[test]
+    fn small_rows_survive() {
+        let entry = Entry { inode: InodeId(77), kind: FileKind::Fifo };
+        assert_eq!(decode_entry(&encode_entry(entry)), Some(entry));
+        assert_eq!(decode_entry(&encode_entry(entry)[..8]), None);
+        let session = (SessionId(5), LogGeneration(2), LogPosition(3));
+        let key = key1(kind::SESSION, 5);
+        assert_eq!(decode_session(&key, &encode_session(session.1, session.2)), Some(session));
+        let counters = Counters { next_inode: 1, next_session: 2, reserved_blocks: 3 };
+        assert_eq!(encode_counters(counters).len(), COUNTERS_BYTES);
+        assert_eq!(decode_counters(&encode_counters(counters)), Some(counters));
+        let superblock = Superblock { version: 1, arena: 9, hash_key: [4; 16] };
+        assert_eq!(encode_superblock(superblock).len(), SUPERBLOCK_BYTES);
+        assert_eq!(decode_superblock(&encode_superblock(superblock)), Some(superblock));
+        let key = EntryKey::new(1, 9, b"name");
+        assert_eq!(split_key2(key.as_bytes()), Some((1, 9, &b"name"[..])));
+    }
+}

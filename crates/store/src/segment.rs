@@ -1,0 +1,95 @@
+//! Data segments: blocks and their checksums.
+
+use ashlar_pmem::{Arena, Mapping, MappingAccess, Persistent, SegmentInfo};
+use ashlar_types::BLOCK_BYTES;
+
+use crate::StoreError;
+
+/// One block's bytes.
+pub type Block = [u8; BLOCK_BYTES as usize];
+
+/// The checksum of a block's bytes: CRC32C, in hardware.
+#[inline]
+pub fn checksum(bytes: &[u8]) -> u32 {
+    crc_fast::crc32_iscsi(bytes)
+}
+
+/// A mapped segment.
+#[derive(Debug)]
+pub struct Segment {
+    info: SegmentInfo,
+    mapping: Mapping,
+}
+
+impl Segment {
+    /// Maps a segment of the arena.
+    pub fn open(arena: &Arena, info: SegmentInfo) -> Result<Self, StoreError> {
+        let file = arena.segment_file(info.number, true)?;
+        let mapping = Mapping::map(&file, info.file_bytes(), MappingAccess::ReadWrite, arena.medium())?;
+        Ok(Self { info, mapping })
+    }
+
+    /// Its number and size.
+    pub fn info(&self) -> SegmentInfo {
+        self.info
+    }
+
+    /// Copies bytes of a block out.
+    #[inline]
+    pub fn load(&self, block: u32, within: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        Ok(self.mapping.copy_out(self.place(block, within)?, into)?)
+    }
+
+    /// Copies bytes into a block. They are durable after [`Self::flush`] and [`Self::fence`], or [`Self::sync`].
+    #[inline]
+    pub fn store(&self, block: u32, within: u64, bytes: &[u8]) -> Result<(), StoreError> {
+        Ok(self.mapping.copy_in(self.place(block, within)?, bytes)?)
+    }
+
+    /// The checksum that stands for a block.
+    #[inline]
+    pub fn checksum(&self, block: u32) -> Result<u32, StoreError> {
+        let mut bytes = [0; 4];
+        self.place(block, 0)?;
+        self.mapping.copy_out(self.info.checksum_offset(block), &mut bytes)?;
+        Ok(u32::from_le_bytes(bytes))
+    }
+
+    /// Sets the checksum of a block.
+    #[inline]
+    pub fn set_checksum(&self, block: u32, value: u32) -> Result<(), StoreError> {
+        self.place(block, 0)?;
+        Ok(self.mapping.copy_in(self.info.checksum_offset(block), &value.to_le_bytes())?)
+    }
+
+    /// Copies a whole block out and says whether it matches its checksum.
+    #[inline]
+    pub fn load_verified(&self, block: u32, into: &mut Block) -> Result<bool, StoreError> {
+        self.load(block, 0, into)?;
+        Ok(checksum(into) == self.checksum(block)?)
+    }
+
+    /// Begins to write blocks and their checksums back to persistent memory.
+    pub fn flush(&self, block: u32, blocks: u32) -> Result<(), StoreError> {
+        self.mapping.flush(self.info.block_offset(block), u64::from(blocks) * BLOCK_BYTES)?;
+        Ok(self.mapping.flush(self.info.checksum_offset(block), u64::from(blocks) * 4)?)
+    }
+
+    /// Waits for what this thread has flushed, in any segment.
+    pub fn fence(&self) {
+        self.mapping.fence();
+    }
+
+    /// Makes all that was stored durable on a disk.
+    pub fn sync(&self) -> Result<(), StoreError> {
+        self.mapping.sync().map_err(StoreError::io("cannot sync a data segment"))
+    }
+
+    #[inline]
+    fn place(&self, block: u32, within: u64) -> Result<u64, StoreError> {
+        if block >= self.info.blocks {
+            return Err(StoreError::Corrupt("an extent lies outside its segment"));
+        }
+        Ok(self.info.block_offset(block) + within)
+    }
+}

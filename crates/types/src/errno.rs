@@ -1,0 +1,54 @@
+//! The errors that POSIX calls give.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// An error number as the kernel's ABI has it (`ENOENT` is 2). Every typed error of LibFS becomes one of these in one
+/// place; front ends hand the number on unchanged.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Errno(pub i32);
+
+macro_rules! errnos {
+    ($($name:ident)*) => {
+        #[allow(missing_docs)]
+        impl Errno {
+            $(pub const $name: Self = Self(libc::$name);)*
+
+            /// The symbol of the number, such as `ENOENT`.
+            #[must_use]
+            pub fn symbol(self) -> &'static str {
+                match self.0 {
+                    $(libc::$name => stringify!($name),)*
+                    _ => "E?",
+                }
+            }
+        }
+    };
+}
+
+errnos! {
+    EPERM ENOENT EINTR EIO ENXIO E2BIG EBADF EAGAIN ENOMEM EACCES EFAULT EBUSY EEXIST EXDEV ENODEV ENOTDIR EISDIR EINVAL
+    ENFILE EMFILE ENOTTY ETXTBSY EFBIG ENOSPC ESPIPE EROFS EMLINK EPIPE ERANGE EDEADLK ENAMETOOLONG ENOLCK ENOSYS
+    ENOTEMPTY ELOOP ENODATA EPROTO EOVERFLOW EOPNOTSUPP ETIMEDOUT ESTALE EDQUOT ECANCELED ENOTCONN
+}
+
+impl fmt::Debug for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}({})", self.symbol(), self.0)
+    }
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", std::io::Error::from_raw_os_error(self.0))
+    }
+}
+
+impl std::error::Error for Errno {}
+
+impl From<std::io::Error> for Errno {
+    fn from(error: std::io::Error) -> Self {
+        Self(error.raw_os_error().unwrap_or(libc::EIO))
+    }
+}

@@ -1,0 +1,94 @@
+//! Ids, positions and addresses, as newtypes.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! number {
+    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[repr(transparent)]
+        pub struct $name(pub $inner);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    };
+}
+
+number! {
+    /// An inode number, unique in the file system for ever: a number is never used twice.
+    InodeId(u64)
+}
+
+number! {
+    /// A session: one LibFS process as SharedFS sees it. Never used twice in one arena.
+    SessionId(u64)
+}
+
+number! {
+    /// A position in an update log: a count of bytes since the log was made, which only grows. It names a record wherever
+    /// the log is copied to; the byte's place in the log's ring is the position modulo the ring's length.
+    LogPosition(u64)
+}
+
+number! {
+    /// A log's generation: how many times its ring was initialised. A record of another generation is stale.
+    LogGeneration(u32)
+}
+
+number! {
+    /// How many times SharedFS has sealed a log. A reservation made under an older count fails.
+    SealCount(u32)
+}
+
+number! {
+    /// A block in the arena: the segment's number in the upper 32 bits, the block's number in the segment in the lower.
+    BlockAddress(u64)
+}
+
+impl InodeId {
+    /// The root directory.
+    pub const ROOT: Self = Self(1);
+    /// The pseudo-inode whose write lease allows moving a directory to another parent.
+    pub const RENAME: Self = Self(2);
+    /// The first number that a file may have.
+    pub const FIRST_FREE: Self = Self(16);
+}
+
+impl LogPosition {
+    /// The position `bytes` further on.
+    #[must_use]
+    pub const fn plus(self, bytes: u64) -> Self {
+        Self(self.0 + bytes)
+    }
+}
+
+impl BlockAddress {
+    /// The address of block `block` in segment `segment`.
+    #[must_use]
+    pub const fn new(segment: u32, block: u32) -> Self {
+        Self(((segment as u64) << 32) | block as u64)
+    }
+
+    /// The segment's number.
+    #[must_use]
+    pub const fn segment(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    /// The block's number in its segment.
+    #[must_use]
+    pub const fn block(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// The address `blocks` further on, in the same segment.
+    #[must_use]
+    pub const fn plus(self, blocks: u64) -> Self {
+        Self(self.0 + blocks)
+    }
+}

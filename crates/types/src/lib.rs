@@ -1,0 +1,34 @@
+//! Words shared by every layer of Ashlar: ids, positions, attributes, names, errors.
+//!
+//! Purpose: give each quantity that crosses a crate boundary one type, so that an inode number is never taken for a
+//! position and a length never for an offset. Nothing here does I/O or keeps state.
+//!
+//! Source: `docs/architecture.md`, section "Words".
+#![forbid(unsafe_code)]
+
+mod attributes;
+mod credentials;
+mod errno;
+mod ids;
+mod name;
+
+pub use attributes::{FileKind, Inode, Timestamp, MODE_PERMISSIONS, MODE_SETGID, MODE_SETUID, MODE_STICKY};
+pub use credentials::{Access, Credentials};
+pub use errno::Errno;
+pub use ids::{BlockAddress, InodeId, LogGeneration, LogPosition, SealCount, SessionId};
+pub use name::{name_cookie, Name, NameError, NAME_MAX, PATH_MAX, SYMLINK_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX};
+
+/// Bytes in one block of a data segment: the unit of allocation and of checksums.
+pub const BLOCK_BYTES: u64 = 4096;
+
+/// The largest size of a file, in bytes: 2^63 − 1, the largest `off_t`.
+pub const FILE_SIZE_MAX: u64 = i64::MAX as u64;
+
+/// The most links that one inode may have.
+pub const LINK_MAX: u32 = 1_000_000;
+
+/// The first block that holds a byte at or after `offset`, rounding up: the number of blocks that `bytes` need.
+#[must_use]
+pub const fn blocks_for(bytes: u64) -> u64 {
+    bytes.div_ceil(BLOCK_BYTES)
+}

@@ -1,0 +1,174 @@
+//! POSIX access control lists, in the format of the `system.posix_acl_*` extended attributes.
+//!
+//! ```text
+//! version:4 (2)  then entries: tag:2 permissions:2 id:4
+//! ```
+//!
+//! Rules: POSIX.1e draft 17 and `acl(5)`.
+
+use ashlar_types::{Access, Credentials, Inode};
+
+const VERSION: u32 = 2;
+const TAG_USER_OWNER: u16 = 0x01;
+const TAG_USER: u16 = 0x02;
+const TAG_GROUP_OWNER: u16 = 0x04;
+const TAG_GROUP: u16 = 0x08;
+const TAG_MASK: u16 = 0x10;
+const TAG_OTHER: u16 = 0x20;
+const ID_NONE: u32 = u32::MAX;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct AclEntry {
+    tag: u16,
+    permissions: u16,
+    id: u32,
+}
+
+/// An access control list that keeps the rules: one entry each for owner, group and others, a mask where users or
+/// groups are named, entries in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Acl(Vec<AclEntry>);
+
+impl Acl {
+    /// Reads an extended attribute's value; `None` where it is no valid list.
+    #[must_use]
+    pub fn parse(value: &[u8]) -> Option<Self> {
+        let (version, entries) = value.split_first_chunk::<4>()?;
+        if u32::from_le_bytes(*version) != VERSION || entries.len() % 8 != 0 || entries.is_empty() {
+            return None;
+        }
+        let mut list: Vec<AclEntry> = entries
+            .chunks_exact(8)
+            .map(|e| AclEntry {
+                tag: u16::from_le_bytes([e[0], e[1]]),
+                permissions: u16::from_le_bytes([e[2], e[3]]),
+                id: u32::from_le_bytes([e[4], e[5], e[6], e[7]]),
+            })
+            .collect();
+        list.sort_by_key(|e| (e.tag, if matches!(e.tag, TAG_USER | TAG_GROUP) { e.id } else { 0 }));
+        let count = |tag: u16| list.iter().filter(|e| e.tag == tag).count();
+        let known = TAG_USER_OWNER | TAG_USER | TAG_GROUP_OWNER | TAG_GROUP | TAG_MASK | TAG_OTHER;
+        let well_formed = list.iter().all(|e| e.tag & !known == 0 && e.tag.is_power_of_two() && e.permissions <= 7)
+            && count(TAG_USER_OWNER) == 1
+            && count(TAG_GROUP_OWNER) == 1
+            && count(TAG_OTHER) == 1
+            && count(TAG_MASK) <= 1
+            && (count(TAG_MASK) == 1 || count(TAG_USER) + count(TAG_GROUP) == 0)
+            && list.windows(2).all(|w| w[0].tag != w[1].tag || w[0].id != w[1].id);
+        well_formed.then_some(Self(list))
+    }
+
+    /// The extended attribute's value.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = VERSION.to_le_bytes().to_vec();
+        for entry in &self.0 {
+            let id = if matches!(entry.tag, TAG_USER | TAG_GROUP) { entry.id } else { ID_NONE };
+            out.extend_from_slice(&entry.tag.to_le_bytes());
+            out.extend_from_slice(&entry.permissions.to_le_bytes());
+            out.extend_from_slice(&id.to_le_bytes());
+        }
+        out
+    }
+
+    fn find(&self, tag: u16) -> Option<u32> {
+        self.0.iter().find(|e| e.tag == tag).map(|e| u32::from(e.permissions))
+    }
+
+    fn set(&mut self, tag: u16, permissions: u32) {
+        if let Some(entry) = self.0.iter_mut().find(|e| e.tag == tag) {
+            entry.permissions = permissions as u16;
+        }
+    }
+
+    /// Whether the nine permission bits say all of it, so that no list need be kept.
+    #[must_use]
+    pub fn is_mode_only(&self) -> bool {
+        self.0.len() == 3
+    }
+
+    /// The nine permission bits that go with the list: the mask stands for the group.
+    #[must_use]
+    pub fn mode(&self) -> u32 {
+        let group = self.find(TAG_MASK).or_else(|| self.find(TAG_GROUP_OWNER)).unwrap_or(0);
+        self.find(TAG_USER_OWNER).unwrap_or(0) << 6 | group << 3 | self.find(TAG_OTHER).unwrap_or(0)
+    }
+
+    /// The list after `chmod(mode)`.
+    #[must_use]
+    pub fn with_mode(mut self, mode: u32) -> Self {
+        let group_tag = if self.find(TAG_MASK).is_some() { TAG_MASK } else { TAG_GROUP_OWNER };
+        self.set(TAG_USER_OWNER, mode >> 6 & 7);
+        self.set(group_tag, mode >> 3 & 7);
+        self.set(TAG_OTHER, mode & 7);
+        self
+    }
+
+    /// What a file made with `mode` in a directory with this default list gets: its access list and permission bits.
+    /// The default list takes the place of the umask.
+    #[must_use]
+    pub fn inherited(&self, mode: u32) -> (Self, u32) {
+        let allowed = self.mode() & mode & 0o777;
+        let list = self.clone().with_mode(allowed);
+        (list, (mode & !0o777) | allowed)
+    }
+
+    /// Whether the list allows `access` to `credentials` on a file owned as `inode` says.
+    #[must_use]
+    pub fn allows(&self, inode: &Inode, credentials: &Credentials, access: Access) -> bool {
+        let wanted = access.0;
+        let mask = self.find(TAG_MASK).unwrap_or(7);
+        if credentials.uid == inode.uid {
+            return self.find(TAG_USER_OWNER).unwrap_or(0) & wanted == wanted;
+        }
+        if let Some(entry) = self.0.iter().find(|e| e.tag == TAG_USER && e.id == credentials.uid) {
+            return u32::from(entry.permissions) & mask & wanted == wanted;
+        }
+        let mut is_member = false;
+        for entry in self.0.iter().filter(|e| matches!(e.tag, TAG_GROUP_OWNER | TAG_GROUP)) {
+            let gid = if entry.tag == TAG_GROUP_OWNER { inode.gid } else { entry.id };
+            if credentials.is_member(gid) {
+                is_member = true;
+                if u32::from(entry.permissions) & mask & wanted == wanted {
+                    return true;
+                }
+            }
+        }
+        !is_member && self.find(TAG_OTHER).unwrap_or(0) & wanted == wanted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(entries: &[(u16, u16, u32)]) -> Vec<u8> {
+        let mut out = VERSION.to_le_bytes().to_vec();
+        for (tag, permissions, id) in entries {
+            out.extend_from_slice(&tag.to_le_bytes());
+            out.extend_from_slice(&permissions.to_le_bytes());
+            out.extend_from_slice(&id.to_le_bytes());
+        }
+        out
+    }
+
+    #[test]
+    fn a_mask_is_needed_where_users_are_named() {
+        assert!(Acl::parse(&list(&[(1, 7, ID_NONE), (2, 6, 5), (4, 5, ID_NONE), (32, 0, ID_NONE)])).is_none());
+        let full = list(&[(1, 7, ID_NONE), (2, 6, 5), (4, 5, ID_NONE), (16, 4, ID_NONE), (32, 0, ID_NONE)]);
+        let acl = Acl::parse(&full).expect("the list is valid");
+        assert_eq!(acl.to_bytes(), full);
+        assert_eq!(acl.mode(), 0o740);
+        assert!(!acl.is_mode_only());
+        assert_eq!(acl.clone().with_mode(0o620).mode(), 0o620);
+        assert_eq!(acl.inherited(0o666).1, 0o640);
+    }
+
+    #[test]
+    fn garbage_is_no_list() {
+        assert!(Acl::parse(b"").is_none());
+        assert!(Acl::parse(&list(&[])).is_none());
+        assert!(Acl::parse(&list(&[(1, 8, ID_NONE), (4, 5, ID_NONE), (32, 0, ID_NONE)])).is_none());
+        assert!(Acl::parse(&list(&[(1, 7, 0), (1, 7, 0), (4, 5, 0), (32, 0, 0)])).is_none());
+    }
+}

@@ -1,0 +1,427 @@
+//! The transition function.
+
+use ashlar_types::{FileKind, Inode, InodeId, Timestamp, FILE_SIZE_MAX, LINK_MAX, MODE_SETGID, MODE_SETUID};
+
+use crate::tree::{Entry, Invalid, Tree};
+use crate::{Allocation, Create, Rename, SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT};
+
+/// What applying an update did beyond the state of the tree.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// An inode lost its last link and stays as an orphan, as somebody has it open.
+    pub orphaned: Option<InodeId>,
+    /// An inode was freed with all it held.
+    pub freed: Option<InodeId>,
+}
+
+/// Applies one update to a tree.
+///
+/// # Errors
+/// An [`Invalid`] (through the tree's error) where the update does not fit the state, and then the tree is unchanged;
+/// any error of the tree itself.
+pub fn apply<T: Tree>(tree: &mut T, update: &Update<'_>) -> Result<Applied, T::Error> {
+    match update {
+        Update::Write { inode, offset, at, strip, data } => write(tree, *inode, *offset, data, *at, *strip),
+        Update::Create(create) => make(tree, create),
+        Update::Link { inode, parent, name, at } => link(tree, *inode, *parent, name, *at),
+        Update::Unlink { inode, parent, name, release, at } => {
+            remove(tree, *inode, *parent, name, *release, *at, FileKind::Regular)
+        }
+        Update::RemoveDirectory { inode, parent, name, release, at } => {
+            remove(tree, *inode, *parent, name, *release, *at, FileKind::Directory)
+        }
+        Update::Rename(rename) if rename.exchange => exchange(tree, rename),
+        Update::Rename(rename) => move_entry(tree, rename),
+        Update::Resize { inode, size, strip, at } => resize(tree, *inode, *size, *at, *strip),
+        Update::Allocate { inode, how, offset, length, strip, at } => {
+            allocate(tree, *inode, *how, *offset, *length, *at, *strip)
+        }
+        Update::SetAttributes(set) => set_attributes(tree, set),
+        Update::SetXattr { inode, name, value, mode, at } => {
+            let mut found = existing(tree, *inode)?;
+            found.changed = *at;
+            found.mode = mode.unwrap_or(found.mode);
+            tree.put_xattr(*inode, name, value)?;
+            tree.put_inode(*inode, &found)?;
+            Ok(Applied::default())
+        }
+        Update::RemoveXattr { inode, name, mode, at } => {
+            let mut found = existing(tree, *inode)?;
+            found.changed = *at;
+            found.mode = mode.unwrap_or(found.mode);
+            tree.remove_xattr(*inode, name)?;
+            tree.put_inode(*inode, &found)?;
+            Ok(Applied::default())
+        }
+        Update::Accessed { inode, at } => {
+            // The inode may be gone by now: these records are written without a lease.
+            if let Some(mut found) = tree.inode(*inode)? {
+                if found.accessed < *at {
+                    found.accessed = *at;
+                    tree.put_inode(*inode, &found)?;
+                }
+            }
+            Ok(Applied::default())
+        }
+        Update::Release { inode } => release(tree, *inode),
+        Update::Depend { .. } => Ok(Applied::default()),
+    }
+}
+
+/// Whether moving directory `inode` into `new_parent` would put it below itself.
+///
+/// # Errors
+/// Those of the tree.
+pub fn would_make_cycle<T: Tree>(tree: &T, inode: InodeId, new_parent: InodeId) -> Result<bool, T::Error> {
+    let mut at = new_parent;
+    loop {
+        if at == inode {
+            return Ok(true);
+        }
+        match tree.inode(at)? {
+            Some(found) if found.parent != at => at = found.parent,
+            _ => return Ok(false),
+        }
+    }
+}
+
+fn existing<T: Tree>(tree: &T, inode: InodeId) -> Result<Inode, T::Error> {
+    tree.inode(inode)?.ok_or_else(|| Invalid::NoInode(inode).into())
+}
+
+/// A directory that has a place in the tree: nothing can be made in a removed one.
+fn directory<T: Tree>(tree: &T, inode: InodeId) -> Result<Inode, T::Error> {
+    let found = existing(tree, inode)?;
+    if !found.is_directory() || found.links == 0 {
+        return Err(Invalid::WrongKind(inode).into());
+    }
+    Ok(found)
+}
+
+fn regular<T: Tree>(tree: &T, inode: InodeId) -> Result<Inode, T::Error> {
+    let found = existing(tree, inode)?;
+    if found.kind != FileKind::Regular {
+        return Err(Invalid::WrongKind(inode).into());
+    }
+    Ok(found)
+}
+
+fn expect_entry<T: Tree>(tree: &T, parent: InodeId, name: &[u8], inode: InodeId) -> Result<Entry, T::Error> {
+    match tree.entry(parent, name)? {
+        Some(entry) if entry.inode == inode => Ok(entry),
+        _ => Err(Invalid::WrongEntry.into()),
+    }
+}
+
+/// Clears what a change by an ordinary user clears: set-user-id, and set-group-id where the group may execute (without
+/// group execution the bit asks for mandatory locking, and stays).
+fn strip_set_id(inode: &mut Inode) {
+    inode.mode &= !MODE_SETUID;
+    if inode.mode & 0o010 != 0 {
+        inode.mode &= !MODE_SETGID;
+    }
+}
+
+fn touch(inode: &mut Inode, at: Timestamp) {
+    inode.modified = at;
+    inode.changed = at;
+}
+
+fn make<T: Tree>(tree: &mut T, create: &Create<'_>) -> Result<Applied, T::Error> {
+    let mut parent = directory(tree, create.parent)?;
+    if tree.inode(create.inode)?.is_some() {
+        return Err(Invalid::InodeExists(create.inode).into());
+    }
+    let named = !create.name.is_empty();
+    if named && tree.entry(create.parent, create.name)?.is_some() {
+        return Err(Invalid::EntryExists.into());
+    }
+    let is_directory = create.kind == FileKind::Directory;
+    if is_directory && !named {
+        return Err(Invalid::WrongKind(create.inode).into());
+    }
+    let inode = Inode {
+        kind: create.kind,
+        mode: create.mode,
+        uid: create.uid,
+        gid: create.gid,
+        links: if is_directory { 2 } else { u32::from(named) },
+        device: create.device,
+        size: create.target.len() as u64,
+        blocks: 0,
+        entries: 0,
+        parent: create.parent,
+        accessed: create.at,
+        modified: create.at,
+        changed: create.at,
+        born: create.at,
+        target: create.target.to_vec(),
+    };
+    tree.put_inode(create.inode, &inode)?;
+    for (name, value) in [(XATTR_ACL_ACCESS, create.acl_access), (XATTR_ACL_DEFAULT, create.acl_default)] {
+        if !value.is_empty() {
+            tree.put_xattr(create.inode, name, value)?;
+        }
+    }
+    if !named {
+        tree.set_orphan(create.inode, true)?;
+        return Ok(Applied { orphaned: Some(create.inode), freed: None });
+    }
+    tree.put_entry(create.parent, create.name, Entry { inode: create.inode, kind: create.kind })?;
+    parent.entries += 1;
+    parent.links += u32::from(is_directory);
+    touch(&mut parent, create.at);
+    tree.put_inode(create.parent, &parent)?;
+    Ok(Applied::default())
+}
+
+fn link<T: Tree>(
+    tree: &mut T,
+    inode: InodeId,
+    parent: InodeId,
+    name: &[u8],
+    at: Timestamp,
+) -> Result<Applied, T::Error> {
+    let mut into = directory(tree, parent)?;
+    let mut found = existing(tree, inode)?;
+    if found.is_directory() {
+        return Err(Invalid::WrongKind(inode).into());
+    }
+    if found.links >= LINK_MAX {
+        return Err(Invalid::OutOfRange.into());
+    }
+    if tree.entry(parent, name)?.is_some() {
+        return Err(Invalid::EntryExists.into());
+    }
+    if found.links == 0 {
+        tree.set_orphan(inode, false)?;
+    }
+    found.links += 1;
+    found.changed = at;
+    found.parent = parent;
+    tree.put_entry(parent, name, Entry { inode, kind: found.kind })?;
+    tree.put_inode(inode, &found)?;
+    into.entries += 1;
+    touch(&mut into, at);
+    tree.put_inode(parent, &into)?;
+    Ok(Applied::default())
+}
+
+/// Removes one entry: of an empty directory where `kind` is one, of anything else otherwise.
+fn remove<T: Tree>(
+    tree: &mut T,
+    inode: InodeId,
+    parent: InodeId,
+    name: &[u8],
+    release: bool,
+    at: Timestamp,
+    kind: FileKind,
+) -> Result<Applied, T::Error> {
+    let mut from = directory(tree, parent)?;
+    expect_entry(tree, parent, name, inode)?;
+    let found = existing(tree, inode)?;
+    if found.is_directory() != (kind == FileKind::Directory) {
+        return Err(Invalid::WrongKind(inode).into());
+    }
+    if found.entries != 0 {
+        return Err(Invalid::NotEmpty(inode).into());
+    }
+    tree.remove_entry(parent, name)?;
+    from.entries -= 1;
+    from.links -= u32::from(found.is_directory());
+    touch(&mut from, at);
+    tree.put_inode(parent, &from)?;
+    drop_link(tree, inode, found, release, at)
+}
+
+/// Takes one link off an inode whose entry is gone; without links it's freed, or becomes an orphan.
+fn drop_link<T: Tree>(
+    tree: &mut T,
+    id: InodeId,
+    mut inode: Inode,
+    release: bool,
+    at: Timestamp,
+) -> Result<Applied, T::Error> {
+    inode.links = if inode.is_directory() { 0 } else { inode.links.saturating_sub(1) };
+    inode.changed = at;
+    if inode.links > 0 {
+        tree.put_inode(id, &inode)?;
+        return Ok(Applied::default());
+    }
+    if release && tree.may_free(id) {
+        tree.remove_inode(id)?;
+        return Ok(Applied { orphaned: None, freed: Some(id) });
+    }
+    tree.put_inode(id, &inode)?;
+    tree.set_orphan(id, true)?;
+    Ok(Applied { orphaned: Some(id), freed: None })
+}
+
+fn move_entry<T: Tree>(tree: &mut T, rename: &Rename<'_>) -> Result<Applied, T::Error> {
+    let Rename { parent, name, inode, new_parent, new_name, target, release, at, .. } = *rename;
+    directory(tree, parent)?;
+    directory(tree, new_parent)?;
+    let entry = expect_entry(tree, parent, name, inode)?;
+    let mut moved = existing(tree, inode)?;
+    let is_directory = moved.is_directory();
+    let replaced = match (tree.entry(new_parent, new_name)?, target) {
+        (None, None) => None,
+        (Some(found), Some(expected)) if found.inode == expected => Some((expected, existing(tree, expected)?)),
+        _ => return Err(Invalid::WrongEntry.into()),
+    };
+    if let Some((id, replaced)) = &replaced {
+        // Two names of one inode: POSIX has the call do nothing, so no record is written.
+        if *id == inode || replaced.is_directory() != is_directory {
+            return Err(Invalid::WrongKind(*id).into());
+        }
+        if replaced.entries != 0 {
+            return Err(Invalid::NotEmpty(*id).into());
+        }
+    }
+    tree.remove_entry(parent, name)?;
+    tree.put_entry(new_parent, new_name, entry)?;
+    let mut from = existing(tree, parent)?;
+    from.entries -= 1;
+    from.links -= u32::from(is_directory);
+    touch(&mut from, at);
+    tree.put_inode(parent, &from)?;
+    let mut into = existing(tree, new_parent)?;
+    into.entries += u64::from(replaced.is_none());
+    into.links += u32::from(is_directory);
+    into.links -= u32::from(replaced.as_ref().is_some_and(|(_, replaced)| replaced.is_directory()));
+    touch(&mut into, at);
+    tree.put_inode(new_parent, &into)?;
+    moved.parent = new_parent;
+    moved.changed = at;
+    tree.put_inode(inode, &moved)?;
+    match replaced {
+        Some((id, replaced)) => drop_link(tree, id, replaced, release, at),
+        None => Ok(Applied::default()),
+    }
+}
+
+fn exchange<T: Tree>(tree: &mut T, rename: &Rename<'_>) -> Result<Applied, T::Error> {
+    let Rename { parent, name, inode, new_parent, new_name, target, at, .. } = *rename;
+    let other = target.ok_or(Invalid::WrongEntry)?;
+    directory(tree, parent)?;
+    directory(tree, new_parent)?;
+    let entry = expect_entry(tree, parent, name, inode)?;
+    let other_entry = expect_entry(tree, new_parent, new_name, other)?;
+    if inode == other {
+        return Err(Invalid::WrongEntry.into());
+    }
+    let mut first = existing(tree, inode)?;
+    let mut second = existing(tree, other)?;
+    tree.put_entry(parent, name, other_entry)?;
+    tree.put_entry(new_parent, new_name, entry)?;
+    first.parent = new_parent;
+    first.changed = at;
+    second.parent = parent;
+    second.changed = at;
+    let (first_directory, second_directory) = (u32::from(first.is_directory()), u32::from(second.is_directory()));
+    tree.put_inode(inode, &first)?;
+    tree.put_inode(other, &second)?;
+    let mut from = existing(tree, parent)?;
+    from.links = from.links - first_directory + second_directory;
+    touch(&mut from, at);
+    tree.put_inode(parent, &from)?;
+    let mut into = existing(tree, new_parent)?;
+    into.links = into.links + first_directory - second_directory;
+    touch(&mut into, at);
+    tree.put_inode(new_parent, &into)?;
+    Ok(Applied::default())
+}
+
+fn write<T: Tree>(
+    tree: &mut T,
+    id: InodeId,
+    offset: u64,
+    data: &[u8],
+    at: Timestamp,
+    strip: bool,
+) -> Result<Applied, T::Error> {
+    let mut inode = regular(tree, id)?;
+    let end = offset.checked_add(data.len() as u64).filter(|&end| end <= FILE_SIZE_MAX).ok_or(Invalid::OutOfRange)?;
+    let size = if data.is_empty() { inode.size } else { inode.size.max(end) };
+    inode.blocks = tree.write(id, &inode, offset, data, size)?;
+    inode.size = size;
+    finish_change(tree, id, inode, at, strip)
+}
+
+fn resize<T: Tree>(tree: &mut T, id: InodeId, size: u64, at: Timestamp, strip: bool) -> Result<Applied, T::Error> {
+    let mut inode = regular(tree, id)?;
+    if size > FILE_SIZE_MAX {
+        return Err(Invalid::OutOfRange.into());
+    }
+    inode.blocks = tree.resize(id, &inode, size)?;
+    inode.size = size;
+    finish_change(tree, id, inode, at, strip)
+}
+
+fn allocate<T: Tree>(
+    tree: &mut T,
+    id: InodeId,
+    how: Allocation,
+    offset: u64,
+    length: u64,
+    at: Timestamp,
+    strip: bool,
+) -> Result<Applied, T::Error> {
+    let mut inode = regular(tree, id)?;
+    let size = allocated_size(how, inode.size, offset, length).ok_or(Invalid::OutOfRange)?;
+    inode.blocks = tree.allocate(id, &inode, how, offset, length, size)?;
+    inode.size = size;
+    finish_change(tree, id, inode, at, strip)
+}
+
+/// The size of a file after an allocation, or `None` where the range does not fit the rules of `fallocate(2)`.
+fn allocated_size(how: Allocation, size: u64, offset: u64, length: u64) -> Option<u64> {
+    let end = offset.checked_add(length).filter(|&end| end <= FILE_SIZE_MAX && length > 0)?;
+    let whole_blocks = offset % ashlar_types::BLOCK_BYTES == 0 && length % ashlar_types::BLOCK_BYTES == 0;
+    match how {
+        Allocation::Reserve | Allocation::Zero => Some(size.max(end)),
+        Allocation::ReserveKeepSize | Allocation::ZeroKeepSize | Allocation::Punch => Some(size),
+        Allocation::Collapse => (whole_blocks && end < size).then(|| size - length),
+        Allocation::Insert => {
+            size.checked_add(length).filter(|&grown| whole_blocks && offset < size && grown <= FILE_SIZE_MAX)
+        }
+    }
+}
+
+fn finish_change<T: Tree>(
+    tree: &mut T,
+    id: InodeId,
+    mut inode: Inode,
+    at: Timestamp,
+    strip: bool,
+) -> Result<Applied, T::Error> {
+    touch(&mut inode, at);
+    if strip {
+        strip_set_id(&mut inode);
+    }
+    tree.put_inode(id, &inode)?;
+    Ok(Applied::default())
+}
+
+fn set_attributes<T: Tree>(tree: &mut T, set: &SetAttributes) -> Result<Applied, T::Error> {
+    let mut inode = existing(tree, set.inode)?;
+    inode.mode = set.mode.unwrap_or(inode.mode);
+    inode.uid = set.uid.unwrap_or(inode.uid);
+    inode.gid = set.gid.unwrap_or(inode.gid);
+    inode.accessed = set.accessed.unwrap_or(inode.accessed);
+    inode.modified = set.modified.unwrap_or(inode.modified);
+    inode.changed = set.at;
+    tree.put_inode(set.inode, &inode)?;
+    Ok(Applied::default())
+}
+
+fn release<T: Tree>(tree: &mut T, id: InodeId) -> Result<Applied, T::Error> {
+    match tree.inode(id)? {
+        Some(inode) if inode.links == 0 && tree.may_free(id) => {
+            tree.remove_inode(id)?;
+            Ok(Applied { orphaned: None, freed: Some(id) })
+        }
+        // Freed already, linked again, or still open elsewhere: whoever closes it last frees it.
+        _ => Ok(Applied::default()),
+    }
+}

@@ -1,0 +1,230 @@
+//! The updates.
+
+use ashlar_types::{blocks_for, FileKind, InodeId, LogPosition, SessionId, Timestamp, BLOCK_BYTES};
+
+/// The kind of an update, which stands in the record's header. The numbers stand on media; a number is never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+#[allow(missing_docs)]
+pub enum UpdateKind {
+    Write = 1,
+    Create = 2,
+    Link = 3,
+    Unlink = 4,
+    RemoveDirectory = 5,
+    Rename = 6,
+    Resize = 7,
+    Allocate = 8,
+    SetAttributes = 9,
+    SetXattr = 10,
+    RemoveXattr = 11,
+    Accessed = 12,
+    Release = 13,
+    Depend = 14,
+}
+
+/// How `fallocate` changes a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Allocation {
+    /// Reserve blocks that read as zeros; the size grows if the range ends behind it.
+    Reserve = 0,
+    /// Reserve blocks, keep the size.
+    ReserveKeepSize = 1,
+    /// Make a hole; keep the size.
+    Punch = 2,
+    /// Make the range read as zeros and keep it reserved; the size grows if the range ends behind it.
+    Zero = 3,
+    /// As [`Allocation::Zero`], but keep the size.
+    ZeroKeepSize = 4,
+    /// Remove the range (whole blocks) and move what follows down.
+    Collapse = 5,
+    /// Insert a hole (whole blocks) and move what follows up.
+    Insert = 6,
+}
+
+/// Makes an inode, and an entry for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Create<'a> {
+    /// The new inode's number, from a range granted to the session.
+    pub inode: InodeId,
+    /// The directory.
+    pub parent: InodeId,
+    /// The name in it; empty for an inode without a name (`O_TMPFILE`), which starts as an orphan.
+    pub name: &'a [u8],
+    /// Kind.
+    pub kind: FileKind,
+    /// Permission bits as they are to be: umask, set-group-id inheritance and default ACL already applied.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number, for devices.
+    pub device: u64,
+    /// When.
+    pub at: Timestamp,
+    /// A symbolic link's target.
+    pub target: &'a [u8],
+    /// Inherited access ACL in the extended attribute's format; empty for none.
+    pub acl_access: &'a [u8],
+    /// Inherited default ACL; empty for none.
+    pub acl_default: &'a [u8],
+}
+
+/// Moves an entry, or exchanges two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rename<'a> {
+    /// The directory that holds the entry.
+    pub parent: InodeId,
+    /// The entry's name.
+    pub name: &'a [u8],
+    /// The inode that the entry leads to.
+    pub inode: InodeId,
+    /// The directory to move to.
+    pub new_parent: InodeId,
+    /// The name there.
+    pub new_name: &'a [u8],
+    /// The inode that the target entry leads to, if there is one; it's replaced, or exchanged.
+    pub target: Option<InodeId>,
+    /// Exchange the two entries instead of replacing the second.
+    pub exchange: bool,
+    /// The writer has no handle open on the replaced inode: it may be freed with its last link.
+    pub release: bool,
+    /// When.
+    pub at: Timestamp,
+}
+
+/// Sets attributes: those that are `Some`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SetAttributes {
+    /// The inode.
+    pub inode: InodeId,
+    /// Permission bits.
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Last access.
+    pub accessed: Option<Timestamp>,
+    /// Last change of content.
+    pub modified: Option<Timestamp>,
+    /// The new time of the last attribute change.
+    pub at: Timestamp,
+}
+
+/// One update: what one record says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Update<'a> {
+    /// Writes data into a regular file. `strip` clears set-user-id and set-group-id, as a write by an ordinary user does.
+    Write { inode: InodeId, offset: u64, at: Timestamp, strip: bool, data: &'a [u8] },
+    /// Makes an inode.
+    Create(Create<'a>),
+    /// Makes another entry for an inode that is not a directory.
+    Link { inode: InodeId, parent: InodeId, name: &'a [u8], at: Timestamp },
+    /// Removes an entry of an inode that is not a directory. `release`: the writer has no handle open on the inode.
+    Unlink { inode: InodeId, parent: InodeId, name: &'a [u8], release: bool, at: Timestamp },
+    /// Removes an empty directory. `release`: the writer has no handle open on it.
+    RemoveDirectory { inode: InodeId, parent: InodeId, name: &'a [u8], release: bool, at: Timestamp },
+    /// Moves or exchanges entries.
+    Rename(Rename<'a>),
+    /// Sets a regular file's size.
+    Resize { inode: InodeId, size: u64, strip: bool, at: Timestamp },
+    /// Changes a range of a regular file by `fallocate`.
+    Allocate { inode: InodeId, how: Allocation, offset: u64, length: u64, strip: bool, at: Timestamp },
+    /// Sets attributes.
+    SetAttributes(SetAttributes),
+    /// Sets an extended attribute; an ACL's may change the mode with it.
+    SetXattr { inode: InodeId, name: &'a [u8], value: &'a [u8], mode: Option<u32>, at: Timestamp },
+    /// Removes an extended attribute; an ACL's may change the mode with it.
+    RemoveXattr { inode: InodeId, name: &'a [u8], mode: Option<u32>, at: Timestamp },
+    /// Moves the time of last access forward; an earlier time changes nothing, so these merge without leases.
+    Accessed { inode: InodeId, at: Timestamp },
+    /// The writer has closed its last handle on an orphan.
+    Release { inode: InodeId },
+    /// What follows was written by someone who had seen another session's updates up to `position`.
+    Depend { session: SessionId, position: LogPosition },
+}
+
+/// The most that an update can use up in the shared area, against which credits are held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Data blocks.
+    pub blocks: u64,
+    /// Bytes of metadata.
+    pub metadata_bytes: u64,
+}
+
+/// Metadata bytes that one inode or entry may take with the index's overhead.
+const ROW_BYTES: u64 = 512;
+/// Metadata bytes for the extents that one change of a file's map may add.
+const EXTENT_BYTES: u64 = 256;
+
+impl Update<'_> {
+    /// The update's kind.
+    #[must_use]
+    pub const fn kind(&self) -> UpdateKind {
+        match self {
+            Self::Write { .. } => UpdateKind::Write,
+            Self::Create(_) => UpdateKind::Create,
+            Self::Link { .. } => UpdateKind::Link,
+            Self::Unlink { .. } => UpdateKind::Unlink,
+            Self::RemoveDirectory { .. } => UpdateKind::RemoveDirectory,
+            Self::Rename(_) => UpdateKind::Rename,
+            Self::Resize { .. } => UpdateKind::Resize,
+            Self::Allocate { .. } => UpdateKind::Allocate,
+            Self::SetAttributes(_) => UpdateKind::SetAttributes,
+            Self::SetXattr { .. } => UpdateKind::SetXattr,
+            Self::RemoveXattr { .. } => UpdateKind::RemoveXattr,
+            Self::Accessed { .. } => UpdateKind::Accessed,
+            Self::Release { .. } => UpdateKind::Release,
+            Self::Depend { .. } => UpdateKind::Depend,
+        }
+    }
+
+    /// The most that the update can use up. Both sides of the credit account compute it from the record alone.
+    #[must_use]
+    pub fn cost(&self) -> Cost {
+        let (blocks, metadata_bytes) = match self {
+            Self::Write { offset, data, .. } => {
+                let length = data.len() as u64;
+                let blocks = if length == 0 { 0 } else { (offset % BLOCK_BYTES + length).div_ceil(BLOCK_BYTES) };
+                (blocks, EXTENT_BYTES)
+            }
+            Self::Create(create) => {
+                let bytes = create.name.len() + create.target.len() + create.acl_access.len() + create.acl_default.len();
+                (0, 2 * ROW_BYTES + bytes as u64)
+            }
+            Self::Link { name, .. } => (0, ROW_BYTES + name.len() as u64),
+            Self::Rename(rename) => (0, ROW_BYTES + rename.new_name.len() as u64),
+            // A cut in the middle of a block copies the block.
+            Self::Resize { .. } => (1, EXTENT_BYTES),
+            Self::Allocate { how, length, .. } => match how {
+                Allocation::Reserve | Allocation::ReserveKeepSize | Allocation::Zero | Allocation::ZeroKeepSize => {
+                    (blocks_for(*length) + 2, 2 * EXTENT_BYTES)
+                }
+                Allocation::Punch => (2, 2 * EXTENT_BYTES),
+                Allocation::Collapse | Allocation::Insert => (0, 2 * EXTENT_BYTES),
+            },
+            Self::SetXattr { name, value, .. } => (0, ROW_BYTES + (name.len() + value.len()) as u64),
+            // These only free, or change a row in place.
+            Self::Unlink { .. }
+            | Self::RemoveDirectory { .. }
+            | Self::SetAttributes(_)
+            | Self::RemoveXattr { .. }
+            | Self::Accessed { .. }
+            | Self::Release { .. }
+            | Self::Depend { .. } => (0, 0),
+        };
+        Cost { blocks, metadata_bytes }
+    }
+}
+
+impl std::ops::AddAssign for Cost {
+    fn add_assign(&mut self, other: Self) {
+        self.blocks += other.blocks;
+        self.metadata_bytes += other.metadata_bytes;
+    }
+}

@@ -1,0 +1,33 @@
+//! What a record says and what it does: the bodies of update records, and the transition function over them.
+//!
+//! Purpose: LibFS and SharedFS must agree to the bit on what an update means: link counts, sizes, times, orphans. So the
+//! meaning is written once, as [`apply`] over the [`Tree`] trait; LibFS runs it on its cached objects when it appends
+//! a record, SharedFS on the shared area when it digests the same record, and the in-memory twin in tests.
+//!
+//! Invariants:
+//! - `apply` is deterministic: no clock, no randomness; times stand in the record.
+//! - `apply` changes nothing where it returns [`Invalid`]; every check comes before the first change.
+//! - The decoder accepts only what the encoder can write, so a forged body is refused before it means anything.
+//!
+//! Non-goals: permissions of the caller and leases (`libfs` asks before it appends, `daemon` validates before it
+//! applies; both use [`permission`]), and data blocks, which the tree keeps as it likes.
+//!
+//! Source: `docs/format-update-log.md`; Assise §3.3 (operation logging).
+#![forbid(unsafe_code)]
+
+pub mod acl;
+mod apply;
+mod body;
+mod codec;
+pub mod permission;
+mod tree;
+
+pub use apply::{apply, would_make_cycle, Applied};
+pub use body::{Allocation, Cost, Create, Rename, SetAttributes, Update, UpdateKind};
+pub use codec::{DecodeError, Encoded};
+pub use tree::{Entry, Invalid, Tree};
+
+/// The extended attribute that holds an access ACL.
+pub const XATTR_ACL_ACCESS: &[u8] = b"system.posix_acl_access";
+/// The extended attribute that holds a directory's default ACL.
+pub const XATTR_ACL_DEFAULT: &[u8] = b"system.posix_acl_default";

@@ -1,0 +1,233 @@
+//! Framed messages with descriptors over a unix stream socket.
+//!
+//! ```text
+//! length:4 (little-endian, bytes that follow)  postcard bytes…
+//! ```
+//! Descriptors travel as `SCM_RIGHTS` with the first byte of their message.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+
+use rustix::net::{
+    recvmsg, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
+use serde::de::DeserializeOwned;
+use serde::Serialize;
+use thiserror::Error;
+
+/// The longest message, in bytes: a directory's entries or a file's extents with room to spare.
+pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
+
+/// The most descriptors in one message.
+const DESCRIPTORS_MAX: usize = 4;
+
+/// Why a message did not get through.
+#[derive(Debug, Error)]
+pub enum WireError {
+    /// The peer is gone.
+    #[error("the other side has closed the connection")]
+    Closed,
+    /// The socket failed.
+    #[error("the connection failed: {0}")]
+    Io(#[from] io::Error),
+    /// The bytes are no message.
+    #[error("the other side sent bytes that are no message of this protocol")]
+    Malformed,
+    /// The message is longer than [`MESSAGE_BYTES_MAX`].
+    #[error("a message of {0} bytes is too long")]
+    TooLong(usize),
+}
+
+/// One connection: requests and replies in turn.
+#[derive(Debug)]
+pub struct Connection {
+    socket: UnixStream,
+    buffer: Vec<u8>,
+}
+
+impl Connection {
+    /// Connects to SharedFS's socket.
+    ///
+    /// # Errors
+    /// [`WireError::Io`] where nobody listens there.
+    pub fn connect(path: &Path) -> Result<Self, WireError> {
+        Ok(Self::from_socket(UnixStream::connect(path)?))
+    }
+
+    /// Wraps a connected socket.
+    #[must_use]
+    pub fn from_socket(socket: UnixStream) -> Self {
+        Self { socket, buffer: Vec::new() }
+    }
+
+    /// The socket, for `poll` and for peer credentials.
+    #[must_use]
+    pub fn socket(&self) -> &UnixStream {
+        &self.socket
+    }
+
+    /// Sends a message with descriptors.
+    ///
+    /// # Errors
+    /// [`WireError`] where the peer is gone or the message too long.
+    pub fn send<M: Serialize>(&mut self, message: &M, descriptors: &[BorrowedFd<'_>]) -> Result<(), WireError> {
+        self.buffer.clear();
+        self.buffer.extend_from_slice(&[0; 4]);
+        let buffer = std::mem::take(&mut self.buffer);
+        let mut buffer = postcard::to_extend(message, buffer).map_err(|_| WireError::Malformed)?;
+        let length = buffer.len() - 4;
+        if length > MESSAGE_BYTES_MAX {
+            return Err(WireError::TooLong(length));
+        }
+        buffer[..4].copy_from_slice(&(length as u32).to_le_bytes());
+        let result = self.send_all(&buffer, descriptors);
+        self.buffer = buffer;
+        result
+    }
+
+    fn send_all(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), WireError> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+            return Err(WireError::Malformed);
+        }
+        let mut sent = 0;
+        while sent < bytes.len() {
+            match sendmsg(&self.socket, &[IoSlice::new(&bytes[sent..])], &mut control, SendFlags::NOSIGNAL) {
+                Ok(count) => {
+                    sent += count;
+                    control.clear();
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => return Err(WireError::Closed),
+                Err(error) => return Err(WireError::Io(error.into())),
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives a message and the descriptors that came with it.
+    ///
+    /// # Errors
+    /// [`WireError`] where the peer is gone or sent something else.
+    pub fn receive<M: DeserializeOwned>(&mut self) -> Result<(M, Vec<OwnedFd>), WireError> {
+        let mut descriptors = Vec::new();
+        let mut header = [0; 4];
+        self.receive_all(&mut header, &mut descriptors)?;
+        let length = u32::from_le_bytes(header) as usize;
+        if length > MESSAGE_BYTES_MAX {
+            return Err(WireError::TooLong(length));
+        }
+        let mut buffer = std::mem::take(&mut self.buffer);
+        buffer.clear();
+        buffer.resize(length, 0);
+        let received = self.receive_all(&mut buffer, &mut descriptors);
+        let message = received.and_then(|()| postcard::from_bytes(&buffer).map_err(|_| WireError::Malformed));
+        self.buffer = buffer;
+        Ok((message?, descriptors))
+    }
+
+    fn receive_all(&self, bytes: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> Result<(), WireError> {
+        let mut received = 0;
+        while received < bytes.len() {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut parts = [IoSliceMut::new(&mut bytes[received..])];
+            match recvmsg(&self.socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
+                Ok(message) if message.bytes == 0 => return Err(WireError::Closed),
+                Ok(message) => received += message.bytes,
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(rustix::io::Errno::CONNRESET) => return Err(WireError::Closed),
+                Err(error) => return Err(WireError::Io(error.into())),
+            }
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(received) = message {
+                    descriptors.extend(received);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a message and waits for its answer.
+    ///
+    /// # Errors
+    /// [`WireError`] where the peer is gone or sent something else.
+    pub fn call<M: Serialize, R: DeserializeOwned>(
+        &mut self,
+        message: &M,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(R, Vec<OwnedFd>), WireError> {
+        self.send(message, descriptors)?;
+        self.receive()
+    }
+}
+
+/// The socket on which SharedFS waits for sessions.
+#[derive(Debug)]
+pub struct Listener(UnixListener);
+
+impl Listener {
+    /// Listens at `path`, taking the place of a socket that a dead daemon has left there.
+    ///
+    /// # Errors
+    /// The socket's.
+    pub fn bind(path: &Path) -> io::Result<Self> {
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        Ok(Self(UnixListener::bind(path)?))
+    }
+
+    /// Waits for the next connection.
+    ///
+    /// # Errors
+    /// The socket's.
+    pub fn accept(&self) -> io::Result<Connection> {
+        Ok(Connection::from_socket(self.0.accept()?.0))
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Reply, Request};
+
+    #[test]
+    fn messages_and_descriptors_arrive_whole() {
+        let (a, b) = UnixStream::pair().expect("a pair of sockets");
+        let (mut a, mut b) = (Connection::from_socket(a), Connection::from_socket(b));
+        let file = tempfile::tempfile().expect("a file");
+        let big = vec![7u8; 3 << 20];
+        let sender = std::thread::spawn(move || {
+            a.send(&Request::Lookup { directory: ashlar_types::InodeId::ROOT, name: big }, &[file.as_fd()]).expect("sent");
+            a
+        });
+        let (message, descriptors) = b.receive::<Request>().expect("received");
+        assert!(matches!(message, Request::Lookup { name, .. } if name.len() == 3 << 20));
+        assert_eq!(descriptors.len(), 1);
+        drop(sender.join());
+        assert!(matches!(b.receive::<Reply>(), Err(WireError::Closed)));
+    }
+
+    #[test]
+    fn garbage_is_an_error_and_never_a_panic() {
+        let (a, b) = UnixStream::pair().expect("a pair of sockets");
+        let mut b = Connection::from_socket(b);
+        std::io::Write::write_all(&mut &a, &[3, 0, 0, 0, 0xff, 0xff, 0xff]).expect("written");
+        assert!(matches!(b.receive::<Request>(), Err(WireError::Malformed)));
+        std::io::Write::write_all(&mut &a, &[0xff; 4]).expect("written");
+        assert!(matches!(b.receive::<Request>(), Err(WireError::TooLong(_))));
+    }
+}

@@ -1,0 +1,323 @@
+//! Words in shared memory.
+//!
+//! Control page (one file a session; the session may write all of it):
+//!
+//! ```text
+//!    0  magic:8 "ASHLCTL1"   session:8
+//!   64  SharedFS writes:  committed:8  applied:8  fenced:8  restarts:8
+//!  128  the session writes: released:8
+//!  192  both change by compare-and-swap: credit_blocks:8  credit_metadata_bytes:8
+//! 4096  handles: 65,536 slots of inode:8 count:8; an inode stands in one of the 64 slots from its hash on
+//! ```
+//!
+//! Lease table (one file a session; the session may only read it):
+//!
+//! ```text
+//!    0  magic:8 "ASHLLSE1"   session:8   token:8
+//! 4096  65,536 slots of word:8 inode:8; word = generation << 16 | scope << 8 | mode
+//! ```
+
+use ashlar_pmem::Persistent;
+use ashlar_types::{InodeId, LogPosition, SessionId};
+
+use crate::{Credit, ScopeKind};
+
+/// Slots in the table of open handles: as many different inodes as a session may have open.
+pub const HANDLE_SLOTS: u64 = 65_536;
+/// Slots in the lease table: as many leases as a session may hold.
+pub const LEASE_SLOTS: u32 = 65_536;
+/// Bytes of the control page's file.
+pub const CONTROL_BYTES: u64 = TABLE + HANDLE_SLOTS * SLOT_BYTES;
+/// Bytes of the lease table's file.
+pub const LEASE_TABLE_BYTES: u64 = TABLE + LEASE_SLOTS as u64 * SLOT_BYTES;
+
+/// Slots in which an inode's handles may be counted. Short, so that SharedFS's look-ups are; 64 in a row are taken by others
+/// only where the table is all but full.
+const HANDLE_WINDOW: u64 = 64;
+const TABLE: u64 = 4096;
+const SLOT_BYTES: u64 = 16;
+const CONTROL_MAGIC: u64 = u64::from_le_bytes(*b"ASHLCTL1");
+const LEASE_MAGIC: u64 = u64::from_le_bytes(*b"ASHLLSE1");
+const SESSION: u64 = 8;
+const COMMITTED: u64 = 64;
+const APPLIED: u64 = 72;
+const FENCED: u64 = 80;
+const RESTARTS: u64 = 88;
+const RELEASED: u64 = 128;
+const CREDIT_BLOCKS: u64 = 192;
+const CREDIT_METADATA: u64 = 200;
+const TOKEN: u64 = 16;
+
+/// Memory that is long enough for every word that is asked of it, so that no access can fail.
+#[derive(Debug)]
+struct Words<M>(M);
+
+impl<M: Persistent> Words<M> {
+    fn new(memory: M, bytes: u64) -> Option<Self> {
+        (memory.len() >= bytes).then_some(Self(memory))
+    }
+
+    fn load(&self, offset: u64) -> u64 {
+        self.0.load_u64(offset).unwrap_or(0)
+    }
+
+    /// A store to memory that is mapped read-only does nothing: only the owner of a word writes it.
+    fn store(&self, offset: u64, value: u64) {
+        let _ = self.0.store_u64(offset, value);
+    }
+
+    fn exchange(&self, offset: u64, current: u64, new: u64) -> Result<u64, u64> {
+        self.0.compare_exchange_u64(offset, current, new).unwrap_or(Ok(current))
+    }
+}
+
+/// A session's control page.
+#[derive(Debug)]
+pub struct ControlPage<M>(Words<M>);
+
+impl<M: Persistent> ControlPage<M> {
+    /// Takes memory as a control page; `None` where it has less than [`CONTROL_BYTES`].
+    pub fn new(memory: M) -> Option<Self> {
+        Words::new(memory, CONTROL_BYTES).map(Self)
+    }
+
+    /// Makes an empty page for a session.
+    pub fn format(&self, session: SessionId) {
+        self.0.store(0, CONTROL_MAGIC);
+        self.0.store(SESSION, session.0);
+    }
+
+    /// The session whose page it is; `None` if it is none.
+    pub fn session(&self) -> Option<SessionId> {
+        (self.0.load(0) == CONTROL_MAGIC).then(|| SessionId(self.0.load(SESSION)))
+    }
+
+    /// The memory.
+    pub fn memory(&self) -> &M {
+        &self.0.0
+    }
+
+    /// The session's log is committed up to here.
+    pub fn committed(&self) -> LogPosition {
+        LogPosition(self.0.load(COMMITTED))
+    }
+
+    /// Publishes the committed position.
+    pub fn set_committed(&self, position: LogPosition) {
+        self.0.store(COMMITTED, position.0);
+    }
+
+    /// The session's log is applied up to here.
+    pub fn applied(&self) -> LogPosition {
+        LogPosition(self.0.load(APPLIED))
+    }
+
+    /// Publishes the applied position.
+    pub fn set_applied(&self, position: LogPosition) {
+        self.0.store(APPLIED, position.0);
+    }
+
+    /// Whether the session was fenced: all its calls give `EIO`.
+    pub fn is_fenced(&self) -> bool {
+        self.0.load(FENCED) != 0
+    }
+
+    /// Fences the session.
+    pub fn set_fenced(&self) {
+        self.0.store(FENCED, 1);
+    }
+
+    /// How many times SharedFS has restarted under this session.
+    pub fn restarts(&self) -> u64 {
+        self.0.load(RESTARTS)
+    }
+
+    /// Counts a restart.
+    pub fn count_restart(&self) {
+        self.0.store(RESTARTS, self.restarts() + 1);
+    }
+
+    /// The session refers to nothing any more that updates before this position have freed.
+    pub fn released(&self) -> LogPosition {
+        LogPosition(self.0.load(RELEASED))
+    }
+
+    /// Publishes the released position.
+    pub fn set_released(&self, position: LogPosition) {
+        self.0.store(RELEASED, position.0);
+    }
+
+    /// Takes credit for an update, all of it or none; `false` where there is too little.
+    pub fn take_credit(&self, credit: Credit) -> bool {
+        if !self.take(CREDIT_BLOCKS, credit.blocks) {
+            return false;
+        }
+        if !self.take(CREDIT_METADATA, credit.metadata_bytes) {
+            self.give(CREDIT_BLOCKS, credit.blocks);
+            return false;
+        }
+        true
+    }
+
+    /// Gives credit: SharedFS grants it, or the session returns what it did not use.
+    pub fn give_credit(&self, credit: Credit) {
+        self.give(CREDIT_BLOCKS, credit.blocks);
+        self.give(CREDIT_METADATA, credit.metadata_bytes);
+    }
+
+    /// Takes away all credit that is not used yet, and tells how much it was.
+    pub fn recall_credit(&self) -> Credit {
+        Credit { blocks: self.swap(CREDIT_BLOCKS, 0), metadata_bytes: self.swap(CREDIT_METADATA, 0) }
+    }
+
+    fn take(&self, offset: u64, amount: u64) -> bool {
+        let mut current = self.0.load(offset);
+        while current >= amount {
+            match self.0.exchange(offset, current, current - amount) {
+                Ok(_) => return true,
+                Err(found) => current = found,
+            }
+        }
+        false
+    }
+
+    fn give(&self, offset: u64, amount: u64) {
+        let mut current = self.0.load(offset);
+        while let Err(found) = self.0.exchange(offset, current, current.saturating_add(amount)) {
+            current = found;
+        }
+    }
+
+    fn swap(&self, offset: u64, value: u64) -> u64 {
+        let mut current = self.0.load(offset);
+        while let Err(found) = self.0.exchange(offset, current, value) {
+            current = found;
+        }
+        current
+    }
+
+    /// Notes one more open handle on an inode; `false` where the table is full. One writer at a time: LibFS calls this
+    /// under its own lock.
+    pub fn open_handle(&self, inode: InodeId) -> bool {
+        let Some(slot) = self.probe(inode) else { return false };
+        let count = self.0.load(slot + 8);
+        // The count stands before the inode does, so that SharedFS never sees an inode without one.
+        self.0.store(slot + 8, count + 1);
+        self.0.store(slot, inode.0);
+        true
+    }
+
+    /// Notes one handle less; tells whether it was the last. A slot keeps its inode until another takes it.
+    pub fn close_handle(&self, inode: InodeId) -> bool {
+        let Some(slot) = self.probe(inode) else { return false };
+        let count = self.0.load(slot + 8).saturating_sub(1);
+        self.0.store(slot + 8, count);
+        count == 0
+    }
+
+    /// Whether the session has the inode open.
+    pub fn has_open(&self, inode: InodeId) -> bool {
+        self.probe(inode).is_some_and(|slot| self.0.load(slot) == inode.0 && self.0.load(slot + 8) > 0)
+    }
+
+    /// The inode's slot, or one that is free for it, in the window of slots that its hash names.
+    fn probe(&self, inode: InodeId) -> Option<u64> {
+        let start = inode.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
+        let mut free = None;
+        for step in 0..HANDLE_WINDOW {
+            let slot = TABLE + (start + step) % HANDLE_SLOTS * SLOT_BYTES;
+            if self.0.load(slot) == inode.0 {
+                return Some(slot);
+            }
+            if free.is_none() && self.0.load(slot + 8) == 0 {
+                free = Some(slot);
+            }
+        }
+        free
+    }
+}
+
+/// What a lease slot says: the generation changes with every grant and every revocation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LeaseWord(pub u64);
+
+impl LeaseWord {
+    /// The word of a lease.
+    #[must_use]
+    pub fn new(generation: u64, scope: ScopeKind, write: bool) -> Self {
+        Self(generation << 16 | u64::from(scope == ScopeKind::Subtree) << 8 | if write { 2 } else { 1 })
+    }
+
+    /// The word of no lease.
+    #[must_use]
+    pub fn revoked(generation: u64) -> Self {
+        Self(generation << 16)
+    }
+
+    /// The generation.
+    #[must_use]
+    pub fn generation(self) -> u64 {
+        self.0 >> 16
+    }
+
+    /// Whether it lets the holder read.
+    #[must_use]
+    pub fn may_read(self) -> bool {
+        self.0 & 0xff != 0
+    }
+
+    /// Whether it lets the holder write.
+    #[must_use]
+    pub fn may_write(self) -> bool {
+        self.0 & 0xff == 2
+    }
+
+    /// What it covers.
+    #[must_use]
+    pub fn scope(self) -> ScopeKind {
+        if self.0 >> 8 & 0xff == 1 { ScopeKind::Subtree } else { ScopeKind::Node }
+    }
+}
+
+/// A session's lease table.
+#[derive(Debug)]
+pub struct LeaseTable<M>(Words<M>);
+
+impl<M: Persistent> LeaseTable<M> {
+    /// Takes memory as a lease table; `None` where it has less than [`LEASE_TABLE_BYTES`].
+    pub fn new(memory: M) -> Option<Self> {
+        Words::new(memory, LEASE_TABLE_BYTES).map(Self)
+    }
+
+    /// Makes an empty table for a session.
+    pub fn format(&self, session: SessionId, token: u64) {
+        self.0.store(0, LEASE_MAGIC);
+        self.0.store(SESSION, session.0);
+        self.0.store(TOKEN, token);
+    }
+
+    /// The session and its secret; `None` if this is no lease table.
+    pub fn owner(&self) -> Option<(SessionId, u64)> {
+        (self.0.load(0) == LEASE_MAGIC).then(|| (SessionId(self.0.load(SESSION)), self.0.load(TOKEN)))
+    }
+
+    /// A slot's word, now.
+    pub fn word(&self, slot: u32) -> LeaseWord {
+        LeaseWord(self.0.load(Self::offset(slot)))
+    }
+
+    /// A slot's inode.
+    pub fn inode(&self, slot: u32) -> InodeId {
+        InodeId(self.0.load(Self::offset(slot) + 8))
+    }
+
+    /// Writes a slot: the word last, as it makes the rest valid.
+    pub fn set(&self, slot: u32, word: LeaseWord, inode: InodeId) {
+        self.0.store(Self::offset(slot) + 8, inode.0);
+        self.0.store(Self::offset(slot), word.0);
+    }
+
+    fn offset(slot: u32) -> u64 {
+        TABLE + u64::from(slot % LEASE_SLOTS) * SLOT_BYTES
+    }
+}

@@ -1,0 +1,27 @@
+//! The session protocol between LibFS and SharedFS: messages over a unix socket, and words in shared memory.
+//!
+//! Purpose: one place for everything that both sides must agree on. A session has any number of connections to SharedFS;
+//! on each, a request is followed by its reply before the next request. What must cost no message stands in shared
+//! memory: the lease words that make a cached state valid, the committed position that frees log space, credits, and
+//! the table of open handles.
+//!
+//! Invariants:
+//! - A message has a length, then that many bytes; a peer that breaks the frame or the encoding loses its connection.
+//! - The first message on a connection says the protocol's version; another version is refused with a clear error.
+//! - SharedFS trusts nothing that a session can write: the control page's session half is a hint or a claim, which
+//!   SharedFS checks against its own account.
+//!
+//! Non-goals: deciding anything. Source: `docs/format-session.md`.
+#![forbid(unsafe_code)]
+
+mod connection;
+mod control;
+mod message;
+
+pub use connection::{Connection, Listener, WireError, MESSAGE_BYTES_MAX};
+pub use control::{ControlPage, LeaseTable, LeaseWord, CONTROL_BYTES, HANDLE_SLOTS, LEASE_SLOTS, LEASE_TABLE_BYTES};
+pub use message::{
+    Contents, Credit, DirectoryEntry, Extent, FsckReply, GrantReply, Hello, InodeState, LockKind, LockMode, Need, Peer,
+    Reply, Request, ScopeKind, SessionKind, SessionStatus, SpaceReply, StatusReply, Want, Welcome, WelcomeSegment,
+    PROTOCOL_VERSION,
+};

@@ -1,0 +1,425 @@
+//! The messages.
+
+use ashlar_types::{BlockAddress, Errno, FileKind, Inode, InodeId, LogGeneration, LogPosition, SessionId};
+use serde::{Deserialize, Serialize};
+
+/// The version of the protocol and of the shared memory's layout. A daemon understands this one and the one before.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// What a session is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SessionKind {
+    /// A process that acts for the user who runs it.
+    Process,
+    /// A FUSE mount: acts for many users (so it must be root), and a kernel caches what it answers.
+    Mount,
+}
+
+/// The first message on a session's first connection.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Hello {
+    /// [`PROTOCOL_VERSION`] of the sender.
+    pub version: u32,
+    /// What the session is.
+    pub kind: SessionKind,
+    /// After SharedFS has restarted: go on with this session.
+    pub resume: Option<Peer>,
+    /// Where a mount is mounted, or the program's name: for `status`.
+    pub label: String,
+}
+
+/// Proof of being a session: its number and the secret that SharedFS gave it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Peer {
+    /// The session.
+    pub session: SessionId,
+    /// The secret.
+    pub token: u64,
+}
+
+/// A data segment that the session may map.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct WelcomeSegment {
+    /// Its number.
+    pub number: u32,
+    /// Blocks in it.
+    pub blocks: u32,
+    /// Where block 0 begins in the file, in bytes; the checksums (one `u32` a block) stand from byte 0.
+    pub data_offset: u64,
+}
+
+/// SharedFS's answer to [`Hello`]. Three descriptors come with it: log (read-write), control page (read-write), lease
+/// table (read-only).
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Welcome {
+    /// The session, and its secret for further connections.
+    pub peer: Peer,
+    /// Bytes of the log file.
+    pub log_bytes: u64,
+    /// The log's generation.
+    pub log_generation: LogGeneration,
+    /// The arena's id.
+    pub arena: u64,
+    /// Whether `fsync` needs `fdatasync` of the log (a `disk` arena).
+    pub sync_needed: bool,
+    /// Whether stores need flush instructions (`pmem`, real or emulated).
+    pub flush_needed: bool,
+    /// The key of the name hash that orders directories (see [`DirectoryEntry::cookie`]).
+    pub hash_key: [u8; 16],
+    /// Milliseconds for which a kernel may cache what the mount answers.
+    pub cache_ttl_ms: u64,
+}
+
+/// What a lease covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ScopeKind {
+    /// One inode.
+    Node,
+    /// A directory and all below it.
+    Subtree,
+}
+
+/// Which state shall come with a lease. Attributes always come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Need {
+    /// A file's content: inline bytes or all its extents.
+    pub contents: bool,
+    /// A directory's entries, if there are at most [`Need::ENTRIES_MAX`].
+    pub entries: bool,
+    /// With the entries, the attributes of those children that are governed by the same lease.
+    pub children: bool,
+    /// All extended attributes.
+    pub xattrs: bool,
+}
+
+impl Need {
+    /// The most entries that come with a lease; larger directories are asked for name by name and page by page.
+    pub const ENTRIES_MAX: u64 = 8192;
+}
+
+/// A lease that is wanted.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Want {
+    /// On which inode.
+    pub inode: InodeId,
+    /// To write, or only to read.
+    pub write: bool,
+    /// On the inode or on all below it.
+    pub scope: ScopeKind,
+    /// What to send with it.
+    pub need: Need,
+}
+
+/// An extent of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Extent {
+    /// The first block of the file.
+    pub logical_block: u64,
+    /// How many blocks.
+    pub blocks: u64,
+    /// Where the first one lies, the others behind it in the same segment; `None`: reserved, and read as zeros.
+    pub address: Option<BlockAddress>,
+}
+
+/// A file's content as SharedFS has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Contents {
+    /// The bytes themselves.
+    Inline(Vec<u8>),
+    /// Extents, in order; what lies between them is a hole.
+    Extents(Vec<Extent>),
+}
+
+/// A directory entry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirectoryEntry {
+    /// The name's place in the directory's order: from 3 to 2^63 − 1, the same as long as the entry lives.
+    pub cookie: u64,
+    /// The name.
+    pub name: Vec<u8>,
+    /// Where it leads.
+    pub inode: InodeId,
+    /// Kind of that inode.
+    pub kind: FileKind,
+}
+
+/// What SharedFS knows of an inode, as far as it was asked for.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct InodeState {
+    /// Attributes.
+    pub attributes: Inode,
+    /// Content, if asked for.
+    pub contents: Option<Contents>,
+    /// All entries, if asked for and not too many.
+    pub entries: Option<Vec<DirectoryEntry>>,
+    /// All extended attributes, if asked for.
+    pub xattrs: Option<Vec<(Vec<u8>, Vec<u8>)>>,
+}
+
+/// A lease that was granted.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct GrantReply {
+    /// On which inode.
+    pub inode: InodeId,
+    /// The slot of the lease table whose word makes the lease valid.
+    pub slot: u32,
+    /// The word that the slot holds as long as the lease holds.
+    pub word: u64,
+    /// The state that comes with it.
+    pub state: InodeState,
+}
+
+/// Blocks and metadata bytes that a session may use up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Credit {
+    /// Data blocks.
+    pub blocks: u64,
+    /// Bytes of metadata.
+    pub metadata_bytes: u64,
+}
+
+/// The two kinds of file locks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LockKind {
+    /// `fcntl` record locks: a range, owned by a process (or an open file description).
+    Record,
+    /// `flock`: the whole file, owned by an open file description.
+    Flock,
+}
+
+/// What is asked of a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LockMode {
+    /// Shared.
+    Read,
+    /// Exclusive.
+    Write,
+    /// Take away.
+    Unlock,
+}
+
+/// A request of a session (or of the command line).
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Request {
+    /// Opens or resumes a session.
+    Hello(Hello),
+    /// A further connection of a session.
+    Attach {
+        /// Version of the sender.
+        version: u32,
+        /// The session.
+        peer: Peer,
+    },
+    /// All of these leases or none, with state.
+    Acquire(Vec<Want>),
+    /// One entry of a directory on which the session holds a lease; a lease to read the child comes with it.
+    Lookup {
+        /// The directory.
+        directory: InodeId,
+        /// The name.
+        name: Vec<u8>,
+    },
+    /// Entries of a directory on which the session holds a lease, in cookie order, without leases.
+    ReadDirectory {
+        /// The directory.
+        directory: InodeId,
+        /// Entries with larger cookies only.
+        after: u64,
+        /// At most so many.
+        limit: u32,
+    },
+    /// A range of inode numbers.
+    InodeRange,
+    /// More credit.
+    Credit(Credit),
+    /// Digest the session's log up to its tail and commit; the reply tells the committed position.
+    Digest,
+    /// Make other sessions' updates persistent, which this session's depend on.
+    SyncDependencies(Vec<(SessionId, LogPosition)>),
+    /// For `statfs`.
+    Space,
+    /// A data segment; its descriptor (read-only) comes with the reply.
+    Segment(u32),
+    /// The mount's `/dev/fuse` descriptor comes with this, through which SharedFS makes the kernel forget what is no longer true.
+    RegisterMount,
+    /// Sets or removes a lock. A `wait` reply comes when it's granted, or on `CancelLock` from another connection.
+    Lock {
+        /// The file.
+        inode: InodeId,
+        /// Kind.
+        kind: LockKind,
+        /// Who owns it within the session.
+        owner: u64,
+        /// The process to name to others who ask.
+        pid: u32,
+        /// First byte.
+        start: u64,
+        /// Last byte.
+        end: u64,
+        /// Mode.
+        mode: LockMode,
+        /// `Some(ticket)`: wait; the ticket is the session's name for this waiting.
+        wait: Option<u64>,
+    },
+    /// Which lock is in the way of this record lock.
+    QueryLock {
+        /// The file.
+        inode: InodeId,
+        /// Kind.
+        kind: LockKind,
+        /// Who asks.
+        owner: u64,
+        /// First byte.
+        start: u64,
+        /// Last byte.
+        end: u64,
+        /// Mode.
+        mode: LockMode,
+    },
+    /// Stops waiting.
+    CancelLock {
+        /// The ticket of the waiting.
+        ticket: u64,
+    },
+    /// Removes all locks of an owner on a file, as `close` does.
+    ReleaseLocks {
+        /// The file.
+        inode: InodeId,
+        /// The owner.
+        owner: u64,
+        /// Which of its locks.
+        kind: LockKind,
+    },
+    /// The session ends in order.
+    Goodbye,
+    /// What is going on (command line).
+    Status,
+    /// Checks the file system while it is in use (command line).
+    Fsck,
+    /// Changes the arena's size (command line).
+    Resize {
+        /// New size, in bytes.
+        bytes: u64,
+    },
+    /// Commits everything and ends SharedFS, if no session is left (command line).
+    Shutdown,
+}
+
+/// Free and total space.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpaceReply {
+    /// Data blocks in the arena.
+    pub blocks_total: u64,
+    /// Data blocks neither used nor promised to others.
+    pub blocks_free: u64,
+    /// Files that there may be.
+    pub inodes_total: u64,
+    /// Files that can still be made.
+    pub inodes_free: u64,
+}
+
+/// One session, for `status`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SessionStatus {
+    /// Number.
+    pub session: SessionId,
+    /// What it is.
+    pub kind: SessionKind,
+    /// Process.
+    pub pid: u32,
+    /// User.
+    pub uid: u32,
+    /// Mount point, or program.
+    pub label: String,
+    /// Bytes in the log that are not yet committed.
+    pub log_used_bytes: u64,
+    /// Size of the log.
+    pub log_bytes: u64,
+    /// Records digested so far.
+    pub records: u64,
+    /// Whether it was fenced for forged records, and why.
+    pub fenced: Option<String>,
+}
+
+/// What is going on.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct StatusReply {
+    /// Version of the daemon.
+    pub version: String,
+    /// Process of the daemon.
+    pub pid: u32,
+    /// Seconds since it started.
+    pub uptime_seconds: u64,
+    /// Where the arena is.
+    pub arena: String,
+    /// Kind of its medium.
+    pub medium: String,
+    /// Size, in bytes.
+    pub arena_bytes: u64,
+    /// Space.
+    pub space: SpaceReply,
+    /// Sessions.
+    pub sessions: Vec<SessionStatus>,
+    /// Named counters since the start, in a fixed order.
+    pub counters: Vec<(String, u64)>,
+}
+
+/// The result of a check.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct FsckReply {
+    /// What was counted: name and number.
+    pub counts: Vec<(String, u64)>,
+    /// What is wrong, a sentence each.
+    pub problems: Vec<String>,
+}
+
+/// SharedFS's answers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Reply {
+    /// It failed.
+    Error(Errno),
+    /// The connection's first message was refused, with a sentence for people.
+    Refused(String),
+    /// To `Hello`.
+    Welcome(Box<Welcome>),
+    /// It's done.
+    Done,
+    /// To `Acquire`: the grants in the order of the wants, children of directories behind them.
+    Granted {
+        /// The grants.
+        grants: Vec<GrantReply>,
+        /// The session's own log is part of the state up to here.
+        applied: LogPosition,
+        /// What these states show of other sessions: to be logged before anything that could depend on it.
+        dependencies: Vec<(SessionId, LogPosition)>,
+    },
+    /// To `Lookup`: `None` if there is no such entry.
+    Entry {
+        /// The entry.
+        entry: Option<DirectoryEntry>,
+        /// The child.
+        grant: Option<GrantReply>,
+        /// As in `Granted`.
+        applied: LogPosition,
+        /// As in `Granted`.
+        dependencies: Vec<(SessionId, LogPosition)>,
+    },
+    /// To `ReadDirectory`.
+    Entries(Vec<DirectoryEntry>),
+    /// To `InodeRange`: the first number and how many.
+    Inodes(InodeId, u64),
+    /// To `Credit`: what was granted, at least what was asked for.
+    Credit(Credit),
+    /// To `Digest`.
+    Committed(LogPosition),
+    /// To `Space`.
+    Space(SpaceReply),
+    /// To `Segment`.
+    Segment(WelcomeSegment),
+    /// To `QueryLock`: mode, first and last byte, and process of a lock that is in the way.
+    Conflict(Option<(LockMode, u64, u64, u32)>),
+    /// To `Status`.
+    Status(Box<StatusReply>),
+    /// To `Fsck`.
+    Fsck(FsckReply),
+}

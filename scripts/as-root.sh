@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# as-root.sh PROGRAM…: runs it as root, through sudo where the caller is someone else: mounting takes root.
+set -euo pipefail
+if [ "$(id -u)" = 0 ]; then
+  exec "$@"
+fi
+command -v sudo >/dev/null 2>&1 || {
+  echo "mounting a file system takes root, and there is no sudo: run the same command as root" >&2
+  exit 1
+}
+echo "running as root, through sudo: $*"
+kept=$(compgen -e | grep -E '^(CI|PATH|ASHLAR_.*)$' | paste -sd,)
+exec sudo --preserve-env="$kept" "$@"

@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""Rules of the tree that no compiler checks: which crate may use which, where unsafe code may stand, and that every
+relative link in the documentation leads somewhere. Prints each breach and fails if there is one."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+# docs/architecture.md, "Layers": a crate may use those named here, and no others of this workspace.
+LAYERS = {
+    "types": [],
+    "pmem": ["types"],
+    "log": ["types", "pmem"],
+    "update": ["types"],
+    "wire": ["types", "pmem"],
+    "lease": ["types"],
+    "store": ["types", "pmem", "update"],
+    "libfs": ["types", "pmem", "log", "update", "wire"],
+    "daemon": ["types", "pmem", "log", "update", "wire", "lease", "store"],
+    "fuse": ["types", "update", "wire", "libfs"],
+    "cli": ["types", "pmem", "wire", "store", "libfs", "daemon", "fuse"],
+    "tests": [],
+}
+# Protocol logic without I/O: no clock, thread, socket, file or randomness, so nothing that brings one.
+SANS_IO = {"types", "update", "lease"}
+SANS_IO_FORBIDDEN = {"rustix", "parking_lot", "tempfile", "rand", "tokio", "mio", "heed", "getrandom"}
+UNSAFE_ALLOWED = {"pmem", "log", "libfs"}
+
+
+def main():
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    os.chdir(root)
+    command = ["cargo", "metadata", "--format-version", "1", "--no-deps", "--locked"]
+    metadata = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    problems = []
+    for package in metadata["packages"]:
+        problems += layer_problems(package)
+        problems += unsafe_problems(package)
+    problems += link_problems()
+    for problem in problems:
+        print(problem)
+    if problems:
+        sys.exit(1)
+    print(f"{len(metadata['packages'])} crates keep to the layers; every link leads somewhere")
+
+
+def layer_problems(package):
+    name = package["name"].removeprefix("ashlar-")
+    if name not in LAYERS:
+        return [f"crate '{name}' has no line in LAYERS ({__file__}): say which crates it may use"]
+    problems = []
+    for dependency in package["dependencies"]:
+        if dependency["kind"] == "dev":
+            continue
+        other = dependency["name"]
+        if other.startswith("ashlar-") and other.removeprefix("ashlar-") not in LAYERS[name]:
+            problems.append(f"crate '{name}' uses '{other}', which the layers forbid (docs/architecture.md)")
+        if name in SANS_IO and other in SANS_IO_FORBIDDEN:
+            problems.append(f"crate '{name}' is free of I/O, but uses '{other}'")
+    return problems
+
+
+def unsafe_problems(package):
+    name = package["name"].removeprefix("ashlar-")
+    if name in UNSAFE_ALLOWED:
+        return []
+    problems = []
+    for target in package["targets"]:
+        if not set(target["kind"]) & {"lib", "bin"}:
+            continue
+        with open(target["src_path"], encoding="utf-8") as source:
+            if "#![forbid(unsafe_code)]" not in source.read():
+                problems.append(f"{os.path.relpath(target['src_path'])} lacks #![forbid(unsafe_code)]")
+    return problems
+
+
+def link_problems():
+    listing = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "*.md"], check=True, capture_output=True)
+    problems = []
+    for page in listing.stdout.decode().split():
+        with open(page, encoding="utf-8") as file:
+            text = re.sub(r"```.*?```", "", file.read(), flags=re.S)
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            if re.match(r"[a-z]+:|#", target):
+                continue
+            if not os.path.exists(os.path.join(os.path.dirname(page), target.split("#")[0])):
+                problems.append(f"{page}: the link to {target} leads nowhere")
+    return problems
+
+
+main()

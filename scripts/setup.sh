@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# setup.sh NEED…: sees to it that what the named needs take is there: installs the Debian/Ubuntu packages that are
+# missing and says which. Needs: build, run, demo, test, bench, check. What it cannot install is an error that says
+# what to do.
+set -euo pipefail
+
+fail() {
+  printf 'setup: %s\n' "$@" >&2
+  exit 1
+}
+
+has() { command -v "$1" >/dev/null 2>&1; }
+
+# One line a thing: what tells that it is there, then the package that brings it.
+things() {
+  case $1 in
+    build)
+      echo 'has cc|gcc'
+      echo 'has ld|binutils'
+      echo 'test -e /usr/include/stdio.h|libc6-dev'
+      ;;
+    run)
+      echo 'has mount|mount'
+      ;;
+    demo)
+      echo 'has git|git'
+      echo 'has sqlite3|sqlite3'
+      echo 'has gcc|gcc'
+      echo 'has make|make'
+      echo 'has python3|python3'
+      ;;
+    test)
+      things demo
+      echo 'has rsync|rsync'
+      echo 'has tar|tar'
+      echo 'has setfattr|attr'
+      echo 'has setfacl|acl'
+      echo 'has mkfs.ext4|e2fsprogs'
+      echo 'has flock|util-linux'
+      echo 'has ps|procps'
+      echo 'has su|util-linux'
+      echo 'python3 -c "import ensurepip"|python3-venv'
+      ;;
+    bench)
+      echo 'has bindfs|bindfs'
+      echo 'has fusermount3|fuse3'
+      echo 'has pkg-config|pkg-config'
+      echo 'test -e /usr/include/fuse3/fuse_lowlevel.h|libfuse3-dev'
+      echo 'has git|git'
+      echo 'has tar|tar'
+      ;;
+    check) echo "has python3|python3" ;;
+    *) fail "there is no need called '$1'" ;;
+  esac
+}
+
+install() {
+  local sudo=
+  has apt-get || fail "these packages are missing and this system has no apt-get to bring them: $*" \
+    "install what is called so on your distribution, then run the same command again"
+  if [ "$(id -u)" != 0 ]; then
+    has sudo || fail "these packages are missing: $*" \
+      "installing them needs root, and there is no sudo: run 'apt-get install $*' as root, then the same command again"
+    sudo=sudo
+  fi
+  echo "setup: installing $* (apt-get install)"
+  local options=(-qq -y --no-install-recommends -o DPkg::Lock::Timeout=300)
+  DEBIAN_FRONTEND=noninteractive $sudo apt-get "${options[@]}" install "$@" >/dev/null 2>&1 && return
+  $sudo apt-get -qq update || fail "apt-get update failed: is there a network, and a package source?"
+  DEBIAN_FRONTEND=noninteractive $sudo env DEBIAN_FRONTEND=noninteractive apt-get "${options[@]}" install "$@" >/dev/null ||
+    fail "apt-get could not install: $*" "see what it said above; once they are there, run the same command again"
+}
+
+rust() {
+  [ -x "${CARGO_HOME:-$HOME/.cargo}/bin/cargo" ] && PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
+  local how="get it from https://rustup.rs (or: apt-get install rustup && rustup default stable), then run the same command again"
+  has cargo || fail "Rust is not there: no 'cargo' command" "$how"
+  local wanted found
+  wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+  found=$(rustc --version | awk '{print $2}')
+  [ "$(printf '%s\n%s\n' "$wanted" "$found" | sort -V | head -n 1)" = "$wanted" ] ||
+    fail "Rust $found is too old: Ashlar needs $wanted or later" "run 'rustup update stable', or $how"
+}
+
+# A check's additional components: rustup brings them, a distribution's Rust has them as packages.
+components() {
+  has cargo-fmt && has cargo-clippy && cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 && return
+  has rustup || fail "rustfmt and clippy are missing: install them the way Rust was installed"
+  echo "setup: installing rustfmt and clippy (rustup component add)"
+  rustup component add rustfmt clippy
+}
+
+cd "$(dirname "$0")/.."
+missing=()
+for need in "$@"; do
+  while IFS='|' read -r test package; do
+    eval "$test" >/dev/null 2>&1 || case " ${missing[*]-} " in *" $package "*) ;; *) missing+=("$package") ;; esac
+  done < <(things "$need")
+done
+[ ${#missing[@]} = 0 ] || install "${missing[@]}"
+for need in "$@"; do
+  case $need in
+    build) rust ;;
+    check) components ;;
+  esac
+done

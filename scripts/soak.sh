@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# The suite's loops at full length. Every number can be set from outside.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+scripts/setup.sh build run test
+cargo build --release --locked -p ashlar-cli -p ashlar-tests
+scripts/tools.sh
+export ASHLAR_KILL_WRITER=${ASHLAR_KILL_WRITER:-300} ASHLAR_KILL_DAEMON=${ASHLAR_KILL_DAEMON:-300}
+export ASHLAR_KILL_ALL=${ASHLAR_KILL_ALL:-100}
+export ASHLAR_FSX_SEEDS=${ASHLAR_FSX_SEEDS:-8} ASHLAR_FSX_OPS=${ASHLAR_FSX_OPS:-200000}
+export ASHLAR_HAMMER_SECONDS=${ASHLAR_HAMMER_SECONDS:-600} ASHLAR_POWER_CUTS=${ASHLAR_POWER_CUTS:-100}
+exec scripts/as-root.sh target/release/ashlar-suite "$@"

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Everything that CI runs: the crates' own tests, then the suite of whole processes as root. The last line sums up.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+scripts/setup.sh build run test || exit 1
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+echo "== unit and property tests =="
+cargo test --workspace --locked --no-fail-fast 2>&1 | tee "$log"
+units=${PIPESTATUS[0]}
+
+echo "== whole processes =="
+cargo build --release --locked -p ashlar-cli -p ashlar-tests && scripts/tools.sh || exit 1
+scripts/as-root.sh target/release/ashlar-suite "$@" 2>&1 | tee -a "$log"
+suite=${PIPESTATUS[0]}
+
+# cargo test says "test result: ok. 3 passed; 0 failed; 1 ignored; …", the suite "3 passed, 0 failed, 1 skipped".
+awk '
+  /^test result: /                              { passed += $4; failed += $6; skipped += $8 }
+  /^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped/ { passed += $1; failed += $3; skipped += $5 }
+  END { printf "\nall tests together:\n%d passed, %d failed, %d skipped\n", passed, failed, skipped }
+' "$log"
+[ "$units" = 0 ] && [ "$suite" = 0 ]
