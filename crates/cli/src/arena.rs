@@ -178,7 +178,8 @@ impl Place {
         Ok(size.0)
     }
 
-    fn free(&self) -> Result<Size, CliError> {
+    /// What is free in the file system that holds the arena.
+    pub fn free(&self) -> Result<Size, CliError> {
         let numbers = rustix::fs::statvfs(&self.directory)
             .map_err(CliError::system(format!("looking at the free space in {}", self.directory.display())))?;
         Ok(Size(numbers.f_bavail * numbers.f_frsize))

@@ -138,7 +138,9 @@ pub enum CliError {
         error: Errno,
     },
     /// The daemon answered nonsense: another version.
-    #[error("the daemon gave an answer that this ashlar does not understand; is it of another version? End it, and try again")]
+    #[error(
+        "the daemon gave an answer that this ashlar does not understand; is it of another version? End it, and try again"
+    )]
     Misunderstood,
     /// The arena can't shrink so far.
     #[error("the files in the arena need more than {0}; remove some, or choose a larger size")]

@@ -78,7 +78,8 @@ fn start_daemon(place: &Place) -> Result<StatusReply, CliError> {
             return Ok(status);
         }
         if let Some(status) = child.try_wait().map_err(CliError::system("waiting for the daemon"))? {
-            let reason = last_words(&place.daemon_log(), said_before).unwrap_or_else(|| format!("it ended with {status}"));
+            let reason =
+                last_words(&place.daemon_log(), said_before).unwrap_or_else(|| format!("it ended with {status}"));
             return Err(CliError::DaemonStart { reason, log: place.daemon_log() });
         }
         std::thread::sleep(PAUSE);
@@ -118,13 +119,18 @@ pub fn start_reporting(command: &mut Command, log: &Path) -> Result<Child, CliEr
         .map_err(CliError::system("starting the process behind the mount"))?;
     let mut said = String::new();
     if let Some(output) = child.stdout.take() {
-        BufReader::new(output).read_line(&mut said).map_err(CliError::system("listening to the process behind the mount"))?;
+        BufReader::new(output)
+            .read_line(&mut said)
+            .map_err(CliError::system("listening to the process behind the mount"))?;
     }
     match said.trim_end() {
         READY => Ok(child),
         "" => {
             let status = child.wait().map_err(CliError::system("waiting for the process behind the mount"))?;
-            Err(CliError::MountProcess(format!("the process behind the mount ended with {status}; its log is {}", log.display())))
+            Err(CliError::MountProcess(format!(
+                "the process behind the mount ended with {status}; its log is {}",
+                log.display()
+            )))
         }
         words => {
             // It ends by itself now.
@@ -199,7 +205,9 @@ mod tests {
         let log = directory.path().join("log");
         let run = |script: &str| start_reporting(Command::new("sh").args(["-c", script]), &log);
         assert!(run("echo ready").expect("ready").wait().expect("ended").success());
-        assert!(matches!(run("echo no such thing; exit 1"), Err(CliError::MountProcess(words)) if words == "no such thing"));
+        assert!(
+            matches!(run("echo no such thing; exit 1"), Err(CliError::MountProcess(words)) if words == "no such thing")
+        );
         assert!(matches!(run("exit 3"), Err(CliError::MountProcess(words)) if words.contains("exit status: 3")));
     }
 }

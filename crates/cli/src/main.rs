@@ -34,8 +34,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::arguments::{Arguments, ArenaVerb, Verb};
-use crate::error::CliError;
+use crate::arguments::{ArenaVerb, Arguments, Verb};
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();

@@ -58,7 +58,8 @@ pub fn records() -> Vec<MountRecord> {
     let Ok(files) = fs::read_dir(RECORDS) else { return Vec::new() };
     let mut records = Vec::new();
     for file in files.flatten() {
-        let Some(record) = fs::read(file.path()).ok().and_then(|text| serde_json::from_slice::<MountRecord>(&text).ok())
+        let Some(record) =
+            fs::read(file.path()).ok().and_then(|text| serde_json::from_slice::<MountRecord>(&text).ok())
         else {
             continue;
         };

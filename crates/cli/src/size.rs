@@ -51,9 +51,15 @@ mod tests {
 
     #[test]
     fn sizes_are_read_as_people_write_them() {
-        for (text, bytes) in
-            [("0", 0), ("4096", 4096), ("512M", 512 << 20), ("4g", 4 << 30), ("4GiB", 4 << 30), ("1.5K", 1536), ("2TB", 2 << 40)]
-        {
+        for (text, bytes) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("512M", 512 << 20),
+            ("4g", 4 << 30),
+            ("4GiB", 4 << 30),
+            ("1.5K", 1536),
+            ("2TB", 2 << 40),
+        ] {
             assert_eq!(text.parse(), Ok(Size(bytes)), "{text}");
         }
         for text in ["", "G", "4X", "-1", "1..5G", "99999999999T", "4 GG"] {

@@ -7,6 +7,9 @@ const LOG_BYTES_DEFAULT: u64 = 64 << 20;
 /// The smallest log: it must hold the longest record and leave room to digest beside it.
 const LOG_BYTES_MIN: u64 = 4 << 20;
 
+/// Longer than an answer takes to reach its session and be used.
+const LEASE_HOLD_US: u64 = 200;
+
 /// How to run SharedFS.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -34,7 +37,7 @@ impl Config {
             arena,
             log_bytes: LOG_BYTES_DEFAULT,
             cache_ttl_ms: 1000,
-            lease_hold_us: 0,
+            lease_hold_us: LEASE_HOLD_US,
             linger_seconds: None,
         }
     }

@@ -54,7 +54,7 @@ struct State {
 pub struct Ticket {
     notifier: Arc<Notifier>,
     number: u64,
-    names: bool,
+    stale: Stale,
     /// Only the passing of time makes this kernel forget all of it.
     needs_time: bool,
     deadline: Instant,
@@ -87,7 +87,7 @@ impl Notifier {
         Ticket {
             notifier: Arc::clone(self),
             number: state.queued,
-            names: stale.names,
+            stale,
             needs_time: stale.subtree || overflow,
             deadline: Instant::now() + self.ttl,
         }
@@ -125,12 +125,25 @@ impl Notifier {
 }
 
 impl Ticket {
+    /// What is to be forgotten.
+    pub fn stale(&self) -> Stale {
+        self.stale
+    }
+
+    /// Whether nobody need wait for it any more.
+    pub fn is_done(&self) -> bool {
+        self.is_told(&self.notifier.state.lock()) || Instant::now() >= self.deadline
+    }
+
+    fn is_told(&self, state: &State) -> bool {
+        state.written >= self.number && !self.needs_time && !(self.stale.names && state.names_need_time)
+    }
+
     /// Waits until the kernel has forgotten, or may not believe it any more.
-    pub fn wait(self) {
+    pub fn wait(&self) {
         let mut state = self.notifier.state.lock();
         loop {
-            let told = state.written >= self.number && !self.needs_time && !(self.names && state.names_need_time);
-            if told || self.notifier.changed.wait_until(&mut state, self.deadline).timed_out() {
+            if self.is_told(&state) || self.notifier.changed.wait_until(&mut state, self.deadline).timed_out() {
                 return;
             }
         }

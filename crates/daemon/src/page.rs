@@ -5,6 +5,8 @@
 //!   64  identity                                                              (`identity.rs`)
 //! 2048  validated:8                       records before it were judged under the leases of their time
 //! 2056  granted blocks:8  metadata:8      credit granted so far, less what was recalled
+//! 2072  revoking:8                        a lease is being taken, and the records written under it were not judged yet
+//! 2080  stale until:8                     milliseconds since boot up to which a mount's kernel may believe what is no longer so
 //! 2112  4 times  position+1:8 blocks:8 metadata:8 unused:8   cost of all records before the position
 //! 2304  128 times  first inode << 16 | count                 inode numbers granted, oldest overwritten
 //! ```
@@ -16,6 +18,8 @@ use ashlar_wire::Credit;
 const VALIDATED: u64 = 2048;
 const GRANTED_BLOCKS: u64 = 2056;
 const GRANTED_METADATA: u64 = 2064;
+const REVOKING: u64 = 2072;
+const STALE_UNTIL: u64 = 2080;
 const COSTS: u64 = 2112;
 const COST_SLOTS: u64 = 4;
 const COST_BYTES: u64 = 32;
@@ -34,6 +38,26 @@ pub fn validated(page: &impl Persistent) -> LogPosition {
 /// Notes that position.
 pub fn set_validated(page: &impl Persistent, position: LogPosition) -> Result<(), OutOfBounds> {
     page.store_u64(VALIDATED, position.0)
+}
+
+/// Whether a kill came between a lease's end and the judgement of the records written under it.
+pub fn is_revoking(page: &impl Persistent) -> bool {
+    page.load_u64(REVOKING).unwrap_or(0) != 0
+}
+
+/// Notes that a lease is about to be taken, or that all that was written under it was judged.
+pub fn set_revoking(page: &impl Persistent, revoking: bool) -> Result<(), OutOfBounds> {
+    page.store_u64(REVOKING, u64::from(revoking))
+}
+
+/// Until when a mount's kernel may believe what is no longer so, in milliseconds since boot.
+pub fn stale_until_ms(page: &impl Persistent) -> u64 {
+    page.load_u64(STALE_UNTIL).unwrap_or(0)
+}
+
+/// Notes that time.
+pub fn set_stale_until_ms(page: &impl Persistent, until_ms: u64) -> Result<(), OutOfBounds> {
+    page.store_u64(STALE_UNTIL, until_ms)
 }
 
 /// The credit granted, less what was recalled.

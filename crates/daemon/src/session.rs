@@ -57,7 +57,6 @@ pub struct SessionFiles {
 }
 
 /// A session.
-#[derive(Debug)]
 pub struct Session {
     /// Its number.
     pub id: SessionId,
@@ -89,12 +88,14 @@ pub struct Session {
     pub judged: LogPosition,
     /// Records applied since this SharedFS started or the session began.
     pub records: u64,
-    /// Records applied since the last commit began, for the trigger.
-    pub uncommitted_records: u64,
     /// What the log's tail was when it was last seen to move, and when that was.
     pub moved: (LogPosition, Instant),
     /// Whether a process has connected for it since this SharedFS started.
     pub is_connected: bool,
+    /// Its process is gone or said goodbye: it goes as soon as all of it is committed.
+    pub is_ending: bool,
+    /// Its files were set aside after it was fenced.
+    pub is_aside: bool,
     /// Why it was fenced, if it was.
     pub fenced: Option<String>,
     /// Its mount's notifier.
@@ -196,9 +197,10 @@ impl Session {
             ranges: InodeRanges::default(),
             judged: LogPosition(0),
             records: 0,
-            uncommitted_records: 0,
             moved: (tail, Instant::now()),
             is_connected: false,
+            is_ending: false,
+            is_aside: false,
             fenced: None,
             notifier: None,
         }

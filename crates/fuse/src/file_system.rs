@@ -25,8 +25,13 @@ pub trait FileSystem: Send + Sync + 'static {
     fn link(&self, who: &Credentials, inode: InodeId, directory: InodeId, name: &[u8]) -> Outcome<Found>;
     fn unlink(&self, who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<()>;
     fn remove_directory(&self, who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<()>;
-    fn rename(&self, who: &Credentials, from: (InodeId, &[u8]), to: (InodeId, &[u8]), flags: RenameFlags)
-    -> Outcome<()>;
+    fn rename(
+        &self,
+        who: &Credentials,
+        from: (InodeId, &[u8]),
+        to: (InodeId, &[u8]),
+        flags: RenameFlags,
+    ) -> Outcome<()>;
     fn open(&self, inode: InodeId) -> Outcome<Found>;
     fn close(&self, inode: InodeId);
     fn read(&self, inode: InodeId, offset: u64, buffer: &mut [u8]) -> Outcome<usize>;
@@ -35,23 +40,46 @@ pub trait FileSystem: Send + Sync + 'static {
     fn allocate(&self, inode: InodeId, how: Allocation, offset: u64, length: u64, strip: bool) -> Outcome<()>;
     fn seek(&self, inode: InodeId, what: Seek, offset: u64) -> Outcome<u64>;
     fn copy_range(
-        &self, from: InodeId, from_offset: u64, to: InodeId, to_offset: u64, length: u64, strip: bool,
+        &self,
+        from: InodeId,
+        from_offset: u64,
+        to: InodeId,
+        to_offset: u64,
+        length: u64,
+        strip: bool,
     ) -> Outcome<u64>;
     fn list(&self, directory: InodeId, after: u64, each: &mut dyn FnMut(Listed) -> bool) -> Outcome<()>;
     fn xattr(&self, inode: InodeId, name: &[u8]) -> Outcome<Vec<u8>>;
     fn xattr_names(&self, inode: InodeId) -> Outcome<Vec<Vec<u8>>>;
     fn set_xattr(
-        &self, who: &Credentials, inode: InodeId, name: &[u8], value: &[u8], flags: XattrFlags, strip_sgid: bool,
+        &self,
+        who: &Credentials,
+        inode: InodeId,
+        name: &[u8],
+        value: &[u8],
+        flags: XattrFlags,
+        strip_sgid: bool,
     ) -> Outcome<()>;
     fn remove_xattr(&self, who: &Credentials, inode: InodeId, name: &[u8]) -> Outcome<()>;
     fn space(&self) -> Outcome<Space>;
     fn lock(
-        &self, inode: InodeId, kind: LockKind, owner: u64, pid: u32, range: (u64, u64), mode: LockMode,
+        &self,
+        inode: InodeId,
+        kind: LockKind,
+        owner: u64,
+        pid: u32,
+        range: (u64, u64),
+        mode: LockMode,
         wait: Option<u64>,
     ) -> Outcome<()>;
     fn cancel_lock(&self, ticket: u64) -> Outcome<()>;
     fn query_lock(
-        &self, inode: InodeId, kind: LockKind, owner: u64, range: (u64, u64), mode: LockMode,
+        &self,
+        inode: InodeId,
+        kind: LockKind,
+        owner: u64,
+        range: (u64, u64),
+        mode: LockMode,
     ) -> Outcome<Option<(LockMode, u64, u64, u32)>>;
     fn release_locks(&self, inode: InodeId, owner: u64, kind: LockKind) -> Outcome<()>;
 }

@@ -28,8 +28,8 @@ pub(crate) enum Check {
     Pages(InodeId),
     /// A name in a directory, which stands in the request's body at this place.
     Name(InodeId, Range<usize>),
-    /// A name in a directory, which stands in the reply at this place.
-    Listed(InodeId, Range<usize>),
+    /// A name in a directory, which stands in the reply at this place, and attributes of the inode that it leads to.
+    Listed(InodeId, InodeId, Range<usize>),
 }
 
 impl Reply {
@@ -52,6 +52,11 @@ impl Reply {
     /// Bytes of the body at this place.
     pub(crate) fn body(&self, range: Range<usize>) -> &[u8] {
         self.buffer.get(HEADER + range.start..HEADER + range.end).unwrap_or_default()
+    }
+
+    /// Bytes of the body at this place, to be changed.
+    pub(crate) fn body_mut(&mut self, range: Range<usize>) -> &mut [u8] {
+        self.buffer.get_mut(HEADER + range.start..HEADER + range.end).unwrap_or_default()
     }
 
     /// Cuts the body off.

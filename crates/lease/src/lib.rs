@@ -1,1 +1,71 @@
-//! Leases and file locks as sans-I/O state machines
+//! Leases and file locks as state machines without I/O.
+//!
+//! Purpose: decide which session may read or write which inode, so that sessions of one machine share files with
+//! linearizable results while their warm operations cost no message; and keep POSIX record locks and `flock` locks
+//! ([`locks`]). The shell (SharedFS, behind one lock) hands events in with `handle_*` and performs the commands that
+//! `poll_*` gives, one by one and in order. Time, ancestry and log positions come in with the calls.
+//!
+//! # How it works
+//!
+//! A session's leases stand in *slots* of a table in shared memory. A slot's word says generation and mode; what the
+//! session has cached holds as long as the slot on which it was granted has the generation of the grant. So a
+//! revocation is a store by SharedFS, and needs no help from the holder: one that is stopped delays nobody.
+//!
+//! A lease stands at a [`Place`]: on one inode, or on a directory and all below it. Node leases are read (shared) or
+//! write (exclusive), subtree leases always write, with one holder. **Governing rule**: an inode is governed by the node
+//! leases on it, if there are any; else by the subtree lease on it or on its nearest ancestor that has one; else by
+//! nobody. So a node lease below another session's subtree lease is a hole in it. An inode with several links (not a
+//! directory), or with none, has no ancestors here.
+//!
+//! # Invariants
+//!
+//! - No two sessions hold leases that conflict on the place that governs an inode ([`LeaseManager::check`]).
+//! - Whatever a session can still take for valid, it governs: while a slot is *live* (its generation was granted), every
+//!   inode that was granted on it is governed by that slot, or by another slot of that session that names it as its
+//!   *shadow*. A place is taken only after its slot and all its shadows got a new generation.
+//! - A place whose holder may have written (*dirty*) is taken only after the holder's log was sealed behind the new word
+//!   and applied. Until then the holder's records validate ([`LeaseManager::may_write`]).
+//! - A slot's generation only grows, also when another lease uses the slot, and across restarts.
+//! - A grant names the updates of others that it shows, unless they are persistent. Marks are never replaced by later ones: a
+//!   later holder that wrote nothing has no dependency record in its log that would stand for them.
+//! - Every queue and table has a limit ([`Limits`]).
+//!
+//! # Attacks on the plan, and what became of them
+//!
+//! - *A move is not the only way out from under a subtree lease.* A second link, and the removal of the last one, take an
+//!   inode away from its ancestors while the holder has it cached; a file that is made under a node lease on its directory
+//!   was never granted at all, yet its maker has it cached. All of these are reported ([`LeaseManager::handle_moved`],
+//!   [`LeaseManager::handle_made`]) and leave a lease on the inode itself, whose shadow is the slot that its holder knows.
+//! - *A moved directory with other sessions' leases below* needs no prohibition: places go by inode, and a lease attached to the
+//!   directory keeps governing all that was governed through it.
+//! - *A session's own new lease may hide its older one.* When the slot that governs an inode changes, the former slot gets
+//!   a new generation even though both are the same session's: a reader in the middle of a copy checks the old one.
+//! - *Many holes*: each one makes the holder validate its whole cache again. A lease that was never used again since the last
+//!   hole needs no sealing for the next one, and one that was split too often ([`Limits::splits_max`]) is revoked: its
+//!   holder gets narrower ones, which no longer collide.
+//! - *Kernel caches* live longer than the words: a lease that is not live still is told to the shell when it is taken.
+//! - *Head-of-line waiting*: the minimum hold ([`Limits::hold_us`]) delays the queue, not only its first request. It is short, and
+//!   what a session holds already is answered past the queue ([`LeaseManager::covered`]).
+//! - *Restart*: shadows are not in shared memory, so restored leases are all validated again before the first request is served
+//!   (words change, logs are applied), and dependencies begin with all that was applied.
+//!
+//! Non-goals: permissions, open handles, the content of what is granted, leases between nodes.
+//!
+//! Source: `docs/leases.md`; Assise §3.3; `docs/architecture.md`, "Data path".
+#![forbid(unsafe_code)]
+
+mod below;
+mod check;
+mod command;
+mod dependencies;
+mod evaluate;
+mod holds;
+pub mod locks;
+mod manager;
+#[cfg(test)]
+mod tests;
+
+pub use command::{
+    Ancestry, Command, Grant, Hole, Limits, Mode, Place, Reason, RequestError, RequestId, Scope, SlotWord, Stats, Want,
+};
+pub use manager::LeaseManager;

@@ -12,8 +12,8 @@ use crate::intervals::Intervals;
 /// Where a piece's bytes are.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
-    /// In the session's own log, from this position on.
-    Log(LogPosition),
+    /// In the session's own log: the bytes from `body` on, in the record that begins at `record`.
+    Log { record: LogPosition, body: LogPosition },
     /// In a data segment: `skip` bytes behind the start of a block.
     Segment { block: BlockAddress, skip: u64 },
     /// In memory, as they came with the grant, from this index on.
@@ -23,7 +23,7 @@ pub(crate) enum Source {
 impl Source {
     fn advanced(&self, bytes: u64) -> Self {
         match self {
-            Self::Log(position) => Self::Log(position.plus(bytes)),
+            Self::Log { record, body } => Self::Log { record: *record, body: body.plus(bytes) },
             Self::Segment { block, skip } => {
                 let at = skip + bytes;
                 Self::Segment { block: block.plus(at / BLOCK_BYTES), skip: at % BLOCK_BYTES }
@@ -42,8 +42,8 @@ struct Piece {
 /// A change of a file's content, as it stands in the log.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum DataChange {
-    /// Bytes at `offset`; they lie in the log at `body`.
-    Write { offset: u64, length: u64, body: LogPosition },
+    /// Bytes at `offset`; they lie in the log at `body`, in the record that begins at `record`.
+    Write { offset: u64, length: u64, record: LogPosition, body: LogPosition },
     /// A new size.
     Resize { size: u64 },
     /// `fallocate`; the size afterwards stands beside it.
@@ -89,14 +89,17 @@ impl Content {
     }
 
     /// Blocks that the file takes up.
-    pub(crate) fn block_count(&self) -> u64 {
+    #[cfg(test)]
+    fn block_count(&self) -> u64 {
         self.blocks.count()
     }
 
     /// Applies a change; returns the blocks that the file takes up afterwards.
     pub(crate) fn apply(&mut self, change: &DataChange) -> u64 {
         match *change {
-            DataChange::Write { offset, length, body } => self.write(offset, length, Source::Log(body)),
+            DataChange::Write { offset, length, record, body } => {
+                self.write(offset, length, Source::Log { record, body });
+            }
             DataChange::Resize { size } => self.resize(size),
             DataChange::Allocate { how, offset, length, size } => self.allocate(how, offset, length, size),
         }
@@ -244,7 +247,7 @@ mod tests {
                 model.blocks[o / block..(o + l).div_ceil(block)].fill(true);
                 model.size = model.size.max(offset + length);
                 *clock += 10_000;
-                DataChange::Write { offset, length, body }
+                DataChange::Write { offset, length, record: body, body }
             }
             3 => {
                 if offset <= model.size {
@@ -311,7 +314,7 @@ mod tests {
                 content.walk::<()>(0, model.size, |at, length, source| {
                     assert_eq!(at, seen.len() as u64);
                     for i in 0..length {
-                        seen.push(match &source { Some(Source::Log(position)) => position.0 + i, _ => 0 });
+                        seen.push(match &source { Some(Source::Log { body, .. }) => body.0 + i, _ => 0 });
                     }
                     Ok(())
                 }).expect("nothing fails");

@@ -84,7 +84,7 @@ impl LibFs {
                 Some(Source::Inline(bytes, index)) => {
                     into.copy_from_slice(bytes.get(index..index + into.len()).ok_or(Errno::EIO)?);
                 }
-                Some(Source::Log(position)) => self.read_log(position, into)?,
+                Some(Source::Log { record, body }) => self.read_log(record, body, into)?,
                 Some(Source::Segment { block, skip }) => {
                     let segment = self.segment(block.segment())?;
                     if !segment.read(block.block(), skip, into).map_err(|_| Errno::EIO)? {
@@ -96,8 +96,16 @@ impl LibFs {
         })
     }
 
-    fn read_log(&self, position: LogPosition, into: &mut [u8]) -> Outcome<()> {
-        self.log.read(position, into).map_err(|_| Errno::EIO)
+    /// Copies data out of the session's own log. The first access to a record checks the whole of it.
+    fn read_log(&self, record: LogPosition, body: LogPosition, into: &mut [u8]) -> Result<(), ReadStop> {
+        if !self.verified.lock().contains(&record) {
+            match self.log.scanner(record, self.log.tail()).next() {
+                Some(Ok(found)) if found.position == record => {}
+                _ => return Err(ReadStop::Corrupt),
+            }
+            self.verified.lock().insert(record);
+        }
+        self.log.read(body, into).map_err(|_| ReadStop::Errno(Errno::EIO))
     }
 
     fn forget_content(&self, id: InodeId) {

@@ -112,7 +112,7 @@ impl LibFs {
     pub(crate) fn holds(&self, state: &NodeState, write: bool) -> bool {
         state.lease.is_some_and(|lease| {
             let word = self.leases.word(lease.slot);
-            word == lease.word && if write { word.may_write() } else { word.may_read() }
+            word.generation() == lease.word.generation() && if write { word.may_write() } else { word.may_read() }
         })
     }
 
@@ -247,7 +247,8 @@ impl LibFs {
         let lease = Lease { slot: grant.slot, word: LeaseWord(grant.word) };
         let node = self.nodes.node(grant.inode);
         let mut state = node.state.write();
-        if state.gone || self.leases.word(lease.slot) != lease.word || revision.is_some_and(|r| r != state.revision) {
+        let current = self.leases.word(lease.slot).generation() == lease.word.generation();
+        if state.gone || !current || revision.is_some_and(|r| r != state.revision) {
             return true;
         }
         let held = state.inode.is_some() && self.holds(&state, false);

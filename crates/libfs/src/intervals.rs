@@ -69,6 +69,9 @@ impl Intervals {
 
     /// Opens a gap of `length` at `at` and moves all that follows up.
     pub(crate) fn open_gap(&mut self, at: u64, length: u64) {
+        if length == 0 {
+            return;
+        }
         // Splits a range that spans the gap's place.
         if let Some((&s, &e)) = self.ranges.range(..at).next_back() {
             if e > at {

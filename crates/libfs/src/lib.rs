@@ -29,7 +29,7 @@ mod node;
 mod record;
 mod segments;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::Arc;
@@ -85,6 +85,8 @@ pub struct LibFs {
     sync_needed: bool,
     medium: Medium,
     poisoned: AtomicBool,
+    /// Records of the own log whose checksum was checked when their data were read.
+    verified: Mutex<HashSet<LogPosition>>,
     tidying: Mutex<()>,
     /// Up to where what was committed is forgotten.
     tidied: AtomicU64,
@@ -133,6 +135,7 @@ impl LibFs {
             sync_needed: welcome.sync_needed,
             medium,
             poisoned: AtomicBool::new(false),
+            verified: Mutex::default(),
             tidying: Mutex::new(()),
             tidied: AtomicU64::new(0),
         });

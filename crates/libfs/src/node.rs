@@ -136,9 +136,8 @@ impl NodeState {
 }
 
 /// A cached inode.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Node {
-    pub(crate) id: InodeId,
     pub(crate) state: Arc<RwLock<NodeState>>,
 }
 
@@ -189,7 +188,7 @@ impl NodeTable {
             return Arc::clone(node);
         }
         let mut shard = self.shard(id).write();
-        Arc::clone(shard.entry(id).or_insert_with(|| Arc::new(Node { id, state: Arc::default() })))
+        Arc::clone(shard.entry(id).or_default())
     }
 
     /// The node, if there is one.

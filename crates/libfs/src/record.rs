@@ -127,6 +127,7 @@ impl LibFs {
                 }
             }
         }
+        self.verified.lock().retain(|record| *record >= bound);
         self.log.release(bound);
         self.control.set_released(bound);
         self.tidied.store(bound.0, Ordering::Relaxed);
@@ -264,8 +265,8 @@ impl Tree for LockedTree<'_> {
     }
 
     fn write(&mut self, id: InodeId, _: &Inode, offset: u64, data: &[u8], _size: u64) -> Result<u64, Misfit> {
-        let body = self.data;
-        self.change_data(id, DataChange::Write { offset, length: data.len() as u64, body })
+        let (record, body) = (self.position, self.data);
+        self.change_data(id, DataChange::Write { offset, length: data.len() as u64, record, body })
     }
 
     fn resize(&mut self, id: InodeId, _: &Inode, size: u64) -> Result<u64, Misfit> {

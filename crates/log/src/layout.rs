@@ -81,7 +81,12 @@ impl Header {
         memory.store_u64(CAPACITY_AT, self.capacity)?;
         memory.store_u64(KEY_AT, self.key)?;
         memory.store_u64(CRC_AT, u64::from(static_crc(self.capacity, self.key)))?;
-        memory.flush(0, CRC_AT + 8)?;
+        // An incarnation that was left here could be taken for a newer one of this log.
+        for at in INCARNATIONS_AT {
+            memory.store_u64(at, 0)?;
+            memory.store_u64(at + 8, 0)?;
+        }
+        memory.flush(0, TAIL_AT)?;
         self.write_incarnation(memory)
     }
 

@@ -1,46 +1,274 @@
 //! The update log: a session's private, persistent operation log.
-#![allow(missing_docs, unused)]
+//!
+//! Purpose: let a session's threads append records without a lock and without a system call, let SharedFS seal the log and
+//! read what is in it while the session goes on, and find the valid prefix after any crash.
+//!
+//! # Invariants
+//! * **Order**: records have one order, that of their reservations. An append returns only when every slot before its own is
+//!   durable as a record or as a void; so what survives a crash is a prefix, and it holds every append that returned.
+//! * **Nobody waits for the stopped**: a slot whose owner does not decide it in time is voided by whoever needs it decided; the
+//!   owner finds out and tries again. An append in a signal handler gets past the append that it interrupted.
+//! * **Sealing is a point in the order**: an append made under an older seal count is before it, or fails.
+//! * **Nothing stale or torn is a record**: a mark is written only after its slot's fate is decided; mark and checksum are bound
+//!   to the log's key, the generation, and the position. A recovered log takes only records of its new generation from the
+//!   recovered end on.
+//! * **The other side is not trusted**: whatever is read from the shared memory is bounded before use, every loop ends, and
+//!   records are copied before they are verified.
+//!
+//! One fence persists a small record. A record costs 24 bytes beside its body, rounded up to 8 bytes.
+//!
+//! Not here: what records mean (`ashlar-update`), who may append (leases), when to digest.
+//!
+//! The format stands in `layout` and `record`, the protocol in `slots`, reuse of space in `pins`.
+//!
+//! Source: DESIGN §5; the log of Assise (OSDI 2020), §3.2.
+
+mod append;
+mod daemon;
 mod error;
-use ashlar_pmem::Persistent;
-use ashlar_types::*;
-pub use error::*;
+mod layout;
+mod pins;
+mod record;
+mod recover;
+mod scan;
+mod slots;
+#[cfg(test)]
+mod tests;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Appended { pub position: LogPosition, pub end: LogPosition, pub body: LogPosition }
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record { pub position: LogPosition, pub end: LogPosition, pub body_position: LogPosition, pub kind: u8, pub body: Vec<u8> }
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RecordRef<'a> { pub position: LogPosition, pub end: LogPosition, pub body_position: LogPosition, pub kind: u8, pub body: &'a [u8] }
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-pub struct Log<M> { memory: M }
-pub struct Scanner<'a, M> { log: &'a Log<M> }
+use ashlar_pmem::{OutOfBounds, Persistent};
+use ashlar_types::{LogGeneration, LogPosition, SealCount};
+
+pub use append::Appended;
+pub use error::{AppendError, Corrupt, Damaged, Fault, OpenError};
+pub use scan::{Record, RecordRef, Scanner};
+
+use layout::{FENCED_AT, HEAD_AT, Header, RING_AT, RING_BYTES_MIN};
+use pins::Pins;
+use record::{HEADER_BYTES, POSITION_MAX, UNIT_BYTES, UNITS_MAX};
+use slots::Tail;
+
+/// An update log in shared, persistent memory. The session that owns it and SharedFS each have one of these over the same
+/// memory; methods say whose they are. Threads share it freely.
+pub struct Log<M> {
+    memory: M,
+    header: Header,
+    pins: Pins,
+    /// Every slot before this one is known to be settled.
+    settled: AtomicU32,
+    /// The position up to which this process refers to no bytes any more.
+    released: AtomicU64,
+    /// Space up to this position is known to be free for reuse.
+    reusable: AtomicU64,
+    /// Held by SharedFS while it settles slots or moves the head, so that it never writes a mark into reused space.
+    daemon_lock: Mutex<()>,
+    #[cfg(test)]
+    bug: Bug,
+}
+
+/// Faults that tests plant to see that their checkers bite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(test), allow(dead_code))]
+pub(crate) enum Bug {
+    /// No fault.
+    None,
+    /// Records and voids are not flushed.
+    SkipFlush,
+    /// Checksums are not verified.
+    SkipChecksum,
+    /// An append does not wait for the slots before its own.
+    SkipOrder,
+    /// Recovery keeps the generation.
+    SkipGeneration,
+    /// A mark is written before the slot's fate is decided.
+    MarkFirst,
+    /// Space is reused although it is pinned.
+    IgnorePins,
+}
 
 impl<M: Persistent> Log<M> {
-    pub fn bytes_for(ring_bytes: u64) -> u64 { unimplemented!() }
-    pub fn format(memory: M, generation: LogGeneration) -> Result<Self, OpenError> { unimplemented!() }
-    pub fn open(memory: M) -> Result<Self, OpenError> { unimplemented!() }
-    pub fn recover(memory: M, committed: LogPosition) -> Result<(Self, LogPosition), OpenError> { unimplemented!() }
-    pub fn memory(&self) -> &M { unimplemented!() }
-    pub fn generation(&self) -> LogGeneration { unimplemented!() }
-    pub fn capacity(&self) -> u64 { unimplemented!() }
-    pub fn body_bytes_max(&self) -> u64 { unimplemented!() }
-    pub fn seal_count(&self) -> SealCount { unimplemented!() }
-    pub fn append(&self, seal: SealCount, kind: u8, parts: &[&[u8]]) -> Result<Appended, AppendError> { unimplemented!() }
-    pub fn release(&self, upto: LogPosition) { unimplemented!() }
-    pub fn head(&self) -> LogPosition { unimplemented!() }
-    pub fn tail(&self) -> LogPosition { unimplemented!() }
-    pub fn used(&self) -> u64 { unimplemented!() }
-    pub fn is_fenced(&self) -> bool { unimplemented!() }
-    pub fn read(&self, position: LogPosition, into: &mut [u8]) -> Result<(), ashlar_pmem::OutOfBounds> { unimplemented!() }
-    pub fn seal(&self) -> Result<(SealCount, LogPosition), Damaged> { unimplemented!() }
-    pub fn settled(&self) -> Result<LogPosition, Damaged> { unimplemented!() }
-    pub fn scanner(&self, from: LogPosition, to: LogPosition) -> Scanner<'_, M> { unimplemented!() }
-    pub fn scan(&self, from: LogPosition, to: LogPosition) -> impl Iterator<Item = Result<Record, Corrupt>> + '_ { std::iter::empty() }
-    pub fn set_head(&self, head: LogPosition) { unimplemented!() }
-    pub fn fence_session(&self) { unimplemented!() }
+    /// Bytes of memory that a log with a ring of this many bytes needs.
+    #[must_use]
+    pub const fn bytes_for(ring_bytes: u64) -> u64 {
+        RING_AT + if ring_bytes < RING_BYTES_MIN { RING_BYTES_MIN } else { ring_bytes }
+    }
+
+    /// Makes an empty log, durably. What the memory held before is no part of it.
+    ///
+    /// # Errors
+    /// [`OpenError::TooSmall`], [`OpenError::System`].
+    pub fn format(memory: M, generation: LogGeneration) -> Result<Self, OpenError> {
+        use std::hash::{BuildHasher, Hasher, RandomState};
+        // The standard library seeds its hashers from the system's random generator.
+        Self::format_with_key(memory, generation, RandomState::new().build_hasher().finish())
+    }
+
+    /// Makes an empty log whose key is given rather than drawn, for runs that must come out the same each time.
+    ///
+    /// # Errors
+    /// As [`Self::format`].
+    pub fn format_with_key(memory: M, generation: LogGeneration, key: u64) -> Result<Self, OpenError> {
+        let header = Header::new(memory.len(), generation, key)?;
+        header.write(&memory)?;
+        let log = Self::over(memory, header, LogPosition(0));
+        log.memory.store_u64(FENCED_AT, 0)?;
+        log.store_head(LogPosition(0))?;
+        log.reset_slots(Tail { number: 0, seal: SealCount(0) }, LogPosition(0))
+            .map_err(|_| OpenError::DamagedHeader)?;
+        log.memory.flush(0, RING_AT)?;
+        log.memory.fence();
+        log.memory.sync()?;
+        Ok(log)
+    }
+
+    /// Attaches to a log that is in use or was left by a process that died. After a power loss, [`Self::recover`] it is.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open(memory: M) -> Result<Self, OpenError> {
+        let header = Header::read(&memory)?;
+        let head = LogPosition(memory.load_u64(HEAD_AT)?);
+        let log = Self::over(memory, header, head);
+        // The oldest slot that may be unsettled; anything nonsensical shows at the first use.
+        if let Ok(tail) = log.load_tail() {
+            log.settled.store(tail.number.wrapping_sub(layout::SLOTS), Ordering::Relaxed);
+        }
+        Ok(log)
+    }
+
+    fn over(memory: M, header: Header, head: LogPosition) -> Self {
+        Self {
+            memory,
+            header,
+            pins: Pins::new(),
+            settled: AtomicU32::new(0),
+            released: AtomicU64::new(head.0),
+            reusable: AtomicU64::new(head.0),
+            daemon_lock: Mutex::new(()),
+            #[cfg(test)]
+            bug: Bug::None,
+        }
+    }
+
+    /// The memory that the log stands in.
+    #[must_use]
+    pub fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    /// The generation under which records are appended.
+    #[must_use]
+    pub fn generation(&self) -> LogGeneration {
+        self.header.generation
+    }
+
+    /// Bytes of the ring.
+    #[must_use]
+    pub fn capacity(&self) -> u64 {
+        self.header.capacity
+    }
+
+    /// The longest body that a record may have: a quarter of the ring, so that one record never waits for a whole lap.
+    #[must_use]
+    pub fn body_bytes_max(&self) -> u64 {
+        (self.header.capacity / 4).min(UNITS_MAX * UNIT_BYTES) / UNIT_BYTES * UNIT_BYTES - HEADER_BYTES
+    }
+
+    /// The position up to which SharedFS has committed, as it last said. 0 where the memory is gone.
+    #[must_use]
+    pub fn head(&self) -> LogPosition {
+        LogPosition(self.memory.load_u64(HEAD_AT).unwrap_or(0))
+    }
+
+    /// The position at which the next slot will begin. The head where the log's words make no sense.
+    #[must_use]
+    pub fn tail(&self) -> LogPosition {
+        self.load_tail_start().map_or_else(|_| self.head(), |(_, start)| start)
+    }
+
+    /// Bytes between head and tail.
+    #[must_use]
+    pub fn used(&self) -> u64 {
+        let head = self.head();
+        self.tail().0.saturating_sub(head.0)
+    }
+
+    /// How often the log has been sealed. A session reads it before it checks its leases, and appends under it.
+    #[must_use]
+    pub fn seal_count(&self) -> SealCount {
+        self.load_tail().map_or(SealCount(u32::MAX), |tail| tail.seal)
+    }
+
+    /// Whether the log is fenced.
+    #[must_use]
+    pub fn is_fenced(&self) -> bool {
+        self.memory.load_u64(FENCED_AT).unwrap_or(1) != 0
+    }
+
+    /// Copies bytes out of a record's body. What comes out is the record only if the caller keeps that part of the log from
+    /// being reused: it has not released it.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`] where the bytes leave the ring, which no record's body does.
+    #[inline]
+    pub fn read(&self, position: LogPosition, into: &mut [u8]) -> Result<(), OutOfBounds> {
+        let (offset, length) = (position.0 % self.header.capacity, into.len() as u64);
+        if length > self.header.capacity - offset {
+            return Err(OutOfBounds { offset, length, available: self.header.capacity });
+        }
+        self.memory.load(RING_AT + offset, into)
+    }
+
+    fn store_head(&self, head: LogPosition) -> Result<(), OutOfBounds> {
+        self.memory.store_u64(HEAD_AT, head.0)?;
+        self.memory.flush(HEAD_AT, 8)?;
+        self.memory.fence();
+        Ok(())
+    }
+
+    fn load_head(&self) -> Result<LogPosition, Damaged> {
+        let head = self.memory.load_u64(HEAD_AT)?;
+        if head < POSITION_MAX { Ok(LogPosition(head)) } else { Err(Damaged) }
+    }
+
+    /// Moves the mark before which every slot is settled; it only goes forward.
+    fn note_settled(&self, before: u32) {
+        let mut known = self.settled.load(Ordering::Relaxed);
+        while (before.wrapping_sub(known) as i32) > 0 {
+            match self.settled.compare_exchange_weak(known, before, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(now) => known = now,
+            }
+        }
+    }
+
+    /// The first slot before `number` that may be unsettled: no slot more than a table's length back can be.
+    fn first_doubtful(&self, number: u32) -> u32 {
+        let oldest = number.wrapping_sub(layout::SLOTS);
+        let known = self.settled.load(Ordering::Acquire);
+        if (known.wrapping_sub(oldest) as i32) > 0 { known } else { oldest }
+    }
+
+    #[cfg(test)]
+    fn planted(&self, bug: Bug) -> bool {
+        self.bug == bug
+    }
+
+    #[cfg(not(test))]
+    #[inline(always)]
+    #[allow(clippy::unused_self)]
+    const fn planted(&self, _bug: Bug) -> bool {
+        false
+    }
 }
-impl<M: Persistent> Scanner<'_, M> {
-    pub fn position(&self) -> LogPosition { unimplemented!() }
-    #[allow(clippy::should_implement_trait)]
-    pub fn next(&mut self) -> Option<Result<RecordRef<'_>, Corrupt>> { unimplemented!() }
+
+impl<M> std::fmt::Debug for Log<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Log")
+            .field("capacity", &self.header.capacity)
+            .field("generation", &self.header.generation)
+            .finish_non_exhaustive()
+    }
 }

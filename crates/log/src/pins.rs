@@ -9,7 +9,7 @@
 //! head stands still.
 
 use std::cell::Cell;
-use std::sync::atomic::{fence, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
 use ashlar_types::LogPosition;
 

@@ -19,7 +19,7 @@
 //! start for a record that claims that very position. So skipped bytes need no mark of their own.
 
 use ashlar_types::{LogGeneration, LogPosition};
-use crc_fast::{crc32_iscsi, CrcAlgorithm, Digest};
+use crc_fast::{CrcAlgorithm, Digest, crc32_iscsi};
 
 /// Bytes of a record's header.
 pub(crate) const HEADER_BYTES: u64 = 24;
@@ -61,9 +61,7 @@ pub(crate) struct Mark {
 impl Stamp {
     /// The mark of a slot.
     pub(crate) fn mark(&self, verdict: Verdict, units: u64) -> u64 {
-        let bare = units
-            | (verdict as u64) << VERDICT_SHIFT
-            | u64::from(self.generation.0 & 0xff) << GENERATION_SHIFT;
+        let bare = units | (verdict as u64) << VERDICT_SHIFT | u64::from(self.generation.0 & 0xff) << GENERATION_SHIFT;
         bare | self.check(bare) << CHECK_SHIFT
     }
 

@@ -24,13 +24,14 @@
 //! reads of the tail for the tail's slot, belongs to that slot. The ring is written only by the owner of an unsettled slot, or
 //! (its mark) by settlers, all of whom hold a pin (`pins`), so never in space that has been given to another slot.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ashlar_pmem::Persistent;
 use ashlar_types::{LogPosition, SealCount};
 
-use crate::layout::{RING_AT, SLOTS, SLOTS_AT, SLOT_BYTES, TAIL_AT};
-use crate::record::{place, Stamp, Verdict, POSITION_MAX, UNITS_MAX, UNIT_BYTES};
+use crate::layout::{RING_AT, SLOT_BYTES, SLOTS, SLOTS_AT, TAIL_AT};
+use crate::record::{POSITION_MAX, Stamp, UNIT_BYTES, UNITS_MAX, Verdict, place};
 use crate::{Damaged, Log};
 
 /// How often a step is tried while others keep winning. Each loss means that somebody else got on, so only forged words that
@@ -77,7 +78,9 @@ impl Slot {
             4 => SlotState::Voided,
             _ => return Err(Damaged),
         };
-        Ok(Self { number: (word >> 32) as u32, state, units: word & UNITS_MAX })
+        let slot = Self { number: (word >> 32) as u32, state, units: word & UNITS_MAX };
+        // Bits that mean nothing must be zero, or a swap that expects the packed word could never succeed.
+        if slot.pack() == word { Ok(slot) } else { Err(Damaged) }
     }
 
     pub(crate) const fn is_settled(self) -> bool {
@@ -127,14 +130,16 @@ const fn start_at(number: u32) -> u64 {
 }
 
 impl<M: Persistent> Log<M> {
-    /// Empties the table: every entry settled, the first slot at `start`.
-    pub(crate) fn reset_slots(&self, seal: SealCount, start: LogPosition) -> Result<(), Damaged> {
-        for number in 0..SLOTS {
+    /// Empties the table: every entry settled, the tail's slot at `start`.
+    pub(crate) fn reset_slots(&self, tail: Tail, start: LogPosition) -> Result<(), Damaged> {
+        for ahead in 0..SLOTS {
+            let number = tail.number.wrapping_add(ahead);
             let before = Slot { number: number.wrapping_sub(SLOTS), state: SlotState::Voided, units: 0 };
             self.memory.store_u64(state_at(number), before.pack())?;
             self.memory.store_u64(start_at(number), start.0)?;
         }
-        self.memory.store_u64(TAIL_AT, Tail { number: 0, seal }.pack())?;
+        self.memory.store_u64(TAIL_AT, tail.pack())?;
+        self.settled.store(tail.number, Ordering::Release);
         Ok(())
     }
 
@@ -169,7 +174,11 @@ impl<M: Persistent> Log<M> {
             let tail = self.load_tail()?;
             let start = self.memory.load_u64(start_at(tail.number))?;
             if self.load_tail()? == tail {
-                return if start % UNIT_BYTES == 0 && start < POSITION_MAX { Ok((tail, LogPosition(start))) } else { Err(Damaged) };
+                return if start % UNIT_BYTES == 0 && start < POSITION_MAX {
+                    Ok((tail, LogPosition(start)))
+                } else {
+                    Err(Damaged)
+                };
             }
         }
         Err(Damaged)
@@ -316,8 +325,7 @@ impl<M: Persistent> Log<M> {
         if !self.spin_while(slot, SPINS)? {
             return Ok(());
         }
-        let deadline =
-            Instant::now() + STALL_BASE + Duration::from_nanos(slot.units * UNIT_BYTES * STALL_NS_PER_BYTE);
+        let deadline = Instant::now() + STALL_BASE + Duration::from_nanos(slot.units * UNIT_BYTES * STALL_NS_PER_BYTE);
         while self.load_slot(slot.number)? == slot && Instant::now() < deadline {
             std::thread::yield_now();
         }
@@ -339,6 +347,7 @@ mod tests {
             }
         }
         assert_eq!(Slot::unpack(7 << STATE_SHIFT), Err(Damaged));
+        assert_eq!(Slot::unpack(1 << 27), Err(Damaged));
         let tail = Tail { number: u32::MAX, seal: SealCount(5) };
         assert_eq!(Tail::unpack(tail.pack()), tail);
     }

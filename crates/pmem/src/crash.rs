@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
+use std::ops::Range;
 
 use parking_lot::Mutex;
 
@@ -37,6 +38,7 @@ pub struct CrashState {
     current: Vec<u64>,
     settled: Vec<u64>,
     unsettled: BTreeMap<usize, Unsettled>,
+    scrambled: Vec<Range<usize>>,
     persist_points: u64,
 }
 
@@ -53,6 +55,9 @@ impl fmt::Debug for CrashState {
 impl CrashState {
     fn put(&mut self, index: usize, value: u64) {
         let old = std::mem::replace(&mut self.current[index], value);
+        if self.scrambled.iter().any(|words| words.contains(&index)) {
+            return;
+        }
         let word = self.unsettled.entry(index).or_insert(Unsettled { values: Vec::new(), flushed: 0 });
         if word.values.last() != Some(&value) && !(word.values.is_empty() && old == value) {
             word.values.push(value);
@@ -62,7 +67,7 @@ impl CrashState {
         }
     }
 
-    fn flush(&mut self, words: std::ops::Range<usize>) {
+    fn flush(&mut self, words: Range<usize>) {
         for word in self.unsettled.range_mut(words).map(|(_, word)| word) {
             word.flushed = word.values.len();
         }
@@ -80,7 +85,7 @@ impl CrashState {
         });
     }
 
-    fn settle(&mut self, words: std::ops::Range<usize>) {
+    fn settle(&mut self, words: Range<usize>) {
         self.flush(words);
         self.fence();
     }
@@ -133,6 +138,7 @@ impl CrashState {
         let exhaustive = total.filter(|&total| total <= limit);
         CrashImages {
             settled: self.settled.clone(),
+            scrambled: self.scrambled.clone(),
             choices,
             next: 0,
             limit: exhaustive.unwrap_or(limit),
@@ -158,6 +164,7 @@ struct Choice {
 #[derive(Clone, Debug)]
 pub struct CrashImages {
     settled: Vec<u64>,
+    scrambled: Vec<Range<usize>>,
     choices: Vec<Choice>,
     next: usize,
     limit: usize,
@@ -222,6 +229,11 @@ impl Iterator for CrashImages {
             let Choice { start, contents } = &self.choices[choice];
             words[*start..*start + contents[picked].len()].copy_from_slice(&contents[picked]);
         }
+        let mut noise = self.seed ^ image as u64;
+        for word in self.scrambled.iter().cloned().flatten() {
+            noise = splitmix(noise);
+            words[word] = noise;
+        }
         Some(bytes(&words))
     }
 }
@@ -283,6 +295,7 @@ impl CrashTwin {
             settled: words.clone(),
             current: words,
             unsettled: BTreeMap::new(),
+            scrambled: Vec::new(),
             persist_points: 0,
         };
         let length = (state.current.len() * WORD_BYTES) as u64;
@@ -298,6 +311,16 @@ impl CrashTwin {
     /// Stops calling the observer.
     pub fn stop_observing(&self) {
         self.inner.lock().observer = None;
+    }
+
+    /// Declares that recovery must not depend on these bytes (whole words): they are no longer tracked, and every crash image
+    /// has noise there.
+    pub fn scramble(&self, offsets: Range<u64>) {
+        let words = offsets.start as usize / WORD_BYTES..(offsets.end as usize).div_ceil(WORD_BYTES);
+        let state = &mut self.inner.lock().state;
+        let end = words.end.min(state.current.len());
+        state.unsettled.retain(|index, _| !words.contains(index));
+        state.scrambled.push(words.start.min(end)..end);
     }
 
     /// The state at this moment.
@@ -504,6 +527,19 @@ mod tests {
         twin.fence();
         assert_eq!(*seen.lock(), [1, 1, 0]);
         assert_eq!(twin.state().persist_points(), 4);
+    }
+
+    #[test]
+    fn scrambled_words_are_noise_in_every_image() {
+        let twin = CrashTwin::new(CrashMedium::Words, 64);
+        twin.store_u64(8, 1).unwrap();
+        twin.scramble(8..24);
+        twin.store_u64(16, 1).unwrap();
+        twin.store_u64(24, 1).unwrap();
+        let images: Vec<_> = twin.crash_images(3, 10).map(|image| words(&image)).collect();
+        assert_eq!(images.len(), 2);
+        assert!(images.iter().all(|image| image[1] > 1 && image[2] > 1 && image[0] == 0));
+        assert_eq!(twin.load_u64(16).unwrap(), 1);
     }
 
     #[test]

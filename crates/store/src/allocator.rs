@@ -19,8 +19,11 @@ const PIECE_WORDS: usize = PIECE_BLOCKS as usize / 64;
 /// Bytes of a bitmap row.
 pub const PIECE_BYTES: usize = PIECE_WORDS * 8;
 
+/// In place of a session: what SharedFS frees on its own account waits for the commit only.
+pub const NO_SESSION: SessionId = SessionId(0);
+
 /// Who frees blocks: they wait until this session has released its log up to this position.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Freer {
     /// The session.
     pub session: SessionId,
@@ -73,6 +76,8 @@ pub struct Allocator {
     batch: u64,
     committed: u64,
     pinned: u64,
+    /// Free blocks of all segments that are not closed.
+    free: u64,
 }
 
 impl Allocator {
@@ -95,6 +100,7 @@ impl Allocator {
             changed: BTreeSet::new(),
             fresh_pieces: BTreeSet::new(),
         };
+        self.free += u64::from(blocks);
         self.segments.insert(number, map);
     }
 
@@ -120,6 +126,7 @@ impl Allocator {
             *live = word;
             *busy |= word;
             map.free -= u64::from(word.count_ones());
+            self.free -= u64::from(word.count_ones());
         }
         true
     }
@@ -129,7 +136,9 @@ impl Allocator {
         if let Some(near) = near {
             if let Some(map) = self.segments.get_mut(&near.segment()).filter(|map| !map.closed) {
                 if near.block() < map.blocks && !bit(&map.busy, near.block()) {
-                    return Some((near, map.take(near.block(), wanted)));
+                    let count = map.take(near.block(), wanted);
+                    self.free -= count;
+                    return Some((near, count));
                 }
             }
         }
@@ -138,16 +147,17 @@ impl Allocator {
         self.current = number;
         let map = self.segments.get_mut(&number)?;
         let block = map.next_free()?;
-        Some((BlockAddress::new(number, block), map.take(block, wanted)))
+        let count = map.take(block, wanted);
+        self.free -= count;
+        Some((BlockAddress::new(number, block), count))
     }
 
     /// Takes blocks out of the applied state.
     pub fn free(&mut self, address: BlockAddress, blocks: u64, freer: Freer) {
         let Some(map) = self.segments.get_mut(&address.segment()) else { return };
-        for block in address.block()..(address.block().saturating_add(blocks as u32)).min(map.blocks) {
-            map.live[block as usize / 64] &= !(1 << (block % 64));
-            map.changed.insert(block / PIECE_BLOCKS);
-        }
+        let end = address.block().saturating_add(blocks as u32).min(map.blocks);
+        clear_range(&mut map.live, address.block(), end);
+        map.changed.extend(address.block() / PIECE_BLOCKS..end.div_ceil(PIECE_BLOCKS));
         self.pinned += blocks;
         let pins = self.pins.entry(freer.session).or_default();
         match pins.queue.back_mut() {
@@ -177,7 +187,7 @@ impl Allocator {
 
     /// Blocks that can be given out now.
     pub fn free_blocks(&self) -> u64 {
-        self.segments.values().filter(|map| !map.closed).map(|map| map.free).sum()
+        self.free
     }
 
     /// Blocks in all segments.
@@ -237,7 +247,7 @@ impl Allocator {
 
     /// The session reads no more by extents from before its log position `upto`.
     pub fn release(&mut self, session: SessionId, upto: LogPosition, held: bool) {
-        let Some(pins) = self.pins.get_mut(&session) else { return };
+        let pins = self.pins.entry(session).or_default();
         pins.released = pins.released.max(upto);
         if !held {
             self.reclaim(session);
@@ -254,23 +264,25 @@ impl Allocator {
 
     fn reclaim(&mut self, session: SessionId) {
         let Some(pins) = self.pins.get_mut(&session) else { return };
-        while let Some(pin) = pins.queue.pop_front_if(|pin| pin.batch < self.committed && pin.end <= pins.released) {
+        let released = if session == NO_SESSION { LogPosition(u64::MAX) } else { pins.released };
+        while pins.queue.front().is_some_and(|pin| pin.batch < self.committed && pin.end <= released) {
+            let Some(pin) = pins.queue.pop_front() else { break };
             self.pinned -= pin.blocks;
             let Some(map) = self.segments.get_mut(&pin.address.segment()) else { continue };
-            for block in pin.address.block()..pin.address.block() + pin.blocks as u32 {
-                map.busy[block as usize / 64] &= !(1 << (block % 64));
-            }
+            clear_range(&mut map.busy, pin.address.block(), pin.address.block() + pin.blocks as u32);
             map.free += pin.blocks;
+            self.free += if map.closed { 0 } else { pin.blocks };
         }
-        if pins.queue.is_empty() {
+        if pins.queue.is_empty() && pins.released == LogPosition(u64::MAX) {
             self.pins.remove(&session);
         }
     }
 
     /// Gives out no more blocks of a segment, or does so again.
     pub fn close(&mut self, segment: u32, closed: bool) {
-        if let Some(map) = self.segments.get_mut(&segment) {
+        if let Some(map) = self.segments.get_mut(&segment).filter(|map| map.closed != closed) {
             map.closed = closed;
+            self.free = if closed { self.free - map.free } else { self.free + map.free };
         }
     }
 
@@ -282,6 +294,7 @@ impl Allocator {
 
     /// Forgets a segment, and what is pinned in it.
     pub fn remove_segment(&mut self, segment: u32) {
+        self.close(segment, true);
         self.segments.remove(&segment);
         for pins in self.pins.values_mut() {
             pins.queue.retain(|pin| {
@@ -331,6 +344,19 @@ impl SegmentMap {
 #[inline]
 fn bit(words: &[u64], block: u32) -> bool {
     words[block as usize / 64] >> (block % 64) & 1 != 0
+}
+
+fn clear_range(words: &mut [u64], from: u32, to: u32) {
+    for index in from / 64..to.div_ceil(64) {
+        let mut mask = u64::MAX;
+        if index == from / 64 {
+            mask &= u64::MAX << (from % 64);
+        }
+        if index == to / 64 {
+            mask &= (1 << (to % 64)) - 1;
+        }
+        words[index as usize] &= !mask;
+    }
 }
 
 /// The runs of ones in a word: first bit and count.

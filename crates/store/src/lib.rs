@@ -1,9 +1,61 @@
-//! The shared area: metadata in LMDB, extents, block allocator, data segments.
+//! The shared area: metadata in LMDB, data in the arena's segments.
+//!
+//! Purpose: hold the file system as the digested logs have made it, through any crash. [`Store`] is the tree that
+//! [`ashlar_update::apply`] works on; [`MemoryStore`] is its twin without I/O, and the two are checked against each other.
+//!
+//! # How it works
+//! * **Apply and commit are separate.** An update changes a batch in memory, which is read from at once; data go to their
+//!   blocks at once. [`Store::begin_commit`] freezes the batch, [`CommitJob::run`] writes it in one LMDB transaction without
+//!   the store, [`Store::finish_commit`] lets it go. What is made and deleted within a batch never reaches LMDB.
+//! * **Metadata** are rows of bytes (`docs/format-store.md`). A file's map is cut into chunks of 128 blocks, one row each, so
+//!   that a change needs no search for neighbours. Files of up to [`INLINE_BYTES_MAX`] bytes that never had blocks are rows.
+//! * **Data** are blocks of 4 KiB with a CRC32C each, in the segment beside them.
+//!
+//! # Invariants
+//! * A committed row never refers to a block that is not durable, and such a block is never overwritten. Blocks given out
+//!   since the last freeze may be, so that many small appends cost one block.
+//! * A freed block is given out again only after the commit that freed it, and after the session that freed it has released
+//!   its log that far. Pins are in memory only: after a restart nobody reads by old extents.
+//! * A session's committed position changes in the transaction that commits what its log up to there says.
+//! * A commit that fails loses nothing; the same batch is tried again.
+//! * A damaged block that is partly overwritten stays detectably damaged.
+//! * An update that fails leaves the state as it was, or poisons the store until it is opened again.
+//!
+//! Not here: leases, permissions, logs, clocks, and threads: the daemon runs the jobs.
+//!
+//! `unsafe` is needed once, to open LMDB's environment (`database`), and denied everywhere else.
+//!
+//! Source: DESIGN §5 (digest); Assise §3; `docs/notes/2026-11-21-lmdb-creations.md` for the layout's measurements.
+#![deny(unsafe_code)]
 
+mod allocator;
+mod batch;
+mod check;
+mod chunk;
+mod commit;
+mod data;
+mod database;
 mod error;
+mod memory;
+mod model;
 mod name_hash;
-mod api_stub;
+mod problem;
+mod read;
+mod repair;
+mod rows;
+mod segment;
+mod store;
+mod tree;
 
-pub use api_stub::*;
+pub use allocator::NO_SESSION;
+pub use check::Checker;
+pub use commit::{CommitDone, CommitJob};
 pub use error::StoreError;
+pub use memory::MemoryStore;
+pub use model::{Committed, Contents, Extent, SessionState, Space};
 pub use name_hash::{name_cookie, COOKIE_FIRST};
+pub use problem::{Counts, Problem, Progress, Report, PROBLEMS_MAX};
+pub use store::Store;
+
+/// Bytes of the largest file that is kept in a row instead of blocks.
+pub const INLINE_BYTES_MAX: u64 = 1024;

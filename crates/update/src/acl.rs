@@ -49,6 +49,8 @@ impl Acl {
         let count = |tag: u16| list.iter().filter(|e| e.tag == tag).count();
         let known = TAG_USER_OWNER | TAG_USER | TAG_GROUP_OWNER | TAG_GROUP | TAG_MASK | TAG_OTHER;
         let well_formed = list.iter().all(|e| e.tag & !known == 0 && e.tag.is_power_of_two() && e.permissions <= 7)
+            // The id that stands for none names nobody.
+            && !list.iter().any(|e| matches!(e.tag, TAG_USER | TAG_GROUP) && e.id == ID_NONE)
             && count(TAG_USER_OWNER) == 1
             && count(TAG_GROUP_OWNER) == 1
             && count(TAG_OTHER) == 1

@@ -68,12 +68,15 @@ pub fn apply<T: Tree>(tree: &mut T, update: &Update<'_>) -> Result<Applied, T::E
     }
 }
 
-/// Whether moving directory `inode` into `new_parent` would put it below itself.
+/// Whether moving directory `inode` into `new_parent` would put it below itself. Where damaged parent pointers run in a circle, it
+/// says so too: nothing is to be moved there.
 ///
 /// # Errors
 /// Those of the tree.
 pub fn would_make_cycle<T: Tree>(tree: &T, inode: InodeId, new_parent: InodeId) -> Result<bool, T::Error> {
     let mut at = new_parent;
+    // Brent's method: a mark left behind at each power of two is met again if the way is a circle.
+    let (mut mark, mut steps, mut limit) = (new_parent, 0u64, 1u64);
     loop {
         if at == inode {
             return Ok(true);
@@ -81,6 +84,13 @@ pub fn would_make_cycle<T: Tree>(tree: &T, inode: InodeId, new_parent: InodeId) 
         match tree.inode(at)? {
             Some(found) if found.parent != at => at = found.parent,
             _ => return Ok(false),
+        }
+        if at == mark {
+            return Ok(true);
+        }
+        steps += 1;
+        if steps == limit {
+            (mark, steps, limit) = (at, 0, limit * 2);
         }
     }
 }
@@ -127,6 +137,17 @@ fn touch(inode: &mut Inode, at: Timestamp) {
     inode.changed = at;
 }
 
+/// Changes a directory's count of entries and of subdirectories, and its times. Counts that can't be come from a damaged
+/// state, which a record must not make worse.
+fn change_directory(inode: &mut Inode, entries: i64, subdirectories: i32, at: Timestamp) -> Result<(), Invalid> {
+    inode.entries = inode.entries.checked_add_signed(entries).ok_or(Invalid::OutOfRange)?;
+    let links = inode.links.checked_add_signed(subdirectories);
+    // A directory in the tree has its own two links always.
+    inode.links = links.filter(|&links| links >= 2).ok_or(Invalid::OutOfRange)?;
+    touch(inode, at);
+    Ok(())
+}
+
 fn make<T: Tree>(tree: &mut T, create: &Create<'_>) -> Result<Applied, T::Error> {
     let mut parent = directory(tree, create.parent)?;
     if tree.inode(create.inode)?.is_some() {
@@ -139,6 +160,12 @@ fn make<T: Tree>(tree: &mut T, create: &Create<'_>) -> Result<Applied, T::Error>
     let is_directory = create.kind == FileKind::Directory;
     if is_directory && !named {
         return Err(Invalid::WrongKind(create.inode).into());
+    }
+    if named {
+        if is_directory && parent.links >= LINK_MAX {
+            return Err(Invalid::OutOfRange.into());
+        }
+        change_directory(&mut parent, 1, i32::from(is_directory), create.at)?;
     }
     let inode = Inode {
         kind: create.kind,
@@ -168,9 +195,6 @@ fn make<T: Tree>(tree: &mut T, create: &Create<'_>) -> Result<Applied, T::Error>
         return Ok(Applied { orphaned: Some(create.inode), freed: None });
     }
     tree.put_entry(create.parent, create.name, Entry { inode: create.inode, kind: create.kind })?;
-    parent.entries += 1;
-    parent.links += u32::from(is_directory);
-    touch(&mut parent, create.at);
     tree.put_inode(create.parent, &parent)?;
     Ok(Applied::default())
 }
@@ -193,6 +217,7 @@ fn link<T: Tree>(
     if tree.entry(parent, name)?.is_some() {
         return Err(Invalid::EntryExists.into());
     }
+    change_directory(&mut into, 1, 0, at)?;
     if found.links == 0 {
         tree.set_orphan(inode, false)?;
     }
@@ -201,8 +226,6 @@ fn link<T: Tree>(
     found.parent = parent;
     tree.put_entry(parent, name, Entry { inode, kind: found.kind })?;
     tree.put_inode(inode, &found)?;
-    into.entries += 1;
-    touch(&mut into, at);
     tree.put_inode(parent, &into)?;
     Ok(Applied::default())
 }
@@ -226,10 +249,12 @@ fn remove<T: Tree>(
     if found.entries != 0 {
         return Err(Invalid::NotEmpty(inode).into());
     }
+    // Only in a damaged state does a directory hold itself; its inode would be stored twice below.
+    if inode == parent {
+        return Err(Invalid::Cycle(inode).into());
+    }
+    change_directory(&mut from, -1, -i32::from(found.is_directory()), at)?;
     tree.remove_entry(parent, name)?;
-    from.entries -= 1;
-    from.links -= u32::from(found.is_directory());
-    touch(&mut from, at);
     tree.put_inode(parent, &from)?;
     drop_link(tree, inode, found, release, at)
 }
@@ -257,11 +282,41 @@ fn drop_link<T: Tree>(
     Ok(Applied { orphaned: Some(id), freed: None })
 }
 
+/// A directory can't move into itself, nor take the place of one that it is in. A longer way round is for
+/// [`would_make_cycle`] to see, which needs the ancestors; these cases would have one inode stored twice.
+fn check_apart(rename: &Rename<'_>) -> Result<(), Invalid> {
+    let Rename { parent, inode, new_parent, target, .. } = *rename;
+    match [Some(inode), target].into_iter().flatten().find(|&id| id == parent || id == new_parent) {
+        Some(id) => Err(Invalid::Cycle(id)),
+        None => Ok(()),
+    }
+}
+
+/// The two directories of a rename as they will be: by how many entries and subdirectories each changes, summed where they
+/// are one.
+fn changed_parents<T: Tree>(
+    tree: &T,
+    rename: &Rename<'_>,
+    from: (i64, i32),
+    into: (i64, i32),
+) -> Result<(Inode, Option<Inode>), T::Error> {
+    let mut parent = directory(tree, rename.parent)?;
+    let mut new_parent = directory(tree, rename.new_parent)?;
+    if rename.parent == rename.new_parent {
+        change_directory(&mut parent, from.0 + into.0, from.1 + into.1, rename.at)?;
+        return Ok((parent, None));
+    }
+    change_directory(&mut parent, from.0, from.1, rename.at)?;
+    change_directory(&mut new_parent, into.0, into.1, rename.at)?;
+    Ok((parent, Some(new_parent)))
+}
+
 fn move_entry<T: Tree>(tree: &mut T, rename: &Rename<'_>) -> Result<Applied, T::Error> {
     let Rename { parent, name, inode, new_parent, new_name, target, release, at, .. } = *rename;
     directory(tree, parent)?;
-    directory(tree, new_parent)?;
+    let into = directory(tree, new_parent)?;
     let entry = expect_entry(tree, parent, name, inode)?;
+    check_apart(rename)?;
     let mut moved = existing(tree, inode)?;
     let is_directory = moved.is_directory();
     let replaced = match (tree.entry(new_parent, new_name)?, target) {
@@ -277,20 +332,19 @@ fn move_entry<T: Tree>(tree: &mut T, rename: &Rename<'_>) -> Result<Applied, T::
         if replaced.entries != 0 {
             return Err(Invalid::NotEmpty(*id).into());
         }
+    } else if is_directory && parent != new_parent && into.links >= LINK_MAX {
+        return Err(Invalid::OutOfRange.into());
     }
+    // A replaced entry, and a replaced directory's link, make room for those that come.
+    let comes = replaced.is_none();
+    let (from, into) = ((-1, -i32::from(is_directory)), (i64::from(comes), i32::from(is_directory && comes)));
+    let (from, into) = changed_parents(tree, rename, from, into)?;
     tree.remove_entry(parent, name)?;
     tree.put_entry(new_parent, new_name, entry)?;
-    let mut from = existing(tree, parent)?;
-    from.entries -= 1;
-    from.links -= u32::from(is_directory);
-    touch(&mut from, at);
     tree.put_inode(parent, &from)?;
-    let mut into = existing(tree, new_parent)?;
-    into.entries += u64::from(replaced.is_none());
-    into.links += u32::from(is_directory);
-    into.links -= u32::from(replaced.as_ref().is_some_and(|(_, replaced)| replaced.is_directory()));
-    touch(&mut into, at);
-    tree.put_inode(new_parent, &into)?;
+    if let Some(into) = into {
+        tree.put_inode(new_parent, &into)?;
+    }
     moved.parent = new_parent;
     moved.changed = at;
     tree.put_inode(inode, &moved)?;
@@ -310,25 +364,23 @@ fn exchange<T: Tree>(tree: &mut T, rename: &Rename<'_>) -> Result<Applied, T::Er
     if inode == other {
         return Err(Invalid::WrongEntry.into());
     }
+    check_apart(rename)?;
     let mut first = existing(tree, inode)?;
     let mut second = existing(tree, other)?;
+    let change = i32::from(second.is_directory()) - i32::from(first.is_directory());
+    let (from, into) = changed_parents(tree, rename, (0, change), (0, -change))?;
     tree.put_entry(parent, name, other_entry)?;
     tree.put_entry(new_parent, new_name, entry)?;
+    tree.put_inode(parent, &from)?;
+    if let Some(into) = into {
+        tree.put_inode(new_parent, &into)?;
+    }
     first.parent = new_parent;
     first.changed = at;
     second.parent = parent;
     second.changed = at;
-    let (first_directory, second_directory) = (u32::from(first.is_directory()), u32::from(second.is_directory()));
     tree.put_inode(inode, &first)?;
     tree.put_inode(other, &second)?;
-    let mut from = existing(tree, parent)?;
-    from.links = from.links - first_directory + second_directory;
-    touch(&mut from, at);
-    tree.put_inode(parent, &from)?;
-    let mut into = existing(tree, new_parent)?;
-    into.links = into.links + first_directory - second_directory;
-    touch(&mut into, at);
-    tree.put_inode(new_parent, &into)?;
     Ok(Applied::default())
 }
 
@@ -425,3 +477,6 @@ fn release<T: Tree>(tree: &mut T, id: InodeId) -> Result<Applied, T::Error> {
         _ => Ok(Applied::default()),
     }
 }
+
+#[cfg(test)]
+mod tests;

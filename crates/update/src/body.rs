@@ -224,7 +224,8 @@ impl Update<'_> {
 
 impl std::ops::AddAssign for Cost {
     fn add_assign(&mut self, other: Self) {
-        self.blocks += other.blocks;
-        self.metadata_bytes += other.metadata_bytes;
+        // Forged records may claim anything; what is beyond all credit stays beyond it.
+        self.blocks = self.blocks.saturating_add(other.blocks);
+        self.metadata_bytes = self.metadata_bytes.saturating_add(other.metadata_bytes);
     }
 }

@@ -119,6 +119,31 @@ impl<'a> Update<'a> {
         Encoded { fixed: out.0, data: tail }
     }
 
+    /// Bytes of the update as [`Update::encode`] writes it.
+    #[must_use]
+    pub fn body_bytes(&self) -> u64 {
+        let bytes = match self {
+            Self::Write { data, .. } => 29 + data.len(),
+            Self::Create(c) => 56 + c.name.len() + c.target.len() + c.acl_access.len() + c.acl_default.len(),
+            Self::Link { name, .. } => 29 + name.len(),
+            Self::Unlink { name, .. } | Self::RemoveDirectory { name, .. } => 30 + name.len(),
+            Self::Rename(r) => 47 + r.name.len() + r.new_name.len(),
+            Self::Resize { .. } => 29,
+            Self::Allocate { .. } => 38,
+            Self::SetAttributes(set) => {
+                let numbers = [set.mode, set.uid, set.gid].iter().flatten().count();
+                let times = [set.accessed, set.modified].iter().flatten().count();
+                21 + 4 * numbers + 12 * times
+            }
+            Self::SetXattr { name, value, .. } => 29 + name.len() + value.len(),
+            Self::RemoveXattr { name, .. } => 25 + name.len(),
+            Self::Accessed { .. } => 20,
+            Self::Release { .. } => 8,
+            Self::Depend { .. } => 16,
+        };
+        bytes as u64
+    }
+
     /// Reads an update of kind `kind` from a record's body.
     ///
     /// # Errors
@@ -348,3 +373,6 @@ impl<'a> Reader<'a> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -375,6 +375,7 @@ pub struct FsckReply {
 
 /// SharedFS's answers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[allow(clippy::large_enum_variant, reason = "a reply lives for one call, on the stack")]
 pub enum Reply {
     /// It failed.
     Error(Errno),

@@ -1,38 +1,56 @@
 //! Reading a request's body.
+
+use std::ops::Range;
+
 use ashlar_types::Errno;
 use zerocopy::FromBytes;
 
-/// The part of a request's body that was not read yet. Bytes that are not there give `EIO`: the kernel and this crate
-/// then disagree about the protocol, which is nobody's fault but must not take the mount down.
+/// A request's body, and how far it was read. Bytes that are not there give `EIO`: the kernel and this crate then disagree
+/// about the protocol, which must not take the mount down.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Arguments<'a>(&'a [u8]);
+pub(crate) struct Arguments<'a> {
+    body: &'a [u8],
+    at: usize,
+}
+
+/// A string in a request, and where in the body it stands.
+#[derive(Clone, Debug)]
+pub(crate) struct Text<'a> {
+    pub(crate) bytes: &'a [u8],
+    pub(crate) place: Range<usize>,
+}
 
 impl<'a> Arguments<'a> {
     /// All of a body.
     pub(crate) const fn new(body: &'a [u8]) -> Self {
-        Self(body)
+        Self { body, at: 0 }
     }
 
     /// The next structure. It's copied, since nothing promises its alignment.
     pub(crate) fn structure<T: FromBytes>(&mut self) -> Result<T, Errno> {
-        let (value, rest) = T::read_from_prefix(self.0).map_err(|_| Errno::EIO)?;
-        self.0 = rest;
+        let (value, rest) = T::read_from_prefix(self.rest()).map_err(|_| Errno::EIO)?;
+        self.at = self.body.len() - rest.len();
         Ok(value)
     }
 
     /// The next string, without its NUL.
-    pub(crate) fn string(&mut self) -> Result<&'a [u8], Errno> {
-        let end = self.0.iter().position(|&byte| byte == 0).ok_or(Errno::EIO)?;
-        let (name, rest) = self.0.split_at_checked(end).ok_or(Errno::EIO)?;
-        self.0 = rest.get(1..).unwrap_or_default();
-        Ok(name)
+    pub(crate) fn text(&mut self) -> Result<Text<'a>, Errno> {
+        let length = self.rest().iter().position(|&byte| byte == 0).ok_or(Errno::EIO)?;
+        let place = self.at..self.at + length;
+        let bytes = self.body.get(place.clone()).ok_or(Errno::EIO)?;
+        self.at = place.end + 1;
+        Ok(Text { bytes, place })
     }
 
     /// The next `count` bytes.
     pub(crate) fn bytes(&mut self, count: u32) -> Result<&'a [u8], Errno> {
-        let (bytes, rest) = self.0.split_at_checked(count as usize).ok_or(Errno::EIO)?;
-        self.0 = rest;
+        let bytes = self.rest().get(..count as usize).ok_or(Errno::EIO)?;
+        self.at += bytes.len();
         Ok(bytes)
+    }
+
+    fn rest(&self) -> &'a [u8] {
+        self.body.get(self.at..).unwrap_or_default()
     }
 }
 
@@ -50,8 +68,10 @@ mod tests {
         let mut arguments = Arguments::new(&body);
         let mkdir: MkdirIn = arguments.structure().unwrap();
         assert_eq!((mkdir.mode, mkdir.umask), (0o755, 0o022));
-        assert_eq!(arguments.string().unwrap(), b"name");
-        assert_eq!(arguments.string().unwrap(), b"");
+        let name = arguments.text().unwrap();
+        assert_eq!(name.bytes, b"name");
+        assert_eq!(&body[name.place], b"name");
+        assert_eq!(arguments.text().unwrap().bytes, b"");
         assert_eq!(arguments.bytes(3).unwrap(), b"tai");
         assert_eq!(arguments.bytes(1).unwrap(), b"l");
     }
@@ -59,7 +79,7 @@ mod tests {
     #[test]
     fn what_is_not_there_is_an_error_and_not_a_panic() {
         assert_eq!(Arguments::new(&[0; 7]).structure::<LinkIn>().unwrap_err(), Errno::EIO);
-        assert_eq!(Arguments::new(b"no end").string().unwrap_err(), Errno::EIO);
+        assert_eq!(Arguments::new(b"no end").text().unwrap_err(), Errno::EIO);
         assert_eq!(Arguments::new(b"four").bytes(5).unwrap_err(), Errno::EIO);
         assert_eq!(Arguments::new(b"").bytes(u32::MAX).unwrap_err(), Errno::EIO);
     }

@@ -7,7 +7,7 @@ mod opcode;
 mod replies;
 mod requests;
 
-pub(crate) use arguments::Arguments;
+pub(crate) use arguments::{Arguments, Text};
 pub(crate) use opcode::Opcode;
 pub(crate) use replies::*;
 pub(crate) use requests::*;

@@ -68,13 +68,3 @@ opcodes! {
     Statx = 52,
     CopyFileRange64 = 53,
 }
-
-impl Opcode {
-    /// Whether the operation may take as long as a disk does: another thread should then stand ready for the others.
-    pub(crate) const fn is_slow(self) -> bool {
-        matches!(
-            self,
-            Self::Fsync | Self::Fsyncdir | Self::Syncfs | Self::Fallocate | Self::CopyFileRange | Self::CopyFileRange64
-        )
-    }
-}

@@ -1,7 +1,7 @@
 //! What the kernel gets: replies, and notifications that nobody asked for.
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::requests::{layouts, FileLock};
+use super::requests::{FileLock, layouts};
 
 layouts! {
     /// Heads every reply and notification. A notification has `unique` 0 and its code in `error`.

@@ -1,0 +1,122 @@
+//! `ashlar mount DIR`.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use ashlar_wire::StatusReply;
+
+use crate::arena::{Place, Prepared, survives};
+use crate::arguments::{MountArguments, MountProcessArguments};
+use crate::error::CliError;
+use crate::launch::{ensure_daemon, start_reporting, this_program};
+use crate::size::Size;
+use crate::{mount_process, mounts};
+
+/// Mounts, starting whatever is not there.
+pub fn run(arguments: &MountArguments) -> Result<ExitCode, CliError> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(CliError::NotRoot { what: "mounting a file system" });
+    }
+    if !Path::new("/dev/fuse").exists() {
+        return Err(CliError::NoFuseDevice);
+    }
+    let directory = mounts::resolve(&arguments.directory)?;
+    check_mount_point(&directory)?;
+    let place = Place::new(&arguments.arena.arena)?;
+    let prepared = place.prepare(arguments.create.size, arguments.create.emulate_pmem)?;
+    // The directory exists only now, and may have been named through a symbolic link.
+    let place = Place::at(place.directory().to_owned())?;
+    let (daemon, started) = ensure_daemon(&place)?;
+    let process = MountProcessArguments {
+        directory: directory.clone(),
+        arena: place.directory().to_owned(),
+        read_only: arguments.read_only,
+    };
+    if arguments.foreground {
+        let say = || {
+            if !arguments.quiet {
+                print!("{}", story(&directory, &place, arguments, &prepared, &daemon, started))
+            }
+        };
+        return mount_process::serve(&process, &say);
+    }
+    start_in_background(&process, &place)?;
+    if !arguments.quiet {
+        print!("{}", story(&directory, &place, arguments, &prepared, &daemon, started));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A mount point must be a directory, and none of ours; one whose process died is cleared away.
+fn check_mount_point(directory: &Path) -> Result<(), CliError> {
+    match fs::metadata(directory) {
+        Ok(_) if mounts::is_mounted(directory) => Err(CliError::AlreadyMounted(directory.to_owned())),
+        Ok(metadata) if metadata.is_dir() => Ok(()),
+        Ok(_) => Err(CliError::NotADirectory(directory.to_owned())),
+        Err(error) if error.raw_os_error() == Some(ENOTCONN) && mounts::is_mounted(directory) => {
+            eprintln!("ashlar: the process behind the mount on {} is gone; mounting anew", directory.display());
+            ashlar_fuse::unmount(directory, true)?;
+            check_mount_point(directory)
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(CliError::NoDirectory(directory.to_owned())),
+        Err(error) => Err(CliError::system(format!("looking at {}", directory.display()))(error)),
+    }
+}
+
+/// What a FUSE mount answers whose process is gone.
+const ENOTCONN: i32 = rustix::io::Errno::NOTCONN.raw_os_error();
+
+fn start_in_background(process: &MountProcessArguments, place: &Place) -> Result<(), CliError> {
+    let mut command = Command::new(this_program()?);
+    command.arg("mount-process").arg(&process.directory).arg("--arena").arg(&process.arena);
+    if process.read_only {
+        command.arg("--read-only");
+    }
+    // It outlives this process, and nobody waits for it here.
+    drop(start_reporting(&mut command, &place.mount_log())?);
+    Ok(())
+}
+
+/// What was done, and where everything is.
+fn story(
+    directory: &Path,
+    place: &Place,
+    arguments: &MountArguments,
+    prepared: &Prepared,
+    daemon: &StatusReply,
+    started: bool,
+) -> String {
+    let size = Size(daemon.arena_bytes);
+    let mut text =
+        format!("mounted   {}{}\n", directory.display(), if arguments.read_only { " (read-only)" } else { "" });
+    let made = if prepared.made { ", made now" } else { "" };
+    text += &format!("arena     {} ({size}{made})\n", place.directory().display());
+    text += &format!("medium    {}: {}\n", daemon.medium, survives(&daemon.medium));
+    let how = if started { "started now" } else { "was running" };
+    text += &format!("daemon    process {} ({how}; log: {})\n", daemon.pid, place.daemon_log().display());
+    if arguments.create.size.is_some_and(|asked| !prepared.made && asked.0 != prepared.summary.size_bytes) {
+        text += "note      the arena was there and keeps its size; 'ashlar arena resize' changes it\n";
+    }
+    if arguments.create.emulate_pmem && !prepared.made && !prepared.summary.emulated {
+        text += "note      the arena was there and was not made with --emulate-pmem\n";
+    }
+    text += &format!("unmount   ashlar umount {}\n", directory.display());
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mount_points_are_directories_that_are_there() {
+        let directory = tempfile::tempdir().expect("a directory");
+        assert!(check_mount_point(directory.path()).is_ok());
+        assert!(matches!(check_mount_point(&directory.path().join("none")), Err(CliError::NoDirectory(_))));
+        let file = directory.path().join("file");
+        fs::write(&file, b"").expect("a file");
+        assert!(matches!(check_mount_point(&file), Err(CliError::NotADirectory(_))));
+    }
+}

@@ -1,0 +1,88 @@
+//! The process behind a mount: a LibFS session, and the FUSE device that it serves.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use ashlar_fuse::{Mount, MountOptions};
+use ashlar_libfs::{LibFs, Options};
+use ashlar_wire::SessionKind;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::arena::Place;
+use crate::arguments::MountProcessArguments;
+use crate::error::CliError;
+use crate::launch::{READY, leave_terminal};
+use crate::mounts::MountRecord;
+use crate::{daemon, mounts};
+
+/// How long calls on the mount wait for a daemon that is away before they fail. A restart takes well below a second;
+/// recovery of full logs on a slow disk takes longer, and nothing is gained by failing before it is through.
+const PATIENCE_MS: u64 = 120_000;
+
+/// Serves a mount in the background: reports on standard output, once, and goes on until it is unmounted.
+pub fn run(arguments: &MountProcessArguments) -> Result<ExitCode, CliError> {
+    daemon::start_log();
+    leave_terminal()?;
+    let ready = || {
+        println!("{READY}");
+        close_standard_output();
+    };
+    serve(arguments, &ready).or_else(|error| {
+        println!("{error}");
+        Err(error)
+    })
+}
+
+/// Serves a mount until it is unmounted; `ready` is called when programs can use it.
+pub fn serve(arguments: &MountProcessArguments, ready: &dyn Fn()) -> Result<ExitCode, CliError> {
+    let directory = &arguments.directory;
+    let place = Place::at(arguments.arena.clone())?;
+    let record = MountRecord { directory: directory.clone(), arena: arguments.arena.clone(), pid: std::process::id() };
+    let session = LibFs::connect(&Options {
+        socket: place.socket(),
+        kind: SessionKind::Mount,
+        label: directory.display().to_string(),
+        patience_ms: PATIENCE_MS,
+    })?;
+    let options = MountOptions { read_only: arguments.read_only, ..MountOptions::default() };
+    let mount = Mount::new(session.clone(), directory, options)?;
+    record.write()?;
+    unmount_on_signal(directory)?;
+    ready();
+    let result = mount.run();
+    session.end();
+    record.remove();
+    result?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A first signal unmounts in order; a mount that is busy is left to programs that have it open, and taken out of the tree.
+fn unmount_on_signal(directory: &Path) -> Result<(), CliError> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(CliError::system("watching signals"))?;
+    let directory = directory.to_owned();
+    std::thread::spawn(move || {
+        for _ in signals.forever() {
+            if ashlar_fuse::unmount(&directory, false).is_err() && mounts::is_mounted(&directory) {
+                eprintln!(
+                    "ashlar: {} is busy{}; it goes when they end",
+                    directory.display(),
+                    mounts::users_of(&directory)
+                );
+                // It fails only where someone else was faster.
+                let _ = ashlar_fuse::unmount(&directory, true);
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Whoever started this process has heard enough, and must not wait for the end of the pipe.
+fn close_standard_output() {
+    // Neither can fail in a way that matters: the pipe then ends with this process.
+    let _ = std::io::stdout().flush();
+    if let Ok(null) = std::fs::File::options().write(true).open("/dev/null") {
+        let _ = rustix::stdio::dup2_stdout(&null);
+    }
+}

@@ -1,0 +1,42 @@
+//! `ashlar arena resize SIZE`.
+
+use std::process::ExitCode;
+
+use ashlar_types::Errno;
+use ashlar_wire::{Reply, Request};
+
+use crate::arena::Place;
+use crate::arguments::ResizeArguments;
+use crate::error::CliError;
+use crate::launch::{ask, daemon_status, ensure_daemon};
+use crate::progress;
+use crate::size::Size;
+
+/// Changes an arena's size through its daemon, which is started for it where none runs.
+pub fn run(arguments: &ResizeArguments) -> Result<ExitCode, CliError> {
+    let place = Place::new(&arguments.arena.arena)?;
+    let before = Size(place.probe()?.size_bytes);
+    ensure_daemon(&place)?;
+    let spinner = progress::spinner(&format!("changing the arena from {before} to {}", arguments.size));
+    let reply = ask(&place, &Request::Resize { bytes: arguments.size.0 });
+    spinner.finish_and_clear();
+    match reply?.ok_or_else(|| CliError::NoDaemon(place.directory().to_owned()))? {
+        Reply::Done => {}
+        Reply::Error(Errno::ENOSPC) if arguments.size < before => return Err(CliError::ShrinkTooFar(arguments.size)),
+        Reply::Error(Errno::ENOSPC) => {
+            let arena = place.directory().to_owned();
+            return Err(CliError::NoSpace { arena, wanted: arguments.size, free: place.free()? });
+        }
+        Reply::Error(Errno::EINVAL) => {
+            return Err(CliError::TooSmall { wanted: arguments.size, least: Size(ashlar_pmem::ARENA_BYTES_MIN) });
+        }
+        Reply::Error(Errno::EPERM | Errno::EACCES) => {
+            return Err(CliError::NotRoot { what: "changing an arena's size" });
+        }
+        Reply::Error(error) => return Err(CliError::Refused { what: "change the arena's size", error }),
+        _ => return Err(CliError::Misunderstood),
+    }
+    let after = daemon_status(&place)?.map_or(arguments.size, |status| Size(status.arena_bytes));
+    println!("arena {}: {before} before, {after} now", place.directory().display());
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,111 @@
+//! Space: what sessions were promised, what is left, and what `statfs` says.
+
+use ashlar_types::{Errno, SessionId};
+use ashlar_wire::{Credit, SpaceReply};
+use parking_lot::MutexGuard;
+
+use crate::digest::release_blocks;
+use crate::shared::Shared;
+use crate::state::State;
+
+/// What a session gets at a time while there is plenty, so that it asks seldom.
+const CHUNK: Credit = Credit { blocks: (16 << 20) / ashlar_types::BLOCK_BYTES, metadata_bytes: 4 << 20 };
+/// The part of what is free that one chunk may take at most; with less, sessions get exactly what they ask for.
+const PLENTY_PART: u64 = 16;
+/// Blocks kept back for the copy-on-write of deletions and cuts: a hundredth of the arena, at least 64.
+const RESERVE_PART: u64 = 100;
+const RESERVE_BLOCKS_MIN: u64 = 64;
+/// Metadata bytes that a file takes at least: its inode and its entry.
+const FILE_METADATA_BYTES: u64 = 1024;
+
+/// What is neither used, nor promised, nor kept back.
+pub fn free(state: &State) -> Credit {
+    let space = state.store.space();
+    let promised = state.sessions.values().map(|session| session.account.outstanding());
+    let (blocks, metadata_bytes) =
+        promised.fold((0u64, 0u64), |sum, credit| (sum.0 + credit.blocks, sum.1 + credit.metadata_bytes));
+    let reserve = (space.blocks_total / RESERVE_PART).max(RESERVE_BLOCKS_MIN);
+    Credit {
+        blocks: space.blocks_free.saturating_sub(blocks + reserve),
+        metadata_bytes: space.metadata_bytes_total.saturating_sub(space.metadata_bytes_used + metadata_bytes),
+    }
+}
+
+/// What to grant of `free` to a session that wants `want`; `None` where it's too little.
+fn decide(free: Credit, want: Credit) -> Option<Credit> {
+    let amount = |free: u64, want: u64, chunk: u64| (want <= free).then(|| want.max(chunk.min(free / PLENTY_PART)));
+    Some(Credit {
+        blocks: amount(free.blocks, want.blocks, CHUNK.blocks)?,
+        metadata_bytes: amount(free.metadata_bytes, want.metadata_bytes, CHUNK.metadata_bytes)?,
+    })
+}
+
+/// Grants credit. Where there is too little, what other sessions hold unused is taken back, and everything digested, so
+/// that each record counts with what it really took; only then the answer is no.
+pub fn grant(shared: &Shared, id: SessionId, want: Credit) -> Result<Credit, Errno> {
+    let mut state = shared.lock();
+    for attempt in 0.. {
+        if state.live(id).is_none() {
+            return Err(Errno::EIO);
+        }
+        if let Some(credit) = decide(free(&state), want) {
+            let session = state.sessions.get_mut(&id).ok_or(Errno::EIO)?;
+            session.grant_credit(credit).map_err(|_| Errno::EIO)?;
+            return Ok(credit);
+        }
+        if attempt == 2 {
+            break;
+        }
+        state = reclaim(shared, state)?;
+    }
+    state.counters.credit_refused += 1;
+    Err(Errno::ENOSPC)
+}
+
+fn reclaim<'a>(shared: &'a Shared, mut state: MutexGuard<'a, State>) -> Result<MutexGuard<'a, State>, Errno> {
+    for id in state.live_ids() {
+        if let Some(session) = state.sessions.get_mut(&id) {
+            session.recall_credit().map_err(|_| Errno::EIO)?;
+        }
+        state = shared.apply_settled(state, id);
+    }
+    state = crate::digest::sweep_orphans(shared, state);
+    shared.commit_all(&mut state)?;
+    release_blocks(&mut state);
+    Ok(state)
+}
+
+/// What `statfs` says to a session: what it could still write is what is free and what it was promised.
+pub fn space(state: &State, id: Option<SessionId>) -> SpaceReply {
+    let total = state.store.space();
+    let mut free = free(state);
+    if let Some(session) = id.and_then(|id| state.sessions.get(&id)) {
+        let own = session.account.outstanding();
+        free.blocks += own.blocks;
+        free.metadata_bytes += own.metadata_bytes;
+    }
+    SpaceReply {
+        blocks_total: total.blocks_total,
+        blocks_free: free.blocks,
+        inodes_total: total.metadata_bytes_total / FILE_METADATA_BYTES,
+        inodes_free: free.metadata_bytes / FILE_METADATA_BYTES,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn credit(blocks: u64, metadata_bytes: u64) -> Credit {
+        Credit { blocks, metadata_bytes }
+    }
+
+    #[test]
+    fn a_chunk_while_there_is_plenty_and_the_exact_wish_when_it_is_tight() {
+        assert_eq!(decide(credit(1 << 30, 1 << 40), credit(1, 1)), Some(CHUNK));
+        assert_eq!(decide(credit(1 << 30, 1 << 40), credit(1 << 29, 1)).map(|c| c.blocks), Some(1 << 29));
+        assert_eq!(decide(credit(20, 2000), credit(3, 1500)), Some(credit(3, 1500)));
+        assert_eq!(decide(credit(20, 2000), credit(21, 1)), None);
+        assert_eq!(decide(credit(20, 2000), credit(1, 2001)), None);
+    }
+}

@@ -1,0 +1,260 @@
+//! The threads that digest: apply in slices, commit in batches without the lock, and keep house.
+
+use std::fs;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ashlar_pmem::Arena;
+use ashlar_types::{InodeId, SessionId};
+use ashlar_update::Update;
+use parking_lot::MutexGuard;
+
+use crate::page;
+use crate::shared::Shared;
+use crate::state::{Slice, State, OWN_SESSION};
+
+/// A log is digested when more than this part of it waits …
+const UNAPPLIED_PART: u64 = 4;
+/// … or when nothing was appended for so long.
+const IDLE: Duration = Duration::from_millis(300);
+/// A batch is committed when this part of a log waits for it …
+const UNCOMMITTED_PART: u64 = 3;
+/// … or so many bytes of metadata do …
+const UNCOMMITTED_BYTES: usize = 32 << 20;
+/// … or the oldest update in it has waited so long.
+const COMMIT_AGE: Duration = Duration::from_millis(500);
+/// How often logs are looked at while sessions write, and when nothing has happened for a while.
+const LOOK_BUSY: Duration = Duration::from_millis(5);
+const LOOK_IDLE: Duration = Duration::from_millis(250);
+/// How often orphans are looked at.
+const SWEEP: Duration = Duration::from_secs(1);
+/// A commit that failed is tried again after so long.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The digest thread: looks at all logs, and applies what is due.
+pub fn digest_thread(shared: &Shared) {
+    let (mut swept, mut moved) = (Instant::now(), Instant::now());
+    let mut state = shared.lock();
+    while !state.ending {
+        let mut busy = false;
+        for id in state.live_ids() {
+            if is_due(&mut state, id, &mut busy) {
+                state = shared.apply_settled(state, id);
+            }
+        }
+        if busy {
+            moved = Instant::now();
+        }
+        release_blocks(&mut state);
+        shared.drive(&mut state);
+        crate::sessions::remove_ended(shared, &mut state);
+        if swept.elapsed() >= SWEEP {
+            state = sweep_orphans(shared, state);
+            swept = Instant::now();
+        }
+        if is_commit_due(&state) {
+            state.commit_wanted = true;
+            shared.commit_wanted.notify_all();
+        }
+        state.digest_wanted = false;
+        let pause = if moved.elapsed() < 2 * LOOK_IDLE { LOOK_BUSY } else { LOOK_IDLE };
+        if state.sessions.is_empty() && !state.store.is_dirty() && state.orphans.is_empty() {
+            shared.digest_wanted.wait(&mut state);
+        } else if !state.ending && !state.digest_wanted {
+            shared.digest_wanted.wait_for(&mut state, pause);
+        }
+    }
+}
+
+/// Whether a session's log should be applied now.
+fn is_due(state: &mut State, id: SessionId, busy: &mut bool) -> bool {
+    let applied = state.store.applied(id);
+    let Some(session) = state.sessions.get_mut(&id) else { return false };
+    let tail = session.log.tail();
+    if tail != session.moved.0 {
+        session.moved = (tail, Instant::now());
+        *busy = true;
+    }
+    let waiting = tail.0.saturating_sub(applied.0);
+    waiting > 0 && (waiting > session.log.capacity() / UNAPPLIED_PART || session.moved.1.elapsed() > IDLE)
+}
+
+fn is_commit_due(state: &State) -> bool {
+    let is_long = |session: &crate::session::Session| {
+        let waiting = state.store.applied(session.id).0.saturating_sub(state.store.committed(session.id).0);
+        waiting > session.log.capacity() / UNCOMMITTED_PART
+    };
+    state.store.is_dirty()
+        && (state.oldest_uncommitted.is_none_or(|oldest| oldest.elapsed() > COMMIT_AGE)
+            || state.store.uncommitted_bytes() > UNCOMMITTED_BYTES
+            || state.sessions.values().any(is_long))
+}
+
+/// Blocks that sessions have freed and refer to no more may be used again.
+pub fn release_blocks(state: &mut State) {
+    let released: Vec<_> =
+        state.sessions.values().filter(|s| s.fenced.is_none()).map(|s| (s.id, s.control.released())).collect();
+    for (id, position) in released {
+        state.store.release(id, position);
+    }
+    state.store.release_all(OWN_SESSION);
+}
+
+/// Keeps the files of fenced sessions for inspection, under names that no start takes up. The log goes only after all that
+/// was taken from it is committed: until then a restart needs it.
+pub fn set_fenced_aside(shared: &Shared, state: &mut State) {
+    let settled: Vec<SessionId> = state
+        .sessions
+        .values()
+        .filter(|s| s.fenced.is_some() && !s.is_aside && state.store.committed(s.id) >= state.store.applied(s.id))
+        .map(|s| s.id)
+        .collect();
+    for id in settled {
+        if let Err(error) = set_aside(&shared.arena, id) {
+            if error.kind() != io::ErrorKind::NotFound {
+                tracing::warn!(session = id.0, %error, "a fenced session's files can't be set aside");
+            }
+            continue;
+        }
+        tracing::warn!(session = id.0, "the fenced session's log is kept as sessions/fenced-{}.log", id.0);
+        state.store.remove_session(id);
+        if let Some(session) = state.sessions.get_mut(&id) {
+            session.is_aside = true;
+        }
+    }
+}
+
+/// Renames a session's files. The log goes first: without it, no start takes the session up.
+pub fn set_aside(arena: &Arena, id: SessionId) -> io::Result<()> {
+    let sessions = arena.dir().join("sessions");
+    for extension in ["log", "control", "leases"] {
+        fs::rename(sessions.join(format!("{id}.{extension}")), sessions.join(format!("fenced-{id}.{extension}")))?;
+    }
+    Ok(())
+}
+
+/// Frees orphans that no session has open.
+pub fn sweep_orphans<'a>(shared: &'a Shared, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    let closed: Vec<InodeId> = state.orphans.iter().copied().filter(|&inode| !state.is_open(inode)).collect();
+    if closed.is_empty() {
+        return state;
+    }
+    // A record on its way may give an orphan a name again, or open it.
+    for id in state.live_ids() {
+        state = shared.apply_settled(state, id);
+    }
+    for inode in closed {
+        if state.is_open(inode) || !state.orphans.contains(&inode) {
+            continue;
+        }
+        free_orphan(&mut state, inode);
+    }
+    shared.drive(&mut state);
+    state
+}
+
+/// Frees one orphan that nobody has open.
+pub fn free_orphan(state: &mut State, inode: InodeId) {
+    let end = state.store.applied(OWN_SESSION).plus(1);
+    match state.apply_update(OWN_SESSION, end, &Update::Release { inode }) {
+        Ok(applied) => {
+            state.counters.orphans_freed += u64::from(applied.freed.is_some());
+            // It has a name again, or is gone: no orphan either way.
+            state.orphans.remove(&inode);
+            state.oldest_uncommitted.get_or_insert_with(Instant::now);
+        }
+        Err(error) => tracing::error!(%inode, %error, "an orphan can't be freed"),
+    }
+}
+
+/// The commit thread: one batch after the other, as they are wanted.
+pub fn commit_thread(shared: &Shared) {
+    let mut state = shared.lock();
+    loop {
+        while !state.commit_wanted {
+            if state.ending {
+                return;
+            }
+            shared.commit_wanted.wait(&mut state);
+        }
+        state.commit_wanted = false;
+        note_costs(&mut state);
+        let Some(job) = state.store.begin_commit() else {
+            shared.progress.notify_all();
+            continue;
+        };
+        state.oldest_uncommitted = None;
+        state.commits_begun += 1;
+        let done = MutexGuard::unlocked(&mut state, move || job.run());
+        match state.store.finish_commit(done) {
+            Ok(committed) => {
+                state.counters.commits += 1;
+                state.commits_ended = state.commits_begun;
+                for (id, position) in committed.sessions {
+                    publish_committed(&state, id, position);
+                    state.leasing.manager.handle_persistent(id, position);
+                }
+            }
+            Err(error) => {
+                state.counters.commits_failed += 1;
+                tracing::error!(%error, "a batch can't be committed; it is kept and tried again");
+                if state.ending {
+                    return;
+                }
+                shared.progress.notify_all();
+                shared.commit_wanted.wait_for(&mut state, RETRY);
+                state.commit_wanted = true;
+            }
+        }
+        shared.progress.notify_all();
+    }
+}
+
+/// Notes the cost of all records that the coming commit takes, so that a restart knows what the rest of a log may cost.
+pub fn note_costs(state: &mut State) {
+    for session in state.sessions.values() {
+        // The page is mapped whole, so the store can't miss it.
+        let _ = page::set_cost_at(&*session.page, state.store.applied(session.id), session.account.used);
+    }
+}
+
+/// Tells a session how far its log is committed: that much of it is free.
+pub fn publish_committed(state: &State, id: SessionId, position: ashlar_types::LogPosition) {
+    if let Some(session) = state.sessions.get(&id).filter(|session| session.fenced.is_none()) {
+        session.log.set_head(position);
+        session.control.set_committed(position);
+    }
+}
+
+/// Applies all logs and commits everything, on the way out.
+pub fn finish(shared: &Shared) -> Result<(), ashlar_store::StoreError> {
+    let mut state = shared.lock();
+    if let Some(error) = state.failure.take() {
+        return Err(error);
+    }
+    for id in state.live_ids() {
+        if let Some(settled) = state.settled(id) {
+            state.apply(id, settled, Slice::ALL);
+        }
+    }
+    shared.drive(&mut state);
+    note_costs(&mut state);
+    let committed = state.store.commit()?;
+    for (id, position) in committed.sessions {
+        publish_committed(&state, id, position);
+    }
+    Ok(())
+}
+
+/// Starts both threads.
+pub fn start(shared: &Arc<Shared>) -> io::Result<Vec<std::thread::JoinHandle<()>>> {
+    let threads: [(&str, fn(&Shared)); 2] = [("digest", digest_thread), ("commit", commit_thread)];
+    threads
+        .into_iter()
+        .map(|(name, work)| {
+            let shared = Arc::clone(shared);
+            std::thread::Builder::new().name(name.into()).spawn(move || work(&shared))
+        })
+        .collect()
+}

@@ -1,0 +1,405 @@
+//! Leases for sessions: performs what the lease manager decides, and sends the state along.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ashlar_lease::{Command, Grant, Mode, Reason, RequestId, Scope, SlotWord};
+use ashlar_store::StoreError;
+use ashlar_types::{Errno, FileKind, InodeId, LogPosition, Name, SessionId};
+use ashlar_wire::{
+    Contents, DirectoryEntry, Extent, GrantReply, InodeState, LeaseWord, Need, Reply, ScopeKind, Want,
+};
+use parking_lot::MutexGuard;
+
+use crate::leasing::Ancestors;
+use crate::notify::{Stale, Ticket};
+use crate::page;
+use crate::shared::Shared;
+use crate::state::State;
+
+/// How long a request that must wait pauses before it looks again.
+const PAUSE_MIN: Duration = Duration::from_micros(20);
+const PAUSE_MAX: Duration = Duration::from_millis(10);
+
+/// A request's answer, made in the moment its leases were granted, until its thread takes it.
+#[derive(Debug)]
+pub struct Answer {
+    grants: Result<Vec<GrantReply>, Errno>,
+    dependencies: Vec<(SessionId, LogPosition)>,
+    /// What kernels must have forgotten before the answer may be seen.
+    tickets: Vec<Arc<Ticket>>,
+}
+
+/// The time since boot, on a clock that runs through suspension and is the same for all processes.
+pub fn boot_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+}
+
+fn now_us() -> u64 {
+    boot_time().as_micros() as u64
+}
+
+/// Leases, with state.
+pub fn acquire(shared: &Shared, id: SessionId, wants: &[Want]) -> Result<Reply, Errno> {
+    let mut state = shared.apply_settled(shared.lock(), id);
+    check_exists(&state, wants)?;
+    let answer = request(shared, &mut state, id, wants)?;
+    let applied = state.store.applied(id);
+    let not_before = state.not_before;
+    drop(state);
+    let grants = answer.finish(not_before)?;
+    Ok(Reply::Granted { grants: grants.0, applied, dependencies: grants.1 })
+}
+
+/// One entry of a directory, with a lease to read what it leads to.
+pub fn lookup(shared: &Shared, id: SessionId, directory: InodeId, name: &[u8]) -> Result<Reply, Errno> {
+    Name::check(name).map_err(|_| Errno::EINVAL)?;
+    let mut state = shared.apply_settled(shared.lock(), id);
+    loop {
+        let found = state.store.entry(directory, name).map_err(|error| internal(&error))?;
+        let Some(found) = found else {
+            let applied = state.store.applied(id);
+            return Ok(Reply::Entry { entry: None, grant: None, applied, dependencies: Vec::new() });
+        };
+        let need = Need { xattrs: true, ..Need::default() };
+        let want = Want { inode: found.inode, write: false, scope: ScopeKind::Node, need };
+        let answer = request(shared, &mut state, id, &[want])?;
+        // To grant it, another session's log may have been applied, and that may have changed the entry.
+        let again = state.store.entry(directory, name).map_err(|error| internal(&error))?;
+        if again != Some(found) {
+            continue;
+        }
+        let entry = DirectoryEntry {
+            cookie: state.store.name_cookie(name),
+            name: name.to_vec(),
+            inode: found.inode,
+            kind: found.kind,
+        };
+        let applied = state.store.applied(id);
+        let not_before = state.not_before;
+        drop(state);
+        let (grants, dependencies) = answer.finish(not_before)?;
+        return Ok(Reply::Entry { entry: Some(entry), grant: grants.into_iter().next(), applied, dependencies });
+    }
+}
+
+/// A page of a directory.
+pub fn read_directory(shared: &Shared, directory: InodeId, after: u64, limit: u32) -> Result<Reply, Errno> {
+    let limit = (limit as usize).min(Need::ENTRIES_MAX as usize);
+    let state = shared.lock();
+    let entries = state.store.entries(directory, after, limit).map_err(|error| internal(&error))?;
+    Ok(Reply::Entries(entries.into_iter().map(directory_entry).collect()))
+}
+
+fn directory_entry((cookie, name, entry): (u64, Name, ashlar_update::Entry)) -> DirectoryEntry {
+    DirectoryEntry { cookie, name: name.as_bytes().to_vec(), inode: entry.inode, kind: entry.kind }
+}
+
+fn internal(error: &StoreError) -> Errno {
+    tracing::error!(%error, "the shared area can't be read");
+    Errno::EIO
+}
+
+fn check_exists(state: &State, wants: &[Want]) -> Result<(), Errno> {
+    for want in wants {
+        let exists = want.inode == InodeId::RENAME
+            || state.store.inode(want.inode).map_err(|error| internal(&error))?.is_some();
+        if !exists {
+            return Err(Errno::ESTALE);
+        }
+    }
+    Ok(())
+}
+
+impl Answer {
+    /// Waits until no kernel believes what the grants make untrue.
+    fn finish(self, not_before: Instant) -> Result<(Vec<GrantReply>, Vec<(SessionId, LogPosition)>), Errno> {
+        let now = Instant::now();
+        if not_before > now {
+            std::thread::sleep(not_before - now);
+        }
+        for ticket in self.tickets {
+            ticket.wait();
+        }
+        Ok((self.grants?, self.dependencies))
+    }
+}
+
+/// Has a request granted. Others' requests that come first are served on the way.
+fn request(
+    shared: &Shared,
+    state: &mut MutexGuard<'_, State>,
+    id: SessionId,
+    wants: &[Want],
+) -> Result<Answer, Errno> {
+    shared.drive(state);
+    if let Some(answer) = covered(state, id, wants) {
+        return Ok(answer);
+    }
+    let request = state.request_leases(now_us(), id, wants)?;
+    loop {
+        let wait = shared.drive(state);
+        if let Some(answer) = state.leasing.answers.remove(&request) {
+            return Ok(answer);
+        }
+        if state.ending || state.live(id).is_none() {
+            state.leasing.wanted.remove(&request);
+            return Err(if state.ending { Shared::ENDING } else { Errno::EIO });
+        }
+        shared.grants_changed.wait_for(state, pause(wait));
+    }
+}
+
+/// What the session holds already is answered at once, past whoever waits.
+fn covered(state: &mut State, id: SessionId, wants: &[Want]) -> Option<Answer> {
+    let (mut grants, mut dependencies) = (Vec::with_capacity(wants.len()), Vec::new());
+    for want in wants {
+        let (grant, shown) = state.covering_lease(now_us(), id, want.inode, want.write)?;
+        if want.scope == ScopeKind::Subtree && grant.word.scope != Scope::Subtree {
+            return None;
+        }
+        grants.push(grant);
+        dependencies.extend(shown);
+    }
+    dependencies.sort_unstable();
+    dependencies.dedup();
+    Some(answer(state, id, wants, &grants, dependencies))
+}
+
+/// Performs the lease manager's commands until there is none. Returns whether requests were answered, and when to go on, if
+/// there is such a time.
+pub fn drive(state: &mut State) -> (bool, Option<u64>) {
+    let mut answered = false;
+    loop {
+        let State { leasing, store, .. } = state;
+        match leasing.manager.poll_command(now_us(), &Ancestors(store)) {
+            Some(Command::Grant { session, request, grants, dependencies }) => {
+                answered = true;
+                grant(state, session, request, &grants, dependencies);
+            }
+            Some(command) => perform(state, &command),
+            None => match state.leasing.take_dropped() {
+                Some(fenced) => {
+                    state.store.release_all(fenced);
+                    state.leasing.manager.handle_session_end(fenced);
+                }
+                None => break,
+            },
+        }
+    }
+    for session in state.sessions.values() {
+        if page::is_revoking(&*session.page) {
+            // The page is mapped whole, so the store can't miss it.
+            let _ = page::set_revoking(&*session.page, false);
+        }
+    }
+    (answered, state.leasing.manager.next_time_us())
+}
+
+/// Takes all leases of a session that is over.
+pub fn end_leases(state: &mut State, id: SessionId) {
+    state.leasing.manager.handle_session_end(id);
+    drive(state);
+}
+
+/// Takes the leases on these inodes from everybody: what was granted with them is not so any more. A session of no process asks
+/// for them, and ends.
+///
+/// # Errors
+/// `EIO` where the shared area fails; [`Shared::ENDING`].
+pub fn take_from_all(shared: &Shared, state: &mut MutexGuard<'_, State>, inodes: &[InodeId]) -> Result<(), Errno> {
+    let nobody = state.store.next_session_id().map_err(|error| internal(&error))?;
+    for &inode in inodes {
+        let want = Want { inode, write: true, scope: ScopeKind::Node, need: Need::default() };
+        let request = state.request_leases(now_us(), nobody, &[want])?;
+        loop {
+            let wait = shared.drive(state);
+            if state.leasing.answers.remove(&request).is_some() {
+                break;
+            }
+            if state.ending {
+                return Err(Shared::ENDING);
+            }
+            shared.grants_changed.wait_for(state, pause(wait));
+        }
+    }
+    end_leases(state, nobody);
+    Ok(())
+}
+
+/// How long to wait for a grant before the lease manager is asked again.
+fn pause(until_us: Option<u64>) -> Duration {
+    until_us.map_or(PAUSE_MAX, |until| {
+        Duration::from_micros(until.saturating_sub(now_us())).clamp(PAUSE_MIN, PAUSE_MAX)
+    })
+}
+
+fn perform(state: &mut State, command: &Command) {
+    match command {
+        Command::Revoke { word, reason } => {
+            take(state, word);
+            if !matches!(reason, Reason::Folded | Reason::Ended) {
+                invalidate(state, word.session, word.inode, word.scope);
+            }
+        }
+        Command::Downgrade { word } => take(state, word),
+        Command::Split { word, hole } => {
+            take(state, word);
+            if let Some(hole) = hole.filter(|hole| !hole.keeps_read) {
+                invalidate(state, word.session, hole.inode, hole.scope);
+            }
+        }
+        Command::Attach { word } => write(state, word),
+        Command::SealAndApply { session } => {
+            state.seal_and_apply(*session);
+            let position = state.store.applied(*session);
+            state.leasing.manager.handle_applied(*session, position);
+        }
+        Command::Grant { .. } | Command::Wait { .. } => {}
+    }
+}
+
+/// Writes a word that takes something from its session. From here until its log is applied, records that are valid under the
+/// old word may be in the log; a restart must know that.
+fn take(state: &mut State, word: &SlotWord) {
+    state.counters.leases_revoked += 1;
+    if let Some(session) = state.sessions.get(&word.session) {
+        // The page is mapped whole, so the store can't miss it.
+        let _ = page::set_revoking(&*session.page, true);
+    }
+    write(state, word);
+}
+
+fn lease_word(word: &SlotWord) -> LeaseWord {
+    let scope = match word.scope {
+        Scope::Node => ScopeKind::Node,
+        Scope::Subtree => ScopeKind::Subtree,
+    };
+    match word.mode {
+        None => LeaseWord::revoked(word.generation),
+        Some(mode) => LeaseWord::new(word.generation, scope, mode == Mode::Write),
+    }
+}
+
+fn write(state: &State, word: &SlotWord) {
+    if let Some(session) = state.sessions.get(&word.session) {
+        session.leases.set(word.slot, lease_word(word), word.inode);
+    }
+}
+
+/// Queues what a mount's kernel must forget.
+fn invalidate(state: &mut State, id: SessionId, inode: InodeId, scope: Scope) {
+    let Some(notifier) = state.sessions.get(&id).and_then(|session| session.notifier.clone()) else { return };
+    let is_directory = state.store.inode(inode).ok().flatten().is_none_or(|found| found.is_directory());
+    let subtree = scope == Scope::Subtree;
+    let ticket = notifier.queue(Stale { inode, data: !is_directory, names: is_directory, subtree });
+    state.counters.invalidations += 1;
+    let until = boot_time() + state.cache_ttl;
+    if let Some(session) = state.sessions.get(&id) {
+        // The page is mapped whole, so the store can't miss it.
+        let _ = page::set_stale_until_ms(&*session.page, until.as_millis() as u64);
+    }
+    state.leasing.tickets.retain(|ticket| !ticket.is_done());
+    state.leasing.tickets.push(Arc::new(ticket));
+}
+
+fn grant(
+    state: &mut State,
+    id: SessionId,
+    request: RequestId,
+    grants: &[Grant],
+    dependencies: Vec<(SessionId, LogPosition)>,
+) {
+    let wants = state.leasing.wanted.remove(&request);
+    // The words must stand even where nobody waits for the answer any more.
+    let answer = answer(state, id, wants.as_deref().unwrap_or(&[]), grants, dependencies);
+    if wants.is_some() {
+        state.leasing.answers.insert(request, answer);
+    }
+}
+
+fn answer(
+    state: &mut State,
+    id: SessionId,
+    wants: &[Want],
+    grants: &[Grant],
+    dependencies: Vec<(SessionId, LogPosition)>,
+) -> Answer {
+    for grant in grants {
+        write(state, &grant.word);
+    }
+    state.counters.leases_granted += grants.len() as u64;
+    let tickets = state.leasing.tickets.iter().filter(|ticket| {
+        let stale = ticket.stale();
+        stale.subtree || grants.iter().any(|g| g.inode == stale.inode || g.word.scope == Scope::Subtree)
+    });
+    let tickets = tickets.map(Arc::clone).collect();
+    Answer { grants: grant_replies(state, id, wants, grants), dependencies, tickets }
+}
+
+fn grant_replies(state: &mut State, id: SessionId, wants: &[Want], grants: &[Grant]) -> Result<Vec<GrantReply>, Errno> {
+    let mut replies = Vec::with_capacity(grants.len());
+    let mut children = Vec::new();
+    for (want, grant) in wants.iter().zip(grants) {
+        let described = describe(state, grant.inode, want.need).map_err(|error| internal(&error))?;
+        let reply = reply(grant, described.ok_or(Errno::ESTALE)?);
+        if want.need.children && grant.word.scope == Scope::Subtree {
+            children_of(state, id, &reply, grant, &mut children).map_err(|error| internal(&error))?;
+        }
+        replies.push(reply);
+    }
+    replies.append(&mut children);
+    Ok(replies)
+}
+
+fn reply(grant: &Grant, state: InodeState) -> GrantReply {
+    GrantReply { inode: grant.inode, slot: grant.word.slot, word: lease_word(&grant.word).0, state }
+}
+
+/// The attributes of those entries that the directory's own lease governs too.
+fn children_of(
+    state: &mut State,
+    id: SessionId,
+    directory: &GrantReply,
+    grant: &Grant,
+    children: &mut Vec<GrantReply>,
+) -> Result<(), StoreError> {
+    for entry in directory.state.entries.iter().flatten() {
+        let Some((found, _)) = state.covering_lease(now_us(), id, entry.inode, false) else { continue };
+        if found.word != grant.word {
+            continue;
+        }
+        if let Some(described) = describe(state, entry.inode, Need::default())? {
+            children.push(reply(&found, described));
+        }
+    }
+    Ok(())
+}
+
+/// The state of an inode, as far as it is needed; `None` if it does not exist.
+fn describe(state: &State, id: InodeId, need: Need) -> Result<Option<InodeState>, StoreError> {
+    let store = &state.store;
+    // The right to move directories is a lease on no inode: the root's attributes stand in.
+    let id = if id == InodeId::RENAME { InodeId::ROOT } else { id };
+    let Some(attributes) = store.inode(id)? else { return Ok(None) };
+    let contents = if need.contents && attributes.kind == FileKind::Regular {
+        Some(match store.contents(id)? {
+            ashlar_store::Contents::Inline(bytes) => Contents::Inline(bytes),
+            ashlar_store::Contents::Extents(extents) => Contents::Extents(extents.into_iter().map(extent).collect()),
+        })
+    } else {
+        None
+    };
+    let entries = if need.entries && attributes.is_directory() && attributes.entries <= Need::ENTRIES_MAX {
+        Some(store.entries(id, 0, usize::MAX)?.into_iter().map(directory_entry).collect())
+    } else {
+        None
+    };
+    let xattrs = if need.xattrs { Some(store.xattrs(id)?) } else { None };
+    Ok(Some(InodeState { attributes, contents, entries, xattrs }))
+}
+
+fn extent(extent: ashlar_store::Extent) -> Extent {
+    Extent { logical_block: extent.logical_block, blocks: extent.blocks, address: extent.address }
+}

@@ -1,0 +1,228 @@
+//! The lease manager, and what SharedFS keeps beside it: who waits for which grant, and what the leases are judged by.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use ashlar_lease::{Ancestry, LeaseManager, Limits, Mode, RequestError, RequestId, Scope, SlotWord};
+use ashlar_store::{Store, StoreError};
+use ashlar_types::{Errno, InodeId, LogPosition, SessionId};
+use ashlar_update::{Applied, Update};
+use ashlar_wire::{LeaseWord, ScopeKind, Want, LEASE_SLOTS};
+
+use crate::grant::Answer;
+use crate::notify::Ticket;
+use crate::session::Session;
+use crate::state::State;
+use crate::validate::Leases;
+use crate::Config;
+
+/// Leases.
+pub struct Leasing {
+    /// Who decides.
+    pub manager: LeaseManager,
+    limits: Limits,
+    /// What was asked for with it, by request.
+    pub wanted: BTreeMap<RequestId, Vec<Want>>,
+    /// Answers that their threads have not fetched yet.
+    pub answers: BTreeMap<RequestId, Answer>,
+    /// What kernels are being told.
+    pub tickets: Vec<Arc<Ticket>>,
+    dropped: Vec<SessionId>,
+}
+
+/// The applied tree, as the lease manager sees it.
+pub struct Ancestors<'a>(pub &'a Store);
+
+impl Ancestry for Ancestors<'_> {
+    fn parent(&self, inode: InodeId) -> Option<InodeId> {
+        if inode == InodeId::RENAME {
+            return Some(InodeId::ROOT);
+        }
+        let found = self.0.inode(inode).ok().flatten()?;
+        (found.links > 0).then_some(found.parent)
+    }
+
+    fn is_shared(&self, inode: InodeId) -> bool {
+        self.0.inode(inode).ok().flatten().is_some_and(|found| !found.is_directory() && found.links > 1)
+    }
+}
+
+/// The leases of one session.
+pub struct Held<'a> {
+    manager: &'a LeaseManager,
+    session: SessionId,
+    store: &'a Store,
+}
+
+impl Leases for Held<'_> {
+    fn may_write(&self, inode: InodeId) -> bool {
+        self.manager.may_write(self.session, inode, &Ancestors(self.store))
+    }
+}
+
+fn mode(write: bool) -> Mode {
+    if write { Mode::Write } else { Mode::Read }
+}
+
+fn scope(scope: ScopeKind) -> Scope {
+    match scope {
+        ScopeKind::Node => Scope::Node,
+        ScopeKind::Subtree => Scope::Subtree,
+    }
+}
+
+/// What an update may move: an inode, whether it's a directory, and what it was governed through before.
+pub type Moves = Vec<(InodeId, bool, Option<InodeId>)>;
+
+/// The directory through which an inode is governed.
+fn governing_parent(store: &Store, id: InodeId) -> Result<Option<(bool, Option<InodeId>)>, StoreError> {
+    Ok(store.inode(id)?.map(|found| {
+        let is_directory = found.is_directory();
+        let is_below = found.links == 1 || is_directory && found.links > 0;
+        (is_directory, is_below.then_some(found.parent))
+    }))
+}
+
+impl Leasing {
+    /// No leases yet.
+    pub fn new(config: &Config) -> Self {
+        let limits = Limits { hold_us: config.lease_hold_us, table_slots: LEASE_SLOTS, ..Limits::default() };
+        Self {
+            manager: LeaseManager::new(limits),
+            limits,
+            wanted: BTreeMap::new(),
+            answers: BTreeMap::new(),
+            tickets: Vec::new(),
+            dropped: Vec::new(),
+        }
+    }
+
+    /// Takes up what the tables of running sessions say, and how far their logs may have been shown to others.
+    pub fn restore<'a>(&mut self, store: &Store, sessions: impl Iterator<Item = &'a Session>) {
+        let (mut words, mut applied) = (Vec::new(), Vec::new());
+        for session in sessions {
+            applied.push((session.id, session.judged));
+            words.extend((0..LEASE_SLOTS).filter_map(|slot| restored(session, slot)));
+        }
+        self.manager = LeaseManager::restore(self.limits, &words, &applied, &Ancestors(store));
+    }
+
+    /// The leases of a session, to judge its records by.
+    pub fn of<'a>(&'a self, session: SessionId, store: &'a Store) -> Held<'a> {
+        Held { manager: &self.manager, session, store }
+    }
+
+    /// What an update may move, before it's applied.
+    pub fn before(store: &Store, update: &Update<'_>) -> Result<Moves, StoreError> {
+        let inodes = match update {
+            Update::Rename(rename) => [Some(rename.inode), rename.target],
+            Update::Link { inode, .. } | Update::Unlink { inode, .. } | Update::RemoveDirectory { inode, .. } => {
+                [Some(*inode), None]
+            }
+            _ => return Ok(Moves::new()),
+        };
+        let mut moves = Moves::new();
+        for id in inodes.into_iter().flatten() {
+            if let Some((is_directory, parent)) = governing_parent(store, id)? {
+                moves.push((id, is_directory, parent));
+            }
+        }
+        Ok(moves)
+    }
+
+    /// Tells the manager what an applied update has made, moved and freed.
+    pub fn after(
+        &mut self,
+        store: &Store,
+        session: SessionId,
+        update: &Update<'_>,
+        applied: Applied,
+        moves: Moves,
+    ) -> Result<(), StoreError> {
+        let ancestors = Ancestors(store);
+        if let Update::Create(create) = update {
+            let is_directory = create.kind == ashlar_types::FileKind::Directory;
+            self.manager.handle_made(session, create.inode, create.parent, is_directory, &ancestors);
+            if create.name.is_empty() {
+                // Its maker knows it through the directory, where it has no place.
+                self.manager.handle_moved(create.inode, Some(create.parent), None, is_directory, &ancestors);
+            }
+        }
+        for (id, is_directory, from) in moves {
+            let to = governing_parent(store, id)?.and_then(|(_, parent)| parent);
+            if applied.freed != Some(id) && from != to {
+                self.manager.handle_moved(id, from, to, is_directory, &ancestors);
+            }
+        }
+        if let Some(id) = applied.freed {
+            self.manager.handle_gone(id);
+        }
+        Ok(())
+    }
+
+    /// Has a fenced session's leases taken after the current step.
+    pub fn drop_later(&mut self, session: SessionId) {
+        self.dropped.push(session);
+    }
+
+    /// A session whose leases are to be taken.
+    pub fn take_dropped(&mut self) -> Option<SessionId> {
+        self.dropped.pop()
+    }
+
+    /// Names and numbers, for `status`.
+    pub fn counters(&self) -> Vec<(String, u64)> {
+        let stats = self.manager.stats();
+        let named = [
+            ("leases_held", stats.entries),
+            ("lease_splits", stats.splits),
+            ("lease_downgrades", stats.downgrades),
+            ("lease_requests_waiting", stats.waiting),
+        ];
+        named.map(|(name, number)| (name.to_owned(), number)).to_vec()
+    }
+}
+
+/// What a slot of a session's table says, if it was ever used.
+fn restored(session: &Session, slot: u32) -> Option<SlotWord> {
+    let word = session.leases.word(slot);
+    (word != LeaseWord::default()).then(|| SlotWord {
+        session: session.id,
+        slot,
+        inode: session.leases.inode(slot),
+        generation: word.generation(),
+        mode: word.may_read().then(|| mode(word.may_write())),
+        scope: scope(word.scope()),
+    })
+}
+
+impl State {
+    /// Queues a session's request for leases.
+    ///
+    /// # Errors
+    /// `EAGAIN` where too many wait, `EINVAL` where it asks for too many at once, `EIO` where the session has ended.
+    pub fn request_leases(&mut self, now_us: u64, id: SessionId, wants: &[Want]) -> Result<RequestId, Errno> {
+        let asked: Vec<_> = wants
+            .iter()
+            .map(|want| ashlar_lease::Want { inode: want.inode, mode: mode(want.write), scope: scope(want.scope) })
+            .collect();
+        let request = self.leasing.manager.handle_request(now_us, id, &asked).map_err(|error| match error {
+            RequestError::QueueFull(_) => Errno::EAGAIN,
+            RequestError::TooManyWants(_) => Errno::EINVAL,
+            RequestError::Ended(_) => Errno::EIO,
+        })?;
+        self.leasing.wanted.insert(request, wants.to_vec());
+        Ok(request)
+    }
+
+    /// The lease that a session holds on an inode already, and what the inode's state depends on.
+    pub fn covering_lease(
+        &mut self,
+        now_us: u64,
+        id: SessionId,
+        inode: InodeId,
+        write: bool,
+    ) -> Option<(ashlar_lease::Grant, Vec<(SessionId, LogPosition)>)> {
+        self.leasing.manager.covered(now_us, id, inode, mode(write), &Ancestors(&self.store))
+    }
+}

@@ -1,0 +1,190 @@
+//! The start: every session that left files is taken up. Those whose process lives go on as if nothing had happened; the
+//! logs of the others are digested, and forgotten.
+//!
+//! A kill at any point of it changes nothing: it begins again at what is committed.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ashlar_pmem::Arena;
+use ashlar_store::Store;
+use ashlar_types::{LogPosition, SessionId};
+
+use crate::digest;
+use crate::leasing::Leasing;
+use crate::page;
+use crate::session::{Session, SessionError};
+use crate::shared::Shared;
+use crate::state::{Slice, State};
+use crate::watch::Watcher;
+use crate::{Config, DaemonError};
+
+/// Opens the arena and brings it up to date with all that sessions have logged.
+///
+/// # Errors
+/// [`DaemonError`] where the arena can't be opened, or its shared area fails.
+pub fn recover(config: Config) -> Result<Shared, DaemonError> {
+    let system = |what| move |error| DaemonError::System { what, error };
+    ashlar_pmem::sigbus::install().map_err(system("cannot guard against truncated files"))?;
+    let arena = Arc::new(Arena::open(&config.arena)?);
+    let store = Store::open(Arc::clone(&arena))?;
+    let watcher = Watcher::new().map_err(system("cannot watch processes"))?;
+    let mut state = State::new(store, Leasing::new(&config), Duration::from_millis(config.cache_ttl_ms))?;
+    state.is_recovering = true;
+    take_up_sessions(&arena, &mut state)?;
+    let ids = state.live_ids();
+    let bounds: Vec<(SessionId, LogPosition)> =
+        ids.iter().filter_map(|&id| state.settled(id).map(|end| (id, end))).collect();
+    // First what was judged before, then the rest under the leases that stand: they are about the state between the two.
+    let judged: Vec<_> = bounds.iter().map(|&(id, end)| (id, judged_end(&mut state, id, end))).collect();
+    apply_in_order(&mut state, &judged);
+    restore_leases(&mut state);
+    apply_in_order(&mut state, &bounds);
+    state.is_recovering = false;
+    commit(&mut state)?;
+    let shared = Shared::new(config, arena, watcher, state);
+    settle(&shared)?;
+    Ok(shared)
+}
+
+fn take_up_sessions(arena: &Arena, state: &mut State) -> Result<(), DaemonError> {
+    let files = arena.sessions()?;
+    let rows = state.store.sessions();
+    for (id, _) in &rows {
+        if *id != crate::state::OWN_SESSION && !files.contains(id) {
+            // Its files went first when it ended.
+            state.store.remove_session(*id);
+        }
+    }
+    for id in files {
+        let committed = state.store.committed(id);
+        match Session::take_up(arena, id, committed) {
+            Ok(session) => {
+                if !rows.iter().any(|(row, _)| *row == id) {
+                    state.store.set_session(id, session.log.generation(), LogPosition(0));
+                }
+                state.sessions.insert(id, session);
+            }
+            Err(SessionError::Unfinished) => {
+                arena.remove_session(id)?;
+                state.store.remove_session(id);
+            }
+            Err(error) => {
+                tracing::error!(session = id.0, %error, "a session's files are damaged; they are kept as sessions/fenced-*");
+                state.lost.insert(id);
+                if let Err(error) = digest::set_aside(arena, id) {
+                    tracing::warn!(session = id.0, %error, "not all of them could be set aside");
+                    arena.remove_session(id)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Up to where a session's records were judged. Where SharedFS was killed while it took one of its leases, all that is there
+/// was written before the session could know.
+fn judged_end(state: &mut State, id: SessionId, end: LogPosition) -> LogPosition {
+    let Some(session) = state.sessions.get_mut(&id) else { return end };
+    if page::is_revoking(&*session.page) {
+        session.judged = end;
+        // The page is mapped whole, so the stores can't miss it.
+        let _ = page::set_validated(&*session.page, end);
+        let _ = page::set_revoking(&*session.page, false);
+    }
+    session.judged = session.judged.min(end);
+    session.judged
+}
+
+/// Applies logs up to their bounds, each one only as far as what it depends on is applied.
+fn apply_in_order(state: &mut State, bounds: &[(SessionId, LogPosition)]) {
+    loop {
+        let before: Vec<_> = bounds.iter().map(|(id, _)| state.store.applied(*id)).collect();
+        state.unmet.clear();
+        for &(id, end) in bounds {
+            state.apply(id, end, Slice::ALL);
+        }
+        if state.unmet.is_empty() {
+            return;
+        }
+        if bounds.iter().zip(before).all(|((id, _), before)| state.store.applied(*id) == before) {
+            break;
+        }
+    }
+    let unmet = std::mem::take(&mut state.unmet);
+    for (id, other) in unmet {
+        let position = state.store.applied(id);
+        let this_boot = state.live(id).is_some_and(|session| session.identity.process.is_of_this_boot());
+        state.counters.logs_cut += 1;
+        if this_boot {
+            // Memory has lost nothing: the other session has destroyed its own log, for which this one shall not suffer.
+            tracing::error!(session = id.0, other = other.0, %position, "a log that this one depends on is damaged");
+            state.lost.insert(other);
+        } else {
+            tracing::warn!(session = id.0, other = other.0, %position, "the log is cut: what follows depends on lost updates");
+            if let Some(session) = state.sessions.get_mut(&id) {
+                session.is_ending = true;
+            }
+        }
+    }
+    let rest: Vec<_> = bounds.iter().copied().filter(|(id, _)| state.sessions.get(id).is_some_and(|s| !s.is_ending)).collect();
+    if rest.iter().any(|&(id, end)| state.live(id).is_some() && state.store.applied(id) < end) {
+        state.is_recovering = false;
+        for (id, end) in rest {
+            state.apply(id, end, Slice::ALL);
+        }
+        state.is_recovering = true;
+    }
+}
+
+fn restore_leases(state: &mut State) {
+    let State { store, leasing, sessions, .. } = state;
+    leasing.restore(store, sessions.values().filter(|s| s.fenced.is_none() && s.identity.process.is_of_this_boot()));
+}
+
+fn commit(state: &mut State) -> Result<(), DaemonError> {
+    digest::note_costs(state);
+    let committed = state.store.commit()?;
+    for (id, position) in committed.sessions {
+        digest::publish_committed(state, id, position);
+    }
+    state.oldest_uncommitted = None;
+    Ok(())
+}
+
+/// Lets the living go on, and forgets the dead.
+fn settle(shared: &Shared) -> Result<(), DaemonError> {
+    let mut state = shared.lock();
+    let mut dead = 0;
+    for id in state.sessions.keys().copied().collect::<Vec<_>>() {
+        let Some(session) = state.sessions.get_mut(&id) else { continue };
+        match session.identity.process.open() {
+            Some(process) if session.fenced.is_none() => {
+                session.control.count_restart();
+                let stale_until = Duration::from_millis(page::stale_until_ms(&*session.page));
+                let wait = stale_until.saturating_sub(crate::grant::boot_time()).min(shared.cache_ttl());
+                state.not_before = state.not_before.max(Instant::now() + wait);
+                state.locking.expect(id);
+                shared.watcher.add(id, process);
+                tracing::info!(session = id.0, "a running session goes on");
+            }
+            _ => {
+                dead += 1;
+                session.is_ending = true;
+                crate::grant::end_leases(&mut state, id);
+                state.store.release_all(id);
+            }
+        }
+    }
+    shared.drive(&mut state);
+    crate::sessions::remove_ended(shared, &mut state);
+    for inode in state.orphans.iter().copied().collect::<Vec<_>>() {
+        if !state.is_open(inode) {
+            digest::free_orphan(&mut state, inode);
+        }
+    }
+    if dead > 0 {
+        tracing::info!(sessions = dead, "the logs of sessions that are gone were digested");
+    }
+    commit(&mut state)
+}

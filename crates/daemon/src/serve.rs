@@ -1,0 +1,301 @@
+//! Connections: a thread each, which receives a request, has it served, and sends the reply.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ashlar_types::{Errno, SessionId};
+use ashlar_wire::{Connection, Listener, Reply, Request, WelcomeSegment};
+use parking_lot::{Condvar, Mutex};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+
+use crate::notify::Notifier;
+use crate::sessions::{self, Refused};
+use crate::shared::Shared;
+use crate::{credit, grant, locking, status};
+
+/// The most connections at once, and of one process: each has a thread. A process keeps a few, and one for each thread that
+/// waits for a lock or a commit.
+const CONNECTIONS_MAX: usize = 1024;
+const CONNECTIONS_OF_PROCESS_MAX: usize = 256;
+/// Stack of a connection's thread: requests don't nest.
+const STACK_BYTES: usize = 512 << 10;
+/// How often the listening thread looks whether SharedFS is to end.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+/// How long connections get to end at the end of SharedFS.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The connections there are.
+#[derive(Debug, Default)]
+pub struct Connections {
+    open: Mutex<Open>,
+    closed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    next: u64,
+    sockets: BTreeMap<u64, (i32, UnixStream)>,
+}
+
+impl Connections {
+    /// Enters a connection; `None` where there are too many.
+    fn enter(&self, connection: &Connection) -> Option<u64> {
+        let socket = connection.socket().try_clone().ok()?;
+        let pid = rustix::net::sockopt::socket_peercred(&socket).ok()?.pid.as_raw_nonzero().get();
+        let mut open = self.open.lock();
+        let of_process = open.sockets.values().filter(|(other, _)| *other == pid).count();
+        if open.sockets.len() >= CONNECTIONS_MAX || of_process >= CONNECTIONS_OF_PROCESS_MAX {
+            return None;
+        }
+        open.next += 1;
+        let number = open.next;
+        open.sockets.insert(number, (pid, socket));
+        Some(number)
+    }
+
+    fn leave(&self, number: u64) {
+        self.open.lock().sockets.remove(&number);
+        self.closed.notify_all();
+    }
+
+    /// Ends all connections: what is being answered is answered, nothing more is read.
+    fn end(&self) {
+        let mut open = self.open.lock();
+        for (_, socket) in open.sockets.values() {
+            // One that is closed already needs no end.
+            let _ = socket.shutdown(std::net::Shutdown::Read);
+        }
+        let deadline = Instant::now() + PATIENCE;
+        while !open.sockets.is_empty() && !self.closed.wait_until(&mut open, deadline).timed_out() {}
+    }
+}
+
+/// Serves connections until SharedFS is to end.
+pub fn listen(shared: &Arc<Shared>, listener: &Listener) -> io::Result<()> {
+    let connections = Arc::new(Connections::default());
+    let mut unused_since = Instant::now();
+    loop {
+        let ready = {
+            let mut fds = [PollFd::new(listener, PollFlags::IN)];
+            poll(&mut fds, Some(&LOOK)).is_ok_and(|count| count > 0)
+        };
+        if shared.lock().ending {
+            break;
+        }
+        if ready {
+            accept(shared, listener, &connections);
+        }
+        if !shared.lock().sessions.is_empty() {
+            unused_since = Instant::now();
+        }
+        let lingering = shared.config.linger_seconds.map(Duration::from_secs);
+        if lingering.is_some_and(|linger| unused_since.elapsed() >= linger) {
+            tracing::info!("no session is left; SharedFS ends");
+            shared.stop();
+            break;
+        }
+    }
+    connections.end();
+    Ok(())
+}
+
+fn accept(shared: &Arc<Shared>, listener: &Listener, connections: &Arc<Connections>) {
+    let mut connection = match listener.accept() {
+        Ok(connection) => connection,
+        Err(error) => {
+            tracing::warn!(%error, "a connection can't be accepted");
+            // Out of descriptors, most likely: give others time to close some.
+            std::thread::sleep(Duration::from_millis(10));
+            return;
+        }
+    };
+    let Some(number) = connections.enter(&connection) else {
+        // A peer that does not wait for the answer does not get it.
+        let _ = connection.send(&Reply::Refused("too many connections are open; close some".into()), &[]);
+        return;
+    };
+    let (worker, open) = (Arc::clone(shared), Arc::clone(connections));
+    let thread = std::thread::Builder::new().name("serve".into()).stack_size(STACK_BYTES).spawn(move || {
+        serve(&worker, &mut connection);
+        drop(connection);
+        open.leave(number);
+    });
+    if let Err(error) = thread {
+        tracing::warn!(%error, "no thread for a connection");
+        connections.leave(number);
+    }
+}
+
+/// A reply, and the descriptors that go with it.
+struct Answer {
+    reply: Reply,
+    files: Vec<Arc<dyn AsFd + Send + Sync>>,
+}
+
+impl From<Reply> for Answer {
+    fn from(reply: Reply) -> Self {
+        Self { reply, files: Vec::new() }
+    }
+}
+
+/// What a connection is.
+#[derive(Clone, Copy, Debug, Default)]
+struct Peer {
+    session: Option<SessionId>,
+    /// It has just resumed its session, and sends again what SharedFS has forgotten.
+    is_reclaiming: bool,
+}
+
+fn serve(shared: &Arc<Shared>, connection: &mut Connection) {
+    let mut peer = Peer::default();
+    while let Ok((request, descriptors)) = connection.receive::<Request>() {
+        let answer = match answer(shared, connection, &mut peer, request, descriptors) {
+            Ok(answer) => answer,
+            Err(Shared::ENDING) => return,
+            Err(errno) => Reply::Error(errno).into(),
+        };
+        let files: Vec<BorrowedFd<'_>> = answer.files.iter().map(|file| file.as_fd()).collect();
+        if connection.send(&answer.reply, &files).is_err() {
+            return;
+        }
+    }
+}
+
+fn answer(
+    shared: &Arc<Shared>,
+    connection: &Connection,
+    peer: &mut Peer,
+    request: Request,
+    descriptors: Vec<OwnedFd>,
+) -> Result<Answer, Errno> {
+    shared.lock().counters.requests += 1;
+    match (&request, peer.session) {
+        (Request::Hello(hello), None) => {
+            return match sessions::hello(shared, connection.socket(), hello) {
+                Ok((welcome, files)) => {
+                    *peer = Peer { session: Some(welcome.peer.session), is_reclaiming: hello.resume.is_some() };
+                    let files: Vec<Arc<dyn AsFd + Send + Sync>> = [&files.log, &files.control, &files.leases]
+                        .into_iter()
+                        .map(|file| Ok(Arc::new(file.try_clone()?) as Arc<dyn AsFd + Send + Sync>))
+                        .collect::<io::Result<_>>()?;
+                    Ok(Answer { reply: Reply::Welcome(Box::new(welcome)), files })
+                }
+                Err(Refused::Because(sentence)) => Ok(Reply::Refused(sentence).into()),
+                Err(Refused::Errno(errno)) => Err(errno),
+            };
+        }
+        (Request::Attach { version, .. }, None) if *version != ashlar_wire::PROTOCOL_VERSION => {
+            return Ok(Reply::Refused(sessions::wrong_version(*version)).into());
+        }
+        (Request::Attach { peer: proof, .. }, None) => {
+            let state = shared.lock();
+            // A session must resume first: only then its mount and its locks are known again.
+            let session = sessions::find(&state, *proof).filter(|session| session.is_connected).ok_or(Errno::ESTALE)?;
+            peer.session = Some(session.id);
+            return Ok(Reply::Done.into());
+        }
+        (Request::Status | Request::Fsck | Request::Resize { .. } | Request::Shutdown, _) => {
+            return status::command(shared, connection.socket(), &request).map(Answer::from);
+        }
+        (Request::Space, session) => return Ok(Reply::Space(credit::space(&shared.lock(), session)).into()),
+        _ => {}
+    }
+    let id = peer.session.ok_or(Errno::EPROTO)?;
+    {
+        let state = shared.lock();
+        let session = state.sessions.get(&id).ok_or(Errno::ESTALE)?;
+        if session.fenced.is_some() || session.is_ending {
+            return Err(Errno::EIO);
+        }
+    }
+    let reclaims = peer.is_reclaiming && matches!(request, Request::Lock { .. } | Request::RegisterMount);
+    peer.is_reclaiming = reclaims;
+    serve_session(shared, id, request, descriptors, reclaims)
+}
+
+fn serve_session(
+    shared: &Arc<Shared>,
+    id: SessionId,
+    request: Request,
+    descriptors: Vec<OwnedFd>,
+    reclaims: bool,
+) -> Result<Answer, Errno> {
+    Ok(match request {
+        Request::Acquire(wants) => grant::acquire(shared, id, &wants)?.into(),
+        Request::Lookup { directory, name } => grant::lookup(shared, id, directory, &name)?.into(),
+        Request::ReadDirectory { directory, after, limit } => {
+            grant::read_directory(shared, directory, after, limit)?.into()
+        }
+        Request::InodeRange => {
+            let (first, count) = sessions::inode_range(shared, id)?;
+            Reply::Inodes(first, count).into()
+        }
+        Request::Credit(want) => Reply::Credit(credit::grant(shared, id, want)?).into(),
+        Request::Digest => digest(shared, id)?.into(),
+        Request::SyncDependencies(dependencies) => {
+            let mut state = shared.lock();
+            let store = &state.store;
+            // A position that nobody has seen would be waited for forever.
+            let waits = |(id, position): &(SessionId, _)| store.committed(*id) < store.applied(*id).min(*position);
+            if dependencies.iter().any(waits) {
+                shared.commit_all(&mut state)?;
+            }
+            Reply::Done.into()
+        }
+        Request::Segment(number) => segment(shared, number)?,
+        Request::RegisterMount => {
+            let device = descriptors.into_iter().next().ok_or(Errno::EINVAL)?;
+            let mut state = shared.lock();
+            let session = state.sessions.get_mut(&id).ok_or(Errno::ESTALE)?;
+            if session.identity.kind != ashlar_wire::SessionKind::Mount {
+                return Err(Errno::EPERM);
+            }
+            let notifier = Notifier::start(device, shared.cache_ttl())?;
+            if let Some(old) = session.notifier.replace(notifier) {
+                old.end();
+            }
+            Reply::Done.into()
+        }
+        Request::Lock { .. } => locking::lock(shared, id, &request, reclaims)?.into(),
+        Request::QueryLock { .. } => locking::query(shared, id, &request)?.into(),
+        Request::CancelLock { ticket } => locking::cancel(shared, id, ticket).into(),
+        Request::ReleaseLocks { inode, owner, kind } => locking::release(shared, id, inode, owner, kind).into(),
+        Request::Goodbye => {
+            sessions::end(shared, &[id]);
+            Reply::Done.into()
+        }
+        Request::Hello(_)
+        | Request::Attach { .. }
+        | Request::Space
+        | Request::Status
+        | Request::Fsck
+        | Request::Resize { .. }
+        | Request::Shutdown => return Err(Errno::EPROTO),
+    })
+}
+
+fn digest(shared: &Shared, id: SessionId) -> Result<Reply, Errno> {
+    let mut state = shared.lock();
+    let settled = state.settled(id).ok_or(Errno::EIO)?;
+    state = shared.apply_settled(state, id);
+    let target = settled.min(state.store.applied(id));
+    Ok(Reply::Committed(shared.wait_committed(&mut state, id, target)?))
+}
+
+fn segment(shared: &Shared, number: u32) -> Result<Answer, Errno> {
+    let found = shared.arena.segments().into_iter().find(|segment| segment.number == number).ok_or(Errno::EINVAL)?;
+    let file = shared.arena.segment_file(number, false).map_err(|error| {
+        tracing::error!(number, %error, "a segment can't be opened");
+        Errno::EIO
+    })?;
+    let reply = Reply::Segment(WelcomeSegment {
+        number,
+        blocks: found.blocks,
+        data_offset: found.data_offset(),
+    });
+    Ok(Answer { reply, files: vec![Arc::new(file)] })
+}

@@ -1,0 +1,231 @@
+//! Beginnings and ends of sessions.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use ashlar_pmem::MediumKind;
+use ashlar_types::{Errno, InodeId, LogGeneration, LogPosition, SessionId};
+use ashlar_wire::{Hello, Peer, Welcome, PROTOCOL_VERSION};
+
+use crate::identity::Identity;
+use crate::session::{Session, SessionFiles};
+use crate::shared::Shared;
+use crate::state::{Slice, State};
+
+/// Inode numbers in one range. A crash loses at most so many of them per session.
+const RANGE: u64 = 4096;
+const _: () = assert!(RANGE <= crate::page::RANGE_MAX);
+
+/// The most sessions at once: each has a log in the arena.
+const SESSIONS_MAX: usize = 256;
+
+/// The answer to a first message: what to say, and what goes with it.
+pub type Opened = (Welcome, Arc<SessionFiles>);
+
+/// Why a session can't begin.
+#[derive(Debug)]
+pub enum Refused {
+    /// A sentence for people.
+    Because(String),
+    /// A number for programs.
+    Errno(Errno),
+}
+
+/// Opens a new session for the peer of a socket, or lets it go on with one it had.
+pub fn hello(shared: &Shared, socket: impl AsFd, hello: &Hello) -> Result<Opened, Refused> {
+    if hello.version != PROTOCOL_VERSION {
+        return Err(Refused::Because(wrong_version(hello.version)));
+    }
+    let identity = Identity::of_peer(socket, hello.kind, &hello.label).map_err(Refused::Because)?;
+    match hello.resume {
+        Some(peer) => resume(shared, peer, &identity),
+        None => open(shared, identity),
+    }
+}
+
+/// What to say to a peer of another version.
+pub fn wrong_version(version: u32) -> String {
+    format!("this daemon speaks protocol version {PROTOCOL_VERSION}, not {version}; use the same release on both sides")
+}
+
+fn open(shared: &Shared, identity: Identity) -> Result<Opened, Refused> {
+    let Some(process) = identity.process.open() else {
+        return Err(Refused::Because("the process that asked is gone".into()));
+    };
+    let id = {
+        let mut state = shared.lock();
+        if state.ending {
+            return Err(Refused::Because("the daemon is shutting down".into()));
+        }
+        if state.sessions.len() >= SESSIONS_MAX {
+            return Err(Refused::Because(format!("there are {SESSIONS_MAX} sessions already; end some of them")));
+        }
+        state.store.next_session_id().map_err(|error| Refused::Because(error.to_string()))?
+    };
+    // Making the files may take a while on a disk, so nobody waits for it.
+    let log_bytes = shared.config.log_bytes_for(shared.arena.summary().size_bytes);
+    let session = Session::create(&shared.arena, id, identity, log_bytes)
+        .map_err(|error| Refused::Because(format!("no session can be made: {error}")))?;
+    let mut state = shared.lock();
+    tracing::info!(
+        session = id.0,
+        pid = session.identity.process.pid,
+        uid = session.identity.uid,
+        label = %session.identity.label,
+        "session opened"
+    );
+    state.store.set_session(id, session.log.generation(), LogPosition(0));
+    state.counters.sessions_opened += 1;
+    let opened = welcome(shared, &state, &session);
+    state.sessions.insert(id, Session { is_connected: true, ..session });
+    drop(state);
+    shared.watcher.add(id, process);
+    shared.digest_wanted.notify_all();
+    Ok(opened)
+}
+
+fn resume(shared: &Shared, peer: Peer, identity: &Identity) -> Result<Opened, Refused> {
+    let mut state = shared.lock();
+    if state.ending {
+        return Err(Refused::Because("the daemon is shutting down".into()));
+    }
+    let session = find(&state, peer).ok_or(Refused::Errno(Errno::ESTALE))?;
+    if session.fenced.is_some() || session.identity.process != identity.process {
+        return Err(Refused::Errno(Errno::EIO));
+    }
+    let opened = welcome(shared, &state, session);
+    state.counters.sessions_resumed += 1;
+    if let Some(session) = state.sessions.get_mut(&peer.session) {
+        session.is_connected = true;
+    }
+    state.locking.note_resumed(peer.session);
+    tracing::info!(session = peer.session.0, "session resumed");
+    Ok(opened)
+}
+
+/// The session that a connection proves to belong to.
+pub fn find(state: &State, peer: Peer) -> Option<&Session> {
+    state.sessions.get(&peer.session).filter(|session| session.token == peer.token)
+}
+
+fn welcome(shared: &Shared, state: &State, session: &Session) -> Opened {
+    let medium = shared.arena.medium();
+    let welcome = Welcome {
+        peer: Peer { session: session.id, token: session.token },
+        log_bytes: session.log_bytes,
+        log_generation: LogGeneration(session.log.generation().0),
+        arena: shared.arena.summary().id,
+        sync_needed: medium.kind == MediumKind::Disk,
+        flush_needed: medium.kind == MediumKind::Pmem || medium.emulated,
+        hash_key: state.store.hash_key(),
+        cache_ttl_ms: shared.config.cache_ttl_ms,
+    };
+    (welcome, Arc::clone(&session.files))
+}
+
+/// A range of inode numbers for a session.
+pub fn inode_range(shared: &Shared, id: SessionId) -> Result<(InodeId, u64), Errno> {
+    let mut state = shared.lock();
+    if state.live(id).ok_or(Errno::EIO)?.ranges.is_full() {
+        // The oldest range is forgotten next; records that use its numbers must have been judged by then.
+        state = shared.apply_settled(state, id);
+    }
+    let range = state.store.allocate_inodes(RANGE).map_err(|error| {
+        tracing::error!(%error, "no inode numbers");
+        Errno::EIO
+    })?;
+    let first = InodeId(range.start);
+    let session = state.sessions.get_mut(&id).filter(|session| session.fenced.is_none()).ok_or(Errno::EIO)?;
+    session.ranges.add(&*session.page, first, RANGE).map_err(|_| Errno::EIO)?;
+    Ok((first, RANGE))
+}
+
+/// Ends sessions whose processes are gone, or that said goodbye: everything they logged is digested, and what they held is
+/// free. One commit serves all of them.
+pub fn end(shared: &Shared, ids: &[SessionId]) {
+    let mut state = shared.lock();
+    for &id in ids {
+        if let Some(session) = state.sessions.get_mut(&id) {
+            session.is_ending = true;
+        }
+        let Some(session) = state.live(id) else { continue };
+        // Sealing voids what a thread that is no more had begun to append.
+        match session.log.seal() {
+            Ok((_, sealed)) => {
+                while !state.apply(id, sealed, Slice::BACKGROUND) {
+                    parking_lot::MutexGuard::bump(&mut state);
+                }
+            }
+            Err(damaged) => state.fence(id, &crate::validate::Offence::Log(damaged.to_string())),
+        }
+        crate::grant::end_leases(&mut state, id);
+        state.locking.end_session(id);
+        state.kept_open.retain(|(owner, _)| *owner != id);
+    }
+    shared.drive(&mut state);
+    shared.locks_changed.notify_all();
+    if shared.commit_all(&mut state).is_err() {
+        tracing::warn!("ended sessions stay until their logs can be committed");
+    }
+    remove_ended(shared, &mut state);
+    state = crate::digest::sweep_orphans(shared, state);
+    shared.progress.notify_all();
+    shared.digest_wanted.notify_all();
+    drop(state);
+}
+
+/// Forgets the ended sessions that are committed as a whole.
+pub fn remove_ended(shared: &Shared, state: &mut State) {
+    crate::digest::set_fenced_aside(shared, state);
+    let ended: Vec<SessionId> = state
+        .sessions
+        .values()
+        .filter(|s| s.is_ending && state.store.committed(s.id) >= state.store.applied(s.id))
+        .map(|s| s.id)
+        .collect();
+    for id in ended {
+        remove(shared, state, id);
+    }
+}
+
+/// Forgets a session that is committed as a whole. Its files go before its row does: files without a row would look like a
+/// new session's, and be applied again.
+fn remove(shared: &Shared, state: &mut State, id: SessionId) {
+    let Some(session) = state.sessions.get(&id) else { return };
+    let fenced = session.fenced.is_some();
+    if !fenced {
+        if let Err(error) = shared.arena.remove_session(id) {
+            tracing::error!(session = id.0, %error, "an ended session's files can't be removed; the next start does it");
+            return;
+        }
+    }
+    if let Some(notifier) = &session.notifier {
+        notifier.end();
+    }
+    tracing::info!(session = id.0, records = session.records, "session ended");
+    state.store.release_all(id);
+    state.store.remove_session(id);
+    state.sessions.remove(&id);
+    state.counters.sessions_ended += 1;
+    shared.watcher.remove(id);
+}
+
+/// The thread that learns of the deaths of processes.
+pub fn watch_thread(shared: &Shared) {
+    loop {
+        match shared.watcher.wait() {
+            Ok(ended) if !ended.is_empty() => {
+                shared.lock().counters.sessions_died += ended.len() as u64;
+                end(shared, &ended);
+            }
+            Ok(_) => {}
+            Err(error) => {
+                tracing::error!(%error, "processes can't be watched");
+                std::thread::sleep(std::time::Duration::from_secs(1));
+            }
+        }
+        if shared.lock().ending {
+            return;
+        }
+    }
+}

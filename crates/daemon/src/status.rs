@@ -1,0 +1,133 @@
+//! Requests of the command line.
+
+use std::os::fd::AsFd;
+
+use ashlar_store::StoreError;
+use ashlar_types::Errno;
+use ashlar_wire::{FsckReply, Reply, Request, SessionStatus, StatusReply};
+
+use crate::shared::Shared;
+use crate::state::State;
+
+/// Answers a request of the command line. Whoever asks for more than the status must be root or who runs SharedFS.
+pub fn command(shared: &Shared, socket: impl AsFd, request: &Request) -> Result<Reply, Errno> {
+    if matches!(request, Request::Status) {
+        return Ok(Reply::Status(Box::new(status(shared))));
+    }
+    let peer = rustix::net::sockopt::socket_peercred(socket).map_err(std::io::Error::from)?;
+    if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
+        return Err(Errno::EPERM);
+    }
+    match request {
+        Request::Fsck => fsck(shared).map(Reply::Fsck),
+        Request::Resize { bytes } => resize(shared, *bytes).map(|()| Reply::Done),
+        Request::Shutdown => {
+            let busy = shared.lock().sessions.values().any(|session| !session.is_ending);
+            if busy {
+                return Err(Errno::EBUSY);
+            }
+            shared.stop();
+            Ok(Reply::Done)
+        }
+        _ => Err(Errno::EPROTO),
+    }
+}
+
+fn status(shared: &Shared) -> StatusReply {
+    let state = shared.lock();
+    let summary = shared.arena.summary();
+    let medium = shared.arena.medium();
+    let mut counters = state.counters.list();
+    counters.extend(state.leasing.counters());
+    let sessions = state.sessions.values().map(|session| SessionStatus {
+        session: session.id,
+        kind: session.identity.kind,
+        pid: session.identity.process.pid,
+        uid: session.identity.uid,
+        label: session.identity.label.clone(),
+        log_used_bytes: session.log.tail().0.saturating_sub(state.store.committed(session.id).0),
+        log_bytes: session.log.capacity(),
+        records: session.records,
+        fenced: session.fenced.clone(),
+    });
+    StatusReply {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        uptime_seconds: shared.started.elapsed().as_secs(),
+        arena: shared.arena.dir().display().to_string(),
+        medium: if medium.emulated { "pmem (emulated)".to_owned() } else { medium.kind.name().to_owned() },
+        arena_bytes: summary.size_bytes,
+        space: crate::credit::space(&state, None),
+        sessions: sessions.collect(),
+        counters,
+    }
+}
+
+/// Checks the last committed state while everything goes on.
+fn fsck(shared: &Shared) -> Result<FsckReply, Errno> {
+    let failed = |error: StoreError| {
+        tracing::error!(%error, "the check failed");
+        Errno::EIO
+    };
+    let checker = {
+        let mut state = shared.lock();
+        shared.commit_all(&mut state)?;
+        state.store.checker().map_err(failed)?
+    };
+    let report = checker.run(&mut |_| ()).map_err(failed)?;
+    let counts = [
+        ("inodes", report.counts.inodes),
+        ("directories", report.counts.directories),
+        ("entries", report.counts.entries),
+        ("blocks", report.counts.blocks),
+        ("bytes", report.counts.bytes),
+    ];
+    Ok(FsckReply {
+        counts: counts.map(|(name, count)| (name.to_owned(), count)).to_vec(),
+        problems: report.problems.iter().map(ToString::to_string).collect(),
+    })
+}
+
+fn errno(error: &StoreError) -> Errno {
+    tracing::error!(%error, "the arena can't be resized");
+    match error {
+        StoreError::FullBlocks { .. } | StoreError::FullMetadata { .. } => Errno::ENOSPC,
+        StoreError::CommitUnderWay => Errno::EAGAIN,
+        _ => Errno::EIO,
+    }
+}
+
+/// Grows by new segments, or empties the last ones and gives them back.
+fn resize(shared: &Shared, bytes: u64) -> Result<(), Errno> {
+    let resized = shared.arena.resize(bytes).map_err(|error| {
+        tracing::error!(%error, "the arena can't be resized");
+        match error {
+            ashlar_pmem::ArenaError::NoSpace { .. } => Errno::ENOSPC,
+            ashlar_pmem::ArenaError::TooSmall { .. } => Errno::EINVAL,
+            _ => Errno::EIO,
+        }
+    })?;
+    let mut state = shared.lock();
+    for segment in resized.added {
+        state.store.add_segment(segment).map_err(|error| errno(&error))?;
+    }
+    for segment in resized.surplus {
+        empty_segment(shared, &mut state, segment.number)?;
+    }
+    Ok(())
+}
+
+fn empty_segment(
+    shared: &Shared,
+    state: &mut parking_lot::MutexGuard<'_, State>,
+    number: u32,
+) -> Result<(), Errno> {
+    let moved = state.store.retire_segment(number).map_err(|error| errno(&error))?;
+    crate::grant::take_from_all(shared, state, &moved)?;
+    shared.commit_all(state)?;
+    state.store.remove_segment(number).map_err(|error| errno(&error))?;
+    shared.arena.remove_segment(number).map_err(|error| {
+        tracing::error!(number, %error, "an empty segment can't be removed");
+        Errno::EIO
+    })
+}

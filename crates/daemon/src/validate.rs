@@ -1,0 +1,261 @@
+//! Judges a record before it is applied: whether an honest session, acting for its user under its leases, could have
+//! written it. What the state itself decides (entries, kinds, counts) is checked by the transition function.
+
+use ashlar_store::{Store, StoreError};
+use ashlar_types::{Access, Credentials, FileKind, Inode, InodeId, MODE_SETGID, MODE_SETUID, SessionId};
+use ashlar_update::acl::Acl;
+use ashlar_update::permission::{allows, is_stuck, owns};
+use ashlar_update::{Create, DecodeError, Invalid, Rename, SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT};
+use thiserror::Error;
+
+/// What a session did that no honest session does.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Offence {
+    /// The log's own structure is broken.
+    #[error("its log is damaged: {0}")]
+    Log(String),
+    /// The log's file was cut off.
+    #[error("its log's file was truncated")]
+    Torn,
+    /// The record's body is no update.
+    #[error("a record can't be read: {0}")]
+    Unreadable(#[from] DecodeError),
+    /// The update does not fit the state.
+    #[error("a record does not fit the state: {0}")]
+    Misfit(#[from] Invalid),
+    /// The session held no lease that lets it change this inode.
+    #[error("a record changes inode {0} without a lease")]
+    NoLease(InodeId),
+    /// The new inode's number was not granted to the session.
+    #[error("a record makes inode {0}, a number that was not granted")]
+    ForeignNumber(InodeId),
+    /// The session's user may not do this.
+    #[error("a record does to inode {0} what its user may not do")]
+    NotPermitted(InodeId),
+    /// The session had no credit left for it.
+    #[error("a record uses space that was not granted")]
+    NoCredit,
+    /// The record depends on an update that was not made.
+    #[error("a record depends on updates that nobody has seen")]
+    ForgedDependency,
+}
+
+/// Why a record can't be applied.
+#[derive(Debug, Error)]
+pub enum Refusal {
+    /// The session forged it.
+    #[error(transparent)]
+    Forged(#[from] Offence),
+    /// What the record depends on is not applied yet (at recovery).
+    #[error("a record depends on updates of session {0} that are not there")]
+    Unmet(SessionId),
+    /// SharedFS itself failed.
+    #[error(transparent)]
+    Store(StoreError),
+}
+
+impl From<StoreError> for Refusal {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Invalid(invalid) => Self::Forged(Offence::Misfit(invalid)),
+            error => Self::Store(error),
+        }
+    }
+}
+
+/// The leases of the session whose record is judged.
+pub trait Leases {
+    /// Whether it holds a write lease that governs the inode.
+    fn may_write(&self, inode: InodeId) -> bool;
+}
+
+/// What a record is judged by.
+pub struct Judge<'a, L> {
+    /// The applied state.
+    pub store: &'a Store,
+    /// The session's rights.
+    pub credentials: &'a Credentials,
+    /// Its leases; `None` where they were judged already, or were lost with the machine's memory.
+    pub leases: Option<L>,
+    /// Whether it may make an inode of this number.
+    pub is_granted: &'a dyn Fn(InodeId) -> bool,
+    /// Whether it had the file open for writing before the right to was taken away.
+    pub kept_open: &'a dyn Fn(InodeId) -> bool,
+}
+
+impl<L: Leases> Judge<'_, L> {
+    /// Judges one record.
+    ///
+    /// # Errors
+    /// [`Refusal::Forged`] where no honest session could have written it.
+    pub fn judge(&self, update: &Update<'_>) -> Result<(), Refusal> {
+        match update {
+            Update::Write { inode, strip, .. }
+            | Update::Resize { inode, strip, .. }
+            | Update::Allocate { inode, strip, .. } => self.content(*inode, *strip),
+            Update::Create(create) => self.create(create),
+            Update::Link { inode, parent, .. } => {
+                self.leased(&[*parent, *inode])?;
+                self.directory(*parent).map(drop)
+            }
+            Update::Unlink { inode, parent, .. } | Update::RemoveDirectory { inode, parent, .. } => {
+                self.leased(&[*parent, *inode])?;
+                self.removal(*parent, *inode)
+            }
+            Update::Rename(rename) => self.rename(rename),
+            Update::SetAttributes(set) => self.attributes(set),
+            Update::SetXattr { inode, name, value, mode, .. } => self.xattr(*inode, name, Some(value), *mode),
+            Update::RemoveXattr { inode, name, mode, .. } => self.xattr(*inode, name, None, *mode),
+            // These need no lease: they merge, free what nobody has open, or only say something.
+            Update::Accessed { .. } | Update::Release { .. } | Update::Depend { .. } => Ok(()),
+        }
+    }
+
+    fn leased(&self, inodes: &[InodeId]) -> Result<(), Refusal> {
+        let Some(leases) = &self.leases else { return Ok(()) };
+        match inodes.iter().find(|inode| !leases.may_write(**inode)) {
+            Some(inode) => Err(Offence::NoLease(*inode).into()),
+            None => Ok(()),
+        }
+    }
+
+    fn inode(&self, id: InodeId) -> Result<Inode, Refusal> {
+        self.store.inode(id)?.ok_or_else(|| Offence::Misfit(Invalid::NoInode(id)).into())
+    }
+
+    fn may(&self, id: InodeId, inode: &Inode, access: Access) -> Result<bool, Refusal> {
+        let acl = self.store.xattr(id, XATTR_ACL_ACCESS)?.and_then(|value| Acl::parse(&value));
+        Ok(allows(inode, acl.as_ref(), self.credentials, access))
+    }
+
+    fn require(&self, id: InodeId, permitted: bool) -> Result<(), Refusal> {
+        if permitted { Ok(()) } else { Err(Offence::NotPermitted(id).into()) }
+    }
+
+    /// A directory in which the session's user may make and remove entries.
+    fn directory(&self, id: InodeId) -> Result<Option<Inode>, Refusal> {
+        if self.credentials.is_privileged() {
+            return Ok(None);
+        }
+        let inode = self.inode(id)?;
+        self.require(id, self.may(id, &inode, Access::WRITE | Access::EXECUTE)?)?;
+        Ok(Some(inode))
+    }
+
+    fn removal(&self, parent: InodeId, id: InodeId) -> Result<(), Refusal> {
+        let Some(directory) = self.directory(parent)? else { return Ok(()) };
+        self.require(id, !is_stuck(&directory, &self.inode(id)?, self.credentials))
+    }
+
+    fn content(&self, id: InodeId, strip: bool) -> Result<(), Refusal> {
+        self.leased(&[id])?;
+        if self.credentials.is_privileged() {
+            return Ok(());
+        }
+        let inode = self.inode(id)?;
+        let owner = owns(&inode, self.credentials);
+        self.require(id, owner || (self.kept_open)(id) || self.may(id, &inode, Access::WRITE)?)?;
+        // An owner may set these bits again anyway; anyone else would lend them to content of his own.
+        let lends = inode.mode & MODE_SETUID != 0 || inode.mode & MODE_SETGID != 0 && inode.mode & 0o010 != 0;
+        self.require(id, owner || strip || !lends)
+    }
+
+    fn create(&self, create: &Create<'_>) -> Result<(), Refusal> {
+        self.leased(&[create.parent])?;
+        if !(self.is_granted)(create.inode) {
+            return Err(Offence::ForeignNumber(create.inode).into());
+        }
+        let Some(parent) = self.directory(create.parent)? else { return Ok(()) };
+        let inherits = parent.mode & MODE_SETGID != 0 && create.gid == parent.gid;
+        let member = self.credentials.is_member(create.gid);
+        let lends_group =
+            create.mode & MODE_SETGID != 0 && create.kind != FileKind::Directory && create.mode & 0o010 != 0;
+        let is_device = matches!(create.kind, FileKind::CharDevice | FileKind::BlockDevice);
+        let lists = [create.acl_access, create.acl_default];
+        let permitted = create.uid == self.credentials.uid
+            && (member || inherits)
+            && (member || !lends_group)
+            && !is_device
+            && lists.iter().all(|list| list.is_empty() || Acl::parse(list).is_some());
+        self.require(create.inode, permitted)
+    }
+
+    fn rename(&self, rename: &Rename<'_>) -> Result<(), Refusal> {
+        self.leased(&[rename.parent, rename.new_parent, rename.inode])?;
+        self.leased(rename.target.as_slice())?;
+        self.moved_directory(rename.inode, rename.parent, rename.new_parent)?;
+        if let (Some(target), true) = (rename.target, rename.exchange) {
+            self.moved_directory(target, rename.new_parent, rename.parent)?;
+        }
+        self.removal(rename.parent, rename.inode)?;
+        match rename.target {
+            Some(target) => self.removal(rename.new_parent, target),
+            None => self.directory(rename.new_parent).map(drop),
+        }
+    }
+
+    /// Nobody else may be moving directories to other parents, or two moves could close a circle.
+    fn moved_directory(&self, id: InodeId, from: InodeId, to: InodeId) -> Result<(), Refusal> {
+        if from == to {
+            return Ok(());
+        }
+        let inode = self.inode(id)?;
+        if !inode.is_directory() {
+            return Ok(());
+        }
+        self.leased(&[InodeId::RENAME])?;
+        let mut at = to;
+        loop {
+            if at == id {
+                return Err(Offence::Misfit(Invalid::Cycle(id)).into());
+            }
+            match self.inode(at)?.parent {
+                parent if parent == at => break,
+                parent => at = parent,
+            }
+        }
+        // Its entry `..` changes.
+        let permitted = self.credentials.is_privileged() || self.may(id, &inode, Access::WRITE)?;
+        self.require(id, permitted)
+    }
+
+    fn attributes(&self, set: &SetAttributes) -> Result<(), Refusal> {
+        self.leased(&[set.inode])?;
+        if self.credentials.is_privileged() {
+            return Ok(());
+        }
+        let inode = self.inode(set.inode)?;
+        let owner = owns(&inode, self.credentials);
+        let gid = set.gid.unwrap_or(inode.gid);
+        // Times of the present may be set by whoever may write.
+        let is_now = set.accessed.is_none_or(|at| at == set.at) && set.modified.is_none_or(|at| at == set.at);
+        let writer = || self.may(set.inode, &inode, Access::WRITE);
+        let keeps_owner = set.uid.is_none_or(|uid| uid == inode.uid);
+        let keeps_shape = set.mode.is_none() && set.gid.is_none_or(|gid| gid == inode.gid);
+        let permitted = keeps_owner
+            && (gid == inode.gid || self.credentials.is_member(gid))
+            && (owner || keeps_shape && is_now && writer()?)
+            && set.mode.is_none_or(|mode| mode & MODE_SETGID == 0 || self.credentials.is_member(gid));
+        self.require(set.inode, permitted)
+    }
+
+    fn xattr(&self, id: InodeId, name: &[u8], value: Option<&[u8]>, mode: Option<u32>) -> Result<(), Refusal> {
+        self.leased(&[id])?;
+        if self.credentials.is_privileged() {
+            return Ok(());
+        }
+        let inode = self.inode(id)?;
+        let owner = owns(&inode, self.credentials);
+        let permitted = if name == XATTR_ACL_ACCESS || name == XATTR_ACL_DEFAULT {
+            owner
+                && value.is_none_or(|value| Acl::parse(value).is_some())
+                && mode.is_none_or(|mode| mode & MODE_SETGID == 0 || self.credentials.is_member(inode.gid))
+        } else {
+            let of_user = name.starts_with(b"user.")
+                && matches!(inode.kind, FileKind::Regular | FileKind::Directory)
+                && (owner || self.may(id, &inode, Access::WRITE)?);
+            of_user && mode.is_none()
+        };
+        self.require(id, permitted)
+    }
+}

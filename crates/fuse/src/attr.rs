@@ -1,0 +1,270 @@
+//! Attributes: GETATTR, SETATTR, STATX, STATFS, and the forms in which the kernel wants them.
+
+use ashlar_libfs::{Change, Found, SetTime};
+use ashlar_types::{BLOCK_BYTES, Errno, FileKind, Inode, InodeId, NAME_MAX, Timestamp};
+
+use crate::dispatch::{Answer, Call, Then};
+use crate::file_system::FileSystem;
+use crate::proto::{Attr, AttrOut, EntryOut, SetattrIn, StatfsOut, Statx, StatxOut, SxTime, Text, fattr};
+use crate::reply::Check;
+
+/// Sectors of 512 bytes, in which `st_blocks` counts, in a block.
+const SECTORS_PER_BLOCK: u64 = BLOCK_BYTES / 512;
+/// `STATX_BASIC_STATS` and `STATX_BTIME`.
+const STATX_MASK: u32 = 0x7ff | 0x800;
+
+/// How long the kernel may keep something: whole seconds, and nanoseconds.
+pub(crate) fn validity(ttl_ms: u64) -> (u64, u32) {
+    (ttl_ms / 1000, u32::try_from(ttl_ms % 1000 * 1_000_000).unwrap_or(0))
+}
+
+/// An inode as `fuse_attr`.
+pub(crate) fn attr(id: InodeId, inode: &Inode) -> Attr {
+    Attr {
+        ino: id.0,
+        size: inode.size,
+        blocks: inode.blocks.saturating_mul(SECTORS_PER_BLOCK),
+        // Seconds before 1970 are negative; the kernel takes the number's bits as they are.
+        atime: inode.accessed.seconds as u64,
+        mtime: inode.modified.seconds as u64,
+        ctime: inode.changed.seconds as u64,
+        atimensec: inode.accessed.nanoseconds,
+        mtimensec: inode.modified.nanoseconds,
+        ctimensec: inode.changed.nanoseconds,
+        mode: inode.st_mode(),
+        nlink: inode.links,
+        uid: inode.uid,
+        gid: inode.gid,
+        rdev: device_number(inode.device),
+        blksize: BLOCK_BYTES as u32,
+        flags: 0,
+    }
+}
+
+/// A device's number as the protocol has it: the low 32 bits of glibc's `dev_t`, which hold 12 bits of the major number
+/// and 20 of the minor one, all that Linux has.
+const fn device_number(device: u64) -> u32 {
+    (device & 0xffff_ffff) as u32
+}
+
+fn sx_time(time: Timestamp) -> SxTime {
+    SxTime { seconds: time.seconds, nanoseconds: time.nanoseconds, reserved: 0 }
+}
+
+fn statx(found: &Found) -> Statx {
+    let inode = &found.inode;
+    let device = device_number(inode.device);
+    Statx {
+        mask: STATX_MASK,
+        blksize: BLOCK_BYTES as u32,
+        nlink: inode.links,
+        uid: inode.uid,
+        gid: inode.gid,
+        mode: (inode.st_mode() & 0xffff) as u16,
+        ino: found.id.0,
+        size: inode.size,
+        blocks: inode.blocks.saturating_mul(SECTORS_PER_BLOCK),
+        atime: sx_time(inode.accessed),
+        btime: sx_time(inode.born),
+        ctime: sx_time(inode.changed),
+        mtime: sx_time(inode.modified),
+        rdev_major: device >> 8 & 0xfff,
+        rdev_minor: device & 0xff | device >> 12 & 0xf_ff00,
+        ..Statx::default()
+    }
+}
+
+/// The time that SETATTR sets, if it does.
+fn time(valid: u32, set: u32, now: u32, seconds: u64, nanoseconds: u32) -> Option<SetTime> {
+    if valid & now != 0 {
+        Some(SetTime::Now)
+    } else if valid & set != 0 {
+        Some(SetTime::At(Timestamp { seconds: seconds as i64, nanoseconds }))
+    } else {
+        None
+    }
+}
+
+/// What SETATTR asks for.
+fn change(asked: &SetattrIn) -> Change {
+    let has = |bit: u32| asked.valid & bit != 0;
+    let owner = has(fattr::UID | fattr::GID);
+    Change {
+        mode: has(fattr::MODE).then_some(asked.mode & ashlar_types::MODE_PERMISSIONS),
+        uid: has(fattr::UID).then_some(asked.uid),
+        gid: has(fattr::GID).then_some(asked.gid),
+        size: has(fattr::SIZE).then_some(asked.size),
+        accessed: time(asked.valid, fattr::ATIME, fattr::ATIME_NOW, asked.atime, asked.atimensec),
+        modified: time(asked.valid, fattr::MTIME, fattr::MTIME_NOW, asked.mtime, asked.mtimensec),
+        strip: has(fattr::KILL_SUIDGID) || (owner && !has(fattr::MODE)) || asks_for_nothing(asked.valid),
+    }
+}
+
+/// Whether SETATTR names no attribute. The kernel sends it so when set-id bits are to go and nothing else: before a write or
+/// `fallocate` by an ordinary user, and at `chown(path, -1, -1)`. Having promised `HANDLE_KILLPRIV_V2`, this side does it.
+const fn asks_for_nothing(valid: u32) -> bool {
+    let all = fattr::MODE | fattr::UID | fattr::GID | fattr::SIZE | fattr::ATIME | fattr::MTIME;
+    valid & (all | fattr::ATIME_NOW | fattr::MTIME_NOW) == 0
+}
+
+impl<F: FileSystem> Call<'_, F> {
+    /// The answer that tells of one inode's attributes.
+    pub(crate) fn reply_attributes(&mut self, found: &Found) -> Answer {
+        let ttl_ms = self.fs().cache_ttl_ms(found.id);
+        let (attr_valid, attr_valid_nsec) = validity(ttl_ms);
+        self.reply.structure(&AttrOut { attr_valid, attr_valid_nsec, dummy: 0, attr: attr(found.id, &found.inode) })?;
+        if ttl_ms > 0 {
+            self.reply.check(Check::Attributes(found.id));
+        }
+        Ok(Then::Send)
+    }
+
+    /// The part of an answer that tells where a name leads.
+    pub(crate) fn put_entry(&mut self, directory: InodeId, name: &Text<'_>, found: &Found) -> Result<(), Errno> {
+        let entry_ttl_ms = self.fs().cache_ttl_ms(directory);
+        let attr_ttl_ms = self.fs().cache_ttl_ms(found.id);
+        let (entry_valid, entry_valid_nsec) = validity(entry_ttl_ms);
+        let (attr_valid, attr_valid_nsec) = validity(attr_ttl_ms);
+        self.reply.structure(&EntryOut {
+            nodeid: found.id.0,
+            generation: 0,
+            entry_valid,
+            attr_valid,
+            entry_valid_nsec,
+            attr_valid_nsec,
+            attr: attr(found.id, &found.inode),
+        })?;
+        if entry_ttl_ms > 0 {
+            self.reply.check(Check::Name(directory, name.place.clone()));
+        }
+        if attr_ttl_ms > 0 {
+            self.reply.check(Check::Attributes(found.id));
+        }
+        Ok(())
+    }
+
+    /// GETATTR.
+    pub(crate) fn getattr(mut self) -> Answer {
+        let found = self.fs().attributes(self.inode())?;
+        self.reply_attributes(&found)
+    }
+
+    /// SETATTR.
+    pub(crate) fn setattr(mut self) -> Answer {
+        let asked: SetattrIn = self.arguments.structure()?;
+        let change = change(&asked);
+        let found = self.fs().set_attributes(&self.who(), self.inode(), &change)?;
+        self.reply_attributes(&found)
+    }
+
+    /// STATX: the kernel asks so where the time of birth is wanted.
+    pub(crate) fn statx(self) -> Answer {
+        let found = self.fs().attributes(self.inode())?;
+        let ttl_ms = self.fs().cache_ttl_ms(found.id);
+        let (attr_valid, attr_valid_nsec) = validity(ttl_ms);
+        self.reply.structure(&StatxOut {
+            attr_valid,
+            attr_valid_nsec,
+            flags: 0,
+            spare: [0; 2],
+            stat: statx(&found),
+        })?;
+        if ttl_ms > 0 {
+            self.reply.check(Check::Attributes(found.id));
+        }
+        Ok(Then::Send)
+    }
+
+    /// STATFS.
+    pub(crate) fn statfs(self) -> Answer {
+        let space = self.fs().space()?;
+        self.reply.structure(&StatfsOut {
+            blocks: space.blocks_total,
+            bfree: space.blocks_free,
+            bavail: space.blocks_free,
+            files: space.inodes_total,
+            ffree: space.inodes_free,
+            bsize: BLOCK_BYTES as u32,
+            namelen: NAME_MAX as u32,
+            frsize: BLOCK_BYTES as u32,
+            ..StatfsOut::default()
+        })?;
+        Ok(Then::Send)
+    }
+}
+
+/// Whether a file's content is what OPEN opens.
+pub(crate) fn is_regular(found: &Found) -> bool {
+    found.inode.kind == FileKind::Regular
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(valid: u32) -> SetattrIn {
+        SetattrIn {
+            valid,
+            size: 10,
+            atime: (-5_i64) as u64,
+            atimensec: 7,
+            mode: 0o104_755,
+            uid: 1,
+            gid: 2,
+            ..SetattrIn::default()
+        }
+    }
+
+    #[test]
+    fn only_what_is_marked_changes() {
+        let change = change(&asked(fattr::SIZE | fattr::ATIME | fattr::MTIME_NOW | fattr::MTIME));
+        assert_eq!((change.mode, change.uid, change.gid, change.size), (None, None, None, Some(10)));
+        assert_eq!(change.accessed, Some(SetTime::At(Timestamp { seconds: -5, nanoseconds: 7 })));
+        assert_eq!(change.modified, Some(SetTime::Now));
+        assert!(!change.strip);
+    }
+
+    #[test]
+    fn set_id_bits_go_with_the_owner_and_where_the_kernel_says_so() {
+        assert!(change(&asked(fattr::UID)).strip);
+        assert!(change(&asked(fattr::SIZE | fattr::KILL_SUIDGID)).strip);
+        assert!(change(&asked(0)).strip, "an empty change only comes to strip");
+        assert!(!change(&asked(fattr::MODE)).strip);
+        assert!(!change(&asked(fattr::MODE | fattr::UID)).strip, "the mode given wins");
+        assert_eq!(change(&asked(fattr::MODE)).mode, Some(0o4755), "the kind is no part of the mode");
+    }
+
+    #[test]
+    fn device_numbers_split_as_linux_does() {
+        let found = Found {
+            id: InodeId(20),
+            inode: Inode {
+                kind: FileKind::CharDevice,
+                mode: 0o600,
+                uid: 0,
+                gid: 0,
+                links: 1,
+                device: libc::makedev(0xabc, 0xf_edcb),
+                size: 0,
+                blocks: 3,
+                entries: 0,
+                parent: InodeId::ROOT,
+                accessed: Timestamp::default(),
+                modified: Timestamp { seconds: -1, nanoseconds: 5 },
+                changed: Timestamp::default(),
+                born: Timestamp { seconds: 9, nanoseconds: 1 },
+                target: Vec::new(),
+            },
+        };
+        let statx = statx(&found);
+        assert_eq!((statx.rdev_major, statx.rdev_minor), (0xabc, 0xf_edcb));
+        assert_eq!((statx.btime.seconds, statx.blocks, statx.mode), (9, 24, 0o020_600));
+        assert_eq!(attr(found.id, &found.inode).mtime, u64::MAX);
+    }
+
+    #[test]
+    fn validity_is_split_into_seconds_and_nanoseconds() {
+        assert_eq!(validity(0), (0, 0));
+        assert_eq!(validity(2_345), (2, 345_000_000));
+    }
+}

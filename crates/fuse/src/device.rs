@@ -1,0 +1,71 @@
+//! The connection to the kernel: `/dev/fuse`.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::proto::{InHeader, WriteIn};
+
+/// The most bytes that one READ or WRITE carries. More than this no longer makes large transfers cheaper.
+pub(crate) const TRANSFER_BYTES: usize = 1 << 20;
+/// The largest request, and so the smallest buffer that the kernel accepts for reading one.
+pub(crate) const REQUEST_BYTES: usize = TRANSFER_BYTES + 4096;
+const _: () = assert!(REQUEST_BYTES >= TRANSFER_BYTES + size_of::<InHeader>() + size_of::<WriteIn>());
+
+/// The device, open. All threads that serve share one open file: a file for each (`FUSE_DEV_IOC_CLONE`) was measured to
+/// gain nothing (`docs/notes/2026-11-21-own-fuse-protocol.md`).
+#[derive(Debug)]
+pub(crate) struct Device(OwnedFd);
+
+/// What became of a reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    /// The kernel has it.
+    Taken,
+    /// Nobody waits for it any more: the request was aborted.
+    Unwanted,
+}
+
+impl Device {
+    /// Opens the device, not yet connected to a mount.
+    pub(crate) fn open() -> Result<Self, Errno> {
+        rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map(Self)
+    }
+
+    /// Waits for a request; `None` when the mount is gone.
+    pub(crate) fn receive(&self, buffer: &mut [u8]) -> Result<Option<usize>, Errno> {
+        loop {
+            match rustix::io::read(&self.0, &mut *buffer) {
+                Ok(count) => return Ok(Some(count)),
+                // ENOENT: the request was interrupted before it could be read.
+                Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}
+                Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(None),
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
+    /// Sends a reply.
+    pub(crate) fn send(&self, reply: &[u8]) -> Result<Sent, Errno> {
+        loop {
+            match rustix::io::write(&self.0, reply) {
+                Ok(_) => return Ok(Sent::Taken),
+                Err(Errno::INTR) => {}
+                Err(Errno::NOENT | Errno::NODEV | Errno::CONNABORTED) => return Ok(Sent::Unwanted),
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
+    /// Another descriptor of the same open file.
+    pub(crate) fn duplicate(&self) -> Result<OwnedFd, Errno> {
+        rustix::io::fcntl_dupfd_cloexec(&self.0, 3)
+    }
+}
+
+impl AsFd for Device {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

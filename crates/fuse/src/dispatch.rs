@@ -1,0 +1,104 @@
+//! From a request to the operation that it asks for.
+
+use ashlar_types::{Credentials, Errno, InodeId};
+
+use crate::file_system::FileSystem;
+use crate::proto::{Arguments, InHeader, InterruptIn, Opcode};
+use crate::reply::Reply;
+use crate::server::Server;
+
+/// What becomes of a request that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Then {
+    /// The reply is sent.
+    Send,
+    /// The reply is sent; if nobody wants it any more, this handle is closed again.
+    SendOpened(InodeId),
+    /// Nothing is sent: the request has no reply, or another thread will send it.
+    Silent,
+}
+
+/// The result of an operation.
+pub(crate) type Answer = Result<Then, Errno>;
+
+/// One request, with what is needed to carry it out.
+pub(crate) struct Call<'a, F> {
+    pub(crate) server: &'a std::sync::Arc<Server<F>>,
+    pub(crate) header: InHeader,
+    pub(crate) arguments: Arguments<'a>,
+    pub(crate) reply: &'a mut Reply,
+}
+
+impl<F: FileSystem> Call<'_, F> {
+    /// The file system.
+    pub(crate) fn fs(&self) -> &F {
+        &self.server.file_system
+    }
+
+    /// The inode that the request is about. The kernel's node numbers are inode numbers, so FORGET has nothing to free.
+    pub(crate) const fn inode(&self) -> InodeId {
+        InodeId(self.header.nodeid)
+    }
+
+    /// On whose behalf. The kernel has checked permissions (`default_permissions`), supplementary groups and ACLs included.
+    pub(crate) const fn who(&self) -> Credentials {
+        Credentials::checked(self.header.uid, self.header.gid)
+    }
+
+    /// Carries the request out.
+    pub(crate) fn dispatch(self) -> Answer {
+        let Some(opcode) = Opcode::from_u32(self.header.opcode) else { return Err(Errno::ENOSYS) };
+        match opcode {
+            Opcode::Lookup => self.lookup(),
+            Opcode::Getattr => self.getattr(),
+            Opcode::Read => self.read(),
+            Opcode::Write => self.write(),
+            Opcode::Open => self.open(),
+            Opcode::Create => self.create(),
+            Opcode::Flush => self.flush(),
+            Opcode::Release => self.release(),
+            Opcode::Forget | Opcode::BatchForget | Opcode::NotifyReply => Ok(Then::Silent),
+            Opcode::Setattr => self.setattr(),
+            Opcode::Statx => self.statx(),
+            Opcode::Statfs => self.statfs(),
+            Opcode::Readlink => self.readlink(),
+            Opcode::Symlink => self.symlink(),
+            Opcode::Mknod => self.mknod(),
+            Opcode::Mkdir => self.mkdir(),
+            Opcode::Unlink => self.unlink(),
+            Opcode::Rmdir => self.rmdir(),
+            Opcode::Rename => self.rename(),
+            Opcode::Rename2 => self.rename2(),
+            Opcode::Link => self.link(),
+            Opcode::Tmpfile => self.tmpfile(),
+            Opcode::Opendir => self.opendir(),
+            Opcode::Readdir => self.readdir(),
+            Opcode::Readdirplus => self.readdirplus(),
+            Opcode::Releasedir => self.releasedir(),
+            Opcode::Fsync | Opcode::Fsyncdir | Opcode::Syncfs => self.sync(),
+            Opcode::Fallocate => self.fallocate(),
+            Opcode::Lseek => self.lseek(),
+            Opcode::CopyFileRange => self.copy_file_range(false),
+            Opcode::CopyFileRange64 => self.copy_file_range(true),
+            Opcode::Setxattr => self.setxattr(),
+            Opcode::Getxattr => self.getxattr(),
+            Opcode::Listxattr => self.listxattr(),
+            Opcode::Removexattr => self.removexattr(),
+            Opcode::Getlk => self.getlk(),
+            Opcode::Setlk => self.setlk(false),
+            Opcode::Setlkw => self.setlk(true),
+            Opcode::Interrupt => self.interrupt(),
+            Opcode::Ioctl => Err(Errno::ENOTTY),
+            Opcode::Destroy => Ok(Then::Send),
+            // The mount was negotiated before it was served; a second INIT is no part of the protocol.
+            Opcode::Init => Err(Errno::EIO),
+        }
+    }
+
+    /// INTERRUPT: only a lock that is waited for can be called off; all else ends by itself.
+    fn interrupt(mut self) -> Answer {
+        let asked: InterruptIn = self.arguments.structure()?;
+        self.server.locks.interrupt(self.server, asked.unique);
+        Ok(Then::Silent)
+    }
+}

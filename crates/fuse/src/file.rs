@@ -1,0 +1,232 @@
+//! Open files: opening, reading, writing, space, and what ends with a handle.
+
+use ashlar_libfs::{Allocation, Change, LockKind, Seek, WriteAt};
+use ashlar_types::{Credentials, Errno, InodeId};
+
+use crate::device::TRANSFER_BYTES;
+use crate::dispatch::{Answer, Call, Then};
+use crate::file_system::FileSystem;
+use crate::invalidate::Stale;
+use crate::notify::Pages;
+use crate::proto::{
+    CopyFileRangeIn, FallocateIn, FlushIn, LseekIn, OPEN_KILL_SUIDGID, OffsetOut, OpenIn, OpenOut,
+    RELEASE_FLOCK_UNLOCK, ReadIn, ReleaseIn, WRITE_KILL_SUIDGID, WriteIn, WriteOut, fopen,
+};
+use crate::reply::Check;
+
+/// A handle's number says all that must be known of it: whether it bypasses the kernel's pages.
+const HANDLE_DIRECT: u64 = 1;
+/// WRITE: the kernel writes pages of a shared mapping back, for nobody in particular.
+const WRITE_CACHE: u32 = 1 << 0;
+/// The most that one COPY_FILE_RANGE copies: callers go on from where it stopped, and can be killed in between.
+const COPY_BYTES_MAX: u64 = 64 << 20;
+const CAPABILITY: &[u8] = b"security.capability";
+
+const fn has(flags: u32, flag: i32) -> bool {
+    flags & flag as u32 != 0
+}
+
+/// Whether a handle opened with `flags` bypasses the kernel's pages. Besides `O_DIRECT`, that's a handle which can only
+/// append: where its data land is known here and not in the kernel, which would otherwise fill its pages in the wrong place.
+const fn is_direct(flags: u32) -> bool {
+    let only_writes = flags & libc::O_ACCMODE as u32 == libc::O_WRONLY as u32;
+    has(flags, libc::O_DIRECT) || (only_writes && has(flags, libc::O_APPEND))
+}
+
+/// How `fallocate` is to change the file.
+fn allocation(mode: u32) -> Option<Allocation> {
+    match mode as i32 {
+        0 => Some(Allocation::Reserve),
+        libc::FALLOC_FL_KEEP_SIZE => Some(Allocation::ReserveKeepSize),
+        mode if mode == libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE => Some(Allocation::Punch),
+        libc::FALLOC_FL_ZERO_RANGE => Some(Allocation::Zero),
+        mode if mode == libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE => Some(Allocation::ZeroKeepSize),
+        libc::FALLOC_FL_COLLAPSE_RANGE => Some(Allocation::Collapse),
+        libc::FALLOC_FL_INSERT_RANGE => Some(Allocation::Insert),
+        _ => None,
+    }
+}
+
+impl<F: FileSystem> Call<'_, F> {
+    /// OPEN.
+    pub(crate) fn open(mut self) -> Answer {
+        let asked: OpenIn = self.arguments.structure()?;
+        let inode = self.inode();
+        self.fs().open(inode)?;
+        let truncated = if has(asked.flags, libc::O_TRUNC) {
+            self.truncate(asked.open_flags & OPEN_KILL_SUIDGID != 0)
+        } else {
+            Ok(())
+        };
+        if let Err(errno) = truncated.and_then(|()| self.put_open(inode, asked.flags)) {
+            self.fs().close(inode);
+            return Err(errno);
+        }
+        Ok(Then::SendOpened(inode))
+    }
+
+    fn truncate(&self, strip: bool) -> Result<(), Errno> {
+        self.strip_capability(self.inode())?;
+        let change = Change { size: Some(0), strip, ..Change::default() };
+        self.fs().set_attributes(&self.who(), self.inode(), &change).map(|_| ())
+    }
+
+    /// The part of an answer that tells of a new handle. While the lease holds, every page that the kernel has is right: it
+    /// was told when one was not.
+    pub(crate) fn put_open(&mut self, inode: InodeId, flags: u32) -> Result<(), Errno> {
+        let mut open = OpenOut::default();
+        if is_direct(flags) {
+            open.fh = HANDLE_DIRECT;
+            open.open_flags = fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
+        } else if self.fs().cache_ttl_ms(inode) > 0 {
+            open.open_flags = fopen::KEEP_CACHE;
+            self.reply.check(Check::Pages(inode));
+        }
+        self.reply.structure(&open)
+    }
+
+    /// READ.
+    pub(crate) fn read(mut self) -> Answer {
+        let asked: ReadIn = self.arguments.structure()?;
+        let inode = self.inode();
+        let size = (asked.size as usize).min(TRANSFER_BYTES);
+        let buffer = self.reply.space(size)?;
+        let count = self.server.file_system.read(inode, asked.offset, buffer)?;
+        self.reply.fill(count.min(size));
+        if asked.fh & HANDLE_DIRECT == 0 {
+            self.reply.check(Check::Pages(inode));
+        }
+        Ok(Then::Send)
+    }
+
+    /// WRITE.
+    pub(crate) fn write(mut self) -> Answer {
+        let asked: WriteIn = self.arguments.structure()?;
+        let data = self.arguments.bytes(asked.size)?;
+        let inode = self.inode();
+        let direct = asked.fh & HANDLE_DIRECT != 0;
+        if direct {
+            self.strip_capability(inode)?;
+        }
+        let appends = has(asked.flags, libc::O_APPEND) && asked.write_flags & WRITE_CACHE == 0;
+        let at = if appends { WriteAt::End } else { WriteAt::Offset(asked.offset) };
+        let offset = self.fs().write(inode, at, data, asked.write_flags & WRITE_KILL_SUIDGID != 0)?;
+        if offset != asked.offset {
+            let pages = Pages::Range { offset: offset.min(asked.offset), length: 0 };
+            self.server.invalidations.push(Stale::Inode(inode, pages));
+        }
+        // For its own pages the kernel asks for FSYNC itself.
+        if direct && has(asked.flags, libc::O_DSYNC) {
+            self.fs().sync()?;
+        }
+        self.reply.structure(&WriteOut { size: asked.size, padding: 0 })?;
+        Ok(Then::Send)
+    }
+
+    /// A file that is written to loses its capabilities. The kernel sees to it wherever the data go through its pages or an
+    /// attribute is set; here is the rest.
+    fn strip_capability(&self, inode: InodeId) -> Result<(), Errno> {
+        match self.fs().xattr(inode, CAPABILITY) {
+            Ok(_) => self.fs().remove_xattr(&Credentials::checked(0, 0), inode, CAPABILITY),
+            Err(Errno::ENODATA) => Ok(()),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// FLUSH, one for each `close`: record locks of the process go.
+    pub(crate) fn flush(mut self) -> Answer {
+        let asked: FlushIn = self.arguments.structure()?;
+        let inode = self.inode();
+        if self.server.locks.forget_record_owner(inode, asked.lock_owner) {
+            self.fs().release_locks(inode, asked.lock_owner, LockKind::Record)?;
+        }
+        Ok(Then::Send)
+    }
+
+    /// RELEASE, when the last descriptor of an open file is closed.
+    pub(crate) fn release(mut self) -> Answer {
+        let asked: ReleaseIn = self.arguments.structure()?;
+        let inode = self.inode();
+        let unlocked = if asked.release_flags & RELEASE_FLOCK_UNLOCK != 0 {
+            self.fs().release_locks(inode, asked.lock_owner, LockKind::Flock)
+        } else {
+            Ok(())
+        };
+        self.fs().close(inode);
+        unlocked.map(|()| Then::Send)
+    }
+
+    /// FSYNC, FSYNCDIR and SYNCFS: the session's log has one order, so all that came before is made persistent.
+    pub(crate) fn sync(self) -> Answer {
+        self.fs().sync()?;
+        Ok(Then::Send)
+    }
+
+    /// FALLOCATE.
+    pub(crate) fn fallocate(mut self) -> Answer {
+        let asked: FallocateIn = self.arguments.structure()?;
+        let how = allocation(asked.mode).ok_or(Errno::EOPNOTSUPP)?;
+        let strip = self.strips();
+        self.fs().allocate(self.inode(), how, asked.offset, asked.length, strip)?;
+        Ok(Then::Send)
+    }
+
+    /// Whether a change of content clears set-id bits, where the protocol has no flag for it: for all but the super-user.
+    const fn strips(&self) -> bool {
+        self.header.uid != 0
+    }
+
+    /// LSEEK, for `SEEK_DATA` and `SEEK_HOLE`; the kernel does the others alone.
+    pub(crate) fn lseek(mut self) -> Answer {
+        let asked: LseekIn = self.arguments.structure()?;
+        let what = match asked.whence as i32 {
+            libc::SEEK_DATA => Seek::Data,
+            libc::SEEK_HOLE => Seek::Hole,
+            _ => return Err(Errno::EINVAL),
+        };
+        let offset = self.fs().seek(self.inode(), what, asked.offset)?;
+        self.reply.structure(&OffsetOut { offset })?;
+        Ok(Then::Send)
+    }
+
+    /// COPY_FILE_RANGE, whose reply has 32 or 64 bits.
+    pub(crate) fn copy_file_range(mut self, wide: bool) -> Answer {
+        let asked: CopyFileRangeIn = self.arguments.structure()?;
+        if asked.flags != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let strip = self.strips();
+        let length = asked.len.min(COPY_BYTES_MAX);
+        let to = InodeId(asked.nodeid_out);
+        let copied = self.fs().copy_range(self.inode(), asked.off_in, to, asked.off_out, length, strip)?;
+        if wide {
+            self.reply.structure(&OffsetOut { offset: copied })?;
+        } else {
+            self.reply.structure(&WriteOut { size: u32::try_from(copied).map_err(|_| Errno::EIO)?, padding: 0 })?;
+        }
+        Ok(Then::Send)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_that_only_append_bypass_pages() {
+        let flags = |flags: i32| is_direct(flags as u32);
+        assert!(flags(libc::O_WRONLY | libc::O_APPEND));
+        assert!(flags(libc::O_RDONLY | libc::O_DIRECT));
+        assert!(!flags(libc::O_RDWR | libc::O_APPEND), "it may be read and mapped");
+        assert!(!flags(libc::O_WRONLY));
+    }
+
+    #[test]
+    fn every_mode_of_fallocate_has_its_meaning() {
+        let modes = [0, 1, 3, 0x10, 0x11, 0x08, 0x20];
+        let meanings = modes.map(|mode| allocation(mode).unwrap() as u8);
+        assert_eq!(meanings, [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(allocation(2), None, "a hole cannot change the size");
+        assert_eq!(allocation(0x40), None);
+    }
+}

@@ -1,0 +1,222 @@
+//! Record locks and flock: GETLK, SETLK, SETLKW, and what INTERRUPT does to one that waits.
+//!
+//! A lock that must wait does so on a thread of its own, so that the threads that serve never wait for an application.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ashlar_libfs::{LockKind, LockMode};
+use ashlar_types::{Errno, InodeId};
+use parking_lot::Mutex;
+
+use crate::dispatch::{Answer, Call, Then};
+use crate::file_system::FileSystem;
+use crate::proto::{FileLock, LK_FLOCK, LkIn, LkOut};
+use crate::reply::Reply;
+use crate::server::Server;
+
+/// The most locks that wait at once: each takes a thread here and a connection to SharedFS, which has 256 for all.
+const WAITS_MAX: usize = 128;
+/// How many interrupts are remembered that came before the request which they interrupt was seen to wait. They pass each
+/// other only on their way through the threads that serve, of which there are fewer.
+const EARLY_MAX: usize = 64;
+/// A waiting thread does nothing but a call of LibFS.
+const STACK_BYTES: usize = 256 << 10;
+/// An attempt to call a waiting lock off finds nothing where the lock isn't on its way to SharedFS yet: then again after this.
+const CANCEL_AGAIN: Duration = Duration::from_millis(5);
+
+/// What the mount knows of its locks. The locks themselves are SharedFS's.
+#[derive(Debug, Default)]
+pub(crate) struct Locks {
+    /// Who may have record locks on what, so that closing a file costs nothing where nobody has.
+    record_owners: Mutex<HashSet<(InodeId, u64)>>,
+    waits: Mutex<Waits>,
+}
+
+#[derive(Debug, Default)]
+struct Waits {
+    /// Requests that wait, by their number, and whether they were called off.
+    active: HashMap<u64, bool>,
+    early: VecDeque<u64>,
+    closed: bool,
+}
+
+impl Locks {
+    /// Forgets that an owner may have record locks; tells whether it might.
+    pub(crate) fn forget_record_owner(&self, inode: InodeId, owner: u64) -> bool {
+        let mut owners = self.record_owners.lock();
+        !owners.is_empty() && owners.remove(&(inode, owner))
+    }
+
+    /// Calls the waiting of request `unique` off.
+    pub(crate) fn interrupt<F: FileSystem>(&self, server: &Arc<Server<F>>, unique: u64) {
+        let mut waits = self.waits.lock();
+        match waits.active.get_mut(&unique) {
+            Some(called_off) => {
+                if !std::mem::replace(called_off, true) {
+                    cancel(server, unique);
+                }
+            }
+            None => {
+                if waits.early.len() == EARLY_MAX {
+                    waits.early.pop_front();
+                }
+                waits.early.push_back(unique);
+            }
+        }
+    }
+
+    /// Calls all waiting off: the mount is gone.
+    pub(crate) fn close<F: FileSystem>(&self, server: &Arc<Server<F>>) {
+        let mut waits = self.waits.lock();
+        waits.closed = true;
+        for (unique, called_off) in &mut waits.active {
+            if !std::mem::replace(called_off, true) {
+                cancel(server, *unique);
+            }
+        }
+    }
+
+    fn begin(&self, unique: u64) -> Result<(), Errno> {
+        let mut waits = self.waits.lock();
+        if waits.closed || waits.early.contains(&unique) {
+            return Err(Errno::EINTR);
+        }
+        if waits.active.len() == WAITS_MAX {
+            return Err(Errno::ENOLCK);
+        }
+        waits.active.insert(unique, false);
+        Ok(())
+    }
+
+    fn finish(&self, unique: u64) {
+        self.waits.lock().active.remove(&unique);
+    }
+
+    fn is_waiting(&self, unique: u64) -> bool {
+        self.waits.lock().active.contains_key(&unique)
+    }
+}
+
+/// Calls a waiting lock off, from another thread: it's a message to SharedFS.
+fn cancel<F: FileSystem>(server: &Arc<Server<F>>, unique: u64) {
+    let server = Arc::clone(server);
+    let thread = std::thread::Builder::new().name("ashlar-unlock".into()).stack_size(STACK_BYTES);
+    let spawned = thread.spawn(move || {
+        while server.locks.is_waiting(unique) {
+            // What it says is no news: the lock that waits will tell how it ended.
+            let _ = server.file_system.cancel_lock(unique);
+            std::thread::sleep(CANCEL_AGAIN);
+        }
+    });
+    if let Err(error) = spawned {
+        tracing::warn!(%error, "a waiting lock could not be interrupted");
+    }
+}
+
+fn kind(asked: &LkIn) -> LockKind {
+    if asked.lk_flags & LK_FLOCK != 0 { LockKind::Flock } else { LockKind::Record }
+}
+
+fn mode(asked: &LkIn) -> Result<LockMode, Errno> {
+    match i32::try_from(asked.lk.kind).map_err(|_| Errno::EINVAL)? {
+        libc::F_RDLCK => Ok(LockMode::Read),
+        libc::F_WRLCK => Ok(LockMode::Write),
+        libc::F_UNLCK => Ok(LockMode::Unlock),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// A mode as `fcntl` numbers it.
+fn number(mode: LockMode) -> u32 {
+    let number = match mode {
+        LockMode::Read => libc::F_RDLCK,
+        LockMode::Write => libc::F_WRLCK,
+        LockMode::Unlock => libc::F_UNLCK,
+    };
+    number as u32
+}
+
+impl<F: FileSystem> Call<'_, F> {
+    /// GETLK.
+    pub(crate) fn getlk(mut self) -> Answer {
+        let asked: LkIn = self.arguments.structure()?;
+        let range = (asked.lk.start, asked.lk.end);
+        let found = self.fs().query_lock(self.inode(), kind(&asked), asked.owner, range, mode(&asked)?)?;
+        let lk = match found {
+            Some((mode, start, end, pid)) => FileLock { start, end, kind: number(mode), pid },
+            None => FileLock { kind: number(LockMode::Unlock), ..asked.lk },
+        };
+        self.reply.structure(&LkOut { lk })?;
+        Ok(Then::Send)
+    }
+
+    /// SETLK, and SETLKW, which may wait.
+    pub(crate) fn setlk(mut self, may_wait: bool) -> Answer {
+        let asked: LkIn = self.arguments.structure()?;
+        let (inode, kind, mode) = (self.inode(), kind(&asked), mode(&asked)?);
+        if kind == LockKind::Record && mode != LockMode::Unlock {
+            // Before the lock is there: what is noted in vain costs one message at close.
+            self.server.locks.record_owners.lock().insert((inode, asked.owner));
+        }
+        let range = (asked.lk.start, asked.lk.end);
+        match self.fs().lock(inode, kind, asked.owner, asked.lk.pid, range, mode, None) {
+            Err(Errno::EAGAIN) if may_wait => self.wait_for_lock(&asked, kind, mode),
+            result => result.map(|()| Then::Send),
+        }
+    }
+
+    /// Waits on another thread, which answers the request.
+    fn wait_for_lock(&self, asked: &LkIn, kind: LockKind, mode: LockMode) -> Answer {
+        let (unique, inode, asked) = (self.header.unique, self.inode(), *asked);
+        self.server.locks.begin(unique)?;
+        let server = Arc::clone(self.server);
+        let thread = std::thread::Builder::new().name("ashlar-lock".into()).stack_size(STACK_BYTES);
+        let spawned = thread.spawn(move || {
+            let range = (asked.lk.start, asked.lk.end);
+            let result = server.file_system.lock(inode, kind, asked.owner, asked.lk.pid, range, mode, Some(unique));
+            server.locks.finish(unique);
+            let mut reply = Reply::new(0);
+            if let Err(errno) = server.device.send(reply.seal(unique, result)) {
+                tracing::error!(%errno, "the kernel took no answer to a lock request");
+            }
+        });
+        match spawned {
+            Ok(_) => Ok(Then::Silent),
+            Err(_) => {
+                self.server.locks.finish(unique);
+                Err(Errno::ENOLCK)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn closing_costs_a_message_only_where_a_lock_was_asked_for() {
+        let locks = Locks::default();
+        assert!(!locks.forget_record_owner(InodeId(20), 5));
+        locks.record_owners.lock().insert((InodeId(20), 5));
+        assert!(!locks.forget_record_owner(InodeId(20), 6));
+        assert!(locks.forget_record_owner(InodeId(20), 5));
+        assert!(!locks.forget_record_owner(InodeId(20), 5));
+    }
+
+    #[test]
+    fn waits_are_bounded_and_an_early_interrupt_counts() {
+        let locks = Locks::default();
+        locks.waits.lock().early.push_back(7);
+        assert_eq!(locks.begin(7), Err(Errno::EINTR));
+        for unique in 100..100 + WAITS_MAX as u64 {
+            locks.begin(unique).unwrap();
+        }
+        assert_eq!(locks.begin(8), Err(Errno::ENOLCK));
+        locks.finish(100);
+        locks.begin(8).unwrap();
+        assert!(locks.is_waiting(8) && !locks.is_waiting(100));
+    }
+}

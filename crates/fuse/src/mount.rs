@@ -1,0 +1,264 @@
+//! Mounting and unmounting.
+
+use std::ffi::CString;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ashlar_libfs::LibFs;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+use thiserror::Error;
+
+use crate::device::{Device, TRANSFER_BYTES};
+use crate::file_system::FileSystem;
+use crate::mountinfo;
+use crate::negotiate::negotiate;
+use crate::server::Server;
+
+/// The type under which mounts of Ashlar stand in the kernel's table.
+pub(crate) const FILE_SYSTEM_TYPE: &str = "fuse.ashlar";
+
+/// How far ahead the kernel reads in a file that's read in order, in KiB: one request of the largest size.
+const READ_AHEAD_KIB: usize = TRANSFER_BYTES / 1024;
+
+/// How to mount.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MountOptions {
+    /// Nothing can be changed through the mount.
+    pub read_only: bool,
+    /// Threads that serve; 0 for as many as fit the machine: one more than it has cores, three to five.
+    pub threads: usize,
+}
+
+/// Why there is no mount, or it could not be taken away.
+#[derive(Debug, Error)]
+#[allow(missing_docs)]
+pub enum MountError {
+    /// `/dev/fuse` is missing.
+    #[error(
+        "/dev/fuse cannot be opened ({0}); load the kernel's FUSE module with 'modprobe fuse', or pass the device into the container"
+    )]
+    NoDevice(Errno),
+    /// The caller may not mount.
+    #[error("{path} cannot be mounted or unmounted: only root may do that; run the command with sudo")]
+    NotRoot { path: PathBuf },
+    /// The mount point is missing.
+    #[error("{path} does not exist; make it with 'mkdir -p {path}'")]
+    NotFound { path: PathBuf },
+    /// The mount point is no directory.
+    #[error("{path} is not a directory; name a directory to mount on")]
+    NotADirectory { path: PathBuf },
+    /// The directory is a mount of Ashlar already.
+    #[error("{path} is mounted already; see it with 'ashlar status', or take it away with 'ashlar unmount {path}'")]
+    AlreadyMounted { path: PathBuf },
+    /// The mount is in use.
+    #[error("{path} is in use; see by whom with 'fuser -vm {path}', or detach it with 'ashlar unmount --lazy {path}'")]
+    Busy { path: PathBuf },
+    /// There is no mount to take away.
+    #[error("{path} is not a mount of Ashlar; see what is mounted with 'findmnt -t fuse.ashlar'")]
+    NotMounted { path: PathBuf },
+    /// The kernel's protocol is too old.
+    #[error("this kernel speaks FUSE {major}.{minor}, and 7.31 is needed: Linux 5.4 or later")]
+    OldKernel { major: u32, minor: u32 },
+    /// The kernel did not behave as the protocol says.
+    #[error("the kernel and this program did not understand each other: {reason}")]
+    Protocol { reason: String },
+    /// SharedFS did not take the mount.
+    #[error("the daemon could not take charge of the mount ({0}); look at the daemon's log, and mount again")]
+    NotRegistered(ashlar_types::Errno),
+    /// Something else.
+    #[error("{path}: {reason}")]
+    Failed { path: PathBuf, reason: Errno },
+    /// No thread could be started.
+    #[error("no thread could be started to serve the mount: {0}")]
+    NoThread(std::io::Error),
+}
+
+/// A file system mounted on a directory. Dropped, it's taken away, lazily.
+#[derive(Debug)]
+pub struct Mount<F: FileSystem = LibFs> {
+    server: Arc<Server<F>>,
+    mount_point: PathBuf,
+}
+
+impl<F: FileSystem> Mount<F> {
+    /// Mounts `file_system` on `mount_point`. Nothing can be done with the mount until [`Mount::run`] serves it.
+    ///
+    /// A mount there whose process is dead is taken away first: nothing can be done with it any more.
+    ///
+    /// # Errors
+    /// [`MountError`].
+    pub fn new(file_system: Arc<F>, mount_point: &Path, options: MountOptions) -> Result<Self, MountError> {
+        let mount_point = prepare(mount_point)?;
+        let device = Device::open().map_err(|errno| match errno {
+            Errno::PERM | Errno::ACCESS => MountError::NotRoot { path: mount_point.clone() },
+            errno => MountError::NoDevice(errno),
+        })?;
+        attach(&device, &mount_point, options)?;
+        let detach = Detach(Some(&mount_point));
+        let agreement = negotiate(&device)?;
+        let duplicate =
+            device.duplicate().map_err(|reason| MountError::Failed { path: mount_point.clone(), reason })?;
+        file_system.register_mount(duplicate).map_err(MountError::NotRegistered)?;
+        set_read_ahead(&mount_point);
+        detach.keep();
+        let threads = if options.threads == 0 { default_threads() } else { options.threads };
+        let server = Arc::new(Server::new(file_system, device, threads, agreement.setxattr_extended()));
+        Ok(Self { server, mount_point })
+    }
+
+    /// Where it's mounted, without symbolic links.
+    #[must_use]
+    pub fn mount_point(&self) -> &Path {
+        &self.mount_point
+    }
+
+    /// Serves the mount until it's unmounted. The session is not ended then: its owner does that.
+    ///
+    /// # Errors
+    /// [`MountError::NoThread`].
+    pub fn run(&self) -> Result<(), MountError> {
+        self.server.run().map_err(MountError::NoThread)
+    }
+}
+
+impl<F: FileSystem> Drop for Mount<F> {
+    fn drop(&mut self) {
+        // Only this mount, and not one that another process has made here since.
+        if self.is_connected() {
+            let _ = unmount(&self.mount_point, true);
+        }
+    }
+}
+
+impl<F: FileSystem> Mount<F> {
+    /// Whether the device still has its mount: without one it polls as broken.
+    fn is_connected(&self) -> bool {
+        let mut polled = [PollFd::from_borrowed_fd(self.server.device.as_fd(), PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let answered = rustix::event::poll(&mut polled, Some(&now));
+        answered.is_ok() && polled.iter().all(|fd| !fd.revents().contains(PollFlags::ERR))
+    }
+}
+
+/// Takes a mount away again that was not finished.
+struct Detach<'a>(Option<&'a Path>);
+
+impl Detach<'_> {
+    fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Detach<'_> {
+    fn drop(&mut self) {
+        if let Some(path) = self.0 {
+            let _ = unmount(path, true);
+        }
+    }
+}
+
+/// Threads that serve: while one copies, another can take the next request.
+fn default_threads() -> usize {
+    let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    cores.clamp(2, 4) + 1
+}
+
+/// Makes sure that a mount can be made at `path`, and gives the path as the kernel will know it.
+fn prepare(path: &Path) -> Result<PathBuf, MountError> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(MountError::NotRoot { path: path.to_owned() });
+    }
+    let resolved = mountinfo::resolve(path).ok_or_else(|| MountError::NotFound { path: path.to_owned() })?;
+    if mountinfo::is_ashlar_mount(&resolved) {
+        match rustix::fs::stat(&resolved) {
+            Err(Errno::NOTCONN) => unmount(&resolved, true)?,
+            _ => return Err(MountError::AlreadyMounted { path: resolved }),
+        }
+    }
+    match rustix::fs::stat(&resolved) {
+        Ok(stat) if rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir() => Ok(resolved),
+        Ok(_) => Err(MountError::NotADirectory { path: resolved }),
+        Err(Errno::NOENT) => Err(MountError::NotFound { path: resolved }),
+        Err(reason) => Err(MountError::Failed { path: resolved, reason }),
+    }
+}
+
+/// Connects the device with a directory.
+fn attach(device: &Device, path: &Path, options: MountOptions) -> Result<(), MountError> {
+    let data = format!(
+        "fd={},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other,max_read={TRANSFER_BYTES}",
+        device.as_fd().as_raw_fd()
+    );
+    let failed = |reason| MountError::Failed { path: path.to_owned(), reason };
+    let data = CString::new(data).map_err(|_| failed(Errno::INVAL))?;
+    // Set-id programs and devices work as on any file system: root mounts, and the file system is the machine's own.
+    let flags = if options.read_only { MountFlags::RDONLY } else { MountFlags::empty() };
+    rustix::mount::mount("ashlar", path, FILE_SYSTEM_TYPE, flags, data.as_c_str()).map_err(|errno| match errno {
+        Errno::PERM => MountError::NotRoot { path: path.to_owned() },
+        Errno::NODEV => MountError::NoDevice(errno),
+        Errno::BUSY => MountError::AlreadyMounted { path: path.to_owned() },
+        errno => failed(errno),
+    })
+}
+
+/// Lets the kernel read further ahead than the 128 KiB that it starts with. Where that cannot be set, it only reads in smaller
+/// pieces. The file is found without asking the mount, which nobody serves yet.
+fn set_read_ahead(path: &Path) {
+    if let Some(entry) = mountinfo::find(path) {
+        let file = format!("/sys/class/bdi/{}/read_ahead_kb", entry.device);
+        if let Err(error) = std::fs::write(&file, READ_AHEAD_KIB.to_string()) {
+            tracing::debug!(file, %error, "readahead stays as it is");
+        }
+    }
+}
+
+/// Takes the mount at `mount_point` away; `lazy`: from its directory at once, and altogether when its last file is closed.
+///
+/// # Errors
+/// [`MountError`].
+pub fn unmount(mount_point: &Path, lazy: bool) -> Result<(), MountError> {
+    let entry = mountinfo::find(mount_point).ok_or_else(|| MountError::NotMounted { path: mount_point.to_owned() })?;
+    let path = entry.mount_point;
+    let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    rustix::mount::unmount(&path, flags | UnmountFlags::NOFOLLOW).map_err(|errno| match errno {
+        Errno::PERM => MountError::NotRoot { path },
+        Errno::BUSY => MountError::Busy { path },
+        Errno::INVAL => MountError::NotMounted { path },
+        reason => MountError::Failed { path, reason },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_say_what_to_do_next() {
+        let error = MountError::Busy { path: "/mnt".into() };
+        assert!(error.to_string().contains("ashlar unmount --lazy /mnt"), "{error}");
+    }
+
+    #[test]
+    fn what_is_not_mounted_cannot_be_unmounted() {
+        let directory = tempfile::tempdir().unwrap();
+        let result = unmount(directory.path(), false);
+        assert!(matches!(result, Err(MountError::NotMounted { .. })), "{result:?}");
+        assert!(!crate::is_ashlar_mount(directory.path()));
+    }
+
+    #[test]
+    fn a_mount_point_must_be_a_directory() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        assert!(matches!(prepare(&file), Err(MountError::NotADirectory { .. })));
+        assert!(matches!(prepare(&directory.path().join("none")), Err(MountError::NotFound { .. })));
+        assert!(prepare(directory.path()).is_ok());
+    }
+}

@@ -1,0 +1,167 @@
+//! Names: looking up, making, removing, moving and linking.
+
+use ashlar_libfs::{Found, Make, RenameFlags};
+use ashlar_types::{Errno, FileKind, InodeId, MODE_PERMISSIONS};
+
+use crate::attr::{is_regular, validity};
+use crate::dispatch::{Answer, Call, Then};
+use crate::file_system::FileSystem;
+use crate::proto::{CreateIn, EntryOut, LinkIn, MkdirIn, MknodIn, Rename2In, RenameIn, Text};
+use crate::reply::Check;
+
+const RENAME_NOREPLACE: u32 = 1;
+const RENAME_EXCHANGE: u32 = 2;
+
+/// What a request to make something says, without the kind.
+const fn make(kind: FileKind, mode: u32, umask: u32) -> Make<'static> {
+    Make { kind, mode: mode & MODE_PERMISSIONS, umask, device: 0, target: &[] }
+}
+
+impl<F: FileSystem> Call<'_, F> {
+    /// LOOKUP.
+    pub(crate) fn lookup(mut self) -> Answer {
+        let name = self.arguments.text()?;
+        match self.fs().lookup(&self.who(), self.inode(), name.bytes) {
+            Ok(found) => self.reply_entry(&name, &found),
+            Err(Errno::ENOENT) => self.reply_absent(&name),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// That a name leads nowhere may be cached too, as long as the directory's lease holds.
+    fn reply_absent(&mut self, name: &Text<'_>) -> Answer {
+        let directory = self.inode();
+        let ttl_ms = self.fs().cache_ttl_ms(directory);
+        if ttl_ms == 0 {
+            return Err(Errno::ENOENT);
+        }
+        let (entry_valid, entry_valid_nsec) = validity(ttl_ms);
+        self.reply.structure(&EntryOut { entry_valid, entry_valid_nsec, ..EntryOut::default() })?;
+        self.reply.check(Check::Name(directory, name.place.clone()));
+        Ok(Then::Send)
+    }
+
+    fn reply_entry(&mut self, name: &Text<'_>, found: &Found) -> Answer {
+        let directory = self.inode();
+        self.put_entry(directory, name, found)?;
+        Ok(Then::Send)
+    }
+
+    /// READLINK.
+    pub(crate) fn readlink(self) -> Answer {
+        let target = self.fs().read_link(self.inode())?;
+        self.reply.bytes(&target)?;
+        Ok(Then::Send)
+    }
+
+    /// SYMLINK.
+    pub(crate) fn symlink(mut self) -> Answer {
+        let name = self.arguments.text()?;
+        let target = self.arguments.text()?.bytes;
+        let made = Make { target, ..make(FileKind::Symlink, 0o777, 0) };
+        let found = self.fs().make(&self.who(), self.inode(), name.bytes, &made)?;
+        self.reply_entry(&name, &found)
+    }
+
+    /// MKNOD.
+    pub(crate) fn mknod(mut self) -> Answer {
+        let asked: MknodIn = self.arguments.structure()?;
+        let name = self.arguments.text()?;
+        let kind = FileKind::from_mode(asked.mode).ok_or(Errno::EINVAL)?;
+        let made = Make { device: u64::from(asked.rdev), ..make(kind, asked.mode, asked.umask) };
+        let found = self.fs().make(&self.who(), self.inode(), name.bytes, &made)?;
+        self.reply_entry(&name, &found)
+    }
+
+    /// MKDIR.
+    pub(crate) fn mkdir(mut self) -> Answer {
+        let asked: MkdirIn = self.arguments.structure()?;
+        let name = self.arguments.text()?;
+        let made = make(FileKind::Directory, asked.mode, asked.umask);
+        let found = self.fs().make(&self.who(), self.inode(), name.bytes, &made)?;
+        self.reply_entry(&name, &found)
+    }
+
+    /// CREATE: the kernel has found no such name.
+    pub(crate) fn create(mut self) -> Answer {
+        let asked: CreateIn = self.arguments.structure()?;
+        let name = self.arguments.text()?;
+        let made = make(FileKind::Regular, asked.mode, asked.umask);
+        let found = match self.fs().make_open(&self.who(), self.inode(), name.bytes, &made) {
+            // Another mount was faster. The kernel checked the right to make a file, not the right to open that one:
+            // ESTALE has it look the name up again, check, and open.
+            Err(Errno::EEXIST) if asked.flags & libc::O_EXCL as u32 == 0 => return Err(Errno::ESTALE),
+            result => result?,
+        };
+        self.reply_opened(&name, &found, asked.flags)
+    }
+
+    /// TMPFILE.
+    pub(crate) fn tmpfile(mut self) -> Answer {
+        let asked: CreateIn = self.arguments.structure()?;
+        let name = self.arguments.text()?;
+        let made = make(FileKind::Regular, asked.mode, asked.umask);
+        let found = self.fs().make_unnamed(&self.who(), self.inode(), &made)?;
+        self.reply_opened(&name, &found, asked.flags)
+    }
+
+    fn reply_opened(&mut self, name: &Text<'_>, found: &Found, flags: u32) -> Answer {
+        debug_assert!(is_regular(found), "make_open makes regular files");
+        let directory = self.inode();
+        let result = self.put_entry(directory, name, found).and_then(|()| self.put_open(found.id, flags));
+        if let Err(errno) = result {
+            self.fs().close(found.id);
+            return Err(errno);
+        }
+        Ok(Then::SendOpened(found.id))
+    }
+
+    /// UNLINK.
+    pub(crate) fn unlink(mut self) -> Answer {
+        let name = self.arguments.text()?;
+        self.fs().unlink(&self.who(), self.inode(), name.bytes)?;
+        Ok(Then::Send)
+    }
+
+    /// RMDIR.
+    pub(crate) fn rmdir(mut self) -> Answer {
+        let name = self.arguments.text()?;
+        self.fs().remove_directory(&self.who(), self.inode(), name.bytes)?;
+        Ok(Then::Send)
+    }
+
+    /// RENAME.
+    pub(crate) fn rename(mut self) -> Answer {
+        let asked: RenameIn = self.arguments.structure()?;
+        self.rename_to(InodeId(asked.newdir), RenameFlags::default())
+    }
+
+    /// RENAME2. A whiteout is what an overlay's upper layer needs; overlayfs doesn't take such layers from FUSE.
+    pub(crate) fn rename2(mut self) -> Answer {
+        let asked: Rename2In = self.arguments.structure()?;
+        if asked.flags & !(RENAME_NOREPLACE | RENAME_EXCHANGE) != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let no_replace = asked.flags & RENAME_NOREPLACE != 0;
+        let exchange = asked.flags & RENAME_EXCHANGE != 0;
+        if no_replace && exchange {
+            return Err(Errno::EINVAL);
+        }
+        self.rename_to(InodeId(asked.newdir), RenameFlags { no_replace, exchange })
+    }
+
+    fn rename_to(&mut self, directory: InodeId, flags: RenameFlags) -> Answer {
+        let from = self.arguments.text()?.bytes;
+        let to = self.arguments.text()?.bytes;
+        self.fs().rename(&self.who(), (self.inode(), from), (directory, to), flags)?;
+        Ok(Then::Send)
+    }
+
+    /// LINK.
+    pub(crate) fn link(mut self) -> Answer {
+        let asked: LinkIn = self.arguments.structure()?;
+        let name = self.arguments.text()?;
+        let found = self.fs().link(&self.who(), InodeId(asked.oldnodeid), self.inode(), name.bytes)?;
+        self.reply_entry(&name, &found)
+    }
+}

@@ -1,0 +1,149 @@
+//! INIT: what this side and the kernel agree on.
+
+use ashlar_types::Errno;
+use zerocopy::IntoBytes;
+
+use crate::device::{Device, REQUEST_BYTES, TRANSFER_BYTES};
+use crate::mount::MountError;
+use crate::proto::{
+    Arguments, InHeader, InitIn, InitOut, Opcode, VERSION_MAJOR, VERSION_MINOR, VERSION_MINOR_MIN, init,
+};
+use crate::reply::Reply;
+
+/// Requests for readahead and the like that may be under way at once, and from how many on their senders are slowed down.
+const BACKGROUND_MAX: u16 = 64;
+const BACKGROUND_CONGESTED: u16 = 48;
+
+/// What is asked for, where the kernel has it. Not among them: the write-back cache, which would let the kernel change the
+/// order of updates; opening without a message, as handles keep removed files alive.
+const WANTED: u64 = init::ASYNC_READ
+    | init::POSIX_LOCKS
+    | init::ATOMIC_O_TRUNC
+    | init::EXPORT_SUPPORT
+    | init::BIG_WRITES
+    | init::DONT_MASK
+    | init::FLOCK_LOCKS
+    | init::AUTO_INVAL_DATA
+    | init::DO_READDIRPLUS
+    | init::READDIRPLUS_AUTO
+    | init::ASYNC_DIO
+    | init::PARALLEL_DIROPS
+    | init::POSIX_ACL
+    | init::MAX_PAGES
+    | init::CACHE_SYMLINKS
+    | init::HANDLE_KILLPRIV_V2
+    | init::SETXATTR_EXT
+    | init::INIT_EXT
+    | init::HAS_EXPIRE_ONLY
+    | init::DIRECT_IO_ALLOW_MMAP;
+
+/// What was agreed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Agreement {
+    /// The minor version that both speak.
+    pub(crate) minor: u32,
+    /// The flags that both know.
+    pub(crate) flags: u64,
+}
+
+impl Agreement {
+    /// The agreement with a kernel that sent `asked`, whose flags are `offered` with both halves.
+    fn with(asked: &InitIn, offered: u64) -> Option<Self> {
+        let is_usable = asked.major == VERSION_MAJOR && asked.minor >= VERSION_MINOR_MIN;
+        is_usable.then(|| Self { minor: asked.minor.min(VERSION_MINOR), flags: offered & WANTED })
+    }
+
+    fn reply(self, asked: &InitIn) -> InitOut {
+        InitOut {
+            major: VERSION_MAJOR,
+            minor: self.minor,
+            max_readahead: asked.max_readahead.max(TRANSFER_BYTES as u32),
+            flags: (self.flags & 0xffff_ffff) as u32,
+            max_background: BACKGROUND_MAX,
+            congestion_threshold: BACKGROUND_CONGESTED,
+            max_write: TRANSFER_BYTES as u32,
+            time_gran: 1,
+            max_pages: (TRANSFER_BYTES / 4096) as u16,
+            flags2: (self.flags >> 32) as u32,
+            ..InitOut::default()
+        }
+    }
+
+    /// Whether SETXATTR has its flags for ACLs.
+    pub(crate) const fn setxattr_extended(self) -> bool {
+        self.flags & init::SETXATTR_EXT != 0
+    }
+}
+
+/// Answers INIT, which is the first request after mounting.
+pub(crate) fn negotiate(device: &Device) -> Result<Agreement, MountError> {
+    let mut buffer = vec![0; REQUEST_BYTES];
+    let protocol = |reason: &str| MountError::Protocol { reason: reason.to_owned() };
+    let count = device.receive(&mut buffer).map_err(|errno| protocol(&errno.to_string()))?;
+    let count = count.ok_or_else(|| protocol("the mount went away at once"))?;
+    let request = buffer.get(..count).unwrap_or_default();
+    let (header, asked, flags) = parse(request).map_err(|_| protocol("the first request made no sense"))?;
+    let mut reply = Reply::new(size_of::<InitOut>());
+    let agreement = Agreement::with(&asked, flags);
+    let result = match agreement {
+        Some(agreement) => reply.bytes(agreement.reply(&asked).as_bytes()),
+        None => Err(Errno::EPROTO),
+    };
+    device.send(reply.seal(header.unique, result)).map_err(|errno| protocol(&errno.to_string()))?;
+    agreement.ok_or(MountError::OldKernel { major: asked.major, minor: asked.minor })
+}
+
+fn parse(request: &[u8]) -> Result<(InHeader, InitIn, u64), Errno> {
+    let mut arguments = Arguments::new(request);
+    let header: InHeader = arguments.structure()?;
+    if header.opcode != Opcode::Init as u32 {
+        return Err(Errno::EPROTO);
+    }
+    let asked: InitIn = arguments.structure()?;
+    let low = u64::from(asked.flags);
+    let high = if low & init::INIT_EXT != 0 { arguments.structure::<u32>()? } else { 0 };
+    Ok((header, asked, u64::from(high) << 32 | low))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(opcode: u32, minor: u32, flags: u32, rest: &[u8]) -> Vec<u8> {
+        let header = InHeader { opcode, unique: 2, ..InHeader::default() };
+        let asked = InitIn { major: 7, minor, max_readahead: 131_072, flags };
+        [header.as_bytes(), asked.as_bytes(), rest].concat()
+    }
+
+    #[test]
+    fn both_halves_of_the_flags_count() {
+        let (header, asked, flags) = parse(&request(26, 38, 1 << 30 | 1, &[0xff; 48])).unwrap();
+        assert_eq!(header.unique, 2);
+        let agreement = Agreement::with(&asked, flags).unwrap();
+        assert_eq!(agreement.minor, 38);
+        assert_eq!(
+            agreement.flags,
+            init::ASYNC_READ | init::INIT_EXT | init::HAS_EXPIRE_ONLY | init::DIRECT_IO_ALLOW_MMAP
+        );
+        assert_eq!(agreement.reply(&asked).flags2, 0b11000);
+    }
+
+    #[test]
+    fn nothing_is_taken_that_would_break_order() {
+        let (_, asked, flags) = parse(&request(26, 99, u32::MAX, &[0xff; 48])).unwrap();
+        let agreement = Agreement::with(&asked, flags).unwrap();
+        assert_eq!(agreement.minor, VERSION_MINOR);
+        assert_eq!(agreement.flags & (1 << 16), 0, "no write-back cache");
+        assert_eq!(agreement.flags & (1 << 17 | 1 << 24), 0, "every open is told");
+    }
+
+    #[test]
+    fn older_kernels_send_less_and_too_old_ones_are_refused() {
+        let (_, asked, flags) = parse(&request(26, 31, 1, &[])).unwrap();
+        assert!(!Agreement::with(&asked, flags).unwrap().setxattr_extended());
+        let (_, asked, flags) = parse(&request(26, 30, 1, &[])).unwrap();
+        assert_eq!(Agreement::with(&asked, flags), None);
+        assert_eq!(parse(&request(1, 38, 1, &[])).unwrap_err(), Errno::EPROTO);
+        assert_eq!(parse(&request(26, 38, 1 << 30, &[])).unwrap_err(), Errno::EIO);
+    }
+}

@@ -1,0 +1,66 @@
+//! Extended attributes, ACLs among them.
+
+use ashlar_libfs::XattrFlags;
+use ashlar_types::Errno;
+
+use crate::dispatch::{Answer, Call, Then};
+use crate::file_system::FileSystem;
+use crate::proto::{GetxattrIn, GetxattrOut, SETXATTR_ACL_KILL_SGID, SetxattrExtension, SetxattrIn};
+
+impl<F: FileSystem> Call<'_, F> {
+    /// SETXATTR.
+    pub(crate) fn setxattr(mut self) -> Answer {
+        let asked: SetxattrIn = self.arguments.structure()?;
+        let extension: SetxattrExtension =
+            if self.server.setxattr_extended { self.arguments.structure()? } else { SetxattrExtension::default() };
+        let name = self.arguments.text()?.bytes;
+        let value = self.arguments.bytes(asked.size)?;
+        let flags = asked.flags as i32;
+        if flags & !(libc::XATTR_CREATE | libc::XATTR_REPLACE) != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let flags = XattrFlags { create: flags & libc::XATTR_CREATE != 0, replace: flags & libc::XATTR_REPLACE != 0 };
+        let strip_sgid = extension.setxattr_flags & SETXATTR_ACL_KILL_SGID != 0;
+        self.fs().set_xattr(&self.who(), self.inode(), name, value, flags, strip_sgid)?;
+        Ok(Then::Send)
+    }
+
+    /// GETXATTR.
+    pub(crate) fn getxattr(mut self) -> Answer {
+        let asked: GetxattrIn = self.arguments.structure()?;
+        let name = self.arguments.text()?.bytes;
+        let value = self.fs().xattr(self.inode(), name)?;
+        self.reply_sized(asked.size, &value)
+    }
+
+    /// LISTXATTR.
+    pub(crate) fn listxattr(mut self) -> Answer {
+        let asked: GetxattrIn = self.arguments.structure()?;
+        let mut list = Vec::new();
+        for name in self.fs().xattr_names(self.inode())? {
+            list.extend_from_slice(&name);
+            list.push(0);
+        }
+        self.reply_sized(asked.size, &list)
+    }
+
+    /// A value, or its size where no room was given.
+    fn reply_sized(&mut self, room: u32, value: &[u8]) -> Answer {
+        let size = u32::try_from(value.len()).map_err(|_| Errno::E2BIG)?;
+        if room == 0 {
+            self.reply.structure(&GetxattrOut { size, padding: 0 })?;
+        } else if size > room {
+            return Err(Errno::ERANGE);
+        } else {
+            self.reply.bytes(value)?;
+        }
+        Ok(Then::Send)
+    }
+
+    /// REMOVEXATTR.
+    pub(crate) fn removexattr(mut self) -> Answer {
+        let name = self.arguments.text()?.bytes;
+        self.fs().remove_xattr(&self.who(), self.inode(), name)?;
+        Ok(Then::Send)
+    }
+}

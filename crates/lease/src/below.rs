@@ -1,0 +1,138 @@
+//! Which sessions hold leases below which directory.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ashlar_types::{InodeId, SessionId};
+
+use crate::Ancestry;
+
+/// The parts of the tree that lead to inodes with leases, with counts of leases at and below each. It keeps its own
+/// parents, changed by reports of moves, so that counts always come off where they were put on.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Below {
+    branches: BTreeMap<InodeId, Branch>,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Branch {
+    parent: Option<InodeId>,
+    children: BTreeSet<InodeId>,
+    /// Leases at and below, by session.
+    counts: BTreeMap<SessionId, u32>,
+}
+
+/// The directory through which an inode may be governed; `None` for the root.
+pub(crate) fn governing_parent(inode: InodeId, ancestry: &impl Ancestry) -> Option<InodeId> {
+    if ancestry.is_shared(inode) {
+        return None;
+    }
+    ancestry.parent(inode).filter(|parent| *parent != inode)
+}
+
+impl Below {
+    /// Counts a lease at `inode`.
+    pub fn add(&mut self, inode: InodeId, session: SessionId, ancestry: &impl Ancestry) {
+        self.grow(inode, ancestry);
+        self.count(Some(inode), session, |count| count + 1);
+    }
+
+    /// Takes a lease at `inode` off.
+    pub fn remove(&mut self, inode: InodeId, session: SessionId) {
+        self.count(Some(inode), session, |count| count - 1);
+        self.prune(inode);
+    }
+
+    /// The inode is below `to` now; `None`: below nothing.
+    pub fn moved(&mut self, inode: InodeId, to: Option<InodeId>, ancestry: &impl Ancestry) {
+        let Some(branch) = self.branches.get_mut(&inode) else { return };
+        let counts = branch.counts.clone();
+        let from = std::mem::replace(&mut branch.parent, to);
+        for (session, gone) in &counts {
+            self.count(from, *session, |count| count - gone);
+        }
+        if let Some(from) = from {
+            if let Some(branch) = self.branches.get_mut(&from) {
+                branch.children.remove(&inode);
+            }
+            self.prune(from);
+        }
+        if let Some(to) = to {
+            self.grow(to, ancestry);
+            self.branches.entry(to).or_default().children.insert(inode);
+            for (session, come) in &counts {
+                self.count(Some(to), *session, |count| count + come);
+            }
+        }
+    }
+
+    /// Whether another session has a lease at or below `inode`.
+    pub fn has_others(&self, inode: InodeId, session: SessionId) -> bool {
+        self.branches.get(&inode).is_some_and(|branch| branch.counts.keys().any(|holder| *holder != session))
+    }
+
+    /// Inodes at or below `inode` that have leases of other sessions, or lead to such.
+    pub fn with_others(&self, inode: InodeId, session: SessionId) -> Vec<InodeId> {
+        let mut found = Vec::new();
+        let mut rest = vec![inode];
+        while let Some(inode) = rest.pop() {
+            if self.has_others(inode, session) {
+                found.push(inode);
+                rest.extend(&self.branches[&inode].children);
+            }
+        }
+        found
+    }
+
+    /// Every inode here with the parent it is counted under.
+    pub fn parents(&self) -> impl Iterator<Item = (InodeId, Option<InodeId>)> + '_ {
+        self.branches.iter().map(|(inode, branch)| (*inode, branch.parent))
+    }
+
+    /// Makes the branch from `inode` up to its top.
+    fn grow(&mut self, inode: InodeId, ancestry: &impl Ancestry) {
+        if self.branches.contains_key(&inode) {
+            return;
+        }
+        let mut inode = inode;
+        loop {
+            let parent = governing_parent(inode, ancestry);
+            self.branches.entry(inode).or_default().parent = parent;
+            let Some(parent) = parent else { return };
+            let is_known = self.branches.contains_key(&parent);
+            self.branches.entry(parent).or_default().children.insert(inode);
+            if is_known {
+                return;
+            }
+            inode = parent;
+        }
+    }
+
+    fn count(&mut self, from: Option<InodeId>, session: SessionId, change: impl Fn(u32) -> u32) {
+        let mut next = from;
+        while let Some(inode) = next {
+            let Some(branch) = self.branches.get_mut(&inode) else { return };
+            let count = branch.counts.entry(session).or_insert(0);
+            *count = change(*count);
+            if *count == 0 {
+                branch.counts.remove(&session);
+            }
+            next = branch.parent;
+        }
+    }
+
+    /// Removes what leads to no lease, from `inode` upwards.
+    fn prune(&mut self, inode: InodeId) {
+        let mut next = Some(inode);
+        while let Some(inode) = next {
+            let Some(branch) = self.branches.get(&inode) else { return };
+            if !branch.counts.is_empty() || !branch.children.is_empty() {
+                return;
+            }
+            next = branch.parent;
+            self.branches.remove(&inode);
+            if let Some(branch) = next.and_then(|parent| self.branches.get_mut(&parent)) {
+                branch.children.remove(&inode);
+            }
+        }
+    }
+}

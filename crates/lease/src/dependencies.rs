@@ -1,0 +1,97 @@
+//! Who wrote what was handed on, and how far its log must survive for it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ashlar_types::{InodeId, LogPosition, SessionId};
+
+use crate::below::governing_parent;
+use crate::{Ancestry, Place};
+
+/// Marks at the places that writers have left. A mark at a subtree counts for all below it; one that moves out of it is taken
+/// along by its mover, whose own log depends on the mark.
+#[derive(Debug)]
+pub(crate) struct Dependencies {
+    marks: BTreeMap<Place, BTreeMap<SessionId, LogPosition>>,
+    by_position: BTreeSet<(SessionId, LogPosition, Place)>,
+    /// Counts for every inode.
+    floor: BTreeMap<SessionId, LogPosition>,
+    marks_max: usize,
+}
+
+impl Dependencies {
+    pub fn new(marks_max: usize, applied: &[(SessionId, LogPosition)]) -> Self {
+        let mut floor = BTreeMap::new();
+        for (session, position) in applied {
+            raise(&mut floor, *session, *position);
+        }
+        Self { marks: BTreeMap::new(), by_position: BTreeSet::new(), floor, marks_max }
+    }
+
+    /// What `session` wrote at `place` shows in its log up to `position`.
+    pub fn mark(&mut self, place: Place, session: SessionId, position: LogPosition) {
+        if position == LogPosition(0) {
+            return;
+        }
+        let marks = self.marks.entry(place).or_default();
+        let before = marks.get(&session).copied();
+        if before.is_some_and(|before| before >= position) {
+            return;
+        }
+        marks.insert(session, position);
+        if let Some(before) = before {
+            self.by_position.remove(&(session, before, place));
+        }
+        self.by_position.insert((session, position, place));
+        if self.by_position.len() > self.marks_max {
+            for (session, position, _) in std::mem::take(&mut self.by_position) {
+                raise(&mut self.floor, session, position);
+            }
+            self.marks.clear();
+        }
+    }
+
+    /// The session's log is persistent up to `position`.
+    pub fn forget(&mut self, session: SessionId, position: LogPosition) {
+        if self.floor.get(&session).is_some_and(|floor| *floor <= position) {
+            self.floor.remove(&session);
+        }
+        while let Some(first) = self.by_position.range((session, LogPosition(0), LOWEST)..).next().copied() {
+            if first.0 != session || first.1 > position {
+                return;
+            }
+            self.by_position.remove(&first);
+            if let Some(marks) = self.marks.get_mut(&first.2) {
+                marks.remove(&session);
+                if marks.is_empty() {
+                    self.marks.remove(&first.2);
+                }
+            }
+        }
+    }
+
+    /// Adds to `found` what the state of `inode` shows.
+    pub fn collect(&self, inode: InodeId, ancestry: &impl Ancestry, found: &mut BTreeMap<SessionId, LogPosition>) {
+        self.collect_at(Place::node(inode), found);
+        let mut next = Some(inode);
+        while let Some(inode) = next {
+            self.collect_at(Place::subtree(inode), found);
+            next = governing_parent(inode, ancestry);
+        }
+        for (session, position) in &self.floor {
+            raise(found, *session, *position);
+        }
+    }
+
+    fn collect_at(&self, place: Place, found: &mut BTreeMap<SessionId, LogPosition>) {
+        for (session, position) in self.marks.get(&place).into_iter().flatten() {
+            raise(found, *session, *position);
+        }
+    }
+}
+
+const LOWEST: Place = Place::node(InodeId(0));
+
+fn raise(positions: &mut BTreeMap<SessionId, LogPosition>, session: SessionId, position: LogPosition) {
+    let known = positions.entry(session).or_insert(position);
+    *known = (*known).max(position);
+}

@@ -1,0 +1,343 @@
+//! One piece of work at a time: what stands in its way, taking that away, and granting.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ashlar_types::{InodeId, SessionId};
+
+use crate::{Ancestry, Command, Grant, Hole, LeaseManager, Mode, Place, Reason, RequestId, Scope, SlotWord, Want};
+
+/// What waits in the queue.
+#[derive(Clone, Debug)]
+pub(crate) enum Work {
+    Acquire { session: SessionId, request: RequestId, wants: Vec<Want> },
+    Release { session: SessionId, inode: InodeId },
+    Expire { session: SessionId },
+    End { session: SessionId },
+    Refresh { session: SessionId },
+}
+
+/// What a piece of work needs to be done to a lease that is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Demand {
+    session: SessionId,
+    slot: u32,
+    change: Change,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Change {
+    /// It goes.
+    Remove(Reason),
+    /// A subtree lease loses a part.
+    Cut { place: Place, keeps_read: bool },
+    /// A write lease becomes a read lease.
+    ReadOnly,
+    /// It stays, but nothing that was granted on it counts any more.
+    Refresh,
+}
+
+impl LeaseManager {
+    /// Takes the first piece of work one step on; `false` if there is none.
+    pub(crate) fn advance(&mut self, now_us: u64, ancestry: &impl Ancestry) -> bool {
+        let Some(work) = self.queue.front().cloned() else { return false };
+        let demands = self.demands(&work, ancestry);
+        let until_us = demands.iter().filter_map(|demand| self.held_until_us(demand, &work)).max();
+        if let Some(until_us) = until_us.filter(|until_us| now_us < *until_us) {
+            self.wait_until_us = Some(until_us);
+            self.push(Command::Wait { until_us });
+            return true;
+        }
+        self.wait_until_us = None;
+        for demand in &demands {
+            self.press(*demand);
+        }
+        let mut dirty: BTreeSet<_> = demands.iter().filter(|demand| self.is_unapplied(demand)).map(|d| d.session).collect();
+        if let Work::End { session } | Work::Refresh { session } = work
+            && self.announced.insert(Demand { session, slot: u32::MAX, change: Change::Refresh })
+        {
+            // The whole log is to be applied, whatever leases are left.
+            dirty.insert(session);
+        }
+        if dirty.is_empty() {
+            self.commit(now_us, &work, &demands, ancestry);
+            self.announced.clear();
+            self.queue.pop_front();
+            return true;
+        }
+        for session in &dirty {
+            self.push(Command::SealAndApply { session: *session });
+        }
+        self.awaiting = dirty;
+        true
+    }
+
+    /// Until when a demand must be put off so that its holder gets to use what it was granted.
+    fn held_until_us(&self, demand: &Demand, work: &Work) -> Option<u64> {
+        let Work::Acquire { session, .. } = work else { return None };
+        if *session == demand.session || self.holds.holders[&demand.session].stopped || self.limits.hold_us == 0 {
+            return None;
+        }
+        let slot = self.holds.slot(demand.session, demand.slot);
+        let slots = &self.holds.holders[&demand.session].slots;
+        let shadows = self.holds.live_shadows(demand.session, demand.slot);
+        let shadows = shadows.iter().map(|shadow| slots[shadow.slot as usize].granted_us);
+        slot.live.then_some(slot.granted_us).into_iter().chain(shadows).max().map(|at| at + self.limits.hold_us)
+    }
+
+    fn demands(&self, work: &Work, ancestry: &impl Ancestry) -> Vec<Demand> {
+        let mut demands = BTreeSet::new();
+        match work {
+            Work::Acquire { session, wants, .. } => {
+                for want in wants {
+                    match want.scope {
+                        Scope::Node => self.demand_node(*session, want, ancestry, &mut demands),
+                        Scope::Subtree => self.demand_subtree(*session, want.inode, ancestry, &mut demands),
+                    }
+                }
+                self.demand_room(*session, wants, ancestry, &mut demands);
+            }
+            Work::Release { session, inode } => {
+                let places = [Place::node(*inode), Place::subtree(*inode)];
+                let slots = places.iter().filter_map(|place| self.holds.slot_at(*place, *session));
+                demands.extend(slots.map(|slot| Demand::remove(*session, slot, Reason::Released)));
+            }
+            Work::Expire { session } => self.demand_all(*session, Change::Remove(Reason::Expired), &mut demands),
+            Work::End { session } => self.demand_all(*session, Change::Remove(Reason::Ended), &mut demands),
+            Work::Refresh { session } => self.demand_all(*session, Change::Refresh, &mut demands),
+        }
+        demands.into_iter().collect()
+    }
+
+    fn demand_all(&self, session: SessionId, change: Change, demands: &mut BTreeSet<Demand>) {
+        let slots = self.holds.holders.get(&session).into_iter().flat_map(|holder| &holder.by_stamp);
+        demands.extend(slots.map(|(_, slot)| Demand { session, slot: *slot, change }));
+    }
+
+    fn demand_node(&self, session: SessionId, want: &Want, ancestry: &impl Ancestry, demands: &mut BTreeSet<Demand>) {
+        if let Some(holders) = self.holds.nodes.get(&want.inode) {
+            for (holder, slot) in holders.iter().filter(|(holder, _)| **holder != session) {
+                if want.mode == Mode::Write {
+                    demands.insert(Demand::remove(*holder, *slot, Reason::Conflict));
+                } else if self.may_have_written(*holder, *slot) {
+                    demands.insert(Demand { session: *holder, slot: *slot, change: Change::ReadOnly });
+                }
+            }
+        } else if let Some(top) = self.holds.governing_subtree(Some(want.inode), ancestry) {
+            self.demand_cut(session, top, Place::node(want.inode), want.mode == Mode::Read, demands);
+        }
+    }
+
+    fn demand_subtree(
+        &self,
+        session: SessionId,
+        directory: InodeId,
+        ancestry: &impl Ancestry,
+        demands: &mut BTreeSet<Demand>,
+    ) {
+        for inode in self.holds.below.with_others(directory, session) {
+            let holders = self.holds.nodes.get(&inode).into_iter().flatten().map(|(holder, slot)| (*holder, *slot));
+            let others = holders.chain(self.holds.subtrees.get(&inode).copied()).filter(|holder| holder.0 != session);
+            demands.extend(others.map(|(holder, slot)| Demand::remove(holder, slot, Reason::Conflict)));
+        }
+        // One slot must stand for the directory and for what is below it.
+        if let Some(slot) = self.holds.slot_at(Place::node(directory), session) {
+            demands.insert(Demand::remove(session, slot, Reason::Folded));
+        }
+        if let Some(top) = self.holds.governing_subtree(Some(directory), ancestry) {
+            self.demand_cut(session, top, Place::subtree(directory), false, demands);
+        }
+    }
+
+    /// Cuts `place` out of the subtree lease on `top`, if another session holds that.
+    fn demand_cut(
+        &self,
+        session: SessionId,
+        top: InodeId,
+        place: Place,
+        keeps_read: bool,
+        demands: &mut BTreeSet<Demand>,
+    ) {
+        let (holder, slot) = self.holds.subtrees[&top];
+        if holder == session {
+            return;
+        }
+        let change = if place == Place::subtree(top) {
+            Change::Remove(Reason::Conflict)
+        } else if self.holds.slot(holder, slot).splits >= self.limits.splits_max {
+            Change::Remove(Reason::TooManyHoles)
+        } else {
+            let has_room = self.holds.holders[&holder].entries() < self.limits.entries_per_session_max;
+            Change::Cut { place, keeps_read: keeps_read && has_room }
+        };
+        demands.insert(Demand { session: holder, slot, change });
+    }
+
+    /// Makes room for the wanted leases: those of the session go that were granted least recently.
+    fn demand_room(
+        &self,
+        session: SessionId,
+        wants: &[Want],
+        ancestry: &impl Ancestry,
+        demands: &mut BTreeSet<Demand>,
+    ) {
+        let Some(holder) = self.holds.holders.get(&session) else { return };
+        let excess = (holder.entries() + wants.len()).saturating_sub(self.limits.entries_per_session_max);
+        if excess == 0 {
+            return;
+        }
+        let mut kept: BTreeSet<u32> =
+            wants.iter().filter_map(|want| self.holds.slot_governing(session, want.inode, ancestry)).collect();
+        kept.extend(demands.iter().filter(|demand| demand.session == session).map(|demand| demand.slot));
+        let oldest = holder.by_stamp.iter().map(|(_, slot)| *slot).filter(|slot| !kept.contains(slot));
+        demands.extend(oldest.take(excess).map(|slot| Demand::remove(session, slot, Reason::Evicted)));
+    }
+
+    fn may_have_written(&self, session: SessionId, slot: u32) -> bool {
+        self.holds.slot(session, slot).mode == Mode::Write || self.holds.is_dirty(session, slot)
+    }
+
+    fn is_unapplied(&self, demand: &Demand) -> bool {
+        self.holds.is_dirty(demand.session, demand.slot)
+    }
+
+    /// Changes the words so that the holder's checks fail. Told again where nothing was granted since: the holder's kernel may
+    /// still have what the session forgot.
+    fn press(&mut self, demand: Demand) {
+        let Demand { session, slot, change } = demand;
+        let is_new = self.announced.insert(demand);
+        let is_live = self.holds.slot(session, slot).live;
+        match change {
+            Change::Remove(reason) if is_live || is_new => {
+                let word = SlotWord { mode: None, ..self.holds.bump(session, slot) };
+                self.push(Command::Revoke { word, reason });
+            }
+            Change::Cut { place, keeps_read } if is_live || is_new => {
+                let word = self.holds.bump(session, slot);
+                let hole = Hole { inode: place.inode, scope: place.scope, keeps_read };
+                self.push(Command::Split { word, hole: Some(hole) });
+            }
+            Change::ReadOnly if self.holds.slot(session, slot).mode == Mode::Write => self.downgrade(session, slot),
+            Change::Refresh if is_live => {
+                let word = self.holds.bump(session, slot);
+                self.push(Command::Split { word, hole: None });
+            }
+            _ => {}
+        }
+        for shadow in self.holds.live_shadows(session, slot) {
+            let may_stay = change == Change::ReadOnly && self.holds.slot(session, shadow.slot).mode == Mode::Read;
+            if !may_stay {
+                let word = self.holds.bump(session, shadow.slot);
+                self.push(Command::Split { word, hole: None });
+            }
+        }
+    }
+
+    fn downgrade(&mut self, session: SessionId, slot: u32) {
+        self.holds.slot_mut(session, slot).mode = Mode::Read;
+        let word = self.holds.word(session, slot);
+        self.push(Command::Downgrade { word });
+        if !self.holds.is_dirty(session, slot) {
+            self.mark(session, slot, None);
+        }
+    }
+
+    /// Notes that what the session wrote at the slot's place, or at a part of it, is handed on.
+    fn mark(&mut self, session: SessionId, slot: u32, part: Option<Place>) {
+        let state = self.holds.slot(session, slot);
+        // What was written on a shadow is not told apart from the rest of the log.
+        let position =
+            if state.shadows.is_empty() { state.written } else { self.holds.holders[&session].applied };
+        if let Some(place) = part.or(state.place) {
+            self.dependencies.mark(place, session, position);
+        }
+    }
+
+    /// Nothing stands in the way any more: changes the tables, and answers.
+    fn commit(&mut self, now_us: u64, work: &Work, demands: &[Demand], ancestry: &impl Ancestry) {
+        for Demand { session, slot, change } in demands {
+            match change {
+                Change::Remove(_) => {
+                    self.mark(*session, *slot, None);
+                    self.holds.remove(*session, *slot);
+                }
+                Change::Cut { place, keeps_read } => {
+                    self.holds.slot_mut(*session, *slot).splits += 1;
+                    self.mark(*session, *slot, Some(*place));
+                    if *keeps_read && self.holds.slot_at(*place, *session).is_none() {
+                        let kept = self.holds.add(*place, *session, Mode::Read, ancestry);
+                        self.record(*session, kept);
+                    }
+                }
+                Change::ReadOnly | Change::Refresh => {}
+            }
+        }
+        match work {
+            Work::Acquire { session, request, wants } => {
+                let was_contended = !demands.is_empty();
+                let mut ordered = wants.clone();
+                ordered.sort_unstable();
+                for want in &ordered {
+                    self.give(*session, want, was_contended, ancestry);
+                }
+                self.answer(now_us, *session, *request, wants, ancestry);
+            }
+            Work::End { session } => {
+                self.holds.holders.remove(session);
+            }
+            Work::Release { .. } | Work::Expire { .. } | Work::Refresh { .. } => {}
+        }
+    }
+
+    /// Has the session hold what it wants, with nobody in its way.
+    fn give(&mut self, session: SessionId, want: &Want, was_contended: bool, ancestry: &impl Ancestry) {
+        if let Some(slot) = self.holds.slot_governing(session, want.inode, ancestry) {
+            if want.scope == Scope::Node {
+                if self.holds.slot(session, slot).mode < want.mode {
+                    self.holds.slot_mut(session, slot).mode = want.mode;
+                }
+                return;
+            }
+            if self.holds.slot_at(Place::node(want.inode), session).is_none() {
+                return;
+            }
+        }
+        let place = Place { inode: want.inode, scope: want.scope };
+        let is_governed = self.holds.governing(want.inode, ancestry).is_some();
+        let widest = if is_governed || was_contended { None } else { self.widest(session, want.inode, ancestry) };
+        match (widest, want.scope) {
+            (Some(top), _) => self.holds.add(Place::subtree(top), session, Mode::Write, ancestry),
+            (None, Scope::Subtree) => self.holds.add(place, session, Mode::Write, ancestry),
+            (None, Scope::Node) => self.holds.add(place, session, want.mode, ancestry),
+        };
+    }
+
+    fn answer(
+        &mut self,
+        now_us: u64,
+        session: SessionId,
+        request: RequestId,
+        wants: &[Want],
+        ancestry: &impl Ancestry,
+    ) {
+        let mut grants = Vec::with_capacity(wants.len());
+        let mut dependencies = BTreeMap::new();
+        for want in wants {
+            let governing = self.holds.slot_governing(session, want.inode, ancestry);
+            let Some(mut slot) = governing else { unreachable!("a lease was given a moment ago") };
+            if slot >= self.limits.table_slots {
+                slot = self.holds.relocate(session, slot);
+            }
+            self.holds.touch(session, slot, now_us);
+            grants.push(Grant { inode: want.inode, word: self.holds.word(session, slot) });
+            self.dependencies.collect(want.inode, ancestry, &mut dependencies);
+        }
+        dependencies.remove(&session);
+        self.push(Command::Grant { session, request, grants, dependencies: dependencies.into_iter().collect() });
+    }
+}
+
+impl Demand {
+    const fn remove(session: SessionId, slot: u32, reason: Reason) -> Self {
+        Self { session, slot, change: Change::Remove(reason) }
+    }
+}

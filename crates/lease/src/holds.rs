@@ -1,0 +1,251 @@
+//! Who holds what, on which slot.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ashlar_types::{InodeId, LogPosition, SessionId};
+
+use crate::below::{Below, governing_parent};
+use crate::{Ancestry, Mode, Place, SlotWord};
+
+/// A slot that a lease was granted on before it got its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shadow {
+    pub slot: u32,
+    pub generation: u64,
+}
+
+/// A slot of a session's lease table.
+#[derive(Clone, Debug)]
+pub(crate) struct Slot {
+    /// `None`: the slot is free. Generation and `dirty` outlive the lease.
+    pub place: Option<Place>,
+    pub mode: Mode,
+    pub generation: u64,
+    /// The generation was granted: the session may take it for valid.
+    pub live: bool,
+    /// The session's log may hold records, not applied yet, that were written on this slot.
+    pub dirty: bool,
+    /// The log's position when it was last applied with this slot dirty.
+    pub written: LogPosition,
+    /// When it last became live.
+    pub granted_us: u64,
+    /// Orders the session's leases by their last grant.
+    pub stamp: u64,
+    /// Holes cut into it.
+    pub splits: u32,
+    pub shadows: Vec<Shadow>,
+}
+
+/// A session.
+#[derive(Debug, Default)]
+pub(crate) struct Holder {
+    pub slots: Vec<Slot>,
+    pub free: BTreeSet<u32>,
+    pub by_stamp: BTreeSet<(u64, u32)>,
+    pub dirty: BTreeSet<u32>,
+    pub applied: LogPosition,
+    pub active_us: u64,
+    /// Stopped or ended: it isn't waited for.
+    pub stopped: bool,
+    pub ending: bool,
+}
+
+impl Holder {
+    /// How many leases it holds.
+    pub fn entries(&self) -> usize {
+        self.by_stamp.len()
+    }
+}
+
+/// All leases.
+#[derive(Debug, Default)]
+pub(crate) struct Holds {
+    pub nodes: BTreeMap<InodeId, BTreeMap<SessionId, u32>>,
+    pub subtrees: BTreeMap<InodeId, (SessionId, u32)>,
+    pub holders: BTreeMap<SessionId, Holder>,
+    pub below: Below,
+    stamp: u64,
+}
+
+impl Holds {
+    /// The subtree lease that governs an inode with this parent or, inclusive, this directory.
+    pub fn governing_subtree(&self, from: Option<InodeId>, ancestry: &impl Ancestry) -> Option<InodeId> {
+        let mut next = from;
+        while let Some(inode) = next {
+            if self.subtrees.contains_key(&inode) {
+                return Some(inode);
+            }
+            next = governing_parent(inode, ancestry);
+        }
+        None
+    }
+
+    /// The place that governs an inode.
+    pub fn governing(&self, inode: InodeId, ancestry: &impl Ancestry) -> Option<Place> {
+        if self.nodes.contains_key(&inode) {
+            return Some(Place::node(inode));
+        }
+        self.governing_subtree(Some(inode), ancestry).map(Place::subtree)
+    }
+
+    /// The slot on which a session holds a place.
+    pub fn slot_at(&self, place: Place, session: SessionId) -> Option<u32> {
+        match place.scope {
+            crate::Scope::Node => self.nodes.get(&place.inode)?.get(&session).copied(),
+            crate::Scope::Subtree => {
+                self.subtrees.get(&place.inode).filter(|holder| holder.0 == session).map(|holder| holder.1)
+            }
+        }
+    }
+
+    /// The slot on which a session governs an inode.
+    pub fn slot_governing(&self, session: SessionId, inode: InodeId, ancestry: &impl Ancestry) -> Option<u32> {
+        self.slot_at(self.governing(inode, ancestry)?, session)
+    }
+
+    pub fn slot(&self, session: SessionId, slot: u32) -> &Slot {
+        &self.holders[&session].slots[slot as usize]
+    }
+
+    pub fn slot_mut(&mut self, session: SessionId, slot: u32) -> &mut Slot {
+        &mut self.holder(session).slots[slot as usize]
+    }
+
+    /// The session's state, made if it has none.
+    pub fn holder(&mut self, session: SessionId) -> &mut Holder {
+        self.holders.entry(session).or_default()
+    }
+
+    /// The slot's word as it stands.
+    pub fn word(&self, session: SessionId, slot: u32) -> SlotWord {
+        let state = self.slot(session, slot);
+        let place = state.place.unwrap_or(Place::node(InodeId(0)));
+        SlotWord {
+            session,
+            slot,
+            inode: place.inode,
+            generation: state.generation,
+            mode: state.place.map(|_| state.mode),
+            scope: place.scope,
+        }
+    }
+
+    /// The shadows of a slot that the session may still take for valid.
+    pub fn live_shadows(&self, session: SessionId, slot: u32) -> Vec<Shadow> {
+        let slots = &self.holders[&session].slots;
+        let is_live = |shadow: &&Shadow| {
+            let slot = &slots[shadow.slot as usize];
+            slot.live && slot.generation == shadow.generation
+        };
+        slots[slot as usize].shadows.iter().filter(is_live).copied().collect()
+    }
+
+    /// Whether records written on the slot, or on one of its shadows, may wait to be applied.
+    pub fn is_dirty(&self, session: SessionId, slot: u32) -> bool {
+        let slots = &self.holders[&session].slots;
+        let state = &slots[slot as usize];
+        // A shadow's generation doesn't matter here: its records are in the log whatever became of its word.
+        state.dirty || state.shadows.iter().any(|shadow| slots[shadow.slot as usize].dirty)
+    }
+
+    /// Gives a place to a session, on a free slot, or on one beyond the table if it's full.
+    pub fn add(&mut self, place: Place, session: SessionId, mode: Mode, ancestry: &impl Ancestry) -> u32 {
+        self.stamp += 1;
+        let stamp = self.stamp;
+        let holder = self.holder(session);
+        let slot = holder.free.pop_first().unwrap_or_else(|| {
+            holder.slots.push(Slot {
+                place: None,
+                mode,
+                generation: 1,
+                live: false,
+                dirty: false,
+                written: LogPosition(0),
+                granted_us: 0,
+                stamp: 0,
+                splits: 0,
+                shadows: Vec::new(),
+            });
+            holder.slots.len() as u32 - 1
+        });
+        let state = &mut holder.slots[slot as usize];
+        *state = Slot {
+            place: Some(place),
+            mode,
+            live: false,
+            written: LogPosition(0),
+            granted_us: 0,
+            stamp,
+            splits: 0,
+            shadows: Vec::new(),
+            ..*state
+        };
+        holder.by_stamp.insert((stamp, slot));
+        self.enter(place, session, slot);
+        self.below.add(place.inode, session, ancestry);
+        slot
+    }
+
+    /// Takes a slot's place away from the session, and frees the slot. Its generation must have changed.
+    pub fn remove(&mut self, session: SessionId, slot: u32) {
+        let holder = self.holder(session);
+        let state = &mut holder.slots[slot as usize];
+        debug_assert!(!state.live, "a slot is freed only behind its revocation");
+        let Some(place) = state.place.take() else { return };
+        state.shadows.clear();
+        holder.by_stamp.remove(&(state.stamp, slot));
+        holder.free.insert(slot);
+        match place.scope {
+            crate::Scope::Node => {
+                if let Some(holders) = self.nodes.get_mut(&place.inode) {
+                    holders.remove(&session);
+                    if holders.is_empty() {
+                        self.nodes.remove(&place.inode);
+                    }
+                }
+            }
+            crate::Scope::Subtree => {
+                self.subtrees.remove(&place.inode);
+            }
+        }
+        self.below.remove(place.inode, session);
+    }
+
+    /// The slot is granted.
+    pub fn touch(&mut self, session: SessionId, slot: u32, now_us: u64) {
+        self.stamp += 1;
+        let stamp = self.stamp;
+        let holder = self.holder(session);
+        holder.active_us = now_us;
+        let state = &mut holder.slots[slot as usize];
+        holder.by_stamp.remove(&(state.stamp, slot));
+        holder.by_stamp.insert((stamp, slot));
+        state.stamp = stamp;
+        if !state.live {
+            state.live = true;
+            state.granted_us = now_us;
+        }
+        if state.mode == Mode::Write {
+            state.dirty = true;
+            holder.dirty.insert(slot);
+        }
+    }
+
+    /// The slot may stand for records that were written on another one.
+    pub fn set_dirty(&mut self, session: SessionId, slot: u32) {
+        let holder = self.holder(session);
+        holder.slots[slot as usize].dirty = true;
+        holder.dirty.insert(slot);
+    }
+
+    fn enter(&mut self, place: Place, session: SessionId, slot: u32) {
+        match place.scope {
+            crate::Scope::Node => {
+                self.nodes.entry(place.inode).or_default().insert(session, slot);
+            }
+            crate::Scope::Subtree => {
+                self.subtrees.insert(place.inode, (session, slot));
+            }
+        }
+    }
+}

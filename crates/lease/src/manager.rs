@@ -1,0 +1,405 @@
+//! The lease manager: events in, commands out.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use ashlar_types::{InodeId, LogPosition, SessionId};
+
+use crate::below::governing_parent;
+use crate::dependencies::Dependencies;
+use crate::evaluate::{Demand, Work};
+use crate::holds::{Holds, Shadow};
+use crate::{Ancestry, Command, Grant, Limits, Mode, Place, Reason, RequestError, RequestId, Scope, SlotWord, Stats, Want};
+
+/// Decides over the leases of one machine's sessions.
+///
+/// The shell calls [`LeaseManager::poll_command`] after every event until it gives nothing, and performs each command before it asks for the
+/// next one. It reports every change that it applies to the tree with [`LeaseManager::handle_made`],
+/// [`LeaseManager::handle_moved`] and [`LeaseManager::handle_gone`], each right after the update and before the next.
+#[derive(Debug)]
+pub struct LeaseManager {
+    pub(crate) limits: Limits,
+    pub(crate) holds: Holds,
+    pub(crate) dependencies: Dependencies,
+    pub(crate) queue: VecDeque<Work>,
+    pub(crate) commands: VecDeque<Command>,
+    /// Sessions whose logs are to be applied before the first piece of work is looked at again.
+    pub(crate) awaiting: BTreeSet<SessionId>,
+    /// What the sessions were already told for the first piece of work.
+    pub(crate) announced: BTreeSet<Demand>,
+    pub(crate) wait_until_us: Option<u64>,
+    next_request: u64,
+    pub(crate) stats: Stats,
+}
+
+impl LeaseManager {
+    /// A manager of no leases.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self::with_floor(limits, &[])
+    }
+
+    /// A manager after SharedFS's restart. `words` are all slots of all lease tables, free ones too if they were ever used;
+    /// `applied` says how far each session's log may be part of what grants show. Before anything else it makes the shell
+    /// change all words and apply all logs.
+    ///
+    /// The ancestry is the tree before the logs are applied again. Records that had been applied before the restart don't
+    /// validate against leases: what they were written under may have moved on.
+    #[must_use]
+    pub fn restore(
+        limits: Limits,
+        words: &[SlotWord],
+        applied: &[(SessionId, LogPosition)],
+        ancestry: &impl Ancestry,
+    ) -> Self {
+        let mut manager = Self::with_floor(limits, applied);
+        let mut words = words.to_vec();
+        words.sort_by_key(|word| (word.session, word.slot));
+        for word in &words {
+            manager.holds.restore_slot(word);
+        }
+        let mut sessions = BTreeSet::new();
+        for word in &words {
+            sessions.insert(word.session);
+            let Some(mode) = word.mode else { continue };
+            let place = Place { inode: word.inode, scope: word.scope };
+            if manager.conflicts(place, mode, word.session) {
+                let word = manager.holds.bump(word.session, word.slot);
+                manager.commands.push_back(Command::Revoke { word, reason: Reason::Conflict });
+                continue;
+            }
+            manager.holds.take(word.slot, place, word.session, mode, ancestry);
+            let slot = manager.holds.slot_mut(word.session, word.slot);
+            slot.live = true;
+            manager.holds.set_dirty(word.session, word.slot);
+        }
+        for (session, position) in applied {
+            sessions.insert(*session);
+            manager.holds.holder(*session).applied = *position;
+        }
+        manager.queue.extend(sessions.into_iter().map(|session| Work::Refresh { session }));
+        manager
+    }
+
+    fn with_floor(limits: Limits, applied: &[(SessionId, LogPosition)]) -> Self {
+        Self {
+            limits,
+            holds: Holds::default(),
+            dependencies: Dependencies::new(limits.marks_max, applied),
+            queue: VecDeque::new(),
+            commands: VecDeque::new(),
+            awaiting: BTreeSet::new(),
+            announced: BTreeSet::new(),
+            wait_until_us: None,
+            next_request: 1,
+            stats: Stats::default(),
+        }
+    }
+
+    /// Whether a restored lease could not have been held beside those restored before.
+    fn conflicts(&self, place: Place, mode: Mode, session: SessionId) -> bool {
+        match place.scope {
+            Scope::Subtree => self.holds.subtrees.contains_key(&place.inode),
+            Scope::Node => self.holds.nodes.get(&place.inode).is_some_and(|holders| {
+                holders.iter().any(|(holder, slot)| {
+                    *holder == session || mode == Mode::Write || self.holds.slot(*holder, *slot).mode == Mode::Write
+                })
+            }),
+        }
+    }
+
+    /// A session asks for leases, all or none. They come with [`Command::Grant`].
+    ///
+    /// # Errors
+    ///
+    /// See [`RequestError`].
+    pub fn handle_request(&mut self, now_us: u64, session: SessionId, wants: &[Want]) -> Result<RequestId, RequestError> {
+        if self.queue.len() >= self.limits.queue_max {
+            return Err(RequestError::QueueFull(self.queue.len()));
+        }
+        if wants.len() > self.limits.wants_max.min(self.limits.entries_per_session_max / 2) {
+            return Err(RequestError::TooManyWants(wants.len()));
+        }
+        let holder = self.holds.holder(session);
+        if holder.ending {
+            return Err(RequestError::Ended(session));
+        }
+        holder.active_us = now_us;
+        let request = RequestId(self.next_request);
+        self.next_request += 1;
+        self.queue.push_back(Work::Acquire { session, request, wants: wants.to_vec() });
+        Ok(request)
+    }
+
+    /// The next thing to do; `None` until the next event, or until the time of the last [`Command::Wait`].
+    pub fn poll_command(&mut self, now_us: u64, ancestry: &impl Ancestry) -> Option<Command> {
+        loop {
+            if let Some(command) = self.commands.pop_front() {
+                return Some(command);
+            }
+            if !self.awaiting.is_empty() || self.wait_until_us.is_some_and(|until_us| now_us < until_us) {
+                return None;
+            }
+            if !self.advance(now_us, ancestry) {
+                return None;
+            }
+        }
+    }
+
+    /// When to poll again though nothing has happened.
+    #[must_use]
+    pub fn next_time_us(&self) -> Option<u64> {
+        self.wait_until_us
+    }
+
+    /// The session's log was sealed and all of it applied, for [`Command::SealAndApply`]. `position` is its end. Applying
+    /// without sealing is not reported. A log that could not be applied to its end is reported just as well; the
+    /// session ends then.
+    pub fn handle_applied(&mut self, session: SessionId, position: LogPosition) {
+        if !self.awaiting.remove(&session) {
+            return;
+        }
+        self.stats.applications += 1;
+        let holder = self.holds.holder(session);
+        holder.applied = holder.applied.max(position);
+        for number in std::mem::take(&mut holder.dirty) {
+            let slot = &mut holder.slots[number as usize];
+            if slot.live && slot.mode == Mode::Write {
+                holder.dirty.insert(number);
+                continue;
+            }
+            slot.dirty = false;
+            slot.written = position;
+            if let (Some(place), Mode::Read) = (slot.place, slot.mode) {
+                self.dependencies.mark(place, session, position);
+            }
+        }
+    }
+
+    /// The lease that lets the session do this, if it holds one, and what the inode's state depends on: an answer past the queue.
+    /// The shell writes the word, then answers.
+    pub fn covered(
+        &mut self,
+        now_us: u64,
+        session: SessionId,
+        inode: InodeId,
+        mode: Mode,
+        ancestry: &impl Ancestry,
+    ) -> Option<(Grant, Vec<(SessionId, LogPosition)>)> {
+        let is_ending = self.holds.holders.get(&session).is_none_or(|holder| holder.ending);
+        if is_ending || !self.awaiting.is_empty() || !self.commands.is_empty() || !self.announced.is_empty() {
+            return None;
+        }
+        let slot = self.holds.slot_governing(session, inode, ancestry)?;
+        if self.holds.slot(session, slot).mode < mode || slot >= self.limits.table_slots {
+            return None;
+        }
+        self.stats.grants += 1;
+        self.holds.touch(session, slot, now_us);
+        let grant = Grant { inode, word: self.holds.word(session, slot) };
+        Some((grant, self.dependencies(session, inode, ancestry)))
+    }
+
+    /// Updates of other sessions that the inode's applied state shows and that are not known to be persistent.
+    #[must_use]
+    pub fn dependencies(
+        &self,
+        session: SessionId,
+        inode: InodeId,
+        ancestry: &impl Ancestry,
+    ) -> Vec<(SessionId, LogPosition)> {
+        let mut found = BTreeMap::new();
+        self.dependencies.collect(inode, ancestry, &mut found);
+        found.remove(&session);
+        found.into_iter().collect()
+    }
+
+    /// Whether a record of the session on this inode, found in its log now, may have been written under a lease.
+    #[must_use]
+    pub fn may_write(&self, session: SessionId, inode: InodeId, ancestry: &impl Ancestry) -> bool {
+        self.holds.slot_governing(session, inode, ancestry).is_some_and(|slot| {
+            self.holds.slot(session, slot).mode == Mode::Write || self.holds.is_dirty(session, slot)
+        })
+    }
+
+    /// The session's log has made `inode` in `parent`. It knows the new inode on the lease by which it governs `parent`: where
+    /// that one doesn't cover it, the inode gets one of its own.
+    pub fn handle_made(
+        &mut self,
+        session: SessionId,
+        inode: InodeId,
+        parent: InodeId,
+        is_directory: bool,
+        ancestry: &impl Ancestry,
+    ) {
+        let place = Place { inode, scope: if is_directory { Scope::Subtree } else { Scope::Node } };
+        let is_known = self.holds.nodes.contains_key(&inode) || self.holds.subtrees.contains_key(&inode);
+        let Some(slot) = self.holds.slot_at(Place::node(parent), session) else { return };
+        if !is_known {
+            self.attach(place, session, slot, ancestry);
+        }
+    }
+
+    /// The directory through which an inode may be governed has changed, and the ancestry with it: by a rename, by a second link or
+    /// the removal of the second-last or the last one, by the first link of an unnamed file. `None`: it had or has none
+    /// (several links, or no link).
+    pub fn handle_moved(
+        &mut self,
+        inode: InodeId,
+        from: Option<InodeId>,
+        to: Option<InodeId>,
+        is_directory: bool,
+        ancestry: &impl Ancestry,
+    ) {
+        let place = Place { inode, scope: if is_directory { Scope::Subtree } else { Scope::Node } };
+        let is_own = match place.scope {
+            Scope::Node => self.holds.nodes.contains_key(&inode) || self.holds.subtrees.contains_key(&inode),
+            Scope::Subtree => self.holds.subtrees.contains_key(&inode),
+        };
+        self.holds.below.moved(inode, to, ancestry);
+        if is_own {
+            return;
+        }
+        let before = self.holds.governing_subtree(from, ancestry);
+        let after = self.holds.governing_subtree(to, ancestry);
+        if let (Some(before), true) = (before, before != after) {
+            let (session, slot) = self.holds.subtrees[&before];
+            self.attach(place, session, slot, ancestry);
+        }
+    }
+
+    /// The inode does not exist any more.
+    pub fn handle_gone(&mut self, inode: InodeId) {
+        let nodes = self.holds.nodes.get(&inode).into_iter().flatten();
+        let mut slots: Vec<_> = nodes.map(|(session, slot)| (*session, *slot)).collect();
+        slots.extend(self.holds.subtrees.get(&inode));
+        for (session, slot) in slots {
+            let word = self.holds.bump(session, slot);
+            self.push(Command::Revoke { word: SlotWord { mode: None, ..word }, reason: Reason::Gone });
+            self.holds.remove(session, slot);
+        }
+    }
+
+    /// Gives `place` to the session, which knows it on `slot` so far.
+    fn attach(&mut self, place: Place, session: SessionId, slot: u32, ancestry: &impl Ancestry) {
+        let known_on = self.holds.slot(session, slot);
+        let (is_live, generation) = (known_on.live, known_on.generation);
+        if !is_live && !self.holds.is_dirty(session, slot) {
+            return;
+        }
+        let mut shadows = self.holds.slot(session, slot).shadows.clone();
+        shadows.push(Shadow { slot, generation });
+        let own = self.holds.add(place, session, Mode::Write, ancestry);
+        self.holds.slot_mut(session, own).shadows = shadows;
+        self.holds.set_dirty(session, own);
+        self.record(session, own);
+    }
+
+    /// Has the slot written, if it is in the table: beyond it a lease is held all the same, until the next restart.
+    pub(crate) fn record(&mut self, session: SessionId, slot: u32) {
+        if slot < self.limits.table_slots {
+            let word = self.holds.word(session, slot);
+            self.push(Command::Attach { word });
+        }
+    }
+
+    /// The session gives back what it holds on the inode itself.
+    pub fn handle_release(&mut self, session: SessionId, inode: InodeId) {
+        let places = [Place::node(inode), Place::subtree(inode)];
+        if places.iter().any(|place| self.holds.slot_at(*place, session).is_some()) {
+            self.queue.push_back(Work::Release { session, inode });
+        }
+    }
+
+    /// The session ends: its requests are dropped, its log is applied, and its leases vanish.
+    pub fn handle_session_end(&mut self, session: SessionId) {
+        let holder = self.holds.holder(session);
+        if holder.ending {
+            return;
+        }
+        (holder.ending, holder.stopped) = (true, true);
+        let mut is_first = true;
+        let mut lost_first = false;
+        self.queue.retain(|work| {
+            let is_kept = !matches!(work, Work::Acquire { session: asking, .. } if *asking == session);
+            lost_first |= is_first && !is_kept;
+            is_first = false;
+            is_kept
+        });
+        if lost_first {
+            self.announced.clear();
+        }
+        self.wait_until_us = None;
+        self.queue.push_back(Work::End { session });
+    }
+
+    /// The session is stopped (or goes on): it gets no minimum hold.
+    pub fn handle_stopped(&mut self, session: SessionId, is_stopped: bool) {
+        if let Some(holder) = self.holds.holders.get_mut(&session).filter(|holder| !holder.ending) {
+            holder.stopped = is_stopped;
+            self.wait_until_us = None;
+        }
+    }
+
+    /// The shell saw the session do something.
+    pub fn handle_activity(&mut self, session: SessionId, now_us: u64) {
+        if let Some(holder) = self.holds.holders.get_mut(&session) {
+            holder.active_us = holder.active_us.max(now_us);
+        }
+    }
+
+    /// Time has passed: leases of idle sessions expire.
+    pub fn handle_time(&mut self, now_us: u64) {
+        if self.limits.lease_ttl_us == 0 {
+            return;
+        }
+        for (session, holder) in &mut self.holds.holders {
+            let is_idle = now_us.saturating_sub(holder.active_us) >= self.limits.lease_ttl_us;
+            if is_idle && !holder.ending && holder.entries() > 0 {
+                holder.active_us = now_us;
+                self.queue.push_back(Work::Expire { session: *session });
+            }
+        }
+    }
+
+    /// The session's log is persistent up to `position` wherever it must be: nothing depends on that any more.
+    pub fn handle_persistent(&mut self, session: SessionId, position: LogPosition) {
+        self.dependencies.forget(session, position);
+    }
+
+    /// Counts.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let holders = self.holds.holders.values().map(|holder| holder.entries() as u64);
+        Stats {
+            entries: holders.clone().sum(),
+            sessions: holders.filter(|entries| *entries > 0).count() as u64,
+            waiting: self.queue.len() as u64,
+            ..self.stats
+        }
+    }
+
+    pub(crate) fn push(&mut self, command: Command) {
+        match &command {
+            Command::Revoke { .. } => self.stats.revocations += 1,
+            Command::Downgrade { .. } => self.stats.downgrades += 1,
+            Command::Split { hole: Some(_), .. } => self.stats.splits += 1,
+            Command::Grant { .. } => self.stats.grants += 1,
+            _ => {}
+        }
+        self.commands.push_back(command);
+    }
+
+    /// The highest ancestor of an inode that nobody governs below which nobody else holds anything.
+    pub(crate) fn widest(&self, session: SessionId, inode: InodeId, ancestry: &impl Ancestry) -> Option<InodeId> {
+        let mut widest = None;
+        let mut next = match governing_parent(inode, ancestry) {
+            None if inode == InodeId::ROOT => Some(inode),
+            parent => parent,
+        };
+        while let Some(directory) = next.filter(|directory| !self.holds.below.has_others(*directory, session)) {
+            widest = Some(directory);
+            next = governing_parent(directory, ancestry);
+        }
+        widest
+    }
+}

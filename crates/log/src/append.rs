@@ -1,0 +1,236 @@
+//! Appending: the session's side.
+
+use std::sync::atomic::Ordering;
+
+use ashlar_pmem::Persistent;
+use ashlar_types::{LogPosition, SealCount};
+
+use crate::layout::HEAD_AT;
+use crate::pins::Pin;
+use crate::record::{
+    Checksum, HEADER_BYTES, POSITION_MAX, PREFIX_BYTES, PREFIX_CRC_AT, PREFIX_OWN_AT, UNIT_BYTES, Verdict, checksum_of,
+    place, units_for,
+};
+use crate::slots::{Slot, SlotState, TRIES_MAX, Undecided};
+use crate::{AppendError, Bug, Log};
+
+/// Records with a body up to this length are put together on the stack and stored at once.
+const SMALL_BODY_BYTES: usize = 512;
+/// Larger bodies go through a buffer of this length: the checksum must be of what is stored, and the caller's memory may
+/// change between two looks at it. Small enough for the nearest cache and for a signal handler's stack.
+const CHUNK_BYTES: usize = 4096;
+/// Bytes in a cache line: pieces of a large body end at such a boundary, so that whole lines can go past the cache.
+const LINE_BYTES: u64 = 64;
+/// How often an append starts again because its slot was voided under it, before it leaves the decision to its caller.
+const RESTARTS_MAX: u32 = 16;
+
+/// Where an appended record stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Appended {
+    /// The record's position.
+    pub position: LogPosition,
+    /// The position of what comes next.
+    pub end: LogPosition,
+    /// The position of the body's first byte, for [`Log::read`]; the body does not wrap.
+    pub body: LogPosition,
+}
+
+/// A slot in hand.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reserved {
+    pub(crate) slot: Slot,
+    /// Where the slot begins: the record's position.
+    pub(crate) start: LogPosition,
+    /// Where its record begins; further on than the slot where the record would not fit before the ring's end.
+    pub(crate) record: LogPosition,
+    pub(crate) end: LogPosition,
+}
+
+impl<M: Persistent> Log<M> {
+    /// Appends a record whose body is `parts` in a row, under a seal count that was read before the leases were checked. When
+    /// it returns, the record and all before it are durable as far as the medium goes without a sync.
+    ///
+    /// # Errors
+    /// [`AppendError`]; then nothing was appended.
+    pub fn append(&self, seal: SealCount, kind: u8, parts: &[&[u8]]) -> Result<Appended, AppendError> {
+        let body_bytes = parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.len() as u64));
+        if body_bytes > self.body_bytes_max() {
+            return Err(AppendError::TooLong);
+        }
+        let units = units_for(body_bytes);
+        let head = || self.memory.load_u64(HEAD_AT).map_err(AppendError::from);
+        let pin = self.pins.pin(head)?.ok_or(AppendError::Full { needed: 0 })?;
+        for _ in 0..RESTARTS_MAX {
+            if self.is_fenced() {
+                return Err(AppendError::Fenced);
+            }
+            let reserved = self.reserve(seal, units, &pin)?;
+            if self.fill(&reserved, kind, body_bytes, parts)? && self.commit(&reserved)? {
+                if !self.planted(Bug::SkipOrder) {
+                    self.settle_before(reserved.slot.number)?;
+                }
+                let Reserved { start, record, end, .. } = reserved;
+                return Ok(Appended { position: start, end, body: record.plus(HEADER_BYTES) });
+            }
+            // Voided under us. The void must be durable before the record is appended anew, or a crash could bring both.
+            self.settle(reserved.slot.number, Undecided::Void)?;
+        }
+        Err(if self.is_fenced() { AppendError::Fenced } else { AppendError::Sealed })
+    }
+
+    /// Says that this process refers to no log bytes before `upto` any more: they may be reused once SharedFS has committed
+    /// them. A log begins with nothing released, so space becomes free only through this.
+    pub fn release(&self, upto: LogPosition) {
+        self.released.fetch_max(upto.0, Ordering::SeqCst);
+    }
+
+    /// Takes the next slot.
+    pub(crate) fn reserve(&self, seal: SealCount, units: u64, pin: &Pin<'_>) -> Result<Reserved, AppendError> {
+        for _ in 0..TRIES_MAX {
+            let tail = self.load_tail()?;
+            if tail.seal != seal {
+                return Err(if self.is_fenced() { AppendError::Fenced } else { AppendError::Sealed });
+            }
+            let Some(entry) = self.free_entry(tail, Undecided::Wait)? else { continue };
+            // It belongs to the tail's slot if the swap below succeeds.
+            let start = self.load_start(tail.number)?;
+            let (record, end) = place(start, units, self.header.capacity);
+            if end.0 >= POSITION_MAX {
+                return Err(AppendError::Damaged);
+            }
+            let missing = self.missing(end, pin)?;
+            if missing > 0 {
+                // A start that was read too late may be too large; it counts only if the tail did not move.
+                if self.load_tail()? != tail {
+                    continue;
+                }
+                return Err(AppendError::Full { needed: missing });
+            }
+            let slot = Slot { number: tail.number, state: SlotState::Reserved, units };
+            if self.swap_slot(entry, slot)? {
+                self.advance(tail, Undecided::Wait)?;
+                return Ok(Reserved { slot, start, record, end });
+            }
+        }
+        Err(AppendError::Damaged)
+    }
+
+    /// How many bytes must become free before the ring can hold everything up to `end`.
+    fn missing(&self, end: LogPosition, pin: &Pin<'_>) -> Result<u64, AppendError> {
+        let lacks = |reusable: u64| end.0.saturating_sub(reusable.saturating_add(self.header.capacity));
+        if lacks(self.reusable.load(Ordering::Acquire)) == 0 {
+            return Ok(0);
+        }
+        // Our own pin may be older than the head, and we hold no slot.
+        pin.renew(|| self.memory.load_u64(HEAD_AT).map_err(AppendError::from))?;
+        let head = self.load_head()?.0;
+        let mut reusable = head.min(self.released.load(Ordering::SeqCst));
+        if !self.planted(Bug::IgnorePins) {
+            reusable = reusable.min(self.pins.lowest().0);
+        }
+        self.reusable.fetch_max(reusable, Ordering::AcqRel);
+        Ok(lacks(reusable))
+    }
+
+    /// Stores the record, all but its mark; false where the slot turned out void on the way.
+    pub(crate) fn fill(
+        &self,
+        reserved: &Reserved,
+        kind: u8,
+        body_bytes: u64,
+        parts: &[&[u8]],
+    ) -> Result<bool, AppendError> {
+        let slot = reserved.slot;
+        let prefix = self.stamp(reserved.start).prefix(slot.units, kind, body_bytes);
+        let own_at = self.ring_offset(reserved.record) + UNIT_BYTES;
+        if self.planted(Bug::MarkFirst) {
+            self.write_mark(reserved.start, reserved.record, Verdict::Record, slot.units)?;
+        }
+        if body_bytes as usize > SMALL_BODY_BYTES {
+            return self.fill_large(reserved, prefix, parts);
+        }
+        let mut buffer = [0; PREFIX_BYTES + SMALL_BODY_BYTES];
+        buffer[..PREFIX_BYTES].copy_from_slice(&prefix);
+        let mut end = PREFIX_BYTES;
+        for part in parts {
+            buffer[end..end + part.len()].copy_from_slice(part);
+            end += part.len();
+        }
+        let crc = checksum_of(&buffer[..end]);
+        buffer[PREFIX_CRC_AT..PREFIX_CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+        let own_end = PREFIX_OWN_AT + (slot.units * UNIT_BYTES - UNIT_BYTES) as usize;
+        self.memory.store(own_at, &buffer[PREFIX_OWN_AT..own_end])?;
+        Ok(true)
+    }
+
+    fn fill_large(
+        &self,
+        reserved: &Reserved,
+        prefix: [u8; PREFIX_BYTES],
+        parts: &[&[u8]],
+    ) -> Result<bool, AppendError> {
+        let at = self.ring_offset(reserved.record);
+        let mut checksum = Checksum::new();
+        checksum.update(&prefix);
+        let mut buffer = [0; CHUNK_BYTES];
+        let mut filled = 0;
+        let mut to = at + HEADER_BYTES;
+        let mut room = CHUNK_BYTES - (to % LINE_BYTES) as usize;
+        for part in parts {
+            let mut rest = *part;
+            while !rest.is_empty() {
+                let count = rest.len().min(room - filled);
+                buffer[filled..filled + count].copy_from_slice(&rest[..count]);
+                filled += count;
+                rest = &rest[count..];
+                if filled == room {
+                    checksum.update(&buffer[..filled]);
+                    self.memory.store_flushed(to, &buffer[..filled])?;
+                    to += filled as u64;
+                    (filled, room) = (0, CHUNK_BYTES);
+                    if self.load_slot(reserved.slot.number)? != reserved.slot {
+                        return Ok(false);
+                    }
+                }
+            }
+        }
+        checksum.update(&buffer[..filled]);
+        let unused = (at + reserved.slot.units * UNIT_BYTES - to) as usize - filled;
+        buffer[filled..filled + unused].fill(0);
+        self.memory.store_flushed(to, &buffer[..filled + unused])?;
+        let mut own = prefix;
+        own[PREFIX_CRC_AT..PREFIX_CRC_AT + 4].copy_from_slice(&checksum.finish().to_le_bytes());
+        self.memory.store(at + UNIT_BYTES, &own[PREFIX_OWN_AT..])?;
+        // What went past the cache must be ordered before the commit, since nobody else can flush it for us.
+        self.memory.fence();
+        Ok(true)
+    }
+
+    /// Commits a filled slot and makes it durable; false where somebody has voided it.
+    pub(crate) fn commit(&self, reserved: &Reserved) -> Result<bool, AppendError> {
+        let Reserved { slot, start, record, .. } = *reserved;
+        let committed = Slot { state: SlotState::Committed, ..slot };
+        if !self.swap_slot(slot, committed)? {
+            return Ok(false);
+        }
+        self.write_mark(start, record, Verdict::Record, slot.units)?;
+        let bytes = slot.units * UNIT_BYTES;
+        let body_bytes = bytes - HEADER_BYTES;
+        // A large body was flushed as it was stored.
+        self.persist(record, if body_bytes as usize > SMALL_BODY_BYTES { HEADER_BYTES } else { bytes })?;
+        // A failure means that somebody who waited for this slot has made it durable.
+        self.swap_slot(committed, Slot { state: SlotState::Durable, ..slot })?;
+        Ok(true)
+    }
+
+    /// Settles every slot up to this one, which is settled.
+    pub(crate) fn settle_before(&self, number: u32) -> Result<(), AppendError> {
+        let mut earlier = self.first_doubtful(number);
+        while (number.wrapping_sub(earlier) as i32) > 0 {
+            self.settle(earlier, Undecided::Wait)?;
+            earlier = earlier.wrapping_add(1);
+        }
+        self.note_settled(number.wrapping_add(1));
+        Ok(())
+    }
+}

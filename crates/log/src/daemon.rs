@@ -1,0 +1,93 @@
+//! SharedFS's side of a log in use.
+
+use std::sync::{MutexGuard, PoisonError};
+
+use ashlar_pmem::Persistent;
+use ashlar_types::{LogPosition, SealCount};
+
+use crate::layout::{FENCED_AT, SLOTS};
+use crate::slots::{Slot, SlotState, TRIES_MAX, Undecided};
+use crate::{Damaged, Log};
+
+impl<M: Persistent> Log<M> {
+    /// Seals the log: appends under older seal counts fail from now on, and every slot that its owner has not committed is void.
+    /// Returns the new seal count and the end of the prefix that is now settled and durable; whatever an append returned for
+    /// before this call lies in it.
+    ///
+    /// # Errors
+    /// [`Damaged`] where the session has made nonsense of the log's words.
+    pub fn seal(&self) -> Result<(SealCount, LogPosition), Damaged> {
+        let _guard = self.lock_daemon();
+        for _ in 0..TRIES_MAX {
+            let tail = self.load_tail()?;
+            let Some(entry) = self.free_entry(tail, Undecided::Void)? else { continue };
+            let start = self.load_start(tail.number)?;
+            if !self.swap_slot(entry, Slot { number: tail.number, state: SlotState::Voided, units: 0 })? {
+                continue;
+            }
+            self.advance(tail, Undecided::Void)?;
+            let mut number = self.first_doubtful(tail.number);
+            while number != tail.number {
+                self.settle(number, Undecided::Void)?;
+                number = number.wrapping_add(1);
+            }
+            self.note_settled(tail.number.wrapping_add(1));
+            return Ok((SealCount(tail.seal.0.wrapping_add(1)), start));
+        }
+        Err(Damaged)
+    }
+
+    /// The end of the prefix in which every slot is a durable record or a durable void, without disturbing anybody.
+    ///
+    /// # Errors
+    /// [`Damaged`] where the session has made nonsense of the log's words.
+    pub fn settled(&self) -> Result<LogPosition, Damaged> {
+        let _guard = self.lock_daemon();
+        let (tail, end) = self.load_tail_start()?;
+        let mut number = self.first_doubtful(tail.number);
+        for _ in 0..TRIES_MAX {
+            if number == tail.number {
+                self.note_settled(number);
+                return Ok(end);
+            }
+            if self.settle(number, Undecided::Leave)? {
+                number = number.wrapping_add(1);
+                continue;
+            }
+            // The start belongs to the slot if the slot is still not settled after it was read.
+            let start = self.load_start(number)?;
+            let slot = self.load_slot(number)?;
+            if slot.number == number && !slot.is_settled() {
+                self.note_settled(number);
+                return Ok(start);
+            }
+        }
+        Err(Damaged)
+    }
+
+    /// Says that everything before `head` is committed, durably, and may be reused as far as SharedFS is concerned. `head` is
+    /// the end of a settled prefix.
+    pub fn set_head(&self, head: LogPosition) {
+        let _guard = self.lock_daemon();
+        // Memory that was mapped whole cannot be too short, and a head that is not stored only keeps space from reuse.
+        let _ = self.store_head(head);
+    }
+
+    /// Ends all appends, for good.
+    ///
+    /// # Errors
+    /// [`Damaged`] as for [`Self::seal`]; the log is fenced all the same, but an append under way may still come to its end.
+    pub fn fence_session(&self) -> Result<(), Damaged> {
+        self.memory.store_u64(FENCED_AT, 1)?;
+        self.memory.flush(FENCED_AT, 8)?;
+        self.memory.fence();
+        // Who has passed the check of the word above holds an old seal count.
+        self.seal().map(|_| ())
+    }
+
+    fn lock_daemon(&self) -> MutexGuard<'_, ()> {
+        self.daemon_lock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+const _: () = assert!(SLOTS.is_power_of_two(), "slot numbers wrap at 2^32, where entries must stay in step");

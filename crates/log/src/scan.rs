@@ -1,0 +1,205 @@
+//! Reading records that somebody else may be writing.
+
+use ashlar_pmem::Persistent;
+use ashlar_types::{LogGeneration, LogPosition};
+
+use crate::layout::RING_AT;
+use crate::record::{
+    HEADER_BYTES, Mark, PREFIX_BYTES, PREFIX_CRC_AT, PREFIX_OWN_AT, UNIT_BYTES, Verdict, checksum_of, place,
+};
+use crate::{Bug, Corrupt, Fault, Log};
+
+/// A record, copied out of the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// The record's position.
+    pub position: LogPosition,
+    /// The position of what comes next.
+    pub end: LogPosition,
+    /// The position of the body's first byte, for [`Log::read`].
+    pub body_position: LogPosition,
+    /// The kind that it was appended with.
+    pub kind: u8,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+/// A record in a [`Scanner`]'s buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordRef<'a> {
+    /// The record's position.
+    pub position: LogPosition,
+    /// The position of what comes next.
+    pub end: LogPosition,
+    /// The position of the body's first byte, for [`Log::read`].
+    pub body_position: LogPosition,
+    /// The kind that it was appended with.
+    pub kind: u8,
+    /// The body.
+    pub body: &'a [u8],
+}
+
+impl RecordRef<'_> {
+    fn to_record(self) -> Record {
+        let Self { position, end, body_position, kind, body } = self;
+        Record { position, end, body_position, kind, body: body.to_vec() }
+    }
+}
+
+/// Walks over the records of a settled range, skipping voids. A record is copied first and verified after, so what a caller
+/// gets stays what was verified, whatever the session does to its log.
+#[derive(Debug)]
+pub struct Scanner<'a, M> {
+    log: &'a Log<M>,
+    position: LogPosition,
+    to: LogPosition,
+    // Records follow one another in generations that never go back.
+    generation: LogGeneration,
+    // Prefix and body of the record at hand.
+    buffer: Vec<u8>,
+    failed: bool,
+}
+
+/// What stands between a record's begin and end, before its body is looked at.
+struct Found {
+    mark: Mark,
+    record: LogPosition,
+    end: LogPosition,
+}
+
+impl<M: Persistent> Log<M> {
+    /// Walks over the records in `from..to`, one buffer for all. Both must be ends of settled prefixes.
+    #[must_use]
+    pub fn scanner(&self, from: LogPosition, to: LogPosition) -> Scanner<'_, M> {
+        Scanner { log: self, position: from, to, generation: LogGeneration(0), buffer: Vec::new(), failed: false }
+    }
+
+    /// Walks over the records in `from..to`, each with a body of its own. After an error there is nothing more.
+    pub fn scan(&self, from: LogPosition, to: LogPosition) -> impl Iterator<Item = Result<Record, Corrupt>> + '_ {
+        let mut scanner = self.scanner(from, to);
+        std::iter::from_fn(move || Some(scanner.next()?.map(RecordRef::to_record)))
+    }
+}
+
+impl<M: Persistent> Scanner<'_, M> {
+    /// Where the walk has got to: the end of the last record, or the place of the fault.
+    #[must_use]
+    pub fn position(&self) -> LogPosition {
+        self.position
+    }
+
+    /// The next record, none at the range's end. After an error there is nothing more.
+    #[allow(clippy::should_implement_trait)]
+    pub fn next(&mut self) -> Option<Result<RecordRef<'_>, Corrupt>> {
+        if self.failed || self.position == self.to {
+            return None;
+        }
+        match self.find_record() {
+            Ok(None) => None,
+            Ok(Some(found)) => {
+                let position = std::mem::replace(&mut self.position, found.end);
+                let word = self.buffer[PREFIX_OWN_AT..].iter().take(8).rev().fold(0, |w, &b| w << 8 | u64::from(b));
+                Some(Ok(RecordRef {
+                    position,
+                    end: found.end,
+                    body_position: found.record.plus(HEADER_BYTES),
+                    kind: (word >> 56) as u8,
+                    body: &self.buffer[PREFIX_BYTES..],
+                }))
+            }
+            Err(fault) => {
+                self.failed = true;
+                Some(Err(Corrupt { position: self.position, fault }))
+            }
+        }
+    }
+
+    /// Goes to the next record and takes it into the buffer.
+    fn find_record(&mut self) -> Result<Option<Found>, Fault> {
+        let capacity = self.log.header.capacity;
+        if self.position > self.to || self.to.0 - self.position.0 > capacity || self.position.0 % UNIT_BYTES != 0 {
+            return Err(Fault::Range);
+        }
+        while self.position != self.to {
+            let found = self.find_slot()?;
+            if found.end > self.to {
+                return Err(Fault::Length);
+            }
+            if found.mark.verdict == Verdict::Record {
+                self.take(&found)?;
+                self.generation = found.mark.generation;
+                return Ok(Some(found));
+            }
+            self.generation = found.mark.generation;
+            self.position = found.end;
+        }
+        Ok(None)
+    }
+
+    /// Finds the mark of the slot at the present position: there, or at the ring's start for a record that did not fit.
+    ///
+    /// A log that was recovered may have a genuine mark in both places: a slot of an older generation, which was cut off, and
+    /// the one that took its position afterwards, with another length. The newer one is the log's.
+    fn find_slot(&self) -> Result<Found, Fault> {
+        let capacity = self.log.header.capacity;
+        let lap_end = self.position.0 - self.position.0 % capacity + capacity;
+        let mut best: Result<Found, Fault> = Err(Fault::NoRecord);
+        for record in [self.position, LogPosition(lap_end)] {
+            let Ok(word) = self.log.memory.load_u64(self.log.ring_offset(record)) else { continue };
+            let Some(mark) = self.log.stamp(self.position).read_mark(word) else { continue };
+            let units = HEADER_BYTES / UNIT_BYTES..=capacity / UNIT_BYTES;
+            let (placed, end) = place(self.position, mark.units, capacity);
+            if !units.contains(&mark.units) || placed != record {
+                continue;
+            }
+            match &best {
+                _ if !self.may_stand_here(mark.generation) => best = best.or(Err(Fault::Generation)),
+                Ok(other) if other.mark.generation >= mark.generation => {}
+                _ => best = Ok(Found { mark, record, end }),
+            }
+        }
+        best
+    }
+
+    /// Whether the present position is one for records of this generation.
+    fn may_stand_here(&self, generation: LogGeneration) -> bool {
+        let recovered = self.position >= self.log.header.boundary;
+        recovered == (generation == self.log.header.generation) && generation >= self.generation
+    }
+
+    /// Copies a record and verifies the copy.
+    fn take(&mut self, found: &Found) -> Result<(), Fault> {
+        let log = self.log;
+        let slot_bytes = found.mark.units * UNIT_BYTES;
+        if slot_bytes - HEADER_BYTES > log.body_bytes_max() {
+            return Err(Fault::Length);
+        }
+        // The copy begins with the record's second word, which the prefix has at `PREFIX_OWN_AT`; key and mark come before.
+        let own_bytes = (slot_bytes - UNIT_BYTES) as usize;
+        self.buffer.resize(PREFIX_OWN_AT + own_bytes, 0);
+        let offset = RING_AT + found.record.0 % log.header.capacity;
+        log.memory.load(offset + UNIT_BYTES, &mut self.buffer[PREFIX_OWN_AT..]).map_err(|_| Fault::Length)?;
+        let word = |buffer: &[u8], at: usize, length: usize| {
+            buffer[at..at + length].iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
+        };
+        let second = word(&self.buffer, PREFIX_OWN_AT, 8);
+        let crc = word(&self.buffer, PREFIX_CRC_AT, 4) as u32;
+        let unused = second % UNIT_BYTES;
+        let body_bytes = (slot_bytes - HEADER_BYTES).checked_sub(unused).ok_or(Fault::Length)?;
+        self.buffer.truncate(PREFIX_BYTES + body_bytes as usize);
+        // Position and generation are taken from where we are, not from the bytes, so one comparison of the checksum covers
+        // them as well.
+        let stamp = crate::record::Stamp { generation: found.mark.generation, ..log.stamp(self.position) };
+        let prefix = stamp.prefix(found.mark.units, (second >> 56) as u8, body_bytes);
+        if prefix[PREFIX_OWN_AT..PREFIX_CRC_AT] != self.buffer[PREFIX_OWN_AT..PREFIX_CRC_AT]
+            || prefix[PREFIX_CRC_AT + 4..] != self.buffer[PREFIX_CRC_AT + 4..PREFIX_BYTES]
+        {
+            return Err(Fault::Checksum);
+        }
+        self.buffer[..PREFIX_BYTES].copy_from_slice(&prefix);
+        if checksum_of(&self.buffer) != crc && !log.planted(Bug::SkipChecksum) {
+            return Err(Fault::Checksum);
+        }
+        Ok(())
+    }
+}

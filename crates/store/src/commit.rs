@@ -1,0 +1,255 @@
+//! From the applied state to the committed one.
+//!
+//! A commit has three steps. `begin_commit` freezes what is applied, which is quick and needs the store. [`CommitJob::run`]
+//! makes data durable and then writes the frozen rows in one transaction, on any thread, while the store goes on. And
+//! `finish_commit` lets the frozen rows go. The order makes a crash at any point harmless: rows never refer to blocks that are
+//! not durable, and the sessions' positions are rows of the same transaction as what their logs have changed.
+
+use std::sync::Arc;
+
+use ashlar_pmem::MediumKind;
+use ashlar_types::{LogPosition, SessionId};
+
+use crate::batch::Batch;
+use crate::database::{Database, Writer};
+use crate::model::Committed;
+use crate::rows::{self, kind, Counters, EntryKey};
+use crate::segment::Segment;
+use crate::{Store, StoreError};
+
+/// A batch that no longer changes.
+#[derive(Debug)]
+pub(crate) struct Frozen {
+    pub(crate) batch: Batch,
+    /// Bitmap and session rows.
+    rows: Vec<([u8; 9], Option<Vec<u8>>)>,
+    positions: Vec<(SessionId, LogPosition)>,
+    counters: Counters,
+    written: Vec<Written>,
+    number: u64,
+}
+
+/// Blocks of a segment that were written since the freeze before.
+#[derive(Debug)]
+struct Written {
+    segment: Arc<Segment>,
+    /// First blocks and counts.
+    runs: Vec<(u32, u32)>,
+}
+
+/// A commit that waits to be run.
+#[derive(Debug)]
+#[must_use = "a commit that is not run commits nothing"]
+pub struct CommitJob {
+    frozen: Arc<Frozen>,
+    database: Arc<Database>,
+    medium: MediumKind,
+}
+
+/// A commit that was run, for [`Store::finish_commit`].
+#[derive(Debug)]
+#[must_use = "the store keeps the batch until it learns of its commit"]
+pub struct CommitDone {
+    number: u64,
+    result: Result<(), StoreError>,
+}
+
+impl Store {
+    /// Whether anything is applied that is not committed.
+    #[must_use]
+    pub fn is_dirty(&self) -> bool {
+        self.frozen.is_some()
+            || !self.active.is_empty()
+            || !self.changed_sessions.is_empty()
+            || self.allocator.is_changed()
+    }
+
+    /// Bytes of metadata that wait for the next commit, for deciding when to begin it.
+    #[must_use]
+    pub fn uncommitted_bytes(&self) -> usize {
+        self.active.bytes()
+    }
+
+    /// Freezes what is applied, for a commit. `None`: there is nothing to commit, a commit is under way, or the applied state
+    /// can't be trusted. After a commit has failed, this tries the same batch again.
+    pub fn begin_commit(&mut self) -> Option<CommitJob> {
+        if self.poisoned {
+            return None;
+        }
+        match &self.frozen {
+            // The job of the commit under way shares the batch.
+            Some(frozen) if Arc::strong_count(frozen) > 1 => return None,
+            Some(_) => {}
+            None if self.is_dirty() => self.frozen = Some(Arc::new(self.freeze())),
+            None => return None,
+        }
+        let frozen = Arc::clone(self.frozen.as_ref()?);
+        Some(CommitJob { frozen, database: Arc::clone(&self.database), medium: self.arena.medium().kind })
+    }
+
+    fn freeze(&mut self) -> Frozen {
+        let blocks = self.allocator.freeze();
+        let mut written: Vec<Written> = Vec::new();
+        for (number, block, count) in blocks.written {
+            let Some(segment) = self.segments.get(&number) else { continue };
+            match written.last_mut().filter(|last| last.segment.info().number == number) {
+                Some(last) => last.runs.push((block, count)),
+                None => written.push(Written { segment: Arc::clone(segment), runs: vec![(block, count)] }),
+            }
+        }
+        let mut rows = blocks.rows;
+        let mut positions = Vec::new();
+        for (session, stays) in std::mem::take(&mut self.changed_sessions) {
+            let state = self.sessions.get(&session).filter(|_| stays);
+            let value = state.map(|state| rows::encode_session(state.generation, state.applied).to_vec());
+            positions.extend(state.map(|state| (session, state.applied)));
+            rows.push((rows::key1(kind::SESSION, session.0), value));
+        }
+        self.absent_inode.set(None);
+        self.absent_entry.set(None);
+        self.batches += 1;
+        Frozen {
+            batch: std::mem::take(&mut self.active),
+            rows,
+            positions,
+            counters: self.counters_to_store(),
+            written,
+            number: self.batches,
+        }
+    }
+
+    /// Takes note that a commit was run. What it has freed may be used again, and logs may be cut at the positions returned.
+    ///
+    /// # Errors
+    /// Those of the commit: nothing is committed then, nothing is lost, and the next [`Self::begin_commit`] tries again.
+    pub fn finish_commit(&mut self, done: CommitDone) -> Result<Committed, StoreError> {
+        done.result?;
+        let Some(frozen) = self.frozen.as_ref().filter(|frozen| frozen.number == done.number) else {
+            return Ok(Committed::default());
+        };
+        let frozen = Arc::clone(frozen);
+        let snapshot = self.database.snapshot()?;
+        self.committed_bytes = snapshot.used_bytes()?;
+        self.snapshot = snapshot;
+        self.frozen = None;
+        self.stored.next_inode = self.stored.next_inode.max(frozen.counters.next_inode);
+        self.stored.next_session = self.stored.next_session.max(frozen.counters.next_session);
+        let held = self.is_held();
+        self.allocator.committed(held);
+        let mut committed = Committed::default();
+        for &(session, position) in &frozen.positions {
+            if let Some(state) = self.sessions.get_mut(&session) {
+                state.committed = state.committed.max(position);
+                committed.sessions.push((session, state.committed));
+            }
+        }
+        Ok(committed)
+    }
+
+    /// Commits all that is applied, here and now.
+    ///
+    /// # Errors
+    /// [`StoreError::CommitUnderWay`]; [`StoreError::Poisoned`]; those of [`Self::finish_commit`].
+    pub fn commit(&mut self) -> Result<Committed, StoreError> {
+        let mut committed = Committed::default();
+        while self.is_dirty() {
+            let under_way = if self.poisoned { StoreError::Poisoned } else { StoreError::CommitUnderWay };
+            let done = self.begin_commit().ok_or(under_way)?.run();
+            committed.sessions.extend(self.finish_commit(done)?.sessions);
+        }
+        Ok(committed)
+    }
+}
+
+impl CommitJob {
+    /// Commits: data first, then the rows that refer to it.
+    pub fn run(self) -> CommitDone {
+        let result = self.write_data().and_then(|()| self.write_rows());
+        if let Err(error) = &result {
+            tracing::error!(%error, "a commit failed; it will be tried again");
+        }
+        CommitDone { number: self.frozen.number, result }
+    }
+
+    fn write_data(&self) -> Result<(), StoreError> {
+        for Written { segment, runs } in &self.frozen.written {
+            match self.medium {
+                MediumKind::Disk => segment.sync()?,
+                // With flushes switched off, as on plain memory, this costs nothing.
+                MediumKind::Pmem | MediumKind::Memory => {
+                    for &(block, blocks) in runs {
+                        segment.flush(block, blocks)?;
+                    }
+                }
+            }
+        }
+        if let Some(Written { segment, .. }) = self.frozen.written.last() {
+            segment.fence();
+        }
+        Ok(())
+    }
+
+    /// Writes the rows in key order, so that neighbours find their page in the processor's cache.
+    fn write_rows(&self) -> Result<(), StoreError> {
+        let Frozen { batch, rows, counters, .. } = &*self.frozen;
+        let count = batch.rows_count() + rows.len() + 1;
+        let bytes = batch.bytes() + rows.iter().map(|(_, value)| 16 + value.as_ref().map_or(0, Vec::len)).sum::<usize>();
+        let mut writer = self.database.write(count as u64, bytes as u64)?;
+        write_inodes_and_entries(&mut writer, batch)?;
+        for (inode, number, chunk) in batch.sorted_chunks() {
+            let mut value = std::mem::take(&mut writer.value);
+            value.clear();
+            if let Some(chunk) = chunk {
+                chunk.encode(&mut value);
+            }
+            write(&mut writer, &rows::key2(kind::CHUNK, inode, number), chunk.map(|_| &*value))?;
+            value.clear();
+            writer.value = value;
+        }
+        for (inode, bytes) in batch.sorted_inline() {
+            write(&mut writer, &rows::key1(kind::INLINE, inode), bytes.map(|bytes| &**bytes))?;
+        }
+        for (key, value) in batch.rows(&[]) {
+            write(&mut writer, key, value)?;
+        }
+        for (key, value) in rows {
+            write(&mut writer, key, value.as_deref())?;
+        }
+        // Numbers may have been set aside since the freeze.
+        let mut counters = *counters;
+        if let Some(found) = writer.get(&[kind::COUNTERS])?.and_then(rows::decode_counters) {
+            counters.next_inode = counters.next_inode.max(found.next_inode);
+            counters.next_session = counters.next_session.max(found.next_session);
+        }
+        writer.put(&[kind::COUNTERS], &rows::encode_counters(counters))?;
+        writer.commit()
+    }
+}
+
+fn write_inodes_and_entries(writer: &mut Writer<'_>, batch: &Batch) -> Result<(), StoreError> {
+    for (number, inode) in batch.sorted_inodes() {
+        let key = rows::key1(kind::INODE, number);
+        match inode {
+            Some(inode) => {
+                rows::encode_inode(inode, &mut writer.value);
+                writer.put_inode(&key)?;
+            }
+            None => writer.delete(&key)?,
+        }
+    }
+    for (directory, cookie, name, entry) in batch.sorted_entries() {
+        let key = EntryKey::new(directory, cookie, name);
+        match entry {
+            Some(entry) => writer.put(key.as_bytes(), &rows::encode_entry(entry))?,
+            None => writer.delete(key.as_bytes())?,
+        }
+    }
+    Ok(())
+}
+
+fn write(writer: &mut Writer<'_>, key: &[u8], value: Option<&[u8]>) -> Result<(), StoreError> {
+    match value {
+        Some(value) => writer.put(key, value),
+        None => writer.delete(key),
+    }
+}

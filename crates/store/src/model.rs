@@ -1,0 +1,71 @@
+//! What the store tells of files, sessions and space.
+
+use ashlar_types::{BlockAddress, LogGeneration, LogPosition, SessionId};
+
+/// An extent of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// The first block in the file.
+    pub logical_block: u64,
+    /// How many blocks.
+    pub blocks: u64,
+    /// Where the first one lies, the others behind it in the same segment; `None`: reserved, and read as zeros.
+    pub address: Option<BlockAddress>,
+}
+
+impl Extent {
+    /// Whether `next` goes on where this one ends, in the file and in the arena.
+    pub(crate) fn continues(&self, next: &Self) -> bool {
+        self.logical_block + self.blocks == next.logical_block
+            && match (self.address, next.address) {
+                (None, None) => true,
+                (Some(own), Some(other)) => own.plus(self.blocks) == other && own.segment() == other.segment(),
+                _ => false,
+            }
+    }
+}
+
+/// A file's content.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Contents {
+    /// The bytes themselves, of a small file. There may be fewer than the file's size; zeros follow.
+    Inline(Vec<u8>),
+    /// Extents, in order; what lies between and behind them is a hole.
+    Extents(Vec<Extent>),
+}
+
+/// What a session's log has come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SessionState {
+    /// The log's generation.
+    pub generation: LogGeneration,
+    /// The log is applied up to here.
+    pub applied: LogPosition,
+    /// The log is committed up to here, so that its space may be used again.
+    pub committed: LogPosition,
+}
+
+/// What a commit has brought.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Committed {
+    /// The sessions whose logs are committed further than before, and up to where.
+    pub sessions: Vec<(SessionId, LogPosition)>,
+}
+
+/// Space in the arena.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Space {
+    /// Blocks in all segments.
+    pub blocks_total: u64,
+    /// Blocks that can be written now: those that files have reserved are not among them.
+    pub blocks_free: u64,
+    /// Freed blocks that wait for a commit or for a session to release its log.
+    pub blocks_pinned: u64,
+    /// Blocks that files have reserved and not written.
+    pub blocks_reserved: u64,
+    /// Bytes of metadata that updates may use up in all: a quarter of the database's map, since a commit that touches every
+    /// page needs room for three copies.
+    pub metadata_bytes_total: u64,
+    /// Bytes of metadata used, with what waits for a commit estimated from above.
+    pub metadata_bytes_used: u64,
+}

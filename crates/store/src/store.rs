@@ -1,0 +1,568 @@
+//! The store: opening, reading, numbers, sessions, space.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::Arc;
+
+use ashlar_pmem::{Arena, SegmentInfo};
+use ashlar_types::{BlockAddress, FileKind, Inode, InodeId, LogGeneration, LogPosition, Name, SessionId, Timestamp};
+use ashlar_update::Entry;
+
+use crate::allocator::{Allocator, Freer};
+use crate::batch::{Batch, Said};
+use crate::chunk::Chunk;
+use crate::commit::Frozen;
+use crate::database::{Database, Snapshot};
+use crate::model::{SessionState, Space};
+use crate::rows::{self, kind, Counters, EntryKey, Superblock};
+use crate::segment::Segment;
+use crate::{name_cookie, StoreError};
+
+/// How many numbers are set aside with one row: so many are skipped at most after a crash, and so many are given out
+/// without a commit in between.
+const INODES_AHEAD: u64 = 1 << 20;
+const SESSIONS_AHEAD: u64 = 1 << 10;
+
+/// The shared area of one arena. See the crate's documentation.
+pub struct Store {
+    pub(crate) arena: Arc<Arena>,
+    pub(crate) snapshot: Snapshot,
+    pub(crate) database: Arc<Database>,
+    pub(crate) hash_key: [u8; 16],
+    /// Changes since the last freeze.
+    pub(crate) active: Batch,
+    /// Changes that are being committed, or whose commit has failed and must be tried again.
+    pub(crate) frozen: Option<Arc<Frozen>>,
+    pub(crate) segments: BTreeMap<u32, Arc<Segment>>,
+    pub(crate) allocator: Allocator,
+    pub(crate) sessions: HashMap<SessionId, SessionState>,
+    /// Sessions whose rows differ from the last freeze's; `false`: removed.
+    pub(crate) changed_sessions: BTreeMap<SessionId, bool>,
+    /// The next numbers, and the reserved blocks of the applied state.
+    pub(crate) counters: Counters,
+    /// What the counters row says: numbers below are set aside.
+    pub(crate) stored: Counters,
+    /// Cloned by each checker, which needs freed blocks to stay as they are.
+    pub(crate) hold: Arc<()>,
+    pub(crate) poisoned: bool,
+    /// Which blocks are used is not known for certain, so nothing may be changed.
+    pub(crate) damaged: bool,
+    /// How many batches were frozen.
+    pub(crate) batches: u64,
+    pub(crate) damaged_blocks: u64,
+    pub(crate) committed_bytes: u64,
+    /// Who frees the blocks that the update being applied takes out of use.
+    pub(crate) freer: Freer,
+    /// Whether the update being applied has changed anything, so that a failure from there on leaves it half done.
+    pub(crate) touched: bool,
+    /// A row that the layers below the active batch were just found to lack: updates look a thing up before they make it.
+    pub(crate) absent_inode: std::cell::Cell<Option<InodeId>>,
+    pub(crate) absent_entry: std::cell::Cell<Option<(u64, u64)>>,
+}
+
+impl Store {
+    /// Makes an empty shared area, with a root directory, in an arena that has none.
+    ///
+    /// # Errors
+    /// [`StoreError::Lmdb`], [`StoreError::Io`]. An area that is there already is left as it is.
+    pub fn format(arena: &Arena) -> Result<(), StoreError> {
+        let database = Database::open(arena)?;
+        if database.snapshot()?.get(&[kind::SUPERBLOCK])?.is_some() {
+            return Ok(());
+        }
+        let mut hash_key = [0; 16];
+        rustix::rand::getrandom(&mut hash_key, rustix::rand::GetRandomFlags::empty())
+            .map_err(|error| StoreError::Io { what: "no random numbers", source: error.into() })?;
+        let superblock = Superblock { version: rows::FORMAT_VERSION, arena: arena.summary().id, hash_key };
+        let counters = Counters { next_inode: InodeId::FIRST_FREE.0, next_session: 1, reserved_blocks: 0 };
+        let mut writer = database.write(3, 512)?;
+        writer.put(&[kind::SUPERBLOCK], &rows::encode_superblock(superblock))?;
+        writer.put(&[kind::COUNTERS], &rows::encode_counters(counters))?;
+        rows::encode_inode(&root_directory(), &mut writer.value);
+        writer.put_inode(&rows::key1(kind::INODE, InodeId::ROOT.0))?;
+        writer.commit()
+    }
+
+    /// Opens the shared area of an arena, as of the last commit.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFormatted`], [`StoreError::WrongVersion`], [`StoreError::WrongArena`], [`StoreError::Corrupt`], and
+    /// those of the arena and of LMDB.
+    pub fn open(arena: Arc<Arena>) -> Result<Self, StoreError> {
+        if !Database::exists(&arena) {
+            return Err(StoreError::NotFormatted);
+        }
+        let database = Arc::new(Database::open(&arena)?);
+        let snapshot = database.snapshot()?;
+        let superblock = snapshot.get(&[kind::SUPERBLOCK])?.ok_or(StoreError::NotFormatted)?;
+        let superblock = rows::decode_superblock(superblock).ok_or(StoreError::NotFormatted)?;
+        if superblock.version != rows::FORMAT_VERSION {
+            return Err(StoreError::WrongVersion { found: superblock.version, supported: rows::FORMAT_VERSION });
+        }
+        if superblock.arena != arena.summary().id {
+            return Err(StoreError::WrongArena { found: superblock.arena, expected: arena.summary().id });
+        }
+        let stored = read_counters(&snapshot)?;
+        let mut store = Self {
+            committed_bytes: snapshot.used_bytes()?,
+            arena,
+            snapshot,
+            database,
+            hash_key: superblock.hash_key,
+            active: Batch::default(),
+            frozen: None,
+            segments: BTreeMap::new(),
+            allocator: Allocator::default(),
+            sessions: HashMap::new(),
+            changed_sessions: BTreeMap::new(),
+            counters: stored,
+            stored,
+            hold: Arc::new(()),
+            poisoned: false,
+            damaged: false,
+            batches: 0,
+            damaged_blocks: 0,
+            freer: Freer::default(),
+            touched: false,
+            absent_inode: std::cell::Cell::new(None),
+            absent_entry: std::cell::Cell::new(None),
+        };
+        store.load_segments()?;
+        store.load_sessions()?;
+        Ok(store)
+    }
+
+    /// Maps the segments and reads which of their blocks are used.
+    fn load_segments(&mut self) -> Result<(), StoreError> {
+        for info in self.arena.segments() {
+            self.add_segment(info)?;
+        }
+        self.load_bitmaps()
+    }
+
+    /// Reads which blocks are used. A damaged bitmap leaves a store that can be read, checked and repaired, and not changed.
+    pub(crate) fn load_bitmaps(&mut self) -> Result<(), StoreError> {
+        self.damaged = false;
+        for row in self.snapshot.prefix(&[kind::BITMAP])? {
+            let (key, value) = row?;
+            let place = rows::split_key1(key).filter(|(_, rest)| rest.is_empty());
+            let known = place.is_some_and(|(place, _)| self.allocator.load((place >> 32) as u32, place as u32, value));
+            if !known {
+                tracing::error!("a bitmap of used blocks fits no segment; the arena needs `ashlar fsck`");
+                self.damaged = true;
+            }
+        }
+        Ok(())
+    }
+
+    fn load_sessions(&mut self) -> Result<(), StoreError> {
+        for row in self.snapshot.prefix(&[kind::SESSION])? {
+            let (key, value) = row?;
+            let (session, generation, position) =
+                rows::decode_session(key, value).ok_or(StoreError::Corrupt("a session's row is damaged"))?;
+            self.sessions.insert(session, SessionState { generation, applied: position, committed: position });
+        }
+        Ok(())
+    }
+
+    // ---- sessions
+
+    /// The sessions that the store knows.
+    #[must_use]
+    pub fn sessions(&self) -> Vec<(SessionId, SessionState)> {
+        let mut sessions: Vec<_> = self.sessions.iter().map(|(&id, &state)| (id, state)).collect();
+        sessions.sort_unstable_by_key(|(id, _)| *id);
+        sessions
+    }
+
+    /// The end of the part of the session's log that is applied; 0 for a session that is not known.
+    #[must_use]
+    pub fn applied(&self, session: SessionId) -> LogPosition {
+        self.sessions.get(&session).map_or(LogPosition(0), |state| state.applied)
+    }
+
+    /// The end of the part of the session's log that is committed; 0 for a session that is not known.
+    #[must_use]
+    pub fn committed(&self, session: SessionId) -> LogPosition {
+        self.sessions.get(&session).map_or(LogPosition(0), |state| state.committed)
+    }
+
+    /// Makes a session known, with an empty log at `position`. It is durable with the next commit.
+    pub fn set_session(&mut self, session: SessionId, generation: LogGeneration, position: LogPosition) {
+        self.sessions.insert(session, SessionState { generation, applied: position, committed: position });
+        self.changed_sessions.insert(session, true);
+    }
+
+    /// Forgets a session, whose log is of no more use once that is committed.
+    pub fn remove_session(&mut self, session: SessionId) {
+        self.sessions.remove(&session);
+        self.changed_sessions.insert(session, false);
+        self.release_all(session);
+    }
+
+    /// Moves a session's applied position without an update, past records that say nothing.
+    pub fn advance(&mut self, session: SessionId, end: LogPosition) {
+        let state = self.sessions.entry(session).or_default();
+        state.applied = state.applied.max(end);
+        self.changed_sessions.insert(session, true);
+    }
+
+    /// The session reads no more by extents that its log before `upto` has changed: blocks that those records freed may be
+    /// given out again once that is committed.
+    pub fn release(&mut self, session: SessionId, upto: LogPosition) {
+        let held = self.is_held();
+        self.allocator.release(session, upto, held);
+    }
+
+    /// The session reads nothing any more.
+    pub fn release_all(&mut self, session: SessionId) {
+        self.release(session, LogPosition(u64::MAX));
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        Arc::strong_count(&self.hold) > 1
+    }
+
+    // ---- numbers
+
+    /// Inode numbers that were never given out before and never will be again.
+    ///
+    /// # Errors
+    /// Those of LMDB: more numbers are set aside when the last ones run out, which waits for a commit under way.
+    pub fn allocate_inodes(&mut self, count: u64) -> Result<Range<u64>, StoreError> {
+        let first = self.counters.next_inode;
+        if first + count > self.stored.next_inode {
+            self.store_counters(first + count + INODES_AHEAD, self.stored.next_session)?;
+        }
+        self.counters.next_inode += count;
+        Ok(first..first + count)
+    }
+
+    /// A session number that was never given out before and never will be again.
+    ///
+    /// # Errors
+    /// As for [`Self::allocate_inodes`].
+    pub fn next_session_id(&mut self) -> Result<SessionId, StoreError> {
+        let session = self.counters.next_session;
+        if session >= self.stored.next_session {
+            self.store_counters(self.stored.next_inode, session + SESSIONS_AHEAD)?;
+        }
+        self.counters.next_session += 1;
+        Ok(SessionId(session))
+    }
+
+    fn store_counters(&mut self, next_inode: u64, next_session: u64) -> Result<(), StoreError> {
+        let mut writer = self.database.write(1, 64)?;
+        let found = writer.get(&[kind::COUNTERS])?.and_then(rows::decode_counters);
+        let mut counters = found.ok_or(StoreError::Corrupt("the counters' row is damaged"))?;
+        counters.next_inode = counters.next_inode.max(next_inode);
+        counters.next_session = counters.next_session.max(next_session);
+        writer.put(&[kind::COUNTERS], &rows::encode_counters(counters))?;
+        writer.commit()?;
+        self.stored.next_inode = counters.next_inode;
+        self.stored.next_session = counters.next_session;
+        Ok(())
+    }
+
+    /// The counters that the next commit is to store: numbers are set aside well before they run out.
+    pub(crate) fn counters_to_store(&self) -> Counters {
+        let ahead = |next: u64, stored: u64, step: u64| if next + step / 2 > stored { next + step } else { stored };
+        Counters {
+            next_inode: ahead(self.counters.next_inode, self.stored.next_inode, INODES_AHEAD),
+            next_session: ahead(self.counters.next_session, self.stored.next_session, SESSIONS_AHEAD),
+            reserved_blocks: self.counters.reserved_blocks,
+        }
+    }
+
+    // ---- names
+
+    /// The key of the name hash.
+    #[must_use]
+    pub fn hash_key(&self) -> [u8; 16] {
+        self.hash_key
+    }
+
+    /// A name's place in any directory's order.
+    #[must_use]
+    pub fn name_cookie(&self, name: &[u8]) -> u64 {
+        name_cookie(&self.hash_key, name)
+    }
+
+    // ---- reading
+
+    /// What the batches above the database say, the newest first.
+    pub(crate) fn said<'a, T>(&'a self, ask: impl Fn(&'a Batch) -> Said<T>) -> Said<T> {
+        ask(&self.active).or_else(|| ask(&self.frozen.as_ref()?.batch))
+    }
+
+    /// An inode as applied, or `None`.
+    ///
+    /// # Errors
+    /// [`StoreError::Corrupt`], [`StoreError::Lmdb`].
+    pub fn inode(&self, inode: InodeId) -> Result<Option<Inode>, StoreError> {
+        if let Some(said) = self.said(|batch| batch.inode(inode)) {
+            return Ok(said.cloned());
+        }
+        let Some(value) = self.snapshot.get(&rows::key1(kind::INODE, inode.0))? else {
+            self.absent_inode.set(Some(inode));
+            return Ok(None);
+        };
+        rows::decode_inode(value).map(Some).ok_or(StoreError::Corrupt("an inode's row is damaged"))
+    }
+
+    /// The entry called `name` in a directory, as applied, or `None`.
+    ///
+    /// # Errors
+    /// [`StoreError::Corrupt`], [`StoreError::Lmdb`].
+    pub fn entry(&self, directory: InodeId, name: &[u8]) -> Result<Option<Entry>, StoreError> {
+        let cookie = self.name_cookie(name);
+        self.absent_entry.set(None);
+        if let Some(said) = self.said(|batch| batch.entry(directory.0, cookie, name)) {
+            return Ok(said);
+        }
+        // A directory that the active batch has made has no entries below it.
+        let value = if self.active.made(directory) {
+            None
+        } else {
+            self.snapshot.get(EntryKey::new(directory.0, cookie, name).as_bytes())?
+        };
+        let Some(value) = value else {
+            self.absent_entry.set(Some((directory.0, cookie)));
+            return Ok(None);
+        };
+        rows::decode_entry(value).map(Some).ok_or(StoreError::Corrupt("an entry's row is damaged"))
+    }
+
+    /// Entries of a directory with cookies above `after`, in the order of cookies. Entries of one cookie are never split, so
+    /// there may be a few more than `limit`.
+    ///
+    /// # Errors
+    /// [`StoreError::Corrupt`], [`StoreError::Lmdb`].
+    pub fn entries(
+        &self,
+        directory: InodeId,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<(u64, Name, Entry)>, StoreError> {
+        let from = rows::key2(kind::ENTRY, directory.0, after.saturating_add(1));
+        let mut stored = self
+            .snapshot
+            .from(&from)?
+            .map_while(|row| match row {
+                Ok((key, value)) => match rows::split_key2(key) {
+                    Some((of, cookie, name)) if of == directory.0 => Some(Ok((cookie, name, value))),
+                    _ => None,
+                },
+                Err(error) => Some(Err(error)),
+            })
+            .peekable();
+        let mut active = self.active.entries(directory.0, after).peekable();
+        let mut frozen =
+            self.frozen.iter().flat_map(|frozen| frozen.batch.entries(directory.0, after)).peekable();
+        let mut found: Vec<(u64, Name, Entry)> = Vec::new();
+        loop {
+            let next_stored = match stored.peek() {
+                Some(Ok((cookie, name, _))) => Some((*cookie, *name)),
+                Some(Err(_)) => return stored.next().map_or(Ok(found), |error| error.map(|_| Vec::new())),
+                None => None,
+            };
+            let next_active = active.peek().map(|&(cookie, name, _)| (cookie, name));
+            let heads = [next_active, frozen.peek().map(|&(cookie, name, _)| (cookie, name)), next_stored];
+            let Some((cookie, name)) = heads.into_iter().flatten().min() else { break };
+            if found.len() >= limit && found.last().is_some_and(|(last, ..)| *last != cookie) {
+                break;
+            }
+            let at = Some((cookie, name));
+            let newest = if heads[0] == at { active.next() } else { None };
+            let older = if heads[1] == at { frozen.next() } else { None };
+            let oldest = if heads[2] == at { stored.next().transpose()? } else { None };
+            let entry = match newest.or(older) {
+                Some((_, _, entry)) => entry,
+                None => match oldest {
+                    Some((_, _, value)) => {
+                        Some(rows::decode_entry(value).ok_or(StoreError::Corrupt("an entry's row is damaged"))?)
+                    }
+                    None => None,
+                },
+            };
+            if let Some(entry) = entry {
+                let name = Name::new(name).map_err(|_| StoreError::Corrupt("an entry's name is no name"))?;
+                found.push((cookie, name, entry));
+            }
+        }
+        Ok(found)
+    }
+
+    /// An extended attribute as applied, or `None`.
+    ///
+    /// # Errors
+    /// [`StoreError::Lmdb`].
+    pub fn xattr(&self, inode: InodeId, name: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+        let key = rows::xattr_key(inode, name);
+        Ok(match self.said(|batch| batch.row(&key)) {
+            Some(said) => said.map(<[u8]>::to_vec),
+            None => self.snapshot.get(&key)?.map(<[u8]>::to_vec),
+        })
+    }
+
+    /// All extended attributes of an inode, by name.
+    ///
+    /// # Errors
+    /// [`StoreError::Lmdb`].
+    pub fn xattrs(&self, inode: InodeId) -> Result<Vec<(Vec<u8>, Vec<u8>)>, StoreError> {
+        let prefix = rows::key1(kind::XATTR, inode.0);
+        let found = self.rows_with(&prefix, !self.active.made(inode))?;
+        Ok(found.into_iter().map(|(key, value)| (key[prefix.len()..].to_vec(), value)).collect())
+    }
+
+    /// The inodes without links that still exist.
+    ///
+    /// # Errors
+    /// [`StoreError::Lmdb`].
+    pub fn orphans(&self) -> Result<Vec<InodeId>, StoreError> {
+        let found = self.rows_with(&[kind::ORPHAN], true)?;
+        Ok(found.keys().filter_map(|key| rows::split_key1(key)).map(|(number, _)| InodeId(number)).collect())
+    }
+
+    /// The rows with a prefix, as applied; `below`: there may be some below the active batch.
+    fn rows_with(&self, prefix: &[u8], below: bool) -> Result<BTreeMap<Vec<u8>, Vec<u8>>, StoreError> {
+        let mut found = BTreeMap::new();
+        if below {
+            for row in self.snapshot.prefix(prefix)? {
+                let (key, value) = row?;
+                found.insert(key.to_vec(), value.to_vec());
+            }
+        }
+        for batch in self.frozen.iter().map(|frozen| &frozen.batch).chain([&self.active]) {
+            for (key, value) in batch.rows(prefix) {
+                match value {
+                    Some(value) => found.insert(key.to_vec(), value.to_vec()),
+                    None => found.remove(key),
+                };
+            }
+        }
+        Ok(found)
+    }
+
+    /// A chunk's map as applied, or `None` where it is a hole.
+    pub(crate) fn chunk(&self, inode: InodeId, number: u64) -> Result<Option<Chunk>, StoreError> {
+        match self.said(|batch| batch.chunk(inode, number)) {
+            Some(said) => Ok(said.cloned()),
+            None => self.stored_chunk(inode, number),
+        }
+    }
+
+    pub(crate) fn stored_chunk(&self, inode: InodeId, number: u64) -> Result<Option<Chunk>, StoreError> {
+        if self.active.made(inode) {
+            return Ok(None);
+        }
+        let Some(value) = self.snapshot.get(&rows::key2(kind::CHUNK, inode.0, number))? else { return Ok(None) };
+        Chunk::decode(value).map(Some).ok_or(StoreError::Corrupt("a file's map is damaged"))
+    }
+
+    /// The numbers of the chunks in a range that are not holes.
+    pub(crate) fn chunk_numbers(&self, inode: InodeId, range: Range<u64>) -> Result<Vec<u64>, StoreError> {
+        let mut found = BTreeMap::new();
+        if !self.active.made(inode) {
+            let start = rows::key2(kind::CHUNK, inode.0, range.start);
+            for row in self.snapshot.from(&start)? {
+                let (key, _) = row?;
+                match rows::split_key2(key) {
+                    Some((of, number, _)) if key[0] == kind::CHUNK && of == inode.0 && number < range.end => {
+                        found.insert(number, true);
+                    }
+                    _ => break,
+                }
+            }
+            found.extend(self.frozen.iter().flat_map(|frozen| frozen.batch.chunks(inode, range.clone())));
+        }
+        found.extend(self.active.chunks(inode, range));
+        Ok(found.into_iter().filter(|(_, there)| *there).map(|(number, _)| number).collect())
+    }
+
+    /// The bytes of a small file as applied, or `None` where it has none, or blocks.
+    pub(crate) fn inline(&self, inode: InodeId) -> Result<Option<Vec<u8>>, StoreError> {
+        if let Some(said) = self.said(|batch| batch.inline(inode)) {
+            return Ok(said.cloned());
+        }
+        if self.active.made(inode) {
+            return Ok(None);
+        }
+        Ok(self.snapshot.get(&rows::key1(kind::INLINE, inode.0))?.map(<[u8]>::to_vec))
+    }
+
+    // ---- space
+
+    /// How much space there is.
+    #[must_use]
+    pub fn space(&self) -> Space {
+        let reserved = self.counters.reserved_blocks;
+        Space {
+            blocks_total: self.allocator.total_blocks(),
+            blocks_free: self.allocator.free_blocks().saturating_sub(reserved),
+            blocks_pinned: self.allocator.pinned_blocks(),
+            blocks_reserved: reserved,
+            metadata_bytes_total: self.database.budget_bytes(),
+            metadata_bytes_used: self.metadata_bytes_used(),
+        }
+    }
+
+    pub(crate) fn metadata_bytes_used(&self) -> u64 {
+        let waiting = self.active.bytes() + self.frozen.as_ref().map_or(0, |frozen| frozen.batch.bytes());
+        // Pages that split are half full at worst and two thirds full on average.
+        self.committed_bytes + waiting as u64 * 3 / 2
+    }
+
+    /// Blocks found damaged by updates that changed a part of them. They stay detectably damaged.
+    #[must_use]
+    pub fn damaged_blocks(&self) -> u64 {
+        self.damaged_blocks
+    }
+
+    /// Takes a segment that was added to the arena into use.
+    ///
+    /// # Errors
+    /// [`StoreError::Arena`], [`StoreError::Map`]; [`StoreError::Segment`] where it is in use already.
+    pub fn add_segment(&mut self, info: SegmentInfo) -> Result<(), StoreError> {
+        if self.segments.contains_key(&info.number) {
+            return Err(StoreError::Segment(info.number));
+        }
+        let segment = Segment::open(&self.arena, info)?;
+        self.segments.insert(info.number, Arc::new(segment));
+        self.allocator.add_segment(info.number, info.blocks);
+        Ok(())
+    }
+
+    pub(crate) fn segment(&self, address: BlockAddress) -> Result<&Segment, StoreError> {
+        let segment = self.segments.get(&address.segment());
+        segment.map(|segment| &**segment).ok_or(StoreError::Corrupt("an extent lies in a segment that does not exist"))
+    }
+}
+
+pub(crate) fn read_counters(snapshot: &Snapshot) -> Result<Counters, StoreError> {
+    let row = snapshot.get(&[kind::COUNTERS])?;
+    row.and_then(rows::decode_counters).ok_or(StoreError::Corrupt("the counters' row is damaged"))
+}
+
+/// The root directory of a new file system: owned by the super-user, open to all to read, born at the epoch, since this
+/// crate has no clock.
+pub(crate) fn root_directory() -> Inode {
+    let epoch = Timestamp::default();
+    Inode {
+        kind: FileKind::Directory,
+        mode: 0o755,
+        uid: 0,
+        gid: 0,
+        links: 2,
+        device: 0,
+        size: 0,
+        blocks: 0,
+        entries: 0,
+        parent: InodeId::ROOT,
+        accessed: epoch,
+        modified: epoch,
+        changed: epoch,
+        born: epoch,
+        target: Vec::new(),
+    }
+}

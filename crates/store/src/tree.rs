@@ -1,0 +1,148 @@
+//! The store as the tree that updates act on.
+
+use ashlar_types::{Inode, InodeId, LogPosition, SessionId};
+use ashlar_update::{Allocation, Applied, Entry, Tree, Update};
+
+use crate::allocator::Freer;
+use crate::rows::{self, kind};
+use crate::{Store, StoreError};
+
+/// The store during one update.
+struct Applying<'a> {
+    store: &'a mut Store,
+    may_free: &'a dyn Fn(InodeId) -> bool,
+}
+
+impl Store {
+    /// Applies an update of a session, whose record ends at `end` in its log. `may_free` says whether an inode without links
+    /// may be freed, as no other session has it open.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`], [`StoreError::FullBlocks`] and [`StoreError::FullMetadata`] leave everything as it was. After
+    /// any other error that struck half-way the store is [`StoreError::Poisoned`].
+    pub fn apply(
+        &mut self,
+        session: SessionId,
+        end: LogPosition,
+        update: &Update<'_>,
+        may_free: &dyn Fn(InodeId) -> bool,
+    ) -> Result<Applied, StoreError> {
+        if self.poisoned {
+            return Err(StoreError::Poisoned);
+        }
+        if self.damaged {
+            return Err(StoreError::Corrupt("the bitmap of used blocks"));
+        }
+        let cost = update.cost().metadata_bytes;
+        let (used, total) = (self.metadata_bytes_used(), self.database.budget_bytes());
+        if cost > 0 && used + cost > total {
+            return Err(StoreError::FullMetadata { used, total });
+        }
+        self.freer = Freer { session, end };
+        self.touched = false;
+        let result = ashlar_update::apply(&mut Applying { store: self, may_free }, update);
+        match &result {
+            Ok(_) => self.advance(session, end),
+            Err(error) if self.touched => {
+                tracing::error!(%error, %session, "an update failed half-way; the store must be opened again");
+                self.poisoned = true;
+            }
+            Err(_) => {}
+        }
+        result
+    }
+}
+
+impl Tree for Applying<'_> {
+    type Error = StoreError;
+
+    fn inode(&self, inode: InodeId) -> Result<Option<Inode>, StoreError> {
+        self.store.inode(inode)
+    }
+
+    fn put_inode(&mut self, inode: InodeId, value: &Inode) -> Result<(), StoreError> {
+        self.store.touched = true;
+        let absent = self.store.absent_inode.get() == Some(inode);
+        self.store.active.put_inode(inode, value.clone(), absent);
+        Ok(())
+    }
+
+    fn remove_inode(&mut self, inode: InodeId) -> Result<(), StoreError> {
+        self.store.touched = true;
+        self.store.remove_contents(inode)?;
+        for (name, _) in self.store.xattrs(inode)? {
+            self.store.active.set_row(inode, &rows::xattr_key(inode, &name), None);
+        }
+        self.set_orphan(inode, false)?;
+        self.store.active.remove_inode(inode);
+        Ok(())
+    }
+
+    fn entry(&self, parent: InodeId, name: &[u8]) -> Result<Option<Entry>, StoreError> {
+        self.store.entry(parent, name)
+    }
+
+    fn put_entry(&mut self, parent: InodeId, name: &[u8], entry: Entry) -> Result<(), StoreError> {
+        self.store.touched = true;
+        let cookie = self.store.name_cookie(name);
+        let absent = self.store.absent_entry.get() == Some((parent.0, cookie));
+        self.store.active.set_entry(parent.0, cookie, name, Some(entry), absent);
+        Ok(())
+    }
+
+    fn remove_entry(&mut self, parent: InodeId, name: &[u8]) -> Result<(), StoreError> {
+        self.store.touched = true;
+        let cookie = self.store.name_cookie(name);
+        self.store.active.set_entry(parent.0, cookie, name, None, false);
+        Ok(())
+    }
+
+    fn set_orphan(&mut self, inode: InodeId, orphan: bool) -> Result<(), StoreError> {
+        self.store.touched = true;
+        let key = rows::key1(kind::ORPHAN, inode.0);
+        let is_orphan = match self.store.said(|batch| batch.row(&key)) {
+            Some(said) => said.is_some(),
+            None => !self.store.active.made(inode) && self.store.snapshot.get(&key)?.is_some(),
+        };
+        if is_orphan != orphan {
+            self.store.active.set_row(inode, &key, orphan.then_some(&[]));
+        }
+        Ok(())
+    }
+
+    fn may_free(&self, inode: InodeId) -> bool {
+        (self.may_free)(inode)
+    }
+
+    fn put_xattr(&mut self, inode: InodeId, name: &[u8], value: &[u8]) -> Result<(), StoreError> {
+        self.store.touched = true;
+        self.store.active.set_row(inode, &rows::xattr_key(inode, name), Some(value));
+        Ok(())
+    }
+
+    fn remove_xattr(&mut self, inode: InodeId, name: &[u8]) -> Result<(), StoreError> {
+        self.store.touched = true;
+        self.store.active.set_row(inode, &rows::xattr_key(inode, name), None);
+        Ok(())
+    }
+
+    fn write(&mut self, id: InodeId, inode: &Inode, offset: u64, data: &[u8], size: u64) -> Result<u64, StoreError> {
+        self.store.write_file(id, inode, offset, data, size)
+    }
+
+    fn resize(&mut self, id: InodeId, inode: &Inode, size: u64) -> Result<u64, StoreError> {
+        self.store.resize_file(id, inode, size)
+    }
+
+    fn allocate(
+        &mut self,
+        id: InodeId,
+        inode: &Inode,
+        how: Allocation,
+        offset: u64,
+        length: u64,
+        size: u64,
+    ) -> Result<u64, StoreError> {
+        self.store.allocate_file(id, inode, how, offset..offset + length, size)
+    }
+}

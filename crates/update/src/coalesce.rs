@@ -1,0 +1,253 @@
+//! Coalescing: what of a batch need not be applied, as a later record of the batch undoes or overwrites it.
+//!
+//! Purpose: a log holds many updates that leave nothing behind (temporary files, pages written over and over, attributes set
+//! twice), and whoever applies or ships a batch as a whole can save them: Assise §3.3, after Strata. A batch comes out as
+//! one action for each of its records, and applying the actions ends in the very state in which applying all the records
+//! ends, times, block counts and orphans included.
+//!
+//! Invariants:
+//! - The result stands for the batch as a whole only: the states in between are no prefixes. So a batch is committed, and
+//!   shown to others, at its end or not at all.
+//! - The batch is valid: each record was judged against the state that the records before it leave. A batch that holds a
+//!   forged record is cut there first. (What comes out of an invalid batch is unspecified, but nothing panics.)
+//! - An inode that the batch makes is known to nobody else before the batch ends, so no other session has it open:
+//!   [`crate::Tree::may_free`] would say yes. The lease that let it be made has not left in the middle of the batch.
+//! - A dependency is a border: nothing on one side of an [`Update::Depend`] bears on the other side.
+//! - Nothing is assumed of the state before the batch; every rule holds for all of them.
+//!
+//! Non-goals: joining small writes into a larger one, which would copy their data.
+//!
+//! Method: a first pass, forwards, finds the inodes that are both made and freed in the batch ([`vanish`]). A second, backwards,
+//! keeps for each inode which parts of its state are overwritten later before anything reads them ([`later`]), as a compiler
+//! removes dead stores: a record all of whose effects are dead is dropped. Both take O(n log n) time, and memory in
+//! proportion to the number of records; the caller bounds that by the batch's length.
+
+use std::collections::HashMap;
+
+use ashlar_types::{FileKind, InodeId, Timestamp};
+
+use crate::{Rename, SetAttributes, Update};
+
+mod later;
+mod ranges;
+#[cfg(test)]
+mod tests;
+mod vanish;
+
+use later::Later;
+use vanish::Vanishing;
+
+/// What becomes of one record of a batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action<'a> {
+    /// It is applied.
+    Keep,
+    /// It is not applied.
+    Drop,
+    /// This is applied in its place.
+    Replace(Update<'a>),
+}
+
+/// How far coalescing goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Only records that change a file's content are dropped or replaced: [`Update::Write`], [`Update::Resize`] and
+    /// [`Update::Allocate`]. All else stays, so each record may still be judged by owner, mode, names and kinds just before
+    /// its action is applied.
+    Content,
+    /// All kinds of records. They must have been judged before.
+    All,
+}
+
+/// What coalescing made of a batch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Coalesced<'a> {
+    /// An action for each record of the batch, in order.
+    pub actions: Vec<Action<'a>>,
+    /// Records that are dropped.
+    pub dropped: u64,
+    /// Bytes of record bodies that need not be applied or shipped.
+    pub saved_bytes: u64,
+}
+
+impl<'a> Coalesced<'a> {
+    /// The updates that are to be applied, each with the index of the record that it comes from.
+    pub fn updates<'b>(&'b self, batch: &'b [Update<'a>]) -> impl Iterator<Item = (usize, &'b Update<'a>)> {
+        self.actions.iter().zip(batch).enumerate().filter_map(|(index, (action, update))| match action {
+            Action::Keep => Some((index, update)),
+            Action::Drop => None,
+            Action::Replace(other) => Some((index, other)),
+        })
+    }
+}
+
+/// Says what of a batch need not be applied. The module's header states what the batch must be.
+#[must_use]
+pub fn coalesce<'a>(batch: &[Update<'a>], scope: Scope) -> Coalesced<'a> {
+    let mut actions = vec![Action::Keep; batch.len()];
+    let mut start = 0;
+    for part in batch.split_inclusive(|update| matches!(update, Update::Depend { .. })) {
+        let end = start + part.len();
+        Pass::new(part, scope).run(part, &mut actions[start..end]);
+        start = end;
+    }
+    let mut coalesced = Coalesced { actions, ..Coalesced::default() };
+    for (action, update) in coalesced.actions.iter().zip(batch) {
+        let left = match action {
+            Action::Keep => continue,
+            Action::Drop => {
+                coalesced.dropped += 1;
+                0
+            }
+            Action::Replace(other) => other.body_bytes(),
+        };
+        coalesced.saved_bytes += update.body_bytes().saturating_sub(left);
+    }
+    coalesced
+}
+
+/// The pass backwards over the records between two dependencies.
+struct Pass<'a> {
+    scope: Scope,
+    vanishing: Vanishing,
+    later: HashMap<InodeId, Later<'a>>,
+}
+
+impl<'a> Pass<'a> {
+    fn new(part: &[Update<'a>], scope: Scope) -> Self {
+        let vanishing = if scope == Scope::All { Vanishing::of(part) } else { Vanishing::default() };
+        Self { scope, vanishing, later: HashMap::new() }
+    }
+
+    fn run(&mut self, part: &[Update<'a>], actions: &mut [Action<'a>]) {
+        for (index, update) in part.iter().enumerate().rev() {
+            actions[index] = match update {
+                Update::Write { inode, .. } | Update::Resize { inode, .. } | Update::Allocate { inode, .. } => {
+                    if self.vanishing.holds(*inode) { Action::Drop } else { self.later(*inode).content_action(update) }
+                }
+                Update::SetAttributes(set) => self.set_attributes(index, set, actions),
+                Update::SetXattr { inode, name, mode, .. } | Update::RemoveXattr { inode, name, mode, .. } => {
+                    self.on_inode(*inode, |later| later.xattr_is_dead(name, mode.is_some()))
+                }
+                Update::Accessed { inode, at } => self.on_inode(*inode, |later| later.access_is_dead(*at)),
+                Update::Release { inode } => self.on_inode(*inode, |_| false),
+                Update::Depend { .. } => Action::Keep,
+                Update::Create(create) => {
+                    let parent = (!create.name.is_empty()).then_some(create.parent);
+                    // What is said of the number before it is made concerns no inode.
+                    self.later.remove(&create.inode);
+                    self.on_entry(create.inode, parent.as_slice(), create.at)
+                }
+                Update::Link { inode, parent, at, .. }
+                | Update::Unlink { inode, parent, at, .. }
+                | Update::RemoveDirectory { inode, parent, at, .. } => self.on_entry(*inode, &[*parent], *at),
+                Update::Rename(rename) => self.rename(rename),
+            };
+        }
+    }
+
+    fn later(&mut self, inode: InodeId) -> &mut Later<'a> {
+        self.later.entry(inode).or_default()
+    }
+
+    /// The action for a record that changes only `inode`; `is_dead` also notes what the record overwrites.
+    fn on_inode(&mut self, inode: InodeId, is_dead: impl FnOnce(&mut Later<'a>) -> bool) -> Action<'a> {
+        if self.vanishing.holds(inode) {
+            return Action::Drop;
+        }
+        let may_drop = self.scope == Scope::All;
+        if is_dead(self.later(inode)) && may_drop { Action::Drop } else { Action::Keep }
+    }
+
+    fn set_attributes(&mut self, index: usize, set: &SetAttributes, actions: &mut [Action<'a>]) -> Action<'a> {
+        if self.vanishing.holds(set.inode) {
+            return Action::Drop;
+        }
+        if self.scope == Scope::Content {
+            self.later(set.inode).note_attributes(index, set);
+            return Action::Keep;
+        }
+        match self.later(set.inode).fold_attributes(index, set) {
+            later::Folded::Kept => Action::Keep,
+            later::Folded::Dead => Action::Drop,
+            later::Folded::Into(at, joined) => {
+                actions[at] = Action::Replace(Update::SetAttributes(joined));
+                Action::Drop
+            }
+        }
+    }
+
+    /// The action for a record that makes or removes `inode`'s entry in `parents`.
+    fn on_entry(&mut self, inode: InodeId, parents: &[InodeId], at: Timestamp) -> Action<'a> {
+        if self.vanishing.holds(inode) {
+            return self.touch_only(parents, at);
+        }
+        self.later(inode).changed = true;
+        self.touch(parents);
+        Action::Keep
+    }
+
+    fn touch(&mut self, parents: &[InodeId]) {
+        for parent in parents {
+            let later = self.later(*parent);
+            later.modified = true;
+            later.changed = true;
+        }
+    }
+
+    /// What is left of a record on a vanishing inode: the times of the directories that stay. At most one of them is still
+    /// to be set: an entry that comes into a directory leaves it again later in the batch, which sets them.
+    fn touch_only(&mut self, parents: &[InodeId], at: Timestamp) -> Action<'a> {
+        for parent in parents {
+            if self.vanishing.holds(*parent) {
+                continue;
+            }
+            let later = self.later(*parent);
+            if !(later.modified && later.changed) {
+                later.modified = true;
+                later.changed = true;
+                return Action::Replace(Update::SetAttributes(SetAttributes {
+                    inode: *parent,
+                    mode: None,
+                    uid: None,
+                    gid: None,
+                    accessed: None,
+                    modified: Some(at),
+                    at,
+                }));
+            }
+        }
+        Action::Drop
+    }
+
+    fn rename(&mut self, rename: &Rename<'a>) -> Action<'a> {
+        let Rename { parent, inode, new_parent, new_name, target, release, at, .. } = *rename;
+        let target_vanishes = target.is_some_and(|target| self.vanishing.holds(target));
+        if self.vanishing.holds(inode) {
+            let Some(target) = target.filter(|_| !target_vanishes) else {
+                return self.touch_only(&[parent, new_parent], at);
+            };
+            // The target goes as before; what took its place has vanished. Both were in one directory.
+            self.later(target).changed = true;
+            self.touch(&[new_parent]);
+            let (inode, parent, name) = (target, new_parent, new_name);
+            return Action::Replace(if self.vanishing.kind(rename.inode) == Some(FileKind::Directory) {
+                Update::RemoveDirectory { inode, parent, name, release, at }
+            } else {
+                Update::Unlink { inode, parent, name, release, at }
+            });
+        }
+        self.later(inode).changed = true;
+        self.touch(&[parent, new_parent]);
+        match target {
+            Some(_) if target_vanishes => {
+                Action::Replace(Update::Rename(Rename { target: None, release: false, ..*rename }))
+            }
+            Some(target) => {
+                self.later(target).changed = true;
+                Action::Keep
+            }
+            None => Action::Keep,
+        }
+    }
+}

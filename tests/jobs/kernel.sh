@@ -1,0 +1,277 @@
+# The corners that programs reach through the kernel, one by one, with their results and errors.
+cat >corners.py <<'END'
+import ctypes, errno, fcntl, mmap, os, signal, socket, stat, struct, subprocess, sys, time
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+def show(name, call):
+    try:
+        print(name, call())
+    except OSError as error:
+        print(name, errno.errorcode.get(error.errno, error.errno))
+
+def check(result):
+    if result < 0:
+        raise OSError(ctypes.get_errno(), "")
+    return result
+
+def write(path, data=b"0123456789", mode="wb"):
+    with open(path, mode) as file:
+        file.write(data)
+
+# Names.
+show("name of 255", lambda: os.mkdir("x" * 255))
+show("name of 256", lambda: os.mkdir("x" * 256))
+show("name of odd bytes", lambda: os.mkdir(b"\xff\x01 \n\t*"))
+show("listed", lambda: sorted(os.listdir(b".")) == sorted([b"corners.py", b"x" * 255, b"\xff\x01 \n\t*"]))
+os.makedirs("full/of")
+show("not empty", lambda: os.rmdir("full"))
+os.rmdir("x" * 255)
+
+# Open flags.
+write("f")
+show("O_EXCL", lambda: os.open("f", os.O_CREAT | os.O_EXCL | os.O_RDWR))
+show("O_DIRECTORY", lambda: os.open("f", os.O_DIRECTORY))
+os.symlink("f", "link")
+show("O_NOFOLLOW", lambda: os.open("link", os.O_NOFOLLOW))
+show("O_TRUNC", lambda: os.fstat(os.open("f", os.O_TRUNC | os.O_RDWR)).st_size)
+os.symlink("loop", "loop")
+show("loop", lambda: os.open("loop", os.O_RDONLY))
+fd = os.open(".", os.O_TMPFILE | os.O_RDWR, 0o640)
+os.write(fd, b"unnamed")
+show("O_TMPFILE links", lambda: os.fstat(fd).st_nlink)
+show("O_TMPFILE named", lambda: check(libc.linkat(-100, f"/proc/self/fd/{fd}".encode(), -100, b"named", 0x400)))
+show("O_TMPFILE content", lambda: open("named").read())
+os.close(fd)
+
+# Direct, appending and positioned I/O.
+fd = os.open("direct", os.O_CREAT | os.O_RDWR | os.O_DIRECT)
+memory = mmap.mmap(-1, 8192)
+memory[:] = b"d" * 8192
+show("O_DIRECT write", lambda: os.writev(fd, [memory]))
+show("O_DIRECT read", lambda: (os.preadv(fd, [memory], 4096), bytes(memory[:4])))
+os.close(fd)
+fd = os.open("append", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+other = os.open("append", os.O_WRONLY | os.O_APPEND)
+for n in range(100):
+    os.write((fd, other)[n % 2], b"%03d\n" % n)
+show("O_APPEND by two", lambda: open("append").read() == "".join(f"{n:03}\n" for n in range(100)))
+show("far write", lambda: os.pwrite(os.open("far", os.O_CREAT | os.O_RDWR), b"x", 1 << 40))
+show("far size", lambda: os.stat("far").st_size)
+show("far blocks are few", lambda: os.stat("far").st_blocks <= 16)
+
+# Holes and reservations.
+fd = os.open("holes", os.O_CREAT | os.O_RDWR)
+os.ftruncate(fd, 1 << 20)
+os.pwrite(fd, b"x" * 4096, 512 << 10)
+show("SEEK_DATA", lambda: os.lseek(fd, 0, os.SEEK_DATA))
+show("SEEK_HOLE", lambda: os.lseek(fd, 512 << 10, os.SEEK_HOLE))
+show("SEEK_DATA behind", lambda: os.lseek(fd, 600 << 10, os.SEEK_DATA))
+show("SEEK_DATA outside", lambda: os.lseek(fd, 1 << 20, os.SEEK_DATA))
+libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+KEEP, PUNCH, COLLAPSE, ZERO, INSERT = 1, 2, 8, 16, 32
+show("reserve", lambda: (check(libc.fallocate(fd, 0, 0, 2 << 20)), os.fstat(fd).st_size))
+show("reserve and keep size", lambda: (check(libc.fallocate(fd, KEEP, 4 << 20, 4096)), os.fstat(fd).st_size))
+show("punch", lambda: (check(libc.fallocate(fd, PUNCH | KEEP, 512 << 10, 4096)), os.pread(fd, 4, 512 << 10)))
+os.pwrite(fd, b"y" * 8192, 0)
+show("zero", lambda: (check(libc.fallocate(fd, ZERO, 4000, 200)), os.pread(fd, 4, 3998), os.pread(fd, 4, 4198)))
+show("bad mode", lambda: check(libc.fallocate(fd, 1 << 20, 0, 4096)))
+show("no length", lambda: check(libc.fallocate(fd, 0, 0, 0)))
+os.close(fd)
+
+# Copies inside the kernel.
+write("source", bytes(range(256)) * 64)
+a, b = os.open("source", os.O_RDONLY), os.open("target", os.O_CREAT | os.O_RDWR)
+show("copy_file_range", lambda: os.copy_file_range(a, b, 10000, 100, 5000))
+show("copied", lambda: os.pread(b, 10000, 5000) == (bytes(range(256)) * 64)[100:10100])
+show("sendfile", lambda: os.sendfile(b, a, 0, 3000))
+
+# Memory that is shared.
+write("mapped", b"\0" * 8192)
+fd = os.open("mapped", os.O_RDWR)
+shared, private = mmap.mmap(fd, 8192), mmap.mmap(fd, 8192, mmap.MAP_PRIVATE)
+child = os.fork()
+if child == 0:
+    shared[100:105] = b"child"
+    private[200:205] = b"child"
+    os._exit(0)
+os.waitpid(child, 0)
+show("shared by fork", lambda: (shared[100:105], private[200:205] == b"child"))
+shared.flush()
+show("seen by read", lambda: os.pread(fd, 5, 100))
+write("script", b"#!/bin/sh\necho executed $1\n")
+os.chmod("script", 0o755)
+show("execve", lambda: subprocess.run(["./script", "it"], capture_output=True).stdout)
+subprocess.run(["cp", "/bin/true", "true"])
+show("execve of a program", lambda: subprocess.run(["./true"]).returncode)
+running = subprocess.Popen(["cp", "/bin/sleep", "sleep"]).wait() or subprocess.Popen(["./sleep", "30"])
+time.sleep(0.2)
+show("text busy", lambda: os.open("sleep", os.O_WRONLY))
+running.kill()
+running.wait()
+
+# Unlinked and still open.
+fd = os.open("doomed", os.O_CREAT | os.O_RDWR)
+os.write(fd, b"still here")
+os.unlink("doomed")
+show("unlinked", lambda: (os.pread(fd, 20, 0), os.fstat(fd).st_nlink))
+os.close(fd)
+os.mkdir("doomed")
+fd = os.open("doomed", os.O_RDONLY)
+os.rmdir("doomed")
+show("removed directory is empty", lambda: os.listdir(fd))
+show("create in removed", lambda: os.open("x", os.O_CREAT | os.O_RDWR, dir_fd=fd))
+os.close(fd)
+
+# Renames.
+os.makedirs("r/a/b")
+write("r/f1", b"1")
+write("r/f2", b"2")
+libc.renameat2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
+show("into itself", lambda: os.rename("r/a", "r/a/b/c"))
+show("no replace", lambda: check(libc.renameat2(-100, b"r/f1", -100, b"r/f2", 1)))
+show("exchange", lambda: (check(libc.renameat2(-100, b"r/f1", -100, b"r/a", 2)), os.path.isdir("r/f1"), open("r/a").read()))
+show("directory over file", lambda: os.rename("r/f1", "r/f2"))
+show("file over directory", lambda: os.rename("r/f2", "r/f1"))
+os.mkdir("r/empty")
+show("directory over empty", lambda: os.rename("r/f1", "r/empty"))
+show("listed", lambda: sorted(os.listdir("r")))
+
+# Modes, owners and what they do.
+write("mode")
+os.chmod("mode", 0o6755)
+show("set-id kept", lambda: oct(os.stat("mode").st_mode))
+os.chown("mode", 1000, 1000)
+show("set-id after chown", lambda: oct(os.stat("mode").st_mode))
+os.mkdir("sgid")
+os.chown("sgid", 0, 1234)
+os.chmod("sgid", 0o2775)
+os.mkdir("sgid/below")
+write("sgid/file")
+show("set-group-id inherited", lambda: (oct(os.stat("sgid/below").st_mode), os.stat("sgid/below").st_gid, os.stat("sgid/file").st_gid))
+def as_user(call):
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setgroups([])
+        os.setresgid(1000, 1000, 1000)
+        os.setresuid(1000, 1000, 1000)
+        try:
+            os.write(writer, repr(call()).encode())
+        except OSError as error:
+            os.write(writer, errno.errorcode[error.errno].encode())
+        os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    return os.read(reader, 4096).decode()
+os.chmod(".", 0o755)
+write("secret")
+os.chmod("secret", 0o600)
+os.mkdir("sticky")
+os.chmod("sticky", 0o1777)
+write("sticky/root")
+os.chmod("mode", 0o4755)
+show("user reads secret", lambda: as_user(lambda: open("secret").read()))
+show("user creates", lambda: as_user(lambda: open("x", "w")))
+show("user unlinks in sticky", lambda: as_user(lambda: os.unlink("sticky/root")))
+show("user creates in sticky", lambda: as_user(lambda: (os.close(os.open("sticky/own", os.O_CREAT | os.O_RDWR)), os.stat("sticky/own").st_uid)[1]))
+show("user changes owner", lambda: as_user(lambda: os.chown("sticky/own", 0, 0)))
+show("write strips set-id", lambda: as_user(lambda: (os.write(os.open("mode", os.O_WRONLY), b"x"), oct(os.stat("mode").st_mode))))
+show("user makes a device", lambda: as_user(lambda: os.mknod("sticky/dev", stat.S_IFCHR | 0o600, os.makedev(1, 3))))
+
+# Extended attributes.
+write("xattr")
+os.setxattr("xattr", "user.a", b"1")
+os.setxattr("xattr", "user.b", b"x" * 3000)
+show("xattr", lambda: (os.getxattr("xattr", "user.a"), len(os.getxattr("xattr", "user.b")), sorted(os.listxattr("xattr"))))
+show("xattr create", lambda: os.setxattr("xattr", "user.a", b"2", os.XATTR_CREATE))
+show("xattr replace", lambda: os.setxattr("xattr", "user.c", b"2", os.XATTR_REPLACE))
+show("xattr missing", lambda: os.getxattr("xattr", "user.c"))
+show("xattr removed", lambda: (os.removexattr("xattr", "user.a"), os.listxattr("xattr")))
+show("xattr of an unknown class", lambda: os.setxattr("xattr", "odd.a", b"1"))
+os.symlink("xattr", "xattr-link")
+show("xattr of a link", lambda: os.setxattr("xattr-link", "user.a", b"1", follow_symlinks=False))
+
+# Special files.
+os.mkfifo("fifo")
+child = os.fork()
+if child == 0:
+    write("fifo", b"through the fifo")
+    os._exit(0)
+show("fifo", lambda: open("fifo").read())
+os.waitpid(child, 0)
+server = socket.socket(socket.AF_UNIX)
+server.bind("socket")
+server.listen()
+client = socket.socket(socket.AF_UNIX)
+show("socket", lambda: client.connect("socket"))
+show("socket kind", lambda: stat.S_ISSOCK(os.stat("socket").st_mode))
+os.mknod("zero", stat.S_IFCHR | 0o666, os.makedev(1, 5))
+show("device", lambda: os.read(os.open("zero", os.O_RDONLY), 4))
+
+# Locks.
+write("locked")
+fd, other = os.open("locked", os.O_RDWR), os.open("locked", os.O_RDWR)
+fcntl.flock(fd, fcntl.LOCK_EX)
+show("flock held", lambda: fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB))
+fcntl.flock(fd, fcntl.LOCK_UN)
+show("flock free", lambda: fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB))
+show("flock shared", lambda: fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB))
+fcntl.flock(fd, fcntl.LOCK_UN)
+fcntl.flock(other, fcntl.LOCK_UN)
+fcntl.lockf(fd, fcntl.LOCK_EX, 10, 5)
+def query(start, length):
+    lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, start, length, 0)
+    kind, _, start, length, pid = struct.unpack("hhqqi4x", fcntl.fcntl(os.open("locked", os.O_RDWR), fcntl.F_GETLK, lock))
+    return (kind, start, length, pid == os.getppid()) if kind != fcntl.F_UNLCK else "free"
+def in_child(call):
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writer, repr(call()).encode())
+        except OSError as error:
+            os.write(writer, errno.errorcode[error.errno].encode())
+        os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    return os.read(reader, 4096).decode()
+show("record lock held", lambda: in_child(lambda: fcntl.lockf(os.open("locked", os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 14)))
+show("record lock beside", lambda: in_child(lambda: fcntl.lockf(os.open("locked", os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB, 5, 15)))
+show("record lock queried", lambda: in_child(lambda: query(0, 100)))
+show("record lock of none", lambda: in_child(lambda: query(20, 100)))
+def interrupted():
+    signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(InterruptedError(errno.EINTR, "")))
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    fcntl.lockf(os.open("locked", os.O_RDWR), fcntl.LOCK_EX)
+show("waiting is interrupted", lambda: in_child(interrupted))
+os.close(os.open("locked", os.O_RDWR))
+show("closing any descriptor drops record locks", lambda: in_child(lambda: query(0, 100)))
+
+# Times.
+write("times")
+os.utime("times", ns=(1, -1_500_000_000))
+show("times", lambda: (os.stat("times").st_atime_ns, os.stat("times").st_mtime_ns))
+before = os.stat("times").st_ctime_ns
+os.chmod("times", 0o600)
+show("ctime moves", lambda: os.stat("times").st_ctime_ns > before)
+before = os.stat(".").st_mtime_ns
+write("times2")
+show("directory mtime moves", lambda: os.stat(".").st_mtime_ns > before)
+
+# Many entries, read while they change.
+os.mkdir("many")
+for n in range(3000):
+    os.close(os.open(f"many/{n}", os.O_CREAT | os.O_WRONLY))
+show("many", lambda: len(os.listdir("many")))
+kept = []
+with os.scandir("many") as entries:
+    for index, entry in enumerate(entries):
+        kept.append(entry.name)
+        if index % 3 == 0:
+            os.unlink(f"many/{entry.name}")
+show("all seen once while they change", lambda: len(kept) == 3000 and len(set(kept)) == 3000)
+show("links of directories", lambda: (os.stat("r").st_nlink, os.stat("many").st_nlink))
+show("statvfs", lambda: os.statvfs(".").f_namemax)
+END
+python3 corners.py

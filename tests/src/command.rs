@@ -1,0 +1,150 @@
+//! Running commands: output kept, time limited, failures told with all that is known.
+
+use std::ffi::OsStr;
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::{Outcome, tried};
+
+/// No command of a test takes longer, on two slow cores.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// What a command did.
+#[derive(Debug)]
+pub struct Done {
+    /// The command line, for messages.
+    pub line: String,
+    /// How it ended.
+    pub status: ExitStatus,
+    /// What it printed.
+    pub output: String,
+    /// What it complained of.
+    pub errors: String,
+}
+
+impl Done {
+    /// Everything about it, for a message.
+    #[must_use]
+    pub fn told(&self) -> String {
+        let cut = |text: &str| {
+            let lines: Vec<_> = text.lines().collect();
+            lines[lines.len().saturating_sub(40)..].join("\n")
+        };
+        format!("'{}' ended with {}\n{}\n{}", self.line, self.status, cut(&self.output), cut(&self.errors))
+    }
+
+    /// Fails unless it succeeded.
+    pub fn success(self) -> Outcome<Self> {
+        if self.status.success() { Ok(self) } else { Err(self.told()) }
+    }
+
+    /// Fails unless it ended with `code` and complained of all `words`.
+    pub fn failure(self, code: i32, words: &[&str]) -> Outcome<Self> {
+        if self.status.code() != Some(code) {
+            return Err(format!("expected exit status {code}: {}", self.told()));
+        }
+        match words.iter().find(|word| !self.errors.contains(**word)) {
+            None => Ok(self),
+            Some(word) => Err(format!("the complaint lacks '{word}': {}", self.told())),
+        }
+    }
+}
+
+/// Runs a command to its end.
+pub fn run(command: &mut Command) -> Outcome<Done> {
+    let line = line_of(command);
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    finish(child.map_err(tried(format!("starting '{line}'")))?, line)
+}
+
+/// Runs a program with arguments to its end.
+pub fn call<S: AsRef<OsStr>>(program: &str, arguments: &[S]) -> Outcome<Done> {
+    run(Command::new(program).args(arguments))
+}
+
+/// Runs a shell script in a directory to its end.
+pub fn shell(directory: &std::path::Path, script: &str) -> Outcome<Done> {
+    run(Command::new("bash").args(["-euo", "pipefail", "-c", script]).current_dir(directory))
+}
+
+/// Waits for a child whose output was piped.
+pub fn finish(mut child: Child, line: String) -> Outcome<Done> {
+    fn drain<R: Read + Send + 'static>(from: Option<R>) -> std::thread::JoinHandle<String> {
+        std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            if let Some(mut from) = from {
+                // What could be read before an error is what there is to show.
+                let _ = from.read_to_end(&mut bytes);
+            }
+            String::from_utf8_lossy(&bytes).into_owned()
+        })
+    }
+    let (output, errors) = (drain(child.stdout.take()), drain(child.stderr.take()));
+    let status = wait(&mut child, LIMIT).map_err(|error| format!("'{line}': {error}"))?;
+    let text = |thread: std::thread::JoinHandle<String>| thread.join().unwrap_or_default();
+    Ok(Done { line, status, output: text(output), errors: text(errors) })
+}
+
+/// Waits for a child, and kills it where it takes longer than `limit`.
+pub fn wait(child: &mut Child, limit: Duration) -> Outcome<ExitStatus> {
+    let deadline = Instant::now() + limit;
+    let mut pause = Duration::from_millis(1);
+    loop {
+        if let Some(status) = child.try_wait().map_err(tried("waiting"))? {
+            return Ok(status);
+        }
+        if Instant::now() > deadline {
+            // It is a child of ours, so its number is still its own.
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(format!("not done after {} s, so it was killed", limit.as_secs()));
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
+}
+
+/// Waits until `condition` holds.
+pub fn eventually(what: &str, limit: Duration, mut condition: impl FnMut() -> bool) -> Outcome {
+    let deadline = Instant::now() + limit;
+    while !condition() {
+        if Instant::now() > deadline {
+            return Err(format!("{what}: not so after {} s", limit.as_secs()));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// Kills a process by its number, at once.
+pub fn kill(pid: u32) -> Outcome {
+    signal(pid, Signal::KILL)
+}
+
+/// Sends a signal to a process.
+pub fn signal(pid: u32, signal: Signal) -> Outcome {
+    let target = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or("no process number")?;
+    kill_process(target, signal).map_err(tried(format!("sending a signal to process {pid}")))
+}
+
+/// Whether a process runs (one that waits to be reaped does not).
+#[must_use]
+pub fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
+/// Whether a status tells of an end by SIGKILL.
+#[must_use]
+pub fn was_killed(status: ExitStatus) -> bool {
+    status.signal() == Some(Signal::KILL.as_raw())
+}
+
+fn line_of(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,46 @@
+//! Whole processes: the suite, the demo, and the programs that they run.
+//!
+//! Purpose: show on the real `ashlar` command, with real mounts and real kills, what the crates' own tests show in parts.
+//! This library holds what the programs in `src/bin` share: running commands, mounting, and the *ledger*, a random
+//! workload whose every acknowledged update is written down outside the mount.
+//!
+//! Invariants:
+//! - A test that can't run where it is says *skipped* and why; with `CI` set, that counts as a failure.
+//! - Processes are ended by their numbers, and only those that a test has started.
+//!
+//! Non-goals: looking inside. Nothing here uses the crates: what is tested is what is installed.
+//!
+//! Source: `docs/testing.md`.
+#![forbid(unsafe_code)]
+
+pub mod command;
+pub mod harness;
+pub mod ledger;
+pub mod mount;
+pub mod random;
+pub mod reference;
+pub mod tree;
+
+/// What a test gives back: nothing, or a sentence that says what was expected and what happened.
+pub type Outcome<T = ()> = Result<T, String>;
+
+/// Fails with a sentence unless a condition holds.
+#[macro_export]
+macro_rules! ensure {
+    ($condition:expr, $($words:tt)+) => {
+        if !$condition {
+            return Err(format!($($words)+));
+        }
+    };
+}
+
+/// For `map_err`: what was tried.
+pub fn tried<E: std::fmt::Display>(what: impl std::fmt::Display) -> impl FnOnce(E) -> String {
+    move |error| format!("{what}: {error}")
+}
+
+/// A number from the environment, for loops whose length CI and `make soak` choose differently.
+#[must_use]
+pub fn number(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}

@@ -1,0 +1,215 @@
+//! Mounting, killing and checking the real thing.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::command::{Done, eventually, is_alive, kill, run};
+use crate::reference::unmount;
+use crate::{Outcome, ensure, tried};
+
+/// The longest that anything in the background takes to come up or to end.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The `ashlar` command: `ASHLAR` in the environment, or the one beside this program.
+#[must_use]
+pub fn program() -> PathBuf {
+    if let Some(path) = std::env::var_os("ASHLAR") {
+        return path.into();
+    }
+    let beside = std::env::current_exe().ok().and_then(|path| path.parent().map(|directory| directory.join("ashlar")));
+    beside.unwrap_or_else(|| "ashlar".into())
+}
+
+/// `ashlar` with arguments, not yet run. What the caller's environment says of arenas does not count.
+pub fn ashlar<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
+    let mut command = Command::new(program());
+    command.args(arguments).env_remove("ASHLAR_ARENA");
+    command
+}
+
+/// Why nothing can be mounted here; `None` where it can.
+#[must_use]
+pub fn obstacle() -> Option<String> {
+    if !rustix::process::geteuid().is_root() {
+        return Some("not root, which mounting takes".into());
+    }
+    if !Path::new("/dev/fuse").exists() {
+        return Some("there is no /dev/fuse".into());
+    }
+    None
+}
+
+/// What an arena is made of, for tests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Medium {
+    /// On tmpfs.
+    Memory,
+    /// In the directory for temporary files.
+    Disk,
+}
+
+/// An arena of a test's own, with places to mount it. All of it goes when it is dropped.
+#[derive(Debug)]
+pub struct Site {
+    directory: TempDir,
+    arena: PathBuf,
+    _memory: Option<TempDir>,
+    size: &'static str,
+}
+
+impl Site {
+    /// A place for an arena of `size`; nothing is mounted yet.
+    pub fn new(medium: Medium, size: &'static str) -> Outcome<Self> {
+        let directory = TempDir::with_prefix("ashlar-test-").map_err(tried("making a directory"))?;
+        let memory = match medium {
+            Medium::Disk => None,
+            Medium::Memory => Some(
+                TempDir::with_prefix_in("ashlar-test-", "/dev/shm").map_err(tried("making a directory in /dev/shm"))?,
+            ),
+        };
+        let arena = memory.as_ref().unwrap_or(&directory).path().join("arena");
+        Ok(Self { directory, arena, _memory: memory, size })
+    }
+
+    /// The same, with a first mount.
+    pub fn mounted(medium: Medium, size: &'static str) -> Outcome<Self> {
+        let site = Self::new(medium, size)?;
+        site.mount(0)?;
+        Ok(site)
+    }
+
+    /// The arena's directory.
+    #[must_use]
+    pub fn arena(&self) -> &Path {
+        &self.arena
+    }
+
+    /// A directory of the host's file system, outside the mounts.
+    #[must_use]
+    pub fn outside(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Where mount `number` is.
+    #[must_use]
+    pub fn point(&self, number: usize) -> PathBuf {
+        self.directory.path().join(format!("mount{number}"))
+    }
+
+    /// `ashlar` with arguments and this arena.
+    pub fn ashlar(&self, arguments: &[&str]) -> Outcome<Done> {
+        run(ashlar(arguments).arg("--arena").arg(&self.arena))
+    }
+
+    /// Mounts at place `number`.
+    pub fn mount(&self, number: usize) -> Outcome<Done> {
+        let point = self.point(number);
+        match std::fs::create_dir(&point) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists && error.raw_os_error() != Some(107) => {
+                return Err(format!("making {}: {error}", point.display()));
+            }
+            _ => {}
+        }
+        self.ashlar(&["mount", "--size", self.size, &point.display().to_string()])?.success()
+    }
+
+    /// Unmounts place `number`.
+    pub fn umount(&self, number: usize) -> Outcome<Done> {
+        run(ashlar(&["umount"]).arg(self.point(number)))?.success()
+    }
+
+    /// What `status --json` says of this arena.
+    pub fn status(&self) -> Outcome<Value> {
+        let done = self.ashlar(&["status", "--json"])?.success()?;
+        let report: Value = serde_json::from_str(&done.output).map_err(tried("reading the JSON of status"))?;
+        report["arenas"].get(0).cloned().ok_or_else(|| format!("no arena in {report}"))
+    }
+
+    /// The process of SharedFS.
+    pub fn daemon(&self) -> Outcome<u32> {
+        let status = self.status()?;
+        let pid = status["daemon"]["pid"].as_u64().ok_or_else(|| format!("no daemon runs: {status}"))?;
+        u32::try_from(pid).map_err(tried("the daemon's number"))
+    }
+
+    /// The processes behind the mounts.
+    pub fn mount_processes(&self) -> Outcome<Vec<u32>> {
+        let status = self.status()?;
+        let sessions = status["daemon"]["sessions"].as_array().cloned().unwrap_or_default();
+        let mounts = sessions.iter().filter(|session| session["kind"] == "Mount");
+        Ok(mounts.filter_map(|session| session["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok())).collect())
+    }
+
+    /// Kills SharedFS, and waits until another one answers in its place.
+    pub fn kill_daemon(&self) -> Outcome {
+        let before = self.daemon()?;
+        kill(before)?;
+        eventually("a new daemon answers", PATIENCE, || self.daemon().is_ok_and(|now| now != before))
+    }
+
+    /// Kills the processes behind the mounts: LibFS.
+    pub fn kill_mounts(&self) -> Outcome {
+        let processes = self.mount_processes()?;
+        ensure!(!processes.is_empty(), "there is no mount process to kill");
+        kill_all(&processes)
+    }
+
+    /// Kills everything at once: supervisor, SharedFS, LibFS, in one go.
+    pub fn kill_everything(&self) -> Outcome {
+        let daemon = self.daemon()?;
+        let mut processes: Vec<_> = parent(daemon).into_iter().chain([daemon]).collect();
+        processes.extend(self.mount_processes()?);
+        kill_all(&processes)
+    }
+
+    /// Checks the arena, in use or not; fails unless it's clean. Gives the counts.
+    pub fn check(&self) -> Outcome<Value> {
+        let done = self.ashlar(&["fsck", "--json"])?;
+        if !done.status.success() {
+            return Err(format!("the check is not clean: {}", done.told()));
+        }
+        let findings: Value = serde_json::from_str(&done.output).map_err(tried("reading the JSON of fsck"))?;
+        ensure!(findings["problems"].as_array().is_some_and(Vec::is_empty), "the check is not clean: {findings}");
+        Ok(findings["counts"].clone())
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        // A test that failed leaves anything behind: mounts that hang, daemons that run. Processes first, by their numbers.
+        let _ = self.kill_everything();
+        for number in 0..4 {
+            if self.point(number).symlink_metadata().is_ok() || is_mount_point(&self.point(number)) {
+                while is_mount_point(&self.point(number)) {
+                    unmount(&self.point(number));
+                }
+            }
+        }
+    }
+}
+
+fn is_mount_point(path: &Path) -> bool {
+    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    table.lines().any(|line| line.split(' ').nth(4).is_some_and(|point| Path::new(point) == path))
+}
+
+fn kill_all(processes: &[u32]) -> Outcome {
+    for &pid in processes {
+        // One that is gone already is as dead as it shall be.
+        let _ = kill(pid);
+    }
+    eventually("the killed processes are gone", PATIENCE, || !processes.iter().any(|&pid| is_alive(pid)))
+}
+
+/// A process's parent, unless that is process 1 (or a reaper of a container, which has no ashlar in its name).
+fn parent(pid: u32) -> Option<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let parent: u32 = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
+    let name = std::fs::read_to_string(format!("/proc/{parent}/comm")).ok()?;
+    (name.trim() == "ashlar").then_some(parent)
+}
