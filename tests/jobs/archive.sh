@@ -21,6 +21,7 @@ setfattr -n user.empty -v '' a/b
 setfattr -n trusted.secret -v 0x0001ff a/b/c
 setfacl -m u:1234:rwx,g:4321:r a/b/c
 setfacl -d -m u:1234:rx a/b
+find . -print0 | xargs -0 touch -h -d '2020-01-01 00:00:00.5 UTC'
 touch -d '2001-02-03 04:05:06.789012345 UTC' a/file a
 touch -h -d '1969-12-31 23:59:58 UTC' dangling
 touch -d '2150-01-01 00:00:00 UTC' fifo
@@ -29,7 +30,7 @@ look() {
   manifest "$1"
   (cd "$1" && find . -print0 | sort -z | xargs -0 getfattr -h -d -m -)
   (cd "$1" && find . -not -type l -print0 | sort -z | xargs -0 getfacl)
-  (cd "$1" && find . -not -type d -printf '%p %T@\n' | sort)
+  (cd "$1" && find . \( -type f -o -type p \) -printf '%p %T@\n' | sort)
 }
 look tree
 rsync -aHAXS tree/ synced/

@@ -75,7 +75,7 @@ fn check_offline(place: &Place, repair: bool) -> Result<Findings, CliError> {
     if !repair {
         remaining = before.clone();
     } else if !before.is_empty() {
-        store.repair(&last).map_err(|error| place.store_error(error))?;
+        store.repair().map_err(|error| place.store_error(error))?;
         // A second look, since nothing else shows that the repair was one.
         last = check(&mut store, place, "checking again")?;
         remaining = sentences(&last);

@@ -58,6 +58,11 @@ pub fn digest_thread(shared: &Shared) {
             shared.commit_wanted.notify_all();
         }
         state.digest_wanted = false;
+        if state.failure.is_some() {
+            drop(state);
+            shared.stop();
+            return;
+        }
         let pause = if moved.elapsed() < 2 * LOOK_IDLE { LOOK_BUSY } else { LOOK_IDLE };
         if state.sessions.is_empty() && !state.store.is_dirty() && state.orphans.is_empty() {
             shared.digest_wanted.wait(&mut state);

@@ -8,6 +8,12 @@ use thiserror::Error;
 /// Why SharedFS can't run.
 #[derive(Debug, Error)]
 pub enum DaemonError {
+    /// The arena can't be opened.
+    #[error(transparent)]
+    Arena(#[from] ashlar_pmem::ArenaError),
+    /// The shared area can't be opened, or has failed.
+    #[error(transparent)]
+    Store(#[from] ashlar_store::StoreError),
     /// The socket can't be made.
     #[error("cannot listen at {path}: {error}; give another place with --socket")]
     Socket {

@@ -19,17 +19,41 @@
 
 mod account;
 mod config;
+mod counters;
+mod credit;
+mod digest;
 mod error;
+mod grant;
 mod identity;
+mod leasing;
+mod locking;
 mod notify;
 mod page;
+mod recovery;
+mod serve;
 mod session;
+mod sessions;
+mod shared;
+mod state;
+mod status;
 mod supervisor;
+mod validate;
 mod watch;
 
 pub use config::Config;
 pub use error::{DaemonError, SupervisorError};
 pub use supervisor::{supervise, Supervised};
+
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use ashlar_wire::Listener;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+/// Everyone may ask for a session; what it may do is decided by who it is.
+const SOCKET_MODE: u32 = 0o666;
 
 /// Runs SharedFS: opens the arena, recovers, listens, and serves until it's told to end (SIGTERM, SIGINT, a shutdown
 /// request, or the end of its lingering). Everything is committed then.
@@ -37,6 +61,35 @@ pub use supervisor::{supervise, Supervised};
 /// # Errors
 /// [`DaemonError`] where the arena or the socket can't be opened, or recovery fails.
 pub fn run(config: Config) -> Result<(), DaemonError> {
-    let _ = config;
-    Ok(())
+    let system = |what| move |error| DaemonError::System { what, error };
+    let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(system("cannot watch signals"))?;
+    let stop_signals = signals.handle();
+    let started = Instant::now();
+    let socket = config.socket.clone();
+    let shared = Arc::new(recovery::recover(config)?);
+    let failed = |error| DaemonError::Socket { path: socket.clone(), error };
+    let listener = Listener::bind(&socket).map_err(failed)?;
+    std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(SOCKET_MODE)).map_err(failed)?;
+    let stopper = Arc::clone(&shared);
+    let mut threads = digest::start(&shared).map_err(system("cannot start threads"))?;
+    let watched = Arc::clone(&shared);
+    threads.push(std::thread::spawn(move || sessions::watch_thread(&watched)));
+    threads.push(std::thread::spawn(move || {
+        for _ in signals.forever() {
+            tracing::info!("told to end");
+            stopper.stop();
+        }
+    }));
+    tracing::info!(socket = %socket.display(), startup_ms = started.elapsed().as_millis() as u64, "SharedFS serves");
+    serve::listen(&shared, &listener);
+    shared.stop();
+    stop_signals.close();
+    for thread in threads {
+        // A thread that panicked has said so; its work is done again at the next start.
+        let _ = thread.join();
+    }
+    let result = digest::finish(&shared);
+    // The next SharedFS makes its own.
+    let _ = std::fs::remove_file(&socket);
+    Ok(result?)
 }

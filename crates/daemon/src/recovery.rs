@@ -16,6 +16,7 @@ use crate::page;
 use crate::session::{Session, SessionError};
 use crate::shared::Shared;
 use crate::state::{Slice, State};
+use crate::validate::Offence;
 use crate::watch::Watcher;
 use crate::{Config, DaemonError};
 
@@ -34,7 +35,7 @@ pub fn recover(config: Config) -> Result<Shared, DaemonError> {
     take_up_sessions(&arena, &mut state)?;
     let ids = state.live_ids();
     let bounds: Vec<(SessionId, LogPosition)> =
-        ids.iter().filter_map(|&id| state.settled(id).map(|end| (id, end))).collect();
+        ids.iter().filter_map(|&id| log_end(&mut state, id).map(|end| (id, end))).collect();
     // First what was judged before, then the rest under the leases that stand: they are about the state between the two.
     let judged: Vec<_> = bounds.iter().map(|&(id, end)| (id, judged_end(&mut state, id, end))).collect();
     apply_in_order(&mut state, &judged);
@@ -80,6 +81,17 @@ fn take_up_sessions(arena: &Arena, state: &mut State) -> Result<(), DaemonError>
         }
     }
     Ok(())
+}
+
+/// The end of what a session's log holds now. Slots that a dead process has left half done are void.
+fn log_end(state: &mut State, id: SessionId) -> Option<LogPosition> {
+    let session = state.live(id)?;
+    if session.identity.process.open().is_none() {
+        if let Err(damaged) = session.log.seal() {
+            state.fence(id, &Offence::Log(damaged.to_string()));
+        }
+    }
+    state.settled(id)
 }
 
 /// Up to where a session's records were judged. Where SharedFS was killed while it took one of its leases, all that is there

@@ -75,7 +75,7 @@ impl Connections {
 }
 
 /// Serves connections until SharedFS is to end.
-pub fn listen(shared: &Arc<Shared>, listener: &Listener) -> io::Result<()> {
+pub fn listen(shared: &Arc<Shared>, listener: &Listener) {
     let connections = Arc::new(Connections::default());
     let mut unused_since = Instant::now();
     loop {
@@ -100,7 +100,6 @@ pub fn listen(shared: &Arc<Shared>, listener: &Listener) -> io::Result<()> {
         }
     }
     connections.end();
-    Ok(())
 }
 
 fn accept(shared: &Arc<Shared>, listener: &Listener, connections: &Arc<Connections>) {

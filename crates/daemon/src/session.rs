@@ -136,7 +136,7 @@ impl Session {
     }
 
     /// Takes up the files of a session that this or an earlier SharedFS made. A session that is alive may be appending at
-    /// this moment, so its log is only opened; that of a dead one is recovered from `committed` on.
+    /// this moment, so its log is only opened; one from before the machine's last start is recovered from `committed` on.
     ///
     /// # Errors
     /// [`SessionError::Unfinished`] where the session was never welcomed; others where the files are damaged.
@@ -155,7 +155,7 @@ impl Session {
         let log_file = arena.open_session_file(id, SessionFile::Log)?;
         let log_bytes = log_file.metadata()?.len();
         let log_memory = Arc::new(Mapping::map(&log_file, log_bytes, MappingAccess::ReadWrite, medium)?);
-        let log = if identity.process.open().is_some() {
+        let log = if identity.process.is_of_this_boot() {
             Log::open(Arc::clone(&log_memory))?
         } else {
             Log::recover(Arc::clone(&log_memory), committed)?.0

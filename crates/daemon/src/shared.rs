@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ashlar_pmem::Arena;
-use ashlar_store::StoreError;
 use ashlar_types::{Errno, LogPosition, SessionId};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -70,16 +69,6 @@ impl Shared {
     /// Starts the end of SharedFS.
     pub fn stop(&self) {
         self.lock().ending = true;
-        self.wake_all();
-    }
-
-    /// Ends SharedFS because the shared area is unusable.
-    pub fn fail(&self, error: StoreError) {
-        let mut state = self.lock();
-        tracing::error!(%error, "the shared area failed; SharedFS ends");
-        state.failure.get_or_insert(error);
-        state.ending = true;
-        drop(state);
         self.wake_all();
     }
 

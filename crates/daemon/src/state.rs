@@ -292,7 +292,8 @@ impl State {
         let (pid, uid, label) = (session.identity.process.pid, session.identity.uid, &session.identity.label);
         tracing::error!(session = id.0, pid, uid, %label, reason = %offence, "session fenced for a forged log");
         session.fenced = Some(offence.to_string());
-        session.log.fence_session();
+        // A log that is damaged is fenced all the same.
+        let _ = session.log.fence_session();
         session.control.set_fenced();
         session.account.granted = session.account.used;
         self.counters.sessions_fenced += 1;
@@ -319,8 +320,9 @@ impl State {
     /// Seals a session's log and applies all of it.
     pub fn seal_and_apply(&mut self, id: SessionId) {
         let Some(session) = self.live(id) else { return };
+        let sealed = session.log.seal();
         self.counters.seals += 1;
-        match session.log.seal() {
+        match sealed {
             Ok((_, end)) => {
                 self.apply(id, end, Slice::ALL);
             }

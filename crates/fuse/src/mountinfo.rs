@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use crate::mount::FILE_SYSTEM_TYPE;
 
 const MOUNTINFO: &str = "/proc/self/mountinfo";
+/// The most symbolic links that the last component of a path may lead through: the kernel's own limit.
+const LINKS_MAX: usize = 40;
 
 /// A mount of Ashlar.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,17 +64,27 @@ fn unescape(field: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// `path` without symbolic links, as the table has it. Its last component is only looked at where it must be, since a dead
-/// mount answers nothing.
+/// `path` without symbolic links, as the table has it. A mount point is not looked at itself: a mount that nobody serves
+/// would not answer.
 pub(crate) fn resolve(path: &Path) -> Option<PathBuf> {
-    let absolute = std::path::absolute(path).ok()?;
-    match (absolute.parent(), absolute.file_name()) {
-        (Some(parent), Some(name)) => {
-            let resolved = parent.canonicalize().ok()?.join(name);
-            if resolved.is_symlink() { resolved.canonicalize().ok() } else { Some(resolved) }
+    let table = std::fs::read(MOUNTINFO).ok()?;
+    let mut path = std::path::absolute(path).ok()?;
+    for _ in 0..LINKS_MAX {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return path.canonicalize().ok() };
+        let resolved = parent.canonicalize().ok()?.join(name);
+        if is_mount_point(&table, &resolved) {
+            return Some(resolved);
         }
-        _ => absolute.canonicalize().ok(),
+        match resolved.read_link() {
+            Ok(target) => path = resolved.parent()?.join(target),
+            Err(_) => return Some(resolved),
+        }
     }
+    None
+}
+
+fn is_mount_point(table: &[u8], path: &Path) -> bool {
+    table.split(|&byte| byte == b'\n').any(|line| mount_point(line).is_some_and(|point| point == path))
 }
 
 #[cfg(test)]
@@ -106,5 +118,8 @@ mod tests {
         std::os::unix::fs::symlink(&real, &link).unwrap();
         assert_eq!(resolve(&link.join("mnt")), Some(real.join("mnt")));
         assert_eq!(resolve(&link), Some(real));
+        let circle = directory.path().join("circle");
+        std::os::unix::fs::symlink("circle", &circle).unwrap();
+        assert_eq!(resolve(&circle), None);
     }
 }

@@ -70,7 +70,7 @@ pub struct RequestId(pub u64);
 pub struct SlotWord {
     /// The session.
     pub session: SessionId,
-    /// The slot's number in its lease table.
+    /// The slot's number in its lease table, or [`SlotWord::UNRECORDED`].
     pub slot: u32,
     /// The inode on which the lease stands.
     pub inode: InodeId,
@@ -80,6 +80,11 @@ pub struct SlotWord {
     pub mode: Option<Mode>,
     /// The scope.
     pub scope: Scope,
+}
+
+impl SlotWord {
+    /// The lease was attached when the table was full: there is nothing to write.
+    pub const UNRECORDED: u32 = u32::MAX;
 }
 
 /// A lease that was granted.
@@ -147,7 +152,8 @@ pub enum Command {
         /// What it no longer covers. Only that is invalidated in the kernel's cache. `None`: it covers what it did.
         hole: Option<Hole>,
     },
-    /// Write the word: the session holds this lease, though it was not told. It's found in the table after a restart.
+    /// Write the word: the session holds this lease, though it was not told. It's found in the table after a restart, so
+    /// it's written before the session's applied position is published.
     Attach {
         /// The word.
         word: SlotWord,
@@ -176,7 +182,16 @@ pub enum Command {
 }
 
 impl Command {
-    /// The words that the command says to write.
+    pub(crate) fn word_mut(&mut self) -> Option<&mut SlotWord> {
+        match self {
+            Self::Revoke { word, .. } | Self::Downgrade { word } | Self::Split { word, .. } | Self::Attach { word } => {
+                Some(word)
+            }
+            Self::Grant { .. } | Self::SealAndApply { .. } | Self::Wait { .. } => None,
+        }
+    }
+
+    /// The words that the command says to write, in order.
     pub fn words(&self) -> impl Iterator<Item = SlotWord> + '_ {
         let (one, many) = match self {
             Self::Revoke { word, .. } | Self::Downgrade { word } | Self::Split { word, .. } | Self::Attach { word } => {
@@ -185,7 +200,7 @@ impl Command {
             Self::Grant { grants, .. } => (None, &grants[..]),
             Self::SealAndApply { .. } | Self::Wait { .. } => (None, &[][..]),
         };
-        one.into_iter().chain(many.iter().map(|grant| grant.word))
+        one.into_iter().chain(many.iter().map(|grant| grant.word)).filter(|word| word.slot != SlotWord::UNRECORDED)
     }
 }
 

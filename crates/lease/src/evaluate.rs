@@ -78,9 +78,7 @@ impl LeaseManager {
             return None;
         }
         let slot = self.holds.slot(demand.session, demand.slot);
-        let slots = &self.holds.holders[&demand.session].slots;
-        let shadows = self.holds.live_shadows(demand.session, demand.slot);
-        let shadows = shadows.iter().map(|shadow| slots[shadow.slot as usize].granted_us);
+        let shadows = slot.shadows.iter().map(|shadow| self.holds.slot(demand.session, *shadow).granted_us);
         slot.live.then_some(slot.granted_us).into_iter().chain(shadows).max().map(|at| at + self.limits.hold_us)
     }
 
@@ -88,9 +86,10 @@ impl LeaseManager {
         let mut demands = BTreeSet::new();
         match work {
             Work::Acquire { session, wants, .. } => {
-                for want in wants {
+                let may_keep = wants.iter().all(|want| want.scope == Scope::Node);
+                for want in &merged(wants) {
                     match want.scope {
-                        Scope::Node => self.demand_node(*session, want, ancestry, &mut demands),
+                        Scope::Node => self.demand_node(*session, want, may_keep, ancestry, &mut demands),
                         Scope::Subtree => self.demand_subtree(*session, want.inode, ancestry, &mut demands),
                     }
                 }
@@ -113,17 +112,34 @@ impl LeaseManager {
         demands.extend(slots.map(|(_, slot)| Demand { session, slot: *slot, change }));
     }
 
-    fn demand_node(&self, session: SessionId, want: &Want, ancestry: &impl Ancestry, demands: &mut BTreeSet<Demand>) {
-        if let Some(holders) = self.holds.nodes.get(&want.inode) {
-            for (holder, slot) in holders.iter().filter(|(holder, _)| **holder != session) {
-                if want.mode == Mode::Write {
-                    demands.insert(Demand::remove(*holder, *slot, Reason::Conflict));
-                } else if self.may_have_written(*holder, *slot) {
-                    demands.insert(Demand { session: *holder, slot: *slot, change: Change::ReadOnly });
-                }
+    fn demand_node(
+        &self,
+        session: SessionId,
+        want: &Want,
+        may_keep: bool,
+        ancestry: &impl Ancestry,
+        demands: &mut BTreeSet<Demand>,
+    ) {
+        let Want { inode, mode, .. } = *want;
+        let Some(holders) = self.holds.nodes.get(&inode) else {
+            if let Some(top) = self.holds.governing_subtree(Some(inode), ancestry) {
+                self.demand_cut(session, top, Place::node(inode), may_keep && mode == Mode::Read, demands);
             }
-        } else if let Some(top) = self.holds.governing_subtree(Some(want.inode), ancestry) {
-            self.demand_cut(session, top, Place::node(want.inode), want.mode == Mode::Read, demands);
+            return;
+        };
+        for (holder, slot) in holders {
+            let (holder, slot) = (*holder, *slot);
+            if holder == session {
+                // What else is known on this slot does not become writable with it.
+                let is_shadow = !self.holds.slot(holder, slot).shadowed.is_empty();
+                if is_shadow && self.holds.slot(holder, slot).mode < mode {
+                    demands.insert(Demand { session, slot, change: Change::Refresh });
+                }
+            } else if mode == Mode::Write {
+                demands.insert(Demand::remove(holder, slot, Reason::Conflict));
+            } else if self.holds.slot(holder, slot).mode == Mode::Write || self.holds.is_dirty(holder, slot) {
+                demands.insert(Demand { session: holder, slot, change: Change::ReadOnly });
+            }
         }
     }
 
@@ -189,11 +205,9 @@ impl LeaseManager {
             wants.iter().filter_map(|want| self.holds.slot_governing(session, want.inode, ancestry)).collect();
         kept.extend(demands.iter().filter(|demand| demand.session == session).map(|demand| demand.slot));
         let oldest = holder.by_stamp.iter().map(|(_, slot)| *slot).filter(|slot| !kept.contains(slot));
-        demands.extend(oldest.take(excess).map(|slot| Demand::remove(session, slot, Reason::Evicted)));
-    }
-
-    fn may_have_written(&self, session: SessionId, slot: u32) -> bool {
-        self.holds.slot(session, slot).mode == Mode::Write || self.holds.is_dirty(session, slot)
+        // Some more, so that not every request from now on seals the log.
+        let count = excess + self.limits.entries_per_session_max / 16;
+        demands.extend(oldest.take(count).map(|slot| Demand::remove(session, slot, Reason::Evicted)));
     }
 
     fn is_unapplied(&self, demand: &Demand) -> bool {
@@ -205,6 +219,13 @@ impl LeaseManager {
     fn press(&mut self, demand: Demand) {
         let Demand { session, slot, change } = demand;
         let is_new = self.announced.insert(demand);
+        for shadow in self.holds.slot(session, slot).shadows.clone() {
+            // A reader may go on reading on the slot on which it knows the inode.
+            if change != Change::ReadOnly || self.holds.slot(session, shadow).mode == Mode::Write {
+                let word = self.holds.bump(session, shadow);
+                self.push(Command::Split { word, hole: None });
+            }
+        }
         let is_live = self.holds.slot(session, slot).live;
         match change {
             Change::Remove(reason) if is_live || is_new => {
@@ -223,20 +244,16 @@ impl LeaseManager {
             }
             _ => {}
         }
-        for shadow in self.holds.live_shadows(session, slot) {
-            let may_stay = change == Change::ReadOnly && self.holds.slot(session, shadow.slot).mode == Mode::Read;
-            if !may_stay {
-                let word = self.holds.bump(session, shadow.slot);
-                self.push(Command::Split { word, hole: None });
-            }
-        }
     }
 
     fn downgrade(&mut self, session: SessionId, slot: u32) {
         self.holds.slot_mut(session, slot).mode = Mode::Read;
         let word = self.holds.word(session, slot);
         self.push(Command::Downgrade { word });
-        if !self.holds.is_dirty(session, slot) {
+        if self.holds.is_dirty(session, slot) {
+            // Marked once it's applied.
+            self.holds.set_dirty(session, slot);
+        } else {
             self.mark(session, slot, None);
         }
     }
@@ -244,11 +261,8 @@ impl LeaseManager {
     /// Notes that what the session wrote at the slot's place, or at a part of it, is handed on.
     fn mark(&mut self, session: SessionId, slot: u32, part: Option<Place>) {
         let state = self.holds.slot(session, slot);
-        // What was written on a shadow is not told apart from the rest of the log.
-        let position =
-            if state.shadows.is_empty() { state.written } else { self.holds.holders[&session].applied };
         if let Some(place) = part.or(state.place) {
-            self.dependencies.mark(place, session, position);
+            self.dependencies.mark(place, session, state.written);
         }
     }
 
@@ -274,9 +288,7 @@ impl LeaseManager {
         match work {
             Work::Acquire { session, request, wants } => {
                 let was_contended = !demands.is_empty();
-                let mut ordered = wants.clone();
-                ordered.sort_unstable();
-                for want in &ordered {
+                for want in &merged(wants) {
                     self.give(*session, want, was_contended, ancestry);
                 }
                 self.answer(now_us, *session, *request, wants, ancestry);
@@ -325,7 +337,7 @@ impl LeaseManager {
             let governing = self.holds.slot_governing(session, want.inode, ancestry);
             let Some(mut slot) = governing else { unreachable!("a lease was given a moment ago") };
             if slot >= self.limits.table_slots {
-                slot = self.holds.relocate(session, slot);
+                slot = self.holds.relocate(session, slot, ancestry);
             }
             self.holds.touch(session, slot, now_us);
             grants.push(Grant { inode: want.inode, word: self.holds.word(session, slot) });
@@ -334,6 +346,17 @@ impl LeaseManager {
         dependencies.remove(&session);
         self.push(Command::Grant { session, request, grants, dependencies: dependencies.into_iter().collect() });
     }
+}
+
+/// One want for each inode, in order.
+fn merged(wants: &[Want]) -> Vec<Want> {
+    let mut merged: BTreeMap<InodeId, Want> = BTreeMap::new();
+    for want in wants {
+        let known = merged.entry(want.inode).or_insert(*want);
+        known.mode = known.mode.max(want.mode);
+        known.scope = known.scope.max(want.scope);
+    }
+    merged.into_values().collect()
 }
 
 impl Demand {

@@ -5,19 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use ashlar_types::{InodeId, LogPosition, SessionId};
 
 use crate::below::{Below, governing_parent};
-use crate::{Ancestry, Mode, Place, SlotWord};
-
-/// A slot that a lease was granted on before it got its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shadow {
-    pub slot: u32,
-    pub generation: u64,
-}
+use crate::{Ancestry, Mode, Place, Scope, SlotWord};
 
 /// A slot of a session's lease table.
 #[derive(Clone, Debug)]
 pub(crate) struct Slot {
-    /// `None`: the slot is free. Generation and `dirty` outlive the lease.
+    /// `None`: the slot is free. Its generation outlives the lease.
     pub place: Option<Place>,
     pub mode: Mode,
     pub generation: u64,
@@ -33,7 +26,28 @@ pub(crate) struct Slot {
     pub stamp: u64,
     /// Holes cut into it.
     pub splits: u32,
-    pub shadows: Vec<Shadow>,
+    /// Live slots on which the session came to know this slot's place before it had this one.
+    pub shadows: BTreeSet<u32>,
+    /// The slots whose shadow this one is.
+    pub shadowed: BTreeSet<u32>,
+}
+
+impl Slot {
+    const fn free() -> Self {
+        Self {
+            place: None,
+            mode: Mode::Read,
+            generation: 1,
+            live: false,
+            dirty: false,
+            written: LogPosition(0),
+            granted_us: 0,
+            stamp: 0,
+            splits: 0,
+            shadows: BTreeSet::new(),
+            shadowed: BTreeSet::new(),
+        }
+    }
 }
 
 /// A session.
@@ -51,6 +65,14 @@ pub(crate) struct Holder {
 }
 
 impl Holder {
+    /// Makes slots up to this one.
+    fn grow(&mut self, slot: u32) {
+        while self.slots.len() <= slot as usize {
+            self.free.insert(self.slots.len() as u32);
+            self.slots.push(Slot::free());
+        }
+    }
+
     /// How many leases it holds.
     pub fn entries(&self) -> usize {
         self.by_stamp.len()
@@ -91,8 +113,8 @@ impl Holds {
     /// The slot on which a session holds a place.
     pub fn slot_at(&self, place: Place, session: SessionId) -> Option<u32> {
         match place.scope {
-            crate::Scope::Node => self.nodes.get(&place.inode)?.get(&session).copied(),
-            crate::Scope::Subtree => {
+            Scope::Node => self.nodes.get(&place.inode)?.get(&session).copied(),
+            Scope::Subtree => {
                 self.subtrees.get(&place.inode).filter(|holder| holder.0 == session).map(|holder| holder.1)
             }
         }
@@ -130,73 +152,108 @@ impl Holds {
         }
     }
 
-    /// The shadows of a slot that the session may still take for valid.
-    pub fn live_shadows(&self, session: SessionId, slot: u32) -> Vec<Shadow> {
-        let slots = &self.holders[&session].slots;
-        let is_live = |shadow: &&Shadow| {
-            let slot = &slots[shadow.slot as usize];
-            slot.live && slot.generation == shadow.generation
-        };
-        slots[slot as usize].shadows.iter().filter(is_live).copied().collect()
-    }
-
     /// Whether records written on the slot, or on one of its shadows, may wait to be applied.
     pub fn is_dirty(&self, session: SessionId, slot: u32) -> bool {
         let slots = &self.holders[&session].slots;
         let state = &slots[slot as usize];
-        // A shadow's generation doesn't matter here: its records are in the log whatever became of its word.
-        state.dirty || state.shadows.iter().any(|shadow| slots[shadow.slot as usize].dirty)
+        state.dirty || state.shadows.iter().any(|shadow| slots[*shadow as usize].dirty)
     }
 
-    /// Gives a place to a session, on a free slot, or on one beyond the table if it's full.
+    /// Gives a place to a session, on a free slot; on one beyond its table if that is full.
     pub fn add(&mut self, place: Place, session: SessionId, mode: Mode, ancestry: &impl Ancestry) -> u32 {
+        let holder = self.holder(session);
+        let slot = holder.free.first().copied().unwrap_or(holder.slots.len() as u32);
+        self.take(slot, place, session, mode, ancestry);
+        slot
+    }
+
+    /// Gives a place to a session on this slot, which is free.
+    pub fn take(&mut self, slot: u32, place: Place, session: SessionId, mode: Mode, ancestry: &impl Ancestry) {
         self.stamp += 1;
         let stamp = self.stamp;
         let holder = self.holder(session);
-        let slot = holder.free.pop_first().unwrap_or_else(|| {
-            holder.slots.push(Slot {
-                place: None,
-                mode,
-                generation: 1,
-                live: false,
-                dirty: false,
-                written: LogPosition(0),
-                granted_us: 0,
-                stamp: 0,
-                splits: 0,
-                shadows: Vec::new(),
-            });
-            holder.slots.len() as u32 - 1
-        });
+        holder.grow(slot);
+        holder.free.remove(&slot);
         let state = &mut holder.slots[slot as usize];
-        *state = Slot {
-            place: Some(place),
-            mode,
-            live: false,
-            written: LogPosition(0),
-            granted_us: 0,
-            stamp,
-            splits: 0,
-            shadows: Vec::new(),
-            ..*state
-        };
+        *state = Slot { place: Some(place), mode, generation: state.generation, stamp, ..Slot::free() };
         holder.by_stamp.insert((stamp, slot));
         self.enter(place, session, slot);
         self.below.add(place.inode, session, ancestry);
-        slot
+    }
+
+    /// A slot as the lease table had it before a restart, without its lease.
+    pub fn restore_slot(&mut self, word: &SlotWord) {
+        let holder = self.holder(word.session);
+        holder.grow(word.slot);
+        holder.slots[word.slot as usize].generation = word.generation;
+    }
+
+    /// Gives the slot a new generation, and returns its new word. Who was granted something on it no longer knows that.
+    pub fn bump(&mut self, session: SessionId, slot: u32) -> SlotWord {
+        let holder = self.holder(session);
+        let state = &mut holder.slots[slot as usize];
+        state.generation += 1;
+        state.live = false;
+        let is_dirty = state.dirty;
+        for shadowed in std::mem::take(&mut state.shadowed) {
+            let shadowed_state = &mut holder.slots[shadowed as usize];
+            shadowed_state.shadows.remove(&slot);
+            if is_dirty {
+                shadowed_state.dirty = true;
+                holder.dirty.insert(shadowed);
+            }
+        }
+        self.word(session, slot)
+    }
+
+    /// What is known of the slot's place is also known on these slots, which are live.
+    pub fn set_shadows(&mut self, session: SessionId, slot: u32, shadows: BTreeSet<u32>) {
+        let holder = self.holder(session);
+        for shadow in &shadows {
+            holder.slots[*shadow as usize].shadowed.insert(slot);
+        }
+        holder.slots[slot as usize].shadows = shadows;
+    }
+
+    fn drop_shadows(&mut self, session: SessionId, slot: u32) -> BTreeSet<u32> {
+        let holder = self.holder(session);
+        let shadows = std::mem::take(&mut holder.slots[slot as usize].shadows);
+        for shadow in &shadows {
+            holder.slots[*shadow as usize].shadowed.remove(&slot);
+        }
+        shadows
+    }
+
+    /// Moves a lease that was never granted from a slot beyond the table to the first free one.
+    pub fn relocate(&mut self, session: SessionId, slot: u32, ancestry: &impl Ancestry) -> u32 {
+        let state = self.slot(session, slot);
+        let (Some(place), mode, written, is_dirty) = (state.place, state.mode, state.written, state.dirty) else {
+            return slot;
+        };
+        let shadows = self.drop_shadows(session, slot);
+        self.remove(session, slot);
+        let to = self.add(place, session, mode, ancestry);
+        self.set_shadows(session, to, shadows);
+        self.slot_mut(session, to).written = written;
+        if is_dirty {
+            self.set_dirty(session, to);
+        }
+        to
     }
 
     /// Takes a slot's place away from the session, and frees the slot. Its generation must have changed.
     pub fn remove(&mut self, session: SessionId, slot: u32) {
+        self.drop_shadows(session, slot);
         let holder = self.holder(session);
         let state = &mut holder.slots[slot as usize];
-        debug_assert!(!state.live, "a slot is freed only behind its revocation");
+        assert!(!state.live && state.shadowed.is_empty(), "a slot is freed only behind its revocation");
         let Some(place) = state.place.take() else { return };
-        state.shadows.clear();
+        state.dirty = false;
+        holder.dirty.remove(&slot);
         holder.by_stamp.remove(&(state.stamp, slot));
         holder.free.insert(slot);
         match place.scope {
-            crate::Scope::Node => {
+            Scope::Node => {
                 if let Some(holders) = self.nodes.get_mut(&place.inode) {
                     holders.remove(&session);
                     if holders.is_empty() {
@@ -204,7 +261,7 @@ impl Holds {
                     }
                 }
             }
-            crate::Scope::Subtree => {
+            Scope::Subtree => {
                 self.subtrees.remove(&place.inode);
             }
         }
@@ -226,12 +283,11 @@ impl Holds {
             state.granted_us = now_us;
         }
         if state.mode == Mode::Write {
-            state.dirty = true;
-            holder.dirty.insert(slot);
+            self.set_dirty(session, slot);
         }
     }
 
-    /// The slot may stand for records that were written on another one.
+    /// The session's log may hold records that were written on the slot.
     pub fn set_dirty(&mut self, session: SessionId, slot: u32) {
         let holder = self.holder(session);
         holder.slots[slot as usize].dirty = true;
@@ -240,10 +296,10 @@ impl Holds {
 
     fn enter(&mut self, place: Place, session: SessionId, slot: u32) {
         match place.scope {
-            crate::Scope::Node => {
+            Scope::Node => {
                 self.nodes.entry(place.inode).or_default().insert(session, slot);
             }
-            crate::Scope::Subtree => {
+            Scope::Subtree => {
                 self.subtrees.insert(place.inode, (session, slot));
             }
         }

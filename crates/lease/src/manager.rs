@@ -7,7 +7,7 @@ use ashlar_types::{InodeId, LogPosition, SessionId};
 use crate::below::governing_parent;
 use crate::dependencies::Dependencies;
 use crate::evaluate::{Demand, Work};
-use crate::holds::{Holds, Shadow};
+use crate::holds::Holds;
 use crate::{Ancestry, Command, Grant, Limits, Mode, Place, Reason, RequestError, RequestId, Scope, SlotWord, Stats, Want};
 
 /// Decides over the leases of one machine's sessions.
@@ -81,6 +81,7 @@ impl LeaseManager {
     }
 
     fn with_floor(limits: Limits, applied: &[(SessionId, LogPosition)]) -> Self {
+        assert!(limits.entries_per_session_max < limits.table_slots as usize, "a full table leaves no room for a grant");
         Self {
             limits,
             holds: Holds::default(),
@@ -171,6 +172,9 @@ impl LeaseManager {
             slot.written = position;
             if let (Some(place), Mode::Read) = (slot.place, slot.mode) {
                 self.dependencies.mark(place, session, position);
+            }
+            for shadowed in slot.shadowed.clone() {
+                holder.slots[shadowed as usize].written = position;
             }
         }
     }
@@ -282,24 +286,23 @@ impl LeaseManager {
     /// Gives `place` to the session, which knows it on `slot` so far.
     fn attach(&mut self, place: Place, session: SessionId, slot: u32, ancestry: &impl Ancestry) {
         let known_on = self.holds.slot(session, slot);
-        let (is_live, generation) = (known_on.live, known_on.generation);
-        if !is_live && !self.holds.is_dirty(session, slot) {
+        if !known_on.live && !self.holds.is_dirty(session, slot) {
             return;
         }
-        let mut shadows = self.holds.slot(session, slot).shadows.clone();
-        shadows.push(Shadow { slot, generation });
+        let mut shadows = known_on.shadows.clone();
+        if known_on.live {
+            shadows.insert(slot);
+        }
         let own = self.holds.add(place, session, Mode::Write, ancestry);
-        self.holds.slot_mut(session, own).shadows = shadows;
+        self.holds.set_shadows(session, own, shadows);
         self.holds.set_dirty(session, own);
         self.record(session, own);
     }
 
     /// Has the slot written, if it is in the table: beyond it a lease is held all the same, until the next restart.
     pub(crate) fn record(&mut self, session: SessionId, slot: u32) {
-        if slot < self.limits.table_slots {
-            let word = self.holds.word(session, slot);
-            self.push(Command::Attach { word });
-        }
+        let word = self.holds.word(session, slot);
+        self.push(Command::Attach { word });
     }
 
     /// The session gives back what it holds on the inode itself.
@@ -378,7 +381,10 @@ impl LeaseManager {
         }
     }
 
-    pub(crate) fn push(&mut self, command: Command) {
+    pub(crate) fn push(&mut self, mut command: Command) {
+        if let Some(word) = command.word_mut().filter(|word| word.slot >= self.limits.table_slots) {
+            word.slot = SlotWord::UNRECORDED;
+        }
         match &command {
             Command::Revoke { .. } => self.stats.revocations += 1,
             Command::Downgrade { .. } => self.stats.downgrades += 1,

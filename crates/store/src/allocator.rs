@@ -178,13 +178,6 @@ impl Allocator {
         })
     }
 
-    /// Whether the applied state refers to the block.
-    pub fn is_live(&self, address: BlockAddress) -> bool {
-        self.segments.get(&address.segment()).is_some_and(|map| {
-            address.block() < map.blocks && bit(&map.live, address.block())
-        })
-    }
-
     /// Blocks that can be given out now.
     pub fn free_blocks(&self) -> u64 {
         self.free
@@ -458,7 +451,8 @@ mod tests {
             assert!(again.load((number >> 32) as u32, number as u32, &value.unwrap()));
         }
         assert_eq!(again.free_blocks(), 120);
-        assert!(again.is_live(BlockAddress::new(1, 69)) && !again.is_live(BlockAddress::new(1, 49)));
+        assert_eq!((again.live_in(0), again.live_in(1)), (Some(30), Some(20)));
+        assert_eq!(again.allocate(99, Some(BlockAddress::new(1, 49))), Some((BlockAddress::new(1, 49), 1)));
         assert!(!again.load(1, 0, &[0xff; PIECE_BYTES]), "bits behind the segment's end");
     }
 

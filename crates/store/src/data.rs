@@ -112,7 +112,7 @@ impl Store {
         let touched = bytes.start / BLOCK_BYTES..blocks_for(bytes.end);
         if let Some(content) = inline {
             if fits {
-                return Ok(self.allocate_inline(id, content, how, bytes));
+                return self.allocate_inline(id, content, how, bytes);
             }
             let more = if moves { 0 } else { touched.end - touched.start };
             self.check_space(1 + more, 0)?;
@@ -137,21 +137,31 @@ impl Store {
         }
     }
 
-    /// Changes a range of a small file whose size does not change much: it stays inline.
-    fn allocate_inline(&mut self, id: InodeId, mut content: Vec<u8>, how: Allocation, bytes: Range<u64>) -> u64 {
-        self.touched = true;
-        let zeroes = matches!(how, Allocation::Punch | Allocation::Zero | Allocation::ZeroKeepSize);
-        if how == Allocation::Punch && bytes.start == 0 && bytes.end >= BLOCK_BYTES {
+    /// Changes a range of a small file that stays small.
+    fn allocate_inline(
+        &mut self,
+        id: InodeId,
+        mut content: Vec<u8>,
+        how: Allocation,
+        bytes: Range<u64>,
+    ) -> Result<u64, StoreError> {
+        if matches!(how, Allocation::Reserve | Allocation::ReserveKeepSize) {
+            return Ok(1);
+        }
+        if bytes.start == 0 && bytes.end >= BLOCK_BYTES {
+            // Nothing written is left: the block is a hole now, or a reservation.
+            let stays = u64::from(how != Allocation::Punch);
+            self.check_space(stays, 0)?;
+            self.touched = true;
             self.active.set_inline(id, None);
-            return 0;
+            return if stays == 0 { Ok(0) } else { self.reserve(id, 0..1) };
         }
-        if zeroes {
-            let end = bytes.end.min(content.len() as u64) as usize;
-            let start = (bytes.start as usize).min(end);
-            content[start..end].fill(0);
-            self.active.set_inline(id, Some(content));
-        }
-        1
+        self.touched = true;
+        let end = bytes.end.min(content.len() as u64) as usize;
+        let start = (bytes.start as usize).min(end);
+        content[start..end].fill(0);
+        self.active.set_inline(id, Some(content));
+        Ok(1)
     }
 
     /// Takes all of a file's content away.

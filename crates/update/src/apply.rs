@@ -1,6 +1,6 @@
 //! The transition function.
 
-use ashlar_types::{FileKind, Inode, InodeId, Timestamp, FILE_SIZE_MAX, LINK_MAX, MODE_SETGID, MODE_SETUID};
+use ashlar_types::{FILE_SIZE_MAX, FileKind, Inode, InodeId, LINK_MAX, MODE_SETGID, MODE_SETUID, Timestamp};
 
 use crate::tree::{Entry, Invalid, Tree};
 use crate::{Allocation, Create, Rename, SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT};

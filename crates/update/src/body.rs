@@ -1,6 +1,6 @@
 //! The updates.
 
-use ashlar_types::{blocks_for, FileKind, InodeId, LogPosition, SessionId, Timestamp, BLOCK_BYTES};
+use ashlar_types::{BLOCK_BYTES, FileKind, InodeId, LogPosition, SessionId, Timestamp, blocks_for};
 
 /// The kind of an update, which stands in the record's header. The numbers stand on media; a number is never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,7 +194,8 @@ impl Update<'_> {
                 (blocks, EXTENT_BYTES)
             }
             Self::Create(create) => {
-                let bytes = create.name.len() + create.target.len() + create.acl_access.len() + create.acl_default.len();
+                let bytes =
+                    create.name.len() + create.target.len() + create.acl_access.len() + create.acl_default.len();
                 (0, 2 * ROW_BYTES + bytes as u64)
             }
             Self::Link { name, .. } => (0, ROW_BYTES + name.len() as u64),

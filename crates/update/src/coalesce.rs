@@ -81,6 +81,63 @@ impl<'a> Coalesced<'a> {
     }
 }
 
+/// Faults that tests plant to see that their comparison bites.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Bug {
+    None,
+    /// The size is taken to be dead always.
+    IgnoreSize,
+    /// Blocks are taken to be dead always.
+    IgnoreBlocks,
+    /// Times that a change of content sets are taken to be dead.
+    IgnoreTimes,
+    /// Stripped set-id bits are forgotten.
+    IgnoreStrip,
+    /// A record that moves content does not stop what is behind it.
+    IgnoreMoves,
+    /// A vanishing inode takes its directories' times along.
+    IgnoreParents,
+    /// An inode vanishes although one that is in it stays.
+    IgnoreDependents,
+    /// Attributes are joined across records that read them.
+    IgnoreReaders,
+    /// An inode vanishes although it is still open or has names.
+    IgnoreFreed,
+}
+
+#[cfg(test)]
+impl Bug {
+    const ALL: [Self; 9] = [
+        Self::IgnoreSize,
+        Self::IgnoreBlocks,
+        Self::IgnoreTimes,
+        Self::IgnoreStrip,
+        Self::IgnoreMoves,
+        Self::IgnoreParents,
+        Self::IgnoreDependents,
+        Self::IgnoreReaders,
+        Self::IgnoreFreed,
+    ];
+}
+
+#[cfg(test)]
+thread_local! {
+    static BUG: std::cell::Cell<Bug> = const { std::cell::Cell::new(Bug::None) };
+}
+
+/// Whether a test has planted this fault.
+macro_rules! planted {
+    ($bug:ident) => {{
+        #[cfg(test)]
+        let planted = crate::coalesce::BUG.get() == crate::coalesce::Bug::$bug;
+        #[cfg(not(test))]
+        let planted = false;
+        planted
+    }};
+}
+use planted;
+
 /// Says what of a batch need not be applied. The module's header states what the batch must be.
 #[must_use]
 pub fn coalesce<'a>(batch: &[Update<'a>], scope: Scope) -> Coalesced<'a> {
@@ -203,7 +260,7 @@ impl<'a> Pass<'a> {
                 continue;
             }
             let later = self.later(*parent);
-            if !(later.modified && later.changed) {
+            if !(later.modified && later.changed || planted!(IgnoreParents)) {
                 later.modified = true;
                 later.changed = true;
                 return Action::Replace(Update::SetAttributes(SetAttributes {

@@ -19,7 +19,7 @@
 //! `at` is seconds:8 nanoseconds:4; `name:1+n` is a length of one byte and that many bytes.
 
 use ashlar_types::{
-    FileKind, InodeId, LogPosition, Name, SessionId, Timestamp, FILE_SIZE_MAX, MODE_PERMISSIONS, SYMLINK_MAX,
+    FILE_SIZE_MAX, FileKind, InodeId, LogPosition, MODE_PERMISSIONS, Name, SYMLINK_MAX, SessionId, Timestamp,
     XATTR_NAME_MAX, XATTR_VALUE_MAX,
 };
 use thiserror::Error;

@@ -26,7 +26,7 @@ pub mod permission;
 mod test_tree;
 mod tree;
 
-pub use apply::{apply, would_make_cycle, Applied};
+pub use apply::{Applied, apply, would_make_cycle};
 pub use body::{Allocation, Cost, Create, Rename, SetAttributes, Update, UpdateKind};
 pub use codec::{DecodeError, Encoded};
 pub use tree::{Entry, Invalid, Tree};

@@ -86,6 +86,13 @@ pub trait Tree {
     /// Cuts off or extends with a hole. `inode` is as before the update, `size` the size after it.
     fn resize(&mut self, id: InodeId, inode: &Inode, size: u64) -> Result<u64, Self::Error>;
     /// Reserves, punches, zeroes, collapses or inserts. `inode` is as before the update, `size` the size after it.
-    fn allocate(&mut self, id: InodeId, inode: &Inode, how: Allocation, offset: u64, length: u64, size: u64)
-        -> Result<u64, Self::Error>;
+    fn allocate(
+        &mut self,
+        id: InodeId,
+        inode: &Inode,
+        how: Allocation,
+        offset: u64,
+        length: u64,
+        size: u64,
+    ) -> Result<u64, Self::Error>;
 }

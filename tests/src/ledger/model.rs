@@ -136,12 +136,12 @@ impl Model {
                 let (name, length) = self.file_of(random, &files)?;
                 let offset = random.below(length as u64 + 5000) as usize;
                 let count = 1 + random.below(WRITE_BYTES_MAX) as usize;
-                (offset + count <= FILE_BYTES_MAX).then(|| Operation::Write(name, offset, count, random.next()))?
+                (offset + count <= FILE_BYTES_MAX).then(|| Operation::Write(name, offset, count, random.draw()))?
             }
             34..48 => {
                 let (name, length) = self.file_of(random, &files)?;
                 let count = 1 + random.below(WRITE_BYTES_MAX / 4) as usize;
-                (length + count <= FILE_BYTES_MAX).then(|| Operation::Append(name, count, random.next()))?
+                (length + count <= FILE_BYTES_MAX).then(|| Operation::Append(name, count, random.draw()))?
             }
             48..53 => {
                 let (name, length) = self.file_of(random, &files)?;
@@ -172,7 +172,7 @@ impl Model {
         if random.below(4) == 0 {
             let to = (*random.pick(&names)?).clone();
             let apart = from != to && !is_below(&from, &to) && !is_below(&to, &from);
-            return apart.then(|| Operation::Exchange(from, to));
+            return apart.then_some(Operation::Exchange(from, to));
         }
         let to = self.any_name(random)?;
         if from == to || is_below(&to, &from) || is_below(&from, &to) {
@@ -185,7 +185,7 @@ impl Model {
             // Renaming one name of a file to another name of it does nothing, as POSIX says.
             (a, Some(b)) => a != b,
         };
-        fits.then(|| Operation::Rename(from, to))
+        fits.then_some(Operation::Rename(from, to))
     }
 
     /// Performs an operation that [`Model::draw`] has drawn on this state.

@@ -2,10 +2,10 @@
 
 use std::collections::HashSet;
 
-use ashlar_types::{blocks_for, InodeId, Timestamp, BLOCK_BYTES};
+use ashlar_types::{BLOCK_BYTES, InodeId, Timestamp, blocks_for};
 
 use super::ranges::Ranges;
-use super::Action;
+use super::{Action, planted};
 use crate::{Allocation, SetAttributes, Update};
 
 /// A write of fewer bytes is not replaced by a reservation, which would cost as much.
@@ -96,12 +96,13 @@ impl<'a> Later<'a> {
             modified: set.modified.filter(|_| !self.modified),
             ..*set
         };
-        let is_all_dead = live == SetAttributes { mode: None, uid: None, gid: None, accessed: None, modified: None, ..*set };
+        let is_all_dead =
+            live == SetAttributes { mode: None, uid: None, gid: None, accessed: None, modified: None, ..*set };
         if is_all_dead && self.changed {
             return Folded::Dead;
         }
         let is_read = live.mode.is_some() && self.strip_before_set || live.accessed.is_some() && self.access_before_set;
-        let Some((at, next)) = self.next_set.filter(|_| !is_read) else {
+        let Some((at, next)) = self.next_set.filter(|_| !is_read || planted!(IgnoreReaders)) else {
             self.note_attributes(index, set);
             return Folded::Kept;
         };
@@ -121,9 +122,7 @@ impl<'a> Later<'a> {
     /// The action for a record that changes content, and notes what it overwrites.
     pub(super) fn content_action(&mut self, update: &Update<'a>) -> Action<'a> {
         let (strips, action) = match *update {
-            Update::Write { inode, offset, at, strip, data } => {
-                (strip, self.write(inode, offset, at, strip, data))
-            }
+            Update::Write { inode, offset, at, strip, data } => (strip, self.write(inode, offset, at, strip, data)),
             Update::Resize { size, strip, .. } => {
                 let is_dead = self.attributes_are_dead(strip) && self.content.resize_is_dead(size);
                 (strip, if is_dead { Action::Drop } else { Action::Keep })
@@ -155,7 +154,7 @@ impl<'a> Later<'a> {
 
     /// Whether the times that a change of content sets, and the bits that it may strip, are dead.
     fn attributes_are_dead(&self, strips: bool) -> bool {
-        self.modified && self.changed && (self.strip || !strips)
+        (self.modified && self.changed || planted!(IgnoreTimes)) && (self.strip || !strips || planted!(IgnoreStrip))
     }
 
     fn write(&mut self, inode: InodeId, offset: u64, at: Timestamp, strip: bool, data: &'a [u8]) -> Action<'a> {
@@ -176,8 +175,8 @@ impl<'a> Later<'a> {
         content.note_size(last);
         let kept = (first / BLOCK_BYTES, blocks_for(last));
         let is_rest_dead = (last == end || content.size_is_dead(end))
-            && content.blocks.contains(offset / BLOCK_BYTES, kept.0)
-            && content.blocks.contains(kept.1, blocks_for(end));
+            && content.are_blocks_dead(offset / BLOCK_BYTES, kept.0)
+            && content.are_blocks_dead(kept.1, blocks_for(end));
         if !is_rest_dead || (first, last) == (offset, end) {
             return Action::Keep;
         }
@@ -202,12 +201,16 @@ struct Content {
 
 impl Content {
     fn size_is_dead(&self, end: u64) -> bool {
-        end <= self.size_upto
+        end <= self.size_upto || planted!(IgnoreSize)
+    }
+
+    fn are_blocks_dead(&self, first: u64, last: u64) -> bool {
+        self.blocks.contains(first, last) || planted!(IgnoreBlocks)
     }
 
     /// Whether it leaves nothing behind that a record takes up the blocks of `offset..end` and makes the file that long.
     fn taking_is_dead(&self, offset: u64, end: u64) -> bool {
-        offset == end || self.size_is_dead(end) && self.blocks.contains(offset / BLOCK_BYTES, blocks_for(end))
+        offset == end || self.size_is_dead(end) && self.are_blocks_dead(offset / BLOCK_BYTES, blocks_for(end))
     }
 
     /// A record that stays makes the file `end` bytes long, or finds it longer.
@@ -239,7 +242,7 @@ impl Content {
         self.next_resize.is_some()
             && self.size_upto == u64::MAX
             && self.bytes.contains(size, u64::MAX)
-            && self.blocks.contains(blocks_for(size), u64::MAX)
+            && self.are_blocks_dead(blocks_for(size), u64::MAX)
     }
 
     fn note_resize(&mut self, size: u64) {
@@ -261,11 +264,11 @@ impl Content {
         let (first, last) = (offset / BLOCK_BYTES, blocks_for(end));
         match how {
             Allocation::Reserve => self.taking_is_dead(offset, end),
-            Allocation::ReserveKeepSize => self.blocks.contains(first, last),
+            Allocation::ReserveKeepSize => self.are_blocks_dead(first, last),
             Allocation::Zero => self.bytes.contains(offset, end) && self.taking_is_dead(offset, end),
-            Allocation::ZeroKeepSize => self.bytes.contains(offset, end) && self.blocks.contains(first, last),
+            Allocation::ZeroKeepSize => self.bytes.contains(offset, end) && self.are_blocks_dead(first, last),
             Allocation::Punch => {
-                self.bytes.contains(offset, end) && self.blocks.contains(blocks_for(offset), end / BLOCK_BYTES)
+                self.bytes.contains(offset, end) && self.are_blocks_dead(blocks_for(offset), end / BLOCK_BYTES)
             }
             Allocation::Collapse | Allocation::Insert => false,
         }
@@ -281,6 +284,7 @@ impl Content {
                 self.blocks.insert(blocks_for(offset), end / BLOCK_BYTES);
             }
             // They move what is there, and read the size.
+            Allocation::Collapse | Allocation::Insert if planted!(IgnoreMoves) => {}
             Allocation::Collapse | Allocation::Insert => *self = Self::default(),
             _ => self.note_taken(offset, length, overwrites, lengthens),
         }

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 
 use ashlar_types::{FileKind, InodeId};
 
+use super::planted;
 use crate::{Create, Rename, Update};
 
 /// An inode that the batch makes.
@@ -34,10 +35,14 @@ impl Vanishing {
         for update in part {
             vanishing.note(update);
         }
-        let mut staying: Vec<InodeId> =
-            vanishing.made.iter().filter(|(_, made)| made.stays || !made.freed).map(|(id, _)| *id).collect();
+        let mut staying: Vec<InodeId> = vanishing
+            .made
+            .iter()
+            .filter(|(_, made)| made.stays || !made.freed && !(planted!(IgnoreFreed) && made.links == 0))
+            .map(|(id, _)| *id)
+            .collect();
         while let Some(id) = staying.pop() {
-            if let Some(made) = vanishing.made.remove(&id) {
+            if let Some(made) = vanishing.made.remove(&id).filter(|_| !planted!(IgnoreDependents)) {
                 staying.extend(made.dependents);
             }
         }

@@ -1,0 +1,338 @@
+//! A session without LibFS: the bare protocol and the bare log, honest or not; and the daemon as a process of its own.
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ashlar_log::{AppendError, Appended, Log};
+use ashlar_pmem::{Arena, ArenaOptions, Mapping, MappingAccess, Medium};
+use ashlar_types::{Errno, FileKind, InodeId, LogPosition, Timestamp};
+use ashlar_update::{Create, Update};
+use ashlar_wire::{
+    Connection, ControlPage, Credit, GrantReply, Hello, LeaseTable, Need, Peer, Reply, Request, ScopeKind, SessionKind,
+    Want, Welcome, WireError, CONTROL_BYTES, LEASE_TABLE_BYTES, PROTOCOL_VERSION,
+};
+
+/// Names the hidden test that runs a daemon, and tells it where.
+pub const DAEMON_ENV: &str = "ASHLAR_TEST_DAEMON";
+
+pub const NOW: Timestamp = Timestamp { seconds: 1_700_000_000, nanoseconds: 5 };
+
+/// An arena in a directory of its own, and the daemon that serves it.
+pub struct Site {
+    pub directory: tempfile::TempDir,
+    daemon: Option<Child>,
+}
+
+impl Site {
+    /// A fresh arena on memory, with a daemon.
+    pub fn new(size_bytes: u64) -> Self {
+        let directory = tempfile::Builder::new().prefix("ashlar").tempdir_in("/dev/shm").expect("a directory");
+        open_to_all(directory.path());
+        let arena = Arena::create(&directory.path().join("arena"), &ArenaOptions { size_bytes, emulate_pmem: false })
+            .expect("an arena");
+        ashlar_store::Store::format(&arena).expect("formatted");
+        drop(arena);
+        let mut site = Self { directory, daemon: None };
+        site.start();
+        site
+    }
+
+    pub fn arena(&self) -> PathBuf {
+        self.directory.path().join("arena")
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.directory.path().join("socket")
+    }
+
+    /// Starts the daemon, and waits until it answers.
+    pub fn start(&mut self) {
+        let log = std::fs::OpenOptions::new().create(true).append(true).open("/tmp/ashlar-daemon-test.log").ok();
+        let mut command = this_test("daemon_process");
+        command.env(DAEMON_ENV, self.directory.path()).stdout(Stdio::null());
+        match log {
+            Some(log) if std::env::var_os("ASHLAR_TEST_LOG").is_some() => command.stderr(log),
+            _ => command.stderr(Stdio::null()),
+        };
+        self.daemon = Some(command.spawn().expect("a daemon"));
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while Connection::connect(&self.socket()).is_err() {
+            assert!(Instant::now() < deadline, "the daemon does not come up");
+            let ended = self.daemon.as_mut().and_then(|daemon| daemon.try_wait().expect("asked"));
+            assert!(ended.is_none(), "the daemon ended: {ended:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Kills the daemon in the middle of whatever it does.
+    pub fn kill(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            daemon.kill().expect("killed");
+            daemon.wait().expect("reaped");
+        }
+    }
+
+    /// Asks the daemon to end, and tells whether it did with success.
+    pub fn terminate(&mut self) -> bool {
+        let Some(mut daemon) = self.daemon.take() else { return false };
+        let pid = rustix::process::Pid::from_child(&daemon);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("told");
+        daemon.wait().expect("reaped").success()
+    }
+
+    /// Checks that the daemon still lives and the file system is sound; returns the counters.
+    pub fn check(&mut self) -> std::collections::BTreeMap<String, u64> {
+        let mut line = Connection::connect(&self.socket()).expect("the daemon listens");
+        match line.call(&Request::Fsck, &[]).expect("answered").0 {
+            Reply::Fsck(report) => assert_eq!(report.problems, Vec::<String>::new()),
+            other => panic!("{other:?}"),
+        }
+        self.status().counters.into_iter().collect()
+    }
+
+    pub fn status(&self) -> ashlar_wire::StatusReply {
+        let mut line = Connection::connect(&self.socket()).expect("the daemon listens");
+        match line.call(&Request::Status, &[]).expect("answered").0 {
+            Reply::Status(status) => *status,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn open_to_all(path: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("permissions");
+}
+
+/// This very test program, to run one of its hidden tests in a process of its own.
+pub fn this_test(name: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    command.args(["--exact", name, "--ignored", "--nocapture", "--test-threads=1"]);
+    command
+}
+
+/// The body of the hidden test that is a daemon.
+pub fn run_daemon() {
+    let Some(directory) = std::env::var_os(DAEMON_ENV).map(PathBuf::from) else { return };
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    let config = ashlar_daemon::Config {
+        socket: directory.join("socket"),
+        ..ashlar_daemon::Config::new(directory.join("arena"))
+    };
+    if let Err(error) = ashlar_daemon::run(config) {
+        eprintln!("{error}");
+        std::process::exit(3);
+    }
+    std::process::exit(0);
+}
+
+/// A session.
+pub struct Client {
+    pub line: Connection,
+    pub welcome: Welcome,
+    pub log: Log<Arc<Mapping>>,
+    pub control: ControlPage<Arc<Mapping>>,
+    pub leases: LeaseTable<Arc<Mapping>>,
+    pub log_file: OwnedFd,
+    inodes: std::ops::Range<u64>,
+}
+
+pub fn hello(socket: &Path, kind: SessionKind, resume: Option<Peer>) -> Result<(Connection, Reply, Vec<OwnedFd>), WireError> {
+    let mut line = Connection::connect(socket)?;
+    let hello = Hello { version: PROTOCOL_VERSION, kind, resume, label: "test".into() };
+    let (reply, files) = line.call(&Request::Hello(hello), &[])?;
+    Ok((line, reply, files))
+}
+
+impl Client {
+    pub fn open(socket: &Path) -> Self {
+        Self::open_as(socket, SessionKind::Process)
+    }
+
+    pub fn open_as(socket: &Path, kind: SessionKind) -> Self {
+        let (line, reply, files) = hello(socket, kind, None).expect("answered");
+        let Reply::Welcome(welcome) = reply else { panic!("{reply:?}") };
+        let [log, control, leases]: [OwnedFd; 3] = files.try_into().expect("three descriptors");
+        let map = |file: &OwnedFd, bytes, access| Arc::new(Mapping::map(file, bytes, access, Medium::MEMORY).expect("mapped"));
+        let read_only = map(&leases, LEASE_TABLE_BYTES, MappingAccess::ReadOnly);
+        assert!(
+            Mapping::map(&leases, LEASE_TABLE_BYTES, MappingAccess::ReadWrite, Medium::MEMORY).is_err(),
+            "a session can't write its lease table"
+        );
+        Self {
+            line,
+            log: Log::open(map(&log, welcome.log_bytes, MappingAccess::ReadWrite)).expect("a log"),
+            control: ControlPage::new(map(&control, CONTROL_BYTES, MappingAccess::ReadWrite)).expect("a page"),
+            leases: LeaseTable::new(read_only).expect("a table"),
+            welcome: *welcome,
+            log_file: log,
+            inodes: 0..0,
+        }
+    }
+
+    /// Goes on after a restart of the daemon.
+    pub fn resume(&mut self, socket: &Path) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            if let Ok((line, Reply::Welcome(welcome), _)) = hello(socket, SessionKind::Process, Some(self.welcome.peer)) {
+                assert_eq!(welcome.peer, self.welcome.peer);
+                self.line = line;
+                return;
+            }
+            assert!(Instant::now() < deadline, "the session can't go on");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub fn call(&mut self, request: &Request) -> Result<Reply, Errno> {
+        match self.line.call(request, &[]).expect("the daemon answers").0 {
+            Reply::Error(errno) => Err(errno),
+            reply => Ok(reply),
+        }
+    }
+
+    pub fn want(inode: InodeId, write: bool) -> Want {
+        let need = Need { contents: true, entries: true, children: true, xattrs: true };
+        Want { inode, write, scope: ScopeKind::Node, need }
+    }
+
+    pub fn acquire(&mut self, wants: &[(InodeId, bool)]) -> Result<Vec<GrantReply>, Errno> {
+        self.acquire_with(wants).map(|found| found.0)
+    }
+
+    pub fn acquire_with(
+        &mut self,
+        wants: &[(InodeId, bool)],
+    ) -> Result<(Vec<GrantReply>, Vec<(ashlar_types::SessionId, LogPosition)>), Errno> {
+        let wants = wants.iter().map(|&(inode, write)| Self::want(inode, write)).collect();
+        match self.call(&Request::Acquire(wants))? {
+            Reply::Granted { grants, dependencies, .. } => Ok((grants, dependencies)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Whether a granted lease still holds.
+    pub fn holds(&self, grant: &GrantReply) -> bool {
+        self.leases.word(grant.slot).0 == grant.word
+    }
+
+    pub fn credit(&mut self, blocks: u64, metadata_bytes: u64) -> Result<Credit, Errno> {
+        match self.call(&Request::Credit(Credit { blocks, metadata_bytes }))? {
+            Reply::Credit(credit) => Ok(credit),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A number for a new inode.
+    pub fn inode(&mut self) -> InodeId {
+        if self.inodes.is_empty() {
+            match self.call(&Request::InodeRange).expect("a range") {
+                Reply::Inodes(first, count) => self.inodes = first.0..first.0 + count,
+                other => panic!("{other:?}"),
+            }
+        }
+        InodeId(self.inodes.next().expect("not empty"))
+    }
+
+    /// Appends a record as it is, without asking anybody.
+    pub fn append_raw(&self, kind: u8, parts: &[&[u8]]) -> Result<Appended, AppendError> {
+        self.log.append(self.log.seal_count(), kind, parts)
+    }
+
+    /// Appends an update that is paid for.
+    pub fn append(&mut self, update: &Update<'_>) -> Appended {
+        let cost = update.cost();
+        let cost = Credit { blocks: cost.blocks, metadata_bytes: cost.metadata_bytes };
+        if !self.control.take_credit(cost) {
+            self.credit(cost.blocks.max(1000), cost.metadata_bytes.max(1 << 20)).expect("credit");
+            assert!(self.control.take_credit(cost));
+        }
+        match self.append_unpaid(update) {
+            Err(AppendError::Full { .. }) => {
+                self.make_room();
+                self.append_unpaid(update).expect("appended")
+            }
+            appended => appended.expect("appended"),
+        }
+    }
+
+    /// Has the log digested, and lets go of it and of the blocks that its updates have freed.
+    pub fn make_room(&mut self) {
+        let end = self.digest().expect("digested");
+        self.log.release(end);
+        self.control.set_released(end);
+    }
+
+    pub fn append_unpaid(&self, update: &Update<'_>) -> Result<Appended, AppendError> {
+        self.append_raw(update.kind() as u8, &update.encode().parts())
+    }
+
+    pub fn digest(&mut self) -> Result<LogPosition, Errno> {
+        match self.call(&Request::Digest)? {
+            Reply::Committed(position) => Ok(position),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Makes a file or directory in a directory on which the session holds a write lease.
+    pub fn make(&mut self, parent: InodeId, name: &[u8], kind: FileKind) -> InodeId {
+        let inode = self.inode();
+        self.append(&Update::Create(create(inode, parent, name, kind)));
+        inode
+    }
+
+    pub fn lookup(&mut self, directory: InodeId, name: &[u8]) -> Result<Option<InodeId>, Errno> {
+        match self.call(&Request::Lookup { directory, name: name.to_vec() })? {
+            Reply::Entry { entry, .. } => Ok(entry.map(|entry| entry.inode)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Waits until the daemon has fenced this session.
+    pub fn wait_fenced(&mut self) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !self.control.is_fenced() {
+            assert!(Instant::now() < deadline, "the session is not fenced");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert_eq!(self.call(&Request::InodeRange).err(), Some(Errno::EIO));
+    }
+
+    pub fn attach(&self, socket: &Path) -> Connection {
+        let mut line = Connection::connect(socket).expect("connected");
+        let attach = Request::Attach { version: PROTOCOL_VERSION, peer: self.welcome.peer };
+        assert!(matches!(line.call(&attach, &[]).expect("answered").0, Reply::Done));
+        line
+    }
+
+    pub fn log_fd(&self) -> impl AsFd + '_ {
+        &self.log_file
+    }
+}
+
+pub fn create(inode: InodeId, parent: InodeId, name: &[u8], kind: FileKind) -> Create<'_> {
+    Create {
+        inode,
+        parent,
+        name,
+        kind,
+        mode: 0o755,
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        device: 0,
+        at: NOW,
+        target: &[],
+        acl_access: &[],
+        acl_default: &[],
+    }
+}

@@ -1,0 +1,297 @@
+//! Hostile sessions: whatever they forge changes nothing, fences them, and harms nobody else.
+
+mod common;
+
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+
+use ashlar_types::{Errno, FileKind, InodeId, LogPosition, Timestamp};
+use ashlar_update::{Rename, SetAttributes, Update};
+use ashlar_wire::{Connection, Credit, Request, SessionKind};
+use common::{create, hello, Client, Site, NOW};
+
+#[test]
+#[ignore = "this is the daemon's process, which the other tests start"]
+fn daemon_process() {
+    common::run_daemon();
+}
+
+const NOBODY: u32 = 65534;
+
+/// What the tree looks like to an honest session: names, inodes and attributes of the root's entries, and the root's own.
+fn picture(socket: &std::path::Path) -> String {
+    let mut honest = Client::open(socket);
+    let root = honest.acquire(&[(InodeId::ROOT, false)]).expect("granted");
+    let entries = root[0].state.entries.clone().expect("entries");
+    let mut picture = format!("{:?}", root[0].state.attributes);
+    for entry in entries {
+        let found = honest.acquire(&[(entry.inode, false)]).expect("granted");
+        picture += &format!("\n{:?} {:?}", String::from_utf8_lossy(&entry.name), found[0].state);
+    }
+    assert!(honest.call(&Request::Goodbye).is_ok());
+    picture
+}
+
+/// Runs one attack by a session of its own that holds the leases it asks for, and checks what became of it.
+fn attack(site: &mut Site, story: &str, forge: impl FnOnce(&mut Client)) {
+    let before = picture(&site.socket());
+    let mut hostile = Client::open(&site.socket());
+    forge(&mut hostile);
+    // The call finds out, or the daemon has by itself.
+    assert_eq!(hostile.digest().err(), Some(Errno::EIO), "{story}");
+    hostile.wait_fenced();
+    assert!(hostile.log.append(hostile.log.seal_count(), 12, &[&[0; 20]]).is_err(), "{story}: the log takes no more");
+    assert_eq!(picture(&site.socket()), before, "{story}: nothing has changed");
+    let id = hostile.welcome.peer.session;
+    let status = site.status();
+    let shown = status.sessions.iter().find(|session| session.session == id).expect("shown while it lives");
+    assert!(shown.fenced.is_some(), "{story}: the status says why");
+    let aside = site.arena().join(format!("sessions/fenced-{id}.log"));
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+    while !aside.exists() {
+        assert!(std::time::Instant::now() < deadline, "{story}: the log is kept aside");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    site.check();
+}
+
+/// A file and a directory with one below it, made by an honest root.
+fn furnish(site: &Site) -> (InodeId, InodeId, InodeId) {
+    let mut honest = Client::open(&site.socket());
+    honest.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+    let file = honest.make(InodeId::ROOT, b"file", FileKind::Regular);
+    honest.append(&Update::Write { inode: file, offset: 0, at: NOW, strip: false, data: b"precious" });
+    let outer = honest.make(InodeId::ROOT, b"outer", FileKind::Directory);
+    let inner = honest.make(outer, b"inner", FileKind::Directory);
+    honest.digest().expect("digested");
+    assert!(honest.call(&Request::Goodbye).is_ok());
+    (file, outer, inner)
+}
+
+#[test]
+fn forged_records_change_nothing() {
+    let mut site = Site::new(64 << 20);
+    let (file, outer, inner) = furnish(&site);
+    let all = [(InodeId::ROOT, true), (InodeId::RENAME, true), (file, true), (outer, true), (inner, true)];
+    let mut bystander = Client::open(&site.socket());
+    let write = |inode| Update::Write { inode, offset: 0, at: NOW, strip: false, data: b"forged" };
+    attack(&mut site, "without any lease", |c| {
+        c.append(&write(file));
+    });
+    attack(&mut site, "a foreign number", |c| {
+        c.acquire(&all).expect("granted");
+        c.append(&Update::Create(create(InodeId(1 << 40), InodeId::ROOT, b"new", FileKind::Regular)));
+    });
+    attack(&mut site, "a number that is taken", |c| {
+        c.acquire(&all).expect("granted");
+        c.append(&Update::Create(create(file, InodeId::ROOT, b"new", FileKind::Regular)));
+    });
+    attack(&mut site, "a cycle", |c| {
+        c.acquire(&all).expect("granted");
+        c.append(&Update::Rename(Rename {
+            parent: InodeId::ROOT,
+            name: b"outer",
+            inode: outer,
+            new_parent: inner,
+            new_name: b"loop",
+            target: None,
+            exchange: false,
+            release: false,
+            at: NOW,
+        }));
+    });
+    attack(&mut site, "a bad name", |c| {
+        c.acquire(&all).expect("granted");
+        let inode = c.inode();
+        c.append(&Update::Create(create(inode, InodeId::ROOT, b"a/b", FileKind::Regular)));
+    });
+    attack(&mut site, "a removed directory that holds entries", |c| {
+        c.acquire(&all).expect("granted");
+        let (parent, name) = (InodeId::ROOT, &b"outer"[..]);
+        c.append(&Update::RemoveDirectory { inode: outer, parent, name, release: true, at: NOW });
+    });
+    attack(&mut site, "a dependency on what nobody wrote", |c| {
+        let session = bystander.welcome.peer.session;
+        c.append_unpaid(&Update::Depend { session, position: LogPosition(1 << 40) }).expect("appended");
+    });
+    attack(&mut site, "space that was not granted", |c| {
+        c.acquire(&all).expect("granted");
+        c.append_unpaid(&write(file)).expect("appended");
+    });
+    attack(&mut site, "credit written into the page", |c| {
+        c.acquire(&all).expect("granted");
+        c.control.give_credit(Credit { blocks: 1 << 40, metadata_bytes: 1 << 50 });
+        c.append(&write(file));
+    });
+    attack(&mut site, "an unknown kind", |c| {
+        c.append_raw(99, &[&[1; 40]]).expect("appended");
+    });
+    attack(&mut site, "garbage", |c| {
+        c.append_raw(1, &[&[0xff; 7]]).expect("appended");
+    });
+    attack(&mut site, "a leased file, after the lease moved", |c| {
+        c.acquire(&[(file, true)]).expect("granted");
+        bystander.acquire(&[(file, true)]).expect("granted");
+        c.append(&write(file));
+    });
+    bystander.append(&write(file));
+    bystander.digest().expect("others go on");
+    assert_eq!(site.check()["sessions_fenced"], 12);
+}
+
+#[test]
+fn a_torn_log_and_a_rewritten_one_hurt_only_their_session() {
+    let mut site = Site::new(64 << 20);
+    furnish(&site);
+    attack(&mut site, "the log's file cut off", |c| {
+        c.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+        c.make(InodeId::ROOT, b"new", FileKind::Regular);
+        rustix::fs::ftruncate(&c.log_file, 0).expect("truncated");
+    });
+    attack(&mut site, "zeros over the whole log", |c| {
+        c.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+        c.make(InodeId::ROOT, b"new", FileKind::Regular);
+        let zeros = vec![0; 1 << 20];
+        for at in 0..c.welcome.log_bytes >> 20 {
+            rustix::io::pwrite(&c.log_file, &zeros, at << 20).expect("written");
+        }
+    });
+    attack(&mut site, "ones over the whole log", |c| {
+        c.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+        let ones = vec![0xff; 1 << 20];
+        for at in 0..c.welcome.log_bytes >> 20 {
+            rustix::io::pwrite(&c.log_file, &ones, at << 20).expect("written");
+        }
+    });
+}
+
+#[test]
+fn records_edited_while_they_are_digested_are_whole_or_refused() {
+    let mut site = Site::new(64 << 20);
+    furnish(&site);
+    for round in 0..8u64 {
+        let mut hostile = Client::open(&site.socket());
+        hostile.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+        let dir = hostile.make(InodeId::ROOT, format!("dir-{round}").as_bytes(), FileKind::Directory);
+        for n in 0..200u32 {
+            hostile.make(dir, format!("file-{n}").as_bytes(), FileKind::Regular);
+        }
+        let file = hostile.log_file.try_clone().expect("a descriptor");
+        let scribbler = std::thread::spawn(move || {
+            for step in 0..4000u64 {
+                let at = (step * 7919 + round * 131) % (64 << 10);
+                // A log whose file is gone by now can't be scribbled on.
+                let _ = rustix::io::pwrite(&file, &step.to_le_bytes(), 4096 + at);
+            }
+        });
+        // It may be fenced in the middle of it, or be quicker than the scribbler.
+        let _ = hostile.digest();
+        scribbler.join().expect("done");
+        let _ = hostile.digest();
+        site.check();
+    }
+    picture(&site.socket());
+}
+
+/// Runs an attack as an ordinary user, in a process of its own.
+fn as_nobody(site: &Site, story: &str, inodes: [InodeId; 2]) -> bool {
+    let mut child = common::this_test("hostile_user");
+    child
+        .env("ASHLAR_TEST_SOCKET", site.socket())
+        .env("ASHLAR_TEST_STORY", story)
+        .env("ASHLAR_TEST_INODES", format!("{} {}", inodes[0], inodes[1]))
+        .uid(NOBODY)
+        .gid(NOBODY)
+        .status()
+        .expect("run")
+        .success()
+}
+
+#[test]
+fn an_ordinary_user_can_do_nothing_to_others_files() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can become another user");
+        return;
+    }
+    let mut site = Site::new(64 << 20);
+    let (file, outer, _) = furnish(&site);
+    let stories = ["write", "chmod", "chown", "unlink", "create", "setuid", "xattr", "trusted", "steal", "times"];
+    for (done, story) in stories.iter().enumerate() {
+        let before = picture(&site.socket());
+        assert!(as_nobody(&site, story, [file, outer]), "{story}");
+        assert_eq!(picture(&site.socket()), before, "{story}");
+        assert_eq!(site.check()["sessions_fenced"], done as u64 + 1, "{story}");
+    }
+    assert!(as_nobody(&site, "honest", [file, outer]));
+    assert!(as_nobody(&site, "mount", [file, outer]));
+}
+
+#[test]
+#[ignore = "this is a user's process, which another test starts"]
+fn hostile_user() {
+    let Some(socket) = std::env::var_os("ASHLAR_TEST_SOCKET").map(PathBuf::from) else { return };
+    let story = std::env::var("ASHLAR_TEST_STORY").expect("a story");
+    let inodes: Vec<InodeId> = std::env::var("ASHLAR_TEST_INODES")
+        .expect("inodes")
+        .split(' ')
+        .map(|number| InodeId(number.parse().expect("a number")))
+        .collect();
+    let (file, directory) = (inodes[0], inodes[1]);
+    if story == "mount" {
+        let (_, reply, _) = hello(&socket, SessionKind::Mount, None).expect("answered");
+        assert!(matches!(reply, ashlar_wire::Reply::Refused(_)), "only root may mount");
+        let mut line = Connection::connect(&socket).expect("connected");
+        let reply = line.call::<_, ashlar_wire::Reply>(&Request::Shutdown, &[]).expect("answered").0;
+        assert!(matches!(reply, ashlar_wire::Reply::Error(Errno::EPERM)));
+        return;
+    }
+    let mut c = Client::open(&socket);
+    c.acquire(&[(InodeId::ROOT, true), (file, true), (directory, true)]).expect("granted");
+    let set = SetAttributes {
+        inode: file,
+        mode: None,
+        uid: None,
+        gid: None,
+        accessed: None,
+        modified: None,
+        at: Timestamp { seconds: 9, nanoseconds: 9 },
+    };
+    let new = c.inode();
+    match story.as_str() {
+        "write" => c.append(&Update::Write { inode: file, offset: 0, at: NOW, strip: true, data: b"mine" }),
+        "chmod" => c.append(&Update::SetAttributes(SetAttributes { mode: Some(0o777), ..set })),
+        "chown" => c.append(&Update::SetAttributes(SetAttributes { uid: Some(NOBODY), ..set })),
+        "times" => c.append(&Update::SetAttributes(SetAttributes { modified: Some(NOW), ..set })),
+        "unlink" => {
+            let (parent, name) = (InodeId::ROOT, &b"file"[..]);
+            c.append(&Update::Unlink { inode: file, parent, name, release: true, at: NOW })
+        }
+        "create" => c.append(&Update::Create(create(new, directory, b"mine", FileKind::Regular))),
+        "setuid" => {
+            let mut create = create(new, directory, b"mine", FileKind::Regular);
+            (create.uid, create.mode) = (0, 0o4755);
+            c.append(&Update::Create(create))
+        }
+        "xattr" => c.append(&Update::SetXattr { inode: file, name: b"user.mine", value: b"x", mode: None, at: NOW }),
+        "trusted" => c.append(&Update::SetXattr { inode: file, name: b"trusted.x", value: b"x", mode: None, at: NOW }),
+        "steal" => c.append(&Update::Rename(Rename {
+            parent: InodeId::ROOT,
+            name: b"file",
+            inode: file,
+            new_parent: directory,
+            new_name: b"mine",
+            target: None,
+            exchange: false,
+            release: false,
+            at: NOW,
+        })),
+        "honest" => {
+            c.append_unpaid(&Update::Accessed { inode: file, at: NOW }).expect("appended");
+            c.digest().expect("an honest user is served");
+            return;
+        }
+        other => panic!("{other}"),
+    };
+    assert_eq!(c.digest().err(), Some(Errno::EIO), "{story}");
+    c.wait_fenced();
+}

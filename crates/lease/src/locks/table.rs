@@ -1,0 +1,478 @@
+//! All locks, and who waits for them.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use ashlar_types::{InodeId, SessionId};
+
+use super::ByteRange;
+use super::spans::Spans;
+
+/// Which locks exclude each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LockKind {
+    /// `fcntl` record locks.
+    Record,
+    /// `flock`: always the whole file.
+    Flock,
+}
+
+/// What a lock lets others do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LockMode {
+    /// Others may read-lock.
+    Read,
+    /// Others may not lock.
+    Write,
+}
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockAction {
+    /// A lock; it takes the place of what the owner has on the range.
+    Lock(LockMode),
+    /// No lock.
+    Unlock,
+}
+
+/// Whom a lock belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LockOwner {
+    /// The session.
+    pub session: SessionId,
+    /// The owner within it.
+    pub owner: u64,
+}
+
+/// One that waits: the session's ticket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct WaiterId {
+    /// The session.
+    pub session: SessionId,
+    /// Its name for this waiting, unique while it lasts.
+    pub ticket: u64,
+}
+
+/// A request to set or remove a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LockRequest {
+    /// The file.
+    pub inode: InodeId,
+    /// The kind.
+    pub kind: LockKind,
+    /// The owner.
+    pub owner: LockOwner,
+    /// The process to name to others who ask.
+    pub pid: u32,
+    /// The range, of a record lock.
+    pub range: ByteRange,
+    /// What is asked.
+    pub action: LockAction,
+    /// The ticket under which to wait; `None`: don't wait.
+    pub wait: Option<u64>,
+}
+
+/// A lock that is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeldLock {
+    /// The file.
+    pub inode: InodeId,
+    /// The kind.
+    pub kind: LockKind,
+    /// The owner.
+    pub owner: LockOwner,
+    /// The process that the owner named.
+    pub pid: u32,
+    /// The range.
+    pub range: ByteRange,
+    /// The mode.
+    pub mode: LockMode,
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockOutcome {
+    /// It is done.
+    Granted,
+    /// The owner waits; [`LockTable::poll_woken`] tells when it's over.
+    Blocked,
+    /// This lock is in the way (`EAGAIN`).
+    WouldBlock(HeldLock),
+    /// Waiting would never end (`EDEADLK`).
+    Deadlock,
+    /// The session has as many locks as it may (`ENOLCK`).
+    Full,
+}
+
+/// A waiting that is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Woken {
+    /// Who waited.
+    pub waiter: WaiterId,
+    /// `Granted`: it holds the lock. `Deadlock`: a lock given to another closed a circle.
+    pub outcome: LockOutcome,
+}
+
+/// Limits, each with its reason.
+#[derive(Clone, Copy, Debug)]
+pub struct LockLimits {
+    /// Locks and waits of one session, which cost SharedFS's memory. Linux has no limit of its own any more; a database
+    /// that locks record by record needs thousands.
+    pub per_session_max: usize,
+}
+
+impl Default for LockLimits {
+    fn default() -> Self {
+        Self { per_session_max: 65_536 }
+    }
+}
+
+/// The locks on one file of one kind.
+#[derive(Debug, Default)]
+struct File {
+    owners: BTreeMap<LockOwner, (u32, Spans)>,
+    waiters: VecDeque<LockRequest>,
+}
+
+/// All locks of one machine's sessions.
+#[derive(Debug, Default)]
+pub struct LockTable {
+    limits: LockLimits,
+    files: BTreeMap<(InodeId, LockKind), File>,
+    /// Which files an owner of record locks waits for.
+    waiting: BTreeMap<LockOwner, Vec<InodeId>>,
+    tickets: BTreeMap<WaiterId, (InodeId, LockKind)>,
+    used: BTreeMap<SessionId, usize>,
+    woken: VecDeque<Woken>,
+}
+
+impl LockTable {
+    /// A table of no locks.
+    #[must_use]
+    pub fn new(limits: LockLimits) -> Self {
+        Self { limits, ..Self::default() }
+    }
+
+    /// Sets or removes a lock. A `flock` of another mode first gives up the one held, and has lost it if it can't have the new
+    /// one, as `flock(2)` says.
+    pub fn handle_lock(&mut self, request: LockRequest) -> LockOutcome {
+        let mut request = request;
+        if request.kind == LockKind::Flock {
+            request.range = ByteRange::ALL;
+        }
+        let LockAction::Lock(mode) = request.action else {
+            self.apply(&request, None);
+            self.settle(request.inode, request.kind);
+            return LockOutcome::Granted;
+        };
+        // A lock in the middle of another makes three of one.
+        if self.used(request.owner.session) + 2 > self.limits.per_session_max {
+            return LockOutcome::Full;
+        }
+        let is_conversion = request.kind == LockKind::Flock && self.holds_other_mode(&request, mode);
+        if is_conversion {
+            self.apply(&request, None);
+        }
+        let outcome = match self.in_the_way(&request, mode) {
+            None => {
+                self.apply(&request, Some(mode));
+                LockOutcome::Granted
+            }
+            Some(holder) => self.block(request, mode, holder),
+        };
+        if is_conversion || outcome == LockOutcome::Granted {
+            self.settle(request.inode, request.kind);
+        }
+        outcome
+    }
+
+    /// The next waiting that is over.
+    pub fn poll_woken(&mut self) -> Option<Woken> {
+        self.woken.pop_front()
+    }
+
+    /// Whether a waiting goes on.
+    #[must_use]
+    pub fn is_waiting(&self, waiter: WaiterId) -> bool {
+        self.tickets.contains_key(&waiter)
+    }
+
+    /// Ends a waiting; `false` if it's over already (its outcome is or was in [`LockTable::poll_woken`]).
+    pub fn handle_cancel(&mut self, waiter: WaiterId) -> bool {
+        let Some((inode, kind)) = self.tickets.get(&waiter).copied() else { return false };
+        let Some(file) = self.files.get_mut(&(inode, kind)) else { return false };
+        let is_it = |request: &LockRequest| waiter_id(request) == Some(waiter);
+        let Some(at) = file.waiters.iter().position(is_it) else { return false };
+        if let Some(request) = file.waiters.remove(at) {
+            self.forget_waiter(&request);
+        }
+        self.tidy(inode, kind);
+        true
+    }
+
+    /// The lock in the way of this one that begins first (`F_GETLK`). Nothing changes.
+    #[must_use]
+    pub fn query(&self, request: &LockRequest) -> Option<HeldLock> {
+        let LockAction::Lock(mode) = request.action else { return None };
+        let mut request = *request;
+        if request.kind == LockKind::Flock {
+            request.range = ByteRange::ALL;
+        }
+        self.in_the_way(&request, mode)
+    }
+
+    /// The owner has closed a descriptor of the file: its locks go. Whoever waits in its name goes on waiting.
+    pub fn handle_close(&mut self, owner: LockOwner, inode: InodeId, kind: LockKind) {
+        let request = LockRequest {
+            inode,
+            kind,
+            owner,
+            pid: 0,
+            range: ByteRange::ALL,
+            action: LockAction::Unlock,
+            wait: None,
+        };
+        self.handle_lock(request);
+    }
+
+    /// The owner is gone: all its locks of this kind go, and its waits.
+    pub fn handle_owner_end(&mut self, owner: LockOwner, kind: LockKind) {
+        self.handle_end(kind, |other| other == owner);
+    }
+
+    /// The session has ended: all its locks go, and its waits.
+    pub fn handle_session_end(&mut self, session: SessionId) {
+        for kind in [LockKind::Record, LockKind::Flock] {
+            self.handle_end(kind, |owner| owner.session == session);
+        }
+        self.woken.retain(|woken| woken.waiter.session != session);
+        self.used.remove(&session);
+    }
+
+    /// The locks that a session holds, in order of files, owners and ranges. Those who wait ask again after a restart.
+    #[must_use]
+    pub fn export(&self, session: SessionId) -> Vec<HeldLock> {
+        let mut locks = Vec::new();
+        for ((inode, kind), file) in &self.files {
+            for (owner, (pid, spans)) in file.owners.iter().filter(|(owner, _)| owner.session == session) {
+                locks.extend(spans.iter().map(|(range, mode)| HeldLock {
+                    inode: *inode,
+                    kind: *kind,
+                    owner: *owner,
+                    pid: *pid,
+                    range,
+                    mode,
+                }));
+            }
+        }
+        locks
+    }
+
+    /// Takes exported locks back after a restart. Returns those that conflict with locks held by now, and are lost.
+    pub fn import(&mut self, locks: &[HeldLock]) -> Vec<HeldLock> {
+        let is_lost = |lock: &&HeldLock| {
+            let request = LockRequest {
+                inode: lock.inode,
+                kind: lock.kind,
+                owner: lock.owner,
+                pid: lock.pid,
+                range: lock.range,
+                action: LockAction::Lock(lock.mode),
+                wait: None,
+            };
+            self.handle_lock(request) != LockOutcome::Granted
+        };
+        locks.iter().filter(is_lost).copied().collect()
+    }
+
+    /// How many locks are held, and how many waits there are.
+    #[must_use]
+    pub fn counts(&self) -> (usize, usize) {
+        let held = self.files.values().flat_map(|file| file.owners.values()).map(|(_, spans)| spans.len()).sum();
+        (held, self.tickets.len())
+    }
+
+    fn used(&self, session: SessionId) -> usize {
+        self.used.get(&session).copied().unwrap_or(0)
+    }
+
+    fn holds_other_mode(&self, request: &LockRequest, mode: LockMode) -> bool {
+        let file = self.files.get(&(request.inode, request.kind));
+        let held = file.and_then(|file| file.owners.get(&request.owner));
+        held.is_some_and(|(_, spans)| spans.iter().any(|(_, held)| held != mode))
+    }
+
+    fn in_the_way(&self, request: &LockRequest, mode: LockMode) -> Option<HeldLock> {
+        let file = self.files.get(&(request.inode, request.kind))?;
+        let others = file.owners.iter().filter(|(owner, _)| **owner != request.owner);
+        let conflicts = others.filter_map(|(owner, (pid, spans))| {
+            let (range, mode) = spans.in_the_way(request.range, mode)?;
+            Some(HeldLock { inode: request.inode, kind: request.kind, owner: *owner, pid: *pid, range, mode })
+        });
+        conflicts.min_by_key(|lock| (lock.range, lock.owner))
+    }
+
+    /// Every owner in the way of a request.
+    fn blockers(&self, request: &LockRequest) -> Vec<LockOwner> {
+        let (LockAction::Lock(mode), Some(file)) = (request.action, self.files.get(&(request.inode, request.kind))) else {
+            return Vec::new();
+        };
+        let others = file.owners.iter().filter(|(owner, _)| **owner != request.owner);
+        others.filter(|(_, (_, spans))| spans.in_the_way(request.range, mode).is_some()).map(|(owner, _)| *owner).collect()
+    }
+
+    /// Whether those in the way of a request wait, directly or not, for its owner.
+    fn closes_circle(&self, request: &LockRequest) -> bool {
+        if request.kind != LockKind::Record {
+            return false;
+        }
+        let mut rest = self.blockers(request);
+        let mut seen = BTreeSet::new();
+        while let Some(owner) = rest.pop() {
+            if owner == request.owner {
+                return true;
+            }
+            if !seen.insert(owner) {
+                continue;
+            }
+            for inode in self.waiting.get(&owner).into_iter().flatten() {
+                let file = self.files.get(&(*inode, LockKind::Record));
+                let waits = file.into_iter().flat_map(|file| &file.waiters).filter(|wait| wait.owner == owner);
+                rest.extend(waits.flat_map(|wait| self.blockers(wait)));
+            }
+        }
+        false
+    }
+
+    fn block(&mut self, request: LockRequest, mode: LockMode, holder: HeldLock) -> LockOutcome {
+        debug_assert_eq!(request.action, LockAction::Lock(mode));
+        let Some(waiter) = waiter_id(&request) else { return LockOutcome::WouldBlock(holder) };
+        if self.closes_circle(&request) {
+            return LockOutcome::Deadlock;
+        }
+        if request.kind == LockKind::Record {
+            self.waiting.entry(request.owner).or_default().push(request.inode);
+        }
+        self.tickets.insert(waiter, (request.inode, request.kind));
+        *self.used.entry(waiter.session).or_insert(0) += 1;
+        self.files.entry((request.inode, request.kind)).or_default().waiters.push_back(request);
+        LockOutcome::Blocked
+    }
+
+    /// Changes what the owner holds.
+    fn apply(&mut self, request: &LockRequest, mode: Option<LockMode>) {
+        let key = (request.inode, request.kind);
+        if mode.is_none() && !self.files.contains_key(&key) {
+            return;
+        }
+        let file = self.files.entry(key).or_default();
+        let (pid, spans) = file.owners.entry(request.owner).or_default();
+        let before = spans.len();
+        spans.set(request.range, mode);
+        if mode.is_some() {
+            *pid = request.pid;
+        }
+        let after = spans.len();
+        if spans.is_empty() {
+            file.owners.remove(&request.owner);
+        }
+        let used = self.used.entry(request.owner.session).or_insert(0);
+        *used = *used + after - before;
+        if *used == 0 {
+            self.used.remove(&request.owner.session);
+        }
+        self.tidy(request.inode, request.kind);
+    }
+
+    /// Gives what can be had now to those who wait, in the order in which they came.
+    fn settle(&mut self, inode: InodeId, kind: LockKind) {
+        let mut at = 0;
+        while let Some(request) = self.files.get(&(inode, kind)).and_then(|file| file.waiters.get(at)).copied() {
+            let LockAction::Lock(mode) = request.action else { unreachable!("only locks are waited for") };
+            let outcome = if self.in_the_way(&request, mode).is_none() {
+                LockOutcome::Granted
+            } else if self.closes_circle(&request) {
+                LockOutcome::Deadlock
+            } else {
+                at += 1;
+                continue;
+            };
+            if let Some(file) = self.files.get_mut(&(inode, kind)) {
+                file.waiters.remove(at);
+            }
+            self.forget_waiter(&request);
+            if outcome == LockOutcome::Granted {
+                self.apply(&request, Some(mode));
+                // An owner that has got a weaker lock may have let in one that came earlier.
+                at = 0;
+            }
+            self.woken.extend(waiter_id(&request).map(|waiter| Woken { waiter, outcome }));
+        }
+        self.tidy(inode, kind);
+    }
+
+    fn forget_waiter(&mut self, request: &LockRequest) {
+        if let Some(waiter) = waiter_id(request) {
+            self.tickets.remove(&waiter);
+        }
+        if let Some(used) = self.used.get_mut(&request.owner.session) {
+            *used -= 1;
+            if *used == 0 {
+                self.used.remove(&request.owner.session);
+            }
+        }
+        if let Some(inodes) = self.waiting.get_mut(&request.owner).filter(|_| request.kind == LockKind::Record) {
+            if let Some(at) = inodes.iter().position(|inode| *inode == request.inode) {
+                inodes.swap_remove(at);
+            }
+            if inodes.is_empty() {
+                self.waiting.remove(&request.owner);
+            }
+        }
+    }
+
+    fn handle_end(&mut self, kind: LockKind, is_ended: impl Fn(LockOwner) -> bool) {
+        let keys: Vec<_> = self.files.keys().filter(|key| key.1 == kind).copied().collect();
+        let mut changed = Vec::new();
+        for key in keys {
+            let Some(file) = self.files.get_mut(&key) else { continue };
+            let waiters = std::mem::take(&mut file.waiters).into_iter();
+            let (gone, kept): (VecDeque<_>, VecDeque<_>) = waiters.partition(|wait| is_ended(wait.owner));
+            file.waiters = kept;
+            let before = file.owners.len();
+            let mut freed = Vec::new();
+            file.owners.retain(|owner, (_, spans)| {
+                let is_kept = !is_ended(*owner);
+                if !is_kept {
+                    freed.push((owner.session, spans.len()));
+                }
+                is_kept
+            });
+            if file.owners.len() != before || !gone.is_empty() {
+                changed.push(key);
+            }
+            for request in &gone {
+                self.forget_waiter(request);
+            }
+            for (session, count) in freed {
+                if let Some(used) = self.used.get_mut(&session) {
+                    *used -= count;
+                }
+            }
+        }
+        // Only now, so that nothing is given to an owner, or refused because of one, that ends as well.
+        for (inode, kind) in changed {
+            self.settle(inode, kind);
+        }
+    }
+
+    fn tidy(&mut self, inode: InodeId, kind: LockKind) {
+        let key = (inode, kind);
+        if self.files.get(&key).is_some_and(|file| file.owners.is_empty() && file.waiters.is_empty()) {
+            self.files.remove(&key);
+        }
+    }
+}
+
+fn waiter_id(request: &LockRequest) -> Option<WaiterId> {
+    request.wait.map(|ticket| WaiterId { session: request.owner.session, ticket })
+}

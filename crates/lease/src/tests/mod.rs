@@ -1,0 +1,3 @@
+mod property;
+mod stories;
+mod world;

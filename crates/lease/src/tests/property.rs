@@ -1,0 +1,170 @@
+//! Random operations of random sessions on a random tree.
+
+use ashlar_types::InodeId;
+use proptest::prelude::*;
+
+use super::world::{Check, Op, Plant, World};
+use crate::Limits;
+
+const SESSIONS_MAX: usize = 4;
+
+/// So tight that every limit is met.
+fn tight(hold_us: u64) -> Limits {
+    Limits { hold_us, entries_per_session_max: 8, table_slots: 10, splits_max: 2, marks_max: 4, ..Limits::default() }
+}
+
+fn pick<T: Copy>(choices: &[T], by: u64) -> Option<T> {
+    (!choices.is_empty()).then(|| choices[by as usize % choices.len()])
+}
+
+fn step(world: &mut World, step: u64) -> Check {
+    let (action, by, first, second) = (step % 32, step >> 8 & 0xff, step >> 16 & 0xffff, step >> 32 & 0xffff);
+    if world.sessions().len() < 2 {
+        world.begin();
+    }
+    let Some(session) = pick(&world.sessions(), by) else { return Ok(()) };
+    let Some(directory) = pick(&world.inodes(Some(true)), first) else { return Ok(()) };
+    let any = pick(&world.inodes(None), second).unwrap_or(InodeId::ROOT);
+    let file = pick(&world.inodes(Some(false)), second);
+    match action {
+        0..5 => world.read(session, any).map(|_| ())?,
+        5..9 => world.run(session, Op::Write { inode: any, value: step })?,
+        9..13 => world.make(session, directory, action == 9).map(|_| ())?,
+        13..16 => rename(world, session, any, directory)?,
+        16..18 => {
+            if let Some(inode) = file.filter(|file| !world.state(*file).parents.contains(&directory)) {
+                world.run(session, Op::Link { inode, to: directory })?;
+            }
+        }
+        18..20 => {
+            let is_empty = world.state(any).children.is_empty();
+            if let Some(from) = world.state(any).parents.first().copied().filter(|_| is_empty) {
+                world.run(session, Op::Unlink { inode: any, from, keep: action == 18 })?;
+            }
+        }
+        20..22 => world.digest(session, first as usize % 4)?,
+        22 => world.release(session, any)?,
+        23 if by % 4 == 0 => world.end(session)?,
+        24 if world.sessions().len() < SESSIONS_MAX => {
+            world.begin();
+        }
+        25 if by % 4 == 0 => world.restart()?,
+        26 => world.persist(session),
+        27 => world.manager.handle_stopped(session, first % 2 == 0),
+        28 => world.now_us += first % 16,
+        _ => world.read_kernel(session, any)?,
+    }
+    world.check()
+}
+
+fn rename(world: &mut World, session: ashlar_types::SessionId, inode: InodeId, to: InodeId) -> Check {
+    let parents = world.state(inode).parents.clone();
+    match parents.first().copied() {
+        Some(from) if !parents.contains(&to) && world.can_move(inode, to) => {
+            world.run(session, Op::Rename { inode, from, to })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn run(limits: Limits, plant: Plant, steps: &[u64]) -> Check {
+    let mut world = World::new(limits, plant);
+    for each in steps {
+        step(&mut world, *each)?;
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_read_sees_the_last_write(steps in prop::collection::vec(any::<u64>(), 1..300)) {
+        run(Limits { hold_us: 0, ..Limits::default() }, Plant::None, &steps).map_err(TestCaseError::fail)?;
+    }
+
+    #[test]
+    fn every_read_sees_the_last_write_at_the_limits(steps in prop::collection::vec(any::<u64>(), 1..300), hold_us in 0_u64..9) {
+        run(tight(hold_us), Plant::None, &steps).map_err(TestCaseError::fail)?;
+    }
+}
+
+/// Numbers from a seed, so that the canaries sing the same song every time.
+fn steps_of(seed: u64) -> Vec<u64> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    };
+    (0..300).map(|_| next() >> 8).collect()
+}
+
+fn is_caught(plant: Plant) -> bool {
+    let limits = Limits { hold_us: 0, ..Limits::default() };
+    (0..400).any(|seed| run(limits, plant, &steps_of(seed)).is_err())
+}
+
+#[test]
+fn canary_a_move_that_is_not_reported_is_caught() {
+    assert!(is_caught(Plant::MoveNotReported));
+}
+
+#[test]
+fn canary_a_made_inode_that_is_not_reported_is_caught() {
+    assert!(is_caught(Plant::MakeNotReported));
+}
+
+#[test]
+fn canary_a_log_that_is_not_applied_is_caught() {
+    assert!(is_caught(Plant::LogNotApplied));
+}
+
+#[test]
+fn canary_a_split_that_is_not_written_is_caught() {
+    assert!(is_caught(Plant::SplitNotWritten));
+}
+
+#[test]
+fn canary_a_kernel_that_is_not_told_is_caught() {
+    assert!(is_caught(Plant::KernelNotInvalidated));
+}
+
+#[test]
+fn canary_lost_dependencies_are_caught() {
+    assert!(is_caught(Plant::DependenciesLost));
+}
+
+#[test]
+fn the_canaries_steps_are_clean_without_a_bug() {
+    assert_eq!((0..100).try_for_each(|seed| run(tight(seed % 3), Plant::None, &steps_of(seed))), Ok(()));
+}
+
+#[test]
+fn zz_search() {
+    let n: u64 = std::env::var("SEEDS").map(|s| s.parse().unwrap()).unwrap_or(0);
+    for tightness in 0..2 {
+        for seed in 0..n {
+            let limits = |_: ()| if tightness == 0 { Limits { hold_us: 0, ..Limits::default() } } else { tight(seed % 3) };
+            let mut steps = steps_of(seed);
+            let Err(e) = run(limits(()), Plant::None, &steps) else { continue };
+            let kind = |e: &str| e.chars().filter(|c| c.is_alphabetic()).take(12).collect::<String>();
+            loop {
+                let before = steps.len();
+                for at in (0..steps.len()).rev() {
+                    let mut less = steps.clone();
+                    less.remove(at);
+                    if run(limits(()), Plant::None, &less).is_err_and(|f| kind(&f) == kind(&e)) { steps = less; }
+                }
+                if steps.len() == before { break }
+            }
+            println!("=== tight {tightness} seed {seed}: {e} ({} steps)", steps.len());
+            let mut world = World::new(limits(()), Plant::None);
+            world.trace = true;
+            for each in &steps {
+                if let Err(e) = step(&mut world, *each) { println!("ERR {e}"); break }
+            }
+        }
+    }
+}

@@ -1,0 +1,556 @@
+//! A shell and sessions in one thread: what every operation finds is compared with a tree on which all operations run at once.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ashlar_types::{InodeId, LogPosition, SessionId};
+
+use crate::{Ancestry, Command, LeaseManager, Limits, Mode, Reason, Scope, SlotWord, Want};
+
+/// A bug in the shell, for the canaries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plant {
+    None,
+    MoveNotReported,
+    MakeNotReported,
+    LogNotApplied,
+    SplitNotWritten,
+    KernelNotInvalidated,
+    DependenciesLost,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inode {
+    pub is_directory: bool,
+    pub value: u64,
+    pub parents: BTreeSet<InodeId>,
+    pub children: BTreeSet<InodeId>,
+    writer: (SessionId, LogPosition),
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Tree(pub BTreeMap<InodeId, Inode>);
+
+impl Ancestry for Tree {
+    fn parent(&self, inode: InodeId) -> Option<InodeId> {
+        match inode {
+            InodeId::ROOT | InodeId::RENAME => Some(InodeId::ROOT),
+            _ => self.0.get(&inode)?.parents.first().copied(),
+        }
+    }
+
+    fn is_shared(&self, inode: InodeId) -> bool {
+        self.0.get(&inode).is_some_and(|inode| inode.parents.len() > 1)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Op {
+    Write { inode: InodeId, value: u64 },
+    Make { inode: InodeId, parent: InodeId, is_directory: bool },
+    Rename { inode: InodeId, from: InodeId, to: InodeId },
+    Link { inode: InodeId, to: InodeId },
+    Unlink { inode: InodeId, from: InodeId, keep: bool },
+}
+
+impl Op {
+    /// The inodes whose state it changes.
+    fn touches(self) -> Vec<InodeId> {
+        match self {
+            Self::Write { inode, .. } => vec![inode],
+            Self::Make { inode, parent, .. } => vec![parent, inode],
+            Self::Rename { inode, from, to } => vec![from, to, inode],
+            Self::Link { inode, to } => vec![to, inode],
+            Self::Unlink { inode, from, .. } => vec![from, inode],
+        }
+    }
+}
+
+impl Tree {
+    fn apply(&mut self, op: Op, by: (SessionId, LogPosition)) {
+        match op {
+            Op::Write { inode, value } => self.at(inode).value = value,
+            Op::Make { inode, parent, is_directory } => {
+                let made = Inode { is_directory, parents: [parent].into(), ..Inode::default() };
+                self.0.insert(inode, made);
+                self.at(parent).children.insert(inode);
+            }
+            Op::Rename { inode, from, to } => {
+                self.at(from).children.remove(&inode);
+                self.at(to).children.insert(inode);
+                self.at(inode).parents.remove(&from);
+                self.at(inode).parents.insert(to);
+            }
+            Op::Link { inode, to } => {
+                self.at(to).children.insert(inode);
+                self.at(inode).parents.insert(to);
+            }
+            Op::Unlink { inode, from, keep } => {
+                self.at(from).children.remove(&inode);
+                self.at(inode).parents.remove(&from);
+                if self.at(inode).parents.is_empty() && !keep {
+                    self.0.remove(&inode);
+                }
+            }
+        }
+        for inode in op.touches() {
+            if let Some(inode) = self.0.get_mut(&inode) {
+                inode.writer = by;
+            }
+        }
+    }
+
+    fn at(&mut self, inode: InodeId) -> &mut Inode {
+        self.0.get_mut(&inode).expect("the operation was possible")
+    }
+
+    fn governing_parent(&self, inode: InodeId) -> Option<InodeId> {
+        let parents = self.0.get(&inode).map(|inode| &inode.parents)?;
+        if parents.len() == 1 { parents.first().copied() } else { None }
+    }
+
+    fn is_below(&self, inode: InodeId, top: InodeId) -> bool {
+        let mut next = Some(inode);
+        while let Some(inode) = next {
+            if inode == top {
+                return true;
+            }
+            next = self.parent(inode).filter(|parent| *parent != inode);
+        }
+        false
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Cached {
+    slot: u32,
+    generation: u64,
+    state: Inode,
+}
+
+type Clock = BTreeMap<SessionId, LogPosition>;
+
+#[derive(Debug, Default)]
+struct Session {
+    cached: BTreeMap<InodeId, Cached>,
+    kernel: BTreeMap<InodeId, Inode>,
+    log: Vec<(Op, LogPosition)>,
+    position: LogPosition,
+    applied: LogPosition,
+    pending: Clock,
+}
+
+pub struct World {
+    pub manager: LeaseManager,
+    pub applied: Tree,
+    truth: Tree,
+    words: BTreeMap<(SessionId, u32), SlotWord>,
+    sessions: BTreeMap<SessionId, Session>,
+    /// What each session's log depends on, by its position.
+    clocks: BTreeMap<SessionId, Vec<(LogPosition, Clock)>>,
+    persistent: Clock,
+    next_inode: u64,
+    next_session: u64,
+    pub now_us: u64,
+    limits: Limits,
+    plant: Plant,
+    pub seals: BTreeMap<SessionId, u64>,
+    pub trace: bool,
+}
+
+pub type Check<T = ()> = Result<T, String>;
+
+impl World {
+    pub fn new(limits: Limits, plant: Plant) -> Self {
+        let root = Inode { is_directory: true, ..Inode::default() };
+        let rename = Inode::default();
+        let tree = Tree([(InodeId::ROOT, root), (InodeId::RENAME, rename)].into());
+        Self {
+            manager: LeaseManager::new(limits),
+            applied: tree.clone(),
+            truth: tree,
+            words: BTreeMap::new(),
+            sessions: BTreeMap::new(),
+            clocks: BTreeMap::new(),
+            persistent: Clock::new(),
+            next_inode: 16,
+            next_session: 1,
+            now_us: 0,
+            limits,
+            plant,
+            seals: BTreeMap::new(),
+            trace: false,
+        }
+    }
+
+    pub fn begin(&mut self) -> SessionId {
+        let session = SessionId(self.next_session);
+        self.next_session += 1;
+        self.sessions.insert(session, Session::default());
+        session
+    }
+
+    pub fn sessions(&self) -> Vec<SessionId> {
+        self.sessions.keys().copied().collect()
+    }
+
+    /// Inodes that exist for SharedFS and for everybody.
+    pub fn inodes(&self, is_directory: Option<bool>) -> Vec<InodeId> {
+        let is_it = |(inode, state): &(&InodeId, &Inode)| {
+            **inode != InodeId::RENAME
+                && self.truth.0.contains_key(inode)
+                && is_directory.is_none_or(|is_directory| is_directory == state.is_directory)
+        };
+        self.applied.0.iter().filter(is_it).map(|(inode, _)| *inode).collect()
+    }
+
+    pub fn state(&self, inode: InodeId) -> &Inode {
+        &self.truth.0[&inode]
+    }
+
+    pub fn is_valid(&self, session: SessionId, inode: InodeId, mode: Mode) -> bool {
+        self.sessions[&session].cached.get(&inode).is_some_and(|cached| {
+            let word = &self.words[&(session, cached.slot)];
+            word.generation == cached.generation && word.mode.is_some_and(|held| held >= mode)
+        })
+    }
+
+    pub fn word(&self, session: SessionId, inode: InodeId) -> SlotWord {
+        self.words[&(session, self.sessions[&session].cached[&inode].slot)]
+    }
+
+    /// What a read finds, asked for only if the session has no valid state.
+    pub fn read(&mut self, session: SessionId, inode: InodeId) -> Check<u64> {
+        if self.trace { println!("{session} reads {inode}"); }
+        if !self.is_valid(session, inode, Mode::Read) {
+            self.acquire(session, &[Want { inode, mode: Mode::Read, scope: Scope::Node }])?;
+        }
+        self.check_cached(session, inode)?;
+        let state = self.sessions[&session].cached[&inode].state.clone();
+        let value = state.value;
+        self.session(session).kernel.insert(inode, state);
+        Ok(value)
+    }
+
+    /// What a read finds that the kernel answers.
+    pub fn read_kernel(&mut self, session: SessionId, inode: InodeId) -> Check {
+        match self.sessions[&session].kernel.get(&inode) {
+            Some(state) if self.truth.0.get(&inode).is_some_and(|truth| truth != state) => {
+                Err(format!("the kernel of {session} shows an old state of {inode}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Runs an operation, with the leases that it needs.
+    pub fn run(&mut self, session: SessionId, op: Op) -> Check {
+        if self.trace { println!("{session} runs {op:?}"); }
+        let wants = self.wants(op);
+        let is_held = |want: &Want| {
+            let word = self.sessions[&session].cached.get(&want.inode).map(|cached| self.words[&(session, cached.slot)]);
+            self.is_valid(session, want.inode, want.mode)
+                && (want.scope == Scope::Node || word.is_some_and(|word| word.scope == Scope::Subtree))
+        };
+        // A subtree lease that is held may have holes: only SharedFS knows.
+        let needs_subtree = wants.iter().any(|want| want.scope == Scope::Subtree);
+        if needs_subtree || !wants.iter().all(is_held) {
+            self.acquire(session, &wants)?;
+        }
+        for want in &wants {
+            if !self.is_valid(session, want.inode, want.mode) {
+                return Err(format!("{session} was granted {want:?}, but its word doesn't say so"));
+            }
+            self.check_cached(session, want.inode)?;
+        }
+        self.append(session, op);
+        Ok(())
+    }
+
+    fn wants(&self, op: Op) -> Vec<Want> {
+        let node = |inode| Want { inode, mode: Mode::Write, scope: Scope::Node };
+        match op {
+            Op::Write { inode, .. } => vec![node(inode)],
+            Op::Make { parent, .. } => vec![node(parent)],
+            Op::Rename { inode, from, to } if self.truth.0[&inode].is_directory => {
+                let moved = Want { scope: Scope::Subtree, ..node(inode) };
+                vec![node(from), node(to), moved, node(InodeId::RENAME)]
+            }
+            Op::Rename { inode, from, to } => vec![node(from), node(to), node(inode)],
+            Op::Link { inode, to } => vec![node(inode), node(to)],
+            Op::Unlink { inode, from, .. } => vec![node(inode), node(from)],
+        }
+    }
+
+    fn append(&mut self, session: SessionId, op: Op) {
+        let pending = std::mem::take(&mut self.session(session).pending);
+        let clock = self.known(session, &pending);
+        let position = self.sessions[&session].position.plus(1);
+        self.clocks.entry(session).or_default().push((position, clock));
+        self.session(session).position = position;
+        self.truth.apply(op, (session, position));
+        self.session(session).log.push((op, position));
+        for inode in op.touches() {
+            let Some(state) = self.truth.0.get(&inode).cloned() else { continue };
+            let known_on = match op {
+                Op::Make { parent, .. } => self.sessions[&session].cached[&parent].clone(),
+                _ => self.sessions[&session].cached[&inode].clone(),
+            };
+            let session = self.session(session);
+            session.kernel.insert(inode, state.clone());
+            session.cached.insert(inode, Cached { state, ..known_on });
+        }
+    }
+
+    pub fn make(&mut self, session: SessionId, parent: InodeId, is_directory: bool) -> Check<InodeId> {
+        let inode = InodeId(self.next_inode);
+        self.next_inode += 1;
+        self.run(session, Op::Make { inode, parent, is_directory })?;
+        Ok(inode)
+    }
+
+    /// Whether a move makes sense.
+    pub fn can_move(&self, inode: InodeId, to: InodeId) -> bool {
+        !self.truth.is_below(to, inode)
+    }
+
+    fn session(&mut self, session: SessionId) -> &mut Session {
+        self.sessions.get_mut(&session).expect("the session runs")
+    }
+
+    fn check_cached(&self, session: SessionId, inode: InodeId) -> Check {
+        let cached = &self.sessions[&session].cached[&inode].state;
+        match self.truth.0.get(&inode) {
+            Some(truth) if truth != cached => {
+                Err(format!("{session} takes {cached:?} of {inode} for valid, but it is {truth:?}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub fn acquire(&mut self, session: SessionId, wants: &[Want]) -> Check {
+        let request =
+            self.manager.handle_request(self.now_us, session, wants).map_err(|error| format!("refused: {error}"))?;
+        if !self.perform(Some(request))? {
+            return Err(format!("request {request:?} was not answered"));
+        }
+        Ok(())
+    }
+
+    /// Performs commands until there are none; tells whether this request was granted.
+    pub fn perform(&mut self, request: Option<crate::RequestId>) -> Check<bool> {
+        let mut is_granted = false;
+        for _ in 0..10_000 {
+            let Some(command) = self.manager.poll_command(self.now_us, &self.applied) else {
+                if self.plant == Plant::None {
+                    self.manager.check(&self.applied)?;
+                }
+                return Ok(is_granted);
+            };
+            if self.trace { println!("   {command:?}"); }
+            for word in command.words() {
+                self.write(word, &command)?;
+            }
+            self.invalidate(&command);
+            match command {
+                Command::SealAndApply { session } => self.seal_and_apply(session)?,
+                Command::Grant { session, request: granted, grants, dependencies } => {
+                    is_granted |= request == Some(granted);
+                    if self.plant != Plant::DependenciesLost {
+                        let pending = &mut self.session(session).pending;
+                        join(pending, &dependencies.into_iter().collect());
+                    }
+                    for grant in grants {
+                        self.take_grant(session, grant.inode, grant.word)?;
+                    }
+                }
+                Command::Wait { until_us } => self.now_us = self.now_us.max(until_us),
+                _ => {}
+            }
+        }
+        Err("the manager never comes to an end".to_owned())
+    }
+
+    fn write(&mut self, word: SlotWord, command: &Command) -> Check {
+        if self.plant == Plant::SplitNotWritten && matches!(command, Command::Split { .. }) {
+            return Ok(());
+        }
+        if word.slot >= self.limits.table_slots {
+            return Err(format!("slot {} is beyond the table", word.slot));
+        }
+        let before = self.words.insert((word.session, word.slot), word);
+        match before {
+            Some(before) if before.generation > word.generation && self.plant == Plant::None => {
+                Err(format!("{before:?} went back to {word:?}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn take_grant(&mut self, session: SessionId, inode: InodeId, word: SlotWord) -> Check {
+        let Some(state) = self.applied.0.get(&inode).cloned() else { return Ok(()) };
+        if self.truth.0.get(&inode).is_some_and(|truth| *truth != state) && !self.has_logged(session, inode) {
+            return Err(format!("{session} was granted an old state of {inode}"));
+        }
+        let (writer, position) = state.writer;
+        let known = self.known(session, &self.sessions[&session].pending);
+        let is_known = |clock: &Clock| clock.get(&writer).is_some_and(|known| *known >= position);
+        if writer != session && position.0 > 0 && !is_known(&known) && !is_known(&self.persistent) {
+            return Err(format!("{session} doesn't know that {inode} depends on {writer} up to {position}"));
+        }
+        // What the session has in its own log and is not applied yet counts, too.
+        let state = if self.has_logged(session, inode) { self.truth.0.get(&inode).cloned() } else { Some(state) };
+        if let Some(state) = state {
+            let cached = Cached { slot: word.slot, generation: word.generation, state };
+            self.session(session).cached.insert(inode, cached);
+        }
+        Ok(())
+    }
+
+    fn has_logged(&self, session: SessionId, inode: InodeId) -> bool {
+        self.sessions[&session].log.iter().any(|(op, _)| op.touches().contains(&inode))
+    }
+
+    fn known(&self, session: SessionId, pending: &Clock) -> Clock {
+        let mut known = self.clock_at(session, LogPosition(u64::MAX));
+        for (other, position) in pending {
+            join(&mut known, &[(*other, *position)].into());
+            join(&mut known, &self.clock_at(*other, *position));
+        }
+        known
+    }
+
+    fn clock_at(&self, session: SessionId, position: LogPosition) -> Clock {
+        let clocks = self.clocks.get(&session).map(Vec::as_slice).unwrap_or_default();
+        clocks.iter().rev().find(|(at, _)| *at <= position).map(|(_, clock)| clock.clone()).unwrap_or_default()
+    }
+
+    fn invalidate(&mut self, command: &Command) {
+        let (session, inode, scope) = match command {
+            Command::Revoke { reason: Reason::Folded, .. } => return,
+            Command::Revoke { word, .. } => (word.session, word.inode, word.scope),
+            Command::Split { word, hole: Some(hole) } if !hole.keeps_read => (word.session, hole.inode, hole.scope),
+            _ => return,
+        };
+        let Some(session) = self.sessions.get_mut(&session).filter(|_| self.plant != Plant::KernelNotInvalidated) else {
+            return;
+        };
+        match scope {
+            Scope::Node => {
+                session.kernel.remove(&inode);
+            }
+            Scope::Subtree => session.kernel.clear(),
+        }
+    }
+
+    fn seal_and_apply(&mut self, session: SessionId) -> Check {
+        *self.seals.entry(session).or_insert(0) += 1;
+        if self.plant != Plant::LogNotApplied {
+            self.apply(session, usize::MAX)?;
+        }
+        let position = self.sessions[&session].applied;
+        self.manager.handle_applied(session, position);
+        Ok(())
+    }
+
+    /// Applies some of a session's log, as SharedFS does now and then.
+    pub fn digest(&mut self, session: SessionId, count: usize) -> Check {
+        self.apply(session, count)?;
+        self.perform(None).map(|_| ())
+    }
+
+    fn apply(&mut self, session: SessionId, count: usize) -> Check {
+        let log = &mut self.session(session).log;
+        let count = count.min(log.len());
+        let due: Vec<_> = log.drain(..count).collect();
+        for (op, position) in due {
+            for inode in op.touches() {
+                let is_made = matches!(op, Op::Make { inode: made, .. } if made == inode);
+                let may_write = is_made || self.manager.may_write(session, inode, &self.applied);
+                if !may_write && self.plant == Plant::None {
+                    return Err(format!("{op:?} of {session} was not written under a lease on {inode}"));
+                }
+            }
+            self.apply_one(session, op, position);
+            self.session(session).applied = position;
+        }
+        Ok(())
+    }
+
+    fn apply_one(&mut self, session: SessionId, op: Op, position: LogPosition) {
+        if self.trace { println!("   applying {op:?} of {session}"); }
+        let moved = match op {
+            Op::Rename { inode, .. } | Op::Link { inode, .. } | Op::Unlink { inode, .. } => Some(inode),
+            _ => None,
+        };
+        let from = moved.and_then(|inode| self.applied.governing_parent(inode));
+        let is_directory = moved.is_some_and(|inode| self.applied.0[&inode].is_directory);
+        self.applied.apply(op, (session, position));
+        match op {
+            Op::Make { inode, parent, is_directory } if self.plant != Plant::MakeNotReported => {
+                self.manager.handle_made(session, inode, parent, is_directory, &self.applied);
+            }
+            Op::Unlink { inode, .. } if !self.applied.0.contains_key(&inode) => self.manager.handle_gone(inode),
+            _ => {}
+        }
+        let Some(inode) = moved.filter(|inode| self.applied.0.contains_key(inode)) else { return };
+        let to = self.applied.governing_parent(inode);
+        if from != to && self.plant != Plant::MoveNotReported {
+            self.manager.handle_moved(inode, from, to, is_directory, &self.applied);
+        }
+    }
+
+    pub fn end(&mut self, session: SessionId) -> Check {
+        if self.trace { println!("end {session}"); }
+        self.manager.handle_session_end(session);
+        self.perform(None)?;
+        if self.plant == Plant::None && !self.sessions[&session].log.is_empty() {
+            return Err(format!("{session} ended, but its log was not applied"));
+        }
+        self.sessions.remove(&session);
+        self.words.retain(|(holder, _), _| *holder != session);
+        Ok(())
+    }
+
+    pub fn release(&mut self, session: SessionId, inode: InodeId) -> Check {
+        if self.trace { println!("{session} releases {inode}"); }
+        self.manager.handle_release(session, inode);
+        self.perform(None).map(|_| ())
+    }
+
+    /// SharedFS dies and comes back; sessions, words and logs stay.
+    pub fn restart(&mut self) -> Check {
+        if self.trace { println!("restart"); }
+        let words: Vec<_> = self.words.values().copied().collect();
+        let mut applied: Vec<_> = self.sessions.iter().map(|(id, session)| (*id, session.applied)).collect();
+        // The logs of sessions that have ended are digested before anyone is served.
+        let ended: Vec<_> = self.clocks.keys().filter(|id| !self.sessions.contains_key(id)).copied().collect();
+        for session in ended {
+            self.persistent.insert(session, LogPosition(u64::MAX));
+        }
+        applied.sort_unstable();
+        self.manager = LeaseManager::restore(self.limits, &words, &applied, &self.applied);
+        self.perform(None).map(|_| ())
+    }
+
+    pub fn persist(&mut self, session: SessionId) {
+        let applied = self.sessions[&session].applied;
+        self.persistent.insert(session, applied);
+        self.manager.handle_persistent(session, applied);
+    }
+
+    /// Every state that any session takes for valid is the true one.
+    pub fn check(&self) -> Check {
+        for (session, state) in &self.sessions {
+            for inode in state.cached.keys().filter(|inode| self.is_valid(*session, **inode, Mode::Read)) {
+                self.check_cached(*session, *inode)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn join(clock: &mut Clock, other: &Clock) {
+    for (session, position) in other {
+        let known = clock.entry(*session).or_insert(*position);
+        *known = (*known).max(*position);
+    }
+}

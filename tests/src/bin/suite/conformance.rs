@@ -1,0 +1,117 @@
+//! pjdfstest and fsx, at the versions that `scripts/tools.sh` builds.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use ashlar_tests::command::run;
+use ashlar_tests::harness::{Test, Verdict};
+use ashlar_tests::mount::{Medium, Site, obstacle};
+use ashlar_tests::reference::Reference;
+use ashlar_tests::{Outcome, ensure, number, tried};
+
+/// The tests of this group.
+pub const TESTS: &[Test] =
+    &[Test { name: "conformance/pjdfstest", run: pjdfstest }, Test { name: "conformance/fsx", run: fsx }];
+
+/// Where `scripts/tools.sh` puts them: beside the directory of this program.
+fn tool(name: &str) -> Option<PathBuf> {
+    let this = std::env::current_exe().ok()?;
+    let path = this.parent()?.parent()?.join("tools/bin").join(name);
+    path.exists().then_some(path)
+}
+
+fn why_not(name: &str) -> Option<String> {
+    obstacle().or_else(|| tool(name).is_none().then(|| format!("{name} is not built; 'scripts/tools.sh' builds it")))
+}
+
+/// Every test that passes on ext4 passes here, but for those that `pjdfstest.toml` names with reasons.
+fn pjdfstest() -> Outcome<Verdict> {
+    let name = "pjdfstest";
+    let Some(program) = tool(name).filter(|_| obstacle().is_none()) else {
+        return Ok(Verdict::Skipped(why_not(name).unwrap_or_default()));
+    };
+    let reference = Reference::new(256)?;
+    let second = Reference::new(64)?;
+    let expected = verdicts(&program, &reference.path(), &second.path())?;
+    let site = Site::mounted(Medium::Memory, "256M")?;
+    let found = verdicts(&program, &site.point(0), &second.path())?;
+    site.check()?;
+    site.umount(0)?;
+    let ours: Vec<_> = exceptions();
+    let worse: Vec<_> = expected
+        .iter()
+        .filter(|(test, passed)| **passed && found.get(*test) != Some(&true))
+        .map(|(test, _)| test.as_str())
+        .filter(|test| !ours.iter().any(|exception| exception == test))
+        .collect();
+    ensure!(
+        worse.is_empty(),
+        "{} tests pass on {} and not here:\n  {}",
+        worse.len(),
+        reference.name(),
+        worse.join("\n  ")
+    );
+    let count = |verdicts: &BTreeMap<String, bool>| verdicts.values().filter(|passed| **passed).count();
+    ensure!(count(&expected) > 300, "only {} tests pass on {}: nothing was tried", count(&expected), reference.name());
+    let needless: Vec<_> = ours.iter().filter(|test| found.get(*test) == Some(&true)).collect();
+    ensure!(needless.is_empty(), "these pass, and need no exception: {needless:?}");
+    Ok(Verdict::Passed(format!("{} tests pass, {} on {}", count(&found), count(&expected), reference.name())))
+}
+
+const CONFIGURATION: &str = include_str!("../../../pjdfstest.toml");
+
+/// Tests that are not expected to pass here: the comment lines `# except NAME: reason` of the configuration.
+fn exceptions() -> Vec<String> {
+    let lines = CONFIGURATION.lines().filter_map(|line| line.strip_prefix("# except "));
+    lines.filter_map(|line| Some(line.split_once(": ")?.0.to_owned())).collect()
+}
+
+/// Runs all tests in a directory, and tells which pass. Those that the program skips are none.
+fn verdicts(program: &Path, directory: &Path, second: &Path) -> Outcome<BTreeMap<String, bool>> {
+    let work = directory.join("pjdfstest");
+    fs::create_dir(&work).map_err(tried("making a directory"))?;
+    run(Command::new("chmod").arg("755").arg(&work).arg(directory))?.success()?;
+    let configuration = tempfile::NamedTempFile::new().map_err(tried("making a file"))?;
+    fs::write(configuration.path(), CONFIGURATION).map_err(tried("writing the configuration"))?;
+    let done =
+        run(Command::new(program).arg("-c").arg(configuration.path()).arg("-p").arg(&work).arg("-s").arg(second))?;
+    let verdicts: BTreeMap<_, _> = done.output.lines().filter_map(verdict).collect();
+    ensure!(!verdicts.is_empty(), "no verdicts: {}", done.told());
+    Ok(verdicts)
+}
+
+/// A line such as `chmod::errno::enotdir::open    ok`; details stand on lines that begin with a blank.
+fn verdict(line: &str) -> Option<(String, bool)> {
+    let mut words = line.strip_prefix(|first: char| !first.is_whitespace()).and(Some(line))?.split_whitespace();
+    let name = words.next().filter(|name| name.contains("::"))?;
+    match words.last()? {
+        "ok" => Some((name.to_owned(), true)),
+        "skipped" => None,
+        _ => Some((name.to_owned(), false)),
+    }
+}
+
+/// Random reads, writes, truncations, mappings, copies and reservations on one file, against a model in memory.
+fn fsx() -> Outcome<Verdict> {
+    let name = "fsx";
+    let Some(program) = tool(name).filter(|_| obstacle().is_none()) else {
+        return Ok(Verdict::Skipped(why_not(name).unwrap_or_default()));
+    };
+    let (seeds, operations) = (number("ASHLAR_FSX_SEEDS", 2), number("ASHLAR_FSX_OPS", 20_000));
+    let site = Site::mounted(Medium::Memory, "256M")?;
+    let configuration = site.outside().join("fsx.toml");
+    fs::write(&configuration, include_str!("../../../fsx.toml")).map_err(tried("writing the configuration"))?;
+    for seed in 1..=seeds {
+        let file = site.point(0).join(format!("fsx{seed}"));
+        let mut command = Command::new(&program);
+        command.args(["-q", "-N", &operations.to_string(), "-S", &seed.to_string(), "-f"]).arg(&configuration);
+        run(command.arg("-P").arg(site.outside()).arg(&file))?
+            .success()
+            .map_err(|error| format!("seed {seed}: {error}"))?;
+    }
+    site.check()?;
+    site.umount(0)?;
+    Ok(Verdict::Passed(format!("{seeds} seeds of {operations} operations")))
+}

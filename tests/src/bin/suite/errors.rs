@@ -1,0 +1,176 @@
+//! Every way in which a command is refused, with words that help.
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use ashlar_tests::command::{run, shell};
+use ashlar_tests::harness::{Test, Verdict, passed};
+use ashlar_tests::mount::{Medium, Site, ashlar, obstacle, program};
+use ashlar_tests::{Outcome, ensure, tried};
+use rustix::fs::{FlockOperation, flock};
+
+/// The tests of this group.
+pub const TESTS: &[Test] = &[
+    Test { name: "errors/a_bad_flag_is_named_with_the_nearest_one", run: bad_flag },
+    Test { name: "errors/not_root", run: || with(not_root) },
+    Test { name: "errors/no_fuse_device", run: || with(no_device) },
+    Test { name: "errors/no_directory_and_no_directory_at_all", run: || with(no_directory) },
+    Test { name: "errors/mounted_already_and_not_mounted", run: || with(mounted_already) },
+    Test { name: "errors/a_busy_mount_names_who_uses_it", run: || with(busy) },
+    Test { name: "errors/an_arena_in_use", run: || with(in_use) },
+    Test { name: "errors/an_arena_of_another_version", run: || with(wrong_version) },
+    Test { name: "errors/no_space_for_the_arena", run: || with(no_space) },
+    Test { name: "errors/no_arena_and_no_daemon", run: no_arena },
+    Test { name: "errors/a_damaged_superblock", run: || with(damaged) },
+];
+
+fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
+    obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
+}
+
+fn bad_flag() -> Outcome<Verdict> {
+    run(&mut ashlar(&["mount", "--sizes", "1G", "/mnt"]))?.failure(2, &["--sizes", "--size"])?;
+    run(&mut ashlar(&["mount"]))?.failure(2, &["<DIR>", "Usage"])?;
+    run(&mut ashlar(&["mount", "--size", "big", "/mnt"]))?.failure(2, &["512M"])?;
+    run(&mut ashlar(&["moint", "/mnt"]))?.failure(2, &["mount"])?;
+    passed()
+}
+
+fn not_root() -> Outcome<Verdict> {
+    let directory = tempfile::tempdir().map_err(tried("making a directory"))?;
+    // The command must be readable to a user who may not look into root's directories.
+    let copy = directory.path().join("ashlar");
+    fs::copy(program(), &copy).map_err(tried("copying the command"))?;
+    shell(directory.path(), "chmod 755 . ashlar; mkdir -m 777 point")?.success()?;
+    let as_nobody = |verb: &str| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&copy).arg(verb);
+        command.arg(directory.path().join("point"));
+        run(&mut command)
+    };
+    as_nobody("mount")?.failure(1, &["takes root", "sudo"])?;
+    as_nobody("umount")?.failure(1, &["takes root", "sudo"])?;
+    passed()
+}
+
+/// In a mount namespace of its own, where /dev has nothing in it.
+fn no_device() -> Outcome<Verdict> {
+    let directory = tempfile::tempdir().map_err(tried("making a directory"))?;
+    let script =
+        format!("mount -t tmpfs none /dev && exec {} mount {}", program().display(), directory.path().display());
+    run(Command::new("unshare").args(["--mount", "sh", "-c", &script]))?.failure(1, &["/dev/fuse", "modprobe fuse"])?;
+    passed()
+}
+
+fn no_directory() -> Outcome<Verdict> {
+    let site = Site::new(Medium::Disk, "64M")?;
+    let missing = site.outside().join("missing");
+    site.ashlar(&["mount", &missing.display().to_string()])?.failure(1, &["no directory", "mkdir -p"])?;
+    let deep = missing.join("deeper");
+    site.ashlar(&["mount", &deep.display().to_string()])?.failure(1, &["no directory", "mkdir -p"])?;
+    let file = site.outside().join("file");
+    fs::write(&file, "").map_err(tried("making a file"))?;
+    site.ashlar(&["mount", &file.display().to_string()])?.failure(1, &["not a directory"])?;
+    ensure!(!site.arena().exists(), "an arena was made for a mount that failed");
+    passed()
+}
+
+fn mounted_already() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let point = site.point(0).display().to_string();
+    site.ashlar(&["mount", &point])?.failure(1, &["mounted already", "ashlar umount"])?;
+    // Still the one mount, and it works.
+    fs::write(site.point(0).join("f"), "x").map_err(tried("writing"))?;
+    site.umount(0)?;
+    run(ashlar(&["umount"]).arg(&point))?.failure(1, &["no Ashlar", "ashlar status"])?;
+    run(&mut ashlar(&["umount", "/proc"]))?.failure(1, &["no Ashlar"])?;
+    passed()
+}
+
+fn busy() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let mut child = Command::new("sleep")
+        .arg("600")
+        .current_dir(site.point(0))
+        .stdin(Stdio::null())
+        .spawn()
+        .map_err(tried("starting"))?;
+    let refused = run(ashlar(&["umount"]).arg(site.point(0)));
+    child.kill().map_err(tried("ending the program"))?;
+    child.wait().map_err(tried("ending the program"))?;
+    let process = format!("sleep (process {})", child.id());
+    refused?.failure(1, &["busy", &process, "--lazy"])?;
+    site.umount(0)?;
+    passed()
+}
+
+/// This very process holds the arena's lock, as a check that is under way does.
+fn in_use() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    site.umount(0)?;
+    let lock = fs::File::open(site.arena().join("lock")).map_err(tried("opening the lock"))?;
+    flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(tried("taking the lock"))?;
+    site.ashlar(&["fsck"])?.failure(1, &["in use by process", "kill"])?;
+    site.ashlar(&["mount", &site.point(0).display().to_string()])?.failure(1, &["in use by process", "kill"])?;
+    drop(lock);
+    site.check()?;
+    passed()
+}
+
+/// The superblock's version (bytes 8 to 11) is one that no release has written yet.
+fn wrong_version() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    site.umount(0)?;
+    let superblock = site.arena().join("ARENA");
+    let sound = fs::read(&superblock).map_err(tried("reading the superblock"))?;
+    let mut changed = sound.clone();
+    changed[8..12].copy_from_slice(&999u32.to_le_bytes());
+    fs::write(&superblock, changed).map_err(tried("writing the superblock"))?;
+    let point = site.point(0).display().to_string();
+    for words in [&["mount", &point][..], &["fsck"], &["arena", "resize", "128M"]] {
+        site.ashlar(words)?.failure(1, &["version 999", "reads version 1"])?;
+    }
+    let status = site.ashlar(&["status"])?.success()?.output;
+    ensure!(status.contains("version 999"), "status says: {status}");
+    fs::write(&superblock, sound).map_err(tried("writing the superblock"))?;
+    site.check()?;
+    passed()
+}
+
+fn no_space() -> Outcome<Verdict> {
+    let directory = tempfile::tempdir().map_err(tried("making a directory"))?;
+    let small = directory.path().join("small");
+    shell(directory.path(), "mkdir small point && mount -t tmpfs -o size=64M none small")?.success()?;
+    let mount = |size: &str| {
+        run(ashlar(&["mount", "--size", size, "--arena"]).arg(small.join("arena")).arg(directory.path().join("point")))
+    };
+    let verdict = mount("1G").and_then(|done| done.failure(1, &["no room", "1.0 GiB", "--size", "--arena"]));
+    let tiny = mount("1M").and_then(|done| done.failure(1, &["too small", "16.0 MiB"]));
+    let left = small.join("arena").exists();
+    ashlar_tests::reference::unmount(&small);
+    verdict?;
+    tiny?;
+    ensure!(!left, "a refused arena leaves a directory behind");
+    passed()
+}
+
+fn no_arena() -> Outcome<Verdict> {
+    let site = Site::new(Medium::Disk, "64M")?;
+    for words in [&["fsck"][..], &["status"], &["arena", "resize", "64M"]] {
+        site.ashlar(words)?.failure(1, &["no arena in", "ashlar mount"])?;
+    }
+    let long = site.outside().join("x".repeat(120));
+    run(ashlar(&["fsck", "--arena"]).arg(long))?.failure(1, &["too long", "--arena"])?;
+    passed()
+}
+
+fn damaged() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    site.umount(0)?;
+    let superblock = site.arena().join("ARENA");
+    let mut bytes = fs::read(&superblock).map_err(tried("reading the superblock"))?;
+    bytes[24] ^= 1;
+    fs::write(&superblock, bytes).map_err(tried("writing the superblock"))?;
+    site.ashlar(&["mount", &site.point(0).display().to_string()])?.failure(1, &["superblock", "damaged"])?;
+    passed()
+}

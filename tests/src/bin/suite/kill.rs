@@ -1,0 +1,181 @@
+//! Kill loops: a ledger is written, something is killed, and everything acknowledged must be there.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use ashlar_tests::command::{eventually, was_killed};
+use ashlar_tests::harness::{Test, Verdict};
+use ashlar_tests::ledger::checker::{Bound, check};
+use ashlar_tests::mount::{Medium, Site, obstacle};
+use ashlar_tests::random::Random;
+use ashlar_tests::tree::Tree;
+use ashlar_tests::{Outcome, ensure, number, tried};
+
+/// The tests of this group.
+pub const TESTS: &[Test] = &[
+    Test { name: "kill/applications_and_libfs", run: || with(Kill::Application, "ASHLAR_KILL_WRITER", 30) },
+    Test { name: "kill/sharedfs_under_running_programs", run: || with(Kill::Daemon, "ASHLAR_KILL_DAEMON", 30) },
+    Test { name: "kill/everything_at_once", run: || with(Kill::Everything, "ASHLAR_KILL_ALL", 10) },
+];
+
+/// Writers at work at the same time, each in a directory of its own, spread over the mounts.
+const WRITERS: usize = 3;
+/// More operations than a writer gets done before it is killed.
+const UNTIL_KILLED: u64 = 1_000_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kill {
+    Application,
+    Daemon,
+    Everything,
+}
+
+struct Writer {
+    child: Child,
+    journal: PathBuf,
+    seed: u64,
+}
+
+/// What the rounds add up to.
+#[derive(Default)]
+struct Sum {
+    acknowledged: u64,
+    pending: u64,
+}
+
+fn with(kill: Kill, variable: &str, default: u64) -> Outcome<Verdict> {
+    if let Some(why) = obstacle() {
+        return Ok(Verdict::Skipped(why));
+    }
+    let rounds = number(variable, default);
+    let mut sum = Sum::default();
+    // Half on each medium: they differ in what a digest has to wait for.
+    for (medium, rounds) in [(Medium::Memory, rounds.div_ceil(2)), (Medium::Disk, rounds / 2)] {
+        run(kill, medium, rounds, &mut sum).map_err(|error| format!("{medium:?}: {error}"))?;
+    }
+    ensure!(sum.acknowledged > rounds * 10, "only {} updates in {rounds} rounds: nothing was tried", sum.acknowledged);
+    let Sum { acknowledged, pending } = sum;
+    Ok(Verdict::Passed(format!(
+        "{rounds} kills, {acknowledged} acknowledged updates all there, {pending} that were under way done whole"
+    )))
+}
+
+fn run(kill: Kill, medium: Medium, rounds: u64, sum: &mut Sum) -> Outcome {
+    let site = Site::mounted(medium, "256M")?;
+    site.mount(1)?;
+    let mut random = Random::new(number("ASHLAR_SEED", 1));
+    let mut trees = vec![Tree::new(); WRITERS];
+    for writer in 0..WRITERS {
+        fs::create_dir(site.point(0).join(format!("w{writer}"))).map_err(tried("making a directory"))?;
+    }
+    for round in 0..rounds {
+        let seed = random.draw();
+        let told = |error: String| format!("round {round}, seed {seed}: {error}");
+        let mut writers = (0..WRITERS).map(|index| start(&site, index, round, seed)).collect::<Outcome<Vec<_>>>()?;
+        eventually("the writers are at work", Duration::from_secs(60), || {
+            writers.iter().all(|writer| fs::metadata(&writer.journal).is_ok_and(|journal| journal.len() > 2000))
+        })
+        .map_err(told)?;
+        std::thread::sleep(Duration::from_millis(random.below(150)));
+        strike(kill, &site, &mut writers, &mut random).map_err(told)?;
+        for (index, writer) in writers.iter().enumerate() {
+            // Looked at through the mount that the writer did not use, where it can be.
+            let root = directory(&site, (index + 1) % 2, index);
+            let verdict = check(&root, &writer.journal, &trees[index], writer.seed, Bound::Acknowledged)
+                .map_err(|error| told(format!("writer {index}: {error}")))?;
+            sum.acknowledged += verdict.acknowledged;
+            sum.pending += verdict.survived - verdict.acknowledged;
+            trees[index] = verdict.tree;
+            fs::remove_file(&writer.journal).map_err(tried("removing a journal"))?;
+        }
+        site.check().map_err(told)?;
+    }
+    site.umount(0)?;
+    site.umount(1)?;
+    site.check()?;
+    Ok(())
+}
+
+fn directory(site: &Site, mount: usize, index: usize) -> PathBuf {
+    site.point(mount).join(format!("w{index}"))
+}
+
+fn start(site: &Site, index: usize, round: u64, seed: u64) -> Outcome<Writer> {
+    let journal = site.outside().join(format!("journal-{index}-{round}"));
+    let seed = seed.wrapping_add(index as u64);
+    let program = std::env::current_exe().map_err(tried("finding this program"))?.with_file_name("ashlar-writer");
+    let child = Command::new(program)
+        .arg(directory(site, index % 2, index))
+        .arg(&journal)
+        .args([seed.to_string(), UNTIL_KILLED.to_string()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::inherit())
+        .spawn()
+        .map_err(tried("starting a writer"))?;
+    Ok(Writer { child, journal, seed })
+}
+
+/// Kills, brings back what is needed to look, and leaves no writer running.
+fn strike(kill: Kill, site: &Site, writers: &mut [Writer], random: &mut Random) -> Outcome {
+    match kill {
+        Kill::Application => {
+            end(writers)?;
+            // Every other time the processes behind the mounts too: LibFS is part of an application.
+            if random.below(2) == 0 {
+                site.kill_mounts()?;
+                site.mount(0)?;
+                site.mount(1)?;
+            }
+        }
+        Kill::Daemon => {
+            site.kill_daemon()?;
+            // The writers must go on: their journals grow, and none of their calls may fail.
+            let before: Vec<_> = writers.iter().map(|writer| size(&writer.journal)).collect();
+            eventually("the writers go on", Duration::from_secs(60), || {
+                writers.iter().zip(&before).all(|(writer, before)| size(&writer.journal) > before + 500)
+            })?;
+            for writer in writers.iter_mut() {
+                let ended = writer.child.try_wait().map_err(tried("looking at a writer"))?;
+                ensure!(ended.is_none(), "a writer ended with {ended:?} when the daemon was killed");
+            }
+            end(writers)?;
+        }
+        Kill::Everything => {
+            site.kill_everything()?;
+            // Calls of the writers fail now; what was acknowledged before is what counts.
+            for writer in writers.iter_mut() {
+                let _ = writer.child.kill();
+                writer.child.wait().map_err(tried("ending a writer"))?;
+                forget_failure(&writer.journal)?;
+            }
+            site.mount(0)?;
+            site.mount(1)?;
+        }
+    }
+    Ok(())
+}
+
+fn end(writers: &mut [Writer]) -> Outcome {
+    for writer in writers.iter_mut() {
+        writer.child.kill().map_err(tried("killing a writer"))?;
+        let status = writer.child.wait().map_err(tried("ending a writer"))?;
+        ensure!(was_killed(status), "a writer ended before it was killed, with {status}");
+    }
+    Ok(())
+}
+
+fn size(journal: &std::path::Path) -> u64 {
+    fs::metadata(journal).map_or(0, |journal| journal.len())
+}
+
+/// Takes away the journal's last line where it says that the call under way failed, since its process was killed.
+fn forget_failure(journal: &std::path::Path) -> Outcome {
+    let text = fs::read_to_string(journal).map_err(tried("reading a journal"))?;
+    if let Some(at) = text.rfind("\nfailed ") {
+        fs::write(journal, &text[..=at]).map_err(tried("writing a journal"))?;
+    }
+    Ok(())
+}

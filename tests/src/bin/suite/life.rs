@@ -1,0 +1,388 @@
+//! The life of a mount: from nothing to nothing.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use ashlar_tests::command::{eventually, finish, is_alive, shell, signal, wait};
+use ashlar_tests::harness::{Test, Verdict, passed};
+use ashlar_tests::mount::{Medium, Site, ashlar, obstacle};
+use ashlar_tests::{Outcome, ensure, tried};
+use rustix::process::Signal;
+
+/// The tests of this group.
+pub const TESTS: &[Test] = &[
+    Test { name: "life/mount_and_umount_leave_nothing_running", run: || with(nothing_left) },
+    Test { name: "life/files_outlive_the_mount_on_every_medium", run: || with(files_outlive) },
+    Test { name: "life/two_mounts_share_a_daemon", run: || with(two_mounts) },
+    Test { name: "life/status_tells_people_and_machines", run: || with(status) },
+    Test { name: "life/fsck_in_use_and_not", run: || with(fsck) },
+    Test { name: "life/fsck_sees_a_damaged_block", run: || with(damage) },
+    Test { name: "life/an_arena_grows_and_shrinks_in_use", run: || with(resize) },
+    Test { name: "life/a_full_arena_says_so_and_recovers", run: || with(full) },
+    Test { name: "life/read_only_mounts_refuse_changes", run: || with(read_only) },
+    Test { name: "life/foreground_mounts_end_with_a_signal", run: || with(foreground) },
+    Test { name: "life/a_daemon_of_its_own_stays", run: || with(own_daemon) },
+    Test { name: "life/a_mount_whose_process_died_is_mounted_anew", run: || with(died) },
+    Test { name: "life/lazy_umount_lets_programs_finish", run: || with(lazy) },
+    Test { name: "life/an_idle_mount_takes_little_memory", run: || with(memory) },
+    Test { name: "life/a_stopped_program_delays_nobody", run: || with(stopped) },
+];
+
+const SOON: Duration = Duration::from_secs(30);
+
+fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
+    obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
+}
+
+fn write(path: &Path, content: &str) -> Outcome {
+    fs::write(path, content).map_err(tried(format!("writing {}", path.display())))
+}
+
+fn read(path: &Path) -> Outcome<String> {
+    fs::read_to_string(path).map_err(tried(format!("reading {}", path.display())))
+}
+
+fn nothing_left() -> Outcome<Verdict> {
+    let site = Site::new(Medium::Disk, "64M")?;
+    let said = site.mount(0)?.output;
+    for word in ["mounted", "arena", "64.0 MiB", "made now", "disk", "power loss", "daemon.log", "ashlar umount"] {
+        ensure!(said.contains(word), "mount does not say '{word}':\n{said}");
+    }
+    let mut processes = site.mount_processes()?;
+    processes.push(site.daemon()?);
+    ensure!(processes.len() == 2, "one mount process expected: {processes:?}");
+    write(&site.point(0).join("file"), "content")?;
+    let said = site.umount(0)?.output;
+    ensure!(said.contains("nothing is left running"), "umount says: {said}");
+    ensure!(!processes.iter().any(|&pid| is_alive(pid)), "processes are left: {processes:?}");
+    ensure!(!site.point(0).join("file").exists(), "the file is in the directory below");
+    let status = site.status()?;
+    ensure!(
+        status["daemon"].is_null() && status["mounts"].as_array().is_some_and(Vec::is_empty),
+        "status says {status}"
+    );
+    passed()
+}
+
+fn files_outlive() -> Outcome<Verdict> {
+    for medium in [Medium::Disk, Medium::Memory] {
+        let site = Site::mounted(medium, "64M")?;
+        let kind = if medium == Medium::Disk { "disk" } else { "memory" };
+        ensure!(site.status()?["medium"] == kind, "{medium:?} was found to be {}", site.status()?["medium"]);
+        fs::create_dir(site.point(0).join("d")).map_err(tried("mkdir"))?;
+        write(&site.point(0).join("d/f"), "content")?;
+        site.umount(0)?;
+        site.mount(0)?;
+        ensure!(read(&site.point(0).join("d/f"))? == "content", "the content changed");
+        site.umount(0)?;
+    }
+    let site = Site::new(Medium::Memory, "64M")?;
+    fs::create_dir(site.point(0)).map_err(tried("mkdir"))?;
+    let point = site.point(0).display().to_string();
+    site.ashlar(&["mount", "--size", "64M", "--emulate-pmem", &point])?.success()?;
+    write(&site.point(0).join("f"), "flushed")?;
+    site.umount(0)?;
+    site.check()?;
+    passed()
+}
+
+fn two_mounts() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let said = site.mount(1)?.output;
+    ensure!(said.contains("was running") && !said.contains("made now"), "the second mount says: {said}");
+    let (one, two) = (site.point(0).join("f"), site.point(1).join("f"));
+    write(&one, "first")?;
+    ensure!(read(&two)? == "first", "the second mount does not see the file");
+    write(&two, "second")?;
+    ensure!(read(&one)? == "second", "the first mount does not see the change");
+    fs::remove_file(&one).map_err(tried("unlink"))?;
+    ensure!(!two.exists(), "the second mount still has the name");
+    let daemon = site.daemon()?;
+    let said = site.umount(0)?.output;
+    ensure!(!said.contains("nothing is left"), "umount says: {said}");
+    ensure!(is_alive(daemon), "the daemon ended under the second mount");
+    write(&two, "third")?;
+    site.umount(1)?;
+    ensure!(!is_alive(daemon), "the daemon is left");
+    passed()
+}
+
+fn status() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    write(&site.point(0).join("f"), &"x".repeat(1 << 20))?;
+    let text = site.ashlar(&["status"])?.success()?.output;
+    let point = site.point(0).display().to_string();
+    for word in
+        ["arena", "medium    memory", "size      64.0 MiB", "daemon    process", "SESSION", "mount", &point, "COUNTER"]
+    {
+        ensure!(text.contains(word), "status does not say '{word}':\n{text}");
+    }
+    let report = site.status()?;
+    let arena = site.arena().display().to_string();
+    ensure!(report["arena"] == arena.as_str(), "the arena is {}", report["arena"]);
+    ensure!(report["mounts"][0] == point.as_str(), "the mounts are {}", report["mounts"]);
+    let session = &report["daemon"]["sessions"][0];
+    ensure!(session["label"] == point.as_str() && session["kind"] == "Mount", "the session is {session}");
+    let everything = ashlar_tests::command::run(&mut ashlar(&["status"]))?.success()?.output;
+    ensure!(everything.contains(&arena), "status without --arena leaves out a mounted arena:\n{everything}");
+    site.umount(0)?;
+    let text = site.ashlar(&["status"])?.success()?.output;
+    ensure!(text.contains("not running") && text.contains("ashlar mount"), "status at rest:\n{text}");
+    passed()
+}
+
+fn fsck() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    shell(
+        &site.point(0),
+        "mkdir -p a/b; for n in $(seq 50); do head -c $((n * 999)) /dev/urandom > a/b/$n; done; ln a/b/1 a/l",
+    )?
+    .success()?;
+    let text = site.ashlar(&["fsck"])?.success()?.output;
+    ensure!(text.contains("(in use)") && text.contains("clean"), "fsck says:\n{text}");
+    site.ashlar(&["fsck", "--repair"])?.failure(1, &["is in use", "ashlar umount"])?;
+    site.umount(0)?;
+    let text = site.ashlar(&["fsck"])?.success()?.output;
+    ensure!(text.contains("(not in use)") && text.contains("clean"), "fsck says:\n{text}");
+    let counts = site.check()?;
+    ensure!(counts["inodes"].as_u64() >= Some(53), "fsck counts {counts}");
+    site.ashlar(&["fsck", "--repair"])?.success()?;
+    passed()
+}
+
+/// One byte of a block is turned over in the segment: the check says so, a read fails, and nothing is made up.
+fn damage() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let marked = "the marked block of this very file ".repeat(4096);
+    write(&site.point(0).join("victim"), &marked)?;
+    write(&site.point(0).join("other"), "sound")?;
+    site.umount(0)?;
+    let segments = site.arena().join("segments");
+    let mut flipped = 0;
+    for file in fs::read_dir(&segments).map_err(tried("listing segments"))?.flatten() {
+        let mut bytes = fs::read(file.path()).map_err(tried("reading a segment"))?;
+        let needle = b"the marked block of this very file";
+        if let Some(at) = bytes.windows(needle.len()).position(|window| window == needle) {
+            bytes[at + 4] ^= 0x20;
+            fs::write(file.path(), bytes).map_err(tried("writing a segment"))?;
+            flipped += 1;
+        }
+    }
+    ensure!(flipped > 0, "the file's blocks were not found in the segments");
+    let done = site.ashlar(&["fsck"])?;
+    ensure!(done.status.code() == Some(4), "fsck does not see the damage: {}", done.told());
+    ensure!(done.output.contains("problem:") && done.output.contains("--repair"), "fsck says: {}", done.told());
+    site.mount(0)?;
+    let answer = fs::read(site.point(0).join("victim"));
+    ensure!(
+        answer.as_ref().is_err_and(|error| error.raw_os_error() == Some(5)),
+        "EIO expected, the damaged file reads as {:?}",
+        answer.map(|it| it.len())
+    );
+    ensure!(read(&site.point(0).join("other"))? == "sound", "another file suffers");
+    site.umount(0)?;
+    passed()
+}
+
+fn resize() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let point = site.point(0);
+    let content = "y".repeat(1 << 20);
+    for number in 0..40 {
+        write(&point.join(format!("{number}")), &content)?;
+    }
+    let size = || Ok::<_, String>(rustix::fs::statvfs(&point).map_err(tried("statvfs"))?.f_blocks);
+    let before = size()?;
+    site.ashlar(&["arena", "resize", "128M"])?.success()?;
+    ensure!(size()? > before, "the file system did not grow: {} blocks before, {} now", before, size()?);
+    for number in 40..90 {
+        write(&point.join(format!("{number}")), &content)?;
+    }
+    site.ashlar(&["arena", "resize", "64M"])?.failure(1, &["need more", "remove some"])?;
+    for number in 30..90 {
+        fs::remove_file(point.join(format!("{number}"))).map_err(tried("unlink"))?;
+    }
+    site.ashlar(&["arena", "resize", "64M"])?.success()?;
+    ensure!(size()? <= before, "the file system did not shrink: {} blocks before, {} now", before, size()?);
+    for number in 0..30 {
+        ensure!(read(&point.join(format!("{number}")))? == content, "file {number} suffered");
+    }
+    site.check()?;
+    site.umount(0)?;
+    site.check()?;
+    passed()
+}
+
+fn full() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "32M")?;
+    let point = site.point(0);
+    let daemon = site.daemon()?;
+    for round in 0..3 {
+        let mut written = 0;
+        let error = loop {
+            match fs::write(point.join(format!("f{written}")), vec![b'z'; 1 << 20]) {
+                Ok(()) => written += 1,
+                Err(error) => break error,
+            }
+            ensure!(written < 64, "a file system of 32 MiB took {written} MiB");
+        };
+        ensure!(error.raw_os_error() == Some(28), "round {round}: ENOSPC expected, got {error}");
+        ensure!(written >= 16, "round {round}: a file system of 32 MiB took only {written} MiB");
+        ensure!(site.daemon()? == daemon, "the daemon died of a full arena");
+        for number in 0..written {
+            let content = fs::read(point.join(format!("f{number}"))).map_err(tried("reading back"))?;
+            ensure!(content == vec![b'z'; 1 << 20], "round {round}: file {number} is not what was written");
+        }
+        shell(&point, "rm -f f*")?.success()?;
+    }
+    write(&point.join("after"), "room again")?;
+    site.check()?;
+    site.umount(0)?;
+    passed()
+}
+
+fn read_only() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    write(&site.point(0).join("f"), "kept")?;
+    site.umount(0)?;
+    let point = site.point(0).display().to_string();
+    site.ashlar(&["mount", "--read-only", &point])?.success()?;
+    ensure!(read(&site.point(0).join("f"))? == "kept", "the file can't be read");
+    let error = fs::write(site.point(0).join("g"), "x").map_err(|error| error.raw_os_error());
+    ensure!(error == Err(Some(30)), "EROFS expected, got {error:?}");
+    site.umount(0)?;
+    passed()
+}
+
+fn foreground() -> Outcome<Verdict> {
+    let site = Site::new(Medium::Memory, "64M")?;
+    fs::create_dir(site.point(0)).map_err(tried("mkdir"))?;
+    for stop in [Signal::INT, Signal::TERM] {
+        let mut command = ashlar(&["mount", "--foreground", "--size", "64M", "--arena"]);
+        command.arg(site.arena()).arg(site.point(0)).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.spawn().map_err(tried("starting"))?;
+        eventually("it is mounted", SOON, || {
+            fs::write(site.point(0).join("f"), "x").is_ok() && site.mount_processes().is_ok_and(|it| !it.is_empty())
+        })?;
+        signal(child.id(), stop)?;
+        let done = finish(child, "ashlar mount --foreground".into())?.success()?;
+        ensure!(done.output.contains("mounted"), "it says: {}", done.told());
+    }
+    eventually("the daemon ends by itself", SOON, || site.status().is_ok_and(|status| status["daemon"].is_null()))?;
+    passed()
+}
+
+fn own_daemon() -> Outcome<Verdict> {
+    let site = Site::new(Medium::Memory, "64M")?;
+    let mut command = ashlar(&["daemon", "--size", "64M", "--arena"]);
+    let mut child = command
+        .arg(site.arena())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(tried("starting"))?;
+    eventually("the daemon answers", SOON, || site.daemon().is_ok())?;
+    let daemon = site.daemon()?;
+    site.mount(0)?;
+    write(&site.point(0).join("f"), "x")?;
+    site.umount(0)?;
+    ensure!(site.daemon()? == daemon, "a daemon that nobody told to end has ended");
+    signal(child.id(), Signal::TERM)?;
+    ensure!(wait(&mut child, SOON)?.success(), "the supervisor did not end well");
+    ensure!(!is_alive(daemon), "SharedFS is left");
+    site.check()?;
+    passed()
+}
+
+fn died() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    write(&site.point(0).join("f"), "acknowledged")?;
+    site.kill_mounts()?;
+    let error = fs::read(site.point(0).join("f")).map_err(|error| error.raw_os_error());
+    ensure!(error == Err(Some(107)), "ENOTCONN expected, got {error:?}");
+    let said = site.mount(0)?;
+    ensure!(said.errors.contains("mounting anew"), "mount says: {}", said.told());
+    ensure!(read(&site.point(0).join("f"))? == "acknowledged", "the file is not what was written");
+    site.kill_everything()?;
+    site.mount(0)?;
+    ensure!(read(&site.point(0).join("f"))? == "acknowledged", "the file is not what was written");
+    site.umount(0)?;
+    site.check()?;
+    passed()
+}
+
+fn lazy() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let mut file = fs::File::create(site.point(0).join("f")).map_err(tried("creating"))?;
+    site.ashlar(&["status"])?.success()?;
+    let processes = site.mount_processes()?;
+    ashlar_tests::command::run(ashlar(&["umount", "--lazy"]).arg(site.point(0)))?.success()?;
+    std::io::Write::write_all(&mut file, b"written after it was gone").map_err(tried("writing"))?;
+    drop(file);
+    eventually("the mount process ends", SOON, || !processes.iter().any(|&pid| is_alive(pid)))?;
+    site.mount(0)?;
+    ensure!(read(&site.point(0).join("f"))? == "written after it was gone", "the late write is lost");
+    site.umount(0)?;
+    passed()
+}
+
+/// Private memory of the daemon and the mount process together, at rest, after work.
+fn memory() -> Outcome<Verdict> {
+    const LIMIT_KIB: u64 = 64 << 10;
+    let site = Site::mounted(Medium::Memory, "512M")?;
+    shell(
+        &site.point(0),
+        "for n in $(seq 2000); do echo $n > f$n; done; dd if=/dev/zero of=big bs=1M count=64 status=none; rm -f f*",
+    )?
+    .success()?;
+    let private = || -> Outcome<u64> {
+        let mut total = 0;
+        for pid in site.mount_processes()?.into_iter().chain([site.daemon()?]) {
+            let rollup = read(Path::new(&format!("/proc/{pid}/smaps_rollup")))?;
+            let anonymous = rollup.lines().find(|line| line.starts_with("Anonymous:"));
+            total += anonymous.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).unwrap_or(0);
+        }
+        Ok(total)
+    };
+    // Digestion and commit of what the script did come to an end by themselves.
+    eventually("private memory is below its limit", SOON, || private().is_ok_and(|kib| kib < LIMIT_KIB))
+        .map_err(|error| format!("{error}: {} KiB", private().unwrap_or(0)))?;
+    let kib = private()?;
+    site.umount(0)?;
+    Ok(Verdict::Passed(format!("{kib} KiB")))
+}
+
+/// A program on one mount is stopped in the middle of its work; programs on another mount go on with the same files.
+fn stopped() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "128M")?;
+    site.mount(1)?;
+    let script = "while :; do for n in 1 2 3 4 5 6 7 8; do echo $n > shared$n; done; done";
+    let mut child =
+        Command::new("sh").args(["-c", script]).current_dir(site.point(0)).spawn().map_err(tried("starting"))?;
+    eventually("it works", SOON, || site.point(0).join("shared8").exists())?;
+    let processes = site.mount_processes()?;
+    signal(child.id(), Signal::STOP)?;
+    let (first, rest) = processes.split_first().ok_or("no mount process")?;
+    ensure!(rest.len() == 1, "two mount processes expected: {processes:?}");
+    // The first session's whole process, in the middle of whatever it does.
+    signal(*first, Signal::STOP)?;
+    let other =
+        if site.status()?["daemon"]["sessions"][0]["label"] == site.point(0).display().to_string() { 1 } else { 0 };
+    let start = std::time::Instant::now();
+    let result = shell(&site.point(other), "for n in 1 2 3 4 5 6 7 8; do echo other > shared$n; cat shared$n; done");
+    let elapsed = start.elapsed();
+    signal(*first, Signal::CONT)?;
+    signal(child.id(), Signal::CONT)?;
+    ensure!(result?.success()?.output == "other\n".repeat(8), "the other program saw something else");
+    ensure!(elapsed < Duration::from_secs(10), "the other program took {} s", elapsed.as_secs());
+    std::thread::sleep(Duration::from_millis(200));
+    ensure!(child.try_wait().map_err(tried("waiting"))?.is_none(), "the stopped program did not go on");
+    child.kill().map_err(tried("ending the program"))?;
+    child.wait().map_err(tried("ending the program"))?;
+    site.umount(0)?;
+    site.umount(1)?;
+    Ok(Verdict::Passed(format!("{} ms", elapsed.as_millis())))
+}
