@@ -1,7 +1,9 @@
 //! The threads that digest: apply in slices, commit in batches without the lock, and keep house.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,7 +14,7 @@ use parking_lot::MutexGuard;
 
 use crate::page;
 use crate::shared::Shared;
-use crate::state::{Slice, State, OWN_SESSION};
+use crate::state::{OWN_SESSION, Slice, State};
 
 /// A log is digested when more than this part of it waits …
 const UNAPPLIED_PART: u64 = 4;
@@ -29,6 +31,8 @@ const LOOK_BUSY: Duration = Duration::from_millis(5);
 const LOOK_IDLE: Duration = Duration::from_millis(250);
 /// How often orphans are looked at.
 const SWEEP: Duration = Duration::from_secs(1);
+/// Fenced sessions whose files are kept for inspection.
+const FENCED_KEPT: usize = 8;
 /// A commit that failed is tried again after so long.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -91,6 +95,7 @@ fn is_commit_due(state: &State) -> bool {
         waiting > session.log.capacity() / UNCOMMITTED_PART
     };
     state.store.is_dirty()
+        && !state.is_committing
         && (state.oldest_uncommitted.is_none_or(|oldest| oldest.elapsed() > COMMIT_AGE)
             || state.store.uncommitted_bytes() > UNCOMMITTED_BYTES
             || state.sessions.values().any(is_long))
@@ -136,6 +141,24 @@ pub fn set_aside(arena: &Arena, id: SessionId) -> io::Result<()> {
     for extension in ["log", "control", "leases"] {
         fs::rename(sessions.join(format!("{id}.{extension}")), sessions.join(format!("fenced-{id}.{extension}")))?;
     }
+    forget_oldest_aside(&sessions)
+}
+
+/// Keeps the files of the last few fenced sessions only: whoever forges logs all day shall not fill the arena with them.
+fn forget_oldest_aside(sessions: &Path) -> io::Result<()> {
+    let number = |name: &str| name.strip_prefix("fenced-")?.split('.').next()?.parse::<u64>().ok();
+    let mut kept = BTreeMap::<u64, Vec<PathBuf>>::new();
+    for file in fs::read_dir(sessions)? {
+        let file = file?;
+        if let Some(id) = file.file_name().to_str().and_then(number) {
+            kept.entry(id).or_default().push(file.path());
+        }
+    }
+    while kept.len() > FENCED_KEPT {
+        for path in kept.pop_first().into_iter().flat_map(|(_, paths)| paths) {
+            fs::remove_file(path)?;
+        }
+    }
     Ok(())
 }
 
@@ -176,6 +199,7 @@ pub fn free_orphan(state: &mut State, inode: InodeId) {
 /// The commit thread: one batch after the other, as they are wanted.
 pub fn commit_thread(shared: &Shared) {
     let mut state = shared.lock();
+    let mut retries = false;
     loop {
         while !state.commit_wanted {
             if state.ending {
@@ -184,15 +208,22 @@ pub fn commit_thread(shared: &Shared) {
             shared.commit_wanted.wait(&mut state);
         }
         state.commit_wanted = false;
-        note_costs(&mut state);
+        if !retries {
+            // A batch that is tried again holds what was applied when it was first tried.
+            note_costs(&mut state);
+        }
         let Some(job) = state.store.begin_commit() else {
             shared.progress.notify_all();
             continue;
         };
         state.oldest_uncommitted = None;
         state.commits_begun += 1;
+        state.is_committing = true;
         let done = MutexGuard::unlocked(&mut state, move || job.run());
-        match state.store.finish_commit(done) {
+        state.is_committing = false;
+        let finished = state.store.finish_commit(done);
+        retries = finished.is_err();
+        match finished {
             Ok(committed) => {
                 state.counters.commits += 1;
                 state.commits_ended = state.commits_begun;
@@ -254,7 +285,8 @@ pub fn finish(shared: &Shared) -> Result<(), ashlar_store::StoreError> {
 
 /// Starts both threads.
 pub fn start(shared: &Arc<Shared>) -> io::Result<Vec<std::thread::JoinHandle<()>>> {
-    let threads: [(&str, fn(&Shared)); 2] = [("digest", digest_thread), ("commit", commit_thread)];
+    type Work = fn(&Shared);
+    let threads: [(&str, Work); 2] = [("digest", digest_thread), ("commit", commit_thread)];
     threads
         .into_iter()
         .map(|(name, work)| {

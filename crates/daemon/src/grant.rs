@@ -6,9 +6,7 @@ use std::time::{Duration, Instant};
 use ashlar_lease::{Command, Grant, Mode, Reason, RequestId, Scope, SlotWord};
 use ashlar_store::StoreError;
 use ashlar_types::{Errno, FileKind, InodeId, LogPosition, Name, SessionId};
-use ashlar_wire::{
-    Contents, DirectoryEntry, Extent, GrantReply, InodeState, LeaseWord, Need, Reply, ScopeKind, Want,
-};
+use ashlar_wire::{Contents, DirectoryEntry, Extent, GrantReply, InodeState, LeaseWord, Need, Reply, ScopeKind, Want};
 use parking_lot::MutexGuard;
 
 use crate::leasing::Ancestors;
@@ -16,6 +14,9 @@ use crate::notify::{Stale, Ticket};
 use crate::page;
 use crate::shared::Shared;
 use crate::state::State;
+
+/// Updates of other sessions.
+type Dependencies = Vec<(SessionId, LogPosition)>;
 
 /// How long a request that must wait pauses before it looks again.
 const PAUSE_MIN: Duration = Duration::from_micros(20);
@@ -25,7 +26,7 @@ const PAUSE_MAX: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub struct Answer {
     grants: Result<Vec<GrantReply>, Errno>,
-    dependencies: Vec<(SessionId, LogPosition)>,
+    dependencies: Dependencies,
     /// What kernels must have forgotten before the answer may be seen.
     tickets: Vec<Arc<Ticket>>,
 }
@@ -103,8 +104,8 @@ fn internal(error: &StoreError) -> Errno {
 
 fn check_exists(state: &State, wants: &[Want]) -> Result<(), Errno> {
     for want in wants {
-        let exists = want.inode == InodeId::RENAME
-            || state.store.inode(want.inode).map_err(|error| internal(&error))?.is_some();
+        let exists =
+            want.inode == InodeId::RENAME || state.store.inode(want.inode).map_err(|error| internal(&error))?.is_some();
         if !exists {
             return Err(Errno::ESTALE);
         }
@@ -114,7 +115,7 @@ fn check_exists(state: &State, wants: &[Want]) -> Result<(), Errno> {
 
 impl Answer {
     /// Waits until no kernel believes what the grants make untrue.
-    fn finish(self, not_before: Instant) -> Result<(Vec<GrantReply>, Vec<(SessionId, LogPosition)>), Errno> {
+    fn finish(self, not_before: Instant) -> Result<(Vec<GrantReply>, Dependencies), Errno> {
         let now = Instant::now();
         if not_before > now {
             std::thread::sleep(not_before - now);
@@ -127,12 +128,7 @@ impl Answer {
 }
 
 /// Has a request granted. Others' requests that come first are served on the way.
-fn request(
-    shared: &Shared,
-    state: &mut MutexGuard<'_, State>,
-    id: SessionId,
-    wants: &[Want],
-) -> Result<Answer, Errno> {
+fn request(shared: &Shared, state: &mut MutexGuard<'_, State>, id: SessionId, wants: &[Want]) -> Result<Answer, Errno> {
     shared.drive(state);
     if let Some(answer) = covered(state, id, wants) {
         return Ok(answer);
@@ -143,7 +139,7 @@ fn request(
         if let Some(answer) = state.leasing.answers.remove(&request) {
             return Ok(answer);
         }
-        if state.ending || state.live(id).is_none() {
+        if state.ending || state.live(id).is_none_or(|session| session.is_ending) {
             state.leasing.wanted.remove(&request);
             return Err(if state.ending { Shared::ENDING } else { Errno::EIO });
         }
@@ -230,9 +226,8 @@ pub fn take_from_all(shared: &Shared, state: &mut MutexGuard<'_, State>, inodes:
 
 /// How long to wait for a grant before the lease manager is asked again.
 fn pause(until_us: Option<u64>) -> Duration {
-    until_us.map_or(PAUSE_MAX, |until| {
-        Duration::from_micros(until.saturating_sub(now_us())).clamp(PAUSE_MIN, PAUSE_MAX)
-    })
+    until_us
+        .map_or(PAUSE_MAX, |until| Duration::from_micros(until.saturating_sub(now_us())).clamp(PAUSE_MIN, PAUSE_MAX))
 }
 
 fn perform(state: &mut State, command: &Command) {
@@ -304,13 +299,7 @@ fn invalidate(state: &mut State, id: SessionId, inode: InodeId, scope: Scope) {
     state.leasing.tickets.push(Arc::new(ticket));
 }
 
-fn grant(
-    state: &mut State,
-    id: SessionId,
-    request: RequestId,
-    grants: &[Grant],
-    dependencies: Vec<(SessionId, LogPosition)>,
-) {
+fn grant(state: &mut State, id: SessionId, request: RequestId, grants: &[Grant], dependencies: Dependencies) {
     let wants = state.leasing.wanted.remove(&request);
     // The words must stand even where nobody waits for the answer any more.
     let answer = answer(state, id, wants.as_deref().unwrap_or(&[]), grants, dependencies);
@@ -319,13 +308,7 @@ fn grant(
     }
 }
 
-fn answer(
-    state: &mut State,
-    id: SessionId,
-    wants: &[Want],
-    grants: &[Grant],
-    dependencies: Vec<(SessionId, LogPosition)>,
-) -> Answer {
+fn answer(state: &mut State, id: SessionId, wants: &[Want], grants: &[Grant], dependencies: Dependencies) -> Answer {
     for grant in grants {
         write(state, &grant.word);
     }

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use ashlar_pmem::{OutOfBounds, Persistent};
 use ashlar_types::{Credentials, SessionId};
 use ashlar_wire::SessionKind;
-use rustix::process::{pidfd_open, Pid, PidfdFlags};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// The most groups that a session may have: as many as the identity page holds.
 pub const GROUPS_MAX: usize = 256;
@@ -60,7 +60,7 @@ impl Process {
 
 /// Whether the process of a pidfd has ended.
 pub fn has_ended(pidfd: &OwnedFd) -> bool {
-    use rustix::event::{poll, PollFd, PollFlags, Timespec};
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
     matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(count) if count > 0)
 }
@@ -125,7 +125,8 @@ impl Identity {
         if kind == SessionKind::Mount && uid != 0 {
             return Err("only root may serve a mount, as it acts for all users".into());
         }
-        let cut = label.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|&end| end <= LABEL_BYTES_MAX).last();
+        let cut =
+            label.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|&end| end <= LABEL_BYTES_MAX).last();
         Ok(Self { process, uid, gid, groups, kind, label: label[..cut.unwrap_or(0)].to_owned() })
     }
 

@@ -7,14 +7,14 @@ use ashlar_lease::{Ancestry, LeaseManager, Limits, Mode, RequestError, RequestId
 use ashlar_store::{Store, StoreError};
 use ashlar_types::{Errno, InodeId, LogPosition, SessionId};
 use ashlar_update::{Applied, Update};
-use ashlar_wire::{LeaseWord, ScopeKind, Want, LEASE_SLOTS};
+use ashlar_wire::{LEASE_SLOTS, LeaseWord, ScopeKind, Want};
 
+use crate::Config;
 use crate::grant::Answer;
 use crate::notify::Ticket;
 use crate::session::Session;
 use crate::state::State;
 use crate::validate::Leases;
-use crate::Config;
 
 /// Leases.
 pub struct Leasing {

@@ -42,7 +42,7 @@ mod watch;
 
 pub use config::Config;
 pub use error::{DaemonError, SupervisorError};
-pub use supervisor::{supervise, Supervised};
+pub use supervisor::{Supervised, supervise};
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;

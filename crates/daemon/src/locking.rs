@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use ashlar_lease::locks::{
-    ByteRange, HeldLock, LockAction, LockKind as Kind, LockMode as Mode, LockOutcome, LockOwner, LockRequest, LockTable,
-    WaiterId,
+    ByteRange, HeldLock, LockAction, LockKind as Kind, LockMode as Mode, LockOutcome, LockOwner, LockRequest,
+    LockTable, WaiterId,
 };
 use ashlar_types::{Errno, InodeId, SessionId};
 use ashlar_wire::{LockKind, LockMode, Reply, Request};
@@ -50,7 +50,8 @@ impl Locking {
     /// A running session may have held locks before the restart.
     pub fn expect(&mut self, session: SessionId) {
         let now = Instant::now();
-        let grace = self.grace.get_or_insert_with(|| Grace { until: now + GRACE_MAX, expected: BTreeSet::new(), last: now });
+        let grace =
+            self.grace.get_or_insert_with(|| Grace { until: now + GRACE_MAX, expected: BTreeSet::new(), last: now });
         grace.expected.insert(session);
     }
 
@@ -122,7 +123,9 @@ fn asked(session: SessionId, request: &Request) -> Option<LockRequest> {
         Request::Lock { inode, kind, owner, pid, start, end, mode, wait } => {
             (inode, kind, owner, pid, (start, end), mode, wait)
         }
-        Request::QueryLock { inode, kind, owner, start, end, mode } => (inode, kind, owner, 0, (start, end), mode, None),
+        Request::QueryLock { inode, kind, owner, start, end, mode } => {
+            (inode, kind, owner, 0, (start, end), mode, None)
+        }
         _ => return None,
     };
     let is_range = range.0 <= range.1;

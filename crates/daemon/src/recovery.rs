@@ -139,7 +139,8 @@ fn apply_in_order(state: &mut State, bounds: &[(SessionId, LogPosition)]) {
             }
         }
     }
-    let rest: Vec<_> = bounds.iter().copied().filter(|(id, _)| state.sessions.get(id).is_some_and(|s| !s.is_ending)).collect();
+    let rest: Vec<_> =
+        bounds.iter().copied().filter(|(id, _)| state.sessions.get(id).is_some_and(|s| !s.is_ending)).collect();
     if rest.iter().any(|&(id, end)| state.live(id).is_some() && state.store.applied(id) < end) {
         state.is_recovering = false;
         for (id, end) in rest {

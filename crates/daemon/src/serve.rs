@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use ashlar_types::{Errno, SessionId};
 use ashlar_wire::{Connection, Listener, Reply, Request, WelcomeSegment};
 use parking_lot::{Condvar, Mutex};
-use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::notify::Notifier;
 use crate::sessions::{self, Refused};
@@ -281,6 +281,9 @@ fn digest(shared: &Shared, id: SessionId) -> Result<Reply, Errno> {
     let mut state = shared.lock();
     let settled = state.settled(id).ok_or(Errno::EIO)?;
     state = shared.apply_settled(state, id);
+    if state.live(id).is_none() {
+        return Err(Errno::EIO);
+    }
     let target = settled.min(state.store.applied(id));
     Ok(Reply::Committed(shared.wait_committed(&mut state, id, target)?))
 }
@@ -291,10 +294,6 @@ fn segment(shared: &Shared, number: u32) -> Result<Answer, Errno> {
         tracing::error!(number, %error, "a segment can't be opened");
         Errno::EIO
     })?;
-    let reply = Reply::Segment(WelcomeSegment {
-        number,
-        blocks: found.blocks,
-        data_offset: found.data_offset(),
-    });
+    let reply = Reply::Segment(WelcomeSegment { number, blocks: found.blocks, data_offset: found.data_offset() });
     Ok(Answer { reply, files: vec![Arc::new(file)] })
 }

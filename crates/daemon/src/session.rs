@@ -9,11 +9,11 @@ use std::time::Instant;
 use ashlar_log::{Log, OpenError};
 use ashlar_pmem::{Arena, ArenaError, MapError, Mapping, MappingAccess, OutOfBounds, Persistent, SessionFile};
 use ashlar_types::{Credentials, LogGeneration, LogPosition, SessionId};
-use ashlar_wire::{ControlPage, Credit, LeaseTable, CONTROL_BYTES, LEASE_TABLE_BYTES};
+use ashlar_wire::{CONTROL_BYTES, ControlPage, Credit, LEASE_TABLE_BYTES, LeaseTable};
 use thiserror::Error;
 
 use crate::account::Account;
-use crate::identity::{fresh_token, Identity};
+use crate::identity::{Identity, fresh_token};
 use crate::notify::Notifier;
 use crate::page::{self, InodeRanges};
 
@@ -162,7 +162,8 @@ impl Session {
         };
         let files = SessionFiles { log: log_file, control: control_file, leases: read_only(&leases_file)? };
         let used = page::cost_at(&*page, committed);
-        let mut session = Self::assemble(id, identity, token, (log, log_memory, log_bytes), control, (leases, page), files);
+        let mut session =
+            Self::assemble(id, identity, token, (log, log_memory, log_bytes), control, (leases, page), files);
         session.ranges = InodeRanges::load(&*session.page);
         session.judged = page::validated(&*session.page);
         session.account.granted = page::granted(&*session.page);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ashlar_pmem::MediumKind;
 use ashlar_types::{Errno, InodeId, LogGeneration, LogPosition, SessionId};
-use ashlar_wire::{Hello, Peer, Welcome, PROTOCOL_VERSION};
+use ashlar_wire::{Hello, PROTOCOL_VERSION, Peer, Welcome};
 
 use crate::identity::Identity;
 use crate::session::{Session, SessionFiles};

@@ -7,10 +7,10 @@ use ashlar_pmem::Arena;
 use ashlar_types::{Errno, LogPosition, SessionId};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use crate::Config;
 use crate::grant::drive;
 use crate::state::{Slice, State};
 use crate::watch::Watcher;
-use crate::Config;
 
 /// What all threads share.
 pub struct Shared {

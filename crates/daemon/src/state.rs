@@ -53,6 +53,8 @@ pub struct State {
     pub oldest_uncommitted: Option<Instant>,
     /// Somebody waits for a commit.
     pub commit_wanted: bool,
+    /// A batch is being written.
+    pub is_committing: bool,
     /// Commits begun, and commits ended well.
     pub commits_begun: u64,
     /// See [`Self::commits_begun`].
@@ -90,6 +92,7 @@ impl State {
             counters: Counters::default(),
             oldest_uncommitted: None,
             commit_wanted: false,
+            is_committing: false,
             commits_begun: 0,
             commits_ended: 0,
             digest_wanted: false,
@@ -193,7 +196,12 @@ impl State {
     }
 
     /// Applies an update that was found good, and tells the leases what it moved.
-    pub fn apply_update(&mut self, id: SessionId, end: LogPosition, update: &Update<'_>) -> Result<Applied, StoreError> {
+    pub fn apply_update(
+        &mut self,
+        id: SessionId,
+        end: LogPosition,
+        update: &Update<'_>,
+    ) -> Result<Applied, StoreError> {
         let sessions = &self.sessions;
         let may_free = |inode: InodeId| {
             !sessions.values().any(|other| other.id != id && other.fenced.is_none() && other.control.has_open(inode))
@@ -307,14 +315,14 @@ impl State {
     /// its session.
     pub fn settled(&mut self, id: SessionId) -> Option<LogPosition> {
         let session = self.live(id)?;
-        match session.log.settled() {
-            Ok(settled) if !session.is_torn() => Some(settled),
-            result => {
-                let reason = result.err().map_or_else(|| "torn".to_owned(), |damaged| damaged.to_string());
-                self.fence(id, &Offence::Log(reason));
-                None
-            }
-        }
+        let reason = match session.log.settled() {
+            Ok(_) if session.is_torn() => "torn".to_owned(),
+            Ok(settled) if settled >= self.store.applied(id) => return Some(settled),
+            Ok(_) => "it goes backwards".to_owned(),
+            Err(damaged) => damaged.to_string(),
+        };
+        self.fence(id, &Offence::Log(reason));
+        None
     }
 
     /// Seals a session's log and applies all of it.

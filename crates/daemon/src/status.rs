@@ -117,11 +117,7 @@ fn resize(shared: &Shared, bytes: u64) -> Result<(), Errno> {
     Ok(())
 }
 
-fn empty_segment(
-    shared: &Shared,
-    state: &mut parking_lot::MutexGuard<'_, State>,
-    number: u32,
-) -> Result<(), Errno> {
+fn empty_segment(shared: &Shared, state: &mut parking_lot::MutexGuard<'_, State>, number: u32) -> Result<(), Errno> {
     let moved = state.store.retire_segment(number).map_err(|error| errno(&error))?;
     crate::grant::take_from_all(shared, state, &moved)?;
     shared.commit_all(state)?;

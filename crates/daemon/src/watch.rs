@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ashlar_types::SessionId;
 use parking_lot::Mutex;
-use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 /// The processes that are watched.
 #[derive(Debug)]
@@ -61,7 +61,8 @@ impl Watcher {
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         let mut count = [0; 8];
         let _ = rustix::io::read(&self.changed, &mut count);
-        let ended: Vec<_> = watched.iter().zip(&ready[1..]).filter(|(_, ready)| **ready).map(|((id, _), _)| *id).collect();
+        let ended: Vec<_> =
+            watched.iter().zip(&ready[1..]).filter(|(_, ready)| **ready).map(|((id, _), _)| *id).collect();
         let mut processes = self.processes.lock();
         for session in &ended {
             processes.remove(session);

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use ashlar_types::{Errno, FileKind, InodeId, LogPosition, Timestamp};
 use ashlar_update::{Rename, SetAttributes, Update};
 use ashlar_wire::{Connection, Credit, Request, SessionKind};
-use common::{create, hello, Client, Site, NOW};
+use common::{Client, NOW, Site, create, hello};
 
 #[test]
 #[ignore = "this is the daemon's process, which the other tests start"]
@@ -134,9 +134,13 @@ fn forged_records_change_nothing() {
         bystander.acquire(&[(file, true)]).expect("granted");
         c.append(&write(file));
     });
+    bystander.acquire(&[(file, true)]).expect("granted");
     bystander.append(&write(file));
     bystander.digest().expect("others go on");
     assert_eq!(site.check()["sessions_fenced"], 12);
+    let kept = std::fs::read_dir(site.arena().join("sessions")).expect("listed");
+    let kept = kept.filter(|file| file.as_ref().is_ok_and(|f| f.file_name().to_string_lossy().starts_with("fenced-")));
+    assert_eq!(kept.count(), 3 * 8, "forged logs don't fill the arena");
 }
 
 #[test]
@@ -150,7 +154,8 @@ fn a_torn_log_and_a_rewritten_one_hurt_only_their_session() {
     });
     attack(&mut site, "zeros over the whole log", |c| {
         c.acquire(&[(InodeId::ROOT, true)]).expect("granted");
-        c.make(InodeId::ROOT, b"new", FileKind::Regular);
+        c.append_unpaid(&Update::Accessed { inode: InodeId(99), at: NOW }).expect("appended");
+        c.digest().expect("digested");
         let zeros = vec![0; 1 << 20];
         for at in 0..c.welcome.log_bytes >> 20 {
             rustix::io::pwrite(&c.log_file, &zeros, at << 20).expect("written");

@@ -4,8 +4,8 @@ mod common;
 
 use ashlar_types::{Errno, FileKind, InodeId};
 use ashlar_update::Update;
-use ashlar_wire::{Contents, Request};
-use common::{Client, Site, NOW};
+use ashlar_wire::{Contents, LockKind, LockMode, Reply, Request};
+use common::{Client, NOW, Site};
 
 #[test]
 #[ignore = "this is the daemon's process, which the other tests start"]
@@ -39,7 +39,7 @@ fn a_session_logs_and_reads_back_what_it_logged() {
     assert_eq!(client.control.committed(), end);
     let counters = site.check();
     assert_eq!(counters["records_applied"], 2);
-    assert!(matches!(client.call(&Request::Goodbye), Ok(ashlar_wire::Reply::Done)));
+    assert!(matches!(client.call(&Request::Goodbye), Ok(Reply::Done)));
     assert!(site.status().sessions.is_empty());
     assert!(site.terminate(), "a daemon that is told to end does so with success");
     site.start();
@@ -210,15 +210,210 @@ fn a_full_arena_refuses_the_call_that_asks_and_nothing_else() {
         }
     };
     assert_eq!(full, Errno::ENOSPC);
-    let taken = 64 * (files.len() as u64 - 1) << 10;
+    let taken = (files.len() as u64 - 1) * (64 << 10);
     assert!(taken > 12 << 20, "the arena holds what it says: {taken} bytes of 16 MiB");
-    let ashlar_wire::Reply::Space(space) = one.call(&Request::Space).expect("answered") else { panic!("no space") };
+    let Reply::Space(space) = one.call(&Request::Space).expect("answered") else { panic!("no space") };
     assert!(space.blocks_free < 16 + 1000, "statfs agrees: {space:?}");
     for (name, file) in &files {
-        one.append(&Update::Unlink { inode: *file, parent: InodeId::ROOT, name: name.as_bytes(), release: true, at: NOW });
+        one.append(&Update::Unlink {
+            inode: *file,
+            parent: InodeId::ROOT,
+            name: name.as_bytes(),
+            release: true,
+            at: NOW,
+        });
     }
     one.make_room();
     two.credit(1500, 1000).expect("there is room again");
     assert!(!one.control.is_fenced() && !two.control.is_fenced());
+    site.check();
+}
+
+fn lock(inode: InodeId, owner: u64, range: (u64, u64), mode: LockMode, wait: Option<u64>) -> Request {
+    Request::Lock { inode, kind: LockKind::Record, owner, pid: 42, start: range.0, end: range.1, mode, wait }
+}
+
+#[test]
+fn locks_exclude_wait_are_cancelled_and_outlive_the_daemon() {
+    let mut site = Site::new(64 << 20);
+    let (mut one, mut two) = (Client::open(&site.socket()), Client::open(&site.socket()));
+    let file = InodeId(77);
+    let held = lock(file, 1, (0, 9), LockMode::Write, None);
+    one.call(&held).expect("locked");
+    assert_eq!(two.call(&lock(file, 1, (5, 5), LockMode::Read, None)).err(), Some(Errno::EAGAIN));
+    let query =
+        Request::QueryLock { inode: file, kind: LockKind::Record, owner: 1, start: 5, end: 20, mode: LockMode::Write };
+    let Ok(Reply::Conflict(conflict)) = two.call(&query) else { panic!("no answer") };
+    assert_eq!(conflict, Some((LockMode::Write, 0, 9, 42)));
+    // A waiting that is cancelled ends, even where the cancellation is the quicker.
+    let mut side = two.attach(&site.socket());
+    let waiter = std::thread::spawn(move || {
+        let reply = two.call(&lock(file, 1, (5, 5), LockMode::Read, Some(8)));
+        (two, reply)
+    });
+    assert!(matches!(side.call(&Request::CancelLock { ticket: 8 }, &[]).expect("answered").0, Reply::Done));
+    let (mut two, reply) = waiter.join().expect("answered");
+    assert_eq!(reply.err(), Some(Errno::EINTR));
+    // After a restart the holder asks first, and who comes new does not get between.
+    site.kill();
+    site.start();
+    two.resume(&site.socket());
+    let waiter = std::thread::spawn(move || {
+        let reply = two.call(&Request::InodeRange).and_then(|_| two.call(&lock(file, 1, (5, 5), LockMode::Read, None)));
+        (two, reply)
+    });
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    one.resume(&site.socket());
+    one.call(&held).expect("it has its lock again");
+    let (mut two, reply) = waiter.join().expect("answered");
+    assert_eq!(reply.err(), Some(Errno::EAGAIN), "nobody got between");
+    // Who waits gets it when it's free.
+    let waiter = std::thread::spawn(move || two.call(&lock(file, 1, (5, 5), LockMode::Read, Some(9))));
+    one.call(&lock(file, 1, (0, u64::MAX), LockMode::Unlock, None)).expect("unlocked");
+    assert!(waiter.join().expect("answered").is_ok());
+}
+
+/// Adds one to the number in `file`, which others do at the same time; tells what it was.
+fn increment(client: &mut Client, socket: &std::path::Path, file: InodeId) -> u64 {
+    loop {
+        let wants = vec![Client::want(file, true)];
+        let reply = client.call_through(socket, &Request::Acquire(wants)).expect("granted");
+        let Reply::Granted { grants, dependencies, .. } = reply else { panic!("{reply:?}") };
+        let seal = client.log.seal_count();
+        if !client.holds(&grants[0]) {
+            continue;
+        }
+        let number = inline(&grants[0]).try_into().map(u64::from_le_bytes).expect("a number");
+        let data = (number + 1).to_le_bytes();
+        let write = Update::Write { inode: file, offset: 0, at: NOW, strip: false, data: &data };
+        let cost = ashlar_wire::Credit { blocks: write.cost().blocks, metadata_bytes: write.cost().metadata_bytes };
+        if !client.control.take_credit(cost) {
+            client.call_through(socket, &Request::Credit(cost)).expect("credit");
+            continue;
+        }
+        for (session, position) in dependencies {
+            while client.append_unpaid(&Update::Depend { session, position }).is_err() {}
+        }
+        match client.log.append(seal, write.kind() as u8, &write.encode().parts()) {
+            Ok(_) => return number,
+            Err(ashlar_log::AppendError::Sealed) => client.control.give_credit(cost),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn no_increment_is_lost_while_the_daemon_is_killed_again_and_again() {
+    const SESSIONS: u64 = 3;
+    let mut site = Site::new(64 << 20);
+    let mut first = Client::open(&site.socket());
+    first.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+    let file = first.make(InodeId::ROOT, b"counter", FileKind::Regular);
+    first.append(&Update::Write { inode: file, offset: 0, at: NOW, strip: false, data: &[0; 8] });
+    first.digest().expect("digested");
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let workers: Vec<_> = (0..SESSIONS)
+        .map(|_| {
+            let (stop, socket) = (std::sync::Arc::clone(&stop), site.socket());
+            let mut client = Client::open(&socket);
+            std::thread::spawn(move || {
+                let (mut done, mut last) = (0u64, None);
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    let number = increment(&mut client, &socket, file);
+                    assert!(last.is_none_or(|last| number > last), "time goes forward");
+                    (done, last) = (done + 1, Some(number));
+                    if client.log.used() > client.log.capacity() / 2 {
+                        client.call_through(&socket, &Request::Digest).expect("digested");
+                        client.log.release(client.control.committed());
+                    }
+                }
+                assert!(!client.control.is_fenced());
+                (done, client)
+            })
+        })
+        .collect();
+    for round in 0..12 {
+        std::thread::sleep(std::time::Duration::from_millis(10 + 7 * round));
+        site.kill();
+        site.start();
+    }
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    let ended: Vec<_> = workers.into_iter().map(|worker| worker.join().expect("worked")).collect();
+    let done: u64 = ended.iter().map(|(done, _)| done).sum();
+    first.resume(&site.socket());
+    assert_eq!(increment(&mut first, &site.socket(), file), done);
+    println!("{done} increments by {SESSIONS} sessions");
+    assert!(done > 100);
+    site.check();
+}
+
+#[test]
+fn what_a_lost_update_led_to_is_cut_off_after_a_power_loss() {
+    let mut site = Site::new(64 << 20);
+    let (mut one, mut two) = (Client::open(&site.socket()), Client::open(&site.socket()));
+    one.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+    one.make(InodeId::ROOT, b"kept", FileKind::Regular);
+    let committed = one.digest().expect("digested");
+    let inode = one.inode();
+    let lost = one.append(&Update::Create(common::create(inode, InodeId::ROOT, b"lost", FileKind::Regular)));
+    let (found, dependencies) = two.acquire_with(&[(InodeId::ROOT, true)]).expect("granted");
+    assert_eq!(found[0].state.attributes.entries, 2);
+    for (session, position) in dependencies {
+        two.append(&Update::Depend { session, position });
+    }
+    two.make(InodeId::ROOT, b"built on it", FileKind::Regular);
+    site.kill();
+    assert_eq!(one.control.committed(), committed, "the second file is in the logs alone");
+    // The machine goes down, and the first session's last page was never written.
+    let ring_at = one.welcome.log_bytes - one.log.capacity();
+    rustix::io::pwrite(&one.log_file, &[0; 64], ring_at + lost.position.0).expect("lost");
+    for client in [&one, &two] {
+        let table = site.arena().join(format!("sessions/{}.leases", client.welcome.peer.session));
+        let table = std::fs::OpenOptions::new().write(true).open(table).expect("a lease table");
+        rustix::io::pwrite(&table, &[0; 16], 88).expect("another boot");
+    }
+    site.start();
+    let mut client = Client::open(&site.socket());
+    let root = client.acquire(&[(InodeId::ROOT, false)]).expect("granted");
+    let names: Vec<_> = root[0].state.entries.iter().flatten().map(|entry| entry.name.clone()).collect();
+    assert_eq!(names, [b"kept"]);
+    assert_eq!(site.check()["logs_cut"], 1);
+    assert_eq!(site.status().sessions.len(), 1, "sessions from before the power loss are gone");
+    assert!(
+        common::hello(&site.socket(), ashlar_wire::SessionKind::Process, Some(one.welcome.peer))
+            .is_ok_and(|(_, reply, _)| matches!(reply, Reply::Error(Errno::ESTALE)))
+    );
+}
+
+#[test]
+fn a_mounts_kernel_forgets_before_others_change_what_it_knows() {
+    use std::io::Read;
+    use std::os::fd::AsFd;
+    let mut site = Site::new(64 << 20);
+    let mut mount = Client::open_as(&site.socket(), ashlar_wire::SessionKind::Mount);
+    let (device, mut kernel) = std::os::unix::net::UnixStream::pair().expect("a device");
+    let reply = mount.line.call(&Request::RegisterMount, &[device.as_fd()]).expect("answered").0;
+    assert!(matches!(reply, Reply::Done));
+    mount.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+    let file = mount.make(InodeId::ROOT, b"file", FileKind::Regular);
+    let mut other = Client::open(&site.socket());
+    other.acquire(&[(InodeId::ROOT, false)]).expect("granted");
+    mount.acquire(&[(file, true)]).expect("granted");
+    let start = std::time::Instant::now();
+    other.acquire(&[(file, true)]).expect("granted");
+    assert!(start.elapsed() < std::time::Duration::from_millis(900), "a kernel that listens delays nobody");
+    kernel.set_nonblocking(true).expect("set");
+    let mut told = Vec::new();
+    // All of it is there already, as the answer came later.
+    let _ = kernel.read_to_end(&mut told);
+    let mut inodes = Vec::new();
+    while let Some((header, rest)) = told.split_at_checked(16) {
+        let length = header[0] as usize - 16;
+        if header[4] == 2 {
+            inodes.push(rest[..8].try_into().map(u64::from_le_bytes).expect("an inode"));
+        }
+        told = rest[length..].to_vec();
+    }
+    assert!(inodes.contains(&file.0), "{inodes:?}");
     site.check();
 }

@@ -1,8 +1,19 @@
 //! Notifications: what makes a kernel forget what it cached.
 //!
 //! They are written to a mount's `/dev/fuse` descriptor, by whoever holds one: SharedFS when it takes a lease from the
-//! mount's session, and the mount's own invalidation thread. A notification may have to wait for a lock that an operation in
-//! flight holds, and that operation may wait for the mount, so a thread that serves requests must not write one.
+//! mount's session, and the mount's own invalidation thread.
+//!
+//! Which of them may wait, and for what:
+//! - [`inval_inode`] with [`Pages::Keep`], and [`inc_epoch`], never wait. The two are what a lease's move takes: with the
+//!   attributes, the kernel's pages are in doubt (`AUTO_INVAL_DATA`): it asks for the attributes before it next reads from
+//!   them, and drops them where the time of modification is another.
+//! - [`inval_inode`] with pages waits for every page of the range that a READ or WRITE in flight has locked. That request may
+//!   wait for the very lease that moves, and two mounts that write one file then wait for each other (a test of this crate
+//!   found that out). So pages are dropped behind a lease's move, and nobody waits for it, or not for long; only shared mappings
+//!   need it.
+//! - [`inval_entry`] waits for the directory's lock, which an operation in flight may hold.
+//!
+//! For the same reason a thread that serves requests must write none but the first two.
 
 use std::io::IoSlice;
 use std::os::fd::BorrowedFd;

@@ -259,6 +259,8 @@ fn two_mounts_show_each_other_nothing_stale() {
     assert_eq!(open.metadata().unwrap().nlink(), 0);
 }
 
+/// It also stands for a deadlock: the pages of a cached write are locked until it's answered, and had each mount's
+/// write wait until the other's pages were dropped.
 #[test]
 fn appends_of_two_mounts_never_overwrite() {
     if !may_mount() {
@@ -389,7 +391,7 @@ fn extended_attributes() {
     let mut bytes = [0; 64];
     assert_eq!(rustix::fs::getxattr(&path, "user.one", &mut bytes).unwrap(), 5);
     assert_eq!(&bytes[..5], b"value");
-    assert_eq!(rustix::fs::getxattr(&path, "user.one", &mut [0; 0]).unwrap(), 5);
+    assert_eq!(rustix::fs::getxattr_query(&path, "user.one").unwrap(), 5);
     assert_eq!(rustix::fs::getxattr(&path, "user.one", &mut [0; 2]).unwrap_err(), rustix::io::Errno::RANGE);
     assert_eq!(rustix::fs::listxattr(&path, &mut bytes).unwrap(), 9);
     assert_eq!(&bytes[..9], b"user.one\0");

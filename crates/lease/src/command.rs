@@ -83,7 +83,8 @@ pub struct SlotWord {
 }
 
 impl SlotWord {
-    /// The lease was attached when the table was full: there is nothing to write.
+    /// The lease was attached when the table was full: there is nothing to write. It gets a slot as soon as the queue comes to
+    /// it; a restart before that loses it.
     pub const UNRECORDED: u32 = u32::MAX;
 }
 

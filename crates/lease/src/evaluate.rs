@@ -14,6 +14,8 @@ pub(crate) enum Work {
     Expire { session: SessionId },
     End { session: SessionId },
     Refresh { session: SessionId },
+    /// The table was too small for what was attached.
+    Trim { session: SessionId },
 }
 
 /// What a piece of work needs to be done to a lease that is held.
@@ -95,6 +97,7 @@ impl LeaseManager {
                 }
                 self.demand_room(*session, wants, ancestry, &mut demands);
             }
+            Work::Trim { session } => self.demand_room(*session, &[], ancestry, &mut demands),
             Work::Release { session, inode } => {
                 let places = [Place::node(*inode), Place::subtree(*inode)];
                 let slots = places.iter().filter_map(|place| self.holds.slot_at(*place, *session));
@@ -104,7 +107,18 @@ impl LeaseManager {
             Work::End { session } => self.demand_all(*session, Change::Remove(Reason::Ended), &mut demands),
             Work::Refresh { session } => self.demand_all(*session, Change::Refresh, &mut demands),
         }
-        demands.into_iter().collect()
+        // A slot that goes needs nothing else; a word written for that would outlive it.
+        let mut needed: Vec<Demand> = Vec::with_capacity(demands.len());
+        for demand in demands {
+            let is_going = needed.last().is_some_and(|last| {
+                let is_same = (last.session, last.slot) == (demand.session, demand.slot);
+                is_same && matches!(last.change, Change::Remove(_))
+            });
+            if !is_going {
+                needed.push(demand);
+            }
+        }
+        needed
     }
 
     fn demand_all(&self, session: SessionId, change: Change, demands: &mut BTreeSet<Demand>) {
@@ -288,6 +302,9 @@ impl LeaseManager {
         match work {
             Work::Acquire { session, request, wants } => {
                 let was_contended = !demands.is_empty();
+                for slot in self.holds.record_all(*session, self.limits.table_slots, ancestry) {
+                    self.record(*session, slot);
+                }
                 for want in &merged(wants) {
                     self.give(*session, want, was_contended, ancestry);
                 }
@@ -295,6 +312,12 @@ impl LeaseManager {
             }
             Work::End { session } => {
                 self.holds.holders.remove(session);
+            }
+            Work::Trim { session } => {
+                for slot in self.holds.record_all(*session, self.limits.table_slots, ancestry) {
+                    self.record(*session, slot);
+                }
+                self.holds.holder(*session).trimming = false;
             }
             Work::Release { .. } | Work::Expire { .. } | Work::Refresh { .. } => {}
         }
@@ -335,10 +358,7 @@ impl LeaseManager {
         let mut dependencies = BTreeMap::new();
         for want in wants {
             let governing = self.holds.slot_governing(session, want.inode, ancestry);
-            let Some(mut slot) = governing else { unreachable!("a lease was given a moment ago") };
-            if slot >= self.limits.table_slots {
-                slot = self.holds.relocate(session, slot, ancestry);
-            }
+            let Some(slot) = governing else { unreachable!("a lease was given a moment ago") };
             self.holds.touch(session, slot, now_us);
             grants.push(Grant { inode: want.inode, word: self.holds.word(session, slot) });
             self.dependencies.collect(want.inode, ancestry, &mut dependencies);

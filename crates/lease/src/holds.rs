@@ -62,6 +62,8 @@ pub(crate) struct Holder {
     /// Stopped or ended: it isn't waited for.
     pub stopped: bool,
     pub ending: bool,
+    /// A [`crate::evaluate::Work::Trim`] is in the queue.
+    pub trimming: bool,
 }
 
 impl Holder {
@@ -224,8 +226,15 @@ impl Holds {
         shadows
     }
 
-    /// Moves a lease that was never granted from a slot beyond the table to the first free one.
-    pub fn relocate(&mut self, session: SessionId, slot: u32, ancestry: &impl Ancestry) -> u32 {
+    /// Moves leases, which were never granted, from slots beyond the table to free ones in it. Returns their new slots.
+    pub fn record_all(&mut self, session: SessionId, table_slots: u32, ancestry: &impl Ancestry) -> Vec<u32> {
+        let holder = self.holder(session);
+        let beyond = table_slots..holder.slots.len() as u32;
+        let beyond: Vec<_> = beyond.filter(|slot| !holder.free.contains(slot)).collect();
+        beyond.into_iter().map(|slot| self.relocate(session, slot, ancestry)).collect()
+    }
+
+    fn relocate(&mut self, session: SessionId, slot: u32, ancestry: &impl Ancestry) -> u32 {
         let state = self.slot(session, slot);
         let (Some(place), mode, written, is_dirty) = (state.place, state.mode, state.written, state.dirty) else {
             return slot;

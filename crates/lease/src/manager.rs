@@ -297,6 +297,11 @@ impl LeaseManager {
         self.holds.set_shadows(session, own, shadows);
         self.holds.set_dirty(session, own);
         self.record(session, own);
+        let holder = self.holds.holder(session);
+        if own >= self.limits.table_slots && !holder.trimming {
+            holder.trimming = true;
+            self.queue.push_back(Work::Trim { session });
+        }
     }
 
     /// Has the slot written, if it is in the table: beyond it a lease is held all the same, until the next restart.

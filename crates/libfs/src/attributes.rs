@@ -145,7 +145,7 @@ impl LibFs {
         }
         let changes_owner = change.uid.is_some() || change.gid.is_some();
         let strips = change.strip || (changes_owner && !who.is_privileged());
-        if strips && mode.is_none() && inode.kind == FileKind::Regular {
+        if strips && mode.is_none() && !inode.is_directory() {
             let mut kept = inode.mode & !MODE_SETUID;
             if inode.mode & 0o010 != 0 {
                 kept &= !MODE_SETGID;

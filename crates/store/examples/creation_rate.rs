@@ -1,8 +1,8 @@
 //! What one thread applies and commits: creations, small writes, and block writes per second through the whole store.
 //!
-//! The rows of the table are phases of one run: files created in one directory, 128 bytes written to each, one file
-//! overwritten at random in blocks, another appended to in blocks. Apply is timed on the applying thread's processor time; commits
-//! run on the same thread between batches and are timed apart, as the daemon runs them on another one.
+//! Two runs. The first creates files in one directory and writes 128 bytes to each. The second first fills a small arena and
+//! empties it again, so that the kernel has no pages left to clear, and then writes blocks. Apply is timed by the thread's time on
+//! a processor; commits run on the same thread between batches and are timed apart, as the daemon runs them on another one.
 //!
 //! `cargo run --release --example creation_rate -p ashlar-store -- [DIRECTORY] [FILES] [BATCH]`
 
@@ -16,7 +16,8 @@ use ashlar_types::{FileKind, InodeId, LogGeneration, LogPosition, SessionId, Tim
 use ashlar_update::{Create, Update};
 
 const SESSION: SessionId = SessionId(1);
-const BLOCKS: u64 = 131_072;
+/// Blocks that each phase of the second run writes; its arena holds four times as many.
+const BLOCKS: u64 = 65_536;
 
 fn on_processor_ns() -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
@@ -46,8 +47,8 @@ impl Run {
         let (mut apply_ns, mut commit_ns, begin) = (0, 0, Instant::now());
         for batch in 0..count.div_ceil(self.batch) {
             let start = on_processor_ns();
-            for index in batch * self.batch..(batch + 1) * self.batch {
-                each(self, index.min(count - 1))?;
+            for index in batch * self.batch..((batch + 1) * self.batch).min(count) {
+                each(self, index)?;
             }
             let applied = on_processor_ns();
             self.store.commit()?;
@@ -88,33 +89,45 @@ fn write(inode: u64, offset: u64, data: &[u8]) -> Update<'_> {
     Update::Write { inode: InodeId(inode), offset, at: Timestamp::default(), strip: false, data }
 }
 
+fn open(directory: &Path, size_bytes: u64, batch: u64) -> Result<Run, Box<dyn std::error::Error>> {
+    let arena = Arc::new(Arena::create(directory, &ArenaOptions { size_bytes, emulate_pmem: false })?);
+    Store::format(&arena)?;
+    let mut store = Store::open(arena)?;
+    store.set_session(SESSION, LogGeneration(1), LogPosition(0));
+    Ok(Run { store, position: 0, batch })
+}
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let directory = tempfile::tempdir_in(arguments.first().map_or(Path::new("/dev/shm"), Path::new))?;
     let number = |index: usize, default: u64| arguments.get(index).map_or(Ok(default), |text| text.parse::<u64>());
     let (files, batch) = (number(1, 1_000_000)?, number(2, 50_000)?);
-    let options = ArenaOptions { size_bytes: 4 << 30, emulate_pmem: false };
-    let arena = Arc::new(Arena::create(&directory.path().join("arena"), &options)?);
-    Store::format(&arena)?;
-    let mut store = Store::open(arena)?;
-    store.set_session(SESSION, LogGeneration(1), LogPosition(0));
-    let first = store.allocate_inodes(files + 2)?.start;
-    let mut run = Run { store, position: 0, batch };
 
+    let mut run = open(&directory.path().join("metadata"), 4 << 30, batch)?;
+    let first = run.store.allocate_inodes(files)?.start;
     run.phase("create in one directory", files, |run, index| {
         run.apply(&create(first + index, format!("file-{index:07}").as_bytes()))
     })?;
-    run.phase("write 128 B to a new file", files.min(200_000), |run, index| run.apply(&write(first + index, 0, &[7; 128])))?;
-    let (sequential, random) = (first + files, first + files + 1);
-    run.apply(&create(sequential, b"sequential"))?;
-    run.apply(&create(random, b"random"))?;
+    run.phase("write 128 B to new files", files, |run, index| run.apply(&write(first + index, 0, &[7; 128])))?;
+    println!("{:?}", run.store.space());
+    drop(run);
+
+    let mut run = open(&directory.path().join("data"), 4 * BLOCKS * 4096, batch)?;
+    let (one, two) = (run.store.allocate_inodes(2)?.start, run.store.allocate_inodes(2)?.start);
+    run.apply(&create(one, b"one"))?;
+    run.apply(&create(two, b"two"))?;
     let block = [9; 4096];
-    run.phase("append 4 KiB", BLOCKS, |run, index| run.apply(&write(sequential, index * 4096, &block)))?;
-    run.phase("append 4 KiB, used blocks", BLOCKS, |run, index| run.apply(&write(random, index * 4096, &block)))?;
+    for index in 0..4 * BLOCKS - 64 {
+        run.apply(&write(one, index * 4096, &block))?;
+    }
+    run.apply(&Update::Resize { inode: InodeId(one), size: 0, strip: false, at: Timestamp::default() })?;
+    run.store.commit()?;
+    run.store.release(SESSION, LogPosition(run.position));
+    run.phase("append 4 KiB", BLOCKS, |run, index| run.apply(&write(one, index * 4096, &block)))?;
     run.phase("overwrite 4 KiB at random", BLOCKS, |run, index| {
-        run.apply(&write(sequential, index.wrapping_mul(0x9e37_79b9_7f4a_7c15) % BLOCKS * 4096, &block))
+        run.apply(&write(one, index.wrapping_mul(0x9e37_79b9_7f4a_7c15) % BLOCKS * 4096, &block))
     })?;
-    run.phase("append 128 B", BLOCKS, |run, index| run.apply(&write(random, (BLOCKS * 4096) + index * 128, &[3; 128])))?;
+    run.phase("append 128 B", BLOCKS, |run, index| run.apply(&write(two, index * 128, &[3; 128])))?;
     println!("{:?}", run.store.space());
     Ok(())
 }

@@ -173,9 +173,9 @@ impl Allocator {
     /// Whether no committed row can refer to the block.
     #[inline]
     pub fn is_fresh(&self, address: BlockAddress) -> bool {
-        self.segments.get(&address.segment()).is_some_and(|map| {
-            address.block() < map.blocks && bit(&map.fresh, address.block())
-        })
+        self.segments
+            .get(&address.segment())
+            .is_some_and(|map| address.block() < map.blocks && bit(&map.fresh, address.block()))
     }
 
     /// Blocks that can be given out now.
@@ -328,9 +328,10 @@ impl SegmentMap {
         if ahead != 0 {
             return Some(first as u32 * 64 + ahead.trailing_zeros());
         }
-        (1..=words).map(|step| (first + step) % words).find(|&index| self.busy[index] != u64::MAX).map(|index| {
-            index as u32 * 64 + (!self.busy[index]).trailing_zeros()
-        })
+        (1..=words)
+            .map(|step| (first + step) % words)
+            .find(|&index| self.busy[index] != u64::MAX)
+            .map(|index| index as u32 * 64 + (!self.busy[index]).trailing_zeros())
     }
 }
 

@@ -75,6 +75,7 @@ pub struct Batch {
     inline: NumberMap<Option<Vec<u8>>>,
     rows: BTreeMap<Box<[u8]>, Option<Box<[u8]>>>,
     bytes: usize,
+    inode_end: u64,
 }
 
 impl Batch {
@@ -97,6 +98,11 @@ impl Batch {
         self.inodes.len() + self.entries.len() + self.chunks.len() + self.inline.len() + self.rows.len()
     }
 
+    /// No inode with this number or a higher one is in the batch.
+    pub fn inode_end(&self) -> u64 {
+        self.inode_end
+    }
+
     /// Whether the batch made the inode, so that nothing below has rows of it.
     #[inline]
     pub fn made(&self, inode: InodeId) -> bool {
@@ -115,6 +121,7 @@ impl Batch {
             std::collections::hash_map::Entry::Occupied(mut row) => row.get_mut().value = Some(value),
             std::collections::hash_map::Entry::Vacant(place) => {
                 self.bytes += crate::rows::INODE_BYTES + value.target.len() + 9 + ROW_OVERHEAD_BYTES;
+                self.inode_end = self.inode_end.max(inode.0 + 1);
                 place.insert(InodeRow { value: Some(value), fresh: absent });
             }
         }
@@ -188,7 +195,9 @@ impl Batch {
 
     /// The chunks of an inode in a range that the batch knows, and whether they are there.
     pub fn chunks(&self, inode: InodeId, range: Range<u64>) -> impl Iterator<Item = (u64, bool)> {
-        self.chunks.range((inode.0, range.start)..(inode.0, range.end)).map(|(&(_, number), row)| (number, row.is_some()))
+        self.chunks
+            .range((inode.0, range.start)..(inode.0, range.end))
+            .map(|(&(_, number), row)| (number, row.is_some()))
     }
 
     /// What the batch says of a small file's bytes.

@@ -3,7 +3,7 @@
 //! A checker has a view of the last committed state of its own, so it runs beside a store in use. While it lives, freed blocks
 //! are not given out again, so that the blocks of its view keep their content.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use ashlar_types::{BlockAddress, FileKind, Inode, InodeId, Name};
@@ -11,13 +11,13 @@ use ashlar_update::Entry;
 
 use crate::allocator::{PIECE_BLOCKS, PIECE_BYTES};
 use crate::batch::NumberMap;
-use crate::chunk::{Chunk, CHUNK_BLOCKS};
+use crate::chunk::{CHUNK_BLOCKS, Chunk};
 use crate::database::Snapshot;
 use crate::problem::{Problem, Progress, Report};
 use crate::rows::{self, kind};
 use crate::segment::{Block, Segment};
 use crate::store::read_counters;
-use crate::{name_cookie, Store, StoreError, INLINE_BYTES_MAX};
+use crate::{INLINE_BYTES_MAX, Store, StoreError, name_cookie};
 
 /// After so many rows or blocks, progress is told.
 const PROGRESS_STEP: u64 = 4096;
@@ -101,11 +101,7 @@ impl Checker {
         Ok((scan.report, scan.used))
     }
 
-    fn scan<'a>(
-        &'a self,
-        with_checksums: bool,
-        tell: &'a mut dyn FnMut(Progress),
-    ) -> Result<Scan<'a>, StoreError> {
+    fn scan<'a>(&'a self, with_checksums: bool, tell: &'a mut dyn FnMut(Progress)) -> Result<Scan<'a>, StoreError> {
         let words = |segment: &Arc<Segment>| vec![0; (segment.info().blocks as usize).div_ceil(64)];
         let empty: BTreeMap<u32, Vec<u64>> = self.segments.iter().map(|(&n, segment)| (n, words(segment))).collect();
         let total = self.snapshot.rows()?;
@@ -356,8 +352,7 @@ impl Scan<'_> {
         if !self.inodes.get(&InodeId::ROOT.0).is_some_and(|root| root.inode.is_directory()) {
             return self.report.add(Problem::NoRoot);
         }
-        let mut reachable: HashSet<u64> = HashSet::from([InodeId::ROOT.0]);
-        let mut circles: HashMap<u64, Vec<u8>> = HashMap::new();
+        let mut seen: HashSet<u64> = HashSet::from([InodeId::ROOT.0]);
         let mut found = Vec::new();
         let mut numbers: Vec<u64> = self.inodes.keys().copied().collect();
         numbers.sort_unstable();
@@ -372,14 +367,12 @@ impl Scan<'_> {
             // Up from here until something known, without entry, or on this very way.
             let (mut way, mut at) = (Vec::new(), number);
             let mut on_way = HashSet::new();
-            while !reachable.contains(&at) {
+            while !seen.contains(&at) {
                 if !on_way.insert(at) {
                     let first = way.iter().position(|&(step, _)| step == at).unwrap_or(0);
                     let lowest = way[first..].iter().min_by_key(|(step, _): &&(u64, &Vec<u8>)| *step);
                     if let Some(&(inode, key)) = lowest {
-                        if circles.insert(inode, key.clone()).is_none() {
-                            found.push(Problem::Unreachable { inode: InodeId(inode), through: Some(key.clone()) });
-                        }
+                        found.push(Problem::Unreachable { inode: InodeId(inode), through: Some(key.clone()) });
                     }
                     break;
                 }
@@ -392,7 +385,7 @@ impl Scan<'_> {
                 }
             }
             // All on the way need no second look, whatever it led to.
-            reachable.extend(on_way);
+            seen.extend(on_way);
         }
         for problem in found {
             self.report.add(problem);

@@ -13,7 +13,7 @@ use ashlar_types::{LogPosition, SessionId};
 use crate::batch::Batch;
 use crate::database::{Database, Writer};
 use crate::model::Committed;
-use crate::rows::{self, kind, Counters, EntryKey};
+use crate::rows::{self, Counters, EntryKey, kind};
 use crate::segment::Segment;
 use crate::{Store, StoreError};
 
@@ -105,6 +105,7 @@ impl Store {
             positions.extend(state.map(|state| (session, state.applied)));
             rows.push((rows::key1(kind::SESSION, session.0), value));
         }
+        self.inode_end = self.inode_end.max(self.active.inode_end());
         self.absent_inode.set(None);
         self.absent_entry.set(None);
         self.batches += 1;
@@ -193,7 +194,8 @@ impl CommitJob {
     fn write_rows(&self) -> Result<(), StoreError> {
         let Frozen { batch, rows, counters, .. } = &*self.frozen;
         let count = batch.rows_count() + rows.len() + 1;
-        let bytes = batch.bytes() + rows.iter().map(|(_, value)| 16 + value.as_ref().map_or(0, Vec::len)).sum::<usize>();
+        let bytes =
+            batch.bytes() + rows.iter().map(|(_, value)| 16 + value.as_ref().map_or(0, Vec::len)).sum::<usize>();
         let mut writer = self.database.write(count as u64, bytes as u64)?;
         write_inodes_and_entries(&mut writer, batch)?;
         for (inode, number, chunk) in batch.sorted_chunks() {
@@ -251,5 +253,40 @@ fn write(writer: &mut Writer<'_>, key: &[u8], value: Option<&[u8]>) -> Result<()
     match value {
         Some(value) => writer.put(key, value),
         None => writer.delete(key),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ashlar_pmem::{Arena, ArenaOptions};
+    use ashlar_types::{InodeId, LogGeneration, Timestamp};
+    use ashlar_update::Update;
+
+    use super::*;
+
+    #[test]
+    fn a_failed_commit_loses_nothing_and_is_tried_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let options = ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false };
+        let arena = Arc::new(Arena::create(&directory.path().join("arena"), &options).unwrap());
+        Store::format(&arena).unwrap();
+        let mut store = Store::open(Arc::clone(&arena)).unwrap();
+        let session = SessionId(1);
+        store.set_session(session, LogGeneration(1), LogPosition(0));
+        let at = Timestamp { seconds: 5, nanoseconds: 0 };
+        store.apply(session, LogPosition(7), &Update::Accessed { inode: InodeId::ROOT, at }, &|_| true).unwrap();
+        let number = store.begin_commit().unwrap().frozen.number;
+        let failed = CommitDone { number, result: Err(StoreError::Corrupt("planted")) };
+        assert!(store.finish_commit(failed).is_err());
+        assert_eq!(store.committed(session), LogPosition(0));
+        assert_eq!(store.inode(InodeId::ROOT).unwrap().unwrap().accessed, at);
+        let at = Timestamp { seconds: 6, nanoseconds: 0 };
+        store.apply(session, LogPosition(9), &Update::Accessed { inode: InodeId::ROOT, at }, &|_| true).unwrap();
+        let done = store.begin_commit().unwrap().run();
+        assert_eq!(store.finish_commit(done).unwrap().sessions, [(session, LogPosition(7))]);
+        assert_eq!(store.inode(InodeId::ROOT).unwrap().unwrap().accessed, at);
+        drop(store);
+        let store = Store::open(arena).unwrap();
+        assert_eq!(store.inode(InodeId::ROOT).unwrap().unwrap().accessed.seconds, 5);
     }
 }

@@ -6,12 +6,12 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use ashlar_types::{blocks_for, BlockAddress, Inode, InodeId, BLOCK_BYTES};
+use ashlar_types::{BLOCK_BYTES, BlockAddress, Inode, InodeId, blocks_for};
 use ashlar_update::Allocation;
 
-use crate::chunk::{Chunk, Run, CHUNK_BLOCKS};
-use crate::segment::{checksum, Block};
-use crate::{Store, StoreError, INLINE_BYTES_MAX};
+use crate::chunk::{CHUNK_BLOCKS, Chunk, Run};
+use crate::segment::{Block, checksum};
+use crate::{INLINE_BYTES_MAX, Store, StoreError};
 
 const ZEROS: Block = [0; BLOCK_BYTES as usize];
 
@@ -467,12 +467,15 @@ mod tests {
 
     #[test]
     fn edges_are_what_whole_blocks_leave() {
-        let kib = 1024;
-        assert_eq!(edges(&(0..8 * kib)), []);
-        assert_eq!(edges(&(kib..2 * kib)), [kib..2 * kib]);
-        assert_eq!(edges(&(kib..8 * kib)), [kib..4 * kib]);
-        assert_eq!(edges(&(kib..5 * kib)), [kib..4 * kib, 4 * kib..5 * kib]);
-        assert_eq!(edges(&(4 * kib..9 * kib)), [8 * kib..9 * kib]);
-        assert_eq!(edges(&(3 * kib..13 * kib)), [3 * kib..4 * kib, 12 * kib..13 * kib]);
+        const KIB: u64 = 1024;
+        let found = |from: u64, to: u64| {
+            edges(&(from * KIB..to * KIB)).iter().map(|edge| (edge.start / KIB, edge.end / KIB)).collect::<Vec<_>>()
+        };
+        assert_eq!(found(0, 8), []);
+        assert_eq!(found(1, 2), [(1, 2)]);
+        assert_eq!(found(1, 8), [(1, 4)]);
+        assert_eq!(found(1, 5), [(1, 4), (4, 5)]);
+        assert_eq!(found(4, 9), [(8, 9)]);
+        assert_eq!(found(3, 13), [(3, 4), (12, 13)]);
     }
 }

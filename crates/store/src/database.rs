@@ -10,12 +10,14 @@ use std::path::Path;
 use ashlar_pmem::{Arena, MediumKind};
 use heed::types::Bytes;
 use heed::{CommitOrAbort, EnvFlags, EnvOpenOptions, PutFlags, RoTxn, RwTxn, WithoutTls};
-use rustix::fs::{fallocate, FallocateFlags};
+use rustix::fs::{FallocateFlags, fallocate};
 
-use crate::rows::kind;
 use crate::StoreError;
+use crate::rows::kind;
 
 type Env = heed::Env<WithoutTls>;
+/// A row's key and value, as an iterator yields them.
+pub type Row<'a> = Result<(&'a [u8], &'a [u8]), StoreError>;
 type Table = heed::Database<'static, Bytes, Bytes>;
 
 /// LMDB's page size, which is that of the machines we run on.
@@ -146,24 +148,24 @@ impl Snapshot {
     }
 
     /// The rows from `from` on, in key order, to the end of `from`'s table.
-    pub fn from<'a>(
-        &'a self,
-        from: &'a [u8],
-    ) -> Result<impl Iterator<Item = Result<(&'a [u8], &'a [u8]), StoreError>>, StoreError> {
+    pub fn from<'a>(&'a self, from: &'a [u8]) -> Result<impl Iterator<Item = Row<'a>>, StoreError> {
         let bounds = (Bound::Included(from), Bound::Unbounded);
         Ok(self.tables.of(from).range(&self.txn, &bounds)?.map(|row| row.map_err(StoreError::from)))
     }
 
     /// The rows whose keys begin with `prefix`, which is not empty, in key order.
-    pub fn prefix<'a>(
-        &'a self,
-        prefix: &'a [u8],
-    ) -> Result<impl Iterator<Item = Result<(&'a [u8], &'a [u8]), StoreError>>, StoreError> {
+    pub fn prefix<'a>(&'a self, prefix: &'a [u8]) -> Result<impl Iterator<Item = Row<'a>>, StoreError> {
         Ok(self.tables.of(prefix).prefix_iter(&self.txn, prefix)?.map(|row| row.map_err(StoreError::from)))
     }
 
+    /// No inode with this number or a higher one has a row.
+    pub fn inode_end(&self) -> Result<u64, StoreError> {
+        let last = self.tables.inodes.last(&self.txn)?.and_then(|(key, _)| crate::rows::split_key1(key));
+        Ok(last.map_or(0, |(number, _)| number.saturating_add(1)))
+    }
+
     /// All rows.
-    pub fn all(&self) -> Result<impl Iterator<Item = Result<(&[u8], &[u8]), StoreError>>, StoreError> {
+    pub fn all(&self) -> Result<impl Iterator<Item = Row<'_>>, StoreError> {
         let tables = self.tables;
         let (inodes, entries) = (tables.inodes.iter(&self.txn)?, tables.entries.iter(&self.txn)?);
         Ok(inodes.chain(entries).chain(tables.rows.iter(&self.txn)?).map(|row| row.map_err(StoreError::from)))

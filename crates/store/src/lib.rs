@@ -52,9 +52,9 @@ pub use check::Checker;
 pub use commit::{CommitDone, CommitJob};
 pub use error::StoreError;
 pub use memory::MemoryStore;
-pub use model::{Committed, Contents, Extent, SessionState, Space};
-pub use name_hash::{name_cookie, COOKIE_FIRST};
-pub use problem::{Counts, Problem, Progress, Report, PROBLEMS_MAX};
+pub use model::{Committed, Contents, Extent, SessionState, Space, Xattrs};
+pub use name_hash::{COOKIE_FIRST, name_cookie};
+pub use problem::{Counts, PROBLEMS_MAX, Problem, Progress, Report};
 pub use store::Store;
 
 /// Bytes of the largest file that is kept in a row instead of blocks.

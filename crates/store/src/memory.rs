@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ashlar_types::{blocks_for, Inode, InodeId, BLOCK_BYTES};
+use ashlar_types::{BLOCK_BYTES, Inode, InodeId, blocks_for};
 use ashlar_update::{Allocation, Applied, Entry, Invalid, Tree, Update};
 
+use crate::model::Xattrs;
 use crate::store::root_directory;
 
 type Content = Box<[u8; BLOCK_BYTES as usize]>;
@@ -54,7 +55,7 @@ impl MemoryStore {
 
     /// An inode's extended attributes, by name.
     #[must_use]
-    pub fn xattrs(&self, inode: InodeId) -> Vec<(Vec<u8>, Vec<u8>)> {
+    pub fn xattrs(&self, inode: InodeId) -> Xattrs {
         let all = (inode, Vec::new())..(InodeId(inode.0 + 1), Vec::new());
         self.xattrs.range(all).map(|((_, name), value)| (name.clone(), value.clone())).collect()
     }

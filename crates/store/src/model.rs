@@ -34,6 +34,9 @@ pub enum Contents {
     Extents(Vec<Extent>),
 }
 
+/// Extended attributes, names and values, by name.
+pub type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// What a session's log has come to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SessionState {

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use ashlar_types::{BlockAddress, InodeId, BLOCK_BYTES};
+use ashlar_types::{BLOCK_BYTES, BlockAddress, InodeId};
 
-use crate::chunk::{Chunk, Run, CHUNK_BLOCKS};
+use crate::allocator::{Freer, NO_SESSION};
+use crate::chunk::{CHUNK_BLOCKS, Chunk, Run};
 use crate::model::{Contents, Extent};
 use crate::rows::{self, kind};
 use crate::segment::Block;
-use crate::allocator::{Freer, NO_SESSION};
 use crate::{Store, StoreError};
 
 impl Store {

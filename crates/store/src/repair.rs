@@ -12,9 +12,9 @@ use crate::allocator::{Allocator, PIECE_BLOCKS};
 use crate::chunk::Chunk;
 use crate::database::Writer;
 use crate::problem::{Problem, Report};
-use crate::rows::{self, kind, Counters, EntryKey};
+use crate::rows::{self, Counters, EntryKey, kind};
 use crate::store::root_directory;
-use crate::{name_cookie, Store, StoreError};
+use crate::{Store, StoreError, name_cookie};
 
 /// More rounds than any damage needs: strays, reattachment, counts, and a last one that finds nothing.
 const ROUNDS_MAX: usize = 8;
@@ -61,15 +61,15 @@ impl Store {
         self.snapshot = self.database.snapshot()?;
         self.committed_bytes = self.snapshot.used_bytes()?;
         self.stored = crate::store::read_counters(&self.snapshot)?;
-        self.counters.next_inode = self.counters.next_inode.max(self.stored.next_inode);
-        self.counters.reserved_blocks = self.stored.reserved_blocks;
+        self.counters = self.stored;
+        self.inode_end = self.snapshot.inode_end()?;
         self.absent_inode.set(None);
         self.absent_entry.set(None);
         self.allocator = Allocator::default();
         for segment in self.segments.values() {
             self.allocator.add_segment(segment.info().number, segment.info().blocks);
         }
-        self.load_bitmaps()
+        self.load_rows()
     }
 }
 
@@ -85,7 +85,7 @@ impl Remedy<'_> {
             Problem::UnknownRow { .. } | Problem::SharedBlock { .. } | Problem::DamagedBlock { .. } => Ok(()),
             Problem::NoRoot => self.put_inode(InodeId::ROOT, &root_directory()),
             Problem::DamagedRow { bytes, .. } if **bytes == [kind::COUNTERS] => {
-                // The next rounds raise what is too low.
+                // Numbers that were given out must stay behind; the next rounds raise what is too low all the same.
                 self.put_counters(Counters { next_inode: 1 << 40, next_session: 1 << 40, reserved_blocks: 0 })
             }
             Problem::DamagedRow { bytes, .. }
@@ -185,7 +185,10 @@ impl Remedy<'_> {
         let id = InodeId(counters.next_inode);
         self.put_counters(Counters { next_inode: id.0 + 1, ..counters })?;
         let times = Inode { accessed: root.modified, modified: root.modified, changed: root.modified, ..root };
-        self.put_inode(id, &Inode { mode: 0o700, links: 2, entries: 0, born: times.modified, uid: 0, gid: 0, ..times })?;
+        self.put_inode(
+            id,
+            &Inode { mode: 0o700, links: 2, entries: 0, born: times.modified, uid: 0, gid: 0, ..times },
+        )?;
         self.writer.put(key.as_bytes(), &rows::encode_entry(Entry { inode: id, kind: FileKind::Directory }))?;
         Ok(Some(id))
     }
@@ -215,5 +218,275 @@ impl Remedy<'_> {
             self.writer.put(&key, &value)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use ashlar_pmem::{Arena, ArenaOptions};
+    use ashlar_types::{BlockAddress, LogPosition, Timestamp};
+    use ashlar_update::{Create, Update};
+
+    use super::*;
+    use crate::NO_SESSION;
+    use crate::chunk::Run;
+
+    const DIRECTORY: InodeId = InodeId(16);
+    const FILE: InodeId = InodeId(17);
+    const SMALL: InodeId = InodeId(18);
+
+    /// `/d/`, `/d/file` with three blocks in two chunks, `/d/small` with inline bytes and an attribute, `/e/`.
+    fn sample() -> (tempfile::TempDir, Arc<Arena>, Store) {
+        let directory = tempfile::tempdir().unwrap();
+        let options = ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false };
+        let arena = Arc::new(Arena::create(&directory.path().join("arena"), &options).unwrap());
+        Store::format(&arena).unwrap();
+        let mut store = Store::open(Arc::clone(&arena)).unwrap();
+        assert_eq!(store.allocate_inodes(8).unwrap().start, InodeId::FIRST_FREE.0);
+        let at = Timestamp::default();
+        let make = |inode, parent, name: &'static [u8], kind| {
+            let (uid, gid, device) = (0, 0, 0);
+            let (target, acl_access, acl_default) = (&[][..], &[][..], &[][..]);
+            Update::Create(Create {
+                inode,
+                parent,
+                name,
+                kind,
+                mode: 0o755,
+                uid,
+                gid,
+                device,
+                at,
+                target,
+                acl_access,
+                acl_default,
+            })
+        };
+        let write = |inode, offset, data| Update::Write { inode, offset, at, strip: false, data };
+        let updates = [
+            make(DIRECTORY, InodeId::ROOT, b"d", FileKind::Directory),
+            make(FILE, DIRECTORY, b"file", FileKind::Regular),
+            make(SMALL, DIRECTORY, b"small", FileKind::Regular),
+            make(InodeId(19), InodeId::ROOT, b"e", FileKind::Directory),
+            write(FILE, 0, &[1; 5000]),
+            write(FILE, 1_000_000, &[2; 10]),
+            write(SMALL, 0, b"bytes"),
+            Update::SetXattr { inode: SMALL, name: b"user.x", value: b"y", mode: None, at },
+        ];
+        for update in &updates {
+            store.apply(NO_SESSION, LogPosition(0), update, &|_| true).unwrap();
+        }
+        store.commit().unwrap();
+        assert!(store.check(&mut |_| {}).unwrap().is_clean());
+        (directory, arena, store)
+    }
+
+    /// Damages the rows of the sample, and checks that the check finds `expected` and that repair leaves nothing.
+    fn damage(change: impl FnOnce(&mut Remedy<'_>), expected: impl Fn(&[Problem]) -> bool) -> Store {
+        let (_directory, arena, store) = sample();
+        let used = BTreeMap::new();
+        {
+            let writer = store.database.write(8, 4096).unwrap();
+            let mut remedy = Remedy { writer, hash_key: store.hash_key, used: &used };
+            change(&mut remedy);
+            remedy.writer.commit().unwrap();
+        }
+        drop(store);
+        let mut store = Store::open(Arc::clone(&arena)).unwrap();
+        let found = store.check(&mut |_| {}).unwrap().problems;
+        assert!(expected(&found), "{found:#?}");
+        assert!(found.iter().all(Problem::is_repairable));
+        assert!(found.iter().all(|problem| problem.to_string().len() > 20));
+        let left = store.repair().unwrap();
+        assert!(left.is_clean(), "{:#?}", left.problems);
+        drop(store);
+        let mut store = Store::open(arena).unwrap();
+        assert!(store.check(&mut |_| {}).unwrap().is_clean());
+        let update = Update::Accessed { inode: InodeId::ROOT, at: Timestamp { seconds: 9, nanoseconds: 0 } };
+        store.apply(NO_SESSION, LogPosition(0), &update, &|_| true).unwrap();
+        store
+    }
+
+    fn entry_key(store: &Remedy<'_>, directory: InodeId, name: &[u8]) -> Vec<u8> {
+        EntryKey::new(directory.0, name_cookie(&store.hash_key, name), name).as_bytes().to_vec()
+    }
+
+    #[test]
+    fn wrong_counts_and_parents_are_set_right() {
+        let store = damage(
+            |rows| {
+                rows.change(DIRECTORY, |inode| (inode.links, inode.entries, inode.parent) = (9, 7, FILE)).unwrap();
+                rows.change(FILE, |inode| (inode.links, inode.blocks) = (4, 1000)).unwrap();
+            },
+            |found| {
+                let wrong = |inode, found, expected| Problem::WrongLinks { inode, found, expected };
+                found.len() == 5
+                    && found.contains(&wrong(DIRECTORY, 9, 2))
+                    && found.contains(&wrong(FILE, 4, 1))
+                    && found.contains(&Problem::WrongEntries { inode: DIRECTORY, found: 7, expected: 2 })
+                    && found.contains(&Problem::WrongBlocks { inode: FILE, found: 1000, expected: 3 })
+                    && found.contains(&Problem::WrongParent { inode: DIRECTORY, found: FILE, expected: InodeId::ROOT })
+            },
+        );
+        assert_eq!(store.inode(DIRECTORY).unwrap().unwrap().parent, InodeId::ROOT);
+    }
+
+    #[test]
+    fn what_no_path_leads_to_comes_back_in_lost_and_found() {
+        let store = damage(
+            |rows| {
+                let key = entry_key(rows, InodeId::ROOT, b"d");
+                rows.writer.delete(&key).unwrap();
+                let key = entry_key(rows, DIRECTORY, b"small");
+                rows.writer.delete(&key).unwrap();
+            },
+            |found| {
+                let lost = |inode| found.contains(&Problem::Unreachable { inode, through: None });
+                lost(DIRECTORY) && lost(SMALL) && !lost(FILE)
+            },
+        );
+        let lost = store.entry(InodeId::ROOT, b"lost+found").unwrap().unwrap().inode;
+        assert_eq!(store.entry(lost, b"#16").unwrap().unwrap().inode, DIRECTORY);
+        assert_eq!(store.entry(lost, b"#18").unwrap().unwrap().inode, SMALL);
+        assert_eq!(store.inode(DIRECTORY).unwrap().unwrap().parent, lost);
+        assert!(store.entry(DIRECTORY, b"file").unwrap().is_some());
+    }
+
+    #[test]
+    fn a_circle_of_directories_is_cut_open() {
+        let store = damage(
+            |rows| {
+                // `/d` moves to `/e/d`, and `/e` to `/d/e`.
+                for (from, name, to, id) in [(1, b"d", 19, 16u64), (1, b"e", 16, 19)] {
+                    let key = entry_key(rows, InodeId(from), name);
+                    let value = rows.writer.get(&key).unwrap().unwrap().to_vec();
+                    rows.writer.delete(&key).unwrap();
+                    let key = entry_key(rows, InodeId(to), name);
+                    rows.writer.put(&key, &value).unwrap();
+                    rows.change(InodeId(id), |inode| inode.parent = InodeId(to)).unwrap();
+                }
+            },
+            |found| found.iter().any(|p| matches!(p, Problem::Unreachable { inode: DIRECTORY, through: Some(_) })),
+        );
+        let lost = store.entry(InodeId::ROOT, b"lost+found").unwrap().unwrap().inode;
+        assert_eq!(store.entry(lost, b"#16").unwrap().unwrap().inode, DIRECTORY);
+        assert_eq!(store.entry(DIRECTORY, b"e").unwrap().unwrap().inode, InodeId(19));
+    }
+
+    #[test]
+    fn entries_that_lead_nowhere_or_lie_are_dropped_or_corrected() {
+        let store = damage(
+            |rows| {
+                let put = |rows: &mut Remedy<'_>, key: &[u8], inode, kind| {
+                    rows.writer.put(key, &rows::encode_entry(Entry { inode, kind })).unwrap();
+                };
+                let key = entry_key(rows, DIRECTORY, b"ghost");
+                put(rows, &key, InodeId(500), FileKind::Regular);
+                let key = entry_key(rows, DIRECTORY, b"file");
+                put(rows, &key, FILE, FileKind::Fifo);
+                let key = entry_key(rows, DIRECTORY, b"again");
+                put(rows, &key, InodeId(19), FileKind::Directory);
+                let key = EntryKey::new(19, 12345, b"strayed");
+                put(rows, key.as_bytes(), SMALL, FileKind::Regular);
+            },
+            |found| {
+                found.iter().any(|p| matches!(p, Problem::DanglingEntry { inode: InodeId(500), .. }))
+                    && found.iter().any(|p| matches!(p, Problem::WrongKind { inode: FILE, .. }))
+                    && found.iter().any(|p| matches!(p, Problem::SecondParent { inode: InodeId(19), .. }))
+                    && found.iter().any(|p| matches!(p, Problem::MisplacedEntry { directory: InodeId(19), .. }))
+            },
+        );
+        assert_eq!(store.entry(DIRECTORY, b"file").unwrap().unwrap().kind, FileKind::Regular);
+        assert_eq!(store.entry(InodeId(19), b"strayed").unwrap().unwrap().inode, SMALL);
+        assert_eq!(store.inode(SMALL).unwrap().unwrap().links, 2);
+    }
+
+    #[test]
+    fn damaged_and_stray_rows_are_dropped() {
+        let store = damage(
+            |rows| {
+                let writer = &mut rows.writer;
+                writer.put(&rows::key1(kind::INODE, FILE.0), b"garbage").unwrap();
+                writer.put(&rows::key1(kind::ORPHAN, 700), &[]).unwrap();
+                writer.put(&rows::key1(kind::ORPHAN, SMALL.0), &[]).unwrap();
+                writer.put(&rows::key1(kind::INLINE, 701), b"bytes").unwrap();
+                writer.put(&rows::xattr_key(InodeId(702), b"user.x"), b"bytes").unwrap();
+                writer.put(&rows::bitmap_key(9, 0), b"no such segment").unwrap();
+                writer.put(&rows::key1(kind::SESSION, 8), b"?").unwrap();
+            },
+            |found| {
+                let count = |test: fn(&Problem) -> bool| found.iter().filter(|p| test(p)).count();
+                count(|p| matches!(p, Problem::DamagedRow { .. })) == 3
+                    && count(|p| matches!(p, Problem::StrayRow { .. })) == 5
+                    && count(|p| matches!(p, Problem::MarkedOrphan { inode: SMALL })) == 1
+            },
+        );
+        assert_eq!(store.inode(FILE).unwrap(), None);
+        assert_eq!(store.entry(DIRECTORY, b"file").unwrap(), None);
+        assert_eq!(store.space().blocks_free, store.space().blocks_total);
+    }
+
+    #[test]
+    fn bitmaps_reservations_and_extents_are_made_to_agree() {
+        let store = damage(
+            |rows| {
+                let key = rows::bitmap_key(0, 0);
+                let mut value = rows.writer.get(&key).unwrap().unwrap().to_vec();
+                value[0] ^= 0b1001;
+                rows.writer.put(&key, &value).unwrap();
+                let key = rows::key2(kind::CHUNK, FILE.0, 0);
+                let mut chunk = Chunk::decode(rows.writer.get(&key).unwrap().unwrap()).unwrap();
+                chunk.set(Run { start: 1, blocks: 1, address: Some(BlockAddress::new(77, 5)) });
+                chunk.set(Run { start: 60, blocks: 4, address: None });
+                let mut value = Vec::new();
+                chunk.encode(&mut value);
+                rows.writer.put(&key, &value).unwrap();
+                let counters = rows.counters().unwrap();
+                rows.put_counters(Counters { next_inode: 17, ..counters }).unwrap();
+            },
+            |found| {
+                found.iter().any(|p| matches!(p, Problem::WrongBitmap { segment: 0, .. }))
+                    && found.iter().any(|p| matches!(p, Problem::ExtentOutside { inode: FILE, block: 1, .. }))
+                    && found.contains(&Problem::WrongReserved { found: 0, expected: 4 })
+                    && found.contains(&Problem::WrongNextInode { found: 17, used: 19 })
+            },
+        );
+        let space = store.space();
+        assert_eq!((space.blocks_reserved, space.blocks_total - space.blocks_free), (4, 6));
+        assert_eq!(store.inode(FILE).unwrap().unwrap().blocks, 6);
+    }
+
+    #[test]
+    fn a_lost_root_and_lost_counters_are_made_anew() {
+        let mut store = damage(
+            |rows| rows.writer.delete(&rows::key1(kind::INODE, InodeId::ROOT.0)).unwrap(),
+            |found| found.contains(&Problem::NoRoot),
+        );
+        assert!(store.inode(InodeId::ROOT).unwrap().unwrap().is_directory());
+        assert!(store.allocate_inodes(1).unwrap().start >= 20);
+        let mut store = damage(
+            |rows| rows.writer.put(&[kind::COUNTERS], b"?").unwrap(),
+            |found| matches!(found, [Problem::DamagedRow { .. }]),
+        );
+        assert!(store.allocate_inodes(1).unwrap().start >= 1 << 40);
+    }
+
+    #[test]
+    fn a_shared_block_is_told_and_left() {
+        let (_directory, arena, store) = sample();
+        let mut writer = store.database.write(1, 100).unwrap();
+        let key = rows::key2(kind::CHUNK, FILE.0, 0);
+        let value = writer.get(&key).unwrap().unwrap().to_vec();
+        writer.put(&rows::key2(kind::CHUNK, FILE.0, 5), &value).unwrap();
+        writer.commit().unwrap();
+        drop(store);
+        let mut store = Store::open(arena).unwrap();
+        let is_shared = |p: &&Problem| matches!(p, Problem::SharedBlock { inode: FILE, block: 640 | 641, .. });
+        let found = store.check(&mut |_| {}).unwrap().problems;
+        assert_eq!((found.len(), found.iter().filter(is_shared).count()), (3, 2), "{found:#?}");
+        let left = store.repair().unwrap().problems;
+        assert_eq!((left.len(), left.iter().filter(is_shared).count()), (2, 2), "{left:#?}");
     }
 }

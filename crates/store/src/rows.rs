@@ -1,7 +1,7 @@
 //! The rows of the metadata database: one byte that says what a row is, then big-endian numbers, so that rows sort by them;
 //! values are little-endian. `docs/format-store.md` has the diagrams.
 
-use ashlar_types::{FileKind, Inode, InodeId, LogGeneration, LogPosition, SessionId, Timestamp, MODE_PERMISSIONS};
+use ashlar_types::{FileKind, Inode, InodeId, LogGeneration, LogPosition, MODE_PERMISSIONS, SessionId, Timestamp};
 use ashlar_update::Entry;
 
 /// The version of this format, in the superblock row.
@@ -181,7 +181,21 @@ pub fn decode_inode(value: &[u8]) -> Option<Inode> {
         return None;
     }
     Some(Inode {
-        kind, mode, uid, gid, links, device, size, blocks, entries, parent, accessed, modified, changed, born, target,
+        kind,
+        mode,
+        uid,
+        gid,
+        links,
+        device,
+        size,
+        blocks,
+        entries,
+        parent,
+        accessed,
+        modified,
+        changed,
+        born,
+        target,
     })
 }
 
@@ -217,14 +231,16 @@ pub fn decode_session(key: &[u8], value: &[u8]) -> Option<(SessionId, LogGenerat
 
 /// The counters row's value.
 pub fn encode_counters(counters: Counters) -> Vec<u8> {
-    [counters.next_inode, counters.next_session, counters.reserved_blocks].iter().flat_map(|n| n.to_le_bytes()).collect()
+    [counters.next_inode, counters.next_session, counters.reserved_blocks]
+        .iter()
+        .flat_map(|n| n.to_le_bytes())
+        .collect()
 }
 
 /// Reads the counters row's value.
 pub fn decode_counters(value: &[u8]) -> Option<Counters> {
     let mut fields = Fields(value);
-    let counters =
-        Counters { next_inode: fields.u64()?, next_session: fields.u64()?, reserved_blocks: fields.u64()? };
+    let counters = Counters { next_inode: fields.u64()?, next_session: fields.u64()?, reserved_blocks: fields.u64()? };
     fields.0.is_empty().then_some(counters)
 }
 

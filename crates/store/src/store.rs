@@ -8,20 +8,24 @@ use ashlar_pmem::{Arena, SegmentInfo};
 use ashlar_types::{BlockAddress, FileKind, Inode, InodeId, LogGeneration, LogPosition, Name, SessionId, Timestamp};
 use ashlar_update::Entry;
 
-use crate::allocator::{Allocator, Freer};
+use crate::allocator::{Allocator, Freer, NO_SESSION};
 use crate::batch::{Batch, Said};
 use crate::chunk::Chunk;
 use crate::commit::Frozen;
 use crate::database::{Database, Snapshot};
-use crate::model::{SessionState, Space};
-use crate::rows::{self, kind, Counters, EntryKey, Superblock};
+use crate::model::{SessionState, Space, Xattrs};
+use crate::rows::{self, Counters, EntryKey, Superblock, kind};
 use crate::segment::Segment;
-use crate::{name_cookie, StoreError};
+use crate::{StoreError, name_cookie};
 
 /// How many numbers are set aside with one row: so many are skipped at most after a crash, and so many are given out
 /// without a commit in between.
 const INODES_AHEAD: u64 = 1 << 20;
 const SESSIONS_AHEAD: u64 = 1 << 10;
+
+/// In place of counters that can't be read: whoever wants a number is refused, since the row must be repaired first.
+const COUNTERS_UNKNOWN: Counters =
+    Counters { next_inode: u64::MAX >> 1, next_session: u64::MAX >> 1, reserved_blocks: 0 };
 
 /// The shared area of one arena. See the crate's documentation.
 pub struct Store {
@@ -58,6 +62,8 @@ pub struct Store {
     /// A row that the layers below the active batch were just found to lack: updates look a thing up before they make it.
     pub(crate) absent_inode: std::cell::Cell<Option<InodeId>>,
     pub(crate) absent_entry: std::cell::Cell<Option<(u64, u64)>>,
+    /// No layer below the active batch has an inode with this number or a higher one: most of those that are made.
+    pub(crate) inode_end: u64,
 }
 
 impl Store {
@@ -102,7 +108,12 @@ impl Store {
         if superblock.arena != arena.summary().id {
             return Err(StoreError::WrongArena { found: superblock.arena, expected: arena.summary().id });
         }
-        let stored = read_counters(&snapshot)?;
+        let found = match read_counters(&snapshot) {
+            Err(StoreError::Corrupt(_)) => None,
+            found => Some(found?),
+        };
+        let stored = found.unwrap_or(COUNTERS_UNKNOWN);
+        let inode_end = snapshot.inode_end()?;
         let mut store = Self {
             committed_bytes: snapshot.used_bytes()?,
             arena,
@@ -126,41 +137,38 @@ impl Store {
             touched: false,
             absent_inode: std::cell::Cell::new(None),
             absent_entry: std::cell::Cell::new(None),
+            inode_end,
         };
-        store.load_segments()?;
-        store.load_sessions()?;
+        for info in store.arena.segments() {
+            store.add_segment(info)?;
+        }
+        store.load_rows()?;
+        store.damaged |= found.is_none();
+        if store.damaged {
+            tracing::error!("the metadata is damaged; the arena needs `ashlar fsck`");
+        }
         Ok(store)
     }
 
-    /// Maps the segments and reads which of their blocks are used.
-    fn load_segments(&mut self) -> Result<(), StoreError> {
-        for info in self.arena.segments() {
-            self.add_segment(info)?;
-        }
-        self.load_bitmaps()
-    }
-
-    /// Reads which blocks are used. A damaged bitmap leaves a store that can be read, checked and repaired, and not changed.
-    pub(crate) fn load_bitmaps(&mut self) -> Result<(), StoreError> {
+    /// Reads which blocks are used, and the sessions. Damaged rows leave a store that can be read, checked and repaired, and
+    /// not changed.
+    pub(crate) fn load_rows(&mut self) -> Result<(), StoreError> {
         self.damaged = false;
         for row in self.snapshot.prefix(&[kind::BITMAP])? {
             let (key, value) = row?;
             let place = rows::split_key1(key).filter(|(_, rest)| rest.is_empty());
             let known = place.is_some_and(|(place, _)| self.allocator.load((place >> 32) as u32, place as u32, value));
-            if !known {
-                tracing::error!("a bitmap of used blocks fits no segment; the arena needs `ashlar fsck`");
-                self.damaged = true;
-            }
+            self.damaged |= !known;
         }
-        Ok(())
-    }
-
-    fn load_sessions(&mut self) -> Result<(), StoreError> {
         for row in self.snapshot.prefix(&[kind::SESSION])? {
             let (key, value) = row?;
-            let (session, generation, position) =
-                rows::decode_session(key, value).ok_or(StoreError::Corrupt("a session's row is damaged"))?;
-            self.sessions.insert(session, SessionState { generation, applied: position, committed: position });
+            match rows::decode_session(key, value) {
+                Some((session, generation, position)) => {
+                    let state = SessionState { generation, applied: position, committed: position };
+                    self.sessions.insert(session, state);
+                }
+                None => self.damaged = true,
+            }
         }
         Ok(())
     }
@@ -202,6 +210,9 @@ impl Store {
 
     /// Moves a session's applied position without an update, past records that say nothing.
     pub fn advance(&mut self, session: SessionId, end: LogPosition) {
+        if session == NO_SESSION {
+            return;
+        }
         let state = self.sessions.entry(session).or_default();
         state.applied = state.applied.max(end);
         self.changed_sessions.insert(session, true);
@@ -223,6 +234,15 @@ impl Store {
         Arc::strong_count(&self.hold) > 1
     }
 
+    /// Fails where nothing may be changed.
+    pub(crate) fn check_sound(&self) -> Result<(), StoreError> {
+        match (self.poisoned, self.damaged) {
+            (true, _) => Err(StoreError::Poisoned),
+            (_, true) => Err(StoreError::Corrupt("a session, a bitmap or the counters cannot be read")),
+            _ => Ok(()),
+        }
+    }
+
     // ---- numbers
 
     /// Inode numbers that were never given out before and never will be again.
@@ -230,6 +250,7 @@ impl Store {
     /// # Errors
     /// Those of LMDB: more numbers are set aside when the last ones run out, which waits for a commit under way.
     pub fn allocate_inodes(&mut self, count: u64) -> Result<Range<u64>, StoreError> {
+        self.check_sound()?;
         let first = self.counters.next_inode;
         if first + count > self.stored.next_inode {
             self.store_counters(first + count + INODES_AHEAD, self.stored.next_session)?;
@@ -243,6 +264,7 @@ impl Store {
     /// # Errors
     /// As for [`Self::allocate_inodes`].
     pub fn next_session_id(&mut self) -> Result<SessionId, StoreError> {
+        self.check_sound()?;
         let session = self.counters.next_session;
         if session >= self.stored.next_session {
             self.store_counters(self.stored.next_inode, session + SESSIONS_AHEAD)?;
@@ -303,7 +325,9 @@ impl Store {
         if let Some(said) = self.said(|batch| batch.inode(inode)) {
             return Ok(said.cloned());
         }
-        let Some(value) = self.snapshot.get(&rows::key1(kind::INODE, inode.0))? else {
+        let value =
+            if inode.0 >= self.inode_end { None } else { self.snapshot.get(&rows::key1(kind::INODE, inode.0))? };
+        let Some(value) = value else {
             self.absent_inode.set(Some(inode));
             return Ok(None);
         };
@@ -338,12 +362,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Corrupt`], [`StoreError::Lmdb`].
-    pub fn entries(
-        &self,
-        directory: InodeId,
-        after: u64,
-        limit: usize,
-    ) -> Result<Vec<(u64, Name, Entry)>, StoreError> {
+    pub fn entries(&self, directory: InodeId, after: u64, limit: usize) -> Result<Vec<(u64, Name, Entry)>, StoreError> {
         let from = rows::key2(kind::ENTRY, directory.0, after.saturating_add(1));
         let mut stored = self
             .snapshot
@@ -357,8 +376,7 @@ impl Store {
             })
             .peekable();
         let mut active = self.active.entries(directory.0, after).peekable();
-        let mut frozen =
-            self.frozen.iter().flat_map(|frozen| frozen.batch.entries(directory.0, after)).peekable();
+        let mut frozen = self.frozen.iter().flat_map(|frozen| frozen.batch.entries(directory.0, after)).peekable();
         let mut found: Vec<(u64, Name, Entry)> = Vec::new();
         loop {
             let next_stored = match stored.peek() {
@@ -409,7 +427,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Lmdb`].
-    pub fn xattrs(&self, inode: InodeId) -> Result<Vec<(Vec<u8>, Vec<u8>)>, StoreError> {
+    pub fn xattrs(&self, inode: InodeId) -> Result<Xattrs, StoreError> {
         let prefix = rows::key1(kind::XATTR, inode.0);
         let found = self.rows_with(&prefix, !self.active.made(inode))?;
         Ok(found.into_iter().map(|(key, value)| (key[prefix.len()..].to_vec(), value)).collect())

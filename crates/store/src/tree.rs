@@ -15,7 +15,8 @@ struct Applying<'a> {
 
 impl Store {
     /// Applies an update of a session, whose record ends at `end` in its log. `may_free` says whether an inode without links
-    /// may be freed, as no other session has it open.
+    /// may be freed, as no other session has it open. For what SharedFS does on its own account the session is
+    /// [`crate::NO_SESSION`], and the position means nothing.
     ///
     /// # Errors
     /// [`StoreError::Invalid`], [`StoreError::FullBlocks`] and [`StoreError::FullMetadata`] leave everything as it was. After
@@ -27,12 +28,7 @@ impl Store {
         update: &Update<'_>,
         may_free: &dyn Fn(InodeId) -> bool,
     ) -> Result<Applied, StoreError> {
-        if self.poisoned {
-            return Err(StoreError::Poisoned);
-        }
-        if self.damaged {
-            return Err(StoreError::Corrupt("the bitmap of used blocks"));
-        }
+        self.check_sound()?;
         let cost = update.cost().metadata_bytes;
         let (used, total) = (self.metadata_bytes_used(), self.database.budget_bytes());
         if cost > 0 && used + cost > total {

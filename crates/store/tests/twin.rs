@@ -256,10 +256,8 @@ impl Twins {
 }
 
 fn compare_entries(store: &Store, model: &MemoryStore, directory: InodeId) {
-    let mut expected: Vec<_> = model
-        .entries(directory)
-        .map(|(name, entry)| (store.name_cookie(name), name.to_vec(), entry))
-        .collect();
+    let mut expected: Vec<_> =
+        model.entries(directory).map(|(name, entry)| (store.name_cookie(name), name.to_vec(), entry)).collect();
     expected.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
     let (mut found, mut after) = (Vec::new(), 0);
     loop {
@@ -271,7 +269,10 @@ fn compare_entries(store: &Store, model: &MemoryStore, directory: InodeId) {
     assert_eq!(found, expected, "entries of {directory}");
     for (_, name, entry) in &expected {
         assert_eq!(store.entry(directory, name).unwrap(), Some(*entry));
-        assert_eq!(store.xattr(directory, name).unwrap().is_some(), model.xattrs(directory).iter().any(|x| x.0 == *name));
+        assert_eq!(
+            store.xattr(directory, name).unwrap().is_some(),
+            model.xattrs(directory).iter().any(|x| x.0 == *name)
+        );
     }
 }
 

@@ -13,12 +13,13 @@
 //! - An inode that the batch makes is known to nobody else before the batch ends, so no other session has it open:
 //!   [`crate::Tree::may_free`] would say yes. The lease that let it be made has not left in the middle of the batch.
 //! - A dependency is a border: nothing on one side of an [`Update::Depend`] bears on the other side.
+//! - Trees keep to what [`crate::Tree`] says of blocks and sizes: what is left out here is left out because of it.
 //! - Nothing is assumed of the state before the batch; every rule holds for all of them.
 //!
 //! Non-goals: joining small writes into a larger one, which would copy their data.
 //!
-//! Method: a first pass, forwards, finds the inodes that are both made and freed in the batch ([`vanish`]). A second, backwards,
-//! keeps for each inode which parts of its state are overwritten later before anything reads them ([`later`]), as a compiler
+//! Method: a first pass, forwards, finds the inodes that are both made and freed in the batch (`vanish`). A second, backwards,
+//! keeps for each inode which parts of its state are overwritten later before anything reads them (`later`), as a compiler
 //! removes dead stores: a record all of whose effects are dead is dropped. Both take O(n log n) time, and memory in
 //! proportion to the number of records; the caller bounds that by the batch's length.
 

@@ -38,3 +38,6 @@ pub fn owns(inode: &Inode, credentials: &Credentials) -> bool {
 pub fn is_stuck(directory: &Inode, inode: &Inode, credentials: &Credentials) -> bool {
     directory.mode & MODE_STICKY != 0 && !owns(directory, credentials) && !owns(inode, credentials)
 }
+
+#[cfg(test)]
+mod tests;

@@ -52,7 +52,9 @@ pub enum Invalid {
 /// Inodes, entries and attributes are plain look-ups and stores. The data calls do the work on a file's content, and
 /// return the number of blocks that the file takes up afterwards ([`Inode::blocks`]), which every tree counts alike:
 /// a block is taken up once a byte in it was written, or it was reserved, until it is punched out or cut off; a
-/// write into an *inline* file is counted in blocks all the same.
+/// write into an *inline* file is counted in blocks all the same. Only whole blocks are punched out. A new size that is the old
+/// one or less cuts off all blocks behind it, reserved ones too; a larger one leaves reserved blocks as they are. Bytes
+/// behind the end read as zeros when the file grows, whatever was there before it was cut.
 pub trait Tree {
     /// Failure of the tree itself (I/O), or an [`Invalid`] update.
     type Error: From<Invalid>;

@@ -12,8 +12,8 @@ use ashlar_pmem::{Arena, ArenaOptions, Mapping, MappingAccess, Medium};
 use ashlar_types::{Errno, FileKind, InodeId, LogPosition, Timestamp};
 use ashlar_update::{Create, Update};
 use ashlar_wire::{
-    Connection, ControlPage, Credit, GrantReply, Hello, LeaseTable, Need, Peer, Reply, Request, ScopeKind, SessionKind,
-    Want, Welcome, WireError, CONTROL_BYTES, LEASE_TABLE_BYTES, PROTOCOL_VERSION,
+    CONTROL_BYTES, Connection, ControlPage, Credit, GrantReply, Hello, LEASE_TABLE_BYTES, LeaseTable, Need,
+    PROTOCOL_VERSION, Peer, Reply, Request, ScopeKind, SessionKind, Want, Welcome, WireError,
 };
 
 /// Names the hidden test that runs a daemon, and tells it where.
@@ -136,6 +136,8 @@ pub fn run_daemon() {
     std::process::exit(0);
 }
 
+pub type Dependencies = Vec<(ashlar_types::SessionId, LogPosition)>;
+
 /// A session.
 pub struct Client {
     pub line: Connection,
@@ -147,7 +149,11 @@ pub struct Client {
     inodes: std::ops::Range<u64>,
 }
 
-pub fn hello(socket: &Path, kind: SessionKind, resume: Option<Peer>) -> Result<(Connection, Reply, Vec<OwnedFd>), WireError> {
+pub fn hello(
+    socket: &Path,
+    kind: SessionKind,
+    resume: Option<Peer>,
+) -> Result<(Connection, Reply, Vec<OwnedFd>), WireError> {
     let mut line = Connection::connect(socket)?;
     let hello = Hello { version: PROTOCOL_VERSION, kind, resume, label: "test".into() };
     let (reply, files) = line.call(&Request::Hello(hello), &[])?;
@@ -160,10 +166,14 @@ impl Client {
     }
 
     pub fn open_as(socket: &Path, kind: SessionKind) -> Self {
+        // Who truncates its own log must live to see what comes of it.
+        ashlar_pmem::sigbus::install().expect("installed");
         let (line, reply, files) = hello(socket, kind, None).expect("answered");
         let Reply::Welcome(welcome) = reply else { panic!("{reply:?}") };
         let [log, control, leases]: [OwnedFd; 3] = files.try_into().expect("three descriptors");
-        let map = |file: &OwnedFd, bytes, access| Arc::new(Mapping::map(file, bytes, access, Medium::MEMORY).expect("mapped"));
+        let map = |file: &OwnedFd, bytes, access| {
+            Arc::new(Mapping::map(file, bytes, access, Medium::MEMORY).expect("mapped"))
+        };
         let read_only = map(&leases, LEASE_TABLE_BYTES, MappingAccess::ReadOnly);
         assert!(
             Mapping::map(&leases, LEASE_TABLE_BYTES, MappingAccess::ReadWrite, Medium::MEMORY).is_err(),
@@ -184,7 +194,8 @@ impl Client {
     pub fn resume(&mut self, socket: &Path) {
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {
-            if let Ok((line, Reply::Welcome(welcome), _)) = hello(socket, SessionKind::Process, Some(self.welcome.peer)) {
+            if let Ok((line, Reply::Welcome(welcome), _)) = hello(socket, SessionKind::Process, Some(self.welcome.peer))
+            {
                 assert_eq!(welcome.peer, self.welcome.peer);
                 self.line = line;
                 return;
@@ -201,6 +212,17 @@ impl Client {
         }
     }
 
+    /// Calls, and goes on after each restart of the daemon.
+    pub fn call_through(&mut self, socket: &Path, request: &Request) -> Result<Reply, Errno> {
+        loop {
+            match self.line.call(request, &[]) {
+                Ok((Reply::Error(errno), _)) => return Err(errno),
+                Ok((reply, _)) => return Ok(reply),
+                Err(_) => self.resume(socket),
+            }
+        }
+    }
+
     pub fn want(inode: InodeId, write: bool) -> Want {
         let need = Need { contents: true, entries: true, children: true, xattrs: true };
         Want { inode, write, scope: ScopeKind::Node, need }
@@ -210,10 +232,7 @@ impl Client {
         self.acquire_with(wants).map(|found| found.0)
     }
 
-    pub fn acquire_with(
-        &mut self,
-        wants: &[(InodeId, bool)],
-    ) -> Result<(Vec<GrantReply>, Vec<(ashlar_types::SessionId, LogPosition)>), Errno> {
+    pub fn acquire_with(&mut self, wants: &[(InodeId, bool)]) -> Result<(Vec<GrantReply>, Dependencies), Errno> {
         let wants = wants.iter().map(|&(inode, write)| Self::want(inode, write)).collect();
         match self.call(&Request::Acquire(wants))? {
             Reply::Granted { grants, dependencies, .. } => Ok((grants, dependencies)),

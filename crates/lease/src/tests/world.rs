@@ -342,6 +342,7 @@ impl World {
             let Some(command) = self.manager.poll_command(self.now_us, &self.applied) else {
                 if self.plant == Plant::None {
                     self.manager.check(&self.applied)?;
+                    self.check_words()?;
                 }
                 return Ok(is_granted);
             };
@@ -367,6 +368,27 @@ impl World {
             }
         }
         Err("the manager never comes to an end".to_owned())
+    }
+
+    /// The tables say what the manager means.
+    fn check_words(&self) -> Check {
+        for session in self.sessions.keys().filter(|session| self.manager.holds.holders.contains_key(session)) {
+            let holder = &self.manager.holds.holders[session];
+            for slot in 0..holder.slots.len() as u32 {
+                let meant = self.manager.holds.word(*session, slot);
+                let written = self.words.get(&(*session, slot)).copied();
+                let is_same = match (meant.mode, written.and_then(|word| word.mode)) {
+                    (None, None) => true,
+                    // A lease is written with its grant, or when it's attached.
+                    (Some(_), _) => written == Some(meant),
+                    _ => false,
+                };
+                if !is_same {
+                    return Err(format!("{written:?} is written where {meant:?} is meant"));
+                }
+            }
+        }
+        Ok(())
     }
 
     fn write(&mut self, word: SlotWord, command: &Command) -> Check {

@@ -445,10 +445,10 @@ proptest! {
             match tree.apply(&update) {
                 Ok(applied) => {
                     tree.check();
-                    for freed in applied.freed {
+                    if let Some(freed) = applied.freed {
                         prop_assert!(!tree.inodes.contains_key(&freed) && before.inodes.contains_key(&freed));
                     }
-                    for orphan in applied.orphaned {
+                    if let Some(orphan) = applied.orphaned {
                         prop_assert!(tree.orphans.contains(&orphan) && !before.orphans.contains(&orphan));
                     }
                 }

@@ -38,7 +38,7 @@ impl Vanishing {
         let mut staying: Vec<InodeId> = vanishing
             .made
             .iter()
-            .filter(|(_, made)| made.stays || !made.freed && !(planted!(IgnoreFreed) && made.links == 0))
+            .filter(|(_, made)| made.stays || !(made.freed || planted!(IgnoreFreed) && made.links == 0))
             .map(|(id, _)| *id)
             .collect();
         while let Some(id) = staying.pop() {
