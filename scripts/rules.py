@@ -14,7 +14,7 @@ LAYERS = {
     "pmem": ["types"],
     "log": ["types", "pmem"],
     "update": ["types"],
-    "wire": ["types", "pmem"],
+    "wire": ["types", "pmem", "update"],
     "lease": ["types"],
     "store": ["types", "pmem", "update"],
     "libfs": ["types", "pmem", "log", "update", "wire"],
@@ -27,6 +27,8 @@ LAYERS = {
 SANS_IO = {"types", "update", "lease"}
 SANS_IO_FORBIDDEN = {"rustix", "parking_lot", "tempfile", "rand", "tokio", "mio", "heed", "getrandom"}
 UNSAFE_ALLOWED = {"pmem", "log", "libfs"}
+# One exception, named in the code: LMDB's environment can't be opened otherwise.
+UNSAFE_DENIED = {"store"}
 
 
 def main():
@@ -71,8 +73,9 @@ def unsafe_problems(package):
         if not set(target["kind"]) & {"lib", "bin"}:
             continue
         with open(target["src_path"], encoding="utf-8") as source:
-            if "#![forbid(unsafe_code)]" not in source.read():
-                problems.append(f"{os.path.relpath(target['src_path'])} lacks #![forbid(unsafe_code)]")
+            lint = "#![deny(unsafe_code)]" if name in UNSAFE_DENIED else "#![forbid(unsafe_code)]"
+            if lint not in source.read():
+                problems.append(f"{os.path.relpath(target['src_path'])} lacks {lint}")
     return problems
 
 

@@ -15,6 +15,9 @@ use crate::{Outcome, ensure, tried};
 /// The longest that anything in the background takes to come up or to end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// No test mounts an arena more often.
+const MOUNTS_MAX: usize = 4;
+
 /// The `ashlar` command: `ASHLAR` in the environment, or the one beside this program.
 #[must_use]
 pub fn program() -> PathBuf {
@@ -110,7 +113,7 @@ impl Site {
     pub fn mount(&self, number: usize) -> Outcome<Done> {
         let point = self.point(number);
         match std::fs::create_dir(&point) {
-            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists && error.raw_os_error() != Some(107) => {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists && !is_dead(&error) => {
                 return Err(format!("making {}: {error}", point.display()));
             }
             _ => {}
@@ -143,6 +146,16 @@ impl Site {
         let sessions = status["daemon"]["sessions"].as_array().cloned().unwrap_or_default();
         let mounts = sessions.iter().filter(|session| session["kind"] == "Mount");
         Ok(mounts.filter_map(|session| session["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok())).collect())
+    }
+
+    /// The processes behind the mounts as they have written themselves down, whether a daemon answers or not.
+    fn recorded(&self) -> Vec<u32> {
+        let records = std::fs::read_dir("/run/ashlar").into_iter().flatten().flatten();
+        let records =
+            records.filter_map(|file| serde_json::from_slice::<Value>(&std::fs::read(file.path()).ok()?).ok());
+        let ours =
+            records.filter(|record| record["arena"].as_str().is_some_and(|arena| Path::new(arena) == self.arena));
+        ours.filter_map(|record| u32::try_from(record["pid"].as_u64()?).ok()).collect()
     }
 
     /// Kills SharedFS, and waits until another one answers in its place.
@@ -182,15 +195,24 @@ impl Site {
 impl Drop for Site {
     fn drop(&mut self) {
         // A test that failed leaves anything behind: mounts that hang, daemons that run. Processes first, by their numbers.
-        let _ = self.kill_everything();
-        for number in 0..4 {
-            if self.point(number).symlink_metadata().is_ok() || is_mount_point(&self.point(number)) {
-                while is_mount_point(&self.point(number)) {
-                    unmount(&self.point(number));
-                }
+        let mut processes = self.recorded();
+        if let Ok(daemon) = self.daemon() {
+            processes.extend(parent(daemon).into_iter().chain([daemon]));
+        }
+        // What can't be ended is told by the tests that follow, when they find it.
+        let _ = kill_all(&processes);
+        for number in 0..MOUNTS_MAX {
+            while is_mount_point(&self.point(number)) {
+                unmount(&self.point(number));
             }
         }
     }
+}
+
+/// What a directory answers on which a mount lies whose process is gone.
+fn is_dead(error: &std::io::Error) -> bool {
+    // ENOTCONN, or ECONNABORTED for calls that were under way.
+    matches!(error.raw_os_error(), Some(103 | 107))
 }
 
 fn is_mount_point(path: &Path) -> bool {

@@ -133,9 +133,9 @@ impl Place {
             }
             return Ok(Prepared { made: false, summary });
         }
+        let options = ArenaOptions { size_bytes: self.size_for_new(size)?, emulate_pmem };
         fs::create_dir_all(&self.directory)
             .map_err(CliError::system(format!("making the directory {}", self.directory.display())))?;
-        let options = ArenaOptions { size_bytes: self.size_for_new(size)?, emulate_pmem };
         fs::write(&unfinished, b"").map_err(CliError::system(format!("writing to {}", self.directory.display())))?;
         let spinner = progress::spinner(&format!("making an arena of {}", Size(options.size_bytes)));
         let made = Arena::create(&self.directory, &options);
@@ -180,7 +180,9 @@ impl Place {
 
     /// What is free in the file system that holds the arena.
     pub fn free(&self) -> Result<Size, CliError> {
-        let numbers = rustix::fs::statvfs(&self.directory)
+        // The directory may yet have to be made: what counts is the file system that it will be in.
+        let there = self.directory.ancestors().find(|directory| directory.is_dir()).unwrap_or(&self.directory);
+        let numbers = rustix::fs::statvfs(there)
             .map_err(CliError::system(format!("looking at the free space in {}", self.directory.display())))?;
         Ok(Size(numbers.f_bavail * numbers.f_frsize))
     }
@@ -227,10 +229,13 @@ pub struct Prepared {
 
 /// What an arena on a medium of this name survives, as `status` and `mount` say it.
 pub fn survives(medium: &str) -> &'static str {
-    match medium.split_whitespace().next() {
-        Some("pmem") => "survives crashes of programs and of the daemon, and power loss, at once",
-        Some("memory") => "survives crashes of programs and of the daemon, not a restart of the machine",
-        Some("disk") => {
+    if medium.contains("emulated") {
+        return "runs the flush instructions of persistent memory on memory; does not survive a restart of the machine";
+    }
+    match medium {
+        "pmem" => "survives crashes of programs and of the daemon, and power loss, at once",
+        "memory" => "survives crashes of programs and of the daemon, not a restart of the machine",
+        "disk" => {
             "survives crashes of programs and of the daemon at once, power loss from fsync on (always as a prefix)"
         }
         _ => "of a kind that this ashlar does not know",

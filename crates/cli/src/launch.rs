@@ -12,7 +12,7 @@ use ashlar_wire::{Connection, Reply, Request, StatusReply};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::arena::Place;
+use crate::arena::{Place, program_of};
 use crate::error::CliError;
 use crate::progress;
 
@@ -53,8 +53,10 @@ pub fn ensure_daemon(place: &Place) -> Result<(StatusReply, bool), CliError> {
                 drop(arena);
                 break start_daemon(place).map(|status| (status, true));
             }
-            // A daemon that starts or ends, or a check: it gets time to go, or to answer.
-            Err(ArenaError::InUse { .. }) if Instant::now() < deadline => std::thread::sleep(PAUSE * 10),
+            // A daemon that starts or ends, or a check: it gets time to go, or to answer. Anything else is in the way.
+            Err(ArenaError::InUse { pid }) if program_of(pid) == "ashlar" && Instant::now() < deadline => {
+                std::thread::sleep(PAUSE * 10);
+            }
             Err(error) => break Err(place.error(error)),
         }
     };

@@ -55,7 +55,7 @@ fn check_mount_point(directory: &Path) -> Result<(), CliError> {
         Ok(_) if mounts::is_mounted(directory) => Err(CliError::AlreadyMounted(directory.to_owned())),
         Ok(metadata) if metadata.is_dir() => Ok(()),
         Ok(_) => Err(CliError::NotADirectory(directory.to_owned())),
-        Err(error) if error.raw_os_error() == Some(ENOTCONN) && mounts::is_mounted(directory) => {
+        Err(error) if is_dead(&error) && mounts::is_mounted(directory) => {
             eprintln!("ashlar: the process behind the mount on {} is gone; mounting anew", directory.display());
             ashlar_fuse::unmount(directory, true)?;
             check_mount_point(directory)
@@ -65,8 +65,12 @@ fn check_mount_point(directory: &Path) -> Result<(), CliError> {
     }
 }
 
-/// What a FUSE mount answers whose process is gone.
-const ENOTCONN: i32 = rustix::io::Errno::NOTCONN.raw_os_error();
+/// What a FUSE mount answers whose process is gone: that it is not connected, or to calls under way that they were aborted.
+fn is_dead(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let number = error.raw_os_error();
+    [Errno::NOTCONN, Errno::CONNABORTED].iter().any(|errno| number == Some(errno.raw_os_error()))
+}
 
 fn start_in_background(process: &MountProcessArguments, place: &Place) -> Result<(), CliError> {
     let mut command = Command::new(this_program()?);

@@ -46,7 +46,11 @@ pub fn serve(arguments: &MountProcessArguments, ready: &dyn Fn()) -> Result<Exit
         label: directory.display().to_string(),
         patience_ms: PATIENCE_MS,
     })?;
-    let options = MountOptions { read_only: arguments.read_only, ..MountOptions::default() };
+    let options = MountOptions {
+        read_only: arguments.read_only,
+        source: arguments.arena.display().to_string(),
+        ..MountOptions::default()
+    };
     let mount = Mount::new(session.clone(), directory, options)?;
     record.write()?;
     unmount_on_signal(directory)?;

@@ -34,6 +34,10 @@ counters! {
     records_applied
     /// Bytes of log applied.
     bytes_applied
+    /// Records that later ones of their batch made needless.
+    coalesced_records
+    /// Bytes of records that were not applied for this reason.
+    coalesced_bytes
     /// Commits of a batch.
     commits
     /// Commits that failed and will be tried again.

@@ -12,9 +12,10 @@ use ashlar_types::{InodeId, SessionId};
 use ashlar_update::Update;
 use parking_lot::MutexGuard;
 
+use crate::apply::Slice;
 use crate::page;
 use crate::shared::Shared;
-use crate::state::{OWN_SESSION, Slice, State};
+use crate::state::{OWN_SESSION, State};
 
 /// A log is digested when more than this part of it waits …
 const UNAPPLIED_PART: u64 = 4;
@@ -271,7 +272,7 @@ pub fn finish(shared: &Shared) -> Result<(), ashlar_store::StoreError> {
     }
     for id in state.live_ids() {
         if let Some(settled) = state.settled(id) {
-            state.apply(id, settled, Slice::ALL);
+            state.apply(id, settled, Slice::All);
         }
     }
     shared.drive(&mut state);

@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod account;
+mod apply;
 mod config;
 mod counters;
 mod credit;
@@ -73,7 +74,10 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let stopper = Arc::clone(&shared);
     let mut threads = digest::start(&shared).map_err(system("cannot start threads"))?;
     let watched = Arc::clone(&shared);
-    threads.push(std::thread::spawn(move || sessions::watch_thread(&watched)));
+    let (died, dead) = std::sync::mpsc::channel();
+    threads.push(std::thread::spawn(move || sessions::watch_thread(&watched, &died)));
+    let ender = Arc::clone(&shared);
+    threads.push(std::thread::spawn(move || sessions::end_thread(&ender, &dead)));
     threads.push(std::thread::spawn(move || {
         for _ in signals.forever() {
             tracing::info!("told to end");

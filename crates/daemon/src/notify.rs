@@ -1,18 +1,32 @@
 //! Makes mounts' kernels forget what is no longer true.
 //!
-//! Each mount has a thread of its own, because a write to `/dev/fuse` may wait for an inode lock that the kernel holds while
-//! it waits for an answer of ours. Nobody waits for such a thread longer than the kernel may believe its cache anyway.
+//! Two things are told, in two steps:
+//! - Attributes and names, before the grant that makes them untrue is answered. Neither makes the writer wait for the mount's
+//!   process, so whoever answers the grant writes them itself. As the kernel then asks for the attributes before it reads
+//!   from its pages, and drops pages whose file has another time of modification (`AUTO_INVAL_DATA`), reads and writes need no more.
+//! - Pages, afterwards, on a thread of the mount's own, for shared mappings. That waits for pages that a READ or WRITE in flight has
+//!   locked, and such a request may wait for the very lease that moves. So nobody waits for this thread, and it starts
+//!   nothing while the mount's session waits for an answer of ours: a SharedFS that is killed in the middle of such a write could not
+//!   end before the request does, and the request not before another SharedFS answers it.
+//!
+//! A mount whose process is gone is cut off at once: a copy of its device in our hands would keep its users waiting for answers.
 
-use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
+use std::collections::{BTreeSet, VecDeque};
+use std::fs;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ashlar_types::InodeId;
 use parking_lot::{Condvar, Mutex};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
 /// Notifications that may wait; a mount that falls behind so far gets one that covers all.
 const QUEUE_MAX: usize = 4096;
+/// How long pages wait while the mount's session waits for an answer, before they are looked at again.
+const PAGES_PAUSE: Duration = Duration::from_millis(1);
 
 const INVAL_INODE: i32 = 2;
 /// Since Linux 6.16 (FUSE 7.44): all cached names are looked up again.
@@ -34,8 +48,13 @@ pub struct Stale {
 /// A mount's notifier.
 #[derive(Debug)]
 pub struct Notifier {
+    device: Mutex<Option<Arc<OwnedFd>>>,
+    /// The number of the mount's connection, where the kernel tells it (since Linux 6.18).
+    connection: Option<u32>,
     state: Mutex<State>,
     changed: Condvar,
+    /// Held while attributes and names are written, so that whoever sees them written may rely on it.
+    telling: Mutex<()>,
     ttl: Duration,
 }
 
@@ -44,6 +63,10 @@ struct State {
     queue: VecDeque<Stale>,
     queued: u64,
     written: u64,
+    /// Files whose pages are to go.
+    pages: BTreeSet<InodeId>,
+    /// Requests of the mount's session that are being served.
+    asking: usize,
     /// The kernel can't be told to forget names: they live until their time is over.
     names_need_time: bool,
     ended: bool,
@@ -60,15 +83,32 @@ pub struct Ticket {
     deadline: Instant,
 }
 
+/// A request of a mount's session that is being served.
+#[derive(Debug)]
+pub struct Asking(Arc<Notifier>);
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.0.state.lock().asking -= 1;
+    }
+}
+
 impl Notifier {
     /// Starts the thread of a mount whose device is `device`.
     ///
     /// # Errors
     /// The system's, where no thread can be started.
     pub fn start(device: OwnedFd, ttl: Duration) -> std::io::Result<Arc<Self>> {
-        let notifier = Arc::new(Self { state: Mutex::default(), changed: Condvar::new(), ttl });
+        let notifier = Arc::new(Self {
+            connection: connection_number(&device),
+            device: Mutex::new(Some(Arc::new(device))),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            telling: Mutex::default(),
+            ttl,
+        });
         let worker = Arc::clone(&notifier);
-        std::thread::Builder::new().name("notify".into()).stack_size(256 << 10).spawn(move || worker.work(&device))?;
+        std::thread::Builder::new().name("notify".into()).stack_size(256 << 10).spawn(move || worker.work())?;
         Ok(notifier)
     }
 
@@ -78,9 +118,12 @@ impl Notifier {
         let overflow = state.queue.len() >= QUEUE_MAX;
         if overflow {
             state.queue.clear();
-            state.queue.push_back(Stale { inode: InodeId::ROOT, data: true, names: true, subtree: true });
+            state.queue.push_back(Stale { inode: InodeId::ROOT, data: false, names: true, subtree: true });
         } else {
             state.queue.push_back(stale);
+        }
+        if stale.data && state.pages.len() < QUEUE_MAX {
+            state.pages.insert(stale.inode);
         }
         state.queued += 1;
         self.changed.notify_all();
@@ -93,33 +136,70 @@ impl Notifier {
         }
     }
 
-    /// Ends the thread, as soon as it has nothing to write.
-    pub fn end(&self) {
+    /// Notes that a request of the mount's session is being served, until the mark is dropped.
+    pub fn asking(self: &Arc<Self>) -> Asking {
+        self.state.lock().asking += 1;
+        Asking(Arc::clone(self))
+    }
+
+    /// Ends the thread and gives the device back. Where the mount's process is dead (`cut_off`), whoever waits for an answer
+    /// of it fails now; the kernel of one that lives is told first what it's owed.
+    pub fn end(&self, cut_off: bool) {
+        if !cut_off {
+            self.tell(Instant::now() + self.ttl);
+        }
         self.state.lock().ended = true;
+        self.changed.notify_all();
+        let device = self.device.lock().take();
+        if let (true, Some(device), Some(number)) = (cut_off, device, self.connection) {
+            abort(&device, number);
+        }
+    }
+
+    /// Tells the kernel of attributes and names that are queued; does not wait for another that does so longer than to
+    /// `deadline`.
+    fn tell(&self, deadline: Instant) {
+        let Some(_telling) = self.telling.try_lock_until(deadline) else { return };
+        let mut state = self.state.lock();
+        let batch: Vec<Stale> = state.queue.drain(..).collect();
+        let (upto, names_need_time) = (state.queued, state.names_need_time);
+        drop(state);
+        let device = self.device.lock().clone();
+        let mut names_failed = false;
+        if let Some(device) = device {
+            let wants_names = !names_need_time && batch.iter().any(|stale| stale.names);
+            names_failed = wants_names && !write(&device, INC_EPOCH, &[]);
+            for stale in &batch {
+                invalidate_inode(&device, stale.inode, ATTRIBUTES_ONLY);
+            }
+        }
+        let mut state = self.state.lock();
+        state.names_need_time |= names_failed;
+        state.written = upto;
         self.changed.notify_all();
     }
 
-    fn work(&self, device: &OwnedFd) {
+    fn work(&self) {
         loop {
             let mut state = self.state.lock();
-            while state.queue.is_empty() {
-                if state.ended {
-                    return;
-                }
+            while state.queue.is_empty() && state.pages.is_empty() && !state.ended {
                 self.changed.wait(&mut state);
             }
-            let batch: Vec<Stale> = state.queue.drain(..).collect();
-            let (upto, names_need_time) = (state.queued, state.names_need_time);
-            drop(state);
-            let wants_names = !names_need_time && batch.iter().any(|stale| stale.names);
-            let names_failed = wants_names && !write(device, INC_EPOCH, &[]);
-            for stale in &batch {
-                invalidate_inode(device, *stale);
+            if state.ended {
+                return;
             }
-            let mut state = self.state.lock();
-            state.names_need_time |= names_failed;
-            state.written = upto;
-            self.changed.notify_all();
+            let is_told = state.queue.is_empty();
+            let pages = if is_told && state.asking == 0 { state.pages.pop_first() } else { None };
+            if is_told && pages.is_none() {
+                self.changed.wait_for(&mut state, PAGES_PAUSE);
+                continue;
+            }
+            drop(state);
+            self.tell(Instant::now() + self.ttl);
+            let device = self.device.lock().clone();
+            if let (Some(inode), Some(device)) = (pages, device) {
+                invalidate_inode(&device, inode, 0);
+            }
         }
     }
 }
@@ -136,11 +216,14 @@ impl Ticket {
     }
 
     fn is_told(&self, state: &State) -> bool {
-        state.written >= self.number && !self.needs_time && !(self.stale.names && state.names_need_time)
+        state.ended || state.written >= self.number && !self.needs_time && !(self.stale.names && state.names_need_time)
     }
 
     /// Waits until the kernel has forgotten, or may not believe it any more.
     pub fn wait(&self) {
+        if self.notifier.state.lock().written < self.number {
+            self.notifier.tell(self.deadline);
+        }
         let mut state = self.notifier.state.lock();
         loop {
             if self.is_told(&state) || self.notifier.changed.wait_until(&mut state, self.deadline).timed_out() {
@@ -150,11 +233,13 @@ impl Ticket {
     }
 }
 
-/// `FUSE_NOTIFY_INVAL_INODE`: `inode:8 offset:8 length:8`; a negative offset means attributes alone.
-fn invalidate_inode(device: &OwnedFd, stale: Stale) {
-    let offset: i64 = if stale.data { 0 } else { -1 };
+/// The offset that stands for attributes alone.
+const ATTRIBUTES_ONLY: i64 = -1;
+
+/// `FUSE_NOTIFY_INVAL_INODE`: `inode:8 offset:8 length:8`; length 0 means all that follows.
+fn invalidate_inode(device: &OwnedFd, inode: InodeId, offset: i64) {
     let mut body = [0; 24];
-    body[..8].copy_from_slice(&stale.inode.0.to_le_bytes());
+    body[..8].copy_from_slice(&inode.0.to_le_bytes());
     body[8..16].copy_from_slice(&offset.to_le_bytes());
     // An inode that the kernel does not know needs no forgetting, and a mount that is gone neither.
     let _ = write(device, INVAL_INODE, &body);
@@ -162,18 +247,48 @@ fn invalidate_inode(device: &OwnedFd, stale: Stale) {
 
 /// Writes a notification: `length:4 code:4 unique:8 (0)` and its body. Whether the kernel understood it.
 fn write(device: &OwnedFd, code: i32, body: &[u8]) -> bool {
-    let mut message = Vec::with_capacity(16 + body.len());
-    message.extend_from_slice(&(16 + body.len() as u32).to_le_bytes());
-    message.extend_from_slice(&code.to_le_bytes());
-    message.extend_from_slice(&[0; 8]);
-    message.extend_from_slice(body);
+    let mut message = [0; 40];
+    let length = 16 + body.len();
+    message[..4].copy_from_slice(&(length as u32).to_le_bytes());
+    message[4..8].copy_from_slice(&code.to_le_bytes());
+    message[16..length].copy_from_slice(body);
     loop {
-        match rustix::io::write(device, &message) {
+        match rustix::io::write(device, &message[..length]) {
             Err(rustix::io::Errno::INTR) => {}
             Err(rustix::io::Errno::NOENT | rustix::io::Errno::NODEV | rustix::io::Errno::NOTCONN) => return true,
             result => return result.is_ok(),
         }
     }
+}
+
+/// The number of the connection behind a device.
+fn connection_number(device: &OwnedFd) -> Option<u32> {
+    let told = fs::read_to_string(format!("/proc/self/fdinfo/{}", device.as_raw_fd())).ok()?;
+    told.lines().find_map(|line| line.strip_prefix("fuse_connection:"))?.trim().parse().ok()
+}
+
+/// Ends a connection whose mount is still there, whoever else has its device.
+fn abort(device: &OwnedFd, number: u32) {
+    // The kernel gives the number of a mount that is gone to others; a device that is connected still has it.
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut fds = [PollFd::new(device, PollFlags::IN)];
+    if poll(&mut fds, Some(&now)).is_err() || fds[0].revents().contains(PollFlags::ERR) {
+        return;
+    }
+    // Once we close our copy, the connection most often ends too.
+    if let Err(error) = write_abort(number) {
+        tracing::debug!(%error, number, "a dead mount's connection can't be aborted");
+    }
+}
+
+/// The control file system is not mounted everywhere, so it's opened without being mounted.
+fn write_abort(number: u32) -> rustix::io::Result<()> {
+    let context = rustix::mount::fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    rustix::mount::fsconfig_create(&context)?;
+    let control = rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
+    let file =
+        rustix::fs::openat(&control, format!("{number}/abort"), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::io::write(&file, b"1").map(drop)
 }
 
 #[cfg(test)]
@@ -184,16 +299,31 @@ mod tests {
 
     const STALE: Stale = Stale { inode: InodeId(77), data: true, names: true, subtree: false };
 
+    fn message(kernel: &mut UnixStream, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        kernel.read_exact(&mut bytes).expect("a notification");
+        assert_eq!(usize::from(bytes[0]), length);
+        bytes
+    }
+
     #[test]
-    fn a_kernel_that_takes_the_notification_delays_nobody() {
+    fn attributes_and_names_are_told_at_once_and_pages_when_nobody_asks() {
         let (ours, mut kernel) = UnixStream::pair().expect("sockets");
         let notifier = Notifier::start(ours.into(), Duration::from_secs(60)).expect("started");
+        let asking = notifier.asking();
+        let start = Instant::now();
         notifier.queue(STALE).wait();
-        let mut bytes = [0; 16 + 40];
-        kernel.read_exact(&mut bytes).expect("epoch and inode");
-        assert_eq!((bytes[0], bytes[4]), (16, INC_EPOCH as u8));
-        assert_eq!((bytes[16], bytes[20], bytes[32]), (40, INVAL_INODE as u8, 77));
-        notifier.end();
+        assert!(start.elapsed() < Duration::from_secs(30), "a kernel that takes it delays nobody");
+        assert_eq!(message(&mut kernel, 16)[4], INC_EPOCH as u8);
+        let attributes = message(&mut kernel, 40);
+        assert_eq!((attributes[4], attributes[16], attributes[24]), (INVAL_INODE as u8, 77, 0xff));
+        kernel.set_read_timeout(Some(Duration::from_millis(30))).expect("set");
+        kernel.read_exact(&mut [0]).expect_err("pages wait for the answer that the session waits for");
+        drop(asking);
+        kernel.set_read_timeout(Some(Duration::from_secs(30))).expect("set");
+        let pages = message(&mut kernel, 40);
+        assert_eq!((pages[4], pages[16], pages[24]), (INVAL_INODE as u8, 77, 0));
+        notifier.end(false);
     }
 
     #[test]
@@ -207,6 +337,20 @@ mod tests {
         let start = Instant::now();
         notifier.queue(Stale { names: false, ..STALE }).wait();
         assert!(start.elapsed() < Duration::from_millis(80), "pages and attributes need no time");
-        notifier.end();
+        notifier.end(false);
+    }
+
+    #[test]
+    fn an_ended_mount_holds_up_nobody_and_its_device_is_closed() {
+        let (ours, mut kernel) = UnixStream::pair().expect("sockets");
+        let notifier = Notifier::start(ours.into(), Duration::from_secs(60)).expect("started");
+        let ticket = notifier.queue(Stale { subtree: true, ..STALE });
+        assert!(!ticket.is_done(), "what lies below is believed for its time");
+        notifier.end(true);
+        let start = Instant::now();
+        ticket.wait();
+        assert!(start.elapsed() < Duration::from_secs(30));
+        kernel.set_read_timeout(Some(Duration::from_secs(30))).expect("set");
+        kernel.read_to_end(&mut Vec::new()).expect("the end of the stream");
     }
 }

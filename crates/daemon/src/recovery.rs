@@ -10,12 +10,13 @@ use ashlar_pmem::Arena;
 use ashlar_store::Store;
 use ashlar_types::{LogPosition, SessionId};
 
+use crate::apply::Slice;
 use crate::digest;
 use crate::leasing::Leasing;
 use crate::page;
 use crate::session::{Session, SessionError};
 use crate::shared::Shared;
-use crate::state::{Slice, State};
+use crate::state::State;
 use crate::validate::Offence;
 use crate::watch::Watcher;
 use crate::{Config, DaemonError};
@@ -114,7 +115,7 @@ fn apply_in_order(state: &mut State, bounds: &[(SessionId, LogPosition)]) {
         let before: Vec<_> = bounds.iter().map(|(id, _)| state.store.applied(*id)).collect();
         state.unmet.clear();
         for &(id, end) in bounds {
-            state.apply(id, end, Slice::ALL);
+            state.apply(id, end, Slice::All);
         }
         if state.unmet.is_empty() {
             return;
@@ -144,7 +145,7 @@ fn apply_in_order(state: &mut State, bounds: &[(SessionId, LogPosition)]) {
     if rest.iter().any(|&(id, end)| state.live(id).is_some() && state.store.applied(id) < end) {
         state.is_recovering = false;
         for (id, end) in rest {
-            state.apply(id, end, Slice::ALL);
+            state.apply(id, end, Slice::All);
         }
         state.is_recovering = true;
     }

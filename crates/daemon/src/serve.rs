@@ -21,6 +21,8 @@ use crate::{credit, grant, locking, status};
 /// waits for a lock or a commit.
 const CONNECTIONS_MAX: usize = 1024;
 const CONNECTIONS_OF_PROCESS_MAX: usize = 256;
+/// The longest request: a thousand wants are far below it, and a peer must not make SharedFS hold more.
+const REQUEST_BYTES_MAX: usize = 1 << 20;
 /// Stack of a connection's thread: requests don't nest.
 const STACK_BYTES: usize = 512 << 10;
 /// How often the listening thread looks whether SharedFS is to end.
@@ -151,7 +153,7 @@ struct Peer {
 
 fn serve(shared: &Arc<Shared>, connection: &mut Connection) {
     let mut peer = Peer::default();
-    while let Ok((request, descriptors)) = connection.receive::<Request>() {
+    while let Ok((request, descriptors)) = connection.receive_limited::<Request>(REQUEST_BYTES_MAX) {
         let answer = match answer(shared, connection, &mut peer, request, descriptors) {
             Ok(answer) => answer,
             Err(Shared::ENDING) => return,
@@ -204,13 +206,15 @@ fn answer(
         _ => {}
     }
     let id = peer.session.ok_or(Errno::EPROTO)?;
-    {
+    let notifier = {
         let state = shared.lock();
         let session = state.sessions.get(&id).ok_or(Errno::ESTALE)?;
         if session.fenced.is_some() || session.is_ending {
             return Err(Errno::EIO);
         }
-    }
+        session.notifier.clone()
+    };
+    let _asking = notifier.as_ref().map(Notifier::asking);
     let reclaims = peer.is_reclaiming && matches!(request, Request::Lock { .. } | Request::RegisterMount);
     peer.is_reclaiming = reclaims;
     serve_session(shared, id, request, descriptors, reclaims)
@@ -248,16 +252,7 @@ fn serve_session(
         Request::Segment(number) => segment(shared, number)?,
         Request::RegisterMount => {
             let device = descriptors.into_iter().next().ok_or(Errno::EINVAL)?;
-            let mut state = shared.lock();
-            let session = state.sessions.get_mut(&id).ok_or(Errno::ESTALE)?;
-            if session.identity.kind != ashlar_wire::SessionKind::Mount {
-                return Err(Errno::EPERM);
-            }
-            let notifier = Notifier::start(device, shared.cache_ttl())?;
-            if let Some(old) = session.notifier.replace(notifier) {
-                old.end();
-            }
-            Reply::Done.into()
+            register_mount(shared, id, device)?.into()
         }
         Request::Lock { .. } => locking::lock(shared, id, &request, reclaims)?.into(),
         Request::QueryLock { .. } => locking::query(shared, id, &request)?.into(),
@@ -275,6 +270,21 @@ fn serve_session(
         | Request::Resize { .. }
         | Request::Shutdown => return Err(Errno::EPROTO),
     })
+}
+
+fn register_mount(shared: &Shared, id: SessionId, device: OwnedFd) -> Result<Reply, Errno> {
+    let mut state = shared.lock();
+    let session = state.sessions.get_mut(&id).ok_or(Errno::ESTALE)?;
+    if session.identity.kind != ashlar_wire::SessionKind::Mount {
+        return Err(Errno::EPERM);
+    }
+    let old = session.notifier.replace(Notifier::start(device, shared.cache_ttl())?);
+    drop(state);
+    if let Some(old) = old {
+        // A mount that connects again has one device and two notifiers for a moment; what the old one owes is told first.
+        old.end(false);
+    }
+    Ok(Reply::Done)
 }
 
 fn digest(shared: &Shared, id: SessionId) -> Result<Reply, Errno> {

@@ -2,15 +2,17 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
 
 use ashlar_pmem::MediumKind;
 use ashlar_types::{Errno, InodeId, LogGeneration, LogPosition, SessionId};
 use ashlar_wire::{Hello, PROTOCOL_VERSION, Peer, Welcome};
 
+use crate::apply::Slice;
 use crate::identity::Identity;
 use crate::session::{Session, SessionFiles};
 use crate::shared::Shared;
-use crate::state::{Slice, State};
+use crate::state::State;
 
 /// Inode numbers in one range. A crash loses at most so many of them per session.
 const RANGE: u64 = 4096;
@@ -147,12 +149,15 @@ pub fn end(shared: &Shared, ids: &[SessionId]) {
     for &id in ids {
         if let Some(session) = state.sessions.get_mut(&id) {
             session.is_ending = true;
+            if let Some(notifier) = session.notifier.take() {
+                notifier.end(false);
+            }
         }
         let Some(session) = state.live(id) else { continue };
         // Sealing voids what a thread that is no more had begun to append.
         match session.log.seal() {
             Ok((_, sealed)) => {
-                while !state.apply(id, sealed, Slice::BACKGROUND) {
+                while !state.apply(id, sealed, Slice::Batch) {
                     parking_lot::MutexGuard::bump(&mut state);
                 }
             }
@@ -199,9 +204,6 @@ fn remove(shared: &Shared, state: &mut State, id: SessionId) {
             return;
         }
     }
-    if let Some(notifier) = &session.notifier {
-        notifier.end();
-    }
     tracing::info!(session = id.0, records = session.records, "session ended");
     state.store.release_all(id);
     state.store.remove_session(id);
@@ -210,13 +212,36 @@ fn remove(shared: &Shared, state: &mut State, id: SessionId) {
     shared.watcher.remove(id);
 }
 
+/// Cuts off the mounts of sessions whose processes have died. Their ends take a commit; programs that use the mounts shall
+/// not wait for that.
+fn cut_off(shared: &Shared, ids: &[SessionId]) {
+    let notifiers: Vec<_> = {
+        let mut state = shared.lock();
+        state.counters.sessions_died += ids.len() as u64;
+        ids.iter().filter_map(|id| state.sessions.get_mut(id)?.notifier.take()).collect()
+    };
+    for notifier in notifiers {
+        notifier.end(true);
+    }
+}
+
+/// The thread that ends sessions whose processes have died, all that have by then with one commit.
+pub fn end_thread(shared: &Shared, died: &Receiver<Vec<SessionId>>) {
+    while let Ok(mut ids) = died.recv() {
+        ids.extend(died.try_iter().flatten());
+        end(shared, &ids);
+    }
+}
+
 /// The thread that learns of the deaths of processes.
-pub fn watch_thread(shared: &Shared) {
+pub fn watch_thread(shared: &Shared, died: &Sender<Vec<SessionId>>) {
     loop {
         match shared.watcher.wait() {
             Ok(ended) if !ended.is_empty() => {
-                shared.lock().counters.sessions_died += ended.len() as u64;
-                end(shared, &ended);
+                cut_off(shared, &ended);
+                if died.send(ended).is_err() {
+                    return;
+                }
             }
             Ok(_) => {}
             Err(error) => {

@@ -8,8 +8,9 @@ use ashlar_types::{Errno, LogPosition, SessionId};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::Config;
+use crate::apply::Slice;
 use crate::grant::drive;
-use crate::state::{Slice, State};
+use crate::state::State;
 use crate::watch::Watcher;
 
 /// What all threads share.
@@ -85,7 +86,7 @@ impl Shared {
     /// held again on return.
     pub fn apply_settled<'a>(&'a self, mut state: MutexGuard<'a, State>, id: SessionId) -> MutexGuard<'a, State> {
         let Some(settled) = state.settled(id) else { return state };
-        while !state.apply(id, settled, Slice::BACKGROUND) {
+        while !state.apply(id, settled, Slice::Batch) {
             self.drive(&mut state);
             MutexGuard::bump(&mut state);
         }

@@ -1,39 +1,21 @@
-//! What the one lock guards, and the application of records to it.
+//! What the one lock guards.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ashlar_store::{Store, StoreError};
 use ashlar_types::{InodeId, LogPosition, SessionId};
 use ashlar_update::{Applied, Update};
-use ashlar_wire::Credit;
 
+use crate::apply::Slice;
 use crate::counters::Counters;
 use crate::leasing::Leasing;
 use crate::locking::Locking;
-use crate::page;
 use crate::session::Session;
-use crate::validate::{Judge, Offence, Refusal};
+use crate::validate::{Offence, Refusal};
 
 /// The session under whose name SharedFS itself applies updates: the freeing of orphans.
 pub const OWN_SESSION: SessionId = SessionId(0);
-
-/// Records and bytes after which a digest lets others have the lock.
-#[derive(Clone, Copy, Debug)]
-pub struct Slice {
-    /// Records.
-    pub records: u64,
-    /// Bytes of log.
-    pub bytes: u64,
-}
-
-impl Slice {
-    /// Short enough that nobody notices the wait: well below a millisecond.
-    pub const BACKGROUND: Self = Self { records: 256, bytes: 1 << 20 };
-    /// All there is: a lease can't move before its holder's log is applied.
-    pub const ALL: Self = Self { records: u64::MAX, bytes: u64::MAX };
-}
 
 /// What the one lock guards.
 pub struct State {
@@ -77,6 +59,8 @@ pub struct State {
     pub lost: BTreeSet<SessionId>,
     /// Files that a session had open for writing before others took its right to, by session.
     pub kept_open: BTreeSet<(SessionId, InodeId)>,
+    /// Where batches of records are copied to, one after the other.
+    pub scratch: Vec<u8>,
 }
 
 impl State {
@@ -104,6 +88,7 @@ impl State {
             unmet: BTreeMap::new(),
             lost: BTreeSet::new(),
             kept_open: BTreeSet::new(),
+            scratch: Vec::new(),
         })
     }
 
@@ -115,84 +100,6 @@ impl State {
     /// The sessions that are neither gone nor fenced.
     pub fn live_ids(&self) -> Vec<SessionId> {
         self.sessions.values().filter(|session| session.fenced.is_none()).map(|session| session.id).collect()
-    }
-
-    /// Applies a session's log up to `to`, or one slice of it. Whether `to` was reached; a session that forged a record is
-    /// fenced, and then there is nothing more to reach.
-    pub fn apply(&mut self, id: SessionId, to: LogPosition, slice: Slice) -> bool {
-        let Some(session) = self.live(id) else { return true };
-        let (log, from) = (Arc::clone(&session.log), self.store.applied(id));
-        if from >= to {
-            return true;
-        }
-        let mut scanner = log.scanner(from, to);
-        let (mut records, mut refusal, mut reached) = (0, None, false);
-        while records < slice.records && scanner.position().0 - from.0 < slice.bytes {
-            match scanner.next() {
-                None => {
-                    reached = true;
-                    break;
-                }
-                Some(Ok(record)) => {
-                    records += 1;
-                    if let Err(error) = self.apply_record(id, record.kind, record.body, record.position, record.end) {
-                        refusal = Some(error);
-                        break;
-                    }
-                }
-                Some(Err(corrupt)) => {
-                    refusal = Some(Offence::Log(corrupt.to_string()).into());
-                    break;
-                }
-            }
-        }
-        if reached {
-            self.store.advance(id, to);
-        }
-        self.note_applied(id, from, records);
-        match refusal {
-            None => reached,
-            Some(error) => {
-                self.refuse(id, error);
-                true
-            }
-        }
-    }
-
-    fn note_applied(&mut self, id: SessionId, from: LogPosition, records: u64) {
-        let applied = self.store.applied(id);
-        self.counters.records_applied += records;
-        self.counters.bytes_applied += applied.0.saturating_sub(from.0);
-        if applied > from {
-            self.oldest_uncommitted.get_or_insert_with(Instant::now);
-        }
-        if let Some(session) = self.sessions.get_mut(&id) {
-            session.records += records;
-            session.control.set_applied(applied);
-            // The page is mapped whole, so the store can't miss it.
-            let _ = page::set_validated(&*session.page, applied.max(session.judged));
-        }
-    }
-
-    fn apply_record(
-        &mut self,
-        id: SessionId,
-        kind: u8,
-        body: &[u8],
-        position: LogPosition,
-        end: LogPosition,
-    ) -> Result<(), Refusal> {
-        let update = Update::decode(kind, body).map_err(Offence::from)?;
-        let cost = update.cost();
-        let cost = Credit { blocks: cost.blocks, metadata_bytes: cost.metadata_bytes };
-        self.judge(id, &update, position)?;
-        let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
-        if !session.account.spend(cost) && session.identity.process.is_of_this_boot() {
-            return Err(Offence::NoCredit.into());
-        }
-        self.note_kept_open(id, &update)?;
-        self.apply_update(id, end, &update)?;
-        Ok(())
     }
 
     /// Applies an update that was found good, and tells the leases what it moved.
@@ -221,58 +128,8 @@ impl State {
         Ok(applied)
     }
 
-    fn judge(&self, id: SessionId, update: &Update<'_>, position: LogPosition) -> Result<(), Refusal> {
-        let Some(session) = self.sessions.get(&id) else { return Ok(()) };
-        if let Update::Depend { session: other, position } = update {
-            // A session that is no more was committed as a whole before it went.
-            let is_known = *other != id && (self.sessions.contains_key(other) || self.lost.contains(other));
-            return match is_known && *position > self.store.applied(*other) {
-                true if self.is_recovering => Err(Refusal::Unmet(*other)),
-                true if !self.lost.contains(other) => Err(Offence::ForgedDependency.into()),
-                _ => Ok(()),
-            };
-        }
-        // The lease table and the page of a session from before the machine's last start may be older than its log.
-        let this_boot = session.identity.process.is_of_this_boot();
-        let leases = (this_boot && position >= session.judged).then(|| self.leasing.of(id, &self.store));
-        Judge {
-            store: &self.store,
-            credentials: &session.credentials,
-            leases,
-            is_granted: &|inode| session.ranges.contains(inode) || !this_boot && inode >= InodeId::FIRST_FREE,
-            kept_open: &|inode| self.kept_open.contains(&(id, inode)),
-        }
-        .judge(update)
-    }
-
-    /// Before a file's rights narrow: who has it open and may write it keeps that right until it's closed, as POSIX has it.
-    fn note_kept_open(&mut self, by: SessionId, update: &Update<'_>) -> Result<(), StoreError> {
-        let inode = match update {
-            Update::SetAttributes(set) if set.mode.is_some() || set.uid.is_some() || set.gid.is_some() => set.inode,
-            Update::SetXattr { inode, name, .. } | Update::RemoveXattr { inode, name, .. }
-                if *name == ashlar_update::XATTR_ACL_ACCESS =>
-            {
-                *inode
-            }
-            _ => return Ok(()),
-        };
-        self.kept_open.retain(|(id, kept)| self.sessions.get(id).is_some_and(|s| s.control.has_open(*kept)));
-        for session in self.sessions.values() {
-            if session.id == by || session.credentials.is_privileged() || !session.control.has_open(inode) {
-                continue;
-            }
-            let Some(found) = self.store.inode(inode)? else { return Ok(()) };
-            let acl = self.store.xattr(inode, ashlar_update::XATTR_ACL_ACCESS)?;
-            let acl = acl.and_then(|value| ashlar_update::acl::Acl::parse(&value));
-            let write = ashlar_types::Access::WRITE;
-            if ashlar_update::permission::allows(&found, acl.as_ref(), &session.credentials, write) {
-                self.kept_open.insert((session.id, inode));
-            }
-        }
-        Ok(())
-    }
-
-    fn refuse(&mut self, id: SessionId, refusal: Refusal) {
+    /// What follows from a record that can't be applied.
+    pub fn refuse(&mut self, id: SessionId, refusal: Refusal) {
         match refusal {
             Refusal::Forged(offence) => self.fence(id, &offence),
             Refusal::Unmet(other) => {
@@ -332,7 +189,7 @@ impl State {
         self.counters.seals += 1;
         match sealed {
             Ok((_, end)) => {
-                self.apply(id, end, Slice::ALL);
+                self.apply(id, end, Slice::All);
             }
             Err(damaged) => self.fence(id, &Offence::Log(damaged.to_string())),
         }

@@ -24,8 +24,10 @@ pub(crate) const FILE_SYSTEM_TYPE: &str = "fuse.ashlar";
 const READ_AHEAD_KIB: usize = TRANSFER_BYTES / 1024;
 
 /// How to mount.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountOptions {
+    /// What `df` and `mount` name as the source: the arena's directory. Empty for just "ashlar".
+    pub source: String,
     /// Nothing can be changed through the mount.
     pub read_only: bool,
     /// Threads that serve; 0 for as many as fit the machine: one more than it has cores, three to five.
@@ -96,7 +98,7 @@ impl<F: FileSystem> Mount<F> {
             Errno::PERM | Errno::ACCESS => MountError::NotRoot { path: mount_point.clone() },
             errno => MountError::NoDevice(errno),
         })?;
-        attach(&device, &mount_point, options)?;
+        attach(&device, &mount_point, &options)?;
         let detach = Detach(Some(&mount_point));
         let agreement = negotiate(&device)?;
         let duplicate =
@@ -187,7 +189,7 @@ fn prepare(path: &Path) -> Result<PathBuf, MountError> {
 }
 
 /// Connects the device with a directory.
-fn attach(device: &Device, path: &Path, options: MountOptions) -> Result<(), MountError> {
+fn attach(device: &Device, path: &Path, options: &MountOptions) -> Result<(), MountError> {
     let data = format!(
         "fd={},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other,max_read={TRANSFER_BYTES}",
         device.as_fd().as_raw_fd()
@@ -196,7 +198,8 @@ fn attach(device: &Device, path: &Path, options: MountOptions) -> Result<(), Mou
     let data = CString::new(data).map_err(|_| failed(Errno::INVAL))?;
     // Set-id programs and devices work as on any file system: root mounts, and the file system is the machine's own.
     let flags = if options.read_only { MountFlags::RDONLY } else { MountFlags::empty() };
-    rustix::mount::mount("ashlar", path, FILE_SYSTEM_TYPE, flags, data.as_c_str()).map_err(|errno| match errno {
+    let source = if options.source.is_empty() { "ashlar" } else { &options.source };
+    rustix::mount::mount(source, path, FILE_SYSTEM_TYPE, flags, data.as_c_str()).map_err(|errno| match errno {
         Errno::PERM => MountError::NotRoot { path: path.to_owned() },
         Errno::NODEV => MountError::NoDevice(errno),
         Errno::BUSY => MountError::AlreadyMounted { path: path.to_owned() },

@@ -438,7 +438,7 @@ fn a_read_only_mount_changes_nothing() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let options = MountOptions { read_only: true, threads: 1 };
+    let options = MountOptions { read_only: true, threads: 1, ..MountOptions::default() };
     let mount = Mount::new(Shared::new().session(), directory.path(), options).unwrap();
     let path = mount.mount_point().to_owned();
     let serving = std::thread::spawn(move || mount.run());

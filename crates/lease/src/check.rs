@@ -76,7 +76,10 @@ impl LeaseManager {
         let nodes: usize = self.holds.nodes.values().map(|holders| holders.len()).sum();
         let stamps: usize = self.holds.holders.values().map(|holder| holder.entries()).sum();
         if places != nodes + self.holds.subtrees.len() || places != stamps {
-            return Err(format!("{places} slots are used, but {nodes} node and {} subtree leases are held", self.holds.subtrees.len()));
+            return Err(format!(
+                "{places} slots are used, but {nodes} node and {} subtree leases are held",
+                self.holds.subtrees.len()
+            ));
         }
         Ok(())
     }

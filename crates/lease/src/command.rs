@@ -42,8 +42,8 @@ impl Place {
 
 /// The tree as it is applied in SharedFS's memory. It has no cycles but the root's.
 pub trait Ancestry {
-    /// The directory that an inode is in; the root's is the root, and [`InodeId::RENAME`]'s too. `None` if the inode is in
-    /// none or is unknown.
+    /// The directory that an inode is in; the root's is the root, and [`InodeId::RENAME`]'s too. `None` if the inode
+    /// is in none or is unknown.
     fn parent(&self, inode: InodeId) -> Option<InodeId>;
 
     /// Whether the inode has several links and is not a directory.
@@ -83,8 +83,8 @@ pub struct SlotWord {
 }
 
 impl SlotWord {
-    /// The lease was attached when the table was full: there is nothing to write. It gets a slot as soon as the queue comes to
-    /// it; a restart before that loses it.
+    /// The lease was attached when the table was full: there is nothing to write. It gets a slot as soon as the queue
+    /// comes to it; a restart before that loses it.
     pub const UNRECORDED: u32 = u32::MAX;
 }
 
@@ -93,7 +93,8 @@ impl SlotWord {
 pub struct Grant {
     /// The inode that was wanted.
     pub inode: InodeId,
-    /// The slot that validates it, as it shall be written. Its inode and scope name the place that governs the wanted inode.
+    /// The slot that validates it, as it shall be written. Its inode and scope name the place that governs the wanted
+    /// inode.
     pub word: SlotWord,
 }
 
@@ -104,8 +105,8 @@ pub struct Hole {
     pub inode: InodeId,
     /// The scope.
     pub scope: Scope,
-    /// The holder keeps a read lease of its own on it, so that its kernel's cache stays valid; otherwise the shell invalidates
-    /// that.
+    /// The holder keeps a read lease of its own on it, so that its kernel's cache stays valid; otherwise the shell
+    /// invalidates that.
     pub keeps_read: bool,
 }
 
@@ -133,8 +134,8 @@ pub enum Reason {
 /// What the shell shall do, at once and in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Write the word: the lease is gone. Invalidate the kernel's cache of the word's inode, or of all below it, if the session is
-    /// a mount.
+    /// Write the word: the lease is gone. Invalidate the kernel's cache of the word's inode, or of all below it, if
+    /// the session is a mount.
     Revoke {
         /// The word, without mode.
         word: SlotWord,
@@ -153,8 +154,8 @@ pub enum Command {
         /// What it no longer covers. Only that is invalidated in the kernel's cache. `None`: it covers what it did.
         hole: Option<Hole>,
     },
-    /// Write the word: the session holds this lease, though it was not told. It's found in the table after a restart, so
-    /// it's written before the session's applied position is published.
+    /// Write the word: the session holds this lease, though it was not told. It's found in the table after a restart,
+    /// so it's written before the session's applied position is published.
     Attach {
         /// The word.
         word: SlotWord,
@@ -222,18 +223,22 @@ pub enum RequestError {
 /// Limits, each with its reason.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// A lease is not taken for so long after its grant, so that two sessions which want the same both get on. Longer than an
-    /// answer needs to reach its session and be used; a session that is known to be stopped is not waited for.
+    /// A lease is not taken for so long after its grant, so that two sessions which want the same both get on. Longer
+    /// than an answer needs to reach its session and be used; a session that is known to be stopped is not waited
+    /// for.
     pub hold_us: u64,
     /// After so long without activity a session's leases are revoked; 0: never.
     pub lease_ttl_us: u64,
-    /// Leases of one session. Beyond, the least recently granted are revoked. Well below `table_slots`, as leases that are
-    /// attached while a log is applied come on top.
+    /// Leases of one session. Beyond, the least recently granted are revoked. Well below `table_slots`, as leases
+    /// that are attached while a log is applied come on top.
     pub entries_per_session_max: usize,
     /// Slots in a session's lease table.
     pub table_slots: u32,
     /// Holes cut into one subtree lease before it is revoked as a whole.
     pub splits_max: u32,
+    /// For so long after that, nobody gets a subtree lease on that directory, or above, without asking for it: the
+    /// sessions would collide again.
+    pub contended_us: u64,
     /// Places whose last writers are remembered one by one. Beyond, all are merged, and every grant depends on them.
     pub marks_max: usize,
     /// Requests that may wait.
@@ -250,6 +255,7 @@ impl Default for Limits {
             entries_per_session_max: 16_384,
             table_slots: 65_536,
             splits_max: 32,
+            contended_us: 2_000_000,
             marks_max: 65_536,
             queue_max: 4096,
             wants_max: 64,

@@ -7,8 +7,8 @@ use ashlar_types::{InodeId, LogPosition, SessionId};
 use crate::below::governing_parent;
 use crate::{Ancestry, Place};
 
-/// Marks at the places that writers have left. A mark at a subtree counts for all below it; one that moves out of it is taken
-/// along by its mover, whose own log depends on the mark.
+/// Marks at the places that writers have left. A mark at a subtree counts for all below it; one that moves out of it
+/// is taken along by its mover, whose own log depends on the mark.
 #[derive(Debug)]
 pub(crate) struct Dependencies {
     marks: BTreeMap<Place, BTreeMap<SessionId, LogPosition>>,

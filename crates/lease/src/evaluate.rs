@@ -9,13 +9,28 @@ use crate::{Ancestry, Command, Grant, Hole, LeaseManager, Mode, Place, Reason, R
 /// What waits in the queue.
 #[derive(Clone, Debug)]
 pub(crate) enum Work {
-    Acquire { session: SessionId, request: RequestId, wants: Vec<Want> },
-    Release { session: SessionId, inode: InodeId },
-    Expire { session: SessionId },
-    End { session: SessionId },
-    Refresh { session: SessionId },
+    Acquire {
+        session: SessionId,
+        request: RequestId,
+        wants: Vec<Want>,
+    },
+    Release {
+        session: SessionId,
+        inode: InodeId,
+    },
+    Expire {
+        session: SessionId,
+    },
+    End {
+        session: SessionId,
+    },
+    Refresh {
+        session: SessionId,
+    },
     /// The table was too small for what was attached.
-    Trim { session: SessionId },
+    Trim {
+        session: SessionId,
+    },
 }
 
 /// What a piece of work needs to be done to a lease that is held.
@@ -53,7 +68,8 @@ impl LeaseManager {
         for demand in &demands {
             self.press(*demand);
         }
-        let mut dirty: BTreeSet<_> = demands.iter().filter(|demand| self.is_unapplied(demand)).map(|d| d.session).collect();
+        let mut dirty: BTreeSet<_> =
+            demands.iter().filter(|demand| self.is_unapplied(demand)).map(|d| d.session).collect();
         if let Work::End { session } | Work::Refresh { session } = work
             && self.announced.insert(Demand { session, slot: u32::MAX, change: Change::Refresh })
         {
@@ -61,8 +77,8 @@ impl LeaseManager {
             dirty.insert(session);
         }
         if dirty.is_empty() {
-            self.commit(now_us, &work, &demands, ancestry);
             self.announced.clear();
+            self.commit(now_us, &work, &demands, ancestry);
             self.queue.pop_front();
             return true;
         }
@@ -85,7 +101,9 @@ impl LeaseManager {
     }
 
     fn demands(&self, work: &Work, ancestry: &impl Ancestry) -> Vec<Demand> {
-        let mut demands = BTreeSet::new();
+        // What was revoked goes, even if it has moved out of the way by now.
+        let revoked = self.announced.iter().filter(|demand| matches!(demand.change, Change::Remove(_)));
+        let mut demands: BTreeSet<Demand> = revoked.copied().collect();
         match work {
             Work::Acquire { session, wants, .. } => {
                 let may_keep = wants.iter().all(|want| want.scope == Scope::Node);
@@ -111,8 +129,7 @@ impl LeaseManager {
         let mut needed: Vec<Demand> = Vec::with_capacity(demands.len());
         for demand in demands {
             let is_going = needed.last().is_some_and(|last| {
-                let is_same = (last.session, last.slot) == (demand.session, demand.slot);
-                is_same && matches!(last.change, Change::Remove(_))
+                last.is_about(demand.session, demand.slot) && matches!(last.change, Change::Remove(_))
             });
             if !is_going {
                 needed.push(demand);
@@ -211,7 +228,9 @@ impl LeaseManager {
         demands: &mut BTreeSet<Demand>,
     ) {
         let Some(holder) = self.holds.holders.get(&session) else { return };
-        let excess = (holder.entries() + wants.len()).saturating_sub(self.limits.entries_per_session_max);
+        let is_going = |demand: &&Demand| demand.session == session && matches!(demand.change, Change::Remove(_));
+        let going = demands.iter().filter(is_going).count();
+        let excess = (holder.entries() + wants.len()).saturating_sub(self.limits.entries_per_session_max + going);
         if excess == 0 {
             return;
         }
@@ -228,8 +247,8 @@ impl LeaseManager {
         self.holds.is_dirty(demand.session, demand.slot)
     }
 
-    /// Changes the words so that the holder's checks fail. Told again where nothing was granted since: the holder's kernel may
-    /// still have what the session forgot.
+    /// Changes the words so that the holder's checks fail. Told again where nothing was granted since: the holder's
+    /// kernel may still have what the session forgot.
     fn press(&mut self, demand: Demand) {
         let Demand { session, slot, change } = demand;
         let is_new = self.announced.insert(demand);
@@ -280,24 +299,33 @@ impl LeaseManager {
         }
     }
 
+    /// Takes away what is demanded; nobody uses it any more.
+    fn take(&mut self, now_us: u64, demand: &Demand, ancestry: &impl Ancestry) {
+        let Demand { session, slot, change } = *demand;
+        match change {
+            Change::Remove(reason) => {
+                if let (Reason::TooManyHoles, Some(place)) = (reason, self.holds.slot(session, slot).place) {
+                    self.note_contention(now_us, place.inode);
+                }
+                self.mark(session, slot, None);
+                self.holds.remove(session, slot);
+            }
+            Change::Cut { place, keeps_read } => {
+                self.holds.slot_mut(session, slot).splits += 1;
+                self.mark(session, slot, Some(place));
+                if keeps_read && self.holds.slot_at(place, session).is_none() {
+                    let kept = self.holds.add(place, session, Mode::Read, ancestry);
+                    self.record(session, kept);
+                }
+            }
+            Change::ReadOnly | Change::Refresh => {}
+        }
+    }
+
     /// Nothing stands in the way any more: changes the tables, and answers.
     fn commit(&mut self, now_us: u64, work: &Work, demands: &[Demand], ancestry: &impl Ancestry) {
-        for Demand { session, slot, change } in demands {
-            match change {
-                Change::Remove(_) => {
-                    self.mark(*session, *slot, None);
-                    self.holds.remove(*session, *slot);
-                }
-                Change::Cut { place, keeps_read } => {
-                    self.holds.slot_mut(*session, *slot).splits += 1;
-                    self.mark(*session, *slot, Some(*place));
-                    if *keeps_read && self.holds.slot_at(*place, *session).is_none() {
-                        let kept = self.holds.add(*place, *session, Mode::Read, ancestry);
-                        self.record(*session, kept);
-                    }
-                }
-                Change::ReadOnly | Change::Refresh => {}
-            }
+        for demand in demands {
+            self.take(now_us, demand, ancestry);
         }
         match work {
             Work::Acquire { session, request, wants } => {
@@ -306,7 +334,7 @@ impl LeaseManager {
                     self.record(*session, slot);
                 }
                 for want in &merged(wants) {
-                    self.give(*session, want, was_contended, ancestry);
+                    self.give(now_us, *session, want, was_contended, ancestry);
                 }
                 self.answer(now_us, *session, *request, wants, ancestry);
             }
@@ -324,7 +352,7 @@ impl LeaseManager {
     }
 
     /// Has the session hold what it wants, with nobody in its way.
-    fn give(&mut self, session: SessionId, want: &Want, was_contended: bool, ancestry: &impl Ancestry) {
+    fn give(&mut self, now_us: u64, session: SessionId, want: &Want, was_contended: bool, ancestry: &impl Ancestry) {
         if let Some(slot) = self.holds.slot_governing(session, want.inode, ancestry) {
             if want.scope == Scope::Node {
                 if self.holds.slot(session, slot).mode < want.mode {
@@ -338,7 +366,8 @@ impl LeaseManager {
         }
         let place = Place { inode: want.inode, scope: want.scope };
         let is_governed = self.holds.governing(want.inode, ancestry).is_some();
-        let widest = if is_governed || was_contended { None } else { self.widest(session, want.inode, ancestry) };
+        let widest =
+            if is_governed || was_contended { None } else { self.widest(now_us, session, want.inode, ancestry) };
         match (widest, want.scope) {
             (Some(top), _) => self.holds.add(Place::subtree(top), session, Mode::Write, ancestry),
             (None, Scope::Subtree) => self.holds.add(place, session, Mode::Write, ancestry),
@@ -380,6 +409,11 @@ fn merged(wants: &[Want]) -> Vec<Want> {
 }
 
 impl Demand {
+    /// Whether it is about this slot.
+    pub(crate) fn is_about(&self, session: SessionId, slot: u32) -> bool {
+        (self.session, self.slot) == (session, slot)
+    }
+
     const fn remove(session: SessionId, slot: u32, reason: Reason) -> Self {
         Self { session, slot, change: Change::Remove(reason) }
     }

@@ -12,46 +12,53 @@
 //! revocation is a store by SharedFS, and needs no help from the holder: one that is stopped delays nobody.
 //!
 //! A lease stands at a [`Place`]: on one inode, or on a directory and all below it. Node leases are read (shared) or
-//! write (exclusive), subtree leases always write, with one holder. **Governing rule**: an inode is governed by the node
-//! leases on it, if there are any; else by the subtree lease on it or on its nearest ancestor that has one; else by
-//! nobody. So a node lease below another session's subtree lease is a hole in it. An inode with several links (not a
-//! directory), or with none, has no ancestors here.
+//! write (exclusive), subtree leases always write, with one holder. **Governing rule**: an inode is governed by the
+//! node leases on it, if there are any; else by the subtree lease on it or on its nearest ancestor that has one; else
+//! by nobody. So a node lease below another session's subtree lease is a hole in it. An inode with several links (not
+//! a directory), or with none, has no ancestors here.
 //!
 //! # Invariants
 //!
 //! - No two sessions hold leases that conflict on the place that governs an inode ([`LeaseManager::check`]).
-//! - Whatever a session can still take for valid, it governs: while a slot is *live* (its generation was granted), every
-//!   inode that was granted on it is governed by that slot, or by another slot of that session that names it as its
-//!   *shadow*. A place is taken only after its slot and all its shadows got a new generation.
-//! - A place whose holder may have written (*dirty*) is taken only after the holder's log was sealed behind the new word
-//!   and applied. Until then the holder's records validate ([`LeaseManager::may_write`]).
+//! - Whatever a session can still take for valid, it governs: while a slot is *live* (its generation was granted),
+//!   every inode that was granted on it is governed by that slot, or by another slot of that session that names it as
+//!   its *shadow*. A place is taken only after its slot and all its shadows got a new generation.
+//! - A place whose holder may have written (*dirty*) is taken only after the holder's log was sealed behind the new
+//!   word and applied. Until then the holder's records validate ([`LeaseManager::may_write`]).
 //! - A slot's generation only grows, also when another lease uses the slot, and across restarts.
-//! - A grant names the updates of others that it shows, unless they are persistent. Marks are never replaced by later ones: a
-//!   later holder that wrote nothing has no dependency record in its log that would stand for them.
+//! - A grant names the updates of others that it shows, unless they are persistent. Marks are never replaced by later
+//!   ones: a later holder that wrote nothing has no dependency record in its log that would stand for them.
 //! - Every queue and table has a limit ([`Limits`]).
 //!
 //! # Attacks on the plan, and what became of them
 //!
-//! - *A move is not the only way out from under a subtree lease.* A second link, and the removal of the last one, take an
-//!   inode away from its ancestors while the holder has it cached; a file that is made under a node lease on its directory
-//!   was never granted at all, yet its maker has it cached. All of these are reported ([`LeaseManager::handle_moved`],
-//!   [`LeaseManager::handle_made`]) and leave a lease on the inode itself, whose shadow is the slot that its holder knows.
-//! - *A moved directory with other sessions' leases below* needs no prohibition: places go by inode, and a lease attached to the
-//!   directory keeps governing all that was governed through it.
-//! - *A session's own new lease may hide its older one.* When the slot that governs an inode changes, the former slot gets
-//!   a new generation even though both are the same session's: a reader in the middle of a copy checks the old one.
-//! - *Many holes*: each one makes the holder validate its whole cache again. A lease that was never used again since the last
-//!   hole needs no sealing for the next one, and one that was split too often ([`Limits::splits_max`]) is revoked: its
-//!   holder gets narrower ones, which no longer collide.
+//! - *A move is not the only way out from under a subtree lease.* A second link, and the removal of the last one,
+//!   take an inode away from its ancestors while the holder has it cached; a file that is made under a node lease on
+//!   its directory was never granted at all, yet its maker has it cached. All of these are reported
+//!   ([`LeaseManager::handle_moved`], [`LeaseManager::handle_made`]) and leave a lease on the inode itself, whose
+//!   shadow is the slot that its holder knows.
+//! - *A moved directory with other sessions' leases below* needs no prohibition: places go by inode, and a lease
+//!   attached to the directory keeps governing all that was governed through it.
+//! - *A session's own new lease may hide its older one.* When the slot that governs an inode changes, the former slot
+//!   gets a new generation even though both are the same session's: a reader in the middle of a copy checks the old
+//!   one.
+//! - *Many holes*: each one makes the holder validate its whole cache again. A lease that was never used again since
+//!   the last hole needs no sealing for the next one, and one that was split too often ([`Limits::splits_max`]) is
+//!   revoked, and nobody gets as wide a one for a while ([`Limits::contended_us`]): narrower ones don't collide.
 //! - *Kernel caches* live longer than the words: a lease that is not live still is told to the shell when it is taken.
-//! - *Head-of-line waiting*: the minimum hold ([`Limits::hold_us`]) delays the queue, not only its first request. It is short, and
-//!   what a session holds already is answered past the queue ([`LeaseManager::covered`]).
-//! - *Restart*: shadows are not in shared memory, so restored leases are all validated again before the first request is served
-//!   (words change, logs are applied), and dependencies begin with all that was applied.
+//! - *Head-of-line waiting*: the minimum hold ([`Limits::hold_us`]) delays the queue, not only its first request. It
+//!   is short, and what a session holds already is answered past the queue ([`LeaseManager::covered`]).
+//! - *Restart*: shadows are not in shared memory, so restored leases are all validated again before the first request
+//!   is served (words change, logs are applied), and dependencies begin with all that was applied.
+//! - *A full lease table* must not stop a log from being applied: a lease that is attached then stands outside the
+//!   table until older ones have made room. Only a crash of SharedFS in that moment forgets it.
+//! - *The tree changes while a lease is being taken*, by the very log that is applied for it: what stands in the way
+//!   is worked out again afterwards, until nothing does. What was revoked meanwhile goes in any case, so that words
+//!   and tables agree.
 //!
 //! Non-goals: permissions, open handles, the content of what is granted, leases between nodes.
 //!
-//! Source: `docs/leases.md`; Assise §3.3; `docs/architecture.md`, "Data path".
+//! Source: Assise §3.3; `docs/architecture.md`, "Data path".
 #![forbid(unsafe_code)]
 
 mod below;

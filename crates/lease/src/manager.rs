@@ -8,13 +8,20 @@ use crate::below::governing_parent;
 use crate::dependencies::Dependencies;
 use crate::evaluate::{Demand, Work};
 use crate::holds::Holds;
-use crate::{Ancestry, Command, Grant, Limits, Mode, Place, Reason, RequestError, RequestId, Scope, SlotWord, Stats, Want};
+use crate::{
+    Ancestry, Command, Grant, Limits, Mode, Place, Reason, RequestError, RequestId, Scope, SlotWord, Stats, Want,
+};
+
+/// Directories remembered as contended: enough for every session to quarrel in several, and forgetting one only costs
+/// time.
+const CONTENDED_MAX: usize = 1024;
 
 /// Decides over the leases of one machine's sessions.
 ///
-/// The shell calls [`LeaseManager::poll_command`] after every event until it gives nothing, and performs each command before it asks for the
-/// next one. It reports every change that it applies to the tree with [`LeaseManager::handle_made`],
-/// [`LeaseManager::handle_moved`] and [`LeaseManager::handle_gone`], each right after the update and before the next.
+/// The shell calls [`LeaseManager::poll_command`] after every event until it gives nothing, and performs each command
+/// before it asks for the next one. It reports every change that it applies to the tree with
+/// [`LeaseManager::handle_made`], [`LeaseManager::handle_moved`] and [`LeaseManager::handle_gone`], each right after
+/// the update and before the next.
 #[derive(Debug)]
 pub struct LeaseManager {
     pub(crate) limits: Limits,
@@ -27,6 +34,8 @@ pub struct LeaseManager {
     /// What the sessions were already told for the first piece of work.
     pub(crate) announced: BTreeSet<Demand>,
     pub(crate) wait_until_us: Option<u64>,
+    /// Directories whose subtree leases collided too often, and until when nobody gets a wide one there.
+    contended: BTreeMap<InodeId, u64>,
     next_request: u64,
     pub(crate) stats: Stats,
 }
@@ -38,12 +47,12 @@ impl LeaseManager {
         Self::with_floor(limits, &[])
     }
 
-    /// A manager after SharedFS's restart. `words` are all slots of all lease tables, free ones too if they were ever used;
-    /// `applied` says how far each session's log may be part of what grants show. Before anything else it makes the shell
-    /// change all words and apply all logs.
+    /// A manager after SharedFS's restart. `words` are all slots of all lease tables, free ones too if they were ever
+    /// used; `applied` says how far each session's log may be part of what grants show. Before anything else it makes
+    /// the shell change all words and apply all logs.
     ///
-    /// The ancestry is the tree before the logs are applied again. Records that had been applied before the restart don't
-    /// validate against leases: what they were written under may have moved on.
+    /// The ancestry is the tree before the logs are applied again. Records that had been applied before the restart
+    /// don't validate against leases: what they were written under may have moved on.
     #[must_use]
     pub fn restore(
         limits: Limits,
@@ -81,7 +90,10 @@ impl LeaseManager {
     }
 
     fn with_floor(limits: Limits, applied: &[(SessionId, LogPosition)]) -> Self {
-        assert!(limits.entries_per_session_max < limits.table_slots as usize, "a full table leaves no room for a grant");
+        assert!(
+            limits.entries_per_session_max < limits.table_slots as usize,
+            "a full table leaves no room for a grant"
+        );
         Self {
             limits,
             holds: Holds::default(),
@@ -91,6 +103,7 @@ impl LeaseManager {
             awaiting: BTreeSet::new(),
             announced: BTreeSet::new(),
             wait_until_us: None,
+            contended: BTreeMap::new(),
             next_request: 1,
             stats: Stats::default(),
         }
@@ -113,7 +126,12 @@ impl LeaseManager {
     /// # Errors
     ///
     /// See [`RequestError`].
-    pub fn handle_request(&mut self, now_us: u64, session: SessionId, wants: &[Want]) -> Result<RequestId, RequestError> {
+    pub fn handle_request(
+        &mut self,
+        now_us: u64,
+        session: SessionId,
+        wants: &[Want],
+    ) -> Result<RequestId, RequestError> {
         if self.queue.len() >= self.limits.queue_max {
             return Err(RequestError::QueueFull(self.queue.len()));
         }
@@ -152,9 +170,9 @@ impl LeaseManager {
         self.wait_until_us
     }
 
-    /// The session's log was sealed and all of it applied, for [`Command::SealAndApply`]. `position` is its end. Applying
-    /// without sealing is not reported. A log that could not be applied to its end is reported just as well; the
-    /// session ends then.
+    /// The session's log was sealed and all of it applied, for [`Command::SealAndApply`]. `position` is its end.
+    /// Applying without sealing is not reported. A log that could not be applied to its end is reported just as well;
+    /// the session ends then.
     pub fn handle_applied(&mut self, session: SessionId, position: LogPosition) {
         if !self.awaiting.remove(&session) {
             return;
@@ -179,8 +197,8 @@ impl LeaseManager {
         }
     }
 
-    /// The lease that lets the session do this, if it holds one, and what the inode's state depends on: an answer past the queue.
-    /// The shell writes the word, then answers.
+    /// The lease that lets the session do this, if it holds one, and what the inode's state depends on: an answer
+    /// past the queue. The shell writes the word, then answers.
     pub fn covered(
         &mut self,
         now_us: u64,
@@ -225,8 +243,8 @@ impl LeaseManager {
         })
     }
 
-    /// The session's log has made `inode` in `parent`. It knows the new inode on the lease by which it governs `parent`: where
-    /// that one doesn't cover it, the inode gets one of its own.
+    /// The session's log has made `inode` in `parent`. It knows the new inode on the lease by which it governs
+    /// `parent`: where that one doesn't cover it, the inode gets one of its own.
     pub fn handle_made(
         &mut self,
         session: SessionId,
@@ -243,9 +261,9 @@ impl LeaseManager {
         }
     }
 
-    /// The directory through which an inode may be governed has changed, and the ancestry with it: by a rename, by a second link or
-    /// the removal of the second-last or the last one, by the first link of an unnamed file. `None`: it had or has none
-    /// (several links, or no link).
+    /// The directory through which an inode may be governed has changed, and the ancestry with it: by a rename, by a
+    /// second link or the removal of the second-last or the last one, by the first link of an unnamed file. `None`:
+    /// it had or has none (several links, or no link).
     pub fn handle_moved(
         &mut self,
         inode: InodeId,
@@ -280,6 +298,7 @@ impl LeaseManager {
             let word = self.holds.bump(session, slot);
             self.push(Command::Revoke { word: SlotWord { mode: None, ..word }, reason: Reason::Gone });
             self.holds.remove(session, slot);
+            self.announced.retain(|demand| !demand.is_about(session, slot));
         }
     }
 
@@ -401,16 +420,35 @@ impl LeaseManager {
     }
 
     /// The highest ancestor of an inode that nobody governs below which nobody else holds anything.
-    pub(crate) fn widest(&self, session: SessionId, inode: InodeId, ancestry: &impl Ancestry) -> Option<InodeId> {
+    pub(crate) fn widest(
+        &self,
+        now_us: u64,
+        session: SessionId,
+        inode: InodeId,
+        ancestry: &impl Ancestry,
+    ) -> Option<InodeId> {
         let mut widest = None;
         let mut next = match governing_parent(inode, ancestry) {
             None if inode == InodeId::ROOT => Some(inode),
             parent => parent,
         };
-        while let Some(directory) = next.filter(|directory| !self.holds.below.has_others(*directory, session)) {
+        while let Some(directory) = next {
+            let is_contended = self.contended.get(&directory).is_some_and(|until_us| now_us < *until_us);
+            if is_contended || self.holds.below.has_others(directory, session) {
+                break;
+            }
             widest = Some(directory);
             next = governing_parent(directory, ancestry);
         }
         widest
+    }
+
+    /// Sessions collide below this directory: for a while, leases don't get as wide again.
+    pub(crate) fn note_contention(&mut self, now_us: u64, directory: InodeId) {
+        self.contended.retain(|_, until_us| now_us < *until_us);
+        if self.contended.len() >= CONTENDED_MAX {
+            self.contended.pop_first();
+        }
+        self.contended.insert(directory, now_us + self.limits.contended_us);
     }
 }

@@ -12,6 +12,9 @@ use crate::grants::{Claim, Locked, Stop};
 use crate::node::NodeState;
 use crate::LibFs;
 
+/// The extended attribute that holds a program's capabilities.
+const XATTR_CAPABILITY: &[u8] = b"security.capability";
+
 impl LibFs {
     /// An inode's attributes.
     ///
@@ -70,6 +73,9 @@ impl LibFs {
         }
         self.change(&[claim], |locked| {
             let set = self.attributes_to_set(locked.state(id)?, who, id, change)?;
+            if set.uid.is_some() || set.gid.is_some() {
+                Self::drop_capabilities(locked, id)?;
+            }
             self.set_mode_with_acl(locked, id, set)?;
             Ok(Found { id, inode: locked.inode(id)?.clone() })
         })
@@ -96,6 +102,7 @@ impl LibFs {
             return Err(Errno::EACCES.into());
         }
         let strip = strip || !who.is_privileged();
+        Self::drop_capabilities(locked, id)?;
         locked.commit(&Update::Resize { inode: id, size, strip, at: Self::now() }).map(drop)
     }
 
@@ -173,6 +180,16 @@ impl LibFs {
             locked.commit(&Update::SetXattr { inode: id, name, value: &value, mode: Some(mode), at: set.at })?;
         }
         locked.commit(&Update::SetAttributes(set)).map(drop)
+    }
+
+    /// Takes away a file's capabilities, as every change of its content or owner does. The kernel leaves this to the file
+    /// system (`FUSE_HANDLE_KILLPRIV_V2`).
+    pub(crate) fn drop_capabilities(locked: &mut Locked<'_>, id: InodeId) -> Result<(), Stop> {
+        if locked.state(id)?.xattrs.as_ref().is_some_and(|all| all.contains_key(XATTR_CAPABILITY)) {
+            let at = Self::now();
+            locked.commit(&Update::RemoveXattr { inode: id, name: XATTR_CAPABILITY, mode: None, at })?;
+        }
+        Ok(())
     }
 
     /// The target of a symbolic link.

@@ -137,7 +137,7 @@ impl LibFs {
         let mut written = 0;
         loop {
             let part = &data[written..data.len().min(written + RECORD_DATA_MAX)];
-            let result = self.change(&[Claim::write(id).with_contents()], |locked| {
+            let result = self.change(&[Claim::write(id).with_contents().with_xattrs()], |locked| {
                 let inode = locked.inode(id)?;
                 check_regular(inode)?;
                 let offset = match (start, at) {
@@ -149,6 +149,7 @@ impl LibFs {
                     return Err(Errno::EFBIG.into());
                 }
                 if !part.is_empty() {
+                    Self::drop_capabilities(locked, id)?;
                     locked.commit(&Update::Write { inode: id, offset, at: Self::now(), strip, data: part })?;
                 }
                 Ok(offset)
@@ -179,7 +180,7 @@ impl LibFs {
         if moves && (offset % BLOCK_BYTES != 0 || length % BLOCK_BYTES != 0) {
             return Err(Errno::EINVAL);
         }
-        self.change(&[Claim::write(id).with_contents()], |locked| {
+        self.change(&[Claim::write(id).with_contents().with_xattrs()], |locked| {
             let inode = locked.inode(id)?;
             match inode.kind {
                 FileKind::Regular => {}
@@ -193,6 +194,7 @@ impl LibFs {
                 Allocation::Insert if inode.size + length > FILE_SIZE_MAX => return Err(Errno::EFBIG.into()),
                 _ => {}
             }
+            Self::drop_capabilities(locked, id)?;
             locked.commit(&Update::Allocate { inode: id, how, offset, length, strip, at: Self::now() }).map(drop)
         })
     }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use ashlar_types::{BlockAddress, FileKind, Inode, InodeId, Name};
+use ashlar_types::{BlockAddress, FileKind, Inode, InodeId, Name, name_cookie};
 use ashlar_update::Entry;
 
 use crate::allocator::{PIECE_BLOCKS, PIECE_BYTES};
@@ -17,7 +17,7 @@ use crate::problem::{Problem, Progress, Report};
 use crate::rows::{self, kind};
 use crate::segment::{Block, Segment};
 use crate::store::read_counters;
-use crate::{INLINE_BYTES_MAX, Store, StoreError, name_cookie};
+use crate::{INLINE_BYTES_MAX, Store, StoreError};
 
 /// After so many rows or blocks, progress is told.
 const PROGRESS_STEP: u64 = 4096;

@@ -70,9 +70,14 @@ impl Chunk {
         self.runs.is_empty()
     }
 
+    /// The index of the first run that ends behind `block`.
+    fn first_behind(&self, block: u64) -> usize {
+        self.runs.partition_point(|run| run.end() <= block)
+    }
+
     /// The parts of the runs in `from..to`.
     pub fn within(&self, from: u64, to: u64) -> impl Iterator<Item = Run> + '_ {
-        self.runs.iter().filter_map(move |run| run.clip(from, to))
+        self.runs[self.first_behind(from)..].iter().map_while(move |run| run.clip(from, to))
     }
 
     /// Blocks in `from..to` that are no holes.
@@ -82,15 +87,15 @@ impl Chunk {
 
     /// The block's address: `None` for a hole, `Some(None)` where it is reserved.
     pub fn block(&self, block: u64) -> Option<Option<BlockAddress>> {
-        let run = self.runs.iter().find(|run| run.end() > block).filter(|run| run.start <= block)?;
+        let run = self.runs.get(self.first_behind(block)).filter(|run| run.start <= block)?;
         Some(run.address.map(|address| address.plus(block - run.start)))
     }
 
     /// Makes `from..to` a hole.
     pub fn clear(&mut self, from: u64, to: u64) {
-        let Some(first) = self.runs.iter().position(|run| run.end() > from) else { return };
-        let last = self.runs.iter().rposition(|run| run.start < to).map_or(first, |last| last + 1);
-        if first >= last {
+        let first = self.first_behind(from);
+        let last = first + self.runs[first..].partition_point(|run| run.start < to);
+        if first == last {
             return;
         }
         let head = self.runs[first].clip(0, from);
@@ -101,21 +106,13 @@ impl Chunk {
     /// Puts a run in place of what its range holds.
     pub fn set(&mut self, run: Run) {
         debug_assert!(run.blocks > 0 && run.end() <= CHUNK_BLOCKS);
-        if let Some(last) = self.runs.last_mut().filter(|last| last.end() <= run.start) {
-            // Files mostly grow at their ends.
-            if last.continues(&run) {
-                last.blocks += run.blocks;
-            } else {
-                self.runs.push(run);
-            }
-            return;
-        }
         self.clear(run.start, run.end());
-        let mut at = self.runs.iter().position(|other| other.start > run.start).unwrap_or(self.runs.len());
-        self.runs.insert(at, run);
-        if at > 0 && self.runs[at - 1].continues(&self.runs[at]) {
-            self.runs[at - 1].blocks += self.runs.remove(at).blocks;
+        let mut at = self.first_behind(run.start);
+        if at > 0 && self.runs[at - 1].continues(&run) {
             at -= 1;
+            self.runs[at].blocks += run.blocks;
+        } else {
+            self.runs.insert(at, run);
         }
         if at + 1 < self.runs.len() && self.runs[at].continues(&self.runs[at + 1]) {
             self.runs[at].blocks += self.runs.remove(at + 1).blocks;

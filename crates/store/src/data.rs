@@ -329,7 +329,11 @@ impl Store {
         for run in chunk.within(from, to) {
             match run.address {
                 Some(address) => self.allocator.free(address, run.blocks, self.freer),
-                None => self.counters.reserved_blocks -= run.blocks,
+                // The count may be damaged; a check sets it right.
+                None => {
+                    let left = self.counters.reserved_blocks.saturating_sub(run.blocks);
+                    self.counters.reserved_blocks = left;
+                }
             }
             freed += run.blocks;
         }

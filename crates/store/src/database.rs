@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::ops::Bound;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ashlar_pmem::{Arena, MediumKind};
 use heed::types::Bytes;
@@ -57,6 +58,8 @@ pub struct Database {
     /// The database's file, where pages must be allocated before LMDB writes to them through its mapping: a full file system
     /// would be a fault there, not an error.
     reserve: Option<File>,
+    /// Bytes of the file whose pages are allocated.
+    reserved: AtomicU64,
 }
 
 impl Database {
@@ -90,7 +93,7 @@ impl Database {
                     .map_err(StoreError::io("cannot open the metadata file"))?,
             ),
         };
-        Ok(Self { env, tables, map_bytes, reserve })
+        Ok(Self { env, tables, map_bytes, reserve, reserved: AtomicU64::new(0) })
     }
 
     /// Whether the arena has a metadata database.
@@ -117,8 +120,13 @@ impl Database {
             let fresh = (2 * bytes + 64 * rows).div_ceil(PAGE_BYTES);
             let growth = fresh + pages.min(rows * depth) + COMMIT_PAGES_SPARE;
             let end = ((self.env.info().last_page_number as u64 + 1 + growth) * PAGE_BYTES).min(self.map_bytes);
-            fallocate(file, FallocateFlags::empty(), 0, end)
-                .map_err(|error| StoreError::Io { what: "no room for metadata", source: error.into() })?;
+            // The transaction keeps other writers out, so nobody else changes the mark.
+            let start = self.reserved.load(Ordering::Relaxed);
+            if end > start {
+                fallocate(file, FallocateFlags::empty(), start, end - start)
+                    .map_err(|error| StoreError::Io { what: "no room for metadata", source: error.into() })?;
+                self.reserved.store(end, Ordering::Relaxed);
+            }
         }
         writer.last_inode = self.tables.inodes.last(&writer.txn)?.map(|(key, _)| key.to_vec());
         Ok(writer)

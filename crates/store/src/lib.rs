@@ -38,7 +38,6 @@ mod database;
 mod error;
 mod memory;
 mod model;
-mod name_hash;
 mod problem;
 mod read;
 mod repair;
@@ -53,7 +52,6 @@ pub use commit::{CommitDone, CommitJob};
 pub use error::StoreError;
 pub use memory::MemoryStore;
 pub use model::{Committed, Contents, Extent, SessionState, Space, Xattrs};
-pub use name_hash::{COOKIE_FIRST, name_cookie};
 pub use problem::{Counts, PROBLEMS_MAX, Problem, Progress, Report};
 pub use store::Store;
 

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use ashlar_types::{FileKind, Inode, InodeId};
+use ashlar_types::{FileKind, Inode, InodeId, name_cookie};
 use ashlar_update::Entry;
 
 use crate::allocator::{Allocator, PIECE_BLOCKS};
@@ -14,7 +14,7 @@ use crate::database::Writer;
 use crate::problem::{Problem, Report};
 use crate::rows::{self, Counters, EntryKey, kind};
 use crate::store::root_directory;
-use crate::{Store, StoreError, name_cookie};
+use crate::{Store, StoreError};
 
 /// More rounds than any damage needs: strays, reattachment, counts, and a last one that finds nothing.
 const ROUNDS_MAX: usize = 8;

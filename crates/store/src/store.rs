@@ -5,9 +5,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ashlar_pmem::{Arena, SegmentInfo};
-use ashlar_types::{BlockAddress, FileKind, Inode, InodeId, LogGeneration, LogPosition, Name, SessionId, Timestamp};
+use ashlar_types::{
+    BlockAddress, FileKind, Inode, InodeId, LogGeneration, LogPosition, Name, SessionId, Timestamp, name_cookie,
+};
 use ashlar_update::Entry;
 
+use crate::StoreError;
 use crate::allocator::{Allocator, Freer, NO_SESSION};
 use crate::batch::{Batch, Said};
 use crate::chunk::Chunk;
@@ -16,7 +19,6 @@ use crate::database::{Database, Snapshot};
 use crate::model::{SessionState, Space, Xattrs};
 use crate::rows::{self, Counters, EntryKey, Superblock, kind};
 use crate::segment::Segment;
-use crate::{StoreError, name_cookie};
 
 /// How many numbers are set aside with one row: so many are skipped at most after a crash, and so many are given out
 /// without a commit in between.

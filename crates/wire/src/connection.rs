@@ -12,15 +12,18 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
 use rustix::net::{
-    recvmsg, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
 };
-use serde::de::DeserializeOwned;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use thiserror::Error;
 
 /// The longest message, in bytes: a directory's entries or a file's extents with room to spare.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
+
+/// A buffer that is longer than this is given back after its message: long messages are rare, and connections many.
+const BUFFER_BYTES_KEPT: usize = 1 << 20;
 
 /// The most descriptors in one message.
 const DESCRIPTORS_MAX: usize = 4;
@@ -37,7 +40,7 @@ pub enum WireError {
     /// The bytes are no message.
     #[error("the other side sent bytes that are no message of this protocol")]
     Malformed,
-    /// The message is longer than [`MESSAGE_BYTES_MAX`].
+    /// The message is longer than [`MESSAGE_BYTES_MAX`], or than the receiver takes.
     #[error("a message of {0} bytes is too long")]
     TooLong(usize),
 }
@@ -85,7 +88,7 @@ impl Connection {
         }
         buffer[..4].copy_from_slice(&(length as u32).to_le_bytes());
         let result = self.send_all(&buffer, descriptors);
-        self.buffer = buffer;
+        self.keep(buffer);
         result
     }
 
@@ -115,11 +118,20 @@ impl Connection {
     /// # Errors
     /// [`WireError`] where the peer is gone or sent something else.
     pub fn receive<M: DeserializeOwned>(&mut self) -> Result<(M, Vec<OwnedFd>), WireError> {
+        self.receive_limited(MESSAGE_BYTES_MAX)
+    }
+
+    /// As [`Self::receive`], but takes no message longer than `bytes_max`: no memory is spent on one, and the connection is of no
+    /// use afterwards.
+    ///
+    /// # Errors
+    /// [`WireError`] where the peer is gone, or sent something else or too much.
+    pub fn receive_limited<M: DeserializeOwned>(&mut self, bytes_max: usize) -> Result<(M, Vec<OwnedFd>), WireError> {
         let mut descriptors = Vec::new();
         let mut header = [0; 4];
         self.receive_all(&mut header, &mut descriptors)?;
         let length = u32::from_le_bytes(header) as usize;
-        if length > MESSAGE_BYTES_MAX {
+        if length > bytes_max.min(MESSAGE_BYTES_MAX) {
             return Err(WireError::TooLong(length));
         }
         let mut buffer = std::mem::take(&mut self.buffer);
@@ -127,8 +139,15 @@ impl Connection {
         buffer.resize(length, 0);
         let received = self.receive_all(&mut buffer, &mut descriptors);
         let message = received.and_then(|()| postcard::from_bytes(&buffer).map_err(|_| WireError::Malformed));
-        self.buffer = buffer;
+        self.keep(buffer);
         Ok((message?, descriptors))
+    }
+
+    /// Keeps a buffer for the next message, unless it's long.
+    fn keep(&mut self, buffer: Vec<u8>) {
+        if buffer.capacity() <= BUFFER_BYTES_KEPT {
+            self.buffer = buffer;
+        }
     }
 
     fn receive_all(&self, bytes: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> Result<(), WireError> {
@@ -211,14 +230,28 @@ mod tests {
         let file = tempfile::tempfile().expect("a file");
         let big = vec![7u8; 3 << 20];
         let sender = std::thread::spawn(move || {
-            a.send(&Request::Lookup { directory: ashlar_types::InodeId::ROOT, name: big }, &[file.as_fd()]).expect("sent");
+            a.send(&Request::Lookup { directory: ashlar_types::InodeId::ROOT, name: big }, &[file.as_fd()])
+                .expect("sent");
             a
         });
         let (message, descriptors) = b.receive::<Request>().expect("received");
         assert!(matches!(message, Request::Lookup { name, .. } if name.len() == 3 << 20));
         assert_eq!(descriptors.len(), 1);
-        drop(sender.join());
+        let a = sender.join().expect("no panic");
+        assert_eq!((a.buffer.capacity(), b.buffer.capacity()), (0, 0), "long buffers are not kept");
+        drop(a);
         assert!(matches!(b.receive::<Reply>(), Err(WireError::Closed)));
+    }
+
+    #[test]
+    fn a_receiver_limits_what_it_takes() {
+        let (a, b) = UnixStream::pair().expect("a pair of sockets");
+        let (mut a, mut b) = (Connection::from_socket(a), Connection::from_socket(b));
+        let request = |bytes| Request::Lookup { directory: ashlar_types::InodeId::ROOT, name: vec![7; bytes] };
+        a.send(&request(900), &[]).expect("sent");
+        assert!(b.receive_limited::<Request>(1000).is_ok());
+        a.send(&request(1001), &[]).expect("sent");
+        assert!(matches!(b.receive_limited::<Request>(1000), Err(WireError::TooLong(length)) if length > 1000));
     }
 
     #[test]

@@ -18,10 +18,10 @@ mod connection;
 mod control;
 mod message;
 
-pub use connection::{Connection, Listener, WireError, MESSAGE_BYTES_MAX};
-pub use control::{ControlPage, LeaseTable, LeaseWord, CONTROL_BYTES, HANDLE_SLOTS, LEASE_SLOTS, LEASE_TABLE_BYTES};
+pub use connection::{Connection, Listener, MESSAGE_BYTES_MAX, WireError};
+pub use control::{CONTROL_BYTES, ControlPage, HANDLE_SLOTS, LEASE_SLOTS, LEASE_TABLE_BYTES, LeaseTable, LeaseWord};
 pub use message::{
-    Contents, Credit, DirectoryEntry, Extent, FsckReply, GrantReply, Hello, InodeState, LockKind, LockMode, Need, Peer,
-    Reply, Request, ScopeKind, SessionKind, SessionStatus, SpaceReply, StatusReply, Want, Welcome, WelcomeSegment,
-    PROTOCOL_VERSION,
+    Contents, Credit, DirectoryEntry, Extent, FsckReply, GrantReply, Hello, InodeState, LockKind, LockMode, Need,
+    PROTOCOL_VERSION, Peer, Reply, Request, ScopeKind, SessionKind, SessionStatus, SpaceReply, StatusReply, Want,
+    Welcome, WelcomeSegment,
 };

@@ -124,6 +124,8 @@ pub fn this_test(name: &str) -> Command {
 /// The body of the hidden test that is a daemon.
 pub fn run_daemon() {
     let Some(directory) = std::env::var_os(DAEMON_ENV).map(PathBuf::from) else { return };
+    // A test that dies leaves no daemon behind.
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).expect("set");
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let config = ashlar_daemon::Config {
         socket: directory.join("socket"),

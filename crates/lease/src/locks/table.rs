@@ -152,8 +152,8 @@ impl LockTable {
         Self { limits, ..Self::default() }
     }
 
-    /// Sets or removes a lock. A `flock` of another mode first gives up the one held, and has lost it if it can't have the new
-    /// one, as `flock(2)` says.
+    /// Sets or removes a lock. A `flock` of another mode first gives up the one held, and has lost it if it can't
+    /// have the new one, as `flock(2)` says.
     pub fn handle_lock(&mut self, request: LockRequest) -> LockOutcome {
         let mut request = request;
         if request.kind == LockKind::Flock {
@@ -222,15 +222,8 @@ impl LockTable {
 
     /// The owner has closed a descriptor of the file: its locks go. Whoever waits in its name goes on waiting.
     pub fn handle_close(&mut self, owner: LockOwner, inode: InodeId, kind: LockKind) {
-        let request = LockRequest {
-            inode,
-            kind,
-            owner,
-            pid: 0,
-            range: ByteRange::ALL,
-            action: LockAction::Unlock,
-            wait: None,
-        };
+        let request =
+            LockRequest { inode, kind, owner, pid: 0, range: ByteRange::ALL, action: LockAction::Unlock, wait: None };
         self.handle_lock(request);
     }
 
@@ -291,6 +284,12 @@ impl LockTable {
         (held, self.tickets.len())
     }
 
+    /// Whether nothing is kept for anybody.
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.files.is_empty() && self.waiting.is_empty() && self.tickets.is_empty() && self.used.is_empty()
+    }
+
     fn used(&self, session: SessionId) -> usize {
         self.used.get(&session).copied().unwrap_or(0)
     }
@@ -313,11 +312,15 @@ impl LockTable {
 
     /// Every owner in the way of a request.
     fn blockers(&self, request: &LockRequest) -> Vec<LockOwner> {
-        let (LockAction::Lock(mode), Some(file)) = (request.action, self.files.get(&(request.inode, request.kind))) else {
+        let (LockAction::Lock(mode), Some(file)) = (request.action, self.files.get(&(request.inode, request.kind)))
+        else {
             return Vec::new();
         };
         let others = file.owners.iter().filter(|(owner, _)| **owner != request.owner);
-        others.filter(|(_, (_, spans))| spans.in_the_way(request.range, mode).is_some()).map(|(owner, _)| *owner).collect()
+        others
+            .filter(|(_, (_, spans))| spans.in_the_way(request.range, mode).is_some())
+            .map(|(owner, _)| *owner)
+            .collect()
     }
 
     /// Whether those in the way of a request wait, directly or not, for its owner.
@@ -414,18 +417,22 @@ impl LockTable {
         if let Some(waiter) = waiter_id(request) {
             self.tickets.remove(&waiter);
         }
-        if let Some(used) = self.used.get_mut(&request.owner.session) {
-            *used -= 1;
-            if *used == 0 {
-                self.used.remove(&request.owner.session);
-            }
-        }
+        self.give_back(request.owner.session, 1);
         if let Some(inodes) = self.waiting.get_mut(&request.owner).filter(|_| request.kind == LockKind::Record) {
             if let Some(at) = inodes.iter().position(|inode| *inode == request.inode) {
                 inodes.swap_remove(at);
             }
             if inodes.is_empty() {
                 self.waiting.remove(&request.owner);
+            }
+        }
+    }
+
+    fn give_back(&mut self, session: SessionId, count: usize) {
+        if let Some(used) = self.used.get_mut(&session) {
+            *used -= count;
+            if *used == 0 {
+                self.used.remove(&session);
             }
         }
     }
@@ -454,9 +461,7 @@ impl LockTable {
                 self.forget_waiter(request);
             }
             for (session, count) in freed {
-                if let Some(used) = self.used.get_mut(&session) {
-                    *used -= count;
-                }
+                self.give_back(session, count);
             }
         }
         // Only now, so that nothing is given to an owner, or refused because of one, that ends as well.

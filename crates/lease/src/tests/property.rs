@@ -1,5 +1,7 @@
 //! Random operations of random sessions on a random tree.
 
+use std::collections::BTreeSet;
+
 use ashlar_types::InodeId;
 use proptest::prelude::*;
 
@@ -84,7 +86,10 @@ proptest! {
     }
 
     #[test]
-    fn every_read_sees_the_last_write_at_the_limits(steps in prop::collection::vec(any::<u64>(), 1..300), hold_us in 0_u64..9) {
+    fn every_read_sees_the_last_write_at_the_limits(
+        steps in prop::collection::vec(any::<u64>(), 1..300),
+        hold_us in 0_u64..9,
+    ) {
         run(tight(hold_us), Plant::None, &steps).map_err(TestCaseError::fail)?;
     }
 }
@@ -99,6 +104,38 @@ fn steps_of(seed: u64) -> Vec<u64> {
         state.wrapping_mul(0x2545_f491_4f6c_dd1d)
     };
     (0..300).map(|_| next() >> 8).collect()
+}
+
+#[test]
+fn random_steps_meet_everything_that_the_manager_can_say() {
+    let mut met = BTreeSet::new();
+    for seed in 0..100 {
+        let mut world = World::new(tight(seed % 3), Plant::None);
+        for each in steps_of(seed) {
+            step(&mut world, each).unwrap();
+        }
+        met.append(&mut world.met);
+    }
+    let all = [
+        "attach Some(Read)",
+        "attach Some(Write)",
+        "attach beyond the table",
+        "downgrade",
+        "revoke Conflict",
+        "revoke Ended",
+        "revoke Evicted",
+        "revoke Folded",
+        "revoke Gone",
+        "revoke Released",
+        "revoke TooManyHoles",
+        "serve",
+        "split None",
+        "split Some((Node, false))",
+        "split Some((Node, true))",
+        "split Some((Subtree, false))",
+        "wait",
+    ];
+    assert_eq!(met.iter().map(String::as_str).collect::<Vec<_>>(), all);
 }
 
 fn is_caught(plant: Plant) -> bool {
@@ -139,32 +176,4 @@ fn canary_lost_dependencies_are_caught() {
 #[test]
 fn the_canaries_steps_are_clean_without_a_bug() {
     assert_eq!((0..100).try_for_each(|seed| run(tight(seed % 3), Plant::None, &steps_of(seed))), Ok(()));
-}
-
-#[test]
-fn zz_search() {
-    let n: u64 = std::env::var("SEEDS").map(|s| s.parse().unwrap()).unwrap_or(0);
-    for tightness in 0..2 {
-        for seed in 0..n {
-            let limits = |_: ()| if tightness == 0 { Limits { hold_us: 0, ..Limits::default() } } else { tight(seed % 3) };
-            let mut steps = steps_of(seed);
-            let Err(e) = run(limits(()), Plant::None, &steps) else { continue };
-            let kind = |e: &str| e.chars().filter(|c| c.is_alphabetic()).take(12).collect::<String>();
-            loop {
-                let before = steps.len();
-                for at in (0..steps.len()).rev() {
-                    let mut less = steps.clone();
-                    less.remove(at);
-                    if run(limits(()), Plant::None, &less).is_err_and(|f| kind(&f) == kind(&e)) { steps = less; }
-                }
-                if steps.len() == before { break }
-            }
-            println!("=== tight {tightness} seed {seed}: {e} ({} steps)", steps.len());
-            let mut world = World::new(limits(()), Plant::None);
-            world.trace = true;
-            for each in &steps {
-                if let Err(e) = step(&mut world, *each) { println!("ERR {e}"); break }
-            }
-        }
-    }
 }

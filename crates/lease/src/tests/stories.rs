@@ -1,1 +1,359 @@
+//! One story each.
 
+use ashlar_types::{InodeId, LogPosition, SessionId};
+
+use super::world::{Op, Plant, World};
+use crate::{Command, LeaseManager, Limits, Mode, Reason, RequestError, Scope, Want};
+
+const ROOT: InodeId = InodeId::ROOT;
+
+fn world(limits: Limits) -> World {
+    World::new(limits, Plant::None)
+}
+
+fn quick() -> Limits {
+    Limits { hold_us: 0, ..Limits::default() }
+}
+
+fn read(inode: InodeId) -> Want {
+    Want { inode, mode: Mode::Read, scope: Scope::Node }
+}
+
+fn write(inode: InodeId) -> Want {
+    Want { inode, mode: Mode::Write, scope: Scope::Node }
+}
+
+#[test]
+fn the_only_session_gets_the_whole_tree_and_never_asks_again() {
+    let mut world = world(quick());
+    let only = world.begin();
+    let directory = world.make(only, ROOT, true).unwrap();
+    let file = world.make(only, directory, false).unwrap();
+    world.run(only, Op::Write { inode: file, value: 7 }).unwrap();
+    assert_eq!(world.read(only, file), Ok(7));
+    assert_eq!(world.word(only, file).scope, Scope::Subtree);
+    assert_eq!((world.manager.stats().grants, world.manager.stats().entries), (1, 1));
+}
+
+#[test]
+fn a_second_session_cuts_a_hole_and_sees_what_the_first_has_logged() {
+    let mut world = world(quick());
+    let (first, second) = (world.begin(), world.begin());
+    let file = world.make(first, ROOT, false).unwrap();
+    let other = world.make(first, ROOT, false).unwrap();
+    world.run(first, Op::Write { inode: file, value: 7 }).unwrap();
+    world.digest(first, usize::MAX).unwrap();
+    assert_eq!(world.read(second, file), Ok(7));
+    assert_eq!(world.seals[&first], 1);
+    // The holder's other inodes stay under its lease, which it is given again for the asking.
+    assert!(!world.is_valid(first, other, Mode::Read));
+    world.run(first, Op::Write { inode: other, value: 8 }).unwrap();
+    assert_eq!((world.word(first, other).inode, world.word(first, other).scope), (ROOT, Scope::Subtree));
+    // Both read the file, on leases of their own.
+    assert_eq!(world.read(first, file), Ok(7));
+    assert!(world.is_valid(second, file, Mode::Read));
+}
+
+#[test]
+fn a_stopped_session_is_sealed_once_and_delays_nobody() {
+    let mut world = world(Limits { hold_us: 1000, ..Limits::default() });
+    let (stopped, busy) = (world.begin(), world.begin());
+    let files: Vec<_> = (0..10).map(|_| world.make(stopped, ROOT, false).unwrap()).collect();
+    world.digest(stopped, usize::MAX).unwrap();
+    world.manager.handle_stopped(stopped, true);
+    for file in &files {
+        world.run(busy, Op::Write { inode: *file, value: 9 }).unwrap();
+    }
+    assert_eq!((world.seals[&stopped], world.now_us), (1, 0));
+    // It goes on unharmed.
+    world.manager.handle_stopped(stopped, false);
+    assert!(files.iter().all(|file| world.read(stopped, *file) == Ok(9)));
+}
+
+#[test]
+fn two_sessions_that_want_the_same_both_get_their_minimum_hold() {
+    let mut world = world(Limits { hold_us: 100, ..Limits::default() });
+    let (first, second) = (world.begin(), world.begin());
+    let file = world.make(first, ROOT, false).unwrap();
+    world.digest(first, usize::MAX).unwrap();
+    for turn in 1..=5 {
+        let session = if turn % 2 == 0 { first } else { second };
+        world.run(session, Op::Write { inode: file, value: turn }).unwrap();
+        assert_eq!(world.now_us, turn * 100);
+    }
+}
+
+#[test]
+fn a_wait_is_told_once_and_ends_when_the_holder_stops() {
+    let mut world = world(Limits { hold_us: 100, ..Limits::default() });
+    let (holder, other) = (world.begin(), world.begin());
+    world.acquire(holder, &[write(ROOT)]).unwrap();
+    world.manager.handle_request(50, other, &[read(ROOT)]).unwrap();
+    assert_eq!(world.manager.poll_command(50, &world.applied), Some(Command::Wait { until_us: 100 }));
+    assert_eq!(world.manager.poll_command(60, &world.applied), None);
+    assert_eq!(world.manager.next_time_us(), Some(100));
+    world.manager.handle_stopped(holder, true);
+    assert!(matches!(world.manager.poll_command(60, &world.applied), Some(Command::Split { .. })));
+}
+
+#[test]
+fn a_session_works_in_its_own_directory_beside_others() {
+    let mut world = world(quick());
+    let (first, second) = (world.begin(), world.begin());
+    let mine = world.make(first, ROOT, true).unwrap();
+    let theirs = world.make(first, ROOT, true).unwrap();
+    world.digest(first, usize::MAX).unwrap();
+    world.release(first, ROOT).unwrap();
+    // Both have the root to read, so neither gets all of it; below their directories nobody else has anything.
+    world.read(second, ROOT).unwrap();
+    world.read(first, ROOT).unwrap();
+    let (a, b) = (world.make(first, mine, false).unwrap(), world.make(second, theirs, false).unwrap());
+    for _ in 0..3 {
+        world.make(first, mine, false).unwrap();
+        world.make(second, theirs, false).unwrap();
+    }
+    let grants = world.manager.stats().grants;
+    world.run(first, Op::Write { inode: a, value: 1 }).unwrap();
+    world.run(second, Op::Write { inode: b, value: 1 }).unwrap();
+    assert_eq!(world.manager.stats().grants, grants);
+}
+
+#[test]
+fn a_lease_that_was_split_too_often_is_revoked_as_a_whole() {
+    let mut world = world(Limits { splits_max: 3, ..quick() });
+    let (wide, narrow) = (world.begin(), world.begin());
+    let files: Vec<_> = (0..5).map(|_| world.make(wide, ROOT, false).unwrap()).collect();
+    world.digest(wide, usize::MAX).unwrap();
+    for file in &files {
+        world.run(narrow, Op::Write { inode: *file, value: 2 }).unwrap();
+    }
+    assert_eq!(world.manager.stats().splits, 3);
+    // From here on the two don't collide: what is granted anew to one doesn't cover the other's.
+    world.run(wide, Op::Write { inode: ROOT, value: 3 }).unwrap();
+    assert_eq!(world.word(wide, ROOT).scope, Scope::Node);
+    assert!(files.iter().all(|file| world.is_valid(narrow, *file, Mode::Write)));
+}
+
+#[test]
+fn a_reader_keeps_what_it_has_cached_when_its_write_lease_is_downgraded() {
+    let mut world = world(quick());
+    let (writer, reader, third) = (world.begin(), world.begin(), world.begin());
+    let file = world.make(writer, ROOT, false).unwrap();
+    world.digest(writer, usize::MAX).unwrap();
+    world.run(reader, Op::Write { inode: file, value: 1 }).unwrap();
+    assert_eq!(world.read(third, file), Ok(1));
+    assert!(world.is_valid(reader, file, Mode::Read) && !world.is_valid(reader, file, Mode::Write));
+    assert_eq!(world.manager.stats().downgrades, 1);
+}
+
+#[test]
+fn a_file_made_under_a_node_lease_is_still_its_makers() {
+    let mut world = world(quick());
+    let (other, maker) = (world.begin(), world.begin());
+    world.acquire(other, &[write(ROOT)]).unwrap();
+    let file = world.make(maker, ROOT, false).unwrap();
+    world.run(maker, Op::Write { inode: file, value: 5 }).unwrap();
+    // The other may read the directory while the maker goes on reading the file that it was never granted.
+    world.read(other, ROOT).unwrap();
+    assert!(world.is_valid(maker, file, Mode::Read));
+    world.run(other, Op::Write { inode: file, value: 6 }).unwrap();
+    assert!(!world.is_valid(maker, file, Mode::Read));
+    assert_eq!(world.read(maker, file), Ok(6));
+}
+
+#[test]
+fn a_file_that_gets_a_second_link_stays_with_whom_it_was() {
+    let mut world = world(quick());
+    let (linker, other) = (world.begin(), world.begin());
+    let directory = world.make(linker, ROOT, true).unwrap();
+    let file = world.make(linker, ROOT, false).unwrap();
+    world.run(linker, Op::Link { inode: file, to: directory }).unwrap();
+    world.digest(linker, usize::MAX).unwrap();
+    assert!(world.is_valid(linker, file, Mode::Write));
+    world.run(other, Op::Write { inode: file, value: 3 }).unwrap();
+    assert_eq!(world.seals[&linker], 1);
+    assert_eq!(world.read(linker, file), Ok(3));
+}
+
+#[test]
+fn an_unlinked_file_that_is_open_stays_with_whom_it_was() {
+    let mut world = world(quick());
+    let (remover, other) = (world.begin(), world.begin());
+    let file = world.make(remover, ROOT, false).unwrap();
+    world.run(remover, Op::Unlink { inode: file, from: ROOT, keep: true }).unwrap();
+    world.digest(remover, usize::MAX).unwrap();
+    world.run(remover, Op::Write { inode: file, value: 4 }).unwrap();
+    assert_eq!(world.read(other, file), Ok(4));
+}
+
+#[test]
+fn a_directory_is_moved_between_subtrees_of_different_sessions() {
+    let mut world = world(quick());
+    let (mover, other) = (world.begin(), world.begin());
+    let (mine, theirs) = (world.make(mover, ROOT, true).unwrap(), world.make(mover, ROOT, true).unwrap());
+    let moved = world.make(mover, mine, true).unwrap();
+    let file = world.make(mover, moved, false).unwrap();
+    world.digest(mover, usize::MAX).unwrap();
+    world.acquire(other, &[Want { inode: theirs, mode: Mode::Write, scope: Scope::Subtree }]).unwrap();
+    world.run(mover, Op::Rename { inode: moved, from: mine, to: theirs }).unwrap();
+    world.read(mover, file).unwrap();
+    world.digest(mover, usize::MAX).unwrap();
+    // What is below goes on under the mover's lease, though the other session's directory is above it now.
+    assert!(world.is_valid(mover, file, Mode::Write));
+    world.run(other, Op::Write { inode: file, value: 5 }).unwrap();
+    assert_eq!(world.read(mover, file), Ok(5));
+}
+
+#[test]
+fn a_subtree_lease_takes_everything_below_from_everybody_else() {
+    let mut world = world(quick());
+    let (first, second) = (world.begin(), world.begin());
+    let directory = world.make(first, ROOT, true).unwrap();
+    let below = world.make(first, directory, true).unwrap();
+    let file = world.make(first, below, false).unwrap();
+    world.digest(first, usize::MAX).unwrap();
+    world.run(second, Op::Write { inode: file, value: 1 }).unwrap();
+    world.acquire(first, &[Want { inode: directory, mode: Mode::Write, scope: Scope::Subtree }]).unwrap();
+    assert!(!world.is_valid(second, file, Mode::Read));
+    assert_eq!(world.seals[&second], 1);
+}
+
+#[test]
+fn a_lease_passed_on_twice_depends_on_both_writers_though_one_wrote_nothing() {
+    let mut world = world(quick());
+    let (writer, idle, last) = (world.begin(), world.begin(), world.begin());
+    let file = world.make(writer, ROOT, false).unwrap();
+    world.digest(writer, usize::MAX).unwrap();
+    world.acquire(idle, &[write(file)]).unwrap();
+    world.acquire(last, &[write(file)]).unwrap();
+    assert_eq!(world.manager.dependencies(last, file, &world.applied), vec![(writer, LogPosition(1))]);
+    assert_eq!(world.manager.dependencies(writer, file, &world.applied), vec![]);
+    world.persist(writer);
+    assert_eq!(world.manager.dependencies(last, file, &world.applied), vec![]);
+}
+
+#[test]
+fn an_ended_session_leaves_its_updates_and_no_leases() {
+    let mut world = world(quick());
+    let (ending, other) = (world.begin(), world.begin());
+    let file = world.make(ending, ROOT, false).unwrap();
+    world.run(ending, Op::Write { inode: file, value: 6 }).unwrap();
+    world.end(ending).unwrap();
+    assert_eq!(world.manager.stats().entries, 0);
+    assert_eq!(world.read(other, file), Ok(6));
+    assert_eq!(world.word(other, file).inode, ROOT);
+}
+
+#[test]
+fn a_session_that_ends_takes_its_requests_along() {
+    let mut world = world(Limits { hold_us: 100, ..Limits::default() });
+    let (holder, asking) = (world.begin(), world.begin());
+    world.acquire(holder, &[write(ROOT)]).unwrap();
+    world.manager.handle_request(0, asking, &[write(ROOT)]).unwrap();
+    assert!(matches!(world.manager.poll_command(0, &world.applied), Some(Command::Wait { .. })));
+    world.end(asking).unwrap();
+    assert_eq!(world.manager.stats().waiting, 0);
+    assert!(world.is_valid(holder, ROOT, Mode::Write));
+    assert_eq!(world.manager.handle_request(0, holder, &[write(ROOT)]).map(|_| ()), Ok(()));
+}
+
+#[test]
+fn leases_and_unapplied_records_outlive_a_restart() {
+    let mut world = world(quick());
+    let (first, second) = (world.begin(), world.begin());
+    let file = world.make(first, ROOT, false).unwrap();
+    world.digest(first, usize::MAX).unwrap();
+    world.run(second, Op::Write { inode: file, value: 1 }).unwrap();
+    let made = world.make(second, ROOT, false).unwrap();
+    world.restart().unwrap();
+    assert!(world.inodes(Some(false)).contains(&made), "the logs were applied");
+    let entries = world.manager.stats().entries;
+    assert_eq!(world.read(second, file), Ok(1));
+    assert_eq!(world.manager.stats().entries, entries, "the lease was there");
+}
+
+#[test]
+fn idle_sessions_lose_their_leases_and_nothing_else() {
+    let mut world = world(Limits { lease_ttl_us: 1000, ..quick() });
+    let (idle, busy) = (world.begin(), world.begin());
+    let file = world.make(idle, ROOT, false).unwrap();
+    world.digest(idle, usize::MAX).unwrap();
+    world.now_us = 900;
+    world.acquire(busy, &[write(ROOT)]).unwrap();
+    world.manager.handle_time(1000);
+    world.perform(None).unwrap();
+    assert!(!world.is_valid(idle, file, Mode::Read) && world.is_valid(busy, ROOT, Mode::Write));
+    world.manager.handle_activity(busy, 1500);
+    world.manager.handle_time(2000);
+    world.perform(None).unwrap();
+    assert!(world.is_valid(busy, ROOT, Mode::Write));
+    assert_eq!(world.read(idle, file), Ok(0));
+}
+
+#[test]
+fn the_least_recently_granted_leases_make_room() {
+    let mut world = world(Limits { entries_per_session_max: 8, ..quick() });
+    let (maker, reader) = (world.begin(), world.begin());
+    let files: Vec<_> = (0..12).map(|_| world.make(maker, ROOT, false).unwrap()).collect();
+    world.digest(maker, usize::MAX).unwrap();
+    for file in &files {
+        world.run(reader, Op::Write { inode: *file, value: 1 }).unwrap();
+        world.acquire(reader, &[write(files[0])]).unwrap();
+    }
+    assert!(world.manager.stats().entries <= 9);
+    assert!(world.is_valid(reader, files[0], Mode::Write), "granted again and again");
+    assert!(!world.is_valid(reader, files[1], Mode::Write));
+}
+
+#[test]
+fn a_deleted_file_leaves_no_lease() {
+    let mut world = world(quick());
+    let (maker, other) = (world.begin(), world.begin());
+    let file = world.make(maker, ROOT, false).unwrap();
+    world.digest(maker, usize::MAX).unwrap();
+    world.run(other, Op::Write { inode: file, value: 1 }).unwrap();
+    world.run(other, Op::Unlink { inode: file, from: ROOT, keep: false }).unwrap();
+    let entries = world.manager.stats().entries;
+    world.digest(other, usize::MAX).unwrap();
+    assert_eq!(world.manager.stats().entries, entries - 1);
+}
+
+#[test]
+fn what_is_held_is_answered_past_the_queue() {
+    let mut world = world(Limits { hold_us: 100, ..Limits::default() });
+    let (holder, other) = (world.begin(), world.begin());
+    let file = world.make(holder, ROOT, false).unwrap();
+    world.digest(holder, usize::MAX).unwrap();
+    world.manager.handle_request(0, other, &[write(ROOT)]).unwrap();
+    assert!(matches!(world.manager.poll_command(0, &world.applied), Some(Command::Wait { .. })));
+    let (grant, dependencies) = world.manager.covered(0, holder, file, Mode::Write, &world.applied).unwrap();
+    assert_eq!((grant.word.inode, dependencies), (ROOT, vec![]));
+    assert_eq!(world.manager.covered(0, other, file, Mode::Read, &world.applied), None);
+}
+
+#[test]
+fn too_much_is_refused() {
+    let limits = Limits { queue_max: 2, wants_max: 3, ..quick() };
+    let mut manager = LeaseManager::new(limits);
+    let session = SessionId(1);
+    let wants = [read(ROOT); 4];
+    assert_eq!(manager.handle_request(0, session, &wants), Err(RequestError::TooManyWants(4)));
+    manager.handle_request(0, session, &wants[..1]).unwrap();
+    manager.handle_request(0, session, &wants[..1]).unwrap();
+    assert_eq!(manager.handle_request(0, session, &wants[..1]), Err(RequestError::QueueFull(2)));
+    manager.handle_session_end(session);
+    assert_eq!(manager.handle_request(0, session, &wants[..1]), Err(RequestError::Ended(session)));
+}
+
+#[test]
+fn a_revocation_says_why() {
+    let mut world = world(quick());
+    let (holder, other) = (world.begin(), world.begin());
+    let file = world.make(holder, ROOT, false).unwrap();
+    world.digest(holder, usize::MAX).unwrap();
+    world.acquire(other, &[write(file)]).unwrap();
+    world.manager.handle_release(other, file);
+    let command = world.manager.poll_command(0, &world.applied);
+    let Some(Command::Revoke { word, reason: Reason::Released }) = command else { panic!("{command:?}") };
+    assert_eq!((word.session, word.inode, word.mode), (other, file, None));
+}

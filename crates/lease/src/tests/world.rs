@@ -1,4 +1,5 @@
-//! A shell and sessions in one thread: what every operation finds is compared with a tree on which all operations run at once.
+//! A shell and sessions in one thread: what every operation finds is compared with a tree on which all operations run
+//! at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -154,7 +155,8 @@ pub struct World {
     limits: Limits,
     plant: Plant,
     pub seals: BTreeMap<SessionId, u64>,
-    pub trace: bool,
+    /// What the manager ever said.
+    pub met: BTreeSet<String>,
 }
 
 pub type Check<T = ()> = Result<T, String>;
@@ -178,7 +180,7 @@ impl World {
             limits,
             plant,
             seals: BTreeMap::new(),
-            trace: false,
+            met: BTreeSet::new(),
         }
     }
 
@@ -220,7 +222,6 @@ impl World {
 
     /// What a read finds, asked for only if the session has no valid state.
     pub fn read(&mut self, session: SessionId, inode: InodeId) -> Check<u64> {
-        if self.trace { println!("{session} reads {inode}"); }
         if !self.is_valid(session, inode, Mode::Read) {
             self.acquire(session, &[Want { inode, mode: Mode::Read, scope: Scope::Node }])?;
         }
@@ -243,10 +244,10 @@ impl World {
 
     /// Runs an operation, with the leases that it needs.
     pub fn run(&mut self, session: SessionId, op: Op) -> Check {
-        if self.trace { println!("{session} runs {op:?}"); }
         let wants = self.wants(op);
         let is_held = |want: &Want| {
-            let word = self.sessions[&session].cached.get(&want.inode).map(|cached| self.words[&(session, cached.slot)]);
+            let word =
+                self.sessions[&session].cached.get(&want.inode).map(|cached| self.words[&(session, cached.slot)]);
             self.is_valid(session, want.inode, want.mode)
                 && (want.scope == Scope::Node || word.is_some_and(|word| word.scope == Scope::Subtree))
         };
@@ -346,7 +347,7 @@ impl World {
                 }
                 return Ok(is_granted);
             };
-            if self.trace { println!("   {command:?}"); }
+            self.met.insert(label(&command));
             for word in command.words() {
                 self.write(word, &command)?;
             }
@@ -452,7 +453,8 @@ impl World {
             Command::Split { word, hole: Some(hole) } if !hole.keeps_read => (word.session, hole.inode, hole.scope),
             _ => return,
         };
-        let Some(session) = self.sessions.get_mut(&session).filter(|_| self.plant != Plant::KernelNotInvalidated) else {
+        let Some(session) = self.sessions.get_mut(&session).filter(|_| self.plant != Plant::KernelNotInvalidated)
+        else {
             return;
         };
         match scope {
@@ -498,7 +500,6 @@ impl World {
     }
 
     fn apply_one(&mut self, session: SessionId, op: Op, position: LogPosition) {
-        if self.trace { println!("   applying {op:?} of {session}"); }
         let moved = match op {
             Op::Rename { inode, .. } | Op::Link { inode, .. } | Op::Unlink { inode, .. } => Some(inode),
             _ => None,
@@ -521,7 +522,6 @@ impl World {
     }
 
     pub fn end(&mut self, session: SessionId) -> Check {
-        if self.trace { println!("end {session}"); }
         self.manager.handle_session_end(session);
         self.perform(None)?;
         if self.plant == Plant::None && !self.sessions[&session].log.is_empty() {
@@ -533,14 +533,12 @@ impl World {
     }
 
     pub fn release(&mut self, session: SessionId, inode: InodeId) -> Check {
-        if self.trace { println!("{session} releases {inode}"); }
         self.manager.handle_release(session, inode);
         self.perform(None).map(|_| ())
     }
 
     /// SharedFS dies and comes back; sessions, words and logs stay.
     pub fn restart(&mut self) -> Check {
-        if self.trace { println!("restart"); }
         let words: Vec<_> = self.words.values().copied().collect();
         let mut applied: Vec<_> = self.sessions.iter().map(|(id, session)| (*id, session.applied)).collect();
         // The logs of sessions that have ended are digested before anyone is served.
@@ -567,6 +565,18 @@ impl World {
             }
         }
         Ok(())
+    }
+}
+
+fn label(command: &Command) -> String {
+    match command {
+        Command::Revoke { reason, .. } => format!("revoke {reason:?}"),
+        Command::Split { hole, .. } => format!("split {:?}", hole.map(|hole| (hole.scope, hole.keeps_read))),
+        Command::Attach { word } if word.slot == SlotWord::UNRECORDED => "attach beyond the table".to_owned(),
+        Command::Attach { word } => format!("attach {:?}", word.mode),
+        Command::Downgrade { .. } => "downgrade".to_owned(),
+        Command::Wait { .. } => "wait".to_owned(),
+        Command::SealAndApply { .. } | Command::Grant { .. } => "serve".to_owned(),
     }
 }
 

@@ -14,12 +14,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     // What tests make has the permission bits that they ask for.
     rustix::process::umask(rustix::fs::Mode::from_bits_truncate(0o022));
-    let filters: Vec<_> = std::env::args().skip(1).collect();
     let groups =
         [life::TESTS, errors::TESTS, programs::TESTS, kill::TESTS, hammer::TESTS, conformance::TESTS, power::TESTS];
-    if filters.iter().any(|word| word == "--list") {
-        groups.concat().iter().for_each(|test| println!("{}", test.name));
-        return ExitCode::SUCCESS;
-    }
-    if ashlar_tests::harness::run(&groups.concat(), &filters) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    ashlar_tests::harness::main(&groups.concat())
 }

@@ -1,0 +1,241 @@
+//! The application of logs to the state, in batches.
+//!
+//! A batch is copied out of the log, coalesced, judged record by record, and applied. What is served, committed or moved is never
+//! the state in the middle of a batch: a coalesced batch is right at its end only, so SharedFS's lock is held from its beginning
+//! to its end.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use ashlar_store::StoreError;
+use ashlar_types::{InodeId, LogPosition, SessionId};
+use ashlar_update::Update;
+use ashlar_update::coalesce::{Action, Scope, coalesce};
+use ashlar_wire::Credit;
+
+use crate::page;
+use crate::session::SessionLog;
+use crate::state::State;
+use crate::validate::{Judge, Offence, Refusal};
+
+/// Records and bytes of log in one batch: short enough that nobody notices the wait for the lock, well below a millisecond.
+const BATCH_RECORDS: usize = 256;
+const BATCH_BYTES: u64 = 1 << 20;
+/// The batch buffer is kept up to this size; a single record may be longer.
+const SCRATCH_BYTES_KEPT: usize = 2 << 20;
+
+/// How much of a log is applied while the lock is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slice {
+    /// One batch, so that others get the lock after it.
+    Batch,
+    /// All there is: a lease can't move before its holder's log is applied.
+    All,
+}
+
+/// Records of a log, in a copy that nobody changes any more.
+struct Batch {
+    bytes: Vec<u8>,
+    records: Vec<Copied>,
+    /// What stands behind the records is none.
+    damage: Option<Offence>,
+    /// There is nothing more up to where the log is to be applied.
+    is_last: bool,
+}
+
+struct Copied {
+    kind: u8,
+    body: Range<usize>,
+    position: LogPosition,
+    end: LogPosition,
+}
+
+impl Batch {
+    /// Copies a batch out of a log, into `bytes`.
+    fn copy(log: &SessionLog, from: LogPosition, to: LogPosition, mut bytes: Vec<u8>) -> Self {
+        bytes.clear();
+        let mut batch = Self { bytes, records: Vec::new(), damage: None, is_last: false };
+        let mut scanner = log.scanner(from, to);
+        while batch.records.len() < BATCH_RECORDS && scanner.position().0 - from.0 < BATCH_BYTES {
+            match scanner.next() {
+                None => {
+                    batch.is_last = true;
+                    break;
+                }
+                Some(Ok(record)) => {
+                    let start = batch.bytes.len();
+                    batch.bytes.extend_from_slice(record.body);
+                    let body = start..batch.bytes.len();
+                    batch.records.push(Copied { kind: record.kind, body, position: record.position, end: record.end });
+                }
+                Some(Err(corrupt)) => {
+                    batch.damage = Some(Offence::Log(corrupt.to_string()));
+                    break;
+                }
+            }
+        }
+        batch
+    }
+
+    /// The updates that the records are. The batch ends before one that is none.
+    fn decode(&self) -> (Vec<Update<'_>>, Option<Offence>) {
+        let mut updates = Vec::with_capacity(self.records.len());
+        for record in &self.records {
+            match Update::decode(record.kind, &self.bytes[record.body.clone()]) {
+                Ok(update) => updates.push(update),
+                Err(error) => return (updates, Some(error.into())),
+            }
+        }
+        (updates, self.damage.clone())
+    }
+}
+
+fn changes_content(update: &&Update<'_>) -> bool {
+    matches!(update, Update::Write { .. } | Update::Resize { .. } | Update::Allocate { .. })
+}
+
+impl State {
+    /// Applies a session's log up to `to`, or one batch of it. Whether `to` was reached; a session that forged a record is
+    /// fenced, and then there is nothing more to reach.
+    pub fn apply(&mut self, id: SessionId, to: LogPosition, slice: Slice) -> bool {
+        loop {
+            let reached = self.apply_batch(id, to);
+            if reached || slice == Slice::Batch {
+                return reached;
+            }
+        }
+    }
+
+    fn apply_batch(&mut self, id: SessionId, to: LogPosition) -> bool {
+        let Some(session) = self.live(id) else { return true };
+        let (log, from) = (Arc::clone(&session.log), self.store.applied(id));
+        if from >= to {
+            return true;
+        }
+        let batch = Batch::copy(&log, from, to, std::mem::take(&mut self.scratch));
+        let (updates, damage) = batch.decode();
+        let refusal = self.apply_updates(id, &batch.records, &updates).err().or(damage.map(Refusal::from));
+        drop(updates);
+        let is_last = batch.is_last;
+        if is_last && refusal.is_none() {
+            self.store.advance(id, to);
+        }
+        if batch.bytes.capacity() <= SCRATCH_BYTES_KEPT {
+            self.scratch = batch.bytes;
+        }
+        let applied = self.store.applied(id);
+        self.note_applied(id, from, batch.records.partition_point(|record| record.end <= applied) as u64);
+        match refusal {
+            None => is_last,
+            Some(error) => {
+                self.refuse(id, error);
+                true
+            }
+        }
+    }
+
+    /// Judges every record as it stands in the log, each against the state that the ones before it left, and applies what
+    /// coalescing left of it. Only content is coalesced, which no judgement depends on.
+    ///
+    /// Where a record is refused, content that the batch had written before it and that the refused or later records would have
+    /// overwritten may be missing: nobody has seen it, and its session is fenced. A missing dependency, which is nobody's
+    /// offence, cuts the log exactly, as nothing is coalesced across it.
+    fn apply_updates(&mut self, id: SessionId, records: &[Copied], updates: &[Update<'_>]) -> Result<(), Refusal> {
+        // Less than two changes of content leave nothing to be saved.
+        let coalesced =
+            (updates.iter().filter(changes_content).nth(1).is_some()).then(|| coalesce(updates, Scope::Content));
+        if let Some(coalesced) = &coalesced {
+            self.counters.coalesced_records += coalesced.dropped;
+            self.counters.coalesced_bytes += coalesced.saved_bytes;
+        }
+        for (index, (record, update)) in records.iter().zip(updates).enumerate() {
+            self.judge(id, update, record.position)?;
+            self.charge(id, update)?;
+            self.note_kept_open(id, update)?;
+            match coalesced.as_ref().map_or(&Action::Keep, |coalesced| &coalesced.actions[index]) {
+                Action::Keep => self.apply_update(id, record.end, update).map(drop)?,
+                Action::Replace(other) => self.apply_update(id, record.end, other).map(drop)?,
+                Action::Drop => self.store.advance(id, record.end),
+            }
+        }
+        Ok(())
+    }
+
+    /// Charges what the session paid when it logged the update, whatever is left of it.
+    fn charge(&mut self, id: SessionId, update: &Update<'_>) -> Result<(), Refusal> {
+        let cost = update.cost();
+        let cost = Credit { blocks: cost.blocks, metadata_bytes: cost.metadata_bytes };
+        let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
+        if !session.account.spend(cost) && session.identity.process.is_of_this_boot() {
+            return Err(Offence::NoCredit.into());
+        }
+        Ok(())
+    }
+
+    fn note_applied(&mut self, id: SessionId, from: LogPosition, records: u64) {
+        let applied = self.store.applied(id);
+        self.counters.records_applied += records;
+        self.counters.bytes_applied += applied.0.saturating_sub(from.0);
+        if applied > from {
+            self.oldest_uncommitted.get_or_insert_with(Instant::now);
+        }
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.records += records;
+            session.control.set_applied(applied);
+            // The page is mapped whole, so the store can't miss it.
+            let _ = page::set_validated(&*session.page, applied.max(session.judged));
+        }
+    }
+
+    fn judge(&self, id: SessionId, update: &Update<'_>, position: LogPosition) -> Result<(), Refusal> {
+        let Some(session) = self.sessions.get(&id) else { return Ok(()) };
+        if let Update::Depend { session: other, position } = update {
+            // A session that is no more was committed as a whole before it went.
+            let is_known = *other != id && (self.sessions.contains_key(other) || self.lost.contains(other));
+            return match is_known && *position > self.store.applied(*other) {
+                true if self.is_recovering => Err(Refusal::Unmet(*other)),
+                true if !self.lost.contains(other) => Err(Offence::ForgedDependency.into()),
+                _ => Ok(()),
+            };
+        }
+        // The lease table and the page of a session from before the machine's last start may be older than its log.
+        let this_boot = session.identity.process.is_of_this_boot();
+        let leases = (this_boot && position >= session.judged).then(|| self.leasing.of(id, &self.store));
+        Judge {
+            store: &self.store,
+            credentials: &session.credentials,
+            leases,
+            is_granted: &|inode| session.ranges.contains(inode) || !this_boot && inode >= InodeId::FIRST_FREE,
+            kept_open: &|inode| self.kept_open.contains(&(id, inode)),
+        }
+        .judge(update)
+    }
+
+    /// Before a file's rights narrow: who has it open and may write it keeps that right until it's closed, as POSIX has it.
+    fn note_kept_open(&mut self, by: SessionId, update: &Update<'_>) -> Result<(), StoreError> {
+        let inode = match update {
+            Update::SetAttributes(set) if set.mode.is_some() || set.uid.is_some() || set.gid.is_some() => set.inode,
+            Update::SetXattr { inode, name, .. } | Update::RemoveXattr { inode, name, .. }
+                if *name == ashlar_update::XATTR_ACL_ACCESS =>
+            {
+                *inode
+            }
+            _ => return Ok(()),
+        };
+        self.kept_open.retain(|(id, kept)| self.sessions.get(id).is_some_and(|s| s.control.has_open(*kept)));
+        for session in self.sessions.values() {
+            if session.id == by || session.credentials.is_privileged() || !session.control.has_open(inode) {
+                continue;
+            }
+            let Some(found) = self.store.inode(inode)? else { return Ok(()) };
+            let acl = self.store.xattr(inode, ashlar_update::XATTR_ACL_ACCESS)?;
+            let acl = acl.and_then(|value| ashlar_update::acl::Acl::parse(&value));
+            let write = ashlar_types::Access::WRITE;
+            if ashlar_update::permission::allows(&found, acl.as_ref(), &session.credentials, write) {
+                self.kept_open.insert((session.id, inode));
+            }
+        }
+        Ok(())
+    }
+}

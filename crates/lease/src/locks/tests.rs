@@ -1,0 +1,326 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use ashlar_types::{InodeId, SessionId};
+use proptest::prelude::*;
+
+use super::*;
+
+const FILE: InodeId = InodeId(20);
+const OTHER: InodeId = InodeId(21);
+
+fn owner(session: u64, owner: u64) -> LockOwner {
+    LockOwner { session: SessionId(session), owner }
+}
+
+fn record(by: LockOwner, first: u64, last: u64, action: LockAction) -> LockRequest {
+    let range = ByteRange { first, last };
+    LockRequest { inode: FILE, kind: LockKind::Record, owner: by, pid: by.owner as u32, range, action, wait: None }
+}
+
+fn lock(by: LockOwner, first: u64, last: u64, mode: LockMode) -> LockRequest {
+    record(by, first, last, LockAction::Lock(mode))
+}
+
+fn flock(by: LockOwner, mode: LockMode) -> LockRequest {
+    LockRequest { kind: LockKind::Flock, ..lock(by, 3, 4, mode) }
+}
+
+fn waiting(request: LockRequest, ticket: u64) -> LockRequest {
+    LockRequest { wait: Some(ticket), ..request }
+}
+
+fn granted(by: LockOwner, ticket: u64) -> Option<Woken> {
+    Some(Woken { waiter: WaiterId { session: by.session, ticket }, outcome: LockOutcome::Granted })
+}
+
+fn ranges(table: &LockTable, session: u64) -> Vec<(u64, u64, LockMode)> {
+    let locks = table.export(SessionId(session));
+    locks.iter().map(|lock| (lock.range.first, lock.range.last, lock.mode)).collect()
+}
+
+#[test]
+fn ranges_split_and_merge() {
+    let mut table = LockTable::default();
+    let me = owner(1, 1);
+    table.handle_lock(lock(me, 0, 99, LockMode::Read));
+    table.handle_lock(lock(me, 20, 29, LockMode::Write));
+    table.handle_lock(record(me, 50, 59, LockAction::Unlock));
+    let split =
+        [(0, 19, LockMode::Read), (20, 29, LockMode::Write), (30, 49, LockMode::Read), (60, 99, LockMode::Read)];
+    assert_eq!(ranges(&table, 1), split);
+    table.handle_lock(lock(me, 20, 59, LockMode::Read));
+    assert_eq!(ranges(&table, 1), [(0, 99, LockMode::Read)]);
+    table.handle_lock(lock(me, 100, u64::MAX, LockMode::Read));
+    assert_eq!(ranges(&table, 1), [(0, u64::MAX, LockMode::Read)]);
+}
+
+#[test]
+fn the_first_lock_in_the_way_is_told_with_its_process() {
+    let mut table = LockTable::default();
+    let (first, second, me) = (owner(2, 9), owner(1, 8), owner(1, 1));
+    table.handle_lock(lock(second, 50, 59, LockMode::Write));
+    table.handle_lock(lock(first, 10, 19, LockMode::Read));
+    let found = table.query(&lock(me, 0, 99, LockMode::Write)).unwrap();
+    assert_eq!((found.pid, found.range.first, found.mode), (9, 10, LockMode::Read));
+    let found = table.query(&lock(me, 0, 99, LockMode::Read)).unwrap();
+    assert_eq!((found.pid, found.range.first), (8, 50));
+    assert_eq!(table.query(&lock(me, 60, 99, LockMode::Write)), None);
+    assert!(
+        matches!(table.handle_lock(lock(me, 0, 99, LockMode::Write)), LockOutcome::WouldBlock(held) if held.pid == 9)
+    );
+}
+
+#[test]
+fn those_who_wait_are_served_in_order() {
+    let mut table = LockTable::default();
+    let (holder, second, third) = (owner(1, 1), owner(2, 2), owner(3, 3));
+    table.handle_lock(lock(holder, 0, 9, LockMode::Write));
+    for (by, mode) in [(second, LockMode::Write), (third, LockMode::Write)] {
+        assert_eq!(table.handle_lock(waiting(lock(by, 0, 9, mode), 7)), LockOutcome::Blocked);
+    }
+    assert_eq!(table.poll_woken(), None);
+    table.handle_lock(record(holder, 0, 9, LockAction::Unlock));
+    assert_eq!((table.poll_woken(), table.poll_woken()), (granted(second, 7), None));
+    table.handle_close(second, FILE, LockKind::Record);
+    assert_eq!((table.poll_woken(), table.poll_woken()), (granted(third, 7), None));
+    assert_eq!(ranges(&table, 3), [(0, 9, LockMode::Write)]);
+}
+
+#[test]
+fn readers_wake_together_when_a_writer_becomes_a_reader() {
+    let mut table = LockTable::default();
+    let (holder, second, third) = (owner(1, 1), owner(2, 2), owner(3, 3));
+    table.handle_lock(lock(holder, 0, 9, LockMode::Write));
+    table.handle_lock(waiting(lock(second, 0, 4, LockMode::Read), 1));
+    table.handle_lock(waiting(lock(third, 5, 9, LockMode::Read), 2));
+    table.handle_lock(lock(holder, 0, 9, LockMode::Read));
+    assert_eq!((table.poll_woken(), table.poll_woken()), (granted(second, 1), granted(third, 2)));
+}
+
+#[test]
+fn a_circle_over_two_files_is_a_deadlock() {
+    let mut table = LockTable::default();
+    let (one, two) = (owner(1, 1), owner(2, 2));
+    let elsewhere = |by| LockRequest { inode: OTHER, ..lock(by, 0, 0, LockMode::Write) };
+    table.handle_lock(lock(one, 0, 0, LockMode::Write));
+    table.handle_lock(elsewhere(two));
+    assert_eq!(table.handle_lock(waiting(elsewhere(one), 1)), LockOutcome::Blocked);
+    assert_eq!(table.handle_lock(waiting(lock(two, 0, 0, LockMode::Write), 1)), LockOutcome::Deadlock);
+    // Without waiting there's no circle, and a wait that was cancelled closes none.
+    assert!(matches!(table.handle_lock(lock(two, 0, 0, LockMode::Write)), LockOutcome::WouldBlock(_)));
+    assert!(table.handle_cancel(WaiterId { session: SessionId(1), ticket: 1 }));
+    assert_eq!(table.handle_lock(waiting(lock(two, 0, 0, LockMode::Write), 1)), LockOutcome::Blocked);
+}
+
+#[test]
+fn a_circle_closed_by_a_grant_wakes_the_one_that_waits() {
+    let mut table = LockTable::default();
+    let (one, two, three) = (owner(1, 1), owner(2, 2), owner(3, 3));
+    let elsewhere = |by| LockRequest { inode: OTHER, ..lock(by, 0, 0, LockMode::Write) };
+    table.handle_lock(lock(three, 0, 0, LockMode::Write));
+    table.handle_lock(elsewhere(one));
+    // One thread of `two` waits for `one` elsewhere; then another thread gets the lock that `one` waits for.
+    assert_eq!(table.handle_lock(waiting(elsewhere(two), 1)), LockOutcome::Blocked);
+    assert_eq!(table.handle_lock(waiting(lock(two, 0, 0, LockMode::Write), 2)), LockOutcome::Blocked);
+    assert_eq!(table.handle_lock(waiting(lock(one, 0, 0, LockMode::Write), 3)), LockOutcome::Blocked);
+    table.handle_close(three, FILE, LockKind::Record);
+    assert_eq!(table.poll_woken(), granted(two, 2));
+    let woken = table.poll_woken().unwrap();
+    assert_eq!((woken.waiter.ticket, woken.outcome), (3, LockOutcome::Deadlock));
+}
+
+#[test]
+fn flock_covers_the_file_and_does_not_see_record_locks() {
+    let mut table = LockTable::default();
+    let (one, two) = (owner(1, 1), owner(1, 2));
+    table.handle_lock(lock(one, 0, 9, LockMode::Write));
+    assert_eq!(table.handle_lock(flock(two, LockMode::Write)), LockOutcome::Granted);
+    assert!(
+        matches!(table.handle_lock(flock(one, LockMode::Read)), LockOutcome::WouldBlock(held) if held.owner == two)
+    );
+    table.handle_owner_end(two, LockKind::Flock);
+    assert_eq!(table.handle_lock(flock(one, LockMode::Read)), LockOutcome::Granted);
+}
+
+#[test]
+fn a_flock_that_cannot_be_converted_is_lost() {
+    let mut table = LockTable::default();
+    let (one, two, three) = (owner(1, 1), owner(1, 2), owner(2, 3));
+    table.handle_lock(flock(one, LockMode::Read));
+    table.handle_lock(flock(two, LockMode::Read));
+    assert!(matches!(table.handle_lock(flock(one, LockMode::Write)), LockOutcome::WouldBlock(_)));
+    assert_eq!(table.handle_lock(waiting(flock(three, LockMode::Write), 4)), LockOutcome::Blocked);
+    table.handle_close(two, FILE, LockKind::Flock);
+    assert_eq!(table.poll_woken(), granted(three, 4), "the first one's lock is gone");
+}
+
+#[test]
+fn an_ended_session_leaves_no_locks_and_no_waits() {
+    let mut table = LockTable::default();
+    let (gone, here) = (owner(1, 1), owner(2, 2));
+    assert_eq!(table.handle_lock(lock(gone, 0, 9, LockMode::Write)), LockOutcome::Granted);
+    table.handle_lock(waiting(flock(gone, LockMode::Read), 1));
+    table.handle_lock(lock(here, 20, 29, LockMode::Write));
+    table.handle_lock(waiting(lock(owner(1, 5), 20, 29, LockMode::Write), 2));
+    table.handle_lock(waiting(lock(here, 0, 9, LockMode::Write), 3));
+    table.handle_session_end(SessionId(1));
+    assert_eq!((table.poll_woken(), table.poll_woken()), (granted(here, 3), None));
+    assert_eq!(table.counts(), (2, 0));
+    assert!(!table.handle_cancel(WaiterId { session: SessionId(1), ticket: 2 }));
+}
+
+#[test]
+fn locks_outlive_a_restart_and_a_conflicting_one_is_named() {
+    let mut table = LockTable::default();
+    let (one, two) = (owner(1, 1), owner(2, 2));
+    table.handle_lock(lock(one, 0, 9, LockMode::Write));
+    table.handle_lock(flock(one, LockMode::Read));
+    let locks = table.export(SessionId(1));
+    let mut after = LockTable::default();
+    after.handle_lock(lock(two, 5, 5, LockMode::Read));
+    let lost = after.import(&locks);
+    assert_eq!(lost.iter().map(|lock| lock.kind).collect::<Vec<_>>(), [LockKind::Record]);
+    assert_eq!(after.export(SessionId(1)), locks[1..]);
+}
+
+#[test]
+fn a_session_with_too_many_locks_is_refused_more() {
+    let mut table = LockTable::new(LockLimits { per_session_max: 4 });
+    let me = owner(1, 1);
+    for at in 0..3 {
+        assert_eq!(table.handle_lock(lock(me, at * 10, at * 10, LockMode::Read)), LockOutcome::Granted);
+    }
+    assert_eq!(table.handle_lock(lock(me, 90, 90, LockMode::Read)), LockOutcome::Full);
+    assert_eq!(table.handle_lock(record(me, 0, 0, LockAction::Unlock)), LockOutcome::Granted);
+    assert_eq!(table.handle_lock(lock(me, 90, 90, LockMode::Read)), LockOutcome::Granted);
+}
+
+const BYTES: u64 = 12;
+type Bytes = BTreeMap<(InodeId, u64), BTreeMap<LockOwner, LockMode>>;
+
+/// Locks byte by byte, without any notion of ranges.
+#[derive(Default)]
+struct Model {
+    bytes: Bytes,
+    waits: Vec<(u64, LockRequest)>,
+}
+
+impl Model {
+    fn blockers(&self, request: &LockRequest) -> BTreeSet<LockOwner> {
+        let LockAction::Lock(mode) = request.action else { return BTreeSet::new() };
+        let bytes = request.range.first..=request.range.last;
+        let held = bytes.filter_map(|byte| self.bytes.get(&(request.inode, byte))).flatten();
+        let held =
+            held.filter(|(by, held)| **by != request.owner && (mode == LockMode::Write || **held == LockMode::Write));
+        held.map(|(by, _)| *by).collect()
+    }
+
+    fn set(&mut self, request: &LockRequest) {
+        for byte in request.range.first..=request.range.last {
+            let holders = self.bytes.entry((request.inode, byte)).or_default();
+            match request.action {
+                LockAction::Lock(mode) => holders.insert(request.owner, mode),
+                LockAction::Unlock => holders.remove(&request.owner),
+            };
+        }
+        self.bytes.retain(|_, holders| !holders.is_empty());
+    }
+
+    /// Whether `from` waits for `to` by any number of steps, found by adding steps until there are no more.
+    fn reaches(&self, from: BTreeSet<LockOwner>, to: LockOwner) -> bool {
+        let mut reached = from;
+        loop {
+            let waits = self.waits.iter().filter(|(_, wait)| reached.contains(&wait.owner));
+            let further: BTreeSet<_> = waits.flat_map(|(_, wait)| self.blockers(wait)).collect();
+            let before = reached.len();
+            reached.extend(further);
+            if reached.len() == before {
+                return reached.contains(&to);
+            }
+        }
+    }
+
+    /// Only waits for this file can be over: others have no new blockers and lost none.
+    fn settle(&mut self, inode: InodeId, woken: &mut Vec<(u64, bool)>) {
+        'again: loop {
+            for at in 0..self.waits.len() {
+                let (ticket, request) = self.waits[at];
+                if request.inode != inode {
+                    continue;
+                }
+                let blockers = self.blockers(&request);
+                let is_free = blockers.is_empty();
+                if is_free || self.reaches(blockers, request.owner) {
+                    self.waits.remove(at);
+                    if is_free {
+                        self.set(&request);
+                    }
+                    woken.push((ticket, is_free));
+                    continue 'again;
+                }
+            }
+            return;
+        }
+    }
+}
+
+fn held(table: &LockTable) -> Bytes {
+    let mut bytes = Bytes::new();
+    for lock in (0..3).flat_map(|session| table.export(SessionId(session))) {
+        for byte in lock.range.first..=lock.range.last {
+            let is_new = bytes.entry((lock.inode, byte)).or_default().insert(lock.owner, lock.mode).is_none();
+            assert!(is_new, "an owner's spans overlap");
+        }
+    }
+    bytes
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn record_locks_are_what_they_are_byte_by_byte(
+        steps in prop::collection::vec((0_u8..10, 0_u64..5, 0_u64..2, 0..BYTES, 0..BYTES, any::<bool>()), 1..60),
+    ) {
+        let (mut table, mut model) = (LockTable::default(), Model::default());
+        for (ticket, (action, by, file, first, last, waits)) in (1_u64..).zip(steps) {
+            let by = owner(by % 3, by);
+            let action = match action {
+                0..3 => LockAction::Lock(LockMode::Read),
+                3..7 => LockAction::Lock(LockMode::Write),
+                _ => LockAction::Unlock,
+            };
+            let inode = InodeId(20 + file);
+            let request = LockRequest { inode, ..record(by, first.min(last), first.max(last), action) };
+            let request = LockRequest { wait: waits.then_some(ticket), ..request };
+            let blockers = model.blockers(&request);
+            let outcome = table.handle_lock(request);
+            let mut expected = Vec::new();
+            match outcome {
+                LockOutcome::Granted => {
+                    prop_assert!(blockers.is_empty());
+                    model.set(&request);
+                    model.settle(inode, &mut expected);
+                }
+                LockOutcome::WouldBlock(holder) => prop_assert!(!waits && blockers.contains(&holder.owner)),
+                LockOutcome::Deadlock => prop_assert!(waits && model.reaches(blockers, by)),
+                LockOutcome::Blocked => {
+                    prop_assert!(waits && !blockers.is_empty() && !model.reaches(blockers, by));
+                    model.waits.push((ticket, request));
+                }
+                LockOutcome::Full => prop_assert!(false),
+            }
+            let woken = std::iter::from_fn(|| table.poll_woken());
+            let is_granted = |woken: Woken| (woken.waiter.ticket, woken.outcome == LockOutcome::Granted);
+            let woken: Vec<_> = woken.map(is_granted).collect();
+            prop_assert_eq!(woken, expected);
+            prop_assert_eq!(&held(&table), &model.bytes);
+            prop_assert_eq!(table.counts().1, model.waits.len());
+        }
+        for session in 0..3 {
+            table.handle_session_end(SessionId(session));
+        }
+        prop_assert_eq!(table.counts(), (0, 0));
+        prop_assert!(table.is_empty());
+    }
+}

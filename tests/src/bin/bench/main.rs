@@ -1,0 +1,69 @@
+//! `ashlar-bench [--json] [WORD…]`: what the file system costs through FUSE, against pass-through FUSE file systems over
+//! tmpfs, in one run; only cases whose names contain one of the words.
+//!
+//! Every case runs on every contender, one after the other, and that for several rounds, so that whatever else the machine
+//! does falls on all alike. A figure is the median over the rounds; a ratio is the median of the rounds' ratios. The method
+//! and the last figures stand in `docs/benchmarks.md`.
+#![forbid(unsafe_code)]
+
+mod cases;
+mod contenders;
+mod memory;
+mod report;
+
+use std::process::ExitCode;
+
+use ashlar_tests::mount::obstacle;
+use ashlar_tests::{Outcome, number};
+
+use cases::{CASES, Fixture};
+use contenders::Contenders;
+use report::Report;
+
+/// Rounds, where `ASHLAR_BENCH_ROUNDS` says nothing else: odd, so that a median is one of the measured times.
+const ROUNDS: u64 = 5;
+
+fn main() -> ExitCode {
+    let (options, words): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|word| word.starts_with("--"));
+    if let Some(reason) = obstacle() {
+        eprintln!("ashlar-bench: nothing can be mounted here: {reason}");
+        return ExitCode::FAILURE;
+    }
+    match run(&words) {
+        Ok(report) if options.iter().any(|option| option == "--json") => println!("{}", report.json()),
+        Ok(report) => print!("{}", report.table()),
+        Err(error) => {
+            eprintln!("ashlar-bench: {error}");
+            return ExitCode::FAILURE;
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn run(words: &[String]) -> Outcome<Report> {
+    let fixture = Fixture::new(contenders::allow_open_files()?)?;
+    eprintln!("the tree has {} files", fixture.files);
+    let contenders = Contenders::mounted()?;
+    let mut report = Report::new(&contenders);
+    report.note_memory("idle, just mounted", &memory::private_bytes(contenders.ashlar())?);
+    let rounds = number("ASHLAR_BENCH_ROUNDS", ROUNDS);
+    let chosen = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word.as_str()));
+    for round in 0..rounds {
+        for (name, case) in CASES.iter().filter(|(name, _)| chosen(name)) {
+            for contender in contenders.in_turn(round) {
+                eprintln!("round {} of {rounds}: {name} on {}", round + 1, contender.name);
+                let directory = contender.root.join("bench");
+                let what = |error| format!("{name} on {}: {error}", contender.name);
+                std::fs::create_dir(&directory).map_err(|error| what(error.to_string()))?;
+                let times = case(&directory, &fixture).map_err(what)?;
+                std::fs::remove_dir_all(&directory).map_err(|error| what(error.to_string()))?;
+                contenders.settle()?;
+                for time in times {
+                    report.add(contender.name, round, time);
+                }
+            }
+        }
+    }
+    report.note_memory("idle, after the cases", &memory::private_bytes(contenders.ashlar())?);
+    Ok(report)
+}
