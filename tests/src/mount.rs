@@ -158,8 +158,12 @@ impl Site {
         ours.filter_map(|record| u32::try_from(record["pid"].as_u64()?).ok()).collect()
     }
 
-    /// Kills SharedFS, and waits until another one answers in its place.
+    /// Kills SharedFS, and waits until another one answers in its place. A supervisor gives up on one that dies again
+    /// and again within a second of its start, so it gets that second first.
     pub fn kill_daemon(&self) -> Outcome {
+        eventually("the daemon has run for a second", PATIENCE, || {
+            self.status().is_ok_and(|status| status["daemon"]["uptime_seconds"].as_u64() >= Some(1))
+        })?;
         let before = self.daemon()?;
         kill(before)?;
         eventually("a new daemon answers", PATIENCE, || self.daemon().is_ok_and(|now| now != before))

@@ -29,10 +29,7 @@ pub fn run(arguments: &MountProcessArguments) -> Result<ExitCode, CliError> {
         println!("{READY}");
         close_standard_output();
     };
-    serve(arguments, &ready).or_else(|error| {
-        println!("{error}");
-        Err(error)
-    })
+    serve(arguments, &ready).inspect_err(|error| println!("{error}"))
 }
 
 /// Serves a mount until it is unmounted; `ready` is called when programs can use it.

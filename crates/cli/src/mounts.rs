@@ -84,8 +84,10 @@ pub fn is_mounted(directory: &Path) -> bool {
 }
 
 fn is_mounted_in(table: &[u8], directory: &Path) -> bool {
-    let mounts = table.split(|&byte| byte == b'\n').filter_map(parse);
-    mounts.filter(|(point, _)| point == directory).last().is_some_and(|(_, kind)| kind == FILE_SYSTEM_TYPE.as_bytes())
+    // What was mounted last stands last, and hides what it was mounted over.
+    let mut topmost_first = table.rsplit(|&byte| byte == b'\n').filter_map(parse);
+    let topmost = topmost_first.find(|(point, _)| point == directory);
+    topmost.is_some_and(|(_, kind)| kind == FILE_SYSTEM_TYPE.as_bytes())
 }
 
 /// Mount point and type of a line of mountinfo: `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw`.

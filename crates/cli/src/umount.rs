@@ -71,11 +71,10 @@ fn end_daemon(place: &Place) -> Result<bool, CliError> {
     }
     let daemon = Awaited::new(status.pid);
     let supervisor = parent_of(status.pid).map(Awaited::new);
-    match ask(place, &Request::Shutdown) {
+    // Where the connection ends without an answer, so does the daemon.
+    if let Ok(Some(Reply::Error(_))) = ask(place, &Request::Shutdown) {
         // Another session is there, or came just now: it keeps the daemon.
-        Ok(Some(Reply::Error(_))) => return Ok(false),
-        // Where the connection ends without an answer, so does the daemon.
-        Ok(_) | Err(_) => {}
+        return Ok(false);
     }
     for process in std::iter::once(daemon).chain(supervisor) {
         process.wait().map_err(CliError::system("waiting for the daemon"))?;

@@ -1,16 +1,16 @@
 //! Attributes, access checks, extended attributes.
 
 use ashlar_types::{
-    Access, Credentials, Errno, FileKind, Inode, InodeId, Timestamp, FILE_SIZE_MAX, MODE_PERMISSIONS, MODE_SETGID,
-    MODE_SETUID, XATTR_NAME_MAX, XATTR_VALUE_MAX,
+    Access, Credentials, Errno, FILE_SIZE_MAX, FileKind, Inode, InodeId, MODE_PERMISSIONS, MODE_SETGID, MODE_SETUID,
+    Timestamp, XATTR_NAME_MAX, XATTR_VALUE_MAX,
 };
 use ashlar_update::acl::Acl;
-use ashlar_update::{permission, SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT};
+use ashlar_update::{SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, permission};
 
+use crate::LibFs;
 use crate::api::{Change, Found, Outcome, SetTime, XattrFlags};
 use crate::grants::{Claim, Locked, Stop};
 use crate::node::NodeState;
-use crate::LibFs;
 
 /// The extended attribute that holds a program's capabilities.
 const XATTR_CAPABILITY: &[u8] = b"security.capability";
@@ -121,10 +121,14 @@ impl LibFs {
         }
         let gives_away = change.uid.is_some_and(|uid| uid != inode.uid);
         let foreign_group = change.gid.is_some_and(|gid| gid != inode.gid && !who.is_member(gid));
-        if (change.uid.is_some() || change.gid.is_some()) && !who.is_privileged() && (!owns || gives_away || foreign_group) {
+        if (change.uid.is_some() || change.gid.is_some())
+            && !who.is_privileged()
+            && (!owns || gives_away || foreign_group)
+        {
             return Err(Errno::EPERM.into());
         }
-        let only_now = !matches!(change.accessed, Some(SetTime::At(_))) && !matches!(change.modified, Some(SetTime::At(_)));
+        let only_now =
+            !matches!(change.accessed, Some(SetTime::At(_))) && !matches!(change.modified, Some(SetTime::At(_)));
         if (change.accessed.is_some() || change.modified.is_some()) && !owns {
             if !only_now {
                 return Err(Errno::EPERM.into());

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use ashlar_types::Errno;
-use ashlar_wire::{Connection, Hello, Peer, Reply, Request, SessionKind, Welcome, WireError, PROTOCOL_VERSION};
+use ashlar_wire::{Connection, Hello, PROTOCOL_VERSION, Peer, Reply, Request, SessionKind, Welcome, WireError};
 use parking_lot::Mutex;
 
 use crate::api::{ConnectError, Options};
@@ -148,12 +148,8 @@ impl Calls {
     /// `Err(None)`: not yet; `Err(Some)`: never.
     fn try_resume(&self, reclaim: &dyn Reclaim) -> Result<Connection, Option<Errno>> {
         let mut connection = Connection::connect(&self.socket).map_err(|_| None)?;
-        let hello = Hello {
-            version: PROTOCOL_VERSION,
-            kind: self.kind,
-            resume: Some(self.peer),
-            label: self.label.clone(),
-        };
+        let hello =
+            Hello { version: PROTOCOL_VERSION, kind: self.kind, resume: Some(self.peer), label: self.label.clone() };
         match connection.call(&Request::Hello(hello), &[]) {
             Ok((Reply::Welcome(_), _)) => {}
             Ok((Reply::Error(errno), _)) => return Err(Some(errno)),

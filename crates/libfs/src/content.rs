@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ashlar_types::{blocks_for, BlockAddress, LogPosition, BLOCK_BYTES};
+use ashlar_types::{BLOCK_BYTES, BlockAddress, LogPosition, blocks_for};
 use ashlar_update::Allocation;
 use ashlar_wire::Contents;
 

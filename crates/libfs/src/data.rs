@@ -1,15 +1,15 @@
 //! Reading and writing files.
 
 use ashlar_pmem::Persistent;
-use ashlar_types::{Errno, FileKind, Inode, InodeId, LogPosition, Timestamp, BLOCK_BYTES, FILE_SIZE_MAX};
+use ashlar_types::{BLOCK_BYTES, Errno, FILE_SIZE_MAX, FileKind, Inode, InodeId, LogPosition, Timestamp};
 use ashlar_update::{Allocation, Update};
 use ashlar_wire::{Reply, Request};
 
+use crate::LibFs;
 use crate::api::{Outcome, Seek, WriteAt};
 use crate::content::{Content, Source};
 use crate::grants::{Claim, Stop};
 use crate::node::NodeState;
-use crate::LibFs;
 
 /// The most data in one record: short enough that a small log holds several.
 const RECORD_DATA_MAX: usize = 1 << 20;

@@ -1,15 +1,15 @@
 //! Leases: asking for them, taking over the state that comes with them, and holding nodes still under them.
 
-use ashlar_types::{name_cookie, Errno, InodeId, LogPosition, Name, SealCount, SessionId};
+use ashlar_types::{Errno, InodeId, LogPosition, Name, SealCount, SessionId, name_cookie};
 use ashlar_update::{Entry, Update};
 use ashlar_wire::{GrantReply, LeaseWord, Need, Reply, Request, ScopeKind, Want};
-use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
 use parking_lot::RawRwLock;
+use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
 
+use crate::LibFs;
 use crate::api::Outcome;
 use crate::children::Known;
 use crate::node::{Lease, NodeState};
-use crate::LibFs;
 
 /// What an operation needs of an inode.
 #[derive(Clone, Copy, Debug)]

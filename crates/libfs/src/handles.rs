@@ -7,10 +7,10 @@ use ashlar_update::Update;
 use ashlar_wire::{LockKind, LockMode, Reply, Request};
 use parking_lot::Mutex;
 
+use crate::LibFs;
 use crate::api::{Found, Outcome};
 use crate::calls::Reclaim;
 use crate::grants::Claim;
-use crate::LibFs;
 
 impl LibFs {
     /// Notes a handle: the inode lives on until its last handle is closed, whoever removes its last name.

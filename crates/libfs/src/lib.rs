@@ -31,13 +31,13 @@ mod segments;
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use ashlar_log::Log;
 use ashlar_pmem::{Mapping, MappingAccess, Medium};
 use ashlar_types::{Errno, InodeId, LogPosition, SessionId};
-use ashlar_wire::{ControlPage, LeaseTable, Reply, Request, SessionKind, CONTROL_BYTES, LEASE_TABLE_BYTES};
+use ashlar_wire::{CONTROL_BYTES, ControlPage, LEASE_TABLE_BYTES, LeaseTable, Reply, Request, SessionKind};
 use parking_lot::Mutex;
 
 pub use api::{

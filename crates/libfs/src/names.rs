@@ -1,13 +1,13 @@
 //! Operations on names: look up, make, link, remove, rename, list.
 
-use ashlar_types::{Access, Credentials, Errno, FileKind, Inode, InodeId, Name, NameError, LINK_MAX, MODE_SETGID};
+use ashlar_types::{Access, Credentials, Errno, FileKind, Inode, InodeId, LINK_MAX, MODE_SETGID, Name, NameError};
 use ashlar_update::acl::Acl;
-use ashlar_update::{permission, Create, Entry, Rename, Update, XATTR_ACL_DEFAULT};
+use ashlar_update::{Create, Entry, Rename, Update, XATTR_ACL_DEFAULT, permission};
 use ashlar_wire::{Reply, Request};
 
+use crate::LibFs;
 use crate::api::{Found, Listed, Make, Outcome, RenameFlags};
 use crate::grants::{Claim, Locked, Stop};
-use crate::LibFs;
 
 /// Entries asked for at a time where a directory is too large to be known as a whole.
 const PAGE_ENTRIES: u32 = 1024;
@@ -418,7 +418,8 @@ impl LibFs {
                     let mut page: Vec<(u64, Name, Entry)> = Vec::new();
                     for (cookie, name, entry) in guard.children.between(after, u64::MAX) {
                         // Entries that share a cookie stay on one page.
-                        if page.len() >= PAGE_ENTRIES as usize && page.last().is_some_and(|&(last, ..)| last != cookie) {
+                        if page.len() >= PAGE_ENTRIES as usize && page.last().is_some_and(|&(last, ..)| last != cookie)
+                        {
                             return (page, Some(cookie - 1));
                         }
                         page.extend(entry.map(|entry| (cookie, name.clone(), entry)));
@@ -494,7 +495,10 @@ impl Inheritance {
             gid = parent.gid;
             if make.kind == FileKind::Directory {
                 mode |= MODE_SETGID;
-            } else if mode & (MODE_SETGID | 0o010) == (MODE_SETGID | 0o010) && !who.is_privileged() && !who.is_member(gid) {
+            } else if mode & (MODE_SETGID | 0o010) == (MODE_SETGID | 0o010)
+                && !who.is_privileged()
+                && !who.is_member(gid)
+            {
                 mode &= !MODE_SETGID;
             }
         }

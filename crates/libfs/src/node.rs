@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ashlar_types::{Inode, InodeId, LogPosition, Name};
 use ashlar_update::Entry;
@@ -51,7 +51,13 @@ pub(crate) struct NodeState {
 
 impl NodeState {
     /// Takes over what SharedFS told, in place of all that was known.
-    pub(crate) fn reset(&mut self, lease: Lease, state: &InodeState, applied: LogPosition, cookie: &dyn Fn(&[u8]) -> u64) {
+    pub(crate) fn reset(
+        &mut self,
+        lease: Lease,
+        state: &InodeState,
+        applied: LogPosition,
+        cookie: &dyn Fn(&[u8]) -> u64,
+    ) {
         self.lease = Some(lease);
         self.inode = Some(state.attributes.clone());
         self.children = Children::unknown();

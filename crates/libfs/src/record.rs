@@ -4,15 +4,15 @@ use std::sync::atomic::Ordering;
 
 use ashlar_log::AppendError;
 use ashlar_types::{Errno, Inode, InodeId, LogPosition, Name, Timestamp};
-use ashlar_update::{apply, Allocation, Applied, Cost, Entry, Invalid, Tree, Update};
+use ashlar_update::{Allocation, Applied, Cost, Entry, Invalid, Tree, Update, apply};
 use ashlar_wire::{Credit, Reply, Request};
 
+use crate::LibFs;
 use crate::api::Outcome;
 use crate::children::{Children, Known};
 use crate::content::{Content, DataChange};
 use crate::grants::{Locked, Stop, WriteGuard};
 use crate::node::Change;
-use crate::LibFs;
 
 /// The part of the log that may fill with records whose commit was not noticed yet, as a divisor of its length.
 const TIDY_PART: u64 = 8;
@@ -106,7 +106,9 @@ impl LibFs {
 
     /// Forgets what was committed, if enough of it has come together to be worth it.
     pub(crate) fn tidy_if_due(&self) {
-        if self.control.committed().0.saturating_sub(self.tidied.load(Ordering::Relaxed)) > self.log.capacity() / TIDY_PART {
+        if self.control.committed().0.saturating_sub(self.tidied.load(Ordering::Relaxed))
+            > self.log.capacity() / TIDY_PART
+        {
             self.tidy();
         }
     }

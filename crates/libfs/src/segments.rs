@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use ashlar_pmem::{Mapping, MappingAccess, OutOfBounds, Persistent};
-use ashlar_types::{Errno, BLOCK_BYTES};
+use ashlar_types::{BLOCK_BYTES, Errno};
 use ashlar_wire::{Reply, Request};
 use parking_lot::RwLock;
 
-use crate::api::Outcome;
 use crate::LibFs;
+use crate::api::Outcome;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 

@@ -12,11 +12,11 @@ mod errno;
 mod ids;
 mod name;
 
-pub use attributes::{FileKind, Inode, Timestamp, MODE_PERMISSIONS, MODE_SETGID, MODE_SETUID, MODE_STICKY};
+pub use attributes::{FileKind, Inode, MODE_PERMISSIONS, MODE_SETGID, MODE_SETUID, MODE_STICKY, Timestamp};
 pub use credentials::{Access, Credentials};
 pub use errno::Errno;
 pub use ids::{BlockAddress, InodeId, LogGeneration, LogPosition, SealCount, SessionId};
-pub use name::{name_cookie, Name, NameError, NAME_MAX, PATH_MAX, SYMLINK_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX};
+pub use name::{NAME_MAX, Name, NameError, PATH_MAX, SYMLINK_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX, name_cookie};
 
 /// Bytes in one block of a data segment: the unit of allocation and of checksums.
 pub const BLOCK_BYTES: u64 = 4096;

@@ -220,6 +220,18 @@ impl<M: Persistent> ControlPage<M> {
         self.probe(inode).is_some_and(|slot| self.0.load(slot) == inode.0 && self.0.load(slot + 8) > 0)
     }
 
+    /// All inodes that the session has open.
+    pub fn open_inodes(&self) -> Vec<InodeId> {
+        let mut table = vec![0; (HANDLE_SLOTS * SLOT_BYTES) as usize];
+        // The page is mapped whole; a word that changes meanwhile is the old one or the new one.
+        if self.0.0.load(TABLE, &mut table).is_err() {
+            return Vec::new();
+        }
+        let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
+        let slots = table.chunks_exact(SLOT_BYTES as usize).map(|slot| slot.split_at(8));
+        slots.filter(|(_, count)| word(count) > 0).map(|(inode, _)| InodeId(word(inode))).collect()
+    }
+
     /// The inode's slot, or one that is free for it, in the window of slots that its hash names.
     fn probe(&self, inode: InodeId) -> Option<u64> {
         let start = inode.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;

@@ -34,20 +34,8 @@ pub struct Verdict {
 pub fn check(root: &Path, journal: &Path, before: &Tree, seed: u64, bound: Bound) -> Outcome<Verdict> {
     let (begun, acknowledged) = read_journal(journal)?;
     let found = tree::read(root)?;
-    let mut model = Model::from_tree(before).ok_or("the workload began on what no workload makes")?;
-    let mut random = Random::new(seed);
-    let mut operations = Vec::new();
-    let mut states = vec![model.tree()];
-    for (number, words) in begun.iter().enumerate() {
-        let operation = model.draw(&mut random);
-        ensure!(
-            format!("{operation:?}") == *words,
-            "the journal says {words} for operation {number}, not {operation:?}"
-        );
-        model.apply(&operation);
-        states.push(model.tree());
-        operations.push(operation);
-    }
+    let start = Model::from_tree(before).ok_or("the workload began on what no workload makes")?;
+    let operations = draw(&start, seed, &begun)?;
     let least = match bound {
         Bound::Acknowledged => acknowledged,
         Bound::LastFsync => {
@@ -56,20 +44,53 @@ pub fn check(root: &Path, journal: &Path, before: &Tree, seed: u64, bound: Bound
         }
     };
     // The latest state that fits: operations that change nothing, such as fsync, make several the same.
-    match (least..states.len()).rev().find(|&count| states[count] == found) {
-        Some(survived) => Ok(Verdict { acknowledged: acknowledged as u64, survived: survived as u64, tree: found }),
-        None => Err(explain(&states, &operations, &found, least, acknowledged)),
+    match fitting(&start, &operations, least, &found).last() {
+        Some(&survived) => Ok(Verdict { acknowledged: acknowledged as u64, survived: survived as u64, tree: found }),
+        None => Err(explain(&start, &operations, &found, least, acknowledged)),
     }
 }
 
-fn explain(states: &[Tree], operations: &[Operation], found: &Tree, least: usize, acknowledged: usize) -> String {
-    if let Some(count) = (0..least).rev().find(|&count| states[count] == *found) {
+/// The operations that the journal names, drawn anew.
+fn draw(start: &Model, seed: u64, begun: &[String]) -> Outcome<Vec<Operation>> {
+    let (mut model, mut random) = (start.clone(), Random::new(seed));
+    let mut operations = Vec::with_capacity(begun.len());
+    for (number, words) in begun.iter().enumerate() {
+        let operation = model.draw(&mut random);
+        ensure!(
+            format!("{operation:?}") == *words,
+            "the journal says {words} for operation {number}, not {operation:?}"
+        );
+        model.apply(&operation);
+        operations.push(operation);
+    }
+    Ok(operations)
+}
+
+/// After how many operations, `least` or more, the state is what was found.
+fn fitting(start: &Model, operations: &[Operation], least: usize, found: &Tree) -> Vec<usize> {
+    let mut model = start.clone();
+    let mut fitting = Vec::new();
+    for count in 0..=operations.len() {
+        if count >= least && model.tree() == *found {
+            fitting.push(count);
+        }
+        if let Some(operation) = operations.get(count) {
+            model.apply(operation);
+        }
+    }
+    fitting
+}
+
+fn explain(start: &Model, operations: &[Operation], found: &Tree, least: usize, acknowledged: usize) -> String {
+    if let Some(&count) = fitting(start, &operations[..least], 0, found).last() {
         let lost = &operations[count];
         return format!(
             "lost updates: {count} survived, {acknowledged} were acknowledged, {least} must be there; first lost: {lost:?}"
         );
     }
-    let difference = tree::difference(&states[acknowledged], found).unwrap_or_default();
+    let mut model = start.clone();
+    operations[..acknowledged].iter().for_each(|operation| model.apply(operation));
+    let difference = tree::difference(&model.tree(), found).unwrap_or_default();
     let last = &operations[acknowledged.saturating_sub(3)..];
     format!("no prefix: against the {acknowledged} acknowledged updates, {difference}; the last ones were {last:?}")
 }

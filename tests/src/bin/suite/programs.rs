@@ -103,7 +103,6 @@ fn killed_daemon() -> Outcome<Verdict> {
         while kills < 2 || !running.iter().all(std::thread::ScopedJoinHandle::is_finished) {
             site.kill_daemon()?;
             kills += 1;
-            std::thread::sleep(std::time::Duration::from_millis(300));
         }
         running.into_iter().try_for_each(|job| job.join().map_err(|_| "a job's thread panicked".to_owned())?)
     })?;
