@@ -8,7 +8,7 @@
 //! - A record is appended only while every lease that it needs holds: the log's seal count is read first, then the lease
 //!   words; a revocation between that and the reservation makes the reservation fail, and the operation starts again.
 //! - What a read returns was true at one moment between call and return: it's copied, and then the lease word is looked at.
-//! - Nothing here exits, aborts or unwinds on purpose; a failure is an [`Errno`](ashlar_types::Errno).
+//! - Nothing here exits, aborts or unwinds on purpose; a failure is an [`Errno`].
 //! - The call that asks for space gets the refusal: every record is paid for with credit before it is appended.
 //!
 //! Non-goals: paths and descriptors (front ends have them), kernel caches (`ashlar-fuse`).
