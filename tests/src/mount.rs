@@ -79,6 +79,12 @@ impl Site {
         Ok(Self { directory, arena, _memory: memory, size })
     }
 
+    /// A place for an arena in a directory of the caller's.
+    pub fn within(place: &Path, size: &'static str) -> Outcome<Self> {
+        let directory = TempDir::with_prefix("ashlar-test-").map_err(tried("making a directory"))?;
+        Ok(Self { directory, arena: place.join("arena"), _memory: None, size })
+    }
+
     /// The same, with a first mount.
     pub fn mounted(medium: Medium, size: &'static str) -> Outcome<Self> {
         let site = Self::new(medium, size)?;
@@ -184,6 +190,24 @@ impl Site {
         kill_all(&processes)
     }
 
+    /// Kills whatever is there of it, whether a daemon answers or not.
+    pub fn kill_all_there_is(&self) -> Outcome {
+        let mut processes = self.recorded();
+        if let Ok(daemon) = self.daemon() {
+            processes.extend(parent(daemon).into_iter().chain([daemon]));
+        }
+        kill_all(&processes)
+    }
+
+    /// Takes away mounts, dead or alive.
+    pub fn clear_mounts(&self) {
+        for number in 0..MOUNTS_MAX {
+            while is_mount_point(&self.point(number)) {
+                unmount(&self.point(number));
+            }
+        }
+    }
+
     /// Checks the arena, in use or not; fails unless it's clean. Gives the counts.
     pub fn check(&self) -> Outcome<Value> {
         let done = self.ashlar(&["fsck", "--json"])?;
@@ -199,17 +223,9 @@ impl Site {
 impl Drop for Site {
     fn drop(&mut self) {
         // A test that failed leaves anything behind: mounts that hang, daemons that run. Processes first, by their numbers.
-        let mut processes = self.recorded();
-        if let Ok(daemon) = self.daemon() {
-            processes.extend(parent(daemon).into_iter().chain([daemon]));
-        }
         // What can't be ended is told by the tests that follow, when they find it.
-        let _ = kill_all(&processes);
-        for number in 0..MOUNTS_MAX {
-            while is_mount_point(&self.point(number)) {
-                unmount(&self.point(number));
-            }
-        }
+        let _ = self.kill_all_there_is();
+        self.clear_mounts();
     }
 }
 

@@ -5,8 +5,12 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::command::run;
+use crate::command::{Done, run};
 use crate::{Outcome, tried};
+
+/// EXT4_IOC_SHUTDOWN (`_IOR('X', 125, __u32)`) with EXT4_GOING_FLAGS_NOLOGFLUSH, which leaves the journal as it is.
+const SHUTDOWN: &str = "import fcntl, os, struct, sys; \
+    fcntl.ioctl(os.open(sys.argv[1], os.O_RDONLY), 0x8004587d, struct.pack('I', 2))";
 
 /// A fresh ext4 in a file, mounted; where loop devices can't be had, a directory of the host's file system.
 #[derive(Debug)]
@@ -27,10 +31,33 @@ impl Reference {
         std::fs::create_dir(&point).map_err(tried("making a directory"))?;
         let made = run(Command::new("mkfs.ext4").args(["-q", "-F", "-I", "256"]).arg(&image))?;
         if made.status.success() {
-            let mount = run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&point))?;
-            reference.mounted = mount.status.success();
+            reference.mounted = reference.mount()?.status.success();
         }
         Ok(reference)
+    }
+
+    fn mount(&self) -> Outcome<Done> {
+        run(Command::new("mount").args(["-o", "loop"]).arg(self.directory.path().join("image")).arg(self.path()))
+    }
+
+    /// Why its power can't be cut; `None` where it can.
+    #[must_use]
+    pub fn uncuttable(&self) -> Option<String> {
+        (!self.mounted).then(|| "no loop device to be had, on which power could be cut".to_owned())
+    }
+
+    /// From now on nothing reaches the medium any more: what was not written back is lost, and whoever syncs is told so.
+    pub fn cut_power(&self) -> Outcome {
+        run(Command::new("python3").args(["-c", SHUTDOWN]).arg(self.path()))?.success().map(drop)
+    }
+
+    /// The power is back: the file system is what is on the medium, by way of its own recovery. Nobody may use it.
+    pub fn restore_power(&mut self) -> Outcome {
+        run(Command::new("umount").arg(self.path()))?.success()?;
+        self.mounted = false;
+        self.mount()?.success()?;
+        self.mounted = true;
+        Ok(())
     }
 
     /// Where it is.

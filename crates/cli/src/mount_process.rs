@@ -45,7 +45,7 @@ pub fn serve(arguments: &MountProcessArguments, ready: &dyn Fn()) -> Result<Exit
     })?;
     let options = MountOptions {
         read_only: arguments.read_only,
-        source: arguments.arena.display().to_string(),
+        source: format!("ashlar:{}", arguments.arena.display()),
         ..MountOptions::default()
     };
     let mount = Mount::new(session.clone(), directory, options)?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ashlar_lease::{Command, Grant, Mode, Reason, RequestId, Scope, SlotWord};
+use ashlar_lease::{Ancestry, Command, Grant, Mode, Reason, RequestId, Scope, SlotWord};
 use ashlar_store::StoreError;
 use ashlar_types::{Errno, FileKind, InodeId, LogPosition, Name, SessionId};
 use ashlar_wire::{Contents, DirectoryEntry, Extent, GrantReply, InodeState, LeaseWord, Need, Reply, ScopeKind, Want};
@@ -151,15 +151,14 @@ fn request(shared: &Shared, state: &mut MutexGuard<'_, State>, id: SessionId, wa
 fn covered(state: &mut State, id: SessionId, wants: &[Want]) -> Option<Answer> {
     let (mut grants, mut dependencies) = (Vec::with_capacity(wants.len()), Vec::new());
     for want in wants {
-        let (grant, shown) = state.covering_lease(now_us(), id, want.inode, want.write)?;
-        if want.scope == ScopeKind::Subtree && grant.word.scope != Scope::Subtree {
+        // Others may hold leases below a directory that a session's lease covers: only the manager takes those.
+        if want.scope == ScopeKind::Subtree {
             return None;
         }
+        let (grant, shown) = state.covering_lease(now_us(), id, want.inode, want.write)?;
         grants.push(grant);
         dependencies.extend(shown);
     }
-    dependencies.sort_unstable();
-    dependencies.dedup();
     Some(answer(state, id, wants, &grants, dependencies))
 }
 
@@ -278,25 +277,51 @@ fn lease_word(word: &SlotWord) -> LeaseWord {
 }
 
 fn write(state: &State, word: &SlotWord) {
+    if word.slot == SlotWord::UNRECORDED {
+        return;
+    }
     if let Some(session) = state.sessions.get(&word.session) {
         session.leases.set(word.slot, lease_word(word), word.inode);
     }
 }
 
-/// Queues what a mount's kernel must forget.
+/// Queues what a mount's kernel must forget. What it knows below a directory can't be listed: it looks up all names afresh,
+/// which brings attributes too, and what is reached without a name is open.
 fn invalidate(state: &mut State, id: SessionId, inode: InodeId, scope: Scope) {
-    let Some(notifier) = state.sessions.get(&id).and_then(|session| session.notifier.clone()) else { return };
-    let is_directory = state.store.inode(inode).ok().flatten().is_none_or(|found| found.is_directory());
+    let Some(session) = state.sessions.get(&id) else { return };
+    let Some(notifier) = session.notifier.clone() else { return };
     let subtree = scope == Scope::Subtree;
-    let ticket = notifier.queue(Stale { inode, data: !is_directory, names: is_directory, subtree });
-    state.counters.invalidations += 1;
-    let until = boot_time() + state.cache_ttl;
-    if let Some(session) = state.sessions.get(&id) {
-        // The page is mapped whole, so the store can't miss it.
-        let _ = page::set_stale_until_ms(&*session.page, until.as_millis() as u64);
+    let is_directory =
+        |inode: InodeId| state.store.inode(inode).ok().flatten().is_none_or(|found| found.is_directory());
+    if subtree {
+        for open in session.control.open_inodes() {
+            if open != inode && is_below(&Ancestors(&state.store), open, inode) {
+                notifier.queue(Stale { inode: open, data: !is_directory(open), names: false, subtree: false });
+            }
+        }
     }
+    let names = is_directory(inode);
+    // It's told behind the others, so its ticket stands for all of them.
+    let ticket = notifier.queue(Stale { inode, data: !names, names, subtree });
+    let until = boot_time() + state.cache_ttl;
+    // The page is mapped whole, so the store can't miss it.
+    let _ = page::set_stale_until_ms(&*session.page, until.as_millis() as u64);
+    state.counters.invalidations += 1;
     state.leasing.tickets.retain(|ticket| !ticket.is_done());
     state.leasing.tickets.push(Arc::new(ticket));
+}
+
+/// Whether a lease on everything below `top` may govern the inode. One without a place may have had its place there.
+fn is_below(ancestors: &Ancestors<'_>, inode: InodeId, top: InodeId) -> bool {
+    let mut at = inode;
+    loop {
+        match ancestors.parent(at) {
+            _ if at == top => return true,
+            Some(parent) if parent == at => return false,
+            Some(parent) => at = parent,
+            None => return true,
+        }
+    }
 }
 
 fn grant(state: &mut State, id: SessionId, request: RequestId, grants: &[Grant], dependencies: Dependencies) {
@@ -308,7 +333,13 @@ fn grant(state: &mut State, id: SessionId, request: RequestId, grants: &[Grant],
     }
 }
 
-fn answer(state: &mut State, id: SessionId, wants: &[Want], grants: &[Grant], dependencies: Dependencies) -> Answer {
+fn answer(
+    state: &mut State,
+    id: SessionId,
+    wants: &[Want],
+    grants: &[Grant],
+    mut dependencies: Dependencies,
+) -> Answer {
     for grant in grants {
         write(state, &grant.word);
     }
@@ -318,17 +349,26 @@ fn answer(state: &mut State, id: SessionId, wants: &[Want], grants: &[Grant], de
         stale.subtree || grants.iter().any(|g| g.inode == stale.inode || g.word.scope == Scope::Subtree)
     });
     let tickets = tickets.map(Arc::clone).collect();
-    Answer { grants: grant_replies(state, id, wants, grants), dependencies, tickets }
+    let grants = grant_replies(state, id, wants, grants, &mut dependencies);
+    dependencies.sort_unstable();
+    dependencies.dedup();
+    Answer { grants, dependencies, tickets }
 }
 
-fn grant_replies(state: &mut State, id: SessionId, wants: &[Want], grants: &[Grant]) -> Result<Vec<GrantReply>, Errno> {
+fn grant_replies(
+    state: &mut State,
+    id: SessionId,
+    wants: &[Want],
+    grants: &[Grant],
+    dependencies: &mut Dependencies,
+) -> Result<Vec<GrantReply>, Errno> {
     let mut replies = Vec::with_capacity(grants.len());
     let mut children = Vec::new();
     for (want, grant) in wants.iter().zip(grants) {
         let described = describe(state, grant.inode, want.need).map_err(|error| internal(&error))?;
         let reply = reply(grant, described.ok_or(Errno::ESTALE)?);
         if want.need.children && grant.word.scope == Scope::Subtree {
-            children_of(state, id, &reply, grant, &mut children).map_err(|error| internal(&error))?;
+            children_of(state, id, &reply, grant, &mut children, dependencies).map_err(|error| internal(&error))?;
         }
         replies.push(reply);
     }
@@ -347,14 +387,16 @@ fn children_of(
     directory: &GrantReply,
     grant: &Grant,
     children: &mut Vec<GrantReply>,
+    dependencies: &mut Dependencies,
 ) -> Result<(), StoreError> {
     for entry in directory.state.entries.iter().flatten() {
-        let Some((found, _)) = state.covering_lease(now_us(), id, entry.inode, false) else { continue };
+        let Some((found, shown)) = state.covering_lease(now_us(), id, entry.inode, false) else { continue };
         if found.word != grant.word {
             continue;
         }
         if let Some(described) = describe(state, entry.inode, Need::default())? {
             children.push(reply(&found, described));
+            dependencies.extend(shown);
         }
     }
     Ok(())

@@ -417,3 +417,53 @@ fn a_mounts_kernel_forgets_before_others_change_what_it_knows() {
     assert!(inodes.contains(&file.0), "{inodes:?}");
     site.check();
 }
+
+/// A file's content as SharedFS's segments have it.
+fn read_file(site: &Site, file: InodeId) -> Vec<u8> {
+    use std::os::unix::fs::FileExt;
+    let mut client = Client::open(&site.socket());
+    let grants = client.acquire(&[(file, false)]).expect("granted");
+    let state = &grants[0].state;
+    let Some(Contents::Extents(extents)) = &state.contents else { panic!("{state:?}") };
+    let mut content = vec![0; (state.attributes.size as usize).next_multiple_of(4096)];
+    for extent in extents {
+        let Some(address) = extent.address else { continue };
+        let (reply, files) = client.line.call(&Request::Segment(address.segment()), &[]).expect("answered");
+        let Reply::Segment(segment) = reply else { panic!("{reply:?}") };
+        let start = extent.logical_block as usize * 4096;
+        let end = (start + extent.blocks as usize * 4096).min(content.len());
+        let at = segment.data_offset + u64::from(address.block()) * 4096;
+        std::fs::File::from(files[0].try_clone().expect("cloned"))
+            .read_exact_at(&mut content[start..end], at)
+            .expect("read");
+    }
+    content.truncate(state.attributes.size as usize);
+    content
+}
+
+#[test]
+fn what_a_session_overwrites_at_once_is_not_applied_again_and_again() {
+    let mut site = Site::new(64 << 20);
+    let mut client = Client::open(&site.socket());
+    client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+    let file = client.make(InodeId::ROOT, b"file", FileKind::Regular);
+    for round in 0..1000u32 {
+        let data = round.to_le_bytes().repeat(1024);
+        client.append(&Update::Write { inode: file, offset: 4096, at: NOW, strip: false, data: &data });
+    }
+    client.append(&Update::Resize { inode: file, size: 4100, at: NOW, strip: false });
+    let end = client.log.tail();
+    assert_eq!(client.digest().expect("digested"), end, "records that are dropped are digested too");
+    let counters = site.check();
+    assert_eq!(counters["records_applied"], 1002);
+    assert!(counters["coalesced_records"] > 900, "{counters:?}");
+    assert!(counters["coalesced_bytes"] > 900 * 4096, "{counters:?}");
+    let grants = client.acquire(&[(file, true)]).expect("granted");
+    assert_eq!(grants[0].state.attributes.size, 4100);
+    // What the log said last stands there, and the rest of the block is gone.
+    client.append(&Update::Resize { inode: file, size: 4104, at: NOW, strip: false });
+    assert!(matches!(client.call(&Request::Goodbye), Ok(Reply::Done)));
+    let content = read_file(&site, file);
+    assert_eq!(content[4096..], [999u32.to_le_bytes(), [0; 4]].concat());
+    assert!(content[..4096].iter().all(|&byte| byte == 0));
+}

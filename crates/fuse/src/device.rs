@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
@@ -44,6 +45,12 @@ impl Device {
                 Err(errno) => return Err(errno),
             }
         }
+    }
+
+    /// Whether a request waits to be received.
+    pub(crate) fn has_request(&self) -> bool {
+        let mut this = [PollFd::new(&self.0, PollFlags::IN)];
+        poll(&mut this, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
     /// Sends a reply.

@@ -1,7 +1,7 @@
 //! Open files: opening, reading, writing, space, and what ends with a handle.
 
 use ashlar_libfs::{Allocation, Change, LockKind, Seek, WriteAt};
-use ashlar_types::{Credentials, Errno, InodeId};
+use ashlar_types::{Errno, InodeId, MODE_SETGID, MODE_SETUID};
 
 use crate::device::TRANSFER_BYTES;
 use crate::dispatch::{Answer, Call, Then};
@@ -20,7 +20,6 @@ const HANDLE_DIRECT: u64 = 1;
 const WRITE_CACHE: u32 = 1 << 0;
 /// The most that one COPY_FILE_RANGE copies: callers go on from where it stopped, and can be killed in between.
 const COPY_BYTES_MAX: u64 = 64 << 20;
-const CAPABILITY: &[u8] = b"security.capability";
 
 const fn has(flags: u32, flag: i32) -> bool {
     flags & flag as u32 != 0
@@ -68,7 +67,6 @@ impl<F: FileSystem> Call<'_, F> {
     }
 
     fn truncate(&self, strip: bool) -> Result<(), Errno> {
-        self.strip_capability(self.inode())?;
         let change = Change { size: Some(0), strip, ..Change::default() };
         self.fs().set_attributes(&self.who(), self.inode(), &change).map(|_| ())
     }
@@ -107,12 +105,15 @@ impl<F: FileSystem> Call<'_, F> {
         let data = self.arguments.bytes(asked.size)?;
         let inode = self.inode();
         let direct = asked.fh & HANDLE_DIRECT != 0;
-        if direct {
-            self.strip_capability(inode)?;
-        }
         let appends = has(asked.flags, libc::O_APPEND) && asked.write_flags & WRITE_CACHE == 0;
         let at = if appends { WriteAt::End } else { WriteAt::Offset(asked.offset) };
-        let offset = self.fs().write(inode, at, data, asked.write_flags & WRITE_KILL_SUIDGID != 0)?;
+        let strip = asked.write_flags & WRITE_KILL_SUIDGID != 0;
+        let loses_set_id = strip && self.fs().attributes(inode)?.inode.mode & (MODE_SETUID | MODE_SETGID) != 0;
+        let offset = self.fs().write(inode, at, data, strip)?;
+        if loses_set_id {
+            // After a write the kernel asks for size and times again, but not for the mode.
+            self.server.forget_attributes(inode);
+        }
         if offset != asked.offset {
             let pages = Pages::Range { offset: offset.min(asked.offset), length: 0 };
             self.server.invalidations.push(Stale::Inode(inode, pages));
@@ -123,16 +124,6 @@ impl<F: FileSystem> Call<'_, F> {
         }
         self.reply.structure(&WriteOut { size: asked.size, padding: 0 })?;
         Ok(Then::Send)
-    }
-
-    /// A file that is written to loses its capabilities. The kernel sees to it wherever the data go through its pages or an
-    /// attribute is set; here is the rest.
-    fn strip_capability(&self, inode: InodeId) -> Result<(), Errno> {
-        match self.fs().xattr(inode, CAPABILITY) {
-            Ok(_) => self.fs().remove_xattr(&Credentials::checked(0, 0), inode, CAPABILITY),
-            Err(Errno::ENODATA) => Ok(()),
-            Err(errno) => Err(errno),
-        }
     }
 
     /// FLUSH, one for each `close`: record locks of the process go.

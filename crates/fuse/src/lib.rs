@@ -38,6 +38,7 @@ pub mod notify;
 mod proto;
 mod reply;
 mod server;
+mod turns;
 mod xattr;
 
 pub use file_system::FileSystem;

@@ -26,7 +26,7 @@ const READ_AHEAD_KIB: usize = TRANSFER_BYTES / 1024;
 /// How to mount.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountOptions {
-    /// What `df` and `mount` name as the source: the arena's directory. Empty for just "ashlar".
+    /// What `df` and `mount` name as the source, such as `ashlar:/var/lib/ashlar/default`. Empty for just `ashlar`.
     pub source: String,
     /// Nothing can be changed through the mount.
     pub read_only: bool,

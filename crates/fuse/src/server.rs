@@ -1,8 +1,10 @@
 //! The threads that serve.
 //!
-//! A few threads take requests from the device and answer them, each with its own buffers, which are used again and again. When all
-//! of them are held up (a lease that must first come from elsewhere, a disk's `fsync`), another one is started for the time.
+//! A few threads take requests from the device and answer them, each with its own buffers, which are used again and again. One
+//! of them waits for requests, and the others join in where there is more than one to do ([`Turns`]). When all of them
+//! are held up (a lease that must first come from elsewhere, a disk's `fsync`), another one is started for the time.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -17,14 +19,20 @@ use crate::file_system::FileSystem;
 use crate::invalidate::{Invalidations, Stale};
 use crate::locks::Locks;
 use crate::notify::Pages;
-use crate::proto::{Arguments, InHeader};
+use crate::proto::{Arguments, InHeader, Opcode};
 use crate::reply::{Check, Reply};
+use crate::turns::Turns;
 
 /// The most threads that serve at once; a kernel has at most as many requests in flight as there are threads in it that
 /// wait, and more than these would wait for the same leases.
 const WORKERS_MAX: usize = 16;
-/// How long all threads must be held up, without finishing anything, before another is started.
-const HELD_UP: Duration = Duration::from_millis(5);
+/// How long all threads must be held up, without finishing anything, before another comes.
+const HELD_UP: Duration = Duration::from_millis(2);
+/// Another thread comes where so many requests in a row left others behind them in the queue. One client alone does that
+/// too, since nobody waits for RELEASE and FORGET, but not so often in a row.
+const QUEUED_IN_A_ROW: u32 = 4;
+/// … and at once where the request itself is longer than this, in bytes: it will take its time.
+const LONG_REQUEST: u32 = 64 << 10;
 
 /// A mount's state, which all its threads share.
 #[derive(Debug)]
@@ -43,7 +51,7 @@ struct Workers {
     /// How many there are when nothing is held up.
     base: usize,
     count: AtomicUsize,
-    idle: AtomicUsize,
+    turns: Turns,
     /// Requests finished so far.
     finished: AtomicU64,
     /// Whether the supervisor was told that nobody is idle.
@@ -59,20 +67,17 @@ impl Workers {
         }
     }
 
-    fn begin_waiting(&self) {
-        self.idle.fetch_add(1, Ordering::SeqCst);
-    }
-
+    /// Ends a turn: until somebody takes the next one, the supervisor looks whether that takes too long.
     fn end_waiting(&self) {
-        let was_last = self.idle.fetch_sub(1, Ordering::SeqCst) == 1;
-        if was_last && !self.watched.load(Ordering::SeqCst) && !self.watched.swap(true, Ordering::SeqCst) {
+        self.turns.give();
+        if !self.watched.load(Ordering::SeqCst) && !self.watched.swap(true, Ordering::SeqCst) {
             self.wake_supervisor();
         }
     }
 
     /// Whether a worker that has just finished may go: those that are meant to be there stand ready.
     fn is_spare(&self) -> bool {
-        self.count.load(Ordering::Relaxed) > self.base && self.idle.load(Ordering::Relaxed) >= self.base
+        self.count.load(Ordering::Relaxed) > self.base && self.turns.ready() >= self.base
     }
 }
 
@@ -97,6 +102,15 @@ impl<F: FileSystem> Server<F> {
             invalidations: Invalidations::default(),
             setxattr_extended,
             workers,
+        }
+    }
+
+    /// Has the kernel ask for an inode's attributes again, at once: unlike all other invalidation this never waits for
+    /// anything that the kernel has locked, so a serving thread may do it.
+    pub(crate) fn forget_attributes(&self, inode: InodeId) {
+        let device = std::os::fd::AsFd::as_fd(&self.device);
+        if let Err(errno) = crate::notify::inval_inode(device, inode, crate::notify::Pages::Keep) {
+            tracing::debug!(inode = inode.0, %errno, "the kernel keeps its attributes until their time is over");
         }
     }
 
@@ -146,18 +160,20 @@ impl<F: FileSystem> Server<F> {
             }
             let finished = workers.finished.load(Ordering::Relaxed);
             std::thread::park_timeout(HELD_UP);
-            if workers.idle.load(Ordering::SeqCst) > 0 {
+            if workers.turns.is_taken() {
                 workers.watched.store(false, Ordering::SeqCst);
-                // Whoever became the last idle one before that store has told nobody.
-                if workers.idle.load(Ordering::SeqCst) > 0 {
+                // Whoever ended its turn before that store has told nobody.
+                if workers.turns.is_taken() {
                     continue;
                 }
                 workers.watched.store(true, Ordering::SeqCst);
                 continue;
             }
             let is_held_up = workers.finished.load(Ordering::Relaxed) == finished;
-            let may_start = workers.count.load(Ordering::Relaxed) < WORKERS_MAX;
-            if is_held_up && may_start && !workers.closed.load(Ordering::Relaxed) {
+            if !is_held_up || workers.closed.load(Ordering::Relaxed) || workers.turns.ring() {
+                continue;
+            }
+            if workers.count.load(Ordering::Relaxed) < WORKERS_MAX {
                 if let Err(error) = self.start_worker() {
                     tracing::warn!(%error, "no further thread could be started to serve the mount");
                 }
@@ -171,24 +187,29 @@ struct Worker<'a, F> {
     server: &'a Arc<Server<F>>,
     request: Vec<u8>,
     reply: Reply,
+    /// How many requests in a row left others behind them in the queue.
+    queued: Cell<u32>,
 }
 
 impl<'a, F: FileSystem> Worker<'a, F> {
     fn new(server: &'a Arc<Server<F>>) -> Self {
-        Self { server, request: vec![0; REQUEST_BYTES], reply: Reply::new(TRANSFER_BYTES) }
+        Self { server, request: vec![0; REQUEST_BYTES], reply: Reply::new(TRANSFER_BYTES), queued: Cell::new(0) }
     }
 
     fn run(&mut self) {
         let workers = &self.server.workers;
-        loop {
-            workers.begin_waiting();
+        while workers.turns.take() {
             let received = self.server.device.receive(&mut self.request);
             workers.end_waiting();
             match received {
                 Ok(Some(length)) => self.serve(length),
-                Ok(None) => break,
+                Ok(None) => {
+                    workers.turns.close();
+                    break;
+                }
                 Err(errno) => {
                     tracing::error!(%errno, "the kernel gave no request; this thread ends");
+                    workers.turns.ring();
                     break;
                 }
             }
@@ -200,6 +221,25 @@ impl<'a, F: FileSystem> Worker<'a, F> {
         workers.closed.store(true, Ordering::Relaxed);
     }
 
+    /// Has another thread come where there is work for it.
+    fn share_work(&self, header: &InHeader) {
+        let workers = &self.server.workers;
+        if !workers.turns.has_standby() {
+            return;
+        }
+        let waits = matches!(
+            Opcode::from_u32(header.opcode),
+            Some(Opcode::Fsync | Opcode::Fsyncdir | Opcode::Syncfs | Opcode::Fallocate | Opcode::CopyFileRange)
+        );
+        let queued = if self.server.device.has_request() { self.queued.get() + 1 } else { 0 };
+        let is_long = queued > 0 && header.len > LONG_REQUEST;
+        let rings = waits || is_long || queued >= QUEUED_IN_A_ROW;
+        if rings {
+            workers.turns.ring();
+        }
+        self.queued.set(if rings { 0 } else { queued });
+    }
+
     fn serve(&mut self, length: usize) {
         self.reply.clear();
         let request = self.request.get(..length).unwrap_or_default();
@@ -208,6 +248,7 @@ impl<'a, F: FileSystem> Worker<'a, F> {
             tracing::error!(length, "the kernel sent a request without a header");
             return;
         };
+        self.share_work(&header);
         let call = Call { server: self.server, header, arguments, reply: &mut self.reply };
         let answer = call.dispatch();
         if answer == Ok(Then::Silent) {

@@ -43,8 +43,10 @@ pub fn check(root: &Path, journal: &Path, before: &Tree, seed: u64, bound: Bound
             acknowledged.iter().rposition(|operation| matches!(operation, Operation::Fsync(_))).map_or(0, |at| at + 1)
         }
     };
-    // The latest state that fits: operations that change nothing, such as fsync, make several the same.
-    match fitting(&start, &operations, least, &found).last() {
+    // The latest state that fits: operations that change nothing, such as fsync, make several the same. The last
+    // operation may be a write of which the kernel has made several, by pages.
+    let last = fitting(&start, &operations, least, &found).last().copied();
+    match last.or_else(|| torn(&start, &operations, least, &found)).as_ref() {
         Some(&survived) => Ok(Verdict { acknowledged: acknowledged as u64, survived: survived as u64, tree: found }),
         None => Err(explain(&start, &operations, &found, least, acknowledged)),
     }
@@ -79,6 +81,20 @@ fn fitting(start: &Model, operations: &[Operation], least: usize, found: &Tree) 
         }
     }
     fitting
+}
+
+/// After how many operations, `least` or more, the state is what was found but for the next one, a write that was not
+/// acknowledged (or not synced): through FUSE the kernel makes one request of it for each run of pages that it has at
+/// hand, so it may be done up to the end of a page.
+fn torn(start: &Model, operations: &[Operation], least: usize, found: &Tree) -> Option<usize> {
+    let mut model = start.clone();
+    for (count, operation) in operations.iter().enumerate() {
+        if count >= least && model.pieces(operation).iter().any(|piece| piece.tree() == *found) {
+            return Some(count);
+        }
+        model.apply(operation);
+    }
+    None
 }
 
 fn explain(start: &Model, operations: &[Operation], found: &Tree, least: usize, acknowledged: usize) -> String {

@@ -9,8 +9,10 @@ use crate::tree::{Node, Tree};
 const NAMES: u64 = 12;
 /// Files stay below this size.
 const FILE_BYTES_MAX: usize = 192 << 10;
-/// A write is one request of the kernel's, which is what is done whole or not at all.
+/// A write stays below what the kernel hands on in one request.
 const WRITE_BYTES_MAX: u64 = 48 << 10;
+/// The kernel's unit of cached file content.
+const PAGE_BYTES: usize = 4096;
 /// Entries in the whole tree, beyond which more is removed than made.
 const ENTRIES_MAX: usize = 60;
 
@@ -231,12 +233,35 @@ impl Model {
         }
     }
 
-    fn write(&mut self, path: &str, offset: usize, count: usize, seed: u64) {
-        self.change(path, |file| {
-            if file.content.len() < offset + count {
-                file.content.resize(offset + count, 0);
+    /// The states in which a write may be that is done up to the end of a page, and not whole.
+    #[must_use]
+    pub fn pieces(&self, operation: &Operation) -> Vec<Self> {
+        let (path, offset, count, seed) = match operation {
+            Operation::Write(path, offset, count, seed) => (path, *offset, *count, *seed),
+            Operation::Append(path, count, seed) => {
+                (path, self.file(path).map_or(0, |it| it.content.len()), *count, *seed)
             }
-            file.content[offset..offset + count].copy_from_slice(&bytes(seed, count));
+            _ => return Vec::new(),
+        };
+        let ends = (offset / PAGE_BYTES + 1..).map(|page| page * PAGE_BYTES).take_while(|end| *end < offset + count);
+        ends.map(|end| {
+            let mut piece = self.clone();
+            piece.write_part(path, offset, &bytes(seed, count)[..end - offset]);
+            piece
+        })
+        .collect()
+    }
+
+    fn write(&mut self, path: &str, offset: usize, count: usize, seed: u64) {
+        self.write_part(path, offset, &bytes(seed, count));
+    }
+
+    fn write_part(&mut self, path: &str, offset: usize, data: &[u8]) {
+        self.change(path, |file| {
+            if file.content.len() < offset + data.len() {
+                file.content.resize(offset + data.len(), 0);
+            }
+            file.content[offset..offset + data.len()].copy_from_slice(data);
         });
     }
 
@@ -324,6 +349,17 @@ mod tests {
         let kinds: std::collections::BTreeSet<_> =
             drawn.iter().map(|operation| format!("{operation:?}").split('(').next().map(str::to_owned)).collect();
         assert_eq!(kinds.len(), 13, "{kinds:?}");
+    }
+
+    #[test]
+    fn a_write_may_be_done_up_to_the_end_of_a_page_and_nowhere_else() {
+        let mut model = Model::default();
+        model.apply(&Operation::Create("f".into(), 0o600));
+        model.apply(&Operation::Write("f".into(), 0, 100, 1));
+        let pieces = model.pieces(&Operation::Write("f".into(), 4000, 9000, 2));
+        let sizes: Vec<_> = pieces.iter().map(|piece| piece.file("f").map_or(0, |file| file.content.len())).collect();
+        assert_eq!(sizes, [4096, 8192, 12288]);
+        assert!(model.pieces(&Operation::Append("f".into(), 3996, 2)).is_empty(), "it ends where the page does");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Kill loops: a ledger is written, something is killed, and everything acknowledged must be there.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -32,10 +32,32 @@ enum Kill {
     Everything,
 }
 
-struct Writer {
-    child: Child,
-    journal: PathBuf,
-    seed: u64,
+/// A writer at work.
+pub struct Writer {
+    /// Its process.
+    pub child: Child,
+    /// What it writes down.
+    pub journal: PathBuf,
+    /// What it draws from.
+    pub seed: u64,
+}
+
+impl Writer {
+    /// Starts one that goes on until it is killed.
+    pub fn start(directory: &Path, journal: &Path, seed: u64) -> Outcome<Self> {
+        let program = std::env::current_exe().map_err(tried("finding this program"))?.with_file_name("ashlar-writer");
+        let child = Command::new(program)
+            .arg(directory)
+            .arg(journal)
+            .args([seed.to_string(), UNTIL_KILLED.to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            // What a writer complains of stands in its journal too.
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(tried("starting a writer"))?;
+        Ok(Self { child, journal: journal.to_owned(), seed })
+    }
 }
 
 /// What the rounds add up to.
@@ -104,18 +126,7 @@ fn directory(site: &Site, mount: usize, index: usize) -> PathBuf {
 
 fn start(site: &Site, index: usize, round: u64, seed: u64) -> Outcome<Writer> {
     let journal = site.outside().join(format!("journal-{index}-{round}"));
-    let seed = seed.wrapping_add(index as u64);
-    let program = std::env::current_exe().map_err(tried("finding this program"))?.with_file_name("ashlar-writer");
-    let child = Command::new(program)
-        .arg(directory(site, index % 2, index))
-        .arg(&journal)
-        .args([seed.to_string(), UNTIL_KILLED.to_string()])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::inherit())
-        .spawn()
-        .map_err(tried("starting a writer"))?;
-    Ok(Writer { child, journal, seed })
+    Writer::start(&directory(site, index % 2, index), &journal, seed.wrapping_add(index as u64))
 }
 
 /// Kills, brings back what is needed to look, and leaves no writer running.
@@ -167,12 +178,12 @@ fn end(writers: &mut [Writer]) -> Outcome {
     Ok(())
 }
 
-fn size(journal: &std::path::Path) -> u64 {
+fn size(journal: &Path) -> u64 {
     fs::metadata(journal).map_or(0, |journal| journal.len())
 }
 
-/// Takes away the journal's last line where it says that the call under way failed, since its process was killed.
-fn forget_failure(journal: &std::path::Path) -> Outcome {
+/// Takes away the journal's last line where it says that the call under way failed, since what it needs was killed.
+pub fn forget_failure(journal: &Path) -> Outcome {
     let text = fs::read_to_string(journal).map_err(tried("reading a journal"))?;
     if let Some(at) = text.rfind("\nfailed ") {
         fs::write(journal, &text[..=at]).map_err(tried("writing a journal"))?;

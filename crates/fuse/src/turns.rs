@@ -1,0 +1,140 @@
+//! Whose turn it is to wait for a request: one thread's at a time, while the others stand by.
+//!
+//! The kernel wakes those who wait in the order in which they came. With several of them, each request of a single client would
+//! go to the thread that has slept longest, often on another core, with its buffers in no cache: a round trip then takes up
+//! to three times as long. So whoever has answered waits again, if nobody else does meanwhile; another thread joins in when it is
+//! rung for, since requests queue up or the one at work is held up.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use parking_lot::{Condvar, Mutex};
+
+/// The turn, and who stands by.
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    /// Whether somebody waits at the device.
+    is_taken: AtomicBool,
+    standing_by: AtomicUsize,
+    bell: Mutex<Bell>,
+    rung: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Bell {
+    /// How many of those who stand by are to come.
+    wanted: usize,
+    closed: bool,
+}
+
+impl Turns {
+    /// Takes the turn; stands by until it's wanted where somebody else has it. `false` when the mount is gone.
+    pub(crate) fn take(&self) -> bool {
+        while self.is_taken.swap(true, Ordering::SeqCst) {
+            if !self.stand_by() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Gives the turn back: a request has come.
+    pub(crate) fn give(&self) {
+        self.is_taken.store(false, Ordering::SeqCst);
+    }
+
+    fn stand_by(&self) -> bool {
+        let mut bell = self.bell.lock();
+        self.standing_by.fetch_add(1, Ordering::SeqCst);
+        while bell.wanted == 0 && !bell.closed {
+            self.rung.wait(&mut bell);
+        }
+        self.standing_by.fetch_sub(1, Ordering::SeqCst);
+        bell.wanted = bell.wanted.saturating_sub(1);
+        !bell.closed
+    }
+
+    /// Has one more thread come; `false` where none stands by.
+    pub(crate) fn ring(&self) -> bool {
+        if !self.has_standby() {
+            return false;
+        }
+        let mut bell = self.bell.lock();
+        if bell.wanted >= self.standing_by.load(Ordering::SeqCst) {
+            return false;
+        }
+        bell.wanted += 1;
+        drop(bell);
+        self.rung.notify_one();
+        true
+    }
+
+    /// Whether somebody waits at the device.
+    pub(crate) fn is_taken(&self) -> bool {
+        self.is_taken.load(Ordering::SeqCst)
+    }
+
+    /// Whether anybody stands by.
+    pub(crate) fn has_standby(&self) -> bool {
+        self.standing_by.load(Ordering::SeqCst) > 0
+    }
+
+    /// How many threads are ready: the one that waits, and those who stand by.
+    pub(crate) fn ready(&self) -> usize {
+        self.standing_by.load(Ordering::SeqCst) + usize::from(self.is_taken())
+    }
+
+    /// Sends everybody home.
+    pub(crate) fn close(&self) {
+        self.bell.lock().closed = true;
+        self.rung.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::thread;
+
+    use super::*;
+
+    fn until(condition: impl Fn() -> bool) {
+        while !condition() {
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn only_one_waits_and_others_come_when_rung_for() {
+        let turns = Arc::new(Turns::default());
+        assert!(turns.take());
+        assert!(!turns.ring(), "nobody stands by");
+        let second = thread::spawn({
+            let turns = Arc::clone(&turns);
+            move || turns.take()
+        });
+        until(|| turns.has_standby());
+        assert_eq!(turns.ready(), 2);
+        turns.give();
+        assert!(!turns.is_taken(), "giving the turn back wakes nobody");
+        assert!(turns.ring());
+        assert!(second.join().unwrap());
+        assert!(turns.is_taken());
+        assert_eq!(turns.ready(), 1);
+    }
+
+    #[test]
+    fn who_is_rung_for_too_late_stands_by_again() {
+        let turns = Arc::new(Turns::default());
+        assert!(turns.take());
+        let second = thread::spawn({
+            let turns = Arc::clone(&turns);
+            move || turns.take()
+        });
+        until(|| turns.has_standby());
+        assert!(turns.ring());
+        assert!(!turns.ring(), "as many are wanted as stand by, or none is there any more");
+        until(|| turns.has_standby() && turns.bell.lock().wanted == 0);
+        turns.close();
+        assert!(!second.join().unwrap());
+    }
+}

@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Ashlar against pass-through FUSE file systems over tmpfs, in one run. Arguments go to ashlar-bench.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+scripts/setup.sh build run bench
+cargo build --release --locked -p ashlar-cli -p ashlar-tests
+exec scripts/as-root.sh target/release/ashlar-bench "$@"
