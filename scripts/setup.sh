@@ -91,6 +91,8 @@ components() {
 }
 
 cd "$(dirname "$0")/.."
+# Where system programs such as mkfs.ext4 are, which an ordinary user's path leaves out.
+PATH=$PATH:/usr/sbin:/sbin
 missing=()
 for need in "$@"; do
   while IFS='|' read -r test package; do

@@ -34,7 +34,9 @@ impl Done {
             let lines: Vec<_> = text.lines().collect();
             lines[lines.len().saturating_sub(40)..].join("\n")
         };
-        format!("'{}' ended with {}\n{}\n{}", self.line, self.status, cut(&self.output), cut(&self.errors))
+        // Scripts are long; their beginning tells which one it was.
+        let line: String = self.line.chars().take(200).collect();
+        format!("'{line}' ended with {}\n{}\n{}", self.status, cut(&self.output), cut(&self.errors))
     }
 
     /// Fails unless it succeeded.
@@ -91,17 +93,25 @@ pub fn finish(mut child: Child, line: String) -> Outcome<Done> {
 
 /// Waits for a child, and kills it where it takes longer than `limit`.
 pub fn wait(child: &mut Child, limit: Duration) -> Outcome<ExitStatus> {
+    if let Some(status) = wait_for(child, limit)? {
+        return Ok(status);
+    }
+    // It is a child of ours, so its number is still its own.
+    let _ = child.kill();
+    let _ = child.wait();
+    Err(format!("not done after {} s, so it was killed", limit.as_secs()))
+}
+
+/// Waits for a child, but no longer than `limit`.
+pub fn wait_for(child: &mut Child, limit: Duration) -> Outcome<Option<ExitStatus>> {
     let deadline = Instant::now() + limit;
     let mut pause = Duration::from_millis(1);
     loop {
         if let Some(status) = child.try_wait().map_err(tried("waiting"))? {
-            return Ok(status);
+            return Ok(Some(status));
         }
         if Instant::now() > deadline {
-            // It is a child of ours, so its number is still its own.
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(format!("not done after {} s, so it was killed", limit.as_secs()));
+            return Ok(None);
         }
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(20));

@@ -4,6 +4,7 @@ use std::io::Read;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::mount::clear_behind;
 use crate::{Outcome, command, number, tried};
 
 /// A test: its name, what it takes, and what it does.
@@ -82,12 +83,12 @@ fn outcome(test: &Test) -> Outcome<Verdict> {
         })
     });
     let limit = Duration::from_secs(number("ASHLAR_TEST_SECONDS", LIMIT_SECONDS));
-    let status = match command::wait(&mut child, limit) {
-        Ok(status) => status,
-        Err(error) => {
-            abort_connections();
-            return Err(error);
-        }
+    let Some(status) = command::wait_for(&mut child, limit)? else {
+        // What hangs in a call on a mount can't even be killed before that mount's process is dead.
+        clear_behind(child.id());
+        // Its end is what is waited for, however it ends.
+        let _ = command::wait(&mut child, Duration::ZERO);
+        return Err(format!("not done after {} s, so it was ended", limit.as_secs()));
     };
     let words = words.and_then(|thread| thread.join().ok()).unwrap_or_default();
     match status.code() {
@@ -95,16 +96,6 @@ fn outcome(test: &Test) -> Outcome<Verdict> {
         Some(SKIPPED) => Ok(Verdict::Skipped(words)),
         Some(1) => Err(words),
         _ => Err(format!("{words}\nthe test itself ended with {status}")),
-    }
-}
-
-/// Wakes whoever waits for a FUSE mount of a test that was given up: such calls can't be killed.
-fn abort_connections() {
-    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    for line in table.lines().filter(|line| line.contains("/ashlar-test-")) {
-        let minor = line.split([' ', ':']).nth(3).unwrap_or_default();
-        // The control file system is there where FUSE is; a mount that is gone needs nothing.
-        let _ = std::fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1");
     }
 }
 

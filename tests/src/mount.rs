@@ -47,6 +47,33 @@ pub fn obstacle() -> Option<String> {
     None
 }
 
+/// With what the names of directories begin that the process `pid` makes for its arenas and mounts.
+#[must_use]
+pub fn prefix(pid: u32) -> String {
+    format!("ashlar-test-{pid}-")
+}
+
+/// Clears up behind a test that was killed: what it has started, mounted and made has its prefix in its name.
+pub fn clear_behind(pid: u32) {
+    let prefix = prefix(pid);
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|process| {
+        let words = std::fs::read(process.path().join("cmdline")).ok()?;
+        let ours = String::from_utf8_lossy(&words).contains(&prefix);
+        ours.then(|| process.file_name().to_str()?.parse().ok()).flatten()
+    });
+    let _ = kill_all(&processes.collect::<Vec<u32>>());
+    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    for point in table.lines().filter_map(|line| line.split(' ').nth(4)).filter(|point| point.contains(&prefix)) {
+        unmount(Path::new(point));
+    }
+    for place in [std::env::temp_dir(), "/dev/shm".into()] {
+        let entries = std::fs::read_dir(place).into_iter().flatten().flatten();
+        for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix)) {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
 /// What an arena is made of, for tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Medium {
@@ -68,11 +95,12 @@ pub struct Site {
 impl Site {
     /// A place for an arena of `size`; nothing is mounted yet.
     pub fn new(medium: Medium, size: &'static str) -> Outcome<Self> {
-        let directory = TempDir::with_prefix("ashlar-test-").map_err(tried("making a directory"))?;
+        let directory = TempDir::with_prefix(prefix(std::process::id())).map_err(tried("making a directory"))?;
         let memory = match medium {
             Medium::Disk => None,
             Medium::Memory => Some(
-                TempDir::with_prefix_in("ashlar-test-", "/dev/shm").map_err(tried("making a directory in /dev/shm"))?,
+                TempDir::with_prefix_in(prefix(std::process::id()), "/dev/shm")
+                    .map_err(tried("making a directory in /dev/shm"))?,
             ),
         };
         let arena = memory.as_ref().unwrap_or(&directory).path().join("arena");
@@ -81,7 +109,7 @@ impl Site {
 
     /// A place for an arena in a directory of the caller's.
     pub fn within(place: &Path, size: &'static str) -> Outcome<Self> {
-        let directory = TempDir::with_prefix("ashlar-test-").map_err(tried("making a directory"))?;
+        let directory = TempDir::with_prefix(prefix(std::process::id())).map_err(tried("making a directory"))?;
         Ok(Self { directory, arena: place.join("arena"), _memory: None, size })
     }
 

@@ -2,11 +2,15 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use tempfile::TempDir;
 
-use crate::command::{Done, run};
+use crate::command::{Done, eventually, run};
 use crate::{Outcome, tried};
+
+/// How long the end of a killed process may take.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// EXT4_IOC_SHUTDOWN (`_IOR('X', 125, __u32)`) with EXT4_GOING_FLAGS_NOLOGFLUSH, which leaves the journal as it is.
 const SHUTDOWN: &str = "import fcntl, os, struct, sys; \
@@ -53,7 +57,9 @@ impl Reference {
 
     /// The power is back: the file system is what is on the medium, by way of its own recovery. Nobody may use it.
     pub fn restore_power(&mut self) -> Outcome {
-        run(Command::new("umount").arg(self.path()))?.success()?;
+        // Processes that were killed just now may still be giving their memory back.
+        let umount = || run(Command::new("umount").arg(self.path()));
+        eventually("the disk is not in use", PATIENCE, || umount().is_ok_and(|done| done.status.success()))?;
         self.mounted = false;
         self.mount()?.success()?;
         self.mounted = true;

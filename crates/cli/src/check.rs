@@ -67,7 +67,8 @@ pub fn run(arguments: &FsckArguments) -> Result<ExitCode, CliError> {
 
 fn check_offline(place: &Place, repair: bool) -> Result<Findings, CliError> {
     let arena = Arc::new(place.open()?);
-    let mut store = Store::open(arena).map_err(|error| place.store_error(error))?;
+    let mut store = Store::open(Arc::clone(&arena)).map_err(|error| place.store_error(error))?;
+    let logs = ashlar_daemon::check_logs(&arena, &store)?;
     let found = check(&mut store, place, "checking")?;
     let sentences = |report: &Report| report.problems.iter().map(ToString::to_string).collect::<Vec<_>>();
     let (before, mut remaining) = (sentences(&found), Vec::new());
@@ -80,11 +81,15 @@ fn check_offline(place: &Place, repair: bool) -> Result<Findings, CliError> {
         last = check(&mut store, place, "checking again")?;
         remaining = sentences(&last);
     }
+    let repaired = before.into_iter().filter(|problem| !remaining.contains(problem)).collect();
+    remaining.extend(logs.problems);
+    let mut counts = counts(&last);
+    counts.insert("records".into(), logs.records.into());
     Ok(Findings {
         arena: place.directory().display().to_string(),
         online: false,
-        counts: counts(&last),
-        repaired: before.into_iter().filter(|problem| !remaining.contains(problem)).collect(),
+        counts,
+        repaired,
         problems: remaining,
     })
 }

@@ -28,6 +28,7 @@ mod grant;
 mod identity;
 mod leasing;
 mod locking;
+mod logs;
 mod notify;
 mod page;
 mod recovery;
@@ -43,6 +44,7 @@ mod watch;
 
 pub use config::Config;
 pub use error::{DaemonError, SupervisorError};
+pub use logs::{LogFindings, check_logs};
 pub use supervisor::{Supervised, supervise};
 
 use std::os::unix::fs::PermissionsExt;

@@ -82,10 +82,13 @@ fn fsck(shared: &Shared) -> Result<FsckReply, Errno> {
         ("blocks", report.counts.blocks),
         ("bytes", report.counts.bytes),
     ];
-    Ok(FsckReply {
-        counts: counts.map(|(name, count)| (name.to_owned(), count)).to_vec(),
-        problems: report.problems.iter().map(ToString::to_string).collect(),
-    })
+    let mut problems: Vec<String> = report.problems.iter().map(ToString::to_string).collect();
+    for session in shared.lock().sessions.values() {
+        if let Some(reason) = &session.fenced {
+            problems.push(format!("session {} was fenced: {reason}", session.id));
+        }
+    }
+    Ok(FsckReply { counts: counts.map(|(name, count)| (name.to_owned(), count)).to_vec(), problems })
 }
 
 fn errno(error: &StoreError) -> Errno {

@@ -110,8 +110,9 @@ impl<F: FileSystem> Call<'_, F> {
         let strip = asked.write_flags & WRITE_KILL_SUIDGID != 0;
         let loses_set_id = strip && self.fs().attributes(inode)?.inode.mode & (MODE_SETUID | MODE_SETGID) != 0;
         let offset = self.fs().write(inode, at, data, strip)?;
-        if loses_set_id {
-            // After a write the kernel asks for size and times again, but not for the mode.
+        // After a write the kernel asks for size and times again, but not for the mode; and where the write was asynchronous it
+        // may have asked in between, and would not drop the pages that a reader filled before.
+        if loses_set_id || has(asked.flags, libc::O_DIRECT) {
             self.server.forget_attributes(inode);
         }
         if offset != asked.offset {

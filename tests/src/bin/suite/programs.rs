@@ -28,7 +28,7 @@ fn job(name: &str, script: &str, place: &Path) -> Outcome<Done> {
     let directory = place.join(name);
     std::fs::create_dir(&directory).map_err(tried(format!("making {}", directory.display())))?;
     run(std::process::Command::new("bash")
-        .args(["-euo", "pipefail", "-c", &format!("{PRELUDE}\n{script}")])
+        .args(["-euo", "pipefail", "-c", &format!("# {name}\n{PRELUDE}\n{script}")])
         .current_dir(directory))
 }
 

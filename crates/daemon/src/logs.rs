@@ -1,0 +1,103 @@
+//! What `fsck` says of the logs in an arena that is not in use: their records are not in the shared area yet, and the next start
+//! takes them up.
+
+use std::ffi::OsStr;
+
+use ashlar_log::Log;
+use ashlar_pmem::{Arena, Mapping, MappingAccess, SessionFile, sigbus};
+use ashlar_store::Store;
+use ashlar_types::{LogPosition, SessionId};
+use ashlar_update::Update;
+use ashlar_wire::LEASE_TABLE_BYTES;
+
+use crate::DaemonError;
+use crate::identity::Identity;
+use crate::session::SessionError;
+
+/// What the logs hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LogFindings {
+    /// Records that the next start digests.
+    pub records: u64,
+    /// What is wrong, a sentence each.
+    pub problems: Vec<String>,
+}
+
+/// Reads the logs of all sessions that left one, from where the shared area has committed them.
+///
+/// # Errors
+/// [`DaemonError`] where the arena's directory can't be read.
+pub fn check_logs(arena: &Arena, store: &Store) -> Result<LogFindings, DaemonError> {
+    sigbus::install().map_err(|error| DaemonError::System { what: "cannot guard against truncated files", error })?;
+    let mut findings = LogFindings::default();
+    for id in arena.sessions()? {
+        // One that has not come as far as saying whose it is holds nothing either.
+        if let Err(error) = check_log(arena, id, store.committed(id), &mut findings) {
+            if !matches!(error, SessionError::Unfinished) {
+                findings.problems.push(format!("the log of session {id} cannot be read: {error}"));
+            }
+        }
+    }
+    findings.problems.extend(fenced(arena));
+    Ok(findings)
+}
+
+fn check_log(
+    arena: &Arena,
+    id: SessionId,
+    committed: LogPosition,
+    findings: &mut LogFindings,
+) -> Result<(), SessionError> {
+    let map = |file: SessionFile, bytes: Option<u64>| -> Result<Mapping, SessionError> {
+        let file = arena.open_session_file(id, file)?;
+        let bytes = bytes.map_or_else(|| file.metadata().map(|found| found.len()), Ok)?;
+        Ok(Mapping::map(&file, bytes, MappingAccess::ReadWrite, arena.medium())?)
+    };
+    let page = map(SessionFile::Leases, Some(LEASE_TABLE_BYTES))?;
+    let identity = Identity::load(&page).ok_or(SessionError::Unfinished)?;
+    let log = Log::open(map(SessionFile::Log, None)?)?;
+    // What processes wrote before the machine went down may end anywhere: the next start finds where, and that is no damage.
+    if !identity.process.is_of_this_boot() {
+        return Ok(());
+    }
+    let Ok(settled) = log.settled() else {
+        findings.problems.push(format!("the log of session {id} is damaged: its slots contradict each other"));
+        return Ok(());
+    };
+    let mut scanner = log.scanner(committed, settled);
+    while let Some(record) = scanner.next() {
+        let fault = match record {
+            Ok(record) => match Update::decode(record.kind, record.body) {
+                Ok(_) => None,
+                Err(error) => Some((record.position, error.to_string())),
+            },
+            Err(corrupt) => Some((corrupt.position, format!("{:?}", corrupt.fault))),
+        };
+        if let Some((position, fault)) = fault {
+            let left = settled.0.saturating_sub(position.0);
+            findings.problems.push(format!(
+                "the log of session {id} ({}) is damaged at position {position} ({fault}); its last {left} bytes will not be \
+                 digested, but kept aside",
+                identity.label
+            ));
+            return Ok(());
+        }
+        findings.records += 1;
+    }
+    Ok(())
+}
+
+/// Logs that an earlier start has kept aside.
+fn fenced(arena: &Arena) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(arena.dir().join("sessions")) else { return Vec::new() };
+    let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+    paths.retain(|path| {
+        let is_fenced = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"fenced-"));
+        is_fenced && path.extension() == Some(OsStr::new("log"))
+    });
+    paths.sort();
+    let told = paths.iter().map(|path| {
+        format!("a damaged or forged log was kept aside as {}; what it holds was not digested; remove it once you have looked at it", path.display())
+    });
+    told.collect()
+}
