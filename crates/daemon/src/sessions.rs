@@ -119,6 +119,7 @@ fn welcome(shared: &Shared, state: &State, session: &Session) -> Opened {
         arena: shared.arena.summary().id,
         sync_needed: medium.kind == MediumKind::Disk,
         flush_needed: medium.kind == MediumKind::Pmem || medium.emulated,
+        emulated: medium.emulated,
         hash_key: state.store.hash_key(),
         cache_ttl_ms: shared.config.cache_ttl_ms,
     };

@@ -13,6 +13,8 @@ use crate::node::NodeState;
 
 /// The most data in one record: short enough that a small log holds several.
 const RECORD_DATA_MAX: usize = 1 << 20;
+/// Room for the fields of a write in front of its data.
+const WRITE_FIELDS_BYTES: u64 = 64;
 /// How long an access time may lie behind, in seconds, before a read moves it (`relatime`).
 const RELATIME_SECONDS: i64 = 24 * 60 * 60;
 /// How many times a block whose checksum is wrong is asked for again: SharedFS may have been rewriting it.
@@ -135,8 +137,9 @@ impl LibFs {
     pub fn write(&self, id: InodeId, at: WriteAt, data: &[u8], strip: bool) -> Outcome<u64> {
         let mut start = None;
         let mut written = 0;
+        let most = RECORD_DATA_MAX.min(self.log.body_bytes_max().saturating_sub(WRITE_FIELDS_BYTES) as usize);
         loop {
-            let part = &data[written..data.len().min(written + RECORD_DATA_MAX)];
+            let part = &data[written..data.len().min(written + most)];
             let result = self.change(&[Claim::write(id).with_contents().with_xattrs()], |locked| {
                 let inode = locked.inode(id)?;
                 check_regular(inode)?;

@@ -32,7 +32,7 @@ mod segments;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use ashlar_log::Log;
 use ashlar_pmem::{Mapping, MappingAccess, Medium};
@@ -54,6 +54,30 @@ use segments::Segments;
 
 /// How often a mount forgets what was committed while nothing calls it, in milliseconds.
 const IDLE_TIDY_MS: u64 = 200;
+/// After so many such times without anything to forget, a mount gives memory that has become free back to the system.
+const TRIM_AFTER: u32 = 5;
+
+/// When memory that was freed goes back to the system: once, after a busy time. The allocator keeps it otherwise, and an idle
+/// mount shall not hold what an unpacked archive took.
+#[derive(Debug, Default)]
+struct FreedMemory {
+    tidied: u64,
+    idle_times: u32,
+}
+
+impl FreedMemory {
+    fn give_back_when_idle(&mut self, tidied: u64) {
+        self.idle_times = if tidied == self.tidied { self.idle_times.saturating_add(1) } else { 0 };
+        self.tidied = tidied;
+        if self.idle_times == TRIM_AFTER {
+            #[cfg(target_env = "gnu")]
+            // SAFETY: it takes no pointers, and may be called at any time from any thread.
+            unsafe {
+                libc::malloc_trim(0);
+            }
+        }
+    }
+}
 
 /// What this session has seen of others.
 #[derive(Debug, Default)]
@@ -103,10 +127,11 @@ impl LibFs {
         let [log, control, leases] = &descriptors[..] else {
             return Err(memory(&"the daemon sent the wrong number of descriptors"));
         };
-        let medium = match (welcome.flush_needed, welcome.sync_needed) {
-            (_, true) => Medium::DISK,
-            (true, false) => Medium::pmem(),
-            (false, false) => Medium::MEMORY,
+        let medium = match &welcome {
+            welcome if welcome.sync_needed => Medium::DISK,
+            welcome if welcome.emulated => Medium::emulated_pmem(),
+            welcome if welcome.flush_needed => Medium::pmem(),
+            _ => Medium::MEMORY,
         };
         let map = |file: &OwnedFd, bytes: u64, access: MappingAccess, medium: Medium| {
             Mapping::map(file, bytes, access, medium).map_err(|error| memory(&error))
@@ -143,8 +168,10 @@ impl LibFs {
             let weak = Arc::downgrade(&fs);
             // A mount is a process of its own, so a thread disturbs nobody; inside an application there is none.
             let spawned = std::thread::Builder::new().name("ashlar-tidy".into()).spawn(move || {
+                let mut memory = FreedMemory::default();
                 while let Some(fs) = weak.upgrade() {
                     fs.tidy();
+                    memory.give_back_when_idle(fs.tidied.load(Ordering::Relaxed));
                     drop(fs);
                     std::thread::sleep(std::time::Duration::from_millis(IDLE_TIDY_MS));
                 }

@@ -64,6 +64,8 @@ pub struct Welcome {
     pub sync_needed: bool,
     /// Whether stores need flush instructions (`pmem`, real or emulated).
     pub flush_needed: bool,
+    /// Whether memory stands in for persistent memory, which then cannot be mapped as such.
+    pub emulated: bool,
     /// The key of the name hash that orders directories (see [`DirectoryEntry::cookie`]).
     pub hash_key: [u8; 16],
     /// Milliseconds for which a kernel may cache what the mount answers.
