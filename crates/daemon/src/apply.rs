@@ -167,7 +167,7 @@ impl State {
         let cost = update.cost();
         let cost = Credit { blocks: cost.blocks, metadata_bytes: cost.metadata_bytes };
         let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
-        if !session.account.spend(cost) && session.identity.process.is_of_this_boot() {
+        if !session.account.spend(cost) && session.is_whole {
             return Err(Offence::NoCredit.into());
         }
         Ok(())
@@ -200,7 +200,7 @@ impl State {
             };
         }
         // The lease table and the page of a session from before the machine's last start may be older than its log.
-        let this_boot = session.identity.process.is_of_this_boot();
+        let this_boot = session.is_whole;
         let leases = (this_boot && position >= session.judged).then(|| self.leasing.of(id, &self.store));
         Judge {
             store: &self.store,

@@ -296,13 +296,13 @@ fn invalidate(state: &mut State, id: SessionId, inode: InodeId, scope: Scope) {
     if subtree {
         for open in session.control.open_inodes() {
             if open != inode && is_below(&Ancestors(&state.store), open, inode) {
-                notifier.queue(Stale { inode: open, data: !is_directory(open), names: false, subtree: false });
+                notifier.queue(Stale { inode: open, data: !is_directory(open), subtree: false });
             }
         }
     }
-    let names = is_directory(inode);
-    // It's told behind the others, so its ticket stands for all of them.
-    let ticket = notifier.queue(Stale { inode, data: !names, names, subtree });
+    // It's told behind the others, so its ticket stands for all of them. Names need no telling: kernels keep none while there is
+    // more than one session.
+    let ticket = notifier.queue(Stale { inode, data: !is_directory(inode), subtree });
     let until = boot_time() + state.cache_ttl;
     // The page is mapped whole, so the store can't miss it.
     let _ = page::set_stale_until_ms(&*session.page, until.as_millis() as u64);

@@ -29,8 +29,6 @@ const QUEUE_MAX: usize = 4096;
 const PAGES_PAUSE: Duration = Duration::from_millis(1);
 
 const INVAL_INODE: i32 = 2;
-/// Since Linux 6.16 (FUSE 7.44): all cached names are looked up again.
-const INC_EPOCH: i32 = 8;
 
 /// What a kernel shall forget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,8 +37,6 @@ pub struct Stale {
     pub inode: InodeId,
     /// Its pages too, not only its attributes.
     pub data: bool,
-    /// Names, in it and below it.
-    pub names: bool,
     /// It stands for everything below it as well.
     pub subtree: bool,
 }
@@ -67,8 +63,6 @@ struct State {
     pages: BTreeSet<InodeId>,
     /// Requests of the mount's session that are being served.
     asking: usize,
-    /// The kernel can't be told to forget names: they live until their time is over.
-    names_need_time: bool,
     ended: bool,
 }
 
@@ -118,7 +112,7 @@ impl Notifier {
         let overflow = state.queue.len() >= QUEUE_MAX;
         if overflow {
             state.queue.clear();
-            state.queue.push_back(Stale { inode: InodeId::ROOT, data: false, names: true, subtree: true });
+            state.queue.push_back(Stale { inode: InodeId::ROOT, data: false, subtree: true });
         } else {
             state.queue.push_back(stale);
         }
@@ -162,19 +156,15 @@ impl Notifier {
         let Some(_telling) = self.telling.try_lock_until(deadline) else { return };
         let mut state = self.state.lock();
         let batch: Vec<Stale> = state.queue.drain(..).collect();
-        let (upto, names_need_time) = (state.queued, state.names_need_time);
+        let upto = state.queued;
         drop(state);
         let device = self.device.lock().clone();
-        let mut names_failed = false;
         if let Some(device) = device {
-            let wants_names = !names_need_time && batch.iter().any(|stale| stale.names);
-            names_failed = wants_names && !write(&device, INC_EPOCH, &[]);
             for stale in &batch {
                 invalidate_inode(&device, stale.inode, ATTRIBUTES_ONLY);
             }
         }
         let mut state = self.state.lock();
-        state.names_need_time |= names_failed;
         state.written = upto;
         self.changed.notify_all();
     }
@@ -216,7 +206,7 @@ impl Ticket {
     }
 
     fn is_told(&self, state: &State) -> bool {
-        state.ended || state.written >= self.number && !self.needs_time && !(self.stale.names && state.names_need_time)
+        state.ended || state.written >= self.number && !self.needs_time
     }
 
     /// Waits until the kernel has forgotten, or may not believe it any more.
@@ -297,7 +287,7 @@ mod tests {
     use std::io::Read;
     use std::os::unix::net::UnixStream;
 
-    const STALE: Stale = Stale { inode: InodeId(77), data: true, names: true, subtree: false };
+    const STALE: Stale = Stale { inode: InodeId(77), data: true, subtree: false };
 
     fn message(kernel: &mut UnixStream, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
@@ -307,14 +297,13 @@ mod tests {
     }
 
     #[test]
-    fn attributes_and_names_are_told_at_once_and_pages_when_nobody_asks() {
+    fn attributes_are_told_at_once_and_pages_when_nobody_asks() {
         let (ours, mut kernel) = UnixStream::pair().expect("sockets");
         let notifier = Notifier::start(ours.into(), Duration::from_secs(60)).expect("started");
         let asking = notifier.asking();
         let start = Instant::now();
         notifier.queue(STALE).wait();
         assert!(start.elapsed() < Duration::from_secs(30), "a kernel that takes it delays nobody");
-        assert_eq!(message(&mut kernel, 16)[4], INC_EPOCH as u8);
         let attributes = message(&mut kernel, 40);
         assert_eq!((attributes[4], attributes[16], attributes[24]), (INVAL_INODE as u8, 77, 0xff));
         kernel.set_read_timeout(Some(Duration::from_millis(30))).expect("set");
@@ -323,20 +312,6 @@ mod tests {
         kernel.set_read_timeout(Some(Duration::from_secs(30))).expect("set");
         let pages = message(&mut kernel, 40);
         assert_eq!((pages[4], pages[16], pages[24]), (INVAL_INODE as u8, 77, 0));
-        notifier.end(false);
-    }
-
-    #[test]
-    fn a_kernel_that_cannot_forget_names_is_given_the_time_to() {
-        // Writing to the read end of a pipe fails: stands for a kernel that does not know the epoch.
-        let (reader, _writer) = rustix::pipe::pipe().expect("a pipe");
-        let notifier = Notifier::start(reader, Duration::from_millis(80)).expect("started");
-        let start = Instant::now();
-        notifier.queue(STALE).wait();
-        assert!(start.elapsed() >= Duration::from_millis(80));
-        let start = Instant::now();
-        notifier.queue(Stale { names: false, ..STALE }).wait();
-        assert!(start.elapsed() < Duration::from_millis(80), "pages and attributes need no time");
         notifier.end(false);
     }
 

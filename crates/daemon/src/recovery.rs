@@ -127,7 +127,7 @@ fn apply_in_order(state: &mut State, bounds: &[(SessionId, LogPosition)]) {
     let unmet = std::mem::take(&mut state.unmet);
     for (id, other) in unmet {
         let position = state.store.applied(id);
-        let this_boot = state.live(id).is_some_and(|session| session.identity.process.is_of_this_boot());
+        let this_boot = state.live(id).is_some_and(|session| session.is_whole);
         state.counters.logs_cut += 1;
         if this_boot {
             // Memory has lost nothing: the other session has destroyed its own log, for which this one shall not suffer.
@@ -153,7 +153,7 @@ fn apply_in_order(state: &mut State, bounds: &[(SessionId, LogPosition)]) {
 
 fn restore_leases(state: &mut State) {
     let State { store, leasing, sessions, .. } = state;
-    leasing.restore(store, sessions.values().filter(|s| s.fenced.is_none() && s.identity.process.is_of_this_boot()));
+    leasing.restore(store, sessions.values().filter(|s| s.fenced.is_none() && s.is_whole));
 }
 
 fn commit(state: &mut State) -> Result<(), DaemonError> {

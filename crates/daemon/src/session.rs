@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ashlar_log::{Log, OpenError};
-use ashlar_pmem::{Arena, ArenaError, MapError, Mapping, MappingAccess, OutOfBounds, Persistent, SessionFile};
+use ashlar_pmem::{
+    Arena, ArenaError, MapError, Mapping, MappingAccess, MediumKind, OutOfBounds, Persistent, SessionFile,
+};
 use ashlar_types::{Credentials, LogGeneration, LogPosition, SessionId};
 use ashlar_wire::{CONTROL_BYTES, ControlPage, Credit, LEASE_TABLE_BYTES, LeaseTable};
 use thiserror::Error;
@@ -84,6 +86,8 @@ pub struct Session {
     pub account: Account,
     /// Inode numbers that it may use.
     pub ranges: InodeRanges,
+    /// Its lease table and page are as new as its log.
+    pub is_whole: bool,
     /// Records before this position were judged under the leases of their time, before SharedFS was restarted.
     pub judged: LogPosition,
     /// Records applied since this SharedFS started or the session began.
@@ -155,7 +159,12 @@ impl Session {
         let log_file = arena.open_session_file(id, SessionFile::Log)?;
         let log_bytes = log_file.metadata()?.len();
         let log_memory = Arc::new(Mapping::map(&log_file, log_bytes, MappingAccess::ReadWrite, medium)?);
-        let log = if identity.process.is_of_this_boot() {
+        // What a dead process wrote to a disk may be there in part, even where the machine did not start anew since (the disk
+        // was taken away under it). Its log then holds a valid prefix; its lease table and page may be older than that, so
+        // they judge nobody but those who could use that.
+        let is_whole = identity.process.is_of_this_boot()
+            && (medium.kind != MediumKind::Disk || identity.uid != 0 || identity.process.open().is_some());
+        let log = if is_whole {
             Log::open(Arc::clone(&log_memory))?
         } else {
             Log::recover(Arc::clone(&log_memory), committed)?.0
@@ -164,6 +173,7 @@ impl Session {
         let used = page::cost_at(&*page, committed);
         let mut session =
             Self::assemble(id, identity, token, (log, log_memory, log_bytes), control, (leases, page), files);
+        session.is_whole = is_whole;
         session.ranges = InodeRanges::load(&*session.page);
         session.judged = page::validated(&*session.page);
         session.account.granted = page::granted(&*session.page);
@@ -196,6 +206,7 @@ impl Session {
             files: Arc::new(files),
             account: Account::default(),
             ranges: InodeRanges::default(),
+            is_whole: true,
             judged: LogPosition(0),
             records: 0,
             moved: (tail, Instant::now()),

@@ -80,7 +80,12 @@ fn open(shared: &Shared, identity: Identity) -> Result<Opened, Refused> {
     state.counters.sessions_opened += 1;
     let opened = welcome(shared, &state, &session);
     state.sessions.insert(id, Session { is_connected: true, ..session });
+    let ends_solitude = state.note_sharing();
     drop(state);
+    if ends_solitude {
+        // A kernel keeps names only for a lone mount. This one begins when those are forgotten.
+        std::thread::sleep(shared.cache_ttl());
+    }
     shared.watcher.add(id, process);
     shared.digest_wanted.notify_all();
     Ok(opened)
@@ -209,6 +214,7 @@ fn remove(shared: &Shared, state: &mut State, id: SessionId) {
     state.store.release_all(id);
     state.store.remove_session(id);
     state.sessions.remove(&id);
+    state.note_sharing();
     state.counters.sessions_ended += 1;
     shared.watcher.remove(id);
 }

@@ -92,6 +92,17 @@ impl State {
         })
     }
 
+    /// Tells all sessions whether there are others. Whether a mount that was alone is so no more.
+    pub fn note_sharing(&mut self) -> bool {
+        let is_shared = self.sessions.len() > 1;
+        let mut ends_solitude = false;
+        for session in self.sessions.values() {
+            ends_solitude |= is_shared && session.notifier.is_some() && !session.control.is_shared();
+            session.control.set_shared(is_shared);
+        }
+        ends_solitude
+    }
+
     /// The session, unless it's gone or fenced.
     pub fn live(&self, id: SessionId) -> Option<&Session> {
         self.sessions.get(&id).filter(|session| session.fenced.is_none())

@@ -121,7 +121,7 @@ impl<F: FileSystem> Call<'_, F> {
 
     /// The part of an answer that tells where a name leads.
     pub(crate) fn put_entry(&mut self, directory: InodeId, name: &Text<'_>, found: &Found) -> Result<(), Errno> {
-        let entry_ttl_ms = self.fs().cache_ttl_ms(directory);
+        let entry_ttl_ms = self.fs().name_ttl_ms(directory);
         let attr_ttl_ms = self.fs().cache_ttl_ms(found.id);
         let (entry_valid, entry_valid_nsec) = validity(entry_ttl_ms);
         let (attr_valid, attr_valid_nsec) = validity(attr_ttl_ms);

@@ -140,7 +140,7 @@ impl<F: FileSystem> Call<'_, F> {
     /// within it, where LibFS may hold its locks.
     fn set_validity(&mut self, directory: InodeId) -> Result<(), Errno> {
         let fs = &self.server.file_system;
-        let (entry_valid, entry_valid_nsec) = validity(fs.cache_ttl_ms(directory));
+        let (entry_valid, entry_valid_nsec) = validity(fs.name_ttl_ms(directory));
         for index in 0..self.reply.check_count() {
             let Some(Check::Listed(_, inode, name)) = self.reply.checks().get(index) else { continue };
             let (attr_valid, attr_valid_nsec) = validity(fs.cache_ttl_ms(*inode));

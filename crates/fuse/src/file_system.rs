@@ -14,6 +14,7 @@ use ashlar_types::{Credentials, InodeId};
 pub trait FileSystem: Send + Sync + 'static {
     fn register_mount(&self, device: OwnedFd) -> Outcome<()>;
     fn cache_ttl_ms(&self, inode: InodeId) -> u64;
+    fn name_ttl_ms(&self, directory: InodeId) -> u64;
     fn is_valid(&self, inode: InodeId) -> bool;
     fn lookup(&self, who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<Found>;
     fn attributes(&self, inode: InodeId) -> Outcome<Found>;
@@ -100,6 +101,7 @@ macro_rules! forward {
 forward! {
     fn register_mount(device: OwnedFd) -> Outcome<()>;
     fn cache_ttl_ms(inode: InodeId) -> u64;
+    fn name_ttl_ms(directory: InodeId) -> u64;
     fn is_valid(inode: InodeId) -> bool;
     fn lookup(who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<Found>;
     fn attributes(inode: InodeId) -> Outcome<Found>;

@@ -196,6 +196,12 @@ impl LibFs {
         if self.is_valid(id) { self.cache_ttl_ms } else { 0 }
     }
 
+    /// For how long a kernel may keep names of a directory, in milliseconds: not at all while others share the arena.
+    #[must_use]
+    pub fn name_ttl_ms(&self, directory: InodeId) -> u64 {
+        if self.control.is_shared() { 0 } else { self.cache_ttl_ms(directory) }
+    }
+
     /// Whether the lease under which an inode was answered still holds.
     #[must_use]
     pub fn is_valid(&self, id: InodeId) -> bool {

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!    0  magic:8 "ASHLCTL1"   session:8
-//!   64  SharedFS writes:  committed:8  applied:8  fenced:8  restarts:8
+//!   64  SharedFS writes:  committed:8  applied:8  fenced:8  restarts:8  shared:8
 //!  128  the session writes: released:8
 //!  192  both change by compare-and-swap: credit_blocks:8  credit_metadata_bytes:8
 //! 4096  handles: 65,536 slots of inode:8 count:8; an inode stands in one of the 64 slots from its hash on
@@ -43,6 +43,7 @@ const COMMITTED: u64 = 64;
 const APPLIED: u64 = 72;
 const FENCED: u64 = 80;
 const RESTARTS: u64 = 88;
+const SHARED: u64 = 96;
 const RELEASED: u64 = 128;
 const CREDIT_BLOCKS: u64 = 192;
 const CREDIT_METADATA: u64 = 200;
@@ -125,6 +126,17 @@ impl<M: Persistent> ControlPage<M> {
     /// Fences the session.
     pub fn set_fenced(&self) {
         self.0.store(FENCED, 1);
+    }
+
+    /// Whether there are other sessions. A kernel then keeps no names: which ones it has nobody knows, and making it forget all
+    /// of them takes working directories away from under programs.
+    pub fn is_shared(&self) -> bool {
+        self.0.load(SHARED) != 0
+    }
+
+    /// Says whether there are other sessions.
+    pub fn set_shared(&self, is_shared: bool) {
+        self.0.store(SHARED, u64::from(is_shared));
     }
 
     /// How many times SharedFS has restarted under this session.

@@ -231,6 +231,10 @@ impl ashlar_fuse::FileSystem for Fake {
         Ok(())
     }
 
+    fn name_ttl_ms(&self, directory: InodeId) -> u64 {
+        self.cache_ttl_ms(directory)
+    }
+
     fn cache_ttl_ms(&self, inode: InodeId) -> u64 {
         if self.is_valid(inode) { TTL_MS } else { 0 }
     }
