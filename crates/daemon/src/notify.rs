@@ -1,13 +1,16 @@
 //! Makes mounts' kernels forget what is no longer true.
 //!
 //! Two things are told, in two steps:
-//! - Attributes and names, before the grant that makes them untrue is answered. Neither makes the writer wait for the mount's
-//!   process, so whoever answers the grant writes them itself. As the kernel then asks for the attributes before it reads
+//! - Attributes, before the grant that makes them untrue is answered. This never makes the writer wait for the mount's process,
+//!   so whoever answers the grant writes them itself. As the kernel then asks for the attributes before it reads
 //!   from its pages, and drops pages whose file has another time of modification (`AUTO_INVAL_DATA`), reads and writes need no more.
 //! - Pages, afterwards, on a thread of the mount's own, for shared mappings. That waits for pages that a READ or WRITE in flight has
 //!   locked, and such a request may wait for the very lease that moves. So nobody waits for this thread, and it starts
 //!   nothing while the mount's session waits for an answer of ours: a SharedFS that is killed in the middle of such a write could not
 //!   end before the request does, and the request not before another SharedFS answers it.
+//!
+//! Names are not told: the one notification that covers all of them (`FUSE_NOTIFY_INC_EPOCH`) unhashes working directories, so
+//! kernels keep names only while there is one session (`ControlPage::is_shared`).
 //!
 //! A mount whose process is gone is cut off at once: a copy of its device in our hands would keep its users waiting for answers.
 
@@ -49,7 +52,7 @@ pub struct Notifier {
     connection: Option<u32>,
     state: Mutex<State>,
     changed: Condvar,
-    /// Held while attributes and names are written, so that whoever sees them written may rely on it.
+    /// Held while attributes are written, so that whoever sees them written may rely on it.
     telling: Mutex<()>,
     ttl: Duration,
 }
@@ -150,7 +153,7 @@ impl Notifier {
         }
     }
 
-    /// Tells the kernel of attributes and names that are queued; does not wait for another that does so longer than to
+    /// Tells the kernel of attributes that are queued; does not wait for another that does so longer than to
     /// `deadline`.
     fn tell(&self, deadline: Instant) {
         let Some(_telling) = self.telling.try_lock_until(deadline) else { return };

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use ashlar_types::InodeId;
 
-use crate::device::{Device, REQUEST_BYTES, Sent, TRANSFER_BYTES, Watch};
+use crate::device::{Device, REQUEST_BYTES, Sent, TRANSFER_BYTES};
 use crate::dispatch::{Answer, Call, Then};
 use crate::file_system::FileSystem;
 use crate::invalidate::{Invalidations, Stale};
@@ -189,24 +189,17 @@ struct Worker<'a, F> {
     reply: Reply,
     /// How many requests in a row left others behind them in the queue.
     queued: Cell<u32>,
-    watch: Watch,
 }
 
 impl<'a, F: FileSystem> Worker<'a, F> {
     fn new(server: &'a Arc<Server<F>>) -> Self {
-        Self {
-            server,
-            request: vec![0; REQUEST_BYTES],
-            reply: Reply::new(TRANSFER_BYTES),
-            queued: Cell::new(0),
-            watch: Watch::default(),
-        }
+        Self { server, request: vec![0; REQUEST_BYTES], reply: Reply::new(TRANSFER_BYTES), queued: Cell::new(0) }
     }
 
     fn run(&mut self) {
         let workers = &self.server.workers;
         while workers.turns.take() {
-            let received = self.server.device.receive(&mut self.request, &mut self.watch);
+            let received = self.server.device.receive(&mut self.request);
             workers.end_waiting();
             match received {
                 Ok(Some(length)) => self.serve(length),
