@@ -214,7 +214,11 @@ impl Ticket {
 
     /// Waits until the kernel has forgotten, or may not believe it any more.
     pub fn wait(&self) {
-        if self.notifier.state.lock().written < self.number {
+        let is_due = {
+            let state = self.notifier.state.lock();
+            !state.ended && state.written < self.number
+        };
+        if is_due {
             self.notifier.tell(self.deadline);
         }
         let mut state = self.notifier.state.lock();
