@@ -56,9 +56,15 @@ impl Done {
     }
 }
 
-/// Runs a command to its end.
+/// What a `make` above hands on to those below, which then talk of levels and directories.
+const FROM_MAKE: [&str; 3] = ["MAKEFLAGS", "MAKELEVEL", "MFLAGS"];
+
+/// Runs a command to its end. Whether `make` has called the tests makes no difference to it.
 pub fn run(command: &mut Command) -> Outcome<Done> {
     let line = line_of(command);
+    for name in FROM_MAKE {
+        command.env_remove(name);
+    }
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     finish(child.map_err(tried(format!("starting '{line}'")))?, line)
 }
