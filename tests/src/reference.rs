@@ -12,9 +12,13 @@ use crate::{Outcome, tried};
 /// How long the end of a killed process may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// EXT4_IOC_SHUTDOWN (`_IOR('X', 125, __u32)`) with EXT4_GOING_FLAGS_NOLOGFLUSH, which leaves the journal as it is.
-const SHUTDOWN: &str = "import fcntl, os, struct, sys; \
-    fcntl.ioctl(os.open(sys.argv[1], os.O_RDONLY), 0x8004587d, struct.pack('I', 2))";
+/// EXT4_IOC_SHUTDOWN (`_IOR('X', 125, __u32)`) with EXT4_GOING_FLAGS_NOLOGFLUSH, which leaves the journal as it is. Just before, it
+/// looks how long some other files are.
+const SHUTDOWN: &str = "import fcntl, os, struct, sys
+disk = os.open(sys.argv[1], os.O_RDONLY)
+lengths = [os.stat(path).st_size for path in sys.argv[2:]]
+fcntl.ioctl(disk, 0x8004587d, struct.pack('I', 2))
+print(*lengths)";
 
 /// A fresh ext4 in a file, mounted; where loop devices can't be had, a directory of the host's file system.
 #[derive(Debug)]
@@ -50,9 +54,11 @@ impl Reference {
         (!self.mounted).then(|| "no loop device to be had, on which power could be cut".to_owned())
     }
 
-    /// From now on nothing reaches the medium any more: what was not written back is lost, and whoever syncs is told so.
-    pub fn cut_power(&self) -> Outcome {
-        run(Command::new("python3").args(["-c", SHUTDOWN]).arg(self.path()))?.success().map(drop)
+    /// From now on nothing reaches the medium any more: what was not written back is lost, and whoever syncs is told so, but for
+    /// those whose syncs were under way. Returns the lengths of `watched`, files elsewhere, just before.
+    pub fn cut_power(&self, watched: &[&Path]) -> Outcome<Vec<usize>> {
+        let done = run(Command::new("python3").args(["-c", SHUTDOWN]).arg(self.path()).args(watched))?.success()?;
+        done.output.split_whitespace().map(|length| length.parse().map_err(tried("reading a length"))).collect()
     }
 
     /// The power is back: the file system is what is on the medium, by way of its own recovery. Nobody may use it.

@@ -14,9 +14,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     // What tests make has the permission bits that they ask for.
     rustix::process::umask(rustix::fs::Mode::from_bits_truncate(0o022));
-    // Power cuts still lose updates that were synced (`docs/limits.md`), so they run only where a number of them is asked for,
-    // as `make soak` does.
-    let power = if std::env::var_os("ASHLAR_POWER_CUTS").is_some() { power::TESTS } else { &[] };
-    let groups = [life::TESTS, errors::TESTS, programs::TESTS, kill::TESTS, hammer::TESTS, conformance::TESTS, power];
+    let groups =
+        [life::TESTS, errors::TESTS, programs::TESTS, kill::TESTS, hammer::TESTS, conformance::TESTS, power::TESTS];
     ashlar_tests::harness::main(&groups.concat())
 }

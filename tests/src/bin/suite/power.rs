@@ -67,16 +67,16 @@ fn cuts() -> Outcome<Verdict> {
     for round in 0..rounds {
         let seed = random.draw();
         let told = |error: String| format!("round {round}, seed {seed}: {error}");
-        let writers = cut(&site, &disk, seed, Duration::from_millis(random.below(700))).map_err(told)?;
+        let cut = cut(&site, &disk, seed, Duration::from_millis(random.below(700))).map_err(told)?;
         site.kill_all_there_is().map_err(told)?;
         site.clear_mounts();
         disk.restore_power().map_err(told)?;
         site.mount(0).map_err(told)?;
-        for (index, writer) in writers.iter().enumerate() {
+        for (index, (writer, journal_bytes)) in cut.iter().enumerate() {
             forget_failure(&writer.journal)?;
-            let verdict =
-                check(&directory(&site, index), &writer.journal, &trees[index], writer.seed, Bound::LastFsync)
-                    .map_err(|error| told(format!("writer {index}: {error}")))?;
+            let bound = Bound::FsyncWithin { journal_bytes: *journal_bytes };
+            let verdict = check(&directory(&site, index), &writer.journal, &trees[index], writer.seed, bound)
+                .map_err(|error| told(format!("writer {index}: {error}")))?;
             acknowledged += verdict.acknowledged;
             survived += verdict.survived;
             trees[index] = verdict.tree;
@@ -96,8 +96,9 @@ fn directory(site: &Site, index: usize) -> PathBuf {
     site.point(0).join(format!("w{index}"))
 }
 
-/// Lets writers work, cuts the power in the middle of it, and ends them.
-fn cut(site: &Site, disk: &Reference, seed: u64, work: Duration) -> Outcome<Vec<Writer>> {
+/// Lets writers work, cuts the power in the middle of it, and ends them. With each writer comes the length of its journal just
+/// before the cut.
+fn cut(site: &Site, disk: &Reference, seed: u64, work: Duration) -> Outcome<Vec<(Writer, usize)>> {
     let mut writeback = Command::new("python3")
         .args(["-c", WRITEBACK])
         .arg(site.arena())
@@ -118,12 +119,13 @@ fn cut(site: &Site, disk: &Reference, seed: u64, work: Duration) -> Outcome<Vec<
         writers.iter().all(|writer| fs::metadata(&writer.journal).is_ok_and(|journal| journal.len() > 3000))
     });
     std::thread::sleep(work);
-    let cut = working.and_then(|()| disk.cut_power());
+    let journals: Vec<_> = writers.iter().map(|writer| writer.journal.as_path()).collect();
+    let cut = working.and_then(|()| disk.cut_power(&journals));
     end(&mut writeback)?;
     for writer in &mut writers {
         end(&mut writer.child)?;
     }
-    cut.map(|()| writers)
+    cut.map(|lengths| writers.into_iter().zip(lengths).collect())
 }
 
 fn end(child: &mut Child) -> Outcome {
