@@ -9,6 +9,8 @@ const LOG_BYTES_MIN: u64 = 4 << 20;
 
 /// Longer than an answer takes to reach its session and be used.
 const LEASE_HOLD_US: u64 = 200;
+/// Long enough that a session that only reads, and so is not heard of, asks again seldom.
+const LEASE_TTL_US: u64 = 600_000_000;
 
 /// How to run SharedFS.
 #[derive(Clone, Debug)]
@@ -23,6 +25,8 @@ pub struct Config {
     pub cache_ttl_ms: u64,
     /// Microseconds for which a fresh lease isn't revoked, so that its holder gets something done.
     pub lease_hold_us: u64,
+    /// Microseconds after which a session that neither logged nor asked anything loses its leases; 0: never.
+    pub lease_ttl_us: u64,
     /// End when there was no session for so many seconds; `None`: stay.
     pub linger_seconds: Option<u64>,
 }
@@ -38,6 +42,7 @@ impl Config {
             log_bytes: LOG_BYTES_DEFAULT,
             cache_ttl_ms: 1000,
             lease_hold_us: LEASE_HOLD_US,
+            lease_ttl_us: LEASE_TTL_US,
             linger_seconds: None,
         }
     }

@@ -52,6 +52,7 @@ pub fn digest_thread(shared: &Shared) {
             moved = Instant::now();
         }
         release_blocks(&mut state);
+        state.leasing.manager.handle_time(crate::grant::now_us());
         shared.drive(&mut state);
         crate::sessions::remove_ended(shared, &mut state);
         if swept.elapsed() >= SWEEP {
@@ -84,6 +85,7 @@ fn is_due(state: &mut State, id: SessionId, busy: &mut bool) -> bool {
     let tail = session.log.tail();
     if tail != session.moved.0 {
         session.moved = (tail, Instant::now());
+        state.leasing.manager.handle_activity(id, crate::grant::now_us());
         *busy = true;
     }
     let waiting = tail.0.saturating_sub(applied.0);

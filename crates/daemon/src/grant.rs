@@ -37,7 +37,7 @@ pub fn boot_time() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
-fn now_us() -> u64 {
+pub fn now_us() -> u64 {
     boot_time().as_micros() as u64
 }
 

@@ -86,7 +86,12 @@ fn governing_parent(store: &Store, id: InodeId) -> Result<Option<(bool, Option<I
 impl Leasing {
     /// No leases yet.
     pub fn new(config: &Config) -> Self {
-        let limits = Limits { hold_us: config.lease_hold_us, table_slots: LEASE_SLOTS, ..Limits::default() };
+        let limits = Limits {
+            hold_us: config.lease_hold_us,
+            lease_ttl_us: config.lease_ttl_us,
+            table_slots: LEASE_SLOTS,
+            ..Limits::default()
+        };
         Self {
             manager: LeaseManager::new(limits),
             limits,

@@ -48,6 +48,34 @@ fn a_session_logs_and_reads_back_what_it_logged() {
 }
 
 #[test]
+fn leases_of_an_idle_session_expire_and_those_of_a_busy_one_stay() {
+    let mut site = Site::with_lease_ttl(64 << 20, Some(500_000));
+    let (mut busy, mut idle) = (Client::open(&site.socket()), Client::open(&site.socket()));
+    busy.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+    let [mine, theirs] = [b"mine", b"them"].map(|name| busy.make(InodeId::ROOT, name, FileKind::Directory));
+    busy.digest().expect("digested");
+    let idle_grant = idle.acquire(&[(theirs, true)]).expect("granted");
+    let file = idle.make(theirs, b"file", FileKind::Regular);
+    let busy_grant = busy.acquire(&[(mine, true)]).expect("granted");
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    for n in 0u32.. {
+        if !idle.holds(&idle_grant[0]) {
+            break;
+        }
+        assert!(std::time::Instant::now() < deadline, "the idle session's lease does not expire");
+        busy.make(mine, n.to_string().as_bytes(), FileKind::Regular);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert!(busy.holds(&busy_grant[0]), "the busy session has lost its lease");
+    // What the idle one had logged before counts, and it goes on where it was.
+    idle.acquire(&[(file, true)]).expect("granted");
+    idle.append(&Update::Write { inode: file, offset: 0, at: NOW, strip: false, data: b"late" });
+    idle.digest().expect("digested");
+    assert_eq!(inline(&busy.acquire(&[(file, false)]).expect("granted")[0]), b"late");
+    site.check();
+}
+
+#[test]
 fn a_killed_daemon_is_a_pause_for_its_sessions() {
     let mut site = Site::new(64 << 20);
     let mut client = Client::open(&site.socket());
@@ -86,7 +114,7 @@ fn what_a_dead_session_logged_is_digested_whether_or_not_the_daemon_lives() {
     for daemon_dies in [false, true] {
         let mut site = Site::new(64 << 20);
         let mut child = common::this_test("short_life");
-        let mut child = child.env("ASHLAR_TEST_SOCKET", site.socket()).spawn().expect("a session's process");
+        let mut child = common::spawn(child.env("ASHLAR_TEST_SOCKET", site.socket()));
         let done = site.directory.path().join("done");
         while !done.exists() {
             std::thread::sleep(std::time::Duration::from_millis(2));

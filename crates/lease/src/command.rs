@@ -224,8 +224,8 @@ pub enum RequestError {
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// A lease is not taken for so long after its grant, so that two sessions which want the same both get on. Longer
-    /// than an answer needs to reach its session and be used; a session that is known to be stopped is not waited
-    /// for.
+    /// than an answer needs to reach its session and be used, and short enough that a session which is stopped in that
+    /// time delays nobody noticeably.
     pub hold_us: u64,
     /// After so long without activity a session's leases are revoked; 0: never.
     pub lease_ttl_us: u64,

@@ -92,7 +92,7 @@ impl LeaseManager {
     /// Until when a demand must be put off so that its holder gets to use what it was granted.
     fn held_until_us(&self, demand: &Demand, work: &Work) -> Option<u64> {
         let Work::Acquire { session, .. } = work else { return None };
-        if *session == demand.session || self.holds.holders[&demand.session].stopped || self.limits.hold_us == 0 {
+        if *session == demand.session || self.holds.holders[&demand.session].ending || self.limits.hold_us == 0 {
             return None;
         }
         let slot = self.holds.slot(demand.session, demand.slot);

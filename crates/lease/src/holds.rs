@@ -59,8 +59,7 @@ pub(crate) struct Holder {
     pub dirty: BTreeSet<u32>,
     pub applied: LogPosition,
     pub active_us: u64,
-    /// Stopped or ended: it isn't waited for.
-    pub stopped: bool,
+    /// It has ended, and isn't waited for.
     pub ending: bool,
     /// A [`crate::evaluate::Work::Trim`] is in the queue.
     pub trimming: bool,

@@ -343,7 +343,7 @@ impl LeaseManager {
         if holder.ending {
             return;
         }
-        (holder.ending, holder.stopped) = (true, true);
+        holder.ending = true;
         let mut is_first = true;
         let mut lost_first = false;
         self.queue.retain(|work| {
@@ -359,14 +359,6 @@ impl LeaseManager {
         self.queue.push_back(Work::End { session });
     }
 
-    /// The session is stopped (or goes on): it gets no minimum hold.
-    pub fn handle_stopped(&mut self, session: SessionId, is_stopped: bool) {
-        if let Some(holder) = self.holds.holders.get_mut(&session).filter(|holder| !holder.ending) {
-            holder.stopped = is_stopped;
-            self.wait_until_us = None;
-        }
-    }
-
     /// The shell saw the session do something.
     pub fn handle_activity(&mut self, session: SessionId, now_us: u64) {
         if let Some(holder) = self.holds.holders.get_mut(&session) {
@@ -380,6 +372,10 @@ impl LeaseManager {
             return;
         }
         for (session, holder) in &mut self.holds.holders {
+            if holder.active_us == 0 {
+                // Restored: what it did before the restart is not known.
+                holder.active_us = now_us;
+            }
             let is_idle = now_us.saturating_sub(holder.active_us) >= self.limits.lease_ttl_us;
             if is_idle && !holder.ending && holder.entries() > 0 {
                 holder.active_us = now_us;

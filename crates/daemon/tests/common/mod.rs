@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ashlar_log::{AppendError, Appended, Log};
@@ -21,22 +21,42 @@ pub const DAEMON_ENV: &str = "ASHLAR_TEST_DAEMON";
 
 pub const NOW: Timestamp = Timestamp { seconds: 1_700_000_000, nanoseconds: 5 };
 
+/// Held while this process has an arena's lock file open, and while it starts another: a child has copies of all descriptors
+/// until it executes its program, and so holds the lock too.
+static STARTING: Mutex<()> = Mutex::new(());
+
+/// Starts a process.
+pub fn spawn(command: &mut Command) -> Child {
+    let _alone = STARTING.lock();
+    command.spawn().expect("a process")
+}
+
+/// Sets the daemon's time to live of leases, in microseconds.
+const LEASE_TTL_ENV: &str = "ASHLAR_TEST_LEASE_TTL_US";
+
 /// An arena in a directory of its own, and the daemon that serves it.
 pub struct Site {
     pub directory: tempfile::TempDir,
+    lease_ttl_us: Option<u64>,
     daemon: Option<Child>,
 }
 
 impl Site {
     /// A fresh arena on memory, with a daemon.
     pub fn new(size_bytes: u64) -> Self {
+        Self::with_lease_ttl(size_bytes, None)
+    }
+
+    /// A fresh arena whose daemon has leases expire so early.
+    pub fn with_lease_ttl(size_bytes: u64, lease_ttl_us: Option<u64>) -> Self {
         let directory = tempfile::Builder::new().prefix("ashlar").tempdir_in("/dev/shm").expect("a directory");
         open_to_all(directory.path());
+        let alone = STARTING.lock();
         let arena = Arena::create(&directory.path().join("arena"), &ArenaOptions { size_bytes, emulate_pmem: false })
             .expect("an arena");
         ashlar_store::Store::format(&arena).expect("formatted");
-        drop(arena);
-        let mut site = Self { directory, daemon: None };
+        drop((arena, alone));
+        let mut site = Self { directory, lease_ttl_us, daemon: None };
         site.start();
         site
     }
@@ -51,14 +71,15 @@ impl Site {
 
     /// Starts the daemon, and waits until it answers.
     pub fn start(&mut self) {
-        let log = std::fs::OpenOptions::new().create(true).append(true).open("/tmp/ashlar-daemon-test.log").ok();
         let mut command = this_test("daemon_process");
         command.env(DAEMON_ENV, self.directory.path()).stdout(Stdio::null());
-        match log {
-            Some(log) if std::env::var_os("ASHLAR_TEST_LOG").is_some() => command.stderr(log),
-            _ => command.stderr(Stdio::null()),
-        };
-        self.daemon = Some(command.spawn().expect("a daemon"));
+        if std::env::var_os("ASHLAR_TEST_LOG").is_none() {
+            command.stderr(Stdio::null());
+        }
+        if let Some(ttl_us) = self.lease_ttl_us {
+            command.env(LEASE_TTL_ENV, ttl_us.to_string());
+        }
+        self.daemon = Some(spawn(&mut command));
         let deadline = Instant::now() + Duration::from_secs(20);
         while Connection::connect(&self.socket()).is_err() {
             assert!(Instant::now() < deadline, "the daemon does not come up");
@@ -127,10 +148,13 @@ pub fn run_daemon() {
     // A test that dies leaves no daemon behind.
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).expect("set");
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
-    let config = ashlar_daemon::Config {
+    let mut config = ashlar_daemon::Config {
         socket: directory.join("socket"),
         ..ashlar_daemon::Config::new(directory.join("arena"))
     };
+    if let Ok(ttl_us) = std::env::var(LEASE_TTL_ENV) {
+        config.lease_ttl_us = ttl_us.parse().expect("a number");
+    }
     if let Err(error) = ashlar_daemon::run(config) {
         eprintln!("{error}");
         std::process::exit(3);

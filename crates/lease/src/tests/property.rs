@@ -52,8 +52,7 @@ fn step(world: &mut World, step: u64) -> Check {
         }
         25 if by % 4 == 0 => world.restart()?,
         26 => world.persist(session),
-        27 => world.manager.handle_stopped(session, first % 2 == 0),
-        28 => world.now_us += first % 16,
+        27 | 28 => world.now_us += first % 16,
         _ => world.read_kernel(session, any)?,
     }
     world.check()

@@ -56,17 +56,15 @@ fn a_second_session_cuts_a_hole_and_sees_what_the_first_has_logged() {
 
 #[test]
 fn a_stopped_session_is_sealed_once_and_delays_nobody() {
-    let mut world = world(Limits { hold_us: 1000, ..Limits::default() });
+    let mut world = world(Limits { hold_us: 0, ..Limits::default() });
     let (stopped, busy) = (world.begin(), world.begin());
     let files: Vec<_> = (0..10).map(|_| world.make(stopped, ROOT, false).unwrap()).collect();
     world.digest(stopped, usize::MAX).unwrap();
-    world.manager.handle_stopped(stopped, true);
     for file in &files {
         world.run(busy, Op::Write { inode: *file, value: 9 }).unwrap();
     }
     assert_eq!((world.seals[&stopped], world.now_us), (1, 0));
     // It goes on unharmed.
-    world.manager.handle_stopped(stopped, false);
     assert!(files.iter().all(|file| world.read(stopped, *file) == Ok(9)));
 }
 
@@ -84,7 +82,7 @@ fn two_sessions_that_want_the_same_both_get_their_minimum_hold() {
 }
 
 #[test]
-fn a_wait_is_told_once_and_ends_when_the_holder_stops() {
+fn a_wait_is_told_once_and_ends_with_the_holder() {
     let mut world = world(Limits { hold_us: 100, ..Limits::default() });
     let (holder, other) = (world.begin(), world.begin());
     world.acquire(holder, &[write(ROOT)]).unwrap();
@@ -92,7 +90,7 @@ fn a_wait_is_told_once_and_ends_when_the_holder_stops() {
     assert_eq!(world.manager.poll_command(50, &world.applied), Some(Command::Wait { until_us: 100 }));
     assert_eq!(world.manager.poll_command(60, &world.applied), None);
     assert_eq!(world.manager.next_time_us(), Some(100));
-    world.manager.handle_stopped(holder, true);
+    world.manager.handle_session_end(holder);
     assert!(matches!(world.manager.poll_command(60, &world.applied), Some(Command::Split { .. })));
 }
 
