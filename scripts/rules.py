@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Rules of the tree that no compiler checks: which crate may use which, where unsafe code may stand, and that every
-relative link in the documentation leads somewhere. Prints each breach and fails if there is one."""
+"""Rules of the tree that no compiler checks: which crate may use which, where unsafe code may stand, and that what the
+documentation names is there: links, pages, their sections, make's targets, tests. Prints each breach and fails if there
+is one."""
 
 import json
 import os
@@ -41,11 +42,14 @@ def main():
         problems += layer_problems(package)
         problems += unsafe_problems(package)
     problems += link_problems()
+    problems += reference_problems()
+    problems += target_problems()
+    problems += test_problems()
     for problem in problems:
         print(problem)
     if problems:
         sys.exit(1)
-    print(f"{len(metadata['packages'])} crates keep to the layers; every link leads somewhere")
+    print(f"{len(metadata['packages'])} crates keep to the layers; all that the documentation names is there")
 
 
 def layer_problems(package):
@@ -79,17 +83,65 @@ def unsafe_problems(package):
     return problems
 
 
+def listed(*patterns):
+    """The files of the tree that match, with their text."""
+    listing = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", *patterns], check=True, capture_output=True)
+    for path in listing.stdout.decode().split():
+        if os.path.exists(path):
+            with open(path, encoding="utf-8") as file:
+                yield path, file.read()
+
+
 def link_problems():
-    listing = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "*.md"], check=True, capture_output=True)
     problems = []
-    for page in listing.stdout.decode().split():
-        with open(page, encoding="utf-8") as file:
-            text = re.sub(r"```.*?```", "", file.read(), flags=re.S)
+    for page, text in listed("*.md"):
+        text = re.sub(r"```.*?```", "", text, flags=re.S)
         for target in re.findall(r"\]\(([^)\s]+)\)", text):
             if re.match(r"[a-z]+:|#", target):
                 continue
             if not os.path.exists(os.path.join(os.path.dirname(page), target.split("#")[0])):
                 problems.append(f"{page}: the link to {target} leads nowhere")
+    return problems
+
+
+def reference_problems():
+    """Pages that source code names, and the sections that it names in them."""
+    problems = []
+    for path, text in listed("*.rs", "*.sh", "*.toml", ".ci/*", "Makefile"):
+        # A sentence may go over the end of a comment's line.
+        text = re.sub(r"\s*\n\s*(//[/!]?|#)\s*", " ", text)
+        for page, section in re.findall(r'(docs/[\w./-]+\.md)(?:`, section "([^"]+)")?', text):
+            if not os.path.exists(page):
+                problems.append(f"{path}: there is no {page}")
+            elif section:
+                with open(page, encoding="utf-8") as file:
+                    if not re.search(rf"^#+ {re.escape(section)}$", file.read(), flags=re.M):
+                        problems.append(f"{path}: {page} has no section '{section}'")
+    return problems
+
+
+def target_problems():
+    with open("Makefile", encoding="utf-8") as file:
+        targets = set(re.findall(r"^([a-z-]+):", file.read(), flags=re.M))
+    problems = []
+    for page, text in listed("*.md"):
+        for target in re.findall(r"(?:`|^\$ (?:sudo )?)make ([a-z-]+)", text, flags=re.M):
+            if target not in targets:
+                problems.append(f"{page}: there is no target '{target}' for make")
+    return problems
+
+
+def test_problems():
+    """Tests that the documentation names, `group/name`, or all of a group, `group/`."""
+    names = set()
+    for _, text in listed("tests/src/bin/suite/*.rs"):
+        names.update(re.findall(r'name: "(\w+/\w+)"', text))
+    groups = {name.split("/")[0] for name in names}
+    problems = []
+    for page, text in listed("*.md"):
+        for group, name in re.findall(r"`(\w+)/(\w*)`", text):
+            if group in groups and name and f"{group}/{name}" not in names:
+                problems.append(f"{page}: there is no test {group}/{name}")
     return problems
 
 

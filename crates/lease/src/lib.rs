@@ -58,7 +58,7 @@
 //!
 //! Non-goals: permissions, open handles, the content of what is granted, leases between nodes.
 //!
-//! Source: Assise §3.3; `docs/architecture.md`, "Data path".
+//! Source: Assise §3.3; `docs/architecture.md`, section "Leases".
 #![forbid(unsafe_code)]
 
 mod below;

@@ -43,7 +43,10 @@ pub enum StoreError {
     #[error("damaged metadata: {0}; run `ashlar fsck`")]
     Corrupt(&'static str),
     /// The arena holds no shared area.
-    #[error("the arena's metadata is not formatted; run `ashlar format`")]
+    #[error(
+        "the arena has no metadata: either its making was cut short, and `ashlar mount` takes it up again, or they were \
+         removed"
+    )]
     NotFormatted,
     /// The metadata belongs to another arena.
     #[error("the metadata belongs to arena {found:016x}, not to {expected:016x}")]
