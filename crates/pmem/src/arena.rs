@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use ashlar_types::{BLOCK_BYTES, SessionId};
 use parking_lot::Mutex;
-use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock, statvfs};
 use rustix::io::Errno;
 use thiserror::Error;
 
@@ -328,22 +328,20 @@ impl Arena {
     /// and remove.
     ///
     /// # Errors
-    /// [`ArenaError::TooSmall`], [`ArenaError::NoSpace`] (segments added before it stay, and count), [`ArenaError::Io`].
+    /// [`ArenaError::TooSmall`], [`ArenaError::NoSpace`], [`ArenaError::Io`]. The arena then has the size that it had.
     pub fn resize(&self, size_bytes: u64) -> Result<Resized, ArenaError> {
         if size_bytes < ARENA_BYTES_MIN {
             return Err(ArenaError::TooSmall { asked_bytes: size_bytes });
         }
         let mut state = self.state.lock();
         let before = state.segments.len();
-        let grown = self.add_segments(&mut state, size_bytes);
-        let summary = ArenaSummary {
-            // A size that was not reached is not promised.
-            size_bytes: if grown.is_ok() { size_bytes } else { data_bytes(&state.segments) },
-            ..state.summary
-        };
-        self.write_superblock(&summary)?;
+        let summary = ArenaSummary { size_bytes, ..state.summary };
+        let grown = self.add_segments(&mut state, size_bytes).and_then(|()| self.write_superblock(&summary));
+        if let Err(error) = grown {
+            self.remove_segments_from(&mut state, before)?;
+            return Err(error);
+        }
         state.summary = summary;
-        grown?;
         let mut surplus = Vec::new();
         let mut remaining = data_bytes(&state.segments);
         for segment in state.segments.iter().rev() {
@@ -427,29 +425,47 @@ impl Arena {
         self.dir.join("sessions").join(format!("{session}.{}", file.extension()))
     }
 
-    /// Adds segments until the arena holds `size_bytes`; those that were added stay when a later one fails, except in a new
-    /// arena, which then has none.
+    /// Adds segments until the arena holds `size_bytes`: all that this takes, or none. Half a growth would leave nobody room
+    /// on the host's file system, and the caller segments that it does not know.
     fn add_segments(&self, state: &mut State, size_bytes: u64) -> Result<(), ArenaError> {
-        let new_arena = state.segments.is_empty();
-        let result = loop {
+        let before = state.segments.len();
+        self.check_room(size_bytes.saturating_sub(data_bytes(&state.segments)))?;
+        loop {
             let missing = size_bytes.saturating_sub(data_bytes(&state.segments));
             let bytes = missing.min(state.summary.segment_bytes) / BLOCK_BYTES * BLOCK_BYTES;
             if bytes < SEGMENT_BYTES_MIN {
-                break Ok(());
+                return Ok(());
             }
             let number = state.segments.last().map_or(0, |last| last.number + 1);
             let segment = SegmentInfo { number, blocks: (bytes / BLOCK_BYTES) as u32 };
             match allocate_file(&segment_path(&self.dir, number), segment.file_bytes()) {
                 Ok(_) => state.segments.push(segment),
-                Err(error) => break Err(error),
-            }
-        };
-        if result.is_err() && new_arena {
-            for segment in state.segments.drain(..) {
-                remove_file(&segment_path(&self.dir, segment.number))?;
+                Err(error) => {
+                    self.remove_segments_from(state, before)?;
+                    return Err(error);
+                }
             }
         }
-        result
+    }
+
+    /// Refuses what can't fit before any of it is allocated: others need the host's file system meanwhile.
+    fn check_room(&self, bytes: u64) -> Result<(), ArenaError> {
+        let segments = self.dir.join("segments");
+        let host = statvfs(&segments).map_err(|error| at(&segments)(error.into()))?;
+        // A file system without a limit of its own (a tmpfs may be one) says that it has no blocks at all.
+        if host.f_blocks > 0 && bytes > host.f_bavail.saturating_mul(host.f_frsize) {
+            return Err(ArenaError::NoSpace { path: segments, needed_bytes: bytes });
+        }
+        Ok(())
+    }
+
+    /// Takes segments that nobody knows of yet away again, last first: a crash leaves no gap in their numbers.
+    fn remove_segments_from(&self, state: &mut State, first: usize) -> Result<(), ArenaError> {
+        while let Some(segment) = state.segments.get(first..).and_then(<[_]>::last) {
+            remove_file(&segment_path(&self.dir, segment.number))?;
+            state.segments.pop();
+        }
+        Ok(())
     }
 
     fn write_superblock(&self, summary: &ArenaSummary) -> Result<(), ArenaError> {
@@ -681,6 +697,28 @@ mod tests {
         // What is left over is too little for a segment.
         arena.add_segments(&mut state, 27 * MIB - 4096).unwrap();
         assert_eq!(blocks(&state.segments), [4096, 1024, 1024, 512]);
+    }
+
+    #[test]
+    fn an_arena_that_cannot_grow_keeps_its_size() {
+        let dir = tempfile::tempdir().unwrap();
+        let arena = Arena::create(dir.path(), &options(16 * MIB)).unwrap();
+        let files = || list(&dir.path().join("segments")).unwrap().len();
+        assert!(matches!(arena.resize(1 << 60), Err(ArenaError::NoSpace { .. })));
+        assert_eq!((blocks(&arena.segments()), files()), (vec![4096], 1));
+        assert_eq!(Arena::probe(dir.path()).unwrap().size_bytes, 16 * MIB);
+        // The third of the new segments can't be made: its place is taken by what is no file.
+        fs::create_dir(dir.path().join("segments/000003.data.new")).unwrap();
+        let summary = ArenaSummary { segment_bytes: 4 * MIB, ..arena.summary() };
+        let mut state = State { summary, segments: arena.segments() };
+        assert!(matches!(arena.add_segments(&mut state, 32 * MIB), Err(ArenaError::Io { .. })));
+        assert_eq!((blocks(&state.segments), files()), (vec![4096], 2));
+        // The superblock can't be written: what had been added goes again.
+        fs::create_dir(dir.path().join("ARENA.new")).unwrap();
+        assert!(matches!(arena.resize(24 * MIB), Err(ArenaError::Io { .. })));
+        assert_eq!((blocks(&arena.segments()), files()), (vec![4096], 2));
+        fs::remove_dir(dir.path().join("ARENA.new")).unwrap();
+        assert_eq!(blocks(&arena.resize(24 * MIB).unwrap().added), [2048]);
     }
 
     #[test]

@@ -20,6 +20,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "errors/an_arena_in_use", run: || with(in_use) },
     Test { name: "errors/an_arena_of_another_version", run: || with(wrong_version) },
     Test { name: "errors/no_space_for_the_arena", run: || with(no_space) },
+    Test { name: "errors/no_space_for_a_larger_arena", run: || with(no_space_to_grow) },
     Test { name: "errors/no_arena_and_no_daemon", run: no_arena },
     Test { name: "errors/a_damaged_superblock", run: || with(damaged) },
 ];
@@ -50,6 +51,15 @@ fn not_root() -> Outcome<Verdict> {
     };
     as_nobody("mount")?.failure(1, &["takes root", "sudo"])?;
     as_nobody("umount")?.failure(1, &["takes root", "sudo"])?;
+    let arena = directory.path().join("arena");
+    shell(directory.path(), "mkdir -m 755 arena && umask 077 && touch arena/ARENA")?.success()?;
+    for words in [&["status"][..], &["fsck"], &["arena", "resize", "64M"]] {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&copy).args(words);
+        let done = run(command.arg("--arena").arg(&arena))?;
+        let said = format!("{}{}", done.output, done.errors);
+        ensure!(said.contains("another user") && said.contains("sudo"), "{words:?} says: {}", done.told());
+    }
     passed()
 }
 
@@ -151,6 +161,32 @@ fn no_space() -> Outcome<Verdict> {
     verdict?;
     tiny?;
     ensure!(!left, "a refused arena leaves a directory behind");
+    passed()
+}
+
+/// A growth that does not fit takes nothing of what the host has, and leaves an arena that can change its size as before.
+fn no_space_to_grow() -> Outcome<Verdict> {
+    let directory = tempfile::tempdir().map_err(tried("making a directory"))?;
+    let small = directory.path().join("small");
+    // There is room for a first segment of 256 MiB, and none for a second one.
+    shell(directory.path(), "mkdir small && mount -t tmpfs -o size=400M none small")?.success()?;
+    let grow = || -> Outcome {
+        let site = Site::within(&small, "16M")?;
+        site.mount(0)?;
+        let free = || rustix::fs::statvfs(&small).map(|numbers| numbers.f_bavail).map_err(tried("statvfs"));
+        let before = free()?;
+        site.ashlar(&["arena", "resize", "1T"])?.failure(1, &["no room", "1.0 TiB", "free some"])?;
+        // The daemon's log takes a page or two.
+        ensure!(free()? + 100 > before, "a growth that failed left {} blocks free of {before}", free()?);
+        for size in ["32M", "16M"] {
+            site.ashlar(&["arena", "resize", size])?.success()?;
+        }
+        site.umount(0)?;
+        site.check().map(drop)
+    };
+    let grown = grow();
+    ashlar_tests::reference::unmount(&small);
+    grown?;
     passed()
 }
 
