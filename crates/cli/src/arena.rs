@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -194,6 +195,9 @@ impl Place {
             ArenaError::InUse { pid } => CliError::ArenaInUse { arena, pid, program: program_of(pid) },
             ArenaError::WrongVersion { found, supported } => CliError::WrongVersion { arena, found, supported },
             ArenaError::NotAnArena => CliError::NoArena(arena),
+            ArenaError::Io { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
+                CliError::NotReadable(arena)
+            }
             error => CliError::Arena { arena, error },
         }
     }

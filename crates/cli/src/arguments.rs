@@ -7,9 +7,17 @@ use clap::{Args, Parser, Subcommand};
 use crate::arena::ArenaChoice;
 use crate::size::Size;
 
+const FIRST_STEPS: &str = "\
+First steps:
+  sudo ashlar mount DIR    a file system in DIR, with nothing to prepare
+  ashlar status            what is there, and what it survives
+  sudo ashlar umount DIR   nothing is left running
+
+ASHLAR_ARENA in the environment stands for --arena.";
+
 /// A POSIX file system that runs next to the application.
 #[derive(Debug, Parser)]
-#[command(name = "ashlar", version, about, propagate_version = true, max_term_width = 110)]
+#[command(name = "ashlar", version, propagate_version = true, after_help = FIRST_STEPS)]
 pub struct Arguments {
     /// What to do.
     #[command(subcommand)]
@@ -51,8 +59,8 @@ pub enum ArenaVerb {
 /// Which arena.
 #[derive(Args, Clone, Debug)]
 pub struct ArenaArgument {
-    /// Where files are kept: 'disk' (/var/lib/ashlar/default), 'memory' (/dev/shm/ashlar/default), or a directory
-    #[arg(long, value_name = "WHERE", default_value = "disk", env = "ASHLAR_ARENA")]
+    /// Where files are kept: 'disk' (below /var/lib/ashlar), 'memory' (below /dev/shm), or a directory
+    #[arg(long, value_name = "WHERE", default_value = "disk", env = "ASHLAR_ARENA", hide_env = true)]
     pub arena: ArenaChoice,
 }
 
@@ -108,7 +116,7 @@ pub struct UmountArguments {
 #[derive(Args, Debug)]
 pub struct StatusArguments {
     /// Only this arena; by default all that are mounted, and the default ones
-    #[arg(long, value_name = "WHERE", env = "ASHLAR_ARENA")]
+    #[arg(long, value_name = "WHERE", env = "ASHLAR_ARENA", hide_env = true)]
     pub arena: Option<ArenaChoice>,
     /// Print JSON
     #[arg(long)]

@@ -52,7 +52,9 @@ pub fn run(arguments: &FsckArguments) -> Result<ExitCode, CliError> {
         Some(Reply::Error(ashlar_types::Errno::EPERM | ashlar_types::Errno::EACCES)) => {
             return Err(CliError::NotRoot { what: "checking an arena that is in use" });
         }
-        Some(Reply::Error(error)) => return Err(CliError::Refused { what: "check the arena", error }),
+        Some(Reply::Error(error)) => {
+            return Err(CliError::Refused { what: "check the arena", error, log: place.daemon_log() });
+        }
         Some(_) => return Err(CliError::Misunderstood),
         None => check_offline(&place, arguments.repair)?,
     };

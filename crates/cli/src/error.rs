@@ -77,6 +77,9 @@ pub enum CliError {
     /// There is no arena where one must be.
     #[error("there is no arena in {0}; 'ashlar mount DIR --arena {path}' makes one", path = .0.display())]
     NoArena(PathBuf),
+    /// The arena is not the caller's to read.
+    #[error("the arena {0} belongs to another user; run the command as root, or with sudo")]
+    NotReadable(PathBuf),
     /// No room for the arena.
     #[error(
         "there is no room for an arena of {wanted} in {arena} ({free} are free there); ask for less with --size, free \
@@ -130,12 +133,14 @@ pub enum CliError {
     #[error("no daemon answers for the arena {0}; 'ashlar mount DIR' starts one, 'ashlar daemon' runs one")]
     NoDaemon(PathBuf),
     /// The daemon said no.
-    #[error("the daemon refused to {what}: {error}")]
+    #[error("the daemon did not {what}: {error}; its log says more: {log}", log = .log.display())]
     Refused {
         /// What was asked.
         what: &'static str,
         /// Its answer.
         error: Errno,
+        /// Its log.
+        log: PathBuf,
     },
     /// The daemon answered nonsense: another version.
     #[error(

@@ -24,6 +24,8 @@ pub fn run(arguments: &MountArguments) -> Result<ExitCode, CliError> {
     }
     let directory = mounts::resolve(&arguments.directory)?;
     check_mount_point(&directory)?;
+    // Known only before the mount lies on it.
+    let hides = holds_something(&directory);
     let place = Place::new(&arguments.arena.arena)?;
     let prepared = place.prepare(arguments.create.size, arguments.create.emulate_pmem)?;
     // The directory exists only now, and may have been named through a symbolic link.
@@ -34,18 +36,16 @@ pub fn run(arguments: &MountArguments) -> Result<ExitCode, CliError> {
         arena: place.directory().to_owned(),
         read_only: arguments.read_only,
     };
+    let say = || {
+        if !arguments.quiet {
+            print!("{}", story(&place, arguments, &prepared, &daemon, started, &directory, hides));
+        }
+    };
     if arguments.foreground {
-        let say = || {
-            if !arguments.quiet {
-                print!("{}", story(&directory, &place, arguments, &prepared, &daemon, started))
-            }
-        };
         return mount_process::serve(&process, &say);
     }
     start_in_background(&process, &place)?;
-    if !arguments.quiet {
-        print!("{}", story(&directory, &place, arguments, &prepared, &daemon, started));
-    }
+    say();
     Ok(ExitCode::SUCCESS)
 }
 
@@ -63,6 +63,11 @@ fn check_mount_point(directory: &Path) -> Result<(), CliError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(CliError::NoDirectory(directory.to_owned())),
         Err(error) => Err(CliError::system(format!("looking at {}", directory.display()))(error)),
     }
+}
+
+/// Whether a mount on `directory` hides files.
+fn holds_something(directory: &Path) -> bool {
+    fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_some())
 }
 
 /// What a FUSE mount answers whose process is gone: that it is not connected, or to calls under way that they were aborted.
@@ -85,12 +90,13 @@ fn start_in_background(process: &MountProcessArguments, place: &Place) -> Result
 
 /// What was done, and where everything is.
 fn story(
-    directory: &Path,
     place: &Place,
     arguments: &MountArguments,
     prepared: &Prepared,
     daemon: &StatusReply,
     started: bool,
+    directory: &Path,
+    hides: bool,
 ) -> String {
     let size = Size(daemon.arena_bytes);
     let mut text =
@@ -105,6 +111,9 @@ fn story(
     }
     if arguments.create.emulate_pmem && !prepared.made && !prepared.summary.emulated {
         text += "note      the arena was there and was not made with --emulate-pmem\n";
+    }
+    if hides {
+        text += &format!("note      {} was not empty; what is in it shows again after umount\n", directory.display());
     }
     text += &format!("unmount   ashlar umount {}\n", directory.display());
     text
@@ -122,5 +131,13 @@ mod tests {
         let file = directory.path().join("file");
         fs::write(&file, b"").expect("a file");
         assert!(matches!(check_mount_point(&file), Err(CliError::NotADirectory(_))));
+    }
+
+    #[test]
+    fn a_mount_point_that_is_not_empty_is_seen() {
+        let directory = tempfile::tempdir().expect("a directory");
+        assert!(!holds_something(directory.path()));
+        fs::write(directory.path().join("file"), b"").expect("a file");
+        assert!(holds_something(directory.path()));
     }
 }

@@ -33,7 +33,9 @@ pub fn run(arguments: &ResizeArguments) -> Result<ExitCode, CliError> {
         Reply::Error(Errno::EPERM | Errno::EACCES) => {
             return Err(CliError::NotRoot { what: "changing an arena's size" });
         }
-        Reply::Error(error) => return Err(CliError::Refused { what: "change the arena's size", error }),
+        Reply::Error(error) => {
+            return Err(CliError::Refused { what: "change the arena's size", error, log: place.daemon_log() });
+        }
         _ => return Err(CliError::Misunderstood),
     }
     let after = daemon_status(&place)?.map_or(arguments.size, |status| Size(status.arena_bytes));

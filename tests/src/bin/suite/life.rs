@@ -15,6 +15,7 @@ use rustix::process::Signal;
 pub const TESTS: &[Test] = &[
     Test { name: "life/mount_and_umount_leave_nothing_running", run: || with(nothing_left) },
     Test { name: "life/files_outlive_the_mount_on_every_medium", run: || with(files_outlive) },
+    Test { name: "life/a_mount_over_files_says_that_it_hides_them", run: || with(hides) },
     Test { name: "life/two_mounts_share_a_daemon", run: || with(two_mounts) },
     Test { name: "life/status_tells_people_and_machines", run: || with(status) },
     Test { name: "life/fsck_in_use_and_not", run: || with(fsck) },
@@ -85,6 +86,20 @@ fn files_outlive() -> Outcome<Verdict> {
     write(&site.point(0).join("f"), "flushed")?;
     site.umount(0)?;
     site.check()?;
+    passed()
+}
+
+fn hides() -> Outcome<Verdict> {
+    let site = Site::new(Medium::Memory, "64M")?;
+    let said = site.mount(0)?.output;
+    ensure!(!said.contains("not empty"), "mount says of an empty directory:\n{said}");
+    site.umount(0)?;
+    write(&site.point(0).join("hidden"), "content")?;
+    let said = site.mount(0)?.output;
+    ensure!(said.contains("was not empty"), "mount does not say that it hides files:\n{said}");
+    ensure!(!site.point(0).join("hidden").exists(), "the file shows through the mount");
+    site.umount(0)?;
+    ensure!(read(&site.point(0).join("hidden"))? == "content", "the file is not there after umount");
     passed()
 }
 
