@@ -9,7 +9,12 @@ fail() {
   exit 1
 }
 
-has() { command -v "$1" >/dev/null 2>&1; }
+# Whether one of these programs is there.
+has() {
+  local program
+  for program; do command -v "$program" >/dev/null 2>&1 && return; done
+  return 1
+}
 
 # One line a thing: what tells that it is there, then the package that brings it.
 things() {
@@ -40,6 +45,10 @@ things() {
       echo 'has ps|procps'
       echo 'has su|util-linux'
       echo 'python3 -c "import ensurepip"|python3-venv'
+      echo 'has vim.tiny vim|vim-tiny'
+      echo '/usr/bin/python3 -c "import plyvel"|python3-plyvel'
+      echo 'has db_bench && has ldb|rocksdb-tools'
+      echo 'ls /usr/lib/postgresql/*/bin/initdb|postgresql'
       ;;
     bench)
       echo 'has bindfs|bindfs'
@@ -64,6 +73,12 @@ install() {
     sudo=sudo
   fi
   echo "setup: installing $* (apt-get install)"
+  # PostgreSQL's package would make a database and serve it, which nobody has asked for.
+  case " $* " in *" postgresql "*)
+    $sudo mkdir -p /etc/postgresql-common/createcluster.d
+    echo 'create_main_cluster = false' | $sudo tee /etc/postgresql-common/createcluster.d/ashlar-tests.conf >/dev/null
+    ;;
+  esac
   local options=(-qq -y --no-install-recommends -o DPkg::Lock::Timeout=300)
   DEBIAN_FRONTEND=noninteractive $sudo apt-get "${options[@]}" install "$@" >/dev/null 2>&1 && return
   $sudo apt-get -qq update || fail "apt-get update failed: is there a network, and a package source?"

@@ -39,6 +39,13 @@ pub fn tried<E: std::fmt::Display>(what: impl std::fmt::Display) -> impl FnOnce(
     move |error| format!("{what}: {error}")
 }
 
+/// A directory for temporary files through which everybody may go: some programs insist on a user of their own.
+pub fn open_directory(prefix: &str) -> Outcome<tempfile::TempDir> {
+    let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o711);
+    let made = tempfile::Builder::new().prefix(prefix).permissions(permissions).tempdir();
+    made.map_err(tried("making a directory"))
+}
+
 /// A number from the environment, for loops whose length CI and `make soak` choose differently.
 #[must_use]
 pub fn number(variable: &str, default: u64) -> u64 {

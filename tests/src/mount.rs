@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::command::{Done, eventually, is_alive, kill, run};
 use crate::reference::unmount;
-use crate::{Outcome, ensure, tried};
+use crate::{Outcome, ensure, open_directory, tried};
 
 /// The longest that anything in the background takes to come up or to end.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -95,7 +95,7 @@ pub struct Site {
 impl Site {
     /// A place for an arena of `size`; nothing is mounted yet.
     pub fn new(medium: Medium, size: &'static str) -> Outcome<Self> {
-        let directory = TempDir::with_prefix(prefix(std::process::id())).map_err(tried("making a directory"))?;
+        let directory = open_directory(&prefix(std::process::id()))?;
         let memory = match medium {
             Medium::Disk => None,
             Medium::Memory => Some(
@@ -109,7 +109,7 @@ impl Site {
 
     /// A place for an arena in a directory of the caller's.
     pub fn within(place: &Path, size: &'static str) -> Outcome<Self> {
-        let directory = TempDir::with_prefix(prefix(std::process::id())).map_err(tried("making a directory"))?;
+        let directory = open_directory(&prefix(std::process::id()))?;
         Ok(Self { directory, arena: place.join("arena"), _memory: None, size })
     }
 

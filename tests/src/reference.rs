@@ -7,7 +7,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use crate::command::{Done, eventually, run};
-use crate::{Outcome, tried};
+use crate::{Outcome, open_directory, tried};
 
 /// How long the end of a killed process may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -30,7 +30,7 @@ pub struct Reference {
 impl Reference {
     /// Makes it.
     pub fn new(megabytes: u64) -> Outcome<Self> {
-        let directory = TempDir::with_prefix("ashlar-reference-").map_err(tried("making a directory"))?;
+        let directory = open_directory("ashlar-reference-")?;
         let image = directory.path().join("image");
         let file = std::fs::File::create(&image).map_err(tried("making an image"))?;
         file.set_len(megabytes << 20).map_err(tried("making an image"))?;

@@ -8,41 +8,84 @@ use ashlar_tests::mount::{Medium, Site, obstacle};
 use ashlar_tests::reference::Reference;
 use ashlar_tests::{Outcome, ensure, tried};
 
+/// What programs do, in a script that says what came of it.
+struct Job {
+    name: &'static str,
+    /// Programs that it takes, or paths; with a bar between those of which one is enough.
+    takes: &'static [&'static str],
+    script: &'static str,
+}
+
+macro_rules! job {
+    ($name:literal, $($program:literal),*) => {
+        Job { name: $name, takes: &[$($program),*], script: include_str!(concat!("../../../jobs/", $name, ".sh")) }
+    };
+}
+
+const GIT: Job = job!("git", "git");
+const SQLITE: Job = job!("sqlite", "sqlite3");
+const MAKE: Job = job!("make", "make", "gcc");
+const ARCHIVE: Job = job!("archive", "rsync", "tar", "setfattr", "setfacl");
+const PYTHON: Job = job!("python", "python3");
+const PIP: Job = job!("pip", "python3");
+const CARGO: Job = job!("cargo", "cargo");
+const VIM: Job = job!("vim", "vim.tiny|vim", "setfattr");
+const LEVELDB: Job = job!("leveldb", "/usr/lib/python3/dist-packages/plyvel");
+const ROCKSDB: Job = job!("rocksdb", "db_bench", "ldb");
+const POSTGRES: Job = job!("postgres", "initdb|/usr/lib/postgresql", "runuser");
+const KERNEL: Job = job!("kernel", "python3");
+
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "programs/git", run: || same("git", include_str!("../../../jobs/git.sh")) },
-    Test { name: "programs/sqlite", run: || same("sqlite", include_str!("../../../jobs/sqlite.sh")) },
-    Test { name: "programs/make", run: || same("make", include_str!("../../../jobs/make.sh")) },
-    Test { name: "programs/archives", run: || same("archive", include_str!("../../../jobs/archive.sh")) },
-    Test { name: "programs/python", run: || same("python", include_str!("../../../jobs/python.sh")) },
-    Test {
-        name: "programs/corners_of_the_kernel_interface",
-        run: || same("kernel", include_str!("../../../jobs/kernel.sh")),
-    },
+    Test { name: "programs/git", run: || same(&GIT) },
+    Test { name: "programs/sqlite", run: || same(&SQLITE) },
+    Test { name: "programs/make", run: || same(&MAKE) },
+    Test { name: "programs/archives", run: || same(&ARCHIVE) },
+    Test { name: "programs/python", run: || same(&PYTHON) },
+    Test { name: "programs/pip", run: || same(&PIP) },
+    Test { name: "programs/cargo", run: || same(&CARGO) },
+    Test { name: "programs/vim", run: || same(&VIM) },
+    Test { name: "programs/leveldb", run: || same(&LEVELDB) },
+    Test { name: "programs/rocksdb", run: || same(&ROCKSDB) },
+    Test { name: "programs/postgres", run: || same(&POSTGRES) },
+    Test { name: "programs/corners_of_the_kernel_interface", run: || same(&KERNEL) },
     Test { name: "programs/jobs_survive_the_daemon_being_killed", run: killed_daemon },
 ];
 
 const PRELUDE: &str = include_str!("../../../jobs/prelude.sh");
 
-fn job(name: &str, script: &str, place: &Path) -> Outcome<Done> {
-    let directory = place.join(name);
-    std::fs::create_dir(&directory).map_err(tried(format!("making {}", directory.display())))?;
-    run(std::process::Command::new("bash")
-        .args(["-euo", "pipefail", "-c", &format!("# {name}\n{PRELUDE}\n{script}")])
-        .current_dir(directory))
+impl Job {
+    /// Why it can't run here; `None` where it can.
+    fn obstacle(&self) -> Option<String> {
+        let directories = std::env::var_os("PATH").unwrap_or_default();
+        let found = |program: &str| std::env::split_paths(&directories).any(|at| at.join(program).exists());
+        let missing = self.takes.iter().find(|alternatives| !alternatives.split('|').any(found))?;
+        Some(format!("there is no {missing}, which 'scripts/setup.sh test' installs"))
+    }
+
+    /// Runs it in a directory of its own below `place`. What it prints is its result.
+    fn run(&self, place: &Path) -> Outcome<Done> {
+        let directory = place.join(self.name);
+        std::fs::create_dir(&directory).map_err(tried(format!("making {}", directory.display())))?;
+        run(std::process::Command::new("bash")
+            .args(["-euo", "pipefail", "-c", &format!("# {}\n{PRELUDE}\n{}", self.name, self.script)])
+            .current_dir(directory))?
+        .success()
+    }
 }
 
-fn same(name: &str, script: &str) -> Outcome<Verdict> {
-    if let Some(why) = obstacle() {
+fn same(job: &Job) -> Outcome<Verdict> {
+    if let Some(why) = obstacle().or_else(|| job.obstacle()) {
         return Ok(Verdict::Skipped(why));
     }
     let reference = Reference::new(512)?;
-    let expected = job(name, script, &reference.path())?.success()?;
+    let expected = job.run(&reference.path()).map_err(tried(reference.name()))?;
     let site = Site::mounted(Medium::Memory, "512M")?;
-    let found = job(name, script, &site.point(0))?.success()?;
+    let found = job.run(&site.point(0)).map_err(tried("Ashlar"))?;
     compare(&expected.output, &found.output)?;
+    ensure!(expected.output.lines().count() > 1, "the job says nothing of what it did");
     site.check()?;
-    let again = remounted(&site, name)?;
+    let again = remounted(&site, job.name)?;
     site.umount(0)?;
     site.check()?;
     Ok(Verdict::Passed(format!("as on {}; {again} files after another mount", reference.name())))
@@ -76,25 +119,21 @@ fn compare(expected: &str, found: &str) -> Outcome {
 
 /// All jobs at once, while SharedFS is killed again and again: the jobs see a pause, and results stay the same.
 fn killed_daemon() -> Outcome<Verdict> {
-    if let Some(why) = obstacle() {
+    const JOBS: [&Job; 5] = [&GIT, &MAKE, &SQLITE, &LEVELDB, &POSTGRES];
+    if let Some(why) = obstacle().or_else(|| JOBS.iter().find_map(|job| job.obstacle())) {
         return Ok(Verdict::Skipped(why));
     }
-    let jobs: [(&str, &str); 3] = [
-        ("git", include_str!("../../../jobs/git.sh")),
-        ("make", include_str!("../../../jobs/make.sh")),
-        ("sqlite", include_str!("../../../jobs/sqlite.sh")),
-    ];
     let reference = Reference::new(512)?;
     let site = Site::mounted(Medium::Memory, "512M")?;
     let mut kills = 0;
     std::thread::scope(|scope| -> Outcome {
-        let running: Vec<_> = jobs
-            .map(|(name, script)| {
-                let (here, there) = (reference.path(), site.point(0));
+        let running: Vec<_> = JOBS
+            .map(|job| {
+                let (here, there, name) = (reference.path(), site.point(0), reference.name());
                 scope.spawn(move || -> Outcome {
-                    let found = job(name, script, &there)?.success()?;
-                    let expected = job(name, script, &here)?.success()?;
-                    compare(&expected.output, &found.output)
+                    let found = job.run(&there).map_err(tried("Ashlar"))?;
+                    let expected = job.run(&here).map_err(tried(name))?;
+                    compare(&expected.output, &found.output).map_err(tried(job.name))
                 })
             })
             .into_iter()
