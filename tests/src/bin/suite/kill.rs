@@ -97,9 +97,9 @@ fn run(kill: Kill, medium: Medium, rounds: u64, sum: &mut Sum) -> Outcome {
         let told = |error: String| format!("round {round}, seed {seed}: {error}");
         let mut writers = (0..WRITERS).map(|index| start(&site, index, round, seed)).collect::<Outcome<Vec<_>>>()?;
         eventually("the writers are at work", Duration::from_secs(60), || {
-            writers.iter().all(|writer| fs::metadata(&writer.journal).is_ok_and(|journal| journal.len() > 2000))
+            writers.iter().all(|writer| size(&writer.journal) > 2000)
         })
-        .map_err(told)?;
+        .map_err(|error| told(format!("{error}: {}", last_words(&writers))))?;
         std::thread::sleep(Duration::from_millis(random.below(150)));
         strike(kill, &site, &mut writers, &mut random).map_err(told)?;
         for (index, writer) in writers.iter().enumerate() {
@@ -176,6 +176,15 @@ fn end(writers: &mut [Writer]) -> Outcome {
         ensure!(was_killed(status), "a writer ended before it was killed, with {status}");
     }
     Ok(())
+}
+
+/// The end of each writer's journal, for a message: what it did last, or why it failed.
+fn last_words(writers: &[Writer]) -> String {
+    let last = |writer: &Writer| {
+        let journal = fs::read_to_string(&writer.journal).unwrap_or_default();
+        journal.lines().last().unwrap_or("nothing yet").to_owned()
+    };
+    writers.iter().map(last).collect::<Vec<_>>().join("; ")
 }
 
 fn size(journal: &Path) -> u64 {
