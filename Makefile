@@ -13,13 +13,15 @@ build:   ## the ashlar command, optimised: target/release/ashlar
 	@scripts/setup.sh build
 	cargo build --release --locked -p ashlar-cli
 
-install: build ## copies the ashlar command to PREFIX/bin (/usr/local)
+# Root installs what was built, since it may well have no Rust of its own.
+built := $(and $(filter 0,$(shell id -u)),$(wildcard $(or $(CARGO_TARGET_DIR),target)/release/ashlar))
+install: $(if $(built),,build) ## copies the ashlar command to PREFIX/bin (/usr/local)
 	@scripts/install.sh
 
 demo:    ## real programs on a mount, kills in the middle, and a count of what was acknowledged
 	@scripts/setup.sh build run demo
 	cargo build --release --locked -p ashlar-cli -p ashlar-tests
-	@scripts/as-root.sh target/release/ashlar-demo
+	@scripts/as-root.sh "$${CARGO_TARGET_DIR:-target}/release/ashlar-demo"
 
 test:    ## unit and property tests, then whole processes: real mounts, real programs, kill -9
 	@scripts/test.sh

@@ -4,6 +4,6 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 prefix=${PREFIX:-/usr/local}
 run=()
-[ -w "$prefix/bin" ] || run=(sudo)
-"${run[@]}" install -D -m 0755 target/release/ashlar "$prefix/bin/ashlar"
+[ "$(id -u)" = 0 ] || [ -w "$prefix/bin" ] || run=(sudo)
+"${run[@]}" install -D -m 0755 "${CARGO_TARGET_DIR:-target}/release/ashlar" "$prefix/bin/ashlar"
 echo "installed: $prefix/bin/ashlar"

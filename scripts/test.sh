@@ -12,7 +12,7 @@ units=${PIPESTATUS[0]}
 
 echo "== whole processes =="
 cargo build --release --locked -p ashlar-cli -p ashlar-tests && scripts/tools.sh || exit 1
-scripts/as-root.sh target/release/ashlar-suite "$@" 2>&1 | tee -a "$log"
+scripts/as-root.sh "${CARGO_TARGET_DIR:-target}"/release/ashlar-suite "$@" 2>&1 | tee -a "$log"
 suite=${PIPESTATUS[0]}
 
 # cargo test says "test result: ok. 3 passed; 0 failed; 1 ignored; …" (what it ignores are measurements, to be run by hand),
