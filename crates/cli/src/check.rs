@@ -128,9 +128,9 @@ fn exit_status(findings: &Findings) -> u8 {
 
 fn text(findings: &Findings, repair: bool) -> String {
     let how = if findings.online { "in use" } else { "not in use" };
-    let mut text = format!("arena     {} ({how})\n", findings.arena);
+    let mut text = format!("{:<12}{} ({how})\n", "arena", findings.arena);
     for (name, count) in &findings.counts {
-        text += &format!("{name:<9} {}\n", grouped(count.as_u64().unwrap_or(0)));
+        text += &format!("{name:<12}{}\n", grouped(count.as_u64().unwrap_or(0)));
     }
     for problem in &findings.repaired {
         text += &format!("repaired: {problem}\n");

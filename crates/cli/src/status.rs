@@ -121,7 +121,9 @@ fn text(report: &ArenaReport) -> String {
             text += &format!("session {} is fenced, all its calls fail: {why}\n", session.session);
         }
     }
-    let counters: Vec<_> = daemon.counters.iter().map(|(name, count)| vec![name.clone(), grouped(*count)]).collect();
+    // What never happened is no news; JSON has all of them.
+    let counters = daemon.counters.iter().filter(|(_, count)| *count > 0);
+    let counters: Vec<_> = counters.map(|(name, count)| vec![name.clone(), grouped(*count)]).collect();
     if !counters.is_empty() {
         text += "\n";
         text += &table(&["COUNTER", "SINCE THE START"], &counters);
@@ -202,11 +204,12 @@ mod tests {
             arena_bytes: 1 << 30,
             space: SpaceReply { blocks_total: 100, blocks_free: 75, inodes_total: 0, inodes_free: 0 },
             sessions: vec![session],
-            counters: vec![("grants".into(), 1_000_000)],
+            counters: vec![("grants".into(), 1_000_000), ("splits".into(), 0)],
         };
         let text = text(&report(Some(daemon)));
         for part in ["(25 % used)", "up 3 min", "25 %", "1,234", "/mnt", "is fenced", "1,000,000"] {
             assert!(text.contains(part), "{part} is missing:\n{text}");
         }
+        assert!(!text.contains("splits"), "what never happened is shown:\n{text}");
     }
 }
