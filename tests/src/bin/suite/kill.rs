@@ -46,14 +46,14 @@ impl Writer {
     /// Starts one that goes on until it is killed.
     pub fn start(directory: &Path, journal: &Path, seed: u64) -> Outcome<Self> {
         let program = std::env::current_exe().map_err(tried("finding this program"))?.with_file_name("ashlar-writer");
+        let complaints = fs::File::create(complaints_of(journal)).map_err(tried("making a file for complaints"))?;
         let child = Command::new(program)
             .arg(directory)
             .arg(journal)
             .args([seed.to_string(), UNTIL_KILLED.to_string()])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            // What a writer complains of stands in its journal too.
-            .stderr(Stdio::null())
+            .stderr(complaints)
             .spawn()
             .map_err(tried("starting a writer"))?;
         Ok(Self { child, journal: journal.to_owned(), seed })
@@ -178,13 +178,20 @@ fn end(writers: &mut [Writer]) -> Outcome {
     Ok(())
 }
 
-/// The end of each writer's journal, for a message: what it did last, or why it failed.
+/// What each writer did last, and what it complained of, for a message.
 fn last_words(writers: &[Writer]) -> String {
-    let last = |writer: &Writer| {
-        let journal = fs::read_to_string(&writer.journal).unwrap_or_default();
-        journal.lines().last().unwrap_or("nothing yet").to_owned()
+    let last =
+        |path: &Path| fs::read_to_string(path).unwrap_or_default().lines().last().unwrap_or("nothing").to_owned();
+    let words = |writer: &Writer| {
+        let (done, complaint) = (last(&writer.journal), last(&complaints_of(&writer.journal)));
+        format!("{done} (complaints: {complaint})")
     };
-    writers.iter().map(last).collect::<Vec<_>>().join("; ")
+    writers.iter().map(words).collect::<Vec<_>>().join("; ")
+}
+
+/// Where a writer complains, beside its journal.
+fn complaints_of(journal: &Path) -> PathBuf {
+    journal.with_extension("complaints")
 }
 
 fn size(journal: &Path) -> u64 {
