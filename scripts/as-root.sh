@@ -10,6 +10,6 @@ command -v sudo >/dev/null 2>&1 || {
 }
 echo "running as root, through sudo: $*"
 # A test builds with the caller's Rust, which rustup looks for in its user's home.
-[ ! -d "${RUSTUP_HOME:=$HOME/.rustup}" ] || export RUSTUP_HOME
+[ ! -d "${RUSTUP_HOME:=${HOME:-}/.rustup}" ] || export RUSTUP_HOME
 kept=$(compgen -e | grep -E '^(CI|PATH|RUSTUP_HOME|RUSTUP_TOOLCHAIN|ASHLAR_.*)$' | paste -sd,)
 exec sudo --preserve-env="$kept" "$@"

@@ -1,7 +1,7 @@
 # Comes before each job: the same environment on every file system. A job runs in an empty directory of the file system
 # under test; what it prints must be the same on all of them.
 # Where rustup keeps compilers, which is not below the home that a job has.
-[ ! -d "${RUSTUP_HOME:=$HOME/.rustup}" ] || export RUSTUP_HOME
+[ ! -d "${RUSTUP_HOME:=${HOME:-}/.rustup}" ] || export RUSTUP_HOME
 export LC_ALL=C TZ=UTC HOME="$PWD" PYTHONDONTWRITEBYTECODE=1
 export GIT_CONFIG_NOSYSTEM=1 GIT_AUTHOR_NAME=A GIT_AUTHOR_EMAIL=a@example.org GIT_COMMITTER_NAME=A
 export GIT_COMMITTER_EMAIL=a@example.org GIT_AUTHOR_DATE='1700000000 +0000' GIT_COMMITTER_DATE='1700000000 +0000'
