@@ -147,6 +147,31 @@ impl CrashState {
         }
     }
 
+    /// An image that a crash at this moment may leave. For every unsettled word or page, `choose` is told how many contents it
+    /// may have, the settled one first and the newest last, and says which one it has.
+    #[must_use]
+    pub fn crash_image(&self, choose: &mut dyn FnMut(usize) -> usize) -> Vec<u8> {
+        let mut words = self.settled.clone();
+        let mut done = 0;
+        for (&index, word) in &self.unsettled {
+            match self.medium {
+                CrashMedium::Words => match choose(1 + word.values.len()) {
+                    0 => {}
+                    chosen => words[index] = word.values[chosen - 1],
+                },
+                CrashMedium::Pages if index < done => {}
+                CrashMedium::Pages => {
+                    let page = index / PAGE_WORDS * PAGE_WORDS;
+                    done = (page + PAGE_WORDS).min(words.len());
+                    if choose(2) == 1 {
+                        words[page..done].copy_from_slice(&self.current[page..done]);
+                    }
+                }
+            }
+        }
+        bytes(&words)
+    }
+
     /// The memory as programs see it now.
     #[must_use]
     pub fn current(&self) -> Vec<u8> {
@@ -247,7 +272,9 @@ fn splitmix(state: u64) -> u64 {
 }
 
 fn bytes(words: &[u64]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+    let mut bytes = Vec::with_capacity(words.len() * WORD_BYTES);
+    words.iter().for_each(|word| bytes.extend_from_slice(&word.to_ne_bytes()));
+    bytes
 }
 
 /// What [`CrashTwin::on_persist`] calls.
@@ -333,6 +360,12 @@ impl CrashTwin {
     #[must_use]
     pub fn crash_images(&self, seed: u64, limit: usize) -> CrashImages {
         self.inner.lock().state.crash_images(seed, limit)
+    }
+
+    /// An image that a crash at this moment may leave: [`CrashState::crash_image`].
+    #[must_use]
+    pub fn crash_image(&self, choose: &mut dyn FnMut(usize) -> usize) -> Vec<u8> {
+        self.inner.lock().state.crash_image(choose)
     }
 
     /// Settles one page as the kernel's write-back may at any moment.

@@ -36,6 +36,8 @@ mod medium;
 mod persistent;
 pub mod sigbus;
 mod superblock;
+#[cfg(feature = "witness")]
+pub mod witness;
 
 pub use arena::{
     ARENA_BYTES_MIN, Arena, ArenaError, ArenaOptions, Resized, SEGMENT_BYTES_MAX, SegmentInfo, SessionFile,

@@ -8,6 +8,8 @@ use rustix::fs::{fdatasync, fstat};
 use thiserror::Error;
 
 use crate::sigbus::Registration;
+#[cfg(feature = "witness")]
+use crate::witness::{Deed, FileNumber, tell};
 use crate::{Medium, MediumKind, OutOfBounds, Persistent, sigbus};
 
 /// What a mapping may be used for.
@@ -51,6 +53,8 @@ pub struct Mapping {
     file: OwnedFd,
     // Dropped in `Drop` before the range is unmapped; `None` only in between.
     registration: Option<Registration>,
+    #[cfg(feature = "witness")]
+    number: FileNumber,
 }
 
 // SAFETY: the mapping is plain shared memory that is valid until drop, and every access goes through raw copies and atomics,
@@ -66,7 +70,8 @@ impl Mapping {
     /// [`MapError`].
     pub fn map(fd: impl AsFd, length: u64, access: MappingAccess, medium: Medium) -> Result<Self, MapError> {
         let file = fd.as_fd().try_clone_to_owned()?;
-        let file_bytes = fstat(&file).map_err(io::Error::from)?.st_size as u64;
+        let stat = fstat(&file).map_err(io::Error::from)?;
+        let file_bytes = stat.st_size as u64;
         let bytes = usize::try_from(length).unwrap_or(usize::MAX);
         if length == 0 || length > file_bytes || bytes > isize::MAX as usize {
             return Err(MapError::WrongLength { asked: length, file_bytes });
@@ -84,7 +89,16 @@ impl Mapping {
         if address == libc::MAP_FAILED {
             return Err(io::Error::last_os_error().into());
         }
-        let mut mapping = Self { start: address.cast(), length: bytes, access, medium, file, registration: None };
+        let mut mapping = Self {
+            start: address.cast(),
+            length: bytes,
+            access,
+            medium,
+            file,
+            registration: None,
+            #[cfg(feature = "witness")]
+            number: FileNumber { device: stat.st_dev, inode: stat.st_ino },
+        };
         let registration = sigbus::register(mapping.start as usize, bytes, access == MappingAccess::ReadWrite);
         mapping.registration = Some(registration.ok_or(MapError::TooMany)?);
         Ok(mapping)
@@ -140,6 +154,8 @@ impl Mapping {
         let to = self.at_writable(offset, bytes.len() as u64)?;
         // SAFETY: `at_writable` found the whole range inside a writable mapping, and the source is a slice of other memory.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        #[cfg(feature = "witness")]
+        tell(&Deed::Store { file: self.number, offset, bytes });
         Ok(())
     }
 
@@ -149,6 +165,8 @@ impl Mapping {
     /// # Errors
     /// Those of `fdatasync(2)`.
     pub fn sync_range(&self, _offset: u64, _length: u64) -> io::Result<()> {
+        #[cfg(feature = "witness")]
+        tell(&Deed::Sync { file: self.number });
         match self.medium.kind {
             MediumKind::Disk => Ok(fdatasync(&self.file)?),
             MediumKind::Pmem | MediumKind::Memory => Ok(()),
@@ -211,6 +229,11 @@ impl Persistent for Mapping {
         let to = self.at_writable(offset, bytes.len() as u64)?;
         // SAFETY: `at_writable` found the whole range inside a writable mapping.
         unsafe { self.medium.flush.copy_flushed(to, bytes) };
+        #[cfg(feature = "witness")]
+        {
+            tell(&Deed::Store { file: self.number, offset, bytes });
+            tell(&Deed::Flush { file: self.number, offset, length: bytes.len() as u64 });
+        }
         Ok(())
     }
 
@@ -222,17 +245,26 @@ impl Persistent for Mapping {
     #[inline]
     fn store_u64(&self, offset: u64, value: u64) -> Result<(), OutOfBounds> {
         self.word(offset, true)?.store(value, Ordering::Release);
+        #[cfg(feature = "witness")]
+        tell(&Deed::Store { file: self.number, offset, bytes: &value.to_ne_bytes() });
         Ok(())
     }
 
     #[inline]
     fn compare_exchange_u64(&self, offset: u64, current: u64, new: u64) -> Result<Result<u64, u64>, OutOfBounds> {
-        Ok(self.word(offset, true)?.compare_exchange(current, new, Ordering::SeqCst, Ordering::SeqCst))
+        let exchanged = self.word(offset, true)?.compare_exchange(current, new, Ordering::SeqCst, Ordering::SeqCst);
+        #[cfg(feature = "witness")]
+        if exchanged.is_ok() {
+            tell(&Deed::Store { file: self.number, offset, bytes: &new.to_ne_bytes() });
+        }
+        Ok(exchanged)
     }
 
     #[inline]
     fn flush(&self, offset: u64, length: u64) -> Result<(), OutOfBounds> {
         let start = self.at(offset, length)?;
+        #[cfg(feature = "witness")]
+        tell(&Deed::Flush { file: self.number, offset, length });
         // SAFETY: `at` found the whole range inside the mapping.
         unsafe { self.medium.flush.flush(start, length as usize) };
         Ok(())
@@ -240,6 +272,8 @@ impl Persistent for Mapping {
 
     #[inline]
     fn fence(&self) {
+        #[cfg(feature = "witness")]
+        tell(&Deed::Fence);
         self.medium.flush.fence();
     }
 

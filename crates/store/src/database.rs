@@ -242,6 +242,11 @@ impl Writer<'_> {
 
     /// Makes it all so, durably as far as the medium goes.
     pub fn commit(self) -> Result<(), StoreError> {
-        Ok(self.txn.commit()?)
+        #[cfg(feature = "witness")]
+        ashlar_pmem::witness::tell(&ashlar_pmem::witness::Deed::TransactionBegins);
+        self.txn.commit()?;
+        #[cfg(feature = "witness")]
+        ashlar_pmem::witness::tell(&ashlar_pmem::witness::Deed::TransactionEnds);
+        Ok(())
     }
 }
