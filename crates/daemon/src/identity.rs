@@ -17,8 +17,10 @@ const LABEL_BYTES_MAX: usize = 256;
 const MAGIC: u64 = u64::from_le_bytes(*b"ASHLIDN1");
 const AT_MAGIC: u64 = 64;
 const AT_PROCESS: u64 = 72;
-const AT_START: u64 = 80;
-const AT_BOOT: u64 = 88;
+/// Where the start of the process stands in the page …
+pub const AT_START: u64 = 80;
+/// … and its boot.
+pub const AT_BOOT: u64 = 88;
 const AT_USER: u64 = 104;
 const AT_SHAPE: u64 = 112;
 const AT_GROUPS: u64 = 128;
@@ -140,7 +142,8 @@ impl Identity {
         }
     }
 
-    /// Writes it into a lease table's first page; the magic goes last, so half an identity is none.
+    /// Writes it into a lease table's first page, which has its owner already; the magic goes last, so half an identity is
+    /// none. When this returns, both are durable as far as the medium goes without a sync.
     pub fn store(&self, page: &impl Persistent) -> Result<(), OutOfBounds> {
         page.store_u64(AT_PROCESS, u64::from(self.process.pid))?;
         page.store_u64(AT_START, self.process.start_ticks)?;
@@ -151,7 +154,8 @@ impl Identity {
         let groups: Vec<u8> = self.groups.iter().flat_map(|group| group.to_le_bytes()).collect();
         page.store(AT_GROUPS, &groups)?;
         page.store(AT_LABEL, self.label.as_bytes())?;
-        page.flush(AT_MAGIC, 2048 - AT_MAGIC)?;
+        // The owner stands before it: without one, a session that was welcomed would be taken for one that never was.
+        page.flush(0, 2048)?;
         page.fence();
         page.store_u64(AT_MAGIC, MAGIC)?;
         page.flush(AT_MAGIC, 8)?;
@@ -224,6 +228,22 @@ mod tests {
         assert_eq!(Identity::load(&page), None);
         identity.store(&page).expect("stored");
         assert_eq!(Identity::load(&page), Some(identity));
+    }
+
+    #[test]
+    fn a_session_that_was_welcomed_keeps_its_owner_through_a_power_loss() {
+        use ashlar_pmem::{CrashMedium, CrashTwin};
+        use ashlar_wire::{LEASE_TABLE_BYTES, LeaseTable};
+        let twin = std::sync::Arc::new(CrashTwin::new(CrashMedium::Words, LEASE_TABLE_BYTES as usize));
+        LeaseTable::new(std::sync::Arc::clone(&twin)).expect("long enough").format(SessionId(3), 7);
+        let (one, _two) = UnixStream::pair().expect("sockets");
+        let identity = Identity::of_peer(&one, SessionKind::Mount, "/mnt").expect("this very process");
+        identity.store(&*twin).expect("stored");
+        for image in twin.crash_images(1, 30) {
+            let table = CrashTwin::from_image(CrashMedium::Words, &image);
+            assert_eq!(Identity::load(&table).as_ref(), Some(&identity));
+            assert_eq!(LeaseTable::new(table).expect("long enough").owner(), Some((SessionId(3), 7)));
+        }
     }
 
     #[test]
