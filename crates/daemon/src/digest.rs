@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ashlar_pmem::Arena;
+use ashlar_store::{CommitDone, CommitJob, StoreError};
 use ashlar_types::{InodeId, SessionId};
 use ashlar_update::Update;
 use parking_lot::MutexGuard;
@@ -211,43 +212,54 @@ pub fn commit_thread(shared: &Shared) {
             shared.commit_wanted.wait(&mut state);
         }
         state.commit_wanted = false;
-        if !retries {
-            // A batch that is tried again holds what was applied when it was first tried.
-            note_costs(&mut state);
-        }
-        let Some(job) = state.store.begin_commit() else {
+        let Some(job) = begin_commit(&mut state, retries) else {
             shared.progress.notify_all();
             continue;
         };
-        state.oldest_uncommitted = None;
-        state.commits_begun += 1;
-        state.is_committing = true;
         let done = MutexGuard::unlocked(&mut state, move || job.run());
-        state.is_committing = false;
-        let finished = state.store.finish_commit(done);
+        let finished = finish_commit(&mut state, done);
         retries = finished.is_err();
-        match finished {
-            Ok(committed) => {
-                state.counters.commits += 1;
-                state.commits_ended = state.commits_begun;
-                for (id, position) in committed.sessions {
-                    publish_committed(&state, id, position);
-                    state.leasing.manager.handle_persistent(id, position);
-                }
+        if let Err(error) = finished {
+            state.counters.commits_failed += 1;
+            tracing::error!(%error, "a batch can't be committed; it is kept and tried again");
+            if state.ending {
+                return;
             }
-            Err(error) => {
-                state.counters.commits_failed += 1;
-                tracing::error!(%error, "a batch can't be committed; it is kept and tried again");
-                if state.ending {
-                    return;
-                }
-                shared.progress.notify_all();
-                shared.commit_wanted.wait_for(&mut state, RETRY);
-                state.commit_wanted = true;
-            }
+            shared.progress.notify_all();
+            shared.commit_wanted.wait_for(&mut state, RETRY);
+            state.commit_wanted = true;
         }
         shared.progress.notify_all();
     }
+}
+
+/// Freezes what is applied, for a commit; `None` where there is nothing to commit.
+pub fn begin_commit(state: &mut State, retries: bool) -> Option<CommitJob> {
+    if !retries {
+        // A batch that is tried again holds what was applied when it was first tried.
+        note_costs(state);
+    }
+    let job = state.store.begin_commit()?;
+    state.oldest_uncommitted = None;
+    state.commits_begun += 1;
+    state.is_committing = true;
+    Some(job)
+}
+
+/// Takes note of a commit that was run, and gives the log space free that it has made free.
+///
+/// # Errors
+/// Those of the commit, which must be tried again.
+pub fn finish_commit(state: &mut State, done: CommitDone) -> Result<(), StoreError> {
+    state.is_committing = false;
+    let committed = state.store.finish_commit(done)?;
+    state.counters.commits += 1;
+    state.commits_ended = state.commits_begun;
+    for (id, position) in committed.sessions {
+        publish_committed(state, id, position);
+        state.leasing.manager.handle_persistent(id, position);
+    }
+    Ok(())
 }
 
 /// Notes the cost of all records that the coming commit takes, so that a restart knows what the rest of a log may cost.
@@ -267,7 +279,7 @@ pub fn publish_committed(state: &State, id: SessionId, position: ashlar_types::L
 }
 
 /// Applies all logs and commits everything, on the way out.
-pub fn finish(shared: &Shared) -> Result<(), ashlar_store::StoreError> {
+pub fn finish(shared: &Shared) -> Result<(), StoreError> {
     let mut state = shared.lock();
     if let Some(error) = state.failure.take() {
         return Err(error);

@@ -21,6 +21,8 @@ mod account;
 mod apply;
 mod config;
 mod counters;
+#[cfg(test)]
+mod crashes;
 mod credit;
 mod digest;
 mod error;

@@ -1,0 +1,116 @@
+//! What a tree holds, as the store tells it and as its model does.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use ashlar_store::{Contents, MemoryStore, Store, StoreError, Xattrs};
+use ashlar_types::{Inode, InodeId};
+
+/// All there is to know of an inode. Of a file's blocks: which there are. Whether one that reads as zeros was written or only
+/// reserved is nobody's business, and coalescing may turn the one into the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    id: InodeId,
+    inode: Inode,
+    xattrs: Xattrs,
+    blocks: Vec<u64>,
+    content: Vec<u8>,
+}
+
+/// What can be reached from the root, by path.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tree(BTreeMap<Vec<u8>, Rc<Node>>);
+
+fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
+    [path, b"/", name].concat()
+}
+
+impl Tree {
+    /// What the store has applied.
+    ///
+    /// # Errors
+    /// The store's: a block that does not match its checksum, for one.
+    pub fn of_store(store: &Store) -> Result<Self, StoreError> {
+        let mut tree = Self::default();
+        let mut ahead = vec![(Vec::new(), InodeId::ROOT)];
+        while let Some((path, id)) = ahead.pop() {
+            let inode = store.inode(id)?.ok_or(StoreError::Corrupt("an entry leads nowhere"))?;
+            for (_, name, entry) in store.entries(id, 0, usize::MAX)? {
+                ahead.push((join(&path, name.as_bytes()), entry.inode));
+            }
+            let blocks = match store.contents(id)? {
+                Contents::Inline(_) => vec![0],
+                Contents::Extents(extents) => extents
+                    .iter()
+                    .flat_map(|extent| extent.logical_block..extent.logical_block + extent.blocks)
+                    .collect(),
+            };
+            let mut content = vec![0; content_bytes(&inode)];
+            store.read(id, 0, &mut content)?;
+            let node = Node { id, inode, xattrs: store.xattrs(id)?, blocks, content };
+            tree.0.insert(path, Rc::new(node));
+        }
+        Ok(tree)
+    }
+
+    /// What the model holds. What has not changed since `before` is taken from there: every update leaves a time of its own.
+    pub fn of_model(model: &MemoryStore, before: &Self) -> Self {
+        let inodes: BTreeMap<InodeId, &Inode> = model.inodes().collect();
+        let known: BTreeMap<InodeId, &Rc<Node>> = before.0.values().map(|node| (node.id, node)).collect();
+        let mut tree = Self::default();
+        let mut ahead = vec![(Vec::new(), InodeId::ROOT)];
+        while let Some((path, id)) = ahead.pop() {
+            let inode = inodes[&id].clone();
+            for (name, entry) in model.entries(id) {
+                ahead.push((join(&path, name), entry.inode));
+            }
+            let node = match known.get(&id).filter(|node| node.inode == inode) {
+                Some(node) => Rc::clone(node),
+                None => {
+                    let mut content = vec![0; content_bytes(&inode)];
+                    model.read(id, 0, &mut content);
+                    let blocks = model.blocks(id).into_iter().map(|(block, _)| block).collect();
+                    Rc::new(Node { id, inode, xattrs: model.xattrs(id), blocks, content })
+                }
+            };
+            tree.0.insert(path, node);
+        }
+        tree
+    }
+
+    /// How many paths differ.
+    pub fn distance(&self, other: &Self) -> usize {
+        let paths = self.0.keys().chain(other.0.keys().filter(|path| !self.0.contains_key(*path)));
+        paths.filter(|path| self.0.get(*path) != other.0.get(*path)).count()
+    }
+
+    /// Where the two differ first, in words.
+    pub fn difference(&self, other: &Self) -> Option<String> {
+        for path in self.0.keys().chain(other.0.keys()) {
+            let name = String::from_utf8_lossy(path);
+            let (own, other) = match (self.0.get(path), other.0.get(path)) {
+                (Some(own), Some(other)) => (own, other),
+                (Some(_), None) => return Some(format!("'{name}' should not be there")),
+                (None, _) => return Some(format!("'{name}' is missing")),
+            };
+            if own == other {
+                continue;
+            }
+            if (own.id, &own.inode, &own.xattrs, &own.blocks) == (other.id, &other.inode, &other.xattrs, &other.blocks)
+            {
+                let at = own.content.iter().zip(&other.content).position(|(own, other)| own != other);
+                return Some(format!("'{name}' has other bytes, from {at:?} on"));
+            }
+            let brief = |node: &Node| {
+                let lengths: Vec<usize> = node.xattrs.iter().map(|(_, value)| value.len()).collect();
+                format!("{} {:?}, attributes of {lengths:?} bytes, blocks {:?}", node.id, node.inode, node.blocks)
+            };
+            return Some(format!("'{name}' is\n  {}\ninstead of\n  {}", brief(own), brief(other)));
+        }
+        None
+    }
+}
+
+fn content_bytes(inode: &Inode) -> usize {
+    if inode.is_directory() { 0 } else { inode.size.min(1 << 20) as usize }
+}

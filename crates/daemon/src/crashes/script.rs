@@ -1,0 +1,497 @@
+//! A session at work, with everything that SharedFS does for it, all in one thread and from one seed.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use ashlar_log::{AppendError, Log};
+use ashlar_pmem::{Mapping, MappingAccess, MediumKind, Persistent, SessionFile};
+use ashlar_store::{CommitDone, CommitJob, MemoryStore};
+use ashlar_types::{FileKind, InodeId, LogPosition, SessionId, Timestamp};
+use ashlar_update::{Allocation, Create, Rename, SetAttributes, Update};
+use ashlar_wire::{Credit, Need, ScopeKind, SessionKind, Want};
+
+use super::mirror::Mirror;
+use super::random::Random;
+use super::reference::Tree;
+use crate::apply::Slice;
+use crate::identity::{Identity, Process};
+use crate::session::{Control, Session};
+use crate::shared::Shared;
+use crate::{Config, digest, grant, recovery, sessions};
+
+/// Small, so that the log goes round often; a record may take a quarter of it.
+const RING_BYTES: u64 = 24 << 10;
+/// Blocks that are left when there is nothing but deletions any more: those copy blocks too.
+const SPARE_BLOCKS: u64 = 8;
+const BLOCK: u64 = 4096;
+const FILE_BLOCKS_MAX: u64 = 6;
+const NAMES: [&[u8]; 5] = [b"a", b"b", b"c", b"d", b"a long name, so that rows differ in length"];
+
+/// What was done so far, as far as crashes are concerned.
+#[derive(Default)]
+pub struct Story {
+    /// The tree after each update, and before the first. The last update may be under way.
+    pub trees: Vec<Tree>,
+    /// How many updates' calls have returned.
+    pub returned: usize,
+    /// How many of them the loss of power must not take.
+    pub durable: usize,
+    /// How many of them are in the batch whose commit has begun last.
+    pub frozen: usize,
+    /// A commit is under way.
+    pub is_committing: bool,
+}
+
+/// The session, and SharedFS.
+pub struct Live {
+    shared: Shared,
+    id: SessionId,
+    log: Log<Arc<Mapping>>,
+    control: Arc<Control>,
+    kind: MediumKind,
+    story: Rc<RefCell<Story>>,
+    mirror: Rc<RefCell<Mirror>>,
+    pub random: Random,
+    model: MemoryStore,
+    /// The updates, encoded, with the ends of their records and the blocks that they may take.
+    pub records: Vec<(u8, Vec<u8>)>,
+    ends: Vec<(LogPosition, u64)>,
+    inodes: Range<u64>,
+    leased: BTreeSet<InodeId>,
+    job: Option<CommitJob>,
+    done: Option<CommitDone>,
+    pub commits: u64,
+}
+
+/// How the tests have SharedFS run.
+pub fn config(arena: &Path) -> Config {
+    Config { cache_ttl_ms: 0, lease_hold_us: 0, ..Config::new(arena) }
+}
+
+impl Story {
+    /// Begins with what was recovered after these updates.
+    pub fn after(records: &[(u8, Vec<u8>)]) -> Self {
+        Self { trees: vec![Tree::of_model(&replayed(records), &Tree::default())], ..Self::default() }
+    }
+}
+
+/// The model of a tree that was recovered after these updates: its orphans are gone.
+fn replayed(records: &[(u8, Vec<u8>)]) -> MemoryStore {
+    let mut model = MemoryStore::new();
+    for (kind, body) in records {
+        model.apply(&Update::decode(*kind, body).expect("encoded"), &|_| true).expect("valid");
+    }
+    for inode in model.orphans() {
+        model.apply(&Update::Release { inode }, &|_| true).expect("valid");
+    }
+    model
+}
+
+impl Live {
+    /// Starts SharedFS on an arena, and a session.
+    pub fn start(
+        arena: &Path,
+        kind: MediumKind,
+        records: Vec<(u8, Vec<u8>)>,
+        story: Rc<RefCell<Story>>,
+        mirror: Rc<RefCell<Mirror>>,
+        seed: u64,
+    ) -> Self {
+        let shared = recovery::recover(config(arena)).expect("a sound arena");
+        let process = Process::find(std::process::id()).expect("this process");
+        let identity =
+            Identity { process, uid: 0, gid: 0, groups: Vec::new(), kind: SessionKind::Mount, label: "test".into() };
+        let id = shared.lock().store.next_session_id().expect("a number");
+        let log_bytes = Log::<Mapping>::bytes_for(RING_BYTES);
+        let mut session = Session::create(&shared.arena, id, identity, log_bytes).expect("made");
+        session.grant_credit(Credit { blocks: 1 << 40, metadata_bytes: 1 << 40 }).expect("granted");
+        let control = Arc::clone(&session.control);
+        {
+            let mut state = shared.lock();
+            state.store.set_session(id, session.log.generation(), LogPosition(0));
+            state.sessions.insert(id, session);
+        }
+        let file = shared.arena.open_session_file(id, SessionFile::Log).expect("there");
+        let memory = Mapping::map(&file, log_bytes, MappingAccess::ReadWrite, shared.arena.medium()).expect("mapped");
+        let log = Log::open(Arc::new(memory)).expect("a log");
+        let model = replayed(&records);
+        let mut live = Self {
+            shared,
+            id,
+            log,
+            control,
+            kind,
+            story,
+            mirror,
+            random: Random(seed),
+            model,
+            records,
+            ends: Vec::new(),
+            inodes: 0..0,
+            leased: BTreeSet::new(),
+            job: None,
+            done: None,
+            commits: 0,
+        };
+        live.acquire(InodeId::ROOT);
+        live
+    }
+
+    /// How often the log went round.
+    pub fn laps(&self) -> u64 {
+        self.log.tail().0 / self.log.capacity()
+    }
+
+    /// How many updates SharedFS did not have to apply.
+    pub fn coalesced(&self) -> u64 {
+        self.shared.lock().counters.coalesced_records
+    }
+
+    /// One step.
+    pub fn step(&mut self) {
+        match self.random.below(28) {
+            0..=20 => self.update(),
+            21 => self.apply_some(),
+            22..=25 => self.advance_commit(),
+            26 if self.kind == MediumKind::Disk => self.sync_or_write_back(),
+            _ => self.release(),
+        }
+    }
+
+    /// Applies everything, and compares it with the model.
+    pub fn check_applied(&self) -> Option<String> {
+        let state = self.shared.apply_settled(self.shared.lock(), self.id);
+        if state.counters.sessions_fenced > 0 {
+            return Some("the session is fenced".into());
+        }
+        let tree = match Tree::of_store(&state.store) {
+            Ok(tree) => tree,
+            Err(error) => return Some(error.to_string()),
+        };
+        tree.difference(self.story.borrow().trees.last()?)
+    }
+
+    // ---- what SharedFS does
+
+    fn applied(&self) -> LogPosition {
+        self.shared.lock().store.applied(self.id)
+    }
+
+    /// Applies the log up to any record, as it happens when a lease moves at that moment.
+    fn apply_some(&mut self) {
+        let applied = self.applied();
+        let waiting: Vec<LogPosition> = self.ends.iter().map(|(end, _)| *end).filter(|end| *end > applied).collect();
+        let Some(to) = self.random.pick(&waiting) else { return };
+        let mut state = self.shared.lock();
+        assert!(state.apply(self.id, to, Slice::All));
+        self.shared.drive(&mut state);
+    }
+
+    /// Brings the commit one stage further: others may do something between any two of them.
+    fn advance_commit(&mut self) {
+        if let Some(done) = self.done.take() {
+            digest::finish_commit(&mut self.shared.lock(), done).expect("committed");
+            self.commits += 1;
+            self.story.borrow_mut().is_committing = false;
+        } else if let Some(job) = self.job.take() {
+            self.done = Some(job.run());
+        } else {
+            let mut state = self.shared.lock();
+            self.job = digest::begin_commit(&mut state, false);
+            let applied = state.store.applied(self.id);
+            let frozen = self.ends.iter().filter(|(end, _)| *end <= applied).count();
+            let mut story = self.story.borrow_mut();
+            story.is_committing = self.job.is_some();
+            story.frozen = frozen;
+        }
+    }
+
+    /// The session lets go of what is committed, and reads by no extent older than what is applied.
+    fn release(&mut self) {
+        let mut state = self.shared.lock();
+        self.log.release(self.control.committed());
+        self.control.set_released(state.store.applied(self.id));
+        digest::release_blocks(&mut state);
+    }
+
+    fn sync_or_write_back(&mut self) {
+        if self.random.one_in(2) {
+            self.mirror.borrow().write_back(&mut self.random);
+            return;
+        }
+        self.log.memory().sync().expect("synced");
+        let mut story = self.story.borrow_mut();
+        story.durable = story.returned;
+    }
+
+    fn make_room(&mut self) {
+        drop(self.shared.apply_settled(self.shared.lock(), self.id));
+        while self.job.is_some() || self.done.is_some() {
+            self.advance_commit();
+        }
+        while self.shared.lock().store.is_dirty() {
+            self.advance_commit();
+        }
+        self.release();
+    }
+
+    // ---- what the session does
+
+    fn acquire(&mut self, inode: InodeId) {
+        let need = Need { contents: false, entries: false, children: false, xattrs: false };
+        let want = Want { inode, write: true, scope: ScopeKind::Node, need };
+        grant::acquire(&self.shared, self.id, &[want]).expect("granted");
+        self.leased.insert(inode);
+    }
+
+    fn new_inode(&mut self) -> InodeId {
+        if self.inodes.is_empty() {
+            let (first, count) = sessions::inode_range(&self.shared, self.id).expect("numbers");
+            self.inodes = first.0..first.0 + count;
+        }
+        InodeId(self.inodes.next().expect("not empty"))
+    }
+
+    /// Blocks that are neither used nor spoken for by what waits in the log.
+    fn room(&self) -> u64 {
+        let state = self.shared.lock();
+        let applied = state.store.applied(self.id);
+        let promised: u64 = self.ends.iter().filter(|(end, _)| *end > applied).map(|(_, blocks)| blocks).sum();
+        state.store.space().blocks_free.saturating_sub(promised)
+    }
+
+    /// Does what an update says, if it can be done.
+    fn try_update(&mut self, update: &Update<'_>) {
+        let blocks = update.cost().blocks;
+        if self.room() < blocks + SPARE_BLOCKS {
+            self.make_room();
+            if blocks > 1 && self.room() < blocks + SPARE_BLOCKS {
+                return;
+            }
+        }
+        let shared = |id: InodeId| {
+            self.model.inodes().any(|(found, inode)| found == id && inode.links > 1 && !inode.is_directory())
+        };
+        let (inode, is_link, target) = match update {
+            Update::Link { inode, .. } => (*inode, true, None),
+            Update::Rename(rename) => (rename.inode, false, rename.target),
+            Update::Write { inode, .. }
+            | Update::Unlink { inode, .. }
+            | Update::Resize { inode, .. }
+            | Update::Allocate { inode, .. }
+            | Update::SetXattr { inode, .. }
+            | Update::RemoveXattr { inode, .. } => (*inode, false, None),
+            Update::SetAttributes(set) => (set.inode, false, None),
+            _ => (InodeId::ROOT, false, None),
+        };
+        let needs_own: Vec<InodeId> = [Some(inode), target]
+            .into_iter()
+            .flatten()
+            .filter(|&id| (shared(id) || is_link) && !self.leased.contains(&id))
+            .collect();
+        if self.model.apply(update, &|_| true).is_err() {
+            return;
+        }
+        for id in needs_own {
+            self.acquire(id);
+        }
+        {
+            let mut story = self.story.borrow_mut();
+            let tree = Tree::of_model(&self.model, story.trees.last().expect("the first"));
+            story.trees.push(tree);
+        }
+        self.append(update, blocks);
+    }
+
+    fn append(&mut self, update: &Update<'_>, blocks: u64) {
+        let (kind, body) = (update.kind() as u8, update.encode());
+        let end = loop {
+            match self.log.append(self.log.seal_count(), kind, &body.parts()) {
+                Ok(appended) => break appended.end,
+                Err(AppendError::Full { .. }) => self.make_room(),
+                Err(AppendError::Sealed) => {}
+                Err(error) => panic!("append: {error}"),
+            }
+        };
+        self.ends.push((end, blocks));
+        self.records.push((kind, body.parts().concat()));
+        let mut story = self.story.borrow_mut();
+        story.returned = story.trees.len() - 1;
+        if self.kind != MediumKind::Disk {
+            story.durable = story.returned;
+        }
+    }
+
+    fn files(&self) -> Vec<InodeId> {
+        self.model.inodes().filter(|(_, inode)| inode.kind == FileKind::Regular).map(|(id, _)| id).collect()
+    }
+
+    /// A file: mostly the newest, so that much is written more than once.
+    fn file(&mut self) -> Option<InodeId> {
+        let files = self.files();
+        if self.random.one_in(3) { self.random.pick(&files) } else { files.last().copied() }
+    }
+
+    fn directory(&mut self) -> InodeId {
+        let found: Vec<InodeId> = self
+            .model
+            .inodes()
+            .filter(|(_, inode)| inode.is_directory() && inode.links > 0)
+            .map(|(id, _)| id)
+            .collect();
+        self.random.pick(&found).expect("the root")
+    }
+
+    fn name(&mut self) -> &'static [u8] {
+        self.random.pick(&NAMES).expect("a name")
+    }
+
+    fn entry(&mut self) -> Option<(InodeId, Vec<u8>, InodeId, FileKind)> {
+        let parent = self.directory();
+        let found: Vec<_> =
+            self.model.entries(parent).map(|(name, entry)| (parent, name.to_vec(), entry.inode, entry.kind)).collect();
+        self.random.pick(&found)
+    }
+
+    fn update(&mut self) {
+        let at = Timestamp { seconds: self.records.len() as i64 + 1, nanoseconds: self.random.below(1000) as u32 };
+        match self.random.below(32) {
+            0..=4 => self.create(at),
+            5..=13 => self.write(at),
+            14 | 15 => {
+                let Some(inode) = self.file() else { return };
+                let size = self.random.below(FILE_BLOCKS_MAX * BLOCK);
+                self.try_update(&Update::Resize { inode, size, strip: false, at });
+            }
+            16..=19 => self.allocate(at),
+            20..=23 => self.unlink(at),
+            24..=26 => self.rename(at),
+            27 => {
+                let Some((_, _, inode, FileKind::Regular)) = self.entry() else { return };
+                let (parent, name) = (self.directory(), self.name());
+                self.try_update(&Update::Link { inode, parent, name, at });
+            }
+            28 => {
+                let Some(inode) = self.file() else { return };
+                let mode = Some(0o600 + self.random.below(0o100) as u32);
+                let set =
+                    SetAttributes { inode, mode, uid: Some(7), gid: None, accessed: None, modified: Some(at), at };
+                self.try_update(&Update::SetAttributes(set));
+            }
+            29 => {
+                let (inode, name) = (self.directory(), b"user.colour");
+                let value = vec![b'x'; self.random.below(300) as usize];
+                self.try_update(&Update::SetXattr { inode, name, value: &value, mode: None, at });
+            }
+            30 => {
+                let inode = self.directory();
+                self.try_update(&Update::RemoveXattr { inode, name: b"user.colour", mode: None, at });
+            }
+            _ => self.close(),
+        }
+    }
+
+    fn create(&mut self, at: Timestamp) {
+        let kinds = [FileKind::Regular, FileKind::Regular, FileKind::Regular, FileKind::Directory, FileKind::Symlink];
+        let kind = self.random.pick(&kinds).expect("a kind");
+        let (inode, parent) = (self.new_inode(), self.directory());
+        let is_unnamed = kind == FileKind::Regular && self.random.one_in(8);
+        let name = if is_unnamed { b"" } else { self.name() };
+        if is_unnamed {
+            self.control.open_handle(inode);
+        }
+        self.try_update(&Update::Create(Create {
+            inode,
+            parent,
+            name,
+            kind,
+            mode: 0o755,
+            uid: 1,
+            gid: 2,
+            device: 0,
+            at,
+            target: if kind == FileKind::Symlink { b"somewhere" } else { b"" },
+            acl_access: &[],
+            acl_default: &[],
+        }));
+    }
+
+    fn write(&mut self, at: Timestamp) {
+        let Some(inode) = self.file() else { return };
+        let within = [0, 0, 0, 100, 4000][self.random.below(5) as usize];
+        let blocks = if self.random.one_in(3) { FILE_BLOCKS_MAX - 1 } else { 2 };
+        let offset = self.random.below(blocks) * BLOCK + within;
+        let length = [1, 300, BLOCK, BLOCK, 5000][self.random.below(5) as usize];
+        let value = self.random.next() as u8;
+        let data: Vec<u8> = (0..length).map(|index| value.wrapping_add((index / 64) as u8)).collect();
+        self.try_update(&Update::Write { inode, offset, at, strip: false, data: &data });
+    }
+
+    fn allocate(&mut self, at: Timestamp) {
+        let Some(inode) = self.file() else { return };
+        let (first, blocks) = (self.random.below(FILE_BLOCKS_MAX), 1 + self.random.below(2));
+        let how = [
+            Allocation::Punch,
+            Allocation::Punch,
+            Allocation::Zero,
+            Allocation::ReserveKeepSize,
+            Allocation::Collapse,
+            Allocation::Insert,
+        ];
+        let how = self.random.pick(&how).expect("one");
+        let size = self.model.inodes().find(|(id, _)| *id == inode).map_or(0, |(_, inode)| inode.size);
+        let moves = matches!(how, Allocation::Collapse | Allocation::Insert);
+        if moves && size + blocks * BLOCK > FILE_BLOCKS_MAX * BLOCK {
+            return;
+        }
+        let (offset, length) =
+            if moves || self.random.one_in(2) { (first * BLOCK, blocks * BLOCK) } else { (first * BLOCK + 70, 5000) };
+        self.try_update(&Update::Allocate { inode, how, offset, length, strip: false, at });
+    }
+
+    fn unlink(&mut self, at: Timestamp) {
+        let Some((parent, name, inode, kind)) = self.entry() else { return };
+        let release = self.random.one_in(2);
+        if !release {
+            // It stays open, as an orphan.
+            self.control.open_handle(inode);
+        }
+        let (name, kind_is_directory) = (&*name, kind == FileKind::Directory);
+        self.try_update(&if kind_is_directory {
+            Update::RemoveDirectory { inode, parent, name, release, at }
+        } else {
+            Update::Unlink { inode, parent, name, release, at }
+        });
+    }
+
+    fn rename(&mut self, at: Timestamp) {
+        let Some((parent, name, inode, _)) = self.entry() else { return };
+        let (new_parent, new_name) = (self.directory(), self.name());
+        if ashlar_update::would_make_cycle(&self.model, inode, new_parent).expect("a tree") {
+            return;
+        }
+        let target = self.model.entries(new_parent).find(|(found, _)| *found == new_name).map(|(_, entry)| entry.inode);
+        let exchange = self.random.one_in(4) && target.is_some();
+        if exchange && ashlar_update::would_make_cycle(&self.model, target.expect("looked at"), parent).expect("a tree")
+        {
+            return;
+        }
+        let release = !target.is_some_and(|target| self.control.has_open(target));
+        let rename = Rename { parent, name: &name, inode, new_parent, new_name, target, exchange, release, at };
+        self.try_update(&Update::Rename(rename));
+    }
+
+    /// Closes what is open without a name.
+    fn close(&mut self) {
+        let orphans = self.model.orphans();
+        let Some(inode) = self.random.pick(&orphans) else { return };
+        self.try_update(&Update::Release { inode });
+        while self.control.has_open(inode) {
+            self.control.close_handle(inode);
+        }
+    }
+}
