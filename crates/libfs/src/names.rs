@@ -176,24 +176,31 @@ impl LibFs {
     pub fn link(&self, who: &Credentials, inode: InodeId, directory: InodeId, name: &[u8]) -> Outcome<Found> {
         check_new_name(name, Errno::EEXIST)?;
         self.check_access(who, directory, Access::WRITE | Access::EXECUTE)?;
-        if self.entry_of(directory, name, true)?.is_some() {
-            return Err(Errno::EEXIST);
+        loop {
+            if self.entry_of(directory, name, true)?.is_some() {
+                return Err(Errno::EEXIST);
+            }
+            let linked = self.change(&[Claim::write(inode), Claim::write(directory)], |locked| {
+                let found = locked.inode(inode)?;
+                if found.is_directory() {
+                    return Err(Errno::EPERM.into());
+                }
+                if found.links >= LINK_MAX {
+                    return Err(Errno::EMLINK.into());
+                }
+                if locked.inode(directory)?.links == 0 {
+                    return Err(Errno::ENOENT.into());
+                }
+                // The lease may have gone and come back without the entries: then the name is looked up again.
+                locked.expect_entry(directory, name, None).map_err(|_| Errno::ECANCELED)?;
+                locked.commit(&Update::Link { inode, parent: directory, name, at: Self::now() })?;
+                Ok(Found { id: inode, inode: locked.inode(inode)?.clone() })
+            });
+            match linked {
+                Err(Errno::ECANCELED) => {}
+                linked => return linked,
+            }
         }
-        self.change(&[Claim::write(inode), Claim::write(directory)], |locked| {
-            let found = locked.inode(inode)?;
-            if found.is_directory() {
-                return Err(Errno::EPERM.into());
-            }
-            if found.links >= LINK_MAX {
-                return Err(Errno::EMLINK.into());
-            }
-            if locked.inode(directory)?.links == 0 {
-                return Err(Errno::ENOENT.into());
-            }
-            locked.expect_entry(directory, name, None).map_err(|_| Errno::EEXIST)?;
-            locked.commit(&Update::Link { inode, parent: directory, name, at: Self::now() })?;
-            Ok(Found { id: inode, inode: locked.inode(inode)?.clone() })
-        })
     }
 
     /// Removes a name of anything but a directory.

@@ -20,6 +20,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "two_mounts/appends_are_never_lost", run: || with(appends) },
     Test { name: "two_mounts/exclusive_names_have_one_winner", run: || with(winners) },
     Test { name: "two_mounts/renames_and_unlinks_of_the_same_names", run: || with(names) },
+    Test { name: "two_mounts/a_free_name_is_never_said_to_be_taken", run: || with(free_names) },
 ];
 
 fn with(test: fn(&Site) -> Outcome<String>) -> Outcome<Verdict> {
@@ -272,4 +273,32 @@ fn names(site: &Site) -> Outcome<String> {
     }
     ensure!(moved > 50, "only {moved} moves: nothing was tried");
     Ok(format!("{moved} moves"))
+}
+
+/// Each thread makes, moves and links names of its own in one directory, and removes them: whatever the others do there at the
+/// same time, its names are free.
+fn free_names(site: &Site) -> Outcome<String> {
+    let deadline = Instant::now() + time();
+    let made = threads(4, |thread| {
+        let root = site.point(thread % 2);
+        let [file, link, moved] = ["file", "link", "moved"].map(|name| root.join(format!("{name}{thread}")));
+        let mut made = 0;
+        while Instant::now() < deadline {
+            File::create_new(&file).map_err(tried("creating"))?;
+            fs::hard_link(&file, &link).map_err(tried("linking"))?;
+            fs::rename(&link, &moved).map_err(tried("renaming"))?;
+            fs::remove_file(&file).map_err(tried("unlinking"))?;
+            fs::create_dir(&link).map_err(tried("making a directory"))?;
+            fs::remove_dir(&link).map_err(tried("removing a directory"))?;
+            fs::remove_file(&moved).map_err(tried("unlinking"))?;
+            made += 1;
+        }
+        Ok(made)
+    })?;
+    for mount in 0..2 {
+        let left = fs::read_dir(site.point(mount)).map_err(tried("listing"))?.count();
+        ensure!(left == 0, "mount {mount} lists {left} names that were removed");
+    }
+    ensure!(made > 20, "only {made} rounds: nothing was tried");
+    Ok(format!("{made} rounds"))
 }
