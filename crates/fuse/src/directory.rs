@@ -80,12 +80,13 @@ fn dot(name: &[u8], id: InodeId, cookie: u64) -> Listed {
 }
 
 impl<F: FileSystem> Call<'_, F> {
-    /// OPENDIR. The handle keeps a removed directory, as it keeps a removed file. The kernel may keep listings: at each start
-    /// of one it compares the directory's time of change, which it asks for again once the lease is gone.
+    /// OPENDIR. The handle keeps a removed directory, as it keeps a removed file. The kernel may keep listings while nobody else
+    /// can change them: at each start of one it compares the directory's time of change, but may miss an answer to that question
+    /// when it's told to forget at the same moment.
     pub(crate) fn opendir(self) -> Answer {
         let inode = self.inode();
         self.fs().open(inode)?;
-        let cached = self.fs().cache_ttl_ms(inode) > 0;
+        let cached = self.fs().name_ttl_ms(inode) > 0;
         let open_flags = if cached { fopen::KEEP_CACHE | fopen::CACHE_DIR } else { 0 };
         self.reply.structure(&OpenOut { open_flags, ..OpenOut::default() })?;
         if cached {

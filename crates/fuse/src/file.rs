@@ -75,7 +75,7 @@ impl<F: FileSystem> Call<'_, F> {
     /// was told when one was not.
     pub(crate) fn put_open(&mut self, inode: InodeId, flags: u32) -> Result<(), Errno> {
         let mut open = OpenOut::default();
-        if is_direct(flags) {
+        if is_direct(flags) || self.is_shared_directly() {
             open.fh = HANDLE_DIRECT;
             open.open_flags = fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
         } else if self.fs().cache_ttl_ms(inode) > 0 {
@@ -83,6 +83,13 @@ impl<F: FileSystem> Call<'_, F> {
             self.reply.check(Check::Pages(inode));
         }
         self.reply.structure(&open)
+    }
+
+    /// Whether handles bypass the kernel's pages since other mounts may change files. The kernel asks for attributes before it
+    /// reads from its pages, but goes on with the size and the pages that it has where it's told to forget them before it has
+    /// taken the answer: two leases that move in a row then show what was true before the first.
+    fn is_shared_directly(&self) -> bool {
+        self.server.agreement.maps_direct() && self.fs().is_shared()
     }
 
     /// READ.

@@ -15,6 +15,7 @@ pub trait FileSystem: Send + Sync + 'static {
     fn register_mount(&self, device: OwnedFd) -> Outcome<()>;
     fn cache_ttl_ms(&self, inode: InodeId) -> u64;
     fn name_ttl_ms(&self, directory: InodeId) -> u64;
+    fn is_shared(&self) -> bool;
     fn is_valid(&self, inode: InodeId) -> bool;
     fn lookup(&self, who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<Found>;
     fn attributes(&self, inode: InodeId) -> Outcome<Found>;
@@ -102,6 +103,7 @@ forward! {
     fn register_mount(device: OwnedFd) -> Outcome<()>;
     fn cache_ttl_ms(inode: InodeId) -> u64;
     fn name_ttl_ms(directory: InodeId) -> u64;
+    fn is_shared() -> bool;
     fn is_valid(inode: InodeId) -> bool;
     fn lookup(who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<Found>;
     fn attributes(inode: InodeId) -> Outcome<Found>;

@@ -107,7 +107,7 @@ impl<F: FileSystem> Mount<F> {
         set_read_ahead(&mount_point);
         detach.keep();
         let threads = if options.threads == 0 { default_threads() } else { options.threads };
-        let server = Arc::new(Server::new(file_system, device, threads, agreement.setxattr_extended()));
+        let server = Arc::new(Server::new(file_system, device, threads, agreement));
         Ok(Self { server, mount_point })
     }
 

@@ -69,6 +69,11 @@ impl Agreement {
         }
     }
 
+    /// Whether files whose handles bypass the kernel's pages can be mapped all the same.
+    pub(crate) const fn maps_direct(self) -> bool {
+        self.flags & init::DIRECT_IO_ALLOW_MMAP != 0
+    }
+
     /// Whether SETXATTR has its flags for ACLs.
     pub(crate) const fn setxattr_extended(self) -> bool {
         self.flags & init::SETXATTR_EXT != 0

@@ -18,6 +18,7 @@ use crate::dispatch::{Answer, Call, Then};
 use crate::file_system::FileSystem;
 use crate::invalidate::{Invalidations, Stale};
 use crate::locks::Locks;
+use crate::negotiate::Agreement;
 use crate::notify::Pages;
 use crate::proto::{Arguments, InHeader, Opcode};
 use crate::reply::{Check, Reply};
@@ -41,8 +42,7 @@ pub(crate) struct Server<F> {
     pub(crate) device: Device,
     pub(crate) locks: Locks,
     pub(crate) invalidations: Invalidations,
-    /// Whether SETXATTR requests have their extension.
-    pub(crate) setxattr_extended: bool,
+    pub(crate) agreement: Agreement,
     workers: Workers,
 }
 
@@ -93,14 +93,14 @@ impl Drop for Counted<'_> {
 }
 
 impl<F: FileSystem> Server<F> {
-    pub(crate) fn new(file_system: Arc<F>, device: Device, threads: usize, setxattr_extended: bool) -> Self {
+    pub(crate) fn new(file_system: Arc<F>, device: Device, threads: usize, agreement: Agreement) -> Self {
         let workers = Workers { base: threads.clamp(1, WORKERS_MAX), ..Workers::default() };
         Self {
             file_system,
             device,
             locks: Locks::default(),
             invalidations: Invalidations::default(),
-            setxattr_extended,
+            agreement,
             workers,
         }
     }

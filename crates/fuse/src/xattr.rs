@@ -11,8 +11,11 @@ impl<F: FileSystem> Call<'_, F> {
     /// SETXATTR.
     pub(crate) fn setxattr(mut self) -> Answer {
         let asked: SetxattrIn = self.arguments.structure()?;
-        let extension: SetxattrExtension =
-            if self.server.setxattr_extended { self.arguments.structure()? } else { SetxattrExtension::default() };
+        let extension: SetxattrExtension = if self.server.agreement.setxattr_extended() {
+            self.arguments.structure()?
+        } else {
+            SetxattrExtension::default()
+        };
         let name = self.arguments.text()?.bytes;
         let value = self.arguments.bytes(asked.size)?;
         let flags = asked.flags as i32;

@@ -199,7 +199,13 @@ impl LibFs {
     /// For how long a kernel may keep names of a directory, in milliseconds: not at all while others share the arena.
     #[must_use]
     pub fn name_ttl_ms(&self, directory: InodeId) -> u64 {
-        if self.control.is_shared() { 0 } else { self.cache_ttl_ms(directory) }
+        if self.is_shared() { 0 } else { self.cache_ttl_ms(directory) }
+    }
+
+    /// Whether there are other sessions.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.control.is_shared()
     }
 
     /// Whether the lease under which an inode was answered still holds.

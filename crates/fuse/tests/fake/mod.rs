@@ -239,6 +239,10 @@ impl ashlar_fuse::FileSystem for Fake {
         if self.is_valid(inode) { TTL_MS } else { 0 }
     }
 
+    fn is_shared(&self) -> bool {
+        false
+    }
+
     fn is_valid(&self, inode: InodeId) -> bool {
         self.state().valid[self.number].contains(&inode)
     }
