@@ -16,6 +16,7 @@
 pub mod command;
 pub mod harness;
 pub mod ledger;
+pub mod linear;
 pub mod mount;
 pub mod random;
 pub mod reference;

@@ -6,6 +6,7 @@ mod errors;
 mod hammer;
 mod kill;
 mod life;
+mod linear;
 mod power;
 mod programs;
 
@@ -14,7 +15,15 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     // What tests make has the permission bits that they ask for.
     rustix::process::umask(rustix::fs::Mode::from_bits_truncate(0o022));
-    let groups =
-        [life::TESTS, errors::TESTS, programs::TESTS, kill::TESTS, hammer::TESTS, conformance::TESTS, power::TESTS];
+    let groups = [
+        life::TESTS,
+        errors::TESTS,
+        programs::TESTS,
+        kill::TESTS,
+        hammer::TESTS,
+        linear::TESTS,
+        conformance::TESTS,
+        power::TESTS,
+    ];
     ashlar_tests::harness::main(&groups.concat())
 }

@@ -1,0 +1,252 @@
+//! Random operations of several processes on two mounts, held against a model: what all of them saw has an order.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use ashlar_tests::command::signal;
+use ashlar_tests::harness::{Test, Verdict};
+use ashlar_tests::linear::checker::{History, check};
+use ashlar_tests::linear::model::{Model, Picture, Seen, is_stale, text_of};
+use ashlar_tests::linear::operation::{DIRECTORIES, Event, NAMES};
+use ashlar_tests::mount::{Medium, Site, obstacle};
+use ashlar_tests::random::Random;
+use ashlar_tests::{Outcome, ensure, number, tried};
+use rustix::process::Signal;
+use rustix::time::{ClockId, clock_gettime};
+
+/// The tests of this group.
+pub const TESTS: &[Test] = &[Test { name: "two_mounts/random_operations_are_linearizable", run: linearizable }];
+
+const MOUNTS: usize = 2;
+const WORKERS: usize = 4;
+/// Operations of each worker in a round: so few that the search for their order stays short.
+const OPERATIONS: usize = 12;
+/// A round that takes longer hangs.
+const ROUND_LIMIT: Duration = Duration::from_secs(60);
+/// The longest that an operation of a process may take that was not stopped, nor its mount. A stopped kernel cache is waited
+/// for for a second; the rest is for machines that have much else to do.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+fn linearizable() -> Outcome<Verdict> {
+    if let Some(why) = obstacle() {
+        return Ok(Verdict::Skipped(why));
+    }
+    let site = Site::mounted(Medium::Memory, "256M")?;
+    site.mount(1)?;
+    let seed = number("ASHLAR_SEED", 1);
+    let deadline = Instant::now() + Duration::from_secs(number("ASHLAR_HAMMER_SECONDS", 10));
+    let mut workers: Vec<_> = (0..WORKERS).map(|worker| Worker::start(&site, worker)).collect::<Outcome<_>>()?;
+    let mounts = mount_processes(&site)?;
+    let (mut rounds, mut stops, mut states, mut stale, mut pause) = (0, 0, 0, 0, Duration::ZERO);
+    while Instant::now() < deadline {
+        let seed = seed + rounds;
+        let done = round(&site, &mut workers, mounts, seed).map_err(|error| format!("ASHLAR_SEED={seed}: {error}"))?;
+        stops += done.stops;
+        states += done.states;
+        stale += done.stale;
+        pause = pause.max(done.pause);
+        rounds += 1;
+    }
+    drop(workers);
+    ensure!(rounds > 10 && stops > 10, "only {rounds} rounds and {stops} stops: nothing was tried");
+    site.check()?;
+    site.umount(0)?;
+    site.umount(1)?;
+    site.check()?;
+    let operations = rounds * (WORKERS * OPERATIONS) as u64;
+    Ok(Verdict::Passed(format!(
+        "{rounds} rounds, {operations} operations, {stops} stops, {states} states, {stale} stale moves, longest pause {} ms",
+        pause.as_millis()
+    )))
+}
+
+/// The processes behind the mounts, by the mounts' numbers.
+fn mount_processes(site: &Site) -> Outcome<[u32; MOUNTS]> {
+    let status = site.status()?;
+    let sessions = status["daemon"]["sessions"].as_array().cloned().unwrap_or_default();
+    let process = |mount: usize| {
+        let label = site.point(mount).display().to_string();
+        let session = sessions.iter().find(|session| session["label"] == label.as_str());
+        session
+            .and_then(|session| u32::try_from(session["pid"].as_u64()?).ok())
+            .ok_or(format!("mount {mount} has no process"))
+    };
+    Ok([process(0)?, process(1)?])
+}
+
+/// A worker's process.
+struct Worker {
+    child: Child,
+    input: ChildStdin,
+    lines: Receiver<String>,
+}
+
+impl Worker {
+    fn start(site: &Site, number: usize) -> Outcome<Self> {
+        let program = std::env::current_exe().map_err(tried("finding this program"))?.with_file_name("ashlar-worker");
+        let mut command = Command::new(program);
+        command.arg(site.point(number % MOUNTS)).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().map_err(tried("starting a worker"))?;
+        let (input, output) = (child.stdin.take().ok_or("no input")?, child.stdout.take().ok_or("no output")?);
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            // Ends with the worker, or with who listens.
+            BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+        });
+        Ok(Self { child, input, lines })
+    }
+
+    fn say(&mut self, words: &str) -> Outcome {
+        writeln!(self.input, "{words}").map_err(tried("a worker does not listen"))
+    }
+
+    fn hear(&self) -> Outcome<String> {
+        self.lines.recv_timeout(ROUND_LIMIT).map_err(|_| "a worker hangs or has ended".to_owned())
+    }
+
+    fn events(&self) -> Outcome<History> {
+        let mut events = History::new();
+        loop {
+            match self.hear()?.as_str() {
+                "done" => return Ok(events),
+                line => events.push(serde_json::from_str::<Event>(line).map_err(tried(format!("reading '{line}'")))?),
+            }
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // One that hangs on a mount ends when the mount does; who ends otherwise is waited for.
+        let _ = self.child.kill();
+        let _ = ashlar_tests::command::wait_for(&mut self.child, Duration::from_secs(1));
+    }
+}
+
+/// What a round has shown.
+struct Done {
+    stops: u64,
+    states: usize,
+    stale: usize,
+    pause: Duration,
+}
+
+/// A process that was stopped, and from when to when.
+struct Stop {
+    process: u32,
+    from: u64,
+    to: u64,
+}
+
+fn now() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+fn round(site: &Site, workers: &mut [Worker], mounts: [u32; MOUNTS], seed: u64) -> Outcome<Done> {
+    let name = format!("round{seed}");
+    let root = site.point((seed % 2) as usize).join(&name);
+    let mut paths = vec![root.clone()];
+    for (above, name) in DIRECTORIES {
+        paths.push(paths[above].join(NAMES[name]));
+    }
+    paths.iter().try_for_each(fs::create_dir).map_err(tried("making the round's directories"))?;
+    for (number, worker) in workers.iter_mut().enumerate() {
+        worker.say(&format!("{name} {} {OPERATIONS}", seed * WORKERS as u64 + number as u64))?;
+    }
+    for worker in workers.iter() {
+        let word = worker.hear()?;
+        ensure!(word == "ready", "a worker says '{word}'");
+    }
+    let processes: Vec<u32> = workers.iter().map(|worker| worker.child.id()).collect();
+    // In turn: nobody is stopped, workers are, sessions are, both are.
+    let victims = match seed % 4 {
+        0 => Vec::new(),
+        1 => processes.clone(),
+        2 => mounts.to_vec(),
+        _ => [&processes[..], &mounts[..]].concat(),
+    };
+    let is_over = AtomicBool::new(false);
+    let (histories, stops) = std::thread::scope(|scope| {
+        let stopper = scope.spawn(|| stop_at_random(&victims, seed, &is_over));
+        let histories = (workers.iter_mut().try_for_each(|worker| worker.say("go")))
+            .and_then(|()| workers.iter().map(Worker::events).collect::<Outcome<Vec<History>>>());
+        is_over.store(true, Ordering::SeqCst);
+        let stops = stopper.join().map_err(|_| "the stopper panicked".to_owned())??;
+        Ok::<_, String>((histories?, stops))
+    })?;
+    let pause = longest_pause(&histories, &stops, &processes, mounts);
+    ensure!(pause < PAUSE_MAX, "an operation of a process that nobody had stopped took {} ms", pause.as_millis());
+    let ends = [picture(&site.point(0).join(&name))?, picture(&site.point(1).join(&name))?];
+    ensure!(ends[0] == ends[1], "the two mounts show different trees at the end: {ends:#?}");
+    let states = check(&histories, &ends[0])?;
+    fs::remove_dir_all(site.point((seed / 2 % 2) as usize).join(&name)).map_err(tried("removing the round"))?;
+    let stale = histories.iter().flatten().filter(|event| is_stale(&event.answer)).count();
+    Ok(Done { stops: stops.len() as u64, states, stale, pause })
+}
+
+/// Stops one of the victims after the other and lets it go on, until the round is over.
+fn stop_at_random(victims: &[u32], seed: u64, is_over: &AtomicBool) -> Outcome<Vec<Stop>> {
+    let (mut random, mut stops) = (Random::new(seed ^ 0x5709), Vec::new());
+    while !is_over.load(Ordering::SeqCst) {
+        let Some(&process) = random.pick(victims) else { break };
+        std::thread::sleep(Duration::from_micros(random.below(3000)));
+        // Now and then for longer than any kernel may believe what it was told.
+        let length = if random.below(40) == 0 { 1200 } else { 1 + random.below(30) };
+        let from = now();
+        signal(process, Signal::STOP)?;
+        std::thread::sleep(Duration::from_millis(length));
+        signal(process, Signal::CONT)?;
+        stops.push(Stop { process, from, to: now() });
+    }
+    Ok(stops)
+}
+
+/// The longest operation of those during which neither its worker nor its mount was stopped.
+fn longest_pause(histories: &[History], stops: &[Stop], workers: &[u32], mounts: [u32; MOUNTS]) -> Duration {
+    let is_free = |worker: usize, event: &Event| {
+        let own = [workers[worker], mounts[worker % MOUNTS]];
+        !stops.iter().any(|stop| own.contains(&stop.process) && stop.from < event.returned && event.called < stop.to)
+    };
+    let pauses = histories.iter().enumerate().flat_map(|(worker, history)| {
+        history.iter().filter(move |event| is_free(worker, event)).map(|event| event.returned - event.called)
+    });
+    Duration::from_nanos(pauses.max().unwrap_or(0))
+}
+
+/// What stands in a directory, as a mount shows it.
+fn picture(root: &Path) -> Outcome<Picture> {
+    let mut picture = Picture::new();
+    let mut below = vec![String::new()];
+    while let Some(path) = below.pop() {
+        let directory = root.join(&path);
+        for entry in fs::read_dir(&directory).map_err(tried(format!("listing {}", directory.display())))? {
+            let entry = entry.map_err(tried("listing"))?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let name = if path.is_empty() { name } else { format!("{path}/{name}") };
+            let metadata = fs::symlink_metadata(entry.path()).map_err(tried(format!("stat {name}")))?;
+            let seen = if metadata.is_dir() {
+                below.push(name.clone());
+                Seen::Directory
+            } else {
+                let content = fs::read(entry.path()).map_err(tried(format!("reading {name}")))?;
+                ensure!(
+                    content.len() as u64 == metadata.len(),
+                    "{name} has {} bytes of {}",
+                    content.len(),
+                    metadata.len()
+                );
+                Seen::File(metadata.ino(), metadata.nlink() as u32, text_of(&content))
+            };
+            picture.insert(name, seen);
+        }
+    }
+    ensure!(picture.len() <= Model::default().picture().len() + WORKERS * OPERATIONS, "more names than were made");
+    Ok(picture)
+}

@@ -1,0 +1,91 @@
+//! What a worker can do, and what it can be answered.
+
+use serde::{Deserialize, Serialize};
+
+/// Names in a directory: few, so that operations meet.
+pub const NAMES: [&str; 3] = ["a", "b", "c"];
+/// The directories that a round begins with, below the round's own, which is number 0. Workers hold them open, and work in them
+/// wherever they are moved.
+pub const DIRECTORIES: [(usize, usize); 3] = [(0, 0), (0, 1), (1, 2)];
+/// All of them, the round's own included.
+pub const HANDLES: usize = DIRECTORIES.len() + 1;
+
+/// A name in a directory that workers hold open: number of the directory, number of the name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Place(pub usize, pub usize);
+
+/// How a name is to be moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Move {
+    /// What stands at the new name is replaced.
+    Replace,
+    /// Nothing may stand at the new name.
+    NoReplace,
+    /// The two change places.
+    Exchange,
+}
+
+/// An operation. Files that are open go by their inode numbers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Operation {
+    /// Makes a file that must not be there, and opens it.
+    Create(Place),
+    /// Opens a file.
+    Open(Place),
+    /// Makes a directory.
+    MakeDirectory(Place),
+    /// Removes an empty directory.
+    RemoveDirectory(Place),
+    /// Removes a file's name.
+    Unlink(Place),
+    /// Moves a name.
+    Rename(Place, Place, Move),
+    /// Makes a further name for a file.
+    Link(Place, Place),
+    /// Asks what a name leads to.
+    Stat(Place),
+    /// Lists a directory.
+    List(usize),
+    /// Writes text at an offset.
+    Write(u64, usize, String),
+    /// Writes text at the end.
+    Append(u64, String),
+    /// Reads that many bytes from an offset on.
+    Read(u64, usize, usize),
+    /// Sets the size.
+    Truncate(u64, usize),
+    /// Asks for size and links.
+    StatOpen(u64),
+}
+
+/// What an operation answered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    /// It is done.
+    Done,
+    /// A file: its inode number.
+    File(u64),
+    /// Text that was read; zeros stand as `.`.
+    Text(String),
+    /// The names in a directory, a bit each.
+    Names(u8),
+    /// It is a directory.
+    Directory,
+    /// A file: inode number, size, links.
+    Attributes(u64, usize, u32),
+    /// An error number.
+    Error(i32),
+}
+
+/// An operation that a worker has made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// When it was called, in nanoseconds of the monotonic clock.
+    pub called: u64,
+    /// When it had returned.
+    pub returned: u64,
+    /// What it was.
+    pub operation: Operation,
+    /// What it answered.
+    pub answer: Answer,
+}
