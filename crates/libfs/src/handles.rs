@@ -35,6 +35,7 @@ impl LibFs {
         if !self.note_closed(id) {
             return;
         }
+        self.unnamed.lock().remove(&id);
         let Some(node) = self.nodes.existing(id) else { return };
         let orphan = {
             let state = node.state.read();

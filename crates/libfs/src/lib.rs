@@ -101,6 +101,8 @@ pub struct LibFs {
     held_locks: HeldLocks,
     /// The control page's handle table has one writer at a time.
     handles: Mutex<()>,
+    /// Open files that this session has made without a name (`O_TMPFILE`): they may get one.
+    unnamed: Mutex<HashSet<InodeId>>,
     /// Inode numbers that may be given out: the next, and how many.
     inodes: Mutex<(u64, u64)>,
     dependencies: Mutex<Dependencies>,
@@ -153,6 +155,7 @@ impl LibFs {
             segments: Segments::default(),
             held_locks: HeldLocks::default(),
             handles: Mutex::new(()),
+            unnamed: Mutex::default(),
             inodes: Mutex::new((0, 0)),
             dependencies: Mutex::default(),
             hash_key: welcome.hash_key,

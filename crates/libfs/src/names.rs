@@ -72,7 +72,9 @@ impl LibFs {
     /// # Errors
     /// As [`LibFs::make_open`].
     pub fn make_unnamed(&self, who: &Credentials, directory: InodeId, make: &Make<'_>) -> Outcome<Found> {
-        self.make_inode(who, directory, b"", make, true)
+        let made = self.make_inode(who, directory, b"", make, true)?;
+        self.unnamed.lock().insert(made.id);
+        Ok(made)
     }
 
     fn make_inode(
@@ -188,12 +190,15 @@ impl LibFs {
                 if found.links >= LINK_MAX {
                     return Err(Errno::EMLINK.into());
                 }
-                if locked.inode(directory)?.links == 0 {
+                // A kernel that has looked a name up may not know that another mount has removed it since.
+                let is_removed = found.links == 0 && !self.unnamed.lock().contains(&inode);
+                if is_removed || locked.inode(directory)?.links == 0 {
                     return Err(Errno::ENOENT.into());
                 }
                 // The lease may have gone and come back without the entries: then the name is looked up again.
                 locked.expect_entry(directory, name, None).map_err(|_| Errno::ECANCELED)?;
                 locked.commit(&Update::Link { inode, parent: directory, name, at: Self::now() })?;
+                self.unnamed.lock().remove(&inode);
                 Ok(Found { id: inode, inode: locked.inode(inode)?.clone() })
             });
             match linked {

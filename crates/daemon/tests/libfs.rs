@@ -1,0 +1,359 @@
+//! Sessions of LibFS on a real daemon, without a kernel in between: what the kernel never hands on, and what it would hide.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use ashlar_libfs::{Allocation, LibFs, Make, Options, RenameFlags, WriteAt};
+use ashlar_tests::linear::checker::{History, check};
+use ashlar_tests::linear::model::{Picture, Seen, text_of};
+use ashlar_tests::linear::operation::{Answer, DIRECTORIES, Event, Move, NAMES, Operation, Place};
+use ashlar_tests::random::Random;
+use ashlar_types::{BLOCK_BYTES, Credentials, Errno, FileKind, InodeId};
+use ashlar_wire::SessionKind;
+use common::Site;
+
+const ROOT: Credentials = Credentials::checked(0, 0);
+
+#[test]
+#[ignore = "this is the daemon's process, which the other tests start"]
+fn daemon_process() {
+    common::run_daemon();
+}
+
+fn connect(site: &Site) -> Arc<LibFs> {
+    let options =
+        Options { socket: site.socket(), kind: SessionKind::Process, label: "test".into(), patience_ms: 20_000 };
+    LibFs::connect(&options).expect("connected")
+}
+
+fn make(kind: FileKind) -> Make<'static> {
+    Make { kind, mode: 0o755, umask: 0, device: 0, target: &[] }
+}
+
+#[test]
+fn a_removed_file_gets_no_new_name() {
+    let site = Site::new(64 << 20);
+    let (one, two) = (connect(&site), connect(&site));
+    let file = one.make_open(&ROOT, InodeId::ROOT, b"file", &make(FileKind::Regular)).expect("made").id;
+    assert_eq!(two.lookup(&ROOT, InodeId::ROOT, b"file").expect("found").id, file);
+    one.unlink(&ROOT, InodeId::ROOT, b"file").expect("removed");
+    // As a kernel does that has looked the old name up before it was removed.
+    for session in [&two, &one] {
+        assert_eq!(session.link(&ROOT, file, InodeId::ROOT, b"again").err(), Some(Errno::ENOENT));
+    }
+    one.close(file);
+    let unnamed = two.make_unnamed(&ROOT, InodeId::ROOT, &make(FileKind::Regular)).expect("made").id;
+    assert_eq!(two.link(&ROOT, unnamed, InodeId::ROOT, b"named").expect("linked").inode.links, 1);
+    two.unlink(&ROOT, InodeId::ROOT, b"named").expect("removed");
+    assert_eq!(two.link(&ROOT, unnamed, InodeId::ROOT, b"named").err(), Some(Errno::ENOENT));
+    two.close(unnamed);
+}
+
+/// The kernel hands neither collapsing nor inserting on to FUSE, so they are tried here, between all else that changes a file.
+#[test]
+fn ranges_of_a_file_are_what_a_model_says() {
+    const SIZE_MAX: u64 = 192 << 10;
+    const KINDS: [Allocation; 7] = [
+        Allocation::Reserve,
+        Allocation::ReserveKeepSize,
+        Allocation::Punch,
+        Allocation::Zero,
+        Allocation::ZeroKeepSize,
+        Allocation::Collapse,
+        Allocation::Insert,
+    ];
+    let mut site = Site::new(64 << 20);
+    let sessions = [connect(&site), connect(&site)];
+    for seed in 1..=3 {
+        let (mut random, mut model) = (Random::new(seed), Vec::<u8>::new());
+        let name = format!("ranges{seed}");
+        let file = sessions[0].make(&ROOT, InodeId::ROOT, name.as_bytes(), &make(FileKind::Regular)).expect("made").id;
+        // Who has not looked a file up can't know of it.
+        assert_eq!(sessions[1].lookup(&ROOT, InodeId::ROOT, name.as_bytes()).expect("found").id, file);
+        for number in 0..1500 {
+            // Mostly the same session: its own log is what it reads from then.
+            let fs = &sessions[usize::from(random.below(20) == 0)];
+            let size = model.len() as u64;
+            let (mut offset, mut length) = (random.below(SIZE_MAX - (16 << 10)), 1 + random.below(16 << 10));
+            match random.below(10) {
+                0..3 => {
+                    let bytes = random.bytes(length as usize);
+                    fs.write(file, WriteAt::Offset(offset), &bytes, false).expect("written");
+                    put(&mut model, offset, &bytes);
+                }
+                3 => {
+                    let change = ashlar_libfs::Change { size: Some(offset), ..Default::default() };
+                    fs.set_attributes(&ROOT, file, &change).expect("truncated");
+                    model.resize(offset as usize, 0);
+                }
+                4 if size > length => {
+                    offset = random.below(size - length);
+                    let to = random.below(SIZE_MAX - length);
+                    if to >= offset + length || offset >= to + length {
+                        assert_eq!(fs.copy_range(file, offset, file, to, length, false), Ok(length));
+                        let bytes = model[offset as usize..(offset + length) as usize].to_vec();
+                        put(&mut model, to, &bytes);
+                    }
+                }
+                5..9 => {
+                    let how = KINDS[random.below(7) as usize];
+                    if matches!(how, Allocation::Collapse | Allocation::Insert) {
+                        offset = random.below(size + 1) / BLOCK_BYTES * BLOCK_BYTES;
+                        length = BLOCK_BYTES * (1 + random.below(4));
+                    }
+                    if how != Allocation::Insert || size + length <= SIZE_MAX {
+                        let result = fs.allocate(file, how, offset, length, false);
+                        assert_eq!(result, allocate(&mut model, how, offset, length), "seed {seed}, {number}: {how:?}");
+                    }
+                }
+                _ => drop(fs.sync()),
+            }
+            if number % 10 == 0 {
+                let mut found = vec![0; SIZE_MAX as usize];
+                let count = fs.read(file, 0, &mut found).expect("read");
+                let wrong = found[..count].iter().zip(&model).position(|(one, two)| one != two);
+                assert_eq!((count, wrong), (model.len(), None), "seed {seed}, operation {number}");
+            }
+        }
+    }
+    sessions.iter().for_each(|session| session.end());
+    site.check();
+}
+
+fn put(model: &mut Vec<u8>, offset: u64, bytes: &[u8]) {
+    let (start, end) = (offset as usize, offset as usize + bytes.len());
+    model.resize(model.len().max(end), 0);
+    model[start..end].copy_from_slice(bytes);
+}
+
+fn allocate(model: &mut Vec<u8>, how: Allocation, offset: u64, length: u64) -> Result<(), Errno> {
+    let (start, end) = (offset as usize, (offset + length) as usize);
+    let inside = start.min(model.len())..end.min(model.len());
+    match how {
+        Allocation::Reserve => model.resize(model.len().max(end), 0),
+        Allocation::ReserveKeepSize => {}
+        Allocation::Punch | Allocation::ZeroKeepSize => model[inside].fill(0),
+        Allocation::Zero => put(model, offset, &vec![0; length as usize]),
+        Allocation::Collapse if end >= model.len() => return Err(Errno::EINVAL),
+        Allocation::Collapse => drop(model.drain(start..end)),
+        Allocation::Insert if start >= model.len() => return Err(Errno::EINVAL),
+        Allocation::Insert => drop(model.splice(start..start, vec![0; length as usize])),
+    }
+    Ok(())
+}
+
+/// One thread's view of a round.
+struct Worker {
+    fs: Arc<LibFs>,
+    directories: Vec<InodeId>,
+    open: Vec<InodeId>,
+    random: Random,
+}
+
+impl Worker {
+    fn draw(&mut self) -> Operation {
+        let how = [Move::Replace, Move::NoReplace, Move::Exchange][self.random.below(3) as usize];
+        let mut place = || Place(self.random.below(4) as usize, self.random.below(NAMES.len() as u64) as usize);
+        let (one, two) = (place(), place());
+        let text = format!("{:x}", self.random.draw());
+        let held = self.open.last().map(|file| file.0);
+        match (self.random.below(100), held) {
+            (0..12, _) => Operation::Create(one),
+            (12..18, _) => Operation::MakeDirectory(one),
+            (18..23, _) => Operation::RemoveDirectory(one),
+            (23..31, _) => Operation::Unlink(one),
+            (31..48, _) => Operation::Rename(one, two, how),
+            (48..56, _) => Operation::Link(one, two),
+            (56..63, _) => Operation::Stat(one),
+            (63..70, _) => Operation::List(one.0),
+            (70..78, Some(file)) => Operation::Write(file, self.random.below(30) as usize, text),
+            (78..86, Some(file)) => Operation::Append(file, text),
+            (86..96, Some(file)) => Operation::Read(file, 0, 4096),
+            (96.., Some(file)) => Operation::StatOpen(file),
+            _ => Operation::Open(one),
+        }
+    }
+
+    fn make(&mut self, operation: &Operation) -> Answer {
+        self.try_make(operation).unwrap_or_else(|errno| Answer::Error(errno.0))
+    }
+
+    fn at(&self, place: Place) -> (InodeId, &'static [u8]) {
+        (self.directories[place.0], NAMES[place.1].as_bytes())
+    }
+
+    /// Calls LibFS as the kernel does: a look-up first, where a path leads to what is meant.
+    fn try_make(&mut self, operation: &Operation) -> Result<Answer, Errno> {
+        let fs = Arc::clone(&self.fs);
+        match operation {
+            Operation::Create(place) => {
+                let (directory, name) = self.at(*place);
+                let file = fs.make_open(&ROOT, directory, name, &make(FileKind::Regular))?.id;
+                self.open.push(file);
+                Ok(Answer::File(file.0))
+            }
+            Operation::Open(place) => loop {
+                let (directory, name) = self.at(*place);
+                let found = fs.lookup(&ROOT, directory, name)?;
+                if found.inode.is_directory() {
+                    return Err(Errno::EISDIR);
+                }
+                match fs.open(found.id) {
+                    Err(Errno::ESTALE) => {}
+                    opened => {
+                        self.open.push(opened?.id);
+                        return Ok(Answer::File(found.id.0));
+                    }
+                }
+            },
+            Operation::MakeDirectory(place) => {
+                let (directory, name) = self.at(*place);
+                fs.make(&ROOT, directory, name, &make(FileKind::Directory)).map(|_| Answer::Done)
+            }
+            Operation::RemoveDirectory(place) => {
+                let (directory, name) = self.at(*place);
+                fs.remove_directory(&ROOT, directory, name).map(|()| Answer::Done)
+            }
+            Operation::Unlink(place) => {
+                let (directory, name) = self.at(*place);
+                fs.unlink(&ROOT, directory, name).map(|()| Answer::Done)
+            }
+            Operation::Rename(from, to, how) => {
+                let flags = RenameFlags { no_replace: *how == Move::NoReplace, exchange: *how == Move::Exchange };
+                fs.rename(&ROOT, self.at(*from), self.at(*to), flags).map(|()| Answer::Done)
+            }
+            Operation::Link(from, to) => loop {
+                let ((old, name), (directory, new)) = (self.at(*from), self.at(*to));
+                let found = fs.lookup(&ROOT, old, name)?;
+                match fs.link(&ROOT, found.id, directory, new) {
+                    Err(Errno::ESTALE) => {}
+                    linked => return linked.map(|_| Answer::Done),
+                }
+            },
+            Operation::Stat(place) => {
+                let (directory, name) = self.at(*place);
+                let found = fs.lookup(&ROOT, directory, name)?;
+                Ok(attributes(found.id, &found.inode))
+            }
+            Operation::StatOpen(file) => {
+                let found = fs.attributes(InodeId(*file))?;
+                Ok(attributes(found.id, &found.inode))
+            }
+            Operation::List(directory) => {
+                let mut names = 0;
+                fs.list(self.directories[*directory], 0, &mut |listed| {
+                    let number = NAMES.iter().position(|name| name.as_bytes() == listed.name).expect("a name of ours");
+                    names |= 1 << number;
+                    true
+                })?;
+                Ok(Answer::Names(names))
+            }
+            Operation::Write(file, offset, text) => {
+                fs.write(InodeId(*file), WriteAt::Offset(*offset as u64), text.as_bytes(), false).map(|_| Answer::Done)
+            }
+            Operation::Append(file, text) => {
+                fs.write(InodeId(*file), WriteAt::End, text.as_bytes(), false).map(|_| Answer::Done)
+            }
+            Operation::Read(file, offset, count) => {
+                let mut bytes = vec![0; *count];
+                let count = fs.read(InodeId(*file), *offset as u64, &mut bytes)?;
+                Ok(Answer::Text(text_of(&bytes[..count])))
+            }
+            Operation::Truncate(file, size) => {
+                let change = ashlar_libfs::Change { size: Some(*size as u64), ..Default::default() };
+                fs.set_attributes(&ROOT, InodeId(*file), &change).map(|_| Answer::Done)
+            }
+        }
+    }
+}
+
+fn attributes(id: InodeId, inode: &ashlar_types::Inode) -> Answer {
+    if inode.is_directory() { Answer::Directory } else { Answer::Attributes(id.0, inode.size as usize, inode.links) }
+}
+
+fn picture(fs: &LibFs, directory: InodeId, above: &str, picture: &mut Picture) {
+    let mut entries = Vec::new();
+    let list = fs.list(directory, 0, &mut |listed| {
+        entries.push((String::from_utf8(listed.name).expect("a name of ours"), listed.id, listed.kind));
+        true
+    });
+    list.expect("listed");
+    for (name, id, kind) in entries {
+        let path = format!("{above}{name}");
+        if kind == FileKind::Directory {
+            self::picture(fs, id, &format!("{path}/"), picture);
+            picture.insert(path, Seen::Directory);
+        } else {
+            let mut bytes = vec![0; 4096];
+            let count = fs.read(id, 0, &mut bytes).expect("read");
+            let links = fs.attributes(id).expect("attributes").inode.links;
+            picture.insert(path, Seen::File(id.0, links, text_of(&bytes[..count])));
+        }
+    }
+}
+
+#[test]
+fn operations_of_two_sessions_are_linearizable() {
+    const OPERATIONS: usize = 14;
+    let mut site = Site::new(64 << 20);
+    let sessions = [connect(&site), connect(&site)];
+    for seed in 1..=150u64 {
+        let root = sessions[0].make(&ROOT, InodeId::ROOT, format!("r{seed}").as_bytes(), &make(FileKind::Directory));
+        let mut directories = vec![root.expect("made").id];
+        for (above, name) in DIRECTORIES {
+            let above = directories[above];
+            let made =
+                sessions[0].make(&ROOT, above, NAMES[name].as_bytes(), &make(FileKind::Directory)).expect("made");
+            directories.push(made.id);
+        }
+        for session in &sessions {
+            // Who has not looked a directory up can't know of it.
+            session.lookup(&ROOT, InodeId::ROOT, format!("r{seed}").as_bytes()).expect("found");
+            for (above, name) in DIRECTORIES {
+                session.lookup(&ROOT, directories[above], NAMES[name].as_bytes()).expect("found");
+            }
+            directories.iter().for_each(|id| drop(session.open(*id).expect("open")));
+        }
+        let (begin, ready) = (Instant::now(), AtomicU64::new(0));
+        let histories: Vec<History> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4u64)
+                .map(|number| {
+                    let (fs, directories) = (Arc::clone(&sessions[number as usize % 2]), directories.clone());
+                    let mut worker =
+                        Worker { fs, directories, open: Vec::new(), random: Random::new(seed * 4 + number) };
+                    let ready = &ready;
+                    scope.spawn(move || {
+                        ready.fetch_add(1, Ordering::SeqCst);
+                        while ready.load(Ordering::SeqCst) < 4 {
+                            std::hint::spin_loop();
+                        }
+                        let now = || begin.elapsed().as_nanos() as u64;
+                        let history = (0..OPERATIONS).map(|_| {
+                            let operation = worker.draw();
+                            let called = now();
+                            let answer = worker.make(&operation);
+                            Event { called, returned: now(), operation, answer }
+                        });
+                        let history: History = history.collect();
+                        worker.open.iter().for_each(|file| worker.fs.close(*file));
+                        history
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+        });
+        for session in &sessions {
+            let mut end = Picture::new();
+            picture(session, directories[0], "", &mut end);
+            if let Err(told) = check(&histories, &end) {
+                panic!("seed {seed}: {told}");
+            }
+            directories.iter().for_each(|id| session.close(*id));
+        }
+    }
+    sessions.iter().for_each(|session| session.end());
+    site.check();
+}
