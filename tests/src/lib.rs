@@ -19,6 +19,7 @@ pub mod ledger;
 pub mod linear;
 pub mod mount;
 pub mod random;
+pub mod ranges;
 pub mod reference;
 pub mod tree;
 

@@ -8,12 +8,18 @@ use std::process::Command;
 use ashlar_tests::command::run;
 use ashlar_tests::harness::{Test, Verdict};
 use ashlar_tests::mount::{Medium, Site, obstacle};
+use ashlar_tests::ranges::{self, Knows};
 use ashlar_tests::reference::Reference;
 use ashlar_tests::{Outcome, ensure, number, tried};
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
 
 /// The tests of this group.
-pub const TESTS: &[Test] =
-    &[Test { name: "conformance/pjdfstest", run: pjdfstest }, Test { name: "conformance/fsx", run: fsx }];
+pub const TESTS: &[Test] = &[
+    Test { name: "conformance/pjdfstest", run: pjdfstest },
+    Test { name: "conformance/fsx", run: fsx },
+    Test { name: "conformance/ranges", run: ranges },
+];
 
 /// Where `scripts/tools.sh` puts them: beside the directory of this program.
 fn tool(name: &str) -> Option<PathBuf> {
@@ -123,4 +129,37 @@ fn fsx() -> Outcome<Verdict> {
     site.check()?;
     site.umount(0)?;
     Ok(Verdict::Passed(format!("{seeds} seeds of {operations} operations")))
+}
+
+/// The same for zeroing and holes, which fsx does not know; and what was written is there after another mount.
+fn ranges() -> Outcome<Verdict> {
+    if let Some(why) = obstacle() {
+        return Ok(Verdict::Skipped(why));
+    }
+    let (seeds, operations) = (number("ASHLAR_FSX_SEEDS", 2), number("ASHLAR_FSX_OPS", 20_000));
+    let site = Site::mounted(Medium::Memory, "256M")?;
+    refuses_shifts(&site)?;
+    for seed in 1..=seeds {
+        let file = site.point(0).join(format!("ranges{seed}"));
+        let model = ranges::run(&file, seed, operations, Knows::NoShifting, |_, _| ())
+            .map_err(|error| format!("seed {seed}: {error}"))?;
+        site.umount(0)?;
+        site.check()?;
+        site.mount(0)?;
+        let found = fs::read(&file).map_err(tried("reading after another mount"))?;
+        ensure!(found == model, "seed {seed}: the file is another one after another mount");
+    }
+    site.umount(0)?;
+    Ok(Verdict::Passed(format!("{seeds} seeds of {operations} operations")))
+}
+
+/// The kernel knows of no collapsing and inserting on FUSE. Where it learns to hand them on, they shall be among what is tried.
+fn refuses_shifts(site: &Site) -> Outcome {
+    let file = fs::File::create(site.point(0).join("shifts")).map_err(tried("creating"))?;
+    file.set_len(1 << 16).map_err(tried("truncating"))?;
+    for flags in [FallocateFlags::COLLAPSE_RANGE, FallocateFlags::INSERT_RANGE] {
+        let result = fallocate(&file, flags, 4096, 4096);
+        ensure!(result == Err(Errno::OPNOTSUPP), "this kernel hands {flags:?} on ({result:?}): try it here too");
+    }
+    Ok(())
 }

@@ -184,8 +184,15 @@ fn round(site: &Site, workers: &mut [Worker], mounts: [u32; MOUNTS], seed: u64) 
     let pause = longest_pause(&histories, &stops, &processes, mounts);
     ensure!(pause < PAUSE_MAX, "an operation of a process that nobody had stopped took {} ms", pause.as_millis());
     let ends = [picture(&site.point(0).join(&name))?, picture(&site.point(1).join(&name))?];
-    ensure!(ends[0] == ends[1], "the two mounts show different trees at the end: {ends:#?}");
-    let states = check(&histories, &ends[0])?;
+    let states = check(&histories, &ends[0]).map_err(|error| {
+        // Whether it is the other mount that is right, and whether the fault stays.
+        let again = [0, 1].map(|mount| picture(&site.point(mount).join(&name)));
+        format!("{error}the mounts showed {ends:?}\nand now {again:?}")
+    })?;
+    if ends[0] != ends[1] {
+        let told = check(&histories, &ends[1]).err().unwrap_or_default();
+        return Err(format!("the other mount shows another tree at the end: {ends:?}\n{told}"));
+    }
     fs::remove_dir_all(site.point((seed / 2 % 2) as usize).join(&name)).map_err(tried("removing the round"))?;
     let stale = histories.iter().flatten().filter(|event| is_stale(&event.answer)).count();
     Ok(Done { stops: stops.len() as u64, states, stale, pause })
