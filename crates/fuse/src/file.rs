@@ -9,7 +9,7 @@ use crate::file_system::FileSystem;
 use crate::invalidate::Stale;
 use crate::notify::Pages;
 use crate::proto::{
-    CopyFileRangeIn, FallocateIn, FlushIn, LseekIn, OPEN_KILL_SUIDGID, OffsetOut, OpenIn, OpenOut,
+    CopyFileRangeIn, FallocateIn, FlushIn, LseekIn, OPEN_KILL_SUIDGID, OffsetOut, OpenIn, OpenOut, READ_LOCKOWNER,
     RELEASE_FLOCK_UNLOCK, ReadIn, ReleaseIn, WRITE_KILL_SUIDGID, WriteIn, WriteOut, fopen,
 };
 use crate::reply::Check;
@@ -98,6 +98,10 @@ impl<F: FileSystem> Call<'_, F> {
         let inode = self.inode();
         let size = (asked.size as usize).min(TRANSFER_BYTES);
         let buffer = self.reply.space(size)?;
+        // A mapping through a handle that bypasses pages fills pages all the same.
+        if asked.fh & HANDLE_DIRECT == 0 || asked.read_flags & READ_LOCKOWNER == 0 {
+            self.server.fills.fill(inode);
+        }
         let count = self.server.file_system.read(inode, asked.offset, buffer)?;
         self.reply.fill(count.min(size));
         if asked.fh & HANDLE_DIRECT == 0 {
@@ -116,9 +120,12 @@ impl<F: FileSystem> Call<'_, F> {
         let at = if appends { WriteAt::End } else { WriteAt::Offset(asked.offset) };
         let strip = asked.write_flags & WRITE_KILL_SUIDGID != 0;
         let loses_set_id = strip && self.fs().attributes(inode)?.inode.mode & (MODE_SETUID | MODE_SETGID) != 0;
+        if !direct {
+            self.server.fills.fill(inode);
+        }
         let offset = self.fs().write(inode, at, data, strip)?;
         // After a write the kernel asks for size and times again, but not for the mode; and where the write was asynchronous it
-        // may have asked in between, and would not drop the pages that a reader filled before.
+        // may have asked in between.
         if loses_set_id || has(asked.flags, libc::O_DIRECT) {
             self.server.forget_attributes(inode);
         }
@@ -131,6 +138,11 @@ impl<F: FileSystem> Call<'_, F> {
             self.fs().sync()?;
         }
         self.reply.structure(&WriteOut { size: asked.size, padding: 0 })?;
+        if direct && self.server.fills.must_drop(inode) {
+            let reply = self.reply.seal(self.header.unique, Ok(()));
+            self.server.invalidations.answer_without_pages(inode, reply);
+            return Ok(Then::Silent);
+        }
         Ok(Then::Send)
     }
 

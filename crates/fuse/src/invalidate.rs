@@ -1,14 +1,17 @@
 //! What this mount itself has its kernel forget, on a thread of its own.
 //!
-//! Two things need it. A lease may be lost between an operation and its reply: SharedFS had the kernel forget what it did
-//! not have yet. And an append may land elsewhere than the kernel thought, whose pages are then wrong.
+//! Three things need it. A lease may be lost between an operation and its reply: SharedFS had the kernel forget what it did
+//! not have yet. An append may land elsewhere than the kernel thought, whose pages are then wrong. And a write past the kernel's
+//! pages is answered only when no older page is left ([`Fills`]).
 
 use std::collections::{HashSet, VecDeque};
-use std::os::fd::BorrowedFd;
+use std::os::fd::AsFd;
 
 use ashlar_types::InodeId;
 use parking_lot::{Condvar, Mutex};
 
+use crate::device::Device;
+use crate::fills::Fills;
 use crate::notify::{self, Pages};
 
 /// The most notifications that wait. One arises for a request in flight at most, save for listings, so this is a hundred
@@ -26,6 +29,14 @@ pub(crate) enum Stale {
     Names,
 }
 
+/// What the thread does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Task {
+    Forget(Stale),
+    /// Drop all pages of an inode, and then send this reply.
+    Answer(InodeId, Box<[u8]>),
+}
+
 /// The queue in front of the thread. Putting something in never waits for the kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Invalidations {
@@ -35,7 +46,7 @@ pub(crate) struct Invalidations {
 
 #[derive(Debug, Default)]
 struct Queue {
-    order: VecDeque<Stale>,
+    order: VecDeque<Task>,
     waiting: HashSet<Stale>,
     closed: bool,
 }
@@ -46,9 +57,16 @@ impl Invalidations {
         let mut queue = self.queue.lock();
         let stale = if queue.order.len() < WAITING_MAX { stale } else { Stale::Names };
         if queue.waiting.insert(stale.clone()) {
-            queue.order.push_back(stale);
+            queue.order.push_back(Task::Forget(stale));
             self.changed.notify_one();
         }
+    }
+
+    /// Has the kernel drop all pages of `inode`, and then have `reply`. There are at most as many of these as the kernel
+    /// has requests in flight.
+    pub(crate) fn answer_without_pages(&self, inode: InodeId, reply: &[u8]) {
+        self.queue.lock().order.push_back(Task::Answer(inode, reply.into()));
+        self.changed.notify_one();
     }
 
     /// Ends the thread.
@@ -58,34 +76,51 @@ impl Invalidations {
     }
 
     /// The thread: works the queue off until it's closed.
-    pub(crate) fn run(&self, device: BorrowedFd<'_>) {
-        while let Some(stale) = self.next() {
-            let result = match &stale {
-                Stale::Inode(inode, pages) => notify::inval_inode(device, *inode, *pages),
-                Stale::Entry(directory, name) => notify::inval_entry(device, *directory, name),
-                // A kernel without epochs forgets by itself when the validity that it was told runs out.
-                Stale::Names => notify::inc_epoch(device).map(|_| ()),
-            };
-            if let Err(errno) = result {
-                tracing::debug!(?stale, %errno, "the kernel took no notification");
+    pub(crate) fn run(&self, device: &Device, fills: &Fills) {
+        while let Some(task) = self.next() {
+            match task {
+                Task::Forget(stale) => forget(device, &stale),
+                Task::Answer(inode, reply) => {
+                    let began = fills.begin_drop();
+                    forget(device, &Stale::Inode(inode, Pages::ALL));
+                    fills.end_drop(inode, began);
+                    if let Err(errno) = device.send(&reply) {
+                        tracing::error!(inode = inode.0, %errno, "the kernel took no answer to a write");
+                    }
+                }
             }
         }
     }
 
     /// Waits for the next; `None` once the queue is closed.
-    fn next(&self) -> Option<Stale> {
+    fn next(&self) -> Option<Task> {
         let mut queue = self.queue.lock();
         loop {
             if queue.closed {
                 return None;
             }
-            if let Some(stale) = queue.order.pop_front() {
+            if let Some(task) = queue.order.pop_front() {
                 // It leaves the set before it's carried out: what becomes stale from here on needs another notification.
-                queue.waiting.remove(&stale);
-                return Some(stale);
+                if let Task::Forget(stale) = &task {
+                    queue.waiting.remove(stale);
+                }
+                return Some(task);
             }
             self.changed.wait(&mut queue);
         }
+    }
+}
+
+fn forget(device: &Device, stale: &Stale) {
+    let device = device.as_fd();
+    let result = match stale {
+        Stale::Inode(inode, pages) => notify::inval_inode(device, *inode, *pages),
+        Stale::Entry(directory, name) => notify::inval_entry(device, *directory, name),
+        // A kernel without epochs forgets by itself when the validity that it was told runs out.
+        Stale::Names => notify::inc_epoch(device).map(|_| ()),
+    };
+    if let Err(errno) = result {
+        tracing::debug!(?stale, %errno, "the kernel took no notification");
     }
 }
 
@@ -101,10 +136,10 @@ mod tests {
         for stale in [&one, &two, &one] {
             invalidations.push(stale.clone());
         }
-        assert_eq!(invalidations.next(), Some(one.clone()));
+        assert_eq!(invalidations.next(), Some(Task::Forget(one.clone())));
         invalidations.push(one.clone());
-        assert_eq!(invalidations.next(), Some(two));
-        assert_eq!(invalidations.next(), Some(one));
+        assert_eq!(invalidations.next(), Some(Task::Forget(two)));
+        assert_eq!(invalidations.next(), Some(Task::Forget(one)));
         invalidations.close();
         assert_eq!(invalidations.next(), None);
     }
@@ -117,6 +152,6 @@ mod tests {
         }
         let queue = invalidations.queue.lock();
         assert_eq!(queue.order.len(), WAITING_MAX + 1);
-        assert_eq!(queue.order.back(), Some(&Stale::Names));
+        assert_eq!(queue.order.back(), Some(&Task::Forget(Stale::Names)));
     }
 }

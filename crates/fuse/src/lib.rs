@@ -13,7 +13,8 @@
 //! - No thread that serves requests waits for the kernel's locks (notifications go through one thread of their own) or for an
 //!   application (a lock that waits has a thread of its own).
 //! - Updates reach LibFS in the order in which applications made them: the kernel's write-back cache is off.
-//! - The kernel's node numbers are inode numbers, which are never used twice; nothing is kept per inode.
+//! - A write past the kernel's pages is answered only when the kernel has no older page: nobody reads what was there before.
+//! - The kernel's node numbers are inode numbers, which are never used twice; nothing must be kept per inode.
 //! - A request that makes no sense gives `EIO`; nothing here panics on purpose.
 //!
 //! Non-goals: mounting as an ordinary user; FUSE over io_uring; the session's life (its owner ends it after [`Mount::run`]).
@@ -28,6 +29,7 @@ mod directory;
 mod dispatch;
 mod file;
 mod file_system;
+mod fills;
 mod invalidate;
 mod locks;
 mod mount;

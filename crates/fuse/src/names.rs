@@ -108,6 +108,7 @@ impl<F: FileSystem> Call<'_, F> {
     fn reply_opened(&mut self, name: &Text<'_>, found: &Found, flags: u32) -> Answer {
         debug_assert!(is_regular(found), "make_open makes regular files");
         let directory = self.inode();
+        self.server.fills.is_new(found.id);
         let result = self.put_entry(directory, name, found).and_then(|()| self.put_open(found.id, flags));
         if let Err(errno) = result {
             self.fs().close(found.id);

@@ -16,6 +16,7 @@ use ashlar_types::InodeId;
 use crate::device::{Device, REQUEST_BYTES, Sent, TRANSFER_BYTES};
 use crate::dispatch::{Answer, Call, Then};
 use crate::file_system::FileSystem;
+use crate::fills::Fills;
 use crate::invalidate::{Invalidations, Stale};
 use crate::locks::Locks;
 use crate::negotiate::Agreement;
@@ -42,6 +43,7 @@ pub(crate) struct Server<F> {
     pub(crate) device: Device,
     pub(crate) locks: Locks,
     pub(crate) invalidations: Invalidations,
+    pub(crate) fills: Fills,
     pub(crate) agreement: Agreement,
     workers: Workers,
 }
@@ -100,6 +102,7 @@ impl<F: FileSystem> Server<F> {
             device,
             locks: Locks::default(),
             invalidations: Invalidations::default(),
+            fills: Fills::default(),
             agreement,
             workers,
         }
@@ -120,7 +123,7 @@ impl<F: FileSystem> Server<F> {
         let invalidating = Arc::clone(self);
         let forgetting = std::thread::Builder::new()
             .name("ashlar-forget".into())
-            .spawn(move || invalidating.invalidations.run(std::os::fd::AsFd::as_fd(&invalidating.device)))?;
+            .spawn(move || invalidating.invalidations.run(&invalidating.device, &invalidating.fills))?;
         let mut started = Ok(());
         for _ in 0..self.workers.base {
             started = started.and_then(|()| self.start_worker());

@@ -85,6 +85,8 @@ bits! {
 pub(crate) const RELEASE_FLOCK_UNLOCK: u32 = 1 << 1;
 /// SETLK: the lock is one of flock, not a record lock.
 pub(crate) const LK_FLOCK: u32 = 1 << 0;
+/// READ: it has an owner, as reads past the kernel's pages have, and those that fill pages have not.
+pub(crate) const READ_LOCKOWNER: u32 = 1 << 1;
 /// WRITE: set-id bits are to be cleared.
 pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// OPEN: a truncation clears set-id bits.

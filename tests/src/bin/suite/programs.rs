@@ -33,6 +33,7 @@ const VIM: Job = job!("vim", "vim.tiny|vim", "setfattr");
 const LEVELDB: Job = job!("leveldb", "/usr/lib/python3/dist-packages/plyvel");
 const ROCKSDB: Job = job!("rocksdb", "db_bench", "ldb");
 const POSTGRES: Job = job!("postgres", "initdb|/usr/lib/postgresql", "runuser");
+const ASYNCHRONOUS: Job = job!("asynchronous", "python3");
 const KERNEL: Job = job!("kernel", "python3");
 
 /// The tests of this group.
@@ -49,6 +50,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "programs/rocksdb", run: || same(&ROCKSDB) },
     Test { name: "programs/postgres", run: || same(&POSTGRES) },
     Test { name: "programs/corners_of_the_kernel_interface", run: || same(&KERNEL) },
+    Test { name: "programs/asynchronous_writes_leave_no_stale_pages", run: || same(&ASYNCHRONOUS) },
     Test { name: "programs/jobs_survive_the_daemon_being_killed", run: killed_daemon },
 ];
 

@@ -1,0 +1,151 @@
+//! Which files may have pages in the kernel that a write past the pages leaves stale.
+//!
+//! A handle that bypasses the kernel's pages drops them before its write is sent. Another program may fill them again, with
+//! what was there before, while the write is under way; so they are to be dropped once more before the write is answered. Kernels
+//! do that themselves at best for synchronous writes. Asking for attributes (`AUTO_INVAL_DATA`) is not enough: the kernel believes
+//! in the new time of modification before it has dropped the pages, and who reads in between is shown the old ones.
+//!
+//! Dropping pages is work for the thread that forgets, and most files that are written so have none. So this table knows some
+//! files that have none; a file that it does not know may have some.
+
+use ashlar_types::InodeId;
+use parking_lot::Mutex;
+
+/// Files that are known at once: many more than are written at the same time, and 96 KiB.
+const KNOWN: usize = 4096;
+
+/// What is known of one file. Moments are numbers that only grow, so that a slot which changed hands in between is not mistaken
+/// for what it was.
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    inode: u64,
+    /// When a page of it may have been filled last.
+    filled: u64,
+    /// All pages filled up to then are gone.
+    dropped: u64,
+}
+
+#[derive(Debug)]
+struct Table {
+    now: u64,
+    known: Box<[Known]>,
+}
+
+impl Table {
+    fn next(&mut self) -> u64 {
+        self.now += 1;
+        self.now
+    }
+
+    fn slot(&mut self, inode: InodeId) -> Option<&mut Known> {
+        self.known.get_mut(inode.0 as usize % KNOWN)
+    }
+}
+
+/// The table. Its lock is held for a few instructions.
+#[derive(Debug)]
+pub(crate) struct Fills(Mutex<Table>);
+
+impl Default for Fills {
+    fn default() -> Self {
+        Self(Mutex::new(Table { now: 0, known: vec![Known::default(); KNOWN].into() }))
+    }
+}
+
+impl Fills {
+    /// A file is new: it has no pages.
+    pub(crate) fn is_new(&self, inode: InodeId) {
+        let mut table = self.0.lock();
+        let now = table.next();
+        if let Some(slot) = table.slot(inode) {
+            *slot = Known { inode: inode.0, filled: now, dropped: now };
+        }
+    }
+
+    /// Pages of a file are about to be filled with what stands in it now, or are filled already.
+    pub(crate) fn fill(&self, inode: InodeId) {
+        let mut table = self.0.lock();
+        let now = table.next();
+        if let Some(slot) = table.slot(inode).filter(|slot| slot.inode == inode.0) {
+            slot.filled = now;
+        }
+    }
+
+    /// Whether pages of a file are to be dropped, now that a write past them is done. From here on the file is known.
+    pub(crate) fn must_drop(&self, inode: InodeId) -> bool {
+        let mut table = self.0.lock();
+        let now = table.next();
+        let Some(slot) = table.slot(inode) else { return true };
+        if slot.inode != inode.0 {
+            *slot = Known { inode: inode.0, filled: now, dropped: 0 };
+        }
+        slot.filled > slot.dropped
+    }
+
+    /// The moment at which a dropping of all pages of a file begins.
+    pub(crate) fn begin_drop(&self) -> u64 {
+        self.0.lock().now
+    }
+
+    /// All pages of a file that had been filled when the dropping began are gone.
+    pub(crate) fn end_drop(&self, inode: InodeId, began: u64) {
+        let mut table = self.0.lock();
+        if let Some(slot) = table.slot(inode).filter(|slot| slot.inode == inode.0) {
+            slot.dropped = slot.dropped.max(began);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: InodeId = InodeId(20);
+    /// Another file with the same place in the table.
+    const RIVAL: InodeId = InodeId(20 + KNOWN as u64);
+
+    fn drop_pages(fills: &Fills, inode: InodeId) {
+        let began = fills.begin_drop();
+        fills.end_drop(inode, began);
+    }
+
+    #[test]
+    fn pages_are_dropped_once_for_each_time_that_they_are_filled() {
+        let fills = Fills::default();
+        assert!(fills.must_drop(FILE), "nothing is known of it");
+        assert!(fills.must_drop(FILE), "until they are dropped");
+        drop_pages(&fills, FILE);
+        assert!(!fills.must_drop(FILE));
+        fills.fill(FILE);
+        assert!(fills.must_drop(FILE));
+        drop_pages(&fills, FILE);
+        assert!(!fills.must_drop(FILE));
+        fills.is_new(FILE);
+        assert!(!fills.must_drop(FILE));
+    }
+
+    #[test]
+    fn pages_that_are_filled_while_others_are_dropped_count() {
+        let fills = Fills::default();
+        fills.is_new(FILE);
+        fills.fill(FILE);
+        let began = fills.begin_drop();
+        fills.fill(FILE);
+        fills.end_drop(FILE, began);
+        assert!(fills.must_drop(FILE));
+    }
+
+    #[test]
+    fn a_file_whose_place_was_taken_is_unknown_again() {
+        let fills = Fills::default();
+        fills.is_new(FILE);
+        let began = fills.begin_drop();
+        fills.is_new(RIVAL);
+        fills.fill(FILE);
+        fills.end_drop(FILE, began);
+        assert!(!fills.must_drop(RIVAL));
+        assert!(fills.must_drop(FILE), "a page was filled when nobody counted");
+        fills.end_drop(FILE, began);
+        assert!(fills.must_drop(FILE), "what was dropped before says nothing");
+    }
+}
