@@ -115,7 +115,10 @@ impl State {
         }
         let batch = Batch::copy(&log, from, to, std::mem::take(&mut self.scratch));
         let (updates, damage) = batch.decode();
+        self.store.take_quota_moves();
         let refusal = self.apply_updates(id, &batch.records, &updates).err().or(damage.map(Refusal::from));
+        // Of a batch only its end is right, so what it uses is known only now.
+        let refusal = refusal.or(self.spend_quota(id).err().map(Refusal::from));
         drop(updates);
         let is_last = batch.is_last;
         if is_last && refusal.is_none() {

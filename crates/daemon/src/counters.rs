@@ -54,6 +54,8 @@ counters! {
     orphans_freed
     /// Requests for credit that were refused.
     credit_refused
+    /// Requests to use more of what a quota limits that were refused.
+    quota_refused
     /// Logs cut at recovery, because what they depend on was lost with the machine's memory.
     logs_cut
 }

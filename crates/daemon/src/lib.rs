@@ -33,6 +33,7 @@ mod locking;
 mod logs;
 mod notify;
 mod page;
+mod quota;
 mod recovery;
 mod serve;
 mod session;

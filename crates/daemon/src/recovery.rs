@@ -190,6 +190,16 @@ fn settle(shared: &Shared) -> Result<(), DaemonError> {
             }
         }
     }
+    // What an earlier SharedFS has granted is over: it has been used, or is asked for again.
+    let has_limits = state.store.has_quota_limits();
+    for id in state.live_ids() {
+        if state.live(id).is_some_and(|session| !session.is_ending && (has_limits || session.quota_era.has_limits())) {
+            state.end_quota_era(id, has_limits);
+        }
+        if let Some(session) = state.sessions.get_mut(&id) {
+            session.is_quota_judged = true;
+        }
+    }
     shared.drive(&mut state);
     crate::sessions::remove_ended(shared, &mut state);
     for inode in state.orphans.iter().copied().collect::<Vec<_>>() {

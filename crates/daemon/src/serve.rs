@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::notify::Notifier;
 use crate::sessions::{self, Refused};
 use crate::shared::Shared;
-use crate::{credit, grant, locking, status};
+use crate::{credit, grant, locking, quota, status};
 
 /// The most connections at once, and of one process: each has a thread. A process keeps a few, and one for each thread that
 /// waits for a lock or a commit.
@@ -199,7 +199,15 @@ fn answer(
             peer.session = Some(session.id);
             return Ok(Reply::Done.into());
         }
-        (Request::Status | Request::Fsck | Request::Resize { .. } | Request::Shutdown, _) => {
+        (
+            Request::Status
+            | Request::Fsck
+            | Request::Resize { .. }
+            | Request::Shutdown
+            | Request::SetQuota { .. }
+            | Request::Quotas,
+            _,
+        ) => {
             return status::command(shared, connection.socket(), &request).map(Answer::from);
         }
         (Request::Space, session) => return Ok(Reply::Space(credit::space(&shared.lock(), session)).into()),
@@ -238,6 +246,7 @@ fn serve_session(
             Reply::Inodes(first, count).into()
         }
         Request::Credit(want) => Reply::Credit(credit::grant(shared, id, want)?).into(),
+        Request::Quota(wants) => quota::grant(shared, id, &wants)?.into(),
         Request::Digest => digest(shared, id)?.into(),
         Request::SyncDependencies(dependencies) => {
             let mut state = shared.lock();
@@ -268,7 +277,9 @@ fn serve_session(
         | Request::Status
         | Request::Fsck
         | Request::Resize { .. }
-        | Request::Shutdown => return Err(Errno::EPROTO),
+        | Request::Shutdown
+        | Request::SetQuota { .. }
+        | Request::Quotas => return Err(Errno::EPROTO),
     })
 }
 

@@ -11,13 +11,14 @@ use ashlar_pmem::{
     Arena, ArenaError, MapError, Mapping, MappingAccess, MediumKind, OutOfBounds, Persistent, SessionFile,
 };
 use ashlar_types::{Credentials, LogGeneration, LogPosition, SessionId};
-use ashlar_wire::{CONTROL_BYTES, ControlPage, Credit, LEASE_TABLE_BYTES, LeaseTable};
+use ashlar_wire::{CONTROL_BYTES, ControlPage, Credit, LEASE_TABLE_BYTES, LeaseTable, QuotaEra};
 use thiserror::Error;
 
 use crate::account::Account;
 use crate::identity::{Identity, fresh_token};
 use crate::notify::Notifier;
 use crate::page::{self, InodeRanges};
+use crate::quota::Outstanding;
 
 /// Why a session's files can't be made or taken up.
 #[derive(Debug, Error)]
@@ -84,6 +85,12 @@ pub struct Session {
     pub files: Arc<SessionFiles>,
     /// Its credit.
     pub account: Account,
+    /// The era of quotas that it is in.
+    pub quota_era: QuotaEra,
+    /// What it was granted in this era of what quotas limit.
+    pub outstanding: Outstanding,
+    /// Whether its records must have been granted what they use; those from before SharedFS's last start were, by another.
+    pub is_quota_judged: bool,
     /// Inode numbers that it may use.
     pub ranges: InodeRanges,
     /// Its lease table and page are as new as its log.
@@ -176,6 +183,8 @@ impl Session {
         session.is_whole = is_whole;
         session.ranges = InodeRanges::load(&*session.page);
         session.judged = page::validated(&*session.page);
+        session.quota_era = session.control.quota_era();
+        session.is_quota_judged = false;
         session.account.granted = page::granted(&*session.page);
         // A commit that the page knows nothing of can't be; where it is so all the same (damage), nothing counts as used.
         session.account.used = used.unwrap_or_default();
@@ -205,6 +214,9 @@ impl Session {
             page,
             files: Arc::new(files),
             account: Account::default(),
+            quota_era: QuotaEra::default(),
+            outstanding: Outstanding::default(),
+            is_quota_judged: true,
             ranges: InodeRanges::default(),
             is_whole: true,
             judged: LogPosition(0),

@@ -66,7 +66,7 @@ fn open(shared: &Shared, identity: Identity) -> Result<Opened, Refused> {
     };
     // Making the files may take a while on a disk, so nobody waits for it.
     let log_bytes = shared.config.log_bytes_for(shared.arena.summary().size_bytes);
-    let session = Session::create(&shared.arena, id, identity, log_bytes)
+    let mut session = Session::create(&shared.arena, id, identity, log_bytes)
         .map_err(|error| Refused::Because(format!("no session can be made: {error}")))?;
     let mut state = shared.lock();
     tracing::info!(
@@ -76,6 +76,9 @@ fn open(shared: &Shared, identity: Identity) -> Result<Opened, Refused> {
         label = %session.identity.label,
         "session opened"
     );
+    if state.store.has_quota_limits() {
+        session.begin_quota_era(true);
+    }
     state.store.set_session(id, session.log.generation(), LogPosition(0));
     state.counters.sessions_opened += 1;
     let opened = welcome(shared, &state, &session);
@@ -168,6 +171,9 @@ pub fn end(shared: &Shared, ids: &[SessionId]) {
                 }
             }
             Err(damaged) => state.fence(id, &crate::validate::Offence::Log(damaged.to_string())),
+        }
+        if let Some(session) = state.sessions.get_mut(&id) {
+            session.outstanding.clear();
         }
         crate::grant::end_leases(&mut state, id);
         state.locking.end_session(id);

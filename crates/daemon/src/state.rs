@@ -172,6 +172,7 @@ impl State {
         let _ = session.log.fence_session();
         session.control.set_fenced();
         session.account.granted = session.account.used;
+        session.outstanding.clear();
         self.counters.sessions_fenced += 1;
         self.commit_wanted = true;
         self.leasing.drop_later(id);

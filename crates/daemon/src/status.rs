@@ -27,6 +27,8 @@ pub fn command(shared: &Shared, socket: impl AsFd, request: &Request) -> Result<
     }
     match request {
         Request::Fsck => fsck(shared).map(Reply::Fsck),
+        Request::SetQuota { key, limits } => crate::quota::set(shared, *key, *limits).map(|()| Reply::Done),
+        Request::Quotas => crate::quota::list(shared).map(Reply::Quotas),
         Request::Resize { bytes } => resize(shared, *bytes).map(|()| Reply::Done),
         Request::Shutdown => {
             let busy = shared.lock().sessions.values().any(|session| !session.is_ending);

@@ -35,6 +35,9 @@ pub enum Offence {
     /// The session had no credit left for it.
     #[error("a record uses space that was not granted")]
     NoCredit,
+    /// Somebody who is limited uses more by it than the session was granted.
+    #[error("its records use more than a quota granted it")]
+    NoQuota,
     /// The record depends on an update that was not made.
     #[error("a record depends on updates that nobody has seen")]
     ForgedDependency,
@@ -104,6 +107,10 @@ impl<L: Leases> Judge<'_, L> {
             }
             Update::Rename(rename) => self.rename(rename),
             Update::SetAttributes(set) => self.attributes(set),
+            Update::SetQuota { inode, .. } => {
+                self.leased(&[*inode])?;
+                self.require(*inode, self.credentials.is_privileged())
+            }
             Update::SetXattr { inode, name, value, mode, .. } => self.xattr(*inode, name, Some(value), *mode),
             Update::RemoveXattr { inode, name, mode, .. } => self.xattr(*inode, name, None, *mode),
             // These need no lease: they merge, free what nobody has open, or only say something.

@@ -5,9 +5,9 @@ mod common;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 
-use ashlar_types::{Errno, FileKind, InodeId, LogPosition, Timestamp};
+use ashlar_types::{Errno, FileKind, InodeId, LogPosition, QuotaAmount, QuotaKey, QuotaLimits, Timestamp};
 use ashlar_update::{Rename, SetAttributes, Update};
-use ashlar_wire::{Connection, Credit, Request, SessionKind};
+use ashlar_wire::{Connection, Credit, QuotaWant, Reply, Request, SessionKind};
 use common::{Client, NOW, Site, create, hello};
 
 #[test]
@@ -17,6 +17,7 @@ fn daemon_process() {
 }
 
 const NOBODY: u32 = 65534;
+const NOBODYS: QuotaKey = QuotaKey::User(NOBODY);
 
 /// What the tree looks like to an honest session: names, inodes and attributes of the root's entries, and the root's own.
 fn picture(socket: &std::path::Path) -> String {
@@ -232,6 +233,41 @@ fn an_ordinary_user_can_do_nothing_to_others_files() {
 }
 
 #[test]
+fn an_ordinary_user_uses_no_more_than_a_quota_granted() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can become another user");
+        return;
+    }
+    let mut site = Site::new(64 << 20);
+    let (file, outer, _) = furnish(&site);
+    let mut root = Client::open(&site.socket());
+    root.acquire(&[(outer, true)]).expect("granted");
+    let none =
+        SetAttributes { inode: outer, mode: None, uid: None, gid: None, accessed: None, modified: None, at: NOW };
+    root.append(&Update::SetAttributes(SetAttributes { mode: Some(0o777), ..none }));
+    root.digest().expect("digested");
+    let limits = QuotaLimits { blocks: Some(20), inodes: Some(20) };
+    let mut line = Connection::connect(&site.socket()).expect("connected");
+    let reply = line.call::<_, Reply>(&Request::SetQuota { key: NOBODYS, limits }, &[]).expect("answered").0;
+    assert!(matches!(reply, Reply::Done));
+    assert!(as_nobody(&site, "quota, honest", [file, outer]));
+    assert_eq!(site.check()["sessions_fenced"], 0);
+    for (done, story) in ["quota, blocks", "quota, inodes"].iter().enumerate() {
+        assert!(as_nobody(&site, story, [file, outer]), "{story}");
+        assert_eq!(site.check()["sessions_fenced"], done as u64 + 1, "{story}");
+    }
+    // Mounts are root's, and act for many: what they write is counted, whoever paid for it.
+    root.acquire(&[(outer, true)]).expect("granted");
+    let inode = root.inode();
+    let owned = ashlar_update::Create { uid: NOBODY, ..create(inode, outer, b"of nobody", FileKind::Regular) };
+    root.append(&Update::Create(owned));
+    root.append(&Update::Write { inode, offset: 0, at: NOW, strip: false, data: &[1; 30 * 4096] });
+    root.digest().expect("root's sessions are trusted");
+    assert!(!root.control.is_fenced());
+    site.check();
+}
+
+#[test]
 #[ignore = "this is a user's process, which another test starts"]
 fn hostile_user() {
     let Some(socket) = std::env::var_os("ASHLAR_TEST_SOCKET").map(PathBuf::from) else { return };
@@ -290,6 +326,28 @@ fn hostile_user() {
             release: false,
             at: NOW,
         })),
+        quota if quota.starts_with("quota") => {
+            let ask = |c: &mut Client, blocks, inodes| {
+                // It says that no limit holds it, and is not believed.
+                let want = QuotaWant { key: NOBODYS, amount: QuotaAmount { blocks, inodes }, exempt: true };
+                c.call(&Request::Quota(vec![want])).map(drop)
+            };
+            assert_eq!(ask(&mut c, 21, 0), Err(Errno::EDQUOT));
+            if quota != "quota, inodes" {
+                ask(&mut c, 0, 1).expect("granted");
+            }
+            if quota != "quota, blocks" {
+                ask(&mut c, 3, 0).expect("granted");
+            }
+            c.append(&Update::Create(create(new, directory, quota.as_bytes(), FileKind::Regular)));
+            let write = Update::Write { inode: new, offset: 0, at: NOW, strip: true, data: &[1; 3 * 4096] };
+            let appended = c.append(&write);
+            if quota == "quota, honest" {
+                c.digest().expect("what was granted may be used");
+                return;
+            }
+            appended
+        }
         "honest" => {
             c.append_unpaid(&Update::Accessed { inode: file, at: NOW }).expect("appended");
             c.digest().expect("an honest user is served");

@@ -253,6 +253,7 @@ mod tests {
                 modified: Timestamp { seconds: -1, nanoseconds: 5 },
                 changed: Timestamp::default(),
                 born: Timestamp { seconds: 9, nanoseconds: 1 },
+                quota: ashlar_types::QuotaId::NONE,
                 target: Vec::new(),
             },
         };

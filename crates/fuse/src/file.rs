@@ -1,7 +1,7 @@
 //! Open files: opening, reading, writing, space, and what ends with a handle.
 
-use ashlar_libfs::{Allocation, Change, LockKind, Seek, WriteAt};
-use ashlar_types::{Errno, InodeId, MODE_SETGID, MODE_SETUID};
+use ashlar_libfs::{Allocation, Change, LockKind, Seek, WriteAt, Written};
+use ashlar_types::{Credentials, Errno, InodeId, MODE_SETGID, MODE_SETUID};
 
 use crate::device::TRANSFER_BYTES;
 use crate::dispatch::{Answer, Call, Then};
@@ -18,6 +18,8 @@ use crate::reply::Check;
 const HANDLE_DIRECT: u64 = 1;
 /// WRITE: the kernel writes pages of a shared mapping back, for nobody in particular.
 const WRITE_CACHE: u32 = 1 << 0;
+/// A user and a group that are none.
+const NOBODY: u32 = u32::MAX;
 /// The most that one COPY_FILE_RANGE copies: callers go on from where it stopped, and can be killed in between.
 const COPY_BYTES_MAX: u64 = 64 << 20;
 
@@ -123,7 +125,9 @@ impl<F: FileSystem> Call<'_, F> {
         if !direct {
             self.server.fills.fill(inode);
         }
-        let offset = self.fs().write(inode, at, data, strip)?;
+        // Nobody can say who wrote into a mapping: it counts as an ordinary user's doing, whom quotas hold.
+        let who = if asked.write_flags & WRITE_CACHE == 0 { self.who() } else { Credentials::checked(NOBODY, NOBODY) };
+        let Written { offset, bytes } = self.fs().write(&who, inode, at, data, strip)?;
         // After a write the kernel asks for size and times again, but not for the mode; and where the write was asynchronous it
         // may have asked in between.
         if loses_set_id || has(asked.flags, libc::O_DIRECT) {
@@ -137,7 +141,8 @@ impl<F: FileSystem> Call<'_, F> {
         if direct && has(asked.flags, libc::O_DSYNC) {
             self.fs().sync()?;
         }
-        self.reply.structure(&WriteOut { size: asked.size, padding: 0 })?;
+        let size = u32::try_from(bytes).map_err(|_| Errno::EIO)?;
+        self.reply.structure(&WriteOut { size, padding: 0 })?;
         if direct && self.server.fills.must_drop(inode) {
             let reply = self.reply.seal(self.header.unique, Ok(()));
             self.server.invalidations.answer_without_pages(inode, reply);
@@ -180,7 +185,7 @@ impl<F: FileSystem> Call<'_, F> {
         let asked: FallocateIn = self.arguments.structure()?;
         let how = allocation(asked.mode).ok_or(Errno::EOPNOTSUPP)?;
         let strip = self.strips();
-        self.fs().allocate(self.inode(), how, asked.offset, asked.length, strip)?;
+        self.fs().allocate(&self.who(), self.inode(), how, asked.offset, asked.length, strip)?;
         Ok(Then::Send)
     }
 
@@ -211,7 +216,7 @@ impl<F: FileSystem> Call<'_, F> {
         let strip = self.strips();
         let length = asked.len.min(COPY_BYTES_MAX);
         let to = InodeId(asked.nodeid_out);
-        let copied = self.fs().copy_range(self.inode(), asked.off_in, to, asked.off_out, length, strip)?;
+        let copied = self.fs().copy_range(&self.who(), self.inode(), asked.off_in, to, asked.off_out, length, strip)?;
         if wide {
             self.reply.structure(&OffsetOut { offset: copied })?;
         } else {

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use ashlar_libfs::{
     Allocation, Change, Found, LibFs, Listed, LockKind, LockMode, Make, Outcome, RenameFlags, Seek, Space, WriteAt,
-    XattrFlags,
+    Written, XattrFlags,
 };
 use ashlar_types::{Credentials, InodeId};
 
@@ -37,12 +37,21 @@ pub trait FileSystem: Send + Sync + 'static {
     fn open(&self, inode: InodeId) -> Outcome<Found>;
     fn close(&self, inode: InodeId);
     fn read(&self, inode: InodeId, offset: u64, buffer: &mut [u8]) -> Outcome<usize>;
-    fn write(&self, inode: InodeId, at: WriteAt, data: &[u8], strip: bool) -> Outcome<u64>;
+    fn write(&self, who: &Credentials, inode: InodeId, at: WriteAt, data: &[u8], strip: bool) -> Outcome<Written>;
     fn sync(&self) -> Outcome<()>;
-    fn allocate(&self, inode: InodeId, how: Allocation, offset: u64, length: u64, strip: bool) -> Outcome<()>;
+    fn allocate(
+        &self,
+        who: &Credentials,
+        inode: InodeId,
+        how: Allocation,
+        offset: u64,
+        length: u64,
+        strip: bool,
+    ) -> Outcome<()>;
     fn seek(&self, inode: InodeId, what: Seek, offset: u64) -> Outcome<u64>;
     fn copy_range(
         &self,
+        who: &Credentials,
         from: InodeId,
         from_offset: u64,
         to: InodeId,
@@ -119,11 +128,11 @@ forward! {
     fn open(inode: InodeId) -> Outcome<Found>;
     fn close(inode: InodeId);
     fn read(inode: InodeId, offset: u64, buffer: &mut [u8]) -> Outcome<usize>;
-    fn write(inode: InodeId, at: WriteAt, data: &[u8], strip: bool) -> Outcome<u64>;
+    fn write(who: &Credentials, inode: InodeId, at: WriteAt, data: &[u8], strip: bool) -> Outcome<Written>;
     fn sync() -> Outcome<()>;
-    fn allocate(inode: InodeId, how: Allocation, offset: u64, length: u64, strip: bool) -> Outcome<()>;
+    fn allocate(who: &Credentials, inode: InodeId, how: Allocation, offset: u64, length: u64, strip: bool) -> Outcome<()>;
     fn seek(inode: InodeId, what: Seek, offset: u64) -> Outcome<u64>;
-    fn copy_range(from: InodeId, from_offset: u64, to: InodeId, to_offset: u64, length: u64, strip: bool) -> Outcome<u64>;
+    fn copy_range(who: &Credentials, from: InodeId, from_offset: u64, to: InodeId, to_offset: u64, length: u64, strip: bool) -> Outcome<u64>;
     fn list(directory: InodeId, after: u64, each: &mut dyn FnMut(Listed) -> bool) -> Outcome<()>;
     fn xattr(inode: InodeId, name: &[u8]) -> Outcome<Vec<u8>>;
     fn xattr_names(inode: InodeId) -> Outcome<Vec<Vec<u8>>>;

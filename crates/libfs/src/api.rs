@@ -99,6 +99,15 @@ pub enum WriteAt {
     End,
 }
 
+/// What a write has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// Where it began.
+    pub offset: u64,
+    /// How many bytes were written: fewer than asked for only where a quota has room for no more.
+    pub bytes: usize,
+}
+
 /// How to rename.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RenameFlags {

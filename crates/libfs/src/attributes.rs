@@ -2,10 +2,10 @@
 
 use ashlar_types::{
     Access, Credentials, Errno, FILE_SIZE_MAX, FileKind, Inode, InodeId, MODE_PERMISSIONS, MODE_SETGID, MODE_SETUID,
-    Timestamp, XATTR_NAME_MAX, XATTR_VALUE_MAX,
+    QuotaId, Timestamp, XATTR_NAME_MAX, XATTR_VALUE_MAX,
 };
 use ashlar_update::acl::Acl;
-use ashlar_update::{SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, permission};
+use ashlar_update::{SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_QUOTA, permission};
 
 use crate::LibFs;
 use crate::api::{Change, Found, Outcome, SetTime, XattrFlags};
@@ -53,7 +53,7 @@ impl LibFs {
     /// chmod, chown, truncate and utimens in one.
     ///
     /// # Errors
-    /// `EPERM`, `EACCES`, `EINVAL`, `EISDIR`, `EFBIG`, `ENOSPC`.
+    /// `EPERM`, `EACCES`, `EINVAL`, `EISDIR`, `EFBIG`, `ENOSPC`, `EDQUOT`.
     pub fn set_attributes(&self, who: &Credentials, id: InodeId, change: &Change) -> Outcome<Found> {
         let mut claim = Claim::write(id).with_xattrs();
         if change.size.is_some() {
@@ -72,6 +72,7 @@ impl LibFs {
             return self.attributes(id);
         }
         self.change(&[claim], |locked| {
+            locked.act_for(who);
             let set = self.attributes_to_set(locked.state(id)?, who, id, change)?;
             if set.uid.is_some() || set.gid.is_some() {
                 Self::drop_capabilities(locked, id)?;
@@ -89,6 +90,7 @@ impl LibFs {
         size: u64,
         strip: bool,
     ) -> Result<(), Stop> {
+        locked.act_for(who);
         let inode = locked.inode(id)?;
         match inode.kind {
             FileKind::Regular => {}
@@ -211,6 +213,10 @@ impl LibFs {
     /// `ENODATA` where there is none.
     pub fn xattr(&self, id: InodeId, name: &[u8]) -> Outcome<Vec<u8>> {
         let guard = self.view(Claim::read(id).with_xattrs())?;
+        if name == XATTR_QUOTA {
+            let quota = guard.inode.as_ref().map_or(QuotaId::NONE, |inode| inode.quota);
+            return if quota == QuotaId::NONE { Err(Errno::ENODATA) } else { Ok(quota.to_string().into_bytes()) };
+        }
         guard.xattrs.as_ref().and_then(|all| all.get(name)).cloned().ok_or(Errno::ENODATA)
     }
 
@@ -242,6 +248,9 @@ impl LibFs {
         }
         if value.len() > XATTR_VALUE_MAX {
             return Err(Errno::E2BIG);
+        }
+        if name == XATTR_QUOTA {
+            return self.set_quota(who, id, value);
         }
         self.change(&[Claim::write(id).with_xattrs()], |locked| {
             self.check_xattr_access(locked.state(id)?, who, name)?;
@@ -278,12 +287,28 @@ impl LibFs {
     /// # Errors
     /// `ENODATA` where there is none; `EPERM`, `EACCES`.
     pub fn remove_xattr(&self, who: &Credentials, id: InodeId, name: &[u8]) -> Outcome<()> {
+        if name == XATTR_QUOTA {
+            return self.set_quota(who, id, b"0");
+        }
         self.change(&[Claim::write(id).with_xattrs()], |locked| {
             self.check_xattr_access(locked.state(id)?, who, name)?;
             if !locked.state(id)?.xattrs.as_ref().is_some_and(|all| all.contains_key(name)) {
                 return Err(Errno::ENODATA.into());
             }
             locked.commit(&Update::RemoveXattr { inode: id, name, mode: None, at: Self::now() }).map(drop)
+        })
+    }
+
+    /// Has an inode count against the subtree whose number is written in decimal.
+    fn set_quota(&self, who: &Credentials, id: InodeId, value: &[u8]) -> Outcome<()> {
+        let number = std::str::from_utf8(value).ok().and_then(|text| text.trim_ascii().parse().ok());
+        let quota = QuotaId(number.ok_or(Errno::EINVAL)?);
+        self.change(&[Claim::write(id).with_xattrs()], |locked| {
+            self.check_xattr_access(locked.state(id)?, who, XATTR_QUOTA)?;
+            if locked.inode(id)?.quota == quota {
+                return Ok(());
+            }
+            locked.commit(&Update::SetQuota { inode: id, quota, at: Self::now() }).map(drop)
         })
     }
 

@@ -1,6 +1,7 @@
 //! Where the bytes of a file lie: pieces in the update log, in data segments, inline, or zeros.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use ashlar_types::{BLOCK_BYTES, BlockAddress, LogPosition, blocks_for};
@@ -92,6 +93,11 @@ impl Content {
     #[cfg(test)]
     fn block_count(&self) -> u64 {
         self.blocks.count()
+    }
+
+    /// How many blocks of a range are not taken up.
+    pub(crate) fn blocks_missing(&self, range: Range<u64>) -> u64 {
+        (range.end - range.start).saturating_sub(self.blocks.count_within(range.start, range.end))
     }
 
     /// Applies a change; returns the blocks that the file takes up afterwards.
@@ -299,6 +305,14 @@ mod tests {
                 DataChange::Allocate { how: Allocation::Insert, offset: o as u64, length: l as u64, size: model.size }
             }
         };
+        if let DataChange::Write { offset, length, .. } = change {
+            let range = offset / BLOCK_BYTES..blocks_for(offset + length);
+            let missing = content.blocks_missing(range.clone());
+            let before = content.block_count();
+            content.apply(&change);
+            assert_eq!(missing, content.block_count() - before);
+            return;
+        }
         content.apply(&change);
     }
 

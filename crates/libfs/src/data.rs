@@ -1,12 +1,12 @@
 //! Reading and writing files.
 
 use ashlar_pmem::Persistent;
-use ashlar_types::{BLOCK_BYTES, Errno, FILE_SIZE_MAX, FileKind, Inode, InodeId, LogPosition, Timestamp};
+use ashlar_types::{BLOCK_BYTES, Credentials, Errno, FILE_SIZE_MAX, FileKind, Inode, InodeId, LogPosition, Timestamp};
 use ashlar_update::{Allocation, Update};
 use ashlar_wire::{Reply, Request};
 
 use crate::LibFs;
-use crate::api::{Outcome, Seek, WriteAt};
+use crate::api::{Outcome, Seek, WriteAt, Written};
 use crate::content::{Content, Source};
 use crate::grants::{Claim, Stop};
 use crate::node::NodeState;
@@ -130,17 +130,19 @@ impl LibFs {
         }
     }
 
-    /// Writes all of `data`, and returns the offset at which they were written.
+    /// Writes `data`, and says where. Where a quota has no room for all of it, what there is room for is written.
     ///
     /// # Errors
     /// `EINVAL`, `EISDIR`, `EFBIG`, `ENOSPC`, `EDQUOT`.
-    pub fn write(&self, id: InodeId, at: WriteAt, data: &[u8], strip: bool) -> Outcome<u64> {
+    pub fn write(&self, who: &Credentials, id: InodeId, at: WriteAt, data: &[u8], strip: bool) -> Outcome<Written> {
         let mut start = None;
         let mut written = 0;
-        let most = RECORD_DATA_MAX.min(self.log.body_bytes_max().saturating_sub(WRITE_FIELDS_BYTES) as usize);
+        let mut most = RECORD_DATA_MAX.min(self.log.body_bytes_max().saturating_sub(WRITE_FIELDS_BYTES) as usize);
         loop {
             let part = &data[written..data.len().min(written + most)];
+            let mut tried = 0;
             let result = self.change(&[Claim::write(id).with_contents().with_xattrs()], |locked| {
+                locked.act_for(who);
                 let inode = locked.inode(id)?;
                 check_regular(inode)?;
                 let offset = match (start, at) {
@@ -148,6 +150,7 @@ impl LibFs {
                     (None, WriteAt::Offset(offset)) => offset,
                     (None, WriteAt::End) => inode.size,
                 };
+                tried = offset;
                 if offset.checked_add(part.len() as u64).is_none_or(|end| end > FILE_SIZE_MAX) {
                     return Err(Errno::EFBIG.into());
                 }
@@ -162,10 +165,18 @@ impl LibFs {
                     start.get_or_insert(offset);
                     written += part.len();
                 }
+                Err(Errno::EDQUOT) => match (shorter(tried, part.len()), start) {
+                    (Some(less), _) => {
+                        most = less;
+                        continue;
+                    }
+                    (None, Some(offset)) => return Ok(Written { offset, bytes: written }),
+                    (None, None) => return Err(Errno::EDQUOT),
+                },
                 Err(errno) => return Err(errno),
             }
             if written == data.len() {
-                return Ok(start.unwrap_or(0));
+                return Ok(Written { offset: start.unwrap_or(0), bytes: written });
             }
         }
     }
@@ -173,8 +184,16 @@ impl LibFs {
     /// Reserves, punches, zeroes, collapses or inserts a range.
     ///
     /// # Errors
-    /// `EINVAL`, `ENODEV`, `EISDIR`, `EFBIG`, `ENOSPC`.
-    pub fn allocate(&self, id: InodeId, how: Allocation, offset: u64, length: u64, strip: bool) -> Outcome<()> {
+    /// `EINVAL`, `ENODEV`, `EISDIR`, `EFBIG`, `ENOSPC`, `EDQUOT`.
+    pub fn allocate(
+        &self,
+        who: &Credentials,
+        id: InodeId,
+        how: Allocation,
+        offset: u64,
+        length: u64,
+        strip: bool,
+    ) -> Outcome<()> {
         let end = offset.checked_add(length).filter(|&end| end <= FILE_SIZE_MAX).ok_or(Errno::EFBIG)?;
         if length == 0 {
             return Err(Errno::EINVAL);
@@ -184,6 +203,7 @@ impl LibFs {
             return Err(Errno::EINVAL);
         }
         self.change(&[Claim::write(id).with_contents().with_xattrs()], |locked| {
+            locked.act_for(who);
             let inode = locked.inode(id)?;
             match inode.kind {
                 FileKind::Regular => {}
@@ -223,9 +243,11 @@ impl LibFs {
     /// Copies up to `length` bytes between files, or within one; returns how many. The ranges may not overlap in one file.
     ///
     /// # Errors
-    /// `EINVAL`, `EISDIR`, `EFBIG`, `ENOSPC`; after some bytes were copied, their number instead.
+    /// `EINVAL`, `EISDIR`, `EFBIG`, `ENOSPC`, `EDQUOT`; after some bytes were copied, their number instead.
+    #[allow(clippy::too_many_arguments, reason = "those of the call")]
     pub fn copy_range(
         &self,
+        who: &Credentials,
         from: InodeId,
         from_offset: u64,
         to: InodeId,
@@ -243,7 +265,8 @@ impl LibFs {
         while copied < length {
             let step = (length - copied).min(RECORD_DATA_MAX as u64) as usize;
             let done = self.read(from, from_offset + copied, &mut buffer[..step]).and_then(|count| {
-                self.write(to, WriteAt::Offset(to_offset + copied), &buffer[..count], strip).map(|_| count)
+                let written = self.write(who, to, WriteAt::Offset(to_offset + copied), &buffer[..count], strip)?;
+                Ok(written.bytes)
             });
             match done {
                 Ok(0) => break,
@@ -287,6 +310,13 @@ impl LibFs {
             _ => Err(Errno::EIO),
         }
     }
+}
+
+/// About half of a write that there was no room for, up to the end of a block; `None` where it is all in one block.
+fn shorter(offset: u64, length: usize) -> Option<usize> {
+    let middle = (offset + length as u64 / 2) / BLOCK_BYTES * BLOCK_BYTES;
+    let end = middle.max((offset / BLOCK_BYTES + 1) * BLOCK_BYTES);
+    (end < offset + length as u64).then_some((end - offset) as usize)
 }
 
 fn check_regular(inode: &Inode) -> Result<(), Stop> {

@@ -1,8 +1,8 @@
 //! Leases: asking for them, taking over the state that comes with them, and holding nodes still under them.
 
-use ashlar_types::{Errno, InodeId, LogPosition, Name, SealCount, SessionId, name_cookie};
+use ashlar_types::{Credentials, Errno, InodeId, LogPosition, Name, SealCount, SessionId, name_cookie};
 use ashlar_update::{Entry, Update};
-use ashlar_wire::{GrantReply, LeaseWord, Need, Reply, Request, ScopeKind, Want};
+use ashlar_wire::{GrantReply, LeaseWord, Need, QuotaWant, Reply, Request, ScopeKind, Want};
 use parking_lot::RawRwLock;
 use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
 
@@ -62,6 +62,8 @@ pub(crate) enum Stop {
     Full,
     /// Credit has run out.
     Credit(ashlar_update::Cost),
+    /// Somebody who is limited would use more than is granted yet.
+    Quota(Vec<QuotaWant>),
     /// What was looked up before is not so any more.
     Changed,
 }
@@ -80,9 +82,16 @@ pub(crate) struct Locked<'a> {
     pub(crate) fs: &'a LibFs,
     pub(crate) seal: SealCount,
     pub(crate) nodes: Vec<(InodeId, WriteGuard)>,
+    /// The super-user asks, whom the limits of owners and groups do not hold.
+    pub(crate) is_exempt: bool,
 }
 
 impl Locked<'_> {
+    /// Says for whom the operation is done.
+    pub(crate) fn act_for(&mut self, who: &Credentials) {
+        self.is_exempt = who.uid == 0;
+    }
+
     /// The state of a node that the operation has claimed.
     pub(crate) fn state(&self, id: InodeId) -> Result<&NodeState, Stop> {
         self.nodes.iter().find(|(found, _)| *found == id).map(|(_, guard)| &**guard).ok_or(Stop::Errno(Errno::EIO))
@@ -171,7 +180,7 @@ impl LibFs {
                 self.acquire(&wants)?;
                 continue;
             }
-            let mut locked = Locked { fs: self, seal, nodes };
+            let mut locked = Locked { fs: self, seal, nodes, is_exempt: false };
             match operation(&mut locked) {
                 Ok(result) => return Ok(result),
                 Err(stop) => {
@@ -208,6 +217,7 @@ impl LibFs {
             Stop::Sealed | Stop::Changed => Ok(()),
             Stop::Full => self.make_room(),
             Stop::Credit(cost) => self.ask_credit(cost),
+            Stop::Quota(wants) => self.ask_quota(wants),
         }
     }
 

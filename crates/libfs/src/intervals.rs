@@ -15,6 +15,13 @@ impl Intervals {
         self.count
     }
 
+    /// How many numbers of `start..end` are in the set.
+    pub(crate) fn count_within(&self, start: u64, end: u64) -> u64 {
+        let before = self.ranges.range(..start).next_back();
+        let overlap = |(&s, &e): (&u64, &u64)| e.min(end).saturating_sub(s.max(start));
+        before.map_or(0, overlap) + self.ranges.range(start..end.max(start)).map(overlap).sum::<u64>()
+    }
+
     /// Adds `start..end`.
     pub(crate) fn insert(&mut self, start: u64, end: u64) {
         if start >= end {

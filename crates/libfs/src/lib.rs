@@ -9,7 +9,8 @@
 //!   words; a revocation between that and the reservation makes the reservation fail, and the operation starts again.
 //! - What a read returns was true at one moment between call and return: it's copied, and then the lease word is looked at.
 //! - Nothing here exits, aborts or unwinds on purpose; a failure is an [`Errno`].
-//! - The call that asks for space gets the refusal: every record is paid for with credit before it is appended.
+//! - The call that asks for space gets the refusal: every record is paid for with credit, and from the purses of those whom quotas
+//!   limit, before it is appended.
 //!
 //! Non-goals: paths and descriptors (front ends have them), kernel caches (`ashlar-fuse`).
 //!
@@ -26,6 +27,7 @@ mod intervals;
 mod ledger;
 mod names;
 mod node;
+mod quota;
 mod record;
 mod segments;
 
@@ -41,15 +43,17 @@ use ashlar_wire::{CONTROL_BYTES, ControlPage, LEASE_TABLE_BYTES, LeaseTable, Rep
 use parking_lot::Mutex;
 
 pub use api::{
-    Change, ConnectError, Found, Listed, Make, Options, Outcome, RenameFlags, Seek, SetTime, Space, WriteAt, XattrFlags,
+    Change, ConnectError, Found, Listed, Make, Options, Outcome, RenameFlags, Seek, SetTime, Space, WriteAt, Written,
+    XattrFlags,
 };
-pub use ashlar_update::Allocation;
+pub use ashlar_update::{Allocation, XATTR_QUOTA};
 pub use ashlar_wire::{LockKind, LockMode};
 
 use calls::Calls;
 use handles::HeldLocks;
 use ledger::Ledger;
 use node::NodeTable;
+use quota::Purses;
 use segments::Segments;
 
 /// How often a mount forgets what was committed while nothing calls it, in milliseconds.
@@ -97,6 +101,7 @@ pub struct LibFs {
     leases: LeaseTable<Mapping>,
     nodes: NodeTable,
     ledger: Ledger,
+    purses: Purses,
     segments: Segments,
     held_locks: HeldLocks,
     /// The control page's handle table has one writer at a time.
@@ -152,6 +157,7 @@ impl LibFs {
             leases,
             nodes: NodeTable::new(),
             ledger: Ledger::default(),
+            purses: Purses::default(),
             segments: Segments::default(),
             held_locks: HeldLocks::default(),
             handles: Mutex::new(()),

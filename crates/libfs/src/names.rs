@@ -2,7 +2,7 @@
 
 use ashlar_types::{Access, Credentials, Errno, FileKind, Inode, InodeId, LINK_MAX, MODE_SETGID, Name, NameError};
 use ashlar_update::acl::Acl;
-use ashlar_update::{Create, Entry, Rename, Update, XATTR_ACL_DEFAULT, permission};
+use ashlar_update::{Create, Entry, Rename, Update, XATTR_ACL_DEFAULT, permission, quota_allows};
 use ashlar_wire::{Reply, Request};
 
 use crate::LibFs;
@@ -52,7 +52,7 @@ impl LibFs {
     /// mkdir, mknod, symlink, creat. What is made is not open.
     ///
     /// # Errors
-    /// `EEXIST`, `ENOENT` (a removed directory), `ENOTDIR`, `EACCES`, `ENAMETOOLONG`, `EMLINK`, `ENOSPC`, `EINVAL`.
+    /// `EEXIST`, `ENOENT` (a removed directory), `ENOTDIR`, `EACCES`, `ENAMETOOLONG`, `EMLINK`, `ENOSPC`, `EDQUOT`, `EINVAL`.
     pub fn make(&self, who: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found> {
         check_new_name(name, Errno::EEXIST)?;
         self.make_inode(who, directory, name, make, false)
@@ -117,6 +117,7 @@ impl LibFs {
         id: InodeId,
         open: bool,
     ) -> Result<Found, Stop> {
+        locked.act_for(who);
         let parent = locked.inode(directory)?;
         if !parent.is_directory() {
             return Err(Errno::ENOTDIR.into());
@@ -174,7 +175,7 @@ impl LibFs {
     ///
     /// # Errors
     /// `EEXIST`, `EPERM` (a directory), `EMLINK`, `ENOENT` (no link left and not made by `O_TMPFILE`), `ENOTDIR`, `EACCES`,
-    /// `ENOSPC`.
+    /// `ENOSPC`, `EXDEV` (another subtree's quota).
     pub fn link(&self, who: &Credentials, inode: InodeId, directory: InodeId, name: &[u8]) -> Outcome<Found> {
         check_new_name(name, Errno::EEXIST)?;
         self.check_access(who, directory, Access::WRITE | Access::EXECUTE)?;
@@ -192,8 +193,12 @@ impl LibFs {
                 }
                 // A kernel that has looked a name up may not know that another mount has removed it since.
                 let is_removed = found.links == 0 && !self.unnamed.lock().contains(&inode);
-                if is_removed || locked.inode(directory)?.links == 0 {
+                let into = locked.inode(directory)?;
+                if is_removed || into.links == 0 {
                     return Err(Errno::ENOENT.into());
+                }
+                if !quota_allows(inode, found, into) {
+                    return Err(Errno::EXDEV.into());
                 }
                 // The lease may have gone and come back without the entries: then the name is looked up again.
                 locked.expect_entry(directory, name, None).map_err(|_| Errno::ECANCELED)?;
@@ -267,7 +272,8 @@ impl LibFs {
     /// Moves a name, or exchanges two.
     ///
     /// # Errors
-    /// `ENOENT`, `EEXIST`, `ENOTDIR`, `EISDIR`, `ENOTEMPTY`, `EINVAL` (a directory into itself), `EBUSY`, `EACCES`, `EPERM`, `EMLINK`.
+    /// `ENOENT`, `EEXIST`, `ENOTDIR`, `EISDIR`, `ENOTEMPTY`, `EINVAL` (a directory into itself), `EBUSY`, `EACCES`, `EPERM`, `EMLINK`,
+    /// `EXDEV` (another subtree's quota).
     pub fn rename(
         &self,
         who: &Credentials,
@@ -361,6 +367,7 @@ impl LibFs {
         if permission::is_stuck(locked.inode(parent)?, locked.inode(source.inode)?, who) {
             return Err(Errno::EPERM.into());
         }
+        check_quotas(locked, plan)?;
         // A directory that moves gets a new "..": that is a write to it.
         let needs_write = |locked: &Locked<'_>, entry: Entry| -> Result<bool, Stop> {
             let crosses = parent != new_parent && entry.kind == FileKind::Directory;
@@ -489,6 +496,21 @@ struct Move<'a> {
     source: Entry,
     target: Option<Entry>,
     exchange: bool,
+}
+
+/// What counts against one subtree's quota can't move to where another's counts: who moves it makes a copy, which is counted there.
+fn check_quotas(locked: &Locked<'_>, plan: &Move<'_>) -> Result<(), Stop> {
+    if plan.parent == plan.new_parent {
+        return Ok(());
+    }
+    let (from, into) = (locked.inode(plan.parent)?, locked.inode(plan.new_parent)?);
+    let comes_back = plan.target.filter(|_| plan.exchange).map(|target| (target, from));
+    for (entry, directory) in std::iter::once((plan.source, into)).chain(comes_back) {
+        if !quota_allows(entry.inode, locked.inode(entry.inode)?, directory) {
+            return Err(Errno::EXDEV.into());
+        }
+    }
+    Ok(())
 }
 
 /// What a new inode takes from its directory.

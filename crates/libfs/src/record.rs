@@ -22,9 +22,16 @@ impl Locked<'_> {
     /// operation cannot fail but for want of room, credit or leases, and then nothing has happened.
     pub(crate) fn commit(&mut self, update: &Update<'_>) -> Result<Applied, Stop> {
         let fs = self.fs;
+        // The log's seal was looked at before: an era that begins from here on stops the record at the log.
+        let era = fs.control.quota_era();
+        let wants = if era.has_limits() { self.quota_wants(update)? } else { Vec::new() };
+        if !fs.purses.pay(era, &wants) {
+            return Err(Stop::Quota(wants));
+        }
         let cost = update.cost();
         let credit = Credit { blocks: cost.blocks, metadata_bytes: cost.metadata_bytes };
         if !fs.control.take_credit(credit) {
+            fs.purses.give_back(era, &wants);
             return Err(Stop::Credit(cost));
         }
         let encoded = update.encode();
@@ -34,6 +41,7 @@ impl Locked<'_> {
             Err(error) => {
                 fs.ledger.finish(ticket, None, std::iter::empty());
                 fs.control.give_credit(credit);
+                fs.purses.give_back(era, &wants);
                 return Err(match error {
                     AppendError::Sealed => Stop::Sealed,
                     AppendError::Full { .. } => Stop::Full,

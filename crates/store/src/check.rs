@@ -3,10 +3,10 @@
 //! A checker has a view of the last committed state of its own, so it runs beside a store in use. While it lives, freed blocks
 //! are not given out again, so that the blocks of its view keep their content.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
-use ashlar_types::{BlockAddress, FileKind, Inode, InodeId, Name, name_cookie};
+use ashlar_types::{BlockAddress, FileKind, Inode, InodeId, Name, QuotaAmount, QuotaKey, name_cookie};
 use ashlar_update::Entry;
 
 use crate::allocator::{PIECE_BLOCKS, PIECE_BYTES};
@@ -81,6 +81,8 @@ struct Scan<'a> {
     /// Per segment, what the bitmap rows say.
     marked: BTreeMap<u32, Vec<u64>>,
     reserved: u64,
+    /// What the quota rows say is used.
+    quotas: BTreeMap<QuotaKey, QuotaAmount>,
     progress: Progress,
     tell: &'a mut dyn FnMut(Progress),
 }
@@ -113,6 +115,7 @@ impl Checker {
             used: empty.clone(),
             marked: empty,
             reserved: 0,
+            quotas: BTreeMap::new(),
             progress: Progress { done: 0, total },
             tell,
         };
@@ -125,6 +128,7 @@ impl Checker {
         scan.check_inodes();
         scan.check_reachable();
         scan.check_space()?;
+        scan.check_quotas();
         (scan.tell)(Progress { done: scan.progress.total, ..scan.progress });
         Ok(scan)
     }
@@ -189,7 +193,10 @@ impl Scan<'_> {
                 }
             }
             (kind::SUPERBLOCK | kind::COUNTERS, _) if key.len() == 1 => {}
-            (kind::QUOTA, Some(_)) => {}
+            (kind::QUOTA, _) => match rows::decode_quota(key, value) {
+                Some((key, used, _)) => drop(self.quotas.insert(key, used)),
+                None => self.damaged(key),
+            },
             (kind::INODE | kind::INLINE | kind::XATTR | kind::ORPHAN | kind::BITMAP, _) => self.damaged(key),
             _ => self.report.add(Problem::UnknownRow { key: printable(key) }),
         }
@@ -389,6 +396,27 @@ impl Scan<'_> {
         }
         for problem in found {
             self.report.add(problem);
+        }
+    }
+
+    /// Compares what is said to be used with what the inodes count.
+    fn check_quotas(&mut self) {
+        let mut counted = BTreeMap::<QuotaKey, QuotaAmount>::new();
+        for facts in self.inodes.values() {
+            for key in facts.inode.quota_keys() {
+                let used = counted.entry(key).or_default();
+                used.blocks += facts.blocks + u64::from(facts.has_inline && facts.blocks == 0);
+                used.inodes += 1;
+            }
+        }
+        let told = std::mem::take(&mut self.quotas);
+        let keys: BTreeSet<QuotaKey> = told.keys().chain(counted.keys()).copied().collect();
+        for key in keys {
+            let of = |amounts: &BTreeMap<QuotaKey, QuotaAmount>| amounts.get(&key).copied().unwrap_or_default();
+            let (found, expected) = (of(&told), of(&counted));
+            if found != expected {
+                self.report.add(Problem::WrongQuota { key, found, expected });
+            }
         }
     }
 

@@ -21,7 +21,7 @@ use crate::{Store, StoreError};
 #[derive(Debug)]
 pub(crate) struct Frozen {
     pub(crate) batch: Batch,
-    /// Bitmap and session rows.
+    /// Bitmap, quota and session rows.
     rows: Vec<([u8; 9], Option<Vec<u8>>)>,
     positions: Vec<(SessionId, LogPosition)>,
     counters: Counters,
@@ -62,6 +62,7 @@ impl Store {
             || !self.active.is_empty()
             || !self.changed_sessions.is_empty()
             || self.allocator.is_changed()
+            || self.quotas.is_changed()
     }
 
     /// Bytes of metadata that wait for the next commit, for deciding when to begin it.
@@ -98,6 +99,7 @@ impl Store {
             }
         }
         let mut rows = blocks.rows;
+        rows.extend(self.quotas.freeze());
         let mut positions = Vec::new();
         for (session, stays) in std::mem::take(&mut self.changed_sessions) {
             let state = self.sessions.get(&session).filter(|_| stays);

@@ -19,6 +19,7 @@
 //! * A session's committed position changes in the transaction that commits what its log up to there says.
 //! * A commit that fails loses nothing; the same batch is tried again.
 //! * A damaged block that is partly overwritten stays detectably damaged.
+//! * What an owner, a group or a subtree uses is what its inodes count, as applied and as committed.
 //! * An update that fails leaves the state as it was, or poisons the store until it is opened again.
 //!
 //! Not here: leases, permissions, logs, clocks, and threads: the daemon runs the jobs.
@@ -39,6 +40,7 @@ mod error;
 mod memory;
 mod model;
 mod problem;
+mod quotas;
 mod read;
 mod repair;
 mod rows;
@@ -53,6 +55,7 @@ pub use error::StoreError;
 pub use memory::MemoryStore;
 pub use model::{Committed, Contents, Extent, SessionState, Space, Xattrs};
 pub use problem::{Counts, PROBLEMS_MAX, Problem, Progress, Report};
+pub use quotas::Move;
 pub use store::Store;
 
 /// Bytes of the largest file that is kept in a row instead of blocks.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ashlar_types::{BLOCK_BYTES, Inode, InodeId, blocks_for};
+use ashlar_types::{BLOCK_BYTES, Inode, InodeId, QuotaAmount, QuotaKey, blocks_for};
 use ashlar_update::{Allocation, Applied, Entry, Invalid, Tree, Update};
 
 use crate::model::Xattrs;
@@ -82,6 +82,20 @@ impl MemoryStore {
             *byte = block.and_then(Option::as_ref).map_or(0, |content| content[(at % BLOCK_BYTES) as usize]);
         }
         length
+    }
+
+    /// What everybody uses, counted afresh.
+    #[must_use]
+    pub fn quotas(&self) -> BTreeMap<QuotaKey, QuotaAmount> {
+        let mut quotas = BTreeMap::<QuotaKey, QuotaAmount>::new();
+        for inode in self.inodes.values() {
+            for key in inode.quota_keys() {
+                let used = quotas.entry(key).or_default();
+                used.blocks += inode.blocks;
+                used.inodes += 1;
+            }
+        }
+        quotas
     }
 
     fn count(&self, inode: InodeId) -> u64 {

@@ -1,6 +1,6 @@
 //! What a check may find.
 
-use ashlar_types::{BlockAddress, InodeId};
+use ashlar_types::{BlockAddress, InodeId, QuotaAmount, QuotaKey};
 use thiserror::Error;
 
 /// The most problems that a report lists; the rest is counted.
@@ -73,6 +73,9 @@ pub enum Problem {
     /// A wrong count of reserved blocks.
     #[error("{found} blocks are counted as reserved, but {expected} are")]
     WrongReserved { found: u64, expected: u64 },
+    /// What an owner, a group or a subtree is said to use is not what its inodes count.
+    #[error("{key} is said to use {} blocks and {} inodes, but uses {} and {}", found.blocks, found.inodes, expected.blocks, expected.inodes)]
+    WrongQuota { key: QuotaKey, found: QuotaAmount, expected: QuotaAmount },
     /// Inode numbers that might be given out a second time.
     #[error("the next inode number is {found}, but number {used} is in use")]
     WrongNextInode { found: u64, used: u64 },

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use ashlar_types::{FileKind, Inode, InodeId, name_cookie};
+use ashlar_types::{FileKind, Inode, InodeId, QuotaAmount, name_cookie};
 use ashlar_update::Entry;
 
 use crate::allocator::{Allocator, PIECE_BLOCKS};
@@ -115,6 +115,15 @@ impl Remedy<'_> {
             Problem::WrongReserved { expected, .. } => {
                 let counters = self.counters()?;
                 self.put_counters(Counters { reserved_blocks: *expected, ..counters })
+            }
+            Problem::WrongQuota { key, expected, .. } => {
+                let row = rows::quota_row_key(*key);
+                let said = self.writer.get(&row)?.and_then(|value| rows::decode_quota(&row, value));
+                let limits = said.map_or_else(Default::default, |(_, _, limits)| limits);
+                if *expected == QuotaAmount::default() && limits.is_none() {
+                    return self.writer.delete(&row);
+                }
+                self.writer.put(&row, &rows::encode_quota(*expected, limits))
             }
             Problem::WrongNextInode { used, .. } => {
                 let counters = self.counters()?;
@@ -226,7 +235,7 @@ mod tests {
     use std::sync::Arc;
 
     use ashlar_pmem::{Arena, ArenaOptions};
-    use ashlar_types::{BlockAddress, LogPosition, Timestamp};
+    use ashlar_types::{BlockAddress, LogPosition, QuotaKey, QuotaLimits, Timestamp};
     use ashlar_update::{Create, Update};
 
     use super::*;
@@ -459,6 +468,28 @@ mod tests {
     }
 
     #[test]
+    fn what_owners_and_groups_use_is_counted_anew_and_limits_stay() {
+        let limits = QuotaLimits { blocks: Some(100), inodes: None };
+        let store = damage(
+            |rows| {
+                let wrong = rows::encode_quota(QuotaAmount { blocks: 9, inodes: 9 }, limits);
+                rows.writer.put(&rows::quota_row_key(QuotaKey::User(0)), &wrong).unwrap();
+                rows.writer.put(&rows::quota_row_key(QuotaKey::User(5)), &wrong).unwrap();
+                rows.writer.delete(&rows::quota_row_key(QuotaKey::Group(0))).unwrap();
+                rows.writer.put(&rows::key1(kind::QUOTA, 77), b"?").unwrap();
+            },
+            |found| {
+                let wrong = |p: &&Problem| matches!(p, Problem::WrongQuota { .. });
+                found.len() == 4 && found.iter().filter(wrong).count() == 3
+            },
+        );
+        let used = QuotaAmount { blocks: 4, inodes: 5 };
+        assert_eq!(store.quota(QuotaKey::User(0)), (used, limits));
+        assert_eq!(store.quota(QuotaKey::User(5)), (QuotaAmount::default(), limits));
+        assert_eq!(store.quota(QuotaKey::Group(0)), (used, QuotaLimits::default()));
+    }
+
+    #[test]
     fn a_lost_root_and_lost_counters_are_made_anew() {
         let mut store = damage(
             |rows| rows.writer.delete(&rows::key1(kind::INODE, InodeId::ROOT.0)).unwrap(),
@@ -485,7 +516,8 @@ mod tests {
         let mut store = Store::open(arena).unwrap();
         let is_shared = |p: &&Problem| matches!(p, Problem::SharedBlock { inode: FILE, block: 640 | 641, .. });
         let found = store.check(&mut |_| {}).unwrap().problems;
-        assert_eq!((found.len(), found.iter().filter(is_shared).count()), (3, 2), "{found:#?}");
+        // The file's count is wrong with it, and so is what its owner and its group use.
+        assert_eq!((found.len(), found.iter().filter(is_shared).count()), (5, 2), "{found:#?}");
         let left = store.repair().unwrap().problems;
         assert_eq!((left.len(), left.iter().filter(is_shared).count()), (2, 2), "{left:#?}");
     }

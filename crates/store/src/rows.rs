@@ -1,15 +1,18 @@
 //! The rows of the metadata database: one byte that says what a row is, then big-endian numbers, so that rows sort by them;
 //! values are little-endian. `docs/format-store.md` has the diagrams.
 
-use ashlar_types::{FileKind, Inode, InodeId, LogGeneration, LogPosition, MODE_PERMISSIONS, SessionId, Timestamp};
+use ashlar_types::{
+    FileKind, Inode, InodeId, LogGeneration, LogPosition, MODE_PERMISSIONS, QuotaAmount, QuotaId, QuotaKey,
+    QuotaLimits, SessionId, Timestamp,
+};
 use ashlar_update::Entry;
 
 /// The version of this format, in the superblock row.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 /// The superblock row's first bytes.
 pub const MAGIC: [u8; 8] = *b"ASHLARST";
 /// The version of inode rows.
-const INODE_VERSION: u8 = 1;
+const INODE_VERSION: u8 = 2;
 
 /// The kinds of rows, by the first byte of their keys.
 pub mod kind {
@@ -29,7 +32,7 @@ pub mod kind {
     pub const COUNTERS: u8 = b'N';
     /// An orphan.
     pub const ORPHAN: u8 = b'O';
-    /// Kept for quotas.
+    /// What an owner, a group or a subtree uses and may use.
     pub const QUOTA: u8 = b'Q';
     /// A session.
     pub const SESSION: u8 = b'S';
@@ -38,7 +41,7 @@ pub mod kind {
 }
 
 /// Bytes of an inode row before a symbolic link's target.
-pub const INODE_BYTES: usize = 104;
+pub const INODE_BYTES: usize = 112;
 /// Bytes of an entry row.
 pub const ENTRY_BYTES: usize = 9;
 /// Bytes of an entry's key before the name.
@@ -47,15 +50,18 @@ pub const ENTRY_KEY_BYTES: usize = 17;
 pub const SESSION_BYTES: usize = 12;
 /// Bytes of the counters row.
 pub const COUNTERS_BYTES: usize = 24;
+/// Bytes of a quota row.
+pub const QUOTA_BYTES: usize = 32;
 /// Bytes of the superblock row.
 pub const SUPERBLOCK_BYTES: usize = 36;
 
 const _: () = {
-    // kind, version, mode, uid, gid, links, device, size, blocks, entries, parent, four times.
-    assert!(INODE_BYTES == 1 + 1 + 2 + 3 * 4 + 5 * 8 + 4 * 12);
+    // kind, version, mode, uid, gid, links, device, size, blocks, entries, parent, four times, quota.
+    assert!(INODE_BYTES == 1 + 1 + 2 + 3 * 4 + 5 * 8 + 4 * 12 + 8);
     assert!(ENTRY_BYTES == 8 + 1);
     assert!(SESSION_BYTES == 4 + 8);
     assert!(COUNTERS_BYTES == 3 * 8);
+    assert!(QUOTA_BYTES == 4 * 8);
     assert!(SUPERBLOCK_BYTES == 8 + 4 + 8 + 16);
     // LMDB takes keys of at most 511 bytes.
     assert!(ENTRY_KEY_BYTES + ashlar_types::NAME_MAX <= 511 && 9 + ashlar_types::XATTR_NAME_MAX <= 511);
@@ -159,6 +165,7 @@ pub fn encode_inode(inode: &Inode, out: &mut Vec<u8>) {
         out.extend_from_slice(&time.seconds.to_le_bytes());
         out.extend_from_slice(&time.nanoseconds.to_le_bytes());
     }
+    out.extend_from_slice(&inode.quota.0.to_le_bytes());
     out.extend_from_slice(&inode.target);
 }
 
@@ -176,6 +183,7 @@ pub fn decode_inode(value: &[u8]) -> Option<Inode> {
     let (entries, parent) = (fields.u64()?, InodeId(fields.u64()?));
     let (accessed, modified) = (fields.time()?, fields.time()?);
     let (changed, born) = (fields.time()?, fields.time()?);
+    let quota = QuotaId(fields.u64()?);
     let target = fields.0.to_vec();
     if mode & !MODE_PERMISSIONS != 0 || target.is_empty() == (kind == FileKind::Symlink) {
         return None;
@@ -195,6 +203,7 @@ pub fn decode_inode(value: &[u8]) -> Option<Inode> {
         modified,
         changed,
         born,
+        quota,
         target,
     })
 }
@@ -242,6 +251,54 @@ pub fn decode_counters(value: &[u8]) -> Option<Counters> {
     let mut fields = Fields(value);
     let counters = Counters { next_inode: fields.u64()?, next_session: fields.u64()?, reserved_blocks: fields.u64()? };
     fields.0.is_empty().then_some(counters)
+}
+
+/// Bits of a quota's number below its kind. Inode numbers never come so far.
+const QUOTA_KIND_SHIFT: u32 = 56;
+
+/// The number of an owner, a group or a subtree among all of them: its kind in the highest byte.
+pub const fn quota_number(key: QuotaKey) -> u64 {
+    match key {
+        QuotaKey::User(uid) => 1 << QUOTA_KIND_SHIFT | uid as u64,
+        QuotaKey::Group(gid) => 2 << QUOTA_KIND_SHIFT | gid as u64,
+        QuotaKey::Subtree(id) => 3 << QUOTA_KIND_SHIFT | id.0 & ((1 << QUOTA_KIND_SHIFT) - 1),
+    }
+}
+
+/// Whose number it is.
+pub fn quota_key_of(number: u64) -> Option<QuotaKey> {
+    let id = number & ((1 << QUOTA_KIND_SHIFT) - 1);
+    match number >> QUOTA_KIND_SHIFT {
+        1 => u32::try_from(id).ok().map(QuotaKey::User),
+        2 => u32::try_from(id).ok().map(QuotaKey::Group),
+        3 => Some(QuotaKey::Subtree(QuotaId(id))).filter(|_| id != 0),
+        _ => None,
+    }
+}
+
+/// The key of a quota's row.
+pub fn quota_row_key(key: QuotaKey) -> [u8; 9] {
+    key1(kind::QUOTA, quota_number(key))
+}
+
+/// Stands for a limit that there is not.
+const UNLIMITED: u64 = u64::MAX;
+
+/// A quota row's value: blocks and inodes used, and the limits of both.
+pub fn encode_quota(used: QuotaAmount, limits: QuotaLimits) -> Vec<u8> {
+    let limit = |limit: Option<u64>| limit.unwrap_or(UNLIMITED);
+    let fields = [used.blocks, used.inodes, limit(limits.blocks), limit(limits.inodes)];
+    fields.iter().flat_map(|n| n.to_le_bytes()).collect()
+}
+
+/// Reads a quota row.
+pub fn decode_quota(key: &[u8], value: &[u8]) -> Option<(QuotaKey, QuotaAmount, QuotaLimits)> {
+    let (number, rest) = split_key1(key)?;
+    let mut fields = Fields(value);
+    let used = QuotaAmount { blocks: fields.u64()?, inodes: fields.u64()? };
+    let mut limit = || Some(Some(fields.u64()?).filter(|&limit| limit != UNLIMITED));
+    let limits = QuotaLimits { blocks: limit()?, inodes: limit()? };
+    (rest.is_empty() && fields.0.is_empty()).then_some((quota_key_of(number)?, used, limits))
 }
 
 /// The superblock row's value.
@@ -303,6 +360,7 @@ mod tests {
             modified: time(10),
             changed: time(11),
             born: time(12),
+            quota: QuotaId(13),
             target: target.to_vec(),
         }
     }
@@ -337,6 +395,15 @@ mod tests {
         let session = (SessionId(5), LogGeneration(2), LogPosition(3));
         let key = key1(kind::SESSION, 5);
         assert_eq!(decode_session(&key, &encode_session(session.1, session.2)), Some(session));
+        let used = QuotaAmount { blocks: 7, inodes: 8 };
+        for key in [QuotaKey::User(u32::MAX), QuotaKey::Group(0), QuotaKey::Subtree(QuotaId(1))] {
+            for limits in [QuotaLimits::default(), QuotaLimits { blocks: Some(0), inodes: Some(5) }] {
+                let (row, value) = (quota_row_key(key), encode_quota(used, limits));
+                assert_eq!(value.len(), QUOTA_BYTES);
+                assert_eq!(decode_quota(&row, &value), Some((key, used, limits)));
+                assert_eq!(decode_quota(&row[..8], &value), None);
+            }
+        }
         let counters = Counters { next_inode: 1, next_session: 2, reserved_blocks: 3 };
         assert_eq!(encode_counters(counters).len(), COUNTERS_BYTES);
         assert_eq!(decode_counters(&encode_counters(counters)), Some(counters));

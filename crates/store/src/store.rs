@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use ashlar_pmem::{Arena, SegmentInfo};
 use ashlar_types::{
-    BlockAddress, FileKind, Inode, InodeId, LogGeneration, LogPosition, Name, SessionId, Timestamp, name_cookie,
+    BlockAddress, FileKind, Inode, InodeId, LogGeneration, LogPosition, Name, QuotaAmount, QuotaId, QuotaKey,
+    QuotaLimits, SessionId, Timestamp, name_cookie,
 };
 use ashlar_update::Entry;
 
@@ -17,6 +18,7 @@ use crate::chunk::Chunk;
 use crate::commit::Frozen;
 use crate::database::{Database, Snapshot};
 use crate::model::{SessionState, Space, Xattrs};
+use crate::quotas::{self, Holding, Move, Quotas};
 use crate::rows::{self, Counters, EntryKey, Superblock, kind};
 use crate::segment::Segment;
 
@@ -48,6 +50,10 @@ pub struct Store {
     pub(crate) counters: Counters,
     /// What the counters row says: numbers below are set aside.
     pub(crate) stored: Counters,
+    /// Who uses how much, as applied.
+    pub(crate) quotas: Quotas,
+    /// What the inodes that the update being applied has looked at count, so that none is looked up again when it changes.
+    pub(crate) holdings: std::cell::RefCell<Vec<(InodeId, Option<Holding>)>>,
     /// Cloned by each checker, which needs freed blocks to stay as they are.
     pub(crate) hold: Arc<()>,
     pub(crate) poisoned: bool,
@@ -83,11 +89,14 @@ impl Store {
             .map_err(|error| StoreError::Io { what: "no random numbers", source: error.into() })?;
         let superblock = Superblock { version: rows::FORMAT_VERSION, arena: arena.summary().id, hash_key };
         let counters = Counters { next_inode: InodeId::FIRST_FREE.0, next_session: 1, reserved_blocks: 0 };
-        let mut writer = database.write(3, 512)?;
+        let mut writer = database.write(5, 1024)?;
         writer.put(&[kind::SUPERBLOCK], &rows::encode_superblock(superblock))?;
         writer.put(&[kind::COUNTERS], &rows::encode_counters(counters))?;
         rows::encode_inode(&root_directory(), &mut writer.value);
         writer.put_inode(&rows::key1(kind::INODE, InodeId::ROOT.0))?;
+        for (key, value) in quotas::rows_of_new(&root_directory()) {
+            writer.put(&key, &value)?;
+        }
         writer.commit()
     }
 
@@ -130,6 +139,8 @@ impl Store {
             changed_sessions: BTreeMap::new(),
             counters: stored,
             stored,
+            quotas: Quotas::default(),
+            holdings: std::cell::RefCell::default(),
             hold: Arc::new(()),
             poisoned: false,
             damaged: false,
@@ -172,7 +183,46 @@ impl Store {
                 None => self.damaged = true,
             }
         }
+        self.quotas = Quotas::default();
+        for row in self.snapshot.prefix(&[kind::QUOTA])? {
+            let (key, value) = row?;
+            match rows::decode_quota(key, value) {
+                Some((key, used, limits)) => self.quotas.load(key, used, limits),
+                None => self.damaged = true,
+            }
+        }
         Ok(())
+    }
+
+    // ---- quotas
+
+    /// What an owner, a group or a subtree uses, as applied, and may use.
+    #[must_use]
+    pub fn quota(&self, key: QuotaKey) -> (QuotaAmount, QuotaLimits) {
+        self.quotas.account(key)
+    }
+
+    /// Everybody who uses something or is limited, with what is used and what may be.
+    #[must_use]
+    pub fn quotas(&self) -> Vec<(QuotaKey, QuotaAmount, QuotaLimits)> {
+        self.quotas.all()
+    }
+
+    /// Whether anybody is limited.
+    #[must_use]
+    pub fn has_quota_limits(&self) -> bool {
+        self.quotas.has_limits()
+    }
+
+    /// Sets limits, or takes them away. Nothing is refused for them here: whoever grants credit does that. They are durable with
+    /// the next commit.
+    pub fn set_quota_limits(&mut self, key: QuotaKey, limits: QuotaLimits) {
+        self.quotas.set_limits(key, limits);
+    }
+
+    /// How the use of those who are limited has moved since this was called last.
+    pub fn take_quota_moves(&mut self) -> Vec<Move> {
+        self.quotas.take_moves()
     }
 
     // ---- sessions
@@ -583,6 +633,7 @@ pub(crate) fn root_directory() -> Inode {
         modified: epoch,
         changed: epoch,
         born: epoch,
+        quota: QuotaId::NONE,
         target: Vec::new(),
     }
 }

@@ -4,6 +4,7 @@ use ashlar_types::{Inode, InodeId, LogPosition, SessionId};
 use ashlar_update::{Allocation, Applied, Entry, Tree, Update};
 
 use crate::allocator::Freer;
+use crate::quotas::Holding;
 use crate::rows::{self, kind};
 use crate::{Store, StoreError};
 
@@ -36,6 +37,7 @@ impl Store {
         }
         self.freer = Freer { session, end };
         self.touched = false;
+        self.holdings.get_mut().clear();
         let result = ashlar_update::apply(&mut Applying { store: self, may_free }, update);
         match &result {
             Ok(_) => self.advance(session, end),
@@ -49,14 +51,32 @@ impl Store {
     }
 }
 
+impl Store {
+    /// Has an inode count otherwise than before; `None`: it is removed. Updates look at an inode before they change it, so what it
+    /// counted is known already.
+    fn shift_quotas(&mut self, id: InodeId, after: Option<Holding>) -> Result<(), StoreError> {
+        let known = self.holdings.get_mut().iter().rposition(|(seen, _)| *seen == id);
+        let before = match known {
+            Some(index) => self.holdings.get_mut()[index].1,
+            None => self.inode(id)?.as_ref().map(Holding::of),
+        };
+        self.quotas.shift(before, after);
+        self.holdings.get_mut().push((id, after));
+        Ok(())
+    }
+}
+
 impl Tree for Applying<'_> {
     type Error = StoreError;
 
     fn inode(&self, inode: InodeId) -> Result<Option<Inode>, StoreError> {
-        self.store.inode(inode)
+        let found = self.store.inode(inode)?;
+        self.store.holdings.borrow_mut().push((inode, found.as_ref().map(Holding::of)));
+        Ok(found)
     }
 
     fn put_inode(&mut self, inode: InodeId, value: &Inode) -> Result<(), StoreError> {
+        self.store.shift_quotas(inode, Some(Holding::of(value)))?;
         self.store.touched = true;
         let absent = self.store.absent_inode.get() == Some(inode);
         self.store.active.put_inode(inode, value.clone(), absent);
@@ -64,6 +84,8 @@ impl Tree for Applying<'_> {
     }
 
     fn remove_inode(&mut self, inode: InodeId) -> Result<(), StoreError> {
+        self.store.shift_quotas(inode, None)?;
+        self.store.quotas.forget_top(inode);
         self.store.touched = true;
         self.store.remove_contents(inode)?;
         for (name, _) in self.store.xattrs(inode)? {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ashlar_pmem::{Arena, ArenaOptions};
 use ashlar_store::{CommitDone, Contents, MemoryStore, Store, StoreError};
-use ashlar_types::{FileKind, InodeId, LogGeneration, LogPosition, SessionId, Timestamp};
+use ashlar_types::{FileKind, InodeId, LogGeneration, LogPosition, QuotaId, SessionId, Timestamp};
 use ashlar_update::{Allocation, Create, Rename, SetAttributes, Update};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -118,7 +118,7 @@ impl Twins {
         let may_free = e % 4 != 0;
         let release = e % 3 != 0;
         let strip = e % 2 == 0;
-        match kind % 26 {
+        match kind % 27 {
             0..=5 => self.create(directory(a), name(b), c, at, may_free),
             6 => self.update(&Update::Link { inode: file(a), parent: directory(b), name: name(c), at }, may_free),
             7 | 8 => {
@@ -133,7 +133,7 @@ impl Twins {
                 let (parent, old_name, moved) = self.pick_entry(directory(a), name(b), b, inode(c));
                 let (new_parent, new_name) = (directory(d as u8), name((d >> 8) as u8));
                 let target = self.model_entry(new_parent, new_name);
-                let exchange = kind % 26 == 11 && target.is_some();
+                let exchange = kind % 27 == 11 && target.is_some();
                 if ashlar_update::would_make_cycle(&self.model, moved, new_parent).unwrap() {
                     return;
                 }
@@ -170,6 +170,10 @@ impl Twins {
             21 => self.update(&Update::RemoveXattr { inode: inode(a), name: name(b), mode: None, at }, may_free),
             22 if c % 2 == 0 => self.update(&Update::Accessed { inode: inode(a), at }, may_free),
             22 => self.update(&Update::Release { inode: inode(a) }, may_free),
+            26 => {
+                let quota = [QuotaId::NONE, QuotaId::of(inode(b)), QuotaId(16)][usize::from(c) % 3];
+                self.update(&Update::SetQuota { inode: inode(a), quota, at }, may_free);
+            }
             23 => self.begin(),
             24 if c % 3 == 0 => self.crash(),
             24 => self.finish(),
@@ -243,6 +247,8 @@ impl Twins {
         let mut orphans = store.orphans().unwrap();
         orphans.sort_unstable();
         assert_eq!(orphans, model.orphans());
+        let used: Vec<_> = store.quotas().into_iter().map(|(key, used, _)| (key, used)).collect();
+        assert_eq!(used, model.quotas().into_iter().collect::<Vec<_>>());
         for id in (1..next + 2).map(InodeId) {
             let inode = model.inodes().find(|(found, _)| *found == id).map(|(_, inode)| inode);
             assert_eq!(store.inode(id).unwrap().as_ref(), inode, "inode {id}");

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::InodeId;
+use crate::{InodeId, QuotaId};
 
 /// The permission bits of a mode, set-id and sticky bits included.
 pub const MODE_PERMISSIONS: u32 = 0o7777;
@@ -105,6 +105,8 @@ pub struct Inode {
     pub changed: Timestamp,
     /// When the inode was made.
     pub born: Timestamp,
+    /// The subtree whose quota it counts against.
+    pub quota: QuotaId,
     /// The target of a symbolic link; empty for all else.
     pub target: Vec<u8>,
 }

@@ -50,6 +50,22 @@ number! {
     BlockAddress(u64)
 }
 
+number! {
+    /// A subtree with a quota of its own: the number of the directory at its top, so that it is never used twice; 0: none.
+    QuotaId(u64)
+}
+
+impl QuotaId {
+    /// What counts against no subtree.
+    pub const NONE: Self = Self(0);
+
+    /// The subtree of which this directory is the top.
+    #[must_use]
+    pub const fn of(top: InodeId) -> Self {
+        Self(top.0)
+    }
+}
+
 impl InodeId {
     /// The root directory.
     pub const ROOT: Self = Self(1);

@@ -11,12 +11,14 @@ mod credentials;
 mod errno;
 mod ids;
 mod name;
+mod quota;
 
 pub use attributes::{FileKind, Inode, MODE_PERMISSIONS, MODE_SETGID, MODE_SETUID, MODE_STICKY, Timestamp};
 pub use credentials::{Access, Credentials};
 pub use errno::Errno;
-pub use ids::{BlockAddress, InodeId, LogGeneration, LogPosition, SealCount, SessionId};
+pub use ids::{BlockAddress, InodeId, LogGeneration, LogPosition, QuotaId, SealCount, SessionId};
 pub use name::{NAME_MAX, Name, NameError, PATH_MAX, SYMLINK_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX, name_cookie};
+pub use quota::{QuotaAmount, QuotaKey, QuotaLimits, quota_keys};
 
 /// Bytes in one block of a data segment: the unit of allocation and of checksums.
 pub const BLOCK_BYTES: u64 = 4096;

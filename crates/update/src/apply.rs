@@ -1,6 +1,6 @@
 //! The transition function.
 
-use ashlar_types::{FILE_SIZE_MAX, FileKind, Inode, InodeId, LINK_MAX, MODE_SETGID, MODE_SETUID, Timestamp};
+use ashlar_types::{FILE_SIZE_MAX, FileKind, Inode, InodeId, LINK_MAX, MODE_SETGID, MODE_SETUID, QuotaId, Timestamp};
 
 use crate::tree::{Entry, Invalid, Tree};
 use crate::{Allocation, Create, Rename, SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT};
@@ -65,6 +65,13 @@ pub fn apply<T: Tree>(tree: &mut T, update: &Update<'_>) -> Result<Applied, T::E
         }
         Update::Release { inode } => release(tree, *inode),
         Update::Depend { .. } => Ok(Applied::default()),
+        Update::SetQuota { inode, quota, at } => {
+            let mut found = existing(tree, *inode)?;
+            found.quota = *quota;
+            found.changed = *at;
+            tree.put_inode(*inode, &found)?;
+            Ok(Applied::default())
+        }
     }
 }
 
@@ -93,6 +100,17 @@ pub fn would_make_cycle<T: Tree>(tree: &T, inode: InodeId, new_parent: InodeId) 
             (mark, steps, limit) = (at, 0, limit * 2);
         }
     }
+}
+
+/// Whether an inode may get a name in a directory as far as quotas of subtrees go: what counts against one must not be in
+/// another. The directory at the top of a subtree may be anywhere, since nothing counts otherwise for it.
+#[must_use]
+pub fn quota_allows(id: InodeId, inode: &Inode, directory: &Inode) -> bool {
+    inode.quota == directory.quota || inode.quota == QuotaId::of(id)
+}
+
+fn check_quota(id: InodeId, inode: &Inode, directory: &Inode) -> Result<(), Invalid> {
+    if quota_allows(id, inode, directory) { Ok(()) } else { Err(Invalid::OtherQuota(id)) }
 }
 
 fn existing<T: Tree>(tree: &T, inode: InodeId) -> Result<Inode, T::Error> {
@@ -182,6 +200,7 @@ fn make<T: Tree>(tree: &mut T, create: &Create<'_>) -> Result<Applied, T::Error>
         modified: create.at,
         changed: create.at,
         born: create.at,
+        quota: parent.quota,
         target: create.target.to_vec(),
     };
     tree.put_inode(create.inode, &inode)?;
@@ -217,6 +236,7 @@ fn link<T: Tree>(
     if tree.entry(parent, name)?.is_some() {
         return Err(Invalid::EntryExists.into());
     }
+    check_quota(inode, &found, &into)?;
     change_directory(&mut into, 1, 0, at)?;
     if found.links == 0 {
         tree.set_orphan(inode, false)?;
@@ -318,6 +338,9 @@ fn move_entry<T: Tree>(tree: &mut T, rename: &Rename<'_>) -> Result<Applied, T::
     let entry = expect_entry(tree, parent, name, inode)?;
     check_apart(rename)?;
     let mut moved = existing(tree, inode)?;
+    if parent != new_parent {
+        check_quota(inode, &moved, &into)?;
+    }
     let is_directory = moved.is_directory();
     let replaced = match (tree.entry(new_parent, new_name)?, target) {
         (None, None) => None,
@@ -357,8 +380,8 @@ fn move_entry<T: Tree>(tree: &mut T, rename: &Rename<'_>) -> Result<Applied, T::
 fn exchange<T: Tree>(tree: &mut T, rename: &Rename<'_>) -> Result<Applied, T::Error> {
     let Rename { parent, name, inode, new_parent, new_name, target, at, .. } = *rename;
     let other = target.ok_or(Invalid::WrongEntry)?;
-    directory(tree, parent)?;
-    directory(tree, new_parent)?;
+    let one = directory(tree, parent)?;
+    let two = directory(tree, new_parent)?;
     let entry = expect_entry(tree, parent, name, inode)?;
     let other_entry = expect_entry(tree, new_parent, new_name, other)?;
     if inode == other {
@@ -367,6 +390,10 @@ fn exchange<T: Tree>(tree: &mut T, rename: &Rename<'_>) -> Result<Applied, T::Er
     check_apart(rename)?;
     let mut first = existing(tree, inode)?;
     let mut second = existing(tree, other)?;
+    if parent != new_parent {
+        check_quota(inode, &first, &two)?;
+        check_quota(other, &second, &one)?;
+    }
     let change = i32::from(second.is_directory()) - i32::from(first.is_directory());
     let (from, into) = changed_parents(tree, rename, (0, change), (0, -change))?;
     tree.put_entry(parent, name, other_entry)?;

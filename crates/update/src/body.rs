@@ -1,6 +1,6 @@
 //! The updates.
 
-use ashlar_types::{BLOCK_BYTES, FileKind, InodeId, LogPosition, SessionId, Timestamp, blocks_for};
+use ashlar_types::{BLOCK_BYTES, FileKind, InodeId, LogPosition, QuotaId, SessionId, Timestamp, blocks_for};
 
 /// The kind of an update, which stands in the record's header. The numbers stand on media; a number is never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +21,7 @@ pub enum UpdateKind {
     Accessed = 12,
     Release = 13,
     Depend = 14,
+    SetQuota = 15,
 }
 
 /// How `fallocate` changes a range.
@@ -146,6 +147,8 @@ pub enum Update<'a> {
     Release { inode: InodeId },
     /// What follows was written by someone who had seen another session's updates up to `position`.
     Depend { session: SessionId, position: LogPosition },
+    /// Has an inode count against another subtree's quota. What is made in a directory counts against the same as it.
+    SetQuota { inode: InodeId, quota: QuotaId, at: Timestamp },
 }
 
 /// The most that an update can use up in the shared area, against which credits are held.
@@ -181,6 +184,7 @@ impl Update<'_> {
             Self::Accessed { .. } => UpdateKind::Accessed,
             Self::Release { .. } => UpdateKind::Release,
             Self::Depend { .. } => UpdateKind::Depend,
+            Self::SetQuota { .. } => UpdateKind::SetQuota,
         }
     }
 
@@ -217,7 +221,8 @@ impl Update<'_> {
             | Self::RemoveXattr { .. }
             | Self::Accessed { .. }
             | Self::Release { .. }
-            | Self::Depend { .. } => (0, 0),
+            | Self::Depend { .. }
+            | Self::SetQuota { .. } => (0, 0),
         };
         Cost { blocks, metadata_bytes }
     }

@@ -189,6 +189,11 @@ impl<'a> Pass<'a> {
                 }
                 Update::Accessed { inode, at } => self.on_inode(*inode, |later| later.access_is_dead(*at)),
                 Update::Release { inode } => self.on_inode(*inode, |_| false),
+                // What is made in a directory reads it.
+                Update::SetQuota { inode, .. } => self.on_inode(*inode, |later| {
+                    later.changed = true;
+                    false
+                }),
                 Update::Depend { .. } => Action::Keep,
                 Update::Create(create) => {
                     let parent = (!create.name.is_empty()).then_some(create.parent);

@@ -14,12 +14,13 @@
 //! Accessed       inode:8 at:12
 //! Release        inode:8
 //! Depend         session:8 position:8
+//! SetQuota       inode:8 at:12 quota:8
 //! ```
 //!
 //! `at` is seconds:8 nanoseconds:4; `name:1+n` is a length of one byte and that many bytes.
 
 use ashlar_types::{
-    FILE_SIZE_MAX, FileKind, InodeId, LogPosition, MODE_PERMISSIONS, Name, SYMLINK_MAX, SessionId, Timestamp,
+    FILE_SIZE_MAX, FileKind, InodeId, LogPosition, MODE_PERMISSIONS, Name, QuotaId, SYMLINK_MAX, SessionId, Timestamp,
     XATTR_NAME_MAX, XATTR_VALUE_MAX,
 };
 use thiserror::Error;
@@ -115,6 +116,9 @@ impl<'a> Update<'a> {
             Self::Depend { session, position } => {
                 out.u64(session.0).u64(position.0);
             }
+            Self::SetQuota { inode, quota, at } => {
+                out.u64(inode.0).time(*at).u64(quota.0);
+            }
         }
         Encoded { fixed: out.0, data: tail }
     }
@@ -140,6 +144,7 @@ impl<'a> Update<'a> {
             Self::Accessed { .. } => 20,
             Self::Release { .. } => 8,
             Self::Depend { .. } => 16,
+            Self::SetQuota { .. } => 28,
         };
         bytes as u64
     }
@@ -194,6 +199,9 @@ impl<'a> Update<'a> {
             k if k == UpdateKind::Release as u8 => Self::Release { inode: r.inode()? },
             k if k == UpdateKind::Depend as u8 => {
                 Self::Depend { session: SessionId(r.u64()?), position: LogPosition(r.u64()?) }
+            }
+            k if k == UpdateKind::SetQuota as u8 => {
+                Self::SetQuota { inode: r.inode()?, at: r.time()?, quota: QuotaId(r.u64()?) }
             }
             other => return Err(DecodeError::UnknownKind(other)),
         };

@@ -26,7 +26,7 @@ pub mod permission;
 mod test_tree;
 mod tree;
 
-pub use apply::{Applied, apply, would_make_cycle};
+pub use apply::{Applied, apply, quota_allows, would_make_cycle};
 pub use body::{Allocation, Cost, Create, Rename, SetAttributes, Update, UpdateKind};
 pub use codec::{DecodeError, Encoded};
 pub use tree::{Entry, Invalid, Tree};
@@ -35,3 +35,6 @@ pub use tree::{Entry, Invalid, Tree};
 pub const XATTR_ACL_ACCESS: &[u8] = b"system.posix_acl_access";
 /// The extended attribute that holds a directory's default ACL.
 pub const XATTR_ACL_DEFAULT: &[u8] = b"system.posix_acl_default";
+/// The extended attribute under which the super-user sees and sets against which subtree's quota an inode counts: the number of
+/// the directory at the top, in decimal; 0 for none. It stands in the inode, and is listed nowhere.
+pub const XATTR_QUOTA: &[u8] = b"trusted.ashlar.quota";

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
-use ashlar_types::{BLOCK_BYTES, FileKind, Inode, InodeId, Timestamp, blocks_for};
+use ashlar_types::{BLOCK_BYTES, FileKind, Inode, InodeId, QuotaId, Timestamp, blocks_for};
 
 use crate::{Allocation, Applied, Create, Entry, Invalid, Rename, SetAttributes, Tree, Update, apply};
 
@@ -48,6 +48,7 @@ impl TestTree {
             modified: at(0),
             changed: at(0),
             born: at(0),
+            quota: QuotaId::NONE,
             target: Vec::new(),
         };
         tree.inodes.insert(InodeId::ROOT, root);
@@ -321,6 +322,11 @@ impl TestTree {
                 Update::SetXattr { inode, name, value, mode: mode.filter(|_| b % 3 == 0), at: time }
             }
             4 => Update::RemoveXattr { inode, name, mode: mode.filter(|_| b % 3 == 0), at: time },
+            5 => Update::SetQuota {
+                inode,
+                quota: [QuotaId::NONE, QuotaId::of(inode), QuotaId(16)][usize::from(d) % 3],
+                at: time,
+            },
             _ => Update::Accessed { inode, at: time },
         })
     }
@@ -372,7 +378,7 @@ impl TestTree {
             }
             13..=16 => self.random_rename(b, c, d, time),
             17..=24 => self.random_content(b % 13, c, d, time),
-            25..=29 => self.random_attributes(b % 6, b >> 3, c, d, time),
+            25..=29 => self.random_attributes(b % 7, b >> 3, c, d, time),
             _ => Some(Update::Release { inode: self.chosen(c, |inode| inode.links == 0)? }),
         }
     }

@@ -39,6 +39,9 @@ pub enum Invalid {
     /// A directory would be moved below itself.
     #[error("directory {0} would be moved below itself")]
     Cycle(InodeId),
+    /// The inode would come into a directory that counts against another subtree's quota.
+    #[error("inode {0} would move to where another subtree's quota counts")]
+    OtherQuota(InodeId),
     /// A number is out of its range: offset, size, length, mode, nanoseconds, link count.
     #[error("a number in the record is out of range")]
     OutOfRange,

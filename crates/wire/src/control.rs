@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!    0  magic:8 "ASHLCTL1"   session:8
-//!   64  SharedFS writes:  committed:8  applied:8  fenced:8  restarts:8  shared:8
+//!   64  SharedFS writes:  committed:8  applied:8  fenced:8  restarts:8  shared:8  quota:8
 //!  128  the session writes: released:8
 //!  192  both change by compare-and-swap: credit_blocks:8  credit_metadata_bytes:8
 //! 4096  handles: 65,536 slots of inode:8 count:8; an inode stands in one of the 64 slots from its hash on
@@ -20,7 +20,7 @@
 use ashlar_pmem::Persistent;
 use ashlar_types::{InodeId, LogPosition, SessionId};
 
-use crate::{Credit, ScopeKind};
+use crate::{Credit, QuotaEra, ScopeKind};
 
 /// Slots in the table of open handles: as many different inodes as a session may have open.
 pub const HANDLE_SLOTS: u64 = 65_536;
@@ -44,6 +44,7 @@ const APPLIED: u64 = 72;
 const FENCED: u64 = 80;
 const RESTARTS: u64 = 88;
 const SHARED: u64 = 96;
+const QUOTA: u64 = 104;
 const RELEASED: u64 = 128;
 const CREDIT_BLOCKS: u64 = 192;
 const CREDIT_METADATA: u64 = 200;
@@ -137,6 +138,16 @@ impl<M: Persistent> ControlPage<M> {
     /// Says whether there are other sessions.
     pub fn set_shared(&self, is_shared: bool) {
         self.0.store(SHARED, u64::from(is_shared));
+    }
+
+    /// The era of quotas, which changes with every limit and whenever what was granted under the last one is taken back.
+    pub fn quota_era(&self) -> QuotaEra {
+        QuotaEra(self.0.load(QUOTA))
+    }
+
+    /// Begins an era of quotas. The log must be sealed next, so that no record is appended that was paid for under the last one.
+    pub fn set_quota_era(&self, era: QuotaEra) {
+        self.0.store(QUOTA, era.0);
     }
 
     /// How many times SharedFS has restarted under this session.

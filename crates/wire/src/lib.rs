@@ -22,6 +22,6 @@ pub use connection::{Connection, Listener, MESSAGE_BYTES_MAX, WireError};
 pub use control::{CONTROL_BYTES, ControlPage, HANDLE_SLOTS, LEASE_SLOTS, LEASE_TABLE_BYTES, LeaseTable, LeaseWord};
 pub use message::{
     Contents, Credit, DirectoryEntry, Extent, FsckReply, GrantReply, Hello, InodeState, LockKind, LockMode, Need,
-    PROTOCOL_VERSION, Peer, Reply, Request, ScopeKind, SessionKind, SessionStatus, SpaceReply, StatusReply, Want,
-    Welcome, WelcomeSegment,
+    PROTOCOL_VERSION, Peer, QuotaEra, QuotaGrant, QuotaStatus, QuotaWant, Reply, Request, ScopeKind, SessionKind,
+    SessionStatus, SpaceReply, StatusReply, Want, Welcome, WelcomeSegment,
 };

@@ -1,6 +1,9 @@
 //! The messages.
 
-use ashlar_types::{BlockAddress, Errno, FileKind, Inode, InodeId, LogGeneration, LogPosition, SessionId};
+use ashlar_types::{
+    BlockAddress, Errno, FileKind, Inode, InodeId, LogGeneration, LogPosition, QuotaAmount, QuotaKey, QuotaLimits,
+    SessionId,
+};
 use serde::{Deserialize, Serialize};
 
 /// The version of the protocol and of the shared memory's layout. A daemon understands this one and the one before.
@@ -180,6 +183,61 @@ pub struct Credit {
     pub metadata_bytes: u64,
 }
 
+/// An era of quotas: what was granted in one is worth nothing in the next. Odd: there are limits; even: there is none, and nothing
+/// needs to be asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct QuotaEra(pub u64);
+
+impl QuotaEra {
+    /// Whether anybody is limited.
+    #[must_use]
+    pub const fn has_limits(self) -> bool {
+        self.0 % 2 == 1
+    }
+
+    /// The next era, with limits or without.
+    #[must_use]
+    pub const fn next(self, has_limits: bool) -> Self {
+        // The session can write the word that this is read back from, so any number may come.
+        Self(self.0.wrapping_add(if self.has_limits() == has_limits { 2 } else { 1 }))
+    }
+}
+
+/// What an update will have somebody use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QuotaWant {
+    /// Who.
+    pub key: QuotaKey,
+    /// How much more.
+    pub amount: QuotaAmount,
+    /// The super-user does it, whom this limit does not hold. Only a privileged session is believed.
+    pub exempt: bool,
+}
+
+/// What a session may have somebody use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QuotaGrant {
+    /// Who.
+    pub key: QuotaKey,
+    /// Blocks; `None`: they are not limited.
+    pub blocks: Option<u64>,
+    /// Inodes; `None`: they are not limited.
+    pub inodes: Option<u64>,
+}
+
+/// An owner, a group or a subtree, for `ashlar quota show`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct QuotaStatus {
+    /// Who.
+    pub key: QuotaKey,
+    /// What is used.
+    pub used: QuotaAmount,
+    /// What may be.
+    pub limits: QuotaLimits,
+    /// Where the directory at the top of a subtree is, from the root of the file system.
+    pub path: Option<Vec<u8>>,
+}
+
 /// The two kinds of file locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LockKind {
@@ -305,6 +363,17 @@ pub enum Request {
     },
     /// Commits everything and ends SharedFS, if no session is left (command line).
     Shutdown,
+    /// More of what is limited: all of these or none. The limits that hold are told with what is granted.
+    Quota(Vec<QuotaWant>),
+    /// Sets limits, or takes them away, at once (command line).
+    SetQuota {
+        /// Whose.
+        key: QuotaKey,
+        /// The limits.
+        limits: QuotaLimits,
+    },
+    /// Who uses how much, and who may (command line).
+    Quotas,
 }
 
 /// Free and total space.
@@ -425,4 +494,13 @@ pub enum Reply {
     Status(Box<StatusReply>),
     /// To `Fsck`.
     Fsck(FsckReply),
+    /// To `Quota`: what was granted, at least what was asked for, in the order of the wants.
+    Quota {
+        /// The era in which it may be used.
+        era: QuotaEra,
+        /// How much.
+        grants: Vec<QuotaGrant>,
+    },
+    /// To `Quotas`.
+    Quotas(Vec<QuotaStatus>),
 }

@@ -8,9 +8,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use ashlar_fuse::notify::{self, Pages};
 use ashlar_libfs::{
     Allocation, Change, Found, Listed, LockKind, LockMode, Make, Outcome, RenameFlags, Seek, SetTime, Space, WriteAt,
-    XattrFlags,
+    Written, XattrFlags,
 };
-use ashlar_types::{Credentials, Errno, FileKind, Inode, InodeId, Timestamp, blocks_for, name_cookie};
+use ashlar_types::{Credentials, Errno, FileKind, Inode, InodeId, QuotaId, Timestamp, blocks_for, name_cookie};
 
 /// Long enough that a test only passes where invalidation works.
 const TTL_MS: u64 = 600_000;
@@ -86,6 +86,7 @@ fn node(kind: FileKind, mode: u32, who: &Credentials, parent: InodeId) -> Node {
         modified: at,
         changed: at,
         born: at,
+        quota: QuotaId::NONE,
         target: Vec::new(),
     };
     Node { inode, data: Vec::new(), entries: BTreeMap::new(), xattrs: BTreeMap::new() }
@@ -414,7 +415,7 @@ impl ashlar_fuse::FileSystem for Fake {
         Ok(count)
     }
 
-    fn write(&self, inode: InodeId, at: WriteAt, data: &[u8], strip: bool) -> Outcome<u64> {
+    fn write(&self, _: &Credentials, inode: InodeId, at: WriteAt, data: &[u8], strip: bool) -> Outcome<Written> {
         let mut state = self.state();
         let node = state.node_mut(inode)?;
         let offset = match at {
@@ -431,7 +432,7 @@ impl ashlar_fuse::FileSystem for Fake {
         }
         state.touch(inode);
         self.revoke(state, &[inode]);
-        Ok(offset as u64)
+        Ok(Written { offset: offset as u64, bytes: data.len() })
     }
 
     fn sync(&self) -> Outcome<()> {
@@ -443,7 +444,15 @@ impl ashlar_fuse::FileSystem for Fake {
         Ok(())
     }
 
-    fn allocate(&self, inode: InodeId, how: Allocation, offset: u64, length: u64, _: bool) -> Outcome<()> {
+    fn allocate(
+        &self,
+        _: &Credentials,
+        inode: InodeId,
+        how: Allocation,
+        offset: u64,
+        length: u64,
+        _: bool,
+    ) -> Outcome<()> {
         let mut state = self.state();
         let data = &mut state.node_mut(inode)?.data;
         let (start, end) = (offset as usize, (offset + length) as usize);
@@ -476,6 +485,7 @@ impl ashlar_fuse::FileSystem for Fake {
 
     fn copy_range(
         &self,
+        who: &Credentials,
         from: InodeId,
         from_offset: u64,
         to: InodeId,
@@ -485,7 +495,7 @@ impl ashlar_fuse::FileSystem for Fake {
     ) -> Outcome<u64> {
         let mut bytes = vec![0; length.min(1 << 20) as usize];
         let count = self.read(from, from_offset, &mut bytes)?;
-        self.write(to, WriteAt::Offset(to_offset), &bytes[..count], strip)?;
+        self.write(who, to, WriteAt::Offset(to_offset), &bytes[..count], strip)?;
         Ok(count as u64)
     }
 

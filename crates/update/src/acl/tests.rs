@@ -1,4 +1,4 @@
-use ashlar_types::{FileKind, InodeId, Timestamp};
+use ashlar_types::{FileKind, InodeId, QuotaId, Timestamp};
 use proptest::prelude::*;
 
 use super::*;
@@ -32,6 +32,7 @@ fn file(uid: u32, gid: u32) -> Inode {
         modified: time,
         changed: time,
         born: time,
+        quota: QuotaId::NONE,
         target: Vec::new(),
     }
 }

@@ -416,6 +416,32 @@ fn damaged_counts_are_refused() {
 }
 
 #[test]
+fn what_is_made_in_a_subtree_counts_there_and_does_not_leave_it() {
+    let quota = |inode, id| Update::SetQuota { inode, quota: QuotaId(id), at: at(9) };
+    let mut tree = tree(&[directory(A, ROOT, b"a"), quota(A, A.0), file(B, A, b"b"), file(C, ROOT, b"c")]);
+    assert_eq!((tree.inodes[&A].changed, tree.inodes[&B].quota), (at(1), QuotaId::of(A)), "the new name came after");
+    is_refused(&mut tree, &moved(B, (A, b"b"), (ROOT, b"b"), None), Invalid::OtherQuota(B));
+    is_refused(&mut tree, &moved(C, (ROOT, b"c"), (A, b"c"), None), Invalid::OtherQuota(C));
+    is_refused(&mut tree, &exchanged(B, (A, b"b"), (ROOT, b"c"), C), Invalid::OtherQuota(B));
+    is_refused(&mut tree, &link(B, ROOT, b"x"), Invalid::OtherQuota(B));
+    is_refused(&mut tree, &link(C, A, b"x"), Invalid::OtherQuota(C));
+    is_refused(&mut tree, &quota(D, 7), Invalid::NoInode(D));
+    // Within the subtree, and with the subtree as a whole, all is free.
+    for update in [
+        directory(D, A, b"d"),
+        moved(B, (A, b"b"), (D, b"x"), None),
+        link(B, A, b"y"),
+        quota(D, D.0),
+        moved(D, (A, b"d"), (ROOT, b"d"), None),
+        moved(A, (ROOT, b"a"), (D, b"a"), None),
+    ] {
+        tree.apply(&update).expect("it is allowed");
+    }
+    assert_eq!(tree.inodes[&B].quota, QuotaId::of(A), "only what it is said of counts otherwise");
+    tree.check();
+}
+
+#[test]
 fn a_cycle_is_seen_from_any_depth() {
     let mut made = TestTree::new();
     let mut parent = ROOT;

@@ -87,6 +87,7 @@ impl Vanishing {
             | Update::Resize { inode, .. }
             | Update::Allocate { inode, .. }
             | Update::SetXattr { inode, .. }
+            | Update::SetQuota { inode, .. }
             | Update::RemoveXattr { inode, .. } => {
                 self.living(*inode);
             }

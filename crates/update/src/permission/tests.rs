@@ -1,4 +1,4 @@
-use ashlar_types::{FileKind, InodeId, Timestamp};
+use ashlar_types::{FileKind, InodeId, QuotaId, Timestamp};
 
 use super::*;
 
@@ -22,6 +22,7 @@ fn inode(kind: FileKind, mode: u32) -> Inode {
         modified: time,
         changed: time,
         born: time,
+        quota: QuotaId::NONE,
         target: Vec::new(),
     }
 }

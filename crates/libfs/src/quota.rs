@@ -1,0 +1,212 @@
+//! Quotas: what an update has whom use, and what SharedFS has granted of it.
+//!
+//! Where nobody is limited, which one word of the control page says, nothing here costs anything. Where somebody is, each update that
+//! takes up blocks or makes an inode is paid for before it is appended, from *purses* that SharedFS fills: those of the inode's owner, of
+//! its group, and of the subtree that it counts against. So `EDQUOT` comes from the call that asked.
+//!
+//! A purse is good for one era. SharedFS takes back what is in all purses of a session by beginning another era, and then seals
+//! the log: a record that was paid for before can't be appended after.
+
+use std::collections::HashMap;
+
+use ashlar_types::{BLOCK_BYTES, Errno, InodeId, QuotaAmount, QuotaId, QuotaKey, blocks_for, quota_keys};
+use ashlar_update::{Allocation, Update};
+use ashlar_wire::{QuotaEra, QuotaGrant, QuotaWant, Reply, Request};
+use parking_lot::Mutex;
+
+use crate::LibFs;
+use crate::api::Outcome;
+use crate::grants::{Locked, Stop};
+
+/// Purses kept at the most. Where there are more they are all dropped, which wastes what is in them until SharedFS takes it back.
+const PURSES_MAX: usize = 4096;
+
+/// What may still be used; `None`: it is not limited.
+#[derive(Clone, Copy, Debug, Default)]
+struct Purse {
+    blocks: Option<u64>,
+    inodes: Option<u64>,
+}
+
+impl Purse {
+    fn holds(&self, amount: QuotaAmount) -> bool {
+        self.blocks.is_none_or(|blocks| blocks >= amount.blocks)
+            && self.inodes.is_none_or(|inodes| inodes >= amount.inodes)
+    }
+
+    fn take(&mut self, amount: QuotaAmount) {
+        self.blocks = self.blocks.map(|blocks| blocks.saturating_sub(amount.blocks));
+        self.inodes = self.inodes.map(|inodes| inodes.saturating_sub(amount.inodes));
+    }
+
+    fn give(&mut self, amount: QuotaAmount) {
+        self.blocks = self.blocks.map(|blocks| blocks.saturating_add(amount.blocks));
+        self.inodes = self.inodes.map(|inodes| inodes.saturating_add(amount.inodes));
+    }
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    era: QuotaEra,
+    purses: HashMap<QuotaKey, Purse>,
+}
+
+/// The purses of one era.
+#[derive(Debug, Default)]
+pub(crate) struct Purses(Mutex<Inner>);
+
+impl Purses {
+    /// Pays, all or nothing; `false` where a purse holds too little, or nothing is known of it in this era.
+    pub(crate) fn pay(&self, era: QuotaEra, wants: &[QuotaWant]) -> bool {
+        if wants.is_empty() {
+            return true;
+        }
+        let mut inner = self.0.lock();
+        let holds = |want: &QuotaWant| inner.purses.get(&want.key).is_some_and(|purse| purse.holds(want.amount));
+        if inner.era != era || !wants.iter().all(holds) {
+            return false;
+        }
+        for want in wants {
+            if let Some(purse) = inner.purses.get_mut(&want.key) {
+                purse.take(want.amount);
+            }
+        }
+        true
+    }
+
+    /// Gives back what was paid for an update that was not appended.
+    pub(crate) fn give_back(&self, era: QuotaEra, wants: &[QuotaWant]) {
+        let mut inner = self.0.lock();
+        if inner.era != era {
+            return;
+        }
+        for want in wants {
+            if let Some(purse) = inner.purses.get_mut(&want.key) {
+                purse.give(want.amount);
+            }
+        }
+    }
+
+    /// Fills purses. A grant of an era that is over is worth nothing.
+    fn fill(&self, era: QuotaEra, grants: &[QuotaGrant]) {
+        let mut inner = self.0.lock();
+        if era < inner.era {
+            return;
+        }
+        if era > inner.era || inner.purses.len() > PURSES_MAX {
+            inner.era = era;
+            inner.purses.clear();
+        }
+        for grant in grants {
+            let purse = inner.purses.entry(grant.key).or_default();
+            let sum = |had: Option<u64>, more: Option<u64>| more.map(|more| had.unwrap_or(0).saturating_add(more));
+            *purse = Purse { blocks: sum(purse.blocks, grant.blocks), inodes: sum(purse.inodes, grant.inodes) };
+        }
+    }
+}
+
+impl Locked<'_> {
+    /// What an update will have whom use: never less than what SharedFS will find.
+    pub(crate) fn quota_wants(&self, update: &Update<'_>) -> Result<Vec<QuotaWant>, Stop> {
+        let wants = match *update {
+            Update::Write { inode, offset, data, .. } => self.wants_of_range(inode, offset, data.len() as u64)?,
+            Update::Allocate { inode, how, offset, length, .. } => match how {
+                Allocation::Reserve | Allocation::ReserveKeepSize | Allocation::Zero | Allocation::ZeroKeepSize => {
+                    self.wants_of_range(inode, offset, length)?
+                }
+                Allocation::Punch | Allocation::Collapse | Allocation::Insert => Vec::new(),
+            },
+            Update::Create(ref create) => {
+                let keys = quota_keys(create.uid, create.gid, self.inode(create.parent)?.quota);
+                keys.map(|key| self.want(key, QuotaAmount { blocks: 0, inodes: 1 })).collect()
+            }
+            Update::SetAttributes(set) => {
+                let inode = self.inode(set.inode)?;
+                let owner = set.uid.filter(|uid| *uid != inode.uid).map(QuotaKey::User);
+                let group = set.gid.filter(|gid| *gid != inode.gid).map(QuotaKey::Group);
+                owner.into_iter().chain(group).map(|key| self.want(key, inode.quota_amount())).collect()
+            }
+            Update::SetQuota { inode, quota, .. } => {
+                let inode = self.inode(inode)?;
+                let is_new = quota != inode.quota && quota != QuotaId::NONE;
+                // The super-user's own doing: a tree that is too large already is counted, and grows no further.
+                let want = QuotaWant { key: QuotaKey::Subtree(quota), amount: inode.quota_amount(), exempt: true };
+                is_new.then_some(want).into_iter().collect()
+            }
+            _ => Vec::new(),
+        };
+        Ok(wants)
+    }
+
+    /// What it takes to have all blocks of a range taken up.
+    fn wants_of_range(&self, id: InodeId, offset: u64, length: u64) -> Result<Vec<QuotaWant>, Stop> {
+        let state = self.state(id)?;
+        let (Some(inode), Some(content)) = (&state.inode, &state.content) else { return Err(Errno::EIO.into()) };
+        let range = offset / BLOCK_BYTES..blocks_for(offset + length);
+        let blocks = if length == 0 { 0 } else { content.blocks_missing(range) };
+        if blocks == 0 {
+            return Ok(Vec::new());
+        }
+        Ok(inode.quota_keys().map(|key| self.want(key, QuotaAmount { blocks, inodes: 0 })).collect())
+    }
+
+    /// The super-user is held by the limits of subtrees only.
+    fn want(&self, key: QuotaKey, amount: QuotaAmount) -> QuotaWant {
+        QuotaWant { key, amount, exempt: self.is_exempt && !matches!(key, QuotaKey::Subtree(_)) }
+    }
+}
+
+impl LibFs {
+    /// Asks SharedFS for what an update will have whom use.
+    pub(crate) fn ask_quota(&self, wants: Vec<QuotaWant>) -> Outcome<()> {
+        match self.call(&Request::Quota(wants))? {
+            Reply::Quota { era, grants } => {
+                self.purses.fill(era, &grants);
+                Ok(())
+            }
+            _ => Err(Errno::EIO),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ERA: QuotaEra = QuotaEra(3);
+
+    fn want(uid: u32, blocks: u64, inodes: u64) -> QuotaWant {
+        QuotaWant { key: QuotaKey::User(uid), amount: QuotaAmount { blocks, inodes }, exempt: false }
+    }
+
+    fn grant(uid: u32, blocks: Option<u64>, inodes: Option<u64>) -> QuotaGrant {
+        QuotaGrant { key: QuotaKey::User(uid), blocks, inodes }
+    }
+
+    #[test]
+    fn purses_pay_all_or_nothing_and_take_back() {
+        let purses = Purses::default();
+        assert!(!purses.pay(ERA, &[want(1, 0, 1)]), "nothing is known yet");
+        purses.fill(ERA, &[grant(1, Some(3), None), grant(2, None, Some(1))]);
+        assert!(purses.pay(ERA, &[want(1, 2, 1000), want(2, 1000, 1)]));
+        assert!(!purses.pay(ERA, &[want(1, 1, 0), want(2, 0, 1)]), "the second has nothing left");
+        assert!(purses.pay(ERA, &[want(1, 1, 0)]), "so the first has lost nothing");
+        purses.give_back(ERA, &[want(2, 0, 1)]);
+        assert!(purses.pay(ERA, &[want(2, 0, 1)]));
+        purses.fill(ERA, &[grant(1, Some(2), None)]);
+        purses.fill(ERA, &[grant(1, Some(2), None)]);
+        assert!(purses.pay(ERA, &[want(1, 4, 0)]));
+    }
+
+    #[test]
+    fn a_purse_is_worth_nothing_in_another_era() {
+        let purses = Purses::default();
+        purses.fill(ERA, &[grant(1, Some(10), None)]);
+        let next = ERA.next(true);
+        assert!(!purses.pay(next, &[want(1, 1, 0)]));
+        purses.fill(next, &[grant(1, Some(1), None)]);
+        purses.fill(ERA, &[grant(1, Some(10), None)]);
+        purses.give_back(ERA, &[want(1, 10, 0)]);
+        assert!(purses.pay(next, &[want(1, 1, 0)]) && !purses.pay(next, &[want(1, 1, 0)]));
+    }
+}
