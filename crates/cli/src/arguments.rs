@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::arena::ArenaChoice;
-use crate::size::Size;
+use crate::size::{FilesLimit, Size, SpaceLimit};
 
 const FIRST_STEPS: &str = "\
 First steps:
@@ -41,6 +41,9 @@ pub enum Verb {
     /// Look after an arena
     #[command(subcommand)]
     Arena(ArenaVerb),
+    /// Limit how much users, groups and directory trees may use
+    #[command(subcommand)]
+    Quota(QuotaVerb),
     /// SharedFS itself, which the daemon's supervisor starts
     #[command(hide = true)]
     SharedFs(SharedFsArguments),
@@ -54,6 +57,82 @@ pub enum Verb {
 pub enum ArenaVerb {
     /// Make an arena larger or smaller, while it is in use or not
     Resize(ResizeArguments),
+}
+
+/// Verbs on quotas.
+#[derive(Debug, Subcommand)]
+pub enum QuotaVerb {
+    /// Set limits, which hold at once
+    Set(QuotaSetArguments),
+    /// Show who uses how much, and who may
+    Show(QuotaShowArguments),
+    /// Take limits away
+    Remove(QuotaRemoveArguments),
+}
+
+/// Whose quota.
+#[derive(Args, Clone, Debug)]
+#[group(required = true, multiple = false)]
+pub struct WhoArguments {
+    /// All files of a user, by name or number
+    #[arg(long, value_name = "USER")]
+    pub user: Option<String>,
+    /// All files of a group, by name or number
+    #[arg(long, value_name = "GROUP")]
+    pub group: Option<String>,
+    /// All files below a directory of a mounted Ashlar
+    #[arg(long, value_name = "DIR")]
+    pub subtree: Option<PathBuf>,
+}
+
+/// In which arena.
+#[derive(Args, Clone, Debug)]
+pub struct WhereArguments {
+    /// A directory that an Ashlar is mounted on
+    #[arg(value_name = "MOUNT")]
+    pub mount: Option<PathBuf>,
+    /// Where files are kept: 'disk' (the default), 'memory', or a directory
+    #[arg(long, value_name = "WHERE", env = "ASHLAR_ARENA")]
+    pub arena: Option<ArenaChoice>,
+}
+
+/// `ashlar quota set`.
+#[derive(Args, Debug)]
+pub struct QuotaSetArguments {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub who: WhoArguments,
+    /// The most space, such as 10G, or 'none'; holes take none
+    #[arg(long, value_name = "SIZE", required_unless_present = "files")]
+    pub space: Option<SpaceLimit>,
+    /// The most files, directories among them, or 'none'
+    #[arg(long, value_name = "N")]
+    pub files: Option<FilesLimit>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub at: WhereArguments,
+}
+
+/// `ashlar quota show`.
+#[derive(Args, Debug)]
+pub struct QuotaShowArguments {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub at: WhereArguments,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `ashlar quota remove`.
+#[derive(Args, Debug)]
+pub struct QuotaRemoveArguments {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub who: WhoArguments,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub at: WhereArguments,
 }
 
 /// Which arena.
@@ -207,6 +286,24 @@ mod tests {
         assert!(mount.foreground && !mount.read_only);
         assert_eq!(mount.arena.arena, ArenaChoice::Memory);
         assert_eq!(mount.create.size, Some(Size(1 << 30)));
+    }
+
+    #[test]
+    fn a_quota_is_of_one_and_limits_something() {
+        let parse = |words: &[&str]| Arguments::try_parse_from([&["ashlar", "quota"], words].concat());
+        let set = parse(&["set", "--user", "ann", "--space", "10G", "--files", "none", "/mnt"]).expect("understood");
+        let Verb::Quota(QuotaVerb::Set(set)) = set.verb else { panic!("not set") };
+        assert_eq!(set.space, Some(SpaceLimit(Some(Size(10 << 30)))));
+        assert_eq!((set.files, set.at.mount), (Some(FilesLimit(None)), Some("/mnt".into())));
+        for wrong in [
+            &["set", "--user", "ann"][..],
+            &["set", "--space", "10G"],
+            &["set", "--user", "ann", "--group", "staff", "--space", "1G"],
+            &["set", "--user", "ann", "--files", "many"],
+            &["remove"],
+        ] {
+            assert!(parse(wrong).is_err(), "{wrong:?}");
+        }
     }
 
     #[test]

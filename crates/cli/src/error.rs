@@ -42,6 +42,21 @@ pub enum CliError {
     /// Nothing of ours is mounted there.
     #[error("no Ashlar file system is mounted on {0}; 'ashlar status' lists those that are")]
     NotMounted(PathBuf),
+    /// A subtree is a directory's.
+    #[error("{0} is not a directory; a quota can be set on a directory, and counts all that is in it")]
+    NoTree(PathBuf),
+    /// The directory is not ours.
+    #[error("{0} is not in an Ashlar file system that is mounted; 'ashlar status' lists those that are")]
+    NotInMount(PathBuf),
+    /// No such user.
+    #[error("there is no user {0}; name one that 'getent passwd' lists, or give a number")]
+    NoSuchUser(String),
+    /// No such group.
+    #[error("there is no group {0}; name one that 'getent group' lists, or give a number")]
+    NoSuchGroup(String),
+    /// Nothing to be removed.
+    #[error("{0} has no limit; 'ashlar quota show' lists who has")]
+    NoQuota(String),
     /// Programs use the mount.
     #[error("{path} is busy{users}; end what uses it, or take it away with 'ashlar umount --lazy {path}'", path = .path.display())]
     Busy {

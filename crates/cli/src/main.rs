@@ -24,6 +24,7 @@ mod mount;
 mod mount_process;
 mod mounts;
 mod progress;
+mod quota;
 mod resize;
 mod size;
 mod status;
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         Verb::Fsck(fsck) => check::run(fsck),
         Verb::Daemon(daemon) => daemon::run(daemon),
         Verb::Arena(ArenaVerb::Resize(resize)) => resize::run(resize),
+        Verb::Quota(verb) => quota::run(verb),
         Verb::SharedFs(shared) => daemon::run_shared_fs(shared),
         Verb::MountProcess(mount) => mount_process::run(mount),
     };

@@ -9,6 +9,30 @@ use thiserror::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size(pub u64);
 
+/// A limit of space: a size, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpaceLimit(pub Option<Size>);
+
+impl FromStr for SpaceLimit {
+    type Err = SizeError;
+
+    fn from_str(text: &str) -> Result<Self, SizeError> {
+        if text == "none" { Ok(Self(None)) } else { text.parse().map(|size| Self(Some(size))) }
+    }
+}
+
+/// A limit of files: a number, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FilesLimit(pub Option<u64>);
+
+impl FromStr for FilesLimit {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "none" { Ok(Self(None)) } else { text.parse().map(|files| Self(Some(files))) }
+    }
+}
+
 /// Why a word is no size.
 #[derive(Debug, PartialEq, Eq, Error)]
 #[error("write a size as a number and a unit: 512M, 4G, 1.5T")]

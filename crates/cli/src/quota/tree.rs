@@ -1,0 +1,177 @@
+//! A tree of files that counts against a quota of its own: found in a mount, and walked.
+//!
+//! The walk goes from the top down: what is made in a directory counts as the directory does, so behind the walk nothing is left out.
+//! A name that moves within its directory meanwhile may be passed over; so the walk is repeated until it finds nothing.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use ashlar_libfs::XATTR_QUOTA;
+use indicatif::ProgressBar;
+use rustix::fs::{XattrFlags, lgetxattr, lsetxattr};
+use rustix::io::Errno;
+
+use crate::error::CliError;
+use crate::{mounts, progress};
+
+/// A walk that finds something each time is a race with somebody who makes it so, and must end.
+const WALKS_MAX: usize = 10;
+/// How often the number of files is shown anew.
+const SHOWN_EVERY: u64 = 100;
+
+/// The tree below a directory.
+#[derive(Debug)]
+pub struct Subtree {
+    /// Its top, by its real path.
+    pub directory: PathBuf,
+    /// The top's inode number, which is the quota's.
+    pub number: u64,
+    /// The arena that it is in.
+    pub arena: PathBuf,
+    device: u64,
+    is_root: bool,
+}
+
+fn system(what: &str, path: &Path) -> impl FnOnce(io::Error) -> CliError + use<> {
+    CliError::system(format!("{what} {}", path.display()))
+}
+
+impl Subtree {
+    /// The tree below a directory, which must be in an Ashlar that is mounted.
+    pub fn open(directory: &Path) -> Result<Self, CliError> {
+        let path = fs::canonicalize(directory).map_err(system("looking at", directory))?;
+        let metadata = fs::metadata(&path).map_err(system("looking at", &path))?;
+        if !metadata.is_dir() {
+            return Err(CliError::NoTree(path));
+        }
+        // The mount that it is in is the innermost one; another file system may lie in between.
+        let mount = path.ancestors().find_map(mounts::record_of);
+        let is_there = |record: &mounts::MountRecord| {
+            mounts::is_mounted(&record.directory)
+                && fs::metadata(&record.directory).is_ok_and(|root| root.dev() == metadata.dev())
+        };
+        let record = mount.filter(is_there).ok_or_else(|| CliError::NotInMount(path.clone()))?;
+        let is_root = record.directory == path;
+        Ok(Self { directory: path, number: metadata.ino(), arena: record.arena, device: metadata.dev(), is_root })
+    }
+
+    /// What the tree counts against where it has no quota of its own: what the directory above it does.
+    fn inherited(&self) -> Result<u64, CliError> {
+        match self.directory.parent().filter(|_| !self.is_root) {
+            None => Ok(0),
+            Some(parent) => quota_of(parent).map_err(system("reading the quota of", parent)),
+        }
+    }
+
+    /// Whether its top counts against its own quota.
+    pub fn is_entered(&self) -> Result<bool, CliError> {
+        let found = quota_of(&self.directory).map_err(system("reading the quota of", &self.directory))?;
+        Ok(found == self.number)
+    }
+
+    /// Has all of it count against its own quota, but for trees in it that have quotas of their own.
+    pub fn enter(&self) -> Result<(), CliError> {
+        self.convert(self.inherited()?, self.number)
+    }
+
+    /// Has all of it count as the directory above it does.
+    pub fn leave(&self) -> Result<(), CliError> {
+        self.convert(self.number, self.inherited()?)
+    }
+
+    fn convert(&self, from: u64, to: u64) -> Result<(), CliError> {
+        let bar = progress::spinner(&format!("counting what is in {}", self.directory.display()));
+        let mut result = Ok(());
+        for _ in 0..WALKS_MAX {
+            match self.walk(from, to, &bar) {
+                Ok(0) => break,
+                Ok(_) => {}
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
+            }
+        }
+        bar.finish_and_clear();
+        result
+    }
+
+    /// Goes over the tree once; says how much counted otherwise before.
+    fn walk(&self, from: u64, to: u64, bar: &ProgressBar) -> Result<u64, CliError> {
+        let (mut changed, mut seen) = (0, 0);
+        let mut waiting = vec![self.directory.clone()];
+        changed += u64::from(self.visit(&self.directory, from, to)? == Visit::Changed);
+        while let Some(directory) = waiting.pop() {
+            let entries = match fs::read_dir(&directory) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                entries => entries.map_err(system("reading", &directory))?,
+            };
+            for entry in entries {
+                let path = entry.map_err(system("reading", &directory))?.path();
+                let visit = self.visit(&path, from, to)?;
+                changed += u64::from(visit == Visit::Changed);
+                seen += 1;
+                if seen % SHOWN_EVERY == 0 {
+                    bar.set_message(format!("counting what is in {}: {seen} files", self.directory.display()));
+                }
+                if visit != Visit::Foreign && self.is_directory_here(&path) {
+                    waiting.push(path);
+                }
+            }
+        }
+        Ok(changed)
+    }
+
+    /// Has one inode count otherwise, if it counted so before.
+    fn visit(&self, path: &Path, from: u64, to: u64) -> Result<Visit, CliError> {
+        let found = match quota_of(path) {
+            // It is gone, or a file system of another kind is mounted there.
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::Unsupported) => {
+                return Ok(Visit::Foreign);
+            }
+            found => found.map_err(system("reading the quota of", path))?,
+        };
+        if found == to {
+            return Ok(Visit::Unchanged);
+        }
+        if found != from || self.is_elsewhere(path) {
+            return Ok(Visit::Foreign);
+        }
+        match lsetxattr(path, XATTR_QUOTA, to.to_string().as_bytes(), XattrFlags::empty()) {
+            Ok(()) => Ok(Visit::Changed),
+            Err(Errno::NOENT) => Ok(Visit::Foreign),
+            Err(error) => Err(system("setting the quota of", path)(error.into())),
+        }
+    }
+
+    fn is_elsewhere(&self, path: &Path) -> bool {
+        fs::symlink_metadata(path).is_ok_and(|found| found.dev() != self.device)
+    }
+
+    fn is_directory_here(&self, path: &Path) -> bool {
+        fs::symlink_metadata(path).is_ok_and(|found| found.is_dir() && found.dev() == self.device)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Visit {
+    Changed,
+    Unchanged,
+    /// It counts against another quota, and so does all in it.
+    Foreign,
+}
+
+/// Against which quota an inode counts; 0: none.
+fn quota_of(path: &Path) -> Result<u64, io::Error> {
+    let mut value = [0; 32];
+    match lgetxattr(path, XATTR_QUOTA, &mut value[..]) {
+        Ok(length) => {
+            let number = std::str::from_utf8(&value[..length]).ok().and_then(|text| text.parse().ok());
+            number.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+        }
+        Err(Errno::NODATA) => Ok(0),
+        Err(error) => Err(error.into()),
+    }
+}
