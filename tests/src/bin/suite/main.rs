@@ -9,6 +9,7 @@ mod life;
 mod linear;
 mod power;
 mod programs;
+mod quota;
 
 use std::process::ExitCode;
 
@@ -22,6 +23,7 @@ fn main() -> ExitCode {
         kill::TESTS,
         hammer::TESTS,
         linear::TESTS,
+        quota::TESTS,
         conformance::TESTS,
         power::TESTS,
     ];

@@ -1,0 +1,319 @@
+//! Quotas: limits hold to the block and to the file, for users, groups and subtrees, whoever else is at work and whatever dies.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use ashlar_tests::command::{Done, run, shell};
+use ashlar_tests::harness::{Test, Verdict, passed};
+use ashlar_tests::mount::{Medium, Site, ashlar, obstacle};
+use ashlar_tests::{Outcome, ensure, number, tried};
+use serde_json::Value;
+
+/// The tests of this group.
+pub const TESTS: &[Test] = &[
+    Test { name: "quota/a_user_gets_the_space_to_the_last_block", run: || with(user_space) },
+    Test { name: "quota/a_user_gets_the_files_to_the_last_one", run: || with(user_files) },
+    Test { name: "quota/every_call_that_takes_space_is_refused", run: || with(calls) },
+    Test { name: "quota/a_group_is_limited_through_its_directory_and_chgrp", run: || with(group) },
+    Test { name: "quota/a_subtree_counts_what_is_there_and_lets_nothing_out", run: || with(subtree) },
+    Test { name: "quota/two_mounts_never_exceed_one_limit", run: || with(two_mounts) },
+    Test { name: "quota/killing_sharedfs_keeps_the_account", run: || with(killed) },
+    Test { name: "quota/limits_survive_umount_and_mount", run: || with(survives) },
+    Test { name: "quota/refusals_say_what_to_do", run: || with(refusals) },
+];
+
+const USER: u32 = 54_321;
+const GROUP: u32 = 54_322;
+const KIB: u64 = 1024;
+const EXDEV: i32 = 18;
+
+fn with(test: fn(&Site) -> Outcome<Verdict>) -> Outcome<Verdict> {
+    if let Some(why) = obstacle() {
+        return Ok(Verdict::Skipped(why));
+    }
+    let site = Site::mounted(Medium::Memory, "128M")?;
+    // Other users must come through to the mount, and may write in its root.
+    shell(site.outside(), "chmod 755 .")?.success()?;
+    shell(&site.point(0), "chmod 1777 .")?.success()?;
+    let verdict = test(&site)?;
+    site.check()?;
+    Ok(verdict)
+}
+
+/// A shell script as an ordinary user, who is a member of the test's group too.
+fn as_user(directory: &Path, script: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    let user = format!("--reuid={USER}");
+    command.args([&user, &format!("--regid={USER}"), &format!("--groups={USER},{GROUP}")]);
+    command.args(["bash", "-euo", "pipefail", "-c", script]).current_dir(directory);
+    command
+}
+
+fn user(site: &Site, script: &str) -> Outcome<Done> {
+    run(&mut as_user(&site.point(0), script))
+}
+
+fn exceeded(done: Done) -> Outcome {
+    done.failure(1, &["quota exceeded"]).map(drop)
+}
+
+fn set(site: &Site, words: &[&str]) -> Outcome<Done> {
+    site.ashlar(&[&["quota", "set"], words].concat())?.success()
+}
+
+fn set_user(site: &Site, words: &[&str]) -> Outcome<Done> {
+    set(site, &[&["--user", &USER.to_string()], words].concat())
+}
+
+/// What `quota show` says of somebody.
+fn shown(site: &Site, kind: &str, id: u64) -> Outcome<Value> {
+    let text = site.ashlar(&["quota", "show", "--json"])?.success()?.output;
+    let all: Value = serde_json::from_str(&text).map_err(tried("reading the JSON of quota show"))?;
+    let lines = all["quotas"].as_array().cloned().unwrap_or_default();
+    Ok(lines.into_iter().find(|line| line["kind"] == kind && line["id"] == id).unwrap_or(Value::Null))
+}
+
+fn used(site: &Site, kind: &str, id: u64) -> Outcome<(u64, u64)> {
+    let line = shown(site, kind, id)?;
+    Ok((line["space_used_bytes"].as_u64().unwrap_or(0), line["files_used"].as_u64().unwrap_or(0)))
+}
+
+fn size(path: &Path) -> Outcome<u64> {
+    Ok(fs::metadata(path).map_err(tried(format!("looking at {}", path.display())))?.len())
+}
+
+fn user_space(site: &Site) -> Outcome<Verdict> {
+    let file = site.point(0).join("f");
+    set_user(site, &["--space", "1M"])?;
+    // Whatever the size of the writes, what fits is written, and the rest is refused.
+    for block in ["4k", "64k", "1M", "3333"] {
+        exceeded(user(site, &format!("dd if=/dev/zero of=f bs={block} count=2000"))?)?;
+        let length = size(&file)?;
+        ensure!(length == 1024 * KIB, "with blocks of {block}, {length} bytes were written");
+        ensure!(used(site, "user", USER.into())? == (1024 * KIB, 1), "blocks of {block} are not counted right");
+        user(site, "dd if=/dev/urandom of=f bs=4k count=256 conv=notrunc")?.success()?;
+        exceeded(user(site, "echo more > g")?)?;
+        user(site, "truncate -s 1M g && rm g f && echo room > g && rm g")?.success()?;
+    }
+    exceeded(user(site, "dd if=/dev/zero of=f bs=4k count=2000")?)?;
+    // The super-user is not held, and what is written so counts.
+    shell(&site.point(0), "dd if=/dev/zero of=f bs=4k count=10 oflag=append conv=notrunc")?.success()?;
+    ensure!(used(site, "user", USER.into())?.0 == 1064 * KIB, "what root wrote for the user is not counted");
+    user(site, "truncate -s 1M f")?.success()?;
+    exceeded(user(site, "echo more > g")?)?;
+    set_user(site, &["--space", "1028K"])?;
+    user(site, "echo more > g")?.success()?;
+    // No limit is no limit, at once.
+    site.ashlar(&["quota", "remove", "--user", &USER.to_string()])?.success()?;
+    user(site, "dd if=/dev/zero of=f bs=64k count=100")?.success()?;
+    passed()
+}
+
+fn user_files(site: &Site) -> Outcome<Verdict> {
+    user(site, "mkdir d && touch d/old")?.success()?;
+    set_user(site, &["--files", "10"])?;
+    user(site, "cd d && touch 1 2 3 4 && mkdir 5 && ln -s x 6 && mkfifo 7 && ln 1 second-name && touch 8")?
+        .success()?;
+    for script in ["touch d/9", "mkdir d/9", "ln -s x d/9", "mkfifo d/9"] {
+        exceeded(user(site, script)?)?;
+    }
+    ensure!(used(site, "user", USER.into())?.1 == 10, "{}", shown(site, "user", USER.into())?);
+    user(site, "mv d/7 d/renamed && ln d/2 d/third-name && rm d/renamed && mkdir d/9")?.success()?;
+    exceeded(user(site, "touch d/10")?)?;
+    passed()
+}
+
+fn calls(site: &Site) -> Outcome<Verdict> {
+    user(site, "head -c 64K /dev/zero > f")?.success()?;
+    set_user(site, &["--space", "64K"])?;
+    exceeded(user(site, "fallocate -l 68K g")?)?;
+    exceeded(user(site, "fallocate -o 64K -l 1 f")?)?;
+    exceeded(user(site, "python3 -c 'import os; os.copy_file_range(os.open(\"f\", 0), os.open(\"g\", 1), 4096)'")?)?;
+    // Holes, cuts, and what is taken up already, need no room.
+    user(site, "truncate -s 1M g && fallocate -l 64K f && fallocate -p -o 0 -l 4K f && fallocate -l 4K f")?
+        .success()?;
+    // Who gets a file gets its space: here by a process that may give files away, and is not the super-user.
+    shell(&site.point(0), "head -c 8K /dev/zero > given && chmod 666 given")?.success()?;
+    let chown = format!("--reuid={GROUP} --regid={GROUP} --clear-groups --inh-caps=+chown --ambient-caps=+chown");
+    let give = || shell(&site.point(0), &format!("setpriv {chown} chown {USER} given"));
+    exceeded(give()?)?;
+    user(site, "truncate -s 56K f")?.success()?;
+    give()?.success()?;
+    ensure!(used(site, "user", USER.into())?.0 == 64 * KIB, "{}", shown(site, "user", USER.into())?);
+    exceeded(user(site, "echo more > g")?)?;
+    passed()
+}
+
+fn group(site: &Site) -> Outcome<Verdict> {
+    shell(&site.point(0), &format!("mkdir g && chgrp {GROUP} g && chmod 2777 g"))?.success()?;
+    let words = ["--group", &GROUP.to_string(), "--space", "64K", "--files", "5"];
+    set(site, &words)?;
+    exceeded(user(site, "dd if=/dev/zero of=g/f bs=4k count=100")?)?;
+    ensure!(size(&site.point(0).join("g/f"))? == 64 * KIB, "not all of the group's space was used");
+    ensure!(used(site, "group", GROUP.into())? == (64 * KIB, 2), "{}", shown(site, "group", GROUP.into())?);
+    user(site, "head -c 4K /dev/zero > own")?.success()?;
+    exceeded(user(site, &format!("chgrp {GROUP} own"))?)?;
+    user(site, &format!("truncate -s 60K g/f && chgrp {GROUP} own && touch g/1 g/2"))?.success()?;
+    exceeded(user(site, "mkdir g/3")?)?;
+    // What is the group's, and who it belongs to, are counted apart.
+    ensure!(used(site, "user", USER.into())? == (64 * KIB, 4), "{}", shown(site, "user", USER.into())?);
+    passed()
+}
+
+fn subtree(site: &Site) -> Outcome<Verdict> {
+    let (root, tree) = (site.point(0), site.point(0).join("tree"));
+    let tree_name = tree.display().to_string();
+    shell(
+        &root,
+        "mkdir -p tree/deep/er out && head -c 100K /dev/zero > tree/deep/er/f && ln tree/deep/er/f tree/link",
+    )?
+    .success()?;
+    shell(&root, "ln -s nowhere tree/symbolic && mkfifo tree/fifo && chmod -R a+rwX tree out && touch out/f")?
+        .success()?;
+    set(site, &["--subtree", &tree_name, "--space", "1M", "--files", "20"])?;
+    let id = fs::metadata(&tree).map_err(tried("looking at the tree"))?.ino();
+    ensure!(used(site, "subtree", id)? == (100 * KIB, 6), "{}", shown(site, "subtree", id)?);
+    ensure!(shown(site, "subtree", id)?["name"] == "/tree", "{}", shown(site, "subtree", id)?);
+    // All users together, and the super-user too.
+    user(site, "mkdir tree/mine && head -c 100K /dev/zero > tree/mine/f")?.success()?;
+    exceeded(shell(&root, "dd if=/dev/zero of=tree/big bs=4k count=1000")?)?;
+    ensure!(used(site, "subtree", id)? == (1024 * KIB, 9), "{}", shown(site, "subtree", id)?);
+    exceeded(user(site, "echo more > tree/mine/g")?)?;
+    // Nothing moves over the border by its name; what is copied is counted where it comes to.
+    for (from, to) in [("tree/big", "out/big"), ("out/f", "tree/f"), ("tree/mine", "out/mine")] {
+        let error = fs::rename(root.join(from), root.join(to)).err().and_then(|error| error.raw_os_error());
+        ensure!(error == Some(EXDEV), "moving {from} to {to} gave {error:?}");
+    }
+    let error = fs::hard_link(root.join("tree/big"), root.join("out/big")).err().and_then(|error| error.raw_os_error());
+    ensure!(error == Some(EXDEV), "a link out of the tree gave {error:?}");
+    exceeded(shell(&root, "head -c 8K /dev/zero > out/g; mv out/g tree/g")?)?;
+    shell(&root, "rm -f tree/g; mv tree/big out/big && mv out/f tree/f && mv tree/f tree/deep/f && mv tree renamed")?
+        .success()?;
+    ensure!(used(site, "subtree", id)? == (200 * KIB, 10), "{}", shown(site, "subtree", id)?);
+    ensure!(shown(site, "subtree", id)?["name"] == "/renamed", "{}", shown(site, "subtree", id)?);
+    // The innermost one counts.
+    let inner = root.join("renamed/deep").display().to_string();
+    set(site, &["--subtree", &inner, "--files", "4"])?;
+    ensure!(used(site, "subtree", id)? == (100 * KIB, 6), "{}", shown(site, "subtree", id)?);
+    exceeded(shell(&root, "touch renamed/deep/one-more")?)?;
+    site.ashlar(&["quota", "remove", "--subtree", &inner])?.success()?;
+    ensure!(used(site, "subtree", id)? == (200 * KIB, 10), "{}", shown(site, "subtree", id)?);
+    site.ashlar(&["quota", "remove", "--subtree", &root.join("renamed").display().to_string()])?.success()?;
+    ensure!(shown(site, "subtree", id)?.is_null(), "{}", shown(site, "subtree", id)?);
+    shell(&root, "mv renamed/mine out/mine && dd if=/dev/zero of=renamed/big bs=64k count=30")?.success()?;
+    passed()
+}
+
+/// Two writers on two mounts fill one limit again and again: what both got is the limit, to the block.
+fn two_mounts(site: &Site) -> Outcome<Verdict> {
+    const LIMIT: u64 = 2048 * KIB;
+    site.mount(1)?;
+    set_user(site, &["--space", "2M"])?;
+    let rounds = number("ASHLAR_QUOTA_ROUNDS", 10);
+    for round in 0..rounds {
+        let block = ["4k", "16k", "100k"][(round % 3) as usize];
+        let write = |mount: usize| {
+            let script = format!("dd if=/dev/zero of=f{mount} bs={block} count=2000");
+            as_user(&site.point(mount), &script)
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+        };
+        let mut writers = [write(0), write(1)].into_iter().collect::<Result<Vec<_>, _>>().map_err(tried("starting"))?;
+        while writers.iter_mut().any(|writer| writer.try_wait().is_ok_and(|ended| ended.is_none())) {
+            let now = used(site, "user", USER.into())?.0;
+            ensure!(now <= LIMIT, "round {round}: {now} bytes are used");
+        }
+        let sizes = (0..2).map(|mount| size(&site.point(1 - mount).join(format!("f{mount}"))));
+        let sum: u64 = sizes.collect::<Outcome<Vec<_>>>()?.iter().sum();
+        ensure!(sum == LIMIT, "round {round}: the two got {sum} bytes");
+        ensure!(used(site, "user", USER.into())? == (LIMIT, 2), "{}", shown(site, "user", USER.into())?);
+        run(&mut as_user(&site.point((round % 2) as usize), "rm f0 f1"))?.success()?;
+        ensure!(used(site, "user", USER.into())? == (0, 0), "{}", shown(site, "user", USER.into())?);
+    }
+    site.umount(1)?;
+    Ok(Verdict::Passed(format!("{rounds} rounds")))
+}
+
+/// A writer that makes, fills and removes files until a file called `stop` is there.
+fn busy(site: &Site, number: usize) -> Outcome<Child> {
+    let script = format!(
+        "while [ ! -e stop ]; do dd if=/dev/zero of=k{number} bs=8k count=100 || true; touch k{number}-{{1..9}} || true; \
+         rm -f k{number}*; done"
+    );
+    let mut command = as_user(&site.point(number % 2), &script);
+    let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().map_err(tried("starting a writer"))
+}
+
+fn killed(site: &Site) -> Outcome<Verdict> {
+    const LIMIT: u64 = 1024 * KIB;
+    site.mount(1)?;
+    set_user(site, &["--space", "1M", "--files", "12"])?;
+    let mut writers = (0..3).map(|number| busy(site, number)).collect::<Outcome<Vec<_>>>()?;
+    let kills = number("ASHLAR_QUOTA_KILLS", 5);
+    let hammered = (0..kills).try_for_each(|kill| -> Outcome {
+        std::thread::sleep(Duration::from_millis(100 + 37 * kill));
+        site.kill_daemon()?;
+        for _ in 0..5 {
+            let (space, files) = used(site, "user", USER.into())?;
+            ensure!(space <= LIMIT && files <= 12, "kill {kill}: {space} bytes in {files} files are used");
+        }
+        site.check().map(drop)
+    });
+    fs::write(site.point(0).join("stop"), "").map_err(tried("stopping the writers"))?;
+    for writer in &mut writers {
+        writer.wait().map_err(tried("waiting for a writer"))?;
+    }
+    hammered?;
+    ensure!(used(site, "user", USER.into())? == (0, 0), "{}", shown(site, "user", USER.into())?);
+    exceeded(user(site, "dd if=/dev/zero of=f bs=4k count=1000")?)?;
+    ensure!(size(&site.point(1).join("f"))? == LIMIT, "after the kills, the limit is not what it was");
+    site.umount(1)?;
+    Ok(Verdict::Passed(format!("{kills} kills")))
+}
+
+fn survives(site: &Site) -> Outcome<Verdict> {
+    let tree = site.point(0).join("tree");
+    fs::create_dir(&tree).map_err(tried("making a directory"))?;
+    set_user(site, &["--space", "64K"])?;
+    set(site, &["--subtree", &tree.display().to_string(), "--files", "3"])?;
+    shell(&site.point(0), "chmod 777 tree")?.success()?;
+    user(site, "head -c 60K /dev/zero > f && touch tree/1")?.success()?;
+    site.umount(0)?;
+    site.check()?;
+    site.mount(0)?;
+    user(site, "head -c 4K /dev/zero > g && touch tree/2")?.success()?;
+    exceeded(user(site, "echo more > h")?)?;
+    exceeded(user(site, "touch tree/3")?)?;
+    // Limits can be set while nothing is mounted, too.
+    site.umount(0)?;
+    set_user(site, &["--space", "68K"])?;
+    site.mount(0)?;
+    user(site, "echo more > h")?.success()?;
+    passed()
+}
+
+fn refusals(site: &Site) -> Outcome<Verdict> {
+    let refused = |words: &[&str], told: &[&str]| site.ashlar(&[&["quota"], words].concat())?.failure(1, told);
+    refused(&["set", "--user", "nobody-at-all", "--space", "1G"], &["no user nobody-at-all", "getent passwd"])?;
+    refused(&["set", "--group", "nobody-at-all", "--files", "1"], &["no group nobody-at-all", "getent group"])?;
+    refused(&["set", "--subtree", "/proc", "--files", "1"], &["/proc", "not in an Ashlar", "ashlar status"])?;
+    refused(&["remove", "--user", "daemon"], &["user daemon has no limit", "ashlar quota show"])?;
+    refused(&["remove", "--subtree", &site.point(0).display().to_string()], &["has no limit"])?;
+    fs::write(site.point(0).join("file"), "").map_err(tried("making a file"))?;
+    refused(
+        &["set", "--subtree", &site.point(0).join("file").display().to_string(), "--files", "1"],
+        &["not a directory"],
+    )?;
+    run(&mut ashlar(&["quota", "set", "--user", "root"]))?.failure(2, &["--space"])?;
+    run(&mut ashlar(&["quota", "set", "--space", "1G"]))?.failure(2, &["--user"])?;
+    run(&mut ashlar(&["quota", "show", "/proc"]))?.failure(1, &["no Ashlar", "ashlar status"])?;
+    let shown = site.ashlar(&["quota", "show"])?.success()?.output;
+    ensure!(shown.contains("user root") && shown.contains("nobody is limited"), "quota show says: {shown}");
+    passed()
+}
