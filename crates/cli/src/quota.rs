@@ -95,7 +95,7 @@ fn place(at: &WhereArguments) -> Result<Place, CliError> {
 fn call(place: &Place, request: &Request) -> Result<Reply, CliError> {
     match ask(place, request)?.ok_or_else(|| CliError::NoDaemon(place.directory().to_owned()))? {
         Reply::Error(Errno::EPERM | Errno::EACCES) => Err(CliError::NotRoot { what: "looking after quotas" }),
-        Reply::Error(error) => Err(CliError::Refused { what: "look after quotas", error }),
+        Reply::Error(error) => Err(CliError::Refused { what: "look after quotas", error, log: place.daemon_log() }),
         reply => Ok(reply),
     }
 }

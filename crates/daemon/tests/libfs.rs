@@ -81,7 +81,7 @@ fn ranges_of_a_file_are_what_a_model_says() {
             match random.below(10) {
                 0..3 => {
                     let bytes = random.bytes(length as usize);
-                    fs.write(file, WriteAt::Offset(offset), &bytes, false).expect("written");
+                    fs.write(&ROOT, file, WriteAt::Offset(offset), &bytes, false).expect("written");
                     put(&mut model, offset, &bytes);
                 }
                 3 => {
@@ -93,7 +93,7 @@ fn ranges_of_a_file_are_what_a_model_says() {
                     offset = random.below(size - length);
                     let to = random.below(SIZE_MAX - length);
                     if to >= offset + length || offset >= to + length {
-                        assert_eq!(fs.copy_range(file, offset, file, to, length, false), Ok(length));
+                        assert_eq!(fs.copy_range(&ROOT, file, offset, file, to, length, false), Ok(length));
                         let bytes = model[offset as usize..(offset + length) as usize].to_vec();
                         put(&mut model, to, &bytes);
                     }
@@ -105,7 +105,7 @@ fn ranges_of_a_file_are_what_a_model_says() {
                         length = BLOCK_BYTES * (1 + random.below(4));
                     }
                     if how != Allocation::Insert || size + length <= SIZE_MAX {
-                        let result = fs.allocate(file, how, offset, length, false);
+                        let result = fs.allocate(&ROOT, file, how, offset, length, false);
                         assert_eq!(result, allocate(&mut model, how, offset, length), "seed {seed}, {number}: {how:?}");
                     }
                 }
@@ -251,11 +251,11 @@ impl Worker {
                 })?;
                 Ok(Answer::Names(names))
             }
-            Operation::Write(file, offset, text) => {
-                fs.write(InodeId(*file), WriteAt::Offset(*offset as u64), text.as_bytes(), false).map(|_| Answer::Done)
-            }
+            Operation::Write(file, offset, text) => fs
+                .write(&ROOT, InodeId(*file), WriteAt::Offset(*offset as u64), text.as_bytes(), false)
+                .map(|_| Answer::Done),
             Operation::Append(file, text) => {
-                fs.write(InodeId(*file), WriteAt::End, text.as_bytes(), false).map(|_| Answer::Done)
+                fs.write(&ROOT, InodeId(*file), WriteAt::End, text.as_bytes(), false).map(|_| Answer::Done)
             }
             Operation::Read(file, offset, count) => {
                 let mut bytes = vec![0; *count];
