@@ -236,6 +236,15 @@ impl Site {
         }
     }
 
+    /// What the daemon has warned of last, for messages.
+    #[must_use]
+    pub fn complaints(&self) -> String {
+        const SHOWN: usize = 20;
+        let log = std::fs::read_to_string(self.arena.join("daemon.log")).unwrap_or_default();
+        let lines: Vec<_> = log.lines().filter(|line| !line.contains("\"INFO\"")).collect();
+        lines[lines.len().saturating_sub(SHOWN)..].join("\n")
+    }
+
     /// Checks the arena, in use or not; fails unless it's clean. Gives the counts.
     pub fn check(&self) -> Outcome<Value> {
         let done = self.ashlar(&["fsck", "--json"])?;

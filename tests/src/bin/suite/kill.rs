@@ -75,7 +75,9 @@ fn with(kill: Kill, variable: &str, default: u64) -> Outcome<Verdict> {
     let mut sum = Sum::default();
     // Half on each medium: they differ in what a digest has to wait for.
     for (medium, rounds) in [(Medium::Memory, rounds.div_ceil(2)), (Medium::Disk, rounds / 2)] {
-        run(kill, medium, rounds, &mut sum).map_err(|error| format!("{medium:?}: {error}"))?;
+        let site = Site::mounted(medium, "256M")?;
+        run(kill, &site, rounds, &mut sum)
+            .map_err(|error| format!("{medium:?}: {error}\nthe daemon's log:\n{}", site.complaints()))?;
     }
     ensure!(sum.acknowledged > rounds * 10, "only {} updates in {rounds} rounds: nothing was tried", sum.acknowledged);
     let Sum { acknowledged, pending } = sum;
@@ -84,8 +86,7 @@ fn with(kill: Kill, variable: &str, default: u64) -> Outcome<Verdict> {
     )))
 }
 
-fn run(kill: Kill, medium: Medium, rounds: u64, sum: &mut Sum) -> Outcome {
-    let site = Site::mounted(medium, "256M")?;
+fn run(kill: Kill, site: &Site, rounds: u64, sum: &mut Sum) -> Outcome {
     site.mount(1)?;
     let mut random = Random::new(number("ASHLAR_SEED", 1));
     let mut trees = vec![Tree::new(); WRITERS];
@@ -95,16 +96,16 @@ fn run(kill: Kill, medium: Medium, rounds: u64, sum: &mut Sum) -> Outcome {
     for round in 0..rounds {
         let seed = random.draw();
         let told = |error: String| format!("round {round}, seed {seed}: {error}");
-        let mut writers = (0..WRITERS).map(|index| start(&site, index, round, seed)).collect::<Outcome<Vec<_>>>()?;
+        let mut writers = (0..WRITERS).map(|index| start(site, index, round, seed)).collect::<Outcome<Vec<_>>>()?;
         eventually("the writers are at work", Duration::from_secs(60), || {
             writers.iter().all(|writer| size(&writer.journal) > 2000)
         })
         .map_err(|error| told(format!("{error}: {}", last_words(&writers))))?;
         std::thread::sleep(Duration::from_millis(random.below(150)));
-        strike(kill, &site, &mut writers, &mut random).map_err(told)?;
+        strike(kill, site, &mut writers, &mut random).map_err(told)?;
         for (index, writer) in writers.iter().enumerate() {
             // Looked at through the mount that the writer did not use, where it can be.
-            let root = directory(&site, (index + 1) % 2, index);
+            let root = directory(site, (index + 1) % 2, index);
             let verdict = check(&root, &writer.journal, &trees[index], writer.seed, Bound::Acknowledged)
                 .map_err(|error| told(format!("writer {index}: {error}")))?;
             sum.acknowledged += verdict.acknowledged;
