@@ -183,6 +183,7 @@ impl State {
         if applied > from {
             self.oldest_uncommitted.get_or_insert_with(Instant::now);
         }
+        crate::grant::write_attached(self);
         if let Some(session) = self.sessions.get_mut(&id) {
             session.records += records;
             session.control.set_applied(applied);
@@ -204,7 +205,8 @@ impl State {
         }
         // The lease table and the page of a session from before the machine's last start may be older than its log.
         let this_boot = session.is_whole;
-        let leases = (this_boot && position >= session.judged).then(|| self.leasing.of(id, &self.store));
+        let leases =
+            (this_boot && position >= session.judged.max(session.trusted)).then(|| self.leasing.of(id, &self.store));
         Judge {
             store: &self.store,
             credentials: &session.credentials,

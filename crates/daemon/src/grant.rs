@@ -265,6 +265,14 @@ fn take(state: &mut State, word: &SlotWord) {
     write(state, word);
 }
 
+/// Writes down what sessions hold though they were not told, before the position is published up to which their records were
+/// judged: a restart in between would judge later ones by a table that lacks it.
+pub fn write_attached(state: &State) {
+    for word in state.leasing.manager.attached() {
+        write(state, &word);
+    }
+}
+
 fn lease_word(word: &SlotWord) -> LeaseWord {
     let scope = match word.scope {
         Scope::Node => ScopeKind::Node,

@@ -96,14 +96,12 @@ fn log_end(state: &mut State, id: SessionId) -> Option<LogPosition> {
 }
 
 /// Up to where a session's records were judged. Where SharedFS was killed while it took one of its leases, all that is there
-/// was written before the session could know.
+/// was written before the session could know; what of it was not judged yet is applied under the leases that stand, since what
+/// it makes and moves changes them, but is not judged by them.
 fn judged_end(state: &mut State, id: SessionId, end: LogPosition) -> LogPosition {
     let Some(session) = state.sessions.get_mut(&id) else { return end };
     if page::is_revoking(&*session.page) {
-        session.judged = end;
-        // The page is mapped whole, so the stores can't miss it.
-        let _ = page::set_validated(&*session.page, end);
-        let _ = page::set_revoking(&*session.page, false);
+        session.trusted = end;
     }
     session.judged = session.judged.min(end);
     session.judged

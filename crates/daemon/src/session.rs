@@ -97,6 +97,8 @@ pub struct Session {
     pub is_whole: bool,
     /// Records before this position were judged under the leases of their time, before SharedFS was restarted.
     pub judged: LogPosition,
+    /// Records before this position are not judged by leases: SharedFS was killed while it took one of them.
+    pub trusted: LogPosition,
     /// Records applied since this SharedFS started or the session began.
     pub records: u64,
     /// What the log's tail was when it was last seen to move, and when that was.
@@ -220,6 +222,7 @@ impl Session {
             ranges: InodeRanges::default(),
             is_whole: true,
             judged: LogPosition(0),
+            trusted: LogPosition(0),
             records: 0,
             moved: (tail, Instant::now()),
             is_connected: false,

@@ -235,6 +235,13 @@ impl LeaseManager {
         found.into_iter().collect()
     }
 
+    /// The words of [`Command::Attach`] that [`Self::poll_command`] has yet to give. A shell that publishes a position in between
+    /// writes them first; that they are written again in their turn does no harm.
+    pub fn attached(&self) -> impl Iterator<Item = SlotWord> + '_ {
+        let attaches = self.commands.iter().filter(|command| matches!(command, Command::Attach { .. }));
+        attaches.flat_map(Command::words)
+    }
+
     /// Whether a record of the session on this inode, found in its log now, may have been written under a lease.
     #[must_use]
     pub fn may_write(&self, session: SessionId, inode: InodeId, ancestry: &impl Ancestry) -> bool {

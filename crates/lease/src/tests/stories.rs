@@ -159,6 +159,23 @@ fn a_file_made_under_a_node_lease_is_still_its_makers() {
     assert_eq!(world.read(maker, file), Ok(6));
 }
 
+/// A shell that published how far it has applied, and was killed before it polled, judged the maker's next record by a table
+/// in which the file was nobody's: acknowledged updates were refused as forged.
+#[test]
+fn what_a_maker_holds_untold_is_known_before_it_is_polled() {
+    let mut world = world(quick());
+    let (other, maker) = (world.begin(), world.begin());
+    world.acquire(other, &[write(ROOT)]).unwrap();
+    let file = world.make(maker, ROOT, false).unwrap();
+    assert_eq!(world.manager.attached().count(), 0);
+    world.manager.handle_made(maker, file, ROOT, false, &world.applied);
+    let words: Vec<_> = world.manager.attached().collect();
+    assert_eq!(words.iter().map(|word| (word.session, word.inode)).collect::<Vec<_>>(), [(maker, file)]);
+    let given = world.manager.poll_command(world.now_us, &world.applied);
+    assert_eq!(given, Some(Command::Attach { word: words[0] }));
+    assert_eq!(world.manager.attached().count(), 0);
+}
+
 #[test]
 fn a_file_that_gets_a_second_link_stays_with_whom_it_was() {
     let mut world = world(quick());
