@@ -95,7 +95,8 @@ pub struct Inode {
     pub blocks: u64,
     /// Entries in a directory, `.` and `..` not counted.
     pub entries: u64,
-    /// A directory's parent (the root's is itself); for other files the directory of the link made or moved last.
+    /// A directory's parent (the root's is itself); for other files the directory of the link made or moved last, or the
+    /// root once that link is removed and others are left.
     pub parent: InodeId,
     /// Last access.
     pub accessed: Timestamp,

@@ -276,20 +276,24 @@ fn remove<T: Tree>(
     change_directory(&mut from, -1, -i32::from(found.is_directory()), at)?;
     tree.remove_entry(parent, name)?;
     tree.put_inode(parent, &from)?;
-    drop_link(tree, inode, found, release, at)
+    drop_link(tree, (inode, found), parent, release, at)
 }
 
-/// Takes one link off an inode whose entry is gone; without links it's freed, or becomes an orphan.
+/// Takes one link off an inode whose entry in `parent` is gone; without links it's freed, or becomes an orphan.
 fn drop_link<T: Tree>(
     tree: &mut T,
-    id: InodeId,
-    mut inode: Inode,
+    (id, mut inode): (InodeId, Inode),
+    parent: InodeId,
     release: bool,
     at: Timestamp,
 ) -> Result<Applied, T::Error> {
     inode.links = if inode.is_directory() { 0 } else { inode.links.saturating_sub(1) };
     inode.changed = at;
     if inode.links > 0 {
+        if inode.parent == parent {
+            // Where the other links are is not known, and this directory may be removed while the file stays.
+            inode.parent = InodeId::ROOT;
+        }
         tree.put_inode(id, &inode)?;
         return Ok(Applied::default());
     }
@@ -372,7 +376,7 @@ fn move_entry<T: Tree>(tree: &mut T, rename: &Rename<'_>) -> Result<Applied, T::
     moved.changed = at;
     tree.put_inode(inode, &moved)?;
     match replaced {
-        Some((id, replaced)) => drop_link(tree, id, replaced, release, at),
+        Some(replaced) => drop_link(tree, replaced, new_parent, release, at),
         None => Ok(Applied::default()),
     }
 }

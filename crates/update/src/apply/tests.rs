@@ -148,6 +148,26 @@ fn what_can_not_be_made_is_refused() {
     is_refused(&mut made, &link(A, ROOT, b"x"), Invalid::OutOfRange);
 }
 
+/// Leases on directories govern files by this place: were it a directory that is gone, an honest writer's records would be
+/// taken for ones without a lease.
+#[test]
+fn a_file_keeps_a_place_when_the_directory_of_its_removed_link_goes() {
+    let place = |tree: &TestTree| tree.inodes[&A].parent;
+    let mut linked = tree(&[file(A, ROOT, b"a"), directory(B, ROOT, b"b"), link(A, B, b"a")]);
+    assert_eq!(place(&linked), B);
+    let mut replaced = linked.clone();
+    for update in [unlink(A, B, b"a"), remove(B, ROOT, b"b")] {
+        linked.apply(&update).expect("valid");
+    }
+    linked.check();
+    assert_eq!((place(&linked), links(&linked, A)), (ROOT, 1));
+    for update in [file(C, B, b"c"), moved(C, (B, b"c"), (B, b"a"), Some(A))] {
+        replaced.apply(&update).expect("valid");
+    }
+    replaced.check();
+    assert_eq!((place(&replaced), links(&replaced, A)), (ROOT, 1));
+}
+
 #[test]
 fn the_last_link_frees_or_leaves_an_orphan() {
     let mut left = tree(&[file(A, ROOT, b"a"), link(A, ROOT, b"b"), write(A, 0, b"x")]);
