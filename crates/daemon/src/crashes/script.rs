@@ -1,7 +1,7 @@
 //! A session at work, with everything that SharedFS does for it, all in one thread and from one seed.
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 use std::rc::Rc;
@@ -12,7 +12,7 @@ use ashlar_pmem::{Mapping, MappingAccess, MediumKind, Persistent, SessionFile};
 use ashlar_store::{CommitDone, CommitJob, MemoryStore};
 use ashlar_types::{FileKind, InodeId, LogPosition, SessionId, Timestamp};
 use ashlar_update::{Allocation, Create, Rename, SetAttributes, Update};
-use ashlar_wire::{Credit, Need, ScopeKind, SessionKind, Want};
+use ashlar_wire::{Credit, Need, Reply, ScopeKind, SessionKind, Want};
 
 use super::mirror::Mirror;
 use super::random::Random;
@@ -26,9 +26,9 @@ use crate::{Config, digest, grant, recovery, sessions};
 /// Small, so that the log goes round often; a record may take a quarter of it.
 const RING_BYTES: u64 = 24 << 10;
 /// Blocks that are left when there is nothing but deletions any more: those copy blocks too.
-const SPARE_BLOCKS: u64 = 8;
+const SPARE_BLOCKS: u64 = 5;
 const BLOCK: u64 = 4096;
-const FILE_BLOCKS_MAX: u64 = 6;
+const FILE_BLOCKS_MAX: u64 = 5;
 const NAMES: [&[u8]; 5] = [b"a", b"b", b"c", b"d", b"a long name, so that rows differ in length"];
 
 /// What was done so far, as far as crashes are concerned.
@@ -42,8 +42,10 @@ pub struct Story {
     pub durable: usize,
     /// How many of them are in the batch whose commit has begun last.
     pub frozen: usize,
-    /// A commit is under way.
+    /// A commit is under way: begun and not finished.
     pub is_committing: bool,
+    /// Its data and rows are being written.
+    pub is_writing: bool,
 }
 
 /// The session, and SharedFS.
@@ -56,12 +58,17 @@ pub struct Live {
     story: Rc<RefCell<Story>>,
     mirror: Rc<RefCell<Mirror>>,
     pub random: Random,
+    /// How often commits go on, of four times.
+    haste: u64,
     model: MemoryStore,
     /// The updates, encoded, with the ends of their records and the blocks that they may take.
     pub records: Vec<(u8, Vec<u8>)>,
     ends: Vec<(LogPosition, u64)>,
     inodes: Range<u64>,
-    leased: BTreeSet<InodeId>,
+    /// What was written last: file, offset and length.
+    written: Option<(InodeId, u64, u64)>,
+    /// Leases on single inodes: slot and word.
+    leased: BTreeMap<InodeId, (u32, u64)>,
     job: Option<CommitJob>,
     done: Option<CommitDone>,
     pub commits: u64,
@@ -128,11 +135,13 @@ impl Live {
             story,
             mirror,
             random: Random(seed),
+            haste: 1 + seed % 3,
             model,
             records,
             ends: Vec::new(),
             inodes: 0..0,
-            leased: BTreeSet::new(),
+            written: None,
+            leased: BTreeMap::new(),
             job: None,
             done: None,
             commits: 0,
@@ -153,11 +162,11 @@ impl Live {
 
     /// One step.
     pub fn step(&mut self) {
-        match self.random.below(28) {
+        match self.random.below(30) {
             0..=20 => self.update(),
-            21 => self.apply_some(),
-            22..=25 => self.advance_commit(),
-            26 if self.kind == MediumKind::Disk => self.sync_or_write_back(),
+            21 | 22 => self.apply_some(),
+            23..=26 if self.random.below(4) < self.haste => self.advance_commit(),
+            27 if self.kind == MediumKind::Disk => self.sync_or_write_back(),
             _ => self.release(),
         }
     }
@@ -198,7 +207,9 @@ impl Live {
             self.commits += 1;
             self.story.borrow_mut().is_committing = false;
         } else if let Some(job) = self.job.take() {
+            self.story.borrow_mut().is_writing = true;
             self.done = Some(job.run());
+            self.story.borrow_mut().is_writing = false;
         } else {
             let mut state = self.shared.lock();
             self.job = digest::begin_commit(&mut state, false);
@@ -244,8 +255,15 @@ impl Live {
     fn acquire(&mut self, inode: InodeId) {
         let need = Need { contents: false, entries: false, children: false, xattrs: false };
         let want = Want { inode, write: true, scope: ScopeKind::Node, need };
-        grant::acquire(&self.shared, self.id, &[want]).expect("granted");
-        self.leased.insert(inode);
+        let reply = grant::acquire(&self.shared, self.id, &[want]).expect("granted");
+        let Reply::Granted { grants, .. } = reply else { panic!("{reply:?}") };
+        self.leased.insert(inode, (grants[0].slot, grants[0].word));
+    }
+
+    /// Whether a lease that was granted on the inode still holds, as LibFS finds out.
+    fn holds(&self, inode: InodeId) -> bool {
+        let state = self.shared.lock();
+        self.leased.get(&inode).is_some_and(|&(slot, word)| state.sessions[&self.id].leases.word(slot).0 == word)
     }
 
     fn new_inode(&mut self) -> InodeId {
@@ -291,7 +309,7 @@ impl Live {
         let needs_own: Vec<InodeId> = [Some(inode), target]
             .into_iter()
             .flatten()
-            .filter(|&id| (shared(id) || is_link) && !self.leased.contains(&id))
+            .filter(|&id| (shared(id) || is_link) && !self.holds(id))
             .collect();
         if self.model.apply(update, &|_| true).is_err() {
             return;
@@ -314,7 +332,10 @@ impl Live {
                 Ok(appended) => break appended.end,
                 Err(AppendError::Full { .. }) => self.make_room(),
                 Err(AppendError::Sealed) => {}
-                Err(error) => panic!("append: {error}"),
+                Err(error) => {
+                    let why = self.shared.lock().sessions[&self.id].fenced.clone();
+                    panic!("append: {error}: {why:?}");
+                }
             }
         };
         self.ends.push((end, blocks));
@@ -360,9 +381,9 @@ impl Live {
     fn update(&mut self) {
         let at = Timestamp { seconds: self.records.len() as i64 + 1, nanoseconds: self.random.below(1000) as u32 };
         match self.random.below(32) {
-            0..=4 => self.create(at),
-            5..=13 => self.write(at),
-            14 | 15 => {
+            0..=3 => self.create(at),
+            4..=14 => self.write(at),
+            15 => {
                 let Some(inode) = self.file() else { return };
                 let size = self.random.below(FILE_BLOCKS_MAX * BLOCK);
                 self.try_update(&Update::Resize { inode, size, strip: false, at });
@@ -422,10 +443,18 @@ impl Live {
 
     fn write(&mut self, at: Timestamp) {
         let Some(inode) = self.file() else { return };
-        let within = [0, 0, 0, 100, 4000][self.random.below(5) as usize];
-        let blocks = if self.random.one_in(3) { FILE_BLOCKS_MAX - 1 } else { 2 };
-        let offset = self.random.below(blocks) * BLOCK + within;
-        let length = [1, 300, BLOCK, BLOCK, 5000][self.random.below(5) as usize];
+        let place = match self.written {
+            // Over what was written last: it need not be applied any more.
+            Some(place) if self.random.one_in(3) => place,
+            _ => {
+                let within = [0, 0, 0, 100, 4000][self.random.below(5) as usize];
+                let blocks = if self.random.one_in(3) { FILE_BLOCKS_MAX - 1 } else { 2 };
+                let length = [1, 300, BLOCK, BLOCK, 5000][self.random.below(5) as usize];
+                (inode, self.random.below(blocks) * BLOCK + within, length)
+            }
+        };
+        self.written = Some(place);
+        let (inode, offset, length) = place;
         let value = self.random.next() as u8;
         let data: Vec<u8> = (0..length).map(|index| value.wrapping_add((index / 64) as u8)).collect();
         self.try_update(&Update::Write { inode, offset, at, strip: false, data: &data });
