@@ -18,8 +18,11 @@ use crate::state::State;
 const RANGE: u64 = 4096;
 const _: () = assert!(RANGE <= crate::page::RANGE_MAX);
 
-/// The most sessions at once: each has a log in the arena.
+/// The most sessions at once: each has a log in the arena. One ordinary user gets a part of them, and all of them together leave
+/// some to root, as which mounts run: nobody can keep others out.
 const SESSIONS_MAX: usize = 256;
+const SESSIONS_OF_USER_MAX: usize = 32;
+const SESSIONS_OF_ROOT: usize = 64;
 
 /// The answer to a first message: what to say, and what goes with it.
 pub type Opened = (Welcome, Arc<SessionFiles>);
@@ -59,9 +62,7 @@ fn open(shared: &Shared, identity: Identity) -> Result<Opened, Refused> {
         if state.ending {
             return Err(Refused::Because("the daemon is shutting down".into()));
         }
-        if state.sessions.len() >= SESSIONS_MAX {
-            return Err(Refused::Because(format!("there are {SESSIONS_MAX} sessions already; end some of them")));
-        }
+        check_room(state.sessions.values().map(|session| session.identity.uid), identity.uid)?;
         state.store.next_session_id().map_err(|error| Refused::Because(error.to_string()))?
     };
     // Making the files may take a while on a disk, so nobody waits for it.
@@ -69,6 +70,12 @@ fn open(shared: &Shared, identity: Identity) -> Result<Opened, Refused> {
     let mut session = Session::create(&shared.arena, id, identity, log_bytes)
         .map_err(|error| Refused::Because(format!("no session can be made: {error}")))?;
     let mut state = shared.lock();
+    let room = check_room(state.sessions.values().map(|session| session.identity.uid), session.identity.uid);
+    if let Err(refused) = room {
+        // Others were faster. What can't be removed now goes at the next start.
+        let _ = shared.arena.remove_session(id);
+        return Err(refused);
+    }
     tracing::info!(
         session = id.0,
         pid = session.identity.process.pid,
@@ -92,6 +99,23 @@ fn open(shared: &Shared, identity: Identity) -> Result<Opened, Refused> {
     shared.watcher.add(id, process);
     shared.digest_wanted.notify_all();
     Ok(opened)
+}
+
+/// Whether there is room for one more session of a user beside those of `users`.
+fn check_room(users: impl Iterator<Item = u32>, user: u32) -> Result<(), Refused> {
+    let (mut all, mut own) = (0, 0);
+    for other in users {
+        all += 1;
+        own += usize::from(other == user);
+    }
+    if user != 0 && own >= SESSIONS_OF_USER_MAX {
+        return Err(Refused::Because(format!("user {user} has {own} sessions already; end some of them")));
+    }
+    let most = if user == 0 { SESSIONS_MAX } else { SESSIONS_MAX - SESSIONS_OF_ROOT };
+    if all >= most {
+        return Err(Refused::Because(format!("there are {all} sessions already; end some of them")));
+    }
+    Ok(())
 }
 
 fn resume(shared: &Shared, peer: Peer, identity: &Identity) -> Result<Opened, Refused> {
@@ -265,5 +289,29 @@ pub fn watch_thread(shared: &Shared, died: &Sender<Vec<SessionId>>) {
         if shared.lock().ending {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many sessions of a user find room beside others.
+    fn fitting(user: u32, mut users: Vec<u32>) -> usize {
+        let before = users.len();
+        while check_room(users.iter().copied(), user).is_ok() {
+            users.push(user);
+        }
+        users.len() - before
+    }
+
+    #[test]
+    fn no_user_takes_the_sessions_of_others() {
+        assert_eq!(fitting(7, Vec::new()), SESSIONS_OF_USER_MAX);
+        assert_eq!(fitting(8, vec![7; SESSIONS_OF_USER_MAX]), SESSIONS_OF_USER_MAX);
+        let crowd: Vec<u32> = (1..=1000).take(SESSIONS_MAX - SESSIONS_OF_ROOT).collect();
+        assert_eq!(fitting(2000, crowd.clone()), 0);
+        assert_eq!(fitting(0, crowd), SESSIONS_OF_ROOT);
+        assert_eq!(fitting(0, Vec::new()), SESSIONS_MAX);
     }
 }

@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 
@@ -153,6 +154,11 @@ fn a_torn_log_and_a_rewritten_one_hurt_only_their_session() {
         c.make(InodeId::ROOT, b"new", FileKind::Regular);
         rustix::fs::ftruncate(&c.log_file, 0).expect("truncated");
     });
+    attack(&mut site, "the second half of the log's file cut off", |c| {
+        c.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+        c.make(InodeId::ROOT, b"new", FileKind::Regular);
+        rustix::fs::ftruncate(&c.log_file, 4096).expect("truncated");
+    });
     attack(&mut site, "zeros over the whole log", |c| {
         c.acquire(&[(InodeId::ROOT, true)]).expect("granted");
         c.append_unpaid(&Update::Accessed { inode: InodeId(99), at: NOW }).expect("appended");
@@ -286,7 +292,23 @@ fn hostile_user() {
         assert!(matches!(reply, ashlar_wire::Reply::Error(Errno::EPERM)));
         return;
     }
+    if story == "crowd" {
+        let mut lines = Vec::new();
+        let refused = loop {
+            let (line, reply, _) = hello(&socket, SessionKind::Process, None).expect("answered");
+            match reply {
+                ashlar_wire::Reply::Welcome(_) => lines.push(line),
+                ashlar_wire::Reply::Refused(sentence) => break sentence,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(lines.len(), 32);
+        assert!(refused.contains("user 65534 has 32 sessions"), "{refused}");
+        return;
+    }
     let mut c = Client::open(&socket);
+    let again = std::fs::OpenOptions::new().write(true).open(format!("/proc/self/fd/{}", c.leases_file.as_raw_fd()));
+    assert!(again.is_err(), "a user's session can't open its lease table for writing");
     c.acquire(&[(InodeId::ROOT, true), (file, true), (directory, true)]).expect("granted");
     let set = SetAttributes {
         inode: file,
@@ -357,4 +379,88 @@ fn hostile_user() {
     };
     assert_eq!(c.digest().err(), Some(Errno::EIO), "{story}");
     c.wait_fenced();
+}
+
+/// Writes a whole table of open handles, as no honest session does.
+fn forge_handles(c: &Client, entry: impl Fn(u64) -> (u64, u64)) {
+    let table: Vec<u8> = (0..ashlar_wire::HANDLE_SLOTS)
+        .flat_map(|slot| {
+            let (inode, count) = entry(slot);
+            [inode.to_le_bytes(), count.to_le_bytes()].concat()
+        })
+        .collect();
+    let written = rustix::io::pwrite(&c.control_file, &table, 4096).expect("written");
+    assert_eq!(written, table.len());
+}
+
+#[test]
+fn forged_handles_keep_no_more_than_open_ones_would_and_end_with_their_session() {
+    let mut site = Site::new(64 << 20);
+    let (file, ..) = furnish(&site);
+    let mut honest = Client::open(&site.socket());
+    for (round, story) in ["every number", "one number everywhere", "nonsense"].into_iter().enumerate() {
+        let mut hostile = Client::open(&site.socket());
+        forge_handles(&hostile, |slot| match round {
+            0 => (slot, 1),
+            1 => (file.0, u64::MAX),
+            _ => (slot.wrapping_mul(0x9e37_79b9_7f4a_7c15), u64::MAX - slot),
+        });
+        honest.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+        let name = format!("short-lived-{round}");
+        let inode = honest.make(InodeId::ROOT, name.as_bytes(), FileKind::Regular);
+        let (parent, name) = (InodeId::ROOT, name.as_bytes());
+        honest.append(&Update::Unlink { inode, parent, name, release: false, at: NOW });
+        honest.digest().expect("others go on");
+        site.check();
+        let id = hostile.welcome.peer.session;
+        let shown = site.status().sessions.into_iter().find(|session| session.session == id).expect("it lives");
+        assert_eq!(shown.fenced, None, "{story}: open handles are no offence");
+        hostile.digest().expect("it is served");
+        assert!(hostile.call(&Request::Goodbye).is_ok());
+    }
+    // What nobody has open any more is freed.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while site.check()["orphans_freed"] < 3 {
+        assert!(std::time::Instant::now() < deadline, "orphans are left: {:?}", site.status().counters);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_control_page_that_is_cut_off_fences_its_session() {
+    let mut site = Site::new(64 << 20);
+    furnish(&site);
+    let before = picture(&site.socket());
+    let mut hostile = Client::open(&site.socket());
+    hostile.append_unpaid(&Update::Accessed { inode: InodeId(99), at: NOW }).expect("appended");
+    rustix::fs::ftruncate(&hostile.control_file, 0).expect("truncated");
+    // SharedFS finds out when it next writes there. The session can't read there any more that it's fenced: its calls say so.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while hostile.digest().is_ok() {
+        assert!(std::time::Instant::now() < deadline, "the session is not fenced");
+    }
+    assert_eq!(hostile.call(&Request::InodeRange).err(), Some(Errno::EIO));
+    assert_eq!(picture(&site.socket()), before, "others go on");
+    assert_eq!(site.check()["sessions_fenced"], 1);
+}
+
+#[test]
+fn leases_cannot_be_written_by_their_session() {
+    let mut site = Site::new(64 << 20);
+    let client = Client::open(&site.socket());
+    assert!(rustix::fs::ftruncate(&client.leases_file, 0).is_err(), "it can't be truncated");
+    assert!(rustix::io::pwrite(&client.leases_file, &[1; 8], 4096).is_err(), "it can't be written");
+    site.check();
+}
+
+#[test]
+fn one_user_cannot_keep_others_out() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can become another user");
+        return;
+    }
+    let mut site = Site::new(64 << 20);
+    let (file, outer, _) = furnish(&site);
+    assert!(as_nobody(&site, "crowd", [file, outer]));
+    assert_eq!(site.check()["sessions_fenced"], 0);
 }

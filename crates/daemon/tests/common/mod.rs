@@ -172,6 +172,8 @@ pub struct Client {
     pub control: ControlPage<Arc<Mapping>>,
     pub leases: LeaseTable<Arc<Mapping>>,
     pub log_file: OwnedFd,
+    pub control_file: OwnedFd,
+    pub leases_file: OwnedFd,
     inodes: std::ops::Range<u64>,
 }
 
@@ -212,6 +214,8 @@ impl Client {
             leases: LeaseTable::new(read_only).expect("a table"),
             welcome: *welcome,
             log_file: log,
+            control_file: control,
+            leases_file: leases,
             inodes: 0..0,
         }
     }
