@@ -300,7 +300,8 @@ fn operations_of_two_sessions_are_linearizable() {
     const OPERATIONS: usize = 14;
     let mut site = Site::new(64 << 20);
     let sessions = [connect(&site), connect(&site)];
-    for seed in 1..=150u64 {
+    let rounds = std::env::var("ASHLAR_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(150);
+    for seed in 1..=rounds {
         let root = sessions[0].make(&ROOT, InodeId::ROOT, format!("r{seed}").as_bytes(), &make(FileKind::Directory));
         let mut directories = vec![root.expect("made").id];
         for (above, name) in DIRECTORIES {

@@ -100,8 +100,12 @@ impl Model {
             },
             (Operation::Link(_, to), Progress::Found(node)) => {
                 let mut after = self.clone();
-                let refused_as_directory = matches!(node, Node::Directory(_)) && *answer == error(Errno::PERM);
-                if refused_as_directory || answer_of(after.link(node, *to)) == *answer {
+                // Which of several reasons it's told is open.
+                let refused = match node {
+                    Node::Directory(_) => *answer == error(Errno::PERM),
+                    Node::File(file) => *answer == error(Errno::NOENT) && self.links(file) == 0,
+                };
+                if refused || answer_of(after.link(node, *to)) == *answer {
                     steps.push((after, None));
                 }
             }
@@ -197,6 +201,10 @@ impl Model {
         self.files.get(&file).map_or(&[], |file| &file.content)
     }
 
+    fn links(&self, file: u64) -> u32 {
+        self.files.get(&file).map_or(0, |file| file.links)
+    }
+
     fn write(&mut self, file: u64, offset: usize, bytes: &[u8]) {
         let content = &mut self.files.entry(file).or_default().content;
         content.resize(content.len().max(offset + bytes.len()), 0);
@@ -207,8 +215,7 @@ impl Model {
         match node {
             Node::Directory(_) => Answer::Directory,
             Node::File(number) => {
-                let links = self.files.get(&number).map_or(0, |file| file.links);
-                Answer::Attributes(number, self.content(number).len(), links)
+                Answer::Attributes(number, self.content(number).len(), self.links(number))
             }
         }
     }
@@ -413,8 +420,7 @@ impl Model {
                     picture.insert(path, Seen::Directory);
                 }
                 Some(Node::File(number)) => {
-                    let links = self.files.get(&number).map_or(0, |file| file.links);
-                    picture.insert(path, Seen::File(number, links, text_of(self.content(number))));
+                    picture.insert(path, Seen::File(number, self.links(number), text_of(self.content(number))));
                 }
             }
         }

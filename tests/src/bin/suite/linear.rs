@@ -46,7 +46,8 @@ fn linearizable() -> Outcome<Verdict> {
     let (mut rounds, mut stops, mut states, mut stale, mut pause) = (0, 0, 0, 0, Duration::ZERO);
     while Instant::now() < deadline {
         let seed = seed + rounds;
-        let done = round(&site, &mut workers, mounts, seed).map_err(|error| format!("ASHLAR_SEED={seed}: {error}"))?;
+        let done = round(&site, &mut workers, mounts, seed)
+            .map_err(|error| format!("ASHLAR_SEED={seed}: {error}\n{}", complaints(&site)))?;
         stops += done.stops;
         states += done.states;
         stale += done.stale;
@@ -64,6 +65,13 @@ fn linearizable() -> Outcome<Verdict> {
         "{rounds} rounds, {operations} operations, {stops} stops, {states} states, {stale} stale moves, longest pause {} ms",
         pause.as_millis()
     )))
+}
+
+/// What the daemon and the mounts have complained of.
+fn complaints(site: &Site) -> String {
+    let logs = ["daemon.log", "mount.log"].map(|name| fs::read_to_string(site.arena().join(name)).unwrap_or_default());
+    let lines = logs.iter().flat_map(|log| log.lines()).filter(|line| line.contains("ERROR") || line.contains("WARN"));
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// The processes behind the mounts, by the mounts' numbers.
