@@ -215,14 +215,18 @@ impl Worker {
             }
             Operation::RemoveDirectory(place) => {
                 let (directory, name) = self.at(*place);
-                fs.remove_directory(&ROOT, directory, name).map(|()| Answer::Done)
+                fs.remove_directory(&ROOT, directory, name, None).map(|()| Answer::Done)
             }
             Operation::Unlink(place) => {
                 let (directory, name) = self.at(*place);
                 fs.unlink(&ROOT, directory, name).map(|()| Answer::Done)
             }
             Operation::Rename(from, to, how) => {
-                let flags = RenameFlags { no_replace: *how == Move::NoReplace, exchange: *how == Move::Exchange };
+                let flags = RenameFlags {
+                    no_replace: *how == Move::NoReplace,
+                    exchange: *how == Move::Exchange,
+                    replaced: None,
+                };
                 fs.rename(&ROOT, self.at(*from), self.at(*to), flags).map(|()| Answer::Done)
             }
             Operation::Link(from, to) => loop {

@@ -26,7 +26,13 @@ pub trait FileSystem: Send + Sync + 'static {
     fn make_unnamed(&self, who: &Credentials, directory: InodeId, make: &Make<'_>) -> Outcome<Found>;
     fn link(&self, who: &Credentials, inode: InodeId, directory: InodeId, name: &[u8]) -> Outcome<Found>;
     fn unlink(&self, who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<()>;
-    fn remove_directory(&self, who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<()>;
+    fn remove_directory(
+        &self,
+        who: &Credentials,
+        directory: InodeId,
+        name: &[u8],
+        found: Option<InodeId>,
+    ) -> Outcome<()>;
     fn rename(
         &self,
         who: &Credentials,
@@ -123,7 +129,7 @@ forward! {
     fn make_unnamed(who: &Credentials, directory: InodeId, make: &Make<'_>) -> Outcome<Found>;
     fn link(who: &Credentials, inode: InodeId, directory: InodeId, name: &[u8]) -> Outcome<Found>;
     fn unlink(who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<()>;
-    fn remove_directory(who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<()>;
+    fn remove_directory(who: &Credentials, directory: InodeId, name: &[u8], found: Option<InodeId>) -> Outcome<()>;
     fn rename(who: &Credentials, from: (InodeId, &[u8]), to: (InodeId, &[u8]), flags: RenameFlags) -> Outcome<()>;
     fn open(inode: InodeId) -> Outcome<Found>;
     fn close(inode: InodeId);

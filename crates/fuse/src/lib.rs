@@ -40,6 +40,7 @@ pub mod notify;
 mod proto;
 mod reply;
 mod server;
+mod shown;
 mod turns;
 mod xattr;
 

@@ -21,7 +21,12 @@ impl<F: FileSystem> Call<'_, F> {
     /// LOOKUP.
     pub(crate) fn lookup(mut self) -> Answer {
         let name = self.arguments.text()?;
-        match self.fs().lookup(&self.who(), self.inode(), name.bytes) {
+        let answer = self.fs().lookup(&self.who(), self.inode(), name.bytes);
+        if self.fs().is_shared() {
+            let directory = answer.as_ref().ok().filter(|found| found.inode.is_directory());
+            self.server.shown.note(self.inode(), name.bytes, directory.map(|found| found.id));
+        }
+        match answer {
             Ok(found) => self.reply_entry(&name, &found),
             Err(Errno::ENOENT) => self.reply_absent(&name),
             Err(errno) => Err(errno),
@@ -127,7 +132,8 @@ impl<F: FileSystem> Call<'_, F> {
     /// RMDIR.
     pub(crate) fn rmdir(mut self) -> Answer {
         let name = self.arguments.text()?;
-        self.fs().remove_directory(&self.who(), self.inode(), name.bytes)?;
+        let found = self.shown(self.inode(), name.bytes);
+        self.fs().remove_directory(&self.who(), self.inode(), name.bytes, found)?;
         Ok(Then::Send)
     }
 
@@ -148,12 +154,20 @@ impl<F: FileSystem> Call<'_, F> {
         if no_replace && exchange {
             return Err(Errno::EINVAL);
         }
-        self.rename_to(InodeId(asked.newdir), RenameFlags { no_replace, exchange })
+        self.rename_to(InodeId(asked.newdir), RenameFlags { no_replace, exchange, replaced: None })
+    }
+
+    /// The directory that the kernel believes to stand at a name, where other mounts may have put another there. What a removal
+    /// or a rename removes, the kernel takes for dead, and answers itself for whatever is done in it from then on.
+    fn shown(&self, directory: InodeId, name: &[u8]) -> Option<InodeId> {
+        if self.fs().is_shared() { self.server.shown.directory(directory, name) } else { None }
     }
 
     fn rename_to(&mut self, directory: InodeId, flags: RenameFlags) -> Answer {
         let from = self.arguments.text()?.bytes;
         let to = self.arguments.text()?.bytes;
+        let replaced = if flags.exchange { None } else { self.shown(directory, to) };
+        let flags = RenameFlags { replaced, ..flags };
         self.fs().rename(&self.who(), (self.inode(), from), (directory, to), flags)?;
         Ok(Then::Send)
     }

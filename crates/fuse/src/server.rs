@@ -23,6 +23,7 @@ use crate::negotiate::Agreement;
 use crate::notify::Pages;
 use crate::proto::{Arguments, InHeader, Opcode};
 use crate::reply::{Check, Reply};
+use crate::shown::Shown;
 use crate::turns::Turns;
 
 /// The most threads that serve at once; a kernel has at most as many requests in flight as there are threads in it that
@@ -45,6 +46,7 @@ pub(crate) struct Server<F> {
     pub(crate) invalidations: Invalidations,
     pub(crate) fills: Fills,
     pub(crate) agreement: Agreement,
+    pub(crate) shown: Shown,
     workers: Workers,
 }
 
@@ -104,6 +106,7 @@ impl<F: FileSystem> Server<F> {
             invalidations: Invalidations::default(),
             fills: Fills::default(),
             agreement,
+            shown: Shown::default(),
             workers,
         }
     }

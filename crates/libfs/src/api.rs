@@ -115,6 +115,9 @@ pub struct RenameFlags {
     pub no_replace: bool,
     /// Exchange the two names (`RENAME_EXCHANGE`).
     pub exchange: bool,
+    /// The directory that the caller found at the new name. It will take that one for removed, so where another stands there by
+    /// now nothing happens, and the answer is `ESTALE`.
+    pub replaced: Option<InodeId>,
 }
 
 /// How to set an extended attribute.

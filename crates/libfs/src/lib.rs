@@ -108,6 +108,8 @@ pub struct LibFs {
     handles: Mutex<()>,
     /// Open files that this session has made without a name (`O_TMPFILE`): they may get one.
     unnamed: Mutex<HashSet<InodeId>>,
+    /// Held from the look at what is above a directory that moves until it has moved: threads of one session share its leases.
+    moving: Mutex<()>,
     /// Inode numbers that may be given out: the next, and how many.
     inodes: Mutex<(u64, u64)>,
     dependencies: Mutex<Dependencies>,
@@ -162,6 +164,7 @@ impl LibFs {
             held_locks: HeldLocks::default(),
             handles: Mutex::new(()),
             unnamed: Mutex::default(),
+            moving: Mutex::default(),
             inodes: Mutex::new((0, 0)),
             dependencies: Mutex::default(),
             hash_key: welcome.hash_key,

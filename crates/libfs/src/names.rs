@@ -219,22 +219,35 @@ impl LibFs {
     /// `ENOENT`, `EISDIR`, `EACCES`, `EPERM` (sticky directory).
     pub fn unlink(&self, who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<()> {
         check_new_name(name, Errno::EISDIR)?;
-        self.remove(who, directory, name, false)
+        self.remove(who, directory, name, false, None)
     }
 
-    /// Removes an empty directory.
+    /// Removes an empty directory; `found` is the one that the caller found there, if it says so.
     ///
     /// # Errors
-    /// `ENOENT`, `ENOTDIR`, `ENOTEMPTY`, `EINVAL` (`.`), `EACCES`, `EPERM`.
-    pub fn remove_directory(&self, who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<()> {
+    /// `ENOENT`, `ENOTDIR`, `ENOTEMPTY`, `EINVAL` (`.`), `EACCES`, `EPERM`; `ESTALE` where another than `found` stands there by now.
+    pub fn remove_directory(
+        &self,
+        who: &Credentials,
+        directory: InodeId,
+        name: &[u8],
+        found: Option<InodeId>,
+    ) -> Outcome<()> {
         if name == b".." {
             return Err(Errno::ENOTEMPTY);
         }
         check_new_name(name, Errno::EINVAL)?;
-        self.remove(who, directory, name, true)
+        self.remove(who, directory, name, true, found)
     }
 
-    fn remove(&self, who: &Credentials, parent: InodeId, name: &[u8], is_directory: bool) -> Outcome<()> {
+    fn remove(
+        &self,
+        who: &Credentials,
+        parent: InodeId,
+        name: &[u8],
+        is_directory: bool,
+        found: Option<InodeId>,
+    ) -> Outcome<()> {
         self.check_access(who, parent, Access::WRITE | Access::EXECUTE)?;
         loop {
             let entry = self.entry_of(parent, name, true)?.ok_or(Errno::ENOENT)?;
@@ -244,6 +257,9 @@ impl LibFs {
                 _ => {}
             }
             let inode = entry.inode;
+            if found.is_some_and(|found| found != inode) {
+                return Err(Errno::ESTALE);
+            }
             let result = self.change(&[Claim::write(parent), Claim::write(inode)], |locked| {
                 locked.expect_entry(parent, name, Some(entry)).map_err(|_| Errno::ECANCELED)?;
                 if permission::is_stuck(locked.inode(parent)?, locked.inode(inode)?, who) {
@@ -293,6 +309,9 @@ impl LibFs {
         loop {
             let source = self.entry_of(parent, name, true)?.ok_or(Errno::ENOENT)?;
             let target = self.entry_of(new_parent, new_name, true)?;
+            if flags.replaced.is_some_and(|replaced| target.is_none_or(|target| target.inode != replaced)) {
+                return Err(Errno::ESTALE);
+            }
             match (target, flags) {
                 (Some(_), RenameFlags { no_replace: true, .. }) => return Err(Errno::EEXIST),
                 (None, RenameFlags { exchange: true, .. }) => return Err(Errno::ENOENT),
@@ -333,9 +352,12 @@ impl LibFs {
         claims.push(claim(plan.source));
         // A replaced directory is empty: nothing below it needs a lease.
         claims.extend(plan.target.map(|target| if plan.exchange { claim(target) } else { Claim::write(target.inode) }));
+        let _one_at_a_time = moves_directory.then(|| self.moving.lock());
+        let mut lease = None;
         if moves_directory {
-            // The lease keeps the ancestors where they are while it is held; it is claimed again with the rest below.
-            self.change(&[Claim::write(InodeId::RENAME)], |_| Ok(()))?;
+            // The lease keeps the ancestors where they are while it is held; it is claimed again with the rest below, and must be
+            // the same one then.
+            lease = self.change(&[Claim::write(InodeId::RENAME)], |locked| Ok(locked.state(InodeId::RENAME)?.lease))?;
             if source_is_directory && self.is_ancestor(plan.source.inode, plan.new_parent)? {
                 return Err(Errno::EINVAL);
             }
@@ -346,7 +368,12 @@ impl LibFs {
             }
         }
         // An ancestor can't be replaced: it isn't empty.
-        self.change(&claims, |locked| self.move_locked(locked, who, plan))
+        self.change(&claims, |locked| {
+            if moves_directory && locked.state(InodeId::RENAME)?.lease != lease {
+                return Err(Errno::ECANCELED.into());
+            }
+            self.move_locked(locked, who, plan)
+        })
     }
 
     fn move_locked(&self, locked: &mut Locked<'_>, who: &Credentials, plan: &Move<'_>) -> Result<(), Stop> {

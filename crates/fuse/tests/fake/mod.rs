@@ -348,7 +348,7 @@ impl ashlar_fuse::FileSystem for Fake {
         Ok(())
     }
 
-    fn remove_directory(&self, _: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<()> {
+    fn remove_directory(&self, _: &Credentials, directory: InodeId, name: &[u8], _: Option<InodeId>) -> Outcome<()> {
         let mut state = self.state();
         let id = state.child(directory, name)?;
         if !state.node(id)?.entries.is_empty() {

@@ -1,0 +1,61 @@
+//! Which directories the kernel was last shown at which names.
+//!
+//! While an arena is shared, the kernel looks a name up right before it removes or replaces what it finds there. The request then
+//! names no inode; where another mount was faster, what would go is another directory than the kernel believes.
+
+use std::collections::HashMap;
+
+use ashlar_types::InodeId;
+use parking_lot::Mutex;
+
+/// Names kept. What matters is shown a moment before it's asked for; beyond this many, all are forgotten, which is as if nothing
+/// had been shown.
+const NAMES_MAX: usize = 16_384;
+
+/// What was shown.
+#[derive(Debug, Default)]
+pub(crate) struct Shown(Mutex<HashMap<(InodeId, Box<[u8]>), InodeId>>);
+
+impl Shown {
+    /// Notes that a look-up of `name` showed `found`, or no directory.
+    pub(crate) fn note(&self, parent: InodeId, name: &[u8], found: Option<InodeId>) {
+        let mut shown = self.0.lock();
+        match found {
+            None if shown.is_empty() => {}
+            None => drop(shown.remove(&(parent, Box::from(name)))),
+            Some(found) => {
+                if shown.len() >= NAMES_MAX {
+                    shown.clear();
+                }
+                shown.insert((parent, name.into()), found);
+            }
+        }
+    }
+
+    /// The directory that was last shown at `name`, if one was.
+    pub(crate) fn directory(&self, parent: InodeId, name: &[u8]) -> Option<InodeId> {
+        self.0.lock().get(&(parent, Box::from(name))).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_look_counts() {
+        let shown = Shown::default();
+        let at = |name: &[u8]| shown.directory(InodeId(1), name);
+        shown.note(InodeId(1), b"a", Some(InodeId(30)));
+        shown.note(InodeId(2), b"a", Some(InodeId(31)));
+        assert_eq!((at(b"a"), at(b"b")), (Some(InodeId(30)), None));
+        shown.note(InodeId(1), b"a", Some(InodeId(32)));
+        assert_eq!(at(b"a"), Some(InodeId(32)));
+        shown.note(InodeId(1), b"a", None);
+        assert_eq!(at(b"a"), None);
+        for number in 0..2 * NAMES_MAX as u64 {
+            shown.note(InodeId(number), b"a", Some(InodeId(number)));
+        }
+        assert!(shown.0.lock().len() <= NAMES_MAX);
+    }
+}
