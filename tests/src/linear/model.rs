@@ -214,9 +214,7 @@ impl Model {
     fn attributes(&self, node: Node) -> Answer {
         match node {
             Node::Directory(_) => Answer::Directory,
-            Node::File(number) => {
-                Answer::Attributes(number, self.content(number).len(), self.links(number))
-            }
+            Node::File(number) => Answer::Attributes(number, self.content(number).len(), self.links(number)),
         }
     }
 

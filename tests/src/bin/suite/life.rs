@@ -1,6 +1,7 @@
 //! The life of a mount: from nothing to nothing.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -20,6 +21,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "life/status_tells_people_and_machines", run: || with(status) },
     Test { name: "life/fsck_in_use_and_not", run: || with(fsck) },
     Test { name: "life/fsck_sees_a_damaged_block", run: || with(damage) },
+    Test { name: "life/flipped_bytes_in_a_log_are_never_data", run: || with(flipped) },
     Test { name: "life/an_arena_grows_and_shrinks_in_use", run: || with(resize) },
     Test { name: "life/a_full_arena_says_so_and_recovers", run: || with(full) },
     Test { name: "life/read_only_mounts_refuse_changes", run: || with(read_only) },
@@ -199,6 +201,74 @@ fn damage() -> Outcome<Verdict> {
     ensure!(read(&site.point(0).join("other"))? == "sound", "another file suffers");
     site.umount(0)?;
     passed()
+}
+
+/// One byte of a record that is not digested yet is turned over in the session's log: under a mount that lives, and in what a
+/// dead one has left. Nobody is ever shown it, and what was digested before is whole.
+fn flipped() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    for is_dead in [false, true] {
+        let (victim, other) = (site.point(0).join("victim"), site.point(0).join("other"));
+        write(&other, "sound")?;
+        write(&victim, "digested")?;
+        site.check()?;
+        // A handle that only writes leaves no pages in the kernel. The daemon stands still, so nothing is digested.
+        let file = fs::OpenOptions::new().write(true).open(&victim).map_err(tried("opening"))?;
+        FileExt::write_all_at(&file, b"digested", 0).map_err(tried("writing"))?;
+        let (daemon, mounts) = (site.daemon()?, site.mount_processes()?);
+        signal(daemon, Signal::STOP)?;
+        let marked = "the marked record of this very log ".repeat(100);
+        let written = FileExt::write_all_at(&file, marked.as_bytes(), 0).map_err(tried("writing"));
+        let flipped = written.and_then(|()| flip(&site, b"the marked record of this very log"));
+        if is_dead {
+            mounts.iter().try_for_each(|pid| signal(*pid, Signal::KILL))?;
+        }
+        signal(daemon, Signal::CONT)?;
+        ensure!(flipped? > 0, "the record was not found in the log");
+        if !is_dead {
+            // LibFS finds the damage and asks SharedFS, or that has found it already.
+            let answer = fs::read(&victim);
+            let is_refused = answer.as_ref().is_err_and(|error| error.raw_os_error() == Some(5));
+            ensure!(is_refused, "EIO expected, the file reads as {:?}", answer.map(|found| found.len()));
+            eventually("the session is fenced", SOON, || {
+                site.status().is_ok_and(|status| status["daemon"]["sessions"][0]["fenced"].is_string())
+            })?;
+        }
+        drop(file);
+        site.kill_everything()?;
+        let done = site.ashlar(&["fsck"])?;
+        ensure!(done.status.code() == Some(4), "fsck says nothing of the log: {}", done.told());
+        site.mount(0)?;
+        ensure!(read(&other)? == "sound", "another file suffers");
+        ensure!(read(&victim)? == "digested", "a damaged record was digested");
+        site.umount(0)?;
+        let done = site.ashlar(&["fsck"])?;
+        ensure!(done.output.contains("kept aside"), "fsck does not tell where the log is: {}", done.told());
+        let aside = fs::read_dir(site.arena().join("sessions")).map_err(tried("listing"))?;
+        aside.flatten().try_for_each(|file| fs::remove_file(file.path())).map_err(tried("removing the log"))?;
+        site.check()?;
+        site.mount(0)?;
+    }
+    site.umount(0)?;
+    passed()
+}
+
+/// Turns a byte over wherever `needle` stands in a log; tells how often it did.
+fn flip(site: &Site, needle: &[u8]) -> Outcome<usize> {
+    let mut flipped = 0;
+    for file in fs::read_dir(site.arena().join("sessions")).map_err(tried("listing logs"))?.flatten() {
+        let path = file.path();
+        if path.extension().is_none_or(|extension| extension != "log") {
+            continue;
+        }
+        let bytes = fs::read(&path).map_err(tried("reading a log"))?;
+        if let Some(at) = bytes.windows(needle.len()).position(|window| window == needle) {
+            let log = fs::OpenOptions::new().write(true).open(&path).map_err(tried("opening a log"))?;
+            FileExt::write_all_at(&log, &[bytes[at + 4] ^ 0x20], at as u64 + 4).map_err(tried("writing a log"))?;
+            flipped += 1;
+        }
+    }
+    Ok(flipped)
 }
 
 fn resize() -> Outcome<Verdict> {
