@@ -12,9 +12,12 @@ use parking_lot::Mutex;
 /// had been shown.
 const NAMES_MAX: usize = 16_384;
 
+/// A name in a directory.
+type Place = (InodeId, Box<[u8]>);
+
 /// What was shown.
 #[derive(Debug, Default)]
-pub(crate) struct Shown(Mutex<HashMap<(InodeId, Box<[u8]>), InodeId>>);
+pub(crate) struct Shown(Mutex<HashMap<Place, InodeId>>);
 
 impl Shown {
     /// Notes that a look-up of `name` showed `found`, or no directory.
