@@ -56,6 +56,8 @@ counters! {
     credit_refused
     /// Requests to use more of what a quota limits that were refused.
     quota_refused
+    /// Batches by which root's sessions used more of what a quota limits than they were granted: an honest LibFS has none.
+    quota_unpaid
     /// Logs cut at recovery, because what they depend on was lost with the machine's memory.
     logs_cut
 }

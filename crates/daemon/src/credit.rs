@@ -1,6 +1,6 @@
 //! Space: what sessions were promised, what is left, and what `statfs` says.
 
-use ashlar_types::{Errno, SessionId};
+use ashlar_types::{Errno, QuotaId, QuotaKey, SessionId};
 use ashlar_wire::{Credit, SpaceReply};
 use parking_lot::MutexGuard;
 
@@ -75,8 +75,26 @@ fn reclaim<'a>(shared: &'a Shared, mut state: MutexGuard<'a, State>) -> Result<M
     Ok(state)
 }
 
-/// What `statfs` says to a session: what it could still write is what is free and what it was promised.
-pub fn space(state: &State, id: Option<SessionId>) -> SpaceReply {
+/// What `statfs` says to a session: as [`space_of_all`], but no more than the limits of a subtree leave.
+pub fn space(shared: &Shared, id: Option<SessionId>, subtree: QuotaId) -> SpaceReply {
+    let mut state = shared.lock();
+    if let Some(id) = id.filter(|_| subtree != QuotaId::NONE) {
+        // What the session itself has just written counts.
+        state = shared.apply_settled(state, id);
+    }
+    let (used, limits) = state.store.quota(QuotaKey::Subtree(subtree));
+    let within = |total: u64, free: u64, used: u64, limit: Option<u64>| match limit {
+        Some(limit) => (total.min(limit), free.min(limit.saturating_sub(used))),
+        None => (total, free),
+    };
+    let all = space_of_all(&state, id);
+    let (blocks_total, blocks_free) = within(all.blocks_total, all.blocks_free, used.blocks, limits.blocks);
+    let (inodes_total, inodes_free) = within(all.inodes_total, all.inodes_free, used.inodes, limits.inodes);
+    SpaceReply { blocks_total, blocks_free, inodes_total, inodes_free }
+}
+
+/// What there is in all: what a session could still write is what is free and what it was promised.
+pub fn space_of_all(state: &State, id: Option<SessionId>) -> SpaceReply {
     let total = state.store.space();
     let mut free = free(state);
     if let Some(session) = id.and_then(|id| state.sessions.get(&id)) {

@@ -126,13 +126,17 @@ impl State {
         if moves.is_empty() {
             return Ok(());
         }
-        let Self { store, sessions, .. } = self;
+        let Self { store, sessions, counters, .. } = self;
         let Some(session) = sessions.get_mut(&id) else { return Ok(()) };
         let mut is_granted = true;
         for moved in &moves {
             is_granted &= session.outstanding.spend(moved, store.quota(moved.key).1);
         }
-        if is_granted || session.credentials.is_privileged() || !session.is_quota_judged {
+        if is_granted || !session.is_quota_judged {
+            return Ok(());
+        }
+        if session.credentials.is_privileged() {
+            counters.quota_unpaid += 1;
             return Ok(());
         }
         Err(Offence::NoQuota)

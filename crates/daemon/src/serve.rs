@@ -210,7 +210,9 @@ fn answer(
         ) => {
             return status::command(shared, connection.socket(), &request).map(Answer::from);
         }
-        (Request::Space, session) => return Ok(Reply::Space(credit::space(&shared.lock(), session)).into()),
+        (Request::Space { subtree }, session) => {
+            return Ok(Reply::Space(credit::space(shared, session, *subtree)).into());
+        }
         _ => {}
     }
     let id = peer.session.ok_or(Errno::EPROTO)?;
@@ -273,7 +275,7 @@ fn serve_session(
         }
         Request::Hello(_)
         | Request::Attach { .. }
-        | Request::Space
+        | Request::Space { .. }
         | Request::Status
         | Request::Fsck
         | Request::Resize { .. }

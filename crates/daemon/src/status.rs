@@ -66,7 +66,7 @@ fn status(shared: &Shared) -> StatusReply {
         arena: shared.arena.dir().display().to_string(),
         medium: if medium.emulated { "pmem (emulated)".to_owned() } else { medium.kind.name().to_owned() },
         arena_bytes: summary.size_bytes,
-        space: crate::credit::space(&state, None),
+        space: crate::credit::space_of_all(&state, None),
         sessions: sessions.collect(),
         counters,
     }

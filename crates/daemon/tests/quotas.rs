@@ -88,15 +88,15 @@ fn what_one_session_holds_is_taken_back_for_another() {
     limit(&site, None, None);
     assert!(!one.control.quota_era().has_limits() && !two.control.quota_era().has_limits());
     let counters = site.check();
-    assert_eq!((counters["quota_refused"], counters["sessions_fenced"]), (2, 0));
+    assert_eq!((counters["quota_refused"], counters["quota_unpaid"], counters["sessions_fenced"]), (2, 0, 0));
 }
 
 #[test]
 fn the_super_user_is_refused_nothing_and_what_it_uses_counts() {
     let mut site = Site::new(64 << 20);
     let mut client = Client::open(&site.socket());
-    limit(&site, Some(10), Some(1));
     let file = user_file(&mut client, b"file");
+    limit(&site, Some(10), Some(1));
     let (_, grant) = ask_as(&mut client, 30, 0, true).expect("granted all the same");
     assert_eq!(grant.blocks, Some(30));
     client.append(&write(file, 0, &vec![1; 30 * BLOCK]));
@@ -104,7 +104,10 @@ fn the_super_user_is_refused_nothing_and_what_it_uses_counts() {
     assert_eq!(status(&site).used, QuotaAmount { blocks: 30, inodes: 1 });
     assert_eq!(ask(&mut client, 1, 0), Err(Errno::EDQUOT));
     assert_eq!(ask(&mut client, 0, 1), Err(Errno::EDQUOT));
-    site.check();
+    assert_eq!(site.check()["quota_unpaid"], 0);
+    client.append(&write(file, 30, &[1; BLOCK]));
+    client.digest().expect("root's sessions are trusted");
+    assert_eq!(site.check()["quota_unpaid"], 1, "but it is told of");
 }
 
 #[test]

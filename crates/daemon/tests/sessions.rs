@@ -240,7 +240,10 @@ fn a_full_arena_refuses_the_call_that_asks_and_nothing_else() {
     assert_eq!(full, Errno::ENOSPC);
     let taken = (files.len() as u64 - 1) * (64 << 10);
     assert!(taken > 12 << 20, "the arena holds what it says: {taken} bytes of 16 MiB");
-    let Reply::Space(space) = one.call(&Request::Space).expect("answered") else { panic!("no space") };
+    let Reply::Space(space) = one.call(&Request::Space { subtree: ashlar_types::QuotaId::NONE }).expect("answered")
+    else {
+        panic!("no space")
+    };
     assert!(space.blocks_free < 16 + 1000, "statfs agrees: {space:?}");
     for (name, file) in &files {
         one.append(&Update::Unlink {

@@ -177,7 +177,7 @@ impl<F: FileSystem> Call<'_, F> {
 
     /// STATFS.
     pub(crate) fn statfs(self) -> Answer {
-        let space = self.fs().space()?;
+        let space = self.fs().space(self.inode())?;
         self.reply.structure(&StatfsOut {
             blocks: space.blocks_total,
             bfree: space.blocks_free,

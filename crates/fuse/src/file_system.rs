@@ -78,7 +78,7 @@ pub trait FileSystem: Send + Sync + 'static {
         strip_sgid: bool,
     ) -> Outcome<()>;
     fn remove_xattr(&self, who: &Credentials, inode: InodeId, name: &[u8]) -> Outcome<()>;
-    fn space(&self) -> Outcome<Space>;
+    fn space(&self, inode: InodeId) -> Outcome<Space>;
     fn lock(
         &self,
         inode: InodeId,
@@ -144,7 +144,7 @@ forward! {
     fn xattr_names(inode: InodeId) -> Outcome<Vec<Vec<u8>>>;
     fn set_xattr(who: &Credentials, inode: InodeId, name: &[u8], value: &[u8], flags: XattrFlags, strip_sgid: bool) -> Outcome<()>;
     fn remove_xattr(who: &Credentials, inode: InodeId, name: &[u8]) -> Outcome<()>;
-    fn space() -> Outcome<Space>;
+    fn space(inode: InodeId) -> Outcome<Space>;
     fn lock(inode: InodeId, kind: LockKind, owner: u64, pid: u32, range: (u64, u64), mode: LockMode, wait: Option<u64>) -> Outcome<()>;
     fn cancel_lock(ticket: u64) -> Outcome<()>;
     fn query_lock(inode: InodeId, kind: LockKind, owner: u64, range: (u64, u64), mode: LockMode) -> Outcome<Option<(LockMode, u64, u64, u32)>>;

@@ -1,7 +1,9 @@
 //! Reading and writing files.
 
 use ashlar_pmem::Persistent;
-use ashlar_types::{BLOCK_BYTES, Credentials, Errno, FILE_SIZE_MAX, FileKind, Inode, InodeId, LogPosition, Timestamp};
+use ashlar_types::{
+    BLOCK_BYTES, Credentials, Errno, FILE_SIZE_MAX, FileKind, Inode, InodeId, LogPosition, QuotaId, Timestamp,
+};
 use ashlar_update::{Allocation, Update};
 use ashlar_wire::{Reply, Request};
 
@@ -300,12 +302,13 @@ impl LibFs {
         self.log.memory().sync().map_err(|_| Errno::EIO)
     }
 
-    /// Free and total space.
+    /// Free and total space, as far as an inode may use it: no more than the limits of the subtree that it counts against.
     ///
     /// # Errors
     /// `EIO` where SharedFS is away.
-    pub fn space(&self) -> Outcome<crate::Space> {
-        match self.call(&Request::Space)? {
+    pub fn space(&self, id: InodeId) -> Outcome<crate::Space> {
+        let subtree = self.attributes(id).map_or(QuotaId::NONE, |found| found.inode.quota);
+        match self.call(&Request::Space { subtree })? {
             Reply::Space(space) => Ok(space),
             _ => Err(Errno::EIO),
         }

@@ -1,8 +1,8 @@
 //! The messages.
 
 use ashlar_types::{
-    BlockAddress, Errno, FileKind, Inode, InodeId, LogGeneration, LogPosition, QuotaAmount, QuotaKey, QuotaLimits,
-    SessionId,
+    BlockAddress, Errno, FileKind, Inode, InodeId, LogGeneration, LogPosition, QuotaAmount, QuotaId, QuotaKey,
+    QuotaLimits, SessionId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -297,7 +297,10 @@ pub enum Request {
     /// Make other sessions' updates persistent, which this session's depend on.
     SyncDependencies(Vec<(SessionId, LogPosition)>),
     /// For `statfs`.
-    Space,
+    Space {
+        /// The subtree within whose limits it is asked for.
+        subtree: QuotaId,
+    },
     /// A data segment; its descriptor (read-only) comes with the reply.
     Segment(u32),
     /// The mount's `/dev/fuse` descriptor comes with this, through which SharedFS makes the kernel forget what is no longer true.

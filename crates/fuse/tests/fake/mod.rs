@@ -553,7 +553,7 @@ impl ashlar_fuse::FileSystem for Fake {
         self.state().node_mut(inode)?.xattrs.remove(name).map(|_| ()).ok_or(Errno::ENODATA)
     }
 
-    fn space(&self) -> Outcome<Space> {
+    fn space(&self, _: InodeId) -> Outcome<Space> {
         Ok(Space { blocks_total: 1000, blocks_free: 600, inodes_total: 500, inodes_free: 400 })
     }
 

@@ -22,7 +22,7 @@ pub const TESTS: &[Test] = &[
 ];
 
 /// Where `scripts/tools.sh` puts them: beside the directory of this program.
-fn tool(name: &str) -> Option<PathBuf> {
+pub fn tool(name: &str) -> Option<PathBuf> {
     let this = std::env::current_exe().ok()?;
     let path = this.parent()?.parent()?.join("tools/bin").join(name);
     path.exists().then_some(path)

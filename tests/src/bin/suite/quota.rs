@@ -19,6 +19,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "quota/every_call_that_takes_space_is_refused", run: || with(calls) },
     Test { name: "quota/a_group_is_limited_through_its_directory_and_chgrp", run: || with(group) },
     Test { name: "quota/a_subtree_counts_what_is_there_and_lets_nothing_out", run: || with(subtree) },
+    Test { name: "quota/whatever_is_done_to_a_file_is_paid_for", run: || with(fsx) },
     Test { name: "quota/two_mounts_never_exceed_one_limit", run: || with(two_mounts) },
     Test { name: "quota/killing_sharedfs_keeps_the_account", run: || with(killed) },
     Test { name: "quota/limits_survive_umount_and_mount", run: || with(survives) },
@@ -39,6 +40,8 @@ fn with(test: fn(&Site) -> Outcome<Verdict>) -> Outcome<Verdict> {
     shell(site.outside(), "chmod 755 .")?.success()?;
     shell(&site.point(0), "chmod 1777 .")?.success()?;
     let verdict = test(&site)?;
+    let counters = site.status()?["daemon"]["counters"].to_string();
+    ensure!(counters.contains("[\"quota_unpaid\",0]"), "LibFS used more than it had asked for: {counters}");
     site.check()?;
     Ok(verdict)
 }
@@ -98,7 +101,9 @@ fn user_space(site: &Site) -> Outcome<Verdict> {
         exceeded(user(site, "echo more > g")?)?;
         user(site, "truncate -s 1M g && rm g f && echo room > g && rm g")?.success()?;
     }
-    exceeded(user(site, "dd if=/dev/zero of=f bs=4k count=2000")?)?;
+    // The same through the kernel's pages.
+    exceeded(user(site, "exec 3<>f; head -c 2M /dev/zero >&3")?)?;
+    ensure!(size(&file)? == 1024 * KIB, "{} bytes were written through the kernel's pages", size(&file)?);
     // The super-user is not held, and what is written so counts.
     shell(&site.point(0), "dd if=/dev/zero of=f bs=4k count=10 oflag=append conv=notrunc")?.success()?;
     ensure!(used(site, "user", USER.into())?.0 == 1064 * KIB, "what root wrote for the user is not counted");
@@ -177,6 +182,8 @@ fn subtree(site: &Site) -> Outcome<Verdict> {
     let id = fs::metadata(&tree).map_err(tried("looking at the tree"))?.ino();
     ensure!(used(site, "subtree", id)? == (100 * KIB, 6), "{}", shown(site, "subtree", id)?);
     ensure!(shown(site, "subtree", id)?["name"] == "/tree", "{}", shown(site, "subtree", id)?);
+    let free = shell(&tree, "stat -f -c '%b %f %c %d' .")?.success()?.output;
+    ensure!(free == "256 231 20 14\n", "df within the tree would show {free}");
     // All users together, and the super-user too.
     user(site, "mkdir tree/mine && head -c 100K /dev/zero > tree/mine/f")?.success()?;
     exceeded(shell(&root, "dd if=/dev/zero of=tree/big bs=4k count=1000")?)?;
@@ -205,6 +212,30 @@ fn subtree(site: &Site) -> Outcome<Verdict> {
     ensure!(shown(site, "subtree", id)?.is_null(), "{}", shown(site, "subtree", id)?);
     shell(&root, "mv renamed/mine out/mine && dd if=/dev/zero of=renamed/big bs=64k count=30")?.success()?;
     passed()
+}
+
+/// Random changes of a file by a user who has a limit and never comes to it. That LibFS asks for all that it uses, `with` sees.
+fn fsx(site: &Site) -> Outcome<Verdict> {
+    let Some(program) = crate::conformance::tool("fsx") else {
+        return Ok(Verdict::Skipped("fsx is not built; 'scripts/tools.sh' builds it".into()));
+    };
+    // Where the user may read them.
+    let (copy, configuration) = (site.outside().join("fsx"), site.outside().join("fsx.toml"));
+    fs::copy(program, &copy).map_err(tried("copying fsx"))?;
+    fs::write(&configuration, include_str!("../../../fsx.toml")).map_err(tried("writing the configuration"))?;
+    shell(site.outside(), "chmod 755 fsx && mkdir -m 777 out")?.success()?;
+    set_user(site, &["--space", "64M", "--files", "100"])?;
+    set(site, &["--subtree", &site.point(0).display().to_string(), "--space", "100M"])?;
+    let operations = number("ASHLAR_FSX_OPS", 20_000);
+    let words = format!("../fsx -q -N {operations} -S 7 -f ../fsx.toml -P ../out file");
+    user(site, &words)?.success()?;
+    let blocks = fs::metadata(site.point(0).join("file")).map_err(tried("looking at the file"))?.blocks();
+    let (space, files) = used(site, "user", USER.into())?;
+    ensure!(
+        (space, files) == (blocks * 512, 1),
+        "{space} bytes in {files} files are counted, and {blocks} sectors used"
+    );
+    Ok(Verdict::Passed(format!("{operations} operations")))
 }
 
 /// Two writers on two mounts fill one limit again and again: what both got is the limit, to the block.
