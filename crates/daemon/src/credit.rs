@@ -78,8 +78,8 @@ fn reclaim<'a>(shared: &'a Shared, mut state: MutexGuard<'a, State>) -> Result<M
 /// What `statfs` says to a session: as [`space_of_all`], but no more than the limits of a subtree leave.
 pub fn space(shared: &Shared, id: Option<SessionId>, subtree: QuotaId) -> SpaceReply {
     let mut state = shared.lock();
-    if let Some(id) = id.filter(|_| subtree != QuotaId::NONE) {
-        // What the session itself has just written counts.
+    if let Some(id) = id {
+        // What the session itself has just written and deleted counts.
         state = shared.apply_settled(state, id);
     }
     let (used, limits) = state.store.quota(QuotaKey::Subtree(subtree));
@@ -93,10 +93,12 @@ pub fn space(shared: &Shared, id: Option<SessionId>, subtree: QuotaId) -> SpaceR
     SpaceReply { blocks_total, blocks_free, inodes_total, inodes_free }
 }
 
-/// What there is in all: what a session could still write is what is free and what it was promised.
+/// What there is in all: what a session could still write is what is free and what it was promised. Freed blocks that wait
+/// for a commit count, since [`grant`] does not refuse anything before that commit.
 pub fn space_of_all(state: &State, id: Option<SessionId>) -> SpaceReply {
     let total = state.store.space();
     let mut free = free(state);
+    free.blocks += total.blocks_pinned;
     if let Some(session) = id.and_then(|id| state.sessions.get(&id)) {
         let own = session.account.outstanding();
         free.blocks += own.blocks;

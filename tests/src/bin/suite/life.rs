@@ -320,7 +320,9 @@ fn full() -> Outcome<Verdict> {
             let content = fs::read(point.join(format!("f{number}"))).map_err(tried("reading back"))?;
             ensure!(content == vec![b'z'; 1 << 20], "round {round}: file {number} is not what was written");
         }
-        shell(&point, "rm -f f*")?.success()?;
+        let free = shell(&point, "rm -f f* && df -B1M --output=avail . | tail -n 1")?.success()?.output;
+        let free_mib: u64 = free.trim().parse().map_err(|_| format!("df said {free}"))?;
+        ensure!(free_mib >= written, "round {round}: after the deletion of {written} MiB, {free_mib} MiB are free");
     }
     write(&point.join("after"), "room again")?;
     site.check()?;
