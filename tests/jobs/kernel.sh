@@ -249,6 +249,16 @@ def interrupted():
 show("waiting is interrupted", lambda: in_child(interrupted))
 os.close(os.open("locked", os.O_RDWR))
 show("closing any descriptor drops record locks", lambda: in_child(lambda: query(0, 100)))
+OFD_GETLK, OFD_SETLK, OFD_SETLKW = 36, 37, 38
+def description_lock(descriptor, command):
+    lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 5, 10, 0)
+    return struct.unpack("hhqqi4x", fcntl.fcntl(descriptor, command, lock))[0] == fcntl.F_WRLCK
+description_lock(fd, OFD_SETLK)
+os.close(os.dup(fd))
+show("lock of an open file held", lambda: description_lock(other, OFD_SETLK))
+show("lock of an open file seen", lambda: description_lock(other, OFD_GETLK))
+os.close(fd)
+show("lock of an open file goes with it", lambda: description_lock(other, OFD_SETLKW))
 
 # Times.
 write("times")

@@ -1,5 +1,7 @@
 //! Open files: opening, reading, writing, space, and what ends with a handle.
 
+use std::sync::atomic::Ordering;
+
 use ashlar_libfs::{Allocation, Change, LockKind, Seek, WriteAt, Written};
 use ashlar_types::{Credentials, Errno, InodeId, MODE_SETGID, MODE_SETUID};
 
@@ -14,7 +16,7 @@ use crate::proto::{
 };
 use crate::reply::Check;
 
-/// A handle's number says all that must be known of it: whether it bypasses the kernel's pages.
+/// A handle's number is its own as long as the mount lives, and says in its lowest bit whether it bypasses the kernel's pages.
 const HANDLE_DIRECT: u64 = 1;
 /// WRITE: the kernel writes pages of a shared mapping back, for nobody in particular.
 const WRITE_CACHE: u32 = 1 << 0;
@@ -76,9 +78,9 @@ impl<F: FileSystem> Call<'_, F> {
     /// The part of an answer that tells of a new handle. While the lease holds, every page that the kernel has is right: it
     /// was told when one was not.
     pub(crate) fn put_open(&mut self, inode: InodeId, flags: u32) -> Result<(), Errno> {
-        let mut open = OpenOut::default();
+        let mut open = OpenOut { fh: self.server.opened.fetch_add(2, Ordering::Relaxed), ..OpenOut::default() };
         if is_direct(flags) || self.is_shared_directly() {
-            open.fh = HANDLE_DIRECT;
+            open.fh |= HANDLE_DIRECT;
             open.open_flags = fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
         } else if self.fs().cache_ttl_ms(inode) > 0 {
             open.open_flags = fopen::KEEP_CACHE;
@@ -165,6 +167,10 @@ impl<F: FileSystem> Call<'_, F> {
     pub(crate) fn release(mut self) -> Answer {
         let asked: ReleaseIn = self.arguments.structure()?;
         let inode = self.inode();
+        for owner in self.server.locks.forget_handle(inode, asked.fh) {
+            // Should SharedFS be away for good, all locks are gone.
+            let _ = self.fs().release_locks(inode, owner, LockKind::Record);
+        }
         let unlocked = if asked.release_flags & RELEASE_FLOCK_UNLOCK != 0 {
             self.fs().release_locks(inode, asked.lock_owner, LockKind::Flock)
         } else {

@@ -29,9 +29,39 @@ const CANCEL_AGAIN: Duration = Duration::from_millis(5);
 /// What the mount knows of its locks. The locks themselves are SharedFS's.
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
-    /// Who may have record locks on what, so that closing a file costs nothing where nobody has.
-    record_owners: Mutex<HashSet<(InodeId, u64)>>,
+    record_owners: Mutex<RecordOwners>,
     waits: Mutex<Waits>,
+}
+
+/// Who may have record locks on what, and through which handles, so that closing a file costs nothing where nobody has.
+///
+/// An owner is a process or, for locks of an open file description (`F_OFD_SETLK`), that description; the protocol does not say
+/// which. When a process closes a file, FLUSH names it as owner. A description is never named: at its end only RELEASE comes, with
+/// its handle. By then all processes that had it open have closed it, so an owner that is still noted with that handle is it.
+#[derive(Debug, Default)]
+struct RecordOwners(HashMap<InodeId, HashSet<(u64, u64)>>);
+
+impl RecordOwners {
+    fn note(&mut self, inode: InodeId, owner: u64, handle: u64) {
+        self.0.entry(inode).or_default().insert((owner, handle));
+    }
+
+    /// Takes those out that `is_meant` picks by owner and handle; gives their owners.
+    fn take(&mut self, inode: InodeId, is_meant: impl Fn(u64, u64) -> bool) -> HashSet<u64> {
+        let Some(noted) = self.0.get_mut(&inode) else { return HashSet::new() };
+        let mut taken = HashSet::new();
+        noted.retain(|&(owner, handle)| {
+            let stays = !is_meant(owner, handle);
+            if !stays {
+                taken.insert(owner);
+            }
+            stays
+        });
+        if noted.is_empty() {
+            self.0.remove(&inode);
+        }
+        taken
+    }
 }
 
 #[derive(Debug, Default)]
@@ -45,8 +75,12 @@ struct Waits {
 impl Locks {
     /// Forgets that an owner may have record locks; tells whether it might.
     pub(crate) fn forget_record_owner(&self, inode: InodeId, owner: u64) -> bool {
-        let mut owners = self.record_owners.lock();
-        !owners.is_empty() && owners.remove(&(inode, owner))
+        !self.record_owners.lock().take(inode, |other, _| other == owner).is_empty()
+    }
+
+    /// Forgets a handle that has come to its end; tells which owners may still have record locks through it.
+    pub(crate) fn forget_handle(&self, inode: InodeId, handle: u64) -> HashSet<u64> {
+        self.record_owners.lock().take(inode, |_, other| other == handle)
     }
 
     /// Calls the waiting of request `unique` off.
@@ -158,7 +192,7 @@ impl<F: FileSystem> Call<'_, F> {
         let (inode, kind, mode) = (self.inode(), kind(&asked), mode(&asked)?);
         if kind == LockKind::Record && mode != LockMode::Unlock {
             // Before the lock is there: what is noted in vain costs one message at close.
-            self.server.locks.record_owners.lock().insert((inode, asked.owner));
+            self.server.locks.record_owners.lock().note(inode, asked.owner, asked.fh);
         }
         let range = (asked.lk.start, asked.lk.end);
         match self.fs().lock(inode, kind, asked.owner, asked.lk.pid, range, mode, None) {
@@ -200,10 +234,24 @@ mod tests {
     fn closing_costs_a_message_only_where_a_lock_was_asked_for() {
         let locks = Locks::default();
         assert!(!locks.forget_record_owner(InodeId(20), 5));
-        locks.record_owners.lock().insert((InodeId(20), 5));
+        locks.record_owners.lock().note(InodeId(20), 5, 1);
         assert!(!locks.forget_record_owner(InodeId(20), 6));
         assert!(locks.forget_record_owner(InodeId(20), 5));
         assert!(!locks.forget_record_owner(InodeId(20), 5));
+    }
+
+    #[test]
+    fn an_open_file_that_owns_locks_is_noticed_at_its_end() {
+        let locks = Locks::default();
+        let (process, description) = (5, 6);
+        for (owner, handle) in [(process, 1), (process, 2), (description, 2)] {
+            locks.record_owners.lock().note(InodeId(20), owner, handle);
+        }
+        assert!(locks.forget_record_owner(InodeId(20), process), "it closes one of its two files");
+        assert!(locks.forget_handle(InodeId(20), 1).is_empty());
+        assert!(locks.forget_handle(InodeId(21), 2).is_empty());
+        assert_eq!(locks.forget_handle(InodeId(20), 2), HashSet::from([description]));
+        assert!(locks.record_owners.lock().0.is_empty(), "nothing is kept");
     }
 
     #[test]

@@ -47,6 +47,8 @@ pub(crate) struct Server<F> {
     pub(crate) fills: Fills,
     pub(crate) agreement: Agreement,
     pub(crate) shown: Shown,
+    /// The number of the next handle; even.
+    pub(crate) opened: AtomicU64,
     workers: Workers,
 }
 
@@ -107,6 +109,7 @@ impl<F: FileSystem> Server<F> {
             fills: Fills::default(),
             agreement,
             shown: Shown::default(),
+            opened: AtomicU64::new(0),
             workers,
         }
     }
