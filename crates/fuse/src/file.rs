@@ -72,7 +72,17 @@ impl<F: FileSystem> Call<'_, F> {
 
     fn truncate(&self, strip: bool) -> Result<(), Errno> {
         let change = Change { size: Some(0), strip, ..Change::default() };
-        self.fs().set_attributes(&self.who(), self.inode(), &change).map(|_| ())
+        let loses_set_id = strip && self.has_set_id()?;
+        self.fs().set_attributes(&self.who(), self.inode(), &change)?;
+        // The kernel asks for size and times again, but not for the mode.
+        if loses_set_id {
+            self.server.forget_attributes(self.inode());
+        }
+        Ok(())
+    }
+
+    fn has_set_id(&self) -> Result<bool, Errno> {
+        Ok(self.fs().attributes(self.inode())?.inode.mode & (MODE_SETUID | MODE_SETGID) != 0)
     }
 
     /// The part of an answer that tells of a new handle. While the lease holds, every page that the kernel has is right: it
@@ -123,7 +133,7 @@ impl<F: FileSystem> Call<'_, F> {
         let appends = has(asked.flags, libc::O_APPEND) && asked.write_flags & WRITE_CACHE == 0;
         let at = if appends { WriteAt::End } else { WriteAt::Offset(asked.offset) };
         let strip = asked.write_flags & WRITE_KILL_SUIDGID != 0;
-        let loses_set_id = strip && self.fs().attributes(inode)?.inode.mode & (MODE_SETUID | MODE_SETGID) != 0;
+        let loses_set_id = strip && self.has_set_id()?;
         if !direct {
             self.server.fills.fill(inode);
         }
