@@ -98,7 +98,6 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
         let _ = thread.join();
     }
     let result = digest::finish(&shared);
-    // The next SharedFS makes its own.
-    let _ = std::fs::remove_file(&socket);
+    drop(listener);
     Ok(result?)
 }

@@ -8,8 +8,9 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -188,7 +189,16 @@ impl Connection {
 
 /// The socket on which SharedFS waits for sessions.
 #[derive(Debug)]
-pub struct Listener(UnixListener);
+pub struct Listener {
+    socket: UnixListener,
+    path: PathBuf,
+    /// Device and inode number of the socket's file.
+    file: (u64, u64),
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    std::fs::symlink_metadata(path).map(|file| (file.dev(), file.ino()))
+}
 
 impl Listener {
     /// Listens at `path`, taking the place of a socket that a dead daemon has left there.
@@ -200,7 +210,8 @@ impl Listener {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        Ok(Self(UnixListener::bind(path)?))
+        let socket = UnixListener::bind(path)?;
+        Ok(Self { socket, path: path.to_owned(), file: identity(path)? })
     }
 
     /// Waits for the next connection.
@@ -208,13 +219,24 @@ impl Listener {
     /// # Errors
     /// The socket's.
     pub fn accept(&self) -> io::Result<Connection> {
-        Ok(Connection::from_socket(self.0.accept()?.0))
+        Ok(Connection::from_socket(self.socket.accept()?.0))
+    }
+}
+
+impl Drop for Listener {
+    /// Takes the socket's file away, unless another one stands in its place: an arena may be removed and made anew while the old
+    /// one's daemon still lingers. As long as this socket is open, its file's number is not used again.
+    fn drop(&mut self) {
+        if identity(&self.path).is_ok_and(|file| file == self.file) {
+            // The next daemon takes the place of one that stays.
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.socket.as_fd()
     }
 }
 
@@ -241,6 +263,18 @@ mod tests {
         assert_eq!((a.buffer.capacity(), b.buffer.capacity()), (0, 0), "long buffers are not kept");
         drop(a);
         assert!(matches!(b.receive::<Reply>(), Err(WireError::Closed)));
+    }
+
+    #[test]
+    fn a_listener_takes_only_its_own_socket_away() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("socket");
+        let old = Listener::bind(&path).expect("bound");
+        let new = Listener::bind(&path).expect("bound in its place");
+        drop(old);
+        assert!(UnixStream::connect(&path).is_ok(), "the new one can be reached");
+        drop(new);
+        assert!(!path.exists());
     }
 
     #[test]
