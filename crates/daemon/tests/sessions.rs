@@ -254,7 +254,10 @@ fn a_full_arena_refuses_the_call_that_asks_and_nothing_else() {
             at: NOW,
         });
     }
-    let Reply::Space(space) = one.call(&Request::Space).expect("answered") else { panic!("no space") };
+    let Reply::Space(space) = one.call(&Request::Space { subtree: ashlar_types::QuotaId::NONE }).expect("answered")
+    else {
+        panic!("no space")
+    };
     assert!(space.blocks_free > 3000, "what was deleted just now is free: {space:?}");
     one.make_room();
     two.credit(1500, 1000).expect("there is room again");
