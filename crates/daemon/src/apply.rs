@@ -4,10 +4,10 @@
 //! the state in the middle of a batch: a coalesced batch is right at its end only, so SharedFS's lock is held from its beginning
 //! to its end.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use ashlar_log::RecordAt;
 use ashlar_store::StoreError;
 use ashlar_types::{InodeId, LogPosition, SessionId};
 use ashlar_update::Update;
@@ -37,37 +37,28 @@ pub enum Slice {
 /// Records of a log, in a copy that nobody changes any more.
 struct Batch {
     bytes: Vec<u8>,
-    records: Vec<Copied>,
+    records: Vec<RecordAt>,
     /// What stands behind the records is none.
     damage: Option<Offence>,
     /// There is nothing more up to where the log is to be applied.
     is_last: bool,
 }
 
-struct Copied {
-    kind: u8,
-    body: Range<usize>,
-    position: LogPosition,
-    end: LogPosition,
-}
-
 impl Batch {
-    /// Copies a batch out of a log, into `bytes`.
-    fn copy(log: &SessionLog, from: LogPosition, to: LogPosition, mut bytes: Vec<u8>) -> Self {
-        bytes.clear();
+    /// Copies a batch out of a log, into `bytes`, whatever they hold.
+    fn copy(log: &SessionLog, from: LogPosition, to: LogPosition, bytes: Vec<u8>) -> Self {
         let mut batch = Self { bytes, records: Vec::new(), damage: None, is_last: false };
         let mut scanner = log.scanner(from, to);
+        let mut end = 0;
         while batch.records.len() < BATCH_RECORDS && scanner.position().0 - from.0 < BATCH_BYTES {
-            match scanner.next() {
+            match scanner.next_into(&mut batch.bytes, end) {
                 None => {
                     batch.is_last = true;
                     break;
                 }
                 Some(Ok(record)) => {
-                    let start = batch.bytes.len();
-                    batch.bytes.extend_from_slice(record.body);
-                    let body = start..batch.bytes.len();
-                    batch.records.push(Copied { kind: record.kind, body, position: record.position, end: record.end });
+                    end = record.body.end;
+                    batch.records.push(record);
                 }
                 Some(Err(corrupt)) => {
                     batch.damage = Some(Offence::Log(corrupt.to_string()));
@@ -144,7 +135,7 @@ impl State {
     /// Where a record is refused, content that the batch had written before it and that the refused or later records would have
     /// overwritten may be missing: nobody has seen it, and its session is fenced. A missing dependency, which is nobody's
     /// offence, cuts the log exactly, as nothing is coalesced across it.
-    fn apply_updates(&mut self, id: SessionId, records: &[Copied], updates: &[Update<'_>]) -> Result<(), Refusal> {
+    fn apply_updates(&mut self, id: SessionId, records: &[RecordAt], updates: &[Update<'_>]) -> Result<(), Refusal> {
         // Less than two changes of content leave nothing to be saved.
         let coalesced =
             (updates.iter().filter(changes_content).nth(1).is_some()).then(|| coalesce(updates, Scope::Content));

@@ -43,7 +43,7 @@ use ashlar_types::{LogGeneration, LogPosition, SealCount};
 
 pub use append::Appended;
 pub use error::{AppendError, Corrupt, Damaged, Fault, OpenError};
-pub use scan::{Record, RecordRef, Scanner};
+pub use scan::{Record, RecordAt, RecordRef, Scanner};
 
 use layout::{FENCED_AT, HEAD_AT, Header, RING_AT, RING_BYTES_MIN};
 use pins::Pins;

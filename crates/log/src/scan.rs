@@ -1,5 +1,7 @@
 //! Reading records that somebody else may be writing.
 
+use std::ops::Range;
+
 use ashlar_pmem::Persistent;
 use ashlar_types::{LogGeneration, LogPosition};
 
@@ -46,6 +48,21 @@ impl RecordRef<'_> {
     }
 }
 
+/// Where a record stands, in the log and in a caller's buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordAt {
+    /// The record's position.
+    pub position: LogPosition,
+    /// The position of what comes next.
+    pub end: LogPosition,
+    /// The position of the body's first byte, for [`Log::read`].
+    pub body_position: LogPosition,
+    /// The kind that it was appended with.
+    pub kind: u8,
+    /// The body's place in the buffer.
+    pub body: Range<usize>,
+}
+
 /// Walks over the records of a settled range, skipping voids. A record is copied first and verified after, so what a caller
 /// gets stays what was verified, whatever the session does to its log.
 #[derive(Debug)]
@@ -55,7 +72,7 @@ pub struct Scanner<'a, M> {
     to: LogPosition,
     // Records follow one another in generations that never go back.
     generation: LogGeneration,
-    // Prefix and body of the record at hand.
+    // For callers that bring no buffer.
     buffer: Vec<u8>,
     failed: bool,
 }
@@ -91,21 +108,30 @@ impl<M: Persistent> Scanner<'_, M> {
     /// The next record, none at the range's end. After an error there is nothing more.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Option<Result<RecordRef<'_>, Corrupt>> {
+        let mut buffer = std::mem::take(&mut self.buffer);
+        let found = self.next_into(&mut buffer, 0);
+        self.buffer = buffer;
+        Some(found?.map(|RecordAt { position, end, body_position, kind, body }| RecordRef {
+            position,
+            end,
+            body_position,
+            kind,
+            body: &self.buffer[body],
+        }))
+    }
+
+    /// The next record, copied to `at` or behind it in the caller's buffer, which grows where it must. What the buffer holds
+    /// there besides is overwritten, so that one which is used again and again costs nothing but the copy.
+    pub fn next_into(&mut self, buffer: &mut Vec<u8>, at: usize) -> Option<Result<RecordAt, Corrupt>> {
         if self.failed || self.position == self.to {
             return None;
         }
-        match self.find_record() {
+        match self.find_record(buffer, at) {
             Ok(None) => None,
-            Ok(Some(found)) => {
+            Ok(Some((found, kind, body))) => {
                 let position = std::mem::replace(&mut self.position, found.end);
-                let word = self.buffer[PREFIX_OWN_AT..].iter().take(8).rev().fold(0, |w, &b| w << 8 | u64::from(b));
-                Some(Ok(RecordRef {
-                    position,
-                    end: found.end,
-                    body_position: found.record.plus(HEADER_BYTES),
-                    kind: (word >> 56) as u8,
-                    body: &self.buffer[PREFIX_BYTES..],
-                }))
+                let body_position = found.record.plus(HEADER_BYTES);
+                Some(Ok(RecordAt { position, end: found.end, body_position, kind, body }))
             }
             Err(fault) => {
                 self.failed = true;
@@ -115,7 +141,7 @@ impl<M: Persistent> Scanner<'_, M> {
     }
 
     /// Goes to the next record and takes it into the buffer.
-    fn find_record(&mut self) -> Result<Option<Found>, Fault> {
+    fn find_record(&mut self, buffer: &mut Vec<u8>, at: usize) -> Result<Option<(Found, u8, Range<usize>)>, Fault> {
         let capacity = self.log.header.capacity;
         if self.position > self.to || self.to.0 - self.position.0 > capacity || self.position.0 % UNIT_BYTES != 0 {
             return Err(Fault::Range);
@@ -126,9 +152,9 @@ impl<M: Persistent> Scanner<'_, M> {
                 return Err(Fault::Length);
             }
             if found.mark.verdict == Verdict::Record {
-                self.take(&found)?;
+                let (kind, body) = self.take(&found, buffer, at)?;
                 self.generation = found.mark.generation;
-                return Ok(Some(found));
+                return Ok(Some((found, kind, body)));
             }
             self.generation = found.mark.generation;
             self.position = found.end;
@@ -167,39 +193,42 @@ impl<M: Persistent> Scanner<'_, M> {
         recovered == (generation == self.log.header.generation) && generation >= self.generation
     }
 
-    /// Copies a record and verifies the copy.
-    fn take(&mut self, found: &Found) -> Result<(), Fault> {
+    /// Copies a record to `at` in the buffer and verifies the copy. Returns its kind and its body's place.
+    fn take(&self, found: &Found, buffer: &mut Vec<u8>, at: usize) -> Result<(u8, Range<usize>), Fault> {
         let log = self.log;
         let slot_bytes = found.mark.units * UNIT_BYTES;
         if slot_bytes - HEADER_BYTES > log.body_bytes_max() {
             return Err(Fault::Length);
         }
         // The copy begins with the record's second word, which the prefix has at `PREFIX_OWN_AT`; key and mark come before.
-        let own_bytes = (slot_bytes - UNIT_BYTES) as usize;
-        self.buffer.resize(PREFIX_OWN_AT + own_bytes, 0);
+        let end = at + PREFIX_OWN_AT + (slot_bytes - UNIT_BYTES) as usize;
+        if buffer.len() < end {
+            buffer.resize(end, 0);
+        }
+        let copy = &mut buffer[at..end];
         let offset = RING_AT + found.record.0 % log.header.capacity;
-        log.memory.load(offset + UNIT_BYTES, &mut self.buffer[PREFIX_OWN_AT..]).map_err(|_| Fault::Length)?;
-        let word = |buffer: &[u8], at: usize, length: usize| {
-            buffer[at..at + length].iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
+        log.memory.load(offset + UNIT_BYTES, &mut copy[PREFIX_OWN_AT..]).map_err(|_| Fault::Length)?;
+        let word = |copy: &[u8], at: usize, length: usize| {
+            copy[at..at + length].iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
         };
-        let second = word(&self.buffer, PREFIX_OWN_AT, 8);
-        let crc = word(&self.buffer, PREFIX_CRC_AT, 4) as u32;
-        let unused = second % UNIT_BYTES;
+        let second = word(copy, PREFIX_OWN_AT, 8);
+        let crc = word(copy, PREFIX_CRC_AT, 4) as u32;
+        let (kind, unused) = ((second >> 56) as u8, second % UNIT_BYTES);
         let body_bytes = (slot_bytes - HEADER_BYTES).checked_sub(unused).ok_or(Fault::Length)?;
-        self.buffer.truncate(PREFIX_BYTES + body_bytes as usize);
+        let copy = &mut copy[..PREFIX_BYTES + body_bytes as usize];
         // Position and generation are taken from where we are, not from the bytes, so one comparison of the checksum covers
         // them as well.
         let stamp = crate::record::Stamp { generation: found.mark.generation, ..log.stamp(self.position) };
-        let prefix = stamp.prefix(found.mark.units, (second >> 56) as u8, body_bytes);
-        if prefix[PREFIX_OWN_AT..PREFIX_CRC_AT] != self.buffer[PREFIX_OWN_AT..PREFIX_CRC_AT]
-            || prefix[PREFIX_CRC_AT + 4..] != self.buffer[PREFIX_CRC_AT + 4..PREFIX_BYTES]
+        let prefix = stamp.prefix(found.mark.units, kind, body_bytes);
+        if prefix[PREFIX_OWN_AT..PREFIX_CRC_AT] != copy[PREFIX_OWN_AT..PREFIX_CRC_AT]
+            || prefix[PREFIX_CRC_AT + 4..] != copy[PREFIX_CRC_AT + 4..PREFIX_BYTES]
         {
             return Err(Fault::Checksum);
         }
-        self.buffer[..PREFIX_BYTES].copy_from_slice(&prefix);
-        if checksum_of(&self.buffer) != crc && !log.planted(Bug::SkipChecksum) {
+        copy[..PREFIX_BYTES].copy_from_slice(&prefix);
+        if checksum_of(copy) != crc && !log.planted(Bug::SkipChecksum) {
             return Err(Fault::Checksum);
         }
-        Ok(())
+        Ok((kind, at + PREFIX_BYTES..at + copy.len()))
     }
 }

@@ -19,6 +19,10 @@ const PIECE_WORDS: usize = PIECE_BLOCKS as usize / 64;
 /// Bytes of a bitmap row.
 pub const PIECE_BYTES: usize = PIECE_WORDS * 8;
 
+/// Freed stretches of at least so many blocks are given out again before blocks that were never used: their memory is there
+/// already. Shorter ones wait until the search comes round, so that files don't fall to pieces.
+const STRETCH_BLOCKS: u64 = 16;
+
 /// In place of a session: what SharedFS frees on its own account waits for the commit only.
 pub const NO_SESSION: SessionId = SessionId(0);
 
@@ -264,6 +268,10 @@ impl Allocator {
             let Some(map) = self.segments.get_mut(&pin.address.segment()) else { continue };
             clear_range(&mut map.busy, pin.address.block(), pin.address.block() + pin.blocks as u32);
             map.free += pin.blocks;
+            if pin.blocks >= STRETCH_BLOCKS && !map.closed {
+                map.cursor = map.cursor.min(pin.address.block());
+                self.current = self.current.min(pin.address.segment());
+            }
             self.free += if map.closed { 0 } else { pin.blocks };
         }
         if pins.queue.is_empty() && pins.released == LogPosition(u64::MAX) {

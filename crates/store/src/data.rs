@@ -22,6 +22,16 @@ fn part_in(block: u64, offset: u64, data: &[u8]) -> (u64, &[u8]) {
     (from - start, &data[(from - offset) as usize..(to - offset) as usize])
 }
 
+/// The blocks of a range that `data`, which lies at `offset` in a file, covers as a whole, and its bytes for them.
+fn whole_in(blocks: Range<u64>, offset: u64, data: &[u8]) -> (Range<u64>, &[u8]) {
+    let start = blocks.start.max(offset.div_ceil(BLOCK_BYTES));
+    let end = blocks.end.min((offset + data.len() as u64) / BLOCK_BYTES);
+    if start >= end {
+        return (blocks.start..blocks.start, &[]);
+    }
+    (start..end, &data[(start * BLOCK_BYTES - offset) as usize..(end * BLOCK_BYTES - offset) as usize])
+}
+
 /// The chunks that hold a range of blocks.
 fn chunks_of(blocks: &Range<u64>) -> Range<u64> {
     blocks.start / CHUNK_BLOCKS..blocks.end.div_ceil(CHUNK_BLOCKS)
@@ -261,10 +271,16 @@ impl Store {
             let free = self.allocator.free_blocks();
             let (address, got) =
                 self.allocator.allocate(stretch, near).ok_or(StoreError::FullBlocks { needed: stretch, free })?;
-            for step in 0..got {
-                let old = chunk.block(block + step).flatten();
-                let part = part_in(base + block + step, offset, data);
-                self.fill(id, base + block + step, address.plus(step), old, part)?;
+            let first = base + block;
+            let (whole, bytes) = whole_in(first..first + got, offset, data);
+            if !whole.is_empty() {
+                let start = address.plus(whole.start - first);
+                self.segment(start)?.store_blocks(start.block(), bytes)?;
+            }
+            for logical in (first..whole.start).chain(whole.end..first + got) {
+                let old = chunk.block(logical - base).flatten();
+                let part = part_in(logical, offset, data);
+                self.fill(id, logical, address.plus(logical - first), old, part)?;
             }
             self.free_runs(chunk, block, block + got);
             chunk.set(Run { start: block, blocks: got, address: Some(address) });
@@ -277,7 +293,7 @@ impl Store {
         chunk.block(block).flatten().filter(|address| self.allocator.is_fresh(*address))
     }
 
-    /// Writes a new block: `part` over the content of the old block, or over zeros.
+    /// Writes a new block in part: `part` over the content of the old block, or over zeros.
     fn fill(
         &mut self,
         id: InodeId,
@@ -287,10 +303,6 @@ impl Store {
         (within, part): (u64, &[u8]),
     ) -> Result<(), StoreError> {
         let segment = self.segment(address)?;
-        if part.len() as u64 == BLOCK_BYTES {
-            segment.store(address.block(), 0, part)?;
-            return segment.set_checksum(address.block(), checksum(part));
-        }
         let mut content = ZEROS;
         let sound = match old {
             Some(old) => self.segment(old)?.load_verified(old.block(), &mut content)?,

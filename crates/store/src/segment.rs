@@ -46,6 +46,17 @@ impl Segment {
         Ok(self.mapping.copy_in(self.place(block, within)?, bytes)?)
     }
 
+    /// Writes whole blocks that follow each other, with their checksums. Durable as with [`Self::store`].
+    pub fn store_blocks(&self, block: u32, bytes: &[u8]) -> Result<(), StoreError> {
+        let blocks = bytes.chunks_exact(BLOCK_BYTES as usize);
+        self.place(block.saturating_add(blocks.len().saturating_sub(1) as u32), 0)?;
+        let checksums: Vec<u8> = blocks.flat_map(|bytes| checksum(bytes).to_le_bytes()).collect();
+        self.mapping
+            .write_pages(self.info.block_offset(block), bytes)
+            .map_err(StoreError::io("cannot write to a data segment"))?;
+        Ok(self.mapping.copy_in(self.info.checksum_offset(block), &checksums)?)
+    }
+
     /// The checksum that stands for a block.
     #[inline]
     pub fn checksum(&self, block: u32) -> Result<u32, StoreError> {
