@@ -164,7 +164,9 @@ impl Session {
 /// Grants what a session wants to use of what is limited. Where there is too little, what all sessions hold of it is taken back, and
 /// all logs are applied, so that only what is really used counts; only then the answer is no.
 pub fn grant(shared: &Shared, id: SessionId, wants: &[QuotaWant]) -> Result<Reply, Errno> {
-    if wants.len() > WANTS_MAX {
+    // Who asks twice at once for the same would get twice what is left.
+    let is_repeated = |(index, want): (usize, &QuotaWant)| wants[..index].iter().any(|other| other.key == want.key);
+    if wants.len() > WANTS_MAX || wants.iter().enumerate().any(is_repeated) {
         return Err(Errno::EINVAL);
     }
     let mut state = shared.apply_settled(shared.lock(), id);

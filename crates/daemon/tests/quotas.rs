@@ -76,6 +76,8 @@ fn what_one_session_holds_is_taken_back_for_another() {
     assert_eq!(ask(&mut two, 160, 0).expect("all of it").blocks, Some(160));
     assert!(one.control.quota_era() > era, "the first one's purse is worth nothing now");
     assert_eq!(ask(&mut one, 161, 0), Err(Errno::EDQUOT));
+    let half = QuotaWant { key: KEY, amount: QuotaAmount { blocks: 160, inodes: 0 }, exempt: false };
+    assert_eq!(one.call(&Request::Quota(vec![half, half])).err(), Some(Errno::EINVAL), "no limit is given twice");
     let file = user_file(&mut one, b"file");
     assert_eq!(ask(&mut one, 100, 0).expect("the second has used nothing").blocks, Some(100));
     one.append(&write(file, 0, &vec![1; 100 * BLOCK]));
