@@ -301,8 +301,8 @@ impl LibFs {
 
     /// Has an inode count against the subtree whose number is written in decimal.
     fn set_quota(&self, who: &Credentials, id: InodeId, value: &[u8]) -> Outcome<()> {
-        let number = std::str::from_utf8(value).ok().and_then(|text| text.trim_ascii().parse().ok());
-        let quota = QuotaId(number.ok_or(Errno::EINVAL)?);
+        let number = std::str::from_utf8(value).ok().and_then(|text| text.trim_ascii().parse::<u64>().ok());
+        let quota = QuotaId(number.filter(|number| number >> QuotaId::BITS == 0).ok_or(Errno::EINVAL)?);
         self.change(&[Claim::write(id).with_xattrs()], |locked| {
             self.check_xattr_access(locked.state(id)?, who, XATTR_QUOTA)?;
             if locked.inode(id)?.quota == quota {

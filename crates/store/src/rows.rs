@@ -253,8 +253,8 @@ pub fn decode_counters(value: &[u8]) -> Option<Counters> {
     fields.0.is_empty().then_some(counters)
 }
 
-/// Bits of a quota's number below its kind. Inode numbers never come so far.
-const QUOTA_KIND_SHIFT: u32 = 56;
+/// Bits of a quota's number below its kind.
+const QUOTA_KIND_SHIFT: u32 = QuotaId::BITS;
 
 /// The number of an owner, a group or a subtree among all of them: its kind in the highest byte.
 pub const fn quota_number(key: QuotaKey) -> u64 {

@@ -58,6 +58,8 @@ number! {
 impl QuotaId {
     /// What counts against no subtree.
     pub const NONE: Self = Self(0);
+    /// Bits of the largest number: the shared area keeps the kind of a quota above them. Inode numbers never come so far.
+    pub const BITS: u32 = 56;
 
     /// The subtree of which this directory is the top.
     #[must_use]

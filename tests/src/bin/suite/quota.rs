@@ -201,6 +201,12 @@ fn subtree(site: &Site) -> Outcome<Verdict> {
         .success()?;
     ensure!(used(site, "subtree", id)? == (200 * KIB, 10), "{}", shown(site, "subtree", id)?);
     ensure!(shown(site, "subtree", id)?["name"] == "/renamed", "{}", shown(site, "subtree", id)?);
+    // What it counts against is no attribute that copies would take along, and no number that there can't be.
+    let check = format!(
+        "python3 -c 'import os; name = \"trusted.ashlar.quota\"; assert os.listxattr(\"renamed\") == []; \
+         assert os.getxattr(\"renamed/deep\", name) == b\"{id}\"; os.setxattr(\"renamed\", name, b\"72057594037927936\")'"
+    );
+    shell(&root, &check)?.failure(1, &["Invalid argument"])?;
     // The innermost one counts.
     let inner = root.join("renamed/deep").display().to_string();
     set(site, &["--subtree", &inner, "--files", "4"])?;
