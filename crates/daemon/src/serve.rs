@@ -90,6 +90,8 @@ pub fn listen(shared: &Arc<Shared>, listener: &Listener) {
         }
         if ready {
             accept(shared, listener, &connections);
+            // Whoever asks may be about to open a session: a mount first looks whether there is a daemon.
+            unused_since = Instant::now();
         }
         if !shared.lock().sessions.is_empty() {
             unused_since = Instant::now();

@@ -27,6 +27,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "life/read_only_mounts_refuse_changes", run: || with(read_only) },
     Test { name: "life/foreground_mounts_end_with_a_signal", run: || with(foreground) },
     Test { name: "life/a_daemon_of_its_own_stays", run: || with(own_daemon) },
+    Test { name: "life/a_daemon_that_is_asked_lingers_on", run: || with(lingering) },
     Test { name: "life/a_mount_whose_process_died_is_mounted_anew", run: || with(died) },
     Test { name: "life/lazy_umount_lets_programs_finish", run: || with(lazy) },
     Test { name: "life/an_idle_mount_takes_little_memory", run: || with(memory) },
@@ -381,6 +382,28 @@ fn own_daemon() -> Outcome<Verdict> {
     ensure!(wait(&mut child, SOON)?.success(), "the supervisor did not end well");
     ensure!(!is_alive(daemon), "SharedFS is left");
     site.check()?;
+    passed()
+}
+
+/// A mount asks for the daemon before it opens its session: a daemon that has answered must not be gone by then.
+fn lingering() -> Outcome<Verdict> {
+    let site = Site::new(Medium::Memory, "64M")?;
+    let mut child = ashlar(&["daemon", "--size", "64M", "--linger-seconds", "2", "--arena"])
+        .arg(site.arena())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(tried("starting"))?;
+    eventually("the daemon answers", SOON, || site.daemon().is_ok())?;
+    let daemon = site.daemon()?;
+    let start = std::time::Instant::now();
+    while start.elapsed() < std::time::Duration::from_secs(4) {
+        ensure!(site.daemon()? == daemon, "the daemon ended while it was being asked");
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    ensure!(wait(&mut child, SOON)?.success(), "the supervisor did not end well");
+    ensure!(!is_alive(daemon), "SharedFS is left");
     passed()
 }
 
