@@ -260,6 +260,19 @@ show("lock of an open file seen", lambda: description_lock(other, OFD_GETLK))
 os.close(fd)
 show("lock of an open file goes with it", lambda: description_lock(other, OFD_SETLKW))
 
+# A mapping of a file that is open for O_DIRECT.
+write("mapped directly", b"0" * 8192)
+fd = os.open("mapped directly", os.O_RDWR | os.O_DIRECT)
+with mmap.mmap(fd, 8192) as memory:
+    memory[0:3] = b"abc"
+    memory.flush()
+    show("written back past the page cache", lambda: open("mapped directly", "rb").read(5))
+    block = mmap.mmap(-1, 4096)
+    block[0:3] = b"xyz"
+    os.pwrite(fd, block, 0)
+    show("seen by the mapping", lambda: memory[0:3])
+os.close(fd)
+
 # Times.
 write("times")
 os.utime("times", ns=(1, -1_500_000_000))

@@ -129,8 +129,11 @@ impl<F: FileSystem> Call<'_, F> {
         let asked: WriteIn = self.arguments.structure()?;
         let data = self.arguments.bytes(asked.size)?;
         let inode = self.inode();
-        let direct = asked.fh & HANDLE_DIRECT != 0;
-        let appends = has(asked.flags, libc::O_APPEND) && asked.write_flags & WRITE_CACHE == 0;
+        // A mapping through a handle that bypasses pages has its pages written back through it. Those are not to be dropped before
+        // the answer: the kernel would wait for the end of their writing.
+        let is_page = asked.write_flags & WRITE_CACHE != 0;
+        let direct = asked.fh & HANDLE_DIRECT != 0 && !is_page;
+        let appends = has(asked.flags, libc::O_APPEND) && !is_page;
         let at = if appends { WriteAt::End } else { WriteAt::Offset(asked.offset) };
         let strip = asked.write_flags & WRITE_KILL_SUIDGID != 0;
         let loses_set_id = strip && self.has_set_id()?;
