@@ -1,6 +1,7 @@
 //! The connection to the kernel: `/dev/fuse`.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
@@ -19,6 +20,60 @@ const _: () = assert!(REQUEST_BYTES >= TRANSFER_BYTES + size_of::<InHeader>() + 
 #[derive(Debug)]
 pub(crate) struct Device(OwnedFd);
 
+/// How long a thread watches for the next request before it sleeps: longer than a program takes that asks again at once, and no
+/// longer than it takes to send a thread to sleep and to wake it.
+const WATCH: Duration = Duration::from_micros(50);
+/// After so many watches in vain …
+const VAIN_MAX: u32 = 4;
+/// … only one in so many is tried.
+const TRIED_EVERY: u32 = 16;
+
+/// Whether a thread that waits for a request watches before it sleeps, yielding to whoever wants the core. That pays only
+/// while programs ask again at once.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    /// There is a second core, on which somebody may ask meanwhile.
+    is_possible: bool,
+    vain: u32,
+    /// Until when, if it's on.
+    until: Option<Instant>,
+}
+
+impl Watch {
+    pub(crate) fn new() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self { is_possible: cores > 1, vain: 0, until: None }
+    }
+
+    fn begin(&mut self) {
+        let is_tried = self.vain < VAIN_MAX || self.vain % TRIED_EVERY == 0;
+        self.until = (self.is_possible && is_tried).then(|| Instant::now() + WATCH);
+        if !is_tried {
+            self.note_vain();
+        }
+    }
+
+    fn note_vain(&mut self) {
+        self.vain = self.vain.checked_add(1).unwrap_or(VAIN_MAX);
+    }
+
+    /// Nothing has come yet: whether to look again at once.
+    fn goes_on(&mut self) -> bool {
+        let goes_on = self.until.is_some_and(|until| Instant::now() < until);
+        if !goes_on && self.until.take().is_some() {
+            self.note_vain();
+        }
+        goes_on
+    }
+
+    /// A request has come.
+    fn end(&mut self) {
+        if self.until.take().is_some() {
+            self.vain = 0;
+        }
+    }
+}
+
 /// What became of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
@@ -34,16 +89,37 @@ impl Device {
         rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map(Self)
     }
 
+    /// From now on a look for a request does not wait for one, so that [`Device::receive`] can watch.
+    pub(crate) fn set_nonblocking(&self) -> Result<(), Errno> {
+        let flags = rustix::fs::fcntl_getfl(&self.0)?;
+        rustix::fs::fcntl_setfl(&self.0, flags | OFlags::NONBLOCK)
+    }
+
     /// Waits for a request; `None` when the mount is gone.
-    pub(crate) fn receive(&self, buffer: &mut [u8]) -> Result<Option<usize>, Errno> {
+    pub(crate) fn receive(&self, buffer: &mut [u8], watch: &mut Watch) -> Result<Option<usize>, Errno> {
+        watch.begin();
         loop {
             match rustix::io::read(&self.0, &mut *buffer) {
-                Ok(count) => return Ok(Some(count)),
+                Ok(count) => {
+                    watch.end();
+                    return Ok(Some(count));
+                }
+                Err(Errno::AGAIN) if watch.goes_on() => rustix::thread::sched_yield(),
+                Err(Errno::AGAIN) => self.sleep()?,
                 // ENOENT: the request was interrupted before it could be read.
-                Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}
+                Err(Errno::INTR | Errno::NOENT) => {}
                 Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(None),
                 Err(errno) => return Err(errno),
             }
+        }
+    }
+
+    /// Sleeps until there is a request, or the mount is gone.
+    fn sleep(&self) -> Result<(), Errno> {
+        let mut this = [PollFd::new(&self.0, PollFlags::IN)];
+        match poll(&mut this, None) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno),
         }
     }
 
@@ -74,5 +150,34 @@ impl Device {
 impl AsFd for Device {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wait(watch: &mut Watch, comes_soon: bool) -> bool {
+        watch.begin();
+        let watches = watch.until.is_some();
+        if !comes_soon {
+            watch.until = watch.until.and(Some(Instant::now()));
+            assert!(!watch.goes_on());
+        }
+        watch.end();
+        watches
+    }
+
+    #[test]
+    fn who_watches_in_vain_watches_less_until_it_pays_again() {
+        let mut watch = Watch { is_possible: true, vain: 0, until: None };
+        assert!((0..10).all(|_| wait(&mut watch, true)));
+        assert!((0..VAIN_MAX).all(|_| wait(&mut watch, false)));
+        let tried = (0..10 * TRIED_EVERY).filter(|_| wait(&mut watch, false)).count();
+        assert!((9..=11).contains(&tried), "{tried}");
+        while !wait(&mut watch, true) {}
+        assert!((0..VAIN_MAX).all(|_| wait(&mut watch, false)), "it pays again");
+        let mut alone = Watch { is_possible: false, ..Watch::new() };
+        assert!(!wait(&mut alone, true));
     }
 }

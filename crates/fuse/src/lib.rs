@@ -30,6 +30,7 @@ mod dispatch;
 mod file;
 mod file_system;
 mod fills;
+mod follow;
 mod invalidate;
 mod locks;
 mod mount;

@@ -13,10 +13,11 @@ use std::time::Duration;
 
 use ashlar_types::InodeId;
 
-use crate::device::{Device, REQUEST_BYTES, Sent, TRANSFER_BYTES};
+use crate::device::{Device, REQUEST_BYTES, Sent, TRANSFER_BYTES, Watch};
 use crate::dispatch::{Answer, Call, Then};
 use crate::file_system::FileSystem;
 use crate::fills::Fills;
+use crate::follow::Follower;
 use crate::invalidate::{Invalidations, Stale};
 use crate::locks::Locks;
 use crate::negotiate::Agreement;
@@ -31,6 +32,9 @@ use crate::turns::Turns;
 const WORKERS_MAX: usize = 16;
 /// How long all threads must be held up, without finishing anything, before another comes.
 const HELD_UP: Duration = Duration::from_millis(2);
+/// So many times in a row nothing has happened before the supervisor sleeps until it's woken. Waking it takes as long as many a
+/// request, so it does not fall asleep in a pause of a program that goes on.
+const QUIET_ROUNDS: u32 = 50;
 /// Another thread comes where so many requests in a row left others behind them in the queue. One client alone does that
 /// too, since nobody waits for RELEASE and FORGET, but not so often in a row.
 const QUEUED_IN_A_ROW: u32 = 4;
@@ -60,7 +64,7 @@ struct Workers {
     turns: Turns,
     /// Requests finished so far.
     finished: AtomicU64,
-    /// Whether the supervisor was told that nobody is idle.
+    /// Whether the supervisor is awake.
     watched: AtomicBool,
     closed: AtomicBool,
     supervisor: OnceLock<Thread>,
@@ -126,6 +130,7 @@ impl<F: FileSystem> Server<F> {
     /// Serves until the mount is gone. The calling thread looks after the others.
     pub(crate) fn run(self: &Arc<Self>) -> std::io::Result<()> {
         let _ = self.workers.supervisor.set(std::thread::current());
+        self.device.set_nonblocking()?;
         let invalidating = Arc::clone(self);
         let forgetting = std::thread::Builder::new()
             .name("ashlar-forget".into())
@@ -162,24 +167,27 @@ impl<F: FileSystem> Server<F> {
     /// Waits for the workers' end; while all of them are held up, starts more. On an idle machine it never wakes.
     fn supervise(self: &Arc<Self>) {
         let workers = &self.workers;
+        let (mut finished, mut quiet_rounds) = (0, 0);
         while workers.count.load(Ordering::Acquire) > 0 {
             if !workers.watched.load(Ordering::SeqCst) {
                 std::thread::park();
                 continue;
             }
-            let finished = workers.finished.load(Ordering::Relaxed);
             std::thread::park_timeout(HELD_UP);
+            let before = std::mem::replace(&mut finished, workers.finished.load(Ordering::Relaxed));
             if workers.turns.is_taken() {
-                workers.watched.store(false, Ordering::SeqCst);
-                // Whoever ended its turn before that store has told nobody.
-                if workers.turns.is_taken() {
-                    continue;
+                quiet_rounds = if finished == before { quiet_rounds + 1 } else { 0 };
+                if quiet_rounds >= QUIET_ROUNDS {
+                    quiet_rounds = 0;
+                    workers.watched.store(false, Ordering::SeqCst);
+                    // Whoever ended its turn before that store has told nobody.
+                    if !workers.turns.is_taken() {
+                        workers.watched.store(true, Ordering::SeqCst);
+                    }
                 }
-                workers.watched.store(true, Ordering::SeqCst);
                 continue;
             }
-            let is_held_up = workers.finished.load(Ordering::Relaxed) == finished;
-            if !is_held_up || workers.closed.load(Ordering::Relaxed) || workers.turns.ring() {
+            if finished != before || workers.closed.load(Ordering::Relaxed) || workers.turns.ring() {
                 continue;
             }
             if workers.count.load(Ordering::Relaxed) < WORKERS_MAX {
@@ -198,17 +206,26 @@ struct Worker<'a, F> {
     reply: Reply,
     /// How many requests in a row left others behind them in the queue.
     queued: Cell<u32>,
+    watch: Watch,
+    follower: Follower,
 }
 
 impl<'a, F: FileSystem> Worker<'a, F> {
     fn new(server: &'a Arc<Server<F>>) -> Self {
-        Self { server, request: vec![0; REQUEST_BYTES], reply: Reply::new(TRANSFER_BYTES), queued: Cell::new(0) }
+        Self {
+            server,
+            request: vec![0; REQUEST_BYTES],
+            reply: Reply::new(TRANSFER_BYTES),
+            queued: Cell::new(0),
+            watch: Watch::new(),
+            follower: Follower::new(),
+        }
     }
 
     fn run(&mut self) {
         let workers = &self.server.workers;
         while workers.turns.take() {
-            let received = self.server.device.receive(&mut self.request);
+            let received = self.server.device.receive(&mut self.request, &mut self.watch);
             workers.end_waiting();
             match received {
                 Ok(Some(length)) => self.serve(length),
@@ -263,25 +280,25 @@ impl<'a, F: FileSystem> Worker<'a, F> {
         if answer == Ok(Then::Silent) {
             return;
         }
-        self.answer(header, length, answer);
+        let moved = length + self.answer(header, length, answer);
+        self.follower.note(header.pid, moved);
     }
 
-    fn answer(&mut self, header: InHeader, length: usize, answer: Answer) {
+    /// Answers a request, and returns how many bytes that took.
+    fn answer(&mut self, header: InHeader, length: usize, answer: Answer) -> usize {
         let server = self.server;
-        match server.device.send(self.reply.seal(header.unique, answer.map(|_| ()))) {
-            Ok(Sent::Taken) => {}
+        let reply = self.reply.seal(header.unique, answer.map(|_| ()));
+        let bytes = reply.len();
+        match server.device.send(reply) {
+            Ok(Sent::Taken) => self.check(length),
             Ok(Sent::Unwanted) => {
                 if let Ok(Then::SendOpened(inode)) = answer {
                     server.file_system.close(inode);
                 }
-                return;
             }
-            Err(errno) => {
-                tracing::error!(opcode = header.opcode, %errno, "the kernel took no answer");
-                return;
-            }
+            Err(errno) => tracing::error!(opcode = header.opcode, %errno, "the kernel took no answer"),
         }
-        self.check(length);
+        bytes
     }
 
     /// Looks whether what the kernel caches of the reply still holds. If a lease was lost since, what SharedFS had the kernel

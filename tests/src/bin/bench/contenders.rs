@@ -17,6 +17,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const QUIET: Duration = Duration::from_millis(600);
 /// … and is waited for no longer than this.
 const QUIET_MAX: Duration = Duration::from_secs(20);
+/// How `passthrough_ll` is mounted: for all users, whose permissions the kernel checks, as Ashlar and bindfs always are.
+const OPTIONS: &str = "allow_other,default_permissions";
 /// Open files that `passthrough_ll` may have: more than the inodes of any case.
 const OPEN_FILES: u64 = 200_000;
 /// Ashlar's arena: room for every case, and a log of the default length.
@@ -63,11 +65,12 @@ impl Contenders {
         let places = TempDir::with_prefix_in("ashlar-bench-", "/dev/shm").map_err(tried("making a directory"))?;
         let mut all = vec![Contender { name: "ashlar", root: site.point(0) }];
         let mut passthroughs = Vec::new();
+        let options = std::env::var("ASHLAR_BENCH_OPTIONS").unwrap_or_else(|_| OPTIONS.into());
         match build_passthrough_ll(places.path()) {
             Ok(program) => {
                 let command = |source: &Path, root: &Path| {
                     let mut command = Command::new(&program);
-                    command.args(["-f", "-o"]).arg(format!("source={}", source.display())).arg(root);
+                    command.args(["-f", "-o"]).arg(format!("source={},{options}", source.display())).arg(root);
                     command
                 };
                 passthroughs.push(start("passthrough_ll", places.path(), command, &mut all)?);
