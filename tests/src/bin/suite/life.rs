@@ -347,6 +347,7 @@ fn read_only() -> Outcome<Verdict> {
 fn foreground() -> Outcome<Verdict> {
     let site = Site::new(Medium::Memory, "64M")?;
     fs::create_dir(site.point(0)).map_err(tried("mkdir"))?;
+    let mut daemon = 0;
     for stop in [Signal::INT, Signal::TERM] {
         let mut command = ashlar(&["mount", "--foreground", "--size", "64M", "--arena"]);
         command.arg(site.arena()).arg(site.point(0)).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -354,11 +355,14 @@ fn foreground() -> Outcome<Verdict> {
         eventually("it is mounted", SOON, || {
             fs::write(site.point(0).join("f"), "x").is_ok() && site.mount_processes().is_ok_and(|it| !it.is_empty())
         })?;
+        daemon = site.daemon()?;
         signal(child.id(), stop)?;
         let done = finish(child, "ashlar mount --foreground".into())?.success()?;
         ensure!(done.output.contains("mounted"), "it says: {}", done.told());
     }
-    eventually("the daemon ends by itself", SOON, || site.status().is_ok_and(|status| status["daemon"].is_null()))?;
+    // Nobody asks it meanwhile: who is asked stays.
+    eventually("the daemon ends by itself", SOON, || !is_alive(daemon))?;
+    ensure!(site.status()?["daemon"].is_null(), "the daemon is told to be there still");
     passed()
 }
 
