@@ -25,6 +25,11 @@ impl Random {
         self.draw() % bound
     }
 
+    /// Whether it is one of `many`, on average.
+    pub fn one_in(&mut self, many: u64) -> bool {
+        self.below(many) == 0
+    }
+
     /// One of `items`; `None` if there are none.
     pub fn pick<'a, T>(&mut self, items: &'a [T]) -> Option<&'a T> {
         if items.is_empty() { None } else { items.get(self.below(items.len() as u64) as usize) }

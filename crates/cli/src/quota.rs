@@ -139,13 +139,20 @@ fn set(arguments: &QuotaSetArguments) -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
+fn bytes(blocks: u64) -> u64 {
+    blocks.saturating_mul(BLOCK_BYTES)
+}
+
+fn size(blocks: u64) -> String {
+    Size(bytes(blocks)).to_string()
+}
+
 fn sentence(status: &QuotaStatus) -> String {
-    let bytes = |blocks: u64| Size(blocks.saturating_mul(BLOCK_BYTES)).to_string();
     let part = |used: String, limit: Option<String>| match limit {
         Some(limit) => format!("{used} of {limit}"),
         None => format!("{used} (no limit)"),
     };
-    let space = part(bytes(status.used.blocks), status.limits.blocks.map(bytes));
+    let space = part(size(status.used.blocks), status.limits.blocks.map(size));
     let files = part(grouped(status.used.inodes), status.limits.inodes.map(grouped));
     format!("{space} used, {files} files")
 }
@@ -187,7 +194,6 @@ impl Line {
             QuotaKey::Group(gid) => ("group", u64::from(gid)),
             QuotaKey::Subtree(id) => ("subtree", id.0),
         };
-        let bytes = |blocks: u64| blocks.saturating_mul(BLOCK_BYTES);
         Self {
             kind,
             id,
@@ -223,7 +229,6 @@ fn text(quotas: &[QuotaStatus]) -> String {
 }
 
 fn row(status: &QuotaStatus) -> Vec<String> {
-    let bytes = |blocks: u64| Size(blocks.saturating_mul(BLOCK_BYTES)).to_string();
     let full = |used: u64, limit: Option<u64>| match limit {
         None => "-".to_owned(),
         Some(0) => "100 %".to_owned(),
@@ -231,8 +236,8 @@ fn row(status: &QuotaStatus) -> Vec<String> {
     };
     let none = || "-".to_owned();
     vec![
-        bytes(status.used.blocks),
-        status.limits.blocks.map_or_else(none, bytes),
+        size(status.used.blocks),
+        status.limits.blocks.map_or_else(none, size),
         full(status.used.blocks, status.limits.blocks),
         grouped(status.used.inodes),
         status.limits.inodes.map_or_else(none, grouped),

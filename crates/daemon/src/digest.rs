@@ -53,7 +53,9 @@ pub fn digest_thread(shared: &Shared) {
             moved = Instant::now();
         }
         release_blocks(&mut state);
-        state.leasing.manager.handle_time(crate::grant::now_us());
+        if swept.elapsed() >= SWEEP {
+            state.leasing.manager.handle_time(crate::grant::now_us());
+        }
         shared.drive(&mut state);
         crate::sessions::remove_ended(shared, &mut state);
         if swept.elapsed() >= SWEEP {
@@ -173,9 +175,7 @@ pub fn sweep_orphans<'a>(shared: &'a Shared, mut state: MutexGuard<'a, State>) -
         return state;
     }
     // A record on its way may give an orphan a name again, or open it.
-    for id in state.live_ids() {
-        state = shared.apply_settled(state, id);
-    }
+    state = shared.apply_all_settled(state);
     for inode in closed {
         if state.is_open(inode) || !state.orphans.contains(&inode) {
             continue;

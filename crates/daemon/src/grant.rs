@@ -267,9 +267,10 @@ fn take(state: &mut State, word: &SlotWord) {
 
 /// Writes down what sessions hold though they were not told, before the position is published up to which their records were
 /// judged: a restart in between would judge later ones by a table that lacks it.
-pub fn write_attached(state: &State) {
-    for word in state.leasing.manager.attached() {
-        write(state, &word);
+pub fn write_attached(state: &mut State) {
+    let words: Vec<_> = state.leasing.manager.take_attached().collect();
+    for word in &words {
+        write(state, word);
     }
 }
 

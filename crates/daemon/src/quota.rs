@@ -188,9 +188,7 @@ pub fn grant(shared: &Shared, id: SessionId, wants: &[QuotaWant]) -> Result<Repl
 }
 
 fn reclaim<'a>(shared: &'a Shared, mut state: MutexGuard<'a, State>, wants: &[QuotaWant]) -> MutexGuard<'a, State> {
-    for id in state.live_ids() {
-        state = shared.apply_settled(state, id);
-    }
+    state = shared.apply_all_settled(state);
     state = crate::digest::sweep_orphans(shared, state);
     for id in state.live_ids() {
         let holds =
@@ -206,10 +204,7 @@ fn reclaim<'a>(shared: &'a Shared, mut state: MutexGuard<'a, State>, wants: &[Qu
 
 /// Sets limits, or takes them away. They hold from here on, for everybody, and are durable on return.
 pub fn set(shared: &Shared, key: QuotaKey, limits: QuotaLimits) -> Result<(), Errno> {
-    let mut state = shared.lock();
-    for id in state.live_ids() {
-        state = shared.apply_settled(state, id);
-    }
+    let mut state = shared.apply_all_settled(shared.lock());
     let others = state.store.quotas().into_iter().any(|(other, _, limits)| other != key && !limits.is_none());
     for id in state.live_ids() {
         // What was logged before was not paid for under these limits, so it is applied before they hold.
@@ -223,10 +218,7 @@ pub fn set(shared: &Shared, key: QuotaKey, limits: QuotaLimits) -> Result<(), Er
 
 /// Everybody who uses something or is limited.
 pub fn list(shared: &Shared) -> Result<Vec<QuotaStatus>, Errno> {
-    let mut state = shared.lock();
-    for id in state.live_ids() {
-        state = shared.apply_settled(state, id);
-    }
+    let state = shared.apply_all_settled(shared.lock());
     let mut left = ENTRIES_SEEN_MAX;
     let mut list = Vec::new();
     for (key, used, limits) in state.store.quotas() {

@@ -94,6 +94,14 @@ impl Shared {
         state
     }
 
+    /// [`Self::apply_settled`] for all sessions, one after the other.
+    pub fn apply_all_settled<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        for id in state.live_ids() {
+            state = self.apply_settled(state, id);
+        }
+        state
+    }
+
     /// Performs what the lease manager has decided; returns when to go on, if there is such a time.
     pub fn drive(&self, state: &mut MutexGuard<'_, State>) -> Option<u64> {
         let (answered, until) = drive(state);

@@ -144,9 +144,7 @@ fn empty_when_freed<'a>(
 ) -> (MutexGuard<'a, State>, Result<(), Errno>) {
     let deadline = Instant::now() + RELEASE_PATIENCE;
     loop {
-        for id in state.live_ids() {
-            state = shared.apply_settled(state, id);
-        }
+        state = shared.apply_all_settled(state);
         if let Err(errno) = shared.commit_all(&mut state) {
             return (state, Err(errno));
         }

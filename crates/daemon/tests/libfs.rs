@@ -56,15 +56,6 @@ fn a_removed_file_gets_no_new_name() {
 #[test]
 fn ranges_of_a_file_are_what_a_model_says() {
     const SIZE_MAX: u64 = 192 << 10;
-    const KINDS: [Allocation; 7] = [
-        Allocation::Reserve,
-        Allocation::ReserveKeepSize,
-        Allocation::Punch,
-        Allocation::Zero,
-        Allocation::ZeroKeepSize,
-        Allocation::Collapse,
-        Allocation::Insert,
-    ];
     let mut site = Site::new(64 << 20);
     let sessions = [connect(&site), connect(&site)];
     for seed in 1..=3 {
@@ -99,7 +90,7 @@ fn ranges_of_a_file_are_what_a_model_says() {
                     }
                 }
                 5..9 => {
-                    let how = KINDS[random.below(7) as usize];
+                    let how = Allocation::ALL[random.below(7) as usize];
                     if matches!(how, Allocation::Collapse | Allocation::Insert) {
                         offset = random.below(size + 1) / BLOCK_BYTES * BLOCK_BYTES;
                         length = BLOCK_BYTES * (1 + random.below(4));

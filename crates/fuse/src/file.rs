@@ -141,7 +141,7 @@ impl<F: FileSystem> Call<'_, F> {
             self.server.fills.fill(inode);
         }
         // Nobody can say who wrote into a mapping: it counts as an ordinary user's doing, whom quotas hold.
-        let who = if asked.write_flags & WRITE_CACHE == 0 { self.who() } else { Credentials::checked(NOBODY, NOBODY) };
+        let who = if is_page { Credentials::checked(NOBODY, NOBODY) } else { self.who() };
         let Written { offset, bytes } = self.fs().write(&who, inode, at, data, strip)?;
         // After a write the kernel asks for size and times again, but not for the mode; and where the write was asynchronous it
         // may have asked in between.

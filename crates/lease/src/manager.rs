@@ -29,6 +29,8 @@ pub struct LeaseManager {
     pub(crate) dependencies: Dependencies,
     pub(crate) queue: VecDeque<Work>,
     pub(crate) commands: VecDeque<Command>,
+    /// How many of them [`Self::take_attached`] has looked at.
+    looked_at: usize,
     /// Sessions whose logs are to be applied before the first piece of work is looked at again.
     pub(crate) awaiting: BTreeSet<SessionId>,
     /// What the sessions were already told for the first piece of work.
@@ -100,6 +102,7 @@ impl LeaseManager {
             dependencies: Dependencies::new(limits.marks_max, applied),
             queue: VecDeque::new(),
             commands: VecDeque::new(),
+            looked_at: 0,
             awaiting: BTreeSet::new(),
             announced: BTreeSet::new(),
             wait_until_us: None,
@@ -153,6 +156,7 @@ impl LeaseManager {
     pub fn poll_command(&mut self, now_us: u64, ancestry: &impl Ancestry) -> Option<Command> {
         loop {
             if let Some(command) = self.commands.pop_front() {
+                self.looked_at = self.looked_at.saturating_sub(1);
                 return Some(command);
             }
             if !self.awaiting.is_empty() || self.wait_until_us.is_some_and(|until_us| now_us < until_us) {
@@ -235,10 +239,11 @@ impl LeaseManager {
         found.into_iter().collect()
     }
 
-    /// The words of [`Command::Attach`] that [`Self::poll_command`] has yet to give. A shell that publishes a position in between
-    /// writes them first; that they are written again in their turn does no harm.
-    pub fn attached(&self) -> impl Iterator<Item = SlotWord> + '_ {
-        let attaches = self.commands.iter().filter(|command| matches!(command, Command::Attach { .. }));
+    /// The words of [`Command::Attach`] that neither this nor [`Self::poll_command`] has given yet. A shell that publishes a position
+    /// in between writes them first; that they are written again in their turn does no harm.
+    pub fn take_attached(&mut self) -> impl Iterator<Item = SlotWord> + '_ {
+        let from = std::mem::replace(&mut self.looked_at, self.commands.len());
+        let attaches = self.commands.range(from..).filter(|command| matches!(command, Command::Attach { .. }));
         attaches.flat_map(Command::words)
     }
 

@@ -43,6 +43,13 @@ struct Account {
     is_changed: bool,
 }
 
+impl Account {
+    /// Whether it says anything: it uses something, or is limited.
+    fn is_needed(&self) -> bool {
+        self.used != QuotaAmount::default() || !self.limits.is_none()
+    }
+}
+
 /// The accounts.
 #[derive(Debug, Default)]
 pub struct Quotas {
@@ -69,8 +76,7 @@ impl Quotas {
     pub fn all(&self) -> Vec<(QuotaKey, QuotaAmount, QuotaLimits)> {
         let known = |(&number, account): (&u64, &Account)| {
             let key = rows::quota_key_of(number)?;
-            let shown = account.used != QuotaAmount::default() || !account.limits.is_none();
-            shown.then_some((key, account.used, account.limits))
+            account.is_needed().then_some((key, account.used, account.limits))
         };
         let mut all: Vec<_> = self.accounts.iter().filter_map(known).collect();
         all.sort_unstable_by_key(|(key, ..)| *key);
@@ -179,7 +185,7 @@ impl Quotas {
             let number = rows::quota_number(key);
             let Some(account) = self.accounts.get_mut(&number) else { continue };
             account.is_changed = false;
-            let is_kept = account.used != QuotaAmount::default() || !account.limits.is_none();
+            let is_kept = account.is_needed();
             frozen.push((rows::quota_row_key(key), is_kept.then(|| rows::encode_quota(account.used, account.limits))));
             if !is_kept {
                 self.accounts.remove(&number);

@@ -329,15 +329,7 @@ fn length_of(d: u16) -> u64 {
 }
 
 fn allocation(b: u8, c: u8, d: u16) -> (Allocation, u64, u64) {
-    let how = [
-        Allocation::Reserve,
-        Allocation::ReserveKeepSize,
-        Allocation::Punch,
-        Allocation::Zero,
-        Allocation::ZeroKeepSize,
-        Allocation::Collapse,
-        Allocation::Insert,
-    ][usize::from(d % 7)];
+    let how = Allocation::ALL[usize::from(d % 7)];
     let offset = offset_of(b, c);
     let length = 1 + length_of(d / 7) * (1 + u64::from(c % 8));
     if d % 2 == 0 || d % 7 > 4 {

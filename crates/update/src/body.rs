@@ -44,6 +44,19 @@ pub enum Allocation {
     Insert = 6,
 }
 
+impl Allocation {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 7] = [
+        Self::Reserve,
+        Self::ReserveKeepSize,
+        Self::Punch,
+        Self::Zero,
+        Self::ZeroKeepSize,
+        Self::Collapse,
+        Self::Insert,
+    ];
+}
+
 /// Makes an inode, and an entry for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Create<'a> {

@@ -327,16 +327,7 @@ impl<'a> Reader<'a> {
         if length > most { Err(DecodeError::OutOfRange) } else { self.bytes(length) }
     }
     fn allocation(&mut self) -> Result<Allocation, DecodeError> {
-        Ok(match self.u8()? {
-            0 => Allocation::Reserve,
-            1 => Allocation::ReserveKeepSize,
-            2 => Allocation::Punch,
-            3 => Allocation::Zero,
-            4 => Allocation::ZeroKeepSize,
-            5 => Allocation::Collapse,
-            6 => Allocation::Insert,
-            _ => return Err(DecodeError::OutOfRange),
-        })
+        Allocation::ALL.get(usize::from(self.u8()?)).copied().ok_or(DecodeError::OutOfRange)
     }
     fn create(&mut self) -> Result<Create<'a>, DecodeError> {
         let (inode, parent, at) = (self.inode()?, self.inode()?, self.time()?);

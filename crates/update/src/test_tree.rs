@@ -284,15 +284,7 @@ impl TestTree {
                 Update::Resize { inode, size, strip, at: time }
             }
             what => {
-                let how = [
-                    Allocation::Reserve,
-                    Allocation::ReserveKeepSize,
-                    Allocation::Punch,
-                    Allocation::Zero,
-                    Allocation::ZeroKeepSize,
-                    Allocation::Collapse,
-                    Allocation::Insert,
-                ][usize::from(what - 6) % 7];
+                let how = Allocation::ALL[usize::from(what - 6) % 7];
                 let moves = matches!(how, Allocation::Collapse | Allocation::Insert);
                 let (offset, length) = if moves { (offset / 4096 * 4096, 4096) } else { (offset, length) };
                 if self.inodes[&inode].size > 100_000 {

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use ashlar_pmem::witness::{Deed, FileNumber};
 use ashlar_pmem::{CrashMedium, CrashTwin, MediumKind, Persistent};
+use ashlar_tests::random::Random;
 
 use super::image::{Content, Image, read, read_metadata, torn_metadata};
-use super::random::Random;
 use crate::identity::{AT_BOOT, AT_START};
 
 /// Control pages and lease tables are followed this far: the tables behind it matter to processes that live only.
@@ -172,7 +172,7 @@ fn followed_bytes(path: &Path) -> usize {
 /// breaks an order between files is that one is all new and another all old.
 fn chooser(random: &mut Random) -> impl FnMut(usize) -> usize {
     let (shape, mut ahead) = (random.below(6), random.below(40));
-    let mut random = Random(random.next());
+    let mut random = Random::new(random.draw());
     move |options| {
         let is_the_one = ahead == 0;
         ahead = ahead.wrapping_sub(1);

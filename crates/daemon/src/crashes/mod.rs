@@ -25,7 +25,6 @@
 
 mod image;
 mod mirror;
-mod random;
 mod reference;
 mod script;
 
@@ -37,11 +36,11 @@ use std::rc::Rc;
 use ashlar_pmem::witness::{Deed, pretend, watch};
 use ashlar_pmem::{Arena, ArenaOptions, MediumKind, SegmentInfo};
 use ashlar_store::Store;
+use ashlar_tests::random::Random;
 
 use crate::recovery;
 use image::Image;
 use mirror::{Crash, Mirror};
-use random::Random;
 use reference::Tree;
 use script::{Live, Story};
 
@@ -150,7 +149,7 @@ fn recover(
         run()
     } else {
         let (cut_at, taken, mut mirror) = (cut_at.to_vec(), Rc::clone(&cuts), Mirror::new(place, setup.kind));
-        let (mut point, mut random) = (0, Random(random.next()));
+        let (mut point, mut random) = (0, Random::new(random.draw()));
         let witness = move |deed: &Deed<'_>| {
             if !matches!(deed, Deed::Store { .. }) {
                 point += 1;
@@ -275,7 +274,7 @@ fn enumerate(setup: Setup) -> (Tally, Option<String>) {
     let memory = Path::new("/dev/shm");
     let directory = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.expect("made");
     let (mut arena, mut place) = (directory.path().join("one"), directory.path().join("other"));
-    let mut random = Random(setup.seed);
+    let mut random = Random::new(setup.seed);
     let (mut tally, mut records) = (Tally::default(), Vec::new());
     make_arena(&arena);
     for life in 0..setup.lives {
@@ -284,13 +283,13 @@ fn enumerate(setup: Setup) -> (Tally, Option<String>) {
         let crashes = Rc::new(RefCell::new(Crashes {
             setup,
             place: place.clone(),
-            random: Random(random.next()),
+            random: Random::new(random.draw()),
             story: Rc::clone(&story),
             mirror: Rc::clone(&mirror),
             tally,
             violation: None,
         }));
-        let (witness, known, seed) = (Rc::clone(&crashes), std::mem::take(&mut records), random.next());
+        let (witness, known, seed) = (Rc::clone(&crashes), std::mem::take(&mut records), random.draw());
         let before = known.len();
         let mut ends_with = None;
         let live = watch(Box::new(move |deed: &Deed<'_>| witness.borrow_mut().see(deed)), || {

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use ashlar_log::{AppendError, Log};
 use ashlar_pmem::{Mapping, MappingAccess, MediumKind, Persistent, SessionFile};
 use ashlar_store::{CommitDone, CommitJob, MemoryStore};
+use ashlar_tests::random::Random;
 use ashlar_types::{FileKind, InodeId, LogPosition, SessionId, Timestamp};
 use ashlar_update::{Allocation, Create, Rename, SetAttributes, Update};
 use ashlar_wire::{Credit, Need, Reply, ScopeKind, SessionKind, Want};
 
 use super::mirror::Mirror;
-use super::random::Random;
 use super::reference::Tree;
 use crate::apply::Slice;
 use crate::identity::{Identity, Process};
@@ -134,7 +134,7 @@ impl Live {
             kind,
             story,
             mirror,
-            random: Random(seed),
+            random: Random::new(seed),
             haste: 1 + seed % 3,
             model,
             records,
@@ -194,7 +194,7 @@ impl Live {
     fn apply_some(&mut self) {
         let applied = self.applied();
         let waiting: Vec<LogPosition> = self.ends.iter().map(|(end, _)| *end).filter(|end| *end > applied).collect();
-        let Some(to) = self.random.pick(&waiting) else { return };
+        let Some(to) = self.random.pick(&waiting).copied() else { return };
         let mut state = self.shared.lock();
         assert!(state.apply(self.id, to, Slice::All));
         self.shared.drive(&mut state);
@@ -354,7 +354,7 @@ impl Live {
     /// A file: mostly the newest, so that much is written more than once.
     fn file(&mut self) -> Option<InodeId> {
         let files = self.files();
-        if self.random.one_in(3) { self.random.pick(&files) } else { files.last().copied() }
+        if self.random.one_in(3) { self.random.pick(&files).copied() } else { files.last().copied() }
     }
 
     fn directory(&mut self) -> InodeId {
@@ -364,18 +364,18 @@ impl Live {
             .filter(|(_, inode)| inode.is_directory() && inode.links > 0)
             .map(|(id, _)| id)
             .collect();
-        self.random.pick(&found).expect("the root")
+        self.random.pick(&found).copied().expect("the root")
     }
 
     fn name(&mut self) -> &'static [u8] {
-        self.random.pick(&NAMES).expect("a name")
+        self.random.pick(&NAMES).copied().expect("a name")
     }
 
     fn entry(&mut self) -> Option<(InodeId, Vec<u8>, InodeId, FileKind)> {
         let parent = self.directory();
         let found: Vec<_> =
             self.model.entries(parent).map(|(name, entry)| (parent, name.to_vec(), entry.inode, entry.kind)).collect();
-        self.random.pick(&found)
+        self.random.pick(&found).cloned()
     }
 
     fn update(&mut self) {
@@ -418,7 +418,7 @@ impl Live {
 
     fn create(&mut self, at: Timestamp) {
         let kinds = [FileKind::Regular, FileKind::Regular, FileKind::Regular, FileKind::Directory, FileKind::Symlink];
-        let kind = self.random.pick(&kinds).expect("a kind");
+        let kind = self.random.pick(&kinds).copied().expect("a kind");
         let (inode, parent) = (self.new_inode(), self.directory());
         let is_unnamed = kind == FileKind::Regular && self.random.one_in(8);
         let name = if is_unnamed { b"" } else { self.name() };
@@ -455,7 +455,7 @@ impl Live {
         };
         self.written = Some(place);
         let (inode, offset, length) = place;
-        let value = self.random.next() as u8;
+        let value = self.random.draw() as u8;
         let data: Vec<u8> = (0..length).map(|index| value.wrapping_add((index / 64) as u8)).collect();
         self.try_update(&Update::Write { inode, offset, at, strip: false, data: &data });
     }
@@ -471,7 +471,7 @@ impl Live {
             Allocation::Collapse,
             Allocation::Insert,
         ];
-        let how = self.random.pick(&how).expect("one");
+        let how = self.random.pick(&how).copied().expect("one");
         let size = self.model.inodes().find(|(id, _)| *id == inode).map_or(0, |(_, inode)| inode.size);
         let moves = matches!(how, Allocation::Collapse | Allocation::Insert);
         if moves && size + blocks * BLOCK > FILE_BLOCKS_MAX * BLOCK {
@@ -517,7 +517,7 @@ impl Live {
     /// Closes what is open without a name.
     fn close(&mut self) {
         let orphans = self.model.orphans();
-        let Some(inode) = self.random.pick(&orphans) else { return };
+        let Some(inode) = self.random.pick(&orphans).copied() else { return };
         self.try_update(&Update::Release { inode });
         while self.control.has_open(inode) {
             self.control.close_handle(inode);

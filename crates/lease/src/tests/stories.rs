@@ -167,13 +167,21 @@ fn what_a_maker_holds_untold_is_known_before_it_is_polled() {
     let (other, maker) = (world.begin(), world.begin());
     world.acquire(other, &[write(ROOT)]).unwrap();
     let file = world.make(maker, ROOT, false).unwrap();
-    assert_eq!(world.manager.attached().count(), 0);
+    assert_eq!(world.manager.take_attached().count(), 0);
     world.manager.handle_made(maker, file, ROOT, false, &world.applied);
-    let words: Vec<_> = world.manager.attached().collect();
+    let words: Vec<_> = world.manager.take_attached().collect();
     assert_eq!(words.iter().map(|word| (word.session, word.inode)).collect::<Vec<_>>(), [(maker, file)]);
     let given = world.manager.poll_command(world.now_us, &world.applied);
     assert_eq!(given, Some(Command::Attach { word: words[0] }));
-    assert_eq!(world.manager.attached().count(), 0);
+    assert_eq!(world.manager.take_attached().count(), 0);
+    // Each word is given once, and none that was polled meanwhile.
+    let [first, second, third] = [1, 2, 3].map(|more| InodeId(file.0 + more));
+    world.manager.handle_made(maker, first, ROOT, false, &world.applied);
+    world.manager.handle_made(maker, second, ROOT, false, &world.applied);
+    assert!(world.manager.poll_command(world.now_us, &world.applied).is_some());
+    assert_eq!(world.manager.take_attached().map(|word| word.inode).collect::<Vec<_>>(), [second]);
+    world.manager.handle_made(maker, third, ROOT, false, &world.applied);
+    assert_eq!(world.manager.take_attached().map(|word| word.inode).collect::<Vec<_>>(), [third]);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use ashlar_tests::command::{eventually, finish, is_alive, shell, signal, wait};
@@ -366,18 +366,18 @@ fn foreground() -> Outcome<Verdict> {
     passed()
 }
 
+/// Starts a daemon that no mount has asked for: its supervisor, and the number of SharedFS.
+fn start_daemon(site: &Site, options: &[&str]) -> Outcome<(Child, u32)> {
+    let mut command = ashlar(&["daemon", "--size", "64M", "--arena"]);
+    command.arg(site.arena()).args(options).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let child = command.spawn().map_err(tried("starting"))?;
+    eventually("the daemon answers", SOON, || site.daemon().is_ok())?;
+    Ok((child, site.daemon()?))
+}
+
 fn own_daemon() -> Outcome<Verdict> {
     let site = Site::new(Medium::Memory, "64M")?;
-    let mut command = ashlar(&["daemon", "--size", "64M", "--arena"]);
-    let mut child = command
-        .arg(site.arena())
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .map_err(tried("starting"))?;
-    eventually("the daemon answers", SOON, || site.daemon().is_ok())?;
-    let daemon = site.daemon()?;
+    let (mut child, daemon) = start_daemon(&site, &[])?;
     site.mount(0)?;
     write(&site.point(0).join("f"), "x")?;
     site.umount(0)?;
@@ -392,15 +392,7 @@ fn own_daemon() -> Outcome<Verdict> {
 /// A mount asks for the daemon before it opens its session: a daemon that has answered must not be gone by then.
 fn lingering() -> Outcome<Verdict> {
     let site = Site::new(Medium::Memory, "64M")?;
-    let mut child = ashlar(&["daemon", "--size", "64M", "--linger-seconds", "2", "--arena"])
-        .arg(site.arena())
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .map_err(tried("starting"))?;
-    eventually("the daemon answers", SOON, || site.daemon().is_ok())?;
-    let daemon = site.daemon()?;
+    let (mut child, daemon) = start_daemon(&site, &["--linger-seconds", "2"])?;
     let start = std::time::Instant::now();
     while start.elapsed() < std::time::Duration::from_secs(4) {
         ensure!(site.daemon()? == daemon, "the daemon ended while it was being asked");
