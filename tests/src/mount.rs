@@ -286,7 +286,8 @@ fn kill_all(processes: &[u32]) -> Outcome {
 }
 
 /// A process's parent, unless that is process 1 (or a reaper of a container, which has no ashlar in its name).
-fn parent(pid: u32) -> Option<u32> {
+#[must_use]
+pub fn parent(pid: u32) -> Option<u32> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let parent: u32 = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
     let name = std::fs::read_to_string(format!("/proc/{parent}/comm")).ok()?;

@@ -48,20 +48,25 @@ pub fn ensure_daemon(place: &Place) -> Result<(StatusReply, bool), CliError> {
             break Ok((status, false));
         }
         match Arena::open(place.directory()) {
-            // Nobody has it, so the daemon can.
+            // Nobody has it, so the daemon can; but where one was killed just now, its supervisor may be quicker.
             Ok(arena) => {
                 drop(arena);
-                break start_daemon(place).map(|status| (status, true));
+                match start_daemon(place) {
+                    Err(_) if is_passing(Arena::open(place.directory()).as_ref().err(), deadline) => {}
+                    result => break result.map(|status| (status, true)),
+                }
             }
-            // A daemon that starts or ends, or a check: it gets time to go, or to answer. Anything else is in the way.
-            Err(ArenaError::InUse { pid }) if program_of(pid) == "ashlar" && Instant::now() < deadline => {
-                std::thread::sleep(PAUSE * 10);
-            }
+            Err(error) if is_passing(Some(&error), deadline) => std::thread::sleep(PAUSE * 10),
             Err(error) => break Err(place.error(error)),
         }
     };
     spinner.finish_and_clear();
     result
+}
+
+/// Whether what is in the way is a daemon that starts or ends, or a check: it gets time to go, or to answer.
+fn is_passing(error: Option<&ArenaError>, deadline: Instant) -> bool {
+    matches!(error, Some(&ArenaError::InUse { pid }) if program_of(pid) == "ashlar" && Instant::now() < deadline)
 }
 
 fn start_daemon(place: &Place) -> Result<StatusReply, CliError> {

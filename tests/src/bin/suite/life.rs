@@ -6,9 +6,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use ashlar_tests::command::{eventually, finish, is_alive, shell, signal, wait};
+use ashlar_tests::command::{eventually, finish, is_alive, kill, shell, signal, wait};
 use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Medium, Site, ashlar, obstacle};
+use ashlar_tests::mount::{Medium, Site, ashlar, obstacle, parent};
 use ashlar_tests::{Outcome, ensure, tried};
 use rustix::process::Signal;
 
@@ -29,6 +29,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "life/a_daemon_of_its_own_stays", run: || with(own_daemon) },
     Test { name: "life/a_daemon_that_is_asked_lingers_on", run: || with(lingering) },
     Test { name: "life/a_mount_whose_process_died_is_mounted_anew", run: || with(died) },
+    Test { name: "life/umount_as_sharedfs_is_killed", run: || with(killed_before_umount) },
     Test { name: "life/lazy_umount_lets_programs_finish", run: || with(lazy) },
     Test { name: "life/an_idle_mount_takes_little_memory", run: || with(memory) },
     Test { name: "life/a_stopped_program_delays_nobody", run: || with(stopped) },
@@ -417,6 +418,34 @@ fn died() -> Outcome<Verdict> {
     ensure!(read(&site.point(0).join("f"))? == "acknowledged", "the file is not what was written");
     site.umount(0)?;
     site.check()?;
+    passed()
+}
+
+/// SharedFS is killed, and its supervisor is about to start it again when `umount` looks for one: both may, and only one can.
+fn killed_before_umount() -> Outcome<Verdict> {
+    const ROUNDS: u64 = 16;
+    let site = Site::mounted(Medium::Memory, "512M")?;
+    for round in 0..ROUNDS {
+        let content = format!("acknowledged {round}");
+        write(&site.point(0).join("f"), &content)?;
+        let daemon = site.daemon()?;
+        // A log that takes a moment to digest.
+        fs::write(site.point(0).join("big"), vec![1; 48 << 20]).map_err(tried("writing a big file"))?;
+        let supervisor = parent(daemon).ok_or("SharedFS has no supervisor")?;
+        signal(supervisor, Signal::STOP)?;
+        kill(daemon)?;
+        std::thread::scope(|scope| {
+            let umount = scope.spawn(|| site.umount(0));
+            std::thread::sleep(Duration::from_millis(round));
+            signal(supervisor, Signal::CONT)?;
+            umount.join().map_err(|_| "a thread panicked".to_owned())?
+        })
+        .map_err(|error| format!("{round} ms: {error}"))?;
+        site.check()?;
+        site.mount(0)?;
+        ensure!(read(&site.point(0).join("f"))? == content, "the file is not what was written");
+    }
+    site.umount(0)?;
     passed()
 }
 
