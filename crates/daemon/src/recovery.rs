@@ -3,10 +3,11 @@
 //!
 //! A kill at any point of it changes nothing: it begins again at what is committed.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ashlar_pmem::Arena;
+use ashlar_pmem::{Arena, ArenaError};
 use ashlar_store::Store;
 use ashlar_types::{LogPosition, SessionId};
 
@@ -21,6 +22,9 @@ use crate::validate::Offence;
 use crate::watch::Watcher;
 use crate::{Config, DaemonError};
 
+/// How long another process may hold the arena before this one gives up.
+const HANDOVER: Duration = Duration::from_secs(1);
+
 /// Opens the arena and brings it up to date with all that sessions have logged.
 ///
 /// # Errors
@@ -28,7 +32,7 @@ use crate::{Config, DaemonError};
 pub fn recover(config: Config) -> Result<Shared, DaemonError> {
     let system = |what| move |error| DaemonError::System { what, error };
     ashlar_pmem::sigbus::install().map_err(system("cannot guard against truncated files"))?;
-    let arena = Arc::new(Arena::open(&config.arena)?);
+    let arena = Arc::new(open_arena(&config.arena)?);
     let store = Store::open(Arc::clone(&arena))?;
     let watcher = Watcher::new().map_err(system("cannot watch processes"))?;
     let mut state = State::new(store, Leasing::new(&config), Duration::from_millis(config.cache_ttl_ms))?;
@@ -49,6 +53,17 @@ pub fn recover(config: Config) -> Result<Shared, DaemonError> {
     Ok(shared)
 }
 
+/// Opens the arena. Somebody may just look whether it is in use, or be a SharedFS that is going.
+fn open_arena(at: &Path) -> Result<Arena, ArenaError> {
+    let deadline = Instant::now() + HANDOVER;
+    loop {
+        match Arena::open(at) {
+            Err(ArenaError::InUse { .. }) if Instant::now() < deadline => std::thread::sleep(HANDOVER / 100),
+            result => return result,
+        }
+    }
+}
+
 fn take_up_sessions(arena: &Arena, state: &mut State) -> Result<(), DaemonError> {
     let files = arena.sessions()?;
     let rows = state.store.sessions();
@@ -62,6 +77,8 @@ fn take_up_sessions(arena: &Arena, state: &mut State) -> Result<(), DaemonError>
         let committed = state.store.committed(id);
         match Session::take_up(arena, id, committed) {
             Ok(session) => {
+                // First of all: from here on its process reads no more by what an earlier SharedFS told it of blocks.
+                session.control.count_restart();
                 if !rows.iter().any(|(row, _)| *row == id) {
                     state.store.set_session(id, session.log.generation(), LogPosition(0));
                 }
@@ -172,7 +189,6 @@ fn settle(shared: &Shared) -> Result<(), DaemonError> {
         let Some(session) = state.sessions.get_mut(&id) else { continue };
         match session.identity.process.open() {
             Some(process) if session.fenced.is_none() => {
-                session.control.count_restart();
                 let stale_until = Duration::from_millis(page::stale_until_ms(&*session.page));
                 let wait = stale_until.saturating_sub(crate::grant::boot_time()).min(shared.cache_ttl());
                 state.not_before = state.not_before.max(Instant::now() + wait);

@@ -1,5 +1,7 @@
 //! Reading and writing files.
 
+use std::sync::atomic::{Ordering, fence};
+
 use ashlar_pmem::Persistent;
 use ashlar_types::{
     BLOCK_BYTES, Credentials, Errno, FILE_SIZE_MAX, FileKind, Inode, InodeId, LogPosition, QuotaId, Timestamp,
@@ -53,8 +55,10 @@ impl LibFs {
             let length = inode.size.saturating_sub(offset).min(buffer.len() as u64);
             let content = guard.content.as_ref().ok_or(Errno::EIO)?;
             let copied = self.copy_out(content, offset, &mut buffer[..length as usize]);
-            // The copy is good if the lease held when it was finished: nobody could change the file or free its blocks.
-            if !self.holds(&guard, false) {
+            fence(Ordering::Acquire);
+            // The copy is good if the lease held when it was finished, under the SharedFS that told where the blocks are: nobody
+            // could change the file or free its blocks.
+            if !self.holds(&guard, false) || !content.is_current(self.control.restarts()) {
                 continue;
             }
             match copied {

@@ -9,7 +9,7 @@ use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
 use crate::LibFs;
 use crate::api::Outcome;
 use crate::children::Known;
-use crate::node::{Lease, NodeState};
+use crate::node::{Lease, NodeState, Told};
 
 /// What an operation needs of an inode.
 #[derive(Clone, Copy, Debug)]
@@ -134,7 +134,7 @@ impl LibFs {
             || state.inode.as_ref().is_some_and(|inode| inode.entries > Need::ENTRIES_MAX)
             || !is_directory;
         let entries = claim.entries && !(held && complete);
-        let contents = claim.contents && !(held && state.content.is_some());
+        let contents = claim.contents && !(held && state.content_at(self.control.restarts()).is_some());
         let xattrs = claim.xattrs && !(held && state.xattrs.is_some());
         if held && covered && !entries && !contents && !xattrs {
             return None;
@@ -223,7 +223,7 @@ impl LibFs {
 
     /// Asks SharedFS for leases and state, and takes them over. Whoever called looks again whether they are there.
     fn acquire(&self, wants: &[(Want, u64)]) -> Outcome<()> {
-        let evictions = self.nodes.evictions();
+        let (evictions, restarts) = (self.nodes.evictions(), self.control.restarts());
         let request = Request::Acquire(wants.iter().map(|(want, _)| *want).collect());
         let (grants, applied, dependencies) = match self.call(&request) {
             Ok(Reply::Granted { grants, applied, dependencies }) => (grants, applied, dependencies),
@@ -235,12 +235,13 @@ impl LibFs {
             Err(errno) => return Err(errno),
         };
         self.depend(&dependencies)?;
+        let told = Told { applied, restarts };
         let mut behind = false;
         for (index, grant) in grants.iter().enumerate() {
             match wants.get(index) {
-                Some((_, revision)) => behind |= !self.install(grant, applied, Some(*revision)),
+                Some((_, revision)) => behind |= !self.install(grant, told, Some(*revision)),
                 // A child that came along may be older than what was dropped meanwhile.
-                None if self.nodes.evictions() == evictions => behind |= !self.install(grant, applied, None),
+                None if self.nodes.evictions() == evictions => behind |= !self.install(grant, told, None),
                 None => {}
             }
         }
@@ -253,7 +254,7 @@ impl LibFs {
 
     /// Takes over a grant, unless it is stale: revoked again, or older than what this session has done since it asked.
     /// `false` where the state lacks changes that this session has logged: SharedFS must apply them first.
-    fn install(&self, grant: &GrantReply, applied: LogPosition, revision: Option<u64>) -> bool {
+    fn install(&self, grant: &GrantReply, told: Told, revision: Option<u64>) -> bool {
         let lease = Lease { slot: grant.slot, word: LeaseWord(grant.word) };
         let node = self.nodes.node(grant.inode);
         let mut state = node.state.write();
@@ -265,12 +266,12 @@ impl LibFs {
         if held && revision.is_some() {
             // What a lease has covered without a break is the newest there is; only parts may be missing.
             state.lease = Some(lease);
-            state.merge(&grant.state, applied, &|name| self.cookie(name));
+            state.merge(&grant.state, told, &|name| self.cookie(name));
         } else if !held {
-            if state.changes.iter().any(|(position, _)| *position >= applied) {
+            if state.changes.iter().any(|(position, _)| *position >= told.applied) {
                 return false;
             }
-            state.reset(lease, &grant.state, applied, &|name| self.cookie(name));
+            state.reset(lease, &grant.state, told, &|name| self.cookie(name));
         }
         true
     }
@@ -316,14 +317,14 @@ impl LibFs {
     }
 
     fn look_up_remotely(&self, directory: InodeId, name: &[u8], revision: u64) -> Outcome<()> {
-        let evictions = self.nodes.evictions();
+        let (evictions, restarts) = (self.nodes.evictions(), self.control.restarts());
         let request = Request::Lookup { directory, name: name.to_vec() };
         let Reply::Entry { entry, grant, applied, dependencies } = self.call(&request)? else {
             return Err(Errno::EIO);
         };
         self.depend(&dependencies)?;
         if let (Some(grant), true) = (&grant, self.nodes.evictions() == evictions) {
-            self.install(grant, applied, None);
+            self.install(grant, Told { applied, restarts }, None);
         }
         let node = self.nodes.node(directory);
         let mut state = node.state.write();

@@ -20,6 +20,15 @@ pub(crate) struct Lease {
     pub(crate) word: LeaseWord,
 }
 
+/// When SharedFS told a state.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Told {
+    /// The session's updates before this position were in it.
+    pub(crate) applied: LogPosition,
+    /// SharedFS had restarted so many times.
+    pub(crate) restarts: u64,
+}
+
 /// A change that the session has logged and SharedFS has not yet committed. What comes from SharedFS is older than those
 /// behind its applied position, and gets them again.
 #[derive(Clone, Debug)]
@@ -51,26 +60,21 @@ pub(crate) struct NodeState {
 
 impl NodeState {
     /// Takes over what SharedFS told, in place of all that was known.
-    pub(crate) fn reset(
-        &mut self,
-        lease: Lease,
-        state: &InodeState,
-        applied: LogPosition,
-        cookie: &dyn Fn(&[u8]) -> u64,
-    ) {
+    pub(crate) fn reset(&mut self, lease: Lease, state: &InodeState, told: Told, cookie: &dyn Fn(&[u8]) -> u64) {
         self.lease = Some(lease);
         self.inode = Some(state.attributes.clone());
         self.children = Children::unknown();
         self.content = None;
         self.xattrs = None;
         self.revision += 1;
-        self.merge(state, applied, cookie);
+        self.merge(state, told, cookie);
     }
 
     /// Takes over the parts that are not known yet. Attributes that a valid lease covers are never older here.
-    pub(crate) fn merge(&mut self, state: &InodeState, applied: LogPosition, cookie: &dyn Fn(&[u8]) -> u64) {
-        if let (None, Some(contents)) = (&self.content, &state.contents) {
-            let mut content = Content::from_grant(contents, state.attributes.size);
+    pub(crate) fn merge(&mut self, state: &InodeState, told: Told, cookie: &dyn Fn(&[u8]) -> u64) {
+        let Told { applied, restarts } = told;
+        if let (false, Some(contents)) = (self.content_at(restarts).is_some(), &state.contents) {
+            let mut content = Content::from_grant(contents, state.attributes.size, restarts);
             for (_, change) in self.changes.iter().filter(|(position, _)| *position >= applied) {
                 if let Change::Data(change) = change {
                     content.apply(change);
@@ -104,6 +108,11 @@ impl NodeState {
             }
             self.children = children;
         }
+    }
+
+    /// The map of the file, if blocks are still where it says after so many restarts of SharedFS.
+    pub(crate) fn content_at(&self, restarts: u64) -> Option<&Content> {
+        self.content.as_ref().filter(|content| content.is_current(restarts))
     }
 
     /// Notes a change.

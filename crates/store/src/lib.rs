@@ -15,7 +15,7 @@
 //! * A committed row never refers to a block that is not durable, and such a block is never overwritten. Blocks given out
 //!   since the last freeze may be, so that many small appends cost one block.
 //! * A freed block is given out again only after the commit that freed it, and after the session that freed it has released
-//!   its log that far. Pins are in memory only: after a restart nobody reads by old extents.
+//!   its log that far. Pins are in memory only: who opens the store again sees to it that nobody reads by extents from before.
 //! * A session's committed position changes in the transaction that commits what its log up to there says.
 //! * A commit that fails loses nothing; the same batch is tried again.
 //! * A damaged block that is partly overwritten stays detectably damaged.

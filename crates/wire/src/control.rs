@@ -150,14 +150,16 @@ impl<M: Persistent> ControlPage<M> {
         self.0.store(QUOTA, era.0);
     }
 
-    /// How many times SharedFS has restarted under this session.
+    /// How many times SharedFS has restarted under this session. What an earlier one told of data blocks is no longer so: it
+    /// may have put data there that it did not live to commit, and this one puts them elsewhere.
     pub fn restarts(&self) -> u64 {
         self.0.load(RESTARTS)
     }
 
-    /// Counts a restart.
+    /// Counts a restart, for everyone to see before any block is written that comes after it in the program.
     pub fn count_restart(&self) {
-        self.0.store(RESTARTS, self.restarts() + 1);
+        self.0.store(RESTARTS, self.restarts().wrapping_add(1));
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     }
 
     /// The session refers to nothing any more that updates before this position have freed.

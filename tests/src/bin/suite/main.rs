@@ -10,6 +10,7 @@ mod linear;
 mod power;
 mod programs;
 mod quota;
+mod scratch;
 
 use std::process::ExitCode;
 
@@ -21,6 +22,7 @@ fn main() -> ExitCode {
         errors::TESTS,
         programs::TESTS,
         kill::TESTS,
+        scratch::TESTS,
         hammer::TESTS,
         linear::TESTS,
         quota::TESTS,
