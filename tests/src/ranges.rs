@@ -255,7 +255,8 @@ impl Subject {
 
     fn reopen(&mut self) -> Outcome<String> {
         self.file = OpenOptions::new().read(true).write(true).open(&self.path).map_err(tried("opening"))?;
-        self.mapper = Mapper::start(&self.path)?;
+        let answer = self.mapper.ask("open")?;
+        ensure!(answer == "done", "the process that maps says '{answer}'");
         Ok("opening it again".into())
     }
 

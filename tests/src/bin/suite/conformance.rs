@@ -136,7 +136,7 @@ fn ranges() -> Outcome<Verdict> {
     if let Some(why) = obstacle() {
         return Ok(Verdict::Skipped(why));
     }
-    let (seeds, operations) = (number("ASHLAR_RANGES_SEEDS", 2), number("ASHLAR_RANGES_OPS", 2_000));
+    let (seeds, operations) = (number("ASHLAR_RANGES_SEEDS", 2), number("ASHLAR_RANGES_OPS", 20_000));
     let site = Site::mounted(Medium::Memory, "256M")?;
     refuses_shifts(&site)?;
     for seed in 1..=seeds {
