@@ -1,7 +1,7 @@
 //! Space: what sessions were promised, what is left, and what `statfs` says.
 
 use ashlar_types::{Errno, QuotaId, QuotaKey, SessionId};
-use ashlar_wire::{Credit, SpaceReply};
+use ashlar_wire::{Credit, CreditKind, SpaceReply};
 use parking_lot::MutexGuard;
 
 use crate::digest::release_blocks;
@@ -12,22 +12,30 @@ use crate::state::State;
 const CHUNK: Credit = Credit { blocks: (16 << 20) / ashlar_types::BLOCK_BYTES, metadata_bytes: 4 << 20 };
 /// The part of what is free that one chunk may take at most; with less, sessions get exactly what they ask for.
 const PLENTY_PART: u64 = 16;
-/// Blocks kept back for the copy-on-write of deletions and cuts: a hundredth of the arena, at least 64.
-const RESERVE_PART: u64 = 100;
-const RESERVE_BLOCKS_MIN: u64 = 64;
+/// Kept back for updates that replace what is there: a block is copied before the old one is free. A hundredth of the
+/// arena, and at least 64 blocks.
+const KEPT_PART: u64 = 100;
+const KEPT_BLOCKS_MIN: u64 = 64;
 /// Metadata bytes that a file takes at least: its inode and its entry.
 const FILE_METADATA_BYTES: u64 = 1024;
 
-/// What is neither used, nor promised, nor kept back.
-pub fn free(state: &State) -> Credit {
+/// What is neither used nor promised, and for common use not kept back either.
+fn free(state: &State, kind: CreditKind) -> Credit {
     let space = state.store.space();
     let promised = state.sessions.values().map(|session| session.account.outstanding());
     let (blocks, metadata_bytes) =
         promised.fold((0u64, 0u64), |sum, credit| (sum.0 + credit.blocks, sum.1 + credit.metadata_bytes));
-    let reserve = (space.blocks_total / RESERVE_PART).max(RESERVE_BLOCKS_MIN);
+    let (kept_blocks, kept_metadata_bytes) = match kind {
+        CreditKind::Common => {
+            ((space.blocks_total / KEPT_PART).max(KEPT_BLOCKS_MIN), space.metadata_bytes_total / KEPT_PART)
+        }
+        CreditKind::Kept => (0, 0),
+    };
     Credit {
-        blocks: space.blocks_free.saturating_sub(blocks + reserve),
-        metadata_bytes: space.metadata_bytes_total.saturating_sub(space.metadata_bytes_used + metadata_bytes),
+        blocks: space.blocks_free.saturating_sub(blocks + kept_blocks),
+        metadata_bytes: space
+            .metadata_bytes_total
+            .saturating_sub(space.metadata_bytes_used + metadata_bytes + kept_metadata_bytes),
     }
 }
 
@@ -40,17 +48,21 @@ fn decide(free: Credit, want: Credit) -> Option<Credit> {
     })
 }
 
-/// Grants credit. Where there is too little, what other sessions hold unused is taken back, and everything digested, so
-/// that each record counts with what it really took; only then the answer is no.
-pub fn grant(shared: &Shared, id: SessionId, want: Credit) -> Result<Credit, Errno> {
+/// Grants credit; to updates that replace what is there, in the end out of what is kept back: it comes back with their commit.
+/// A session that only says so gets no more than that hundredth. Where there is too little, what other sessions hold
+/// unused is taken back, and everything digested, so that each record counts with what it really took; only then the
+/// answer is no.
+pub fn grant(shared: &Shared, id: SessionId, want: Credit, replaces: bool) -> Result<Credit, Errno> {
+    let kinds: &[CreditKind] = if replaces { &[CreditKind::Common, CreditKind::Kept] } else { &[CreditKind::Common] };
     let mut state = shared.lock();
     for attempt in 0.. {
         if state.live(id).is_none() {
             return Err(Errno::EIO);
         }
-        if let Some(credit) = decide(free(&state), want) {
+        let found = kinds.iter().find_map(|&kind| Some((decide(free(&state, kind), want)?, kind)));
+        if let Some((credit, kind)) = found {
             let session = state.sessions.get_mut(&id).ok_or(Errno::EIO)?;
-            session.grant_credit(credit).map_err(|_| Errno::EIO)?;
+            session.grant_credit(credit, kind).map_err(|_| Errno::EIO)?;
             return Ok(credit);
         }
         if attempt == 2 {
@@ -97,7 +109,7 @@ pub fn space(shared: &Shared, id: Option<SessionId>, subtree: QuotaId) -> SpaceR
 /// for a commit count, since [`grant`] does not refuse anything before that commit.
 pub fn space_of_all(state: &State, id: Option<SessionId>) -> SpaceReply {
     let total = state.store.space();
-    let mut free = free(state);
+    let mut free = free(state, CreditKind::Common);
     free.blocks += total.blocks_pinned;
     if let Some(session) = id.and_then(|id| state.sessions.get(&id)) {
         let own = session.account.outstanding();

@@ -249,7 +249,7 @@ fn serve_session(
             let (first, count) = sessions::inode_range(shared, id)?;
             Reply::Inodes(first, count).into()
         }
-        Request::Credit(want) => Reply::Credit(credit::grant(shared, id, want)?).into(),
+        Request::Credit { want, replaces } => Reply::Credit(credit::grant(shared, id, want, replaces)?).into(),
         Request::Quota(wants) => quota::grant(shared, id, &wants)?.into(),
         Request::Digest => digest(shared, id)?.into(),
         Request::SyncDependencies(dependencies) => {

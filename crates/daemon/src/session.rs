@@ -11,7 +11,7 @@ use ashlar_pmem::{
     Arena, ArenaError, MapError, Mapping, MappingAccess, MediumKind, OutOfBounds, Persistent, SessionFile,
 };
 use ashlar_types::{Credentials, LogGeneration, LogPosition, SessionId};
-use ashlar_wire::{CONTROL_BYTES, ControlPage, Credit, LEASE_TABLE_BYTES, LeaseTable, QuotaEra};
+use ashlar_wire::{CONTROL_BYTES, ControlPage, Credit, CreditKind, LEASE_TABLE_BYTES, LeaseTable, QuotaEra};
 use thiserror::Error;
 
 use crate::account::Account;
@@ -239,10 +239,10 @@ impl Session {
     }
 
     /// Grants credit: in the account first, then where the session sees it.
-    pub fn grant_credit(&mut self, credit: Credit) -> Result<(), OutOfBounds> {
+    pub fn grant_credit(&mut self, credit: Credit, kind: CreditKind) -> Result<(), OutOfBounds> {
         self.account.grant(credit);
         page::set_granted(&*self.page, self.account.granted)?;
-        self.control.give_credit(credit);
+        self.control.give_credit(credit, kind);
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use ashlar_types::{Errno, FileKind, InodeId, LogPosition, QuotaAmount, QuotaKey, QuotaLimits, Timestamp};
 use ashlar_update::{Rename, SetAttributes, Update};
-use ashlar_wire::{Connection, Credit, QuotaWant, Reply, Request, SessionKind};
+use ashlar_wire::{Connection, Credit, CreditKind, QuotaWant, Reply, Request, SessionKind};
 use common::{Client, NOW, Site, create, hello};
 
 #[test]
@@ -122,7 +122,7 @@ fn forged_records_change_nothing() {
     });
     attack(&mut site, "credit written into the page", |c| {
         c.acquire(&all).expect("granted");
-        c.control.give_credit(Credit { blocks: 1 << 40, metadata_bytes: 1 << 50 });
+        c.control.give_credit(Credit { blocks: 1 << 40, metadata_bytes: 1 << 50 }, CreditKind::Common);
         c.append(&write(file));
     });
     attack(&mut site, "an unknown kind", |c| {

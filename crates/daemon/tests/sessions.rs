@@ -4,7 +4,7 @@ mod common;
 
 use ashlar_types::{Errno, FileKind, InodeId};
 use ashlar_update::Update;
-use ashlar_wire::{Contents, LockKind, LockMode, Reply, Request};
+use ashlar_wire::{Contents, CreditKind, LockKind, LockMode, Reply, Request};
 use common::{Client, NOW, Site};
 
 #[test]
@@ -323,8 +323,8 @@ fn increment(client: &mut Client, socket: &std::path::Path, file: InodeId) -> u6
         let data = (number + 1).to_le_bytes();
         let write = Update::Write { inode: file, offset: 0, at: NOW, strip: false, data: &data };
         let cost = ashlar_wire::Credit { blocks: write.cost().blocks, metadata_bytes: write.cost().metadata_bytes };
-        if !client.control.take_credit(cost) {
-            client.call_through(socket, &Request::Credit(cost)).expect("credit");
+        if client.control.take_credit(cost, false).is_none() {
+            client.call_through(socket, &Request::Credit { want: cost, replaces: false }).expect("credit");
             continue;
         }
         for (session, position) in dependencies {
@@ -332,7 +332,7 @@ fn increment(client: &mut Client, socket: &std::path::Path, file: InodeId) -> u6
         }
         match client.log.append(seal, write.kind() as u8, &write.encode().parts()) {
             Ok(_) => return number,
-            Err(ashlar_log::AppendError::Sealed) => client.control.give_credit(cost),
+            Err(ashlar_log::AppendError::Sealed) => client.control.give_credit(cost, CreditKind::Common),
             Err(error) => panic!("{error}"),
         }
     }

@@ -136,7 +136,7 @@ impl LibFs {
         }
     }
 
-    /// Writes `data`, and says where. Where a quota has no room for all of it, what there is room for is written.
+    /// Writes `data`, and says where. Where the arena or a quota has no room for all of it, what there is room for is written.
     ///
     /// # Errors
     /// `EINVAL`, `EISDIR`, `EFBIG`, `ENOSPC`, `EDQUOT`.
@@ -171,13 +171,13 @@ impl LibFs {
                     start.get_or_insert(offset);
                     written += part.len();
                 }
-                Err(Errno::EDQUOT) => match (shorter(tried, part.len()), start) {
+                Err(errno @ (Errno::EDQUOT | Errno::ENOSPC)) => match (shorter(tried, part.len()), start) {
                     (Some(less), _) => {
                         most = less;
                         continue;
                     }
                     (None, Some(offset)) => return Ok(Written { offset, bytes: written }),
-                    (None, None) => return Err(Errno::EDQUOT),
+                    (None, None) => return Err(errno),
                 },
                 Err(errno) => return Err(errno),
             }

@@ -60,8 +60,8 @@ pub(crate) enum Stop {
     Sealed,
     /// The log is full.
     Full,
-    /// Credit has run out.
-    Credit(ashlar_update::Cost),
+    /// Credit has run out, for an update that replaces what is there or for one that does not.
+    Credit { cost: ashlar_update::Cost, replaces: bool },
     /// Somebody who is limited would use more than is granted yet.
     Quota(Vec<QuotaWant>),
     /// What was looked up before is not so any more.
@@ -216,7 +216,7 @@ impl LibFs {
             Stop::Errno(errno) => Err(errno),
             Stop::Sealed | Stop::Changed => Ok(()),
             Stop::Full => self.make_room(),
-            Stop::Credit(cost) => self.ask_credit(cost),
+            Stop::Credit { cost, replaces } => self.ask_credit(cost, replaces),
             Stop::Quota(wants) => self.ask_quota(wants),
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use ashlar_log::AppendError;
-use ashlar_types::{Errno, Inode, InodeId, LogPosition, Name, Timestamp};
+use ashlar_types::{BLOCK_BYTES, Errno, Inode, InodeId, LogPosition, Name, Timestamp, blocks_for};
 use ashlar_update::{Allocation, Applied, Cost, Entry, Invalid, Tree, Update, apply};
 use ashlar_wire::{Credit, Reply, Request};
 
@@ -30,17 +30,18 @@ impl Locked<'_> {
         }
         let cost = update.cost();
         let credit = Credit { blocks: cost.blocks, metadata_bytes: cost.metadata_bytes };
-        if !fs.control.take_credit(credit) {
+        let replaces = self.replaces(update)?;
+        let Some(kind) = fs.control.take_credit(credit, replaces) else {
             fs.purses.give_back(era, &wants);
-            return Err(Stop::Credit(cost));
-        }
+            return Err(Stop::Credit { cost, replaces });
+        };
         let encoded = update.encode();
         let ticket = fs.ledger.begin(fs.log.tail());
         let appended = match fs.log.append(self.seal, update.kind() as u8, &encoded.parts()) {
             Ok(appended) => appended,
             Err(error) => {
                 fs.ledger.finish(ticket, None, std::iter::empty());
-                fs.control.give_credit(credit);
+                fs.control.give_credit(credit, kind);
                 fs.purses.give_back(era, &wants);
                 return Err(match error {
                     AppendError::Sealed => Stop::Sealed,
@@ -65,6 +66,25 @@ impl Locked<'_> {
             fs.poisoned.store(true, Ordering::Release);
             Stop::Errno(Errno::EIO)
         })
+    }
+}
+
+impl Locked<'_> {
+    /// Whether an update gives back as much as it takes, once it is committed: it writes where blocks are taken up already,
+    /// be it by data or by a reservation, or cuts some off.
+    fn replaces(&self, update: &Update<'_>) -> Result<bool, Stop> {
+        let is_taken = |inode: InodeId, offset: u64, length: u64| {
+            let content = self.state(inode)?.content.as_ref().ok_or(Stop::Errno(Errno::EIO))?;
+            Ok(content.blocks_missing(offset / BLOCK_BYTES..blocks_for(offset + length)) == 0)
+        };
+        match *update {
+            Update::Write { inode, offset, data, .. } => is_taken(inode, offset, data.len() as u64),
+            Update::Resize { inode, size, .. } => Ok(size <= self.inode(inode)?.size),
+            Update::Allocate { how: Allocation::Punch | Allocation::Collapse, .. } => Ok(true),
+            Update::Allocate { how: Allocation::Insert, .. } => Ok(false),
+            Update::Allocate { inode, offset, length, .. } => is_taken(inode, offset, length),
+            _ => Ok(false),
+        }
     }
 }
 
@@ -97,12 +117,13 @@ impl LibFs {
 
     /// Asks for credit for an update. Where there is none, the blocks that this session's own digested updates have freed
     /// may be all that is left: they are released, and it asks once more.
-    pub(crate) fn ask_credit(&self, cost: Cost) -> Outcome<()> {
+    pub(crate) fn ask_credit(&self, cost: Cost, replaces: bool) -> Outcome<()> {
         let want = Credit { blocks: cost.blocks, metadata_bytes: cost.metadata_bytes };
-        let answer = match self.call(&Request::Credit(want)) {
+        let request = Request::Credit { want, replaces };
+        let answer = match self.call(&request) {
             Err(Errno::ENOSPC) => {
                 self.make_room()?;
-                self.call(&Request::Credit(want))
+                self.call(&request)
             }
             answer => answer,
         };

@@ -6,7 +6,7 @@
 //!    0  magic:8 "ASHLCTL1"   session:8
 //!   64  SharedFS writes:  committed:8  applied:8  fenced:8  restarts:8  shared:8  quota:8
 //!  128  the session writes: released:8
-//!  192  both change by compare-and-swap: credit_blocks:8  credit_metadata_bytes:8
+//!  192  both change by compare-and-swap: credit_blocks:8  credit_metadata_bytes:8  kept_blocks:8  kept_metadata_bytes:8
 //! 4096  handles: 65,536 slots of inode:8 count:8; an inode stands in one of the 64 slots from its hash on
 //! ```
 //!
@@ -48,7 +48,31 @@ const QUOTA: u64 = 104;
 const RELEASED: u64 = 128;
 const CREDIT_BLOCKS: u64 = 192;
 const CREDIT_METADATA: u64 = 200;
+const KEPT_BLOCKS: u64 = 208;
+const KEPT_METADATA: u64 = 216;
 const TOKEN: u64 = 16;
+
+/// What credit may be used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CreditKind {
+    /// Every update.
+    Common,
+    /// Updates that replace: they give back as much as they take, once they are committed. Of a full arena they get what is
+    /// kept back for them.
+    Kept,
+}
+
+impl CreditKind {
+    const ALL: [Self; 2] = [Self::Common, Self::Kept];
+
+    /// Where it stands in the control page: blocks, metadata bytes.
+    const fn words(self) -> (u64, u64) {
+        match self {
+            Self::Common => (CREDIT_BLOCKS, CREDIT_METADATA),
+            Self::Kept => (KEPT_BLOCKS, KEPT_METADATA),
+        }
+    }
+}
 
 /// Memory that is long enough for every word that is asked of it, so that no access can fail.
 #[derive(Debug)]
@@ -172,27 +196,39 @@ impl<M: Persistent> ControlPage<M> {
         self.0.store(RELEASED, position.0);
     }
 
-    /// Takes credit for an update, all of it or none; `false` where there is too little.
-    pub fn take_credit(&self, credit: Credit) -> bool {
-        if !self.take(CREDIT_BLOCKS, credit.blocks) {
-            return false;
-        }
-        if !self.take(CREDIT_METADATA, credit.metadata_bytes) {
-            self.give(CREDIT_BLOCKS, credit.blocks);
-            return false;
-        }
-        true
+    /// Takes credit for an update, all of it or none, and tells of which kind; `None` where there is too little. Credit that
+    /// was kept back is for updates that replace only.
+    pub fn take_credit(&self, credit: Credit, replaces: bool) -> Option<CreditKind> {
+        let kinds: &[CreditKind] = if replaces { &CreditKind::ALL } else { &[CreditKind::Common] };
+        kinds.iter().copied().find(|kind| {
+            let (blocks, metadata) = kind.words();
+            if !self.take(blocks, credit.blocks) {
+                return false;
+            }
+            let taken = self.take(metadata, credit.metadata_bytes);
+            if !taken {
+                self.give(blocks, credit.blocks);
+            }
+            taken
+        })
     }
 
     /// Gives credit: SharedFS grants it, or the session returns what it did not use.
-    pub fn give_credit(&self, credit: Credit) {
-        self.give(CREDIT_BLOCKS, credit.blocks);
-        self.give(CREDIT_METADATA, credit.metadata_bytes);
+    pub fn give_credit(&self, credit: Credit, kind: CreditKind) {
+        let (blocks, metadata) = kind.words();
+        self.give(blocks, credit.blocks);
+        self.give(metadata, credit.metadata_bytes);
     }
 
     /// Takes away all credit that is not used yet, and tells how much it was.
     pub fn recall_credit(&self) -> Credit {
-        Credit { blocks: self.swap(CREDIT_BLOCKS, 0), metadata_bytes: self.swap(CREDIT_METADATA, 0) }
+        CreditKind::ALL.iter().fold(Credit::default(), |sum, kind| {
+            let (blocks, metadata) = kind.words();
+            Credit {
+                blocks: sum.blocks.saturating_add(self.swap(blocks, 0)),
+                metadata_bytes: sum.metadata_bytes.saturating_add(self.swap(metadata, 0)),
+            }
+        })
     }
 
     fn take(&self, offset: u64, amount: u64) -> bool {

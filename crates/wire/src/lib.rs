@@ -19,7 +19,9 @@ mod control;
 mod message;
 
 pub use connection::{Connection, Listener, MESSAGE_BYTES_MAX, WireError};
-pub use control::{CONTROL_BYTES, ControlPage, HANDLE_SLOTS, LEASE_SLOTS, LEASE_TABLE_BYTES, LeaseTable, LeaseWord};
+pub use control::{
+    CONTROL_BYTES, ControlPage, CreditKind, HANDLE_SLOTS, LEASE_SLOTS, LEASE_TABLE_BYTES, LeaseTable, LeaseWord,
+};
 pub use message::{
     Contents, Credit, DirectoryEntry, Extent, FsckReply, GrantReply, Hello, InodeState, LockKind, LockMode, Need,
     PROTOCOL_VERSION, Peer, QuotaEra, QuotaGrant, QuotaStatus, QuotaWant, Reply, Request, ScopeKind, SessionKind,

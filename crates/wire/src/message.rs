@@ -291,7 +291,12 @@ pub enum Request {
     /// A range of inode numbers.
     InodeRange,
     /// More credit.
-    Credit(Credit),
+    Credit {
+        /// At least so much.
+        want: Credit,
+        /// It is for an update that gives back as much as it takes, once it is committed.
+        replaces: bool,
+    },
     /// Digest the session's log up to its tail and commit; the reply tells the committed position.
     Digest,
     /// Make other sessions' updates persistent, which this session's depend on.

@@ -13,7 +13,7 @@ use ashlar_store::{CommitDone, CommitJob, MemoryStore};
 use ashlar_tests::random::Random;
 use ashlar_types::{FileKind, InodeId, LogPosition, SessionId, Timestamp};
 use ashlar_update::{Allocation, Create, Rename, SetAttributes, Update};
-use ashlar_wire::{Credit, Need, Reply, ScopeKind, SessionKind, Want};
+use ashlar_wire::{Credit, CreditKind, Need, Reply, ScopeKind, SessionKind, Want};
 
 use super::mirror::Mirror;
 use super::reference::Tree;
@@ -115,7 +115,7 @@ impl Live {
         let id = shared.lock().store.next_session_id().expect("a number");
         let log_bytes = Log::<Mapping>::bytes_for(RING_BYTES);
         let mut session = Session::create(&shared.arena, id, identity, log_bytes).expect("made");
-        session.grant_credit(Credit { blocks: 1 << 40, metadata_bytes: 1 << 40 }).expect("granted");
+        session.grant_credit(Credit { blocks: 1 << 40, metadata_bytes: 1 << 40 }, CreditKind::Common).expect("granted");
         let control = Arc::clone(&session.control);
         {
             let mut state = shared.lock();

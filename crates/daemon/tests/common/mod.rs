@@ -276,7 +276,7 @@ impl Client {
     }
 
     pub fn credit(&mut self, blocks: u64, metadata_bytes: u64) -> Result<Credit, Errno> {
-        match self.call(&Request::Credit(Credit { blocks, metadata_bytes }))? {
+        match self.call(&Request::Credit { want: Credit { blocks, metadata_bytes }, replaces: false })? {
             Reply::Credit(credit) => Ok(credit),
             other => panic!("{other:?}"),
         }
@@ -302,9 +302,9 @@ impl Client {
     pub fn append(&mut self, update: &Update<'_>) -> Appended {
         let cost = update.cost();
         let cost = Credit { blocks: cost.blocks, metadata_bytes: cost.metadata_bytes };
-        if !self.control.take_credit(cost) {
+        if self.control.take_credit(cost, false).is_none() {
             self.credit(cost.blocks.max(1000), cost.metadata_bytes.max(1 << 20)).expect("credit");
-            assert!(self.control.take_credit(cost));
+            assert!(self.control.take_credit(cost, false).is_some());
         }
         match self.append_unpaid(update) {
             Err(AppendError::Full { .. }) => {

@@ -10,6 +10,7 @@ use ashlar_tests::command::{eventually, finish, is_alive, kill, shell, signal, w
 use ashlar_tests::harness::{Test, Verdict, passed};
 use ashlar_tests::mount::{Medium, Site, ashlar, obstacle, parent};
 use ashlar_tests::{Outcome, ensure, tried};
+use rustix::fs::{FallocateFlags, fallocate};
 use rustix::process::Signal;
 
 /// The tests of this group.
@@ -24,6 +25,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "life/flipped_bytes_in_a_log_are_never_data", run: || with(flipped) },
     Test { name: "life/an_arena_grows_and_shrinks_in_use", run: || with(resize) },
     Test { name: "life/a_full_arena_says_so_and_recovers", run: || with(full) },
+    Test { name: "life/a_full_arena_is_written_over", run: || with(full_and_written_over) },
     Test { name: "life/read_only_mounts_refuse_changes", run: || with(read_only) },
     Test { name: "life/foreground_mounts_end_with_a_signal", run: || with(foreground) },
     Test { name: "life/a_daemon_of_its_own_stays", run: || with(own_daemon) },
@@ -329,6 +331,66 @@ fn full() -> Outcome<Verdict> {
     write(&point.join("after"), "room again")?;
     site.check()?;
     site.umount(0)?;
+    passed()
+}
+
+/// Where no block is free, what is there can be written over, cut off, and written where it was reserved.
+fn full_and_written_over() -> Outcome<Verdict> {
+    const RESERVED: u64 = 4 << 20;
+    for medium in [Medium::Memory, Medium::Disk] {
+        let site = Site::mounted(medium, "48M")?;
+        let point = site.point(0);
+        let open = |name: &str| {
+            let file =
+                fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(point.join(name));
+            file.map_err(tried(format!("opening {name}")))
+        };
+        let (base, reserved, rest) = (open("base")?, open("reserved")?, open("rest")?);
+        base.write_all_at(&[b'a'; 4 << 20], 0).map_err(tried("writing"))?;
+        fallocate(&reserved, FallocateFlags::KEEP_SIZE, 0, RESERVED).map_err(tried("reserving"))?;
+        let mut end = 0;
+        let block = [b'r'; 4096];
+        let error = loop {
+            match rest.write_at(&[b'r'; 1 << 20], end) {
+                Ok(bytes) => end += bytes as u64,
+                Err(error) => break error,
+            }
+        };
+        ensure!(error.raw_os_error() == Some(28), "ENOSPC expected, got {error}");
+        ensure!(rest.write_at(&block, end).is_err(), "a block more is there than a large write took");
+        // Twice all over, in large pieces and in small ones; what is kept back for it is far less.
+        base.write_all_at(&[b'b'; 4 << 20], 0).map_err(tried("writing over in large pieces"))?;
+        for number in 0..1024 {
+            base.write_all_at(&[b'c'; 4096], number * 4096).map_err(tried(format!("writing over block {number}")))?;
+        }
+        // First every other 64 KiB, then those in between.
+        for first in [1, 0] {
+            for at in (first..RESERVED >> 16).step_by(2) {
+                reserved.write_all_at(&[b'd'; 1 << 16], at << 16).map_err(tried("writing where it is reserved"))?;
+            }
+        }
+        base.set_len((2 << 20) + 100).map_err(tried("cutting off"))?;
+        let punched = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&base, punched, 100, 8192).map_err(tried("punching"))?;
+        let mut expected = vec![b'c'; (2 << 20) + 100];
+        expected[100..8292].fill(0);
+        let same = |name: &str, expected: &[u8]| {
+            let found = fs::read(point.join(name)).map_err(tried(format!("reading {name}")))?;
+            ensure!(found == expected, "{medium:?}: {name} is not what was written");
+            Ok::<(), String>(())
+        };
+        same("base", &expected)?;
+        same("reserved", &[b'd'; RESERVED as usize])?;
+        same("rest", &vec![b'r'; end as usize])?;
+        drop((base, reserved, rest));
+        site.check()?;
+        site.umount(0)?;
+        site.check()?;
+        site.mount(0)?;
+        same("base", &expected)?;
+        same("reserved", &[b'd'; RESERVED as usize])?;
+        site.umount(0)?;
+    }
     passed()
 }
 
