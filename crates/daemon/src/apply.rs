@@ -16,7 +16,7 @@ use ashlar_wire::Credit;
 
 use crate::page;
 use crate::session::SessionLog;
-use crate::state::State;
+use crate::state::{Phase, State};
 use crate::validate::{Judge, Offence, Refusal};
 
 /// Records and bytes of log in one batch: short enough that nobody notices the wait for the lock, well below a millisecond.
@@ -189,7 +189,7 @@ impl State {
             // A session that is no more was committed as a whole before it went.
             let is_known = *other != id && (self.sessions.contains_key(other) || self.lost.contains(other));
             return match is_known && *position > self.store.applied(*other) {
-                true if self.is_recovering => Err(Refusal::Unmet(*other)),
+                true if self.phase == Phase::Recovering => Err(Refusal::Unmet(*other)),
                 true if !self.lost.contains(other) => Err(Offence::ForgedDependency.into()),
                 _ => Ok(()),
             };

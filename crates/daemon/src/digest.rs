@@ -186,8 +186,15 @@ pub fn sweep_orphans<'a>(shared: &'a Shared, mut state: MutexGuard<'a, State>) -
     state
 }
 
+/// Frees the orphans that no session has open, though a log may write to them yet. Whether there were any.
+pub fn free_orphans(state: &mut State) -> bool {
+    let closed: Vec<InodeId> = state.orphans.iter().copied().filter(|&inode| !state.is_open(inode)).collect();
+    closed.iter().for_each(|&inode| free_orphan(state, inode));
+    !closed.is_empty()
+}
+
 /// Frees one orphan that nobody has open.
-pub fn free_orphan(state: &mut State, inode: InodeId) {
+fn free_orphan(state: &mut State, inode: InodeId) {
     let end = state.store.applied(OWN_SESSION).plus(1);
     match state.apply_update(OWN_SESSION, end, &Update::Release { inode }) {
         Ok(applied) => {

@@ -2,6 +2,9 @@
 //! logs of the others are digested, and forgotten.
 //!
 //! A kill at any point of it changes nothing: it begins again at what is committed.
+//!
+//! Handles are as they are now, and logs tell of a time before: an inode that lost its last name may have been open then, and
+//! written to. So nothing is freed that another session may have used until all logs are applied.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +20,7 @@ use crate::leasing::Leasing;
 use crate::page;
 use crate::session::{Session, SessionError};
 use crate::shared::Shared;
-use crate::state::State;
+use crate::state::{Phase, State, Unmet};
 use crate::validate::Offence;
 use crate::watch::Watcher;
 use crate::{Config, DaemonError};
@@ -36,7 +39,7 @@ pub fn recover(config: Config) -> Result<Shared, DaemonError> {
     let store = Store::open(Arc::clone(&arena))?;
     let watcher = Watcher::new().map_err(system("cannot watch processes"))?;
     let mut state = State::new(store, Leasing::new(&config), Duration::from_millis(config.cache_ttl_ms))?;
-    state.is_recovering = true;
+    state.phase = Phase::Recovering;
     take_up_sessions(&arena, &mut state)?;
     let ids = state.live_ids();
     let bounds: Vec<(SessionId, LogPosition)> =
@@ -46,7 +49,7 @@ pub fn recover(config: Config) -> Result<Shared, DaemonError> {
     apply_in_order(&mut state, &judged);
     restore_leases(&mut state);
     apply_in_order(&mut state, &bounds);
-    state.is_recovering = false;
+    state.phase = Phase::Running;
     commit(&mut state)?;
     let shared = Shared::new(config, arena, watcher, state);
     settle(&shared)?;
@@ -135,12 +138,20 @@ fn apply_in_order(state: &mut State, bounds: &[(SessionId, LogPosition)]) {
         if state.unmet.is_empty() {
             return;
         }
-        if bounds.iter().zip(before).all(|((id, _), before)| state.store.applied(*id) == before) {
-            break;
+        if bounds.iter().zip(before).any(|((id, _), before)| state.store.applied(*id) != before) {
+            continue;
         }
+        // Nobody can go on as it is. What has no link and is open nowhere may be the room that somebody needs.
+        if state.unmet.values().any(|unmet| *unmet == Unmet::Room) && digest::free_orphans(state) {
+            continue;
+        }
+        break;
     }
     let unmet = std::mem::take(&mut state.unmet);
-    for (id, other) in unmet {
+    for (id, other) in unmet.into_iter().filter_map(|(id, unmet)| match unmet {
+        Unmet::Session(other) => Some((id, other)),
+        Unmet::Room => None,
+    }) {
         let position = state.store.applied(id);
         let this_boot = state.live(id).is_some_and(|session| session.is_whole);
         state.counters.logs_cut += 1;
@@ -158,11 +169,11 @@ fn apply_in_order(state: &mut State, bounds: &[(SessionId, LogPosition)]) {
     let rest: Vec<_> =
         bounds.iter().copied().filter(|(id, _)| state.sessions.get(id).is_some_and(|s| !s.is_ending)).collect();
     if rest.iter().any(|&(id, end)| state.live(id).is_some() && state.store.applied(id) < end) {
-        state.is_recovering = false;
+        state.phase = Phase::Salvaging;
         for (id, end) in rest {
             state.apply(id, end, Slice::All);
         }
-        state.is_recovering = true;
+        state.phase = Phase::Recovering;
     }
 }
 
@@ -216,10 +227,9 @@ fn settle(shared: &Shared) -> Result<(), DaemonError> {
     }
     shared.drive(&mut state);
     crate::sessions::remove_ended(shared, &mut state);
-    for inode in state.orphans.iter().copied().collect::<Vec<_>>() {
-        if !state.is_open(inode) {
-            digest::free_orphan(&mut state, inode);
-        }
+    // Who goes on may have closed a file just now that its log still writes to; the sweep looks at that.
+    if !state.sessions.values().any(|session| session.fenced.is_none() && !session.is_ending) {
+        digest::free_orphans(&mut state);
     }
     if dead > 0 {
         tracing::info!(sessions = dead, "the logs of sessions that are gone were digested");

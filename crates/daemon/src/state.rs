@@ -17,6 +17,26 @@ use crate::validate::{Offence, Refusal};
 /// The session under whose name SharedFS itself applies updates: the freeing of orphans.
 pub const OWN_SESSION: SessionId = SessionId(0);
 
+/// How far SharedFS has come since its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// The logs of sessions from before the start are applied, each as far as what it depends on is applied.
+    Recovering,
+    /// What they depend on is lost in part, and is not waited for any more.
+    Salvaging,
+    /// All of them are applied.
+    Running,
+}
+
+/// What a log can't be applied further without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unmet {
+    /// Another session's log must be applied first.
+    Session(SessionId),
+    /// Room: inodes without links must go first.
+    Room,
+}
+
 /// What the one lock guards.
 pub struct State {
     /// The shared area.
@@ -51,10 +71,10 @@ pub struct State {
     pub ending: bool,
     /// The shared area is unusable: SharedFS must end, and say why.
     pub failure: Option<StoreError>,
-    /// Logs are being applied after a start, in the order of their dependencies.
-    pub is_recovering: bool,
-    /// At recovery: who waits for whom.
-    pub unmet: BTreeMap<SessionId, SessionId>,
+    /// What the application of logs may rely on.
+    pub phase: Phase,
+    /// At recovery: who waits for what.
+    pub unmet: BTreeMap<SessionId, Unmet>,
     /// Sessions whose logs could not be read at recovery.
     pub lost: BTreeSet<SessionId>,
     /// Files that a session had open for writing before others took its right to, by session.
@@ -84,7 +104,7 @@ impl State {
             not_before: Instant::now(),
             ending: false,
             failure: None,
-            is_recovering: false,
+            phase: Phase::Running,
             unmet: BTreeMap::new(),
             lost: BTreeSet::new(),
             kept_open: BTreeSet::new(),
@@ -120,10 +140,11 @@ impl State {
         end: LogPosition,
         update: &Update<'_>,
     ) -> Result<Applied, StoreError> {
-        let sessions = &self.sessions;
-        let may_free = |inode: InodeId| {
-            !sessions.values().any(|other| other.id != id && other.fenced.is_none() && other.control.has_open(inode))
-        };
+        let others = || self.sessions.values().filter(|other| other.id != id && other.fenced.is_none());
+        // Recovery sees handles as they are now, and logs of a time when somebody may have had the inode open still, and
+        // written to it: it may go when all of them are applied.
+        let keeps_all = self.phase != Phase::Running && id != OWN_SESSION && others().next().is_some();
+        let may_free = |inode: InodeId| !keeps_all && !others().any(|other| other.control.has_open(inode));
         let moves = Leasing::before(&self.store, update)?;
         let applied = self.store.apply(id, end, update, &may_free)?;
         self.leasing.after(&self.store, id, update, applied, moves)?;
@@ -144,7 +165,12 @@ impl State {
         match refusal {
             Refusal::Forged(offence) => self.fence(id, &offence),
             Refusal::Unmet(other) => {
-                self.unmet.insert(id, other);
+                self.unmet.insert(id, Unmet::Session(other));
+            }
+            Refusal::Store(StoreError::FullBlocks { .. } | StoreError::FullMetadata { .. })
+                if self.phase == Phase::Recovering && self.orphans.iter().any(|&inode| !self.is_open(inode)) =>
+            {
+                self.unmet.insert(id, Unmet::Room);
             }
             Refusal::Store(error @ (StoreError::FullBlocks { .. } | StoreError::FullMetadata { .. })) => {
                 // Credit covers every record, so only damage leads here. The record is kept aside with its log.

@@ -384,6 +384,39 @@ fn no_increment_is_lost_while_the_daemon_is_killed_again_and_again() {
 }
 
 #[test]
+fn what_is_written_to_a_file_without_a_name_is_no_offence_after_a_restart() {
+    let mut site = Site::new(64 << 20);
+    let (mut one, mut two) = (Client::open(&site.socket()), Client::open(&site.socket()));
+    one.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+    let file = one.make(InodeId::ROOT, b"f", FileKind::Regular);
+    let committed = one.digest().expect("digested");
+    assert!(two.control.open_handle(file));
+    one.acquire(&[(InodeId::ROOT, true), (file, true)]).expect("granted");
+    one.append(&Update::Unlink { inode: file, parent: InodeId::ROOT, name: b"f", release: true, at: NOW });
+    let (found, dependencies) = two.acquire_with(&[(file, true)]).expect("open, so it is there without a name");
+    assert_eq!(found[0].state.attributes.links, 0);
+    for (session, position) in dependencies {
+        two.append(&Update::Depend { session, position });
+    }
+    two.append(&Update::Write { inode: file, offset: 0, at: NOW, strip: false, data: b"late" });
+    two.control.close_handle(file);
+    site.kill();
+    assert_eq!(one.control.committed(), committed, "the rest is in the logs alone");
+    site.start();
+    for client in [&mut one, &mut two] {
+        client.resume(&site.socket());
+        assert!(client.digest().is_ok(), "an honest session goes on");
+    }
+    assert_eq!(one.lookup(InodeId::ROOT, b"f"), Ok(None));
+    let is_gone = (0..300).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        one.acquire(&[(file, false)]).is_err()
+    });
+    assert!(is_gone, "nobody has it open, and still it is there");
+    site.check();
+}
+
+#[test]
 fn what_a_lost_update_led_to_is_cut_off_after_a_power_loss() {
     let mut site = Site::new(64 << 20);
     let (mut one, mut two) = (Client::open(&site.socket()), Client::open(&site.socket()));

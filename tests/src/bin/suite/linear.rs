@@ -21,7 +21,10 @@ use rustix::process::Signal;
 use rustix::time::{ClockId, clock_gettime};
 
 /// The tests of this group.
-pub const TESTS: &[Test] = &[Test { name: "two_mounts/random_operations_are_linearizable", run: linearizable }];
+pub const TESTS: &[Test] = &[
+    Test { name: "two_mounts/random_operations_are_linearizable", run: || linearizable(false) },
+    Test { name: "two_mounts/random_operations_while_sharedfs_is_killed", run: || linearizable(true) },
+];
 
 const MOUNTS: usize = 2;
 const WORKERS: usize = 4;
@@ -33,7 +36,8 @@ const ROUND_LIMIT: Duration = Duration::from_secs(60);
 /// for for a second; the rest is for machines that have much else to do.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-fn linearizable() -> Outcome<Verdict> {
+/// With `kills`, SharedFS dies about once a second, whatever is going on.
+fn linearizable(kills: bool) -> Outcome<Verdict> {
     if let Some(why) = obstacle() {
         return Ok(Verdict::Skipped(why));
     }
@@ -44,16 +48,32 @@ fn linearizable() -> Outcome<Verdict> {
     let mut workers: Vec<_> = (0..WORKERS).map(|worker| Worker::start(&site, worker)).collect::<Outcome<_>>()?;
     let mounts = mount_processes(&site)?;
     let (mut rounds, mut stops, mut states, mut stale, mut pause) = (0, 0, 0, 0, Duration::ZERO);
-    while Instant::now() < deadline {
-        let seed = seed + rounds;
-        let done = round(&site, &mut workers, mounts, seed)
-            .map_err(|error| format!("ASHLAR_SEED={seed}: {error}\n{}", complaints(&site)))?;
-        stops += done.stops;
-        states += done.states;
-        stale += done.stale;
-        pause = pause.max(done.pause);
-        rounds += 1;
-    }
+    let is_over = AtomicBool::new(false);
+    let killed = std::thread::scope(|scope| {
+        let killer = scope.spawn(|| {
+            let mut killed = 0;
+            while kills && !is_over.load(Ordering::SeqCst) {
+                site.kill_daemon()?;
+                killed += 1;
+            }
+            Ok::<u64, String>(killed)
+        });
+        let mut result = Ok(());
+        while result.is_ok() && Instant::now() < deadline {
+            let seed = seed + rounds;
+            result = round(&site, &mut workers, mounts, seed).map(|done| {
+                stops += done.stops;
+                states += done.states;
+                stale += done.stale;
+                pause = pause.max(done.pause);
+                rounds += 1;
+            });
+            result = result.map_err(|error| format!("ASHLAR_SEED={seed}: {error}\n{}", complaints(&site)));
+        }
+        is_over.store(true, Ordering::SeqCst);
+        let killed = killer.join().map_err(|_| "the killer panicked".to_owned())?;
+        result.and(killed)
+    })?;
     drop(workers);
     ensure!(rounds > 10 && stops > 10, "only {rounds} rounds and {stops} stops: nothing was tried");
     site.check()?;
@@ -62,7 +82,8 @@ fn linearizable() -> Outcome<Verdict> {
     site.check()?;
     let operations = rounds * (WORKERS * OPERATIONS) as u64;
     Ok(Verdict::Passed(format!(
-        "{rounds} rounds, {operations} operations, {stops} stops, {states} states, {stale} stale moves, longest pause {} ms",
+        "{rounds} rounds, {operations} operations, {stops} stops, {killed} kills, {states} states, {stale} stale moves, longest \
+         pause {} ms",
         pause.as_millis()
     )))
 }
