@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use ashlar_pmem::{ARENA_BYTES_MIN, Arena, ArenaError, ArenaOptions, ArenaSummary};
 use ashlar_store::{Store, StoreError};
+use ashlar_types::Timestamp;
 
 use crate::error::CliError;
 use crate::progress;
@@ -156,7 +157,7 @@ impl Place {
         let arena = Arc::new(self.open()?);
         match Store::open(Arc::clone(&arena)) {
             Ok(_) => {}
-            Err(StoreError::NotFormatted) => Store::format(&arena).map_err(|error| self.store_error(error))?,
+            Err(StoreError::NotFormatted) => Store::format(&arena, now()).map_err(|error| self.store_error(error))?,
             Err(error) => return Err(self.store_error(error)),
         }
         fs::remove_file(unfinished).map_err(CliError::system(format!("removing {}", unfinished.display())))
@@ -249,6 +250,12 @@ pub fn survives(medium: &str) -> &'static str {
 /// The name of the program that runs as `pid`.
 pub fn program_of(pid: u32) -> String {
     fs::read_to_string(format!("/proc/{pid}/comm")).map_or_else(|_| "unknown".to_owned(), |name| name.trim().to_owned())
+}
+
+/// What time it is.
+fn now() -> Timestamp {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    Timestamp { seconds: now.as_secs() as i64, nanoseconds: now.subsec_nanos() }
 }
 
 #[cfg(test)]

@@ -91,7 +91,7 @@ fn write(inode: u64, offset: u64, data: &[u8]) -> Update<'_> {
 
 fn open(directory: &Path, size_bytes: u64, batch: u64) -> Result<Run, Box<dyn std::error::Error>> {
     let arena = Arc::new(Arena::create(directory, &ArenaOptions { size_bytes, emulate_pmem: false })?);
-    Store::format(&arena)?;
+    Store::format(&arena, Timestamp::default())?;
     let mut store = Store::open(arena)?;
     store.set_session(SESSION, LogGeneration(1), LogPosition(0));
     Ok(Run { store, position: 0, batch })

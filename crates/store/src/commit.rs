@@ -271,7 +271,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let options = ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false };
         let arena = Arc::new(Arena::create(&directory.path().join("arena"), &options).unwrap());
-        Store::format(&arena).unwrap();
+        Store::format(&arena, Timestamp::default()).unwrap();
         let mut store = Store::open(Arc::clone(&arena)).unwrap();
         let session = SessionId(1);
         store.set_session(session, LogGeneration(1), LogPosition(0));

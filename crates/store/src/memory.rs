@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ashlar_types::{BLOCK_BYTES, Inode, InodeId, QuotaAmount, QuotaKey, blocks_for};
+use ashlar_types::{BLOCK_BYTES, Inode, InodeId, QuotaAmount, QuotaKey, Timestamp, blocks_for};
 use ashlar_update::{Allocation, Applied, Entry, Invalid, Tree, Update};
 
 use crate::model::Xattrs;
@@ -29,7 +29,7 @@ impl MemoryStore {
     /// An empty file system with a root directory, as [`crate::Store::format`] makes it.
     #[must_use]
     pub fn new() -> Self {
-        let inodes = BTreeMap::from([(InodeId::ROOT, root_directory())]);
+        let inodes = BTreeMap::from([(InodeId::ROOT, root_directory(Timestamp::default()))]);
         Self { inodes, ..Self::default() }
     }
 

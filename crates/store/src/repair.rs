@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use ashlar_types::{FileKind, Inode, InodeId, QuotaAmount, name_cookie};
+use ashlar_types::{FileKind, Inode, InodeId, QuotaAmount, Timestamp, name_cookie};
 use ashlar_update::Entry;
 
 use crate::allocator::{Allocator, PIECE_BLOCKS};
@@ -83,7 +83,7 @@ impl Remedy<'_> {
     fn apply(&mut self, problem: &Problem) -> Result<(), StoreError> {
         match problem {
             Problem::UnknownRow { .. } | Problem::SharedBlock { .. } | Problem::DamagedBlock { .. } => Ok(()),
-            Problem::NoRoot => self.put_inode(InodeId::ROOT, &root_directory()),
+            Problem::NoRoot => self.put_inode(InodeId::ROOT, &root_directory(Timestamp::default())),
             Problem::DamagedRow { bytes, .. } if **bytes == [kind::COUNTERS] => {
                 // Numbers that were given out must stay behind; the next rounds raise what is too low all the same.
                 self.put_counters(Counters { next_inode: 1 << 40, next_session: 1 << 40, reserved_blocks: 0 })
@@ -235,7 +235,7 @@ mod tests {
     use std::sync::Arc;
 
     use ashlar_pmem::{Arena, ArenaOptions};
-    use ashlar_types::{BlockAddress, LogPosition, QuotaKey, QuotaLimits, Timestamp};
+    use ashlar_types::{BlockAddress, LogPosition, QuotaKey, QuotaLimits};
     use ashlar_update::{Create, Update};
 
     use super::*;
@@ -251,7 +251,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let options = ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false };
         let arena = Arc::new(Arena::create(&directory.path().join("arena"), &options).unwrap());
-        Store::format(&arena).unwrap();
+        Store::format(&arena, Timestamp::default()).unwrap();
         let mut store = Store::open(Arc::clone(&arena)).unwrap();
         assert_eq!(store.allocate_inodes(8).unwrap().start, InodeId::FIRST_FREE.0);
         let at = Timestamp::default();

@@ -75,11 +75,11 @@ pub struct Store {
 }
 
 impl Store {
-    /// Makes an empty shared area, with a root directory, in an arena that has none.
+    /// Makes an empty shared area, with a root directory of this time, in an arena that has none.
     ///
     /// # Errors
     /// [`StoreError::Lmdb`], [`StoreError::Io`]. An area that is there already is left as it is.
-    pub fn format(arena: &Arena) -> Result<(), StoreError> {
+    pub fn format(arena: &Arena, at: Timestamp) -> Result<(), StoreError> {
         let database = Database::open(arena)?;
         if database.snapshot()?.get(&[kind::SUPERBLOCK])?.is_some() {
             return Ok(());
@@ -92,9 +92,9 @@ impl Store {
         let mut writer = database.write(5, 1024)?;
         writer.put(&[kind::SUPERBLOCK], &rows::encode_superblock(superblock))?;
         writer.put(&[kind::COUNTERS], &rows::encode_counters(counters))?;
-        rows::encode_inode(&root_directory(), &mut writer.value);
+        rows::encode_inode(&root_directory(at), &mut writer.value);
         writer.put_inode(&rows::key1(kind::INODE, InodeId::ROOT.0))?;
-        for (key, value) in quotas::rows_of_new(&root_directory()) {
+        for (key, value) in quotas::rows_of_new(&root_directory(at)) {
             writer.put(&key, &value)?;
         }
         writer.commit()
@@ -614,10 +614,8 @@ pub(crate) fn read_counters(snapshot: &Snapshot) -> Result<Counters, StoreError>
     row.and_then(rows::decode_counters).ok_or(StoreError::Corrupt("the counters' row is damaged"))
 }
 
-/// The root directory of a new file system: owned by the super-user, open to all to read, born at the epoch, since this
-/// crate has no clock.
-pub(crate) fn root_directory() -> Inode {
-    let epoch = Timestamp::default();
+/// The root directory of a new file system: owned by the super-user, open to all to read.
+pub(crate) fn root_directory(at: Timestamp) -> Inode {
     Inode {
         kind: FileKind::Directory,
         mode: 0o755,
@@ -629,10 +627,10 @@ pub(crate) fn root_directory() -> Inode {
         blocks: 0,
         entries: 0,
         parent: InodeId::ROOT,
-        accessed: epoch,
-        modified: epoch,
-        changed: epoch,
-        born: epoch,
+        accessed: at,
+        modified: at,
+        changed: at,
+        born: at,
         quota: QuotaId::NONE,
         target: Vec::new(),
     }

@@ -25,7 +25,7 @@ impl Node {
             if memory.is_dir() { tempfile::tempdir_in(memory).unwrap() } else { tempfile::tempdir().unwrap() };
         let options = ArenaOptions { size_bytes, emulate_pmem: false };
         let arena = Arc::new(Arena::create(&directory.path().join("arena"), &options).unwrap());
-        Store::format(&arena).unwrap();
+        Store::format(&arena, Timestamp::default()).unwrap();
         let mut store = Store::open(Arc::clone(&arena)).unwrap();
         store.set_session(SESSION, LogGeneration(3), LogPosition(0));
         store.commit().unwrap();

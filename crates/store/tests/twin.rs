@@ -44,7 +44,7 @@ impl Twins {
     fn new(directory: tempfile::TempDir) -> Self {
         let options = ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false };
         let arena = Arc::new(Arena::create(&directory.path().join("arena"), &options).unwrap());
-        Store::format(&arena).unwrap();
+        Store::format(&arena, Timestamp::default()).unwrap();
         let mut store = Store::open(Arc::clone(&arena)).unwrap();
         for session in 1..=SESSIONS {
             store.set_session(SessionId(session), LogGeneration(1), LogPosition(0));

@@ -262,7 +262,7 @@ impl Crashes {
 
 fn make_arena(place: &Path) {
     let arena = Arena::create(place, &ArenaOptions { size_bytes: 16 << 20, emulate_pmem: true }).expect("an arena");
-    Store::format(&arena).expect("formatted");
+    Store::format(&arena, ashlar_types::Timestamp::default()).expect("formatted");
     drop(arena);
     let segment = SegmentInfo { number: 0, blocks: SEGMENT_BLOCKS };
     let file = std::fs::File::create(place.join("segments/000000.data")).expect("made");

@@ -54,7 +54,7 @@ impl Site {
         let alone = STARTING.lock();
         let arena = Arena::create(&directory.path().join("arena"), &ArenaOptions { size_bytes, emulate_pmem: false })
             .expect("an arena");
-        ashlar_store::Store::format(&arena).expect("formatted");
+        ashlar_store::Store::format(&arena, Timestamp::default()).expect("formatted");
         drop((arena, alone));
         let mut site = Self { directory, lease_ttl_us, daemon: None };
         site.start();

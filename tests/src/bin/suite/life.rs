@@ -78,6 +78,10 @@ fn files_outlive() -> Outcome<Verdict> {
         let site = Site::mounted(medium, "64M")?;
         let kind = if medium == Medium::Disk { "disk" } else { "memory" };
         ensure!(site.status()?["medium"] == kind, "{medium:?} was found to be {}", site.status()?["medium"]);
+        let root = fs::metadata(site.point(0)).map_err(tried("looking at the root directory"))?;
+        let born = root.modified().map_err(tried("its time"))?;
+        let age = born.elapsed().map_err(tried("its age"))?;
+        ensure!(age < Duration::from_secs(60), "a new file system's root directory is {age:?} old");
         fs::create_dir(site.point(0).join("d")).map_err(tried("mkdir"))?;
         write(&site.point(0).join("d/f"), "content")?;
         site.umount(0)?;
