@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ashlar_libfs::{Allocation, LibFs, Make, Options, RenameFlags, WriteAt};
 use ashlar_tests::linear::checker::{History, check};
@@ -292,11 +292,22 @@ fn picture(fs: &LibFs, directory: InodeId, above: &str, picture: &mut Picture) {
 
 #[test]
 fn operations_of_two_sessions_are_linearizable() {
+    linearizable(150, false);
+}
+
+#[test]
+fn operations_of_two_sessions_are_linearizable_while_the_daemon_is_killed() {
+    linearizable(60, true);
+}
+
+/// Rounds of random operations, held against the model. With `kills`, the daemon dies somewhere in each round.
+fn linearizable(rounds: u64, kills: bool) {
     const OPERATIONS: usize = 14;
     let mut site = Site::new(64 << 20);
     let sessions = [connect(&site), connect(&site)];
-    let rounds = std::env::var("ASHLAR_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(150);
-    for seed in 1..=rounds {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let (first, rounds) = (number("ASHLAR_SEED").unwrap_or(1), number("ASHLAR_ROUNDS").unwrap_or(rounds));
+    for seed in first..first + rounds {
         let root = sessions[0].make(&ROOT, InodeId::ROOT, format!("r{seed}").as_bytes(), &make(FileKind::Directory));
         let mut directories = vec![root.expect("made").id];
         for (above, name) in DIRECTORIES {
@@ -339,6 +350,11 @@ fn operations_of_two_sessions_are_linearizable() {
                     })
                 })
                 .collect();
+            if kills {
+                std::thread::sleep(Duration::from_micros(Random::new(seed).below(2000)));
+                site.kill();
+                site.start();
+            }
             threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
         });
         for session in &sessions {
