@@ -144,14 +144,31 @@ impl State {
             self.counters.coalesced_bytes += coalesced.saved_bytes;
         }
         for (index, (record, update)) in records.iter().zip(updates).enumerate() {
-            self.judge(id, update, record.position)?;
-            self.charge(id, update)?;
-            self.note_kept_open(id, update)?;
-            match coalesced.as_ref().map_or(&Action::Keep, |coalesced| &coalesced.actions[index]) {
-                Action::Keep => self.apply_update(id, record.end, update).map(drop)?,
-                Action::Replace(other) => self.apply_update(id, record.end, other).map(drop)?,
-                Action::Drop => self.store.advance(id, record.end),
+            let action = coalesced.as_ref().map_or(&Action::Keep, |coalesced| &coalesced.actions[index]);
+            let applied = self.apply_record(id, record, update, action);
+            if applied.is_err() {
+                // Void slots in front of it count as applied: another log may wait for the position at which they end.
+                self.store.advance(id, record.position);
             }
+            applied?;
+        }
+        Ok(())
+    }
+
+    fn apply_record(
+        &mut self,
+        id: SessionId,
+        record: &RecordAt,
+        update: &Update<'_>,
+        action: &Action<'_>,
+    ) -> Result<(), Refusal> {
+        self.judge(id, update, record.position)?;
+        self.charge(id, update)?;
+        self.note_kept_open(id, update)?;
+        match action {
+            Action::Keep => self.apply_update(id, record.end, update).map(drop)?,
+            Action::Replace(other) => self.apply_update(id, record.end, other).map(drop)?,
+            Action::Drop => self.store.advance(id, record.end),
         }
         Ok(())
     }

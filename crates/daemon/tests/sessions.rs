@@ -416,6 +416,70 @@ fn what_is_written_to_a_file_without_a_name_is_no_offence_after_a_restart() {
     site.check();
 }
 
+/// Has an append of `client` be sealed under way, so that it leaves a void slot at the end of the log.
+fn leave_void(client: &mut Client, file: InodeId) {
+    let data = vec![7; 256 << 10];
+    let write = Update::Write { inode: file, offset: 0, at: NOW, strip: false, data: &data };
+    let cost = ashlar_wire::Credit { blocks: write.cost().blocks, metadata_bytes: write.cost().metadata_bytes };
+    for attempt in 0..10_000u64 {
+        if client.control.take_credit(cost, false).is_none() {
+            client.credit(4 * cost.blocks, 4 * cost.metadata_bytes).expect("credit");
+            continue;
+        }
+        let (before, seal, encoded) = (client.log.tail(), client.log.seal_count(), write.encode());
+        let appended = std::thread::scope(|scope| {
+            let append = scope.spawn(|| client.log.append(seal, write.kind() as u8, &encoded.parts()).is_ok());
+            std::thread::sleep(std::time::Duration::from_micros(attempt % 200));
+            client.log.seal().expect("sealed");
+            append.join().expect("no panic")
+        });
+        if !appended {
+            client.control.give_credit(cost, CreditKind::Common);
+            if client.log.tail() > before {
+                return;
+            }
+        }
+        if client.log.used() > client.log.capacity() / 2 {
+            client.make_room();
+        }
+    }
+    panic!("no append was ever under way");
+}
+
+#[test]
+fn logs_that_wait_for_each_other_across_void_slots_are_applied_after_a_restart() {
+    let mut site = Site::new(64 << 20);
+    let (mut one, mut two) = (Client::open(&site.socket()), Client::open(&site.socket()));
+    two.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+    let file = two.make(InodeId::ROOT, b"f", FileKind::Regular);
+    leave_void(&mut two, file);
+    two.digest().expect("digested");
+    two.acquire(&[(InodeId::ROOT, true), (file, true)]).expect("granted");
+    two.make(InodeId::ROOT, b"first", FileKind::Regular);
+    two.acquire(&[(file, true)]).expect("granted");
+    leave_void(&mut two, file);
+    for (client, name) in [(&mut one, &b"second"[..]), (&mut two, b"third")] {
+        let (_, dependencies) = client.acquire_with(&[(InodeId::ROOT, true)]).expect("granted");
+        assert!(!dependencies.is_empty(), "the other session's updates are not committed yet");
+        for (session, position) in dependencies {
+            client.append(&Update::Depend { session, position });
+        }
+        client.make(InodeId::ROOT, name, FileKind::Regular);
+    }
+    // All of it is applied before the restart, which does not judge it anew.
+    one.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+    site.kill();
+    site.start();
+    for client in [&mut one, &mut two] {
+        client.resume(&site.socket());
+        assert!(client.digest().is_ok(), "an honest session goes on");
+    }
+    for name in [&b"first"[..], b"second", b"third"] {
+        assert!(one.lookup(InodeId::ROOT, name).expect("asked").is_some());
+    }
+    assert_eq!(site.check()["logs_cut"], 0);
+}
+
 #[test]
 fn what_a_lost_update_led_to_is_cut_off_after_a_power_loss() {
     let mut site = Site::new(64 << 20);
