@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
-use ashlar_daemon::Config;
+use ashlar_daemon::{Config, DaemonError, RESTART_EXIT};
 use tracing_subscriber::EnvFilter;
 
 use crate::arena::{Place, survives};
@@ -40,16 +40,33 @@ pub fn run(arguments: &DaemonArguments) -> Result<ExitCode, CliError> {
 /// Runs SharedFS itself.
 pub fn run_shared_fs(arguments: &SharedFsArguments) -> Result<ExitCode, CliError> {
     start_log();
+    end_with_any_thread();
     let mut config = Config::new(&arguments.arena);
     config.linger_seconds = arguments.linger_seconds;
-    ashlar_daemon::run(config)?;
-    Ok(ExitCode::SUCCESS)
+    match ashlar_daemon::run(config) {
+        Err(error @ DaemonError::Failed(_)) => {
+            tracing::error!(%error, "SharedFS ends, to be started again");
+            Ok(ExitCode::from(RESTART_EXIT))
+        }
+        result => Ok(result.map(|()| ExitCode::SUCCESS)?),
+    }
+}
+
+/// Ends the whole process where one of its threads panics: a broken invariant. The others would wait for that thread for ever,
+/// while a new start recovers from what is logged.
+pub fn end_with_any_thread() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        std::process::abort();
+    }));
 }
 
 /// Structured logs on standard error: lines for people on a terminal, JSON elsewhere. `ASHLAR_LOG` says how much.
 pub fn start_log() {
     let filter = EnvFilter::try_from_env("ASHLAR_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A log that can't be written, on a disk that is full or gone, is nobody's failure, and there is nowhere to complain.
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).log_internal_errors(false);
     // Only the first of several calls takes effect, which is what is wanted.
     let _ = if std::io::stderr().is_terminal() { log.try_init() } else { log.json().try_init() };
 }

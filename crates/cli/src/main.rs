@@ -31,6 +31,7 @@ mod status;
 mod table;
 mod umount;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -53,7 +54,8 @@ fn main() -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("ashlar: {error}");
+            // Standard error may be a log on a disk that is gone.
+            let _ = writeln!(std::io::stderr(), "ashlar: {error}");
             error.exit_code()
         }
     }

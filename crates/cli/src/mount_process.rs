@@ -34,6 +34,7 @@ pub fn run(arguments: &MountProcessArguments) -> Result<ExitCode, CliError> {
 
 /// Serves a mount until it is unmounted; `ready` is called when programs can use it.
 pub fn serve(arguments: &MountProcessArguments, ready: &dyn Fn()) -> Result<ExitCode, CliError> {
+    daemon::end_with_any_thread();
     let directory = &arguments.directory;
     let place = Place::at(arguments.arena.clone())?;
     let record = MountRecord { directory: directory.clone(), arena: arguments.arena.clone(), pid: std::process::id() };

@@ -11,9 +11,12 @@ pub enum DaemonError {
     /// The arena can't be opened.
     #[error(transparent)]
     Arena(#[from] ashlar_pmem::ArenaError),
-    /// The shared area can't be opened, or has failed.
+    /// The shared area can't be opened.
     #[error(transparent)]
     Store(#[from] ashlar_store::StoreError),
+    /// The shared area has failed at work. Recovery may mend that, so the supervisor starts SharedFS again.
+    #[error("the shared area failed: {0}")]
+    Failed(ashlar_store::StoreError),
     /// The socket can't be made.
     #[error("cannot listen at {path}: {error}; give another place with --socket")]
     Socket {

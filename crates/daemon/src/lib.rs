@@ -48,7 +48,7 @@ mod watch;
 pub use config::Config;
 pub use error::{DaemonError, SupervisorError};
 pub use logs::{LogFindings, check_logs};
-pub use supervisor::{Supervised, supervise};
+pub use supervisor::{RESTART_EXIT, Supervised, supervise};
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -94,10 +94,10 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     shared.stop();
     stop_signals.close();
     for thread in threads {
-        // A thread that panicked has said so; its work is done again at the next start.
+        // A thread that panicked has said so, and may have ended the process; its work is done again at the next start.
         let _ = thread.join();
     }
     let result = digest::finish(&shared);
     drop(listener);
-    Ok(result?)
+    result.map_err(DaemonError::Failed)
 }

@@ -1,7 +1,8 @@
 //! The supervisor: keeps SharedFS running.
 //!
 //! It holds nothing that could break: a child process, and the signals to hand on. A death by signal is answered by a new
-//! start at once; an exit with an error is final, since it is SharedFS's own word (wrong arena, no space).
+//! start at once, and so is an exit with [`RESTART_EXIT`]; an exit with another error is final, since it is SharedFS's own
+//! word (wrong arena, no space).
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -57,7 +58,7 @@ pub fn supervise(program: &Path, args: &[OsString]) -> Result<Supervised, Superv
         if status.success() || stopped {
             return if stopped { Ok(Supervised::Stopped) } else { Ok(Supervised::Ended) };
         }
-        if status.code().is_some_and(|code| code != PANIC_EXIT) {
+        if status.code().is_some_and(|code| code != i32::from(RESTART_EXIT)) {
             return Err(SupervisorError::GaveUp(status));
         }
         quick_deaths = if started.elapsed() < QUICK { quick_deaths + 1 } else { 0 };
@@ -70,8 +71,8 @@ pub fn supervise(program: &Path, args: &[OsString]) -> Result<Supervised, Superv
     }
 }
 
-/// The exit code of a Rust program whose main thread panicked: a broken invariant, which a restart with recovery mends.
-const PANIC_EXIT: i32 = 101;
+/// The exit code of a SharedFS that a new start with recovery may mend: also that of a Rust program whose main thread panicked.
+pub const RESTART_EXIT: u8 = 101;
 
 /// How SharedFS's allocator is to give memory back (mallopt(3)). Tables grow by tens of megabytes under load, in one thread after
 /// the other; with glibc's defaults each thread keeps its own share of that: 74 MB after 100,000 files had come and gone, 15 MB
@@ -147,6 +148,14 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let mark = directory.path().join("mark").display().to_string();
         let script = format!("test -e {mark} && exit 0; : > {mark}; kill -9 $$");
+        assert_eq!(shell(&script).expect("ended"), Supervised::Ended);
+    }
+
+    #[test]
+    fn a_child_that_asks_for_a_new_start_gets_one() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mark = directory.path().join("mark").display().to_string();
+        let script = format!("test -e {mark} && exit 0; : > {mark}; exit {RESTART_EXIT}");
         assert_eq!(shell(&script).expect("ended"), Supervised::Ended);
     }
 

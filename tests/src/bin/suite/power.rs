@@ -4,13 +4,16 @@
 //! what was synced stays, and whatever writeback has reached before stays too. So that the latter is as mixed as it can be,
 //! random pages of the arena's files are written back all the time.
 
-use std::fs;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ashlar_tests::command::eventually;
-use ashlar_tests::harness::{Test, Verdict};
+use ashlar_tests::command::{eventually, wait_for};
+use ashlar_tests::harness::{Test, Verdict, passed};
 use ashlar_tests::ledger::checker::{Bound, check};
 use ashlar_tests::mount::{Site, obstacle};
 use ashlar_tests::random::Random;
@@ -21,9 +24,13 @@ use ashlar_tests::{Outcome, ensure, number, tried};
 use crate::kill::{Writer, forget_failure};
 
 /// The tests of this group.
-pub const TESTS: &[Test] = &[Test { name: "power/what_was_synced_survives_as_a_prefix", run: cuts }];
+pub const TESTS: &[Test] = &[
+    Test { name: "power/what_was_synced_survives_as_a_prefix", run: cuts },
+    Test { name: "power/a_disk_that_is_gone_is_an_error_and_no_wait", run: gone },
+];
 
 const WRITERS: usize = 3;
+const MOUNTS: usize = 2;
 
 /// Writes random pages of the arena's files back, as a kernel short of memory does.
 const WRITEBACK: &str = r#"
@@ -57,21 +64,31 @@ fn cuts() -> Outcome<Verdict> {
     let site = Site::within(&disk.path(), "128M")?;
     let mut random = Random::new(number("ASHLAR_SEED", 1));
     let mut trees = vec![Tree::new(); WRITERS];
-    let (mut acknowledged, mut survived) = (0, 0);
-    site.mount(0)?;
+    let (mut acknowledged, mut survived, mut seen) = (0, 0, 0);
+    mount(&site)?;
     for writer in 0..WRITERS {
         fs::create_dir(directory(&site, writer)).map_err(tried("making a directory"))?;
     }
+    for name in SEEN {
+        fs::write(site.point(0).join(name), text(0)).map_err(tried(format!("making {name}")))?;
+    }
     // The directories themselves are not part of the ledgers.
-    fs::File::open(site.point(0)).and_then(|root| root.sync_all()).map_err(tried("syncing"))?;
+    File::open(site.point(0)).and_then(|root| root.sync_all()).map_err(tried("syncing"))?;
     for round in 0..rounds {
         let seed = random.draw();
         let told = |error: String| format!("round {round}, seed {seed}: {error}");
-        let cut = cut(&site, &disk, seed, Duration::from_millis(random.below(700))).map_err(told)?;
+        let (cut, synced) = cut(&site, &disk, seed, Duration::from_millis(random.below(700))).map_err(told)?;
         site.kill_all_there_is().map_err(told)?;
         site.clear_mounts();
         disk.restore_power().map_err(told)?;
-        site.mount(0).map_err(told)?;
+        mount(&site).map_err(told)?;
+        let [first, second] = SEEN.map(|name| count(&site.point(0).join(name)));
+        let (first, second) = (first.map_err(told)?, second.map_err(told)?);
+        ensure!(
+            second <= first && synced <= second,
+            "round {round}, seed {seed}: {synced} was synced, {second} is there, which somebody had seen as {first}"
+        );
+        seen += second;
         for (index, (writer, journal_bytes)) in cut.iter().enumerate() {
             forget_failure(&writer.journal)?;
             let bound = Bound::FsyncWithin { journal_bytes: *journal_bytes };
@@ -84,21 +101,129 @@ fn cuts() -> Outcome<Verdict> {
         }
         site.check().map_err(told)?;
     }
-    site.umount(0)?;
+    (0..MOUNTS).try_for_each(|mount| site.umount(mount).map(drop))?;
     site.check()?;
+    ensure!(seen > rounds * 10, "only {seen} turns between the mounts: nothing was tried");
     ensure!(acknowledged > rounds * 10, "only {acknowledged} updates in {rounds} rounds: nothing was tried");
     Ok(Verdict::Passed(format!(
         "{rounds} cuts, {survived} of {acknowledged} acknowledged updates survived, each time a prefix with all that was synced"
     )))
 }
 
+/// Programs are told that nothing can be written any more, even where SharedFS can't write its own log.
+fn gone() -> Outcome<Verdict> {
+    // Where SharedFS itself gives up, calls wait two minutes for another one.
+    const SOON: Duration = Duration::from_secs(180);
+    if let Some(why) = obstacle() {
+        return Ok(Verdict::Skipped(why));
+    }
+    let mut disk = Reference::new(512)?;
+    if let Some(why) = disk.uncuttable() {
+        return Ok(Verdict::Skipped(why));
+    }
+    let site = Site::within(&disk.path(), "128M")?;
+    site.mount(0)?;
+    let point = site.point(0);
+    fs::write(point.join("kept"), "synced").map_err(tried("writing"))?;
+    File::open(point.join("kept")).and_then(|file| file.sync_all()).map_err(tried("syncing"))?;
+    disk.cut_power(&[])?;
+    let mut sync = Command::new("sync").arg(point.join("kept")).stderr(Stdio::null()).spawn().map_err(tried("sync"))?;
+    // More than the log takes, so that it must be digested.
+    let mut writer = Command::new("dd")
+        .args(["if=/dev/zero", "bs=1M", "count=100"])
+        .arg(format!("of={}", point.join("big").display()))
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(tried("starting dd"))?;
+    let ended = [wait_for(&mut sync, SOON), wait_for(&mut writer, SOON)];
+    let read = fs::read(point.join("kept"));
+    site.kill_all_there_is()?;
+    site.clear_mounts();
+    let [sync, writer] = ended;
+    ensure!(!sync?.ok_or("fsync hangs")?.success(), "what can't be synced is said to be");
+    ensure!(!writer?.ok_or("writing hangs")?.success(), "100 MiB were written to a disk that is gone");
+    ensure!(read.is_ok_and(|content| content == b"synced"), "what is there can't be read");
+    disk.restore_power()?;
+    site.mount(0)?;
+    let kept = fs::read_to_string(point.join("kept")).map_err(tried("reading"))?;
+    ensure!(kept == "synced", "what was synced before is '{kept}' now");
+    site.umount(0)?;
+    site.check()?;
+    passed()
+}
+
+fn mount(site: &Site) -> Outcome {
+    (0..MOUNTS).try_for_each(|number| site.mount(number).map(drop))
+}
+
 fn directory(site: &Site, index: usize) -> PathBuf {
-    site.point(0).join(format!("w{index}"))
+    site.point(index % MOUNTS).join(format!("w{index}"))
+}
+
+/// A count goes from mount to mount: written on one, seen on the other, and there written into a second file, whose session
+/// then depends on the first one's. Nobody may find the second file ahead of the first.
+const SEEN: [&str; 2] = ["written", "seen"];
+
+fn text(count: u64) -> String {
+    format!("{count:020}")
+}
+
+fn count(path: &std::path::Path) -> Outcome<u64> {
+    let text = fs::read_to_string(path).map_err(tried(format!("reading {}", path.display())))?;
+    text.parse().map_err(|_| format!("{} holds '{text}'", path.display()))
+}
+
+/// Counts until the power goes; returns the last count that was synced before.
+fn count_in_turns(site: &Site, is_cut: &AtomicBool) -> Outcome<u64> {
+    let mut synced = count(&site.point(0).join(SEEN[1]))?;
+    let open = |mount: usize, name: &str| OpenOptions::new().read(true).write(true).open(site.point(mount).join(name));
+    let mut turn = |number: u64, files: &[[File; 2]; MOUNTS]| -> io::Result<()> {
+        let (one, other) = (number as usize % MOUNTS, (number as usize + 1) % MOUNTS);
+        files[one][0].write_all_at(text(number).as_bytes(), 0)?;
+        let mut found = [0; 20];
+        files[other][0].read_exact_at(&mut found, 0)?;
+        files[other][1].write_all_at(&found, 0)?;
+        if number % 4 == 0 {
+            files[other][1].sync_all()?;
+            if !is_cut.load(Ordering::SeqCst) {
+                synced = number;
+            }
+        }
+        Ok(())
+    };
+    let files =
+        (|| Ok::<_, io::Error>([[open(0, SEEN[0])?, open(0, SEEN[1])?], [open(1, SEEN[0])?, open(1, SEEN[1])?]]))()
+            .map_err(tried("opening what is counted in"))?;
+    let first = count(&site.point(0).join(SEEN[0]))? + 1;
+    // Ends with the first error, which the power cut brings.
+    let _ = (first..).try_for_each(|number| turn(number, &files));
+    Ok(synced)
 }
 
 /// Lets writers work, cuts the power in the middle of it, and ends them. With each writer comes the length of its journal just
-/// before the cut.
-fn cut(site: &Site, disk: &Reference, seed: u64, work: Duration) -> Outcome<Vec<(Writer, usize)>> {
+/// before the cut, and with all of them the last count that was synced.
+fn cut(site: &Site, disk: &Reference, seed: u64, work: Duration) -> Outcome<(Vec<(Writer, usize)>, u64)> {
+    let is_cut = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let counter = scope.spawn(|| count_in_turns(site, &is_cut));
+        let cut = cut_writers(site, disk, seed, work, &is_cut);
+        if cut.is_err() || !counter.is_finished() {
+            // What is left of the mounts answers no more, or never failed.
+            site.kill_all_there_is()?;
+            site.clear_mounts();
+        }
+        let synced = counter.join().map_err(|_| "a thread panicked".to_owned())?;
+        Ok((cut?, synced?))
+    })
+}
+
+fn cut_writers(
+    site: &Site,
+    disk: &Reference,
+    seed: u64,
+    work: Duration,
+    is_cut: &AtomicBool,
+) -> Outcome<Vec<(Writer, usize)>> {
     let mut writeback = Command::new("python3")
         .args(["-c", WRITEBACK])
         .arg(site.arena())
@@ -120,6 +245,7 @@ fn cut(site: &Site, disk: &Reference, seed: u64, work: Duration) -> Outcome<Vec<
     });
     std::thread::sleep(work);
     let journals: Vec<_> = writers.iter().map(|writer| writer.journal.as_path()).collect();
+    is_cut.store(true, Ordering::SeqCst);
     let cut = working.and_then(|()| disk.cut_power(&journals));
     end(&mut writeback)?;
     for writer in &mut writers {
