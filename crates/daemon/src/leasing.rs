@@ -145,13 +145,21 @@ impl Leasing {
         moves: Moves,
     ) -> Result<(), StoreError> {
         let ancestors = Ancestors(store);
-        if let Update::Create(create) = update {
-            let is_directory = create.kind == ashlar_types::FileKind::Directory;
-            self.manager.handle_made(session, create.inode, create.parent, is_directory, &ancestors);
-            if create.name.is_empty() {
-                // Its maker knows it through the directory, where it has no place.
-                self.manager.handle_moved(create.inode, Some(create.parent), None, is_directory, &ancestors);
+        match update {
+            Update::Create(create) => {
+                let is_directory = create.kind == ashlar_types::FileKind::Directory;
+                self.manager.handle_made(session, create.inode, create.parent, is_directory, &ancestors);
+                if create.name.is_empty() {
+                    // Its maker knows it through the directory, where it has no place.
+                    self.manager.handle_moved(create.inode, Some(create.parent), None, is_directory, &ancestors);
+                }
             }
+            Update::Rename(rename) => {
+                if let Some(whiteout) = rename.makes() {
+                    self.manager.handle_made(session, whiteout.inode, whiteout.parent, false, &ancestors);
+                }
+            }
+            _ => {}
         }
         for (id, is_directory, from) in moves {
             let to = governing_parent(store, id)?.and_then(|(_, parent)| parent);

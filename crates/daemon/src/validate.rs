@@ -2,7 +2,9 @@
 //! written it. What the state itself decides (entries, kinds, counts) is checked by the transition function.
 
 use ashlar_store::{Store, StoreError};
-use ashlar_types::{Access, Credentials, FileKind, Inode, InodeId, MODE_SETGID, MODE_SETUID, SessionId};
+use ashlar_types::{
+    Access, Credentials, FileKind, Inode, InodeId, MODE_SETGID, MODE_SETUID, SessionId, WHITEOUT_DEVICE,
+};
 use ashlar_update::acl::Acl;
 use ashlar_update::permission::{allows, is_stuck, owns};
 use ashlar_update::{Create, DecodeError, Invalid, Rename, SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT};
@@ -177,7 +179,11 @@ impl<L: Leases> Judge<'_, L> {
         let member = self.credentials.is_member(create.gid);
         let lends_group =
             create.mode & MODE_SETGID != 0 && create.kind != FileKind::Directory && create.mode & 0o010 != 0;
-        let is_device = matches!(create.kind, FileKind::CharDevice | FileKind::BlockDevice);
+        // A whiteout opens nothing, so Linux lets anybody make one.
+        let is_device = match create.kind {
+            FileKind::CharDevice => create.device != WHITEOUT_DEVICE,
+            kind => kind == FileKind::BlockDevice,
+        };
         let lists = [create.acl_access, create.acl_default];
         let permitted = create.uid == self.credentials.uid
             && (member || inherits)
@@ -195,6 +201,9 @@ impl<L: Leases> Judge<'_, L> {
             self.moved_directory(target, rename.new_parent, rename.parent)?;
         }
         self.removal(rename.parent, rename.inode)?;
+        if let Some(create) = rename.makes() {
+            self.create(&create)?;
+        }
         match rename.target {
             Some(target) => self.removal(rename.new_parent, target),
             None => self.directory(rename.new_parent).map(drop),

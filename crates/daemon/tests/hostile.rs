@@ -6,8 +6,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 
+use ashlar_log::Appended;
 use ashlar_types::{Errno, FileKind, InodeId, LogPosition, QuotaAmount, QuotaKey, QuotaLimits, Timestamp};
-use ashlar_update::{Rename, SetAttributes, Update};
+use ashlar_update::{Create, Rename, SetAttributes, Update, Whiteout};
 use ashlar_wire::{Connection, Credit, CreditKind, QuotaWant, Reply, Request, SessionKind};
 use common::{Client, NOW, Site, create, hello};
 
@@ -98,9 +99,41 @@ fn forged_records_change_nothing() {
             new_name: b"loop",
             target: None,
             exchange: false,
+            whiteout: None,
             release: false,
             at: NOW,
         }));
+    });
+    let leaving = |number| {
+        let (parent, name, new_parent, new_name) = (InodeId::ROOT, &b"file"[..], outer, &b"moved"[..]);
+        let whiteout = Some(Whiteout { inode: number, uid: 0, gid: 0, acl_access: &[] });
+        let (inode, target, exchange, release) = (file, None, false, false);
+        Update::Rename(Rename {
+            parent,
+            name,
+            inode,
+            new_parent,
+            new_name,
+            target,
+            exchange,
+            whiteout,
+            release,
+            at: NOW,
+        })
+    };
+    attack(&mut site, "a whiteout of a foreign number", |c| {
+        c.acquire(&all).expect("granted");
+        c.append(&leaving(InodeId(1 << 40)));
+    });
+    attack(&mut site, "a whiteout of the number of the file that moves", |c| {
+        c.acquire(&all).expect("granted");
+        c.append(&leaving(file));
+    });
+    attack(&mut site, "a whiteout where there is no lease", |c| {
+        c.acquire(&[(file, true), (outer, true)]).expect("granted");
+        let number = c.inode();
+        bystander.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+        c.append(&leaving(number));
     });
     attack(&mut site, "a bad name", |c| {
         c.acquire(&all).expect("granted");
@@ -139,7 +172,7 @@ fn forged_records_change_nothing() {
     bystander.acquire(&[(file, true)]).expect("granted");
     bystander.append(&write(file));
     bystander.digest().expect("others go on");
-    assert_eq!(site.check()["sessions_fenced"], 12);
+    assert_eq!(site.check()["sessions_fenced"], 15);
     let kept = std::fs::read_dir(site.arena().join("sessions")).expect("listed");
     let kept = kept.filter(|file| file.as_ref().is_ok_and(|f| f.file_name().to_string_lossy().starts_with("fenced-")));
     assert_eq!(kept.count(), 3 * 8, "forged logs don't fill the arena");
@@ -238,6 +271,61 @@ fn an_ordinary_user_can_do_nothing_to_others_files() {
     assert!(as_nobody(&site, "mount", [file, outer]));
 }
 
+/// Linux lets anybody make character devices of number 0:0, and has them left by renames; and no others.
+#[test]
+fn an_ordinary_user_makes_whiteouts_of_his_own_and_no_other_devices() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can become another user");
+        return;
+    }
+    let mut site = Site::new(64 << 20);
+    let (file, outer, _) = furnish(&site);
+    let mut root = Client::open(&site.socket());
+    open_to_all(&mut root, outer);
+    assert!(as_nobody(&site, "whiteout", [file, outer]));
+    assert_eq!(site.check()["sessions_fenced"], 0);
+    let stories = ["whiteout, root's", "whiteout, of a stranger's group", "device, zero", "device, block"];
+    for (done, story) in stories.into_iter().enumerate() {
+        let before = picture(&site.socket());
+        assert!(as_nobody(&site, story, [file, outer]), "{story}");
+        assert_eq!(picture(&site.socket()), before, "{story}");
+        assert_eq!(site.check()["sessions_fenced"], done as u64 + 1, "{story}");
+    }
+    let mut honest = Client::open(&site.socket());
+    honest.acquire(&[(outer, false)]).expect("granted");
+    let left = honest.lookup(outer, b"file").expect("asked").expect("it is there");
+    let found = honest.acquire(&[(left, false)]).expect("granted");
+    let left = &found[0].state.attributes;
+    assert_eq!((left.kind, left.device, left.mode, left.uid, left.links), (FileKind::CharDevice, 0, 0, NOBODY, 1));
+}
+
+fn open_to_all(root: &mut Client, directory: InodeId) {
+    root.acquire(&[(directory, true)]).expect("granted");
+    let none =
+        SetAttributes { inode: directory, mode: None, uid: None, gid: None, accessed: None, modified: None, at: NOW };
+    root.append(&Update::SetAttributes(SetAttributes { mode: Some(0o777), ..none }));
+    root.digest().expect("digested");
+}
+
+/// Moves a file within a directory, so that a whiteout of this owner and group is left.
+fn move_away(c: &mut Client, inode: InodeId, parent: InodeId, names: [&[u8]; 2], (uid, gid): (u32, u32)) -> Appended {
+    let [name, new_name] = names;
+    let whiteout = Some(Whiteout { inode: c.inode(), uid, gid, acl_access: &[] });
+    let (new_parent, target, exchange, release, at) = (parent, None, false, false, NOW);
+    c.append(&Update::Rename(Rename {
+        parent,
+        name,
+        inode,
+        new_parent,
+        new_name,
+        target,
+        exchange,
+        whiteout,
+        release,
+        at,
+    }))
+}
+
 #[test]
 fn an_ordinary_user_uses_no_more_than_a_quota_granted() {
     if !rustix::process::geteuid().is_root() {
@@ -247,11 +335,7 @@ fn an_ordinary_user_uses_no_more_than_a_quota_granted() {
     let mut site = Site::new(64 << 20);
     let (file, outer, _) = furnish(&site);
     let mut root = Client::open(&site.socket());
-    root.acquire(&[(outer, true)]).expect("granted");
-    let none =
-        SetAttributes { inode: outer, mode: None, uid: None, gid: None, accessed: None, modified: None, at: NOW };
-    root.append(&Update::SetAttributes(SetAttributes { mode: Some(0o777), ..none }));
-    root.digest().expect("digested");
+    open_to_all(&mut root, outer);
     let limits = QuotaLimits { blocks: Some(20), inodes: Some(20) };
     let mut line = Connection::connect(&site.socket()).expect("connected");
     let reply = line.call::<_, Reply>(&Request::SetQuota { key: NOBODYS, limits }, &[]).expect("answered").0;
@@ -345,6 +429,7 @@ fn hostile_user() {
             new_name: b"mine",
             target: None,
             exchange: false,
+            whiteout: None,
             release: false,
             at: NOW,
         })),
@@ -369,6 +454,24 @@ fn hostile_user() {
                 return;
             }
             appended
+        }
+        device if device.starts_with("device") => {
+            let kind = if device == "device, block" { FileKind::BlockDevice } else { FileKind::CharDevice };
+            let number = if device == "device, block" { 0 } else { 0x105 };
+            c.append(&Update::Create(Create { device: number, ..create(new, directory, b"device", kind) }))
+        }
+        "whiteout" => {
+            let file = c.make(directory, b"file", FileKind::Regular);
+            move_away(&mut c, file, directory, [b"file", b"moved"], (NOBODY, NOBODY));
+            c.append(&Update::Create(create(new, directory, b"made", FileKind::CharDevice)));
+            c.digest().expect("anybody may");
+            return;
+        }
+        whiteout if whiteout.starts_with("whiteout") => {
+            let moved = c.lookup(directory, b"moved").expect("asked").expect("it is there");
+            c.acquire(&[(moved, true)]).expect("granted");
+            let owner = if whiteout == "whiteout, root's" { (0, NOBODY) } else { (NOBODY, 5) };
+            move_away(&mut c, moved, directory, [b"moved", b"moved again"], owner)
         }
         "honest" => {
             c.append_unpaid(&Update::Accessed { inode: file, at: NOW }).expect("appended");

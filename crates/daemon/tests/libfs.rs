@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ashlar_libfs::{Allocation, LibFs, Make, Options, RenameFlags, WriteAt};
+use ashlar_libfs::{Allocation, Change, LibFs, Make, Options, RenameFlags, WriteAt};
 use ashlar_tests::linear::checker::{History, check};
 use ashlar_tests::linear::model::{Picture, Seen, text_of};
 use ashlar_tests::linear::operation::{Answer, DIRECTORIES, Event, Move, NAMES, Operation, Place};
@@ -50,6 +50,41 @@ fn a_removed_file_gets_no_new_name() {
     two.unlink(&ROOT, InodeId::ROOT, b"named").expect("removed");
     assert_eq!(two.link(&ROOT, unnamed, InodeId::ROOT, b"named").err(), Some(Errno::ENOENT));
     two.close(unnamed);
+}
+
+/// A rename that leaves a whiteout is one update: the session that made it knows the whiteout at once, others find it, and it is
+/// a file as any other from then on.
+#[test]
+fn a_whiteout_is_left_for_everybody() {
+    let mut site = Site::new(64 << 20);
+    let (one, two) = (connect(&site), connect(&site));
+    let user = Credentials::checked(5, 6);
+    let directory = one.make(&ROOT, InodeId::ROOT, b"directory", &make(FileKind::Directory)).expect("made").id;
+    let change = Change { gid: Some(9), mode: Some(0o2777), ..Change::default() };
+    one.set_attributes(&ROOT, directory, &change).expect("changed");
+    let flags = RenameFlags { whiteout: true, ..RenameFlags::default() };
+    let (from, to) = ((directory, &b"file"[..]), (InodeId::ROOT, &b"moved"[..]));
+    for (round, session) in [&one, &two, &one].into_iter().enumerate() {
+        let file = session.make(&user, directory, b"file", &make(FileKind::Regular)).expect("made").id;
+        session.rename(&user, from, to, flags).expect("moved");
+        for looking in [session, &one, &two] {
+            assert_eq!(looking.lookup(&ROOT, to.0, to.1).expect("found").id, file, "{round}");
+            let left = looking.lookup(&ROOT, from.0, from.1).expect("found");
+            let inode = &left.inode;
+            assert_eq!((inode.kind, inode.device, inode.mode, inode.links), (FileKind::CharDevice, 0, 0, 1));
+            assert_eq!((inode.uid, inode.gid), (5, 9), "as all that is made in a directory with set-group-id");
+            assert_eq!(looking.attributes(directory).expect("there").inode.entries, 1);
+        }
+        let both = RenameFlags { exchange: true, ..flags };
+        assert_eq!(session.rename(&user, from, to, both), Err(Errno::EINVAL));
+        let neither = RenameFlags { no_replace: true, ..flags };
+        assert_eq!(session.rename(&user, from, to, neither), Err(Errno::EEXIST));
+        // The whiteout moves over the file, and goes.
+        session.rename(&ROOT, from, to, RenameFlags::default()).expect("moved");
+        assert_eq!(session.lookup(&ROOT, from.0, from.1).err(), Some(Errno::ENOENT));
+        session.unlink(&ROOT, to.0, to.1).expect("removed");
+    }
+    assert_eq!(site.check()["sessions_fenced"], 0);
 }
 
 /// The kernel hands neither collapsing nor inserting on to FUSE, so they are tried here, between all else that changes a file.
@@ -216,7 +251,7 @@ impl Worker {
                 let flags = RenameFlags {
                     no_replace: *how == Move::NoReplace,
                     exchange: *how == Move::Exchange,
-                    replaced: None,
+                    ..RenameFlags::default()
                 };
                 fs.rename(&ROOT, self.at(*from), self.at(*to), flags).map(|()| Answer::Done)
             }

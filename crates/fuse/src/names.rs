@@ -11,6 +11,7 @@ use crate::reply::Check;
 
 const RENAME_NOREPLACE: u32 = 1;
 const RENAME_EXCHANGE: u32 = 2;
+const RENAME_WHITEOUT: u32 = 4;
 
 /// What a request to make something says, without the kind.
 const fn make(kind: FileKind, mode: u32, umask: u32) -> Make<'static> {
@@ -143,18 +144,19 @@ impl<F: FileSystem> Call<'_, F> {
         self.rename_to(InodeId(asked.newdir), RenameFlags::default())
     }
 
-    /// RENAME2. A whiteout is what an overlay's upper layer needs; overlayfs doesn't take such layers from FUSE.
+    /// RENAME2. A whiteout is what the upper layer of an overlay needs.
     pub(crate) fn rename2(mut self) -> Answer {
         let asked: Rename2In = self.arguments.structure()?;
-        if asked.flags & !(RENAME_NOREPLACE | RENAME_EXCHANGE) != 0 {
+        if asked.flags & !(RENAME_NOREPLACE | RENAME_EXCHANGE | RENAME_WHITEOUT) != 0 {
             return Err(Errno::EINVAL);
         }
         let no_replace = asked.flags & RENAME_NOREPLACE != 0;
         let exchange = asked.flags & RENAME_EXCHANGE != 0;
-        if no_replace && exchange {
+        let whiteout = asked.flags & RENAME_WHITEOUT != 0;
+        if exchange && (no_replace || whiteout) {
             return Err(Errno::EINVAL);
         }
-        self.rename_to(InodeId(asked.newdir), RenameFlags { no_replace, exchange, replaced: None })
+        self.rename_to(InodeId(asked.newdir), RenameFlags { no_replace, exchange, whiteout, replaced: None })
     }
 
     /// The directory that the kernel believes to stand at a name, where other mounts may have put another there. What a removal

@@ -112,6 +112,13 @@ fn names_and_attributes() {
     assert_eq!(error, rustix::io::Errno::EXIST);
     rustix::fs::renameat_with(CWD, at("c"), CWD, at("s"), RenameFlags::EXCHANGE).unwrap();
     assert!(at("c").is_symlink() && !at("s").is_symlink());
+    rustix::fs::renameat_with(CWD, at("c"), CWD, at("moved"), RenameFlags::WHITEOUT).unwrap();
+    let left = fs::symlink_metadata(at("c")).unwrap();
+    assert!(at("moved").is_symlink() && left.file_type().is_char_device());
+    assert_eq!((left.rdev(), left.mode() & 0o7777), (0, 0));
+    let both = RenameFlags::WHITEOUT | RenameFlags::NOREPLACE;
+    assert_eq!(rustix::fs::renameat_with(CWD, at("moved"), CWD, at("c"), both), Err(rustix::io::Errno::EXIST));
+    rustix::fs::renameat_with(CWD, at("moved"), CWD, at("c"), RenameFlags::empty()).unwrap();
     let kind = rustix::fs::FileType::CharacterDevice;
     rustix::fs::mknodat(CWD, at("null"), kind, Mode::from(0o666), rustix::fs::makedev(1, 3)).unwrap();
     assert!(fs::metadata(at("null")).unwrap().file_type().is_char_device());

@@ -115,6 +115,8 @@ pub struct RenameFlags {
     pub no_replace: bool,
     /// Exchange the two names (`RENAME_EXCHANGE`).
     pub exchange: bool,
+    /// Leave a whiteout at the old name, in the same step (`RENAME_WHITEOUT`).
+    pub whiteout: bool,
     /// The directory that the caller found at the new name. It will take that one for removed, so where another stands there by
     /// now nothing happens, and the answer is `ESTALE`.
     pub replaced: Option<InodeId>,

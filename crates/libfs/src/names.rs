@@ -1,13 +1,20 @@
 //! Operations on names: look up, make, link, remove, rename, list.
 
-use ashlar_types::{Access, Credentials, Errno, FileKind, Inode, InodeId, LINK_MAX, MODE_SETGID, Name, NameError};
+use ashlar_types::{
+    Access, Credentials, Errno, FileKind, Inode, InodeId, LINK_MAX, MODE_SETGID, Name, NameError, WHITEOUT_DEVICE,
+    WHITEOUT_MODE,
+};
 use ashlar_update::acl::Acl;
-use ashlar_update::{Create, Entry, Rename, Update, XATTR_ACL_DEFAULT, permission, quota_allows};
+use ashlar_update::{Create, Entry, Rename, Update, Whiteout, XATTR_ACL_DEFAULT, permission, quota_allows};
 use ashlar_wire::{Reply, Request};
 
 use crate::LibFs;
 use crate::api::{Found, Listed, Make, Outcome, RenameFlags};
 use crate::grants::{Claim, Locked, Stop};
+
+/// What a rename leaves at the old name where it is asked to.
+const WHITEOUT: Make<'_> =
+    Make { kind: FileKind::CharDevice, mode: WHITEOUT_MODE, umask: 0, device: WHITEOUT_DEVICE, target: &[] };
 
 /// Entries asked for at a time where a directory is too large to be known as a whole.
 const PAGE_ENTRIES: u32 = 1024;
@@ -132,11 +139,7 @@ impl LibFs {
             // Somebody was faster: look again from the start.
             return Err(Errno::ECANCELED.into());
         }
-        let parent = locked.inode(directory)?.clone();
-        let state = locked.state(directory)?;
-        let default = state.xattrs.as_ref().and_then(|all| all.get(XATTR_ACL_DEFAULT)).cloned();
-        let lease = state.lease;
-        let plan = Inheritance::of(&parent, default.as_deref(), who, make);
+        let plan = Inheritance::from(locked, directory, who, make)?;
         let create = Create {
             inode: id,
             parent: directory,
@@ -151,15 +154,30 @@ impl LibFs {
             acl_access: &plan.acl_access,
             acl_default: &plan.acl_default,
         };
-        let node = self.nodes.node(id);
-        locked.nodes.push((id, node.state.write_arc()));
         if open && !self.note_open(id) {
             return Err(Errno::ENFILE.into());
         }
-        if let Err(stop) = locked.commit(&Update::Create(create)) {
+        if let Err(stop) = self.commit_making(locked, &Update::Create(create), id, directory) {
             if open {
                 self.note_closed(id);
             }
+            return Err(stop);
+        }
+        Ok(Found { id, inode: locked.inode(id)?.clone() })
+    }
+
+    /// As [`Locked::commit`], for an update that makes an inode in a directory.
+    fn commit_making(
+        &self,
+        locked: &mut Locked<'_>,
+        update: &Update<'_>,
+        id: InodeId,
+        directory: InodeId,
+    ) -> Result<(), Stop> {
+        let lease = locked.state(directory)?.lease;
+        let node = self.nodes.node(id);
+        locked.nodes.push((id, node.state.write_arc()));
+        if let Err(stop) = locked.commit(update) {
             drop(locked.nodes.pop());
             self.nodes.remove(id);
             return Err(stop);
@@ -168,7 +186,7 @@ impl LibFs {
         if let Some((_, guard)) = locked.nodes.last_mut() {
             guard.lease = lease.filter(|lease| lease.word.scope() == ashlar_wire::ScopeKind::Subtree);
         }
-        Ok(Found { id, inode: locked.inode(id)?.clone() })
+        Ok(())
     }
 
     /// Makes another name for an inode.
@@ -288,8 +306,8 @@ impl LibFs {
     /// Moves a name, or exchanges two.
     ///
     /// # Errors
-    /// `ENOENT`, `EEXIST`, `ENOTDIR`, `EISDIR`, `ENOTEMPTY`, `EINVAL` (a directory into itself), `EBUSY`, `EACCES`, `EPERM`, `EMLINK`,
-    /// `EXDEV` (another subtree's quota).
+    /// `ENOENT`, `EEXIST`, `ENOTDIR`, `EISDIR`, `ENOTEMPTY`, `EINVAL` (a directory into itself, flags that exclude each other), `EBUSY`,
+    /// `EACCES`, `EPERM`, `EMLINK`, `EXDEV` (another subtree's quota), `ENOSPC`; for a whiteout `EDQUOT`.
     pub fn rename(
         &self,
         who: &Credentials,
@@ -301,7 +319,7 @@ impl LibFs {
         let (new_parent, new_name) = to;
         check_new_name(name, Errno::EBUSY)?;
         check_new_name(new_name, Errno::EBUSY)?;
-        if flags.exchange && flags.no_replace {
+        if flags.exchange && (flags.no_replace || flags.whiteout) {
             return Err(Errno::EINVAL);
         }
         self.check_access(who, parent, Access::WRITE | Access::EXECUTE)?;
@@ -319,7 +337,8 @@ impl LibFs {
                 (Some(target), _) if target.inode == source.inode => return Ok(()),
                 _ => {}
             }
-            let plan = Move { parent, name, new_parent, new_name, source, target, exchange: flags.exchange };
+            let whiteout = flags.whiteout.then(|| self.next_inode()).transpose()?;
+            let plan = Move { parent, name, new_parent, new_name, source, target, exchange: flags.exchange, whiteout };
             match self.move_once(who, &plan) {
                 Err(Errno::ECANCELED) => {}
                 Err(Errno::ESTALE) if self.entry_of(parent, name, true)? != Some(source) => {}
@@ -340,7 +359,10 @@ impl LibFs {
             }
         }
         let crosses = plan.parent != plan.new_parent;
-        let mut claims = vec![Claim::write(plan.parent), Claim::write(plan.new_parent)];
+        let parent = Claim::write(plan.parent);
+        // A whiteout inherits as all that is made.
+        let parent = if plan.whiteout.is_some() { parent.with_xattrs() } else { parent };
+        let mut claims = vec![parent, Claim::write(plan.new_parent)];
         let moves_directory = crosses && (source_is_directory || plan.exchange && target_is_directory);
         if moves_directory {
             claims.push(Claim::write(InodeId::RENAME));
@@ -377,7 +399,8 @@ impl LibFs {
     }
 
     fn move_locked(&self, locked: &mut Locked<'_>, who: &Credentials, plan: &Move<'_>) -> Result<(), Stop> {
-        let &Move { parent, name, new_parent, new_name, source, target, exchange } = plan;
+        let &Move { parent, name, new_parent, new_name, source, target, exchange, whiteout } = plan;
+        locked.act_for(who);
         locked.expect_entry(parent, name, Some(source)).map_err(|_| Errno::ECANCELED)?;
         locked.expect_entry(new_parent, new_name, target).map_err(|_| Errno::ECANCELED)?;
         let into = locked.inode(new_parent)?;
@@ -425,10 +448,15 @@ impl LibFs {
             new_name,
             target: target.map(|target| target.inode),
             exchange,
+            whiteout: None,
             release,
             at: Self::now(),
         };
-        locked.commit(&Update::Rename(rename)).map(drop)
+        let Some(inode) = whiteout else { return locked.commit(&Update::Rename(rename)).map(drop) };
+        let Inheritance { gid, acl_access, .. } = Inheritance::from(locked, parent, who, &WHITEOUT)?;
+        let whiteout = Whiteout { inode, uid: who.uid, gid, acl_access: &acl_access };
+        let rename = Rename { whiteout: Some(whiteout), ..rename };
+        self.commit_making(locked, &Update::Rename(rename), inode, parent)
     }
 
     /// Whether `ancestor` is `inode` or above it. The caller holds the rename lease, so that nothing moves meanwhile.
@@ -523,6 +551,8 @@ struct Move<'a> {
     source: Entry,
     target: Option<Entry>,
     exchange: bool,
+    /// The number of the whiteout that it leaves.
+    whiteout: Option<InodeId>,
 }
 
 /// What counts against one subtree's quota can't move to where another's counts: who moves it makes a copy, which is counted there.
@@ -549,6 +579,13 @@ struct Inheritance {
 }
 
 impl Inheritance {
+    /// Of a directory that the operation has claimed with its extended attributes.
+    fn from(locked: &Locked<'_>, directory: InodeId, who: &Credentials, make: &Make<'_>) -> Result<Self, Stop> {
+        let xattrs = locked.state(directory)?.xattrs.as_ref();
+        let default = xattrs.and_then(|all| all.get(XATTR_ACL_DEFAULT));
+        Ok(Self::of(locked.inode(directory)?, default.map(Vec::as_slice), who, make))
+    }
+
     fn of(parent: &Inode, default: Option<&[u8]>, who: &Credentials, make: &Make<'_>) -> Self {
         let mut mode = make.mode & ashlar_types::MODE_PERMISSIONS;
         let mut gid = who.gid;

@@ -10,7 +10,7 @@
 use std::collections::HashMap;
 
 use ashlar_types::{BLOCK_BYTES, Errno, InodeId, QuotaAmount, QuotaId, QuotaKey, blocks_for, quota_keys};
-use ashlar_update::{Allocation, Update};
+use ashlar_update::{Allocation, Create, Update};
 use ashlar_wire::{QuotaEra, QuotaGrant, QuotaWant, Reply, Request};
 use parking_lot::Mutex;
 
@@ -116,10 +116,11 @@ impl Locked<'_> {
                 }
                 Allocation::Punch | Allocation::Collapse | Allocation::Insert => Vec::new(),
             },
-            Update::Create(ref create) => {
-                let keys = quota_keys(create.uid, create.gid, self.inode(create.parent)?.quota);
-                keys.map(|key| self.want(key, QuotaAmount { blocks: 0, inodes: 1 })).collect()
-            }
+            Update::Create(ref create) => self.wants_of_new(create)?,
+            Update::Rename(ref rename) => match rename.makes() {
+                Some(create) => self.wants_of_new(&create)?,
+                None => Vec::new(),
+            },
             Update::SetAttributes(set) => {
                 let inode = self.inode(set.inode)?;
                 let owner = set.uid.filter(|uid| *uid != inode.uid).map(QuotaKey::User);
@@ -136,6 +137,12 @@ impl Locked<'_> {
             _ => Vec::new(),
         };
         Ok(wants)
+    }
+
+    /// What it takes to make an inode.
+    fn wants_of_new(&self, create: &Create<'_>) -> Result<Vec<QuotaWant>, Stop> {
+        let keys = quota_keys(create.uid, create.gid, self.inode(create.parent)?.quota);
+        Ok(keys.map(|key| self.want(key, QuotaAmount { blocks: 0, inodes: 1 })).collect())
     }
 
     /// What it takes to have all blocks of a range taken up.

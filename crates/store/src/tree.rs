@@ -103,7 +103,8 @@ impl Tree for Applying<'_> {
     fn put_entry(&mut self, parent: InodeId, name: &[u8], entry: Entry) -> Result<(), StoreError> {
         self.store.touched = true;
         let cookie = self.store.name_cookie(name);
-        let absent = self.store.absent_entry.get() == Some((parent.0, cookie));
+        // It was said of one name. Another that is stored after it may share the cookie.
+        let absent = self.store.absent_entry.take() == Some((parent.0, cookie));
         self.store.active.set_entry(parent.0, cookie, name, Some(entry), absent);
         Ok(())
     }

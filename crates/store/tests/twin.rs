@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ashlar_pmem::{Arena, ArenaOptions};
 use ashlar_store::{CommitDone, Contents, MemoryStore, Store, StoreError};
 use ashlar_types::{FileKind, InodeId, LogGeneration, LogPosition, QuotaId, SessionId, Timestamp};
-use ashlar_update::{Allocation, Create, Rename, SetAttributes, Update};
+use ashlar_update::{Allocation, Create, Rename, SetAttributes, Update, Whiteout};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 
@@ -141,7 +141,15 @@ impl Twins {
                     return;
                 }
                 let name = &old_name;
-                let rename = Rename { parent, name, inode: moved, new_parent, new_name, target, exchange, release, at };
+                // Mostly a new number.
+                let number = if e % 7 == 0 { inode(b) } else { InodeId(self.next_inode) };
+                let acl_access: &[u8] = if e % 5 == 0 { b"list" } else { b"" };
+                let whiteout =
+                    Some(Whiteout { inode: number, uid: 1, gid: 3, acl_access }).filter(|_| e % 2 == 0 && !exchange);
+                self.next_inode += 1;
+                let inode = moved;
+                let rename =
+                    Rename { parent, name, inode, new_parent, new_name, target, exchange, whiteout, release, at };
                 self.update(&Update::Rename(rename), may_free);
             }
             12..=15 => {

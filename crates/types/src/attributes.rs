@@ -13,6 +13,11 @@ pub const MODE_SETGID: u32 = 0o2000;
 /// The sticky bit: in a directory, only an entry's owner may remove it.
 pub const MODE_STICKY: u32 = 0o1000;
 
+/// The device number of a whiteout, 0:0: a character device by which an overlay of file systems says that nothing is there.
+pub const WHITEOUT_DEVICE: u64 = 0;
+/// A whiteout's permission bits, as Linux makes it.
+pub const WHITEOUT_MODE: u32 = 0;
+
 /// The kind of a file. The discriminants are those of `S_IFMT` shifted right by 12, and stand so on media.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(u8)]

@@ -13,7 +13,9 @@ mod ids;
 mod name;
 mod quota;
 
-pub use attributes::{FileKind, Inode, MODE_PERMISSIONS, MODE_SETGID, MODE_SETUID, MODE_STICKY, Timestamp};
+pub use attributes::{
+    FileKind, Inode, MODE_PERMISSIONS, MODE_SETGID, MODE_SETUID, MODE_STICKY, Timestamp, WHITEOUT_DEVICE, WHITEOUT_MODE,
+};
 pub use credentials::{Access, Credentials};
 pub use errno::Errno;
 pub use ids::{BlockAddress, InodeId, LogGeneration, LogPosition, QuotaId, SealCount, SessionId};

@@ -185,6 +185,19 @@ fn make<T: Tree>(tree: &mut T, create: &Create<'_>) -> Result<Applied, T::Error>
         }
         change_directory(&mut parent, 1, i32::from(is_directory), create.at)?;
     }
+    put_made(tree, create, parent.quota)?;
+    if !named {
+        tree.set_orphan(create.inode, true)?;
+        return Ok(Applied { orphaned: Some(create.inode), freed: None });
+    }
+    tree.put_inode(create.parent, &parent)?;
+    Ok(Applied::default())
+}
+
+/// Stores a new inode, and its entry if it has a name. Its directory is as it is to be already, or will be.
+fn put_made<T: Tree>(tree: &mut T, create: &Create<'_>, quota: QuotaId) -> Result<(), T::Error> {
+    let named = !create.name.is_empty();
+    let is_directory = create.kind == FileKind::Directory;
     let inode = Inode {
         kind: create.kind,
         mode: create.mode,
@@ -200,7 +213,7 @@ fn make<T: Tree>(tree: &mut T, create: &Create<'_>) -> Result<Applied, T::Error>
         modified: create.at,
         changed: create.at,
         born: create.at,
-        quota: parent.quota,
+        quota,
         target: create.target.to_vec(),
     };
     tree.put_inode(create.inode, &inode)?;
@@ -209,13 +222,10 @@ fn make<T: Tree>(tree: &mut T, create: &Create<'_>) -> Result<Applied, T::Error>
             tree.put_xattr(create.inode, name, value)?;
         }
     }
-    if !named {
-        tree.set_orphan(create.inode, true)?;
-        return Ok(Applied { orphaned: Some(create.inode), freed: None });
+    if named {
+        tree.put_entry(create.parent, create.name, Entry { inode: create.inode, kind: create.kind })?;
     }
-    tree.put_entry(create.parent, create.name, Entry { inode: create.inode, kind: create.kind })?;
-    tree.put_inode(create.parent, &parent)?;
-    Ok(Applied::default())
+    Ok(())
 }
 
 fn link<T: Tree>(
@@ -362,12 +372,21 @@ fn move_entry<T: Tree>(tree: &mut T, rename: &Rename<'_>) -> Result<Applied, T::
     } else if is_directory && parent != new_parent && into.links >= LINK_MAX {
         return Err(Invalid::OutOfRange.into());
     }
-    // A replaced entry, and a replaced directory's link, make room for those that come.
-    let comes = replaced.is_none();
-    let (from, into) = ((-1, -i32::from(is_directory)), (i64::from(comes), i32::from(is_directory && comes)));
-    let (from, into) = changed_parents(tree, rename, from, into)?;
-    tree.remove_entry(parent, name)?;
+    let made = rename.makes();
+    if let Some(create) = &made {
+        if tree.inode(create.inode)?.is_some() {
+            return Err(Invalid::InodeExists(create.inode).into());
+        }
+    }
+    // A replaced entry, and a replaced directory's link, make room for those that come; so does the moved one for a whiteout.
+    let (comes, goes) = (replaced.is_none(), made.is_none());
+    let from = (-i64::from(goes), -i32::from(is_directory));
+    let (from, into) = changed_parents(tree, rename, from, (i64::from(comes), i32::from(is_directory && comes)))?;
     tree.put_entry(new_parent, new_name, entry)?;
+    match &made {
+        None => tree.remove_entry(parent, name)?,
+        Some(create) => put_made(tree, create, from.quota)?,
+    }
     tree.put_inode(parent, &from)?;
     if let Some(into) = into {
         tree.put_inode(new_parent, &into)?;
@@ -384,6 +403,10 @@ fn move_entry<T: Tree>(tree: &mut T, rename: &Rename<'_>) -> Result<Applied, T::
 fn exchange<T: Tree>(tree: &mut T, rename: &Rename<'_>) -> Result<Applied, T::Error> {
     let Rename { parent, name, inode, new_parent, new_name, target, at, .. } = *rename;
     let other = target.ok_or(Invalid::WrongEntry)?;
+    if rename.whiteout.is_some() {
+        // The target comes to where it would stand.
+        return Err(Invalid::EntryExists.into());
+    }
     let one = directory(tree, parent)?;
     let two = directory(tree, new_parent)?;
     let entry = expect_entry(tree, parent, name, inode)?;

@@ -1,6 +1,9 @@
 //! The updates.
 
-use ashlar_types::{BLOCK_BYTES, FileKind, InodeId, LogPosition, QuotaId, SessionId, Timestamp, blocks_for};
+use ashlar_types::{
+    BLOCK_BYTES, FileKind, InodeId, LogPosition, QuotaId, SessionId, Timestamp, WHITEOUT_DEVICE, WHITEOUT_MODE,
+    blocks_for,
+};
 
 /// The kind of an update, which stands in the record's header. The numbers stand on media; a number is never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +89,20 @@ pub struct Create<'a> {
     pub acl_default: &'a [u8],
 }
 
+/// What a rename leaves at the old name: a character device of number 0:0 and without permissions, which says to an overlay
+/// of file systems that nothing is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Whiteout<'a> {
+    /// Its number, from a range granted to the session.
+    pub inode: InodeId,
+    /// Owner.
+    pub uid: u32,
+    /// Group, with set-group-id inheritance already applied.
+    pub gid: u32,
+    /// Inherited access ACL; empty for none.
+    pub acl_access: &'a [u8],
+}
+
 /// Moves an entry, or exchanges two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rename<'a> {
@@ -103,10 +120,42 @@ pub struct Rename<'a> {
     pub target: Option<InodeId>,
     /// Exchange the two entries instead of replacing the second.
     pub exchange: bool,
+    /// Leave this at the old name; an exchange leaves the target there.
+    pub whiteout: Option<Whiteout<'a>>,
     /// The writer has no handle open on the replaced inode: it may be freed with its last link.
     pub release: bool,
     /// When.
     pub at: Timestamp,
+}
+
+impl<'a> Rename<'a> {
+    /// The whiteout, as an update of its own would make it in the empty place. One record does both, so that nothing can come
+    /// between: neither name is free in the meantime.
+    #[must_use]
+    pub fn makes(&self) -> Option<Create<'a>> {
+        self.whiteout.map(|whiteout| Create {
+            inode: whiteout.inode,
+            parent: self.parent,
+            name: self.name,
+            kind: FileKind::CharDevice,
+            mode: WHITEOUT_MODE,
+            uid: whiteout.uid,
+            gid: whiteout.gid,
+            device: WHITEOUT_DEVICE,
+            at: self.at,
+            target: &[],
+            acl_access: whiteout.acl_access,
+            acl_default: &[],
+        })
+    }
+}
+
+impl Create<'_> {
+    /// The most metadata that it can use up.
+    const fn metadata_bytes(&self) -> u64 {
+        let bytes = self.name.len() + self.target.len() + self.acl_access.len() + self.acl_default.len();
+        2 * ROW_BYTES + bytes as u64
+    }
 }
 
 /// Sets attributes: those that are `Some`.
@@ -210,13 +259,12 @@ impl Update<'_> {
                 let blocks = if length == 0 { 0 } else { (offset % BLOCK_BYTES + length).div_ceil(BLOCK_BYTES) };
                 (blocks, EXTENT_BYTES)
             }
-            Self::Create(create) => {
-                let bytes =
-                    create.name.len() + create.target.len() + create.acl_access.len() + create.acl_default.len();
-                (0, 2 * ROW_BYTES + bytes as u64)
-            }
+            Self::Create(create) => (0, create.metadata_bytes()),
             Self::Link { name, .. } => (0, ROW_BYTES + name.len() as u64),
-            Self::Rename(rename) => (0, ROW_BYTES + rename.new_name.len() as u64),
+            Self::Rename(rename) => {
+                let made = rename.makes().map_or(0, |create| create.metadata_bytes());
+                (0, ROW_BYTES + rename.new_name.len() as u64 + made)
+            }
             // A cut in the middle of a block copies the block.
             Self::Resize { .. } => (1, EXTENT_BYTES),
             Self::Allocate { how, length, .. } => match how {

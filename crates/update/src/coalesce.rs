@@ -105,11 +105,13 @@ enum Bug {
     IgnoreReaders,
     /// An inode vanishes although it is still open or has names.
     IgnoreFreed,
+    /// An inode vanishes although its move leaves a whiteout.
+    IgnoreWhiteouts,
 }
 
 #[cfg(test)]
 impl Bug {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::IgnoreSize,
         Self::IgnoreBlocks,
         Self::IgnoreTimes,
@@ -119,6 +121,7 @@ impl Bug {
         Self::IgnoreDependents,
         Self::IgnoreReaders,
         Self::IgnoreFreed,
+        Self::IgnoreWhiteouts,
     ];
 }
 
@@ -286,6 +289,10 @@ impl<'a> Pass<'a> {
     fn rename(&mut self, rename: &Rename<'a>) -> Action<'a> {
         let Rename { parent, inode, new_parent, new_name, target, release, at, .. } = *rename;
         let target_vanishes = target.is_some_and(|target| self.vanishing.holds(target));
+        if let Some(whiteout) = rename.whiteout {
+            // As for all that is made: what is said of the number before concerns no inode.
+            self.later.remove(&whiteout.inode);
+        }
         if self.vanishing.holds(inode) {
             let Some(target) = target.filter(|_| !target_vanishes) else {
                 return self.touch_only(&[parent, new_parent], at);

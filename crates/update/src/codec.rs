@@ -5,7 +5,8 @@
 //! Create         inode:8 parent:8 at:12 mode:4 uid:4 gid:4 device:8 kind:1 name:1+n target:2+n access:2+n default:2+n
 //! Link           inode:8 parent:8 at:12 name:1+n
 //! Unlink         inode:8 parent:8 at:12 release:1 name:1+n             (RemoveDirectory alike)
-//! Rename         parent:8 inode:8 new_parent:8 target:8 (0 = none) at:12 flags:1 (1 exchange, 2 release) name:1+n new_name:1+n
+//! Rename         parent:8 inode:8 new_parent:8 target:8 (0 = none) at:12 flags:1 (1 exchange, 2 release, 4 whiteout) name:1+n new_name:1+n
+//!                then with a whiteout: inode:8 uid:4 gid:4 access:2+n
 //! Resize         inode:8 size:8 at:12 strip:1
 //! Allocate       inode:8 offset:8 length:8 at:12 how:1 strip:1
 //! SetAttributes  inode:8 at:12 mask:1 (mode 1, uid 2, gid 4, accessed 8, modified 16) then those present: 4, 4, 4, 12, 12
@@ -25,7 +26,7 @@ use ashlar_types::{
 };
 use thiserror::Error;
 
-use crate::{Allocation, Create, Rename, SetAttributes, Update, UpdateKind};
+use crate::{Allocation, Create, Rename, SetAttributes, Update, UpdateKind, Whiteout};
 
 /// Why bytes are no update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -90,8 +91,12 @@ impl<'a> Update<'a> {
                 out.u64(inode.0).u64(parent.0).time(*at).u8(u8::from(*release)).name(name);
             }
             Self::Rename(r) => {
+                let flags = u8::from(r.exchange) | u8::from(r.release) << 1 | u8::from(r.whiteout.is_some()) << 2;
                 out.u64(r.parent.0).u64(r.inode.0).u64(r.new_parent.0).u64(r.target.map_or(0, |t| t.0)).time(r.at);
-                out.u8(u8::from(r.exchange) | u8::from(r.release) << 1).name(r.name).name(r.new_name);
+                out.u8(flags).name(r.name).name(r.new_name);
+                if let Some(made) = &r.whiteout {
+                    out.u64(made.inode.0).u32(made.uid).u32(made.gid).short(made.acl_access);
+                }
             }
             Self::Resize { inode, size, strip, at } => {
                 out.u64(inode.0).u64(*size).time(*at).u8(u8::from(*strip));
@@ -131,7 +136,9 @@ impl<'a> Update<'a> {
             Self::Create(c) => 56 + c.name.len() + c.target.len() + c.acl_access.len() + c.acl_default.len(),
             Self::Link { name, .. } => 29 + name.len(),
             Self::Unlink { name, .. } | Self::RemoveDirectory { name, .. } => 30 + name.len(),
-            Self::Rename(r) => 47 + r.name.len() + r.new_name.len(),
+            Self::Rename(r) => {
+                47 + r.name.len() + r.new_name.len() + r.whiteout.map_or(0, |made| 18 + made.acl_access.len())
+            }
             Self::Resize { .. } => 29,
             Self::Allocate { .. } => 38,
             Self::SetAttributes(set) => {
@@ -349,12 +356,17 @@ impl<'a> Reader<'a> {
         let (parent, inode, new_parent) = (self.inode()?, self.inode()?, self.inode()?);
         let target = Some(InodeId(self.u64()?)).filter(|target| target.0 != 0);
         let (at, flags) = (self.time()?, self.u8()?);
-        if flags > 3 {
+        let (exchange, release, leaves) = (flags & 1 != 0, flags & 2 != 0, flags & 4 != 0);
+        if flags > 7 || exchange && leaves {
             return Err(DecodeError::OutOfRange);
         }
         let (name, new_name) = (self.entry_name()?, self.entry_name()?);
-        let (exchange, release) = (flags & 1 != 0, flags & 2 != 0);
-        Ok(Rename { parent, name, inode, new_parent, new_name, target, exchange, release, at })
+        let whiteout = leaves.then(|| self.whiteout()).transpose()?;
+        Ok(Rename { parent, name, inode, new_parent, new_name, target, exchange, whiteout, release, at })
+    }
+    fn whiteout(&mut self) -> Result<Whiteout<'a>, DecodeError> {
+        let (inode, uid, gid) = (self.inode()?, self.u32()?, self.u32()?);
+        Ok(Whiteout { inode, uid, gid, acl_access: self.short(usize::from(u16::MAX))? })
     }
     fn set_attributes(&mut self) -> Result<SetAttributes, DecodeError> {
         let (inode, at, mask) = (self.inode()?, self.time()?, self.u8()?);

@@ -27,7 +27,7 @@ mod test_tree;
 mod tree;
 
 pub use apply::{Applied, apply, quota_allows, would_make_cycle};
-pub use body::{Allocation, Cost, Create, Rename, SetAttributes, Update, UpdateKind};
+pub use body::{Allocation, Cost, Create, Rename, SetAttributes, Update, UpdateKind, Whiteout};
 pub use codec::{DecodeError, Encoded};
 pub use tree::{Entry, Invalid, Tree};
 

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use ashlar_types::{BLOCK_BYTES, FileKind, Inode, InodeId, QuotaId, Timestamp, blocks_for};
 
-use crate::{Allocation, Applied, Create, Entry, Invalid, Rename, SetAttributes, Tree, Update, apply};
+use crate::{Allocation, Applied, Create, Entry, Invalid, Rename, SetAttributes, Tree, Update, Whiteout, apply};
 
 /// A file's content: bytes up to the last one that is not zero, and the blocks that are taken up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -253,7 +253,7 @@ impl TestTree {
         crate::would_make_cycle(self, other, inode).expect("the test's tree has no errors")
     }
 
-    fn random_rename(&self, b: u16, c: u16, d: u16, time: Timestamp) -> Option<Update<'static>> {
+    fn random_rename(&self, b: u16, c: u16, d: u16, time: Timestamp, next: InodeId) -> Option<Update<'static>> {
         let sources: Vec<_> = self.entries.iter().collect();
         let ((parent, source), entry) = pick(&sources, b)?;
         let name = NAMES.into_iter().find(|name| name == source)?;
@@ -264,7 +264,11 @@ impl TestTree {
         let cycle = self.is_below(new_parent, entry.inode)
             || exchange && target.is_some_and(|target| self.is_below(*parent, target));
         let (parent, inode, release) = (*parent, entry.inode, d % 5 != 0);
-        let rename = Rename { parent, name, inode, new_parent, new_name, target, exchange, release, at: time };
+        let acl_access: &[u8] = if d % 2 == 0 { b"list" } else { b"" };
+        let whiteout = Whiteout { inode: next, uid: u32::from(d), gid: 7, acl_access };
+        let whiteout = Some(whiteout).filter(|_| !exchange && d % 3 == 0);
+        let rename =
+            Rename { parent, name, inode, new_parent, new_name, target, exchange, whiteout, release, at: time };
         (!cycle).then_some(Update::Rename(rename))
     }
 
@@ -368,7 +372,7 @@ impl TestTree {
                     Update::Unlink { inode, parent, name, release, at: time }
                 })
             }
-            13..=16 => self.random_rename(b, c, d, time),
+            13..=16 => self.random_rename(b, c, d, time, next),
             17..=24 => self.random_content(b % 13, c, d, time),
             25..=29 => self.random_attributes(b % 7, b >> 3, c, d, time),
             _ => Some(Update::Release { inode: self.chosen(c, |inode| inode.links == 0)? }),

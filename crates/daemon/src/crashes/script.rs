@@ -12,7 +12,7 @@ use ashlar_pmem::{Mapping, MappingAccess, MediumKind, Persistent, SessionFile};
 use ashlar_store::{CommitDone, CommitJob, MemoryStore};
 use ashlar_tests::random::Random;
 use ashlar_types::{FileKind, InodeId, LogPosition, SessionId, Timestamp};
-use ashlar_update::{Allocation, Create, Rename, SetAttributes, Update};
+use ashlar_update::{Allocation, Create, Rename, SetAttributes, Update, Whiteout};
 use ashlar_wire::{Credit, CreditKind, Need, Reply, ScopeKind, SessionKind, Want};
 
 use super::mirror::Mirror;
@@ -510,7 +510,10 @@ impl Live {
             return;
         }
         let release = !target.is_some_and(|target| self.control.has_open(target));
-        let rename = Rename { parent, name: &name, inode, new_parent, new_name, target, exchange, release, at };
+        let whiteout = !exchange && self.random.one_in(3);
+        let whiteout = whiteout.then(|| Whiteout { inode: self.new_inode(), uid: 1, gid: 2, acl_access: &[] });
+        let rename =
+            Rename { parent, name: &name, inode, new_parent, new_name, target, exchange, whiteout, release, at };
         self.try_update(&Update::Rename(rename));
     }
 

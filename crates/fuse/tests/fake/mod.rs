@@ -363,7 +363,13 @@ impl ashlar_fuse::FileSystem for Fake {
         Ok(())
     }
 
-    fn rename(&self, _: &Credentials, from: (InodeId, &[u8]), to: (InodeId, &[u8]), flags: RenameFlags) -> Outcome<()> {
+    fn rename(
+        &self,
+        who: &Credentials,
+        from: (InodeId, &[u8]),
+        to: (InodeId, &[u8]),
+        flags: RenameFlags,
+    ) -> Outcome<()> {
         let mut state = self.state();
         let id = state.child(from.0, from.1)?;
         let target = state.child(to.0, to.1).ok();
@@ -377,6 +383,11 @@ impl ashlar_fuse::FileSystem for Fake {
         } else if let Some(target) = target {
             state.node_mut(target)?.inode.links -= 1;
             state.drop_if_unused(target);
+        }
+        if flags.whiteout {
+            let make = Make { kind: FileKind::CharDevice, mode: 0, umask: 0, device: 0, target: &[] };
+            let whiteout = state.add(who, from.0, &make);
+            state.node_mut(from.0)?.entries.insert(from.1.to_vec(), whiteout);
         }
         state.touch(from.0);
         state.touch(to.0);

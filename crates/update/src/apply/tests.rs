@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::Whiteout;
 use crate::test_tree::{Choice, TestTree, at};
 
 const ROOT: InodeId = InodeId::ROOT;
@@ -52,7 +53,18 @@ fn rename(
     (new_parent, new_name): (InodeId, &'static [u8]),
     target: Option<InodeId>,
 ) -> Rename<'static> {
-    Rename { parent, name, inode, new_parent, new_name, target, exchange: false, release: true, at: at(5) }
+    Rename {
+        parent,
+        name,
+        inode,
+        new_parent,
+        new_name,
+        target,
+        exchange: false,
+        whiteout: None,
+        release: true,
+        at: at(5),
+    }
 }
 
 fn moved(
@@ -62,6 +74,18 @@ fn moved(
     target: Option<InodeId>,
 ) -> Update<'static> {
     Update::Rename(rename(inode, from, to, target))
+}
+
+/// As [`moved`], and leaves inode `left` at the old name.
+fn whited_out(
+    inode: InodeId,
+    from: (InodeId, &'static [u8]),
+    to: (InodeId, &'static [u8]),
+    target: Option<InodeId>,
+    left: InodeId,
+) -> Update<'static> {
+    let whiteout = Some(Whiteout { inode: left, uid: 8, gid: 9, acl_access: b"" });
+    Update::Rename(Rename { whiteout, ..rename(inode, from, to, target) })
 }
 
 fn exchanged(
@@ -292,6 +316,75 @@ fn a_rename_that_does_not_fit_is_refused() {
 }
 
 #[test]
+fn a_rename_leaves_a_whiteout_where_the_old_name_was() {
+    const LEFT: InodeId = InodeId(40);
+    let made = tree(&[
+        directory(A, ROOT, b"a"),
+        directory(B, ROOT, b"b"),
+        file(C, A, b"c"),
+        file(D, B, b"d"),
+        link(D, A, b"e"),
+    ]);
+    let whiteout = |tree: &TestTree, parent: InodeId, name: &[u8]| {
+        let entry = Entry { inode: LEFT, kind: FileKind::CharDevice };
+        assert_eq!(tree.entries.get(&(parent, name.to_vec())), Some(&entry));
+        let left = &tree.inodes[&LEFT];
+        assert_eq!((left.kind, left.mode, left.device, left.links), (FileKind::CharDevice, 0, 0, 1));
+        assert_eq!((left.uid, left.gid, left.born, left.size, left.blocks), (8, 9, at(5), 0, 0));
+    };
+    // To another directory, over a file that has another name.
+    let mut across = made.clone();
+    assert_eq!(across.apply(&whited_out(C, (A, b"c"), (B, b"d"), Some(D), LEFT)), Ok(Applied::default()));
+    across.check();
+    whiteout(&across, A, b"c");
+    assert_eq!((across.inodes[&A].entries, across.inodes[&B].entries, links(&across, D)), (2, 1, 1));
+    assert_eq!((times(&across, A), times(&across, B), times(&across, C)), ((5, 5), (5, 5), (1, 5)));
+    // Within one directory, over nothing and over a file that goes.
+    let mut within = made.clone();
+    within.apply(&whited_out(C, (A, b"c"), (A, b"x"), None, LEFT)).expect("it fits");
+    within.check();
+    whiteout(&within, A, b"c");
+    assert_eq!(within.inodes[&A].entries, 3);
+    let over = whited_out(C, (A, b"x"), (A, b"c"), Some(LEFT), InodeId(41));
+    assert_eq!(
+        within.apply(&over),
+        Ok(Applied { orphaned: None, freed: Some(LEFT) }),
+        "a whiteout is replaced as any file"
+    );
+    within.check();
+    // A directory moves as well, with its link to the one above.
+    let mut above = made.clone();
+    above.apply(&whited_out(A, (ROOT, b"a"), (B, b"a"), None, LEFT)).expect("it fits");
+    above.check();
+    whiteout(&above, ROOT, b"a");
+    assert_eq!((links(&above, ROOT), links(&above, B), above.inodes[&ROOT].entries), (3, 3, 2));
+    // It counts against the same subtree as its directory, and carries the ACL that it inherits.
+    let mut counted = made;
+    counted.apply(&Update::SetQuota { inode: A, quota: QuotaId::of(A), at: at(2) }).expect("it fits");
+    counted.apply(&file(InodeId(30), A, b"f")).expect("it fits");
+    let inherits = Some(Whiteout { inode: LEFT, uid: 8, gid: 9, acl_access: b"list" });
+    let within = rename(InodeId(30), (A, b"f"), (A, b"g"), None);
+    counted.apply(&Update::Rename(Rename { whiteout: inherits, ..within })).expect("it fits");
+    counted.check();
+    whiteout(&counted, A, b"f");
+    assert_eq!(counted.inodes[&LEFT].quota, QuotaId::of(A));
+    assert_eq!(counted.xattrs[&(LEFT, XATTR_ACL_ACCESS.to_vec())], b"list");
+}
+
+#[test]
+fn a_whiteout_that_does_not_fit_is_refused() {
+    let mut made = tree(&[directory(A, ROOT, b"a"), file(B, A, b"b"), file(C, A, b"c"), link(C, ROOT, b"d")]);
+    for taken in [A, B, C, ROOT] {
+        is_refused(&mut made, &whited_out(B, (A, b"b"), (A, b"x"), None, taken), Invalid::InodeExists(taken));
+        is_refused(&mut made, &whited_out(B, (A, b"b"), (A, b"c"), Some(C), taken), Invalid::InodeExists(taken));
+    }
+    is_refused(&mut made, &whited_out(B, (A, b"b"), (A, b"b"), Some(B), D), Invalid::WrongKind(B));
+    is_refused(&mut made, &whited_out(C, (A, b"c"), (ROOT, b"d"), Some(C), D), Invalid::WrongKind(C));
+    let Update::Rename(both) = whited_out(B, (A, b"b"), (A, b"c"), Some(C), D) else { unreachable!() };
+    is_refused(&mut made, &Update::Rename(Rename { exchange: true, ..both }), Invalid::EntryExists);
+}
+
+#[test]
 fn an_exchange_swaps_whatever_the_kinds() {
     let made = tree(&[directory(A, ROOT, b"a"), directory(B, ROOT, b"b"), directory(C, A, b"c"), file(D, B, b"d")]);
     let mut mixed = made.clone();
@@ -514,6 +607,10 @@ fn misdirect(update: Update<'static>, other: InodeId) -> Update<'static> {
         }
         Update::RemoveDirectory { inode, name, release, at, .. } => {
             Update::RemoveDirectory { inode, parent: other, name, release, at }
+        }
+        Update::Rename(Rename { whiteout: Some(whiteout), .. }) if other.0 % 2 == 0 => {
+            let Update::Rename(rename) = update else { return update };
+            Update::Rename(Rename { whiteout: Some(Whiteout { inode: other, ..whiteout }), ..rename })
         }
         Update::Rename(rename) => Update::Rename(Rename { target: Some(other), ..rename }),
         Update::Link { parent, name, at, .. } => Update::Link { inode: other, parent, name, at },

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::test_tree::{Choice, TestTree, at};
-use crate::{Allocation, Create};
+use crate::{Allocation, Create, Whiteout};
 
 /// A start, a batch that fits it, and the state in which the batch ends.
 struct Case {
@@ -187,6 +187,7 @@ fn rename(inode: InodeId, name: &'static [u8], new_name: &'static [u8], target: 
         new_name,
         target,
         exchange: false,
+        whiteout: None,
         release: true,
         at: at(9),
     })
@@ -244,6 +245,29 @@ fn a_file_replaced_twice_is_replaced_once() {
         coalesced.actions,
         [Action::Drop, Action::Drop, Action::Replace(unlink), Action::Keep, Action::Keep, Action::Replace(into)]
     );
+}
+
+/// An overlay moves a file away and the file goes: what hides the one below must stay.
+#[test]
+fn a_whiteout_stays_whatever_vanishes() {
+    let (file, other, left) = (InodeId(20), InodeId(21), InodeId(22));
+    let whiteout = Some(Whiteout { inode: left, uid: 0, gid: 0, acl_access: b"" });
+    let leaving = |update: Update<'static>| {
+        let Update::Rename(rename) = update else { unreachable!() };
+        Update::Rename(Rename { whiteout, ..rename })
+    };
+    let unlink = |inode, name| Update::Unlink { inode, parent: DIRECTORY, name, release: true, at: at(10) };
+    let batch = vec![
+        create(file, b"a", 1),
+        create(other, b"b", 2),
+        leaving(rename(file, b"a", b"b", Some(other))),
+        unlink(file, b"b"),
+    ];
+    let Update::Rename(last) = batch[2].clone() else { unreachable!() };
+    let into = Update::Rename(Rename { target: None, release: false, ..last });
+    let coalesced = coalesce(&batch, Scope::All);
+    assert_eq!(coalesced.actions, [Action::Keep, Action::Drop, Action::Replace(into), Action::Keep]);
+    assert_eq!(coalesce(&batch, Scope::Content).dropped, 0);
 }
 
 #[test]

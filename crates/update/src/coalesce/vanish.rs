@@ -140,7 +140,13 @@ impl Vanishing {
     }
 
     fn rename(&mut self, rename: &Rename<'_>) {
-        let Rename { parent, inode, new_parent, target, release, .. } = *rename;
+        let Rename { parent, inode, new_parent, target, release, whiteout, .. } = *rename;
+        if let Some(whiteout) = whiteout.filter(|_| !planted!(IgnoreWhiteouts)) {
+            // Without the inode that moves, there is no record left that makes the whiteout. It isn't among those that may vanish
+            // itself: what removes it later needs it then.
+            self.keep(Some(inode));
+            self.keep(Some(whiteout.inode));
+        }
         self.placed(inode, parent);
         self.placed(inode, new_parent);
         let Some(target) = target else { return };

@@ -92,7 +92,21 @@ impl Fields {
             6 => {
                 let (target, exchange) = (self.flags[3].then_some(target), self.flags[4]);
                 let new_name = &self.names[1];
-                Update::Rename(Rename { parent, name, inode, new_parent, new_name, target, exchange, release, at })
+                let (uid, gid, acl_access) = (self.numbers[1], self.numbers[2], &self.values[1][..]);
+                let whiteout = Whiteout { inode: InodeId(self.offsets[0].max(1)), uid, gid, acl_access };
+                let whiteout = (self.flags[5] && !exchange).then_some(whiteout);
+                Update::Rename(Rename {
+                    parent,
+                    name,
+                    inode,
+                    new_parent,
+                    new_name,
+                    target,
+                    exchange,
+                    whiteout,
+                    release,
+                    at,
+                })
             }
             7 => Update::Resize { inode, size: offset, strip, at },
             8 => {
@@ -200,6 +214,20 @@ fn the_bytes_are_those_of_the_format() {
 }
 
 #[test]
+fn a_whiteout_stands_behind_the_names() {
+    let (parent, inode, new_parent) = (InodeId(1), InodeId(2), InodeId(3));
+    let whiteout = Some(Whiteout { inode: InodeId(9), uid: 5, gid: 6, acl_access: b"" });
+    let (name, new_name, at) = (&b"a"[..], &b"b"[..], Timestamp::default());
+    let (target, exchange, release) = (None, false, false);
+    let rename = Rename { parent, name, inode, new_parent, new_name, target, exchange, whiteout, release, at };
+    let body = bytes(&Update::Rename(rename));
+    let plain = bytes(&Update::Rename(Rename { whiteout: None, ..rename }));
+    assert_eq!((body[44], plain[44]), (4, 0));
+    assert_eq!((&body[..44], &body[45..49]), (&plain[..44], &plain[45..]));
+    assert_eq!(body[49..], [9, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 6, 0, 0, 0, 0, 0]);
+}
+
+#[test]
 fn names_that_are_none_are_refused() {
     for name in [&b""[..], b".", b"..", b"a/b", b"a\0b"] {
         assert_eq!(Update::decode(4, &bytes(&unlink(name))), Err(DecodeError::BadName), "{name:?}");
@@ -242,10 +270,15 @@ fn values_out_of_their_range_are_refused() {
         new_name: b"b",
         target: None,
         exchange: false,
+        whiteout: None,
         release: false,
         at,
     };
-    refused(6, &|body| body[44] = 4, Update::Rename(rename));
+    refused(6, &|body| body[44] = 8, Update::Rename(rename));
+    let whiteout = Whiteout { inode, uid: 1, gid: 2, acl_access: b"list" };
+    let leaving = Update::Rename(Rename { whiteout: Some(whiteout), ..rename });
+    refused(6, &|body| body[44] = 5, leaving.clone());
+    refused(6, &|body| body[49..57].fill(0), leaving);
 }
 
 #[test]
