@@ -8,6 +8,9 @@ use std::path::Path;
 
 use crate::{Outcome, tried};
 
+/// The kind of what a rename has left at the old name.
+pub const WHITEOUT: &str = "whiteout";
+
 /// One name in a tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Node {
@@ -72,7 +75,11 @@ fn read_into(root: &Path, below: &str, tree: &mut Tree) -> Outcome {
             }
             Node::File { content, mode, first_name: String::new() }
         } else {
-            Node::Other(if kind.is_fifo() { "fifo" } else { "special" })
+            Node::Other(match (kind.is_fifo(), kind.is_char_device()) {
+                (true, _) => "fifo",
+                (_, true) if metadata.rdev() == 0 && mode == 0 => WHITEOUT,
+                _ => "special",
+            })
         };
         if tree.insert(path.clone(), node).is_some() {
             return Err(format!("{path} is listed twice"));

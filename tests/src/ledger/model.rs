@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::random::Random;
-use crate::tree::{Node, Tree};
+use crate::tree::{Node, Tree, WHITEOUT};
 
 /// Names in one directory: few, so that renames and links meet others.
 const NAMES: u64 = 12;
@@ -29,6 +29,8 @@ pub enum Operation {
     Truncate(String, usize),
     /// Renames; what stands at the new name is replaced.
     Rename(String, String),
+    /// Renames, and leaves a whiteout at the old name.
+    RenameAndLeave(String, String),
     /// Exchanges two names.
     Exchange(String, String),
     /// Makes a further name for a file.
@@ -64,6 +66,7 @@ enum Entry {
     Directory(u32),
     File(u64),
     Symlink(String),
+    Whiteout,
 }
 
 /// A tree as the operations leave it.
@@ -92,6 +95,7 @@ impl Model {
                     model.files.insert(number, File { content: content.clone(), mode: *mode });
                     Entry::File(number)
                 }
+                Node::Other(WHITEOUT) => Entry::Whiteout,
                 Node::Other(_) => return None,
             };
             model.entries.insert(path.clone(), entry);
@@ -108,6 +112,7 @@ impl Model {
             let node = match entry {
                 Entry::Directory(mode) => Node::Directory(*mode),
                 Entry::Symlink(target) => Node::Symlink(target.clone().into_bytes()),
+                Entry::Whiteout => Node::Other(WHITEOUT),
                 Entry::File(number) => {
                     let first_name = first_names.entry(*number).or_insert_with(|| path.clone()).clone();
                     let file = &self.files[number];
@@ -187,7 +192,8 @@ impl Model {
             // Renaming one name of a file to another name of it does nothing, as POSIX says.
             (a, Some(b)) => a != b,
         };
-        fits.then_some(Operation::Rename(from, to))
+        let leaves = random.below(3) == 0 && self.entries.len() < ENTRIES_MAX;
+        fits.then_some(if leaves { Operation::RenameAndLeave(from, to) } else { Operation::Rename(from, to) })
     }
 
     /// Performs an operation that [`Model::draw`] has drawn on this state.
@@ -219,10 +225,10 @@ impl Model {
             Operation::Unlink(path) | Operation::RemoveDirectory(path) => {
                 self.entries.remove(path);
             }
-            Operation::Rename(from, to) => {
-                self.entries.remove(to);
-                let moved = self.take(from);
-                self.put(to, moved);
+            Operation::Rename(from, to) => self.rename(from, to),
+            Operation::RenameAndLeave(from, to) => {
+                self.rename(from, to);
+                self.entries.insert(from.clone(), Entry::Whiteout);
             }
             Operation::Exchange(a, b) => {
                 let (first, second) = (self.take(a), self.take(b));
@@ -250,6 +256,12 @@ impl Model {
             piece
         })
         .collect()
+    }
+
+    fn rename(&mut self, from: &str, to: &str) {
+        self.entries.remove(to);
+        let moved = self.take(from);
+        self.put(to, moved);
     }
 
     fn write(&mut self, path: &str, offset: usize, count: usize, seed: u64) {
@@ -348,7 +360,7 @@ mod tests {
         assert_eq!((&drawn, &tree), (&run(7).0, &run(7).1));
         let kinds: std::collections::BTreeSet<_> =
             drawn.iter().map(|operation| format!("{operation:?}").split('(').next().map(str::to_owned)).collect();
-        assert_eq!(kinds.len(), 13, "{kinds:?}");
+        assert_eq!(kinds.len(), 14, "{kinds:?}");
     }
 
     #[test]

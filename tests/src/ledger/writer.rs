@@ -60,6 +60,9 @@ pub fn perform(root: &Path, operation: &Operation) -> std::io::Result<()> {
         }
         Operation::Truncate(path, size) => open(path)?.set_len(*size as u64)?,
         Operation::Rename(from, to) => fs::rename(root.join(from), root.join(to))?,
+        Operation::RenameAndLeave(from, to) => {
+            renameat_with(CWD, root.join(from), CWD, root.join(to), RenameFlags::WHITEOUT)?;
+        }
         Operation::Exchange(a, b) => renameat_with(CWD, root.join(a), CWD, root.join(b), RenameFlags::EXCHANGE)?,
         Operation::Link(path, name) => fs::hard_link(root.join(path), root.join(name))?,
         Operation::Symlink(target, path) => std::os::unix::fs::symlink(target, root.join(path))?,
@@ -84,7 +87,8 @@ mod tests {
     #[test]
     fn the_workload_leaves_what_the_model_says() {
         rustix::process::umask(rustix::fs::Mode::empty());
-        let directory = tempfile::tempdir().expect("a directory");
+        // Other temporary directories may lie on an overlay, which takes no whiteouts.
+        let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
         let (root, journal) = (directory.path().join("root"), directory.path().join("journal"));
         fs::create_dir(&root).expect("made");
         run(&root, &journal, 5, 1500).expect("it runs");

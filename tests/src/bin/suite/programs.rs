@@ -35,6 +35,7 @@ const ROCKSDB: Job = job!("rocksdb", "db_bench", "ldb");
 const POSTGRES: Job = job!("postgres", "initdb|/usr/lib/postgresql", "runuser");
 const ASYNCHRONOUS: Job = job!("asynchronous", "python3");
 const KERNEL: Job = job!("kernel", "python3");
+const OVERLAY: Job = job!("overlay", "python3");
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
@@ -50,6 +51,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "programs/rocksdb", run: || same(&ROCKSDB) },
     Test { name: "programs/postgres", run: || same(&POSTGRES) },
     Test { name: "programs/corners_of_the_kernel_interface", run: || same(&KERNEL) },
+    Test { name: "programs/overlay", run: overlay },
     Test { name: "programs/asynchronous_writes_leave_no_stale_pages", run: || same(&ASYNCHRONOUS) },
     Test { name: "programs/jobs_survive_the_daemon_being_killed", run: killed_daemon },
 ];
@@ -91,6 +93,20 @@ fn same(job: &Job) -> Outcome<Verdict> {
     site.umount(0)?;
     site.check()?;
     Ok(Verdict::Passed(format!("as on {}; {again} files after another mount", reference.name())))
+}
+
+/// As [`same`], where the kernel has overlays.
+fn overlay() -> Outcome<Verdict> {
+    let list = || std::fs::read_to_string("/proc/filesystems").map_err(tried("reading /proc/filesystems"));
+    let has_overlays = || list().map(|known| known.lines().any(|line| line.ends_with("\toverlay")));
+    if !has_overlays()? {
+        // It may be a module that nobody has loaded. Where that is not so, the list shows it.
+        run(std::process::Command::new("modprobe").arg("overlay"))?;
+    }
+    if !has_overlays()? {
+        return Ok(Verdict::Skipped("the kernel has no overlays".into()));
+    }
+    same(&OVERLAY)
 }
 
 /// After another mount everything is there, byte for byte.

@@ -117,16 +117,27 @@ fn user_space(site: &Site) -> Outcome<Verdict> {
     passed()
 }
 
+/// Renames `d/1` so that a whiteout is left there.
+const LEAVE_WHITEOUT: &str = "python3 -c '
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.renameat2(-100, b\"d/1\", -100, b\"d/moved\", 4):
+    sys.exit(os.strerror(ctypes.get_errno()))
+'";
+
 fn user_files(site: &Site) -> Outcome<Verdict> {
     user(site, "mkdir d && touch d/old")?.success()?;
     set_user(site, &["--files", "10"])?;
     user(site, "cd d && touch 1 2 3 4 && mkdir 5 && ln -s x 6 && mkfifo 7 && ln 1 second-name && touch 8")?
         .success()?;
-    for script in ["touch d/9", "mkdir d/9", "ln -s x d/9", "mkfifo d/9"] {
+    for script in ["touch d/9", "mkdir d/9", "ln -s x d/9", "mkfifo d/9", LEAVE_WHITEOUT] {
         exceeded(user(site, script)?)?;
     }
     ensure!(used(site, "user", USER.into())?.1 == 10, "{}", shown(site, "user", USER.into())?);
-    user(site, "mv d/7 d/renamed && ln d/2 d/third-name && rm d/renamed && mkdir d/9")?.success()?;
+    user(site, "mv d/7 d/renamed && ln d/2 d/third-name && rm d/renamed")?.success()?;
+    user(site, LEAVE_WHITEOUT)?.success()?;
+    exceeded(user(site, "mkdir d/9")?)?;
+    user(site, "test -c d/1 && rm -f d/1 && mkdir d/9")?.success()?;
     exceeded(user(site, "touch d/10")?)?;
     passed()
 }
