@@ -307,10 +307,15 @@ fn open_to_all(root: &mut Client, directory: InodeId) {
     root.digest().expect("digested");
 }
 
-/// Moves a file within a directory, so that a whiteout of this owner and group is left.
-fn move_away(c: &mut Client, inode: InodeId, parent: InodeId, names: [&[u8]; 2], (uid, gid): (u32, u32)) -> Appended {
-    let [name, new_name] = names;
-    let whiteout = Some(Whiteout { inode: c.inode(), uid, gid, acl_access: &[] });
+/// Moves a file within a directory, so that whiteout `left` of this owner and group is left.
+fn move_away(
+    c: &mut Client,
+    left: InodeId,
+    (inode, parent): (InodeId, InodeId),
+    [name, new_name]: [&[u8]; 2],
+    (uid, gid): (u32, u32),
+) -> Appended {
+    let whiteout = Some(Whiteout { inode: left, uid, gid, acl_access: &[] });
     let (new_parent, target, exchange, release, at) = (parent, None, false, false, NOW);
     c.append(&Update::Rename(Rename {
         parent,
@@ -461,8 +466,10 @@ fn hostile_user() {
             c.append(&Update::Create(Create { device: number, ..create(new, directory, b"device", kind) }))
         }
         "whiteout" => {
-            let file = c.make(directory, b"file", FileKind::Regular);
-            move_away(&mut c, file, directory, [b"file", b"moved"], (NOBODY, NOBODY));
+            let (file, left) = (c.make(directory, b"file", FileKind::Regular), c.inode());
+            move_away(&mut c, left, (file, directory), [b"file", b"moved"], (NOBODY, NOBODY));
+            // The whiteout is known on the lease that it was made under, as all that is made.
+            c.append(&Update::SetAttributes(SetAttributes { inode: left, modified: Some(NOW), ..set }));
             c.append(&Update::Create(create(new, directory, b"made", FileKind::CharDevice)));
             c.digest().expect("anybody may");
             return;
@@ -471,7 +478,7 @@ fn hostile_user() {
             let moved = c.lookup(directory, b"moved").expect("asked").expect("it is there");
             c.acquire(&[(moved, true)]).expect("granted");
             let owner = if whiteout == "whiteout, root's" { (0, NOBODY) } else { (NOBODY, 5) };
-            move_away(&mut c, moved, directory, [b"moved", b"moved again"], owner)
+            move_away(&mut c, new, (moved, directory), [b"moved", b"moved again"], owner)
         }
         "honest" => {
             c.append_unpaid(&Update::Accessed { inode: file, at: NOW }).expect("appended");
