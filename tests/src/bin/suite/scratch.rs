@@ -5,6 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use ashlar_tests::harness::{Test, Verdict};
 use ashlar_tests::mount::{Medium, Site, obstacle};
@@ -18,30 +19,56 @@ pub const TESTS: &[Test] = &[Test { name: "kill/what_is_read_back_is_what_was_wr
 const PROGRAMS: u64 = 4;
 const BLOCK_BYTES: usize = 8192;
 const BLOCKS_MAX: u64 = 300;
+/// The longest that a call may take over a kill. A second is promised; the rest is for machines that have much else to do.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// What the programs have seen.
+#[derive(Default)]
+struct Seen {
+    reads: u64,
+    pause: Duration,
+}
+
+impl Seen {
+    /// Notes how long a call takes.
+    fn timed<R>(&mut self, call: impl FnOnce() -> R) -> R {
+        let start = Instant::now();
+        let result = call();
+        self.pause = self.pause.max(start.elapsed());
+        result
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.reads += other.reads;
+        self.pause = self.pause.max(other.pause);
+    }
+}
 
 fn read_back() -> Outcome<Verdict> {
     if let Some(why) = obstacle() {
         return Ok(Verdict::Skipped(why));
     }
     let kills = number("ASHLAR_KILL_SCRATCH", 20);
-    let mut reads = 0;
+    let mut seen = Seen::default();
     for (mounts, kills) in [(1, kills.div_ceil(2)), (2, kills / 2)] {
         let site = Site::mounted(Medium::Memory, "256M")?;
         if mounts == 2 {
             site.mount(1)?;
         }
-        reads += run(&site, mounts, kills)?;
+        seen.add(&run(&site, mounts, kills)?);
         site.check()?;
         for mount in 0..mounts {
             site.umount(mount)?;
         }
         site.check()?;
     }
+    let Seen { reads, pause } = seen;
     ensure!(reads > kills * 100, "only {reads} reads in {kills} kills: nothing was tried");
-    Ok(Verdict::Passed(format!("{kills} kills, {reads} blocks read back")))
+    ensure!(pause < PAUSE_MAX, "a call took {} ms", pause.as_millis());
+    Ok(Verdict::Passed(format!("{kills} kills, {reads} blocks read back, longest pause {} ms", pause.as_millis())))
 }
 
-fn run(site: &Site, mounts: usize, kills: u64) -> Outcome<u64> {
+fn run(site: &Site, mounts: usize, kills: u64) -> Outcome<Seen> {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let programs: Vec<_> = (0..PROGRAMS)
@@ -49,17 +76,17 @@ fn run(site: &Site, mounts: usize, kills: u64) -> Outcome<u64> {
                 let (root, done) = (site.point(seed as usize % mounts), &done);
                 scope.spawn(move || {
                     let mut random = Random::new(number("ASHLAR_SEED", 1) * PROGRAMS + seed);
-                    let mut reads = 0;
+                    let mut seen = Seen::default();
                     while !done.load(Ordering::Relaxed) {
                         // Some files stay and are written anew, most go: their blocks are used again.
                         let path = root.join(format!("scratch-{seed}-{}", random.below(5)));
-                        reads +=
-                            sort(&path, &mut random, seed).map_err(|error| format!("{}: {error}", path.display()))?;
+                        sort(&path, &mut random, seed, &mut seen)
+                            .map_err(|error| format!("{}: {error}", path.display()))?;
                         if random.below(3) > 0 {
                             std::fs::remove_file(&path).map_err(tried("removing a file"))?;
                         }
                     }
-                    Ok::<u64, String>(reads)
+                    Ok::<Seen, String>(seen)
                 })
             })
             .collect();
@@ -71,37 +98,37 @@ fn run(site: &Site, mounts: usize, kills: u64) -> Outcome<u64> {
             killed = killed.and_then(|()| site.kill_daemon());
         }
         done.store(true, Ordering::Relaxed);
-        let reads = programs
-            .into_iter()
-            .map(|program| program.join().map_err(|_| "a thread panicked".to_owned())?)
-            .sum::<Outcome<u64>>();
-        killed.and(reads)
+        let mut all = Seen::default();
+        for program in programs {
+            all.add(&program.join().map_err(|_| "a thread panicked".to_owned())??);
+        }
+        killed.map(|()| all)
     })
 }
 
-/// Writes a file in blocks, each with a word of its own, and reads blocks of it in between. Says how many it read.
-fn sort(path: &Path, random: &mut Random, seed: u64) -> Outcome<u64> {
-    let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path);
+/// Writes a file in blocks, each with a word of its own, and reads blocks of it in between.
+fn sort(path: &Path, random: &mut Random, seed: u64, seen: &mut Seen) -> Outcome {
+    let file = seen.timed(|| OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path));
     let file = file.map_err(tried("opening a file"))?;
     let most = 1 + random.below(BLOCKS_MAX);
     let mut words: Vec<u64> = Vec::new();
-    let mut reads = 0;
     for _ in 0..most * 3 {
         let word = random.draw() << 8 | seed;
         match random.below(10) {
             0..5 if (words.len() as u64) < most => {
-                write(&file, words.len(), word)?;
+                seen.timed(|| write(&file, words.len(), word))?;
                 words.push(word);
             }
             5 | 6 if !words.is_empty() => {
                 let at = random.below(words.len() as u64) as usize;
-                write(&file, at, word)?;
+                seen.timed(|| write(&file, at, word))?;
                 words[at] = word;
             }
             _ if !words.is_empty() => {
                 let at = random.below(words.len() as u64) as usize;
                 let mut found = vec![0; BLOCK_BYTES];
-                file.read_exact_at(&mut found, (at * BLOCK_BYTES) as u64).map_err(tried("reading a block"))?;
+                seen.timed(|| file.read_exact_at(&mut found, (at * BLOCK_BYTES) as u64))
+                    .map_err(tried("reading a block"))?;
                 let other = found.chunks_exact(8).position(|chunk| chunk != words[at].to_le_bytes());
                 ensure!(
                     other.is_none(),
@@ -110,12 +137,12 @@ fn sort(path: &Path, random: &mut Random, seed: u64) -> Outcome<u64> {
                     &found[other.unwrap_or(0) * 8..][..8],
                     words[at]
                 );
-                reads += 1;
+                seen.reads += 1;
             }
             _ => {}
         }
     }
-    Ok(reads)
+    Ok(())
 }
 
 fn write(file: &File, block: usize, word: u64) -> Outcome {
