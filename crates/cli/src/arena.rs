@@ -160,7 +160,11 @@ impl Place {
             Err(StoreError::NotFormatted) => Store::format(&arena, now()).map_err(|error| self.store_error(error))?,
             Err(error) => return Err(self.store_error(error)),
         }
-        fs::remove_file(unfinished).map_err(CliError::system(format!("removing {}", unfinished.display())))
+        match fs::remove_file(unfinished) {
+            // Somebody else has finished it at the same time.
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            result => result.map_err(CliError::system(format!("removing {}", unfinished.display()))),
+        }
     }
 
     /// The size of a new arena: what was asked for, or a modest part of what is free.
