@@ -75,6 +75,7 @@ pub struct Batch {
     inline: NumberMap<Option<Vec<u8>>>,
     rows: BTreeMap<Box<[u8]>, Option<Box<[u8]>>>,
     bytes: usize,
+    paid: u64,
     inode_end: u64,
 }
 
@@ -88,9 +89,21 @@ impl Batch {
             && self.rows.is_empty()
     }
 
-    /// Bytes that the database may grow by, estimated from above; what a batch takes back is not subtracted.
+    /// Bytes of all rows that the batch writes, estimated from above.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Bytes that the database may grow by, estimated from above: no more than the rows take in pages that split, which are two
+    /// thirds full on average, and no more than was paid for, since most rows take the place of others. What the batch takes
+    /// back is not subtracted.
+    pub fn growth(&self) -> u64 {
+        self.paid.min(self.bytes as u64 * 3 / 2)
+    }
+
+    /// Notes the metadata bytes that an update was to use up at the most.
+    pub fn pay(&mut self, bytes: u64) {
+        self.paid += bytes;
     }
 
     /// How many rows a commit writes or deletes.
@@ -219,7 +232,10 @@ impl Batch {
             self.inline.remove(&inode.0);
             return;
         }
-        self.bytes += bytes.as_ref().map_or(0, |bytes| bytes.len() + ROW_OVERHEAD_BYTES);
+        let more = bytes.as_ref().map_or(0, |bytes| bytes.len() + ROW_OVERHEAD_BYTES);
+        self.bytes += more;
+        // Paid for with a block.
+        self.paid += more as u64;
         self.inline.insert(inode.0, bytes);
     }
 

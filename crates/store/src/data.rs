@@ -68,8 +68,9 @@ impl Store {
             return Ok(inode.blocks);
         }
         let inline = self.inline_of(id, inode)?;
-        let had_inline = inline.is_some();
-        if size <= INLINE_BYTES_MAX && (had_inline || (inode.blocks == 0 && self.may_inline())) {
+        let stays = inline.as_ref().is_some_and(|bytes| size <= bytes.len() as u64);
+        let begins = inline.is_some() || inode.blocks == 0;
+        if size <= INLINE_BYTES_MAX && (stays || begins && self.may_inline()) {
             self.touched = true;
             let mut bytes = inline.unwrap_or_default();
             let (start, end) = (offset as usize, offset as usize + data.len());
@@ -79,7 +80,8 @@ impl Store {
             return Ok(1);
         }
         if let Some(bytes) = inline {
-            self.check_space(1 + blocks_for(data.len() as u64 + offset % BLOCK_BYTES), 0)?;
+            let beyond = u64::from(offset >= BLOCK_BYTES);
+            self.check_space(beyond + blocks_for(data.len() as u64 + offset % BLOCK_BYTES), 0)?;
             self.spill(id, &bytes)?;
         }
         Ok(inode.blocks + self.write_blocks(id, offset, data)?)

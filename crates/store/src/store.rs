@@ -578,9 +578,7 @@ impl Store {
     }
 
     pub(crate) fn metadata_bytes_used(&self) -> u64 {
-        let waiting = self.active.bytes() + self.frozen.as_ref().map_or(0, |frozen| frozen.batch.bytes());
-        // Pages that split are half full at worst and two thirds full on average.
-        self.committed_bytes + waiting as u64 * 3 / 2
+        self.committed_bytes + self.active.growth() + self.frozen.as_ref().map_or(0, |frozen| frozen.batch.growth())
     }
 
     /// Blocks found damaged by updates that changed a part of them. They stay detectably damaged.

@@ -8,6 +8,10 @@ use crate::quotas::Holding;
 use crate::rows::{self, kind};
 use crate::{Store, StoreError};
 
+/// So much more than the budget is applied: credit is granted within it, but what rows take in pages is an estimate. The map
+/// has room for it.
+const BUDGET_SLACK_PART: u64 = 4;
+
 /// The store during one update.
 struct Applying<'a> {
     store: &'a mut Store,
@@ -32,7 +36,7 @@ impl Store {
         self.check_sound()?;
         let cost = update.cost().metadata_bytes;
         let (used, total) = (self.metadata_bytes_used(), self.database.budget_bytes());
-        if cost > 0 && used + cost > total {
+        if cost > 0 && used + cost > total + total / BUDGET_SLACK_PART {
             return Err(StoreError::FullMetadata { used, total });
         }
         self.freer = Freer { session, end };
@@ -40,7 +44,10 @@ impl Store {
         self.holdings.get_mut().clear();
         let result = ashlar_update::apply(&mut Applying { store: self, may_free }, update);
         match &result {
-            Ok(_) => self.advance(session, end),
+            Ok(_) => {
+                self.active.pay(cost);
+                self.advance(session, end);
+            }
             Err(error) if self.touched => {
                 tracing::error!(%error, %session, "an update failed half-way; the store must be opened again");
                 self.poisoned = true;

@@ -285,6 +285,39 @@ fn full_metadata_refuses_what_costs_and_lets_deletions_pass() {
 }
 
 #[test]
+fn deletions_that_wait_for_their_commit_take_nothing_of_what_was_promised() {
+    const FILES: u64 = 3000;
+    let mut node = Node::new(16 * MIB);
+    let name = |number: u64| format!("f{number}");
+    for number in 0..FILES {
+        node.create(16 + number, 1, name(number).as_bytes(), FileKind::Regular);
+    }
+    // Only some 100 KiB are left, which somebody was promised.
+    for number in 0.. {
+        node.store.commit().unwrap();
+        let space = node.store.space();
+        let left = space.metadata_bytes_total - space.metadata_bytes_used;
+        if left < 100 << 10 {
+            break;
+        }
+        let (value, name, at) = (vec![7; left.min(60_000) as usize], format!("user.{number}"), Timestamp::default());
+        let (inode, name) = (InodeId(1), name.as_bytes());
+        node.apply(&Update::SetXattr { inode, name, value: &value, mode: None, at });
+    }
+    let before = node.store.space();
+    for number in 0..FILES {
+        node.unlink(16 + number, 1, name(number).as_bytes());
+    }
+    let after = node.store.space();
+    assert!(after.metadata_bytes_used <= before.metadata_bytes_used, "{before:?} {after:?}");
+    for number in 0..50 {
+        node.create(16 + FILES + number, 1, name(number).as_bytes(), FileKind::Regular);
+    }
+    node.store.commit().unwrap();
+    assert!(node.store.space().metadata_bytes_used < before.metadata_bytes_used);
+}
+
+#[test]
 fn damage_is_found_by_reads_and_checks_and_survives_partial_overwrites() {
     let mut node = Node::new(16 * MIB);
     node.create(16, 1, b"a", FileKind::Regular);

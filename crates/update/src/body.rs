@@ -257,7 +257,8 @@ impl Update<'_> {
             Self::Write { offset, data, .. } => {
                 let length = data.len() as u64;
                 let blocks = if length == 0 { 0 } else { (offset % BLOCK_BYTES + length).div_ceil(BLOCK_BYTES) };
-                (blocks, EXTENT_BYTES)
+                // A small file's content gets a block of its own when the file grows beyond it.
+                (blocks + u64::from(*offset >= BLOCK_BYTES), EXTENT_BYTES)
             }
             Self::Create(create) => (0, create.metadata_bytes()),
             Self::Link { name, .. } => (0, ROW_BYTES + name.len() as u64),
@@ -272,7 +273,7 @@ impl Update<'_> {
                     (blocks_for(*length) + 2, 2 * EXTENT_BYTES)
                 }
                 Allocation::Punch => (2, 2 * EXTENT_BYTES),
-                Allocation::Collapse | Allocation::Insert => (0, 2 * EXTENT_BYTES),
+                Allocation::Collapse | Allocation::Insert => (1, 2 * EXTENT_BYTES),
             },
             Self::SetXattr { name, value, .. } => (0, ROW_BYTES + (name.len() + value.len()) as u64),
             // These only free, or change a row in place.
