@@ -19,9 +19,9 @@ use crate::progress;
 /// The daemon that a mount started ends by itself after so long without a session, in seconds.
 pub const LINGER_SECONDS: u64 = 10;
 /// A daemon that ends just now, or a process that looks at the arena, is waited for this long.
-const HANDOVER: Duration = Duration::from_secs(15);
+pub const HANDOVER: Duration = Duration::from_secs(15);
 /// How often an event is looked for that nothing announces.
-const PAUSE: Duration = Duration::from_millis(5);
+pub const PAUSE: Duration = Duration::from_millis(5);
 
 /// Asks the daemon of an arena; `None` where none answers.
 pub fn ask(place: &Place, request: &Request) -> Result<Option<Reply>, CliError> {
@@ -64,9 +64,11 @@ pub fn ensure_daemon(place: &Place) -> Result<(StatusReply, bool), CliError> {
     result
 }
 
-/// Whether what is in the way is a daemon that starts or ends, or a check: it gets time to go, or to answer.
+/// Whether what is in the way is a daemon that starts or ends, or a check: it gets time to go, or to answer. Whoever has just
+/// opened the arena has not said its number yet.
 fn is_passing(error: Option<&ArenaError>, deadline: Instant) -> bool {
-    matches!(error, Some(&ArenaError::InUse { pid }) if program_of(pid) == "ashlar" && Instant::now() < deadline)
+    let is_ashlar = |pid| pid == 0 || program_of(pid) == "ashlar";
+    matches!(error, Some(&ArenaError::InUse { pid }) if is_ashlar(pid) && Instant::now() < deadline)
 }
 
 fn start_daemon(place: &Place) -> Result<StatusReply, CliError> {
