@@ -99,7 +99,7 @@ impl State {
     }
 
     fn apply_batch(&mut self, id: SessionId, to: LogPosition) -> bool {
-        let Some(session) = self.live(id) else { return true };
+        let Some(session) = self.live(id).filter(|session| !session.is_cut) else { return true };
         let (log, from) = (Arc::clone(&session.log), self.store.applied(id));
         if from >= to {
             return true;

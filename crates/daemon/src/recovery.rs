@@ -49,6 +49,7 @@ pub fn recover(config: Config) -> Result<Shared, DaemonError> {
     apply_in_order(&mut state, &judged);
     restore_leases(&mut state);
     apply_in_order(&mut state, &bounds);
+    cut_unmet(&mut state, &bounds);
     state.phase = Phase::Running;
     commit(&mut state)?;
     let shared = Shared::new(config, arena, watcher, state);
@@ -127,7 +128,8 @@ fn judged_end(state: &mut State, id: SessionId, end: LogPosition) -> LogPosition
     session.judged
 }
 
-/// Applies logs up to their bounds, each one only as far as what it depends on is applied.
+/// Applies logs up to their bounds, each one only as far as what it depends on is applied. What it could not go on without is
+/// left in [`State::unmet`].
 fn apply_in_order(state: &mut State, bounds: &[(SessionId, LogPosition)]) {
     loop {
         let before: Vec<_> = bounds.iter().map(|(id, _)| state.store.applied(*id)).collect();
@@ -145,8 +147,12 @@ fn apply_in_order(state: &mut State, bounds: &[(SessionId, LogPosition)]) {
         if state.unmet.values().any(|unmet| *unmet == Unmet::Room) && digest::free_orphans(state) {
             continue;
         }
-        break;
+        return;
     }
+}
+
+/// Gives up what logs could not go on without: what depends on it is cut off, unless the other log is the one to blame.
+fn cut_unmet(state: &mut State, bounds: &[(SessionId, LogPosition)]) {
     let unmet = std::mem::take(&mut state.unmet);
     for (id, other) in unmet.into_iter().filter_map(|(id, unmet)| match unmet {
         Unmet::Session(other) => Some((id, other)),
@@ -162,7 +168,7 @@ fn apply_in_order(state: &mut State, bounds: &[(SessionId, LogPosition)]) {
         } else {
             tracing::warn!(session = id.0, other = other.0, %position, "the log is cut: what follows depends on lost updates");
             if let Some(session) = state.sessions.get_mut(&id) {
-                session.is_ending = true;
+                (session.is_ending, session.is_cut) = (true, true);
             }
         }
     }

@@ -107,6 +107,8 @@ pub struct Session {
     pub is_connected: bool,
     /// Its process is gone or said goodbye: it goes as soon as all of it is committed.
     pub is_ending: bool,
+    /// What its log holds beyond what is applied depends on lost updates: no more of it is applied.
+    pub is_cut: bool,
     /// Its files were set aside after it was fenced.
     pub is_aside: bool,
     /// Why it was fenced, if it was.
@@ -227,6 +229,7 @@ impl Session {
             moved: (tail, Instant::now()),
             is_connected: false,
             is_ending: false,
+            is_cut: false,
             is_aside: false,
             fenced: None,
             notifier: None,

@@ -218,12 +218,14 @@ pub fn end(shared: &Shared, ids: &[SessionId]) {
 /// Forgets the ended sessions that are committed as a whole.
 pub fn remove_ended(shared: &Shared, state: &mut State) {
     crate::digest::set_fenced_aside(shared, state);
-    let ended: Vec<SessionId> = state
+    let mut ended: Vec<SessionId> = state
         .sessions
         .values()
         .filter(|s| s.is_ending && state.store.committed(s.id) >= state.store.applied(s.id))
         .map(|s| s.id)
         .collect();
+    // First those that were cut: where what they depend on is no longer known, a start would take it for committed.
+    ended.sort_by_key(|id| !state.sessions.get(id).is_some_and(|session| session.is_cut));
     for id in ended {
         remove(shared, state, id);
     }
