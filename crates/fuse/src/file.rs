@@ -143,6 +143,10 @@ impl<F: FileSystem> Call<'_, F> {
         // Nobody can say who wrote into a mapping: it counts as an ordinary user's doing, whom quotas hold.
         let who = if is_page { Credentials::checked(NOBODY, NOBODY) } else { self.who() };
         let Written { offset, bytes } = self.fs().write(&who, inode, at, data, strip)?;
+        if is_page && bytes < data.len() {
+            // The kernel takes all of the pages for written, whatever number it is told.
+            return Err(Errno::ENOSPC);
+        }
         // After a write the kernel asks for size and times again, but not for the mode; and where the write was asynchronous it
         // may have asked in between.
         if loses_set_id || has(asked.flags, libc::O_DIRECT) {

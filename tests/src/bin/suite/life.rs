@@ -26,6 +26,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "life/an_arena_grows_and_shrinks_in_use", run: || with(resize) },
     Test { name: "life/a_full_arena_says_so_and_recovers", run: || with(full) },
     Test { name: "life/a_full_arena_is_written_over", run: || with(full_and_written_over) },
+    Test { name: "life/a_full_arena_is_an_error_for_mappings", run: || with(full_and_mapped) },
     Test { name: "life/read_only_mounts_refuse_changes", run: || with(read_only) },
     Test { name: "life/foreground_mounts_end_with_a_signal", run: || with(foreground) },
     Test { name: "life/a_daemon_of_its_own_stays", run: || with(own_daemon) },
@@ -395,6 +396,32 @@ fn full_and_written_over() -> Outcome<Verdict> {
         same("reserved", &[b'd'; RESERVED as usize])?;
         site.umount(0)?;
     }
+    passed()
+}
+
+/// There is room for a part of what a mapping has changed: whoever syncs it is told.
+fn full_and_mapped() -> Outcome<Verdict> {
+    const SCRIPT: &str = "
+import mmap, os
+os.system('dd if=/dev/zero of=rest bs=64K status=none 2>/dev/null')
+os.truncate('rest', os.path.getsize('rest') - (300 << 10))
+os.sync()
+file = os.open('mapped', os.O_RDWR | os.O_CREAT)
+os.ftruncate(file, 1 << 20)
+errors = 0
+with mmap.mmap(file, 0) as mapping:
+    mapping[:] = b'm' * (1 << 20)
+    for sync in (mapping.flush, lambda: os.fsync(file)):
+        try:
+            sync()
+        except OSError:
+            errors += 1
+print('told' if errors else 'nobody was told')";
+    let site = Site::mounted(Medium::Memory, "48M")?;
+    let done = ashlar_tests::command::run(Command::new("python3").args(["-c", SCRIPT]).current_dir(site.point(0)))?;
+    ensure!(done.output.trim() == "told", "it says: {}", done.told());
+    site.umount(0)?;
+    site.check()?;
     passed()
 }
 
