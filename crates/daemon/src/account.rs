@@ -36,6 +36,12 @@ impl Account {
         self.granted.metadata_bytes -= taken.metadata_bytes.min(outstanding.metadata_bytes);
     }
 
+    /// Takes back what was booked for a record that was not applied after all.
+    pub fn refund(&mut self, cost: Credit) {
+        self.used.blocks = self.used.blocks.saturating_sub(cost.blocks);
+        self.used.metadata_bytes = self.used.metadata_bytes.saturating_sub(cost.metadata_bytes);
+    }
+
     /// Books a record that is to be applied; `false` where it was not paid for.
     pub fn spend(&mut self, cost: Credit) -> bool {
         let outstanding = self.outstanding();

@@ -82,6 +82,11 @@ impl Batch {
     }
 }
 
+fn cost_of(update: &Update<'_>) -> Credit {
+    let cost = update.cost();
+    Credit { blocks: cost.blocks, metadata_bytes: cost.metadata_bytes }
+}
+
 fn changes_content(update: &&Update<'_>) -> bool {
     matches!(update, Update::Write { .. } | Update::Resize { .. } | Update::Allocate { .. })
 }
@@ -165,20 +170,27 @@ impl State {
         self.judge(id, update, record.position)?;
         self.charge(id, update)?;
         self.note_kept_open(id, update)?;
-        match action {
-            Action::Keep => self.apply_update(id, record.end, update).map(drop)?,
-            Action::Replace(other) => self.apply_update(id, record.end, other).map(drop)?,
-            Action::Drop => self.store.advance(id, record.end),
+        let applied = match action {
+            Action::Keep => self.apply_update(id, record.end, update).map(drop),
+            Action::Replace(other) => self.apply_update(id, record.end, other).map(drop),
+            Action::Drop => {
+                self.store.advance(id, record.end);
+                Ok(())
+            }
+        };
+        if applied.is_err() {
+            // It may be tried again, and is paid for once.
+            if let Some(session) = self.sessions.get_mut(&id) {
+                session.account.refund(cost_of(update));
+            }
         }
-        Ok(())
+        Ok(applied?)
     }
 
     /// Charges what the session paid when it logged the update, whatever is left of it.
     fn charge(&mut self, id: SessionId, update: &Update<'_>) -> Result<(), Refusal> {
-        let cost = update.cost();
-        let cost = Credit { blocks: cost.blocks, metadata_bytes: cost.metadata_bytes };
         let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
-        if !session.account.spend(cost) && session.is_whole {
+        if !session.account.spend(cost_of(update)) && session.is_whole {
             return Err(Offence::NoCredit.into());
         }
         Ok(())

@@ -6,7 +6,6 @@
 //! Handles are as they are now, and logs tell of a time before: an inode that lost its last name may have been open then, and
 //! written to. So nothing is freed that another session may have used until all logs are applied.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -35,7 +34,7 @@ const HANDOVER: Duration = Duration::from_secs(1);
 pub fn recover(config: Config) -> Result<Shared, DaemonError> {
     let system = |what| move |error| DaemonError::System { what, error };
     ashlar_pmem::sigbus::install().map_err(system("cannot guard against truncated files"))?;
-    let arena = Arc::new(open_arena(&config.arena)?);
+    let arena = Arc::new(open_arena(&config)?);
     let store = Store::open(Arc::clone(&arena))?;
     let watcher = Watcher::new().map_err(system("cannot watch processes"))?;
     let mut state = State::new(store, Leasing::new(&config), Duration::from_millis(config.cache_ttl_ms))?;
@@ -49,6 +48,9 @@ pub fn recover(config: Config) -> Result<Shared, DaemonError> {
     apply_in_order(&mut state, &judged);
     restore_leases(&mut state);
     apply_in_order(&mut state, &bounds);
+    while make_room(&mut state)? {
+        apply_in_order(&mut state, &bounds);
+    }
     cut_unmet(&mut state, &bounds);
     state.phase = Phase::Running;
     commit(&mut state)?;
@@ -57,12 +59,15 @@ pub fn recover(config: Config) -> Result<Shared, DaemonError> {
     Ok(shared)
 }
 
-/// Opens the arena. Somebody may just look whether it is in use, or be a SharedFS that is going.
-fn open_arena(at: &Path) -> Result<Arena, ArenaError> {
+/// Opens the arena. Somebody may just look whether it is in use, or be a SharedFS that is going; not where one serves.
+fn open_arena(config: &Config) -> Result<Arena, ArenaError> {
     let deadline = Instant::now() + HANDOVER;
+    let serves = || std::os::unix::net::UnixStream::connect(&config.socket).is_ok();
     loop {
-        match Arena::open(at) {
-            Err(ArenaError::InUse { .. }) if Instant::now() < deadline => std::thread::sleep(HANDOVER / 100),
+        match Arena::open(&config.arena) {
+            Err(ArenaError::InUse { .. }) if Instant::now() < deadline && !serves() => {
+                std::thread::sleep(HANDOVER / 500);
+            }
             result => return result,
         }
     }
@@ -143,12 +148,24 @@ fn apply_in_order(state: &mut State, bounds: &[(SessionId, LogPosition)]) {
         if bounds.iter().zip(before).any(|((id, _), before)| state.store.applied(*id) != before) {
             continue;
         }
-        // Nobody can go on as it is. What has no link and is open nowhere may be the room that somebody needs.
-        if state.unmet.values().any(|unmet| *unmet == Unmet::Room) && digest::free_orphans(state) {
-            continue;
-        }
         return;
     }
+}
+
+/// Makes room for logs that could not go on for want of it, when nothing else lets them: what has no link and is open nowhere
+/// goes, and what has been freed is committed. Whether there is more room now.
+fn make_room(state: &mut State) -> Result<bool, DaemonError> {
+    if !state.unmet.values().any(|unmet| *unmet == Unmet::Room) {
+        return Ok(false);
+    }
+    let room = |state: &State| (state.store.space().blocks_free, state.store.space().metadata_bytes_used);
+    let (free, used) = room(state);
+    digest::free_orphans(state);
+    commit(state)?;
+    // Extents from before the start are void, so nobody reads by them what was freed.
+    digest::release_blocks(state);
+    let (free_now, used_now) = room(state);
+    Ok(free_now > free || used_now < used)
 }
 
 /// Gives up what logs could not go on without: what depends on it is cut off, unless the other log is the one to blame.

@@ -33,7 +33,7 @@ pub enum Phase {
 pub enum Unmet {
     /// Another session's log must be applied first.
     Session(SessionId),
-    /// Room: inodes without links must go first.
+    /// Room, which other logs may give back, or a commit.
     Room,
 }
 
@@ -168,7 +168,7 @@ impl State {
                 self.unmet.insert(id, Unmet::Session(other));
             }
             Refusal::Store(StoreError::FullBlocks { .. } | StoreError::FullMetadata { .. })
-                if self.phase == Phase::Recovering && self.orphans.iter().any(|&inode| !self.is_open(inode)) =>
+                if self.phase == Phase::Recovering =>
             {
                 self.unmet.insert(id, Unmet::Room);
             }

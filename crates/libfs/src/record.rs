@@ -78,6 +78,13 @@ impl Locked<'_> {
             Ok(content.blocks_missing(offset / BLOCK_BYTES..blocks_for(offset + length)) == 0)
         };
         match *update {
+            // The one block of a file as small as that may be none yet: its content may stand with the metadata.
+            Update::Write { inode, offset, data, .. }
+                if self.inode(inode)?.blocks == 1
+                    && self.inode(inode)?.size < BLOCK_BYTES.min(offset + data.len() as u64) =>
+            {
+                Ok(false)
+            }
             Update::Write { inode, offset, data, .. } => is_taken(inode, offset, data.len() as u64),
             Update::Resize { inode, size, .. } => Ok(size <= self.inode(inode)?.size),
             Update::Allocate { how: Allocation::Punch | Allocation::Collapse, .. } => Ok(true),

@@ -232,10 +232,7 @@ impl Batch {
             self.inline.remove(&inode.0);
             return;
         }
-        let more = bytes.as_ref().map_or(0, |bytes| bytes.len() + ROW_OVERHEAD_BYTES);
-        self.bytes += more;
-        // Paid for with a block.
-        self.paid += more as u64;
+        self.bytes += bytes.as_ref().map_or(0, |bytes| bytes.len() + ROW_OVERHEAD_BYTES);
         self.inline.insert(inode.0, bytes);
     }
 

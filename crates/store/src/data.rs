@@ -74,6 +74,8 @@ impl Store {
             self.touched = true;
             let mut bytes = inline.unwrap_or_default();
             let (start, end) = (offset as usize, offset as usize + data.len());
+            // Paid for with a block, and taken of the metadata.
+            self.active.pay(end.saturating_sub(bytes.len()) as u64);
             bytes.resize(bytes.len().max(end), 0);
             bytes[start..end].copy_from_slice(data);
             self.active.set_inline(id, Some(bytes));
