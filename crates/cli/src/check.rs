@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::arena::Place;
 use crate::arguments::FsckArguments;
 use crate::error::CliError;
-use crate::launch::ask;
+use crate::launch::ask_patiently;
 use crate::progress;
 use crate::table::grouped;
 
@@ -38,7 +38,7 @@ pub fn run(arguments: &FsckArguments) -> Result<ExitCode, CliError> {
     let place = Place::new(&arguments.arena.arena)?;
     place.probe()?;
     let spinner = progress::spinner("checking");
-    let online = ask(&place, &Request::Fsck);
+    let online = ask_patiently(&place, &Request::Fsck);
     spinner.finish_and_clear();
     let findings = match online? {
         Some(_) if arguments.repair => return Err(CliError::RepairInUse(place.directory().to_owned())),

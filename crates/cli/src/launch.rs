@@ -19,15 +19,28 @@ use crate::progress;
 /// The daemon that a mount started ends by itself after so long without a session, in seconds.
 pub const LINGER_SECONDS: u64 = 10;
 /// A daemon that ends just now, or a process that looks at the arena, is waited for this long.
-pub const HANDOVER: Duration = Duration::from_secs(15);
+const HANDOVER: Duration = Duration::from_secs(15);
 /// How often an event is looked for that nothing announces.
-pub const PAUSE: Duration = Duration::from_millis(5);
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// Asks the daemon of an arena; `None` where none answers.
 pub fn ask(place: &Place, request: &Request) -> Result<Option<Reply>, CliError> {
     let Ok(mut connection) = Connection::connect(&place.socket()) else { return Ok(None) };
     let (reply, _) = connection.call::<_, Reply>(request, &[])?;
     Ok(Some(reply))
+}
+
+/// As [`ask`], but waits for a daemon that starts or ends just now.
+pub fn ask_patiently(place: &Place, request: &Request) -> Result<Option<Reply>, CliError> {
+    let deadline = Instant::now() + HANDOVER;
+    loop {
+        match ask(place, request)? {
+            None if is_passing(Arena::open(place.directory()).as_ref().err(), deadline) => {
+                std::thread::sleep(PAUSE * 10);
+            }
+            answer => return Ok(answer),
+        }
+    }
 }
 
 /// What the daemon of an arena says of itself; `None` where none answers.

@@ -3,16 +3,14 @@
 use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Instant;
 
 use ashlar_fuse::MountError;
-use ashlar_pmem::{Arena, ArenaError};
 use ashlar_wire::{Reply, Request};
 
 use crate::arena::Place;
 use crate::arguments::UmountArguments;
 use crate::error::CliError;
-use crate::launch::{Awaited, HANDOVER, PAUSE, ask, daemon_status, ensure_daemon};
+use crate::launch::{Awaited, ask, daemon_status, ensure_daemon};
 use crate::{mounts, progress};
 
 /// Unmounts, waits until everything is digested, and ends the daemon that a mount has started if nobody needs it.
@@ -67,38 +65,21 @@ fn unmount(directory: &Path, lazy: bool) -> Result<(), CliError> {
 
 /// Ends a daemon that nobody needs, if a mount has started it. Says whether it ended.
 fn end_daemon(place: &Place) -> Result<bool, CliError> {
-    let deadline = Instant::now() + HANDOVER;
-    loop {
-        let Some(status) = daemon_status(place).unwrap_or(None) else {
-            if !is_coming(place) {
-                return Ok(true);
-            }
-            if Instant::now() > deadline {
-                return Ok(false);
-            }
-            std::thread::sleep(PAUSE);
-            continue;
-        };
-        if !was_started_by_mount(status.pid) {
-            return Ok(false);
-        }
-        let daemon = Awaited::new(status.pid);
-        let supervisor = parent_of(status.pid).map(Awaited::new);
-        // Where the connection ends without an answer, so does the daemon.
-        if let Ok(Some(Reply::Error(_))) = ask(place, &Request::Shutdown) {
-            // Another session is there, or came just now: it keeps the daemon.
-            return Ok(false);
-        }
-        for process in std::iter::once(daemon).chain(supervisor) {
-            process.wait().map_err(CliError::system("waiting for the daemon"))?;
-        }
+    let Some(status) = daemon_status(place).unwrap_or(None) else { return Ok(true) };
+    if !was_started_by_mount(status.pid) {
+        return Ok(false);
     }
-}
-
-/// Whether another daemon that a mount has started is about to serve the arena: it waited for the one that has ended. For a
-/// moment it has not said its number yet.
-fn is_coming(place: &Place) -> bool {
-    matches!(Arena::open(place.directory()), Err(ArenaError::InUse { pid }) if pid == 0 || was_started_by_mount(pid))
+    let daemon = Awaited::new(status.pid);
+    let supervisor = parent_of(status.pid).map(Awaited::new);
+    // Where the connection ends without an answer, so does the daemon.
+    if let Ok(Some(Reply::Error(_))) = ask(place, &Request::Shutdown) {
+        // Another session is there, or came just now: it keeps the daemon.
+        return Ok(false);
+    }
+    for process in std::iter::once(daemon).chain(supervisor) {
+        process.wait().map_err(CliError::system("waiting for the daemon"))?;
+    }
+    Ok(true)
 }
 
 /// A daemon that a person or a service manager runs has no limit to its lingering, and stays.

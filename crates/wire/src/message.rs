@@ -7,7 +7,7 @@ use ashlar_types::{
 use serde::{Deserialize, Serialize};
 
 /// The version of the protocol and of the shared memory's layout. A daemon understands this one and the one before.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// What a session is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
