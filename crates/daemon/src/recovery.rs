@@ -250,10 +250,9 @@ fn settle(shared: &Shared) -> Result<(), DaemonError> {
     }
     shared.drive(&mut state);
     crate::sessions::remove_ended(shared, &mut state);
-    // Who goes on may have closed a file just now that its log still writes to; the sweep looks at that.
-    if !state.sessions.values().any(|session| session.fenced.is_none() && !session.is_ending) {
-        digest::free_orphans(&mut state);
-    }
+    // What recovery has kept counts as used until it goes. Who goes on may have closed a file just now that its log still writes
+    // to; the sweep looks at that.
+    state = digest::sweep_orphans(shared, state);
     if dead > 0 {
         tracing::info!(sessions = dead, "the logs of sessions that are gone were digested");
     }
