@@ -12,7 +12,6 @@ use ashlar_store::StoreError;
 use ashlar_types::{InodeId, LogPosition, SessionId};
 use ashlar_update::Update;
 use ashlar_update::coalesce::{Action, Scope, coalesce};
-use ashlar_wire::Credit;
 
 use crate::page;
 use crate::session::SessionLog;
@@ -80,11 +79,6 @@ impl Batch {
         }
         (updates, self.damage.clone())
     }
-}
-
-fn cost_of(update: &Update<'_>) -> Credit {
-    let cost = update.cost();
-    Credit { blocks: cost.blocks, metadata_bytes: cost.metadata_bytes }
 }
 
 fn changes_content(update: &&Update<'_>) -> bool {
@@ -181,7 +175,7 @@ impl State {
         if applied.is_err() {
             // It may be tried again, and is paid for once.
             if let Some(session) = self.sessions.get_mut(&id) {
-                session.account.refund(cost_of(update));
+                session.account.refund(update.cost().into());
             }
         }
         Ok(applied?)
@@ -190,7 +184,7 @@ impl State {
     /// Charges what the session paid when it logged the update, whatever is left of it.
     fn charge(&mut self, id: SessionId, update: &Update<'_>) -> Result<(), Refusal> {
         let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
-        if !session.account.spend(cost_of(update)) && session.is_whole {
+        if !session.account.spend(update.cost().into()) && session.is_whole {
             return Err(Offence::NoCredit.into());
         }
         Ok(())

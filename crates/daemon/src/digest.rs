@@ -168,9 +168,13 @@ fn forget_oldest_aside(sessions: &Path) -> io::Result<()> {
     Ok(())
 }
 
+fn closed_orphans(state: &State) -> Vec<InodeId> {
+    state.orphans.iter().copied().filter(|&inode| !state.is_open(inode)).collect()
+}
+
 /// Frees orphans that no session has open.
 pub fn sweep_orphans<'a>(shared: &'a Shared, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-    let closed: Vec<InodeId> = state.orphans.iter().copied().filter(|&inode| !state.is_open(inode)).collect();
+    let closed = closed_orphans(&state);
     if closed.is_empty() {
         return state;
     }
@@ -186,11 +190,9 @@ pub fn sweep_orphans<'a>(shared: &'a Shared, mut state: MutexGuard<'a, State>) -
     state
 }
 
-/// Frees the orphans that no session has open, though a log may write to them yet. Whether there were any.
-pub fn free_orphans(state: &mut State) -> bool {
-    let closed: Vec<InodeId> = state.orphans.iter().copied().filter(|&inode| !state.is_open(inode)).collect();
-    closed.iter().for_each(|&inode| free_orphan(state, inode));
-    !closed.is_empty()
+/// Frees the orphans that no session has open, though a log may write to them yet.
+pub fn free_orphans(state: &mut State) {
+    closed_orphans(state).into_iter().for_each(|inode| free_orphan(state, inode));
 }
 
 /// Frees one orphan that nobody has open.

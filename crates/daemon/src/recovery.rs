@@ -171,10 +171,8 @@ fn make_room(state: &mut State) -> Result<bool, DaemonError> {
 /// Gives up what logs could not go on without: what depends on it is cut off, unless the other log is the one to blame.
 fn cut_unmet(state: &mut State, bounds: &[(SessionId, LogPosition)]) {
     let unmet = std::mem::take(&mut state.unmet);
-    for (id, other) in unmet.into_iter().filter_map(|(id, unmet)| match unmet {
-        Unmet::Session(other) => Some((id, other)),
-        Unmet::Room => None,
-    }) {
+    for (id, unmet) in unmet {
+        let Unmet::Session(other) = unmet else { continue };
         let position = state.store.applied(id);
         let this_boot = state.live(id).is_some_and(|session| session.is_whole);
         state.counters.logs_cut += 1;

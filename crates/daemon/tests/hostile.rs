@@ -91,35 +91,11 @@ fn forged_records_change_nothing() {
     });
     attack(&mut site, "a cycle", |c| {
         c.acquire(&all).expect("granted");
-        c.append(&Update::Rename(Rename {
-            parent: InodeId::ROOT,
-            name: b"outer",
-            inode: outer,
-            new_parent: inner,
-            new_name: b"loop",
-            target: None,
-            exchange: false,
-            whiteout: None,
-            release: false,
-            at: NOW,
-        }));
+        c.append(&Update::Rename(rename(outer, (InodeId::ROOT, b"outer"), (inner, b"loop"))));
     });
     let leaving = |number| {
-        let (parent, name, new_parent, new_name) = (InodeId::ROOT, &b"file"[..], outer, &b"moved"[..]);
         let whiteout = Some(Whiteout { inode: number, uid: 0, gid: 0, acl_access: &[] });
-        let (inode, target, exchange, release) = (file, None, false, false);
-        Update::Rename(Rename {
-            parent,
-            name,
-            inode,
-            new_parent,
-            new_name,
-            target,
-            exchange,
-            whiteout,
-            release,
-            at: NOW,
-        })
+        Update::Rename(Rename { whiteout, ..rename(file, (InodeId::ROOT, b"file"), (outer, b"moved")) })
     };
     attack(&mut site, "a whiteout of a foreign number", |c| {
         c.acquire(&all).expect("granted");
@@ -316,19 +292,17 @@ fn move_away(
     (uid, gid): (u32, u32),
 ) -> Appended {
     let whiteout = Some(Whiteout { inode: left, uid, gid, acl_access: &[] });
-    let (new_parent, target, exchange, release, at) = (parent, None, false, false, NOW);
-    c.append(&Update::Rename(Rename {
-        parent,
-        name,
-        inode,
-        new_parent,
-        new_name,
-        target,
-        exchange,
-        whiteout,
-        release,
-        at,
-    }))
+    c.append(&Update::Rename(Rename { whiteout, ..rename(inode, (parent, name), (parent, new_name)) }))
+}
+
+/// Moves a name to where there is none.
+fn rename<'a>(
+    inode: InodeId,
+    (parent, name): (InodeId, &'a [u8]),
+    (new_parent, new_name): (InodeId, &'a [u8]),
+) -> Rename<'a> {
+    let (target, exchange, whiteout, release) = (None, false, None, false);
+    Rename { parent, name, inode, new_parent, new_name, target, exchange, whiteout, release, at: NOW }
 }
 
 #[test]
@@ -426,18 +400,7 @@ fn hostile_user() {
         }
         "xattr" => c.append(&Update::SetXattr { inode: file, name: b"user.mine", value: b"x", mode: None, at: NOW }),
         "trusted" => c.append(&Update::SetXattr { inode: file, name: b"trusted.x", value: b"x", mode: None, at: NOW }),
-        "steal" => c.append(&Update::Rename(Rename {
-            parent: InodeId::ROOT,
-            name: b"file",
-            inode: file,
-            new_parent: directory,
-            new_name: b"mine",
-            target: None,
-            exchange: false,
-            whiteout: None,
-            release: false,
-            at: NOW,
-        })),
+        "steal" => c.append(&Update::Rename(rename(file, (InodeId::ROOT, b"file"), (directory, b"mine")))),
         quota if quota.starts_with("quota") => {
             let ask = |c: &mut Client, blocks, inodes| {
                 // It says that no limit holds it, and is not believed.

@@ -4,7 +4,7 @@ mod common;
 
 use ashlar_types::{Errno, FileKind, InodeId};
 use ashlar_update::Update;
-use ashlar_wire::{Contents, CreditKind, LockKind, LockMode, Reply, Request};
+use ashlar_wire::{Contents, Credit, CreditKind, LockKind, LockMode, Reply, Request};
 use common::{Client, NOW, Site};
 
 #[test]
@@ -322,8 +322,8 @@ fn increment(client: &mut Client, socket: &std::path::Path, file: InodeId) -> u6
         let number = inline(&grants[0]).try_into().map(u64::from_le_bytes).expect("a number");
         let data = (number + 1).to_le_bytes();
         let write = Update::Write { inode: file, offset: 0, at: NOW, strip: false, data: &data };
-        let cost = ashlar_wire::Credit { blocks: write.cost().blocks, metadata_bytes: write.cost().metadata_bytes };
-        if client.control.take_credit(cost, false).is_none() {
+        let cost = Credit::from(write.cost());
+        if !client.control.take_credit(cost, CreditKind::Common) {
             client.call_through(socket, &Request::Credit { want: cost, replaces: false }).expect("credit");
             continue;
         }
@@ -420,9 +420,9 @@ fn what_is_written_to_a_file_without_a_name_is_no_offence_after_a_restart() {
 fn leave_void(client: &mut Client, file: InodeId) {
     let data = vec![7; 256 << 10];
     let write = Update::Write { inode: file, offset: 0, at: NOW, strip: false, data: &data };
-    let cost = ashlar_wire::Credit { blocks: write.cost().blocks, metadata_bytes: write.cost().metadata_bytes };
+    let cost = Credit::from(write.cost());
     for attempt in 0..10_000u64 {
-        if client.control.take_credit(cost, false).is_none() {
+        if !client.control.take_credit(cost, CreditKind::Common) {
             client.credit(4 * cost.blocks, 4 * cost.metadata_bytes).expect("credit");
             continue;
         }

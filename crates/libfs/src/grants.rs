@@ -2,7 +2,7 @@
 
 use ashlar_types::{Credentials, Errno, InodeId, LogPosition, Name, SealCount, SessionId, name_cookie};
 use ashlar_update::{Entry, Update};
-use ashlar_wire::{GrantReply, LeaseWord, Need, QuotaWant, Reply, Request, ScopeKind, Want};
+use ashlar_wire::{Credit, GrantReply, LeaseWord, Need, QuotaWant, Reply, Request, ScopeKind, Want};
 use parking_lot::RawRwLock;
 use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
 
@@ -61,7 +61,7 @@ pub(crate) enum Stop {
     /// The log is full.
     Full,
     /// Credit has run out, for an update that replaces what is there or for one that does not.
-    Credit { cost: ashlar_update::Cost, replaces: bool },
+    Credit { want: Credit, replaces: bool },
     /// Somebody who is limited would use more than is granted yet.
     Quota(Vec<QuotaWant>),
     /// What was looked up before is not so any more.
@@ -216,7 +216,7 @@ impl LibFs {
             Stop::Errno(errno) => Err(errno),
             Stop::Sealed | Stop::Changed => Ok(()),
             Stop::Full => self.make_room(),
-            Stop::Credit { cost, replaces } => self.ask_credit(cost, replaces),
+            Stop::Credit { want, replaces } => self.ask_credit(want, replaces),
             Stop::Quota(wants) => self.ask_quota(wants),
         }
     }

@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 
 use ashlar_log::AppendError;
 use ashlar_types::{BLOCK_BYTES, Errno, Inode, InodeId, LogPosition, Name, Timestamp, blocks_for};
-use ashlar_update::{Allocation, Applied, Cost, Entry, Invalid, Tree, Update, apply};
-use ashlar_wire::{Credit, Reply, Request};
+use ashlar_update::{Allocation, Applied, Entry, Invalid, Tree, Update, apply};
+use ashlar_wire::{Credit, CreditKind, Reply, Request};
 
 use crate::LibFs;
 use crate::api::Outcome;
@@ -28,13 +28,8 @@ impl Locked<'_> {
         if !fs.purses.pay(era, &wants) {
             return Err(Stop::Quota(wants));
         }
-        let cost = update.cost();
-        let credit = Credit { blocks: cost.blocks, metadata_bytes: cost.metadata_bytes };
-        let replaces = self.replaces(update)?;
-        let Some(kind) = fs.control.take_credit(credit, replaces) else {
-            fs.purses.give_back(era, &wants);
-            return Err(Stop::Credit { cost, replaces });
-        };
+        let credit = Credit::from(update.cost());
+        let kind = self.take_credit(credit, update).inspect_err(|_| fs.purses.give_back(era, &wants))?;
         let encoded = update.encode();
         let ticket = fs.ledger.begin(fs.log.tail());
         let appended = match fs.log.append(self.seal, update.kind() as u8, &encoded.parts()) {
@@ -67,9 +62,17 @@ impl Locked<'_> {
             Stop::Errno(Errno::EIO)
         })
     }
-}
 
-impl Locked<'_> {
+    /// Takes credit for an update; what is kept back only for one that replaces, and where there is no other.
+    fn take_credit(&self, want: Credit, update: &Update<'_>) -> Result<CreditKind, Stop> {
+        let takes = |kind| self.fs.control.take_credit(want, kind);
+        if takes(CreditKind::Common) {
+            return Ok(CreditKind::Common);
+        }
+        let replaces = self.replaces(update)?;
+        if replaces && takes(CreditKind::Kept) { Ok(CreditKind::Kept) } else { Err(Stop::Credit { want, replaces }) }
+    }
+
     /// Whether an update gives back as much as it takes, once it is committed: it writes where blocks are taken up already,
     /// be it by data or by a reservation, or cuts some off.
     fn replaces(&self, update: &Update<'_>) -> Result<bool, Stop> {
@@ -78,14 +81,12 @@ impl Locked<'_> {
             Ok(content.blocks_missing(offset / BLOCK_BYTES..blocks_for(offset + length)) == 0)
         };
         match *update {
-            // The one block of a file as small as that may be none yet: its content may stand with the metadata.
-            Update::Write { inode, offset, data, .. }
-                if self.inode(inode)?.blocks == 1
-                    && self.inode(inode)?.size < BLOCK_BYTES.min(offset + data.len() as u64) =>
-            {
-                Ok(false)
+            Update::Write { inode, offset, data, .. } => {
+                let (found, length) = (self.inode(inode)?, data.len() as u64);
+                // The one block of a file as small as that may be none yet: its content may stand with the metadata.
+                let may_spill = found.blocks == 1 && found.size < BLOCK_BYTES.min(offset + length);
+                Ok(!may_spill && is_taken(inode, offset, length)?)
             }
-            Update::Write { inode, offset, data, .. } => is_taken(inode, offset, data.len() as u64),
             Update::Resize { inode, size, .. } => Ok(size <= self.inode(inode)?.size),
             Update::Allocate { how: Allocation::Punch | Allocation::Collapse, .. } => Ok(true),
             Update::Allocate { how: Allocation::Insert, .. } => Ok(false),
@@ -124,8 +125,7 @@ impl LibFs {
 
     /// Asks for credit for an update. Where there is none, the blocks that this session's own digested updates have freed
     /// may be all that is left: they are released, and it asks once more.
-    pub(crate) fn ask_credit(&self, cost: Cost, replaces: bool) -> Outcome<()> {
-        let want = Credit { blocks: cost.blocks, metadata_bytes: cost.metadata_bytes };
+    pub(crate) fn ask_credit(&self, want: Credit, replaces: bool) -> Outcome<()> {
         let request = Request::Credit { want, replaces };
         let answer = match self.call(&request) {
             Err(Errno::ENOSPC) => {

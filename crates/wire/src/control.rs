@@ -196,21 +196,17 @@ impl<M: Persistent> ControlPage<M> {
         self.0.store(RELEASED, position.0);
     }
 
-    /// Takes credit for an update, all of it or none, and tells of which kind; `None` where there is too little. Credit that
-    /// was kept back is for updates that replace only.
-    pub fn take_credit(&self, credit: Credit, replaces: bool) -> Option<CreditKind> {
-        let kinds: &[CreditKind] = if replaces { &CreditKind::ALL } else { &[CreditKind::Common] };
-        kinds.iter().copied().find(|kind| {
-            let (blocks, metadata) = kind.words();
-            if !self.take(blocks, credit.blocks) {
-                return false;
-            }
-            let taken = self.take(metadata, credit.metadata_bytes);
-            if !taken {
-                self.give(blocks, credit.blocks);
-            }
-            taken
-        })
+    /// Takes credit of one kind for an update, all of it or none; `false` where there is too little.
+    pub fn take_credit(&self, credit: Credit, kind: CreditKind) -> bool {
+        let (blocks, metadata) = kind.words();
+        if !self.take(blocks, credit.blocks) {
+            return false;
+        }
+        if !self.take(metadata, credit.metadata_bytes) {
+            self.give(blocks, credit.blocks);
+            return false;
+        }
+        true
     }
 
     /// Gives credit: SharedFS grants it, or the session returns what it did not use.

@@ -4,9 +4,10 @@ use ashlar_types::{
     BlockAddress, Errno, FileKind, Inode, InodeId, LogGeneration, LogPosition, QuotaAmount, QuotaId, QuotaKey,
     QuotaLimits, SessionId,
 };
+use ashlar_update::Cost;
 use serde::{Deserialize, Serialize};
 
-/// The version of the protocol and of the shared memory's layout. A daemon understands this one and the one before.
+/// The version of the protocol and of the shared memory's layout. A daemon understands this one only.
 pub const PROTOCOL_VERSION: u32 = 2;
 
 /// What a session is.
@@ -181,6 +182,12 @@ pub struct Credit {
     pub blocks: u64,
     /// Bytes of metadata.
     pub metadata_bytes: u64,
+}
+
+impl From<Cost> for Credit {
+    fn from(cost: Cost) -> Self {
+        Self { blocks: cost.blocks, metadata_bytes: cost.metadata_bytes }
+    }
 }
 
 /// An era of quotas: what was granted in one is worth nothing in the next. Odd: there are limits; even: there is none, and nothing

@@ -12,7 +12,7 @@ use ashlar_pmem::{Arena, ArenaOptions, Mapping, MappingAccess, Medium};
 use ashlar_types::{Errno, FileKind, InodeId, LogPosition, Timestamp};
 use ashlar_update::{Create, Update};
 use ashlar_wire::{
-    CONTROL_BYTES, Connection, ControlPage, Credit, GrantReply, Hello, LEASE_TABLE_BYTES, LeaseTable, Need,
+    CONTROL_BYTES, Connection, ControlPage, Credit, CreditKind, GrantReply, Hello, LEASE_TABLE_BYTES, LeaseTable, Need,
     PROTOCOL_VERSION, Peer, Reply, Request, ScopeKind, SessionKind, Want, Welcome, WireError,
 };
 
@@ -300,11 +300,10 @@ impl Client {
 
     /// Appends an update that is paid for.
     pub fn append(&mut self, update: &Update<'_>) -> Appended {
-        let cost = update.cost();
-        let cost = Credit { blocks: cost.blocks, metadata_bytes: cost.metadata_bytes };
-        if self.control.take_credit(cost, false).is_none() {
+        let cost = Credit::from(update.cost());
+        if !self.control.take_credit(cost, CreditKind::Common) {
             self.credit(cost.blocks.max(1000), cost.metadata_bytes.max(1 << 20)).expect("credit");
-            assert!(self.control.take_credit(cost, false).is_some());
+            assert!(self.control.take_credit(cost, CreditKind::Common));
         }
         match self.append_unpaid(update) {
             Err(AppendError::Full { .. }) => {

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::Whiteout;
-use crate::test_tree::{Choice, TestTree, at};
+use crate::test_tree::{Choice, TestTree, at, rename};
 
 const ROOT: InodeId = InodeId::ROOT;
 const A: InodeId = InodeId(20);
@@ -45,26 +45,6 @@ fn remove(inode: InodeId, parent: InodeId, name: &'static [u8]) -> Update<'stati
 
 fn link(inode: InodeId, parent: InodeId, name: &'static [u8]) -> Update<'static> {
     Update::Link { inode, parent, name, at: at(5) }
-}
-
-fn rename(
-    inode: InodeId,
-    (parent, name): (InodeId, &'static [u8]),
-    (new_parent, new_name): (InodeId, &'static [u8]),
-    target: Option<InodeId>,
-) -> Rename<'static> {
-    Rename {
-        parent,
-        name,
-        inode,
-        new_parent,
-        new_name,
-        target,
-        exchange: false,
-        whiteout: None,
-        release: true,
-        at: at(5),
-    }
 }
 
 fn moved(

@@ -2,7 +2,7 @@ use ashlar_types::{LogPosition, SessionId};
 use proptest::prelude::*;
 
 use super::*;
-use crate::test_tree::{Choice, TestTree, at};
+use crate::test_tree::{self, Choice, TestTree, at};
 use crate::{Allocation, Create, Whiteout};
 
 /// A start, a batch that fits it, and the state in which the batch ends.
@@ -178,19 +178,8 @@ fn write(inode: InodeId, offset: u64, data: &'static [u8], seconds: i64) -> Upda
 }
 
 fn rename(inode: InodeId, name: &'static [u8], new_name: &'static [u8], target: Option<InodeId>) -> Update<'static> {
-    let (parent, new_parent) = (DIRECTORY, DIRECTORY);
-    Update::Rename(Rename {
-        parent,
-        name,
-        inode,
-        new_parent,
-        new_name,
-        target,
-        exchange: false,
-        whiteout: None,
-        release: true,
-        at: at(9),
-    })
+    let rename = test_tree::rename(inode, (DIRECTORY, name), (DIRECTORY, new_name), target);
+    Update::Rename(Rename { at: at(9), ..rename })
 }
 
 fn resize(size: u64, seconds: i64) -> Update<'static> {
