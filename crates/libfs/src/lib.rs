@@ -182,7 +182,7 @@ impl LibFs {
             let spawned = std::thread::Builder::new().name("ashlar-tidy".into()).spawn(move || {
                 let mut memory = FreedMemory::default();
                 while let Some(fs) = weak.upgrade() {
-                    fs.tidy();
+                    fs.tidy(&fs.tidying.lock());
                     memory.give_back_when_idle(fs.tidied.load(Ordering::Relaxed));
                     drop(fs);
                     std::thread::sleep(std::time::Duration::from_millis(IDLE_TIDY_MS));

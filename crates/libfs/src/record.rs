@@ -6,6 +6,7 @@ use ashlar_log::AppendError;
 use ashlar_types::{BLOCK_BYTES, Errno, Inode, InodeId, LogPosition, Name, Timestamp, blocks_for};
 use ashlar_update::{Allocation, Applied, Entry, Invalid, Tree, Update, apply};
 use ashlar_wire::{Credit, CreditKind, Reply, Request};
+use parking_lot::MutexGuard;
 
 use crate::LibFs;
 use crate::api::Outcome;
@@ -116,15 +117,16 @@ impl LibFs {
         if self.control.is_fenced() || self.poisoned.load(Ordering::Acquire) { Err(Errno::EIO) } else { Ok(()) }
     }
 
-    /// Has SharedFS digest all of the log, and forgets what was committed.
+    /// Has SharedFS digest all of the log, and forgets what was committed. The caller holds no node: whoever tidies already
+    /// is waited for, since it may have begun before this digest.
     pub(crate) fn make_room(&self) -> Outcome<()> {
         self.call(&Request::Digest)?;
-        self.tidy();
+        self.tidy(&self.tidying.lock());
         Ok(())
     }
 
-    /// Asks for credit for an update. Where there is none, the blocks that this session's own digested updates have freed
-    /// may be all that is left: they are released, and it asks once more.
+    /// Asks for credit for an update. Where there is none, the blocks that this session's own digested updates have replaced in
+    /// part may be all that is left: they are released, and it asks once more.
     pub(crate) fn ask_credit(&self, want: Credit, replaces: bool) -> Outcome<()> {
         let request = Request::Credit { want, replaces };
         let answer = match self.call(&request) {
@@ -140,18 +142,16 @@ impl LibFs {
         }
     }
 
-    /// Forgets what was committed, if enough of it has come together to be worth it.
+    /// Forgets what was committed, if enough of it has come together to be worth it, and nobody does that already.
     pub(crate) fn tidy_if_due(&self) {
-        if self.control.committed().0.saturating_sub(self.tidied.load(Ordering::Relaxed))
-            > self.log.capacity() / TIDY_PART
-        {
-            self.tidy();
+        let waiting = self.control.committed().0.saturating_sub(self.tidied.load(Ordering::Relaxed));
+        if waiting > self.log.capacity() / TIDY_PART {
+            self.tidying.try_lock().inspect(|turn| self.tidy(turn));
         }
     }
 
     /// Forgets what SharedFS has committed: the log may overwrite it, and freed blocks may be used again.
-    pub(crate) fn tidy(&self) {
-        let Some(_one_at_a_time) = self.tidying.try_lock() else { return };
+    pub(crate) fn tidy(&self, _turn: &MutexGuard<'_, ()>) {
         let committed = self.control.committed();
         let (bound, nodes) = self.ledger.take(committed);
         for id in nodes {

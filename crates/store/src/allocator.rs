@@ -3,9 +3,9 @@
 //! Three bits per block: *live* (the applied state refers to it), *busy* (it must not be given out: live, or freed too
 //! recently), *fresh* (given out since the last freeze, so that no committed row refers to it and it may be overwritten).
 //!
-//! A freed block stays busy until the commit of its freeing is done, since a crash before it brings the old row back, and
-//! until its session has released the log up to the record that freed it, since the session may read the block by an older
-//! extent as long as its own log covers what changed.
+//! A freed block stays busy until the commit of its freeing is done, since a crash before it brings the old row back. Where a
+//! record has replaced the block in part, it stays busy also until the session has released its log up to that record, since
+//! the session reads the other part by its older extent as long as its own log covers what changed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -23,16 +23,21 @@ pub const PIECE_BYTES: usize = PIECE_WORDS * 8;
 /// already. Shorter ones wait until the search comes round, so that files don't fall to pieces.
 const STRETCH_BLOCKS: u64 = 16;
 
-/// In place of a session: what SharedFS frees on its own account waits for the commit only.
+/// In place of a session: SharedFS itself, which has no log.
 pub const NO_SESSION: SessionId = SessionId(0);
 
-/// Who frees blocks: they wait until this session has released its log up to this position.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Whom freed blocks wait for, beyond the commit: until this session has released its log up to this position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Freer {
     /// The session.
     pub session: SessionId,
     /// The end of its record that frees.
     pub end: LogPosition,
+}
+
+impl Freer {
+    /// The blocks wait for the commit only.
+    pub const NOBODY: Self = Self { session: NO_SESSION, end: LogPosition(0) };
 }
 
 #[derive(Debug)]

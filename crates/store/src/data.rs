@@ -9,6 +9,7 @@ use std::ops::Range;
 use ashlar_types::{BLOCK_BYTES, BlockAddress, Inode, InodeId, blocks_for};
 use ashlar_update::Allocation;
 
+use crate::allocator::Freer;
 use crate::chunk::{CHUNK_BLOCKS, Chunk, Run};
 use crate::segment::{Block, checksum};
 use crate::{INLINE_BYTES_MAX, Store, StoreError};
@@ -286,7 +287,11 @@ impl Store {
                 let part = part_in(logical, offset, data);
                 self.fill(id, logical, address.plus(logical - first), old, part)?;
             }
-            self.free_runs(chunk, block, block + got);
+            // Of what is replaced in part, the session may yet read the other part by its older extent.
+            let whole = whole.start - base..whole.end - base;
+            self.free_runs(chunk, block..whole.start, self.freer);
+            self.free_runs(chunk, whole.clone(), Freer::NOBODY);
+            self.free_runs(chunk, whole.end..block + got, self.freer);
             chunk.set(Run { start: block, blocks: got, address: Some(address) });
             block += got;
         }
@@ -340,11 +345,11 @@ impl Store {
     }
 
     /// Takes what a range of a chunk holds out of use; the chunk still names it.
-    fn free_runs(&mut self, chunk: &Chunk, from: u64, to: u64) -> u64 {
+    fn free_runs(&mut self, chunk: &Chunk, range: Range<u64>, freer: Freer) -> u64 {
         let mut freed = 0;
-        for run in chunk.within(from, to) {
+        for run in chunk.within(range.start, range.end) {
             match run.address {
-                Some(address) => self.allocator.free(address, run.blocks, self.freer),
+                Some(address) => self.allocator.free(address, run.blocks, freer),
                 // The count may be damaged; a check sets it right.
                 None => {
                     let left = self.counters.reserved_blocks.saturating_sub(run.blocks);
@@ -362,7 +367,7 @@ impl Store {
         for number in self.chunk_numbers(id, chunks_of(&blocks))? {
             let Some(mut chunk) = self.chunk(id, number)? else { continue };
             let Range { start, end } = within_chunk(&blocks, number);
-            freed += self.free_runs(&chunk, start, end);
+            freed += self.free_runs(&chunk, start..end, Freer::NOBODY);
             chunk.clear(start, end);
             self.active.put_chunk(id, number, chunk);
         }

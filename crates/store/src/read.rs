@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use ashlar_types::{BLOCK_BYTES, BlockAddress, InodeId};
 
-use crate::allocator::{Freer, NO_SESSION};
+use crate::allocator::Freer;
 use crate::chunk::{CHUNK_BLOCKS, Chunk, Run};
 use crate::model::{Contents, Extent};
 use crate::rows::{self, kind};
@@ -126,7 +126,6 @@ impl Store {
             }
         }
         let mut moved = Vec::new();
-        self.freer = Freer { session: NO_SESSION, end: ashlar_types::LogPosition(0) };
         for (inode, index, mut chunk) in moving {
             for run in chunk.runs().to_vec() {
                 if let Some(address) = run.address.filter(|address| address.segment() == number) {
@@ -159,7 +158,7 @@ impl Store {
             chunk.set(Run { start: run.start + done, blocks: count, address: Some(to) });
             done += count;
         }
-        self.allocator.free(address, run.blocks, self.freer);
+        self.allocator.free(address, run.blocks, Freer::NOBODY);
         Ok(())
     }
 

@@ -146,7 +146,7 @@ impl Store {
             damaged: false,
             batches: 0,
             damaged_blocks: 0,
-            freer: Freer::default(),
+            freer: Freer::NOBODY,
             touched: false,
             absent_inode: std::cell::Cell::new(None),
             absent_entry: std::cell::Cell::new(None),

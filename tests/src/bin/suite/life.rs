@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Barrier;
 use std::time::Duration;
 
 use ashlar_tests::command::{eventually, finish, is_alive, kill, shell, signal, wait};
@@ -25,6 +26,8 @@ pub const TESTS: &[Test] = &[
     Test { name: "life/flipped_bytes_in_a_log_are_never_data", run: || with(flipped) },
     Test { name: "life/an_arena_grows_and_shrinks_in_use", run: || with(resize) },
     Test { name: "life/a_full_arena_says_so_and_recovers", run: || with(full) },
+    Test { name: "life/a_full_arena_that_is_emptied_has_room_for_all", run: || with(full_and_emptied) },
+    Test { name: "life/a_full_arena_that_one_mount_empties_serves_another", run: || with(full_and_shared) },
     Test { name: "life/a_full_arena_is_written_over", run: || with(full_and_written_over) },
     Test { name: "life/a_full_arena_is_an_error_for_mappings", run: || with(full_and_mapped) },
     Test { name: "life/read_only_mounts_refuse_changes", run: || with(read_only) },
@@ -336,6 +339,59 @@ fn full() -> Outcome<Verdict> {
     write(&point.join("after"), "room again")?;
     site.check()?;
     site.umount(0)?;
+    passed()
+}
+
+/// What a deletion has freed, several can have at once: the first of them to ask leaves the others no refusal.
+fn full_and_emptied() -> Outcome<Verdict> {
+    const WRITERS: usize = 8;
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let point = site.point(0);
+    let file = |writer: usize, number: usize| point.join(format!("of{writer}/f{number}"));
+    fs::write(point.join("room"), vec![b'r'; 2 << 20]).map_err(tried("writing"))?;
+    shell(&point, "dd if=/dev/zero of=rest bs=64K status=none || rm room")?.success()?;
+    for round in 0..3 {
+        for writer in 0..WRITERS {
+            fs::create_dir(point.join(format!("of{writer}"))).map_err(tried("mkdir"))?;
+        }
+        let start = Barrier::new(WRITERS);
+        let fill = |writer: usize| {
+            start.wait();
+            let first = fs::write(file(writer, 0), [b'w'; 1024]);
+            start.wait();
+            first.map_err(tried(format!("round {round}: the first file of writer {writer}")))?;
+            let refused = (1..).find_map(|number| fs::write(file(writer, number), [b'w'; 1024]).err());
+            let code = refused.and_then(|error| error.raw_os_error());
+            ensure!(code == Some(28), "round {round}: ENOSPC expected, got {code:?}");
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let fill = &fill;
+            let writers: Vec<_> = (0..WRITERS).map(|writer| scope.spawn(move || fill(writer))).collect();
+            writers.into_iter().try_for_each(|writer| writer.join().map_err(|_| "a writer panicked")?)
+        })?;
+        shell(&point, "rm -r of*")?.success()?;
+    }
+    site.umount(0)?;
+    site.check()?;
+    passed()
+}
+
+/// What one mount has deleted, another can have at once.
+fn full_and_shared() -> Outcome<Verdict> {
+    const SCRIPT: &str = "
+        said=$(dd if=/dev/zero of=big bs=64K status=none 2>&1) || [[ $said == *'No space left'* ]]
+        rm big
+        dd if=/dev/zero of=../mount1/new bs=64K count=100 status=none
+        rm ../mount1/new";
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    site.mount(1)?;
+    for _ in 0..5 {
+        shell(&site.point(0), SCRIPT)?.success()?;
+    }
+    site.umount(1)?;
+    site.umount(0)?;
+    site.check()?;
     passed()
 }
 
