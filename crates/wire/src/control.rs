@@ -186,7 +186,7 @@ impl<M: Persistent> ControlPage<M> {
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     }
 
-    /// The session refers to nothing any more that updates before this position have freed.
+    /// The session reads no block any more that updates before this position have replaced in part.
     pub fn released(&self) -> LogPosition {
         LogPosition(self.0.load(RELEASED))
     }
