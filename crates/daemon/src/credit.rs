@@ -4,7 +4,7 @@ use ashlar_types::{Errno, QuotaId, QuotaKey, SessionId};
 use ashlar_wire::{Credit, CreditKind, SpaceReply};
 use parking_lot::MutexGuard;
 
-use crate::digest::release_blocks;
+use crate::digest::release_all_blocks;
 use crate::shared::Shared;
 use crate::state::State;
 
@@ -74,7 +74,9 @@ pub fn grant(shared: &Shared, id: SessionId, want: Credit, replaces: bool) -> Re
     Err(Errno::ENOSPC)
 }
 
-fn reclaim<'a>(shared: &'a Shared, mut state: MutexGuard<'a, State>) -> Result<MutexGuard<'a, State>, Errno> {
+/// Makes all free that can be: what sessions hold unused or have deleted, and the blocks that one might read yet of which it has
+/// replaced a part.
+pub fn reclaim<'a>(shared: &'a Shared, mut state: MutexGuard<'a, State>) -> Result<MutexGuard<'a, State>, Errno> {
     for id in state.live_ids() {
         if let Some(session) = state.sessions.get_mut(&id) {
             session.recall_credit().map_err(|_| Errno::EIO)?;
@@ -83,7 +85,7 @@ fn reclaim<'a>(shared: &'a Shared, mut state: MutexGuard<'a, State>) -> Result<M
     }
     state = crate::digest::sweep_orphans(shared, state);
     shared.commit_all(&mut state)?;
-    release_blocks(&mut state);
+    release_all_blocks(&mut state);
     Ok(state)
 }
 

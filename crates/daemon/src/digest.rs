@@ -117,6 +117,19 @@ pub fn release_blocks(state: &mut State) {
     state.store.release_all(OWN_SESSION);
 }
 
+/// All blocks whose freeing is committed may be used again. Sessions that might read some of them begin a new era, in which they ask
+/// again where their data are; that needs nothing of them now.
+pub fn release_all_blocks(state: &mut State) {
+    release_blocks(state);
+    for session in state.sessions.values().filter(|session| session.fenced.is_none()) {
+        let committed = state.store.committed(session.id);
+        if state.store.has_unreleased(session.id, committed) {
+            session.control.begin_block_era();
+            state.store.release(session.id, committed);
+        }
+    }
+}
+
 /// Keeps the files of fenced sessions for inspection, under names that no start takes up. The log goes only after all that
 /// was taken from it is committed: until then a restart needs it.
 pub fn set_fenced_aside(shared: &Shared, state: &mut State) {

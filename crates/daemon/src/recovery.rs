@@ -87,7 +87,7 @@ fn take_up_sessions(arena: &Arena, state: &mut State) -> Result<(), DaemonError>
         match Session::take_up(arena, id, committed) {
             Ok(session) => {
                 // First of all: from here on its process reads no more by what an earlier SharedFS told it of blocks.
-                session.control.count_restart();
+                session.control.begin_segment_era();
                 if !rows.iter().any(|(row, _)| *row == id) {
                     state.store.set_session(id, session.log.generation(), LogPosition(0));
                 }

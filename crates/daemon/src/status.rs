@@ -1,7 +1,6 @@
 //! Requests of the command line.
 
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
 
 use ashlar_store::StoreError;
 use ashlar_types::{BLOCK_BYTES, Errno};
@@ -10,11 +9,6 @@ use parking_lot::MutexGuard;
 
 use crate::shared::Shared;
 use crate::state::State;
-
-/// How long a shrinking arena waits for sessions to let go of the blocks that they have freed, and how often it looks. A mount
-/// does so several times a second.
-const RELEASE_PATIENCE: Duration = Duration::from_secs(3);
-const RELEASE_PAUSE: Duration = Duration::from_millis(50);
 
 /// Answers a request of the command line. Whoever asks for more than the status must be root or who runs SharedFS.
 pub fn command(shared: &Shared, socket: impl AsFd, request: &Request) -> Result<Reply, Errno> {
@@ -120,49 +114,30 @@ fn resize(shared: &Shared, bytes: u64) -> Result<(), Errno> {
         state.store.add_segment(segment).map_err(|error| errno(&error))?;
     }
     for segment in resized.surplus {
-        let emptied;
-        (state, emptied) = empty_when_freed(shared, state, segment.number);
-        if let Err(errno) = emptied {
-            drop(state);
-            // The size is what is left, not what was asked for.
-            let left: u64 = shared.arena.segments().iter().map(|left| u64::from(left.blocks) * BLOCK_BYTES).sum();
-            if let Err(error) = shared.arena.resize(left) {
-                tracing::error!(%error, "the arena's size can't be noted");
+        let reclaimed = crate::credit::reclaim(shared, state);
+        let emptied = reclaimed.and_then(|mut state| empty_segment(shared, &mut state, segment.number).map(|()| state));
+        match emptied {
+            Ok(next) => state = next,
+            Err(errno) => {
+                // The size is what is left, not what was asked for.
+                let left: u64 = shared.arena.segments().iter().map(|left| u64::from(left.blocks) * BLOCK_BYTES).sum();
+                if let Err(error) = shared.arena.resize(left) {
+                    tracing::error!(%error, "the arena's size can't be noted");
+                }
+                return Err(errno);
             }
-            return Err(errno);
         }
     }
     Ok(())
 }
 
-/// Empties a segment. Where the others have no room for its blocks, what sessions have removed may not be free yet: their logs
-/// are digested, and they get the time that a running one takes to let go of the blocks.
-fn empty_when_freed<'a>(
-    shared: &'a Shared,
-    mut state: MutexGuard<'a, State>,
-    number: u32,
-) -> (MutexGuard<'a, State>, Result<(), Errno>) {
-    let deadline = Instant::now() + RELEASE_PATIENCE;
-    loop {
-        state = shared.apply_all_settled(state);
-        if let Err(errno) = shared.commit_all(&mut state) {
-            return (state, Err(errno));
-        }
-        crate::digest::release_blocks(&mut state);
-        match empty_segment(shared, &mut state, number) {
-            Err(Errno::ENOSPC) if Instant::now() < deadline => {
-                MutexGuard::unlocked(&mut state, || std::thread::sleep(RELEASE_PAUSE));
-            }
-            result => return (state, result),
-        }
-    }
-}
-
+/// Empties a segment and gives it back. Others may have its number later, so sessions begin a new era.
 fn empty_segment(shared: &Shared, state: &mut MutexGuard<'_, State>, number: u32) -> Result<(), Errno> {
     let moved = state.store.retire_segment(number).map_err(|error| errno(&error))?;
     crate::grant::take_from_all(shared, state, &moved)?;
     shared.commit_all(state)?;
     state.store.remove_segment(number).map_err(|error| errno(&error))?;
+    state.sessions.values().for_each(|session| session.control.begin_segment_era());
     shared.arena.remove_segment(number).map_err(|error| {
         tracing::error!(number, %error, "an empty segment can't be removed");
         Errno::EIO

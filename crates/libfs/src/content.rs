@@ -57,13 +57,13 @@ pub(crate) struct Content {
     pieces: BTreeMap<u64, Piece>,
     blocks: Intervals,
     size: u64,
-    /// The life of SharedFS, by the number of its restarts, that told of data blocks; `None` where none has.
+    /// The era of blocks in which SharedFS told of them; `None` where it told of none.
     told_in: Option<u64>,
 }
 
 impl Content {
-    /// The map of a file as SharedFS told it, `size` bytes long at that time, in the life that began with this restart.
-    pub(crate) fn from_grant(contents: &Contents, size: u64, restarts: u64) -> Self {
+    /// The map of a file as SharedFS told it, `size` bytes long at that time, in this era of blocks.
+    pub(crate) fn from_grant(contents: &Contents, size: u64, era: u64) -> Self {
         let mut content = Self { size, ..Self::default() };
         match contents {
             Contents::Inline(bytes) => {
@@ -75,7 +75,7 @@ impl Content {
                 }
             }
             Contents::Extents(extents) => {
-                content.told_in = Some(restarts);
+                content.told_in = Some(era);
                 for extent in extents {
                     content.blocks.insert(extent.logical_block, extent.logical_block + extent.blocks);
                     if let Some(block) = extent.address {
@@ -92,9 +92,9 @@ impl Content {
         content
     }
 
-    /// Whether data blocks are still where the map says, now that SharedFS has restarted so many times.
-    pub(crate) fn is_current(&self, restarts: u64) -> bool {
-        self.told_in.is_none_or(|told_in| told_in == restarts)
+    /// Whether data blocks are still where the map says in this era.
+    pub(crate) fn is_current(&self, era: u64) -> bool {
+        self.told_in.is_none_or(|told_in| told_in == era)
     }
 
     /// Blocks that the file takes up.

@@ -56,9 +56,9 @@ impl LibFs {
             let content = guard.content.as_ref().ok_or(Errno::EIO)?;
             let copied = self.copy_out(content, offset, &mut buffer[..length as usize]);
             fence(Ordering::Acquire);
-            // The copy is good if the lease held when it was finished, under the SharedFS that told where the blocks are: nobody
-            // could change the file or free its blocks.
-            if !self.holds(&guard, false) || !content.is_current(self.control.restarts()) {
+            // The copy is good if the lease held when it was finished, in the era in which SharedFS told where the blocks are:
+            // nobody could change the file or free its blocks.
+            if !self.holds(&guard, false) || !content.is_current(self.control.block_era()) {
                 continue;
             }
             match copied {

@@ -134,7 +134,7 @@ impl LibFs {
             || state.inode.as_ref().is_some_and(|inode| inode.entries > Need::ENTRIES_MAX)
             || !is_directory;
         let entries = claim.entries && !(held && complete);
-        let contents = claim.contents && !(held && state.content_at(self.control.restarts()).is_some());
+        let contents = claim.contents && !(held && state.content_at(self.control.block_era()).is_some());
         let xattrs = claim.xattrs && !(held && state.xattrs.is_some());
         if held && covered && !entries && !contents && !xattrs {
             return None;
@@ -223,7 +223,7 @@ impl LibFs {
 
     /// Asks SharedFS for leases and state, and takes them over. Whoever called looks again whether they are there.
     fn acquire(&self, wants: &[(Want, u64)]) -> Outcome<()> {
-        let (evictions, restarts) = (self.nodes.evictions(), self.control.restarts());
+        let (era, evictions) = (self.control.block_era(), self.nodes.evictions());
         let request = Request::Acquire(wants.iter().map(|(want, _)| *want).collect());
         let (grants, applied, dependencies) = match self.call(&request) {
             Ok(Reply::Granted { grants, applied, dependencies }) => (grants, applied, dependencies),
@@ -235,15 +235,11 @@ impl LibFs {
             Err(errno) => return Err(errno),
         };
         self.depend(&dependencies)?;
-        let told = Told { applied, restarts };
+        let told = Told { applied, era, evictions };
         let mut behind = false;
         for (index, grant) in grants.iter().enumerate() {
-            match wants.get(index) {
-                Some((_, revision)) => behind |= !self.install(grant, told, Some(*revision)),
-                // A child that came along may be older than what was dropped meanwhile.
-                None if self.nodes.evictions() == evictions => behind |= !self.install(grant, told, None),
-                None => {}
-            }
+            // Of children that came along no revision was known.
+            behind |= !self.install(grant, told, wants.get(index).map(|(_, revision)| *revision));
         }
         if behind { self.make_room() } else { Ok(()) }
     }
@@ -258,8 +254,10 @@ impl LibFs {
         let lease = Lease { slot: grant.slot, word: LeaseWord(grant.word) };
         let node = self.nodes.node(grant.inode);
         let mut state = node.state.write();
+        // A node that was dropped and made again knows nothing of what was done to it meanwhile. This one can't be dropped now.
+        let forgotten = self.nodes.evictions() != told.evictions;
         let current = self.leases.word(lease.slot).generation() == lease.word.generation();
-        if state.gone || !current || revision.is_some_and(|r| r != state.revision) {
+        if forgotten || state.gone || !current || revision.is_some_and(|r| r != state.revision) {
             return true;
         }
         let held = state.inode.is_some() && self.holds(&state, false);
@@ -279,18 +277,15 @@ impl LibFs {
     /// Logs that what follows may depend on what others have written, before it can.
     pub(crate) fn depend(&self, dependencies: &[(SessionId, LogPosition)]) -> Outcome<()> {
         for &(session, position) in dependencies {
-            let is_new = {
-                let mut known = self.dependencies.lock();
-                let newest = known.logged.entry(session).or_default();
-                let is_new = *newest < position;
+            if self.dependencies.lock().logged.get(&session).is_some_and(|newest| *newest >= position) {
+                continue;
+            }
+            // It counts as logged only when it is: another thread goes on from what is known here. Twice does no harm.
+            self.append_alone(&Update::Depend { session, position })?;
+            let known = &mut *self.dependencies.lock();
+            for positions in [&mut known.logged, &mut known.unsynced] {
+                let newest = positions.entry(session).or_default();
                 *newest = position.max(*newest);
-                if is_new {
-                    known.unsynced.insert(session, position);
-                }
-                is_new
-            };
-            if is_new {
-                self.append_alone(&Update::Depend { session, position })?;
             }
         }
         Ok(())
@@ -317,18 +312,19 @@ impl LibFs {
     }
 
     fn look_up_remotely(&self, directory: InodeId, name: &[u8], revision: u64) -> Outcome<()> {
-        let (evictions, restarts) = (self.nodes.evictions(), self.control.restarts());
+        let (era, evictions) = (self.control.block_era(), self.nodes.evictions());
         let request = Request::Lookup { directory, name: name.to_vec() };
         let Reply::Entry { entry, grant, applied, dependencies } = self.call(&request)? else {
             return Err(Errno::EIO);
         };
         self.depend(&dependencies)?;
-        if let (Some(grant), true) = (&grant, self.nodes.evictions() == evictions) {
-            self.install(grant, Told { applied, restarts }, None);
+        if let Some(grant) = &grant {
+            self.install(grant, Told { applied, era, evictions }, None);
         }
         let node = self.nodes.node(directory);
         let mut state = node.state.write();
-        if state.revision == revision && self.holds(&state, false) && !state.children.is_complete() {
+        let unchanged = state.revision == revision && self.nodes.evictions() == evictions;
+        if unchanged && self.holds(&state, false) && !state.children.is_complete() {
             let name = Name::new(name).map_err(|_| Errno::EINVAL)?;
             let entry = entry.map(|found| Entry { inode: found.inode, kind: found.kind });
             state.children.set(self.cookie(name.as_bytes()), name, entry);

@@ -23,7 +23,13 @@ impl LibFs {
         }
         // The handle stands in the table before the inode is looked at: whoever frees inodes looks there after it has
         // taken away the lease that this look needs.
-        let found = self.attributes(id);
+        let mut found = self.attributes(id);
+        if found.as_ref().is_ok_and(|found| found.inode.links == 0) {
+            // What has no name may be freed under a lease of its own, while it is known here by that of the directory where it
+            // had one: only SharedFS can tell.
+            self.nodes.node(id).state.write().lease = None;
+            found = self.attributes(id);
+        }
         if found.is_err() {
             self.note_closed(id);
         }

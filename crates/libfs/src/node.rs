@@ -25,8 +25,10 @@ pub(crate) struct Lease {
 pub(crate) struct Told {
     /// The session's updates before this position were in it.
     pub(crate) applied: LogPosition,
-    /// SharedFS had restarted so many times.
-    pub(crate) restarts: u64,
+    /// The era of blocks that it was asked in.
+    pub(crate) era: u64,
+    /// How many times nodes had been dropped when it was asked.
+    pub(crate) evictions: u64,
 }
 
 /// A change that the session has logged and SharedFS has not yet committed. What comes from SharedFS is older than those
@@ -72,9 +74,9 @@ impl NodeState {
 
     /// Takes over the parts that are not known yet. Attributes that a valid lease covers are never older here.
     pub(crate) fn merge(&mut self, state: &InodeState, told: Told, cookie: &dyn Fn(&[u8]) -> u64) {
-        let Told { applied, restarts } = told;
-        if let (false, Some(contents)) = (self.content_at(restarts).is_some(), &state.contents) {
-            let mut content = Content::from_grant(contents, state.attributes.size, restarts);
+        let Told { applied, era, .. } = told;
+        if let (false, Some(contents)) = (self.content_at(era).is_some(), &state.contents) {
+            let mut content = Content::from_grant(contents, state.attributes.size, era);
             for (_, change) in self.changes.iter().filter(|(position, _)| *position >= applied) {
                 if let Change::Data(change) = change {
                     content.apply(change);
@@ -110,9 +112,9 @@ impl NodeState {
         }
     }
 
-    /// The map of the file, if blocks are still where it says after so many restarts of SharedFS.
-    pub(crate) fn content_at(&self, restarts: u64) -> Option<&Content> {
-        self.content.as_ref().filter(|content| content.is_current(restarts))
+    /// The map of the file, if blocks are still where it says in this era.
+    pub(crate) fn content_at(&self, era: u64) -> Option<&Content> {
+        self.content.as_ref().filter(|content| content.is_current(era))
     }
 
     /// Notes a change.
@@ -218,6 +220,7 @@ impl NodeTable {
 
     /// Drops a node that is gone and committed.
     pub(crate) fn remove(&self, id: InodeId) {
+        self.evictions.fetch_add(1, Ordering::AcqRel);
         self.shard(id).write().remove(&id);
     }
 

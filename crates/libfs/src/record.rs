@@ -125,18 +125,9 @@ impl LibFs {
         Ok(())
     }
 
-    /// Asks for credit for an update. Where there is none, the blocks that this session's own digested updates have replaced in
-    /// part may be all that is left: they are released, and it asks once more.
+    /// Asks for credit for an update.
     pub(crate) fn ask_credit(&self, want: Credit, replaces: bool) -> Outcome<()> {
-        let request = Request::Credit { want, replaces };
-        let answer = match self.call(&request) {
-            Err(Errno::ENOSPC) => {
-                self.make_room()?;
-                self.call(&request)
-            }
-            answer => answer,
-        };
-        match answer? {
+        match self.call(&Request::Credit { want, replaces })? {
             Reply::Credit(_) => Ok(()),
             _ => Err(Errno::EIO),
         }
@@ -168,6 +159,7 @@ impl LibFs {
         self.verified.lock().retain(|record| *record >= bound);
         self.log.release(bound);
         self.control.set_released(bound);
+        self.segments.keep_current(self.control.segment_era());
         self.tidied.store(bound.0, Ordering::Relaxed);
         self.nodes.keep_bounded();
     }

@@ -57,12 +57,30 @@ impl Segment {
 
 /// The segments that were asked for so far.
 #[derive(Debug, Default)]
-pub(crate) struct Segments(RwLock<HashMap<u32, Arc<Segment>>>);
+pub(crate) struct Segments(RwLock<Mapped>);
+
+#[derive(Debug, Default)]
+struct Mapped {
+    /// The era of segments in which they were asked for.
+    era: u64,
+    by_number: HashMap<u32, Arc<Segment>>,
+}
+
+impl Segments {
+    /// Unmaps the segments of earlier eras: memory that the arena has given back is free only then.
+    pub(crate) fn keep_current(&self, era: u64) {
+        if self.0.read().era != era {
+            *self.0.write() = Mapped { era, by_number: HashMap::new() };
+        }
+    }
+}
 
 impl LibFs {
-    /// A segment, mapped when it's first needed.
+    /// A segment, mapped when it's first needed. Whether it is still that one shows the era of blocks, afterwards.
     pub(crate) fn segment(&self, number: u32) -> Outcome<Arc<Segment>> {
-        if let Some(segment) = self.segments.0.read().get(&number) {
+        let era = self.control.segment_era();
+        self.segments.keep_current(era);
+        if let Some(segment) = self.segments.0.read().by_number.get(&number) {
             return Ok(Arc::clone(segment));
         }
         let (reply, descriptors) = self.call_with(&Request::Segment(number))?;
@@ -70,7 +88,10 @@ impl LibFs {
         let bytes = info.data_offset + u64::from(info.blocks) * BLOCK_BYTES;
         let mapping = Mapping::map(file, bytes, MappingAccess::ReadOnly, self.medium).map_err(|_| Errno::EIO)?;
         let segment = Arc::new(Segment { mapping, data_offset: info.data_offset });
-        self.segments.0.write().insert(number, Arc::clone(&segment));
+        let mut mapped = self.segments.0.write();
+        if mapped.era == era {
+            mapped.by_number.insert(number, Arc::clone(&segment));
+        }
         Ok(segment)
     }
 }

@@ -256,6 +256,12 @@ impl Allocator {
         }
     }
 
+    /// Whether blocks wait for this session to release its log up to this position, or less.
+    pub fn has_unreleased(&self, session: SessionId, upto: LogPosition) -> bool {
+        let first = self.pins.get(&session).and_then(|pins| pins.queue.front());
+        first.is_some_and(|pin| pin.end <= upto)
+    }
+
     /// Gives out again what nobody waits for any more.
     pub fn reclaim_all(&mut self) {
         let sessions: Vec<SessionId> = self.pins.keys().copied().collect();

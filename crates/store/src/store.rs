@@ -277,6 +277,11 @@ impl Store {
         self.allocator.release(session, upto, held);
     }
 
+    /// Whether blocks wait for the session to release its log up to this position, or less.
+    pub fn has_unreleased(&self, session: SessionId, upto: LogPosition) -> bool {
+        self.allocator.has_unreleased(session, upto)
+    }
+
     /// The session reads nothing any more.
     pub fn release_all(&mut self, session: SessionId) {
         self.release(session, LogPosition(u64::MAX));

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!    0  magic:8 "ASHLCTL1"   session:8
-//!   64  SharedFS writes:  committed:8  applied:8  fenced:8  restarts:8  shared:8  quota:8
+//!   64  SharedFS writes:  committed:8  applied:8  fenced:8  block_era:8  shared:8  quota:8  segment_era:8
 //!  128  the session writes: released:8
 //!  192  both change by compare-and-swap: credit_blocks:8  credit_metadata_bytes:8  kept_blocks:8  kept_metadata_bytes:8
 //! 4096  handles: 65,536 slots of inode:8 count:8; an inode stands in one of the 64 slots from its hash on
@@ -42,9 +42,10 @@ const SESSION: u64 = 8;
 const COMMITTED: u64 = 64;
 const APPLIED: u64 = 72;
 const FENCED: u64 = 80;
-const RESTARTS: u64 = 88;
+const BLOCK_ERA: u64 = 88;
 const SHARED: u64 = 96;
 const QUOTA: u64 = 104;
+const SEGMENT_ERA: u64 = 112;
 const RELEASED: u64 = 128;
 const CREDIT_BLOCKS: u64 = 192;
 const CREDIT_METADATA: u64 = 200;
@@ -174,16 +175,29 @@ impl<M: Persistent> ControlPage<M> {
         self.0.store(QUOTA, era.0);
     }
 
-    /// How many times SharedFS has restarted under this session. What an earlier one told of data blocks is no longer so: it
-    /// may have put data there that it did not live to commit, and this one puts them elsewhere.
-    pub fn restarts(&self) -> u64 {
-        self.0.load(RESTARTS)
+    /// The era of blocks. What the session was told of data blocks in an earlier one is no longer so. An era ends with a life of
+    /// SharedFS, which may have put data into blocks that it did not live to commit; and when blocks are taken away that the
+    /// session might read yet.
+    pub fn block_era(&self) -> u64 {
+        self.0.load(BLOCK_ERA)
     }
 
-    /// Counts a restart, for everyone to see before any block is written that comes after it in the program.
-    pub fn count_restart(&self) {
-        self.0.store(RESTARTS, self.restarts().wrapping_add(1));
+    /// Begins an era of blocks, for everyone to see before any block is written that comes after it in the program.
+    pub fn begin_block_era(&self) {
+        self.0.store(BLOCK_ERA, self.block_era().wrapping_add(1));
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+    }
+
+    /// The era of segments. One that was mapped in an earlier era may be another one now: a removed segment's number is given out
+    /// again.
+    pub fn segment_era(&self) -> u64 {
+        self.0.load(SEGMENT_ERA)
+    }
+
+    /// Begins an era of segments, and with it one of blocks.
+    pub fn begin_segment_era(&self) {
+        self.0.store(SEGMENT_ERA, self.segment_era().wrapping_add(1));
+        self.begin_block_era();
     }
 
     /// The session reads no block any more that updates before this position have replaced in part.

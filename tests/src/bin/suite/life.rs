@@ -25,9 +25,11 @@ pub const TESTS: &[Test] = &[
     Test { name: "life/fsck_sees_a_damaged_block", run: || with(damage) },
     Test { name: "life/flipped_bytes_in_a_log_are_never_data", run: || with(flipped) },
     Test { name: "life/an_arena_grows_and_shrinks_in_use", run: || with(resize) },
+    Test { name: "life/an_arena_that_shrinks_and_grows_again_shows_nothing_old", run: || with(regrow) },
     Test { name: "life/a_full_arena_says_so_and_recovers", run: || with(full) },
     Test { name: "life/a_full_arena_that_is_emptied_has_room_for_all", run: || with(full_and_emptied) },
     Test { name: "life/a_full_arena_that_one_mount_empties_serves_another", run: || with(full_and_shared) },
+    Test { name: "life/a_full_arena_waits_for_no_stopped_mount", run: || with(full_and_stopped) },
     Test { name: "life/a_full_arena_is_written_over", run: || with(full_and_written_over) },
     Test { name: "life/a_full_arena_is_an_error_for_mappings", run: || with(full_and_mapped) },
     Test { name: "life/read_only_mounts_refuse_changes", run: || with(read_only) },
@@ -312,6 +314,48 @@ fn resize() -> Outcome<Verdict> {
     passed()
 }
 
+/// A segment that is taken away is read no more, by what was told of it before; nor is it taken for the one that has its number
+/// later.
+fn regrow() -> Outcome<Verdict> {
+    const MIB: usize = 1 << 20;
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let name = |number: u32| site.point(0).join(format!("{number}"));
+    let kept = 60..70;
+    for letter in *b"ONP" {
+        let mut content = vec![letter; MIB];
+        let same = |number: u32, content: &[u8]| {
+            let found = fs::read(name(number)).map_err(tried(format!("reading file {number}")))?;
+            ensure!(found == content, "file {number} is not what was written");
+            Ok::<(), String>(())
+        };
+        site.ashlar(&["arena", "resize", "128M"])?.success()?;
+        for number in 0..100 {
+            fs::write(name(number), &content).map_err(tried("writing"))?;
+        }
+        // By then everything is in its segment, and the mount has forgotten that it wrote it.
+        std::thread::sleep(Duration::from_millis(1500));
+        (0..100).try_for_each(|number| same(number, &content))?;
+        for number in (0..100).filter(|number| !kept.contains(number)) {
+            fs::remove_file(name(number)).map_err(tried("unlink"))?;
+        }
+        for number in kept.clone() {
+            let file = fs::OpenOptions::new().write(true).open(name(number)).map_err(tried("opening"))?;
+            for at in (100..MIB).step_by(4096) {
+                file.write_all_at(&[b'x'; 1000], at as u64).map_err(tried("writing"))?;
+            }
+        }
+        (100..MIB).step_by(4096).for_each(|at| content[at..at + 1000].fill(b'x'));
+        site.ashlar(&["arena", "resize", "64M"])?.success()?;
+        kept.clone().try_for_each(|number| same(number, &content))?;
+        for number in kept.clone() {
+            fs::remove_file(name(number)).map_err(tried("unlink"))?;
+        }
+    }
+    site.umount(0)?;
+    site.check()?;
+    passed()
+}
+
 fn full() -> Outcome<Verdict> {
     let site = Site::mounted(Medium::Memory, "32M")?;
     let point = site.point(0);
@@ -389,6 +433,38 @@ fn full_and_shared() -> Outcome<Verdict> {
     for _ in 0..5 {
         shell(&site.point(0), SCRIPT)?.success()?;
     }
+    site.umount(1)?;
+    site.umount(0)?;
+    site.check()?;
+    passed()
+}
+
+/// Blocks of which a mount has replaced a part can be had by others, though that mount is stopped and might read the rest.
+fn full_and_stopped() -> Outcome<Verdict> {
+    const BLOCKS: u64 = 1000;
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let stopped = site.mount_processes()?;
+    site.mount(1)?;
+    let (ours, theirs) = (site.point(0).join("ours"), site.point(1).join("theirs"));
+    let mut content = vec![b'o'; BLOCKS as usize * 4096];
+    fs::write(&ours, &content).map_err(tried("writing"))?;
+    let file = fs::OpenOptions::new().write(true).open(&ours).map_err(tried("opening"))?;
+    // By then it is committed, so that what is written next needs other blocks.
+    std::thread::sleep(Duration::from_millis(1500));
+    for block in 0..BLOCKS {
+        file.write_all_at(&[b'x'; 1000], block * 4096).map_err(tried("writing"))?;
+        content[block as usize * 4096..][..1000].fill(b'x');
+    }
+    let other = fs::File::create(&theirs).map_err(tried("creating"))?;
+    stopped.iter().try_for_each(|&pid| signal(pid, Signal::STOP))?;
+    let filled = (0..).find_map(|block| other.write_all_at(&[b't'; 4096], block * 4096).err());
+    let left = rustix::fs::fstatvfs(&other).map_err(tried("statvfs"))?.f_bavail;
+    stopped.iter().try_for_each(|&pid| signal(pid, Signal::CONT))?;
+    let code = filled.and_then(|error| error.raw_os_error());
+    ensure!(code == Some(28) && left < 10, "refused with {code:?}, though {left} blocks are free");
+    let found = fs::read(&ours).map_err(tried("reading"))?;
+    ensure!(found == content, "what the stopped mount had written is not there");
+    drop((file, other));
     site.umount(1)?;
     site.umount(0)?;
     site.check()?;
