@@ -4,7 +4,7 @@ use ashlar_types::{Errno, QuotaId, QuotaKey, SessionId};
 use ashlar_wire::{Credit, CreditKind, SpaceReply};
 use parking_lot::MutexGuard;
 
-use crate::digest::release_all_blocks;
+use crate::digest::{release_all_blocks, release_blocks};
 use crate::shared::Shared;
 use crate::state::State;
 
@@ -16,6 +16,8 @@ const PLENTY_PART: u64 = 16;
 /// arena, and at least 64 blocks.
 const KEPT_PART: u64 = 100;
 const KEPT_BLOCKS_MIN: u64 = 64;
+/// How many times everything is reclaimed before the answer is no: what comes back may be taken by others.
+const ATTEMPTS: u32 = 4;
 /// Metadata bytes that a file takes at least: its inode and its entry.
 const FILE_METADATA_BYTES: u64 = 1024;
 
@@ -65,17 +67,21 @@ pub fn grant(shared: &Shared, id: SessionId, want: Credit, replaces: bool) -> Re
             session.grant_credit(credit, kind).map_err(|_| Errno::EIO)?;
             return Ok(credit);
         }
-        if attempt == 2 {
+        if attempt == ATTEMPTS {
             break;
         }
         state = reclaim(shared, state)?;
+        // Sessions must ask again where their data are, so their blocks are taken only where that is of use.
+        let most = kinds.iter().map(|&kind| free(&state, kind).blocks).max().unwrap_or(0);
+        if want.blocks > most && want.blocks <= most + state.store.space().blocks_pinned {
+            release_all_blocks(&mut state);
+        }
     }
     state.counters.credit_refused += 1;
     Err(Errno::ENOSPC)
 }
 
-/// Makes all free that can be: what sessions hold unused or have deleted, and the blocks that one might read yet of which it has
-/// replaced a part.
+/// Makes free what sessions hold unused or have deleted.
 pub fn reclaim<'a>(shared: &'a Shared, mut state: MutexGuard<'a, State>) -> Result<MutexGuard<'a, State>, Errno> {
     for id in state.live_ids() {
         if let Some(session) = state.sessions.get_mut(&id) {
@@ -85,7 +91,7 @@ pub fn reclaim<'a>(shared: &'a Shared, mut state: MutexGuard<'a, State>) -> Resu
     }
     state = crate::digest::sweep_orphans(shared, state);
     shared.commit_all(&mut state)?;
-    release_all_blocks(&mut state);
+    release_blocks(&mut state);
     Ok(state)
 }
 

@@ -292,6 +292,15 @@ pub fn note_costs(state: &mut State) {
     }
 }
 
+/// Publishes what a commit beside the commit thread's has committed; [`note_costs`] goes before it.
+pub fn publish_all_committed(state: &mut State) {
+    for id in state.live_ids() {
+        let position = state.store.committed(id);
+        publish_committed(state, id, position);
+        state.leasing.manager.handle_persistent(id, position);
+    }
+}
+
 /// Tells a session how far its log is committed: that much of it is free.
 pub fn publish_committed(state: &State, id: SessionId, position: ashlar_types::LogPosition) {
     if let Some(session) = state.sessions.get(&id).filter(|session| session.fenced.is_none()) {

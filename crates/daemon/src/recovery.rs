@@ -163,7 +163,7 @@ fn make_room(state: &mut State) -> Result<bool, DaemonError> {
     digest::free_orphans(state);
     commit(state)?;
     // Extents from before the start are void, so nobody reads by them what was freed.
-    digest::release_blocks(state);
+    digest::release_all_blocks(state);
     let (free_now, used_now) = room(state);
     Ok(free_now > free || used_now < used)
 }

@@ -1,14 +1,20 @@
 //! Requests of the command line.
 
 use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
 use ashlar_store::StoreError;
 use ashlar_types::{BLOCK_BYTES, Errno};
 use ashlar_wire::{FsckReply, Reply, Request, SessionStatus, StatusReply};
 use parking_lot::MutexGuard;
 
+use crate::digest;
 use crate::shared::Shared;
 use crate::state::State;
+
+/// How long a shrinking arena tries to empty a segment, and how often.
+const PATIENCE: Duration = Duration::from_secs(3);
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// Answers a request of the command line. Whoever asks for more than the status must be root or who runs SharedFS.
 pub fn command(shared: &Shared, socket: impl AsFd, request: &Request) -> Result<Reply, Errno> {
@@ -114,9 +120,7 @@ fn resize(shared: &Shared, bytes: u64) -> Result<(), Errno> {
         state.store.add_segment(segment).map_err(|error| errno(&error))?;
     }
     for segment in resized.surplus {
-        let reclaimed = crate::credit::reclaim(shared, state);
-        let emptied = reclaimed.and_then(|mut state| empty_segment(shared, &mut state, segment.number).map(|()| state));
-        match emptied {
+        match empty_when_freed(shared, state, segment.number) {
             Ok(next) => state = next,
             Err(errno) => {
                 // The size is what is left, not what was asked for.
@@ -131,12 +135,41 @@ fn resize(shared: &Shared, bytes: u64) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Empties a segment and gives it back. Others may have its number later, so sessions begin a new era.
+/// Empties a segment and gives it back. Where the others have no room for its blocks, what sessions have removed may not be free
+/// yet, and what they go on removing frees more; a commit may be under way.
+fn empty_when_freed<'a>(
+    shared: &'a Shared,
+    mut state: MutexGuard<'a, State>,
+    number: u32,
+) -> Result<MutexGuard<'a, State>, Errno> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        state = crate::credit::reclaim(shared, state)?;
+        digest::release_all_blocks(&mut state);
+        match empty_segment(shared, &mut state, number) {
+            Ok(()) => return Ok(state),
+            Err(errno) => {
+                state.store.keep_segment(number);
+                if Instant::now() > deadline || !matches!(errno, Errno::ENOSPC | Errno::EAGAIN) {
+                    return Err(errno);
+                }
+            }
+        }
+        MutexGuard::unlocked(&mut state, || std::thread::sleep(PAUSE));
+    }
+}
+
+/// Empties a segment and gives it back. Others may have its number later, so sessions begin a new era; none can ask for a segment
+/// before this is done, since that takes the lock.
 fn empty_segment(shared: &Shared, state: &mut MutexGuard<'_, State>, number: u32) -> Result<(), Errno> {
+    digest::note_costs(state);
     let moved = state.store.retire_segment(number).map_err(|error| errno(&error))?;
+    digest::publish_all_committed(state);
     crate::grant::take_from_all(shared, state, &moved)?;
     shared.commit_all(state)?;
+    digest::note_costs(state);
     state.store.remove_segment(number).map_err(|error| errno(&error))?;
+    digest::publish_all_committed(state);
     state.sessions.values().for_each(|session| session.control.begin_segment_era());
     shared.arena.remove_segment(number).map_err(|error| {
         tracing::error!(number, %error, "an empty segment can't be removed");

@@ -119,10 +119,15 @@ impl<F: FileSystem> Call<'_, F> {
         Ok(Then::Send)
     }
 
-    /// The part of an answer that tells where a name leads.
-    pub(crate) fn put_entry(&mut self, directory: InodeId, name: &Text<'_>, found: &Found) -> Result<(), Errno> {
+    /// The part of an answer that tells where a name leads. The kernel may keep the attributes for so many milliseconds.
+    pub(crate) fn put_entry(
+        &mut self,
+        directory: InodeId,
+        name: &Text<'_>,
+        found: &Found,
+        attr_ttl_ms: u64,
+    ) -> Result<(), Errno> {
         let entry_ttl_ms = self.fs().name_ttl_ms(directory);
-        let attr_ttl_ms = self.fs().cache_ttl_ms(found.id);
         let (entry_valid, entry_valid_nsec) = validity(entry_ttl_ms);
         let (attr_valid, attr_valid_nsec) = validity(attr_ttl_ms);
         self.reply.structure(&EntryOut {

@@ -67,6 +67,11 @@ impl<F: FileSystem> Call<'_, F> {
             self.fs().close(inode);
             return Err(errno);
         }
+        if self.fs().is_shared() {
+            // The look-up that led here may have made the inode known to the kernel only after SharedFS had told it that its
+            // attributes are stale. Who has a handle asks for them again.
+            self.server.forget_attributes(inode);
+        }
         Ok(Then::SendOpened(inode))
     }
 

@@ -49,7 +49,8 @@ impl<F: FileSystem> Call<'_, F> {
 
     fn reply_entry(&mut self, name: &Text<'_>, found: &Found) -> Answer {
         let directory = self.inode();
-        self.put_entry(directory, name, found)?;
+        let ttl_ms = self.fs().cache_ttl_ms(found.id);
+        self.put_entry(directory, name, found, ttl_ms)?;
         Ok(Then::Send)
     }
 
@@ -115,7 +116,10 @@ impl<F: FileSystem> Call<'_, F> {
         debug_assert!(is_regular(found), "make_open makes regular files");
         let directory = self.inode();
         self.server.fills.is_new(found.id);
-        let result = self.put_entry(directory, name, found).and_then(|()| self.put_open(found.id, flags));
+        // As when it is opened: the kernel doesn't know the inode before it has this answer.
+        let ttl_ms = if self.fs().is_shared() { 0 } else { self.fs().cache_ttl_ms(found.id) };
+        let entry = self.put_entry(directory, name, found, ttl_ms);
+        let result = entry.and_then(|()| self.put_open(found.id, flags));
         if let Err(errno) = result {
             self.fs().close(found.id);
             return Err(errno);

@@ -315,7 +315,7 @@ impl<'a, F: FileSystem> Worker<'a, F> {
         let forget = |stale| self.server.invalidations.push(stale);
         for check in self.reply.checks() {
             match check {
-                Check::Attributes(inode) if !holds(*inode) => forget(Stale::Inode(*inode, Pages::Keep)),
+                Check::Attributes(inode) if !holds(*inode) => self.server.forget_attributes(*inode),
                 Check::Pages(inode) if !holds(*inode) => forget(Stale::Inode(*inode, Pages::ALL)),
                 Check::Name(directory, place) if !holds(*directory) => {
                     forget(Stale::Entry(*directory, request.get(place.clone()).unwrap_or_default().into()));
@@ -326,7 +326,7 @@ impl<'a, F: FileSystem> Worker<'a, F> {
                     }
                     // Not by way of `holds`: it would then remember the entries, and ask for the directory again for each.
                     if !self.server.file_system.is_valid(*inode) {
-                        forget(Stale::Inode(*inode, Pages::Keep));
+                        self.server.forget_attributes(*inode);
                     }
                 }
                 Check::Attributes(_) | Check::Pages(_) | Check::Name(..) => {}

@@ -26,7 +26,8 @@ impl LibFs {
         let mut found = self.attributes(id);
         if found.as_ref().is_ok_and(|found| found.inode.links == 0) {
             // What has no name may be freed under a lease of its own, while it is known here by that of the directory where it
-            // had one: only SharedFS can tell.
+            // had one: only SharedFS can tell, and what it said before does not count.
+            self.nodes.begin_eviction();
             self.nodes.node(id).state.write().lease = None;
             found = self.attributes(id);
         }

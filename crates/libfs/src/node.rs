@@ -218,9 +218,13 @@ impl NodeTable {
         self.evictions.load(Ordering::Acquire)
     }
 
-    /// Drops a node that is gone and committed.
-    pub(crate) fn remove(&self, id: InodeId) {
+    /// Says that nodes are to be dropped: what was asked for before is not taken over any more.
+    pub(crate) fn begin_eviction(&self) {
         self.evictions.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Drops a node of which nobody can have asked, or since [`Self::begin_eviction`] only after it was gone.
+    pub(crate) fn remove(&self, id: InodeId) {
         self.shard(id).write().remove(&id);
     }
 
@@ -230,7 +234,7 @@ impl NodeTable {
         if total <= most {
             return;
         }
-        self.evictions.fetch_add(1, Ordering::AcqRel);
+        self.begin_eviction();
         let mut surplus = total - most / 2;
         for shard in &self.shards {
             shard.write().retain(|&id, node| {

@@ -145,16 +145,19 @@ impl LibFs {
     pub(crate) fn tidy(&self, _turn: &MutexGuard<'_, ()>) {
         let committed = self.control.committed();
         let (bound, nodes) = self.ledger.take(committed);
+        let mut finished = Vec::new();
         for id in nodes {
             if let Some(node) = self.nodes.existing(id) {
                 let mut state = node.state.write();
                 state.prune(bound);
-                let finished = state.gone && state.is_clean();
-                drop(state);
-                if finished {
-                    self.nodes.remove(id);
+                if state.gone && state.is_clean() {
+                    finished.push(id);
                 }
             }
+        }
+        if !finished.is_empty() {
+            self.nodes.begin_eviction();
+            finished.into_iter().for_each(|id| self.nodes.remove(id));
         }
         self.verified.lock().retain(|record| *record >= bound);
         self.log.release(bound);

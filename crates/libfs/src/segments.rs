@@ -69,9 +69,17 @@ struct Mapped {
 impl Segments {
     /// Unmaps the segments of earlier eras: memory that the arena has given back is free only then.
     pub(crate) fn keep_current(&self, era: u64) {
-        if self.0.read().era != era {
-            *self.0.write() = Mapped { era, by_number: HashMap::new() };
+        if self.0.read().era < era {
+            let mut mapped = self.0.write();
+            if mapped.era < era {
+                *mapped = Mapped { era, by_number: HashMap::new() };
+            }
         }
+    }
+
+    fn get(&self, number: u32, era: u64) -> Option<Arc<Segment>> {
+        let mapped = self.0.read();
+        if mapped.era == era { mapped.by_number.get(&number).cloned() } else { None }
     }
 }
 
@@ -80,8 +88,8 @@ impl LibFs {
     pub(crate) fn segment(&self, number: u32) -> Outcome<Arc<Segment>> {
         let era = self.control.segment_era();
         self.segments.keep_current(era);
-        if let Some(segment) = self.segments.0.read().by_number.get(&number) {
-            return Ok(Arc::clone(segment));
+        if let Some(segment) = self.segments.get(number, era) {
+            return Ok(segment);
         }
         let (reply, descriptors) = self.call_with(&Request::Segment(number))?;
         let (Reply::Segment(info), Some(file)) = (reply, descriptors.first()) else { return Err(Errno::EIO) };

@@ -256,10 +256,10 @@ impl Allocator {
         }
     }
 
-    /// Whether blocks wait for this session to release its log up to this position, or less.
+    /// Whether blocks wait for this session to release its log further, but not beyond this position.
     pub fn has_unreleased(&self, session: SessionId, upto: LogPosition) -> bool {
-        let first = self.pins.get(&session).and_then(|pins| pins.queue.front());
-        first.is_some_and(|pin| pin.end <= upto)
+        let waits = |pins: &Pins| pins.queue.iter().any(|pin| pins.released < pin.end && pin.end <= upto);
+        self.pins.get(&session).is_some_and(waits)
     }
 
     /// Gives out again what nobody waits for any more.

@@ -162,6 +162,11 @@ impl Store {
         Ok(())
     }
 
+    /// Gives out blocks of a segment again that [`Self::retire_segment`] was to empty.
+    pub fn keep_segment(&mut self, number: u32) {
+        self.allocator.close(number, false);
+    }
+
     /// Commits, and forgets a segment that [`Self::retire_segment`] has emptied; its file may then be removed.
     ///
     /// # Errors

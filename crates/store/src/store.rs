@@ -277,7 +277,7 @@ impl Store {
         self.allocator.release(session, upto, held);
     }
 
-    /// Whether blocks wait for the session to release its log up to this position, or less.
+    /// Whether blocks wait for the session to release its log further, but not beyond this position.
     pub fn has_unreleased(&self, session: SessionId, upto: LogPosition) -> bool {
         self.allocator.has_unreleased(session, upto)
     }
