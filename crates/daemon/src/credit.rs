@@ -4,7 +4,7 @@ use ashlar_types::{Errno, QuotaId, QuotaKey, SessionId};
 use ashlar_wire::{Credit, CreditKind, SpaceReply};
 use parking_lot::MutexGuard;
 
-use crate::digest::{release_all_blocks, release_blocks};
+use crate::digest::{release_blocks, take_unreleased_blocks};
 use crate::shared::Shared;
 use crate::state::State;
 
@@ -74,7 +74,7 @@ pub fn grant(shared: &Shared, id: SessionId, want: Credit, replaces: bool) -> Re
         // Sessions must ask again where their data are, so their blocks are taken only where that is of use.
         let most = kinds.iter().map(|&kind| free(&state, kind).blocks).max().unwrap_or(0);
         if want.blocks > most && want.blocks <= most + state.store.space().blocks_pinned {
-            release_all_blocks(&mut state);
+            take_unreleased_blocks(&mut state);
         }
     }
     state.counters.credit_refused += 1;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ashlar_pmem::Arena;
-use ashlar_store::{CommitDone, CommitJob, StoreError};
+use ashlar_store::{CommitDone, CommitJob, Committed, StoreError};
 use ashlar_types::{InodeId, SessionId};
 use ashlar_update::Update;
 use parking_lot::MutexGuard;
@@ -117,10 +117,9 @@ pub fn release_blocks(state: &mut State) {
     state.store.release_all(OWN_SESSION);
 }
 
-/// All blocks whose freeing is committed may be used again. Sessions that might read some of them begin a new era, in which they ask
-/// again where their data are; that needs nothing of them now.
-pub fn release_all_blocks(state: &mut State) {
-    release_blocks(state);
+/// Takes the blocks whose freeing is committed from sessions that might read them yet: they begin a new era, in which they ask again
+/// where their data are. That needs nothing of them now.
+pub fn take_unreleased_blocks(state: &mut State) {
     for session in state.sessions.values().filter(|session| session.fenced.is_none()) {
         let committed = state.store.committed(session.id);
         if state.store.has_unreleased(session.id, committed) {
@@ -277,35 +276,38 @@ pub fn finish_commit(state: &mut State, done: CommitDone) -> Result<(), StoreErr
     let committed = state.store.finish_commit(done)?;
     state.counters.commits += 1;
     state.commits_ended = state.commits_begun;
-    for (id, position) in committed.sessions {
-        publish_committed(state, id, position);
-        state.leasing.manager.handle_persistent(id, position);
-    }
+    publish(state, &committed);
+    Ok(())
+}
+
+/// Commits everything without the commit thread.
+///
+/// # Errors
+/// Those of a commit, and [`StoreError::CommitUnderWay`].
+pub fn commit(state: &mut State) -> Result<(), StoreError> {
+    note_costs(state);
+    let committed = state.store.commit()?;
+    state.oldest_uncommitted = None;
+    publish(state, &committed);
     Ok(())
 }
 
 /// Notes the cost of all records that the coming commit takes, so that a restart knows what the rest of a log may cost.
-pub fn note_costs(state: &mut State) {
+fn note_costs(state: &mut State) {
     for session in state.sessions.values() {
         // The page is mapped whole, so the store can't miss it.
         let _ = page::set_cost_at(&*session.page, state.store.applied(session.id), session.account.used);
     }
 }
 
-/// Publishes what a commit beside the commit thread's has committed; [`note_costs`] goes before it.
-pub fn publish_all_committed(state: &mut State) {
-    for id in state.live_ids() {
-        let position = state.store.committed(id);
-        publish_committed(state, id, position);
+/// Tells sessions how far their logs are committed: that much of them is free.
+fn publish(state: &mut State, committed: &Committed) {
+    for &(id, position) in &committed.sessions {
+        if let Some(session) = state.sessions.get(&id).filter(|session| session.fenced.is_none()) {
+            session.log.set_head(position);
+            session.control.set_committed(position);
+        }
         state.leasing.manager.handle_persistent(id, position);
-    }
-}
-
-/// Tells a session how far its log is committed: that much of it is free.
-pub fn publish_committed(state: &State, id: SessionId, position: ashlar_types::LogPosition) {
-    if let Some(session) = state.sessions.get(&id).filter(|session| session.fenced.is_none()) {
-        session.log.set_head(position);
-        session.control.set_committed(position);
     }
 }
 
@@ -321,12 +323,7 @@ pub fn finish(shared: &Shared) -> Result<(), StoreError> {
         }
     }
     shared.drive(&mut state);
-    note_costs(&mut state);
-    let committed = state.store.commit()?;
-    for (id, position) in committed.sessions {
-        publish_committed(&state, id, position);
-    }
-    Ok(())
+    commit(&mut state)
 }
 
 /// Starts both threads.

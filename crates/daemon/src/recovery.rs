@@ -53,7 +53,7 @@ pub fn recover(config: Config) -> Result<Shared, DaemonError> {
     }
     cut_unmet(&mut state, &bounds);
     state.phase = Phase::Running;
-    commit(&mut state)?;
+    digest::commit(&mut state)?;
     let shared = Shared::new(config, arena, watcher, state);
     settle(&shared)?;
     Ok(shared)
@@ -161,9 +161,10 @@ fn make_room(state: &mut State) -> Result<bool, DaemonError> {
     let room = |state: &State| (state.store.space().blocks_free, state.store.space().metadata_bytes_used);
     let (free, used) = room(state);
     digest::free_orphans(state);
-    commit(state)?;
+    digest::commit(state)?;
     // Extents from before the start are void, so nobody reads by them what was freed.
-    digest::release_all_blocks(state);
+    digest::release_blocks(state);
+    digest::take_unreleased_blocks(state);
     let (free_now, used_now) = room(state);
     Ok(free_now > free || used_now < used)
 }
@@ -201,16 +202,6 @@ fn cut_unmet(state: &mut State, bounds: &[(SessionId, LogPosition)]) {
 fn restore_leases(state: &mut State) {
     let State { store, leasing, sessions, .. } = state;
     leasing.restore(store, sessions.values().filter(|s| s.fenced.is_none() && s.is_whole));
-}
-
-fn commit(state: &mut State) -> Result<(), DaemonError> {
-    digest::note_costs(state);
-    let committed = state.store.commit()?;
-    for (id, position) in committed.sessions {
-        digest::publish_committed(state, id, position);
-    }
-    state.oldest_uncommitted = None;
-    Ok(())
 }
 
 /// Lets the living go on, and forgets the dead.
@@ -254,5 +245,5 @@ fn settle(shared: &Shared) -> Result<(), DaemonError> {
     if dead > 0 {
         tracing::info!(sessions = dead, "the logs of sessions that are gone were digested");
     }
-    commit(&mut state)
+    Ok(digest::commit(&mut state)?)
 }

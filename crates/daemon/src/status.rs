@@ -145,7 +145,7 @@ fn empty_when_freed<'a>(
     let deadline = Instant::now() + PATIENCE;
     loop {
         state = crate::credit::reclaim(shared, state)?;
-        digest::release_all_blocks(&mut state);
+        digest::take_unreleased_blocks(&mut state);
         match empty_segment(shared, &mut state, number) {
             Ok(()) => return Ok(state),
             Err(errno) => {
@@ -162,14 +162,13 @@ fn empty_when_freed<'a>(
 /// Empties a segment and gives it back. Others may have its number later, so sessions begin a new era; none can ask for a segment
 /// before this is done, since that takes the lock.
 fn empty_segment(shared: &Shared, state: &mut MutexGuard<'_, State>, number: u32) -> Result<(), Errno> {
-    digest::note_costs(state);
+    // Of what the store commits by itself in the next step, and in the last, no session would be told: nothing is left to it.
+    digest::commit(state).map_err(|error| errno(&error))?;
     let moved = state.store.retire_segment(number).map_err(|error| errno(&error))?;
-    digest::publish_all_committed(state);
     crate::grant::take_from_all(shared, state, &moved)?;
     shared.commit_all(state)?;
-    digest::note_costs(state);
+    digest::commit(state).map_err(|error| errno(&error))?;
     state.store.remove_segment(number).map_err(|error| errno(&error))?;
-    digest::publish_all_committed(state);
     state.sessions.values().for_each(|session| session.control.begin_segment_era());
     shared.arena.remove_segment(number).map_err(|error| {
         tracing::error!(number, %error, "an empty segment can't be removed");

@@ -87,10 +87,10 @@ impl LibFs {
     /// A segment, mapped when it's first needed. Whether it is still that one shows the era of blocks, afterwards.
     pub(crate) fn segment(&self, number: u32) -> Outcome<Arc<Segment>> {
         let era = self.control.segment_era();
-        self.segments.keep_current(era);
         if let Some(segment) = self.segments.get(number, era) {
             return Ok(segment);
         }
+        self.segments.keep_current(era);
         let (reply, descriptors) = self.call_with(&Request::Segment(number))?;
         let (Reply::Segment(info), Some(file)) = (reply, descriptors.first()) else { return Err(Errno::EIO) };
         let bytes = info.data_offset + u64::from(info.blocks) * BLOCK_BYTES;
