@@ -22,7 +22,7 @@ LAYERS = {
     "daemon": ["types", "pmem", "log", "update", "wire", "lease", "store"],
     "fuse": ["types", "update", "wire", "libfs"],
     "cli": ["types", "pmem", "wire", "store", "libfs", "daemon", "fuse"],
-    "tests": [],
+    "tests": ["types", "wire", "libfs"],
 }
 # Protocol logic without I/O: no clock, thread, socket, file or randomness, so nothing that brings one.
 SANS_IO = {"types", "update", "lease"}

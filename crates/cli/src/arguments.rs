@@ -47,6 +47,9 @@ pub enum Verb {
     /// SharedFS itself, which the daemon's supervisor starts
     #[command(hide = true)]
     SharedFs(SharedFsArguments),
+    /// The process that opens files on mounts, which SharedFS starts
+    #[command(hide = true)]
+    Opener,
     /// The process behind a mount, which 'ashlar mount' starts
     #[command(hide = true)]
     MountProcess(MountProcessArguments),

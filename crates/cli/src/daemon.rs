@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
+use std::os::fd::AsFd;
 use std::process::ExitCode;
 
 use ashlar_daemon::{Config, DaemonError, RESTART_EXIT};
@@ -43,6 +44,7 @@ pub fn run_shared_fs(arguments: &SharedFsArguments) -> Result<ExitCode, CliError
     end_with_any_thread();
     let mut config = Config::new(&arguments.arena);
     config.linger_seconds = arguments.linger_seconds;
+    config.opener = vec![this_program()?.into(), "opener".into()];
     match ashlar_daemon::run(config) {
         Err(error @ DaemonError::Failed(_)) => {
             tracing::error!(%error, "SharedFS ends, to be started again");
@@ -50,6 +52,15 @@ pub fn run_shared_fs(arguments: &SharedFsArguments) -> Result<ExitCode, CliError
         }
         result => Ok(result.map(|()| ExitCode::SUCCESS)?),
     }
+}
+
+/// Runs the process that opens files on mounts for SharedFS, which is at the other end of standard input.
+pub fn run_opener() -> Result<ExitCode, CliError> {
+    start_log();
+    let line =
+        std::io::stdin().as_fd().try_clone_to_owned().map_err(CliError::system("taking the line to SharedFS"))?;
+    ashlar_daemon::run_opener(line.into());
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Ends the whole process where one of its threads panics: a broken invariant. The others would wait for that thread for ever,

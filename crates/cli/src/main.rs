@@ -49,6 +49,7 @@ fn main() -> ExitCode {
         Verb::Arena(ArenaVerb::Resize(resize)) => resize::run(resize),
         Verb::Quota(verb) => quota::run(verb),
         Verb::SharedFs(shared) => daemon::run_shared_fs(shared),
+        Verb::Opener => daemon::run_opener(),
         Verb::MountProcess(mount) => mount_process::run(mount),
     };
     match result {

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use ashlar_log::RecordAt;
 use ashlar_store::StoreError;
-use ashlar_types::{InodeId, LogPosition, SessionId};
+use ashlar_types::{Access, InodeId, LogPosition, SessionId};
 use ashlar_update::Update;
 use ashlar_update::coalesce::{Action, Scope, coalesce};
 
@@ -226,12 +226,17 @@ impl State {
             credentials: &session.credentials,
             leases,
             is_granted: &|inode| session.ranges.contains(inode) || !this_boot && inode >= InodeId::FIRST_FREE,
-            kept_open: &|inode| self.kept_open.contains(&(id, inode)),
+            kept_open: &|inode| self.keeps(id, inode, Access::WRITE),
         }
         .judge(update)
     }
 
-    /// Before a file's rights narrow: who has it open and may write it keeps that right until it's closed, as POSIX has it.
+    /// Whether a session had a file open with this access before others took it.
+    pub fn keeps(&self, id: SessionId, inode: InodeId, access: Access) -> bool {
+        self.kept_open.get(&(id, inode)).is_some_and(|kept| kept.0 & access.0 == access.0)
+    }
+
+    /// Before a file's rights narrow: who has it open keeps the right to read or write it until it's closed, as POSIX has it.
     fn note_kept_open(&mut self, by: SessionId, update: &Update<'_>) -> Result<(), StoreError> {
         let inode = match update {
             Update::SetAttributes(set) if set.mode.is_some() || set.uid.is_some() || set.gid.is_some() => set.inode,
@@ -242,7 +247,7 @@ impl State {
             }
             _ => return Ok(()),
         };
-        self.kept_open.retain(|(id, kept)| self.sessions.get(id).is_some_and(|s| s.control.has_open(*kept)));
+        self.kept_open.retain(|(id, kept), _| self.sessions.get(id).is_some_and(|s| s.control.has_open(*kept)));
         for session in self.sessions.values() {
             if session.id == by || session.credentials.is_privileged() || !session.control.has_open(inode) {
                 continue;
@@ -250,9 +255,11 @@ impl State {
             let Some(found) = self.store.inode(inode)? else { return Ok(()) };
             let acl = self.store.xattr(inode, ashlar_update::XATTR_ACL_ACCESS)?;
             let acl = acl.and_then(|value| ashlar_update::acl::Acl::parse(&value));
-            let write = ashlar_types::Access::WRITE;
-            if ashlar_update::permission::allows(&found, acl.as_ref(), &session.credentials, write) {
-                self.kept_open.insert((session.id, inode));
+            for access in [Access::READ, Access::WRITE] {
+                if ashlar_update::permission::allows(&found, acl.as_ref(), &session.credentials, access) {
+                    let kept = self.kept_open.entry((session.id, inode)).or_insert(access);
+                    *kept = *kept | access;
+                }
             }
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! What SharedFS is told at its start.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// Bytes of a log on a large arena.
@@ -29,6 +30,9 @@ pub struct Config {
     pub lease_ttl_us: u64,
     /// End when there was no session for so many seconds; `None`: stay.
     pub linger_seconds: Option<u64>,
+    /// The command whose process opens files on mounts for sessions: it runs [`crate::run_opener`] on its standard input. Empty:
+    /// sessions get no descriptors.
+    pub opener: Vec<OsString>,
 }
 
 impl Config {
@@ -44,6 +48,7 @@ impl Config {
             lease_hold_us: LEASE_HOLD_US,
             lease_ttl_us: LEASE_TTL_US,
             linger_seconds: None,
+            opener: Vec::new(),
         }
     }
 

@@ -97,7 +97,7 @@ fn directory_entry((cookie, name, entry): (u64, Name, ashlar_update::Entry)) -> 
     DirectoryEntry { cookie, name: name.as_bytes().to_vec(), inode: entry.inode, kind: entry.kind }
 }
 
-fn internal(error: &StoreError) -> Errno {
+pub fn internal(error: &StoreError) -> Errno {
     tracing::error!(%error, "the shared area can't be read");
     Errno::EIO
 }

@@ -31,7 +31,9 @@ mod identity;
 mod leasing;
 mod locking;
 mod logs;
+mod materialise;
 mod notify;
+mod opener;
 mod page;
 mod quota;
 mod recovery;
@@ -48,6 +50,7 @@ mod watch;
 pub use config::Config;
 pub use error::{DaemonError, SupervisorError};
 pub use logs::{LogFindings, check_logs};
+pub use opener::run_opener;
 pub use supervisor::{RESTART_EXIT, Supervised, supervise};
 
 use std::os::unix::fs::PermissionsExt;

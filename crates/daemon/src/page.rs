@@ -7,6 +7,7 @@
 //! 2056  granted blocks:8  metadata:8      credit granted so far, less what was recalled
 //! 2072  revoking:8                        a lease is being taken, and the records written under it were not judged yet
 //! 2080  stale until:8                     milliseconds since boot up to which a mount's kernel may believe what is no longer so
+//! 2088  mount's device:8                  what its files show as st_dev, 0 where it is no mount
 //! 2112  4 times  position+1:8 blocks:8 metadata:8 unused:8   cost of all records before the position
 //! 2304  128 times  first inode << 16 | count                 inode numbers granted, oldest overwritten
 //! ```
@@ -20,6 +21,7 @@ const GRANTED_BLOCKS: u64 = 2056;
 const GRANTED_METADATA: u64 = 2064;
 const REVOKING: u64 = 2072;
 const STALE_UNTIL: u64 = 2080;
+const MOUNT_DEVICE: u64 = 2088;
 const COSTS: u64 = 2112;
 const COST_SLOTS: u64 = 4;
 const COST_BYTES: u64 = 32;
@@ -58,6 +60,16 @@ pub fn stale_until_ms(page: &impl Persistent) -> u64 {
 /// Notes that time.
 pub fn set_stale_until_ms(page: &impl Persistent, until_ms: u64) -> Result<(), OutOfBounds> {
     page.store_u64(STALE_UNTIL, until_ms)
+}
+
+/// The device number that the files of the session's mount show; 0 where it has told none, a number that no file system has.
+pub fn mount_device(page: &impl Persistent) -> u64 {
+    page.load_u64(MOUNT_DEVICE).unwrap_or(0)
+}
+
+/// Notes that number.
+pub fn set_mount_device(page: &impl Persistent, device: u64) -> Result<(), OutOfBounds> {
+    page.store_u64(MOUNT_DEVICE, device)
 }
 
 /// The credit granted, less what was recalled.

@@ -12,6 +12,7 @@ use ashlar_wire::{Connection, Listener, Reply, Request, WelcomeSegment};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::materialise::materialise;
 use crate::notify::Notifier;
 use crate::sessions::{self, Refused};
 use crate::shared::Shared;
@@ -135,13 +136,14 @@ fn accept(shared: &Arc<Shared>, listener: &Listener, connections: &Arc<Connectio
 
 /// A reply, and the descriptors that go with it.
 struct Answer {
-    reply: Reply,
+    /// `None`: the opener has sent it.
+    reply: Option<Reply>,
     files: Vec<Arc<dyn AsFd + Send + Sync>>,
 }
 
 impl From<Reply> for Answer {
     fn from(reply: Reply) -> Self {
-        Self { reply, files: Vec::new() }
+        Self { reply: Some(reply), files: Vec::new() }
     }
 }
 
@@ -161,8 +163,9 @@ fn serve(shared: &Arc<Shared>, connection: &mut Connection) {
             Err(Shared::ENDING) => return,
             Err(errno) => Reply::Error(errno).into(),
         };
+        let Some(reply) = &answer.reply else { continue };
         let files: Vec<BorrowedFd<'_>> = answer.files.iter().map(|file| file.as_fd()).collect();
-        if connection.send(&answer.reply, &files).is_err() {
+        if connection.send(reply, &files).is_err() {
             return;
         }
     }
@@ -185,7 +188,7 @@ fn answer(
                         .into_iter()
                         .map(|file| Ok(Arc::new(file.try_clone()?) as Arc<dyn AsFd + Send + Sync>))
                         .collect::<io::Result<_>>()?;
-                    Ok(Answer { reply: Reply::Welcome(Box::new(welcome)), files })
+                    Ok(Answer { reply: Some(Reply::Welcome(Box::new(welcome))), files })
                 }
                 Err(Refused::Because(sentence)) => Ok(Reply::Refused(sentence).into()),
                 Err(Refused::Errno(errno)) => Err(errno),
@@ -227,8 +230,13 @@ fn answer(
         session.notifier.clone()
     };
     let _asking = notifier.as_ref().map(Notifier::asking);
-    let reclaims = peer.is_reclaiming && matches!(request, Request::Lock { .. } | Request::RegisterMount);
+    let reclaims = peer.is_reclaiming && matches!(request, Request::Lock { .. } | Request::RegisterMount { .. });
     peer.is_reclaiming = reclaims;
+    if let Request::Materialise { inode, flags } = request {
+        let directory = descriptors.into_iter().next();
+        materialise(shared, id, (inode, flags), directory, connection.socket().as_fd())?;
+        return Ok(Answer { reply: None, files: Vec::new() });
+    }
     serve_session(shared, id, request, descriptors, reclaims)
 }
 
@@ -263,9 +271,9 @@ fn serve_session(
             Reply::Done.into()
         }
         Request::Segment(number) => segment(shared, number)?,
-        Request::RegisterMount => {
+        Request::RegisterMount { device: number } => {
             let device = descriptors.into_iter().next().ok_or(Errno::EINVAL)?;
-            register_mount(shared, id, device)?.into()
+            register_mount(shared, id, device, number)?.into()
         }
         Request::Lock { .. } => locking::lock(shared, id, &request, reclaims)?.into(),
         Request::QueryLock { .. } => locking::query(shared, id, &request)?.into(),
@@ -283,16 +291,18 @@ fn serve_session(
         | Request::Resize { .. }
         | Request::Shutdown
         | Request::SetQuota { .. }
-        | Request::Quotas => return Err(Errno::EPROTO),
+        | Request::Quotas
+        | Request::Materialise { .. } => return Err(Errno::EPROTO),
     })
 }
 
-fn register_mount(shared: &Shared, id: SessionId, device: OwnedFd) -> Result<Reply, Errno> {
+fn register_mount(shared: &Shared, id: SessionId, device: OwnedFd, number: u64) -> Result<Reply, Errno> {
     let mut state = shared.lock();
     let session = state.sessions.get_mut(&id).ok_or(Errno::ESTALE)?;
     if session.identity.kind != ashlar_wire::SessionKind::Mount {
         return Err(Errno::EPERM);
     }
+    session.set_mount_device(number).map_err(|_| Errno::EIO)?;
     let old = session.notifier.replace(Notifier::start(device, shared.cache_ttl())?);
     drop(state);
     if let Some(old) = old {
@@ -320,5 +330,5 @@ fn segment(shared: &Shared, number: u32) -> Result<Answer, Errno> {
         Errno::EIO
     })?;
     let reply = Reply::Segment(WelcomeSegment { number, blocks: found.blocks, data_offset: found.data_offset() });
-    Ok(Answer { reply, files: vec![Arc::new(file)] })
+    Ok(Answer { reply: Some(reply), files: vec![Arc::new(file)] })
 }

@@ -115,6 +115,8 @@ pub struct Session {
     pub fenced: Option<String>,
     /// Its mount's notifier.
     pub notifier: Option<Arc<Notifier>>,
+    /// The device number that its mount's files show; 0 where it has told none.
+    pub mount_device: u64,
 }
 
 impl Session {
@@ -189,6 +191,7 @@ impl Session {
         session.judged = page::validated(&*session.page);
         session.quota_era = session.control.quota_era();
         session.is_quota_judged = false;
+        session.mount_device = page::mount_device(&*session.page);
         session.account.granted = page::granted(&*session.page);
         // A commit that the page knows nothing of can't be; where it is so all the same (damage), nothing counts as used.
         session.account.used = used.unwrap_or_default();
@@ -233,12 +236,21 @@ impl Session {
             is_aside: false,
             fenced: None,
             notifier: None,
+            mount_device: 0,
         }
     }
 
     /// Whether its log's file was truncated under SharedFS.
     pub fn is_torn(&self) -> bool {
         self.log_memory.is_torn() || self.control.memory().is_torn()
+    }
+
+    /// Takes the number of its mount's device, where a restart of SharedFS finds it: sessions may ask for descriptors on the mount
+    /// before its process has noticed the restart.
+    pub fn set_mount_device(&mut self, device: u64) -> Result<(), OutOfBounds> {
+        page::set_mount_device(&*self.page, device)?;
+        self.mount_device = device;
+        Ok(())
     }
 
     /// Grants credit: in the account first, then where the session sees it.

@@ -201,7 +201,7 @@ pub fn end(shared: &Shared, ids: &[SessionId]) {
         }
         crate::grant::end_leases(&mut state, id);
         state.locking.end_session(id);
-        state.kept_open.retain(|(owner, _)| *owner != id);
+        state.kept_open.retain(|(owner, _), _| *owner != id);
     }
     shared.drive(&mut state);
     shared.locks_changed.notify_all();

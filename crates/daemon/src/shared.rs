@@ -10,6 +10,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::Config;
 use crate::apply::Slice;
 use crate::grant::drive;
+use crate::opener::Opener;
 use crate::state::State;
 use crate::watch::Watcher;
 
@@ -21,6 +22,8 @@ pub struct Shared {
     pub arena: Arc<Arena>,
     /// Ends of processes.
     pub watcher: Watcher,
+    /// Opens files on mounts.
+    pub opener: Opener,
     /// When SharedFS started.
     pub started: Instant,
     state: Mutex<State>,
@@ -44,6 +47,7 @@ impl Shared {
     /// Puts the parts together.
     pub fn new(config: Config, arena: Arc<Arena>, watcher: Watcher, state: State) -> Self {
         Self {
+            opener: Opener::new(config.opener.clone()),
             config,
             arena,
             watcher,

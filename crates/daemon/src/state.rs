@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use ashlar_store::{Store, StoreError};
-use ashlar_types::{InodeId, LogPosition, SessionId};
+use ashlar_types::{Access, InodeId, LogPosition, SessionId};
 use ashlar_update::{Applied, Update};
 
 use crate::apply::Slice;
@@ -77,8 +77,8 @@ pub struct State {
     pub unmet: BTreeMap<SessionId, Unmet>,
     /// Sessions whose logs could not be read at recovery.
     pub lost: BTreeSet<SessionId>,
-    /// Files that a session had open for writing before others took its right to, by session.
-    pub kept_open: BTreeSet<(SessionId, InodeId)>,
+    /// What sessions might do, before others narrowed their rights, to files that they had open.
+    pub kept_open: BTreeMap<(SessionId, InodeId), Access>,
     /// Where batches of records are copied to, one after the other.
     pub scratch: Vec<u8>,
 }
@@ -107,7 +107,7 @@ impl State {
             phase: Phase::Running,
             unmet: BTreeMap::new(),
             lost: BTreeSet::new(),
-            kept_open: BTreeSet::new(),
+            kept_open: BTreeMap::new(),
             scratch: Vec::new(),
         })
     }
@@ -203,7 +203,7 @@ impl State {
         self.commit_wanted = true;
         self.leasing.drop_later(id);
         self.locking.end_session(id);
-        self.kept_open.retain(|(owner, _)| *owner != id);
+        self.kept_open.retain(|(owner, _), _| *owner != id);
     }
 
     /// The end of the part of a session's log in which every slot is committed or void; a log that makes no sense fences

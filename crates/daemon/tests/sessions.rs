@@ -526,7 +526,7 @@ fn a_mounts_kernel_forgets_before_others_change_what_it_knows() {
     let mut site = Site::new(64 << 20);
     let mut mount = Client::open_as(&site.socket(), ashlar_wire::SessionKind::Mount);
     let (device, mut kernel) = std::os::unix::net::UnixStream::pair().expect("a device");
-    let reply = mount.line.call(&Request::RegisterMount, &[device.as_fd()]).expect("answered").0;
+    let reply = mount.line.call(&Request::RegisterMount { device: 77 }, &[device.as_fd()]).expect("answered").0;
     assert!(matches!(reply, Reply::Done));
     mount.acquire(&[(InodeId::ROOT, true)]).expect("granted");
     let file = mount.make(InodeId::ROOT, b"file", FileKind::Regular);

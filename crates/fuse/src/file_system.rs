@@ -12,7 +12,7 @@ use ashlar_types::{Credentials, InodeId};
 /// can be tested against a file system in memory; mounts are generic over it, so it costs nothing.
 #[allow(missing_docs, clippy::too_many_arguments, clippy::missing_errors_doc)]
 pub trait FileSystem: Send + Sync + 'static {
-    fn register_mount(&self, device: OwnedFd) -> Outcome<()>;
+    fn register_mount(&self, device: OwnedFd, number: u64) -> Outcome<()>;
     fn cache_ttl_ms(&self, inode: InodeId) -> u64;
     fn name_ttl_ms(&self, directory: InodeId) -> u64;
     fn is_shared(&self) -> bool;
@@ -115,7 +115,7 @@ macro_rules! forward {
 }
 
 forward! {
-    fn register_mount(device: OwnedFd) -> Outcome<()>;
+    fn register_mount(device: OwnedFd, number: u64) -> Outcome<()>;
     fn cache_ttl_ms(inode: InodeId) -> u64;
     fn name_ttl_ms(directory: InodeId) -> u64;
     fn is_shared() -> bool;

@@ -103,8 +103,12 @@ impl<F: FileSystem> Mount<F> {
         let agreement = negotiate(&device)?;
         let duplicate =
             device.duplicate().map_err(|reason| MountError::Failed { path: mount_point.clone(), reason })?;
-        file_system.register_mount(duplicate).map_err(MountError::NotRegistered)?;
-        set_read_ahead(&mount_point);
+        // The table tells what the mount, which nobody serves yet, could not.
+        let entry = mountinfo::find(&mount_point);
+        let number = entry.as_ref().and_then(mountinfo::Entry::device_number);
+        let number = number.ok_or_else(|| MountError::NotMounted { path: mount_point.clone() })?;
+        file_system.register_mount(duplicate, number).map_err(MountError::NotRegistered)?;
+        entry.iter().for_each(set_read_ahead);
         detach.keep();
         let threads = if options.threads == 0 { default_threads() } else { options.threads };
         let server = Arc::new(Server::new(file_system, device, threads, agreement));
@@ -208,13 +212,11 @@ fn attach(device: &Device, path: &Path, options: &MountOptions) -> Result<(), Mo
 }
 
 /// Lets the kernel read further ahead than the 128 KiB that it starts with. Where that cannot be set, it only reads in smaller
-/// pieces. The file is found without asking the mount, which nobody serves yet.
-fn set_read_ahead(path: &Path) {
-    if let Some(entry) = mountinfo::find(path) {
-        let file = format!("/sys/class/bdi/{}/read_ahead_kb", entry.device);
-        if let Err(error) = std::fs::write(&file, READ_AHEAD_KIB.to_string()) {
-            tracing::debug!(file, %error, "readahead stays as it is");
-        }
+/// pieces.
+fn set_read_ahead(entry: &mountinfo::Entry) {
+    let file = format!("/sys/class/bdi/{}/read_ahead_kb", entry.device);
+    if let Err(error) = std::fs::write(&file, READ_AHEAD_KIB.to_string()) {
+        tracing::debug!(file, %error, "readahead stays as it is");
     }
 }
 

@@ -19,6 +19,14 @@ pub(crate) struct Entry {
     pub(crate) device: String,
 }
 
+impl Entry {
+    /// The device number that its files show.
+    pub(crate) fn device_number(&self) -> Option<u64> {
+        let (major, minor) = self.device.split_once(':')?;
+        Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
+    }
+}
+
 /// Whether `path` is a mount point of Ashlar. It asks the kernel's table and not the file system, so the answer also comes where
 /// the mount's process is dead or stuck.
 #[must_use]
@@ -100,6 +108,7 @@ mod tests {
     fn finds_mounts_by_their_unescaped_path() {
         let found = find_in(TABLE, Path::new("/mnt/with blank")).unwrap();
         assert_eq!(found.device, "0:50");
+        assert_eq!(found.device_number(), Some(rustix::fs::makedev(0, 50)));
         assert_eq!(find_in(TABLE, Path::new("/")), None);
         assert_eq!(find_in(TABLE, Path::new("/mnt")), None);
     }

@@ -1,7 +1,8 @@
 //! Calls to SharedFS: a pool of connections, and patience while SharedFS restarts.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ashlar_types::Errno;
@@ -28,6 +29,9 @@ struct Pool {
     era: u64,
 }
 
+/// A mount as SharedFS is told of it: the request, and the kernel's device that goes with it.
+type Registration = (Request, OwnedFd);
+
 /// The session's line to SharedFS.
 #[derive(Debug)]
 pub(crate) struct Calls {
@@ -38,7 +42,7 @@ pub(crate) struct Calls {
     peer: Peer,
     pool: Mutex<Pool>,
     resuming: Mutex<()>,
-    mount_device: Mutex<Option<OwnedFd>>,
+    mount: Mutex<Option<Arc<Registration>>>,
 }
 
 impl Calls {
@@ -62,28 +66,34 @@ impl Calls {
             peer: welcome.peer,
             pool: Mutex::new(Pool { idle: vec![connection], era: 0 }),
             resuming: Mutex::new(()),
-            mount_device: Mutex::new(None),
+            mount: Mutex::new(None),
         };
         Ok((calls, welcome, descriptors))
     }
 
-    /// Keeps the mount's device, and tells SharedFS of it.
-    pub(crate) fn register_mount(&self, device: OwnedFd, reclaim: &dyn Reclaim) -> Result<(), Errno> {
-        *self.mount_device.lock() = Some(device);
-        self.call_with(&Request::RegisterMount, reclaim).map(drop)
+    /// Keeps the mount's device and its number, and tells SharedFS of them.
+    pub(crate) fn register_mount(&self, device: OwnedFd, number: u64, reclaim: &dyn Reclaim) -> Result<(), Errno> {
+        let mount = Arc::new((Request::RegisterMount { device: number }, device));
+        *self.mount.lock() = Some(Arc::clone(&mount));
+        self.call_with(&mount.0, &[mount.1.as_fd()], reclaim).map(drop)
     }
 
     /// Calls SharedFS, and waits for it while it restarts.
     pub(crate) fn call(&self, request: &Request, reclaim: &dyn Reclaim) -> Result<Reply, Errno> {
-        self.call_with(request, reclaim).map(|(reply, _)| reply)
+        self.call_with(request, &[], reclaim).map(|(reply, _)| reply)
     }
 
-    /// As [`Self::call`], with the descriptors that come back.
-    pub(crate) fn call_with(&self, request: &Request, reclaim: &dyn Reclaim) -> Result<(Reply, Vec<OwnedFd>), Errno> {
+    /// As [`Self::call`], with descriptors that go with the request, and those that come back.
+    pub(crate) fn call_with(
+        &self,
+        request: &Request,
+        descriptors: &[BorrowedFd<'_>],
+        reclaim: &dyn Reclaim,
+    ) -> Result<(Reply, Vec<OwnedFd>), Errno> {
         let deadline = Instant::now() + self.patience;
         loop {
             let era = self.pool.lock().era;
-            match self.try_call(request) {
+            match self.try_call(request, descriptors) {
                 Ok((Reply::Error(errno), _)) => return Err(errno),
                 Ok((Reply::Refused(_), _)) => return Err(Errno::EIO),
                 Ok(answer) => return Ok(answer),
@@ -93,17 +103,13 @@ impl Calls {
         }
     }
 
-    fn try_call(&self, request: &Request) -> Result<(Reply, Vec<OwnedFd>), WireError> {
+    fn try_call(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> Result<(Reply, Vec<OwnedFd>), WireError> {
         let idle = self.pool.lock().idle.pop();
         let mut connection = match idle {
             Some(connection) => connection,
             None => self.attach()?,
         };
-        let device = self.mount_device.lock().as_ref().and_then(|device| device.try_clone().ok());
-        let answer = match (request, &device) {
-            (Request::RegisterMount, Some(device)) => connection.call(request, &[device.as_fd()])?,
-            _ => connection.call(request, &[])?,
-        };
+        let answer = connection.call(request, descriptors)?;
         let mut pool = self.pool.lock();
         if pool.idle.len() < IDLE_MAX {
             pool.idle.push(connection);
@@ -156,8 +162,9 @@ impl Calls {
             Ok(_) => return Err(Some(Errno::EIO)),
             Err(_) => return Err(None),
         }
-        if let Some(device) = self.mount_device.lock().as_ref() {
-            connection.call::<_, Reply>(&Request::RegisterMount, &[device.as_fd()]).map_err(|_| None)?;
+        let mount = self.mount.lock().clone();
+        if let Some(mount) = mount {
+            connection.call::<_, Reply>(&mount.0, &[mount.1.as_fd()]).map_err(|_| None)?;
         }
         for request in reclaim.requests() {
             connection.call::<_, Reply>(&request, &[]).map_err(|_| None)?;

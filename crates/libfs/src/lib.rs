@@ -25,6 +25,7 @@ mod grants;
 mod handles;
 mod intervals;
 mod ledger;
+mod materialise;
 mod names;
 mod node;
 mod quota;
@@ -32,7 +33,7 @@ mod record;
 mod segments;
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -193,13 +194,13 @@ impl LibFs {
         Ok(fs)
     }
 
-    /// Hands SharedFS the mount's `/dev/fuse` descriptor, through which it makes the kernel forget what is no longer true.
-    /// After a restart of SharedFS this happens again by itself.
+    /// Hands SharedFS the mount's `/dev/fuse` descriptor, through which it makes the kernel forget what is no longer true, and the
+    /// device number that the mount's files show (`st_dev`). After a restart of SharedFS this happens again by itself.
     ///
     /// # Errors
     /// `EIO` where SharedFS is away.
-    pub fn register_mount(&self, device: OwnedFd) -> Outcome<()> {
-        self.calls.register_mount(device, &self.held_locks)
+    pub fn register_mount(&self, device: OwnedFd, number: u64) -> Outcome<()> {
+        self.calls.register_mount(device, number, &self.held_locks)
     }
 
     /// For how long a kernel may keep what was just answered about an inode, in milliseconds; 0 where it's no longer true.
@@ -240,8 +241,12 @@ impl LibFs {
         self.calls.call(request, &self.held_locks)
     }
 
-    pub(crate) fn call_with(&self, request: &Request) -> Outcome<(Reply, Vec<OwnedFd>)> {
-        self.calls.call_with(request, &self.held_locks)
+    pub(crate) fn call_with(
+        &self,
+        request: &Request,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Outcome<(Reply, Vec<OwnedFd>)> {
+        self.calls.call_with(request, descriptors, &self.held_locks)
     }
 
     /// A number for a new inode.

@@ -91,7 +91,7 @@ impl LibFs {
             return Ok(segment);
         }
         self.segments.keep_current(era);
-        let (reply, descriptors) = self.call_with(&Request::Segment(number))?;
+        let (reply, descriptors) = self.call_with(&Request::Segment(number), &[])?;
         let (Reply::Segment(info), Some(file)) = (reply, descriptors.first()) else { return Err(Errno::EIO) };
         let bytes = info.data_offset + u64::from(info.blocks) * BLOCK_BYTES;
         let mapping = Mapping::map(file, bytes, MappingAccess::ReadOnly, self.medium).map_err(|_| Errno::EIO)?;

@@ -31,6 +31,7 @@
 mod arena;
 mod crash;
 mod flush;
+mod handle;
 mod mapping;
 mod medium;
 mod persistent;
@@ -44,6 +45,7 @@ pub use arena::{
 };
 pub use crash::{CrashImages, CrashMedium, CrashState, CrashTwin};
 pub use flush::FlushMethod;
+pub use handle::open_by_handle;
 pub use mapping::{MapError, Mapping, MappingAccess};
 pub use medium::{Medium, MediumKind};
 pub use persistent::{OutOfBounds, Persistent};

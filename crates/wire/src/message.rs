@@ -8,7 +8,7 @@ use ashlar_update::Cost;
 use serde::{Deserialize, Serialize};
 
 /// The version of the protocol and of the shared memory's layout. A daemon understands this one only.
-pub const PROTOCOL_VERSION: u32 = 3;
+pub const PROTOCOL_VERSION: u32 = 4;
 
 /// What a session is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -316,7 +316,10 @@ pub enum Request {
     /// A data segment; its descriptor (read-only) comes with the reply.
     Segment(u32),
     /// The mount's `/dev/fuse` descriptor comes with this, through which SharedFS makes the kernel forget what is no longer true.
-    RegisterMount,
+    RegisterMount {
+        /// The device number that the mount's files show (`st_dev`).
+        device: u64,
+    },
     /// Sets or removes a lock. A `wait` reply comes when it's granted, or on `CancelLock` from another connection.
     Lock {
         /// The file.
@@ -389,6 +392,14 @@ pub enum Request {
     },
     /// Who uses how much, and who may (command line).
     Quotas,
+    /// A descriptor of the kernel's. A directory on a mount of the arena comes with this; back comes a new open file description of the
+    /// inode on that mount.
+    Materialise {
+        /// Which inode: a regular file or a directory.
+        inode: InodeId,
+        /// How to open it, as for open(2): the access mode, and flags that neither make nor cut anything.
+        flags: u32,
+    },
 }
 
 /// Free and total space.

@@ -227,7 +227,7 @@ impl Fake {
 }
 
 impl ashlar_fuse::FileSystem for Fake {
-    fn register_mount(&self, device: OwnedFd) -> Outcome<()> {
+    fn register_mount(&self, device: OwnedFd, _number: u64) -> Outcome<()> {
         self.state().devices[self.number] = Some(Arc::new(device));
         Ok(())
     }

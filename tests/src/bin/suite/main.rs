@@ -10,6 +10,7 @@ mod linear;
 mod power;
 mod programs;
 mod quota;
+mod run;
 mod scratch;
 
 use std::process::ExitCode;
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
         hammer::TESTS,
         linear::TESTS,
         quota::TESTS,
+        run::TESTS,
         conformance::TESTS,
         power::TESTS,
     ];

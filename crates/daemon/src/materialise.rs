@@ -1,0 +1,148 @@
+//! Descriptors of the kernel's for sessions that serve their files themselves: what leaves a session's sight must be a real one.
+//!
+//! A session names an inode and shows a directory on a mount of the arena; it gets a new open file description of the inode on that
+//! mount. The opener makes it ([`crate::opener`]); here is decided who may have it. As for records, an inode is judged by itself, and
+//! not by the directories that lead to it.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use ashlar_types::{Access, Errno, FileKind, InodeId, SessionId};
+use ashlar_update::XATTR_ACL_ACCESS;
+use ashlar_update::acl::Acl;
+use ashlar_update::permission::{allows, owns};
+use ashlar_wire::SessionKind;
+use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
+
+use crate::grant::internal;
+use crate::opener::Errand;
+use crate::session::Session;
+use crate::shared::Shared;
+use crate::state::State;
+
+/// The flags that a session may choose. None of them makes or cuts a file.
+const FLAGS: OFlags = OFlags::RWMODE
+    .union(OFlags::APPEND)
+    .union(OFlags::NONBLOCK)
+    .union(OFlags::DIRECT)
+    .union(OFlags::SYNC)
+    .union(OFlags::DSYNC)
+    .union(OFlags::NOATIME)
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::LARGEFILE);
+
+/// Has a session answered, over its own `socket`, with a descriptor of an inode on the mount that `directory` stands on.
+///
+/// # Errors
+/// `EINVAL` where the directory is none or on no mount of this arena, or the flags or the inode's kind are not for this; `ESTALE` where
+/// the inode is gone; `EACCES`, and `EPERM` for `O_NOATIME`, where the session's user may not; what the kernel says.
+pub fn materialise(
+    shared: &Shared,
+    id: SessionId,
+    (inode, flags): (InodeId, u32),
+    directory: Option<OwnedFd>,
+    socket: BorrowedFd<'_>,
+) -> Result<(), Errno> {
+    let wanted = OFlags::from_bits_retain(flags);
+    let access = access(wanted)?;
+    let directory = directory.ok_or(Errno::EINVAL)?;
+    let device = device(&directory)?;
+    {
+        // What the session has just done to the inode's rights counts, and what it has just made is there.
+        let state = shared.apply_settled(shared.lock(), id);
+        let session = state.live(id).ok_or(Errno::EIO)?;
+        check_mount(&state, device)?;
+        check_rights(&state, session, inode, access, wanted.contains(OFlags::NOATIME))?;
+    }
+    shared.opener.open(Errand { inode, flags }, directory.as_fd(), socket)
+}
+
+/// What the flags ask for.
+fn access(flags: OFlags) -> Result<Access, Errno> {
+    if !FLAGS.contains(flags) {
+        return Err(Errno::EINVAL);
+    }
+    match flags.intersection(OFlags::RWMODE) {
+        OFlags::RDONLY => Ok(Access::READ),
+        OFlags::WRONLY => Ok(Access::WRITE),
+        OFlags::RDWR => Ok(Access::READ | Access::WRITE),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// The number of the device that a directory is on, as the kernel knows it: a file system that does not answer is not asked. Only
+/// directories are taken, as closing one asks no file system either.
+fn device(directory: &OwnedFd) -> Result<u64, Errno> {
+    let system = |errno: rustix::io::Errno| Errno(errno.raw_os_error());
+    if rustix::fs::fcntl_getfl(directory).map_err(system)?.contains(OFlags::PATH) {
+        return Err(Errno::EINVAL);
+    }
+    let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let found = rustix::fs::statx(directory, c"", how, StatxFlags::TYPE).map_err(system)?;
+    if FileType::from_raw_mode(found.stx_mode.into()) != FileType::Directory {
+        return Err(Errno::EINVAL);
+    }
+    Ok(rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor))
+}
+
+fn check_mount(state: &State, device: u64) -> Result<(), Errno> {
+    let is_mount = |session: &Session| {
+        session.identity.kind == SessionKind::Mount
+            && session.mount_device == device
+            && session.fenced.is_none()
+            && !session.is_ending
+    };
+    if device != 0 && state.sessions.values().any(is_mount) { Ok(()) } else { Err(Errno::EINVAL) }
+}
+
+/// Whether the session may open an inode. Devices, pipes and sockets are the kernel's from the beginning, and opening one may
+/// wait for ever or do something.
+fn check_rights(
+    state: &State,
+    session: &Session,
+    inode: InodeId,
+    access: Access,
+    keeps_time: bool,
+) -> Result<(), Errno> {
+    let found = state.store.inode(inode).map_err(|error| internal(&error))?.ok_or(Errno::ESTALE)?;
+    if !matches!(found.kind, FileKind::Regular | FileKind::Directory) {
+        return Err(Errno::EINVAL);
+    }
+    if owns(&found, &session.credentials) {
+        return Ok(());
+    }
+    if keeps_time {
+        return Err(Errno::EPERM);
+    }
+    let acl = state.store.xattr(inode, XATTR_ACL_ACCESS).map_err(|error| internal(&error))?;
+    let acl = acl.and_then(|value| Acl::parse(&value));
+    let may =
+        |one: Access| allows(&found, acl.as_ref(), &session.credentials, one) || state.keeps(session.id, inode, one);
+    let is_permitted = [Access::READ, Access::WRITE].into_iter().all(|one| access.0 & one.0 == 0 || may(one));
+    if is_permitted { Ok(()) } else { Err(Errno::EACCES) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_that_make_or_cut_are_refused() {
+        let asked = |flags: OFlags| access(flags).map(|access| access.0);
+        assert_eq!(asked(OFlags::RDONLY | OFlags::DIRECTORY), Ok(4));
+        assert_eq!(asked(OFlags::WRONLY | OFlags::APPEND | OFlags::LARGEFILE), Ok(2));
+        assert_eq!(asked(OFlags::RDWR | OFlags::SYNC | OFlags::DIRECT | OFlags::NONBLOCK), Ok(6));
+        for refused in [OFlags::RWMODE, OFlags::CREATE, OFlags::TRUNC, OFlags::PATH, OFlags::TMPFILE, OFlags::EXCL] {
+            assert_eq!(asked(refused), Err(Errno::EINVAL), "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn only_directories_lead_to_mounts() {
+        let open = |path: &str, flags| {
+            rustix::fs::open(path, flags | OFlags::CLOEXEC, rustix::fs::Mode::empty()).expect("opened")
+        };
+        assert_ne!(device(&open("/", OFlags::RDONLY)), Ok(0));
+        assert_eq!(device(&open("/", OFlags::PATH)), Err(Errno::EINVAL));
+        assert_eq!(device(&open("/proc/self/stat", OFlags::RDONLY)), Err(Errno::EINVAL));
+    }
+}

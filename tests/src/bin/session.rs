@@ -1,0 +1,67 @@
+//! `ashlar-session SOCKET DIRECTORY`: a LibFS session of whoever runs it, beside the mount that the directory stands on. It does what
+//! the lines on its standard input say, and answers each with a line: what was asked for, or the symbol of an error.
+//!
+//! ```text
+//! open NAME                   an inode number   opens a file of the root directory, without looking at its own rights
+//! materialise INODE FLAGS     what can be read through the descriptor, or nothing where it can't be read
+//! ```
+#![forbid(unsafe_code)]
+
+use std::fs::File;
+use std::io::{self, BufRead, Read, Write};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use ashlar_libfs::{LibFs, Options};
+use ashlar_types::{Credentials, Errno, InodeId};
+use ashlar_wire::SessionKind;
+
+fn main() -> ExitCode {
+    let words: Vec<_> = std::env::args().skip(1).collect();
+    let [socket, directory] = &words[..] else {
+        eprintln!("usage: ashlar-session SOCKET DIRECTORY");
+        return ExitCode::from(2);
+    };
+    match run(Path::new(socket), Path::new(directory)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("ashlar-session: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(socket: &Path, directory: &Path) -> Result<(), Box<dyn std::error::Error>> {
+    let kind = SessionKind::Process;
+    let options = Options { socket: socket.to_owned(), kind, label: "ashlar-session".into(), patience_ms: 30_000 };
+    let session = LibFs::connect(&options)?;
+    let directory = File::open(directory)?;
+    for line in io::stdin().lock().lines() {
+        let answer = serve(&session, &directory, &line?).unwrap_or_else(|errno| errno.symbol().to_owned());
+        println!("{answer}");
+        io::stdout().flush()?;
+    }
+    session.end();
+    Ok(())
+}
+
+fn serve(session: &Arc<LibFs>, directory: &File, line: &str) -> Result<String, Errno> {
+    let number = |word: &str| word.parse().map_err(|_| Errno::EINVAL);
+    match line.split(' ').collect::<Vec<_>>()[..] {
+        ["open", name] => {
+            let found = session.lookup(&Credentials::checked(0, 0), InodeId::ROOT, name.as_bytes())?;
+            Ok(session.open(found.id)?.id.to_string())
+        }
+        ["materialise", inode, flags] => {
+            let flags = u32::try_from(number(flags)?).map_err(|_| Errno::EINVAL)?;
+            let file = session.materialise(directory.as_fd(), InodeId(number(inode)?), flags)?;
+            let mut text = String::new();
+            // Where it was opened for writing only, there is nothing to be read.
+            let _ = File::from(file).read_to_string(&mut text);
+            Ok(text)
+        }
+        _ => Err(Errno::EINVAL),
+    }
+}

@@ -1,0 +1,349 @@
+//! Programs that are served by LibFS in their own processes, beside a mount.
+
+use std::fs::{self, File, Permissions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use ashlar_libfs::{LibFs, Make, Options, WriteAt};
+use ashlar_tests::command::eventually;
+use ashlar_tests::harness::{Test, Verdict, passed};
+use ashlar_tests::mount::{Medium, Site, obstacle};
+use ashlar_tests::{Outcome, ensure, number, tried};
+use ashlar_types::{Credentials, Errno, FileKind, InodeId};
+use ashlar_wire::SessionKind;
+use rustix::fs::OFlags;
+
+/// The tests of this group.
+pub const TESTS: &[Test] = &[
+    Test { name: "run/a_session_gets_real_descriptors", run: || with(descriptors) },
+    Test { name: "run/descriptors_are_for_those_who_may", run: || with(rights) },
+    Test { name: "run/sharedfs_is_killed_while_descriptors_are_made", run: || with(kills) },
+];
+
+const ROOT: Credentials = Credentials::checked(0, 0);
+/// Nobody.
+const USER: u32 = 65534;
+const SOON: Duration = Duration::from_secs(30);
+
+fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
+    obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
+}
+
+fn connect(site: &Site) -> Outcome<Arc<LibFs>> {
+    let socket = site.arena().join("socket");
+    let options = Options { socket, kind: SessionKind::Process, label: "suite".into(), patience_ms: 60_000 };
+    LibFs::connect(&options).map_err(tried("opening a session"))
+}
+
+/// A session, and a directory on the mount beside it.
+struct Beside {
+    session: Arc<LibFs>,
+    directory: File,
+}
+
+impl Beside {
+    fn new(site: &Site) -> Outcome<Self> {
+        let directory = File::open(site.point(0)).map_err(tried("opening the mount's root directory"))?;
+        Ok(Self { session: connect(site)?, directory })
+    }
+
+    fn make(&self, name: &str, kind: FileKind) -> Outcome<InodeId> {
+        let make = Make { kind, mode: 0o755, umask: 0, device: 0, target: &[] };
+        let made = match kind {
+            FileKind::Regular => self.session.make_open(&ROOT, InodeId::ROOT, name.as_bytes(), &make),
+            _ => self.session.make(&ROOT, InodeId::ROOT, name.as_bytes(), &make),
+        };
+        Ok(made.map_err(tried(format!("making {name}")))?.id)
+    }
+
+    fn write(&self, id: InodeId, offset: u64, text: &str) -> Outcome {
+        let written = self.session.write(&ROOT, id, WriteAt::Offset(offset), text.as_bytes(), false);
+        written.map(drop).map_err(tried("writing through the session"))
+    }
+
+    fn read(&self, id: InodeId) -> Outcome<String> {
+        let mut bytes = [0; 256];
+        let count = self.session.read(id, 0, &mut bytes).map_err(tried("reading through the session"))?;
+        Ok(String::from_utf8_lossy(&bytes[..count]).into_owned())
+    }
+
+    fn ask(&self, id: InodeId, flags: OFlags) -> Result<OwnedFd, Errno> {
+        self.session.materialise(self.directory.as_fd(), id, flags.bits())
+    }
+
+    fn materialise(&self, id: InodeId, flags: OFlags) -> Outcome<File> {
+        self.ask(id, flags).map(File::from).map_err(tried(format!("a descriptor with {flags:?}")))
+    }
+
+    /// Writes and reads one file through the session and through a descriptor.
+    fn check_both_ways(&self, id: InodeId) -> Outcome {
+        self.write(id, 0, "by the session")?;
+        let file = self.materialise(id, OFlags::RDWR)?;
+        ensure!(read(&file)? == "by the session", "the descriptor reads {}", read(&file)?);
+        file.write_all_at(b"by the kernel.", 0).map_err(tried("writing through the descriptor"))?;
+        ensure!(self.read(id)? == "by the kernel.", "the session reads {}", self.read(id)?);
+        self.write(id, 3, "both")?;
+        ensure!(read(&file)? == "by bothkernel.", "the descriptor reads {}", read(&file)?);
+        let found = file.metadata().map_err(tried("fstat"))?;
+        let root = self.directory.metadata().map_err(tried("fstat of the root directory"))?;
+        ensure!((found.dev(), found.ino()) == (root.dev(), id.0), "it's {}:{}", found.dev(), found.ino());
+        Ok(())
+    }
+}
+
+fn read(file: &File) -> Outcome<String> {
+    let mut bytes = [0; 256];
+    let count = file.read_at(&mut bytes, 0).map_err(tried("reading through the descriptor"))?;
+    Ok(String::from_utf8_lossy(&bytes[..count]).into_owned())
+}
+
+fn descriptors() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let beside = Beside::new(&site)?;
+    let file = beside.make("file", FileKind::Regular)?;
+    beside.check_both_ways(file)?;
+    flags_hold(&beside, file)?;
+    nameless(&beside)?;
+    directories(&site, &beside)?;
+    refusals(&site, &beside, file)?;
+    let kept = beside.materialise(file, OFlags::RDWR)?;
+    site.kill_daemon()?;
+    beside.check_both_ways(file)?;
+    ensure!(read(&kept)? == "by bothkernel.", "a descriptor from before the kill reads {}", read(&kept)?);
+    nameless(&beside)?;
+    beside.session.close(file);
+    beside.session.end();
+    drop((beside, kept));
+    site.check()?;
+    site.umount(0)?;
+    passed()
+}
+
+fn flags_hold(beside: &Beside, id: InodeId) -> Outcome {
+    let only_read = beside.materialise(id, OFlags::RDONLY | OFlags::NOATIME | OFlags::LARGEFILE)?;
+    let refused = only_read.write_at(b"x", 0).err().and_then(|error| error.raw_os_error());
+    ensure!(refused == Some(Errno::EBADF.0), "a write to a descriptor for reading gives {refused:?}");
+    let mut append = beside.materialise(id, OFlags::WRONLY | OFlags::APPEND)?;
+    append.write_all(b" Appended.").map_err(tried("appending"))?;
+    let text = beside.read(id)?;
+    ensure!(text.ends_with(". Appended."), "after an append it reads {text}");
+    let has = rustix::fs::fcntl_getfl(&append).map_err(tried("F_GETFL"))?;
+    ensure!(has.contains(OFlags::WRONLY | OFlags::APPEND), "its flags are {has:?}");
+    let has = rustix::io::fcntl_getfd(&append).map_err(tried("F_GETFD"))?;
+    ensure!(has.contains(rustix::io::FdFlags::CLOEXEC), "it stays open on exec");
+    let change = ashlar_libfs::Change { size: Some(0), ..Default::default() };
+    beside.session.set_attributes(&ROOT, id, &change).map(drop).map_err(tried("truncating"))
+}
+
+/// Files without names live as long as a session or a descriptor has them open.
+fn nameless(beside: &Beside) -> Outcome {
+    let session = &beside.session;
+    let removed = beside.make("removed", FileKind::Regular)?;
+    session.unlink(&ROOT, InodeId::ROOT, b"removed").map_err(tried("unlink"))?;
+    let make = Make { kind: FileKind::Regular, mode: 0o600, umask: 0, device: 0, target: &[] };
+    let unnamed = session.make_unnamed(&ROOT, InodeId::ROOT, &make).map_err(tried("O_TMPFILE"))?.id;
+    for id in [removed, unnamed] {
+        beside.check_both_ways(id)?;
+        let file = beside.materialise(id, OFlags::RDONLY)?;
+        session.close(id);
+        ensure!(read(&file)? == "by bothkernel.", "it is gone while a descriptor has it open");
+        ensure!(file.metadata().map_err(tried("fstat"))?.nlink() == 0, "it has a name");
+        drop(file);
+        // The kernel tells of a last close afterwards.
+        eventually("it is gone", SOON, || beside.ask(id, OFlags::RDONLY).err() == Some(Errno::ESTALE))?;
+    }
+    Ok(())
+}
+
+fn directories(site: &Site, beside: &Beside) -> Outcome {
+    let outer = beside.make("outer", FileKind::Directory)?;
+    let make = Make { kind: FileKind::Directory, mode: 0o700, umask: 0, device: 0, target: &[] };
+    let inner = beside.session.make(&ROOT, outer, b"inner", &make).map_err(tried("making a directory"))?.id;
+    for (id, path) in [(inner, "outer/inner"), (outer, "outer"), (InodeId::ROOT, "")] {
+        let directory = beside.materialise(id, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let path = site.point(0).join(path).components().collect::<std::path::PathBuf>();
+        let link = format!("/proc/self/fd/{}", directory.as_raw_fd());
+        let link = fs::read_link(link).map_err(tried("reading the descriptor's link"))?;
+        ensure!(link == path, "{} is {}", path.display(), link.display());
+        rustix::process::fchdir(&directory).map_err(tried("fchdir"))?;
+        let here = std::env::current_dir();
+        std::env::set_current_dir("/").map_err(tried("leaving the directory"))?;
+        let here = here.map_err(tried("getcwd"))?;
+        ensure!(here == path, "{} is {} for getcwd", path.display(), here.display());
+    }
+    let inside = beside.materialise(outer, OFlags::RDONLY)?;
+    let names = fs::read_dir(format!("/proc/self/fd/{}", inside.as_raw_fd())).map_err(tried("listing"))?;
+    let names: Vec<_> = names.flatten().map(|entry| entry.file_name()).collect();
+    ensure!(names == ["inner"], "it lists {names:?}");
+    let refused = beside.ask(outer, OFlags::RDWR).err();
+    ensure!(refused == Some(Errno::EISDIR), "a directory opened for writing gives {refused:?}");
+    Ok(())
+}
+
+fn refusals(site: &Site, beside: &Beside, file: InodeId) -> Outcome {
+    let session = &beside.session;
+    let elsewhere = File::open(site.outside()).map_err(tried("opening a directory outside"))?;
+    let no_directory = File::open(site.point(0).join("file")).map_err(tried("opening the file"))?;
+    let path_only = rustix::fs::open(site.point(0), OFlags::PATH, rustix::fs::Mode::empty());
+    let path_only = path_only.map_err(tried("opening with O_PATH"))?;
+    for (what, given) in
+        [("a directory elsewhere", elsewhere.as_fd()), ("a file", no_directory.as_fd()), ("a path", path_only.as_fd())]
+    {
+        let refused = session.materialise(given, file, OFlags::RDONLY.bits()).err();
+        ensure!(refused == Some(Errno::EINVAL), "{what} for the mount gives {refused:?}");
+    }
+    for flags in [OFlags::TRUNC, OFlags::CREATE, OFlags::PATH, OFlags::RWMODE] {
+        let refused = beside.ask(file, flags).err();
+        ensure!(refused == Some(Errno::EINVAL), "{flags:?} gives {refused:?}");
+    }
+    let pipe = beside.make("pipe", FileKind::Fifo)?;
+    let refused = beside.ask(pipe, OFlags::RDONLY).err();
+    ensure!(refused == Some(Errno::EINVAL), "a pipe gives {refused:?}");
+    let refused = beside.ask(InodeId(1 << 40), OFlags::RDONLY).err();
+    ensure!(refused == Some(Errno::ESTALE), "an inode that never was gives {refused:?}");
+    let refused = beside.ask(file, OFlags::RDONLY | OFlags::DIRECTORY).err();
+    ensure!(refused == Some(Errno::ENOTDIR), "a file as a directory gives {refused:?}");
+    Ok(())
+}
+
+/// `ashlar-session` as an ordinary user.
+struct Other {
+    child: Child,
+    answers: BufReader<std::process::ChildStdout>,
+}
+
+impl Other {
+    fn start(site: &Site) -> Outcome<Self> {
+        // Neither the arena nor the place of this program is open to everybody.
+        let arena = site.arena();
+        fs::set_permissions(arena, Permissions::from_mode(0o711)).map_err(tried("opening the arena's directory"))?;
+        let program = std::env::current_exe().map_err(tried("finding this program"))?.with_file_name("ashlar-session");
+        let copy = site.outside().join("ashlar-session");
+        fs::copy(program, &copy).map_err(tried("copying a program"))?;
+        let mut child = Command::new(copy)
+            .arg(arena.join("socket"))
+            .arg(site.point(0))
+            .uid(USER)
+            .gid(USER)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(tried("starting a session of an ordinary user"))?;
+        let output = child.stdout.take().ok_or("it has no output")?;
+        Ok(Self { child, answers: BufReader::new(output) })
+    }
+
+    fn ask(&mut self, line: &str) -> Outcome<String> {
+        let input = self.child.stdin.as_mut().ok_or("it has no input")?;
+        writeln!(input, "{line}").map_err(tried("asking the ordinary user's session"))?;
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer).map_err(tried("its answer"))?;
+        Ok(answer.trim_end().to_owned())
+    }
+
+    fn materialise(&mut self, inode: &str, flags: OFlags) -> Outcome<String> {
+        self.ask(&format!("materialise {inode} {}", flags.bits()))
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        // It ends with its input, or is ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn rights() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Disk, "64M")?;
+    let chmod = |name: &str, mode| {
+        let path = site.point(0).join(name);
+        fs::set_permissions(path, Permissions::from_mode(mode)).map_err(tried(format!("chmod of {name}")))
+    };
+    for (name, mode) in [("readable", 0o644), ("writable", 0o666), ("private", 0o600)] {
+        fs::write(site.point(0).join(name), name).map_err(tried(format!("writing {name}")))?;
+        chmod(name, mode)?;
+    }
+    let mut other = Other::start(&site)?;
+    let mut inodes = Vec::new();
+    for name in ["readable", "writable", "private"] {
+        inodes.push(other.ask(&format!("open {name}"))?);
+    }
+    let [readable, writable, private] = &inodes[..] else { return Err(format!("{inodes:?}")) };
+    for narrowed in [false, true] {
+        for (inode, flags, expected) in [
+            (readable, OFlags::RDONLY, "readable"),
+            (readable, OFlags::WRONLY, "EACCES"),
+            (readable, OFlags::RDWR, "EACCES"),
+            (readable, OFlags::RDONLY | OFlags::NOATIME, "EPERM"),
+            (writable, OFlags::RDWR, "writable"),
+            (private, OFlags::RDONLY, "EACCES"),
+            (private, OFlags::WRONLY, "EACCES"),
+        ] {
+            let answer = other.materialise(inode, flags)?;
+            ensure!(answer == expected, "{expected} expected, {flags:?} gives {answer} (narrowed: {narrowed})");
+        }
+        // What it has open stays as it was; one that is opened afterwards has no such past.
+        chmod("readable", 0o600)?;
+        chmod("writable", 0o600)?;
+    }
+    drop(other);
+    let mut late = Other::start(&site)?;
+    let inode = late.ask("open readable")?;
+    ensure!(&inode == readable, "it is {inode} now");
+    let answer = late.materialise(&inode, OFlags::RDONLY)?;
+    ensure!(answer == "EACCES", "a file opened after its rights narrowed gives {answer}");
+    drop(late);
+    site.check()?;
+    passed()
+}
+
+/// SharedFS is killed at any point of its part in an open, for which the mount's process may need an answer of it. Where SharedFS itself
+/// waited for the mount, one kill in twenty or so left it half dead, and everybody waiting.
+fn kills() -> Outcome<Verdict> {
+    const FILES: usize = 64;
+    let kills = number("ASHLAR_KILL_OPENER", 10);
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let beside = Beside::new(&site)?;
+    let files: Vec<InodeId> =
+        (0..FILES).map(|n| beside.make(&format!("file{n}"), FileKind::Regular)).collect::<Outcome<_>>()?;
+    let (is_done, made) = (AtomicBool::new(false), AtomicU64::new(0));
+    let open_and_write = |half: &[InodeId]| -> Outcome {
+        while !is_done.load(Ordering::Relaxed) {
+            for &id in half {
+                // A write of the session's makes the mount's process ask for what it knew.
+                let turn = made.fetch_add(1, Ordering::Relaxed);
+                beside.write(id, 0, &format!("{turn:20}"))?;
+                let text = read(&beside.materialise(id, OFlags::RDONLY)?)?;
+                ensure!(text == format!("{turn:20}"), "{text} is read instead of {turn}");
+            }
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let (left, right) = files.split_at(FILES / 2);
+        let workers = [left, right].map(|half| scope.spawn(move || open_and_write(half)));
+        let killed = (0..kills).try_for_each(|_| {
+            let before = made.load(Ordering::Relaxed);
+            site.kill_daemon()?;
+            eventually("descriptors are made again", SOON, || made.load(Ordering::Relaxed) > before + 100)
+        });
+        is_done.store(true, Ordering::Relaxed);
+        for worker in workers {
+            worker.join().map_err(|_| "a worker has panicked".to_owned())??;
+        }
+        killed
+    })?;
+    beside.session.end();
+    let sum = made.into_inner();
+    drop(beside);
+    site.check()?;
+    site.umount(0)?;
+    Ok(Verdict::Passed(format!("{sum} descriptors, {kills} kills")))
+}
