@@ -11,7 +11,7 @@ help:    ## what the targets are
 
 build:   ## the ashlar command, optimised: target/release/ashlar
 	@scripts/setup.sh build
-	cargo build --release --locked -p ashlar-cli
+	cargo build --release --locked -p ashlar-cli -p ashlar-preload
 
 # Root installs what was built, since it may well have no Rust of its own.
 built := $(and $(filter 0,$(shell id -u)),$(wildcard $(or $(CARGO_TARGET_DIR),target)/release/ashlar))
@@ -20,7 +20,7 @@ install: $(if $(built),,build) ## copies the ashlar command to PREFIX/bin (/usr/
 
 demo:    ## real programs on a mount, kills in the middle, and a count of what was acknowledged
 	@scripts/setup.sh build run demo
-	cargo build --release --locked -p ashlar-cli -p ashlar-tests
+	cargo build --release --locked -p ashlar-cli -p ashlar-preload -p ashlar-tests
 	@scripts/as-root.sh "$${CARGO_TARGET_DIR:-target}/release/ashlar-demo"
 
 test:    ## unit and property tests, then whole processes: real mounts, real programs, kill -9

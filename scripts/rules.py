@@ -21,13 +21,14 @@ LAYERS = {
     "libfs": ["types", "pmem", "log", "update", "wire"],
     "daemon": ["types", "pmem", "log", "update", "wire", "lease", "store"],
     "fuse": ["types", "update", "wire", "libfs"],
+    "preload": ["types", "wire", "libfs"],
     "cli": ["types", "pmem", "wire", "store", "libfs", "daemon", "fuse"],
     "tests": ["types", "wire", "libfs"],
 }
 # Protocol logic without I/O: no clock, thread, socket, file or randomness, so nothing that brings one.
 SANS_IO = {"types", "update", "lease"}
 SANS_IO_FORBIDDEN = {"rustix", "parking_lot", "tempfile", "rand", "tokio", "mio", "heed", "getrandom"}
-UNSAFE_ALLOWED = {"pmem", "log", "libfs"}
+UNSAFE_ALLOWED = {"pmem", "log", "libfs", "preload"}
 # One exception, named in the code: LMDB's environment can't be opened otherwise.
 UNSAFE_DENIED = {"store"}
 

@@ -35,6 +35,29 @@ pub fn ashlar<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
     command
 }
 
+/// How a program gets to the files of a mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Front {
+    /// Through the kernel and FUSE.
+    Mount,
+    /// Through LibFS in its own process: `ashlar run`.
+    Run,
+}
+
+impl Front {
+    /// A program, not yet run, that gets to files this way. What is to be used must be mounted.
+    pub fn command<S: AsRef<OsStr>>(self, program: S) -> Command {
+        match self {
+            Self::Mount => Command::new(program),
+            Self::Run => {
+                let mut command = ashlar(&["run", "--"]);
+                command.arg(program);
+                command
+            }
+        }
+    }
+}
+
 /// Why nothing can be mounted here; `None` where it can.
 #[must_use]
 pub fn obstacle() -> Option<String> {

@@ -32,6 +32,8 @@ pub enum Verb {
     /// Unmount it; when the last mount goes, nothing is left running
     #[command(visible_alias = "unmount")]
     Umount(UmountArguments),
+    /// Run a program whose file operations on mounted Ashlars are function calls: same files, at memory speed
+    Run(RunArguments),
     /// Show arenas, sessions and counters
     Status(StatusArguments),
     /// Check an arena, in use or not, and repair one that is not in use
@@ -192,6 +194,14 @@ pub struct UmountArguments {
     /// Print nothing but errors
     #[arg(short, long)]
     pub quiet: bool,
+}
+
+/// `ashlar run`.
+#[derive(Args, Debug)]
+pub struct RunArguments {
+    /// The program and its arguments
+    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub command: Vec<std::ffi::OsString>,
 }
 
 /// `ashlar status`.

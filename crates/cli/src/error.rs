@@ -42,6 +42,12 @@ pub enum CliError {
     /// Nothing of ours is mounted there.
     #[error("no Ashlar file system is mounted on {0}; 'ashlar status' lists those that are")]
     NotMounted(PathBuf),
+    /// Nothing to be accelerated.
+    #[error("no Ashlar file system is mounted; 'sudo ashlar mount DIR' mounts one")]
+    NothingMounted,
+    /// The installation is not whole.
+    #[error("there is no library {0}; build it with 'make build', or install both with 'make install'")]
+    NoLibrary(PathBuf),
     /// A subtree is a directory's.
     #[error("{0} is not a directory; a quota can be set on a directory, and counts all that is in it")]
     NoTree(PathBuf),

@@ -26,6 +26,7 @@ mod mounts;
 mod progress;
 mod quota;
 mod resize;
+mod run;
 mod size;
 mod status;
 mod table;
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
     let result = match &arguments.verb {
         Verb::Mount(mount) => mount::run(mount),
         Verb::Umount(umount) => umount::run(umount),
+        Verb::Run(run) => run::run(run),
         Verb::Status(status) => status::run(status),
         Verb::Fsck(fsck) => check::run(fsck),
         Verb::Daemon(daemon) => daemon::run(daemon),

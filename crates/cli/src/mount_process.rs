@@ -43,6 +43,7 @@ pub fn serve(arguments: &MountProcessArguments, ready: &dyn Fn()) -> Result<Exit
         kind: SessionKind::Mount,
         label: directory.display().to_string(),
         patience_ms: PATIENCE_MS,
+        descriptors_from: 0,
     })?;
     let options = MountOptions {
         read_only: arguments.read_only,

@@ -60,6 +60,7 @@ pub fn digest_thread(shared: &Shared) {
         crate::sessions::remove_ended(shared, &mut state);
         if swept.elapsed() >= SWEEP {
             state = sweep_orphans(shared, state);
+            state.note_sharing();
             swept = Instant::now();
         }
         if is_commit_due(&state) {

@@ -283,6 +283,10 @@ fn serve_session(
             sessions::end(shared, &[id]);
             Reply::Done.into()
         }
+        Request::Leave => {
+            sessions::leave(shared, id);
+            Reply::Done.into()
+        }
         Request::Hello(_)
         | Request::Attach { .. }
         | Request::Space { .. }

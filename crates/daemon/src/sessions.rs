@@ -178,6 +178,28 @@ pub fn inode_range(shared: &Shared, id: SessionId) -> Result<(InodeId, u64), Err
 /// Ends sessions whose processes are gone, or that said goodbye: everything they logged is digested, and what they held is
 /// free. One commit serves all of them.
 pub fn end(shared: &Shared, ids: &[SessionId]) {
+    let mut state = begin_end(shared, ids);
+    if shared.commit_all(&mut state).is_err() {
+        tracing::warn!("ended sessions stay until their logs can be committed");
+    }
+    remove_ended(shared, &mut state);
+    state = crate::digest::sweep_orphans(shared, state);
+    shared.progress.notify_all();
+    shared.digest_wanted.notify_all();
+    drop(state);
+}
+
+/// Ends a session that waits for nothing more than that others see what it did: it is committed and removed in the background.
+pub fn leave(shared: &Shared, id: SessionId) {
+    let mut state = begin_end(shared, &[id]);
+    state.commit_wanted = true;
+    shared.commit_wanted.notify_all();
+    state.digest_wanted = true;
+    shared.digest_wanted.notify_all();
+}
+
+/// Applies all of what sessions have logged, and takes their leases and locks.
+fn begin_end<'a>(shared: &'a Shared, ids: &[SessionId]) -> parking_lot::MutexGuard<'a, State> {
     let mut state = shared.lock();
     for &id in ids {
         if let Some(session) = state.sessions.get_mut(&id) {
@@ -205,14 +227,7 @@ pub fn end(shared: &Shared, ids: &[SessionId]) {
     }
     shared.drive(&mut state);
     shared.locks_changed.notify_all();
-    if shared.commit_all(&mut state).is_err() {
-        tracing::warn!("ended sessions stay until their logs can be committed");
-    }
-    remove_ended(shared, &mut state);
-    state = crate::digest::sweep_orphans(shared, state);
-    shared.progress.notify_all();
-    shared.digest_wanted.notify_all();
-    drop(state);
+    state
 }
 
 /// Forgets the ended sessions that are committed as a whole.

@@ -17,6 +17,10 @@ use crate::validate::{Offence, Refusal};
 /// The session under whose name SharedFS itself applies updates: the freeing of orphans.
 pub const OWN_SESSION: SessionId = SessionId(0);
 
+/// For so long a lone mount has its kernel keep no names after the last other session has ended: where programs come and go, each would
+/// have to wait until those are forgotten.
+const SOLITUDE: Duration = Duration::from_secs(30);
+
 /// How far SharedFS has come since its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
@@ -65,6 +69,8 @@ pub struct State {
     pub digest_wanted: bool,
     /// For how long a mount's kernel may believe its cache.
     pub cache_ttl: Duration,
+    /// When there was last more than one session.
+    pub last_shared: Option<Instant>,
     /// No grant is told before this time: an earlier SharedFS may have left kernels with stale caches.
     pub not_before: Instant,
     /// SharedFS is about to end.
@@ -101,6 +107,7 @@ impl State {
             commits_ended: 0,
             digest_wanted: false,
             cache_ttl,
+            last_shared: None,
             not_before: Instant::now(),
             ending: false,
             failure: None,
@@ -112,9 +119,12 @@ impl State {
         })
     }
 
-    /// Tells all sessions whether there are others. Whether a mount that was alone is so no more.
+    /// Tells all sessions whether there are others, or were a moment ago. Whether a mount that was alone is so no more.
     pub fn note_sharing(&mut self) -> bool {
-        let is_shared = self.sessions.len() > 1;
+        if self.sessions.len() > 1 {
+            self.last_shared = Some(Instant::now());
+        }
+        let is_shared = self.last_shared.is_some_and(|last| last.elapsed() < SOLITUDE);
         let mut ends_solitude = false;
         for session in self.sessions.values() {
             ends_solitude |= is_shared && session.notifier.is_some() && !session.control.is_shared();

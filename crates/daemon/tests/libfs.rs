@@ -24,8 +24,13 @@ fn daemon_process() {
 }
 
 fn connect(site: &Site) -> Arc<LibFs> {
-    let options =
-        Options { socket: site.socket(), kind: SessionKind::Process, label: "test".into(), patience_ms: 20_000 };
+    let options = Options {
+        socket: site.socket(),
+        kind: SessionKind::Process,
+        label: "test".into(),
+        patience_ms: 20_000,
+        descriptors_from: 0,
+    };
     LibFs::connect(&options).expect("connected")
 }
 

@@ -17,6 +17,8 @@ pub struct Options {
     pub label: String,
     /// How long a call waits for a SharedFS that is away before it gives `EIO`, in milliseconds.
     pub patience_ms: u64,
+    /// The least number that a lasting descriptor of the session may have: inside a program, those below are the program's.
+    pub descriptors_from: i32,
 }
 
 /// Why no session could be opened.

@@ -39,6 +39,7 @@ pub(crate) struct Calls {
     kind: SessionKind,
     label: String,
     patience: Duration,
+    descriptors_from: i32,
     peer: Peer,
     pool: Mutex<Pool>,
     resuming: Mutex<()>,
@@ -49,7 +50,8 @@ impl Calls {
     /// Opens a session; returns what SharedFS said, and the descriptors that came with it.
     pub(crate) fn open(options: &Options) -> Result<(Self, Welcome, Vec<OwnedFd>), ConnectError> {
         let no_daemon = |reason: String| ConnectError::NoDaemon { path: options.socket.clone(), reason };
-        let mut connection = Connection::connect(&options.socket).map_err(|error| no_daemon(error.to_string()))?;
+        let connection = Connection::connect_above(&options.socket, options.descriptors_from);
+        let mut connection = connection.map_err(|error| no_daemon(error.to_string()))?;
         let hello = Hello { version: PROTOCOL_VERSION, kind: options.kind, resume: None, label: options.label.clone() };
         let answer = connection.call(&Request::Hello(hello), &[]).map_err(|error| no_daemon(error.to_string()))?;
         let (welcome, descriptors) = match answer {
@@ -63,6 +65,7 @@ impl Calls {
             kind: options.kind,
             label: options.label.clone(),
             patience: Duration::from_millis(options.patience_ms),
+            descriptors_from: options.descriptors_from,
             peer: welcome.peer,
             pool: Mutex::new(Pool { idle: vec![connection], era: 0 }),
             resuming: Mutex::new(()),
@@ -118,12 +121,25 @@ impl Calls {
     }
 
     fn attach(&self) -> Result<Connection, WireError> {
-        let mut connection = Connection::connect(&self.socket)?;
+        let mut connection = self.connect()?;
         match connection.call(&Request::Attach { version: PROTOCOL_VERSION, peer: self.peer }, &[])? {
             (Reply::Done, _) => Ok(connection),
             // A new SharedFS that does not know the session yet: it must be resumed first.
             _ => Err(WireError::Closed),
         }
+    }
+
+    /// Closes the connections that no call uses.
+    pub(crate) fn hang_up(&self) {
+        // In a forked process, another thread may have held the lock that is not there to let it go.
+        if let Some(mut pool) = self.pool.try_lock() {
+            pool.idle.clear();
+        }
+    }
+
+    /// Connects to SharedFS, out of the way of the program's own descriptors.
+    fn connect(&self) -> Result<Connection, WireError> {
+        Connection::connect_above(&self.socket, self.descriptors_from)
     }
 
     /// Waits until SharedFS is back and knows the session again.
@@ -153,7 +169,7 @@ impl Calls {
 
     /// `Err(None)`: not yet; `Err(Some)`: never.
     fn try_resume(&self, reclaim: &dyn Reclaim) -> Result<Connection, Option<Errno>> {
-        let mut connection = Connection::connect(&self.socket).map_err(|_| None)?;
+        let mut connection = self.connect().map_err(|_| None)?;
         let hello =
             Hello { version: PROTOCOL_VERSION, kind: self.kind, resume: Some(self.peer), label: self.label.clone() };
         match connection.call(&Request::Hello(hello), &[]) {

@@ -237,6 +237,18 @@ impl LibFs {
         }
     }
 
+    /// Ends the session without waiting for a commit: what it did, others see. Nothing may be open in it, and nobody use it any more.
+    pub fn leave(&self) {
+        // A SharedFS that restarts at this moment finds the session resumed by nobody; it ends with its process then.
+        let _ = self.call(&Request::Leave);
+        self.calls.hang_up();
+    }
+
+    /// Closes the connections, in a process that was forked from the session's: the session is the other's.
+    pub fn hang_up(&self) {
+        self.calls.hang_up();
+    }
+
     pub(crate) fn call(&self, request: &Request) -> Outcome<Reply> {
         self.calls.call(request, &self.held_locks)
     }

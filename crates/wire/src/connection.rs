@@ -7,7 +7,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -60,6 +60,19 @@ impl Connection {
     /// [`WireError::Io`] where nobody listens there.
     pub fn connect(path: &Path) -> Result<Self, WireError> {
         Ok(Self::from_socket(UnixStream::connect(path)?))
+    }
+
+    /// As [`Self::connect`], with a descriptor whose number is at least `least`.
+    ///
+    /// # Errors
+    /// As [`Self::connect`]; where there is no such descriptor to be had.
+    pub fn connect_above(path: &Path, least: i32) -> Result<Self, WireError> {
+        let socket = UnixStream::connect(path)?;
+        if least <= socket.as_raw_fd() {
+            return Ok(Self::from_socket(socket));
+        }
+        let moved = rustix::io::fcntl_dupfd_cloexec(&socket, least).map_err(io::Error::from)?;
+        Ok(Self::from_socket(UnixStream::from(moved)))
     }
 
     /// Wraps a connected socket.

@@ -368,8 +368,10 @@ pub enum Request {
         /// Which of its locks.
         kind: LockKind,
     },
-    /// The session ends in order.
+    /// The session ends in order; the reply comes when all of it is committed.
     Goodbye,
+    /// The session ends, as if its process had died: the reply comes when all of it is applied.
+    Leave,
     /// What is going on (command line).
     Status,
     /// Checks the file system while it is in use (command line).

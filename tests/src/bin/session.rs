@@ -35,7 +35,13 @@ fn main() -> ExitCode {
 
 fn run(socket: &Path, directory: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let kind = SessionKind::Process;
-    let options = Options { socket: socket.to_owned(), kind, label: "ashlar-session".into(), patience_ms: 30_000 };
+    let options = Options {
+        socket: socket.to_owned(),
+        kind,
+        label: "ashlar-session".into(),
+        patience_ms: 30_000,
+        descriptors_from: 0,
+    };
     let session = LibFs::connect(&options)?;
     let directory = File::open(directory)?;
     for line in io::stdin().lock().lines() {

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use ashlar_tests::command::run;
 use ashlar_tests::harness::{Test, Verdict};
-use ashlar_tests::mount::{Medium, Site, obstacle};
+use ashlar_tests::mount::{Front, Medium, Site, obstacle};
 use ashlar_tests::ranges::{self, Knows};
 use ashlar_tests::reference::Reference;
 use ashlar_tests::{Outcome, ensure, number, tried};
@@ -16,8 +16,10 @@ use rustix::io::Errno;
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "conformance/pjdfstest", run: pjdfstest },
-    Test { name: "conformance/fsx", run: fsx },
+    Test { name: "conformance/pjdfstest", run: || pjdfstest(Front::Mount) },
+    Test { name: "conformance/fsx", run: || fsx(Front::Mount) },
+    Test { name: "run/pjdfstest", run: || pjdfstest(Front::Run) },
+    Test { name: "run/fsx", run: || fsx(Front::Run) },
     Test { name: "conformance/ranges", run: ranges },
 ];
 
@@ -33,22 +35,22 @@ fn why_not(name: &str) -> Option<String> {
 }
 
 /// Every test that passes on ext4 passes here, but for those that `pjdfstest.toml` names with reasons.
-fn pjdfstest() -> Outcome<Verdict> {
+fn pjdfstest(front: Front) -> Outcome<Verdict> {
     let name = "pjdfstest";
     let Some(program) = tool(name).filter(|_| obstacle().is_none()) else {
         return Ok(Verdict::Skipped(why_not(name).unwrap_or_default()));
     };
     let reference = Reference::new(256)?;
     let second = Reference::new(64)?;
-    let expected = verdicts(&program, &reference.path(), &second.path())?;
+    let expected = verdicts(&program, Front::Mount, &reference.path(), &second.path())?;
     let site = Site::mounted(Medium::Memory, "256M")?;
-    let mut found = verdicts(&program, &site.point(0), &second.path())?;
+    let mut found = verdicts(&program, front, &site.point(0), &second.path())?;
     // Some tests compare times around a pause of their own, and fail now and then on a machine that has much else to do. What is
     // wrong fails again.
     if expected.iter().any(|(test, passed)| *passed && found.get(test) != Some(&true)) {
         let again = site.point(0).join("again");
         fs::create_dir(&again).map_err(tried("making a directory"))?;
-        for (test, passed) in verdicts(&program, &again, &second.path())? {
+        for (test, passed) in verdicts(&program, front, &again, &second.path())? {
             *found.entry(test).or_default() |= passed;
         }
     }
@@ -84,14 +86,14 @@ fn exceptions() -> Vec<String> {
 }
 
 /// Runs all tests in a directory, and tells which pass. Those that the program skips are none.
-fn verdicts(program: &Path, directory: &Path, second: &Path) -> Outcome<BTreeMap<String, bool>> {
+fn verdicts(program: &Path, front: Front, directory: &Path, second: &Path) -> Outcome<BTreeMap<String, bool>> {
     let work = directory.join("pjdfstest");
     fs::create_dir(&work).map_err(tried("making a directory"))?;
     run(Command::new("chmod").arg("755").arg(&work).arg(directory))?.success()?;
     let configuration = tempfile::NamedTempFile::new().map_err(tried("making a file"))?;
     fs::write(configuration.path(), CONFIGURATION).map_err(tried("writing the configuration"))?;
     let done =
-        run(Command::new(program).arg("-c").arg(configuration.path()).arg("-p").arg(&work).arg("-s").arg(second))?;
+        run(front.command(program).arg("-c").arg(configuration.path()).arg("-p").arg(&work).arg("-s").arg(second))?;
     let verdicts: BTreeMap<_, _> = done.output.lines().filter_map(verdict).collect();
     ensure!(!verdicts.is_empty(), "no verdicts: {}", done.told());
     Ok(verdicts)
@@ -109,7 +111,7 @@ fn verdict(line: &str) -> Option<(String, bool)> {
 }
 
 /// Random reads, writes, truncations, mappings, copies and reservations on one file, against a model in memory.
-fn fsx() -> Outcome<Verdict> {
+fn fsx(front: Front) -> Outcome<Verdict> {
     let name = "fsx";
     let Some(program) = tool(name).filter(|_| obstacle().is_none()) else {
         return Ok(Verdict::Skipped(why_not(name).unwrap_or_default()));
@@ -120,7 +122,7 @@ fn fsx() -> Outcome<Verdict> {
     fs::write(&configuration, include_str!("../../../fsx.toml")).map_err(tried("writing the configuration"))?;
     for seed in 1..=seeds {
         let file = site.point(0).join(format!("fsx{seed}"));
-        let mut command = Command::new(&program);
+        let mut command = front.command(&program);
         command.args(["-q", "-N", &operations.to_string(), "-S", &seed.to_string(), "-f"]).arg(&configuration);
         run(command.arg("-P").arg(site.outside()).arg(&file))?
             .success()

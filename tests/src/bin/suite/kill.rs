@@ -2,22 +2,31 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use ashlar_tests::command::{eventually, was_killed};
 use ashlar_tests::harness::{Test, Verdict};
 use ashlar_tests::ledger::checker::{Bound, check};
-use ashlar_tests::mount::{Medium, Site, obstacle};
+use ashlar_tests::mount::{Front, Medium, Site, obstacle};
 use ashlar_tests::random::Random;
 use ashlar_tests::tree::Tree;
 use ashlar_tests::{Outcome, ensure, number, tried};
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "kill/applications_and_libfs", run: || with(Kill::Application, "ASHLAR_KILL_WRITER", 30) },
-    Test { name: "kill/sharedfs_under_running_programs", run: || with(Kill::Daemon, "ASHLAR_KILL_DAEMON", 30) },
-    Test { name: "kill/everything_at_once", run: || with(Kill::Everything, "ASHLAR_KILL_ALL", 10) },
+    Test {
+        name: "kill/applications_and_libfs",
+        run: || with(Kill::Application, Front::Mount, "ASHLAR_KILL_WRITER", 30),
+    },
+    Test {
+        name: "kill/sharedfs_under_running_programs",
+        run: || with(Kill::Daemon, Front::Mount, "ASHLAR_KILL_DAEMON", 30),
+    },
+    Test { name: "kill/everything_at_once", run: || with(Kill::Everything, Front::Mount, "ASHLAR_KILL_ALL", 10) },
+    Test { name: "run/killed_applications", run: || with(Kill::Application, Front::Run, "ASHLAR_KILL_WRITER", 14) },
+    Test { name: "run/killed_sharedfs", run: || with(Kill::Daemon, Front::Run, "ASHLAR_KILL_DAEMON", 10) },
+    Test { name: "run/killed_everything", run: || with(Kill::Everything, Front::Run, "ASHLAR_KILL_ALL", 6) },
 ];
 
 /// Writers at work at the same time, each in a directory of its own, spread over the mounts.
@@ -44,10 +53,11 @@ pub struct Writer {
 
 impl Writer {
     /// Starts one that goes on until it is killed.
-    pub fn start(directory: &Path, journal: &Path, seed: u64) -> Outcome<Self> {
+    pub fn start(front: Front, directory: &Path, journal: &Path, seed: u64) -> Outcome<Self> {
         let program = std::env::current_exe().map_err(tried("finding this program"))?.with_file_name("ashlar-writer");
         let complaints = fs::File::create(complaints_of(journal)).map_err(tried("making a file for complaints"))?;
-        let child = Command::new(program)
+        let child = front
+            .command(program)
             .arg(directory)
             .arg(journal)
             .args([seed.to_string(), UNTIL_KILLED.to_string()])
@@ -67,7 +77,7 @@ struct Sum {
     pending: u64,
 }
 
-fn with(kill: Kill, variable: &str, default: u64) -> Outcome<Verdict> {
+fn with(kill: Kill, front: Front, variable: &str, default: u64) -> Outcome<Verdict> {
     if let Some(why) = obstacle() {
         return Ok(Verdict::Skipped(why));
     }
@@ -76,7 +86,7 @@ fn with(kill: Kill, variable: &str, default: u64) -> Outcome<Verdict> {
     // Half on each medium: they differ in what a digest has to wait for.
     for (medium, rounds) in [(Medium::Memory, rounds.div_ceil(2)), (Medium::Disk, rounds / 2)] {
         let site = Site::mounted(medium, "256M")?;
-        run(kill, &site, rounds, &mut sum)
+        run(kill, front, &site, rounds, &mut sum)
             .map_err(|error| format!("{medium:?}: {error}\nthe daemon's log:\n{}", site.complaints()))?;
     }
     ensure!(sum.acknowledged > rounds * 10, "only {} updates in {rounds} rounds: nothing was tried", sum.acknowledged);
@@ -86,7 +96,7 @@ fn with(kill: Kill, variable: &str, default: u64) -> Outcome<Verdict> {
     )))
 }
 
-fn run(kill: Kill, site: &Site, rounds: u64, sum: &mut Sum) -> Outcome {
+fn run(kill: Kill, front: Front, site: &Site, rounds: u64, sum: &mut Sum) -> Outcome {
     site.mount(1)?;
     let mut random = Random::new(number("ASHLAR_SEED", 1));
     let mut trees = vec![Tree::new(); WRITERS];
@@ -96,7 +106,8 @@ fn run(kill: Kill, site: &Site, rounds: u64, sum: &mut Sum) -> Outcome {
     for round in 0..rounds {
         let seed = random.draw();
         let told = |error: String| format!("round {round}, seed {seed}: {error}");
-        let mut writers = (0..WRITERS).map(|index| start(site, index, round, seed)).collect::<Outcome<Vec<_>>>()?;
+        let mut writers =
+            (0..WRITERS).map(|index| start(front, site, index, round, seed)).collect::<Outcome<Vec<_>>>()?;
         eventually("the writers are at work", Duration::from_secs(60), || {
             writers.iter().all(|writer| size(&writer.journal) > 2000)
         })
@@ -125,9 +136,9 @@ fn directory(site: &Site, mount: usize, index: usize) -> PathBuf {
     site.point(mount).join(format!("w{index}"))
 }
 
-fn start(site: &Site, index: usize, round: u64, seed: u64) -> Outcome<Writer> {
+fn start(front: Front, site: &Site, index: usize, round: u64, seed: u64) -> Outcome<Writer> {
     let journal = site.outside().join(format!("journal-{index}-{round}"));
-    Writer::start(&directory(site, index % 2, index), &journal, seed.wrapping_add(index as u64))
+    Writer::start(front, &directory(site, index % 2, index), &journal, seed.wrapping_add(index as u64))
 }
 
 /// Kills, brings back what is needed to look, and leaves no writer running.

@@ -15,7 +15,7 @@ use std::time::Duration;
 use ashlar_tests::command::{eventually, wait_for};
 use ashlar_tests::harness::{Test, Verdict, passed};
 use ashlar_tests::ledger::checker::{Bound, check};
-use ashlar_tests::mount::{Site, obstacle};
+use ashlar_tests::mount::{Front, Site, obstacle};
 use ashlar_tests::random::Random;
 use ashlar_tests::reference::Reference;
 use ashlar_tests::tree::Tree;
@@ -234,6 +234,7 @@ fn cut_writers(
     let mut writers = (0..WRITERS)
         .map(|index| {
             Writer::start(
+                Front::Mount,
                 &directory(site, index),
                 &site.outside().join(format!("journal{index}")),
                 seed.wrapping_add(index as u64),

@@ -1,10 +1,11 @@
-//! Programs that know nothing of Ashlar: the same job gives the same results here and on the reference file system.
+//! Programs that know nothing of Ashlar: the same job gives the same results here, through the mount and under `ashlar run`, and on
+//! the reference file system.
 
 use std::path::Path;
 
 use ashlar_tests::command::{Done, eventually, run};
 use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Medium, Site, obstacle};
+use ashlar_tests::mount::{Front, Medium, Site, obstacle};
 use ashlar_tests::reference::Reference;
 use ashlar_tests::{Outcome, ensure, tried};
 
@@ -53,7 +54,20 @@ pub const TESTS: &[Test] = &[
     Test { name: "programs/corners_of_the_kernel_interface", run: || same(&KERNEL) },
     Test { name: "programs/overlay", run: overlay },
     Test { name: "programs/asynchronous_writes_leave_no_stale_pages", run: || same(&ASYNCHRONOUS) },
-    Test { name: "programs/jobs_survive_the_daemon_being_killed", run: killed_daemon },
+    Test { name: "programs/jobs_survive_the_daemon_being_killed", run: || killed_daemon(Front::Mount) },
+    Test { name: "run/git", run: || same_through(&GIT, Front::Run) },
+    Test { name: "run/sqlite", run: || same_through(&SQLITE, Front::Run) },
+    Test { name: "run/make", run: || same_through(&MAKE, Front::Run) },
+    Test { name: "run/archives", run: || same_through(&ARCHIVE, Front::Run) },
+    Test { name: "run/python", run: || same_through(&PYTHON, Front::Run) },
+    Test { name: "run/pip", run: || same_through(&PIP, Front::Run) },
+    Test { name: "run/cargo", run: || same_through(&CARGO, Front::Run) },
+    Test { name: "run/vim", run: || same_through(&VIM, Front::Run) },
+    Test { name: "run/leveldb", run: || same_through(&LEVELDB, Front::Run) },
+    Test { name: "run/rocksdb", run: || same_through(&ROCKSDB, Front::Run) },
+    Test { name: "run/postgres", run: || same_through(&POSTGRES, Front::Run) },
+    Test { name: "run/corners_of_the_kernel_interface", run: || same_through(&KERNEL, Front::Run) },
+    Test { name: "run/jobs_survive_the_daemon_being_killed", run: || killed_daemon(Front::Run) },
 ];
 
 const PRELUDE: &str = include_str!("../../../jobs/prelude.sh");
@@ -68,10 +82,11 @@ impl Job {
     }
 
     /// Runs it in a directory of its own below `place`. What it prints is its result.
-    fn run(&self, place: &Path) -> Outcome<Done> {
+    fn run(&self, place: &Path, front: Front) -> Outcome<Done> {
         let directory = place.join(self.name);
         std::fs::create_dir(&directory).map_err(tried(format!("making {}", directory.display())))?;
-        run(std::process::Command::new("bash")
+        run(front
+            .command("bash")
             .args(["-euo", "pipefail", "-c", &format!("# {}\n{PRELUDE}\n{}", self.name, self.script)])
             .current_dir(directory))?
         .success()
@@ -79,13 +94,17 @@ impl Job {
 }
 
 fn same(job: &Job) -> Outcome<Verdict> {
+    same_through(job, Front::Mount)
+}
+
+fn same_through(job: &Job, front: Front) -> Outcome<Verdict> {
     if let Some(why) = obstacle().or_else(|| job.obstacle()) {
         return Ok(Verdict::Skipped(why));
     }
     let reference = Reference::new(512)?;
-    let expected = job.run(&reference.path()).map_err(tried(reference.name()))?;
+    let expected = job.run(&reference.path(), Front::Mount).map_err(tried(reference.name()))?;
     let site = Site::mounted(Medium::Memory, "512M")?;
-    let found = job.run(&site.point(0)).map_err(tried("Ashlar"))?;
+    let found = job.run(&site.point(0), front).map_err(tried("Ashlar"))?;
     compare(&expected.output, &found.output)?;
     ensure!(expected.output.lines().count() > 1, "the job says nothing of what it did");
     site.check()?;
@@ -136,7 +155,7 @@ fn compare(expected: &str, found: &str) -> Outcome {
 }
 
 /// All jobs at once, while SharedFS is killed again and again: the jobs see a pause, and results stay the same.
-fn killed_daemon() -> Outcome<Verdict> {
+fn killed_daemon(front: Front) -> Outcome<Verdict> {
     const JOBS: [&Job; 5] = [&GIT, &MAKE, &SQLITE, &LEVELDB, &POSTGRES];
     if let Some(why) = obstacle().or_else(|| JOBS.iter().find_map(|job| job.obstacle())) {
         return Ok(Verdict::Skipped(why));
@@ -149,8 +168,8 @@ fn killed_daemon() -> Outcome<Verdict> {
             .map(|job| {
                 let (here, there, name) = (reference.path(), site.point(0), reference.name());
                 scope.spawn(move || -> Outcome {
-                    let found = job.run(&there).map_err(tried("Ashlar"))?;
-                    let expected = job.run(&here).map_err(tried(name))?;
+                    let found = job.run(&there, front).map_err(tried("Ashlar"))?;
+                    let expected = job.run(&here, Front::Mount).map_err(tried(name))?;
                     compare(&expected.output, &found.output).map_err(tried(job.name))
                 })
             })

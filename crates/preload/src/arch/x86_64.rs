@@ -1,0 +1,261 @@
+//! x86-64: the way from a patched system call into the hook and back.
+//!
+//! A patched place jumps to its trampoline (`patch::apply`), which steps over the red zone and calls [`ashlar_entry`] with all registers
+//! as they stand before `syscall`. The entry decides by two tables whether the call may concern us; if not, it makes the call and
+//! returns. Otherwise it saves what the kernel would preserve and calls the hook.
+
+use std::arch::{asm, global_asm};
+use std::sync::atomic::{AtomicU8, AtomicU32};
+
+/// Numbers of system calls below this one can be caught.
+pub(crate) const CALLS: usize = 512;
+/// Descriptors below this one can be ours.
+pub(crate) const DESCRIPTORS: usize = 65_536;
+
+/// What is done with each system call: one of the `INTEREST_*` values.
+pub(crate) static ASHLAR_INTEREST: [AtomicU8; CALLS] = [const { AtomicU8::new(0) }; CALLS];
+/// It is the kernel's alone.
+pub(crate) const INTEREST_NONE: u8 = 0;
+/// It is caught where its first argument is a descriptor of ours.
+pub(crate) const INTEREST_DESCRIPTOR: u8 = 1;
+/// It is caught.
+pub(crate) const INTEREST_ALWAYS: u8 = 2;
+
+/// For each descriptor the number of its open file (`descriptors`), or 0 where it is the kernel's.
+pub(crate) static ASHLAR_DESCRIPTORS: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
+
+/// A caught call, as the entry has put it on the stack.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct Frame {
+    /// The call's number, and then its result: a negative errno for an error.
+    pub(crate) rax: u64,
+    /// Its arguments.
+    pub(crate) arguments: [u64; 6],
+    /// The signal mask that the entry sets before it returns, for [`After::Unmask`]; the descriptor, for [`After::KernelInstead`].
+    pub(crate) extra: u64,
+}
+
+/// How the entry goes on after the hook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum After {
+    /// The call is done, and its result is in the frame.
+    Return = 0,
+    /// The entry makes the call with nothing of ours on the stack: it makes a thread, which begins on a stack of its own.
+    Native = 1,
+    /// As `Native`, for a call that lends the caller's memory to a new process; `ashlar_after_vfork` is called when it's back.
+    Vfork = 2,
+    /// As `Return`, and signals that were held back meanwhile are let in by the mask in the frame. That happens in the entry,
+    /// which has no unwind tables: a thread that is cancelled by one unwinds no frame of ours.
+    Unmask = 3,
+    /// The entry makes the call as it came: it may wait, be interrupted, and its thread be cancelled.
+    Kernel = 4,
+    /// As `Kernel`, with another descriptor as the first argument: the one in the frame.
+    KernelInstead = 5,
+}
+
+unsafe extern "C" {
+    /// Where trampolines lead.
+    pub(crate) fn ashlar_entry();
+    /// Calls `function(frame)` on another stack, whose end is `stack`.
+    pub(crate) fn ashlar_on_stack(frame: *mut Frame, stack: *mut u8, function: unsafe extern "C" fn(*mut Frame));
+}
+
+global_asm!(
+    ".hidden ashlar_entry",
+    ".globl ashlar_entry",
+    ".type ashlar_entry, @function",
+    ".p2align 4",
+    "ashlar_entry:",
+    // rcx and r11 are free: the kernel would have overwritten them.
+    "cmp rax, {calls}",
+    "jae 2f",
+    "lea r11, [rip + {interest}]",
+    "movzx ecx, byte ptr [r11 + rax]",
+    "test ecx, ecx",
+    "jz 2f",
+    "cmp ecx, 1",
+    "jne 3f",
+    "mov ecx, edi",
+    "cmp ecx, {descriptors_max}",
+    "jae 2f",
+    "lea r11, [rip + {descriptors}]",
+    "cmp dword ptr [r11 + rcx * 4], 0",
+    "jne 3f",
+    "2:",
+    "syscall",
+    "ret",
+    "3:",
+    "push rbp",
+    "mov rbp, rsp",
+    "sub rsp, 320",
+    "and rsp, -16",
+    "mov [rsp], rax",
+    "mov [rsp + 8], rdi",
+    "mov [rsp + 16], rsi",
+    "mov [rsp + 24], rdx",
+    "mov [rsp + 32], r10",
+    "mov [rsp + 40], r8",
+    "mov [rsp + 48], r9",
+    // Compiled code may keep values in these over a system call; it has no reason to use the wider registers.
+    "movaps [rsp + 64], xmm0",
+    "movaps [rsp + 80], xmm1",
+    "movaps [rsp + 96], xmm2",
+    "movaps [rsp + 112], xmm3",
+    "movaps [rsp + 128], xmm4",
+    "movaps [rsp + 144], xmm5",
+    "movaps [rsp + 160], xmm6",
+    "movaps [rsp + 176], xmm7",
+    "movaps [rsp + 192], xmm8",
+    "movaps [rsp + 208], xmm9",
+    "movaps [rsp + 224], xmm10",
+    "movaps [rsp + 240], xmm11",
+    "movaps [rsp + 256], xmm12",
+    "movaps [rsp + 272], xmm13",
+    "movaps [rsp + 288], xmm14",
+    "movaps [rsp + 304], xmm15",
+    "mov rdi, rsp",
+    "call {hook}",
+    "mov ecx, eax",
+    "movaps xmm0, [rsp + 64]",
+    "movaps xmm1, [rsp + 80]",
+    "movaps xmm2, [rsp + 96]",
+    "movaps xmm3, [rsp + 112]",
+    "movaps xmm4, [rsp + 128]",
+    "movaps xmm5, [rsp + 144]",
+    "movaps xmm6, [rsp + 160]",
+    "movaps xmm7, [rsp + 176]",
+    "movaps xmm8, [rsp + 192]",
+    "movaps xmm9, [rsp + 208]",
+    "movaps xmm10, [rsp + 224]",
+    "movaps xmm11, [rsp + 240]",
+    "movaps xmm12, [rsp + 256]",
+    "movaps xmm13, [rsp + 272]",
+    "movaps xmm14, [rsp + 288]",
+    "movaps xmm15, [rsp + 304]",
+    "cmp ecx, 3",
+    "jne 4f",
+    // rt_sigprocmask(SIG_SETMASK, &frame.mask, NULL, 8)
+    "mov eax, 14",
+    "mov edi, 2",
+    "lea rsi, [rsp + 56]",
+    "xor edx, edx",
+    "mov r10d, 8",
+    "syscall",
+    "xor ecx, ecx",
+    "4:",
+    "mov r11, [rsp + 56]",
+    "mov rax, [rsp]",
+    "mov rdi, [rsp + 8]",
+    "mov rsi, [rsp + 16]",
+    "mov rdx, [rsp + 24]",
+    "mov r10, [rsp + 32]",
+    "mov r8, [rsp + 40]",
+    "mov r9, [rsp + 48]",
+    "mov rsp, rbp",
+    "pop rbp",
+    "test ecx, ecx",
+    "jz 8f",
+    "cmp ecx, 4",
+    "jb 5f",
+    "ja 9f",
+    "syscall",
+    "8:",
+    "ret",
+    "9:",
+    "push rdi",
+    "mov rdi, r11",
+    "syscall",
+    "pop rdi",
+    "ret",
+    // The call returns twice, or on another stack, so nothing of ours may be left on this one. It has five arguments at most: the
+    // sixth's register keeps the place in the trampoline behind its step over the red zone, an instruction of 8 bytes.
+    "5:",
+    "pop r9",
+    "add r9, 8",
+    "lea rsp, [rsp + 128]",
+    "cmp ecx, 2",
+    "je 6f",
+    "syscall",
+    "jmp r9",
+    "6:",
+    "syscall",
+    "test rax, rax",
+    "jz 7f",
+    // The new process has its own memory by now, or none.
+    "lea rsp, [rsp - 128]",
+    "push rbp",
+    "mov rbp, rsp",
+    "push rax",
+    "push rdi",
+    "push rsi",
+    "push rdx",
+    "push r10",
+    "push r8",
+    "push r9",
+    "push rbx",
+    "mov rbx, rsp",
+    "and rsp, -16",
+    "call {after_vfork}",
+    "mov rsp, rbx",
+    "pop rbx",
+    "pop r9",
+    "pop r8",
+    "pop r10",
+    "pop rdx",
+    "pop rsi",
+    "pop rdi",
+    "pop rax",
+    "pop rbp",
+    "lea rsp, [rsp + 128]",
+    "7:",
+    "jmp r9",
+    ".size ashlar_entry, . - ashlar_entry",
+    "",
+    ".hidden ashlar_on_stack",
+    ".globl ashlar_on_stack",
+    ".type ashlar_on_stack, @function",
+    ".p2align 4",
+    "ashlar_on_stack:",
+    "push rbp",
+    "mov rbp, rsp",
+    "mov rsp, rsi",
+    "call rdx",
+    "mov rsp, rbp",
+    "pop rbp",
+    "ret",
+    ".size ashlar_on_stack, . - ashlar_on_stack",
+    calls = const CALLS,
+    descriptors_max = const DESCRIPTORS,
+    interest = sym ASHLAR_INTEREST,
+    descriptors = sym ASHLAR_DESCRIPTORS,
+    hook = sym crate::hook::ashlar_hook,
+    after_vfork = sym crate::hook::ashlar_after_vfork,
+);
+
+/// The processor's clock, in ticks of no particular length.
+pub(crate) fn ticks() -> u64 {
+    // SAFETY: every x86-64 has it, and it touches nothing.
+    unsafe { std::arch::x86_64::_rdtsc() }
+}
+
+/// Makes a system call, past all interception. The result is a negative errno where it failed.
+///
+/// # Safety
+/// As the call itself.
+#[inline(always)]
+pub(crate) unsafe fn system_call(number: u64, a: [u64; 6]) -> i64 {
+    let result: i64;
+    // SAFETY: the kernel preserves all registers but these; what the call does to memory its caller answers for.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") number => result,
+            in("rdi") a[0], in("rsi") a[1], in("rdx") a[2], in("r10") a[3], in("r8") a[4], in("r9") a[5],
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result
+}

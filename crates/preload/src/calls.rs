@@ -1,0 +1,437 @@
+//! The program's calls: which ones concern us, and who serves each.
+//!
+//! What is not served here goes to the kernel: paths as they are, and descriptors of ours after they have become the kernel's
+//! (`materialise`). So a call that nobody thought of is slower, and never wrong.
+
+mod attributes;
+mod data;
+mod descriptor;
+mod directory;
+mod files;
+mod names;
+mod process;
+mod waiting;
+
+use ashlar_types::Errno;
+
+use crate::arch::{ASHLAR_INTEREST, CALLS, Frame, INTEREST_ALWAYS, INTEREST_DESCRIPTOR, INTEREST_NONE};
+use crate::{descriptors, materialise, memory, path, submounts};
+
+/// What becomes of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It is done, with this result.
+    Done(i64),
+    /// The kernel serves it.
+    Kernel,
+    /// The kernel serves it, with this descriptor in place of the first argument.
+    KernelInstead(i32),
+    /// The kernel serves it with nothing of ours on the stack.
+    Native,
+    /// As `Native`, for a process that borrows the caller's memory.
+    Vfork,
+}
+
+/// What a handler says: a result, an error, or `None` where the kernel must serve the call.
+pub(crate) type Served = Result<Option<i64>, Errno>;
+
+/// Where a call's paths and descriptors stand among its arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shape {
+    /// Nothing of it concerns us.
+    None,
+    /// A descriptor comes first.
+    Descriptor,
+    /// A path comes first.
+    Path,
+    /// A directory's descriptor, then a path.
+    At,
+    /// Two paths.
+    TwoPaths,
+    /// Two directories' descriptors, each with a path behind it.
+    TwoAt,
+    /// A path that is only text, then a path (`symlink`).
+    SecondPath,
+    /// A path that is only text, then a directory's descriptor and a path (`symlinkat`).
+    SecondAt,
+    /// It is looked at each time.
+    Always,
+}
+
+const fn shape(number: i64) -> Shape {
+    match number {
+        libc::SYS_read
+        | libc::SYS_write
+        | libc::SYS_close
+        | libc::SYS_fstat
+        | libc::SYS_lseek
+        | libc::SYS_ioctl
+        | libc::SYS_pread64
+        | libc::SYS_pwrite64
+        | libc::SYS_readv
+        | libc::SYS_writev
+        | libc::SYS_preadv
+        | libc::SYS_pwritev
+        | libc::SYS_preadv2
+        | libc::SYS_pwritev2
+        | libc::SYS_dup
+        | libc::SYS_flock
+        | libc::SYS_fsync
+        | libc::SYS_fdatasync
+        | libc::SYS_ftruncate
+        | libc::SYS_getdents
+        | libc::SYS_getdents64
+        | libc::SYS_fchmod
+        | libc::SYS_fchown
+        | libc::SYS_fstatfs
+        | libc::SYS_fsetxattr
+        | libc::SYS_fgetxattr
+        | libc::SYS_flistxattr
+        | libc::SYS_fremovexattr
+        | libc::SYS_fadvise64
+        | libc::SYS_readahead
+        | libc::SYS_sync_file_range
+        | libc::SYS_syncfs
+        | libc::SYS_fallocate
+        | libc::SYS_finit_module
+        | libc::SYS_setns
+        | libc::SYS_vmsplice
+        | libc::SYS_openat2
+        | libc::SYS_open_by_handle_at
+        | libc::SYS_fspick
+        | libc::SYS_fanotify_mark => Shape::Descriptor,
+        libc::SYS_open
+        | libc::SYS_creat
+        | libc::SYS_stat
+        | libc::SYS_lstat
+        | libc::SYS_access
+        | libc::SYS_truncate
+        | libc::SYS_mkdir
+        | libc::SYS_rmdir
+        | libc::SYS_unlink
+        | libc::SYS_readlink
+        | libc::SYS_chmod
+        | libc::SYS_chown
+        | libc::SYS_lchown
+        | libc::SYS_utime
+        | libc::SYS_utimes
+        | libc::SYS_mknod
+        | libc::SYS_setxattr
+        | libc::SYS_lsetxattr
+        | libc::SYS_getxattr
+        | libc::SYS_lgetxattr
+        | libc::SYS_listxattr
+        | libc::SYS_llistxattr
+        | libc::SYS_removexattr
+        | libc::SYS_lremovexattr => Shape::Path,
+        libc::SYS_openat
+        | libc::SYS_newfstatat
+        | libc::SYS_statx
+        | libc::SYS_faccessat
+        | libc::SYS_faccessat2
+        | libc::SYS_mkdirat
+        | libc::SYS_mknodat
+        | libc::SYS_unlinkat
+        | libc::SYS_readlinkat
+        | libc::SYS_fchmodat
+        | libc::SYS_fchownat
+        | libc::SYS_utimensat
+        | libc::SYS_futimesat
+        | libc::SYS_name_to_handle_at
+        | libc::SYS_open_tree => Shape::At,
+        libc::SYS_rename | libc::SYS_link => Shape::TwoPaths,
+        libc::SYS_renameat | libc::SYS_renameat2 | libc::SYS_linkat | libc::SYS_move_mount => Shape::TwoAt,
+        libc::SYS_symlink => Shape::SecondPath,
+        libc::SYS_symlinkat => Shape::SecondAt,
+        libc::SYS_mmap
+        | libc::SYS_munmap
+        | libc::SYS_mprotect
+        | libc::SYS_mremap
+        | libc::SYS_brk
+        | libc::SYS_shmat
+        | libc::SYS_shmdt
+        | libc::SYS_poll
+        | libc::SYS_ppoll
+        | libc::SYS_select
+        | libc::SYS_pselect6
+        | libc::SYS_epoll_ctl
+        | libc::SYS_fcntl
+        | libc::SYS_dup2
+        | libc::SYS_dup3
+        | libc::SYS_close_range
+        | libc::SYS_wait4
+        | libc::SYS_waitid
+        | libc::SYS_sendfile
+        | libc::SYS_copy_file_range
+        | libc::SYS_splice
+        | libc::SYS_tee
+        | libc::SYS_sendmsg
+        | libc::SYS_sendmmsg
+        | libc::SYS_chdir
+        | libc::SYS_fchdir
+        | libc::SYS_chroot
+        | libc::SYS_pivot_root
+        | libc::SYS_mount
+        | libc::SYS_umount2
+        | libc::SYS_unshare
+        | libc::SYS_seccomp
+        | libc::SYS_prctl
+        | libc::SYS_io_uring_setup
+        | libc::SYS_io_setup
+        | libc::SYS_umask
+        | libc::SYS_setrlimit
+        | libc::SYS_prlimit64
+        | libc::SYS_sync
+        | libc::SYS_clone
+        | libc::SYS_clone3
+        | libc::SYS_fork
+        | libc::SYS_vfork
+        | libc::SYS_execve
+        | libc::SYS_execveat
+        | libc::SYS_exit
+        | libc::SYS_rt_sigaction
+        | libc::SYS_setuid
+        | libc::SYS_setgid
+        | libc::SYS_setreuid
+        | libc::SYS_setregid
+        | libc::SYS_setresuid
+        | libc::SYS_setresgid
+        | libc::SYS_setfsuid
+        | libc::SYS_setfsgid
+        | libc::SYS_setgroups
+        | libc::SYS_capset => Shape::Always,
+        _ => Shape::None,
+    }
+}
+
+/// Whether calls of a number are caught.
+pub(crate) fn is_wanted(number: i32) -> bool {
+    number < 0 || shape(number.into()) != Shape::None
+}
+
+/// Has the entry catch what concerns us.
+pub(crate) fn arm() {
+    use std::sync::atomic::Ordering;
+    for (number, interest) in (0..CALLS as i64).zip(&ASHLAR_INTEREST) {
+        let wanted = match shape(number) {
+            Shape::None => INTEREST_NONE,
+            Shape::Descriptor => INTEREST_DESCRIPTOR,
+            _ => INTEREST_ALWAYS,
+        };
+        interest.store(wanted, Ordering::Relaxed);
+    }
+}
+
+/// Has the entry catch nothing any more: the kernel serves the process from here on.
+pub(crate) fn disarm() {
+    use std::sync::atomic::Ordering;
+    // Signals whose handlers are ours go on being theirs.
+    let keeps = |number: i64| number == libc::SYS_rt_sigaction;
+    (0..CALLS as i64).zip(&ASHLAR_INTEREST).filter(|(number, _)| !keeps(*number)).for_each(|(_, interest)| {
+        interest.store(INTEREST_NONE, Ordering::Relaxed);
+    });
+}
+
+/// Whether a call must be served here: the quick look, on the program's own stack.
+pub(crate) fn concerns(call: &Frame, is_lent: bool) -> bool {
+    let a = &call.arguments;
+    let directory = |index: usize| a[index] as i32;
+    // What a process that has borrowed memory does to its descriptors and its signals is no business of the lender's.
+    if is_lent {
+        return false;
+    }
+    match shape(call.rax as i64) {
+        Shape::None => false,
+        Shape::Descriptor => true,
+        Shape::Path => path::concerns(libc::AT_FDCWD, a[0]),
+        Shape::At => path::concerns(directory(0), a[1]),
+        Shape::TwoPaths => path::concerns(libc::AT_FDCWD, a[0]) || path::concerns(libc::AT_FDCWD, a[1]),
+        Shape::TwoAt => path::concerns(directory(0), a[1]) || path::concerns(directory(2), a[3]),
+        Shape::SecondPath => path::concerns(libc::AT_FDCWD, a[1]),
+        Shape::SecondAt => path::concerns(directory(1), a[2]),
+        Shape::Always => looked_at(call),
+    }
+}
+
+/// The quick look at calls that have no common shape.
+fn looked_at(call: &Frame) -> bool {
+    let a = &call.arguments;
+    let ours = |index: usize| descriptors::is_ours(a[index] as i32);
+    match call.rax as i64 {
+        libc::SYS_munmap
+        | libc::SYS_mprotect
+        | libc::SYS_mremap
+        | libc::SYS_brk
+        | libc::SYS_shmat
+        | libc::SYS_shmdt => {
+            memory::forget();
+            false
+        }
+        libc::SYS_mmap => {
+            memory::forget();
+            a[3] & libc::MAP_ANONYMOUS as u64 == 0 && ours(4)
+        }
+        libc::SYS_fcntl => ours(0) || descriptor::is_record_lock(a[1]),
+        libc::SYS_wait4 | libc::SYS_waitid => {
+            // A child that has ended may have mounted something.
+            submounts::suspect();
+            false
+        }
+        libc::SYS_dup2 | libc::SYS_dup3 | libc::SYS_sendfile | libc::SYS_tee => ours(0) || ours(1),
+        libc::SYS_copy_file_range | libc::SYS_splice => ours(0) || ours(2),
+        libc::SYS_epoll_ctl => ours(2),
+        libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 => descriptors::is_any(),
+        libc::SYS_close_range | libc::SYS_sendmsg | libc::SYS_sendmmsg => descriptors::is_any(),
+        libc::SYS_sync => crate::session::is_any(),
+        libc::SYS_unshare => a[0] & process::NAMESPACES != 0,
+        libc::SYS_prctl => a[0] == libc::PR_SET_SECCOMP as u64,
+        libc::SYS_prlimit64 => a[2] != 0,
+        _ => true,
+    }
+}
+
+/// Serves a call.
+pub(crate) fn serve(call: &mut Frame) -> Verdict {
+    if call.rax as i64 == libc::SYS_fcntl {
+        match descriptor::lock_descriptor(call.arguments) {
+            Ok(Some(descriptor)) => return Verdict::KernelInstead(descriptor),
+            Ok(None) => {}
+            Err(errno) => return Verdict::Done(-i64::from(errno.0)),
+        }
+    }
+    let mut tries = 1;
+    loop {
+        return match answer(call) {
+            Ok(Some(result)) => Verdict::Done(result),
+            Ok(None) => to_kernel(call),
+            // What a path led to is gone: where it leads now shows another look, as the kernel takes one.
+            Err(Errno::ESTALE) if tries < TRIES && has_path(call) => {
+                tries += 1;
+                continue;
+            }
+            Err(errno) => Verdict::Done(-i64::from(errno.0)),
+        }
+        .or(process::verdict(call));
+    }
+}
+
+/// How often a path is followed anew where what it led to is gone. Each time somebody else was faster.
+const TRIES: u32 = 16;
+
+/// Whether a call names a path, so that nothing of it was done where it fails with `ESTALE`.
+fn has_path(call: &Frame) -> bool {
+    !matches!(shape(call.rax as i64), Shape::None | Shape::Descriptor | Shape::Always)
+}
+
+impl Verdict {
+    /// Where the kernel serves the call, the way in which it must.
+    fn or(self, other: Option<Self>) -> Self {
+        if self == Self::Kernel { other.unwrap_or(self) } else { self }
+    }
+}
+
+/// Has the kernel serve a call: descriptors of ours that it names become the kernel's first.
+fn to_kernel(call: &Frame) -> Verdict {
+    let a = &call.arguments;
+    let named: &[usize] = match shape(call.rax as i64) {
+        Shape::Descriptor | Shape::At => &[0],
+        Shape::TwoAt => &[0, 2],
+        Shape::SecondAt => &[1],
+        Shape::Always => match call.rax as i64 {
+            libc::SYS_mmap => &[4],
+            libc::SYS_sendfile | libc::SYS_tee => &[0, 1],
+            libc::SYS_copy_file_range | libc::SYS_splice => &[0, 2],
+            libc::SYS_epoll_ctl => &[2],
+            libc::SYS_fcntl => &[0],
+            _ => &[],
+        },
+        _ => &[],
+    };
+    let paths: &[usize] = match shape(call.rax as i64) {
+        Shape::Path => &[0],
+        Shape::At | Shape::SecondPath => &[1],
+        Shape::TwoPaths => &[0, 1],
+        Shape::TwoAt => &[1, 3],
+        Shape::SecondAt => &[2],
+        _ => &[],
+    };
+    let in_paths = paths.iter().filter_map(|&index| path::descriptor_at(a[index]));
+    for descriptor in named.iter().map(|&index| a[index] as i32).chain(in_paths) {
+        if let Err(errno) = materialise::descriptor(descriptor) {
+            return Verdict::Done(-i64::from(errno.0));
+        }
+    }
+    Verdict::Kernel
+}
+
+fn answer(call: &mut Frame) -> Served {
+    let a = call.arguments;
+    match call.rax as i64 {
+        libc::SYS_open | libc::SYS_openat | libc::SYS_creat => files::open(call.rax as i64, a),
+        libc::SYS_read
+        | libc::SYS_pread64
+        | libc::SYS_readv
+        | libc::SYS_preadv
+        | libc::SYS_preadv2
+        | libc::SYS_write
+        | libc::SYS_pwrite64
+        | libc::SYS_writev
+        | libc::SYS_pwritev
+        | libc::SYS_pwritev2 => data::transfer(call.rax as i64, a),
+        libc::SYS_lseek => data::seek(a),
+        libc::SYS_sendfile => data::send_file(a),
+        libc::SYS_copy_file_range => data::copy_range(a),
+        libc::SYS_fsync | libc::SYS_fdatasync | libc::SYS_syncfs | libc::SYS_sync_file_range => data::sync(a),
+        libc::SYS_sync => data::sync_all(),
+        libc::SYS_truncate | libc::SYS_ftruncate => files::truncate(call.rax as i64, a),
+        libc::SYS_fallocate => files::allocate(a),
+        libc::SYS_fadvise64 | libc::SYS_readahead => files::advise(a),
+        libc::SYS_fstat
+        | libc::SYS_stat
+        | libc::SYS_lstat
+        | libc::SYS_newfstatat
+        | libc::SYS_statx
+        | libc::SYS_access
+        | libc::SYS_faccessat
+        | libc::SYS_faccessat2
+        | libc::SYS_fchmod
+        | libc::SYS_chmod
+        | libc::SYS_fchmodat
+        | libc::SYS_fchown
+        | libc::SYS_chown
+        | libc::SYS_lchown
+        | libc::SYS_fchownat
+        | libc::SYS_utimensat => attributes::serve(call.rax as i64, a),
+        libc::SYS_getdents64 => directory::list(a),
+        libc::SYS_mkdir
+        | libc::SYS_mkdirat
+        | libc::SYS_mknod
+        | libc::SYS_mknodat
+        | libc::SYS_symlink
+        | libc::SYS_symlinkat
+        | libc::SYS_rmdir
+        | libc::SYS_unlink
+        | libc::SYS_unlinkat
+        | libc::SYS_readlink
+        | libc::SYS_readlinkat
+        | libc::SYS_rename
+        | libc::SYS_renameat
+        | libc::SYS_renameat2
+        | libc::SYS_link
+        | libc::SYS_linkat => names::serve(call.rax as i64, a),
+        libc::SYS_close
+        | libc::SYS_dup
+        | libc::SYS_dup2
+        | libc::SYS_dup3
+        | libc::SYS_fcntl
+        | libc::SYS_flock
+        | libc::SYS_ioctl
+        | libc::SYS_close_range => descriptor::serve(call.rax as i64, a),
+        libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 | libc::SYS_epoll_ctl => {
+            waiting::serve(call.rax as i64, a)
+        }
+        libc::SYS_mmap => files::map(a),
+        libc::SYS_rt_sigaction => crate::signals::sigaction(a).map(Some),
+        _ => process::serve(call),
+    }
+}

@@ -1,0 +1,230 @@
+//! Attributes: `stat` and its forms, access checks, modes, owners, times.
+
+use std::mem::zeroed;
+
+use ashlar_libfs::{Change, Found, SetTime};
+use ashlar_types::{Access, BLOCK_BYTES, Credentials, Errno, FileKind, Inode, Timestamp};
+
+use super::Served;
+use crate::descriptors;
+use crate::memory::{self, PATH_MAX, Use};
+use crate::path::{self, Last, Walked};
+use crate::session::Session;
+
+/// `st_blocks` counts in sectors.
+const SECTORS_PER_BLOCK: u64 = BLOCK_BYTES / 512;
+/// `STATX_BASIC_STATS` and `STATX_BTIME`.
+const STATX_MASK: u32 = 0x7ff | 0x800;
+
+/// What a call is about.
+struct Subject {
+    session: &'static Session,
+    found: Found,
+    /// By an open file.
+    flags: Option<i32>,
+}
+
+/// Serves any of them.
+pub(super) fn serve(number: i64, a: [u64; 6]) -> Served {
+    match number {
+        libc::SYS_fstat => with_file(a[0], |subject| store_stat(subject, a[1])),
+        libc::SYS_stat => with_path(libc::AT_FDCWD, a[0], Last::Follow, |subject| store_stat(subject, a[1])),
+        libc::SYS_lstat => with_path(libc::AT_FDCWD, a[0], Last::Keep, |subject| store_stat(subject, a[1])),
+        libc::SYS_newfstatat => {
+            let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_NO_AUTOMOUNT;
+            with(a[0], a[1], a[3], allowed, |subject| store_stat(subject, a[2]))
+        }
+        libc::SYS_statx => {
+            let allowed = libc::AT_SYMLINK_NOFOLLOW
+                | libc::AT_EMPTY_PATH
+                | libc::AT_NO_AUTOMOUNT
+                | libc::AT_STATX_FORCE_SYNC
+                | libc::AT_STATX_DONT_SYNC;
+            with(a[0], a[1], a[2], allowed, |subject| store_statx(subject, a[4]))
+        }
+        libc::SYS_access => with_path(libc::AT_FDCWD, a[0], Last::Follow, |subject| check(subject, a[1], 0)),
+        libc::SYS_faccessat => with_path(a[0] as i32, a[1], Last::Follow, |subject| check(subject, a[2], 0)),
+        libc::SYS_faccessat2 => {
+            let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_EACCESS;
+            with(a[0], a[1], a[3], allowed, |subject| check(subject, a[2], a[3] as i32))
+        }
+        libc::SYS_fchmod => with_file(a[0], |subject| set_mode(subject, a[1])),
+        libc::SYS_chmod => with_path(libc::AT_FDCWD, a[0], Last::Follow, |subject| set_mode(subject, a[1])),
+        libc::SYS_fchmodat => with_path(a[0] as i32, a[1], Last::Follow, |subject| set_mode(subject, a[2])),
+        libc::SYS_fchown => with_file(a[0], |subject| set_owner(subject, a[1], a[2])),
+        libc::SYS_chown => with_path(libc::AT_FDCWD, a[0], Last::Follow, |subject| set_owner(subject, a[1], a[2])),
+        libc::SYS_lchown => with_path(libc::AT_FDCWD, a[0], Last::Keep, |subject| set_owner(subject, a[1], a[2])),
+        libc::SYS_fchownat => {
+            let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH;
+            with(a[0], a[1], a[4], allowed, |subject| set_owner(subject, a[2], a[3]))
+        }
+        libc::SYS_utimensat if a[1] == 0 => with_file(a[0], |subject| set_times(subject, a[2])),
+        libc::SYS_utimensat => {
+            let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH;
+            with(a[0], a[1], a[3], allowed, |subject| set_times(subject, a[2]))
+        }
+        _ => Ok(None),
+    }
+}
+
+fn with_file(descriptor: u64, then: impl FnOnce(&Subject) -> Served) -> Served {
+    let Some(file) = descriptors::file(descriptor as i32) else { return Ok(None) };
+    let session = file.session()?;
+    let found = session.fs.attributes(file.inode())?;
+    then(&Subject { session, found, flags: Some(file.flags()) })
+}
+
+fn with_path(directory: i32, address: u64, last: Last, then: impl FnOnce(&Subject) -> Served) -> Served {
+    let mut buffer = [0; PATH_MAX];
+    let text = memory::path(address, &mut buffer)?;
+    if let Some(descriptor) = path::descriptor_named(text) {
+        return if last == Last::Follow { with_file(descriptor as u64, then) } else { Ok(None) };
+    }
+    let Some(start) = path::start(directory, text)? else { return Ok(None) };
+    let session = start.session;
+    let Walked::Inside(place) = path::walk(session, start.directory, start.rest, last)? else { return Ok(None) };
+    then(&Subject { session, found: place.found.ok_or(Errno::ENOENT)?, flags: None })
+}
+
+/// With what a directory, a path and flags name.
+fn with(directory: u64, address: u64, flags: u64, allowed: i32, then: impl FnOnce(&Subject) -> Served) -> Served {
+    let flags = flags as i32;
+    if flags & !allowed != 0 {
+        return Ok(None);
+    }
+    let is_empty = address == 0 || memory::load::<u8>(address)? == 0;
+    if flags & libc::AT_EMPTY_PATH != 0 && is_empty {
+        // The working directory is the kernel's to name.
+        return if directory as i32 == libc::AT_FDCWD { Ok(None) } else { with_file(directory, then) };
+    }
+    let last = if flags & libc::AT_SYMLINK_NOFOLLOW != 0 { Last::Keep } else { Last::Follow };
+    with_path(directory as i32, address, last, then)
+}
+
+/// The device number that `st_rdev` has.
+fn stat_of(session: &Session, found: &Found) -> libc::stat {
+    let inode = &found.inode;
+    // SAFETY: zeros are a `stat`.
+    let mut stat: libc::stat = unsafe { zeroed() };
+    stat.st_dev = session.device;
+    stat.st_ino = found.id.0;
+    stat.st_nlink = inode.links.into();
+    stat.st_mode = inode.st_mode();
+    stat.st_uid = inode.uid;
+    stat.st_gid = inode.gid;
+    stat.st_rdev = inode.device & 0xffff_ffff;
+    stat.st_size = inode.size as i64;
+    stat.st_blksize = BLOCK_BYTES as i64;
+    stat.st_blocks = inode.blocks.saturating_mul(SECTORS_PER_BLOCK) as i64;
+    (stat.st_atime, stat.st_atime_nsec) = (inode.accessed.seconds, inode.accessed.nanoseconds.into());
+    (stat.st_mtime, stat.st_mtime_nsec) = (inode.modified.seconds, inode.modified.nanoseconds.into());
+    (stat.st_ctime, stat.st_ctime_nsec) = (inode.changed.seconds, inode.changed.nanoseconds.into());
+    stat
+}
+
+fn store_stat(subject: &Subject, address: u64) -> Served {
+    memory::store(address, &stat_of(subject.session, &subject.found))?;
+    Ok(Some(0))
+}
+
+fn store_statx(subject: &Subject, address: u64) -> Served {
+    let inode: &Inode = &subject.found.inode;
+    let time = |time: Timestamp| {
+        // SAFETY: zeros are a `statx_timestamp`.
+        let mut value: libc::statx_timestamp = unsafe { zeroed() };
+        (value.tv_sec, value.tv_nsec) = (time.seconds, time.nanoseconds);
+        value
+    };
+    // SAFETY: zeros are a `statx`.
+    let mut stat: libc::statx = unsafe { zeroed() };
+    stat.stx_mask = STATX_MASK;
+    stat.stx_blksize = BLOCK_BYTES as u32;
+    stat.stx_nlink = inode.links;
+    stat.stx_uid = inode.uid;
+    stat.stx_gid = inode.gid;
+    stat.stx_mode = inode.st_mode() as u16;
+    stat.stx_ino = subject.found.id.0;
+    stat.stx_size = inode.size;
+    stat.stx_blocks = inode.blocks.saturating_mul(SECTORS_PER_BLOCK);
+    stat.stx_atime = time(inode.accessed);
+    stat.stx_btime = time(inode.born);
+    stat.stx_ctime = time(inode.changed);
+    stat.stx_mtime = time(inode.modified);
+    stat.stx_rdev_major = libc::major(inode.device & 0xffff_ffff);
+    stat.stx_rdev_minor = libc::minor(inode.device & 0xffff_ffff);
+    stat.stx_dev_major = libc::major(subject.session.device);
+    stat.stx_dev_minor = libc::minor(subject.session.device);
+    memory::store(address, &stat)?;
+    Ok(Some(0))
+}
+
+/// `access`, which asks for the real user.
+fn check(subject: &Subject, mode: u64, flags: i32) -> Served {
+    if mode & !7 != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if mode == 0 {
+        return Ok(Some(0));
+    }
+    // SAFETY: they take nothing.
+    let is_real = unsafe {
+        let call = |number: i64| crate::arch::system_call(number as u64, [0; 6]);
+        call(libc::SYS_getuid) == call(libc::SYS_geteuid) && call(libc::SYS_getgid) == call(libc::SYS_getegid)
+    };
+    if !is_real && flags & libc::AT_EACCESS == 0 {
+        return Ok(None);
+    }
+    path::check_access(subject.session, &subject.found, Access(mode as u32))?;
+    Ok(Some(0))
+}
+
+fn apply(subject: &Subject, change: &Change) -> Served {
+    subject.session.fs.set_attributes(&subject.session.who, subject.found.id, change)?;
+    Ok(Some(0))
+}
+
+fn set_mode(subject: &Subject, mode: u64) -> Served {
+    if subject.found.inode.kind == FileKind::Symlink {
+        return Ok(None);
+    }
+    let mode = mode as u32 & ashlar_types::MODE_PERMISSIONS;
+    apply(subject, &Change { mode: Some(mode), ..Change::default() })
+}
+
+fn set_owner(subject: &Subject, uid: u64, gid: u64) -> Served {
+    let given = |id: u64| Some(id as u32).filter(|id| *id != u32::MAX);
+    let strip = !subject.found.inode.is_directory();
+    apply(subject, &Change { uid: given(uid), gid: given(gid), strip, ..Change::default() })
+}
+
+fn set_times(subject: &Subject, address: u64) -> Served {
+    let (accessed, modified) = if address == 0 {
+        (Some(SetTime::Now), Some(SetTime::Now))
+    } else {
+        memory::check(address, 2 * size_of::<libc::timespec>() as u64, Use::Read)?;
+        (time_at(address)?, time_at(address + size_of::<libc::timespec>() as u64)?)
+    };
+    if accessed.is_none() && modified.is_none() {
+        return Ok(Some(0));
+    }
+    let is_now = accessed == Some(SetTime::Now) && modified == Some(SetTime::Now);
+    // Who has a file open for writing may set its times to now.
+    let may_write = subject.flags.is_some_and(|flags| flags & libc::O_ACCMODE != libc::O_RDONLY);
+    let change = Change { accessed, modified, ..Change::default() };
+    if is_now && may_write {
+        let who = Credentials { checked: true, ..subject.session.who.clone() };
+        subject.session.fs.set_attributes(&who, subject.found.id, &change)?;
+        return Ok(Some(0));
+    }
+    apply(subject, &change)
+}
+
+fn time_at(address: u64) -> Result<Option<SetTime>, Errno> {
+    let time: libc::timespec = memory::load(address)?;
+    match time.tv_nsec {
+        libc::UTIME_NOW => Ok(Some(SetTime::Now)),
+        libc::UTIME_OMIT => Ok(None),
+        0..=999_999_999 => Ok(Some(SetTime::At(Timestamp { seconds: time.tv_sec, nanoseconds: time.tv_nsec as u32 }))),
+        _ => Err(Errno::EINVAL),
+    }
+}

@@ -1,0 +1,349 @@
+//! Reading and writing.
+
+use ashlar_libfs::{Seek, WriteAt};
+use ashlar_types::{Credentials, Errno, FILE_SIZE_MAX, InodeId};
+
+use super::Served;
+use crate::arch::system_call;
+use crate::descriptors::{self, File, Place};
+use crate::memory;
+use crate::session::{self, Session};
+
+/// The most that one call transfers, as in the kernel.
+const TRANSFER_MAX: usize = 0x7fff_f000;
+/// The most parts of one transfer (`IOV_MAX`).
+const PARTS_MAX: usize = 1024;
+/// Bytes that are copied at a time between descriptors.
+const COPY_BYTES: usize = 256 << 10;
+/// `SEEK_SET`, … as the kernel numbers them.
+const RWF_APPEND: u64 = 0x10;
+const RWF_SYNC: u64 = 0x2 | 0x4;
+const RWF_HARMLESS: u64 = 0x1 | 0x8;
+
+/// Where a transfer takes place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    /// Where the open file stands, which moves it.
+    Place,
+    /// At an offset.
+    Offset(u64),
+}
+
+/// The program's memory of one transfer.
+enum Parts {
+    One([libc::iovec; 1]),
+    Many(Vec<libc::iovec>),
+}
+
+impl Parts {
+    /// The one buffer of `read` and its like.
+    fn one(address: u64, length: u64) -> Self {
+        let iov_len = (length as usize).min(TRANSFER_MAX);
+        Self::One([libc::iovec { iov_base: address as *mut libc::c_void, iov_len }])
+    }
+
+    /// The list of `readv` and its like.
+    fn many(address: u64, count: u64) -> Result<Self, Errno> {
+        if count as usize > PARTS_MAX {
+            return Err(Errno::EINVAL);
+        }
+        let mut parts = Vec::with_capacity(count as usize);
+        let mut left = TRANSFER_MAX;
+        for index in 0..count {
+            let mut part: libc::iovec = memory::load(address + index * size_of::<libc::iovec>() as u64)?;
+            if part.iov_len as isize <= -1 {
+                return Err(Errno::EINVAL);
+            }
+            part.iov_len = part.iov_len.min(left);
+            left -= part.iov_len;
+            parts.push(part);
+        }
+        Ok(Self::Many(parts))
+    }
+
+    fn as_slice(&self) -> &[libc::iovec] {
+        match self {
+            Self::One(parts) => parts,
+            Self::Many(parts) => parts,
+        }
+    }
+}
+
+/// All forms of `read` and `write`.
+pub(super) fn transfer(number: i64, a: [u64; 6]) -> Served {
+    let Some(file) = descriptors::file(a[0] as i32) else { return Ok(None) };
+    let mut flags = 0;
+    let parts = match number {
+        libc::SYS_read | libc::SYS_pread64 | libc::SYS_write | libc::SYS_pwrite64 => Parts::one(a[1], a[2]),
+        _ => Parts::many(a[1], a[2])?,
+    };
+    let at = match number {
+        libc::SYS_pread64 | libc::SYS_pwrite64 | libc::SYS_preadv | libc::SYS_pwritev => At::Offset(a[3]),
+        libc::SYS_preadv2 | libc::SYS_pwritev2 => {
+            flags = a[5];
+            if a[3] == u64::MAX { At::Place } else { At::Offset(a[3]) }
+        }
+        _ => At::Place,
+    };
+    if flags & !(RWF_APPEND | RWF_SYNC | RWF_HARMLESS) != 0 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    if matches!(at, At::Offset(offset) if (offset as i64) < 0) {
+        return Err(Errno::EINVAL);
+    }
+    let writes = matches!(
+        number,
+        libc::SYS_write | libc::SYS_pwrite64 | libc::SYS_writev | libc::SYS_pwritev | libc::SYS_pwritev2
+    );
+    if writes { write(&file, at, parts.as_slice(), flags) } else { read(&file, at, parts.as_slice()) }
+}
+
+fn read(file: &File, at: At, parts: &[libc::iovec]) -> Served {
+    if !file.may_read() {
+        return Err(Errno::EBADF);
+    }
+    if file.is_directory() {
+        return Err(Errno::EISDIR);
+    }
+    let session = file.session()?;
+    if let At::Offset(offset) = at {
+        return read_parts(session, file.inode(), offset, parts).map(|count| Some(count as i64));
+    }
+    let Some(mut place) = file.place() else { return Ok(None) };
+    let count = read_parts(session, file.inode(), place.offset, parts)?;
+    place.offset += count as u64;
+    Ok(Some(count as i64))
+}
+
+fn read_parts(session: &Session, inode: InodeId, offset: u64, parts: &[libc::iovec]) -> Result<usize, Errno> {
+    let mut done = 0;
+    for part in parts {
+        let at = offset + done as u64;
+        // No more of the buffer is touched than the file fills: the rest need not be there.
+        let size = session.fs.attributes(inode)?.inode.size;
+        let length = part.iov_len.min(usize::try_from(size.saturating_sub(at)).unwrap_or(usize::MAX));
+        let count = match memory::bytes_mut(part.iov_base as u64, length) {
+            Ok(buffer) => session.fs.read(inode, at, buffer),
+            Err(errno) => Err(errno),
+        };
+        match count {
+            Ok(count) => done += count,
+            Err(errno) if done == 0 => return Err(errno),
+            Err(_) => break,
+        }
+        if length < part.iov_len {
+            break;
+        }
+    }
+    Ok(done)
+}
+
+fn write(file: &File, at: At, parts: &[libc::iovec], flags: u64) -> Served {
+    if !file.may_write() {
+        return Err(Errno::EBADF);
+    }
+    let session = file.session()?;
+    let appends = file.flags() & libc::O_APPEND != 0 || flags & RWF_APPEND != 0;
+    let is_synchronous = file.flags() & (libc::O_SYNC | libc::O_DSYNC) != 0 || flags & RWF_SYNC != 0;
+    let mut place = match at {
+        At::Offset(_) => None,
+        At::Place => match file.place() {
+            Some(place) => Some(place),
+            None => return Ok(None),
+        },
+    };
+    let offset = match (at, &place) {
+        (At::Offset(offset), _) => offset,
+        (At::Place, place) => place.as_ref().map_or(0, |place| place.offset),
+    };
+    let count = write_parts(session, file.inode(), if appends { None } else { Some(offset) }, parts, &mut place)?;
+    if is_synchronous && count > 0 {
+        session.fs.sync()?;
+    }
+    Ok(Some(count as i64))
+}
+
+/// Writes parts in a row, from an offset or from the file's end on, and moves the open file's place behind them.
+fn write_parts(
+    session: &Session,
+    inode: InodeId,
+    offset: Option<u64>,
+    parts: &[libc::iovec],
+    place: &mut Option<std::sync::MutexGuard<'static, Place>>,
+) -> Result<usize, Errno> {
+    let joined = if parts.len() > 1 { Some(join(parts)?) } else { None };
+    let data = match (&joined, parts.first()) {
+        (Some(joined), _) => &joined[..],
+        (None, Some(part)) => memory::bytes(part.iov_base as u64, part.iov_len)?,
+        (None, None) => &[],
+    };
+    if data.is_empty() {
+        return Ok(0);
+    }
+    let start = match offset {
+        Some(offset) => offset,
+        None => session.fs.attributes(inode)?.inode.size,
+    };
+    let room = room_for(start, data.len())?;
+    let who = Credentials { checked: true, ..session.who.clone() };
+    let at = offset.map_or(WriteAt::End, WriteAt::Offset);
+    let written = session.fs.write(&who, inode, at, &data[..room], session.who.uid != 0)?;
+    if let Some(place) = place {
+        place.offset = written.offset + written.bytes as u64;
+    }
+    Ok(written.bytes)
+}
+
+/// The bytes of several parts. One call is one write, so that nobody sees a part of it.
+fn join(parts: &[libc::iovec]) -> Result<Vec<u8>, Errno> {
+    let mut joined = Vec::with_capacity(parts.iter().map(|part| part.iov_len).sum());
+    for part in parts {
+        match memory::bytes(part.iov_base as u64, part.iov_len) {
+            Ok(bytes) => joined.extend_from_slice(bytes),
+            Err(errno) if joined.is_empty() => return Err(errno),
+            Err(_) => break,
+        }
+    }
+    Ok(joined)
+}
+
+/// How much of a write the process's limit and the largest size allow. Beyond the limit the process gets `SIGXFSZ`.
+fn room_for(start: u64, length: usize) -> Result<usize, Errno> {
+    let limit = session::file_limit();
+    if start >= limit {
+        // SAFETY: they take nothing but numbers.
+        unsafe {
+            let process = system_call(libc::SYS_getpid as u64, [0; 6]) as u64;
+            let thread = system_call(libc::SYS_gettid as u64, [0; 6]) as u64;
+            system_call(libc::SYS_tgkill as u64, [process, thread, libc::SIGXFSZ as u64, 0, 0, 0]);
+        }
+        return Err(Errno::EFBIG);
+    }
+    let room = limit.min(FILE_SIZE_MAX).checked_sub(start).filter(|room| *room > 0).ok_or(Errno::EFBIG)?;
+    Ok(length.min(usize::try_from(room).unwrap_or(usize::MAX)))
+}
+
+/// `lseek`.
+pub(super) fn seek(a: [u64; 6]) -> Served {
+    let Some(file) = descriptors::file(a[0] as i32) else { return Ok(None) };
+    let (offset, whence) = (a[1] as i64, a[2] as i32);
+    let Some(mut place) = file.place() else { return Ok(None) };
+    let session = file.session()?;
+    let size = || session.fs.attributes(file.inode()).map(|found| found.inode.size as i64);
+    let from = |base: i64| base.checked_add(offset).ok_or(Errno::EOVERFLOW);
+    let to = match whence {
+        libc::SEEK_SET => offset,
+        libc::SEEK_CUR => from(place.offset as i64)?,
+        // Where a directory ends is not known before it is read.
+        libc::SEEK_END if file.is_directory() => return Err(Errno::EINVAL),
+        libc::SEEK_END => from(size()?)?,
+        libc::SEEK_DATA | libc::SEEK_HOLE if file.is_directory() => return Err(Errno::EINVAL),
+        libc::SEEK_DATA | libc::SEEK_HOLE if offset < 0 => return Err(Errno::ENXIO),
+        libc::SEEK_DATA => session.fs.seek(file.inode(), Seek::Data, offset as u64)? as i64,
+        libc::SEEK_HOLE => session.fs.seek(file.inode(), Seek::Hole, offset as u64)? as i64,
+        _ => return Err(Errno::EINVAL),
+    };
+    if to < 0 {
+        return Err(Errno::EINVAL);
+    }
+    place.offset = to as u64;
+    Ok(Some(to))
+}
+
+/// `fsync` and its like: the log has one order, so all that came before is made persistent.
+pub(super) fn sync(a: [u64; 6]) -> Served {
+    let Some(file) = descriptors::file(a[0] as i32) else { return Ok(None) };
+    file.session()?.fs.sync()?;
+    Ok(Some(0))
+}
+
+/// `sync`, which is for all file systems.
+pub(super) fn sync_all() -> Served {
+    for session in session::all() {
+        // It has no way to fail.
+        let _ = session.fs.sync();
+    }
+    Ok(None)
+}
+
+/// The offset that a call was given the address of, or none.
+fn offset_at(address: u64) -> Result<Option<u64>, Errno> {
+    if address == 0 {
+        return Ok(None);
+    }
+    let offset: i64 = memory::load(address)?;
+    if offset < 0 { Err(Errno::EINVAL) } else { Ok(Some(offset as u64)) }
+}
+
+/// `copy_file_range` between files of one session.
+pub(super) fn copy_range(a: [u64; 6]) -> Served {
+    let (Some(from), Some(to)) = (descriptors::file(a[0] as i32), descriptors::file(a[2] as i32)) else {
+        return Ok(None);
+    };
+    if from.session()?.number != to.session()?.number || from.is_directory() || to.is_directory() {
+        return Ok(None);
+    }
+    if !from.may_read() || !to.may_write() || to.flags() & libc::O_APPEND != 0 {
+        return Err(Errno::EBADF);
+    }
+    if a[5] != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let (from_given, to_given) = (offset_at(a[1])?, offset_at(a[3])?);
+    let place = |file: &File| file.place().map(|place| place.offset);
+    let (Some(from_offset), Some(to_offset)) = (from_given.or_else(|| place(&from)), to_given.or_else(|| place(&to)))
+    else {
+        return Ok(None);
+    };
+    let session = from.session()?;
+    let size = session.fs.attributes(from.inode())?.inode.size;
+    let length = (a[4] as usize).min(TRANSFER_MAX) as u64;
+    let length = length.min(size.saturating_sub(from_offset));
+    if length == 0 {
+        return Ok(Some(0));
+    }
+    let length = room_for(to_offset, length as usize)? as u64;
+    let who = Credentials { checked: true, ..session.who.clone() };
+    let strip = session.who.uid != 0;
+    let copied = session.fs.copy_range(&who, from.inode(), from_offset, to.inode(), to_offset, length, strip)?;
+    moved(&from, a[1], from_given, from_offset + copied)?;
+    moved(&to, a[3], to_given, to_offset + copied)?;
+    Ok(Some(copied as i64))
+}
+
+/// Notes where a copy has come to: where the offset was given, or in the open file.
+fn moved(file: &File, address: u64, given: Option<u64>, offset: u64) -> Result<(), Errno> {
+    match given {
+        Some(_) => memory::store(address, &(offset as i64)),
+        None => {
+            if let Some(mut place) = file.place() {
+                place.offset = offset;
+            }
+            Ok(())
+        }
+    }
+}
+
+/// `sendfile` out of a file of ours into whatever it is.
+pub(super) fn send_file(a: [u64; 6]) -> Served {
+    let Some(from) = descriptors::file(a[1] as i32) else { return Ok(None) };
+    if descriptors::is_ours(a[0] as i32) || from.is_directory() || !from.may_read() {
+        return Ok(None);
+    }
+    let given = offset_at(a[2])?;
+    let session = from.session()?;
+    let Some(mut place) = from.place() else { return Ok(None) };
+    let start = given.unwrap_or(place.offset);
+    let mut buffer = vec![0; COPY_BYTES.min(a[3] as usize)];
+    let count = session.fs.read(from.inode(), start, &mut buffer)?;
+    // What the other side does not take is read again at the next call; fewer bytes than asked for are no error.
+    // SAFETY: the buffer is ours, and has that many bytes.
+    let sent = unsafe { system_call(libc::SYS_write as u64, [a[0], buffer.as_ptr() as u64, count as u64, 0, 0, 0]) };
+    if sent > 0 {
+        match given {
+            Some(_) => memory::store(a[2], &(start as i64 + sent))?,
+            None => place.offset = start + sent as u64,
+        }
+    }
+    Ok(Some(sent))
+}

@@ -1,0 +1,148 @@
+//! What is done with descriptors as such: closing, duplicating, flags, locks.
+
+use ashlar_types::Errno;
+
+use super::Served;
+use crate::arch::system_call;
+use crate::descriptors;
+use crate::{locks, materialise, session};
+
+/// Flags that `F_SETFL` can change.
+const CHANGEABLE: i32 = libc::O_APPEND | libc::O_NONBLOCK | libc::O_ASYNC | libc::O_DIRECT | libc::O_NOATIME;
+/// A file that is larger than 2 GiB may be opened: always so on 64 bits, and shown by `F_GETFL`.
+const LARGE_FILE: i32 = 0o100_000;
+const TCGETS: u64 = libc::TCGETS;
+const CLOSE_RANGE_CLOEXEC: u64 = 4;
+
+/// Serves any of them.
+pub(super) fn serve(number: i64, a: [u64; 6]) -> Served {
+    let descriptor = a[0] as i32;
+    match number {
+        libc::SYS_close => Ok(close(descriptor)),
+        libc::SYS_dup => duplicate(descriptor, 0, false),
+        libc::SYS_dup2 => duplicate_to(descriptor, a[1] as i32, 0),
+        libc::SYS_dup3 => duplicate_to(descriptor, a[1] as i32, a[2] as i32),
+        libc::SYS_close_range => close_range(a),
+        libc::SYS_fcntl => control(descriptor, a[1] as i32, a[2]),
+        // No terminal: what stdio asks of each file that it writes to.
+        libc::SYS_ioctl if a[1] == TCGETS && descriptors::is_ours(descriptor) => Err(Errno::ENOTTY),
+        _ => Ok(None),
+    }
+}
+
+fn close(descriptor: i32) -> Option<i64> {
+    let file = descriptors::remove(descriptor)?;
+    locks::forget(&file);
+    let result = descriptors::close_number(descriptor);
+    Some(result)
+}
+
+fn duplicate(descriptor: i32, from: i32, cloexec: bool) -> Served {
+    let Some(file) = descriptors::file(descriptor) else { return Ok(None) };
+    if from < 0 {
+        return Err(Errno::EINVAL);
+    }
+    descriptors::install(&file, from, cloexec).map(|number| Some(number.into()))
+}
+
+/// `dup2` and `dup3`, where the one or the other descriptor is ours.
+fn duplicate_to(old: i32, new: i32, flags: i32) -> Served {
+    let file = descriptors::file(old);
+    if old == new {
+        return if file.is_some() && flags == 0 { Ok(Some(new.into())) } else { Ok(None) };
+    }
+    // The placeholder goes where the number is to be, and takes away what the kernel has there. A flag that there is none of is an
+    // error, and so is a number that can't be.
+    let number = if flags == 0 { libc::SYS_dup2 } else { libc::SYS_dup3 };
+    // SAFETY: the program's own call.
+    let done = unsafe { system_call(number as u64, [old as u64, new as u64, flags as u64, 0, 0, 0]) };
+    if done < 0 {
+        return Ok(Some(done));
+    }
+    let replaced = descriptors::remove(new);
+    if let Some(replaced) = &replaced {
+        locks::forget(replaced);
+    }
+    if let Some(file) = &file {
+        if new as usize >= crate::arch::DESCRIPTORS {
+            descriptors::close_number(new);
+            return Err(Errno::EMFILE);
+        }
+        descriptors::enter(file, new);
+    }
+    Ok(Some(done))
+}
+
+fn close_range(a: [u64; 6]) -> Served {
+    let (first, last) = (a[0] as u32, a[1] as u32);
+    if first > last || a[2] & CLOSE_RANGE_CLOEXEC != 0 {
+        return Ok(None);
+    }
+    for descriptor in descriptors::ours(first, last) {
+        close(descriptor);
+    }
+    Ok(None)
+}
+
+fn control(descriptor: i32, command: i32, argument: u64) -> Served {
+    let Some(file) = descriptors::file(descriptor) else { return Ok(None) };
+    match command {
+        libc::F_DUPFD => duplicate(descriptor, argument as i32, false),
+        libc::F_DUPFD_CLOEXEC => duplicate(descriptor, argument as i32, true),
+        libc::F_GETFD | libc::F_SETFD => {
+            // The placeholder has this flag, as any descriptor.
+            let arguments = [descriptor as u64, command as u64, argument, 0, 0, 0];
+            // SAFETY: the program's own call.
+            Ok(Some(unsafe { system_call(libc::SYS_fcntl as u64, arguments) }))
+        }
+        libc::F_GETFL => Ok(Some((file.flags() | LARGE_FILE).into())),
+        libc::F_SETFL => {
+            let to = argument as i32;
+            let gains_noatime = to & libc::O_NOATIME != 0 && file.flags() & libc::O_NOATIME == 0;
+            if gains_noatime {
+                let session = file.session()?;
+                let owner = session.fs.attributes(file.inode())?.inode.uid;
+                if session.who.uid != 0 && session.who.uid != owner {
+                    return Err(Errno::EPERM);
+                }
+            }
+            file.set_flags(CHANGEABLE, to);
+            Ok(Some(0))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Whether a command of `fcntl` is about a record lock of the process.
+pub(super) fn is_record_lock(command: u64) -> bool {
+    matches!(command as i32, libc::F_GETLK | libc::F_SETLK | libc::F_SETLKW)
+}
+
+/// The descriptor through which a process locks a file, in place of one of ours.
+pub(super) fn lock_descriptor(call: [u64; 6]) -> Result<Option<i32>, Errno> {
+    if !is_record_lock(call[1]) {
+        return Ok(None);
+    }
+    let Some(file) = descriptors::file(call[0] as i32) else {
+        locks::note_kernel(call[0] as i32);
+        return Ok(None);
+    };
+    let asked: libc::flock = crate::memory::load(call[2])?;
+    let needs = match i32::from(asked.l_type) {
+        libc::F_RDLCK if call[1] as i32 != libc::F_GETLK => file.may_read(),
+        libc::F_WRLCK if call[1] as i32 != libc::F_GETLK => file.may_write(),
+        _ => true,
+    };
+    if !needs {
+        return Err(Errno::EBADF);
+    }
+    let number = locks::descriptor(&file)?;
+    if i32::from(asked.l_whence) == libc::SEEK_CUR {
+        let offset = file.place().map_or(0, |place| place.offset);
+        materialise::set_offset(number, offset);
+    }
+    if i32::from(asked.l_whence) == libc::SEEK_END {
+        session::look_at(number);
+    }
+    Ok(Some(number))
+}

@@ -1,0 +1,100 @@
+//! Listing directories.
+
+use ashlar_types::{Errno, FileKind, InodeId};
+
+use super::Served;
+use crate::descriptors;
+use crate::memory;
+
+/// Where a listing goes on after ".", and after "..". Cookies of names are larger; FUSE has the same.
+const AFTER_SELF: u64 = 1;
+const AFTER_PARENT: u64 = 2;
+/// Bytes of `linux_dirent64` before the name: inode:8 offset:8 length:2 kind:1.
+const HEAD_BYTES: usize = 19;
+/// The most that one call fills.
+const FILLED_MAX: usize = 1 << 20;
+
+/// Entries as the program gets them.
+struct Page {
+    bytes: Vec<u8>,
+    room: usize,
+    /// The last cookie, and how long the page was before its first entry.
+    last: (u64, usize),
+    /// Where the listing goes on.
+    next: u64,
+    is_full: bool,
+}
+
+impl Page {
+    /// Adds an entry, unless the page is full. Names that share a cookie are in one page: a listing goes on behind a cookie.
+    fn add(&mut self, id: InodeId, kind: FileKind, cookie: u64, name: &[u8]) -> bool {
+        let length = (HEAD_BYTES + name.len() + 1).next_multiple_of(8);
+        if self.bytes.len() + length > self.room {
+            if self.last.0 == cookie && self.last.1 > 0 {
+                self.bytes.truncate(self.last.1);
+                self.next = self.before();
+            }
+            self.is_full = true;
+            return false;
+        }
+        if self.last.0 != cookie {
+            self.last = (cookie, self.bytes.len());
+        }
+        let start = self.bytes.len();
+        self.bytes.extend(id.0.to_le_bytes());
+        self.bytes.extend(cookie.to_le_bytes());
+        self.bytes.extend((length as u16).to_le_bytes());
+        self.bytes.push(kind as u8);
+        self.bytes.extend(name);
+        self.bytes.resize(start + length, 0);
+        self.next = cookie;
+        true
+    }
+
+    /// The cookie of the last entry that stayed.
+    fn before(&self) -> u64 {
+        let mut at = 0;
+        let mut cookie = 0;
+        while let Some(head) = self.bytes.get(at..at + HEAD_BYTES) {
+            cookie = u64::from_le_bytes(head[8..16].try_into().unwrap_or_default());
+            at += usize::from(u16::from_le_bytes([head[16], head[17]])).max(1);
+        }
+        cookie
+    }
+}
+
+/// `getdents64`.
+pub(super) fn list(a: [u64; 6]) -> Served {
+    let Some(file) = descriptors::file(a[0] as i32) else { return Ok(None) };
+    if !file.is_directory() {
+        return Err(Errno::ENOTDIR);
+    }
+    let session = file.session()?;
+    let Some(mut place) = file.place() else { return Ok(None) };
+    let directory = session.fs.attributes(file.inode())?;
+    if directory.inode.links == 0 {
+        return Err(Errno::ENOENT);
+    }
+    let room = (a[2] as u32 as usize).min(FILLED_MAX);
+    let mut page = Page { bytes: Vec::new(), room, last: (0, 0), next: place.offset, is_full: false };
+    let mut goes_on = true;
+    if place.offset < AFTER_SELF {
+        goes_on = page.add(directory.id, FileKind::Directory, AFTER_SELF, b".");
+    }
+    if goes_on && place.offset < AFTER_PARENT {
+        // What stands above the root is the kernel's to know, and FUSE says the same of it.
+        goes_on = page.add(directory.inode.parent, FileKind::Directory, AFTER_PARENT, b"..");
+    }
+    if goes_on {
+        let after = page.next.max(AFTER_PARENT);
+        session
+            .fs
+            .list(file.inode(), after, &mut |listed| page.add(listed.id, listed.kind, listed.cookie, &listed.name))?;
+    }
+    if page.bytes.is_empty() && page.is_full {
+        return Err(Errno::EINVAL);
+    }
+    memory::store_bytes(a[1], &page.bytes)?;
+    place.offset = page.next;
+    Ok(Some(page.bytes.len() as i64))
+}

@@ -1,0 +1,232 @@
+//! Opening files, and what is done to one as a whole.
+
+use ashlar_libfs::{Allocation, Change, Make};
+use ashlar_types::{Access, Errno, FileKind, Inode};
+
+use super::Served;
+use crate::descriptors::{self, File};
+use crate::memory::{self, PATH_MAX};
+use crate::path::{self, Last, Place, Walked};
+use crate::session::{self, Session};
+
+/// `O_TMPFILE` without `O_DIRECTORY`, which it includes.
+const TMPFILE: i32 = libc::O_TMPFILE & !libc::O_DIRECTORY;
+/// Flags that say how to open, and are forgotten then.
+const OPENING_FLAGS: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TRUNC | libc::O_CLOEXEC | TMPFILE;
+
+/// `open`, `openat`, `creat`.
+pub(super) fn open(number: i64, a: [u64; 6]) -> Served {
+    let (directory, address, flags, mode) = match number {
+        libc::SYS_open => (libc::AT_FDCWD, a[0], a[1] as i32, a[2] as u32),
+        libc::SYS_creat => (libc::AT_FDCWD, a[0], libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC, a[1] as u32),
+        _ => (a[0] as i32, a[1], a[2] as i32, a[3] as u32),
+    };
+    let mut buffer = [0; PATH_MAX];
+    let text = memory::path(address, &mut buffer)?;
+    if let Some(descriptor) = path::descriptor_named(text) {
+        return crate::materialise::descriptor(descriptor).map(|()| None);
+    }
+    // A path alone is the kernel's: what is done with its descriptor is nothing that we speed up.
+    if flags & libc::O_PATH != 0 {
+        return Ok(None);
+    }
+    let Some(start) = path::start(directory, text)? else { return Ok(None) };
+    let session = start.session;
+    let keeps_link = flags & libc::O_NOFOLLOW != 0 || flags & libc::O_CREAT != 0 && flags & libc::O_EXCL != 0;
+    let last = if keeps_link { Last::Keep } else { Last::Follow };
+    let Walked::Inside(place) = path::walk(session, start.directory, start.rest, last)? else { return Ok(None) };
+    let file = match open_place(session, &place, flags, mode)? {
+        Some(file) => file,
+        None => return Ok(None),
+    };
+    descriptors::install(&file, 0, flags & libc::O_CLOEXEC != 0).map(|descriptor| Some(descriptor.into()))
+}
+
+/// Opens what a path leads to; `None` where that is the kernel's.
+fn open_place(session: &Session, place: &Place, flags: i32, mode: u32) -> Result<Option<File>, Errno> {
+    if flags & TMPFILE != 0 {
+        return open_unnamed(session, place, flags, mode);
+    }
+    let Some(found) = &place.found else {
+        return if flags & libc::O_CREAT == 0 { Err(Errno::ENOENT) } else { make(session, place, flags, mode) };
+    };
+    if flags & libc::O_CREAT != 0 {
+        if flags & libc::O_EXCL != 0 {
+            return Err(Errno::EEXIST);
+        }
+        if found.inode.is_directory() {
+            return Err(Errno::EISDIR);
+        }
+        if path::is_guarded(session, place.directory, found)? {
+            return Ok(None);
+        }
+    }
+    match found.inode.kind {
+        FileKind::Symlink => return Err(Errno::ELOOP),
+        FileKind::Regular if flags & libc::O_DIRECTORY != 0 => return Err(Errno::ENOTDIR),
+        FileKind::Regular => {}
+        FileKind::Directory if flags & libc::O_ACCMODE != libc::O_RDONLY => return Err(Errno::EISDIR),
+        FileKind::Directory if flags & libc::O_TRUNC != 0 => return Err(Errno::EISDIR),
+        FileKind::Directory => {}
+        _ => return Ok(None),
+    }
+    let access = wanted_access(flags);
+    path::check_access(session, found, access)?;
+    if access.0 & Access::WRITE.0 != 0 && may_run(&found.inode) {
+        return Ok(None);
+    }
+    if flags & libc::O_NOATIME != 0 && session.who.uid != 0 && session.who.uid != found.inode.uid {
+        return Err(Errno::EPERM);
+    }
+    session.fs.open(found.id).map_err(|errno| if errno == Errno::ESTALE { Errno::ENOENT } else { errno })?;
+    let file = enter(session, found.id, found.inode.kind, flags)?;
+    if flags & libc::O_TRUNC != 0 && found.inode.kind == FileKind::Regular {
+        let strip = session.who.uid != 0;
+        session.fs.set_attributes(&session.who, found.id, &Change { size: Some(0), strip, ..Change::default() })?;
+    }
+    Ok(Some(file))
+}
+
+/// Whether a file may be a program that runs, which then can't be written (`ETXTBSY`): the kernel knows.
+fn may_run(inode: &Inode) -> bool {
+    inode.kind == FileKind::Regular && inode.mode & 0o111 != 0
+}
+
+fn wanted_access(flags: i32) -> Access {
+    let mode = match flags & libc::O_ACCMODE {
+        libc::O_RDONLY => Access::READ,
+        libc::O_WRONLY => Access::WRITE,
+        _ => Access::READ | Access::WRITE,
+    };
+    if flags & libc::O_TRUNC != 0 { mode | Access::WRITE } else { mode }
+}
+
+/// Notes an open file that the session knows as open; where that fails it is open no more.
+fn enter(session: &Session, id: ashlar_types::InodeId, kind: FileKind, flags: i32) -> Result<File, Errno> {
+    descriptors::open(session.number, id, kind, flags & !OPENING_FLAGS).inspect_err(|_| session.fs.close(id))
+}
+
+fn regular(mode: u32) -> Make<'static> {
+    let umask = session::UMASK.load(std::sync::atomic::Ordering::Relaxed);
+    Make { kind: FileKind::Regular, mode: mode & 0o7777, umask, device: 0, target: &[] }
+}
+
+fn make(session: &Session, place: &Place, flags: i32, mode: u32) -> Result<Option<File>, Errno> {
+    if place.is_directory_wanted {
+        return Err(Errno::EISDIR);
+    }
+    if flags & libc::O_DIRECTORY != 0 {
+        return Err(Errno::EINVAL);
+    }
+    match session.fs.make_open(&session.who, place.directory, &place.name, &regular(mode)) {
+        Ok(made) => enter(session, made.id, FileKind::Regular, flags).map(Some),
+        // Somebody was faster. The kernel looks again, from the start.
+        Err(Errno::EEXIST) if flags & libc::O_EXCL == 0 => Ok(None),
+        Err(errno) => Err(errno),
+    }
+}
+
+fn open_unnamed(session: &Session, place: &Place, flags: i32, mode: u32) -> Result<Option<File>, Errno> {
+    let found = place.found.as_ref().ok_or(Errno::ENOENT)?;
+    if !found.inode.is_directory() {
+        return Err(Errno::ENOTDIR);
+    }
+    if flags & libc::O_ACCMODE == libc::O_RDONLY {
+        return Err(Errno::EINVAL);
+    }
+    // Whether it may get a name later (`O_EXCL`: never) is the kernel's to remember.
+    if flags & libc::O_EXCL != 0 {
+        return Ok(None);
+    }
+    let made = session.fs.make_unnamed(&session.who, found.id, &regular(mode))?;
+    enter(session, made.id, FileKind::Regular, flags).map(Some)
+}
+
+/// `truncate`, `ftruncate`.
+pub(super) fn truncate(number: i64, a: [u64; 6]) -> Served {
+    let size = a[1] as i64;
+    if number == libc::SYS_ftruncate {
+        let Some(file) = descriptors::file(a[0] as i32) else { return Ok(None) };
+        if size < 0 || !file.may_write() || file.is_directory() {
+            return Err(Errno::EINVAL);
+        }
+        let session = file.session()?;
+        if size as u64 > session::file_limit() {
+            return Ok(None);
+        }
+        // The right was checked when it was opened.
+        let who = ashlar_types::Credentials { checked: true, ..session.who.clone() };
+        return resize(session, &who, file.inode(), size as u64);
+    }
+    let mut buffer = [0; PATH_MAX];
+    let text = memory::path(a[0], &mut buffer)?;
+    let Some(start) = path::start(libc::AT_FDCWD, text)? else { return Ok(None) };
+    if size < 0 {
+        return Err(Errno::EINVAL);
+    }
+    let session = start.session;
+    let Walked::Inside(place) = path::walk(session, start.directory, start.rest, Last::Follow)? else {
+        return Ok(None);
+    };
+    let found = place.found.ok_or(Errno::ENOENT)?;
+    if may_run(&found.inode)
+        || size as u64 > session::file_limit()
+        || !matches!(found.inode.kind, FileKind::Regular | FileKind::Directory)
+    {
+        return Ok(None);
+    }
+    resize(session, &session.who, found.id, size as u64)
+}
+
+fn resize(session: &Session, who: &ashlar_types::Credentials, id: ashlar_types::InodeId, size: u64) -> Served {
+    let strip = session.who.uid != 0;
+    session.fs.set_attributes(who, id, &Change { size: Some(size), strip, ..Change::default() })?;
+    Ok(Some(0))
+}
+
+/// `fallocate`.
+pub(super) fn allocate(a: [u64; 6]) -> Served {
+    let Some(file) = descriptors::file(a[0] as i32) else { return Ok(None) };
+    let how = match a[1] as i32 {
+        0 => Allocation::Reserve,
+        libc::FALLOC_FL_KEEP_SIZE => Allocation::ReserveKeepSize,
+        mode if mode == libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE => Allocation::Punch,
+        libc::FALLOC_FL_ZERO_RANGE => Allocation::Zero,
+        mode if mode == libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE => Allocation::ZeroKeepSize,
+        // What the kernel does not hand to FUSE it refuses, and so that both are the same, it does here.
+        _ => return Ok(None),
+    };
+    let (offset, length) = (a[2] as i64, a[3] as i64);
+    if offset < 0 || length <= 0 {
+        return Err(Errno::EINVAL);
+    }
+    if !file.may_write() {
+        return Err(Errno::EBADF);
+    }
+    if file.is_directory() || (offset as u64).saturating_add(length as u64) > session::file_limit() {
+        return Ok(None);
+    }
+    let session = file.session()?;
+    let strip = session.who.uid != 0;
+    session.fs.allocate(&session.who, file.inode(), how, offset as u64, length as u64, strip)?;
+    Ok(Some(0))
+}
+
+/// `posix_fadvise`, `readahead`: all is in memory.
+pub(super) fn advise(a: [u64; 6]) -> Served {
+    if descriptors::is_ours(a[0] as i32) { Ok(Some(0)) } else { Ok(None) }
+}
+
+/// `mmap` of a file of ours: of a kernel's descriptor on the same file, which lives as long as the mapping.
+pub(super) fn map(a: [u64; 6]) -> Served {
+    let Some(file) = descriptors::file(a[4] as i32) else { return Ok(None) };
+    // A shared mapping through which the file may change and the file's descriptors must see each other at once.
+    if a[3] & libc::MAP_SHARED as u64 != 0 && file.may_write() {
+        return Ok(None);
+    }
+    crate::locks::with_real(&file, false, |real| {
+        let arguments = [a[0], a[1], a[2], a[3], real as u64, a[5]];
+        // SAFETY: the program's own call, but for the number of the descriptor.
+        Ok(Some(unsafe { crate::arch::system_call(libc::SYS_mmap as u64, arguments) }))
+    })
+}

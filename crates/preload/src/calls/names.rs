@@ -1,0 +1,235 @@
+//! Names: making, removing, moving and linking them, and symbolic links.
+
+use ashlar_libfs::{Found, Make, RenameFlags};
+use ashlar_types::{Access, Errno, FileKind};
+
+use super::Served;
+use crate::descriptors;
+use crate::memory::{self, PATH_MAX};
+use crate::path::{self, Last, Place, Walked};
+use crate::session::{self, Session};
+
+const RENAME_NOREPLACE: u64 = 1;
+const RENAME_EXCHANGE: u64 = 2;
+const RENAME_WHITEOUT: u64 = 4;
+
+/// Serves any of them.
+pub(super) fn serve(number: i64, a: [u64; 6]) -> Served {
+    const HERE: u64 = libc::AT_FDCWD as u64;
+    match number {
+        libc::SYS_mkdir => make(HERE, a[0], FileKind::Directory, a[1], 0),
+        libc::SYS_mkdirat => make(a[0], a[1], FileKind::Directory, a[2], 0),
+        libc::SYS_mknod => make_node(HERE, a[0], a[1], a[2]),
+        libc::SYS_mknodat => make_node(a[0], a[1], a[2], a[3]),
+        libc::SYS_symlink => symlink(a[0], HERE, a[1]),
+        libc::SYS_symlinkat => symlink(a[0], a[1], a[2]),
+        libc::SYS_rmdir => remove(HERE, a[0], libc::AT_REMOVEDIR as u64),
+        libc::SYS_unlink => remove(HERE, a[0], 0),
+        libc::SYS_unlinkat => remove(a[0], a[1], a[2]),
+        libc::SYS_readlink => read_link(HERE, a[0], a[1], a[2]),
+        libc::SYS_readlinkat => read_link(a[0], a[1], a[2], a[3]),
+        libc::SYS_rename => rename((HERE, a[0]), (HERE, a[1]), 0),
+        libc::SYS_renameat => rename((a[0], a[1]), (a[2], a[3]), 0),
+        libc::SYS_renameat2 => rename((a[0], a[1]), (a[2], a[3]), a[4]),
+        libc::SYS_link => link((HERE, a[0]), (HERE, a[1]), 0),
+        libc::SYS_linkat => link((a[0], a[1]), (a[2], a[3]), a[4]),
+        _ => Ok(None),
+    }
+}
+
+/// Where a directory's descriptor and a path lead.
+fn resolve(directory: u64, address: u64, last: Last) -> Result<Option<(&'static Session, Place)>, Errno> {
+    let mut buffer = [0; PATH_MAX];
+    let text = memory::path(address, &mut buffer)?;
+    if let Some(descriptor) = path::descriptor_named(text) {
+        return crate::materialise::descriptor(descriptor).map(|()| None);
+    }
+    let Some(start) = path::start(directory as i32, text)? else { return Ok(None) };
+    match path::walk(start.session, start.directory, start.rest, last)? {
+        Walked::Inside(place) => Ok(Some((start.session, place))),
+        Walked::Outside => Ok(None),
+    }
+}
+
+/// A place where something new is to stand.
+fn resolve_new(
+    directory: u64,
+    address: u64,
+    makes_directory: bool,
+) -> Result<Option<(&'static Session, Place)>, Errno> {
+    let Some((session, place)) = resolve(directory, address, Last::Keep)? else { return Ok(None) };
+    if place.found.is_some() {
+        return Err(Errno::EEXIST);
+    }
+    if place.is_directory_wanted && !makes_directory {
+        return Err(Errno::ENOENT);
+    }
+    Ok(Some((session, place)))
+}
+
+fn umask() -> u32 {
+    session::UMASK.load(std::sync::atomic::Ordering::Relaxed)
+}
+
+fn make(directory: u64, address: u64, kind: FileKind, mode: u64, device: u64) -> Served {
+    let Some((session, place)) = resolve_new(directory, address, kind == FileKind::Directory)? else {
+        return Ok(None);
+    };
+    // The set-id bits of a new directory are its parent's to give.
+    let allowed = if kind == FileKind::Directory { 0o1777 } else { 0o7777 };
+    let make = Make { kind, mode: mode as u32 & allowed, umask: umask(), device, target: &[] };
+    session.fs.make(&session.who, place.directory, &place.name, &make)?;
+    Ok(Some(0))
+}
+
+fn make_node(directory: u64, address: u64, mode: u64, device: u64) -> Served {
+    match FileKind::from_mode(mode as u32) {
+        Some(kind @ (FileKind::Regular | FileKind::Fifo | FileKind::Socket)) => make(directory, address, kind, mode, 0),
+        // Who may make a device, and which numbers there are, the kernel says.
+        _ => {
+            let _ = device;
+            Ok(None)
+        }
+    }
+}
+
+fn symlink(target: u64, directory: u64, address: u64) -> Served {
+    let mut buffer = [0; PATH_MAX];
+    let target = memory::path(target, &mut buffer)?;
+    if target.is_empty() {
+        return Err(Errno::ENOENT);
+    }
+    let Some((session, place)) = resolve_new(directory, address, false)? else { return Ok(None) };
+    let make = Make { kind: FileKind::Symlink, mode: 0o777, umask: 0, device: 0, target };
+    session.fs.make(&session.who, place.directory, &place.name, &make)?;
+    Ok(Some(0))
+}
+
+fn remove(directory: u64, address: u64, flags: u64) -> Served {
+    if flags & !(libc::AT_REMOVEDIR as u64) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let Some((session, place)) = resolve(directory, address, Last::Keep)? else { return Ok(None) };
+    let removes_directory = flags != 0;
+    let Some(found) = &place.found else {
+        session.fs.check_access(&session.who, place.directory, Access::WRITE | Access::EXECUTE)?;
+        return Err(Errno::ENOENT);
+    };
+    if found.inode.is_directory() && is_in_use(session, found) {
+        return Ok(None);
+    }
+    let (fs, who) = (&session.fs, &session.who);
+    if removes_directory {
+        if found.id == ashlar_types::InodeId::ROOT {
+            return Ok(None);
+        }
+        fs.remove_directory(who, place.directory, &place.name, None)?;
+    } else {
+        if place.is_directory_wanted && !found.inode.is_directory() {
+            return Err(Errno::ENOTDIR);
+        }
+        fs.unlink(who, place.directory, &place.name)?;
+    }
+    Ok(Some(0))
+}
+
+/// Whether the kernel must be told what becomes of a directory: something may be mounted on it, elsewhere.
+fn is_in_use(session: &Session, found: &Found) -> bool {
+    session.renew_covered(true);
+    session.covered.contains(found.id)
+}
+
+fn read_link(directory: u64, address: u64, buffer: u64, length: u64) -> Served {
+    if length as i32 <= 0 {
+        return Err(Errno::EINVAL);
+    }
+    let mut text = [0; PATH_MAX];
+    let text = memory::path(address, &mut text)?;
+    if let Some(descriptor) = path::descriptor_named(text) {
+        // The kernel says where it leads, once it knows.
+        return crate::materialise::descriptor(descriptor).map(|()| None);
+    }
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let Some((_, place)) = resolve(directory, address, Last::Keep)? else { return Ok(None) };
+    let found = place.found.ok_or(Errno::ENOENT)?;
+    if found.inode.kind != FileKind::Symlink {
+        return Err(Errno::EINVAL);
+    }
+    let target = &found.inode.target;
+    let count = target.len().min(length as u32 as usize);
+    memory::store_bytes(buffer, &target[..count])?;
+    Ok(Some(count as i64))
+}
+
+fn rename(from: (u64, u64), to: (u64, u64), flags: u64) -> Served {
+    if flags & !(RENAME_NOREPLACE | RENAME_EXCHANGE | RENAME_WHITEOUT) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let exchange = flags & RENAME_EXCHANGE != 0;
+    if exchange && flags & (RENAME_NOREPLACE | RENAME_WHITEOUT) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let Some((session, source)) = resolve(from.0, from.1, Last::Keep)? else { return Ok(None) };
+    let Some((other, target)) = resolve(to.0, to.1, Last::Keep)? else { return Ok(None) };
+    if session.number != other.number {
+        return Err(Errno::EXDEV);
+    }
+    let is_dot = |place: &Place| place.name == b"." || place.name == b"..";
+    if is_dot(&source) || is_dot(&target) {
+        return Err(Errno::EBUSY);
+    }
+    if flags & RENAME_NOREPLACE != 0 && target.found.is_some() {
+        return Err(Errno::EEXIST);
+    }
+    let Some(moved) = &source.found else {
+        session.fs.check_access(&session.who, source.directory, Access::EXECUTE)?;
+        return Err(Errno::ENOENT);
+    };
+    for found in [&source.found, &target.found].into_iter().flatten() {
+        if found.inode.is_directory() && is_in_use(session, found) {
+            return Ok(None);
+        }
+    }
+    if !moved.inode.is_directory() && (source.is_directory_wanted || !exchange && target.is_directory_wanted) {
+        return Err(Errno::ENOTDIR);
+    }
+    let (no_replace, whiteout) = (flags & RENAME_NOREPLACE != 0, flags & RENAME_WHITEOUT != 0);
+    let flags = RenameFlags { no_replace, exchange, whiteout, replaced: None };
+    let (old, new) = ((source.directory, &source.name[..]), (target.directory, &target.name[..]));
+    session.fs.rename(&session.who, old, new, flags)?;
+    Ok(Some(0))
+}
+
+/// What is to get another name: what a path leads to, or an open file, which may have none.
+fn link_source(from: (u64, u64), last: Last) -> Result<Option<(&'static Session, Found)>, Errno> {
+    let mut buffer = [0; PATH_MAX];
+    let text = memory::path(from.1, &mut buffer)?;
+    let file = path::descriptor_named(text).filter(|_| last == Last::Follow).and_then(descriptors::file);
+    if let Some(file) = file {
+        let session = file.session()?;
+        return Ok(Some((session, session.fs.attributes(file.inode())?)));
+    }
+    let Some((session, source)) = resolve(from.0, from.1, last)? else { return Ok(None) };
+    Ok(Some((session, source.found.ok_or(Errno::ENOENT)?)))
+}
+
+fn link(from: (u64, u64), to: (u64, u64), flags: u64) -> Served {
+    // A file without a name gets one through its descriptor: whether it may, the kernel says.
+    if flags & !(libc::AT_SYMLINK_FOLLOW as u64) != 0 {
+        return Ok(None);
+    }
+    let last = if flags != 0 { Last::Follow } else { Last::Keep };
+    let Some((session, found)) = link_source(from, last)? else { return Ok(None) };
+    let Some((other, place)) = resolve_new(to.0, to.1, false)? else { return Ok(None) };
+    if session.number != other.number {
+        return Err(Errno::EXDEV);
+    }
+    // Which files of others may be linked to the kernel says (`fs.protected_hardlinks`).
+    if session.who.uid != 0 && session.who.uid != found.inode.uid {
+        return Ok(None);
+    }
+    session.fs.link(&session.who, found.id, place.directory, &place.name)?;
+    Ok(Some(0))
+}

@@ -1,0 +1,209 @@
+//! Processes: forks, threads, other programs, other users, other namespaces.
+
+use ashlar_types::Errno;
+
+use super::{Served, Verdict};
+use crate::arch::{Frame, system_call};
+use crate::memory;
+use crate::{environment, hook, materialise, path, session};
+
+/// Namespaces in which paths or users mean something else.
+pub(super) const NAMESPACES: u64 = (libc::CLONE_NEWNS | libc::CLONE_NEWUSER) as u64;
+/// The new process has the same descriptors, and not copies of them.
+const SHARES_DESCRIPTORS: u64 = libc::CLONE_FILES as u64;
+/// `struct clone_args` begins with the flags.
+const CLONE_ARGUMENTS_MIN: u64 = 64;
+
+/// How a call makes a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Making {
+    /// A process with a copy of the memory.
+    Fork,
+    /// A thread.
+    Thread,
+    /// A process that uses the memory until it runs another program, while the caller stands still.
+    Vfork,
+    /// Something that shares one thing and not the other.
+    Strange,
+}
+
+fn making(call: &Frame) -> Result<Option<Making>, Errno> {
+    let a = call.arguments;
+    let flags = match call.rax as i64 {
+        libc::SYS_fork => 0,
+        libc::SYS_vfork => (libc::CLONE_VM | libc::CLONE_VFORK) as u64,
+        libc::SYS_clone => a[0],
+        libc::SYS_clone3 if a[1] < CLONE_ARGUMENTS_MIN => return Err(Errno::EINVAL),
+        libc::SYS_clone3 => memory::load(a[0])?,
+        _ => return Ok(None),
+    };
+    let has = |flag: i32| flags & flag as u64 != 0;
+    Ok(Some(match (has(libc::CLONE_VM), has(libc::CLONE_VFORK), flags & SHARES_DESCRIPTORS != 0) {
+        (false, _, false) => Making::Fork,
+        (true, true, false) => Making::Vfork,
+        (true, false, true) if has(libc::CLONE_THREAD) => Making::Thread,
+        _ => Making::Strange,
+    }))
+}
+
+/// The way in which the kernel must serve a call.
+pub(super) fn verdict(call: &Frame) -> Option<Verdict> {
+    Some(match making(call).ok()?? {
+        Making::Vfork => Verdict::Vfork,
+        _ => Verdict::Native,
+    })
+}
+
+/// Serves what concerns the process as a whole.
+pub(super) fn serve(call: &mut Frame) -> Served {
+    let a = call.arguments;
+    match call.rax as i64 {
+        libc::SYS_clone | libc::SYS_clone3 | libc::SYS_fork | libc::SYS_vfork => make_process(call),
+        libc::SYS_execve => execute(call.rax, a, 2),
+        libc::SYS_execveat => {
+            materialise::descriptor(a[0] as i32)?;
+            execute(call.rax, a, 3)
+        }
+        libc::SYS_exit => {
+            hook::leave_stack();
+            Ok(None)
+        }
+        libc::SYS_chdir | libc::SYS_fchdir => change_directory(call),
+        libc::SYS_umask => {
+            let result = kernel(call);
+            session::UMASK.store(a[0] as u32 & 0o777, std::sync::atomic::Ordering::Relaxed);
+            Ok(Some(result))
+        }
+        libc::SYS_setrlimit | libc::SYS_prlimit64 => {
+            let result = kernel(call);
+            session::forget_limits();
+            Ok(Some(result))
+        }
+        libc::SYS_setuid
+        | libc::SYS_setgid
+        | libc::SYS_setreuid
+        | libc::SYS_setregid
+        | libc::SYS_setresuid
+        | libc::SYS_setresgid
+        | libc::SYS_setfsuid
+        | libc::SYS_setfsgid
+        | libc::SYS_setgroups
+        | libc::SYS_capset => {
+            // What is open stays open, whoever the process is from here on.
+            materialise::all();
+            let result = kernel(call);
+            session::end_all();
+            Ok(Some(result))
+        }
+        libc::SYS_sendmsg => {
+            passed(a[1])?;
+            Ok(None)
+        }
+        libc::SYS_sendmmsg => {
+            for index in 0..a[2] {
+                passed(a[1] + index * size_of::<libc::mmsghdr>() as u64)?;
+            }
+            Ok(None)
+        }
+        libc::SYS_chroot
+        | libc::SYS_pivot_root
+        | libc::SYS_mount
+        | libc::SYS_umount2
+        | libc::SYS_unshare
+        | libc::SYS_setns
+        | libc::SYS_seccomp
+        | libc::SYS_prctl
+        | libc::SYS_io_uring_setup
+        | libc::SYS_io_setup => {
+            leave_to_kernel();
+            Ok(None)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Makes the call here, with the program's arguments.
+fn kernel(call: &Frame) -> i64 {
+    // SAFETY: the program's own call.
+    unsafe { system_call(call.rax, call.arguments) }
+}
+
+/// The kernel serves all of this process from here on: paths will mean something else, calls may be forbidden, or descriptors be
+/// used where we do not see it.
+fn leave_to_kernel() {
+    materialise::all();
+    session::end_all();
+    super::disarm();
+}
+
+fn make_process(call: &Frame) -> Served {
+    match making(call)? {
+        Some(Making::Fork) => {
+            materialise::all();
+            let locks = session::hold();
+            let result = kernel(call);
+            drop(locks);
+            if result == 0 {
+                session::forget_all();
+            }
+            Ok(Some(result))
+        }
+        Some(Making::Vfork) => {
+            materialise::all();
+            hook::lend();
+            Ok(None)
+        }
+        Some(Making::Strange) => {
+            leave_to_kernel();
+            Ok(None)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Runs another program: what it inherits it finds as the kernel's, and what brings us into it in its environment.
+fn execute(number: u64, a: [u64; 6], environment_at: usize) -> Served {
+    let mut arguments = a;
+    let kept = environment::completed(a[environment_at])?;
+    if let Some(kept) = &kept {
+        arguments[environment_at] = kept.address();
+    }
+    materialise::all();
+    session::end_all();
+    // SAFETY: the program's own call, but for what was added to its environment, which lives until this returns.
+    Ok(Some(unsafe { system_call(number, arguments) }))
+}
+
+fn change_directory(call: &Frame) -> Served {
+    if call.rax as i64 == libc::SYS_fchdir {
+        materialise::descriptor(call.arguments[0] as i32)?;
+    }
+    let result = kernel(call);
+    if result == 0 {
+        path::find_working();
+    }
+    Ok(Some(result))
+}
+
+/// Makes the descriptors that a message passes on the kernel's.
+fn passed(message: u64) -> Result<(), Errno> {
+    let message: libc::msghdr = memory::load(message)?;
+    let (mut at, length) = (message.msg_control as u64, message.msg_controllen as u64);
+    let end = at + length;
+    // A header: length:8 level:4 kind:4, then content; the next one begins at a multiple of 8.
+    while at + 16 <= end {
+        let length: u64 = memory::load(at)?;
+        let level: i32 = memory::load(at + 8)?;
+        let kind: i32 = memory::load(at + 12)?;
+        if length < 16 || length > end - at {
+            break;
+        }
+        if (level, kind) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+            for place in (at + 16..at + length).step_by(4).filter(|place| place + 4 <= at + length) {
+                materialise::descriptor(memory::load(place)?)?;
+            }
+        }
+        at += length.next_multiple_of(8);
+    }
+    Ok(())
+}

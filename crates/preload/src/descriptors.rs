@@ -1,0 +1,283 @@
+//! Descriptors of ours and the open files behind them.
+//!
+//! A descriptor of ours has a number of the kernel's, whose placeholder there is `O_PATH`: reading and writing it past us fails. The table
+//! from numbers to open files ([`ASHLAR_DESCRIPTORS`]) is where the entry looks. An open file is shared by the numbers that `dup` gave it,
+//! and lives until the last of them and the last call under way with it are gone.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use ashlar_types::{Errno, FileKind, InodeId};
+
+use crate::arch::{ASHLAR_DESCRIPTORS, DESCRIPTORS, system_call};
+use crate::session::{self, Session};
+
+/// Open files that there can be. More are the kernel's.
+const OPEN_MAX: usize = 16_384;
+
+/// In place of the number of references: the last one is gone, and what ends with it is not done yet.
+const CLOSING: u32 = u32::MAX;
+
+/// Where an open file stands, and what else only one call at a time may look at.
+#[derive(Debug, Default)]
+pub(crate) struct Place {
+    /// The file offset; of a directory the cookie behind which the listing goes on.
+    pub(crate) offset: u64,
+    /// It has become the kernel's: whoever waited for it looks at the descriptor again.
+    pub(crate) is_gone: bool,
+}
+
+/// An open file description.
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    /// Descriptors, and calls under way; 0: the slot is free.
+    references: AtomicU32,
+    session: AtomicU32,
+    inode: AtomicU64,
+    kind: AtomicU32,
+    flags: AtomicU32,
+    place: Mutex<Place>,
+}
+
+static OPEN: [OpenFile; OPEN_MAX] = [const { OpenFile::FREE }; OPEN_MAX];
+/// Where to look for a free slot first.
+static HINT: AtomicU32 = AtomicU32::new(0);
+/// Calls that change which numbers lead where, so that all numbers of an open file can be found.
+static TABLE: Mutex<()> = Mutex::new(());
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A call that came to harm left a place that is still one.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl OpenFile {
+    #[allow(clippy::declare_interior_mutable_const, reason = "it is what the table is filled with")]
+    const FREE: Self = Self {
+        references: AtomicU32::new(0),
+        session: AtomicU32::new(0),
+        inode: AtomicU64::new(0),
+        kind: AtomicU32::new(0),
+        flags: AtomicU32::new(0),
+        place: Mutex::new(Place { offset: 0, is_gone: false }),
+    };
+}
+
+/// An open file in use by a call.
+#[derive(Debug)]
+pub(crate) struct File {
+    number: u32,
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let references = &self.open().references;
+        let less = |references: u32| Some(if references == 1 { CLOSING } else { references - 1 });
+        if references.fetch_update(Ordering::AcqRel, Ordering::Relaxed, less) == Ok(1) {
+            close_last(self.number);
+            references.store(0, Ordering::Release);
+        }
+    }
+}
+
+impl File {
+    fn open(&self) -> &'static OpenFile {
+        &OPEN[self.number as usize - 1]
+    }
+
+    /// The session that it is open in.
+    pub(crate) fn session(&self) -> Result<&'static Session, Errno> {
+        session::by_number(self.open().session.load(Ordering::Relaxed)).ok_or(Errno::EIO)
+    }
+
+    /// Its inode.
+    pub(crate) fn inode(&self) -> InodeId {
+        InodeId(self.open().inode.load(Ordering::Relaxed))
+    }
+
+    /// Whether it is a directory.
+    pub(crate) fn is_directory(&self) -> bool {
+        self.open().kind.load(Ordering::Relaxed) == FileKind::Directory as u32
+    }
+
+    /// Access mode and status flags, as `open` and `F_SETFL` set them.
+    pub(crate) fn flags(&self) -> i32 {
+        self.open().flags.load(Ordering::Relaxed) as i32
+    }
+
+    /// Changes status flags.
+    pub(crate) fn set_flags(&self, change: i32, to: i32) {
+        let update = |flags: u32| Some(flags & !(change as u32) | (to & change) as u32);
+        // It can't fail: the closure always gives a value.
+        let _ = self.open().flags.fetch_update(Ordering::Relaxed, Ordering::Relaxed, update);
+    }
+
+    /// Whether its access mode allows reading.
+    pub(crate) fn may_read(&self) -> bool {
+        self.flags() & libc::O_ACCMODE != libc::O_WRONLY
+    }
+
+    /// Whether its access mode allows writing.
+    pub(crate) fn may_write(&self) -> bool {
+        self.flags() & libc::O_ACCMODE != libc::O_RDONLY
+    }
+
+    /// Its place, for one call at a time; `None` where it has become the kernel's.
+    pub(crate) fn place(&self) -> Option<MutexGuard<'static, Place>> {
+        let place = locked(&self.open().place);
+        (!place.is_gone).then_some(place)
+    }
+
+    /// Has a descriptor lead to it too.
+    pub(crate) fn add(&self, descriptor: i32) {
+        let _one_at_a_time = locked(&TABLE);
+        self.open().references.fetch_add(1, Ordering::AcqRel);
+        let old = entry(descriptor).map_or(0, |entry| entry.swap(self.number, Ordering::AcqRel));
+        drop(_one_at_a_time);
+        drop((old != 0).then(|| Self { number: old }));
+    }
+
+    /// Gives its descriptors to the kernel: `replace` is called with each number, and the place can't move meanwhile.
+    pub(crate) fn hand_over(
+        &self,
+        mut replace: impl FnMut(Option<i32>, &Place) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let mut place = locked(&self.open().place);
+        if place.is_gone {
+            return Ok(());
+        }
+        replace(None, &place)?;
+        let _one_at_a_time = locked(&TABLE);
+        let mut left = Vec::new();
+        for descriptor in 0..highest() {
+            let Some(entry) = entry(descriptor).filter(|entry| entry.load(Ordering::Acquire) == self.number) else {
+                continue;
+            };
+            replace(Some(descriptor), &place)?;
+            entry.store(0, Ordering::Release);
+            left.push(Self { number: self.number });
+        }
+        place.is_gone = true;
+        drop(place);
+        drop(_one_at_a_time);
+        Ok(())
+    }
+}
+
+/// The highest descriptor that was ever ours, and one more.
+static HIGHEST: AtomicU32 = AtomicU32::new(0);
+
+fn highest() -> i32 {
+    HIGHEST.load(Ordering::Acquire) as i32
+}
+
+fn entry(descriptor: i32) -> Option<&'static AtomicU32> {
+    ASHLAR_DESCRIPTORS.get(usize::try_from(descriptor).ok()?)
+}
+
+/// The open file behind a descriptor, if it is ours.
+pub(crate) fn file(descriptor: i32) -> Option<File> {
+    let entry = entry(descriptor)?;
+    loop {
+        let number = entry.load(Ordering::Acquire);
+        if number == 0 {
+            return None;
+        }
+        let open = &OPEN[number as usize - 1];
+        let more = |references: u32| (references != 0 && references != CLOSING).then(|| references + 1);
+        if open.references.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more).is_err() {
+            continue;
+        }
+        let file = File { number };
+        if entry.load(Ordering::Acquire) == number {
+            return Some(file);
+        }
+    }
+}
+
+/// Whether a descriptor is ours.
+pub(crate) fn is_ours(descriptor: i32) -> bool {
+    entry(descriptor).is_some_and(|entry| entry.load(Ordering::Relaxed) != 0)
+}
+
+/// Whether there was ever one.
+pub(crate) fn is_any() -> bool {
+    highest() > 0
+}
+
+/// All descriptors of ours in a range.
+pub(crate) fn ours(from: u32, to: u32) -> impl Iterator<Item = i32> {
+    (from as i32..highest().min(to.saturating_add(1).min(DESCRIPTORS as u32) as i32)).filter(|&number| is_ours(number))
+}
+
+/// Opens a file that the session has noted as open; the caller has no descriptor for it yet.
+///
+/// # Errors
+/// `ENFILE`.
+pub(crate) fn open(session: u32, inode: InodeId, kind: FileKind, flags: i32) -> Result<File, Errno> {
+    let start = HINT.load(Ordering::Relaxed) as usize;
+    for step in 0..OPEN_MAX {
+        let index = (start + step) % OPEN_MAX;
+        let open = &OPEN[index];
+        if open.references.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            continue;
+        }
+        HINT.store((index + 1) as u32, Ordering::Relaxed);
+        open.session.store(session, Ordering::Relaxed);
+        open.inode.store(inode.0, Ordering::Relaxed);
+        open.kind.store(kind as u32, Ordering::Relaxed);
+        open.flags.store(flags as u32, Ordering::Relaxed);
+        *locked(&open.place) = Place::default();
+        return Ok(File { number: index as u32 + 1 });
+    }
+    Err(Errno::ENFILE)
+}
+
+/// Gives an open file a descriptor: the lowest number that is free, from `from` on.
+///
+/// # Errors
+/// `EMFILE`; `EINVAL` where `from` is beyond what there can be.
+pub(crate) fn install(file: &File, from: i32, cloexec: bool) -> Result<i32, Errno> {
+    let command = if cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD } as u64;
+    let placeholder = session::placeholder()? as u64;
+    // SAFETY: it makes a descriptor.
+    let number = unsafe { system_call(libc::SYS_fcntl as u64, [placeholder, command, from as u64, 0, 0, 0]) };
+    let number = i32::try_from(number).map_err(|_| Errno::EIO)?;
+    if number < 0 {
+        return Err(Errno(-number));
+    }
+    if number as usize >= DESCRIPTORS {
+        close_number(number);
+        return Err(Errno::EMFILE);
+    }
+    enter(file, number);
+    Ok(number)
+}
+
+/// Has a number lead to an open file, whose placeholder there the kernel has.
+pub(crate) fn enter(file: &File, number: i32) {
+    HIGHEST.fetch_max(number as u32 + 1, Ordering::AcqRel);
+    file.add(number);
+}
+
+/// Takes a descriptor away from us, if it is ours; the kernel's number stays.
+pub(crate) fn remove(descriptor: i32) -> Option<File> {
+    let _one_at_a_time = locked(&TABLE);
+    let number = entry(descriptor)?.swap(0, Ordering::AcqRel);
+    (number != 0).then(|| File { number })
+}
+
+/// Closes the kernel's descriptor.
+pub(crate) fn close_number(descriptor: i32) -> i64 {
+    // SAFETY: the program, or we, are done with it.
+    unsafe { system_call(libc::SYS_close as u64, [descriptor as u64, 0, 0, 0, 0, 0]) }
+}
+
+/// What ends with the last reference to an open file.
+fn close_last(number: u32) {
+    let open = &OPEN[number as usize - 1];
+    let inode = InodeId(open.inode.load(Ordering::Relaxed));
+    // A session that is gone has taken its handles with it.
+    if let Some(session) = session::by_number(open.session.load(Ordering::Relaxed)) {
+        session.fs.close(inode);
+    }
+}

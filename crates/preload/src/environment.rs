@@ -1,0 +1,120 @@
+//! What brings us into a program: three variables of its environment, which the programs that it runs inherit.
+
+use std::ffi::{CStr, c_char};
+use std::sync::OnceLock;
+
+use ashlar_types::Errno;
+
+use crate::memory;
+
+/// The mounts, as `ashlar run` names them.
+pub(crate) const MOUNTS: &[u8] = b"ASHLAR_RUN=";
+/// Where plans are kept.
+pub(crate) const PLANS: &[u8] = b"ASHLAR_PLANS=";
+/// The libraries that the dynamic linker loads first.
+const PRELOAD: &[u8] = b"LD_PRELOAD=";
+/// More variables than these are more than the kernel takes.
+const VARIABLES_MAX: usize = 1 << 20;
+
+/// The variables as they were when the program began: what it changes in its environment, it inherits all the same.
+static FOUND: OnceLock<[Option<&'static CStr>; 3]> = OnceLock::new();
+
+fn prefixes() -> [&'static [u8]; 3] {
+    [MOUNTS, PLANS, PRELOAD]
+}
+
+/// Takes note of our variables; the environment is the one that the program began with. Returns the mounts and the place of plans.
+///
+/// # Safety
+/// The environment is a list of strings that ends with a null pointer.
+pub(crate) unsafe fn find(environment: *const *const c_char) -> Option<(&'static [u8], Option<&'static CStr>)> {
+    let mut found = [None; 3];
+    let mut at = environment;
+    // SAFETY: as the caller says. The strings are copied, since programs overwrite them to change their title.
+    unsafe {
+        while !(*at).is_null() {
+            let variable = CStr::from_ptr(*at);
+            for (place, prefix) in found.iter_mut().zip(prefixes()) {
+                if variable.to_bytes().starts_with(prefix) {
+                    *place = Some(&*Box::leak(variable.to_owned().into_boxed_c_str()));
+                }
+            }
+            at = at.add(1);
+        }
+    }
+    let mounts = found[0].map(|variable| &variable.to_bytes()[MOUNTS.len()..]);
+    let plans =
+        found[1].and_then(|variable| CStr::from_bytes_with_nul(&variable.to_bytes_with_nul()[PLANS.len()..]).ok());
+    // It happens once, before the program runs.
+    let _ = FOUND.set(found);
+    Some((mounts?, plans))
+}
+
+/// An environment with our variables.
+pub(crate) struct Completed {
+    list: Vec<u64>,
+    /// What the list leads to.
+    _preload: Option<Vec<u8>>,
+}
+
+impl Completed {
+    pub(crate) fn address(&self) -> u64 {
+        self.list.as_ptr() as u64
+    }
+}
+
+/// An environment to which those of our variables are added that are missing; `None` where none is.
+///
+/// # Errors
+/// `EFAULT`, `E2BIG`.
+pub(crate) fn completed(environment: u64) -> Result<Option<Completed>, Errno> {
+    let Some(ours) = FOUND.get() else { return Ok(None) };
+    let mut list = Vec::new();
+    let mut missing = *ours;
+    let mut preload = None;
+    if environment != 0 {
+        loop {
+            let variable: u64 = memory::load(environment + list.len() as u64 * 8)?;
+            if variable == 0 {
+                break;
+            }
+            if list.len() == VARIABLES_MAX {
+                return Err(Errno::E2BIG);
+            }
+            for (place, prefix) in missing.iter_mut().zip(prefixes()) {
+                let mut start = [0; 16];
+                let length = memory::start_of(variable, &mut start[..prefix.len()]);
+                if &start[..length] == prefix {
+                    if prefix == PRELOAD {
+                        preload = Some((list.len(), variable));
+                    }
+                    *place = None;
+                }
+            }
+            list.push(variable);
+        }
+    }
+    // A program that has others loaded first keeps them, behind us.
+    let joined = match (preload, ours[2]) {
+        (Some((place, variable)), Some(wanted)) => {
+            let mut text = Box::new([0; memory::PATH_MAX]);
+            let theirs = memory::path(variable, &mut text)?;
+            let wanted = &wanted.to_bytes()[PRELOAD.len()..];
+            let has = theirs[PRELOAD.len()..]
+                .split(|byte| b": ".contains(byte))
+                .any(|name| wanted.split(|byte| b": ".contains(byte)).next() == Some(name));
+            (!has).then(|| (place, [PRELOAD, wanted, b":", &theirs[PRELOAD.len()..], b"\0"].concat()))
+        }
+        _ => None,
+    };
+    if missing.iter().all(Option::is_none) && joined.is_none() {
+        return Ok(None);
+    }
+    list.extend(missing.iter().flatten().map(|variable| variable.as_ptr() as u64));
+    list.push(0);
+    let preload = joined.map(|(place, text)| {
+        list[place] = text.as_ptr() as u64;
+        text
+    });
+    Ok(Some(Completed { list, _preload: preload }))
+}

@@ -1,0 +1,135 @@
+//! Where caught calls arrive: on a stack of our own, with the program's signals held back until the call is done.
+//!
+//! Why a stack of our own: a system call takes none of the program's, so signal handlers and threads with small ones rely on it.
+//! Why signals are held back: a handler must find the call done or not begun. It may use files itself, or jump out and never come back, while
+//! LibFS would hold locks. So a handler that is called in the middle (`signals`) notes its signal, and gets it again behind the call.
+
+use std::cell::{Cell, UnsafeCell};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::arch::{After, Frame, ashlar_on_stack};
+use crate::calls::{self, Verdict};
+use crate::signals::{self, Pending};
+use crate::stack;
+
+/// What a thread has of us. No destructor: libc would allocate to note it.
+pub(crate) struct Thread {
+    /// How many calls of ours it is in: 0 or 1, or more where LibFS itself calls libc.
+    depth: Cell<u32>,
+    /// The end of its stack for calls, or null.
+    stack: Cell<*mut u8>,
+    /// It stands still while a process that it has made uses its memory, or it is that process.
+    lent: Cell<bool>,
+    /// Signals that came in the middle of a call.
+    pending: UnsafeCell<Pending>,
+    after: Cell<After>,
+}
+
+thread_local! {
+    static THREAD: Thread = const {
+        Thread {
+            depth: Cell::new(0),
+            stack: Cell::new(std::ptr::null_mut()),
+            lent: Cell::new(false),
+            pending: UnsafeCell::new(Pending::NONE),
+            after: Cell::new(After::Return),
+        }
+    };
+}
+
+/// Whether this thread is in a call of ours; a handler that asks must wait.
+pub(crate) fn is_inside() -> bool {
+    THREAD.with(|thread| thread.depth.get() > 0)
+}
+
+/// Notes a signal for the time behind the call.
+pub(crate) fn postpone(note: impl FnOnce(&mut Pending)) {
+    // SAFETY: only handlers that run in the middle of a call get here, with all signals blocked, and the hook looks only when it is
+    // out of the call.
+    THREAD.with(|thread| note(unsafe { &mut *thread.pending.get() }));
+}
+
+/// Says that the memory is about to be lent.
+pub(crate) fn lend() {
+    THREAD.with(|thread| thread.lent.set(true));
+}
+
+/// Runs something as a call of ours: what it calls of libc goes to the kernel.
+pub(crate) fn inside<R>(run: impl FnOnce() -> R) -> R {
+    let depth = |change: u32| THREAD.with(|thread| thread.depth.set(thread.depth.get().wrapping_add(change)));
+    depth(1);
+    let result = run();
+    depth(u32::MAX);
+    result
+}
+
+/// A call that may concern us.
+///
+/// # Safety
+/// The entry calls it, with a frame on the stack.
+pub(crate) unsafe extern "C" fn ashlar_hook(frame: *mut Frame) -> u32 {
+    // SAFETY: the frame is the entry's, and nobody else's.
+    let call = unsafe { &mut *frame };
+    THREAD.with(|thread| {
+        if thread.depth.get() > 0 || !calls::concerns(call, thread.lent.get()) {
+            return After::Kernel as u32;
+        }
+        if thread.stack.get().is_null() {
+            thread.stack.set(stack::take());
+        }
+        thread.depth.set(1);
+        thread.after.set(After::Return);
+        if thread.stack.get().is_null() {
+            // SAFETY: the frame is valid; without memory for a stack the program's must do.
+            unsafe { serve(frame) };
+        } else {
+            // SAFETY: the stack is this thread's alone, and nothing is on it.
+            unsafe { ashlar_on_stack(frame, thread.stack.get(), serve) };
+        }
+        thread.depth.set(0);
+        // SAFETY: the thread is out of the call, so no handler notes signals any more.
+        let mask = unsafe { &mut *thread.pending.get() }.send();
+        match (thread.after.get(), mask) {
+            (after, None) => after as u32,
+            (After::Return, Some(mask)) => {
+                call.extra = mask;
+                After::Unmask as u32
+            }
+            (after, Some(mask)) => {
+                signals::set_mask(mask);
+                after as u32
+            }
+        }
+    })
+}
+
+/// Serves a call. A defect of ours is an error of this one call: nothing unwinds into the program.
+unsafe extern "C" fn serve(frame: *mut Frame) {
+    // SAFETY: as for the hook.
+    let call = unsafe { &mut *frame };
+    let verdict = catch_unwind(AssertUnwindSafe(|| calls::serve(call)));
+    let after = match verdict.unwrap_or(Verdict::Done(-i64::from(libc::EIO))) {
+        Verdict::Done(result) => {
+            call.rax = result as u64;
+            After::Return
+        }
+        Verdict::Kernel => After::Kernel,
+        Verdict::KernelInstead(descriptor) => {
+            call.extra = descriptor as u64;
+            After::KernelInstead
+        }
+        Verdict::Native => After::Native,
+        Verdict::Vfork => After::Vfork,
+    };
+    THREAD.with(|thread| thread.after.set(after));
+}
+
+/// The process that borrowed the memory has its own, or is gone.
+pub(crate) extern "C" fn ashlar_after_vfork() {
+    THREAD.with(|thread| thread.lent.set(false));
+}
+
+/// Gives this thread's stack to another one: the thread ends.
+pub(crate) fn leave_stack() {
+    THREAD.with(|thread| stack::give_back(thread.stack.replace(std::ptr::null_mut())));
+}

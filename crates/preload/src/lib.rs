@@ -1,0 +1,68 @@
+//! LibFS inside unmodified programs: the library that `ashlar run` has the dynamic linker load into them.
+//!
+//! Purpose: file operations under a mount become calls of LibFS in the program's own process. libc's system calls are patched to come
+//! here first (`patch`, `arch`); those that concern files of ours are served (`calls`), all others go on to the kernel.
+//!
+//! Invariants:
+//! - FUSE stays the complete file system beneath. What is not served here is the kernel's: paths as they are, descriptors after they
+//!   have become real ones (`materialise`). Whatever cannot be caught goes there by itself.
+//! - A descriptor of ours is `O_PATH` in the kernel: what slips by fails, and writes nowhere.
+//! - The program notices nothing: no thread and no signal of ours, signals of its own come before or after a call (`signals`), its
+//!   stack and its heap are not used (`hook`, `heap`), and nothing here exits, aborts or unwinds.
+//! - Bad pointers give `EFAULT` (`memory`).
+//!
+//! Non-goals: static programs, and those that call the kernel past libc; they use FUSE.
+//!
+//! Source: DESIGN §5, "Open files"; `docs/interception.md`.
+
+mod arch;
+mod calls;
+mod descriptors;
+mod environment;
+mod heap;
+mod hook;
+mod locks;
+mod materialise;
+mod memory;
+mod patch;
+mod path;
+mod session;
+mod signals;
+mod stack;
+mod submounts;
+
+use std::ffi::{c_char, c_int};
+
+#[global_allocator]
+static HEAP: heap::Heap = heap::Heap::new();
+
+type Initialise = unsafe extern "C" fn(c_int, *const *const c_char, *const *const c_char);
+
+/// The dynamic linker calls it before the program begins, with the program's arguments and environment.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static INITIALISE: Initialise = initialise;
+
+unsafe extern "C" fn initialise(_: c_int, _: *const *const c_char, environment: *const *const c_char) {
+    hook::inside(|| {
+        // SAFETY: the linker hands the environment over as the kernel made it.
+        let Some((mounts, plans)) = (unsafe { environment::find(environment) }) else { return };
+        if !session::set_mounts(mounts) {
+            return;
+        }
+        // What goes wrong here is an error of the call that it happens in, and not for the program's eyes.
+        std::panic::set_hook(Box::new(|_| {}));
+        session::find_umask();
+        path::find_working();
+        let Some(library) = patch::libc_library() else { return };
+        let plan = patch::plan_for(&library, plans);
+        if patch::apply(&library, &plan, calls::is_wanted) == 0 {
+            return;
+        }
+        if let Some(program) = patch::program() {
+            let plan = patch::lasting_plan_for(&program, plans);
+            plan.map(|plan| patch::apply(&program, &plan, |number| number >= 0 && calls::is_wanted(number)));
+        }
+        calls::arm();
+    });
+}

@@ -1,0 +1,247 @@
+//! The program's memory: whether an address may be read or written, found out without a fault, and copies from and to it.
+//!
+//! The kernel gives `EFAULT` for a bad pointer; we would take the program down. Before memory is touched its pages are asked about, with a
+//! system call that brings them in (`MADV_POPULATE_*`), and remembered until the program unmaps or protects any memory. So a
+//! program that uses its buffers again pays a look into a table.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ashlar_types::Errno;
+
+use crate::arch::system_call;
+
+const PAGE: u64 = 4096;
+/// Addresses from here on are the kernel's.
+const USER_END: u64 = 1 << 47;
+/// Nothing is mapped below this address, and programs that follow a null pointer look there.
+const USER_START: u64 = 0x1000;
+/// Pages that are remembered: the stack's and a few buffers'.
+const REMEMBERED: usize = 1024;
+/// More pages than these are asked about each time: next to copying them that costs nothing.
+const REMEMBERED_AT_ONCE: u64 = 64;
+const MADV_POPULATE_READ: u64 = 22;
+const MADV_POPULATE_WRITE: u64 = 23;
+/// The longest path, with its end.
+pub(crate) const PATH_MAX: usize = 4096;
+
+/// What is to be done with memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    Read = 0,
+    Write = 1,
+}
+
+/// Remembered pages by a hash of their number: `epoch << 37 | page << 1 | use`. A page that may be written may be read.
+static PAGES: [AtomicU64; REMEMBERED] = [const { AtomicU64::new(0) }; REMEMBERED];
+/// Counts the changes of what is mapped; 27 bits of it count.
+static EPOCH: AtomicU64 = AtomicU64::new(1);
+const EPOCH_BITS: u64 = (1 << 27) - 1;
+
+/// Says that the program is changing what is mapped where.
+pub(crate) fn forget() {
+    EPOCH.fetch_add(1, Ordering::SeqCst);
+}
+
+fn word(page: u64, what: Use) -> u64 {
+    (EPOCH.load(Ordering::Relaxed) & EPOCH_BITS) << 37 | page << 1 | what as u64
+}
+
+fn place(page: u64) -> &'static AtomicU64 {
+    &PAGES[(page ^ page >> 10) as usize % REMEMBERED]
+}
+
+fn is_known(page: u64, what: Use) -> bool {
+    let known = place(page).load(Ordering::Relaxed);
+    known == word(page, Use::Write) || what == Use::Read && known == word(page, Use::Read)
+}
+
+/// Whether `length` bytes at an address may be used so.
+///
+/// # Errors
+/// `EFAULT`.
+pub(crate) fn check(address: u64, length: u64, what: Use) -> Result<(), Errno> {
+    if length == 0 {
+        return Ok(());
+    }
+    let end = address.checked_add(length).filter(|end| *end <= USER_END).ok_or(Errno::EFAULT)?;
+    if address < USER_START {
+        return Err(Errno::EFAULT);
+    }
+    let pages = address / PAGE..(end - 1) / PAGE + 1;
+    let is_short = pages.end - pages.start <= REMEMBERED_AT_ONCE;
+    if is_short && pages.clone().all(|page| is_known(page, what)) {
+        return Ok(());
+    }
+    let words = pages.clone().map(|page| word(page, what));
+    ask(pages.start * PAGE, (pages.end - pages.start) * PAGE, what)?;
+    if is_short {
+        pages.zip(words).for_each(|(page, word)| place(page).store(word, Ordering::Relaxed));
+    }
+    Ok(())
+}
+
+/// Asks the kernel.
+fn ask(start: u64, bytes: u64, what: Use) -> Result<(), Errno> {
+    let advice = if what == Use::Write { MADV_POPULATE_WRITE } else { MADV_POPULATE_READ };
+    loop {
+        // SAFETY: it changes no content; what it brings in would be brought in by the use.
+        let answer = unsafe { system_call(libc::SYS_madvise as u64, [start, bytes, advice, 0, 0, 0]) };
+        return match -answer as i32 {
+            0 => Ok(()),
+            libc::EINTR | libc::EAGAIN => continue,
+            // A kernel before 5.14, or memory that it can't speak of, such as a device's.
+            libc::EINVAL => probe(start, bytes),
+            _ => Err(Errno::EFAULT),
+        };
+    }
+}
+
+/// Reads a byte of each page by a system call. That they may be written is taken on trust.
+fn probe(start: u64, bytes: u64) -> Result<(), Errno> {
+    // SAFETY: it takes nothing.
+    let process = unsafe { system_call(libc::SYS_getpid as u64, [0; 6]) } as u64;
+    for page in (start..start + bytes).step_by(PAGE as usize) {
+        let mut byte = 0u8;
+        let into = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+        let from = libc::iovec { iov_base: page as *mut libc::c_void, iov_len: 1 };
+        let arguments = [process, (&raw const into) as u64, 1, (&raw const from) as u64, 1, 0];
+        // SAFETY: it writes one byte into a local variable.
+        if unsafe { system_call(libc::SYS_process_vm_readv as u64, arguments) } != 1 {
+            return Err(Errno::EFAULT);
+        }
+    }
+    Ok(())
+}
+
+/// A value out of the program's memory.
+///
+/// # Errors
+/// `EFAULT`.
+pub(crate) fn load<T: Plain>(address: u64) -> Result<T, Errno> {
+    check(address, size_of::<T>() as u64, Use::Read)?;
+    // SAFETY: the memory is there, and any bytes are a value.
+    Ok(unsafe { (address as *const T).read_unaligned() })
+}
+
+/// Stores a value in the program's memory.
+///
+/// # Errors
+/// `EFAULT`.
+pub(crate) fn store<T: Plain>(address: u64, value: &T) -> Result<(), Errno> {
+    check(address, size_of::<T>() as u64, Use::Write)?;
+    // SAFETY: the memory is there, and the program has asked for the value in it.
+    unsafe {
+        std::ptr::copy_nonoverlapping(std::ptr::from_ref(value).cast::<u8>(), address as *mut u8, size_of::<T>())
+    };
+    Ok(())
+}
+
+/// Stores bytes in the program's memory.
+///
+/// # Errors
+/// `EFAULT`.
+pub(crate) fn store_bytes(address: u64, bytes: &[u8]) -> Result<(), Errno> {
+    check(address, bytes.len() as u64, Use::Write)?;
+    // SAFETY: as for [`store`].
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len()) };
+    Ok(())
+}
+
+/// The program's memory as bytes to read.
+///
+/// # Errors
+/// `EFAULT`.
+pub(crate) fn bytes<'a>(address: u64, length: usize) -> Result<&'a [u8], Errno> {
+    check(address, length as u64, Use::Read)?;
+    if length == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: the memory is there for as long as the program leaves it there during its own call. It may change meanwhile, which the log
+    // expects: it copies before it sums up.
+    Ok(unsafe { std::slice::from_raw_parts(address as *const u8, length) })
+}
+
+/// The program's memory as bytes to fill.
+///
+/// # Errors
+/// `EFAULT`.
+pub(crate) fn bytes_mut<'a>(address: u64, length: usize) -> Result<&'a mut [u8], Errno> {
+    check(address, length as u64, Use::Write)?;
+    if length == 0 {
+        return Ok(&mut []);
+    }
+    // SAFETY: as for [`bytes`]; the program has given the memory away for the time of the call.
+    Ok(unsafe { std::slice::from_raw_parts_mut(address as *mut u8, length) })
+}
+
+/// A string that ends with a zero, without it.
+///
+/// # Errors
+/// `EFAULT`; `ENAMETOOLONG`.
+pub(crate) fn path(address: u64, buffer: &mut [u8; PATH_MAX]) -> Result<&[u8], Errno> {
+    let mut length = 0;
+    while length < PATH_MAX {
+        let at = address.wrapping_add(length as u64);
+        let part = ((PAGE - at % PAGE) as usize).min(PATH_MAX - length);
+        check(at, part as u64, Use::Read)?;
+        for index in 0..part {
+            // SAFETY: the page is there.
+            let byte = unsafe { (at as *const u8).add(index).read_volatile() };
+            if byte == 0 {
+                return Ok(&buffer[..length]);
+            }
+            buffer[length] = byte;
+            length += 1;
+        }
+    }
+    Err(Errno::ENAMETOOLONG)
+}
+
+/// The first bytes of a string, as many as there are up to the buffer's length; none where they can't be read.
+pub(crate) fn start_of(address: u64, buffer: &mut [u8]) -> usize {
+    for (index, byte) in buffer.iter_mut().enumerate() {
+        let at = address.wrapping_add(index as u64);
+        if (index == 0 || at % PAGE == 0) && check(at, 1, Use::Read).is_err() {
+            return 0;
+        }
+        // SAFETY: the page is there.
+        *byte = unsafe { (at as *const u8).read_volatile() };
+        if *byte == 0 {
+            return index;
+        }
+    }
+    buffer.len()
+}
+
+/// Values of which any bytes are one.
+///
+/// # Safety
+/// No pattern of bits is invalid, and there are no bytes that belong to none of its fields.
+pub(crate) unsafe trait Plain: Copy {}
+
+// SAFETY: numbers.
+unsafe impl Plain for u8 {}
+// SAFETY: numbers.
+unsafe impl Plain for u32 {}
+// SAFETY: numbers.
+unsafe impl Plain for i32 {}
+// SAFETY: numbers.
+unsafe impl Plain for u64 {}
+// SAFETY: numbers.
+unsafe impl Plain for i64 {}
+// SAFETY: numbers throughout; what pads it is written as it was made, with zeros.
+unsafe impl Plain for libc::stat {}
+// SAFETY: as above.
+unsafe impl Plain for libc::statx {}
+// SAFETY: a pointer is not followed before it is checked.
+unsafe impl Plain for libc::iovec {}
+// SAFETY: numbers.
+unsafe impl Plain for libc::timespec {}
+// SAFETY: numbers.
+unsafe impl Plain for libc::timeval {}
+// SAFETY: numbers.
+unsafe impl Plain for libc::flock {}
+// SAFETY: numbers.
+unsafe impl Plain for libc::pollfd {}
+// SAFETY: numbers, and pointers that are not followed before they are checked.
+unsafe impl Plain for libc::msghdr {}

@@ -1,0 +1,136 @@
+//! Patching libc: each of its system calls that may concern files becomes a jump to the hook.
+//!
+//! libc calls the kernel from within itself (stdio, `opendir`, `posix_spawn`, …), past every symbol that could be interposed, so the
+//! calls themselves are caught. `syscall` has two bytes and a jump five: instructions beside it make room, and are moved into
+//! the trampoline. Which ones may be moved says a scan of the whole code, once for each build of libc ([`scan`]); what it found is kept as a
+//! [`Plan`] in a file that is named by the build id. Every program checks the bytes that it patches against the plan ([`apply`]).
+//!
+//! A program may call the kernel itself (in Rust, through a crate that does). It is patched in the same way, where the call's number is
+//! plain to see; a scan that finds nothing that looks like a call is short.
+//!
+//! What can't be patched goes to the kernel, and through FUSE: slower, and as correct, but for what says how later calls are to be
+//! understood (the working directory, `umask`, descriptors).
+
+mod apply;
+mod plan;
+mod scan;
+
+pub(crate) use apply::apply;
+pub(crate) use plan::{Plan, Site, WINDOW_MAX};
+pub(crate) use scan::scan;
+
+use std::ffi::{CStr, c_int, c_void};
+use std::ops::Range;
+
+/// A library as it stands in memory.
+#[derive(Debug, Default)]
+pub(crate) struct Library {
+    /// Where it was loaded.
+    pub(crate) base: usize,
+    /// Its code, as addresses.
+    pub(crate) code: Vec<Range<usize>>,
+    /// Its build id.
+    pub(crate) build_id: Vec<u8>,
+    /// The end of all of it.
+    end: usize,
+    /// The Go compiler has made it.
+    is_go: bool,
+}
+
+/// What [`find`] looks for, and what it found.
+struct Search {
+    address: usize,
+    found: Option<Library>,
+}
+
+const NOTE_BUILD_ID: u32 = 3;
+
+/// The library in which an address lies.
+pub(crate) fn library_of(address: usize) -> Option<Library> {
+    let mut search = Search { address, found: None };
+    // SAFETY: `find` gets the search as its argument, and is called only until this returns.
+    unsafe { libc::dl_iterate_phdr(Some(find), (&raw mut search).cast()) };
+    search.found
+}
+
+unsafe extern "C" fn find(info: *mut libc::dl_phdr_info, _size: usize, search: *mut c_void) -> c_int {
+    // SAFETY: the dynamic linker describes an object that is loaded, and the search is the caller's own.
+    let (info, search) = unsafe { (&*info, &mut *search.cast::<Search>()) };
+    let base = info.dlpi_addr as usize;
+    // SAFETY: the linker says how many headers there are.
+    let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
+    let mut library = Library { base, ..Library::default() };
+    for header in headers {
+        let start = base.wrapping_add(header.p_vaddr as usize);
+        match header.p_type {
+            libc::PT_LOAD => {
+                library.end = library.end.max(start + header.p_memsz as usize);
+                if header.p_flags & libc::PF_X != 0 {
+                    library.code.push(start..start + header.p_memsz as usize);
+                }
+            }
+            libc::PT_NOTE => {
+                // SAFETY: the segment is loaded, and may be read.
+                let notes = unsafe { std::slice::from_raw_parts(start as *const u8, header.p_memsz as usize) };
+                let (id, is_go) = build_id(notes);
+                library.build_id.extend(id);
+                library.is_go |= is_go;
+            }
+            _ => {}
+        }
+    }
+    let is_it = library.code.iter().any(|code| code.contains(&search.address));
+    if is_it {
+        search.found = Some(library);
+    }
+    c_int::from(is_it)
+}
+
+/// The build id among a segment of notes (name length, length, type, name and content, each padded to four bytes), and whether one of
+/// them is the Go compiler's.
+fn build_id(mut notes: &[u8]) -> (Vec<u8>, bool) {
+    let (mut id, mut is_go) = (Vec::new(), false);
+    let word = |at: usize, notes: &[u8]| notes.get(at..at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes);
+    while let (Some(name), Some(length), Some(kind)) = (word(0, notes), word(4, notes), word(8, notes)) {
+        let content = 12 + (name as usize).next_multiple_of(4);
+        let Some(found) = notes.get(content..content + length as usize) else { break };
+        match notes.get(12..16) {
+            Some(b"GNU\0") if kind == NOTE_BUILD_ID => id = found.to_vec(),
+            Some(b"Go\0\0") => is_go = true,
+            _ => {}
+        }
+        notes = notes.get(content + (length as usize).next_multiple_of(4)..).unwrap_or_default();
+    }
+    (id, is_go)
+}
+
+/// The program itself, unless its runtime calls the kernel on stacks that have no room for us.
+pub(crate) fn program() -> Option<Library> {
+    // SAFETY: it takes a number, and reads what the kernel has told the process at its start.
+    let entry = unsafe { libc::getauxval(libc::AT_ENTRY) };
+    library_of(entry as usize).filter(|program| !program.is_go)
+}
+
+/// libc: the library that holds the function `read`.
+pub(crate) fn libc_library() -> Option<Library> {
+    library_of(libc::read as *const () as usize)
+}
+
+/// The plan for a library: the one that is kept in a directory, or a new one, which is kept there if it can be.
+pub(crate) fn plan_for(library: &Library, directory: Option<&CStr>) -> Plan {
+    let kept = directory.and_then(|directory| plan::Kept::at(directory, &library.build_id));
+    kept.map_or_else(|| scan(library), |kept| known_plan(library, &kept))
+}
+
+/// As [`plan_for`], for a library of which there are too many to scan one each time: `None` where no plan can be kept.
+pub(crate) fn lasting_plan_for(library: &Library, directory: Option<&CStr>) -> Option<Plan> {
+    Some(known_plan(library, &plan::Kept::at(directory?, &library.build_id)?))
+}
+
+fn known_plan(library: &Library, kept: &plan::Kept) -> Plan {
+    kept.load(library).unwrap_or_else(|| {
+        let plan = scan(library);
+        kept.store(&plan);
+        plan
+    })
+}

@@ -1,0 +1,140 @@
+//! Writes the trampolines and the jumps to them.
+
+use std::ptr;
+
+use super::{Library, Plan, Site};
+use crate::arch::{ashlar_entry, system_call};
+
+const PAGE: usize = 4096;
+/// How far a jump reaches, with room for the trampolines themselves.
+const REACH: usize = (1 << 31) - (1 << 20);
+/// Distances from a library at which room for the trampolines is looked for.
+const STEP: usize = 1 << 24;
+/// Bytes of a trampoline, at most.
+const TRAMPOLINE_BYTES: usize = 64;
+
+/// `lea rsp, [rsp - 128]`: over the red zone.
+const ENTER: [u8; 5] = [0x48, 0x8d, 0x64, 0x24, 0x80];
+/// `lea rsp, [rsp + 128]`, of 8 bytes, as the entry expects.
+const LEAVE: [u8; 8] = [0x48, 0x8d, 0xa4, 0x24, 0x80, 0x00, 0x00, 0x00];
+const NOP: u8 = 0x90;
+
+/// Patches those places of a plan that `wanted` names by the call's number ([`Site::ANY_NUMBER`] among them). Returns how many were.
+/// No other thread may run yet.
+pub(crate) fn apply(library: &Library, plan: &Plan, wanted: impl Fn(i32) -> bool) -> usize {
+    let sites: Vec<&Site> =
+        plan.sites.iter().filter(|site| wanted(site.number) && is_as_planned(library, site)).collect();
+    let Some(code) = library.code.first().map(|first| first.start..library.code.last().map_or(0, |last| last.end))
+    else {
+        return 0;
+    };
+    let bytes = (size_of::<usize>() + sites.len() * TRAMPOLINE_BYTES).next_multiple_of(PAGE);
+    let Some(room) = reserve(library, bytes) else { return 0 };
+    let writable = (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) as u64;
+    let start = code.start / PAGE * PAGE;
+    let length = (code.end - start).next_multiple_of(PAGE) as u64;
+    // SAFETY: the code stays as it is, and executable, so this can go on running whatever it calls.
+    if unsafe { system_call(libc::SYS_mprotect as u64, [start as u64, length, writable, 0, 0, 0]) } < 0 {
+        // SAFETY: nothing leads there yet.
+        unsafe { system_call(libc::SYS_munmap as u64, [room as u64, bytes as u64, 0, 0, 0, 0]) };
+        return 0;
+    }
+    // SAFETY: the room is ours and long enough, and the windows were compared with the plan, in which each is a sequence of whole
+    // instructions that nothing jumps into. No other thread runs that could be in the middle of one.
+    unsafe {
+        ptr::write(room as *mut usize, ashlar_entry as *const () as usize);
+        let mut at = room + size_of::<usize>();
+        for site in &sites {
+            let window = library.base + site.offset as usize;
+            let trampoline = trampoline(site, window, at, room);
+            copy(&trampoline, at);
+            copy(&jump(window, at, site.length.into()), window);
+            at += TRAMPOLINE_BYTES;
+        }
+        let executable = (libc::PROT_READ | libc::PROT_EXEC) as u64;
+        system_call(libc::SYS_mprotect as u64, [start as u64, length, executable, 0, 0, 0]);
+        system_call(libc::SYS_mprotect as u64, [room as u64, bytes as u64, executable, 0, 0, 0]);
+    }
+    sites.len()
+}
+
+/// Whether the library's code is what the plan was made for.
+fn is_as_planned(library: &Library, site: &Site) -> bool {
+    let window = library.base + site.offset as usize;
+    let is_inside = library.code.iter().any(|code| code.contains(&window) && window + site.code().len() <= code.end);
+    // SAFETY: it lies in code that is loaded.
+    is_inside && unsafe { std::slice::from_raw_parts(window as *const u8, site.code().len()) } == site.code()
+}
+
+/// Memory for trampolines within reach of a jump from the library and back.
+fn reserve(library: &Library, bytes: usize) -> Option<usize> {
+    let protection = (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) as u64;
+    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE) as u64;
+    let from = library.end.next_multiple_of(PAGE);
+    let above = (0..REACH / STEP).map(|step| from + step * STEP);
+    let below = (1..REACH / STEP).filter_map(|step| library.base.checked_sub(step * STEP));
+    for at in above.chain(below) {
+        let at = at / PAGE * PAGE;
+        let arguments = [at as u64, bytes as u64, protection, flags, u64::MAX, 0];
+        // SAFETY: the kernel maps only what is free there.
+        let mapped = unsafe { system_call(libc::SYS_mmap as u64, arguments) };
+        if mapped == at as i64 {
+            return Some(at);
+        }
+        if mapped > 0 {
+            // A kernel that does not know the flag took the address for a hint.
+            // SAFETY: it was mapped just now.
+            unsafe { system_call(libc::SYS_munmap as u64, [mapped as u64, bytes as u64, 0, 0, 0, 0]) };
+        }
+    }
+    None
+}
+
+/// The trampoline at `at` of a window: what was moved from before the call, the entry past the red zone, what was moved from behind
+/// it, and the way back. The address of the entry stands at `entry`.
+fn trampoline(site: &Site, window: usize, at: usize, entry: usize) -> Vec<u8> {
+    let (code, call) = (site.code(), usize::from(site.call));
+    let mut bytes = Vec::with_capacity(TRAMPOLINE_BYTES);
+    bytes.extend(&code[..call]);
+    bytes.extend(ENTER);
+    // call [rip + …]
+    bytes.extend([0xff, 0x15]);
+    bytes.extend(distance(at + bytes.len() + 4, entry));
+    bytes.extend(LEAVE);
+    let moved_behind = bytes.len();
+    bytes.extend(&code[call + 2..]);
+    let displacement = usize::from(site.displacement);
+    if displacement != Site::NO_DISPLACEMENT {
+        let place = if displacement < call { displacement } else { moved_behind + displacement - call - 2 };
+        let old = bytes.get(place..place + 4).and_then(|b| b.try_into().ok()).map_or(0, i32::from_le_bytes);
+        let moved_by = (at + place) as i64 - (window + displacement) as i64;
+        bytes[place..place + 4].copy_from_slice(&(i64::from(old) - moved_by).to_le_bytes()[..4]);
+    }
+    bytes.push(0xe9);
+    bytes.extend(distance(at + bytes.len() + 4, window + code.len()));
+    bytes
+}
+
+/// A jump from a window to its trampoline, and nothing behind it that could be run.
+fn jump(window: usize, to: usize, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0xe9];
+    bytes.extend(distance(window + 5, to));
+    bytes.resize(length, NOP);
+    bytes
+}
+
+/// The displacement that leads from the end of an instruction to a place.
+fn distance(from: usize, to: usize) -> [u8; 4] {
+    (to.wrapping_sub(from) as i32).to_le_bytes()
+}
+
+/// Copies bytes into code.
+///
+/// # Safety
+/// The place is writable.
+unsafe fn copy(bytes: &[u8], to: usize) {
+    for (index, byte) in bytes.iter().enumerate() {
+        // SAFETY: as the caller says. A byte at a time, volatile: libc's own `memcpy` may be what is being patched.
+        unsafe { ptr::write_volatile((to + index) as *mut u8, *byte) };
+    }
+}

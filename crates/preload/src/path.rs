@@ -1,0 +1,281 @@
+//! Paths: whether one leads into a mount, and where it leads there.
+
+use std::borrow::Cow;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use ashlar_libfs::Found;
+use ashlar_types::{Access, Errno, FileKind, InodeId, MODE_STICKY};
+
+use crate::arch::system_call;
+use crate::descriptors;
+use crate::memory;
+use crate::session::{self, Session};
+
+/// Symbolic links that are followed in one path, as in the kernel.
+const LINKS_MAX: u32 = 40;
+/// A directory that others may write and not remove each other's names from.
+const SHARED_DIRECTORY: u32 = 0o022;
+
+/// The working directory, where it lies in a mount: the mount's number and the inode.
+static WORKING: Mutex<Option<(u32, InodeId)>> = Mutex::new(None);
+/// Whether it does.
+static IS_WORKING_INSIDE: AtomicBool = AtomicBool::new(false);
+/// It lies in a mount, but nobody has looked where.
+static IS_WORKING_UNKNOWN: AtomicBool = AtomicBool::new(false);
+
+/// Whether relative paths may lead into a mount.
+pub(crate) fn is_working_inside() -> bool {
+    IS_WORKING_INSIDE.load(Ordering::Relaxed)
+}
+
+/// Sets the working directory.
+pub(crate) fn set_working(place: Option<(u32, InodeId)>) {
+    let mut working = WORKING.lock().unwrap_or_else(PoisonError::into_inner);
+    *working = place;
+    IS_WORKING_UNKNOWN.store(false, Ordering::Relaxed);
+    IS_WORKING_INSIDE.store(place.is_some(), Ordering::Relaxed);
+}
+
+/// Asks the kernel for the working directory: whether it lies in a mount shows its path.
+pub(crate) fn find_working() {
+    let is_inside = working_path().is_some_and(|path| of_absolute(&path).is_some());
+    let mut working = WORKING.lock().unwrap_or_else(PoisonError::into_inner);
+    *working = None;
+    IS_WORKING_UNKNOWN.store(is_inside, Ordering::Relaxed);
+    IS_WORKING_INSIDE.store(is_inside, Ordering::Relaxed);
+}
+
+fn working_path() -> Option<Vec<u8>> {
+    let mut path = [0u8; memory::PATH_MAX];
+    // SAFETY: the buffer has that many bytes.
+    let length =
+        unsafe { system_call(libc::SYS_getcwd as u64, [path.as_mut_ptr() as u64, path.len() as u64, 0, 0, 0, 0]) };
+    path.get(..usize::try_from(length - 1).ok()?).map(<[u8]>::to_vec)
+}
+
+fn working() -> Option<(&'static Session, InodeId)> {
+    if !is_working_inside() {
+        return None;
+    }
+    if IS_WORKING_UNKNOWN.load(Ordering::Relaxed) {
+        let path = working_path()?;
+        let (number, rest) = of_absolute(&path)?;
+        let session = session::of_mount(number)?;
+        let place = match walk(session, InodeId::ROOT, rest, Last::Follow).ok()? {
+            Walked::Inside(place) => place.found.map(|found| (number, found.id)),
+            Walked::Outside => None,
+        };
+        set_working(place);
+    }
+    let (number, inode) = (*WORKING.lock().unwrap_or_else(PoisonError::into_inner))?;
+    Some((session::of_mount(number)?, inode))
+}
+
+/// The mount that an absolute path leads into as it is written, and what is left of the path there.
+pub(crate) fn of_absolute(path: &[u8]) -> Option<(u32, &[u8])> {
+    session::mounts().iter().zip(0..).find_map(|(mount, number)| {
+        let rest = path.strip_prefix(&mount.path[..])?;
+        (rest.is_empty() || rest[0] == b'/').then_some((number, rest))
+    })
+}
+
+/// Whether a path may concern us: one that leads into a mount as it is written, or names a descriptor.
+pub(crate) fn concerns(directory: i32, address: u64) -> bool {
+    let mut start = [0u8; 256];
+    let length = memory::start_of(address, &mut start[..1]);
+    match start.first() {
+        _ if length == 0 => directory != libc::AT_FDCWD && descriptors::is_ours(directory),
+        Some(b'/') => {
+            let wanted = session::mounts().iter().map(|mount| mount.path.len() + 1).max().unwrap_or(0);
+            let wanted = wanted.max(DESCRIPTOR_PATHS[0].len() + 1).min(start.len());
+            let length = memory::start_of(address, &mut start[..wanted]);
+            let start = &start[..length];
+            of_absolute(start).is_some() || DESCRIPTOR_PATHS.iter().any(|prefix| start.starts_with(prefix))
+        }
+        _ if directory == libc::AT_FDCWD => is_working_inside(),
+        _ => descriptors::is_ours(directory),
+    }
+}
+
+/// What names descriptors.
+const DESCRIPTOR_PATHS: [&[u8]; 3] = [b"/proc/self/fd/", b"/dev/fd/", b"/dev/std"];
+
+/// The descriptor of ours with whose name a path begins, and what follows.
+fn descriptor_before(path: &[u8]) -> Option<(i32, &[u8])> {
+    let (number, rest) = match path {
+        b"/dev/stdin" => (0, &path[path.len()..]),
+        b"/dev/stdout" => (1, &path[path.len()..]),
+        b"/dev/stderr" => (2, &path[path.len()..]),
+        _ => {
+            let name = DESCRIPTOR_PATHS.iter().find_map(|prefix| path.strip_prefix(*prefix))?;
+            let (digits, rest) = name.split_at(name.iter().position(|&byte| byte == b'/').unwrap_or(name.len()));
+            (std::str::from_utf8(digits).ok()?.parse().ok()?, rest)
+        }
+    };
+    descriptors::is_ours(number).then_some((number, rest))
+}
+
+/// The descriptor of ours that a path names.
+pub(crate) fn descriptor_named(path: &[u8]) -> Option<i32> {
+    descriptor_before(path).filter(|(_, rest)| rest.is_empty()).map(|(number, _)| number)
+}
+
+/// The descriptor of ours with whose name the path at an address begins.
+pub(crate) fn descriptor_at(address: u64) -> Option<i32> {
+    let mut start = [0; 64];
+    let length = memory::start_of(address, &mut start);
+    descriptor_before(&start[..length]).map(|(number, _)| number)
+}
+
+/// Where a path begins.
+pub(crate) struct Start<'a> {
+    /// In which session.
+    pub(crate) session: &'static Session,
+    /// In which directory.
+    pub(crate) directory: InodeId,
+    /// The path from there on.
+    pub(crate) rest: &'a [u8],
+}
+
+/// Where a path begins; `None` where the kernel must look.
+///
+/// # Errors
+/// `ENOENT` for an empty path, `ENOTDIR` where it begins at a file.
+pub(crate) fn start(directory: i32, path: &[u8]) -> Result<Option<Start<'_>>, Errno> {
+    if let Some((number, rest)) = of_absolute(path) {
+        let session = session::of_mount(number);
+        return Ok(session.map(|session| Start { session, directory: InodeId::ROOT, rest }));
+    }
+    if let Some((file, rest)) =
+        descriptor_before(path).and_then(|(number, rest)| Some((descriptors::file(number)?, rest)))
+    {
+        let session = file.session()?;
+        return Ok(file.is_directory().then_some(Start { session, directory: file.inode(), rest }));
+    }
+    if path.first() == Some(&b'/') {
+        return Ok(None);
+    }
+    let at = if directory == libc::AT_FDCWD {
+        working()
+    } else {
+        match descriptors::file(directory) {
+            None => None,
+            Some(file) if !path.is_empty() && !file.is_directory() => return Err(Errno::ENOTDIR),
+            Some(file) => Some((file.session()?, file.inode())),
+        }
+    };
+    let Some((session, directory)) = at else { return Ok(None) };
+    if path.is_empty() { Err(Errno::ENOENT) } else { Ok(Some(Start { session, directory, rest: path })) }
+}
+
+/// What becomes of a symbolic link at the end of a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Last {
+    /// It is followed.
+    Follow,
+    /// It is what the path leads to.
+    Keep,
+}
+
+/// Where a path leads.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// The directory of the last name.
+    pub(crate) directory: InodeId,
+    /// The last name; `.` or `..` where the path ends so, or leads to its own beginning.
+    pub(crate) name: Vec<u8>,
+    /// What is there.
+    pub(crate) found: Option<Found>,
+    /// The path says by a slash at its end that it is a directory.
+    pub(crate) is_directory_wanted: bool,
+}
+
+/// Where a walk ended.
+#[allow(clippy::large_enum_variant, reason = "it lives for one call, on the stack")]
+#[derive(Debug)]
+pub(crate) enum Walked {
+    /// In the mount.
+    Inside(Place),
+    /// The path leaves the mount: only the kernel can follow it.
+    Outside,
+}
+
+/// Follows a path as the kernel does.
+///
+/// # Errors
+/// `ENOENT`, `ENOTDIR`, `EACCES`, `ELOOP`, `ENAMETOOLONG`.
+pub(crate) fn walk(session: &Session, from: InodeId, path: &[u8], last: Last) -> Result<Walked, Errno> {
+    let (fs, who) = (&session.fs, &session.who);
+    session.renew_covered(false);
+    let mut at = from;
+    let mut links = 0;
+    let mut path = Cow::Borrowed(path);
+    let mut cursor = 0;
+    loop {
+        let rest = &path[cursor..];
+        let begin = rest.iter().position(|&byte| byte != b'/').unwrap_or(rest.len());
+        let rest = &rest[begin..];
+        if rest.is_empty() {
+            let found = Some(fs.attributes(at)?);
+            return Ok(Walked::Inside(Place { directory: at, name: b".".to_vec(), found, is_directory_wanted: true }));
+        }
+        let end = rest.iter().position(|&byte| byte == b'/').unwrap_or(rest.len());
+        let (name, behind) = rest.split_at(end);
+        let is_directory_wanted = !behind.is_empty();
+        let is_last = behind.iter().all(|&byte| byte == b'/');
+        if name == b".." && at == InodeId::ROOT {
+            return Ok(Walked::Outside);
+        }
+        let place = |found| Place { directory: at, name: name.to_vec(), found, is_directory_wanted };
+        let found = match fs.lookup(who, at, name) {
+            Ok(found) => found,
+            Err(Errno::ENOENT) if is_last => return Ok(Walked::Inside(place(None))),
+            Err(errno) => return Err(errno),
+        };
+        if session.covered.contains(found.id) {
+            return Ok(Walked::Outside);
+        }
+        if found.inode.kind == FileKind::Symlink && (!is_last || is_directory_wanted || last == Last::Follow) {
+            links += 1;
+            if links > LINKS_MAX {
+                return Err(Errno::ELOOP);
+            }
+            if is_last && is_guarded(session, at, &found)? {
+                return Ok(Walked::Outside);
+            }
+            let joined = [&found.inode.target[..], behind].concat();
+            cursor = 0;
+            if joined.first() == Some(&b'/') {
+                let Some((number, inside)) = of_absolute(&joined) else { return Ok(Walked::Outside) };
+                if number != session.number {
+                    return Ok(Walked::Outside);
+                }
+                at = InodeId::ROOT;
+                cursor = joined.len() - inside.len();
+            }
+            path = Cow::Owned(joined);
+            continue;
+        }
+        if !found.inode.is_directory() && is_directory_wanted {
+            return Err(Errno::ENOTDIR);
+        }
+        if is_last {
+            return Ok(Walked::Inside(place(Some(found))));
+        }
+        at = found.id;
+        cursor = path.len() - behind.len();
+    }
+}
+
+/// Whether the kernel may guard a file in a directory that many may write (`fs.protected_symlinks`, `protected_regular`).
+pub(crate) fn is_guarded(session: &Session, directory: InodeId, found: &Found) -> Result<bool, Errno> {
+    let directory = session.fs.attributes(directory)?.inode;
+    let is_shared = directory.mode & MODE_STICKY != 0 && directory.mode & SHARED_DIRECTORY != 0;
+    Ok(is_shared && found.inode.uid != session.who.uid)
+}
+
+/// Fails with `EACCES` where the session's user has not the access.
+pub(crate) fn check_access(session: &Session, found: &Found, access: Access) -> Result<(), Errno> {
+    session.fs.check_access(&session.who, found.id, access)
+}

@@ -1,0 +1,360 @@
+//! Sessions with SharedFS, one for each mount that the process uses, opened at the first use.
+
+use std::ffi::CString;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use ashlar_libfs::{LibFs, Options};
+use ashlar_types::{Credentials, Errno, InodeId};
+use ashlar_wire::SessionKind;
+
+use crate::arch::system_call;
+use crate::submounts::{self, Covered};
+
+/// Mounts that a process can use.
+pub(crate) const MOUNTS_MAX: usize = 8;
+/// How long a call waits for a SharedFS that is away, in milliseconds: as a mount does.
+const PATIENCE_MS: u64 = 120_000;
+/// Our own descriptors stand at the upper end of those that there may be, out of a program's way.
+const DESCRIPTORS_KEPT: u64 = 64;
+
+/// The most supplementary groups that Linux has.
+const GROUPS_MAX: usize = 65_536;
+/// `_LINUX_CAPABILITY_VERSION_3`.
+const CAPABILITIES_VERSION: u32 = 0x2008_0522;
+/// `CAP_CHOWN`, `CAP_DAC_OVERRIDE`, `CAP_DAC_READ_SEARCH`, `CAP_FOWNER`, `CAP_FSETID`.
+const FILE_CAPABILITIES: u32 = 0b11111;
+
+/// Where an Ashlar is mounted, and who serves it.
+#[derive(Debug)]
+pub(crate) struct Mount {
+    /// The mount point, without a slash at its end.
+    pub(crate) path: Vec<u8>,
+    socket: PathBuf,
+}
+
+/// A session.
+#[derive(Debug)]
+pub(crate) struct Session {
+    /// Its number among the mounts.
+    pub(crate) number: u32,
+    /// LibFS.
+    pub(crate) fs: Arc<LibFs>,
+    /// On whose behalf it acts.
+    pub(crate) who: Credentials,
+    /// `st_dev` of all that is in it.
+    pub(crate) device: u64,
+    /// Directories on which something else is mounted.
+    pub(crate) covered: Covered,
+    root: OwnedFd,
+}
+
+impl Session {
+    /// Looks again what is mounted in the mount, if that is due; at once, if `now` says so.
+    pub(crate) fn renew_covered(&self, now: bool) {
+        self.covered.renew(&mounts()[self.number as usize].path, &self.fs, now);
+    }
+
+    /// A descriptor on the mount.
+    pub(crate) fn root(&self) -> BorrowedFd<'_> {
+        self.root.as_fd()
+    }
+}
+
+static MOUNTS: OnceLock<Vec<Mount>> = OnceLock::new();
+static SESSIONS: [AtomicPtr<Session>; MOUNTS_MAX] = [const { AtomicPtr::new(std::ptr::null_mut()) }; MOUNTS_MAX];
+/// Mounts that can't be used, by bit: the kernel serves them.
+static UNUSABLE: AtomicU32 = AtomicU32::new(0);
+static CONNECTING: Mutex<()> = Mutex::new(());
+static PLACEHOLDER: AtomicI32 = AtomicI32::new(-1);
+/// The file creation mask, which only the process itself changes.
+pub(crate) static UMASK: AtomicU32 = AtomicU32::new(0o022);
+/// The longest that a file may become (`RLIMIT_FSIZE`); 0: not yet asked for.
+static FILE_LIMIT: AtomicU64 = AtomicU64::new(0);
+
+/// Takes note of the mounts, as `ashlar run` tells them: of each the path and the socket, apart by unit separators.
+pub(crate) fn set_mounts(text: &[u8]) -> bool {
+    let parse = |record: &[u8]| {
+        let mut fields = record.split(|&byte| byte == 0x1f);
+        let (path, socket) = (fields.next()?.to_vec(), fields.next()?);
+        let socket = PathBuf::from(std::str::from_utf8(socket).ok()?);
+        path.starts_with(b"/").then_some(Mount { path, socket })
+    };
+    let mounts: Vec<_> = text.split(|&byte| byte == 0x1e).filter_map(parse).take(MOUNTS_MAX).collect();
+    let is_any = !mounts.is_empty();
+    MOUNTS.set(mounts).is_ok() && is_any
+}
+
+/// The mounts.
+pub(crate) fn mounts() -> &'static [Mount] {
+    MOUNTS.get().map_or(&[], Vec::as_slice)
+}
+
+/// A session that was opened.
+pub(crate) fn by_number(number: u32) -> Option<&'static Session> {
+    let session = SESSIONS.get(number as usize)?.load(Ordering::Acquire);
+    // SAFETY: a session that was opened is never freed.
+    unsafe { session.as_ref() }
+}
+
+/// The session for a mount; `None` where there is none to be had: the kernel serves the call.
+pub(crate) fn of_mount(number: u32) -> Option<&'static Session> {
+    if let Some(session) = by_number(number) {
+        return Some(session);
+    }
+    if UNUSABLE.load(Ordering::Relaxed) & 1 << number != 0 {
+        return None;
+    }
+    let _one_at_a_time = CONNECTING.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(session) = by_number(number) {
+        return Some(session);
+    }
+    match connect(number) {
+        Ok(session) => {
+            let session = Box::leak(Box::new(session));
+            SESSIONS[number as usize].store(session, Ordering::Release);
+            Some(session)
+        }
+        Err(reason) => {
+            UNUSABLE.fetch_or(1 << number, Ordering::Relaxed);
+            complain(&format!(
+                "ashlar: {} is served by the kernel: {reason}\n",
+                mounts()[number as usize].path.escape_ascii()
+            ));
+            None
+        }
+    }
+}
+
+fn connect(number: u32) -> Result<Session, String> {
+    let mount = &mounts()[number as usize];
+    let root = open_root(mount).map_err(|errno| format!("the mount can't be opened: {errno}"))?;
+    let (device, inode) = identity(root.as_fd()).map_err(|errno| format!("the mount can't be looked at: {errno}"))?;
+    if inode != InodeId::ROOT.0 || !submounts::is_writable_ashlar(&mount.path) {
+        return Err("no Ashlar is mounted there for writing".into());
+    }
+    let label = std::fs::read_to_string("/proc/self/comm").unwrap_or_default().trim_end().to_owned();
+    let options = Options {
+        socket: mount.socket.clone(),
+        kind: SessionKind::Process,
+        label,
+        patience_ms: PATIENCE_MS,
+        descriptors_from: floor() as i32,
+    };
+    let who = credentials().ok_or("the process has other rights than its user")?;
+    let fs = LibFs::connect(&options).map_err(|error| error.to_string())?;
+    let covered = Covered::new(&mount.path, &fs);
+    Ok(Session { number, fs, who, device, covered, root })
+}
+
+/// The mount's root, opened where a program does not look for descriptors.
+fn open_root(mount: &Mount) -> Result<OwnedFd, Errno> {
+    let path = CString::new(mount.path.clone()).map_err(|_| Errno::EINVAL)?;
+    open_high(&path, libc::O_RDONLY | libc::O_DIRECTORY)
+}
+
+/// Opens a file at the upper end of the descriptors.
+fn open_high(path: &CString, flags: i32) -> Result<OwnedFd, Errno> {
+    let flags = (flags | libc::O_CLOEXEC) as u64;
+    // SAFETY: the path is a string that outlives the call.
+    let low = unsafe { system_call(libc::SYS_open as u64, [path.as_ptr() as u64, flags, 0, 0, 0, 0]) };
+    if low < 0 {
+        return Err(Errno(-low as i32));
+    }
+    // SAFETY: it makes a descriptor of one that is ours.
+    let high = unsafe {
+        let command = libc::F_DUPFD_CLOEXEC as u64;
+        let high = system_call(libc::SYS_fcntl as u64, [low as u64, command, floor(), 0, 0, 0]);
+        system_call(libc::SYS_close as u64, [low as u64, 0, 0, 0, 0, 0]);
+        high
+    };
+    if high < 0 {
+        return Err(Errno(-high as i32));
+    }
+    // SAFETY: the descriptor is new.
+    Ok(unsafe { OwnedFd::from_raw_fd(high as i32) })
+}
+
+/// Where our own descriptors begin.
+pub(crate) fn floor() -> u64 {
+    limit(libc::RLIMIT_NOFILE as u64).min(1 << 20).saturating_sub(DESCRIPTORS_KEPT)
+}
+
+/// The soft limit of a resource.
+fn limit(resource: u64) -> u64 {
+    let mut limits = [u64::MAX; 2];
+    // SAFETY: the limits are a local variable.
+    unsafe { system_call(libc::SYS_prlimit64 as u64, [0, resource, 0, limits.as_mut_ptr() as u64, 0, 0]) };
+    limits[0]
+}
+
+/// The longest that a file may become by this process.
+pub(crate) fn file_limit() -> u64 {
+    match FILE_LIMIT.load(Ordering::Relaxed) {
+        0 => {
+            let found = limit(libc::RLIMIT_FSIZE as u64).max(1);
+            FILE_LIMIT.store(found, Ordering::Relaxed);
+            found
+        }
+        known => known,
+    }
+}
+
+/// The limits may have changed.
+pub(crate) fn forget_limits() {
+    FILE_LIMIT.store(0, Ordering::Relaxed);
+}
+
+/// `st_dev` and `st_ino` of an open file.
+fn identity(file: BorrowedFd<'_>) -> Result<(u64, u64), Errno> {
+    use std::os::fd::AsRawFd;
+    // SAFETY: zeros are a `stat`, which the call fills.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: the buffer is a `stat`.
+    let done =
+        unsafe { system_call(libc::SYS_fstat as u64, [file.as_raw_fd() as u64, (&raw mut stat) as u64, 0, 0, 0, 0]) };
+    if done < 0 { Err(Errno(-done as i32)) } else { Ok((stat.st_dev, stat.st_ino)) }
+}
+
+/// On whose behalf the process acts; `None` where its rights are not just those of its user: the kernel knows them.
+fn credentials() -> Option<Credentials> {
+    let mut groups = vec![0u32; GROUPS_MAX];
+    // SAFETY: the list is as long as said; the others take nothing, or a user that there is not, which changes nothing.
+    let (uid, gid, fs_uid, fs_gid, count) = unsafe {
+        let call = |number: i64, argument: u64| system_call(number as u64, [argument, 0, 0, 0, 0, 0]) as u32;
+        let list = [groups.len() as u64, groups.as_mut_ptr() as u64, 0, 0, 0, 0];
+        (
+            call(libc::SYS_geteuid, 0),
+            call(libc::SYS_getegid, 0),
+            call(libc::SYS_setfsuid, u64::MAX),
+            call(libc::SYS_setfsgid, u64::MAX),
+            system_call(libc::SYS_getgroups as u64, list),
+        )
+    };
+    groups.truncate(usize::try_from(count).unwrap_or(0));
+    let capable = file_capabilities();
+    let is_plain = if uid == 0 { capable == FILE_CAPABILITIES } else { capable == 0 };
+    ((uid, gid) == (fs_uid, fs_gid) && is_plain).then_some(Credentials { uid, gid, groups, checked: false })
+}
+
+/// The effective capabilities that concern files.
+fn file_capabilities() -> u32 {
+    let header = [CAPABILITIES_VERSION, 0u32];
+    let mut sets = [0u32; 6];
+    let arguments = [(&raw const header) as u64, sets.as_mut_ptr() as u64, 0, 0, 0, 0];
+    // SAFETY: the header asks for this process, and the sets have room for both halves of the three.
+    unsafe { system_call(libc::SYS_capget as u64, arguments) };
+    sets[0] & FILE_CAPABILITIES
+}
+
+/// The descriptor of which those of ours are duplicates.
+pub(crate) fn placeholder() -> Result<i32, Errno> {
+    let known = PLACEHOLDER.load(Ordering::Acquire);
+    if known >= 0 {
+        return Ok(known);
+    }
+    use std::os::fd::IntoRawFd;
+    let made = open_high(&CString::from(c"/dev/null"), libc::O_PATH)?.into_raw_fd();
+    match PLACEHOLDER.compare_exchange(-1, made, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => Ok(made),
+        Err(first) => {
+            crate::descriptors::close_number(made);
+            Ok(first)
+        }
+    }
+}
+
+/// Whether there is a session.
+pub(crate) fn is_any() -> bool {
+    all().next().is_some()
+}
+
+/// All sessions.
+pub(crate) fn all() -> impl Iterator<Item = &'static Session> {
+    (0..MOUNTS_MAX as u32).filter_map(by_number)
+}
+
+/// Keeps other threads from opening sessions and from the heap, over a fork: who holds a lock there is not in the new process to
+/// let it go.
+pub(crate) fn hold() -> impl Drop {
+    struct Both(
+        #[allow(dead_code, reason = "it is let go")] std::sync::MutexGuard<'static, ()>,
+        #[allow(dead_code, reason = "as above")] crate::heap::Held<'static>,
+    );
+    impl Drop for Both {
+        fn drop(&mut self) {}
+    }
+    let connecting = CONNECTING.lock().unwrap_or_else(PoisonError::into_inner);
+    Both(connecting, crate::HEAP.hold())
+}
+
+/// Forgets the sessions of the process that this one was forked from, which go on being that one's.
+pub(crate) fn forget_all() {
+    for session in &SESSIONS {
+        let session = session.swap(std::ptr::null_mut(), Ordering::AcqRel);
+        // SAFETY: a session that was opened is never freed.
+        if let Some(session) = unsafe { session.as_ref() } {
+            session.fs.hang_up();
+        }
+    }
+    crate::locks::forget_all();
+    UNUSABLE.store(0, Ordering::Relaxed);
+}
+
+/// Ends all sessions, with nothing open in them: the process becomes another's, or runs another program.
+pub(crate) fn end_all() {
+    for session in &SESSIONS {
+        let session = session.swap(std::ptr::null_mut(), Ordering::AcqRel);
+        // SAFETY: a session that was opened is never freed.
+        if let Some(session) = unsafe { session.as_ref() } {
+            session.fs.leave();
+        }
+    }
+    UNUSABLE.store(0, Ordering::Relaxed);
+}
+
+/// The session and the inode of a kernel's descriptor, if it is on one of the mounts in use.
+pub(crate) fn file_of(descriptor: i32) -> Option<(u32, InodeId)> {
+    // SAFETY: zeros are a `statx`, which the call fills; the path is an empty string.
+    let (done, stat) = unsafe {
+        let mut stat: libc::statx = std::mem::zeroed();
+        let flags = (libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC) as u64;
+        let arguments =
+            [descriptor as u64, c"".as_ptr() as u64, flags, libc::STATX_INO.into(), (&raw mut stat) as u64, 0];
+        (system_call(libc::SYS_statx as u64, arguments), stat)
+    };
+    let device = libc::makedev(stat.stx_dev_major, stat.stx_dev_minor);
+    let session = all().find(|session| done == 0 && session.device == device)?;
+    Some((session.number, InodeId(stat.stx_ino)))
+}
+
+/// Has the kernel ask for a file's attributes, its size among them.
+pub(crate) fn look_at(descriptor: i32) {
+    // SAFETY: zeros are a `stat`, which the call fills.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: the buffer is a `stat`.
+    unsafe { system_call(libc::SYS_fstat as u64, [descriptor as u64, (&raw mut stat) as u64, 0, 0, 0, 0]) };
+}
+
+/// Finds out the file creation mask, which can only be read by setting it; no other thread runs yet.
+pub(crate) fn find_umask() {
+    // SAFETY: it takes a number.
+    let mask = unsafe { system_call(libc::SYS_umask as u64, [0o022, 0, 0, 0, 0, 0]) };
+    // SAFETY: as above.
+    unsafe { system_call(libc::SYS_umask as u64, [mask as u64, 0, 0, 0, 0, 0]) };
+    UMASK.store(mask as u32, Ordering::Relaxed);
+}
+
+/// Says one line to a person, where one is looking.
+fn complain(text: &str) {
+    // SAFETY: the buffer is where the call says; the terminal's settings go into a local variable that is large enough.
+    unsafe {
+        let mut settings = [0u64; 16];
+        let arguments = [2, libc::TCGETS, settings.as_mut_ptr() as u64, 0, 0, 0];
+        if system_call(libc::SYS_ioctl as u64, arguments) == 0 {
+            system_call(libc::SYS_write as u64, [2, text.as_ptr() as u64, text.len() as u64, 0, 0, 0]);
+        }
+    }
+}

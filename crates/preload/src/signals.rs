@@ -1,0 +1,180 @@
+//! The program's signal handlers, held back while a call of ours runs.
+//!
+//! Handlers are set through libc, so we see them: the kernel is given [`deliver`] in their place, with the same flags. Outside of our calls
+//! it passes on what comes. Inside, it notes the signal, blocks all others until the call is done, and the hook has the kernel
+//! send what was noted again, then. Signals that the program's own mistakes raise are passed on at once.
+
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ashlar_types::Errno;
+
+use crate::arch::system_call;
+use crate::hook;
+use crate::memory::{self, Use};
+
+/// Signals are numbered from 1.
+const SIGNALS: usize = 65;
+/// A handler below this one is `SIG_DFL`, `SIG_IGN` or an error.
+const HANDLER_MIN: u64 = 2;
+/// More can't come: after the first all are blocked, and only what is sent to us by ourselves would follow.
+const NOTED_MAX: usize = 4;
+
+/// `struct sigaction` as the kernel has it.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct Action {
+    handler: u64,
+    flags: u64,
+    restorer: u64,
+    mask: u64,
+}
+
+// SAFETY: numbers.
+unsafe impl memory::Plain for Action {}
+
+/// The program's handlers and flags.
+static HANDLERS: [AtomicU64; SIGNALS] = [const { AtomicU64::new(0) }; SIGNALS];
+static FLAGS: [AtomicU64; SIGNALS] = [const { AtomicU64::new(0) }; SIGNALS];
+
+/// Signals that came in the middle of a call.
+pub(crate) struct Pending {
+    noted: [MaybeUninit<libc::siginfo_t>; NOTED_MAX],
+    count: usize,
+    /// The mask before the first one came.
+    mask: u64,
+}
+
+impl Pending {
+    /// None came.
+    pub(crate) const NONE: Self = Self { noted: [const { MaybeUninit::uninit() }; NOTED_MAX], count: 0, mask: 0 };
+
+    fn note(&mut self, info: &libc::siginfo_t, mask: u64) {
+        if self.count == 0 {
+            self.mask = mask;
+        }
+        if let Some(place) = self.noted.get_mut(self.count) {
+            place.write(*info);
+            self.count += 1;
+        }
+    }
+
+    /// Has the kernel send them again, as they are blocked now; returns the mask under which they come.
+    #[inline]
+    pub(crate) fn send(&mut self) -> Option<u64> {
+        if self.count == 0 {
+            return None;
+        }
+        // SAFETY: they take nothing.
+        let (process, thread) = unsafe {
+            (system_call(libc::SYS_getpid as u64, [0; 6]) as u64, system_call(libc::SYS_gettid as u64, [0; 6]) as u64)
+        };
+        for info in &self.noted[..self.count] {
+            // SAFETY: as many were written as are counted.
+            let signal = unsafe { info.assume_init_ref() }.si_signo as u64;
+            let arguments = [process, thread, signal, info.as_ptr() as u64, 0, 0];
+            // SAFETY: a signal to this thread, which it had before.
+            unsafe { system_call(libc::SYS_rt_tgsigqueueinfo as u64, arguments) };
+        }
+        self.count = 0;
+        Some(self.mask)
+    }
+}
+
+/// Sets the signal mask.
+pub(crate) fn set_mask(mask: u64) {
+    let arguments = [libc::SIG_SETMASK as u64, (&raw const mask) as u64, 0, 8, 0, 0];
+    // SAFETY: the mask is a local variable.
+    unsafe { system_call(libc::SYS_rt_sigprocmask as u64, arguments) };
+}
+
+/// The handler that the kernel knows.
+unsafe extern "C" fn deliver(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: the kernel says what it is about.
+    let code = unsafe { (*info).si_code };
+    if hook::is_inside() && !is_fault(signal, code) {
+        let context: *mut libc::ucontext_t = context.cast();
+        // SAFETY: the kernel takes the mask from there when the handler returns. Only its first 8 bytes are the kernel's.
+        unsafe {
+            let mask: *mut u64 = (&raw mut (*context).uc_sigmask).cast();
+            hook::postpone(|pending| pending.note(&*info, *mask));
+            *mask = u64::MAX;
+        }
+        return;
+    }
+    let place = signal as usize % SIGNALS;
+    let handler = if FLAGS[place].load(Ordering::Acquire) & libc::SA_RESETHAND as u64 != 0 {
+        let handler = HANDLERS[place].swap(0, Ordering::AcqRel);
+        let default = Action { handler: 0, flags: 0, restorer: 0, mask: 0 };
+        // SAFETY: the default action takes the handler's place, as the program has asked.
+        unsafe { set(signal as u64, &raw const default, std::ptr::null_mut()) };
+        handler
+    } else {
+        HANDLERS[place].load(Ordering::Acquire)
+    };
+    if handler >= HANDLER_MIN {
+        // SAFETY: the program has said that this is its handler. One that takes the number only ignores the rest.
+        unsafe {
+            let handler: unsafe extern "C" fn(i32, *mut libc::siginfo_t, *mut c_void) =
+                std::mem::transmute(handler as usize);
+            handler(signal, info, context);
+        }
+    }
+}
+
+/// Whether an instruction has raised it, which would only raise it again.
+fn is_fault(signal: i32, code: i32) -> bool {
+    code > 0 && matches!(signal, libc::SIGSEGV | libc::SIGBUS | libc::SIGFPE | libc::SIGILL | libc::SIGTRAP)
+}
+
+/// `rt_sigaction`.
+unsafe fn set(signal: u64, new: *const Action, old: *mut Action) -> i64 {
+    // SAFETY: the actions are where the caller says.
+    unsafe { system_call(libc::SYS_rt_sigaction as u64, [signal, new as u64, old as u64, 8, 0, 0]) }
+}
+
+/// The program's `rt_sigaction`.
+pub(crate) fn sigaction(arguments: [u64; 6]) -> Result<i64, Errno> {
+    let [signal, new, old, size, ..] = arguments;
+    let place = signal as usize;
+    if !(1..SIGNALS).contains(&place) || size != 8 {
+        return Err(Errno::EINVAL);
+    }
+    let asked = if new == 0 { None } else { Some(memory::load::<Action>(new)?) };
+    if old != 0 {
+        memory::check(old, size_of::<Action>() as u64, Use::Write)?;
+    }
+    let mut before = Action { handler: 0, flags: 0, restorer: 0, mask: 0 };
+    let (handler, flags) = (HANDLERS[place].load(Ordering::Acquire), FLAGS[place].load(Ordering::Acquire));
+    let result = match asked {
+        None => {
+            // SAFETY: the action is a local variable.
+            unsafe { set(signal, std::ptr::null(), &raw mut before) }
+        }
+        Some(asked) => {
+            let mut given = asked;
+            if asked.handler >= HANDLER_MIN {
+                // Whichever handler a signal finds meanwhile, old or new, it is one of the program's.
+                HANDLERS[place].store(asked.handler, Ordering::Release);
+                FLAGS[place].store(asked.flags, Ordering::Release);
+                given.handler = deliver as *const () as u64;
+                given.flags = asked.flags & !(libc::SA_RESETHAND as u64) | libc::SA_SIGINFO as u64;
+            }
+            // SAFETY: both are local variables.
+            unsafe { set(signal, &raw const given, &raw mut before) }
+        }
+    };
+    if result < 0 {
+        HANDLERS[place].store(handler, Ordering::Release);
+        FLAGS[place].store(flags, Ordering::Release);
+        return Ok(result);
+    }
+    if before.handler == deliver as *const () as u64 {
+        (before.handler, before.flags) = (handler, flags);
+    }
+    if old != 0 {
+        memory::store(old, &before)?;
+    }
+    Ok(result)
+}

@@ -1,0 +1,50 @@
+//! Stacks for calls, one for each thread that uses files of ours.
+
+use std::sync::Mutex;
+
+use crate::arch::system_call;
+
+/// Enough for LibFS, which keeps pages of data on it, and for a message to SharedFS.
+const STACK_BYTES: u64 = 256 << 10;
+/// Below it, so that what goes too deep ends there.
+const GUARD_BYTES: u64 = 4096;
+/// Stacks of threads that have ended, for those to come. More are given back to the system.
+const SPARE_MAX: usize = 64;
+
+/// Ends of spare stacks.
+static SPARE: Mutex<([usize; SPARE_MAX], usize)> = Mutex::new(([0; SPARE_MAX], 0));
+
+/// A stack's end; null where there is no memory.
+pub(crate) fn take() -> *mut u8 {
+    if let Ok(mut spare) = SPARE.try_lock() {
+        if spare.1 > 0 {
+            spare.1 -= 1;
+            return spare.0[spare.1] as *mut u8;
+        }
+    }
+    let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_STACK) as u64;
+    // SAFETY: new memory, at a place that the kernel chooses.
+    let start =
+        unsafe { system_call(libc::SYS_mmap as u64, [0, STACK_BYTES + GUARD_BYTES, protection, flags, u64::MAX, 0]) };
+    if start < 0 {
+        return std::ptr::null_mut();
+    }
+    // SAFETY: the first page of what was mapped just now.
+    unsafe { system_call(libc::SYS_mprotect as u64, [start as u64, GUARD_BYTES, 0, 0, 0, 0]) };
+    (start as u64 + GUARD_BYTES + STACK_BYTES) as *mut u8
+}
+
+/// Gives one back, on which a call may still run that is about to end its thread.
+pub(crate) fn give_back(end: *mut u8) {
+    if end.is_null() {
+        return;
+    }
+    if let Ok(mut spare) = SPARE.try_lock() {
+        let count = spare.1;
+        if count < SPARE_MAX {
+            spare.0[count] = end as usize;
+            spare.1 = count + 1;
+        }
+    }
+}
