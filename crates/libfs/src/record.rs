@@ -119,7 +119,10 @@ impl LibFs {
 
     /// Has SharedFS digest all of the log, and forgets what was committed. The caller holds no node: whoever tidies already
     /// is waited for, since it may have begun before this digest.
-    pub(crate) fn make_room(&self) -> Outcome<()> {
+    ///
+    /// # Errors
+    /// `EIO` where SharedFS is away.
+    pub fn make_room(&self) -> Outcome<()> {
         self.call(&Request::Digest)?;
         self.tidy(&self.tidying.lock());
         Ok(())
