@@ -45,10 +45,13 @@ pub enum DecodeError {
     BadName,
 }
 
+/// Bytes in front of a write's data that need no allocation: enough for all but long names, targets, lists and values.
+const SHORT_BYTES: usize = 128;
+
 /// An update in bytes, in two parts, so that a write's data is not copied on the way to the log.
 #[derive(Debug)]
 pub struct Encoded<'a> {
-    fixed: Vec<u8>,
+    fixed: Writer,
     data: &'a [u8],
 }
 
@@ -56,13 +59,13 @@ impl<'a> Encoded<'a> {
     /// The parts, in order.
     #[must_use]
     pub fn parts(&self) -> [&[u8]; 2] {
-        [&self.fixed, self.data]
+        [self.fixed.written(), self.data]
     }
 
     /// Bytes in front of a write's data.
     #[must_use]
     pub fn data_offset(&self) -> u64 {
-        self.fixed.len() as u64
+        self.fixed.written().len() as u64
     }
 }
 
@@ -72,7 +75,7 @@ impl<'a> Update<'a> {
     /// The update in bytes. Names and values must be within their limits, as LibFS has checked.
     #[must_use]
     pub fn encode(&self) -> Encoded<'a> {
-        let mut out = Writer(Vec::with_capacity(96));
+        let mut out = Writer { short: [0; SHORT_BYTES], length: 0, long: Vec::new() };
         let mut tail: &'a [u8] = &[];
         match self {
             Self::Write { inode, offset, at, strip, data } => {
@@ -125,7 +128,7 @@ impl<'a> Update<'a> {
                 out.u64(inode.0).time(*at).u64(quota.0);
             }
         }
-        Encoded { fixed: out.0, data: tail }
+        Encoded { fixed: out, data: tail }
     }
 
     /// Bytes of the update as [`Update::encode`] writes it.
@@ -216,22 +219,50 @@ impl<'a> Update<'a> {
     }
 }
 
-struct Writer(Vec<u8>);
+/// Bytes in the making: in `short` while they fit there, then all of them in `long`.
+#[derive(Debug)]
+struct Writer {
+    short: [u8; SHORT_BYTES],
+    length: usize,
+    long: Vec<u8>,
+}
 
 impl Writer {
+    #[inline]
+    fn written(&self) -> &[u8] {
+        if self.long.is_empty() { &self.short[..self.length] } else { &self.long }
+    }
+    #[inline]
     fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
-        self.0.extend_from_slice(bytes);
+        match self.short.get_mut(self.length..self.length + bytes.len()) {
+            Some(place) if self.long.is_empty() => {
+                place.copy_from_slice(bytes);
+                self.length += bytes.len();
+            }
+            _ => self.lengthen(bytes),
+        }
         self
     }
+    #[cold]
+    fn lengthen(&mut self, bytes: &[u8]) {
+        if self.long.is_empty() {
+            self.long.extend_from_slice(&self.short[..self.length]);
+        }
+        self.long.extend_from_slice(bytes);
+    }
+    #[inline]
     fn u8(&mut self, value: u8) -> &mut Self {
         self.bytes(&[value])
     }
+    #[inline]
     fn u32(&mut self, value: u32) -> &mut Self {
         self.bytes(&value.to_le_bytes())
     }
+    #[inline]
     fn u64(&mut self, value: u64) -> &mut Self {
         self.bytes(&value.to_le_bytes())
     }
+    #[inline]
     fn time(&mut self, time: Timestamp) -> &mut Self {
         self.bytes(&time.seconds.to_le_bytes()).u32(time.nanoseconds)
     }
