@@ -44,6 +44,10 @@ pub(crate) struct Reserved {
     /// Where its record begins; further on than the slot where the record would not fit before the ring's end.
     pub(crate) record: LogPosition,
     pub(crate) end: LogPosition,
+    /// Where the record stands in the memory: the ring's length need not be one that divides quickly.
+    at: u64,
+    /// The mark that it gets when it's committed.
+    mark: u64,
 }
 
 impl<M: Persistent> Log<M> {
@@ -53,6 +57,15 @@ impl<M: Persistent> Log<M> {
     /// # Errors
     /// [`AppendError`]; then nothing was appended.
     pub fn append(&self, seal: SealCount, kind: u8, parts: &[&[u8]]) -> Result<Appended, AppendError> {
+        self.append_held(seal, kind, parts).map(|(appended, _)| appended)
+    }
+
+    /// As [`Self::append`], and holds the record: [`Self::before_held`] says nothing behind it until the hold is dropped. Who keeps
+    /// account of records enters this one meanwhile.
+    ///
+    /// # Errors
+    /// As [`Self::append`].
+    pub fn append_held(&self, seal: SealCount, kind: u8, parts: &[&[u8]]) -> Result<(Appended, Pin<'_>), AppendError> {
         let body_bytes = parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.len() as u64));
         if body_bytes > self.body_bytes_max() {
             return Err(AppendError::TooLong);
@@ -70,12 +83,19 @@ impl<M: Persistent> Log<M> {
                     self.settle_before(reserved.slot.number)?;
                 }
                 let Reserved { start, record, end, .. } = reserved;
-                return Ok(Appended { position: start, end, body: record.plus(HEADER_BYTES) });
+                return Ok((Appended { position: start, end, body: record.plus(HEADER_BYTES) }, pin));
             }
             // Voided under us. The void must be durable before the record is appended anew, or a crash could bring both.
             self.settle(reserved.slot.number, Undecided::Void)?;
         }
         Err(if self.is_fenced() { AppendError::Fenced } else { AppendError::Sealed })
+    }
+
+    /// The position up to which no append of this process is under way or held, or `upto` where that is lower. `upto` must have been
+    /// read before, and the log's tail must be there already.
+    #[must_use]
+    pub fn before_held(&self, upto: LogPosition) -> LogPosition {
+        upto.min(self.pins.lowest())
     }
 
     /// Says that this process refers to no log bytes before `upto` any more: they may be reused once SharedFS has committed
@@ -108,8 +128,9 @@ impl<M: Persistent> Log<M> {
             }
             let slot = Slot { number: tail.number, state: SlotState::Reserved, units };
             if self.swap_slot(entry, slot)? {
-                self.advance(tail, Undecided::Wait)?;
-                return Ok(Reserved { slot, start, record, end });
+                self.advance_past(tail, units, end)?;
+                let (at, mark) = (self.ring_offset(record), self.stamp(start).mark(Verdict::Record, units));
+                return Ok(Reserved { slot, start, record, end, at, mark });
             }
         }
         Err(AppendError::Damaged)
@@ -141,10 +162,10 @@ impl<M: Persistent> Log<M> {
         parts: &[&[u8]],
     ) -> Result<bool, AppendError> {
         let slot = reserved.slot;
-        let prefix = self.stamp(reserved.start).prefix(slot.units, kind, body_bytes);
-        let own_at = self.ring_offset(reserved.record) + UNIT_BYTES;
+        let prefix = self.stamp(reserved.start).prefix_with(reserved.mark, slot.units, kind, body_bytes);
+        let own_at = reserved.at + UNIT_BYTES;
         if self.planted(Bug::MarkFirst) {
-            self.write_mark(reserved.start, reserved.record, Verdict::Record, slot.units)?;
+            self.memory.store_u64(reserved.at, reserved.mark)?;
         }
         if body_bytes as usize > SMALL_BODY_BYTES {
             return self.fill_large(reserved, prefix, parts);
@@ -169,7 +190,7 @@ impl<M: Persistent> Log<M> {
         prefix: [u8; PREFIX_BYTES],
         parts: &[&[u8]],
     ) -> Result<bool, AppendError> {
-        let at = self.ring_offset(reserved.record);
+        let at = reserved.at;
         let mut checksum = Checksum::new();
         checksum.update(&prefix);
         let mut buffer = [0; CHUNK_BYTES];
@@ -208,16 +229,16 @@ impl<M: Persistent> Log<M> {
 
     /// Commits a filled slot and makes it durable; false where somebody has voided it.
     pub(crate) fn commit(&self, reserved: &Reserved) -> Result<bool, AppendError> {
-        let Reserved { slot, start, record, .. } = *reserved;
+        let Reserved { slot, at, mark, .. } = *reserved;
         let committed = Slot { state: SlotState::Committed, ..slot };
         if !self.swap_slot(slot, committed)? {
             return Ok(false);
         }
-        self.write_mark(start, record, Verdict::Record, slot.units)?;
+        self.memory.store_u64(at, mark)?;
         let bytes = slot.units * UNIT_BYTES;
         let body_bytes = bytes - HEADER_BYTES;
         // A large body was flushed as it was stored.
-        self.persist(record, if body_bytes as usize > SMALL_BODY_BYTES { HEADER_BYTES } else { bytes })?;
+        self.persist_at(at, if body_bytes as usize > SMALL_BODY_BYTES { HEADER_BYTES } else { bytes })?;
         // A failure means that somebody who waited for this slot has made it durable.
         self.swap_slot(committed, Slot { state: SlotState::Durable, ..slot })?;
         Ok(true)

@@ -24,7 +24,8 @@ struct Place(AtomicU64);
 pub(crate) struct Pins(Box<[Place]>);
 
 /// A pin held; dropping it lifts it.
-pub(crate) struct Pin<'a>(&'a AtomicU64);
+#[derive(Debug)]
+pub struct Pin<'a>(&'a AtomicU64);
 
 impl Pins {
     pub(crate) fn new() -> Self {
@@ -63,6 +64,7 @@ impl Pin<'_> {
 
     /// Sees to it that the head did not move before others could see the pin: whoever missed the pin then saw a head that is
     /// not above the pinned one.
+    #[inline]
     fn hold<E>(&self, mut position: u64, head: impl Fn() -> Result<u64, E>) -> Result<(), E> {
         loop {
             fence(Ordering::SeqCst);

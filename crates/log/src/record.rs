@@ -87,10 +87,16 @@ impl Stamp {
     /// The bytes that the checksum covers before the body, with zeros for the checksum itself: key, mark, second word,
     /// checksum, generation. From byte 16 on they are the record's own.
     pub(crate) fn prefix(&self, units: u64, kind: u8, body_bytes: u64) -> [u8; PREFIX_BYTES] {
+        self.prefix_with(self.mark(Verdict::Record, units), units, kind, body_bytes)
+    }
+
+    /// As [`Self::prefix`], for who has made the mark already.
+    #[inline]
+    pub(crate) fn prefix_with(&self, mark: u64, units: u64, kind: u8, body_bytes: u64) -> [u8; PREFIX_BYTES] {
         let unused = units * UNIT_BYTES - HEADER_BYTES - body_bytes;
         let mut prefix = [0; PREFIX_BYTES];
         prefix[..8].copy_from_slice(&self.key.to_le_bytes());
-        prefix[8..16].copy_from_slice(&self.mark(Verdict::Record, units).to_le_bytes());
+        prefix[8..16].copy_from_slice(&mark.to_le_bytes());
         prefix[16..24].copy_from_slice(&(u64::from(kind) << 56 | self.position.0 | unused).to_le_bytes());
         prefix[28..].copy_from_slice(&self.generation.0.to_le_bytes());
         prefix

@@ -214,15 +214,33 @@ impl<M: Persistent> Log<M> {
             return Err(Damaged);
         }
         let (_, end) = place(LogPosition(start), slot.units, self.header.capacity);
+        self.move_tail(tail, slot.units, end)
+    }
+
+    /// Moves the tail past its slot of so many units, which ends there. The next slot's entry is settled.
+    #[inline]
+    fn move_tail(&self, tail: Tail, units: u64, end: LogPosition) -> Result<(), Damaged> {
+        let next = tail.number.wrapping_add(1);
         let old = self.memory.load_u64(start_at(next))?;
         if old < end.0 {
             // A failure means that somebody else stored the same value, or that the tail has gone further.
             let _ = self.memory.compare_exchange_u64(start_at(next), old, end.0)?;
         }
-        let sealed = u32::from(slot.units == 0);
+        let sealed = u32::from(units == 0);
         let moved = Tail { number: next, seal: SealCount(tail.seal.0.wrapping_add(sealed)) };
         let _ = self.memory.compare_exchange_u64(TAIL_AT, tail.pack(), moved.pack())?;
         Ok(())
+    }
+
+    /// As [`Self::advance`], for who has just taken the tail's slot and so knows its length and end.
+    #[inline]
+    pub(crate) fn advance_past(&self, tail: Tail, units: u64, end: LogPosition) -> Result<(), Damaged> {
+        let next = tail.number.wrapping_add(1);
+        let entry = self.load_slot(next)?;
+        if entry.number == next.wrapping_sub(SLOTS) && !entry.is_settled() {
+            self.settle(entry.number, Undecided::Wait)?;
+        }
+        self.move_tail(tail, units, end)
     }
 
     /// Brings a slot to its end, durably; false where its owner has not decided and `undecided` says to leave it.
@@ -292,8 +310,14 @@ impl<M: Persistent> Log<M> {
     /// Flushes and fences part of the ring.
     #[inline]
     pub(crate) fn persist(&self, from: LogPosition, bytes: u64) -> Result<(), Damaged> {
+        self.persist_at(self.ring_offset(from), bytes)
+    }
+
+    /// As [`Self::persist`], by the place in the memory.
+    #[inline]
+    pub(crate) fn persist_at(&self, at: u64, bytes: u64) -> Result<(), Damaged> {
         if !self.planted(crate::Bug::SkipFlush) {
-            self.memory.flush(self.ring_offset(from), bytes)?;
+            self.memory.flush(at, bytes)?;
         }
         self.memory.fence();
         Ok(())
