@@ -28,7 +28,7 @@ impl LibFs {
     /// An inode's attributes, if they are known without asking.
     pub(crate) fn attributes_at_hand(&self, id: InodeId) -> Option<Inode> {
         let node = self.nodes.existing(id)?;
-        let state = node.state.read();
+        let state = node.read();
         if state.gone || !self.holds(&state, false) { None } else { state.inode.clone() }
     }
 

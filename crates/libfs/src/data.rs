@@ -3,9 +3,7 @@
 use std::sync::atomic::{Ordering, fence};
 
 use ashlar_pmem::Persistent;
-use ashlar_types::{
-    BLOCK_BYTES, Credentials, Errno, FILE_SIZE_MAX, FileKind, Inode, InodeId, LogPosition, QuotaId, Timestamp,
-};
+use ashlar_types::{BLOCK_BYTES, Credentials, Errno, FILE_SIZE_MAX, FileKind, Inode, InodeId, LogPosition, QuotaId};
 use ashlar_update::{Allocation, Update};
 use ashlar_wire::{Reply, Request};
 
@@ -85,15 +83,26 @@ impl LibFs {
     }
 
     fn copy_out(&self, content: &Content, offset: u64, buffer: &mut [u8]) -> Result<(), ReadStop> {
-        content.walk(offset, offset + buffer.len() as u64, |at, length, source| {
+        content.walk(offset, offset + buffer.len() as u64, |at, length, found| {
             let into = &mut buffer[(at - offset) as usize..(at - offset + length) as usize];
-            match source {
-                None => into.fill(0),
-                Some(Source::Inline(bytes, index)) => {
+            let Some((piece, from)) = found else {
+                into.fill(0);
+                return Ok(());
+            };
+            match &piece.source {
+                Source::Inline(bytes, index) => {
+                    let index = index + from as usize;
                     into.copy_from_slice(bytes.get(index..index + into.len()).ok_or(Errno::EIO)?);
                 }
-                Some(Source::Log { record, body }) => self.read_log(record, body, into)?,
-                Some(Source::Segment { block, skip }) => {
+                Source::Log { record, body } => {
+                    if !piece.is_verified() {
+                        self.verify_record(*record)?;
+                        piece.set_verified();
+                    }
+                    self.log.read(body.plus(from), into).map_err(|_| ReadStop::Errno(Errno::EIO))?;
+                }
+                Source::Segment { block, skip } => {
+                    let (block, skip) = (block.plus((skip + from) / BLOCK_BYTES), (skip + from) % BLOCK_BYTES);
                     let segment = self.segment(block.segment())?;
                     if !segment.read(block.block(), skip, into).map_err(|_| Errno::EIO)? {
                         return Err(ReadStop::Corrupt);
@@ -104,21 +113,18 @@ impl LibFs {
         })
     }
 
-    /// Copies data out of the session's own log. The first access to a record checks the whole of it.
-    fn read_log(&self, record: LogPosition, body: LogPosition, into: &mut [u8]) -> Result<(), ReadStop> {
-        if !self.verified.lock().contains(&record) {
-            match self.log.scanner(record, self.log.tail()).next() {
-                Some(Ok(found)) if found.position == record => {}
-                _ => return Err(ReadStop::Corrupt),
-            }
-            self.verified.lock().insert(record);
+    /// Checks the whole of a record in the session's own log, as its first reader does.
+    #[cold]
+    fn verify_record(&self, record: LogPosition) -> Result<(), ReadStop> {
+        match self.log.scanner(record, self.log.tail()).next() {
+            Some(Ok(found)) if found.position == record => Ok(()),
+            _ => Err(ReadStop::Corrupt),
         }
-        self.log.read(body, into).map_err(|_| ReadStop::Errno(Errno::EIO))
     }
 
     fn forget_content(&self, id: InodeId) {
         if let Some(node) = self.nodes.existing(id) {
-            node.state.write().content = None;
+            node.write().content = None;
         }
     }
 
@@ -336,10 +342,9 @@ fn check_regular(inode: &Inode) -> Result<(), Stop> {
 
 /// `relatime`: an access moves the time where it is not newer than the last change, or a day old.
 fn is_access_time_due(inode: &Inode) -> bool {
-    let Timestamp { seconds, .. } = LibFs::now();
     inode.accessed <= inode.modified
         || inode.accessed <= inode.changed
-        || inode.accessed.seconds.saturating_add(RELATIME_SECONDS) < seconds
+        || inode.accessed.seconds.saturating_add(RELATIME_SECONDS) < LibFs::about_now().seconds
 }
 
 impl NodeState {

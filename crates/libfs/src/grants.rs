@@ -3,13 +3,12 @@
 use ashlar_types::{Credentials, Errno, InodeId, LogPosition, Name, SealCount, SessionId, name_cookie};
 use ashlar_update::{Entry, Update};
 use ashlar_wire::{Credit, GrantReply, LeaseWord, Need, QuotaWant, Reply, Request, ScopeKind, Want};
-use parking_lot::RawRwLock;
-use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
+use smallvec::SmallVec;
 
 use crate::LibFs;
 use crate::api::Outcome;
 use crate::children::Known;
-use crate::node::{Lease, NodeState, Told};
+use crate::node::{Lease, NodeState, ReadGuard, Told, WriteGuard};
 
 /// What an operation needs of an inode.
 #[derive(Clone, Copy, Debug)]
@@ -74,14 +73,17 @@ impl From<Errno> for Stop {
     }
 }
 
-pub(crate) type WriteGuard = ArcRwLockWriteGuard<RawRwLock, NodeState>;
-pub(crate) type ReadGuard = ArcRwLockReadGuard<RawRwLock, NodeState>;
+/// A rename claims the most: two directories, the rename lease, what moves, what is replaced, and it makes a whiteout.
+const CLAIMS_MAX: usize = 6;
+
+/// The nodes of one operation.
+pub(crate) type Nodes = SmallVec<[(InodeId, WriteGuard); CLAIMS_MAX]>;
 
 /// Nodes locked for writing, in inode order, under valid leases.
 pub(crate) struct Locked<'a> {
     pub(crate) fs: &'a LibFs,
     pub(crate) seal: SealCount,
-    pub(crate) nodes: Vec<(InodeId, WriteGuard)>,
+    pub(crate) nodes: Nodes,
     /// The super-user asks, whom the limits of owners and groups do not hold.
     pub(crate) is_exempt: bool,
 }
@@ -154,19 +156,19 @@ impl LibFs {
         claims: &[Claim],
         mut operation: impl FnMut(&mut Locked<'_>) -> Result<R, Stop>,
     ) -> Outcome<R> {
-        let mut claims = claims.to_vec();
-        claims.sort_by_key(|claim| claim.id);
+        let mut claims: SmallVec<[Claim; CLAIMS_MAX]> = claims.into();
+        claims.sort_unstable_by_key(|claim| claim.id);
         loop {
             self.check_alive()?;
             self.tidy_if_due();
             let seal = self.log.seal_count();
-            let mut nodes: Vec<(InodeId, WriteGuard)> = Vec::with_capacity(claims.len());
+            let mut nodes = Nodes::new();
             let mut wants = Vec::new();
             for claim in &claims {
                 if nodes.iter().any(|(id, _)| *id == claim.id) {
                     continue;
                 }
-                let guard = self.nodes.node(claim.id).state.write_arc();
+                let guard = self.nodes.write(claim.id);
                 if guard.gone {
                     return Err(Errno::ESTALE);
                 }
@@ -195,7 +197,7 @@ impl LibFs {
     pub(crate) fn view(&self, claim: Claim) -> Outcome<ReadGuard> {
         loop {
             self.check_alive()?;
-            let guard = self.nodes.node(claim.id).state.read_arc();
+            let guard = self.nodes.read(claim.id);
             if guard.gone {
                 return Err(Errno::ESTALE);
             }
@@ -245,20 +247,22 @@ impl LibFs {
     }
 
     fn has_changes(&self, id: InodeId) -> bool {
-        self.nodes.existing(id).is_some_and(|node| !node.state.read().is_clean())
+        self.nodes.existing(id).is_some_and(|node| !node.read().is_clean())
     }
 
     /// Takes over a grant, unless it is stale: revoked again, or older than what this session has done since it asked.
     /// `false` where the state lacks changes that this session has logged: SharedFS must apply them first.
     fn install(&self, grant: &GrantReply, told: Told, revision: Option<u64>) -> bool {
         let lease = Lease { slot: grant.slot, word: LeaseWord(grant.word) };
-        let node = self.nodes.node(grant.inode);
-        let mut state = node.state.write();
+        let mut state = self.nodes.write(grant.inode);
         // A node that was dropped and made again knows nothing of what was done to it meanwhile. This one can't be dropped now.
         let forgotten = self.nodes.evictions() != told.evictions;
         let current = self.leases.word(lease.slot).generation() == lease.word.generation();
         if forgotten || state.gone || !current || revision.is_some_and(|r| r != state.revision) {
             return true;
+        }
+        if let Some(contents) = &grant.state.contents {
+            self.segments.distrust(contents);
         }
         let held = state.inode.is_some() && self.holds(&state, false);
         if held && revision.is_some() {
@@ -321,8 +325,7 @@ impl LibFs {
         if let Some(grant) = &grant {
             self.install(grant, Told { applied, era, evictions }, None);
         }
-        let node = self.nodes.node(directory);
-        let mut state = node.state.write();
+        let mut state = self.nodes.write(directory);
         let unchanged = state.revision == revision && self.nodes.evictions() == evictions;
         if unchanged && self.holds(&state, false) && !state.children.is_complete() {
             let name = Name::new(name).map_err(|_| Errno::EINVAL)?;

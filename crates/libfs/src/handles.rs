@@ -28,7 +28,7 @@ impl LibFs {
             // What has no name may be freed under a lease of its own, while it is known here by that of the directory where it
             // had one: only SharedFS can tell, and what it said before does not count.
             self.nodes.begin_eviction();
-            self.nodes.node(id).state.write().lease = None;
+            self.nodes.write(id).lease = None;
             found = self.attributes(id);
         }
         if found.is_err() {
@@ -45,7 +45,7 @@ impl LibFs {
         self.unnamed.lock().remove(&id);
         let Some(node) = self.nodes.existing(id) else { return };
         let orphan = {
-            let state = node.state.read();
+            let state = node.read();
             !state.gone && state.is_orphan() && self.holds(&state, true)
         };
         drop(node);

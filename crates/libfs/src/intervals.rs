@@ -27,7 +27,18 @@ impl Intervals {
         if start >= end {
             return;
         }
-        // The common append: the last range grows.
+        // The common write makes the last range grow, or lies in one.
+        if let Some(mut last) = self.ranges.last_entry() {
+            let (s, e) = (*last.key(), *last.get());
+            if s <= start && start <= e {
+                self.count += end.saturating_sub(e);
+                last.insert(e.max(end));
+                return;
+            }
+        }
+        if self.ranges.range(..=start).next_back().is_some_and(|(_, &e)| e >= end) {
+            return;
+        }
         let (mut start, mut end) = (start, end);
         while let Some((&s, &e)) = self.ranges.range(..=end).next_back() {
             if e < start {

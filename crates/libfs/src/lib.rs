@@ -28,6 +28,7 @@ mod ledger;
 mod materialise;
 mod names;
 mod node;
+mod pieces;
 mod quota;
 mod record;
 mod segments;
@@ -119,8 +120,6 @@ pub struct LibFs {
     sync_needed: bool,
     medium: Medium,
     poisoned: AtomicBool,
-    /// Records of the own log whose checksum was checked when their data were read.
-    verified: Mutex<HashSet<LogPosition>>,
     tidying: Mutex<()>,
     /// Up to where what was committed is forgotten.
     tidied: AtomicU64,
@@ -173,7 +172,6 @@ impl LibFs {
             sync_needed: welcome.sync_needed,
             medium,
             poisoned: AtomicBool::new(false),
-            verified: Mutex::default(),
             tidying: Mutex::new(()),
             tidied: AtomicU64::new(0),
         });
@@ -225,7 +223,7 @@ impl LibFs {
     #[must_use]
     pub fn is_valid(&self, id: InodeId) -> bool {
         self.nodes.existing(id).is_some_and(|node| {
-            let state = node.state.read();
+            let state = node.read();
             !state.gone && self.holds(&state, false)
         })
     }

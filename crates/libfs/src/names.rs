@@ -175,8 +175,7 @@ impl LibFs {
         directory: InodeId,
     ) -> Result<(), Stop> {
         let lease = locked.state(directory)?.lease;
-        let node = self.nodes.node(id);
-        locked.nodes.push((id, node.state.write_arc()));
+        locked.nodes.push((id, self.nodes.write(id)));
         if let Err(stop) = locked.commit(update) {
             drop(locked.nodes.pop());
             self.nodes.remove(id);

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ashlar_types::{Inode, InodeId, LogPosition, Name};
 use ashlar_update::Entry;
 use ashlar_wire::{InodeState, LeaseWord};
-use parking_lot::RwLock;
+use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
+use parking_lot::{RawRwLock, RwLock};
 
 use crate::children::{Children, PARTIAL_MAX};
 use crate::content::{Content, DataChange};
@@ -51,7 +52,10 @@ pub(crate) struct NodeState {
     pub(crate) children: Children,
     pub(crate) content: Option<Content>,
     pub(crate) xattrs: Option<BTreeMap<Vec<u8>, Vec<u8>>>,
+    /// In the order of their positions: each is noted under the lock below which its record was appended.
     pub(crate) changes: VecDeque<(LogPosition, Change)>,
+    /// Whether the ledger has the node.
+    pub(crate) is_listed: bool,
     /// Removed by this session; kept until that is committed, so that an older state is never taken for it.
     pub(crate) gone: bool,
     /// A directory that this session has made, so that nobody can hold a lease below it.
@@ -120,19 +124,22 @@ impl NodeState {
     /// Notes a change.
     pub(crate) fn note(&mut self, position: LogPosition, change: Change) {
         self.revision += 1;
-        self.changes.push_back((position, change));
+        match self.changes.back_mut() {
+            // Whatever else a record changes, it changes attributes as well: one note says both.
+            Some((last, _)) if *last == position && matches!(change, Change::Attributes) => {}
+            Some((last, noted @ Change::Attributes)) if *last == position => *noted = change,
+            _ => self.changes.push_back((position, change)),
+        }
     }
 
     /// Forgets the changes before `bound`, which SharedFS has committed, and what referred to them: the log may overwrite
     /// their data, and the blocks that they replaced may be used again.
     pub(crate) fn prune(&mut self, bound: LogPosition) {
         let mut data_moved = false;
-        // Threads may note their records slightly out of order.
-        self.changes.retain(|(position, change)| {
-            let keep = *position >= bound;
-            data_moved |= !keep && matches!(change, Change::Data(_));
-            keep
-        });
+        let kept = self.changes.partition_point(|(position, _)| *position < bound);
+        for (_, change) in self.changes.drain(..kept) {
+            data_moved |= matches!(change, Change::Data(_));
+        }
         if data_moved {
             self.content = None;
             self.revision += 1;
@@ -153,10 +160,10 @@ impl NodeState {
 }
 
 /// A cached inode.
-#[derive(Debug, Default)]
-pub(crate) struct Node {
-    pub(crate) state: Arc<RwLock<NodeState>>,
-}
+pub(crate) type Node = RwLock<NodeState>;
+
+pub(crate) type WriteGuard = ArcRwLockWriteGuard<RawRwLock, NodeState>;
+pub(crate) type ReadGuard = ArcRwLockReadGuard<RawRwLock, NodeState>;
 
 /// Inode numbers are handed out in order, so one multiplication spreads them well.
 #[derive(Clone, Copy, Debug, Default)]
@@ -170,6 +177,9 @@ impl Hasher for InodeHasher {
         for &byte in bytes {
             self.write_u64(byte.into());
         }
+    }
+    fn write_u32(&mut self, value: u32) {
+        self.write_u64(value.into());
     }
     fn write_u64(&mut self, value: u64) {
         self.0 = (self.0 ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
@@ -208,6 +218,19 @@ impl NodeTable {
         Arc::clone(shard.entry(id).or_default())
     }
 
+    /// The node, locked for reading; made empty if there is none.
+    pub(crate) fn read(&self, id: InodeId) -> ReadGuard {
+        // Where nobody is in the way it is locked below the shard's lock, which spares a count of the node.
+        let free = self.shard(id).read().get(&id).and_then(Node::try_read_arc);
+        free.unwrap_or_else(|| self.node(id).read_arc())
+    }
+
+    /// The node, locked for writing; made empty if there is none.
+    pub(crate) fn write(&self, id: InodeId) -> WriteGuard {
+        let free = self.shard(id).read().get(&id).and_then(Node::try_write_arc);
+        free.unwrap_or_else(|| self.node(id).write_arc())
+    }
+
     /// The node, if there is one.
     pub(crate) fn existing(&self, id: InodeId) -> Option<Arc<Node>> {
         self.shard(id).read().get(&id).cloned()
@@ -241,8 +264,7 @@ impl NodeTable {
                 let busy = surplus == 0
                     || id == InodeId::ROOT
                     || Arc::strong_count(node) > 1
-                    || Arc::strong_count(&node.state) > 1
-                    || !node.state.try_read().is_some_and(|state| state.is_clean());
+                    || !node.try_read().is_some_and(|state| state.is_clean());
                 surplus -= usize::from(!busy);
                 busy
             });

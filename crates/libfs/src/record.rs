@@ -12,8 +12,8 @@ use crate::LibFs;
 use crate::api::Outcome;
 use crate::children::{Children, Known};
 use crate::content::{Content, DataChange};
-use crate::grants::{Locked, Stop, WriteGuard};
-use crate::node::Change;
+use crate::grants::{Locked, Nodes, Stop};
+use crate::node::{Change, WriteGuard};
 
 /// The part of the log that may fill with records whose commit was not noticed yet, as a divisor of its length.
 const TIDY_PART: u64 = 8;
@@ -32,11 +32,10 @@ impl Locked<'_> {
         let credit = Credit::from(update.cost());
         let kind = self.take_credit(credit, update).inspect_err(|_| fs.purses.give_back(era, &wants))?;
         let encoded = update.encode();
-        let ticket = fs.ledger.begin(fs.log.tail());
-        let appended = match fs.log.append(self.seal, update.kind() as u8, &encoded.parts()) {
+        // Until it is dropped nobody takes the record for one whose changes are noted.
+        let (appended, _held) = match fs.log.append_held(self.seal, update.kind() as u8, &encoded.parts()) {
             Ok(appended) => appended,
             Err(error) => {
-                fs.ledger.finish(ticket, None, std::iter::empty());
                 fs.control.give_credit(credit, kind);
                 fs.purses.give_back(era, &wants);
                 return Err(match error {
@@ -54,7 +53,7 @@ impl Locked<'_> {
             data: appended.body.plus(encoded.data_offset()),
         };
         let applied = apply(&mut tree, update);
-        fs.ledger.finish(ticket, Some(appended.position), self.nodes.iter().map(|(id, _)| *id));
+        self.list_changed();
         applied.map_err(|errno| {
             // The record says something that does not fit the state that it was checked against: a defect. The session
             // must not go on from a state that SharedFS will refuse.
@@ -62,6 +61,17 @@ impl Locked<'_> {
             fs.poisoned.store(true, Ordering::Release);
             Stop::Errno(Errno::EIO)
         })
+    }
+
+    /// Enters the nodes that have changes now in the ledger.
+    fn list_changed(&mut self) {
+        for (id, node) in &mut self.nodes {
+            let first = node.changes.front().map(|(position, _)| *position);
+            if let Some(first) = first.filter(|_| !node.is_listed) {
+                node.is_listed = true;
+                self.fs.ledger.enter(first, *id);
+            }
+        }
     }
 
     /// Takes credit for an update; what is kept back only for one that replaces, and where there is no other.
@@ -146,13 +156,16 @@ impl LibFs {
 
     /// Forgets what SharedFS has committed: the log may overwrite it, and freed blocks may be used again.
     pub(crate) fn tidy(&self, _turn: &MutexGuard<'_, ()>) {
-        let committed = self.control.committed();
-        let (bound, nodes) = self.ledger.take(committed);
+        let bound = self.log.before_held(self.control.committed());
         let mut finished = Vec::new();
-        for id in nodes {
+        for id in self.ledger.take(bound) {
             if let Some(node) = self.nodes.existing(id) {
-                let mut state = node.state.write();
+                let mut state = node.write();
                 state.prune(bound);
+                match state.changes.front().map(|(position, _)| *position) {
+                    Some(first) => self.ledger.enter(first, id),
+                    None => state.is_listed = false,
+                }
                 if state.gone && state.is_clean() {
                     finished.push(id);
                 }
@@ -162,12 +175,17 @@ impl LibFs {
             self.nodes.begin_eviction();
             finished.into_iter().for_each(|id| self.nodes.remove(id));
         }
-        self.verified.lock().retain(|record| *record >= bound);
         self.log.release(bound);
         self.control.set_released(bound);
         self.segments.keep_current(self.control.segment_era());
         self.tidied.store(bound.0, Ordering::Relaxed);
         self.nodes.keep_bounded();
+    }
+
+    /// The time of the system's last tick, a few milliseconds old at the most: where that is good enough, it costs a fraction.
+    pub(crate) fn about_now() -> Timestamp {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+        Timestamp { seconds: now.tv_sec, nanoseconds: now.tv_nsec as u32 }
     }
 
     /// The time at which an operation runs.
@@ -180,7 +198,7 @@ impl LibFs {
 /// The nodes that an operation has locked, as the transition function sees them.
 struct LockedTree<'a> {
     fs: &'a LibFs,
-    nodes: &'a mut Vec<(InodeId, WriteGuard)>,
+    nodes: &'a mut Nodes,
     position: LogPosition,
     /// Where the update's data lie in the log.
     data: LogPosition,

@@ -1,15 +1,17 @@
 //! Data segments, mapped read-only, and their checksums.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::hash::BuildHasherDefault;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ashlar_pmem::{Mapping, MappingAccess, OutOfBounds, Persistent};
-use ashlar_types::{BLOCK_BYTES, Errno};
-use ashlar_wire::{Reply, Request};
-use parking_lot::RwLock;
+use ashlar_types::{BLOCK_BYTES, BlockAddress, Errno};
+use ashlar_wire::{Contents, Reply, Request};
+use parking_lot::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 
 use crate::LibFs;
 use crate::api::Outcome;
+use crate::node::InodeHasher;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
@@ -18,34 +20,79 @@ const BLOCK: usize = BLOCK_BYTES as usize;
 pub(crate) struct Segment {
     mapping: Mapping,
     data_offset: u64,
+    /// A bit for each block: it was found to match its checksum since it was last granted.
+    verified: Box<[AtomicU64]>,
 }
 
 impl Segment {
+    fn new(mapping: Mapping, data_offset: u64, blocks: u32) -> Self {
+        let verified = (0..blocks.div_ceil(u64::BITS)).map(|_| AtomicU64::new(0)).collect();
+        Self { mapping, data_offset, verified }
+    }
+
     /// Copies bytes that begin `skip` bytes behind the start of `block`, and may go on over the blocks behind it. `false`
-    /// where a block does not match its checksum; every block is checked whole at every read.
+    /// where a block does not match its checksum, which is looked at when it is first read under a grant.
     pub(crate) fn read(&self, block: u32, skip: u64, into: &mut [u8]) -> Result<bool, OutOfBounds> {
-        let mut scratch = [0; BLOCK];
         let (mut block, mut skip, mut done) = (block, skip as usize, 0);
         while done < into.len() {
-            let count = (BLOCK - skip).min(into.len() - done);
-            let at = self.data_offset + u64::from(block) * BLOCK_BYTES;
-            let is_good = if count == BLOCK {
-                let whole = &mut into[done..done + BLOCK];
-                self.mapping.copy_out(at, whole)?;
-                self.matches(block, whole)?
+            let rest = into.len() - done;
+            let blocks = (skip + rest).div_ceil(BLOCK) as u32;
+            let good = (block..block.saturating_add(blocks)).take_while(|&block| self.is_verified(block)).count();
+            let count = if good > 0 {
+                let count = (good * BLOCK - skip).min(rest);
+                self.mapping.copy_out(self.offset_of(block) + skip as u64, &mut into[done..done + count])?;
+                count
             } else {
-                self.mapping.copy_out(at, &mut scratch)?;
-                into[done..done + count].copy_from_slice(&scratch[skip..skip + count]);
-                self.matches(block, &scratch)?
+                let count = (BLOCK - skip).min(rest);
+                if !self.read_first(block, skip, &mut into[done..done + count])? {
+                    return Ok(false);
+                }
+                count
             };
-            if !is_good {
-                return Ok(false);
-            }
-            done += count;
+            block = block.saturating_add(((skip + count) / BLOCK) as u32);
             skip = 0;
-            block += 1;
+            done += count;
         }
         Ok(true)
+    }
+
+    /// Copies bytes of one block that may not have been verified yet. What is verified is a copy of our own: threads of the
+    /// program may write to the caller's memory meanwhile.
+    #[cold]
+    fn read_first(&self, block: u32, skip: usize, into: &mut [u8]) -> Result<bool, OutOfBounds> {
+        let mut copy = [0; BLOCK];
+        self.mapping.copy_out(self.offset_of(block), &mut copy)?;
+        if !self.matches(block, &copy)? {
+            return Ok(false);
+        }
+        into.copy_from_slice(&copy[skip..skip + into.len()]);
+        if let Some(word) = self.verified.get((block / u64::BITS) as usize) {
+            word.fetch_or(1 << (block % u64::BITS), Ordering::Relaxed);
+        }
+        Ok(true)
+    }
+
+    fn offset_of(&self, block: u32) -> u64 {
+        self.data_offset + u64::from(block) * BLOCK_BYTES
+    }
+
+    fn is_verified(&self, block: u32) -> bool {
+        let word = self.verified.get((block / u64::BITS) as usize);
+        word.is_some_and(|word| word.load(Ordering::Relaxed) & 1 << (block % u64::BITS) != 0)
+    }
+
+    /// Has blocks verified again when they are read next. A reader of an earlier grant that was stopped just then may spare one of
+    /// them that.
+    fn distrust(&self, first: u32, blocks: u64) {
+        let end = u64::from(first).saturating_add(blocks).min(self.verified.len() as u64 * u64::from(u64::BITS)) as u32;
+        let mut at = first;
+        while at < end {
+            let (bit, index) = (at % u64::BITS, at / u64::BITS);
+            let count = (u64::BITS - bit).min(end - at);
+            let bits = u64::MAX >> (u64::BITS - count) << bit;
+            self.verified[index as usize].fetch_and(!bits, Ordering::Relaxed);
+            at += count;
+        }
     }
 
     fn matches(&self, block: u32, data: &[u8]) -> Result<bool, OutOfBounds> {
@@ -63,7 +110,7 @@ pub(crate) struct Segments(RwLock<Mapped>);
 struct Mapped {
     /// The era of segments in which they were asked for.
     era: u64,
-    by_number: HashMap<u32, Arc<Segment>>,
+    by_number: HashMap<u32, Segment, BuildHasherDefault<InodeHasher>>,
 }
 
 impl Segments {
@@ -72,34 +119,47 @@ impl Segments {
         if self.0.read().era < era {
             let mut mapped = self.0.write();
             if mapped.era < era {
-                *mapped = Mapped { era, by_number: HashMap::new() };
+                *mapped = Mapped { era, by_number: HashMap::default() };
             }
         }
     }
 
-    fn get(&self, number: u32, era: u64) -> Option<Arc<Segment>> {
+    fn get(&self, number: u32, era: u64) -> Option<MappedRwLockReadGuard<'_, Segment>> {
         let mapped = self.0.read();
-        if mapped.era == era { mapped.by_number.get(&number).cloned() } else { None }
+        RwLockReadGuard::try_map(mapped, |mapped| if mapped.era == era { mapped.by_number.get(&number) } else { None })
+            .ok()
+    }
+
+    /// Has the blocks of a file that was granted anew verified when they are first read.
+    pub(crate) fn distrust(&self, contents: &Contents) {
+        let Contents::Extents(extents) = contents else { return };
+        let mapped = self.0.read();
+        for extent in extents {
+            let found = extent.address.and_then(|at: BlockAddress| Some((at, mapped.by_number.get(&at.segment())?)));
+            if let Some((address, segment)) = found {
+                segment.distrust(address.block(), extent.blocks);
+            }
+        }
     }
 }
 
 impl LibFs {
     /// A segment, mapped when it's first needed. Whether it is still that one shows the era of blocks, afterwards.
-    pub(crate) fn segment(&self, number: u32) -> Outcome<Arc<Segment>> {
-        let era = self.control.segment_era();
-        if let Some(segment) = self.segments.get(number, era) {
-            return Ok(segment);
+    pub(crate) fn segment(&self, number: u32) -> Outcome<MappedRwLockReadGuard<'_, Segment>> {
+        loop {
+            let era = self.control.segment_era();
+            if let Some(segment) = self.segments.get(number, era) {
+                return Ok(segment);
+            }
+            self.segments.keep_current(era);
+            let (reply, descriptors) = self.call_with(&Request::Segment(number), &[])?;
+            let (Reply::Segment(info), Some(file)) = (reply, descriptors.first()) else { return Err(Errno::EIO) };
+            let bytes = info.data_offset + u64::from(info.blocks) * BLOCK_BYTES;
+            let mapping = Mapping::map(file, bytes, MappingAccess::ReadOnly, self.medium).map_err(|_| Errno::EIO)?;
+            let mut mapped = self.segments.0.write();
+            if mapped.era == era {
+                mapped.by_number.insert(number, Segment::new(mapping, info.data_offset, info.blocks));
+            }
         }
-        self.segments.keep_current(era);
-        let (reply, descriptors) = self.call_with(&Request::Segment(number), &[])?;
-        let (Reply::Segment(info), Some(file)) = (reply, descriptors.first()) else { return Err(Errno::EIO) };
-        let bytes = info.data_offset + u64::from(info.blocks) * BLOCK_BYTES;
-        let mapping = Mapping::map(file, bytes, MappingAccess::ReadOnly, self.medium).map_err(|_| Errno::EIO)?;
-        let segment = Arc::new(Segment { mapping, data_offset: info.data_offset });
-        let mut mapped = self.segments.0.write();
-        if mapped.era == era {
-            mapped.by_number.insert(number, Arc::clone(&segment));
-        }
-        Ok(segment)
     }
 }
