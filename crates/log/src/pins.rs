@@ -9,7 +9,7 @@
 //! head stands still.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, compiler_fence, fence};
 
 use ashlar_types::LogPosition;
 
@@ -40,7 +40,12 @@ impl Pins {
             let place = &self.0[(first + step) % PINS].0;
             if place.compare_exchange(FREE, position, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
                 let pin = Pin(place);
-                pin.hold(position, head)?;
+                barrier_behind_exchange();
+                let now = head()?;
+                if now != position {
+                    place.store(now, Ordering::SeqCst);
+                    pin.hold(now, head)?;
+                }
                 return Ok(Some(pin));
             }
         }
@@ -82,6 +87,12 @@ impl Drop for Pin<'_> {
     fn drop(&mut self) {
         self.0.store(FREE, Ordering::Release);
     }
+}
+
+/// A full barrier behind a sequentially consistent exchange, which on x86 is one itself: a second one costs as much as the exchange.
+#[inline]
+fn barrier_behind_exchange() {
+    if cfg!(target_arch = "x86_64") { compiler_fence(Ordering::SeqCst) } else { fence(Ordering::SeqCst) }
 }
 
 /// Where this thread looks for a free pin first. Threads are spread, so that they seldom meet.
