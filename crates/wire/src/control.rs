@@ -309,8 +309,11 @@ impl<M: Persistent> ControlPage<M> {
         let mut free = None;
         for step in 0..HANDLE_WINDOW {
             let slot = TABLE + (start + step) % HANDLE_SLOTS * SLOT_BYTES;
-            if self.0.load(slot) == inode.0 {
-                return Some(slot);
+            match self.0.load(slot) {
+                found if found == inode.0 => return Some(slot),
+                // Never used: whatever was noted took the first free slot, so nothing of this window is behind it.
+                0 => return Some(free.unwrap_or(slot)),
+                _ => {}
             }
             if free.is_none() && self.0.load(slot + 8) == 0 {
                 free = Some(slot);
