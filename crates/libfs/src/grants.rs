@@ -297,11 +297,22 @@ impl LibFs {
 
     /// What `name` leads to in a directory. With `write`, the lease that it takes lets the caller change the directory next.
     pub(crate) fn entry_of(&self, directory: InodeId, name: &[u8], write: bool) -> Outcome<Option<Entry>> {
+        self.entry_if(Claim { write, ..Claim::read(directory) }, name, |_| Ok(()))
+    }
+
+    /// What `name` leads to in a directory, if a check of the directory allows the question.
+    pub(crate) fn entry_if(
+        &self,
+        claim: Claim,
+        name: &[u8],
+        check: impl Fn(&NodeState) -> Outcome<()>,
+    ) -> Outcome<Option<Entry>> {
+        let (directory, claim) = (claim.id, claim.with_entries());
         let cookie = self.cookie(name);
         loop {
-            let claim = Claim { write, ..Claim::read(directory).with_entries() };
             let (known, revision) = {
                 let guard = self.view(claim)?;
+                check(&guard)?;
                 let inode = guard.inode.as_ref().ok_or(Errno::ESTALE)?;
                 if !inode.is_directory() {
                     return Err(Errno::ENOTDIR);

@@ -11,6 +11,7 @@ use ashlar_wire::{Reply, Request};
 use crate::LibFs;
 use crate::api::{Found, Listed, Make, Outcome, RenameFlags};
 use crate::grants::{Claim, Locked, Stop};
+use crate::node::NodeState;
 
 /// What a rename leaves at the old name where it is asked to.
 const WHITEOUT: Make<'_> =
@@ -37,17 +38,22 @@ impl LibFs {
     /// # Errors
     /// `ENOENT`, `ENOTDIR`, `EACCES`, `ENAMETOOLONG`.
     pub fn lookup(&self, who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<Found> {
-        self.check_access(who, directory, Access::EXECUTE)?;
-        match name {
-            b"." => return self.attributes(directory),
-            b".." => {
-                let parent = self.attributes(directory)?.inode.parent;
-                return self.attributes(parent);
-            }
-            _ => check_name(name)?,
+        if name == b"." || name == b".." {
+            self.check_access(who, directory, Access::EXECUTE)?;
+            let found = self.attributes(directory)?;
+            return if name == b"." { Ok(found) } else { self.attributes(found.inode.parent) };
         }
+        // One look at the directory answers both who may search it and what the name leads to.
+        let claim = Claim::read(directory);
+        let claim = if who.checked { claim } else { claim.with_xattrs() };
+        let check = |state: &NodeState| {
+            if !who.checked && !self.allows(state, who, Access::EXECUTE) {
+                return Err(Errno::EACCES);
+            }
+            check_name(name)
+        };
         loop {
-            let Some(entry) = self.entry_of(directory, name, false)? else { return Err(Errno::ENOENT) };
+            let Some(entry) = self.entry_if(claim, name, check)? else { return Err(Errno::ENOENT) };
             match self.attributes(entry.inode) {
                 // Removed since it was looked up: the next look-up says so.
                 Err(Errno::ESTALE) if self.entry_of(directory, name, false)? != Some(entry) => {}
