@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use ashlar_pmem::Persistent;
 use ashlar_types::{LogPosition, SealCount};
 
+use crate::chunk::Chunk;
 use crate::layout::HEAD_AT;
 use crate::pins::Pin;
 use crate::record::{
@@ -19,6 +20,8 @@ const SMALL_BODY_BYTES: usize = 512;
 /// Larger bodies go through a buffer of this length: the checksum must be of what is stored, and the caller's memory may
 /// change between two looks at it. Small enough for the nearest cache and for a signal handler's stack.
 const CHUNK_BYTES: usize = 4096;
+/// What stands behind a body, up to the slot's end.
+const ZEROS: [u8; UNIT_BYTES as usize] = [0; UNIT_BYTES as usize];
 /// Bytes in a cache line: pieces of a large body end at such a boundary, so that whole lines can go past the cache.
 const LINE_BYTES: u64 = 64;
 /// How often an append starts again because its slot was voided under it, before it leaves the decision to its caller.
@@ -170,17 +173,14 @@ impl<M: Persistent> Log<M> {
         if body_bytes as usize > SMALL_BODY_BYTES {
             return self.fill_large(reserved, prefix, parts);
         }
-        let mut buffer = [0; PREFIX_BYTES + SMALL_BODY_BYTES];
-        buffer[..PREFIX_BYTES].copy_from_slice(&prefix);
-        let mut end = PREFIX_BYTES;
-        for part in parts {
-            buffer[end..end + part.len()].copy_from_slice(part);
-            end += part.len();
-        }
-        let crc = checksum_of(&buffer[..end]);
-        buffer[PREFIX_CRC_AT..PREFIX_CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+        let mut chunk = Chunk::<{ PREFIX_BYTES + SMALL_BODY_BYTES + UNIT_BYTES as usize }>::new();
+        chunk.push(&prefix);
+        parts.iter().for_each(|part| chunk.push(part));
+        let crc = checksum_of(chunk.bytes());
+        chunk.bytes_mut()[PREFIX_CRC_AT..PREFIX_CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
         let own_end = PREFIX_OWN_AT + (slot.units * UNIT_BYTES - UNIT_BYTES) as usize;
-        self.memory.store(own_at, &buffer[PREFIX_OWN_AT..own_end])?;
+        chunk.push(&ZEROS[..own_end - chunk.len()]);
+        self.memory.store(own_at, &chunk.bytes()[PREFIX_OWN_AT..])?;
         Ok(true)
     }
 
@@ -192,33 +192,33 @@ impl<M: Persistent> Log<M> {
     ) -> Result<bool, AppendError> {
         let at = reserved.at;
         let mut checksum = Checksum::new();
-        checksum.update(&prefix);
-        let mut buffer = [0; CHUNK_BYTES];
-        let mut filled = 0;
+        // The first chunk begins with what only the checksum covers.
+        let mut chunk = Chunk::<{ PREFIX_BYTES + CHUNK_BYTES }>::new();
+        chunk.push(&prefix);
         let mut to = at + HEADER_BYTES;
-        let mut room = CHUNK_BYTES - (to % LINE_BYTES) as usize;
+        let (mut skip, mut room) = (PREFIX_BYTES, PREFIX_BYTES + CHUNK_BYTES - (to % LINE_BYTES) as usize);
         for part in parts {
             let mut rest = *part;
             while !rest.is_empty() {
-                let count = rest.len().min(room - filled);
-                buffer[filled..filled + count].copy_from_slice(&rest[..count]);
-                filled += count;
-                rest = &rest[count..];
-                if filled == room {
-                    checksum.update(&buffer[..filled]);
-                    self.memory.store_flushed(to, &buffer[..filled])?;
-                    to += filled as u64;
-                    (filled, room) = (0, CHUNK_BYTES);
+                let (now, later) = rest.split_at(rest.len().min(room - chunk.len()));
+                chunk.push(now);
+                rest = later;
+                if chunk.len() == room {
+                    checksum.update(chunk.bytes());
+                    self.memory.store_flushed(to, &chunk.bytes()[skip..])?;
+                    to += (room - skip) as u64;
+                    (skip, room) = (0, CHUNK_BYTES);
+                    chunk.clear();
                     if self.load_slot(reserved.slot.number)? != reserved.slot {
                         return Ok(false);
                     }
                 }
             }
         }
-        checksum.update(&buffer[..filled]);
-        let unused = (at + reserved.slot.units * UNIT_BYTES - to) as usize - filled;
-        buffer[filled..filled + unused].fill(0);
-        self.memory.store_flushed(to, &buffer[..filled + unused])?;
+        checksum.update(chunk.bytes());
+        let stored = (at + reserved.slot.units * UNIT_BYTES - to) as usize;
+        chunk.push(&ZEROS[..skip + stored - chunk.len()]);
+        self.memory.store_flushed(to, &chunk.bytes()[skip..])?;
         let mut own = prefix;
         own[PREFIX_CRC_AT..PREFIX_CRC_AT + 4].copy_from_slice(&checksum.finish().to_le_bytes());
         self.memory.store(at + UNIT_BYTES, &own[PREFIX_OWN_AT..])?;

@@ -24,6 +24,7 @@
 //! Source: DESIGN §5; the log of Assise (OSDI 2020), §3.2.
 
 mod append;
+mod chunk;
 mod daemon;
 mod error;
 mod layout;
