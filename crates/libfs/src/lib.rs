@@ -7,6 +7,7 @@
 //! Invariants:
 //! - A record is appended only while every lease that it needs holds: the log's seal count is read first, then the lease
 //!   words; a revocation between that and the reservation makes the reservation fail, and the operation starts again.
+//! - What is committed is forgotten only up to the first record that is on its way, or whose changes are not noted yet.
 //! - What a read returns was true at one moment between call and return: it's copied, and then the lease word is looked at.
 //! - Nothing here exits, aborts or unwinds on purpose; a failure is an [`Errno`].
 //! - The call that asks for space gets the refusal: every record is paid for with credit, and from the purses of those whom quotas
