@@ -6,7 +6,7 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -83,19 +83,37 @@ pub fn is_mounted(directory: &Path) -> bool {
     fs::read(format!("/proc/{}/mountinfo", std::process::id())).is_ok_and(|table| is_mounted_in(&table, directory))
 }
 
-fn is_mounted_in(table: &[u8], directory: &Path) -> bool {
-    // What was mounted last stands last, and hides what it was mounted over.
-    let mut topmost_first = table.rsplit(|&byte| byte == b'\n').filter_map(parse);
-    let topmost = topmost_first.find(|(point, _)| point == directory);
-    topmost.is_some_and(|(_, kind)| kind == FILE_SYSTEM_TYPE.as_bytes())
+/// Whether the topmost file system on a record's directory is the one that the record is about. One that was taken out of the tree
+/// is served on for as long as programs use it.
+pub fn is_topmost(record: &MountRecord) -> bool {
+    let Ok(table) = fs::read(format!("/proc/{}/mountinfo", std::process::id())) else { return false };
+    let source = [b"ashlar:", record.arena.as_os_str().as_bytes()].concat();
+    topmost(&table, &record.directory).is_some_and(|line| line.source == source)
 }
 
-/// Mount point and type of a line of mountinfo: `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw`.
-fn parse(line: &[u8]) -> Option<(PathBuf, Vec<u8>)> {
+fn is_mounted_in(table: &[u8], directory: &Path) -> bool {
+    topmost(table, directory).is_some_and(|line| line.kind == FILE_SYSTEM_TYPE.as_bytes())
+}
+
+fn topmost(table: &[u8], directory: &Path) -> Option<Line> {
+    // What was mounted last stands last, and hides what it was mounted over.
+    table.rsplit(|&byte| byte == b'\n').filter_map(parse).find(|line| line.point == directory)
+}
+
+/// A line of mountinfo, as far as it is of interest.
+struct Line {
+    point: PathBuf,
+    kind: Vec<u8>,
+    source: Vec<u8>,
+}
+
+/// Reads a line: `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw`.
+fn parse(line: &[u8]) -> Option<Line> {
     let mut words = line.split(|&byte| byte == b' ');
     let point = words.nth(4)?;
-    let kind = words.skip_while(|word| *word != b"-").nth(1)?;
-    Some((PathBuf::from(OsString::from_vec(unescape(point))), kind.to_vec()))
+    let mut behind = words.skip_while(|word| *word != b"-").skip(1);
+    let (kind, source) = (behind.next()?.to_vec(), unescape(behind.next().unwrap_or_default()));
+    Some(Line { point: PathBuf::from(OsString::from_vec(unescape(point))), kind, source })
 }
 
 /// Blanks and backslashes stand as three octal digits behind a backslash.
@@ -167,6 +185,7 @@ mod tests {
         assert!(!is_mounted_in(TABLE, Path::new("/mnt")));
         assert!(!is_mounted_in(TABLE, Path::new("/")));
         assert!(!is_mounted_in(b"garbage\n\n1 2 3", Path::new("/")));
+        assert_eq!(topmost(TABLE, Path::new("/mnt/a b")).map(|line| line.source), Some(b"ashlar".to_vec()));
     }
 
     #[test]

@@ -53,9 +53,10 @@ fn library() -> Result<PathBuf, CliError> {
 fn mounts_in_words() -> Result<Vec<u8>, CliError> {
     let mut words = Vec::new();
     for record in mounts::records() {
+        let is_topmost = mounts::is_topmost(&record);
         let directory = record.directory.as_os_str().as_bytes();
         let socket = Place::at(record.arena)?.socket();
-        if directory.contains(&FIELD) || directory.contains(&RECORD) || !mounts::is_mounted(&record.directory) {
+        if directory.contains(&FIELD) || directory.contains(&RECORD) || !is_topmost {
             continue;
         }
         if !words.is_empty() {

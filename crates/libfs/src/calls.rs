@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ashlar_types::Errno;
 use ashlar_wire::{Connection, Hello, PROTOCOL_VERSION, Peer, Reply, Request, SessionKind, Welcome, WireError};
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 
 use crate::api::{ConnectError, Options};
 

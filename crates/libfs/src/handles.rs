@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use ashlar_types::{Errno, InodeId};
 use ashlar_update::Update;
 use ashlar_wire::{LockKind, LockMode, Reply, Request};
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 
 use crate::LibFs;
 use crate::api::{Found, Outcome};

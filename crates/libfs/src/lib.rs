@@ -43,7 +43,7 @@ use ashlar_log::Log;
 use ashlar_pmem::{Mapping, MappingAccess, Medium};
 use ashlar_types::{Errno, InodeId, LogPosition, SessionId};
 use ashlar_wire::{CONTROL_BYTES, ControlPage, LEASE_TABLE_BYTES, LeaseTable, Reply, Request, SessionKind};
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 
 pub use api::{
     Change, ConnectError, Found, Listed, Make, Options, Outcome, RenameFlags, Seek, SetTime, Space, WriteAt, Written,
@@ -118,6 +118,7 @@ pub struct LibFs {
     dependencies: Mutex<Dependencies>,
     hash_key: [u8; 16],
     cache_ttl_ms: u64,
+    descriptors_from: i32,
     sync_needed: bool,
     medium: Medium,
     poisoned: AtomicBool,
@@ -144,7 +145,7 @@ impl LibFs {
             _ => Medium::MEMORY,
         };
         let map = |file: &OwnedFd, bytes: u64, access: MappingAccess, medium: Medium| {
-            Mapping::map(file, bytes, access, medium).map_err(|error| memory(&error))
+            Mapping::map_above(file, bytes, access, medium, options.descriptors_from).map_err(|error| memory(&error))
         };
         let volatile = Medium::MEMORY;
         let log = Log::open(map(log, welcome.log_bytes, MappingAccess::ReadWrite, medium)?).map_err(|e| memory(&e))?;
@@ -170,6 +171,7 @@ impl LibFs {
             dependencies: Mutex::default(),
             hash_key: welcome.hash_key,
             cache_ttl_ms: welcome.cache_ttl_ms,
+            descriptors_from: options.descriptors_from,
             sync_needed: welcome.sync_needed,
             medium,
             poisoned: AtomicBool::new(false),

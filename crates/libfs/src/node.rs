@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ashlar_types::{Inode, InodeId, LogPosition, Name};
 use ashlar_update::Entry;
 use ashlar_wire::{InodeState, LeaseWord};
-use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
-use parking_lot::{RawRwLock, RwLock};
+use rustix_futex_sync::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
+use rustix_futex_sync::{RawRwLock, RwLock};
 
 use crate::children::{Children, PARTIAL_MAX};
 use crate::content::{Content, DataChange};

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use ashlar_types::{BLOCK_BYTES, Errno, InodeId, QuotaAmount, QuotaId, QuotaKey, blocks_for, quota_keys};
 use ashlar_update::{Allocation, Create, Update};
 use ashlar_wire::{QuotaEra, QuotaGrant, QuotaWant, Reply, Request};
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 
 use crate::LibFs;
 use crate::api::Outcome;

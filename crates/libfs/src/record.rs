@@ -6,7 +6,7 @@ use ashlar_log::AppendError;
 use ashlar_types::{BLOCK_BYTES, Errno, Inode, InodeId, LogPosition, Name, Timestamp, blocks_for};
 use ashlar_update::{Allocation, Applied, Entry, Invalid, Tree, Update, apply};
 use ashlar_wire::{Credit, CreditKind, Reply, Request};
-use parking_lot::MutexGuard;
+use rustix_futex_sync::MutexGuard;
 
 use crate::LibFs;
 use crate::api::Outcome;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ashlar_pmem::{Mapping, MappingAccess, OutOfBounds, Persistent};
 use ashlar_types::{BLOCK_BYTES, BlockAddress, Errno};
 use ashlar_wire::{Contents, Reply, Request};
-use parking_lot::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
+use rustix_futex_sync::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 
 use crate::LibFs;
 use crate::api::Outcome;
@@ -155,7 +155,8 @@ impl LibFs {
             let (reply, descriptors) = self.call_with(&Request::Segment(number), &[])?;
             let (Reply::Segment(info), Some(file)) = (reply, descriptors.first()) else { return Err(Errno::EIO) };
             let bytes = info.data_offset + u64::from(info.blocks) * BLOCK_BYTES;
-            let mapping = Mapping::map(file, bytes, MappingAccess::ReadOnly, self.medium).map_err(|_| Errno::EIO)?;
+            let mapping = Mapping::map_above(file, bytes, MappingAccess::ReadOnly, self.medium, self.descriptors_from);
+            let mapping = mapping.map_err(|_| Errno::EIO)?;
             let mut mapped = self.segments.0.write();
             if mapped.era == era {
                 mapped.by_number.insert(number, Segment::new(mapping, info.data_offset, info.blocks));

@@ -73,7 +73,22 @@ impl Mapping {
     /// # Errors
     /// [`MapError`].
     pub fn map(fd: impl AsFd, length: u64, access: MappingAccess, medium: Medium) -> Result<Self, MapError> {
-        let file = fd.as_fd().try_clone_to_owned()?;
+        Self::map_above(fd, length, access, medium, 0)
+    }
+
+    /// As [`Self::map`]; the descriptor that the mapping keeps has a number that is at least `least`, where there is such a one.
+    ///
+    /// # Errors
+    /// As [`Self::map`].
+    pub fn map_above(
+        fd: impl AsFd,
+        length: u64,
+        access: MappingAccess,
+        medium: Medium,
+        least: i32,
+    ) -> Result<Self, MapError> {
+        let moved = rustix::io::fcntl_dupfd_cloexec(&fd, least);
+        let file = moved.or_else(|_| rustix::io::fcntl_dupfd_cloexec(&fd, 0)).map_err(io::Error::from)?;
         let stat = fstat(&file).map_err(io::Error::from)?;
         let file_bytes = stat.st_size as u64;
         let bytes = usize::try_from(length).unwrap_or(usize::MAX);

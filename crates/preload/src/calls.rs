@@ -15,7 +15,7 @@ mod waiting;
 use ashlar_types::Errno;
 
 use crate::arch::{ASHLAR_INTEREST, CALLS, Frame, INTEREST_ALWAYS, INTEREST_DESCRIPTOR, INTEREST_NONE};
-use crate::{descriptors, materialise, memory, path, submounts};
+use crate::{descriptors, hook, materialise, memory, path, submounts};
 
 /// What becomes of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,6 +146,8 @@ const fn shape(number: i64) -> Shape {
         libc::SYS_mmap
         | libc::SYS_munmap
         | libc::SYS_mprotect
+        | libc::SYS_pkey_mprotect
+        | libc::SYS_madvise
         | libc::SYS_mremap
         | libc::SYS_brk
         | libc::SYS_shmat
@@ -260,11 +262,23 @@ fn looked_at(call: &Frame) -> bool {
     match call.rax as i64 {
         libc::SYS_munmap
         | libc::SYS_mprotect
+        | libc::SYS_pkey_mprotect
         | libc::SYS_mremap
         | libc::SYS_brk
         | libc::SYS_shmat
         | libc::SYS_shmdt => {
             memory::forget();
+            false
+        }
+        libc::SYS_madvise => {
+            if a[2] == memory::MADV_GUARD_INSTALL {
+                memory::forget();
+            }
+            false
+        }
+        libc::SYS_exit => {
+            // The thread is on the program's stack here, and its own is free.
+            hook::leave_stack();
             false
         }
         libc::SYS_mmap => {

@@ -13,8 +13,10 @@ use crate::arch::{ASHLAR_DESCRIPTORS, DESCRIPTORS, system_call};
 use crate::session::{self, Session};
 
 /// Open files that there can be. More are the kernel's.
-const OPEN_MAX: usize = 16_384;
+const OPEN_MAX: usize = 65_536;
 
+/// In place of an open file: a descriptor that we use ourselves.
+const INTERNAL: u32 = u32::MAX;
 /// In place of the number of references: the last one is gone, and what ends with it is not done yet.
 const CLOSING: u32 = u32::MAX;
 
@@ -133,7 +135,7 @@ impl File {
         self.open().references.fetch_add(1, Ordering::AcqRel);
         let old = entry(descriptor).map_or(0, |entry| entry.swap(self.number, Ordering::AcqRel));
         drop(_one_at_a_time);
-        drop((old != 0).then(|| Self { number: old }));
+        drop((old != 0 && old != INTERNAL).then(|| Self { number: old }));
     }
 
     /// Gives its descriptors to the kernel: `replace` is called with each number, and the place can't move meanwhile.
@@ -179,7 +181,7 @@ pub(crate) fn file(descriptor: i32) -> Option<File> {
     let entry = entry(descriptor)?;
     loop {
         let number = entry.load(Ordering::Acquire);
-        if number == 0 {
+        if number == 0 || number == INTERNAL {
             return None;
         }
         let open = &OPEN[number as usize - 1];
@@ -196,7 +198,27 @@ pub(crate) fn file(descriptor: i32) -> Option<File> {
 
 /// Whether a descriptor is ours.
 pub(crate) fn is_ours(descriptor: i32) -> bool {
-    entry(descriptor).is_some_and(|entry| entry.load(Ordering::Relaxed) != 0)
+    entry(descriptor).is_some_and(|entry| !matches!(entry.load(Ordering::Relaxed), 0 | INTERNAL))
+}
+
+/// Whether a descriptor is one that we use ourselves, of which the program knows nothing.
+pub(crate) fn is_internal(descriptor: i32) -> bool {
+    entry(descriptor).is_some_and(|entry| entry.load(Ordering::Relaxed) == INTERNAL)
+}
+
+/// Notes a descriptor that we use ourselves.
+pub(crate) fn note_internal(descriptor: i32) {
+    if let Some(entry) = entry(descriptor) {
+        entry.store(INTERNAL, Ordering::Release);
+    }
+}
+
+/// A descriptor that we used ourselves is closed.
+pub(crate) fn forget_internal(descriptor: i32) {
+    if let Some(entry) = entry(descriptor) {
+        // One that leads elsewhere by now stays as it is.
+        let _ = entry.compare_exchange(INTERNAL, 0, Ordering::AcqRel, Ordering::Relaxed);
+    }
 }
 
 /// Whether there was ever one.
@@ -237,11 +259,27 @@ pub(crate) fn open(session: u32, inode: InodeId, kind: FileKind, flags: i32) -> 
 /// # Errors
 /// `EMFILE`; `EINVAL` where `from` is beyond what there can be.
 pub(crate) fn install(file: &File, from: i32, cloexec: bool) -> Result<i32, Errno> {
+    let number = reserve(from, cloexec)?;
+    enter(file, number);
+    Ok(number)
+}
+
+/// Takes a number for a descriptor, with a placeholder in the kernel.
+///
+/// # Errors
+/// As [`install`].
+pub(crate) fn reserve(from: i32, cloexec: bool) -> Result<i32, Errno> {
     let command = if cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD } as u64;
-    let placeholder = session::placeholder()? as u64;
-    // SAFETY: it makes a descriptor.
-    let number = unsafe { system_call(libc::SYS_fcntl as u64, [placeholder, command, from as u64, 0, 0, 0]) };
-    let number = i32::try_from(number).map_err(|_| Errno::EIO)?;
+    let duplicate = |placeholder: i32| {
+        // SAFETY: it makes a descriptor.
+        unsafe { system_call(libc::SYS_fcntl as u64, [placeholder as u64, command, from as u64, 0, 0, 0]) as i32 }
+    };
+    let mut number = duplicate(session::placeholder()?);
+    if number == -libc::EBADF {
+        // The program has closed it, past libc.
+        session::forget_placeholder();
+        number = duplicate(session::placeholder()?);
+    }
     if number < 0 {
         return Err(Errno(-number));
     }
@@ -249,7 +287,6 @@ pub(crate) fn install(file: &File, from: i32, cloexec: bool) -> Result<i32, Errn
         close_number(number);
         return Err(Errno::EMFILE);
     }
-    enter(file, number);
     Ok(number)
 }
 
@@ -263,13 +300,18 @@ pub(crate) fn enter(file: &File, number: i32) {
 pub(crate) fn remove(descriptor: i32) -> Option<File> {
     let _one_at_a_time = locked(&TABLE);
     let number = entry(descriptor)?.swap(0, Ordering::AcqRel);
-    (number != 0).then(|| File { number })
+    (number != 0 && number != INTERNAL).then(|| File { number })
 }
 
 /// Closes the kernel's descriptor.
 pub(crate) fn close_number(descriptor: i32) -> i64 {
     // SAFETY: the program, or we, are done with it.
     unsafe { system_call(libc::SYS_close as u64, [descriptor as u64, 0, 0, 0, 0, 0]) }
+}
+
+/// Keeps other threads from changing which numbers lead where.
+pub(crate) fn hold() -> MutexGuard<'static, ()> {
+    locked(&TABLE)
 }
 
 /// What ends with the last reference to an open file.

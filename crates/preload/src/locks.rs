@@ -97,7 +97,7 @@ pub(crate) fn with_real<R>(
             if hands_over {
                 *through = Through::HandedOver(descriptor);
             }
-            session::look_at(descriptor);
+            materialise::renew_size(descriptor, file);
             then(descriptor)
         }
         known => {
@@ -124,7 +124,7 @@ pub(crate) fn forget(file: &File) {
     }
     let Ok(locked) = locked(file) else { return };
     match files().as_mut().and_then(|files| files.remove(&locked)) {
-        Some(Through::Own(descriptor) | Through::HandedOver(descriptor)) => drop(descriptors::close_number(descriptor)),
+        Some(Through::Own(descriptor) | Through::HandedOver(descriptor)) => close(descriptor),
         // It goes again at once. Where it can't be made, SharedFS is away, and the locks with it.
         Some(Through::Kernel) => drop(materialise::beside(file)),
         None => {}
@@ -135,7 +135,12 @@ pub(crate) fn forget(file: &File) {
 pub(crate) fn forget_all() {
     for (_, through) in files().take().into_iter().flatten() {
         if let Through::Own(descriptor) | Through::HandedOver(descriptor) = through {
-            descriptors::close_number(descriptor);
+            close(descriptor);
         }
     }
+}
+
+fn close(descriptor: i32) {
+    descriptors::forget_internal(descriptor);
+    descriptors::close_number(descriptor);
 }

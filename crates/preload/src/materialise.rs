@@ -2,7 +2,10 @@
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use ashlar_types::Errno;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use ashlar_types::{Errno, InodeId};
 
 use crate::arch::system_call;
 use crate::descriptors::{self, File, Place};
@@ -17,6 +20,9 @@ const KEPT_FLAGS: i32 = libc::O_ACCMODE
     | libc::O_DSYNC
     | libc::O_NOATIME;
 
+/// How often the kernel is asked for a size until it has the right one. While a file grows all the time it never has.
+const SIZE_TRIES: u32 = 64;
+
 /// A real open file beside one of ours, with its access mode and flags.
 ///
 /// # Errors
@@ -25,9 +31,20 @@ pub(crate) fn beside(file: &File) -> Result<OwnedFd, Errno> {
     let session = file.session()?;
     let directory = if file.is_directory() { libc::O_DIRECTORY } else { 0 };
     let real = session.fs.materialise(session.root(), file.inode(), (file.flags() & KEPT_FLAGS | directory) as u32)?;
-    // The kernel may have an older size, and goes by that where a mapping of the file is touched: it does not ask then.
-    session::look_at(real.as_raw_fd());
+    renew_size(real.as_raw_fd(), file);
     Ok(real)
+}
+
+/// Sees to it that the kernel has the size that a file has: it goes by that where a mapping of the file is touched, and does not ask
+/// then. An answer that comes when a lease has just moved it does not take.
+pub(crate) fn renew_size(real: i32, file: &File) {
+    for _ in 0..SIZE_TRIES {
+        let kernel = session::size_of(real);
+        let ours = file.session().and_then(|session| session.fs.attributes(file.inode()));
+        if ours.is_ok_and(|found| Some(found.inode.size) == kernel) {
+            return;
+        }
+    }
 }
 
 /// Moves a descriptor to where a program does not look for its own.
@@ -41,6 +58,7 @@ pub(crate) fn high(low: OwnedFd) -> Result<OwnedFd, Errno> {
     if made < 0 {
         return Err(Errno(-made as i32));
     }
+    descriptors::note_internal(made as i32);
     // SAFETY: the descriptor is new.
     Ok(unsafe { OwnedFd::from_raw_fd(made as i32) })
 }
@@ -81,6 +99,43 @@ fn put(real: i32, number: Option<i32>, place: &Place) -> Result<(), Errno> {
         system_call(libc::SYS_dup3 as u64, arguments)
     };
     if done < 0 { Err(Errno(-done as i32)) } else { Ok(()) }
+}
+
+/// Files that the process has mapped for sharing: what a mapping shows and what descriptors read and write must be the same at once, so
+/// the kernel has them from then on.
+static MAPPED: Mutex<Vec<(u32, InodeId)>> = Mutex::new(Vec::new());
+static IS_ANY_MAPPED: AtomicBool = AtomicBool::new(false);
+/// More files than these are not kept apart: then all are the kernel's.
+const MAPPED_MAX: usize = 1024;
+
+/// Whether a file is the kernel's since it was mapped for sharing.
+pub(crate) fn is_mapped(session: u32, inode: InodeId) -> bool {
+    IS_ANY_MAPPED.load(Ordering::Acquire) && {
+        let mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+        mapped.len() >= MAPPED_MAX || mapped.contains(&(session, inode))
+    }
+}
+
+/// A file is about to be mapped for sharing: all its descriptors become the kernel's, and those that come are so at once.
+///
+/// # Errors
+/// As [`descriptor`].
+pub(crate) fn map_shared(file: &File) -> Result<(), Errno> {
+    let this = (file.session()?.number, file.inode());
+    {
+        let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+        if mapped.len() < MAPPED_MAX && !mapped.contains(&this) {
+            mapped.push(this);
+        }
+        IS_ANY_MAPPED.store(true, Ordering::Release);
+    }
+    for number in descriptors::ours(0, u32::MAX) {
+        let Some(other) = descriptors::file(number) else { continue };
+        if (other.session()?.number, other.inode()) == this {
+            file_of(&other)?;
+        }
+    }
+    Ok(())
 }
 
 /// Makes all descriptors the kernel's. One that can't be stays ours: what does not know us finds the placeholder there, and an error.

@@ -19,6 +19,8 @@ const USER_START: u64 = 0x1000;
 const REMEMBERED: usize = 1024;
 /// More pages than these are asked about each time: next to copying them that costs nothing.
 const REMEMBERED_AT_ONCE: u64 = 64;
+/// It takes pages away that were mapped.
+pub(crate) const MADV_GUARD_INSTALL: u64 = 102;
 const MADV_POPULATE_READ: u64 = 22;
 const MADV_POPULATE_WRITE: u64 = 23;
 /// The longest path, with its end.
@@ -89,11 +91,21 @@ fn ask(start: u64, bytes: u64, what: Use) -> Result<(), Errno> {
         return match -answer as i32 {
             0 => Ok(()),
             libc::EINTR | libc::EAGAIN => continue,
-            // A kernel before 5.14, or memory that it can't speak of, such as a device's.
+            // What can be read and not written gets the same answer as a request that a kernel before 5.14 does not know, and as memory that
+            // this one can't speak of, such as a device's.
+            libc::EINVAL if what == Use::Write && has_populate() && ask(start, bytes, Use::Read).is_ok() => {
+                Err(Errno::EFAULT)
+            }
             libc::EINVAL => probe(start, bytes),
             _ => Err(Errno::EFAULT),
         };
     }
+}
+
+/// Whether the kernel can be asked: it then says that nothing at all is there.
+fn has_populate() -> bool {
+    // SAFETY: no memory is named.
+    unsafe { system_call(libc::SYS_madvise as u64, [PAGE, 0, MADV_POPULATE_READ, 0, 0, 0]) == 0 }
 }
 
 /// Reads a byte of each page by a system call. That they may be written is taken on trust.

@@ -11,6 +11,7 @@ use ashlar_types::{Credentials, Errno, InodeId};
 use ashlar_wire::SessionKind;
 
 use crate::arch::system_call;
+use crate::descriptors;
 use crate::submounts::{self, Covered};
 
 /// Mounts that a process can use.
@@ -144,9 +145,26 @@ fn connect(number: u32) -> Result<Session, String> {
         descriptors_from: floor() as i32,
     };
     let who = credentials().ok_or("the process has other rights than its user")?;
+    let before = open_from(floor());
     let fs = LibFs::connect(&options).map_err(|error| error.to_string())?;
+    note_descriptors(&before);
     let covered = Covered::new(&mount.path, &fs);
     Ok(Session { number, fs, who, device, covered, root })
+}
+
+/// Those of the descriptors from a number on that are open.
+fn open_from(least: u64) -> Vec<u64> {
+    let is_open = |number: &u64| {
+        // SAFETY: it asks for a flag.
+        unsafe { system_call(libc::SYS_fcntl as u64, [*number, libc::F_GETFD as u64, 0, 0, 0, 0]) >= 0 }
+    };
+    (least..least + DESCRIPTORS_KEPT).filter(is_open).collect()
+}
+
+/// Notes those that LibFS has opened for itself, beside those that were there before.
+fn note_descriptors(before: &[u64]) {
+    let new = open_from(floor()).into_iter().filter(|number| !before.contains(number));
+    new.for_each(|number| descriptors::note_internal(number as i32));
 }
 
 /// The mount's root, opened where a program does not look for descriptors.
@@ -173,6 +191,7 @@ fn open_high(path: &CString, flags: i32) -> Result<OwnedFd, Errno> {
     if high < 0 {
         return Err(Errno(-high as i32));
     }
+    descriptors::note_internal(high as i32);
     // SAFETY: the descriptor is new.
     Ok(unsafe { OwnedFd::from_raw_fd(high as i32) })
 }
@@ -234,6 +253,12 @@ fn credentials() -> Option<Credentials> {
         )
     };
     groups.truncate(usize::try_from(count).unwrap_or(0));
+    // In a namespace of users, numbers mean others than to SharedFS.
+    let is_mapped = std::fs::read_to_string("/proc/self/uid_map")
+        .is_ok_and(|map| map.split_ascii_whitespace().eq(["0", "0", "4294967295"]));
+    if !is_mapped {
+        return None;
+    }
     let capable = file_capabilities();
     let is_plain = if uid == 0 { capable == FILE_CAPABILITIES } else { capable == 0 };
     ((uid, gid) == (fs_uid, fs_gid) && is_plain).then_some(Credentials { uid, gid, groups, checked: false })
@@ -260,7 +285,8 @@ pub(crate) fn placeholder() -> Result<i32, Errno> {
     match PLACEHOLDER.compare_exchange(-1, made, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Ok(made),
         Err(first) => {
-            crate::descriptors::close_number(made);
+            descriptors::forget_internal(made);
+            descriptors::close_number(made);
             Ok(first)
         }
     }
@@ -281,13 +307,19 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Session> {
 pub(crate) fn hold() -> impl Drop {
     struct Both(
         #[allow(dead_code, reason = "it is let go")] std::sync::MutexGuard<'static, ()>,
+        #[allow(dead_code, reason = "as above")] std::sync::MutexGuard<'static, ()>,
         #[allow(dead_code, reason = "as above")] crate::heap::Held<'static>,
     );
     impl Drop for Both {
         fn drop(&mut self) {}
     }
     let connecting = CONNECTING.lock().unwrap_or_else(PoisonError::into_inner);
-    Both(connecting, crate::HEAP.hold())
+    Both(connecting, descriptors::hold(), crate::HEAP.hold())
+}
+
+/// The placeholder is not what it was any more.
+pub(crate) fn forget_placeholder() {
+    descriptors::forget_internal(PLACEHOLDER.swap(-1, Ordering::AcqRel));
 }
 
 /// Forgets the sessions of the process that this one was forked from, which go on being that one's.
@@ -317,25 +349,26 @@ pub(crate) fn end_all() {
 
 /// The session and the inode of a kernel's descriptor, if it is on one of the mounts in use.
 pub(crate) fn file_of(descriptor: i32) -> Option<(u32, InodeId)> {
-    // SAFETY: zeros are a `statx`, which the call fills; the path is an empty string.
-    let (done, stat) = unsafe {
-        let mut stat: libc::statx = std::mem::zeroed();
-        let flags = (libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC) as u64;
-        let arguments =
-            [descriptor as u64, c"".as_ptr() as u64, flags, libc::STATX_INO.into(), (&raw mut stat) as u64, 0];
-        (system_call(libc::SYS_statx as u64, arguments), stat)
-    };
+    let stat = statx(descriptor, libc::AT_STATX_DONT_SYNC)?;
     let device = libc::makedev(stat.stx_dev_major, stat.stx_dev_minor);
-    let session = all().find(|session| done == 0 && session.device == device)?;
+    let session = all().find(|session| session.device == device)?;
     Some((session.number, InodeId(stat.stx_ino)))
 }
 
-/// Has the kernel ask for a file's attributes, its size among them.
-pub(crate) fn look_at(descriptor: i32) {
-    // SAFETY: zeros are a `stat`, which the call fills.
-    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: the buffer is a `stat`.
-    unsafe { system_call(libc::SYS_fstat as u64, [descriptor as u64, (&raw mut stat) as u64, 0, 0, 0, 0]) };
+/// Has the kernel ask for a file's attributes, whatever it takes them for, and says which size it takes it to have then.
+pub(crate) fn size_of(descriptor: i32) -> Option<u64> {
+    statx(descriptor, libc::AT_STATX_FORCE_SYNC).map(|stat| stat.stx_size)
+}
+
+fn statx(descriptor: i32, how: i32) -> Option<libc::statx> {
+    // SAFETY: zeros are a `statx`, which the call fills; the path is an empty string.
+    let (done, stat) = unsafe {
+        let mut stat: libc::statx = std::mem::zeroed();
+        let (flags, wanted) = ((libc::AT_EMPTY_PATH | how) as u64, u64::from(libc::STATX_INO | libc::STATX_SIZE));
+        let arguments = [descriptor as u64, c"".as_ptr() as u64, flags, wanted, (&raw mut stat) as u64, 0];
+        (system_call(libc::SYS_statx as u64, arguments), stat)
+    };
+    (done == 0).then_some(stat)
 }
 
 /// Finds out the file creation mask, which can only be read by setting it; no other thread runs yet.

@@ -35,7 +35,7 @@ pub(crate) fn take() -> *mut u8 {
     (start as u64 + GUARD_BYTES + STACK_BYTES) as *mut u8
 }
 
-/// Gives one back, on which a call may still run that is about to end its thread.
+/// Gives one back, on which nobody runs any more.
 pub(crate) fn give_back(end: *mut u8) {
     if end.is_null() {
         return;
@@ -45,6 +45,10 @@ pub(crate) fn give_back(end: *mut u8) {
         if count < SPARE_MAX {
             spare.0[count] = end as usize;
             spare.1 = count + 1;
+            return;
         }
     }
+    let start = end as u64 - STACK_BYTES - GUARD_BYTES;
+    // SAFETY: nobody runs on it.
+    unsafe { system_call(libc::SYS_munmap as u64, [start, STACK_BYTES + GUARD_BYTES, 0, 0, 0, 0]) };
 }

@@ -62,17 +62,18 @@ impl Connection {
         Ok(Self::from_socket(UnixStream::connect(path)?))
     }
 
-    /// As [`Self::connect`], with a descriptor whose number is at least `least`.
+    /// As [`Self::connect`], with a descriptor whose number is at least `least`, where there is such a one.
     ///
     /// # Errors
-    /// As [`Self::connect`]; where there is no such descriptor to be had.
+    /// As [`Self::connect`].
     pub fn connect_above(path: &Path, least: i32) -> Result<Self, WireError> {
         let socket = UnixStream::connect(path)?;
         if least <= socket.as_raw_fd() {
             return Ok(Self::from_socket(socket));
         }
-        let moved = rustix::io::fcntl_dupfd_cloexec(&socket, least).map_err(io::Error::from)?;
-        Ok(Self::from_socket(UnixStream::from(moved)))
+        // There may be no such numbers any more, where the process has lowered its limit since.
+        let moved = rustix::io::fcntl_dupfd_cloexec(&socket, least).map(UnixStream::from);
+        Ok(Self::from_socket(moved.unwrap_or(socket)))
     }
 
     /// Wraps a connected socket.

@@ -13,6 +13,8 @@ use crate::session::{self, Session};
 const TRANSFER_MAX: usize = 0x7fff_f000;
 /// The most parts of one transfer (`IOV_MAX`).
 const PARTS_MAX: usize = 1024;
+/// The most that one call writes of several parts: the caller goes on from there.
+const JOINED_MAX: usize = 64 << 20;
 /// Bytes that are copied at a time between descriptors.
 const COPY_BYTES: usize = 256 << 10;
 /// `SEEK_SET`, … as the kernel numbers them.
@@ -196,9 +198,13 @@ fn write_parts(
 
 /// The bytes of several parts. One call is one write, so that nobody sees a part of it.
 fn join(parts: &[libc::iovec]) -> Result<Vec<u8>, Errno> {
-    let mut joined = Vec::with_capacity(parts.iter().map(|part| part.iov_len).sum());
+    let mut joined = Vec::new();
+    joined
+        .try_reserve_exact(parts.iter().map(|part| part.iov_len).sum::<usize>().min(JOINED_MAX))
+        .map_err(|_| Errno::ENOMEM)?;
     for part in parts {
-        match memory::bytes(part.iov_base as u64, part.iov_len) {
+        let length = part.iov_len.min(JOINED_MAX - joined.len());
+        match memory::bytes(part.iov_base as u64, length) {
             Ok(bytes) => joined.extend_from_slice(bytes),
             Err(errno) if joined.is_empty() => return Err(errno),
             Err(_) => break,

@@ -12,16 +12,16 @@ const CHANGEABLE: i32 = libc::O_APPEND | libc::O_NONBLOCK | libc::O_ASYNC | libc
 /// A file that is larger than 2 GiB may be opened: always so on 64 bits, and shown by `F_GETFL`.
 const LARGE_FILE: i32 = 0o100_000;
 const TCGETS: u64 = libc::TCGETS;
-const CLOSE_RANGE_CLOEXEC: u64 = 4;
 
 /// Serves any of them.
 pub(super) fn serve(number: i64, a: [u64; 6]) -> Served {
     let descriptor = a[0] as i32;
     match number {
+        libc::SYS_close if descriptors::is_internal(descriptor) => Err(Errno::EBADF),
         libc::SYS_close => Ok(close(descriptor)),
         libc::SYS_dup => duplicate(descriptor, 0, false),
-        libc::SYS_dup2 => duplicate_to(descriptor, a[1] as i32, 0),
-        libc::SYS_dup3 => duplicate_to(descriptor, a[1] as i32, a[2] as i32),
+        libc::SYS_dup2 => duplicate_to(descriptor, a[1] as i32, 0, false),
+        libc::SYS_dup3 => duplicate_to(descriptor, a[1] as i32, a[2] as i32, true),
         libc::SYS_close_range => close_range(a),
         libc::SYS_fcntl => control(descriptor, a[1] as i32, a[2]),
         // No terminal: what stdio asks of each file that it writes to.
@@ -46,16 +46,20 @@ fn duplicate(descriptor: i32, from: i32, cloexec: bool) -> Served {
 }
 
 /// `dup2` and `dup3`, where the one or the other descriptor is ours.
-fn duplicate_to(old: i32, new: i32, flags: i32) -> Served {
+fn duplicate_to(old: i32, new: i32, flags: i32, is_dup3: bool) -> Served {
     let file = descriptors::file(old);
+    let number = if is_dup3 { libc::SYS_dup3 } else { libc::SYS_dup2 };
+    let call = || {
+        // SAFETY: the program's own call.
+        unsafe { system_call(number as u64, [old as u64, new as u64, flags as u64, 0, 0, 0]) }
+    };
     if old == new {
-        return if file.is_some() && flags == 0 { Ok(Some(new.into())) } else { Ok(None) };
+        // The kernel does nothing, or says what is wrong; the placeholder will do for that.
+        return Ok(Some(call()));
     }
     // The placeholder goes where the number is to be, and takes away what the kernel has there. A flag that there is none of is an
     // error, and so is a number that can't be.
-    let number = if flags == 0 { libc::SYS_dup2 } else { libc::SYS_dup3 };
-    // SAFETY: the program's own call.
-    let done = unsafe { system_call(number as u64, [old as u64, new as u64, flags as u64, 0, 0, 0]) };
+    let done = call();
     if done < 0 {
         return Ok(Some(done));
     }
@@ -75,13 +79,27 @@ fn duplicate_to(old: i32, new: i32, flags: i32) -> Served {
 
 fn close_range(a: [u64; 6]) -> Served {
     let (first, last) = (a[0] as u32, a[1] as u32);
-    if first > last || a[2] & CLOSE_RANGE_CLOEXEC != 0 {
+    if first > last || a[2] != 0 {
         return Ok(None);
     }
     for descriptor in descriptors::ours(first, last) {
         close(descriptor);
     }
-    Ok(None)
+    // Around those that the program does not know of.
+    let mut from = first;
+    let highest = last.min(crate::arch::DESCRIPTORS as u32);
+    for internal in (first..=highest).filter(|&number| descriptors::is_internal(number as i32)) {
+        if from < internal {
+            close_kernel_range(from, internal - 1);
+        }
+        from = internal + 1;
+    }
+    Ok(Some(if from <= last { close_kernel_range(from, last) } else { 0 }))
+}
+
+fn close_kernel_range(first: u32, last: u32) -> i64 {
+    // SAFETY: the program's own call, or a part of it.
+    unsafe { system_call(libc::SYS_close_range as u64, [first.into(), last.into(), 0, 0, 0, 0]) }
 }
 
 fn control(descriptor: i32, command: i32, argument: u64) -> Served {
@@ -142,7 +160,7 @@ pub(super) fn lock_descriptor(call: [u64; 6]) -> Result<Option<i32>, Errno> {
         materialise::set_offset(number, offset);
     }
     if i32::from(asked.l_whence) == libc::SEEK_END {
-        session::look_at(number);
+        session::size_of(number);
     }
     Ok(Some(number))
 }

@@ -5,6 +5,7 @@ use ashlar_types::{Access, Errno, FileKind, Inode};
 
 use super::Served;
 use crate::descriptors::{self, File};
+use crate::materialise;
 use crate::memory::{self, PATH_MAX};
 use crate::path::{self, Last, Place, Walked};
 use crate::session::{self, Session};
@@ -24,7 +25,7 @@ pub(super) fn open(number: i64, a: [u64; 6]) -> Served {
     let mut buffer = [0; PATH_MAX];
     let text = memory::path(address, &mut buffer)?;
     if let Some(descriptor) = path::descriptor_named(text) {
-        return crate::materialise::descriptor(descriptor).map(|()| None);
+        return materialise::descriptor(descriptor).map(|()| None);
     }
     // A path alone is the kernel's: what is done with its descriptor is nothing that we speed up.
     if flags & libc::O_PATH != 0 {
@@ -35,11 +36,18 @@ pub(super) fn open(number: i64, a: [u64; 6]) -> Served {
     let keeps_link = flags & libc::O_NOFOLLOW != 0 || flags & libc::O_CREAT != 0 && flags & libc::O_EXCL != 0;
     let last = if keeps_link { Last::Keep } else { Last::Follow };
     let Walked::Inside(place) = path::walk(session, start.directory, start.rest, last)? else { return Ok(None) };
-    let file = match open_place(session, &place, flags, mode)? {
-        Some(file) => file,
-        None => return Ok(None),
-    };
-    descriptors::install(&file, 0, flags & libc::O_CLOEXEC != 0).map(|descriptor| Some(descriptor.into()))
+    // Before anything is made or cut off: where there is no number for a descriptor, nothing happens.
+    let number = descriptors::reserve(0, flags & libc::O_CLOEXEC != 0)?;
+    match open_place(session, &place, flags, mode) {
+        Ok(Some(file)) => {
+            descriptors::enter(&file, number);
+            Ok(Some(number.into()))
+        }
+        other => {
+            descriptors::close_number(number);
+            other.map(|_| None)
+        }
+    }
 }
 
 /// Opens what a path leads to; `None` where that is the kernel's.
@@ -72,7 +80,7 @@ fn open_place(session: &Session, place: &Place, flags: i32, mode: u32) -> Result
     }
     let access = wanted_access(flags);
     path::check_access(session, found, access)?;
-    if access.0 & Access::WRITE.0 != 0 && may_run(&found.inode) {
+    if access.0 & Access::WRITE.0 != 0 && may_run(&found.inode) || materialise::is_mapped(session.number, found.id) {
         return Ok(None);
     }
     if flags & libc::O_NOATIME != 0 && session.who.uid != 0 && session.who.uid != found.inode.uid {
@@ -220,9 +228,12 @@ pub(super) fn advise(a: [u64; 6]) -> Served {
 /// `mmap` of a file of ours: of a kernel's descriptor on the same file, which lives as long as the mapping.
 pub(super) fn map(a: [u64; 6]) -> Served {
     let Some(file) = descriptors::file(a[4] as i32) else { return Ok(None) };
-    // A shared mapping through which the file may change and the file's descriptors must see each other at once.
-    if a[3] & libc::MAP_SHARED as u64 != 0 && file.may_write() {
-        return Ok(None);
+    if a[3] & libc::MAP_TYPE as u64 != libc::MAP_PRIVATE as u64 {
+        materialise::map_shared(&file)?;
+        // SAFETY: the program's own call.
+        let mapped = unsafe { crate::arch::system_call(libc::SYS_mmap as u64, a) };
+        materialise::renew_size(a[4] as i32, &file);
+        return Ok(Some(mapped));
     }
     crate::locks::with_real(&file, false, |real| {
         let arguments = [a[0], a[1], a[2], a[3], real as u64, a[5]];

@@ -64,10 +64,6 @@ pub(super) fn serve(call: &mut Frame) -> Served {
             materialise::descriptor(a[0] as i32)?;
             execute(call.rax, a, 3)
         }
-        libc::SYS_exit => {
-            hook::leave_stack();
-            Ok(None)
-        }
         libc::SYS_chdir | libc::SYS_fchdir => change_directory(call),
         libc::SYS_umask => {
             let result = kernel(call);
