@@ -4,17 +4,16 @@
 //! is written down by that process in `/run/ashlar/PROCESS.json`; a record whose process is gone is removed by whoever
 //! finds it.
 
-use std::ffi::OsString;
 use std::fs;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use ashlar_types::{MountLine, topmost_mount};
 use serde::{Deserialize, Serialize};
 
 use crate::error::CliError;
 
 const RECORDS: &str = "/run/ashlar";
-const FILE_SYSTEM_TYPE: &str = "fuse.ashlar";
 
 /// A mount and who stands behind it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,48 +91,11 @@ pub fn is_topmost(record: &MountRecord) -> bool {
 }
 
 fn is_mounted_in(table: &[u8], directory: &Path) -> bool {
-    topmost(table, directory).is_some_and(|line| line.kind == FILE_SYSTEM_TYPE.as_bytes())
+    topmost(table, directory).is_some_and(|line| line.is_ashlar())
 }
 
-fn topmost(table: &[u8], directory: &Path) -> Option<Line> {
-    // What was mounted last stands last, and hides what it was mounted over.
-    table.rsplit(|&byte| byte == b'\n').filter_map(parse).find(|line| line.point == directory)
-}
-
-/// A line of mountinfo, as far as it is of interest.
-struct Line {
-    point: PathBuf,
-    kind: Vec<u8>,
-    source: Vec<u8>,
-}
-
-/// Reads a line: `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw`.
-fn parse(line: &[u8]) -> Option<Line> {
-    let mut words = line.split(|&byte| byte == b' ');
-    let point = words.nth(4)?;
-    let mut behind = words.skip_while(|word| *word != b"-").skip(1);
-    let (kind, source) = (behind.next()?.to_vec(), unescape(behind.next().unwrap_or_default()));
-    Some(Line { point: PathBuf::from(OsString::from_vec(unescape(point))), kind, source })
-}
-
-/// Blanks and backslashes stand as three octal digits behind a backslash.
-fn unescape(word: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(word.len());
-    let mut rest = word;
-    while let Some((&first, tail)) = rest.split_first() {
-        let octal = tail.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
-        match octal.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(byte) if first == b'\\' => {
-                bytes.push(byte);
-                rest = &tail[3..];
-            }
-            _ => {
-                bytes.push(first);
-                rest = tail;
-            }
-        }
-    }
-    bytes
+fn topmost<'a>(table: &'a [u8], directory: &Path) -> Option<MountLine<'a>> {
+    topmost_mount(table, directory.as_os_str().as_bytes())
 }
 
 /// The path of `directory` as the kernel's table has it, without a look at what is mounted on it, which may be dead.

@@ -7,6 +7,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use ashlar_wire::{MOUNTS_VARIABLE, PLANS_VARIABLE, encode_mounts};
+
 use crate::arena::Place;
 use crate::arguments::RunArguments;
 use crate::error::CliError;
@@ -15,9 +17,6 @@ use crate::mounts;
 /// The library that is loaded: beside the command where it was built, below `lib` where it was installed.
 const LIBRARY: &str = "libashlar_preload.so";
 const PLACES: [&str; 2] = ["", "../lib/ashlar"];
-/// What the library is told: mounts with their sockets, apart by these.
-const FIELD: u8 = 0x1f;
-const RECORD: u8 = 0x1e;
 /// Where it keeps what it has found out about a libc.
 const PLANS_OF_ROOT: &str = "/run/ashlar/plans";
 /// Programs that can't be run have these exit statuses in shells.
@@ -30,9 +29,9 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, CliError> {
     let mounts = mounts_in_words()?;
     let Some((program, rest)) = arguments.command.split_first() else { return Err(CliError::Misunderstood) };
     let mut command = Command::new(program);
-    command.args(rest).env("ASHLAR_RUN", OsStr::from_bytes(&mounts)).env("LD_PRELOAD", preload(&library));
+    command.args(rest).env(MOUNTS_VARIABLE, OsStr::from_bytes(&mounts)).env("LD_PRELOAD", preload(&library));
     if let Some(plans) = plans() {
-        command.env("ASHLAR_PLANS", plans);
+        command.env(PLANS_VARIABLE, plans);
     }
     let error = command.exec();
     let missing = error.kind() == std::io::ErrorKind::NotFound;
@@ -51,21 +50,12 @@ fn library() -> Result<PathBuf, CliError> {
 
 /// All mounts that can be used.
 fn mounts_in_words() -> Result<Vec<u8>, CliError> {
-    let mut words = Vec::new();
-    for record in mounts::records() {
-        let is_topmost = mounts::is_topmost(&record);
-        let directory = record.directory.as_os_str().as_bytes();
-        let socket = Place::at(record.arena)?.socket();
-        if directory.contains(&FIELD) || directory.contains(&RECORD) || !is_topmost {
-            continue;
-        }
-        if !words.is_empty() {
-            words.push(RECORD);
-        }
-        words.extend_from_slice(directory);
-        words.push(FIELD);
-        words.extend_from_slice(socket.as_os_str().as_bytes());
+    let mut used = Vec::new();
+    for record in mounts::records().into_iter().filter(mounts::is_topmost) {
+        used.push((record.directory, Place::at(record.arena)?.socket()));
     }
+    let bytes = used.iter().map(|(point, socket)| (point.as_os_str().as_bytes(), socket.as_os_str().as_bytes()));
+    let words = encode_mounts(bytes);
     if words.is_empty() { Err(CliError::NothingMounted) } else { Ok(words) }
 }
 

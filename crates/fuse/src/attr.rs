@@ -8,8 +8,6 @@ use crate::file_system::FileSystem;
 use crate::proto::{Attr, AttrOut, EntryOut, SetattrIn, StatfsOut, Statx, StatxOut, SxTime, Text, fattr};
 use crate::reply::Check;
 
-/// Sectors of 512 bytes, in which `st_blocks` counts, in a block.
-const SECTORS_PER_BLOCK: u64 = BLOCK_BYTES / 512;
 /// `STATX_BASIC_STATS` and `STATX_BTIME`.
 const STATX_MASK: u32 = 0x7ff | 0x800;
 
@@ -23,7 +21,7 @@ pub(crate) fn attr(id: InodeId, inode: &Inode) -> Attr {
     Attr {
         ino: id.0,
         size: inode.size,
-        blocks: inode.blocks.saturating_mul(SECTORS_PER_BLOCK),
+        blocks: inode.st_blocks(),
         // Seconds before 1970 are negative; the kernel takes the number's bits as they are.
         atime: inode.accessed.seconds as u64,
         mtime: inode.modified.seconds as u64,
@@ -35,16 +33,10 @@ pub(crate) fn attr(id: InodeId, inode: &Inode) -> Attr {
         nlink: inode.links,
         uid: inode.uid,
         gid: inode.gid,
-        rdev: device_number(inode.device),
+        rdev: inode.st_rdev(),
         blksize: BLOCK_BYTES as u32,
         flags: 0,
     }
-}
-
-/// A device's number as the protocol has it: the low 32 bits of glibc's `dev_t`, which hold 12 bits of the major number
-/// and 20 of the minor one, all that Linux has.
-const fn device_number(device: u64) -> u32 {
-    (device & 0xffff_ffff) as u32
 }
 
 fn sx_time(time: Timestamp) -> SxTime {
@@ -53,7 +45,7 @@ fn sx_time(time: Timestamp) -> SxTime {
 
 fn statx(found: &Found) -> Statx {
     let inode = &found.inode;
-    let device = device_number(inode.device);
+    let device = inode.st_rdev();
     Statx {
         mask: STATX_MASK,
         blksize: BLOCK_BYTES as u32,
@@ -63,7 +55,7 @@ fn statx(found: &Found) -> Statx {
         mode: (inode.st_mode() & 0xffff) as u16,
         ino: found.id.0,
         size: inode.size,
-        blocks: inode.blocks.saturating_mul(SECTORS_PER_BLOCK),
+        blocks: inode.st_blocks(),
         atime: sx_time(inode.accessed),
         btime: sx_time(inode.born),
         ctime: sx_time(inode.changed),

@@ -1,7 +1,7 @@
 //! Directories: OPENDIR, READDIR, READDIRPLUS, RELEASEDIR.
 
 use ashlar_libfs::Listed;
-use ashlar_types::{Errno, FileKind, InodeId};
+use ashlar_types::{COOKIE_PARENT, COOKIE_SELF, Errno, FileKind, InodeId};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::attr::{attr, validity};
@@ -11,10 +11,6 @@ use crate::file_system::FileSystem;
 use crate::proto::{Dirent, EntryOut, OpenOut, ReadIn, fopen};
 use crate::reply::{Check, Reply};
 
-/// Where a listing goes on after ".".
-const AFTER_SELF: u64 = 1;
-/// Where a listing goes on after "..". Cookies of names are larger.
-const AFTER_PARENT: u64 = 2;
 const ENTRY_BYTES: usize = size_of::<EntryOut>() + size_of::<Dirent>();
 
 /// Entries on their way into a reply.
@@ -123,16 +119,16 @@ impl<F: FileSystem> Call<'_, F> {
         let fs = &self.server.file_system;
         let size = (asked.size as usize).min(TRANSFER_BYTES);
         let mut page = Page { reply: self.reply, directory, size, plus, last: (0, 0, 0), result: Ok(()) };
-        if asked.offset < AFTER_SELF && !page.add(&dot(b".", directory, AFTER_SELF)) {
+        if asked.offset < COOKIE_SELF && !page.add(&dot(b".", directory, COOKIE_SELF)) {
             return page.result;
         }
-        if asked.offset < AFTER_PARENT {
+        if asked.offset < COOKIE_PARENT {
             let parent = fs.attributes(directory)?.inode.parent;
-            if !page.add(&dot(b"..", parent, AFTER_PARENT)) {
+            if !page.add(&dot(b"..", parent, COOKIE_PARENT)) {
                 return page.result;
             }
         }
-        let after = if asked.offset <= AFTER_PARENT { 0 } else { asked.offset };
+        let after = if asked.offset <= COOKIE_PARENT { 0 } else { asked.offset };
         fs.list(directory, after, &mut |listed| page.add(&listed))?;
         page.result
     }

@@ -17,9 +17,6 @@ use crate::mountinfo;
 use crate::negotiate::negotiate;
 use crate::server::Server;
 
-/// The type under which mounts of Ashlar stand in the kernel's table.
-pub(crate) const FILE_SYSTEM_TYPE: &str = "fuse.ashlar";
-
 /// How far ahead the kernel reads in a file that's read in order, in KiB: one request of the largest size.
 const READ_AHEAD_KIB: usize = TRANSFER_BYTES / 1024;
 
@@ -203,7 +200,7 @@ fn attach(device: &Device, path: &Path, options: &MountOptions) -> Result<(), Mo
     // Set-id programs and devices work as on any file system: root mounts, and the file system is the machine's own.
     let flags = if options.read_only { MountFlags::RDONLY } else { MountFlags::empty() };
     let source = if options.source.is_empty() { "ashlar" } else { &options.source };
-    rustix::mount::mount(source, path, FILE_SYSTEM_TYPE, flags, data.as_c_str()).map_err(|errno| match errno {
+    rustix::mount::mount(source, path, ashlar_types::MOUNT_TYPE, flags, data.as_c_str()).map_err(|errno| match errno {
         Errno::PERM => MountError::NotRoot { path: path.to_owned() },
         Errno::NODEV => MountError::NoDevice(errno),
         Errno::BUSY => MountError::AlreadyMounted { path: path.to_owned() },

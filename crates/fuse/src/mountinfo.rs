@@ -1,10 +1,9 @@
 //! What the kernel says is mounted: `/proc/self/mountinfo`.
 
-use std::ffi::OsString;
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use crate::mount::FILE_SYSTEM_TYPE;
+use ashlar_types::topmost_mount;
 
 const MOUNTINFO: &str = "/proc/self/mountinfo";
 /// The most symbolic links that the last component of a path may lead through: the kernel's own limit.
@@ -42,34 +41,9 @@ pub(crate) fn find(path: &Path) -> Option<Entry> {
 }
 
 fn find_in(text: &[u8], path: &Path) -> Option<Entry> {
-    // Later lines lie over earlier ones.
-    let line = text.split(|&byte| byte == b'\n').rfind(|line| mount_point(line).is_some_and(|point| point == path))?;
-    let mut fields = line.split(|&byte| byte == b' ');
-    let device = String::from_utf8_lossy(fields.nth(2)?).into_owned();
-    // Optional fields end with a hyphen; the type follows it.
-    let kind = fields.skip_while(|field| *field != b"-").nth(1)?;
-    (kind == FILE_SYSTEM_TYPE.as_bytes()).then(|| Entry { mount_point: path.to_owned(), device })
-}
-
-fn mount_point(line: &[u8]) -> Option<PathBuf> {
-    line.split(|&byte| byte == b' ').nth(4).map(|field| PathBuf::from(OsString::from_vec(unescape(field))))
-}
-
-/// Undoes `\040` and the like.
-fn unescape(field: &[u8]) -> Vec<u8> {
-    let mut plain = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((&first, behind)) = rest.split_first() {
-        let escaped = behind.get(..3).filter(|_| first == b'\\').and_then(|digits| std::str::from_utf8(digits).ok());
-        if let Some(byte) = escaped.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            plain.push(byte);
-            rest = behind.get(3..).unwrap_or_default();
-        } else {
-            plain.push(first);
-            rest = behind;
-        }
-    }
-    plain
+    let line = topmost_mount(text, path.as_os_str().as_bytes())?;
+    let device = String::from_utf8_lossy(line.device).into_owned();
+    line.is_ashlar().then(|| Entry { mount_point: path.to_owned(), device })
 }
 
 /// `path` without symbolic links, as the table has it. A mount point is not looked at itself: a mount that nobody serves
@@ -80,7 +54,7 @@ pub(crate) fn resolve(path: &Path) -> Option<PathBuf> {
     for _ in 0..LINKS_MAX {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return path.canonicalize().ok() };
         let resolved = parent.canonicalize().ok()?.join(name);
-        if is_mount_point(&table, &resolved) {
+        if topmost_mount(&table, resolved.as_os_str().as_bytes()).is_some() {
             return Some(resolved);
         }
         match resolved.read_link() {
@@ -89,10 +63,6 @@ pub(crate) fn resolve(path: &Path) -> Option<PathBuf> {
         }
     }
     None
-}
-
-fn is_mount_point(table: &[u8], path: &Path) -> bool {
-    table.split(|&byte| byte == b'\n').any(|line| mount_point(line).is_some_and(|point| point == path))
 }
 
 #[cfg(test)]

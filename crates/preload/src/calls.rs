@@ -12,6 +12,8 @@ mod names;
 mod process;
 mod waiting;
 
+use std::sync::atomic::Ordering;
+
 use ashlar_types::Errno;
 
 use crate::arch::{ASHLAR_INTEREST, CALLS, Frame, INTEREST_ALWAYS, INTEREST_DESCRIPTOR, INTEREST_NONE};
@@ -213,31 +215,28 @@ pub(crate) fn is_wanted(number: i32) -> bool {
 
 /// Has the entry catch what concerns us.
 pub(crate) fn arm() {
-    use std::sync::atomic::Ordering;
-    for (number, interest) in (0..CALLS as i64).zip(&ASHLAR_INTEREST) {
-        let wanted = match shape(number) {
-            Shape::None => INTEREST_NONE,
-            Shape::Descriptor => INTEREST_DESCRIPTOR,
-            _ => INTEREST_ALWAYS,
-        };
-        interest.store(wanted, Ordering::Relaxed);
-    }
+    set_interest(|number| match shape(number) {
+        Shape::None => INTEREST_NONE,
+        Shape::Descriptor => INTEREST_DESCRIPTOR,
+        _ => INTEREST_ALWAYS,
+    });
 }
 
 /// Has the entry catch nothing any more: the kernel serves the process from here on.
 pub(crate) fn disarm() {
-    use std::sync::atomic::Ordering;
     // Signals whose handlers are ours go on being theirs.
-    let keeps = |number: i64| number == libc::SYS_rt_sigaction;
-    (0..CALLS as i64).zip(&ASHLAR_INTEREST).filter(|(number, _)| !keeps(*number)).for_each(|(_, interest)| {
-        interest.store(INTEREST_NONE, Ordering::Relaxed);
-    });
+    set_interest(|number| if number == libc::SYS_rt_sigaction { INTEREST_ALWAYS } else { INTEREST_NONE });
+}
+
+fn set_interest(wanted: impl Fn(i64) -> u8) {
+    for (number, interest) in (0..CALLS as i64).zip(&ASHLAR_INTEREST) {
+        interest.store(wanted(number), Ordering::Relaxed);
+    }
 }
 
 /// Whether a call must be served here: the quick look, on the program's own stack.
 pub(crate) fn concerns(call: &Frame, is_lent: bool) -> bool {
     let a = &call.arguments;
-    let directory = |index: usize| a[index] as i32;
     // What a process that has borrowed memory does to its descriptors and its signals is no business of the lender's.
     if is_lent {
         return false;
@@ -245,20 +244,43 @@ pub(crate) fn concerns(call: &Frame, is_lent: bool) -> bool {
     match shape(call.rax as i64) {
         Shape::None => false,
         Shape::Descriptor => true,
-        Shape::Path => path::concerns(libc::AT_FDCWD, a[0]),
-        Shape::At => path::concerns(directory(0), a[1]),
-        Shape::TwoPaths => path::concerns(libc::AT_FDCWD, a[0]) || path::concerns(libc::AT_FDCWD, a[1]),
-        Shape::TwoAt => path::concerns(directory(0), a[1]) || path::concerns(directory(2), a[3]),
-        Shape::SecondPath => path::concerns(libc::AT_FDCWD, a[1]),
-        Shape::SecondAt => path::concerns(directory(1), a[2]),
         Shape::Always => looked_at(call),
+        shape => paths_of(shape)
+            .iter()
+            .any(|&(from, path)| path::concerns(from.map_or(libc::AT_FDCWD, |from| a[from] as i32), a[path])),
+    }
+}
+
+/// Where a call's paths stand, each with the place of the directory's descriptor that it begins from, if it has one.
+const fn paths_of(shape: Shape) -> &'static [(Option<usize>, usize)] {
+    match shape {
+        Shape::Path => &[(None, 0)],
+        Shape::At => &[(Some(0), 1)],
+        Shape::TwoPaths => &[(None, 0), (None, 1)],
+        Shape::TwoAt => &[(Some(0), 1), (Some(2), 3)],
+        Shape::SecondPath => &[(None, 1)],
+        Shape::SecondAt => &[(Some(1), 2)],
+        Shape::None | Shape::Descriptor | Shape::Always => &[],
+    }
+}
+
+/// Where the descriptors stand that a call is about.
+const fn descriptors_of(number: i64) -> &'static [usize] {
+    match number {
+        libc::SYS_mmap => &[4],
+        libc::SYS_dup2 | libc::SYS_dup3 | libc::SYS_sendfile | libc::SYS_tee => &[0, 1],
+        libc::SYS_copy_file_range | libc::SYS_splice => &[0, 2],
+        libc::SYS_epoll_ctl => &[2],
+        libc::SYS_fcntl => &[0],
+        _ if matches!(shape(number), Shape::Descriptor) => &[0],
+        _ => &[],
     }
 }
 
 /// The quick look at calls that have no common shape.
 fn looked_at(call: &Frame) -> bool {
     let a = &call.arguments;
-    let ours = |index: usize| descriptors::is_ours(a[index] as i32);
+    let is_ours = || descriptors_of(call.rax as i64).iter().any(|&index| descriptors::is_ours(a[index] as i32));
     match call.rax as i64 {
         libc::SYS_munmap
         | libc::SYS_mprotect
@@ -283,17 +305,21 @@ fn looked_at(call: &Frame) -> bool {
         }
         libc::SYS_mmap => {
             memory::forget();
-            a[3] & libc::MAP_ANONYMOUS as u64 == 0 && ours(4)
+            a[3] & libc::MAP_ANONYMOUS as u64 == 0 && is_ours()
         }
-        libc::SYS_fcntl => ours(0) || descriptor::is_record_lock(a[1]),
+        libc::SYS_fcntl => is_ours() || descriptor::is_record_lock(a[1]),
         libc::SYS_wait4 | libc::SYS_waitid => {
             // A child that has ended may have mounted something.
             submounts::suspect();
             false
         }
-        libc::SYS_dup2 | libc::SYS_dup3 | libc::SYS_sendfile | libc::SYS_tee => ours(0) || ours(1),
-        libc::SYS_copy_file_range | libc::SYS_splice => ours(0) || ours(2),
-        libc::SYS_epoll_ctl => ours(2),
+        libc::SYS_dup2
+        | libc::SYS_dup3
+        | libc::SYS_sendfile
+        | libc::SYS_tee
+        | libc::SYS_copy_file_range
+        | libc::SYS_splice
+        | libc::SYS_epoll_ctl => is_ours(),
         libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 => descriptors::is_any(),
         libc::SYS_close_range | libc::SYS_sendmsg | libc::SYS_sendmmsg => descriptors::is_any(),
         libc::SYS_sync => crate::session::is_any(),
@@ -347,30 +373,10 @@ impl Verdict {
 /// Has the kernel serve a call: descriptors of ours that it names become the kernel's first.
 fn to_kernel(call: &Frame) -> Verdict {
     let a = &call.arguments;
-    let named: &[usize] = match shape(call.rax as i64) {
-        Shape::Descriptor | Shape::At => &[0],
-        Shape::TwoAt => &[0, 2],
-        Shape::SecondAt => &[1],
-        Shape::Always => match call.rax as i64 {
-            libc::SYS_mmap => &[4],
-            libc::SYS_sendfile | libc::SYS_tee => &[0, 1],
-            libc::SYS_copy_file_range | libc::SYS_splice => &[0, 2],
-            libc::SYS_epoll_ctl => &[2],
-            libc::SYS_fcntl => &[0],
-            _ => &[],
-        },
-        _ => &[],
-    };
-    let paths: &[usize] = match shape(call.rax as i64) {
-        Shape::Path => &[0],
-        Shape::At | Shape::SecondPath => &[1],
-        Shape::TwoPaths => &[0, 1],
-        Shape::TwoAt => &[1, 3],
-        Shape::SecondAt => &[2],
-        _ => &[],
-    };
-    let in_paths = paths.iter().filter_map(|&index| path::descriptor_at(a[index]));
-    for descriptor in named.iter().map(|&index| a[index] as i32).chain(in_paths) {
+    let paths = paths_of(shape(call.rax as i64));
+    let named = descriptors_of(call.rax as i64).iter().copied().chain(paths.iter().filter_map(|(from, _)| *from));
+    let in_paths = paths.iter().filter_map(|&(_, path)| path::descriptor_at(a[path]));
+    for descriptor in named.map(|index| a[index] as i32).chain(in_paths) {
         if let Err(errno) = materialise::descriptor(descriptor) {
             return Verdict::Done(-i64::from(errno.0));
         }

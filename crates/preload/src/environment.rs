@@ -4,23 +4,22 @@ use std::ffi::{CStr, c_char};
 use std::sync::OnceLock;
 
 use ashlar_types::Errno;
+use ashlar_wire::{MOUNTS_VARIABLE, PLANS_VARIABLE};
 
 use crate::memory;
 
-/// The mounts, as `ashlar run` names them.
-pub(crate) const MOUNTS: &[u8] = b"ASHLAR_RUN=";
-/// Where plans are kept.
-pub(crate) const PLANS: &[u8] = b"ASHLAR_PLANS=";
 /// The libraries that the dynamic linker loads first.
-const PRELOAD: &[u8] = b"LD_PRELOAD=";
+const PRELOAD: &str = "LD_PRELOAD";
+const NAMES: [&str; 3] = [MOUNTS_VARIABLE, PLANS_VARIABLE, PRELOAD];
 /// More variables than these are more than the kernel takes.
 const VARIABLES_MAX: usize = 1 << 20;
 
 /// The variables as they were when the program began: what it changes in its environment, it inherits all the same.
 static FOUND: OnceLock<[Option<&'static CStr>; 3]> = OnceLock::new();
 
-fn prefixes() -> [&'static [u8]; 3] {
-    [MOUNTS, PLANS, PRELOAD]
+/// What `NAME=VALUE` says, if it is of this name.
+fn value_of<'a>(variable: &'a [u8], name: &str) -> Option<&'a [u8]> {
+    variable.strip_prefix(name.as_bytes())?.strip_prefix(b"=")
 }
 
 /// Takes note of our variables; the environment is the one that the program began with. Returns the mounts and the place of plans.
@@ -34,17 +33,17 @@ pub(crate) unsafe fn find(environment: *const *const c_char) -> Option<(&'static
     unsafe {
         while !(*at).is_null() {
             let variable = CStr::from_ptr(*at);
-            for (place, prefix) in found.iter_mut().zip(prefixes()) {
-                if variable.to_bytes().starts_with(prefix) {
+            for (place, name) in found.iter_mut().zip(NAMES) {
+                if value_of(variable.to_bytes(), name).is_some() {
                     *place = Some(&*Box::leak(variable.to_owned().into_boxed_c_str()));
                 }
             }
             at = at.add(1);
         }
     }
-    let mounts = found[0].map(|variable| &variable.to_bytes()[MOUNTS.len()..]);
-    let plans =
-        found[1].and_then(|variable| CStr::from_bytes_with_nul(&variable.to_bytes_with_nul()[PLANS.len()..]).ok());
+    let mounts = found[0].and_then(|variable| value_of(variable.to_bytes(), MOUNTS_VARIABLE));
+    let plans = found[1].and_then(|variable| value_of(variable.to_bytes_with_nul(), PLANS_VARIABLE));
+    let plans = plans.and_then(|plans| CStr::from_bytes_with_nul(plans).ok());
     // It happens once, before the program runs.
     let _ = FOUND.set(found);
     Some((mounts?, plans))
@@ -81,11 +80,11 @@ pub(crate) fn completed(environment: u64) -> Result<Option<Completed>, Errno> {
             if list.len() == VARIABLES_MAX {
                 return Err(Errno::E2BIG);
             }
-            for (place, prefix) in missing.iter_mut().zip(prefixes()) {
-                let mut start = [0; 16];
-                let length = memory::start_of(variable, &mut start[..prefix.len()]);
-                if &start[..length] == prefix {
-                    if prefix == PRELOAD {
+            let mut start = [0; 16];
+            let length = memory::start_of(variable, &mut start);
+            for (place, name) in missing.iter_mut().zip(NAMES) {
+                if value_of(&start[..length], name).is_some() {
+                    if name == PRELOAD {
                         preload = Some((list.len(), variable));
                     }
                     *place = None;
@@ -99,11 +98,12 @@ pub(crate) fn completed(environment: u64) -> Result<Option<Completed>, Errno> {
         (Some((place, variable)), Some(wanted)) => {
             let mut text = Box::new([0; memory::PATH_MAX]);
             let theirs = memory::path(variable, &mut text)?;
-            let wanted = &wanted.to_bytes()[PRELOAD.len()..];
-            let has = theirs[PRELOAD.len()..]
-                .split(|byte| b": ".contains(byte))
-                .any(|name| wanted.split(|byte| b": ".contains(byte)).next() == Some(name));
-            (!has).then(|| (place, [PRELOAD, wanted, b":", &theirs[PRELOAD.len()..], b"\0"].concat()))
+            let value = |variable| value_of(variable, PRELOAD).unwrap_or_default();
+            let (wanted, theirs) = (value(wanted.to_bytes()), value(theirs));
+            let is_between = |byte: &u8| b": ".contains(byte);
+            let own = wanted.split(is_between).next();
+            let has = theirs.split(is_between).any(|name| Some(name) == own);
+            (!has).then(|| (place, [PRELOAD.as_bytes(), b"=", wanted, b":", theirs, b"\0"].concat()))
         }
         _ => None,
     };

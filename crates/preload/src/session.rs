@@ -1,18 +1,19 @@
 //! Sessions with SharedFS, one for each mount that the process uses, opened at the first use.
 
 use std::ffi::CString;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ashlar_libfs::{LibFs, Options};
 use ashlar_types::{Credentials, Errno, InodeId};
-use ashlar_wire::SessionKind;
+use ashlar_wire::{SessionKind, decode_mounts};
 
 use crate::arch::system_call;
-use crate::descriptors;
+use crate::heap::Held;
 use crate::submounts::{self, Covered};
+use crate::{descriptors, materialise};
 
 /// Mounts that a process can use.
 pub(crate) const MOUNTS_MAX: usize = 8;
@@ -45,6 +46,8 @@ pub(crate) struct Session {
     pub(crate) fs: Arc<LibFs>,
     /// On whose behalf it acts.
     pub(crate) who: Credentials,
+    /// The same, for what is done through an open file: the right to was checked when it was opened.
+    pub(crate) admitted: Credentials,
     /// `st_dev` of all that is in it.
     pub(crate) device: u64,
     /// Directories on which something else is mounted.
@@ -56,6 +59,11 @@ impl Session {
     /// Looks again what is mounted in the mount, if that is due; at once, if `now` says so.
     pub(crate) fn renew_covered(&self, now: bool) {
         self.covered.renew(&mounts()[self.number as usize].path, &self.fs, now);
+    }
+
+    /// Whether a change of content by it clears set-id bits: for all but the super-user.
+    pub(crate) fn strips(&self) -> bool {
+        self.who.uid != 0
     }
 
     /// A descriptor on the mount.
@@ -75,15 +83,13 @@ pub(crate) static UMASK: AtomicU32 = AtomicU32::new(0o022);
 /// The longest that a file may become (`RLIMIT_FSIZE`); 0: not yet asked for.
 static FILE_LIMIT: AtomicU64 = AtomicU64::new(0);
 
-/// Takes note of the mounts, as `ashlar run` tells them: of each the path and the socket, apart by unit separators.
+/// Takes note of the mounts, as `ashlar run` tells them.
 pub(crate) fn set_mounts(text: &[u8]) -> bool {
-    let parse = |record: &[u8]| {
-        let mut fields = record.split(|&byte| byte == 0x1f);
-        let (path, socket) = (fields.next()?.to_vec(), fields.next()?);
+    let told = |(path, socket): (&[u8], &[u8])| {
         let socket = PathBuf::from(std::str::from_utf8(socket).ok()?);
-        path.starts_with(b"/").then_some(Mount { path, socket })
+        path.starts_with(b"/").then(|| Mount { path: path.to_vec(), socket })
     };
-    let mounts: Vec<_> = text.split(|&byte| byte == 0x1e).filter_map(parse).take(MOUNTS_MAX).collect();
+    let mounts: Vec<_> = decode_mounts(text).filter_map(told).take(MOUNTS_MAX).collect();
     let is_any = !mounts.is_empty();
     MOUNTS.set(mounts).is_ok() && is_any
 }
@@ -132,8 +138,9 @@ pub(crate) fn of_mount(number: u32) -> Option<&'static Session> {
 fn connect(number: u32) -> Result<Session, String> {
     let mount = &mounts()[number as usize];
     let root = open_root(mount).map_err(|errno| format!("the mount can't be opened: {errno}"))?;
-    let (device, inode) = identity(root.as_fd()).map_err(|errno| format!("the mount can't be looked at: {errno}"))?;
-    if inode != InodeId::ROOT.0 || !submounts::is_writable_ashlar(&mount.path) {
+    let stat = statx(root.as_raw_fd(), libc::AT_STATX_SYNC_AS_STAT);
+    let (device, inode) = stat.map(identity).map_err(|errno| format!("the mount can't be looked at: {errno}"))?;
+    if inode != InodeId::ROOT || !submounts::is_writable_ashlar(&mount.path) {
         return Err("no Ashlar is mounted there for writing".into());
     }
     let label = std::fs::read_to_string("/proc/self/comm").unwrap_or_default().trim_end().to_owned();
@@ -149,7 +156,8 @@ fn connect(number: u32) -> Result<Session, String> {
     let fs = LibFs::connect(&options).map_err(|error| error.to_string())?;
     note_descriptors(&before);
     let covered = Covered::new(&mount.path, &fs);
-    Ok(Session { number, fs, who, device, covered, root })
+    let admitted = Credentials { checked: true, ..who.clone() };
+    Ok(Session { number, fs, who, admitted, device, covered, root })
 }
 
 /// Those of the descriptors from a number on that are open.
@@ -181,19 +189,8 @@ fn open_high(path: &CString, flags: i32) -> Result<OwnedFd, Errno> {
     if low < 0 {
         return Err(Errno(-low as i32));
     }
-    // SAFETY: it makes a descriptor of one that is ours.
-    let high = unsafe {
-        let command = libc::F_DUPFD_CLOEXEC as u64;
-        let high = system_call(libc::SYS_fcntl as u64, [low as u64, command, floor(), 0, 0, 0]);
-        system_call(libc::SYS_close as u64, [low as u64, 0, 0, 0, 0, 0]);
-        high
-    };
-    if high < 0 {
-        return Err(Errno(-high as i32));
-    }
-    descriptors::note_internal(high as i32);
     // SAFETY: the descriptor is new.
-    Ok(unsafe { OwnedFd::from_raw_fd(high as i32) })
+    materialise::high(unsafe { OwnedFd::from_raw_fd(low as i32) })
 }
 
 /// Where our own descriptors begin.
@@ -226,15 +223,9 @@ pub(crate) fn forget_limits() {
     FILE_LIMIT.store(0, Ordering::Relaxed);
 }
 
-/// `st_dev` and `st_ino` of an open file.
-fn identity(file: BorrowedFd<'_>) -> Result<(u64, u64), Errno> {
-    use std::os::fd::AsRawFd;
-    // SAFETY: zeros are a `stat`, which the call fills.
-    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: the buffer is a `stat`.
-    let done =
-        unsafe { system_call(libc::SYS_fstat as u64, [file.as_raw_fd() as u64, (&raw mut stat) as u64, 0, 0, 0, 0]) };
-    if done < 0 { Err(Errno(-done as i32)) } else { Ok((stat.st_dev, stat.st_ino)) }
+/// `st_dev` and `st_ino`.
+fn identity(stat: libc::statx) -> (u64, InodeId) {
+    (libc::makedev(stat.stx_dev_major, stat.stx_dev_minor), InodeId(stat.stx_ino))
 }
 
 /// On whose behalf the process acts; `None` where its rights are not just those of its user: the kernel knows them.
@@ -280,7 +271,6 @@ pub(crate) fn placeholder() -> Result<i32, Errno> {
     if known >= 0 {
         return Ok(known);
     }
-    use std::os::fd::IntoRawFd;
     let made = open_high(&CString::from(c"/dev/null"), libc::O_PATH)?.into_raw_fd();
     match PLACEHOLDER.compare_exchange(-1, made, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Ok(made),
@@ -302,19 +292,11 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Session> {
     (0..MOUNTS_MAX as u32).filter_map(by_number)
 }
 
-/// Keeps other threads from opening sessions and from the heap, over a fork: who holds a lock there is not in the new process to
-/// let it go.
-pub(crate) fn hold() -> impl Drop {
-    struct Both(
-        #[allow(dead_code, reason = "it is let go")] std::sync::MutexGuard<'static, ()>,
-        #[allow(dead_code, reason = "as above")] std::sync::MutexGuard<'static, ()>,
-        #[allow(dead_code, reason = "as above")] crate::heap::Held<'static>,
-    );
-    impl Drop for Both {
-        fn drop(&mut self) {}
-    }
+/// Keeps other threads from opening sessions, from the table of descriptors and from the heap, over a fork: who holds a lock there is
+/// not in the new process to let it go.
+pub(crate) fn hold() -> (MutexGuard<'static, ()>, MutexGuard<'static, ()>, Held<'static>) {
     let connecting = CONNECTING.lock().unwrap_or_else(PoisonError::into_inner);
-    Both(connecting, descriptors::hold(), crate::HEAP.hold())
+    (connecting, descriptors::hold(), crate::HEAP.hold())
 }
 
 /// The placeholder is not what it was any more.
@@ -324,43 +306,35 @@ pub(crate) fn forget_placeholder() {
 
 /// Forgets the sessions of the process that this one was forked from, which go on being that one's.
 pub(crate) fn forget_all() {
-    for session in &SESSIONS {
-        let session = session.swap(std::ptr::null_mut(), Ordering::AcqRel);
-        // SAFETY: a session that was opened is never freed.
-        if let Some(session) = unsafe { session.as_ref() } {
-            session.fs.hang_up();
-        }
-    }
+    take_all().for_each(|session| session.fs.hang_up());
     crate::locks::forget_all();
-    UNUSABLE.store(0, Ordering::Relaxed);
 }
 
 /// Ends all sessions, with nothing open in them: the process becomes another's, or runs another program.
 pub(crate) fn end_all() {
-    for session in &SESSIONS {
-        let session = session.swap(std::ptr::null_mut(), Ordering::AcqRel);
-        // SAFETY: a session that was opened is never freed.
-        if let Some(session) = unsafe { session.as_ref() } {
-            session.fs.leave();
-        }
-    }
+    take_all().for_each(|session| session.fs.leave());
+}
+
+/// All sessions, which are no more: who comes opens new ones, also where none could be opened before.
+fn take_all() -> impl Iterator<Item = &'static Session> {
     UNUSABLE.store(0, Ordering::Relaxed);
+    // SAFETY: a session that was opened is never freed.
+    SESSIONS.iter().filter_map(|session| unsafe { session.swap(std::ptr::null_mut(), Ordering::AcqRel).as_ref() })
 }
 
 /// The session and the inode of a kernel's descriptor, if it is on one of the mounts in use.
 pub(crate) fn file_of(descriptor: i32) -> Option<(u32, InodeId)> {
-    let stat = statx(descriptor, libc::AT_STATX_DONT_SYNC)?;
-    let device = libc::makedev(stat.stx_dev_major, stat.stx_dev_minor);
+    let (device, inode) = statx(descriptor, libc::AT_STATX_DONT_SYNC).map(identity).ok()?;
     let session = all().find(|session| session.device == device)?;
-    Some((session.number, InodeId(stat.stx_ino)))
+    Some((session.number, inode))
 }
 
 /// Has the kernel ask for a file's attributes, whatever it takes them for, and says which size it takes it to have then.
 pub(crate) fn size_of(descriptor: i32) -> Option<u64> {
-    statx(descriptor, libc::AT_STATX_FORCE_SYNC).map(|stat| stat.stx_size)
+    statx(descriptor, libc::AT_STATX_FORCE_SYNC).ok().map(|stat| stat.stx_size)
 }
 
-fn statx(descriptor: i32, how: i32) -> Option<libc::statx> {
+fn statx(descriptor: i32, how: i32) -> Result<libc::statx, Errno> {
     // SAFETY: zeros are a `statx`, which the call fills; the path is an empty string.
     let (done, stat) = unsafe {
         let mut stat: libc::statx = std::mem::zeroed();
@@ -368,7 +342,7 @@ fn statx(descriptor: i32, how: i32) -> Option<libc::statx> {
         let arguments = [descriptor as u64, c"".as_ptr() as u64, flags, wanted, (&raw mut stat) as u64, 0];
         (system_call(libc::SYS_statx as u64, arguments), stat)
     };
-    (done == 0).then_some(stat)
+    if done < 0 { Err(Errno(-done as i32)) } else { Ok(stat) }
 }
 
 /// Finds out the file creation mask, which can only be read by setting it; no other thread runs yet.

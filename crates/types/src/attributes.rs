@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{InodeId, QuotaId};
+use crate::{BLOCK_BYTES, InodeId, QuotaId};
 
 /// The permission bits of a mode, set-id and sticky bits included.
 pub const MODE_PERMISSIONS: u32 = 0o7777;
@@ -122,6 +122,18 @@ impl Inode {
     #[must_use]
     pub const fn st_mode(&self) -> u32 {
         self.kind.mode_bits() | self.mode
+    }
+
+    /// `st_blocks`: what the data take up, in sectors of 512 bytes.
+    #[must_use]
+    pub const fn st_blocks(&self) -> u64 {
+        self.blocks.saturating_mul(BLOCK_BYTES / 512)
+    }
+
+    /// `st_rdev`: the low 32 bits of glibc's `dev_t`, which hold 12 bits of the major number and 20 of the minor one, all that Linux has.
+    #[must_use]
+    pub const fn st_rdev(&self) -> u32 {
+        (self.device & 0xffff_ffff) as u32
     }
 
     /// Whether it is a directory.

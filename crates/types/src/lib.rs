@@ -10,6 +10,7 @@ mod attributes;
 mod credentials;
 mod errno;
 mod ids;
+mod mountinfo;
 mod name;
 mod quota;
 
@@ -19,7 +20,11 @@ pub use attributes::{
 pub use credentials::{Access, Credentials};
 pub use errno::Errno;
 pub use ids::{BlockAddress, InodeId, LogGeneration, LogPosition, QuotaId, SealCount, SessionId};
-pub use name::{NAME_MAX, Name, NameError, PATH_MAX, SYMLINK_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX, name_cookie};
+pub use mountinfo::{MOUNT_TYPE, MountLine, mount_lines, topmost_mount};
+pub use name::{
+    COOKIE_PARENT, COOKIE_SELF, NAME_MAX, Name, NameError, PATH_MAX, SYMLINK_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX,
+    name_cookie,
+};
 pub use quota::{QuotaAmount, QuotaKey, QuotaLimits, quota_keys};
 
 /// Bytes in one block of a data segment: the unit of allocation and of checksums.

@@ -17,6 +17,7 @@
 mod connection;
 mod control;
 mod message;
+mod run;
 
 pub use connection::{Connection, Listener, MESSAGE_BYTES_MAX, WireError};
 pub use control::{
@@ -27,3 +28,4 @@ pub use message::{
     PROTOCOL_VERSION, Peer, QuotaEra, QuotaGrant, QuotaStatus, QuotaWant, Reply, Request, ScopeKind, SessionKind,
     SessionStatus, SpaceReply, StatusReply, Want, Welcome, WelcomeSegment,
 };
+pub use run::{MOUNTS_VARIABLE, PLANS_VARIABLE, decode_mounts, encode_mounts};

@@ -3,7 +3,7 @@
 use std::mem::zeroed;
 
 use ashlar_libfs::{Change, Found, SetTime};
-use ashlar_types::{Access, BLOCK_BYTES, Credentials, Errno, FileKind, Inode, Timestamp};
+use ashlar_types::{Access, BLOCK_BYTES, Errno, FileKind, Inode, Timestamp};
 
 use super::Served;
 use crate::descriptors;
@@ -11,8 +11,6 @@ use crate::memory::{self, PATH_MAX, Use};
 use crate::path::{self, Last, Walked};
 use crate::session::Session;
 
-/// `st_blocks` counts in sectors.
-const SECTORS_PER_BLOCK: u64 = BLOCK_BYTES / 512;
 /// `STATX_BASIC_STATS` and `STATX_BTIME`.
 const STATX_MASK: u32 = 0x7ff | 0x800;
 
@@ -101,7 +99,6 @@ fn with(directory: u64, address: u64, flags: u64, allowed: i32, then: impl FnOnc
     with_path(directory as i32, address, last, then)
 }
 
-/// The device number that `st_rdev` has.
 fn stat_of(session: &Session, found: &Found) -> libc::stat {
     let inode = &found.inode;
     // SAFETY: zeros are a `stat`.
@@ -112,10 +109,10 @@ fn stat_of(session: &Session, found: &Found) -> libc::stat {
     stat.st_mode = inode.st_mode();
     stat.st_uid = inode.uid;
     stat.st_gid = inode.gid;
-    stat.st_rdev = inode.device & 0xffff_ffff;
+    stat.st_rdev = inode.st_rdev().into();
     stat.st_size = inode.size as i64;
     stat.st_blksize = BLOCK_BYTES as i64;
-    stat.st_blocks = inode.blocks.saturating_mul(SECTORS_PER_BLOCK) as i64;
+    stat.st_blocks = inode.st_blocks() as i64;
     (stat.st_atime, stat.st_atime_nsec) = (inode.accessed.seconds, inode.accessed.nanoseconds.into());
     (stat.st_mtime, stat.st_mtime_nsec) = (inode.modified.seconds, inode.modified.nanoseconds.into());
     (stat.st_ctime, stat.st_ctime_nsec) = (inode.changed.seconds, inode.changed.nanoseconds.into());
@@ -145,13 +142,13 @@ fn store_statx(subject: &Subject, address: u64) -> Served {
     stat.stx_mode = inode.st_mode() as u16;
     stat.stx_ino = subject.found.id.0;
     stat.stx_size = inode.size;
-    stat.stx_blocks = inode.blocks.saturating_mul(SECTORS_PER_BLOCK);
+    stat.stx_blocks = inode.st_blocks();
     stat.stx_atime = time(inode.accessed);
     stat.stx_btime = time(inode.born);
     stat.stx_ctime = time(inode.changed);
     stat.stx_mtime = time(inode.modified);
-    stat.stx_rdev_major = libc::major(inode.device & 0xffff_ffff);
-    stat.stx_rdev_minor = libc::minor(inode.device & 0xffff_ffff);
+    stat.stx_rdev_major = libc::major(inode.st_rdev().into());
+    stat.stx_rdev_minor = libc::minor(inode.st_rdev().into());
     stat.stx_dev_major = libc::major(subject.session.device);
     stat.stx_dev_minor = libc::minor(subject.session.device);
     memory::store(address, &stat)?;
@@ -212,8 +209,7 @@ fn set_times(subject: &Subject, address: u64) -> Served {
     let may_write = subject.flags.is_some_and(|flags| flags & libc::O_ACCMODE != libc::O_RDONLY);
     let change = Change { accessed, modified, ..Change::default() };
     if is_now && may_write {
-        let who = Credentials { checked: true, ..subject.session.who.clone() };
-        subject.session.fs.set_attributes(&who, subject.found.id, &change)?;
+        subject.session.fs.set_attributes(&subject.session.admitted, subject.found.id, &change)?;
         return Ok(Some(0));
     }
     apply(subject, &change)

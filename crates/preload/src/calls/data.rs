@@ -1,7 +1,7 @@
 //! Reading and writing.
 
 use ashlar_libfs::{Seek, WriteAt};
-use ashlar_types::{Credentials, Errno, FILE_SIZE_MAX, InodeId};
+use ashlar_types::{Errno, FILE_SIZE_MAX, InodeId};
 
 use super::Served;
 use crate::arch::system_call;
@@ -187,9 +187,8 @@ fn write_parts(
         None => session.fs.attributes(inode)?.inode.size,
     };
     let room = room_for(start, data.len())?;
-    let who = Credentials { checked: true, ..session.who.clone() };
     let at = offset.map_or(WriteAt::End, WriteAt::Offset);
-    let written = session.fs.write(&who, inode, at, &data[..room], session.who.uid != 0)?;
+    let written = session.fs.write(&session.admitted, inode, at, &data[..room], session.strips())?;
     if let Some(place) = place {
         place.offset = written.offset + written.bytes as u64;
     }
@@ -309,9 +308,9 @@ pub(super) fn copy_range(a: [u64; 6]) -> Served {
         return Ok(Some(0));
     }
     let length = room_for(to_offset, length as usize)? as u64;
-    let who = Credentials { checked: true, ..session.who.clone() };
-    let strip = session.who.uid != 0;
-    let copied = session.fs.copy_range(&who, from.inode(), from_offset, to.inode(), to_offset, length, strip)?;
+    let who = &session.admitted;
+    let strip = session.strips();
+    let copied = session.fs.copy_range(who, from.inode(), from_offset, to.inode(), to_offset, length, strip)?;
     moved(&from, a[1], from_given, from_offset + copied)?;
     moved(&to, a[3], to_given, to_offset + copied)?;
     Ok(Some(copied as i64))

@@ -1,14 +1,11 @@
 //! Listing directories.
 
-use ashlar_types::{Errno, FileKind, InodeId};
+use ashlar_types::{COOKIE_PARENT, COOKIE_SELF, Errno, FileKind, InodeId};
 
 use super::Served;
 use crate::descriptors;
 use crate::memory;
 
-/// Where a listing goes on after ".", and after "..". Cookies of names are larger; FUSE has the same.
-const AFTER_SELF: u64 = 1;
-const AFTER_PARENT: u64 = 2;
 /// Bytes of `linux_dirent64` before the name: inode:8 offset:8 length:2 kind:1.
 const HEAD_BYTES: usize = 19;
 /// The most that one call fills.
@@ -78,15 +75,15 @@ pub(super) fn list(a: [u64; 6]) -> Served {
     let room = (a[2] as u32 as usize).min(FILLED_MAX);
     let mut page = Page { bytes: Vec::new(), room, last: (0, 0), next: place.offset, is_full: false };
     let mut goes_on = true;
-    if place.offset < AFTER_SELF {
-        goes_on = page.add(directory.id, FileKind::Directory, AFTER_SELF, b".");
+    if place.offset < COOKIE_SELF {
+        goes_on = page.add(directory.id, FileKind::Directory, COOKIE_SELF, b".");
     }
-    if goes_on && place.offset < AFTER_PARENT {
+    if goes_on && place.offset < COOKIE_PARENT {
         // What stands above the root is the kernel's to know, and FUSE says the same of it.
-        goes_on = page.add(directory.inode.parent, FileKind::Directory, AFTER_PARENT, b"..");
+        goes_on = page.add(directory.inode.parent, FileKind::Directory, COOKIE_PARENT, b"..");
     }
     if goes_on {
-        let after = page.next.max(AFTER_PARENT);
+        let after = page.next.max(COOKIE_PARENT);
         session
             .fs
             .list(file.inode(), after, &mut |listed| page.add(listed.id, listed.kind, listed.cookie, &listed.name))?;

@@ -89,7 +89,7 @@ fn open_place(session: &Session, place: &Place, flags: i32, mode: u32) -> Result
     session.fs.open(found.id).map_err(|errno| if errno == Errno::ESTALE { Errno::ENOENT } else { errno })?;
     let file = enter(session, found.id, found.inode.kind, flags)?;
     if flags & libc::O_TRUNC != 0 && found.inode.kind == FileKind::Regular {
-        let strip = session.who.uid != 0;
+        let strip = session.strips();
         session.fs.set_attributes(&session.who, found.id, &Change { size: Some(0), strip, ..Change::default() })?;
     }
     Ok(Some(file))
@@ -163,8 +163,7 @@ pub(super) fn truncate(number: i64, a: [u64; 6]) -> Served {
             return Ok(None);
         }
         // The right was checked when it was opened.
-        let who = ashlar_types::Credentials { checked: true, ..session.who.clone() };
-        return resize(session, &who, file.inode(), size as u64);
+        return resize(session, &session.admitted, file.inode(), size as u64);
     }
     let mut buffer = [0; PATH_MAX];
     let text = memory::path(a[0], &mut buffer)?;
@@ -187,7 +186,7 @@ pub(super) fn truncate(number: i64, a: [u64; 6]) -> Served {
 }
 
 fn resize(session: &Session, who: &ashlar_types::Credentials, id: ashlar_types::InodeId, size: u64) -> Served {
-    let strip = session.who.uid != 0;
+    let strip = session.strips();
     session.fs.set_attributes(who, id, &Change { size: Some(size), strip, ..Change::default() })?;
     Ok(Some(0))
 }
@@ -215,7 +214,7 @@ pub(super) fn allocate(a: [u64; 6]) -> Served {
         return Ok(None);
     }
     let session = file.session()?;
-    let strip = session.who.uid != 0;
+    let strip = session.strips();
     session.fs.allocate(&session.who, file.inode(), how, offset as u64, length as u64, strip)?;
     Ok(Some(0))
 }

@@ -17,10 +17,10 @@ const RENAME_WHITEOUT: u64 = 4;
 pub(super) fn serve(number: i64, a: [u64; 6]) -> Served {
     const HERE: u64 = libc::AT_FDCWD as u64;
     match number {
-        libc::SYS_mkdir => make(HERE, a[0], FileKind::Directory, a[1], 0),
-        libc::SYS_mkdirat => make(a[0], a[1], FileKind::Directory, a[2], 0),
-        libc::SYS_mknod => make_node(HERE, a[0], a[1], a[2]),
-        libc::SYS_mknodat => make_node(a[0], a[1], a[2], a[3]),
+        libc::SYS_mkdir => make(HERE, a[0], FileKind::Directory, a[1]),
+        libc::SYS_mkdirat => make(a[0], a[1], FileKind::Directory, a[2]),
+        libc::SYS_mknod => make_node(HERE, a[0], a[1]),
+        libc::SYS_mknodat => make_node(a[0], a[1], a[2]),
         libc::SYS_symlink => symlink(a[0], HERE, a[1]),
         libc::SYS_symlinkat => symlink(a[0], a[1], a[2]),
         libc::SYS_rmdir => remove(HERE, a[0], libc::AT_REMOVEDIR as u64),
@@ -71,25 +71,22 @@ fn umask() -> u32 {
     session::UMASK.load(std::sync::atomic::Ordering::Relaxed)
 }
 
-fn make(directory: u64, address: u64, kind: FileKind, mode: u64, device: u64) -> Served {
+fn make(directory: u64, address: u64, kind: FileKind, mode: u64) -> Served {
     let Some((session, place)) = resolve_new(directory, address, kind == FileKind::Directory)? else {
         return Ok(None);
     };
     // The set-id bits of a new directory are its parent's to give.
     let allowed = if kind == FileKind::Directory { 0o1777 } else { 0o7777 };
-    let make = Make { kind, mode: mode as u32 & allowed, umask: umask(), device, target: &[] };
+    let make = Make { kind, mode: mode as u32 & allowed, umask: umask(), device: 0, target: &[] };
     session.fs.make(&session.who, place.directory, &place.name, &make)?;
     Ok(Some(0))
 }
 
-fn make_node(directory: u64, address: u64, mode: u64, device: u64) -> Served {
+fn make_node(directory: u64, address: u64, mode: u64) -> Served {
     match FileKind::from_mode(mode as u32) {
-        Some(kind @ (FileKind::Regular | FileKind::Fifo | FileKind::Socket)) => make(directory, address, kind, mode, 0),
+        Some(kind @ (FileKind::Regular | FileKind::Fifo | FileKind::Socket)) => make(directory, address, kind, mode),
         // Who may make a device, and which numbers there are, the kernel says.
-        _ => {
-            let _ = device;
-            Ok(None)
-        }
+        _ => Ok(None),
     }
 }
 

@@ -1,0 +1,87 @@
+//! What the kernel says is mounted: the text of `/proc/PID/mountinfo`.
+
+/// The type of file system as which Ashlar is mounted.
+pub const MOUNT_TYPE: &str = "fuse.ashlar";
+
+/// A line: `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountLine<'a> {
+    /// `MAJOR:MINOR` of the device number that its files show.
+    pub device: &'a [u8],
+    /// Where it is mounted.
+    pub point: Vec<u8>,
+    /// The mount's options, with commas between them.
+    pub options: &'a [u8],
+    /// The type of the file system.
+    pub kind: &'a [u8],
+    /// What is mounted, as its type names it.
+    pub source: Vec<u8>,
+}
+
+impl<'a> MountLine<'a> {
+    fn parse(line: &'a [u8]) -> Option<Self> {
+        let mut words = line.split(|&byte| byte == b' ');
+        let device = words.nth(2)?;
+        let point = unescape(words.nth(1)?);
+        let options = words.next()?;
+        // Optional fields end with a hyphen; the type follows it.
+        let mut behind = words.skip_while(|word| *word != b"-").skip(1);
+        let kind = behind.next()?;
+        Some(Self { device, point, options, kind, source: unescape(behind.next().unwrap_or_default()) })
+    }
+
+    /// Whether an Ashlar is mounted there.
+    #[must_use]
+    pub fn is_ashlar(&self) -> bool {
+        self.kind == MOUNT_TYPE.as_bytes()
+    }
+}
+
+/// The lines of a table, what was mounted last first: it hides what it was mounted over.
+pub fn mount_lines(table: &[u8]) -> impl Iterator<Item = MountLine<'_>> {
+    table.rsplit(|&byte| byte == b'\n').filter_map(MountLine::parse)
+}
+
+/// What is mounted topmost on a path.
+#[must_use]
+pub fn topmost_mount<'a>(table: &'a [u8], path: &[u8]) -> Option<MountLine<'a>> {
+    mount_lines(table).find(|line| line.point == path)
+}
+
+/// Blanks and backslashes stand as three octal digits behind a backslash.
+fn unescape(word: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(word.len());
+    let mut rest = word;
+    while let Some((&first, behind)) = rest.split_first() {
+        let digits = behind.get(..3).filter(|_| first == b'\\').and_then(|digits| std::str::from_utf8(digits).ok());
+        let escaped = digits.and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        bytes.push(escaped.unwrap_or(first));
+        rest = if escaped.is_some() { &behind[3..] } else { behind };
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_understood() {
+        let table = br"36 35 98:0 / /mnt\040a ro,noatime master:1 shared:2 - fuse.ashlar x\134y rw";
+        let line = mount_lines(table).next().expect("a line");
+        assert_eq!((line.device, &line.point[..]), (&b"98:0"[..], &b"/mnt a"[..]));
+        assert_eq!(
+            (line.options, line.kind, &line.source[..]),
+            (&b"ro,noatime"[..], &b"fuse.ashlar"[..], &br"x\y"[..])
+        );
+        assert!(line.is_ashlar());
+        assert_eq!(mount_lines(b"36 35\ngarbage\n\n1 2 3").count(), 0);
+    }
+
+    #[test]
+    fn what_lies_on_top_counts() {
+        let table = b"41 22 0:51 / /mnt/a rw - fuse.ashlar ashlar rw\n42 41 0:52 / /mnt/a rw - tmpfs tmpfs rw\n";
+        assert_eq!(topmost_mount(table, b"/mnt/a").map(|line| line.kind), Some(&b"tmpfs"[..]));
+        assert_eq!(topmost_mount(table, b"/mnt"), None);
+    }
+}
