@@ -38,10 +38,14 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::arguments::{ArenaVerb, Arguments, Verb};
+use crate::error::CliError;
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    let result = match &arguments.verb {
+    finish(run::plain(std::env::args_os()).map_or_else(|| serve(&Arguments::parse()), |command| run::run(&command)))
+}
+
+fn serve(arguments: &Arguments) -> Result<ExitCode, CliError> {
+    match &arguments.verb {
         Verb::Mount(mount) => mount::run(mount),
         Verb::Umount(umount) => umount::run(umount),
         Verb::Run(run) => run::run(run),
@@ -53,7 +57,10 @@ fn main() -> ExitCode {
         Verb::SharedFs(shared) => daemon::run_shared_fs(shared),
         Verb::Opener => daemon::run_opener(),
         Verb::MountProcess(mount) => mount_process::run(mount),
-    };
+    }
+}
+
+fn finish(result: Result<ExitCode, CliError>) -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {

@@ -17,11 +17,20 @@ use crate::mounts;
 /// The library that is loaded: beside the command where it was built, below `lib` where it was installed.
 const LIBRARY: &str = "libashlar_preload.so";
 const PLACES: [&str; 2] = ["", "../lib/ashlar"];
-/// Where it keeps what it has found out about a libc.
-const PLANS_OF_ROOT: &str = "/run/ashlar/plans";
+/// Where it keeps what it has found out about a libc, and its patched code: where programs may be run from.
+const PLANS_OF_ROOT: &str = "/var/cache/ashlar/plans";
 /// Programs that can't be run have these exit statuses in shells.
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
+
+/// `ashlar run PROGRAM…`, if it was typed without options: programs are run by the thousand, and what all verbs understand takes longer to
+/// set up than all else.
+pub fn plain(mut typed: impl Iterator<Item = OsString>) -> Option<RunArguments> {
+    let is_run = typed.nth(1)? == "run";
+    let command: Vec<_> = typed.collect();
+    let is_plain = is_run && command.first().is_some_and(|program| !program.as_bytes().starts_with(b"-"));
+    is_plain.then_some(RunArguments { command })
+}
 
 /// Runs the program in place of this one.
 pub fn run(arguments: &RunArguments) -> Result<ExitCode, CliError> {

@@ -54,15 +54,10 @@ unsafe extern "C" fn initialise(_: c_int, _: *const *const c_char, environment: 
         std::panic::set_hook(Box::new(|_| {}));
         session::find_umask();
         path::find_working();
-        let Some(library) = patch::libc_library() else { return };
-        let plan = patch::plan_for(&library, plans);
-        if patch::apply(&library, &plan, calls::is_wanted) == 0 {
+        if !patch::catch_libc(plans, calls::is_wanted) {
             return;
         }
-        if let Some(program) = patch::program() {
-            let plan = patch::lasting_plan_for(&program, plans);
-            plan.map(|plan| patch::apply(&program, &plan, |number| number >= 0 && calls::is_wanted(number)));
-        }
+        patch::catch_program(plans, calls::is_wanted);
         calls::arm();
     });
 }

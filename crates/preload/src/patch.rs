@@ -5,6 +5,9 @@
 //! the trampoline. Which ones may be moved says a scan of the whole code, once for each build of libc ([`scan`]); what it found is kept as a
 //! [`Plan`] in a file that is named by the build id. Every program checks the bytes that it patches against the plan ([`apply`]).
 //!
+//! To patch some two hundred pages in each program takes longer than most short programs do. So the patched code is kept too, as an
+//! [`image`] that programs map in place of libc's own: they share its pages, and touch those that they run.
+//!
 //! A program may call the kernel itself (in Rust, through a crate that does). It is patched in the same way, where the call's number is
 //! plain to see; a scan that finds nothing that looks like a call is short.
 //!
@@ -12,15 +15,18 @@
 //! understood (the working directory, `umask`, descriptors).
 
 mod apply;
+mod image;
+mod kept;
 mod plan;
 mod scan;
 
-pub(crate) use apply::apply;
-pub(crate) use plan::{Plan, Site, WINDOW_MAX};
-pub(crate) use scan::scan;
-
 use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
+
+use self::kept::Kept;
+use self::plan::{Plan, Site, WINDOW_MAX};
+use self::scan::scan;
+use crate::arch::ashlar_entry;
 
 /// A library as it stands in memory.
 #[derive(Debug, Default)]
@@ -35,6 +41,14 @@ pub(crate) struct Library {
     end: usize,
     /// The Go compiler has made it.
     is_go: bool,
+}
+
+impl Library {
+    /// The pages from the first of its code to the last.
+    fn pages(&self) -> Option<Range<usize>> {
+        let (first, last) = (self.code.first()?, self.code.last()?);
+        Some(first.start / apply::PAGE * apply::PAGE..last.end.next_multiple_of(apply::PAGE))
+    }
 }
 
 /// What [`find`] looks for, and what it found.
@@ -104,33 +118,42 @@ fn build_id(mut notes: &[u8]) -> (Vec<u8>, bool) {
     (id, is_go)
 }
 
-/// The program itself, unless its runtime calls the kernel on stacks that have no room for us.
-pub(crate) fn program() -> Option<Library> {
+/// Has libc's calls come to the entry. Returns whether they do. No other thread may run yet.
+pub(crate) fn catch_libc(plans: Option<&CStr>, wanted: impl Fn(i32) -> bool) -> bool {
+    // libc is the library that holds the function `read`, and we are the one that holds the entry.
+    let Some(library) = library_of(libc::read as *const () as usize) else { return false };
+    let ours = library_of(ashlar_entry as *const () as usize).unwrap_or_default();
+    let kept = plans.and_then(|plans| Kept::at(plans, &library.build_id, Some(&ours.build_id)));
+    if kept.as_ref().is_some_and(|kept| image::map(&library, kept)) {
+        return true;
+    }
+    let plan = match plans.and_then(|plans| Kept::at(plans, &library.build_id, None)) {
+        Some(kept) => known_plan(&library, &kept),
+        None => scan(&library),
+    };
+    let sites = apply::sites(&library, &plan, wanted);
+    let is_mapped = kept.is_some_and(|kept| {
+        image::store(&library, &sites, &kept);
+        image::map(&library, &kept)
+    });
+    is_mapped || apply::apply(&library, &sites)
+}
+
+/// Has the program's own calls come to the entry, where they are plain to see and a plan can be kept: there are too many programs to
+/// scan each whenever it runs. One whose runtime calls the kernel on stacks that have no room for us goes without.
+pub(crate) fn catch_program(plans: Option<&CStr>, wanted: impl Fn(i32) -> bool) {
     // SAFETY: it takes a number, and reads what the kernel has told the process at its start.
     let entry = unsafe { libc::getauxval(libc::AT_ENTRY) };
-    library_of(entry as usize).filter(|program| !program.is_go)
+    let Some(program) = library_of(entry as usize).filter(|program| !program.is_go) else { return };
+    let Some(kept) = plans.and_then(|plans| Kept::at(plans, &program.build_id, None)) else { return };
+    let plan = known_plan(&program, &kept);
+    apply::apply(&program, &apply::sites(&program, &plan, |number| number >= 0 && wanted(number)));
 }
 
-/// libc: the library that holds the function `read`.
-pub(crate) fn libc_library() -> Option<Library> {
-    library_of(libc::read as *const () as usize)
-}
-
-/// The plan for a library: the one that is kept in a directory, or a new one, which is kept there if it can be.
-pub(crate) fn plan_for(library: &Library, directory: Option<&CStr>) -> Plan {
-    let kept = directory.and_then(|directory| plan::Kept::at(directory, &library.build_id));
-    kept.map_or_else(|| scan(library), |kept| known_plan(library, &kept))
-}
-
-/// As [`plan_for`], for a library of which there are too many to scan one each time: `None` where no plan can be kept.
-pub(crate) fn lasting_plan_for(library: &Library, directory: Option<&CStr>) -> Option<Plan> {
-    Some(known_plan(library, &plan::Kept::at(directory?, &library.build_id)?))
-}
-
-fn known_plan(library: &Library, kept: &plan::Kept) -> Plan {
-    kept.load(library).unwrap_or_else(|| {
+fn known_plan(library: &Library, kept: &Kept) -> Plan {
+    Plan::load(kept, library).unwrap_or_else(|| {
         let plan = scan(library);
-        kept.store(&plan);
+        plan.store(kept);
         plan
     })
 }

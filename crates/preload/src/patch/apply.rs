@@ -1,11 +1,11 @@
-//! Writes the trampolines and the jumps to them.
+//! The trampolines and the jumps to them, and how they are written into a library where it stands.
 
 use std::ptr;
 
 use super::{Library, Plan, Site};
 use crate::arch::{ashlar_entry, system_call};
 
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 /// How far a jump reaches, with room for the trampolines themselves.
 const REACH: usize = (1 << 31) - (1 << 20);
 /// Distances from a library at which room for the trampolines is looked for.
@@ -19,43 +19,70 @@ const ENTER: [u8; 5] = [0x48, 0x8d, 0x64, 0x24, 0x80];
 const LEAVE: [u8; 8] = [0x48, 0x8d, 0xa4, 0x24, 0x80, 0x00, 0x00, 0x00];
 const NOP: u8 = 0x90;
 
-/// Patches those places of a plan that `wanted` names by the call's number ([`Site::ANY_NUMBER`] among them). Returns how many were.
-/// No other thread may run yet.
-pub(crate) fn apply(library: &Library, plan: &Plan, wanted: impl Fn(i32) -> bool) -> usize {
-    let sites: Vec<&Site> =
-        plan.sites.iter().filter(|site| wanted(site.number) && is_as_planned(library, site)).collect();
-    let Some(code) = library.code.first().map(|first| first.start..library.code.last().map_or(0, |last| last.end))
-    else {
-        return 0;
-    };
-    let bytes = (size_of::<usize>() + sites.len() * TRAMPOLINE_BYTES).next_multiple_of(PAGE);
-    let Some(room) = reserve(library, bytes) else { return 0 };
+/// What patching a library comes to, with its trampolines at one place.
+pub(super) struct Layout {
+    /// What stands from [`TRAMPOLINES_AT`] on: whole pages.
+    pub(super) trampolines: Vec<u8>,
+    /// The jumps: addresses, and what is written there.
+    pub(super) jumps: Vec<(usize, Vec<u8>)>,
+}
+
+/// The room for trampolines begins with a page that holds the address of the entry.
+pub(super) const TRAMPOLINES_AT: usize = PAGE;
+
+impl Layout {
+    /// Bytes of the room that so many trampolines need.
+    pub(super) fn room_bytes(sites: usize) -> usize {
+        TRAMPOLINES_AT + (sites * TRAMPOLINE_BYTES).next_multiple_of(PAGE)
+    }
+
+    pub(super) fn new(library: &Library, sites: &[&Site], room: usize) -> Self {
+        let mut trampolines = vec![NOP; Self::room_bytes(sites.len()) - TRAMPOLINES_AT];
+        let mut jumps = Vec::with_capacity(sites.len());
+        for (site, place) in sites.iter().zip(trampolines.chunks_exact_mut(TRAMPOLINE_BYTES)) {
+            let window = library.base + site.offset as usize;
+            let at = room + TRAMPOLINES_AT + jumps.len() * TRAMPOLINE_BYTES;
+            let trampoline = trampoline(site, window, at, room);
+            place[..trampoline.len()].copy_from_slice(&trampoline);
+            jumps.push((window, jump(window, at, site.length.into())));
+        }
+        Self { trampolines, jumps }
+    }
+}
+
+/// Those places of a plan that `wanted` names by the call's number ([`Site::ANY_NUMBER`] among them), if they are as planned.
+pub(super) fn sites<'a>(library: &Library, plan: &'a Plan, wanted: impl Fn(i32) -> bool) -> Vec<&'a Site> {
+    plan.sites.iter().filter(|site| wanted(site.number) && is_as_planned(library, site)).collect()
+}
+
+/// Patches a library in place. Returns whether it did. No other thread may run yet.
+pub(super) fn apply(library: &Library, sites: &[&Site]) -> bool {
+    if sites.is_empty() {
+        return false;
+    }
+    let Some(code) = library.pages() else { return false };
+    let bytes = Layout::room_bytes(sites.len());
+    let Some(room) = reserve(library, bytes) else { return false };
+    let layout = Layout::new(library, sites, room);
     let writable = (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) as u64;
-    let start = code.start / PAGE * PAGE;
-    let length = (code.end - start).next_multiple_of(PAGE) as u64;
+    let length = code.len() as u64;
     // SAFETY: the code stays as it is, and executable, so this can go on running whatever it calls.
-    if unsafe { system_call(libc::SYS_mprotect as u64, [start as u64, length, writable, 0, 0, 0]) } < 0 {
+    if unsafe { system_call(libc::SYS_mprotect as u64, [code.start as u64, length, writable, 0, 0, 0]) } < 0 {
         // SAFETY: nothing leads there yet.
         unsafe { system_call(libc::SYS_munmap as u64, [room as u64, bytes as u64, 0, 0, 0, 0]) };
-        return 0;
+        return false;
     }
     // SAFETY: the room is ours and long enough, and the windows were compared with the plan, in which each is a sequence of whole
     // instructions that nothing jumps into. No other thread runs that could be in the middle of one.
     unsafe {
         ptr::write(room as *mut usize, ashlar_entry as *const () as usize);
-        let mut at = room + size_of::<usize>();
-        for site in &sites {
-            let window = library.base + site.offset as usize;
-            let trampoline = trampoline(site, window, at, room);
-            copy(&trampoline, at);
-            copy(&jump(window, at, site.length.into()), window);
-            at += TRAMPOLINE_BYTES;
-        }
+        copy(&layout.trampolines, room + TRAMPOLINES_AT);
+        layout.jumps.iter().for_each(|(window, jump)| copy(jump, *window));
         let executable = (libc::PROT_READ | libc::PROT_EXEC) as u64;
-        system_call(libc::SYS_mprotect as u64, [start as u64, length, executable, 0, 0, 0]);
+        system_call(libc::SYS_mprotect as u64, [code.start as u64, length, executable, 0, 0, 0]);
         system_call(libc::SYS_mprotect as u64, [room as u64, bytes as u64, executable, 0, 0, 0]);
     }
-    sites.len()
+    true
 }
 
 /// Whether the library's code is what the plan was made for.

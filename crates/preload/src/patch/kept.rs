@@ -1,0 +1,75 @@
+//! Files in which is kept what is the same for all programs with a library of one build.
+//!
+//! Whoever can write them says what programs do, so they are believed where they belong to the super-user or to who runs the program, and
+//! nobody else may write them.
+
+use std::ffi::CStr;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Longer build ids are none.
+pub(super) const BUILD_ID_MAX: usize = 32;
+
+const PERMISSIONS: u32 = 0o644;
+const OTHERS_MAY_WRITE: u32 = 0o022;
+
+/// One such file, which may be there.
+#[derive(Debug)]
+pub(super) struct Kept {
+    path: PathBuf,
+}
+
+impl Kept {
+    /// The one for a build, in a directory; `also` is a second build that what is kept depends on.
+    pub(super) fn at(directory: &CStr, build_id: &[u8], also: Option<&[u8]>) -> Option<Self> {
+        let is_one = |id: &[u8]| !id.is_empty() && id.len() <= BUILD_ID_MAX;
+        if !is_one(build_id) || !also.is_none_or(is_one) {
+            return None;
+        }
+        let hex = |id: &[u8]| id.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let name = also.map_or_else(|| hex(build_id), |also| format!("{}-{}", hex(build_id), hex(also)));
+        Some(Self { path: Path::new(std::ffi::OsStr::from_bytes(directory.to_bytes())).join(name) })
+    }
+
+    /// Opens it, if it is there and believed, and says how long it is.
+    pub(super) fn open(&self) -> Option<(File, u64)> {
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(&self.path).ok()?;
+        let metadata = file.metadata().ok()?;
+        // SAFETY: it takes nothing, and can't fail.
+        let user = unsafe { libc::geteuid() };
+        let is_owned = metadata.uid() == 0 || metadata.uid() == user;
+        (is_owned && metadata.mode() & OTHERS_MAY_WRITE == 0).then(|| (file, metadata.len()))
+    }
+
+    /// Writes it, under another name first: others may read it at any moment, and the machine may stop at any.
+    pub(super) fn store(&self, bytes: &[u8]) {
+        let mut draft = self.path.clone().into_os_string();
+        draft.push(format!(".{}", std::process::id()));
+        let written = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(PERMISSIONS)
+            .open(&draft)
+            .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_data()))
+            .and_then(|()| std::fs::rename(&draft, &self.path));
+        if written.is_err() {
+            // What can't be kept is made again.
+            let _ = std::fs::remove_file(&draft);
+        }
+    }
+
+    /// Removes what was kept for the same build and another second one.
+    pub(super) fn remove_others(&self) {
+        let (Some(directory), Some(name)) = (self.path.parent(), self.path.file_name()) else { return };
+        let Some(same) = name.as_bytes().split_inclusive(|&byte| byte == b'-').next() else { return };
+        for other in std::fs::read_dir(directory).into_iter().flatten().flatten().map(|other| other.file_name()) {
+            if other.as_bytes().starts_with(same) && other != name {
+                // Whoever still needs it makes it again.
+                let _ = std::fs::remove_file(directory.join(other));
+            }
+        }
+    }
+}
