@@ -259,6 +259,10 @@ fn serve_session(
         }
         Request::Credit { want, replaces } => Reply::Credit(credit::grant(shared, id, want, replaces)?).into(),
         Request::Quota(wants) => quota::grant(shared, id, &wants)?.into(),
+        Request::LogSpace { bytes } => {
+            sessions::log_space(shared, id, bytes)?;
+            Reply::Done.into()
+        }
         Request::Digest => digest(shared, id)?.into(),
         Request::SyncDependencies(dependencies) => {
             let mut state = shared.lock();

@@ -120,12 +120,19 @@ pub struct Session {
 }
 
 impl Session {
-    /// Makes the files of a new session. The identity goes last: files without one were never welcomed.
+    /// Makes the files of a new session; the first `allocated` bytes of its log have room. The identity goes last: files without one
+    /// were never welcomed.
     ///
     /// # Errors
     /// [`SessionError`]; what was made is removed again.
-    pub fn create(arena: &Arena, id: SessionId, identity: Identity, log_bytes: u64) -> Result<Self, SessionError> {
-        let made = Self::make_files(arena, id, &identity, log_bytes);
+    pub fn create(
+        arena: &Arena,
+        id: SessionId,
+        identity: Identity,
+        log_bytes: u64,
+        allocated: u64,
+    ) -> Result<Self, SessionError> {
+        let made = Self::make_files(arena, id, &identity, log_bytes, allocated);
         if made.is_err() {
             // What can't be removed now goes at the next start.
             let _ = arena.remove_session(id);
@@ -133,15 +140,21 @@ impl Session {
         made
     }
 
-    fn make_files(arena: &Arena, id: SessionId, identity: &Identity, log_bytes: u64) -> Result<Self, SessionError> {
+    fn make_files(
+        arena: &Arena,
+        id: SessionId,
+        identity: &Identity,
+        log_bytes: u64,
+        allocated: u64,
+    ) -> Result<Self, SessionError> {
         let medium = arena.medium();
-        let log_file = arena.session_file(id, SessionFile::Log, log_bytes)?;
+        let log_file = arena.session_file(id, SessionFile::Log, log_bytes, allocated)?;
         let log_memory = Arc::new(Mapping::map(&log_file, log_bytes, MappingAccess::ReadWrite, medium)?);
         let log = Log::format(Arc::clone(&log_memory), LogGeneration(1))?;
-        let control_file = arena.session_file(id, SessionFile::Control, CONTROL_BYTES)?;
+        let control_file = arena.session_file(id, SessionFile::Control, CONTROL_BYTES, CONTROL_BYTES)?;
         let control = map_control(arena, &control_file)?;
         control.format(id);
-        let leases_file = arena.session_file(id, SessionFile::Leases, LEASE_TABLE_BYTES)?;
+        let leases_file = arena.session_file(id, SessionFile::Leases, LEASE_TABLE_BYTES, LEASE_TABLE_BYTES)?;
         let page = Arc::new(Mapping::map(&leases_file, LEASE_TABLE_BYTES, MappingAccess::ReadWrite, medium)?);
         let leases = LeaseTable::new(Arc::clone(&page)).ok_or(SessionError::Unfinished)?;
         let token = fresh_token(id)?;

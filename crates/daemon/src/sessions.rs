@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender};
 
 use ashlar_pmem::MediumKind;
 use ashlar_types::{Errno, InodeId, LogGeneration, LogPosition, SessionId};
-use ashlar_wire::{Hello, PROTOCOL_VERSION, Peer, Welcome};
+use ashlar_wire::{Hello, PROTOCOL_VERSION, Peer, SessionKind, Welcome};
 
 use crate::apply::Slice;
 use crate::identity::Identity;
@@ -23,6 +23,15 @@ const _: () = assert!(RANGE <= crate::page::RANGE_MAX);
 const SESSIONS_MAX: usize = 256;
 const SESSIONS_OF_USER_MAX: usize = 32;
 const SESSIONS_OF_ROOT: usize = 64;
+
+/// Bytes of a process's log that have room in the arena when it begins.
+const LOG_BEGINNING: u64 = 256 << 10;
+
+/// How much of a log has room when it begins. A mount can write as much as its log holds, whatever else becomes full; of processes
+/// most log little before they end, and those that go on ask for more.
+fn log_beginning(kind: SessionKind, log_bytes: u64) -> u64 {
+    if kind == SessionKind::Mount { log_bytes } else { LOG_BEGINNING.min(log_bytes) }
+}
 
 /// The answer to a first message: what to say, and what goes with it.
 pub type Opened = (Welcome, Arc<SessionFiles>);
@@ -67,7 +76,8 @@ fn open(shared: &Shared, identity: Identity) -> Result<Opened, Refused> {
     };
     // Making the files may take a while on a disk, so nobody waits for it.
     let log_bytes = shared.config.log_bytes_for(shared.arena.summary().size_bytes);
-    let mut session = Session::create(&shared.arena, id, identity, log_bytes)
+    let allocated = log_beginning(identity.kind, log_bytes);
+    let mut session = Session::create(&shared.arena, id, identity, log_bytes, allocated)
         .map_err(|error| Refused::Because(format!("no session can be made: {error}")))?;
     let mut state = shared.lock();
     let room = check_room(state.sessions.values().map(|session| session.identity.uid), session.identity.uid);
@@ -147,6 +157,7 @@ fn welcome(shared: &Shared, state: &State, session: &Session) -> Opened {
     let welcome = Welcome {
         peer: Peer { session: session.id, token: session.token },
         log_bytes: session.log_bytes,
+        log_allocated: log_beginning(session.identity.kind, session.log_bytes),
         log_generation: LogGeneration(session.log.generation().0),
         arena: shared.arena.summary().id,
         sync_needed: medium.kind == MediumKind::Disk,
@@ -156,6 +167,20 @@ fn welcome(shared: &Shared, state: &State, session: &Session) -> Opened {
         cache_ttl_ms: shared.config.cache_ttl_ms,
     };
     (welcome, Arc::clone(&session.files))
+}
+
+/// Gives a session's log room up to a byte.
+pub fn log_space(shared: &Shared, id: SessionId, bytes: u64) -> Result<(), Errno> {
+    let files = {
+        let state = shared.lock();
+        let session = state.live(id).ok_or(Errno::EIO)?;
+        if bytes > session.log_bytes {
+            return Err(Errno::EINVAL);
+        }
+        Arc::clone(&session.files)
+    };
+    // It takes a while, so nobody waits for it.
+    ashlar_pmem::allocate(&files.log, bytes).map_err(|error| error.raw_os_error().map_or(Errno::EIO, Errno))
 }
 
 /// A range of inode numbers for a session.

@@ -59,6 +59,11 @@ pub(crate) enum Stop {
     Sealed,
     /// The log is full.
     Full,
+    /// The log's file must get room up to a byte.
+    Unallocated {
+        /// Which one.
+        needed: u64,
+    },
     /// Credit has run out, for an update that replaces what is there or for one that does not.
     Credit { want: Credit, replaces: bool },
     /// Somebody who is limited would use more than is granted yet.
@@ -218,6 +223,7 @@ impl LibFs {
             Stop::Errno(errno) => Err(errno),
             Stop::Sealed | Stop::Changed => Ok(()),
             Stop::Full => self.make_room(),
+            Stop::Unallocated { needed } => self.allocate_log(needed),
             Stop::Credit { want, replaces } => self.ask_credit(want, replaces),
             Stop::Quota(wants) => self.ask_quota(wants),
         }

@@ -149,6 +149,7 @@ impl LibFs {
         };
         let volatile = Medium::MEMORY;
         let log = Log::open(map(log, welcome.log_bytes, MappingAccess::ReadWrite, medium)?).map_err(|e| memory(&e))?;
+        log.set_allocated(welcome.log_allocated);
         let control = ControlPage::new(map(control, CONTROL_BYTES, MappingAccess::ReadWrite, volatile)?);
         let leases = LeaseTable::new(map(leases, LEASE_TABLE_BYTES, MappingAccess::ReadOnly, volatile)?);
         let (Some(control), Some(leases)) = (control, leases) else {

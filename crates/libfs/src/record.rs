@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use ashlar_log::AppendError;
+use ashlar_pmem::Persistent;
 use ashlar_types::{BLOCK_BYTES, Errno, Inode, InodeId, LogPosition, Name, Timestamp, blocks_for};
 use ashlar_update::{Allocation, Applied, Entry, Invalid, Tree, Update, apply};
 use ashlar_wire::{Credit, CreditKind, Reply, Request};
@@ -17,6 +18,8 @@ use crate::node::{Change, WriteGuard};
 
 /// The part of the log that may fill with records whose commit was not noticed yet, as a divisor of its length.
 const TIDY_PART: u64 = 8;
+/// The most by which a young log grows at once: its pages are cleared meanwhile, which takes about a millisecond.
+const LOG_STEP_BYTES: u64 = 4 << 20;
 
 impl Locked<'_> {
     /// Logs an update and does to the locked nodes what it says. Every check must have been made: from here on the
@@ -41,6 +44,7 @@ impl Locked<'_> {
                 return Err(match error {
                     AppendError::Sealed => Stop::Sealed,
                     AppendError::Full { .. } => Stop::Full,
+                    AppendError::Unallocated { needed } => Stop::Unallocated { needed },
                     AppendError::TooLong => Stop::Errno(Errno::EFBIG),
                     _ => Stop::Errno(Errno::EIO),
                 });
@@ -117,6 +121,7 @@ impl LibFs {
                 Ok(_) => return Ok(()),
                 Err(AppendError::Sealed) => {}
                 Err(AppendError::Full { .. }) => self.make_room()?,
+                Err(AppendError::Unallocated { needed }) => self.allocate_log(needed)?,
                 Err(_) => return Err(Errno::EIO),
             }
         }
@@ -135,6 +140,28 @@ impl LibFs {
     pub fn make_room(&self) -> Outcome<()> {
         self.call(&Request::Digest)?;
         self.tidy(&self.tidying.lock());
+        Ok(())
+    }
+
+    /// Has the log's file get room up to a byte, and more, so that a session that goes on logging asks seldom.
+    ///
+    /// # Errors
+    /// `ENOSPC` where the file system that the arena is on is full.
+    pub(crate) fn allocate_log(&self, needed: u64) -> Outcome<()> {
+        let before = self.log.allocated();
+        if needed <= before {
+            return Ok(());
+        }
+        let ahead = (2 * before).min(before + LOG_STEP_BYTES).min(self.log.memory().len());
+        let bytes = match self.call(&Request::LogSpace { bytes: needed.max(ahead) }) {
+            Err(Errno::ENOSPC) if ahead > needed => {
+                self.call(&Request::LogSpace { bytes: needed })?;
+                needed
+            }
+            reply => reply.map(|_| needed.max(ahead))?,
+        };
+        self.log.memory().prepare(before, bytes - before);
+        self.log.note_allocated(bytes);
         Ok(())
     }
 

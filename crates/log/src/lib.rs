@@ -64,6 +64,8 @@ pub struct Log<M> {
     released: AtomicU64,
     /// Space up to this position is known to be free for reuse.
     reusable: AtomicU64,
+    /// Bytes of the ring, from its beginning, that may be written: a young log's file has no more yet.
+    allocated: AtomicU64,
     /// Held by SharedFS while it settles slots or moves the head, so that it never writes a mark into reused space.
     daemon_lock: Mutex<()>,
     #[cfg(test)]
@@ -148,6 +150,7 @@ impl<M: Persistent> Log<M> {
             settled: AtomicU32::new(0),
             released: AtomicU64::new(head.0),
             reusable: AtomicU64::new(head.0),
+            allocated: AtomicU64::new(header.capacity),
             daemon_lock: Mutex::new(()),
             #[cfg(test)]
             bug: Bug::None,
@@ -176,6 +179,23 @@ impl<M: Persistent> Log<M> {
     #[must_use]
     pub fn body_bytes_max(&self) -> u64 {
         (self.header.capacity / 4).min(UNITS_MAX * UNIT_BYTES) / UNIT_BYTES * UNIT_BYTES - HEADER_BYTES
+    }
+
+    /// Says that only the first `bytes` of the memory may be written to: the file behind it has no more yet. Before the first append.
+    pub fn set_allocated(&self, bytes: u64) {
+        self.allocated.store(bytes.saturating_sub(RING_AT).min(self.header.capacity), Ordering::Release);
+    }
+
+    /// Says that the first `bytes` of the memory may be written to by now.
+    pub fn note_allocated(&self, bytes: u64) {
+        let ring_bytes = bytes.saturating_sub(RING_AT).min(self.header.capacity);
+        self.allocated.fetch_max(ring_bytes, Ordering::AcqRel);
+    }
+
+    /// Bytes of the memory that may be written to.
+    #[must_use]
+    pub fn allocated(&self) -> u64 {
+        RING_AT + self.allocated.load(Ordering::Acquire)
     }
 
     /// The position up to which SharedFS has committed, as it last said. 0 where the memory is gone.

@@ -14,6 +14,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -373,16 +374,23 @@ impl Arena {
         sync_dir(&self.dir.join("segments"))
     }
 
-    /// Makes a file of a session, of `length` bytes, all zero and allocated, and opens it for reading and writing.
+    /// Makes a file of a session, of `length` bytes, all zero, and opens it for reading and writing. The first `allocated` bytes have
+    /// room; the others must be given some ([`allocate`]) before anybody writes there.
     ///
     /// # Errors
     /// [`ArenaError::NoSpace`]; [`ArenaError::Io`], of kind `AlreadyExists` where the session has the file already.
-    pub fn session_file(&self, session: SessionId, file: SessionFile, length: u64) -> Result<File, ArenaError> {
+    pub fn session_file(
+        &self,
+        session: SessionId,
+        file: SessionFile,
+        length: u64,
+        allocated: u64,
+    ) -> Result<File, ArenaError> {
         let path = self.session_path(session, file);
         if path.exists() {
             return Err(at(&path)(io::ErrorKind::AlreadyExists.into()));
         }
-        allocate_file(&path, length)
+        allocate_file(&path, length, allocated)
     }
 
     /// Opens a file of a session for reading and writing.
@@ -438,7 +446,7 @@ impl Arena {
             }
             let number = state.segments.last().map_or(0, |last| last.number + 1);
             let segment = SegmentInfo { number, blocks: (bytes / BLOCK_BYTES) as u32 };
-            match allocate_file(&segment_path(&self.dir, number), segment.file_bytes()) {
+            match allocate_file(&segment_path(&self.dir, number), segment.file_bytes(), segment.file_bytes()) {
                 Ok(_) => state.segments.push(segment),
                 Err(error) => {
                     self.remove_segments_from(state, before)?;
@@ -533,18 +541,28 @@ fn sync_dir(dir: &Path) -> Result<(), ArenaError> {
 }
 
 /// Makes a file of allocated zeros under its final name: it is there whole or not at all, after a crash too.
-fn allocate_file(path: &Path, length: u64) -> Result<File, ArenaError> {
+/// Gives the first `bytes` of a file room, as far as they have none.
+///
+/// # Errors
+/// Those of `fallocate(2)`.
+pub fn allocate(file: impl AsFd, bytes: u64) -> io::Result<()> {
+    match fallocate(file, FallocateFlags::KEEP_SIZE, 0, bytes) {
+        // Such file systems promise no space for anything, so a hole is no worse.
+        Err(Errno::OPNOTSUPP) => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+/// Makes a file of `length` bytes, of which the first `allocated` have room.
+fn allocate_file(path: &Path, length: u64, allocated: u64) -> Result<File, ArenaError> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");
     let temporary = PathBuf::from(temporary);
     remove_file(&temporary)?;
     let make = || {
         let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&temporary)?;
-        match fallocate(&file, FallocateFlags::empty(), 0, length) {
-            // Such file systems promise no space for anything, so a hole is no worse.
-            Err(Errno::OPNOTSUPP) => file.set_len(length)?,
-            other => other?,
-        }
+        file.set_len(length)?;
+        allocate(&file, allocated)?;
         file.sync_all()?;
         fs::rename(&temporary, path)?;
         Ok(file)
@@ -553,7 +571,7 @@ fn allocate_file(path: &Path, length: u64) -> Result<File, ArenaError> {
         // The failure that counts is the first one.
         let _ = fs::remove_file(&temporary);
         match error.raw_os_error().map(Errno::from_raw_os_error) {
-            Some(Errno::NOSPC | Errno::DQUOT) => ArenaError::NoSpace { path: path.to_owned(), needed_bytes: length },
+            Some(Errno::NOSPC | Errno::DQUOT) => ArenaError::NoSpace { path: path.to_owned(), needed_bytes: allocated },
             _ => at(path)(error),
         }
     })?;
@@ -731,7 +749,8 @@ mod tests {
         assert!(matches!(error, ArenaError::TooSmall { asked_bytes: MIB }));
         // As a creation leaves it that was killed before the superblock.
         fs::create_dir(dir.path().join("segments")).unwrap();
-        allocate_file(&segment_path(dir.path(), 0), SegmentInfo { number: 0, blocks: 7 }.file_bytes()).unwrap();
+        let bytes = SegmentInfo { number: 0, blocks: 7 }.file_bytes();
+        allocate_file(&segment_path(dir.path(), 0), bytes, bytes).unwrap();
         let arena = Arena::create(dir.path(), &options(16 * MIB)).unwrap();
         assert_eq!(blocks(&arena.segments()), [4096]);
         drop(arena);
@@ -762,11 +781,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let arena = Arena::create(dir.path(), &options(16 * MIB)).unwrap();
         assert_eq!(arena.sessions().unwrap(), []);
-        let log = arena.session_file(SESSION, SessionFile::Log, MIB).unwrap();
+        let log = arena.session_file(SESSION, SessionFile::Log, MIB, MIB).unwrap();
         assert_eq!(log.metadata().unwrap().len(), MIB);
-        arena.session_file(SessionId(7), SessionFile::Control, 4096).unwrap();
-        arena.session_file(SESSION, SessionFile::Leases, 4096).unwrap();
-        let error = arena.session_file(SESSION, SessionFile::Log, MIB).unwrap_err();
+        arena.session_file(SessionId(7), SessionFile::Control, 4096, 4096).unwrap();
+        arena.session_file(SESSION, SessionFile::Leases, 4096, 4096).unwrap();
+        let error = arena.session_file(SESSION, SessionFile::Log, MIB, MIB).unwrap_err();
         assert!(matches!(error, ArenaError::Io { source, .. } if source.kind() == io::ErrorKind::AlreadyExists));
         let error = arena.open_session_file(SESSION, SessionFile::Control).unwrap_err();
         assert!(matches!(error, ArenaError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound));
@@ -785,7 +804,7 @@ mod tests {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let arena = Arena::create(dir.path(), &options(16 * MIB)).unwrap();
         // tmpfs compares the length with its own size before it allocates anything.
-        let error = arena.session_file(SESSION, SessionFile::Log, 1 << 50).unwrap_err();
+        let error = arena.session_file(SESSION, SessionFile::Log, 1 << 50, 1 << 50).unwrap_err();
         assert!(matches!(error, ArenaError::NoSpace { needed_bytes, .. } if needed_bytes == 1 << 50));
         assert_eq!(list(&dir.path().join("sessions")).unwrap().len(), 0);
     }

@@ -41,7 +41,7 @@ mod superblock;
 pub mod witness;
 
 pub use arena::{
-    ARENA_BYTES_MIN, Arena, ArenaError, ArenaOptions, Resized, SEGMENT_BYTES_MAX, SegmentInfo, SessionFile,
+    ARENA_BYTES_MIN, Arena, ArenaError, ArenaOptions, Resized, SEGMENT_BYTES_MAX, SegmentInfo, SessionFile, allocate,
 };
 pub use crash::{CrashImages, CrashMedium, CrashState, CrashTwin};
 pub use flush::FlushMethod;

@@ -8,7 +8,7 @@ use ashlar_update::Cost;
 use serde::{Deserialize, Serialize};
 
 /// The version of the protocol and of the shared memory's layout. A daemon understands this one only.
-pub const PROTOCOL_VERSION: u32 = 4;
+pub const PROTOCOL_VERSION: u32 = 5;
 
 /// What a session is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,6 +60,8 @@ pub struct Welcome {
     pub peer: Peer,
     /// Bytes of the log file.
     pub log_bytes: u64,
+    /// Bytes of it, from its beginning, that have room; for more it asks ([`Request::LogSpace`]).
+    pub log_allocated: u64,
     /// The log's generation.
     pub log_generation: LogGeneration,
     /// The arena's id.
@@ -303,6 +305,11 @@ pub enum Request {
         want: Credit,
         /// It is for an update that gives back as much as it takes, once it is committed.
         replaces: bool,
+    },
+    /// Give the log's file room up to this byte.
+    LogSpace {
+        /// Bytes from its beginning.
+        bytes: u64,
     },
     /// Digest the session's log up to its tail and commit; the reply tells the committed position.
     Digest,

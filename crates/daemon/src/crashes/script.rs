@@ -114,7 +114,7 @@ impl Live {
             Identity { process, uid: 0, gid: 0, groups: Vec::new(), kind: SessionKind::Mount, label: "test".into() };
         let id = shared.lock().store.next_session_id().expect("a number");
         let log_bytes = Log::<Mapping>::bytes_for(RING_BYTES);
-        let mut session = Session::create(&shared.arena, id, identity, log_bytes).expect("made");
+        let mut session = Session::create(&shared.arena, id, identity, log_bytes, log_bytes).expect("made");
         session.grant_credit(Credit { blocks: 1 << 40, metadata_bytes: 1 << 40 }, CreditKind::Common).expect("granted");
         let control = Arc::clone(&session.control);
         {
