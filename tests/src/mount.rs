@@ -40,8 +40,10 @@ pub fn ashlar<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
 pub enum Front {
     /// Through the kernel and FUSE.
     Mount,
-    /// Through LibFS in its own process: `ashlar run`.
+    /// Through LibFS in its own process, `ashlar run`: after the first calls, as a user has it.
     Run,
+    /// As `Run`, from the first call on.
+    RunAtOnce,
 }
 
 impl Front {
@@ -49,9 +51,12 @@ impl Front {
     pub fn command<S: AsRef<OsStr>>(self, program: S) -> Command {
         match self {
             Self::Mount => Command::new(program),
-            Self::Run => {
+            Self::Run | Self::RunAtOnce => {
                 let mut command = ashlar(&["run", "--"]);
                 command.arg(program);
+                if self == Self::RunAtOnce {
+                    command.env(ashlar_wire::DEFER_VARIABLE, "0");
+                }
                 command
             }
         }

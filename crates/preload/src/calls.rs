@@ -7,7 +7,7 @@ mod attributes;
 mod data;
 mod descriptor;
 mod directory;
-mod files;
+pub(crate) mod files;
 mod names;
 mod process;
 mod waiting;
@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use ashlar_types::Errno;
 
 use crate::arch::{ASHLAR_INTEREST, CALLS, Frame, INTEREST_ALWAYS, INTEREST_DESCRIPTOR, INTEREST_NONE};
-use crate::{descriptors, hook, materialise, memory, path, submounts};
+use crate::{deferred, descriptors, hook, materialise, memory, path, submounts};
 
 /// What becomes of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +28,8 @@ pub(crate) enum Verdict {
     Kernel,
     /// The kernel serves it, with this descriptor in place of the first argument.
     KernelInstead(i32),
+    /// The kernel serves it, and what it opens may become ours later.
+    KernelOpen,
     /// The kernel serves it with nothing of ours on the stack.
     Native,
     /// As `Native`, for a process that borrows the caller's memory.
@@ -280,7 +282,7 @@ const fn descriptors_of(number: i64) -> &'static [usize] {
 /// The quick look at calls that have no common shape.
 fn looked_at(call: &Frame) -> bool {
     let a = &call.arguments;
-    let is_ours = || descriptors_of(call.rax as i64).iter().any(|&index| descriptors::is_ours(a[index] as i32));
+    let is_ours = || descriptors_of(call.rax as i64).iter().any(|&index| descriptors::is_caught(a[index] as i32));
     match call.rax as i64 {
         libc::SYS_munmap
         | libc::SYS_mprotect
@@ -321,7 +323,9 @@ fn looked_at(call: &Frame) -> bool {
         | libc::SYS_splice
         | libc::SYS_epoll_ctl => is_ours(),
         libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 => descriptors::is_any(),
-        libc::SYS_close_range | libc::SYS_sendmsg | libc::SYS_sendmmsg => descriptors::is_any(),
+        libc::SYS_close_range | libc::SYS_sendmsg | libc::SYS_sendmmsg => {
+            descriptors::is_any() || deferred::is_any_candidate()
+        }
         libc::SYS_sync => crate::session::is_any(),
         libc::SYS_unshare => a[0] & process::NAMESPACES != 0,
         libc::SYS_prctl => a[0] == libc::PR_SET_SECCOMP as u64,
@@ -332,6 +336,9 @@ fn looked_at(call: &Frame) -> bool {
 
 /// Serves a call.
 pub(crate) fn serve(call: &mut Frame) -> Verdict {
+    if deferred::is_kernels(call.rax as i64, &call.arguments) {
+        return Verdict::Kernel;
+    }
     if call.rax as i64 == libc::SYS_fcntl {
         match descriptor::lock_descriptor(call.arguments) {
             Ok(Some(descriptor)) => return Verdict::KernelInstead(descriptor),
@@ -343,6 +350,7 @@ pub(crate) fn serve(call: &mut Frame) -> Verdict {
     loop {
         return match answer(call) {
             Ok(Some(result)) => Verdict::Done(result),
+            Ok(None) if deferred::is_on() && files::is_opening(call.rax as i64) => deferred::opening(),
             Ok(None) => to_kernel(call),
             // What a path led to is gone: where it leads now shows another look, as the kernel takes one.
             Err(Errno::ESTALE) if tries < TRIES && has_path(call) => {
@@ -374,9 +382,12 @@ impl Verdict {
 fn to_kernel(call: &Frame) -> Verdict {
     let a = &call.arguments;
     let paths = paths_of(shape(call.rax as i64));
-    let named = descriptors_of(call.rax as i64).iter().copied().chain(paths.iter().filter_map(|(from, _)| *from));
+    let named = descriptors_of(call.rax as i64).iter().map(|&index| a[index] as i32);
+    // A path may begin at a directory that is the kernel's for the time being.
+    let begun_at = paths.iter().filter_map(|(from, _)| from.map(|index| a[index] as i32));
+    let begun_at = begun_at.filter(|&descriptor| descriptors::is_ours(descriptor));
     let in_paths = paths.iter().filter_map(|&(_, path)| path::descriptor_at(a[path]));
-    for descriptor in named.map(|index| a[index] as i32).chain(in_paths) {
+    for descriptor in named.chain(begun_at).chain(in_paths) {
         if let Err(errno) = materialise::descriptor(descriptor) {
             return Verdict::Done(-i64::from(errno.0));
         }

@@ -17,6 +17,11 @@ const OPEN_MAX: usize = 65_536;
 
 /// In place of an open file: a descriptor that we use ourselves.
 const INTERNAL: u32 = u32::MAX;
+/// In place of an open file: a descriptor of the kernel's, opened below a mount before there was a session (`deferred`).
+const CANDIDATE: u32 = crate::arch::CANDIDATE;
+/// Candidates stand below this number.
+const CANDIDATES_MAX: i32 = crate::arch::CANDIDATES_MAX as i32;
+const _: () = assert!(OPEN_MAX < CANDIDATE as usize && CANDIDATE < INTERNAL);
 /// In place of the number of references: the last one is gone, and what ends with it is not done yet.
 const CLOSING: u32 = u32::MAX;
 
@@ -135,7 +140,7 @@ impl File {
         self.open().references.fetch_add(1, Ordering::AcqRel);
         let old = entry(descriptor).map_or(0, |entry| entry.swap(self.number, Ordering::AcqRel));
         drop(_one_at_a_time);
-        drop((old != 0 && old != INTERNAL).then(|| Self { number: old }));
+        drop(is_file(old).then(|| Self { number: old }));
     }
 
     /// Gives its descriptors to the kernel: `replace` is called with each number, and the place can't move meanwhile.
@@ -181,7 +186,7 @@ pub(crate) fn file(descriptor: i32) -> Option<File> {
     let entry = entry(descriptor)?;
     loop {
         let number = entry.load(Ordering::Acquire);
-        if number == 0 || number == INTERNAL {
+        if !is_file(number) {
             return None;
         }
         let open = &OPEN[number as usize - 1];
@@ -196,9 +201,36 @@ pub(crate) fn file(descriptor: i32) -> Option<File> {
     }
 }
 
+/// Whether an entry of the table is an open file's number.
+fn is_file(number: u32) -> bool {
+    number != 0 && number < CANDIDATE
+}
+
 /// Whether a descriptor is ours.
 pub(crate) fn is_ours(descriptor: i32) -> bool {
-    entry(descriptor).is_some_and(|entry| !matches!(entry.load(Ordering::Relaxed), 0 | INTERNAL))
+    entry(descriptor).is_some_and(|entry| is_file(entry.load(Ordering::Relaxed)))
+}
+
+/// Whether a descriptor is the kernel's for the time being.
+pub(crate) fn is_candidate(descriptor: i32) -> bool {
+    entry(descriptor).is_some_and(|entry| entry.load(Ordering::Relaxed) == CANDIDATE)
+}
+
+/// Whether what is done with a descriptor is looked at.
+pub(crate) fn is_caught(descriptor: i32) -> bool {
+    is_ours(descriptor) || is_candidate(descriptor)
+}
+
+/// All candidates.
+pub(crate) fn candidates() -> impl Iterator<Item = i32> {
+    (0..CANDIDATES_MAX).filter(|&number| is_candidate(number))
+}
+
+/// A candidate stays the kernel's.
+pub(crate) fn forget_candidate(descriptor: i32) {
+    if let Some(entry) = entry(descriptor) {
+        let _ = entry.compare_exchange(CANDIDATE, 0, Ordering::AcqRel, Ordering::Relaxed);
+    }
 }
 
 /// Whether a descriptor is one that we use ourselves, of which the program knows nothing.
@@ -300,7 +332,7 @@ pub(crate) fn enter(file: &File, number: i32) {
 pub(crate) fn remove(descriptor: i32) -> Option<File> {
     let _one_at_a_time = locked(&TABLE);
     let number = entry(descriptor)?.swap(0, Ordering::AcqRel);
-    (number != 0 && number != INTERNAL).then(|| File { number })
+    is_file(number).then(|| File { number })
 }
 
 /// Closes the kernel's descriptor.

@@ -1,33 +1,44 @@
-//! What brings us into a program: three variables of its environment, which the programs that it runs inherit.
+//! What brings us into a program: variables of its environment, which the programs that it runs inherit.
 
 use std::ffi::{CStr, c_char};
 use std::sync::OnceLock;
 
 use ashlar_types::Errno;
-use ashlar_wire::{MOUNTS_VARIABLE, PLANS_VARIABLE};
+use ashlar_wire::{DEFER_VARIABLE, MOUNTS_VARIABLE, PLANS_VARIABLE};
 
 use crate::memory;
 
 /// The libraries that the dynamic linker loads first.
 const PRELOAD: &str = "LD_PRELOAD";
-const NAMES: [&str; 3] = [MOUNTS_VARIABLE, PLANS_VARIABLE, PRELOAD];
+const NAMES: [&str; 4] = [MOUNTS_VARIABLE, PLANS_VARIABLE, PRELOAD, DEFER_VARIABLE];
 /// More variables than these are more than the kernel takes.
 const VARIABLES_MAX: usize = 1 << 20;
 
 /// The variables as they were when the program began: what it changes in its environment, it inherits all the same.
-static FOUND: OnceLock<[Option<&'static CStr>; 3]> = OnceLock::new();
+static FOUND: OnceLock<[Option<&'static CStr>; 4]> = OnceLock::new();
 
 /// What `NAME=VALUE` says, if it is of this name.
 fn value_of<'a>(variable: &'a [u8], name: &str) -> Option<&'a [u8]> {
     variable.strip_prefix(name.as_bytes())?.strip_prefix(b"=")
 }
 
-/// Takes note of our variables; the environment is the one that the program began with. Returns the mounts and the place of plans.
+/// What our variables say.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Told {
+    /// The mounts.
+    pub(crate) mounts: &'static [u8],
+    /// Where plans are kept.
+    pub(crate) plans: Option<&'static CStr>,
+    /// How many calls the kernel serves before there is a session.
+    pub(crate) deferred: Option<u32>,
+}
+
+/// Takes note of our variables; the environment is the one that the program began with.
 ///
 /// # Safety
 /// The environment is a list of strings that ends with a null pointer.
-pub(crate) unsafe fn find(environment: *const *const c_char) -> Option<(&'static [u8], Option<&'static CStr>)> {
-    let mut found = [None; 3];
+pub(crate) unsafe fn find(environment: *const *const c_char) -> Option<Told> {
+    let mut found = [None; 4];
     let mut at = environment;
     // SAFETY: as the caller says. The strings are copied, since programs overwrite them to change their title.
     unsafe {
@@ -44,9 +55,11 @@ pub(crate) unsafe fn find(environment: *const *const c_char) -> Option<(&'static
     let mounts = found[0].and_then(|variable| value_of(variable.to_bytes(), MOUNTS_VARIABLE));
     let plans = found[1].and_then(|variable| value_of(variable.to_bytes_with_nul(), PLANS_VARIABLE));
     let plans = plans.and_then(|plans| CStr::from_bytes_with_nul(plans).ok());
+    let deferred = found[3].and_then(|variable| value_of(variable.to_bytes(), DEFER_VARIABLE));
+    let deferred = deferred.and_then(|number| std::str::from_utf8(number).ok()?.parse().ok());
     // It happens once, before the program runs.
     let _ = FOUND.set(found);
-    Some((mounts?, plans))
+    Some(Told { mounts: mounts?, plans, deferred })
 }
 
 /// An environment with our variables.

@@ -118,6 +118,7 @@ unsafe extern "C" fn serve(frame: *mut Frame) {
             call.extra = descriptor as u64;
             After::KernelInstead
         }
+        Verdict::KernelOpen => After::KernelOpen,
         Verdict::Native => After::Native,
         Verdict::Vfork => After::Vfork,
     };

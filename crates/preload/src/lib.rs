@@ -17,6 +17,7 @@
 
 mod arch;
 mod calls;
+mod deferred;
 mod descriptors;
 mod environment;
 mod heap;
@@ -46,18 +47,19 @@ static INITIALISE: Initialise = initialise;
 unsafe extern "C" fn initialise(_: c_int, _: *const *const c_char, environment: *const *const c_char) {
     hook::inside(|| {
         // SAFETY: the linker hands the environment over as the kernel made it.
-        let Some((mounts, plans)) = (unsafe { environment::find(environment) }) else { return };
-        if !session::set_mounts(mounts) {
+        let Some(told) = (unsafe { environment::find(environment) }) else { return };
+        if !session::set_mounts(told.mounts) {
             return;
         }
         // What goes wrong here is an error of the call that it happens in, and not for the program's eyes.
         std::panic::set_hook(Box::new(|_| {}));
         session::find_umask();
         path::find_working();
-        if !patch::catch_libc(plans, calls::is_wanted) {
+        if !patch::catch_libc(told.plans, calls::is_wanted) {
             return;
         }
-        patch::catch_program(plans, calls::is_wanted);
+        patch::catch_program(told.plans, calls::is_wanted);
+        deferred::begin(told.deferred);
         calls::arm();
     });
 }

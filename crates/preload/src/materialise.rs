@@ -70,6 +70,17 @@ pub(crate) fn set_offset(descriptor: i32, offset: u64) {
     unsafe { system_call(libc::SYS_lseek as u64, arguments) };
 }
 
+/// A kernel's file offset.
+///
+/// # Errors
+/// Those of lseek(2).
+pub(crate) fn offset(descriptor: i32) -> Result<u64, Errno> {
+    let arguments = [descriptor as u64, 0, libc::SEEK_CUR as u64, 0, 0, 0];
+    // SAFETY: it changes nothing.
+    let offset = unsafe { system_call(libc::SYS_lseek as u64, arguments) };
+    if offset < 0 { Err(Errno(-offset as i32)) } else { Ok(offset as u64) }
+}
+
 /// Makes a descriptor the kernel's, and all others of the same open file. One that is the kernel's already stays as it is.
 ///
 /// # Errors
@@ -77,7 +88,10 @@ pub(crate) fn set_offset(descriptor: i32, offset: u64) {
 pub(crate) fn descriptor(number: i32) -> Result<(), Errno> {
     match descriptors::file(number) {
         Some(file) => file_of(&file),
-        None => Ok(()),
+        None => {
+            descriptors::forget_candidate(number);
+            Ok(())
+        }
     }
 }
 
@@ -140,6 +154,7 @@ pub(crate) fn map_shared(file: &File) -> Result<(), Errno> {
 
 /// Makes all descriptors the kernel's. One that can't be stays ours: what does not know us finds the placeholder there, and an error.
 pub(crate) fn all() {
+    descriptors::candidates().for_each(descriptors::forget_candidate);
     for number in descriptors::ours(0, u32::MAX) {
         // The program's call goes on; the descriptor answers for itself.
         let _ = descriptor(number);

@@ -8,6 +8,7 @@ use ashlar_libfs::Found;
 use ashlar_types::{Access, Errno, FileKind, InodeId, MODE_STICKY};
 
 use crate::arch::system_call;
+use crate::deferred;
 use crate::descriptors;
 use crate::memory;
 use crate::session::{self, Session};
@@ -85,7 +86,7 @@ pub(crate) fn concerns(directory: i32, address: u64) -> bool {
     let mut start = [0u8; 256];
     let length = memory::start_of(address, &mut start[..1]);
     match start.first() {
-        _ if length == 0 => directory != libc::AT_FDCWD && descriptors::is_ours(directory),
+        _ if length == 0 => directory != libc::AT_FDCWD && descriptors::is_caught(directory),
         Some(b'/') => {
             let wanted = session::mounts().iter().map(|mount| mount.path.len() + 1).max().unwrap_or(0);
             let wanted = wanted.max(DESCRIPTOR_PATHS[0].len() + 1).min(start.len());
@@ -94,7 +95,7 @@ pub(crate) fn concerns(directory: i32, address: u64) -> bool {
             of_absolute(start).is_some() || DESCRIPTOR_PATHS.iter().any(|prefix| start.starts_with(prefix))
         }
         _ if directory == libc::AT_FDCWD => is_working_inside(),
-        _ => descriptors::is_ours(directory),
+        _ => descriptors::is_caught(directory),
     }
 }
 
@@ -159,6 +160,9 @@ pub(crate) fn start(directory: i32, path: &[u8]) -> Result<Option<Start<'_>>, Er
     let at = if directory == libc::AT_FDCWD {
         working()
     } else {
+        if descriptors::is_candidate(directory) {
+            deferred::count(1);
+        }
         match descriptors::file(directory) {
             None => None,
             Some(file) if !path.is_empty() && !file.is_directory() => return Err(Errno::ENOTDIR),

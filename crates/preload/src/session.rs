@@ -13,7 +13,7 @@ use ashlar_wire::{SessionKind, decode_mounts};
 use crate::arch::system_call;
 use crate::heap::Held;
 use crate::submounts::{self, Covered};
-use crate::{descriptors, materialise};
+use crate::{deferred, descriptors, materialise};
 
 /// Mounts that a process can use.
 pub(crate) const MOUNTS_MAX: usize = 8;
@@ -111,9 +111,14 @@ pub(crate) fn of_mount(number: u32) -> Option<&'static Session> {
     if let Some(session) = by_number(number) {
         return Some(session);
     }
-    if UNUSABLE.load(Ordering::Relaxed) & 1 << number != 0 {
+    if UNUSABLE.load(Ordering::Relaxed) & 1 << number != 0 || deferred::puts_off(number) {
         return None;
     }
+    open(number)
+}
+
+/// Opens a session for a mount, if there is none.
+pub(crate) fn open(number: u32) -> Option<&'static Session> {
     let _one_at_a_time = CONNECTING.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(session) = by_number(number) {
         return Some(session);
@@ -306,6 +311,7 @@ pub(crate) fn forget_placeholder() {
 
 /// Forgets the sessions of the process that this one was forked from, which go on being that one's.
 pub(crate) fn forget_all() {
+    deferred::begin_again();
     take_all().for_each(|session| session.fs.hang_up());
     crate::locks::forget_all();
 }

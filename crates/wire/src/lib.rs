@@ -28,4 +28,4 @@ pub use message::{
     PROTOCOL_VERSION, Peer, QuotaEra, QuotaGrant, QuotaStatus, QuotaWant, Reply, Request, ScopeKind, SessionKind,
     SessionStatus, SpaceReply, StatusReply, Want, Welcome, WelcomeSegment,
 };
-pub use run::{MOUNTS_VARIABLE, PLANS_VARIABLE, decode_mounts, encode_mounts};
+pub use run::{DEFER_VARIABLE, MOUNTS_VARIABLE, PLANS_VARIABLE, decode_mounts, encode_mounts};

@@ -4,6 +4,8 @@
 pub const MOUNTS_VARIABLE: &str = "ASHLAR_RUN";
 /// The variable that names the directory in which the library keeps what it has found out about programs.
 pub const PLANS_VARIABLE: &str = "ASHLAR_PLANS";
+/// How many calls of a program the kernel serves before the library opens a session; a default where it is not set.
+pub const DEFER_VARIABLE: &str = "ASHLAR_DEFER";
 
 /// Between a mount point and the socket of its daemon, and between mounts.
 const FIELD: u8 = 0x1f;

@@ -24,6 +24,11 @@ pub(crate) const INTEREST_ALWAYS: u8 = 2;
 /// For each descriptor the number of its open file (`descriptors`), or 0 where it is the kernel's.
 pub(crate) static ASHLAR_DESCRIPTORS: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
 
+/// In [`ASHLAR_DESCRIPTORS`]: the kernel's for the time being.
+pub(crate) const CANDIDATE: u32 = u32::MAX - 1;
+/// Descriptors below this one can be candidates.
+pub(crate) const CANDIDATES_MAX: usize = 1024;
+
 /// A caught call, as the entry has put it on the stack.
 #[derive(Debug)]
 #[repr(C)]
@@ -53,6 +58,8 @@ pub(crate) enum After {
     Kernel = 4,
     /// As `Kernel`, with another descriptor as the first argument: the one in the frame.
     KernelInstead = 5,
+    /// As `Kernel`, and what the call opens becomes a candidate.
+    KernelOpen = 6,
 }
 
 unsafe extern "C" {
@@ -164,10 +171,19 @@ global_asm!(
     "8:",
     "ret",
     "9:",
+    "cmp ecx, 6",
+    "je 10f",
     "push rdi",
     "mov rdi, r11",
     "syscall",
     "pop rdi",
+    "ret",
+    "10:",
+    "syscall",
+    "cmp rax, {candidates_max}",
+    "jae 8b",
+    "lea r11, [rip + {descriptors}]",
+    "mov dword ptr [r11 + rax * 4], {candidate}",
     "ret",
     // The call returns twice, or on another stack, so nothing of ours may be left on this one. It has five arguments at most: the
     // sixth's register keeps the place in the trampoline behind its step over the red zone, an instruction of 8 bytes.
@@ -228,6 +244,8 @@ global_asm!(
     ".size ashlar_on_stack, . - ashlar_on_stack",
     calls = const CALLS,
     descriptors_max = const DESCRIPTORS,
+    candidates_max = const CANDIDATES_MAX,
+    candidate = const CANDIDATE,
     interest = sym ASHLAR_INTEREST,
     descriptors = sym ASHLAR_DESCRIPTORS,
     hook = sym crate::hook::ashlar_hook,

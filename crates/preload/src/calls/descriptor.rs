@@ -47,6 +47,8 @@ fn duplicate(descriptor: i32, from: i32, cloexec: bool) -> Served {
 
 /// `dup2` and `dup3`, where the one or the other descriptor is ours.
 fn duplicate_to(old: i32, new: i32, flags: i32, is_dup3: bool) -> Served {
+    // Two numbers of one open file can't be taken over one by one.
+    descriptors::forget_candidate(old);
     let file = descriptors::file(old);
     let number = if is_dup3 { libc::SYS_dup3 } else { libc::SYS_dup2 };
     let call = || {
@@ -85,6 +87,8 @@ fn close_range(a: [u64; 6]) -> Served {
     for descriptor in descriptors::ours(first, last) {
         close(descriptor);
     }
+    let is_closed = |descriptor: &i32| (first..=last).contains(&(*descriptor as u32));
+    descriptors::candidates().filter(is_closed).for_each(descriptors::forget_candidate);
     // Around those that the program does not know of.
     let mut from = first;
     let highest = last.min(crate::arch::DESCRIPTORS as u32);

@@ -15,6 +15,11 @@ const TMPFILE: i32 = libc::O_TMPFILE & !libc::O_DIRECTORY;
 /// Flags that say how to open, and are forgotten then.
 const OPENING_FLAGS: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TRUNC | libc::O_CLOEXEC | TMPFILE;
 
+/// Whether a call opens a file of a path.
+pub(super) fn is_opening(number: i64) -> bool {
+    matches!(number, libc::SYS_open | libc::SYS_openat | libc::SYS_creat)
+}
+
 /// `open`, `openat`, `creat`.
 pub(super) fn open(number: i64, a: [u64; 6]) -> Served {
     let (directory, address, flags, mode) = match number {
@@ -93,6 +98,44 @@ fn open_place(session: &Session, place: &Place, flags: i32, mode: u32) -> Result
         session.fs.set_attributes(&session.who, found.id, &Change { size: Some(0), strip, ..Change::default() })?;
     }
     Ok(Some(file))
+}
+
+/// Takes an open file of the kernel's over: one of ours with the same inode, flags and offset takes its place at its number.
+///
+/// # Errors
+/// Those of LibFS, and `EOPNOTSUPP` for what stays the kernel's.
+pub(crate) fn adopt(descriptor: i32) -> Result<(), Errno> {
+    let ask = |command: i32| {
+        let arguments = [descriptor as u64, command as u64, 0, 0, 0, 0];
+        // SAFETY: it asks for flags.
+        let flags = unsafe { crate::arch::system_call(libc::SYS_fcntl as u64, arguments) };
+        if flags < 0 { Err(Errno(-flags as i32)) } else { Ok(flags as i32) }
+    };
+    let flags = ask(libc::F_GETFL)?;
+    let (number, id) = session::file_of(descriptor).ok_or(Errno::EOPNOTSUPP)?;
+    let session = session::by_number(number).ok_or(Errno::EOPNOTSUPP)?;
+    let inode = session.fs.attributes(id)?.inode;
+    let is_file = matches!(inode.kind, FileKind::Regular | FileKind::Directory);
+    let is_written = flags & libc::O_ACCMODE != libc::O_RDONLY;
+    if !is_file || flags & libc::O_PATH != 0 || is_written && may_run(&inode) {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let offset = materialise::offset(descriptor)?;
+    let cloexec = if ask(libc::F_GETFD)? & libc::FD_CLOEXEC != 0 { libc::O_CLOEXEC } else { 0 };
+    let placeholder = session::placeholder()?;
+    session.fs.open(id)?;
+    let file = enter(session, id, inode.kind, flags)?;
+    if let Some(mut place) = file.place() {
+        place.offset = offset;
+    }
+    let arguments = [placeholder as u64, descriptor as u64, cloexec as u64, 0, 0, 0];
+    // SAFETY: the kernel's open file at this number gives way to the placeholder, with the same flag.
+    let done = unsafe { crate::arch::system_call(libc::SYS_dup3 as u64, arguments) };
+    if done < 0 {
+        return Err(Errno(-done as i32));
+    }
+    descriptors::enter(&file, descriptor);
+    Ok(())
 }
 
 /// Whether a file may be a program that runs, which then can't be written (`ETXTBSY`): the kernel knows.

@@ -5,7 +5,7 @@ use ashlar_types::Errno;
 use super::{Served, Verdict};
 use crate::arch::{Frame, system_call};
 use crate::memory;
-use crate::{environment, hook, materialise, path, session};
+use crate::{deferred, descriptors, environment, hook, materialise, path, session};
 
 /// Namespaces in which paths or users mean something else.
 pub(super) const NAMESPACES: u64 = (libc::CLONE_NEWNS | libc::CLONE_NEWUSER) as u64;
@@ -153,6 +153,11 @@ fn make_process(call: &Frame) -> Served {
             leave_to_kernel();
             Ok(None)
         }
+        Some(Making::Thread) => {
+            // What is taken over while other threads use it could be lost to them, and who has threads is here to stay.
+            deferred::end();
+            Ok(None)
+        }
         _ => Ok(None),
     }
 }
@@ -171,7 +176,7 @@ fn execute(number: u64, a: [u64; 6], environment_at: usize) -> Served {
 }
 
 fn change_directory(call: &Frame) -> Served {
-    if call.rax as i64 == libc::SYS_fchdir {
+    if call.rax as i64 == libc::SYS_fchdir && descriptors::is_ours(call.arguments[0] as i32) {
         materialise::descriptor(call.arguments[0] as i32)?;
     }
     let result = kernel(call);

@@ -18,8 +18,8 @@ use rustix::io::Errno;
 pub const TESTS: &[Test] = &[
     Test { name: "conformance/pjdfstest", run: || pjdfstest(Front::Mount) },
     Test { name: "conformance/fsx", run: || fsx(Front::Mount) },
-    Test { name: "run/pjdfstest", run: || pjdfstest(Front::Run) },
-    Test { name: "run/fsx", run: || fsx(Front::Run) },
+    Test { name: "run/pjdfstest", run: || pjdfstest(Front::RunAtOnce) },
+    Test { name: "run/fsx", run: || fsx(Front::RunAtOnce) },
     Test { name: "conformance/ranges", run: ranges },
 ];
 

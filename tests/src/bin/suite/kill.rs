@@ -24,9 +24,12 @@ pub const TESTS: &[Test] = &[
         run: || with(Kill::Daemon, Front::Mount, "ASHLAR_KILL_DAEMON", 30),
     },
     Test { name: "kill/everything_at_once", run: || with(Kill::Everything, Front::Mount, "ASHLAR_KILL_ALL", 10) },
-    Test { name: "run/killed_applications", run: || with(Kill::Application, Front::Run, "ASHLAR_KILL_WRITER", 14) },
-    Test { name: "run/killed_sharedfs", run: || with(Kill::Daemon, Front::Run, "ASHLAR_KILL_DAEMON", 10) },
-    Test { name: "run/killed_everything", run: || with(Kill::Everything, Front::Run, "ASHLAR_KILL_ALL", 6) },
+    Test {
+        name: "run/killed_applications",
+        run: || with(Kill::Application, Front::RunAtOnce, "ASHLAR_KILL_WRITER", 14),
+    },
+    Test { name: "run/killed_sharedfs", run: || with(Kill::Daemon, Front::RunAtOnce, "ASHLAR_KILL_DAEMON", 10) },
+    Test { name: "run/killed_everything", run: || with(Kill::Everything, Front::RunAtOnce, "ASHLAR_KILL_ALL", 6) },
 ];
 
 /// Writers at work at the same time, each in a directory of its own, spread over the mounts.

@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use ashlar_libfs::{LibFs, Make, Options, WriteAt};
-use ashlar_tests::command::eventually;
+use ashlar_tests::command::{eventually, run};
 use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Medium, Site, obstacle};
+use ashlar_tests::mount::{Front, Medium, Site, obstacle};
 use ashlar_tests::{Outcome, ensure, number, tried};
 use ashlar_types::{Credentials, Errno, FileKind, InodeId};
-use ashlar_wire::SessionKind;
+use ashlar_wire::{DEFER_VARIABLE, SessionKind};
 use rustix::fs::OFlags;
 
 /// The tests of this group.
@@ -24,6 +24,9 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/a_session_gets_real_descriptors", run: || with(descriptors) },
     Test { name: "run/descriptors_are_for_those_who_may", run: || with(rights) },
     Test { name: "run/sharedfs_is_killed_while_descriptors_are_made", run: || with(kills) },
+    Test { name: "run/a_session_begins_at_any_call", run: || with(begins) },
+    Test { name: "run/a_short_program_needs_no_session", run: || with(short) },
+    Test { name: "run/a_log_grows_and_says_when_it_cannot", run: || with(grows) },
 ];
 
 const ROOT: Credentials = Credentials::checked(0, 0);
@@ -102,6 +105,66 @@ fn read(file: &File) -> Outcome<String> {
     let mut bytes = [0; 256];
     let count = file.read_at(&mut bytes, 0).map_err(tried("reading through the descriptor"))?;
     Ok(String::from_utf8_lossy(&bytes[..count]).into_owned())
+}
+
+/// Sessions that begin after so many calls: in the middle of all that the program does.
+const BEGINNINGS: [u32; 14] = [0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 100_000];
+
+/// What a program has opened through the kernel goes on where it stands when its session begins.
+fn begins() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let script = include_str!("../../../jobs/deferred.py");
+    for after in BEGINNINGS {
+        let before = opened(&site)?;
+        let mut command = Front::Run.command("python3");
+        command.args(["-c", script]).arg(site.point(0)).arg(after.to_string());
+        let done = run(command.env(DEFER_VARIABLE, after.to_string()))?.success()?;
+        ensure!(done.output.trim() == "the same", "after {after} calls: {}", done.told());
+        let sessions = opened(&site)? - before;
+        let expected = u64::from(after < 100_000);
+        ensure!(sessions == expected, "after {after} calls: {sessions} sessions, not {expected}");
+    }
+    site.check()?;
+    site.umount(0)?;
+    passed()
+}
+
+/// How many sessions SharedFS has opened.
+fn opened(site: &Site) -> Outcome<u64> {
+    let status = site.status()?;
+    let counters = status["daemon"]["counters"].as_array().ok_or("the status has no counters")?;
+    let opened = counters.iter().find(|counter| counter[0] == "sessions_opened");
+    opened.and_then(|counter| counter[1].as_u64()).ok_or_else(|| "the status has no sessions_opened".into())
+}
+
+fn short() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let before = opened(&site)?;
+    let script = "echo one > a; cp a b; cat b; mv b c; ls; test -f c; wc -l < c; rm c";
+    let done = run(Front::Run.command("sh").args(["-euc", script]).current_dir(site.point(0)))?.success()?;
+    ensure!(done.output.split_whitespace().eq(["one", "a", "c", "1"]), "the commands say {}", done.told());
+    ensure!(opened(&site)? == before, "short commands have opened sessions");
+    let script = "i=0; while [ $i -lt 100 ]; do echo $i > f$i; i=$((i+1)); done; cat f99";
+    let done = run(Front::Run.command("sh").args(["-euc", script]).current_dir(site.point(0)))?.success()?;
+    ensure!(done.output.trim() == "99" && opened(&site)? == before + 1, "a long script has no session of its own");
+    site.umount(0)?;
+    passed()
+}
+
+/// An arena on a file system that becomes full: a program is told so, and goes on when there is room again.
+fn grows() -> Outcome<Verdict> {
+    let disk = tempfile::tempdir().map_err(tried("making a directory"))?;
+    run(Command::new("mount").args(["-t", "tmpfs", "-o", "size=112M", "none"]).arg(disk.path()))?.success()?;
+    let site = Site::within(disk.path(), "64M")?;
+    site.mount(0)?;
+    let filler = disk.path().join("filler");
+    let mut command = Front::RunAtOnce.command("python3");
+    command.args(["-c", include_str!("../../../jobs/full.py")]).arg(site.point(0)).arg(&filler);
+    let done = run(&mut command)?.success()?;
+    ensure!(done.output.trim() == "No space left on device", "it says {}", done.told());
+    site.umount(0)?;
+    run(Command::new("umount").arg(disk.path()))?.success()?;
+    passed()
 }
 
 fn descriptors() -> Outcome<Verdict> {

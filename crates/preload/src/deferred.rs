@@ -1,0 +1,135 @@
+//! The time before a process has a session: the kernel serves it.
+//!
+//! A session costs as much as some hundred calls through FUSE, and most programs make fewer than that and end. So the first calls are the
+//! kernel's. A program that goes on has a session opened, and what it has opened meanwhile is taken over: a descriptor that the kernel has
+//! given out since is a *candidate*, and what is done with it is looked at. One whose open file others may share (it was duplicated, or
+//! passed on, or there was a fork) stays the kernel's.
+//!
+//! There are candidates only while a process has one thread: when it makes another, they are taken over first.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use crate::calls::{Verdict, files};
+use crate::{descriptors, session};
+
+/// Calls that the kernel serves first: about what a session costs.
+const CALLS: u32 = 64;
+/// Bytes that cost as much as one more call.
+const BYTES_OF_CALL: u64 = 16 << 10;
+/// The most that a call counts for its bytes: programs ask for more than there is.
+const CALLS_FOR_BYTES: u64 = 8;
+
+/// How many calls there are at the beginning.
+static GIVEN: AtomicU32 = AtomicU32::new(CALLS);
+/// How many are left; 0: there are sessions from now on.
+static LEFT: AtomicU32 = AtomicU32::new(0);
+/// Mounts that were used meanwhile, by bit.
+static USED: AtomicU32 = AtomicU32::new(0);
+static IS_ANY_CANDIDATE: AtomicBool = AtomicBool::new(false);
+
+/// Begins, before the program does.
+pub(crate) fn begin(given: Option<u32>) {
+    GIVEN.store(given.unwrap_or(CALLS), Ordering::Relaxed);
+    begin_again();
+}
+
+/// Begins again, in a process that was forked and has no session of its own.
+pub(crate) fn begin_again() {
+    USED.store(0, Ordering::Relaxed);
+    LEFT.store(GIVEN.load(Ordering::Relaxed), Ordering::Relaxed);
+}
+
+/// Whether the kernel serves the process.
+pub(crate) fn is_on() -> bool {
+    LEFT.load(Ordering::Relaxed) > 0
+}
+
+/// Whether there may be candidates.
+pub(crate) fn is_any_candidate() -> bool {
+    is_on() && IS_ANY_CANDIDATE.load(Ordering::Relaxed)
+}
+
+/// Whether the session for a mount, which a path leads into, is put off.
+pub(crate) fn puts_off(mount: u32) -> bool {
+    if !is_on() {
+        return false;
+    }
+    USED.fetch_or(1 << mount, Ordering::Relaxed);
+    count(1);
+    is_on()
+}
+
+/// Counts calls. With the last one there are sessions, and candidates become ours.
+pub(crate) fn count(calls: u32) {
+    let left = LEFT.load(Ordering::Relaxed);
+    if left > calls {
+        LEFT.store(left - calls, Ordering::Relaxed);
+    } else {
+        end();
+    }
+}
+
+/// Opens the sessions that were put off, and takes over what was opened.
+pub(crate) fn end() {
+    if LEFT.swap(0, Ordering::Relaxed) == 0 {
+        return;
+    }
+    let used = USED.load(Ordering::Relaxed);
+    for mount in (0..u32::BITS).filter(|mount| used & 1 << mount != 0) {
+        // Where there is none to be had, the kernel goes on.
+        session::open(mount);
+    }
+    for descriptor in descriptors::candidates() {
+        // What can't be taken over stays what it is.
+        if files::adopt(descriptor).is_err() {
+            descriptors::forget_candidate(descriptor);
+        }
+    }
+}
+
+/// The verdict on a call that opens a file, which the kernel serves.
+pub(crate) fn opening() -> Verdict {
+    IS_ANY_CANDIDATE.store(true, Ordering::Relaxed);
+    Verdict::KernelOpen
+}
+
+/// Whether a call is one with a candidate that the kernel serves as it is; if so, it counts.
+pub(crate) fn is_kernels(number: i64, a: &[u64; 6]) -> bool {
+    if !is_any_candidate() || !descriptors::is_candidate(a[0] as i32) {
+        return false;
+    }
+    let bytes = match number {
+        libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64 => a[2],
+        libc::SYS_sendfile => a[3],
+        libc::SYS_copy_file_range => a[4],
+        libc::SYS_readv
+        | libc::SYS_writev
+        | libc::SYS_preadv
+        | libc::SYS_pwritev
+        | libc::SYS_preadv2
+        | libc::SYS_pwritev2
+        | libc::SYS_lseek
+        | libc::SYS_fstat
+        | libc::SYS_fsync
+        | libc::SYS_fdatasync
+        | libc::SYS_ftruncate
+        | libc::SYS_fallocate
+        | libc::SYS_fadvise64
+        | libc::SYS_getdents64
+        | libc::SYS_fchmod
+        | libc::SYS_fchown => 0,
+        libc::SYS_ioctl if a[1] == libc::TCGETS => 0,
+        libc::SYS_fcntl => match a[1] as i32 {
+            libc::F_GETFD | libc::F_SETFD | libc::F_GETFL | libc::F_SETFL => 0,
+            // They go with the kernel's descriptor, and would be lost when that is closed.
+            libc::F_SETLK | libc::F_SETLKW | libc::F_GETLK => {
+                end();
+                return false;
+            }
+            _ => return false,
+        },
+        _ => return false,
+    };
+    count(1 + (bytes / BYTES_OF_CALL).min(CALLS_FOR_BYTES) as u32);
+    is_on()
+}
