@@ -6,6 +6,7 @@
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use ashlar_types::{MountLine, topmost_mount};
@@ -75,6 +76,16 @@ pub fn records() -> Vec<MountRecord> {
 /// Who stands behind the mount on `directory`.
 pub fn record_of(directory: &Path) -> Option<MountRecord> {
     records().into_iter().find(|record| record.directory == directory)
+}
+
+/// The Ashlar that a path is in, which must be there. The mount is the innermost one; another file system may lie in between.
+pub fn of(path: &Path) -> Result<MountRecord, CliError> {
+    let metadata = fs::metadata(path).map_err(CliError::system(format!("looking at {}", path.display())))?;
+    let is_there = |record: &MountRecord| {
+        is_mounted(&record.directory) && fs::metadata(&record.directory).is_ok_and(|root| root.dev() == metadata.dev())
+    };
+    let record = path.ancestors().find_map(record_of).filter(is_there);
+    record.ok_or_else(|| CliError::NotInMount(path.to_owned()))
 }
 
 /// Whether the topmost file system on `directory` is an Ashlar.

@@ -1,7 +1,7 @@
 //! Aligned columns.
 
 /// Lays out `rows` below `header`, columns as wide as their widest cell, two spaces between; the last column is not
-/// padded. A column whose cells are all numbers, sizes or shares is aligned to the right.
+/// padded. A column whose cells are all numbers, sizes or shares, or `-` where there is none, is aligned to the right.
 pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
@@ -9,7 +9,7 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     };
     let is_number = |column: usize| {
         let mut cells = rows.iter().filter_map(|row| row.get(column)).peekable();
-        cells.peek().is_some() && cells.all(|cell| cell.starts_with(|c: char| c.is_ascii_digit()))
+        cells.peek().is_some() && cells.all(|cell| cell == "-" || cell.starts_with(|c: char| c.is_ascii_digit()))
     };
     let columns: Vec<_> = (0..header.len()).map(|column| (width(column), is_number(column))).collect();
     let line = |cells: &mut dyn Iterator<Item = &str>| {
@@ -48,6 +48,12 @@ mod tests {
     fn numbers_stand_to_the_right_and_words_to_the_left() {
         let rows = vec![vec!["7".into(), "mount".into()], vec!["12,000".into(), "a".into()]];
         assert_eq!(table(&["N", "KIND"], &rows), "     N  KIND\n     7  mount\n12,000  a\n");
+    }
+
+    #[test]
+    fn what_there_is_no_number_of_stands_among_numbers() {
+        let rows = vec![vec!["120".into(), "a".into()], vec!["-".into(), "b".into()]];
+        assert_eq!(table(&["NUMBER", "KIND"], &rows), "NUMBER  KIND\n   120  a\n     -  b\n");
     }
 
     #[test]

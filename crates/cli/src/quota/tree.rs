@@ -46,13 +46,7 @@ impl Subtree {
         if !metadata.is_dir() {
             return Err(CliError::NoTree(path));
         }
-        // The mount that it is in is the innermost one; another file system may lie in between.
-        let mount = path.ancestors().find_map(mounts::record_of);
-        let is_there = |record: &mounts::MountRecord| {
-            mounts::is_mounted(&record.directory)
-                && fs::metadata(&record.directory).is_ok_and(|root| root.dev() == metadata.dev())
-        };
-        let record = mount.filter(is_there).ok_or_else(|| CliError::NotInMount(path.clone()))?;
+        let record = mounts::of(&path)?;
         let is_root = record.directory == path;
         Ok(Self { directory: path, number: metadata.ino(), arena: record.arena, device: metadata.dev(), is_root })
     }
