@@ -46,6 +46,11 @@ pub enum Verb {
     /// Limit how much users, groups and directory trees may use
     #[command(subcommand)]
     Quota(QuotaVerb),
+    /// Measure what operations cost: at the least, under 'ashlar run', through the mount, and on another file system
+    Bench(BenchArguments),
+    /// A process that does what 'ashlar bench' measures
+    #[command(hide = true)]
+    BenchWorker(BenchWorkerArguments),
     /// SharedFS itself, which the daemon's supervisor starts
     #[command(hide = true)]
     SharedFs(SharedFsArguments),
@@ -244,6 +249,37 @@ pub struct DaemonArguments {
     /// Become the leader of a session of its own, as background processes do
     #[arg(long, hide = true)]
     pub background: bool,
+}
+
+/// `ashlar bench`.
+#[derive(Args, Debug)]
+pub struct BenchArguments {
+    /// A directory on a mounted Ashlar; without one, a file system in memory is mounted for as long as it takes, which takes root
+    #[arg(value_name = "DIR")]
+    pub directory: Option<PathBuf>,
+    /// The directory to compare with; by default one in /dev/shm, which is a tmpfs
+    #[arg(long, value_name = "DIR")]
+    pub compare: Option<PathBuf>,
+    /// Only cases whose names contain one of these words: append, overwrite, sustained, read, create, stat, open, readdir,
+    /// turns, start, script, breakdown
+    #[arg(long, value_name = "WORD", num_args = 1..)]
+    pub cases: Vec<String>,
+    /// How often each case is run on each contender; figures are medians over the rounds
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=99))]
+    pub rounds: u64,
+    /// Longer sustained cases, and more of them: minutes instead of seconds for each
+    #[arg(long)]
+    pub long: bool,
+    /// Print JSON, with each number of each round
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `ashlar bench-worker`.
+#[derive(Args, Debug)]
+pub struct BenchWorkerArguments {
+    /// What to do, as JSON
+    pub task: String,
 }
 
 /// `ashlar shared-fs`.

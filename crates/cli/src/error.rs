@@ -174,6 +174,49 @@ pub enum CliError {
     /// Repair of an arena that is in use.
     #[error("the arena {0} is in use, and only one that is not can be repaired; unmount it first: 'ashlar umount DIR'")]
     RepairInUse(PathBuf),
+    /// No tmpfs where one is expected.
+    #[error("{0} is no tmpfs; name a directory to compare with: 'ashlar bench --compare DIR'")]
+    NoTmpfs(PathBuf),
+    /// What is to be measured in is no directory.
+    #[error("{0} is not a directory; name one to measure in")]
+    NoBenchDirectory(PathBuf),
+    /// No room for what is measured.
+    #[error(
+        "the cases take {wanted} in {directory} ({free} are free there); free some, or name another directory",
+        directory = .directory.display()
+    )]
+    NoBenchSpace {
+        /// Where.
+        directory: PathBuf,
+        /// Size wanted.
+        wanted: Size,
+        /// Free space.
+        free: Size,
+    },
+    /// No case of this name.
+    #[error("no case's name contains '{word}'; there are: {cases}")]
+    NoSuchCase {
+        /// What was asked for.
+        word: String,
+        /// Their names.
+        cases: String,
+    },
+    /// All that the benchmark starts would go past the kernel.
+    #[error("'ashlar bench' starts what it measures under 'ashlar run' by itself; start it without 'ashlar run'")]
+    BenchUnderRun,
+    /// A worker of the benchmark failed.
+    #[error("measuring {case} on {contender}: {words}")]
+    Measuring {
+        /// What was measured.
+        case: &'static str,
+        /// On whom.
+        contender: &'static str,
+        /// What it said.
+        words: String,
+    },
+    /// A signal.
+    #[error("interrupted; what was made for it is taken away")]
+    Interrupted,
     /// The mount process failed with these words.
     #[error("{0}")]
     MountProcess(String),

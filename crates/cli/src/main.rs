@@ -16,6 +16,7 @@
 
 mod arena;
 mod arguments;
+mod bench;
 mod check;
 mod daemon;
 mod error;
@@ -54,6 +55,8 @@ fn serve(arguments: &Arguments) -> Result<ExitCode, CliError> {
         Verb::Daemon(daemon) => daemon::run(daemon),
         Verb::Arena(ArenaVerb::Resize(resize)) => resize::run(resize),
         Verb::Quota(verb) => quota::run(verb),
+        Verb::Bench(bench) => bench::run(bench),
+        Verb::BenchWorker(worker) => bench::run_worker(worker),
         Verb::SharedFs(shared) => daemon::run_shared_fs(shared),
         Verb::Opener => daemon::run_opener(),
         Verb::MountProcess(mount) => mount_process::run(mount),

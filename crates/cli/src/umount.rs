@@ -64,7 +64,7 @@ fn unmount(directory: &Path, lazy: bool) -> Result<(), CliError> {
 }
 
 /// Ends a daemon that nobody needs, if a mount has started it. Says whether it ended.
-fn end_daemon(place: &Place) -> Result<bool, CliError> {
+pub fn end_daemon(place: &Place) -> Result<bool, CliError> {
     let Some(status) = daemon_status(place).unwrap_or(None) else { return Ok(true) };
     if !was_started_by_mount(status.pid) {
         return Ok(false);

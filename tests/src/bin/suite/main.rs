@@ -1,6 +1,7 @@
 //! `ashlar-suite [WORD…]`: tests of whole processes, those whose names contain one of the words.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod conformance;
 mod errors;
 mod hammer;
@@ -21,6 +22,7 @@ fn main() -> ExitCode {
     let groups = [
         life::TESTS,
         errors::TESTS,
+        bench::TESTS,
         programs::TESTS,
         kill::TESTS,
         scratch::TESTS,

@@ -1,0 +1,261 @@
+//! What is measured, and on whom.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::timing::Summary;
+
+/// Who is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Contender {
+    /// The least that an operation must do: its bytes moved, and nothing else.
+    Floor,
+    /// Ashlar, by LibFS in the process itself (`ashlar run`).
+    Run,
+    /// Ashlar, through the kernel and the mount.
+    Fuse,
+    /// The directory to compare with.
+    Compared,
+}
+
+impl Contender {
+    /// All of them, in the order of the table's columns.
+    pub const ALL: [Self; 4] = [Self::Floor, Self::Run, Self::Fuse, Self::Compared];
+
+    /// Its name, for people and in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Floor => "floor",
+            Self::Run => "run",
+            Self::Fuse => "fuse",
+            Self::Compared => "compared",
+        }
+    }
+
+    /// Whether it works on Ashlar's files.
+    pub const fn is_ashlar(self) -> bool {
+        matches!(self, Self::Run | Self::Fuse)
+    }
+}
+
+/// What is measured together: `--cases` chooses by these names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Case {
+    /// Writing behind the end.
+    Append,
+    /// Writing over what is there.
+    Overwrite,
+    /// Both, going round the update log several times.
+    Sustained,
+    /// Reading.
+    Read,
+    /// Making files, by one process and by two.
+    Create,
+    /// Making files until the update log was gone round ten times.
+    CreateSustained,
+    /// Attributes by name.
+    Stat,
+    /// Opening and closing.
+    Open,
+    /// Listing a directory.
+    Readdir,
+    /// Two processes that append to one file in turn.
+    Turns,
+    /// Starting a program.
+    Start,
+    /// A shell script of short commands.
+    Script,
+    /// Where the time of one operation goes.
+    Breakdown,
+}
+
+impl Case {
+    /// All of them, in the order of the table's lines.
+    pub const ALL: [Self; 13] = [
+        Self::Append,
+        Self::Overwrite,
+        Self::Sustained,
+        Self::Read,
+        Self::Create,
+        Self::CreateSustained,
+        Self::Stat,
+        Self::Open,
+        Self::Readdir,
+        Self::Turns,
+        Self::Start,
+        Self::Script,
+        Self::Breakdown,
+    ];
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Append => "append",
+            Self::Overwrite => "overwrite",
+            Self::Sustained => "sustained",
+            Self::Read => "read",
+            Self::Create => "create",
+            Self::CreateSustained => "create-sustained",
+            Self::Stat => "stat",
+            Self::Open => "open",
+            Self::Readdir => "readdir",
+            Self::Turns => "turns",
+            Self::Start => "start",
+            Self::Script => "script",
+            Self::Breakdown => "breakdown",
+        }
+    }
+
+    /// Whether it takes minutes, and is done only when it is asked for.
+    pub const fn is_long(self) -> bool {
+        matches!(self, Self::CreateSustained)
+    }
+
+    /// Who has figures in it.
+    pub fn contenders(self) -> impl Iterator<Item = Contender> {
+        let has_floor = matches!(
+            self,
+            Self::Append
+                | Self::Overwrite
+                | Self::Sustained
+                | Self::Read
+                | Self::Create
+                | Self::CreateSustained
+                | Self::Turns
+        );
+        Contender::ALL.into_iter().filter(move |contender| has_floor || *contender != Contender::Floor)
+    }
+
+    /// Whether it measures programs that are started, rather than calls of its own.
+    pub const fn starts_programs(self) -> bool {
+        matches!(self, Self::Start | Self::Script)
+    }
+
+    /// What processes do it on a contender, one step after the other.
+    pub const fn steps(self, contender: Contender) -> &'static [Step] {
+        match (self, contender) {
+            (Self::Read, Contender::Floor) => &[Step::Alone],
+            // What others wrote must have been written by another process.
+            (Self::Read, _) => &[Step::Before, Step::Alone],
+            (Self::Create, Contender::Floor) => &[Step::Alone],
+            (Self::Create, _) => &[Step::Alone, Step::Pair],
+            (Self::Turns, _) => &[Step::Pair],
+            _ => &[Step::Alone],
+        }
+    }
+}
+
+/// How many processes do something, and when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Step {
+    /// One, to prepare for the next step.
+    Before,
+    /// One.
+    Alone,
+    /// Two at once.
+    Pair,
+}
+
+/// What a worker is told to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Task {
+    /// What to measure.
+    pub case: Case,
+    /// On whom.
+    pub contender: Contender,
+    /// In which step.
+    pub step: Step,
+    /// Which one of a pair it is: 0 or 1.
+    pub seat: u64,
+    /// An empty directory to work in; of a pair's, both have the same one.
+    pub directory: PathBuf,
+    /// A directory for what is not measured.
+    pub aside: PathBuf,
+    /// The arena, where its digest must be waited for.
+    pub arena: Option<PathBuf>,
+    /// What the arena's medium is called.
+    pub medium: String,
+    /// The length of an update log.
+    pub log_bytes: u64,
+    /// How often sustained cases go round it.
+    pub laps: u64,
+    /// It may take minutes.
+    pub is_long: bool,
+}
+
+/// Which of a summary's numbers stands for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Figure {
+    /// The median: what one operation takes.
+    Median,
+    /// The mean: what all of them take, waiting included.
+    Mean,
+    /// The mean, as operations a second.
+    Rate,
+}
+
+/// A line of the report, of one contender in one round.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// What was done.
+    pub what: String,
+    /// Which number counts.
+    pub figure: Figure,
+    /// How long it took.
+    pub summary: Summary,
+}
+
+impl Measured {
+    /// What one operation takes.
+    pub fn median(what: impl Into<String>, summary: Summary) -> Self {
+        Self { what: what.into(), figure: Figure::Median, summary }
+    }
+
+    /// What many operations take.
+    pub fn mean(what: impl Into<String>, summary: Summary) -> Self {
+        Self { what: what.into(), figure: Figure::Mean, summary }
+    }
+
+    /// How many are done in a second.
+    pub fn rate(what: impl Into<String>, summary: Summary) -> Self {
+        Self { what: what.into(), figure: Figure::Rate, summary }
+    }
+}
+
+/// The line of two processes that did the same at once: as many operations as both, in the time of the slower one. A percentile is
+/// the greater of the two.
+pub fn together(mut one: Measured, other: &Measured) -> Measured {
+    let (a, b) = (&mut one.summary, &other.summary);
+    let elapsed = (a.mean_ns * a.count as f64).max(b.mean_ns * b.count as f64);
+    a.count += b.count;
+    a.batch = a.batch.max(b.batch);
+    a.mean_ns = elapsed / a.count as f64;
+    a.p50_ns = a.p50_ns.max(b.p50_ns);
+    a.p99_ns = a.p99_ns.max(b.p99_ns);
+    a.max_ns = a.max_ns.max(b.max_ns);
+    one
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_processes_have_done_the_work_of_both_in_the_time_of_the_slower() {
+        let summary = |mean_ns, p99_ns| Summary { count: 100, batch: 1, p50_ns: 5.0, p99_ns, max_ns: 90.0, mean_ns };
+        let both = together(Measured::rate("x", summary(10.0, 50.0)), &Measured::rate("x", summary(30.0, 40.0)));
+        assert_eq!((both.summary.count, both.summary.mean_ns, both.summary.p99_ns), (200, 15.0, 50.0));
+    }
+
+    #[test]
+    fn cases_have_names_of_their_own_which_json_has_too() {
+        for case in Case::ALL {
+            assert_eq!(serde_json::to_string(&case).expect("JSON"), format!("\"{}\"", case.name()));
+            assert_eq!(Case::ALL.iter().filter(|other| other.name() == case.name()).count(), 1);
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! How two processes wait for each other: by words in memory that they share, which they watch, or by pipes, on which they sleep.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use ashlar_pmem::{Mapping, MappingAccess, Medium, OutOfBounds, Persistent};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+/// The file's length.
+const BYTES: u64 = 4096;
+/// How many are here.
+const HERE: u64 = 0;
+/// Whose turn it is, on a cache line of its own.
+const TURN: u64 = 64;
+/// A process whose partner is gone must end.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// So often the word is looked at before the core is offered to others.
+const SPINS: u32 = 1000;
+
+/// A page of shared memory.
+#[derive(Debug)]
+pub struct Page {
+    memory: Mapping,
+    has_cores: bool,
+}
+
+impl Page {
+    /// Makes the file that holds it, and the pipes of a [`Bell`] beside it; or makes them anew.
+    pub fn make(path: &Path) -> io::Result<()> {
+        for pipe in [0, 1].map(|seat| Bell::pipe(path, seat)) {
+            let _ = std::fs::remove_file(&pipe);
+            mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
+        }
+        let _ = std::fs::remove_file(path);
+        File::create_new(path)?.set_len(BYTES)
+    }
+
+    /// Opens it.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        let memory = Mapping::map(&file, BYTES, MappingAccess::ReadWrite, Medium::MEMORY).map_err(io::Error::other)?;
+        let has_cores = std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1);
+        Ok(Self { memory, has_cores })
+    }
+
+    /// Waits until both processes are here.
+    pub fn meet(&self) -> io::Result<()> {
+        loop {
+            let here = self.load(HERE)?;
+            if self.memory.compare_exchange_u64(HERE, here, here + 1).map_err(outside)?.is_ok() {
+                break;
+            }
+        }
+        self.wait(HERE, 2)
+    }
+
+    /// Waits for one's turn.
+    pub fn wait_for_turn(&self, seat: u64) -> io::Result<()> {
+        self.wait(TURN, seat)
+    }
+
+    /// Gives the turn to the other one.
+    pub fn hand_over(&self, seat: u64) -> io::Result<()> {
+        self.memory.store_u64(TURN, 1 - seat).map_err(outside)
+    }
+
+    fn load(&self, at: u64) -> io::Result<u64> {
+        self.memory.load_u64(at).map_err(outside)
+    }
+
+    /// Watches a word, which is the fastest way where a core is free; where none is, whoever shall change it needs this one.
+    fn wait(&self, at: u64, value: u64) -> io::Result<()> {
+        let spins = if self.has_cores { SPINS } else { 1 };
+        let mut deadline = None;
+        loop {
+            for _ in 0..spins {
+                if self.load(at)? == value {
+                    return Ok(());
+                }
+                std::hint::spin_loop();
+            }
+            std::thread::yield_now();
+            let now = Instant::now();
+            if now > *deadline.get_or_insert(now + PATIENCE) {
+                let words = format!("the other process has not answered for {} s", PATIENCE.as_secs());
+                return Err(io::Error::new(io::ErrorKind::TimedOut, words));
+            }
+        }
+    }
+}
+
+/// A pipe to each process: whoever waits sleeps in the kernel, and is woken.
+#[derive(Debug)]
+pub struct Bell {
+    own: File,
+    others: File,
+}
+
+impl Bell {
+    fn pipe(page: &Path, seat: u64) -> PathBuf {
+        page.with_extension(format!("pipe{seat}"))
+    }
+
+    /// Opens the pipes beside a page.
+    pub fn open(page: &Path, seat: u64) -> io::Result<Self> {
+        // Opened for both, a pipe waits for nobody to open its other end.
+        let open = |seat| OpenOptions::new().read(true).write(true).open(Self::pipe(page, seat));
+        Ok(Self { own: open(seat)?, others: open(1 - seat)? })
+    }
+
+    /// Wakes the other one.
+    pub fn ring(&mut self) -> io::Result<()> {
+        self.others.write_all(&[1])
+    }
+
+    /// Sleeps until the other one rings.
+    pub fn sleep(&mut self) -> io::Result<()> {
+        self.own.read_exact(&mut [0])
+    }
+}
+
+fn outside(error: OutOfBounds) -> io::Error {
+    io::Error::other(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn turns_are_taken_one_after_the_other() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("page");
+        Page::make(&path).expect("made");
+        let log = std::sync::Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for seat in 0..2 {
+                let page = Page::open(&path).expect("opened");
+                let mut bell = Bell::open(&path, seat).expect("opened");
+                let log = &log;
+                scope.spawn(move || {
+                    page.meet().expect("both are here");
+                    for _ in 0..100 {
+                        if seat == 1 {
+                            page.wait_for_turn(seat).expect("its turn");
+                        }
+                        log.lock().expect("a log").push(seat);
+                        page.hand_over(seat).expect("handed over");
+                        if seat == 0 {
+                            page.wait_for_turn(seat).expect("its turn");
+                        }
+                    }
+                    for _ in 0..100 {
+                        if seat == 1 {
+                            bell.sleep().expect("its turn");
+                        }
+                        log.lock().expect("a log").push(seat);
+                        bell.ring().expect("handed over");
+                        if seat == 0 {
+                            bell.sleep().expect("its turn");
+                        }
+                    }
+                });
+            }
+        });
+        let log = log.into_inner().expect("a log");
+        assert!(log.len() == 400 && log.chunks(2).all(|pair| pair == [0, 1]), "{log:?}");
+    }
+}

@@ -1,0 +1,87 @@
+//! The floor of a write: the same bytes copied into memory of the update log's size, checksummed and persisted, and nothing else.
+
+use std::fs::File;
+use std::hint::black_box;
+use std::io;
+
+use ashlar_pmem::{Mapping, MappingAccess, Medium, Persistent};
+use rustix::fs::{MemfdFlags, memfd_create};
+
+/// Memory that is written from its beginning to its end, and again.
+#[derive(Debug)]
+pub struct Ring {
+    memory: Mapping,
+    at: u64,
+}
+
+impl Ring {
+    /// Mapped shared memory of `bytes`, each page of it touched. It is persisted as a medium of this name is.
+    pub fn new(bytes: u64, medium: &str) -> io::Result<Self> {
+        let file = File::from(memfd_create("ashlar-bench", MemfdFlags::CLOEXEC)?);
+        file.set_len(bytes)?;
+        // Memory stands in for persistent memory: it is flushed by the same instructions.
+        let medium = if medium.contains("pmem") { Medium::emulated_pmem() } else { Medium::MEMORY };
+        let memory = Mapping::map(&file, bytes, MappingAccess::ReadWrite, medium).map_err(io::Error::other)?;
+        for page in (0..bytes).step_by(4096) {
+            memory.store_u64(page, 1).map_err(io::Error::other)?;
+        }
+        Ok(Self { memory, at: 0 })
+    }
+
+    /// Where the next bytes go.
+    fn next(&mut self, length: usize) -> u64 {
+        if self.at + length as u64 > self.memory.len() {
+            self.at = 0;
+        }
+        let at = self.at;
+        self.at += length as u64;
+        at
+    }
+
+    /// Copies bytes in.
+    pub fn copy(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let at = self.next(bytes.len());
+        self.memory.store(at, black_box(bytes)).map_err(io::Error::other)
+    }
+
+    /// Copies bytes in, and persists them.
+    pub fn persist(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let at = self.next(bytes.len());
+        self.memory.store_flushed(at, black_box(bytes)).map_err(io::Error::other)?;
+        self.memory.fence();
+        Ok(())
+    }
+
+    /// All that a log must do with bytes: copies them in, checksums them, persists them.
+    pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let at = self.next(bytes.len());
+        self.memory.store_flushed(at, bytes).map_err(io::Error::other)?;
+        checksum(bytes);
+        self.memory.fence();
+        Ok(())
+    }
+}
+
+/// The checksum of a record.
+pub fn checksum(bytes: &[u8]) {
+    black_box(crc_fast::crc32_iscsi(black_box(bytes)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_goes_round_and_keeps_what_was_written_last() {
+        for medium in ["memory", "pmem (emulated)"] {
+            let mut ring = Ring::new(8192, medium).expect("made");
+            ring.write(&[1; 5000]).expect("written");
+            ring.persist(&[2; 5000]).expect("written");
+            ring.copy(&[3; 3000]).expect("written");
+            let mut found = [0; 8192];
+            ring.memory.load(0, &mut found).expect("read");
+            assert!(found[..5000].iter().all(|byte| *byte == 2), "the second began anew");
+            assert!(found[5000..8000].iter().all(|byte| *byte == 3), "the third stands behind it");
+        }
+    }
+}

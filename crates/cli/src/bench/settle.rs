@@ -1,0 +1,25 @@
+//! Waiting for the digest: it shall not fall on whoever is measured next.
+
+use std::time::{Duration, Instant};
+
+use crate::arena::Place;
+use crate::error::CliError;
+use crate::launch::daemon_status;
+
+/// Others may use the file system too, and then its logs are never empty.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often it is looked.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Waits until all that is in the logs is in its place. Where others write on, it gives up.
+pub fn settle(place: &Place) -> Result<(), CliError> {
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        let status = daemon_status(place)?.ok_or_else(|| CliError::NoDaemon(place.directory().to_owned()))?;
+        if status.sessions.iter().all(|session| session.log_used_bytes == 0) {
+            break;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Ok(())
+}

@@ -1,0 +1,87 @@
+//! Starting workers, and hearing what they have measured.
+
+use std::io::Read;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use ashlar_wire::MOUNTS_VARIABLE;
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use super::case::{Contender, Measured, Task};
+use super::interrupt::Interrupt;
+use crate::error::CliError;
+use crate::launch::this_program;
+
+/// A worker leads a process group, in which are the programs that it starts. All of it ends with this.
+struct Worker {
+    child: Child,
+    output: Option<ChildStdout>,
+    said: Vec<u8>,
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // It's not waited for yet, so its number is still its own. One that has ended is as dead as it shall be.
+        if let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+        let _ = self.child.wait();
+    }
+}
+
+impl Worker {
+    fn start(task: &Task) -> Result<Self, CliError> {
+        use std::os::unix::process::CommandExt;
+        let program = this_program()?;
+        let mut command = Command::new(&program);
+        if task.contender == Contender::Run && !task.case.starts_programs() {
+            command.args(["run", "--"]).arg(&program);
+        }
+        let words = serde_json::to_string(task).map_err(CliError::system("writing the task"))?;
+        command.arg("bench-worker").arg(words).current_dir("/").process_group(0);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+        let mut child = child.map_err(CliError::system("starting a worker"))?;
+        let output = child.stdout.take();
+        Ok(Self { child, output, said: Vec::new() })
+    }
+
+    /// Reads what is there of its words. Says whether they are complete.
+    fn listen(&mut self) -> Result<bool, CliError> {
+        let Some(output) = &mut self.output else { return Ok(true) };
+        let mut bytes = [0; 4096];
+        let count = output.read(&mut bytes).map_err(CliError::system("listening to a worker"))?;
+        self.said.extend_from_slice(&bytes[..count]);
+        Ok(count == 0)
+    }
+
+    /// What it has measured.
+    fn outcome(&mut self, task: &Task) -> Result<Vec<Measured>, CliError> {
+        let failed = |words| CliError::Measuring { case: task.case.name(), contender: task.contender.name(), words };
+        let status = self.child.wait().map_err(CliError::system("waiting for a worker"))?;
+        match serde_json::from_slice::<Result<Vec<Measured>, String>>(&self.said) {
+            Ok(outcome) => outcome.map_err(failed),
+            Err(_) => Err(failed(format!("the process that measures ended with {status}"))),
+        }
+    }
+}
+
+/// Whether programs that this one starts are under `ashlar run`, all of them.
+pub fn is_under_run() -> bool {
+    std::env::var_os(MOUNTS_VARIABLE).is_some()
+}
+
+/// Has the tasks done, all at once, and gives what each has measured. Where one fails, or a signal comes, all are ended.
+pub fn employ(tasks: &[Task], interrupt: &Interrupt) -> Result<Vec<Vec<Measured>>, CliError> {
+    let mut workers = tasks.iter().map(Worker::start).collect::<Result<Vec<_>, _>>()?;
+    let mut outcomes = vec![None; tasks.len()];
+    while outcomes.contains(&None) {
+        let open: Vec<_> = (0..tasks.len()).filter(|number| outcomes[*number].is_none()).collect();
+        let outputs: Vec<_> = open.iter().filter_map(|number| workers[*number].output.as_ref()).collect();
+        let ready = interrupt.wait_for(&outputs)?;
+        for (number, _) in open.into_iter().zip(ready).filter(|(_, is_ready)| *is_ready) {
+            if workers[number].listen()? {
+                outcomes[number] = Some(workers[number].outcome(&tasks[number])?);
+            }
+        }
+    }
+    Ok(outcomes.into_iter().flatten().collect())
+}

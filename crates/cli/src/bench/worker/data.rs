@@ -1,0 +1,219 @@
+//! Writing and reading.
+
+use std::fs::{self, File};
+use std::hint::black_box;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use super::{LARGE, create, system};
+use crate::bench::case::{Measured, Step, Task};
+use crate::bench::ring::Ring;
+use crate::bench::timing::{Summary, measure};
+use crate::error::CliError;
+
+/// Bytes of a write.
+const SIZES: [(&str, usize); 3] = [("128 B", 128), ("4 KB", 4 << 10), ("64 KB", 64 << 10)];
+/// A record has a header besides.
+const HEADER: usize = 56;
+/// The part of the log that writes may fill which do not wait for the digest: it begins by itself at a quarter.
+const QUIET_PART: usize = 5;
+/// More small writes than these tell nothing new.
+const WRITES_MAX: usize = 16_384;
+/// Overwritten pieces of a file.
+const PIECES: usize = 64;
+/// Bytes of the files that are read, and of a read.
+const READ_BYTES: usize = 64 << 20;
+const PAGE: usize = 4096;
+
+/// How many writes of a size stay within a third of what the log takes before the digest begins.
+fn quiet_count(task: &Task, bytes: usize) -> usize {
+    (task.log_bytes as usize / QUIET_PART / SIZES.len() / (bytes + HEADER)).clamp(4, WRITES_MAX)
+}
+
+/// How many writes of a size go round the log as often as is wanted.
+fn sustained_count(task: &Task, bytes: usize) -> usize {
+    (task.laps * task.log_bytes) as usize / (bytes + HEADER)
+}
+
+pub fn append(task: &Task) -> Result<Vec<Measured>, CliError> {
+    if !task.is_floor() {
+        task.warm_log()?;
+    }
+    let measured = SIZES.map(|(label, bytes)| {
+        let summary = appended(task, bytes, quiet_count(task, bytes))?;
+        Ok(Measured::median(format!("append {label}"), summary))
+    });
+    measured.into_iter().collect()
+}
+
+/// Writes so many times behind the end.
+fn appended(task: &Task, bytes: usize, count: usize) -> Result<Summary, CliError> {
+    let data = vec![7; bytes];
+    if task.is_floor() {
+        return floor(task, &data, count);
+    }
+    let path = task.directory.join(format!("append-{bytes}"));
+    let mut file = create(&path)?;
+    measure(count, |_| file.write_all(&data)).map_err(system("writing", &path))
+}
+
+/// The same bytes, copied, checksummed and persisted.
+fn floor(task: &Task, data: &[u8], count: usize) -> Result<Summary, CliError> {
+    let ring = Ring::new(task.log_bytes, &task.medium);
+    let mut ring = ring.map_err(CliError::system("mapping memory"))?;
+    measure(count, |_| ring.write(data)).map_err(CliError::system("copying"))
+}
+
+pub fn overwrite(task: &Task) -> Result<Vec<Measured>, CliError> {
+    if !task.is_floor() {
+        SIZES.iter().try_for_each(|(_, bytes)| prepare_pieces(task, *bytes))?;
+        task.warm_log()?;
+    }
+    let measured = SIZES.map(|(label, bytes)| {
+        let summary = overwritten(task, bytes, quiet_count(task, bytes))?;
+        Ok(Measured::median(format!("overwrite {label}"), summary))
+    });
+    measured.into_iter().collect()
+}
+
+fn pieces(task: &Task, bytes: usize) -> std::path::PathBuf {
+    task.directory.join(format!("overwrite-{bytes}"))
+}
+
+fn prepare_pieces(task: &Task, bytes: usize) -> Result<(), CliError> {
+    let path = pieces(task, bytes);
+    create(&path)?.write_all(&vec![1; PIECES * bytes]).map_err(system("writing", &path))
+}
+
+/// Writes so many times over what [`prepare_pieces`] has written.
+fn overwritten(task: &Task, bytes: usize, count: usize) -> Result<Summary, CliError> {
+    let data = vec![7; bytes];
+    if task.is_floor() {
+        return floor(task, &data, count);
+    }
+    let path = pieces(task, bytes);
+    let file = File::options().write(true).open(&path).map_err(system("opening", &path))?;
+    let at = |number: usize| (number % PIECES * bytes) as u64;
+    measure(count, |number| file.write_all_at(&data, at(number))).map_err(system("writing", &path))
+}
+
+pub fn sustained(task: &Task) -> Result<Vec<Measured>, CliError> {
+    if !task.is_floor() {
+        task.warm_log()?;
+    }
+    let mut measured = Vec::new();
+    for (label, bytes) in SIZES {
+        let count = sustained_count(task, bytes);
+        // Small writes are a million for each lap: minutes, where each of them is a request to the mount.
+        if !task.is_long && bytes < PAGE {
+            continue;
+        }
+        let summary = appended(task, bytes, count)?;
+        measured.push(Measured::mean(format!("sustained append {label}"), summary));
+        remove(task, &task.directory.join(format!("append-{bytes}")))?;
+        if !task.is_floor() {
+            prepare_pieces(task, bytes)?;
+            task.settle()?;
+        }
+        let summary = overwritten(task, bytes, count)?;
+        measured.push(Measured::mean(format!("sustained overwrite {label}"), summary));
+        remove(task, &pieces(task, bytes))?;
+    }
+    Ok(measured)
+}
+
+/// Removes what a case has written before the next one begins.
+fn remove(task: &Task, path: &Path) -> Result<(), CliError> {
+    if task.is_floor() {
+        return Ok(());
+    }
+    fs::remove_file(path).map_err(system("removing", path))?;
+    task.settle()
+}
+
+pub fn read(task: &Task) -> Result<Vec<Measured>, CliError> {
+    let (own, foreign) = (task.directory.join("own"), task.directory.join("others"));
+    if task.step == Step::Before {
+        write_source(&foreign)?;
+        task.settle()?;
+        return Ok(Vec::new());
+    }
+    let orders = [("in order", (0..READ_BYTES / PAGE).collect()), ("at random", shuffled(READ_BYTES / PAGE))];
+    let name = |whose: &str, how: &str| format!("read 4 KB {how}, {whose} data");
+    let mut measured = Vec::new();
+    if task.is_floor() {
+        let source = source();
+        for whose in ["own", "others'"] {
+            for (how, order) in &orders {
+                measured.push(Measured::median(name(whose, how), copied(&source, order)?));
+            }
+        }
+        return Ok(measured);
+    }
+    write_source(&own)?;
+    task.settle()?;
+    for (whose, path) in [("own", &own), ("others'", &foreign)] {
+        let file = File::open(path).map_err(system("opening", path))?;
+        for (how, order) in &orders {
+            let mut buffer = [0; PAGE];
+            let mut read = |page: usize| {
+                file.read_exact_at(&mut buffer, (page * PAGE) as u64)?;
+                black_box(&buffer);
+                Ok(())
+            };
+            (0..order.len()).try_for_each(&mut read).map_err(system("reading", path))?;
+            let summary = measure(order.len(), |number| read(order[number])).map_err(system("reading", path))?;
+            measured.push(Measured::median(name(whose, how), summary));
+        }
+    }
+    Ok(measured)
+}
+
+/// The floor of reads: the same bytes copied in the same order.
+fn copied(source: &[u8], order: &[usize]) -> Result<Summary, CliError> {
+    let mut buffer = [0; PAGE];
+    let copy = |number: usize| {
+        let at = order[number] * PAGE;
+        buffer.copy_from_slice(black_box(&source[at..at + PAGE]));
+        black_box(&mut buffer);
+        Ok(())
+    };
+    measure(order.len(), copy).map_err(CliError::system("copying"))
+}
+
+/// What files that are read hold.
+fn source() -> Vec<u8> {
+    (0..READ_BYTES).map(|at| (at / 7) as u8).collect()
+}
+
+fn write_source(path: &Path) -> Result<(), CliError> {
+    let mut file = create(path)?;
+    source().chunks(LARGE).try_for_each(|part| file.write_all(part)).map_err(system("writing", path))
+}
+
+/// The numbers below `count` in an order of no pattern, the same each time.
+fn shuffled(count: usize) -> Vec<usize> {
+    let mut all: Vec<usize> = (0..count).collect();
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    for last in (1..count).rev() {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        all.swap(last, (state % (last as u64 + 1)) as usize);
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shuffled_order_has_every_page_once() {
+        let mut order = shuffled(1000);
+        assert!(order.windows(2).filter(|pair| pair[1] == pair[0] + 1).count() < 10, "it's no order of a pattern");
+        order.sort_unstable();
+        assert!(order.iter().copied().eq(0..1000));
+    }
+}

@@ -1,0 +1,116 @@
+//! Files made, looked at, opened and listed.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use super::{PAGE, create as make_file, look, system};
+use crate::bench::case::{Measured, Step, Task};
+use crate::bench::page::Page;
+use crate::bench::ring::Ring;
+use crate::bench::timing::{Summary, measure};
+use crate::error::CliError;
+
+/// What a new file holds.
+const CONTENT: usize = 4096;
+/// What making one takes of the update log at most: the content and the records of four calls.
+const LOGGED: usize = CONTENT + 512;
+/// The part of the log that two processes may fill together without waiting for the digest; through a mount they share one log.
+const QUIET_PART: usize = 5;
+const FILES_MAX: usize = 2000;
+/// Names that files are renamed to in a sustained run: each file replaces one before it, so that space stays bounded.
+const NAMES: usize = 1000;
+/// How often a sustained run goes round the log.
+const LAPS: u64 = 10;
+/// Entries of the directory that is looked at.
+const ENTRIES: usize = 1000;
+const STATS: usize = 20_000;
+const OPENS: usize = 10_000;
+const LISTINGS: usize = 200;
+
+/// Makes a file as programs do that replace files safely: under another name, written, closed, renamed.
+fn make(fresh: &Path, name: &Path, content: &[u8]) -> io::Result<()> {
+    let mut file = File::options().write(true).create_new(true).open(fresh)?;
+    file.write_all(content)?;
+    drop(file);
+    fs::rename(fresh, name)
+}
+
+/// Makes so many files in a directory of the process's own, under so many names.
+fn made(task: &Task, count: usize, names: usize) -> Result<Summary, CliError> {
+    let content = vec![9; CONTENT];
+    if task.is_floor() {
+        let mut ring = Ring::new(task.log_bytes, &task.medium).map_err(CliError::system("mapping memory"))?;
+        return measure(count, |_| ring.write(&content)).map_err(CliError::system("copying"));
+    }
+    let directory = task.directory.join(format!("private-{}", task.seat));
+    fs::create_dir(&directory).map_err(system("making", &directory))?;
+    let fresh = directory.join("new");
+    let names: Vec<_> = (0..names).map(|number| directory.join(format!("file-{number}"))).collect();
+    task.warm_log()?;
+    if task.step == Step::Pair {
+        Page::open(&task.aside.join(PAGE)).and_then(|page| page.meet()).map_err(system("meeting in", &task.aside))?;
+    }
+    let summary = measure(count, |number| make(&fresh, &names[number % names.len()], &content));
+    let summary = summary.map_err(system("making files in", &directory))?;
+    fs::remove_dir_all(&directory).map_err(system("removing", &directory))?;
+    Ok(summary)
+}
+
+pub fn create(task: &Task) -> Result<Vec<Measured>, CliError> {
+    let count = (task.log_bytes as usize / QUIET_PART / 2 / LOGGED).clamp(16, FILES_MAX);
+    let summary = made(task, count, count)?;
+    Ok(match task.step {
+        Step::Pair => vec![Measured::rate(TWO_PROCESSES, summary)],
+        _ => vec![Measured::median("create, write 4 KB, close, rename", summary), Measured::rate(ONE_PROCESS, summary)],
+    })
+}
+
+/// The lines whose ratio says what a second process brings.
+pub const ONE_PROCESS: &str = "the same, 1 process";
+pub const TWO_PROCESSES: &str = "the same, 2 processes";
+
+pub fn create_sustained(task: &Task) -> Result<Vec<Measured>, CliError> {
+    // Each file takes more of the log than its content.
+    let count = (LAPS * task.log_bytes) as usize / CONTENT;
+    let summary = made(task, count, NAMES)?;
+    Ok(vec![Measured::mean("create, write, close, rename: 10 times round the log", summary)])
+}
+
+/// A directory of files, all of them looked at.
+fn entries(task: &Task) -> Result<(PathBuf, Vec<PathBuf>), CliError> {
+    let directory = task.directory.join("directory");
+    fs::create_dir(&directory).map_err(system("making", &directory))?;
+    let names: Vec<_> = (0..ENTRIES).map(|number| directory.join(format!("file-{number}"))).collect();
+    for name in &names {
+        make_file(name)?;
+    }
+    task.settle()?;
+    names.iter().try_for_each(|name| fs::metadata(name).map(drop)).map_err(system("looking into", &directory))?;
+    Ok((directory, names))
+}
+
+pub fn stat(task: &Task) -> Result<Vec<Measured>, CliError> {
+    let (directory, names) = entries(task)?;
+    let stat = |number: usize| look(fs::metadata(&names[number % ENTRIES]));
+    let summary = measure(STATS, stat).map_err(system("looking into", &directory))?;
+    Ok(vec![Measured::median("stat", summary)])
+}
+
+pub fn open(task: &Task) -> Result<Vec<Measured>, CliError> {
+    let (directory, names) = entries(task)?;
+    let open = |number: usize| File::open(&names[number % ENTRIES]).map(drop);
+    names.iter().try_for_each(|name| File::open(name).map(drop)).map_err(system("opening in", &directory))?;
+    let summary = measure(OPENS, open).map_err(system("opening in", &directory))?;
+    Ok(vec![Measured::median("open + close", summary)])
+}
+
+pub fn readdir(task: &Task) -> Result<Vec<Measured>, CliError> {
+    let (directory, _) = entries(task)?;
+    let list = |_| match fs::read_dir(&directory)?.try_fold(0, |count, entry| entry.map(|_| count + 1))? {
+        ENTRIES => Ok(()),
+        count => Err(io::Error::other(format!("{count} entries were listed, and {ENTRIES} are there"))),
+    };
+    let summary = measure(LISTINGS, list).map_err(system("listing", &directory))?;
+    Ok(vec![Measured::median("readdir of 1,000 entries", summary)])
+}

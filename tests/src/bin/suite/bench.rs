@@ -1,0 +1,154 @@
+//! `ashlar bench`: figures for all that it compares, and nothing left behind.
+
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use ashlar_tests::command::{Done, eventually, finish, run, signal};
+use ashlar_tests::harness::{Test, Verdict, passed};
+use ashlar_tests::mount::{Medium, Site, ashlar, obstacle};
+use ashlar_tests::{Outcome, ensure, tried};
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// The tests of this group.
+pub const TESTS: &[Test] = &[
+    Test { name: "bench/all_are_measured_side_by_side", run: || with(side_by_side) },
+    Test { name: "bench/a_mount_of_its_own_goes_at_the_end", run: || with(own_mount) },
+    Test { name: "bench/interrupted_it_leaves_nothing", run: || with(interrupted) },
+    Test { name: "bench/what_is_missing_is_named", run: || with(refusals) },
+];
+
+const SOON: Duration = Duration::from_secs(30);
+/// The contenders that have figures in every case; some have a floor besides.
+const ALL: [&str; 3] = ["run", "fuse", "compared"];
+
+fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
+    obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
+}
+
+fn listing(directory: &Path) -> Outcome<Vec<String>> {
+    let entries = fs::read_dir(directory).map_err(tried(format!("listing {}", directory.display())))?;
+    let mut names: Vec<_> = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    Ok(names)
+}
+
+fn document(done: &Done) -> Outcome<Value> {
+    serde_json::from_str(&done.output).map_err(tried("reading the JSON of bench"))
+}
+
+/// Whether a line has sound numbers of a contender.
+fn check_numbers(line: &Value, contender: &str) -> Outcome {
+    let numbers = &line["contenders"][contender];
+    let of = |name: &str| numbers[name].as_f64().filter(|number| *number > 0.0);
+    let ordered = of("p50_ns") <= of("p99_ns") && of("p99_ns") <= of("max_ns");
+    let is_sound = ["value", "p50_ns", "p99_ns", "max_ns", "mean_ns"].iter().all(|name| of(name).is_some()) && ordered;
+    ensure!(is_sound, "{} has no sound figures of {contender}: {line}", line["what"]);
+    ensure!(numbers["rounds"].as_array().map(Vec::len) == Some(1), "not one round: {numbers}");
+    Ok(())
+}
+
+fn side_by_side() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "512M")?;
+    let directory = site.point(0).join("directory");
+    fs::create_dir(&directory).map_err(tried("mkdir"))?;
+    fs::write(directory.join("file"), "content").map_err(tried("writing"))?;
+    let compared = site.outside().join("compared");
+    fs::create_dir(&compared).map_err(tried("mkdir"))?;
+    let mut command = ashlar(&["bench", "--json", "--rounds", "1", "--cases", "append", "stat", "breakdown"]);
+    let done = run(command.arg("--compare").arg(&compared).arg("--").arg(&directory))?.success()?;
+    let report = document(&done)?;
+    let lines = report["lines"].as_array().cloned().unwrap_or_default();
+    let names: Vec<_> = lines.iter().filter_map(|line| line["what"].as_str()).collect();
+    ensure!(names == ["append 128 B", "append 4 KB", "append 64 KB", "stat"], "what was measured: {names:?}");
+    for line in &lines {
+        ALL.iter().try_for_each(|contender| check_numbers(line, contender))?;
+        let has_floor = line["case"] == "append";
+        if has_floor {
+            check_numbers(line, "floor")?;
+        }
+        ensure!(line["run_to_floor"].is_f64() == has_floor, "a ratio to no floor, or none: {line}");
+        ensure!(line["fuse_to_run"].is_f64() && line["compared_to_run"].is_f64(), "a ratio is missing: {line}");
+    }
+    let shares = report["breakdown"].as_array().cloned().unwrap_or_default();
+    for operation in ["append 4 KB", "stat", "create, write 4 KB, close, rename"] {
+        let of_run = |share: &&Value| share["operation"] == operation && share["ns"]["run"].is_f64();
+        ensure!(shares.iter().filter(of_run).count() >= 4, "too few parts of '{operation}': {shares:?}");
+    }
+    // What is faster than memory can be copied was not done. A copy of 64 KB takes a microsecond at the very least.
+    let fastest = ALL.iter().filter_map(|contender| lines[2]["contenders"][contender]["p50_ns"].as_f64());
+    ensure!(fastest.fold(f64::MAX, f64::min) > 1000.0, "64 KB were appended in no time: {}", lines[2]);
+    ensure!(listing(&directory)? == ["file"], "it has left something: {:?}", listing(&directory)?);
+    ensure!(fs::read_to_string(directory.join("file")).is_ok_and(|it| it == "content"), "the file changed");
+    ensure!(listing(&compared)?.is_empty(), "it has left something: {:?}", listing(&compared)?);
+    site.check()?;
+    passed()
+}
+
+/// What a benchmark of this process number has made, and is there.
+fn left(pid: u32) -> Vec<String> {
+    let places = [std::env::temp_dir(), "/dev/shm".into()].into_iter();
+    let names = places.flat_map(|place| fs::read_dir(place).into_iter().flatten().flatten());
+    let names = names.map(|entry| entry.path().display().to_string());
+    let is_ours = |name: &String| name.contains("ashlar-bench-") && name.ends_with(&format!("-{pid}"));
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mounts = table.lines().filter(|line| line.contains(&format!("ashlar-bench-mount-{pid}"))).map(str::to_owned);
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|process| {
+        let words = fs::read(process.path().join("cmdline")).ok()?;
+        let words = String::from_utf8_lossy(&words).replace('\0', " ");
+        words.contains(&format!("ashlar-bench-arena-{pid}")).then_some(words)
+    });
+    names.filter(is_ours).chain(mounts).chain(processes).collect()
+}
+
+fn own_mount() -> Outcome<Verdict> {
+    let mut command = ashlar(&["bench", "--rounds", "1", "--cases", "open"]);
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let child = child.map_err(tried("starting"))?;
+    let pid = child.id();
+    let done = finish(child, "ashlar bench".to_owned())?.success()?;
+    for word in ["open + close", "FLOOR", "RUN", "FUSE", "TMPFS", "p99", "/dev/shm"] {
+        ensure!(done.output.contains(word), "the table lacks '{word}': {}", done.told());
+    }
+    ensure!(left(pid).is_empty(), "it has left something: {:?}", left(pid));
+    passed()
+}
+
+fn interrupted() -> Outcome<Verdict> {
+    let mut command = ashlar(&["bench", "--cases", "sustained"]);
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let child = child.map_err(tried("starting"))?;
+    let pid = child.id();
+    // A worker has written something: it's in the middle of a turn.
+    let turn = std::env::temp_dir().join(format!("ashlar-bench-mount-{pid}/ashlar-bench-files-{pid}/turn"));
+    let has_begun = || listing(&turn).is_ok_and(|names| !names.is_empty());
+    let begun = eventually("it measures", SOON, has_begun);
+    signal(pid, Signal::INT)?;
+    let done = finish(child, "ashlar bench".to_owned())?.failure(1, &["interrupted"])?;
+    begun?;
+    ensure!(done.output.is_empty(), "half of the figures are printed: {}", done.told());
+    ensure!(left(pid).is_empty(), "it has left something: {:?}", left(pid));
+    passed()
+}
+
+fn refusals() -> Outcome<Verdict> {
+    let bench = |words: &[&str]| run(ashlar(&["bench", "--rounds", "1"]).args(words));
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let point = site.point(0).display().to_string();
+    bench(&[&point])?.failure(1, &["MiB", "free", "another directory"])?;
+    bench(&[&point, "--cases", "nothing"])?.failure(1, &["'nothing'", "append", "readdir"])?;
+    bench(&[&point, "--compare", "/proc/version"])?.failure(1, &["not a directory"])?;
+    let file = site.point(0).join("file");
+    fs::write(&file, "x").map_err(tried("writing"))?;
+    bench(&[&file.display().to_string()])?.failure(1, &["not a directory"])?;
+    let program = ashlar_tests::mount::program().display().to_string();
+    let under = run(ashlar(&["run", "--"]).args([&program, "bench", &point]))?;
+    under.failure(1, &["without 'ashlar run'"])?;
+    ensure!(listing(&site.point(0))? == ["file"], "it has left something: {:?}", listing(&site.point(0))?);
+    site.umount(0)?;
+    bench(&[&point])?.failure(1, &["not in an Ashlar", "ashlar status"])?;
+    bench(&[&site.outside().join("none").display().to_string()])?.failure(1, &["no directory"])?;
+    passed()
+}
