@@ -3,6 +3,7 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
+use std::time::{Duration, Instant};
 
 use ashlar_pmem::MediumKind;
 use ashlar_types::{Errno, InodeId, LogGeneration, LogPosition, SessionId};
@@ -10,7 +11,7 @@ use ashlar_wire::{Hello, PROTOCOL_VERSION, Peer, SessionKind, Welcome};
 
 use crate::apply::Slice;
 use crate::identity::Identity;
-use crate::session::{Session, SessionFiles};
+use crate::session::{Control, Session, SessionFiles};
 use crate::shared::Shared;
 use crate::state::State;
 
@@ -24,6 +25,8 @@ const SESSIONS_MAX: usize = 256;
 const SESSIONS_OF_USER_MAX: usize = 32;
 const SESSIONS_OF_ROOT: usize = 64;
 
+/// How long a new session sleeps before it looks again whether kernels have forgotten names: about as long as that takes.
+const FORGETTING_PAUSE: Duration = Duration::from_micros(100);
 /// Bytes of a process's log that have room in the arena when it begins.
 const LOG_BEGINNING: u64 = 256 << 10;
 
@@ -100,15 +103,22 @@ fn open(shared: &Shared, identity: Identity) -> Result<Opened, Refused> {
     state.counters.sessions_opened += 1;
     let opened = welcome(shared, &state, &session);
     state.sessions.insert(id, Session { is_connected: true, ..session });
-    let ends_solitude = state.note_sharing();
+    let disturbed = state.note_sharing();
     drop(state);
-    if ends_solitude {
-        // A kernel keeps names only for a lone mount. This one begins when those are forgotten.
-        std::thread::sleep(shared.cache_ttl());
-    }
+    await_forgetting(shared, &disturbed);
     shared.watcher.add(id, process);
     shared.digest_wanted.notify_all();
     Ok(opened)
+}
+
+/// Waits until mounts that were alone have had their kernels forget names: a kernel keeps some only for a lone mount. One that cannot
+/// have it forget, or does not answer, is waited for until it may not believe them any more.
+fn await_forgetting(shared: &Shared, disturbed: &[(Arc<Control>, u64)]) {
+    let deadline = Instant::now() + shared.cache_ttl();
+    let is_due = || disturbed.iter().any(|(control, company)| control.company_known() != *company);
+    while is_due() && Instant::now() < deadline {
+        std::thread::sleep(FORGETTING_PAUSE);
+    }
 }
 
 /// Whether there is room for one more session of a user beside those of `users`.

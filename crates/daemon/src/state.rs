@@ -1,6 +1,7 @@
 //! What the one lock guards.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ashlar_store::{Store, StoreError};
@@ -11,7 +12,7 @@ use crate::apply::Slice;
 use crate::counters::Counters;
 use crate::leasing::Leasing;
 use crate::locking::Locking;
-use crate::session::Session;
+use crate::session::{Control, Session};
 use crate::validate::{Offence, Refusal};
 
 /// The session under whose name SharedFS itself applies updates: the freeing of orphans.
@@ -119,18 +120,23 @@ impl State {
         })
     }
 
-    /// Tells all sessions whether there are others, or were a moment ago. Whether a mount that was alone is so no more.
-    pub fn note_sharing(&mut self) -> bool {
+    /// Tells all sessions whether there are others, or were a moment ago. The mounts that were alone and are so no more, each with the
+    /// change that it must come to terms with.
+    pub fn note_sharing(&mut self) -> Vec<(Arc<Control>, u64)> {
         if self.sessions.len() > 1 {
             self.last_shared = Some(Instant::now());
         }
         let is_shared = self.last_shared.is_some_and(|last| last.elapsed() < SOLITUDE);
-        let mut ends_solitude = false;
+        let mut disturbed = Vec::new();
         for session in self.sessions.values() {
-            ends_solitude |= is_shared && session.notifier.is_some() && !session.control.is_shared();
-            session.control.set_shared(is_shared);
+            let is_disturbed = is_shared && session.notifier.is_some() && !session.control.is_shared();
+            let company = session.control.set_shared(is_shared);
+            if is_disturbed {
+                session.control.wake_company();
+                disturbed.push((Arc::clone(&session.control), company));
+            }
         }
-        ends_solitude
+        disturbed
     }
 
     /// The session, unless it's gone or fenced.

@@ -111,6 +111,19 @@ impl<F: FileSystem> Call<'_, F> {
         Ok(Then::Send)
     }
 
+    /// For how long the kernel may keep names of a directory, in milliseconds. What it is given so is noted when the answer is sent.
+    pub(crate) fn name_ttl_ms(&mut self, directory: InodeId) -> u64 {
+        if !self.reply.names_until {
+            // Whoever waits for such answers waits for those only that began before there was company.
+            if self.fs().is_shared() {
+                return 0;
+            }
+            self.server.given.begin_answer();
+            self.reply.names_until = true;
+        }
+        self.fs().name_ttl_ms(directory)
+    }
+
     /// The part of an answer that tells where a name leads. The kernel may keep the attributes for so many milliseconds.
     pub(crate) fn put_entry(
         &mut self,
@@ -119,7 +132,7 @@ impl<F: FileSystem> Call<'_, F> {
         found: &Found,
         attr_ttl_ms: u64,
     ) -> Result<(), Errno> {
-        let entry_ttl_ms = self.fs().name_ttl_ms(directory);
+        let entry_ttl_ms = self.name_ttl_ms(directory);
         let (entry_valid, entry_valid_nsec) = validity(entry_ttl_ms);
         let (attr_valid, attr_valid_nsec) = validity(attr_ttl_ms);
         self.reply.structure(&EntryOut {

@@ -136,8 +136,8 @@ impl<F: FileSystem> Call<'_, F> {
     /// Says how long the kernel may keep the entries of a listing. That is asked after the listing, and not for each entry
     /// within it, where LibFS may hold its locks.
     fn set_validity(&mut self, directory: InodeId) -> Result<(), Errno> {
+        let (entry_valid, entry_valid_nsec) = validity(self.name_ttl_ms(directory));
         let fs = &self.server.file_system;
-        let (entry_valid, entry_valid_nsec) = validity(fs.name_ttl_ms(directory));
         for index in 0..self.reply.check_count() {
             let Some(Check::Listed(_, inode, name)) = self.reply.checks().get(index) else { continue };
             let (attr_valid, attr_valid_nsec) = validity(fs.cache_ttl_ms(*inode));

@@ -16,6 +16,10 @@ pub trait FileSystem: Send + Sync + 'static {
     fn cache_ttl_ms(&self, inode: InodeId) -> u64;
     fn name_ttl_ms(&self, directory: InodeId) -> u64;
     fn is_shared(&self) -> bool;
+    fn cache_ttl_max_ms(&self) -> u64;
+    fn company(&self) -> u64;
+    fn wait_company(&self, company: u64);
+    fn forgot_names(&self, company: u64);
     fn is_valid(&self, inode: InodeId) -> bool;
     fn lookup(&self, who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<Found>;
     fn attributes(&self, inode: InodeId) -> Outcome<Found>;
@@ -119,6 +123,10 @@ forward! {
     fn cache_ttl_ms(inode: InodeId) -> u64;
     fn name_ttl_ms(directory: InodeId) -> u64;
     fn is_shared() -> bool;
+    fn cache_ttl_max_ms() -> u64;
+    fn company() -> u64;
+    fn wait_company(company: u64);
+    fn forgot_names(company: u64);
     fn is_valid(inode: InodeId) -> bool;
     fn lookup(who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<Found>;
     fn attributes(inode: InodeId) -> Outcome<Found>;

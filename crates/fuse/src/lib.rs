@@ -31,6 +31,7 @@ mod file;
 mod file_system;
 mod fills;
 mod follow;
+mod given;
 mod invalidate;
 mod locks;
 mod mount;

@@ -37,7 +37,7 @@ impl<F: FileSystem> Call<'_, F> {
     /// That a name leads nowhere may be cached too, as long as the directory's lease holds.
     fn reply_absent(&mut self, name: &Text<'_>) -> Answer {
         let directory = self.inode();
-        let ttl_ms = self.fs().name_ttl_ms(directory);
+        let ttl_ms = self.name_ttl_ms(directory);
         if ttl_ms == 0 {
             return Err(Errno::ENOENT);
         }

@@ -74,6 +74,11 @@ impl Agreement {
         self.flags & init::DIRECT_IO_ALLOW_MMAP != 0
     }
 
+    /// Whether names can be made to run out.
+    pub(crate) const fn expires(self) -> bool {
+        self.flags & init::HAS_EXPIRE_ONLY != 0
+    }
+
     /// Whether SETXATTR has its flags for ACLs.
     pub(crate) const fn setxattr_extended(self) -> bool {
         self.flags & init::SETXATTR_EXT != 0

@@ -11,7 +11,7 @@
 //!   wait for the very lease that moves, and two mounts that write one file then wait for each other (a test of this crate
 //!   found that out). So pages are dropped behind a lease's move, and nobody waits for it, or not for long; only shared mappings
 //!   need it.
-//! - [`inval_entry`] waits for the directory's lock, which an operation in flight may hold.
+//! - [`inval_entry`] and [`expire_entry`] wait for the directory's lock, which an operation in flight may hold.
 //!
 //! For the same reason a thread that serves requests must write none but the first two.
 
@@ -27,6 +27,8 @@ use crate::proto::{NotifyInvalEntry, NotifyInvalInode, OutHeader};
 const NOTIFY_INVAL_INODE: i32 = 2;
 const NOTIFY_INVAL_ENTRY: i32 = 3;
 const NOTIFY_INC_EPOCH: i32 = 8;
+/// A flag of [`NotifyInvalEntry`].
+const EXPIRE_ONLY: u32 = 1;
 
 /// Which cached pages of a file go, besides its attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -76,6 +78,17 @@ pub fn inval_entry(device: BorrowedFd<'_>, directory: InodeId, name: &[u8]) -> R
         Err(Errno::NOTEMPTY | Errno::BUSY | Errno::NOTDIR) => Ok(()),
         result => result,
     }
+}
+
+/// Makes the kernel look a name up before it uses it again, and takes nothing away from who uses what it leads to. For kernels that said
+/// they can (`HAS_EXPIRE_ONLY`).
+///
+/// # Errors
+/// `ENODEV` and the like, where the mount is gone.
+pub fn expire_entry(device: BorrowedFd<'_>, directory: InodeId, name: &[u8]) -> Result<(), Errno> {
+    let namelen = u32::try_from(name.len()).map_err(|_| Errno::NAMETOOLONG)?;
+    let body = NotifyInvalEntry { parent: directory.0, namelen, flags: EXPIRE_ONLY };
+    unless_unknown(send(device, NOTIFY_INVAL_ENTRY, &[body.as_bytes(), name, b"\0"]))
 }
 
 /// Makes the kernel look up every cached name afresh before it's used again. `false` where the kernel cannot (before
@@ -152,6 +165,12 @@ mod tests {
         let bytes = written(|fd| inval_entry(fd, InodeId(1), b"name").unwrap());
         assert_eq!(words(&bytes[..32]), [37, 3, 0, 0, 1, 0, 4, 0]);
         assert_eq!(&bytes[32..], b"name\0");
+    }
+
+    #[test]
+    fn a_name_may_only_run_out() {
+        let bytes = written(|fd| expire_entry(fd, InodeId(1), b"name").unwrap());
+        assert_eq!(words(&bytes[..32]), [37, 3, 0, 0, 1, 0, 4, 1]);
     }
 
     #[test]

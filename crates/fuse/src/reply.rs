@@ -16,6 +16,8 @@ pub(crate) struct Reply {
     buffer: Vec<u8>,
     length: usize,
     checks: Vec<Check>,
+    /// The request has asked how long names may be kept.
+    pub(crate) names_until: bool,
 }
 
 /// What the kernel caches from a reply, and so is to be looked at again after the reply was sent: a lease that was lost in
@@ -35,7 +37,7 @@ pub(crate) enum Check {
 impl Reply {
     /// A buffer for bodies of at most `capacity` bytes.
     pub(crate) fn new(capacity: usize) -> Self {
-        Self { buffer: vec![0; HEADER + capacity], length: HEADER, checks: Vec::new() }
+        Self { buffer: vec![0; HEADER + capacity], length: HEADER, checks: Vec::new(), names_until: false }
     }
 
     /// Empties it for the next request.

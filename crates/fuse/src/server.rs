@@ -18,6 +18,7 @@ use crate::dispatch::{Answer, Call, Then};
 use crate::file_system::FileSystem;
 use crate::fills::Fills;
 use crate::follow::Follower;
+use crate::given::Given;
 use crate::invalidate::{Invalidations, Stale};
 use crate::locks::Locks;
 use crate::negotiate::Agreement;
@@ -51,6 +52,7 @@ pub(crate) struct Server<F> {
     pub(crate) fills: Fills,
     pub(crate) agreement: Agreement,
     pub(crate) shown: Shown,
+    pub(crate) given: Given,
     /// The number of the next handle; even.
     pub(crate) opened: AtomicU64,
     workers: Workers,
@@ -113,6 +115,7 @@ impl<F: FileSystem> Server<F> {
             fills: Fills::default(),
             agreement,
             shown: Shown::default(),
+            given: Given::default(),
             opened: AtomicU64::new(0),
             workers,
         }
@@ -135,6 +138,7 @@ impl<F: FileSystem> Server<F> {
         let forgetting = std::thread::Builder::new()
             .name("ashlar-forget".into())
             .spawn(move || invalidating.invalidations.run(&invalidating.device, &invalidating.fills))?;
+        self.watch_company()?;
         let mut started = Ok(());
         for _ in 0..self.workers.base {
             started = started.and_then(|()| self.start_worker());
@@ -148,6 +152,44 @@ impl<F: FileSystem> Server<F> {
         // A panic there has been reported, and there is nothing left that it could harm.
         let _ = forgetting.join();
         started
+    }
+
+    /// Starts the thread that has the kernel forget names when the mount is no longer alone. It ends with the process, and keeps nothing of
+    /// the mount but its file system.
+    fn watch_company(self: &Arc<Self>) -> std::io::Result<()> {
+        let (file_system, server) = (Arc::clone(&self.file_system), Arc::downgrade(self));
+        let mut known = file_system.company();
+        let watch = move || {
+            loop {
+                file_system.wait_company(known);
+                let company = file_system.company();
+                if company == known {
+                    continue;
+                }
+                known = company;
+                let Some(server) = server.upgrade() else { return };
+                if file_system.is_shared() && server.forget_names() {
+                    file_system.forgot_names(company);
+                }
+            }
+        };
+        std::thread::Builder::new().name("ashlar-company".into()).spawn(watch).map(drop)
+    }
+
+    /// Has the kernel forget all names that it keeps. Whether it could.
+    fn forget_names(&self) -> bool {
+        if !self.agreement.expires() {
+            return false;
+        }
+        let (names, lost_until) = self.given.take();
+        let device = std::os::fd::AsFd::as_fd(&self.device);
+        for (directory, name) in names {
+            if let Err(errno) = crate::notify::expire_entry(device, directory, &name) {
+                tracing::debug!(directory = directory.0, %errno, "the kernel keeps a name until its time is over");
+                return false;
+            }
+        }
+        lost_until.is_none()
     }
 
     fn start_worker(self: &Arc<Self>) -> std::io::Result<()> {
@@ -277,11 +319,13 @@ impl<'a, F: FileSystem> Worker<'a, F> {
         self.share_work(&header);
         let call = Call { server: self.server, header, arguments, reply: &mut self.reply };
         let answer = call.dispatch();
-        if answer == Ok(Then::Silent) {
-            return;
+        if answer != Ok(Then::Silent) {
+            let moved = length + self.answer(header, length, answer);
+            self.follower.note(header.pid, moved);
         }
-        let moved = length + self.answer(header, length, answer);
-        self.follower.note(header.pid, moved);
+        if std::mem::take(&mut self.reply.names_until) {
+            self.server.given.end_answer();
+        }
     }
 
     /// Answers a request, and returns how many bytes that took.
@@ -313,6 +357,19 @@ impl<'a, F: FileSystem> Worker<'a, F> {
             last.1
         };
         let forget = |stale| self.server.invalidations.push(stale);
+        let ttl = std::time::Duration::from_millis(self.server.file_system.cache_ttl_max_ms());
+        let given = |directory: InodeId, name: &[u8]| {
+            if self.reply.names_until {
+                self.server.given.note(directory, name, ttl);
+            }
+        };
+        for check in self.reply.checks() {
+            match check {
+                Check::Name(directory, place) => given(*directory, request.get(place.clone()).unwrap_or_default()),
+                Check::Listed(directory, _, place) => given(*directory, self.reply.body(place.clone())),
+                Check::Attributes(_) | Check::Pages(_) => {}
+            }
+        }
         for check in self.reply.checks() {
             match check {
                 Check::Attributes(inode) if !holds(*inode) => self.server.forget_attributes(*inode),

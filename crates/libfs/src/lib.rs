@@ -211,6 +211,12 @@ impl LibFs {
         if self.is_valid(id) { self.cache_ttl_ms } else { 0 }
     }
 
+    /// The longest that a kernel may keep anything of what it's answered, in milliseconds.
+    #[must_use]
+    pub fn cache_ttl_max_ms(&self) -> u64 {
+        self.cache_ttl_ms
+    }
+
     /// For how long a kernel may keep names of a directory, in milliseconds: not at all while others share the arena.
     #[must_use]
     pub fn name_ttl_ms(&self, directory: InodeId) -> u64 {
@@ -221,6 +227,22 @@ impl LibFs {
     #[must_use]
     pub fn is_shared(&self) -> bool {
         self.control.is_shared()
+    }
+
+    /// How often it has changed whether there are other sessions: odd while there are.
+    #[must_use]
+    pub fn company(&self) -> u64 {
+        self.control.company()
+    }
+
+    /// Sleeps while [`Self::company`] is this. It may return sooner.
+    pub fn wait_company(&self, company: u64) {
+        self.control.wait_company(company);
+    }
+
+    /// Says that the kernel has forgotten all names that it kept before the company changed to this.
+    pub fn forgot_names(&self, company: u64) {
+        self.control.set_company_known(company);
     }
 
     /// Whether the lease under which an inode was answered still holds.

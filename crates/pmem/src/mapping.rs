@@ -189,6 +189,22 @@ impl Mapping {
         unsafe { libc::madvise(first as *mut _, start as usize + length as usize - first, libc::MADV_POPULATE_WRITE) };
     }
 
+    /// Sleeps while the four bytes at `offset` are `value`, until somebody wakes who sleeps there ([`Self::wake`]). It may return sooner.
+    pub fn wait(&self, offset: u64, value: u32) {
+        self.futex(offset, libc::FUTEX_WAIT, value);
+    }
+
+    /// Wakes all who sleep at `offset`, in whatever process.
+    pub fn wake(&self, offset: u64) {
+        self.futex(offset, libc::FUTEX_WAKE, i32::MAX as u32);
+    }
+
+    fn futex(&self, offset: u64, what: i32, value: u32) {
+        let Ok(word) = self.at(offset, 4) else { return };
+        // SAFETY: the word lies in the mapping, and the kernel only looks at it. Where it is not aligned, that is an error.
+        unsafe { libc::syscall(libc::SYS_futex, word, what, value, std::ptr::null::<libc::timespec>()) };
+    }
+
     /// Writes whole pages: as [`Self::copy_in`], but many of them by a system call, where that spares the kernel from clearing or
     /// reading pages that are overwritten anyway. Persistent memory has neither to do.
     ///

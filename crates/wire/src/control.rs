@@ -4,8 +4,8 @@
 //!
 //! ```text
 //!    0  magic:8 "ASHLCTL1"   session:8
-//!   64  SharedFS writes:  committed:8  applied:8  fenced:8  block_era:8  shared:8  quota:8  segment_era:8
-//!  128  the session writes: released:8
+//!   64  SharedFS writes:  committed:8  applied:8  fenced:8  block_era:8  company:8  quota:8  segment_era:8
+//!  128  the session writes: released:8  company_known:8
 //!  192  both change by compare-and-swap: credit_blocks:8  credit_metadata_bytes:8  kept_blocks:8  kept_metadata_bytes:8
 //! 4096  handles: 65,536 slots of inode:8 count:8; an inode stands in one of the 64 slots from its hash on
 //! ```
@@ -17,7 +17,9 @@
 //! 4096  65,536 slots of word:8 inode:8; word = generation << 16 | scope << 8 | mode
 //! ```
 
-use ashlar_pmem::Persistent;
+use std::borrow::Borrow;
+
+use ashlar_pmem::{Mapping, Persistent};
 use ashlar_types::{InodeId, LogPosition, SessionId};
 
 use crate::{Credit, QuotaEra, ScopeKind};
@@ -43,10 +45,11 @@ const COMMITTED: u64 = 64;
 const APPLIED: u64 = 72;
 const FENCED: u64 = 80;
 const BLOCK_ERA: u64 = 88;
-const SHARED: u64 = 96;
+const COMPANY: u64 = 96;
 const QUOTA: u64 = 104;
 const SEGMENT_ERA: u64 = 112;
 const RELEASED: u64 = 128;
+const COMPANY_KNOWN: u64 = 136;
 const CREDIT_BLOCKS: u64 = 192;
 const CREDIT_METADATA: u64 = 200;
 const KEPT_BLOCKS: u64 = 208;
@@ -154,15 +157,35 @@ impl<M: Persistent> ControlPage<M> {
         self.0.store(FENCED, 1);
     }
 
-    /// Whether there are other sessions. A kernel then keeps no names: which ones it has nobody knows, and making it forget all
-    /// of them takes working directories away from under programs.
+    /// Whether there are other sessions. A kernel then keeps no names.
     pub fn is_shared(&self) -> bool {
-        self.0.load(SHARED) != 0
+        self.company() % 2 == 1
     }
 
-    /// Says whether there are other sessions.
-    pub fn set_shared(&self, is_shared: bool) {
-        self.0.store(SHARED, u64::from(is_shared));
+    /// How often it has changed whether there are other sessions: odd while there are.
+    pub fn company(&self) -> u64 {
+        self.0.load(COMPANY)
+    }
+
+    /// Says whether there are other sessions, and how often that has changed then.
+    pub fn set_shared(&self, is_shared: bool) -> u64 {
+        let company = self.company();
+        if is_shared == self.is_shared() {
+            return company;
+        }
+        self.0.store(COMPANY, company.wrapping_add(1));
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        company.wrapping_add(1)
+    }
+
+    /// Which change the session's mount has come to terms with: its kernel has forgotten the names that it kept alone.
+    pub fn company_known(&self) -> u64 {
+        self.0.load(COMPANY_KNOWN)
+    }
+
+    /// Says which change the mount has come to terms with.
+    pub fn set_company_known(&self, company: u64) {
+        self.0.store(COMPANY_KNOWN, company);
     }
 
     /// The era of quotas, which changes with every limit and whenever what was granted under the last one is taken back.
@@ -320,6 +343,18 @@ impl<M: Persistent> ControlPage<M> {
             }
         }
         free
+    }
+}
+
+impl<M: Persistent + Borrow<Mapping>> ControlPage<M> {
+    /// Sleeps while [`Self::company`] is this. It may return sooner.
+    pub fn wait_company(&self, company: u64) {
+        self.memory().borrow().wait(COMPANY, company as u32);
+    }
+
+    /// Wakes who sleeps until there is company.
+    pub fn wake_company(&self) {
+        self.memory().borrow().wake(COMPANY);
     }
 }
 

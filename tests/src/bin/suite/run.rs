@@ -5,12 +5,13 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use ashlar_libfs::{LibFs, Make, Options, WriteAt};
+use ashlar_libfs::{LibFs, Make, Options, RenameFlags, WriteAt};
 use ashlar_tests::command::{eventually, run};
 use ashlar_tests::harness::{Test, Verdict, passed};
 use ashlar_tests::mount::{Front, Medium, Site, obstacle};
@@ -26,6 +27,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/sharedfs_is_killed_while_descriptors_are_made", run: || with(kills) },
     Test { name: "run/a_session_begins_at_any_call", run: || with(begins) },
     Test { name: "run/a_short_program_needs_no_session", run: || with(short) },
+    Test { name: "run/a_newcomer_has_the_kernel_forget_names_at_once", run: || with(newcomer) },
     Test { name: "run/a_log_grows_and_says_when_it_cannot", run: || with(grows) },
 ];
 
@@ -149,6 +151,65 @@ fn short() -> Outcome<Verdict> {
     ensure!(done.output.trim() == "99" && opened(&site)? == before + 1, "a long script has no session of its own");
     site.umount(0)?;
     passed()
+}
+
+/// How often a mount that is alone gets company.
+const NEWCOMERS: usize = 4;
+/// Names that the kernel keeps then, and uses all the time.
+const KEPT: usize = 150;
+/// Sooner than names run out by themselves.
+const AT_ONCE: Duration = Duration::from_millis(700);
+
+/// The kernel of a lone mount keeps names. When a session comes, it waits for no timer, and what it does to them shows at once; who has a
+/// directory for a working directory keeps it.
+fn newcomer() -> Outcome<Verdict> {
+    let mut longest = Duration::ZERO;
+    for _ in 0..NEWCOMERS {
+        let site = Site::mounted(Medium::Memory, "64M")?;
+        let directory = site.point(0).join("directory");
+        fs::create_dir(&directory).map_err(tried("making a directory"))?;
+        let names: Vec<_> = (0..KEPT).map(|number| directory.join(format!("name-{number}"))).collect();
+        names.iter().try_for_each(|name| fs::write(name, "x")).map_err(tried("writing"))?;
+        let mut sleeper = Command::new("sleep").arg("1000").current_dir(&directory).spawn().map_err(tried("sleep"))?;
+        let stopped = AtomicBool::new(false);
+        let outcome = std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !stopped.load(Ordering::Relaxed) {
+                        // Some are renamed meanwhile.
+                        names.iter().for_each(|name| drop(fs::symlink_metadata(name)));
+                    }
+                });
+            }
+            let outcome = renamed(&site, &names);
+            stopped.store(true, Ordering::Relaxed);
+            outcome
+        });
+        let working = fs::read_link(format!("/proc/{}/cwd", sleeper.id())).map_err(tried("reading cwd"));
+        sleeper.kill().and_then(|()| sleeper.wait()).map_err(tried("ending sleep"))?;
+        longest = longest.max(outcome?);
+        ensure!(working.as_deref() == Ok(&directory), "the working directory is {working:?}");
+        site.umount(0)?;
+    }
+    ensure!(longest < AT_ONCE, "a session took {longest:?} to begin");
+    Ok(Verdict::Passed(format!("sessions began within {:.1} ms", longest.as_secs_f64() * 1000.0)))
+}
+
+/// Opens a session and renames all files by it, each of which must show at once. How long the opening took.
+fn renamed(site: &Site, names: &[PathBuf]) -> Outcome<Duration> {
+    let begin = Instant::now();
+    let session = connect(site)?;
+    let took = begin.elapsed();
+    let directory = session.lookup(&ROOT, InodeId::ROOT, b"directory").map_err(tried("looking up"))?.id;
+    for (number, name) in names.iter().enumerate() {
+        let (old, new) = (format!("name-{number}"), format!("new-{number}"));
+        let (from, to) = ((directory, old.as_bytes()), (directory, new.as_bytes()));
+        session.rename(&ROOT, from, to, RenameFlags::default()).map_err(tried("renaming"))?;
+        ensure!(fs::symlink_metadata(name).is_err(), "{old} is still there");
+        fs::symlink_metadata(name.with_file_name(&new)).map_err(tried(&new))?;
+    }
+    session.end();
+    Ok(took)
 }
 
 /// An arena on a file system that becomes full: a program is told so, and goes on when there is room again.

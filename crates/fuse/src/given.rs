@@ -1,0 +1,126 @@
+//! The names that the kernel may keep, for as long as it may.
+//!
+//! A kernel keeps names only for a mount that is alone (`ControlPage::is_shared`). When another session comes, it must forget them first.
+//! The one notification that covers all (`FUSE_NOTIFY_INC_EPOCH`) takes working directories away from under programs, and so does
+//! forgetting a name altogether; but each name can be marked as run out (`FUSE_EXPIRE_ONLY`), so that the kernel looks it up before it uses
+//! it again. That takes knowing which ones it has.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use ashlar_types::InodeId;
+use parking_lot::Mutex;
+
+/// Names known at once, about 2 MiB. A mount that gives more than so many in the time for which they may be kept has a newcomer wait that
+/// long.
+const NAMES_MAX: usize = 16_384;
+/// How long the thread that has names forgotten sleeps before it looks again whether answers are on their way.
+const PAUSE: Duration = Duration::from_micros(20);
+
+/// One name.
+#[derive(Debug)]
+struct Name {
+    until: Instant,
+    directory: InodeId,
+    name: Box<[u8]>,
+}
+
+#[derive(Debug, Default)]
+struct Names {
+    order: VecDeque<Name>,
+    /// Names that are not known any more may be kept until then.
+    lost_until: Option<Instant>,
+}
+
+/// What was given.
+#[derive(Debug, Default)]
+pub(crate) struct Given {
+    names: Mutex<Names>,
+    /// Requests that have asked how long names may be kept, and whose answers are not noted yet.
+    answering: AtomicUsize,
+}
+
+impl Given {
+    /// A request is about to ask how long names may be kept.
+    pub(crate) fn begin_answer(&self) {
+        self.answering.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Its answer was sent, and its names are noted.
+    pub(crate) fn end_answer(&self) {
+        self.answering.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Notes a name that the kernel may keep for so long from now on.
+    pub(crate) fn note(&self, directory: InodeId, name: &[u8], ttl: Duration) {
+        let now = Instant::now();
+        let mut names = self.names.lock();
+        while names.order.front().is_some_and(|first| first.until <= now) {
+            names.order.pop_front();
+        }
+        if names.order.len() >= NAMES_MAX {
+            names.order.clear();
+            names.lost_until = Some(now + ttl);
+        }
+        names.order.push_back(Name { until: now + ttl, directory, name: name.into() });
+    }
+
+    /// All names that the kernel may have, and the time until which it may have others. Since when none may be kept, every request that
+    /// still allowed it is waited for.
+    pub(crate) fn take(&self) -> (Vec<(InodeId, Box<[u8]>)>, Option<Instant>) {
+        while self.answering.load(Ordering::SeqCst) > 0 {
+            std::thread::sleep(PAUSE);
+        }
+        let now = Instant::now();
+        let mut names = self.names.lock();
+        let lost_until = names.lost_until.take().filter(|until| *until > now);
+        let kept = names.order.drain(..).filter(|name| name.until > now);
+        (kept.map(|name| (name.directory, name.name)).collect(), lost_until)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(1000);
+
+    #[test]
+    fn what_may_be_kept_is_taken_once() {
+        let given = Given::default();
+        given.note(InodeId(1), b"gone", Duration::ZERO);
+        given.note(InodeId(1), b"a", LONG);
+        given.note(InodeId(2), b"b", LONG);
+        let (names, lost) = given.take();
+        let names: Vec<_> = names.iter().map(|(directory, name)| (directory.0, &name[..])).collect();
+        assert_eq!((names, lost), (vec![(1, &b"a"[..]), (2, b"b")], None));
+        assert!(given.take().0.is_empty());
+    }
+
+    #[test]
+    fn of_too_many_only_their_time_is_known() {
+        let given = Given::default();
+        for _ in 0..=NAMES_MAX {
+            given.note(InodeId(1), b"a", LONG);
+        }
+        let (names, lost) = given.take();
+        assert_eq!(names.len(), 1);
+        assert!(lost.is_some_and(|until| until > Instant::now()));
+        assert_eq!(given.take().1, None);
+    }
+
+    #[test]
+    fn answers_on_their_way_are_waited_for() {
+        let given = Given::default();
+        given.begin_answer();
+        std::thread::scope(|scope| {
+            let taken = scope.spawn(|| given.take().0.len());
+            std::thread::sleep(Duration::from_millis(5));
+            assert!(!taken.is_finished());
+            given.note(InodeId(1), b"late", LONG);
+            given.end_answer();
+            assert_eq!(taken.join().unwrap(), 1);
+        });
+    }
+}
