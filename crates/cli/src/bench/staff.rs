@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-use ashlar_wire::MOUNTS_VARIABLE;
+use ashlar_wire::{DEFER_VARIABLE, MOUNTS_VARIABLE};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::case::{Contender, Measured, Task};
@@ -34,7 +34,8 @@ impl Worker {
         let program = this_program()?;
         let mut command = Command::new(&program);
         if task.contender == Contender::Run && !task.case.starts_programs() {
-            command.args(["run", "--"]).arg(&program);
+            // What a session costs is not what its calls cost, nor are the first ones, which the kernel serves.
+            command.env(DEFER_VARIABLE, "0").args(["run", "--"]).arg(&program);
         }
         let words = serde_json::to_string(task).map_err(CliError::system("writing the task"))?;
         command.arg("bench-worker").arg(words).current_dir("/").process_group(0);
