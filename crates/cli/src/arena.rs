@@ -97,7 +97,7 @@ impl Place {
 
     /// Where its daemon listens.
     pub fn socket(&self) -> PathBuf {
-        self.directory.join("socket")
+        ashlar_wire::socket_of(&self.directory)
     }
 
     /// Where its daemon writes its log.

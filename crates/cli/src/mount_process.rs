@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use ashlar_fuse::{Mount, MountOptions};
 use ashlar_libfs::{LibFs, Options};
+use ashlar_types::MOUNT_SOURCE;
 use ashlar_wire::SessionKind;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -47,7 +48,7 @@ pub fn serve(arguments: &MountProcessArguments, ready: &dyn Fn()) -> Result<Exit
     })?;
     let options = MountOptions {
         read_only: arguments.read_only,
-        source: format!("ashlar:{}", arguments.arena.display()),
+        source: format!("{MOUNT_SOURCE}{}", arguments.arena.display()),
         ..MountOptions::default()
     };
     let mount = Mount::new(session.clone(), directory, options)?;

@@ -97,8 +97,8 @@ pub fn is_mounted(directory: &Path) -> bool {
 /// is served on for as long as programs use it.
 pub fn is_topmost(record: &MountRecord) -> bool {
     let Ok(table) = fs::read(format!("/proc/{}/mountinfo", std::process::id())) else { return false };
-    let source = [b"ashlar:", record.arena.as_os_str().as_bytes()].concat();
-    topmost(&table, &record.directory).is_some_and(|line| line.source == source)
+    let arena = record.arena.as_os_str().as_bytes();
+    topmost(&table, &record.directory).is_some_and(|line| line.arena() == Some(arena))
 }
 
 fn is_mounted_in(table: &[u8], directory: &Path) -> bool {

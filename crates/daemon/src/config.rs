@@ -41,7 +41,7 @@ impl Config {
     pub fn new(arena: impl Into<PathBuf>) -> Self {
         let arena = arena.into();
         Self {
-            socket: arena.join("socket"),
+            socket: ashlar_wire::socket_of(&arena),
             arena,
             log_bytes: LOG_BYTES_DEFAULT,
             cache_ttl_ms: 1000,

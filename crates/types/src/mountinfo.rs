@@ -3,6 +3,9 @@
 /// The type of file system as which Ashlar is mounted.
 pub const MOUNT_TYPE: &str = "fuse.ashlar";
 
+/// With what the source of such a mount begins; its arena's directory follows.
+pub const MOUNT_SOURCE: &str = "ashlar:";
+
 /// A line: `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountLine<'a> {
@@ -34,6 +37,18 @@ impl<'a> MountLine<'a> {
     #[must_use]
     pub fn is_ashlar(&self) -> bool {
         self.kind == MOUNT_TYPE.as_bytes()
+    }
+
+    /// The directory of the arena that is mounted there, if it is an Ashlar.
+    #[must_use]
+    pub fn arena(&self) -> Option<&[u8]> {
+        self.source.strip_prefix(MOUNT_SOURCE.as_bytes()).filter(|_| self.is_ashlar())
+    }
+
+    /// Whether nothing can be changed through it.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.options.split(|&byte| byte == b',').any(|option| option == b"ro")
     }
 }
 
@@ -75,6 +90,11 @@ mod tests {
             (&b"ro,noatime"[..], &b"fuse.ashlar"[..], &br"x\y"[..])
         );
         assert!(line.is_ashlar());
+        assert!(line.is_read_only());
+        assert_eq!(line.arena(), None, "the source names none");
+        let table = br"36 35 0:51 / /mnt rw,nosuid - fuse.ashlar ashlar:/var/lib/a\040b rw";
+        let line = mount_lines(table).next().expect("a line");
+        assert_eq!((line.arena(), line.is_read_only()), (Some(&b"/var/lib/a b"[..]), false));
         assert_eq!(mount_lines(b"36 35\ngarbage\n\n1 2 3").count(), 0);
     }
 

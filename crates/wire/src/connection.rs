@@ -29,6 +29,12 @@ const BUFFER_BYTES_KEPT: usize = 1 << 20;
 /// The most descriptors in one message.
 const DESCRIPTORS_MAX: usize = 4;
 
+/// Where the daemon of an arena listens, unless it was told another place.
+#[must_use]
+pub fn socket_of(arena: &Path) -> PathBuf {
+    arena.join("socket")
+}
+
 /// Why a message did not get through.
 #[derive(Debug, Error)]
 pub enum WireError {

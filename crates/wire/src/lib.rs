@@ -19,7 +19,7 @@ mod control;
 mod message;
 mod run;
 
-pub use connection::{Connection, Listener, MESSAGE_BYTES_MAX, WireError};
+pub use connection::{Connection, Listener, MESSAGE_BYTES_MAX, WireError, socket_of};
 pub use control::{
     CONTROL_BYTES, ControlPage, CreditKind, HANDLE_SLOTS, LEASE_SLOTS, LEASE_TABLE_BYTES, LeaseTable, LeaseWord,
 };
