@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ashlar_libfs::{Allocation, Change, LibFs, Make, Options, RenameFlags, WriteAt};
+use ashlar_libfs::{Allocation, Change, LibFs, Make, Options, RenameFlags, Seek, WriteAt};
 use ashlar_tests::linear::checker::{History, check};
 use ashlar_tests::linear::model::{Picture, Seen, text_of};
 use ashlar_tests::linear::operation::{Answer, DIRECTORIES, Event, Move, NAMES, Operation, Place};
@@ -55,6 +55,43 @@ fn a_removed_file_gets_no_new_name() {
     two.unlink(&ROOT, InodeId::ROOT, b"named").expect("removed");
     assert_eq!(two.link(&ROOT, unnamed, InodeId::ROOT, b"named").err(), Some(Errno::ENOENT));
     two.close(unnamed);
+}
+
+/// What has no contents was asked for them again and again, for ever: the kernel refuses before it asks, and nobody had seen it.
+#[test]
+fn what_has_no_contents_is_refused_and_not_waited_for() {
+    let site = Site::new(64 << 20);
+    let fs = connect(&site);
+    let id = fs.make(&ROOT, InodeId::ROOT, b"pipe", &make(FileKind::Fifo)).expect("made").id;
+    let cut = Change { size: Some(0), ..Change::default() };
+    let mut room = [0; 8];
+    for (id, errno) in [(InodeId::ROOT, Errno::EISDIR), (id, Errno::EINVAL)] {
+        assert_eq!(fs.set_attributes(&ROOT, id, &cut).err(), Some(errno));
+        assert_eq!(fs.read(id, 0, &mut room), Err(errno));
+        assert_eq!(fs.write(&ROOT, id, WriteAt::Offset(0), b"x", false), Err(errno));
+        assert_eq!(fs.seek(id, Seek::Data, 0), Err(Errno::EINVAL));
+        assert!(fs.allocate(&ROOT, id, Allocation::Reserve, 0, 1, false).is_err());
+    }
+}
+
+/// A change of owner that names neither owner nor group takes set-id bits away, from one's own files only. A record that did it to a
+/// stranger's would be refused by SharedFS, and the session with it.
+#[test]
+fn a_stranger_takes_no_set_id_bits_away() {
+    let site = Site::new(64 << 20);
+    let fs = connect(&site);
+    let (owner, stranger) = (user(5), user(7));
+    fs.set_attributes(&ROOT, InodeId::ROOT, &Change { mode: Some(0o777), ..Change::default() }).expect("opened to all");
+    let file = fs.make(&owner, InodeId::ROOT, b"file", &make(FileKind::Regular)).expect("made").id;
+    fs.set_attributes(&owner, file, &Change { mode: Some(0o4755), ..Change::default() }).expect("changed");
+    let neither = Change { strip: true, ..Change::default() };
+    assert_eq!(fs.set_attributes(&stranger, file, &neither).err(), Some(Errno::EPERM));
+    assert_eq!(fs.attributes(file).expect("there").inode.mode, 0o4755);
+    assert_eq!(fs.set_attributes(&owner, file, &neither).expect("changed").inode.mode, 0o755);
+}
+
+fn user(uid: u32) -> Credentials {
+    Credentials { uid, gid: uid, groups: Vec::new(), checked: false }
 }
 
 /// A rename that leaves a whiteout is one update: the session that made it knows the whiteout at once, others find it, and it is

@@ -2,7 +2,7 @@
 
 use ashlar_types::{
     Access, Credentials, Errno, FILE_SIZE_MAX, FileKind, Inode, InodeId, MODE_PERMISSIONS, MODE_SETGID, MODE_SETUID,
-    QuotaId, Timestamp, XATTR_NAME_MAX, XATTR_VALUE_MAX,
+    MODE_STICKY, QuotaId, Timestamp, XATTR_NAME_MAX, XATTR_VALUE_MAX,
 };
 use ashlar_update::acl::Acl;
 use ashlar_update::{SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_QUOTA, permission};
@@ -164,6 +164,10 @@ impl LibFs {
                 kept &= !MODE_SETGID;
             }
             mode = (kept != inode.mode).then_some(kept);
+            // A change of owner that names neither is allowed to everybody, but takes nothing away from a stranger's file.
+            if mode.is_some() && !owns {
+                return Err(Errno::EPERM.into());
+            }
         }
         Ok(SetAttributes {
             inode: id,
@@ -218,6 +222,21 @@ impl LibFs {
             return if quota == QuotaId::NONE { Err(Errno::ENODATA) } else { Ok(quota.to_string().into_bytes()) };
         }
         guard.xattrs.as_ref().and_then(|all| all.get(name)).cloned().ok_or(Errno::ENODATA)
+    }
+
+    /// Fails unless `who` may read an extended attribute of this name: what the kernel asks before [`LibFs::xattr`].
+    ///
+    /// # Errors
+    /// `EACCES`; `ENODATA` for a name that this kind of file never has, or that is not for this user.
+    pub fn check_xattr_read(&self, who: &Credentials, id: InodeId, name: &[u8]) -> Outcome<()> {
+        if name.starts_with(b"user.") {
+            let kind = self.attributes(id)?.inode.kind;
+            if !matches!(kind, FileKind::Regular | FileKind::Directory) {
+                return Err(Errno::ENODATA);
+            }
+            return self.check_access(who, id, Access::READ);
+        }
+        if name.starts_with(b"trusted.") && !who.is_privileged() { Err(Errno::ENODATA) } else { Ok(()) }
     }
 
     /// The names of all extended attributes.
@@ -318,6 +337,10 @@ impl LibFs {
         let inode = state.inode.as_ref().ok_or(Errno::ESTALE)?;
         if name.starts_with(b"user.") {
             if !matches!(inode.kind, FileKind::Regular | FileKind::Directory) {
+                return Err(Errno::EPERM.into());
+            }
+            // In a directory that many write, attributes are its owner's.
+            if inode.is_directory() && inode.mode & MODE_STICKY != 0 && !permission::owns(inode, who) {
                 return Err(Errno::EPERM.into());
             }
             return if self.allows(state, who, Access::WRITE) { Ok(()) } else { Err(Errno::EACCES.into()) };

@@ -252,6 +252,37 @@ impl LibFs {
         }
     }
 
+    /// Where `lseek` leads on a file that stands at `place`; `whence` as the C library numbers it.
+    ///
+    /// # Errors
+    /// `EINVAL` before the beginning and beyond the largest offset, for a directory's end, and for another `whence`; `ENXIO` as
+    /// [`LibFs::seek`], and for a directory's data and holes.
+    pub fn seek_from(&self, id: InodeId, place: u64, offset: i64, whence: i32) -> Outcome<u64> {
+        let from = |base: u64| (base as i64).checked_add(offset).ok_or(Errno::EINVAL);
+        let to = match whence {
+            libc::SEEK_SET => offset,
+            libc::SEEK_CUR => from(place)?,
+            libc::SEEK_END => {
+                let inode = self.attributes(id)?.inode;
+                // Where a directory ends is not known before it is read.
+                if inode.is_directory() {
+                    return Err(Errno::EINVAL);
+                }
+                from(inode.size)?
+            }
+            libc::SEEK_DATA | libc::SEEK_HOLE => {
+                let what = if whence == libc::SEEK_DATA { Seek::Data } else { Seek::Hole };
+                let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
+                if self.attributes(id)?.inode.is_directory() {
+                    return Err(Errno::ENXIO);
+                }
+                return self.seek(id, what, offset);
+            }
+            _ => return Err(Errno::EINVAL),
+        };
+        u64::try_from(to).map_err(|_| Errno::EINVAL)
+    }
+
     /// Copies up to `length` bytes between files, or within one; returns how many. The ranges may not overlap in one file.
     ///
     /// # Errors
@@ -322,6 +353,21 @@ impl LibFs {
             Reply::Space(space) => Ok(space),
             _ => Err(Errno::EIO),
         }
+    }
+}
+
+/// What `fallocate` with this mode does; `None` for what it does not know.
+#[must_use]
+pub fn allocation_of(mode: i32) -> Option<Allocation> {
+    match mode {
+        0 => Some(Allocation::Reserve),
+        libc::FALLOC_FL_KEEP_SIZE => Some(Allocation::ReserveKeepSize),
+        mode if mode == libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE => Some(Allocation::Punch),
+        libc::FALLOC_FL_ZERO_RANGE => Some(Allocation::Zero),
+        mode if mode == libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE => Some(Allocation::ZeroKeepSize),
+        libc::FALLOC_FL_COLLAPSE_RANGE => Some(Allocation::Collapse),
+        libc::FALLOC_FL_INSERT_RANGE => Some(Allocation::Insert),
+        _ => None,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Leases: asking for them, taking over the state that comes with them, and holding nodes still under them.
 
-use ashlar_types::{Credentials, Errno, InodeId, LogPosition, Name, SealCount, SessionId, name_cookie};
+use ashlar_types::{Credentials, Errno, FileKind, InodeId, LogPosition, Name, SealCount, SessionId, name_cookie};
 use ashlar_update::{Entry, Update};
 use ashlar_wire::{Credit, GrantReply, LeaseWord, Need, QuotaWant, Reply, Request, ScopeKind, Want};
 use smallvec::SmallVec;
@@ -141,7 +141,10 @@ impl LibFs {
             || state.inode.as_ref().is_some_and(|inode| inode.entries > Need::ENTRIES_MAX)
             || !is_directory;
         let entries = claim.entries && !(held && complete);
-        let contents = claim.contents && !(held && state.content_at(self.control.block_era()).is_some());
+        // Nothing else has contents, however often it is asked for; the operation says what is wrong with it.
+        let has_contents = state.inode.as_ref().is_none_or(|inode| inode.kind == FileKind::Regular);
+        let contents =
+            claim.contents && has_contents && !(held && state.content_at(self.control.block_era()).is_some());
         let xattrs = claim.xattrs && !(held && state.xattrs.is_some());
         if held && covered && !entries && !contents && !xattrs {
             return None;

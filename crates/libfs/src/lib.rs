@@ -13,7 +13,7 @@
 //! - The call that asks for space gets the refusal: every record is paid for with credit, and from the purses of those whom quotas
 //!   limit, before it is appended.
 //!
-//! Non-goals: paths and descriptors (front ends have them), kernel caches (`ashlar-fuse`).
+//! Non-goals: descriptors, and what lies around the file system (front ends have them), kernel caches (`ashlar-fuse`).
 //!
 //! Source: `docs/architecture.md`; Assise §3.2 and §3.3.
 mod api;
@@ -29,10 +29,12 @@ mod ledger;
 mod materialise;
 mod names;
 mod node;
+mod path;
 mod pieces;
 mod quota;
 mod record;
 mod segments;
+mod stat;
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -51,6 +53,8 @@ pub use api::{
 };
 pub use ashlar_update::{Allocation, XATTR_QUOTA};
 pub use ashlar_wire::{LockKind, LockMode};
+pub use data::allocation_of;
+pub use path::{Last, Opening, Place, Surroundings, Walked};
 
 use calls::Calls;
 use handles::HeldLocks;

@@ -1,8 +1,8 @@
 //! Operations on names: look up, make, link, remove, rename, list.
 
 use ashlar_types::{
-    Access, Credentials, Errno, FileKind, Inode, InodeId, LINK_MAX, MODE_SETGID, Name, NameError, WHITEOUT_DEVICE,
-    WHITEOUT_MODE,
+    Access, COOKIE_PARENT, COOKIE_SELF, Credentials, Errno, FileKind, Inode, InodeId, LINK_MAX, MODE_SETGID, Name,
+    NameError, WHITEOUT_DEVICE, WHITEOUT_MODE,
 };
 use ashlar_update::acl::Acl;
 use ashlar_update::{Create, Entry, Rename, Update, Whiteout, XATTR_ACL_DEFAULT, permission, quota_allows};
@@ -522,6 +522,25 @@ impl LibFs {
                 None => return Ok(()),
             }
         }
+    }
+
+    /// As [`LibFs::list`], with `.` and `..` before the others, at the cookies that all front ends give them.
+    ///
+    /// # Errors
+    /// As [`LibFs::list`]; `ENOENT` for a directory that was removed.
+    pub fn list_with_dots(&self, directory: InodeId, after: u64, each: &mut dyn FnMut(Listed) -> bool) -> Outcome<()> {
+        let found = self.attributes(directory)?;
+        if found.inode.is_directory() && found.inode.links == 0 {
+            return Err(Errno::ENOENT);
+        }
+        let dots = [(COOKIE_SELF, &b"."[..], directory), (COOKIE_PARENT, b"..", found.inode.parent)];
+        for (cookie, name, id) in dots.into_iter().filter(|&(cookie, ..)| after < cookie) {
+            let listed = Listed { cookie, name: name.to_vec(), id, kind: FileKind::Directory, inode: None };
+            if !each(listed) {
+                return Ok(());
+            }
+        }
+        self.list(directory, after.max(COOKIE_PARENT), each)
     }
 
     /// A page of a directory that is too large to be known as a whole: SharedFS's entries, and over them what this

@@ -1,0 +1,341 @@
+//! Paths: where one leads, as the kernel follows it, and what follows from that for a call.
+//!
+//! A front end says what it knows of the file system's surroundings ([`Surroundings`]); what a path means within is the same for all.
+
+use std::borrow::Cow;
+
+use ashlar_types::{Access, Credentials, Errno, FileKind, InodeId};
+
+use crate::LibFs;
+use crate::api::{Found, Outcome, RenameFlags};
+
+/// Symbolic links that are followed in one path, as in the kernel.
+const LINKS_MAX: u32 = 40;
+/// `O_TMPFILE` without `O_DIRECTORY`, which it includes.
+const TMPFILE: i32 = libc::O_TMPFILE & !libc::O_DIRECTORY;
+
+/// What becomes of a symbolic link at the end of a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Last {
+    /// It is followed.
+    Follow,
+    /// It is what the path leads to.
+    Keep,
+}
+
+/// Where a path leads.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The directory of the last name.
+    pub directory: InodeId,
+    /// The last name; `.` or `..` where the path ends so, or leads to its own beginning.
+    pub name: Vec<u8>,
+    /// What is there.
+    pub found: Option<Found>,
+    /// The path says by a slash at its end that it is a directory.
+    pub is_directory_wanted: bool,
+}
+
+/// Where a walk ended.
+#[allow(clippy::large_enum_variant, reason = "it lives for one call, on the stack")]
+#[derive(Debug)]
+pub enum Walked {
+    /// In the file system.
+    Inside(Place),
+    /// The path leaves it.
+    Outside,
+}
+
+/// What a front end knows of what is around the file system.
+pub trait Surroundings {
+    /// On whose behalf paths are followed.
+    fn who(&self) -> &Credentials;
+
+    /// What is left of an absolute path that leads into the file system; `None` where it leads elsewhere.
+    fn inside<'a>(&self, path: &'a [u8]) -> Option<&'a [u8]>;
+
+    /// Whether something else is mounted on a directory, so that the path leaves there.
+    fn is_covered(&self, directory: InodeId) -> bool;
+
+    /// Whether a link that stands in `directory` at a path's end may be followed here: if not, the path leaves.
+    ///
+    /// # Errors
+    /// `EACCES` where nobody may follow it.
+    fn may_follow(&self, directory: InodeId, link: &Found) -> Outcome<bool>;
+}
+
+impl LibFs {
+    /// Follows a path from a directory as the kernel does. A slash at its beginning means nothing here.
+    ///
+    /// # Errors
+    /// `ENOENT`, `ENOTDIR`, `EACCES`, `ELOOP`, `ENAMETOOLONG`.
+    pub fn walk(&self, around: &impl Surroundings, from: InodeId, path: &[u8], last: Last) -> Outcome<Walked> {
+        let mut at = from;
+        let mut links = 0;
+        let mut path = Cow::Borrowed(path);
+        let mut cursor = 0;
+        loop {
+            let rest = &path[cursor..];
+            let begin = rest.iter().position(|&byte| byte != b'/').unwrap_or(rest.len());
+            let rest = &rest[begin..];
+            if rest.is_empty() {
+                let found = Some(self.attributes(at)?);
+                return Ok(Walked::Inside(Place {
+                    directory: at,
+                    name: b".".to_vec(),
+                    found,
+                    is_directory_wanted: true,
+                }));
+            }
+            let end = rest.iter().position(|&byte| byte == b'/').unwrap_or(rest.len());
+            let (name, behind) = rest.split_at(end);
+            let is_directory_wanted = !behind.is_empty();
+            let is_last = behind.iter().all(|&byte| byte == b'/');
+            if name == b".." && at == InodeId::ROOT {
+                return Ok(Walked::Outside);
+            }
+            let place = |found| Place { directory: at, name: name.to_vec(), found, is_directory_wanted };
+            let found = match self.lookup(around.who(), at, name) {
+                Ok(found) => found,
+                Err(Errno::ENOENT) if is_last => return Ok(Walked::Inside(place(None))),
+                Err(errno) => return Err(errno),
+            };
+            if around.is_covered(found.id) {
+                return Ok(Walked::Outside);
+            }
+            if found.inode.kind == FileKind::Symlink && (!is_last || is_directory_wanted || last == Last::Follow) {
+                links += 1;
+                if links > LINKS_MAX {
+                    return Err(Errno::ELOOP);
+                }
+                if is_last && !around.may_follow(at, &found)? {
+                    return Ok(Walked::Outside);
+                }
+                let joined = [&found.inode.target[..], behind].concat();
+                cursor = 0;
+                if joined.first() == Some(&b'/') {
+                    let Some(inside) = around.inside(&joined) else { return Ok(Walked::Outside) };
+                    at = InodeId::ROOT;
+                    cursor = joined.len() - inside.len();
+                }
+                path = Cow::Owned(joined);
+                continue;
+            }
+            if !found.inode.is_directory() && is_directory_wanted {
+                return Err(Errno::ENOTDIR);
+            }
+            if is_last {
+                return Ok(Walked::Inside(place(Some(found))));
+            }
+            at = found.id;
+            cursor = path.len() - behind.len();
+        }
+    }
+
+    /// `unlink` and `rmdir` of what a path leads to.
+    ///
+    /// # Errors
+    /// As [`LibFs::unlink`] and [`LibFs::remove_directory`]; `EBUSY` for the root.
+    pub fn remove_at(&self, who: &Credentials, place: &Place, removes_directory: bool) -> Outcome<()> {
+        let Some(found) = &place.found else {
+            self.check_access(who, place.directory, Access::WRITE | Access::EXECUTE)?;
+            return Err(Errno::ENOENT);
+        };
+        if removes_directory {
+            if found.id == InodeId::ROOT {
+                return Err(Errno::EBUSY);
+            }
+            return self.remove_directory(who, place.directory, &place.name, None);
+        }
+        if place.is_directory_wanted && !found.inode.is_directory() {
+            return Err(Errno::ENOTDIR);
+        }
+        self.unlink(who, place.directory, &place.name)
+    }
+
+    /// `rename` of what a path leads to.
+    ///
+    /// # Errors
+    /// As [`LibFs::rename`]; `EBUSY` for `.` and `..`.
+    pub fn rename_at(&self, who: &Credentials, source: &Place, target: &Place, flags: RenameFlags) -> Outcome<()> {
+        if source.is_dot() {
+            return Err(Errno::EBUSY);
+        }
+        if flags.no_replace && target.found.is_some() {
+            return Err(Errno::EEXIST);
+        }
+        if target.is_dot() {
+            return Err(Errno::EBUSY);
+        }
+        let Some(moved) = &source.found else {
+            self.check_access(who, source.directory, Access::EXECUTE)?;
+            return Err(Errno::ENOENT);
+        };
+        if !moved.inode.is_directory() && (source.is_directory_wanted || !flags.exchange && target.is_directory_wanted)
+        {
+            return Err(Errno::ENOTDIR);
+        }
+        self.rename(who, (source.directory, &source.name), (target.directory, &target.name), flags)
+    }
+}
+
+/// What `open` has to do.
+#[derive(Debug)]
+pub enum Opening<'a> {
+    /// Make a regular file at the place.
+    Make,
+    /// Make one without a name, in the directory.
+    MakeUnnamed(InodeId),
+    /// Open what is there: a regular file or a directory, with this access.
+    Existing(&'a Found, Access),
+}
+
+impl Place {
+    /// Whether the path ends with `.` or `..`, or leads to its own beginning.
+    #[must_use]
+    pub fn is_dot(&self) -> bool {
+        self.name == b"." || self.name == b".."
+    }
+
+    /// Fails unless something new can be made here.
+    ///
+    /// # Errors
+    /// `EEXIST`; `ENOENT` where the path says by a slash at its end that it is a directory, and none is made.
+    pub fn check_new(&self, makes_directory: bool) -> Outcome<()> {
+        if self.found.is_some() {
+            return Err(Errno::EEXIST);
+        }
+        if self.is_directory_wanted && !makes_directory { Err(Errno::ENOENT) } else { Ok(()) }
+    }
+
+    /// What `open` with these flags has to do here.
+    ///
+    /// # Errors
+    /// `ENOENT`, `EEXIST`, `EISDIR`, `ENOTDIR`, `EINVAL`; `ELOOP` where a link is not to be followed; `ENXIO` for devices, pipes and
+    /// sockets, which LibFS can't open.
+    pub fn opening(&self, flags: i32) -> Outcome<Opening<'_>> {
+        if flags & TMPFILE != 0 {
+            return self.opening_unnamed(flags);
+        }
+        let Some(found) = &self.found else {
+            return match flags {
+                flags if flags & libc::O_CREAT == 0 => Err(Errno::ENOENT),
+                _ if self.is_directory_wanted => Err(Errno::EISDIR),
+                flags if flags & libc::O_DIRECTORY != 0 => Err(Errno::EINVAL),
+                _ => Ok(Opening::Make),
+            };
+        };
+        if flags & libc::O_CREAT != 0 {
+            if flags & libc::O_EXCL != 0 {
+                return Err(Errno::EEXIST);
+            }
+            if found.inode.is_directory() {
+                return Err(Errno::EISDIR);
+            }
+        }
+        let changes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
+        match found.inode.kind {
+            FileKind::Symlink => Err(Errno::ELOOP),
+            FileKind::Directory if changes => Err(Errno::EISDIR),
+            FileKind::Directory => Ok(Opening::Existing(found, access_of(flags))),
+            _ if flags & libc::O_DIRECTORY != 0 => Err(Errno::ENOTDIR),
+            FileKind::Regular => Ok(Opening::Existing(found, access_of(flags))),
+            _ => Err(Errno::ENXIO),
+        }
+    }
+
+    fn opening_unnamed(&self, flags: i32) -> Outcome<Opening<'_>> {
+        let found = self.found.as_ref().ok_or(Errno::ENOENT)?;
+        if !found.inode.is_directory() {
+            return Err(Errno::ENOTDIR);
+        }
+        if flags & libc::O_ACCMODE == libc::O_RDONLY {
+            return Err(Errno::EINVAL);
+        }
+        Ok(Opening::MakeUnnamed(found.id))
+    }
+}
+
+/// The access that `open` with these flags needs to what is there.
+fn access_of(flags: i32) -> Access {
+    let mode = match flags & libc::O_ACCMODE {
+        libc::O_RDONLY => Access::READ,
+        libc::O_WRONLY => Access::WRITE,
+        _ => Access::READ | Access::WRITE,
+    };
+    if flags & libc::O_TRUNC != 0 { mode | Access::WRITE } else { mode }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ashlar_types::{Inode, QuotaId, Timestamp};
+
+    fn place(kind: Option<FileKind>, is_directory_wanted: bool) -> Place {
+        let at = Timestamp::default();
+        let inode = |kind| Inode {
+            kind,
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+            links: 1,
+            device: 0,
+            size: 0,
+            blocks: 0,
+            entries: 0,
+            parent: InodeId::ROOT,
+            accessed: at,
+            modified: at,
+            changed: at,
+            born: at,
+            quota: QuotaId::NONE,
+            target: Vec::new(),
+        };
+        let found = kind.map(|kind| Found { id: InodeId(20), inode: inode(kind) });
+        Place { directory: InodeId::ROOT, name: b"name".to_vec(), found, is_directory_wanted }
+    }
+
+    fn refusal(kind: Option<FileKind>, slash: bool, flags: i32) -> Option<Errno> {
+        place(kind, slash).opening(flags).err()
+    }
+
+    #[test]
+    fn open_refuses_what_the_kernel_refuses() {
+        use libc::{O_CREAT, O_DIRECTORY, O_EXCL, O_RDONLY, O_RDWR, O_TMPFILE, O_TRUNC, O_WRONLY};
+        let (file, directory) = (Some(FileKind::Regular), Some(FileKind::Directory));
+        for (kind, slash, flags, expected) in [
+            (None, false, O_RDWR, Some(Errno::ENOENT)),
+            (None, false, O_RDWR | O_CREAT, None),
+            (None, true, O_RDWR | O_CREAT, Some(Errno::EISDIR)),
+            (None, false, O_RDWR | O_CREAT | O_DIRECTORY, Some(Errno::EINVAL)),
+            (file, false, O_WRONLY | O_CREAT | O_EXCL, Some(Errno::EEXIST)),
+            (file, false, O_RDONLY | O_DIRECTORY, Some(Errno::ENOTDIR)),
+            (file, false, O_RDONLY | O_TRUNC, None),
+            (directory, true, O_RDONLY | O_DIRECTORY, None),
+            (directory, false, O_WRONLY, Some(Errno::EISDIR)),
+            (directory, false, O_RDONLY | O_TRUNC, Some(Errno::EISDIR)),
+            (directory, false, O_RDONLY | O_CREAT, Some(Errno::EISDIR)),
+            (directory, false, O_RDWR | O_TMPFILE, None),
+            (directory, false, O_RDONLY | O_TMPFILE, Some(Errno::EINVAL)),
+            (file, false, O_RDWR | O_TMPFILE, Some(Errno::ENOTDIR)),
+            (Some(FileKind::Symlink), false, O_RDONLY, Some(Errno::ELOOP)),
+            (Some(FileKind::Fifo), false, O_RDONLY, Some(Errno::ENXIO)),
+        ] {
+            assert_eq!(refusal(kind, slash, flags), expected, "{kind:?} {slash} {flags:o}");
+        }
+    }
+
+    #[test]
+    fn truncation_is_a_change() {
+        let file = place(Some(FileKind::Regular), false);
+        let Ok(Opening::Existing(_, access)) = file.opening(libc::O_RDONLY | libc::O_TRUNC) else { panic!("refused") };
+        assert_eq!(access, Access::READ | Access::WRITE);
+    }
+
+    #[test]
+    fn only_directories_are_made_with_a_slash_behind() {
+        assert_eq!(place(None, true).check_new(true), Ok(()));
+        assert_eq!(place(None, true).check_new(false), Err(Errno::ENOENT));
+        assert_eq!(place(Some(FileKind::Regular), false).check_new(false), Err(Errno::EEXIST));
+    }
+}

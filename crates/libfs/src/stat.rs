@@ -1,0 +1,62 @@
+//! Attributes and times in the forms of the C library.
+
+use std::mem::zeroed;
+
+use ashlar_types::{BLOCK_BYTES, Errno, Timestamp};
+
+use crate::api::{Found, Outcome, SetTime};
+
+impl Found {
+    /// As `stat` tells it, on a mount whose files show `device`.
+    #[must_use]
+    pub fn stat(&self, device: u64) -> libc::stat {
+        let inode = &self.inode;
+        // SAFETY: zeros are a `stat`.
+        let mut stat: libc::stat = unsafe { zeroed() };
+        stat.st_dev = device;
+        stat.st_ino = self.id.0;
+        stat.st_nlink = inode.links.into();
+        stat.st_mode = inode.st_mode();
+        stat.st_uid = inode.uid;
+        stat.st_gid = inode.gid;
+        stat.st_rdev = inode.st_rdev().into();
+        stat.st_size = inode.size as i64;
+        stat.st_blksize = BLOCK_BYTES as _;
+        stat.st_blocks = inode.st_blocks() as i64;
+        (stat.st_atime, stat.st_atime_nsec) = (inode.accessed.seconds, inode.accessed.nanoseconds.into());
+        (stat.st_mtime, stat.st_mtime_nsec) = (inode.modified.seconds, inode.modified.nanoseconds.into());
+        (stat.st_ctime, stat.st_ctime_nsec) = (inode.changed.seconds, inode.changed.nanoseconds.into());
+        stat
+    }
+}
+
+impl SetTime {
+    /// What `utimensat` takes; `None` for a time that is to stay as it is.
+    ///
+    /// # Errors
+    /// `EINVAL` for nanoseconds that make no time.
+    pub fn from_timespec(time: &libc::timespec) -> Outcome<Option<Self>> {
+        match time.tv_nsec {
+            libc::UTIME_NOW => Ok(Some(Self::Now)),
+            libc::UTIME_OMIT => Ok(None),
+            0..=999_999_999 => Ok(Some(Self::At(Timestamp { seconds: time.tv_sec, nanoseconds: time.tv_nsec as u32 }))),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_taken_as_utimensat_takes_them() {
+        let time =
+            |seconds, nanoseconds| SetTime::from_timespec(&libc::timespec { tv_sec: seconds, tv_nsec: nanoseconds });
+        assert_eq!(time(-5, 7), Ok(Some(SetTime::At(Timestamp { seconds: -5, nanoseconds: 7 }))));
+        assert_eq!(time(1, libc::UTIME_NOW), Ok(Some(SetTime::Now)));
+        assert_eq!(time(1, libc::UTIME_OMIT), Ok(None));
+        assert_eq!(time(1, 1_000_000_000), Err(Errno::EINVAL));
+        assert_eq!(time(1, -1), Err(Errno::EINVAL));
+    }
+}
