@@ -9,13 +9,13 @@ SHELL := /bin/bash
 help:    ## what the targets are
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 18
 
-build:   ## the ashlar command, optimised: target/release/ashlar
+build:   ## the ashlar command and libashlar, optimised: target/release/ashlar, target/release/libashlar.so
 	@scripts/setup.sh build
-	cargo build --release --locked -p ashlar-cli -p ashlar-preload
+	cargo build --release --locked -p ashlar-cli -p ashlar-preload -p ashlar-capi
 
 # Root installs what was built, since it may well have no Rust of its own.
-built := $(and $(filter 0,$(shell id -u)),$(wildcard $(or $(CARGO_TARGET_DIR),target)/release/ashlar))
-install: $(if $(built),,build) ## copies the ashlar command to PREFIX/bin (/usr/local)
+built := $(and $(filter 0,$(shell id -u)),$(wildcard $(or $(CARGO_TARGET_DIR),target)/release/ashlar),$(wildcard $(or $(CARGO_TARGET_DIR),target)/release/libashlar.so))
+install: $(if $(built),,build) ## copies the ashlar command, libashlar and its header to PREFIX (/usr/local)
 	@scripts/install.sh
 
 demo:    ## real programs on a mount, kills in the middle, and a count of what was acknowledged

@@ -1,11 +1,27 @@
 #!/usr/bin/env bash
-# Copies the ashlar command to PREFIX/bin, and the library that it has programs load to PREFIX/lib/ashlar.
+# Copies the ashlar command to PREFIX/bin, the library that it has programs load to PREFIX/lib/ashlar, and for programs that link
+# LibFS libashlar to PREFIX/lib, its header to PREFIX/include, and what pkg-config says of them to PREFIX/lib/pkgconfig.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 prefix=${PREFIX:-/usr/local}
 run=()
 [ "$(id -u)" = 0 ] || [ -w "$prefix/bin" ] || run=(sudo)
 built=${CARGO_TARGET_DIR:-target}/release
+version=$(sed -n '/^\[workspace.package\]/,/^\[/ s/^version = "\(.*\)"/\1/p' Cargo.toml)
+described=$(mktemp)
+trap 'rm -f "$described"' EXIT
+sed -e "s|@PREFIX@|$prefix|" -e "s|@VERSION@|$version|" crates/capi/ashlar.pc.in >"$described"
+
 "${run[@]}" install -D -m 0755 "$built/ashlar" "$prefix/bin/ashlar"
 "${run[@]}" install -D -m 0644 "$built/libashlar_preload.so" "$prefix/lib/ashlar/libashlar_preload.so"
-echo "installed: $prefix/bin/ashlar, $prefix/lib/ashlar/libashlar_preload.so"
+# Programs look for the name with the number (crates/capi/build.rs), the compiler for the one without.
+"${run[@]}" install -D -m 0644 "$built/libashlar.so" "$prefix/lib/libashlar.so.0"
+"${run[@]}" ln -sf libashlar.so.0 "$prefix/lib/libashlar.so"
+"${run[@]}" install -D -m 0644 crates/capi/include/ashlar.h "$prefix/include/ashlar.h"
+"${run[@]}" install -D -m 0644 "$described" "$prefix/lib/pkgconfig/ashlar.pc"
+# The dynamic linker knows the libraries of its own directories by a list. With another prefix, a program brings the path along.
+case $prefix in /usr | /usr/local)
+  "${run[@]}" ldconfig || echo "install: ldconfig failed: programs may not find $prefix/lib/libashlar.so.0" >&2
+  ;;
+esac
+echo "installed: $prefix/bin/ashlar, $prefix/lib/ashlar/libashlar_preload.so, $prefix/lib/libashlar.so, $prefix/include/ashlar.h"

@@ -38,6 +38,8 @@ things() {
       things demo
       echo 'has rsync|rsync'
       echo 'has tar|tar'
+      echo 'has g++|g++'
+      echo 'has pkg-config|pkg-config'
       echo 'has setfattr|attr'
       echo 'has setfacl|acl'
       echo 'has mkfs.ext4|e2fsprogs'

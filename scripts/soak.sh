@@ -3,11 +3,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh build run test
-cargo build --release --locked -p ashlar-cli -p ashlar-preload -p ashlar-tests
+cargo build --release --locked -p ashlar-cli -p ashlar-preload -p ashlar-capi -p ashlar-tests
 scripts/tools.sh
 export ASHLAR_KILL_WRITER=${ASHLAR_KILL_WRITER:-300} ASHLAR_KILL_DAEMON=${ASHLAR_KILL_DAEMON:-300}
 export ASHLAR_KILL_ALL=${ASHLAR_KILL_ALL:-100}
 export ASHLAR_KILL_OPENER=${ASHLAR_KILL_OPENER:-100}
+export ASHLAR_KILL_CAPI=${ASHLAR_KILL_CAPI:-100}
 export ASHLAR_KILL_SCRATCH=${ASHLAR_KILL_SCRATCH:-200}
 export ASHLAR_FSX_SEEDS=${ASHLAR_FSX_SEEDS:-80} ASHLAR_FSX_OPS=${ASHLAR_FSX_OPS:-20000}
 export ASHLAR_RANGES_SEEDS=${ASHLAR_RANGES_SEEDS:-8} ASHLAR_RANGES_OPS=${ASHLAR_RANGES_OPS:-200000}

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod capi;
 mod conformance;
 mod errors;
 mod hammer;
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
         linear::TESTS,
         quota::TESTS,
         run::TESTS,
+        capi::TESTS,
         conformance::TESTS,
         power::TESTS,
     ];

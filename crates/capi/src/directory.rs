@@ -1,0 +1,133 @@
+//! Listing directories.
+
+use std::collections::VecDeque;
+use std::ffi::c_char;
+use std::sync::{Arc, Mutex};
+
+use ashlar_libfs::{Last, Listed, Outcome};
+use ashlar_types::{Access, Errno, InodeId, NAME_MAX};
+
+use crate::session::{Session, locked};
+
+/// Entries that are fetched at a time.
+const PAGE_ENTRIES: usize = 256;
+
+/// `ashlar_dirent`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Entry {
+    inode: libc::ino_t,
+    next: libc::off_t,
+    kind: u8,
+    name: [c_char; NAME_MAX + 1],
+}
+
+const _: () = assert!(std::mem::offset_of!(Entry, name) == 17 && size_of::<Entry>() == 280, "as C lays it out");
+
+impl Entry {
+    fn of(listed: &Listed) -> Self {
+        let mut name = [0; NAME_MAX + 1];
+        // A name has no more than `NAME_MAX` bytes, so the last one stays a NUL.
+        name.iter_mut().zip(listed.name.iter().take(NAME_MAX)).for_each(|(to, byte)| *to = *byte as c_char);
+        Self { inode: listed.id.0, next: listed.cookie as i64, kind: listed.kind as u8, name }
+    }
+}
+
+/// Where a listing stands.
+#[derive(Debug, Default)]
+struct Position {
+    /// Behind which entry it goes on.
+    after: u64,
+    /// Entries that were fetched and not told yet.
+    ahead: VecDeque<Listed>,
+}
+
+/// `ashlar_dir`.
+#[derive(Debug)]
+pub struct Stream {
+    pub(crate) session: Arc<Session>,
+    directory: InodeId,
+    number: u64,
+    position: Mutex<Position>,
+}
+
+impl Stream {
+    /// Begins a listing.
+    ///
+    /// # Errors
+    /// As the header says.
+    pub(crate) fn open(session: &Arc<Session>, path: &[u8]) -> Outcome<Self> {
+        let directory = session.with(path, Last::Follow, |found| {
+            if !found.inode.is_directory() {
+                return Err(Errno::ENOTDIR);
+            }
+            session.fs.check_access(&session.who, found.id, Access::READ)?;
+            Ok(session.fs.open(found.id)?.id)
+        })?;
+        let number = session.note_stream(directory);
+        Ok(Self { session: Arc::clone(session), directory, number, position: Mutex::default() })
+    }
+
+    /// The next entry, if there is one.
+    ///
+    /// # Errors
+    /// As the header says.
+    pub(crate) fn next(&self) -> Outcome<Option<Entry>> {
+        let position = &mut *locked(&self.position);
+        if position.ahead.is_empty() {
+            let ahead = &mut position.ahead;
+            self.session.fs.list_with_dots(self.directory, position.after, &mut |listed| {
+                // Names that share a cookie are fetched together: a listing goes on behind a cookie.
+                let is_full =
+                    ahead.len() >= PAGE_ENTRIES && ahead.back().is_none_or(|last| last.cookie != listed.cookie);
+                if !is_full {
+                    ahead.push_back(listed);
+                }
+                !is_full
+            })?;
+        }
+        Ok(position.ahead.pop_front().map(|listed| {
+            position.after = listed.cookie;
+            Entry::of(&listed)
+        }))
+    }
+
+    /// Where the listing stands.
+    pub(crate) fn tell(&self) -> i64 {
+        locked(&self.position).after as i64
+    }
+
+    /// Has the listing go on elsewhere.
+    ///
+    /// # Errors
+    /// `EINVAL`.
+    pub(crate) fn seek(&self, place: i64) -> Outcome<()> {
+        let after = u64::try_from(place).map_err(|_| Errno::EINVAL)?;
+        *locked(&self.position) = Position { after, ahead: VecDeque::new() };
+        Ok(())
+    }
+
+    /// Ends the listing. In a child of the session's process, its session is left alone.
+    pub(crate) fn close(self) {
+        if self.session.is_of_this_process() {
+            self.session.close_stream(self.number);
+        } else {
+            std::mem::forget(self);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ashlar_types::FileKind;
+
+    #[test]
+    fn the_longest_name_has_a_nul_behind_it() {
+        let listed =
+            Listed { cookie: 7, name: vec![b'n'; NAME_MAX], id: InodeId(30), kind: FileKind::Symlink, inode: None };
+        let entry = Entry::of(&listed);
+        assert_eq!((entry.inode, entry.next, entry.kind), (30, 7, libc::DT_LNK));
+        assert_eq!((entry.name[NAME_MAX - 1], entry.name[NAME_MAX]), (b'n' as c_char, 0));
+    }
+}

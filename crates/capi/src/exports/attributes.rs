@@ -1,0 +1,118 @@
+//! Attributes of files, and of the file system.
+
+use std::ffi::c_int;
+
+use ashlar_libfs::Last::{Follow, Keep};
+use libc::{gid_t, mode_t, stat, statvfs, uid_t};
+
+use super::done;
+use crate::pointers::{Out, SessionPointer, Text, Times};
+
+#[unsafe(no_mangle)]
+extern "C" fn ashlar_stat(fs: SessionPointer, path: Text, mut stat: Out<stat>) -> c_int {
+    done(|| {
+        let session = fs.session()?;
+        stat.store(session.with(path.path()?, Follow, |found| Ok(session.stat(found)))?)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ashlar_lstat(fs: SessionPointer, path: Text, mut stat: Out<stat>) -> c_int {
+    done(|| {
+        let session = fs.session()?;
+        stat.store(session.with(path.path()?, Keep, |found| Ok(session.stat(found)))?)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ashlar_fstat(fs: SessionPointer, file: c_int, mut stat: Out<stat>) -> c_int {
+    done(|| {
+        let session = fs.session()?;
+        stat.store(session.stat(&session.found(file)?))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ashlar_statvfs(fs: SessionPointer, path: Text, mut space: Out<statvfs>) -> c_int {
+    done(|| {
+        let session = fs.session()?;
+        space.store(session.with(path.path()?, Follow, |found| session.space(found.id))?)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ashlar_fstatvfs(fs: SessionPointer, file: c_int, mut space: Out<statvfs>) -> c_int {
+    done(|| {
+        let session = fs.session()?;
+        space.store(session.space(session.file(file)?.inode)?)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ashlar_access(fs: SessionPointer, path: Text, mode: c_int) -> c_int {
+    done(|| fs.session()?.check(path.path()?, mode))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ashlar_chmod(fs: SessionPointer, path: Text, mode: mode_t) -> c_int {
+    done(|| {
+        let session = fs.session()?;
+        session.with(path.path()?, Follow, |found| session.set_mode(found, mode))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ashlar_fchmod(fs: SessionPointer, file: c_int, mode: mode_t) -> c_int {
+    done(|| {
+        let session = fs.session()?;
+        session.set_mode(&session.found(file)?, mode)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ashlar_chown(fs: SessionPointer, path: Text, owner: uid_t, group: gid_t) -> c_int {
+    done(|| {
+        let session = fs.session()?;
+        session.with(path.path()?, Follow, |found| session.set_owner(found, owner, group))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ashlar_lchown(fs: SessionPointer, path: Text, owner: uid_t, group: gid_t) -> c_int {
+    done(|| {
+        let session = fs.session()?;
+        session.with(path.path()?, Keep, |found| session.set_owner(found, owner, group))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ashlar_fchown(fs: SessionPointer, file: c_int, owner: uid_t, group: gid_t) -> c_int {
+    done(|| {
+        let session = fs.session()?;
+        session.set_owner(&session.found(file)?, owner, group)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ashlar_utimens(fs: SessionPointer, path: Text, times: Times) -> c_int {
+    done(|| {
+        let session = fs.session()?;
+        session.with(path.path()?, Follow, |found| session.set_times(found, times.load().as_ref()))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ashlar_lutimens(fs: SessionPointer, path: Text, times: Times) -> c_int {
+    done(|| {
+        let session = fs.session()?;
+        session.with(path.path()?, Keep, |found| session.set_times(found, times.load().as_ref()))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ashlar_futimens(fs: SessionPointer, file: c_int, times: Times) -> c_int {
+    done(|| {
+        let session = fs.session()?;
+        session.set_times(&session.found(file)?, times.load().as_ref())
+    })
+}

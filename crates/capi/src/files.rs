@@ -1,0 +1,290 @@
+//! Open files, and the numbers that lead to them.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use ashlar_libfs::{Change, Found, Last, LibFs, LockKind, Make, Opening, Outcome, Place};
+use ashlar_types::{Access, Errno, FileKind, InodeId};
+
+use crate::session::Session;
+
+/// The first number: no descriptor of the kernel's is as high, so what is mixed up fails on either side.
+const FIRST: i32 = 1 << 30;
+/// Open files of one session. SharedFS's table of its open inodes has as many places.
+const OPEN_MAX: usize = 65_536;
+
+/// `O_TMPFILE` without `O_DIRECTORY`, which it includes.
+const TMPFILE: i32 = libc::O_TMPFILE & !libc::O_DIRECTORY;
+/// What `ashlar_open` takes beside an access mode.
+const KNOWN_FLAGS: i32 = libc::O_CREAT
+    | libc::O_EXCL
+    | libc::O_TRUNC
+    | libc::O_APPEND
+    | libc::O_DIRECTORY
+    | libc::O_NOFOLLOW
+    | TMPFILE
+    | libc::O_SYNC
+    | libc::O_DSYNC
+    | libc::O_NOATIME
+    | libc::O_CLOEXEC
+    | libc::O_DIRECT
+    | libc::O_NOCTTY
+    | libc::O_NONBLOCK
+    | LARGE_FILE;
+/// `O_LARGEFILE`, which libc says is 0 where all files may be large, and the kernel says is this.
+const LARGE_FILE: i32 = 0o100_000;
+
+/// An open file. It lives until the last number that leads to it and the last call with it are gone.
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    fs: Arc<LibFs>,
+    pub(crate) inode: InodeId,
+    pub(crate) is_directory: bool,
+    flags: i32,
+    /// Its offset, which a call that moves it holds.
+    pub(crate) offset: Mutex<u64>,
+    /// As whose its locks stand.
+    pub(crate) lock_owner: u64,
+    pub(crate) has_locks: AtomicBool,
+}
+
+impl OpenFile {
+    /// Whether its access mode allows reading.
+    pub(crate) fn may_read(&self) -> bool {
+        self.flags & libc::O_ACCMODE != libc::O_WRONLY
+    }
+
+    /// Whether its access mode allows writing.
+    pub(crate) fn may_write(&self) -> bool {
+        self.flags & libc::O_ACCMODE != libc::O_RDONLY
+    }
+
+    /// Whether what is written goes to the end.
+    pub(crate) fn appends(&self) -> bool {
+        self.flags & libc::O_APPEND != 0
+    }
+
+    /// Whether what is written is persistent when the call returns.
+    pub(crate) fn is_synchronous(&self) -> bool {
+        self.flags & (libc::O_SYNC | libc::O_DSYNC) != 0
+    }
+
+    /// Whether it was made without a name, never to get one.
+    pub(crate) fn stays_unnamed(&self) -> bool {
+        self.flags & TMPFILE != 0 && self.flags & libc::O_EXCL != 0
+    }
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        if self.has_locks.load(Ordering::Relaxed) {
+            for kind in [LockKind::Flock, LockKind::Record] {
+                // Where SharedFS is away for good, it frees them with the session.
+                let _ = self.fs.release_locks(self.inode, self.lock_owner, kind);
+            }
+        }
+        self.fs.close(self.inode);
+    }
+}
+
+#[derive(Debug, Default)]
+struct Slots {
+    files: Vec<Option<Arc<OpenFile>>>,
+    /// Free places below the end.
+    free: BinaryHeap<Reverse<usize>>,
+}
+
+/// The numbers of a session, and what they lead to.
+#[derive(Debug, Default)]
+pub(crate) struct Files(RwLock<Slots>);
+
+impl Files {
+    /// Gives an open file the lowest number that is free.
+    ///
+    /// # Errors
+    /// `EMFILE`.
+    pub(crate) fn add(&self, file: Arc<OpenFile>) -> Outcome<i32> {
+        let mut slots = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let index = match slots.free.pop() {
+            Some(Reverse(index)) => index,
+            None if slots.files.len() == OPEN_MAX => return Err(Errno::EMFILE),
+            None => {
+                slots.files.push(None);
+                slots.files.len() - 1
+            }
+        };
+        slots.files[index] = Some(file);
+        Ok(FIRST + index as i32)
+    }
+
+    /// Fails with `EMFILE` where there is no number left: before a file is made or cut off. Another thread may take the last one
+    /// between that and [`Files::add`].
+    pub(crate) fn check_room(&self) -> Outcome<()> {
+        let slots = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        if slots.free.is_empty() && slots.files.len() == OPEN_MAX { Err(Errno::EMFILE) } else { Ok(()) }
+    }
+
+    /// The open file behind a number.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    pub(crate) fn get(&self, number: i32) -> Outcome<Arc<OpenFile>> {
+        let slots = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let index = usize::try_from(number.wrapping_sub(FIRST)).map_err(|_| Errno::EBADF)?;
+        slots.files.get(index).and_then(Option::as_ref).cloned().ok_or(Errno::EBADF)
+    }
+
+    /// Takes a number away.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    pub(crate) fn remove(&self, number: i32) -> Outcome<Arc<OpenFile>> {
+        let mut slots = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let index = usize::try_from(number.wrapping_sub(FIRST)).map_err(|_| Errno::EBADF)?;
+        let file = slots.files.get_mut(index).and_then(Option::take).ok_or(Errno::EBADF)?;
+        slots.free.push(Reverse(index));
+        Ok(file)
+    }
+
+    /// Takes all numbers away.
+    pub(crate) fn close_all(&self) {
+        let slots = std::mem::take(&mut *self.0.write().unwrap_or_else(PoisonError::into_inner));
+        drop(slots);
+    }
+}
+
+impl Session {
+    /// `open`.
+    ///
+    /// # Errors
+    /// As the header says.
+    pub(crate) fn open_file(&self, path: &[u8], flags: i32, mode: u32) -> Outcome<i32> {
+        let is_unclear = flags & libc::O_CREAT != 0 && flags & libc::O_DIRECTORY != 0;
+        if flags & !(KNOWN_FLAGS | libc::O_ACCMODE) != 0 || flags & libc::O_ACCMODE == libc::O_ACCMODE || is_unclear {
+            return Err(Errno::EINVAL);
+        }
+        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        if flags & TMPFILE != 0 && !(writes && flags & libc::O_DIRECTORY != 0) {
+            return Err(Errno::EINVAL);
+        }
+        if flags & libc::O_CREAT != 0 {
+            self.check_makes_file(path)?;
+        }
+        let keeps_link = flags & libc::O_NOFOLLOW != 0 || flags & libc::O_CREAT != 0 && flags & libc::O_EXCL != 0;
+        let last = if keeps_link { Last::Keep } else { Last::Follow };
+        self.files.check_room()?;
+        let file = self.at(path, last, |place| self.open_place(place, flags, mode))?;
+        self.files.add(Arc::new(file))
+    }
+
+    /// What a slash at its end says to be a directory is not made by `open`, whatever it leads to.
+    fn check_makes_file(&self, path: &[u8]) -> Outcome<()> {
+        let Some(end) = path.iter().rposition(|&byte| byte != b'/').filter(|end| end + 1 < path.len()) else {
+            return Ok(());
+        };
+        match &path[..=end] {
+            name if name.ends_with(b"/.") || name.ends_with(b"/..") || name == b"." || name == b".." => Ok(()),
+            name => self.walk(name, Last::Keep).and(Err(Errno::EISDIR)),
+        }
+    }
+
+    fn open_place(&self, place: &Place, flags: i32, mode: u32) -> Outcome<OpenFile> {
+        let make = Make { kind: FileKind::Regular, mode: mode & 0o7777, umask: self.umask(), device: 0, target: &[] };
+        match place.opening(flags)? {
+            Opening::Make => match self.fs.make_open(&self.who, place.directory, &place.name, &make) {
+                // Somebody was faster: what he has made is opened.
+                Err(Errno::EEXIST) if flags & libc::O_EXCL == 0 => Err(Errno::ESTALE),
+                made => Ok(self.opened(made?.id, FileKind::Regular, flags)),
+            },
+            Opening::MakeUnnamed(directory) => {
+                let made = self.fs.make_unnamed(&self.who, directory, &make)?;
+                Ok(self.opened(made.id, FileKind::Regular, flags))
+            }
+            Opening::Existing(found, access) => self.open_existing(place, found, access, flags),
+        }
+    }
+
+    fn open_existing(&self, place: &Place, found: &Found, access: Access, flags: i32) -> Outcome<OpenFile> {
+        let uid = self.who.uid;
+        if flags & libc::O_CREAT != 0 {
+            let directory = self.fs.attributes(place.directory)?.inode;
+            if !self.guards.allow_creating(uid, &directory, &found.inode) {
+                return Err(Errno::EACCES);
+            }
+        }
+        self.fs.check_access(&self.who, found.id, access)?;
+        if flags & libc::O_NOATIME != 0 && uid != 0 && uid != found.inode.uid {
+            return Err(Errno::EPERM);
+        }
+        self.fs.open(found.id)?;
+        let file = self.opened(found.id, found.inode.kind, flags);
+        if flags & libc::O_TRUNC != 0 && !file.is_directory {
+            let change = Change { size: Some(0), strip: self.strips(), ..Change::default() };
+            self.fs.set_attributes(&self.admitted, found.id, &change)?;
+        }
+        Ok(file)
+    }
+
+    /// An open file for a handle that LibFS has noted.
+    fn opened(&self, inode: InodeId, kind: FileKind, flags: i32) -> OpenFile {
+        OpenFile {
+            fs: Arc::clone(&self.fs),
+            inode,
+            is_directory: kind == FileKind::Directory,
+            flags,
+            offset: Mutex::new(0),
+            lock_owner: self.ticket(),
+            has_locks: AtomicBool::new(false),
+        }
+    }
+
+    /// `truncate`.
+    ///
+    /// # Errors
+    /// As the header says.
+    pub(crate) fn truncate(&self, path: &[u8], size: i64) -> Outcome<()> {
+        let size = self.checked_size(size)?;
+        let change = Change { size: Some(size), strip: self.strips(), ..Change::default() };
+        self.with(path, Last::Follow, |found| self.fs.set_attributes(&self.who, found.id, &change).map(drop))
+    }
+
+    /// `ftruncate`.
+    ///
+    /// # Errors
+    /// As the header says.
+    pub(crate) fn truncate_file(&self, file: i32, size: i64) -> Outcome<()> {
+        let file = self.file(file)?;
+        let size = self.checked_size(size)?;
+        if !file.may_write() {
+            return Err(Errno::EINVAL);
+        }
+        let change = Change { size: Some(size), strip: self.strips(), ..Change::default() };
+        self.fs.set_attributes(&self.admitted, file.inode, &change).map(drop)
+    }
+
+    fn checked_size(&self, size: i64) -> Outcome<u64> {
+        let size = u64::try_from(size).map_err(|_| Errno::EINVAL)?;
+        if size > self.file_limit { Err(Errno::EFBIG) } else { Ok(size) }
+    }
+
+    /// `fallocate`.
+    ///
+    /// # Errors
+    /// As the header says.
+    pub(crate) fn allocate(&self, file: i32, mode: i32, offset: i64, bytes: i64) -> Outcome<()> {
+        let file = self.file(file)?;
+        let (Ok(offset), Ok(bytes @ 1..)) = (u64::try_from(offset), u64::try_from(bytes)) else {
+            return Err(Errno::EINVAL);
+        };
+        let how = ashlar_libfs::allocation_of(mode).ok_or(Errno::EOPNOTSUPP)?;
+        if !file.may_write() {
+            return Err(Errno::EBADF);
+        }
+        if mode & libc::FALLOC_FL_KEEP_SIZE == 0 && offset.saturating_add(bytes) > self.file_limit {
+            return Err(Errno::EFBIG);
+        }
+        self.fs.allocate(&self.admitted, file.inode, how, offset, bytes, self.strips())
+    }
+}

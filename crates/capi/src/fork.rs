@@ -1,0 +1,101 @@
+//! Whose a session is: that of the process that opened it, and of no child of it.
+//!
+//! One page of memory is wiped by the kernel in every child, however it is made (`MADV_WIPEONFORK`). It holds the process's token, so
+//! a call needs to load one word, where a call of the kernel for the process's number would cost as much as a read.
+
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+use ashlar_types::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+const PAGE: usize = 4096;
+
+/// The page's first word. It's mapped once, and stays.
+static WORD: AtomicPtr<AtomicU64> = AtomicPtr::new(null_mut());
+/// Children inherit it, so that no process has a token of one that it descends from.
+static LAST: AtomicU64 = AtomicU64::new(0);
+
+/// A process, as its sessions remember it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Token(u64);
+
+impl Token {
+    /// This process.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(crate) fn of_process() -> Result<Self, Errno> {
+        let word = match word() {
+            Some(word) => word,
+            None => map()?,
+        };
+        let known = word.load(Ordering::Acquire);
+        if known != 0 {
+            return Ok(Self(known));
+        }
+        let new = LAST.fetch_add(1, Ordering::Relaxed) + 1;
+        match word.compare_exchange(0, new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => Ok(Self(new)),
+            Err(first) => Ok(Self(first)),
+        }
+    }
+
+    /// Whether this is still that process.
+    pub(crate) fn is_here(self) -> bool {
+        word().is_some_and(|word| word.load(Ordering::Relaxed) == self.0)
+    }
+}
+
+fn word() -> Option<&'static AtomicU64> {
+    // SAFETY: what stands there is null, or a page that was mapped for reading and writing and is never unmapped.
+    unsafe { WORD.load(Ordering::Acquire).as_ref() }
+}
+
+fn map() -> Result<&'static AtomicU64, Errno> {
+    // SAFETY: a new mapping at a place of the kernel's choice, which touches no memory of anybody's; and advice about it.
+    let page = unsafe {
+        let page = mmap_anonymous(null_mut(), PAGE, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        let page = page.map_err(|error| Errno(error.raw_os_error()))?;
+        madvise(page, PAGE, Advice::LinuxWipeOnFork).map_err(|error| Errno(error.raw_os_error()))?;
+        page
+    };
+    let first = WORD.compare_exchange(null_mut(), page.cast(), Ordering::AcqRel, Ordering::Acquire);
+    let word = match first {
+        Ok(_) => page.cast(),
+        Err(other) => {
+            // SAFETY: nobody knows of this page but this thread. Where it stays, that's a page.
+            let _ = unsafe { munmap(page, PAGE) };
+            other
+        }
+    };
+    NonNull::new(word)
+        // SAFETY: it is the page that counts from now on; it's aligned, and zeros are a word.
+        .map(|word| unsafe { word.as_ref() })
+        .ok_or(Errno::ENOMEM)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_is_another_process() {
+        let parent = Token::of_process().expect("a token");
+        assert!(parent.is_here());
+        assert_eq!(Token::of_process(), Ok(parent), "a process has one token");
+        // SAFETY: the child only loads and stores words, and exits.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let is_stranger = !parent.is_here();
+            let has_another = Token::of_process().is_ok_and(|token| token != parent && token.is_here());
+            // SAFETY: it takes a number, and runs nothing of this process.
+            unsafe { libc::_exit(i32::from(!(is_stranger && has_another))) };
+        }
+        let mut status = -1;
+        // SAFETY: the status is a local variable.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the child took itself for its parent");
+        assert!(parent.is_here());
+    }
+}

@@ -1,0 +1,115 @@
+//! What the kernel keeps users from in directories that many may write, where the machine's administrator has switched it on
+//! (`fs.protected_*`, `Documentation/admin-guide/sysctl/fs.rst`).
+
+use ashlar_types::{Inode, MODE_SETGID, MODE_SETUID, MODE_STICKY};
+
+const OTHERS_WRITE: u32 = 0o002;
+const GROUP_WRITES: u32 = 0o020;
+const GROUP_EXECUTES: u32 = 0o010;
+
+/// Which guards are on, as they were when the session was opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Guards {
+    symlinks: bool,
+    hardlinks: bool,
+    /// 1: in directories that all may write; 2: in those that a group may write, too.
+    regular: u32,
+}
+
+impl Guards {
+    /// As the machine has them; on, where that can't be read.
+    pub(crate) fn of_machine() -> Self {
+        let level = |name: &str| {
+            let text = std::fs::read_to_string(format!("/proc/sys/fs/protected_{name}")).unwrap_or_default();
+            text.trim().parse().unwrap_or(1u32)
+        };
+        Self { symlinks: level("symlinks") != 0, hardlinks: level("hardlinks") != 0, regular: level("regular") }
+    }
+
+    /// Whether a user may follow a link at a path's end.
+    pub(crate) fn allow_following(&self, uid: u32, directory: &Inode, link: &Inode) -> bool {
+        let is_shared = directory.mode & (MODE_STICKY | OTHERS_WRITE) == MODE_STICKY | OTHERS_WRITE;
+        !self.symlinks || link.uid == uid || !is_shared || directory.uid == link.uid
+    }
+
+    /// Whether a user may open with `O_CREAT` a file that is there already.
+    pub(crate) fn allow_creating(&self, uid: u32, directory: &Inode, file: &Inode) -> bool {
+        let writers = if self.regular >= 2 { OTHERS_WRITE | GROUP_WRITES } else { OTHERS_WRITE };
+        self.regular == 0
+            || directory.mode & MODE_STICKY == 0
+            || file.uid == directory.uid
+            || file.uid == uid
+            || directory.mode & writers == 0
+    }
+
+    /// Whether a user may make another name for a file; `may_change` says whether he may read and write it.
+    pub(crate) fn allow_linking(&self, uid: u32, file: &Inode, may_change: impl FnOnce() -> bool) -> bool {
+        let runs_as_group = file.mode & (MODE_SETGID | GROUP_EXECUTES) == MODE_SETGID | GROUP_EXECUTES;
+        let is_safe = file.kind == ashlar_types::FileKind::Regular && file.mode & MODE_SETUID == 0 && !runs_as_group;
+        !self.hardlinks || uid == 0 || uid == file.uid || is_safe && may_change()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ashlar_types::{FileKind, InodeId, QuotaId, Timestamp};
+
+    const ON: Guards = Guards { symlinks: true, hardlinks: true, regular: 1 };
+
+    fn inode(kind: FileKind, mode: u32, uid: u32) -> Inode {
+        let at = Timestamp::default();
+        Inode {
+            kind,
+            mode,
+            uid,
+            gid: 0,
+            links: 1,
+            device: 0,
+            size: 0,
+            blocks: 0,
+            entries: 0,
+            parent: InodeId::ROOT,
+            accessed: at,
+            modified: at,
+            changed: at,
+            born: at,
+            quota: QuotaId::NONE,
+            target: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn links_of_others_in_shared_directories_are_not_followed() {
+        let link = |uid| inode(FileKind::Symlink, 0o777, uid);
+        let directory = |mode| inode(FileKind::Directory, mode, 0);
+        assert!(!ON.allow_following(5, &directory(0o1777), &link(6)));
+        assert!(ON.allow_following(5, &directory(0o1777), &link(5)));
+        assert!(ON.allow_following(5, &directory(0o1777), &link(0)), "the directory's owner made it");
+        assert!(ON.allow_following(5, &directory(0o777), &link(6)), "the directory is not sticky");
+        assert!(Guards { symlinks: false, ..ON }.allow_following(5, &directory(0o1777), &link(6)));
+    }
+
+    #[test]
+    fn files_of_others_in_shared_directories_are_not_taken_for_new_ones() {
+        let file = |uid| inode(FileKind::Regular, 0o666, uid);
+        let directory = |mode| inode(FileKind::Directory, mode, 0);
+        assert!(!ON.allow_creating(5, &directory(0o1777), &file(6)));
+        assert!(ON.allow_creating(5, &directory(0o1777), &file(5)));
+        assert!(ON.allow_creating(5, &directory(0o1770), &file(6)));
+        assert!(!Guards { regular: 2, ..ON }.allow_creating(5, &directory(0o1770), &file(6)));
+        assert!(Guards { regular: 0, ..ON }.allow_creating(5, &directory(0o1777), &file(6)));
+    }
+
+    #[test]
+    fn files_of_others_get_names_only_from_those_who_may_change_them() {
+        let file = |mode| inode(FileKind::Regular, mode, 6);
+        assert!(ON.allow_linking(5, &file(0o666), || true));
+        assert!(!ON.allow_linking(5, &file(0o644), || false));
+        assert!(!ON.allow_linking(5, &file(0o4755), || true), "it runs as its owner");
+        assert!(!ON.allow_linking(5, &file(0o2755), || true), "it runs as its group");
+        assert!(ON.allow_linking(6, &file(0o4700), || false));
+        assert!(ON.allow_linking(0, &file(0o4700), || false));
+        assert!(Guards { hardlinks: false, ..ON }.allow_linking(5, &file(0o600), || false));
+    }
+}

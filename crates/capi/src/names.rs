@@ -1,0 +1,171 @@
+//! Names: making, removing, moving and linking them; and attributes of what they lead to.
+
+use ashlar_libfs::{Change, Found, Last, Make, Outcome, RenameFlags, SetTime};
+use ashlar_types::{Access, Errno, FileKind, MODE_PERMISSIONS, MODE_SETGID, MODE_SETUID, MODE_STICKY};
+
+use crate::session::{Session, retried};
+
+const RENAME_NOREPLACE: u32 = 1;
+const RENAME_EXCHANGE: u32 = 2;
+const RENAME_WHITEOUT: u32 = 4;
+
+impl Session {
+    /// `mkdir`.
+    ///
+    /// # Errors
+    /// As the header says.
+    pub(crate) fn make_directory(&self, path: &[u8], mode: u32) -> Outcome<()> {
+        // The set-id bits of a new directory are its parent's to give.
+        let mode = mode & (0o777 | MODE_STICKY);
+        let make = Make { kind: FileKind::Directory, mode, umask: self.umask(), device: 0, target: &[] };
+        self.make(path, &make)
+    }
+
+    /// `symlink`.
+    ///
+    /// # Errors
+    /// As the header says.
+    pub(crate) fn make_link(&self, target: &[u8], path: &[u8]) -> Outcome<()> {
+        self.make(path, &Make { kind: FileKind::Symlink, mode: 0o777, umask: 0, device: 0, target })
+    }
+
+    fn make(&self, path: &[u8], make: &Make<'_>) -> Outcome<()> {
+        self.at(path, Last::Keep, |place| {
+            place.check_new(make.kind == FileKind::Directory)?;
+            self.fs.make(&self.who, place.directory, &place.name, make).map(drop)
+        })
+    }
+
+    /// `unlink` and `rmdir`.
+    ///
+    /// # Errors
+    /// As the header says.
+    pub(crate) fn remove(&self, path: &[u8], is_directory: bool) -> Outcome<()> {
+        self.at(path, Last::Keep, |place| self.fs.remove_at(&self.who, place, is_directory))
+    }
+
+    /// `renameat2`.
+    ///
+    /// # Errors
+    /// As the header says.
+    pub(crate) fn rename(&self, from: &[u8], to: &[u8], flags: u32) -> Outcome<()> {
+        let has = |flag: u32| flags & flag != 0;
+        let known = RENAME_NOREPLACE | RENAME_EXCHANGE | RENAME_WHITEOUT;
+        if flags & !known != 0 || has(RENAME_EXCHANGE) && has(RENAME_NOREPLACE | RENAME_WHITEOUT) {
+            return Err(Errno::EINVAL);
+        }
+        let flags = RenameFlags {
+            no_replace: has(RENAME_NOREPLACE),
+            exchange: has(RENAME_EXCHANGE),
+            whiteout: has(RENAME_WHITEOUT),
+            replaced: None,
+        };
+        retried(|| {
+            let (source, target) = (self.walk(from, Last::Keep)?, self.walk(to, Last::Keep)?);
+            self.fs.rename_at(&self.who, &source, &target, flags)
+        })
+    }
+
+    /// `link`.
+    ///
+    /// # Errors
+    /// As the header says.
+    pub(crate) fn link(&self, from: &[u8], to: &[u8]) -> Outcome<()> {
+        self.with(from, Last::Keep, |found| self.link_found(found, to))
+    }
+
+    /// A name for an open file.
+    ///
+    /// # Errors
+    /// As the header says.
+    pub(crate) fn link_file(&self, file: i32, to: &[u8]) -> Outcome<()> {
+        let file = self.file(file)?;
+        if file.stays_unnamed() {
+            return Err(Errno::ENOENT);
+        }
+        retried(|| self.link_found(&self.fs.attributes(file.inode)?, to))
+    }
+
+    fn link_found(&self, found: &Found, to: &[u8]) -> Outcome<()> {
+        let place = self.walk(to, Last::Keep)?;
+        place.check_new(false)?;
+        let may_change = || self.fs.check_access(&self.who, found.id, Access::READ | Access::WRITE).is_ok();
+        if !self.guards.allow_linking(self.who.uid, &found.inode, may_change) {
+            return Err(Errno::EPERM);
+        }
+        self.fs.link(&self.who, found.id, place.directory, &place.name).map(drop)
+    }
+
+    /// `readlink`.
+    ///
+    /// # Errors
+    /// As the header says.
+    pub(crate) fn read_link(&self, path: &[u8]) -> Outcome<Vec<u8>> {
+        self.with(path, Last::Keep, |found| match found.inode.kind {
+            FileKind::Symlink => Ok(found.inode.target.clone()),
+            _ => Err(Errno::EINVAL),
+        })
+    }
+
+    /// `eaccess`.
+    ///
+    /// # Errors
+    /// As the header says.
+    pub(crate) fn check(&self, path: &[u8], mode: i32) -> Outcome<()> {
+        let access = u32::try_from(mode).ok().filter(|mode| mode & !7 == 0).ok_or(Errno::EINVAL)?;
+        self.with(path, Last::Follow, |found| match access {
+            0 => Ok(()),
+            access => self.fs.check_access(&self.who, found.id, Access(access)),
+        })
+    }
+
+    fn change(&self, found: &Found, change: &Change) -> Outcome<()> {
+        self.fs.set_attributes(&self.who, found.id, change).map(drop)
+    }
+
+    /// `chmod`, of what was found.
+    ///
+    /// # Errors
+    /// As the header says.
+    pub(crate) fn set_mode(&self, found: &Found, mode: u32) -> Outcome<()> {
+        self.change(found, &Change { mode: Some(mode & MODE_PERMISSIONS), ..Change::default() })
+    }
+
+    /// `chown`, of what was found.
+    ///
+    /// # Errors
+    /// As the header says.
+    pub(crate) fn set_owner(&self, found: &Found, uid: u32, gid: u32) -> Outcome<()> {
+        let given = |id: u32| Some(id).filter(|id| *id != u32::MAX);
+        let (uid, gid) = (given(uid), given(gid));
+        let has_set_id = found.inode.mode & (MODE_SETUID | MODE_SETGID) != 0;
+        if uid.is_none() && gid.is_none() && !has_set_id {
+            return Ok(());
+        }
+        let strip = !found.inode.is_directory();
+        self.change(found, &Change { uid, gid, strip, ..Change::default() })
+    }
+
+    /// `utimensat`, of what was found.
+    ///
+    /// # Errors
+    /// As the header says.
+    pub(crate) fn set_times(&self, found: &Found, times: Option<&[libc::timespec; 2]>) -> Outcome<()> {
+        let (accessed, modified) = match times {
+            None => (Some(SetTime::Now), Some(SetTime::Now)),
+            Some([accessed, modified]) => (SetTime::from_timespec(accessed)?, SetTime::from_timespec(modified)?),
+        };
+        if accessed.is_none() && modified.is_none() {
+            return Ok(());
+        }
+        self.change(found, &Change { accessed, modified, ..Change::default() })
+    }
+
+    /// What an open file is now.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    pub(crate) fn found(&self, file: i32) -> Outcome<Found> {
+        self.fs.attributes(self.file(file)?.inode)
+    }
+}

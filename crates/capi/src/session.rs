@@ -1,0 +1,305 @@
+//! A session: LibFS, and what stands around it in this process.
+
+use std::collections::HashMap;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ashlar_libfs::{ConnectError, Found, Last, LibFs, Options, Outcome, Place, Space, Surroundings, Walked};
+use ashlar_types::{Credentials, Errno, InodeId};
+use ashlar_wire::SessionKind;
+
+use crate::files::{Files, OpenFile};
+use crate::fork::Token;
+use crate::guards::Guards;
+use crate::site::{Refusal, Site};
+
+/// How long a call waits for a SharedFS that is away, in milliseconds: as a mount does.
+const PATIENCE_MS: u64 = 120_000;
+/// Descriptors of our own are none of those that a program takes for its input and output, also where it has closed them.
+const DESCRIPTORS_FROM: i32 = 3;
+/// How often a path is followed anew where what it led to was removed meanwhile. Each time somebody else has replaced it in the
+/// microseconds between two looks.
+const ATTEMPTS: u32 = 1000;
+
+/// A session.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) fs: Arc<LibFs>,
+    /// On whose behalf it acts.
+    pub(crate) who: Credentials,
+    /// The same, for what is done through an open file: the right to was checked when it was opened.
+    pub(crate) admitted: Credentials,
+    pub(crate) guards: Guards,
+    pub(crate) files: Files,
+    /// The longest that a file may become by this process.
+    pub(crate) file_limit: u64,
+    /// Names for owners of locks, and for waits.
+    tickets: AtomicU64,
+    site: Site,
+    umask: AtomicU32,
+    process: Token,
+    is_over: AtomicBool,
+    /// Directories that are being listed, by number.
+    streams: Mutex<HashMap<u64, InodeId>>,
+}
+
+/// What a call that came to harm has left is still what it was.
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Session {
+    /// Opens a session with the file system at `place`.
+    ///
+    /// # Errors
+    /// An errno, and a sentence for people.
+    pub(crate) fn open(place: &[u8]) -> Result<Self, Refusal> {
+        let site = Site::find(place)?;
+        if !is_in_first_user_namespace() {
+            return Err((
+                Errno::EOPNOTSUPP,
+                "this process is in a user namespace; use the files through the mount".into(),
+            ));
+        }
+        let process =
+            Token::of_process().map_err(|errno| (errno, format!("there is no memory for a session: {errno}")))?;
+        let who = credentials().map_err(|errno| (errno, format!("the process's groups can't be read: {errno}")))?;
+        let label = std::fs::read_to_string("/proc/self/comm").unwrap_or_default().trim_end().to_owned();
+        let options = Options {
+            socket: site.socket.clone(),
+            kind: SessionKind::Process,
+            label,
+            patience_ms: PATIENCE_MS,
+            descriptors_from: DESCRIPTORS_FROM,
+        };
+        let fs = LibFs::connect(&options).map_err(|error| refusal(&site.socket, &error))?;
+        Ok(Self {
+            fs,
+            admitted: Credentials { checked: true, ..who.clone() },
+            who,
+            guards: Guards::of_machine(),
+            files: Files::default(),
+            file_limit: rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX),
+            tickets: AtomicU64::new(1),
+            site,
+            umask: AtomicU32::new(umask_of_process()),
+            process,
+            is_over: AtomicBool::new(false),
+            streams: Mutex::default(),
+        })
+    }
+
+    /// Fails with `EBADF` in another process than the one that opened the session, and when it has ended.
+    pub(crate) fn check_alive(&self) -> Outcome<()> {
+        if self.process.is_here() && !self.is_over.load(Ordering::Relaxed) { Ok(()) } else { Err(Errno::EBADF) }
+    }
+
+    /// Ends the session. In a child of its process, only what the child has of it goes.
+    pub(crate) fn end(self: Arc<Self>) {
+        if !self.process.is_here() {
+            self.fs.hang_up();
+            // Its memory is the parent's log: nothing there may be touched, and locks in it may be held by threads of the parent.
+            std::mem::forget(self);
+            return;
+        }
+        self.is_over.store(true, Ordering::Relaxed);
+        self.files.close_all();
+        locked(&self.streams).drain().for_each(|(_, directory)| self.fs.close(directory));
+        self.fs.leave();
+    }
+
+    /// Whether the caller is the process that opened the session.
+    pub(crate) fn is_of_this_process(&self) -> bool {
+        self.process.is_here()
+    }
+
+    /// Sets the file creation mask; returns the one before.
+    pub(crate) fn set_umask(&self, mask: u32) -> u32 {
+        self.umask.swap(mask & 0o777, Ordering::Relaxed)
+    }
+
+    /// The file creation mask.
+    pub(crate) fn umask(&self) -> u32 {
+        self.umask.load(Ordering::Relaxed)
+    }
+
+    /// Whether a change of content clears set-id bits: for all but the super-user.
+    pub(crate) fn strips(&self) -> bool {
+        self.who.uid != 0
+    }
+
+    /// A number that the session has not used yet.
+    pub(crate) fn ticket(&self) -> u64 {
+        self.tickets.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Notes a directory that is open and listed.
+    pub(crate) fn note_stream(&self, directory: InodeId) -> u64 {
+        let number = self.ticket();
+        locked(&self.streams).insert(number, directory);
+        number
+    }
+
+    /// Closes a directory that was listed, unless the session's end has done so.
+    pub(crate) fn close_stream(&self, number: u64) {
+        if let Some(directory) = locked(&self.streams).remove(&number) {
+            self.fs.close(directory);
+        }
+    }
+
+    /// An open file.
+    pub(crate) fn file(&self, number: i32) -> Outcome<Arc<OpenFile>> {
+        self.files.get(number)
+    }
+
+    /// Follows a path from the root, and does something with what it leads to; again from the start where that was removed in between.
+    ///
+    /// # Errors
+    /// Those of paths; those of `act`.
+    pub(crate) fn at<R>(&self, path: &[u8], last: Last, mut act: impl FnMut(&Place) -> Outcome<R>) -> Outcome<R> {
+        retried(|| act(&self.walk(path, last)?))
+    }
+
+    /// As [`Self::at`], for what is there.
+    ///
+    /// # Errors
+    /// `ENOENT`, and as [`Self::at`].
+    pub(crate) fn with<R>(&self, path: &[u8], last: Last, mut act: impl FnMut(&Found) -> Outcome<R>) -> Outcome<R> {
+        self.at(path, last, |place| act(place.found.as_ref().ok_or(Errno::ENOENT)?))
+    }
+
+    /// Where a path leads.
+    ///
+    /// # Errors
+    /// Those of paths.
+    pub(crate) fn walk(&self, path: &[u8], last: Last) -> Outcome<Place> {
+        match self.fs.walk(self, InodeId::ROOT, path, last)? {
+            Walked::Inside(place) => Ok(place),
+            Walked::Outside => Err(Errno::EXDEV),
+        }
+    }
+
+    /// Attributes as `stat` tells them.
+    pub(crate) fn stat(&self, found: &Found) -> libc::stat {
+        found.stat(self.site.device)
+    }
+
+    /// Space as `statvfs` tells it.
+    ///
+    /// # Errors
+    /// `EIO`.
+    pub(crate) fn space(&self, id: InodeId) -> Outcome<libc::statvfs> {
+        let Space { blocks_total, blocks_free, inodes_total, inodes_free } = self.fs.space(id)?;
+        // SAFETY: zeros are a `statvfs`.
+        let mut space: libc::statvfs = unsafe { std::mem::zeroed() };
+        space.f_bsize = ashlar_types::BLOCK_BYTES as _;
+        space.f_frsize = ashlar_types::BLOCK_BYTES as _;
+        space.f_blocks = blocks_total;
+        (space.f_bfree, space.f_bavail) = (blocks_free, blocks_free);
+        space.f_files = inodes_total;
+        (space.f_ffree, space.f_favail) = (inodes_free, inodes_free);
+        space.f_namemax = ashlar_types::NAME_MAX as _;
+        Ok(space)
+    }
+}
+
+impl Surroundings for Session {
+    fn who(&self) -> &Credentials {
+        &self.who
+    }
+
+    fn inside<'a>(&self, path: &'a [u8]) -> Option<&'a [u8]> {
+        let rest = path.strip_prefix(&self.site.point.as_ref()?[..])?;
+        (rest.is_empty() || rest[0] == b'/').then_some(rest)
+    }
+
+    fn is_covered(&self, _: InodeId) -> bool {
+        false
+    }
+
+    fn may_follow(&self, directory: InodeId, link: &Found) -> Outcome<bool> {
+        let directory = self.fs.attributes(directory)?.inode;
+        if self.guards.allow_following(self.who.uid, &directory, &link.inode) { Ok(true) } else { Err(Errno::EACCES) }
+    }
+}
+
+/// Does something again for as long as it finds an inode gone to which a name has just led.
+///
+/// # Errors
+/// Those of `act`.
+pub(crate) fn retried<R>(mut act: impl FnMut() -> Outcome<R>) -> Outcome<R> {
+    for _ in 0..ATTEMPTS {
+        match act() {
+            Err(Errno::ESTALE) => {}
+            done => return done,
+        }
+    }
+    Err(Errno::ENOENT)
+}
+
+fn refusal(socket: &Path, error: &ConnectError) -> Refusal {
+    let errno = match error {
+        ConnectError::NoDaemon { .. } => match rustix::fs::access(socket, rustix::fs::Access::WRITE_OK) {
+            Err(rustix::io::Errno::ACCESS) => {
+                let name = socket.as_os_str().as_bytes().escape_ascii();
+                let sentence =
+                    format!("this user may not reach the daemon's socket {name}; root can open its directory to him");
+                return (Errno::EACCES, sentence);
+            }
+            _ => Errno::ENOTCONN,
+        },
+        ConnectError::Refused(_) => Errno(libc::ECONNREFUSED),
+        ConnectError::Memory(_) => Errno::ENOMEM,
+    };
+    (errno, error.to_string())
+}
+
+fn credentials() -> Outcome<Credentials> {
+    let groups = rustix::process::getgroups().map_err(|error| Errno(error.raw_os_error()))?;
+    Ok(Credentials {
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        groups: groups.into_iter().map(rustix::process::Gid::as_raw).collect(),
+        checked: false,
+    })
+}
+
+/// Elsewhere, numbers of users mean others than to SharedFS, which would take what the session logs for forged.
+fn is_in_first_user_namespace() -> bool {
+    let map = std::fs::read_to_string("/proc/self/uid_map");
+    map.is_ok_and(|map| map.split_ascii_whitespace().eq(["0", "0", "4294967295"]))
+}
+
+/// The process's own mask, read without setting it: other threads may be making files.
+fn umask_of_process() -> u32 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("Umask:"));
+    mask.and_then(|mask| u32::from_str_radix(mask.trim(), 8).ok()).unwrap_or(0o022)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_process_s_mask_is_read_and_not_set() {
+        let mask = umask_of_process();
+        // SAFETY: it takes a number; the test sets back at once what it has set.
+        let real = unsafe { libc::umask(mask) };
+        assert_eq!(mask, real);
+    }
+
+    #[test]
+    fn what_is_replaced_again_and_again_is_no_error_that_nobody_knows() {
+        let mut attempts = 0;
+        let found = retried(|| {
+            attempts += 1;
+            if attempts < 5 { Err(Errno::ESTALE) } else { Ok(attempts) }
+        });
+        assert_eq!(found, Ok(5));
+        assert_eq!(retried(|| Err::<(), _>(Errno::ESTALE)), Err(Errno::ENOENT));
+        assert_eq!(retried(|| Err::<(), _>(Errno::EACCES)), Err(Errno::EACCES));
+    }
+}

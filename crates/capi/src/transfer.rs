@@ -1,0 +1,225 @@
+//! Reading, writing, copying, and the offset of an open file.
+
+use std::sync::MutexGuard;
+
+use ashlar_libfs::{Outcome, WriteAt};
+use ashlar_types::{Errno, FILE_SIZE_MAX, InodeId};
+
+use crate::files::OpenFile;
+use crate::pointers::TRANSFER_MAX;
+use crate::session::{Session, locked};
+
+/// The most that one call writes of several parts: the caller goes on from there, as after any short write.
+const JOINED_MAX: usize = 64 << 20;
+
+/// Where a transfer takes place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum At {
+    /// Where the open file stands, which moves it.
+    Offset,
+    /// At a given offset.
+    Given(i64),
+}
+
+/// The place of a transfer, held for as long as it lasts where it moves the open file's offset.
+enum Spot<'a> {
+    Moving(MutexGuard<'a, u64>),
+    Fixed(u64),
+}
+
+impl<'a> Spot<'a> {
+    /// For a transfer of so many bytes.
+    fn of(file: &'a OpenFile, at: At, bytes: usize) -> Outcome<Self> {
+        let spot = match at {
+            At::Offset => Self::Moving(locked(&file.offset)),
+            At::Given(offset) => Self::Fixed(u64::try_from(offset).map_err(|_| Errno::EINVAL)?),
+        };
+        match spot.offset().checked_add(bytes as u64) {
+            Some(end) if end <= FILE_SIZE_MAX => Ok(spot),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    fn offset(&self) -> u64 {
+        match self {
+            Self::Moving(offset) => **offset,
+            Self::Fixed(offset) => *offset,
+        }
+    }
+
+    fn move_to(&mut self, to: u64) {
+        match self {
+            Self::Moving(offset) => **offset = to,
+            Self::Fixed(offset) => *offset = to,
+        }
+    }
+}
+
+impl Session {
+    /// All forms of `read`.
+    ///
+    /// # Errors
+    /// As the header says.
+    pub(crate) fn read(&self, file: i32, at: At, parts: &mut [&mut [u8]]) -> Outcome<usize> {
+        let file = self.file(file)?;
+        if !file.may_read() {
+            return Err(Errno::EBADF);
+        }
+        if file.is_directory {
+            return Err(Errno::EISDIR);
+        }
+        let mut spot = Spot::of(&file, at, parts.iter().map(|part| part.len()).sum())?;
+        let start = spot.offset();
+        let mut done = 0;
+        for part in parts {
+            let room = part.len().min(TRANSFER_MAX - done);
+            match self.fs.read(file.inode, start + done as u64, &mut part[..room]) {
+                Ok(count) => {
+                    done += count;
+                    if count < part.len() {
+                        break;
+                    }
+                }
+                Err(errno) if done == 0 => return Err(errno),
+                Err(_) => break,
+            }
+        }
+        spot.move_to(start + done as u64);
+        Ok(done)
+    }
+
+    /// All forms of `write`. One call is one write, so that nobody sees a part of it.
+    ///
+    /// # Errors
+    /// As the header says.
+    pub(crate) fn write(&self, file: i32, at: At, parts: &[&[u8]]) -> Outcome<usize> {
+        let file = self.file(file)?;
+        if !file.may_write() {
+            return Err(Errno::EBADF);
+        }
+        let mut spot = Spot::of(&file, at, parts.iter().map(|part| part.len()).sum())?;
+        let joined;
+        let data = match parts {
+            [] => &[],
+            [one] => *one,
+            parts => {
+                joined = join(parts)?;
+                &joined[..]
+            }
+        };
+        if data.is_empty() {
+            return Ok(0);
+        }
+        let (start, at) = if file.appends() {
+            (self.fs.attributes(file.inode)?.inode.size, WriteAt::End)
+        } else {
+            (spot.offset(), WriteAt::Offset(spot.offset()))
+        };
+        let room = self.room_for(start, data.len())?;
+        let written = self.fs.write(&self.admitted, file.inode, at, &data[..room], self.strips())?;
+        spot.move_to(written.offset + written.bytes as u64);
+        if file.is_synchronous() {
+            self.fs.sync()?;
+        }
+        Ok(written.bytes)
+    }
+
+    /// How much of a write one call, the process's limit and the largest size allow.
+    fn room_for(&self, start: u64, length: usize) -> Outcome<usize> {
+        let limit = self.file_limit.min(FILE_SIZE_MAX);
+        let room = limit.checked_sub(start).filter(|room| *room > 0).ok_or(Errno::EFBIG)?;
+        Ok(length.min(TRANSFER_MAX).min(usize::try_from(room).unwrap_or(usize::MAX)))
+    }
+
+    /// `copy_file_range`; an offset that is given moves.
+    ///
+    /// # Errors
+    /// As the header says.
+    pub(crate) fn copy(
+        &self,
+        from: (i32, Option<&mut i64>),
+        to: (i32, Option<&mut i64>),
+        bytes: usize,
+        flags: u32,
+    ) -> Outcome<usize> {
+        let (source, target) = (self.file(from.0)?, self.file(to.0)?);
+        if flags != 0 {
+            return Err(Errno::EINVAL);
+        }
+        if source.is_directory || target.is_directory {
+            return Err(Errno::EISDIR);
+        }
+        if !source.may_read() || !target.may_write() || target.appends() {
+            return Err(Errno::EBADF);
+        }
+        let at = |given: &Option<&mut i64>| given.as_ref().map_or(At::Offset, |offset| At::Given(**offset));
+        // The two may be one open file, whose offset can't be held twice.
+        let source_start = Spot::of(&source, at(&from.1), 0)?.offset();
+        let target_start = Spot::of(&target, at(&to.1), 0)?.offset();
+        let left = self.size(source.inode)?.saturating_sub(source_start);
+        let length = bytes.min(usize::try_from(left).unwrap_or(usize::MAX));
+        if length == 0 {
+            return Ok(0);
+        }
+        let length = self.room_for(target_start, length)? as u64;
+        let (who, strip) = (&self.admitted, self.strips());
+        let (input, output) = (source.inode, target.inode);
+        let copied = self.fs.copy_range(who, input, source_start, output, target_start, length, strip)?;
+        let moved = |file: &OpenFile, given: Option<&mut i64>, to: u64| match given {
+            Some(offset) => *offset = to as i64,
+            None => *locked(&file.offset) = to,
+        };
+        moved(&source, from.1, source_start + copied);
+        moved(&target, to.1, target_start + copied);
+        if target.is_synchronous() {
+            self.fs.sync()?;
+        }
+        Ok(copied as usize)
+    }
+
+    fn size(&self, inode: InodeId) -> Outcome<u64> {
+        Ok(self.fs.attributes(inode)?.inode.size)
+    }
+
+    /// `lseek`.
+    ///
+    /// # Errors
+    /// As the header says.
+    pub(crate) fn seek(&self, file: i32, offset: i64, whence: i32) -> Outcome<i64> {
+        let file = self.file(file)?;
+        let mut place = locked(&file.offset);
+        *place = self.fs.seek_from(file.inode, *place, offset, whence)?;
+        i64::try_from(*place).map_err(|_| Errno::EOVERFLOW)
+    }
+
+    /// `fsync` and its like: the log has one order, so all that came before is made persistent.
+    ///
+    /// # Errors
+    /// As the header says.
+    pub(crate) fn sync_file(&self, file: i32) -> Outcome<()> {
+        self.file(file)?;
+        self.fs.sync()
+    }
+}
+
+fn join(parts: &[&[u8]]) -> Outcome<Vec<u8>> {
+    let length = parts.iter().map(|part| part.len()).sum::<usize>().min(JOINED_MAX);
+    let mut joined = Vec::new();
+    joined.try_reserve_exact(length).map_err(|_| Errno::ENOMEM)?;
+    for part in parts {
+        joined.extend_from_slice(&part[..part.len().min(length - joined.len())]);
+    }
+    Ok(joined)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_write_are_one() {
+        assert_eq!(join(&[b"one ", b"", b"two"]), Ok(b"one two".to_vec()));
+        let large = vec![1; JOINED_MAX - 1];
+        assert_eq!(join(&[&large, b"two"]).map(|joined| joined.len()), Ok(JOINED_MAX));
+    }
+}

@@ -1,0 +1,54 @@
+//! Extended attributes.
+
+use ashlar_libfs::{Outcome, XattrFlags};
+use ashlar_types::{Errno, InodeId, XATTR_NAME_MAX};
+
+use crate::session::Session;
+
+impl Session {
+    /// The value of one.
+    ///
+    /// # Errors
+    /// As the header says.
+    pub(crate) fn xattr(&self, id: InodeId, name: &[u8]) -> Outcome<Vec<u8>> {
+        if name.is_empty() || name.len() > XATTR_NAME_MAX {
+            return Err(Errno::ERANGE);
+        }
+        self.fs.check_xattr_read(&self.who, id, name)?;
+        self.fs.xattr(id, name)
+    }
+
+    /// The names of all, with a NUL behind each.
+    ///
+    /// # Errors
+    /// As the header says.
+    pub(crate) fn xattr_list(&self, id: InodeId) -> Outcome<Vec<u8>> {
+        let names = self.fs.xattr_names(id)?;
+        Ok(names.iter().flat_map(|name| name.iter().copied().chain([0])).collect())
+    }
+
+    /// Sets one.
+    ///
+    /// # Errors
+    /// As the header says.
+    pub(crate) fn set_xattr(&self, id: InodeId, name: &[u8], value: &[u8], flags: i32) -> Outcome<()> {
+        if flags & !(libc::XATTR_CREATE | libc::XATTR_REPLACE) != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let flags = XattrFlags { create: flags & libc::XATTR_CREATE != 0, replace: flags & libc::XATTR_REPLACE != 0 };
+        let group = self.fs.attributes(id)?.inode.gid;
+        let strip_sgid = !self.who.is_privileged() && !self.who.is_member(group);
+        self.fs.set_xattr(&self.who, id, name, value, flags, strip_sgid)
+    }
+
+    /// Removes one.
+    ///
+    /// # Errors
+    /// As the header says.
+    pub(crate) fn remove_xattr(&self, id: InodeId, name: &[u8]) -> Outcome<()> {
+        if name.is_empty() || name.len() > XATTR_NAME_MAX {
+            return Err(Errno::ERANGE);
+        }
+        self.fs.remove_xattr(&self.who, id, name)
+    }
+}
