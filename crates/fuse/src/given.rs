@@ -12,23 +12,18 @@ use std::time::{Duration, Instant};
 use ashlar_types::InodeId;
 use parking_lot::Mutex;
 
+use crate::shown::Place;
+
 /// Names known at once, about 2 MiB. A mount that gives more than so many in the time for which they may be kept has a newcomer wait that
 /// long.
 const NAMES_MAX: usize = 16_384;
 /// How long the thread that has names forgotten sleeps before it looks again whether answers are on their way.
 const PAUSE: Duration = Duration::from_micros(20);
 
-/// One name.
-#[derive(Debug)]
-struct Name {
-    until: Instant,
-    directory: InodeId,
-    name: Box<[u8]>,
-}
-
 #[derive(Debug, Default)]
 struct Names {
-    order: VecDeque<Name>,
+    /// Until when each may be kept; in this order.
+    order: VecDeque<(Instant, Place)>,
     /// Names that are not known any more may be kept until then.
     lost_until: Option<Instant>,
 }
@@ -56,27 +51,27 @@ impl Given {
     pub(crate) fn note(&self, directory: InodeId, name: &[u8], ttl: Duration) {
         let now = Instant::now();
         let mut names = self.names.lock();
-        while names.order.front().is_some_and(|first| first.until <= now) {
+        while names.order.front().is_some_and(|(until, _)| *until <= now) {
             names.order.pop_front();
         }
         if names.order.len() >= NAMES_MAX {
             names.order.clear();
             names.lost_until = Some(now + ttl);
         }
-        names.order.push_back(Name { until: now + ttl, directory, name: name.into() });
+        names.order.push_back((now + ttl, (directory, name.into())));
     }
 
     /// All names that the kernel may have, and the time until which it may have others. Since when none may be kept, every request that
     /// still allowed it is waited for.
-    pub(crate) fn take(&self) -> (Vec<(InodeId, Box<[u8]>)>, Option<Instant>) {
+    pub(crate) fn take(&self) -> (Vec<Place>, Option<Instant>) {
         while self.answering.load(Ordering::SeqCst) > 0 {
             std::thread::sleep(PAUSE);
         }
         let now = Instant::now();
         let mut names = self.names.lock();
         let lost_until = names.lost_until.take().filter(|until| *until > now);
-        let kept = names.order.drain(..).filter(|name| name.until > now);
-        (kept.map(|name| (name.directory, name.name)).collect(), lost_until)
+        let kept = names.order.drain(..).filter(|(until, _)| *until > now);
+        (kept.map(|(_, place)| place).collect(), lost_until)
     }
 }
 

@@ -162,12 +162,12 @@ impl<F: FileSystem> Server<F> {
         let watch = move || {
             loop {
                 file_system.wait_company(known);
+                let Some(server) = server.upgrade() else { return };
                 let company = file_system.company();
                 if company == known {
                     continue;
                 }
                 known = company;
-                let Some(server) = server.upgrade() else { return };
                 if file_system.is_shared() && server.forget_names() {
                     file_system.forgot_names(company);
                 }

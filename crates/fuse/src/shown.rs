@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 const NAMES_MAX: usize = 16_384;
 
 /// A name in a directory.
-type Place = (InodeId, Box<[u8]>);
+pub(crate) type Place = (InodeId, Box<[u8]>);
 
 /// What was shown.
 #[derive(Debug, Default)]

@@ -236,6 +236,29 @@ fn direct_and_cached_handles_agree() {
 }
 
 #[test]
+fn names_are_forgotten_when_company_comes_and_directories_stay_in_use() {
+    if !may_mount() {
+        return;
+    }
+    let shared = Shared::new();
+    let mounted = mount(shared.session());
+    fs::create_dir(mounted.at("d")).unwrap();
+    fs::write(mounted.at("a"), "first").unwrap();
+    fs::write(mounted.at("b"), "second").unwrap();
+    let read = |name: &str| fs::read_to_string(mounted.at(name)).unwrap();
+    let mut sleeper = std::process::Command::new("sleep").arg("1000").current_dir(mounted.at("d")).spawn().unwrap();
+    assert_eq!((read("a"), read("b")), ("first".into(), "second".into()));
+    shared.exchange_unseen("a", "b");
+    assert_eq!(read("a"), "first", "the kernel keeps the name");
+    shared.bring_company();
+    assert_eq!((read("a"), read("b")), ("second".into(), "first".into()));
+    let working = fs::read_link(format!("/proc/{}/cwd", sleeper.id())).unwrap();
+    assert_eq!(working, fs::canonicalize(mounted.at("d")).unwrap());
+    sleeper.kill().unwrap();
+    sleeper.wait().unwrap();
+}
+
+#[test]
 fn two_mounts_show_each_other_nothing_stale() {
     if !may_mount() {
         return;

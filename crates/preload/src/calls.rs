@@ -288,10 +288,13 @@ fn looked_at(call: &Frame) -> bool {
         | libc::SYS_mprotect
         | libc::SYS_pkey_mprotect
         | libc::SYS_mremap
-        | libc::SYS_brk
         | libc::SYS_shmat
         | libc::SYS_shmdt => {
             memory::forget();
+            false
+        }
+        libc::SYS_brk => {
+            memory::note_break(a[0]);
             false
         }
         libc::SYS_madvise => {
@@ -306,7 +309,10 @@ fn looked_at(call: &Frame) -> bool {
             false
         }
         libc::SYS_mmap => {
-            memory::forget();
+            // What the kernel maps where it likes takes nothing away.
+            if a[3] & libc::MAP_FIXED as u64 != 0 {
+                memory::forget();
+            }
             a[3] & libc::MAP_ANONYMOUS as u64 == 0 && is_ours()
         }
         libc::SYS_fcntl => is_ours() || descriptor::is_record_lock(a[1]),

@@ -44,6 +44,16 @@ pub(crate) fn forget() {
     EPOCH.fetch_add(1, Ordering::SeqCst);
 }
 
+/// The heap's end, where the program last put it; only one that moves down takes memory away.
+static BREAK: AtomicU64 = AtomicU64::new(u64::MAX);
+
+/// Says that the program asks for its heap to end at an address, or, with 0, where it does.
+pub(crate) fn note_break(end: u64) {
+    if end != 0 && end < BREAK.swap(end, Ordering::Relaxed) {
+        forget();
+    }
+}
+
 fn word(page: u64, what: Use) -> u64 {
     (EPOCH.load(Ordering::Relaxed) & EPOCH_BITS) << 37 | page << 1 | what as u64
 }

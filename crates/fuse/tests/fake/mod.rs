@@ -46,6 +46,9 @@ struct State {
     syncs_blocked: bool,
     syncs: u64,
     reads: u64,
+    /// How often company has come or gone, and which change all names are forgotten for.
+    company: u64,
+    forgotten: u64,
 }
 
 /// What all sessions share.
@@ -107,6 +110,24 @@ impl Shared {
         state.valid.push(HashSet::new());
         state.devices.push(None);
         Arc::new(Fake { shared: Arc::clone(self), number: state.valid.len() - 1 })
+    }
+
+    /// Gives a name in the root directory to another file's, which no kernel is told of.
+    pub fn exchange_unseen(&self, one: &str, two: &str) {
+        let mut state = self.state.lock().unwrap();
+        let root = state.nodes.get_mut(&InodeId::ROOT).unwrap();
+        let (first, second) = (root.entries[one.as_bytes()], root.entries[two.as_bytes()]);
+        root.entries.insert(one.into(), second);
+        root.entries.insert(two.into(), first);
+    }
+
+    /// Tells a mount that it has company, and waits until its kernel has forgotten names.
+    pub fn bring_company(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.company += 1;
+        let company = state.company;
+        self.changed.notify_all();
+        drop(self.changed.wait_while(state, |state| state.forgotten != company).unwrap());
     }
 
     /// Has calls of `sync` wait, or go on.
@@ -233,7 +254,7 @@ impl ashlar_fuse::FileSystem for Fake {
     }
 
     fn name_ttl_ms(&self, directory: InodeId) -> u64 {
-        self.cache_ttl_ms(directory)
+        if self.is_shared() { 0 } else { self.cache_ttl_ms(directory) }
     }
 
     fn cache_ttl_ms(&self, inode: InodeId) -> u64 {
@@ -241,7 +262,25 @@ impl ashlar_fuse::FileSystem for Fake {
     }
 
     fn is_shared(&self) -> bool {
-        false
+        self.company() % 2 == 1
+    }
+
+    fn cache_ttl_max_ms(&self) -> u64 {
+        TTL_MS
+    }
+
+    fn company(&self) -> u64 {
+        self.state().company
+    }
+
+    fn wait_company(&self, company: u64) {
+        let (state, pause) = (self.state(), std::time::Duration::from_millis(20));
+        drop(self.shared.changed.wait_timeout_while(state, pause, |state| state.company == company).unwrap());
+    }
+
+    fn forgot_names(&self, company: u64) {
+        self.state().forgotten = company;
+        self.shared.changed.notify_all();
     }
 
     fn is_valid(&self, inode: InodeId) -> bool {

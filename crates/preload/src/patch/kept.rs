@@ -41,7 +41,7 @@ impl Kept {
         // SAFETY: it takes nothing, and can't fail.
         let user = unsafe { libc::geteuid() };
         let is_owned = metadata.uid() == 0 || metadata.uid() == user;
-        (is_owned && metadata.mode() & OTHERS_MAY_WRITE == 0).then(|| (file, metadata.len()))
+        (is_owned && metadata.mode() & OTHERS_MAY_WRITE == 0).then_some((file, metadata.len()))
     }
 
     /// Writes it, under another name first: others may read it at any moment, and the machine may stop at any.
