@@ -202,11 +202,27 @@ pub struct UmountArguments {
 }
 
 /// `ashlar run`.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Default)]
 pub struct RunArguments {
+    /// Say at the end on standard error which calls were accelerated, delegated to the kernel and missed, how often, and how long they took
+    #[arg(long)]
+    pub report: bool,
+    /// Write the report to a file
+    #[arg(long, value_name = "FILE")]
+    pub report_to: Option<PathBuf>,
+    /// Write the report as JSON
+    #[arg(long)]
+    pub report_json: bool,
     /// The program and its arguments
     #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub command: Vec<std::ffi::OsString>,
+}
+
+impl RunArguments {
+    /// Whether there is to be a report.
+    pub fn wants_report(&self) -> bool {
+        self.report || self.report_json || self.report_to.is_some()
+    }
 }
 
 /// `ashlar status`.
@@ -353,6 +369,16 @@ mod tests {
         ] {
             assert!(parse(wrong).is_err(), "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn flags_behind_the_program_are_its_own() {
+        let parse = |words: &[&str]| Arguments::parse_from([&["ashlar", "run"], words].concat());
+        let Verb::Run(run) = parse(&["--report-json", "--", "make", "--report"]).verb else { panic!("not run") };
+        assert!(run.wants_report() && run.report_json && !run.report);
+        assert_eq!(run.command, ["make", "--report"]);
+        let Verb::Run(run) = parse(&["make", "--report"]).verb else { panic!("not run") };
+        assert!(!run.wants_report());
     }
 
     #[test]

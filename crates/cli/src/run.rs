@@ -1,18 +1,23 @@
 //! `ashlar run PROGRAM…`: has the dynamic linker load LibFS into a program, and into all that it runs.
 
+mod attend;
+mod report;
+mod system_calls;
+
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use ashlar_wire::{MOUNTS_VARIABLE, PLANS_VARIABLE, encode_mounts};
+use ashlar_wire::{MOUNTS_VARIABLE, PLANS_VARIABLE, REPORT_VARIABLE, encode_mounts};
 
 use crate::arena::Place;
 use crate::arguments::RunArguments;
 use crate::error::CliError;
 use crate::mounts;
+use crate::run::report::Counts;
 
 /// The library that is loaded: beside the command where it was built, below `lib` where it was installed.
 const LIBRARY: &str = "libashlar_preload.so";
@@ -29,23 +34,53 @@ pub fn plain(mut typed: impl Iterator<Item = OsString>) -> Option<RunArguments> 
     let is_run = typed.nth(1)? == "run";
     let command: Vec<_> = typed.collect();
     let is_plain = is_run && command.first().is_some_and(|program| !program.as_bytes().starts_with(b"-"));
-    is_plain.then_some(RunArguments { command })
+    is_plain.then(|| RunArguments { command, ..RunArguments::default() })
 }
 
-/// Runs the program in place of this one.
+/// Runs the program in place of this one; as its child, where there is to be a report.
 pub fn run(arguments: &RunArguments) -> Result<ExitCode, CliError> {
     let library = library()?;
-    let mounts = mounts_in_words()?;
+    let mounts = used_mounts()?;
     let Some((program, rest)) = arguments.command.split_first() else { return Err(CliError::Misunderstood) };
     let mut command = Command::new(program);
-    command.args(rest).env(MOUNTS_VARIABLE, OsStr::from_bytes(&mounts)).env("LD_PRELOAD", preload(&library));
+    command.args(rest).env(MOUNTS_VARIABLE, in_words(&mounts)?).env("LD_PRELOAD", preload(&library));
     if let Some(plans) = plans() {
         command.env(PLANS_VARIABLE, plans);
     }
-    let error = command.exec();
+    if arguments.wants_report() {
+        return run_with_report(arguments, mounts, command);
+    }
+    Ok(not_run(program, &command.exec()))
+}
+
+fn run_with_report(
+    arguments: &RunArguments,
+    mounts: Vec<(PathBuf, PathBuf)>,
+    mut command: Command,
+) -> Result<ExitCode, CliError> {
+    let counts = Counts::begin(mounts.into_iter().map(|(directory, _)| directory).collect())?;
+    command.env(REPORT_VARIABLE, counts.path());
+    let attended = match attend::start(&mut command) {
+        Ok(attended) => attended,
+        Err(error) => return Ok(not_run(command.get_program(), &error)),
+    };
+    let end = attended.wait()?;
+    let words: Vec<_> = arguments.command.iter().map(|word| word.to_string_lossy()).collect();
+    let written = counts
+        .end(words.join(" "))
+        .and_then(|report| report.write(arguments.report_to.as_deref(), arguments.report_json));
+    if let Err(error) = written {
+        // What the program has done counts for whoever runs it.
+        eprintln!("ashlar: {error}");
+    }
+    Ok(end.follow())
+}
+
+/// Says that a program can't be run, and what a shell would say.
+fn not_run(program: &OsStr, error: &std::io::Error) -> ExitCode {
     let missing = error.kind() == std::io::ErrorKind::NotFound;
     eprintln!("ashlar: {} can't be run: {error}", Path::new(program).display());
-    Ok(ExitCode::from(if missing { NOT_FOUND } else { NOT_EXECUTABLE }))
+    ExitCode::from(if missing { NOT_FOUND } else { NOT_EXECUTABLE })
 }
 
 /// The library's path, which the dynamic linker finds from any directory.
@@ -57,15 +92,19 @@ fn library() -> Result<PathBuf, CliError> {
     fs::canonicalize(&found).map_err(CliError::system(format!("finding {}", found.display())))
 }
 
-/// All mounts that can be used.
-fn mounts_in_words() -> Result<Vec<u8>, CliError> {
+/// All mounts that can be used, with the sockets of their daemons.
+fn used_mounts() -> Result<Vec<(PathBuf, PathBuf)>, CliError> {
     let mut used = Vec::new();
     for record in mounts::records().into_iter().filter(mounts::is_topmost) {
         used.push((record.directory, Place::at(record.arena)?.socket()));
     }
-    let bytes = used.iter().map(|(point, socket)| (point.as_os_str().as_bytes(), socket.as_os_str().as_bytes()));
+    Ok(used)
+}
+
+fn in_words(mounts: &[(PathBuf, PathBuf)]) -> Result<OsString, CliError> {
+    let bytes = mounts.iter().map(|(point, socket)| (point.as_os_str().as_bytes(), socket.as_os_str().as_bytes()));
     let words = encode_mounts(bytes);
-    if words.is_empty() { Err(CliError::NothingMounted) } else { Ok(words) }
+    if words.is_empty() { Err(CliError::NothingMounted) } else { Ok(OsString::from_vec(words)) }
 }
 
 /// Before what the caller has loaded already.

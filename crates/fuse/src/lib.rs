@@ -41,6 +41,7 @@ mod negotiate;
 pub mod notify;
 mod proto;
 mod reply;
+mod runs;
 mod server;
 mod shown;
 mod turns;

@@ -25,6 +25,7 @@ use crate::negotiate::Agreement;
 use crate::notify::Pages;
 use crate::proto::{Arguments, InHeader, Opcode};
 use crate::reply::{Check, Reply};
+use crate::runs::Runs;
 use crate::shown::Shown;
 use crate::turns::Turns;
 
@@ -53,6 +54,7 @@ pub(crate) struct Server<F> {
     pub(crate) agreement: Agreement,
     pub(crate) shown: Shown,
     pub(crate) given: Given,
+    pub(crate) runs: Runs,
     /// The number of the next handle; even.
     pub(crate) opened: AtomicU64,
     workers: Workers,
@@ -116,6 +118,7 @@ impl<F: FileSystem> Server<F> {
             agreement,
             shown: Shown::default(),
             given: Given::default(),
+            runs: Runs::default(),
             opened: AtomicU64::new(0),
             workers,
         }
@@ -317,6 +320,7 @@ impl<'a, F: FileSystem> Worker<'a, F> {
             return;
         };
         self.share_work(&header);
+        self.server.runs.note(&header);
         let call = Call { server: self.server, header, arguments, reply: &mut self.reply };
         let answer = call.dispatch();
         if answer != Ok(Then::Silent) {

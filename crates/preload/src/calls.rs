@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use ashlar_types::Errno;
 
 use crate::arch::{ASHLAR_INTEREST, CALLS, Frame, INTEREST_ALWAYS, INTEREST_DESCRIPTOR, INTEREST_NONE};
-use crate::{deferred, descriptors, hook, materialise, memory, path, submounts};
+use crate::{deferred, descriptors, hook, materialise, memory, path, report, submounts};
 
 /// What becomes of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -219,7 +219,8 @@ pub(crate) fn is_wanted(number: i32) -> bool {
 pub(crate) fn arm() {
     set_interest(|number| match shape(number) {
         Shape::None => INTEREST_NONE,
-        Shape::Descriptor => INTEREST_DESCRIPTOR,
+        // A report counts what is done with the kernel's descriptors too.
+        Shape::Descriptor if report::page().is_none() => INTEREST_DESCRIPTOR,
         _ => INTEREST_ALWAYS,
     });
 }
@@ -245,7 +246,7 @@ pub(crate) fn concerns(call: &Frame, is_lent: bool) -> bool {
     }
     match shape(call.rax as i64) {
         Shape::None => false,
-        Shape::Descriptor => true,
+        Shape::Descriptor => report::page().is_none() || descriptors::is_caught(a[0] as i32),
         Shape::Always => looked_at(call),
         shape => paths_of(shape)
             .iter()
@@ -279,10 +280,36 @@ const fn descriptors_of(number: i64) -> &'static [usize] {
     }
 }
 
+/// Whether a call is about something on an Ashlar, for the report; `is_on_mount` says so of a descriptor.
+pub(crate) fn touches(call: &Frame, is_on_mount: impl Fn(i32) -> bool) -> bool {
+    let a = &call.arguments;
+    let number = call.rax as i64;
+    let leads_inside = |from: Option<usize>, at: usize| {
+        report::leads_inside(from.map_or(libc::AT_FDCWD, |from| a[from] as i32), a[at], &is_on_mount)
+    };
+    match number {
+        libc::SYS_execve | libc::SYS_chdir | libc::SYS_chroot => leads_inside(None, 0),
+        libc::SYS_execveat => leads_inside(Some(0), 1),
+        libc::SYS_fchdir => is_on_mount(a[0] as i32),
+        libc::SYS_mmap if a[3] & libc::MAP_ANONYMOUS as u64 != 0 => false,
+        libc::SYS_close_range => descriptors::ours(a[0] as u32, a[1] as u32).next().is_some(),
+        libc::SYS_sync => crate::session::is_any(),
+        _ => {
+            paths_of(shape(number)).iter().any(|&(from, at)| leads_inside(from, at))
+                || descriptors_of(number).iter().any(|&at| is_on_mount(a[at] as i32))
+        }
+    }
+}
+
+/// Whether a call that concerns us is the kernel's to serve, however it is made.
+pub(crate) fn is_passed_on(number: i64) -> bool {
+    matches!(number, libc::SYS_chdir | libc::SYS_fchdir | libc::SYS_mmap)
+}
+
 /// The quick look at calls that have no common shape.
 fn looked_at(call: &Frame) -> bool {
     let a = &call.arguments;
-    let is_ours = || descriptors_of(call.rax as i64).iter().any(|&index| descriptors::is_caught(a[index] as i32));
+    let is_ours = || descriptors_of(call.rax as i64).iter().any(|&index| descriptors::is_followed(a[index] as i32));
     match call.rax as i64 {
         libc::SYS_munmap
         | libc::SYS_mprotect

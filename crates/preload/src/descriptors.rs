@@ -216,8 +216,8 @@ pub(crate) fn is_candidate(descriptor: i32) -> bool {
     entry(descriptor).is_some_and(|entry| entry.load(Ordering::Relaxed) == CANDIDATE)
 }
 
-/// Whether what is done with a descriptor is looked at.
-pub(crate) fn is_caught(descriptor: i32) -> bool {
+/// Whether a descriptor is ours, or may become so.
+pub(crate) fn is_followed(descriptor: i32) -> bool {
     is_ours(descriptor) || is_candidate(descriptor)
 }
 
@@ -236,6 +236,11 @@ pub(crate) fn forget_candidate(descriptor: i32) {
 /// Whether a descriptor is one that we use ourselves, of which the program knows nothing.
 pub(crate) fn is_internal(descriptor: i32) -> bool {
     entry(descriptor).is_some_and(|entry| entry.load(Ordering::Relaxed) == INTERNAL)
+}
+
+/// Whether a descriptor is ours in the one way or the other.
+pub(crate) fn is_caught(descriptor: i32) -> bool {
+    entry(descriptor).is_some_and(|entry| entry.load(Ordering::Relaxed) != 0)
 }
 
 /// Notes a descriptor that we use ourselves.

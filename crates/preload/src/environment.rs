@@ -4,18 +4,18 @@ use std::ffi::{CStr, c_char};
 use std::sync::OnceLock;
 
 use ashlar_types::Errno;
-use ashlar_wire::{DEFER_VARIABLE, MOUNTS_VARIABLE, PLANS_VARIABLE};
+use ashlar_wire::{DEFER_VARIABLE, MOUNTS_VARIABLE, PLANS_VARIABLE, REPORT_VARIABLE};
 
 use crate::memory;
 
 /// The libraries that the dynamic linker loads first.
 const PRELOAD: &str = "LD_PRELOAD";
-const NAMES: [&str; 4] = [MOUNTS_VARIABLE, PLANS_VARIABLE, PRELOAD, DEFER_VARIABLE];
+const NAMES: [&str; 5] = [MOUNTS_VARIABLE, PLANS_VARIABLE, PRELOAD, DEFER_VARIABLE, REPORT_VARIABLE];
 /// More variables than these are more than the kernel takes.
 const VARIABLES_MAX: usize = 1 << 20;
 
 /// The variables as they were when the program began: what it changes in its environment, it inherits all the same.
-static FOUND: OnceLock<[Option<&'static CStr>; 4]> = OnceLock::new();
+static FOUND: OnceLock<[Option<&'static CStr>; 5]> = OnceLock::new();
 
 /// What `NAME=VALUE` says, if it is of this name.
 fn value_of<'a>(variable: &'a [u8], name: &str) -> Option<&'a [u8]> {
@@ -38,7 +38,7 @@ pub(crate) struct Told {
 /// # Safety
 /// The environment is a list of strings that ends with a null pointer.
 pub(crate) unsafe fn find(environment: *const *const c_char) -> Option<Told> {
-    let mut found = [None; 4];
+    let mut found = [None; 5];
     let mut at = environment;
     // SAFETY: as the caller says. The strings are copied, since programs overwrite them to change their title.
     unsafe {
@@ -60,6 +60,12 @@ pub(crate) unsafe fn find(environment: *const *const c_char) -> Option<Told> {
     // It happens once, before the program runs.
     let _ = FOUND.set(found);
     Some(Told { mounts: mounts?, plans, deferred })
+}
+
+/// The file of counts, where there is to be a report.
+pub(crate) fn report() -> Option<&'static CStr> {
+    let variable = FOUND.get()?[4]?;
+    CStr::from_bytes_with_nul(value_of(variable.to_bytes_with_nul(), REPORT_VARIABLE)?).ok()
 }
 
 /// An environment with our variables.

@@ -7,8 +7,9 @@
 use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::arch::{After, Frame, ashlar_on_stack};
+use crate::arch::{After, Frame, Way, ashlar_on_stack};
 use crate::calls::{self, Verdict};
+use crate::report;
 use crate::signals::{self, Pending};
 use crate::stack;
 
@@ -67,13 +68,16 @@ pub(crate) fn inside<R>(run: impl FnOnce() -> R) -> R {
 ///
 /// # Safety
 /// The entry calls it, with a frame on the stack.
-pub(crate) unsafe extern "C" fn ashlar_hook(frame: *mut Frame) -> u32 {
+pub(crate) unsafe extern "C" fn ashlar_hook(frame: *mut Frame) -> Way {
     // SAFETY: the frame is the entry's, and nobody else's.
     let call = unsafe { &mut *frame };
     THREAD.with(|thread| {
         if thread.depth.get() > 0 || !calls::concerns(call, thread.lent.get()) {
-            return After::Kernel as u32;
+            let past = report::page().filter(|_| thread.depth.get() == 0).map(|page| page.past(call));
+            let (after, word) = past.unwrap_or((After::Kernel, 0));
+            return Way::new(after, word);
         }
+        let counted = report::page().map(|page| (page, call.rax, page.begin(call)));
         if thread.stack.get().is_null() {
             thread.stack.set(stack::take());
         }
@@ -89,16 +93,20 @@ pub(crate) unsafe extern "C" fn ashlar_hook(frame: *mut Frame) -> u32 {
         thread.depth.set(0);
         // SAFETY: the thread is out of the call, so no handler notes signals any more.
         let mask = unsafe { &mut *thread.pending.get() }.send();
-        match (thread.after.get(), mask) {
-            (after, None) => after as u32,
+        let after = match (thread.after.get(), mask) {
+            (after, None) => after,
             (After::Return, Some(mask)) => {
                 call.extra = mask;
-                After::Unmask as u32
+                After::Unmask
             }
             (after, Some(mask)) => {
                 signals::set_mask(mask);
-                after as u32
+                after
             }
+        };
+        match counted {
+            None => Way::new(after, 0),
+            Some((page, number, word)) => Way::new(page.end(call, number, word, after), word),
         }
     })
 }

@@ -27,6 +27,7 @@ mod materialise;
 mod memory;
 mod patch;
 mod path;
+mod report;
 mod session;
 mod signals;
 mod stack;
@@ -51,6 +52,9 @@ unsafe extern "C" fn initialise(_: c_int, _: *const *const c_char, environment: 
         if !session::set_mounts(told.mounts) {
             return;
         }
+        if let Some(file) = environment::report() {
+            report::begin(file);
+        }
         // What goes wrong here is an error of the call that it happens in, and not for the program's eyes.
         std::panic::set_hook(Box::new(|_| {}));
         session::find_umask();
@@ -62,4 +66,5 @@ unsafe extern "C" fn initialise(_: c_int, _: *const *const c_char, environment: 
         deferred::begin(told.deferred);
         calls::arm();
     });
+    report::begun();
 }

@@ -86,7 +86,7 @@ pub(crate) fn concerns(directory: i32, address: u64) -> bool {
     let mut start = [0u8; 256];
     let length = memory::start_of(address, &mut start[..1]);
     match start.first() {
-        _ if length == 0 => directory != libc::AT_FDCWD && descriptors::is_caught(directory),
+        _ if length == 0 => directory != libc::AT_FDCWD && descriptors::is_followed(directory),
         Some(b'/') => {
             let wanted = session::mounts().iter().map(|mount| mount.path.len() + 1).max().unwrap_or(0);
             let wanted = wanted.max(DESCRIPTOR_PATHS[0].len() + 1).min(start.len());
@@ -95,7 +95,7 @@ pub(crate) fn concerns(directory: i32, address: u64) -> bool {
             of_absolute(start).is_some() || DESCRIPTOR_PATHS.iter().any(|prefix| start.starts_with(prefix))
         }
         _ if directory == libc::AT_FDCWD => is_working_inside(),
-        _ => descriptors::is_caught(directory),
+        _ => descriptors::is_followed(directory),
     }
 }
 

@@ -335,6 +335,11 @@ pub(crate) fn file_of(descriptor: i32) -> Option<(u32, InodeId)> {
     Some((session.number, inode))
 }
 
+/// What a kernel's descriptor shows as `st_dev`.
+pub(crate) fn device_of(descriptor: i32) -> Option<u64> {
+    statx(descriptor, libc::AT_STATX_DONT_SYNC).ok().map(|stat| identity(stat).0)
+}
+
 /// Has the kernel ask for a file's attributes, whatever it takes them for, and says which size it takes it to have then.
 pub(crate) fn size_of(descriptor: i32) -> Option<u64> {
     statx(descriptor, libc::AT_STATX_FORCE_SYNC).ok().map(|stat| stat.stx_size)

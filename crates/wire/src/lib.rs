@@ -17,6 +17,7 @@
 mod connection;
 mod control;
 mod message;
+mod report;
 mod run;
 
 pub use connection::{Connection, Listener, MESSAGE_BYTES_MAX, WireError, socket_of};
@@ -27,5 +28,10 @@ pub use message::{
     Contents, Credit, DirectoryEntry, Extent, FsckReply, GrantReply, Hello, InodeState, LockKind, LockMode, Need,
     PROTOCOL_VERSION, Peer, QuotaEra, QuotaGrant, QuotaStatus, QuotaWant, Reply, Request, ScopeKind, SessionKind,
     SessionStatus, SpaceReply, StatusReply, Want, Welcome, WelcomeSegment,
+};
+pub use report::{
+    CallCounts, MissedProgram, MissedReply, REPORT_BEGIN, REPORT_BYTES, REPORT_CALLS, REPORT_COUNTS, REPORT_DEVICES,
+    REPORT_DEVICES_MAX, REPORT_DIRECTORY, REPORT_END, REPORT_MAGIC, REPORT_PROGRAMS, REPORT_ROW, REPORT_THREADS,
+    REPORT_THREADS_MAX, REPORT_VARIABLE, THREAD_COUNTED, THREAD_HAS_LIBRARY, decode_report, encode_report_header,
 };
 pub use run::{DEFER_VARIABLE, MOUNTS_VARIABLE, PLANS_VARIABLE, decode_mounts, encode_mounts};

@@ -60,6 +60,30 @@ pub(crate) enum After {
     KernelInstead = 5,
     /// As `Kernel`, and what the call opens becomes a candidate.
     KernelOpen = 6,
+    /// As `Kernel`, and `ashlar_after_kernel` is called behind it.
+    KernelCounted = 7,
+    /// As `KernelInstead`, and `ashlar_after_kernel` is called behind it.
+    InsteadCounted = 8,
+    /// As `KernelOpen`, and `ashlar_after_kernel` is called behind it.
+    OpenCounted = 9,
+}
+
+/// What the hook returns, in two registers.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct Way {
+    /// An [`After`].
+    after: u64,
+    /// What `ashlar_after_kernel` is told.
+    word: u64,
+}
+
+impl Way {
+    /// How to go on, and what to count behind the kernel's call.
+    #[inline(always)]
+    pub(crate) fn new(after: After, word: u64) -> Self {
+        Self { after: after as u64, word }
+    }
 }
 
 unsafe extern "C" {
@@ -96,7 +120,8 @@ global_asm!(
     "3:",
     "push rbp",
     "mov rbp, rsp",
-    "sub rsp, 320",
+    // Beyond the frame there is room for a word, at its upper end.
+    "sub rsp, 336",
     "and rsp, -16",
     "mov [rsp], rax",
     "mov [rsp + 8], rdi",
@@ -125,6 +150,7 @@ global_asm!(
     "mov rdi, rsp",
     "call {hook}",
     "mov ecx, eax",
+    "mov [rbp - 8], rdx",
     "movaps xmm0, [rsp + 64]",
     "movaps xmm1, [rsp + 80]",
     "movaps xmm2, [rsp + 96]",
@@ -172,18 +198,68 @@ global_asm!(
     "ret",
     "9:",
     "cmp ecx, 6",
-    "je 10f",
+    "ja 10f",
+    "je 12f",
     "push rdi",
     "mov rdi, r11",
     "syscall",
     "pop rdi",
     "ret",
-    "10:",
+    "12:",
     "syscall",
     "cmp rax, {candidates_max}",
     "jae 8b",
     "lea r11, [rip + {descriptors}]",
     "mov dword ptr [r11 + rax * 4], {candidate}",
+    "ret",
+    // The word lies in the red zone yet. It is kept on the stack over the call, in which a handler may make others.
+    "10:",
+    "push qword ptr [rsp - 16]",
+    "push rdi",
+    "push rcx",
+    "cmp ecx, 8",
+    "jne 11f",
+    "mov rdi, r11",
+    "11:",
+    "syscall",
+    "pop rcx",
+    "cmp ecx, 9",
+    "jne 13f",
+    "cmp rax, {candidates_max}",
+    "jae 13f",
+    "lea r11, [rip + {descriptors}]",
+    "mov dword ptr [r11 + rax * 4], {candidate}",
+    "13:",
+    "pop rdi",
+    "push rbp",
+    "mov rbp, rsp",
+    "push rax",
+    "push rdi",
+    "push rsi",
+    "push rdx",
+    "push r10",
+    "push r8",
+    "push r9",
+    "sub rsp, 256",
+    "and rsp, -16",
+    ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
+    "movaps [rsp + 16 * \\n], xmm\\n",
+    ".endr",
+    "mov rdi, [rbp + 8]",
+    "call {after_kernel}",
+    ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
+    "movaps xmm\\n, [rsp + 16 * \\n]",
+    ".endr",
+    "lea rsp, [rbp - 56]",
+    "pop r9",
+    "pop r8",
+    "pop r10",
+    "pop rdx",
+    "pop rsi",
+    "pop rdi",
+    "pop rax",
+    "pop rbp",
+    "lea rsp, [rsp + 8]",
     "ret",
     // The call returns twice, or on another stack, so nothing of ours may be left on this one. It has five arguments at most: the
     // sixth's register keeps the place in the trampoline behind its step over the red zone, an instruction of 8 bytes.
@@ -250,6 +326,7 @@ global_asm!(
     descriptors = sym ASHLAR_DESCRIPTORS,
     hook = sym crate::hook::ashlar_hook,
     after_vfork = sym crate::hook::ashlar_after_vfork,
+    after_kernel = sym crate::report::ashlar_after_kernel,
 );
 
 /// The processor's clock, in ticks of no particular length.

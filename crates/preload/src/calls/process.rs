@@ -5,7 +5,7 @@ use ashlar_types::Errno;
 use super::{Served, Verdict};
 use crate::arch::{Frame, system_call};
 use crate::memory;
-use crate::{deferred, descriptors, environment, hook, materialise, path, session};
+use crate::{deferred, descriptors, environment, hook, materialise, path, report, session};
 
 /// Namespaces in which paths or users mean something else.
 pub(super) const NAMESPACES: u64 = (libc::CLONE_NEWNS | libc::CLONE_NEWUSER) as u64;
@@ -171,6 +171,7 @@ fn execute(number: u64, a: [u64; 6], environment_at: usize) -> Served {
     }
     materialise::all();
     session::end_all();
+    report::leaving();
     // SAFETY: the program's own call, but for what was added to its environment, which lives until this returns.
     Ok(Some(unsafe { system_call(number, arguments) }))
 }

@@ -12,6 +12,7 @@ mod linear;
 mod power;
 mod programs;
 mod quota;
+mod report;
 mod run;
 mod scratch;
 
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
         quota::TESTS,
         run::TESTS,
         capi::TESTS,
+        report::TESTS,
         conformance::TESTS,
         power::TESTS,
     ];

@@ -1,0 +1,141 @@
+//! A program that runs as a child, while nothing of that shows: signals reach it, and what becomes of it becomes of this process.
+
+use std::fs;
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, WaitOptions, getpgid, getpgrp, getpid, kill_process, set_child_subreaper, setrlimit,
+    wait,
+};
+use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
+use signal_hook::iterator::SignalsInfo;
+use signal_hook::iterator::exfiltrator::WithOrigin;
+use signal_hook::iterator::exfiltrator::origin::Origin;
+
+use crate::error::CliError;
+
+/// Signals that somebody may send to a program whose process number is that of its parent.
+const PASSED: [i32; 8] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH];
+/// The exit status of shells for a program that a signal has ended, less the signal.
+const SIGNALLED: i32 = 128;
+
+/// How a program has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// With an exit status.
+    Exited(i32),
+    /// By a signal.
+    Signalled(i32),
+}
+
+/// A program that runs.
+pub struct Attended {
+    child: Child,
+    is_over: Arc<AtomicBool>,
+}
+
+/// Starts a program. What it starts in turn, and leaves behind, becomes this process's child, and can be told by that.
+///
+/// # Errors
+/// Those of running it.
+pub fn start(command: &mut Command) -> io::Result<Attended> {
+    set_child_subreaper(Some(getpid()))?;
+    let ignored = ignored_signals();
+    // A signal that this process ignores the program must ignore too, as 'nohup' wants it.
+    let mut signals =
+        SignalsInfo::<WithOrigin>::new(PASSED.iter().filter(|&&signal| ignored & 1 << (signal - 1) == 0))?;
+    let child = command.spawn()?;
+    let is_over = Arc::new(AtomicBool::new(false));
+    let (pid, ends) = (Pid::from_child(&child), Arc::clone(&is_over));
+    std::thread::spawn(move || {
+        for origin in signals.forever() {
+            if !ends.load(Ordering::Acquire) && is_to_be_passed(&origin) {
+                if let Some(signal) = Signal::from_named_raw(origin.signal) {
+                    // It fails only where the program is gone.
+                    let _ = kill_process(pid, signal);
+                }
+            }
+        }
+    });
+    Ok(Attended { child, is_over })
+}
+
+impl Attended {
+    /// Waits for the program's end, and buries others meanwhile.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub fn wait(self) -> Result<End, CliError> {
+        let pid = Pid::from_child(&self.child);
+        loop {
+            let ended = match wait(WaitOptions::empty()) {
+                Err(rustix::io::Errno::INTR) => continue,
+                ended => ended.map_err(CliError::system("waiting for the program"))?,
+            };
+            let Some(end) = ended
+                .filter(|(ended, _)| *ended == pid)
+                .and_then(|(_, status)| end_of(ExitStatus::from_raw(status.as_raw())))
+            else {
+                continue;
+            };
+            self.is_over.store(true, Ordering::Release);
+            return Ok(end);
+        }
+    }
+}
+
+impl End {
+    /// Ends this process as the program has ended, as far as that can be.
+    pub fn follow(self) -> ExitCode {
+        match self {
+            Self::Exited(code) => ExitCode::from(code as u8),
+            Self::Signalled(signal) => {
+                // The program has left its memory to be looked at, if anybody wants that, and not this one.
+                let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
+                // One that does not end a process returns.
+                let _ = signal_hook::low_level::emulate_default_handler(signal);
+                ExitCode::from((SIGNALLED + signal) as u8)
+            }
+        }
+    }
+}
+
+fn end_of(status: ExitStatus) -> Option<End> {
+    status.code().map(End::Exited).or_else(|| status.signal().map(End::Signalled))
+}
+
+/// Whether the program has not had a signal itself: the kernel sends those of the terminal to the whole process group, and a process of that
+/// group that signals this one has mostly signalled all of it.
+fn is_to_be_passed(origin: &Origin) -> bool {
+    let Some(sender) = origin.process.and_then(|process| Pid::from_raw(process.pid)) else { return false };
+    getpgid(Some(sender)).map_or(true, |group| group != getpgrp())
+}
+
+/// The signals that this process ignores: signal N is bit N - 1.
+fn ignored_signals() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_ignored_is_found() {
+        // Rust programs ignore SIGPIPE, and nothing else.
+        assert_eq!(ignored_signals() & (1 << 12 | 1 << 14), 1 << 12);
+    }
+
+    #[test]
+    fn ends_are_told_apart() {
+        let ended = |script: &str| end_of(Command::new("sh").args(["-c", script]).status().expect("a shell"));
+        assert_eq!(ended("exit 7"), Some(End::Exited(7)));
+        assert_eq!(ended("kill -TERM $$"), Some(End::Signalled(SIGTERM)));
+    }
+}

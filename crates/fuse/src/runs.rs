@@ -1,0 +1,363 @@
+//! What reaches a mount from runs that want a report (`ashlar run --report`), past the library that counts their calls.
+//!
+//! A request names the thread that asks, and that thread waits for the answer. So while a request is not answered, the file of counts says
+//! whether the thread is in a call that the library has counted, and `/proc` says whose descendant it is and which call it is in.
+//! The latter is looked at only for requests of the run that were not counted. Where no run wants a report, all this costs a request one
+//! look at a flag.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use ashlar_types::Errno;
+use ashlar_wire::{
+    MissedProgram, MissedReply, REPORT_BEGIN, REPORT_BYTES, REPORT_CALLS, REPORT_DIRECTORY, REPORT_END, REPORT_THREADS,
+    THREAD_COUNTED, THREAD_HAS_LIBRARY,
+};
+use parking_lot::{Mutex, RwLock};
+
+use crate::proto::{InHeader, Opcode};
+
+/// Runs that are counted at once. Each request that none of them has counted is looked at for each of them.
+const RUNS_MAX: usize = 16;
+/// Programs that are told apart in a run; its others count together.
+const PROGRAMS_MAX: usize = 256;
+/// Processes are not nested deeper than this.
+const ANCESTORS_MAX: usize = 64;
+/// How often a thread that has not come to rest yet is looked at again, and after which time. It's on its way into the wait for the
+/// answer, unless it does not wait for this one.
+const LOOKS: u32 = 20;
+const PAUSE: Duration = Duration::from_micros(50);
+/// So many requests of others are looked at until it's looked whether the run is over without having said so.
+const STRANGERS: u64 = 256;
+
+/// The runs that are counted.
+#[derive(Debug, Default)]
+pub(crate) struct Runs {
+    is_any: AtomicBool,
+    list: RwLock<Vec<Arc<Run>>>,
+}
+
+#[derive(Debug)]
+struct Run {
+    /// The process that wants the report.
+    pid: u32,
+    /// When it began, which tells it from a later one of this number.
+    began: u64,
+    counts: File,
+    counted: AtomicU64,
+    strangers: AtomicU64,
+    missed: Mutex<Missed>,
+}
+
+#[derive(Debug, Default)]
+struct Missed {
+    calls: BTreeMap<i64, u64>,
+    programs: BTreeMap<(String, bool), u64>,
+    memory: u64,
+    behind: u64,
+}
+
+/// What a thread is doing that waits for an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doing {
+    /// A call on files, by its number; -1: nobody may know which.
+    Call(i64),
+    /// It loads a program, or uses mapped memory.
+    Memory,
+    /// It has gone on.
+    Behind,
+}
+
+impl Runs {
+    /// Counts a request, before it is answered.
+    #[inline]
+    pub(crate) fn note(&self, header: &InHeader) {
+        if self.is_any.load(Ordering::Relaxed) {
+            self.note_in_all(header);
+        }
+    }
+
+    #[cold]
+    fn note_in_all(&self, header: &InHeader) {
+        let Some(opcode) = Opcode::from_u32(header.opcode).filter(|opcode| is_asked(*opcode)) else { return };
+        if header.pid == 0 {
+            return;
+        }
+        let list = self.list.read().clone();
+        if list.iter().any(|run| !run.note(header.pid, opcode)) {
+            self.end_where(|run| !run.lives());
+        }
+    }
+
+    /// Serves the attributes by which a run speaks; `None` for all others.
+    pub(crate) fn attribute(&self, header: &InHeader, name: &[u8]) -> Option<Result<Vec<u8>, Errno>> {
+        let name = std::str::from_utf8(name).ok()?;
+        if let Some(file) = name.strip_prefix(REPORT_BEGIN) {
+            return Some(self.begin(header, file).map(|()| vec![1]));
+        }
+        (name == REPORT_END).then(|| self.end(header.pid).and_then(|missed| missed.encode().ok_or(Errno::E2BIG)))
+    }
+
+    fn begin(&self, header: &InHeader, file: &str) -> Result<(), Errno> {
+        self.end_where(|run| run.pid == header.pid || !run.lives());
+        let began = began(header.pid).ok_or(Errno(libc::ESRCH))?;
+        let counts = open(file, header.uid)?;
+        let mut list = self.list.write();
+        if list.len() == RUNS_MAX {
+            return Err(Errno::EAGAIN);
+        }
+        list.push(Arc::new(Run {
+            pid: header.pid,
+            began,
+            counts,
+            counted: AtomicU64::new(0),
+            strangers: AtomicU64::new(0),
+            missed: Mutex::default(),
+        }));
+        self.is_any.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn end(&self, pid: u32) -> Result<MissedReply, Errno> {
+        let run = self.list.read().iter().find(|run| run.pid == pid).cloned().ok_or(Errno(libc::ESRCH))?;
+        self.end_where(|run| run.pid == pid);
+        let missed = run.missed.lock();
+        let programs = missed.programs.iter();
+        Ok(MissedReply {
+            calls: missed.calls.iter().map(|(&call, &count)| (call, count)).collect(),
+            counted: run.counted.load(Ordering::Relaxed),
+            memory: missed.memory,
+            behind: missed.behind,
+            programs: programs
+                .map(|((name, has_library), &requests)| MissedProgram {
+                    name: name.clone(),
+                    has_library: *has_library,
+                    requests,
+                })
+                .collect(),
+        })
+    }
+
+    fn end_where(&self, is_over: impl Fn(&Run) -> bool) {
+        let mut list = self.list.write();
+        list.retain(|run| !is_over(run));
+        self.is_any.store(!list.is_empty(), Ordering::Relaxed);
+    }
+}
+
+impl Run {
+    /// Counts a request, if it is of this run; `false` where it's time to look whether the run is over.
+    fn note(&self, thread: u32, opcode: Opcode) -> bool {
+        if self.byte(thread) & THREAD_COUNTED != 0 {
+            self.counted.fetch_add(1, Ordering::Relaxed);
+            return true;
+        }
+        let Some(asking) = Asking::look_at(thread).filter(|asking| asking.descends_from(self.pid)) else {
+            return self.strangers.fetch_add(1, Ordering::Relaxed) % STRANGERS != STRANGERS - 1;
+        };
+        let doing = doing(thread, opcode);
+        let has_library = self.byte(asking.process) & THREAD_HAS_LIBRARY != 0;
+        let mut missed = self.missed.lock();
+        match doing {
+            Doing::Memory => missed.memory += 1,
+            Doing::Behind => missed.behind += 1,
+            Doing::Call(call) => {
+                *missed.calls.entry(call).or_default() += 1;
+                let is_room = missed.programs.len() < PROGRAMS_MAX;
+                let name = (asking.name, has_library);
+                let name = if is_room || missed.programs.contains_key(&name) { name } else { ("others".into(), false) };
+                *missed.programs.entry(name).or_default() += 1;
+            }
+        }
+        true
+    }
+
+    /// What the library says of a thread or process; nothing where it has cut the file short, which is its own.
+    fn byte(&self, number: u32) -> u8 {
+        let mut byte = [0];
+        let read = self.counts.read_at(&mut byte, REPORT_THREADS as u64 + u64::from(number));
+        if read.is_ok() { byte[0] } else { 0 }
+    }
+
+    fn lives(&self) -> bool {
+        began(self.pid) == Some(self.began)
+    }
+}
+
+/// Opens a file of counts, which its user has made: nobody else's, and nothing that could hold us up.
+fn open(name: &str, user: u32) -> Result<File, Errno> {
+    if name.contains('/') || name.starts_with('.') || name.is_empty() {
+        return Err(Errno::EINVAL);
+    }
+    let path = Path::new(REPORT_DIRECTORY).join(name);
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
+    let refused = |error: std::io::Error| Errno(error.raw_os_error().unwrap_or(libc::EIO));
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(refused)?;
+    let found = file.metadata().map_err(refused)?;
+    let is_right = found.is_file() && found.uid() == user && found.len() == REPORT_BYTES as u64;
+    if is_right { Ok(file) } else { Err(Errno::EACCES) }
+}
+
+/// When a process began, in ticks of the machine's time.
+fn began(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name may hold blanks and brackets; behind the last one come fields without, of which this is the twentieth.
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+/// Who asks.
+struct Asking {
+    name: String,
+    process: u32,
+    parent: u32,
+}
+
+impl Asking {
+    fn look_at(thread: u32) -> Option<Self> {
+        let status = fs::read(format!("/proc/{thread}/status")).ok()?;
+        let status = String::from_utf8_lossy(&status);
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        Some(Self {
+            name: field("Name:")?.to_owned(),
+            process: field("Tgid:")?.parse().ok()?,
+            parent: field("PPid:")?.parse().ok()?,
+        })
+    }
+
+    /// Whether a process has started this one, or one that has. Those whose parents end are given to it, as it has asked for.
+    fn descends_from(&self, ancestor: u32) -> bool {
+        let mut parent = self.parent;
+        for _ in 0..ANCESTORS_MAX {
+            if parent == ancestor {
+                return true;
+            }
+            match Self::look_at(parent) {
+                Some(next) if next.parent != 0 => parent = next.parent,
+                _ => return false,
+            }
+        }
+        false
+    }
+}
+
+/// Requests that somebody waits for in a call. The others come when a file is closed, by whoever does it last: also by a program that ends or
+/// gives way to another one, and is locked for `/proc` meanwhile, so that a look at it would wait for the answer that it delays.
+fn is_asked(opcode: Opcode) -> bool {
+    !matches!(
+        opcode,
+        Opcode::Init
+            | Opcode::Destroy
+            | Opcode::Forget
+            | Opcode::BatchForget
+            | Opcode::NotifyReply
+            | Opcode::Interrupt
+            | Opcode::Release
+            | Opcode::Releasedir
+            | Opcode::Flush
+            | Opcode::Setlk
+    )
+}
+
+/// What a thread is doing that has sent a request.
+fn doing(thread: u32, opcode: Opcode) -> Doing {
+    for _ in 0..LOOKS {
+        let Ok(line) = fs::read_to_string(format!("/proc/{thread}/syscall")) else { return Doing::Call(-1) };
+        if let Some(doing) = doing_in(&line, opcode) {
+            return doing;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    if opcode == Opcode::Read { Doing::Behind } else { Doing::Call(-1) }
+}
+
+/// What `/proc/TID/syscall` says; `None` where the thread runs.
+fn doing_in(line: &str, opcode: Opcode) -> Option<Doing> {
+    let number = line.split_ascii_whitespace().next()?.parse::<i64>().ok()?;
+    Some(match number {
+        -1
+        | libc::SYS_execve
+        | libc::SYS_execveat
+        | libc::SYS_munmap
+        | libc::SYS_mremap
+        | libc::SYS_mprotect
+        | libc::SYS_madvise
+        | libc::SYS_msync
+        | libc::SYS_brk
+        | libc::SYS_exit
+        | libc::SYS_exit_group => Doing::Memory,
+        // The kernel reads ahead, and whoever has begun that does something else by now.
+        _ if opcode == Opcode::Read && !reads(number) => Doing::Behind,
+        _ if (0..REPORT_CALLS as i64).contains(&number) => Doing::Call(number),
+        _ => Doing::Call(-1),
+    })
+}
+
+/// Whether a call reads from files.
+fn reads(number: i64) -> bool {
+    matches!(
+        number,
+        libc::SYS_read
+            | libc::SYS_pread64
+            | libc::SYS_readv
+            | libc::SYS_preadv
+            | libc::SYS_preadv2
+            | libc::SYS_sendfile
+            | libc::SYS_splice
+            | libc::SYS_copy_file_range
+            | libc::SYS_readahead
+            | libc::SYS_fadvise64
+            | libc::SYS_mmap
+            | libc::SYS_write
+            | libc::SYS_pwrite64
+            | libc::SYS_io_uring_enter
+            | libc::SYS_io_getevents
+            | libc::SYS_io_submit
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_s_call_is_read_off_its_line() {
+        let doing = |line: &str| doing_in(line, Opcode::Lookup);
+        assert_eq!(doing("257 0xffffff9c 0x7ffe 0x0 0x0 0x0 0x0 0x7ffd 0x7f10\n"), Some(Doing::Call(257)));
+        assert_eq!(doing("-1 0x7ffd 0x7f10\n"), Some(Doing::Memory));
+        assert_eq!(doing(&format!("{} 0x0", libc::SYS_execve)), Some(Doing::Memory));
+        assert_eq!(doing("9999 0x0"), Some(Doing::Call(-1)));
+        assert_eq!(doing("running\n"), None);
+        assert_eq!(doing_in(&format!("{} 0x0", libc::SYS_futex), Opcode::Read), Some(Doing::Behind));
+        assert_eq!(doing_in(&format!("{} 0x0", libc::SYS_read), Opcode::Read), Some(Doing::Call(libc::SYS_read)));
+    }
+
+    #[test]
+    fn descent_is_found_and_ends() {
+        let this = Asking::look_at(std::process::id()).expect("this process");
+        assert_eq!(this.process, std::process::id());
+        assert!(this.descends_from(std::os::unix::process::parent_id()));
+        assert!(!this.descends_from(std::process::id()), "no process descends from itself");
+        assert!(began(std::process::id()) > began(1));
+    }
+
+    #[test]
+    fn only_files_of_counts_are_opened() {
+        let user = rustix::process::geteuid().as_raw();
+        for name in ["", ".", "../dev/zero", "no-such-file-of-counts"] {
+            assert!(open(name, user).is_err(), "{name} was opened");
+        }
+        let name = format!("ashlar-test-{}", std::process::id());
+        let path = Path::new(REPORT_DIRECTORY).join(&name);
+        fs::write(&path, "short").expect("a file");
+        let is_short_refused = open(&name, user).is_err();
+        File::options().write(true).open(&path).and_then(|file| file.set_len(REPORT_BYTES as u64)).expect("longer");
+        let (mine, another_s) = (open(&name, user).is_ok(), open(&name, user + 1).is_ok());
+        fs::remove_file(&path).expect("removed");
+        assert_eq!((is_short_refused, mine, another_s), (true, true, false));
+    }
+}

@@ -1,0 +1,232 @@
+//! Counts for `ashlar run --report`: how often each call on an Ashlar was served here, how often by the kernel, and how long that took.
+//!
+//! They stand in a file that all processes of the run share (`ashlar_wire`, `report`), so that nothing is lost with a process that is
+//! killed. While there is one, calls on descriptors that the kernel has are caught too, and asked which file system they are on, and
+//! each thread says when it is in a call that is counted: what a mount is asked for at other times went past us.
+//!
+//! Where there is no report, this costs the hook one look at a pointer.
+
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering};
+
+use ashlar_wire::{
+    REPORT_BYTES, REPORT_CALLS, REPORT_COUNTS, REPORT_DEVICES, REPORT_DEVICES_MAX, REPORT_MAGIC, REPORT_PROGRAMS,
+    REPORT_ROW, REPORT_THREADS, REPORT_THREADS_MAX, THREAD_COUNTED, THREAD_HAS_LIBRARY,
+};
+
+use crate::arch::{After, Frame, system_call};
+use crate::{calls, descriptors, memory, path};
+
+/// The file, where it is mapped.
+static PAGE: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
+
+/// A call that is counted when it is done: `when it began << 9 | its number`, or 0 for one that is not counted.
+pub(crate) type Word = u64;
+const NUMBER_BITS: u32 = 9;
+const _: () = assert!(1 << NUMBER_BITS == REPORT_CALLS);
+
+/// The counts.
+#[derive(Clone, Copy)]
+pub(crate) struct Page(*mut u8);
+
+/// The counts, if there is a report.
+#[inline(always)]
+pub(crate) fn page() -> Option<Page> {
+    let start = PAGE.load(Ordering::Relaxed);
+    (!start.is_null()).then_some(Page(start))
+}
+
+/// Maps the file of counts; without it there is no report. All calls of this thread are ours until [`begun`].
+pub(crate) fn begin(file: &CStr) {
+    let flags = (libc::O_RDWR | libc::O_NOFOLLOW | libc::O_CLOEXEC) as u64;
+    // SAFETY: the path is a string, the file is mapped at a place that the kernel chooses, and the descriptor is ours.
+    let start = unsafe {
+        let file = system_call(libc::SYS_open as u64, [file.as_ptr() as u64, flags, 0, 0, 0, 0]);
+        if file < 0 {
+            return;
+        }
+        let size = system_call(libc::SYS_lseek as u64, [file as u64, 0, libc::SEEK_END as u64, 0, 0, 0]);
+        let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+        let arguments = [0, REPORT_BYTES as u64, protection, libc::MAP_SHARED as u64, file as u64, 0];
+        let is_whole = size == REPORT_BYTES as i64;
+        let start = if is_whole { system_call(libc::SYS_mmap as u64, arguments) } else { -1 };
+        system_call(libc::SYS_close as u64, [file as u64, 0, 0, 0, 0, 0]);
+        start
+    };
+    let page = Page(start as *mut u8);
+    if start < 0 || page.word(0).load(Ordering::Relaxed) != REPORT_MAGIC {
+        return;
+    }
+    page.word(REPORT_PROGRAMS).fetch_add(1, Ordering::Relaxed);
+    page.process().store(THREAD_HAS_LIBRARY, Ordering::Relaxed);
+    page.mark();
+    PAGE.store(page.0, Ordering::Relaxed);
+}
+
+/// The program begins.
+pub(crate) fn begun() {
+    if let Some(page) = page() {
+        page.unmark();
+    }
+}
+
+/// This process is about to run another program, of which nobody knows what it loads.
+pub(crate) fn leaving() {
+    if let Some(page) = page() {
+        page.unmark();
+        page.process().fetch_and(!THREAD_HAS_LIBRARY, Ordering::Relaxed);
+    }
+}
+
+impl Page {
+    fn word(self, at: usize) -> &'static AtomicU64 {
+        debug_assert!(at % 8 == 0 && at + 8 <= REPORT_BYTES);
+        // SAFETY: the file is mapped as long as this, for as long as the process lives, and nobody makes it shorter.
+        unsafe { &*self.0.add(at).cast() }
+    }
+
+    fn row(self, number: usize, column: usize) -> &'static AtomicU64 {
+        self.word(REPORT_COUNTS + number % REPORT_CALLS * REPORT_ROW + column * 8)
+    }
+
+    fn byte(self, thread: i64) -> &'static AtomicU8 {
+        // SAFETY: as for `word`.
+        unsafe { &*self.0.add(REPORT_THREADS + thread as usize % REPORT_THREADS_MAX).cast() }
+    }
+
+    /// What this thread is doing. Its number is asked for each time: after a fork it is another one.
+    fn thread(self) -> &'static AtomicU8 {
+        // SAFETY: it takes nothing.
+        self.byte(unsafe { system_call(libc::SYS_gettid as u64, [0; 6]) })
+    }
+
+    /// What is noted of this process.
+    fn process(self) -> &'static AtomicU8 {
+        // SAFETY: as above.
+        self.byte(unsafe { system_call(libc::SYS_getpid as u64, [0; 6]) })
+    }
+
+    fn mark(self) {
+        self.thread().fetch_or(THREAD_COUNTED, Ordering::Relaxed);
+    }
+
+    fn unmark(self) {
+        self.thread().fetch_and(!THREAD_COUNTED, Ordering::Relaxed);
+    }
+
+    /// A call that is to be served here.
+    #[cold]
+    pub(crate) fn begin(self, call: &Frame) -> Word {
+        self.mark();
+        if is_execution(call) {
+            // It does not come back.
+            self.count_execution(call);
+            return 0;
+        }
+        if calls::touches(call, |descriptor| self.is_on_mount(descriptor)) { self.begin_at_once(call) } else { 0 }
+    }
+
+    /// A call that is done with as far as it is ours; what becomes of it now.
+    #[cold]
+    pub(crate) fn end(self, call: &Frame, number: u64, word: Word, after: After) -> After {
+        match after {
+            After::Kernel if word != 0 => return After::KernelCounted,
+            After::KernelInstead if word != 0 => return After::InsteadCounted,
+            After::KernelOpen if word != 0 => return After::OpenCounted,
+            After::Return | After::Unmask if word != 0 => self.count(word, calls::is_passed_on(number as i64)),
+            // It has failed.
+            After::Return | After::Unmask if is_execution_number(number) => self.join(),
+            After::Return | After::Unmask if makes_process(number) && call.rax == 0 => self.join(),
+            _ => {}
+        }
+        self.unmark();
+        after
+    }
+
+    /// A call that the kernel serves without us.
+    #[cold]
+    pub(crate) fn past(self, call: &Frame) -> (After, Word) {
+        if is_execution(call) {
+            self.count_execution(call);
+        } else if calls::touches(call, |descriptor| self.is_on_mount(descriptor)) {
+            self.mark();
+            return (After::KernelCounted, self.begin_at_once(call));
+        }
+        (After::Kernel, 0)
+    }
+
+    fn begin_at_once(self, call: &Frame) -> Word {
+        (now() << NUMBER_BITS) | (call.rax % REPORT_CALLS as u64)
+    }
+
+    /// The process has the library: it was forked from one that has, or goes on being one.
+    fn join(self) {
+        self.process().fetch_or(THREAD_HAS_LIBRARY, Ordering::Relaxed);
+    }
+
+    fn count_execution(self, call: &Frame) {
+        if calls::touches(call, |descriptor| self.is_on_mount(descriptor)) {
+            self.row(call.rax as usize, 2).fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn count(self, word: Word, is_delegated: bool) {
+        let number = word as usize % REPORT_CALLS;
+        let elapsed = (now() << NUMBER_BITS).wrapping_sub(word) >> NUMBER_BITS;
+        let column = if is_delegated { 2 } else { 0 };
+        self.row(number, column).fetch_add(1, Ordering::Relaxed);
+        self.row(number, column + 1).fetch_add(elapsed, Ordering::Relaxed);
+    }
+
+    /// Whether a descriptor is of a file on an Ashlar, ours or the kernel's.
+    fn is_on_mount(self, descriptor: i32) -> bool {
+        if descriptor < 0 || descriptors::is_internal(descriptor) {
+            return false;
+        }
+        descriptors::is_ours(descriptor)
+            || crate::session::device_of(descriptor).is_some_and(|device| {
+                let devices = (0..REPORT_DEVICES_MAX).map(|index| self.word(REPORT_DEVICES + index * 8));
+                device != 0 && devices.into_iter().any(|known| known.load(Ordering::Relaxed) == device)
+            })
+    }
+}
+
+/// A call that the kernel has served, and that the entry was told to count.
+pub(crate) extern "C" fn ashlar_after_kernel(word: Word) {
+    if let Some(page) = page() {
+        page.count(word, true);
+        page.unmark();
+    }
+}
+
+fn is_execution(call: &Frame) -> bool {
+    is_execution_number(call.rax)
+}
+
+fn is_execution_number(number: u64) -> bool {
+    matches!(number as i64, libc::SYS_execve | libc::SYS_execveat)
+}
+
+fn makes_process(number: u64) -> bool {
+    matches!(number as i64, libc::SYS_fork | libc::SYS_vfork | libc::SYS_clone | libc::SYS_clone3)
+}
+
+/// Nanoseconds since some moment.
+fn now() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the time goes into a local variable. libc reads it out of the kernel's memory without a call.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
+}
+
+/// Whether the path at an address leads into a mount as it is written; `is_on_mount` says so of the directory that it begins from.
+pub(crate) fn leads_inside(directory: i32, address: u64, is_on_mount: impl Fn(i32) -> bool) -> bool {
+    let mut start = [0; 256];
+    let length = memory::start_of(address, &mut start);
+    match &start[..length] {
+        text @ [b'/', ..] => path::of_absolute(text).is_some() || path::descriptor_at(address).is_some(),
+        [] if directory == libc::AT_FDCWD => false,
+        _ if directory == libc::AT_FDCWD => path::is_working_inside(),
+        _ => is_on_mount(directory),
+    }
+}

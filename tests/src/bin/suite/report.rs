@@ -1,0 +1,264 @@
+//! What `ashlar run --report` says of programs whose calls are known, and that nothing of it shows to whoever runs them.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use ashlar_tests::command::{is_alive, run, signal, wait, was_killed};
+use ashlar_tests::harness::{Test, Verdict, passed};
+use ashlar_tests::mount::{Medium, Site, ashlar, obstacle};
+use ashlar_tests::{Outcome, ensure, tried};
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// The tests of this group.
+pub const TESTS: &[Test] = &[
+    Test { name: "run/a_report_counts_what_was_served_and_what_was_not", run: || with(counted) },
+    Test { name: "run/a_report_counts_what_goes_past_the_library", run: || with(missed) },
+    Test { name: "run/a_report_has_the_counts_of_killed_processes", run: || with(killed) },
+    Test { name: "run/a_report_passes_signals_and_ends_on", run: || with(ends) },
+    Test { name: "run/programs_miss_less_than_one_call_in_a_hundred", run: || with(programs) },
+];
+
+const SOON: Duration = Duration::from_secs(60);
+/// Makes 10 writes, 7 calls of `stat` on a name that there is not, and a few others; its exit status is 3.
+const STATIC_PROGRAM: &str = r#"
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+int main(int count, char **words) {
+    struct stat found;
+    int file = open(words[1], O_CREAT | O_RDWR, 0644);
+    for (int i = 0; i < 10; i++)
+        if (write(file, "x", 1) != 1) return 1;
+    for (int i = 0; i < 7; i++)
+        if (stat(words[2], &found) == 0) return 1;
+    close(file);
+    return 3;
+}
+"#;
+
+fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
+    obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
+}
+
+/// A mount, and a place for reports.
+struct Place {
+    site: Site,
+    report: PathBuf,
+}
+
+impl Place {
+    fn new() -> Outcome<Self> {
+        let site = Site::mounted(Medium::Memory, "64M")?;
+        let report = site.outside().join("report.json");
+        Ok(Self { site, report })
+    }
+
+    /// A shell's script in the mount's directory, with a report; not yet run.
+    fn command(&self, script: &str) -> Command {
+        let report = self.report.display().to_string();
+        let mut command = ashlar(&["run", "--report-json", "--report-to", &report, "--", "bash", "-ec", script]);
+        // Each call shows what it is, and not only those behind the first ones.
+        command.env(ashlar_wire::DEFER_VARIABLE, "0");
+        command.current_dir(self.site.point(0));
+        command
+    }
+
+    /// What is said of one that ends with `code`.
+    fn report_of(&self, script: &str, code: i32) -> Outcome<Value> {
+        let done = run(&mut self.command(script))?;
+        ensure!(done.status.code() == Some(code), "exit status {code} expected: {}", done.told());
+        self.written()
+    }
+
+    /// The report that was written, which goes.
+    fn written(&self) -> Outcome<Value> {
+        let text = fs::read_to_string(&self.report).map_err(tried("reading the report"))?;
+        fs::remove_file(&self.report).map_err(tried("removing the report"))?;
+        serde_json::from_str(&text).map_err(tried(format!("the report is no JSON:\n{text}")))
+    }
+
+    fn end(self) -> Outcome<Verdict> {
+        let files = fs::read_dir("/dev/shm").map_err(tried("listing /dev/shm"))?.flatten();
+        let names = files.filter_map(|file| file.file_name().into_string().ok());
+        let mut makers = names.filter_map(|name| name.strip_prefix("ashlar-report-")?.parse().ok());
+        ensure!(makers.all(is_alive), "the counts of a run that is over are left in /dev/shm");
+        self.site.check()?;
+        self.site.umount(0)?;
+        passed()
+    }
+}
+
+/// A number of a call's.
+fn count(report: &Value, call: &str, what: &str) -> u64 {
+    let calls = report["calls"].as_array().map(Vec::as_slice).unwrap_or_default();
+    calls.iter().find(|line| line["call"] == call).and_then(|line| line[what].as_u64()).unwrap_or(0)
+}
+
+fn counted() -> Outcome<Verdict> {
+    let place = Place::new()?;
+    // Its own writes are LibFS's; those of a program that it starts with a file open are the kernel's.
+    let script =
+        "dd if=/dev/zero of=one bs=100 count=37 2>/dev/null; dd if=/dev/zero bs=10 count=5 >two 2>/dev/null; exit 7";
+    let report = place.report_of(script, 7)?;
+    let found = ["accelerated", "delegated", "missed"].map(|what| count(&report, "write", what));
+    ensure!(found == [37, 5, 0], "37 accelerated, 5 delegated and no missed writes expected:\n{report:#}");
+    for what in ["accelerated_ns", "delegated_ns"] {
+        let time = Duration::from_nanos(count(&report, "write", what));
+        ensure!(Duration::ZERO < time && time < SOON, "{what} is {time:?}");
+    }
+    ensure!(report["missed"] == 0 && report["missed_percent"] == 0.0, "something was missed:\n{report:#}");
+    // The shell, which forks, and two programs.
+    ensure!(report["programs"] == 3, "3 programs expected:\n{report:#}");
+    let sum: u64 = ["accelerated", "delegated"].iter().filter_map(|what| report[what].as_u64()).sum();
+    let lines = report["calls"].as_array().ok_or("there are no calls")?;
+    let of_lines = |what: &str| lines.iter().filter_map(|line| line[what].as_u64()).sum::<u64>();
+    ensure!(sum == of_lines("accelerated") + of_lines("delegated") && sum > 42, "the sum is wrong:\n{report:#}");
+    let text = run(ashlar(&["run", "--report", "true"]).current_dir(place.site.point(0)))?.success()?.errors;
+    for word in ["calls on Ashlar by true", "ACCELERATED", "DELEGATED", "MISSED", "missed 0 %"] {
+        ensure!(text.contains(word), "the report does not say '{word}':\n{text}");
+    }
+    run(&mut ashlar(&["run", "--report", "no-such-program"]))?.failure(127, &["can't be run"])?;
+    place.end()
+}
+
+fn missed() -> Outcome<Verdict> {
+    let place = Place::new()?;
+    let (source, program) = (place.site.outside().join("static.c"), place.site.outside().join("past"));
+    fs::write(&source, STATIC_PROGRAM).map_err(tried("writing a program"))?;
+    let made = Command::new("gcc").args(["-static", "-o"]).arg(&program).arg(&source).status();
+    if !made.is_ok_and(|status| status.success()) {
+        return Ok(Verdict::Skipped("there is no gcc that makes static programs".into()));
+    }
+    let program = program.display().to_string();
+    let report = place.report_of(&format!("exec {program} file none"), 3)?;
+    ensure!(count(&report, "write", "missed") == 10, "10 missed writes expected:\n{report:#}");
+    let by = &report["missed_by"][0];
+    ensure!(by["program"] == "past" && by["has_library"] == false, "missed by {by}");
+    ensure!(count(&report, "write", "accelerated") == 0, "a static program's writes were accelerated:\n{report:#}");
+    ensure!(report["missed_percent"].as_f64() > Some(50.0), "most of it was missed:\n{report:#}");
+    // One that was left behind by whoever started it is of the run too.
+    let outside = place.site.outside().display().to_string();
+    let script = format!(
+        "(({program} file none || true; : > {outside}/done) &); until [ -e {outside}/done ]; do sleep 0.01; done; echo x > y"
+    );
+    let report = place.report_of(&script, 0)?;
+    let found = ["accelerated", "missed"].map(|what| count(&report, "write", what));
+    ensure!(found == [1, 10], "one accelerated and 10 missed writes expected:\n{report:#}");
+    // Others are not.
+    let mut command = place.command("echo ready; read -r; echo x > y");
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(tried("starting"))?;
+    let mut line = String::new();
+    let output = child.stdout.take().ok_or("it has no output")?;
+    BufReader::new(output).read_line(&mut line).map_err(tried("waiting for it"))?;
+    let other = run(Command::new(&program).args(["file", "none"]).current_dir(place.site.point(0)))?;
+    ensure!(other.status.code() == Some(3), "{}", other.told());
+    drop(child.stdin.take());
+    ensure!(wait(&mut child, SOON)?.code() == Some(1), "a shell whose input ends fails");
+    let report = place.written()?;
+    ensure!(report["missed"] == 0, "what another program did was counted:\n{report:#}");
+    place.end()
+}
+
+fn killed() -> Outcome<Verdict> {
+    let place = Place::new()?;
+    let script = "(for n in 1 2 3 4; do echo $n >> file; done; kill -KILL $BASHPID) || true; cat file";
+    let report = place.report_of(script, 0)?;
+    let writes = count(&report, "write", "accelerated");
+    ensure!(writes == 4, "4 writes of a killed process expected:\n{report:#}");
+    place.end()
+}
+
+fn ends() -> Outcome<Verdict> {
+    let place = Place::new()?;
+    for (script, expected) in [("kill -KILL $$", Signal::KILL), ("kill -TERM $$", Signal::TERM)] {
+        let done = run(&mut place.command(&format!("echo x > file; {script}")))?;
+        ensure!(done.status.signal() == Some(expected.as_raw()), "{expected:?} expected: {}", done.told());
+        ensure!(was_killed(done.status) == (expected == Signal::KILL), "{}", done.told());
+        ensure!(count(&place.written()?, "write", "accelerated") == 1, "the report is not whole");
+    }
+    for (sent, code) in [(Signal::USR1, 9), (Signal::USR2, 8), (Signal::TERM, 7)] {
+        let script =
+            "trap 'exit 9' USR1; trap 'exit 8' USR2; trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done";
+        let mut child = place.command(script).stdout(Stdio::piped()).spawn().map_err(tried("starting"))?;
+        let mut line = String::new();
+        let output = child.stdout.take().ok_or("it has no output")?;
+        BufReader::new(output).read_line(&mut line).map_err(tried("waiting for it"))?;
+        // From a process of another group, as a shell is to its jobs.
+        let killer = format!("kill -{} {}", sent.as_raw(), child.id());
+        let sender = run(Command::new("setsid").args(["--wait", "sh", "-c", &killer]))?;
+        sender.success()?;
+        let status = wait(&mut child, SOON)?;
+        ensure!(status.code() == Some(code), "exit status {code} expected after {sent:?}: {status}");
+        place.written()?;
+    }
+    // What this process ignores the program ignores too.
+    let mut nohup = Command::new("nohup");
+    let report = place.report.display().to_string();
+    nohup.arg(ashlar_tests::mount::program()).args([
+        "run",
+        "--report-to",
+        &report,
+        "--",
+        "sh",
+        "-c",
+        "kill -HUP $$; exit 5",
+    ]);
+    let done = run(&mut nohup)?;
+    ensure!(done.status.code() == Some(5), "exit status 5 expected: {}", done.told());
+    // One that is signalled itself, and not by way of the report, ends the run as well.
+    let mut child =
+        place.command("echo $$; exec sleep 100").stdout(Stdio::piped()).spawn().map_err(tried("starting"))?;
+    let mut line = String::new();
+    let output = child.stdout.take().ok_or("it has no output")?;
+    BufReader::new(output).read_line(&mut line).map_err(tried("waiting for it"))?;
+    signal(line.trim().parse().map_err(tried("its number"))?, Signal::USR1)?;
+    let status = wait(&mut child, SOON)?;
+    ensure!(status.signal() == Some(Signal::USR1.as_raw()), "SIGUSR1 expected: {status}");
+    place.end()
+}
+
+/// Programs as they are miss next to nothing.
+fn programs() -> Outcome<Verdict> {
+    const JOBS: [(&str, &str); 4] = [
+        (
+            "git",
+            "git init -q r; cd r; git config user.email a@b; git config user.name a; for n in 1 2 3 4 5; do echo $n > $n; git add .; \
+             git commit -qm $n; done; git gc -q; git log --oneline > log; git status --short; git fsck --no-progress",
+        ),
+        (
+            "sqlite3",
+            "for n in $(seq 20); do sqlite3 db \"create table if not exists t(a); insert into t values($n); select sum(a) from t\"; done",
+        ),
+        (
+            "make",
+            "printf 'all: x y\\nx:\\n\\ttouch x\\ny: x\\n\\tcp x y\\n' > Makefile; make -s; make -s; make -sj2 -B",
+        ),
+        (
+            "python3",
+            "python3 -c \"import os\nfor n in range(200): open(f'p{n}', 'w').write('x' * n)\nos.listdir('.')\nos.remove('p7')\"",
+        ),
+    ];
+    let place = Place::new()?;
+    for (program, script) in JOBS {
+        if run(Command::new("which").arg(program))?.status.code() != Some(0) {
+            return Ok(Verdict::Skipped(format!("there is no {program}")));
+        }
+        let report = place.report_of(script, 0)?;
+        let (percent, served) = (report["missed_percent"].as_f64(), report["accelerated"].as_u64());
+        ensure!(percent.is_some_and(|percent| percent < 1.0), "{program} missed {percent:?} %:\n{report:#}");
+        ensure!(served > Some(50), "{program} had {served:?} calls accelerated:\n{report:#}");
+        ensure!(
+            report["unknown"].as_array().is_some_and(|unknown| {
+                let point = place.site.point(0).display().to_string();
+                unknown.iter().all(|mount| mount[0] != point.as_str())
+            }),
+            "the mount did not count:\n{report:#}"
+        );
+    }
+    place.end()
+}
