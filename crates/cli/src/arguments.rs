@@ -1,6 +1,7 @@
 //! What can be typed.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
@@ -36,6 +37,11 @@ pub enum Verb {
     Run(RunArguments),
     /// Show arenas, sessions and counters
     Status(StatusArguments),
+    /// Show what sessions do, live: operations and their latency, logs, digest, leases
+    ///
+    /// Operations are those of LibFS: a system call with a path of several names is several. All are counted; latencies are those of a sample,
+    /// what reaches LibFS through a mount without the time in the kernel.
+    Top(TopArguments),
     /// Check an arena, in use or not, and repair one that is not in use
     Fsck(FsckArguments),
     /// Run the daemon in the foreground, for service managers ('ashlar mount' starts one by itself)
@@ -236,6 +242,36 @@ pub struct StatusArguments {
     pub json: bool,
 }
 
+/// `ashlar top`.
+#[derive(Args, Debug)]
+pub struct TopArguments {
+    /// Only this arena; by default all that are mounted, and the default ones
+    #[arg(long, value_name = "WHERE", env = "ASHLAR_ARENA", hide_env = true)]
+    pub arena: Option<ArenaChoice>,
+    /// Seconds between two looks
+    #[arg(short, long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
+    pub interval: f64,
+    /// Show one interval, and end
+    #[arg(long)]
+    pub once: bool,
+    /// Print a line of JSON for each interval
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl TopArguments {
+    /// The time between two looks.
+    pub fn interval(&self) -> Duration {
+        Duration::from_secs_f64(self.interval)
+    }
+}
+
+/// A time that can be waited for.
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.1..=86_400.0).contains(seconds));
+    seconds.ok_or_else(|| "a number of seconds from 0.1 to 86400".into())
+}
+
 /// `ashlar fsck`.
 #[derive(Args, Debug)]
 pub struct FsckArguments {
@@ -368,6 +404,16 @@ mod tests {
             &["remove"],
         ] {
             assert!(parse(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn an_interval_can_be_waited_for() {
+        let parse = |interval: &str| Arguments::try_parse_from(["ashlar", "top", "--interval", interval]);
+        let Verb::Top(top) = parse("0.5").expect("understood").verb else { panic!("not top") };
+        assert_eq!(top.interval(), Duration::from_millis(500));
+        for wrong in ["0", "-1", "NaN", "inf", "soon"] {
+            assert!(parse(wrong).is_err(), "{wrong} was understood");
         }
     }
 

@@ -45,6 +45,11 @@ pub enum CliError {
     /// Nothing to be accelerated.
     #[error("no Ashlar file system is mounted; 'sudo ashlar mount DIR' mounts one")]
     NothingMounted,
+    /// Nothing to look at.
+    #[error(
+        "no daemon runs; 'ashlar mount DIR' mounts an arena and starts one, 'ashlar status' shows those that are there"
+    )]
+    NothingRuns,
     /// The installation is not whole.
     #[error("there is no library {0}; build it with 'make build', or install both with 'make install'")]
     NoLibrary(PathBuf),

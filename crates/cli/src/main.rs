@@ -31,6 +31,7 @@ mod run;
 mod size;
 mod status;
 mod table;
+mod top;
 mod umount;
 
 use std::io::Write;
@@ -51,6 +52,7 @@ fn serve(arguments: &Arguments) -> Result<ExitCode, CliError> {
         Verb::Umount(umount) => umount::run(umount),
         Verb::Run(run) => run::run(run),
         Verb::Status(status) => status::run(status),
+        Verb::Top(top) => top::run(top),
         Verb::Fsck(fsck) => check::run(fsck),
         Verb::Daemon(daemon) => daemon::run(daemon),
         Verb::Arena(ArenaVerb::Resize(resize)) => resize::run(resize),

@@ -3,7 +3,7 @@
 //! Limits are SharedFS's, which is asked through its socket. What counts against a subtree stands in each inode, so a tree that is
 //! there already is walked once, through a mount, before its limits hold.
 
-mod names;
+pub mod names;
 mod tree;
 
 use std::process::ExitCode;

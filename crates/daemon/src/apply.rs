@@ -200,6 +200,7 @@ impl State {
         crate::grant::write_attached(self);
         if let Some(session) = self.sessions.get_mut(&id) {
             session.records += records;
+            session.digested_bytes += applied.0.saturating_sub(from.0);
             session.control.set_applied(applied);
             // The page is mapped whole, so the store can't miss it.
             let _ = page::set_validated(&*session.page, applied.max(session.judged));

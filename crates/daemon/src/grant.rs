@@ -258,7 +258,8 @@ fn perform(state: &mut State, command: &Command) {
 /// old word may be in the log; a restart must know that.
 fn take(state: &mut State, word: &SlotWord) {
     state.counters.leases_revoked += 1;
-    if let Some(session) = state.sessions.get(&word.session) {
+    if let Some(session) = state.sessions.get_mut(&word.session) {
+        session.leases_revoked += 1;
         // The page is mapped whole, so the store can't miss it.
         let _ = page::set_revoking(&*session.page, true);
     }
@@ -351,6 +352,9 @@ fn answer(
 ) -> Answer {
     for grant in grants {
         write(state, &grant.word);
+        if let Some(session) = state.sessions.get_mut(&grant.word.session) {
+            session.leases_granted += 1;
+        }
     }
     state.counters.leases_granted += grants.len() as u64;
     let tickets = state.leasing.tickets.iter().filter(|ticket| {

@@ -101,6 +101,12 @@ pub struct Session {
     pub trusted: LogPosition,
     /// Records applied since this SharedFS started or the session began.
     pub records: u64,
+    /// Bytes of its log applied since then.
+    pub digested_bytes: u64,
+    /// Leases granted to it since then.
+    pub leases_granted: u64,
+    /// Lease words taken from it, narrowed or renewed since then.
+    pub leases_revoked: u64,
     /// What the log's tail was when it was last seen to move, and when that was.
     pub moved: (LogPosition, Instant),
     /// Whether a process has connected for it since this SharedFS started.
@@ -242,6 +248,9 @@ impl Session {
             judged: LogPosition(0),
             trusted: LogPosition(0),
             records: 0,
+            digested_bytes: 0,
+            leases_granted: 0,
+            leases_revoked: 0,
             moved: (tail, Instant::now()),
             is_connected: false,
             is_ending: false,

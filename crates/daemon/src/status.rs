@@ -57,6 +57,10 @@ fn status(shared: &Shared) -> StatusReply {
         log_used_bytes: session.log.tail().0.saturating_sub(state.store.committed(session.id).0),
         log_bytes: session.log.capacity(),
         records: session.records,
+        digested_bytes: session.digested_bytes,
+        leases_granted: session.leases_granted,
+        leases_revoked: session.leases_revoked,
+        operations: session.control.operations(),
         fenced: session.fenced.clone(),
     });
     StatusReply {

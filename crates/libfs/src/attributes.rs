@@ -6,6 +6,7 @@ use ashlar_types::{
 };
 use ashlar_update::acl::Acl;
 use ashlar_update::{SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_QUOTA, permission};
+use ashlar_wire::OperationKind;
 
 use crate::LibFs;
 use crate::api::{Change, Found, Outcome, SetTime, XattrFlags};
@@ -21,6 +22,12 @@ impl LibFs {
     /// # Errors
     /// `ESTALE` where it is gone.
     pub fn attributes(&self, id: InodeId) -> Outcome<Found> {
+        let _measured = self.measured(OperationKind::Name);
+        self.found(id)
+    }
+
+    /// As [`LibFs::attributes`], as a part of another operation.
+    pub(crate) fn found(&self, id: InodeId) -> Outcome<Found> {
         let guard = self.view(Claim::read(id))?;
         Ok(Found { id, inode: guard.inode.clone().ok_or(Errno::ESTALE)? })
     }
@@ -55,6 +62,7 @@ impl LibFs {
     /// # Errors
     /// `EPERM`, `EACCES`, `EINVAL`, `EISDIR`, `EFBIG`, `ENOSPC`, `EDQUOT`.
     pub fn set_attributes(&self, who: &Credentials, id: InodeId, change: &Change) -> Outcome<Found> {
+        let _measured = self.measured(OperationKind::Name);
         let mut claim = Claim::write(id).with_xattrs();
         if change.size.is_some() {
             claim = claim.with_contents();
@@ -69,7 +77,7 @@ impl LibFs {
             self.change(&[claim], |locked| self.set_size(locked, who, id, size, change.strip))?;
         }
         if !attributes {
-            return self.attributes(id);
+            return self.found(id);
         }
         self.change(&[claim], |locked| {
             locked.act_for(who);
@@ -207,7 +215,8 @@ impl LibFs {
     /// # Errors
     /// `EINVAL` where it is none.
     pub fn read_link(&self, id: InodeId) -> Outcome<Vec<u8>> {
-        let inode = self.attributes(id)?.inode;
+        let _measured = self.measured(OperationKind::Name);
+        let inode = self.found(id)?.inode;
         if inode.kind == FileKind::Symlink { Ok(inode.target) } else { Err(Errno::EINVAL) }
     }
 
@@ -216,6 +225,7 @@ impl LibFs {
     /// # Errors
     /// `ENODATA` where there is none.
     pub fn xattr(&self, id: InodeId, name: &[u8]) -> Outcome<Vec<u8>> {
+        let _measured = self.measured(OperationKind::Name);
         let guard = self.view(Claim::read(id).with_xattrs())?;
         if name == XATTR_QUOTA {
             let quota = guard.inode.as_ref().map_or(QuotaId::NONE, |inode| inode.quota);
@@ -244,6 +254,7 @@ impl LibFs {
     /// # Errors
     /// `ESTALE` where the inode is gone.
     pub fn xattr_names(&self, id: InodeId) -> Outcome<Vec<Vec<u8>>> {
+        let _measured = self.measured(OperationKind::Name);
         let guard = self.view(Claim::read(id).with_xattrs())?;
         Ok(guard.xattrs.as_ref().map(|all| all.keys().cloned().collect()).unwrap_or_default())
     }
@@ -262,6 +273,7 @@ impl LibFs {
         flags: XattrFlags,
         strip_sgid: bool,
     ) -> Outcome<()> {
+        let _measured = self.measured(OperationKind::Name);
         if name.is_empty() || name.len() > XATTR_NAME_MAX {
             return Err(Errno::ERANGE);
         }
@@ -306,6 +318,7 @@ impl LibFs {
     /// # Errors
     /// `ENODATA` where there is none; `EPERM`, `EACCES`.
     pub fn remove_xattr(&self, who: &Credentials, id: InodeId, name: &[u8]) -> Outcome<()> {
+        let _measured = self.measured(OperationKind::Name);
         if name == XATTR_QUOTA {
             return self.set_quota(who, id, b"0");
         }

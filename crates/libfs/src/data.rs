@@ -5,7 +5,7 @@ use std::sync::atomic::{Ordering, fence};
 use ashlar_pmem::Persistent;
 use ashlar_types::{BLOCK_BYTES, Credentials, Errno, FILE_SIZE_MAX, FileKind, Inode, InodeId, LogPosition, QuotaId};
 use ashlar_update::{Allocation, Update};
-use ashlar_wire::{Reply, Request};
+use ashlar_wire::{OperationKind, Reply, Request};
 
 use crate::LibFs;
 use crate::api::{Outcome, Seek, WriteAt, Written};
@@ -41,6 +41,7 @@ impl LibFs {
     /// # Errors
     /// `EISDIR`, `EINVAL`; `EIO` where the medium does not hold what was written.
     pub fn read(&self, id: InodeId, offset: u64, buffer: &mut [u8]) -> Outcome<usize> {
+        let _measured = self.measured(OperationKind::Read);
         let mut attempts = 0;
         loop {
             let guard = self.view(Claim::read(id).with_contents())?;
@@ -147,6 +148,7 @@ impl LibFs {
     /// # Errors
     /// `EINVAL`, `EISDIR`, `EFBIG`, `ENOSPC`, `EDQUOT`.
     pub fn write(&self, who: &Credentials, id: InodeId, at: WriteAt, data: &[u8], strip: bool) -> Outcome<Written> {
+        let _measured = self.measured(OperationKind::Write);
         let mut start = None;
         let mut written = 0;
         let mut most = RECORD_DATA_MAX.min(self.log.body_bytes_max().saturating_sub(WRITE_FIELDS_BYTES) as usize);
@@ -206,6 +208,7 @@ impl LibFs {
         length: u64,
         strip: bool,
     ) -> Outcome<()> {
+        let _measured = self.measured(OperationKind::Write);
         let end = offset.checked_add(length).filter(|&end| end <= FILE_SIZE_MAX).ok_or(Errno::EFBIG)?;
         if length == 0 {
             return Err(Errno::EINVAL);
@@ -239,6 +242,7 @@ impl LibFs {
     /// # Errors
     /// `ENXIO` at or behind the end, or where no data follow.
     pub fn seek(&self, id: InodeId, what: Seek, offset: u64) -> Outcome<u64> {
+        let _measured = self.measured(OperationKind::Read);
         let guard = self.view(Claim::read(id).with_contents())?;
         let inode = guard.inode.as_ref().ok_or(Errno::ESTALE)?;
         check_regular(inode).map_err(|_| Errno::EINVAL)?;
@@ -326,6 +330,7 @@ impl LibFs {
     /// # Errors
     /// `EIO` where the medium fails.
     pub fn sync(&self) -> Outcome<()> {
+        let _measured = self.measured(OperationKind::Sync);
         self.check_alive()?;
         if !self.sync_needed {
             return Ok(());
@@ -348,7 +353,7 @@ impl LibFs {
     /// # Errors
     /// `EIO` where SharedFS is away.
     pub fn space(&self, id: InodeId) -> Outcome<crate::Space> {
-        let subtree = self.attributes(id).map_or(QuotaId::NONE, |found| found.inode.quota);
+        let subtree = self.found(id).map_or(QuotaId::NONE, |found| found.inode.quota);
         match self.call(&Request::Space { subtree })? {
             Reply::Space(space) => Ok(space),
             _ => Err(Errno::EIO),

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use ashlar_types::{Errno, InodeId};
 use ashlar_update::Update;
-use ashlar_wire::{LockKind, LockMode, Reply, Request};
+use ashlar_wire::{LockKind, LockMode, OperationKind, Reply, Request};
 use rustix_futex_sync::Mutex;
 
 use crate::LibFs;
@@ -18,18 +18,19 @@ impl LibFs {
     /// # Errors
     /// `ESTALE` where it is gone; `ENFILE` where too many are open.
     pub fn open(&self, id: InodeId) -> Outcome<Found> {
+        let _measured = self.measured(OperationKind::Name);
         if !self.note_open(id) {
             return Err(Errno::ENFILE);
         }
         // The handle stands in the table before the inode is looked at: whoever frees inodes looks there after it has
         // taken away the lease that this look needs.
-        let mut found = self.attributes(id);
+        let mut found = self.found(id);
         if found.as_ref().is_ok_and(|found| found.inode.links == 0) {
             // What has no name may be freed under a lease of its own, while it is known here by that of the directory where it
             // had one: only SharedFS can tell, and what it said before does not count.
             self.nodes.begin_eviction();
             self.nodes.write(id).lease = None;
-            found = self.attributes(id);
+            found = self.found(id);
         }
         if found.is_err() {
             self.note_closed(id);

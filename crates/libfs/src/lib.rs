@@ -29,6 +29,7 @@ mod ledger;
 mod materialise;
 mod names;
 mod node;
+mod pace;
 mod path;
 mod pieces;
 mod quota;

@@ -6,7 +6,7 @@ use ashlar_types::{
 };
 use ashlar_update::acl::Acl;
 use ashlar_update::{Create, Entry, Rename, Update, Whiteout, XATTR_ACL_DEFAULT, permission, quota_allows};
-use ashlar_wire::{Reply, Request};
+use ashlar_wire::{OperationKind, Reply, Request};
 
 use crate::LibFs;
 use crate::api::{Found, Listed, Make, Outcome, RenameFlags};
@@ -38,10 +38,11 @@ impl LibFs {
     /// # Errors
     /// `ENOENT`, `ENOTDIR`, `EACCES`, `ENAMETOOLONG`.
     pub fn lookup(&self, who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<Found> {
+        let _measured = self.measured(OperationKind::Name);
         if name == b"." || name == b".." {
             self.check_access(who, directory, Access::EXECUTE)?;
-            let found = self.attributes(directory)?;
-            return if name == b"." { Ok(found) } else { self.attributes(found.inode.parent) };
+            let found = self.found(directory)?;
+            return if name == b"." { Ok(found) } else { self.found(found.inode.parent) };
         }
         // One look at the directory answers both who may search it and what the name leads to.
         let claim = Claim::read(directory);
@@ -54,7 +55,7 @@ impl LibFs {
         };
         loop {
             let Some(entry) = self.entry_if(claim, name, check)? else { return Err(Errno::ENOENT) };
-            match self.attributes(entry.inode) {
+            match self.found(entry.inode) {
                 // Removed since it was looked up: the next look-up says so.
                 Err(Errno::ESTALE) if self.entry_of(directory, name, false)? != Some(entry) => {}
                 found => return found,
@@ -67,6 +68,7 @@ impl LibFs {
     /// # Errors
     /// `EEXIST`, `ENOENT` (a removed directory), `ENOTDIR`, `EACCES`, `ENAMETOOLONG`, `EMLINK`, `ENOSPC`, `EDQUOT`, `EINVAL`.
     pub fn make(&self, who: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found> {
+        let _measured = self.measured(OperationKind::Name);
         check_new_name(name, Errno::EEXIST)?;
         self.make_inode(who, directory, name, make, false)
     }
@@ -76,6 +78,7 @@ impl LibFs {
     /// # Errors
     /// As [`LibFs::make`]; `ENFILE`.
     pub fn make_open(&self, who: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found> {
+        let _measured = self.measured(OperationKind::Name);
         check_new_name(name, Errno::EEXIST)?;
         self.make_inode(who, directory, name, make, true)
     }
@@ -85,6 +88,7 @@ impl LibFs {
     /// # Errors
     /// As [`LibFs::make_open`].
     pub fn make_unnamed(&self, who: &Credentials, directory: InodeId, make: &Make<'_>) -> Outcome<Found> {
+        let _measured = self.measured(OperationKind::Name);
         let made = self.make_inode(who, directory, b"", make, true)?;
         self.unnamed.lock().insert(made.id);
         Ok(made)
@@ -200,6 +204,7 @@ impl LibFs {
     /// `EEXIST`, `EPERM` (a directory), `EMLINK`, `ENOENT` (no link left and not made by `O_TMPFILE`), `ENOTDIR`, `EACCES`,
     /// `ENOSPC`, `EXDEV` (another subtree's quota).
     pub fn link(&self, who: &Credentials, inode: InodeId, directory: InodeId, name: &[u8]) -> Outcome<Found> {
+        let _measured = self.measured(OperationKind::Name);
         check_new_name(name, Errno::EEXIST)?;
         self.check_access(who, directory, Access::WRITE | Access::EXECUTE)?;
         loop {
@@ -241,6 +246,7 @@ impl LibFs {
     /// # Errors
     /// `ENOENT`, `EISDIR`, `EACCES`, `EPERM` (sticky directory).
     pub fn unlink(&self, who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<()> {
+        let _measured = self.measured(OperationKind::Name);
         check_new_name(name, Errno::EISDIR)?;
         self.remove(who, directory, name, false, None)
     }
@@ -256,6 +262,7 @@ impl LibFs {
         name: &[u8],
         found: Option<InodeId>,
     ) -> Outcome<()> {
+        let _measured = self.measured(OperationKind::Name);
         if name == b".." {
             return Err(Errno::ENOTEMPTY);
         }
@@ -320,6 +327,7 @@ impl LibFs {
         to: (InodeId, &[u8]),
         flags: RenameFlags,
     ) -> Outcome<()> {
+        let _measured = self.measured(OperationKind::Name);
         let (parent, name) = from;
         let (new_parent, new_name) = to;
         check_new_name(name, Errno::EBUSY)?;
@@ -471,7 +479,7 @@ impl LibFs {
             if at == ancestor {
                 return Ok(true);
             }
-            let parent = self.attributes(at)?.inode.parent;
+            let parent = self.found(at)?.inode.parent;
             if parent == at {
                 return Ok(false);
             }
@@ -486,6 +494,7 @@ impl LibFs {
     /// # Errors
     /// `ENOTDIR`, `ENOENT`.
     pub fn list(&self, directory: InodeId, after: u64, each: &mut dyn FnMut(Listed) -> bool) -> Outcome<()> {
+        let _measured = self.measured(OperationKind::Name);
         let mut after = after;
         loop {
             let at_hand = {

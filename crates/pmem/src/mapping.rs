@@ -331,6 +331,12 @@ impl Persistent for Mapping {
         Ok(exchanged)
     }
 
+    #[cfg(not(feature = "witness"))]
+    #[inline]
+    fn add_u64(&self, offset: u64, amount: u64) -> Result<u64, OutOfBounds> {
+        Ok(self.word(offset, true)?.fetch_add(amount, Ordering::Relaxed))
+    }
+
     #[inline]
     fn flush(&self, offset: u64, length: u64) -> Result<(), OutOfBounds> {
         let start = self.at(offset, length)?;
@@ -402,6 +408,8 @@ mod tests {
             writer.store_u64(16, 99).unwrap();
             assert_eq!(writer.compare_exchange_u64(16, 98, 1).unwrap(), Err(99));
             assert_eq!(writer.compare_exchange_u64(16, 99, 100).unwrap(), Ok(99));
+            assert_eq!(writer.add_u64(16, u64::MAX).unwrap(), 100);
+            assert_eq!(writer.add_u64(16, 1).unwrap(), 99);
             writer.flush(0, 8192).unwrap();
             writer.fence();
             writer.sync().unwrap();
@@ -432,6 +440,7 @@ mod tests {
         assert!(reader.store(0, b"x").is_err());
         assert!(reader.store_u64(0, 1).is_err());
         assert!(reader.compare_exchange_u64(0, 0, 1).is_err());
+        assert!(reader.add_u64(0, 1).is_err());
         assert!(reader.store_flushed(0, b"x").is_err());
     }
 

@@ -56,6 +56,17 @@ pub trait Persistent: Send + Sync {
     /// [`std::sync::atomic::AtomicU64::compare_exchange`].
     fn compare_exchange_u64(&self, offset: u64, current: u64, new: u64) -> Result<Result<u64, u64>, OutOfBounds>;
 
+    /// Adds to an aligned word, around its end if need be, and returns what it was. It's ordered with nothing.
+    fn add_u64(&self, offset: u64, amount: u64) -> Result<u64, OutOfBounds> {
+        let mut current = self.load_u64(offset)?;
+        loop {
+            match self.compare_exchange_u64(offset, current, current.wrapping_add(amount))? {
+                Ok(before) => return Ok(before),
+                Err(found) => current = found,
+            }
+        }
+    }
+
     /// Begins the write-back of the lines that hold these bytes; nothing on memory and disk.
     fn flush(&self, offset: u64, length: u64) -> Result<(), OutOfBounds>;
 
@@ -97,6 +108,10 @@ macro_rules! forward {
             #[inline]
             fn compare_exchange_u64(&self, offset: u64, current: u64, new: u64) -> Result<Result<u64, u64>, OutOfBounds> {
                 (**self).compare_exchange_u64(offset, current, new)
+            }
+            #[inline]
+            fn add_u64(&self, offset: u64, amount: u64) -> Result<u64, OutOfBounds> {
+                (**self).add_u64(offset, amount)
             }
             #[inline]
             fn flush(&self, offset: u64, length: u64) -> Result<(), OutOfBounds> {

@@ -7,6 +7,8 @@
 //!   64  SharedFS writes:  committed:8  applied:8  fenced:8  block_era:8  company:8  quota:8  segment_era:8
 //!  128  the session writes: released:8  company_known:8
 //!  192  both change by compare-and-swap: credit_blocks:8  credit_metadata_bytes:8  kept_blocks:8  kept_metadata_bytes:8
+//!  256  the session writes: 24 lanes of 4 operations:8 (32 bytes unused), by thread
+//! 2048  the session writes: 4 times 64 of sampled:8, by kind of operation and bucket of time
 //! 4096  handles: 65,536 slots of inode:8 count:8; an inode stands in one of the 64 slots from its hash on
 //! ```
 //!
@@ -22,7 +24,7 @@ use std::borrow::Borrow;
 use ashlar_pmem::{Mapping, Persistent};
 use ashlar_types::{InodeId, LogPosition, SessionId};
 
-use crate::{Credit, QuotaEra, ScopeKind};
+use crate::{Credit, LATENCY_BUCKETS, OperationCounts, OperationKind, QuotaEra, ScopeKind, latency_bucket};
 
 /// Slots in the table of open handles: as many different inodes as a session may have open.
 pub const HANDLE_SLOTS: u64 = 65_536;
@@ -32,6 +34,9 @@ pub const LEASE_SLOTS: u32 = 65_536;
 pub const CONTROL_BYTES: u64 = TABLE + HANDLE_SLOTS * SLOT_BYTES;
 /// Bytes of the lease table's file.
 pub const LEASE_TABLE_BYTES: u64 = TABLE + LEASE_SLOTS as u64 * SLOT_BYTES;
+
+/// Lanes in which operations are counted.
+pub const OPERATION_LANES: u32 = 24;
 
 /// Slots in which an inode's handles may be counted. Short, so that SharedFS's look-ups are; 64 in a row are taken by others
 /// only where the table is all but full.
@@ -55,6 +60,16 @@ const CREDIT_METADATA: u64 = 200;
 const KEPT_BLOCKS: u64 = 208;
 const KEPT_METADATA: u64 = 216;
 const TOKEN: u64 = 16;
+const OPERATIONS: u64 = 256;
+const LANE_BYTES: u64 = 64;
+const SAMPLED: u64 = 2048;
+const SAMPLED_BYTES: u64 = LATENCY_BUCKETS as u64 * 8;
+
+const _: () = assert!(KEPT_METADATA + 8 <= OPERATIONS);
+const _: () = assert!(OPERATION_KINDS * 8 <= LANE_BYTES);
+const _: () = assert!(OPERATIONS + OPERATION_LANES as u64 * LANE_BYTES <= SAMPLED);
+const _: () = assert!(SAMPLED + OPERATION_KINDS * SAMPLED_BYTES <= TABLE);
+const OPERATION_KINDS: u64 = OperationKind::ALL.len() as u64;
 
 /// What credit may be used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,13 +102,21 @@ impl<M: Persistent> Words<M> {
         (memory.len() >= bytes).then_some(Self(memory))
     }
 
+    #[inline]
     fn load(&self, offset: u64) -> u64 {
         self.0.load_u64(offset).unwrap_or(0)
     }
 
     /// A store to memory that is mapped read-only does nothing: only the owner of a word writes it.
+    #[inline]
     fn store(&self, offset: u64, value: u64) {
         let _ = self.0.store_u64(offset, value);
+    }
+
+    /// As [`Self::store`]: where nothing can be written, there is nothing to count.
+    #[inline]
+    fn add(&self, offset: u64, amount: u64) -> u64 {
+        self.0.add_u64(offset, amount).unwrap_or(1)
     }
 
     fn exchange(&self, offset: u64, current: u64, new: u64) -> Result<u64, u64> {
@@ -290,6 +313,38 @@ impl<M: Persistent> ControlPage<M> {
         current
     }
 
+    /// Counts an operation in a lane: number 0 is for all threads, each of the others for one, which needs no other's leave to count there.
+    /// Returns how many were counted there before.
+    #[inline]
+    pub fn count_operation(&self, kind: OperationKind, lane: u32) -> u64 {
+        let lane = if lane < OPERATION_LANES { lane } else { 0 };
+        let word = OPERATIONS + u64::from(lane) * LANE_BYTES + kind as u64 * 8;
+        if lane == 0 {
+            return self.0.add(word, 1);
+        }
+        let before = self.0.load(word);
+        self.0.store(word, before.wrapping_add(1));
+        before
+    }
+
+    /// Counts how long an operation took that was measured.
+    pub fn note_latency(&self, kind: OperationKind, nanoseconds: u64) {
+        self.0.add(SAMPLED + kind as u64 * SAMPLED_BYTES + latency_bucket(nanoseconds) as u64 * 8, 1);
+    }
+
+    /// What the session says that it has done, by kind.
+    pub fn operations(&self) -> Vec<OperationCounts> {
+        let counts = |kind: &OperationKind| {
+            let lanes = (0..u64::from(OPERATION_LANES)).map(|lane| OPERATIONS + lane * LANE_BYTES + *kind as u64 * 8);
+            let operations = lanes.fold(0u64, |sum, word| sum.saturating_add(self.0.load(word)));
+            let words = (0..LATENCY_BUCKETS as u64).map(|bucket| SAMPLED + *kind as u64 * SAMPLED_BYTES + bucket * 8);
+            let mut sampled: Vec<u64> = words.map(|word| self.0.load(word)).collect();
+            sampled.truncate(sampled.iter().rposition(|&count| count > 0).map_or(0, |last| last + 1));
+            OperationCounts { operations, sampled }
+        };
+        OperationKind::ALL.iter().map(counts).collect()
+    }
+
     /// Notes one more open handle on an inode; `false` where the table is full. One writer at a time: LibFS calls this
     /// under its own lock.
     pub fn open_handle(&self, inode: InodeId) -> bool {
@@ -440,5 +495,69 @@ impl<M: Persistent> LeaseTable<M> {
 
     fn offset(slot: u32) -> u64 {
         TABLE + u64::from(slot % LEASE_SLOTS) * SLOT_BYTES
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ashlar_pmem::{Mapping, MappingAccess, Medium};
+
+    use super::*;
+
+    fn page(access: MappingAccess) -> ControlPage<Mapping> {
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(CONTROL_BYTES).expect("a length");
+        ControlPage::new(Mapping::map(&file, CONTROL_BYTES, access, Medium::MEMORY).expect("mapped")).expect("a page")
+    }
+
+    #[test]
+    fn operations_are_counted_by_kind_over_all_lanes() {
+        let page = page(MappingAccess::ReadWrite);
+        page.format(SessionId(7));
+        page.give_credit(Credit { blocks: 5, metadata_bytes: 6 }, CreditKind::Kept);
+        assert!(page.open_handle(InodeId(9)));
+        for lane in 0..OPERATION_LANES + 2 {
+            for (number, kind) in (1..).zip(OperationKind::ALL) {
+                // Those beyond the last lane go to the one that is for all.
+                let before = page.count_operation(kind, lane);
+                assert_eq!(before, u64::from(lane.saturating_sub(OPERATION_LANES - 1)), "lane {lane}");
+                (0..number).for_each(|_| page.note_latency(kind, 1 << (10 * number)));
+            }
+        }
+        for (number, counts) in (1..).zip(page.operations()) {
+            assert_eq!(counts.operations, u64::from(OPERATION_LANES + 2));
+            let expected = number * u64::from(OPERATION_LANES + 2);
+            assert_eq!(counts.sampled.len(), latency_bucket(1 << (10 * number)) + 1);
+            assert_eq!((counts.sampled.iter().sum::<u64>(), counts.sampled.last()), (expected, Some(&expected)));
+        }
+        page.note_latency(OperationKind::Sync, u64::MAX);
+        assert_eq!(page.operations()[3].sampled.len(), LATENCY_BUCKETS);
+        // Nothing else was written over.
+        assert_eq!((page.session(), page.open_inodes()), (Some(SessionId(7)), vec![InodeId(9)]));
+        assert_eq!(page.recall_credit(), Credit { blocks: 5, metadata_bytes: 6 });
+    }
+
+    #[test]
+    fn threads_that_share_a_lane_lose_nothing() {
+        let page = page(MappingAccess::ReadWrite);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..10_000 {
+                        page.count_operation(OperationKind::Read, 0);
+                    }
+                });
+            }
+        });
+        assert_eq!(page.operations()[0].operations, 40_000);
+    }
+
+    #[test]
+    fn nonsense_of_a_session_stays_harmless() {
+        let page = page(MappingAccess::ReadWrite);
+        page.memory().store(OPERATIONS, &[0xff; (TABLE - OPERATIONS) as usize]).expect("stored");
+        assert!(page.operations().iter().all(|counts| counts.operations == u64::MAX));
+        page.count_operation(OperationKind::Write, 3);
+        assert_eq!(page.operations()[1].operations, u64::MAX);
     }
 }

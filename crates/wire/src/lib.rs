@@ -17,18 +17,21 @@
 mod connection;
 mod control;
 mod message;
+mod pace;
 mod report;
 mod run;
 
 pub use connection::{Connection, Listener, MESSAGE_BYTES_MAX, WireError, socket_of};
 pub use control::{
     CONTROL_BYTES, ControlPage, CreditKind, HANDLE_SLOTS, LEASE_SLOTS, LEASE_TABLE_BYTES, LeaseTable, LeaseWord,
+    OPERATION_LANES,
 };
 pub use message::{
     Contents, Credit, DirectoryEntry, Extent, FsckReply, GrantReply, Hello, InodeState, LockKind, LockMode, Need,
     PROTOCOL_VERSION, Peer, QuotaEra, QuotaGrant, QuotaStatus, QuotaWant, Reply, Request, ScopeKind, SessionKind,
     SessionStatus, SpaceReply, StatusReply, Want, Welcome, WelcomeSegment,
 };
+pub use pace::{LATENCY_BUCKETS, OperationCounts, OperationKind, latency_bucket, latency_from};
 pub use report::{
     CallCounts, MissedProgram, MissedReply, REPORT_BEGIN, REPORT_BYTES, REPORT_CALLS, REPORT_COUNTS, REPORT_DEVICES,
     REPORT_DEVICES_MAX, REPORT_DIRECTORY, REPORT_END, REPORT_MAGIC, REPORT_PROGRAMS, REPORT_ROW, REPORT_THREADS,

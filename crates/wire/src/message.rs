@@ -7,6 +7,8 @@ use ashlar_types::{
 use ashlar_update::Cost;
 use serde::{Deserialize, Serialize};
 
+use crate::OperationCounts;
+
 /// The version of the protocol and of the shared memory's layout. A daemon understands this one only.
 pub const PROTOCOL_VERSION: u32 = 5;
 
@@ -443,6 +445,14 @@ pub struct SessionStatus {
     pub log_bytes: u64,
     /// Records digested so far.
     pub records: u64,
+    /// Bytes of log digested so far.
+    pub digested_bytes: u64,
+    /// Leases granted to it so far.
+    pub leases_granted: u64,
+    /// Lease words taken from it, narrowed or renewed so far.
+    pub leases_revoked: u64,
+    /// What it says that it has done, by the number of [`crate::OperationKind`].
+    pub operations: Vec<OperationCounts>,
     /// Whether it was fenced for forged records, and why.
     pub fenced: Option<String>,
 }

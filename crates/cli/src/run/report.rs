@@ -374,7 +374,7 @@ mod tests {
         let text = report().text();
         for part in [
             "by make test\n",
-            "read             9,990   4.0 ms          5  90.0 µs       0\n",
+            "read             9,990  4.0 ms          5  90.0 µs       0\n",
             "accelerated 99.92 %, delegated 0.05 %, missed 0.03 %\n",
             "17 requests (8 by delegated calls, 3 by missed ones, 4 for programs and mapped memory, 2 read ahead)",
             "missed: 2 by busybox, without the library\n",

@@ -15,6 +15,7 @@ mod quota;
 mod report;
 mod run;
 mod scratch;
+mod top;
 
 use std::process::ExitCode;
 
@@ -23,6 +24,7 @@ fn main() -> ExitCode {
     rustix::process::umask(rustix::fs::Mode::from_bits_truncate(0o022));
     let groups = [
         life::TESTS,
+        top::TESTS,
         errors::TESTS,
         bench::TESTS,
         programs::TESTS,

@@ -1,0 +1,72 @@
+//! How many operations there are, and how long some of them take: in the control page, for `ashlar top`.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
+
+use ashlar_wire::{OPERATION_LANES, OperationKind};
+
+use crate::LibFs;
+
+/// One of so many operations is measured: two looks at the clock take as long as the shortest operation. It's a prime, so that a program that
+/// does the same few things again and again has all of them measured.
+const SAMPLED: u64 = 61;
+/// Threads that have counted so far, in whatever session: the first ones have a lane for themselves in each, so they add to it as to any memory
+/// of their own. All others share one, and add with the lock of the processor, which takes as long as a tenth of the shortest operation.
+static THREADS: AtomicU32 = AtomicU32::new(0);
+const UNKNOWN: u32 = u32::MAX;
+
+thread_local! {
+    /// This thread's lane.
+    static LANE: Cell<u32> = const { Cell::new(UNKNOWN) };
+}
+
+/// An operation that is going on.
+pub(crate) struct Measured<'a> {
+    fs: &'a LibFs,
+    kind: OperationKind,
+    began: Option<Instant>,
+}
+
+impl LibFs {
+    /// Counts an operation that begins, until the value is dropped.
+    #[inline]
+    pub(crate) fn measured(&self, kind: OperationKind) -> Measured<'_> {
+        let before = self.control.count_operation(kind, lane());
+        let began = if before % SAMPLED == 0 { now() } else { None };
+        Measured { fs: self, kind, began }
+    }
+}
+
+impl Drop for Measured<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(began) = self.began {
+            note(self.fs, self.kind, began);
+        }
+    }
+}
+
+#[cold]
+fn now() -> Option<Instant> {
+    Some(Instant::now())
+}
+
+#[cold]
+fn note(fs: &LibFs, kind: OperationKind, began: Instant) {
+    fs.control.note_latency(kind, u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
+}
+
+#[inline]
+fn lane() -> u32 {
+    // A thread that is about to end may have lost its variables.
+    LANE.try_with(|lane| if lane.get() == UNKNOWN { choose(lane) } else { lane.get() }).unwrap_or(0)
+}
+
+#[cold]
+fn choose(lane: &Cell<u32>) -> u32 {
+    let next = |taken: u32| (taken < OPERATION_LANES - 1).then_some(taken + 1);
+    let chosen = THREADS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).map_or(0, |taken| taken + 1);
+    lane.set(chosen);
+    chosen
+}
