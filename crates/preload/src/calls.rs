@@ -450,6 +450,7 @@ fn answer(call: &mut Frame) -> Served {
         libc::SYS_truncate | libc::SYS_ftruncate => files::truncate(call.rax as i64, a),
         libc::SYS_fallocate => files::allocate(a),
         libc::SYS_fadvise64 | libc::SYS_readahead => files::advise(a),
+        libc::SYS_fstatfs => files::file_system(a),
         libc::SYS_fstat
         | libc::SYS_stat
         | libc::SYS_lstat

@@ -19,9 +19,11 @@ const OPEN_MAX: usize = 65_536;
 const INTERNAL: u32 = u32::MAX;
 /// In place of an open file: a descriptor of the kernel's, opened below a mount before there was a session (`deferred`).
 const CANDIDATE: u32 = crate::arch::CANDIDATE;
+/// In place of an open file: a descriptor of the kernel's that may be of a directory on a mount, opened as a path alone (`O_PATH`).
+const NAMED: u32 = CANDIDATE - 1;
 /// Candidates stand below this number.
 const CANDIDATES_MAX: i32 = crate::arch::CANDIDATES_MAX as i32;
-const _: () = assert!(OPEN_MAX < CANDIDATE as usize && CANDIDATE < INTERNAL);
+const _: () = assert!(OPEN_MAX < NAMED as usize && CANDIDATE < INTERNAL);
 /// In place of the number of references: the last one is gone, and what ends with it is not done yet.
 const CLOSING: u32 = u32::MAX;
 
@@ -203,7 +205,7 @@ pub(crate) fn file(descriptor: i32) -> Option<File> {
 
 /// Whether an entry of the table is an open file's number.
 fn is_file(number: u32) -> bool {
-    number != 0 && number < CANDIDATE
+    number != 0 && number < NAMED
 }
 
 /// Whether a descriptor is ours.
@@ -216,9 +218,34 @@ pub(crate) fn is_candidate(descriptor: i32) -> bool {
     entry(descriptor).is_some_and(|entry| entry.load(Ordering::Relaxed) == CANDIDATE)
 }
 
-/// Whether a descriptor is ours, or may become so.
+/// Whether a descriptor is the kernel's, and may be of a directory that paths on a mount begin from.
+pub(crate) fn is_named(descriptor: i32) -> bool {
+    entry(descriptor).is_some_and(|entry| entry.load(Ordering::Relaxed) == NAMED)
+}
+
+/// Notes such a descriptor. Whoever uses it asks the kernel what it is of.
+pub(crate) fn note_named(descriptor: i32) {
+    if let Some(entry) = entry(descriptor) {
+        entry.store(NAMED, Ordering::Release);
+        HIGHEST_NAMED.fetch_max(descriptor as u32 + 1, Ordering::AcqRel);
+    }
+}
+
+/// Forgets such descriptors in a range.
+pub(crate) fn forget_named(from: u32, to: u32) {
+    for descriptor in from..HIGHEST_NAMED.load(Ordering::Acquire).min(to.saturating_add(1)) {
+        if let Some(entry) = entry(descriptor as i32) {
+            let _ = entry.compare_exchange(NAMED, 0, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The highest descriptor that was ever noted so, and one more.
+static HIGHEST_NAMED: AtomicU32 = AtomicU32::new(0);
+
+/// Whether a descriptor is ours, or may become so, or paths may begin from it.
 pub(crate) fn is_followed(descriptor: i32) -> bool {
-    is_ours(descriptor) || is_candidate(descriptor)
+    is_ours(descriptor) || is_candidate(descriptor) || is_named(descriptor)
 }
 
 /// All candidates.

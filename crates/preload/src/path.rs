@@ -164,6 +164,15 @@ pub(crate) fn start(directory: i32, path: &[u8]) -> Result<Option<Start<'_>>, Er
             deferred::count(1);
         }
         match descriptors::file(directory) {
+            None if descriptors::is_named(directory) && !path.is_empty() => {
+                let known = session::file_of(directory);
+                match known.and_then(|(number, inode)| Some((session::by_number(number)?, inode))) {
+                    Some((session, inode)) if !session.fs.attributes(inode)?.inode.is_directory() => {
+                        return Err(Errno::ENOTDIR);
+                    }
+                    known => known,
+                }
+            }
             None => None,
             Some(file) if !path.is_empty() && !file.is_directory() => return Err(Errno::ENOTDIR),
             Some(file) => Some((file.session()?, file.inode())),

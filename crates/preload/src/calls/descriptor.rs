@@ -89,6 +89,7 @@ fn close_range(a: [u64; 6]) -> Served {
     }
     let is_closed = |descriptor: &i32| (first..=last).contains(&(*descriptor as u32));
     descriptors::candidates().filter(is_closed).for_each(descriptors::forget_candidate);
+    descriptors::forget_named(first, last);
     // Around those that the program does not know of.
     let mut from = first;
     let highest = last.min(crate::arch::DESCRIPTORS as u32);

@@ -1,7 +1,9 @@
 //! Opening files, and what is done to one as a whole.
 
+use std::os::fd::AsRawFd;
+
 use ashlar_libfs::{Allocation, Change, Make};
-use ashlar_types::{Access, Errno, FileKind, Inode};
+use ashlar_types::{Access, Errno, FileKind, Inode, QuotaId};
 
 use super::Served;
 use crate::descriptors::{self, File};
@@ -32,11 +34,11 @@ pub(super) fn open(number: i64, a: [u64; 6]) -> Served {
     if let Some(descriptor) = path::descriptor_named(text) {
         return materialise::descriptor(descriptor).map(|()| None);
     }
-    // A path alone is the kernel's: what is done with its descriptor is nothing that we speed up.
-    if flags & libc::O_PATH != 0 {
-        return Ok(None);
-    }
     let Some(start) = path::start(directory, text)? else { return Ok(None) };
+    // A path alone is the kernel's, but for the paths that begin from it.
+    if flags & libc::O_PATH != 0 {
+        return if descriptors::is_ours(directory) { Ok(None) } else { Ok(Some(open_alone(number, a))) };
+    }
     let session = start.session;
     let keeps_link = flags & libc::O_NOFOLLOW != 0 || flags & libc::O_CREAT != 0 && flags & libc::O_EXCL != 0;
     let last = if keeps_link { Last::Keep } else { Last::Follow };
@@ -53,6 +55,16 @@ pub(super) fn open(number: i64, a: [u64; 6]) -> Served {
             other.map(|_| None)
         }
     }
+}
+
+/// Has the kernel open a path alone, which waits for nobody.
+fn open_alone(number: i64, a: [u64; 6]) -> i64 {
+    // SAFETY: the program's own call.
+    let opened = unsafe { crate::arch::system_call(number as u64, a) };
+    if opened >= 0 {
+        descriptors::note_named(opened as i32);
+    }
+    opened
 }
 
 /// Opens what a path leads to; `None` where that is the kernel's.
@@ -115,9 +127,13 @@ pub(crate) fn adopt(descriptor: i32) -> Result<(), Errno> {
     let (number, id) = session::file_of(descriptor).ok_or(Errno::EOPNOTSUPP)?;
     let session = session::by_number(number).ok_or(Errno::EOPNOTSUPP)?;
     let inode = session.fs.attributes(id)?.inode;
+    if flags & libc::O_PATH != 0 {
+        descriptors::note_named(descriptor);
+        return Ok(());
+    }
     let is_file = matches!(inode.kind, FileKind::Regular | FileKind::Directory);
     let is_written = flags & libc::O_ACCMODE != libc::O_RDONLY;
-    if !is_file || flags & libc::O_PATH != 0 || is_written && may_run(&inode) {
+    if !is_file || is_written && may_run(&inode) {
         return Err(Errno::EOPNOTSUPP);
     }
     let offset = materialise::offset(descriptor)?;
@@ -260,6 +276,21 @@ pub(super) fn allocate(a: [u64; 6]) -> Served {
     let strip = session.strips();
     session.fs.allocate(&session.who, file.inode(), how, offset as u64, length as u64, strip)?;
     Ok(Some(0))
+}
+
+/// `fstatfs`: the same for all files, but for those in a tree that has a quota.
+pub(super) fn file_system(a: [u64; 6]) -> Served {
+    let Some(file) = descriptors::file(a[0] as i32) else { return Ok(None) };
+    let session = file.session()?;
+    let ask = |descriptor: i32| {
+        let arguments = [descriptor as u64, a[1], 0, 0, 0, 0];
+        // SAFETY: the program's own call, but for the number of the descriptor.
+        Ok(Some(unsafe { crate::arch::system_call(libc::SYS_fstatfs as u64, arguments) }))
+    };
+    if session.fs.attributes(file.inode())?.inode.quota == QuotaId::NONE {
+        return ask(session.root().as_raw_fd());
+    }
+    crate::locks::with_real(&file, false, ask)
 }
 
 /// `posix_fadvise`, `readahead`: all is in memory.

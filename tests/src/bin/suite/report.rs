@@ -17,6 +17,10 @@ use serde_json::Value;
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
     Test { name: "run/a_report_counts_what_was_served_and_what_was_not", run: || with(counted) },
+    Test {
+        name: "run/paths_alone_and_questions_about_the_file_system_leave_files_where_they_are",
+        run: || with(alone),
+    },
     Test { name: "run/a_report_counts_what_goes_past_the_library", run: || with(missed) },
     Test { name: "run/a_report_has_the_counts_of_killed_processes", run: || with(killed) },
     Test { name: "run/a_report_passes_signals_and_ends_on", run: || with(ends) },
@@ -123,6 +127,43 @@ fn counted() -> Outcome<Verdict> {
         ensure!(text.contains(word), "the report does not say '{word}':\n{text}");
     }
     run(&mut ashlar(&["run", "--report", "no-such-program"]))?.failure(127, &["can't be run"])?;
+    place.end()
+}
+
+/// `tar -C` opens a directory as a path alone; RocksDB asks each of its logs for its file system.
+fn alone() -> Outcome<Verdict> {
+    const SCRIPT: &str = "python3 -c \"
+import errno, os
+log = os.open('log', os.O_CREAT | os.O_WRONLY)
+assert os.fstatvfs(log) == os.statvfs('.')
+for n in range(100): os.write(log, b'x')
+place = os.open('.', os.O_PATH | os.O_DIRECTORY)
+for n in range(50): os.close(os.open('made-%d' % n, os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=place))
+assert os.stat('made-7', dir_fd=place).st_ino == os.stat('made-7').st_ino
+for does in (lambda: os.listdir(place), lambda: os.fchmod(place, 0o700), lambda: os.fsync(place)):
+    try:
+        does()
+        raise SystemExit('a path alone was used as a file')
+    except OSError as error:
+        assert error.errno == errno.EBADF, error
+file = os.open('made-7', os.O_PATH)
+for does in (lambda: os.stat('x', dir_fd=file), lambda: os.open('x', os.O_RDONLY, dir_fd=file)):
+    try:
+        does()
+        raise SystemExit('a path began from a file')
+    except NotADirectoryError: pass
+assert os.fstat(file).st_mode == os.stat('made-7').st_mode
+os.close(place)
+again = os.open('/', os.O_RDONLY)
+assert again == place and 'etc' in os.listdir(again)
+os.stat('etc', dir_fd=again)
+os.mkdir('deeper')
+os.rename('made-8', 'deeper/made-8', src_dir_fd=os.open('.', os.O_PATH), dst_dir_fd=os.open('.', os.O_PATH))
+assert os.listdir('deeper') == ['made-8']\"";
+    let place = Place::new()?;
+    let report = place.report_of(SCRIPT, 0)?;
+    let served = ["write", "openat"].map(|call| count(&report, call, "accelerated"));
+    ensure!(served[0] >= 100 && served[1] >= 50, "{served:?} writes and openings are accelerated:\n{report:#}");
     place.end()
 }
 
