@@ -57,6 +57,60 @@ fn a_removed_file_gets_no_new_name() {
     two.close(unnamed);
 }
 
+/// Files that were made where another session held something below, or beside, were asked for one by one, and each time the log was
+/// digested first.
+#[test]
+fn what_is_made_in_a_shared_directory_takes_no_questions() {
+    const FILES: u64 = 200;
+    let site = Site::new(64 << 20);
+    let (one, two) = (connect(&site), connect(&site));
+    let requests = || site.status().counters.iter().find(|(name, _)| name == "requests").expect("a counter").1;
+    let directory = one.make(&ROOT, InodeId::ROOT, b"directory", &make(FileKind::Directory)).expect("made").id;
+    let theirs = two.make_open(&ROOT, directory, b"theirs", &make(FileKind::Regular)).expect("made").id;
+    let name = |number: u64| format!("file-{number:04}");
+    let before = requests();
+    for number in 0..FILES {
+        let kind = if number % 9 == 0 { FileKind::Directory } else { FileKind::Regular };
+        let made = one.make(&ROOT, directory, name(number).as_bytes(), &make(kind)).expect("made").id;
+        let file = match kind {
+            FileKind::Directory => one.make(&ROOT, made, b"inner", &make(FileKind::Regular)).expect("made").id,
+            _ => made,
+        };
+        one.open(file).expect("opened");
+        one.write(&ROOT, file, WriteAt::Offset(0), &vec![1; number as usize], false).expect("written");
+        one.close(file);
+    }
+    let asked = requests() - before;
+    assert!(asked < FILES / 8, "{asked} requests for {FILES} files");
+    // The other session sees all of it at once, changes it, and that shows here.
+    let outer = |fs: &LibFs, number: u64| fs.lookup(&ROOT, directory, name(number).as_bytes()).expect("found");
+    let file = |fs: &LibFs, number: u64| match outer(fs, number) {
+        found if found.inode.is_directory() => fs.lookup(&ROOT, found.id, b"inner").expect("found"),
+        found => found,
+    };
+    for number in 0..FILES {
+        let found = file(&two, number);
+        assert_eq!(found.inode.size, number);
+        two.write(&ROOT, found.id, WriteAt::End, &[2; 10], false).expect("written");
+        assert_eq!(file(&one, number).inode.size, number + 10, "{}", name(number));
+    }
+    two.close(theirs);
+}
+
+/// A descriptor says a file's number before SharedFS has seen in any log that there is such a file.
+#[test]
+fn a_number_is_known_before_its_log_was_read() {
+    let site = Site::new(64 << 20);
+    let (one, two) = (connect(&site), connect(&site));
+    let made = one.make(&ROOT, InodeId::ROOT, b"directory", &make(FileKind::Directory)).expect("made").id;
+    assert!(two.attributes(made).expect("known").inode.is_directory());
+    let file = one.make_open(&ROOT, made, b"file", &make(FileKind::Regular)).expect("made").id;
+    assert_eq!(two.write(&ROOT, file, WriteAt::End, b"text", false).expect("written").bytes, 4);
+    assert_eq!(one.attributes(file).expect("known").inode.size, 4);
+    assert_eq!(two.attributes(InodeId(file.0 + 1)).err(), Some(Errno::ESTALE));
+    one.close(file);
+}
+
 /// What has no contents was asked for them again and again, for ever: the kernel refuses before it asks, and nobody had seen it.
 #[test]
 fn what_has_no_contents_is_refused_and_not_waited_for() {

@@ -191,9 +191,10 @@ impl LibFs {
             self.nodes.remove(id);
             return Err(stop);
         }
-        // A lease on the directory's whole subtree covers the new inode; otherwise it must get its own.
+        // Whoever wants the new inode must learn of it from the directory: until SharedFS takes one of the two, the directory's lease
+        // holds for both.
         if let Some((_, guard)) = locked.nodes.last_mut() {
-            guard.lease = lease.filter(|lease| lease.word.scope() == ashlar_wire::ScopeKind::Subtree);
+            guard.lease = lease;
         }
         Ok(())
     }
