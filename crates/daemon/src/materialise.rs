@@ -28,6 +28,8 @@ const FLAGS: OFlags = OFlags::RWMODE
     .union(OFlags::DSYNC)
     .union(OFlags::NOATIME)
     .union(OFlags::DIRECTORY)
+    .union(OFlags::PATH)
+    .union(OFlags::NOFOLLOW)
     .union(OFlags::LARGEFILE);
 
 /// Has a session answered, over its own `socket`, with a descriptor of an inode on the mount that `directory` stands on.
@@ -51,7 +53,10 @@ pub fn materialise(
         let state = shared.apply_settled(shared.lock(), id);
         let session = state.live(id).ok_or(Errno::EIO)?;
         check_mount(&state, device)?;
-        check_rights(&state, session, inode, access, wanted.contains(OFlags::NOATIME))?;
+        // A path alone neither reads nor writes, and opens nothing.
+        if !wanted.contains(OFlags::PATH) {
+            check_rights(&state, session, inode, access, wanted.contains(OFlags::NOATIME))?;
+        }
     }
     shared.opener.open(Errand { inode, flags }, directory.as_fd(), socket)
 }
@@ -131,7 +136,7 @@ mod tests {
         assert_eq!(asked(OFlags::RDONLY | OFlags::DIRECTORY), Ok(4));
         assert_eq!(asked(OFlags::WRONLY | OFlags::APPEND | OFlags::LARGEFILE), Ok(2));
         assert_eq!(asked(OFlags::RDWR | OFlags::SYNC | OFlags::DIRECT | OFlags::NONBLOCK), Ok(6));
-        for refused in [OFlags::RWMODE, OFlags::CREATE, OFlags::TRUNC, OFlags::PATH, OFlags::TMPFILE, OFlags::EXCL] {
+        for refused in [OFlags::RWMODE, OFlags::CREATE, OFlags::TRUNC, OFlags::TMPFILE, OFlags::EXCL] {
             assert_eq!(asked(refused), Err(Errno::EINVAL), "{refused:?}");
         }
     }

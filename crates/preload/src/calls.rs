@@ -369,8 +369,12 @@ fn looked_at(call: &Frame) -> bool {
 
 /// Serves a call.
 pub(crate) fn serve(call: &mut Frame) -> Verdict {
+    let a = call.arguments;
     if deferred::is_kernels(call.rax as i64, &call.arguments) {
         return Verdict::Kernel;
+    }
+    if !works_alone(call) && descriptors_of(call.rax as i64).iter().any(|&at| descriptors::is_alone(a[at] as i32)) {
+        return Verdict::Done(-i64::from(Errno::EBADF.0));
     }
     if call.rax as i64 == libc::SYS_fcntl {
         match descriptor::lock_descriptor(call.arguments) {
@@ -393,6 +397,24 @@ pub(crate) fn serve(call: &mut Frame) -> Verdict {
             Err(errno) => Verdict::Done(-i64::from(errno.0)),
         }
         .or(process::verdict(call));
+    }
+}
+
+/// Whether the kernel has a descriptor of a path alone (`O_PATH`) for such a call.
+fn works_alone(call: &Frame) -> bool {
+    match call.rax as i64 {
+        libc::SYS_close
+        | libc::SYS_dup
+        | libc::SYS_dup2
+        | libc::SYS_dup3
+        | libc::SYS_fstat
+        | libc::SYS_fstatfs
+        | libc::SYS_openat2 => true,
+        libc::SYS_fcntl => matches!(
+            call.arguments[1] as i32,
+            libc::F_DUPFD | libc::F_DUPFD_CLOEXEC | libc::F_GETFD | libc::F_SETFD | libc::F_GETFL
+        ),
+        _ => false,
     }
 }
 

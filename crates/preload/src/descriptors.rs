@@ -49,6 +49,8 @@ pub(crate) struct OpenFile {
 }
 
 static OPEN: [OpenFile; OPEN_MAX] = [const { OpenFile::FREE }; OPEN_MAX];
+/// How many of them were opened as a path alone.
+static ALONE: AtomicU32 = AtomicU32::new(0);
 /// Where to look for a free slot first.
 static HINT: AtomicU32 = AtomicU32::new(0);
 /// Calls that change which numbers lead where, so that all numbers of an open file can be found.
@@ -118,6 +120,11 @@ impl File {
         let update = |flags: u32| Some(flags & !(change as u32) | (to & change) as u32);
         // It can't fail: the closure always gives a value.
         let _ = self.open().flags.fetch_update(Ordering::Relaxed, Ordering::Relaxed, update);
+    }
+
+    /// Whether it was opened as a path alone (`O_PATH`): neither read nor written.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.flags() & libc::O_PATH != 0
     }
 
     /// Whether its access mode allows reading.
@@ -206,6 +213,11 @@ pub(crate) fn file(descriptor: i32) -> Option<File> {
 /// Whether an entry of the table is an open file's number.
 fn is_file(number: u32) -> bool {
     number != 0 && number < NAMED
+}
+
+/// Whether a descriptor is ours, and of a path alone.
+pub(crate) fn is_alone(descriptor: i32) -> bool {
+    ALONE.load(Ordering::Relaxed) != 0 && file(descriptor).is_some_and(|file| file.is_alone())
 }
 
 /// Whether a descriptor is ours.
@@ -312,6 +324,7 @@ pub(crate) fn open(session: u32, inode: InodeId, kind: FileKind, flags: i32) -> 
         open.inode.store(inode.0, Ordering::Relaxed);
         open.kind.store(kind as u32, Ordering::Relaxed);
         open.flags.store(flags as u32, Ordering::Relaxed);
+        ALONE.fetch_add(u32::from(flags & libc::O_PATH != 0), Ordering::Relaxed);
         *locked(&open.place) = Place::default();
         return Ok(File { number: index as u32 + 1 });
     }
@@ -382,6 +395,7 @@ pub(crate) fn hold() -> MutexGuard<'static, ()> {
 fn close_last(number: u32) {
     let open = &OPEN[number as usize - 1];
     let inode = InodeId(open.inode.load(Ordering::Relaxed));
+    ALONE.fetch_sub(u32::from(open.flags.load(Ordering::Relaxed) as i32 & libc::O_PATH != 0), Ordering::Relaxed);
     // A session that is gone has taken its handles with it.
     if let Some(session) = session::by_number(open.session.load(Ordering::Relaxed)) {
         session.fs.close(inode);

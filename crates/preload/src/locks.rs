@@ -82,7 +82,8 @@ pub(crate) fn with_real<R>(
             drop(real);
         }
     };
-    if !IS_USED.load(Ordering::Acquire) {
+    // A path alone has nothing to do with locks.
+    if file.is_alone() || !IS_USED.load(Ordering::Acquire) {
         let real = materialise::beside(file)?;
         let result = then(real.as_raw_fd());
         close(real, false);
@@ -119,7 +120,7 @@ pub(crate) fn note_kernel(descriptor: i32) {
 
 /// The program closes a descriptor of a file: the process's locks on it go.
 pub(crate) fn forget(file: &File) {
-    if !IS_USED.load(Ordering::Acquire) {
+    if file.is_alone() || !IS_USED.load(Ordering::Acquire) {
         return;
     }
     let Ok(locked) = locked(file) else { return };

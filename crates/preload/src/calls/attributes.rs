@@ -56,6 +56,7 @@ pub(super) fn serve(number: i64, a: [u64; 6]) -> Served {
             let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH;
             with(a[0], a[1], a[4], allowed, |subject| set_owner(subject, a[2], a[3]))
         }
+        libc::SYS_utimensat if a[1] == 0 && descriptors::is_alone(a[0] as i32) => Err(Errno::EBADF),
         libc::SYS_utimensat if a[1] == 0 => with_file(a[0], |subject| set_times(subject, a[2])),
         libc::SYS_utimensat => {
             let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH;

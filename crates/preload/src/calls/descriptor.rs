@@ -12,6 +12,9 @@ const CHANGEABLE: i32 = libc::O_APPEND | libc::O_NONBLOCK | libc::O_ASYNC | libc
 /// A file that is larger than 2 GiB may be opened: always so on 64 bits, and shown by `F_GETFL`.
 const LARGE_FILE: i32 = 0o100_000;
 const TCGETS: u64 = libc::TCGETS;
+/// How long what is written is expected to live.
+const F_GET_RW_HINT: i32 = 1035;
+const F_SET_RW_HINT: i32 = 1036;
 
 /// Serves any of them.
 pub(super) fn serve(number: i64, a: [u64; 6]) -> Served {
@@ -118,6 +121,7 @@ fn control(descriptor: i32, command: i32, argument: u64) -> Served {
             // SAFETY: the program's own call.
             Ok(Some(unsafe { system_call(libc::SYS_fcntl as u64, arguments) }))
         }
+        libc::F_GETFL if file.is_alone() => Ok(Some(file.flags().into())),
         libc::F_GETFL => Ok(Some((file.flags() | LARGE_FILE).into())),
         libc::F_SETFL => {
             let to = argument as i32;
@@ -132,6 +136,12 @@ fn control(descriptor: i32, command: i32, argument: u64) -> Served {
             file.set_flags(CHANGEABLE, to);
             Ok(Some(0))
         }
+        // The kernel keeps them with the inode.
+        F_GET_RW_HINT | F_SET_RW_HINT => locks::with_real(&file, false, |real| {
+            let arguments = [real as u64, command as u64, argument, 0, 0, 0];
+            // SAFETY: the program's own call, but for the number of the descriptor.
+            Ok(Some(unsafe { system_call(libc::SYS_fcntl as u64, arguments) }))
+        }),
         _ => Ok(None),
     }
 }

@@ -9,7 +9,7 @@ use super::Served;
 use crate::descriptors::{self, File};
 use crate::materialise;
 use crate::memory::{self, PATH_MAX};
-use crate::path::{self, Last, Place, Walked};
+use crate::path::{self, Last, Place, Start, Walked};
 use crate::session::{self, Session};
 
 /// `O_TMPFILE` without `O_DIRECTORY`, which it includes.
@@ -35,11 +35,13 @@ pub(super) fn open(number: i64, a: [u64; 6]) -> Served {
         return materialise::descriptor(descriptor).map(|()| None);
     }
     let Some(start) = path::start(directory, text)? else { return Ok(None) };
-    // A path alone is the kernel's, but for the paths that begin from it.
-    if flags & libc::O_PATH != 0 {
-        return if descriptors::is_ours(directory) { Ok(None) } else { Ok(Some(open_alone(number, a))) };
-    }
     let session = start.session;
+    if flags & libc::O_PATH != 0 {
+        return match open_alone(&start, flags)? {
+            Some(descriptor) => Ok(Some(descriptor.into())),
+            None => name_alone(number, directory, a).map(Some),
+        };
+    }
     let keeps_link = flags & libc::O_NOFOLLOW != 0 || flags & libc::O_CREAT != 0 && flags & libc::O_EXCL != 0;
     let last = if keeps_link { Last::Keep } else { Last::Follow };
     let Walked::Inside(place) = path::walk(session, start.directory, start.rest, last)? else { return Ok(None) };
@@ -57,14 +59,40 @@ pub(super) fn open(number: i64, a: [u64; 6]) -> Served {
     }
 }
 
-/// Has the kernel open a path alone, which waits for nobody.
-fn open_alone(number: i64, a: [u64; 6]) -> i64 {
-    // SAFETY: the program's own call.
-    let opened = unsafe { crate::arch::system_call(number as u64, a) };
+/// Opens a path alone: what it leads to is known, and neither read nor written. `None` where it leaves the mount.
+fn open_alone(start: &Start<'_>, flags: i32) -> Result<Option<i32>, Errno> {
+    let session = start.session;
+    let last = if flags & libc::O_NOFOLLOW != 0 { Last::Keep } else { Last::Follow };
+    let Walked::Inside(place) = path::walk(session, start.directory, start.rest, last)? else { return Ok(None) };
+    let found = place.found.ok_or(Errno::ENOENT)?;
+    if flags & libc::O_DIRECTORY != 0 && !found.inode.is_directory() {
+        return Err(Errno::ENOTDIR);
+    }
+    session.fs.open(found.id).map_err(gone)?;
+    let file =
+        enter(session, found.id, found.inode.kind, flags & (libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW))?;
+    descriptors::install(&file, 0, flags & libc::O_CLOEXEC != 0).map(Some)
+}
+
+/// What a path led to, and is no more, is not there.
+fn gone(errno: Errno) -> Errno {
+    if errno == Errno::ESTALE { Errno::ENOENT } else { errno }
+}
+
+/// Has the kernel open a path alone, which waits for nobody. From a directory of ours it does so beside it: that one stays ours.
+fn name_alone(number: i64, directory: i32, a: [u64; 6]) -> Result<i64, Errno> {
+    let open = |arguments: [u64; 6]| {
+        // SAFETY: the program's own call, but for the number of the directory.
+        unsafe { crate::arch::system_call(number as u64, arguments) }
+    };
+    let opened = match descriptors::file(directory).filter(|_| number == libc::SYS_openat) {
+        Some(file) => crate::locks::with_real(&file, false, |real| Ok(open([real as u64, a[1], a[2], a[3], 0, 0])))?,
+        None => open(a),
+    };
     if opened >= 0 {
         descriptors::note_named(opened as i32);
     }
-    opened
+    Ok(opened)
 }
 
 /// Opens what a path leads to; `None` where that is the kernel's.
@@ -103,7 +131,7 @@ fn open_place(session: &Session, place: &Place, flags: i32, mode: u32) -> Result
     if flags & libc::O_NOATIME != 0 && session.who.uid != 0 && session.who.uid != found.inode.uid {
         return Err(Errno::EPERM);
     }
-    session.fs.open(found.id).map_err(|errno| if errno == Errno::ESTALE { Errno::ENOENT } else { errno })?;
+    session.fs.open(found.id).map_err(gone)?;
     let file = enter(session, found.id, found.inode.kind, flags)?;
     if flags & libc::O_TRUNC != 0 && found.inode.kind == FileKind::Regular {
         let strip = session.strips();
@@ -127,16 +155,13 @@ pub(crate) fn adopt(descriptor: i32) -> Result<(), Errno> {
     let (number, id) = session::file_of(descriptor).ok_or(Errno::EOPNOTSUPP)?;
     let session = session::by_number(number).ok_or(Errno::EOPNOTSUPP)?;
     let inode = session.fs.attributes(id)?.inode;
-    if flags & libc::O_PATH != 0 {
-        descriptors::note_named(descriptor);
-        return Ok(());
-    }
-    let is_file = matches!(inode.kind, FileKind::Regular | FileKind::Directory);
+    let is_alone = flags & libc::O_PATH != 0;
+    let is_served = is_alone || matches!(inode.kind, FileKind::Regular | FileKind::Directory);
     let is_written = flags & libc::O_ACCMODE != libc::O_RDONLY;
-    if !is_file || is_written && may_run(&inode) {
+    if !is_served || is_written && may_run(&inode) {
         return Err(Errno::EOPNOTSUPP);
     }
-    let offset = materialise::offset(descriptor)?;
+    let offset = if is_alone { 0 } else { materialise::offset(descriptor)? };
     let cloexec = if ask(libc::F_GETFD)? & libc::FD_CLOEXEC != 0 { libc::O_CLOEXEC } else { 0 };
     let placeholder = session::placeholder()?;
     session.fs.open(id)?;

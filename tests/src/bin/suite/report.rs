@@ -133,7 +133,7 @@ fn counted() -> Outcome<Verdict> {
 /// `tar -C` opens a directory as a path alone; RocksDB asks each of its logs for its file system.
 fn alone() -> Outcome<Verdict> {
     const SCRIPT: &str = "python3 -c \"
-import errno, os
+import errno, fcntl, os
 log = os.open('log', os.O_CREAT | os.O_WRONLY)
 assert os.fstatvfs(log) == os.statvfs('.')
 for n in range(100): os.write(log, b'x')
@@ -153,6 +153,28 @@ for does in (lambda: os.stat('x', dir_fd=file), lambda: os.open('x', os.O_RDONLY
         raise SystemExit('a path began from a file')
     except NotADirectoryError: pass
 assert os.fstat(file).st_mode == os.stat('made-7').st_mode
+for does in (lambda: os.read(file, 1), lambda: os.utime(file), lambda: os.ftruncate(file, 0), lambda: os.lseek(file, 0, 0)):
+    try:
+        does()
+        raise SystemExit('a path alone was used as a file')
+    except OSError as error:
+        assert error.errno == errno.EBADF, error
+flags = os.O_PATH | os.O_DIRECTORY
+assert fcntl.fcntl(place, fcntl.F_GETFL) & ~os.O_NOFOLLOW == flags, fcntl.fcntl(place, fcntl.F_GETFL)
+os.chmod('/proc/self/fd/%d' % file, 0o640)
+assert os.fstat(os.dup(file)).st_mode & 0o777 == 0o640
+held = os.fork()
+if held == 0:
+    os.fchdir(place)
+    assert os.stat('made-7').st_ino == os.fstat(file).st_ino
+    os._exit(0)
+assert os.waitpid(held, 0)[1] == 0
+os.symlink('made-7', 'link')
+link = os.open('link', os.O_PATH | os.O_NOFOLLOW)
+assert os.fstat(link) == os.lstat('link') and os.readlink('', dir_fd=link) == 'made-7'
+assert os.fstat(os.open('link', os.O_PATH)).st_ino == os.fstat(file).st_ino
+again = os.open('/proc/self/fd/%d' % file, os.O_RDWR)
+assert os.write(again, b'text') == 4 and os.stat('made-7').st_size == 4
 os.close(place)
 again = os.open('/', os.O_RDONLY)
 assert again == place and 'etc' in os.listdir(again)
