@@ -6,7 +6,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use ashlar_types::{Access, Errno, FileKind, InodeId, SessionId};
+use ashlar_types::{Access, Errno, FileKind, Inode, InodeId, SessionId};
 use ashlar_update::XATTR_ACL_ACCESS;
 use ashlar_update::acl::Acl;
 use ashlar_update::permission::{allows, owns};
@@ -53,9 +53,10 @@ pub fn materialise(
         let state = shared.apply_settled(shared.lock(), id);
         let session = state.live(id).ok_or(Errno::EIO)?;
         check_mount(&state, device)?;
+        let found = state.store.inode(inode).map_err(|error| internal(&error))?.ok_or(Errno::ESTALE)?;
         // A path alone neither reads nor writes, and opens nothing.
         if !wanted.contains(OFlags::PATH) {
-            check_rights(&state, session, inode, access, wanted.contains(OFlags::NOATIME))?;
+            check_rights(&state, session, (inode, &found), access, wanted.contains(OFlags::NOATIME))?;
         }
     }
     shared.opener.open(Errand { inode, flags }, directory.as_fd(), socket)
@@ -104,15 +105,14 @@ fn check_mount(state: &State, device: u64) -> Result<(), Errno> {
 fn check_rights(
     state: &State,
     session: &Session,
-    inode: InodeId,
+    (inode, found): (InodeId, &Inode),
     access: Access,
     keeps_time: bool,
 ) -> Result<(), Errno> {
-    let found = state.store.inode(inode).map_err(|error| internal(&error))?.ok_or(Errno::ESTALE)?;
     if !matches!(found.kind, FileKind::Regular | FileKind::Directory) {
         return Err(Errno::EINVAL);
     }
-    if owns(&found, &session.credentials) {
+    if owns(found, &session.credentials) {
         return Ok(());
     }
     if keeps_time {
@@ -121,7 +121,7 @@ fn check_rights(
     let acl = state.store.xattr(inode, XATTR_ACL_ACCESS).map_err(|error| internal(&error))?;
     let acl = acl.and_then(|value| Acl::parse(&value));
     let may =
-        |one: Access| allows(&found, acl.as_ref(), &session.credentials, one) || state.keeps(session.id, inode, one);
+        |one: Access| allows(found, acl.as_ref(), &session.credentials, one) || state.keeps(session.id, inode, one);
     let is_permitted = [Access::READ, Access::WRITE].into_iter().all(|one| access.0 & one.0 == 0 || may(one));
     if is_permitted { Ok(()) } else { Err(Errno::EACCES) }
 }

@@ -323,15 +323,20 @@ fn refusals(site: &Site, beside: &Beside, file: InodeId) -> Outcome {
         let refused = session.materialise(given, file, OFlags::RDONLY.bits()).err();
         ensure!(refused == Some(Errno::EINVAL), "{what} for the mount gives {refused:?}");
     }
-    for flags in [OFlags::TRUNC, OFlags::CREATE, OFlags::PATH, OFlags::RWMODE] {
+    for flags in [OFlags::TRUNC, OFlags::CREATE, OFlags::RWMODE] {
         let refused = beside.ask(file, flags).err();
         ensure!(refused == Some(Errno::EINVAL), "{flags:?} gives {refused:?}");
     }
     let pipe = beside.make("pipe", FileKind::Fifo)?;
     let refused = beside.ask(pipe, OFlags::RDONLY).err();
     ensure!(refused == Some(Errno::EINVAL), "a pipe gives {refused:?}");
-    let refused = beside.ask(InodeId(1 << 40), OFlags::RDONLY).err();
-    ensure!(refused == Some(Errno::ESTALE), "an inode that never was gives {refused:?}");
+    let alone = beside.materialise(pipe, OFlags::PATH | OFlags::NOFOLLOW)?;
+    let alone = rustix::fs::fstat(&alone).map_err(tried("looking at a pipe's path"))?;
+    ensure!(alone.st_ino == pipe.0, "the path of a pipe shows inode {}", alone.st_ino);
+    for flags in [OFlags::RDONLY, OFlags::PATH] {
+        let refused = beside.ask(InodeId(1 << 40), flags).err();
+        ensure!(refused == Some(Errno::ESTALE), "an inode that never was gives {refused:?}");
+    }
     let refused = beside.ask(file, OFlags::RDONLY | OFlags::DIRECTORY).err();
     ensure!(refused == Some(Errno::ENOTDIR), "a file as a directory gives {refused:?}");
     Ok(())
