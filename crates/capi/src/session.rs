@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ashlar_libfs::{ConnectError, Found, Last, LibFs, Options, Outcome, Place, Space, Surroundings, Walked};
+use ashlar_libfs::{ConnectError, Found, Last, LibFs, Options, Outcome, Paths, Place, Space, Surroundings, Walked};
 use ashlar_types::{Credentials, Errno, InodeId};
 use ashlar_wire::SessionKind;
 
@@ -43,6 +43,7 @@ pub(crate) struct Session {
     is_over: AtomicBool,
     /// Directories that are being listed, by number.
     streams: Mutex<HashMap<u64, InodeId>>,
+    paths: Paths,
 }
 
 /// What a call that came to harm has left is still what it was.
@@ -88,6 +89,7 @@ impl Session {
             process,
             is_over: AtomicBool::new(false),
             streams: Mutex::default(),
+            paths: Paths::default(),
         })
     }
 
@@ -217,6 +219,14 @@ impl Surroundings for Session {
 
     fn is_covered(&self, _: InodeId) -> bool {
         false
+    }
+
+    fn era(&self) -> u64 {
+        0
+    }
+
+    fn paths(&self) -> &Paths {
+        &self.paths
     }
 
     fn may_follow(&self, directory: InodeId, link: &Found) -> Outcome<bool> {

@@ -157,6 +157,19 @@ pub struct Listed {
     pub inode: Option<Inode>,
 }
 
+/// An entry's name, and where it leads.
+#[derive(Clone, Copy, Debug)]
+pub struct ListedName<'a> {
+    /// Where to go on after this entry.
+    pub cookie: u64,
+    /// The name.
+    pub name: &'a [u8],
+    /// Where it leads.
+    pub id: InodeId,
+    /// Kind.
+    pub kind: FileKind,
+}
+
 /// Space, for `statfs`.
 pub type Space = ashlar_wire::SpaceReply;
 

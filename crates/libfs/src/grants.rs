@@ -306,30 +306,30 @@ impl LibFs {
 
     /// What `name` leads to in a directory. With `write`, the lease that it takes lets the caller change the directory next.
     pub(crate) fn entry_of(&self, directory: InodeId, name: &[u8], write: bool) -> Outcome<Option<Entry>> {
-        self.entry_if(Claim { write, ..Claim::read(directory) }, name, |_| Ok(()))
+        self.entry_if(Claim { write, ..Claim::read(directory) }, name, |_| Ok(())).map(|(entry, _)| entry)
     }
 
-    /// What `name` leads to in a directory, if a check of the directory allows the question.
+    /// What `name` leads to in a directory, if a check of the directory allows the question; and the lease by which that is known.
     pub(crate) fn entry_if(
         &self,
         claim: Claim,
         name: &[u8],
         check: impl Fn(&NodeState) -> Outcome<()>,
-    ) -> Outcome<Option<Entry>> {
+    ) -> Outcome<(Option<Entry>, Option<Lease>)> {
         let (directory, claim) = (claim.id, claim.with_entries());
         let cookie = self.cookie(name);
         loop {
-            let (known, revision) = {
+            let (known, lease, revision) = {
                 let guard = self.view(claim)?;
                 check(&guard)?;
                 let inode = guard.inode.as_ref().ok_or(Errno::ESTALE)?;
                 if !inode.is_directory() {
                     return Err(Errno::ENOTDIR);
                 }
-                (guard.children.known(cookie, name), guard.revision)
+                (guard.children.known(cookie, name), guard.lease, guard.revision)
             };
             if let Known::Yes(entry) = known {
-                return Ok(entry);
+                return Ok((entry, lease));
             }
             self.look_up_remotely(directory, name, revision)?;
         }

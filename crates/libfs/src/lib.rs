@@ -31,6 +31,7 @@ mod names;
 mod node;
 mod pace;
 mod path;
+mod paths;
 mod pieces;
 mod quota;
 mod record;
@@ -49,18 +50,20 @@ use ashlar_wire::{CONTROL_BYTES, ControlPage, LEASE_TABLE_BYTES, LeaseTable, Rep
 use rustix_futex_sync::Mutex;
 
 pub use api::{
-    Change, ConnectError, Found, Listed, Make, Options, Outcome, RenameFlags, Seek, SetTime, Space, WriteAt, Written,
-    XattrFlags,
+    Change, ConnectError, Found, Listed, ListedName, Make, Options, Outcome, RenameFlags, Seek, SetTime, Space,
+    WriteAt, Written, XattrFlags,
 };
 pub use ashlar_update::{Allocation, XATTR_QUOTA};
 pub use ashlar_wire::{LockKind, LockMode};
 pub use data::allocation_of;
 pub use path::{Last, Opening, Place, Surroundings, Walked};
+pub use paths::Paths;
 
 use calls::Calls;
 use handles::HeldLocks;
 use ledger::Ledger;
 use node::NodeTable;
+use paths::Detours;
 use quota::Purses;
 use segments::Segments;
 
@@ -108,6 +111,7 @@ pub struct LibFs {
     control: ControlPage<Mapping>,
     leases: LeaseTable<Mapping>,
     nodes: NodeTable,
+    detours: Detours,
     ledger: Ledger,
     purses: Purses,
     segments: Segments,
@@ -166,6 +170,7 @@ impl LibFs {
             control,
             leases,
             nodes: NodeTable::new(),
+            detours: Detours::new(),
             ledger: Ledger::default(),
             purses: Purses::default(),
             segments: Segments::default(),

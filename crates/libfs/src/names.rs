@@ -9,9 +9,9 @@ use ashlar_update::{Create, Entry, Rename, Update, Whiteout, XATTR_ACL_DEFAULT, 
 use ashlar_wire::{OperationKind, Reply, Request};
 
 use crate::LibFs;
-use crate::api::{Found, Listed, Make, Outcome, RenameFlags};
+use crate::api::{Found, Listed, ListedName, Make, Outcome, RenameFlags};
 use crate::grants::{Claim, Locked, Stop};
-use crate::node::NodeState;
+use crate::node::{Lease, NodeState};
 
 /// What a rename leaves at the old name where it is asked to.
 const WHITEOUT: Make<'_> =
@@ -40,10 +40,25 @@ impl LibFs {
     pub fn lookup(&self, who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<Found> {
         let _measured = self.measured(OperationKind::Name);
         if name == b"." || name == b".." {
-            self.check_access(who, directory, Access::EXECUTE)?;
-            let found = self.found(directory)?;
-            return if name == b"." { Ok(found) } else { self.found(found.inode.parent) };
+            return self.lookup_dot(who, directory, name);
         }
+        self.look_up(who, directory, name).map(|(found, _)| found)
+    }
+
+    /// `.` or `..` of a directory.
+    pub(crate) fn lookup_dot(&self, who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<Found> {
+        self.check_access(who, directory, Access::EXECUTE)?;
+        let found = self.found(directory)?;
+        if name == b"." { Ok(found) } else { self.found(found.inode.parent) }
+    }
+
+    /// What a name leads to, and the lease by which the directory is known.
+    pub(crate) fn look_up(
+        &self,
+        who: &Credentials,
+        directory: InodeId,
+        name: &[u8],
+    ) -> Outcome<(Found, Option<Lease>)> {
         // One look at the directory answers both who may search it and what the name leads to.
         let claim = Claim::read(directory);
         let claim = if who.checked { claim } else { claim.with_xattrs() };
@@ -54,11 +69,12 @@ impl LibFs {
             check_name(name)
         };
         loop {
-            let Some(entry) = self.entry_if(claim, name, check)? else { return Err(Errno::ENOENT) };
+            let (entry, lease) = self.entry_if(claim, name, check)?;
+            let entry = entry.ok_or(Errno::ENOENT)?;
             match self.found(entry.inode) {
                 // Removed since it was looked up: the next look-up says so.
                 Err(Errno::ESTALE) if self.entry_of(directory, name, false)? != Some(entry) => {}
-                found => return found,
+                found => return found.map(|found| (found, lease)),
             }
         }
     }
@@ -526,6 +542,46 @@ impl LibFs {
                 if !each(Listed { cookie, name, id: entry.inode, kind: entry.kind, inode }) {
                     return Ok(());
                 }
+            }
+            match next {
+                Some(next) => after = next,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// As [`LibFs::list`], without attributes and with no memory for the names. `each` may be called while the directory is held: it must not
+    /// call LibFS.
+    ///
+    /// # Errors
+    /// As [`LibFs::list`].
+    pub fn list_names(
+        &self,
+        directory: InodeId,
+        after: u64,
+        each: &mut dyn FnMut(ListedName<'_>) -> bool,
+    ) -> Outcome<()> {
+        let _measured = self.measured(OperationKind::Name);
+        let mut give = |cookie, name: &Name, entry: Entry| {
+            each(ListedName { cookie, name: name.as_bytes(), id: entry.inode, kind: entry.kind })
+        };
+        let mut after = after;
+        loop {
+            {
+                let guard = self.view(Claim::read(directory).with_entries())?;
+                if !guard.inode.as_ref().is_some_and(Inode::is_directory) {
+                    return Err(Errno::ENOTDIR);
+                }
+                if guard.children.is_complete() {
+                    let known = guard.children.between(after, u64::MAX);
+                    let mut entries = known.filter_map(|(cookie, name, entry)| Some((cookie, name, entry?)));
+                    entries.all(|(cookie, name, entry)| give(cookie, name, entry));
+                    return Ok(());
+                }
+            }
+            let (page, next) = self.remote_page(directory, after)?;
+            if !page.iter().all(|(cookie, name, entry)| give(*cookie, name, *entry)) {
+                return Ok(());
             }
             match next {
                 Some(next) => after = next,

@@ -5,12 +5,17 @@
 use std::borrow::Cow;
 
 use ashlar_types::{Access, Credentials, Errno, FileKind, InodeId};
+use ashlar_wire::OperationKind;
+use smallvec::SmallVec;
 
 use crate::LibFs;
 use crate::api::{Found, Outcome, RenameFlags};
+use crate::paths::{End, Paths, Way};
 
 /// Symbolic links that are followed in one path, as in the kernel.
 const LINKS_MAX: u32 = 40;
+/// Bytes of names that need no memory of their own.
+const NAME_BYTES: usize = 64;
 /// `O_TMPFILE` without `O_DIRECTORY`, which it includes.
 const TMPFILE: i32 = libc::O_TMPFILE & !libc::O_DIRECTORY;
 
@@ -29,7 +34,7 @@ pub struct Place {
     /// The directory of the last name.
     pub directory: InodeId,
     /// The last name; `.` or `..` where the path ends so, or leads to its own beginning.
-    pub name: Vec<u8>,
+    pub name: SmallVec<[u8; NAME_BYTES]>,
     /// What is there.
     pub found: Option<Found>,
     /// The path says by a slash at its end that it is a directory.
@@ -57,6 +62,12 @@ pub trait Surroundings {
     /// Whether something else is mounted on a directory, so that the path leaves there.
     fn is_covered(&self, directory: InodeId) -> bool;
 
+    /// Changes where [`Self::is_covered`] does.
+    fn era(&self) -> u64;
+
+    /// The paths that were followed here lately, by this user.
+    fn paths(&self) -> &Paths;
+
     /// Whether a link that stands in `directory` at a path's end may be followed here: if not, the path leaves.
     ///
     /// # Errors
@@ -70,22 +81,24 @@ impl LibFs {
     /// # Errors
     /// `ENOENT`, `ENOTDIR`, `EACCES`, `ELOOP`, `ENAMETOOLONG`.
     pub fn walk(&self, around: &impl Surroundings, from: InodeId, path: &[u8], last: Last) -> Outcome<Walked> {
-        let mut at = from;
+        let _measured = self.measured(OperationKind::Name);
+        if let Some(place) = self.known_place(around, from, path, last) {
+            return Ok(Walked::Inside(place));
+        }
+        let (mut at, mut cursor, mut way) =
+            self.known_beginning(around, from, path).unwrap_or((from, 0, Way::default()));
+        let is_begun = cursor != 0;
+        let asked = path;
         let mut links = 0;
         let mut path = Cow::Borrowed(path);
-        let mut cursor = 0;
         loop {
             let rest = &path[cursor..];
             let begin = rest.iter().position(|&byte| byte != b'/').unwrap_or(rest.len());
             let rest = &rest[begin..];
             if rest.is_empty() {
-                let found = Some(self.attributes(at)?);
-                return Ok(Walked::Inside(Place {
-                    directory: at,
-                    name: b".".to_vec(),
-                    found,
-                    is_directory_wanted: true,
-                }));
+                let found = Some(self.found(at)?);
+                let name = SmallVec::from_slice(b".");
+                return Ok(Walked::Inside(Place { directory: at, name, found, is_directory_wanted: true }));
             }
             let end = rest.iter().position(|&byte| byte == b'/').unwrap_or(rest.len());
             let (name, behind) = rest.split_at(end);
@@ -94,8 +107,12 @@ impl LibFs {
             if name == b".." && at == InodeId::ROOT {
                 return Ok(Walked::Outside);
             }
-            let place = |found| Place { directory: at, name: name.to_vec(), found, is_directory_wanted };
-            let found = match self.lookup(around.who(), at, name) {
+            if is_last && !is_begun && way.can_be_remembered() {
+                let way_there = &asked[..asked.len() - rest.len()];
+                around.paths().note(around.era(), from, way_there, &way, End { directory: at, id: at });
+            }
+            let place = |found| Place { directory: at, name: SmallVec::from_slice(name), found, is_directory_wanted };
+            let found = match self.step(around.who(), at, name, &mut way) {
                 Ok(found) => found,
                 Err(Errno::ENOENT) if is_last => return Ok(Walked::Inside(place(None))),
                 Err(errno) => return Err(errno),
@@ -111,6 +128,7 @@ impl LibFs {
                 if is_last && !around.may_follow(at, &found)? {
                     return Ok(Walked::Outside);
                 }
+                way.winds();
                 let joined = [&found.inode.target[..], behind].concat();
                 cursor = 0;
                 if joined.first() == Some(&b'/') {
@@ -125,11 +143,46 @@ impl LibFs {
                 return Err(Errno::ENOTDIR);
             }
             if is_last {
+                if !is_directory_wanted && way.can_be_remembered() {
+                    around.paths().note(around.era(), from, asked, &way, End { directory: at, id: found.id });
+                }
                 return Ok(Walked::Inside(place(Some(found))));
             }
             at = found.id;
             cursor = path.len() - behind.len();
         }
+    }
+
+    /// Where a path leads that was followed before; `None` where it must be followed again.
+    fn known_place(&self, around: &impl Surroundings, from: InodeId, path: &[u8], last: Last) -> Option<Place> {
+        let end = around.paths().find(self, around.era(), from, path, |end, _| end)?;
+        // What is at the end may be gone, and a link may lead on.
+        let found = self.found(end.id).ok()?;
+        if found.inode.kind == FileKind::Symlink && last == Last::Follow {
+            return None;
+        }
+        let name = path.rsplit(|&byte| byte == b'/').next().filter(|name| !name.is_empty())?;
+        let name = SmallVec::from_slice(name);
+        Some(Place { directory: end.directory, name, found: Some(found), is_directory_wanted: false })
+    }
+
+    /// The directory of a path's last name, where that name begins, and the way there, if it was gone before.
+    fn known_beginning(&self, around: &impl Surroundings, from: InodeId, path: &[u8]) -> Option<(InodeId, usize, Way)> {
+        let name = path.rsplit(|&byte| byte == b'/').next().filter(|name| !name.is_empty())?;
+        let length = path.len() - name.len();
+        around.paths().find(self, around.era(), from, &path[..length], |end, way| (end.id, length, way.clone()))
+    }
+
+    /// Looks up a name on a path's way.
+    fn step(&self, who: &Credentials, directory: InodeId, name: &[u8], way: &mut Way) -> Outcome<Found> {
+        if name == b"." || name == b".." {
+            way.winds();
+            return self.lookup_dot(who, directory, name);
+        }
+        let detours = Way::detours(self, directory);
+        let (found, lease) = self.look_up(who, directory, name)?;
+        way.went_through(directory, detours, lease);
+        Ok(found)
     }
 
     /// `unlink` and `rmdir` of what a path leads to.
@@ -194,7 +247,7 @@ impl Place {
     /// Whether the path ends with `.` or `..`, or leads to its own beginning.
     #[must_use]
     pub fn is_dot(&self) -> bool {
-        self.name == b"." || self.name == b".."
+        self.name[..] == *b"." || self.name[..] == *b".."
     }
 
     /// Fails unless something new can be made here.
@@ -292,7 +345,7 @@ mod tests {
             target: Vec::new(),
         };
         let found = kind.map(|kind| Found { id: InodeId(20), inode: inode(kind) });
-        Place { directory: InodeId::ROOT, name: b"name".to_vec(), found, is_directory_wanted }
+        Place { directory: InodeId::ROOT, name: SmallVec::from_slice(b"name"), found, is_directory_wanted }
     }
 
     fn refusal(kind: Option<FileKind>, slash: bool, flags: i32) -> Option<Errno> {

@@ -262,11 +262,20 @@ impl LockedTree<'_> {
     fn change_entry(&mut self, parent: InodeId, name: &[u8], entry: Option<Entry>) -> Result<(), Misfit> {
         let (cookie, position) = (self.fs.cookie(name), self.position);
         let name = Name::new(name).map_err(|_| Misfit::Invalid(Invalid::BadName))?;
+        let fs = self.fs;
         let guard = self.guard(parent)?;
+        if guard.children.known(cookie, name.as_bytes()) != Known::Yes(None) {
+            fs.detours.note(parent);
+        }
         guard.children.set(cookie, name.clone(), entry);
         guard.note(position, Change::Entry(name, entry));
         Ok(())
     }
+}
+
+/// Whether a path through a directory may lead elsewhere once its attributes have changed so.
+fn is_detour(old: &Inode, new: &Inode) -> bool {
+    old.is_directory() && (old.mode, old.uid, old.gid, old.links == 0) != (new.mode, new.uid, new.gid, new.links == 0)
 }
 
 impl Tree for LockedTree<'_> {
@@ -278,8 +287,11 @@ impl Tree for LockedTree<'_> {
     }
 
     fn put_inode(&mut self, id: InodeId, value: &Inode) -> Result<(), Misfit> {
-        let position = self.position;
+        let (fs, position) = (self.fs, self.position);
         let guard = self.guard(id)?;
+        if guard.inode.as_ref().is_some_and(|old| is_detour(old, value)) {
+            fs.detours.note(id);
+        }
         if guard.inode.is_none() {
             // Made by this update: all that there is to know of it is known.
             guard.children = Children::empty_directory();
@@ -294,6 +306,7 @@ impl Tree for LockedTree<'_> {
 
     fn remove_inode(&mut self, id: InodeId) -> Result<(), Misfit> {
         let position = self.position;
+        self.fs.detours.note(id);
         let guard = self.guard(id)?;
         guard.gone = true;
         guard.content = None;
@@ -331,6 +344,7 @@ impl Tree for LockedTree<'_> {
 
     fn put_xattr(&mut self, id: InodeId, name: &[u8], value: &[u8]) -> Result<(), Misfit> {
         let position = self.position;
+        self.fs.detours.note(id);
         let guard = self.guard(id)?;
         guard.xattrs.as_mut().ok_or(Misfit::NotLoaded(id))?.insert(name.to_vec(), value.to_vec());
         guard.note(position, Change::Xattr(name.to_vec(), Some(value.to_vec())));
@@ -339,6 +353,7 @@ impl Tree for LockedTree<'_> {
 
     fn remove_xattr(&mut self, id: InodeId, name: &[u8]) -> Result<(), Misfit> {
         let position = self.position;
+        self.fs.detours.note(id);
         let guard = self.guard(id)?;
         guard.xattrs.as_mut().ok_or(Misfit::NotLoaded(id))?.remove(name);
         guard.note(position, Change::Xattr(name.to_vec(), None));

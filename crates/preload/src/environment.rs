@@ -115,7 +115,7 @@ pub(crate) fn completed(environment: u64) -> Result<Option<Completed>, Errno> {
     // A program that has others loaded first keeps them, behind us.
     let joined = match (preload, ours[2]) {
         (Some((place, variable)), Some(wanted)) => {
-            let mut text = Box::new([0; memory::PATH_MAX]);
+            let mut text = Box::new(memory::PathBuffer::new());
             let theirs = memory::path(variable, &mut text)?;
             let value = |variable| value_of(variable, PRELOAD).unwrap_or_default();
             let (wanted, theirs) = (value(wanted.to_bytes()), value(theirs));

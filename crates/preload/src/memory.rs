@@ -4,6 +4,7 @@
 //! system call that brings them in (`MADV_POPULATE_*`), and remembered until the program unmaps or protects any memory. So a
 //! program that uses its buffers again pays a look into a table.
 
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ashlar_types::Errno;
@@ -196,24 +197,32 @@ pub(crate) fn bytes_mut<'a>(address: u64, length: usize) -> Result<&'a mut [u8],
     Ok(unsafe { std::slice::from_raw_parts_mut(address as *mut u8, length) })
 }
 
+/// Room for a path, which need not be cleared first.
+pub(crate) struct PathBuffer(MaybeUninit<[u8; PATH_MAX]>);
+
+impl PathBuffer {
+    pub(crate) const fn new() -> Self {
+        Self(MaybeUninit::uninit())
+    }
+}
+
 /// A string that ends with a zero, without it.
 ///
 /// # Errors
 /// `EFAULT`; `ENAMETOOLONG`.
-pub(crate) fn path(address: u64, buffer: &mut [u8; PATH_MAX]) -> Result<&[u8], Errno> {
+pub(crate) fn path(address: u64, buffer: &mut PathBuffer) -> Result<&[u8], Errno> {
+    let into = buffer.0.as_mut_ptr().cast::<u8>();
     let mut length = 0;
     while length < PATH_MAX {
         let at = address.wrapping_add(length as u64);
         let part = ((PAGE - at % PAGE) as usize).min(PATH_MAX - length);
         check(at, part as u64, Use::Read)?;
-        for index in 0..part {
-            // SAFETY: the page is there.
-            let byte = unsafe { (at as *const u8).add(index).read_volatile() };
-            if byte == 0 {
-                return Ok(&buffer[..length]);
-            }
-            buffer[length] = byte;
-            length += 1;
+        // SAFETY: the page is there, and the buffer has room for the part.
+        let (copied, is_end) = unsafe { copy_text(at as *const u8, into.add(length), part) };
+        length += copied;
+        if is_end {
+            // SAFETY: so many bytes were written.
+            return Ok(unsafe { std::slice::from_raw_parts(into, length) });
         }
     }
     Err(Errno::ENAMETOOLONG)
@@ -221,18 +230,54 @@ pub(crate) fn path(address: u64, buffer: &mut [u8; PATH_MAX]) -> Result<&[u8], E
 
 /// The first bytes of a string, as many as there are up to the buffer's length; none where they can't be read.
 pub(crate) fn start_of(address: u64, buffer: &mut [u8]) -> usize {
-    for (index, byte) in buffer.iter_mut().enumerate() {
-        let at = address.wrapping_add(index as u64);
-        if (index == 0 || at % PAGE == 0) && check(at, 1, Use::Read).is_err() {
+    let mut length = 0;
+    while length < buffer.len() {
+        let at = address.wrapping_add(length as u64);
+        let part = ((PAGE - at % PAGE) as usize).min(buffer.len() - length);
+        if check(at, 1, Use::Read).is_err() {
             return 0;
         }
-        // SAFETY: the page is there.
-        *byte = unsafe { (at as *const u8).read_volatile() };
-        if *byte == 0 {
-            return index;
+        // SAFETY: as in [`path`].
+        let (copied, is_end) = unsafe { copy_text(at as *const u8, buffer.as_mut_ptr().add(length), part) };
+        length += copied;
+        if is_end {
+            break;
         }
     }
-    buffer.len()
+    length
+}
+
+/// Copies bytes up to a zero, and says how many, and whether there was one. What the program changes meanwhile is copied as it was or as it is.
+///
+/// # Safety
+/// `most` bytes can be read and written.
+unsafe fn copy_text(from: *const u8, to: *mut u8, most: usize) -> (usize, bool) {
+    const WORD: usize = size_of::<u64>();
+    const ONES: u64 = u64::MAX / 0xff;
+    let mut copied = 0;
+    while copied + WORD <= most {
+        // SAFETY: the word is within the bytes.
+        let word = unsafe { from.add(copied).cast::<u64>().read_unaligned() };
+        // SAFETY: as above.
+        unsafe { to.add(copied).cast::<u64>().write_unaligned(word) };
+        // The lowest bit that is set is of the first zero byte.
+        let zeros = word.wrapping_sub(ONES) & !word & ONES << 7;
+        if zeros != 0 {
+            return (copied + zeros.trailing_zeros() as usize / 8, true);
+        }
+        copied += WORD;
+    }
+    while copied < most {
+        // SAFETY: the byte is within the bytes.
+        let byte = unsafe { from.add(copied).read_volatile() };
+        if byte == 0 {
+            return (copied, true);
+        }
+        // SAFETY: as above.
+        unsafe { to.add(copied).write(byte) };
+        copied += 1;
+    }
+    (copied, false)
 }
 
 /// Values of which any bytes are one.

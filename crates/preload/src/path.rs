@@ -1,11 +1,10 @@
 //! Paths: whether one leads into a mount, and where it leads there.
 
-use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use ashlar_libfs::Found;
-use ashlar_types::{Access, Errno, FileKind, InodeId, MODE_STICKY};
+use ashlar_libfs::{Found, Paths, Surroundings};
+use ashlar_types::{Access, Credentials, Errno, InodeId, MODE_STICKY};
 
 use crate::arch::system_call;
 use crate::deferred;
@@ -13,8 +12,8 @@ use crate::descriptors;
 use crate::memory;
 use crate::session::{self, Session};
 
-/// Symbolic links that are followed in one path, as in the kernel.
-const LINKS_MAX: u32 = 40;
+pub(crate) use ashlar_libfs::{Last, Place, Walked};
+
 /// A directory that others may write and not remove each other's names from.
 const SHARED_DIRECTORY: u32 = 0o022;
 
@@ -182,102 +181,38 @@ pub(crate) fn start(directory: i32, path: &[u8]) -> Result<Option<Start<'_>>, Er
     if path.is_empty() { Err(Errno::ENOENT) } else { Ok(Some(Start { session, directory, rest: path })) }
 }
 
-/// What becomes of a symbolic link at the end of a path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Last {
-    /// It is followed.
-    Follow,
-    /// It is what the path leads to.
-    Keep,
-}
-
-/// Where a path leads.
-#[derive(Debug)]
-pub(crate) struct Place {
-    /// The directory of the last name.
-    pub(crate) directory: InodeId,
-    /// The last name; `.` or `..` where the path ends so, or leads to its own beginning.
-    pub(crate) name: Vec<u8>,
-    /// What is there.
-    pub(crate) found: Option<Found>,
-    /// The path says by a slash at its end that it is a directory.
-    pub(crate) is_directory_wanted: bool,
-}
-
-/// Where a walk ended.
-#[allow(clippy::large_enum_variant, reason = "it lives for one call, on the stack")]
-#[derive(Debug)]
-pub(crate) enum Walked {
-    /// In the mount.
-    Inside(Place),
-    /// The path leaves the mount: only the kernel can follow it.
-    Outside,
-}
-
 /// Follows a path as the kernel does.
 ///
 /// # Errors
 /// `ENOENT`, `ENOTDIR`, `EACCES`, `ELOOP`, `ENAMETOOLONG`.
 pub(crate) fn walk(session: &Session, from: InodeId, path: &[u8], last: Last) -> Result<Walked, Errno> {
-    let (fs, who) = (&session.fs, &session.who);
     session.renew_covered(false);
-    let mut at = from;
-    let mut links = 0;
-    let mut path = Cow::Borrowed(path);
-    let mut cursor = 0;
-    loop {
-        let rest = &path[cursor..];
-        let begin = rest.iter().position(|&byte| byte != b'/').unwrap_or(rest.len());
-        let rest = &rest[begin..];
-        if rest.is_empty() {
-            let found = Some(fs.attributes(at)?);
-            return Ok(Walked::Inside(Place { directory: at, name: b".".to_vec(), found, is_directory_wanted: true }));
-        }
-        let end = rest.iter().position(|&byte| byte == b'/').unwrap_or(rest.len());
-        let (name, behind) = rest.split_at(end);
-        let is_directory_wanted = !behind.is_empty();
-        let is_last = behind.iter().all(|&byte| byte == b'/');
-        if name == b".." && at == InodeId::ROOT {
-            return Ok(Walked::Outside);
-        }
-        let place = |found| Place { directory: at, name: name.to_vec(), found, is_directory_wanted };
-        let found = match fs.lookup(who, at, name) {
-            Ok(found) => found,
-            Err(Errno::ENOENT) if is_last => return Ok(Walked::Inside(place(None))),
-            Err(errno) => return Err(errno),
-        };
-        if session.covered.contains(found.id) {
-            return Ok(Walked::Outside);
-        }
-        if found.inode.kind == FileKind::Symlink && (!is_last || is_directory_wanted || last == Last::Follow) {
-            links += 1;
-            if links > LINKS_MAX {
-                return Err(Errno::ELOOP);
-            }
-            if is_last && is_guarded(session, at, &found)? {
-                return Ok(Walked::Outside);
-            }
-            let joined = [&found.inode.target[..], behind].concat();
-            cursor = 0;
-            if joined.first() == Some(&b'/') {
-                let Some((number, inside)) = of_absolute(&joined) else { return Ok(Walked::Outside) };
-                if number != session.number {
-                    return Ok(Walked::Outside);
-                }
-                at = InodeId::ROOT;
-                cursor = joined.len() - inside.len();
-            }
-            path = Cow::Owned(joined);
-            continue;
-        }
-        if !found.inode.is_directory() && is_directory_wanted {
-            return Err(Errno::ENOTDIR);
-        }
-        if is_last {
-            return Ok(Walked::Inside(place(Some(found))));
-        }
-        at = found.id;
-        cursor = path.len() - behind.len();
+    session.fs.walk(session, from, path, last)
+}
+
+impl Surroundings for Session {
+    fn who(&self) -> &Credentials {
+        &self.who
+    }
+
+    fn inside<'a>(&self, path: &'a [u8]) -> Option<&'a [u8]> {
+        of_absolute(path).filter(|(number, _)| *number == self.number).map(|(_, rest)| rest)
+    }
+
+    fn is_covered(&self, directory: InodeId) -> bool {
+        self.covered.contains(directory)
+    }
+
+    fn era(&self) -> u64 {
+        self.covered.era()
+    }
+
+    fn paths(&self) -> &Paths {
+        &self.paths
+    }
+
+    fn may_follow(&self, directory: InodeId, link: &Found) -> Result<bool, Errno> {
+        is_guarded(self, directory, link).map(|is_guarded| !is_guarded)
     }
 }
 

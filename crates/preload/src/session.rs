@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use ashlar_libfs::{LibFs, Options};
+use ashlar_libfs::{LibFs, Options, Paths};
 use ashlar_types::{Credentials, Errno, InodeId};
 use ashlar_wire::{SessionKind, decode_mounts};
 
@@ -52,6 +52,8 @@ pub(crate) struct Session {
     pub(crate) device: u64,
     /// Directories on which something else is mounted.
     pub(crate) covered: Covered,
+    /// The paths that were followed.
+    pub(crate) paths: Paths,
     root: OwnedFd,
 }
 
@@ -162,7 +164,7 @@ fn connect(number: u32) -> Result<Session, String> {
     note_descriptors(&before);
     let covered = Covered::new(&mount.path, &fs);
     let admitted = Credentials { checked: true, ..who.clone() };
-    Ok(Session { number, fs, who, admitted, device, covered, root })
+    Ok(Session { number, fs, who, admitted, device, covered, paths: Paths::default(), root })
 }
 
 /// Those of the descriptors from a number on that are open.

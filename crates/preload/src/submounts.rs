@@ -16,7 +16,7 @@ const TABLE: &str = "/proc/self/mountinfo";
 pub(crate) fn is_writable_ashlar(path: &[u8]) -> bool {
     let Ok(table) = std::fs::read(TABLE) else { return false };
     let topmost = topmost_mount(&table, path).filter(MountLine::is_ashlar);
-    topmost.is_some_and(|line| line.options.split(|&byte| byte == b',').all(|option| option != b"ro"))
+    topmost.is_some_and(|line| !line.is_read_only())
 }
 
 /// The directories below a path on which something is mounted.
@@ -47,6 +47,7 @@ pub(crate) struct Covered {
     table: Option<File>,
     looked: AtomicU64,
     is_any: AtomicBool,
+    era: AtomicU64,
     directories: Mutex<Vec<InodeId>>,
 }
 
@@ -59,6 +60,7 @@ impl Covered {
             table,
             looked: AtomicU64::new(ticks()),
             is_any: AtomicBool::new(false),
+            era: AtomicU64::new(0),
             directories: Mutex::default(),
         };
         covered.set(below(path, fs));
@@ -68,6 +70,7 @@ impl Covered {
     fn set(&self, directories: Vec<InodeId>) {
         self.is_any.store(!directories.is_empty(), Ordering::Relaxed);
         *self.directories.lock().unwrap_or_else(PoisonError::into_inner) = directories;
+        self.era.fetch_add(1, Ordering::Release);
     }
 
     /// Looks at the table again if it has changed, and was not looked at just now; at once, if `now` says so.
@@ -89,6 +92,11 @@ impl Covered {
         // SAFETY: it fills one structure, and waits for nothing.
         let count = unsafe { system_call(libc::SYS_poll as u64, [(&raw mut polled) as u64, 1, 0, 0, 0, 0]) };
         count != 0
+    }
+
+    /// Changes with the directories on which something is mounted.
+    pub(crate) fn era(&self) -> u64 {
+        self.era.load(Ordering::Acquire)
     }
 
     /// Whether something is mounted on a directory.

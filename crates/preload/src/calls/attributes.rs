@@ -6,10 +6,10 @@ use ashlar_libfs::{Change, Found, SetTime};
 use ashlar_types::{Access, BLOCK_BYTES, Errno, FileKind, Inode, Timestamp};
 
 use super::Served;
-use crate::descriptors;
-use crate::memory::{self, PATH_MAX, Use};
+use crate::memory::{self, PathBuffer, Use};
 use crate::path::{self, Last, Walked};
 use crate::session::Session;
+use crate::{deferred, descriptors};
 
 /// `STATX_BASIC_STATS` and `STATX_BTIME`.
 const STATX_MASK: u32 = 0x7ff | 0x800;
@@ -67,6 +67,10 @@ pub(super) fn serve(number: i64, a: [u64; 6]) -> Served {
 }
 
 fn with_file(descriptor: u64, then: impl FnOnce(&Subject) -> Served) -> Served {
+    // One that the kernel serves for the time being may be ours after that.
+    if deferred::is_any_candidate() && descriptors::is_candidate(descriptor as i32) {
+        deferred::count(1);
+    }
     let Some(file) = descriptors::file(descriptor as i32) else { return Ok(None) };
     let session = file.session()?;
     let found = session.fs.attributes(file.inode())?;
@@ -74,7 +78,7 @@ fn with_file(descriptor: u64, then: impl FnOnce(&Subject) -> Served) -> Served {
 }
 
 fn with_path(directory: i32, address: u64, last: Last, then: impl FnOnce(&Subject) -> Served) -> Served {
-    let mut buffer = [0; PATH_MAX];
+    let mut buffer = PathBuffer::new();
     let text = memory::path(address, &mut buffer)?;
     if let Some(descriptor) = path::descriptor_named(text) {
         return if last == Last::Follow { with_file(descriptor as u64, then) } else { Ok(None) };
@@ -100,28 +104,8 @@ fn with(directory: u64, address: u64, flags: u64, allowed: i32, then: impl FnOnc
     with_path(directory as i32, address, last, then)
 }
 
-fn stat_of(session: &Session, found: &Found) -> libc::stat {
-    let inode = &found.inode;
-    // SAFETY: zeros are a `stat`.
-    let mut stat: libc::stat = unsafe { zeroed() };
-    stat.st_dev = session.device;
-    stat.st_ino = found.id.0;
-    stat.st_nlink = inode.links.into();
-    stat.st_mode = inode.st_mode();
-    stat.st_uid = inode.uid;
-    stat.st_gid = inode.gid;
-    stat.st_rdev = inode.st_rdev().into();
-    stat.st_size = inode.size as i64;
-    stat.st_blksize = BLOCK_BYTES as i64;
-    stat.st_blocks = inode.st_blocks() as i64;
-    (stat.st_atime, stat.st_atime_nsec) = (inode.accessed.seconds, inode.accessed.nanoseconds.into());
-    (stat.st_mtime, stat.st_mtime_nsec) = (inode.modified.seconds, inode.modified.nanoseconds.into());
-    (stat.st_ctime, stat.st_ctime_nsec) = (inode.changed.seconds, inode.changed.nanoseconds.into());
-    stat
-}
-
 fn store_stat(subject: &Subject, address: u64) -> Served {
-    memory::store(address, &stat_of(subject.session, &subject.found))?;
+    memory::store(address, &subject.found.stat(subject.session.device))?;
     Ok(Some(0))
 }
 
@@ -217,11 +201,5 @@ fn set_times(subject: &Subject, address: u64) -> Served {
 }
 
 fn time_at(address: u64) -> Result<Option<SetTime>, Errno> {
-    let time: libc::timespec = memory::load(address)?;
-    match time.tv_nsec {
-        libc::UTIME_NOW => Ok(Some(SetTime::Now)),
-        libc::UTIME_OMIT => Ok(None),
-        0..=999_999_999 => Ok(Some(SetTime::At(Timestamp { seconds: time.tv_sec, nanoseconds: time.tv_nsec as u32 }))),
-        _ => Err(Errno::EINVAL),
-    }
+    SetTime::from_timespec(&memory::load(address)?)
 }

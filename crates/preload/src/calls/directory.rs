@@ -84,9 +84,9 @@ pub(super) fn list(a: [u64; 6]) -> Served {
     }
     if goes_on {
         let after = page.next.max(COOKIE_PARENT);
-        session
-            .fs
-            .list(file.inode(), after, &mut |listed| page.add(listed.id, listed.kind, listed.cookie, &listed.name))?;
+        session.fs.list_names(file.inode(), after, &mut |listed| {
+            page.add(listed.id, listed.kind, listed.cookie, listed.name)
+        })?;
     }
     if page.bytes.is_empty() && page.is_full {
         return Err(Errno::EINVAL);

@@ -2,13 +2,13 @@
 
 use std::os::fd::AsRawFd;
 
-use ashlar_libfs::{Allocation, Change, Make};
-use ashlar_types::{Access, Errno, FileKind, Inode, QuotaId};
+use ashlar_libfs::{Allocation, Change, Make, Opening, allocation_of};
+use ashlar_types::{Access, Credentials, Errno, FileKind, Inode, InodeId, QuotaId};
 
 use super::Served;
 use crate::descriptors::{self, File};
 use crate::materialise;
-use crate::memory::{self, PATH_MAX};
+use crate::memory::{self, PathBuffer};
 use crate::path::{self, Last, Place, Start, Walked};
 use crate::session::{self, Session};
 
@@ -29,7 +29,7 @@ pub(super) fn open(number: i64, a: [u64; 6]) -> Served {
         libc::SYS_creat => (libc::AT_FDCWD, a[0], libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC, a[1] as u32),
         _ => (a[0] as i32, a[1], a[2] as i32, a[3] as u32),
     };
-    let mut buffer = [0; PATH_MAX];
+    let mut buffer = PathBuffer::new();
     let text = memory::path(address, &mut buffer)?;
     if let Some(descriptor) = path::descriptor_named(text) {
         return materialise::descriptor(descriptor).map(|()| None);
@@ -97,33 +97,19 @@ fn name_alone(number: i64, directory: i32, a: [u64; 6]) -> Result<i64, Errno> {
 
 /// Opens what a path leads to; `None` where that is the kernel's.
 fn open_place(session: &Session, place: &Place, flags: i32, mode: u32) -> Result<Option<File>, Errno> {
-    if flags & TMPFILE != 0 {
-        return open_unnamed(session, place, flags, mode);
-    }
-    let Some(found) = &place.found else {
-        return if flags & libc::O_CREAT == 0 { Err(Errno::ENOENT) } else { make(session, place, flags, mode) };
+    let opening = match place.opening(flags) {
+        // What a device, a pipe or a socket does is the kernel's to say.
+        Err(Errno::ENXIO) => return Ok(None),
+        opening => opening?,
     };
-    if flags & libc::O_CREAT != 0 {
-        if flags & libc::O_EXCL != 0 {
-            return Err(Errno::EEXIST);
-        }
-        if found.inode.is_directory() {
-            return Err(Errno::EISDIR);
-        }
-        if path::is_guarded(session, place.directory, found)? {
-            return Ok(None);
-        }
+    let (found, access) = match opening {
+        Opening::Make => return make(session, place, flags, mode),
+        Opening::MakeUnnamed(directory) => return make_unnamed(session, directory, flags, mode),
+        Opening::Existing(found, access) => (found, access),
+    };
+    if flags & libc::O_CREAT != 0 && path::is_guarded(session, place.directory, found)? {
+        return Ok(None);
     }
-    match found.inode.kind {
-        FileKind::Symlink => return Err(Errno::ELOOP),
-        FileKind::Regular if flags & libc::O_DIRECTORY != 0 => return Err(Errno::ENOTDIR),
-        FileKind::Regular => {}
-        FileKind::Directory if flags & libc::O_ACCMODE != libc::O_RDONLY => return Err(Errno::EISDIR),
-        FileKind::Directory if flags & libc::O_TRUNC != 0 => return Err(Errno::EISDIR),
-        FileKind::Directory => {}
-        _ => return Ok(None),
-    }
-    let access = wanted_access(flags);
     path::check_access(session, found, access)?;
     if access.0 & Access::WRITE.0 != 0 && may_run(&found.inode) || materialise::is_mapped(session.number, found.id) {
         return Ok(None);
@@ -184,17 +170,8 @@ fn may_run(inode: &Inode) -> bool {
     inode.kind == FileKind::Regular && inode.mode & 0o111 != 0
 }
 
-fn wanted_access(flags: i32) -> Access {
-    let mode = match flags & libc::O_ACCMODE {
-        libc::O_RDONLY => Access::READ,
-        libc::O_WRONLY => Access::WRITE,
-        _ => Access::READ | Access::WRITE,
-    };
-    if flags & libc::O_TRUNC != 0 { mode | Access::WRITE } else { mode }
-}
-
 /// Notes an open file that the session knows as open; where that fails it is open no more.
-fn enter(session: &Session, id: ashlar_types::InodeId, kind: FileKind, flags: i32) -> Result<File, Errno> {
+fn enter(session: &Session, id: InodeId, kind: FileKind, flags: i32) -> Result<File, Errno> {
     descriptors::open(session.number, id, kind, flags & !OPENING_FLAGS).inspect_err(|_| session.fs.close(id))
 }
 
@@ -204,12 +181,6 @@ fn regular(mode: u32) -> Make<'static> {
 }
 
 fn make(session: &Session, place: &Place, flags: i32, mode: u32) -> Result<Option<File>, Errno> {
-    if place.is_directory_wanted {
-        return Err(Errno::EISDIR);
-    }
-    if flags & libc::O_DIRECTORY != 0 {
-        return Err(Errno::EINVAL);
-    }
     match session.fs.make_open(&session.who, place.directory, &place.name, &regular(mode)) {
         Ok(made) => enter(session, made.id, FileKind::Regular, flags).map(Some),
         // Somebody was faster. The kernel looks again, from the start.
@@ -218,19 +189,12 @@ fn make(session: &Session, place: &Place, flags: i32, mode: u32) -> Result<Optio
     }
 }
 
-fn open_unnamed(session: &Session, place: &Place, flags: i32, mode: u32) -> Result<Option<File>, Errno> {
-    let found = place.found.as_ref().ok_or(Errno::ENOENT)?;
-    if !found.inode.is_directory() {
-        return Err(Errno::ENOTDIR);
-    }
-    if flags & libc::O_ACCMODE == libc::O_RDONLY {
-        return Err(Errno::EINVAL);
-    }
+fn make_unnamed(session: &Session, directory: InodeId, flags: i32, mode: u32) -> Result<Option<File>, Errno> {
     // Whether it may get a name later (`O_EXCL`: never) is the kernel's to remember.
     if flags & libc::O_EXCL != 0 {
         return Ok(None);
     }
-    let made = session.fs.make_unnamed(&session.who, found.id, &regular(mode))?;
+    let made = session.fs.make_unnamed(&session.who, directory, &regular(mode))?;
     enter(session, made.id, FileKind::Regular, flags).map(Some)
 }
 
@@ -249,7 +213,7 @@ pub(super) fn truncate(number: i64, a: [u64; 6]) -> Served {
         // The right was checked when it was opened.
         return resize(session, &session.admitted, file.inode(), size as u64);
     }
-    let mut buffer = [0; PATH_MAX];
+    let mut buffer = PathBuffer::new();
     let text = memory::path(a[0], &mut buffer)?;
     let Some(start) = path::start(libc::AT_FDCWD, text)? else { return Ok(None) };
     if size < 0 {
@@ -269,7 +233,7 @@ pub(super) fn truncate(number: i64, a: [u64; 6]) -> Served {
     resize(session, &session.who, found.id, size as u64)
 }
 
-fn resize(session: &Session, who: &ashlar_types::Credentials, id: ashlar_types::InodeId, size: u64) -> Served {
+fn resize(session: &Session, who: &Credentials, id: InodeId, size: u64) -> Served {
     let strip = session.strips();
     session.fs.set_attributes(who, id, &Change { size: Some(size), strip, ..Change::default() })?;
     Ok(Some(0))
@@ -278,14 +242,10 @@ fn resize(session: &Session, who: &ashlar_types::Credentials, id: ashlar_types::
 /// `fallocate`.
 pub(super) fn allocate(a: [u64; 6]) -> Served {
     let Some(file) = descriptors::file(a[0] as i32) else { return Ok(None) };
-    let how = match a[1] as i32 {
-        0 => Allocation::Reserve,
-        libc::FALLOC_FL_KEEP_SIZE => Allocation::ReserveKeepSize,
-        mode if mode == libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE => Allocation::Punch,
-        libc::FALLOC_FL_ZERO_RANGE => Allocation::Zero,
-        mode if mode == libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE => Allocation::ZeroKeepSize,
+    let how = match allocation_of(a[1] as i32) {
         // What the kernel does not hand to FUSE it refuses, and so that both are the same, it does here.
-        _ => return Ok(None),
+        None | Some(Allocation::Collapse | Allocation::Insert) => return Ok(None),
+        Some(how) => how,
     };
     let (offset, length) = (a[2] as i64, a[3] as i64);
     if offset < 0 || length <= 0 {

@@ -5,7 +5,7 @@ use ashlar_types::{Access, Errno, FileKind};
 
 use super::Served;
 use crate::descriptors;
-use crate::memory::{self, PATH_MAX};
+use crate::memory::{self, PathBuffer};
 use crate::path::{self, Last, Place, Walked};
 use crate::session::{self, Session};
 
@@ -39,7 +39,7 @@ pub(super) fn serve(number: i64, a: [u64; 6]) -> Served {
 
 /// Where a directory's descriptor and a path lead.
 fn resolve(directory: u64, address: u64, last: Last) -> Result<Option<(&'static Session, Place)>, Errno> {
-    let mut buffer = [0; PATH_MAX];
+    let mut buffer = PathBuffer::new();
     let text = memory::path(address, &mut buffer)?;
     if let Some(descriptor) = path::descriptor_named(text) {
         return crate::materialise::descriptor(descriptor).map(|()| None);
@@ -58,12 +58,7 @@ fn resolve_new(
     makes_directory: bool,
 ) -> Result<Option<(&'static Session, Place)>, Errno> {
     let Some((session, place)) = resolve(directory, address, Last::Keep)? else { return Ok(None) };
-    if place.found.is_some() {
-        return Err(Errno::EEXIST);
-    }
-    if place.is_directory_wanted && !makes_directory {
-        return Err(Errno::ENOENT);
-    }
+    place.check_new(makes_directory)?;
     Ok(Some((session, place)))
 }
 
@@ -91,7 +86,7 @@ fn make_node(directory: u64, address: u64, mode: u64) -> Served {
 }
 
 fn symlink(target: u64, directory: u64, address: u64) -> Served {
-    let mut buffer = [0; PATH_MAX];
+    let mut buffer = PathBuffer::new();
     let target = memory::path(target, &mut buffer)?;
     if target.is_empty() {
         return Err(Errno::ENOENT);
@@ -108,25 +103,13 @@ fn remove(directory: u64, address: u64, flags: u64) -> Served {
     }
     let Some((session, place)) = resolve(directory, address, Last::Keep)? else { return Ok(None) };
     let removes_directory = flags != 0;
-    let Some(found) = &place.found else {
-        session.fs.check_access(&session.who, place.directory, Access::WRITE | Access::EXECUTE)?;
-        return Err(Errno::ENOENT);
-    };
-    if found.inode.is_directory() && is_in_use(session, found) {
-        return Ok(None);
-    }
-    let (fs, who) = (&session.fs, &session.who);
-    if removes_directory {
-        if found.id == ashlar_types::InodeId::ROOT {
+    if let Some(found) = &place.found {
+        let is_root = removes_directory && found.id == ashlar_types::InodeId::ROOT;
+        if is_root || found.inode.is_directory() && is_in_use(session, found) {
             return Ok(None);
         }
-        fs.remove_directory(who, place.directory, &place.name, None)?;
-    } else {
-        if place.is_directory_wanted && !found.inode.is_directory() {
-            return Err(Errno::ENOTDIR);
-        }
-        fs.unlink(who, place.directory, &place.name)?;
     }
+    session.fs.remove_at(&session.who, &place, removes_directory)?;
     Ok(Some(0))
 }
 
@@ -140,7 +123,7 @@ fn read_link(directory: u64, address: u64, buffer: u64, length: u64) -> Served {
     if length as i32 <= 0 {
         return Err(Errno::EINVAL);
     }
-    let mut text = [0; PATH_MAX];
+    let mut text = PathBuffer::new();
     let text = memory::path(address, &mut text)?;
     if let Some(descriptor) = path::descriptor_named(text) {
         // The kernel says where it leads, once it knows.
@@ -173,8 +156,7 @@ fn rename(from: (u64, u64), to: (u64, u64), flags: u64) -> Served {
     if session.number != other.number {
         return Err(Errno::EXDEV);
     }
-    let is_dot = |place: &Place| place.name == b"." || place.name == b"..";
-    if is_dot(&source) || is_dot(&target) {
+    if source.is_dot() || target.is_dot() {
         return Err(Errno::EBUSY);
     }
     if flags & RENAME_NOREPLACE != 0 && target.found.is_some() {
@@ -201,7 +183,7 @@ fn rename(from: (u64, u64), to: (u64, u64), flags: u64) -> Served {
 
 /// What is to get another name: what a path leads to, or an open file, which may have none.
 fn link_source(from: (u64, u64), last: Last) -> Result<Option<(&'static Session, Found)>, Errno> {
-    let mut buffer = [0; PATH_MAX];
+    let mut buffer = PathBuffer::new();
     let text = memory::path(from.1, &mut buffer)?;
     let file = path::descriptor_named(text).filter(|_| last == Last::Follow).and_then(descriptors::file);
     if let Some(file) = file {

@@ -1,0 +1,155 @@
+//! Paths that were followed: what each rests on, so that the next time a look at a few words is enough.
+//!
+//! A path is remembered with the directories on its way. Two words stand for each: its lease's, which SharedFS changes before somebody else
+//! may change the directory, and a count of what this session has done to it that may lead a path elsewhere. While both are as they
+//! were, the path leads where it led. What is at its end is looked at each time.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ashlar_types::InodeId;
+use rustix_futex_sync::Mutex;
+use smallvec::SmallVec;
+
+use crate::LibFs;
+use crate::node::Lease;
+
+/// Paths remembered by a front end. Each has one place that it can stand in.
+const REMEMBERED: usize = 512;
+/// Inodes share counts: that one has changed only means another look.
+const COUNTS: usize = 1024;
+/// Directories on the way of most paths.
+const WAY: usize = 6;
+
+/// Counts what this session does to directories and links that may lead a path elsewhere: a name removed or replaced, other rights.
+#[derive(Debug)]
+pub(crate) struct Detours(Box<[AtomicU64]>);
+
+impl Detours {
+    pub(crate) fn new() -> Self {
+        Self((0..COUNTS).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    fn count(&self, id: InodeId) -> &AtomicU64 {
+        &self.0[id.0 as usize % COUNTS]
+    }
+
+    /// Notes that paths through an inode may lead elsewhere from now on. The caller holds the inode's node for writing.
+    pub(crate) fn note(&self, id: InodeId) {
+        self.count(id).fetch_add(1, Ordering::Release);
+    }
+}
+
+/// A directory on a path's way, as it was before the next name was looked up in it.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    directory: InodeId,
+    detours: u64,
+    lease: Lease,
+}
+
+/// The way of a path that is being followed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Way {
+    steps: SmallVec<[Step; WAY]>,
+    /// It has gone where another look is needed each time: over a link, or up again.
+    is_winding: bool,
+}
+
+impl Way {
+    /// What a step into a directory begins with.
+    pub(crate) fn detours(fs: &LibFs, directory: InodeId) -> u64 {
+        fs.detours.count(directory).load(Ordering::Acquire)
+    }
+
+    /// Notes a directory in which a name was found.
+    pub(crate) fn went_through(&mut self, directory: InodeId, detours: u64, lease: Option<Lease>) {
+        match lease {
+            Some(lease) => self.steps.push(Step { directory, detours, lease }),
+            None => self.is_winding = true,
+        }
+    }
+
+    pub(crate) fn winds(&mut self) {
+        self.is_winding = true;
+    }
+
+    pub(crate) fn can_be_remembered(&self) -> bool {
+        !self.is_winding && !self.steps.is_empty()
+    }
+
+    fn is_open(&self, fs: &LibFs) -> bool {
+        self.steps.iter().all(|step| {
+            let word = fs.leases.word(step.lease.slot);
+            word.generation() == step.lease.word.generation()
+                && word.may_read()
+                && fs.detours.count(step.directory).load(Ordering::Acquire) == step.detours
+        })
+    }
+}
+
+/// Where a remembered path leads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct End {
+    /// The directory of its last name.
+    pub(crate) directory: InodeId,
+    /// What is there.
+    pub(crate) id: InodeId,
+}
+
+#[derive(Debug)]
+struct Known {
+    from: InodeId,
+    era: u64,
+    path: Box<[u8]>,
+    way: Way,
+    end: End,
+}
+
+#[derive(Debug, Default)]
+struct Place {
+    /// The path that came here last and was not remembered: one that comes twice is.
+    passed: u64,
+    known: Option<Box<Known>>,
+}
+
+/// Paths that were followed for one user, in surroundings of one kind.
+#[derive(Debug, Default)]
+pub struct Paths(OnceLock<Box<[Mutex<Place>]>>);
+
+impl Paths {
+    /// Where a path leads and which way, if that is remembered and still so.
+    pub(crate) fn find<R>(
+        &self,
+        fs: &LibFs,
+        era: u64,
+        from: InodeId,
+        path: &[u8],
+        take: impl FnOnce(End, &Way) -> R,
+    ) -> Option<R> {
+        let place = self.0.get()?[hash(from, path) as usize % REMEMBERED].try_lock()?;
+        let known = place.known.as_ref()?;
+        let is_it = known.from == from && known.era == era && *known.path == *path;
+        (is_it && known.way.is_open(fs)).then(|| take(known.end, &known.way))
+    }
+
+    /// Remembers where a path has led, if it comes for the second time.
+    pub(crate) fn note(&self, era: u64, from: InodeId, path: &[u8], way: &Way, end: End) {
+        let places = self.0.get_or_init(|| (0..REMEMBERED).map(|_| Mutex::default()).collect());
+        let hash = hash(from, path);
+        let Some(mut place) = places[hash as usize % REMEMBERED].try_lock() else { return };
+        if place.passed == hash {
+            place.known = Some(Box::new(Known { from, era, path: path.into(), way: way.clone(), end }));
+        } else {
+            place.passed = hash;
+        }
+    }
+}
+
+/// Eight bytes at a time; the upper half of the last product is the best mixed.
+fn hash(from: InodeId, path: &[u8]) -> u64 {
+    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mix = |state: u64, word: u64| (state ^ word).wrapping_mul(FACTOR).rotate_left(29);
+    let word = |bytes: &[u8]| bytes.iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
+    path.chunks(8).fold(mix(path.len() as u64, from.0), |state, bytes| mix(state, word(bytes))) >> 32
+}
