@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use ashlar_libfs::{Allocation, Change, LockKind, Seek, WriteAt, Written};
+use ashlar_libfs::{Change, LockKind, Seek, WriteAt, Written, allocation_of};
 use ashlar_types::{Credentials, Errno, InodeId, MODE_SETGID, MODE_SETUID};
 
 use crate::device::TRANSFER_BYTES;
@@ -36,20 +36,6 @@ const fn has(flags: u32, flag: i32) -> bool {
 const fn is_direct(flags: u32) -> bool {
     let only_writes = flags & libc::O_ACCMODE as u32 == libc::O_WRONLY as u32;
     has(flags, libc::O_DIRECT) || only_writes
-}
-
-/// How `fallocate` is to change the file.
-fn allocation(mode: u32) -> Option<Allocation> {
-    match mode as i32 {
-        0 => Some(Allocation::Reserve),
-        libc::FALLOC_FL_KEEP_SIZE => Some(Allocation::ReserveKeepSize),
-        mode if mode == libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE => Some(Allocation::Punch),
-        libc::FALLOC_FL_ZERO_RANGE => Some(Allocation::Zero),
-        mode if mode == libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE => Some(Allocation::ZeroKeepSize),
-        libc::FALLOC_FL_COLLAPSE_RANGE => Some(Allocation::Collapse),
-        libc::FALLOC_FL_INSERT_RANGE => Some(Allocation::Insert),
-        _ => None,
-    }
 }
 
 impl<F: FileSystem> Call<'_, F> {
@@ -211,7 +197,7 @@ impl<F: FileSystem> Call<'_, F> {
     /// FALLOCATE.
     pub(crate) fn fallocate(mut self) -> Answer {
         let asked: FallocateIn = self.arguments.structure()?;
-        let how = allocation(asked.mode).ok_or(Errno::EOPNOTSUPP)?;
+        let how = allocation_of(asked.mode as i32).ok_or(Errno::EOPNOTSUPP)?;
         let strip = self.strips();
         self.fs().allocate(&self.who(), self.inode(), how, asked.offset, asked.length, strip)?;
         Ok(Then::Send)
@@ -266,14 +252,5 @@ mod tests {
         assert!(flags(libc::O_RDONLY | libc::O_DIRECT));
         assert!(!flags(libc::O_RDWR | libc::O_APPEND), "it may be read and mapped");
         assert!(!flags(libc::O_RDONLY));
-    }
-
-    #[test]
-    fn every_mode_of_fallocate_has_its_meaning() {
-        let modes = [0, 1, 3, 0x10, 0x11, 0x08, 0x20];
-        let meanings = modes.map(|mode| allocation(mode).unwrap() as u8);
-        assert_eq!(meanings, [0, 1, 2, 3, 4, 5, 6]);
-        assert_eq!(allocation(2), None, "a hole cannot change the size");
-        assert_eq!(allocation(0x40), None);
     }
 }

@@ -404,3 +404,17 @@ impl NodeState {
         self.inode.as_ref().is_some_and(|inode| inode.links == 0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_mode_of_fallocate_has_its_meaning() {
+        let modes = [0, 1, 3, 0x10, 0x11, 0x08, 0x20];
+        let meanings = modes.map(|mode| allocation_of(mode).unwrap() as u8);
+        assert_eq!(meanings, [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(allocation_of(2), None, "a hole cannot change the size");
+        assert_eq!(allocation_of(0x40), None);
+    }
+}
