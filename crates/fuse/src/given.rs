@@ -47,18 +47,20 @@ impl Given {
         self.answering.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Notes a name that the kernel may keep for so long from now on.
-    pub(crate) fn note(&self, directory: InodeId, name: &[u8], ttl: Duration) {
+    /// Notes the names of one answer, which the kernel may keep for so long from now on.
+    pub(crate) fn note<'a>(&self, given: impl IntoIterator<Item = (InodeId, &'a [u8])>, ttl: Duration) {
         let now = Instant::now();
         let mut names = self.names.lock();
         while names.order.front().is_some_and(|(until, _)| *until <= now) {
             names.order.pop_front();
         }
-        if names.order.len() >= NAMES_MAX {
-            names.order.clear();
-            names.lost_until = Some(now + ttl);
+        for (directory, name) in given {
+            if names.order.len() >= NAMES_MAX {
+                names.order.clear();
+                names.lost_until = Some(now + ttl);
+            }
+            names.order.push_back((now + ttl, (directory, name.into())));
         }
-        names.order.push_back((now + ttl, (directory, name.into())));
     }
 
     /// All names that the kernel may have, and the time until which it may have others. Since when none may be kept, every request that
@@ -84,9 +86,8 @@ mod tests {
     #[test]
     fn what_may_be_kept_is_taken_once() {
         let given = Given::default();
-        given.note(InodeId(1), b"gone", Duration::ZERO);
-        given.note(InodeId(1), b"a", LONG);
-        given.note(InodeId(2), b"b", LONG);
+        given.note([(InodeId(1), &b"gone"[..])], Duration::ZERO);
+        given.note([(InodeId(1), &b"a"[..]), (InodeId(2), b"b")], LONG);
         let (names, lost) = given.take();
         let names: Vec<_> = names.iter().map(|(directory, name)| (directory.0, &name[..])).collect();
         assert_eq!((names, lost), (vec![(1, &b"a"[..]), (2, b"b")], None));
@@ -96,9 +97,7 @@ mod tests {
     #[test]
     fn of_too_many_only_their_time_is_known() {
         let given = Given::default();
-        for _ in 0..=NAMES_MAX {
-            given.note(InodeId(1), b"a", LONG);
-        }
+        given.note(std::iter::repeat_n((InodeId(1), &b"a"[..]), NAMES_MAX + 1), LONG);
         let (names, lost) = given.take();
         assert_eq!(names.len(), 1);
         assert!(lost.is_some_and(|until| until > Instant::now()));
@@ -113,7 +112,7 @@ mod tests {
             let taken = scope.spawn(|| given.take().0.len());
             std::thread::sleep(Duration::from_millis(5));
             assert!(!taken.is_finished());
-            given.note(InodeId(1), b"late", LONG);
+            given.note([(InodeId(1), &b"late"[..])], LONG);
             given.end_answer();
             assert_eq!(taken.join().unwrap(), 1);
         });

@@ -361,36 +361,27 @@ impl<'a, F: FileSystem> Worker<'a, F> {
             last.1
         };
         let forget = |stale| self.server.invalidations.push(stale);
-        let ttl = std::time::Duration::from_millis(self.server.file_system.cache_ttl_max_ms());
-        let given = |directory: InodeId, name: &[u8]| {
-            if self.reply.names_until {
-                self.server.given.note(directory, name, ttl);
-            }
+        let named = |check: &Check| match check {
+            Check::Name(directory, place) => Some((*directory, request.get(place.clone()).unwrap_or_default())),
+            Check::Listed(directory, _, place) => Some((*directory, self.reply.body(place.clone()))),
+            Check::Attributes(_) | Check::Pages(_) => None,
         };
-        for check in self.reply.checks() {
-            match check {
-                Check::Name(directory, place) => given(*directory, request.get(place.clone()).unwrap_or_default()),
-                Check::Listed(directory, _, place) => given(*directory, self.reply.body(place.clone())),
-                Check::Attributes(_) | Check::Pages(_) => {}
-            }
+        if self.reply.names_until {
+            let ttl = Duration::from_millis(self.server.file_system.cache_ttl_max_ms());
+            self.server.given.note(self.reply.checks().iter().filter_map(named), ttl);
         }
         for check in self.reply.checks() {
+            if let Some((directory, name)) = named(check).filter(|(directory, _)| !holds(*directory)) {
+                forget(Stale::Entry(directory, name.into()));
+            }
             match check {
                 Check::Attributes(inode) if !holds(*inode) => self.server.forget_attributes(*inode),
                 Check::Pages(inode) if !holds(*inode) => forget(Stale::Inode(*inode, Pages::ALL)),
-                Check::Name(directory, place) if !holds(*directory) => {
-                    forget(Stale::Entry(*directory, request.get(place.clone()).unwrap_or_default().into()));
+                // Not by way of `holds`: it would then remember the entries, and ask for the directory again for each.
+                Check::Listed(_, inode, _) if !self.server.file_system.is_valid(*inode) => {
+                    self.server.forget_attributes(*inode);
                 }
-                Check::Listed(directory, inode, place) => {
-                    if !holds(*directory) {
-                        forget(Stale::Entry(*directory, self.reply.body(place.clone()).into()));
-                    }
-                    // Not by way of `holds`: it would then remember the entries, and ask for the directory again for each.
-                    if !self.server.file_system.is_valid(*inode) {
-                        self.server.forget_attributes(*inode);
-                    }
-                }
-                Check::Attributes(_) | Check::Pages(_) | Check::Name(..) => {}
+                Check::Attributes(_) | Check::Pages(_) | Check::Name(..) | Check::Listed(..) => {}
             }
         }
     }
