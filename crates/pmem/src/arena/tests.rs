@@ -1,0 +1,192 @@
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+const SESSION: SessionId = SessionId(42);
+
+fn options(size_bytes: u64) -> ArenaOptions {
+    ArenaOptions { size_bytes, emulate_pmem: false }
+}
+
+fn blocks(segments: &[SegmentInfo]) -> Vec<u32> {
+    segments.iter().map(|segment| segment.blocks).collect()
+}
+
+#[test]
+fn an_arena_is_made_closed_and_opened_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("arena");
+    let arena = Arena::create(&path, &options(16 * MIB)).unwrap();
+    let (summary, segments) = (arena.summary(), arena.segments());
+    assert_eq!(blocks(&segments), [4096]);
+    assert!(matches!(Arena::open(&path), Err(ArenaError::InUse { pid }) if pid == std::process::id()));
+    assert!(matches!(Arena::create(&path, &options(16 * MIB)), Err(ArenaError::InUse { .. })));
+    assert_eq!(Arena::probe(&path).unwrap(), summary);
+    drop(arena);
+    assert!(matches!(Arena::create(&path, &options(16 * MIB)), Err(ArenaError::AlreadyExists(_))));
+    let arena = Arena::open(&path).unwrap();
+    assert_eq!((arena.summary(), arena.segments()), (summary, segments));
+    for folder in ["", "metadata", "segments", "sessions"] {
+        assert_eq!(fs::metadata(path.join(folder)).unwrap().permissions().mode() & 0o777, 0o700);
+    }
+    for file in ["ARENA", "lock", "segments/000000.data"] {
+        assert_eq!(fs::metadata(path.join(file)).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+}
+
+#[test]
+fn segments_are_allocated_when_they_are_added() {
+    let dir = tempfile::tempdir().unwrap();
+    let arena = Arena::create(dir.path(), &options(16 * MIB)).unwrap();
+    let segment = arena.segments()[0];
+    let metadata = arena.segment_file(0, false).unwrap().metadata().unwrap();
+    assert_eq!(metadata.len(), segment.file_bytes());
+    assert!(metadata.blocks() * 512 >= segment.file_bytes());
+    assert_eq!(segment.data_offset(), 16384);
+    assert_eq!(segment.block_offset(4095) + BLOCK_BYTES, segment.file_bytes());
+    let mut file = arena.segment_file(0, false).unwrap();
+    assert!(file.write_all(b"x").is_err(), "a read-only descriptor was written through");
+    arena.segment_file(0, true).unwrap().write_all(b"x").unwrap();
+    assert!(matches!(arena.segment_file(1, false), Err(ArenaError::NoSegment(1))));
+}
+
+#[test]
+fn a_segment_is_known_by_the_size_of_its_file() {
+    for count in (1..3000).chain([65535, 65536, 1 << 26]) {
+        let segment = SegmentInfo { number: 3, blocks: count };
+        assert_eq!(SegmentInfo::from_file(3, segment.file_bytes()), Some(segment));
+        assert_eq!(SegmentInfo::from_file(3, segment.file_bytes() + 1), None);
+    }
+    assert_eq!(SegmentInfo::from_file(0, 0), None);
+    assert_eq!(SegmentInfo::from_file(0, 4096), None);
+}
+
+#[test]
+fn an_arena_grows_and_shrinks_online() {
+    let dir = tempfile::tempdir().unwrap();
+    let arena = Arena::create(dir.path(), &options(16 * MIB)).unwrap();
+    let grown = arena.resize(40 * MIB).unwrap();
+    assert_eq!((blocks(&grown.added), grown.surplus.len()), (vec![24 * 256], 0));
+    assert_eq!(blocks(&arena.resize(48 * MIB).unwrap().added), [8 * 256]);
+    assert_eq!(arena.resize(40 * MIB).unwrap().surplus, [SegmentInfo { number: 2, blocks: 8 * 256 }]);
+    // The end lies in the second segment, which stays whole.
+    let shrunk = arena.resize(20 * MIB).unwrap();
+    assert_eq!((blocks(&shrunk.added), blocks(&shrunk.surplus)), (vec![], vec![8 * 256]));
+    let shrunk = arena.resize(16 * MIB).unwrap();
+    assert_eq!(blocks(&shrunk.surplus), [8 * 256, 24 * 256]);
+    assert!(matches!(arena.remove_segment(1), Err(ArenaError::NotLast(1))));
+    assert!(matches!(arena.remove_segment(3), Err(ArenaError::NoSegment(3))));
+    arena.remove_segment(2).unwrap();
+    arena.remove_segment(1).unwrap();
+    assert_eq!(arena.resize(16 * MIB).unwrap(), Resized { added: vec![], surplus: vec![] });
+    assert!(matches!(arena.resize(MIB), Err(ArenaError::TooSmall { .. })));
+    drop(arena);
+    let arena = Arena::open(dir.path()).unwrap();
+    assert_eq!(blocks(&arena.segments()), [4096]);
+    assert_eq!(arena.summary().size_bytes, 16 * MIB);
+}
+
+#[test]
+fn large_arenas_have_several_segments() {
+    let summary = ArenaSummary { id: 1, size_bytes: 0, segment_bytes: 4 * MIB, emulated: false };
+    let dir = tempfile::tempdir().unwrap();
+    let arena = Arena::create(dir.path(), &options(16 * MIB)).unwrap();
+    let mut state = State { summary, segments: arena.segments() };
+    arena.add_segments(&mut state, 26 * MIB).unwrap();
+    // What is left over is too little for a segment.
+    arena.add_segments(&mut state, 27 * MIB - 4096).unwrap();
+    assert_eq!(blocks(&state.segments), [4096, 1024, 1024, 512]);
+}
+
+#[test]
+fn an_arena_that_cannot_grow_keeps_its_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let arena = Arena::create(dir.path(), &options(16 * MIB)).unwrap();
+    let files = || list(&dir.path().join("segments")).unwrap().len();
+    assert!(matches!(arena.resize(1 << 60), Err(ArenaError::NoSpace { .. })));
+    assert_eq!((blocks(&arena.segments()), files()), (vec![4096], 1));
+    assert_eq!(Arena::probe(dir.path()).unwrap().size_bytes, 16 * MIB);
+    // The third of the new segments can't be made: its place is taken by what is no file.
+    fs::create_dir(dir.path().join("segments/000003.data.new")).unwrap();
+    let summary = ArenaSummary { segment_bytes: 4 * MIB, ..arena.summary() };
+    let mut state = State { summary, segments: arena.segments() };
+    assert!(matches!(arena.add_segments(&mut state, 32 * MIB), Err(ArenaError::Io { .. })));
+    assert_eq!((blocks(&state.segments), files()), (vec![4096], 2));
+    // The superblock can't be written: what had been added goes again.
+    fs::create_dir(dir.path().join("ARENA.new")).unwrap();
+    assert!(matches!(arena.resize(24 * MIB), Err(ArenaError::Io { .. })));
+    assert_eq!((blocks(&arena.segments()), files()), (vec![4096], 2));
+    fs::remove_dir(dir.path().join("ARENA.new")).unwrap();
+    assert_eq!(blocks(&arena.resize(24 * MIB).unwrap().added), [2048]);
+}
+
+#[test]
+fn a_directory_without_a_superblock_is_no_arena_and_left_overs_go() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(matches!(Arena::open(dir.path()), Err(ArenaError::NotAnArena)));
+    assert!(!dir.path().join("lock").exists());
+    assert!(matches!(Arena::open(&dir.path().join("absent")), Err(ArenaError::NotAnArena)));
+    let error = Arena::create(dir.path(), &options(MIB)).unwrap_err();
+    assert!(matches!(error, ArenaError::TooSmall { asked_bytes: MIB }));
+    // As a creation leaves it that was killed before the superblock.
+    fs::create_dir(dir.path().join("segments")).unwrap();
+    let bytes = SegmentInfo { number: 0, blocks: 7 }.file_bytes();
+    allocate_file(&segment_path(dir.path(), 0), bytes, bytes).unwrap();
+    let arena = Arena::create(dir.path(), &options(16 * MIB)).unwrap();
+    assert_eq!(blocks(&arena.segments()), [4096]);
+    drop(arena);
+    fs::write(dir.path().join("segments/000001.data.new"), b"cut short").unwrap();
+    drop(Arena::open(dir.path()).unwrap());
+    assert!(!dir.path().join("segments/000001.data.new").exists());
+}
+
+#[test]
+fn a_superblock_of_another_version_or_damaged_is_told_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(Arena::create(dir.path(), &options(16 * MIB)).unwrap());
+    let path = dir.path().join("ARENA");
+    let good = fs::read(&path).unwrap();
+    let with = |index: usize| {
+        let mut bytes = good.clone();
+        bytes[index] ^= 2;
+        fs::write(&path, bytes).unwrap();
+        Arena::open(dir.path()).unwrap_err()
+    };
+    assert!(matches!(with(0), ArenaError::NotAnArena));
+    assert!(matches!(with(8), ArenaError::WrongVersion { found: 3, supported: 1 }));
+    assert!(matches!(with(30), ArenaError::DamagedSuperblock));
+}
+
+#[test]
+fn session_files_come_and_go() {
+    let dir = tempfile::tempdir().unwrap();
+    let arena = Arena::create(dir.path(), &options(16 * MIB)).unwrap();
+    assert_eq!(arena.sessions().unwrap(), []);
+    let log = arena.session_file(SESSION, SessionFile::Log, MIB, MIB).unwrap();
+    assert_eq!(log.metadata().unwrap().len(), MIB);
+    arena.session_file(SessionId(7), SessionFile::Control, 4096, 4096).unwrap();
+    arena.session_file(SESSION, SessionFile::Leases, 4096, 4096).unwrap();
+    let error = arena.session_file(SESSION, SessionFile::Log, MIB, MIB).unwrap_err();
+    assert!(matches!(error, ArenaError::Io { source, .. } if source.kind() == io::ErrorKind::AlreadyExists));
+    let error = arena.open_session_file(SESSION, SessionFile::Control).unwrap_err();
+    assert!(matches!(error, ArenaError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound));
+    assert!(arena.open_session_file(SESSION, SessionFile::Log).is_ok());
+    assert_eq!(arena.sessions().unwrap(), [SessionId(7), SESSION]);
+    arena.remove_session(SESSION).unwrap();
+    arena.remove_session(SESSION).unwrap();
+    assert_eq!(arena.sessions().unwrap(), [SessionId(7)]);
+}
+
+#[test]
+fn a_file_that_does_not_fit_is_refused_whole() {
+    if !Path::new("/dev/shm").is_dir() {
+        return;
+    }
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let arena = Arena::create(dir.path(), &options(16 * MIB)).unwrap();
+    // tmpfs compares the length with its own size before it allocates anything.
+    let error = arena.session_file(SESSION, SessionFile::Log, 1 << 50, 1 << 50).unwrap_err();
+    assert!(matches!(error, ArenaError::NoSpace { needed_bytes, .. } if needed_bytes == 1 << 50));
+    assert_eq!(list(&dir.path().join("sessions")).unwrap().len(), 0);
+}
