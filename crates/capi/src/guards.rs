@@ -53,30 +53,12 @@ impl Guards {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ashlar_types::{FileKind, InodeId, QuotaId, Timestamp};
+    use ashlar_types::{FileKind, InodeId, Timestamp};
 
     const ON: Guards = Guards { symlinks: true, hardlinks: true, regular: 1 };
 
     fn inode(kind: FileKind, mode: u32, uid: u32) -> Inode {
-        let at = Timestamp::default();
-        Inode {
-            kind,
-            mode,
-            uid,
-            gid: 0,
-            links: 1,
-            device: 0,
-            size: 0,
-            blocks: 0,
-            entries: 0,
-            parent: InodeId::ROOT,
-            accessed: at,
-            modified: at,
-            changed: at,
-            born: at,
-            quota: QuotaId::NONE,
-            target: Vec::new(),
-        }
+        Inode { uid, ..Inode::new(kind, mode, InodeId::ROOT, Timestamp::default()) }
     }
 
     #[test]

@@ -249,22 +249,11 @@ mod tests {
         let found = Found {
             id: InodeId(20),
             inode: Inode {
-                kind: FileKind::CharDevice,
-                mode: 0o600,
-                uid: 0,
-                gid: 0,
-                links: 1,
                 device: libc::makedev(0xabc, 0xf_edcb),
-                size: 0,
                 blocks: 3,
-                entries: 0,
-                parent: InodeId::ROOT,
-                accessed: Timestamp::default(),
                 modified: Timestamp { seconds: -1, nanoseconds: 5 },
-                changed: Timestamp::default(),
                 born: Timestamp { seconds: 9, nanoseconds: 1 },
-                quota: ashlar_types::QuotaId::NONE,
-                target: Vec::new(),
+                ..Inode::new(FileKind::CharDevice, 0o600, InodeId::ROOT, Timestamp::default())
             },
         };
         let statx = statx(&found);

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use ashlar_pmem::{Arena, SegmentInfo};
 use ashlar_types::{
-    BlockAddress, FileKind, Inode, InodeId, LogGeneration, LogPosition, Name, QuotaAmount, QuotaId, QuotaKey,
-    QuotaLimits, SessionId, Timestamp, name_cookie,
+    BlockAddress, FileKind, Inode, InodeId, LogGeneration, LogPosition, Name, QuotaAmount, QuotaKey, QuotaLimits,
+    SessionId, Timestamp, name_cookie,
 };
 use ashlar_update::Entry;
 
@@ -619,22 +619,5 @@ pub(crate) fn read_counters(snapshot: &Snapshot) -> Result<Counters, StoreError>
 
 /// The root directory of a new file system: owned by the super-user, open to all to read.
 pub(crate) fn root_directory(at: Timestamp) -> Inode {
-    Inode {
-        kind: FileKind::Directory,
-        mode: 0o755,
-        uid: 0,
-        gid: 0,
-        links: 2,
-        device: 0,
-        size: 0,
-        blocks: 0,
-        entries: 0,
-        parent: InodeId::ROOT,
-        accessed: at,
-        modified: at,
-        changed: at,
-        born: at,
-        quota: QuotaId::NONE,
-        target: Vec::new(),
-    }
+    Inode::new(FileKind::Directory, 0o755, InodeId::ROOT, at)
 }

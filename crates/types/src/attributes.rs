@@ -118,6 +118,29 @@ pub struct Inode {
 }
 
 impl Inode {
+    /// A new inode: empty, with one name, in `parent`; the super-user's, and counted against no subtree.
+    #[must_use]
+    pub fn new(kind: FileKind, mode: u32, parent: InodeId, at: Timestamp) -> Self {
+        Self {
+            kind,
+            mode,
+            uid: 0,
+            gid: 0,
+            links: if kind == FileKind::Directory { 2 } else { 1 },
+            device: 0,
+            size: 0,
+            blocks: 0,
+            entries: 0,
+            parent,
+            accessed: at,
+            modified: at,
+            changed: at,
+            born: at,
+            quota: QuotaId::NONE,
+            target: Vec::new(),
+        }
+    }
+
     /// `st_mode`: kind and permission bits.
     #[must_use]
     pub const fn st_mode(&self) -> u32 {

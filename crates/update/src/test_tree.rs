@@ -54,24 +54,7 @@ impl TestTree {
     /// A tree of an empty root.
     pub(crate) fn new() -> Self {
         let mut tree = Self::default();
-        let root = Inode {
-            kind: FileKind::Directory,
-            mode: 0o755,
-            uid: 0,
-            gid: 0,
-            links: 2,
-            device: 0,
-            size: 0,
-            blocks: 0,
-            entries: 0,
-            parent: InodeId::ROOT,
-            accessed: at(0),
-            modified: at(0),
-            changed: at(0),
-            born: at(0),
-            quota: QuotaId::NONE,
-            target: Vec::new(),
-        };
+        let root = Inode::new(FileKind::Directory, 0o755, InodeId::ROOT, at(0));
         tree.inodes.insert(InodeId::ROOT, root);
         tree
     }

@@ -10,7 +10,7 @@ use ashlar_libfs::{
     Allocation, Change, Found, Listed, LockKind, LockMode, Make, Outcome, RenameFlags, Seek, SetTime, Space, WriteAt,
     Written, XattrFlags,
 };
-use ashlar_types::{Credentials, Errno, FileKind, Inode, InodeId, QuotaId, Timestamp, blocks_for, name_cookie};
+use ashlar_types::{Credentials, Errno, FileKind, Inode, InodeId, Timestamp, blocks_for, name_cookie};
 
 /// Long enough that a test only passes where invalidation works.
 const TTL_MS: u64 = 600_000;
@@ -72,26 +72,7 @@ fn now() -> Timestamp {
 }
 
 fn node(kind: FileKind, mode: u32, who: &Credentials, parent: InodeId) -> Node {
-    let at = now();
-    let links = if kind == FileKind::Directory { 2 } else { 1 };
-    let inode = Inode {
-        kind,
-        mode,
-        uid: who.uid,
-        gid: who.gid,
-        links,
-        device: 0,
-        size: 0,
-        blocks: 0,
-        entries: 0,
-        parent,
-        accessed: at,
-        modified: at,
-        changed: at,
-        born: at,
-        quota: QuotaId::NONE,
-        target: Vec::new(),
-    };
+    let inode = Inode { uid: who.uid, gid: who.gid, ..Inode::new(kind, mode, parent, now()) };
     Node { inode, data: Vec::new(), entries: BTreeMap::new(), xattrs: BTreeMap::new() }
 }
 

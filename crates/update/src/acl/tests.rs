@@ -1,4 +1,4 @@
-use ashlar_types::{FileKind, InodeId, QuotaId, Timestamp};
+use ashlar_types::{FileKind, InodeId, Timestamp};
 use proptest::prelude::*;
 
 use super::*;
@@ -16,25 +16,7 @@ fn list(entries: &[Raw]) -> Vec<u8> {
 }
 
 fn file(uid: u32, gid: u32) -> Inode {
-    let time = Timestamp::default();
-    Inode {
-        kind: FileKind::Regular,
-        mode: 0,
-        uid,
-        gid,
-        links: 1,
-        device: 0,
-        size: 0,
-        blocks: 0,
-        entries: 0,
-        parent: InodeId::ROOT,
-        accessed: time,
-        modified: time,
-        changed: time,
-        born: time,
-        quota: QuotaId::NONE,
-        target: Vec::new(),
-    }
+    Inode { uid, gid, ..Inode::new(FileKind::Regular, 0, InodeId::ROOT, Timestamp::default()) }
 }
 
 /// A valid list's entries, in order.

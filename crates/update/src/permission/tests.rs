@@ -1,4 +1,4 @@
-use ashlar_types::{FileKind, InodeId, QuotaId, Timestamp};
+use ashlar_types::{FileKind, InodeId, Timestamp};
 
 use super::*;
 
@@ -6,25 +6,7 @@ const OWNER: u32 = 10;
 const GROUP: u32 = 20;
 
 fn inode(kind: FileKind, mode: u32) -> Inode {
-    let time = Timestamp::default();
-    Inode {
-        kind,
-        mode,
-        uid: OWNER,
-        gid: GROUP,
-        links: 1,
-        device: 0,
-        size: 0,
-        blocks: 0,
-        entries: 0,
-        parent: InodeId::ROOT,
-        accessed: time,
-        modified: time,
-        changed: time,
-        born: time,
-        quota: QuotaId::NONE,
-        target: Vec::new(),
-    }
+    Inode { uid: OWNER, gid: GROUP, ..Inode::new(kind, mode, InodeId::ROOT, Timestamp::default()) }
 }
 
 fn user(uid: u32, gid: u32, groups: &[u32]) -> Credentials {
