@@ -21,6 +21,8 @@ type Dependencies = Vec<(SessionId, LogPosition)>;
 /// How long a request that must wait pauses before it looks again.
 const PAUSE_MIN: Duration = Duration::from_micros(20);
 const PAUSE_MAX: Duration = Duration::from_millis(10);
+/// The same where it waits for somebody to use what he was granted, which takes no longer as a rule.
+const PAUSE_IN_USE: Duration = Duration::from_micros(50);
 
 /// A request's answer, made in the moment its leases were granted, until its thread takes it.
 #[derive(Debug)]
@@ -171,8 +173,9 @@ fn covered(state: &mut State, id: SessionId, wants: &[Want]) -> Option<Answer> {
 pub fn drive(state: &mut State) -> (bool, Option<u64>) {
     let mut answered = false;
     loop {
-        let State { leasing, store, .. } = state;
-        match leasing.manager.poll_command(now_us(), &Ancestors(store)) {
+        let State { leasing, store, sessions, .. } = state;
+        let is_using = |id: SessionId| sessions.get(&id).is_some_and(|session| session.control.is_using());
+        match leasing.manager.poll_command(now_us(), &Ancestors(store), &is_using) {
             Some(Command::Grant { session, request, grants, dependencies }) => {
                 answered = true;
                 grant(state, session, request, &grants, dependencies);
@@ -230,7 +233,7 @@ pub fn take_from_all(shared: &Shared, state: &mut MutexGuard<'_, State>, inodes:
 /// How long to wait for a grant before the lease manager is asked again.
 fn pause(until_us: Option<u64>) -> Duration {
     until_us
-        .map_or(PAUSE_MAX, |until| Duration::from_micros(until.saturating_sub(now_us())).clamp(PAUSE_MIN, PAUSE_MAX))
+        .map_or(PAUSE_MAX, |until| Duration::from_micros(until.saturating_sub(now_us())).clamp(PAUSE_MIN, PAUSE_IN_USE))
 }
 
 fn perform(state: &mut State, command: &Command) {

@@ -223,9 +223,9 @@ pub enum RequestError {
 /// Limits, each with its reason.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// A lease is not taken for so long after its grant, so that two sessions which want the same both get on. Longer
-    /// than an answer needs to reach its session and be used, and short enough that a session which is stopped in that
-    /// time delays nobody noticeably.
+    /// A lease is not taken for so long after its grant, unless it was used, so that two sessions which want the same both get
+    /// on. Longer than an answer needs to reach its session and be used, and short enough that a session which is stopped in
+    /// that time delays nobody noticeably.
     pub hold_us: u64,
     /// After so long without activity a session's leases are revoked; 0: never.
     pub lease_ttl_us: u64,

@@ -55,11 +55,19 @@ enum Change {
 
 impl LeaseManager {
     /// Takes the first piece of work one step on; `false` if there is none.
-    pub(crate) fn advance(&mut self, now_us: u64, ancestry: &impl Ancestry) -> bool {
+    pub(crate) fn advance(
+        &mut self,
+        now_us: u64,
+        ancestry: &impl Ancestry,
+        is_using: &impl Fn(SessionId) -> bool,
+    ) -> bool {
         let Some(work) = self.queue.front().cloned() else { return false };
         let demands = self.demands(&work, ancestry);
-        let until_us = demands.iter().filter_map(|demand| self.held_until_us(demand, &work)).max();
-        if let Some(until_us) = until_us.filter(|until_us| now_us < *until_us) {
+        let held = demands.iter().filter(|demand| is_using(demand.session));
+        let held = held.filter_map(|demand| Some((demand.session, self.held_until_us(demand, &work)?)));
+        let held: Vec<_> = held.filter(|(_, until_us)| now_us < *until_us).collect();
+        self.waited_for = held.iter().map(|(session, _)| *session).collect();
+        if let Some(until_us) = held.into_iter().map(|(_, until_us)| until_us).max() {
             self.wait_until_us = Some(until_us);
             self.push(Command::Wait { until_us });
             return true;

@@ -47,7 +47,8 @@
 //!   revoked, and nobody gets as wide a one for a while ([`Limits::contended_us`]): narrower ones don't collide.
 //! - *Kernel caches* live longer than the words: a lease that is not live still is told to the shell when it is taken.
 //! - *Head-of-line waiting*: the minimum hold ([`Limits::hold_us`]) delays the queue, not only its first request. It
-//!   is short, and what a session holds already is answered past the queue ([`LeaseManager::covered`]).
+//!   is short and ends when the holder has used what it was granted, and what a session holds already is answered past the
+//!   queue ([`LeaseManager::covered`]).
 //! - *Restart*: shadows are not in shared memory, so restored leases are all validated again before the first request
 //!   is served (words change, logs are applied), and dependencies begin with all that was applied.
 //! - *A full lease table* must not stop a log from being applied: a lease that is attached then stands outside the

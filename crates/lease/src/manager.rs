@@ -36,6 +36,8 @@ pub struct LeaseManager {
     /// What the sessions were already told for the first piece of work.
     pub(crate) announced: BTreeSet<Demand>,
     pub(crate) wait_until_us: Option<u64>,
+    /// Sessions that have not used yet what is to be taken from them: they are waited for until then.
+    pub(crate) waited_for: BTreeSet<SessionId>,
     /// Directories whose subtree leases collided too often, and until when nobody gets a wide one there.
     contended: BTreeMap<InodeId, u64>,
     next_request: u64,
@@ -106,6 +108,7 @@ impl LeaseManager {
             awaiting: BTreeSet::new(),
             announced: BTreeSet::new(),
             wait_until_us: None,
+            waited_for: BTreeSet::new(),
             contended: BTreeMap::new(),
             next_request: 1,
             stats: Stats::default(),
@@ -152,17 +155,24 @@ impl LeaseManager {
         Ok(request)
     }
 
-    /// The next thing to do; `None` until the next event, or until the time of the last [`Command::Wait`].
-    pub fn poll_command(&mut self, now_us: u64, ancestry: &impl Ancestry) -> Option<Command> {
+    /// The next thing to do; `None` until the next event, or until the time of the last [`Command::Wait`]. `is_using` says whether a
+    /// session has not yet used all that it was granted; sooner than at that time there is something to do once it says no.
+    pub fn poll_command(
+        &mut self,
+        now_us: u64,
+        ancestry: &impl Ancestry,
+        is_using: &impl Fn(SessionId) -> bool,
+    ) -> Option<Command> {
         loop {
             if let Some(command) = self.commands.pop_front() {
                 self.looked_at = self.looked_at.saturating_sub(1);
                 return Some(command);
             }
-            if !self.awaiting.is_empty() || self.wait_until_us.is_some_and(|until_us| now_us < until_us) {
+            let is_early = self.wait_until_us.is_some_and(|until_us| now_us < until_us);
+            if !self.awaiting.is_empty() || is_early && self.waited_for.iter().any(|session| is_using(*session)) {
                 return None;
             }
-            if !self.advance(now_us, ancestry) {
+            if !self.advance(now_us, ancestry, is_using) {
                 return None;
             }
         }

@@ -234,6 +234,7 @@ impl LibFs {
 
     /// Asks SharedFS for leases and state, and takes them over. Whoever called looks again whether they are there.
     fn acquire(&self, wants: &[(Want, u64)]) -> Outcome<()> {
+        self.begin_use();
         let (era, evictions) = (self.control.block_era(), self.nodes.evictions());
         let request = Request::Acquire(wants.iter().map(|(want, _)| *want).collect());
         let (grants, applied, dependencies) = match self.call(&request) {
@@ -336,6 +337,7 @@ impl LibFs {
     }
 
     fn look_up_remotely(&self, directory: InodeId, name: &[u8], revision: u64) -> Outcome<()> {
+        self.begin_use();
         let (era, evictions) = (self.control.block_era(), self.nodes.evictions());
         let request = Request::Lookup { directory, name: name.to_vec() };
         let Reply::Entry { entry, grant, applied, dependencies } = self.call(&request)? else {

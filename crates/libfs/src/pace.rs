@@ -1,4 +1,5 @@
-//! How many operations there are, and how long some of them take: in the control page, for `ashlar top`.
+//! How many operations there are, and how long some of them take, in the control page for `ashlar top`; and whether one is about to use what
+//! it was granted.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,6 +20,8 @@ const UNKNOWN: u32 = u32::MAX;
 thread_local! {
     /// This thread's lane.
     static LANE: Cell<u32> = const { Cell::new(UNKNOWN) };
+    /// Whether this thread's operation has asked for leases.
+    static IS_USING: Cell<bool> = const { Cell::new(false) };
 }
 
 /// An operation that is going on.
@@ -36,6 +39,13 @@ impl LibFs {
         let began = if before % SAMPLED == 0 { now() } else { None };
         Measured { fs: self, kind, began }
     }
+
+    /// The operation that goes on is about to ask for leases: SharedFS leaves them to it until it is done with them, for a while.
+    pub(crate) fn begin_use(&self) {
+        if !IS_USING.replace(true) {
+            self.control.begin_use();
+        }
+    }
 }
 
 impl Drop for Measured<'_> {
@@ -43,6 +53,10 @@ impl Drop for Measured<'_> {
     fn drop(&mut self) {
         if let Some(began) = self.began {
             note(self.fs, self.kind, began);
+        }
+        if IS_USING.get() {
+            IS_USING.set(false);
+            self.fs.control.end_use();
         }
     }
 }

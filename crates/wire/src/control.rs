@@ -5,7 +5,7 @@
 //! ```text
 //!    0  magic:8 "ASHLCTL1"   session:8
 //!   64  SharedFS writes:  committed:8  applied:8  fenced:8  block_era:8  company:8  quota:8  segment_era:8
-//!  128  the session writes: released:8  company_known:8
+//!  128  the session writes: released:8  company_known:8  using:8
 //!  192  both change by compare-and-swap: credit_blocks:8  credit_metadata_bytes:8  kept_blocks:8  kept_metadata_bytes:8
 //!  256  the session writes: 24 lanes of 4 operations:8 (32 bytes unused), by thread
 //! 2048  the session writes: 4 times 64 of sampled:8, by kind of operation and bucket of time
@@ -55,6 +55,7 @@ const QUOTA: u64 = 104;
 const SEGMENT_ERA: u64 = 112;
 const RELEASED: u64 = 128;
 const COMPANY_KNOWN: u64 = 136;
+const USING: u64 = 144;
 const CREDIT_BLOCKS: u64 = 192;
 const CREDIT_METADATA: u64 = 200;
 const KEPT_BLOCKS: u64 = 208;
@@ -209,6 +210,21 @@ impl<M: Persistent> ControlPage<M> {
     /// Says which change the mount has come to terms with.
     pub fn set_company_known(&self, company: u64) {
         self.0.store(COMPANY_KNOWN, company);
+    }
+
+    /// Notes an operation that asks for leases, before it does, until it is done with them.
+    pub fn begin_use(&self) {
+        self.0.add(USING, 1);
+    }
+
+    /// The operation is done.
+    pub fn end_use(&self) {
+        self.0.add(USING, u64::MAX);
+    }
+
+    /// Whether the session has operations that were granted leases, or are about to be, and are not done with them.
+    pub fn is_using(&self) -> bool {
+        self.0.load(USING) != 0
     }
 
     /// The era of quotas, which changes with every limit and whenever what was granted under the last one is taken back.

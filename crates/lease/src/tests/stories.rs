@@ -87,11 +87,24 @@ fn a_wait_is_told_once_and_ends_with_the_holder() {
     let (holder, other) = (world.begin(), world.begin());
     world.acquire(holder, &[write(ROOT)]).unwrap();
     world.manager.handle_request(50, other, &[read(ROOT)]).unwrap();
-    assert_eq!(world.manager.poll_command(50, &world.applied), Some(Command::Wait { until_us: 100 }));
-    assert_eq!(world.manager.poll_command(60, &world.applied), None);
+    assert_eq!(world.manager.poll_command(50, &world.applied, &|_| true), Some(Command::Wait { until_us: 100 }));
+    assert_eq!(world.manager.poll_command(60, &world.applied, &|_| true), None);
     assert_eq!(world.manager.next_time_us(), Some(100));
     world.manager.handle_session_end(holder);
-    assert!(matches!(world.manager.poll_command(60, &world.applied), Some(Command::Split { .. })));
+    assert!(matches!(world.manager.poll_command(60, &world.applied, &|_| true), Some(Command::Split { .. })));
+}
+
+#[test]
+fn a_lease_that_was_used_is_not_waited_for() {
+    let mut world = world(Limits { hold_us: 100, ..Limits::default() });
+    let (holder, other) = (world.begin(), world.begin());
+    world.acquire(holder, &[write(ROOT)]).unwrap();
+    world.manager.handle_request(10, other, &[read(ROOT)]).unwrap();
+    let uses = |who| move |session| session == who;
+    assert_eq!(world.manager.poll_command(10, &world.applied, &uses(holder)), Some(Command::Wait { until_us: 100 }));
+    assert_eq!(world.manager.poll_command(20, &world.applied, &uses(holder)), None);
+    // Whoever else is in the middle of something delays nobody.
+    assert!(matches!(world.manager.poll_command(20, &world.applied, &uses(other)), Some(Command::Split { .. })));
 }
 
 #[test]
@@ -171,14 +184,14 @@ fn what_a_maker_holds_untold_is_known_before_it_is_polled() {
     world.manager.handle_made(maker, file, ROOT, false, &world.applied);
     let words: Vec<_> = world.manager.take_attached().collect();
     assert_eq!(words.iter().map(|word| (word.session, word.inode)).collect::<Vec<_>>(), [(maker, file)]);
-    let given = world.manager.poll_command(world.now_us, &world.applied);
+    let given = world.manager.poll_command(world.now_us, &world.applied, &|_| true);
     assert_eq!(given, Some(Command::Attach { word: words[0] }));
     assert_eq!(world.manager.take_attached().count(), 0);
     // Each word is given once, and none that was polled meanwhile.
     let [first, second, third] = [1, 2, 3].map(|more| InodeId(file.0 + more));
     world.manager.handle_made(maker, first, ROOT, false, &world.applied);
     world.manager.handle_made(maker, second, ROOT, false, &world.applied);
-    assert!(world.manager.poll_command(world.now_us, &world.applied).is_some());
+    assert!(world.manager.poll_command(world.now_us, &world.applied, &|_| true).is_some());
     assert_eq!(world.manager.take_attached().map(|word| word.inode).collect::<Vec<_>>(), [second]);
     world.manager.handle_made(maker, third, ROOT, false, &world.applied);
     assert_eq!(world.manager.take_attached().map(|word| word.inode).collect::<Vec<_>>(), [third]);
@@ -273,7 +286,7 @@ fn a_session_that_ends_takes_its_requests_along() {
     let (holder, asking) = (world.begin(), world.begin());
     world.acquire(holder, &[write(ROOT)]).unwrap();
     world.manager.handle_request(0, asking, &[write(ROOT)]).unwrap();
-    assert!(matches!(world.manager.poll_command(0, &world.applied), Some(Command::Wait { .. })));
+    assert!(matches!(world.manager.poll_command(0, &world.applied, &|_| true), Some(Command::Wait { .. })));
     world.end(asking).unwrap();
     assert_eq!(world.manager.stats().waiting, 0);
     assert!(world.is_valid(holder, ROOT, Mode::Write));
@@ -348,7 +361,7 @@ fn what_is_held_is_answered_past_the_queue() {
     let file = world.make(holder, ROOT, false).unwrap();
     world.digest(holder, usize::MAX).unwrap();
     world.manager.handle_request(0, other, &[write(ROOT)]).unwrap();
-    assert!(matches!(world.manager.poll_command(0, &world.applied), Some(Command::Wait { .. })));
+    assert!(matches!(world.manager.poll_command(0, &world.applied, &|_| true), Some(Command::Wait { .. })));
     let (grant, dependencies) = world.manager.covered(0, holder, file, Mode::Write, &world.applied).unwrap();
     assert_eq!((grant.word.inode, dependencies), (ROOT, vec![]));
     assert_eq!(world.manager.covered(0, other, file, Mode::Read, &world.applied), None);
@@ -376,7 +389,7 @@ fn a_revocation_says_why() {
     world.digest(holder, usize::MAX).unwrap();
     world.acquire(other, &[write(file)]).unwrap();
     world.manager.handle_release(other, file);
-    let command = world.manager.poll_command(0, &world.applied);
+    let command = world.manager.poll_command(0, &world.applied, &|_| true);
     let Some(Command::Revoke { word, reason: Reason::Released }) = command else { panic!("{command:?}") };
     assert_eq!((word.session, word.inode, word.mode), (other, file, None));
 }
