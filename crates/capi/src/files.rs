@@ -214,11 +214,11 @@ impl Session {
                 return Err(Errno::EACCES);
             }
         }
-        self.fs.check_access(&self.who, found.id, access)?;
+        let found = self.fs.open_for(&self.who, found.id, access)?;
         if flags & libc::O_NOATIME != 0 && uid != 0 && uid != found.inode.uid {
+            self.fs.close(found.id);
             return Err(Errno::EPERM);
         }
-        self.fs.open(found.id)?;
         let file = self.opened(found.id, found.inode.kind, flags);
         if flags & libc::O_TRUNC != 0 && !file.is_directory {
             let change = Change { size: Some(0), strip: self.strips(), ..Change::default() };

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use ashlar_types::{Errno, InodeId};
+use ashlar_types::{Access, Credentials, Errno, InodeId};
 use ashlar_update::Update;
 use ashlar_wire::{LockKind, LockMode, OperationKind, Reply, Request};
 use rustix_futex_sync::Mutex;
@@ -18,19 +18,40 @@ impl LibFs {
     /// # Errors
     /// `ESTALE` where it is gone; `ENFILE` where too many are open.
     pub fn open(&self, id: InodeId) -> Outcome<Found> {
+        self.open_if(id, &|| self.found(id))
+    }
+
+    /// As [`LibFs::open`], where `who` has the access.
+    ///
+    /// # Errors
+    /// As [`LibFs::open`]; `EACCES`.
+    pub fn open_for(&self, who: &Credentials, id: InodeId, access: Access) -> Outcome<Found> {
+        if who.checked {
+            return self.open(id);
+        }
+        self.open_if(id, &|| {
+            let guard = self.view(Claim::read(id).with_xattrs())?;
+            if !self.allows(&guard, who, access) {
+                return Err(Errno::EACCES);
+            }
+            Ok(Found { id, inode: guard.inode.clone().ok_or(Errno::ESTALE)? })
+        })
+    }
+
+    fn open_if(&self, id: InodeId, look: &dyn Fn() -> Outcome<Found>) -> Outcome<Found> {
         let _measured = self.measured(OperationKind::Name);
         if !self.note_open(id) {
             return Err(Errno::ENFILE);
         }
         // The handle stands in the table before the inode is looked at: whoever frees inodes looks there after it has
         // taken away the lease that this look needs.
-        let mut found = self.found(id);
+        let mut found = look();
         if found.as_ref().is_ok_and(|found| found.inode.links == 0) {
             // What has no name may be freed under a lease of its own, while it is known here by that of the directory where it
             // had one: only SharedFS can tell, and what it said before does not count.
             self.nodes.begin_eviction();
             self.nodes.write(id).lease = None;
-            found = self.found(id);
+            found = look();
         }
         if found.is_err() {
             self.note_closed(id);

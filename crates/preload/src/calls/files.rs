@@ -110,14 +110,14 @@ fn open_place(session: &Session, place: &Place, flags: i32, mode: u32) -> Result
     if flags & libc::O_CREAT != 0 && path::is_guarded(session, place.directory, found)? {
         return Ok(None);
     }
-    path::check_access(session, found, access)?;
     if access.0 & Access::WRITE.0 != 0 && may_run(&found.inode) || materialise::is_mapped(session.number, found.id) {
         return Ok(None);
     }
+    let found = session.fs.open_for(&session.who, found.id, access).map_err(gone)?;
     if flags & libc::O_NOATIME != 0 && session.who.uid != 0 && session.who.uid != found.inode.uid {
+        session.fs.close(found.id);
         return Err(Errno::EPERM);
     }
-    session.fs.open(found.id).map_err(gone)?;
     let file = enter(session, found.id, found.inode.kind, flags)?;
     if flags & libc::O_TRUNC != 0 && found.inode.kind == FileKind::Regular {
         let strip = session.strips();
