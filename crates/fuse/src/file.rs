@@ -180,7 +180,7 @@ impl<F: FileSystem> Call<'_, F> {
             let _ = self.fs().release_locks(inode, owner, LockKind::Record);
         }
         let unlocked = if asked.release_flags & RELEASE_FLOCK_UNLOCK != 0 {
-            self.fs().release_locks(inode, asked.lock_owner, LockKind::Flock)
+            self.fs().release_locks(inode, asked.fh, LockKind::Flock)
         } else {
             Ok(())
         };

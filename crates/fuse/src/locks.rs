@@ -153,6 +153,12 @@ fn kind(asked: &LkIn) -> LockKind {
     if asked.lk_flags & LK_FLOCK != 0 { LockKind::Flock } else { LockKind::Record }
 }
 
+/// Whose a lock is. A flock is its open file's, and the kernel names that by where it has it in memory. It tells of an open file's end
+/// only afterwards, when the next one may stand in the same place: its lock would go with the other's. A handle is never given again.
+fn owner(asked: &LkIn) -> u64 {
+    if asked.lk_flags & LK_FLOCK != 0 { asked.fh } else { asked.owner }
+}
+
 fn mode(asked: &LkIn) -> Result<LockMode, Errno> {
     match i32::try_from(asked.lk.kind).map_err(|_| Errno::EINVAL)? {
         libc::F_RDLCK => Ok(LockMode::Read),
@@ -177,7 +183,7 @@ impl<F: FileSystem> Call<'_, F> {
     pub(crate) fn getlk(mut self) -> Answer {
         let asked: LkIn = self.arguments.structure()?;
         let range = (asked.lk.start, asked.lk.end);
-        let found = self.fs().query_lock(self.inode(), kind(&asked), asked.owner, range, mode(&asked)?)?;
+        let found = self.fs().query_lock(self.inode(), kind(&asked), owner(&asked), range, mode(&asked)?)?;
         let lk = match found {
             Some((mode, start, end, pid)) => FileLock { start, end, kind: number(mode), pid },
             None => FileLock { kind: number(LockMode::Unlock), ..asked.lk },
@@ -195,7 +201,7 @@ impl<F: FileSystem> Call<'_, F> {
             self.server.locks.record_owners.lock().note(inode, asked.owner, asked.fh);
         }
         let range = (asked.lk.start, asked.lk.end);
-        match self.fs().lock(inode, kind, asked.owner, asked.lk.pid, range, mode, None) {
+        match self.fs().lock(inode, kind, owner(&asked), asked.lk.pid, range, mode, None) {
             Err(Errno::EAGAIN) if may_wait => self.wait_for_lock(&asked, kind, mode),
             result => result.map(|()| Then::Send),
         }
@@ -209,7 +215,7 @@ impl<F: FileSystem> Call<'_, F> {
         let thread = std::thread::Builder::new().name("ashlar-lock".into()).stack_size(STACK_BYTES);
         let spawned = thread.spawn(move || {
             let range = (asked.lk.start, asked.lk.end);
-            let result = server.file_system.lock(inode, kind, asked.owner, asked.lk.pid, range, mode, Some(unique));
+            let result = server.file_system.lock(inode, kind, owner(&asked), asked.lk.pid, range, mode, Some(unique));
             server.locks.finish(unique);
             let mut reply = Reply::new(0);
             if let Err(errno) = server.device.send(reply.seal(unique, result)) {
