@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # setup.sh NEED…: sees to it that what the named needs take is there: installs the Debian/Ubuntu packages that are
-# missing and says which. Needs: build, run, demo, test, bench, check. What it cannot install is an error that says
-# what to do.
+# missing and says which. Needs: build, run, demo, test, runtimes, bench, check. What it cannot install is an error that
+# says what to do.
 set -euo pipefail
 
 fail() {
@@ -19,6 +19,10 @@ has() {
 # One line a thing: what tells that it is there, then the package that brings it.
 things() {
   case $1 in
+    runtimes)
+      echo 'has node|nodejs'
+      echo 'has javac && has jar|default-jdk-headless'
+      ;;
     build)
       echo 'has cc|gcc'
       echo 'has ld|binutils'
@@ -45,6 +49,7 @@ things() {
       echo 'has mkfs.ext4|e2fsprogs'
       echo 'has flock|util-linux'
       echo 'has ps|procps'
+      echo 'has tmux|tmux'
       echo 'has su|util-linux'
       echo 'python3 -c "import ensurepip"|python3-venv'
       echo 'has vim.tiny vim|vim-tiny'

@@ -35,6 +35,12 @@ const LEVELDB: Job = job!("leveldb", "/usr/lib/python3/dist-packages/plyvel");
 const ROCKSDB: Job = job!("rocksdb", "db_bench", "ldb");
 const POSTGRES: Job = job!("postgres", "initdb|/usr/lib/postgresql", "runuser");
 const ASYNCHRONOUS: Job = job!("asynchronous", "python3");
+const BASH: Job = job!("bash", "bash");
+const TMUX: Job = job!("tmux", "tmux");
+const MULTIPROCESSING: Job = job!("multiprocessing", "python3");
+const DAEMON: Job = job!("daemon", "gcc");
+const NODE: Job = job!("node", "node");
+const JAVA: Job = job!("java", "javac", "jar");
 const KERNEL: Job = job!("kernel", "python3");
 const OVERLAY: Job = job!("overlay", "python3");
 
@@ -66,11 +72,19 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/leveldb", run: || same_through(&LEVELDB, Front::RunAtOnce) },
     Test { name: "run/rocksdb", run: || same_through(&ROCKSDB, Front::Run) },
     Test { name: "run/postgres", run: || same_through(&POSTGRES, Front::Run) },
+    Test { name: "run/bash_as_a_login_shell", run: || same_through(&BASH, Front::Run) },
+    Test { name: "run/tmux", run: || same_through(&TMUX, Front::Run) },
+    Test { name: "run/python_multiprocessing", run: || same_through(&MULTIPROCESSING, Front::RunAtOnce) },
+    Test { name: "run/a_daemon_that_leaves_its_terminal", run: || same_through(&DAEMON, Front::RunAtOnce) },
+    Test { name: "run/node", run: || same_through(&NODE, Front::RunAtOnce) },
+    Test { name: "run/java", run: || same_through(&JAVA, Front::Run) },
     Test { name: "run/corners_of_the_kernel_interface", run: || same_through(&KERNEL, Front::RunAtOnce) },
     Test { name: "run/corners_after_the_first_calls", run: || same_through(&KERNEL, Front::Run) },
     Test { name: "run/git_after_the_first_calls", run: || same_through(&GIT, Front::Run) },
 ];
 
+/// Programs that are too large to be installed for whoever only runs the tests.
+const RUNTIMES: [&str; 3] = ["node", "javac", "jar"];
 const PRELUDE: &str = include_str!("../../../jobs/prelude.sh");
 
 impl Job {
@@ -79,7 +93,8 @@ impl Job {
         let directories = std::env::var_os("PATH").unwrap_or_default();
         let found = |program: &str| std::env::split_paths(&directories).any(|at| at.join(program).exists());
         let missing = self.takes.iter().find(|alternatives| !alternatives.split('|').any(found))?;
-        Some(format!("there is no {missing}, which 'scripts/setup.sh test' installs"))
+        let need = if RUNTIMES.contains(missing) { "runtimes" } else { "test" };
+        Some(format!("there is no {missing}, which 'scripts/setup.sh {need}' installs"))
     }
 
     /// Runs it in a directory of its own below `place`. What it prints is its result.
@@ -109,6 +124,9 @@ fn same_through(job: &Job, front: Front) -> Outcome<Verdict> {
     compare(&expected.output, &found.output)?;
     ensure!(expected.output.lines().count() > 1, "the job says nothing of what it did");
     site.check()?;
+    if front != Front::Mount {
+        elsewhere(&site, job.name)?;
+    }
     let again = remounted(&site, job.name)?;
     site.umount(0)?;
     site.check()?;
@@ -129,18 +147,27 @@ fn overlay() -> Outcome<Verdict> {
     same(&OVERLAY)
 }
 
+/// What is in a job's directory, as a mount shows it.
+fn contents(site: &Site, mount: usize, name: &str) -> Outcome<String> {
+    let script = "find . -type f -print0 | sort -z | xargs -0 sha256sum";
+    Ok(ashlar_tests::command::shell(&site.point(mount).join(name), script)?.success()?.output)
+}
+
+/// A second mount shows at once what programs have done past the first one.
+fn elsewhere(site: &Site, name: &str) -> Outcome {
+    site.mount(1)?;
+    let (here, there) = (contents(site, 0, name)?, contents(site, 1, name)?);
+    site.umount(1)?;
+    compare(&here, &there).map_err(tried("another mount"))
+}
+
 /// After another mount everything is there, byte for byte.
 fn remounted(site: &Site, name: &str) -> Outcome<usize> {
-    let root = site.point(0).join(name);
-    let sums = || {
-        let script = "find . -type f -print0 | sort -z | xargs -0 sha256sum";
-        Ok::<_, String>(ashlar_tests::command::shell(&root, script)?.success()?.output)
-    };
-    let before = sums()?;
+    let before = contents(site, 0, name)?;
     site.umount(0)?;
-    ensure!(!root.exists(), "the files are there although nothing is mounted");
+    ensure!(!site.point(0).join(name).exists(), "the files are there although nothing is mounted");
     site.mount(0)?;
-    compare(&before, &sums()?)?;
+    compare(&before, &contents(site, 0, name)?)?;
     Ok(before.lines().count())
 }
 

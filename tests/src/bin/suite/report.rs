@@ -67,7 +67,7 @@ impl Place {
         let report = self.report.display().to_string();
         let mut command = ashlar(&["run", "--report-json", "--report-to", &report, "--", "bash", "-ec", script]);
         // Each call shows what it is, and not only those behind the first ones.
-        command.env(ashlar_wire::DEFER_VARIABLE, "0");
+        command.env(ashlar_wire::DEFER_VARIABLE, "0").env("OUTSIDE", self.site.outside());
         command.current_dir(self.site.point(0));
         command
     }
@@ -287,7 +287,7 @@ fn ends() -> Outcome<Verdict> {
 
 /// Programs as they are miss next to nothing.
 fn programs() -> Outcome<Verdict> {
-    const JOBS: [(&str, &str); 4] = [
+    const JOBS: [(&str, &str); 10] = [
         (
             "git",
             "git init -q r; cd r; git config user.email a@b; git config user.name a; for n in 1 2 3 4 5; do echo $n > $n; git add .; \
@@ -304,6 +304,42 @@ fn programs() -> Outcome<Verdict> {
         (
             "python3",
             "python3 -c \"import os\nfor n in range(200): open(f'p{n}', 'w').write('x' * n)\nos.listdir('.')\nos.remove('p7')\"",
+        ),
+        (
+            "bash",
+            "printf 'echo in > from-profile\n' > .bash_profile; HOME=$PWD bash -l -c 'set -m; for n in $(seq 9); do (echo $n >> jobs) & done; \
+             wait; sort jobs | tee sorted | wc -l > count; cat <<< here > here; mv here there; kill %1 2>/dev/null; cat sorted there'",
+        ),
+        // Its socket is where it is by itself, outside.
+        (
+            "tmux",
+            "t() { TMUX_TMPDIR=$OUTSIDE tmux -f /dev/null \"$@\"; }; t new-session -d -s s 'for n in $(seq 50); do echo $n >> w; done; \
+             echo end > done.new; mv done.new done; sleep 100'; until [ -e done ]; do sleep 0.02; done; t kill-server; cat w",
+        ),
+        (
+            "python3",
+            "printf '%s\n' 'import multiprocessing as m' 'def f(n): return open(f\"m{n}\", \"w\").write(\"x\" * n)' \
+             'if __name__ == \"__main__\":' ' for w in \"fork\", \"spawn\":' \
+             '  with m.get_context(w).Pool(2) as p: print(sum(p.map(f, range(60))))' > many.py; python3 many.py",
+        ),
+        (
+            "python3",
+            "printf '%s\n' 'import os, time' 'if os.fork(): os._exit(0)' 'os.setsid()' 'if os.fork(): os._exit(0)' 'os.closerange(0, 1024)' \
+             'log = os.open(\"log\", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)' 'for n in range(90): os.write(log, b\"line\\n\")' \
+             'os.rename(\"log\", \"over\")' > leave.py; python3 leave.py; until [ -e over ]; do sleep 0.02; done; wc -l over",
+        ),
+        (
+            "node",
+            "printf '%s\n' 'const fs = require(\"fs\")' 'for (let n = 0; n < 50; n++) fs.writeFileSync(\"n\" + n, \"x\")' \
+             'fs.promises.readdir(\".\").then((all) => Promise.all(all.map((name) => fs.promises.stat(name))))' \
+             'fs.createReadStream(\"n7\").pipe(fs.createWriteStream(\"n.copy\"))' > job.js; node job.js",
+        ),
+        (
+            "java",
+            "printf '%s\n' 'import java.nio.file.*;' 'class J { public static void main(String[] w) throws Exception {' \
+             'for (int n = 0; n < 50; n++) Files.writeString(Path.of(\"j\" + n), \"x\");' \
+             'try (var all = Files.list(Path.of(\".\"))) { System.out.println(all.count()); } } }' > J.java; \
+             java -XX:-UsePerfData -XX:TieredStopAtLevel=1 J.java",
         ),
     ];
     let place = Place::new()?;
