@@ -8,15 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ashlar_libfs::{ConnectError, Found, Last, LibFs, Options, Outcome, Paths, Place, Space, Surroundings, Walked};
 use ashlar_types::{Credentials, Errno, InodeId};
-use ashlar_wire::SessionKind;
+use ashlar_wire::{PATIENCE_MS, SessionKind};
 
 use crate::files::{Files, OpenFile};
 use crate::fork::Token;
 use crate::guards::Guards;
 use crate::site::{Refusal, Site};
 
-/// How long a call waits for a SharedFS that is away, in milliseconds: as a mount does.
-const PATIENCE_MS: u64 = 120_000;
 /// Descriptors of our own are none of those that a program takes for its input and output, also where it has closed them.
 const DESCRIPTORS_FROM: i32 = 3;
 /// How often a path is followed anew where what it led to was removed meanwhile. Each time somebody else has replaced it in the
@@ -73,6 +71,8 @@ impl Session {
             kind: SessionKind::Process,
             label,
             patience_ms: PATIENCE_MS,
+            // The program gets an errno, and its standard error is its own.
+            notice: |_| {},
             descriptors_from: DESCRIPTORS_FROM,
         };
         let fs = LibFs::connect(&options).map_err(|error| refusal(&site.socket, &error))?;

@@ -42,9 +42,6 @@ pub enum CliError {
     /// Nothing of ours is mounted there.
     #[error("no Ashlar file system is mounted on {0}; 'ashlar status' lists those that are")]
     NotMounted(PathBuf),
-    /// Nothing to be accelerated.
-    #[error("no Ashlar file system is mounted; 'sudo ashlar mount DIR' mounts one")]
-    NothingMounted,
     /// Nothing to look at.
     #[error(
         "no daemon runs; 'ashlar mount DIR' mounts an arena and starts one, 'ashlar status' shows those that are there"
@@ -53,6 +50,18 @@ pub enum CliError {
     /// The installation is not whole.
     #[error("there is no library {0}; build it with 'make build', or install both with 'make install'")]
     NoLibrary(PathBuf),
+    /// The library is there, and not for the caller.
+    #[error(
+        "the library {library}, which programs are to load, can't be read ({error}); make it readable for all with \
+         'chmod a+r {library}', or install it again with 'make install'",
+        library = .library.display()
+    )]
+    UnreadableLibrary {
+        /// Its path.
+        library: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
     /// A subtree is a directory's.
     #[error("{0} is not a directory; a quota can be set on a directory, and counts all that is in it")]
     NoTree(PathBuf),
@@ -158,6 +167,17 @@ pub enum CliError {
     /// Nobody answers.
     #[error("no daemon answers for the arena {0}; 'ashlar mount DIR' starts one, 'ashlar daemon' runs one")]
     NoDaemon(PathBuf),
+    /// It's there, and says nothing.
+    #[error(
+        "the daemon of the arena {arena} (process {pid}) does not answer; if it was stopped, 'kill -CONT {pid}' has it go on",
+        arena = .arena.display()
+    )]
+    DaemonSilent {
+        /// The arena.
+        arena: PathBuf,
+        /// Who holds it.
+        pid: u32,
+    },
     /// The daemon said no.
     #[error("the daemon did not {what}: {error}; its log says more: {log}", log = .log.display())]
     Refused {

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ashlar_pmem::{Arena, ArenaError};
-use ashlar_wire::{Connection, Reply, Request, StatusReply};
+use ashlar_wire::{Connection, Reply, Request, StatusReply, WireError};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -20,6 +20,8 @@ use crate::progress;
 pub const LINGER_SECONDS: u64 = 10;
 /// A daemon that ends just now, or a process that looks at the arena, is waited for this long.
 const HANDOVER: Duration = Duration::from_secs(15);
+/// A daemon that says nothing for so long when it is asked how it is doesn't answer.
+const SILENCE: Duration = Duration::from_secs(10);
 /// How often an event is looked for that nothing announces.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -45,10 +47,23 @@ pub fn ask_patiently(place: &Place, request: &Request) -> Result<Option<Reply>, 
 
 /// What the daemon of an arena says of itself; `None` where none answers.
 pub fn daemon_status(place: &Place) -> Result<Option<StatusReply>, CliError> {
-    match ask(place, &Request::Status)? {
-        None => Ok(None),
-        Some(Reply::Status(status)) => Ok(Some(*status)),
-        Some(_) => Err(CliError::Misunderstood),
+    let Ok(mut connection) = Connection::connect_above(&place.socket(), 0, SILENCE) else { return Ok(None) };
+    match connection.call::<_, Reply>(&Request::Status, &[]) {
+        Ok((Reply::Status(status), _)) => Ok(Some(*status)),
+        Ok(_) => Err(CliError::Misunderstood),
+        // Whoever wants to know what is going on waits for no process that is stopped.
+        Err(WireError::Silent) => Err(silent(place)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The error of a daemon that does not answer, which it is easier to do something about with its number.
+fn silent(place: &Place) -> CliError {
+    match Arena::open(place.directory()) {
+        Err(ArenaError::InUse { pid }) if pid != 0 => {
+            CliError::DaemonSilent { arena: place.directory().to_owned(), pid }
+        }
+        _ => CliError::NoDaemon(place.directory().to_owned()),
     }
 }
 

@@ -1,13 +1,15 @@
 //! The process behind a mount: a LibFS session, and the FUSE device that it serves.
 
+use std::ffi::OsStr;
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
 
 use ashlar_fuse::{Mount, MountOptions};
 use ashlar_libfs::{LibFs, Options};
 use ashlar_types::MOUNT_SOURCE;
-use ashlar_wire::SessionKind;
+use ashlar_wire::{PATIENCE_VARIABLE, SessionKind, patience_ms};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -17,10 +19,6 @@ use crate::error::CliError;
 use crate::launch::{READY, leave_terminal};
 use crate::mounts::MountRecord;
 use crate::{daemon, mounts};
-
-/// How long calls on the mount wait for a daemon that is away before they fail. A restart takes well below a second;
-/// recovery of full logs on a slow disk takes longer, and nothing is gained by failing before it is through.
-const PATIENCE_MS: u64 = 120_000;
 
 /// Serves a mount in the background: reports on standard output, once, and goes on until it is unmounted.
 pub fn run(arguments: &MountProcessArguments) -> Result<ExitCode, CliError> {
@@ -39,11 +37,13 @@ pub fn serve(arguments: &MountProcessArguments, ready: &dyn Fn()) -> Result<Exit
     let directory = &arguments.directory;
     let place = Place::at(arguments.arena.clone())?;
     let record = MountRecord { directory: directory.clone(), arena: arguments.arena.clone(), pid: std::process::id() };
+    let said = std::env::var_os(PATIENCE_VARIABLE);
     let session = LibFs::connect(&Options {
         socket: place.socket(),
         kind: SessionKind::Mount,
         label: directory.display().to_string(),
-        patience_ms: PATIENCE_MS,
+        patience_ms: patience_ms(said.as_deref().map(OsStr::as_bytes)),
+        notice: |words| tracing::warn!("{words}"),
         descriptors_from: 0,
     })?;
     let options = MountOptions {

@@ -5,7 +5,8 @@ mod report;
 mod system_calls;
 
 use std::ffi::{OsStr, OsString};
-use std::fs;
+use std::fs::{self, File};
+use std::io::IsTerminal;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -37,15 +38,27 @@ pub fn plain(mut typed: impl Iterator<Item = OsString>) -> Option<RunArguments> 
     is_plain.then(|| RunArguments { command, ..RunArguments::default() })
 }
 
-/// Runs the program in place of this one; as its child, where there is to be a report.
+/// Runs the program in place of this one; as its child, where there is to be a report. Where nothing is mounted there is nothing to be
+/// done past the kernel: it runs as it is.
 pub fn run(arguments: &RunArguments) -> Result<ExitCode, CliError> {
     let library = library()?;
     let mounts = used_mounts()?;
     let Some((program, rest)) = arguments.command.split_first() else { return Err(CliError::Misunderstood) };
     let mut command = Command::new(program);
-    command.args(rest).env(MOUNTS_VARIABLE, in_words(&mounts)?).env("LD_PRELOAD", preload(&library));
-    if let Some(plans) = plans() {
-        command.env(PLANS_VARIABLE, plans);
+    command.args(rest);
+    let words = in_words(&mounts);
+    if words.is_empty() {
+        if std::io::stderr().is_terminal() {
+            let name = Path::new(program).display();
+            eprintln!(
+                "ashlar: no Ashlar file system is mounted, so {name} runs as it is; 'sudo ashlar mount DIR' mounts one"
+            );
+        }
+    } else {
+        command.env(MOUNTS_VARIABLE, words).env("LD_PRELOAD", preload(&library));
+        if let Some(plans) = plans() {
+            command.env(PLANS_VARIABLE, plans);
+        }
     }
     if arguments.wants_report() {
         return run_with_report(arguments, mounts, command);
@@ -89,7 +102,12 @@ fn library() -> Result<PathBuf, CliError> {
     let directory = program.parent().unwrap_or(Path::new("/"));
     let found = PLACES.iter().map(|place| directory.join(place).join(LIBRARY)).find(|path| path.exists());
     let found = found.ok_or_else(|| CliError::NoLibrary(directory.join(LIBRARY)))?;
-    fs::canonicalize(&found).map_err(CliError::system(format!("finding {}", found.display())))
+    let library = fs::canonicalize(&found).map_err(CliError::system(format!("finding {}", found.display())))?;
+    // The dynamic linker would say so for each program that is run, and run it without.
+    match File::open(&library) {
+        Ok(_) => Ok(library),
+        Err(error) => Err(CliError::UnreadableLibrary { library, error }),
+    }
 }
 
 /// All mounts that can be used, with the sockets of their daemons.
@@ -101,10 +119,9 @@ fn used_mounts() -> Result<Vec<(PathBuf, PathBuf)>, CliError> {
     Ok(used)
 }
 
-fn in_words(mounts: &[(PathBuf, PathBuf)]) -> Result<OsString, CliError> {
+fn in_words(mounts: &[(PathBuf, PathBuf)]) -> OsString {
     let bytes = mounts.iter().map(|(point, socket)| (point.as_os_str().as_bytes(), socket.as_os_str().as_bytes()));
-    let words = encode_mounts(bytes);
-    if words.is_empty() { Err(CliError::NothingMounted) } else { Ok(OsString::from_vec(words)) }
+    OsString::from_vec(encode_mounts(bytes))
 }
 
 /// Before what the caller has loaded already.

@@ -31,6 +31,7 @@ fn connect(site: &Site) -> Arc<LibFs> {
         kind: SessionKind::Process,
         label: "test".into(),
         patience_ms: 20_000,
+        notice: |_| {},
         descriptors_from: 0,
     };
     LibFs::connect(&options).expect("connected")

@@ -122,6 +122,7 @@ impl Bench {
             kind: SessionKind::Process,
             label: "hot".into(),
             patience_ms: 20_000,
+            notice: |_| {},
             descriptors_from: 0,
         };
         let deadline = Instant::now() + Duration::from_secs(20);

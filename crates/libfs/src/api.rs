@@ -15,8 +15,10 @@ pub struct Options {
     pub kind: SessionKind,
     /// Mount point or program, for `status`.
     pub label: String,
-    /// How long a call waits for a SharedFS that is away before it gives `EIO`, in milliseconds.
+    /// How long a call waits for a SharedFS that is away, or does not answer, before it gives `EIO`, in milliseconds.
     pub patience_ms: u64,
+    /// Tells whoever looks after the session in a sentence that SharedFS is waited for, and what came of it.
+    pub notice: fn(&str),
     /// The least number that a lasting descriptor of the session may have: inside a program, those below are the program's.
     pub descriptors_from: i32,
 }

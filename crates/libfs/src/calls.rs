@@ -1,8 +1,13 @@
-//! Calls to SharedFS: a pool of connections, and patience while SharedFS restarts.
+//! Calls to SharedFS: a pool of connections, and patience while SharedFS restarts, or does not answer.
+//!
+//! A call may take as long as its work does: a lock waits for whoever has it. So an answer that does not come says nothing by itself; it is
+//! looked at whether SharedFS answers anything. Where it does not for the session's patience, the call fails, and those that follow do so
+//! sooner, until it answers again.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ashlar_types::Errno;
@@ -15,6 +20,11 @@ use crate::api::{ConnectError, Options};
 const IDLE_MAX: usize = 8;
 /// How long to wait before asking again whether SharedFS is back.
 const RETRY: Duration = Duration::from_millis(5);
+/// How long nothing may come from SharedFS before it is looked at whether it is there, and how long it may be away before a person is
+/// told; a quarter of the patience, where that is less.
+const SILENCE: Duration = Duration::from_secs(3);
+/// How long the answer to a session's first message is waited for in a program: the kernel serves it as well.
+const OPENING_MAX: Duration = Duration::from_secs(10);
 
 /// Locks that the session holds, to be asked for again where SharedFS has forgotten them.
 pub(crate) trait Reclaim: Send + Sync {
@@ -29,6 +39,23 @@ struct Pool {
     era: u64,
 }
 
+/// A SharedFS that does not answer, as far as it was noticed.
+#[derive(Debug, Default)]
+struct Absence {
+    since: Option<Instant>,
+    is_told: bool,
+    /// When a call has last waited in vain.
+    given_up: Option<Instant>,
+}
+
+/// How long an answer is waited for.
+#[derive(Debug)]
+struct Wait {
+    deadline: Instant,
+    /// When to look again whether SharedFS is there.
+    look: Instant,
+}
+
 /// A mount as SharedFS is told of it: the request, and the kernel's device that goes with it.
 type Registration = (Request, OwnedFd);
 
@@ -39,8 +66,12 @@ pub(crate) struct Calls {
     kind: SessionKind,
     label: String,
     patience: Duration,
+    notice: fn(&str),
     descriptors_from: i32,
     peer: Peer,
+    /// Whether there is anything in `absence`, so that calls need not look.
+    is_away: AtomicBool,
+    absence: Mutex<Absence>,
     pool: Mutex<Pool>,
     resuming: Mutex<()>,
     mount: Mutex<Option<Arc<Registration>>>,
@@ -50,10 +81,13 @@ impl Calls {
     /// Opens a session; returns what SharedFS said, and the descriptors that came with it.
     pub(crate) fn open(options: &Options) -> Result<(Self, Welcome, Vec<OwnedFd>), ConnectError> {
         let no_daemon = |reason: String| ConnectError::NoDaemon { path: options.socket.clone(), reason };
-        let connection = Connection::connect_above(&options.socket, options.descriptors_from);
+        let patience = Duration::from_millis(options.patience_ms);
+        let connection = Connection::connect_above(&options.socket, options.descriptors_from, silence_of(patience));
         let mut connection = connection.map_err(|error| no_daemon(error.to_string()))?;
         let hello = Hello { version: PROTOCOL_VERSION, kind: options.kind, resume: None, label: options.label.clone() };
-        let answer = connection.call(&Request::Hello(hello), &[]).map_err(|error| no_daemon(error.to_string()))?;
+        let most = if options.kind == SessionKind::Process { patience.min(OPENING_MAX) } else { patience };
+        let answer = connection.call_watched(&Request::Hello(hello), &[], &mut until(Instant::now() + most));
+        let answer = answer.map_err(|error| no_daemon(error.to_string()))?;
         let (welcome, descriptors) = match answer {
             (Reply::Welcome(welcome), descriptors) => (*welcome, descriptors),
             (Reply::Refused(reason), _) => return Err(ConnectError::Refused(reason)),
@@ -64,9 +98,12 @@ impl Calls {
             socket: options.socket.clone(),
             kind: options.kind,
             label: options.label.clone(),
-            patience: Duration::from_millis(options.patience_ms),
+            patience,
+            notice: options.notice,
             descriptors_from: options.descriptors_from,
             peer: welcome.peer,
+            is_away: AtomicBool::new(false),
+            absence: Mutex::default(),
             pool: Mutex::new(Pool { idle: vec![connection], era: 0 }),
             resuming: Mutex::new(()),
             mount: Mutex::new(None),
@@ -93,26 +130,36 @@ impl Calls {
         descriptors: &[BorrowedFd<'_>],
         reclaim: &dyn Reclaim,
     ) -> Result<(Reply, Vec<OwnedFd>), Errno> {
-        let deadline = Instant::now() + self.patience;
+        let mut wait = self.begin_waiting();
         loop {
             let era = self.pool.lock().era;
-            match self.try_call(request, descriptors) {
+            let answer = self.try_call(request, descriptors, &mut wait);
+            if answer.is_ok() {
+                self.note_present();
+            }
+            match answer {
                 Ok((Reply::Error(errno), _)) => return Err(errno),
                 Ok((Reply::Refused(_), _)) => return Err(Errno::EIO),
                 Ok(answer) => return Ok(answer),
                 Err(WireError::TooLong(_) | WireError::Malformed) => return Err(Errno::EIO),
-                Err(WireError::Closed | WireError::Io(_)) => self.resume(era, deadline, reclaim)?,
+                Err(WireError::Silent) => return Err(self.give_up()),
+                Err(WireError::Closed | WireError::Io(_)) => self.resume(era, wait.deadline, reclaim)?,
             }
         }
     }
 
-    fn try_call(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> Result<(Reply, Vec<OwnedFd>), WireError> {
+    fn try_call(
+        &self,
+        request: &Request,
+        descriptors: &[BorrowedFd<'_>],
+        wait: &mut Wait,
+    ) -> Result<(Reply, Vec<OwnedFd>), WireError> {
         let idle = self.pool.lock().idle.pop();
         let mut connection = match idle {
             Some(connection) => connection,
-            None => self.attach()?,
+            None => self.attach(wait.deadline)?,
         };
-        let answer = connection.call(request, descriptors)?;
+        let answer = connection.call_watched(request, descriptors, &mut || self.watch(wait))?;
         let mut pool = self.pool.lock();
         if pool.idle.len() < IDLE_MAX {
             pool.idle.push(connection);
@@ -120,13 +167,102 @@ impl Calls {
         Ok(answer)
     }
 
-    fn attach(&self) -> Result<Connection, WireError> {
+    fn attach(&self, deadline: Instant) -> Result<Connection, WireError> {
         let mut connection = self.connect()?;
-        match connection.call(&Request::Attach { version: PROTOCOL_VERSION, peer: self.peer }, &[])? {
-            (Reply::Done, _) => Ok(connection),
+        match self.ask_attached(&mut connection, deadline)? {
+            Reply::Done => Ok(connection),
             // A new SharedFS that does not know the session yet: it must be resumed first.
             _ => Err(WireError::Closed),
         }
+    }
+
+    fn ask_attached(&self, connection: &mut Connection, deadline: Instant) -> Result<Reply, WireError> {
+        let request = Request::Attach { version: PROTOCOL_VERSION, peer: self.peer };
+        let mut until = until(deadline);
+        let answer = connection.call_watched(&request, &[], &mut || {
+            self.note_absent();
+            until()
+        });
+        answer.map(|(reply, _)| reply)
+    }
+
+    /// Nothing has come for a while: SharedFS may have much to do, or wait for somebody's lock; or it is stopped, or hangs.
+    fn watch(&self, wait: &mut Wait) -> Result<(), WireError> {
+        let now = Instant::now();
+        if now < wait.look {
+            return Ok(());
+        }
+        let is_there = match self.connect() {
+            Ok(mut other) => match self.ask_attached(&mut other, wait.deadline) {
+                // Also who is turned away was answered.
+                Ok(_) | Err(WireError::Closed) => true,
+                Err(_) => false,
+            },
+            Err(_) => false,
+        };
+        let now = Instant::now();
+        if is_there {
+            self.note_present();
+            *wait = Wait { deadline: now + self.patience, look: now + self.patience / 4 };
+            return Ok(());
+        }
+        // One that is gone has closed the connection on which is waited.
+        self.note_absent();
+        if now < wait.deadline { Ok(()) } else { Err(WireError::Silent) }
+    }
+
+    /// A call begins. Where one has waited in vain a while ago, this one need not do so again.
+    fn begin_waiting(&self) -> Wait {
+        let now = Instant::now();
+        let is_lost = self.is_away.load(Ordering::Relaxed)
+            && self.absence.lock().given_up.is_some_and(|then| now.duration_since(then) < self.patience);
+        let most = if is_lost { silence_of(self.patience) } else { self.patience };
+        Wait { deadline: now + most, look: now }
+    }
+
+    /// SharedFS has answered.
+    fn note_present(&self) {
+        if !self.is_away.swap(false, Ordering::Relaxed) {
+            return;
+        }
+        let before = std::mem::take(&mut *self.absence.lock());
+        if before.is_told {
+            (self.notice)(&format!("the daemon at {} answers again", self.socket.display()));
+        }
+    }
+
+    /// SharedFS does not answer at this moment.
+    fn note_absent(&self) {
+        let mut absence = self.absence.lock();
+        self.is_away.store(true, Ordering::Relaxed);
+        let since = *absence.since.get_or_insert_with(Instant::now);
+        if !absence.is_told && since.elapsed() >= silence_of(self.patience) {
+            absence.is_told = true;
+            drop(absence);
+            (self.notice)(&format!(
+                "the daemon at {} does not answer; calls that need it wait, for {} seconds at most",
+                self.socket.display(),
+                self.patience.as_secs()
+            ));
+        }
+    }
+
+    /// The patience is at its end.
+    fn give_up(&self) -> Errno {
+        let mut absence = self.absence.lock();
+        self.is_away.store(true, Ordering::Relaxed);
+        absence.is_told = true;
+        let is_first = absence.given_up.replace(Instant::now()).is_none();
+        drop(absence);
+        if is_first {
+            (self.notice)(&format!(
+                "the daemon at {} has not answered for {} seconds: what needs it fails with an I/O error until it does; \
+                 'ashlar status' shows whether it runs, 'ashlar daemon' starts it",
+                self.socket.display(),
+                self.patience.as_secs()
+            ));
+        }
+        Errno::EIO
     }
 
     /// Closes the connections that no call uses.
@@ -139,7 +275,7 @@ impl Calls {
 
     /// Connects to SharedFS, out of the way of the program's own descriptors.
     fn connect(&self) -> Result<Connection, WireError> {
-        Connection::connect_above(&self.socket, self.descriptors_from)
+        Connection::connect_above(&self.socket, self.descriptors_from, silence_of(self.patience))
     }
 
     /// Waits until SharedFS is back and knows the session again.
@@ -153,7 +289,7 @@ impl Calls {
             pool.idle.clear();
         }
         loop {
-            match self.try_resume(reclaim) {
+            match self.try_resume(deadline, reclaim) {
                 Ok(connection) => {
                     let mut pool = self.pool.lock();
                     pool.era += 1;
@@ -161,30 +297,54 @@ impl Calls {
                     return Ok(());
                 }
                 Err(Some(errno)) => return Err(errno),
-                Err(None) if Instant::now() >= deadline => return Err(Errno::EIO),
-                Err(None) => std::thread::sleep(RETRY),
+                Err(None) if Instant::now() >= deadline => return Err(self.give_up()),
+                Err(None) => {
+                    self.note_absent();
+                    std::thread::sleep(RETRY);
+                }
             }
         }
     }
 
     /// `Err(None)`: not yet; `Err(Some)`: never.
-    fn try_resume(&self, reclaim: &dyn Reclaim) -> Result<Connection, Option<Errno>> {
+    fn try_resume(&self, deadline: Instant, reclaim: &dyn Reclaim) -> Result<Connection, Option<Errno>> {
+        let mut until = until(deadline);
+        let mut watch = || {
+            self.note_absent();
+            until()
+        };
         let mut connection = self.connect().map_err(|_| None)?;
         let hello =
             Hello { version: PROTOCOL_VERSION, kind: self.kind, resume: Some(self.peer), label: self.label.clone() };
-        match connection.call(&Request::Hello(hello), &[]) {
+        match connection.call_watched(&Request::Hello(hello), &[], &mut watch) {
             Ok((Reply::Welcome(_), _)) => {}
             Ok((Reply::Error(errno), _)) => return Err(Some(errno)),
+            Ok((Reply::Refused(reason), _)) => {
+                let socket = self.socket.display();
+                (self.notice)(&format!("the daemon at {socket} does not take the session on: {reason}"));
+                return Err(Some(Errno::EIO));
+            }
             Ok(_) => return Err(Some(Errno::EIO)),
             Err(_) => return Err(None),
         }
         let mount = self.mount.lock().clone();
         if let Some(mount) = mount {
-            connection.call::<_, Reply>(&mount.0, &[mount.1.as_fd()]).map_err(|_| None)?;
+            connection.call_watched::<_, Reply>(&mount.0, &[mount.1.as_fd()], &mut watch).map_err(|_| None)?;
         }
         for request in reclaim.requests() {
-            connection.call::<_, Reply>(&request, &[]).map_err(|_| None)?;
+            connection.call_watched::<_, Reply>(&request, &[], &mut watch).map_err(|_| None)?;
         }
         Ok(connection)
     }
+}
+
+/// How long nothing may come at a time.
+fn silence_of(patience: Duration) -> Duration {
+    // No time at all would be any time to the kernel.
+    SILENCE.min(patience / 4).max(Duration::from_millis(1))
+}
+
+/// Bears silence up to a deadline.
+fn until(deadline: Instant) -> impl FnMut() -> Result<(), WireError> {
+    move || if Instant::now() < deadline { Ok(()) } else { Err(WireError::Silent) }
 }

@@ -4,18 +4,18 @@ use std::ffi::{CStr, c_char};
 use std::sync::OnceLock;
 
 use ashlar_types::Errno;
-use ashlar_wire::{DEFER_VARIABLE, MOUNTS_VARIABLE, PLANS_VARIABLE, REPORT_VARIABLE};
+use ashlar_wire::{DEFER_VARIABLE, MOUNTS_VARIABLE, PATIENCE_VARIABLE, PLANS_VARIABLE, REPORT_VARIABLE, patience_ms};
 
 use crate::memory;
 
 /// The libraries that the dynamic linker loads first.
 const PRELOAD: &str = "LD_PRELOAD";
-const NAMES: [&str; 5] = [MOUNTS_VARIABLE, PLANS_VARIABLE, PRELOAD, DEFER_VARIABLE, REPORT_VARIABLE];
+const NAMES: [&str; 6] = [MOUNTS_VARIABLE, PLANS_VARIABLE, PRELOAD, DEFER_VARIABLE, REPORT_VARIABLE, PATIENCE_VARIABLE];
 /// More variables than these are more than the kernel takes.
 const VARIABLES_MAX: usize = 1 << 20;
 
 /// The variables as they were when the program began: what it changes in its environment, it inherits all the same.
-static FOUND: OnceLock<[Option<&'static CStr>; 5]> = OnceLock::new();
+static FOUND: OnceLock<[Option<&'static CStr>; 6]> = OnceLock::new();
 
 /// What `NAME=VALUE` says, if it is of this name.
 fn value_of<'a>(variable: &'a [u8], name: &str) -> Option<&'a [u8]> {
@@ -31,6 +31,8 @@ pub(crate) struct Told {
     pub(crate) plans: Option<&'static CStr>,
     /// How many calls the kernel serves before there is a session.
     pub(crate) deferred: Option<u32>,
+    /// How long a call waits for SharedFS, in milliseconds.
+    pub(crate) patience_ms: u64,
 }
 
 /// Takes note of our variables; the environment is the one that the program began with.
@@ -38,7 +40,7 @@ pub(crate) struct Told {
 /// # Safety
 /// The environment is a list of strings that ends with a null pointer.
 pub(crate) unsafe fn find(environment: *const *const c_char) -> Option<Told> {
-    let mut found = [None; 5];
+    let mut found = [None; 6];
     let mut at = environment;
     // SAFETY: as the caller says. The strings are copied, since programs overwrite them to change their title.
     unsafe {
@@ -57,9 +59,10 @@ pub(crate) unsafe fn find(environment: *const *const c_char) -> Option<Told> {
     let plans = plans.and_then(|plans| CStr::from_bytes_with_nul(plans).ok());
     let deferred = found[3].and_then(|variable| value_of(variable.to_bytes(), DEFER_VARIABLE));
     let deferred = deferred.and_then(|number| std::str::from_utf8(number).ok()?.parse().ok());
+    let patience = found[5].and_then(|variable| value_of(variable.to_bytes(), PATIENCE_VARIABLE));
     // It happens once, before the program runs.
     let _ = FOUND.set(found);
-    Some(Told { mounts: mounts?, plans, deferred })
+    Some(Told { mounts: mounts?, plans, deferred, patience_ms: patience_ms(patience) })
 }
 
 /// The file of counts, where there is to be a report.

@@ -49,7 +49,7 @@ unsafe extern "C" fn initialise(_: c_int, _: *const *const c_char, environment: 
     hook::inside(|| {
         // SAFETY: the linker hands the environment over as the kernel made it.
         let Some(told) = (unsafe { environment::find(environment) }) else { return };
-        if !session::set_mounts(told.mounts) {
+        if !session::set_mounts(told.mounts, told.patience_ms) {
             return;
         }
         if let Some(file) = environment::report() {

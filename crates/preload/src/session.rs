@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ashlar_libfs::{LibFs, Options, Paths};
 use ashlar_types::{Credentials, Errno, InodeId};
-use ashlar_wire::{SessionKind, decode_mounts};
+use ashlar_wire::{PATIENCE_MS, SessionKind, decode_mounts};
 
 use crate::arch::system_call;
 use crate::heap::Held;
@@ -17,8 +17,7 @@ use crate::{deferred, descriptors, materialise};
 
 /// Mounts that a process can use.
 pub(crate) const MOUNTS_MAX: usize = 8;
-/// How long a call waits for a SharedFS that is away, in milliseconds: as a mount does.
-const PATIENCE_MS: u64 = 120_000;
+const NOT_MOUNTED: &str = "no Ashlar is mounted there for writing";
 /// Our own descriptors stand at the upper end of those that there may be, out of a program's way.
 const DESCRIPTORS_KEPT: u64 = 64;
 
@@ -82,11 +81,14 @@ static CONNECTING: Mutex<()> = Mutex::new(());
 static PLACEHOLDER: AtomicI32 = AtomicI32::new(-1);
 /// The file creation mask, which only the process itself changes.
 pub(crate) static UMASK: AtomicU32 = AtomicU32::new(0o022);
+/// How long a call waits for a SharedFS that does not answer, in milliseconds.
+static PATIENCE: AtomicU64 = AtomicU64::new(PATIENCE_MS);
 /// The longest that a file may become (`RLIMIT_FSIZE`); 0: not yet asked for.
 static FILE_LIMIT: AtomicU64 = AtomicU64::new(0);
 
-/// Takes note of the mounts, as `ashlar run` tells them.
-pub(crate) fn set_mounts(text: &[u8]) -> bool {
+/// Takes note of the mounts, as `ashlar run` tells them, and of how long a call waits for those who serve them.
+pub(crate) fn set_mounts(text: &[u8], patience_ms: u64) -> bool {
+    PATIENCE.store(patience_ms, Ordering::Relaxed);
     let told = |(path, socket): (&[u8], &[u8])| {
         let socket = PathBuf::from(std::str::from_utf8(socket).ok()?);
         path.starts_with(b"/").then(|| Mount { path: path.to_vec(), socket })
@@ -111,7 +113,8 @@ pub(crate) fn by_number(number: u32) -> Option<&'static Session> {
 /// The session for a mount; `None` where there is none to be had: the kernel serves the call.
 pub(crate) fn of_mount(number: u32) -> Option<&'static Session> {
     if let Some(session) = by_number(number) {
-        return Some(session);
+        // The kernel knows where the paths of a mount lead that was taken away. What is open of it stays ours.
+        return (!session.covered.is_gone()).then_some(session);
     }
     if UNUSABLE.load(Ordering::Relaxed) & 1 << number != 0 || deferred::puts_off(number) {
         return None;
@@ -144,27 +147,35 @@ pub(crate) fn open(number: u32) -> Option<&'static Session> {
 
 fn connect(number: u32) -> Result<Session, String> {
     let mount = &mounts()[number as usize];
-    let root = open_root(mount).map_err(|errno| format!("the mount can't be opened: {errno}"))?;
-    let stat = statx(root.as_raw_fd(), libc::AT_STATX_SYNC_AS_STAT);
-    let (device, inode) = stat.map(identity).map_err(|errno| format!("the mount can't be looked at: {errno}"))?;
-    if inode != InodeId::ROOT || !submounts::is_writable_ashlar(&mount.path) {
-        return Err("no Ashlar is mounted there for writing".into());
+    if !submounts::is_writable_ashlar(&mount.path) {
+        return Err(NOT_MOUNTED.into());
     }
     let label = std::fs::read_to_string("/proc/self/comm").unwrap_or_default().trim_end().to_owned();
     let options = Options {
         socket: mount.socket.clone(),
         kind: SessionKind::Process,
         label,
-        patience_ms: PATIENCE_MS,
+        patience_ms: PATIENCE.load(Ordering::Relaxed),
+        notice: |words| complain(&format!("ashlar: {words}\n")),
         descriptors_from: floor() as i32,
     };
     let who = credentials().ok_or("the process has other rights than its user")?;
     let before = open_from(floor());
     let fs = LibFs::connect(&options).map_err(|error| error.to_string())?;
     note_descriptors(&before);
+    // The mount comes last: where SharedFS is away, it lets whoever asks wait, and then does not know why.
+    let (root, device) = look_at(mount).inspect_err(|_| fs.leave())?;
     let covered = Covered::new(&mount.path, &fs);
     let admitted = Credentials { checked: true, ..who.clone() };
     Ok(Session { number, fs, who, admitted, device, covered, paths: Paths::default(), root })
+}
+
+/// The mount's root directory, and what its files show as `st_dev`.
+fn look_at(mount: &Mount) -> Result<(OwnedFd, u64), String> {
+    let root = open_root(mount).map_err(|errno| format!("the mount can't be opened: {errno}"))?;
+    let stat = statx(root.as_raw_fd(), libc::AT_STATX_SYNC_AS_STAT);
+    let (device, inode) = stat.map(identity).map_err(|errno| format!("the mount can't be looked at: {errno}"))?;
+    if inode == InodeId::ROOT { Ok((root, device)) } else { Err(NOT_MOUNTED.into()) }
 }
 
 /// Those of the descriptors from a number on that are open.

@@ -14,20 +14,21 @@ const TABLE: &str = "/proc/self/mountinfo";
 
 /// Whether what is mounted topmost on a path is an Ashlar, and may be written.
 pub(crate) fn is_writable_ashlar(path: &[u8]) -> bool {
-    let Ok(table) = std::fs::read(TABLE) else { return false };
-    let topmost = topmost_mount(&table, path).filter(MountLine::is_ashlar);
-    topmost.is_some_and(|line| !line.is_read_only())
+    std::fs::read(TABLE).is_ok_and(|table| is_writable_ashlar_in(&table, path))
+}
+
+fn is_writable_ashlar_in(table: &[u8], path: &[u8]) -> bool {
+    topmost_mount(table, path).is_some_and(|line| line.is_ashlar() && !line.is_read_only())
 }
 
 /// The directories below a path on which something is mounted.
-fn below(path: &[u8], fs: &LibFs) -> Vec<InodeId> {
-    let Ok(table) = std::fs::read(TABLE) else { return Vec::new() };
+fn below(table: &[u8], path: &[u8], fs: &LibFs) -> Vec<InodeId> {
     let who = Credentials::checked(0, 0);
     let inside = |line: MountLine<'_>| {
         let rest = line.point.strip_prefix(path)?.strip_prefix(b"/")?.to_vec();
         rest.split(|&byte| byte == b'/').try_fold(InodeId::ROOT, |at, name| Some(fs.lookup(&who, at, name).ok()?.id))
     };
-    mount_lines(&table).filter_map(inside).collect()
+    mount_lines(table).filter_map(inside).collect()
 }
 
 /// Ticks of the processor's clock after which the table is looked at again, as others may mount something at any time: some milliseconds.
@@ -49,6 +50,9 @@ pub(crate) struct Covered {
     is_any: AtomicBool,
     era: AtomicU64,
     directories: Mutex<Vec<InodeId>>,
+    /// Whether the mount itself is not to be seen at its path any more: it was taken out of the tree (`ashlar umount --lazy`), or
+    /// something was mounted over it. It stays so.
+    is_gone: AtomicBool,
 }
 
 impl Covered {
@@ -62,12 +66,19 @@ impl Covered {
             is_any: AtomicBool::new(false),
             era: AtomicU64::new(0),
             directories: Mutex::default(),
+            is_gone: AtomicBool::new(false),
         };
-        covered.set(below(path, fs));
+        covered.read(path, fs);
         covered
     }
 
-    fn set(&self, directories: Vec<InodeId>) {
+    fn read(&self, path: &[u8], fs: &LibFs) {
+        let Ok(table) = std::fs::read(TABLE) else { return };
+        if !is_writable_ashlar_in(&table, path) {
+            self.is_gone.store(true, Ordering::Relaxed);
+            return;
+        }
+        let directories = below(&table, path, fs);
         self.is_any.store(!directories.is_empty(), Ordering::Relaxed);
         *self.directories.lock().unwrap_or_else(PoisonError::into_inner) = directories;
         self.era.fetch_add(1, Ordering::Release);
@@ -82,7 +93,7 @@ impl Covered {
         IS_SUSPECTED.store(false, Ordering::Relaxed);
         self.looked.store(ticks(), Ordering::Relaxed);
         if self.has_changed() {
-            self.set(below(path, fs));
+            self.read(path, fs);
         }
     }
 
@@ -97,6 +108,11 @@ impl Covered {
     /// Changes with the directories on which something is mounted.
     pub(crate) fn era(&self) -> u64 {
         self.era.load(Ordering::Acquire)
+    }
+
+    /// Whether the kernel is to follow the mount's paths.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::Relaxed)
     }
 
     /// Whether something is mounted on a directory.

@@ -11,10 +11,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg, socket_with,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -41,6 +43,9 @@ pub enum WireError {
     /// The peer is gone.
     #[error("the other side has closed the connection")]
     Closed,
+    /// Nothing has come for as long as the connection waits.
+    #[error("the other side does not answer")]
+    Silent,
     /// The socket failed.
     #[error("the connection failed: {0}")]
     Io(#[from] io::Error),
@@ -68,12 +73,20 @@ impl Connection {
         Ok(Self::from_socket(UnixStream::connect(path)?))
     }
 
-    /// As [`Self::connect`], with a descriptor whose number is at least `least`, where there is such a one.
+    /// As [`Self::connect`], with a descriptor whose number is at least `least`, where there is such a one. The other side may be silent for
+    /// `silence` at a time: see [`Self::call_watched`].
     ///
     /// # Errors
     /// As [`Self::connect`].
-    pub fn connect_above(path: &Path, least: i32) -> Result<Self, WireError> {
-        let socket = UnixStream::connect(path)?;
+    pub fn connect_above(path: &Path, least: i32, silence: Duration) -> Result<Self, WireError> {
+        let kind = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, kind, None).map_err(io::Error::from)?;
+        for direction in [Timeout::Recv, Timeout::Send] {
+            set_socket_timeout(&socket, direction, Some(silence)).map_err(io::Error::from)?;
+        }
+        // A side that accepts nothing has room for some connections only: then this waits too.
+        connect(&socket, &SocketAddrUnix::new(path).map_err(io::Error::from)?).map_err(io::Error::from)?;
+        let socket = UnixStream::from(socket);
         if least <= socket.as_raw_fd() {
             return Ok(Self::from_socket(socket));
         }
@@ -127,6 +140,7 @@ impl Connection {
                     control.clear();
                 }
                 Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => return Err(WireError::Silent),
                 Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => return Err(WireError::Closed),
                 Err(error) => return Err(WireError::Io(error.into())),
             }
@@ -148,9 +162,17 @@ impl Connection {
     /// # Errors
     /// [`WireError`] where the peer is gone, or sent something else or too much.
     pub fn receive_limited<M: DeserializeOwned>(&mut self, bytes_max: usize) -> Result<(M, Vec<OwnedFd>), WireError> {
+        self.receive_watched(bytes_max, &mut || Err(WireError::Silent))
+    }
+
+    fn receive_watched<M: DeserializeOwned>(
+        &mut self,
+        bytes_max: usize,
+        watch: &mut dyn FnMut() -> Result<(), WireError>,
+    ) -> Result<(M, Vec<OwnedFd>), WireError> {
         let mut descriptors = Vec::new();
         let mut header = [0; 4];
-        self.receive_all(&mut header, &mut descriptors)?;
+        self.receive_all(&mut header, &mut descriptors, watch)?;
         let length = u32::from_le_bytes(header) as usize;
         if length > bytes_max.min(MESSAGE_BYTES_MAX) {
             return Err(WireError::TooLong(length));
@@ -158,7 +180,7 @@ impl Connection {
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.clear();
         buffer.resize(length, 0);
-        let received = self.receive_all(&mut buffer, &mut descriptors);
+        let received = self.receive_all(&mut buffer, &mut descriptors, watch);
         let message = received.and_then(|()| postcard::from_bytes(&buffer).map_err(|_| WireError::Malformed));
         self.keep(buffer);
         Ok((message?, descriptors))
@@ -171,7 +193,12 @@ impl Connection {
         }
     }
 
-    fn receive_all(&self, bytes: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> Result<(), WireError> {
+    fn receive_all(
+        &self,
+        bytes: &mut [u8],
+        descriptors: &mut Vec<OwnedFd>,
+        watch: &mut dyn FnMut() -> Result<(), WireError>,
+    ) -> Result<(), WireError> {
         let mut received = 0;
         while received < bytes.len() {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
@@ -181,6 +208,10 @@ impl Connection {
                 Ok(message) if message.bytes == 0 => return Err(WireError::Closed),
                 Ok(message) => received += message.bytes,
                 Err(rustix::io::Errno::INTR) => continue,
+                Err(rustix::io::Errno::AGAIN) => {
+                    watch()?;
+                    continue;
+                }
                 Err(rustix::io::Errno::CONNRESET) => return Err(WireError::Closed),
                 Err(error) => return Err(WireError::Io(error.into())),
             }
@@ -204,6 +235,21 @@ impl Connection {
     ) -> Result<(R, Vec<OwnedFd>), WireError> {
         self.send(message, descriptors)?;
         self.receive()
+    }
+
+    /// As [`Self::call`]. Each time that nothing has come for as long as the connection was made to bear, `watch` says whether it is to
+    /// be waited on: its error ends the call, and then the connection is of no use any more.
+    ///
+    /// # Errors
+    /// As [`Self::call`], and those of `watch`.
+    pub fn call_watched<M: Serialize, R: DeserializeOwned>(
+        &mut self,
+        message: &M,
+        descriptors: &[BorrowedFd<'_>],
+        watch: &mut dyn FnMut() -> Result<(), WireError>,
+    ) -> Result<(R, Vec<OwnedFd>), WireError> {
+        self.send(message, descriptors)?;
+        self.receive_watched(MESSAGE_BYTES_MAX, watch)
     }
 }
 
@@ -306,6 +352,30 @@ mod tests {
         assert!(b.receive_limited::<Request>(1000).is_ok());
         a.send(&request(1001), &[]).expect("sent");
         assert!(matches!(b.receive_limited::<Request>(1000), Err(WireError::TooLong(length)) if length > 1000));
+    }
+
+    #[test]
+    fn a_silent_side_is_noticed_also_in_the_middle_of_a_message() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("socket");
+        let listener = Listener::bind(&path).expect("bound");
+        let mut near = Connection::connect_above(&path, 0, Duration::from_millis(20)).expect("connected");
+        let mut far = listener.accept().expect("accepted");
+        // A message that comes in two parts, with silence between them.
+        let (mut turns, far_end) = (0, far.socket().try_clone().expect("a copy"));
+        let whole = [&[3, 0, 0, 0][..], &postcard::to_allocvec(&b"ab"[..]).expect("bytes")].concat();
+        std::io::Write::write_all(&mut &far_end, &whole[..5]).expect("written");
+        let answer = near.call_watched::<_, Vec<u8>>(&Request::Digest, &[], &mut || {
+            turns += 1;
+            if turns == 3 {
+                std::io::Write::write_all(&mut &far_end, &whole[5..]).expect("written");
+            }
+            Ok(())
+        });
+        assert_eq!((answer.expect("answered").0, turns), (b"ab".to_vec(), 3));
+        assert!(matches!(far.receive::<Request>(), Ok((Request::Digest, _))));
+        let silent = near.call_watched::<_, Reply>(&Request::Digest, &[], &mut || Err(WireError::Silent));
+        assert!(matches!(silent, Err(WireError::Silent)));
     }
 
     #[test]

@@ -37,4 +37,7 @@ pub use report::{
     REPORT_DEVICES_MAX, REPORT_DIRECTORY, REPORT_END, REPORT_MAGIC, REPORT_PROGRAMS, REPORT_ROW, REPORT_THREADS,
     REPORT_THREADS_MAX, REPORT_VARIABLE, THREAD_COUNTED, THREAD_HAS_LIBRARY, decode_report, encode_report_header,
 };
-pub use run::{DEFER_VARIABLE, MOUNTS_VARIABLE, PLANS_VARIABLE, decode_mounts, encode_mounts};
+pub use run::{
+    DEFER_VARIABLE, MOUNTS_VARIABLE, PATIENCE_MS, PATIENCE_VARIABLE, PLANS_VARIABLE, decode_mounts, encode_mounts,
+    patience_ms,
+};

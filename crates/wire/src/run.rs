@@ -6,6 +6,20 @@ pub const MOUNTS_VARIABLE: &str = "ASHLAR_RUN";
 pub const PLANS_VARIABLE: &str = "ASHLAR_PLANS";
 /// How many calls of a program the kernel serves before the library opens a session; a default where it is not set.
 pub const DEFER_VARIABLE: &str = "ASHLAR_DEFER";
+/// How many seconds a call waits for a SharedFS that does not answer, under `ashlar run` and on a mount; [`PATIENCE_MS`] where it is not set.
+pub const PATIENCE_VARIABLE: &str = "ASHLAR_PATIENCE";
+/// How long a call waits for a SharedFS that does not answer, in milliseconds. A restart takes well below a second; recovery of full
+/// logs on a slow disk takes longer, and nothing is gained by failing before it is through.
+pub const PATIENCE_MS: u64 = 120_000;
+/// A longer patience than this, in seconds, is none: a day.
+const PATIENCE_SECONDS_MAX: u64 = 86_400;
+
+/// The patience in milliseconds that [`PATIENCE_VARIABLE`] asks for.
+#[must_use]
+pub fn patience_ms(said: Option<&[u8]>) -> u64 {
+    let seconds = said.and_then(|said| std::str::from_utf8(said).ok()?.parse::<u64>().ok());
+    seconds.map_or(PATIENCE_MS, |seconds| seconds.clamp(1, PATIENCE_SECONDS_MAX) * 1000)
+}
 
 /// Between a mount point and the socket of its daemon, and between mounts.
 const FIELD: u8 = 0x1f;
@@ -31,6 +45,15 @@ pub fn decode_mounts(text: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_patience_is_a_number_of_seconds() {
+        let expected = [(None, PATIENCE_MS), (Some("3"), 3000), (Some("0"), 1000), (Some("soon"), PATIENCE_MS)];
+        for (said, patience) in expected {
+            assert_eq!(patience_ms(said.map(str::as_bytes)), patience, "{said:?}");
+        }
+        assert_eq!(patience_ms(Some(b"99999999999")), 86_400_000);
+    }
 
     #[test]
     fn mounts_are_read_as_they_were_written() {

@@ -40,6 +40,7 @@ fn run(socket: &Path, directory: &Path) -> Result<(), Box<dyn std::error::Error>
         kind,
         label: "ashlar-session".into(),
         patience_ms: 30_000,
+        notice: |_| {},
         descriptors_from: 0,
     };
     let session = LibFs::connect(&options)?;

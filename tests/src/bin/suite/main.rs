@@ -16,6 +16,7 @@ mod report;
 mod run;
 mod scratch;
 mod top;
+mod trouble;
 
 use std::process::ExitCode;
 
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
         run::TESTS,
         capi::TESTS,
         report::TESTS,
+        trouble::TESTS,
         conformance::TESTS,
         power::TESTS,
     ];

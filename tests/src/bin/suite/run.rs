@@ -42,8 +42,14 @@ fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
 
 fn connect(site: &Site) -> Outcome<Arc<LibFs>> {
     let socket = site.arena().join("socket");
-    let options =
-        Options { socket, kind: SessionKind::Process, label: "suite".into(), patience_ms: 60_000, descriptors_from: 0 };
+    let options = Options {
+        socket,
+        kind: SessionKind::Process,
+        label: "suite".into(),
+        patience_ms: 60_000,
+        notice: |_| {},
+        descriptors_from: 0,
+    };
     LibFs::connect(&options).map_err(tried("opening a session"))
 }
 

@@ -1,0 +1,49 @@
+"""Does with files what it is told on its standard input, line by line, and answers with what came of it and how many seconds that took.
+Argument: a directory, in which it has one file open all the time."""
+import os
+import sys
+import time
+
+BLOCK_BYTES = 1 << 16
+directory = sys.argv[1]
+log = os.open(os.path.join(directory, "log"), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+written = 0
+
+
+def block(number):
+    return f"{number:8}".encode() * (BLOCK_BYTES // 8)
+
+
+def write(most):
+    """Appends blocks with their numbers; says how many of all there are, whether or not one was refused."""
+    global written
+    try:
+        for _ in range(int(most)):
+            if os.write(log, block(written)) != BLOCK_BYTES:
+                return "a short write"
+            written += 1
+    except OSError as error:
+        return f"{written} {error.strerror}"
+    return f"{written} written"
+
+
+def read(name):
+    with open(os.path.join(directory, name)) as file:
+        return file.read()
+
+
+def make(name):
+    with open(os.path.join(directory, name), "x") as file:
+        file.write("made")
+    return "made"
+
+
+print("ready", flush=True)
+for line in sys.stdin:
+    verb, word = line.split()
+    began = time.monotonic()
+    try:
+        answer = {"write": write, "read": read, "make": make}[verb](word)
+    except OSError as error:
+        answer = error.strerror
+    print(f"{time.monotonic() - began:.3f} {answer}", flush=True)
