@@ -3,6 +3,8 @@ export TERM=screen-256color SHELL=/bin/bash
 # The path of a socket is short, so that it's named from where it is.
 unset TMUX TMUX_PANE
 mux() { tmux -S ./socket -f ./tmux.conf "$@"; }
+# Also where something goes wrong no server is left behind.
+trap 'mux kill-server 2>/dev/null || true' EXIT
 shows() { for _ in $(seq 1 1000); do ! eval "$1" || return 0; sleep 0.02; done; echo "not so: $1"; return 1; }
 cat >tmux.conf <<'CONF'
 set -g default-command "exec bash --norc --noprofile"
