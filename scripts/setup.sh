@@ -64,6 +64,12 @@ things() {
       echo 'test -e /usr/include/fuse3/fuse_lowlevel.h|libfuse3-dev'
       echo 'has git|git'
       echo 'has tar|tar'
+      echo 'has xz|xz-utils'
+      echo 'has make|make'
+      echo 'has sqlite3|sqlite3'
+      echo 'has db_bench|rocksdb-tools'
+      # A C project to build: only as source does a distribution have it.
+      echo 'ls /usr/src/uClibc-ng-*|uclibc-source'
       ;;
     check) echo "has python3|python3" ;;
     *) fail "there is no need called '$1'" ;;

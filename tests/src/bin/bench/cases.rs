@@ -66,31 +66,36 @@ impl Fixture {
     pub fn new(open_files: usize) -> Outcome<Self> {
         let files = TREE_FILES.min(open_files / 5 * 4);
         let directory = TempDir::with_prefix_in("ashlar-bench-", "/dev/shm").map_err(tried("making a directory"))?;
-        let tree = directory.path().join("tree");
-        let mut random = Random::new(1);
-        for file in 0..files {
-            let below = tree.join(format!("part{}/dir{}", file / TREE_FANOUT / 25, file / TREE_FANOUT));
-            std::fs::create_dir_all(&below).map_err(tried("making a directory"))?;
-            // Lengths as in a tree of sources: most a few KiB, some ten times that.
-            let length = 200 + random.below(6000) * if file % 16 == 0 { 10 } else { 1 };
-            let line = format!("{file} {}\n", random.below(u64::MAX));
-            let text = line.repeat(length as usize / line.len() + 1);
-            std::fs::write(below.join(format!("file{file}.c")), text).map_err(tried("making a file"))?;
-        }
-        let script = "
-            git -C tree init -q
-            git -C tree add .
-            git -C tree -c gc.auto=0 -c user.name=bench -c user.email=bench@localhost commit -qm tree
-            git -C tree gc -q
-            tar cf tree.tar tree
-            rm -rf tree";
-        shell(directory.path(), script)?.success()?;
+        make_archive(directory.path(), files)?;
         Ok(Self { directory, files })
     }
 
     fn archive(&self) -> PathBuf {
         self.directory.path().join("tree.tar")
     }
+}
+
+/// Makes an archive, `tree.tar`, of a tree of so many files under version control, the same every time but for git's times.
+pub fn make_archive(directory: &Path, files: usize) -> Outcome {
+    let tree = directory.join("tree");
+    let mut random = Random::new(1);
+    for file in 0..files {
+        let below = tree.join(format!("part{}/dir{}", file / TREE_FANOUT / 25, file / TREE_FANOUT));
+        std::fs::create_dir_all(&below).map_err(tried("making a directory"))?;
+        // Lengths as in a tree of sources: most a few KiB, some ten times that.
+        let length = 200 + random.below(6000) * if file % 16 == 0 { 10 } else { 1 };
+        let line = format!("{file} {}\n", random.below(u64::MAX));
+        let text = line.repeat(length as usize / line.len() + 1);
+        std::fs::write(below.join(format!("file{file}.c")), text).map_err(tried("making a file"))?;
+    }
+    let script = "
+        git -C tree init -q
+        git -C tree add .
+        git -C tree -c gc.auto=0 -c user.name=bench -c user.email=bench@localhost commit -qm tree
+        git -C tree gc -q
+        tar cf tree.tar tree
+        rm -rf tree";
+    shell(directory, script)?.success().map(|_| ())
 }
 
 /// Times something that is `units` long.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ashlar_tests::command::{call, eventually, run};
 use ashlar_tests::mount::{Medium, Site};
@@ -11,12 +11,10 @@ use ashlar_tests::{Outcome, tried};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tempfile::TempDir;
 
+use crate::settle::settle;
+
 /// How long a mount may take to appear.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The daemon has settled when it has used no processor time for so long; a digest starts 300 ms after the last update.
-const QUIET: Duration = Duration::from_millis(600);
-/// … and is waited for no longer than this.
-const QUIET_MAX: Duration = Duration::from_secs(20);
 /// How `passthrough_ll` is mounted: for all users, whose permissions the kernel checks, as Ashlar and bindfs always are.
 const OPTIONS: &str = "allow_other,default_permissions";
 /// Open files that `passthrough_ll` may have: more than the inodes of any case.
@@ -113,25 +111,9 @@ impl Contenders {
 
     /// Waits until what Ashlar does in the background is done: it shall not fall on whoever is measured next.
     pub fn settle(&self) -> Outcome {
-        let daemon = self.site.daemon()?;
-        let deadline = Instant::now() + QUIET_MAX;
-        let (mut used, mut since) = (processor_ticks(daemon), Instant::now());
-        while since.elapsed() < QUIET && Instant::now() < deadline {
-            std::thread::sleep(QUIET / 10);
-            let now = processor_ticks(daemon);
-            // A tick now and then is the daemon looking whether there is something to do.
-            if now > used + 1 {
-                (used, since) = (now, Instant::now());
-            }
-        }
+        settle(&[self.site.daemon()?]);
         Ok(())
     }
-}
-
-fn processor_ticks(pid: u32) -> u64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    fields.split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum()
 }
 
 fn start(

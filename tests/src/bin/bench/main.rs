@@ -4,12 +4,17 @@
 //! Every case runs on every contender, one after the other, and that for several rounds, so that whatever else the machine
 //! does falls on all alike. A figure is the median over the rounds; a ratio is the median of the rounds' ratios. The method
 //! and the last figures stand in `docs/benchmarks.md`.
+//!
+//! `ashlar-bench applications` is another benchmark: whole programs, beside a disk's file system and tmpfs.
 #![forbid(unsafe_code)]
 
+mod applications;
 mod cases;
 mod contenders;
 mod memory;
+mod personality;
 mod report;
+mod settle;
 
 use std::process::ExitCode;
 
@@ -24,20 +29,30 @@ use report::Report;
 const ROUNDS: u64 = 5;
 
 fn main() -> ExitCode {
-    let (options, words): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|word| word.starts_with("--"));
-    if let Some(reason) = obstacle() {
-        eprintln!("ashlar-bench: nothing can be mounted here: {reason}");
-        return ExitCode::FAILURE;
-    }
-    match run(&words) {
-        Ok(report) if options.iter().any(|option| option == "--json") => println!("{}", report.json()),
-        Ok(report) => print!("{}", report.table()),
+    let mut arguments = std::env::args().skip(1).peekable();
+    let result = match arguments.peek().map(String::as_str) {
+        Some("applications") => applications::main(&mut arguments.skip(1)),
+        Some("personality") => personality::main(&mut arguments.skip(1)),
+        _ => pass_throughs(&mut arguments),
+    };
+    match result {
+        Ok(text) => print!("{text}"),
         Err(error) => {
             eprintln!("ashlar-bench: {error}");
             return ExitCode::FAILURE;
         }
     }
     ExitCode::SUCCESS
+}
+
+fn pass_throughs(arguments: &mut dyn Iterator<Item = String>) -> Outcome<String> {
+    let (options, words): (Vec<_>, Vec<_>) = arguments.partition(|word| word.starts_with("--"));
+    if let Some(reason) = obstacle() {
+        return Err(format!("nothing can be mounted here: {reason}"));
+    }
+    let report = run(&words)?;
+    let is_json = options.iter().any(|option| option == "--json");
+    Ok(if is_json { format!("{}\n", report.json()) } else { report.table() })
 }
 
 fn run(words: &[String]) -> Outcome<Report> {

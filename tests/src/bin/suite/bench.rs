@@ -1,8 +1,8 @@
-//! `ashlar bench`: figures for all that it compares, and nothing left behind.
+//! `ashlar bench`, and whole programs by `ashlar-bench`: figures for all that they compare, and nothing left behind.
 
 use std::fs;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use ashlar_tests::command::{Done, eventually, finish, run, signal};
@@ -18,6 +18,8 @@ pub const TESTS: &[Test] = &[
     Test { name: "bench/a_mount_of_its_own_goes_at_the_end", run: || with(own_mount) },
     Test { name: "bench/interrupted_it_leaves_nothing", run: || with(interrupted) },
     Test { name: "bench/what_is_missing_is_named", run: || with(refusals) },
+    Test { name: "bench/applications_find_the_same_everywhere", run: || with(applications) },
+    Test { name: "bench/applications_leave_out_what_is_not_there", run: || with(left_out) },
 ];
 
 const SOON: Duration = Duration::from_secs(30);
@@ -150,5 +152,55 @@ fn refusals() -> Outcome<Verdict> {
     site.umount(0)?;
     bench(&[&point])?.failure(1, &["not in an Ashlar", "ashlar status"])?;
     bench(&[&site.outside().join("none").display().to_string()])?.failure(1, &["no directory"])?;
+    passed()
+}
+
+/// `ashlar-bench applications` at its smallest, beside the suite. What it clones is this repository, where the tests are started.
+fn at_smallest(words: &[&str]) -> Outcome<Command> {
+    let beside = std::env::current_exe().map_err(tried("looking where the suite is"))?.with_file_name("ashlar-bench");
+    let mut command = Command::new(beside);
+    command.args(["applications", "--smallest", "--repeat", "1", "--json"]).args(words);
+    Ok(command)
+}
+
+fn applications() -> Outcome<Verdict> {
+    const JOBS: [&str; 5] = ["untar", "sqlite", "rocksdb", "varmail", "fileserver"];
+    const LINES: usize = 4 + 3 + 5 + 1 + 1;
+    let report = document(&run(&mut at_smallest(&JOBS)?)?.success()?)?;
+    // What a job takes comes with `scripts/setup.sh test`.
+    let left_out = report["left_out"].as_object().is_some_and(|jobs| !jobs.is_empty());
+    ensure!(!left_out, "jobs were left out: {}", report["left_out"]);
+    let lines = report["lines"].as_array().cloned().unwrap_or_default();
+    ensure!(lines.len() == LINES, "{} things were measured: {lines:?}", lines.len());
+    for line in &lines {
+        for place in ["disk", "tmpfs", "FUSE", "run"] {
+            let median = line["places"][place]["median"].as_f64();
+            ensure!(median.is_some_and(|median| median > 0.0), "{} has no figure of {place}: {line}", line["what"]);
+        }
+        // The ratio says how many times as fast `run` is, whichever way the figure counts.
+        let [disk, ours] = ["disk", "run"].map(|place| line["places"][place]["median"].as_f64().unwrap_or(f64::NAN));
+        let expected = if line["more_is_better"] == true { ours / disk } else { disk / ours };
+        let ratio = line["disk_to_run"].as_f64().unwrap_or(f64::NAN);
+        ensure!((ratio / expected - 1.0).abs() < 1e-6, "the ratio is {ratio}, not {expected}: {line}");
+    }
+    let found = |what: &str| lines.iter().find(|line| line["what"] == what).map(|line| line["found"].clone());
+    ensure!(found("untar") == Some("200 files".into()), "untar found {:?}", found("untar"));
+    passed()
+}
+
+/// Without a program that a job takes, the others are measured, and the table says why it's not there.
+fn left_out() -> Outcome<Verdict> {
+    let programs = ashlar_tests::open_directory("ashlar-few-programs-")?;
+    // What is mounted must be unmounted.
+    let directories = std::env::var_os("PATH").unwrap_or_default();
+    let umount = std::env::split_paths(&directories).map(|at| at.join("umount")).find(|path| path.exists());
+    let umount = umount.ok_or("there is no umount")?;
+    std::os::unix::fs::symlink(umount, programs.path().join("umount")).map_err(tried("making a link"))?;
+    let mut command = at_smallest(&["sqlite", "varmail"])?;
+    let report = document(&run(command.env("PATH", programs.path()))?.success()?)?;
+    let reason = report["left_out"]["sqlite"].as_str().unwrap_or_default();
+    ensure!(reason.contains("sqlite3") && reason.contains("setup.sh"), "why SQLite is left out: '{reason}'");
+    ensure!(report["lines"][0]["what"] == "varmail", "the other job was not measured: {report}");
+    run(&mut at_smallest(&["nothing"])?)?.failure(1, &["'nothing'", "varmail"])?;
     passed()
 }

@@ -1,0 +1,161 @@
+//! `ashlar-bench applications [WORD…]`: whole programs on a disk's file system, in memory, on a mount of Ashlar, and on one under
+//! `ashlar run`, in one run; only jobs whose names contain one of the words.
+//!
+//! Each job runs in all places, one after the other, for several rounds, each round beginning with another place. What a job needs is
+//! made before, in memory, and is the same for all. What it finds (files, rows, operations) must be the same in all places, so that
+//! nobody measures a failure. The method and the last figures stand in `docs/benchmarks.md`.
+
+mod jobs;
+mod places;
+mod program;
+mod table;
+
+use std::path::PathBuf;
+
+use ashlar_tests::mount::{Medium, obstacle};
+use ashlar_tests::{Outcome, tried};
+use tempfile::TempDir;
+
+use jobs::{JOBS, Job, Turn};
+use places::Places;
+use table::Table;
+
+/// Rounds, where `--repeat` says nothing else: odd, so that a median is one of the measured times.
+const ROUNDS: u64 = 3;
+const USAGE: &str =
+    "usage: ashlar-bench applications [WORD…] [--repeat N] [--medium memory|disk] [--disk DIR] [--smallest] [--json]";
+
+/// How much the jobs do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// What figures are taken with.
+    Usual,
+    /// As little as shows that everything works. Nothing is waited for, so the figures say nothing.
+    Smallest,
+}
+
+impl Size {
+    /// A number of things to do.
+    pub const fn of(self, usual: u64, smallest: u64) -> u64 {
+        match self {
+            Self::Usual => usual,
+            Self::Smallest => smallest,
+        }
+    }
+}
+
+/// What the command line says.
+#[derive(Debug, PartialEq, Eq)]
+struct Options {
+    words: Vec<String>,
+    rounds: u64,
+    medium: Medium,
+    /// A directory on the disk's file system.
+    disk: PathBuf,
+    size: Size,
+    json: bool,
+}
+
+impl Options {
+    fn parse(arguments: &mut dyn Iterator<Item = String>) -> Outcome<Self> {
+        let mut options = Self {
+            words: Vec::new(),
+            rounds: ROUNDS,
+            medium: Medium::Memory,
+            disk: "/var/tmp".into(),
+            size: Size::Usual,
+            json: false,
+        };
+        while let Some(argument) = arguments.next() {
+            let mut value = || arguments.next().ok_or_else(|| format!("{argument} takes a value\n{USAGE}"));
+            match argument.as_str() {
+                "--repeat" => {
+                    let rounds = value()?.parse().ok().filter(|rounds| *rounds > 0);
+                    options.rounds = rounds.ok_or_else(|| format!("--repeat takes a number from 1 on\n{USAGE}"))?;
+                }
+                "--medium" => {
+                    options.medium = match value()?.as_str() {
+                        "memory" => Medium::Memory,
+                        "disk" => Medium::Disk,
+                        other => return Err(format!("there is no medium '{other}'\n{USAGE}")),
+                    };
+                }
+                "--disk" => options.disk = value()?.into(),
+                "--smallest" => options.size = Size::Smallest,
+                "--json" => options.json = true,
+                option if option.starts_with('-') => return Err(format!("there is no option '{option}'\n{USAGE}")),
+                _ => options.words.push(argument),
+            }
+        }
+        Ok(options)
+    }
+
+    fn jobs(&self) -> Outcome<Vec<&'static Job>> {
+        let known = || JOBS.iter().map(|job| job.name).collect::<Vec<_>>().join(", ");
+        if let Some(word) = self.words.iter().find(|word| !JOBS.iter().any(|job| job.name.contains(word.as_str()))) {
+            return Err(format!("no job's name contains '{word}'; there are {}", known()));
+        }
+        let is_chosen = |job: &&Job| self.words.is_empty() || self.words.iter().any(|word| job.name.contains(word));
+        Ok(JOBS.iter().filter(is_chosen).collect())
+    }
+}
+
+/// Measures, and gives what is to be printed.
+pub fn main(arguments: &mut dyn Iterator<Item = String>) -> Outcome<String> {
+    let options = Options::parse(arguments)?;
+    let jobs = options.jobs()?;
+    if let Some(reason) = obstacle() {
+        return Err(format!("nothing can be mounted here: {reason}"));
+    }
+    let places = Places::mounted(options.medium, &options.disk, options.size)?;
+    let mut table = Table::new(&places, options.rounds);
+    for job in jobs {
+        // In memory, whatever is measured: to read it is the same for all.
+        let inputs = TempDir::with_prefix_in("ashlar-bench-", "/dev/shm").map_err(tried("making a directory"))?;
+        if let Err(reason) = job.prepare(inputs.path(), options.size) {
+            eprintln!("{} can't be measured: {reason}", job.name);
+            table.leave_out(job.name, reason);
+            continue;
+        }
+        for round in 0..options.rounds {
+            for place in places.in_turn(round) {
+                eprintln!("round {} of {}: {} on {}", round + 1, options.rounds, job.name, place.name);
+                let measured = Turn::new(job, place, &places, inputs.path(), options.size)?.take()?;
+                for one in measured {
+                    table.add(place.name, one)?;
+                }
+            }
+        }
+    }
+    if table.is_empty() {
+        return Err("nothing could be measured".into());
+    }
+    Ok(if options.json { format!("{}\n", table.json()) } else { table.text() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(words: &[&str]) -> Outcome<Options> {
+        Options::parse(&mut words.iter().map(|word| (*word).to_owned()))
+    }
+
+    #[test]
+    fn words_and_options_stand_in_any_order() {
+        let options = parse(&["git", "--repeat", "5", "--medium", "disk", "sqlite", "--json"]).unwrap();
+        assert_eq!((options.rounds, options.medium, options.json), (5, Medium::Disk, true));
+        let names: Vec<_> = options.jobs().unwrap().iter().map(|job| job.name).collect();
+        assert_eq!(names, ["git", "sqlite"]);
+        assert_eq!(parse(&[]).unwrap().jobs().unwrap().len(), JOBS.len());
+    }
+
+    #[test]
+    fn what_is_not_known_is_refused_by_name() {
+        for words in [&["--repeat", "0"][..], &["--repeat"], &["--medium", "tape"], &["--fast"]] {
+            assert!(parse(words).unwrap_err().contains("usage"), "{words:?}");
+        }
+        let complaint = parse(&["nothing"]).unwrap().jobs().unwrap_err();
+        assert!(complaint.contains("'nothing'") && complaint.contains("varmail"), "{complaint}");
+    }
+}

@@ -1,0 +1,154 @@
+//! What is run: each job prepares its inputs once, and then runs in every place.
+
+mod build;
+mod databases;
+mod personalities;
+mod trees;
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use ashlar_tests::{Outcome, tried};
+
+use super::places::{Place, Places};
+use super::{Size, program};
+
+/// In what a figure counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Seconds.
+    Seconds,
+    /// Microseconds for one operation.
+    Micros,
+    /// Operations a second.
+    PerSecond,
+}
+
+impl Unit {
+    /// For tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Seconds => "s",
+            Self::Micros => "us/op",
+            Self::PerSecond => "op/s",
+        }
+    }
+
+    /// Whether more is better.
+    pub const fn is_speed(self) -> bool {
+        matches!(self, Self::PerSecond)
+    }
+}
+
+/// A figure of one place in one round.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// What was done.
+    pub what: String,
+    /// In what it counts.
+    pub unit: Unit,
+    /// The figure.
+    pub value: f64,
+    /// What there was to be found afterwards, which must be the same everywhere.
+    pub found: String,
+}
+
+/// What programs do.
+#[derive(Debug)]
+pub struct Job {
+    /// What it is called.
+    pub name: &'static str,
+    /// Programs that it takes.
+    takes: &'static [&'static str],
+    /// Makes what all places need, in a directory in memory.
+    prepare: fn(&Path, Size) -> Outcome,
+    run: fn(&Turn) -> Outcome<Vec<Measured>>,
+}
+
+/// The jobs.
+pub const JOBS: &[Job] = &[
+    Job { name: "git", takes: &["git"], prepare: trees::prepare_clone, run: trees::clone },
+    Job { name: "untar", takes: &["git", "tar"], prepare: trees::prepare_archive, run: trees::untar },
+    Job { name: "make", takes: &["make", "gcc", "ar", "tar", "xz"], prepare: build::prepare, run: build::make },
+    Job { name: "sqlite", takes: &["sqlite3"], prepare: databases::prepare_sqlite, run: databases::sqlite },
+    Job { name: "rocksdb", takes: &["db_bench"], prepare: |_, _| Ok(()), run: databases::rocksdb },
+    Job { name: "varmail", takes: &[], prepare: |_, _| Ok(()), run: personalities::varmail },
+    Job { name: "fileserver", takes: &[], prepare: |_, _| Ok(()), run: personalities::fileserver },
+];
+
+impl Job {
+    /// Makes its inputs; fails where something that it takes is not there.
+    pub fn prepare(&self, inputs: &Path, size: Size) -> Outcome {
+        let directories = std::env::var_os("PATH").unwrap_or_default();
+        let found = |program: &str| std::env::split_paths(&directories).any(|at| at.join(program).exists());
+        if let Some(missing) = self.takes.iter().find(|program| !found(program)) {
+            return Err(format!("there is no {missing}, which 'scripts/setup.sh bench' installs"));
+        }
+        (self.prepare)(inputs, size)
+    }
+}
+
+/// A job in a place, in a new directory, which goes with it.
+pub struct Turn<'a> {
+    job: &'a Job,
+    place: &'a Place,
+    places: &'a Places,
+    inputs: &'a Path,
+    size: Size,
+    directory: PathBuf,
+}
+
+impl<'a> Turn<'a> {
+    /// Makes the directory.
+    pub fn new(job: &'a Job, place: &'a Place, places: &'a Places, inputs: &'a Path, size: Size) -> Outcome<Self> {
+        let directory = place.root.join("turn");
+        std::fs::create_dir(&directory).map_err(tried(format!("making {}", directory.display())))?;
+        Ok(Self { job, place, places, inputs, size, directory })
+    }
+
+    /// Takes it.
+    pub fn take(&self) -> Outcome<Vec<Measured>> {
+        let measured = (self.job.run)(self).map_err(tried(format!("{} on {}", self.job.name, self.place.name)))?;
+        std::fs::remove_dir_all(&self.directory).map_err(tried("removing what was made"))?;
+        Ok(measured)
+    }
+
+    /// A program in the directory, started as this place has it. What the user has set for it elsewhere does not count.
+    fn command<S: AsRef<OsStr>>(&self, program: S) -> Command {
+        let mut command = self.place.front.command(program);
+        self.environment(&mut command);
+        command
+    }
+
+    /// The same past Ashlar's library: for what is not measured, and to see what is there.
+    fn plainly(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        self.environment(&mut command);
+        command
+    }
+
+    fn environment(&self, command: &mut Command) {
+        command.current_dir(&self.directory).env("HOME", self.inputs).env("LC_ALL", "C");
+        command.env("GIT_CONFIG_NOSYSTEM", "1").env_remove("GIT_DIR").env_remove("GIT_WORK_TREE");
+        for from_make in ["MAKEFLAGS", "MAKELEVEL", "MFLAGS"] {
+            command.env_remove(from_make);
+        }
+    }
+
+    /// Runs a program when nobody does anything in the background; how many seconds it took, and what it printed.
+    fn time(&self, command: &mut Command) -> Outcome<(f64, String)> {
+        self.places.settle()?;
+        let (took, output) = program::time(command)?;
+        Ok((took.as_secs_f64(), output))
+    }
+
+    /// What a program prints that is not measured.
+    fn ask(&self, command: &mut Command) -> Outcome<String> {
+        Ok(program::time(command)?.1)
+    }
+}
+
+fn seconds(what: &str, value: f64, found: String) -> Measured {
+    Measured { what: what.into(), unit: Unit::Seconds, value, found }
+}

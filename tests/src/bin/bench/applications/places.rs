@@ -1,0 +1,114 @@
+//! Where jobs run.
+
+use std::path::{Path, PathBuf};
+
+use ashlar_tests::mount::{Front, Medium, Site};
+use ashlar_tests::{Outcome, tried};
+use tempfile::TempDir;
+
+use super::Size;
+
+/// Room for every job.
+const ARENA: &str = "3G";
+
+/// A directory to work in, and how programs get to it.
+#[derive(Debug)]
+pub struct Place {
+    /// What it is called in the table.
+    pub name: &'static str,
+    /// What it is, for people.
+    pub is: String,
+    /// The directory.
+    pub root: PathBuf,
+    /// How programs are started.
+    pub front: Front,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub struct Places {
+    all: Vec<Place>,
+    sites: [Site; 2],
+    size: Size,
+    _directories: [TempDir; 2],
+}
+
+impl Places {
+    /// Makes them. There are two Ashlars: for half a minute after another session, a mount's kernel keeps no names, and whoever runs
+    /// a program on a mount alone shall be measured as that.
+    pub fn mounted(medium: Medium, disk: &Path, size: Size) -> Outcome<Self> {
+        let directory = |below: &Path| {
+            let made = TempDir::with_prefix_in("ashlar-bench-", below);
+            made.map_err(tried(format!("making a directory in {}", below.display())))
+        };
+        let directories = [directory(disk)?, directory(Path::new("/dev/shm"))?];
+        let sites = [Site::mounted(medium, ARENA)?, Site::mounted(medium, ARENA)?];
+        let arena = match medium {
+            Medium::Memory => "an arena in memory".to_owned(),
+            Medium::Disk => format!("an arena on {}", file_system(sites[0].arena())?),
+        };
+        let [on_disk, in_memory] = directories.each_ref().map(|directory| directory.path().to_owned());
+        let place = |name, is, root, front| Place { name, is, root, front };
+        let all = vec![
+            place("disk", format!("{} ({})", file_system(&on_disk)?, disk.display()), on_disk.clone(), Front::Mount),
+            place("tmpfs", file_system(&in_memory)?, in_memory.clone(), Front::Mount),
+            place("FUSE", format!("Ashlar through its mount, {arena}"), sites[0].point(0), Front::Mount),
+            place("run", format!("Ashlar under 'ashlar run', {arena} of its own"), sites[1].point(0), Front::Run),
+        ];
+        Ok(Self { all, sites, size, _directories: directories })
+    }
+
+    /// In the order of the table.
+    pub fn all(&self) -> &[Place] {
+        &self.all
+    }
+
+    /// All of them, each round beginning with another.
+    pub fn in_turn(&self, round: u64) -> impl Iterator<Item = &Place> {
+        let first = round as usize % self.all.len();
+        self.all[first..].iter().chain(&self.all[..first])
+    }
+
+    /// Waits until nobody has anything left to do in the background: digests, and the kernel's writing back.
+    pub fn settle(&self) -> Outcome {
+        if self.size == Size::Smallest {
+            return Ok(());
+        }
+        let daemons = [self.sites[0].daemon()?, self.sites[1].daemon()?];
+        crate::settle::settle(&daemons);
+        rustix::fs::sync();
+        Ok(())
+    }
+}
+
+/// The type of the file system on which something lies.
+fn file_system(path: &Path) -> Outcome<String> {
+    let path = path.canonicalize().map_err(tried(format!("looking at {}", path.display())))?;
+    let table = std::fs::read_to_string("/proc/self/mountinfo").map_err(tried("reading the list of mounts"))?;
+    type_of(&table, &path).ok_or_else(|| format!("the list of mounts does not tell on what {} lies", path.display()))
+}
+
+/// As the list of mounts says. Of those at the same place the last one hides the others.
+fn type_of(table: &str, path: &Path) -> Option<String> {
+    let mounts = table.lines().filter_map(|line| {
+        let (mount, source) = line.split_once(" - ")?;
+        Some((Path::new(mount.split(' ').nth(4)?), source.split(' ').next()?))
+    });
+    let above = mounts.filter(|(point, _)| path.starts_with(point));
+    above.max_by_key(|(point, _)| point.components().count()).map(|(_, name)| name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_mount_tells_the_type() {
+        let table = "21 1 0:1 / / rw - ext4 /dev/a rw\n22 21 0:2 / /tmp rw - xfs /dev/b rw\n\
+                     23 21 0:3 / /tmp rw shared:1 - tmpfs none rw\n24 21 0:4 / /tmpest rw - btrfs none rw\n";
+        let of = |path: &str| type_of(table, Path::new(path));
+        assert_eq!(of("/tmp/x/y").as_deref(), Some("tmpfs"));
+        assert_eq!(of("/var/tmp").as_deref(), Some("ext4"));
+        assert_eq!(of("relative"), None);
+    }
+}
