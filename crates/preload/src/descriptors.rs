@@ -19,7 +19,7 @@ const OPEN_MAX: usize = 65_536;
 const INTERNAL: u32 = u32::MAX;
 /// In place of an open file: a descriptor of the kernel's, opened below a mount before there was a session (`deferred`).
 const CANDIDATE: u32 = crate::arch::CANDIDATE;
-/// In place of an open file: a descriptor of the kernel's that may be of a directory on a mount, opened as a path alone (`O_PATH`).
+/// In place of an open file: a descriptor of the kernel's that may be of a directory on a mount. Paths that begin from it are followed here.
 const NAMED: u32 = CANDIDATE - 1;
 /// Candidates stand below this number.
 const CANDIDATES_MAX: i32 = crate::arch::CANDIDATES_MAX as i32;
@@ -45,6 +45,7 @@ pub(crate) struct OpenFile {
     inode: AtomicU64,
     kind: AtomicU32,
     flags: AtomicU32,
+    hint: AtomicU32,
     place: Mutex<Place>,
 }
 
@@ -69,6 +70,7 @@ impl OpenFile {
         inode: AtomicU64::new(0),
         kind: AtomicU32::new(0),
         flags: AtomicU32::new(0),
+        hint: AtomicU32::new(0),
         place: Mutex::new(Place { offset: 0, is_gone: false }),
     };
 }
@@ -122,6 +124,11 @@ impl File {
         let _ = self.open().flags.fetch_update(Ordering::Relaxed, Ordering::Relaxed, update);
     }
 
+    /// How long what is written to it is expected to live, as `F_SET_RW_HINT` has said: we do nothing about it.
+    pub(crate) fn hint(&self) -> &AtomicU32 {
+        &self.open().hint
+    }
+
     /// Whether it was opened as a path alone (`O_PATH`): neither read nor written.
     pub(crate) fn is_alone(&self) -> bool {
         self.flags() & libc::O_PATH != 0
@@ -169,7 +176,11 @@ impl File {
                 continue;
             };
             replace(Some(descriptor), &place)?;
-            entry.store(0, Ordering::Release);
+            if self.is_directory() {
+                note_named(descriptor);
+            } else {
+                entry.store(0, Ordering::Release);
+            }
             left.push(Self { number: self.number });
         }
         place.is_gone = true;
@@ -265,10 +276,12 @@ pub(crate) fn candidates() -> impl Iterator<Item = i32> {
     (0..CANDIDATES_MAX).filter(|&number| is_candidate(number))
 }
 
-/// A candidate stays the kernel's.
+/// A candidate stays the kernel's; paths may begin from it.
 pub(crate) fn forget_candidate(descriptor: i32) {
     if let Some(entry) = entry(descriptor) {
-        let _ = entry.compare_exchange(CANDIDATE, 0, Ordering::AcqRel, Ordering::Relaxed);
+        if entry.compare_exchange(CANDIDATE, NAMED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            HIGHEST_NAMED.fetch_max(descriptor as u32 + 1, Ordering::AcqRel);
+        }
     }
 }
 
@@ -324,6 +337,7 @@ pub(crate) fn open(session: u32, inode: InodeId, kind: FileKind, flags: i32) -> 
         open.inode.store(inode.0, Ordering::Relaxed);
         open.kind.store(kind as u32, Ordering::Relaxed);
         open.flags.store(flags as u32, Ordering::Relaxed);
+        open.hint.store(0, Ordering::Relaxed);
         ALONE.fetch_add(u32::from(flags & libc::O_PATH != 0), Ordering::Relaxed);
         *locked(&open.place) = Place::default();
         return Ok(File { number: index as u32 + 1 });

@@ -159,17 +159,18 @@ pub(crate) fn start(directory: i32, path: &[u8]) -> Result<Option<Start<'_>>, Er
     let at = if directory == libc::AT_FDCWD {
         working()
     } else {
-        if descriptors::is_candidate(directory) {
+        if deferred::is_any_candidate() && (descriptors::is_candidate(directory) || descriptors::is_named(directory)) {
             deferred::count(1);
         }
         match descriptors::file(directory) {
             None if descriptors::is_named(directory) && !path.is_empty() => {
                 let known = session::file_of(directory);
-                match known.and_then(|(number, inode)| Some((session::by_number(number)?, inode))) {
-                    Some((session, inode)) if !session.fs.attributes(inode)?.inode.is_directory() => {
-                        return Err(Errno::ENOTDIR);
-                    }
-                    known => known,
+                let known = known.and_then(|(number, inode)| Some((session::by_number(number)?, inode)));
+                match known.map(|(session, inode)| session.fs.attributes(inode)) {
+                    Some(Ok(found)) if !found.inode.is_directory() => return Err(Errno::ENOTDIR),
+                    Some(Ok(_)) => known,
+                    // What becomes of paths from a directory that is gone, the kernel says.
+                    Some(Err(_)) | None => None,
                 }
             }
             None => None,

@@ -1,11 +1,13 @@
 //! What is done with descriptors as such: closing, duplicating, flags, locks.
 
+use std::sync::atomic::Ordering;
+
 use ashlar_types::Errno;
 
 use super::Served;
 use crate::arch::system_call;
 use crate::descriptors;
-use crate::{locks, materialise, session};
+use crate::{locks, materialise, memory, session};
 
 /// Flags that `F_SETFL` can change.
 const CHANGEABLE: i32 = libc::O_APPEND | libc::O_NONBLOCK | libc::O_ASYNC | libc::O_DIRECT | libc::O_NOATIME;
@@ -15,6 +17,8 @@ const TCGETS: u64 = libc::TCGETS;
 /// How long what is written is expected to live.
 const F_GET_RW_HINT: i32 = 1035;
 const F_SET_RW_HINT: i32 = 1036;
+/// `RWH_WRITE_LIFE_EXTREME`.
+const RW_HINT_MAX: u64 = 5;
 
 /// Serves any of them.
 pub(super) fn serve(number: i64, a: [u64; 6]) -> Served {
@@ -41,11 +45,30 @@ fn close(descriptor: i32) -> Option<i64> {
 }
 
 fn duplicate(descriptor: i32, from: i32, cloexec: bool) -> Served {
-    let Some(file) = descriptors::file(descriptor) else { return Ok(None) };
+    let Some(file) = descriptors::file(descriptor) else {
+        return Ok(duplicate_followed(descriptor, from, cloexec));
+    };
     if from < 0 {
         return Err(Errno::EINVAL);
     }
     descriptors::install(&file, from, cloexec).map(|number| Some(number.into()))
+}
+
+/// Duplicates a descriptor of the kernel's from which paths may begin: they may from the new one too.
+fn duplicate_followed(descriptor: i32, from: i32, cloexec: bool) -> Option<i64> {
+    // Two numbers of one open file can't be taken over one by one.
+    descriptors::forget_candidate(descriptor);
+    if !descriptors::is_named(descriptor) {
+        return None;
+    }
+    let command = if cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
+    let arguments = [descriptor as u64, command as u64, from as u64, 0, 0, 0];
+    // SAFETY: the program's own call.
+    let made = unsafe { system_call(libc::SYS_fcntl as u64, arguments) };
+    if made >= 0 {
+        descriptors::note_named(made as i32);
+    }
+    Some(made)
 }
 
 /// `dup2` and `dup3`, where the one or the other descriptor is ours.
@@ -71,6 +94,9 @@ fn duplicate_to(old: i32, new: i32, flags: i32, is_dup3: bool) -> Served {
     let replaced = descriptors::remove(new);
     if let Some(replaced) = &replaced {
         locks::forget(replaced);
+    }
+    if file.is_none() && descriptors::is_named(old) {
+        descriptors::note_named(new);
     }
     if let Some(file) = &file {
         if new as usize >= crate::arch::DESCRIPTORS {
@@ -111,10 +137,13 @@ fn close_kernel_range(first: u32, last: u32) -> i64 {
 }
 
 fn control(descriptor: i32, command: i32, argument: u64) -> Served {
+    match command {
+        libc::F_DUPFD => return duplicate(descriptor, argument as i32, false),
+        libc::F_DUPFD_CLOEXEC => return duplicate(descriptor, argument as i32, true),
+        _ => {}
+    }
     let Some(file) = descriptors::file(descriptor) else { return Ok(None) };
     match command {
-        libc::F_DUPFD => duplicate(descriptor, argument as i32, false),
-        libc::F_DUPFD_CLOEXEC => duplicate(descriptor, argument as i32, true),
         libc::F_GETFD | libc::F_SETFD => {
             // The placeholder has this flag, as any descriptor.
             let arguments = [descriptor as u64, command as u64, argument, 0, 0, 0];
@@ -136,12 +165,17 @@ fn control(descriptor: i32, command: i32, argument: u64) -> Served {
             file.set_flags(CHANGEABLE, to);
             Ok(Some(0))
         }
-        // The kernel keeps them with the inode.
-        F_GET_RW_HINT | F_SET_RW_HINT => locks::with_real(&file, false, |real| {
-            let arguments = [real as u64, command as u64, argument, 0, 0, 0];
-            // SAFETY: the program's own call, but for the number of the descriptor.
-            Ok(Some(unsafe { system_call(libc::SYS_fcntl as u64, arguments) }))
-        }),
+        F_GET_RW_HINT => {
+            memory::store(argument, &u64::from(file.hint().load(Ordering::Relaxed)))?;
+            Ok(Some(0))
+        }
+        F_SET_RW_HINT => match memory::load::<u64>(argument)? {
+            hint @ 0..=RW_HINT_MAX => {
+                file.hint().store(hint as u32, Ordering::Relaxed);
+                Ok(Some(0))
+            }
+            _ => Err(Errno::EINVAL),
+        },
         _ => Ok(None),
     }
 }
@@ -160,7 +194,7 @@ pub(super) fn lock_descriptor(call: [u64; 6]) -> Result<Option<i32>, Errno> {
         locks::note_kernel(call[0] as i32);
         return Ok(None);
     };
-    let asked: libc::flock = crate::memory::load(call[2])?;
+    let asked: libc::flock = memory::load(call[2])?;
     let needs = match i32::from(asked.l_type) {
         libc::F_RDLCK if call[1] as i32 != libc::F_GETLK => file.may_read(),
         libc::F_WRLCK if call[1] as i32 != libc::F_GETLK => file.may_write(),

@@ -21,6 +21,7 @@ pub const TESTS: &[Test] = &[
         name: "run/paths_alone_and_questions_about_the_file_system_leave_files_where_they_are",
         run: || with(alone),
     },
+    Test { name: "run/paths_that_begin_from_the_kernels_directories_are_served", run: || with(kernels_directories) },
     Test { name: "run/a_report_counts_what_goes_past_the_library", run: || with(missed) },
     Test { name: "run/a_report_has_the_counts_of_killed_processes", run: || with(killed) },
     Test { name: "run/a_report_passes_signals_and_ends_on", run: || with(ends) },
@@ -186,6 +187,43 @@ assert os.listdir('deeper') == ['made-8']\"";
     let report = place.report_of(SCRIPT, 0)?;
     let served = ["write", "openat"].map(|call| count(&report, call, "accelerated"));
     ensure!(served[0] >= 100 && served[1] >= 50, "{served:?} writes and openings are accelerated:\n{report:#}");
+    place.end()
+}
+
+/// `rm -r` duplicates the descriptors of directories before it has a session, and a program that forks has none of its own left.
+fn kernels_directories() -> Outcome<Verdict> {
+    const SCRIPT: &str = "python3 -c \"
+import os
+os.mkdir('directory')
+place = os.open('directory', os.O_RDONLY | os.O_DIRECTORY)
+if os.fork() == 0: os._exit(0)
+os.wait()
+again = os.dup(place)
+for at in (place, again):
+    for n in range(100): os.close(os.open('%d-%d' % (at, n), os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=at))
+assert len(os.listdir(place)) == 200
+os.mkdir('file-%d' % place)
+log = os.open('log', os.O_CREAT | os.O_WRONLY)
+if os.fork() == 0: os._exit(0)
+os.wait()
+copy = os.dup(log)
+try:
+    os.open('x', os.O_RDONLY, dir_fd=copy)
+    raise SystemExit('a path began from a file')
+except NotADirectoryError: pass
+os.close(place); os.close(again)
+other = os.open('/', os.O_RDONLY)
+assert other == place and 'etc' in os.listdir(other) and os.stat('etc', dir_fd=other)\"";
+    let place = Place::new()?;
+    let report = place.report_of(SCRIPT, 0)?;
+    let opened = count(&report, "openat", "accelerated");
+    ensure!(opened >= 200, "only {opened} openings are accelerated:\n{report:#}");
+    let removes = ["run", "--report-json", "--report-to", &place.report.display().to_string(), "rm", "-r", "directory"]
+        .map(str::to_owned);
+    run(ashlar(&removes.each_ref().map(String::as_str)).current_dir(place.site.point(0)))?.success()?;
+    let report = place.written()?;
+    let removed = count(&report, "unlinkat", "accelerated");
+    ensure!(removed >= 120, "only {removed} removals are accelerated:\n{report:#}");
     place.end()
 }
 
