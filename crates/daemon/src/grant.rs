@@ -48,8 +48,14 @@ pub fn acquire(shared: &Shared, id: SessionId, wants: &[Want]) -> Result<Reply, 
     let mut state = shared.apply_settled(shared.lock(), id);
     if check_exists(&state, wants).is_err() {
         // Who has the number from a descriptor may be faster than the log of the session that made the inode.
-        state = shared.apply_all_settled(state);
+        let may_be_made = |want: &Want| {
+            state.sessions.values().any(|session| session.id != id && session.ranges.contains(want.inode))
+        };
+        if wants.iter().any(may_be_made) {
+            state = shared.apply_all_settled(state);
+        }
         check_exists(&state, wants)?;
+        state.live(id).ok_or(Errno::EIO)?;
     }
     let answer = request(shared, &mut state, id, wants)?;
     let applied = state.store.applied(id);

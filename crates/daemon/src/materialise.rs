@@ -54,8 +54,10 @@ pub fn materialise(
         let session = state.live(id).ok_or(Errno::EIO)?;
         check_mount(&state, device)?;
         let found = state.store.inode(inode).map_err(|error| internal(&error))?.ok_or(Errno::ESTALE)?;
-        // A path alone neither reads nor writes, and opens nothing.
-        if !wanted.contains(OFlags::PATH) {
+        if wanted.contains(OFlags::PATH) {
+            // A path alone neither reads nor writes, and opens nothing; but more can be done with it than with a number.
+            check_way(&state, session, &found)?;
+        } else {
             check_rights(&state, session, (inode, &found), access, wanted.contains(OFlags::NOATIME))?;
         }
     }
@@ -98,6 +100,23 @@ fn check_mount(state: &State, device: u64) -> Result<(), Errno> {
             && !session.is_ending
     };
     if device != 0 && state.sessions.values().any(is_mount) { Ok(()) } else { Err(Errno::EINVAL) }
+}
+
+/// Whether the session's user may search all directories above an inode.
+fn check_way(state: &State, session: &Session, found: &Inode) -> Result<(), Errno> {
+    let mut at = found.parent;
+    loop {
+        let directory = state.store.inode(at).map_err(|error| internal(&error))?.ok_or(Errno::ESTALE)?;
+        let acl = state.store.xattr(at, XATTR_ACL_ACCESS).map_err(|error| internal(&error))?;
+        let acl = acl.and_then(|value| Acl::parse(&value));
+        if !allows(&directory, acl.as_ref(), &session.credentials, Access::EXECUTE) {
+            return Err(Errno::EACCES);
+        }
+        if directory.parent == at {
+            return Ok(());
+        }
+        at = directory.parent;
+    }
 }
 
 /// Whether the session may open an inode. Devices, pipes and sockets are the kernel's from the beginning, and opening one may

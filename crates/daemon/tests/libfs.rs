@@ -100,6 +100,32 @@ fn what_is_made_in_a_shared_directory_takes_no_questions() {
     two.close(theirs);
 }
 
+/// A file that its maker knows by the lease of its directory was changed by him after SharedFS had freed it, and he was shut out for that.
+#[test]
+fn what_was_freed_is_changed_by_nobody() {
+    let site = Site::new(64 << 20);
+    let (zero, one, two) = (connect(&site), connect(&site), connect(&site));
+    let directory = zero.make(&ROOT, InodeId::ROOT, b"directory", &make(FileKind::Directory)).expect("made").id;
+    let theirs = two.make_open(&ROOT, directory, b"theirs", &make(FileKind::Regular)).expect("made").id;
+    let file = one.make_open(&ROOT, directory, b"file", &make(FileKind::Regular)).expect("made").id;
+    let chmod = || one.set_attributes(&ROOT, file, &Change { mode: Some(0o600), ..Change::default() }).map(drop);
+    one.unlink(&ROOT, directory, b"file").expect("removed");
+    assert_eq!(chmod(), Ok(()), "of an open file without a name");
+    two.list(directory, 0, &mut |_| true).expect("listed");
+    one.close(file);
+    let freed = || site.status().counters.iter().find(|(name, _)| name == "orphans_freed").expect("a counter").1 > 0;
+    let start = Instant::now();
+    while !freed() {
+        assert!(start.elapsed() < Duration::from_secs(30), "the file is not freed");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    one.make(&ROOT, directory, b"other", &make(FileKind::Regular)).expect("made");
+    assert_eq!(chmod(), Err(Errno::ESTALE));
+    one.make_room().expect("digested");
+    one.make(&ROOT, directory, b"another", &make(FileKind::Regular)).expect("made");
+    two.close(theirs);
+}
+
 /// A descriptor says a file's number before SharedFS has seen in any log that there is such a file.
 #[test]
 fn a_number_is_known_before_its_log_was_read() {

@@ -27,7 +27,7 @@ pub(crate) enum Work {
     Refresh {
         session: SessionId,
     },
-    /// The table was too small for what was attached.
+    /// More was attached than a session may hold.
     Trim {
         session: SessionId,
     },

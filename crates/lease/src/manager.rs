@@ -338,8 +338,10 @@ impl LeaseManager {
         self.holds.set_shadows(session, own, shadows);
         self.holds.set_dirty(session, own);
         self.record(session, own);
+        let most = self.limits.entries_per_session_max;
         let holder = self.holds.holder(session);
-        if own >= self.limits.table_slots && !holder.trimming {
+        // Some more than it may hold, so that not every one that is made seals the log.
+        if (own >= self.limits.table_slots || holder.entries() > most + most / 16) && !holder.trimming {
             holder.trimming = true;
             self.queue.push_back(Work::Trim { session });
         }

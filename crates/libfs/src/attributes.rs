@@ -47,6 +47,7 @@ impl LibFs {
         if who.checked {
             return Ok(());
         }
+        let _using = self.using();
         let guard = self.view(Claim::read(id).with_xattrs())?;
         if self.allows(&guard, who, access) { Ok(()) } else { Err(Errno::EACCES) }
     }

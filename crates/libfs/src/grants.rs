@@ -78,8 +78,23 @@ impl From<Errno> for Stop {
     }
 }
 
+/// Threads ask for different inodes at the same time, but for those that share a place.
+pub(crate) const ASKING: usize = 64;
+
 /// A rename claims the most: two directories, the rename lease, what moves, what is replaced, and it makes a whiteout.
 const CLAIMS_MAX: usize = 6;
+
+/// What has no name, open for one operation.
+struct HeldOrphan<'a> {
+    fs: &'a LibFs,
+    id: InodeId,
+}
+
+impl Drop for HeldOrphan<'_> {
+    fn drop(&mut self) {
+        self.fs.close(self.id);
+    }
+}
 
 /// The nodes of one operation.
 pub(crate) type Nodes = SmallVec<[(InodeId, WriteGuard); CLAIMS_MAX]>;
@@ -162,8 +177,20 @@ impl LibFs {
     pub(crate) fn change<R>(
         &self,
         claims: &[Claim],
+        operation: impl FnMut(&mut Locked<'_>) -> Result<R, Stop>,
+    ) -> Outcome<R> {
+        self.change_held(claims, true, operation)
+    }
+
+    /// As [`LibFs::change`]; what has no name and is not open is opened for as long as it takes, if `holds_orphans` says so: SharedFS may
+    /// free it otherwise, and this session would change what is not there.
+    pub(crate) fn change_held<R>(
+        &self,
+        claims: &[Claim],
+        holds_orphans: bool,
         mut operation: impl FnMut(&mut Locked<'_>) -> Result<R, Stop>,
     ) -> Outcome<R> {
+        let mut held: SmallVec<[HeldOrphan<'_>; 1]> = SmallVec::new();
         let mut claims: SmallVec<[Claim; CLAIMS_MAX]> = claims.into();
         claims.sort_unstable_by_key(|claim| claim.id);
         loop {
@@ -190,6 +217,13 @@ impl LibFs {
                 self.acquire(&wants)?;
                 continue;
             }
+            let is_unheld = |node: &&(InodeId, WriteGuard)| node.1.is_orphan() && !self.control.has_open(node.0);
+            if let Some(id) = nodes.iter().find(is_unheld).map(|node| node.0).filter(|_| holds_orphans) {
+                drop(nodes);
+                self.open(id)?;
+                held.push(HeldOrphan { fs: self, id });
+                continue;
+            }
             let mut locked = Locked { fs: self, seal, nodes, is_exempt: false };
             match operation(&mut locked) {
                 Ok(result) => return Ok(result),
@@ -211,13 +245,28 @@ impl LibFs {
             }
             match self.lacks(&guard, &claim) {
                 None => return Ok(guard),
-                Some(want) => {
-                    let revision = guard.revision;
+                Some(_) => {
                     drop(guard);
-                    self.acquire(&[(want, revision)])?;
+                    self.acquire_once(&claim)?;
                 }
             }
         }
+    }
+
+    /// Asks for what a claim lacks, unless another thread has just asked: whoever looks into a directory gets to know what is in it too.
+    fn acquire_once(&self, claim: &Claim) -> Outcome<()> {
+        let _one_at_a_time = self.asking[claim.id.0 as usize % ASKING].lock();
+        let (want, revision) = {
+            let guard = self.nodes.read(claim.id);
+            if guard.gone {
+                return Err(Errno::ESTALE);
+            }
+            match self.lacks(&guard, claim) {
+                None => return Ok(()),
+                Some(want) => (want, guard.revision),
+            }
+        };
+        self.acquire(&[(want, revision)])
     }
 
     /// Does what a stopped operation needs before it can be tried again.

@@ -61,6 +61,7 @@ impl LibFs {
 
     /// Takes a handle away; the last one on an inode without names frees it.
     pub fn close(&self, id: InodeId) {
+        let _using = self.using();
         if !self.note_closed(id) {
             return;
         }
@@ -75,7 +76,7 @@ impl LibFs {
             // Where another session removed the last name, SharedFS finds the inode among its orphans.
             return;
         }
-        let freed = self.change(&[Claim::write(id)], |locked| {
+        let freed = self.change_held(&[Claim::write(id)], false, |locked| {
             if locked.inode(id)?.links == 0 && !self.control.has_open(id) {
                 locked.commit(&Update::Release { inode: id }).map(drop)
             } else {

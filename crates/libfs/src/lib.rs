@@ -111,6 +111,8 @@ pub struct LibFs {
     control: ControlPage<Mapping>,
     leases: LeaseTable<Mapping>,
     nodes: NodeTable,
+    /// Held by inode while it is asked for.
+    asking: [Mutex<()>; grants::ASKING],
     detours: Detours,
     ledger: Ledger,
     purses: Purses,
@@ -170,6 +172,7 @@ impl LibFs {
             control,
             leases,
             nodes: NodeTable::new(),
+            asking: std::array::from_fn(|_| Mutex::new(())),
             detours: Detours::new(),
             ledger: Ledger::default(),
             purses: Purses::default(),

@@ -20,15 +20,33 @@ const UNKNOWN: u32 = u32::MAX;
 thread_local! {
     /// This thread's lane.
     static LANE: Cell<u32> = const { Cell::new(UNKNOWN) };
-    /// Whether this thread's operation has asked for leases.
-    static IS_USING: Cell<bool> = const { Cell::new(false) };
+    /// This thread's operations, each a part of the one before.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+    /// Whether they have asked for leases.
+    static HAS_ASKED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// An operation that is going on.
 pub(crate) struct Measured<'a> {
-    fs: &'a LibFs,
+    using: Using<'a>,
     kind: OperationKind,
     began: Option<Instant>,
+}
+
+/// An operation of this thread's, or a part of one.
+pub(crate) struct Using<'a> {
+    fs: &'a LibFs,
+}
+
+impl Drop for Using<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        DEPTH.set(DEPTH.get() - 1);
+        if HAS_ASKED.get() && DEPTH.get() == 0 {
+            HAS_ASKED.set(false);
+            self.fs.control.end_use();
+        }
+    }
 }
 
 impl LibFs {
@@ -37,12 +55,20 @@ impl LibFs {
     pub(crate) fn measured(&self, kind: OperationKind) -> Measured<'_> {
         let before = self.control.count_operation(kind, lane());
         let began = if before % SAMPLED == 0 { now() } else { None };
-        Measured { fs: self, kind, began }
+        Measured { using: self.using(), kind, began }
+    }
+
+    /// An operation that begins, or a part of one, and is not counted.
+    #[inline]
+    pub(crate) fn using(&self) -> Using<'_> {
+        DEPTH.set(DEPTH.get() + 1);
+        Using { fs: self }
     }
 
     /// The operation that goes on is about to ask for leases: SharedFS leaves them to it until it is done with them, for a while.
     pub(crate) fn begin_use(&self) {
-        if !IS_USING.replace(true) {
+        // Nobody would say when it is done.
+        if DEPTH.get() != 0 && !HAS_ASKED.replace(true) {
             self.control.begin_use();
         }
     }
@@ -52,11 +78,7 @@ impl Drop for Measured<'_> {
     #[inline]
     fn drop(&mut self) {
         if let Some(began) = self.began {
-            note(self.fs, self.kind, began);
-        }
-        if IS_USING.get() {
-            IS_USING.set(false);
-            self.fs.control.end_use();
+            note(self.using.fs, self.kind, began);
         }
     }
 }

@@ -82,6 +82,8 @@ impl LibFs {
     /// `ENOENT`, `ENOTDIR`, `EACCES`, `ELOOP`, `ENAMETOOLONG`.
     pub fn walk(&self, around: &impl Surroundings, from: InodeId, path: &[u8], last: Last) -> Outcome<Walked> {
         let _measured = self.measured(OperationKind::Name);
+        // What is mounted from here on counts: what is remembered is as of now.
+        let era = around.era();
         if let Some(place) = self.known_place(around, from, path, last) {
             return Ok(Walked::Inside(place));
         }
@@ -109,7 +111,7 @@ impl LibFs {
             }
             if is_last && !is_begun && way.can_be_remembered() {
                 let way_there = &asked[..asked.len() - rest.len()];
-                around.paths().note(around.era(), from, way_there, &way, End { directory: at, id: at });
+                around.paths().note(era, from, way_there, &way, End { directory: at, id: at });
             }
             let place = |found| Place { directory: at, name: SmallVec::from_slice(name), found, is_directory_wanted };
             let found = match self.step(around.who(), at, name, &mut way) {
@@ -144,7 +146,7 @@ impl LibFs {
             }
             if is_last {
                 if !is_directory_wanted && way.can_be_remembered() {
-                    around.paths().note(around.era(), from, asked, &way, End { directory: at, id: found.id });
+                    around.paths().note(era, from, asked, &way, End { directory: at, id: found.id });
                 }
                 return Ok(Walked::Inside(place(Some(found))));
             }

@@ -18,6 +18,8 @@ use crate::node::Lease;
 const REMEMBERED: usize = 512;
 /// Inodes share counts: that one has changed only means another look.
 const COUNTS: usize = 1024;
+/// Directories on the way of a path that is remembered, at the most.
+const STEPS_MAX: usize = 32;
 /// Directories on the way of most paths.
 const WAY: usize = 6;
 
@@ -65,8 +67,8 @@ impl Way {
     /// Notes a directory in which a name was found.
     pub(crate) fn went_through(&mut self, directory: InodeId, detours: u64, lease: Option<Lease>) {
         match lease {
-            Some(lease) => self.steps.push(Step { directory, detours, lease }),
-            None => self.is_winding = true,
+            Some(lease) if self.steps.len() < STEPS_MAX => self.steps.push(Step { directory, detours, lease }),
+            _ => self.is_winding = true,
         }
     }
 

@@ -62,6 +62,17 @@ enum Shape {
     Always,
 }
 
+/// Calls that libc has no names for yet.
+const SETXATTRAT: i64 = 463;
+const GETXATTRAT: i64 = 464;
+const LISTXATTRAT: i64 = 465;
+const REMOVEXATTRAT: i64 = 466;
+const FILE_GETATTR: i64 = 468;
+const FILE_SETATTR: i64 = 469;
+/// Commands of `fcntl`, likewise.
+const F_DUPFD_QUERY: i32 = 1027;
+const F_CREATED_QUERY: i32 = 1028;
+
 const fn shape(number: i64) -> Shape {
     match number {
         libc::SYS_read
@@ -102,8 +113,7 @@ const fn shape(number: i64) -> Shape {
         | libc::SYS_vmsplice
         | libc::SYS_openat2
         | libc::SYS_open_by_handle_at
-        | libc::SYS_fspick
-        | libc::SYS_fanotify_mark => Shape::Descriptor,
+        | libc::SYS_fspick => Shape::Descriptor,
         libc::SYS_open
         | libc::SYS_creat
         | libc::SYS_stat
@@ -142,7 +152,15 @@ const fn shape(number: i64) -> Shape {
         | libc::SYS_utimensat
         | libc::SYS_futimesat
         | libc::SYS_name_to_handle_at
-        | libc::SYS_open_tree => Shape::At,
+        | libc::SYS_open_tree
+        | libc::SYS_mount_setattr
+        | libc::SYS_fchmodat2
+        | SETXATTRAT
+        | GETXATTRAT
+        | LISTXATTRAT
+        | REMOVEXATTRAT
+        | FILE_GETATTR
+        | FILE_SETATTR => Shape::At,
         libc::SYS_rename | libc::SYS_link => Shape::TwoPaths,
         libc::SYS_renameat | libc::SYS_renameat2 | libc::SYS_linkat | libc::SYS_move_mount => Shape::TwoAt,
         libc::SYS_symlink => Shape::SecondPath,
@@ -205,6 +223,8 @@ const fn shape(number: i64) -> Shape {
         | libc::SYS_setfsuid
         | libc::SYS_setfsgid
         | libc::SYS_setgroups
+        | libc::SYS_fanotify_mark
+        | libc::SYS_landlock_add_rule
         | libc::SYS_capset => Shape::Always,
         _ => Shape::None,
     }
@@ -412,7 +432,13 @@ fn works_alone(call: &Frame) -> bool {
         | libc::SYS_openat2 => true,
         libc::SYS_fcntl => matches!(
             call.arguments[1] as i32,
-            libc::F_DUPFD | libc::F_DUPFD_CLOEXEC | libc::F_GETFD | libc::F_SETFD | libc::F_GETFL
+            libc::F_DUPFD
+                | libc::F_DUPFD_CLOEXEC
+                | libc::F_GETFD
+                | libc::F_SETFD
+                | libc::F_GETFL
+                | F_DUPFD_QUERY
+                | F_CREATED_QUERY
         ),
         _ => false,
     }
@@ -484,6 +510,7 @@ fn answer(call: &mut Frame) -> Served {
         | libc::SYS_fchmod
         | libc::SYS_chmod
         | libc::SYS_fchmodat
+        | libc::SYS_fchmodat2
         | libc::SYS_fchown
         | libc::SYS_chown
         | libc::SYS_lchown

@@ -289,7 +289,7 @@ pub(crate) fn placeholder() -> Result<i32, Errno> {
     if known >= 0 {
         return Ok(known);
     }
-    let made = open_high(&CString::from(c"/dev/null"), libc::O_PATH)?.into_raw_fd();
+    let made = open_placeholder()?.into_raw_fd();
     match PLACEHOLDER.compare_exchange(-1, made, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Ok(made),
         Err(first) => {
@@ -298,6 +298,22 @@ pub(crate) fn placeholder() -> Result<i32, Errno> {
             Ok(first)
         }
     }
+}
+
+/// A path alone that leads to nothing: what a call that we do not know does to it, it does to nobody's file.
+fn open_placeholder() -> Result<OwnedFd, Errno> {
+    // SAFETY: the name is a string that outlives the call.
+    let memory = unsafe {
+        let arguments = [c"ashlar".as_ptr() as u64, libc::MFD_CLOEXEC.into(), 0, 0, 0, 0];
+        system_call(libc::SYS_memfd_create as u64, arguments)
+    };
+    if memory < 0 {
+        return Err(Errno(-memory as i32));
+    }
+    // SAFETY: the descriptor is new.
+    let memory = unsafe { OwnedFd::from_raw_fd(memory as i32) };
+    let path = CString::new(format!("/proc/self/fd/{}", memory.as_raw_fd())).map_err(|_| Errno::EINVAL)?;
+    open_high(&path, libc::O_PATH).or_else(|_| open_high(&CString::from(c"/dev/null"), libc::O_PATH))
 }
 
 /// Whether there is a session.

@@ -49,6 +49,10 @@ pub(super) fn serve(number: i64, a: [u64; 6]) -> Served {
         libc::SYS_fchmod => with_file(a[0], |subject| set_mode(subject, a[1])),
         libc::SYS_chmod => with_path(libc::AT_FDCWD, a[0], Last::Follow, |subject| set_mode(subject, a[1])),
         libc::SYS_fchmodat => with_path(a[0] as i32, a[1], Last::Follow, |subject| set_mode(subject, a[2])),
+        libc::SYS_fchmodat2 => {
+            let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH;
+            with(a[0], a[1], a[3], allowed, |subject| set_mode(subject, a[2]))
+        }
         libc::SYS_fchown => with_file(a[0], |subject| set_owner(subject, a[1], a[2])),
         libc::SYS_chown => with_path(libc::AT_FDCWD, a[0], Last::Follow, |subject| set_owner(subject, a[1], a[2])),
         libc::SYS_lchown => with_path(libc::AT_FDCWD, a[0], Last::Keep, |subject| set_owner(subject, a[1], a[2])),

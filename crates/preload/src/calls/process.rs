@@ -11,6 +11,7 @@ use crate::{deferred, descriptors, environment, hook, materialise, path, report,
 pub(super) const NAMESPACES: u64 = (libc::CLONE_NEWNS | libc::CLONE_NEWUSER) as u64;
 /// The new process has the same descriptors, and not copies of them.
 const SHARES_DESCRIPTORS: u64 = libc::CLONE_FILES as u64;
+const LANDLOCK_RULE_PATH_BENEATH: u64 = 1;
 /// `struct clone_args` begins with the flags.
 const CLONE_ARGUMENTS_MIN: u64 = 64;
 
@@ -99,6 +100,15 @@ pub(super) fn serve(call: &mut Frame) -> Served {
             for index in 0..a[2] {
                 passed(a[1] + index * size_of::<libc::mmsghdr>() as u64)?;
             }
+            Ok(None)
+        }
+        libc::SYS_fanotify_mark => {
+            materialise::descriptor(a[3] as i32)?;
+            Ok(None)
+        }
+        libc::SYS_landlock_add_rule if a[1] == LANDLOCK_RULE_PATH_BENEATH => {
+            // allowed:8 directory:4
+            materialise::descriptor(memory::load(a[2] + 8)?)?;
             Ok(None)
         }
         libc::SYS_chroot

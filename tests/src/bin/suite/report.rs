@@ -164,6 +164,13 @@ flags = os.O_PATH | os.O_DIRECTORY
 assert fcntl.fcntl(place, fcntl.F_GETFL) & ~os.O_NOFOLLOW == flags, fcntl.fcntl(place, fcntl.F_GETFL)
 os.chmod('/proc/self/fd/%d' % file, 0o640)
 assert os.fstat(os.dup(file)).st_mode & 0o777 == 0o640
+import ctypes
+call = ctypes.CDLL(None, use_errno=True).syscall
+if call(452, file, b'', 0o604, 0x1000) == 0:
+    assert os.stat('made-7').st_mode & 0o777 == 0o604
+    assert call(452, place, b'made-7', 0o640, 0x100) == 0
+else: assert ctypes.get_errno() == errno.ENOSYS
+assert os.fstat(file).st_mode & 0o777 == 0o640 and os.stat('/dev/null').st_mode & 0o777 == 0o666
 held = os.fork()
 if held == 0:
     os.fchdir(place)

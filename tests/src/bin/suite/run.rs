@@ -406,6 +406,11 @@ fn rights() -> Outcome<Verdict> {
         fs::write(site.point(0).join(name), name).map_err(tried(format!("writing {name}")))?;
         chmod(name, mode)?;
     }
+    let hidden = site.point(0).join("hidden");
+    fs::create_dir(&hidden).map_err(tried("making a directory"))?;
+    fs::write(hidden.join("inside"), "inside").map_err(tried("writing a file"))?;
+    chmod("hidden", 0o700)?;
+    let inside = fs::metadata(hidden.join("inside")).map_err(tried("looking at a file"))?.ino().to_string();
     let mut other = Other::start(&site)?;
     let mut inodes = Vec::new();
     for name in ["readable", "writable", "private"] {
@@ -421,6 +426,9 @@ fn rights() -> Outcome<Verdict> {
             (writable, OFlags::RDWR, "writable"),
             (private, OFlags::RDONLY, "EACCES"),
             (private, OFlags::WRONLY, "EACCES"),
+            // A path alone takes no right to the file, but the way there must be open.
+            (private, OFlags::PATH, ""),
+            (&inside, OFlags::PATH, "EACCES"),
         ] {
             let answer = other.materialise(inode, flags)?;
             ensure!(answer == expected, "{expected} expected, {flags:?} gives {answer} (narrowed: {narrowed})");
