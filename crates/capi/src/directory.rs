@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ffi::c_char;
 use std::sync::{Arc, Mutex};
 
-use ashlar_libfs::{Last, Listed, Outcome};
+use ashlar_libfs::{Last, ListedName, Outcome};
 use ashlar_types::{Access, Errno, InodeId, NAME_MAX};
 
 use crate::session::{Session, locked};
@@ -14,7 +14,7 @@ const PAGE_ENTRIES: usize = 256;
 
 /// `ashlar_dirent`.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Entry {
     inode: libc::ino_t,
     next: libc::off_t,
@@ -25,7 +25,7 @@ pub struct Entry {
 const _: () = assert!(std::mem::offset_of!(Entry, name) == 17 && size_of::<Entry>() == 280, "as C lays it out");
 
 impl Entry {
-    fn of(listed: &Listed) -> Self {
+    fn of(listed: &ListedName<'_>) -> Self {
         let mut name = [0; NAME_MAX + 1];
         // A name has no more than `NAME_MAX` bytes, so the last one stays a NUL.
         name.iter_mut().zip(listed.name.iter().take(NAME_MAX)).for_each(|(to, byte)| *to = *byte as c_char);
@@ -39,7 +39,7 @@ struct Position {
     /// Behind which entry it goes on.
     after: u64,
     /// Entries that were fetched and not told yet.
-    ahead: VecDeque<Listed>,
+    ahead: VecDeque<Entry>,
 }
 
 /// `ashlar_dir`.
@@ -79,17 +79,18 @@ impl Stream {
             self.session.fs.list_with_dots(self.directory, position.after, &mut |listed| {
                 // Names that share a cookie are fetched together: a listing goes on behind a cookie.
                 let is_full =
-                    ahead.len() >= PAGE_ENTRIES && ahead.back().is_none_or(|last| last.cookie != listed.cookie);
+                    ahead.len() >= PAGE_ENTRIES && ahead.back().is_none_or(|last| last.next != listed.cookie as i64);
                 if !is_full {
-                    ahead.push_back(listed);
+                    ahead.push_back(Entry::of(&listed));
                 }
                 !is_full
             })?;
         }
-        Ok(position.ahead.pop_front().map(|listed| {
-            position.after = listed.cookie;
-            Entry::of(&listed)
-        }))
+        let next = position.ahead.pop_front();
+        if let Some(entry) = &next {
+            position.after = entry.next as u64;
+        }
+        Ok(next)
     }
 
     /// Where the listing stands.
@@ -124,8 +125,7 @@ mod tests {
 
     #[test]
     fn the_longest_name_has_a_nul_behind_it() {
-        let listed =
-            Listed { cookie: 7, name: vec![b'n'; NAME_MAX], id: InodeId(30), kind: FileKind::Symlink, inode: None };
+        let listed = ListedName { cookie: 7, name: &[b'n'; NAME_MAX], id: InodeId(30), kind: FileKind::Symlink };
         let entry = Entry::of(&listed);
         assert_eq!((entry.inode, entry.next, entry.kind), (30, 7, libc::DT_LNK));
         assert_eq!((entry.name[NAME_MAX - 1], entry.name[NAME_MAX]), (b'n' as c_char, 0));

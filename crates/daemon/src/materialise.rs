@@ -102,14 +102,18 @@ fn check_mount(state: &State, device: u64) -> Result<(), Errno> {
     if device != 0 && state.sessions.values().any(is_mount) { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
+/// An inode's access list, if it has one.
+fn access_acl(state: &State, inode: InodeId) -> Result<Option<Acl>, Errno> {
+    let value = state.store.xattr(inode, XATTR_ACL_ACCESS).map_err(|error| internal(&error))?;
+    Ok(value.and_then(|value| Acl::parse(&value)))
+}
+
 /// Whether the session's user may search all directories above an inode.
 fn check_way(state: &State, session: &Session, found: &Inode) -> Result<(), Errno> {
     let mut at = found.parent;
     loop {
         let directory = state.store.inode(at).map_err(|error| internal(&error))?.ok_or(Errno::ESTALE)?;
-        let acl = state.store.xattr(at, XATTR_ACL_ACCESS).map_err(|error| internal(&error))?;
-        let acl = acl.and_then(|value| Acl::parse(&value));
-        if !allows(&directory, acl.as_ref(), &session.credentials, Access::EXECUTE) {
+        if !allows(&directory, access_acl(state, at)?.as_ref(), &session.credentials, Access::EXECUTE) {
             return Err(Errno::EACCES);
         }
         if directory.parent == at {
@@ -137,8 +141,7 @@ fn check_rights(
     if keeps_time {
         return Err(Errno::EPERM);
     }
-    let acl = state.store.xattr(inode, XATTR_ACL_ACCESS).map_err(|error| internal(&error))?;
-    let acl = acl.and_then(|value| Acl::parse(&value));
+    let acl = access_acl(state, inode)?;
     let may =
         |one: Access| allows(found, acl.as_ref(), &session.credentials, one) || state.keeps(session.id, inode, one);
     let is_permitted = [Access::READ, Access::WRITE].into_iter().all(|one| access.0 & one.0 == 0 || may(one));

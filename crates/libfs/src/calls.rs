@@ -178,12 +178,16 @@ impl Calls {
 
     fn ask_attached(&self, connection: &mut Connection, deadline: Instant) -> Result<Reply, WireError> {
         let request = Request::Attach { version: PROTOCOL_VERSION, peer: self.peer };
+        connection.call_watched(&request, &[], &mut self.bear(deadline)).map(|(reply, _)| reply)
+    }
+
+    /// Bears silence up to a deadline, and tells of it.
+    fn bear(&self, deadline: Instant) -> impl FnMut() -> Result<(), WireError> + '_ {
         let mut until = until(deadline);
-        let answer = connection.call_watched(&request, &[], &mut || {
+        move || {
             self.note_absent();
             until()
-        });
-        answer.map(|(reply, _)| reply)
+        }
     }
 
     /// Nothing has come for a while: SharedFS may have much to do, or wait for somebody's lock; or it is stopped, or hangs.
@@ -308,11 +312,7 @@ impl Calls {
 
     /// `Err(None)`: not yet; `Err(Some)`: never.
     fn try_resume(&self, deadline: Instant, reclaim: &dyn Reclaim) -> Result<Connection, Option<Errno>> {
-        let mut until = until(deadline);
-        let mut watch = || {
-            self.note_absent();
-            until()
-        };
+        let mut watch = self.bear(deadline);
         let mut connection = self.connect().map_err(|_| None)?;
         let hello =
             Hello { version: PROTOCOL_VERSION, kind: self.kind, resume: Some(self.peer), label: self.label.clone() };

@@ -68,28 +68,33 @@ impl Children {
         }
     }
 
-    /// Notes that `name` leads to `entry`, or that there is no such entry.
-    pub(crate) fn set(&mut self, cookie: u64, name: Name, entry: Option<Entry>) {
+    /// Notes that `name` leads to `entry`, or that there is no such entry. Returns whether it may have led anywhere before.
+    pub(crate) fn set(&mut self, cookie: u64, name: Name, entry: Option<Entry>) -> bool {
         if self.complete && entry.is_none() {
             self.forget(cookie, name.as_bytes());
-            return;
+            return true;
         }
+        let is_unknown = !self.complete;
         match self.slots.get_mut(&cookie) {
             None => {
                 self.slots.insert(cookie, Slot::One(name, entry));
+                is_unknown
             }
-            Some(Slot::One(found, old)) if *found == name => *old = entry,
+            Some(Slot::One(found, old)) if *found == name => std::mem::replace(old, entry).is_some(),
             Some(slot @ Slot::One(..)) => {
-                let Slot::One(found, old) = std::mem::replace(slot, Slot::Many(Vec::new())) else { return };
-                let mut all = vec![(found, old), (name, entry)];
-                all.sort_by(|a, b| a.0.cmp(&b.0));
-                *slot = Slot::Many(all);
+                if let Slot::One(found, old) = std::mem::replace(slot, Slot::Many(Vec::new())) {
+                    let mut all = vec![(found, old), (name, entry)];
+                    all.sort_by(|a, b| a.0.cmp(&b.0));
+                    *slot = Slot::Many(all);
+                }
+                is_unknown
             }
             Some(Slot::Many(all)) => match all.iter_mut().find(|(found, _)| *found == name) {
-                Some((_, old)) => *old = entry,
+                Some((_, old)) => std::mem::replace(old, entry).is_some(),
                 None => {
                     all.push((name, entry));
                     all.sort_by(|a, b| a.0.cmp(&b.0));
+                    is_unknown
                 }
             },
         }

@@ -141,10 +141,13 @@ impl LibFs {
 
     /// Whether a node's lease holds now.
     pub(crate) fn holds(&self, state: &NodeState, write: bool) -> bool {
-        state.lease.is_some_and(|lease| {
-            let word = self.leases.word(lease.slot);
-            word.generation() == lease.word.generation() && if write { word.may_write() } else { word.may_read() }
-        })
+        state.lease.is_some_and(|lease| self.stands(lease, write))
+    }
+
+    /// Whether a lease holds now.
+    pub(crate) fn stands(&self, lease: Lease, write: bool) -> bool {
+        let word = self.leases.word(lease.slot);
+        word.generation() == lease.word.generation() && if write { word.may_write() } else { word.may_read() }
     }
 
     /// What a claim lacks in a node's state; `None` where it has all.

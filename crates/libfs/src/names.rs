@@ -10,6 +10,7 @@ use ashlar_wire::{OperationKind, Reply, Request};
 
 use crate::LibFs;
 use crate::api::{Found, Listed, ListedName, Make, Outcome, RenameFlags};
+use crate::children::Children;
 use crate::grants::{Claim, Locked, Stop};
 use crate::node::{Lease, NodeState};
 
@@ -514,24 +515,17 @@ impl LibFs {
         let _measured = self.measured(OperationKind::Name);
         let mut after = after;
         loop {
-            let at_hand = {
-                let guard = self.view(Claim::read(directory).with_entries())?;
-                if !guard.inode.as_ref().is_some_and(Inode::is_directory) {
-                    return Err(Errno::ENOTDIR);
-                }
-                guard.children.is_complete().then(|| {
-                    let mut page: Vec<(u64, Name, Entry)> = Vec::new();
-                    for (cookie, name, entry) in guard.children.between(after, u64::MAX) {
-                        // Entries that share a cookie stay on one page.
-                        if page.len() >= PAGE_ENTRIES as usize && page.last().is_some_and(|&(last, ..)| last != cookie)
-                        {
-                            return (page, Some(cookie - 1));
-                        }
-                        page.extend(entry.map(|entry| (cookie, name.clone(), entry)));
+            let at_hand = self.read_known(directory, |children| {
+                let mut page: Vec<(u64, Name, Entry)> = Vec::new();
+                for (cookie, name, entry) in children.between(after, u64::MAX) {
+                    // Entries that share a cookie stay on one page.
+                    if page.len() >= PAGE_ENTRIES as usize && page.last().is_some_and(|&(last, ..)| last != cookie) {
+                        return (page, Some(cookie - 1));
                     }
-                    (page, None)
-                })
-            };
+                    page.extend(entry.map(|entry| (cookie, name.clone(), entry)));
+                }
+                (page, None)
+            })?;
             let (page, next) = match at_hand {
                 Some(page) => page,
                 None => self.remote_page(directory, after)?,
@@ -567,17 +561,13 @@ impl LibFs {
         };
         let mut after = after;
         loop {
-            {
-                let guard = self.view(Claim::read(directory).with_entries())?;
-                if !guard.inode.as_ref().is_some_and(Inode::is_directory) {
-                    return Err(Errno::ENOTDIR);
-                }
-                if guard.children.is_complete() {
-                    let known = guard.children.between(after, u64::MAX);
-                    let mut entries = known.filter_map(|(cookie, name, entry)| Some((cookie, name, entry?)));
-                    entries.all(|(cookie, name, entry)| give(cookie, name, entry));
-                    return Ok(());
-                }
+            let is_done = self.read_known(directory, |children| {
+                let known = children.between(after, u64::MAX);
+                let mut entries = known.filter_map(|(cookie, name, entry)| Some((cookie, name, entry?)));
+                entries.all(|(cookie, name, entry)| give(cookie, name, entry));
+            })?;
+            if is_done.is_some() {
+                return Ok(());
             }
             let (page, next) = self.remote_page(directory, after)?;
             if !page.iter().all(|(cookie, name, entry)| give(*cookie, name, *entry)) {
@@ -590,23 +580,36 @@ impl LibFs {
         }
     }
 
-    /// As [`LibFs::list`], with `.` and `..` before the others, at the cookies that all front ends give them.
+    /// As [`LibFs::list_names`], with `.` and `..` before the others, at the cookies that all front ends give them.
     ///
     /// # Errors
     /// As [`LibFs::list`]; `ENOENT` for a directory that was removed.
-    pub fn list_with_dots(&self, directory: InodeId, after: u64, each: &mut dyn FnMut(Listed) -> bool) -> Outcome<()> {
+    pub fn list_with_dots(
+        &self,
+        directory: InodeId,
+        after: u64,
+        each: &mut dyn FnMut(ListedName<'_>) -> bool,
+    ) -> Outcome<()> {
         let found = self.attributes(directory)?;
         if found.inode.is_directory() && found.inode.links == 0 {
             return Err(Errno::ENOENT);
         }
         let dots = [(COOKIE_SELF, &b"."[..], directory), (COOKIE_PARENT, b"..", found.inode.parent)];
         for (cookie, name, id) in dots.into_iter().filter(|&(cookie, ..)| after < cookie) {
-            let listed = Listed { cookie, name: name.to_vec(), id, kind: FileKind::Directory, inode: None };
-            if !each(listed) {
+            if !each(ListedName { cookie, name, id, kind: FileKind::Directory }) {
                 return Ok(());
             }
         }
-        self.list(directory, after.max(COOKIE_PARENT), each)
+        self.list_names(directory, after.max(COOKIE_PARENT), each)
+    }
+
+    /// Looks at the names of a directory, where all are known.
+    fn read_known<R>(&self, directory: InodeId, read: impl FnOnce(&Children) -> R) -> Outcome<Option<R>> {
+        let guard = self.view(Claim::read(directory).with_entries())?;
+        if !guard.inode.as_ref().is_some_and(Inode::is_directory) {
+            return Err(Errno::ENOTDIR);
+        }
+        Ok(guard.children.is_complete().then(|| read(&guard.children)))
     }
 
     /// A page of a directory that is too large to be known as a whole: SharedFS's entries, and over them what this

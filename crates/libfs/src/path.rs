@@ -84,11 +84,11 @@ impl LibFs {
         let _measured = self.measured(OperationKind::Name);
         // What is mounted from here on counts: what is remembered is as of now.
         let era = around.era();
-        if let Some(place) = self.known_place(around, from, path, last) {
+        if let Some(place) = self.known_place(around, era, from, path, last) {
             return Ok(Walked::Inside(place));
         }
         let (mut at, mut cursor, mut way) =
-            self.known_beginning(around, from, path).unwrap_or((from, 0, Way::default()));
+            self.known_beginning(around, era, from, path).unwrap_or((from, 0, Way::default()));
         let is_begun = cursor != 0;
         let asked = path;
         let mut links = 0;
@@ -156,23 +156,34 @@ impl LibFs {
     }
 
     /// Where a path leads that was followed before; `None` where it must be followed again.
-    fn known_place(&self, around: &impl Surroundings, from: InodeId, path: &[u8], last: Last) -> Option<Place> {
-        let end = around.paths().find(self, around.era(), from, path, |end, _| end)?;
+    fn known_place(
+        &self,
+        around: &impl Surroundings,
+        era: u64,
+        from: InodeId,
+        path: &[u8],
+        last: Last,
+    ) -> Option<Place> {
+        let end = around.paths().find(self, era, from, path, |end, _| end)?;
         // What is at the end may be gone, and a link may lead on.
         let found = self.found(end.id).ok()?;
         if found.inode.kind == FileKind::Symlink && last == Last::Follow {
             return None;
         }
-        let name = path.rsplit(|&byte| byte == b'/').next().filter(|name| !name.is_empty())?;
-        let name = SmallVec::from_slice(name);
+        let name = SmallVec::from_slice(last_name(path)?);
         Some(Place { directory: end.directory, name, found: Some(found), is_directory_wanted: false })
     }
 
     /// The directory of a path's last name, where that name begins, and the way there, if it was gone before.
-    fn known_beginning(&self, around: &impl Surroundings, from: InodeId, path: &[u8]) -> Option<(InodeId, usize, Way)> {
-        let name = path.rsplit(|&byte| byte == b'/').next().filter(|name| !name.is_empty())?;
-        let length = path.len() - name.len();
-        around.paths().find(self, around.era(), from, &path[..length], |end, way| (end.id, length, way.clone()))
+    fn known_beginning(
+        &self,
+        around: &impl Surroundings,
+        era: u64,
+        from: InodeId,
+        path: &[u8],
+    ) -> Option<(InodeId, usize, Way)> {
+        let length = path.len() - last_name(path)?.len();
+        around.paths().find(self, era, from, &path[..length], |end, way| (end.id, length, way.clone()))
     }
 
     /// Looks up a name on a path's way.
@@ -181,7 +192,7 @@ impl LibFs {
             way.winds();
             return self.lookup_dot(who, directory, name);
         }
-        let detours = Way::detours(self, directory);
+        let detours = self.detours.of(directory);
         let (found, lease) = self.look_up(who, directory, name)?;
         way.went_through(directory, detours, lease);
         Ok(found)
@@ -232,6 +243,11 @@ impl LibFs {
         }
         self.rename(who, (source.directory, &source.name), (target.directory, &target.name), flags)
     }
+}
+
+/// What stands behind a path's last slash; `None` where that is nothing.
+fn last_name(path: &[u8]) -> Option<&[u8]> {
+    path.rsplit(|&byte| byte == b'/').next().filter(|name| !name.is_empty())
 }
 
 /// What `open` has to do.
@@ -324,28 +340,10 @@ fn access_of(flags: i32) -> Access {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ashlar_types::{Inode, QuotaId, Timestamp};
+    use ashlar_types::{Inode, Timestamp};
 
     fn place(kind: Option<FileKind>, is_directory_wanted: bool) -> Place {
-        let at = Timestamp::default();
-        let inode = |kind| Inode {
-            kind,
-            mode: 0o644,
-            uid: 0,
-            gid: 0,
-            links: 1,
-            device: 0,
-            size: 0,
-            blocks: 0,
-            entries: 0,
-            parent: InodeId::ROOT,
-            accessed: at,
-            modified: at,
-            changed: at,
-            born: at,
-            quota: QuotaId::NONE,
-            target: Vec::new(),
-        };
+        let inode = |kind| Inode::new(kind, 0o644, InodeId::ROOT, Timestamp::default());
         let found = kind.map(|kind| Found { id: InodeId(20), inode: inode(kind) });
         Place { directory: InodeId::ROOT, name: SmallVec::from_slice(b"name"), found, is_directory_wanted }
     }

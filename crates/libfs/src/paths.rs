@@ -36,6 +36,11 @@ impl Detours {
         &self.0[id.0 as usize % COUNTS]
     }
 
+    /// How often it has happened to an inode.
+    pub(crate) fn of(&self, id: InodeId) -> u64 {
+        self.count(id).load(Ordering::Acquire)
+    }
+
     /// Notes that paths through an inode may lead elsewhere from now on. The caller holds the inode's node for writing.
     pub(crate) fn note(&self, id: InodeId) {
         self.count(id).fetch_add(1, Ordering::Release);
@@ -59,12 +64,7 @@ pub(crate) struct Way {
 }
 
 impl Way {
-    /// What a step into a directory begins with.
-    pub(crate) fn detours(fs: &LibFs, directory: InodeId) -> u64 {
-        fs.detours.count(directory).load(Ordering::Acquire)
-    }
-
-    /// Notes a directory in which a name was found.
+    /// Notes a directory in which a name was found, with its detours as they were before the name was looked up.
     pub(crate) fn went_through(&mut self, directory: InodeId, detours: u64, lease: Option<Lease>) {
         match lease {
             Some(lease) if self.steps.len() < STEPS_MAX => self.steps.push(Step { directory, detours, lease }),
@@ -72,6 +72,7 @@ impl Way {
         }
     }
 
+    /// Notes that it has gone over a link, or up again.
     pub(crate) fn winds(&mut self) {
         self.is_winding = true;
     }
@@ -81,12 +82,8 @@ impl Way {
     }
 
     fn is_open(&self, fs: &LibFs) -> bool {
-        self.steps.iter().all(|step| {
-            let word = fs.leases.word(step.lease.slot);
-            word.generation() == step.lease.word.generation()
-                && word.may_read()
-                && fs.detours.count(step.directory).load(Ordering::Acquire) == step.detours
-        })
+        let is_as_it_was = |step: &Step| fs.stands(step.lease, false) && fs.detours.of(step.directory) == step.detours;
+        self.steps.iter().all(is_as_it_was)
     }
 }
 

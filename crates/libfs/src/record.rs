@@ -264,10 +264,9 @@ impl LockedTree<'_> {
         let name = Name::new(name).map_err(|_| Misfit::Invalid(Invalid::BadName))?;
         let fs = self.fs;
         let guard = self.guard(parent)?;
-        if guard.children.known(cookie, name.as_bytes()) != Known::Yes(None) {
+        if guard.children.set(cookie, name.clone(), entry) {
             fs.detours.note(parent);
         }
-        guard.children.set(cookie, name.clone(), entry);
         guard.note(position, Change::Entry(name, entry));
         Ok(())
     }

@@ -389,11 +389,11 @@ fn looked_at(call: &Frame) -> bool {
 
 /// Serves a call.
 pub(crate) fn serve(call: &mut Frame) -> Verdict {
-    let a = call.arguments;
     if deferred::is_kernels(call.rax as i64, &call.arguments) {
         return Verdict::Kernel;
     }
-    if !works_alone(call) && descriptors_of(call.rax as i64).iter().any(|&at| descriptors::is_alone(a[at] as i32)) {
+    let is_of_alone = |at: &usize| descriptors::is_alone(call.arguments[*at] as i32);
+    if descriptors::is_any_alone() && !works_alone(call) && descriptors_of(call.rax as i64).iter().any(is_of_alone) {
         return Verdict::Done(-i64::from(Errno::EBADF.0));
     }
     if call.rax as i64 == libc::SYS_fcntl {

@@ -226,9 +226,14 @@ fn is_file(number: u32) -> bool {
     number != 0 && number < NAMED
 }
 
+/// Whether any open file is of a path alone.
+pub(crate) fn is_any_alone() -> bool {
+    ALONE.load(Ordering::Relaxed) != 0
+}
+
 /// Whether a descriptor is ours, and of a path alone.
 pub(crate) fn is_alone(descriptor: i32) -> bool {
-    ALONE.load(Ordering::Relaxed) != 0 && file(descriptor).is_some_and(|file| file.is_alone())
+    is_any_alone() && file(descriptor).is_some_and(|file| file.is_alone())
 }
 
 /// Whether a descriptor is ours.

@@ -1,6 +1,7 @@
 //! Listing directories.
 
-use ashlar_types::{COOKIE_PARENT, COOKIE_SELF, Errno, FileKind, InodeId};
+use ashlar_libfs::ListedName;
+use ashlar_types::Errno;
 
 use super::Served;
 use crate::descriptors;
@@ -24,7 +25,8 @@ struct Page {
 
 impl Page {
     /// Adds an entry, unless the page is full. Names that share a cookie are in one page: a listing goes on behind a cookie.
-    fn add(&mut self, id: InodeId, kind: FileKind, cookie: u64, name: &[u8]) -> bool {
+    fn add(&mut self, listed: &ListedName<'_>) -> bool {
+        let ListedName { cookie, name, id, kind } = *listed;
         let length = (HEAD_BYTES + name.len() + 1).next_multiple_of(8);
         if self.bytes.len() + length > self.room {
             if self.last.0 == cookie && self.last.1 > 0 {
@@ -68,26 +70,10 @@ pub(super) fn list(a: [u64; 6]) -> Served {
     }
     let session = file.session()?;
     let Some(mut place) = file.place() else { return Ok(None) };
-    let directory = session.fs.attributes(file.inode())?;
-    if directory.inode.links == 0 {
-        return Err(Errno::ENOENT);
-    }
     let room = (a[2] as u32 as usize).min(FILLED_MAX);
     let mut page = Page { bytes: Vec::new(), room, last: (0, 0), next: place.offset, is_full: false };
-    let mut goes_on = true;
-    if place.offset < COOKIE_SELF {
-        goes_on = page.add(directory.id, FileKind::Directory, COOKIE_SELF, b".");
-    }
-    if goes_on && place.offset < COOKIE_PARENT {
-        // What stands above the root is the kernel's to know, and FUSE says the same of it.
-        goes_on = page.add(directory.inode.parent, FileKind::Directory, COOKIE_PARENT, b"..");
-    }
-    if goes_on {
-        let after = page.next.max(COOKIE_PARENT);
-        session.fs.list_names(file.inode(), after, &mut |listed| {
-            page.add(listed.id, listed.kind, listed.cookie, listed.name)
-        })?;
-    }
+    // What stands above the root is the kernel's to know, and FUSE says the same of it.
+    session.fs.list_with_dots(file.inode(), place.offset, &mut |listed| page.add(&listed))?;
     if page.bytes.is_empty() && page.is_full {
         return Err(Errno::EINVAL);
     }
