@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ashlar_lease::{Ancestry, Command, Grant, Mode, Reason, RequestId, Scope, SlotWord};
+use ashlar_lease::{Ancestry, Command, Grant, Home, Mode, Reason, RequestId, Scope, SlotWord};
 use ashlar_store::StoreError;
-use ashlar_types::{Errno, FileKind, InodeId, LogPosition, Name, SessionId};
+use ashlar_types::{Errno, FileKind, Inode, InodeId, LogPosition, Name, SessionId};
 use ashlar_wire::{Contents, DirectoryEntry, Extent, GrantReply, InodeState, LeaseWord, Need, Reply, ScopeKind, Want};
 use parking_lot::MutexGuard;
 
-use crate::leasing::Ancestors;
+use crate::leasing::{Ancestors, home_of};
+use crate::looked;
 use crate::notify::{Stale, Ticket};
 use crate::page;
 use crate::shared::Shared;
@@ -142,6 +143,8 @@ impl Answer {
 /// Has a request granted. Others' requests that come first are served on the way.
 fn request(shared: &Shared, state: &mut MutexGuard<'_, State>, id: SessionId, wants: &[Want]) -> Result<Answer, Errno> {
     shared.drive(state);
+    let wants: Vec<_> = wants.iter().map(|want| widened(state, id, want)).collect();
+    let wants = &wants[..];
     if let Some(answer) = covered(state, id, wants) {
         return Ok(answer);
     }
@@ -157,6 +160,25 @@ fn request(shared: &Shared, state: &mut MutexGuard<'_, State>, id: SessionId, wa
         }
         shared.grants_changed.wait_for(state, pause(wait));
     }
+}
+
+/// A want, with what the session is likely to look at next in view.
+fn widened(state: &mut State, id: SessionId, want: &Want) -> Want {
+    if want.write || want.scope != ScopeKind::Node {
+        return *want;
+    }
+    let inode = |inode| state.store.inode(inode).ok().flatten();
+    let Some(found) = inode(want.inode) else { return *want };
+    if found.is_directory() && found.entries <= looked::FEW {
+        return Want { need: Need { entries: true, children: true, ..want.need }, ..*want };
+    }
+    let directory = home_of(want.inode, &found).as_file();
+    let entries = directory.and_then(inode).map(|found| found.entries);
+    let (Some(directory), Some(entries), Some(session)) = (directory, entries, state.sessions.get_mut(&id)) else {
+        return *want;
+    };
+    let scope = if session.looked.note(directory, entries) { ScopeKind::Files } else { ScopeKind::Node };
+    Want { scope, ..*want }
 }
 
 /// What the session holds already is answered at once, past whoever waits.
@@ -291,6 +313,7 @@ pub fn write_attached(state: &mut State) {
 fn lease_word(word: &SlotWord) -> LeaseWord {
     let scope = match word.scope {
         Scope::Node => ScopeKind::Node,
+        Scope::Files => ScopeKind::Files,
         Scope::Subtree => ScopeKind::Subtree,
     };
     match word.mode {
@@ -313,7 +336,8 @@ fn write(state: &State, word: &SlotWord) {
 fn invalidate(state: &mut State, id: SessionId, inode: InodeId, scope: Scope) {
     let Some(session) = state.sessions.get(&id) else { return };
     let Some(notifier) = session.notifier.clone() else { return };
-    let subtree = scope == Scope::Subtree;
+    // What it knows of a directory's files can't be listed either.
+    let subtree = scope != Scope::Node;
     let is_directory =
         |inode: InodeId| state.store.inode(inode).ok().flatten().is_none_or(|found| found.is_directory());
     if subtree {
@@ -338,9 +362,10 @@ fn invalidate(state: &mut State, id: SessionId, inode: InodeId, scope: Scope) {
 fn is_below(ancestors: &Ancestors<'_>, inode: InodeId, top: InodeId) -> bool {
     let mut at = inode;
     loop {
-        match ancestors.parent(at) {
-            _ if at == top => return true,
-            Some(parent) if parent == at => return false,
+        if at == top || at == InodeId::ROOT {
+            return at == top;
+        }
+        match ancestors.home(at).directory {
             Some(parent) => at = parent,
             None => return true,
         }
@@ -372,7 +397,7 @@ fn answer(
     state.counters.leases_granted += grants.len() as u64;
     let tickets = state.leasing.tickets.iter().filter(|ticket| {
         let stale = ticket.stale();
-        stale.subtree || grants.iter().any(|g| g.inode == stale.inode || g.word.scope == Scope::Subtree)
+        stale.subtree || grants.iter().any(|g| g.inode == stale.inode || g.word.scope != Scope::Node)
     });
     let tickets = tickets.map(Arc::clone).collect();
     let grants = grant_replies(state, id, wants, grants, &mut dependencies);
@@ -395,6 +420,9 @@ fn grant_replies(
         let reply = reply(grant, described.ok_or(Errno::ESTALE)?);
         if want.need.children && grant.word.scope == Scope::Subtree {
             children_of(state, id, &reply, grant, &mut children, dependencies).map_err(|error| internal(&error))?;
+        }
+        if !want.write && grant.word.scope != Scope::Node {
+            files_beside(state, id, grant, &mut children, dependencies).map_err(|error| internal(&error))?;
         }
         replies.push(reply);
     }
@@ -428,12 +456,44 @@ fn children_of(
     Ok(())
 }
 
+/// The other files of a file's directory, if the session is likely to look at them, as far as the lease covers them.
+fn files_beside(
+    state: &mut State,
+    id: SessionId,
+    grant: &Grant,
+    files: &mut Vec<GrantReply>,
+    dependencies: &mut Dependencies,
+) -> Result<(), StoreError> {
+    let home = state.store.inode(grant.inode)?.map(|found| home_of(grant.inode, &found));
+    let Some(directory) = home.and_then(Home::as_file) else { return Ok(()) };
+    let Some(session) = state.sessions.get_mut(&id) else { return Ok(()) };
+    if !session.looked.is_to_be_told(directory, grant.word.slot, grant.word.generation) {
+        return Ok(());
+    }
+    for (_, _, entry) in state.store.entries(directory, 0, usize::MAX)? {
+        if entry.kind == FileKind::Directory || entry.inode == grant.inode {
+            continue;
+        }
+        let Some(found) = state.store.inode(entry.inode)? else { continue };
+        if !state.leasing.manager.is_among_files(directory, entry.inode, home_of(entry.inode, &found)) {
+            continue;
+        }
+        let described = describe_found(state, entry.inode, found, Need { xattrs: true, ..Need::default() })?;
+        files.push(reply(&Grant { inode: entry.inode, word: grant.word }, described));
+        dependencies.extend(state.leasing.manager.own_dependencies(id, entry.inode));
+    }
+    Ok(())
+}
+
 /// The state of an inode, as far as it is needed; `None` if it does not exist.
 fn describe(state: &State, id: InodeId, need: Need) -> Result<Option<InodeState>, StoreError> {
-    let store = &state.store;
     // The right to move directories is a lease on no inode: the root's attributes stand in.
     let id = if id == InodeId::RENAME { InodeId::ROOT } else { id };
-    let Some(attributes) = store.inode(id)? else { return Ok(None) };
+    state.store.inode(id)?.map(|found| describe_found(state, id, found, need)).transpose()
+}
+
+fn describe_found(state: &State, id: InodeId, attributes: Inode, need: Need) -> Result<InodeState, StoreError> {
+    let store = &state.store;
     let contents = if need.contents && attributes.kind == FileKind::Regular {
         Some(match store.contents(id)? {
             ashlar_store::Contents::Inline(bytes) => Contents::Inline(bytes),
@@ -448,7 +508,7 @@ fn describe(state: &State, id: InodeId, need: Need) -> Result<Option<InodeState>
         None
     };
     let xattrs = if need.xattrs { Some(store.xattrs(id)?) } else { None };
-    Ok(Some(InodeState { attributes, contents, entries, xattrs }))
+    Ok(InodeState { attributes, contents, entries, xattrs })
 }
 
 fn extent(extent: ashlar_store::Extent) -> Extent {

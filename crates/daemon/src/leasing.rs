@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ashlar_lease::{Ancestry, LeaseManager, Limits, Mode, RequestError, RequestId, Scope, SlotWord};
+use ashlar_lease::{Ancestry, Home, LeaseManager, Limits, Mode, RequestError, RequestId, Scope, SlotWord};
 use ashlar_store::{Store, StoreError};
-use ashlar_types::{Errno, InodeId, LogPosition, SessionId};
+use ashlar_types::{Errno, Inode, InodeId, LogPosition, SessionId};
 use ashlar_update::{Applied, Update};
 use ashlar_wire::{LEASE_SLOTS, LeaseWord, ScopeKind, Want};
 
@@ -34,17 +34,19 @@ pub struct Leasing {
 pub struct Ancestors<'a>(pub &'a Store);
 
 impl Ancestry for Ancestors<'_> {
-    fn parent(&self, inode: InodeId) -> Option<InodeId> {
+    fn home(&self, inode: InodeId) -> Home {
         if inode == InodeId::RENAME {
-            return Some(InodeId::ROOT);
+            return Home { directory: Some(InodeId::ROOT), is_directory: true };
         }
-        let found = self.0.inode(inode).ok().flatten()?;
-        (found.links > 0).then_some(found.parent)
+        self.0.inode(inode).ok().flatten().map(|found| home_of(inode, &found)).unwrap_or_default()
     }
+}
 
-    fn is_shared(&self, inode: InodeId) -> bool {
-        self.0.inode(inode).ok().flatten().is_some_and(|found| !found.is_directory() && found.links > 1)
-    }
+/// Where an inode is, as the lease manager sees it.
+pub fn home_of(id: InodeId, inode: &Inode) -> Home {
+    let is_directory = inode.is_directory();
+    let is_below = inode.links == 1 || is_directory && inode.links > 0;
+    Home { directory: (is_below && inode.parent != id).then_some(inode.parent), is_directory }
 }
 
 /// The leases of one session.
@@ -67,21 +69,13 @@ fn mode(write: bool) -> Mode {
 fn scope(scope: ScopeKind) -> Scope {
     match scope {
         ScopeKind::Node => Scope::Node,
+        ScopeKind::Files => Scope::Files,
         ScopeKind::Subtree => Scope::Subtree,
     }
 }
 
-/// What an update may move: an inode, whether it's a directory, and what it was governed through before.
-pub type Moves = Vec<(InodeId, bool, Option<InodeId>)>;
-
-/// The directory through which an inode is governed.
-fn governing_parent(store: &Store, id: InodeId) -> Result<Option<(bool, Option<InodeId>)>, StoreError> {
-    Ok(store.inode(id)?.map(|found| {
-        let is_directory = found.is_directory();
-        let is_below = found.links == 1 || is_directory && found.links > 0;
-        (is_directory, is_below.then_some(found.parent))
-    }))
-}
+/// What an update may move, and where it was before.
+pub type Moves = Vec<(InodeId, Home)>;
 
 impl Leasing {
     /// No leases yet.
@@ -128,8 +122,8 @@ impl Leasing {
         };
         let mut moves = Moves::new();
         for id in inodes.into_iter().flatten() {
-            if let Some((is_directory, parent)) = governing_parent(store, id)? {
-                moves.push((id, is_directory, parent));
+            if let Some(found) = store.inode(id)? {
+                moves.push((id, home_of(id, &found)));
             }
         }
         Ok(moves)
@@ -161,10 +155,10 @@ impl Leasing {
             }
             _ => {}
         }
-        for (id, is_directory, from) in moves {
-            let to = governing_parent(store, id)?.and_then(|(_, parent)| parent);
-            if applied.freed != Some(id) && from != to {
-                self.manager.handle_moved(id, from, to, is_directory, &ancestors);
+        for (id, from) in moves {
+            let to = store.inode(id)?.and_then(|found| home_of(id, &found).directory);
+            if applied.freed != Some(id) && from.directory != to {
+                self.manager.handle_moved(id, from.directory, to, from.is_directory, &ancestors);
             }
         }
         if let Some(id) = applied.freed {

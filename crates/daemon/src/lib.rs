@@ -31,6 +31,7 @@ mod identity;
 mod leasing;
 mod locking;
 mod logs;
+mod looked;
 mod materialise;
 mod notify;
 mod opener;

@@ -16,6 +16,7 @@ use thiserror::Error;
 
 use crate::account::Account;
 use crate::identity::{Identity, fresh_token};
+use crate::looked::Looked;
 use crate::notify::Notifier;
 use crate::page::{self, InodeRanges};
 use crate::quota::Outstanding;
@@ -123,6 +124,8 @@ pub struct Session {
     pub notifier: Option<Arc<Notifier>>,
     /// The device number that its mount's files show; 0 where it has told none.
     pub mount_device: u64,
+    /// Where it has looked at files lately.
+    pub looked: Looked,
 }
 
 impl Session {
@@ -259,6 +262,7 @@ impl Session {
             fenced: None,
             notifier: None,
             mount_device: 0,
+            looked: Looked::default(),
         }
     }
 

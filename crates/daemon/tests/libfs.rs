@@ -100,6 +100,53 @@ fn what_is_made_in_a_shared_directory_takes_no_questions() {
     two.close(theirs);
 }
 
+/// Who looked at the files of a directory that others use as well asked for each of them.
+#[test]
+fn files_of_a_shared_directory_are_told_together() {
+    const FILES: u64 = 200;
+    let site = Site::new(64 << 20);
+    let requests = || site.status().counters.iter().find(|(name, _)| name == "requests").expect("a counter").1;
+    let name = |number: u64| format!("file-{number:04}");
+    let maker = connect(&site);
+    let directory = maker.make(&ROOT, InodeId::ROOT, b"directory", &make(FileKind::Directory)).expect("made").id;
+    for number in 0..FILES {
+        maker.make(&ROOT, directory, name(number).as_bytes(), &make(FileKind::Regular)).expect("made");
+    }
+    drop(maker);
+    let (one, two) = (connect(&site), connect(&site));
+    let find = |fs: &LibFs, number: u64| fs.lookup(&ROOT, directory, name(number).as_bytes()).expect("found");
+    for session in [&one, &two, &one] {
+        let before = requests();
+        (0..FILES).for_each(|number| drop(find(session, number)));
+        let asked = requests() - before;
+        assert!(asked < 10, "{asked} requests for {FILES} files");
+    }
+    // What either changes, the other sees at once.
+    for number in 0..FILES {
+        let (writer, reader) = if number % 3 == 0 { (&one, &two) } else { (&two, &one) };
+        let file = find(writer, number).id;
+        writer.write(&ROOT, file, WriteAt::Offset(0), &vec![1; number as usize], false).expect("written");
+        assert_eq!(find(reader, number).inode.size, number);
+        assert_eq!(find(reader, FILES - 1 - number).inode.size, find(writer, FILES - 1 - number).inode.size);
+        two.rename(
+            &ROOT,
+            (directory, name(number).as_bytes()),
+            (directory, name(FILES + number).as_bytes()),
+            RenameFlags::default(),
+        )
+        .expect("renamed");
+        assert_eq!(find(&one, FILES + number).inode.size, number);
+        assert_eq!(one.lookup(&ROOT, directory, name(number).as_bytes()).err(), Some(Errno::ENOENT));
+        one.rename(
+            &ROOT,
+            (directory, name(FILES + number).as_bytes()),
+            (directory, name(number).as_bytes()),
+            RenameFlags::default(),
+        )
+        .expect("renamed");
+    }
+}
+
 /// A file that its maker knows by the lease of its directory was changed by him after SharedFS had freed it, and he was shut out for that.
 #[test]
 fn what_was_freed_is_changed_by_nobody() {

@@ -21,14 +21,6 @@ struct Branch {
     counts: BTreeMap<SessionId, u32>,
 }
 
-/// The directory through which an inode may be governed; `None` for the root.
-pub(crate) fn governing_parent(inode: InodeId, ancestry: &impl Ancestry) -> Option<InodeId> {
-    if ancestry.is_shared(inode) {
-        return None;
-    }
-    ancestry.parent(inode).filter(|parent| *parent != inode)
-}
-
 impl Below {
     /// Counts a lease at `inode`.
     pub fn add(&mut self, inode: InodeId, session: SessionId, ancestry: &impl Ancestry) {
@@ -95,7 +87,7 @@ impl Below {
         }
         let mut inode = inode;
         loop {
-            let parent = governing_parent(inode, ancestry);
+            let parent = ancestry.home(inode).directory;
             self.branches.entry(inode).or_default().parent = parent;
             let Some(parent) = parent else { return };
             let is_known = self.branches.contains_key(&parent);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::below::{Below, governing_parent};
+use crate::below::Below;
 use crate::{Ancestry, LeaseManager, Mode, Place};
 
 impl LeaseManager {
@@ -27,6 +27,14 @@ impl LeaseManager {
             };
             if holders.len() > 1 && holders.iter().any(is_writer) {
                 return Err(format!("inode {inode} is held by {} sessions, and one may write", holders.len()));
+            }
+        }
+        for (directory, holders) in &self.holds.files {
+            let is_reader = |holder: (&ashlar_types::SessionId, &u32)| {
+                self.holds.slot(*holder.0, *holder.1).mode == Mode::Read && !self.holds.is_dirty(*holder.0, *holder.1)
+            };
+            if holders.is_empty() || !holders.iter().all(is_reader) {
+                return Err(format!("the files of {directory} have no reader, or one that is more than that"));
             }
         }
         for (inode, (session, slot)) in &self.holds.subtrees {
@@ -73,11 +81,12 @@ impl LeaseManager {
                 }
             }
         }
-        let nodes: usize = self.holds.nodes.values().map(|holders| holders.len()).sum();
+        let shared = self.holds.nodes.values().chain(self.holds.files.values());
+        let shared: usize = shared.map(std::collections::BTreeMap::len).sum();
         let stamps: usize = self.holds.holders.values().map(|holder| holder.entries()).sum();
-        if places != nodes + self.holds.subtrees.len() || places != stamps {
+        if places != shared + self.holds.subtrees.len() || places != stamps {
             return Err(format!(
-                "{places} slots are used, but {nodes} node and {} subtree leases are held",
+                "{places} slots are used, but {shared} shared and {} subtree leases are held",
                 self.holds.subtrees.len()
             ));
         }
@@ -86,7 +95,7 @@ impl LeaseManager {
 
     fn check_counts(&self, ancestry: &impl Ancestry) -> Result<(), String> {
         for (inode, parent) in self.holds.below.parents() {
-            let real = governing_parent(inode, ancestry);
+            let real = ancestry.home(inode).directory;
             if parent != real {
                 return Err(format!("a move of inode {inode} from {parent:?} to {real:?} was not reported"));
             }

@@ -17,6 +17,9 @@ pub enum Mode {
 pub enum Scope {
     /// One inode: attributes, content, entries.
     Node,
+    /// The files of one directory: what is in it, is no directory itself, has no other link, and has no lease of its own. To read only,
+    /// and shared with other readers.
+    Files,
     /// A directory and all below it that has no lease of its own.
     Subtree,
 }
@@ -24,7 +27,7 @@ pub enum Scope {
 /// Where a lease stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
-    /// The inode; for [`Scope::Subtree`] the topmost directory.
+    /// The inode; for [`Scope::Files`] the directory, for [`Scope::Subtree`] the topmost one.
     pub inode: InodeId,
     /// The scope.
     pub scope: Scope,
@@ -35,6 +38,10 @@ impl Place {
         Self { inode, scope: Scope::Node }
     }
 
+    pub(crate) const fn files(inode: InodeId) -> Self {
+        Self { inode, scope: Scope::Files }
+    }
+
     pub(crate) const fn subtree(inode: InodeId) -> Self {
         Self { inode, scope: Scope::Subtree }
     }
@@ -42,12 +49,26 @@ impl Place {
 
 /// The tree as it is applied in SharedFS's memory. It has no cycles but the root's.
 pub trait Ancestry {
-    /// The directory that an inode is in; the root's is the root, and [`InodeId::RENAME`]'s too. `None` if the inode
-    /// is in none or is unknown.
-    fn parent(&self, inode: InodeId) -> Option<InodeId>;
+    /// Where an inode is. [`InodeId::RENAME`] counts as a directory in the root.
+    fn home(&self, inode: InodeId) -> Home;
+}
 
-    /// Whether the inode has several links and is not a directory.
-    fn is_shared(&self, inode: InodeId) -> bool;
+/// Where an inode is in the tree.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Home {
+    /// The directory through which it may be governed. `None` for the root, for what is in no directory or in several, and for what is
+    /// unknown.
+    pub directory: Option<InodeId>,
+    /// Whether it is a directory itself.
+    pub is_directory: bool,
+}
+
+impl Home {
+    /// The directory whose files it is one of.
+    #[must_use]
+    pub fn as_file(self) -> Option<InodeId> {
+        self.directory.filter(|_| !self.is_directory)
+    }
 }
 
 /// A lease that is wanted.
@@ -57,7 +78,8 @@ pub struct Want {
     pub inode: InodeId,
     /// To read or to write; a subtree lease is to write in any case.
     pub mode: Mode,
-    /// `Subtree` takes everything below the directory from everybody else. `Node` may be answered with more.
+    /// `Subtree` takes everything below the directory from everybody else. `Node` may be answered with more. `Files`: as `Node`; what is
+    /// to be read and is a file is best held together with the other files of its directory.
     pub scope: Scope,
 }
 
@@ -98,10 +120,10 @@ pub struct Grant {
     pub word: SlotWord,
 }
 
-/// What was cut out of a subtree lease.
+/// What was cut out of a lease on more than one inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hole {
-    /// The inode, or the topmost directory.
+    /// The inode, or the directory.
     pub inode: InodeId,
     /// The scope.
     pub scope: Scope,
@@ -115,7 +137,7 @@ pub struct Hole {
 pub enum Reason {
     /// Another session wants what it covers.
     Conflict,
-    /// A subtree lease was split too often.
+    /// A lease on more than one inode was split too often.
     TooManyHoles,
     /// The session holds too many leases; this one was granted least recently.
     Evicted,
@@ -234,9 +256,9 @@ pub struct Limits {
     pub entries_per_session_max: usize,
     /// Slots in a session's lease table.
     pub table_slots: u32,
-    /// Holes cut into one subtree lease before it is revoked as a whole.
+    /// Holes cut into one lease before it is revoked as a whole.
     pub splits_max: u32,
-    /// For so long after that, nobody gets a subtree lease on that directory, or above, without asking for it: the
+    /// For so long after that, nobody gets a subtree lease on that directory, or above, without asking for it, nor one on its files: the
     /// sessions would collide again.
     pub contended_us: u64,
     /// Places whose last writers are remembered one by one. Beyond, all are merged, and every grant depends on them.
@@ -272,7 +294,7 @@ pub struct Stats {
     pub revocations: u64,
     /// Leases turned from write to read.
     pub downgrades: u64,
-    /// Holes cut into subtree leases.
+    /// Holes cut into leases on more than one inode.
     pub splits: u64,
     /// Logs sealed and applied because a lease moved.
     pub applications: u64,

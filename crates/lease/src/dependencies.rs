@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ashlar_types::{InodeId, LogPosition, SessionId};
 
-use crate::below::governing_parent;
 use crate::{Ancestry, Place};
 
 /// Marks at the places that writers have left. A mark at a subtree counts for all below it; one that moves out of it
@@ -71,18 +70,24 @@ impl Dependencies {
 
     /// Adds to `found` what the state of `inode` shows.
     pub fn collect(&self, inode: InodeId, ancestry: &impl Ancestry, found: &mut BTreeMap<SessionId, LogPosition>) {
+        let home = ancestry.home(inode);
         self.collect_at(Place::node(inode), found);
-        let mut next = Some(inode);
-        while let Some(inode) = next {
-            self.collect_at(Place::subtree(inode), found);
-            next = governing_parent(inode, ancestry);
+        self.collect_at(Place::subtree(inode), found);
+        if let Some(directory) = home.as_file() {
+            self.collect_at(Place::files(directory), found);
+        }
+        let mut next = home.directory;
+        while let Some(directory) = next {
+            self.collect_at(Place::subtree(directory), found);
+            next = ancestry.home(directory).directory;
         }
         for (session, position) in &self.floor {
             raise(found, *session, *position);
         }
     }
 
-    fn collect_at(&self, place: Place, found: &mut BTreeMap<SessionId, LogPosition>) {
+    /// Adds to `found` what is marked at one place.
+    pub fn collect_at(&self, place: Place, found: &mut BTreeMap<SessionId, LogPosition>) {
         for (session, position) in self.marks.get(&place).into_iter().flatten() {
             raise(found, *session, *position);
         }

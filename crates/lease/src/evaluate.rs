@@ -45,7 +45,7 @@ pub(crate) struct Demand {
 enum Change {
     /// It goes.
     Remove(Reason),
-    /// A subtree lease loses a part.
+    /// A lease on more than one inode loses a part.
     Cut { place: Place, keeps_read: bool },
     /// A write lease becomes a read lease.
     ReadOnly,
@@ -62,7 +62,7 @@ impl LeaseManager {
         is_using: &impl Fn(SessionId) -> bool,
     ) -> bool {
         let Some(work) = self.queue.front().cloned() else { return false };
-        let demands = self.demands(&work, ancestry);
+        let demands = self.demands(now_us, &work, ancestry);
         let held = demands.iter().filter(|demand| is_using(demand.session));
         let held = held.filter_map(|demand| Some((demand.session, self.held_until_us(demand, &work)?)));
         let held: Vec<_> = held.filter(|(_, until_us)| now_us < *until_us).collect();
@@ -108,16 +108,23 @@ impl LeaseManager {
         slot.live.then_some(slot.granted_us).into_iter().chain(shadows).max().map(|at| at + self.limits.hold_us)
     }
 
-    fn demands(&self, work: &Work, ancestry: &impl Ancestry) -> Vec<Demand> {
+    fn demands(&self, now_us: u64, work: &Work, ancestry: &impl Ancestry) -> Vec<Demand> {
         // What was revoked goes, even if it has moved out of the way by now.
         let revoked = self.announced.iter().filter(|demand| matches!(demand.change, Change::Remove(_)));
         let mut demands: BTreeSet<Demand> = revoked.copied().collect();
         match work {
             Work::Acquire { session, wants, .. } => {
-                let may_keep = wants.iter().all(|want| want.scope == Scope::Node);
+                let may_keep = wants.iter().all(|want| want.scope != Scope::Subtree);
                 for want in &merged(wants) {
-                    match want.scope {
-                        Scope::Node => self.demand_node(*session, want, may_keep, ancestry, &mut demands),
+                    let place = self.place_for(now_us, want, ancestry);
+                    match place.scope {
+                        Scope::Node if self.holds.nodes.contains_key(&want.inode) => {
+                            self.demand_shared(*session, want, &mut demands);
+                        }
+                        Scope::Node | Scope::Files => {
+                            let keeps_read = may_keep && want.mode == Mode::Read;
+                            self.demand_part(*session, want, place, keeps_read, ancestry, &mut demands);
+                        }
                         Scope::Subtree => self.demand_subtree(*session, want.inode, ancestry, &mut demands),
                     }
                 }
@@ -125,7 +132,7 @@ impl LeaseManager {
             }
             Work::Trim { session } => self.demand_room(*session, &[], ancestry, &mut demands),
             Work::Release { session, inode } => {
-                let places = [Place::node(*inode), Place::subtree(*inode)];
+                let places = [Place::node(*inode), Place::files(*inode), Place::subtree(*inode)];
                 let slots = places.iter().filter_map(|place| self.holds.slot_at(*place, *session));
                 demands.extend(slots.map(|slot| Demand::remove(*session, slot, Reason::Released)));
             }
@@ -151,22 +158,25 @@ impl LeaseManager {
         demands.extend(slots.map(|(_, slot)| Demand { session, slot: *slot, change }));
     }
 
-    fn demand_node(
-        &self,
-        session: SessionId,
-        want: &Want,
-        may_keep: bool,
-        ancestry: &impl Ancestry,
-        demands: &mut BTreeSet<Demand>,
-    ) {
-        let Want { inode, mode, .. } = *want;
-        let Some(holders) = self.holds.nodes.get(&inode) else {
-            if let Some(top) = self.holds.governing_subtree(Some(inode), ancestry) {
-                self.demand_cut(session, top, Place::node(inode), may_keep && mode == Mode::Read, demands);
-            }
-            return;
+    /// Where a session would hold what it wants, if it does not hold it yet.
+    fn place_for(&self, now_us: u64, want: &Want, ancestry: &impl Ancestry) -> Place {
+        let Want { inode, mode, scope } = *want;
+        if scope == Scope::Subtree {
+            return Place::subtree(inode);
+        }
+        if mode == Mode::Write || self.holds.nodes.contains_key(&inode) {
+            return Place::node(inode);
+        }
+        let may_share = |directory: &InodeId| {
+            self.holds.files.contains_key(directory) || scope == Scope::Files && !self.is_contended(now_us, *directory)
         };
-        for (holder, slot) in holders {
+        ancestry.home(inode).as_file().filter(may_share).map_or(Place::node(inode), Place::files)
+    }
+
+    /// Others have leases on the inode itself.
+    fn demand_shared(&self, session: SessionId, want: &Want, demands: &mut BTreeSet<Demand>) {
+        let Want { inode, mode, .. } = *want;
+        for (holder, slot) in self.holds.nodes.get(&inode).into_iter().flatten() {
             let (holder, slot) = (*holder, *slot);
             if holder == session {
                 // What else is known on this slot does not become writable with it.
@@ -182,6 +192,56 @@ impl LeaseManager {
         }
     }
 
+    /// `place` becomes a part of its own, of whatever governs the wanted inode now.
+    fn demand_part(
+        &self,
+        session: SessionId,
+        want: &Want,
+        place: Place,
+        keeps_read: bool,
+        ancestry: &impl Ancestry,
+        demands: &mut BTreeSet<Demand>,
+    ) {
+        match self.holds.governing(want.inode, ancestry) {
+            Some(Place { inode, scope: Scope::Subtree }) => {
+                self.demand_cut(session, inode, place, keeps_read, demands);
+            }
+            Some(Place { inode, scope: Scope::Files }) if want.mode == Mode::Write => {
+                self.demand_cut_of_files(session, inode, place, ancestry, demands);
+            }
+            _ => {}
+        }
+    }
+
+    /// Cuts `place` out of what others hold on the files of a directory.
+    fn demand_cut_of_files(
+        &self,
+        session: SessionId,
+        directory: InodeId,
+        place: Place,
+        ancestry: &impl Ancestry,
+        demands: &mut BTreeSet<Demand>,
+    ) {
+        let holders = || self.holds.files.get(&directory).into_iter().flatten().map(|(holder, slot)| (*holder, *slot));
+        if holders().any(|(holder, slot)| self.holds.slot(holder, slot).splits >= self.limits.splits_max) {
+            demands.extend(holders().map(|(holder, slot)| Demand::remove(holder, slot, Reason::TooManyHoles)));
+            return;
+        }
+        let others = holders().filter(|holder| holder.0 != session);
+        demands.extend(others.map(|(holder, slot)| Demand {
+            session: holder,
+            slot,
+            change: Change::Cut { place, keeps_read: false },
+        }));
+        // It reads alone what it could write without asking.
+        let is_own = |top: InodeId| self.holds.subtrees.get(&top).is_some_and(|holder| holder.0 == session);
+        let top = self.holds.governing_subtree(Some(directory), ancestry);
+        if holders().count() == 1 && top.is_some_and(is_own) {
+            let own = holders().filter(|holder| holder.0 == session);
+            demands.extend(own.map(|(holder, slot)| Demand::remove(holder, slot, Reason::Folded)));
+        }
+    }
+
     fn demand_subtree(
         &self,
         session: SessionId,
@@ -190,8 +250,7 @@ impl LeaseManager {
         demands: &mut BTreeSet<Demand>,
     ) {
         for inode in self.holds.below.with_others(directory, session) {
-            let holders = self.holds.nodes.get(&inode).into_iter().flatten().map(|(holder, slot)| (*holder, *slot));
-            let others = holders.chain(self.holds.subtrees.get(&inode).copied()).filter(|holder| holder.0 != session);
+            let others = self.holds.holders_at(inode).filter(|holder| holder.0 != session);
             demands.extend(others.map(|(holder, slot)| Demand::remove(holder, slot, Reason::Conflict)));
         }
         // One slot must stand for the directory and for what is below it.
@@ -361,26 +420,34 @@ impl LeaseManager {
 
     /// Has the session hold what it wants, with nobody in its way.
     fn give(&mut self, now_us: u64, session: SessionId, want: &Want, was_contended: bool, ancestry: &impl Ancestry) {
+        let mut shadows = BTreeSet::new();
+        let place = self.place_for(now_us, want, ancestry);
         if let Some(slot) = self.holds.slot_governing(session, want.inode, ancestry) {
-            if want.scope == Scope::Node {
-                if self.holds.slot(session, slot).mode < want.mode {
-                    self.holds.slot_mut(session, slot).mode = want.mode;
+            let state = self.holds.slot(session, slot);
+            if want.scope != Scope::Subtree {
+                if state.mode >= want.mode {
+                    return;
                 }
-                return;
-            }
-            if self.holds.slot_at(Place::node(want.inode), session).is_none() {
+                if state.place.is_some_and(|place| place.scope == Scope::Node) {
+                    self.holds.slot_mut(session, slot).mode = want.mode;
+                    return;
+                }
+                // It has read the file on this slot, together with others.
+                shadows.extend(state.live.then_some(slot));
+            } else if self.holds.slot_at(Place::node(want.inode), session).is_none() {
                 return;
             }
         }
-        let place = Place { inode: want.inode, scope: want.scope };
         let is_governed = self.holds.governing(want.inode, ancestry).is_some();
         let widest =
             if is_governed || was_contended { None } else { self.widest(now_us, session, want.inode, ancestry) };
-        match (widest, want.scope) {
-            (Some(top), _) => self.holds.add(Place::subtree(top), session, Mode::Write, ancestry),
-            (None, Scope::Subtree) => self.holds.add(place, session, Mode::Write, ancestry),
-            (None, Scope::Node) => self.holds.add(place, session, want.mode, ancestry),
+        let (place, mode) = match (widest, place.scope) {
+            (Some(top), _) => (Place::subtree(top), Mode::Write),
+            (None, Scope::Subtree) => (place, Mode::Write),
+            (None, Scope::Node | Scope::Files) => (place, want.mode),
         };
+        let slot = self.holds.add(place, session, mode, ancestry);
+        self.holds.set_shadows(session, slot, shadows);
     }
 
     fn answer(

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ashlar_types::{InodeId, LogPosition, SessionId};
 
-use crate::below::{Below, governing_parent};
+use crate::below::Below;
 use crate::{Ancestry, Mode, Place, Scope, SlotWord};
 
 /// A slot of a session's lease table.
@@ -80,10 +80,14 @@ impl Holder {
     }
 }
 
+/// Who holds places that several sessions may hold, on which slots.
+pub(crate) type Shared = BTreeMap<InodeId, BTreeMap<SessionId, u32>>;
+
 /// All leases.
 #[derive(Debug, Default)]
 pub(crate) struct Holds {
-    pub nodes: BTreeMap<InodeId, BTreeMap<SessionId, u32>>,
+    pub nodes: Shared,
+    pub files: Shared,
     pub subtrees: BTreeMap<InodeId, (SessionId, u32)>,
     pub holders: BTreeMap<SessionId, Holder>,
     pub below: Below,
@@ -98,7 +102,7 @@ impl Holds {
             if self.subtrees.contains_key(&inode) {
                 return Some(inode);
             }
-            next = governing_parent(inode, ancestry);
+            next = ancestry.home(inode).directory;
         }
         None
     }
@@ -108,17 +112,41 @@ impl Holds {
         if self.nodes.contains_key(&inode) {
             return Some(Place::node(inode));
         }
-        self.governing_subtree(Some(inode), ancestry).map(Place::subtree)
+        if self.subtrees.contains_key(&inode) {
+            return Some(Place::subtree(inode));
+        }
+        let home = ancestry.home(inode);
+        self.governing_in(home.directory, home.is_directory, ancestry)
+    }
+
+    /// The place that governs what is in a directory and has no lease of its own.
+    pub fn governing_in(
+        &self,
+        directory: Option<InodeId>,
+        is_directory: bool,
+        ancestry: &impl Ancestry,
+    ) -> Option<Place> {
+        match directory.filter(|directory| !is_directory && self.files.contains_key(directory)) {
+            Some(directory) => Some(Place::files(directory)),
+            None => self.governing_subtree(directory, ancestry).map(Place::subtree),
+        }
     }
 
     /// The slot on which a session holds a place.
     pub fn slot_at(&self, place: Place, session: SessionId) -> Option<u32> {
         match place.scope {
             Scope::Node => self.nodes.get(&place.inode)?.get(&session).copied(),
+            Scope::Files => self.files.get(&place.inode)?.get(&session).copied(),
             Scope::Subtree => {
                 self.subtrees.get(&place.inode).filter(|holder| holder.0 == session).map(|holder| holder.1)
             }
         }
+    }
+
+    /// Who holds leases at an inode, whatever their scope, and on which slots.
+    pub fn holders_at(&self, inode: InodeId) -> impl Iterator<Item = (SessionId, u32)> + '_ {
+        let shared = [&self.nodes, &self.files].into_iter().filter_map(move |shared| shared.get(&inode)).flatten();
+        shared.map(|(session, slot)| (*session, *slot)).chain(self.subtrees.get(&inode).copied())
     }
 
     /// The slot on which a session governs an inode.
@@ -261,17 +289,9 @@ impl Holds {
         holder.by_stamp.remove(&(state.stamp, slot));
         holder.free.insert(slot);
         match place.scope {
-            Scope::Node => {
-                if let Some(holders) = self.nodes.get_mut(&place.inode) {
-                    holders.remove(&session);
-                    if holders.is_empty() {
-                        self.nodes.remove(&place.inode);
-                    }
-                }
-            }
-            Scope::Subtree => {
-                self.subtrees.remove(&place.inode);
-            }
+            Scope::Node => leave(&mut self.nodes, place.inode, session),
+            Scope::Files => leave(&mut self.files, place.inode, session),
+            Scope::Subtree => drop(self.subtrees.remove(&place.inode)),
         }
         self.below.remove(place.inode, session);
     }
@@ -304,12 +324,18 @@ impl Holds {
 
     fn enter(&mut self, place: Place, session: SessionId, slot: u32) {
         match place.scope {
-            Scope::Node => {
-                self.nodes.entry(place.inode).or_default().insert(session, slot);
-            }
-            Scope::Subtree => {
-                self.subtrees.insert(place.inode, (session, slot));
-            }
+            Scope::Node => drop(self.nodes.entry(place.inode).or_default().insert(session, slot)),
+            Scope::Files => drop(self.files.entry(place.inode).or_default().insert(session, slot)),
+            Scope::Subtree => drop(self.subtrees.insert(place.inode, (session, slot))),
+        }
+    }
+}
+
+fn leave(shared: &mut Shared, inode: InodeId, session: SessionId) {
+    if let Some(holders) = shared.get_mut(&inode) {
+        holders.remove(&session);
+        if holders.is_empty() {
+            shared.remove(&inode);
         }
     }
 }

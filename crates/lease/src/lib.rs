@@ -11,11 +11,12 @@
 //! session has cached holds as long as the slot on which it was granted has the generation of the grant. So a
 //! revocation is a store by SharedFS, and needs no help from the holder: one that is stopped delays nobody.
 //!
-//! A lease stands at a [`Place`]: on one inode, or on a directory and all below it. Node leases are read (shared) or
-//! write (exclusive), subtree leases always write, with one holder. **Governing rule**: an inode is governed by the
-//! node leases on it, if there are any; else by the subtree lease on it or on its nearest ancestor that has one; else
-//! by nobody. So a node lease below another session's subtree lease is a hole in it. An inode with several links (not
-//! a directory), or with none, has no ancestors here.
+//! A lease stands at a [`Place`]: on one inode, on the files of a directory, or on a directory and all below it. Node leases are
+//! read (shared) or write (exclusive), those on files always read and shared, subtree leases always write, with one holder.
+//! **Governing rule**: an inode is governed by the node leases on it, if there are any; else, if it is no directory, by the leases on
+//! the files of its directory; else by the subtree lease on it or on its nearest ancestor that has one; else by nobody. So a
+//! narrower lease below another session's wider one is a hole in it. An inode with several links (not a directory), or with
+//! none, has no ancestors here.
 //!
 //! # Invariants
 //!
@@ -39,6 +40,10 @@
 //!   shadow is the slot that its holder knows.
 //! - *A moved directory with other sessions' leases below* needs no prohibition: places go by inode, and a lease
 //!   attached to the directory keeps governing all that was governed through it.
+//! - *Who looks at many files* would hold as many leases. One on all files of a directory needs no write lease below it to go:
+//!   what has one is a hole from the start. Who reads next joins it, as one cut out of it would have to be cut for all its readers; and
+//!   a session that writes one of the files beside them knows that file on both slots, so the wide one becomes the shadow
+//!   of the narrow one.
 //! - *A session's own new lease may hide its older one.* When the slot that governs an inode changes, the former slot
 //!   gets a new generation even though both are the same session's: a reader in the middle of a copy checks the old
 //!   one.
@@ -74,6 +79,7 @@ mod manager;
 mod tests;
 
 pub use command::{
-    Ancestry, Command, Grant, Hole, Limits, Mode, Place, Reason, RequestError, RequestId, Scope, SlotWord, Stats, Want,
+    Ancestry, Command, Grant, Hole, Home, Limits, Mode, Place, Reason, RequestError, RequestId, Scope, SlotWord, Stats,
+    Want,
 };
 pub use manager::LeaseManager;

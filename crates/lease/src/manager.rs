@@ -4,12 +4,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use ashlar_types::{InodeId, LogPosition, SessionId};
 
-use crate::below::governing_parent;
 use crate::dependencies::Dependencies;
 use crate::evaluate::{Demand, Work};
 use crate::holds::Holds;
 use crate::{
-    Ancestry, Command, Grant, Limits, Mode, Place, Reason, RequestError, RequestId, Scope, SlotWord, Stats, Want,
+    Ancestry, Command, Grant, Home, Limits, Mode, Place, Reason, RequestError, RequestId, Scope, SlotWord, Stats, Want,
 };
 
 /// Directories remembered as contended: enough for every session to quarrel in several, and forgetting one only costs
@@ -83,7 +82,10 @@ impl LeaseManager {
             manager.holds.take(word.slot, place, word.session, mode, ancestry);
             let slot = manager.holds.slot_mut(word.session, word.slot);
             slot.live = true;
-            manager.holds.set_dirty(word.session, word.slot);
+            // What can be read may have been written before. A directory's files can't, on that slot.
+            if place.scope != Scope::Files {
+                manager.holds.set_dirty(word.session, word.slot);
+            }
         }
         for (session, position) in applied {
             sessions.insert(*session);
@@ -119,6 +121,7 @@ impl LeaseManager {
     fn conflicts(&self, place: Place, mode: Mode, session: SessionId) -> bool {
         match place.scope {
             Scope::Subtree => self.holds.subtrees.contains_key(&place.inode),
+            Scope::Files => mode == Mode::Write || self.holds.slot_at(place, session).is_some(),
             Scope::Node => self.holds.nodes.get(&place.inode).is_some_and(|holders| {
                 holders.iter().any(|(holder, slot)| {
                     *holder == session || mode == Mode::Write || self.holds.slot(*holder, *slot).mode == Mode::Write
@@ -235,6 +238,22 @@ impl LeaseManager {
         Some((grant, self.dependencies(session, inode, ancestry)))
     }
 
+    /// Whether an inode, of which it is known where it is, is governed as all files of the directory are that have no lease of their own.
+    /// Whoever is granted one of those may be told its state too.
+    #[must_use]
+    pub fn is_among_files(&self, directory: InodeId, inode: InodeId, home: Home) -> bool {
+        home.as_file() == Some(directory) && !self.holds.nodes.contains_key(&inode)
+    }
+
+    /// What the state of such a file depends on, besides what that of every file of its directory does.
+    #[must_use]
+    pub fn own_dependencies(&self, session: SessionId, inode: InodeId) -> Vec<(SessionId, LogPosition)> {
+        let mut found = BTreeMap::new();
+        self.dependencies.collect_at(Place::node(inode), &mut found);
+        found.remove(&session);
+        found.into_iter().collect()
+    }
+
     /// Updates of other sessions that the inode's applied state shows and that are not known to be persistent.
     #[must_use]
     pub fn dependencies(
@@ -266,7 +285,7 @@ impl LeaseManager {
     }
 
     /// The session's log has made `inode` in `parent`. It knows the new inode on the lease by which it governs
-    /// `parent`: where that one doesn't cover it, the inode gets one of its own.
+    /// `parent`: where that one doesn't cover it, or the files of `parent` are read by others, the inode gets one of its own.
     pub fn handle_made(
         &mut self,
         session: SessionId,
@@ -277,8 +296,15 @@ impl LeaseManager {
     ) {
         let place = Place { inode, scope: if is_directory { Scope::Subtree } else { Scope::Node } };
         let is_known = self.holds.nodes.contains_key(&inode) || self.holds.subtrees.contains_key(&inode);
-        let Some(slot) = self.holds.slot_at(Place::node(parent), session) else { return };
-        if !is_known {
+        if is_known {
+            return;
+        }
+        let slot = self.holds.slot_at(Place::node(parent), session).or_else(|| {
+            let is_read = !is_directory && self.holds.files.contains_key(&parent);
+            let top = if is_read { self.holds.governing_subtree(Some(parent), ancestry) } else { None };
+            self.holds.slot_at(Place::subtree(top?), session)
+        });
+        if let Some(slot) = slot {
             self.attach(place, session, slot, ancestry);
         }
     }
@@ -295,27 +321,25 @@ impl LeaseManager {
         ancestry: &impl Ancestry,
     ) {
         let place = Place { inode, scope: if is_directory { Scope::Subtree } else { Scope::Node } };
-        let is_own = match place.scope {
-            Scope::Node => self.holds.nodes.contains_key(&inode) || self.holds.subtrees.contains_key(&inode),
-            Scope::Subtree => self.holds.subtrees.contains_key(&inode),
-        };
+        let has_node = !is_directory && self.holds.nodes.contains_key(&inode);
+        let is_own = has_node || self.holds.subtrees.contains_key(&inode);
         self.holds.below.moved(inode, to, ancestry);
         if is_own {
             return;
         }
-        let before = self.holds.governing_subtree(from, ancestry);
-        let after = self.holds.governing_subtree(to, ancestry);
-        if let (Some(before), true) = (before, before != after) {
-            let (session, slot) = self.holds.subtrees[&before];
+        let before = self.holds.governing_in(from, is_directory, ancestry);
+        let after = self.holds.governing_in(to, is_directory, ancestry);
+        // Who moves one of the files that are read together holds a lease of its own on it.
+        let top = before.filter(|before| before.scope == Scope::Subtree && Some(*before) != after);
+        if let Some(top) = top {
+            let (session, slot) = self.holds.subtrees[&top.inode];
             self.attach(place, session, slot, ancestry);
         }
     }
 
     /// The inode does not exist any more.
     pub fn handle_gone(&mut self, inode: InodeId) {
-        let nodes = self.holds.nodes.get(&inode).into_iter().flatten();
-        let mut slots: Vec<_> = nodes.map(|(session, slot)| (*session, *slot)).collect();
-        slots.extend(self.holds.subtrees.get(&inode));
+        let slots: Vec<_> = self.holds.holders_at(inode).collect();
         for (session, slot) in slots {
             let word = self.holds.bump(session, slot);
             self.push(Command::Revoke { word: SlotWord { mode: None, ..word }, reason: Reason::Gone });
@@ -355,7 +379,7 @@ impl LeaseManager {
 
     /// The session gives back what it holds on the inode itself.
     pub fn handle_release(&mut self, session: SessionId, inode: InodeId) {
-        let places = [Place::node(inode), Place::subtree(inode)];
+        let places = [Place::node(inode), Place::files(inode), Place::subtree(inode)];
         if places.iter().any(|place| self.holds.slot_at(*place, session).is_some()) {
             self.queue.push_back(Work::Release { session, inode });
         }
@@ -448,19 +472,23 @@ impl LeaseManager {
         ancestry: &impl Ancestry,
     ) -> Option<InodeId> {
         let mut widest = None;
-        let mut next = match governing_parent(inode, ancestry) {
+        let mut next = match ancestry.home(inode).directory {
             None if inode == InodeId::ROOT => Some(inode),
             parent => parent,
         };
         while let Some(directory) = next {
-            let is_contended = self.contended.get(&directory).is_some_and(|until_us| now_us < *until_us);
-            if is_contended || self.holds.below.has_others(directory, session) {
+            if self.is_contended(now_us, directory) || self.holds.below.has_others(directory, session) {
                 break;
             }
             widest = Some(directory);
-            next = governing_parent(directory, ancestry);
+            next = ancestry.home(directory).directory;
         }
         widest
+    }
+
+    /// Whether sessions have collided below this directory not long ago.
+    pub(crate) fn is_contended(&self, now_us: u64, directory: InodeId) -> bool {
+        self.contended.get(&directory).is_some_and(|until_us| now_us < *until_us)
     }
 
     /// Sessions collide below this directory: for a while, leases don't get as wide again.

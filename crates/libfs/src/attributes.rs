@@ -28,7 +28,12 @@ impl LibFs {
 
     /// As [`LibFs::attributes`], as a part of another operation.
     pub(crate) fn found(&self, id: InodeId) -> Outcome<Found> {
-        let guard = self.view(Claim::read(id))?;
+        self.found_by(Claim::read(id))
+    }
+
+    /// As [`LibFs::found`], with what else is claimed.
+    pub(crate) fn found_by(&self, claim: Claim) -> Outcome<Found> {
+        let (id, guard) = (claim.id, self.view(claim)?);
         Ok(Found { id, inode: guard.inode.clone().ok_or(Errno::ESTALE)? })
     }
 

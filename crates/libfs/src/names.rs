@@ -43,7 +43,7 @@ impl LibFs {
         if name == b"." || name == b".." {
             return self.lookup_dot(who, directory, name);
         }
-        self.look_up(who, directory, name).map(|(found, _)| found)
+        self.look_up(who, directory, name, false).map(|(found, _)| found)
     }
 
     /// `.` or `..` of a directory.
@@ -53,12 +53,14 @@ impl LibFs {
         if name == b"." { Ok(found) } else { self.found(found.inode.parent) }
     }
 
-    /// What a name leads to, and the lease by which the directory is known.
+    /// What a name leads to, and the lease by which the directory is known. `goes_on`: what is found there is looked into next, if it is a
+    /// directory.
     pub(crate) fn look_up(
         &self,
         who: &Credentials,
         directory: InodeId,
         name: &[u8],
+        goes_on: bool,
     ) -> Outcome<(Found, Option<Lease>)> {
         // One look at the directory answers both who may search it and what the name leads to.
         let claim = Claim::read(directory);
@@ -72,7 +74,9 @@ impl LibFs {
         loop {
             let (entry, lease) = self.entry_if(claim, name, check)?;
             let entry = entry.ok_or(Errno::ENOENT)?;
-            match self.found(entry.inode) {
+            let found = Claim::read(entry.inode);
+            let found = if goes_on && entry.kind == FileKind::Directory { found.with_entries() } else { found };
+            match self.found_by(found) {
                 // Removed since it was looked up: the next look-up says so.
                 Err(Errno::ESTALE) if self.entry_of(directory, name, false)? != Some(entry) => {}
                 found => return found.map(|found| (found, lease)),

@@ -114,7 +114,7 @@ impl LibFs {
                 around.paths().note(era, from, way_there, &way, End { directory: at, id: at });
             }
             let place = |found| Place { directory: at, name: SmallVec::from_slice(name), found, is_directory_wanted };
-            let found = match self.step(around.who(), at, name, &mut way) {
+            let found = match self.step(around.who(), at, name, is_last, &mut way) {
                 Ok(found) => found,
                 Err(Errno::ENOENT) if is_last => return Ok(Walked::Inside(place(None))),
                 Err(errno) => return Err(errno),
@@ -187,13 +187,13 @@ impl LibFs {
     }
 
     /// Looks up a name on a path's way.
-    fn step(&self, who: &Credentials, directory: InodeId, name: &[u8], way: &mut Way) -> Outcome<Found> {
+    fn step(&self, who: &Credentials, directory: InodeId, name: &[u8], is_last: bool, way: &mut Way) -> Outcome<Found> {
         if name == b"." || name == b".." {
             way.winds();
             return self.lookup_dot(who, directory, name);
         }
         let detours = self.detours.of(directory);
-        let (found, lease) = self.look_up(who, directory, name)?;
+        let (found, lease) = self.look_up(who, directory, name, !is_last)?;
         way.went_through(directory, detours, lease);
         Ok(found)
     }

@@ -437,7 +437,12 @@ impl LeaseWord {
     /// The word of a lease.
     #[must_use]
     pub fn new(generation: u64, scope: ScopeKind, write: bool) -> Self {
-        Self(generation << 16 | u64::from(scope == ScopeKind::Subtree) << 8 | if write { 2 } else { 1 })
+        let scope: u64 = match scope {
+            ScopeKind::Node => 0,
+            ScopeKind::Subtree => 1,
+            ScopeKind::Files => 2,
+        };
+        Self(generation << 16 | scope << 8 | if write { 2 } else { 1 })
     }
 
     /// The word of no lease.
@@ -467,7 +472,11 @@ impl LeaseWord {
     /// What it covers.
     #[must_use]
     pub fn scope(self) -> ScopeKind {
-        if self.0 >> 8 & 0xff == 1 { ScopeKind::Subtree } else { ScopeKind::Node }
+        match self.0 >> 8 & 0xff {
+            1 => ScopeKind::Subtree,
+            2 => ScopeKind::Files,
+            _ => ScopeKind::Node,
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::OperationCounts;
 
 /// The version of the protocol and of the shared memory's layout. A daemon understands this one only.
-pub const PROTOCOL_VERSION: u32 = 5;
+pub const PROTOCOL_VERSION: u32 = 6;
 
 /// What a session is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,6 +85,8 @@ pub struct Welcome {
 pub enum ScopeKind {
     /// One inode.
     Node,
+    /// The files of a directory that have no lease of their own, to read.
+    Files,
     /// A directory and all below it.
     Subtree,
 }

@@ -6,7 +6,7 @@ use ashlar_types::InodeId;
 use proptest::prelude::*;
 
 use super::world::{Check, Op, Plant, World};
-use crate::Limits;
+use crate::{Limits, Scope};
 
 const SESSIONS_MAX: usize = 4;
 
@@ -29,7 +29,8 @@ fn step(world: &mut World, step: u64) -> Check {
     let any = pick(&world.inodes(None), second).unwrap_or(InodeId::ROOT);
     let file = pick(&world.inodes(Some(false)), second);
     match action {
-        0..5 => world.read(session, any).map(|_| ())?,
+        0..2 => world.read(session, any).map(|_| ())?,
+        2..5 => world.read_in(session, any, Scope::Files).map(|_| ())?,
         5..9 => world.run(session, Op::Write { inode: any, value: step })?,
         9..13 => world.make(session, directory, action == 9).map(|_| ())?,
         13..16 => rename(world, session, any, directory)?,
@@ -127,8 +128,16 @@ fn random_steps_meet_everything_that_the_manager_can_say() {
         "revoke Gone",
         "revoke Released",
         "revoke TooManyHoles",
+        "revoke files Conflict",
+        "revoke files Ended",
+        "revoke files Evicted",
+        "revoke files Folded",
+        "revoke files Released",
+        "revoke files TooManyHoles",
         "serve",
         "split None",
+        "split Some((Files, false))",
+        "split Some((Files, true))",
         "split Some((Node, false))",
         "split Some((Node, true))",
         "split Some((Subtree, false))",

@@ -393,3 +393,150 @@ fn a_revocation_says_why() {
     let Some(Command::Revoke { word, reason: Reason::Released }) = command else { panic!("{command:?}") };
     assert_eq!((word.session, word.inode, word.mode), (other, file, None));
 }
+
+/// A directory of files that nobody holds anything on, but for the directory itself, so that nobody gets all of it.
+fn files_of_nobody(world: &mut World, count: usize) -> (InodeId, Vec<InodeId>) {
+    let (maker, first, second) = (world.begin(), world.begin(), world.begin());
+    let directory = world.make(maker, ROOT, true).unwrap();
+    let files = (0..count).map(|_| world.make(maker, directory, false).unwrap()).collect();
+    world.end(maker).unwrap();
+    world.read(first, directory).unwrap();
+    world.read(second, directory).unwrap();
+    world.release(first, ROOT).unwrap();
+    (directory, files)
+}
+
+#[test]
+fn one_lease_to_read_stands_for_all_files_of_a_directory() {
+    let mut world = world(quick());
+    let (directory, files) = files_of_nobody(&mut world, 5);
+    let readers = [world.begin(), world.begin()];
+    for reader in readers {
+        world.read_in(reader, files[0], Scope::Files).unwrap();
+        assert_eq!((world.word(reader, files[0]).inode, world.word(reader, files[0]).scope), (directory, Scope::Files));
+        assert!(files.iter().all(|file| world.is_valid(reader, *file, Mode::Read)));
+    }
+    assert!(files.iter().all(|file| world.is_valid(readers[0], *file, Mode::Read)), "readers share it");
+    // Who asks for less joins them.
+    let third = world.begin();
+    world.read(third, files[1]).unwrap();
+    assert_eq!(world.word(third, files[1]).scope, Scope::Files);
+    assert!(!world.is_valid(third, files[2], Mode::Write));
+}
+
+#[test]
+fn a_writer_cuts_its_file_out_of_what_others_read_and_is_cut_off_with_its_own_reading() {
+    let mut world = world(quick());
+    let (_, files) = files_of_nobody(&mut world, 3);
+    let (reader, writer, third) = (world.begin(), world.begin(), world.begin());
+    for session in [reader, writer] {
+        world.read_in(session, files[0], Scope::Files).unwrap();
+    }
+    world.run(writer, Op::Write { inode: files[0], value: 1 }).unwrap();
+    assert!(files.iter().all(|file| !world.is_valid(reader, *file, Mode::Read)));
+    assert!(world.is_valid(writer, files[0], Mode::Write) && world.is_valid(writer, files[1], Mode::Read));
+    // The writer knew the file on its lease to read, too: whoever takes one takes both.
+    world.read(writer, files[1]).unwrap();
+    world.run(third, Op::Write { inode: files[0], value: 2 }).unwrap();
+    assert!(!world.is_valid(writer, files[1], Mode::Read));
+    world.check().unwrap();
+    // All it needs to be told anew is told with one file.
+    world.read(reader, files[1]).unwrap();
+    assert!(world.is_valid(reader, files[2], Mode::Read));
+}
+
+#[test]
+fn a_reader_in_the_middle_is_told_though_its_session_has_written_since() {
+    let mut world = world(quick());
+    let (_, files) = files_of_nobody(&mut world, 2);
+    let (session, other) = (world.begin(), world.begin());
+    world.read_in(session, files[0], Scope::Files).unwrap();
+    // The lease to write it is granted, and taken again before anything is written.
+    world.acquire(session, &[write(files[0])]).unwrap();
+    world.run(other, Op::Write { inode: files[0], value: 1 }).unwrap();
+    world.check().unwrap();
+}
+
+#[test]
+fn who_reads_alone_what_it_could_write_writes_it_all() {
+    let mut world = world(quick());
+    let (owner, reader) = (world.begin(), world.begin());
+    let directory = world.make(owner, ROOT, true).unwrap();
+    let files: Vec<_> = (0..3).map(|_| world.make(owner, directory, false).unwrap()).collect();
+    world.digest(owner, usize::MAX).unwrap();
+    world.read_in(reader, files[0], Scope::Files).unwrap();
+    assert_eq!(world.seals[&owner], 1);
+    world.read(owner, files[0]).unwrap();
+    world.read(owner, files[1]).unwrap();
+    assert_eq!(world.word(owner, files[1]).scope, Scope::Files);
+    // While somebody else reads, one file at a time is cut out, and what its kernel knows of the others stays true.
+    world.run(owner, Op::Write { inode: files[0], value: 1 }).unwrap();
+    assert_eq!(world.word(owner, files[0]).scope, Scope::Node);
+    world.run(reader, Op::Write { inode: files[1], value: 1 }).unwrap();
+    world.read_kernel(owner, files[1]).unwrap();
+    world.end(reader).unwrap();
+    world.run(owner, Op::Write { inode: files[2], value: 2 }).unwrap();
+    assert_eq!(world.word(owner, files[2]).scope, Scope::Subtree);
+}
+
+#[test]
+fn a_file_that_is_moved_among_files_that_others_read_stays_with_whom_it_was() {
+    let mut world = world(quick());
+    let (mover, reader) = (world.begin(), world.begin());
+    let (here, there) = (world.make(mover, ROOT, true).unwrap(), world.make(mover, ROOT, true).unwrap());
+    let (moved, read) = (world.make(mover, here, false).unwrap(), world.make(mover, there, false).unwrap());
+    world.digest(mover, usize::MAX).unwrap();
+    world.read_in(reader, read, Scope::Files).unwrap();
+    world.run(mover, Op::Rename { inode: moved, from: here, to: there }).unwrap();
+    let made = world.make(mover, there, false).unwrap();
+    world.digest(mover, usize::MAX).unwrap();
+    assert!(world.is_valid(mover, moved, Mode::Write) && world.is_valid(mover, made, Mode::Write));
+    for file in [moved, made] {
+        world.read(reader, file).unwrap();
+        world.run(mover, Op::Write { inode: file, value: 1 }).unwrap();
+        world.check().unwrap();
+        assert_eq!(world.read(reader, file), Ok(1));
+    }
+}
+
+#[test]
+fn who_reads_alone_what_it_could_not_write_keeps_what_its_kernel_knows() {
+    let mut world = world(quick());
+    let (_, files) = files_of_nobody(&mut world, 2);
+    let (reader, other) = (world.begin(), world.begin());
+    world.read_in(reader, files[0], Scope::Files).unwrap();
+    world.read(reader, files[1]).unwrap();
+    world.run(reader, Op::Write { inode: files[0], value: 1 }).unwrap();
+    world.run(other, Op::Write { inode: files[1], value: 2 }).unwrap();
+    world.read_kernel(reader, files[1]).unwrap();
+}
+
+#[test]
+fn a_lease_on_files_that_was_split_too_often_goes_from_all_who_read() {
+    let mut world = world(Limits { splits_max: 2, ..quick() });
+    let (_, files) = files_of_nobody(&mut world, 4);
+    let (first, second, writer) = (world.begin(), world.begin(), world.begin());
+    for reader in [first, second, writer] {
+        world.read_in(reader, files[3], Scope::Files).unwrap();
+    }
+    for file in &files[..3] {
+        world.run(writer, Op::Write { inode: *file, value: 1 }).unwrap();
+    }
+    // For a while the files are read one by one.
+    for reader in [first, second, writer] {
+        world.read_in(reader, files[3], Scope::Files).unwrap();
+        assert_eq!(world.word(reader, files[3]).scope, Scope::Node);
+    }
+}
+
+#[test]
+fn a_directory_that_is_removed_leaves_no_lease_on_its_files() {
+    let mut world = world(quick());
+    let (directory, files) = files_of_nobody(&mut world, 1);
+    let (reader, remover) = (world.begin(), world.begin());
+    world.read_in(reader, files[0], Scope::Files).unwrap();
+    world.run(remover, Op::Unlink { inode: files[0], from: directory, keep: false }).unwrap();
+    world.run(remover, Op::Unlink { inode: directory, from: ROOT, keep: false }).unwrap();
+    world.digest(remover, usize::MAX).unwrap();
+    world.read(reader, ROOT).unwrap();
+}

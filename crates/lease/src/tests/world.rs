@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ashlar_types::{InodeId, LogPosition, SessionId};
 
-use crate::{Ancestry, Command, LeaseManager, Limits, Mode, Reason, Scope, SlotWord, Want};
+use crate::{Ancestry, Command, Home, LeaseManager, Limits, Mode, Reason, Scope, SlotWord, Want};
 
 /// A bug in the shell, for the canaries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,15 +32,12 @@ pub struct Inode {
 pub struct Tree(pub BTreeMap<InodeId, Inode>);
 
 impl Ancestry for Tree {
-    fn parent(&self, inode: InodeId) -> Option<InodeId> {
-        match inode {
-            InodeId::ROOT | InodeId::RENAME => Some(InodeId::ROOT),
-            _ => self.0.get(&inode)?.parents.first().copied(),
+    fn home(&self, inode: InodeId) -> Home {
+        if inode == InodeId::RENAME {
+            return Home { directory: Some(InodeId::ROOT), is_directory: true };
         }
-    }
-
-    fn is_shared(&self, inode: InodeId) -> bool {
-        self.0.get(&inode).is_some_and(|inode| inode.parents.len() > 1)
+        let is_directory = self.0.get(&inode).is_some_and(|inode| inode.is_directory);
+        Home { directory: self.governing_parent(inode), is_directory }
     }
 }
 
@@ -115,7 +112,7 @@ impl Tree {
             if inode == top {
                 return true;
             }
-            next = self.parent(inode).filter(|parent| *parent != inode);
+            next = self.0.get(&inode).and_then(|inode| inode.parents.first().copied());
         }
         false
     }
@@ -133,6 +130,8 @@ type Clock = BTreeMap<SessionId, LogPosition>;
 #[derive(Debug, Default)]
 struct Session {
     cached: BTreeMap<InodeId, Cached>,
+    /// Threads that are in the middle of reading: they look at the word again when they are done.
+    readers: BTreeMap<InodeId, Cached>,
     kernel: BTreeMap<InodeId, Inode>,
     log: Vec<(Op, LogPosition)>,
     position: LogPosition,
@@ -210,10 +209,12 @@ impl World {
     }
 
     pub fn is_valid(&self, session: SessionId, inode: InodeId, mode: Mode) -> bool {
-        self.sessions[&session].cached.get(&inode).is_some_and(|cached| {
-            let word = &self.words[&(session, cached.slot)];
-            word.generation == cached.generation && word.mode.is_some_and(|held| held >= mode)
-        })
+        self.sessions[&session].cached.get(&inode).is_some_and(|cached| self.stands(session, cached, mode))
+    }
+
+    fn stands(&self, session: SessionId, cached: &Cached, mode: Mode) -> bool {
+        let word = &self.words[&(session, cached.slot)];
+        word.generation == cached.generation && word.mode.is_some_and(|held| held >= mode)
     }
 
     pub fn word(&self, session: SessionId, inode: InodeId) -> SlotWord {
@@ -222,13 +223,20 @@ impl World {
 
     /// What a read finds, asked for only if the session has no valid state.
     pub fn read(&mut self, session: SessionId, inode: InodeId) -> Check<u64> {
+        self.read_in(session, inode, Scope::Node)
+    }
+
+    /// The same, by a lease of this scope.
+    pub fn read_in(&mut self, session: SessionId, inode: InodeId, scope: Scope) -> Check<u64> {
         if !self.is_valid(session, inode, Mode::Read) {
-            self.acquire(session, &[Want { inode, mode: Mode::Read, scope: Scope::Node }])?;
+            self.acquire(session, &[Want { inode, mode: Mode::Read, scope }])?;
         }
         self.check_cached(session, inode)?;
-        let state = self.sessions[&session].cached[&inode].state.clone();
-        let value = state.value;
-        self.session(session).kernel.insert(inode, state);
+        let cached = self.sessions[&session].cached[&inode].clone();
+        let value = cached.state.value;
+        let session = self.session(session);
+        session.kernel.insert(inode, cached.state.clone());
+        session.readers.insert(inode, cached);
         Ok(value)
     }
 
@@ -296,6 +304,8 @@ impl World {
                 _ => self.sessions[&session].cached[&inode].clone(),
             };
             let session = self.session(session);
+            // Threads of one session know of each other.
+            session.readers.remove(&inode);
             session.kernel.insert(inode, state.clone());
             session.cached.insert(inode, Cached { state, ..known_on });
         }
@@ -318,7 +328,10 @@ impl World {
     }
 
     fn check_cached(&self, session: SessionId, inode: InodeId) -> Check {
-        let cached = &self.sessions[&session].cached[&inode].state;
+        self.check_state(session, inode, &self.sessions[&session].cached[&inode].state)
+    }
+
+    fn check_state(&self, session: SessionId, inode: InodeId, cached: &Inode) -> Check {
         match self.truth.0.get(&inode) {
             Some(truth) if truth != cached => {
                 Err(format!("{session} takes {cached:?} of {inode} for valid, but it is {truth:?}"))
@@ -362,6 +375,7 @@ impl World {
                     }
                     for grant in grants {
                         self.take_grant(session, grant.inode, grant.word)?;
+                        self.take_files(session, grant.inode, grant.word)?;
                     }
                 }
                 Command::Wait { until_us } => self.now_us = self.now_us.max(until_us),
@@ -428,6 +442,24 @@ impl World {
         Ok(())
     }
 
+    /// What else is in the directory comes along, as far as the lease covers it.
+    fn take_files(&mut self, session: SessionId, granted: InodeId, word: SlotWord) -> Check {
+        let directory = self.applied.home(granted).as_file().filter(|_| word.scope != Scope::Node);
+        let Some(directory) = directory else { return Ok(()) };
+        let files: Vec<_> = self.applied.0[&directory].children.iter().copied().collect();
+        for inode in files {
+            let is_covered = self.manager.is_among_files(directory, inode, self.applied.home(inode));
+            if is_covered && !self.is_valid(session, inode, Mode::Read) {
+                let shown = self.manager.own_dependencies(session, inode);
+                if self.plant != Plant::DependenciesLost {
+                    join(&mut self.session(session).pending, &shown.into_iter().collect());
+                }
+                self.take_grant(session, inode, word)?;
+            }
+        }
+        Ok(())
+    }
+
     fn has_logged(&self, session: SessionId, inode: InodeId) -> bool {
         self.sessions[&session].log.iter().any(|(op, _)| op.touches().contains(&inode))
     }
@@ -461,7 +493,7 @@ impl World {
             Scope::Node => {
                 session.kernel.remove(&inode);
             }
-            Scope::Subtree => session.kernel.clear(),
+            Scope::Files | Scope::Subtree => session.kernel.clear(),
         }
     }
 
@@ -563,6 +595,10 @@ impl World {
             for inode in state.cached.keys().filter(|inode| self.is_valid(*session, **inode, Mode::Read)) {
                 self.check_cached(*session, *inode)?;
             }
+            for (inode, cached) in state.readers.iter().filter(|(_, cached)| self.stands(*session, cached, Mode::Read))
+            {
+                self.check_state(*session, *inode, &cached.state)?;
+            }
         }
         Ok(())
     }
@@ -570,6 +606,7 @@ impl World {
 
 fn label(command: &Command) -> String {
     match command {
+        Command::Revoke { word, reason } if word.scope == Scope::Files => format!("revoke files {reason:?}"),
         Command::Revoke { reason, .. } => format!("revoke {reason:?}"),
         Command::Split { hole, .. } => format!("split {:?}", hole.map(|hole| (hole.scope, hole.keeps_read))),
         Command::Attach { word } if word.slot == SlotWord::UNRECORDED => "attach beyond the table".to_owned(),
