@@ -36,7 +36,6 @@ pub fn serve(arguments: &MountProcessArguments, ready: &dyn Fn()) -> Result<Exit
     daemon::end_with_any_thread();
     let directory = &arguments.directory;
     let place = Place::at(arguments.arena.clone())?;
-    let record = MountRecord { directory: directory.clone(), arena: arguments.arena.clone(), pid: std::process::id() };
     let said = std::env::var_os(PATIENCE_VARIABLE);
     let session = LibFs::connect(&Options {
         socket: place.socket(),
@@ -52,6 +51,9 @@ pub fn serve(arguments: &MountProcessArguments, ready: &dyn Fn()) -> Result<Exit
         ..MountOptions::default()
     };
     let mount = Mount::new(session.clone(), directory, options)?;
+    let device = mount.device_number();
+    let record =
+        MountRecord { directory: directory.clone(), arena: arguments.arena.clone(), pid: std::process::id(), device };
     record.write()?;
     unmount_on_signal(directory)?;
     ready();

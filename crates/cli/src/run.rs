@@ -6,7 +6,7 @@ mod system_calls;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::io::IsTerminal;
+use std::io::{ErrorKind, IsTerminal};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use crate::run::report::Counts;
 
 /// The library that is loaded: beside the command where it was built, below `lib` where it was installed.
 const LIBRARY: &str = "libashlar_preload.so";
-const PLACES: [&str; 2] = ["", "../lib/ashlar"];
+const LIBRARY_INSTALLED: &str = "lib/ashlar/libashlar_preload.so";
 /// Where it keeps what it has found out about a libc, and its patched code: where programs may be run from.
 const PLANS_OF_ROOT: &str = "/var/cache/ashlar/plans";
 /// Programs that can't be run have these exit statuses in shells.
@@ -100,14 +100,16 @@ fn not_run(program: &OsStr, error: &std::io::Error) -> ExitCode {
 fn library() -> Result<PathBuf, CliError> {
     let program = std::env::current_exe().map_err(CliError::system("finding this program"))?;
     let directory = program.parent().unwrap_or(Path::new("/"));
-    let found = PLACES.iter().map(|place| directory.join(place).join(LIBRARY)).find(|path| path.exists());
-    let found = found.ok_or_else(|| CliError::NoLibrary(directory.join(LIBRARY)))?;
-    let library = fs::canonicalize(&found).map_err(CliError::system(format!("finding {}", found.display())))?;
-    // The dynamic linker would say so for each program that is run, and run it without.
-    match File::open(&library) {
-        Ok(_) => Ok(library),
-        Err(error) => Err(CliError::UnreadableLibrary { library, error }),
+    let above = directory.parent().unwrap_or(directory);
+    for library in [directory.join(LIBRARY), above.join(LIBRARY_INSTALLED)] {
+        // The dynamic linker would say so for each program that is run, and run it without.
+        match File::open(&library) {
+            Ok(_) => return Ok(library),
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(CliError::UnreadableLibrary { library, error }),
+        }
     }
+    Err(CliError::NoLibrary(directory.join(LIBRARY)))
 }
 
 /// All mounts that can be used, with the sockets of their daemons.
@@ -142,5 +144,6 @@ fn plans() -> Option<PathBuf> {
         let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
         cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))?.join("ashlar")
     };
-    fs::create_dir_all(&directory).ok().map(|()| directory)
+    let is_there = directory.is_dir() || fs::create_dir_all(&directory).is_ok();
+    is_there.then_some(directory)
 }

@@ -80,6 +80,7 @@ pub enum MountError {
 pub struct Mount<F: FileSystem = LibFs> {
     server: Arc<Server<F>>,
     mount_point: PathBuf,
+    device_number: u64,
 }
 
 impl<F: FileSystem> Mount<F> {
@@ -109,13 +110,19 @@ impl<F: FileSystem> Mount<F> {
         detach.keep();
         let threads = if options.threads == 0 { default_threads() } else { options.threads };
         let server = Arc::new(Server::new(file_system, device, threads, agreement));
-        Ok(Self { server, mount_point })
+        Ok(Self { server, mount_point, device_number: number })
     }
 
     /// Where it's mounted, without symbolic links.
     #[must_use]
     pub fn mount_point(&self) -> &Path {
         &self.mount_point
+    }
+
+    /// The device number that its files show.
+    #[must_use]
+    pub const fn device_number(&self) -> u64 {
+        self.device_number
     }
 
     /// Serves the mount until it's unmounted. The session is not ended then: its owner does that.

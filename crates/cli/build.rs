@@ -1,0 +1,15 @@
+//! Has the unwinder linked into the command: one library less to load for each program that `ashlar run` starts.
+
+use std::process::Command;
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
+    let found = Command::new(compiler).arg("-print-file-name=libgcc_eh.a").output();
+    let path = found.ok().and_then(|found| String::from_utf8(found.stdout).ok()).unwrap_or_default();
+    // Where the compiler has none, the shared one is loaded.
+    if let Some(directory) = std::path::Path::new(path.trim()).parent().filter(|directory| directory.is_absolute()) {
+        println!("cargo::rustc-link-search=native={}", directory.display());
+        println!("cargo::rustc-link-lib=static:+whole-archive=gcc_eh");
+    }
+}
