@@ -1,7 +1,7 @@
 //! The time before a process has a session: the kernel serves it.
 //!
-//! A session costs as much as some hundred calls through FUSE, and most programs make fewer than that and end. So the first calls are the
-//! kernel's. A program that goes on has a session opened, and what it has opened meanwhile is taken over: a descriptor that the kernel has
+//! A session costs as much as some hundred calls through FUSE, and most programs make fewer than that and end, or have others do the work.
+//! So the first calls are the kernel's, and those that follow a fork. A program that goes on has a session opened, and what it has opened meanwhile is taken over: a descriptor that the kernel has
 //! given out since is a *candidate*, and what is done with it is looked at. One whose open file others may share (it was duplicated, or
 //! passed on, or there was a fork) stays the kernel's.
 //!
@@ -37,6 +37,14 @@ pub(crate) fn begin(given: Option<u32>) {
 pub(crate) fn begin_again() {
     USED.store(0, Ordering::Relaxed);
     LEFT.store(GIVEN.load(Ordering::Relaxed), Ordering::Relaxed);
+}
+
+/// The process makes another one. All that is open is the kernel's then, and what a session knows the other one changes: a shell that does
+/// little between the programs that it runs gets none.
+pub(crate) fn make_process() {
+    if is_on() {
+        LEFT.store(GIVEN.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
 }
 
 /// Whether the kernel serves the process.

@@ -12,7 +12,7 @@ use ashlar_wire::{PATIENCE_MS, SessionKind, decode_mounts};
 
 use crate::arch::system_call;
 use crate::heap::Held;
-use crate::submounts::{self, Covered};
+use crate::submounts::{Covered, Table};
 use crate::{deferred, descriptors, materialise};
 
 /// Mounts that a process can use.
@@ -147,9 +147,7 @@ pub(crate) fn open(number: u32) -> Option<&'static Session> {
 
 fn connect(number: u32) -> Result<Session, String> {
     let mount = &mounts()[number as usize];
-    if !submounts::is_writable_ashlar(&mount.path) {
-        return Err(NOT_MOUNTED.into());
-    }
+    let table = Table::read().filter(|table| table.has_writable_ashlar(&mount.path)).ok_or(NOT_MOUNTED)?;
     let label = std::fs::read_to_string("/proc/self/comm").unwrap_or_default().trim_end().to_owned();
     let options = Options {
         socket: mount.socket.clone(),
@@ -165,7 +163,7 @@ fn connect(number: u32) -> Result<Session, String> {
     note_descriptors(&before);
     // The mount comes last: where SharedFS is away, it lets whoever asks wait, and then does not know why.
     let (root, device) = look_at(mount).inspect_err(|_| fs.leave())?;
-    let covered = Covered::new(&mount.path, &fs);
+    let covered = Covered::new(table, &mount.path, &fs);
     let admitted = Credentials { checked: true, ..who.clone() };
     Ok(Session { number, fs, who, admitted, device, covered, paths: Paths::default(), root })
 }

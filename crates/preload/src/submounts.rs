@@ -1,6 +1,7 @@
 //! What is mounted: whether a mount is an Ashlar that may be written, and what is mounted inside it. There LibFS must not look.
 
 use std::fs::File;
+use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -12,9 +13,29 @@ use crate::arch::{system_call, ticks};
 
 const TABLE: &str = "/proc/self/mountinfo";
 
-/// Whether what is mounted topmost on a path is an Ashlar, and may be written.
-pub(crate) fn is_writable_ashlar(path: &[u8]) -> bool {
-    std::fs::read(TABLE).is_ok_and(|table| is_writable_ashlar_in(&table, path))
+/// More than most tables are long: each read of one has the kernel write it anew from the line on where the last one ended.
+const TABLE_BYTES: usize = 32 << 10;
+
+/// What the kernel says is mounted. It says through the file when that has changed since it was opened.
+#[derive(Debug)]
+pub(crate) struct Table {
+    file: File,
+    text: Vec<u8>,
+}
+
+impl Table {
+    /// Reads the table.
+    pub(crate) fn read() -> Option<Self> {
+        let mut file = File::open(TABLE).ok()?;
+        let mut text = Vec::with_capacity(TABLE_BYTES);
+        file.read_to_end(&mut text).ok()?;
+        Some(Self { file, text })
+    }
+
+    /// Whether what is mounted topmost on a path is an Ashlar, and may be written.
+    pub(crate) fn has_writable_ashlar(&self, path: &[u8]) -> bool {
+        is_writable_ashlar_in(&self.text, path)
+    }
 }
 
 fn is_writable_ashlar_in(table: &[u8], path: &[u8]) -> bool {
@@ -56,29 +77,26 @@ pub(crate) struct Covered {
 }
 
 impl Covered {
-    /// Those of the mount on a path.
-    pub(crate) fn new(path: &[u8], fs: &LibFs) -> Self {
-        // The kernel says through it when something was mounted. It is opened before the table is read.
-        let table = File::open(TABLE).ok().and_then(|low| crate::materialise::high(low.into()).ok()).map(File::from);
+    /// Those of the mount on a path, by a table in which it stands.
+    pub(crate) fn new(table: Table, path: &[u8], fs: &LibFs) -> Self {
         let covered = Self {
-            table,
+            table: crate::materialise::high(table.file.into()).ok().map(File::from),
             looked: AtomicU64::new(ticks()),
             is_any: AtomicBool::new(false),
             era: AtomicU64::new(0),
             directories: Mutex::default(),
             is_gone: AtomicBool::new(false),
         };
-        covered.read(path, fs);
+        covered.take(&table.text, path, fs);
         covered
     }
 
-    fn read(&self, path: &[u8], fs: &LibFs) {
-        let Ok(table) = std::fs::read(TABLE) else { return };
-        if !is_writable_ashlar_in(&table, path) {
+    fn take(&self, table: &[u8], path: &[u8], fs: &LibFs) {
+        if !is_writable_ashlar_in(table, path) {
             self.is_gone.store(true, Ordering::Relaxed);
             return;
         }
-        let directories = below(&table, path, fs);
+        let directories = below(table, path, fs);
         self.is_any.store(!directories.is_empty(), Ordering::Relaxed);
         *self.directories.lock().unwrap_or_else(PoisonError::into_inner) = directories;
         self.era.fetch_add(1, Ordering::Release);
@@ -93,7 +111,9 @@ impl Covered {
         IS_SUSPECTED.store(false, Ordering::Relaxed);
         self.looked.store(ticks(), Ordering::Relaxed);
         if self.has_changed() {
-            self.read(path, fs);
+            if let Ok(table) = std::fs::read(TABLE) {
+                self.take(&table, path, fs);
+            }
         }
     }
 

@@ -146,6 +146,7 @@ fn make_process(call: &Frame) -> Served {
     match making(call)? {
         Some(Making::Fork) => {
             materialise::all();
+            deferred::make_process();
             let locks = session::hold();
             let result = kernel(call);
             drop(locks);
@@ -156,6 +157,7 @@ fn make_process(call: &Frame) -> Served {
         }
         Some(Making::Vfork) => {
             materialise::all();
+            deferred::make_process();
             hook::lend();
             Ok(None)
         }

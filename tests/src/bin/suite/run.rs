@@ -152,6 +152,12 @@ fn short() -> Outcome<Verdict> {
     let done = run(Front::Run.command("sh").args(["-euc", script]).current_dir(site.point(0)))?.success()?;
     ensure!(done.output.split_whitespace().eq(["one", "a", "c", "1"]), "the commands say {}", done.told());
     ensure!(opened(&site)? == before, "short commands have opened sessions");
+    let script = "i=0; while [ $i -lt 100 ]; do echo $i > f$i; cat f$i > g; i=$((i+1)); done; cat g";
+    let done = run(Front::Run.command("sh").args(["-euc", script]).current_dir(site.point(0)))?.success()?;
+    ensure!(
+        done.output.trim() == "99" && opened(&site)? == before,
+        "a shell that has others do the work has a session"
+    );
     let script = "i=0; while [ $i -lt 100 ]; do echo $i > f$i; i=$((i+1)); done; cat f99";
     let done = run(Front::Run.command("sh").args(["-euc", script]).current_dir(site.point(0)))?.success()?;
     ensure!(done.output.trim() == "99" && opened(&site)? == before + 1, "a long script has no session of its own");
