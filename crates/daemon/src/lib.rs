@@ -36,6 +36,7 @@ mod materialise;
 mod notify;
 mod opener;
 mod page;
+mod pool;
 mod quota;
 mod recovery;
 mod serve;
@@ -87,6 +88,8 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     threads.push(std::thread::spawn(move || sessions::watch_thread(&watched, &died)));
     let ender = Arc::clone(&shared);
     threads.push(std::thread::spawn(move || sessions::end_thread(&ender, &dead)));
+    let filler = Arc::clone(&shared);
+    threads.push(std::thread::spawn(move || pool::fill_thread(&filler)));
     threads.push(std::thread::spawn(move || {
         for _ in signals.forever() {
             tracing::info!("told to end");

@@ -60,6 +60,59 @@ pub struct SessionFiles {
     pub leases: File,
 }
 
+/// A session without an owner: all its files are there, and say nothing of whose they are.
+pub struct Blank {
+    /// Its number.
+    pub id: SessionId,
+    token: u64,
+    log: (SessionLog, Arc<Mapping>, u64),
+    control: Control,
+    leases: (LeaseTable<Arc<Mapping>>, Arc<Mapping>),
+    files: SessionFiles,
+}
+
+impl Blank {
+    /// Makes the files of a session; the first `allocated` bytes of its log have room.
+    ///
+    /// # Errors
+    /// [`SessionError`]; what was made is removed again.
+    pub fn make(arena: &Arena, id: SessionId, log_bytes: u64, allocated: u64) -> Result<Self, SessionError> {
+        let made = Self::make_files(arena, id, log_bytes, allocated);
+        if made.is_err() {
+            // What can't be removed now goes at the next start.
+            let _ = arena.remove_session(id);
+        }
+        made
+    }
+
+    fn make_files(arena: &Arena, id: SessionId, log_bytes: u64, allocated: u64) -> Result<Self, SessionError> {
+        let medium = arena.medium();
+        let log_file = arena.session_file(id, SessionFile::Log, log_bytes, allocated)?;
+        let log_memory = Arc::new(Mapping::map(&log_file, log_bytes, MappingAccess::ReadWrite, medium)?);
+        let log = Log::format(Arc::clone(&log_memory), LogGeneration(1))?;
+        let control_file = arena.session_file(id, SessionFile::Control, CONTROL_BYTES, CONTROL_BYTES)?;
+        let control = map_control(arena, &control_file)?;
+        control.format(id);
+        let leases_file = arena.session_file(id, SessionFile::Leases, LEASE_TABLE_BYTES, LEASE_TABLE_BYTES)?;
+        let page = Arc::new(Mapping::map(&leases_file, LEASE_TABLE_BYTES, MappingAccess::ReadWrite, medium)?);
+        let leases = LeaseTable::new(Arc::clone(&page)).ok_or(SessionError::Unfinished)?;
+        let token = fresh_token(id)?;
+        leases.format(id, token);
+        let files = SessionFiles { log: log_file, control: control_file, leases: read_only(&leases_file)? };
+        Ok(Self { id, token, log: (log, log_memory, log_bytes), control, leases: (leases, page), files })
+    }
+
+    /// Gives it to an owner. The identity goes last: files without one were never welcomed.
+    ///
+    /// # Errors
+    /// [`SessionError`].
+    pub fn give(self, identity: Identity) -> Result<Session, SessionError> {
+        identity.store(&*self.leases.1)?;
+        self.leases.1.sync()?;
+        Ok(Session::assemble(self.id, identity, self.token, self.log, self.control, self.leases, self.files))
+    }
+}
+
 /// A session.
 pub struct Session {
     /// Its number.
@@ -129,51 +182,6 @@ pub struct Session {
 }
 
 impl Session {
-    /// Makes the files of a new session; the first `allocated` bytes of its log have room. The identity goes last: files without one
-    /// were never welcomed.
-    ///
-    /// # Errors
-    /// [`SessionError`]; what was made is removed again.
-    pub fn create(
-        arena: &Arena,
-        id: SessionId,
-        identity: Identity,
-        log_bytes: u64,
-        allocated: u64,
-    ) -> Result<Self, SessionError> {
-        let made = Self::make_files(arena, id, &identity, log_bytes, allocated);
-        if made.is_err() {
-            // What can't be removed now goes at the next start.
-            let _ = arena.remove_session(id);
-        }
-        made
-    }
-
-    fn make_files(
-        arena: &Arena,
-        id: SessionId,
-        identity: &Identity,
-        log_bytes: u64,
-        allocated: u64,
-    ) -> Result<Self, SessionError> {
-        let medium = arena.medium();
-        let log_file = arena.session_file(id, SessionFile::Log, log_bytes, allocated)?;
-        let log_memory = Arc::new(Mapping::map(&log_file, log_bytes, MappingAccess::ReadWrite, medium)?);
-        let log = Log::format(Arc::clone(&log_memory), LogGeneration(1))?;
-        let control_file = arena.session_file(id, SessionFile::Control, CONTROL_BYTES, CONTROL_BYTES)?;
-        let control = map_control(arena, &control_file)?;
-        control.format(id);
-        let leases_file = arena.session_file(id, SessionFile::Leases, LEASE_TABLE_BYTES, LEASE_TABLE_BYTES)?;
-        let page = Arc::new(Mapping::map(&leases_file, LEASE_TABLE_BYTES, MappingAccess::ReadWrite, medium)?);
-        let leases = LeaseTable::new(Arc::clone(&page)).ok_or(SessionError::Unfinished)?;
-        let token = fresh_token(id)?;
-        leases.format(id, token);
-        identity.store(&*page)?;
-        page.sync()?;
-        let files = SessionFiles { log: log_file, control: control_file, leases: read_only(&leases_file)? };
-        Ok(Self::assemble(id, identity.clone(), token, (log, log_memory, log_bytes), control, (leases, page), files))
-    }
-
     /// Takes up the files of a session that this or an earlier SharedFS made. A session that is alive may be appending at
     /// this moment, so its log is only opened; one from before the machine's last start is recovered from `committed` on.
     ///

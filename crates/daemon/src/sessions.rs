@@ -11,7 +11,7 @@ use ashlar_wire::{Hello, PROTOCOL_VERSION, Peer, SessionKind, Welcome};
 
 use crate::apply::Slice;
 use crate::identity::Identity;
-use crate::session::{Control, Session, SessionFiles};
+use crate::session::{Blank, Control, Session, SessionFiles};
 use crate::shared::Shared;
 use crate::state::State;
 
@@ -69,19 +69,24 @@ fn open(shared: &Shared, identity: Identity) -> Result<Opened, Refused> {
     let Some(process) = identity.process.open() else {
         return Err(Refused::Because("the process that asked is gone".into()));
     };
-    let id = {
-        let mut state = shared.lock();
+    {
+        let state = shared.lock();
         if state.ending {
             return Err(Refused::Because("the daemon is shutting down".into()));
         }
         check_room(state.sessions.values().map(|session| session.identity.uid), identity.uid)?;
-        state.store.next_session_id().map_err(|error| Refused::Because(error.to_string()))?
+    }
+    let blank = match identity.kind {
+        SessionKind::Process => shared.pool.take().map_or_else(|| blank(shared), Ok),
+        SessionKind::Mount => make(shared, SessionKind::Mount),
     };
-    // Making the files may take a while on a disk, so nobody waits for it.
-    let log_bytes = shared.config.log_bytes_for(shared.arena.summary().size_bytes);
-    let allocated = log_beginning(identity.kind, log_bytes);
-    let mut session = Session::create(&shared.arena, id, identity, log_bytes, allocated)
-        .map_err(|error| Refused::Because(format!("no session can be made: {error}")))?;
+    let refused = |error| Refused::Because(format!("no session can be made: {error}"));
+    let blank = blank.map_err(refused)?;
+    let id = blank.id;
+    let mut session = blank.give(identity).map_err(|error| {
+        let _ = shared.arena.remove_session(id);
+        refused(error.to_string())
+    })?;
     let mut state = shared.lock();
     let room = check_room(state.sessions.values().map(|session| session.identity.uid), session.identity.uid);
     if let Err(refused) = room {
@@ -109,6 +114,18 @@ fn open(shared: &Shared, identity: Identity) -> Result<Opened, Refused> {
     shared.watcher.add(id, process);
     shared.digest_wanted.notify_all();
     Ok(opened)
+}
+
+/// Makes a process's session that is nobody's yet; else says why there is none.
+pub fn blank(shared: &Shared) -> Result<Blank, String> {
+    make(shared, SessionKind::Process)
+}
+
+fn make(shared: &Shared, kind: SessionKind) -> Result<Blank, String> {
+    let id = shared.lock().store.next_session_id().map_err(|error| error.to_string())?;
+    // Making the files may take a while on a disk, so nobody waits for it.
+    let log_bytes = shared.config.log_bytes_for(shared.arena.summary().size_bytes);
+    Blank::make(&shared.arena, id, log_bytes, log_beginning(kind, log_bytes)).map_err(|error| error.to_string())
 }
 
 /// Waits until mounts that were alone have had their kernels forget names: a kernel keeps some only for a lone mount. One that cannot

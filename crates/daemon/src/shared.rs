@@ -11,6 +11,7 @@ use crate::Config;
 use crate::apply::Slice;
 use crate::grant::drive;
 use crate::opener::Opener;
+use crate::pool::Pool;
 use crate::state::State;
 use crate::watch::Watcher;
 
@@ -26,6 +27,8 @@ pub struct Shared {
     pub opener: Opener,
     /// When SharedFS started.
     pub started: Instant,
+    /// Sessions that are nobody's yet.
+    pub pool: Pool,
     state: Mutex<State>,
     /// Something to digest.
     pub digest_wanted: Condvar,
@@ -52,6 +55,7 @@ impl Shared {
             arena,
             watcher,
             started: Instant::now(),
+            pool: Pool::default(),
             state: Mutex::new(state),
             digest_wanted: Condvar::new(),
             commit_wanted: Condvar::new(),
@@ -84,6 +88,7 @@ impl Shared {
         self.grants_changed.notify_all();
         self.locks_changed.notify_all();
         self.watcher.wake();
+        self.pool.end();
     }
 
     /// Applies a session's log up to what is settled now, in slices, so that others get the lock in between. The lock is

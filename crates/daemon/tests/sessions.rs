@@ -2,10 +2,10 @@
 
 mod common;
 
-use ashlar_types::{Errno, FileKind, InodeId};
+use ashlar_types::{Errno, FileKind, InodeId, LogPosition};
 use ashlar_update::Update;
 use ashlar_wire::{Contents, Credit, CreditKind, LockKind, LockMode, Reply, Request};
-use common::{Client, NOW, Site};
+use common::{Client, Left, NOW, Site};
 
 #[test]
 #[ignore = "this is the daemon's process, which the other tests start"]
@@ -134,9 +134,68 @@ fn what_a_dead_session_logged_is_digested_whether_or_not_the_daemon_lives() {
         while site.status().sessions.len() > 1 {
             std::thread::sleep(std::time::Duration::from_millis(2));
         }
-        assert_eq!(std::fs::read_dir(site.arena().join("sessions")).expect("listed").count(), 3);
+        assert_eq!(site.left().owned, 1);
         site.check();
     }
+}
+
+/// As many sessions as SharedFS makes in advance.
+const BLANKS: usize = 4;
+
+#[test]
+fn sessions_made_in_advance_are_nobodys_until_they_are_taken() {
+    let mut site = Site::new(64 << 20);
+    assert_eq!(site.left(), Left { owned: 0, blank: 0 }, "nobody has asked yet");
+    let mut clients = vec![Client::open(&site.socket())];
+    site.await_blanks(BLANKS);
+    for n in 1..=BLANKS + 2 {
+        let mut client = Client::open(&site.socket());
+        assert!(clients.iter().all(|other| other.welcome.peer != client.welcome.peer), "it is another's");
+        assert_eq!(client.log.tail(), LogPosition(0), "its log is empty");
+        assert_eq!(client.control.committed(), LogPosition(0));
+        client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+        client.make(InodeId::ROOT, n.to_string().as_bytes(), FileKind::Regular);
+        client.digest().expect("digested");
+        clients.push(client);
+    }
+    site.await_blanks(BLANKS);
+    assert_eq!(site.status().sessions.len(), clients.len(), "what nobody has taken is no session");
+    site.kill();
+    assert_eq!(site.left(), Left { owned: clients.len(), blank: BLANKS });
+    site.start();
+    assert_eq!(site.left(), Left { owned: clients.len(), blank: 0 }, "a start removes them");
+    for client in &mut clients {
+        client.resume(&site.socket());
+    }
+    assert_eq!(site.check()["sessions_opened"], 0);
+    clients.push(Client::open(&site.socket()));
+    site.await_blanks(BLANKS);
+    drop(clients.pop().map(|mut client| client.call(&Request::Goodbye).expect("answered")));
+    assert!(site.terminate(), "told to end");
+    assert_eq!(site.left(), Left { owned: clients.len(), blank: 0 }, "an end removes them");
+}
+
+#[test]
+fn where_no_session_can_be_made_whoever_asks_hears_why() {
+    let site = Site::new(64 << 20);
+    let first = Client::open(&site.socket());
+    site.await_blanks(BLANKS);
+    let sessions = site.arena().join("sessions");
+    // A directory in the place of the next sessions' files is as much in the way as a full disk.
+    let next = 1 + (first.welcome.peer.session.0..).take(BLANKS + 1).last().expect("a number");
+    for number in next..next + 200 {
+        std::fs::create_dir(sessions.join(format!("{}.log", ashlar_types::SessionId(number)))).expect("made");
+    }
+    let taken: Vec<_> = (0..BLANKS).map(|_| Client::open(&site.socket())).collect();
+    let (_, reply, _) = common::hello(&site.socket(), ashlar_wire::SessionKind::Process, None).expect("answered");
+    let Reply::Refused(why) = reply else { panic!("{reply:?}") };
+    assert!(why.contains("no session can be made"), "{why}");
+    for number in next..next + 200 {
+        std::fs::remove_dir(sessions.join(format!("{}.log", ashlar_types::SessionId(number)))).expect("removed");
+    }
+    let last = Client::open(&site.socket());
+    site.await_blanks(BLANKS);
+    drop((first, taken, last));
 }
 
 #[test]

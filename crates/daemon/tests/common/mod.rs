@@ -124,6 +124,43 @@ impl Site {
     }
 }
 
+/// The sessions that left files, owned ones and those made in advance: nobody's identity stands in their lease tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Left {
+    pub owned: usize,
+    pub blank: usize,
+}
+
+impl Site {
+    pub fn left(&self) -> Left {
+        let mut left = Left { owned: 0, blank: 0 };
+        for entry in std::fs::read_dir(self.arena().join("sessions")).expect("listed") {
+            let path = entry.expect("an entry").path();
+            // A session comes or goes at this moment: its other files count.
+            let Ok(file) = std::fs::File::open(&path) else { continue };
+            let mut magic = [0; 8];
+            if path.extension().is_some_and(|extension| extension == "leases") {
+                let read = std::os::unix::fs::FileExt::read_at(&file, &mut magic, 64).expect("read");
+                if read == magic.len() && &magic == b"ASHLIDN1" {
+                    left.owned += 1;
+                } else {
+                    left.blank += 1;
+                }
+            }
+        }
+        left
+    }
+
+    /// Waits until so many sessions are made in advance.
+    pub fn await_blanks(&self, count: usize) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while self.left().blank != count {
+            assert!(Instant::now() < deadline, "there are {:?}", self.left());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
 impl Drop for Site {
     fn drop(&mut self) {
         self.kill();
