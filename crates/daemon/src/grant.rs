@@ -470,7 +470,11 @@ fn files_beside(
     if !session.looked.is_to_be_told(directory, grant.word.slot, grant.word.generation) {
         return Ok(());
     }
+    let mut bytes = 0;
     for (_, _, entry) in state.store.entries(directory, 0, usize::MAX)? {
+        if bytes >= looked::BYTES {
+            break;
+        }
         if entry.kind == FileKind::Directory || entry.inode == grant.inode {
             continue;
         }
@@ -479,6 +483,8 @@ fn files_beside(
             continue;
         }
         let described = describe_found(state, entry.inode, found, Need { xattrs: true, ..Need::default() })?;
+        bytes += described.xattrs.iter().flatten().map(|(name, value)| name.len() + value.len()).sum::<usize>();
+        bytes += size_of::<Inode>() + described.attributes.target.len();
         files.push(reply(&Grant { inode: entry.inode, word: grant.word }, described));
         dependencies.extend(state.leasing.manager.own_dependencies(id, entry.inode));
     }
