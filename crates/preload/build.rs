@@ -1,9 +1,10 @@
-//! Has the unwinder linked into the library: one library less for each program to load.
+//! Has the unwinder linked into the library, and into the command that runs programs with it (`crates/cli`): one library less to load for
+//! each program.
 
 use std::process::Command;
 
 fn main() {
-    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-env-changed=CC");
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
     let found = Command::new(compiler).arg("-print-file-name=libgcc_eh.a").output();
     let path = found.ok().and_then(|found| String::from_utf8(found.stdout).ok()).unwrap_or_default();

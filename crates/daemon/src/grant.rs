@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ashlar_lease::{Ancestry, Command, Grant, Home, Mode, Reason, RequestId, Scope, SlotWord};
+use ashlar_lease::{Ancestry, Command, Grant, Mode, Reason, RequestId, Scope, SlotWord};
 use ashlar_store::StoreError;
 use ashlar_types::{Errno, FileKind, Inode, InodeId, LogPosition, Name, SessionId};
 use ashlar_wire::{Contents, DirectoryEntry, Extent, GrantReply, InodeState, LeaseWord, Need, Reply, ScopeKind, Want};
@@ -144,11 +144,10 @@ impl Answer {
 fn request(shared: &Shared, state: &mut MutexGuard<'_, State>, id: SessionId, wants: &[Want]) -> Result<Answer, Errno> {
     shared.drive(state);
     let wants: Vec<_> = wants.iter().map(|want| widened(state, id, want)).collect();
-    let wants = &wants[..];
-    if let Some(answer) = covered(state, id, wants) {
+    if let Some(answer) = covered(state, id, &wants) {
         return Ok(answer);
     }
-    let request = state.request_leases(now_us(), id, wants)?;
+    let request = state.request_leases(now_us(), id, &wants)?;
     loop {
         let wait = shared.drive(state);
         if let Some(answer) = state.leasing.answers.remove(&request) {
@@ -422,7 +421,7 @@ fn grant_replies(
             children_of(state, id, &reply, grant, &mut children, dependencies).map_err(|error| internal(&error))?;
         }
         if !want.write && grant.word.scope != Scope::Node {
-            files_beside(state, id, grant, &mut children, dependencies).map_err(|error| internal(&error))?;
+            files_beside(state, id, &reply, grant, &mut children, dependencies).map_err(|error| internal(&error))?;
         }
         replies.push(reply);
     }
@@ -460,12 +459,12 @@ fn children_of(
 fn files_beside(
     state: &mut State,
     id: SessionId,
+    file: &GrantReply,
     grant: &Grant,
     files: &mut Vec<GrantReply>,
     dependencies: &mut Dependencies,
 ) -> Result<(), StoreError> {
-    let home = state.store.inode(grant.inode)?.map(|found| home_of(grant.inode, &found));
-    let Some(directory) = home.and_then(Home::as_file) else { return Ok(()) };
+    let Some(directory) = home_of(file.inode, &file.state.attributes).as_file() else { return Ok(()) };
     let Some(session) = state.sessions.get_mut(&id) else { return Ok(()) };
     if !session.looked.is_to_be_told(directory, grant.word.slot, grant.word.generation) {
         return Ok(());
@@ -475,7 +474,7 @@ fn files_beside(
         if bytes >= looked::BYTES {
             break;
         }
-        if entry.kind == FileKind::Directory || entry.inode == grant.inode {
+        if entry.kind == FileKind::Directory || entry.inode == file.inode {
             continue;
         }
         let Some(found) = state.store.inode(entry.inode)? else { continue };

@@ -121,6 +121,12 @@ fn files_of_a_shared_directory_are_told_together() {
         let asked = requests() - before;
         assert!(asked < 10, "{asked} requests for {FILES} files");
     }
+    let rename = |fs: &LibFs, from: u64, to: u64| {
+        let (from, to) = (name(from), name(to));
+        let renamed =
+            fs.rename(&ROOT, (directory, from.as_bytes()), (directory, to.as_bytes()), RenameFlags::default());
+        renamed.expect("renamed");
+    };
     // What either changes, the other sees at once.
     for number in 0..FILES {
         let (writer, reader) = if number % 3 == 0 { (&one, &two) } else { (&two, &one) };
@@ -128,22 +134,10 @@ fn files_of_a_shared_directory_are_told_together() {
         writer.write(&ROOT, file, WriteAt::Offset(0), &vec![1; number as usize], false).expect("written");
         assert_eq!(find(reader, number).inode.size, number);
         assert_eq!(find(reader, FILES - 1 - number).inode.size, find(writer, FILES - 1 - number).inode.size);
-        two.rename(
-            &ROOT,
-            (directory, name(number).as_bytes()),
-            (directory, name(FILES + number).as_bytes()),
-            RenameFlags::default(),
-        )
-        .expect("renamed");
+        rename(&two, number, FILES + number);
         assert_eq!(find(&one, FILES + number).inode.size, number);
         assert_eq!(one.lookup(&ROOT, directory, name(number).as_bytes()).err(), Some(Errno::ENOENT));
-        one.rename(
-            &ROOT,
-            (directory, name(FILES + number).as_bytes()),
-            (directory, name(number).as_bytes()),
-            RenameFlags::default(),
-        )
-        .expect("renamed");
+        rename(&one, FILES + number, number);
     }
 }
 

@@ -132,9 +132,8 @@ impl LeaseManager {
             }
             Work::Trim { session } => self.demand_room(*session, &[], ancestry, &mut demands),
             Work::Release { session, inode } => {
-                let places = [Place::node(*inode), Place::files(*inode), Place::subtree(*inode)];
-                let slots = places.iter().filter_map(|place| self.holds.slot_at(*place, *session));
-                demands.extend(slots.map(|slot| Demand::remove(*session, slot, Reason::Released)));
+                let own = self.holds.holders_at(*inode).filter(|holder| holder.0 == *session);
+                demands.extend(own.map(|(holder, slot)| Demand::remove(holder, slot, Reason::Released)));
             }
             Work::Expire { session } => self.demand_all(*session, Change::Remove(Reason::Expired), &mut demands),
             Work::End { session } => self.demand_all(*session, Change::Remove(Reason::Ended), &mut demands),
@@ -222,24 +221,25 @@ impl LeaseManager {
         ancestry: &impl Ancestry,
         demands: &mut BTreeSet<Demand>,
     ) {
-        let holders = || self.holds.files.get(&directory).into_iter().flatten().map(|(holder, slot)| (*holder, *slot));
-        if holders().any(|(holder, slot)| self.holds.slot(holder, slot).splits >= self.limits.splits_max) {
-            demands.extend(holders().map(|(holder, slot)| Demand::remove(holder, slot, Reason::TooManyHoles)));
+        let holders = self.holds.files.get(&directory).into_iter().flatten();
+        let holders: Vec<(SessionId, u32)> = holders.map(|(holder, slot)| (*holder, *slot)).collect();
+        let is_split =
+            |(holder, slot): &(SessionId, u32)| self.holds.slot(*holder, *slot).splits >= self.limits.splits_max;
+        if holders.iter().any(is_split) {
+            demands.extend(holders.iter().map(|(holder, slot)| Demand::remove(*holder, *slot, Reason::TooManyHoles)));
             return;
         }
-        let others = holders().filter(|holder| holder.0 != session);
-        demands.extend(others.map(|(holder, slot)| Demand {
-            session: holder,
-            slot,
-            change: Change::Cut { place, keeps_read: false },
-        }));
-        // It reads alone what it could write without asking.
-        let is_own = |top: InodeId| self.holds.subtrees.get(&top).is_some_and(|holder| holder.0 == session);
-        let top = self.holds.governing_subtree(Some(directory), ancestry);
-        if holders().count() == 1 && top.is_some_and(is_own) {
-            let own = holders().filter(|holder| holder.0 == session);
-            demands.extend(own.map(|(holder, slot)| Demand::remove(holder, slot, Reason::Folded)));
+        if let [(holder, slot)] = holders[..] {
+            let top = self.holds.governing_subtree(Some(directory), ancestry);
+            let is_own = |top| self.holds.slot_at(Place::subtree(top), session).is_some();
+            if holder == session && top.is_some_and(is_own) {
+                // It reads alone what it could write without asking.
+                demands.insert(Demand::remove(session, slot, Reason::Folded));
+            }
         }
+        let change = Change::Cut { place, keeps_read: false };
+        let others = holders.iter().filter(|holder| holder.0 != session);
+        demands.extend(others.map(|(holder, slot)| Demand { session: *holder, slot: *slot, change }));
     }
 
     fn demand_subtree(
@@ -421,7 +421,6 @@ impl LeaseManager {
     /// Has the session hold what it wants, with nobody in its way.
     fn give(&mut self, now_us: u64, session: SessionId, want: &Want, was_contended: bool, ancestry: &impl Ancestry) {
         let mut shadows = BTreeSet::new();
-        let place = self.place_for(now_us, want, ancestry);
         if let Some(slot) = self.holds.slot_governing(session, want.inode, ancestry) {
             let state = self.holds.slot(session, slot);
             if want.scope != Scope::Subtree {
@@ -441,6 +440,7 @@ impl LeaseManager {
         let is_governed = self.holds.governing(want.inode, ancestry).is_some();
         let widest =
             if is_governed || was_contended { None } else { self.widest(now_us, session, want.inode, ancestry) };
+        let place = self.place_for(now_us, want, ancestry);
         let (place, mode) = match (widest, place.scope) {
             (Some(top), _) => (Place::subtree(top), Mode::Write),
             (None, Scope::Subtree) => (place, Mode::Write),

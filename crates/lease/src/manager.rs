@@ -379,8 +379,7 @@ impl LeaseManager {
 
     /// The session gives back what it holds on the inode itself.
     pub fn handle_release(&mut self, session: SessionId, inode: InodeId) {
-        let places = [Place::node(inode), Place::files(inode), Place::subtree(inode)];
-        if places.iter().any(|place| self.holds.slot_at(*place, session).is_some()) {
+        if self.holds.holders_at(inode).any(|holder| holder.0 == session) {
             self.queue.push_back(Work::Release { session, inode });
         }
     }

@@ -1,9 +1,9 @@
 //! The time before a process has a session: the kernel serves it.
 //!
 //! A session costs as much as some hundred calls through FUSE, and most programs make fewer than that and end, or have others do the work.
-//! So the first calls are the kernel's, and those that follow a fork. A program that goes on has a session opened, and what it has opened meanwhile is taken over: a descriptor that the kernel has
-//! given out since is a *candidate*, and what is done with it is looked at. One whose open file others may share (it was duplicated, or
-//! passed on, or there was a fork) stays the kernel's.
+//! So the first calls are the kernel's, and those that follow a fork. A program that goes on has a session opened, and what it has opened
+//! meanwhile is taken over: a descriptor that the kernel has given out since is a *candidate*, and what is done with it is looked at. One
+//! whose open file others may share (it was duplicated, or passed on, or there was a fork) stays the kernel's.
 //!
 //! There are candidates only while a process has one thread: when it makes another, they are taken over first.
 
@@ -36,6 +36,10 @@ pub(crate) fn begin(given: Option<u32>) {
 /// Begins again, in a process that was forked and has no session of its own.
 pub(crate) fn begin_again() {
     USED.store(0, Ordering::Relaxed);
+    count_again();
+}
+
+fn count_again() {
     LEFT.store(GIVEN.load(Ordering::Relaxed), Ordering::Relaxed);
 }
 
@@ -43,7 +47,7 @@ pub(crate) fn begin_again() {
 /// little between the programs that it runs gets none.
 pub(crate) fn make_process() {
     if is_on() {
-        LEFT.store(GIVEN.load(Ordering::Relaxed), Ordering::Relaxed);
+        count_again();
     }
 }
 
