@@ -7,6 +7,11 @@
 //!
 //! Pins live in the session's own memory: SharedFS writes to the ring only below its own lock (`daemon_lock`), under which the
 //! head stands still.
+//!
+//! Most pins are set by a plain store: the first threads have a place for themselves. That others see it in time follows from the
+//! exchange that reserves the slot, which comes behind it. Whoever looks at the pins has read the head before. If that was
+//! before the reservation, the head was not above the slot's start, and no space of the slot can be reused by what was seen. If it was
+//! after, the pin was seen.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, compiler_fence, fence};
@@ -15,6 +20,8 @@ use ashlar_types::LogPosition;
 
 /// Appends under way at once, at most; one more gets `Full`. Half the slots, so that slots are never what runs out.
 const PINS: usize = 128;
+/// Threads that have a place for themselves: those that appended first, in whatever log. All others share what is left.
+const OWNED: usize = 64;
 const FREE: u64 = u64::MAX;
 
 /// A pin alone on its cache line, because every append writes its own twice.
@@ -32,24 +39,31 @@ impl Pins {
         Self((0..PINS).map(|_| Place(AtomicU64::new(FREE))).collect())
     }
 
-    /// Pins the position that `head` gives; none where all pins are taken.
+    /// Pins the position that `head` gives, in force from the next exchange of this thread on; none where all pins are taken.
+    #[inline]
     pub(crate) fn pin<E>(&self, head: impl Fn() -> Result<u64, E>) -> Result<Option<Pin<'_>>, E> {
-        let first = preferred_place();
+        let own = own_place();
         let position = head()?;
-        for step in 0..PINS {
-            let place = &self.0[(first + step) % PINS].0;
-            if place.compare_exchange(FREE, position, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
-                let pin = Pin(place);
-                barrier_behind_exchange();
-                let now = head()?;
-                if now != position {
-                    place.store(now, Ordering::SeqCst);
-                    pin.hold(now, head)?;
-                }
-                return Ok(Some(pin));
+        if own < OWNED {
+            let place = &self.0[own].0;
+            // Only a signal's handler comes in between, and it lifts its pin before it returns.
+            if place.load(Ordering::Relaxed) == FREE {
+                place.store(position, Ordering::Release);
+                barrier_before_exchange();
+                return Ok(Some(Pin(place)));
             }
         }
-        Ok(None)
+        Ok(self.pin_shared(own, position))
+    }
+
+    #[cold]
+    fn pin_shared(&self, first: usize, position: u64) -> Option<Pin<'_>> {
+        (0..PINS - OWNED).find_map(|step| {
+            let place = &self.0[OWNED + (first + step) % (PINS - OWNED)].0;
+            place.compare_exchange(FREE, position, Ordering::SeqCst, Ordering::Relaxed).ok()?;
+            fence(Ordering::SeqCst);
+            Some(Pin(place))
+        })
     }
 
     /// The lowest position pinned; call it after the head was read.
@@ -89,14 +103,16 @@ impl Drop for Pin<'_> {
     }
 }
 
-/// A full barrier behind a sequentially consistent exchange, which on x86 is one itself: a second one costs as much as the exchange.
+/// Has a store seen before a sequentially consistent exchange that follows, which on x86 is a full barrier itself: another one would
+/// cost as much as the exchange.
 #[inline]
-fn barrier_behind_exchange() {
+fn barrier_before_exchange() {
     if cfg!(target_arch = "x86_64") { compiler_fence(Ordering::SeqCst) } else { fence(Ordering::SeqCst) }
 }
 
-/// Where this thread looks for a free pin first. Threads are spread, so that they seldom meet.
-fn preferred_place() -> usize {
+/// This thread's place, if it is below [`OWNED`]; otherwise where it looks for a free one first.
+#[inline]
+fn own_place() -> usize {
     const UNKNOWN: usize = usize::MAX;
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
@@ -104,7 +120,7 @@ fn preferred_place() -> usize {
     }
     PLACE.with(|place| {
         if place.get() == UNKNOWN {
-            place.set(NEXT.fetch_add(1, Ordering::Relaxed) % PINS);
+            place.set(NEXT.fetch_add(1, Ordering::Relaxed));
         }
         place.get()
     })
@@ -132,23 +148,48 @@ mod tests {
     }
 
     #[test]
-    fn a_pin_follows_a_head_that_moves_under_it() {
+    fn a_pin_that_is_renewed_follows_a_head_that_moves_under_it() {
         let pins = Pins::new();
         let head = Cell::new(0);
         let moving = || {
             head.set((head.get() + 8).min(40));
             Ok::<_, Infallible>(head.get())
         };
-        let _pin = pins.pin(moving).unwrap().unwrap();
+        let pin = pins.pin(moving).unwrap().unwrap();
+        pin.renew(moving).unwrap();
         assert_eq!(pins.lowest(), LogPosition(40));
     }
 
     #[test]
     fn pins_run_out() {
         let pins = Pins::new();
-        let all: Vec<_> = (0..PINS).map(|_| pins.pin(|| Ok::<_, Infallible>(8)).unwrap().unwrap()).collect();
-        assert!(pins.pin(|| Ok::<_, Infallible>(8)).unwrap().is_none());
+        let take = || pins.pin(|| Ok::<_, Infallible>(8)).unwrap();
+        let all: Vec<_> = std::iter::from_fn(take).take(PINS + 1).collect();
+        // One is this thread's, and those that are shared.
+        assert!(all.len() == PINS - OWNED + 1 || all.len() == PINS - OWNED);
+        assert!(take().is_none());
         drop(all);
-        assert!(pins.pin(|| Ok::<_, Infallible>(8)).unwrap().is_some());
+        assert!(take().is_some());
+    }
+
+    #[test]
+    fn threads_that_pin_and_lift_never_hold_the_same_place() {
+        let pins = Pins::new();
+        std::thread::scope(|scope| {
+            for thread in 1..9u64 {
+                let pins = &pins;
+                scope.spawn(move || {
+                    for round in 0..10_000u64 {
+                        let position = round * 64 + thread * 8;
+                        let pin = pins.pin(|| Ok::<_, Infallible>(position)).unwrap().unwrap();
+                        let nested = pins.pin(|| Ok::<_, Infallible>(position + 1)).unwrap().unwrap();
+                        assert_eq!(pin.0.load(Ordering::SeqCst), position);
+                        drop(nested);
+                        assert_eq!(pin.0.load(Ordering::SeqCst), position);
+                    }
+                });
+            }
+        });
+        assert_eq!(pins.lowest(), LogPosition(FREE));
     }
 }
