@@ -9,8 +9,8 @@ use crate::chunk::Chunk;
 use crate::layout::{HEAD_AT, RING_AT};
 use crate::pins::Pin;
 use crate::record::{
-    Checksum, HEADER_BYTES, POSITION_MAX, PREFIX_BYTES, PREFIX_CRC_AT, PREFIX_OWN_AT, UNIT_BYTES, Verdict, checksum_of,
-    place, units_for,
+    Checksum, HEADER_BYTES, POSITION_MAX, PREFIX_BYTES, PREFIX_CRC_AT, PREFIX_OWN_AT, SHORT_BYTES, ShortChecksum,
+    UNIT_BYTES, Verdict, checksum_of, place, units_for,
 };
 use crate::slots::{Slot, SlotState, TRIES_MAX, Undecided};
 use crate::{AppendError, Bug, Log};
@@ -24,6 +24,9 @@ const CHUNK_BYTES: usize = 4096;
 const ZEROS: [u8; UNIT_BYTES as usize] = [0; UNIT_BYTES as usize];
 /// Bytes in a cache line: pieces of a large body end at such a boundary, so that whole lines can go past the cache.
 const LINE_BYTES: u64 = 64;
+/// So many bytes behind a record are fetched while it is written, for the next one: the ring is larger than the caches, and a small
+/// record would wait for memory longer than all else takes.
+const EXPECTED_BYTES: u64 = 256;
 /// How often an append starts again because its slot was voided under it, before it leaves the decision to its caller.
 const RESTARTS_MAX: u32 = 16;
 
@@ -81,6 +84,7 @@ impl<M: Persistent> Log<M> {
                 return Err(AppendError::Fenced);
             }
             let reserved = self.reserve(seal, units, &pin)?;
+            self.memory.expect_store(reserved.at + units * UNIT_BYTES, EXPECTED_BYTES);
             if self.fill(&reserved, kind, body_bytes, parts)? && self.commit(&reserved)? {
                 if !self.planted(Bug::SkipOrder) {
                     self.settle_before(reserved.slot.number)?;
@@ -182,8 +186,20 @@ impl<M: Persistent> Log<M> {
         }
         let mut chunk = Chunk::<{ PREFIX_BYTES + SMALL_BODY_BYTES + UNIT_BYTES as usize }>::new();
         chunk.push(&prefix);
-        parts.iter().for_each(|part| chunk.push(part));
-        let crc = checksum_of(chunk.bytes());
+        let short = ShortChecksum::new().filter(|_| body_bytes as usize <= SHORT_BYTES);
+        let crc = if let Some(mut short) = short {
+            // Piece by piece, since a load that spans two stores waits for both.
+            short.update(&prefix);
+            for part in parts {
+                let from = chunk.len();
+                chunk.push(part);
+                short.update(&chunk.bytes()[from..]);
+            }
+            short.finish()
+        } else {
+            parts.iter().for_each(|part| chunk.push(part));
+            checksum_of(chunk.bytes())
+        };
         chunk.bytes_mut()[PREFIX_CRC_AT..PREFIX_CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
         let own_end = PREFIX_OWN_AT + (slot.units * UNIT_BYTES - UNIT_BYTES) as usize;
         chunk.push(&ZEROS[..own_end - chunk.len()]);

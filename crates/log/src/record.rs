@@ -111,33 +111,57 @@ pub(crate) const PREFIX_CRC_AT: usize = 24;
 pub(crate) const PREFIX_OWN_AT: usize = 16;
 
 /// The checksum of prefix and body in one run of bytes.
-#[inline]
 pub(crate) fn checksum_of(prefix_and_body: &[u8]) -> u32 {
-    #[cfg(target_arch = "x86_64")]
-    if prefix_and_body.len() <= SHORT_BYTES && std::arch::is_x86_feature_detected!("sse4.2") {
-        // SAFETY: the processor has the instruction.
-        return unsafe { checksum_of_short(prefix_and_body) };
-    }
     crc32_iscsi(prefix_and_body)
 }
 
-/// Up to this length, one instruction after the other is faster than what sets up many at once.
-#[cfg(target_arch = "x86_64")]
-const SHORT_BYTES: usize = 256;
+/// The same checksum of a few bytes, a piece at a time: one instruction after the other, where the processor has it, is faster than what
+/// sets up many at once.
+#[derive(Clone, Copy)]
+pub(crate) struct ShortChecksum {
+    sum: u32,
+}
+
+/// Up to this length it is faster.
+pub(crate) const SHORT_BYTES: usize = 256;
+
+impl ShortChecksum {
+    /// `None` where the processor can't.
+    #[inline]
+    pub(crate) fn new() -> Option<Self> {
+        #[cfg(target_arch = "x86_64")]
+        return std::arch::is_x86_feature_detected!("sse4.2").then_some(Self { sum: u32::MAX });
+        #[cfg(not(target_arch = "x86_64"))]
+        None
+    }
+
+    #[inline]
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            // SAFETY: there is one only where the processor has the instructions.
+            self.sum = unsafe { sum_further(self.sum, bytes) };
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = bytes;
+    }
+
+    #[inline]
+    pub(crate) fn finish(self) -> u32 {
+        !self.sum
+    }
+}
 
 /// # Safety
 /// The processor has SSE 4.2.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "sse4.2")]
-unsafe fn checksum_of_short(bytes: &[u8]) -> u32 {
+unsafe fn sum_further(sum: u32, bytes: &[u8]) -> u32 {
     use std::arch::x86_64::{_mm_crc32_u8, _mm_crc32_u64};
     let mut words = bytes.chunks_exact(8);
-    let start = u64::from(u32::MAX);
-    let sum = words.by_ref().fold(start, |sum, word| {
-        let word = word.try_into().map_or(0, u64::from_le_bytes);
-        _mm_crc32_u64(sum, word)
-    });
-    !words.remainder().iter().fold(sum as u32, |sum, byte| _mm_crc32_u8(sum, *byte))
+    let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
+    let sum = words.by_ref().fold(u64::from(sum), |sum, bytes| _mm_crc32_u64(sum, word(bytes))) as u32;
+    words.remainder().iter().fold(sum, |sum, byte| _mm_crc32_u8(sum, *byte))
 }
 
 /// The same checksum, a piece at a time.
@@ -211,7 +235,12 @@ mod tests {
         }
         assert_eq!(checksum.finish(), checksum_of(&bytes));
         for length in 0..600 {
-            assert_eq!(checksum_of(&bytes[..length]), crc32_iscsi(&bytes[..length]), "{length} bytes");
+            for cut in [0, 1, 29, 32, length].into_iter().filter(|cut| *cut <= length) {
+                let Some(mut short) = ShortChecksum::new() else { continue };
+                short.update(&bytes[..cut]);
+                short.update(&bytes[cut..length]);
+                assert_eq!(short.finish(), checksum_of(&bytes[..length]), "{length} bytes cut at {cut}");
+            }
         }
         assert_eq!(checksum_of(b"123456789"), 0xe306_9283);
     }

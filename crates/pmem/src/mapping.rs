@@ -8,6 +8,7 @@ use rustix::fs::{fdatasync, fstat};
 use rustix::io::pwrite;
 use thiserror::Error;
 
+use crate::flush::LINE_BYTES;
 use crate::sigbus::Registration;
 #[cfg(feature = "witness")]
 use crate::witness::{Deed, FileNumber, tell};
@@ -345,6 +346,21 @@ impl Persistent for Mapping {
         // SAFETY: `at` found the whole range inside the mapping.
         unsafe { self.medium.flush.flush(start, length as usize) };
         Ok(())
+    }
+
+    #[inline]
+    fn expect_store(&self, offset: u64, length: u64) {
+        #[cfg(target_arch = "x86_64")]
+        if let Ok(start) = self.at_writable(offset, length) {
+            for line in (0..length as usize).step_by(LINE_BYTES) {
+                // SAFETY: the line holds a byte of the mapping, and a hint to the processor changes nothing; one that does not know it does nothing.
+                unsafe {
+                    std::arch::asm!("prefetchw [{}]", in(reg) start.add(line), options(nostack, preserves_flags))
+                };
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (offset, length);
     }
 
     #[inline]

@@ -70,6 +70,9 @@ pub trait Persistent: Send + Sync {
     /// Begins the write-back of the lines that hold these bytes; nothing on memory and disk.
     fn flush(&self, offset: u64, length: u64) -> Result<(), OutOfBounds>;
 
+    /// Has bytes fetched that will soon be stored to; whatever lies outside is left out. It changes nothing that can be seen.
+    fn expect_store(&self, _offset: u64, _length: u64) {}
+
     /// Waits until everything this thread has flushed is durable; nothing on memory and disk.
     fn fence(&self);
 
@@ -116,6 +119,10 @@ macro_rules! forward {
             #[inline]
             fn flush(&self, offset: u64, length: u64) -> Result<(), OutOfBounds> {
                 (**self).flush(offset, length)
+            }
+            #[inline]
+            fn expect_store(&self, offset: u64, length: u64) {
+                (**self).expect_store(offset, length);
             }
             #[inline]
             fn fence(&self) {
