@@ -2,18 +2,20 @@
 
 mod common;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ashlar_libfs::{
-    Allocation, Change, Found, Last, LibFs, Make, Options, Paths, RenameFlags, Seek, Surroundings, Walked, WriteAt,
+    Allocation, Change, Found, Last, LibFs, Make, OpenInode, Options, Paths, RenameFlags, Seek, Surroundings, Walked,
+    WriteAt, XattrFlags,
 };
 use ashlar_tests::linear::checker::{History, check};
 use ashlar_tests::linear::model::{Picture, Seen, text_of};
 use ashlar_tests::linear::operation::{Answer, DIRECTORIES, Event, Move, NAMES, Operation, Place};
 use ashlar_tests::random::Random;
-use ashlar_types::{BLOCK_BYTES, Credentials, Errno, FileKind, InodeId};
+use ashlar_types::{BLOCK_BYTES, Credentials, Errno, FILE_SIZE_MAX, FileKind, InodeId};
 use ashlar_wire::SessionKind;
 use common::Site;
 
@@ -357,6 +359,67 @@ fn a_whiteout_is_left_for_everybody() {
 }
 
 /// The kernel hands neither collapsing nor inserting on to FUSE, so they are tried here, between all else that changes a file.
+/// Each thing that the short way does not look after must send the caller the long way, and the short way must be taken where it can.
+#[test]
+fn the_short_way_is_taken_only_where_all_is_at_hand() {
+    let site = Site::new(64 << 20);
+    let (one, two) = (connect(&site), connect(&site));
+    let file = one.make_open(&ROOT, InodeId::ROOT, b"file", &make(FileKind::Regular)).expect("made").id;
+    let way = one.open_inode(file);
+    let write = |at: WriteAt, limit: u64| one.write_open(&way, at, b"short", true, limit);
+    let read = |fs: &LibFs, way: &OpenInode| {
+        let mut room = [0; 16];
+        let count = fs.read_open(way, 0, room.len(), |length| room.get_mut(..length))?;
+        Some(room[..count].to_vec())
+    };
+    // Credit is asked for the long way.
+    let set_id = Change { mode: Some(0o4755), ..Change::default() };
+    one.write(&ROOT, file, WriteAt::Offset(0), b"long way", false).expect("written");
+    one.set_attributes(&ROOT, file, &set_id).expect("set");
+    assert_eq!(write(WriteAt::Offset(4), 100).map(|written| (written.offset, written.bytes)), Some((4, 5)));
+    assert_eq!(write(WriteAt::End, 100).map(|written| (written.offset, written.bytes)), Some((9, 5)));
+    let now = one.attributes(file).expect("known").inode;
+    assert_eq!((now.size, now.blocks, now.mode), (14, 1, 0o755), "a change of content clears set-id bits");
+    assert_eq!(write(WriteAt::End, 18), None, "beyond the limit");
+    assert_eq!(write(WriteAt::Offset(FILE_SIZE_MAX - 1), FILE_SIZE_MAX), None);
+    let mut room = [0; 16];
+    assert_eq!(one.read(file, 0, &mut room), Ok(14), "which moves the time of the access");
+    assert_eq!(&room[..14], b"longshortshort");
+    let fresh = read(&one, &way);
+    assert!(fresh.is_none() || fresh.as_deref() == Some(b"longshortshort"));
+    // A buffer that is not there yet, and one that is not asked for behind the end.
+    assert_eq!(one.read_open(&way, 0, 16, |_| None), None);
+    assert_eq!(one.read_open(&way, 14, 16, |_| panic!("nothing is to be copied")), Some(0));
+    // The other session takes the lease away, and sees what was written.
+    let theirs = two.open(file).map(|found| two.open_inode(found.id)).expect("opened");
+    assert_eq!(two.write_open(&theirs, WriteAt::Offset(0), b"x", false, FILE_SIZE_MAX), None, "nothing is known yet");
+    two.write(&ROOT, file, WriteAt::Offset(0), b"LONG", false).expect("written");
+    assert_eq!((write(WriteAt::Offset(0), 100), read(&one, &way)), (None, None), "the lease is gone");
+    assert!(two.write_open(&theirs, WriteAt::End, b"!", false, FILE_SIZE_MAX).is_some());
+    assert_eq!(one.read(file, 0, &mut room), Ok(15));
+    assert_eq!(&room[..15], b"LONGshortshort!");
+    assert_eq!((read(&one, &theirs), read(&two, &way)), (None, None), "a way is good in its own session");
+    // Capabilities are taken away by a record of their own.
+    one.set_xattr(&ROOT, file, b"security.capability", b"value", XattrFlags::default(), false).expect("set");
+    one.write(&ROOT, file, WriteAt::Offset(0), b"l", false).expect("written");
+    one.set_xattr(&ROOT, file, b"security.capability", b"value", XattrFlags::default(), false).expect("set");
+    assert_eq!(write(WriteAt::Offset(0), 100), None);
+    one.write(&ROOT, file, WriteAt::Offset(0), b"l", false).expect("written");
+    assert_eq!(one.xattr(file, b"security.capability"), Err(Errno::ENODATA));
+    assert!(write(WriteAt::Offset(0), 100).is_some());
+    // Without a name it goes on for as long as it is open.
+    two.close(file);
+    one.unlink(&ROOT, InodeId::ROOT, b"file").expect("removed");
+    let _ = one.write(&ROOT, file, WriteAt::Offset(0), b"l", false).expect("written");
+    assert!(write(WriteAt::Offset(0), 100).is_some());
+    one.close(file);
+    assert_eq!((write(WriteAt::Offset(0), 100), read(&one, &way)), (None, None), "it is gone");
+    // What is no file.
+    let directory = one.make(&ROOT, InodeId::ROOT, b"directory", &make(FileKind::Directory)).expect("made").id;
+    let way = one.open_inode(directory);
+    assert_eq!((one.write_open(&way, WriteAt::End, b"x", false, 100), read(&one, &way)), (None, None));
+}
+
 #[test]
 fn ranges_of_a_file_are_what_a_model_says() {
     const SIZE_MAX: u64 = 192 << 10;
@@ -445,6 +508,8 @@ struct Worker {
     fs: Arc<LibFs>,
     directories: Vec<InodeId>,
     open: Vec<InodeId>,
+    /// Ways to open files that were read or written, kept as open files keep them.
+    ways: HashMap<u64, OpenInode>,
     random: Random,
 }
 
@@ -469,6 +534,15 @@ impl Worker {
             (86..96, Some(file)) => Operation::Read(file, 0, 4096),
             (96.., Some(file)) => Operation::StatOpen(file),
             _ => Operation::Open(one),
+        }
+    }
+
+    /// Writes as a front end does: by what is at hand where that is enough.
+    fn write(&mut self, file: u64, at: WriteAt, text: &str) -> Result<Answer, Errno> {
+        let way = self.ways.entry(file).or_insert_with(|| self.fs.open_inode(InodeId(file)));
+        match self.fs.write_open(way, at, text.as_bytes(), false, FILE_SIZE_MAX) {
+            Some(_) => Ok(Answer::Done),
+            None => self.fs.write(&ROOT, InodeId(file), at, text.as_bytes(), false).map(|_| Answer::Done),
         }
     }
 
@@ -550,15 +624,18 @@ impl Worker {
                 })?;
                 Ok(Answer::Names(names))
             }
-            Operation::Write(file, offset, text) => fs
-                .write(&ROOT, InodeId(*file), WriteAt::Offset(*offset as u64), text.as_bytes(), false)
-                .map(|_| Answer::Done),
-            Operation::Append(file, text) => {
-                fs.write(&ROOT, InodeId(*file), WriteAt::End, text.as_bytes(), false).map(|_| Answer::Done)
-            }
+            Operation::Write(file, offset, text) => self.write(*file, WriteAt::Offset(*offset as u64), text),
+            Operation::Append(file, text) => self.write(*file, WriteAt::End, text),
             Operation::Read(file, offset, count) => {
-                let mut bytes = vec![0; *count];
-                let count = fs.read(InodeId(*file), *offset as u64, &mut bytes)?;
+                let (mut bytes, mut room) = (vec![0; *count], vec![0; *count]);
+                let way = self.ways.entry(*file).or_insert_with(|| fs.open_inode(InodeId(*file)));
+                let count = match fs.read_open(way, *offset as u64, *count, |length| room.get_mut(..length)) {
+                    Some(count) => {
+                        bytes.copy_from_slice(&room);
+                        count
+                    }
+                    None => fs.read(InodeId(*file), *offset as u64, &mut bytes)?,
+                };
                 Ok(Answer::Text(text_of(&bytes[..count])))
             }
             Operation::Truncate(file, size) => {
@@ -633,8 +710,13 @@ fn linearizable(rounds: u64, kills: bool) {
             let threads: Vec<_> = (0..4u64)
                 .map(|number| {
                     let (fs, directories) = (Arc::clone(&sessions[number as usize % 2]), directories.clone());
-                    let mut worker =
-                        Worker { fs, directories, open: Vec::new(), random: Random::new(seed * 4 + number) };
+                    let mut worker = Worker {
+                        fs,
+                        directories,
+                        open: Vec::new(),
+                        ways: HashMap::new(),
+                        random: Random::new(seed * 4 + number),
+                    };
                     let ready = &ready;
                     scope.spawn(move || {
                         ready.fetch_add(1, Ordering::SeqCst);

@@ -14,7 +14,7 @@ use crate::grants::{Claim, Locked, Stop};
 use crate::node::NodeState;
 
 /// The extended attribute that holds a program's capabilities.
-const XATTR_CAPABILITY: &[u8] = b"security.capability";
+pub(crate) const XATTR_CAPABILITY: &[u8] = b"security.capability";
 
 impl LibFs {
     /// An inode's attributes.
@@ -41,6 +41,7 @@ impl LibFs {
     pub(crate) fn attributes_at_hand(&self, id: InodeId) -> Option<Inode> {
         let node = self.nodes.existing(id)?;
         let state = node.read();
+        state.note_seen();
         if state.gone || !self.holds(&state, false) { None } else { state.inode.clone() }
     }
 

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use ashlar_types::Errno;
 use ashlar_wire::{Connection, Hello, PROTOCOL_VERSION, Peer, Reply, Request, SessionKind, Welcome, WireError};
-use rustix_futex_sync::Mutex;
 
+use crate::alone::Mutex;
 use crate::api::{ConnectError, Options};
 
 /// Idle connections that are kept. More threads than this may call at once; they open and close their own.

@@ -23,7 +23,7 @@ const RELATIME_SECONDS: i64 = 24 * 60 * 60;
 const CHECKSUM_ATTEMPTS: u32 = 3;
 
 /// Why a copy did not succeed.
-enum ReadStop {
+pub(crate) enum ReadStop {
     /// The bytes on the medium are not those that were written.
     Corrupt,
     Errno(Errno),
@@ -83,7 +83,7 @@ impl LibFs {
         }
     }
 
-    fn copy_out(&self, content: &Content, offset: u64, buffer: &mut [u8]) -> Result<(), ReadStop> {
+    pub(crate) fn copy_out(&self, content: &Content, offset: u64, buffer: &mut [u8]) -> Result<(), ReadStop> {
         content.walk(offset, offset + buffer.len() as u64, |at, length, found| {
             let into = &mut buffer[(at - offset) as usize..(at - offset + length) as usize];
             let Some((piece, from)) = found else {
@@ -143,6 +143,12 @@ impl LibFs {
         }
     }
 
+    /// The most data that one record takes.
+    #[inline]
+    pub(crate) fn record_data_max(&self) -> usize {
+        RECORD_DATA_MAX.min(self.log.body_bytes_max().saturating_sub(WRITE_FIELDS_BYTES) as usize)
+    }
+
     /// Writes `data`, and says where. Where the arena or a quota has no room for all of it, what there is room for is written.
     ///
     /// # Errors
@@ -151,7 +157,7 @@ impl LibFs {
         let _measured = self.measured(OperationKind::Write);
         let mut start = None;
         let mut written = 0;
-        let mut most = RECORD_DATA_MAX.min(self.log.body_bytes_max().saturating_sub(WRITE_FIELDS_BYTES) as usize);
+        let mut most = self.record_data_max();
         loop {
             let part = &data[written..data.len().min(written + most)];
             let mut tried = 0;
@@ -392,7 +398,7 @@ fn check_regular(inode: &Inode) -> Result<(), Stop> {
 }
 
 /// `relatime`: an access moves the time where it is not newer than the last change, or a day old.
-fn is_access_time_due(inode: &Inode) -> bool {
+pub(crate) fn is_access_time_due(inode: &Inode) -> bool {
     inode.accessed <= inode.modified
         || inode.accessed <= inode.changed
         || inode.accessed.seconds.saturating_add(RELATIME_SECONDS) < LibFs::about_now().seconds

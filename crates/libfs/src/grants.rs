@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use crate::LibFs;
 use crate::api::Outcome;
 use crate::children::Known;
+use crate::clock;
 use crate::node::{Lease, NodeState, ReadGuard, Told, WriteGuard};
 
 /// What an operation needs of an inode.
@@ -210,6 +211,7 @@ impl LibFs {
                 if guard.gone {
                     return Err(Errno::ESTALE);
                 }
+                guard.note_seen();
                 if let Some(want) = self.lacks(&guard, claim) {
                     wants.push((want, guard.revision));
                 }
@@ -247,7 +249,10 @@ impl LibFs {
                 return Err(Errno::ESTALE);
             }
             match self.lacks(&guard, &claim) {
-                None => return Ok(guard),
+                None => {
+                    guard.note_seen();
+                    return Ok(guard);
+                }
                 Some(_) => {
                     drop(guard);
                     self.acquire_once(&claim)?;
@@ -316,7 +321,9 @@ impl LibFs {
     /// `false` where the state lacks changes that this session has logged: SharedFS must apply them first.
     fn install(&self, grant: &GrantReply, told: Told, revision: Option<u64>) -> bool {
         let lease = Lease { slot: grant.slot, word: LeaseWord(grant.word) };
+        clock::note(grant.state.attributes.changed);
         let mut state = self.nodes.write(grant.inode);
+        state.note_seen();
         // A node that was dropped and made again knows nothing of what was done to it meanwhile. This one can't be dropped now.
         let forgotten = self.nodes.evictions() != told.evictions;
         let current = self.leases.word(lease.slot).generation() == lease.word.generation();

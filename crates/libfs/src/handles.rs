@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use ashlar_types::{Access, Credentials, Errno, InodeId};
 use ashlar_update::Update;
 use ashlar_wire::{LockKind, LockMode, OperationKind, Reply, Request};
-use rustix_futex_sync::Mutex;
 
 use crate::LibFs;
+use crate::alone::Mutex;
 use crate::api::{Found, Outcome};
 use crate::calls::Reclaim;
 use crate::grants::Claim;

@@ -4,7 +4,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use ashlar_types::{InodeId, LogPosition};
-use rustix_futex_sync::Mutex;
+
+use crate::alone::Mutex;
 
 /// Places that are kept for nodes to come when the account is nearly empty.
 const KEPT_PLACES: usize = 1024;

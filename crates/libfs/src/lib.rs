@@ -16,10 +16,12 @@
 //! Non-goals: descriptors, and what lies around the file system (front ends have them), kernel caches (`ashlar-fuse`).
 //!
 //! Source: `docs/architecture.md`; Assise §3.2 and §3.3.
+pub mod alone;
 mod api;
 mod attributes;
 mod calls;
 mod children;
+mod clock;
 mod content;
 mod data;
 mod grants;
@@ -37,6 +39,7 @@ mod quota;
 mod record;
 mod segments;
 mod stat;
+mod warm;
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -47,7 +50,6 @@ use ashlar_log::Log;
 use ashlar_pmem::{Mapping, MappingAccess, Medium};
 use ashlar_types::{Errno, InodeId, LogPosition, SessionId};
 use ashlar_wire::{CONTROL_BYTES, ControlPage, LEASE_TABLE_BYTES, LeaseTable, Reply, Request, SessionKind};
-use rustix_futex_sync::Mutex;
 
 pub use api::{
     Change, ConnectError, Found, Listed, ListedName, Make, Options, Outcome, RenameFlags, Seek, SetTime, Space,
@@ -58,7 +60,9 @@ pub use ashlar_wire::{LockKind, LockMode};
 pub use data::allocation_of;
 pub use path::{Last, Opening, Place, Surroundings, Walked};
 pub use paths::Paths;
+pub use warm::OpenInode;
 
+use alone::Mutex;
 use calls::Calls;
 use handles::HeldLocks;
 use ledger::Ledger;

@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use ashlar_types::{Inode, InodeId, LogPosition, Name};
 use ashlar_update::Entry;
 use ashlar_wire::{InodeState, LeaseWord};
-use rustix_futex_sync::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
-use rustix_futex_sync::{RawRwLock, RwLock};
+use lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
 
+use crate::alone::{RawRwLock, RwLock};
 use crate::children::{Children, PARTIAL_MAX};
 use crate::content::{Content, DataChange};
 
@@ -60,11 +60,21 @@ pub(crate) struct NodeState {
     pub(crate) gone: bool,
     /// A directory that this session has made, so that nobody can hold a lease below it.
     pub(crate) own_directory: bool,
+    /// Nobody has looked at it since its last change, so another one may have the same time (`clock`).
+    pub(crate) is_unseen: AtomicBool,
     /// Counts the changes made here; a state that was asked for before a change does not overwrite it.
     pub(crate) revision: u64,
 }
 
 impl NodeState {
+    /// Says that somebody looks at it.
+    #[inline]
+    pub(crate) fn note_seen(&self) {
+        if self.is_unseen.load(Ordering::Relaxed) {
+            self.is_unseen.store(false, Ordering::Relaxed);
+        }
+    }
+
     /// Takes over what SharedFS told, in place of all that was known.
     pub(crate) fn reset(&mut self, lease: Lease, state: &InodeState, told: Told, cookie: &dyn Fn(&[u8]) -> u64) {
         self.lease = Some(lease);
@@ -122,6 +132,7 @@ impl NodeState {
     }
 
     /// Notes a change.
+    #[inline]
     pub(crate) fn note(&mut self, position: LogPosition, change: Change) {
         self.revision += 1;
         match self.changes.back_mut() {
@@ -196,13 +207,23 @@ const NODES_MAX: usize = 32_768;
 /// All cached inodes.
 #[derive(Debug)]
 pub(crate) struct NodeTable {
+    /// Tells it from all others of this process: a node is good for the session that it is known in.
+    number: u64,
     shards: Vec<Shard>,
     evictions: AtomicU64,
 }
 
 impl NodeTable {
     pub(crate) fn new() -> Self {
-        Self { shards: (0..SHARDS).map(|_| Shard::default()).collect(), evictions: AtomicU64::new(0) }
+        static TABLES: AtomicU64 = AtomicU64::new(0);
+        let number = TABLES.fetch_add(1, Ordering::Relaxed);
+        Self { number, shards: (0..SHARDS).map(|_| Shard::default()).collect(), evictions: AtomicU64::new(0) }
+    }
+
+    /// Which of this process's tables it is.
+    #[inline]
+    pub(crate) fn number(&self) -> u64 {
+        self.number
     }
 
     fn shard(&self, id: InodeId) -> &Shard {

@@ -33,6 +33,24 @@ pub(crate) struct Measured<'a> {
     began: Option<Instant>,
 }
 
+/// An operation that counts only if it is done: otherwise another one takes its place.
+pub(crate) struct Trial {
+    kind: OperationKind,
+    lane: u32,
+    began: Option<Instant>,
+}
+
+impl Trial {
+    /// It is done.
+    #[inline]
+    pub(crate) fn done(self, fs: &LibFs) {
+        fs.control.count_operation(self.kind, self.lane);
+        if let Some(began) = self.began {
+            note(fs, self.kind, began);
+        }
+    }
+}
+
 /// An operation of this thread's, or a part of one.
 pub(crate) struct Using<'a> {
     fs: &'a LibFs,
@@ -56,6 +74,14 @@ impl LibFs {
         let before = self.control.count_operation(kind, lane());
         let began = if before % SAMPLED == 0 { now() } else { None };
         Measured { using: self.using(), kind, began }
+    }
+
+    /// An operation that begins and asks for no leases; it is counted when it is done.
+    #[inline]
+    pub(crate) fn try_measured(&self, kind: OperationKind) -> Trial {
+        let lane = lane();
+        let before = self.control.operations_in(kind, lane);
+        Trial { kind, lane, began: if before % SAMPLED == 0 { now() } else { None } }
     }
 
     /// An operation that begins, or a part of one, and is not counted.

@@ -8,10 +8,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ashlar_types::InodeId;
-use rustix_futex_sync::Mutex;
 use smallvec::SmallVec;
 
 use crate::LibFs;
+use crate::alone::Mutex;
 use crate::node::Lease;
 
 /// Paths remembered by a front end. Each has one place that it can stand in.

@@ -12,9 +12,9 @@ use std::collections::HashMap;
 use ashlar_types::{BLOCK_BYTES, Errno, InodeId, QuotaAmount, QuotaId, QuotaKey, blocks_for, quota_keys};
 use ashlar_update::{Allocation, Create, Update};
 use ashlar_wire::{QuotaEra, QuotaGrant, QuotaWant, Reply, Request};
-use rustix_futex_sync::Mutex;
 
 use crate::LibFs;
+use crate::alone::Mutex;
 use crate::api::Outcome;
 use crate::grants::{Locked, Stop};
 

@@ -4,17 +4,17 @@ use std::sync::atomic::Ordering;
 
 use ashlar_log::AppendError;
 use ashlar_pmem::Persistent;
-use ashlar_types::{BLOCK_BYTES, Errno, Inode, InodeId, LogPosition, Name, Timestamp, blocks_for};
+use ashlar_types::{BLOCK_BYTES, Errno, Inode, InodeId, LogPosition, Name, blocks_for};
 use ashlar_update::{Allocation, Applied, Entry, Invalid, Tree, Update, apply};
 use ashlar_wire::{Credit, CreditKind, Reply, Request};
-use rustix_futex_sync::MutexGuard;
 
 use crate::LibFs;
+use crate::alone::MutexGuard;
 use crate::api::Outcome;
 use crate::children::{Children, Known};
 use crate::content::{Content, DataChange};
 use crate::grants::{Locked, Nodes, Stop};
-use crate::node::{Change, WriteGuard};
+use crate::node::{Change, NodeState, WriteGuard};
 
 /// The part of the log that may fill with records whose commit was not noticed yet, as a divisor of its length.
 const TIDY_PART: u64 = 8;
@@ -70,11 +70,7 @@ impl Locked<'_> {
     /// Enters the nodes that have changes now in the ledger.
     fn list_changed(&mut self) {
         for (id, node) in &mut self.nodes {
-            let first = node.changes.front().map(|(position, _)| *position);
-            if let Some(first) = first.filter(|_| !node.is_listed) {
-                node.is_listed = true;
-                self.fs.ledger.enter(first, *id);
-            }
+            self.fs.list_if_new(*id, node);
         }
     }
 
@@ -112,6 +108,18 @@ impl Locked<'_> {
 }
 
 impl LibFs {
+    /// Enters a node in the ledger, if it has changes and is not there.
+    #[inline]
+    pub(crate) fn list_if_new(&self, id: InodeId, node: &mut NodeState) {
+        if node.is_listed {
+            return;
+        }
+        if let Some((first, _)) = node.changes.front() {
+            node.is_listed = true;
+            self.ledger.enter(*first, id);
+        }
+    }
+
     /// Appends a record that needs no lease and changes no cached object.
     pub(crate) fn append_alone(&self, update: &Update<'_>) -> Outcome<()> {
         loop {
@@ -207,18 +215,6 @@ impl LibFs {
         self.segments.keep_current(self.control.segment_era());
         self.tidied.store(bound.0, Ordering::Relaxed);
         self.nodes.keep_bounded();
-    }
-
-    /// The time of the system's last tick, a few milliseconds old at the most: where that is good enough, it costs a fraction.
-    pub(crate) fn about_now() -> Timestamp {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
-        Timestamp { seconds: now.tv_sec, nanoseconds: now.tv_nsec as u32 }
-    }
-
-    /// The time at which an operation runs.
-    pub(crate) fn now() -> Timestamp {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
-        Timestamp { seconds: now.tv_sec, nanoseconds: now.tv_nsec as u32 }
     }
 }
 

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ashlar_pmem::{Mapping, MappingAccess, OutOfBounds, Persistent};
 use ashlar_types::{BLOCK_BYTES, BlockAddress, Errno};
 use ashlar_wire::{Contents, Reply, Request};
-use rustix_futex_sync::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 
 use crate::LibFs;
+use crate::alone::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 use crate::api::Outcome;
 use crate::node::InodeHasher;
 

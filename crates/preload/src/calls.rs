@@ -387,6 +387,12 @@ fn looked_at(call: &Frame) -> bool {
     }
 }
 
+/// Serves a call that takes no more than a look at what is at hand; `None` for all others.
+#[inline]
+pub(crate) fn at_once(call: &Frame) -> Option<i64> {
+    data::at_once(call.rax as i64, &call.arguments)
+}
+
 /// Serves a call.
 pub(crate) fn serve(call: &mut Frame) -> Verdict {
     if deferred::is_kernels(call.rax as i64, &call.arguments) {

@@ -4,9 +4,11 @@
 //! from numbers to open files ([`ASHLAR_DESCRIPTORS`]) is where the entry looks. An open file is shared by the numbers that `dup` gave it,
 //! and lives until the last of them and the last call under way with it are gone.
 
+use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use ashlar_libfs::{OpenInode, alone};
 use ashlar_types::{Errno, FileKind, InodeId};
 
 use crate::arch::{ASHLAR_DESCRIPTORS, DESCRIPTORS, system_call};
@@ -46,8 +48,17 @@ pub(crate) struct OpenFile {
     kind: AtomicU32,
     flags: AtomicU32,
     hint: AtomicU32,
-    place: Mutex<Place>,
+    /// The way to its inode, for those who hold a reference.
+    opened: UnsafeCell<Option<OpenInode>>,
+    place: alone::Mutex<Place>,
 }
+
+// SAFETY: `opened` is written by who has taken a free slot, before others can find it, and by who has given up the last reference; in between it
+// is only looked at. All else may be used by all threads.
+unsafe impl Sync for OpenFile {}
+
+/// The place of an open file, held by one call.
+pub(crate) type PlaceGuard = alone::MutexGuard<'static, Place>;
 
 static OPEN: [OpenFile; OPEN_MAX] = [const { OpenFile::FREE }; OPEN_MAX];
 /// How many of them were opened as a path alone.
@@ -71,8 +82,22 @@ impl OpenFile {
         kind: AtomicU32::new(0),
         flags: AtomicU32::new(0),
         hint: AtomicU32::new(0),
-        place: Mutex::new(Place { offset: 0, is_gone: false }),
+        opened: UnsafeCell::new(None),
+        place: alone::Mutex::new(Place { offset: 0, is_gone: false }),
     };
+
+    /// Changes the number of references as `next` says; what it was, or as an error what it was where `next` says nothing.
+    #[inline]
+    fn count(&self, next: impl Fn(u32) -> Option<u32>) -> Result<u32, u32> {
+        let mut before = self.references.load(Ordering::Relaxed);
+        loop {
+            let Some(after) = next(before) else { return Err(before) };
+            match alone::exchange(&self.references, before, after) {
+                Ok(_) => return Ok(before),
+                Err(found) => before = found,
+            }
+        }
+    }
 }
 
 /// An open file in use by a call.
@@ -82,12 +107,12 @@ pub(crate) struct File {
 }
 
 impl Drop for File {
+    #[inline]
     fn drop(&mut self) {
-        let references = &self.open().references;
         let less = |references: u32| Some(if references == 1 { CLOSING } else { references - 1 });
-        if references.fetch_update(Ordering::AcqRel, Ordering::Relaxed, less) == Ok(1) {
+        if self.open().count(less) == Ok(1) {
             close_last(self.number);
-            references.store(0, Ordering::Release);
+            self.open().references.store(0, Ordering::Release);
         }
     }
 }
@@ -95,6 +120,13 @@ impl Drop for File {
 impl File {
     fn open(&self) -> &'static OpenFile {
         &OPEN[self.number as usize - 1]
+    }
+
+    /// The way to its inode, where there is one.
+    #[inline]
+    pub(crate) fn opened(&self) -> Option<&OpenInode> {
+        // SAFETY: this is a reference, so nobody writes it.
+        unsafe { (*self.open().opened.get()).as_ref() }
     }
 
     /// The session that it is open in.
@@ -145,15 +177,15 @@ impl File {
     }
 
     /// Its place, for one call at a time; `None` where it has become the kernel's.
-    pub(crate) fn place(&self) -> Option<MutexGuard<'static, Place>> {
-        let place = locked(&self.open().place);
+    pub(crate) fn place(&self) -> Option<PlaceGuard> {
+        let place = self.open().place.lock();
         (!place.is_gone).then_some(place)
     }
 
     /// Has a descriptor lead to it too.
     pub(crate) fn add(&self, descriptor: i32) {
         let _one_at_a_time = locked(&TABLE);
-        self.open().references.fetch_add(1, Ordering::AcqRel);
+        alone::add(&self.open().references, 1, Ordering::AcqRel);
         let old = entry(descriptor).map_or(0, |entry| entry.swap(self.number, Ordering::AcqRel));
         drop(_one_at_a_time);
         drop(is_file(old).then(|| Self { number: old }));
@@ -164,7 +196,7 @@ impl File {
         &self,
         mut replace: impl FnMut(Option<i32>, &Place) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        let mut place = locked(&self.open().place);
+        let mut place = self.open().place.lock();
         if place.is_gone {
             return Ok(());
         }
@@ -209,9 +241,8 @@ pub(crate) fn file(descriptor: i32) -> Option<File> {
         if !is_file(number) {
             return None;
         }
-        let open = &OPEN[number as usize - 1];
         let more = |references: u32| (references != 0 && references != CLOSING).then(|| references + 1);
-        if open.references.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more).is_err() {
+        if OPEN[number as usize - 1].count(more).is_err() {
             continue;
         }
         let file = File { number };
@@ -334,7 +365,7 @@ pub(crate) fn open(session: u32, inode: InodeId, kind: FileKind, flags: i32) -> 
     for step in 0..OPEN_MAX {
         let index = (start + step) % OPEN_MAX;
         let open = &OPEN[index];
-        if open.references.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        if alone::exchange(&open.references, 0, 1).is_err() {
             continue;
         }
         HINT.store((index + 1) as u32, Ordering::Relaxed);
@@ -344,7 +375,10 @@ pub(crate) fn open(session: u32, inode: InodeId, kind: FileKind, flags: i32) -> 
         open.flags.store(flags as u32, Ordering::Relaxed);
         open.hint.store(0, Ordering::Relaxed);
         ALONE.fetch_add(u32::from(flags & libc::O_PATH != 0), Ordering::Relaxed);
-        *locked(&open.place) = Place::default();
+        *open.place.lock() = Place::default();
+        let opened = session::by_number(session).map(|session| session.fs.open_inode(inode));
+        // SAFETY: the slot was free, and nobody else can find it yet.
+        unsafe { *open.opened.get() = opened };
         return Ok(File { number: index as u32 + 1 });
     }
     Err(Errno::ENFILE)
@@ -415,6 +449,8 @@ fn close_last(number: u32) {
     let open = &OPEN[number as usize - 1];
     let inode = InodeId(open.inode.load(Ordering::Relaxed));
     ALONE.fetch_sub(u32::from(open.flags.load(Ordering::Relaxed) as i32 & libc::O_PATH != 0), Ordering::Relaxed);
+    // SAFETY: the last reference is gone, and nobody takes the slot before this is done.
+    drop(unsafe { (*open.opened.get()).take() });
     // A session that is gone has taken its handles with it.
     if let Some(session) = session::by_number(open.session.load(Ordering::Relaxed)) {
         session.fs.close(inode);

@@ -4,6 +4,7 @@ use std::alloc::{GlobalAlloc, Layout};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use ashlar_libfs::alone::is_alone;
 use dlmalloc::Dlmalloc;
 
 use crate::arch::system_call;
@@ -27,7 +28,13 @@ unsafe impl Sync for Heap {}
 pub(crate) struct Held<'a>(&'a Heap);
 
 impl Drop for Held<'_> {
+    #[inline]
     fn drop(&mut self) {
+        // A thread that is alone has nobody to wake.
+        if is_alone() && self.0.lock.load(Ordering::Relaxed) == HELD {
+            self.0.lock.store(FREE, Ordering::Relaxed);
+            return;
+        }
         if self.0.lock.swap(FREE, Ordering::Release) == WAITED_FOR {
             let arguments =
                 [self.0.lock.as_ptr() as u64, (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as u64, 1, 0, 0, 0];
@@ -43,7 +50,16 @@ impl Heap {
     }
 
     /// Keeps all threads out.
+    #[inline]
     pub(crate) fn hold(&self) -> Held<'_> {
+        if is_alone() && self.lock.load(Ordering::Relaxed) == FREE {
+            self.lock.store(HELD, Ordering::Relaxed);
+            return Held(self);
+        }
+        self.hold_shared()
+    }
+
+    fn hold_shared(&self) -> Held<'_> {
         for _ in 0..SPINS {
             if self.lock.compare_exchange_weak(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                 return Held(self);

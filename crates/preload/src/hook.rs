@@ -11,7 +11,7 @@ use crate::arch::{After, Frame, Way, ashlar_on_stack};
 use crate::calls::{self, Verdict};
 use crate::report;
 use crate::signals::{self, Pending};
-use crate::stack;
+use crate::{stack, threads};
 
 /// What a thread has of us. No destructor: libc would allocate to note it.
 pub(crate) struct Thread {
@@ -71,6 +71,7 @@ pub(crate) fn inside<R>(run: impl FnOnce() -> R) -> R {
 pub(crate) unsafe extern "C" fn ashlar_hook(frame: *mut Frame) -> Way {
     // SAFETY: the frame is the entry's, and nobody else's.
     let call = unsafe { &mut *frame };
+    threads::look();
     THREAD.with(|thread| {
         if thread.depth.get() > 0 || !calls::concerns(call, thread.lent.get()) {
             let past = report::page().filter(|_| thread.depth.get() == 0).map(|page| page.past(call));
@@ -115,8 +116,19 @@ pub(crate) unsafe extern "C" fn ashlar_hook(frame: *mut Frame) -> Way {
 unsafe extern "C" fn serve(frame: *mut Frame) {
     // SAFETY: as for the hook.
     let call = unsafe { &mut *frame };
-    let verdict = catch_unwind(AssertUnwindSafe(|| calls::serve(call)));
-    let after = match verdict.unwrap_or(Verdict::Done(-i64::from(libc::EIO))) {
+    if catch_unwind(AssertUnwindSafe(|| served(call))).is_err() {
+        call.rax = -i64::from(libc::EIO) as u64;
+        THREAD.with(|thread| thread.after.set(After::Return));
+    }
+}
+
+fn served(call: &mut Frame) {
+    // The way is to return, unless it is said otherwise.
+    if let Some(result) = calls::at_once(call) {
+        call.rax = result as u64;
+        return;
+    }
+    let after = match calls::serve(call) {
         Verdict::Done(result) => {
             call.rax = result as u64;
             After::Return

@@ -32,6 +32,7 @@ mod session;
 mod signals;
 mod stack;
 mod submounts;
+mod threads;
 
 use std::ffi::{c_char, c_int};
 
@@ -64,6 +65,7 @@ unsafe extern "C" fn initialise(_: c_int, _: *const *const c_char, environment: 
         }
         patch::catch_program(told.plans, calls::is_wanted);
         deferred::begin(told.deferred);
+        threads::begin();
         calls::arm();
     });
     report::begun();

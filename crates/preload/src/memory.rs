@@ -93,6 +93,30 @@ pub(crate) fn check(address: u64, length: u64, what: Use) -> Result<(), Errno> {
     Ok(())
 }
 
+/// The program's memory as bytes to read, if it is known without asking that they may be read.
+#[inline]
+pub(crate) fn known_bytes<'a>(address: u64, length: usize) -> Option<&'a [u8]> {
+    is_all_known(address, length, Use::Read).then_some(())?;
+    // SAFETY: as in [`bytes`].
+    Some(unsafe { std::slice::from_raw_parts(address as *const u8, length) })
+}
+
+/// The program's memory as bytes to fill, if it is known without asking that they may be written.
+#[inline]
+pub(crate) fn known_bytes_mut<'a>(address: u64, length: usize) -> Option<&'a mut [u8]> {
+    is_all_known(address, length, Use::Write).then_some(())?;
+    // SAFETY: as in [`bytes_mut`].
+    Some(unsafe { std::slice::from_raw_parts_mut(address as *mut u8, length) })
+}
+
+#[inline]
+fn is_all_known(address: u64, length: usize, what: Use) -> bool {
+    // No page of what is no memory of the program's is ever remembered.
+    let end = address.saturating_add(length as u64);
+    let (first, last) = (address / PAGE, end.saturating_sub(1) / PAGE);
+    length > 0 && last - first < REMEMBERED_AT_ONCE && (first..=last).all(|page| is_known(page, what))
+}
+
 /// Asks the kernel.
 fn ask(start: u64, bytes: u64, what: Use) -> Result<(), Errno> {
     let advice = if what == Use::Write { MADV_POPULATE_WRITE } else { MADV_POPULATE_READ };

@@ -447,11 +447,35 @@ fn write<T: Tree>(
     strip: bool,
 ) -> Result<Applied, T::Error> {
     let mut inode = regular(tree, id)?;
-    let end = offset.checked_add(data.len() as u64).filter(|&end| end <= FILE_SIZE_MAX).ok_or(Invalid::OutOfRange)?;
-    let size = if data.is_empty() { inode.size } else { inode.size.max(end) };
-    inode.blocks = tree.write(id, &inode, offset, data, size)?;
+    let size = written_size(&inode, offset, data.len() as u64).ok_or(Invalid::OutOfRange)?;
+    let blocks = tree.write(id, &inode, offset, data, size)?;
+    note_written(&mut inode, size, blocks, at, strip);
+    tree.put_inode(id, &inode)?;
+    Ok(Applied::default())
+}
+
+/// The size of a file after a write; `None` where that is more than there can be.
+#[must_use]
+#[inline]
+pub fn written_size(inode: &Inode, offset: u64, length: u64) -> Option<u64> {
+    let end = offset.checked_add(length).filter(|&end| end <= FILE_SIZE_MAX)?;
+    Some(if length == 0 { inode.size } else { inode.size.max(end) })
+}
+
+/// Does to a file's attributes what a write does: the size as [`written_size`] says, and the blocks that the file takes up then.
+#[inline]
+pub fn note_written(inode: &mut Inode, size: u64, blocks: u64, at: Timestamp, strip: bool) {
+    inode.blocks = blocks;
     inode.size = size;
-    finish_change(tree, id, inode, at, strip)
+    note_change(inode, at, strip);
+}
+
+#[inline]
+fn note_change(inode: &mut Inode, at: Timestamp, strip: bool) {
+    touch(inode, at);
+    if strip {
+        strip_set_id(inode);
+    }
 }
 
 fn resize<T: Tree>(tree: &mut T, id: InodeId, size: u64, at: Timestamp, strip: bool) -> Result<Applied, T::Error> {
@@ -501,10 +525,7 @@ fn finish_change<T: Tree>(
     at: Timestamp,
     strip: bool,
 ) -> Result<Applied, T::Error> {
-    touch(&mut inode, at);
-    if strip {
-        strip_set_id(&mut inode);
-    }
+    note_change(&mut inode, at, strip);
     tree.put_inode(id, &inode)?;
     Ok(Applied::default())
 }

@@ -70,6 +70,20 @@ impl<'a> Encoded<'a> {
 }
 
 const MODE_UNCHANGED: u32 = u32::MAX;
+const WRITE_FIELDS_BYTES: usize = 29;
+
+/// What stands in front of a write's data.
+#[must_use]
+#[inline]
+pub fn write_fields(inode: InodeId, offset: u64, at: Timestamp, strip: bool) -> [u8; WRITE_FIELDS_BYTES] {
+    let mut fields = [0; WRITE_FIELDS_BYTES];
+    fields[..8].copy_from_slice(&inode.0.to_le_bytes());
+    fields[8..16].copy_from_slice(&offset.to_le_bytes());
+    fields[16..24].copy_from_slice(&at.seconds.to_le_bytes());
+    fields[24..28].copy_from_slice(&at.nanoseconds.to_le_bytes());
+    fields[28] = u8::from(strip);
+    fields
+}
 
 impl<'a> Update<'a> {
     /// The update in bytes. Names and values must be within their limits, as LibFS has checked.
@@ -79,7 +93,7 @@ impl<'a> Update<'a> {
         let mut tail: &'a [u8] = &[];
         match self {
             Self::Write { inode, offset, at, strip, data } => {
-                out.u64(inode.0).u64(*offset).time(*at).u8(u8::from(*strip));
+                out.bytes(&write_fields(*inode, *offset, *at, *strip));
                 tail = data;
             }
             Self::Create(c) => {
@@ -135,7 +149,7 @@ impl<'a> Update<'a> {
     #[must_use]
     pub fn body_bytes(&self) -> u64 {
         let bytes = match self {
-            Self::Write { data, .. } => 29 + data.len(),
+            Self::Write { data, .. } => WRITE_FIELDS_BYTES + data.len(),
             Self::Create(c) => 56 + c.name.len() + c.target.len() + c.acl_access.len() + c.acl_default.len(),
             Self::Link { name, .. } => 29 + name.len(),
             Self::Unlink { name, .. } | Self::RemoveDirectory { name, .. } => 30 + name.len(),

@@ -333,14 +333,25 @@ impl<M: Persistent> ControlPage<M> {
     /// Returns how many were counted there before.
     #[inline]
     pub fn count_operation(&self, kind: OperationKind, lane: u32) -> u64 {
-        let lane = if lane < OPERATION_LANES { lane } else { 0 };
-        let word = OPERATIONS + u64::from(lane) * LANE_BYTES + kind as u64 * 8;
-        if lane == 0 {
+        let word = Self::operations_at(kind, lane);
+        if lane == 0 || lane >= OPERATION_LANES {
             return self.0.add(word, 1);
         }
         let before = self.0.load(word);
         self.0.store(word, before.wrapping_add(1));
         before
+    }
+
+    /// How many were counted in a lane.
+    #[inline]
+    pub fn operations_in(&self, kind: OperationKind, lane: u32) -> u64 {
+        self.0.load(Self::operations_at(kind, lane))
+    }
+
+    #[inline]
+    fn operations_at(kind: OperationKind, lane: u32) -> u64 {
+        let lane = if lane < OPERATION_LANES { lane } else { 0 };
+        OPERATIONS + u64::from(lane) * LANE_BYTES + kind as u64 * 8
     }
 
     /// Counts how long an operation took that was measured.

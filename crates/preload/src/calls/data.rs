@@ -5,7 +5,7 @@ use ashlar_types::{Errno, FILE_SIZE_MAX, InodeId};
 
 use super::Served;
 use crate::arch::system_call;
-use crate::descriptors::{self, File, Place};
+use crate::descriptors::{self, File, PlaceGuard};
 use crate::memory;
 use crate::session::{self, Session};
 
@@ -69,6 +69,50 @@ impl Parts {
             Self::Many(parts) => parts,
         }
     }
+}
+
+/// `read`, `write`, `pread` and `pwrite` where all that they take is at hand; `None` otherwise, and then nothing has happened.
+#[inline]
+pub(super) fn at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
+    let (writes, has_offset) = match number {
+        libc::SYS_read => (false, false),
+        libc::SYS_write => (true, false),
+        libc::SYS_pread64 => (false, true),
+        libc::SYS_pwrite64 => (true, true),
+        _ => return None,
+    };
+    let file = descriptors::file(a[0] as i32)?;
+    let (open, flags) = (file.opened()?, file.flags());
+    let needed = if writes { libc::O_RDONLY } else { libc::O_WRONLY };
+    if flags & libc::O_PATH != 0 || flags & libc::O_ACCMODE == needed {
+        return None;
+    }
+    let session = file.session().ok()?;
+    let mut place = if has_offset { None } else { Some(file.place()?) };
+    let offset = place.as_ref().map_or(a[3], |place| place.offset);
+    let length = (a[2] as usize).min(TRANSFER_MAX);
+    let count = if writes {
+        if flags & (libc::O_SYNC | libc::O_DSYNC) != 0 || offset as i64 <= -1 {
+            return None;
+        }
+        let at = if flags & libc::O_APPEND != 0 { WriteAt::End } else { WriteAt::Offset(offset) };
+        let data = memory::known_bytes(a[1], length)?;
+        let written = session.fs.write_open(open, at, data, session.strips(), session::file_limit())?;
+        if let Some(place) = &mut place {
+            place.offset = written.offset + written.bytes as u64;
+        }
+        written.bytes
+    } else {
+        if offset as i64 <= -1 {
+            return None;
+        }
+        let count = session.fs.read_open(open, offset, length, |length| memory::known_bytes_mut(a[1], length))?;
+        if let Some(place) = &mut place {
+            place.offset += count as u64;
+        }
+        count
+    };
+    Some(count as i64)
 }
 
 /// All forms of `read` and `write`.
@@ -171,7 +215,7 @@ fn write_parts(
     inode: InodeId,
     offset: Option<u64>,
     parts: &[libc::iovec],
-    place: &mut Option<std::sync::MutexGuard<'static, Place>>,
+    place: &mut Option<PlaceGuard>,
 ) -> Result<usize, Errno> {
     let joined = if parts.len() > 1 { Some(join(parts)?) } else { None };
     let data = match (&joined, parts.first()) {

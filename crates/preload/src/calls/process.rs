@@ -1,5 +1,6 @@
 //! Processes: forks, threads, other programs, other users, other namespaces.
 
+use ashlar_libfs::alone::end_alone;
 use ashlar_types::Errno;
 
 use super::{Served, Verdict};
@@ -137,6 +138,8 @@ fn kernel(call: &Frame) -> i64 {
 /// The kernel serves all of this process from here on: paths will mean something else, calls may be forbidden, or descriptors be
 /// used where we do not see it.
 fn leave_to_kernel() {
+    // Nobody sees any more when there is another thread.
+    end_alone();
     materialise::all();
     session::end_all();
     super::disarm();
@@ -168,6 +171,7 @@ fn make_process(call: &Frame) -> Served {
         Some(Making::Thread) => {
             // What is taken over while other threads use it could be lost to them, and who has threads is here to stay.
             deferred::end();
+            end_alone();
             Ok(None)
         }
         _ => Ok(None),

@@ -1,0 +1,140 @@
+//! Reading and writing open files of which all is at hand: the way that nearly every transfer of a program takes.
+//!
+//! What an operation needs in general (claims of several inodes, waiting for leases, room, credit and quotas, repeating) costs more than
+//! copying a few bytes. Here the same checks are made of one inode, in the same order, and wherever one of them does not come out at
+//! once nothing has happened, and the caller takes the general way, which knows what to do. An open file keeps its inode's node,
+//! so that it isn't looked up.
+//!
+//! What must hold here as there (`grants`, `record`): the log's seal count is read before the lease word; the record is paid for
+//! before it is appended; a change is noted under the lock under which its record was appended, while the record is held; a copy
+//! counts only if lease and era held after it.
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use ashlar_types::{FileKind, InodeId};
+use ashlar_update::{Update, note_written, write_fields, written_size};
+use ashlar_wire::{Credit, CreditKind, OperationKind};
+
+use crate::LibFs;
+use crate::api::{WriteAt, Written};
+use crate::attributes::XATTR_CAPABILITY;
+use crate::content::DataChange;
+use crate::data::is_access_time_due;
+use crate::node::{Change, Node, NodeState};
+
+/// What an open file keeps of its inode. Whoever has one has noted a handle on the inode ([`LibFs::open`]), and not yet closed it.
+#[derive(Debug)]
+pub struct OpenInode {
+    id: InodeId,
+    /// The table that the node is of. In another session, such as one with another user's rights, it means nothing.
+    table: u64,
+    node: Arc<Node>,
+}
+
+impl OpenInode {
+    /// The inode.
+    #[must_use]
+    #[inline]
+    pub fn id(&self) -> InodeId {
+        self.id
+    }
+}
+
+impl LibFs {
+    /// The way to an inode that the caller has opened.
+    #[must_use]
+    pub fn open_inode(&self, id: InodeId) -> OpenInode {
+        OpenInode { id, table: self.nodes.number(), node: self.nodes.node(id) }
+    }
+
+    /// Reads up to `most` bytes, if that needs nothing but a copy. `buffer` gives room for as many bytes as there are, if it
+    /// can. `None` where it takes more: [`LibFs::read`] knows.
+    #[inline]
+    pub fn read_open<'b>(
+        &self,
+        open: &OpenInode,
+        offset: u64,
+        most: usize,
+        buffer: impl FnOnce(usize) -> Option<&'b mut [u8]>,
+    ) -> Option<usize> {
+        self.check_alive().ok()?;
+        let trial = self.try_measured(OperationKind::Read);
+        let state = open.node.read();
+        if open.table != self.nodes.number() || state.gone || !self.holds(&state, false) {
+            return None;
+        }
+        let inode = state.inode.as_ref().filter(|inode| inode.kind == FileKind::Regular)?;
+        let content = state.content_at(self.control.block_era())?;
+        let length = inode.size.saturating_sub(offset).min(most as u64) as usize;
+        if length > 0 {
+            self.copy_out(content, offset, buffer(length)?).ok()?;
+        }
+        fence(Ordering::Acquire);
+        let is_good = self.holds(&state, false) && content.is_current(self.control.block_era());
+        if !is_good || length > 0 && is_access_time_due(inode) {
+            return None;
+        }
+        drop(state);
+        trial.done(self);
+        Some(length)
+    }
+
+    /// Writes `data`, if all that it takes is a record, and the file does not grow beyond `limit`. `None` where it takes more, and then
+    /// nothing has happened: [`LibFs::write`] knows.
+    #[inline]
+    pub fn write_open(&self, open: &OpenInode, at: WriteAt, data: &[u8], strip: bool, limit: u64) -> Option<Written> {
+        self.check_alive().ok()?;
+        if data.is_empty() || data.len() > self.record_data_max() {
+            return None;
+        }
+        self.tidy_if_due();
+        let trial = self.try_measured(OperationKind::Write);
+        let seal = self.log.seal_count();
+        let mut guard = open.node.write();
+        let state = &mut *guard;
+        if open.table != self.nodes.number() || state.gone || !self.holds(state, true) {
+            return None;
+        }
+        let NodeState { inode: Some(inode), content: Some(content), xattrs: Some(xattrs), .. } = state else {
+            return None;
+        };
+        let is_held = inode.links > 0 || self.control.has_open(open.id);
+        let is_plain = inode.kind == FileKind::Regular && !xattrs.contains_key(XATTR_CAPABILITY);
+        // The log's seal was looked at before: an era of quotas that begins from here on stops the record at the log.
+        if !is_held
+            || !is_plain
+            || !content.is_current(self.control.block_era())
+            || self.control.quota_era().has_limits()
+        {
+            return None;
+        }
+        let offset = match at {
+            WriteAt::Offset(offset) => offset,
+            WriteAt::End => inode.size,
+        };
+        let length = data.len() as u64;
+        let size = written_size(inode, offset, length).filter(|_| offset + length <= limit)?;
+        let at = if state.is_unseen.load(Ordering::Relaxed) { Self::now_unseen() } else { Self::now() };
+        let update = Update::Write { inode: open.id, offset, at, strip, data };
+        let credit = Credit::from(update.cost());
+        if !self.control.take_credit(credit, CreditKind::Common) {
+            return None;
+        }
+        let fields = write_fields(open.id, offset, at, strip);
+        let Ok((appended, _held)) = self.log.append_held(seal, update.kind() as u8, &[&fields, data]) else {
+            self.control.give_credit(credit, CreditKind::Common);
+            return None;
+        };
+        let body = appended.body.plus(fields.len() as u64);
+        let change = DataChange::Write { offset, length, record: appended.position, body };
+        let blocks = content.apply(&change);
+        note_written(inode, size, blocks, at, strip);
+        state.note(appended.position, Change::Data(change));
+        *state.is_unseen.get_mut() = true;
+        self.list_if_new(open.id, state);
+        drop(guard);
+        trial.done(self);
+        Some(Written { offset, bytes: data.len() })
+    }
+}
