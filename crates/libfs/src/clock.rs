@@ -2,8 +2,8 @@
 //!
 //! The exact time costs as much as a fifth of a small write, the time of the system's last tick next to nothing. Two changes may have the
 //! same time only if nobody has looked in between, and none may have an earlier time than one that its writer could know of. So a
-//! write into a file has the time of the tick, unless somebody may have looked at the file since its last change; and never less than the
-//! latest time that this process has given or was told. Linux's own file systems do so since 6.13.
+//! write into a file has the time of the tick only where the file was changed in that tick before, and nobody can have looked at it since;
+//! and never less than the latest time that this process has given or was told. Linux's own file systems do much the same since 6.13.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -42,13 +42,21 @@ pub(crate) fn note(time: Timestamp) {
     }
 }
 
-/// The tick's time, or the latest one, if that is less than a tick ahead.
-fn not_before(tick: Timestamp, latest: u64) -> Timestamp {
-    match latest.checked_sub(nanoseconds(tick)) {
-        Some(ahead) if ahead > 0 && ahead <= TICK_NS => {
-            Timestamp { seconds: (latest / SECOND_NS) as i64, nanoseconds: (latest % SECOND_NS) as u32 }
+/// The tick's time for a file that was last changed at `changed`, or the latest time, if that is less than a tick ahead. `None` where
+/// only the exact time will do: the file's last change is longer ago, so that others may have changed files since; or the latest time is
+/// further ahead, since the tick is late, or the clock was set back.
+fn not_before(tick: Timestamp, latest: u64, changed: Timestamp) -> Option<Timestamp> {
+    let (tick_ns, changed_ns) = (nanoseconds(tick), nanoseconds(changed));
+    if tick_ns.saturating_sub(changed_ns) > TICK_NS {
+        return None;
+    }
+    let latest = latest.max(changed_ns);
+    match latest.checked_sub(tick_ns) {
+        Some(ahead) if ahead > TICK_NS => None,
+        Some(ahead) if ahead > 0 => {
+            Some(Timestamp { seconds: (latest / SECOND_NS) as i64, nanoseconds: (latest % SECOND_NS) as u32 })
         }
-        _ => tick,
+        _ => Some(tick),
     }
 }
 
@@ -66,10 +74,10 @@ impl LibFs {
         of(ClockId::RealtimeCoarse)
     }
 
-    /// The time of a change of what nobody has looked at since its last one.
+    /// The time of a change of what nobody has looked at since its last one, at `changed`.
     #[inline]
-    pub(crate) fn now_unseen() -> Timestamp {
-        not_before(Self::about_now(), LATEST.load(Ordering::Relaxed))
+    pub(crate) fn now_unseen(changed: Timestamp) -> Timestamp {
+        not_before(Self::about_now(), LATEST.load(Ordering::Relaxed), changed).unwrap_or_else(Self::now)
     }
 }
 
@@ -77,18 +85,24 @@ impl LibFs {
 mod tests {
     use super::*;
 
+    const fn at(seconds: i64, nanoseconds: u32) -> Timestamp {
+        Timestamp { seconds, nanoseconds }
+    }
+
     #[test]
     fn a_tick_is_never_behind_what_was_given_before_it() {
-        let tick = Timestamp { seconds: 7, nanoseconds: 996_000_000 };
-        let after = |ns: u64| not_before(tick, 7_996_000_000 + ns);
-        assert_eq!(not_before(tick, 0), tick);
-        assert_eq!(after(0), tick);
-        assert_eq!(after(3_999_999), Timestamp { seconds: 7, nanoseconds: 999_999_999 });
-        assert_eq!(after(4_000_001), Timestamp { seconds: 8, nanoseconds: 1 });
-        assert_eq!(after(TICK_NS + 1), tick, "the clock was set back");
+        let tick = at(7, 996_000_000);
+        let after = |ns: u64| not_before(tick, 7_996_000_000 + ns, tick);
+        assert_eq!(not_before(tick, 0, tick), Some(tick));
+        assert_eq!(after(0), Some(tick));
+        assert_eq!(after(3_999_999), Some(at(7, 999_999_999)));
+        assert_eq!(after(4_000_001), Some(at(8, 1)));
+        assert_eq!(after(TICK_NS + 1), None, "the tick is late, or the clock was set back");
+        assert_eq!(not_before(tick, 0, at(8, 0)), Some(at(8, 0)), "the file's own last change counts");
+        assert_eq!(not_before(tick, 0, at(7, 985_999_999)), None, "others may have changed files since");
         for _ in 0..1000 {
             let exact = LibFs::now();
-            assert!(LibFs::now_unseen() >= exact);
+            assert!(LibFs::now_unseen(exact) >= exact);
         }
     }
 }

@@ -272,14 +272,20 @@ impl NodeTable {
         self.shard(id).write().remove(&id);
     }
 
-    /// Drops clean nodes that nobody uses, down to `most` in all.
+    /// Drops clean nodes that nobody uses, down to `most` of those.
     pub(crate) fn evict(&self, most: usize) {
         let total: usize = self.shards.iter().map(|shard| shard.read().len()).sum();
         if total <= most {
             return;
         }
+        // Those of open files stay, however many they are.
+        let is_unused = |node: &&Arc<Node>| Arc::strong_count(node) == 1;
+        let unused: usize = self.shards.iter().map(|shard| shard.read().values().filter(is_unused).count()).sum();
+        if unused <= most {
+            return;
+        }
         self.begin_eviction();
-        let mut surplus = total - most / 2;
+        let mut surplus = unused - most / 2;
         for shard in &self.shards {
             shard.write().retain(|&id, node| {
                 let busy = surplus == 0

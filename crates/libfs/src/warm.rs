@@ -115,7 +115,7 @@ impl LibFs {
         };
         let length = data.len() as u64;
         let size = written_size(inode, offset, length).filter(|_| offset + length <= limit)?;
-        let at = if state.is_unseen.load(Ordering::Relaxed) { Self::now_unseen() } else { Self::now() };
+        let at = if state.is_unseen.load(Ordering::Relaxed) { Self::now_unseen(inode.changed) } else { Self::now() };
         let update = Update::Write { inode: open.id, offset, at, strip, data };
         let credit = Credit::from(update.cost());
         if !self.control.take_credit(credit, CreditKind::Common) {

@@ -11,16 +11,17 @@
 //! Most pins are set by a plain store: the first threads have a place for themselves. That others see it in time follows from the
 //! exchange that reserves the slot, which comes behind it. Whoever looks at the pins has read the head before. If that was
 //! before the reservation, the head was not above the slot's start, and no space of the slot can be reused by what was seen. If it was
-//! after, the pin was seen.
+//! after, the pin was seen. Who settles an older slot before that, and so writes to the ring, has a fence there.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, compiler_fence, fence};
 
 use ashlar_types::LogPosition;
 
-/// Appends under way at once, at most; one more gets `Full`. Half the slots, so that slots are never what runs out.
-const PINS: usize = 128;
-/// Threads that have a place for themselves: those that appended first, in whatever log. All others share what is left.
+/// Appends under way at once, at most; one more gets `Full`. Fewer than slots, so that slots are never what runs out.
+const PINS: usize = 192;
+/// Threads that have a place for themselves: those that appended first, in whatever log, also when they have ended. All others share
+/// what is left.
 const OWNED: usize = 64;
 const FREE: u64 = u64::MAX;
 

@@ -24,7 +24,7 @@
 //! reads of the tail for the tail's slot, belongs to that slot. The ring is written only by the owner of an unsettled slot, or
 //! (its mark) by settlers, all of whom hold a pin (`pins`), so never in space that has been given to another slot.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use ashlar_pmem::Persistent;
@@ -276,6 +276,8 @@ impl<M: Persistent> Log<M> {
 
     /// Writes the mark of a decided slot, makes the slot durable, and says so. Nothing where it is done already.
     fn finish(&self, slot: Slot, verdict: Verdict, settled: SlotState) -> Result<(), Damaged> {
+        // Who settles another's slot on the way to its own has exchanged nothing yet that made its pin known (`pins`).
+        fence(Ordering::SeqCst);
         let start = self.memory.load_u64(start_at(slot.number))?;
         if self.load_slot(slot.number)? != slot {
             return Ok(());

@@ -114,7 +114,10 @@ fn is_all_known(address: u64, length: usize, what: Use) -> bool {
     // No page of what is no memory of the program's is ever remembered.
     let end = address.saturating_add(length as u64);
     let (first, last) = (address / PAGE, end.saturating_sub(1) / PAGE);
-    length > 0 && last - first < REMEMBERED_AT_ONCE && (first..=last).all(|page| is_known(page, what))
+    address >= USER_START
+        && length > 0
+        && last - first < REMEMBERED_AT_ONCE
+        && (first..=last).all(|page| is_known(page, what))
 }
 
 /// Asks the kernel.
