@@ -11,13 +11,18 @@
 //! A lock that can be had is given even though others wait for more, as Linux does; those who wait are served in the
 //! order in which they came.
 //!
+//! A session may have a file's record locks delegated, where nobody else has any: then it changes them alone, in memory that it shares with
+//! SharedFS, and the table learns of them when somebody else asks ([`Delegations`]).
+//!
 //! Source: `fcntl(2)`, `flock(2)`, POSIX.1-2024 `fcntl`.
 
+mod delegations;
 mod spans;
 mod table;
 #[cfg(test)]
 mod tests;
 
+pub use delegations::{Delegations, Slots};
 pub use spans::ByteRange;
 pub use table::{
     HeldLock, LockAction, LockKind, LockLimits, LockMode, LockOutcome, LockOwner, LockRequest, LockTable, WaiterId,

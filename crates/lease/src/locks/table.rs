@@ -126,11 +126,31 @@ impl Default for LockLimits {
     }
 }
 
+/// What an owner has on a file.
+#[derive(Debug, Default)]
+struct Held {
+    /// The process that it has named.
+    pid: u32,
+    spans: Spans,
+    /// Its locks move to another owner of the same process, and are not in that one's way.
+    yields: bool,
+}
+
 /// The locks on one file of one kind.
 #[derive(Debug, Default)]
 struct File {
-    owners: BTreeMap<LockOwner, (u32, Spans)>,
+    owners: BTreeMap<LockOwner, Held>,
     waiters: VecDeque<LockRequest>,
+}
+
+impl File {
+    /// What others have that a request must respect.
+    fn others(&self, request: &LockRequest) -> impl Iterator<Item = (LockOwner, &Held)> {
+        let (asking, pid) = (request.owner, request.pid);
+        let is_other =
+            move |(owner, held): &(&LockOwner, &Held)| **owner != asking && !(held.yields && held.pid == pid);
+        self.owners.iter().filter(is_other).map(|(owner, held)| (*owner, held))
+    }
 }
 
 /// All locks of one machine's sessions.
@@ -246,12 +266,12 @@ impl LockTable {
     pub fn export(&self, session: SessionId) -> Vec<HeldLock> {
         let mut locks = Vec::new();
         for ((inode, kind), file) in &self.files {
-            for (owner, (pid, spans)) in file.owners.iter().filter(|(owner, _)| owner.session == session) {
-                locks.extend(spans.iter().map(|(range, mode)| HeldLock {
+            for (owner, held) in file.owners.iter().filter(|(owner, _)| owner.session == session) {
+                locks.extend(held.spans.iter().map(|(range, mode)| HeldLock {
                     inode: *inode,
                     kind: *kind,
                     owner: *owner,
-                    pid: *pid,
+                    pid: held.pid,
                     range,
                     mode,
                 }));
@@ -280,7 +300,7 @@ impl LockTable {
     /// How many locks are held, and how many waits there are.
     #[must_use]
     pub fn counts(&self) -> (usize, usize) {
-        let held = self.files.values().flat_map(|file| file.owners.values()).map(|(_, spans)| spans.len()).sum();
+        let held = self.files.values().flat_map(|file| file.owners.values()).map(|held| held.spans.len()).sum();
         (held, self.tickets.len())
     }
 
@@ -297,15 +317,44 @@ impl LockTable {
     fn holds_other_mode(&self, request: &LockRequest, mode: LockMode) -> bool {
         let file = self.files.get(&(request.inode, request.kind));
         let held = file.and_then(|file| file.owners.get(&request.owner));
-        held.is_some_and(|(_, spans)| spans.iter().any(|(_, held)| held != mode))
+        held.is_some_and(|held| held.spans.iter().any(|(_, held)| held != mode))
+    }
+
+    /// The record locks that an owner has on a file.
+    #[must_use]
+    pub fn records(&self, inode: InodeId, owner: LockOwner) -> Vec<(ByteRange, LockMode)> {
+        let file = self.files.get(&(inode, LockKind::Record));
+        file.and_then(|file| file.owners.get(&owner)).map(|held| held.spans.iter().collect()).unwrap_or_default()
+    }
+
+    /// Whether nobody else has a record lock on a file, and nobody waits for one.
+    #[must_use]
+    pub fn is_alone(&self, inode: InodeId, owner: LockOwner) -> bool {
+        let file = self.files.get(&(inode, LockKind::Record));
+        file.is_none_or(|file| file.waiters.is_empty() && file.owners.keys().all(|other| *other == owner))
+    }
+
+    /// Whether an owner in another session, which names the same process, has record locks on a file.
+    #[must_use]
+    pub fn is_held_elsewhere(&self, inode: InodeId, owner: LockOwner, pid: u32) -> bool {
+        let file = self.files.get(&(inode, LockKind::Record));
+        let is_it = |(other, held): (&LockOwner, &Held)| other.session != owner.session && held.pid == pid;
+        file.is_some_and(|file| file.owners.iter().any(is_it))
+    }
+
+    /// The owner's record locks on a file move: until it has closed it, they are in the way of no owner that names the same process.
+    pub fn handle_move(&mut self, inode: InodeId, owner: LockOwner) {
+        let file = self.files.get_mut(&(inode, LockKind::Record));
+        if let Some(held) = file.and_then(|file| file.owners.get_mut(&owner)) {
+            held.yields = true;
+        }
     }
 
     fn in_the_way(&self, request: &LockRequest, mode: LockMode) -> Option<HeldLock> {
         let file = self.files.get(&(request.inode, request.kind))?;
-        let others = file.owners.iter().filter(|(owner, _)| **owner != request.owner);
-        let conflicts = others.filter_map(|(owner, (pid, spans))| {
-            let (range, mode) = spans.in_the_way(request.range, mode)?;
-            Some(HeldLock { inode: request.inode, kind: request.kind, owner: *owner, pid: *pid, range, mode })
+        let conflicts = file.others(request).filter_map(|(owner, held)| {
+            let (range, mode) = held.spans.in_the_way(request.range, mode)?;
+            Some(HeldLock { inode: request.inode, kind: request.kind, owner, pid: held.pid, range, mode })
         });
         conflicts.min_by_key(|lock| (lock.range, lock.owner))
     }
@@ -316,10 +365,9 @@ impl LockTable {
         else {
             return Vec::new();
         };
-        let others = file.owners.iter().filter(|(owner, _)| **owner != request.owner);
-        others
-            .filter(|(_, (_, spans))| spans.in_the_way(request.range, mode).is_some())
-            .map(|(owner, _)| *owner)
+        file.others(request)
+            .filter(|(_, held)| held.spans.in_the_way(request.range, mode).is_some())
+            .map(|(owner, _)| owner)
             .collect()
     }
 
@@ -368,14 +416,14 @@ impl LockTable {
             return;
         }
         let file = self.files.entry(key).or_default();
-        let (pid, spans) = file.owners.entry(request.owner).or_default();
-        let before = spans.len();
-        spans.set(request.range, mode);
+        let held = file.owners.entry(request.owner).or_default();
+        let before = held.spans.len();
+        held.spans.set(request.range, mode);
         if mode.is_some() {
-            *pid = request.pid;
+            held.pid = request.pid;
         }
-        let after = spans.len();
-        if spans.is_empty() {
+        let after = held.spans.len();
+        if held.spans.is_empty() {
             file.owners.remove(&request.owner);
         }
         let used = self.used.entry(request.owner.session).or_insert(0);
@@ -447,10 +495,10 @@ impl LockTable {
             file.waiters = kept;
             let before = file.owners.len();
             let mut freed = Vec::new();
-            file.owners.retain(|owner, (_, spans)| {
+            file.owners.retain(|owner, held| {
                 let is_kept = !is_ended(*owner);
                 if !is_kept {
-                    freed.push((owner.session, spans.len()));
+                    freed.push((owner.session, held.spans.len()));
                 }
                 is_kept
             });

@@ -324,3 +324,149 @@ proptest! {
         prop_assert!(table.is_empty());
     }
 }
+
+/// What sessions keep themselves: a table each, of one owner and file, by session and slot.
+#[derive(Default)]
+struct Kept {
+    slots: BTreeMap<(SessionId, InodeId), LockTable>,
+}
+
+impl Slots for Kept {
+    fn delegate(&mut self, to: SessionId, _: u32, inode: InodeId, locks: &[(ByteRange, LockMode)]) -> bool {
+        let mut table = LockTable::default();
+        for &(range, mode) in locks {
+            table.handle_lock(LockRequest { inode, ..lock(owner(to.0, to.0), range.first, range.last, mode) });
+        }
+        assert!(self.slots.insert((to, inode), table).is_none(), "nothing is delegated twice");
+        true
+    }
+
+    fn recall(&mut self, from: SessionId, _: u32, inode: InodeId) -> Vec<(ByteRange, LockMode)> {
+        let table = self.slots.remove(&(from, inode)).expect("it was delegated");
+        table.records(inode, owner(from.0, from.0))
+    }
+}
+
+/// Does as SharedFS does with a request.
+fn ask(table: &mut LockTable, kept: (&mut Delegations, &mut Kept), now_ms: u64, request: LockRequest) -> LockOutcome {
+    let (delegations, slots) = kept;
+    delegations.handle_request(now_ms, request.inode, request.owner, table, slots);
+    let outcome = table.handle_lock(request);
+    if outcome == LockOutcome::Granted && request.owner.session.0 < 3 {
+        let slot = request.inode.0 as u32;
+        delegations.delegate(now_ms, (request.inode, request.owner, request.pid, slot), table, slots);
+    }
+    outcome
+}
+
+#[test]
+fn a_file_is_delegated_to_who_has_it_alone_and_again_after_a_quiet_time() {
+    let (mut table, mut delegations, mut slots) = (LockTable::default(), Delegations::default(), Kept::default());
+    let (me, mount) = (owner(1, 1), owner(7, 7));
+    let mut ask = |now_ms, request| {
+        let outcome = ask(&mut table, (&mut delegations, &mut slots), now_ms, request);
+        (outcome, slots.slots.len(), table.counts().0)
+    };
+    assert_eq!(ask(0, lock(me, 0, 9, LockMode::Write)), (LockOutcome::Granted, 1, 0));
+    assert!(
+        matches!(ask(1000, lock(mount, 5, 5, LockMode::Read)), (LockOutcome::WouldBlock(held), 0, 1) if held.pid == 1)
+    );
+    // It has not been quiet for long enough; then it has, but the other one has a lock; then it has none any more.
+    assert_eq!(ask(1010, lock(me, 20, 29, LockMode::Read)), (LockOutcome::Granted, 0, 2));
+    assert_eq!(ask(1100, lock(mount, 20, 20, LockMode::Read)), (LockOutcome::Granted, 0, 3));
+    assert_eq!(ask(1200, record(me, 0, 9, LockAction::Unlock)), (LockOutcome::Granted, 0, 2));
+    assert_eq!(ask(1250, record(mount, 0, 99, LockAction::Unlock)), (LockOutcome::Granted, 0, 1));
+    assert_eq!(ask(1300, record(me, 0, 9, LockAction::Unlock)), (LockOutcome::Granted, 0, 1));
+    assert_eq!(ask(1399, record(me, 0, 9, LockAction::Unlock)), (LockOutcome::Granted, 0, 1));
+    assert_eq!(ask(1400, record(me, 0, 9, LockAction::Unlock)), (LockOutcome::Granted, 1, 0));
+}
+
+#[test]
+fn nothing_is_delegated_that_is_waited_for() {
+    let mut table = LockTable::default();
+    let (me, other) = (owner(1, 1), owner(2, 2));
+    table.handle_lock(lock(me, 0, 9, LockMode::Write));
+    assert!(table.is_alone(FILE, me) && !table.is_alone(FILE, other) && table.is_alone(OTHER, other));
+    table.handle_lock(waiting(lock(other, 0, 0, LockMode::Read), 1));
+    assert!(!table.is_alone(FILE, me));
+}
+
+#[test]
+fn locks_move_to_another_owner_of_the_process_without_a_moment_between() {
+    let mut table = LockTable::default();
+    let (me, other) = (owner(1, 0), owner(2, 2));
+    let mine = |request: LockRequest| LockRequest { pid: 50, ..request };
+    let on_mount = owner(7, 99);
+    table.handle_lock(mine(lock(me, 0, 9, LockMode::Write)));
+    assert!(matches!(table.handle_lock(mine(lock(on_mount, 0, 9, LockMode::Write))), LockOutcome::WouldBlock(_)));
+    assert!(!table.is_held_elsewhere(FILE, me, 50));
+    table.handle_move(FILE, me);
+    assert!(matches!(table.handle_lock(lock(other, 3, 3, LockMode::Read)), LockOutcome::WouldBlock(_)));
+    assert_eq!(table.handle_lock(mine(lock(on_mount, 0, 9, LockMode::Write))), LockOutcome::Granted);
+    table.handle_close(me, FILE, LockKind::Record);
+    assert!(table.is_held_elsewhere(FILE, me, 50) && !table.is_held_elsewhere(FILE, me, 51));
+    assert!(matches!(table.handle_lock(lock(other, 3, 3, LockMode::Read)), LockOutcome::WouldBlock(_)));
+    assert!(matches!(table.handle_lock(mine(lock(me, 3, 3, LockMode::Read))), LockOutcome::WouldBlock(_)));
+}
+
+#[test]
+fn two_that_claim_the_same_after_a_restart_do_not_both_get_it() {
+    let (mut table, mut delegations, mut slots) = (LockTable::default(), Delegations::default(), Kept::default());
+    let (one, two, three) = (owner(1, 1), owner(2, 2), owner(3, 3));
+    let all = [(ByteRange { first: 0, last: 9 }, LockMode::Write)];
+    assert!(slots.delegate(SessionId(1), 4, FILE, &all) && slots.delegate(SessionId(2), 4, FILE, &all));
+    delegations.take_up((FILE, one, 1, 4), true, &all, &mut table, &mut slots);
+    assert_eq!((delegations.count(), table.counts().0), (1, 0));
+    delegations.take_up((FILE, two, 2, 4), true, &all, &mut table, &mut slots);
+    delegations.take_up((FILE, three, 3, 4), false, &all, &mut table, &mut slots);
+    assert_eq!((delegations.count(), ranges(&table, 1)), (0, vec![(0, 9, LockMode::Write)]));
+    assert_eq!((table.counts().0, slots.slots.len()), (1, 0));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Three sessions that keep locks themselves where they may, and two owners on a mount, get the answers that a table alone gives.
+    #[test]
+    fn table_and_delegations_are_a_table(
+        steps in prop::collection::vec(
+            (0_u8..10, 0_u64..5, 0_u64..2, 0..BYTES, 0..BYTES, any::<bool>(), 0_u64..80), 1..80),
+    ) {
+        let (mut table, mut delegations, mut slots) = (LockTable::default(), Delegations::default(), Kept::default());
+        let mut plain = LockTable::default();
+        let mut now_ms = 0;
+        for (ticket, (action, by, file, first, last, waits, passed)) in (1_u64..).zip(steps) {
+            now_ms += passed;
+            let by = owner(by, by);
+            if action == 9 && by.session.0 < 3 {
+                for table in [&mut table, &mut plain] {
+                    table.handle_session_end(by.session);
+                }
+                delegations.handle_session_end(by.session);
+                slots.slots.retain(|(session, _), _| *session != by.session);
+            }
+            let action = match action {
+                0..3 => LockAction::Lock(LockMode::Read),
+                3..6 => LockAction::Lock(LockMode::Write),
+                _ => LockAction::Unlock,
+            };
+            let inode = InodeId(20 + file);
+            let request = LockRequest { inode, ..record(by, first.min(last), first.max(last), action) };
+            let request = LockRequest { wait: waits.then_some(ticket), ..request };
+            let expected = plain.handle_lock(request);
+            let outcome = match slots.slots.get_mut(&(by.session, inode)) {
+                Some(own) => own.handle_lock(request),
+                None => ask(&mut table, (&mut delegations, &mut slots), now_ms, request),
+            };
+            prop_assert_eq!(outcome, expected);
+            prop_assert_eq!(std::iter::from_fn(|| table.poll_woken()).collect::<Vec<_>>(), std::iter::from_fn(|| plain.poll_woken()).collect::<Vec<_>>());
+            prop_assert_eq!(slots.slots.len(), delegations.count());
+        }
+        for inode in [FILE, OTHER] {
+            delegations.recall(inode, &mut table, &mut slots);
+        }
+        for session in 0..5 {
+            prop_assert_eq!(table.export(SessionId(session)), plain.export(SessionId(session)));
+        }
+    }
+}
