@@ -54,6 +54,17 @@ impl Process {
         (start_ticks(self.pid) == Some(self.start_ticks) && !has_ended(&pidfd)).then_some(pidfd)
     }
 
+    /// Whether no process has its number any more, or one that has ended. Where another one has it by now, it's `false`: then the end of this
+    /// one was told before.
+    pub fn is_gone(&self) -> bool {
+        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+        match pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
+            Some(Ok(pidfd)) => has_ended(&pidfd),
+            Some(Err(rustix::io::Errno::SRCH)) => true,
+            _ => false,
+        }
+    }
+
     /// Whether it ran in this boot of the machine, so that what it wrote to memory is all there.
     pub fn is_of_this_boot(&self) -> bool {
         self.boot == boot_id()

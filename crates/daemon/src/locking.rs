@@ -1,19 +1,27 @@
 //! File locks: the table decides, connections' threads wait.
 //!
-//! A restart of SharedFS forgets all locks; their sessions ask for them again, first of all. Until every running session
-//! has done so, nobody gets a lock that another one may have held.
+//! A restart of SharedFS forgets all locks but those that processes keep in their control pages; the sessions ask for the others again, first
+//! of all. Until every running session has done so, nobody gets a lock that another one may have held.
+//!
+//! A process may have a file's record locks delegated; whoever else asks about that file takes them back into the table, from the
+//! process's control page.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use ashlar_lease::locks::{
-    ByteRange, HeldLock, LockAction, LockKind as Kind, LockMode as Mode, LockOutcome, LockOwner, LockRequest,
-    LockTable, WaiterId,
+    ByteRange, Delegations, HeldLock, LockAction, LockKind as Kind, LockMode as Mode, LockOutcome, LockOwner,
+    LockRequest, LockTable, Slots, WaiterId,
 };
 use ashlar_types::{Errno, InodeId, SessionId};
-use ashlar_wire::{LockKind, LockMode, Reply, Request};
+use ashlar_wire::{
+    LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_RANGES_MAX, LockKind, LockMode, LockSlotState, LockedRange, Reply, Request,
+    SessionKind,
+};
 use parking_lot::MutexGuard;
 
+use crate::grant::boot_time;
+use crate::session::Session;
 use crate::shared::Shared;
 use crate::state::State;
 
@@ -30,6 +38,7 @@ const EARLY_COUNT_MAX: usize = 1024;
 #[derive(Debug, Default)]
 pub struct Locking {
     table: LockTable,
+    delegations: Delegations,
     /// Waits that are over, until their threads notice.
     over: BTreeMap<WaiterId, LockOutcome>,
     /// Who waits.
@@ -65,6 +74,7 @@ impl Locking {
 
     /// The session is over: its locks are free.
     pub fn end_session(&mut self, session: SessionId) {
+        self.delegations.handle_session_end(session);
         self.table.handle_session_end(session);
         self.over.retain(|waiter, _| waiter.session != session);
         self.waiting.retain(|waiter| waiter.session != session);
@@ -93,6 +103,42 @@ impl Locking {
         found.and_then(|at| self.early.remove(at)).is_some()
     }
 
+    /// Takes up what a running session has in its control page after the restart.
+    pub fn take_up(&mut self, id: SessionId, sessions: &BTreeMap<SessionId, Session>) {
+        let Some(session) = sessions.get(&id).filter(|session| session.identity.kind == SessionKind::Process) else {
+            return;
+        };
+        let (owner, pid) = (process(id), session.identity.process.pid);
+        for (slot, inode, state, ranges) in session.control.claimed_lock_slots() {
+            let ranges: Vec<_> = ranges.into_iter().map(from_slot).collect();
+            let is_delegated = state == LockSlotState::Delegated;
+            let (table, pages) = (&mut self.table, &mut Pages(sessions));
+            self.delegations.take_up((inode, owner, pid, slot), is_delegated, &ranges, table, pages);
+        }
+    }
+
+    /// Somebody asks about record locks on a file: what is delegated comes back, and dead processes lose what is in the way.
+    fn prepare(&mut self, request: &LockRequest, sessions: &BTreeMap<SessionId, Session>) {
+        if request.kind == Kind::Record {
+            let now_ms = boot_time().as_millis() as u64;
+            let pages = &mut Pages(sessions);
+            self.delegations.handle_request(now_ms, request.inode, request.owner, &mut self.table, pages);
+        }
+        // A process that has ended holds nothing from the moment on at which others can know of it.
+        while let Some(holder) = self.table.query(request).map(|held| held.owner.session) {
+            let session = sessions.get(&holder).filter(|session| session.identity.kind == SessionKind::Process);
+            if session.is_none_or(|session| !session.identity.process.is_gone()) {
+                return;
+            }
+            self.end_session(holder);
+        }
+    }
+
+    /// Whether the process of a session must ask on a mount: it has locks on the file there.
+    fn is_of_mount(&self, request: &LockRequest) -> bool {
+        is_own(request) && self.table.is_held_elsewhere(request.inode, request.owner, request.pid)
+    }
+
     /// Takes note of waits that are over; whether there are any.
     fn collect_woken(&mut self) -> bool {
         let before = self.over.len();
@@ -101,6 +147,42 @@ impl Locking {
         }
         self.over.len() > before
     }
+}
+
+/// The slots in sessions' control pages.
+struct Pages<'a>(&'a BTreeMap<SessionId, Session>);
+
+impl Slots for Pages<'_> {
+    fn delegate(&mut self, to: SessionId, slot: u32, inode: InodeId, locks: &[(ByteRange, Mode)]) -> bool {
+        // Where it is almost full, the next lock would have it recalled.
+        locks.len() <= LOCK_RANGES_MAX / 2 && {
+            let ranges: Vec<_> = locks.iter().map(to_slot).collect();
+            self.0.get(&to).is_some_and(|session| session.control.delegate_locks(slot, inode, &ranges))
+        }
+    }
+
+    fn recall(&mut self, from: SessionId, slot: u32, inode: InodeId) -> Vec<(ByteRange, Mode)> {
+        let ranges = self.0.get(&from).map(|session| session.control.recall_locks(slot, inode));
+        ranges.into_iter().flatten().map(from_slot).collect()
+    }
+}
+
+fn to_slot((range, mode): &(ByteRange, Mode)) -> LockedRange {
+    LockedRange { first: range.first, last: range.last.min(LOCK_LAST), write: *mode == Mode::Write }
+}
+
+fn from_slot(range: LockedRange) -> (ByteRange, Mode) {
+    let mode = if range.write { Mode::Write } else { Mode::Read };
+    (ByteRange { first: range.first, last: range.last }, mode)
+}
+
+/// The owner of a process's own record locks.
+fn process(session: SessionId) -> LockOwner {
+    LockOwner { session, owner: LOCK_OWNER_PROCESS }
+}
+
+fn is_own(request: &LockRequest) -> bool {
+    request.kind == Kind::Record && request.owner.owner == LOCK_OWNER_PROCESS
 }
 
 fn kind(kind: LockKind) -> Kind {
@@ -120,7 +202,7 @@ fn action(mode: LockMode) -> LockAction {
 
 fn asked(session: SessionId, request: &Request) -> Option<LockRequest> {
     let (inode, lock_kind, owner, pid, range, mode, wait) = match *request {
-        Request::Lock { inode, kind, owner, pid, start, end, mode, wait } => {
+        Request::Lock { inode, kind, owner, pid, start, end, mode, wait, .. } => {
             (inode, kind, owner, pid, (start, end), mode, wait)
         }
         Request::QueryLock { inode, kind, owner, start, end, mode } => {
@@ -140,28 +222,60 @@ fn asked(session: SessionId, request: &Request) -> Option<LockRequest> {
     })
 }
 
+/// A request as the table takes it. A process's own locks bear the number by which SharedFS knows it, whatever it calls itself.
+fn asked_by(state: &State, id: SessionId, request: &Request) -> Result<LockRequest, Errno> {
+    let mut asked = asked(id, request).ok_or(Errno::EINVAL)?;
+    let session = state.live(id).ok_or(Errno::EIO)?;
+    if is_own(&asked) && session.identity.kind == SessionKind::Process {
+        asked.pid = session.identity.process.pid;
+    }
+    Ok(asked)
+}
+
 /// Sets or removes a lock, and waits for it where that was asked.
 pub fn lock(shared: &Shared, id: SessionId, request: &Request, reclaims: bool) -> Result<Reply, Errno> {
-    let request = asked(id, request).ok_or(Errno::EINVAL)?;
+    let slot = if let Request::Lock { slot, .. } = request { *slot } else { None };
     let mut state = shared.lock();
+    let request = asked_by(&state, id, request)?;
     if reclaims {
         state.locking.note_resumed(id);
     } else if request.action != LockAction::Unlock {
-        while let Some(until) = state.locking.grace_until() {
-            if state.ending {
-                return Err(Shared::ENDING);
-            }
-            shared.locks_changed.wait_until(&mut state, until);
-        }
+        await_grace(shared, &mut state)?;
     }
-    let outcome = state.locking.table.handle_lock(request);
-    if state.locking.collect_woken() {
+    let State { locking, sessions, .. } = &mut *state;
+    locking.prepare(&request, sessions);
+    if locking.is_of_mount(&request) {
+        return Ok(Reply::LockedOnMount);
+    }
+    let outcome = locking.table.handle_lock(request);
+    let is_delegated = outcome == LockOutcome::Granted && is_own(&request) && {
+        let wanted = slot.map(|slot| (request.inode, request.owner, request.pid, slot));
+        let now_ms = boot_time().as_millis() as u64;
+        wanted.is_some_and(|wanted| {
+            locking.delegations.delegate(now_ms, wanted, &mut locking.table, &mut Pages(sessions))
+        })
+    };
+    if locking.collect_woken() {
         shared.locks_changed.notify_all();
+    }
+    if is_delegated {
+        return Ok(Reply::Delegated);
     }
     match (outcome, request.wait) {
         (LockOutcome::Blocked, Some(ticket)) => wait(shared, &mut state, WaiterId { session: id, ticket }),
         (outcome, _) => answer(outcome),
     }
+}
+
+/// Waits until all that may have held locks before a restart have said so.
+fn await_grace(shared: &Shared, state: &mut MutexGuard<'_, State>) -> Result<(), Errno> {
+    while let Some(until) = state.locking.grace_until() {
+        if state.ending {
+            return Err(Shared::ENDING);
+        }
+        shared.locks_changed.wait_until(state, until);
+    }
+    Ok(())
 }
 
 fn answer(outcome: LockOutcome) -> Result<Reply, Errno> {
@@ -214,22 +328,52 @@ pub fn cancel(shared: &Shared, id: SessionId, ticket: u64) -> Reply {
 
 /// The lock that is in the way of one that is asked about.
 pub fn query(shared: &Shared, id: SessionId, request: &Request) -> Result<Reply, Errno> {
-    let request = asked(id, request).ok_or(Errno::EINVAL)?;
-    let conflict = shared.lock().locking.table.query(&request).map(|HeldLock { mode, range, pid, .. }| {
+    let mut state = shared.lock();
+    let request = asked_by(&state, id, request)?;
+    await_grace(shared, &mut state)?;
+    let State { locking, sessions, .. } = &mut *state;
+    locking.prepare(&request, sessions);
+    if locking.is_of_mount(&request) {
+        return Ok(Reply::LockedOnMount);
+    }
+    let conflict = locking.table.query(&request).map(|HeldLock { mode, range, pid, .. }| {
         let mode = match mode {
             Mode::Read => LockMode::Read,
             Mode::Write => LockMode::Write,
         };
         (mode, range.first, range.last, pid)
     });
+    if locking.collect_woken() {
+        shared.locks_changed.notify_all();
+    }
     Ok(Reply::Conflict(conflict))
+}
+
+/// Takes a process's own record locks on a file back into the table, and tells them; from then on they may move to its mount.
+pub fn yield_locks(shared: &Shared, id: SessionId, inode: InodeId, moves: bool) -> Reply {
+    let mut state = shared.lock();
+    let State { locking, sessions, .. } = &mut *state;
+    locking.delegations.recall(inode, &mut locking.table, &mut Pages(sessions));
+    let locks = locking.table.records(inode, process(id));
+    if moves {
+        locking.table.handle_move(inode, process(id));
+    }
+    let told = locks.into_iter().map(|(range, mode)| {
+        let mode = if mode == Mode::Write { LockMode::Write } else { LockMode::Read };
+        (mode, range.first, range.last)
+    });
+    Reply::Locks(told.collect())
 }
 
 /// Removes an owner's locks on a file.
 pub fn release(shared: &Shared, id: SessionId, inode: InodeId, owner: u64, lock_kind: LockKind) -> Reply {
     let mut state = shared.lock();
-    state.locking.table.handle_close(LockOwner { session: id, owner }, inode, kind(lock_kind));
-    if state.locking.collect_woken() {
+    let State { locking, sessions, .. } = &mut *state;
+    if lock_kind == LockKind::Record && owner == LOCK_OWNER_PROCESS {
+        locking.delegations.recall(inode, &mut locking.table, &mut Pages(sessions));
+    }
+    locking.table.handle_close(LockOwner { session: id, owner }, inode, kind(lock_kind));
+    if locking.collect_woken() {
         shared.locks_changed.notify_all();
     }
     Reply::Done

@@ -216,6 +216,8 @@ fn settle(shared: &Shared) -> Result<(), DaemonError> {
                 let wait = stale_until.saturating_sub(crate::grant::boot_time()).min(shared.cache_ttl());
                 state.not_before = state.not_before.max(Instant::now() + wait);
                 state.locking.expect(id);
+                let State { locking, sessions, .. } = &mut *state;
+                locking.take_up(id, sessions);
                 shared.watcher.add(id, process);
                 tracing::info!(session = id.0, "a running session goes on");
             }

@@ -283,6 +283,7 @@ fn serve_session(
         Request::QueryLock { .. } => locking::query(shared, id, &request)?.into(),
         Request::CancelLock { ticket } => locking::cancel(shared, id, ticket).into(),
         Request::ReleaseLocks { inode, owner, kind } => locking::release(shared, id, inode, owner, kind).into(),
+        Request::YieldLocks { inode, moves } => locking::yield_locks(shared, id, inode, moves).into(),
         Request::Goodbye => {
             sessions::end(shared, &[id]);
             Reply::Done.into()

@@ -328,7 +328,17 @@ fn a_full_arena_refuses_the_call_that_asks_and_nothing_else() {
 }
 
 fn lock(inode: InodeId, owner: u64, range: (u64, u64), mode: LockMode, wait: Option<u64>) -> Request {
-    Request::Lock { inode, kind: LockKind::Record, owner, pid: 42, start: range.0, end: range.1, mode, wait }
+    Request::Lock {
+        inode,
+        kind: LockKind::Record,
+        owner,
+        pid: 42,
+        start: range.0,
+        end: range.1,
+        mode,
+        wait,
+        slot: None,
+    }
 }
 
 #[test]

@@ -26,6 +26,17 @@ const SILENCE: Duration = Duration::from_secs(3);
 /// How long the answer to a session's first message is waited for in a program: the kernel serves it as well.
 const OPENING_MAX: Duration = Duration::from_secs(10);
 
+/// What a thread that waits for an answer has found out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pause {
+    /// Something has come.
+    Ready,
+    /// Nothing has, for as long as was asked.
+    Silent,
+    /// A signal has.
+    Interrupted,
+}
+
 /// Locks that the session holds, to be asked for again where SharedFS has forgotten them.
 pub(crate) trait Reclaim: Send + Sync {
     /// The requests that bring a new SharedFS up to date.
@@ -165,6 +176,67 @@ impl Calls {
             pool.idle.push(connection);
         }
         Ok(answer)
+    }
+
+    /// As [`Self::call`], for what may take any time: `pause` waits until there is something to read from a socket, or a time is over, or
+    /// the call is to be broken off. Then `cancel` is asked for, once, and the answer says whether it came in time.
+    pub(crate) fn call_interruptible(
+        &self,
+        request: &Request,
+        cancel: &Request,
+        reclaim: &dyn Reclaim,
+        pause: &mut dyn FnMut(BorrowedFd<'_>, Duration) -> Pause,
+    ) -> Result<Reply, Errno> {
+        let mut wait = self.begin_waiting();
+        let mut is_cancelled = false;
+        loop {
+            let era = self.pool.lock().era;
+            let answer = self.try_interruptible(request, &mut wait, pause, &mut || {
+                is_cancelled = true;
+                self.call(cancel, reclaim).map(drop)
+            });
+            match answer {
+                Ok(Reply::Error(errno)) => return Err(errno),
+                Ok(Reply::Refused(_)) | Err(WireError::TooLong(_) | WireError::Malformed) => return Err(Errno::EIO),
+                Ok(reply) => return Ok(reply),
+                Err(WireError::Silent) => return Err(self.give_up()),
+                // A SharedFS that has forgotten the waiting has ended it.
+                Err(WireError::Closed | WireError::Io(_)) if is_cancelled => return Err(Errno::EINTR),
+                Err(WireError::Closed | WireError::Io(_)) => self.resume(era, wait.deadline, reclaim)?,
+            }
+        }
+    }
+
+    fn try_interruptible(
+        &self,
+        request: &Request,
+        wait: &mut Wait,
+        pause: &mut dyn FnMut(BorrowedFd<'_>, Duration) -> Pause,
+        cancel: &mut dyn FnMut() -> Result<(), Errno>,
+    ) -> Result<Reply, WireError> {
+        let idle = self.pool.lock().idle.pop();
+        let mut connection = match idle {
+            Some(connection) => connection,
+            None => self.attach(wait.deadline)?,
+        };
+        connection.send(request, &[])?;
+        loop {
+            match pause(connection.socket().as_fd(), silence_of(self.patience)) {
+                Pause::Ready => break,
+                Pause::Silent => self.watch(wait)?,
+                Pause::Interrupted => {
+                    cancel().map_err(|_| WireError::Silent)?;
+                    break;
+                }
+            }
+        }
+        let (reply, _) = connection.receive_reply(&mut || self.watch(wait))?;
+        self.note_present();
+        let mut pool = self.pool.lock();
+        if pool.idle.len() < IDLE_MAX {
+            pool.idle.push(connection);
+        }
+        Ok(reply)
     }
 
     fn attach(&self, deadline: Instant) -> Result<Connection, WireError> {
@@ -334,6 +406,9 @@ impl Calls {
         for request in reclaim.requests() {
             connection.call_watched::<_, Reply>(&request, &[], &mut watch).map_err(|_| None)?;
         }
+        // Anything else than a lock says that those which follow are new ones.
+        let none = Request::SyncDependencies(Vec::new());
+        connection.call_watched::<_, Reply>(&none, &[], &mut watch).map_err(|_| None)?;
         Ok(connection)
     }
 }

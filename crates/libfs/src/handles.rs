@@ -9,7 +9,6 @@ use ashlar_wire::{LockKind, LockMode, OperationKind, Reply, Request};
 use crate::LibFs;
 use crate::alone::Mutex;
 use crate::api::{Found, Outcome};
-use crate::calls::Reclaim;
 use crate::grants::Claim;
 
 impl LibFs {
@@ -115,7 +114,7 @@ impl LibFs {
         wait: Option<u64>,
     ) -> Outcome<()> {
         let (start, end) = range;
-        let request = Request::Lock { inode, kind, owner, pid, start, end, mode, wait };
+        let request = Request::Lock { inode, kind, owner, pid, start, end, mode, wait, slot: None };
         if mode == LockMode::Unlock && !self.held_locks.owns(inode, owner, kind) {
             return Ok(());
         }
@@ -218,8 +217,13 @@ impl HeldLocks {
     }
 }
 
-impl Reclaim for HeldLocks {
-    fn requests(&self) -> Vec<Request> {
+impl HeldLocks {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+
+    /// The requests, in order, without waiting.
+    pub(crate) fn requests(&self) -> Vec<Request> {
         let mut requests: Vec<Request> = self.0.lock().values().flatten().cloned().collect();
         for request in &mut requests {
             if let Request::Lock { wait, .. } = request {
@@ -235,7 +239,17 @@ mod tests {
     use super::*;
 
     fn request(start: u64, end: u64, mode: LockMode) -> Request {
-        Request::Lock { inode: InodeId(9), kind: LockKind::Record, owner: 1, pid: 1, start, end, mode, wait: Some(3) }
+        Request::Lock {
+            inode: InodeId(9),
+            kind: LockKind::Record,
+            owner: 1,
+            pid: 1,
+            start,
+            end,
+            mode,
+            wait: Some(3),
+            slot: None,
+        }
     }
 
     #[test]

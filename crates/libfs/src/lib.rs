@@ -37,6 +37,7 @@ mod paths;
 mod pieces;
 mod quota;
 mod record;
+mod record_locks;
 mod segments;
 mod stat;
 mod warm;
@@ -57,9 +58,11 @@ pub use api::{
 };
 pub use ashlar_update::{Allocation, XATTR_QUOTA};
 pub use ashlar_wire::{LockKind, LockMode};
+pub use calls::Pause;
 pub use data::allocation_of;
 pub use path::{Last, Opening, Place, Surroundings, Walked};
 pub use paths::Paths;
+pub use record_locks::{Conflict, RecordLock};
 pub use warm::OpenInode;
 
 use alone::Mutex;
@@ -69,6 +72,7 @@ use ledger::Ledger;
 use node::NodeTable;
 use paths::Detours;
 use quota::Purses;
+use record_locks::RecordLocks;
 use segments::Segments;
 
 /// How often a mount forgets what was committed while nothing calls it, in milliseconds.
@@ -122,6 +126,7 @@ pub struct LibFs {
     purses: Purses,
     segments: Segments,
     held_locks: HeldLocks,
+    record_locks: RecordLocks,
     /// The control page's handle table has one writer at a time.
     handles: Mutex<()>,
     /// Open files that this session has made without a name (`O_TMPFILE`): they may get one.
@@ -182,6 +187,7 @@ impl LibFs {
             purses: Purses::default(),
             segments: Segments::default(),
             held_locks: HeldLocks::default(),
+            record_locks: RecordLocks::default(),
             handles: Mutex::new(()),
             unnamed: Mutex::default(),
             moving: Mutex::default(),
@@ -201,8 +207,10 @@ impl LibFs {
             // A mount is a process of its own, so a thread disturbs nobody; inside an application there is none.
             let spawned = std::thread::Builder::new().name("ashlar-tidy".into()).spawn(move || {
                 let mut memory = FreedMemory::default();
+                let mut era = None;
                 while let Some(fs) = weak.upgrade() {
                     fs.tidy(&fs.tidying.lock());
+                    fs.come_back(&mut era);
                     memory.give_back_when_idle(fs.tidied.load(Ordering::Relaxed));
                     drop(fs);
                     std::thread::sleep(std::time::Duration::from_millis(IDLE_TIDY_MS));
@@ -213,13 +221,24 @@ impl LibFs {
         Ok(fs)
     }
 
+    /// Asks a SharedFS that was started anew for the locks that the mount has, though nobody calls the mount: others may ask for them, and
+    /// they are not waited for for long. Such a SharedFS begins an era of segments.
+    fn come_back(&self, known: &mut Option<u64>) {
+        let era = self.control.segment_era();
+        let is_new = known.replace(era).is_some_and(|before| before != era);
+        if is_new && !self.held_locks.is_empty() {
+            // Whatever it is that is asked for first: the locks come before it. Where it fails, the next call does the same.
+            let _ = self.call(&Request::SyncDependencies(Vec::new()));
+        }
+    }
+
     /// Hands SharedFS the mount's `/dev/fuse` descriptor, through which it makes the kernel forget what is no longer true, and the
     /// device number that the mount's files show (`st_dev`). After a restart of SharedFS this happens again by itself.
     ///
     /// # Errors
     /// `EIO` where SharedFS is away.
     pub fn register_mount(&self, device: OwnedFd, number: u64) -> Outcome<()> {
-        self.calls.register_mount(device, number, &self.held_locks)
+        self.calls.register_mount(device, number, self)
     }
 
     /// For how long a kernel may keep what was just answered about an inode, in milliseconds; 0 where it's no longer true.
@@ -291,7 +310,7 @@ impl LibFs {
     }
 
     pub(crate) fn call(&self, request: &Request) -> Outcome<Reply> {
-        self.calls.call(request, &self.held_locks)
+        self.calls.call(request, self)
     }
 
     pub(crate) fn call_with(
@@ -299,7 +318,7 @@ impl LibFs {
         request: &Request,
         descriptors: &[BorrowedFd<'_>],
     ) -> Outcome<(Reply, Vec<OwnedFd>)> {
-        self.calls.call_with(request, descriptors, &self.held_locks)
+        self.calls.call_with(request, descriptors, self)
     }
 
     /// A number for a new inode.

@@ -17,6 +17,7 @@ use std::sync::atomic::Ordering;
 use ashlar_types::Errno;
 
 use crate::arch::{ASHLAR_INTEREST, CALLS, Frame, INTEREST_ALWAYS, INTEREST_DESCRIPTOR, INTEREST_NONE};
+use crate::locks::Way;
 use crate::{deferred, descriptors, hook, materialise, memory, path, report, submounts};
 
 /// What becomes of a call.
@@ -34,6 +35,8 @@ pub(crate) enum Verdict {
     Native,
     /// As `Native`, for a process that borrows the caller's memory.
     Vfork,
+    /// It is made again, behind the handlers of the signals that have interrupted it.
+    Again,
 }
 
 /// What a handler says: a result, an error, or `None` where the kernel must serve the call.
@@ -403,9 +406,11 @@ pub(crate) fn serve(call: &mut Frame) -> Verdict {
         return Verdict::Done(-i64::from(Errno::EBADF.0));
     }
     if call.rax as i64 == libc::SYS_fcntl {
-        match descriptor::lock_descriptor(call.arguments) {
-            Ok(Some(descriptor)) => return Verdict::KernelInstead(descriptor),
-            Ok(None) => {}
+        match descriptor::lock(call.arguments) {
+            Ok(Way::Done) => return Verdict::Done(0),
+            Ok(Way::Instead(descriptor)) => return Verdict::KernelInstead(descriptor),
+            Ok(Way::Again) => return Verdict::Again,
+            Ok(Way::Kernel) => {}
             Err(errno) => return Verdict::Done(-i64::from(errno.0)),
         }
     }

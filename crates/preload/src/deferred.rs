@@ -10,7 +10,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::calls::{Verdict, files};
-use crate::{descriptors, session};
+use crate::{descriptors, locks, session};
 
 /// Calls that the kernel serves first: about what a session costs.
 const CALLS: u32 = 64;
@@ -93,7 +93,7 @@ pub(crate) fn end() {
     }
     for descriptor in descriptors::candidates() {
         // What can't be taken over stays what it is.
-        if files::adopt(descriptor).is_err() {
+        if locks::keep(descriptor) || files::adopt(descriptor).is_err() {
             descriptors::forget_candidate(descriptor);
         }
     }

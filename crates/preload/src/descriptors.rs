@@ -182,6 +182,16 @@ impl File {
         (!place.is_gone).then_some(place)
     }
 
+    /// Whether it is the same open file as another.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.number == other.number
+    }
+
+    /// Whether a descriptor leads to it.
+    pub(crate) fn is_at(&self, descriptor: i32) -> bool {
+        entry(descriptor).is_some_and(|entry| entry.load(Ordering::Acquire) == self.number)
+    }
+
     /// Has a descriptor lead to it too.
     pub(crate) fn add(&self, descriptor: i32) {
         let _one_at_a_time = locked(&TABLE);
@@ -297,6 +307,12 @@ pub(crate) fn forget_named(from: u32, to: u32) {
             let _ = entry.compare_exchange(NAMED, 0, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
+}
+
+/// Such descriptors in a range.
+pub(crate) fn named(from: u32, to: u32) -> impl Iterator<Item = i32> {
+    let end = HIGHEST_NAMED.load(Ordering::Acquire).min(to.saturating_add(1));
+    (from..end).map(|number| number as i32).filter(|&number| is_named(number))
 }
 
 /// The highest descriptor that was ever noted so, and one more.

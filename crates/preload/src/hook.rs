@@ -50,6 +50,18 @@ pub(crate) fn postpone(note: impl FnOnce(&mut Pending)) {
     THREAD.with(|thread| note(unsafe { &mut *thread.pending.get() }));
 }
 
+/// Whether a signal came in the middle of the call that this thread is in.
+pub(crate) fn is_any_postponed() -> bool {
+    // SAFETY: a handler that changes it meanwhile runs on this thread, and is done when this goes on.
+    THREAD.with(|thread| unsafe { (*thread.pending.get()).is_any() })
+}
+
+/// Whether the kernel would restart the call that the first of them has interrupted.
+pub(crate) fn restarts() -> bool {
+    // SAFETY: as above.
+    THREAD.with(|thread| unsafe { (*thread.pending.get()).restarts() })
+}
+
 /// Says that the memory is about to be lent.
 pub(crate) fn lend() {
     THREAD.with(|thread| thread.lent.set(true));
@@ -95,7 +107,16 @@ pub(crate) unsafe extern "C" fn ashlar_hook(frame: *mut Frame) -> Way {
         // SAFETY: the thread is out of the call, so no handler notes signals any more.
         let mask = unsafe { &mut *thread.pending.get() }.send();
         let after = match (thread.after.get(), mask) {
+            // Nothing has interrupted it, so that there is nothing to restart it behind.
+            (After::Again, None) => {
+                call.rax = -i64::from(libc::EINTR) as u64;
+                After::Return
+            }
             (after, None) => after,
+            (After::Again, Some(mask)) => {
+                call.extra = mask;
+                After::Again
+            }
             (After::Return, Some(mask)) => {
                 call.extra = mask;
                 After::Unmask
@@ -141,6 +162,7 @@ fn served(call: &mut Frame) {
         Verdict::KernelOpen => After::KernelOpen,
         Verdict::Native => After::Native,
         Verdict::Vfork => After::Vfork,
+        Verdict::Again => After::Again,
     };
     THREAD.with(|thread| thread.after.set(after));
 }

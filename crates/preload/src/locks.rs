@@ -1,57 +1,283 @@
 //! Record locks: they belong to a process and a file, and go when it closes any descriptor of that file.
 //!
-//! All of that the kernel does well, and waiting for one can be interrupted there. So a process locks a file of ours through a descriptor
-//! of the kernel's on the same file, one for each file that it locks. When the program closes a descriptor of ours, the kernel must be told
-//! so by the closing of one of its own: of that one, or, where the program has locked the file through another, of a new one.
+//! Those on a file that the process has through us are its session's: LibFS has them, without a message where nobody else locks the file.
+//! Where the process locks the file through a descriptor of the kernel's, or a descriptor of it becomes the kernel's while it is locked,
+//! all its locks on the file are the kernel's from then on, so that they live as the kernel's descriptors do: over the run of another
+//! program in particular. They go over one by one, and nobody can come between: SharedFS knows that the two owners are one process.
+//!
+//! A file whose locks are the kernel's is locked through a descriptor of the kernel's, one for each file. When the program closes a
+//! descriptor of ours, the kernel must be told so by the closing of one of its own: of that one, or, where the program has locked the file
+//! through another, of a new one. Descriptors of the kernel's that lead to a file whose locks are the session's are noted, so that their
+//! closing is seen.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use ashlar_libfs::{LibFs, LockMode, RecordLock};
 use ashlar_types::{Errno, InodeId};
 
+use crate::arch::system_call;
 use crate::descriptors::{self, File};
-use crate::{materialise, session};
+use crate::{hook, materialise, memory, session, signals};
+
+/// The last byte that can be locked.
+const LAST: i64 = i64::MAX;
+/// How often the locks of a file are brought to the kernel, where SharedFS was started anew meanwhile.
+const MOVES: u32 = 3;
 
 /// A file that the process has locked: in which session, and its inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Locked {
+pub(crate) struct Locked {
     session: u32,
     inode: InodeId,
 }
 
-/// Through what it has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Through {
-    /// Through descriptors of the kernel's that it had.
-    #[default]
+/// Whose its locks are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Through {
+    /// The session's.
+    Session,
+    /// The kernel's, through descriptors of the kernel's that the process had.
     Kernel,
-    /// Through a descriptor that was made for that.
+    /// The kernel's, if there are any: the process began with a descriptor of the kernel's of this file, and SharedFS was not asked yet.
+    Inherited,
+    /// The kernel's, through a descriptor that was made for that.
     Own(i32),
-    /// Through one that was made for that, and has become the program's open file.
+    /// The kernel's, through one that was made for that, and has become the program's open file.
     HandedOver(i32),
 }
 
+/// How a call goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// It is done.
+    Done,
+    /// The kernel serves it, with this descriptor.
+    Instead(i32),
+    /// The kernel serves it.
+    Kernel,
+    /// It is made again.
+    Again,
+}
+
+/// All that is known, kept from other threads.
+pub(crate) type Held = [MutexGuard<'static, Option<Files>>; PARTS];
+pub(crate) type Files = HashMap<Locked, Through>;
+
+/// Files are told apart by inode: threads that lock different ones seldom meet.
+const PARTS: usize = 16;
 /// Whether the process has ever locked a file.
 static IS_USED: AtomicBool = AtomicBool::new(false);
-static FILES: Mutex<Option<HashMap<Locked, Through>>> = Mutex::new(None);
+static FILES: [Mutex<Option<Files>>; PARTS] = [const { Mutex::new(None) }; PARTS];
 
-fn files() -> MutexGuard<'static, Option<HashMap<Locked, Through>>> {
-    FILES.lock().unwrap_or_else(PoisonError::into_inner)
+fn part(number: usize) -> MutexGuard<'static, Option<Files>> {
+    FILES[number % PARTS].lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn locked(file: &File) -> Result<Locked, Errno> {
-    Ok(Locked { session: file.session()?.number, inode: file.inode() })
+impl Locked {
+    fn of(file: &File) -> Result<Self, Errno> {
+        Ok(Self { session: file.session()?.number, inode: file.inode() })
+    }
+
+    /// What is known of it, and of others.
+    fn files(self) -> MutexGuard<'static, Option<Files>> {
+        part(self.inode.0 as usize)
+    }
+
+    fn fs(self) -> Result<&'static LibFs, Errno> {
+        session::by_number(self.session).map(|session| &*session.fs).ok_or(Errno::EIO)
+    }
 }
 
-/// The descriptor through which a file is locked.
+/// A lock as a program asks for it.
+struct Asked {
+    range: (u64, u64),
+    mode: LockMode,
+}
+
+impl Asked {
+    /// The lock that a structure asks for; `None` where the file has become the kernel's.
+    ///
+    /// # Errors
+    /// `EINVAL` and `EOVERFLOW`, as fcntl(2) says.
+    fn new(file: &File, asked: &libc::flock) -> Result<Option<Self>, Errno> {
+        let from = match i32::from(asked.l_whence) {
+            libc::SEEK_SET => 0,
+            libc::SEEK_CUR => match file.place() {
+                Some(place) => i64::try_from(place.offset).map_err(|_| Errno::EOVERFLOW)?,
+                None => return Ok(None),
+            },
+            libc::SEEK_END => {
+                let size = file.session()?.fs.attributes(file.inode())?.inode.size;
+                i64::try_from(size).map_err(|_| Errno::EOVERFLOW)?
+            }
+            _ => return Err(Errno::EINVAL),
+        };
+        let (first, last) = range(from, asked.l_start, asked.l_len)?;
+        let mode = match i32::from(asked.l_type) {
+            libc::F_RDLCK => LockMode::Read,
+            libc::F_WRLCK => LockMode::Write,
+            libc::F_UNLCK => LockMode::Unlock,
+            _ => return Err(Errno::EINVAL),
+        };
+        Ok(Some(Self { range: (first, last), mode }))
+    }
+}
+
+/// The first and the last byte of a range that begins so far from a place.
+fn range(from: i64, start: i64, length: i64) -> Result<(u64, u64), Errno> {
+    let start = from.checked_add(start).ok_or(Errno::EOVERFLOW)?;
+    let (first, last) = match length {
+        0 => (start, LAST),
+        1.. => (start, start.max(0).checked_add(length - 1).ok_or(Errno::EOVERFLOW)?),
+        _ => (start.checked_add(length).ok_or(Errno::EINVAL)?, start.saturating_sub(1)),
+    };
+    let bytes = |at: i64| u64::try_from(at).map_err(|_| Errno::EINVAL);
+    Ok((bytes(first)?, bytes(last)?))
+}
+
+/// `F_GETLK`, `F_SETLK` and `F_SETLKW`.
 ///
 /// # Errors
-/// Those of making it.
-pub(crate) fn descriptor(file: &File) -> Result<i32, Errno> {
-    let locked = locked(file)?;
-    let mut files = files();
+/// Those of fcntl(2).
+pub(crate) fn control(descriptor: i32, command: i32, address: u64) -> Result<Way, Errno> {
+    let Some(file) = descriptors::file(descriptor) else {
+        note_kernel(descriptor)?;
+        return Ok(Way::Kernel);
+    };
+    let asked: libc::flock = memory::load(address)?;
+    if command == libc::F_GETLK && !matches!(i32::from(asked.l_type), libc::F_RDLCK | libc::F_WRLCK) {
+        return Err(Errno::EINVAL);
+    }
+    let Some(lock) = Asked::new(&file, &asked)? else { return Ok(Way::Kernel) };
+    if command == libc::F_GETLK {
+        return query(&file, &lock, asked, address);
+    }
+    let is_allowed = match lock.mode {
+        LockMode::Read => file.may_read(),
+        LockMode::Write => file.may_write(),
+        LockMode::Unlock => true,
+    };
+    if !is_allowed {
+        return Err(Errno::EBADF);
+    }
+    // The kernel does not ask the file system about directories.
+    if file.is_directory() {
+        return through_kernel(&file, &asked);
+    }
+    loop {
+        match attempt(&file, &lock) {
+            Ok(RecordLock::Done) => return Ok(Way::Done),
+            Ok(_) => return through_kernel(&file, &asked),
+            Err(Errno::EAGAIN) if command == libc::F_SETLKW => {}
+            Err(errno) => return Err(errno),
+        }
+        if let Some(way) = wait(&file, descriptor, &lock)? {
+            return Ok(way);
+        }
+    }
+}
+
+/// Sets a lock of the session's, if the file's locks are the session's.
+fn attempt(file: &File, lock: &Asked) -> Result<RecordLock, Errno> {
+    let locked = Locked::of(file)?;
+    let mut files = locked.files();
+    let known = files.get_or_insert_default();
+    match known.get(&locked) {
+        Some(Through::Session) => {}
+        Some(Through::Kernel | Through::Own(_) | Through::HandedOver(_)) => return Ok(RecordLock::OfMount),
+        None | Some(Through::Inherited) => {
+            for (descriptor, _) in kernels(locked) {
+                descriptors::note_named(descriptor);
+            }
+            known.insert(locked, Through::Session);
+            IS_USED.store(true, Ordering::Release);
+        }
+    }
+    let fs = locked.fs()?;
+    let done = fs.lock_record(locked.inode, lock.range, lock.mode)?;
+    match done {
+        RecordLock::Done => {}
+        // A program that ran in this process before has left its locks.
+        RecordLock::OfMount => give_to_kernel(known, locked, Through::Kernel)?,
+        RecordLock::NoRoom => {
+            let own = materialise::high(materialise::beside(file)?)?.into_raw_fd();
+            give_to_kernel(known, locked, Through::Own(own)).inspect_err(|_| close(own))?;
+        }
+    }
+    Ok(done)
+}
+
+/// Waits for a lock. `None`: it may be there to be had.
+fn wait(file: &File, descriptor: i32, lock: &Asked) -> Result<Option<Way>, Errno> {
+    let locked = Locked::of(file)?;
+    let fs = locked.fs()?;
+    match fs.await_record(locked.inode, lock.range, lock.mode, &mut signals::pause) {
+        Ok(_) => {}
+        Err(Errno::EINTR) if hook::restarts() => return Ok(Some(Way::Again)),
+        Err(errno) => return Err(errno),
+    }
+    // It came for nothing where the descriptor was closed meanwhile, or has become the kernel's.
+    let is_gone = file.place().is_none();
+    if is_gone || !file.is_at(descriptor) {
+        fs.drop_awaited(locked.inode, lock.range)?;
+        return if is_gone { Ok(Some(Way::Kernel)) } else { Err(Errno::EBADF) };
+    }
+    let is_sessions = locked.files().as_ref().and_then(|files| files.get(&locked)) == Some(&Through::Session);
+    if !is_sessions {
+        fs.drop_awaited(locked.inode, lock.range)?;
+    }
+    Ok(None)
+}
+
+/// `F_GETLK`.
+fn query(file: &File, lock: &Asked, asked: libc::flock, address: u64) -> Result<Way, Errno> {
+    if file.is_directory() {
+        return through_kernel(file, &asked);
+    }
+    let locked = Locked::of(file)?;
+    let known = locked.files().as_ref().and_then(|files| files.get(&locked)).copied();
+    if !matches!(known, None | Some(Through::Session | Through::Inherited)) {
+        return through_kernel(file, &asked);
+    }
+    let mut told = asked;
+    match locked.fs()?.query_record(locked.inode, lock.range, lock.mode)? {
+        Err(_) => {
+            give_to_kernel(locked.files().get_or_insert_default(), locked, Through::Kernel)?;
+            return through_kernel(file, &asked);
+        }
+        Ok(None) => told.l_type = libc::F_UNLCK as i16,
+        Ok(Some((mode, first, last, pid))) => {
+            told.l_type = if mode == LockMode::Write { libc::F_WRLCK } else { libc::F_RDLCK } as i16;
+            told.l_whence = libc::SEEK_SET as i16;
+            told.l_start = first as i64;
+            told.l_len = if last >= LAST as u64 { 0 } else { (last - first + 1) as i64 };
+            told.l_pid = pid as i32;
+        }
+    }
+    memory::store(address, &told)?;
+    Ok(Way::Done)
+}
+
+/// Has the kernel serve a call on a file of ours, through a descriptor of its own.
+fn through_kernel(file: &File, asked: &libc::flock) -> Result<Way, Errno> {
+    let number = own_descriptor(file)?;
+    if i32::from(asked.l_whence) == libc::SEEK_CUR {
+        let offset = file.place().map_or(0, |place| place.offset);
+        materialise::set_offset(number, offset);
+    }
+    if i32::from(asked.l_whence) == libc::SEEK_END {
+        session::size_of(number);
+    }
+    Ok(Way::Instead(number))
+}
+
+/// The kernel's descriptor through which a file is locked whose locks are the kernel's.
+fn own_descriptor(file: &File) -> Result<i32, Errno> {
+    let locked = Locked::of(file)?;
+    let mut files = locked.files();
     let files = files.get_or_insert_default();
     let known = files.get(&locked).copied();
     if let Some(Through::Own(descriptor) | Through::HandedOver(descriptor)) = known {
@@ -65,8 +291,8 @@ pub(crate) fn descriptor(file: &File) -> Result<i32, Errno> {
     Ok(made)
 }
 
-/// Has something done with a real open file of the kernel's beside one of ours; it may become the program's (`hands_over`). It is closed
-/// again, unless that would end the process's locks on the file.
+/// Has something done with a real open file of the kernel's beside one of ours; it may become the program's (`hands_over`), and then the
+/// process's locks on the file become the kernel's. It is closed again, unless that would end them.
 ///
 /// # Errors
 /// Those of making it.
@@ -89,33 +315,203 @@ pub(crate) fn with_real<R>(
         close(real, false);
         return result;
     }
-    let locked = locked(file)?;
-    let mut files = files();
-    let known = files.as_mut().and_then(|files| files.get_mut(&locked));
-    match known {
-        Some(through @ Through::Own(_)) => {
-            let Through::Own(descriptor) = *through else { return Err(Errno::EIO) };
+    let locked = Locked::of(file)?;
+    let mut guard = locked.files();
+    let files = guard.get_or_insert_default();
+    match known(files, locked)? {
+        Some(Through::Own(descriptor)) => {
             if hands_over {
-                *through = Through::HandedOver(descriptor);
+                files.insert(locked, Through::HandedOver(descriptor));
             }
             materialise::renew_size(descriptor, file);
             then(descriptor)
         }
         known => {
-            let keeps = known.is_some();
+            let is_sessions = known == Some(Through::Session);
+            let moves = is_sessions && hands_over && locked.fs()?.has_records(locked.inode);
+            if moves {
+                // Those that would follow it could not be closed any more.
+                for other in ours(locked).filter(|other| !other.is_same(file)) {
+                    materialise::without_locks(&other)?;
+                }
+            }
             let real = materialise::beside(file)?;
             let result = then(real.as_raw_fd());
-            close(real, keeps);
+            close(real, known.is_some() && !is_sessions);
+            if moves && result.is_ok() {
+                give_to_kernel(files, locked, Through::Kernel)?;
+            } else if is_sessions && hands_over {
+                files.remove(&locked);
+            }
             result
         }
     }
 }
 
+/// What is known of a file, when it matters whether the kernel has locks on it.
+fn known(files: &mut Files, locked: Locked) -> Result<Option<Through>, Errno> {
+    if files.get(&locked) == Some(&Through::Inherited) {
+        match locked.fs()?.query_record(locked.inode, (0, LAST as u64), LockMode::Write)? {
+            Err(_) => files.insert(locked, Through::Kernel),
+            Ok(_) => files.remove(&locked),
+        };
+    }
+    Ok(files.get(&locked).copied())
+}
+
+/// A session begins: the process may have locks on files of which it has descriptors of the kernel's, from before it ran this program.
+pub(crate) fn note_inherited(session: u32) {
+    let is_it = |number: &i32| with_flags(*number).1 & libc::O_PATH == 0;
+    let files = of_kernel().filter(|&number| !descriptors::is_candidate(number)).filter(is_it);
+    for (number, inode) in files.filter_map(session::file_of).filter(|file| file.0 == session) {
+        let locked = Locked { session: number, inode };
+        locked.files().get_or_insert_default().entry(locked).or_insert(Through::Inherited);
+        IS_USED.store(true, Ordering::Release);
+    }
+}
+
+/// Whether the closing of a descriptor of the kernel's would end locks of the process.
+pub(crate) fn keep(descriptor: i32) -> bool {
+    if !IS_USED.load(Ordering::Acquire) {
+        return false;
+    }
+    let Some((session, inode)) = session::file_of(descriptor) else { return false };
+    let locked = Locked { session, inode };
+    // Where SharedFS does not say, they may.
+    !matches!(known(locked.files().get_or_insert_default(), locked), Ok(None | Some(Through::Session)))
+}
+
 /// The program locks a file through a descriptor of the kernel's.
-pub(crate) fn note_kernel(descriptor: i32) {
-    let Some((session, inode)) = session::file_of(descriptor) else { return };
-    files().get_or_insert_default().entry(Locked { session, inode }).or_default();
+fn note_kernel(descriptor: i32) -> Result<(), Errno> {
+    let Some((session, inode)) = session::file_of(descriptor) else { return Ok(()) };
+    let locked = Locked { session, inode };
+    let mut guard = locked.files();
+    let files = guard.get_or_insert_default();
+    match files.get(&locked) {
+        Some(Through::Session) => give_to_kernel(files, locked, Through::Kernel)?,
+        None | Some(Through::Inherited) => drop(files.insert(locked, Through::Kernel)),
+        Some(_) => {}
+    }
     IS_USED.store(true, Ordering::Release);
+    Ok(())
+}
+
+/// Makes the locks on a file the kernel's, those that there are and those that come, through what is said.
+fn give_to_kernel(files: &mut Files, locked: Locked, through: Through) -> Result<(), Errno> {
+    let fs = locked.fs()?;
+    let own = if let Through::Own(descriptor) = through { Some(descriptor) } else { None };
+    for tried in 1.. {
+        if !fs.has_records(locked.inode) {
+            break;
+        }
+        let moved = fs.yield_records(locked.inode).and_then(|ranges| set_in_kernel(locked, own, &ranges));
+        match moved {
+            Ok(()) => fs.release_records(locked.inode)?,
+            // A new SharedFS does not know that they move.
+            Err(Errno::EAGAIN) if tried < MOVES => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    files.insert(locked, through);
+    IS_USED.store(true, Ordering::Release);
+    Ok(())
+}
+
+/// Sets locks through descriptors of the kernel's that the process has: that one, where it is good for them.
+fn set_in_kernel(locked: Locked, own: Option<i32>, ranges: &[(LockMode, u64, u64)]) -> Result<(), Errno> {
+    let allows = |flags: i32, mode: LockMode| match mode {
+        LockMode::Write => flags & libc::O_ACCMODE != libc::O_RDONLY,
+        _ => flags & libc::O_ACCMODE != libc::O_WRONLY,
+    };
+    let usable = || own.map(with_flags).into_iter().chain(kernels(locked)).collect::<Vec<_>>();
+    let mut through = usable();
+    let is_good = |&(_, flags): &(i32, i32), mode| flags >= 0 && allows(flags, mode);
+    if !ranges.iter().all(|&(mode, ..)| through.iter().any(|one| is_good(one, mode))) {
+        // They were locked through some of ours that are. Once the kernel has the first of the locks, none could be made.
+        ours(locked).try_for_each(|file| materialise::without_locks(&file))?;
+        through = usable();
+    }
+    for &(mode, first, last) in ranges {
+        let (descriptor, _) = through.iter().find(|one| is_good(one, mode)).ok_or(Errno::EBADF)?;
+        let kind = if mode == LockMode::Write { libc::F_WRLCK } else { libc::F_RDLCK };
+        let asked = libc::flock {
+            l_type: kind as i16,
+            l_whence: libc::SEEK_SET as i16,
+            l_start: first as i64,
+            l_len: if last >= LAST as u64 { 0 } else { (last - first + 1) as i64 },
+            l_pid: 0,
+        };
+        let arguments = [*descriptor as u64, libc::F_SETLK as u64, (&raw const asked) as u64, 0, 0, 0];
+        // SAFETY: the structure is a local variable.
+        let done = unsafe { system_call(libc::SYS_fcntl as u64, arguments) };
+        if done < 0 {
+            return Err(Errno(-done as i32));
+        }
+    }
+    Ok(())
+}
+
+/// The open files of ours of a file.
+fn ours(locked: Locked) -> impl Iterator<Item = File> {
+    let all = descriptors::ours(0, u32::MAX).filter_map(descriptors::file);
+    all.filter(move |file| !file.is_alone() && Locked::of(file) == Ok(locked))
+}
+
+/// A descriptor with its flags.
+fn with_flags(number: i32) -> (i32, i32) {
+    // SAFETY: it asks for flags.
+    let flags = unsafe { system_call(libc::SYS_fcntl as u64, [number as u64, libc::F_GETFL as u64, 0, 0, 0, 0]) };
+    (number, flags as i32)
+}
+
+/// The descriptors of the kernel's that the process has of a file, with their flags.
+fn kernels(locked: Locked) -> Vec<(i32, i32)> {
+    let is_it = |&(number, flags): &(i32, i32)| {
+        flags >= 0 && flags & libc::O_PATH == 0 && session::file_of(number) == Some((locked.session, locked.inode))
+    };
+    of_kernel().map(with_flags).filter(is_it).collect()
+}
+
+/// The program's descriptors that are the kernel's.
+fn of_kernel() -> impl Iterator<Item = i32> {
+    let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    numbers.filter(|&number| !descriptors::is_ours(number) && !descriptors::is_internal(number))
+}
+
+/// The file of a descriptor of the kernel's that is about to be closed, where the process's locks may go with it, and the kernel does not
+/// know.
+pub(crate) fn file_of_named(descriptor: i32) -> Option<Locked> {
+    if !IS_USED.load(Ordering::Acquire) || !descriptors::is_named(descriptor) {
+        return None;
+    }
+    let (session, inode) = session::file_of(descriptor)?;
+    Some(Locked { session, inode })
+}
+
+/// The same, of all in a range.
+pub(crate) fn files_of_named(first: u32, last: u32) -> Vec<Locked> {
+    if !IS_USED.load(Ordering::Acquire) {
+        return Vec::new();
+    }
+    descriptors::named(first, last).filter_map(file_of_named).collect()
+}
+
+/// Such a descriptor was closed: the locks that are the session's go.
+pub(crate) fn forget_file(locked: Locked) {
+    let mut guard = locked.files();
+    let Some(files) = guard.as_mut() else { return };
+    if files.get(&locked) == Some(&Through::Session) {
+        files.remove(&locked);
+        release(locked);
+    }
+}
+
+fn release(locked: Locked) {
+    if let Ok(fs) = locked.fs() {
+        // Where SharedFS is away, they are asked to go again with the next descriptor, or go with the session.
+        let _ = fs.release_records(locked.inode);
+    }
 }
 
 /// The program closes a descriptor of a file: the process's locks on it go.
@@ -123,20 +519,33 @@ pub(crate) fn forget(file: &File) {
     if file.is_alone() || !IS_USED.load(Ordering::Acquire) {
         return;
     }
-    let Ok(locked) = locked(file) else { return };
-    match files().as_mut().and_then(|files| files.remove(&locked)) {
+    let Ok(locked) = Locked::of(file) else { return };
+    let mut guard = locked.files();
+    let Some(files) = guard.as_mut() else { return };
+    // Where SharedFS is away, and does not say, the kernel is told.
+    let through = known(files, locked).unwrap_or(Some(Through::Kernel));
+    files.remove(&locked);
+    match through {
+        Some(Through::Session) => release(locked),
         Some(Through::Own(descriptor) | Through::HandedOver(descriptor)) => close(descriptor),
         // It goes again at once. Where it can't be made, SharedFS is away, and the locks with it.
-        Some(Through::Kernel) => drop(materialise::beside(file)),
+        Some(Through::Kernel | Through::Inherited) => drop(materialise::beside(file)),
         None => {}
     }
 }
 
+/// Keeps other threads from what is known of locks, over a fork.
+pub(crate) fn hold() -> Held {
+    std::array::from_fn(part)
+}
+
 /// The process was forked: it has no locks.
 pub(crate) fn forget_all() {
-    for (_, through) in files().take().into_iter().flatten() {
-        if let Through::Own(descriptor) | Through::HandedOver(descriptor) = through {
-            close(descriptor);
+    for number in 0..PARTS {
+        for (_, through) in part(number).take().into_iter().flatten() {
+            if let Through::Own(descriptor) | Through::HandedOver(descriptor) = through {
+                close(descriptor);
+            }
         }
     }
 }
@@ -144,4 +553,24 @@ pub(crate) fn forget_all() {
 fn close(descriptor: i32) {
     descriptors::forget_internal(descriptor);
     descriptors::close_number(descriptor);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_those_of_fcntl() {
+        assert_eq!(range(0, 5, 10), Ok((5, 14)));
+        assert_eq!(range(100, 5, 0), Ok((105, LAST as u64)));
+        assert_eq!(range(100, 0, -10), Ok((90, 99)));
+        assert_eq!(range(100, 5, -105), Ok((0, 104)));
+        assert_eq!(range(0, LAST, 1), Ok((LAST as u64, LAST as u64)));
+        assert_eq!(range(100, -101, 0), Err(Errno::EINVAL));
+        assert_eq!(range(100, 0, -101), Err(Errno::EINVAL));
+        assert_eq!(range(0, -1, 1), Err(Errno::EINVAL));
+        assert_eq!(range(0, i64::MIN, -1), Err(Errno::EINVAL));
+        assert_eq!(range(1, LAST, 0), Err(Errno::EOVERFLOW));
+        assert_eq!(range(0, LAST, 2), Err(Errno::EOVERFLOW));
+    }
 }

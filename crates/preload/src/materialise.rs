@@ -102,6 +102,12 @@ fn file_of(file: &File) -> Result<(), Errno> {
     locks::with_real(file, true, |real| file.hand_over(|number, place| put(real, number, place)))
 }
 
+/// As [`file_of`], for one whose locks are on their way to the kernel.
+pub(crate) fn without_locks(file: &File) -> Result<(), Errno> {
+    let real = beside(file)?;
+    file.hand_over(|number, place| put(real.as_raw_fd(), number, place))
+}
+
 /// Puts a real open file in the place of one of ours at one of its numbers; at none, has it stand where ours stands.
 fn put(real: i32, number: Option<i32>, place: &Place) -> Result<(), Errno> {
     let Some(number) = number else {

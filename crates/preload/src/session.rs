@@ -13,7 +13,7 @@ use ashlar_wire::{PATIENCE_MS, SessionKind, decode_mounts};
 use crate::arch::system_call;
 use crate::heap::Held;
 use crate::submounts::{Covered, Table};
-use crate::{deferred, descriptors, materialise};
+use crate::{deferred, descriptors, locks, materialise};
 
 /// Mounts that a process can use.
 pub(crate) const MOUNTS_MAX: usize = 8;
@@ -132,6 +132,7 @@ pub(crate) fn open(number: u32) -> Option<&'static Session> {
         Ok(session) => {
             let session = Box::leak(Box::new(session));
             SESSIONS[number as usize].store(session, Ordering::Release);
+            locks::note_inherited(number);
             Some(session)
         }
         Err(reason) => {
@@ -324,11 +325,11 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Session> {
     (0..MOUNTS_MAX as u32).filter_map(by_number)
 }
 
-/// Keeps other threads from opening sessions, from the table of descriptors and from the heap, over a fork: who holds a lock there is
+/// Keeps other threads from opening sessions, from what is known of locks, from the table of descriptors and from the heap, over a fork: who holds a lock there is
 /// not in the new process to let it go.
-pub(crate) fn hold() -> (MutexGuard<'static, ()>, MutexGuard<'static, ()>, Held<'static>) {
+pub(crate) fn hold() -> (MutexGuard<'static, ()>, locks::Held, MutexGuard<'static, ()>, Held<'static>) {
     let connecting = CONNECTING.lock().unwrap_or_else(PoisonError::into_inner);
-    (connecting, descriptors::hold(), crate::HEAP.hold())
+    (connecting, locks::hold(), descriptors::hold(), crate::HEAP.hold())
 }
 
 /// The placeholder is not what it was any more.
@@ -340,7 +341,7 @@ pub(crate) fn forget_placeholder() {
 pub(crate) fn forget_all() {
     deferred::begin_again();
     take_all().for_each(|session| session.fs.hang_up());
-    crate::locks::forget_all();
+    locks::forget_all();
 }
 
 /// Ends all sessions, with nothing open in them: the process becomes another's, or runs another program.

@@ -6,8 +6,11 @@
 
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
+use ashlar_libfs::Pause;
 use ashlar_types::Errno;
 
 use crate::arch::system_call;
@@ -60,6 +63,25 @@ impl Pending {
         }
     }
 
+    /// Whether there is one.
+    pub(crate) fn is_any(&self) -> bool {
+        self.count > 0
+    }
+
+    /// Whether the handler of the first one lets calls be restarted.
+    pub(crate) fn restarts(&self) -> bool {
+        self.count > 0 && {
+            // SAFETY: as many were written as are counted.
+            let signal = unsafe { self.noted[0].assume_init_ref() }.si_signo;
+            FLAGS[signal as usize % SIGNALS].load(Ordering::Acquire) & libc::SA_RESTART as u64 != 0
+        }
+    }
+
+    /// They came while the kernel had another mask than the program's for us.
+    fn correct(&mut self, mask: u64) {
+        self.mask = mask;
+    }
+
     /// Has the kernel send them again, as they are blocked now; returns the mask under which they come.
     #[inline]
     pub(crate) fn send(&mut self) -> Option<u64> {
@@ -87,6 +109,30 @@ pub(crate) fn set_mask(mask: u64) {
     let arguments = [libc::SIG_SETMASK as u64, (&raw const mask) as u64, 0, 8, 0, 0];
     // SAFETY: the mask is a local variable.
     unsafe { system_call(libc::SYS_rt_sigprocmask as u64, arguments) };
+}
+
+/// Waits until there is something to read from a socket, or a signal has come that the program has a handler for, or a time is over.
+pub(crate) fn pause(socket: BorrowedFd<'_>, most: Duration) -> Pause {
+    // Blocked from the look on, so that none comes between it and the waiting.
+    let (blocked, mut mask) = (u64::MAX, 0u64);
+    let arguments = [libc::SIG_SETMASK as u64, (&raw const blocked) as u64, (&raw mut mask) as u64, 8, 0, 0];
+    // SAFETY: both masks are local variables.
+    unsafe { system_call(libc::SYS_rt_sigprocmask as u64, arguments) };
+    if hook::is_any_postponed() {
+        // It has blocked all others itself, and noted the program's mask.
+        return Pause::Interrupted;
+    }
+    let mut poll = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let mut time = libc::timespec { tv_sec: most.as_secs() as i64, tv_nsec: i64::from(most.subsec_nanos()) };
+    let arguments = [(&raw mut poll) as u64, 1, (&raw mut time) as u64, (&raw const mask) as u64, 8, 0];
+    // SAFETY: all of them are local variables.
+    let ready = unsafe { system_call(libc::SYS_ppoll as u64, arguments) };
+    if hook::is_any_postponed() {
+        hook::postpone(|pending| pending.correct(mask));
+        return Pause::Interrupted;
+    }
+    set_mask(mask);
+    if ready > 0 { Pause::Ready } else { Pause::Silent }
 }
 
 /// The handler that the kernel knows.

@@ -249,6 +249,17 @@ impl Connection {
         watch: &mut dyn FnMut() -> Result<(), WireError>,
     ) -> Result<(R, Vec<OwnedFd>), WireError> {
         self.send(message, descriptors)?;
+        self.receive_reply(watch)
+    }
+
+    /// The second half of [`Self::call_watched`]: the answer to what was sent.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn receive_reply<R: DeserializeOwned>(
+        &mut self,
+        watch: &mut dyn FnMut() -> Result<(), WireError>,
+    ) -> Result<(R, Vec<OwnedFd>), WireError> {
         self.receive_watched(MESSAGE_BYTES_MAX, watch)
     }
 }

@@ -10,6 +10,7 @@
 //!  256  the session writes: 24 lanes of 4 operations:8 (32 bytes unused), by thread
 //! 2048  the session writes: 4 times 64 of sampled:8, by kind of operation and bucket of time
 //! 4096  handles: 65,536 slots of inode:8 count:8; an inode stands in one of the 64 slots from its hash on
+//! 1052672  record locks                                                      (`lock_slots.rs`)
 //! ```
 //!
 //! Lease table (one file a session; the session may only read it):
@@ -24,6 +25,7 @@ use std::borrow::Borrow;
 use ashlar_pmem::{Mapping, Persistent};
 use ashlar_types::{InodeId, LogPosition, SessionId};
 
+use crate::lock_slots::{LOCK_SLOTS_BYTES, LockChange, LockList, LockSlotState, LockSlots, LockedRange};
 use crate::{Credit, LATENCY_BUCKETS, OperationCounts, OperationKind, QuotaEra, ScopeKind, latency_bucket};
 
 /// Slots in the table of open handles: as many different inodes as a session may have open.
@@ -31,7 +33,7 @@ pub const HANDLE_SLOTS: u64 = 65_536;
 /// Slots in the lease table: as many leases as a session may hold.
 pub const LEASE_SLOTS: u32 = 65_536;
 /// Bytes of the control page's file.
-pub const CONTROL_BYTES: u64 = TABLE + HANDLE_SLOTS * SLOT_BYTES;
+pub const CONTROL_BYTES: u64 = LOCKS + LOCK_SLOTS_BYTES;
 /// Bytes of the lease table's file.
 pub const LEASE_TABLE_BYTES: u64 = TABLE + LEASE_SLOTS as u64 * SLOT_BYTES;
 
@@ -43,6 +45,7 @@ pub const OPERATION_LANES: u32 = 24;
 const HANDLE_WINDOW: u64 = 64;
 const TABLE: u64 = 4096;
 const SLOT_BYTES: u64 = 16;
+const LOCKS: u64 = TABLE + HANDLE_SLOTS * SLOT_BYTES;
 const CONTROL_MAGIC: u64 = u64::from_le_bytes(*b"ASHLCTL1");
 const LEASE_MAGIC: u64 = u64::from_le_bytes(*b"ASHLLSE1");
 const SESSION: u64 = 8;
@@ -96,21 +99,21 @@ impl CreditKind {
 
 /// Memory that is long enough for every word that is asked of it, so that no access can fail.
 #[derive(Debug)]
-struct Words<M>(M);
+pub(crate) struct Words<M>(M);
 
 impl<M: Persistent> Words<M> {
-    fn new(memory: M, bytes: u64) -> Option<Self> {
+    pub(crate) fn new(memory: M, bytes: u64) -> Option<Self> {
         (memory.len() >= bytes).then_some(Self(memory))
     }
 
     #[inline]
-    fn load(&self, offset: u64) -> u64 {
+    pub(crate) fn load(&self, offset: u64) -> u64 {
         self.0.load_u64(offset).unwrap_or(0)
     }
 
     /// A store to memory that is mapped read-only does nothing: only the owner of a word writes it.
     #[inline]
-    fn store(&self, offset: u64, value: u64) {
+    pub(crate) fn store(&self, offset: u64, value: u64) {
         let _ = self.0.store_u64(offset, value);
     }
 
@@ -120,7 +123,8 @@ impl<M: Persistent> Words<M> {
         self.0.add_u64(offset, amount).unwrap_or(1)
     }
 
-    fn exchange(&self, offset: u64, current: u64, new: u64) -> Result<u64, u64> {
+    #[inline]
+    pub(crate) fn exchange(&self, offset: u64, current: u64, new: u64) -> Result<u64, u64> {
         self.0.compare_exchange_u64(offset, current, new).unwrap_or(Ok(current))
     }
 }
@@ -406,6 +410,61 @@ impl<M: Persistent> ControlPage<M> {
         let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
         let slots = table.chunks_exact(SLOT_BYTES as usize).map(|slot| slot.split_at(8));
         slots.filter(|(_, count)| word(count) > 0).map(|(inode, _)| InodeId(word(inode))).collect()
+    }
+
+    fn lock_slots(&self) -> LockSlots<'_, M> {
+        LockSlots { words: &self.0, at: LOCKS }
+    }
+
+    /// The slot in which the session has its record locks on a file, if there is one. The session calls this.
+    pub fn lock_slot_of(&self, inode: InodeId) -> Option<u32> {
+        self.lock_slots().of(inode)
+    }
+
+    /// Takes a free slot for a file's record locks, shared and empty; `None` where there is none. The session calls this, one thread at a
+    /// time.
+    pub fn claim_lock_slot(&self, inode: InodeId) -> Option<u32> {
+        self.lock_slots().claim(inode)
+    }
+
+    /// Gives a slot back with what is in it; `false` where SharedFS has just changed its state. The session calls this, under the same
+    /// lock as [`Self::change_locks`].
+    pub fn free_lock_slot(&self, slot: u32) -> bool {
+        self.lock_slots().free(slot)
+    }
+
+    /// What is in a slot, as the session reads it under the same lock as [`Self::change_locks`].
+    pub fn lock_slot(&self, slot: u32) -> (InodeId, LockSlotState, LockList) {
+        self.lock_slots().own(slot)
+    }
+
+    /// Changes the locks in a slot, if it's that file's and in that state; `change` says whether there was room. The session calls this,
+    /// one thread at a time for each file.
+    #[inline]
+    pub fn change_locks(
+        &self,
+        slot: u32,
+        inode: InodeId,
+        state: LockSlotState,
+        change: impl FnOnce(&mut LockList) -> bool,
+    ) -> LockChange {
+        self.lock_slots().change(slot, inode, state, change)
+    }
+
+    /// Gives the session the say over its record locks on a file, which are these; `false` where the slot is not as the session has said.
+    /// SharedFS calls this while the session waits for its answer.
+    pub fn delegate_locks(&self, slot: u32, inode: InodeId, locks: &[LockedRange]) -> bool {
+        self.lock_slots().delegate(slot, inode, locks)
+    }
+
+    /// Takes that away, and tells which locks the session has on the file. SharedFS calls this.
+    pub fn recall_locks(&self, slot: u32, inode: InodeId) -> Vec<LockedRange> {
+        self.lock_slots().recall(slot, inode)
+    }
+
+    /// All slots that are in use, with their locks. SharedFS calls this when it was started anew.
+    pub fn claimed_lock_slots(&self) -> Vec<(u32, InodeId, LockSlotState, Vec<LockedRange>)> {
+        self.lock_slots().claimed()
     }
 
     /// The inode's slot, or one that is free for it, in the window of slots that its hash names.

@@ -16,6 +16,7 @@
 
 mod connection;
 mod control;
+mod lock_slots;
 mod message;
 mod pace;
 mod report;
@@ -25,6 +26,9 @@ pub use connection::{Connection, Listener, MESSAGE_BYTES_MAX, WireError, socket_
 pub use control::{
     CONTROL_BYTES, ControlPage, CreditKind, HANDLE_SLOTS, LEASE_SLOTS, LEASE_TABLE_BYTES, LeaseTable, LeaseWord,
     OPERATION_LANES,
+};
+pub use lock_slots::{
+    LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_RANGES_MAX, LOCK_SLOTS, LockChange, LockList, LockSlotState, LockedRange,
 };
 pub use message::{
     Contents, Credit, DirectoryEntry, Extent, FsckReply, GrantReply, Hello, InodeState, LockKind, LockMode, Need,

@@ -349,6 +349,8 @@ pub enum Request {
         mode: LockMode,
         /// `Some(ticket)`: wait; the ticket is the session's name for this waiting.
         wait: Option<u64>,
+        /// The slot in which the session has a copy of the process's locks on the file, and may be delegated them.
+        slot: Option<u32>,
     },
     /// Which lock is in the way of this record lock.
     QueryLock {
@@ -378,6 +380,13 @@ pub enum Request {
         owner: u64,
         /// Which of its locks.
         kind: LockKind,
+    },
+    /// Takes the process's record locks on a file back, if they are delegated, and tells which ones there are.
+    YieldLocks {
+        /// The file.
+        inode: InodeId,
+        /// From here on until they are released, the same process may lock the file over them through a mount: they move there.
+        moves: bool,
     },
     /// The session ends in order; the reply comes when all of it is committed.
     Goodbye,
@@ -535,6 +544,12 @@ pub enum Reply {
     Space(SpaceReply),
     /// To `Segment`.
     Segment(WelcomeSegment),
+    /// To `Lock`: it is done, and the slot is delegated, with all of the process's locks on the file.
+    Delegated,
+    /// To `Lock` and `QueryLock`: the process has locks on this file through a mount, and must go on there.
+    LockedOnMount,
+    /// To `YieldLocks`: mode, first and last byte of each.
+    Locks(Vec<(LockMode, u64, u64)>),
     /// To `QueryLock`: mode, first and last byte, and process of a lock that is in the way.
     Conflict(Option<(LockMode, u64, u64, u32)>),
     /// To `Status`.

@@ -37,7 +37,7 @@ pub(crate) struct Frame {
     pub(crate) rax: u64,
     /// Its arguments.
     pub(crate) arguments: [u64; 6],
-    /// The signal mask that the entry sets before it returns, for [`After::Unmask`]; the descriptor, for [`After::KernelInstead`].
+    /// The signal mask that the entry sets, for [`After::Unmask`] and [`After::Again`]; the descriptor, for [`After::KernelInstead`].
     pub(crate) extra: u64,
 }
 
@@ -66,6 +66,8 @@ pub(crate) enum After {
     InsteadCounted = 8,
     /// As `KernelOpen`, and `ashlar_after_kernel` is called behind it.
     OpenCounted = 9,
+    /// Signals are let in as for `Unmask`, and then the call is made anew, from its entry on: the kernel would have restarted it.
+    Again = 10,
 }
 
 /// What the hook returns, in two registers.
@@ -120,7 +122,7 @@ global_asm!(
     "3:",
     "push rbp",
     "mov rbp, rsp",
-    // Beyond the frame there is room for a word, at its upper end.
+    // Beyond the frame there is room for two words, at its upper end.
     "sub rsp, 336",
     "and rsp, -16",
     "mov [rsp], rax",
@@ -141,8 +143,12 @@ global_asm!(
     ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
     "movaps xmm\\n, [rsp + 64 + 16 * \\n]",
     ".endr",
+    "cmp ecx, 10",
+    "je 14f",
     "cmp ecx, 3",
     "jne 4f",
+    "14:",
+    "mov [rbp - 16], rcx",
     // rt_sigprocmask(SIG_SETMASK, &frame.mask, NULL, 8)
     "mov eax, 14",
     "mov edi, 2",
@@ -150,6 +156,9 @@ global_asm!(
     "xor edx, edx",
     "mov r10d, 8",
     "syscall",
+    "mov rcx, [rbp - 16]",
+    "cmp ecx, 10",
+    "je 4f",
     "xor ecx, ecx",
     "4:",
     "mov r11, [rsp + 56]",
@@ -171,6 +180,8 @@ global_asm!(
     "8:",
     "ret",
     "9:",
+    "cmp ecx, 10",
+    "je ashlar_entry",
     "cmp ecx, 6",
     "ja 10f",
     "je 12f",

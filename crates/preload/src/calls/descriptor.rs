@@ -7,7 +7,8 @@ use ashlar_types::Errno;
 use super::Served;
 use crate::arch::system_call;
 use crate::descriptors;
-use crate::{locks, materialise, memory, session};
+use crate::locks::Way;
+use crate::{locks, memory};
 
 /// Flags that `F_SETFL` can change.
 const CHANGEABLE: i32 = libc::O_APPEND | libc::O_NONBLOCK | libc::O_ASYNC | libc::O_DIRECT | libc::O_NOATIME;
@@ -38,9 +39,14 @@ pub(super) fn serve(number: i64, a: [u64; 6]) -> Served {
 }
 
 fn close(descriptor: i32) -> Option<i64> {
-    let file = descriptors::remove(descriptor)?;
-    locks::forget(&file);
+    let named = locks::file_of_named(descriptor);
+    if let Some(file) = descriptors::remove(descriptor) {
+        locks::forget(&file);
+        return Some(descriptors::close_number(descriptor));
+    }
+    let named = named?;
     let result = descriptors::close_number(descriptor);
+    locks::forget_file(named);
     Some(result)
 }
 
@@ -87,9 +93,13 @@ fn duplicate_to(old: i32, new: i32, flags: i32, is_dup3: bool) -> Served {
     }
     // The placeholder goes where the number is to be, and takes away what the kernel has there. A flag that there is none of is an
     // error, and so is a number that can't be.
+    let named = locks::file_of_named(new);
     let done = call();
     if done < 0 {
         return Ok(Some(done));
+    }
+    if let Some(named) = named {
+        locks::forget_file(named);
     }
     let replaced = descriptors::remove(new);
     if let Some(replaced) = &replaced {
@@ -118,7 +128,9 @@ fn close_range(a: [u64; 6]) -> Served {
     }
     let is_closed = |descriptor: &i32| (first..=last).contains(&(*descriptor as u32));
     descriptors::candidates().filter(is_closed).for_each(descriptors::forget_candidate);
+    let named = locks::files_of_named(first, last);
     descriptors::forget_named(first, last);
+    let _closes = Forgetting(named);
     // Around those that the program does not know of.
     let mut from = first;
     let highest = last.min(crate::arch::DESCRIPTORS as u32);
@@ -129,6 +141,15 @@ fn close_range(a: [u64; 6]) -> Served {
         from = internal + 1;
     }
     Ok(Some(if from <= last { close_kernel_range(from, last) } else { 0 }))
+}
+
+/// Files that are closed, and whose locks go when they are.
+struct Forgetting(Vec<locks::Locked>);
+
+impl Drop for Forgetting {
+    fn drop(&mut self) {
+        self.0.drain(..).for_each(locks::forget_file);
+    }
 }
 
 fn close_kernel_range(first: u32, last: u32) -> i64 {
@@ -185,31 +206,7 @@ pub(super) fn is_record_lock(command: u64) -> bool {
     matches!(command as i32, libc::F_GETLK | libc::F_SETLK | libc::F_SETLKW)
 }
 
-/// The descriptor through which a process locks a file, in place of one of ours.
-pub(super) fn lock_descriptor(call: [u64; 6]) -> Result<Option<i32>, Errno> {
-    if !is_record_lock(call[1]) {
-        return Ok(None);
-    }
-    let Some(file) = descriptors::file(call[0] as i32) else {
-        locks::note_kernel(call[0] as i32);
-        return Ok(None);
-    };
-    let asked: libc::flock = memory::load(call[2])?;
-    let needs = match i32::from(asked.l_type) {
-        libc::F_RDLCK if call[1] as i32 != libc::F_GETLK => file.may_read(),
-        libc::F_WRLCK if call[1] as i32 != libc::F_GETLK => file.may_write(),
-        _ => true,
-    };
-    if !needs {
-        return Err(Errno::EBADF);
-    }
-    let number = locks::descriptor(&file)?;
-    if i32::from(asked.l_whence) == libc::SEEK_CUR {
-        let offset = file.place().map_or(0, |place| place.offset);
-        materialise::set_offset(number, offset);
-    }
-    if i32::from(asked.l_whence) == libc::SEEK_END {
-        session::size_of(number);
-    }
-    Ok(Some(number))
+/// What becomes of a command of `fcntl`, if it is about a record lock.
+pub(super) fn lock(call: [u64; 6]) -> Result<Way, Errno> {
+    if is_record_lock(call[1]) { locks::control(call[0] as i32, call[1] as i32, call[2]) } else { Ok(Way::Kernel) }
 }

@@ -9,6 +9,7 @@ mod hammer;
 mod kill;
 mod life;
 mod linear;
+mod locks;
 mod power;
 mod programs;
 mod quota;
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         linear::TESTS,
         quota::TESTS,
         run::TESTS,
+        locks::TESTS,
         capi::TESTS,
         report::TESTS,
         trouble::TESTS,

@@ -1,0 +1,346 @@
+//! Record locks in shared memory, so that a session which has a file to itself locks it without a message.
+//!
+//! A session's control page has some slots, each for the record locks that its process has on one file:
+//!
+//! ```text
+//!    0  16 headers of word:8 inode:8          word = generation << 8 | active list << 2 | state
+//!  256  16 times 2 lists of count:8, 8 bytes unused, 31 times (write << 63 | first):8 last:8
+//! ```
+//!
+//! The state says who has the say over these locks:
+//!
+//! - *free*: the slot is nobody's. The session claims one (→ shared), and gives one back that is empty (→ free).
+//! - *shared*: SharedFS's table has. The slot has a copy, from which SharedFS takes the locks when it was started anew.
+//! - *delegated*: the slot itself has. Nobody else has a record lock on the file, or waits for one.
+//!
+//! Whoever changes a list writes the one that is not active, and then makes it so by a compare-and-swap of the word. SharedFS delegates
+//! (shared → delegated) in answer to a request of the session, which changes nothing of the slot meanwhile; it recalls (delegated →
+//! shared) at any time, and then reads the active list: nobody writes to that one, as a change that the session has begun goes to the
+//! other, and fails. Where the word has moved on over the reading, the session has unlocked something in its copy, and the list is read
+//! again. So a list is never taken in part, and nobody is waited for.
+//!
+//! The session can write all of it. What SharedFS reads there are claims of the session about its own locks.
+
+use ashlar_pmem::Persistent;
+use ashlar_types::InodeId;
+
+use crate::LockMode;
+use crate::control::Words;
+
+/// Slots of one session: files that it locks at the same time without messages. Databases use two or three.
+pub const LOCK_SLOTS: u32 = 16;
+/// Ranges that a slot has room for. SQLite has three.
+pub const LOCK_RANGES_MAX: usize = 31;
+/// The owner of a process's own record locks in its session. No other owner in a session has this number.
+pub const LOCK_OWNER_PROCESS: u64 = u64::MAX;
+/// The last byte that there is to lock.
+pub const LOCK_LAST: u64 = i64::MAX as u64;
+
+/// Bytes that the slots take.
+pub(crate) const LOCK_SLOTS_BYTES: u64 = LISTS + LOCK_SLOTS as u64 * 2 * LIST_BYTES;
+const HEADER_BYTES: u64 = 16;
+const LISTS: u64 = LOCK_SLOTS as u64 * HEADER_BYTES;
+const LIST_BYTES: u64 = 16 + LOCK_RANGES_MAX as u64 * 16;
+const WRITE: u64 = 1 << 63;
+/// How often SharedFS tries to recall or to read a slot. A session that changes it each time does so on purpose, and what is read is its loss.
+const TRIES: u32 = 1000;
+
+const _: () = assert!(LISTS == 256 && LIST_BYTES == 512);
+
+/// Who has the say over a slot's locks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockSlotState {
+    /// Nobody uses it.
+    Free,
+    /// SharedFS's table.
+    Shared,
+    /// The slot itself.
+    Delegated,
+}
+
+/// What became of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockChange {
+    /// It is done.
+    Done,
+    /// There is no room for so many ranges. Nothing has changed.
+    Full,
+    /// The slot is not in that state, or not that file's, any more. Nothing has changed.
+    Moved,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Word(u64);
+
+impl Word {
+    fn state(self) -> LockSlotState {
+        match self.0 & 3 {
+            1 => LockSlotState::Shared,
+            2 => LockSlotState::Delegated,
+            _ => LockSlotState::Free,
+        }
+    }
+
+    fn active(self) -> u64 {
+        self.0 >> 2 & 1
+    }
+
+    /// The word that follows, with this state, and this list active.
+    fn next(self, state: LockSlotState, active: u64) -> Self {
+        let state = match state {
+            LockSlotState::Free => 0,
+            LockSlotState::Shared => 1,
+            LockSlotState::Delegated => 2,
+        };
+        Self(((self.0 >> 8).wrapping_add(1)) << 8 | active << 2 | state)
+    }
+}
+
+/// A range that is locked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LockedRange {
+    /// First byte.
+    pub first: u64,
+    /// Last byte.
+    pub last: u64,
+    /// Whether to write.
+    pub write: bool,
+}
+
+impl LockedRange {
+    /// What it lets others do.
+    #[must_use]
+    pub fn mode(self) -> LockMode {
+        if self.write { LockMode::Write } else { LockMode::Read }
+    }
+}
+
+/// A process's record locks on one file: in order, apart from each other; neighbours of one mode are one.
+#[derive(Clone, Debug)]
+pub struct LockList {
+    ranges: [LockedRange; LOCK_RANGES_MAX],
+    count: usize,
+}
+
+impl Default for LockList {
+    fn default() -> Self {
+        Self { ranges: [LockedRange::default(); LOCK_RANGES_MAX], count: 0 }
+    }
+}
+
+impl LockList {
+    /// The ranges.
+    #[must_use]
+    pub fn ranges(&self) -> &[LockedRange] {
+        &self.ranges[..self.count]
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Whether any byte of a range is locked.
+    #[must_use]
+    pub fn overlaps(&self, first: u64, last: u64) -> bool {
+        self.ranges().iter().any(|range| range.first <= last && range.last >= first)
+    }
+
+    /// Locks or unlocks a range; `false` where there is no room for what comes of it. Then it stays as it is.
+    #[must_use]
+    pub fn set(&mut self, first: u64, last: u64, mode: LockMode) -> bool {
+        let mut new = Self::default();
+        let mut is_placed = mode == LockMode::Unlock;
+        let mut has_room = true;
+        let asked = LockedRange { first, last, write: mode == LockMode::Write };
+        for range in self.ranges() {
+            if range.first < first {
+                has_room &= new.push(LockedRange { last: range.last.min(first - 1), ..*range });
+            }
+            if range.last >= first && !is_placed {
+                is_placed = true;
+                has_room &= new.push(asked);
+            }
+            if range.last > last {
+                has_room &= new.push(LockedRange { first: range.first.max(last + 1), ..*range });
+            }
+        }
+        if !is_placed {
+            has_room &= new.push(asked);
+        }
+        if has_room {
+            *self = new;
+        }
+        has_room
+    }
+
+    /// Adds a range behind all others; `false` where there is no room.
+    fn push(&mut self, range: LockedRange) -> bool {
+        if let Some(before) = self.ranges[..self.count].last_mut() {
+            if before.write == range.write && before.last.checked_add(1) == Some(range.first) {
+                before.last = range.last;
+                return true;
+            }
+        }
+        let Some(place) = self.ranges.get_mut(self.count) else { return false };
+        *place = range;
+        self.count += 1;
+        true
+    }
+}
+
+/// The slots of one session, from a place in its control page on.
+#[derive(Debug)]
+pub(crate) struct LockSlots<'a, M> {
+    pub(crate) words: &'a Words<M>,
+    pub(crate) at: u64,
+}
+
+impl<M: Persistent> LockSlots<'_, M> {
+    fn header(&self, slot: u32) -> u64 {
+        self.at + u64::from(slot % LOCK_SLOTS) * HEADER_BYTES
+    }
+
+    fn list(&self, slot: u32, which: u64) -> u64 {
+        self.at + LISTS + (u64::from(slot % LOCK_SLOTS) * 2 + which) * LIST_BYTES
+    }
+
+    fn word(&self, slot: u32) -> Word {
+        Word(self.words.load(self.header(slot)))
+    }
+
+    fn inode(&self, slot: u32) -> InodeId {
+        InodeId(self.words.load(self.header(slot) + 8))
+    }
+
+    fn exchange(&self, slot: u32, from: Word, to: Word) -> bool {
+        self.words.exchange(self.header(slot), from.0, to.0).is_ok()
+    }
+
+    fn write(&self, slot: u32, which: u64, ranges: &[LockedRange]) {
+        let list = self.list(slot, which);
+        for (at, range) in (list + 16..).step_by(16).zip(ranges) {
+            self.words.store(at, range.first | if range.write { WRITE } else { 0 });
+            self.words.store(at + 8, range.last);
+        }
+        self.words.store(list, ranges.len() as u64);
+    }
+
+    /// The ranges of a list, whatever may stand there.
+    fn read(&self, slot: u32, which: u64) -> impl Iterator<Item = LockedRange> + '_ {
+        let list = self.list(slot, which);
+        let count = self.words.load(list).min(LOCK_RANGES_MAX as u64);
+        let ranges = (0..count).map(move |number| {
+            let at = list + 16 + number * 16;
+            let (first, last) = (self.words.load(at), self.words.load(at + 8));
+            LockedRange { first: first & !WRITE, last: last.min(LOCK_LAST), write: first & WRITE != 0 }
+        });
+        ranges.filter(|range| range.first <= range.last)
+    }
+
+    fn read_own(&self, slot: u32, which: u64) -> LockList {
+        let mut list = LockList::default();
+        for range in self.read(slot, which) {
+            // As many were written as there is room for.
+            list.push(range);
+        }
+        list
+    }
+
+    pub(crate) fn of(&self, inode: InodeId) -> Option<u32> {
+        (0..LOCK_SLOTS).find(|&slot| self.inode(slot) == inode && self.word(slot).state() != LockSlotState::Free)
+    }
+
+    pub(crate) fn own(&self, slot: u32) -> (InodeId, LockSlotState, LockList) {
+        let word = self.word(slot);
+        (self.inode(slot), word.state(), self.read_own(slot, word.active()))
+    }
+
+    pub(crate) fn claim(&self, inode: InodeId) -> Option<u32> {
+        let slot = (0..LOCK_SLOTS).find(|&slot| self.word(slot).state() == LockSlotState::Free)?;
+        let word = self.word(slot);
+        self.words.store(self.header(slot) + 8, inode.0);
+        self.write(slot, 0, &[]);
+        self.exchange(slot, word, word.next(LockSlotState::Shared, 0)).then_some(slot)
+    }
+
+    pub(crate) fn free(&self, slot: u32) -> bool {
+        let word = self.word(slot);
+        word.state() == LockSlotState::Free || self.exchange(slot, word, word.next(LockSlotState::Free, 0))
+    }
+
+    pub(crate) fn change(
+        &self,
+        slot: u32,
+        inode: InodeId,
+        state: LockSlotState,
+        change: impl FnOnce(&mut LockList) -> bool,
+    ) -> LockChange {
+        let word = self.word(slot);
+        if word.state() != state || self.inode(slot) != inode {
+            return LockChange::Moved;
+        }
+        let mut list = self.read_own(slot, word.active());
+        if !change(&mut list) {
+            return LockChange::Full;
+        }
+        let other = 1 - word.active();
+        self.write(slot, other, list.ranges());
+        if self.exchange(slot, word, word.next(state, other)) { LockChange::Done } else { LockChange::Moved }
+    }
+
+    pub(crate) fn delegate(&self, slot: u32, inode: InodeId, ranges: &[LockedRange]) -> bool {
+        let word = self.word(slot);
+        if word.state() != LockSlotState::Shared || self.inode(slot) != inode || ranges.len() > LOCK_RANGES_MAX {
+            return false;
+        }
+        let other = 1 - word.active();
+        self.write(slot, other, ranges);
+        self.exchange(slot, word, word.next(LockSlotState::Delegated, other))
+    }
+
+    pub(crate) fn recall(&self, slot: u32, inode: InodeId) -> Vec<LockedRange> {
+        for tried in 1..=TRIES {
+            let word = self.word(slot);
+            if word.state() != LockSlotState::Delegated || self.inode(slot) != inode {
+                return Vec::new();
+            }
+            let shared = word.next(LockSlotState::Shared, word.active());
+            if tried == TRIES {
+                self.words.store(self.header(slot), shared.0);
+            } else if !self.exchange(slot, word, shared) {
+                continue;
+            }
+            return self.read_settled(slot, inode);
+        }
+        Vec::new()
+    }
+
+    /// The locks of a file as they are in its slot at one moment.
+    fn read_settled(&self, slot: u32, inode: InodeId) -> Vec<LockedRange> {
+        let mut ranges = Vec::new();
+        for _ in 0..TRIES {
+            let word = self.word(slot);
+            if word.state() == LockSlotState::Free || self.inode(slot) != inode {
+                return Vec::new();
+            }
+            ranges = self.read(slot, word.active()).collect();
+            if self.word(slot) == word {
+                break;
+            }
+        }
+        ranges
+    }
+
+    pub(crate) fn claimed(&self) -> Vec<(u32, InodeId, LockSlotState, Vec<LockedRange>)> {
+        let claimed = |slot| {
+            let (state, inode) = (self.word(slot).state(), self.inode(slot));
+            (state != LockSlotState::Free).then(|| (slot, inode, state, self.read_settled(slot, inode)))
+        };
+        (0..LOCK_SLOTS).filter_map(claimed).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,296 @@
+use std::cell::Cell;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+
+use ashlar_pmem::OutOfBounds;
+use proptest::prelude::*;
+
+use super::*;
+
+const FILE: InodeId = InodeId(20);
+const OTHER: InodeId = InodeId(21);
+
+thread_local! {
+    /// Which of the two actors this thread is, if it is one.
+    static ACTOR: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// Who may touch the memory next.
+#[derive(Debug, Default)]
+struct Turns {
+    schedule: Vec<usize>,
+    at: usize,
+    is_done: [bool; 2],
+    /// How often each has touched it.
+    counts: [usize; 2],
+}
+
+/// Memory in which two threads take turns, access by access, as a schedule says. Behind its end each goes on as it can.
+#[derive(Debug, Default)]
+struct Stepped {
+    words: Vec<AtomicU64>,
+    turns: Mutex<Turns>,
+    changed: Condvar,
+}
+
+impl Stepped {
+    fn new(schedule: &[usize]) -> Arc<Self> {
+        let words = (0..LOCK_SLOTS_BYTES / 8).map(|_| AtomicU64::new(0)).collect();
+        let turns = Mutex::new(Turns { schedule: schedule.to_vec(), ..Turns::default() });
+        Arc::new(Self { words, turns, changed: Condvar::new() })
+    }
+
+    fn word(&self, offset: u64) -> &AtomicU64 {
+        if let Some(actor) = ACTOR.get() {
+            let mut turns = self.turns.lock().unwrap();
+            while turns.schedule.get(turns.at).is_some_and(|&turn| turn != actor && !turns.is_done[turn]) {
+                turns = self.changed.wait(turns).unwrap();
+            }
+            turns.at += 1;
+            turns.counts[actor] += 1;
+            self.changed.notify_all();
+        }
+        &self.words[offset as usize / 8]
+    }
+
+    /// Runs something as one of the two.
+    fn act<R>(&self, actor: usize, run: impl FnOnce() -> R) -> R {
+        ACTOR.set(Some(actor));
+        let result = run();
+        ACTOR.set(None);
+        self.turns.lock().unwrap().is_done[actor] = true;
+        self.changed.notify_all();
+        result
+    }
+
+    fn counts(&self) -> [usize; 2] {
+        self.turns.lock().unwrap().counts
+    }
+}
+
+impl Persistent for Stepped {
+    fn len(&self) -> u64 {
+        self.words.len() as u64 * 8
+    }
+    fn load(&self, _: u64, _: &mut [u8]) -> Result<(), OutOfBounds> {
+        unreachable!("slots are read by words")
+    }
+    fn store(&self, _: u64, _: &[u8]) -> Result<(), OutOfBounds> {
+        unreachable!("slots are written by words")
+    }
+    fn load_u64(&self, offset: u64) -> Result<u64, OutOfBounds> {
+        Ok(self.word(offset).load(Ordering::SeqCst))
+    }
+    fn store_u64(&self, offset: u64, value: u64) -> Result<(), OutOfBounds> {
+        self.word(offset).store(value, Ordering::SeqCst);
+        Ok(())
+    }
+    fn compare_exchange_u64(&self, offset: u64, current: u64, new: u64) -> Result<Result<u64, u64>, OutOfBounds> {
+        Ok(self.word(offset).compare_exchange(current, new, Ordering::SeqCst, Ordering::SeqCst))
+    }
+    fn flush(&self, _: u64, _: u64) -> Result<(), OutOfBounds> {
+        Ok(())
+    }
+    fn fence(&self) {}
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// All orders of so many steps of the one and so many of the other.
+fn orders(first: usize, second: usize) -> Vec<Vec<usize>> {
+    if first == 0 || second == 0 {
+        let rest = if first == 0 { vec![1; second] } else { vec![0; first] };
+        return vec![rest];
+    }
+    let begin_with =
+        |turn: usize, rest: Vec<Vec<usize>>| rest.into_iter().map(move |rest| [&[turn][..], &rest].concat());
+    begin_with(0, orders(first - 1, second)).chain(begin_with(1, orders(first, second - 1))).collect()
+}
+
+fn words(memory: &Arc<Stepped>) -> Words<Arc<Stepped>> {
+    Words::new(Arc::clone(memory), LOCK_SLOTS_BYTES).unwrap()
+}
+
+/// First byte, last byte, and whether to write.
+type Spans = Vec<(u64, u64, bool)>;
+
+fn spans(ranges: &[LockedRange]) -> Spans {
+    ranges.iter().map(|range| (range.first, range.last, range.write)).collect()
+}
+
+/// What the session does in every run: it replaces two ranges by one, step by step, until its slot is recalled.
+fn changes(slots: &LockSlots<'_, Arc<Stepped>>, is_broken: bool) -> Spans {
+    let mut expected = vec![(0, 0, false), (8, 9, true)];
+    let steps =
+        [(0, 0, LockMode::Unlock, vec![(8, 9, true)]), (2, 3, LockMode::Read, vec![(2, 3, false), (8, 9, true)])];
+    for (first, last, mode, after) in steps {
+        let change = |list: &mut LockList| list.set(first, last, mode);
+        let changed = if is_broken {
+            let word = slots.word(0);
+            if word.state() != LockSlotState::Delegated {
+                break;
+            }
+            // It writes to the list that is active.
+            let mut list = slots.read_own(0, word.active());
+            assert!(change(&mut list));
+            slots.write(0, word.active(), list.ranges());
+            if slots.exchange(0, word, word.next(LockSlotState::Delegated, word.active())) {
+                LockChange::Done
+            } else {
+                LockChange::Moved
+            }
+        } else {
+            slots.change(0, FILE, LockSlotState::Delegated, change)
+        };
+        match changed {
+            LockChange::Done => expected = after,
+            LockChange::Moved => break,
+            LockChange::Full => unreachable!("there is room"),
+        }
+    }
+    expected
+}
+
+/// Runs the session's changes and a recall in one order of their steps; gives what the session has done, what SharedFS has read, and how
+/// many steps each took.
+fn race(schedule: &[usize], is_broken: bool) -> (Spans, Spans, [usize; 2]) {
+    let memory = Stepped::new(schedule);
+    let words = words(&memory);
+    let slots = LockSlots { words: &words, at: 0 };
+    assert_eq!(slots.claim(FILE), Some(0));
+    let begun = [(0, 0, false), (8, 9, true)].map(|(first, last, write)| LockedRange { first, last, write });
+    assert!(slots.delegate(0, FILE, &begun));
+    let (done, read) = std::thread::scope(|scope| {
+        let session = scope.spawn(|| memory.act(0, || changes(&slots, is_broken)));
+        let shared = scope.spawn(|| memory.act(1, || slots.recall(0, FILE)));
+        (session.join().unwrap(), shared.join().unwrap())
+    });
+    assert_eq!(slots.word(0).state(), LockSlotState::Shared);
+    (done, spans(&read), memory.counts())
+}
+
+/// Orders that are long enough for both to be done with in them, thinned to so many.
+fn schedules(most: usize) -> Vec<Vec<usize>> {
+    let (_, _, alone) = race(&[], false);
+    let all = orders(alone[0].min(14), alone[1].min(8));
+    let step = all.len().div_ceil(most);
+    all.into_iter().step_by(step).collect()
+}
+
+/// All orders of the first steps, in which the one's change and the other's recall lie, and some of longer ones.
+#[test]
+fn a_recall_gets_all_that_was_done_and_nothing_else_in_every_order_of_steps() {
+    for schedule in orders(12, 5).into_iter().chain(schedules(3000)) {
+        let (done, read, _) = race(&schedule, false);
+        assert_eq!(done, read, "in the order {schedule:?}");
+    }
+}
+
+/// A session that writes to the active list is found out.
+#[test]
+fn the_orders_of_steps_show_a_list_that_is_read_in_part() {
+    let is_torn = |schedule: &Vec<usize>| {
+        let (done, read, _) = race(schedule, true);
+        done != read
+    };
+    assert!(schedules(3000).iter().any(is_torn));
+}
+
+#[test]
+fn a_slot_is_claimed_delegated_recalled_and_freed() {
+    let memory = Stepped::new(&[]);
+    let words = words(&memory);
+    let slots = LockSlots { words: &words, at: 0 };
+    let lock = |first, last, mode| move |list: &mut LockList| list.set(first, last, mode);
+    assert_eq!((slots.of(FILE), slots.claim(FILE), slots.of(FILE)), (None, Some(0), Some(0)));
+    let change = slots.change(0, FILE, LockSlotState::Delegated, lock(0, 9, LockMode::Write));
+    assert_eq!(change, LockChange::Moved, "it's not delegated yet");
+    assert_eq!(slots.recall(0, FILE), []);
+    assert_eq!(slots.change(0, FILE, LockSlotState::Shared, lock(0, 9, LockMode::Write)), LockChange::Done);
+    assert!(!slots.delegate(0, OTHER, &[]) && !slots.delegate(1, FILE, &[]));
+    assert!(slots.delegate(0, FILE, &[LockedRange { first: 3, last: 3, write: true }]));
+    assert_eq!(slots.change(0, OTHER, LockSlotState::Delegated, |_| true), LockChange::Moved);
+    assert_eq!(slots.change(0, FILE, LockSlotState::Delegated, lock(4, 4, LockMode::Write)), LockChange::Done);
+    assert_eq!(slots.change(0, FILE, LockSlotState::Delegated, |_| false), LockChange::Full);
+    assert_eq!(slots.recall(0, OTHER), []);
+    let claimed = slots.claimed();
+    assert_eq!(claimed.len(), 1);
+    assert_eq!(
+        (claimed[0].1, claimed[0].2, spans(&claimed[0].3)),
+        (FILE, LockSlotState::Delegated, vec![(3, 4, true)])
+    );
+    assert_eq!(spans(&slots.recall(0, FILE)), [(3, 4, true)]);
+    assert_eq!(slots.recall(0, FILE), [], "once");
+    assert_eq!(slots.own(0).1, LockSlotState::Shared);
+    for number in 1..u64::from(LOCK_SLOTS) {
+        assert!(slots.claim(InodeId(30 + number)).is_some());
+    }
+    assert_eq!(slots.claim(OTHER), None);
+    assert!(slots.free(0) && slots.of(FILE).is_none());
+    assert_eq!((slots.claim(OTHER), slots.of(OTHER)), (Some(0), Some(0)));
+    assert!(slots.own(0).2.is_empty());
+}
+
+#[test]
+fn nonsense_in_a_slot_stays_harmless() {
+    let memory = Stepped::new(&[]);
+    for word in &memory.words {
+        word.store(u64::MAX, Ordering::SeqCst);
+    }
+    let words = words(&memory);
+    let slots = LockSlots { words: &words, at: 0 };
+    assert!(slots.claimed().iter().all(|(.., ranges)| ranges.len() <= LOCK_RANGES_MAX));
+    // Delegated, of FILE, and with as many ranges as may be, all of which end before they begin.
+    memory.words[0].store(2, Ordering::SeqCst);
+    memory.words[1].store(FILE.0, Ordering::SeqCst);
+    for range in 0..LOCK_RANGES_MAX {
+        memory.words[(LISTS / 8) as usize + 2 + range * 2].store(9, Ordering::SeqCst);
+        memory.words[(LISTS / 8) as usize + 3 + range * 2].store(8, Ordering::SeqCst);
+    }
+    assert_eq!(slots.recall(0, FILE), []);
+}
+
+#[test]
+fn a_list_that_is_full_stays_as_it_is() {
+    let mut list = LockList::default();
+    for at in 0..LOCK_RANGES_MAX as u64 {
+        assert!(list.set(at * 10, at * 10 + 4, LockMode::Read));
+    }
+    let before = spans(list.ranges());
+    assert!(!list.set(2, 2, LockMode::Unlock) && !list.set(7, 7, LockMode::Read) && !list.set(2, 2, LockMode::Write));
+    assert_eq!(spans(list.ranges()), before);
+    assert!(list.set(0, 4, LockMode::Write) && list.set(0, LOCK_LAST, LockMode::Unlock) && list.is_empty());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_list_is_what_it_is_byte_by_byte(
+        steps in prop::collection::vec((0_u64..40, 0_u64..40, 0_u8..3, any::<bool>()), 1..60),
+    ) {
+        let mut list = LockList::default();
+        // The last place stands for all that is behind it.
+        let mut bytes = [None; 41];
+        for (a, b, mode, is_open) in steps {
+            let (first, end) = (a.min(b), if is_open { 40 } else { a.max(b) });
+            let last = if is_open { LOCK_LAST } else { end };
+            let mode = [LockMode::Read, LockMode::Write, LockMode::Unlock][usize::from(mode)];
+            let any = bytes[first as usize..=end as usize].iter().any(Option::is_some);
+            prop_assert_eq!(list.overlaps(first, last), any);
+            prop_assert!(list.set(first, last, mode));
+            bytes[first as usize..=end as usize].fill((mode != LockMode::Unlock).then_some(mode == LockMode::Write));
+            let mut found = [None; 41];
+            for range in list.ranges() {
+                found[range.first as usize..=range.last.min(40) as usize].fill(Some(range.write));
+            }
+            prop_assert_eq!(found, bytes);
+            let is_apart = |pair: &[LockedRange]| {
+                pair[0].last + 1 < pair[1].first || pair[0].last + 1 == pair[1].first && pair[0].write != pair[1].write
+            };
+            prop_assert!(list.ranges().windows(2).all(is_apart));
+        }
+    }
+}

@@ -1,0 +1,651 @@
+//! Record locks of programs, which LibFS has for some and the kernel for others.
+//!
+//! `locker.c` locks what it is told to, with LibFS in its process or through a mount. Its answers must not depend on that.
+
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use ashlar_tests::command::{call, run};
+use ashlar_tests::harness::{Test, Verdict, passed};
+use ashlar_tests::mount::{Front, Medium, Site, obstacle};
+use ashlar_tests::random::Random;
+use ashlar_tests::reference::Reference;
+use ashlar_tests::{Outcome, ensure, tried};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// The tests of this group.
+pub const TESTS: &[Test] = &[
+    Test { name: "run/record_locks_are_those_of_the_kernel", run: || with(same) },
+    Test { name: "run/record_locks_exclude_in_both_ways", run: || with(exclude) },
+    Test { name: "run/record_locks_cost_no_message_where_nobody_contends", run: || with(cheap) },
+    Test { name: "run/record_locks_are_in_many_files_and_ranges", run: || with(many) },
+    Test { name: "run/record_locks_go_with_their_process", run: || with(dead) },
+    Test { name: "run/record_locks_of_a_stopped_process_stop_nobody", run: || with(stopped) },
+    Test { name: "run/record_locks_go_at_any_close", run: || with(closes) },
+    Test { name: "run/record_locks_stay_over_the_run_of_another_program", run: || with(executes) },
+    Test { name: "run/record_locks_are_waited_for", run: || with(waits) },
+    Test { name: "run/record_locks_outlive_sharedfs", run: || with(restarts) },
+    Test { name: "run/record_locks_keep_a_counter_right", run: || with(counts) },
+    Test { name: "run/sqlite_writers_in_both_ways", run: || with(databases) },
+    Test { name: "run/record_locks_are_reported", run: || with(reported) },
+];
+
+/// Who locks in which way: the first, and the second.
+const WAYS: [(Front, Front); 3] =
+    [(Front::RunAtOnce, Front::RunAtOnce), (Front::RunAtOnce, Front::Mount), (Front::Mount, Front::RunAtOnce)];
+/// Longer than a file must be quiet until its locks are delegated again.
+const QUIET: Duration = Duration::from_millis(150);
+/// For what needs nobody who stands still.
+const AT_ONCE: Duration = Duration::from_secs(2);
+
+fn with(test: fn(&Site, &Path) -> Outcome<Verdict>) -> Outcome<Verdict> {
+    if let Some(why) = obstacle() {
+        return Ok(Verdict::Skipped(why));
+    }
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let source = site.outside().join("locker.c");
+    let program = site.outside().join("locker");
+    std::fs::write(&source, include_str!("../../../jobs/locker.c")).map_err(tried("writing a program"))?;
+    let compiled = Command::new("gcc").args(["-O2", "-o"]).arg(&program).arg(&source).output();
+    match compiled {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Ok(Verdict::Skipped("there is no gcc".into()));
+        }
+        Err(error) => return Err(format!("gcc: {error}")),
+        Ok(done) => ensure!(done.status.success(), "gcc: {}", String::from_utf8_lossy(&done.stderr)),
+    }
+    let verdict = test(&site, &program)?;
+    site.check()?;
+    site.umount(0)?;
+    Ok(verdict)
+}
+
+/// `locker.c`, at work in a directory.
+struct Locker {
+    child: Child,
+    input: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+    front: Front,
+}
+
+impl Locker {
+    fn start(program: &Path, front: Front, directory: &Path) -> Outcome<Self> {
+        Self::start_with(program, front, directory, Stdio::null())
+    }
+
+    /// With something of the caller's on its standard error.
+    fn start_with(program: &Path, front: Front, directory: &Path, errors: Stdio) -> Outcome<Self> {
+        let mut command = front.command(program);
+        command.current_dir(directory).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(errors);
+        let mut child = command.spawn().map_err(tried("starting a program"))?;
+        let (input, output) = (child.stdin.take(), child.stdout.take().ok_or("it has no output")?);
+        let mut locker = Self { child, input, answers: BufReader::new(output), front };
+        locker.expect_line("ready 1")?;
+        Ok(locker)
+    }
+
+    fn tell(&mut self, what: &str) -> Outcome {
+        let input = self.input.as_mut().ok_or("it has no input any more")?;
+        writeln!(input, "{what}").map_err(tried("telling a program what to do"))
+    }
+
+    fn hear(&mut self) -> Outcome<String> {
+        let mut line = String::new();
+        self.answers.read_line(&mut line).map_err(tried("waiting for a program"))?;
+        ensure!(!line.is_empty(), "a program ({:?}) has ended", self.front);
+        Ok(line.trim_end().to_owned())
+    }
+
+    fn expect_line(&mut self, answer: &str) -> Outcome {
+        let found = self.hear()?;
+        ensure!(found == answer, "{:?}: '{found}', not '{answer}'", self.front);
+        Ok(())
+    }
+
+    fn ask(&mut self, what: &str) -> Outcome<String> {
+        self.tell(what)?;
+        self.hear()
+    }
+
+    fn expect(&mut self, what: &str, answer: &str) -> Outcome {
+        let found = self.ask(what)?;
+        ensure!(found == answer, "{:?}: '{what}' gives '{found}', not '{answer}'", self.front);
+        Ok(())
+    }
+
+    /// Opens a file; gives its number.
+    fn open(&mut self, flags: &str, name: &str) -> Outcome<i32> {
+        let number = self.ask(&format!("open {flags} {name}"))?;
+        number.parse().ok().filter(|&number| number >= 0).ok_or_else(|| format!("opening {name} gives {number}"))
+    }
+
+    fn pid(&mut self) -> Outcome<u32> {
+        self.ask("pid")?.parse().map_err(tried("a process's number"))
+    }
+
+    fn signal(&mut self, signal: Signal) -> Outcome {
+        let pid = Pid::from_raw(self.pid()? as i32).ok_or("it's process 0")?;
+        kill_process(pid, signal).map_err(tried("sending a signal"))
+    }
+
+    /// Waits until it has ended.
+    fn reap(&mut self) -> Outcome {
+        self.child.wait().map(drop).map_err(tried("waiting for a program's end"))
+    }
+}
+
+impl Drop for Locker {
+    fn drop(&mut self) {
+        // One that a failed test has left waiting ends no other way.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Two of them.
+fn pair(site: &Site, program: &Path, (first, second): (Front, Front)) -> Outcome<(Locker, Locker)> {
+    let point = site.point(0);
+    Ok((Locker::start(program, first, &point)?, Locker::start(program, second, &point)?))
+}
+
+/// What two programs say that do by chance what can be done with locks without waiting.
+fn said(program: &Path, seed: u64, directory: &Path, fronts: (Front, Front)) -> Outcome<String> {
+    const STEPS: u32 = 400;
+    let mut random = Random::new(seed);
+    let mut both = [Locker::start(program, fronts.0, directory)?, Locker::start(program, fronts.1, directory)?];
+    let pids = [both[0].pid()?, both[1].pid()?];
+    for locker in &mut both {
+        for name in ["one", "two"] {
+            for flags in ["bc", "b", "r", "w"] {
+                locker.open(flags, name)?;
+            }
+        }
+        locker.expect("size 3 50", "done")?;
+    }
+    let mut said = String::new();
+    for step in 0..STEPS {
+        let locker = &mut both[random.below(2) as usize];
+        let file = 3 + random.below(8);
+        let kind = random.pick(&["r", "w", "w", "u", "z"]).copied().unwrap_or("u");
+        let from = random.pick(&["s", "s", "s", "c", "e", "q"]).copied().unwrap_or("s");
+        let start = i64::try_from(random.below(60)).unwrap_or(0) - 5;
+        let length = i64::try_from(random.below(30)).unwrap_or(0) - 4;
+        let (start, length) = if random.one_in(40) {
+            (i64::MAX - 3, i64::try_from(random.below(9)).unwrap_or(0))
+        } else {
+            (start, length)
+        };
+        let what = match random.below(40) {
+            0 => format!("close {file}"),
+            1 => format!("over {} {file}", 3 + random.below(8)),
+            2 => format!("seek {file} {}", random.below(40)),
+            // Where files become the kernel's, descriptors of ours may take low numbers.
+            3 if seed % 3 != 1 => format!(
+                "open {} {}",
+                random.pick(&["b", "r", "w"]).unwrap_or(&"b"),
+                random.pick(&["one", "two"]).unwrap_or(&"one")
+            ),
+            // With these, files become the kernel's.
+            4 if seed % 3 == 1 => format!("child {file} {kind} {from} {start} {length}"),
+            5 if seed % 3 == 1 => "spawn".to_owned(),
+            5 if seed % 3 == 2 => format!("map {file}"),
+            6..16 => format!("get {file} {kind} {from} {start} {length}"),
+            _ => format!("set {file} {kind} {from} {start} {length}"),
+        };
+        let mut answer = locker.ask(&what)?;
+        for (number, pid) in pids.iter().enumerate() {
+            if answer.ends_with(&format!(" {pid}")) {
+                answer = answer.replace(&format!(" {pid}"), &format!(" process {number}"));
+            }
+        }
+        writeln!(said, "{step}: {what}: {answer}").map_err(tried("writing to memory"))?;
+    }
+    Ok(said)
+}
+
+/// Two programs hear the same of their locks here as on a file system of the kernel's.
+fn same(site: &Site, program: &Path) -> Outcome<Verdict> {
+    const SEEDS: u64 = 8;
+    let reference = Reference::new(64)?;
+    for seed in 0..SEEDS {
+        for (number, fronts) in WAYS.into_iter().enumerate() {
+            let name = format!("{seed}-{number}");
+            let (there, here) = (reference.path().join(&name), site.point(0).join(&name));
+            for directory in [&there, &here] {
+                std::fs::create_dir(directory).map_err(tried("making a directory"))?;
+            }
+            let expected = said(program, seed, &there, (Front::Mount, Front::Mount))?;
+            let found = said(program, seed, &here, fronts)?;
+            for (expected, found) in expected.lines().zip(found.lines()) {
+                ensure!(expected == found, "{fronts:?}, seed {seed}: '{found}', on the reference '{expected}'");
+            }
+        }
+    }
+    passed()
+}
+
+/// What one has locked the other can't have, and it is told who has it; and so the other way round, again and again.
+fn exclude(site: &Site, program: &Path) -> Outcome<Verdict> {
+    for (number, fronts) in WAYS.into_iter().enumerate() {
+        let (mut one, mut two) = pair(site, program, fronts)?;
+        let name = format!("file{number}");
+        let (file, same) = (one.open("bc", &name)?, two.open("bc", &name)?);
+        let pids = (one.pid()?, two.pid()?);
+        for _ in 0..3 {
+            for is_first in [true, false] {
+                let (holder, pid, other) =
+                    if is_first { (&mut one, pids.0, &mut two) } else { (&mut two, pids.1, &mut one) };
+                let (file, same) = if is_first { (file, same) } else { (same, file) };
+                holder.expect(&format!("set {file} w s 10 10"), "done")?;
+                holder.expect(&format!("set {file} r s 30 0"), "done")?;
+                holder.expect(&format!("get {file} w s 0 0"), "free")?;
+                other.expect(&format!("set {same} r s 19 1"), "EAGAIN")?;
+                other.expect(&format!("get {same} r s 0 0"), &format!("w 10 10 {pid}"))?;
+                other.expect(&format!("get {same} w s 20 0"), &format!("r 30 0 {pid}"))?;
+                other.expect(&format!("set {same} w s 0 10"), "done")?;
+                other.expect(&format!("set {same} r s 40 2"), "done")?;
+                holder.expect(&format!("set {file} w s 40 2"), "EAGAIN")?;
+                holder.expect(&format!("set {file} u s 0 0"), "done")?;
+                other.expect(&format!("set {same} w s 10 100"), "done")?;
+                other.expect(&format!("set {same} u s 0 0"), "done")?;
+            }
+            std::thread::sleep(QUIET);
+        }
+    }
+    passed()
+}
+
+/// How often SharedFS was asked.
+fn requests(site: &Site) -> Outcome<u64> {
+    let status = site.status()?;
+    let counters = status["daemon"]["counters"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let found = counters.iter().find(|counter| counter[0] == "requests").and_then(|counter| counter[1].as_u64());
+    found.ok_or_else(|| format!("no count of requests in {status}"))
+}
+
+/// Who has a file alone locks it in its own memory; after somebody else has locked it, it does so again.
+fn cheap(site: &Site, program: &Path) -> Outcome<Verdict> {
+    const CALLS: u64 = 20_000;
+    let (mut one, mut two) = pair(site, program, (Front::RunAtOnce, Front::Mount))?;
+    let (file, same) = (one.open("bc", "file")?, two.open("bc", "file")?);
+    let mut times = Vec::new();
+    for _ in 0..2 {
+        // Delegated with the first of these, if it has been quiet.
+        one.expect(&format!("set {file} w s 0 1"), "done")?;
+        let before = requests(site)?;
+        times.push(one.ask(&format!("time {file} {CALLS}"))?);
+        let asked = requests(site)? - before;
+        ensure!(asked < CALLS / 100, "{CALLS} calls have taken {asked} requests");
+        two.expect(&format!("set {same} w s 0 1"), "EAGAIN")?;
+        let before = requests(site)?;
+        let time = one.ask(&format!("time {file} 100"))?;
+        ensure!(time.parse::<u64>().is_ok(), "100 calls give {time}");
+        let asked = requests(site)? - before;
+        ensure!(asked >= 100, "100 calls have taken {asked} requests though another one has just asked");
+        std::thread::sleep(QUIET);
+    }
+    Ok(Verdict::Passed(format!("{} nanoseconds a call", times.join(", "))))
+}
+
+/// More ranges than memory is kept for, and more files: they exclude others all the same.
+fn many(site: &Site, program: &Path) -> Outcome<Verdict> {
+    const FILES: usize = 40;
+    let (mut one, mut two) = pair(site, program, (Front::RunAtOnce, Front::RunAtOnce))?;
+    for ranges in [14, 20, 31, 32, 200] {
+        let (file, same) = (one.open("bc", "ranges")?, two.open("b", "ranges")?);
+        for round in 0..2 {
+            one.expect(&format!("many {file} {ranges}"), "done")?;
+            let last = (ranges - 1) * 10;
+            if round == 1 {
+                site.kill_daemon()?;
+            }
+            two.expect(&format!("set {same} r s {} 1", last + 4), "EAGAIN")?;
+            two.expect(&format!("set {same} r s {} 1", last + 5), "done")?;
+            two.expect(&format!("set {same} u s 0 0"), "done")?;
+            one.expect(&format!("set {file} u s 12 1"), "done")?;
+            two.expect(&format!("set {same} w s 12 1"), "done")?;
+            two.expect(&format!("set {same} w s 13 1"), "EAGAIN")?;
+            two.expect(&format!("set {same} u s 0 0"), "done")?;
+            one.expect(&format!("set {file} u s 0 0"), "done")?;
+            two.expect(&format!("set {same} w s 0 0"), "done")?;
+            two.expect(&format!("set {same} u s 0 0"), "done")?;
+            if ranges != 200 {
+                break;
+            }
+        }
+        one.expect(&format!("close {file}"), "done")?;
+        two.expect(&format!("close {same}"), "done")?;
+    }
+    let mut opened = Vec::new();
+    for number in 0..FILES {
+        opened.push((one.open("bc", &format!("file{number}"))?, two.open("b", &format!("file{number}"))?));
+    }
+    for (file, _) in &opened {
+        one.expect(&format!("set {file} w s 3 4"), "done")?;
+    }
+    for (_, same) in &opened {
+        two.expect(&format!("set {same} w s 0 0"), "EAGAIN")?;
+    }
+    for (file, same) in &opened {
+        one.expect(&format!("close {file}"), "done")?;
+        two.expect(&format!("set {same} w s 0 0"), "done")?;
+    }
+    passed()
+}
+
+/// A killed process's locks are gone as soon as its parent knows that it is dead; so are those of one that ends.
+fn dead(site: &Site, program: &Path) -> Outcome<Verdict> {
+    for (number, fronts) in WAYS.into_iter().enumerate() {
+        for is_killed in [true, false] {
+            let (mut one, mut two) = pair(site, program, fronts)?;
+            let name = format!("file{number}");
+            let (file, same) = (one.open("bc", &name)?, two.open("bc", &name)?);
+            one.expect(&format!("set {file} w s 0 0"), "done")?;
+            two.expect(&format!("set {same} w s 0 0"), "EAGAIN")?;
+            std::thread::sleep(QUIET);
+            // Delegated, where it can be.
+            one.expect(&format!("set {file} w s 7 1"), "done")?;
+            if is_killed {
+                one.signal(Signal::KILL)?;
+            } else {
+                one.tell("exit")?;
+            }
+            one.reap()?;
+            two.expect(&format!("set {same} w s 0 0"), "done")?;
+        }
+    }
+    passed()
+}
+
+/// Who stands still stops nobody but those who wait for its locks.
+fn stopped(site: &Site, program: &Path) -> Outcome<Verdict> {
+    for (number, fronts) in WAYS.into_iter().enumerate() {
+        let (mut one, mut two) = pair(site, program, fronts)?;
+        let name = format!("file{number}");
+        let (file, same) = (one.open("bc", &name)?, two.open("bc", &name)?);
+        one.expect(&format!("set {file} w s 0 10"), "done")?;
+        let pid = one.pid()?;
+        one.signal(Signal::STOP)?;
+        let begun = Instant::now();
+        two.expect(&format!("get {same} w s 0 0"), &format!("w 0 10 {pid}"))?;
+        two.expect(&format!("set {same} w s 5 1"), "EAGAIN")?;
+        two.expect(&format!("set {same} w s 10 1"), "done")?;
+        ensure!(begun.elapsed() < AT_ONCE, "{fronts:?}: it took {:?}", begun.elapsed());
+        two.tell(&format!("wait {same} w s 0 0"))?;
+        let stopped = Pid::from_raw(pid as i32).ok_or("it's process 0")?;
+        kill_process(stopped, Signal::CONT).map_err(tried("sending a signal"))?;
+        one.expect(&format!("set {file} u s 0 0"), "done")?;
+        two.expect_line("done")?;
+        one.expect(&format!("set {file} w s 0 10"), "EAGAIN")?;
+    }
+    passed()
+}
+
+/// Whichever descriptor of a file a process closes, and whoever has it: its locks go.
+fn closes(site: &Site, program: &Path) -> Outcome<Verdict> {
+    let point = site.point(0);
+    for ends in ["close", "dup", "other", "over", "map", "late", "spawned", "inherited", "none"] {
+        for front in [Front::Mount, Front::RunAtOnce] {
+            let mut two = Locker::start(program, Front::RunAtOnce, &point)?;
+            let same = two.open("bc", "file")?;
+            let inherited = std::fs::File::open(point.join("file")).map_err(tried("opening the file"))?;
+            let errors = if ends == "inherited" { Stdio::from(inherited) } else { Stdio::null() };
+            let mut one = Locker::start_with(program, front, &point, errors)?;
+            let file = one.open("bc", "file")?;
+            one.expect(&format!("size {file} 4096"), "done")?;
+            let other = one.open("r", "file")?;
+            let elsewhere = one.open("bc", "elsewhere")?;
+            let copy: i32 = one.ask(&format!("dup {file}"))?.parse().map_err(tried("a number"))?;
+            if ends == "map" {
+                one.expect(&format!("map {file}"), "done")?;
+            }
+            one.expect(&format!("set {file} w s 0 1"), "done")?;
+            two.expect(&format!("set {same} w s 0 0"), "EAGAIN")?;
+            one.expect(&format!("close {elsewhere}"), "done")?;
+            two.expect(&format!("set {same} w s 0 0"), "EAGAIN")?;
+            let closed = match ends {
+                "close" | "map" => file,
+                "dup" => copy,
+                "other" => other,
+                "late" => {
+                    // It becomes the kernel's while it is locked.
+                    one.expect(&format!("map {copy}"), "done")?;
+                    two.expect(&format!("set {same} w s 0 0"), "EAGAIN")?;
+                    other
+                }
+                "spawned" => {
+                    one.expect("spawn", "done")?;
+                    one.expect(&format!("child {file} r s 0 1"), "EAGAIN")?;
+                    one.expect(&format!("set {other} r s 2 1"), "done")?;
+                    two.expect(&format!("set {same} w s 0 1"), "EAGAIN")?;
+                    copy
+                }
+                "inherited" => 2,
+                _ => -1,
+            };
+            if ends == "over" {
+                let elsewhere = one.open("b", "elsewhere")?;
+                one.expect(&format!("over {elsewhere} {other}"), &other.to_string())?;
+            } else if closed >= 0 {
+                one.expect(&format!("close {closed}"), "done")?;
+            }
+            let expected = if ends == "none" { "EAGAIN" } else { "done" };
+            let found = two.ask(&format!("set {same} w s 0 0"))?;
+            ensure!(found == expected, "{front:?}, closed '{ends}': another one gets '{found}', not '{expected}'");
+        }
+    }
+    passed()
+}
+
+/// A program that takes another's place has its locks, unless one of its descriptors is closed by that; a child has none.
+fn executes(site: &Site, program: &Path) -> Outcome<Verdict> {
+    for (number, fronts) in WAYS.into_iter().enumerate() {
+        for closes in [false, true] {
+            let (mut one, mut two) = pair(site, program, fronts)?;
+            let name = format!("file{number}");
+            let (file, same) = (one.open("bc", &name)?, two.open("bc", &name)?);
+            let pid = one.pid()?;
+            one.expect(&format!("set {file} w s 0 10"), "done")?;
+            one.expect(&format!("set {file} r s 20 10"), "done")?;
+            one.expect(&format!("child {file} w s 0 1"), "EAGAIN")?;
+            one.expect("noexec", "done")?;
+            two.expect(&format!("get {same} w s 0 0"), &format!("w 0 10 {pid}"))?;
+            if closes {
+                one.open("rx", &name)?;
+            }
+            // Somebody who tries all the time finds no moment between.
+            one.tell("exec")?;
+            let begun = Instant::now();
+            while !closes && begun.elapsed() < Duration::from_millis(200) {
+                two.expect(&format!("set {same} w s 5 1"), "EAGAIN")?;
+                two.expect(&format!("set {same} w s 25 1"), "EAGAIN")?;
+            }
+            one.expect_line("ready 2")?;
+            if closes {
+                two.expect(&format!("set {same} w s 0 0"), "done")?;
+                continue;
+            }
+            two.expect(&format!("get {same} w s 0 0"), &format!("w 0 10 {pid}"))?;
+            one.expect(&format!("get {file} w s 0 0"), "free")?;
+            // The new program opens the file once more, and is the same process to it.
+            let more = one.open("b", &name)?;
+            one.expect(&format!("set {more} w s 0 15"), "done")?;
+            two.expect(&format!("set {same} w s 14 1"), "EAGAIN")?;
+            one.expect(&format!("set {file} u s 0 0"), "done")?;
+            two.expect(&format!("set {same} w s 0 0"), "done")?;
+            two.expect(&format!("set {same} u s 0 0"), "done")?;
+            one.expect(&format!("set {file} w s 0 0"), "done")?;
+            one.expect(&format!("close {more}"), "done")?;
+            two.expect(&format!("set {same} w s 0 0"), "done")?;
+        }
+    }
+    passed()
+}
+
+/// Who waits gets the lock when it is free, is interrupted by signals or goes on behind them, and not let into a circle.
+fn waits(site: &Site, program: &Path) -> Outcome<Verdict> {
+    for (number, fronts) in WAYS.into_iter().enumerate() {
+        let (mut one, mut two) = pair(site, program, fronts)?;
+        let (name, next) = (format!("file{number}"), format!("next{number}"));
+        let (file, same) = (one.open("bc", &name)?, two.open("bc", &name)?);
+        let (other, others) = (one.open("bc", &next)?, two.open("bc", &next)?);
+        one.expect(&format!("set {file} w s 0 0"), "done")?;
+        two.expect("alarm 300 0", "done")?;
+        let begun = Instant::now();
+        two.expect(&format!("wait {same} w s 5 1"), "EINTR")?;
+        let took = begun.elapsed();
+        ensure!(Duration::from_millis(200) < took && took < AT_ONCE, "{fronts:?}: interrupted after {took:?}");
+        two.expect("alarms", "1")?;
+        // What was given up does not come later.
+        one.expect(&format!("set {file} u s 0 0"), "done")?;
+        one.expect(&format!("set {file} w s 0 0"), "done")?;
+        two.expect("alarm 100 1", "done")?;
+        two.tell(&format!("wait {same} w s 5 1"))?;
+        std::thread::sleep(Duration::from_millis(400));
+        one.expect(&format!("set {file} u s 0 0"), "done")?;
+        two.expect_line("done")?;
+        two.expect("alarms", "2")?;
+        one.expect(&format!("set {file} w s 5 1"), "EAGAIN")?;
+        // A circle over two files.
+        one.expect(&format!("set {other} w s 0 1"), "done")?;
+        two.tell(&format!("wait {others} w s 0 1"))?;
+        one.expect("alarm 3000 0", "done")?;
+        if one.ask(&format!("wait {file} w s 5 1"))? != "EDEADLK" {
+            // The other one has begun to wait only then, and is the one who closes the circle.
+            two.expect_line("EDEADLK")?;
+            continue;
+        }
+        one.expect(&format!("set {other} u s 0 0"), "done")?;
+        two.expect_line("done")?;
+    }
+    passed()
+}
+
+/// A SharedFS that was killed finds the locks again: those that it had, and those that a process has itself, and stands still.
+fn restarts(site: &Site, program: &Path) -> Outcome<Verdict> {
+    /// Longer than a new SharedFS waits for those who have locks.
+    const GRACE: Duration = Duration::from_secs(6);
+    for (number, fronts) in WAYS.into_iter().enumerate() {
+        let (mut one, mut two) = pair(site, program, fronts)?;
+        let (name, next) = (format!("file{number}"), format!("next{number}"));
+        let (file, same) = (one.open("bc", &name)?, two.open("bc", &name)?);
+        let (other, others) = (one.open("bc", &next)?, two.open("bc", &next)?);
+        // One that nobody contends for, and one that somebody does.
+        one.expect(&format!("set {file} w s 0 10"), "done")?;
+        one.expect(&format!("set {other} w s 0 10"), "done")?;
+        two.expect(&format!("set {others} w s 0 10"), "EAGAIN")?;
+        one.expect(&format!("set {other} w s 20 10"), "done")?;
+        one.signal(Signal::STOP)?;
+        let stopped = Pid::from_raw(one.child.id() as i32).ok_or("it's process 0")?;
+        site.kill_daemon()?;
+        let begun = Instant::now();
+        // As long as it may take until all are there that live.
+        two.expect(&format!("set {others} w s 25 1"), "EAGAIN")?;
+        ensure!(begun.elapsed() < GRACE, "{fronts:?}: it took {:?}", begun.elapsed());
+        std::thread::sleep(GRACE.saturating_sub(begun.elapsed()));
+        two.expect(&format!("set {same} w s 5 1"), "EAGAIN")?;
+        two.expect(&format!("set {others} w s 5 1"), "EAGAIN")?;
+        two.expect(&format!("set {others} w s 15 1"), "done")?;
+        kill_process(stopped, Signal::CONT).map_err(tried("sending a signal"))?;
+        one.expect(&format!("set {other} w s 0 30"), "EAGAIN")?;
+        one.expect(&format!("set {other} u s 0 0"), "done")?;
+        one.expect(&format!("set {file} u s 0 0"), "done")?;
+        two.expect(&format!("set {others} w s 0 0"), "done")?;
+        two.expect(&format!("set {same} w s 0 0"), "done")?;
+    }
+    passed()
+}
+
+/// Four that count in one file under its lock lose nothing, while SharedFS is killed under them.
+fn counts(site: &Site, program: &Path) -> Outcome<Verdict> {
+    const TURNS: u64 = 1500;
+    let fronts = [Front::RunAtOnce, Front::Mount, Front::RunAtOnce, Front::Run];
+    let mut lockers = Vec::new();
+    for front in fronts {
+        let mut locker = Locker::start(program, front, &site.point(0))?;
+        let file = locker.open("bc", "counter")?;
+        lockers.push((locker, file));
+    }
+    for (locker, file) in &mut lockers {
+        locker.tell(&format!("add {file} {TURNS}"))?;
+    }
+    site.kill_daemon()?;
+    for (locker, _) in &mut lockers {
+        locker.expect_line("done")?;
+    }
+    let bytes = std::fs::read(site.point(0).join("counter")).map_err(tried("reading the counter"))?;
+    let counted = bytes.try_into().map(u64::from_ne_bytes).map_err(|bytes| format!("the counter is {bytes:?}"))?;
+    ensure!(counted == TURNS * fronts.len() as u64, "{counted} turns were counted");
+    passed()
+}
+
+/// SQLite's own writers, some with LibFS in their processes and some through the mount.
+fn databases(site: &Site, _: &Path) -> Outcome<Verdict> {
+    const WRITER: &str = "import sqlite3, sys
+database = sqlite3.connect(sys.argv[1], timeout=120, isolation_level=None)
+for step in range(int(sys.argv[3])):
+    database.execute('BEGIN IMMEDIATE')
+    database.execute('UPDATE sum SET value = value + 1')
+    database.execute('INSERT INTO entry VALUES (?, ?)', (sys.argv[2], step))
+    database.execute('COMMIT')
+";
+    const STEPS: usize = 60;
+    let fronts = [Front::RunAtOnce, Front::Mount, Front::RunAtOnce, Front::Run];
+    let python = |front: Front, script: &str, words: &[String]| {
+        let mut command = front.command("python3");
+        command.args(["-c", script]).args(words).current_dir(site.point(0)).stdin(Stdio::null());
+        command
+    };
+    if call("python3", &["-c", "import sqlite3"]).is_err() {
+        return Ok(Verdict::Skipped("there is no python3 with sqlite3".into()));
+    }
+    for mode in ["delete", "persist", "wal"] {
+        let name = format!("{mode}.db");
+        let make = "import sqlite3, sys
+database = sqlite3.connect(sys.argv[1], isolation_level=None)
+database.execute('PRAGMA journal_mode=' + sys.argv[2])
+database.executescript('CREATE TABLE sum(value); INSERT INTO sum VALUES (0); CREATE TABLE entry(writer, step)')";
+        run(&mut python(Front::RunAtOnce, make, &[name.clone(), mode.to_owned()]))?.success()?;
+        let mut writers = Vec::new();
+        for (number, front) in fronts.into_iter().enumerate() {
+            let words = [name.clone(), number.to_string(), STEPS.to_string()];
+            writers.push(python(front, WRITER, &words).spawn().map_err(tried("starting a writer"))?);
+        }
+        for writer in &mut writers {
+            let status = writer.wait().map_err(tried("waiting for a writer"))?;
+            ensure!(status.success(), "{mode}: a writer ended with {status}");
+        }
+        let look = "import sqlite3, sys
+database = sqlite3.connect(sys.argv[1])
+print(*(database.execute(words).fetchone()[0] for words in
+    ('SELECT value FROM sum', 'SELECT count(*) FROM entry', 'PRAGMA integrity_check')))";
+        let expected = format!("{0} {0} ok\n", STEPS * fronts.len());
+        for front in [Front::Mount, Front::RunAtOnce] {
+            let found = run(&mut python(front, look, std::slice::from_ref(&name)))?.success()?.output;
+            ensure!(found == expected, "{mode}: '{found}', not '{expected}'");
+        }
+    }
+    passed()
+}
+
+/// A report counts locks that LibFS has as accelerated, and those that it leaves to the kernel as delegated.
+fn reported(site: &Site, program: &Path) -> Outcome<Verdict> {
+    let report: PathBuf = site.outside().join("report.json");
+    let script = "printf 'open bc file\\nset 3 w s 0 1\\nset 3 w s 5 1\\nget 3 w s 0 0\\nclose 3\\n' | \"$0\"
+        printf 'open bc file\\nmap 3\\nset 3 w s 0 1\\nset 3 u s 0 0\\nexit\\n' | \"$0\"";
+    let told = report.display().to_string();
+    let mut command =
+        ashlar_tests::mount::ashlar(&["run", "--report-json", "--report-to", &told, "--", "bash", "-ec", script]);
+    command.arg(program).env(ashlar_wire::DEFER_VARIABLE, "0").current_dir(site.point(0));
+    run(&mut command)?.success()?;
+    let text = std::fs::read_to_string(&report).map_err(tried("reading the report"))?;
+    let report: serde_json::Value = serde_json::from_str(&text).map_err(tried("reading the report's JSON"))?;
+    let calls = report["calls"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let line = calls.iter().find(|line| line["call"] == "fcntl").ok_or_else(|| format!("no fcntl in {text}"))?;
+    let found = ["accelerated", "delegated", "missed"].map(|what| line[what].as_u64());
+    ensure!(found == [Some(3), Some(2), Some(0)], "3 accelerated and 2 delegated calls expected: {line}");
+    passed()
+}
