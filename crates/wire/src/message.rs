@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::OperationCounts;
 
 /// The version of the protocol and of the shared memory's layout. A daemon understands this one only.
-pub const PROTOCOL_VERSION: u32 = 6;
+pub const PROTOCOL_VERSION: u32 = 7;
 
 /// What a session is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
