@@ -7,6 +7,7 @@
 //! process's control page.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use ashlar_lease::locks::{
@@ -15,12 +16,14 @@ use ashlar_lease::locks::{
 };
 use ashlar_types::{Errno, InodeId, SessionId};
 use ashlar_wire::{
-    LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_RANGES_MAX, LockKind, LockMode, LockSlotState, LockedRange, Reply, Request,
-    SessionKind,
+    LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_RANGES_MAX, LOCK_SLOTS, LockKind, LockMode, LockSlotState, LockedRange, Reply,
+    Request, SessionKind,
 };
 use parking_lot::MutexGuard;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::grant::boot_time;
+use crate::page;
 use crate::session::Session;
 use crate::shared::Shared;
 use crate::state::State;
@@ -29,6 +32,9 @@ use crate::state::State;
 const GRACE_MAX: Duration = Duration::from_secs(5);
 /// A session that has come back asks for its locks one behind the other; so long after the last one, it has them all.
 const GRACE_PAUSE: Duration = Duration::from_millis(200);
+
+/// How often it is looked whether somebody is there yet who waits.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// A cancellation that finds nothing to cancel is remembered for so long, and only so many are.
 const EARLY_MAX: Duration = Duration::from_secs(1);
@@ -41,6 +47,8 @@ pub struct Locking {
     delegations: Delegations,
     /// Waits that are over, until their threads notice.
     over: BTreeMap<WaiterId, LockOutcome>,
+    /// Whether there are any that their threads were not told of.
+    has_news: bool,
     /// Who waits.
     waiting: BTreeSet<WaiterId>,
     /// Cancellations that came before what they cancel, on another connection.
@@ -103,17 +111,41 @@ impl Locking {
         found.and_then(|at| self.early.remove(at)).is_some()
     }
 
-    /// Takes up what a running session has in its control page after the restart.
-    pub fn take_up(&mut self, id: SessionId, sessions: &BTreeMap<SessionId, Session>) {
-        let Some(session) = sessions.get(&id).filter(|session| session.identity.kind == SessionKind::Process) else {
+    /// Takes up what running sessions have in their control pages after the restart: first what is theirs alone by what an earlier SharedFS
+    /// has noted, and then what they only say.
+    pub fn take_up(&mut self, ids: &[SessionId], sessions: &BTreeMap<SessionId, Session>) {
+        for is_noted in [true, false] {
+            for session in ids.iter().filter_map(|id| sessions.get(id)) {
+                self.take_up_of(session, is_noted, sessions);
+            }
+        }
+    }
+
+    fn take_up_of(&mut self, session: &Session, is_noted: bool, sessions: &BTreeMap<SessionId, Session>) {
+        if session.identity.kind != SessionKind::Process {
             return;
-        };
-        let (owner, pid) = (process(id), session.identity.process.pid);
+        }
+        let (owner, pid) = (process(session.id), session.identity.process.pid);
         for (slot, inode, state, ranges) in session.control.claimed_lock_slots() {
-            let ranges: Vec<_> = ranges.into_iter().map(from_slot).collect();
             let is_delegated = state == LockSlotState::Delegated;
-            let (table, pages) = (&mut self.table, &mut Pages(sessions));
-            self.delegations.take_up((inode, owner, pid, slot), is_delegated, &ranges, table, pages);
+            if is_noted != (is_delegated && page::delegated(&*session.page, slot) == Some(inode)) {
+                continue;
+            }
+            // Who was not delegated anything has a copy at best.
+            let ranges = if is_delegated && !is_noted { session.control.recall_locks(slot, inode) } else { ranges };
+            if ranges.is_empty() && !is_noted {
+                continue;
+            }
+            let ranges: Vec<_> = ranges.into_iter().map(from_slot).collect();
+            let (table, pages) = (&mut self.table, &mut Pages { sessions });
+            self.delegations.take_up((inode, owner, pid, slot), is_noted, &ranges, table, pages);
+        }
+    }
+
+    /// The session has come back after the restart: it may have made copies meanwhile of what an earlier SharedFS had granted.
+    pub fn take_up_again(&mut self, id: SessionId, sessions: &BTreeMap<SessionId, Session>) {
+        if let Some(session) = sessions.get(&id) {
+            self.take_up_of(session, false, sessions);
         }
     }
 
@@ -121,13 +153,15 @@ impl Locking {
     fn prepare(&mut self, request: &LockRequest, sessions: &BTreeMap<SessionId, Session>) {
         if request.kind == Kind::Record {
             let now_ms = boot_time().as_millis() as u64;
-            let pages = &mut Pages(sessions);
+            let pages = &mut Pages { sessions };
             self.delegations.handle_request(now_ms, request.inode, request.owner, &mut self.table, pages);
         }
         // A process that has ended holds nothing from the moment on at which others can know of it.
         while let Some(holder) = self.table.query(request).map(|held| held.owner.session) {
-            let session = sessions.get(&holder).filter(|session| session.identity.kind == SessionKind::Process);
-            if session.is_none_or(|session| !session.identity.process.is_gone()) {
+            // One that nobody knows any more has ended as well.
+            let is_gone =
+                |session: &Session| session.identity.kind == SessionKind::Process && session.identity.process.is_gone();
+            if sessions.get(&holder).is_some_and(|session| !is_gone(session)) {
                 return;
             }
             self.end_session(holder);
@@ -139,31 +173,54 @@ impl Locking {
         is_own(request) && self.table.is_held_elsewhere(request.inode, request.owner, request.pid)
     }
 
-    /// Takes note of waits that are over; whether there are any.
-    fn collect_woken(&mut self) -> bool {
-        let before = self.over.len();
+    /// Takes note of waits that are over.
+    fn collect_woken(&mut self) {
         while let Some(woken) = self.table.poll_woken() {
             self.over.insert(woken.waiter, woken.outcome);
+            self.has_news = true;
         }
-        self.over.len() > before
+    }
+
+    /// Tells those whose waits are over.
+    fn tell_woken(&mut self, shared: &Shared) {
+        self.collect_woken();
+        if std::mem::take(&mut self.has_news) {
+            shared.locks_changed.notify_all();
+        }
+    }
+
+    /// A lock was granted. Where it is a mount's, its process waits on that file in no other name any more: it would wait for itself.
+    fn handle_granted(&mut self, request: &LockRequest) {
+        if request.kind == Kind::Record && request.action != LockAction::Unlock && !is_own(request) {
+            let LockRequest { inode, owner, pid, .. } = *request;
+            self.table.handle_elsewhere(inode, owner.session, pid, LOCK_OWNER_PROCESS);
+        }
     }
 }
 
 /// The slots in sessions' control pages.
-struct Pages<'a>(&'a BTreeMap<SessionId, Session>);
+struct Pages<'a> {
+    sessions: &'a BTreeMap<SessionId, Session>,
+}
 
 impl Slots for Pages<'_> {
     fn delegate(&mut self, to: SessionId, slot: u32, inode: InodeId, locks: &[(ByteRange, Mode)]) -> bool {
         // Where it is almost full, the next lock would have it recalled.
-        locks.len() <= LOCK_RANGES_MAX / 2 && {
-            let ranges: Vec<_> = locks.iter().map(to_slot).collect();
-            self.0.get(&to).is_some_and(|session| session.control.delegate_locks(slot, inode, &ranges))
+        if locks.len() > LOCK_RANGES_MAX / 2 {
+            return false;
         }
+        let Some(session) = self.sessions.get(&to) else { return false };
+        let ranges: Vec<_> = locks.iter().map(to_slot).collect();
+        page::set_delegated(&*session.page, slot, Some(inode)).is_ok()
+            && session.control.delegate_locks(slot, inode, &ranges)
     }
 
     fn recall(&mut self, from: SessionId, slot: u32, inode: InodeId) -> Vec<(ByteRange, Mode)> {
-        let ranges = self.0.get(&from).map(|session| session.control.recall_locks(slot, inode));
-        ranges.into_iter().flatten().map(from_slot).collect()
+        let Some(session) = self.sessions.get(&from) else { return Vec::new() };
+        let ranges = session.control.recall_locks(slot, inode);
+        // The page has a word for each slot there is, and others are refused.
+        let _ = page::set_delegated(&*session.page, slot, None);
+        ranges.into_iter().map(from_slot).collect()
     }
 }
 
@@ -225,25 +282,40 @@ fn asked(session: SessionId, request: &Request) -> Option<LockRequest> {
 /// A request as the table takes it. A process's own locks bear the number by which SharedFS knows it, whatever it calls itself.
 fn asked_by(state: &State, id: SessionId, request: &Request) -> Result<LockRequest, Errno> {
     let mut asked = asked(id, request).ok_or(Errno::EINVAL)?;
-    let session = state.live(id).ok_or(Errno::EIO)?;
+    let session = present(state, id)?;
     if is_own(&asked) && session.identity.kind == SessionKind::Process {
         asked.pid = session.identity.process.pid;
     }
     Ok(asked)
 }
 
-/// Sets or removes a lock, and waits for it where that was asked.
-pub fn lock(shared: &Shared, id: SessionId, request: &Request, reclaims: bool) -> Result<Reply, Errno> {
+/// The session, if it's one that may have locks.
+fn present(state: &State, id: SessionId) -> Result<&Session, Errno> {
+    state.live(id).filter(|session| !session.is_ending).ok_or(Errno::EIO)
+}
+
+/// Sets or removes a lock, and waits for it where that was asked, as long as there is somebody at the other end of the socket.
+pub fn lock(
+    shared: &Shared,
+    id: SessionId,
+    request: &Request,
+    reclaims: bool,
+    socket: BorrowedFd<'_>,
+) -> Result<Reply, Errno> {
     let slot = if let Request::Lock { slot, .. } = request { *slot } else { None };
+    if slot.is_some_and(|slot| slot >= LOCK_SLOTS) {
+        return Err(Errno::EINVAL);
+    }
     let mut state = shared.lock();
     let request = asked_by(&state, id, request)?;
     if reclaims {
         state.locking.note_resumed(id);
     } else if request.action != LockAction::Unlock {
-        await_grace(shared, &mut state)?;
+        await_grace(shared, &mut state, id)?;
     }
     let State { locking, sessions, .. } = &mut *state;
     locking.prepare(&request, sessions);
+    locking.tell_woken(shared);
     if locking.is_of_mount(&request) {
         return Ok(Reply::LockedOnMount);
     }
@@ -252,30 +324,38 @@ pub fn lock(shared: &Shared, id: SessionId, request: &Request, reclaims: bool) -
         let wanted = slot.map(|slot| (request.inode, request.owner, request.pid, slot));
         let now_ms = boot_time().as_millis() as u64;
         wanted.is_some_and(|wanted| {
-            locking.delegations.delegate(now_ms, wanted, &mut locking.table, &mut Pages(sessions))
+            locking.delegations.delegate(now_ms, wanted, &mut locking.table, &mut Pages { sessions })
         })
     };
-    if locking.collect_woken() {
-        shared.locks_changed.notify_all();
+    if outcome == LockOutcome::Granted {
+        locking.handle_granted(&request);
     }
+    locking.tell_woken(shared);
     if is_delegated {
         return Ok(Reply::Delegated);
     }
     match (outcome, request.wait) {
-        (LockOutcome::Blocked, Some(ticket)) => wait(shared, &mut state, WaiterId { session: id, ticket }),
+        (LockOutcome::Blocked, Some(ticket)) => {
+            let outcome = wait(shared, &mut state, WaiterId { session: id, ticket }, socket)?;
+            if outcome == LockOutcome::Granted {
+                state.locking.handle_granted(&request);
+                state.locking.tell_woken(shared);
+            }
+            answer(outcome)
+        }
         (outcome, _) => answer(outcome),
     }
 }
 
-/// Waits until all that may have held locks before a restart have said so.
-fn await_grace(shared: &Shared, state: &mut MutexGuard<'_, State>) -> Result<(), Errno> {
+/// Waits until all that may have held locks before a restart have said so; the session that asks may have ended by then.
+fn await_grace(shared: &Shared, state: &mut MutexGuard<'_, State>, id: SessionId) -> Result<(), Errno> {
     while let Some(until) = state.locking.grace_until() {
         if state.ending {
             return Err(Shared::ENDING);
         }
         shared.locks_changed.wait_until(state, until);
     }
-    Ok(())
+    present(state, id).map(drop)
 }
 
 fn answer(outcome: LockOutcome) -> Result<Reply, Errno> {
@@ -284,10 +364,24 @@ fn answer(outcome: LockOutcome) -> Result<Reply, Errno> {
         LockOutcome::Blocked | LockOutcome::WouldBlock(_) => Err(Errno::EAGAIN),
         LockOutcome::Deadlock => Err(Errno::EDEADLK),
         LockOutcome::Full => Err(Errno::ENOLCK),
+        LockOutcome::Moved => Ok(Reply::LockedOnMount),
     }
 }
 
-fn wait(shared: &Shared, state: &mut MutexGuard<'_, State>, waiter: WaiterId) -> Result<Reply, Errno> {
+/// Whether nobody can hear an answer any more.
+fn is_hung_up(socket: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut fds, Some(&at_once)).is_ok_and(|count| count > 0)
+        && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+}
+
+fn wait(
+    shared: &Shared,
+    state: &mut MutexGuard<'_, State>,
+    waiter: WaiterId,
+    socket: BorrowedFd<'_>,
+) -> Result<LockOutcome, Errno> {
     if state.locking.is_cancelled(waiter) {
         state.locking.table.handle_cancel(waiter);
         return Err(Errno::EINTR);
@@ -296,18 +390,21 @@ fn wait(shared: &Shared, state: &mut MutexGuard<'_, State>, waiter: WaiterId) ->
     loop {
         if let Some(outcome) = state.locking.over.remove(&waiter) {
             state.locking.waiting.remove(&waiter);
-            return answer(outcome);
+            return Ok(outcome);
         }
-        if state.live(waiter.session).is_none_or(|session| session.is_ending) {
-            return Err(Errno::EIO);
-        }
+        present(state, waiter.session)?;
         if !state.locking.waiting.contains(&waiter) {
             return Err(Errno::EINTR);
         }
         if state.ending {
             return Err(Shared::ENDING);
         }
-        shared.locks_changed.wait(state);
+        let is_told = !shared.locks_changed.wait_for(state, LOOK).timed_out();
+        // What is granted after this somebody may have who knows nothing of it.
+        if !is_told && is_hung_up(socket) && state.locking.table.handle_cancel(waiter) {
+            state.locking.waiting.remove(&waiter);
+            return Err(Errno::EINTR);
+        }
     }
 }
 
@@ -322,6 +419,7 @@ pub fn cancel(shared: &Shared, id: SessionId, ticket: u64) -> Reply {
         locking.early.push_back((waiter, Instant::now()));
     }
     locking.collect_woken();
+    locking.has_news = false;
     shared.locks_changed.notify_all();
     Reply::Done
 }
@@ -330,9 +428,10 @@ pub fn cancel(shared: &Shared, id: SessionId, ticket: u64) -> Reply {
 pub fn query(shared: &Shared, id: SessionId, request: &Request) -> Result<Reply, Errno> {
     let mut state = shared.lock();
     let request = asked_by(&state, id, request)?;
-    await_grace(shared, &mut state)?;
+    await_grace(shared, &mut state, id)?;
     let State { locking, sessions, .. } = &mut *state;
     locking.prepare(&request, sessions);
+    locking.tell_woken(shared);
     if locking.is_of_mount(&request) {
         return Ok(Reply::LockedOnMount);
     }
@@ -343,9 +442,6 @@ pub fn query(shared: &Shared, id: SessionId, request: &Request) -> Result<Reply,
         };
         (mode, range.first, range.last, pid)
     });
-    if locking.collect_woken() {
-        shared.locks_changed.notify_all();
-    }
     Ok(Reply::Conflict(conflict))
 }
 
@@ -353,10 +449,11 @@ pub fn query(shared: &Shared, id: SessionId, request: &Request) -> Result<Reply,
 pub fn yield_locks(shared: &Shared, id: SessionId, inode: InodeId, moves: bool) -> Reply {
     let mut state = shared.lock();
     let State { locking, sessions, .. } = &mut *state;
-    locking.delegations.recall(inode, &mut locking.table, &mut Pages(sessions));
+    locking.delegations.recall(inode, &mut locking.table, &mut Pages { sessions });
     let locks = locking.table.records(inode, process(id));
     if moves {
         locking.table.handle_move(inode, process(id));
+        locking.tell_woken(shared);
     }
     let told = locks.into_iter().map(|(range, mode)| {
         let mode = if mode == Mode::Write { LockMode::Write } else { LockMode::Read };
@@ -370,11 +467,9 @@ pub fn release(shared: &Shared, id: SessionId, inode: InodeId, owner: u64, lock_
     let mut state = shared.lock();
     let State { locking, sessions, .. } = &mut *state;
     if lock_kind == LockKind::Record && owner == LOCK_OWNER_PROCESS {
-        locking.delegations.recall(inode, &mut locking.table, &mut Pages(sessions));
+        locking.delegations.recall(inode, &mut locking.table, &mut Pages { sessions });
     }
     locking.table.handle_close(LockOwner { session: id, owner }, inode, kind(lock_kind));
-    if locking.collect_woken() {
-        shared.locks_changed.notify_all();
-    }
+    locking.tell_woken(shared);
     Reply::Done
 }

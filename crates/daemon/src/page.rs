@@ -10,11 +10,12 @@
 //! 2088  mount's device:8                  what its files show as st_dev, 0 where it is no mount
 //! 2112  4 times  position+1:8 blocks:8 metadata:8 unused:8   cost of all records before the position
 //! 2304  128 times  first inode << 16 | count                 inode numbers granted, oldest overwritten
+//! 3328  16 times  inode:8                 files whose record locks are delegated, by the slot of the control page that has them
 //! ```
 
 use ashlar_pmem::{OutOfBounds, Persistent};
 use ashlar_types::{InodeId, LogPosition};
-use ashlar_wire::Credit;
+use ashlar_wire::{Credit, LOCK_SLOTS};
 
 const VALIDATED: u64 = 2048;
 const GRANTED_BLOCKS: u64 = 2056;
@@ -27,7 +28,9 @@ const COST_SLOTS: u64 = 4;
 const COST_BYTES: u64 = 32;
 const RANGES: u64 = 2304;
 const RANGE_SLOTS: u64 = 128;
-const _: () = assert!(COSTS + COST_SLOTS * COST_BYTES <= RANGES && RANGES + 8 * RANGE_SLOTS <= 4096);
+const DELEGATED: u64 = 3328;
+const _: () = assert!(COSTS + COST_SLOTS * COST_BYTES <= RANGES && RANGES + 8 * RANGE_SLOTS <= DELEGATED);
+const _: () = assert!(DELEGATED + 8 * LOCK_SLOTS as u64 <= 4096);
 
 /// The most inode numbers in one range: the count must fit 16 bits.
 pub const RANGE_MAX: u64 = 0xffff;
@@ -70,6 +73,17 @@ pub fn mount_device(page: &impl Persistent) -> u64 {
 /// Notes that number.
 pub fn set_mount_device(page: &impl Persistent, device: u64) -> Result<(), OutOfBounds> {
     page.store_u64(MOUNT_DEVICE, device)
+}
+
+/// The file whose record locks are delegated in a slot; `None` where there is none.
+pub fn delegated(page: &impl Persistent, slot: u32) -> Option<InodeId> {
+    let noted = page.load_u64(DELEGATED + 8 * u64::from(slot % LOCK_SLOTS)).unwrap_or(0);
+    (noted != 0).then_some(InodeId(noted))
+}
+
+/// Notes that file, before the session can see that it is so, or that there is none, before anybody else gets a lock on it.
+pub fn set_delegated(page: &impl Persistent, slot: u32, inode: Option<InodeId>) -> Result<(), OutOfBounds> {
+    page.store_u64(DELEGATED + 8 * u64::from(slot % LOCK_SLOTS), inode.map_or(0, |inode| inode.0))
 }
 
 /// The credit granted, less what was recalled.

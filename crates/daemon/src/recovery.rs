@@ -207,7 +207,7 @@ fn restore_leases(state: &mut State) {
 /// Lets the living go on, and forgets the dead.
 fn settle(shared: &Shared) -> Result<(), DaemonError> {
     let mut state = shared.lock();
-    let mut dead = 0;
+    let (mut dead, mut running) = (0, Vec::new());
     for id in state.sessions.keys().copied().collect::<Vec<_>>() {
         let Some(session) = state.sessions.get_mut(&id) else { continue };
         match session.identity.process.open() {
@@ -216,8 +216,7 @@ fn settle(shared: &Shared) -> Result<(), DaemonError> {
                 let wait = stale_until.saturating_sub(crate::grant::boot_time()).min(shared.cache_ttl());
                 state.not_before = state.not_before.max(Instant::now() + wait);
                 state.locking.expect(id);
-                let State { locking, sessions, .. } = &mut *state;
-                locking.take_up(id, sessions);
+                running.push(id);
                 shared.watcher.add(id, process);
                 tracing::info!(session = id.0, "a running session goes on");
             }
@@ -228,6 +227,10 @@ fn settle(shared: &Shared) -> Result<(), DaemonError> {
                 state.store.release_all(id);
             }
         }
+    }
+    {
+        let State { locking, sessions, .. } = &mut *state;
+        locking.take_up(&running, sessions);
     }
     // What an earlier SharedFS has granted is over: it has been used, or is asked for again.
     let has_limits = state.store.has_quota_limits();

@@ -237,7 +237,10 @@ fn answer(
         materialise(shared, id, (inode, flags), directory, connection.socket().as_fd())?;
         return Ok(Answer { reply: None, files: Vec::new() });
     }
-    serve_session(shared, id, request, descriptors, reclaims)
+    if let Request::Lock { .. } = request {
+        return locking::lock(shared, id, &request, reclaims, connection.socket().as_fd()).map(Answer::from);
+    }
+    serve_session(shared, id, request, descriptors)
 }
 
 fn serve_session(
@@ -245,7 +248,6 @@ fn serve_session(
     id: SessionId,
     request: Request,
     descriptors: Vec<OwnedFd>,
-    reclaims: bool,
 ) -> Result<Answer, Errno> {
     Ok(match request {
         Request::Acquire(wants) => grant::acquire(shared, id, &wants)?.into(),
@@ -279,7 +281,6 @@ fn serve_session(
             let device = descriptors.into_iter().next().ok_or(Errno::EINVAL)?;
             register_mount(shared, id, device, number)?.into()
         }
-        Request::Lock { .. } => locking::lock(shared, id, &request, reclaims)?.into(),
         Request::QueryLock { .. } => locking::query(shared, id, &request)?.into(),
         Request::CancelLock { ticket } => locking::cancel(shared, id, ticket).into(),
         Request::ReleaseLocks { inode, owner, kind } => locking::release(shared, id, inode, owner, kind).into(),
@@ -301,7 +302,8 @@ fn serve_session(
         | Request::Shutdown
         | Request::SetQuota { .. }
         | Request::Quotas
-        | Request::Materialise { .. } => return Err(Errno::EPROTO),
+        | Request::Materialise { .. }
+        | Request::Lock { .. } => return Err(Errno::EPROTO),
     })
 }
 

@@ -166,10 +166,14 @@ fn resume(shared: &Shared, peer: Peer, identity: &Identity) -> Result<Opened, Re
     }
     let opened = welcome(shared, &state, session);
     state.counters.sessions_resumed += 1;
-    if let Some(session) = state.sessions.get_mut(&peer.session) {
-        session.is_connected = true;
+    let State { locking, sessions, .. } = &mut *state;
+    if let Some(session) = sessions.get_mut(&peer.session) {
+        // A SharedFS that it has come back to already knows more than its copies tell.
+        if !std::mem::replace(&mut session.is_connected, true) {
+            locking.take_up_again(peer.session, sessions);
+        }
     }
-    state.locking.note_resumed(peer.session);
+    locking.note_resumed(peer.session);
     tracing::info!(session = peer.session.0, "session resumed");
     Ok(opened)
 }

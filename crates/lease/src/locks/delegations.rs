@@ -31,6 +31,12 @@ struct Delegation {
     slot: u32,
 }
 
+impl Delegation {
+    fn place(self) -> (SessionId, u32) {
+        (self.owner.session, self.slot)
+    }
+}
+
 /// Who asked last about a file, and when it last was another one than before.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
@@ -42,6 +48,8 @@ struct Asked {
 #[derive(Debug, Default)]
 pub struct Delegations {
     delegated: BTreeMap<InodeId, Delegation>,
+    /// The same by session and slot: a slot has room for one file.
+    slots: BTreeMap<(SessionId, u32), InodeId>,
     asked: BTreeMap<InodeId, Asked>,
 }
 
@@ -67,7 +75,7 @@ impl Delegations {
 
     /// Takes a file back, into the table; says whose it was.
     pub fn recall(&mut self, inode: InodeId, table: &mut LockTable, slots: &mut impl Slots) -> Option<LockOwner> {
-        let Delegation { owner, pid, slot } = self.delegated.remove(&inode)?;
+        let Delegation { owner, pid, slot } = self.remove(inode)?;
         enter(inode, owner, pid, &slots.recall(owner.session, slot, inode), table);
         Some(owner)
     }
@@ -89,10 +97,22 @@ impl Delegations {
             return false;
         }
         table.handle_close(owner, inode, LockKind::Record);
-        // What stood in this slot the session has given back.
-        self.delegated.retain(|_, other| (other.owner.session, other.slot) != (owner.session, slot));
-        self.delegated.insert(inode, Delegation { owner, pid, slot });
+        self.insert(inode, Delegation { owner, pid, slot });
         true
+    }
+
+    fn insert(&mut self, inode: InodeId, delegation: Delegation) {
+        // What stood in this slot the session has given back.
+        if let Some(before) = self.slots.insert(delegation.place(), inode) {
+            self.delegated.remove(&before);
+        }
+        self.delegated.insert(inode, delegation);
+    }
+
+    fn remove(&mut self, inode: InodeId) -> Option<Delegation> {
+        let delegation = self.delegated.remove(&inode)?;
+        self.slots.remove(&delegation.place());
+        Some(delegation)
     }
 
     /// After a restart: a session has the say over a file, or had its locks in the table, in which case `locks` says which. Where two claim
@@ -106,7 +126,7 @@ impl Delegations {
         slots: &mut impl Slots,
     ) {
         if is_delegated && table.is_alone(inode, owner) && !self.delegated.contains_key(&inode) {
-            self.delegated.insert(inode, Delegation { owner, pid, slot });
+            self.insert(inode, Delegation { owner, pid, slot });
             return;
         }
         self.recall(inode, table, slots);
@@ -119,7 +139,10 @@ impl Delegations {
 
     /// The session has ended, and what it had is free.
     pub fn handle_session_end(&mut self, session: SessionId) {
-        self.delegated.retain(|_, delegation| delegation.owner.session != session);
+        let own: Vec<_> = self.slots.range((session, 0)..=(session, u32::MAX)).map(|(_, inode)| *inode).collect();
+        for inode in own {
+            self.remove(inode);
+        }
     }
 
     /// How many files are delegated.

@@ -101,6 +101,8 @@ pub enum LockOutcome {
     Deadlock,
     /// The session has as many locks as it may (`ENOLCK`).
     Full,
+    /// The process has its locks on the file in another owner's name now, and must ask in that one's.
+    Moved,
 }
 
 /// A waiting that is over.
@@ -342,12 +344,31 @@ impl LockTable {
         file.is_some_and(|file| file.owners.iter().any(is_it))
     }
 
-    /// The owner's record locks on a file move: until it has closed it, they are in the way of no owner that names the same process.
+    /// The owner's record locks on a file move: until it has closed it, they are in the way of no owner that names the same process. Its
+    /// waits there are over: what has moved would be in their way for ever.
     pub fn handle_move(&mut self, inode: InodeId, owner: LockOwner) {
+        self.end_waits(inode, |wait| wait.owner == owner);
         let file = self.files.get_mut(&(inode, LockKind::Record));
         if let Some(held) = file.and_then(|file| file.owners.get_mut(&owner)) {
             held.yields = true;
         }
+    }
+
+    /// A process has got a record lock on a file: its waits there in the name of an owner of this number, in other sessions, are over.
+    pub fn handle_elsewhere(&mut self, inode: InodeId, by: SessionId, pid: u32, number: u64) {
+        self.end_waits(inode, |wait| wait.pid == pid && wait.owner.owner == number && wait.owner.session != by);
+    }
+
+    fn end_waits(&mut self, inode: InodeId, is_it: impl Fn(&LockRequest) -> bool) {
+        let Some(file) = self.files.get_mut(&(inode, LockKind::Record)) else { return };
+        let waiters = std::mem::take(&mut file.waiters).into_iter();
+        let (ended, kept): (VecDeque<_>, VecDeque<_>) = waiters.partition(is_it);
+        file.waiters = kept;
+        for request in &ended {
+            self.forget_waiter(request);
+            self.woken.extend(waiter_id(request).map(|waiter| Woken { waiter, outcome: LockOutcome::Moved }));
+        }
+        self.tidy(inode, LockKind::Record);
     }
 
     fn in_the_way(&self, request: &LockRequest, mode: LockMode) -> Option<HeldLock> {

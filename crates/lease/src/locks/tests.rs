@@ -308,7 +308,7 @@ proptest! {
                     prop_assert!(waits && !blockers.is_empty() && !model.reaches(blockers, by));
                     model.waits.push((ticket, request));
                 }
-                LockOutcome::Full => prop_assert!(false),
+                LockOutcome::Full | LockOutcome::Moved => prop_assert!(false),
             }
             let woken = std::iter::from_fn(|| table.poll_woken());
             let is_granted = |woken: Woken| (woken.waiter.ticket, woken.outcome == LockOutcome::Granted);
@@ -382,6 +382,27 @@ fn a_file_is_delegated_to_who_has_it_alone_and_again_after_a_quiet_time() {
 }
 
 #[test]
+fn a_slot_has_one_file_and_goes_with_its_session_alone() {
+    let (mut table, mut delegations, mut slots) = (LockTable::default(), Delegations::default(), Kept::default());
+    for session in [1, 2] {
+        for (number, slot) in [(0, 0), (1, 0), (2, 7)] {
+            let inode = InodeId(100 * session + number);
+            let me = owner(session, session);
+            assert!(delegations.delegate(0, (inode, me, 1, slot), &mut table, &mut slots));
+        }
+    }
+    assert_eq!(delegations.count(), 4);
+    // What was in a slot before is not asked for, as the session has given it back.
+    assert_eq!(delegations.recall(InodeId(100), &mut table, &mut slots), None);
+    delegations.handle_session_end(SessionId(1));
+    assert_eq!(delegations.count(), 2);
+    assert_eq!(delegations.recall(InodeId(101), &mut table, &mut slots), None);
+    assert_eq!(delegations.recall(InodeId(202), &mut table, &mut slots), Some(owner(2, 2)));
+    assert_eq!(delegations.recall(InodeId(201), &mut table, &mut slots), Some(owner(2, 2)));
+    assert_eq!(delegations.count(), 0);
+}
+
+#[test]
 fn nothing_is_delegated_that_is_waited_for() {
     let mut table = LockTable::default();
     let (me, other) = (owner(1, 1), owner(2, 2));
@@ -407,6 +428,29 @@ fn locks_move_to_another_owner_of_the_process_without_a_moment_between() {
     assert!(table.is_held_elsewhere(FILE, me, 50) && !table.is_held_elsewhere(FILE, me, 51));
     assert!(matches!(table.handle_lock(lock(other, 3, 3, LockMode::Read)), LockOutcome::WouldBlock(_)));
     assert!(matches!(table.handle_lock(mine(lock(me, 3, 3, LockMode::Read))), LockOutcome::WouldBlock(_)));
+}
+
+#[test]
+fn waits_of_a_process_end_where_its_locks_move() {
+    let mut table = LockTable::default();
+    let (me, other, on_mount) = (owner(1, 0), owner(2, 2), owner(7, 99));
+    let mine = |request: LockRequest| LockRequest { pid: 50, ..request };
+    table.handle_lock(mine(lock(me, 20, 29, LockMode::Read)));
+    table.handle_lock(lock(other, 0, 9, LockMode::Write));
+    let wait = waiting(mine(lock(me, 0, 39, LockMode::Write)), 4);
+    assert_eq!(table.handle_lock(wait), LockOutcome::Blocked);
+    table.handle_move(FILE, me);
+    let moved = |ticket| Woken { waiter: WaiterId { session: SessionId(1), ticket }, outcome: LockOutcome::Moved };
+    assert_eq!((table.poll_woken(), table.poll_woken()), (Some(moved(4)), None));
+    table.handle_close(me, FILE, LockKind::Record);
+    // One that comes before the lock which the process gets in the other name; those of others stay.
+    let late = waiting(mine(lock(me, 0, 39, LockMode::Write)), 5);
+    let others = waiting(lock(owner(3, 0), 0, 0, LockMode::Read), 6);
+    assert_eq!((table.handle_lock(late), table.handle_lock(others)), (LockOutcome::Blocked, LockOutcome::Blocked));
+    assert_eq!(table.handle_lock(mine(lock(on_mount, 20, 29, LockMode::Read))), LockOutcome::Granted);
+    table.handle_elsewhere(FILE, SessionId(7), 50, 0);
+    assert_eq!((table.poll_woken(), table.poll_woken()), (Some(moved(5)), None));
+    assert_eq!(table.counts(), (2, 1));
 }
 
 #[test]

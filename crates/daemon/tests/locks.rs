@@ -1,0 +1,148 @@
+//! Record locks that sessions ask for, honest ones and others: whoever has a lock has it alone, over ends and restarts.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use ashlar_types::{Errno, InodeId};
+use ashlar_wire::{
+    LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_SLOTS, LockChange, LockKind, LockMode, LockSlotState, LockedRange, Reply,
+    Request, SessionKind,
+};
+use common::{Client, Site};
+
+const FILE: InodeId = InodeId(77);
+/// For what takes moments.
+const SOON: Duration = Duration::from_secs(10);
+
+#[test]
+#[ignore = "this is the daemon's process, which the other tests start"]
+fn daemon_process() {
+    common::run_daemon();
+}
+
+/// A lock of a session, as a mount asks for it.
+fn lock(owner: u64, range: (u64, u64), mode: LockMode, wait: Option<u64>) -> Request {
+    let (kind, (start, end)) = (LockKind::Record, range);
+    Request::Lock { inode: FILE, kind, owner, pid: 42, start, end, mode, wait, slot: None }
+}
+
+/// A lock of a process's own.
+fn own(client: &Client, slot: u32, range: (u64, u64), mode: LockMode) -> Request {
+    let _ = client;
+    let (kind, (start, end), owner) = (LockKind::Record, range, LOCK_OWNER_PROCESS);
+    Request::Lock { inode: FILE, kind, owner, pid: 42, start, end, mode, wait: None, slot: Some(slot) }
+}
+
+fn conflict(client: &mut Client, range: (u64, u64)) -> Option<(LockMode, u64, u64)> {
+    let (kind, mode, (start, end)) = (LockKind::Record, LockMode::Write, range);
+    match client.call(&Request::QueryLock { inode: FILE, kind, owner: 1, start, end, mode }) {
+        Ok(Reply::Conflict(conflict)) => conflict.map(|(mode, first, last, _)| (mode, first, last)),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Asks for a lock through a slot until it is delegated: nobody else has a lock then, or waits.
+fn await_delegation(client: &mut Client, slot: u32, range: (u64, u64)) {
+    let begun = Instant::now();
+    loop {
+        let request = own(client, slot, range, LockMode::Write);
+        if matches!(client.call(&request).expect("it has the file"), Reply::Delegated) {
+            return;
+        }
+        assert!(begun.elapsed() < SOON, "the file is never delegated");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_slot_that_there_is_none_of_is_refused() {
+    let mut site = Site::new(64 << 20);
+    let mut client = Client::open(&site.socket());
+    assert_eq!(client.control.claim_lock_slot(FILE), Some(0));
+    for slot in [LOCK_SLOTS, u32::MAX] {
+        let request = own(&client, slot, (0, 9), LockMode::Write);
+        assert_eq!(client.call(&request).err(), Some(Errno::EINVAL), "slot {slot}");
+    }
+    await_delegation(&mut client, 0, (0, 9));
+    site.check();
+}
+
+#[test]
+fn a_lock_that_waits_for_others_to_come_back_is_not_given_to_a_session_that_ends_meanwhile() {
+    let mut site = Site::new(64 << 20);
+    let (_stays_away, mut two) = (Client::open(&site.socket()), Client::open(&site.socket()));
+    site.kill();
+    site.start();
+    two.resume(&site.socket());
+    let mut side = two.attach(&site.socket());
+    let waiter = std::thread::spawn(move || {
+        two.call(&Request::InodeRange).expect("it is there");
+        two.call(&lock(1, (0, 9), LockMode::Write, None))
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(matches!(side.call(&Request::Goodbye, &[]).expect("answered").0, Reply::Done));
+    assert_eq!(waiter.join().expect("answered").err(), Some(Errno::EIO));
+    let mut three = Client::open(&site.socket());
+    assert!(three.call(&lock(1, (5, 5), LockMode::Write, None)).is_ok(), "nobody has it");
+    site.check();
+}
+
+#[test]
+fn a_delegation_that_was_never_given_is_not_believed_after_a_restart() {
+    let mut site = Site::new(64 << 20);
+    let (mut hostile, mut honest) = (Client::open(&site.socket()), Client::open(&site.socket()));
+    let slot = honest.control.claim_lock_slot(FILE).expect("a slot");
+    await_delegation(&mut honest, slot, (10, 19));
+    let all = [LockedRange { first: 0, last: LOCK_LAST, write: true }];
+    let claimed = hostile.control.claim_lock_slot(FILE).expect("a slot");
+    assert!(hostile.control.delegate_locks(claimed, FILE, &all));
+    // And one that only has a copy, it says.
+    let other = hostile.control.claim_lock_slot(FILE).expect("a slot");
+    let set = |list: &mut ashlar_wire::LockList| list.set(15, 15, LockMode::Write);
+    assert_eq!(hostile.control.change_locks(other, FILE, LockSlotState::Shared, set), LockChange::Done);
+    site.kill();
+    site.start();
+    hostile.resume(&site.socket());
+    honest.resume(&site.socket());
+    let mut mount = Client::open_as(&site.socket(), SessionKind::Mount);
+    assert_eq!(conflict(&mut mount, (0, LOCK_LAST)), Some((LockMode::Write, 10, 19)));
+    site.check();
+}
+
+#[test]
+fn what_a_session_has_copied_since_is_locked_when_it_comes_back() {
+    let mut site = Site::new(64 << 20);
+    let (mut one, mut two) = (Client::open(&site.socket()), Client::open(&site.socket()));
+    let slot = one.control.claim_lock_slot(FILE).expect("a slot");
+    site.kill();
+    site.start();
+    // SharedFS was killed after it had granted a lock, and before the session had noted it.
+    let set = |list: &mut ashlar_wire::LockList| list.set(0, 9, LockMode::Write);
+    assert_eq!(one.control.change_locks(slot, FILE, LockSlotState::Shared, set), LockChange::Done);
+    one.resume(&site.socket());
+    two.resume(&site.socket());
+    two.call(&Request::InodeRange).expect("it is there");
+    assert_eq!(two.call(&lock(1, (5, 5), LockMode::Write, None)).err(), Some(Errno::EAGAIN));
+    assert!(two.call(&lock(1, (10, 10), LockMode::Write, None)).is_ok());
+    site.check();
+}
+
+#[test]
+fn who_waits_on_a_connection_that_is_gone_waits_no_more() {
+    let mut site = Site::new(64 << 20);
+    let (mut one, two) = (Client::open(&site.socket()), Client::open(&site.socket()));
+    let slot = one.control.claim_lock_slot(FILE).expect("a slot");
+    await_delegation(&mut one, slot, (0, 9));
+    let mut side = two.attach(&site.socket());
+    side.send(&lock(1, (5, 5), LockMode::Write, Some(3)), &[]).expect("sent");
+    // It is delegated no more, as it is waited for.
+    let begun = Instant::now();
+    while one.control.lock_slot(slot).1 != LockSlotState::Shared {
+        assert!(begun.elapsed() < SOON, "nobody waits");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(side);
+    await_delegation(&mut one, slot, (0, 9));
+    site.check();
+}
