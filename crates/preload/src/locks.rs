@@ -188,10 +188,10 @@ fn attempt(file: &File, lock: &Asked) -> Result<RecordLock, Errno> {
     match known.get(&locked) {
         Some(Through::Session) => {}
         Some(Through::Kernel | Through::Own(_) | Through::HandedOver(_)) => return Ok(RecordLock::OfMount),
+        // It has none, as far as it can know; LibFS asks where it can't.
+        None if lock.mode == LockMode::Unlock => {}
         None | Some(Through::Inherited) => {
-            for (descriptor, _) in kernels(locked) {
-                descriptors::note_named(descriptor);
-            }
+            note_kernels(locked);
             known.insert(locked, Through::Session);
             IS_USED.store(true, Ordering::Release);
         }
@@ -210,24 +210,33 @@ fn attempt(file: &File, lock: &Asked) -> Result<RecordLock, Errno> {
     Ok(done)
 }
 
+/// Has the closing of a file's descriptors that are the kernel's be seen: the process's locks on it are the session's.
+fn note_kernels(locked: Locked) {
+    for (descriptor, _) in kernels(locked) {
+        descriptors::note_named(descriptor);
+    }
+}
+
 /// Waits for a lock. `None`: it may be there to be had.
 fn wait(file: &File, descriptor: i32, lock: &Asked) -> Result<Option<Way>, Errno> {
     let locked = Locked::of(file)?;
     let fs = locked.fs()?;
-    match fs.await_record(locked.inode, lock.range, lock.mode, &mut signals::pause) {
-        Ok(_) => {}
+    // Where the file is the kernel's by now, nothing has come.
+    let has_come = match fs.await_record(locked.inode, lock.range, lock.mode, &mut signals::pause) {
+        Ok(came) => came == RecordLock::Done,
         Err(Errno::EINTR) if hook::restarts() => return Ok(Some(Way::Again)),
         Err(errno) => return Err(errno),
-    }
+    };
+    let drop_awaited = || if has_come { fs.drop_awaited(locked.inode, lock.range) } else { Ok(()) };
     // It came for nothing where the descriptor was closed meanwhile, or has become the kernel's.
     let is_gone = file.place().is_none();
     if is_gone || !file.is_at(descriptor) {
-        fs.drop_awaited(locked.inode, lock.range)?;
+        drop_awaited()?;
         return if is_gone { Ok(Some(Way::Kernel)) } else { Err(Errno::EBADF) };
     }
     let is_sessions = locked.files().as_ref().and_then(|files| files.get(&locked)) == Some(&Through::Session);
     if !is_sessions {
-        fs.drop_awaited(locked.inode, lock.range)?;
+        drop_awaited()?;
     }
     Ok(None)
 }
@@ -329,19 +338,27 @@ pub(crate) fn with_real<R>(
         known => {
             let is_sessions = known == Some(Through::Session);
             let moves = is_sessions && hands_over && locked.fs()?.has_records(locked.inode);
-            if moves {
-                // Those that would follow it could not be closed any more.
-                for other in ours(locked).filter(|other| !other.is_same(file)) {
-                    materialise::without_locks(&other)?;
+            let attempt = || {
+                if moves {
+                    // Those that would follow it could not be closed any more.
+                    for other in ours(locked).filter(|other| !other.is_same(file)) {
+                        materialise::without_locks(&other)?;
+                    }
                 }
-            }
-            let real = materialise::beside(file)?;
-            let result = then(real.as_raw_fd());
-            close(real, known.is_some() && !is_sessions);
-            if moves && result.is_ok() {
-                give_to_kernel(files, locked, Through::Kernel)?;
-            } else if is_sessions && hands_over {
-                files.remove(&locked);
+                let real = materialise::beside(file)?;
+                let result = then(real.as_raw_fd());
+                close(real, known.is_some() && !is_sessions);
+                if moves && result.is_ok() {
+                    give_to_kernel(files, locked, Through::Kernel)?;
+                } else if is_sessions && hands_over && !moves {
+                    files.remove(&locked);
+                }
+                result
+            };
+            let result = attempt();
+            if moves && result.is_err() {
+                // Some of its descriptors may be the kernel's by now, while its locks are the session's.
+                note_kernels(locked);
             }
             result
         }
@@ -361,10 +378,8 @@ fn known(files: &mut Files, locked: Locked) -> Result<Option<Through>, Errno> {
 
 /// A session begins: the process may have locks on files of which it has descriptors of the kernel's, from before it ran this program.
 pub(crate) fn note_inherited(session: u32) {
-    let is_it = |number: &i32| with_flags(*number).1 & libc::O_PATH == 0;
-    let files = of_kernel().filter(|&number| !descriptors::is_candidate(number)).filter(is_it);
-    for (number, inode) in files.filter_map(session::file_of).filter(|file| file.0 == session) {
-        let locked = Locked { session: number, inode };
+    let files = of_kernel().filter(|&number| !descriptors::is_candidate(number)).filter_map(opened);
+    for locked in files.filter(|file| file.session == session) {
         locked.files().get_or_insert_default().entry(locked).or_insert(Through::Inherited);
         IS_USED.store(true, Ordering::Release);
     }
@@ -375,16 +390,14 @@ pub(crate) fn keep(descriptor: i32) -> bool {
     if !IS_USED.load(Ordering::Acquire) {
         return false;
     }
-    let Some((session, inode)) = session::file_of(descriptor) else { return false };
-    let locked = Locked { session, inode };
+    let Some(locked) = opened(descriptor) else { return false };
     // Where SharedFS does not say, they may.
     !matches!(known(locked.files().get_or_insert_default(), locked), Ok(None | Some(Through::Session)))
 }
 
 /// The program locks a file through a descriptor of the kernel's.
 fn note_kernel(descriptor: i32) -> Result<(), Errno> {
-    let Some((session, inode)) = session::file_of(descriptor) else { return Ok(()) };
-    let locked = Locked { session, inode };
+    let Some(locked) = opened(descriptor) else { return Ok(()) };
     let mut guard = locked.files();
     let files = guard.get_or_insert_default();
     match files.get(&locked) {
@@ -464,12 +477,18 @@ fn with_flags(number: i32) -> (i32, i32) {
     (number, flags as i32)
 }
 
+/// The file that a descriptor of the kernel's has opened. One of a path alone has to do with no locks, neither when it is closed.
+fn opened(number: i32) -> Option<Locked> {
+    let (_, flags) = with_flags(number);
+    if flags < 0 || flags & libc::O_PATH != 0 {
+        return None;
+    }
+    session::file_of(number).map(|(session, inode)| Locked { session, inode })
+}
+
 /// The descriptors of the kernel's that the process has of a file, with their flags.
 fn kernels(locked: Locked) -> Vec<(i32, i32)> {
-    let is_it = |&(number, flags): &(i32, i32)| {
-        flags >= 0 && flags & libc::O_PATH == 0 && session::file_of(number) == Some((locked.session, locked.inode))
-    };
-    of_kernel().map(with_flags).filter(is_it).collect()
+    of_kernel().filter(|&number| opened(number) == Some(locked)).map(with_flags).collect()
 }
 
 /// The program's descriptors that are the kernel's.
@@ -485,8 +504,7 @@ pub(crate) fn file_of_named(descriptor: i32) -> Option<Locked> {
     if !IS_USED.load(Ordering::Acquire) || !descriptors::is_named(descriptor) {
         return None;
     }
-    let (session, inode) = session::file_of(descriptor)?;
-    Some(Locked { session, inode })
+    opened(descriptor)
 }
 
 /// The same, of all in a range.
