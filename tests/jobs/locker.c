@@ -1,6 +1,8 @@
 /* Locks files as it is told on its standard input, line by line, and answers each line with one. */
+#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -64,6 +66,18 @@ static int control(int file, int command, struct flock *lock) {
   return fcntl(file, command, lock) == 0 ? 0 : errno;
 }
 
+/* One lock that a thread waits for. */
+static struct later {
+  pthread_t thread;
+  int file;
+  struct flock lock;
+} later;
+
+static void *wait_later(void *nothing) {
+  (void)nothing;
+  return (void *)(long)control(later.file, F_SETLKW, &later.lock);
+}
+
 int main(int count, char **arguments) {
   char text[4096];
   setvbuf(stdout, NULL, _IOLBF, 0);
@@ -78,13 +92,19 @@ int main(int count, char **arguments) {
       sscanf(text, "%*s %15s %1023s", flags, word);
       int how = strchr(flags, 'b') ? O_RDWR : strchr(flags, 'w') ? O_WRONLY : O_RDONLY;
       how |= (strchr(flags, 'c') ? O_CREAT : 0) | (strchr(flags, 'x') ? O_CLOEXEC : 0);
+      how |= strchr(flags, 'p') ? O_PATH : 0;
       int file = open(word, how, 0644);
       printf("%d\n", file);
-    } else if (strcmp(verb, "set") == 0 || strcmp(verb, "wait") == 0 || strcmp(verb, "get") == 0 || strcmp(verb, "child") == 0) {
+    } else if (strcmp(verb, "set") == 0 || strcmp(verb, "wait") == 0 || strcmp(verb, "get") == 0 || strcmp(verb, "child") == 0 ||
+               strcmp(verb, "later") == 0) {
       /* set FILE TYPE FROM START LENGTH */
       sscanf(text, "%*s %ld %15s %15s %ld %ld", &a, word, from, &b, &c);
       struct flock lock = wanted(word, from, b, c);
-      if (*verb == 's') {
+      if (*verb == 'l') {
+        later.file = a;
+        later.lock = lock;
+        printf("%s\n", name(pthread_create(&later.thread, NULL, wait_later, NULL)));
+      } else if (*verb == 's') {
         printf("%s\n", name(control(a, F_SETLK, &lock)));
       } else if (*verb == 'w') {
         printf("%s\n", name(control(a, F_SETLKW, &lock)));
@@ -192,6 +212,14 @@ int main(int count, char **arguments) {
       char *nothing[] = {"/nowhere", NULL};
       execv(nothing[0], nothing);
       printf("%s\n", name(errno == ENOENT ? 0 : errno));
+    } else if (strcmp(verb, "joined") == 0) {
+      /* joined MILLISECONDS: what has become of the lock that a thread waits for */
+      sscanf(text, "%*s %ld", &a);
+      struct timespec until;
+      void *error;
+      clock_gettime(CLOCK_REALTIME, &until);
+      until.tv_sec += a / 1000;
+      printf("%s\n", pthread_timedjoin_np(later.thread, &error, &until) ? "waits" : name((int)(long)error));
     } else if (strcmp(verb, "pid") == 0) {
       printf("%d\n", getpid());
     } else if (strcmp(verb, "exit") == 0) {

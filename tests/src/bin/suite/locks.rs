@@ -27,6 +27,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/record_locks_go_at_any_close", run: || with(closes) },
     Test { name: "run/record_locks_stay_over_the_run_of_another_program", run: || with(executes) },
     Test { name: "run/record_locks_are_waited_for", run: || with(waits) },
+    Test { name: "run/record_locks_that_are_waited_for_may_move", run: || with(moves) },
     Test { name: "run/record_locks_outlive_sharedfs", run: || with(restarts) },
     Test { name: "run/record_locks_keep_a_counter_right", run: || with(counts) },
     Test { name: "run/sqlite_writers_in_both_ways", run: || with(databases) },
@@ -49,7 +50,7 @@ fn with(test: fn(&Site, &Path) -> Outcome<Verdict>) -> Outcome<Verdict> {
     let source = site.outside().join("locker.c");
     let program = site.outside().join("locker");
     std::fs::write(&source, include_str!("../../../jobs/locker.c")).map_err(tried("writing a program"))?;
-    let compiled = Command::new("gcc").args(["-O2", "-o"]).arg(&program).arg(&source).output();
+    let compiled = Command::new("gcc").args(["-O2", "-pthread", "-o"]).arg(&program).arg(&source).output();
     match compiled {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             return Ok(Verdict::Skipped("there is no gcc".into()));
@@ -387,7 +388,7 @@ fn stopped(site: &Site, program: &Path) -> Outcome<Verdict> {
 /// Whichever descriptor of a file a process closes, and whoever has it: its locks go.
 fn closes(site: &Site, program: &Path) -> Outcome<Verdict> {
     let point = site.point(0);
-    for ends in ["close", "dup", "other", "over", "map", "late", "spawned", "inherited", "none"] {
+    for ends in ["close", "dup", "other", "over", "map", "late", "spawned", "inherited", "path", "none"] {
         for front in [Front::Mount, Front::RunAtOnce] {
             let mut two = Locker::start(program, Front::RunAtOnce, &point)?;
             let same = two.open("bc", "file")?;
@@ -402,6 +403,10 @@ fn closes(site: &Site, program: &Path) -> Outcome<Verdict> {
             if ends == "map" {
                 one.expect(&format!("map {file}"), "done")?;
             }
+            // By a path that leaves the mount and comes back: the kernel opens it.
+            let mount = point.file_name().and_then(|name| name.to_str()).ok_or("the mount has no name")?;
+            let place = one.open("p", &format!("../{mount}/file"))?;
+            let twin: i32 = one.ask(&format!("dup {place}"))?.parse().map_err(tried("a number"))?;
             one.expect(&format!("set {file} w s 0 1"), "done")?;
             two.expect(&format!("set {same} w s 0 0"), "EAGAIN")?;
             one.expect(&format!("close {elsewhere}"), "done")?;
@@ -424,6 +429,12 @@ fn closes(site: &Site, program: &Path) -> Outcome<Verdict> {
                     copy
                 }
                 "inherited" => 2,
+                // It says where a file is, and has not opened it.
+                "path" => {
+                    one.expect(&format!("close {place}"), "done")?;
+                    two.expect(&format!("set {same} w s 0 0"), "EAGAIN")?;
+                    twin
+                }
                 _ => -1,
             };
             if ends == "over" {
@@ -432,7 +443,7 @@ fn closes(site: &Site, program: &Path) -> Outcome<Verdict> {
             } else if closed >= 0 {
                 one.expect(&format!("close {closed}"), "done")?;
             }
-            let expected = if ends == "none" { "EAGAIN" } else { "done" };
+            let expected = if matches!(ends, "path" | "none") { "EAGAIN" } else { "done" };
             let found = two.ask(&format!("set {same} w s 0 0"))?;
             ensure!(found == expected, "{front:?}, closed '{ends}': another one gets '{found}', not '{expected}'");
         }
@@ -520,6 +531,28 @@ fn waits(site: &Site, program: &Path) -> Outcome<Verdict> {
         }
         one.expect(&format!("set {other} u s 0 0"), "done")?;
         two.expect_line("done")?;
+    }
+    passed()
+}
+
+/// A thread waits for a lock while another one has the file, and with it the process's locks, become the kernel's: the wait goes on there.
+fn moves(site: &Site, program: &Path) -> Outcome<Verdict> {
+    for (number, other) in [Front::RunAtOnce, Front::Mount].into_iter().enumerate() {
+        let (mut one, mut two) = pair(site, program, (Front::RunAtOnce, other))?;
+        let name = format!("file{number}");
+        let (file, same) = (one.open("bc", &name)?, two.open("bc", &name)?);
+        let pid = one.pid()?;
+        one.expect(&format!("size {file} 4096"), "done")?;
+        one.expect(&format!("set {file} r s 20 10"), "done")?;
+        two.expect(&format!("set {same} w s 0 10"), "done")?;
+        one.expect(&format!("later {file} w s 0 40"), "done")?;
+        // It waits by then, or is about to: both must do.
+        std::thread::sleep(QUIET);
+        one.expect(&format!("map {file}"), "done")?;
+        two.expect(&format!("get {same} w s 10 0"), &format!("r 20 10 {pid}"))?;
+        two.expect(&format!("set {same} u s 0 0"), "done")?;
+        one.expect("joined 5000", "done")?;
+        two.expect(&format!("get {same} r s 0 0"), &format!("w 0 40 {pid}"))?;
     }
     passed()
 }
