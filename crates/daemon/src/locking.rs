@@ -16,8 +16,8 @@ use ashlar_lease::locks::{
 };
 use ashlar_types::{Errno, InodeId, SessionId};
 use ashlar_wire::{
-    LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_RANGES_MAX, LOCK_SLOTS, LockKind, LockMode, LockSlotState, LockedRange, Reply,
-    Request, SessionKind,
+    LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_RANGES_MAX, LOCK_SLOTS, LockKind, LockMode, LockSlot, LockSlotState,
+    LockedRange, Reply, Request, SessionKind,
 };
 use parking_lot::MutexGuard;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -137,7 +137,7 @@ impl Locking {
                 continue;
             }
             let ranges: Vec<_> = ranges.into_iter().map(from_slot).collect();
-            let (table, pages) = (&mut self.table, &mut Pages { sessions });
+            let (table, pages) = (&mut self.table, &mut Pages { sessions, word: 0 });
             self.delegations.take_up((inode, owner, pid, slot), is_noted, &ranges, table, pages);
         }
     }
@@ -153,7 +153,7 @@ impl Locking {
     fn prepare(&mut self, request: &LockRequest, sessions: &BTreeMap<SessionId, Session>) {
         if request.kind == Kind::Record {
             let now_ms = boot_time().as_millis() as u64;
-            let pages = &mut Pages { sessions };
+            let pages = &mut Pages { sessions, word: 0 };
             self.delegations.handle_request(now_ms, request.inode, request.owner, &mut self.table, pages);
         }
         // A process that has ended holds nothing from the moment on at which others can know of it.
@@ -201,6 +201,8 @@ impl Locking {
 /// The slots in sessions' control pages.
 struct Pages<'a> {
     sessions: &'a BTreeMap<SessionId, Session>,
+    /// The word of the slot that may be delegated.
+    word: u64,
 }
 
 impl Slots for Pages<'_> {
@@ -212,7 +214,7 @@ impl Slots for Pages<'_> {
         let Some(session) = self.sessions.get(&to) else { return false };
         let ranges: Vec<_> = locks.iter().map(to_slot).collect();
         page::set_delegated(&*session.page, slot, Some(inode)).is_ok()
-            && session.control.delegate_locks(slot, inode, &ranges)
+            && session.control.delegate_locks(LockSlot { number: slot, word: self.word }, inode, &ranges)
     }
 
     fn recall(&mut self, from: SessionId, slot: u32, inode: InodeId) -> Vec<(ByteRange, Mode)> {
@@ -303,7 +305,7 @@ pub fn lock(
     socket: BorrowedFd<'_>,
 ) -> Result<Reply, Errno> {
     let slot = if let Request::Lock { slot, .. } = request { *slot } else { None };
-    if slot.is_some_and(|slot| slot >= LOCK_SLOTS) {
+    if slot.is_some_and(|slot| slot.number >= LOCK_SLOTS) {
         return Err(Errno::EINVAL);
     }
     let mut state = shared.lock();
@@ -320,13 +322,13 @@ pub fn lock(
         return Ok(Reply::LockedOnMount);
     }
     let outcome = locking.table.handle_lock(request);
-    let is_delegated = outcome == LockOutcome::Granted && is_own(&request) && {
-        let wanted = slot.map(|slot| (request.inode, request.owner, request.pid, slot));
-        let now_ms = boot_time().as_millis() as u64;
-        wanted.is_some_and(|wanted| {
-            locking.delegations.delegate(now_ms, wanted, &mut locking.table, &mut Pages { sessions })
-        })
+    let delegate = |slot: LockSlot| {
+        let wanted = (request.inode, request.owner, request.pid, slot.number);
+        let pages = &mut Pages { sessions, word: slot.word };
+        locking.delegations.delegate(boot_time().as_millis() as u64, wanted, &mut locking.table, pages)
     };
+    let may_delegate = outcome == LockOutcome::Granted && is_own(&request);
+    let is_delegated = slot.filter(|_| may_delegate).is_some_and(delegate);
     if outcome == LockOutcome::Granted {
         locking.handle_granted(&request);
     }
@@ -449,7 +451,7 @@ pub fn query(shared: &Shared, id: SessionId, request: &Request) -> Result<Reply,
 pub fn yield_locks(shared: &Shared, id: SessionId, inode: InodeId, moves: bool) -> Reply {
     let mut state = shared.lock();
     let State { locking, sessions, .. } = &mut *state;
-    locking.delegations.recall(inode, &mut locking.table, &mut Pages { sessions });
+    locking.delegations.recall(inode, &mut locking.table, &mut Pages { sessions, word: 0 });
     let locks = locking.table.records(inode, process(id));
     if moves {
         locking.table.handle_move(inode, process(id));
@@ -467,7 +469,7 @@ pub fn release(shared: &Shared, id: SessionId, inode: InodeId, owner: u64, lock_
     let mut state = shared.lock();
     let State { locking, sessions, .. } = &mut *state;
     if lock_kind == LockKind::Record && owner == LOCK_OWNER_PROCESS {
-        locking.delegations.recall(inode, &mut locking.table, &mut Pages { sessions });
+        locking.delegations.recall(inode, &mut locking.table, &mut Pages { sessions, word: 0 });
     }
     locking.table.handle_close(LockOwner { session: id, owner }, inode, kind(lock_kind));
     locking.tell_woken(shared);

@@ -86,6 +86,11 @@ pub fn set_delegated(page: &impl Persistent, slot: u32, inode: Option<InodeId>) 
     page.store_u64(DELEGATED + 8 * u64::from(slot % LOCK_SLOTS), inode.map_or(0, |inode| inode.0))
 }
 
+/// Notes that the session has nothing delegated any more.
+pub fn forget_delegated(page: &impl Persistent) -> Result<(), OutOfBounds> {
+    (0..LOCK_SLOTS).try_for_each(|slot| set_delegated(page, slot, None))
+}
+
 /// The credit granted, less what was recalled.
 pub fn granted(page: &impl Persistent) -> Credit {
     Credit {

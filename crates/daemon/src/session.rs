@@ -11,7 +11,9 @@ use ashlar_pmem::{
     Arena, ArenaError, MapError, Mapping, MappingAccess, MediumKind, OutOfBounds, Persistent, SessionFile,
 };
 use ashlar_types::{Credentials, LogGeneration, LogPosition, SessionId};
-use ashlar_wire::{CONTROL_BYTES, ControlPage, Credit, CreditKind, LEASE_TABLE_BYTES, LeaseTable, QuotaEra};
+use ashlar_wire::{
+    CONTROL_BYTES, CONTROL_BYTES_BEFORE, ControlPage, Credit, CreditKind, LEASE_TABLE_BYTES, LeaseTable, QuotaEra,
+};
 use thiserror::Error;
 
 use crate::account::Account;
@@ -198,6 +200,10 @@ impl Session {
             return Err(SessionError::Unfinished);
         }
         let control_file = arena.open_session_file(id, SessionFile::Control)?;
+        // What an earlier version has made knows nothing of record locks, and what it lacks is zeros.
+        if (CONTROL_BYTES_BEFORE..CONTROL_BYTES).contains(&control_file.metadata()?.len()) {
+            ashlar_pmem::allocate(&control_file, CONTROL_BYTES)?;
+        }
         let control = map_control(arena, &control_file)?;
         let log_file = arena.open_session_file(id, SessionFile::Log)?;
         let log_bytes = log_file.metadata()?.len();

@@ -276,6 +276,8 @@ fn begin_end<'a>(shared: &'a Shared, ids: &[SessionId]) -> parking_lot::MutexGua
         }
         if let Some(session) = state.sessions.get_mut(&id) {
             session.outstanding.clear();
+            // The page has room for all slots.
+            let _ = crate::page::forget_delegated(&*session.page);
         }
         crate::grant::end_leases(&mut state, id);
         state.locking.end_session(id);

@@ -215,6 +215,8 @@ impl State {
         session.control.set_fenced();
         session.account.granted = session.account.used;
         session.outstanding.clear();
+        // The page has room for all slots.
+        let _ = crate::page::forget_delegated(&*session.page);
         self.counters.sessions_fenced += 1;
         self.commit_wanted = true;
         self.leasing.drop_later(id);

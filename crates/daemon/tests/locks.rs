@@ -4,10 +4,10 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use ashlar_types::{Errno, InodeId};
+use ashlar_types::{Errno, FileKind, InodeId};
 use ashlar_wire::{
-    LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_SLOTS, LockChange, LockKind, LockMode, LockSlotState, LockedRange, Reply,
-    Request, SessionKind,
+    CONTROL_BYTES_BEFORE, LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_SLOTS, LockChange, LockKind, LockMode, LockSlot,
+    LockSlotState, LockedRange, Reply, Request, SessionKind,
 };
 use common::{Client, Site};
 
@@ -29,7 +29,15 @@ fn lock(owner: u64, range: (u64, u64), mode: LockMode, wait: Option<u64>) -> Req
 
 /// A lock of a process's own.
 fn own(client: &Client, slot: u32, range: (u64, u64), mode: LockMode) -> Request {
-    let _ = client;
+    late(slot_of(client, slot), range, mode)
+}
+
+fn slot_of(client: &Client, slot: u32) -> LockSlot {
+    LockSlot { number: slot, word: client.control.lock_slot_at_present(slot % LOCK_SLOTS).word }
+}
+
+/// The same, of a slot as it was once.
+fn late(slot: LockSlot, range: (u64, u64), mode: LockMode) -> Request {
     let (kind, (start, end), owner) = (LockKind::Record, range, LOCK_OWNER_PROCESS);
     Request::Lock { inode: FILE, kind, owner, pid: 42, start, end, mode, wait: None, slot: Some(slot) }
 }
@@ -96,7 +104,7 @@ fn a_delegation_that_was_never_given_is_not_believed_after_a_restart() {
     await_delegation(&mut honest, slot, (10, 19));
     let all = [LockedRange { first: 0, last: LOCK_LAST, write: true }];
     let claimed = hostile.control.claim_lock_slot(FILE).expect("a slot");
-    assert!(hostile.control.delegate_locks(claimed, FILE, &all));
+    assert!(hostile.control.delegate_locks(slot_of(&hostile, claimed), FILE, &all));
     // And one that only has a copy, it says.
     let other = hostile.control.claim_lock_slot(FILE).expect("a slot");
     let set = |list: &mut ashlar_wire::LockList| list.set(15, 15, LockMode::Write);
@@ -144,5 +152,38 @@ fn who_waits_on_a_connection_that_is_gone_waits_no_more() {
     }
     drop(side);
     await_delegation(&mut one, slot, (0, 9));
+    site.check();
+}
+
+#[test]
+fn a_request_that_comes_late_delegates_nothing() {
+    let mut site = Site::new(64 << 20);
+    let mut client = Client::open(&site.socket());
+    let slot = client.control.claim_lock_slot(FILE).expect("a slot");
+    let before = slot_of(&client, slot);
+    let set = |list: &mut ashlar_wire::LockList| list.set(0, 9, LockMode::Write);
+    assert_eq!(client.control.change_locks(slot, FILE, LockSlotState::Shared, set), LockChange::Done);
+    let reply = client.call(&late(before, (0, 9), LockMode::Write)).expect("nobody has it");
+    assert!(matches!(reply, Reply::Done), "{reply:?}");
+    assert_eq!(client.control.lock_slot(slot).1, LockSlotState::Shared);
+    await_delegation(&mut client, slot, (0, 9));
+    site.check();
+}
+
+#[test]
+fn a_log_that_an_earlier_version_has_left_is_not_lost() {
+    let mut site = Site::new(64 << 20);
+    let mut client = Client::open(&site.socket());
+    client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+    client.make(InodeId::ROOT, b"made", FileKind::Regular);
+    site.kill();
+    let name = format!("sessions/{}.control", client.welcome.peer.session.0);
+    let file = std::fs::File::options().write(true).open(site.arena().join(name)).expect("the control page's file");
+    file.set_len(CONTROL_BYTES_BEFORE).expect("shorter");
+    site.start();
+    let mut other = Client::open(&site.socket());
+    client.resume(&site.socket());
+    assert!(other.lookup(InodeId::ROOT, b"made").expect("answered").is_some(), "it was in the log alone");
+    assert!(client.control.claim_lock_slot(FILE).is_some());
     site.check();
 }

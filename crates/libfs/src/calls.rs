@@ -7,7 +7,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ashlar_types::Errno;
@@ -85,6 +85,8 @@ pub(crate) struct Calls {
     absence: Mutex<Absence>,
     pool: Mutex<Pool>,
     resuming: Mutex<()>,
+    /// How often the session has begun to come back.
+    resumptions: AtomicU64,
     mount: Mutex<Option<Arc<Registration>>>,
 }
 
@@ -117,6 +119,7 @@ impl Calls {
             absence: Mutex::default(),
             pool: Mutex::new(Pool { idle: vec![connection], era: 0 }),
             resuming: Mutex::new(()),
+            resumptions: AtomicU64::new(0),
             mount: Mutex::new(None),
         };
         Ok((calls, welcome, descriptors))
@@ -341,6 +344,11 @@ impl Calls {
         Errno::EIO
     }
 
+    /// How often the session has begun to come back to a SharedFS: a change says that one may have looked at what the session has.
+    pub(crate) fn resumptions(&self) -> u64 {
+        self.resumptions.load(Ordering::SeqCst)
+    }
+
     /// Closes the connections that no call uses.
     pub(crate) fn hang_up(&self) {
         // In a forked process, another thread may have held the lock that is not there to let it go.
@@ -364,6 +372,7 @@ impl Calls {
             }
             pool.idle.clear();
         }
+        self.resumptions.fetch_add(1, Ordering::SeqCst);
         loop {
             match self.try_resume(deadline, reclaim) {
                 Ok(connection) => {

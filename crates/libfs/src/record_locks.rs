@@ -15,7 +15,8 @@ use std::time::Duration;
 
 use ashlar_types::{Errno, InodeId};
 use ashlar_wire::{
-    LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_SLOTS, LockChange, LockKind, LockList, LockMode, LockSlotState, Reply, Request,
+    LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_SLOTS, LockChange, LockKind, LockList, LockMode, LockSlot, LockSlotState,
+    Reply, Request,
 };
 use rustix_futex_sync::{Mutex, MutexGuard};
 
@@ -66,7 +67,7 @@ impl RecordLocks {
     }
 }
 
-fn request(inode: InodeId, (start, end): Range, mode: LockMode, wait: Option<u64>, slot: Option<u32>) -> Request {
+fn request(inode: InodeId, (start, end): Range, mode: LockMode, wait: Option<u64>, slot: Option<LockSlot>) -> Request {
     let pid = std::process::id();
     Request::Lock { inode, kind: LockKind::Record, owner: LOCK_OWNER_PROCESS, pid, start, end, mode, wait, slot }
 }
@@ -90,7 +91,7 @@ impl LibFs {
                 LockChange::Moved => self.lock_shared(slot, inode, range, mode),
             };
         }
-        if mode == LockMode::Unlock {
+        if mode == LockMode::Unlock && !self.record_locks.is_doubtful(inode) {
             return Ok(RecordLock::Done);
         }
         match self.claim_slot(inode) {
@@ -114,19 +115,32 @@ impl LibFs {
                 return Ok(RecordLock::NoRoom);
             }
         }
-        match self.call(&request(inode, range, mode, None, Some(slot))) {
-            Ok(Reply::Done) => {}
-            Ok(Reply::Delegated) => return Ok(RecordLock::Done),
-            Ok(Reply::LockedOnMount) => return Ok(RecordLock::OfMount),
-            Ok(_) => return Err(Errno::EIO),
-            Err(errno) => {
-                if errno == Errno::EIO {
-                    self.record_locks.doubtful.lock().insert(inode);
+        loop {
+            let resumptions = self.calls.resumptions();
+            let asked = self.control.lock_slot_at_present(slot);
+            match self.call(&request(inode, range, mode, None, Some(asked))) {
+                Ok(Reply::Done) => {}
+                Ok(Reply::Delegated) => return Ok(RecordLock::Done),
+                Ok(Reply::LockedOnMount) => return Ok(RecordLock::OfMount),
+                Ok(_) => return Err(Errno::EIO),
+                Err(errno) => {
+                    if errno == Errno::EIO {
+                        self.record_locks.doubtful.lock().insert(inode);
+                    }
+                    return Err(errno);
                 }
-                return Err(errno);
+            }
+            if mode == LockMode::Unlock {
+                return Ok(RecordLock::Done);
+            }
+            if !copy() {
+                return Ok(RecordLock::NoRoom);
+            }
+            // A new SharedFS to which the session has come back meanwhile may have looked at the copy before.
+            if self.calls.resumptions() == resumptions {
+                return Ok(RecordLock::Done);
             }
         }
-        Ok(if mode == LockMode::Unlock || copy() { RecordLock::Done } else { RecordLock::NoRoom })
     }
 
     /// A slot for a file: a free one, or one of a file that the process has no locks on.
@@ -154,7 +168,8 @@ impl LibFs {
     /// any more. `pause` waits for a socket, as long as it likes to.
     ///
     /// # Errors
-    /// `EINTR` where `pause` says so, and no lock has come; `EDEADLK`; `EIO` where SharedFS is away.
+    /// `EINTR` where `pause` says so, and no lock has come; `EDEADLK`; `EIO` where SharedFS is away, and then the lock may come all the same
+    /// and stays up to [`LibFs::release_records`].
     pub fn await_record(
         &self,
         inode: InodeId,
@@ -165,9 +180,15 @@ impl LibFs {
         let ticket = self.record_locks.ticket.fetch_add(1, Ordering::Relaxed);
         let asked = request(inode, range, mode, Some(ticket), None);
         let cancel = Request::CancelLock { ticket };
-        match self.calls.call_interruptible(&asked, &cancel, self, pause)? {
-            Reply::LockedOnMount => Ok(RecordLock::OfMount),
-            _ => Ok(RecordLock::Done),
+        match self.calls.call_interruptible(&asked, &cancel, self, pause) {
+            Ok(Reply::LockedOnMount) => Ok(RecordLock::OfMount),
+            Ok(_) => Ok(RecordLock::Done),
+            Err(errno) => {
+                if errno == Errno::EIO {
+                    self.record_locks.doubtful.lock().insert(inode);
+                }
+                Err(errno)
+            }
         }
     }
 
@@ -254,11 +275,7 @@ impl LibFs {
 
 impl Reclaim for LibFs {
     fn requests(&self) -> Vec<Request> {
-        let copied = self.control.claimed_lock_slots().into_iter();
-        let copied = copied.filter(|(_, _, state, _)| *state == LockSlotState::Shared);
-        let copied = copied.flat_map(|(_, inode, _, ranges)| {
-            ranges.into_iter().map(move |range| request(inode, (range.first, range.last), range.mode(), None, None))
-        });
-        self.held_locks.requests().into_iter().chain(copied).collect()
+        // What is in slots SharedFS looks at itself: a request might be older than an unlock.
+        self.held_locks.requests()
     }
 }

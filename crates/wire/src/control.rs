@@ -26,10 +26,12 @@ use ashlar_pmem::{Mapping, Persistent};
 use ashlar_types::{InodeId, LogPosition, SessionId};
 
 use crate::lock_slots::{LOCK_SLOTS_BYTES, LockChange, LockList, LockSlotState, LockSlots, LockedRange};
-use crate::{Credit, LATENCY_BUCKETS, OperationCounts, OperationKind, QuotaEra, ScopeKind, latency_bucket};
+use crate::{Credit, LATENCY_BUCKETS, LockSlot, OperationCounts, OperationKind, QuotaEra, ScopeKind, latency_bucket};
 
 /// Slots in the table of open handles: as many different inodes as a session may have open.
 pub const HANDLE_SLOTS: u64 = 65_536;
+/// Bytes of a control page that an earlier version has made, without record locks.
+pub const CONTROL_BYTES_BEFORE: u64 = LOCKS;
 /// Slots in the lease table: as many leases as a session may hold.
 pub const LEASE_SLOTS: u32 = 65_536;
 /// Bytes of the control page's file.
@@ -451,9 +453,14 @@ impl<M: Persistent> ControlPage<M> {
         self.lock_slots().change(slot, inode, state, change)
     }
 
+    /// A slot, as a request tells SharedFS of it. The session calls this under the same lock as [`Self::change_locks`].
+    pub fn lock_slot_at_present(&self, slot: u32) -> LockSlot {
+        self.lock_slots().at_present(slot)
+    }
+
     /// Gives the session the say over its record locks on a file, which are these; `false` where the slot is not as the session has said.
     /// SharedFS calls this while the session waits for its answer.
-    pub fn delegate_locks(&self, slot: u32, inode: InodeId, locks: &[LockedRange]) -> bool {
+    pub fn delegate_locks(&self, slot: LockSlot, inode: InodeId, locks: &[LockedRange]) -> bool {
         self.lock_slots().delegate(slot, inode, locks)
     }
 

@@ -24,15 +24,15 @@ mod run;
 
 pub use connection::{Connection, Listener, MESSAGE_BYTES_MAX, WireError, socket_of};
 pub use control::{
-    CONTROL_BYTES, ControlPage, CreditKind, HANDLE_SLOTS, LEASE_SLOTS, LEASE_TABLE_BYTES, LeaseTable, LeaseWord,
-    OPERATION_LANES,
+    CONTROL_BYTES, CONTROL_BYTES_BEFORE, ControlPage, CreditKind, HANDLE_SLOTS, LEASE_SLOTS, LEASE_TABLE_BYTES,
+    LeaseTable, LeaseWord, OPERATION_LANES,
 };
 pub use lock_slots::{
     LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_RANGES_MAX, LOCK_SLOTS, LockChange, LockList, LockSlotState, LockedRange,
 };
 pub use message::{
-    Contents, Credit, DirectoryEntry, Extent, FsckReply, GrantReply, Hello, InodeState, LockKind, LockMode, Need,
-    PROTOCOL_VERSION, Peer, QuotaEra, QuotaGrant, QuotaStatus, QuotaWant, Reply, Request, ScopeKind, SessionKind,
+    Contents, Credit, DirectoryEntry, Extent, FsckReply, GrantReply, Hello, InodeState, LockKind, LockMode, LockSlot,
+    Need, PROTOCOL_VERSION, Peer, QuotaEra, QuotaGrant, QuotaStatus, QuotaWant, Reply, Request, ScopeKind, SessionKind,
     SessionStatus, SpaceReply, StatusReply, Want, Welcome, WelcomeSegment,
 };
 pub use pace::{LATENCY_BUCKETS, OperationCounts, OperationKind, latency_bucket, latency_from};

@@ -14,18 +14,19 @@
 //! - *delegated*: the slot itself has. Nobody else has a record lock on the file, or waits for one.
 //!
 //! Whoever changes a list writes the one that is not active, and then makes it so by a compare-and-swap of the word. SharedFS delegates
-//! (shared → delegated) in answer to a request of the session, which changes nothing of the slot meanwhile; it recalls (delegated →
-//! shared) at any time, and then reads the active list: nobody writes to that one, as a change that the session has begun goes to the
-//! other, and fails. Where the word has moved on over the reading, the session has unlocked something in its copy, and the list is read
-//! again. So a list is never taken in part, and nobody is waited for.
+//! (shared → delegated) in answer to a request of the session, which changes nothing of the slot meanwhile: the request says which word the
+//! slot had, so that one which comes late delegates nothing. SharedFS recalls (delegated → shared) at any time, and then reads the active
+//! list: nobody writes to that one, as a change that the session has begun goes to the other, and fails. Where the word has moved on over
+//! the reading, the session has unlocked something in its copy, and the list is read again. So a list is never taken in part, and nobody
+//! is waited for.
 //!
 //! The session can write all of it. What SharedFS reads there are claims of the session about its own locks.
 
 use ashlar_pmem::Persistent;
 use ashlar_types::InodeId;
 
-use crate::LockMode;
 use crate::control::Words;
+use crate::{LockMode, LockSlot};
 
 /// Slots of one session: files that it locks at the same time without messages. Databases use two or three.
 pub const LOCK_SLOTS: u32 = 16;
@@ -257,6 +258,10 @@ impl<M: Persistent> LockSlots<'_, M> {
         (self.inode(slot), word.state(), self.read_own(slot, word.active()))
     }
 
+    pub(crate) fn at_present(&self, slot: u32) -> LockSlot {
+        LockSlot { number: slot, word: self.word(slot).0 }
+    }
+
     pub(crate) fn claim(&self, inode: InodeId) -> Option<u32> {
         let slot = (0..LOCK_SLOTS).find(|&slot| self.word(slot).state() == LockSlotState::Free)?;
         let word = self.word(slot);
@@ -290,9 +295,13 @@ impl<M: Persistent> LockSlots<'_, M> {
         if self.exchange(slot, word, word.next(state, other)) { LockChange::Done } else { LockChange::Moved }
     }
 
-    pub(crate) fn delegate(&self, slot: u32, inode: InodeId, ranges: &[LockedRange]) -> bool {
-        let word = self.word(slot);
-        if word.state() != LockSlotState::Shared || self.inode(slot) != inode || ranges.len() > LOCK_RANGES_MAX {
+    pub(crate) fn delegate(&self, slot: LockSlot, inode: InodeId, ranges: &[LockedRange]) -> bool {
+        let (slot, word) = (slot.number, Word(slot.word));
+        if word != self.word(slot)
+            || word.state() != LockSlotState::Shared
+            || self.inode(slot) != inode
+            || ranges.len() > LOCK_RANGES_MAX
+        {
             return false;
         }
         let other = 1 - word.active();

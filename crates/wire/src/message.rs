@@ -271,6 +271,16 @@ pub enum LockMode {
     Unlock,
 }
 
+/// A slot of the session's control page as it was when the session asked. A request may be served after the session has given it up: it
+/// says nothing of a slot that has changed since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LockSlot {
+    /// Which one.
+    pub number: u32,
+    /// Its word.
+    pub word: u64,
+}
+
 /// A request of a session (or of the command line).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Request {
@@ -350,7 +360,7 @@ pub enum Request {
         /// `Some(ticket)`: wait; the ticket is the session's name for this waiting.
         wait: Option<u64>,
         /// The slot in which the session has a copy of the process's locks on the file, and may be delegated them.
-        slot: Option<u32>,
+        slot: Option<LockSlot>,
     },
     /// Which lock is in the way of this record lock.
     QueryLock {

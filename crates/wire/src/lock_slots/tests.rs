@@ -161,7 +161,7 @@ fn race(schedule: &[usize], is_broken: bool) -> (Spans, Spans, [usize; 2]) {
     let slots = LockSlots { words: &words, at: 0 };
     assert_eq!(slots.claim(FILE), Some(0));
     let begun = [(0, 0, false), (8, 9, true)].map(|(first, last, write)| LockedRange { first, last, write });
-    assert!(slots.delegate(0, FILE, &begun));
+    assert!(slots.delegate(slots.at_present(0), FILE, &begun));
     let (done, read) = std::thread::scope(|scope| {
         let session = scope.spawn(|| memory.act(0, || changes(&slots, is_broken)));
         let shared = scope.spawn(|| memory.act(1, || slots.recall(0, FILE)));
@@ -209,8 +209,8 @@ fn a_slot_is_claimed_delegated_recalled_and_freed() {
     assert_eq!(change, LockChange::Moved, "it's not delegated yet");
     assert_eq!(slots.recall(0, FILE), []);
     assert_eq!(slots.change(0, FILE, LockSlotState::Shared, lock(0, 9, LockMode::Write)), LockChange::Done);
-    assert!(!slots.delegate(0, OTHER, &[]) && !slots.delegate(1, FILE, &[]));
-    assert!(slots.delegate(0, FILE, &[LockedRange { first: 3, last: 3, write: true }]));
+    assert!(!slots.delegate(slots.at_present(0), OTHER, &[]) && !slots.delegate(slots.at_present(1), FILE, &[]));
+    assert!(slots.delegate(slots.at_present(0), FILE, &[LockedRange { first: 3, last: 3, write: true }]));
     assert_eq!(slots.change(0, OTHER, LockSlotState::Delegated, |_| true), LockChange::Moved);
     assert_eq!(slots.change(0, FILE, LockSlotState::Delegated, lock(4, 4, LockMode::Write)), LockChange::Done);
     assert_eq!(slots.change(0, FILE, LockSlotState::Delegated, |_| false), LockChange::Full);
