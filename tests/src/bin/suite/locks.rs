@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ashlar_tests::command::{call, run};
+use ashlar_tests::command::{call, run, signal};
 use ashlar_tests::harness::{Test, Verdict, passed};
 use ashlar_tests::mount::{Front, Medium, Site, obstacle};
 use ashlar_tests::random::Random;
 use ashlar_tests::reference::Reference;
 use ashlar_tests::{Outcome, ensure, tried};
+use ashlar_wire::PATIENCE_VARIABLE;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// The tests of this group.
@@ -28,6 +29,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/record_locks_stay_over_the_run_of_another_program", run: || with(executes) },
     Test { name: "run/record_locks_are_waited_for", run: || with(waits) },
     Test { name: "run/record_locks_that_are_waited_for_may_move", run: || with(moves) },
+    Test { name: "run/record_locks_that_were_given_up_go_with_the_file", run: || with(gives_up) },
     Test { name: "run/record_locks_outlive_sharedfs", run: || with(restarts) },
     Test { name: "run/record_locks_keep_a_counter_right", run: || with(counts) },
     Test { name: "run/sqlite_writers_in_both_ways", run: || with(databases) },
@@ -79,7 +81,18 @@ impl Locker {
 
     /// With something of the caller's on its standard error.
     fn start_with(program: &Path, front: Front, directory: &Path, errors: Stdio) -> Outcome<Self> {
+        Self::start_as(program, (front, &[]), directory, errors)
+    }
+
+    /// With variables in its environment.
+    fn start_as(
+        program: &Path,
+        (front, variables): (Front, &[(&str, &str)]),
+        directory: &Path,
+        errors: Stdio,
+    ) -> Outcome<Self> {
         let mut command = front.command(program);
+        command.envs(variables.iter().copied());
         command.current_dir(directory).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(errors);
         let mut child = command.spawn().map_err(tried("starting a program"))?;
         let (input, output) = (child.stdin.take(), child.stdout.take().ok_or("it has no output")?);
@@ -554,6 +567,31 @@ fn moves(site: &Site, program: &Path) -> Outcome<Verdict> {
         one.expect("joined 5000", "done")?;
         two.expect(&format!("get {same} r s 0 0"), &format!("w 0 40 {pid}"))?;
     }
+    passed()
+}
+
+/// Who gives up a wait for a lock, as SharedFS does not answer, does not have it for ever where SharedFS goes on.
+fn gives_up(site: &Site, program: &Path) -> Outcome<Verdict> {
+    let (point, errors) = (site.point(0), Stdio::null());
+    let (mut one, mut two) = pair(site, program, (Front::RunAtOnce, Front::Mount))?;
+    let mut hasty = Locker::start_as(program, (Front::RunAtOnce, &[(PATIENCE_VARIABLE, "1")]), &point, errors)?;
+    let (held, same) = (one.open("bc", "file")?, two.open("bc", "file")?);
+    let file = hasty.open("b", "file")?;
+    one.expect(&format!("set {held} w s 0 10"), "done")?;
+    hasty.tell(&format!("wait {file} w s 5 10"))?;
+    // SharedFS knows that it waits.
+    std::thread::sleep(QUIET);
+    let daemon = site.daemon()?;
+    signal(daemon, Signal::STOP)?;
+    let given_up = hasty.expect_line("EIO");
+    // The lock is free before SharedFS can see that nobody waits for it any more.
+    one.tell(&format!("set {held} u s 0 0"))?;
+    std::thread::sleep(QUIET);
+    signal(daemon, Signal::CONT)?;
+    given_up?;
+    one.expect_line("done")?;
+    hasty.expect(&format!("close {file}"), "done")?;
+    two.expect(&format!("set {same} w s 0 0"), "done")?;
     passed()
 }
 
