@@ -389,6 +389,7 @@ fn wait(
         return Err(Errno::EINTR);
     }
     state.locking.waiting.insert(waiter);
+    let mut look = Instant::now() + LOOK;
     loop {
         if let Some(outcome) = state.locking.over.remove(&waiter) {
             state.locking.waiting.remove(&waiter);
@@ -401,9 +402,13 @@ fn wait(
         if state.ending {
             return Err(Shared::ENDING);
         }
-        let is_told = !shared.locks_changed.wait_for(state, LOOK).timed_out();
-        // What is granted after this somebody may have who knows nothing of it.
-        if !is_told && is_hung_up(socket) && state.locking.table.handle_cancel(waiter) {
+        shared.locks_changed.wait_until(state, look);
+        if Instant::now() < look {
+            continue;
+        }
+        look = Instant::now() + LOOK;
+        // Whoever has gone would have a lock that nobody knows of.
+        if is_hung_up(socket) && state.locking.table.handle_cancel(waiter) {
             state.locking.waiting.remove(&waiter);
             return Err(Errno::EINTR);
         }

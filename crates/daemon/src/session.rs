@@ -203,6 +203,7 @@ impl Session {
         // What an earlier version has made knows nothing of record locks, and what it lacks is zeros.
         if (CONTROL_BYTES_BEFORE..CONTROL_BYTES).contains(&control_file.metadata()?.len()) {
             ashlar_pmem::allocate(&control_file, CONTROL_BYTES)?;
+            control_file.set_len(CONTROL_BYTES)?;
         }
         let control = map_control(arena, &control_file)?;
         let log_file = arena.open_session_file(id, SessionFile::Log)?;
