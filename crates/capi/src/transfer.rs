@@ -110,25 +110,14 @@ impl Session {
         if data.is_empty() {
             return Ok(0);
         }
-        let (start, at) = if file.appends() {
-            (self.fs.attributes(file.inode)?.inode.size, WriteAt::End)
-        } else {
-            (spot.offset(), WriteAt::Offset(spot.offset()))
-        };
-        let room = self.room_for(start, data.len())?;
-        let written = self.fs.write(&self.admitted, file.inode, at, &data[..room], self.strips())?;
+        let at = if file.appends() { WriteAt::End } else { WriteAt::Offset(spot.offset()) };
+        let data = &data[..data.len().min(TRANSFER_MAX)];
+        let written = self.fs.write_within(&self.admitted, file.inode, at, data, self.strips(), self.file_limit)?;
         spot.move_to(written.offset + written.bytes as u64);
         if file.is_synchronous() {
             self.fs.sync()?;
         }
         Ok(written.bytes)
-    }
-
-    /// How much of a write one call, the process's limit and the largest size allow.
-    fn room_for(&self, start: u64, length: usize) -> Outcome<usize> {
-        let limit = self.file_limit.min(FILE_SIZE_MAX);
-        let room = limit.checked_sub(start).filter(|room| *room > 0).ok_or(Errno::EFBIG)?;
-        Ok(length.min(TRANSFER_MAX).min(usize::try_from(room).unwrap_or(usize::MAX)))
     }
 
     /// `copy_file_range`; an offset that is given moves.
@@ -157,14 +146,13 @@ impl Session {
         let source_start = Spot::of(&source, at(&from.1), 0)?.offset();
         let target_start = Spot::of(&target, at(&to.1), 0)?.offset();
         let left = self.size(source.inode)?.saturating_sub(source_start);
-        let length = bytes.min(usize::try_from(left).unwrap_or(usize::MAX));
+        let length = left.min(bytes.min(TRANSFER_MAX) as u64);
         if length == 0 {
             return Ok(0);
         }
-        let length = self.room_for(target_start, length)? as u64;
-        let (who, strip) = (&self.admitted, self.strips());
+        let (who, strip, limit) = (&self.admitted, self.strips(), self.file_limit);
         let (input, output) = (source.inode, target.inode);
-        let copied = self.fs.copy_range(who, input, source_start, output, target_start, length, strip)?;
+        let copied = self.fs.copy_range_within(who, input, source_start, output, target_start, length, strip, limit)?;
         let moved = |file: &OpenFile, given: Option<&mut i64>, to: u64| match given {
             Some(offset) => *offset = to as i64,
             None => *locked(&file.offset) = to,

@@ -83,6 +83,16 @@ impl LibFs {
         }
     }
 
+    /// How many of `length` bytes the file has from an offset on. A read of them that follows asks SharedFS for nothing more.
+    ///
+    /// # Errors
+    /// As [`LibFs::read`].
+    pub fn readable(&self, id: InodeId, offset: u64, length: usize) -> Outcome<usize> {
+        let guard = self.view(Claim::read(id).with_contents())?;
+        let size = guard.inode.as_ref().ok_or(Errno::ESTALE)?.size;
+        Ok(length.min(usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX)))
+    }
+
     pub(crate) fn copy_out(&self, content: &Content, offset: u64, buffer: &mut [u8]) -> Result<(), ReadStop> {
         content.walk(offset, offset + buffer.len() as u64, |at, length, found| {
             let into = &mut buffer[(at - offset) as usize..(at - offset + length) as usize];
@@ -154,13 +164,29 @@ impl LibFs {
     /// # Errors
     /// `EINVAL`, `EISDIR`, `EFBIG`, `ENOSPC`, `EDQUOT`.
     pub fn write(&self, who: &Credentials, id: InodeId, at: WriteAt, data: &[u8], strip: bool) -> Outcome<Written> {
+        self.write_within(who, id, at, data, strip, FILE_SIZE_MAX)
+    }
+
+    /// As [`LibFs::write`]; of what would lie beyond `limit`, in bytes from the file's beginning, nothing is written.
+    ///
+    /// # Errors
+    /// As [`LibFs::write`]; `EFBIG` where the first byte lies at or beyond the limit.
+    pub fn write_within(
+        &self,
+        who: &Credentials,
+        id: InodeId,
+        at: WriteAt,
+        data: &[u8],
+        strip: bool,
+        limit: u64,
+    ) -> Outcome<Written> {
         let _measured = self.measured(OperationKind::Write);
+        let limit = limit.min(FILE_SIZE_MAX);
         let mut start = None;
-        let mut written = 0;
+        let (mut written, mut length) = (0_usize, data.len());
         let mut most = self.record_data_max();
         loop {
-            let part = &data[written..data.len().min(written + most)];
-            let mut tried = 0;
+            let mut tried = (0, 0);
             let result = self.change(&[Claim::write(id).with_contents().with_xattrs()], |locked| {
                 locked.act_for(who);
                 let inode = locked.inode(id)?;
@@ -170,22 +196,25 @@ impl LibFs {
                     (None, WriteAt::Offset(offset)) => offset,
                     (None, WriteAt::End) => inode.size,
                 };
-                tried = offset;
-                if offset.checked_add(part.len() as u64).is_none_or(|end| end > FILE_SIZE_MAX) {
+                let room = usize::try_from(limit.saturating_sub(offset)).unwrap_or(usize::MAX);
+                if room == 0 && length > 0 {
                     return Err(Errno::EFBIG.into());
                 }
+                length = length.min(written.saturating_add(room));
+                let part = &data[written..length.min(written + most)];
+                tried = (offset, part.len());
                 if !part.is_empty() {
                     Self::drop_capabilities(locked, id)?;
                     locked.commit(&Update::Write { inode: id, offset, at: Self::now(), strip, data: part })?;
                 }
-                Ok(offset)
+                Ok((offset, part.len()))
             });
             match result {
-                Ok(offset) => {
+                Ok((offset, bytes)) => {
                     start.get_or_insert(offset);
-                    written += part.len();
+                    written += bytes;
                 }
-                Err(errno @ (Errno::EDQUOT | Errno::ENOSPC)) => match (shorter(tried, part.len()), start) {
+                Err(errno @ (Errno::EDQUOT | Errno::ENOSPC)) => match (shorter(tried.0, tried.1), start) {
                     (Some(less), _) => {
                         most = less;
                         continue;
@@ -195,7 +224,7 @@ impl LibFs {
                 },
                 Err(errno) => return Err(errno),
             }
-            if written == data.len() {
+            if written == length {
                 return Ok(Written { offset: start.unwrap_or(0), bytes: written });
             }
         }
@@ -308,6 +337,25 @@ impl LibFs {
         length: u64,
         strip: bool,
     ) -> Outcome<u64> {
+        self.copy_range_within(who, from, from_offset, to, to_offset, length, strip, FILE_SIZE_MAX)
+    }
+
+    /// As [`LibFs::copy_range`]; of what would lie beyond `limit`, nothing is written.
+    ///
+    /// # Errors
+    /// As [`LibFs::copy_range`] and [`LibFs::write_within`].
+    #[allow(clippy::too_many_arguments, reason = "those of the call")]
+    pub fn copy_range_within(
+        &self,
+        who: &Credentials,
+        from: InodeId,
+        from_offset: u64,
+        to: InodeId,
+        to_offset: u64,
+        length: u64,
+        strip: bool,
+        limit: u64,
+    ) -> Outcome<u64> {
         let reach = |offset: u64| offset.checked_add(length).ok_or(Errno::EOVERFLOW);
         let (from_end, to_end) = (reach(from_offset)?, reach(to_offset)?);
         if from == to && from_offset < to_end && to_offset < from_end {
@@ -318,7 +366,8 @@ impl LibFs {
         while copied < length {
             let step = (length - copied).min(RECORD_DATA_MAX as u64) as usize;
             let done = self.read(from, from_offset + copied, &mut buffer[..step]).and_then(|count| {
-                let written = self.write(who, to, WriteAt::Offset(to_offset + copied), &buffer[..count], strip)?;
+                let at = WriteAt::Offset(to_offset + copied);
+                let written = self.write_within(who, to, at, &buffer[..count], strip, limit)?;
                 Ok(written.bytes)
             });
             match done {

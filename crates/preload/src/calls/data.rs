@@ -166,8 +166,7 @@ fn read_parts(session: &Session, inode: InodeId, offset: u64, parts: &[libc::iov
     for part in parts {
         let at = offset + done as u64;
         // No more of the buffer is touched than the file fills: the rest need not be there.
-        let size = session.fs.attributes(inode)?.inode.size;
-        let length = part.iov_len.min(usize::try_from(size.saturating_sub(at)).unwrap_or(usize::MAX));
+        let length = session.fs.readable(inode, at, part.iov_len)?;
         let count = match memory::bytes_mut(part.iov_base as u64, length) {
             Ok(buffer) => session.fs.read(inode, at, buffer),
             Err(errno) => Err(errno),
@@ -226,13 +225,9 @@ fn write_parts(
     if data.is_empty() {
         return Ok(0);
     }
-    let start = match offset {
-        Some(offset) => offset,
-        None => session.fs.attributes(inode)?.inode.size,
-    };
-    let room = room_for(start, data.len())?;
-    let at = offset.map_or(WriteAt::End, WriteAt::Offset);
-    let written = session.fs.write(&session.admitted, inode, at, &data[..room], session.strips())?;
+    let (at, limit) = (offset.map_or(WriteAt::End, WriteAt::Offset), session::file_limit());
+    let written = session.fs.write_within(&session.admitted, inode, at, data, session.strips(), limit);
+    let written = written.inspect_err(|errno| tell_of_limit(*errno, limit))?;
     if let Some(place) = place {
         place.offset = written.offset + written.bytes as u64;
     }
@@ -256,20 +251,16 @@ fn join(parts: &[libc::iovec]) -> Result<Vec<u8>, Errno> {
     Ok(joined)
 }
 
-/// How much of a write the process's limit and the largest size allow. Beyond the limit the process gets `SIGXFSZ`.
-fn room_for(start: u64, length: usize) -> Result<usize, Errno> {
-    let limit = session::file_limit();
-    if start >= limit {
+/// A process that writes at or beyond its limit gets `SIGXFSZ`; one that writes beyond what a file may have gets the error alone.
+fn tell_of_limit(errno: Errno, limit: u64) {
+    if errno == Errno::EFBIG && limit <= FILE_SIZE_MAX {
         // SAFETY: they take nothing but numbers.
         unsafe {
             let process = system_call(libc::SYS_getpid as u64, [0; 6]) as u64;
             let thread = system_call(libc::SYS_gettid as u64, [0; 6]) as u64;
             system_call(libc::SYS_tgkill as u64, [process, thread, libc::SIGXFSZ as u64, 0, 0, 0]);
         }
-        return Err(Errno::EFBIG);
     }
-    let room = limit.min(FILE_SIZE_MAX).checked_sub(start).filter(|room| *room > 0).ok_or(Errno::EFBIG)?;
-    Ok(length.min(usize::try_from(room).unwrap_or(usize::MAX)))
 }
 
 /// `lseek`.
@@ -351,10 +342,10 @@ pub(super) fn copy_range(a: [u64; 6]) -> Served {
     if length == 0 {
         return Ok(Some(0));
     }
-    let length = room_for(to_offset, length as usize)? as u64;
-    let who = &session.admitted;
-    let strip = session.strips();
-    let copied = session.fs.copy_range(who, from.inode(), from_offset, to.inode(), to_offset, length, strip)?;
+    let (who, strip, limit) = (&session.admitted, session.strips(), session::file_limit());
+    let (input, output) = (from.inode(), to.inode());
+    let copied = session.fs.copy_range_within(who, input, from_offset, output, to_offset, length, strip, limit);
+    let copied = copied.inspect_err(|errno| tell_of_limit(*errno, limit))?;
     moved(&from, a[1], from_given, from_offset + copied)?;
     moved(&to, a[3], to_given, to_offset + copied)?;
     Ok(Some(copied as i64))
