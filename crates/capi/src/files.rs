@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use ashlar_libfs::{Change, Found, Last, LibFs, LockKind, Make, Opening, Outcome, Place};
+use ashlar_libfs::{Aim, Change, Found, Last, LibFs, LockKind, Make, Opening, Outcome, Place, Purpose};
 use ashlar_types::{Access, Errno, FileKind, InodeId};
 
 use crate::session::Session;
@@ -172,10 +172,8 @@ impl Session {
         if flags & libc::O_CREAT != 0 {
             self.check_makes_file(path)?;
         }
-        let keeps_link = flags & libc::O_NOFOLLOW != 0 || flags & libc::O_CREAT != 0 && flags & libc::O_EXCL != 0;
-        let last = if keeps_link { Last::Keep } else { Last::Follow };
         self.files.check_room()?;
-        let file = self.at(path, last, |place| self.open_place(place, flags, mode))?;
+        let file = self.at(path, Aim::of_opening(flags), |place| self.open_place(place, flags, mode))?;
         self.files.add(Arc::new(file))
     }
 
@@ -247,7 +245,9 @@ impl Session {
     pub(crate) fn truncate(&self, path: &[u8], size: i64) -> Outcome<()> {
         let size = self.checked_size(size)?;
         let change = Change { size: Some(size), strip: self.strips(), ..Change::default() };
-        self.with(path, Last::Follow, |found| self.fs.set_attributes(&self.who, found.id, &change).map(drop))
+        self.with(path, Last::Follow.to(Purpose::Write), |found| {
+            self.fs.set_attributes(&self.who, found.id, &change).map(drop)
+        })
     }
 
     /// `ftruncate`.

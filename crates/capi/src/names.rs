@@ -1,6 +1,6 @@
 //! Names: making, removing, moving and linking them; and attributes of what they lead to.
 
-use ashlar_libfs::{Change, Found, Last, Make, Outcome, RenameFlags, SetTime};
+use ashlar_libfs::{Change, Found, Last, Make, Outcome, Purpose, RenameFlags, SetTime};
 use ashlar_types::{Access, Errno, FileKind, MODE_PERMISSIONS, MODE_SETGID, MODE_SETUID, MODE_STICKY};
 
 use crate::session::{Session, retried};
@@ -30,7 +30,7 @@ impl Session {
     }
 
     fn make(&self, path: &[u8], make: &Make<'_>) -> Outcome<()> {
-        self.at(path, Last::Keep, |place| {
+        self.at(path, Last::Keep.to(Purpose::Name), |place| {
             place.check_new(make.kind == FileKind::Directory)?;
             self.fs.make(&self.who, place.directory, &place.name, make).map(drop)
         })
@@ -41,7 +41,7 @@ impl Session {
     /// # Errors
     /// As the header says.
     pub(crate) fn remove(&self, path: &[u8], is_directory: bool) -> Outcome<()> {
-        self.at(path, Last::Keep, |place| self.fs.remove_at(&self.who, place, is_directory))
+        self.at(path, Last::Keep.to(Purpose::Name), |place| self.fs.remove_at(&self.who, place, is_directory))
     }
 
     /// `renameat2`.
@@ -60,8 +60,9 @@ impl Session {
             whiteout: has(RENAME_WHITEOUT),
             replaced: None,
         };
+        let aim = Last::Keep.to(Purpose::Name);
         retried(|| {
-            let (source, target) = (self.walk(from, Last::Keep)?, self.walk(to, Last::Keep)?);
+            let (source, target) = (self.walk(from, aim)?, self.walk(to, aim)?);
             self.fs.rename_at(&self.who, &source, &target, flags)
         })
     }
@@ -71,7 +72,7 @@ impl Session {
     /// # Errors
     /// As the header says.
     pub(crate) fn link(&self, from: &[u8], to: &[u8]) -> Outcome<()> {
-        self.with(from, Last::Keep, |found| self.link_found(found, to))
+        self.with(from, Last::Keep.to(Purpose::Change), |found| self.link_found(found, to))
     }
 
     /// A name for an open file.
@@ -87,7 +88,7 @@ impl Session {
     }
 
     fn link_found(&self, found: &Found, to: &[u8]) -> Outcome<()> {
-        let place = self.walk(to, Last::Keep)?;
+        let place = self.walk(to, Last::Keep.to(Purpose::Name))?;
         place.check_new(false)?;
         let may_change = || self.fs.check_access(&self.who, found.id, Access::READ | Access::WRITE).is_ok();
         if !self.guards.allow_linking(self.who.uid, &found.inode, may_change) {

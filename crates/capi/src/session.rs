@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ashlar_libfs::{ConnectError, Found, Last, LibFs, Options, Outcome, Paths, Place, Space, Surroundings, Walked};
+use ashlar_libfs::{Aim, ConnectError, Found, LibFs, Options, Outcome, Paths, Place, Space, Surroundings, Walked};
 use ashlar_types::{Credentials, Errno, InodeId};
 use ashlar_wire::{PATIENCE_MS, SessionKind};
 
@@ -160,24 +160,35 @@ impl Session {
     ///
     /// # Errors
     /// Those of paths; those of `act`.
-    pub(crate) fn at<R>(&self, path: &[u8], last: Last, mut act: impl FnMut(&Place) -> Outcome<R>) -> Outcome<R> {
-        retried(|| act(&self.walk(path, last)?))
+    pub(crate) fn at<R>(
+        &self,
+        path: &[u8],
+        aim: impl Into<Aim>,
+        mut act: impl FnMut(&Place) -> Outcome<R>,
+    ) -> Outcome<R> {
+        let aim = aim.into();
+        retried(|| act(&self.walk(path, aim)?))
     }
 
     /// As [`Self::at`], for what is there.
     ///
     /// # Errors
     /// `ENOENT`, and as [`Self::at`].
-    pub(crate) fn with<R>(&self, path: &[u8], last: Last, mut act: impl FnMut(&Found) -> Outcome<R>) -> Outcome<R> {
-        self.at(path, last, |place| act(place.found.as_ref().ok_or(Errno::ENOENT)?))
+    pub(crate) fn with<R>(
+        &self,
+        path: &[u8],
+        aim: impl Into<Aim>,
+        mut act: impl FnMut(&Found) -> Outcome<R>,
+    ) -> Outcome<R> {
+        self.at(path, aim, |place| act(place.found.as_ref().ok_or(Errno::ENOENT)?))
     }
 
     /// Where a path leads.
     ///
     /// # Errors
     /// Those of paths.
-    pub(crate) fn walk(&self, path: &[u8], last: Last) -> Outcome<Place> {
-        match self.fs.walk(self, InodeId::ROOT, path, last)? {
+    pub(crate) fn walk(&self, path: &[u8], aim: impl Into<Aim>) -> Outcome<Place> {
+        match self.fs.walk(self, InodeId::ROOT, path, aim)? {
             Walked::Inside(place) => Ok(place),
             Walked::Outside => Err(Errno::EXDEV),
         }

@@ -44,8 +44,23 @@ pub fn now_us() -> u64 {
     boot_time().as_micros() as u64
 }
 
-/// Leases, with state.
-pub fn acquire(shared: &Shared, id: SessionId, wants: &[Want]) -> Result<Reply, Errno> {
+/// What a session looks up.
+#[derive(Debug)]
+pub struct Sought<'a> {
+    pub directory: InodeId,
+    pub name: &'a [u8],
+    /// The lease on the directory that it lacks.
+    pub within: Option<Want>,
+    /// Where there is none, one is made next.
+    pub makes: bool,
+    /// What is found is to be written.
+    pub write: bool,
+    /// What to tell of it.
+    pub need: Need,
+}
+
+/// Applies what a session has logged, and what others have if there may be no such inodes otherwise.
+fn begin<'a>(shared: &'a Shared, id: SessionId, wants: &[Want]) -> Result<MutexGuard<'a, State>, Errno> {
     let mut state = shared.apply_settled(shared.lock(), id);
     if check_exists(&state, wants).is_err() {
         // Who has the number from a descriptor may be faster than the log of the session that made the inode.
@@ -58,6 +73,12 @@ pub fn acquire(shared: &Shared, id: SessionId, wants: &[Want]) -> Result<Reply, 
         check_exists(&state, wants)?;
         state.live(id).ok_or(Errno::EIO)?;
     }
+    Ok(state)
+}
+
+/// Leases, with state.
+pub fn acquire(shared: &Shared, id: SessionId, wants: &[Want]) -> Result<Reply, Errno> {
+    let mut state = begin(shared, id, wants)?;
     let answer = request(shared, &mut state, id, wants)?;
     let applied = state.store.applied(id);
     let not_before = state.not_before;
@@ -66,36 +87,51 @@ pub fn acquire(shared: &Shared, id: SessionId, wants: &[Want]) -> Result<Reply, 
     Ok(Reply::Granted { grants: grants.0, applied, dependencies: grants.1 })
 }
 
-/// One entry of a directory, with a lease to read what it leads to.
-pub fn lookup(shared: &Shared, id: SessionId, directory: InodeId, name: &[u8]) -> Result<Reply, Errno> {
+/// One entry of a directory, with a lease on what it leads to, and one on the directory if it is asked for.
+pub fn lookup(shared: &Shared, id: SessionId, sought: &Sought<'_>) -> Result<Reply, Errno> {
+    let &Sought { directory, name, within, makes, write, need } = sought;
     Name::check(name).map_err(|_| Errno::EINVAL)?;
-    let mut state = shared.apply_settled(shared.lock(), id);
-    loop {
-        let found = state.store.entry(directory, name).map_err(|error| internal(&error))?;
-        let Some(found) = found else {
-            let applied = state.store.applied(id);
-            return Ok(Reply::Entry { entry: None, grant: None, applied, dependencies: Vec::new() });
-        };
-        let need = Need { xattrs: true, ..Need::default() };
-        let want = Want { inode: found.inode, write: false, scope: ScopeKind::Node, need };
-        let answer = request(shared, &mut state, id, &[want])?;
-        // To grant it, another session's log may have been applied, and that may have changed the entry.
-        let again = state.store.entry(directory, name).map_err(|error| internal(&error))?;
-        if again != Some(found) {
-            continue;
-        }
-        let entry = DirectoryEntry {
-            cookie: state.store.name_cookie(name),
-            name: name.to_vec(),
-            inode: found.inode,
-            kind: found.kind,
-        };
-        let applied = state.store.applied(id);
-        let not_before = state.not_before;
-        drop(state);
-        let (grants, dependencies) = answer.finish(not_before)?;
-        return Ok(Reply::Entry { entry: Some(entry), grant: grants.into_iter().next(), applied, dependencies });
+    if within.is_some_and(|within| within.inode != directory) {
+        return Err(Errno::EINVAL);
     }
+    let mut wants = Vec::with_capacity(2);
+    let mut state = begin(shared, id, within.as_slice())?;
+    let mut answers = Vec::new();
+    if let Some(within) = within {
+        // What others have changed in the directory is known when the lease is taken from them, and not before.
+        answers.push(request(shared, &mut state, id, &[Want { need: Need::default(), ..within }])?);
+    }
+    let entry = loop {
+        let found = state.store.entry(directory, name).map_err(|error| internal(&error))?;
+        wants.clear();
+        wants.extend(within.map(|within| Want { write: within.write || makes && found.is_none(), ..within }));
+        wants.extend(found.map(|found| Want { inode: found.inode, write, scope: ScopeKind::Node, need }));
+        if !wants.is_empty() {
+            answers.push(request(shared, &mut state, id, &wants)?);
+        }
+        // To grant it, another session's log may have been applied, and that may have changed the entry.
+        if state.store.entry(directory, name).map_err(|error| internal(&error))? == found {
+            break found;
+        }
+    };
+    let entry = entry.map(|entry| DirectoryEntry {
+        cookie: state.store.name_cookie(name),
+        name: name.to_vec(),
+        inode: entry.inode,
+        kind: entry.kind,
+    });
+    let applied = state.store.applied(id);
+    let not_before = state.not_before;
+    drop(state);
+    let (mut grants, mut dependencies) = (Vec::new(), Vec::new());
+    for answer in answers {
+        let (newest, shown) = answer.finish(not_before)?;
+        grants = newest;
+        dependencies.extend(shown);
+    }
+    let directory = within.and_then(|_| if grants.is_empty() { None } else { Some(grants.remove(0)) });
+    // Without an entry the last answer is the directory's alone, or there is none.
+    Ok(Reply::Entry { entry, directory, grants, applied, dependencies })
 }
 
 /// A page of a directory.

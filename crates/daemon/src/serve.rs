@@ -12,6 +12,7 @@ use ashlar_wire::{Connection, Listener, Reply, Request, WelcomeSegment};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::grant::Sought;
 use crate::materialise::materialise;
 use crate::notify::Notifier;
 use crate::sessions::{self, Refused};
@@ -251,7 +252,10 @@ fn serve_session(
 ) -> Result<Answer, Errno> {
     Ok(match request {
         Request::Acquire(wants) => grant::acquire(shared, id, &wants)?.into(),
-        Request::Lookup { directory, name } => grant::lookup(shared, id, directory, &name)?.into(),
+        Request::Lookup { directory, name, within, makes, write, need } => {
+            let found = Sought { directory, name: &name, within, makes, write, need };
+            grant::lookup(shared, id, &found)?.into()
+        }
         Request::ReadDirectory { directory, after, limit } => {
             grant::read_directory(shared, directory, after, limit)?.into()
         }

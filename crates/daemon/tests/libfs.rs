@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ashlar_libfs::{
-    Allocation, Change, Found, Last, LibFs, Make, OpenInode, Options, Paths, RenameFlags, Seek, Surroundings, Walked,
-    WriteAt, XattrFlags,
+    Aim, Allocation, Change, Found, Last, LibFs, Listed, Make, OpenInode, Opening, Options, Paths, Place as Spot,
+    Purpose, RenameFlags, Seek, Surroundings, Walked, WriteAt, XattrFlags,
 };
 use ashlar_tests::linear::checker::{History, check};
 use ashlar_tests::linear::model::{Picture, Seen, text_of};
@@ -196,8 +196,12 @@ impl Alone {
 
     /// Where a path leads, or why not.
     fn walk(&self, fs: &LibFs, path: &str, last: Last) -> Result<Option<InodeId>, Errno> {
-        match fs.walk(self, InodeId::ROOT, path.as_bytes(), last)? {
-            Walked::Inside(place) => Ok(place.found.map(|found| found.id)),
+        self.place(fs, path, last).map(|place| place.found.map(|found| found.id))
+    }
+
+    fn place(&self, fs: &LibFs, path: &str, aim: impl Into<Aim>) -> Result<Spot, Errno> {
+        match fs.walk(self, InodeId::ROOT, path.as_bytes(), aim)? {
+            Walked::Inside(place) => Ok(place),
             Walked::Outside => Err(Errno::EXDEV),
         }
     }
@@ -284,6 +288,126 @@ fn a_remembered_path_leads_where_it_leads_now() {
         }
     }
     assert!(remembered > STEPS, "only {remembered} paths led anywhere");
+}
+
+/// What one session has changed last, another had to ask for twice or three times before it could change it: to look, and then to write.
+#[test]
+fn what_another_has_changed_is_asked_for_once() {
+    const FILES: u64 = 100;
+    let site = Site::new(64 << 20);
+    let requests = || site.status().counters.iter().find(|(name, _)| name == "requests").expect("a counter").1;
+    let (one, two, user) = (connect(&site), connect(&site), Alone::of(1000));
+    let top = Make { mode: 0o777, ..make(FileKind::Directory) };
+    let directory = one.make(&ROOT, InodeId::ROOT, b"directory", &top).expect("made").id;
+    let who = user.who();
+    let open = |fs: &LibFs, path: &str, flags: i32| {
+        let place = user.place(fs, path, Aim::of_opening(flags)).expect("followed");
+        match place.opening(flags).expect("opened") {
+            Opening::Make => fs.make_open(who, place.directory, &place.name, &make(FileKind::Regular)).expect("made"),
+            Opening::Existing(found, access) => fs.open_for(who, found.id, access).expect("opened"),
+            Opening::MakeUnnamed(_) => panic!("that has a name"),
+        }
+    };
+    let create = |fs: &LibFs, path: &str| {
+        let id = open(fs, path, libc::O_CREAT | libc::O_WRONLY).id;
+        fs.write(who, id, WriteAt::End, path.as_bytes(), false).expect("written");
+        fs.close(id);
+    };
+    type Step<'a> = (&'a str, u64, &'a dyn Fn(&LibFs, &str));
+    let steps: [Step<'_>; 7] = [
+        ("create", 1, &|fs, path| create(fs, &format!("{path}-two"))),
+        ("stat", 1, &|fs, path| assert!(user.walk(fs, path, Last::Keep).expect("followed").is_some())),
+        ("read", 1, &|fs, path| {
+            let mut text = [0; 64];
+            let id = open(fs, path, libc::O_RDONLY).id;
+            let length = fs.read(id, 0, &mut text).expect("read");
+            assert_eq!(&text[..length], path.as_bytes());
+            fs.close(id);
+        }),
+        ("append", 1, &|fs, path| {
+            let id = open(fs, path, libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND).id;
+            assert_eq!(fs.write(who, id, WriteAt::End, b"more", false).expect("written").offset, path.len() as u64);
+            fs.close(id);
+        }),
+        ("chmod", 1, &|fs, path| {
+            let place = user.place(fs, path, Last::Follow.to(Purpose::Change)).expect("followed");
+            let change = Change { mode: Some(0o600), ..Change::default() };
+            fs.set_attributes(who, place.found.expect("there").id, &change).expect("changed");
+        }),
+        ("unlink", 1, &|fs, path| {
+            let place = user.place(fs, path, Last::Keep.to(Purpose::Name)).expect("followed");
+            fs.remove_at(who, &place, false).expect("removed");
+        }),
+        ("rename", 2, &|fs, path| {
+            let aim = Last::Keep.to(Purpose::Name);
+            let new = format!("{path}-new");
+            let (from, to) =
+                (user.place(fs, path, aim).expect("followed"), user.place(fs, &new, aim).expect("followed"));
+            fs.rename_at(who, &from, &to, RenameFlags::default()).expect("renamed");
+        }),
+    ];
+    for (name, most, step) in steps {
+        let mut asked = 0;
+        for number in 0..FILES {
+            let path = format!("directory/{name}-{number}");
+            create(&one, &path);
+            let before = requests();
+            step(&two, &path);
+            // The question how many there were is one as well.
+            asked += requests() - before - 1;
+        }
+        // Now and then the others of the directory are asked for as well.
+        assert!(asked * 4 <= most * FILES * 5, "{asked} requests to {name} {FILES} files");
+    }
+    assert_eq!(one.attributes(directory).expect("known").inode.entries, 7 * FILES);
+}
+
+/// A directory whose lease moves often is known by a few of its names. They are the right ones.
+#[test]
+fn a_crowded_directory_has_the_names_that_it_has() {
+    const NAMES: u64 = 120;
+    let site = Site::new(64 << 20);
+    let sessions = [connect(&site), connect(&site), connect(&site)];
+    let top = sessions[0].make(&ROOT, InodeId::ROOT, b"top", &make(FileKind::Directory)).expect("made").id;
+    let mut random = Random::new(20_261_123);
+    let mut model = std::collections::BTreeMap::new();
+    for step in 0..6000 {
+        // Mostly in turn, at times one alone for a while.
+        let at = if step / 100 % 3 == 2 { step / 100 % 2 } else { random.below(3) } as usize;
+        let fs = &sessions[at];
+        let name = |random: &mut Random| format!("name-{}", random.below(NAMES));
+        let (old, new) = (name(&mut random), name(&mut random));
+        let found = fs.lookup(&ROOT, top, old.as_bytes()).map(|found| found.id);
+        assert_eq!(found.ok(), model.get(&old).copied(), "{old} at step {step}");
+        match random.below(if step < 600 { 4 } else { 12 }) {
+            0..=3 => match fs.make(&ROOT, top, old.as_bytes(), &make(FileKind::Regular)) {
+                Ok(made) => assert_eq!(model.insert(old, made.id), None),
+                Err(errno) => assert_eq!((errno, model.contains_key(&old)), (Errno::EEXIST, true)),
+            },
+            4 | 5 => match fs.unlink(&ROOT, top, old.as_bytes()) {
+                Ok(()) => assert!(model.remove(&old).is_some()),
+                Err(errno) => assert_eq!((errno, model.contains_key(&old)), (Errno::ENOENT, false)),
+            },
+            6 | 7 => match fs.rename(&ROOT, (top, old.as_bytes()), (top, new.as_bytes()), RenameFlags::default()) {
+                Ok(()) => {
+                    let moved = model.remove(&old).expect("there");
+                    model.insert(new, moved);
+                }
+                Err(errno) => assert_eq!((errno, model.contains_key(&old)), (Errno::ENOENT, false)),
+            },
+            8 => {
+                let mut listed = std::collections::BTreeMap::new();
+                let mut each = |entry: Listed| {
+                    listed.insert(String::from_utf8(entry.name).expect("text"), entry.id);
+                    true
+                };
+                fs.list(top, 0, &mut each).expect("listed");
+                assert_eq!(listed, model, "at step {step}");
+            }
+            _ => {}
+        }
+        assert_eq!(fs.attributes(top).expect("known").inode.entries, model.len() as u64);
+    }
 }
 
 /// What has no contents was asked for them again and again, for ever: the kernel refuses before it asks, and nobody had seen it.

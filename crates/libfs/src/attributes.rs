@@ -58,6 +58,15 @@ impl LibFs {
         if self.allows(&guard, who, access) { Ok(()) } else { Err(Errno::EACCES) }
     }
 
+    /// As [`LibFs::check_access`], for a directory in which a name is made, removed or moved next.
+    pub(crate) fn check_change(&self, who: &Credentials, directory: InodeId) -> Outcome<()> {
+        if who.checked {
+            return Ok(());
+        }
+        let guard = self.view(Claim::read(directory).soon_written().with_entries().with_xattrs())?;
+        if self.allows(&guard, who, Access::WRITE | Access::EXECUTE) { Ok(()) } else { Err(Errno::EACCES) }
+    }
+
     pub(crate) fn allows(&self, state: &NodeState, who: &Credentials, access: Access) -> bool {
         let Some(inode) = &state.inode else { return false };
         let acl = state.xattrs.as_ref().and_then(|all| all.get(XATTR_ACL_ACCESS)).and_then(|value| Acl::parse(value));

@@ -16,6 +16,10 @@ use crate::node::{Lease, NodeState, ReadGuard, Told, WriteGuard};
 pub(crate) struct Claim {
     pub(crate) id: InodeId,
     pub(crate) write: bool,
+    /// What is written soon: where SharedFS must be asked anyhow, it is asked for a lease to write.
+    pub(crate) soon_written: bool,
+    /// Where a name is looked up in it and is not there, it is made next.
+    pub(crate) makes: bool,
     pub(crate) contents: bool,
     pub(crate) entries: bool,
     pub(crate) xattrs: bool,
@@ -25,12 +29,25 @@ pub(crate) struct Claim {
 impl Claim {
     /// To read attributes.
     pub(crate) fn read(id: InodeId) -> Self {
-        Self { id, write: false, contents: false, entries: false, xattrs: false, subtree: false }
+        Self {
+            id,
+            write: false,
+            soon_written: false,
+            makes: false,
+            contents: false,
+            entries: false,
+            xattrs: false,
+            subtree: false,
+        }
     }
 
     /// To change attributes.
     pub(crate) fn write(id: InodeId) -> Self {
         Self { write: true, ..Self::read(id) }
+    }
+
+    pub(crate) fn soon_written(self) -> Self {
+        Self { soon_written: true, ..self }
     }
 
     pub(crate) fn with_contents(self) -> Self {
@@ -159,7 +176,7 @@ impl LibFs {
         let complete = state.children.is_complete()
             || state.inode.as_ref().is_some_and(|inode| inode.entries > Need::ENTRIES_MAX)
             || !is_directory;
-        let entries = claim.entries && !(held && complete);
+        let entries = claim.entries && !(held && complete) && !state.goes_by_name(held);
         // Nothing else has contents, however often it is asked for; the operation says what is wrong with it.
         let has_contents = state.inode.as_ref().is_none_or(|inode| inode.kind == FileKind::Regular);
         let contents =
@@ -167,6 +184,10 @@ impl LibFs {
         let xattrs = claim.xattrs && !(held && state.xattrs.is_some());
         if held && covered && !entries && !contents && !xattrs {
             return None;
+        }
+        if claim.soon_written && !claim.write {
+            // Under another lease nothing is known of what was told under this one.
+            return self.lacks(state, &Claim { write: true, ..*claim });
         }
         let own = state.own_directory && !held;
         Some(Want {
@@ -320,9 +341,13 @@ impl LibFs {
     /// Takes over a grant, unless it is stale: revoked again, or older than what this session has done since it asked.
     /// `false` where the state lacks changes that this session has logged: SharedFS must apply them first.
     fn install(&self, grant: &GrantReply, told: Told, revision: Option<u64>) -> bool {
+        self.install_in(&mut self.nodes.write(grant.inode), grant, told, revision)
+    }
+
+    /// As [`LibFs::install`], into a node that is locked.
+    fn install_in(&self, state: &mut NodeState, grant: &GrantReply, told: Told, revision: Option<u64>) -> bool {
         let lease = Lease { slot: grant.slot, word: LeaseWord(grant.word) };
         clock::note(grant.state.attributes.changed);
-        let mut state = self.nodes.write(grant.inode);
         state.note_seen();
         // A node that was dropped and made again knows nothing of what was done to it meanwhile. This one can't be dropped now.
         let forgotten = self.nodes.evictions() != told.evictions;
@@ -333,7 +358,7 @@ impl LibFs {
         if let Some(contents) = &grant.state.contents {
             self.segments.distrust(contents);
         }
-        let held = state.inode.is_some() && self.holds(&state, false);
+        let held = state.inode.is_some() && self.holds(state, false);
         if held && revision.is_some() {
             // What a lease has covered without a break is the newest there is; only parts may be missing.
             state.lease = Some(lease);
@@ -366,53 +391,109 @@ impl LibFs {
 
     /// What `name` leads to in a directory. With `write`, the lease that it takes lets the caller change the directory next.
     pub(crate) fn entry_of(&self, directory: InodeId, name: &[u8], write: bool) -> Outcome<Option<Entry>> {
-        self.entry_if(Claim { write, ..Claim::read(directory) }, name, |_| Ok(())).map(|(entry, _)| entry)
+        let found = |id| Claim { soon_written: write, ..Claim::read(id) };
+        self.entry_if(Claim { write, ..Claim::read(directory) }, &found, name, |_| Ok(())).map(|(entry, _)| entry)
     }
 
-    /// What `name` leads to in a directory, if a check of the directory allows the question; and the lease by which that is known.
+    /// What `name` leads to in a directory, if a check of the directory allows the question; and the lease by which that is known. Where
+    /// SharedFS is asked, it tells of what is found there too, as far as `found` claims it.
     pub(crate) fn entry_if(
         &self,
         claim: Claim,
+        found: &dyn Fn(InodeId) -> Claim,
         name: &[u8],
         check: impl Fn(&NodeState) -> Outcome<()>,
     ) -> Outcome<(Option<Entry>, Option<Lease>)> {
-        let (directory, claim) = (claim.id, claim.with_entries());
+        let claim = claim.with_entries();
         let cookie = self.cookie(name);
         loop {
-            let (known, lease, revision) = {
-                let guard = self.view(claim)?;
-                check(&guard)?;
-                let inode = guard.inode.as_ref().ok_or(Errno::ESTALE)?;
-                if !inode.is_directory() {
-                    return Err(Errno::ENOTDIR);
+            self.check_alive()?;
+            let (want, revision) = {
+                let guard = self.nodes.read(claim.id);
+                if guard.gone {
+                    return Err(Errno::ESTALE);
                 }
-                (guard.children.known(cookie, name), guard.lease, guard.revision)
+                let want = self.lacks(&guard, &claim);
+                if want.is_none() {
+                    guard.note_seen();
+                    check(&guard)?;
+                    let inode = guard.inode.as_ref().ok_or(Errno::ESTALE)?;
+                    if !inode.is_directory() {
+                        return Err(Errno::ENOTDIR);
+                    }
+                    guard.note_looked_up();
+                    if let Known::Yes(entry) = guard.children.known(cookie, name) {
+                        return Ok((entry, guard.lease));
+                    }
+                }
+                (want, guard.revision)
             };
-            if let Known::Yes(entry) = known {
-                return Ok((entry, lease));
+            match want {
+                None => {
+                    // The lease that is there becomes one to write, if it comes to that.
+                    let need = Need { xattrs: true, ..Need::default() };
+                    let again = Want { inode: claim.id, write: claim.soon_written, scope: ScopeKind::Node, need };
+                    let changes = claim.soon_written || claim.makes;
+                    self.ask_for_name(&claim, found, name, changes.then_some(again), revision)?;
+                }
+                Some(_) => {
+                    // Another thread may just have asked: whoever looks into a directory gets to know what is in it too.
+                    let _one_at_a_time = self.asking[claim.id.0 as usize % ASKING].lock();
+                    let (want, revision) = {
+                        let guard = self.nodes.read(claim.id);
+                        (self.lacks(&guard, &claim), guard.revision)
+                    };
+                    if want.is_some() {
+                        self.ask_for_name(&claim, found, name, want, revision)?;
+                    }
+                }
             }
-            self.look_up_remotely(directory, name, revision)?;
         }
     }
 
-    fn look_up_remotely(&self, directory: InodeId, name: &[u8], revision: u64) -> Outcome<()> {
+    /// Asks SharedFS for an entry and what it leads to, and for a lease on the directory, where one is wanted.
+    fn ask_for_name(
+        &self,
+        claim: &Claim,
+        found: &dyn Fn(InodeId) -> Claim,
+        name: &[u8],
+        within: Option<Want>,
+        revision: u64,
+    ) -> Outcome<()> {
         self.begin_use();
         let (era, evictions) = (self.control.block_era(), self.nodes.evictions());
-        let request = Request::Lookup { directory, name: name.to_vec() };
-        let Reply::Entry { entry, grant, applied, dependencies } = self.call(&request)? else {
-            return Err(Errno::EIO);
+        let directory = claim.id;
+        // What stands there is told as to somebody who knows nothing of it.
+        let want = self.lacks(&NodeState::default(), &found(directory)).ok_or(Errno::EIO)?;
+        let (write, need) = (want.write, want.need);
+        let request = Request::Lookup { directory, name: name.to_vec(), within, makes: claim.makes, write, need };
+        let (entry, granted, grants, applied, dependencies) = match self.call(&request) {
+            Ok(Reply::Entry { entry, directory, grants, applied, dependencies }) => {
+                (entry, directory, grants, applied, dependencies)
+            }
+            Ok(_) => return Err(Errno::EIO),
+            // SharedFS may not have seen yet that this session made the directory.
+            Err(Errno::ESTALE) if self.has_changes(directory) => return self.make_room(),
+            Err(errno) => return Err(errno),
         };
         self.depend(&dependencies)?;
-        if let Some(grant) = &grant {
-            self.install(grant, Told { applied, era, evictions }, None);
+        let told = Told { applied, era, evictions };
+        let mut behind = false;
+        for grant in &grants {
+            behind |= !self.install(grant, told, None);
         }
-        let mut state = self.nodes.write(directory);
-        let unchanged = state.revision == revision && self.nodes.evictions() == evictions;
-        if unchanged && self.holds(&state, false) && !state.children.is_complete() {
-            let name = Name::new(name).map_err(|_| Errno::EINVAL)?;
-            let entry = entry.map(|found| Entry { inode: found.inode, kind: found.kind });
-            state.children.set(self.cookie(name.as_bytes()), name, entry);
+        {
+            let mut state = self.nodes.write(directory);
+            let is_unchanged = state.revision == revision && self.nodes.evictions() == evictions;
+            if let Some(granted) = &granted {
+                behind |= !self.install_in(&mut state, granted, told, Some(revision));
+            }
+            if is_unchanged && !behind && self.holds(&state, false) && !state.children.is_complete() {
+                let name = Name::new(name).map_err(|_| Errno::EINVAL)?;
+                let entry = entry.map(|found| Entry { inode: found.inode, kind: found.kind });
+                state.children.set(self.cookie(name.as_bytes()), name, entry);
+            }
         }
-        Ok(())
+        if behind { self.make_room() } else { Ok(()) }
     }
 }

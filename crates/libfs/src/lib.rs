@@ -60,7 +60,7 @@ pub use ashlar_update::{Allocation, XATTR_QUOTA};
 pub use ashlar_wire::{LockKind, LockMode};
 pub use calls::Pause;
 pub use data::allocation_of;
-pub use path::{Last, Opening, Place, Surroundings, Walked};
+pub use path::{Aim, Last, Opening, Place, Purpose, Surroundings, Walked};
 pub use paths::Paths;
 pub use record_locks::{Conflict, RecordLock};
 pub use warm::OpenInode;

@@ -1,5 +1,7 @@
 //! Operations on names: look up, make, link, remove, rename, list.
 
+use std::sync::atomic::Ordering;
+
 use ashlar_types::{
     Access, COOKIE_PARENT, COOKIE_SELF, Credentials, Errno, FileKind, Inode, InodeId, LINK_MAX, MODE_SETGID, Name,
     NameError, WHITEOUT_DEVICE, WHITEOUT_MODE,
@@ -12,7 +14,8 @@ use crate::LibFs;
 use crate::api::{Found, Listed, ListedName, Make, Outcome, RenameFlags};
 use crate::children::Children;
 use crate::grants::{Claim, Locked, Stop};
-use crate::node::{Lease, NodeState};
+use crate::node::Lease;
+use crate::path::Purpose;
 
 /// What a rename leaves at the old name where it is asked to.
 const WHITEOUT: Make<'_> =
@@ -43,7 +46,7 @@ impl LibFs {
         if name == b"." || name == b".." {
             return self.lookup_dot(who, directory, name);
         }
-        self.look_up(who, directory, name, false).map(|(found, _)| found)
+        self.look_up(who, directory, name, Purpose::Look, false).map(|(found, _)| found)
     }
 
     /// `.` or `..` of a directory.
@@ -53,35 +56,44 @@ impl LibFs {
         if name == b"." { Ok(found) } else { self.found(found.inode.parent) }
     }
 
-    /// What a name leads to, and the lease by which the directory is known. `goes_on`: what is found there is looked into next, if it is a
-    /// directory.
+    /// What a name leads to, and the lease by which the directory is known. `makes`: it is made next, if it is not there.
     pub(crate) fn look_up(
         &self,
         who: &Credentials,
         directory: InodeId,
         name: &[u8],
-        goes_on: bool,
+        purpose: Purpose,
+        makes: bool,
     ) -> Outcome<(Found, Option<Lease>)> {
-        // One look at the directory answers both who may search it and what the name leads to.
-        let claim = Claim::read(directory);
-        let claim = if who.checked { claim } else { claim.with_xattrs() };
-        let check = |state: &NodeState| {
-            if !who.checked && !self.allows(state, who, Access::EXECUTE) {
-                return Err(Errno::EACCES);
-            }
-            check_name(name)
-        };
+        let claim = Claim { soon_written: purpose == Purpose::Name, makes, ..Claim::read(directory) };
+        let claim_found = |id| purpose.claim(id);
         loop {
-            let (entry, lease) = self.entry_if(claim, name, check)?;
+            let (entry, lease) = self.look_up_entry(who, claim, name, &claim_found)?;
             let entry = entry.ok_or(Errno::ENOENT)?;
-            let found = Claim::read(entry.inode);
-            let found = if goes_on && entry.kind == FileKind::Directory { found.with_entries() } else { found };
-            match self.found_by(found) {
+            match self.found_by(claim_found(entry.inode)) {
                 // Removed since it was looked up: the next look-up says so.
                 Err(Errno::ESTALE) if self.entry_of(directory, name, false)? != Some(entry) => {}
                 found => return found.map(|found| (found, lease)),
             }
         }
+    }
+
+    /// An entry of a directory that `who` may search, and the lease by which it is known.
+    pub(crate) fn look_up_entry(
+        &self,
+        who: &Credentials,
+        directory: Claim,
+        name: &[u8],
+        found: &dyn Fn(InodeId) -> Claim,
+    ) -> Outcome<(Option<Entry>, Option<Lease>)> {
+        // One look at the directory answers both who may search it and what the name leads to.
+        let directory = if who.checked { directory } else { directory.with_xattrs() };
+        self.entry_if(directory, found, name, |state| {
+            if !who.checked && !self.allows(state, who, Access::EXECUTE) {
+                return Err(Errno::EACCES);
+            }
+            check_name(name)
+        })
     }
 
     /// mkdir, mknod, symlink, creat. What is made is not open.
@@ -129,7 +141,7 @@ impl LibFs {
         if make.target.len() > ashlar_types::SYMLINK_MAX {
             return Err(Errno::ENAMETOOLONG);
         }
-        self.check_access(who, directory, Access::WRITE | Access::EXECUTE)?;
+        self.check_change(who, directory)?;
         loop {
             if !name.is_empty() && self.entry_of(directory, name, true)?.is_some() {
                 return Err(Errno::EEXIST);
@@ -228,7 +240,7 @@ impl LibFs {
     pub fn link(&self, who: &Credentials, inode: InodeId, directory: InodeId, name: &[u8]) -> Outcome<Found> {
         let _measured = self.measured(OperationKind::Name);
         check_new_name(name, Errno::EEXIST)?;
-        self.check_access(who, directory, Access::WRITE | Access::EXECUTE)?;
+        self.check_change(who, directory)?;
         loop {
             if self.entry_of(directory, name, true)?.is_some() {
                 return Err(Errno::EEXIST);
@@ -300,7 +312,7 @@ impl LibFs {
         is_directory: bool,
         found: Option<InodeId>,
     ) -> Outcome<()> {
-        self.check_access(who, parent, Access::WRITE | Access::EXECUTE)?;
+        self.check_change(who, parent)?;
         loop {
             let entry = self.entry_of(parent, name, true)?.ok_or(Errno::ENOENT)?;
             match (entry.kind == FileKind::Directory, is_directory) {
@@ -357,8 +369,8 @@ impl LibFs {
         if flags.exchange && (flags.no_replace || flags.whiteout) {
             return Err(Errno::EINVAL);
         }
-        self.check_access(who, parent, Access::WRITE | Access::EXECUTE)?;
-        self.check_access(who, new_parent, Access::WRITE | Access::EXECUTE)?;
+        self.check_change(who, parent)?;
+        self.check_change(who, new_parent)?;
         loop {
             let source = self.entry_of(parent, name, true)?.ok_or(Errno::ENOENT)?;
             let target = self.entry_of(new_parent, new_name, true)?;
@@ -609,11 +621,17 @@ impl LibFs {
 
     /// Looks at the names of a directory, where all are known.
     fn read_known<R>(&self, directory: InodeId, read: impl FnOnce(&Children) -> R) -> Outcome<Option<R>> {
-        let guard = self.view(Claim::read(directory).with_entries())?;
-        if !guard.inode.as_ref().is_some_and(Inode::is_directory) {
-            return Err(Errno::ENOTDIR);
+        loop {
+            let guard = self.view(Claim::read(directory).with_entries())?;
+            if !guard.inode.as_ref().is_some_and(Inode::is_directory) {
+                return Err(Errno::ENOTDIR);
+            }
+            if !guard.goes_by_name(true) {
+                return Ok(guard.children.is_complete().then(|| read(&guard.children)));
+            }
+            // Who lists it looks at all names.
+            guard.looked_up.store(u32::MAX, Ordering::Relaxed);
         }
-        Ok(guard.children.is_complete().then(|| read(&guard.children)))
     }
 
     /// A page of a directory that is too large to be known as a whole: SharedFS's entries, and over them what this

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use ashlar_types::{Inode, InodeId, LogPosition, Name};
 use ashlar_update::Entry;
@@ -60,13 +60,34 @@ pub(crate) struct NodeState {
     pub(crate) gone: bool,
     /// A directory that this session has made, so that nobody can hold a lease below it.
     pub(crate) own_directory: bool,
+    /// Names looked up here since the lease was granted.
+    pub(crate) looked_up: AtomicU32,
+    /// A directory whose names are asked for one by one: all of them came with an earlier lease, and it went before many were looked up.
+    pub(crate) by_name: bool,
     /// Nobody has looked at it since its last change, so another one may have the same time (`clock`).
     pub(crate) is_unseen: AtomicBool,
     /// Counts the changes made here; a state that was asked for before a change does not overwrite it.
     pub(crate) revision: u64,
 }
 
+/// Entries that are told in the time that one more question takes.
+const ENTRIES_A_QUESTION: u64 = 32;
+
 impl NodeState {
+    /// Counts a name that is looked up.
+    pub(crate) fn note_looked_up(&self) {
+        // A count that another thread takes back does no harm.
+        self.looked_up.store(self.looked_up.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
+    }
+
+    /// Whether a directory's names are better asked for one by one than told all with its lease, which may go again before they are
+    /// looked up. `held`: the lease is there.
+    pub(crate) fn goes_by_name(&self, held: bool) -> bool {
+        let entries = self.inode.as_ref().map_or(0, |inode| inode.entries);
+        let is_little_used = u64::from(self.looked_up.load(Ordering::Relaxed)) * ENTRIES_A_QUESTION < entries;
+        is_little_used && (self.by_name || !held && self.children.is_complete())
+    }
+
     /// Says that somebody looks at it.
     #[inline]
     pub(crate) fn note_seen(&self) {
@@ -77,6 +98,8 @@ impl NodeState {
 
     /// Takes over what SharedFS told, in place of all that was known.
     pub(crate) fn reset(&mut self, lease: Lease, state: &InodeState, told: Told, cookie: &dyn Fn(&[u8]) -> u64) {
+        self.by_name = self.goes_by_name(false);
+        *self.looked_up.get_mut() = 0;
         self.lease = Some(lease);
         self.inode = Some(state.attributes.clone());
         self.children = Children::unknown();
@@ -304,5 +327,46 @@ impl NodeTable {
     /// Keeps the table within its usual bound.
     pub(crate) fn keep_bounded(&self) {
         self.evict(NODES_MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ashlar_types::{FileKind, Timestamp};
+
+    fn told(entries: u64, names: Option<u64>) -> InodeState {
+        let mut attributes = Inode::new(FileKind::Directory, 0o755, InodeId::ROOT, Timestamp::default());
+        attributes.entries = entries;
+        let entry = |number: u64| ashlar_wire::DirectoryEntry {
+            cookie: number + 3,
+            name: number.to_string().into_bytes(),
+            inode: InodeId(number + 100),
+            kind: FileKind::Regular,
+        };
+        let entries = names.map(|names| (0..names).map(entry).collect());
+        InodeState { attributes, contents: None, entries, xattrs: None }
+    }
+
+    #[test]
+    fn a_directory_whose_lease_goes_before_its_names_are_used_is_asked_by_name() {
+        let lease = Lease { slot: 0, word: LeaseWord(0) };
+        let when = Told { applied: LogPosition(0), era: 0, evictions: 0 };
+        let mut state = NodeState::default();
+        let grant = |state: &mut NodeState, names| state.reset(lease, &told(100, names), when, &|_| 7);
+        let look_up = |state: &NodeState, times: u32| (0..times).for_each(|_| state.note_looked_up());
+        assert!(!state.goes_by_name(false), "nothing is known of it");
+        grant(&mut state, Some(100));
+        look_up(&state, 3);
+        assert!(!state.goes_by_name(true), "all names are there");
+        assert!(state.goes_by_name(false));
+        grant(&mut state, None);
+        look_up(&state, 3);
+        assert!(state.goes_by_name(true));
+        look_up(&state, 1);
+        assert!(!state.goes_by_name(true), "by now all would have been cheaper");
+        grant(&mut state, Some(100));
+        look_up(&state, 4);
+        assert!(!state.goes_by_name(false), "they were used");
     }
 }

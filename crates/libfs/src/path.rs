@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 
 use crate::LibFs;
 use crate::api::{Found, Outcome, RenameFlags};
+use crate::grants::Claim;
 use crate::paths::{End, Paths, Way};
 
 /// Symbolic links that are followed in one path, as in the kernel.
@@ -26,6 +27,85 @@ pub enum Last {
     Follow,
     /// It is what the path leads to.
     Keep,
+}
+
+/// What a call is about to do with what a path leads to. Where SharedFS must be asked for it anyhow, it is asked for all that this takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Look at its attributes.
+    Look,
+    /// Go on to a name in it.
+    Pass,
+    /// Read it, or list it.
+    Read,
+    /// Write into it, or cut it off.
+    Write,
+    /// Change its attributes.
+    Change,
+    /// Make, remove or move the name.
+    Name,
+}
+
+impl Purpose {
+    /// What is claimed of what is found.
+    pub(crate) fn claim(self, id: InodeId) -> Claim {
+        let claim = Claim::read(id);
+        match self {
+            Self::Look => claim,
+            Self::Pass => claim.with_entries(),
+            Self::Read => claim.with_contents().with_entries(),
+            Self::Write => claim.soon_written().with_contents(),
+            Self::Change | Self::Name => claim.soon_written(),
+        }
+    }
+}
+
+/// How the end of a path is meant.
+#[derive(Clone, Copy, Debug)]
+pub struct Aim {
+    last: Last,
+    purpose: Purpose,
+    /// What is not there is made next.
+    makes: bool,
+}
+
+impl Last {
+    /// With what is to be done there.
+    #[must_use]
+    pub fn to(self, purpose: Purpose) -> Aim {
+        Aim { last: self, purpose, makes: false }
+    }
+}
+
+impl Aim {
+    /// What `open` with these flags is for.
+    #[must_use]
+    pub fn of_opening(flags: i32) -> Self {
+        let has = |flag| flags & flag != 0;
+        let is_new = has(libc::O_CREAT) && has(libc::O_EXCL);
+        let purpose = match flags & libc::O_ACCMODE {
+            _ if has(libc::O_PATH) => Purpose::Look,
+            _ if is_new => Purpose::Name,
+            libc::O_WRONLY => Purpose::Write,
+            _ if has(libc::O_TRUNC) => Purpose::Write,
+            // Who may write may be content to read, and others with him.
+            _ => Purpose::Read,
+        };
+        let last = if has(libc::O_NOFOLLOW) || is_new { Last::Keep } else { Last::Follow };
+        Self { last, purpose, makes: has(libc::O_CREAT) && !has(libc::O_PATH) }
+    }
+
+    /// Whether a symbolic link at the end is followed.
+    #[must_use]
+    pub fn follows(self) -> bool {
+        self.last == Last::Follow
+    }
+}
+
+impl From<Last> for Aim {
+    fn from(last: Last) -> Self {
+        last.to(Purpose::Look)
+    }
 }
 
 /// Where a path leads.
@@ -80,11 +160,12 @@ impl LibFs {
     ///
     /// # Errors
     /// `ENOENT`, `ENOTDIR`, `EACCES`, `ELOOP`, `ENAMETOOLONG`.
-    pub fn walk(&self, around: &impl Surroundings, from: InodeId, path: &[u8], last: Last) -> Outcome<Walked> {
+    pub fn walk(&self, around: &impl Surroundings, from: InodeId, path: &[u8], aim: impl Into<Aim>) -> Outcome<Walked> {
+        let aim @ Aim { last, purpose, makes } = aim.into();
         let _measured = self.measured(OperationKind::Name);
         // What is mounted from here on counts: what is remembered is as of now.
         let era = around.era();
-        if let Some(place) = self.known_place(around, era, from, path, last) {
+        if let Some(place) = self.known_place(around, era, from, path, aim) {
             return Ok(Walked::Inside(place));
         }
         let (mut at, mut cursor, mut way) =
@@ -114,9 +195,27 @@ impl LibFs {
                 around.paths().note(era, from, way_there, &way, End { directory: at, id: at });
             }
             let place = |found| Place { directory: at, name: SmallVec::from_slice(name), found, is_directory_wanted };
-            let found = match self.step(around.who(), at, name, is_last, &mut way) {
+            if !is_last {
+                match self.pass(around.who(), at, name, &mut way) {
+                    Ok(Some(next)) => {
+                        if around.is_covered(next) {
+                            return Ok(Walked::Outside);
+                        }
+                        at = next;
+                        cursor = path.len() - behind.len();
+                        continue;
+                    }
+                    Ok(None) => {}
+                    // It was removed since it was looked up.
+                    Err(Errno::ESTALE) if at != from => return Err(Errno::ENOENT),
+                    Err(errno) => return Err(errno),
+                }
+            }
+            let meant = if is_last { (purpose, makes) } else { (Purpose::Look, false) };
+            let found = match self.step(around.who(), at, name, meant, &mut way) {
                 Ok(found) => found,
                 Err(Errno::ENOENT) if is_last => return Ok(Walked::Inside(place(None))),
+                Err(Errno::ESTALE) if at != from => return Err(Errno::ENOENT),
                 Err(errno) => return Err(errno),
             };
             if around.is_covered(found.id) {
@@ -156,18 +255,11 @@ impl LibFs {
     }
 
     /// Where a path leads that was followed before; `None` where it must be followed again.
-    fn known_place(
-        &self,
-        around: &impl Surroundings,
-        era: u64,
-        from: InodeId,
-        path: &[u8],
-        last: Last,
-    ) -> Option<Place> {
+    fn known_place(&self, around: &impl Surroundings, era: u64, from: InodeId, path: &[u8], aim: Aim) -> Option<Place> {
         let end = around.paths().find(self, era, from, path, |end, _| end)?;
         // What is at the end may be gone, and a link may lead on.
-        let found = self.found(end.id).ok()?;
-        if found.inode.kind == FileKind::Symlink && last == Last::Follow {
+        let found = self.found_by(aim.purpose.claim(end.id)).ok()?;
+        if found.inode.kind == FileKind::Symlink && aim.follows() {
             return None;
         }
         let name = SmallVec::from_slice(last_name(path)?);
@@ -186,14 +278,37 @@ impl LibFs {
         around.paths().find(self, era, from, &path[..length], |end, way| (end.id, length, way.clone()))
     }
 
+    /// The directory to which a name leads that is not the last one of its path; `None` where it leads to none, or the name is `.` or `..`.
+    /// Nothing is asked of it: that is done with the next name.
+    fn pass(&self, who: &Credentials, directory: InodeId, name: &[u8], way: &mut Way) -> Outcome<Option<InodeId>> {
+        if name == b"." || name == b".." {
+            return Ok(None);
+        }
+        let detours = self.detours.of(directory);
+        let (entry, lease) = self.look_up_entry(who, Claim::read(directory), name, &|id| Purpose::Pass.claim(id))?;
+        let entry = entry.ok_or(Errno::ENOENT)?;
+        if entry.kind != FileKind::Directory {
+            return Ok(None);
+        }
+        way.went_through(directory, detours, lease);
+        Ok(Some(entry.inode))
+    }
+
     /// Looks up a name on a path's way.
-    fn step(&self, who: &Credentials, directory: InodeId, name: &[u8], is_last: bool, way: &mut Way) -> Outcome<Found> {
+    fn step(
+        &self,
+        who: &Credentials,
+        directory: InodeId,
+        name: &[u8],
+        (purpose, makes): (Purpose, bool),
+        way: &mut Way,
+    ) -> Outcome<Found> {
         if name == b"." || name == b".." {
             way.winds();
             return self.lookup_dot(who, directory, name);
         }
         let detours = self.detours.of(directory);
-        let (found, lease) = self.look_up(who, directory, name, !is_last)?;
+        let (found, lease) = self.look_up(who, directory, name, purpose, makes)?;
         way.went_through(directory, detours, lease);
         Ok(found)
     }
@@ -204,7 +319,7 @@ impl LibFs {
     /// As [`LibFs::unlink`] and [`LibFs::remove_directory`]; `EBUSY` for the root.
     pub fn remove_at(&self, who: &Credentials, place: &Place, removes_directory: bool) -> Outcome<()> {
         let Some(found) = &place.found else {
-            self.check_access(who, place.directory, Access::WRITE | Access::EXECUTE)?;
+            self.check_change(who, place.directory)?;
             return Err(Errno::ENOENT);
         };
         if removes_directory {

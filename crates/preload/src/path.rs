@@ -12,7 +12,7 @@ use crate::descriptors;
 use crate::memory;
 use crate::session::{self, Session};
 
-pub(crate) use ashlar_libfs::{Last, Place, Walked};
+pub(crate) use ashlar_libfs::{Aim, Last, Place, Purpose, Walked};
 
 /// A directory that others may write and not remove each other's names from.
 const SHARED_DIRECTORY: u32 = 0o022;
@@ -186,9 +186,9 @@ pub(crate) fn start(directory: i32, path: &[u8]) -> Result<Option<Start<'_>>, Er
 ///
 /// # Errors
 /// `ENOENT`, `ENOTDIR`, `EACCES`, `ELOOP`, `ENAMETOOLONG`.
-pub(crate) fn walk(session: &Session, from: InodeId, path: &[u8], last: Last) -> Result<Walked, Errno> {
+pub(crate) fn walk(session: &Session, from: InodeId, path: &[u8], aim: impl Into<Aim>) -> Result<Walked, Errno> {
     session.renew_covered(false);
-    session.fs.walk(session, from, path, last)
+    session.fs.walk(session, from, path, aim)
 }
 
 impl Surroundings for Session {

@@ -322,15 +322,18 @@ mod tests {
     use super::*;
     use crate::{Reply, Request};
 
+    fn lookup(bytes: usize) -> Request {
+        let (directory, name) = (ashlar_types::InodeId::ROOT, vec![7; bytes]);
+        Request::Lookup { directory, name, within: None, makes: false, write: false, need: crate::Need::default() }
+    }
+
     #[test]
     fn messages_and_descriptors_arrive_whole() {
         let (a, b) = UnixStream::pair().expect("a pair of sockets");
         let (mut a, mut b) = (Connection::from_socket(a), Connection::from_socket(b));
         let file = tempfile::tempfile().expect("a file");
-        let big = vec![7u8; 3 << 20];
         let sender = std::thread::spawn(move || {
-            a.send(&Request::Lookup { directory: ashlar_types::InodeId::ROOT, name: big }, &[file.as_fd()])
-                .expect("sent");
+            a.send(&lookup(3 << 20), &[file.as_fd()]).expect("sent");
             a
         });
         let (message, descriptors) = b.receive::<Request>().expect("received");
@@ -358,10 +361,9 @@ mod tests {
     fn a_receiver_limits_what_it_takes() {
         let (a, b) = UnixStream::pair().expect("a pair of sockets");
         let (mut a, mut b) = (Connection::from_socket(a), Connection::from_socket(b));
-        let request = |bytes| Request::Lookup { directory: ashlar_types::InodeId::ROOT, name: vec![7; bytes] };
-        a.send(&request(900), &[]).expect("sent");
+        a.send(&lookup(900), &[]).expect("sent");
         assert!(b.receive_limited::<Request>(1000).is_ok());
-        a.send(&request(1001), &[]).expect("sent");
+        a.send(&lookup(1001), &[]).expect("sent");
         assert!(matches!(b.receive_limited::<Request>(1000), Err(WireError::TooLong(length)) if length > 1000));
     }
 

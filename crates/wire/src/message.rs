@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::OperationCounts;
 
 /// The version of the protocol and of the shared memory's layout. A daemon understands this one only.
-pub const PROTOCOL_VERSION: u32 = 7;
+pub const PROTOCOL_VERSION: u32 = 8;
 
 /// What a session is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -295,12 +295,20 @@ pub enum Request {
     },
     /// All of these leases or none, with state.
     Acquire(Vec<Want>),
-    /// One entry of a directory on which the session holds a lease; a lease to read the child comes with it.
+    /// One entry of a directory, and a lease on what it leads to.
     Lookup {
         /// The directory.
         directory: InodeId,
         /// The name.
         name: Vec<u8>,
+        /// The lease on the directory, where the session holds none that is enough.
+        within: Option<Want>,
+        /// Where there is no such entry, one is to be made: then the lease on the directory is to be one to write.
+        makes: bool,
+        /// Whether what is found is to be written.
+        write: bool,
+        /// What to send of it.
+        need: Need,
     },
     /// Entries of a directory on which the session holds a lease, in cookie order, without leases.
     ReadDirectory {
@@ -535,8 +543,10 @@ pub enum Reply {
     Entry {
         /// The entry.
         entry: Option<DirectoryEntry>,
-        /// The child.
-        grant: Option<GrantReply>,
+        /// The directory, if a lease on it was asked for.
+        directory: Option<GrantReply>,
+        /// What the entry leads to, and what was told along with it.
+        grants: Vec<GrantReply>,
         /// As in `Granted`.
         applied: LogPosition,
         /// As in `Granted`.

@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 
 use ashlar_libfs::Last::{Follow, Keep};
+use ashlar_libfs::Purpose;
 use libc::{gid_t, mode_t, stat, statvfs, uid_t};
 
 use super::done;
@@ -57,7 +58,7 @@ extern "C" fn ashlar_access(fs: SessionPointer, path: Text, mode: c_int) -> c_in
 extern "C" fn ashlar_chmod(fs: SessionPointer, path: Text, mode: mode_t) -> c_int {
     done(|| {
         let session = fs.session()?;
-        session.with(path.path()?, Follow, |found| session.set_mode(found, mode))
+        session.with(path.path()?, Follow.to(Purpose::Change), |found| session.set_mode(found, mode))
     })
 }
 
@@ -73,7 +74,7 @@ extern "C" fn ashlar_fchmod(fs: SessionPointer, file: c_int, mode: mode_t) -> c_
 extern "C" fn ashlar_chown(fs: SessionPointer, path: Text, owner: uid_t, group: gid_t) -> c_int {
     done(|| {
         let session = fs.session()?;
-        session.with(path.path()?, Follow, |found| session.set_owner(found, owner, group))
+        session.with(path.path()?, Follow.to(Purpose::Change), |found| session.set_owner(found, owner, group))
     })
 }
 
@@ -81,7 +82,7 @@ extern "C" fn ashlar_chown(fs: SessionPointer, path: Text, owner: uid_t, group: 
 extern "C" fn ashlar_lchown(fs: SessionPointer, path: Text, owner: uid_t, group: gid_t) -> c_int {
     done(|| {
         let session = fs.session()?;
-        session.with(path.path()?, Keep, |found| session.set_owner(found, owner, group))
+        session.with(path.path()?, Keep.to(Purpose::Change), |found| session.set_owner(found, owner, group))
     })
 }
 
@@ -97,7 +98,7 @@ extern "C" fn ashlar_fchown(fs: SessionPointer, file: c_int, owner: uid_t, group
 extern "C" fn ashlar_utimens(fs: SessionPointer, path: Text, times: Times) -> c_int {
     done(|| {
         let session = fs.session()?;
-        session.with(path.path()?, Follow, |found| session.set_times(found, times.load().as_ref()))
+        session.with(path.path()?, Follow.to(Purpose::Change), |found| session.set_times(found, times.load().as_ref()))
     })
 }
 
@@ -105,7 +106,7 @@ extern "C" fn ashlar_utimens(fs: SessionPointer, path: Text, times: Times) -> c_
 extern "C" fn ashlar_lutimens(fs: SessionPointer, path: Text, times: Times) -> c_int {
     done(|| {
         let session = fs.session()?;
-        session.with(path.path()?, Keep, |found| session.set_times(found, times.load().as_ref()))
+        session.with(path.path()?, Keep.to(Purpose::Change), |found| session.set_times(found, times.load().as_ref()))
     })
 }
 

@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 
 use ashlar_libfs::Last::{self, Follow, Keep};
+use ashlar_libfs::Purpose;
 
 use super::{call, done, sized};
 use crate::pointers::{Input, Output, SessionPointer, Text};
@@ -34,14 +35,15 @@ struct Set<'a> {
 fn set(fs: &SessionPointer, path: &Text, last: Last, set: &Set<'_>) -> c_int {
     done(|| {
         let (session, name, value) = (fs.session()?, set.name.bytes()?, set.value.bytes(set.bytes)?);
-        session.with(path.path()?, last, |found| session.set_xattr(found.id, name, value, set.flags))
+        session
+            .with(path.path()?, last.to(Purpose::Change), |found| session.set_xattr(found.id, name, value, set.flags))
     })
 }
 
 fn remove(fs: &SessionPointer, path: &Text, last: Last, name: &Text) -> c_int {
     done(|| {
         let (session, name) = (fs.session()?, name.bytes()?);
-        session.with(path.path()?, last, |found| session.remove_xattr(found.id, name))
+        session.with(path.path()?, last.to(Purpose::Change), |found| session.remove_xattr(found.id, name))
     })
 }
 

@@ -377,7 +377,8 @@ impl Client {
     }
 
     pub fn lookup(&mut self, directory: InodeId, name: &[u8]) -> Result<Option<InodeId>, Errno> {
-        match self.call(&Request::Lookup { directory, name: name.to_vec() })? {
+        let (name, need) = (name.to_vec(), Need::default());
+        match self.call(&Request::Lookup { directory, name, within: None, makes: false, write: false, need })? {
             Reply::Entry { entry, .. } => Ok(entry.map(|entry| entry.inode)),
             other => panic!("{other:?}"),
         }

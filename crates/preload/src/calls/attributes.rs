@@ -7,7 +7,7 @@ use ashlar_types::{Access, BLOCK_BYTES, Errno, FileKind, Inode, Timestamp};
 
 use super::Served;
 use crate::memory::{self, PathBuffer, Use};
-use crate::path::{self, Last, Walked};
+use crate::path::{self, Aim, Last, Purpose, Walked};
 use crate::session::Session;
 use crate::{deferred, descriptors};
 
@@ -30,7 +30,7 @@ pub(super) fn serve(number: i64, a: [u64; 6]) -> Served {
         libc::SYS_lstat => with_path(libc::AT_FDCWD, a[0], Last::Keep, |subject| store_stat(subject, a[1])),
         libc::SYS_newfstatat => {
             let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_NO_AUTOMOUNT;
-            with(a[0], a[1], a[3], allowed, |subject| store_stat(subject, a[2]))
+            with(a[0], a[1], a[3], allowed, Purpose::Look, |subject| store_stat(subject, a[2]))
         }
         libc::SYS_statx => {
             let allowed = libc::AT_SYMLINK_NOFOLLOW
@@ -38,33 +38,41 @@ pub(super) fn serve(number: i64, a: [u64; 6]) -> Served {
                 | libc::AT_NO_AUTOMOUNT
                 | libc::AT_STATX_FORCE_SYNC
                 | libc::AT_STATX_DONT_SYNC;
-            with(a[0], a[1], a[2], allowed, |subject| store_statx(subject, a[4]))
+            with(a[0], a[1], a[2], allowed, Purpose::Look, |subject| store_statx(subject, a[4]))
         }
         libc::SYS_access => with_path(libc::AT_FDCWD, a[0], Last::Follow, |subject| check(subject, a[1], 0)),
         libc::SYS_faccessat => with_path(a[0] as i32, a[1], Last::Follow, |subject| check(subject, a[2], 0)),
         libc::SYS_faccessat2 => {
             let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_EACCESS;
-            with(a[0], a[1], a[3], allowed, |subject| check(subject, a[2], a[3] as i32))
+            with(a[0], a[1], a[3], allowed, Purpose::Look, |subject| check(subject, a[2], a[3] as i32))
         }
         libc::SYS_fchmod => with_file(a[0], |subject| set_mode(subject, a[1])),
-        libc::SYS_chmod => with_path(libc::AT_FDCWD, a[0], Last::Follow, |subject| set_mode(subject, a[1])),
-        libc::SYS_fchmodat => with_path(a[0] as i32, a[1], Last::Follow, |subject| set_mode(subject, a[2])),
+        libc::SYS_chmod => {
+            with_path(libc::AT_FDCWD, a[0], Last::Follow.to(Purpose::Change), |subject| set_mode(subject, a[1]))
+        }
+        libc::SYS_fchmodat => {
+            with_path(a[0] as i32, a[1], Last::Follow.to(Purpose::Change), |subject| set_mode(subject, a[2]))
+        }
         libc::SYS_fchmodat2 => {
             let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH;
-            with(a[0], a[1], a[3], allowed, |subject| set_mode(subject, a[2]))
+            with(a[0], a[1], a[3], allowed, Purpose::Change, |subject| set_mode(subject, a[2]))
         }
         libc::SYS_fchown => with_file(a[0], |subject| set_owner(subject, a[1], a[2])),
-        libc::SYS_chown => with_path(libc::AT_FDCWD, a[0], Last::Follow, |subject| set_owner(subject, a[1], a[2])),
-        libc::SYS_lchown => with_path(libc::AT_FDCWD, a[0], Last::Keep, |subject| set_owner(subject, a[1], a[2])),
+        libc::SYS_chown => {
+            with_path(libc::AT_FDCWD, a[0], Last::Follow.to(Purpose::Change), |subject| set_owner(subject, a[1], a[2]))
+        }
+        libc::SYS_lchown => {
+            with_path(libc::AT_FDCWD, a[0], Last::Keep.to(Purpose::Change), |subject| set_owner(subject, a[1], a[2]))
+        }
         libc::SYS_fchownat => {
             let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH;
-            with(a[0], a[1], a[4], allowed, |subject| set_owner(subject, a[2], a[3]))
+            with(a[0], a[1], a[4], allowed, Purpose::Change, |subject| set_owner(subject, a[2], a[3]))
         }
         libc::SYS_utimensat if a[1] == 0 && descriptors::is_alone(a[0] as i32) => Err(Errno::EBADF),
         libc::SYS_utimensat if a[1] == 0 => with_file(a[0], |subject| set_times(subject, a[2])),
         libc::SYS_utimensat => {
             let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH;
-            with(a[0], a[1], a[3], allowed, |subject| set_times(subject, a[2]))
+            with(a[0], a[1], a[3], allowed, Purpose::Change, |subject| set_times(subject, a[2]))
         }
         _ => Ok(None),
     }
@@ -81,20 +89,28 @@ fn with_file(descriptor: u64, then: impl FnOnce(&Subject) -> Served) -> Served {
     then(&Subject { session, found, flags: Some(file.flags()) })
 }
 
-fn with_path(directory: i32, address: u64, last: Last, then: impl FnOnce(&Subject) -> Served) -> Served {
+fn with_path(directory: i32, address: u64, aim: impl Into<Aim>, then: impl FnOnce(&Subject) -> Served) -> Served {
+    let aim = aim.into();
     let mut buffer = PathBuffer::new();
     let text = memory::path(address, &mut buffer)?;
     if let Some(descriptor) = path::descriptor_named(text) {
-        return if last == Last::Follow { with_file(descriptor as u64, then) } else { Ok(None) };
+        return if aim.follows() { with_file(descriptor as u64, then) } else { Ok(None) };
     }
     let Some(start) = path::start(directory, text)? else { return Ok(None) };
     let session = start.session;
-    let Walked::Inside(place) = path::walk(session, start.directory, start.rest, last)? else { return Ok(None) };
+    let Walked::Inside(place) = path::walk(session, start.directory, start.rest, aim)? else { return Ok(None) };
     then(&Subject { session, found: place.found.ok_or(Errno::ENOENT)?, flags: None })
 }
 
 /// With what a directory, a path and flags name.
-fn with(directory: u64, address: u64, flags: u64, allowed: i32, then: impl FnOnce(&Subject) -> Served) -> Served {
+fn with(
+    directory: u64,
+    address: u64,
+    flags: u64,
+    allowed: i32,
+    purpose: Purpose,
+    then: impl FnOnce(&Subject) -> Served,
+) -> Served {
     let flags = flags as i32;
     if flags & !allowed != 0 {
         return Ok(None);
@@ -105,7 +121,7 @@ fn with(directory: u64, address: u64, flags: u64, allowed: i32, then: impl FnOnc
         return if directory as i32 == libc::AT_FDCWD { Ok(None) } else { with_file(directory, then) };
     }
     let last = if flags & libc::AT_SYMLINK_NOFOLLOW != 0 { Last::Keep } else { Last::Follow };
-    with_path(directory as i32, address, last, then)
+    with_path(directory as i32, address, last.to(purpose), then)
 }
 
 fn store_stat(subject: &Subject, address: u64) -> Served {

@@ -9,7 +9,7 @@ use super::Served;
 use crate::descriptors::{self, File};
 use crate::materialise;
 use crate::memory::{self, PathBuffer};
-use crate::path::{self, Last, Place, Start, Walked};
+use crate::path::{self, Aim, Last, Place, Purpose, Start, Walked};
 use crate::session::{self, Session};
 
 /// `O_TMPFILE` without `O_DIRECTORY`, which it includes.
@@ -42,9 +42,8 @@ pub(super) fn open(number: i64, a: [u64; 6]) -> Served {
             None => name_alone(number, directory, a).map(Some),
         };
     }
-    let keeps_link = flags & libc::O_NOFOLLOW != 0 || flags & libc::O_CREAT != 0 && flags & libc::O_EXCL != 0;
-    let last = if keeps_link { Last::Keep } else { Last::Follow };
-    let Walked::Inside(place) = path::walk(session, start.directory, start.rest, last)? else { return Ok(None) };
+    let aim = Aim::of_opening(flags);
+    let Walked::Inside(place) = path::walk(session, start.directory, start.rest, aim)? else { return Ok(None) };
     // Before anything is made or cut off: where there is no number for a descriptor, nothing happens.
     let number = descriptors::reserve(0, flags & libc::O_CLOEXEC != 0)?;
     match open_place(session, &place, flags, mode) {
@@ -220,9 +219,8 @@ pub(super) fn truncate(number: i64, a: [u64; 6]) -> Served {
         return Err(Errno::EINVAL);
     }
     let session = start.session;
-    let Walked::Inside(place) = path::walk(session, start.directory, start.rest, Last::Follow)? else {
-        return Ok(None);
-    };
+    let aim = Last::Follow.to(Purpose::Write);
+    let Walked::Inside(place) = path::walk(session, start.directory, start.rest, aim)? else { return Ok(None) };
     let found = place.found.ok_or(Errno::ENOENT)?;
     if may_run(&found.inode)
         || size as u64 > session::file_limit()

@@ -6,7 +6,7 @@ use ashlar_types::{Access, Errno, FileKind};
 use super::Served;
 use crate::descriptors;
 use crate::memory::{self, PathBuffer};
-use crate::path::{self, Last, Place, Walked};
+use crate::path::{self, Aim, Last, Place, Purpose, Walked};
 use crate::session::{self, Session};
 
 const RENAME_NOREPLACE: u64 = 1;
@@ -38,14 +38,14 @@ pub(super) fn serve(number: i64, a: [u64; 6]) -> Served {
 }
 
 /// Where a directory's descriptor and a path lead.
-fn resolve(directory: u64, address: u64, last: Last) -> Result<Option<(&'static Session, Place)>, Errno> {
+fn resolve(directory: u64, address: u64, aim: impl Into<Aim>) -> Result<Option<(&'static Session, Place)>, Errno> {
     let mut buffer = PathBuffer::new();
     let text = memory::path(address, &mut buffer)?;
     if let Some(descriptor) = path::descriptor_named(text) {
         return crate::materialise::descriptor(descriptor).map(|()| None);
     }
     let Some(start) = path::start(directory as i32, text)? else { return Ok(None) };
-    match path::walk(start.session, start.directory, start.rest, last)? {
+    match path::walk(start.session, start.directory, start.rest, aim)? {
         Walked::Inside(place) => Ok(Some((start.session, place))),
         Walked::Outside => Ok(None),
     }
@@ -57,7 +57,7 @@ fn resolve_new(
     address: u64,
     makes_directory: bool,
 ) -> Result<Option<(&'static Session, Place)>, Errno> {
-    let Some((session, place)) = resolve(directory, address, Last::Keep)? else { return Ok(None) };
+    let Some((session, place)) = resolve(directory, address, Last::Keep.to(Purpose::Name))? else { return Ok(None) };
     place.check_new(makes_directory)?;
     Ok(Some((session, place)))
 }
@@ -101,7 +101,7 @@ fn remove(directory: u64, address: u64, flags: u64) -> Served {
     if flags & !(libc::AT_REMOVEDIR as u64) != 0 {
         return Err(Errno::EINVAL);
     }
-    let Some((session, place)) = resolve(directory, address, Last::Keep)? else { return Ok(None) };
+    let Some((session, place)) = resolve(directory, address, Last::Keep.to(Purpose::Name))? else { return Ok(None) };
     let removes_directory = flags != 0;
     if let Some(found) = &place.found {
         let is_root = removes_directory && found.id == ashlar_types::InodeId::ROOT;
@@ -151,8 +151,9 @@ fn rename(from: (u64, u64), to: (u64, u64), flags: u64) -> Served {
     if exchange && flags & (RENAME_NOREPLACE | RENAME_WHITEOUT) != 0 {
         return Err(Errno::EINVAL);
     }
-    let Some((session, source)) = resolve(from.0, from.1, Last::Keep)? else { return Ok(None) };
-    let Some((other, target)) = resolve(to.0, to.1, Last::Keep)? else { return Ok(None) };
+    let aim = Last::Keep.to(Purpose::Name);
+    let Some((session, source)) = resolve(from.0, from.1, aim)? else { return Ok(None) };
+    let Some((other, target)) = resolve(to.0, to.1, aim)? else { return Ok(None) };
     if session.number != other.number {
         return Err(Errno::EXDEV);
     }
@@ -190,7 +191,7 @@ fn link_source(from: (u64, u64), last: Last) -> Result<Option<(&'static Session,
         let session = file.session()?;
         return Ok(Some((session, session.fs.attributes(file.inode())?)));
     }
-    let Some((session, source)) = resolve(from.0, from.1, last)? else { return Ok(None) };
+    let Some((session, source)) = resolve(from.0, from.1, last.to(Purpose::Change))? else { return Ok(None) };
     Ok(Some((session, source.found.ok_or(Errno::ENOENT)?)))
 }
 
