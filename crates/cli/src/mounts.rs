@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use ashlar_types::{MountLine, topmost_mount};
-use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxAttributes, StatxFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::error::CliError;
@@ -113,9 +113,17 @@ pub fn is_topmost(record: &MountRecord) -> bool {
 
 /// Whether a record's directory is the root of a mount of the record's device; `None` where that can't be told.
 fn shows_device(record: &MountRecord) -> Option<bool> {
-    let flags = AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
-    let found =
-        rustix::fs::statx(CWD, &record.directory, flags, StatxFlags::empty()).ok().filter(|_| record.device != 0)?;
+    // A path that lies within another file system is followed only as far as the kernel knows it: that one may be dead too.
+    let root = rustix::fs::openat2(
+        CWD,
+        &record.directory,
+        OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+        ResolveFlags::CACHED,
+    );
+    let root = root.ok().filter(|_| record.device != 0)?;
+    let flags = AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    let found = rustix::fs::statx(&root, "", flags, StatxFlags::empty()).ok()?;
     let is_known = found.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT);
     let device = rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor);
     is_known.then(|| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) && device == record.device)

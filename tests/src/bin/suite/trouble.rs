@@ -21,6 +21,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/a_daemon_of_another_version_leaves_programs_to_the_kernel", run: || with(other_version) },
     Test { name: "run/a_program_gets_errors_in_time_where_sharedfs_is_gone", run: || with(gone) },
     Test { name: "run/a_program_gets_errors_in_time_where_sharedfs_is_stopped", run: || with(stopped) },
+    Test { name: "run/a_mount_within_one_that_is_stopped_holds_nobody_up", run: || with(within_stopped) },
     Test { name: "run/a_full_arena_is_told_to_a_program_that_then_goes_on", run: || with(full) },
     Test { name: "run/a_program_goes_on_without_its_mount", run: || with(unmounted) },
     Test { name: "programs/a_flock_is_not_taken_away_by_the_file_that_was_closed_before", run: || with(flock) },
@@ -401,6 +402,30 @@ fn while_stopped(site: &Site, program: &mut Obedient) -> Outcome<usize> {
         status.failure(1, &["does not answer", "kill -CONT"])?;
         Ok(acknowledged)
     })
+}
+
+/// A program looks for mounts before it begins, and must not look through a file system that does not answer.
+fn within_stopped() -> Outcome<Verdict> {
+    let (outer, inner) = (Site::mounted(Medium::Memory, "64M")?, Site::new(Medium::Memory, "64M")?);
+    let point = outer.point(0).join("inner");
+    fs::create_dir(&point).map_err(tried("making a directory"))?;
+    let mut mount = ashlar(&["mount", "--size", "64M", "--arena"]);
+    run(mount.arg(inner.arena()).arg(&point))?.success()?;
+    let processes = outer.mount_processes()?;
+    processes.iter().try_for_each(|&process| signal(process, Signal::STOP))?;
+    // What the kernel knows of the path is out of date by then.
+    std::thread::sleep(Duration::from_secs(2));
+    let began = Instant::now();
+    let mut waiting = Command::new("timeout");
+    waiting.args(["--kill-after=1", "20"]).arg(program()).args(["run", "echo", "done"]);
+    let done = run(&mut waiting);
+    let took = began.elapsed();
+    processes.iter().try_for_each(|&process| signal(process, Signal::CONT))?;
+    let done = done?.success()?;
+    ensure!(done.output == "done\n" && took < SLACK, "after {took:?}: {}", done.told());
+    run(ashlar(&["umount"]).arg(&point))?.success()?;
+    outer.umount(0)?;
+    passed()
 }
 
 fn full() -> Outcome<Verdict> {
