@@ -30,6 +30,7 @@ mod path;
 mod report;
 mod session;
 mod signals;
+mod snapshot;
 mod stack;
 mod submounts;
 mod threads;

@@ -11,6 +11,7 @@ use crate::materialise;
 use crate::memory::{self, PathBuffer};
 use crate::path::{self, Aim, Last, Place, Purpose, Start, Walked};
 use crate::session::{self, Session};
+use crate::snapshot;
 
 /// `O_TMPFILE` without `O_DIRECTORY`, which it includes.
 const TMPFILE: i32 = libc::O_TMPFILE & !libc::O_DIRECTORY;
@@ -281,7 +282,7 @@ pub(super) fn advise(a: [u64; 6]) -> Served {
     if descriptors::is_ours(a[0] as i32) { Ok(Some(0)) } else { Ok(None) }
 }
 
-/// `mmap` of a file of ours: of a kernel's descriptor on the same file, which lives as long as the mapping.
+/// `mmap` of a file of ours: of a copy, or of a kernel's descriptor on the same file, which lives as long as the mapping.
 pub(super) fn map(a: [u64; 6]) -> Served {
     let Some(file) = descriptors::file(a[4] as i32) else { return Ok(None) };
     if a[3] & libc::MAP_TYPE as u64 != libc::MAP_PRIVATE as u64 {
@@ -289,6 +290,9 @@ pub(super) fn map(a: [u64; 6]) -> Served {
         // SAFETY: the program's own call.
         let mapped = unsafe { crate::arch::system_call(libc::SYS_mmap as u64, a) };
         materialise::renew_size(a[4] as i32, &file);
+        return Ok(Some(mapped));
+    }
+    if let Some(mapped) = snapshot::map(&file, a)? {
         return Ok(Some(mapped));
     }
     crate::locks::with_real(&file, false, |real| {
