@@ -101,6 +101,21 @@ os.waitpid(child, 0)
 show("shared by fork", lambda: (shared[100:105], private[200:205] == b"child"))
 shared.flush()
 show("seen by read", lambda: os.pread(fd, 5, 100))
+
+# Private memory of a file that is only read.
+write("only read", bytes(range(256)) * 200)
+fd = os.open("only read", os.O_RDONLY)
+private = mmap.mmap(fd, 0, mmap.MAP_PRIVATE)
+os.close(fd)
+show("mapped privately", lambda: private[:] == bytes(range(256)) * 200)
+private[100:105] = b"child"
+show("written privately", lambda: (private[98:107], open("only read", "rb").read()[98:107]))
+private.madvise(mmap.MADV_DONTNEED)
+show("dropped, and there again", lambda: private[98:107])
+os.unlink("only read")
+show("mapped without a name", lambda: private[50000:50005])
+private.close()
+
 write("script", b"#!/bin/sh\necho executed $1\n")
 os.chmod("script", 0o755)
 show("execve", lambda: subprocess.run(["./script", "it"], capture_output=True).stdout)

@@ -5,7 +5,10 @@ use std::time::{Duration, Instant};
 
 use ashlar_lease::{Ancestry, Command, Grant, Mode, Reason, RequestId, Scope, SlotWord};
 use ashlar_store::StoreError;
-use ashlar_types::{Errno, FileKind, Inode, InodeId, LogPosition, Name, SessionId};
+use ashlar_types::{Access, Credentials, Errno, FileKind, Inode, InodeId, LogPosition, Name, SessionId};
+use ashlar_update::XATTR_ACL_ACCESS;
+use ashlar_update::acl::Acl;
+use ashlar_update::permission::allows;
 use ashlar_wire::{Contents, DirectoryEntry, Extent, GrantReply, InodeState, LeaseWord, Need, Reply, ScopeKind, Want};
 use parking_lot::MutexGuard;
 
@@ -30,6 +33,8 @@ const PAUSE_IN_USE: Duration = Duration::from_micros(50);
 pub struct Answer {
     grants: Result<Vec<GrantReply>, Errno>,
     dependencies: Dependencies,
+    /// How far the session's own log was part of the state then.
+    applied: LogPosition,
     /// What kernels must have forgotten before the answer may be seen.
     tickets: Vec<Arc<Ticket>>,
 }
@@ -80,11 +85,10 @@ fn begin<'a>(shared: &'a Shared, id: SessionId, wants: &[Want]) -> Result<MutexG
 pub fn acquire(shared: &Shared, id: SessionId, wants: &[Want]) -> Result<Reply, Errno> {
     let mut state = begin(shared, id, wants)?;
     let answer = request(shared, &mut state, id, wants)?;
-    let applied = state.store.applied(id);
-    let not_before = state.not_before;
+    let (applied, not_before) = (answer.applied, state.not_before);
     drop(state);
-    let grants = answer.finish(not_before)?;
-    Ok(Reply::Granted { grants: grants.0, applied, dependencies: grants.1 })
+    let (grants, dependencies) = answer.finish(not_before)?;
+    Ok(Reply::Granted { grants, applied, dependencies })
 }
 
 /// One entry of a directory, with a lease on what it leads to, and one on the directory if it is asked for.
@@ -120,7 +124,7 @@ pub fn lookup(shared: &Shared, id: SessionId, sought: &Sought<'_>) -> Result<Rep
         inode: entry.inode,
         kind: entry.kind,
     });
-    let applied = state.store.applied(id);
+    let applied = answers.last().map_or_else(|| state.store.applied(id), |answer| answer.applied);
     let not_before = state.not_before;
     drop(state);
     let (mut grants, mut dependencies) = (Vec::new(), Vec::new());
@@ -204,7 +208,7 @@ fn widened(state: &mut State, id: SessionId, want: &Want) -> Want {
     }
     let inode = |inode| state.store.inode(inode).ok().flatten();
     let Some(found) = inode(want.inode) else { return *want };
-    if found.is_directory() && found.entries <= looked::FEW {
+    if found.is_directory() && found.entries <= looked::LISTED {
         return Want { need: Need { entries: true, children: true, ..want.need }, ..*want };
     }
     let directory = home_of(want.inode, &found).as_file();
@@ -212,7 +216,8 @@ fn widened(state: &mut State, id: SessionId, want: &Want) -> Want {
     let (Some(directory), Some(entries), Some(session)) = (directory, entries, state.sessions.get_mut(&id)) else {
         return *want;
     };
-    let scope = if session.looked.note(directory, entries) { ScopeKind::Files } else { ScopeKind::Node };
+    let scope =
+        if session.looked.note(directory, entries, want.need.contents) { ScopeKind::Files } else { ScopeKind::Node };
     Want { scope, ..*want }
 }
 
@@ -438,7 +443,7 @@ fn answer(
     let grants = grant_replies(state, id, wants, grants, &mut dependencies);
     dependencies.sort_unstable();
     dependencies.dedup();
-    Answer { grants, dependencies, tickets }
+    Answer { grants, dependencies, applied: state.store.applied(id), tickets }
 }
 
 fn grant_replies(
@@ -457,7 +462,9 @@ fn grant_replies(
             children_of(state, id, &reply, grant, &mut children, dependencies).map_err(|error| internal(&error))?;
         }
         if !want.write && grant.word.scope != Scope::Node {
-            files_beside(state, id, &reply, grant, &mut children, dependencies).map_err(|error| internal(&error))?;
+            let reads = want.need.contents;
+            files_beside(state, id, (&reply, reads), grant, &mut children, dependencies)
+                .map_err(|error| internal(&error))?;
         }
         replies.push(reply);
     }
@@ -483,7 +490,8 @@ fn children_of(
         if found.word != grant.word {
             continue;
         }
-        if let Some(described) = describe(state, entry.inode, Need::default())? {
+        // With the access lists, or opening one would take a question.
+        if let Some(described) = describe(state, entry.inode, Need { xattrs: true, ..Need::default() })? {
             children.push(reply(&found, described));
             dependencies.extend(shown);
         }
@@ -491,39 +499,63 @@ fn children_of(
     Ok(())
 }
 
-/// The other files of a file's directory, if the session is likely to look at them, as far as the lease covers them.
+/// The other files of a file's directory, if the session is likely to look at them, as far as the lease covers them; and what is in them,
+/// if it is likely to read them, and may.
 fn files_beside(
     state: &mut State,
     id: SessionId,
-    file: &GrantReply,
+    (file, reads): (&GrantReply, bool),
     grant: &Grant,
     files: &mut Vec<GrantReply>,
     dependencies: &mut Dependencies,
 ) -> Result<(), StoreError> {
     let Some(directory) = home_of(file.inode, &file.state.attributes).as_file() else { return Ok(()) };
     let Some(session) = state.sessions.get_mut(&id) else { return Ok(()) };
-    if !session.looked.is_to_be_told(directory, grant.word.slot, grant.word.generation) {
+    let (slot, generation) = (grant.word.slot, grant.word.generation);
+    let tells = session.looked.is_to_be_told(directory, slot, generation);
+    let shows = reads && session.looked.is_to_be_shown(directory, slot, generation);
+    if !tells && !shows {
         return Ok(());
     }
-    let mut bytes = 0;
+    let credentials = session.credentials.clone();
+    let (mut bytes, mut content_bytes) = (0, 0);
     for (_, _, entry) in state.store.entries(directory, 0, usize::MAX)? {
+        let is_shown = shows && content_bytes < looked::CONTENT_BYTES && entry.kind == FileKind::Regular;
         if bytes >= looked::BYTES {
             break;
         }
-        if entry.kind == FileKind::Directory || entry.inode == file.inode {
+        if !tells && !is_shown || entry.kind == FileKind::Directory || entry.inode == file.inode {
             continue;
         }
         let Some(found) = state.store.inode(entry.inode)? else { continue };
         if !state.leasing.manager.is_among_files(directory, entry.inode, home_of(entry.inode, &found)) {
             continue;
         }
-        let described = describe_found(state, entry.inode, found, Need { xattrs: true, ..Need::default() })?;
+        let mut described = describe_found(state, entry.inode, found, Need { xattrs: true, ..Need::default() })?;
+        if is_shown && may_be_shown(&described, &credentials) {
+            let contents = contents_of(state, entry.inode)?;
+            content_bytes += match &contents {
+                Contents::Inline(bytes) => bytes.len(),
+                Contents::Extents(extents) => size_of_val(&extents[..]),
+            };
+            described.contents = Some(contents);
+        } else if !tells {
+            continue;
+        }
         bytes += described.xattrs.iter().flatten().map(|(name, value)| name.len() + value.len()).sum::<usize>();
         bytes += size_of::<Inode>() + described.attributes.target.len();
         files.push(reply(&Grant { inode: entry.inode, word: grant.word }, described));
         dependencies.extend(state.leasing.manager.own_dependencies(id, entry.inode));
     }
     Ok(())
+}
+
+/// Whether what is in a file that was not asked for is told: to who may read it.
+fn may_be_shown(file: &InodeState, credentials: &Credentials) -> bool {
+    let list = file.xattrs.iter().flatten().find(|(name, _)| name == XATTR_ACL_ACCESS);
+    let acl = list.and_then(|(_, value)| Acl::parse(value));
+    file.attributes.blocks <= looked::CONTENT_BLOCKS
+        && allows(&file.attributes, acl.as_ref(), credentials, Access::READ)
 }
 
 /// The state of an inode, as far as it is needed; `None` if it does not exist.
@@ -535,14 +567,8 @@ fn describe(state: &State, id: InodeId, need: Need) -> Result<Option<InodeState>
 
 fn describe_found(state: &State, id: InodeId, attributes: Inode, need: Need) -> Result<InodeState, StoreError> {
     let store = &state.store;
-    let contents = if need.contents && attributes.kind == FileKind::Regular {
-        Some(match store.contents(id)? {
-            ashlar_store::Contents::Inline(bytes) => Contents::Inline(bytes),
-            ashlar_store::Contents::Extents(extents) => Contents::Extents(extents.into_iter().map(extent).collect()),
-        })
-    } else {
-        None
-    };
+    let contents =
+        if need.contents && attributes.kind == FileKind::Regular { Some(contents_of(state, id)?) } else { None };
     let entries = if need.entries && attributes.is_directory() && attributes.entries <= Need::ENTRIES_MAX {
         Some(store.entries(id, 0, usize::MAX)?.into_iter().map(directory_entry).collect())
     } else {
@@ -552,6 +578,33 @@ fn describe_found(state: &State, id: InodeId, attributes: Inode, need: Need) -> 
     Ok(InodeState { attributes, contents, entries, xattrs })
 }
 
+fn contents_of(state: &State, id: InodeId) -> Result<Contents, StoreError> {
+    Ok(match state.store.contents(id)? {
+        ashlar_store::Contents::Inline(bytes) => Contents::Inline(bytes),
+        ashlar_store::Contents::Extents(extents) => Contents::Extents(extents.into_iter().map(extent).collect()),
+    })
+}
+
 fn extent(extent: ashlar_store::Extent) -> Extent {
     Extent { logical_block: extent.logical_block, blocks: extent.blocks, address: extent.address }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ashlar_types::Timestamp;
+
+    #[test]
+    fn a_file_is_shown_unasked_to_who_may_read_it() {
+        let mut file = Inode::new(FileKind::Regular, 0o640, InodeId::ROOT, Timestamp::default());
+        (file.uid, file.gid) = (7, 8);
+        let state = InodeState { attributes: file, contents: None, entries: None, xattrs: Some(Vec::new()) };
+        let is_shown = |state: &InodeState, uid, gid| {
+            may_be_shown(state, &Credentials { checked: false, ..Credentials::checked(uid, gid) })
+        };
+        assert!(is_shown(&state, 7, 0) && is_shown(&state, 1, 8) && is_shown(&state, 0, 0));
+        assert!(!is_shown(&state, 1, 1));
+        let long = Inode { blocks: looked::CONTENT_BLOCKS + 1, ..state.attributes.clone() };
+        assert!(!is_shown(&InodeState { attributes: long, ..state }, 7, 0));
+    }
 }

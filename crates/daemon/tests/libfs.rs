@@ -15,7 +15,7 @@ use ashlar_tests::linear::checker::{History, check};
 use ashlar_tests::linear::model::{Picture, Seen, text_of};
 use ashlar_tests::linear::operation::{Answer, DIRECTORIES, Event, Move, NAMES, Operation, Place};
 use ashlar_tests::random::Random;
-use ashlar_types::{BLOCK_BYTES, Credentials, Errno, FILE_SIZE_MAX, FileKind, InodeId};
+use ashlar_types::{Access, BLOCK_BYTES, Credentials, Errno, FILE_SIZE_MAX, FileKind, InodeId};
 use ashlar_wire::SessionKind;
 use common::Site;
 
@@ -141,6 +141,105 @@ fn files_of_a_shared_directory_are_told_together() {
         assert_eq!(one.lookup(&ROOT, directory, name(number).as_bytes()).err(), Some(Errno::ENOENT));
         rename(&one, FILES + number, number);
     }
+}
+
+/// Who read the files of a directory asked for what is in each of them, and once more for the access list of each by which it was opened.
+#[test]
+fn what_is_in_the_files_of_a_directory_is_told_together() {
+    const FILES: u64 = 100;
+    let site = Site::new(64 << 20);
+    let requests = || site.status().counters.iter().find(|(name, _)| name == "requests").expect("a counter").1;
+    let name = |number: u64| format!("file-{number:04}");
+    // Some stand in the answer itself, some in blocks, some in many.
+    let text = |number: u64, version: u64| vec![(number + version) as u8; (number * 331 % 9000) as usize];
+    let maker = connect(&site);
+    let directory = maker.make(&ROOT, InodeId::ROOT, b"directory", &make(FileKind::Directory)).expect("made").id;
+    for number in 0..FILES {
+        let file = maker.make(&ROOT, directory, name(number).as_bytes(), &make(FileKind::Regular)).expect("made").id;
+        maker.write(&ROOT, file, WriteAt::Offset(0), &text(number, 0), false).expect("written");
+    }
+    drop(maker);
+    let (one, two) = (connect(&site), connect(&site));
+    let user = Credentials { checked: false, ..ROOT };
+    let read = |fs: &LibFs, number: u64| {
+        let found = fs.lookup(&user, directory, name(number).as_bytes()).expect("found");
+        fs.open_for(&user, found.id, Access::READ).expect("opened");
+        let mut room = vec![0xff; 10_000];
+        let count = fs.read(found.id, 0, &mut room).expect("read");
+        fs.close(found.id);
+        room.truncate(count);
+        (found.id, room)
+    };
+    // Alone, under one lease on all; then beside another, under one on the files.
+    for session in [&one, &two] {
+        let before = requests();
+        (0..FILES).for_each(|number| assert_eq!(read(session, number).1, text(number, 0), "{}", name(number)));
+        let asked = requests() - before;
+        assert!(asked < 15, "{asked} requests for {FILES} files");
+    }
+    // What either writes, both see at once, and all else is as it was.
+    for number in 0..FILES {
+        let (writer, reader) = if number % 3 == 0 { (&one, &two) } else { (&two, &one) };
+        let file = read(writer, number).0;
+        writer.write(&ROOT, file, WriteAt::Offset(0), &text(number, 1), false).expect("written");
+        let other = (number + 7) % FILES;
+        for session in [reader, writer] {
+            assert_eq!(read(session, number).1, text(number, 1), "{}", name(number));
+            assert_eq!(read(session, other).1, text(other, u64::from(other < number)), "{}", name(other));
+        }
+    }
+}
+
+/// What comes along with the answer for one file is about others that either session writes meanwhile.
+#[test]
+fn what_is_told_along_takes_back_nothing_that_was_written_meanwhile() {
+    const FILES: u64 = 12;
+    const ROUNDS: u64 = 1500;
+    let mut site = Site::new(64 << 20);
+    let sessions = [connect(&site), connect(&site)];
+    let directory = sessions[0].make(&ROOT, InodeId::ROOT, b"directory", &make(FileKind::Directory)).expect("made").id;
+    let text = |version: u64| version.to_le_bytes().repeat(400);
+    let made = |number: u64| {
+        let name = format!("file-{number}");
+        let file = sessions[0].make(&ROOT, directory, name.as_bytes(), &make(FileKind::Regular)).expect("made").id;
+        sessions[0].write(&ROOT, file, WriteAt::Offset(0), &text(1), false).expect("written");
+        (file, AtomicU64::new(1))
+    };
+    let files: Vec<_> = (0..FILES).map(made).collect();
+    let writers = AtomicU64::new(2);
+    // Nobody reads less than what was written when he began.
+    let read = |fs: &LibFs, (file, written): &(InodeId, AtomicU64)| {
+        let least = written.load(Ordering::SeqCst);
+        let mut room = [0; 4000];
+        assert_eq!(fs.read(*file, 0, &mut room), Ok(3200));
+        let version = u64::from_le_bytes(room[..8].try_into().expect("eight bytes"));
+        assert!(version >= least, "version {version}, and {least} was there");
+        assert_eq!(room[..3200], text(version), "a mixture of two writes");
+    };
+    std::thread::scope(|scope| {
+        for (turn, fs) in sessions.iter().enumerate() {
+            let (files, writers, read, text) = (&files, &writers, &read, &text);
+            scope.spawn(move || {
+                let mut random = Random::new(turn as u64);
+                for version in 2..2 + ROUNDS {
+                    let at = random.below(FILES / 2) as usize * 2 + turn;
+                    let (file, written) = &files[at];
+                    fs.write(&ROOT, *file, WriteAt::Offset(0), &text(version), false).expect("written");
+                    written.store(version, Ordering::SeqCst);
+                    read(fs, &files[at]);
+                    read(fs, &files[random.below(FILES) as usize]);
+                }
+                writers.fetch_sub(1, Ordering::SeqCst);
+            });
+            scope.spawn(move || {
+                let mut random = Random::new(10 + turn as u64);
+                while writers.load(Ordering::SeqCst) > 0 {
+                    read(fs, &files[random.below(FILES) as usize]);
+                }
+            });
+        }
+    });
+    assert_eq!(site.check()["sessions_fenced"], 0);
 }
 
 /// A file that its maker knows by the lease of its directory was changed by him after SharedFS had freed it, and he was shut out for that.

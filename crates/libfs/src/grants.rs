@@ -1,5 +1,7 @@
 //! Leases: asking for them, taking over the state that comes with them, and holding nodes still under them.
 
+use std::sync::atomic::Ordering;
+
 use ashlar_types::{Credentials, Errno, FileKind, InodeId, LogPosition, Name, SealCount, SessionId, name_cookie};
 use ashlar_update::{Entry, Update};
 use ashlar_wire::{Credit, GrantReply, LeaseWord, Need, QuotaWant, Reply, Request, ScopeKind, Want};
@@ -363,7 +365,13 @@ impl LibFs {
             // What a lease has covered without a break is the newest there is; only parts may be missing.
             state.lease = Some(lease);
             state.merge(&grant.state, told, &|name| self.cookie(name));
-        } else if !held {
+        } else if held {
+            // It came along, and no revision was known. What this session has done since is still noted, and is done to it again here,
+            // unless some of it was forgotten meanwhile.
+            if told.has_all_since(self.tidied.load(Ordering::Acquire)) {
+                state.merge(&grant.state, told, &|name| self.cookie(name));
+            }
+        } else {
             if state.changes.iter().any(|(position, _)| *position >= told.applied) {
                 return false;
             }

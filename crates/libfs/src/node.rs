@@ -32,6 +32,13 @@ pub(crate) struct Told {
     pub(crate) evictions: u64,
 }
 
+impl Told {
+    /// Whether all that this session has done since is still noted where it was done, if what is before `forgotten` may not be.
+    pub(crate) fn has_all_since(&self, forgotten: u64) -> bool {
+        forgotten <= self.applied.0
+    }
+}
+
 /// A change that the session has logged and SharedFS has not yet committed. What comes from SharedFS is older than those
 /// behind its applied position, and gets them again.
 #[derive(Clone, Debug)]
@@ -334,6 +341,7 @@ impl NodeTable {
 mod tests {
     use super::*;
     use ashlar_types::{FileKind, Timestamp};
+    use ashlar_wire::{Contents, ScopeKind};
 
     fn told(entries: u64, names: Option<u64>) -> InodeState {
         let mut attributes = Inode::new(FileKind::Directory, 0o755, InodeId::ROOT, Timestamp::default());
@@ -368,5 +376,37 @@ mod tests {
         grant(&mut state, Some(100));
         look_up(&state, 4);
         assert!(!state.goes_by_name(false), "they were used");
+    }
+
+    fn read(content: &Content) -> Vec<(u64, bool)> {
+        let mut seen = Vec::new();
+        let walked = content.walk::<()>(0, 8, |_, length, found| {
+            seen.push((
+                length,
+                found.is_some_and(|(piece, _)| matches!(piece.source, crate::content::Source::Log { .. })),
+            ));
+            Ok(())
+        });
+        walked.map(|()| seen).expect("nothing fails")
+    }
+
+    #[test]
+    fn what_was_told_gets_what_was_done_since() {
+        let mut inode = Inode::new(FileKind::Regular, 0o644, InodeId::ROOT, Timestamp::default());
+        inode.size = 8;
+        let lease = Lease { slot: 1, word: LeaseWord::new(1, ScopeKind::Files, false) };
+        let told = |contents| InodeState { attributes: inode.clone(), contents, entries: None, xattrs: None };
+        for (applied, expected) in [(40, vec![(2, false), (4, true), (2, false)]), (51, vec![(8, false)])] {
+            let when = Told { applied: LogPosition(applied), era: 1, evictions: 0 };
+            let mut state = NodeState::default();
+            state.reset(lease, &told(None), when, &|_| 0);
+            let body = LogPosition(60);
+            let change = DataChange::Write { offset: 2, length: 4, record: LogPosition(50), body };
+            state.note(LogPosition(50), Change::Data(change));
+            state.merge(&told(Some(Contents::Inline(vec![7; 8]))), when, &|_| 0);
+            assert_eq!(state.content_at(1).map(read), Some(expected));
+            // Once it is forgotten what was done, what is older does not count.
+            assert_eq!(when.has_all_since(51), applied == 51);
+        }
     }
 }

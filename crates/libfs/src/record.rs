@@ -192,6 +192,8 @@ impl LibFs {
     /// Forgets what SharedFS has committed: the log may overwrite it, and freed blocks may be used again.
     pub(crate) fn tidy(&self, _turn: &MutexGuard<'_, ()>) {
         let bound = self.log.before_held(self.control.committed());
+        // Before anything is forgotten: what was told without it is not taken over any more.
+        self.tidied.fetch_max(bound.0, Ordering::AcqRel);
         let mut finished = Vec::new();
         for id in self.ledger.take(bound) {
             if let Some(node) = self.nodes.existing(id) {
@@ -213,7 +215,6 @@ impl LibFs {
         self.log.release(bound);
         self.control.set_released(bound);
         self.segments.keep_current(self.control.segment_era());
-        self.tidied.store(bound.0, Ordering::Relaxed);
         self.nodes.keep_bounded();
     }
 }
