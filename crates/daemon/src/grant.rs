@@ -16,6 +16,7 @@ use crate::leasing::{Ancestors, home_of};
 use crate::looked;
 use crate::notify::{Stale, Ticket};
 use crate::page;
+use crate::session::Session;
 use crate::shared::Shared;
 use crate::state::State;
 
@@ -457,7 +458,11 @@ fn grant_replies(
     let mut children = Vec::new();
     for (want, grant) in wants.iter().zip(grants) {
         let described = describe(state, grant.inode, want.need).map_err(|error| internal(&error))?;
-        let reply = reply(grant, described.ok_or(Errno::ESTALE)?);
+        let mut described = described.ok_or(Errno::ESTALE)?;
+        if is_read_next(want, &described) && may_be_shown(state, id, &described) {
+            described.contents = Some(contents_of(state, grant.inode).map_err(|error| internal(&error))?);
+        }
+        let reply = reply(grant, described);
         if want.need.children && grant.word.scope == Scope::Subtree {
             children_of(state, id, &reply, grant, &mut children, dependencies).map_err(|error| internal(&error))?;
         }
@@ -517,7 +522,6 @@ fn files_beside(
     if !tells && !shows {
         return Ok(());
     }
-    let credentials = session.credentials.clone();
     let (mut bytes, mut content_bytes) = (0, 0);
     for (_, _, entry) in state.store.entries(directory, 0, usize::MAX)? {
         let is_shown = shows && content_bytes < looked::CONTENT_BYTES && entry.kind == FileKind::Regular;
@@ -532,7 +536,7 @@ fn files_beside(
             continue;
         }
         let mut described = describe_found(state, entry.inode, found, Need { xattrs: true, ..Need::default() })?;
-        if is_shown && may_be_shown(&described, &credentials) {
+        if is_shown && may_be_shown(state, id, &described) {
             let contents = contents_of(state, entry.inode)?;
             content_bytes += match &contents {
                 Contents::Inline(bytes) => bytes.len(),
@@ -550,12 +554,22 @@ fn files_beside(
     Ok(())
 }
 
+/// Whether a session that looks at a short file for the first time is told what is in it: that costs a twentieth of the question.
+fn is_read_next(want: &Want, file: &InodeState) -> bool {
+    let is_short = file.attributes.kind == FileKind::Regular && file.attributes.blocks <= looked::SHORT_BLOCKS;
+    is_short && !want.write && !want.need.contents && want.need.xattrs
+}
+
 /// Whether what is in a file that was not asked for is told: to who may read it.
-fn may_be_shown(file: &InodeState, credentials: &Credentials) -> bool {
+fn may_be_shown(state: &State, id: SessionId, file: &InodeState) -> bool {
+    let may_read = |session: &Session| allows_reading(file, &session.credentials);
+    file.attributes.blocks <= looked::CONTENT_BLOCKS && state.sessions.get(&id).is_some_and(may_read)
+}
+
+fn allows_reading(file: &InodeState, credentials: &Credentials) -> bool {
     let list = file.xattrs.iter().flatten().find(|(name, _)| name == XATTR_ACL_ACCESS);
     let acl = list.and_then(|(_, value)| Acl::parse(value));
-    file.attributes.blocks <= looked::CONTENT_BLOCKS
-        && allows(&file.attributes, acl.as_ref(), credentials, Access::READ)
+    allows(&file.attributes, acl.as_ref(), credentials, Access::READ)
 }
 
 /// The state of an inode, as far as it is needed; `None` if it does not exist.
@@ -598,13 +612,20 @@ mod tests {
     fn a_file_is_shown_unasked_to_who_may_read_it() {
         let mut file = Inode::new(FileKind::Regular, 0o640, InodeId::ROOT, Timestamp::default());
         (file.uid, file.gid) = (7, 8);
-        let state = InodeState { attributes: file, contents: None, entries: None, xattrs: Some(Vec::new()) };
+        let mut state = InodeState { attributes: file, contents: None, entries: None, xattrs: Some(Vec::new()) };
         let is_shown = |state: &InodeState, uid, gid| {
-            may_be_shown(state, &Credentials { checked: false, ..Credentials::checked(uid, gid) })
+            allows_reading(state, &Credentials { checked: false, ..Credentials::checked(uid, gid) })
         };
         assert!(is_shown(&state, 7, 0) && is_shown(&state, 1, 8) && is_shown(&state, 0, 0));
         assert!(!is_shown(&state, 1, 1));
-        let long = Inode { blocks: looked::CONTENT_BLOCKS + 1, ..state.attributes.clone() };
-        assert!(!is_shown(&InodeState { attributes: long, ..state }, 7, 0));
+        // An access list: owner rw, user 1 r, group nothing, mask r, others nothing.
+        let entries: [(u16, u16, u32); 5] =
+            [(1, 6, u32::MAX), (2, 4, 1), (4, 0, u32::MAX), (0x10, 4, u32::MAX), (0x20, 0, u32::MAX)];
+        let mut list = 2u32.to_le_bytes().to_vec();
+        for (tag, permissions, id) in entries {
+            list.extend(tag.to_le_bytes().iter().chain(&permissions.to_le_bytes()).chain(&id.to_le_bytes()));
+        }
+        state.xattrs = Some(vec![(XATTR_ACL_ACCESS.to_vec(), list)]);
+        assert!(is_shown(&state, 1, 1) && !is_shown(&state, 2, 8), "the access list says who may");
     }
 }

@@ -12,6 +12,8 @@ pub const FEW: u64 = 16;
 pub const LISTED: u64 = 64;
 /// One look at a file again for so many of the directory, before all are told again.
 const LOOKS: u64 = 16;
+/// One read for so many of the directory, before it is told what is in all of them: that costs as much as a question for each of those.
+const READS: u64 = 32;
 /// Files of a larger directory are not told together: whoever waits for one would wait for all.
 const MANY: u64 = 1024;
 /// Nor more than so much, with their extended attributes: the rest is told when it is asked for.
@@ -20,6 +22,8 @@ pub const BYTES: usize = 256 << 10;
 pub const CONTENT_BYTES: usize = 128 << 10;
 /// Files of more blocks are not told of along with others: their maps may be long.
 pub const CONTENT_BLOCKS: u64 = 256;
+/// Of a file of so many blocks it is told with the first look where they are.
+pub const SHORT_BLOCKS: u64 = 16;
 
 /// The directories in which a session has looked at files, the last one first.
 #[derive(Debug, Default)]
@@ -43,18 +47,13 @@ struct Looks {
     told: (u32, u64),
 }
 
-impl Default for Looks {
-    fn default() -> Self {
-        Self { count: 0, needed: 1, told: (0, 0) }
-    }
-}
-
 impl Looked {
     /// The session looks at a file of a directory with so many entries, or reads it for the first time. Whether it is likely to look at
     /// others.
     pub fn note(&mut self, directory: InodeId, entries: u64, reads: bool) -> bool {
         let known = self.0.iter().position(|seen| seen.directory == directory).and_then(|at| self.0.remove(at));
-        let mut seen = known.unwrap_or(Seen { directory, entries, looks: Looks::default(), reads: Looks::default() });
+        let looks = |needed| Looks { count: 0, needed, told: (0, 0) };
+        let mut seen = known.unwrap_or(Seen { directory, entries, looks: looks(1), reads: looks(entries / READS) });
         seen.entries = entries;
         seen.looks.count += 1;
         seen.reads.count += u64::from(reads);
@@ -99,8 +98,8 @@ impl Looks {
 mod tests {
     use super::*;
 
-    const SMALL: InodeId = InodeId(20);
-    const LARGE: InodeId = InodeId(21);
+    const SMALL: InodeId = InodeId(120);
+    const LARGE: InodeId = InodeId(121);
 
     #[test]
     fn the_second_file_of_a_directory_brings_all_of_them() {
@@ -121,7 +120,7 @@ mod tests {
     #[test]
     fn what_is_in_files_is_told_to_who_reads_some() {
         let mut looked = Looked::default();
-        assert!(!looked.note(LARGE, 100, false) && looked.note(LARGE, 100, true));
+        assert!((0..3).map(|_| looked.note(LARGE, 100, true)).eq([false, true, true]));
         assert!(looked.is_to_be_told(LARGE, 0, 7) && !looked.is_to_be_shown(LARGE, 0, 7));
         looked.note(LARGE, 100, true);
         assert!(looked.is_to_be_shown(LARGE, 0, 7) && !looked.is_to_be_told(LARGE, 0, 7));
