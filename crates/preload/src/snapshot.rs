@@ -43,11 +43,10 @@ pub(crate) fn map(file: &File, a: [u64; 6]) -> Result<Option<i64>, Errno> {
     }
     // With a byte more it shows whether the file has grown since.
     let mut bytes = vec![0; size as usize + 1];
-    let count = session.fs.read(file.inode(), 0, &mut bytes)?;
-    if count as u64 != size {
-        return Ok(None);
-    }
-    let Some(copy) = in_memory(&bytes[..count]) else { return Ok(None) };
+    let is_whole = session.fs.read(file.inode(), 0, &mut bytes).is_ok_and(|count| count as u64 == size);
+    bytes.pop();
+    // What can't be read is an error where the mapping is touched, and not here.
+    let Some(copy) = in_memory(&bytes).filter(|_| is_whole) else { return Ok(None) };
     let arguments = [a[0], a[1], a[2], a[3], copy.as_raw_fd() as u64, a[5]];
     // SAFETY: the program's own call, but for the number of the descriptor.
     Ok(Some(unsafe { system_call(libc::SYS_mmap as u64, arguments) }))
