@@ -30,7 +30,7 @@ impl Session {
     }
 
     fn make(&self, path: &[u8], make: &Make<'_>) -> Outcome<()> {
-        self.at(path, Last::Keep.to(Purpose::Name), |place| {
+        self.at(path, Last::Keep.to(Purpose::Look).making(), |place| {
             place.check_new(make.kind == FileKind::Directory)?;
             self.fs.make(&self.who, place.directory, &place.name, make).map(drop)
         })
@@ -88,7 +88,7 @@ impl Session {
     }
 
     fn link_found(&self, found: &Found, to: &[u8]) -> Outcome<()> {
-        let place = self.walk(to, Last::Keep.to(Purpose::Name))?;
+        let place = self.walk(to, Last::Keep.to(Purpose::Look).making())?;
         place.check_new(false)?;
         let may_change = || self.fs.check_access(&self.who, found.id, Access::READ | Access::WRITE).is_ok();
         if !self.guards.allow_linking(self.who.uid, &found.inode, may_change) {

@@ -101,23 +101,29 @@ pub fn lookup(shared: &Shared, id: SessionId, sought: &Sought<'_>) -> Result<Rep
     }
     let mut wants = Vec::with_capacity(2);
     let mut state = begin(shared, id, within.as_slice())?;
-    let mut answers = Vec::new();
+    let mut before = Before::default();
     if let Some(within) = within {
         // What others have changed in the directory is known when the lease is taken from them, and not before.
-        answers.push(request(shared, &mut state, id, &[Want { need: Need::default(), ..within }])?);
+        before.note(request(shared, &mut state, id, &[Want { need: Need::default(), ..within }])?);
     }
-    let entry = loop {
+    let (entry, answer) = loop {
         let found = state.store.entry(directory, name).map_err(|error| internal(&error))?;
         wants.clear();
         wants.extend(within.map(|within| Want { write: within.write || makes && found.is_none(), ..within }));
-        wants.extend(found.map(|found| Want { inode: found.inode, write, scope: ScopeKind::Node, need }));
-        if !wants.is_empty() {
-            answers.push(request(shared, &mut state, id, &wants)?);
-        }
+        wants.extend(found.map(|found| {
+            // Who writes into a file follows a link to it, and does nothing to the link.
+            let write = write && !(need.contents && found.kind == FileKind::Symlink);
+            // Who holds it already has asked for all that he wants to know of it.
+            let is_held = need.entries && state.covering_lease(now_us(), id, found.inode, write).is_some();
+            let need = Need { entries: need.entries && !is_held, children: need.children && !is_held, ..need };
+            Want { inode: found.inode, write, scope: ScopeKind::Node, need }
+        }));
+        let answer = if wants.is_empty() { None } else { Some(request(shared, &mut state, id, &wants)?) };
         // To grant it, another session's log may have been applied, and that may have changed the entry.
         if state.store.entry(directory, name).map_err(|error| internal(&error))? == found {
-            break found;
+            break (found, answer);
         }
+        answer.into_iter().for_each(|answer| before.note(answer));
     };
     let entry = entry.map(|entry| DirectoryEntry {
         cookie: state.store.name_cookie(name),
@@ -125,18 +131,31 @@ pub fn lookup(shared: &Shared, id: SessionId, sought: &Sought<'_>) -> Result<Rep
         inode: entry.inode,
         kind: entry.kind,
     });
-    let applied = answers.last().map_or_else(|| state.store.applied(id), |answer| answer.applied);
-    let not_before = state.not_before;
+    let applied = state.store.applied(id);
+    let nothing = || Answer { grants: Ok(Vec::new()), dependencies: Vec::new(), applied, tickets: Vec::new() };
+    let mut answer = answer.unwrap_or_else(nothing);
+    let (applied, not_before) = (answer.applied, state.not_before);
     drop(state);
-    let (mut grants, mut dependencies) = (Vec::new(), Vec::new());
-    for answer in answers {
-        let (newest, shown) = answer.finish(not_before)?;
-        grants = newest;
-        dependencies.extend(shown);
-    }
+    answer.tickets.append(&mut before.tickets);
+    answer.dependencies.append(&mut before.dependencies);
+    let (mut grants, dependencies) = answer.finish(not_before)?;
     let directory = within.and_then(|_| if grants.is_empty() { None } else { Some(grants.remove(0)) });
-    // Without an entry the last answer is the directory's alone, or there is none.
     Ok(Reply::Entry { entry, directory, grants, applied, dependencies })
+}
+
+/// What is left of answers in whose place a later one is given.
+#[derive(Debug, Default)]
+struct Before {
+    dependencies: Dependencies,
+    tickets: Vec<Arc<Ticket>>,
+}
+
+impl Before {
+    /// The leases stay; the states are told again, and whether there were any then says nothing.
+    fn note(&mut self, mut answer: Answer) {
+        self.dependencies.append(&mut answer.dependencies);
+        self.tickets.append(&mut answer.tickets);
+    }
 }
 
 /// A page of a directory.

@@ -461,6 +461,61 @@ fn what_another_has_changed_is_asked_for_once() {
     assert_eq!(one.attributes(directory).expect("known").inode.entries, 7 * FILES);
 }
 
+/// A file that is replaced all the time is there all the time: an answer about the one before said otherwise.
+#[test]
+fn what_is_replaced_is_there_at_all_times() {
+    const SECONDS: u64 = 2;
+    let site = Site::new(64 << 20);
+    let sessions: Vec<_> = (0..4).map(|_| connect(&site)).collect();
+    let top = sessions[0].make(&ROOT, InodeId::ROOT, b"top", &make(FileKind::Directory)).expect("made").id;
+    sessions[0].make(&ROOT, top, b"file", &make(FileKind::Regular)).expect("made");
+    let end = Instant::now() + Duration::from_secs(SECONDS);
+    let replace = |number: usize| {
+        let (fs, new) = (&sessions[number], format!("new-{number}"));
+        while Instant::now() < end {
+            fs.make(&ROOT, top, new.as_bytes(), &make(FileKind::Regular)).expect("made");
+            fs.rename(&ROOT, (top, new.as_bytes()), (top, b"file"), RenameFlags::default()).expect("renamed");
+        }
+    };
+    let look = |number: usize| {
+        let (fs, user) = (&sessions[number], Alone::of(0));
+        let mut found = 0;
+        while Instant::now() < end {
+            let aim = Last::Follow.to(if found % 2 == 0 { Purpose::Read } else { Purpose::Write });
+            match user.place(fs, "top/file", aim) {
+                Ok(place) => assert!(place.found.is_some(), "it is said not to be there"),
+                // A front end tries again.
+                Err(errno) => assert_eq!(errno, Errno::ESTALE),
+            }
+            found += 1;
+        }
+        assert!(found > 10, "only {found} looks");
+    };
+    std::thread::scope(|scope| {
+        for number in 0..2 {
+            let (replace, look) = (&replace, &look);
+            scope.spawn(move || replace(number));
+            scope.spawn(move || look(2 + number));
+        }
+    });
+}
+
+/// A name that is too long was asked for before it was looked at, and refused as if it were wrong in another way.
+#[test]
+fn a_name_that_is_too_long_is_refused_as_such() {
+    let site = Site::new(64 << 20);
+    let (one, two) = (connect(&site), connect(&site));
+    let top = Make { mode: 0o700, ..make(FileKind::Directory) };
+    one.make(&ROOT, InodeId::ROOT, b"top", &top).expect("made");
+    let name = "x".repeat(256);
+    let path = format!("top/{name}");
+    for fs in [&two, &one, &two] {
+        assert_eq!(Alone::of(0).walk(fs, &name, Last::Follow), Err(Errno::ENAMETOOLONG));
+        assert_eq!(Alone::of(0).walk(fs, &path, Last::Follow), Err(Errno::ENAMETOOLONG));
+        assert_eq!(Alone::of(1000).walk(fs, &path, Last::Follow), Err(Errno::EACCES));
+    }
+}
+
 /// A directory whose lease moves often is known by a few of its names. They are the right ones.
 #[test]
 fn a_crowded_directory_has_the_names_that_it_has() {

@@ -63,6 +63,7 @@ impl LibFs {
         if who.checked {
             return Ok(());
         }
+        let _using = self.using();
         let guard = self.view(Claim::read(directory).soon_written().with_entries().with_xattrs())?;
         if self.allows(&guard, who, Access::WRITE | Access::EXECUTE) { Ok(()) } else { Err(Errno::EACCES) }
     }

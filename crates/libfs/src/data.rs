@@ -88,6 +88,7 @@ impl LibFs {
     /// # Errors
     /// As [`LibFs::read`].
     pub fn readable(&self, id: InodeId, offset: u64, length: usize) -> Outcome<usize> {
+        let _using = self.using();
         let guard = self.view(Claim::read(id).with_contents())?;
         let size = guard.inode.as_ref().ok_or(Errno::ESTALE)?.size;
         Ok(length.min(usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX)))
@@ -356,6 +357,11 @@ impl LibFs {
         strip: bool,
         limit: u64,
     ) -> Outcome<u64> {
+        let room = limit.min(FILE_SIZE_MAX).saturating_sub(to_offset);
+        if room == 0 && length > 0 {
+            return Err(Errno::EFBIG);
+        }
+        let length = length.min(room);
         let reach = |offset: u64| offset.checked_add(length).ok_or(Errno::EOVERFLOW);
         let (from_end, to_end) = (reach(from_offset)?, reach(to_offset)?);
         if from == to && from_offset < to_end && to_offset < from_end {

@@ -11,6 +11,7 @@ use crate::LibFs;
 use crate::api::Outcome;
 use crate::children::Known;
 use crate::clock;
+use crate::names::check_name;
 use crate::node::{Lease, NodeState, ReadGuard, Told, WriteGuard};
 
 /// What an operation needs of an inode.
@@ -412,6 +413,10 @@ impl LibFs {
         name: &[u8],
         check: impl Fn(&NodeState) -> Outcome<()>,
     ) -> Outcome<(Option<Entry>, Option<Lease>)> {
+        if let Err(errno) = check_name(name) {
+            check(&*self.view(claim)?)?;
+            return Err(errno);
+        }
         let claim = claim.with_entries();
         let cookie = self.cookie(name);
         loop {

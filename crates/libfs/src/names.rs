@@ -24,7 +24,7 @@ const WHITEOUT: Make<'_> =
 /// Entries asked for at a time where a directory is too large to be known as a whole.
 const PAGE_ENTRIES: u32 = 1024;
 
-fn check_name(name: &[u8]) -> Outcome<()> {
+pub(crate) fn check_name(name: &[u8]) -> Outcome<()> {
     Name::check(name).map_err(|error| match error {
         NameError::TooLong => Errno::ENAMETOOLONG,
         NameError::Invalid => Errno::EINVAL,
@@ -70,7 +70,9 @@ impl LibFs {
         loop {
             let (entry, lease) = self.look_up_entry(who, claim, name, &claim_found)?;
             let entry = entry.ok_or(Errno::ENOENT)?;
-            match self.found_by(claim_found(entry.inode)) {
+            // A link is followed, or only looked at, as a rule.
+            let is_link = entry.kind == FileKind::Symlink && purpose != Purpose::Name;
+            match self.found_by(if is_link { Claim::read(entry.inode) } else { claim_found(entry.inode) }) {
                 // Removed since it was looked up: the next look-up says so.
                 Err(Errno::ESTALE) if self.entry_of(directory, name, false)? != Some(entry) => {}
                 found => return found.map(|found| (found, lease)),

@@ -42,7 +42,7 @@ pub enum Purpose {
     Write,
     /// Change its attributes.
     Change,
-    /// Make, remove or move the name.
+    /// Remove or move the name.
     Name,
 }
 
@@ -78,14 +78,19 @@ impl Last {
 }
 
 impl Aim {
+    /// What is not there is made next.
+    #[must_use]
+    pub fn making(self) -> Self {
+        Self { makes: true, ..self }
+    }
+
     /// What `open` with these flags is for.
     #[must_use]
     pub fn of_opening(flags: i32) -> Self {
         let has = |flag| flags & flag != 0;
         let is_new = has(libc::O_CREAT) && has(libc::O_EXCL);
         let purpose = match flags & libc::O_ACCMODE {
-            _ if has(libc::O_PATH) => Purpose::Look,
-            _ if is_new => Purpose::Name,
+            _ if has(libc::O_PATH) || is_new => Purpose::Look,
             libc::O_WRONLY => Purpose::Write,
             _ if has(libc::O_TRUNC) => Purpose::Write,
             // Who may write may be content to read, and others with him.
@@ -206,17 +211,14 @@ impl LibFs {
                         continue;
                     }
                     Ok(None) => {}
-                    // It was removed since it was looked up.
-                    Err(Errno::ESTALE) if at != from => return Err(Errno::ENOENT),
-                    Err(errno) => return Err(errno),
+                    Err(errno) => return Err(self.judged(errno, at, from)),
                 }
             }
             let meant = if is_last { (purpose, makes) } else { (Purpose::Look, false) };
             let found = match self.step(around.who(), at, name, meant, &mut way) {
                 Ok(found) => found,
                 Err(Errno::ENOENT) if is_last => return Ok(Walked::Inside(place(None))),
-                Err(Errno::ESTALE) if at != from => return Err(Errno::ENOENT),
-                Err(errno) => return Err(errno),
+                Err(errno) => return Err(self.judged(errno, at, from)),
             };
             if around.is_covered(found.id) {
                 return Ok(Walked::Outside);
@@ -276,6 +278,12 @@ impl LibFs {
     ) -> Option<(InodeId, usize, Way)> {
         let length = path.len() - last_name(path)?.len();
         around.paths().find(self, era, from, &path[..length], |end, way| (end.id, length, way.clone()))
+    }
+
+    /// What a failed step says of the whole path: a directory on the way that was removed since it was looked up is not there.
+    fn judged(&self, errno: Errno, directory: InodeId, from: InodeId) -> Errno {
+        let is_gone = errno == Errno::ESTALE && directory != from && self.found(directory).err() == Some(Errno::ESTALE);
+        if is_gone { Errno::ENOENT } else { errno }
     }
 
     /// The directory to which a name leads that is not the last one of its path; `None` where it leads to none, or the name is `.` or `..`.

@@ -57,7 +57,9 @@ fn resolve_new(
     address: u64,
     makes_directory: bool,
 ) -> Result<Option<(&'static Session, Place)>, Errno> {
-    let Some((session, place)) = resolve(directory, address, Last::Keep.to(Purpose::Name))? else { return Ok(None) };
+    let Some((session, place)) = resolve(directory, address, Last::Keep.to(Purpose::Look).making())? else {
+        return Ok(None);
+    };
     place.check_new(makes_directory)?;
     Ok(Some((session, place)))
 }
