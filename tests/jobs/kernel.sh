@@ -1,6 +1,6 @@
 # The corners that programs reach through the kernel, one by one, with their results and errors.
 cat >corners.py <<'END'
-import ctypes, errno, fcntl, mmap, os, signal, socket, stat, struct, subprocess, sys, time
+import ctypes, errno, fcntl, mmap, os, resource, signal, socket, stat, struct, subprocess, sys, time
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -112,6 +112,16 @@ private[100:105] = b"child"
 show("written privately", lambda: (private[98:107], open("only read", "rb").read()[98:107]))
 private.madvise(mmap.MADV_DONTNEED)
 show("dropped, and there again", lambda: private[98:107])
+
+def map_unable_to_write():
+    child = os.fork()
+    if child == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        mapped = mmap.mmap(os.open("only read", os.O_RDONLY), 0, mmap.MAP_PRIVATE, mmap.PROT_READ)
+        os._exit(mapped[50001])
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+show("mapped by one who may write nothing", map_unable_to_write)
 os.unlink("only read")
 show("mapped without a name", lambda: private[50000:50005])
 private.close()

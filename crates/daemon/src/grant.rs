@@ -500,7 +500,7 @@ fn reply(grant: &Grant, state: InodeState) -> GrantReply {
     GrantReply { inode: grant.inode, slot: grant.word.slot, word: lease_word(&grant.word).0, state }
 }
 
-/// The attributes of those entries that the directory's own lease governs too.
+/// The attributes of those entries that the directory's own lease governs too; with the extended ones, until there are enough of those.
 fn children_of(
     state: &mut State,
     id: SessionId,
@@ -509,13 +509,16 @@ fn children_of(
     children: &mut Vec<GrantReply>,
     dependencies: &mut Dependencies,
 ) -> Result<(), StoreError> {
+    let mut bytes = 0;
     for entry in directory.state.entries.iter().flatten() {
         let Some((found, shown)) = state.covering_lease(now_us(), id, entry.inode, false) else { continue };
         if found.word != grant.word {
             continue;
         }
         // With the access lists, or opening one would take a question.
-        if let Some(described) = describe(state, entry.inode, Need { xattrs: true, ..Need::default() })? {
+        let need = Need { xattrs: bytes < looked::BYTES, ..Need::default() };
+        if let Some(described) = describe(state, entry.inode, need)? {
+            bytes += xattr_bytes(&described);
             children.push(reply(&found, described));
             dependencies.extend(shown);
         }
@@ -565,8 +568,7 @@ fn files_beside(
         } else if !tells {
             continue;
         }
-        bytes += described.xattrs.iter().flatten().map(|(name, value)| name.len() + value.len()).sum::<usize>();
-        bytes += size_of::<Inode>() + described.attributes.target.len();
+        bytes += xattr_bytes(&described) + size_of::<Inode>() + described.attributes.target.len();
         files.push(reply(&Grant { inode: entry.inode, word: grant.word }, described));
         dependencies.extend(state.leasing.manager.own_dependencies(id, entry.inode));
     }
@@ -577,6 +579,10 @@ fn files_beside(
 fn is_read_next(want: &Want, file: &InodeState) -> bool {
     let is_short = file.attributes.kind == FileKind::Regular && file.attributes.blocks <= looked::SHORT_BLOCKS;
     is_short && !want.write && !want.need.contents && want.need.xattrs
+}
+
+fn xattr_bytes(state: &InodeState) -> usize {
+    state.xattrs.iter().flatten().map(|(name, value)| name.len() + value.len()).sum()
 }
 
 /// Whether what is in a file that was not asked for is told: to who may read it.

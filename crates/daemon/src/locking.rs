@@ -126,7 +126,18 @@ impl Locking {
             return;
         }
         let (owner, pid) = (process(session.id), session.identity.process.pid);
-        for (slot, inode, state, ranges) in session.control.claimed_lock_slots() {
+        let claimed = session.control.claimed_lock_slots();
+        for slot in (0..LOCK_SLOTS).filter(|_| is_noted) {
+            let noted = page::delegated(&*session.page, slot);
+            let is_there = |&(number, inode, state, _): &(u32, InodeId, LockSlotState, _)| {
+                number == slot && state == LockSlotState::Delegated && noted == Some(inode)
+            };
+            if noted.is_some() && !claimed.iter().any(is_there) {
+                // It was given up, and is not to be believed at the next restart.
+                let _ = page::set_delegated(&*session.page, slot, None);
+            }
+        }
+        for (slot, inode, state, ranges) in claimed {
             let is_delegated = state == LockSlotState::Delegated;
             if is_noted != (is_delegated && page::delegated(&*session.page, slot) == Some(inode)) {
                 continue;
@@ -213,8 +224,15 @@ impl Slots for Pages<'_> {
         }
         let Some(session) = self.sessions.get(&to) else { return false };
         let ranges: Vec<_> = locks.iter().map(to_slot).collect();
-        page::set_delegated(&*session.page, slot, Some(inode)).is_ok()
-            && session.control.delegate_locks(LockSlot { number: slot, word: self.word }, inode, &ranges)
+        let before = page::delegated(&*session.page, slot);
+        let is_noted = page::set_delegated(&*session.page, slot, Some(inode)).is_ok();
+        let is_delegated =
+            is_noted && session.control.delegate_locks(LockSlot { number: slot, word: self.word }, inode, &ranges);
+        if !is_delegated {
+            // What is noted would be believed after a restart. The page has a word for each slot there is.
+            let _ = page::set_delegated(&*session.page, slot, before);
+        }
+        is_delegated
     }
 
     fn recall(&mut self, from: SessionId, slot: u32, inode: InodeId) -> Vec<(ByteRange, Mode)> {
@@ -281,11 +299,11 @@ fn asked(session: SessionId, request: &Request) -> Option<LockRequest> {
     })
 }
 
-/// A request as the table takes it. A process's own locks bear the number by which SharedFS knows it, whatever it calls itself.
+/// A request as the table takes it. A process's locks bear the number by which SharedFS knows it, whatever it calls itself.
 fn asked_by(state: &State, id: SessionId, request: &Request) -> Result<LockRequest, Errno> {
     let mut asked = asked(id, request).ok_or(Errno::EINVAL)?;
     let session = present(state, id)?;
-    if is_own(&asked) && session.identity.kind == SessionKind::Process {
+    if session.identity.kind == SessionKind::Process {
         asked.pid = session.identity.process.pid;
     }
     Ok(asked)

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ashlar_types::{Errno, SessionId};
-use ashlar_wire::{Connection, Listener, Reply, Request, WelcomeSegment};
+use ashlar_wire::{Connection, Listener, Reply, Request, WelcomeSegment, WireError};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -166,7 +166,15 @@ fn serve(shared: &Arc<Shared>, connection: &mut Connection) {
         };
         let Some(reply) = &answer.reply else { continue };
         let files: Vec<BorrowedFd<'_>> = answer.files.iter().map(|file| file.as_fd()).collect();
-        if connection.send(reply, &files).is_err() {
+        let sent = match connection.send(reply, &files) {
+            // Who asked is told so: he would ask the same again on another connection.
+            Err(WireError::TooLong(bytes)) => {
+                tracing::error!(bytes, "an answer is too long");
+                connection.send(&Reply::Error(Errno::EIO), &[])
+            }
+            sent => sent,
+        };
+        if sent.is_err() {
             return;
         }
     }

@@ -16,7 +16,7 @@ use ashlar_tests::linear::model::{Picture, Seen, text_of};
 use ashlar_tests::linear::operation::{Answer, DIRECTORIES, Event, Move, NAMES, Operation, Place};
 use ashlar_tests::random::Random;
 use ashlar_types::{Access, BLOCK_BYTES, Credentials, Errno, FILE_SIZE_MAX, FileKind, InodeId};
-use ashlar_wire::SessionKind;
+use ashlar_wire::{Reply, Request, ScopeKind, SessionKind, Want};
 use common::Site;
 
 const ROOT: Credentials = Credentials::checked(0, 0);
@@ -459,6 +459,30 @@ fn what_another_has_changed_is_asked_for_once() {
         assert!(asked * 4 <= most * FILES * 5, "{asked} requests to {name} {FILES} files");
     }
     assert_eq!(one.attributes(directory).expect("known").inode.entries, 7 * FILES);
+}
+
+/// Files with long extended attributes were all told of with their directory, until an answer was longer than any may be.
+#[test]
+fn what_comes_with_a_directory_has_an_end() {
+    const FILES: usize = 60;
+    let (site, value) = (Site::new(64 << 20), vec![7; 32 << 10]);
+    let fs = connect(&site);
+    let top = fs.make(&ROOT, InodeId::ROOT, b"top", &make(FileKind::Directory)).expect("made").id;
+    for number in 0..FILES {
+        let name = format!("file-{number}");
+        let id = fs.make(&ROOT, top, name.as_bytes(), &make(FileKind::Regular)).expect("made").id;
+        fs.set_xattr(&ROOT, id, b"user.long", &value, XattrFlags::default(), false).expect("set");
+    }
+    drop(fs);
+    let mut client = common::Client::open(&site.socket());
+    let want = Want { scope: ScopeKind::Subtree, ..common::Client::want(top, true) };
+    let Ok(Reply::Granted { grants, .. }) = client.call(&Request::Acquire(vec![want])) else { panic!("not granted") };
+    assert_eq!(grants.len(), 1 + FILES);
+    let told = grants.iter().filter(|grant| grant.state.xattrs.is_some()).count();
+    assert!((8..=12).contains(&told), "{told} with all their attributes");
+    let fs = connect(&site);
+    let id = fs.lookup(&ROOT, top, b"file-59").expect("found").id;
+    assert_eq!(fs.xattr(id, b"user.long").expect("read"), value);
 }
 
 /// A file that is replaced all the time is there all the time: an answer about the one before said otherwise.

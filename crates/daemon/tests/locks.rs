@@ -119,6 +119,46 @@ fn a_delegation_that_was_never_given_is_not_believed_after_a_restart() {
 }
 
 #[test]
+fn a_delegation_that_came_to_nothing_is_not_believed_after_a_restart() {
+    let mut site = Site::new(64 << 20);
+    let (mut hostile, mut honest) = (Client::open(&site.socket()), Client::open(&site.socket()));
+    let claimed = hostile.control.claim_lock_slot(FILE).expect("a slot");
+    let present = slot_of(&hostile, claimed);
+    let wrong = LockSlot { word: present.word ^ 1 << 40, ..present };
+    // It is tried when nobody else has asked for a while.
+    for _ in 0..30 {
+        let reply = hostile.call(&late(wrong, (50, 59), LockMode::Write)).expect("nobody has it");
+        assert!(matches!(reply, Reply::Done), "{reply:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    hostile.call(&late(wrong, (50, 59), LockMode::Unlock)).expect("it's his own");
+    let slot = honest.control.claim_lock_slot(FILE).expect("a slot");
+    await_delegation(&mut honest, slot, (10, 19));
+    let all = [LockedRange { first: 0, last: LOCK_LAST, write: true }];
+    assert!(hostile.control.delegate_locks(slot_of(&hostile, claimed), FILE, &all));
+    site.kill();
+    site.start();
+    hostile.resume(&site.socket());
+    honest.resume(&site.socket());
+    let mut mount = Client::open_as(&site.socket(), SessionKind::Mount);
+    assert_eq!(conflict(&mut mount, (0, LOCK_LAST)), Some((LockMode::Write, 10, 19)));
+    site.check();
+}
+
+#[test]
+fn a_process_locks_in_its_own_name_alone() {
+    let mut site = Site::new(64 << 20);
+    let mut client = Client::open(&site.socket());
+    client.call(&lock(1, (0, 9), LockMode::Write, None)).expect("nobody has it");
+    let mut mount = Client::open_as(&site.socket(), SessionKind::Mount);
+    let query =
+        Request::QueryLock { inode: FILE, kind: LockKind::Record, owner: 1, start: 0, end: 9, mode: LockMode::Write };
+    let Ok(Reply::Conflict(Some((.., pid)))) = mount.call(&query) else { panic!("nobody has it") };
+    assert_eq!(pid, std::process::id(), "it said 42");
+    site.check();
+}
+
+#[test]
 fn what_a_session_has_copied_since_is_locked_when_it_comes_back() {
     let mut site = Site::new(64 << 20);
     let (mut one, mut two) = (Client::open(&site.socket()), Client::open(&site.socket()));

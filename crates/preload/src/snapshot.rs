@@ -34,7 +34,9 @@ pub(crate) fn map(file: &File, a: [u64; 6]) -> Result<Option<i64>, Errno> {
     let found = session.fs.attributes(file.inode())?.inode;
     let size = found.size;
     let is_there = a[5].checked_add(a[1]).is_some_and(|end| end <= size.next_multiple_of(BLOCK_BYTES));
-    if found.kind != FileKind::Regular || size > FILE_BYTES_MAX || !is_there {
+    // A process that may write no file so long may not write the copy either.
+    let is_allowed = size <= FILE_BYTES_MAX && size <= crate::session::file_limit();
+    if found.kind != FileKind::Regular || !is_allowed || !is_there {
         return Ok(None);
     }
     if COPIED.fetch_add(size, Ordering::Relaxed) >= COPIED_BYTES_MAX {
