@@ -14,8 +14,12 @@ use crate::LibFs;
 use crate::alone::Mutex;
 use crate::node::Lease;
 
-/// Paths remembered by a front end. Each has one place that it can stand in.
-const REMEMBERED: usize = 512;
+/// Paths remembered by a front end: so many shelves, with so many places each. A shelf is made when the first path comes to it, since most
+/// programs use few paths twice.
+const SHELVES: usize = 64;
+const PLACES: usize = 64;
+/// Each path has so many neighbouring places that it can stand in, so that two that fall on the same one don't drive each other out.
+const CHOICES: usize = 2;
 /// Inodes share counts: that one has changed only means another look.
 const COUNTS: usize = 1024;
 /// Directories on the way of a path that is remembered, at the most.
@@ -105,18 +109,38 @@ struct Known {
     end: End,
 }
 
+impl Known {
+    fn is(&self, era: u64, from: InodeId, path: &[u8]) -> bool {
+        self.from == from && self.era == era && *self.path == *path
+    }
+}
+
 #[derive(Debug, Default)]
 struct Place {
     /// The path that came here last and was not remembered: one that comes twice is.
     passed: u64,
     known: Option<Box<Known>>,
+    /// It came here before the one in the neighbouring place.
+    gives_way: bool,
 }
 
+type Shelf = OnceLock<Box<[Mutex<Place>]>>;
+
 /// Paths that were followed for one user, in surroundings of one kind.
-#[derive(Debug, Default)]
-pub struct Paths(OnceLock<Box<[Mutex<Place>]>>);
+#[derive(Debug)]
+pub struct Paths([Shelf; SHELVES]);
+
+impl Default for Paths {
+    fn default() -> Self {
+        Self([const { OnceLock::new() }; SHELVES])
+    }
+}
 
 impl Paths {
+    fn shelf(&self, hash: u64) -> &Shelf {
+        &self.0[hash as usize / PLACES % SHELVES]
+    }
+
     /// Where a path leads and which way, if that is remembered and still so.
     pub(crate) fn find<R>(
         &self,
@@ -126,23 +150,40 @@ impl Paths {
         path: &[u8],
         take: impl FnOnce(End, &Way) -> R,
     ) -> Option<R> {
-        let place = self.0.get()?[hash(from, path) as usize % REMEMBERED].try_lock()?;
-        let known = place.known.as_ref()?;
-        let is_it = known.from == from && known.era == era && *known.path == *path;
-        (is_it && known.way.is_open(fs)).then(|| take(known.end, &known.way))
+        let hash = hash(from, path);
+        for place in choices(self.shelf(hash).get()?, hash) {
+            let Some(place) = place.try_lock() else { continue };
+            let Some(known) = place.known.as_ref().filter(|known| known.is(era, from, path)) else { continue };
+            return known.way.is_open(fs).then(|| take(known.end, &known.way));
+        }
+        None
     }
 
     /// Remembers where a path has led, if it comes for the second time.
     pub(crate) fn note(&self, era: u64, from: InodeId, path: &[u8], way: &Way, end: End) {
-        let places = self.0.get_or_init(|| (0..REMEMBERED).map(|_| Mutex::default()).collect());
         let hash = hash(from, path);
-        let Some(mut place) = places[hash as usize % REMEMBERED].try_lock() else { return };
-        if place.passed == hash {
-            place.known = Some(Box::new(Known { from, era, path: path.into(), way: way.clone(), end }));
-        } else {
+        let shelf = self.shelf(hash).get_or_init(|| (0..PLACES).map(|_| Mutex::default()).collect());
+        let [one, other] = choices(shelf, hash).map(Mutex::try_lock);
+        let (Some(mut one), Some(mut other)) = (one, other) else { return };
+        let is_here = |place: &Place| place.known.as_ref().is_some_and(|known| known.is(era, from, path));
+        let comes_again = one.passed == hash || other.passed == hash;
+        // Where it was before, or where none is; else the two give way in turn.
+        let stays =
+            is_here(&one) || !is_here(&other) && (one.known.is_none() || other.known.is_some() && one.gives_way);
+        let (place, neighbour) = if stays { (&mut one, &mut other) } else { (&mut other, &mut one) };
+        if !comes_again {
             place.passed = hash;
+            return;
         }
+        place.known = Some(Box::new(Known { from, era, path: path.into(), way: way.clone(), end }));
+        (place.gives_way, neighbour.gives_way) = (false, true);
     }
+}
+
+/// The places that a path can stand in.
+fn choices(shelf: &[Mutex<Place>], hash: u64) -> [&Mutex<Place>; CHOICES] {
+    let place = hash as usize % PLACES;
+    [&shelf[place], &shelf[place ^ 1]]
 }
 
 /// Eight bytes at a time; the upper half of the last product is the best mixed.
