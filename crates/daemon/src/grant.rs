@@ -223,7 +223,8 @@ fn request(shared: &Shared, state: &mut MutexGuard<'_, State>, id: SessionId, wa
 
 /// A want, with what the session is likely to look at next in view.
 fn widened(state: &mut State, id: SessionId, want: &Want) -> Want {
-    if want.write || want.scope != ScopeKind::Node {
+    // Where nothing is to be told, nothing more is.
+    if want.write || want.scope != ScopeKind::Node || want.need == Need::default() {
         return *want;
     }
     let inode = |inode| state.store.inode(inode).ok().flatten();

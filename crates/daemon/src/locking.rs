@@ -184,6 +184,18 @@ impl Locking {
         is_own(request) && self.table.is_held_elsewhere(request.inode, request.owner, request.pid)
     }
 
+    /// Prepares for a request. `false` where the process must ask on a mount.
+    fn is_ready_for(
+        &mut self,
+        request: &LockRequest,
+        sessions: &BTreeMap<SessionId, Session>,
+        shared: &Shared,
+    ) -> bool {
+        self.prepare(request, sessions);
+        self.tell_woken(shared);
+        !self.is_of_mount(request)
+    }
+
     /// Takes note of waits that are over.
     fn collect_woken(&mut self) {
         while let Some(woken) = self.table.poll_woken() {
@@ -334,9 +346,7 @@ pub fn lock(
         await_grace(shared, &mut state, id)?;
     }
     let State { locking, sessions, .. } = &mut *state;
-    locking.prepare(&request, sessions);
-    locking.tell_woken(shared);
-    if locking.is_of_mount(&request) {
+    if !locking.is_ready_for(&request, sessions, shared) {
         return Ok(Reply::LockedOnMount);
     }
     let outcome = locking.table.handle_lock(request);
@@ -455,9 +465,7 @@ pub fn query(shared: &Shared, id: SessionId, request: &Request) -> Result<Reply,
     let request = asked_by(&state, id, request)?;
     await_grace(shared, &mut state, id)?;
     let State { locking, sessions, .. } = &mut *state;
-    locking.prepare(&request, sessions);
-    locking.tell_woken(shared);
-    if locking.is_of_mount(&request) {
+    if !locking.is_ready_for(&request, sessions, shared) {
         return Ok(Reply::LockedOnMount);
     }
     let conflict = locking.table.query(&request).map(|HeldLock { mode, range, pid, .. }| {

@@ -63,6 +63,22 @@ fn await_delegation(client: &mut Client, slot: u32, range: (u64, u64)) {
     }
 }
 
+/// A session writes into its own page that all of the file is delegated to it.
+fn claim_all(hostile: &Client, slot: u32) {
+    let all = [LockedRange { first: 0, last: LOCK_LAST, write: true }];
+    assert!(hostile.control.delegate_locks(slot_of(hostile, slot), FILE, &all));
+}
+
+/// After a restart there is the lock that was delegated, and no other.
+fn check_honest_alone(site: &mut Site, sessions: [&mut Client; 2], (first, last): (u64, u64)) {
+    site.kill();
+    site.start();
+    sessions.into_iter().for_each(|session| session.resume(&site.socket()));
+    let mut mount = Client::open_as(&site.socket(), SessionKind::Mount);
+    assert_eq!(conflict(&mut mount, (0, LOCK_LAST)), Some((LockMode::Write, first, last)));
+    site.check();
+}
+
 #[test]
 fn a_slot_that_there_is_none_of_is_refused() {
     let mut site = Site::new(64 << 20);
@@ -102,20 +118,13 @@ fn a_delegation_that_was_never_given_is_not_believed_after_a_restart() {
     let (mut hostile, mut honest) = (Client::open(&site.socket()), Client::open(&site.socket()));
     let slot = honest.control.claim_lock_slot(FILE).expect("a slot");
     await_delegation(&mut honest, slot, (10, 19));
-    let all = [LockedRange { first: 0, last: LOCK_LAST, write: true }];
     let claimed = hostile.control.claim_lock_slot(FILE).expect("a slot");
-    assert!(hostile.control.delegate_locks(slot_of(&hostile, claimed), FILE, &all));
+    claim_all(&hostile, claimed);
     // And one that only has a copy, it says.
     let other = hostile.control.claim_lock_slot(FILE).expect("a slot");
     let set = |list: &mut ashlar_wire::LockList| list.set(15, 15, LockMode::Write);
     assert_eq!(hostile.control.change_locks(other, FILE, LockSlotState::Shared, set), LockChange::Done);
-    site.kill();
-    site.start();
-    hostile.resume(&site.socket());
-    honest.resume(&site.socket());
-    let mut mount = Client::open_as(&site.socket(), SessionKind::Mount);
-    assert_eq!(conflict(&mut mount, (0, LOCK_LAST)), Some((LockMode::Write, 10, 19)));
-    site.check();
+    check_honest_alone(&mut site, [&mut hostile, &mut honest], (10, 19));
 }
 
 #[test]
@@ -134,15 +143,8 @@ fn a_delegation_that_came_to_nothing_is_not_believed_after_a_restart() {
     hostile.call(&late(wrong, (50, 59), LockMode::Unlock)).expect("it's his own");
     let slot = honest.control.claim_lock_slot(FILE).expect("a slot");
     await_delegation(&mut honest, slot, (10, 19));
-    let all = [LockedRange { first: 0, last: LOCK_LAST, write: true }];
-    assert!(hostile.control.delegate_locks(slot_of(&hostile, claimed), FILE, &all));
-    site.kill();
-    site.start();
-    hostile.resume(&site.socket());
-    honest.resume(&site.socket());
-    let mut mount = Client::open_as(&site.socket(), SessionKind::Mount);
-    assert_eq!(conflict(&mut mount, (0, LOCK_LAST)), Some((LockMode::Write, 10, 19)));
-    site.check();
+    claim_all(&hostile, claimed);
+    check_honest_alone(&mut site, [&mut hostile, &mut honest], (10, 19));
 }
 
 #[test]

@@ -50,22 +50,22 @@ impl LibFs {
     /// # Errors
     /// `EACCES`; `ESTALE` where the inode is gone.
     pub fn check_access(&self, who: &Credentials, id: InodeId, access: Access) -> Outcome<()> {
-        if who.checked {
-            return Ok(());
-        }
-        let _using = self.using();
-        let guard = self.view(Claim::read(id).with_xattrs())?;
-        if self.allows(&guard, who, access) { Ok(()) } else { Err(Errno::EACCES) }
+        self.check_claimed(who, Claim::read(id), access)
     }
 
     /// As [`LibFs::check_access`], for a directory in which a name is made, removed or moved next.
     pub(crate) fn check_change(&self, who: &Credentials, directory: InodeId) -> Outcome<()> {
+        let claim = Claim::read(directory).soon_written().with_entries();
+        self.check_claimed(who, claim, Access::WRITE | Access::EXECUTE)
+    }
+
+    fn check_claimed(&self, who: &Credentials, claim: Claim, access: Access) -> Outcome<()> {
         if who.checked {
             return Ok(());
         }
         let _using = self.using();
-        let guard = self.view(Claim::read(directory).soon_written().with_entries().with_xattrs())?;
-        if self.allows(&guard, who, Access::WRITE | Access::EXECUTE) { Ok(()) } else { Err(Errno::EACCES) }
+        let guard = self.view(claim.with_xattrs())?;
+        if self.allows(&guard, who, access) { Ok(()) } else { Err(Errno::EACCES) }
     }
 
     pub(crate) fn allows(&self, state: &NodeState, who: &Credentials, access: Access) -> bool {

@@ -62,6 +62,14 @@ impl RecordLocks {
         &self.guards[inode.0 as usize % GUARDS]
     }
 
+    /// Notes that a request for a lock has failed: where SharedFS was away, the lock may come all the same.
+    fn failed(&self, inode: InodeId, errno: Errno) -> Errno {
+        if errno == Errno::EIO {
+            self.doubtful.lock().insert(inode);
+        }
+        errno
+    }
+
     fn is_doubtful(&self, inode: InodeId) -> bool {
         self.doubtful.lock().contains(&inode)
     }
@@ -123,12 +131,7 @@ impl LibFs {
                 Ok(Reply::Delegated) => return Ok(RecordLock::Done),
                 Ok(Reply::LockedOnMount) => return Ok(RecordLock::OfMount),
                 Ok(_) => return Err(Errno::EIO),
-                Err(errno) => {
-                    if errno == Errno::EIO {
-                        self.record_locks.doubtful.lock().insert(inode);
-                    }
-                    return Err(errno);
-                }
+                Err(errno) => return Err(self.record_locks.failed(inode, errno)),
             }
             if mode == LockMode::Unlock {
                 return Ok(RecordLock::Done);
@@ -183,12 +186,7 @@ impl LibFs {
         match self.calls.call_interruptible(&asked, &cancel, self, pause) {
             Ok(Reply::LockedOnMount) => Ok(RecordLock::OfMount),
             Ok(_) => Ok(RecordLock::Done),
-            Err(errno) => {
-                if errno == Errno::EIO {
-                    self.record_locks.doubtful.lock().insert(inode);
-                }
-                Err(errno)
-            }
+            Err(errno) => Err(self.record_locks.failed(inode, errno)),
         }
     }
 
