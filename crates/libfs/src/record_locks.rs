@@ -196,7 +196,13 @@ impl LibFs {
     /// `EIO` where SharedFS is away.
     pub fn drop_awaited(&self, inode: InodeId, range: Range) -> Outcome<()> {
         let _one_at_a_time = self.record_locks.guard(inode).lock();
-        self.call(&request(inode, range, LockMode::Unlock, None, None)).map(drop)
+        let dropped = self.call(&request(inode, range, LockMode::Unlock, None, None));
+        dropped.map(drop).map_err(|errno| self.record_locks.failed(inode, errno))
+    }
+
+    /// Says that SharedFS may have locks of the process on a file that it knows nothing of: they go with the file.
+    pub fn doubt_records(&self, inode: InodeId) {
+        self.record_locks.doubtful.lock().insert(inode);
     }
 
     /// The first lock that is in the way of a record lock of the process: `Err` in the answer where the process must ask on a mount.
@@ -235,7 +241,7 @@ impl LibFs {
     /// Removes all record locks of the process on a file.
     ///
     /// # Errors
-    /// `EIO` where SharedFS is needed, and away.
+    /// `EIO` where SharedFS is needed, and away. It then has them, and is asked again the next time.
     pub fn release_records(&self, inode: InodeId) -> Outcome<()> {
         let _one_at_a_time = self.record_locks.guard(inode).lock();
         let clear = |list: &mut LockList| list.set(0, LOCK_LAST, LockMode::Unlock);
@@ -254,7 +260,9 @@ impl LibFs {
             return Ok(());
         }
         let (owner, kind) = (LOCK_OWNER_PROCESS, LockKind::Record);
-        self.call(&Request::ReleaseLocks { inode, owner, kind }).map(drop)
+        let released = self.call(&Request::ReleaseLocks { inode, owner, kind });
+        // Nothing else tells of them any more: the copy is empty.
+        released.map(drop).map_err(|errno| self.record_locks.failed(inode, errno))
     }
 
     /// Lets the process take its record locks on a file over on a mount: mode, first and last byte of each. Until

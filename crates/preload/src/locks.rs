@@ -11,6 +11,7 @@
 //! closing is seen.
 
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -167,16 +168,31 @@ pub(crate) fn control(descriptor: i32, command: i32, address: u64) -> Result<Way
     if file.is_directory() {
         return through_kernel(&file, &asked);
     }
+    let mut has_come = false;
     loop {
         match attempt(&file, &lock) {
             Ok(RecordLock::Done) => return Ok(Way::Done),
-            Ok(_) => return through_kernel(&file, &asked),
+            Ok(_) => {
+                // The kernel would wait for what has come, which it takes for another's.
+                if has_come {
+                    let locked = Locked::of(&file)?;
+                    locked.fs()?.drop_awaited(locked.inode, lock.range)?;
+                }
+                return through_kernel(&file, &asked);
+            }
             Err(Errno::EAGAIN) if command == libc::F_SETLKW => {}
-            Err(errno) => return Err(errno),
+            Err(errno) => {
+                if has_come {
+                    let locked = Locked::of(&file)?;
+                    locked.fs()?.doubt_records(locked.inode);
+                }
+                return Err(errno);
+            }
         }
-        if let Some(way) = wait(&file, descriptor, &lock)? {
-            return Ok(way);
-        }
+        has_come = match wait(&file, descriptor, &lock)? {
+            ControlFlow::Continue(has_come) => has_come,
+            ControlFlow::Break(way) => return Ok(way),
+        };
     }
 }
 
@@ -217,14 +233,14 @@ fn note_kernels(locked: Locked) {
     }
 }
 
-/// Waits for a lock. `None`: it may be there to be had.
-fn wait(file: &File, descriptor: i32, lock: &Asked) -> Result<Option<Way>, Errno> {
+/// Waits for a lock. It may be there to be had then: whether it has come, and is the session's until it is asked for.
+fn wait(file: &File, descriptor: i32, lock: &Asked) -> Result<ControlFlow<Way, bool>, Errno> {
     let locked = Locked::of(file)?;
     let fs = locked.fs()?;
     // Where the file is the kernel's by now, nothing has come.
     let has_come = match fs.await_record(locked.inode, lock.range, lock.mode, &mut signals::pause) {
         Ok(came) => came == RecordLock::Done,
-        Err(Errno::EINTR) if hook::restarts() => return Ok(Some(Way::Again)),
+        Err(Errno::EINTR) if hook::restarts() => return Ok(ControlFlow::Break(Way::Again)),
         Err(errno) => return Err(errno),
     };
     let drop_awaited = || if has_come { fs.drop_awaited(locked.inode, lock.range) } else { Ok(()) };
@@ -232,13 +248,13 @@ fn wait(file: &File, descriptor: i32, lock: &Asked) -> Result<Option<Way>, Errno
     let is_gone = file.place().is_none();
     if is_gone || !file.is_at(descriptor) {
         drop_awaited()?;
-        return if is_gone { Ok(Some(Way::Kernel)) } else { Err(Errno::EBADF) };
+        return if is_gone { Ok(ControlFlow::Break(Way::Kernel)) } else { Err(Errno::EBADF) };
     }
     let is_sessions = locked.files().as_ref().and_then(|files| files.get(&locked)) == Some(&Through::Session);
     if !is_sessions {
         drop_awaited()?;
     }
-    Ok(None)
+    Ok(ControlFlow::Continue(has_come && is_sessions))
 }
 
 /// `F_GETLK`.
@@ -351,7 +367,7 @@ pub(crate) fn with_real<R>(
                 if moves && result.is_ok() {
                     give_to_kernel(files, locked, Through::Kernel)?;
                 } else if is_sessions && hands_over && !moves {
-                    files.remove(&locked);
+                    release(files, locked);
                 }
                 result
             };
@@ -520,15 +536,16 @@ pub(crate) fn forget_file(locked: Locked) {
     let mut guard = locked.files();
     let Some(files) = guard.as_mut() else { return };
     if files.get(&locked) == Some(&Through::Session) {
-        files.remove(&locked);
-        release(locked);
+        release(files, locked);
     }
 }
 
-fn release(locked: Locked) {
-    if let Ok(fs) = locked.fs() {
-        // Where SharedFS is away, they are asked to go again with the next descriptor, or go with the session.
-        let _ = fs.release_records(locked.inode);
+/// Ends the locks that are the session's. Where SharedFS is away, they are asked to go again with the next descriptor, or go with the session.
+fn release(files: &mut Files, locked: Locked) {
+    if locked.fs().is_ok_and(|fs| fs.release_records(locked.inode).is_err()) {
+        files.insert(locked, Through::Session);
+    } else {
+        files.remove(&locked);
     }
 }
 
@@ -542,9 +559,12 @@ pub(crate) fn forget(file: &File) {
     let Some(files) = guard.as_mut() else { return };
     // Where SharedFS is away, and does not say, the kernel is told.
     let through = known(files, locked).unwrap_or(Some(Through::Kernel));
-    files.remove(&locked);
+    // Also where the kernel has them, something of the session's may be left that SharedFS has not answered about.
+    if through.is_some() {
+        release(files, locked);
+    }
     match through {
-        Some(Through::Session) => release(locked),
+        Some(Through::Session) => {}
         Some(Through::Own(descriptor) | Through::HandedOver(descriptor)) => close(descriptor),
         // It goes again at once. Where it can't be made, SharedFS is away, and the locks with it.
         Some(Through::Kernel | Through::Inherited) => drop(materialise::beside(file)),

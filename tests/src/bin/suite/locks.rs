@@ -14,7 +14,7 @@ use ashlar_tests::mount::{Front, Medium, Site, obstacle};
 use ashlar_tests::random::Random;
 use ashlar_tests::reference::Reference;
 use ashlar_tests::{Outcome, ensure, tried};
-use ashlar_wire::PATIENCE_VARIABLE;
+use ashlar_wire::{LOCK_SLOTS, PATIENCE_VARIABLE};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// The tests of this group.
@@ -29,7 +29,9 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/record_locks_stay_over_the_run_of_another_program", run: || with(executes) },
     Test { name: "run/record_locks_are_waited_for", run: || with(waits) },
     Test { name: "run/record_locks_that_are_waited_for_may_move", run: || with(moves) },
+    Test { name: "run/record_locks_that_are_waited_for_need_no_room", run: || with(crowded) },
     Test { name: "run/record_locks_that_were_given_up_go_with_the_file", run: || with(gives_up) },
+    Test { name: "run/record_locks_that_were_given_up_go_with_a_later_close", run: || with(gives_up_twice) },
     Test { name: "run/record_locks_outlive_sharedfs", run: || with(restarts) },
     Test { name: "run/record_locks_keep_a_counter_right", run: || with(counts) },
     Test { name: "run/sqlite_writers_in_both_ways", run: || with(databases) },
@@ -570,20 +572,58 @@ fn moves(site: &Site, program: &Path) -> Outcome<Verdict> {
     passed()
 }
 
+/// A thread waits for a lock while another one locks as many files as memory is kept for: it gets the lock all the same, and not in the
+/// way of itself.
+fn crowded(site: &Site, program: &Path) -> Outcome<Verdict> {
+    for (number, other) in [Front::RunAtOnce, Front::Mount].into_iter().enumerate() {
+        let (mut one, mut two) = pair(site, program, (Front::RunAtOnce, other))?;
+        let name = format!("file{number}");
+        let (file, same) = (one.open("bc", &name)?, two.open("bc", &name)?);
+        let pid = one.pid()?;
+        two.expect(&format!("set {same} w s 0 10"), "done")?;
+        one.expect(&format!("later {file} w s 0 40"), "done")?;
+        std::thread::sleep(QUIET);
+        for more in 0..LOCK_SLOTS {
+            let more = one.open("bc", &format!("more{more}"))?;
+            one.expect(&format!("set {more} w s 0 1"), "done")?;
+        }
+        two.expect(&format!("set {same} u s 0 0"), "done")?;
+        one.expect("joined 5000", "done")?;
+        two.expect(&format!("get {same} r s 0 0"), &format!("w 0 40 {pid}"))?;
+        one.expect(&format!("set {file} u s 10 5"), "done")?;
+        two.expect(&format!("set {same} w s 10 5"), "done")?;
+        one.expect(&format!("close {file}"), "done")?;
+        two.expect(&format!("set {same} w s 0 0"), "done")?;
+    }
+    passed()
+}
+
 /// Who gives up a wait for a lock, as SharedFS does not answer, does not have it for ever where SharedFS goes on.
 fn gives_up(site: &Site, program: &Path) -> Outcome<Verdict> {
+    given_up(site, program, false)
+}
+
+/// Nor does who then closes the file, and is not answered either, but for one more descriptor of it.
+fn gives_up_twice(site: &Site, program: &Path) -> Outcome<Verdict> {
+    given_up(site, program, true)
+}
+
+fn given_up(site: &Site, program: &Path, closes_early: bool) -> Outcome<Verdict> {
     let (point, errors) = (site.point(0), Stdio::null());
     let (mut one, mut two) = pair(site, program, (Front::RunAtOnce, Front::Mount))?;
     let mut hasty = Locker::start_as(program, (Front::RunAtOnce, &[(PATIENCE_VARIABLE, "1")]), &point, errors)?;
     let (held, same) = (one.open("bc", "file")?, two.open("bc", "file")?);
-    let file = hasty.open("b", "file")?;
+    let (file, early) = (hasty.open("b", "file")?, hasty.open("r", "file")?);
     one.expect(&format!("set {held} w s 0 10"), "done")?;
     hasty.tell(&format!("wait {file} w s 5 10"))?;
     // SharedFS knows that it waits.
     std::thread::sleep(QUIET);
     let daemon = site.daemon()?;
     signal(daemon, Signal::STOP)?;
-    let given_up = hasty.expect_line("EIO");
+    let mut given_up = hasty.expect_line("EIO");
+    if closes_early && given_up.is_ok() {
+        given_up = hasty.expect(&format!("close {early}"), "done");
+    }
     // The lock is free before SharedFS can see that nobody waits for it any more.
     one.tell(&format!("set {held} u s 0 0"))?;
     std::thread::sleep(QUIET);
