@@ -18,7 +18,7 @@ use ashlar_types::Errno;
 
 use crate::arch::{ASHLAR_INTEREST, CALLS, Frame, INTEREST_ALWAYS, INTEREST_DESCRIPTOR, INTEREST_NONE};
 use crate::locks::Way;
-use crate::{deferred, descriptors, hook, materialise, memory, path, report, submounts};
+use crate::{deferred, descriptors, hook, materialise, memory, path, report, snapshot, submounts};
 
 /// What becomes of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -250,8 +250,13 @@ pub(crate) fn arm() {
 
 /// Has the entry catch nothing any more: the kernel serves the process from here on.
 pub(crate) fn disarm() {
-    // Signals whose handlers are ours go on being theirs.
-    set_interest(|number| if number == libc::SYS_rt_sigaction { INTEREST_ALWAYS } else { INTEREST_NONE });
+    set_interest(|number| match number {
+        // Signals whose handlers are ours go on being theirs.
+        libc::SYS_rt_sigaction => INTEREST_ALWAYS,
+        // What begins on a stack of its own, or lends this one, does not find the way back out of the entry.
+        libc::SYS_clone | libc::SYS_clone3 | libc::SYS_vfork => INTEREST_ALWAYS,
+        _ => INTEREST_NONE,
+    });
 }
 
 fn set_interest(wanted: impl Fn(i64) -> u8) {
@@ -334,14 +339,13 @@ fn looked_at(call: &Frame) -> bool {
     let a = &call.arguments;
     let is_ours = || descriptors_of(call.rax as i64).iter().any(|&index| descriptors::is_followed(a[index] as i32));
     match call.rax as i64 {
-        libc::SYS_munmap
-        | libc::SYS_mprotect
-        | libc::SYS_pkey_mprotect
-        | libc::SYS_mremap
-        | libc::SYS_shmat
-        | libc::SYS_shmdt => {
+        libc::SYS_munmap | libc::SYS_mprotect | libc::SYS_pkey_mprotect | libc::SYS_shmat | libc::SYS_shmdt => {
             memory::forget();
             false
+        }
+        libc::SYS_mremap => {
+            memory::forget();
+            snapshot::may_be_at(a[0])
         }
         libc::SYS_brk => {
             memory::note_break(a[0]);
@@ -371,19 +375,18 @@ fn looked_at(call: &Frame) -> bool {
             submounts::suspect();
             false
         }
-        libc::SYS_dup2
-        | libc::SYS_dup3
-        | libc::SYS_sendfile
-        | libc::SYS_tee
-        | libc::SYS_copy_file_range
-        | libc::SYS_splice
-        | libc::SYS_epoll_ctl => is_ours(),
+        libc::SYS_dup2 | libc::SYS_dup3 => is_ours() || descriptors::is_internal(a[1] as i32),
+        libc::SYS_sendfile | libc::SYS_tee | libc::SYS_copy_file_range | libc::SYS_splice | libc::SYS_epoll_ctl => {
+            is_ours()
+        }
         libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 => descriptors::is_any(),
+        // With flags, descriptors may be other ones for each thread from then on.
+        libc::SYS_close_range if a[2] != 0 => true,
         libc::SYS_close_range | libc::SYS_sendmsg | libc::SYS_sendmmsg => {
             descriptors::is_any() || deferred::is_any_candidate()
         }
         libc::SYS_sync => crate::session::is_any(),
-        libc::SYS_unshare => a[0] & process::NAMESPACES != 0,
+        libc::SYS_unshare => a[0] & process::SEPARATED != 0,
         libc::SYS_prctl => a[0] == libc::PR_SET_SECCOMP as u64,
         libc::SYS_prlimit64 => a[2] != 0,
         _ => true,
@@ -556,6 +559,7 @@ fn answer(call: &mut Frame) -> Served {
             waiting::serve(call.rax as i64, a)
         }
         libc::SYS_mmap => files::map(a),
+        libc::SYS_mremap => Ok(Some(snapshot::remap(a))),
         libc::SYS_rt_sigaction => crate::signals::sigaction(a).map(Some),
         _ => process::serve(call),
     }

@@ -455,6 +455,16 @@ pub(crate) fn close_number(descriptor: i32) -> i64 {
     unsafe { system_call(libc::SYS_close as u64, [descriptor as u64, 0, 0, 0, 0, 0]) }
 }
 
+/// In a process that was forked: what threads of the other one have opened at that moment leads nowhere, and is not looked at again. They may
+/// have held it.
+pub(crate) fn forget_ours() {
+    for number in ours(0, u32::MAX) {
+        if let Some(entry) = entry(number) {
+            entry.store(0, Ordering::Release);
+        }
+    }
+}
+
 /// Keeps other threads from changing which numbers lead where.
 pub(crate) fn hold() -> MutexGuard<'static, ()> {
     locked(&TABLE)

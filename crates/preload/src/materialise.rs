@@ -3,12 +3,13 @@
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ashlar_types::{Errno, InodeId};
 
 use crate::arch::system_call;
 use crate::descriptors::{self, File, Place};
+use crate::session::Session;
 use crate::{locks, session};
 
 /// Status flags that a new open file of the kernel's takes over.
@@ -41,10 +42,16 @@ pub(crate) fn beside(file: &File) -> Result<OwnedFd, Errno> {
 /// Sees to it that the kernel has the size that a file has: it goes by that where a mapping of the file is touched, and does not ask
 /// then. An answer that comes when a lease has just moved it does not take.
 pub(crate) fn renew_size(real: i32, file: &File) {
+    if let Ok(session) = file.session() {
+        renew_size_of(real, session, file.inode());
+    }
+}
+
+/// As [`renew_size`], for a file that may have no open file of ours.
+pub(crate) fn renew_size_of(real: i32, session: &Session, inode: InodeId) {
     for _ in 0..SIZE_TRIES {
         let kernel = session::size_of(real);
-        let ours = file.session().and_then(|session| session.fs.attributes(file.inode()));
-        if ours.is_ok_and(|found| Some(found.inode.size) == kernel) {
+        if session.fs.attributes(inode).is_ok_and(|found| Some(found.inode.size) == kernel) {
             return;
         }
     }
@@ -161,11 +168,15 @@ pub(crate) fn map_shared(file: &File) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Makes all descriptors the kernel's. One that can't be stays ours: what does not know us finds the placeholder there, and an error.
-pub(crate) fn all() {
+/// Makes all descriptors the kernel's, and says whether it could. One that can't be stays ours: what does not know us finds the
+/// placeholder there, and an error.
+pub(crate) fn all() -> bool {
     descriptors::candidates().for_each(descriptors::forget_candidate);
-    for number in descriptors::ours(0, u32::MAX) {
-        // The program's call goes on; the descriptor answers for itself.
-        let _ = descriptor(number);
-    }
+    // The program's call goes on; a descriptor that stays answers for itself.
+    descriptors::ours(0, u32::MAX).fold(true, |is_done, number| descriptor(number).is_ok() && is_done)
+}
+
+/// Keeps other threads from what is known of mapped files, over a fork.
+pub(crate) fn hold() -> MutexGuard<'static, Vec<(u32, InodeId)>> {
+    MAPPED.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,7 @@
 //! Paths: whether one leads into a mount, and where it leads there.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ashlar_libfs::{Found, Paths, Surroundings};
 use ashlar_types::{Access, Credentials, Errno, InodeId, MODE_STICKY};
@@ -44,6 +44,11 @@ pub(crate) fn find_working() {
     *working = None;
     IS_WORKING_UNKNOWN.store(is_inside, Ordering::Relaxed);
     IS_WORKING_INSIDE.store(is_inside, Ordering::Relaxed);
+}
+
+/// Keeps other threads from it, over a fork.
+pub(crate) fn hold() -> MutexGuard<'static, Option<(u32, InodeId)>> {
+    WORKING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn working_path() -> Option<Vec<u8>> {

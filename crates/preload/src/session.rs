@@ -13,7 +13,7 @@ use ashlar_wire::{PATIENCE_MS, SessionKind, decode_mounts};
 use crate::arch::system_call;
 use crate::heap::Held;
 use crate::submounts::{Covered, Table};
-use crate::{deferred, descriptors, locks, materialise};
+use crate::{deferred, descriptors, locks, materialise, path};
 
 /// Mounts that a process can use.
 pub(crate) const MOUNTS_MAX: usize = 8;
@@ -325,11 +325,23 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Session> {
     (0..MOUNTS_MAX as u32).filter_map(by_number)
 }
 
-/// Keeps other threads from opening sessions, from what is known of locks, from the table of descriptors and from the heap, over a fork: who holds a lock there is
-/// not in the new process to let it go.
-pub(crate) fn hold() -> (MutexGuard<'static, ()>, locks::Held, MutexGuard<'static, ()>, Held<'static>) {
+/// What other threads are kept from over a fork: to open sessions, what is known of locks, of mapped files and of the working directory, the
+/// table of descriptors, and the heap.
+#[allow(dead_code, reason = "they are held, and no more")]
+pub(crate) struct AllHeld(
+    MutexGuard<'static, ()>,
+    locks::Held,
+    MutexGuard<'static, Vec<(u32, InodeId)>>,
+    MutexGuard<'static, Option<(u32, InodeId)>>,
+    MutexGuard<'static, ()>,
+    Held<'static>,
+);
+
+/// Keeps other threads from all that, over a fork: who holds a lock there is not in the new process to let it go.
+pub(crate) fn hold() -> AllHeld {
     let connecting = CONNECTING.lock().unwrap_or_else(PoisonError::into_inner);
-    (connecting, locks::hold(), descriptors::hold(), crate::HEAP.hold())
+    let (locks, mapped, working) = (locks::hold(), materialise::hold(), path::hold());
+    AllHeld(connecting, locks, mapped, working, descriptors::hold(), crate::HEAP.hold())
 }
 
 /// The placeholder is not what it was any more.
@@ -341,6 +353,7 @@ pub(crate) fn forget_placeholder() {
 pub(crate) fn forget_all() {
     deferred::begin_again();
     take_all().for_each(|session| session.fs.hang_up());
+    descriptors::forget_ours();
     locks::forget_all();
 }
 

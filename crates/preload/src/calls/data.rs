@@ -134,7 +134,9 @@ pub(super) fn transfer(number: i64, a: [u64; 6]) -> Served {
     if flags & !(RWF_APPEND | RWF_SYNC | RWF_HARMLESS) != 0 {
         return Err(Errno::EOPNOTSUPP);
     }
-    if matches!(at, At::Offset(offset) if (offset as i64) < 0) {
+    // What ends behind all places that there are is no place, as one before the first.
+    let length = || parts.as_slice().iter().map(|part| part.iov_len as u64).sum();
+    if matches!(at, At::Offset(offset) if i64::try_from(offset.saturating_add(length())).is_err()) {
         return Err(Errno::EINVAL);
     }
     let writes = matches!(

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use ashlar_types::Errno;
 
-use super::Served;
+use super::{Served, process};
 use crate::arch::system_call;
 use crate::descriptors;
 use crate::locks::Way;
@@ -87,6 +87,11 @@ fn duplicate_to(old: i32, new: i32, flags: i32, is_dup3: bool) -> Served {
         // SAFETY: the program's own call.
         unsafe { system_call(number as u64, [old as u64, new as u64, flags as u64, 0, 0, 0]) }
     };
+    if old != new && descriptors::is_internal(new) {
+        // The program knows nothing of it, and may have any number. What we say there it must not get.
+        process::leave_to_kernel();
+        return Ok(None);
+    }
     if old == new {
         // The kernel does nothing, or says what is wrong; the placeholder will do for that.
         return Ok(Some(call()));
@@ -119,8 +124,18 @@ fn duplicate_to(old: i32, new: i32, flags: i32, is_dup3: bool) -> Served {
 }
 
 fn close_range(a: [u64; 6]) -> Served {
-    let (first, last) = (a[0] as u32, a[1] as u32);
-    if first > last || a[2] != 0 {
+    let (first, last, flags) = (a[0] as u32, a[1] as u32, a[2] as u32);
+    // A flag that there is none of is an error.
+    if first > last || flags & !(libc::CLOSE_RANGE_UNSHARE | libc::CLOSE_RANGE_CLOEXEC) != 0 {
+        return Ok(None);
+    }
+    if flags & libc::CLOSE_RANGE_UNSHARE != 0 && !process::has_one_thread() {
+        // This thread's descriptors are its own from here on, and our table is of those of all.
+        process::leave_to_kernel();
+        return Ok(None);
+    }
+    if flags & libc::CLOSE_RANGE_CLOEXEC != 0 {
+        // The placeholders have this flag, as any descriptor.
         return Ok(None);
     }
     for descriptor in descriptors::ours(first, last) {

@@ -1,6 +1,8 @@
 //! Processes: forks, threads, other programs, other users, other namespaces.
 
-use ashlar_libfs::alone::end_alone;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ashlar_libfs::alone::{end_alone, is_alone};
 use ashlar_types::Errno;
 
 use super::{Served, Verdict};
@@ -9,12 +11,20 @@ use crate::memory;
 use crate::{deferred, descriptors, environment, hook, materialise, path, report, session};
 
 /// Namespaces in which paths or users mean something else.
-pub(super) const NAMESPACES: u64 = (libc::CLONE_NEWNS | libc::CLONE_NEWUSER) as u64;
+const NAMESPACES: u64 = (libc::CLONE_NEWNS | libc::CLONE_NEWUSER) as u64;
+/// What a thread no longer shares with the others after `unshare`, of what we know one of for all of them: the namespaces, the
+/// descriptors, the working directory with the file creation mask.
+pub(super) const SEPARATED: u64 = NAMESPACES | (libc::CLONE_FILES | libc::CLONE_FS) as u64;
 /// The new process has the same descriptors, and not copies of them.
 const SHARES_DESCRIPTORS: u64 = libc::CLONE_FILES as u64;
 const LANDLOCK_RULE_PATH_BENEATH: u64 = 1;
 /// `struct clone_args` begins with the flags.
 const CLONE_ARGUMENTS_MIN: u64 = 64;
+
+/// Whether the kernel serves the process.
+static IS_KERNELS: AtomicBool = AtomicBool::new(false);
+/// How often what other threads open at the moment of a fork is made the kernel's as well.
+const FORK_TRIES: u32 = 16;
 
 /// How a call makes a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +51,8 @@ fn making(call: &Frame) -> Result<Option<Making>, Errno> {
     };
     let has = |flag: i32| flags & flag as u64 != 0;
     Ok(Some(match (has(libc::CLONE_VM), has(libc::CLONE_VFORK), flags & SHARES_DESCRIPTORS != 0) {
+        // A working directory that another process may change.
+        _ if has(libc::CLONE_FS) && !has(libc::CLONE_THREAD) => Making::Strange,
         (false, _, false) => Making::Fork,
         (true, true, false) => Making::Vfork,
         (true, false, true) if has(libc::CLONE_THREAD) => Making::Thread,
@@ -69,7 +81,7 @@ pub(super) fn serve(call: &mut Frame) -> Served {
         libc::SYS_chdir | libc::SYS_fchdir => change_directory(call),
         libc::SYS_umask => {
             let result = kernel(call);
-            session::UMASK.store(a[0] as u32 & 0o777, std::sync::atomic::Ordering::Relaxed);
+            session::UMASK.store(a[0] as u32 & 0o777, Ordering::Relaxed);
             Ok(Some(result))
         }
         libc::SYS_setrlimit | libc::SYS_prlimit64 => {
@@ -112,6 +124,7 @@ pub(super) fn serve(call: &mut Frame) -> Served {
             materialise::descriptor(memory::load(a[2] + 8)?)?;
             Ok(None)
         }
+        libc::SYS_unshare if a[0] & NAMESPACES == 0 && has_one_thread() => Ok(None),
         libc::SYS_chroot
         | libc::SYS_pivot_root
         | libc::SYS_mount
@@ -135,22 +148,47 @@ fn kernel(call: &Frame) -> i64 {
     unsafe { system_call(call.rax, call.arguments) }
 }
 
+/// Whether the process has one thread only: one that has just ended may still count.
+pub(super) fn has_one_thread() -> bool {
+    is_alone() || std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1)
+}
+
 /// The kernel serves all of this process from here on: paths will mean something else, calls may be forbidden, or descriptors be
-/// used where we do not see it.
-fn leave_to_kernel() {
+/// used where we do not see it, or be others for each thread.
+pub(super) fn leave_to_kernel() {
     // Nobody sees any more when there is another thread.
     end_alone();
     materialise::all();
     session::end_all();
+    IS_KERNELS.store(true, Ordering::Relaxed);
     super::disarm();
 }
 
+/// Makes all descriptors the kernel's, and keeps other threads from opening more.
+fn hold_all() -> session::AllHeld {
+    let mut tries = 1;
+    loop {
+        let is_done = materialise::all();
+        let held = session::hold();
+        if !is_done || tries == FORK_TRIES || descriptors::ours(0, u32::MAX).next().is_none() {
+            return held;
+        }
+        tries += 1;
+    }
+}
+
 fn make_process(call: &Frame) -> Served {
-    match making(call)? {
+    let making = making(call)?;
+    if IS_KERNELS.load(Ordering::Relaxed) {
+        if making == Some(Making::Vfork) {
+            hook::lend();
+        }
+        return Ok(None);
+    }
+    match making {
         Some(Making::Fork) => {
-            materialise::all();
             deferred::make_process();
-            let locks = session::hold();
+            let locks = hold_all();
             let result = kernel(call);
             drop(locks);
             if result == 0 {

@@ -18,6 +18,7 @@ mod run;
 mod scratch;
 mod top;
 mod trouble;
+mod unlucky;
 
 use std::process::ExitCode;
 
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
         quota::TESTS,
         run::TESTS,
         locks::TESTS,
+        unlucky::TESTS,
         capi::TESTS,
         report::TESTS,
         trouble::TESTS,

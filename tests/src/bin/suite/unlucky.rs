@@ -1,0 +1,74 @@
+//! Programs that are unlucky, or hostile: they fork amid their threads, take all descriptors, are interrupted all the time, or meet their limits.
+//!
+//! `unlucky.c` has a story for each, and says what has come of it. That must be the same in memory without Ashlar, on a mount, and with LibFS
+//! in the process, from its first call on and after some.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use ashlar_tests::command::run;
+use ashlar_tests::harness::{Test, Verdict};
+use ashlar_tests::mount::{Front, Medium, Site, obstacle};
+use ashlar_tests::{Outcome, ensure, tried};
+
+/// The tests of this group.
+pub const TESTS: &[Test] = &[
+    Test { name: "run/descriptors_in_a_range_are_closed_for_whom_it_is_said", run: || same("ranges") },
+    Test { name: "run/a_thread_may_leave_what_threads_share", run: || same("separate") },
+    Test { name: "run/a_mapping_grows_with_its_file", run: || same("growing") },
+    Test { name: "run/forks_amid_threads_that_write", run: || same("forks") },
+    Test { name: "run/any_descriptor_may_be_taken", run: || same("numbers") },
+    Test { name: "run/a_file_takes_the_place_of_one_that_is_written", run: || same("races") },
+    Test { name: "run/signals_all_the_time", run: || same("signals") },
+    Test { name: "run/two_processes_append", run: || same("appends") },
+    Test { name: "run/what_is_open_or_worked_in_may_be_removed", run: || same("removed") },
+    Test { name: "run/vectors_and_pointers_that_can_not_be", run: || same("vectors") },
+    Test { name: "run/limits_are_those_of_the_kernel", run: || same("limits") },
+    Test { name: "run/another_program_finds_what_was_open", run: || same("passes") },
+];
+
+/// Descriptors that a story may have: as many as most programs may, and few enough to take them all.
+const DESCRIPTORS: u32 = 1024;
+/// Seconds that a story may take. Those that hang tell less the longer they do.
+const SECONDS: u32 = 60;
+
+fn same(story: &str) -> Outcome<Verdict> {
+    if let Some(why) = obstacle() {
+        return Ok(Verdict::Skipped(why));
+    }
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let (source, program) = (site.outside().join("unlucky.c"), site.outside().join("unlucky"));
+    std::fs::write(&source, include_str!("../../../jobs/unlucky.c")).map_err(tried("writing a program"))?;
+    // Pointers that lead nowhere are what some calls are tried with.
+    let compiled = Command::new("gcc").args(["-O1", "-w", "-pthread", "-o"]).arg(&program).arg(&source).output();
+    match compiled {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Ok(Verdict::Skipped("there is no gcc".into()));
+        }
+        Err(error) => return Err(format!("gcc: {error}")),
+        Ok(done) => ensure!(done.status.success(), "gcc: {}", String::from_utf8_lossy(&done.stderr)),
+    }
+    let memory = tempfile::Builder::new().prefix("ashlar-unlucky-").tempdir_in("/dev/shm");
+    let memory = memory.map_err(tried("making a directory in memory"))?;
+    let expected = told(Front::Mount, &program, story, memory.path())?;
+    for front in [Front::Mount, Front::Run, Front::RunAtOnce] {
+        let place = site.point(0).join(format!("{front:?}"));
+        std::fs::create_dir(&place).map_err(tried("making a directory"))?;
+        let found = told(front, &program, story, &place).map_err(|error| format!("{front:?}: {error}"))?;
+        for (expected, found) in expected.lines().zip(found.lines()) {
+            ensure!(expected == found, "{front:?}: '{found}', in memory '{expected}'");
+        }
+        ensure!(expected.len() == found.len(), "{front:?}: it says no more than {found}");
+    }
+    site.check()?;
+    site.umount(0)?;
+    Ok(Verdict::Passed(format!("{} answers", expected.lines().count())))
+}
+
+/// What a story says, in a directory.
+fn told(front: Front, program: &Path, story: &str, directory: &Path) -> Outcome<String> {
+    let mut command = front.command("sh");
+    let script = format!("ulimit -n {DESCRIPTORS}; exec timeout -s KILL {SECONDS} \"$0\" {story}");
+    command.args(["-c", &script]).arg(program).current_dir(directory).stdin(Stdio::null());
+    Ok(run(&mut command)?.success()?.output)
+}
