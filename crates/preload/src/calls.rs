@@ -61,6 +61,8 @@ enum Shape {
     SecondPath,
     /// A path that is only text, then a directory's descriptor and a path (`symlinkat`).
     SecondAt,
+    /// The address of a socket, which may be a path: the kernel's, and looked at for a report alone.
+    Address,
     /// It is looked at each time.
     Always,
 }
@@ -75,6 +77,9 @@ const FILE_SETATTR: i64 = 469;
 /// Commands of `fcntl`, likewise.
 const F_DUPFD_QUERY: i32 = 1027;
 const F_CREATED_QUERY: i32 = 1028;
+
+/// Where the path begins in the address of a socket (`sockaddr_un`).
+const SOCKET_PATH_AT: u64 = 2;
 
 const fn shape(number: i64) -> Shape {
     match number {
@@ -168,6 +173,7 @@ const fn shape(number: i64) -> Shape {
         libc::SYS_renameat | libc::SYS_renameat2 | libc::SYS_linkat | libc::SYS_move_mount => Shape::TwoAt,
         libc::SYS_symlink => Shape::SecondPath,
         libc::SYS_symlinkat => Shape::SecondAt,
+        libc::SYS_bind | libc::SYS_connect => Shape::Address,
         libc::SYS_mmap
         | libc::SYS_munmap
         | libc::SYS_mprotect
@@ -244,6 +250,7 @@ pub(crate) fn arm() {
         Shape::None => INTEREST_NONE,
         // A report counts what is done with the kernel's descriptors too.
         Shape::Descriptor if report::page().is_none() => INTEREST_DESCRIPTOR,
+        Shape::Address if report::page().is_none() => INTEREST_NONE,
         _ => INTEREST_ALWAYS,
     });
 }
@@ -273,7 +280,7 @@ pub(crate) fn concerns(call: &Frame, is_lent: bool) -> bool {
         return false;
     }
     match shape(call.rax as i64) {
-        Shape::None => false,
+        Shape::None | Shape::Address => false,
         Shape::Descriptor => report::page().is_none() || descriptors::is_caught(a[0] as i32),
         Shape::Always => looked_at(call),
         shape => paths_of(shape)
@@ -291,7 +298,7 @@ const fn paths_of(shape: Shape) -> &'static [(Option<usize>, usize)] {
         Shape::TwoAt => &[(Some(0), 1), (Some(2), 3)],
         Shape::SecondPath => &[(None, 1)],
         Shape::SecondAt => &[(Some(1), 2)],
-        Shape::None | Shape::Descriptor | Shape::Always => &[],
+        Shape::None | Shape::Descriptor | Shape::Address | Shape::Always => &[],
     }
 }
 
@@ -312,18 +319,25 @@ const fn descriptors_of(number: i64) -> &'static [usize] {
 pub(crate) fn touches(call: &Frame, is_on_mount: impl Fn(i32) -> bool) -> bool {
     let a = &call.arguments;
     let number = call.rax as i64;
-    let leads_inside = |from: Option<usize>, at: usize| {
-        report::leads_inside(from.map_or(libc::AT_FDCWD, |from| a[from] as i32), a[at], &is_on_mount)
+    let leads_inside = |from: Option<usize>, address: u64| {
+        report::leads_inside(from.map_or(libc::AT_FDCWD, |from| a[from] as i32), address, &is_on_mount)
     };
     match number {
-        libc::SYS_execve | libc::SYS_chdir | libc::SYS_chroot => leads_inside(None, 0),
-        libc::SYS_execveat => leads_inside(Some(0), 1),
+        libc::SYS_execve | libc::SYS_chdir | libc::SYS_chroot => leads_inside(None, a[0]),
+        libc::SYS_execveat => leads_inside(Some(0), a[1]),
         libc::SYS_fchdir => is_on_mount(a[0] as i32),
+        libc::SYS_bind | libc::SYS_connect => {
+            // The kernel's own sockets and the abstract ones have no path.
+            let is_path = memory::load::<u16>(a[1]).is_ok_and(|family| family == libc::AF_UNIX as u16)
+                && a[2] > SOCKET_PATH_AT
+                && memory::load::<u8>(a[1] + SOCKET_PATH_AT).is_ok_and(|first| first != 0);
+            is_path && leads_inside(None, a[1] + SOCKET_PATH_AT)
+        }
         libc::SYS_mmap if a[3] & libc::MAP_ANONYMOUS as u64 != 0 => false,
         libc::SYS_close_range => descriptors::ours(a[0] as u32, a[1] as u32).next().is_some(),
         libc::SYS_sync => crate::session::is_any(),
         _ => {
-            paths_of(shape(number)).iter().any(|&(from, at)| leads_inside(from, at))
+            paths_of(shape(number)).iter().any(|&(from, at)| leads_inside(from, a[at]))
                 || descriptors_of(number).iter().any(|&at| is_on_mount(a[at] as i32))
         }
     }
@@ -463,7 +477,7 @@ const TRIES: u32 = 16;
 
 /// Whether a call names a path, so that nothing of it was done where it fails with `ESTALE`.
 fn has_path(call: &Frame) -> bool {
-    !matches!(shape(call.rax as i64), Shape::None | Shape::Descriptor | Shape::Always)
+    !paths_of(shape(call.rax as i64)).is_empty()
 }
 
 impl Verdict {

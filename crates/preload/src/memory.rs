@@ -317,6 +317,8 @@ pub(crate) unsafe trait Plain: Copy {}
 unsafe impl Plain for u8 {}
 // SAFETY: numbers.
 unsafe impl Plain for u32 {}
+// SAFETY: any bytes are a number.
+unsafe impl Plain for u16 {}
 // SAFETY: numbers.
 unsafe impl Plain for i32 {}
 // SAFETY: numbers.

@@ -22,6 +22,7 @@ pub const TESTS: &[Test] = &[
         run: || with(alone),
     },
     Test { name: "run/paths_that_begin_from_the_kernels_directories_are_served", run: || with(kernels_directories) },
+    Test { name: "run/a_report_counts_sockets_with_a_path_on_the_mount", run: || with(sockets) },
     Test { name: "run/a_report_counts_what_goes_past_the_library", run: || with(missed) },
     Test { name: "run/a_report_has_the_counts_of_killed_processes", run: || with(killed) },
     Test { name: "run/a_report_passes_signals_and_ends_on", run: || with(ends) },
@@ -128,6 +129,27 @@ fn counted() -> Outcome<Verdict> {
         ensure!(text.contains(word), "the report does not say '{word}':\n{text}");
     }
     run(&mut ashlar(&["run", "--report", "no-such-program"]))?.failure(127, &["can't be run"])?;
+    place.end()
+}
+
+/// The kernel makes and finds sockets, by way of the mount.
+fn sockets() -> Outcome<Verdict> {
+    const SCRIPT: &str = "python3 -c \"
+import os, socket
+one, two, three = (socket.socket(socket.AF_UNIX) for _ in range(3))
+one.bind('socket'); one.listen()
+two.connect(os.getcwd() + '/socket')
+three.bind('\\0ashlar-test-' + str(os.getpid()))
+try: socket.socket(socket.AF_UNIX).connect(os.environ['OUTSIDE'] + '/none')
+except FileNotFoundError: pass
+\"";
+    let place = Place::new()?;
+    let report = place.report_of(SCRIPT, 0)?;
+    for (call, count_wanted) in [("bind", 1), ("connect", 1)] {
+        let found = ["accelerated", "delegated", "missed"].map(|what| count(&report, call, what));
+        ensure!(found == [0, count_wanted, 0], "{count_wanted} delegated {call} expected:\n{report:#}");
+    }
+    ensure!(report["missed"] == 0, "something was missed:\n{report:#}");
     place.end()
 }
 
@@ -355,10 +377,9 @@ fn programs() -> Outcome<Verdict> {
             "printf 'echo in > from-profile\n' > .bash_profile; HOME=$PWD bash -l -c 'set -m; for n in $(seq 9); do (echo $n >> jobs) & done; \
              wait; sort jobs | tee sorted | wc -l > count; cat <<< here > here; mv here there; kill %1 2>/dev/null; cat sorted there'",
         ),
-        // Its socket is where it is by itself, outside.
         (
             "tmux",
-            "t() { TMUX_TMPDIR=$OUTSIDE tmux -f /dev/null \"$@\"; }; t new-session -d -s s 'for n in $(seq 50); do echo $n >> w; done; \
+            "t() { tmux -S ./socket -f /dev/null \"$@\"; }; t new-session -d -s s 'for n in $(seq 50); do echo $n >> w; done; \
              echo end > done.new; mv done.new done; sleep 100'; until [ -e done ]; do sleep 0.02; done; t kill-server; cat w",
         ),
         (
