@@ -8,7 +8,8 @@
 //! A file whose locks are the kernel's is locked through a descriptor of the kernel's, one for each file. When the program closes a
 //! descriptor of ours, the kernel must be told so by the closing of one of its own: of that one, or, where the program has locked the file
 //! through another, of a new one. Descriptors of the kernel's that lead to a file whose locks are the session's are noted, so that their
-//! closing is seen.
+//! closing is seen. That is also why a file that became the kernel's because it was mapped for sharing need not have its locks there:
+//! [`of_kernel`] sets them by the kernel's descriptors, until something else than setting them is asked for.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -116,14 +117,28 @@ impl Asked {
             }
             _ => return Err(Errno::EINVAL),
         };
-        let (first, last) = range(from, asked.l_start, asked.l_len)?;
+        Self::from(from, asked).map(Some)
+    }
+
+    /// The lock that a structure asks for, whose range begins from a place.
+    fn from(place: i64, asked: &libc::flock) -> Result<Self, Errno> {
+        let range = range(place, asked.l_start, asked.l_len)?;
         let mode = match i32::from(asked.l_type) {
             libc::F_RDLCK => LockMode::Read,
             libc::F_WRLCK => LockMode::Write,
             libc::F_UNLCK => LockMode::Unlock,
             _ => return Err(Errno::EINVAL),
         };
-        Ok(Some(Self { range: (first, last), mode }))
+        Ok(Self { range, mode })
+    }
+}
+
+/// Whether an open file with such flags may be locked so.
+fn allows(flags: i32, mode: LockMode) -> bool {
+    match mode {
+        LockMode::Read => flags & libc::O_ACCMODE != libc::O_WRONLY,
+        LockMode::Write => flags & libc::O_ACCMODE != libc::O_RDONLY,
+        LockMode::Unlock => true,
     }
 }
 
@@ -144,24 +159,16 @@ fn range(from: i64, start: i64, length: i64) -> Result<(u64, u64), Errno> {
 /// # Errors
 /// Those of fcntl(2).
 pub(crate) fn control(descriptor: i32, command: i32, address: u64) -> Result<Way, Errno> {
-    let Some(file) = descriptors::file(descriptor) else {
-        note_kernel(descriptor)?;
-        return Ok(Way::Kernel);
-    };
+    let Some(file) = descriptors::file(descriptor) else { return of_kernel(descriptor, command, address) };
     let asked: libc::flock = memory::load(address)?;
     if command == libc::F_GETLK && !matches!(i32::from(asked.l_type), libc::F_RDLCK | libc::F_WRLCK) {
         return Err(Errno::EINVAL);
     }
-    let Some(lock) = Asked::new(&file, &asked)? else { return Ok(Way::Kernel) };
+    let Some(lock) = Asked::new(&file, &asked)? else { return give_way(Locked::of(&file)?) };
     if command == libc::F_GETLK {
         return query(&file, &lock, asked, address);
     }
-    let is_allowed = match lock.mode {
-        LockMode::Read => file.may_read(),
-        LockMode::Write => file.may_write(),
-        LockMode::Unlock => true,
-    };
-    if !is_allowed {
+    if !allows(file.flags(), lock.mode) {
         return Err(Errno::EBADF);
     }
     // The kernel does not ask the file system about directories.
@@ -170,7 +177,7 @@ pub(crate) fn control(descriptor: i32, command: i32, address: u64) -> Result<Way
     }
     let mut has_come = false;
     loop {
-        match attempt(&file, &lock) {
+        match attempt(Locked::of(&file)?, Some(&file), &lock) {
             Ok(RecordLock::Done) => return Ok(Way::Done),
             Ok(_) => {
                 // The kernel would wait for what has come, which it takes for another's.
@@ -196,9 +203,33 @@ pub(crate) fn control(descriptor: i32, command: i32, address: u64) -> Result<Way
     }
 }
 
-/// Sets a lock of the session's, if the file's locks are the session's.
-fn attempt(file: &File, lock: &Asked) -> Result<RecordLock, Errno> {
-    let locked = Locked::of(file)?;
+/// The same, by a descriptor of the kernel's.
+fn of_kernel(descriptor: i32, command: i32, address: u64) -> Result<Way, Errno> {
+    let Some((locked, flags)) = opened(descriptor) else { return Ok(Way::Kernel) };
+    if command == libc::F_SETLK && materialise::is_mapped(locked.session, locked.inode) {
+        let asked: libc::flock = memory::load(address)?;
+        // Where a descriptor stands, and how long it takes the file for, the kernel knows.
+        if i32::from(asked.l_whence) == libc::SEEK_SET {
+            let lock = Asked::from(0, &asked)?;
+            if !allows(flags, lock.mode) {
+                return Err(Errno::EBADF);
+            }
+            if attempt(locked, None, &lock)? == RecordLock::Done {
+                return Ok(Way::Done);
+            }
+        }
+    }
+    give_way(locked)
+}
+
+/// Has the kernel serve a call by the descriptor that it names: the process's locks on the file are the kernel's from now on.
+fn give_way(locked: Locked) -> Result<Way, Errno> {
+    note_kernel(locked)?;
+    Ok(Way::Kernel)
+}
+
+/// Sets a lock of the session's, if the file's locks are the session's. By an open file of ours, or of the kernel's alone.
+fn attempt(locked: Locked, file: Option<&File>, lock: &Asked) -> Result<RecordLock, Errno> {
     let mut files = locked.files();
     let known = files.get_or_insert_default();
     match known.get(&locked) {
@@ -218,10 +249,13 @@ fn attempt(file: &File, lock: &Asked) -> Result<RecordLock, Errno> {
         RecordLock::Done => {}
         // A program that ran in this process before has left its locks.
         RecordLock::OfMount => give_to_kernel(known, locked, Through::Kernel)?,
-        RecordLock::NoRoom => {
-            let own = materialise::high(materialise::beside(file)?)?.into_raw_fd();
-            give_to_kernel(known, locked, Through::Own(own)).inspect_err(|_| close(own))?;
-        }
+        RecordLock::NoRoom => match file {
+            None => give_to_kernel(known, locked, Through::Kernel)?,
+            Some(file) => {
+                let own = materialise::high(materialise::beside(file)?)?.into_raw_fd();
+                give_to_kernel(known, locked, Through::Own(own)).inspect_err(|_| close(own))?;
+            }
+        },
     }
     Ok(done)
 }
@@ -248,7 +282,7 @@ fn wait(file: &File, descriptor: i32, lock: &Asked) -> Result<ControlFlow<Way, b
     let is_gone = file.place().is_none();
     if is_gone || !file.is_at(descriptor) {
         drop_awaited()?;
-        return if is_gone { Ok(ControlFlow::Break(Way::Kernel)) } else { Err(Errno::EBADF) };
+        return if is_gone { give_way(locked).map(ControlFlow::Break) } else { Err(Errno::EBADF) };
     }
     let is_sessions = locked.files().as_ref().and_then(|files| files.get(&locked)) == Some(&Through::Session);
     if !is_sessions {
@@ -381,6 +415,34 @@ pub(crate) fn with_real<R>(
     }
 }
 
+/// Has something done with a real open file that becomes the program's, which has mapped the file: locks that are the session's stay that.
+///
+/// # Errors
+/// As [`with_real`].
+pub(crate) fn with_mapped<R>(file: &File, then: impl FnOnce(i32) -> Result<R, Errno>) -> Result<R, Errno> {
+    let locked = Locked::of(file)?;
+    let is_sessions = || locked.files().as_ref().and_then(|files| files.get(&locked)) == Some(&Through::Session);
+    let result = with_real(file, !is_sessions(), then);
+    if is_sessions() {
+        note_kernels(locked);
+    }
+    result
+}
+
+/// Has the kernel have all the process's locks, as the sessions end.
+pub(crate) fn give_all() {
+    for number in 0..PARTS {
+        let mut guard = part(number);
+        let Some(files) = guard.as_mut() else { continue };
+        let all: Vec<_> =
+            files.iter().filter(|&(_, through)| *through == Through::Session).map(|(file, _)| *file).collect();
+        for locked in all {
+            // Where SharedFS is away they go with the session.
+            let _ = give_to_kernel(files, locked, Through::Kernel);
+        }
+    }
+}
+
 /// What is known of a file, when it matters whether the kernel has locks on it.
 fn known(files: &mut Files, locked: Locked) -> Result<Option<Through>, Errno> {
     if files.get(&locked) == Some(&Through::Inherited) {
@@ -394,8 +456,8 @@ fn known(files: &mut Files, locked: Locked) -> Result<Option<Through>, Errno> {
 
 /// A session begins: the process may have locks on files of which it has descriptors of the kernel's, from before it ran this program.
 pub(crate) fn note_inherited(session: u32) {
-    let files = of_kernel().filter(|&number| !descriptors::is_candidate(number)).filter_map(opened);
-    for locked in files.filter(|file| file.session == session) {
+    let files = all_of_kernel().filter(|&number| !descriptors::is_candidate(number)).filter_map(opened);
+    for (locked, _) in files.filter(|(file, _)| file.session == session) {
         locked.files().get_or_insert_default().entry(locked).or_insert(Through::Inherited);
         IS_USED.store(true, Ordering::Release);
     }
@@ -406,14 +468,13 @@ pub(crate) fn keep(descriptor: i32) -> bool {
     if !IS_USED.load(Ordering::Acquire) {
         return false;
     }
-    let Some(locked) = opened(descriptor) else { return false };
+    let Some((locked, _)) = opened(descriptor) else { return false };
     // Where SharedFS does not say, they may.
     !matches!(known(locked.files().get_or_insert_default(), locked), Ok(None | Some(Through::Session)))
 }
 
 /// The program locks a file through a descriptor of the kernel's.
-fn note_kernel(descriptor: i32) -> Result<(), Errno> {
-    let Some(locked) = opened(descriptor) else { return Ok(()) };
+fn note_kernel(locked: Locked) -> Result<(), Errno> {
     let mut guard = locked.files();
     let files = guard.get_or_insert_default();
     match files.get(&locked) {
@@ -448,10 +509,6 @@ fn give_to_kernel(files: &mut Files, locked: Locked, through: Through) -> Result
 
 /// Sets locks through descriptors of the kernel's that the process has: that one, where it is good for them.
 fn set_in_kernel(locked: Locked, own: Option<i32>, ranges: &[(LockMode, u64, u64)]) -> Result<(), Errno> {
-    let allows = |flags: i32, mode: LockMode| match mode {
-        LockMode::Write => flags & libc::O_ACCMODE != libc::O_RDONLY,
-        _ => flags & libc::O_ACCMODE != libc::O_WRONLY,
-    };
     let usable = || own.map(with_flags).into_iter().chain(kernels(locked)).collect::<Vec<_>>();
     let mut through = usable();
     let is_good = |&(_, flags): &(i32, i32), mode| flags >= 0 && allows(flags, mode);
@@ -493,22 +550,24 @@ fn with_flags(number: i32) -> (i32, i32) {
     (number, flags as i32)
 }
 
-/// The file that a descriptor of the kernel's has opened. One of a path alone has to do with no locks, neither when it is closed.
-fn opened(number: i32) -> Option<Locked> {
+/// The file that a descriptor of the kernel's has opened, and the flags. One of a path alone has to do with no locks, neither when it is
+/// closed.
+fn opened(number: i32) -> Option<(Locked, i32)> {
     let (_, flags) = with_flags(number);
     if flags < 0 || flags & libc::O_PATH != 0 {
         return None;
     }
-    session::file_of(number).map(|(session, inode)| Locked { session, inode })
+    session::file_of(number).map(|(session, inode)| (Locked { session, inode }, flags))
 }
 
 /// The descriptors of the kernel's that the process has of a file, with their flags.
 fn kernels(locked: Locked) -> Vec<(i32, i32)> {
-    of_kernel().filter(|&number| opened(number) == Some(locked)).map(with_flags).collect()
+    let all = all_of_kernel().filter_map(|number| opened(number).map(|(file, flags)| (number, file, flags)));
+    all.filter(|&(_, file, _)| file == locked).map(|(number, _, flags)| (number, flags)).collect()
 }
 
 /// The program's descriptors that are the kernel's.
-fn of_kernel() -> impl Iterator<Item = i32> {
+fn all_of_kernel() -> impl Iterator<Item = i32> {
     let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     numbers.filter(|&number| !descriptors::is_ours(number) && !descriptors::is_internal(number))
@@ -520,7 +579,7 @@ pub(crate) fn file_of_named(descriptor: i32) -> Option<Locked> {
     if !IS_USED.load(Ordering::Acquire) || !descriptors::is_named(descriptor) {
         return None;
     }
-    opened(descriptor)
+    opened(descriptor).map(|(locked, _)| locked)
 }
 
 /// The same, of all in a range.

@@ -162,7 +162,7 @@ pub(crate) fn map_shared(file: &File) -> Result<(), Errno> {
     for number in descriptors::ours(0, u32::MAX) {
         let Some(other) = descriptors::file(number) else { continue };
         if (other.session()?.number, other.inode()) == this {
-            file_of(&other)?;
+            locks::with_mapped(&other, |real| other.hand_over(|number, place| put(real, number, place)))?;
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsRawFd;
 
-use ashlar_libfs::{Allocation, Change, Make, Opening, allocation_of};
+use ashlar_libfs::{Allocation, Change, Found, Make, Opening, allocation_of};
 use ashlar_types::{Access, Credentials, Errno, FileKind, Inode, InodeId, QuotaId};
 
 use super::Served;
@@ -40,23 +40,26 @@ pub(super) fn open(number: i64, a: [u64; 6]) -> Served {
     if flags & libc::O_PATH != 0 {
         return match open_alone(&start, flags)? {
             Some(descriptor) => Ok(Some(descriptor.into())),
-            None => name_alone(number, directory, a).map(Some),
+            None => open_named(number, directory, a).map(Some),
         };
     }
     let aim = Aim::of_opening(flags);
     let Walked::Inside(place) = path::walk(session, start.directory, start.rest, aim)? else { return Ok(None) };
     // Before anything is made or cut off: where there is no number for a descriptor, nothing happens.
-    let number = descriptors::reserve(0, flags & libc::O_CLOEXEC != 0)?;
-    match open_place(session, &place, flags, mode) {
-        Ok(Some(file)) => {
-            descriptors::enter(&file, number);
-            Ok(Some(number.into()))
-        }
-        other => {
-            descriptors::close_number(number);
-            other.map(|_| None)
-        }
+    let descriptor = descriptors::reserve(0, flags & libc::O_CLOEXEC != 0)?;
+    let opened = open_place(session, &place, flags, mode);
+    if let Ok(Some(file)) = &opened {
+        descriptors::enter(file, descriptor);
+        return Ok(Some(descriptor.into()));
     }
+    descriptors::close_number(descriptor);
+    opened?;
+    let is_mapped = |found: &Found| materialise::is_mapped(session.number, found.id);
+    if place.found.as_ref().is_some_and(is_mapped) {
+        // Locks that are the session's go with its closing, which must be seen.
+        return open_named(number, directory, a).map(Some);
+    }
+    Ok(None)
 }
 
 /// Opens a path alone: what it leads to is known, and neither read nor written. `None` where it leaves the mount.
@@ -79,8 +82,8 @@ fn gone(errno: Errno) -> Errno {
     if errno == Errno::ESTALE { Errno::ENOENT } else { errno }
 }
 
-/// Has the kernel open a path alone, which waits for nobody. From a directory of ours it does so beside it: that one stays ours.
-fn name_alone(number: i64, directory: i32, a: [u64; 6]) -> Result<i64, Errno> {
+/// Has the kernel open a path, and notes the descriptor. From a directory of ours it does so beside it: that one stays ours.
+fn open_named(number: i64, directory: i32, a: [u64; 6]) -> Result<i64, Errno> {
     let open = |arguments: [u64; 6]| {
         // SAFETY: the program's own call, but for the number of the directory.
         unsafe { crate::arch::system_call(number as u64, arguments) }

@@ -8,7 +8,7 @@ use ashlar_types::Errno;
 use super::{Served, Verdict};
 use crate::arch::{Frame, system_call};
 use crate::memory;
-use crate::{deferred, descriptors, environment, hook, materialise, path, report, session};
+use crate::{deferred, descriptors, environment, hook, locks, materialise, path, report, session};
 
 /// Namespaces in which paths or users mean something else.
 const NAMESPACES: u64 = (libc::CLONE_NEWNS | libc::CLONE_NEWUSER) as u64;
@@ -100,7 +100,7 @@ pub(super) fn serve(call: &mut Frame) -> Served {
         | libc::SYS_setgroups
         | libc::SYS_capset => {
             // What is open stays open, whoever the process is from here on.
-            materialise::all();
+            leave_files();
             let result = kernel(call);
             session::end_all();
             Ok(Some(result))
@@ -158,10 +158,16 @@ pub(super) fn has_one_thread() -> bool {
 pub(super) fn leave_to_kernel() {
     // Nobody sees any more when there is another thread.
     end_alone();
-    materialise::all();
+    leave_files();
     session::end_all();
     IS_KERNELS.store(true, Ordering::Relaxed);
     super::disarm();
+}
+
+/// Makes all descriptors and locks the kernel's: the sessions are about to end.
+fn leave_files() {
+    materialise::all();
+    locks::give_all();
 }
 
 /// Makes all descriptors the kernel's, and keeps other threads from opening more.
@@ -223,7 +229,7 @@ fn execute(number: u64, a: [u64; 6], environment_at: usize) -> Served {
     if let Some(kept) = &kept {
         arguments[environment_at] = kept.address();
     }
-    materialise::all();
+    leave_files();
     session::end_all();
     report::leaving();
     // SAFETY: the program's own call, but for what was added to its environment, which lives until this returns.
