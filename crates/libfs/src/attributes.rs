@@ -12,6 +12,7 @@ use crate::LibFs;
 use crate::api::{Change, Found, Outcome, SetTime, XattrFlags};
 use crate::grants::{Claim, Locked, Stop};
 use crate::node::NodeState;
+use crate::warm::OpenInode;
 
 /// The extended attribute that holds a program's capabilities.
 pub(crate) const XATTR_CAPABILITY: &[u8] = b"security.capability";
@@ -24,6 +25,22 @@ impl LibFs {
     pub fn attributes(&self, id: InodeId) -> Outcome<Found> {
         let _measured = self.measured(OperationKind::Name);
         self.found(id)
+    }
+
+    /// The attributes of an inode that the caller has opened, if they are at hand. `None` where it takes more: [`LibFs::attributes`] knows.
+    #[must_use]
+    pub fn attributes_open(&self, open: &OpenInode) -> Option<Found> {
+        self.check_alive().ok()?;
+        let trial = self.try_measured(OperationKind::Name);
+        let state = open.state(self)?;
+        if state.gone || !self.holds(&state, false) {
+            return None;
+        }
+        state.note_seen();
+        let found = Found { id: open.id(), inode: state.inode.clone()? };
+        drop(state);
+        trial.done(self);
+        Some(found)
     }
 
     /// As [`LibFs::attributes`], as a part of another operation.

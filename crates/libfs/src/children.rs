@@ -14,11 +14,23 @@ pub(crate) enum Known {
     No,
 }
 
+/// What is known of a name, with the name.
+type Noted = (Name, Option<Entry>);
+
 #[derive(Clone, Debug)]
 enum Slot {
-    One(Name, Option<Entry>),
+    One(Noted),
     /// Names that share a cookie, by name.
-    Many(Vec<(Name, Option<Entry>)>),
+    Many(Vec<Noted>),
+}
+
+impl Slot {
+    fn noted(&self) -> &[Noted] {
+        match self {
+            Self::One(one) => std::slice::from_ref(one),
+            Self::Many(all) => all,
+        }
+    }
 }
 
 /// Entries by cookie. Where not all are known, a name without an entry is kept too, as known to be absent.
@@ -56,13 +68,9 @@ impl Children {
     }
 
     pub(crate) fn known(&self, cookie: u64, name: &[u8]) -> Known {
-        let found = match self.slots.get(&cookie) {
-            Some(Slot::One(found, entry)) if found.as_bytes() == name => Some(*entry),
-            Some(Slot::Many(all)) => all.iter().find(|(found, _)| found.as_bytes() == name).map(|(_, entry)| *entry),
-            _ => None,
-        };
-        match found {
-            Some(entry) => Known::Yes(entry),
+        let noted = self.slots.get(&cookie).map_or(&[][..], Slot::noted);
+        match noted.iter().find(|(found, _)| found.as_bytes() == name) {
+            Some((_, entry)) => Known::Yes(*entry),
             None if self.complete => Known::Yes(None),
             None => Known::No,
         }
@@ -77,13 +85,13 @@ impl Children {
         let is_unknown = !self.complete;
         match self.slots.get_mut(&cookie) {
             None => {
-                self.slots.insert(cookie, Slot::One(name, entry));
+                self.slots.insert(cookie, Slot::One((name, entry)));
                 is_unknown
             }
-            Some(Slot::One(found, old)) if *found == name => std::mem::replace(old, entry).is_some(),
+            Some(Slot::One((found, old))) if *found == name => std::mem::replace(old, entry).is_some(),
             Some(slot @ Slot::One(..)) => {
-                if let Slot::One(found, old) = std::mem::replace(slot, Slot::Many(Vec::new())) {
-                    let mut all = vec![(found, old), (name, entry)];
+                if let Slot::One(old) = std::mem::replace(slot, Slot::Many(Vec::new())) {
+                    let mut all = vec![old, (name, entry)];
                     all.sort_by(|a, b| a.0.cmp(&b.0));
                     *slot = Slot::Many(all);
                 }
@@ -102,7 +110,7 @@ impl Children {
 
     fn forget(&mut self, cookie: u64, name: &[u8]) {
         let empty = match self.slots.get_mut(&cookie) {
-            Some(Slot::One(found, _)) => found.as_bytes() == name,
+            Some(Slot::One((found, _))) => found.as_bytes() == name,
             Some(Slot::Many(all)) => {
                 all.retain(|(found, _)| found.as_bytes() != name);
                 all.is_empty()
@@ -116,13 +124,8 @@ impl Children {
 
     /// What is known of names with cookies in `after < cookie <= until`, in order.
     pub(crate) fn between(&self, after: u64, until: u64) -> impl Iterator<Item = (u64, &Name, Option<Entry>)> {
-        self.slots.range(after.saturating_add(1)..=until).flat_map(|(&cookie, slot)| {
-            let (one, many) = match slot {
-                Slot::One(name, entry) => (Some((cookie, name, *entry)), [].iter()),
-                Slot::Many(all) => (None, all.iter()),
-            };
-            one.into_iter().chain(many.map(move |(name, entry)| (cookie, name, *entry)))
-        })
+        let slots = self.slots.range(after.saturating_add(1)..=until);
+        slots.flat_map(|(&cookie, slot)| slot.noted().iter().map(move |(name, entry)| (cookie, name, *entry)))
     }
 }
 

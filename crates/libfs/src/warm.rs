@@ -9,6 +9,7 @@
 //! before it is appended; a change is noted under the lock under which its record was appended, while the record is held; a copy
 //! counts only if lease and era held after it.
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
@@ -39,6 +40,12 @@ impl OpenInode {
     pub fn id(&self) -> InodeId {
         self.id
     }
+
+    /// What a session knows of it, if it is the session that it is of.
+    #[inline]
+    pub(crate) fn state(&self, fs: &LibFs) -> Option<impl Deref<Target = NodeState>> {
+        (self.table == fs.nodes.number()).then(|| self.node.read())
+    }
 }
 
 impl LibFs {
@@ -60,8 +67,8 @@ impl LibFs {
     ) -> Option<usize> {
         self.check_alive().ok()?;
         let trial = self.try_measured(OperationKind::Read);
-        let state = open.node.read();
-        if open.table != self.nodes.number() || state.gone || !self.holds(&state, false) {
+        let state = open.state(self)?;
+        if state.gone || !self.holds(&state, false) {
             return None;
         }
         let inode = state.inode.as_ref().filter(|inode| inode.kind == FileKind::Regular)?;

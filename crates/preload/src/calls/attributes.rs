@@ -85,7 +85,8 @@ fn with_file(descriptor: u64, then: impl FnOnce(&Subject) -> Served) -> Served {
     }
     let Some(file) = descriptors::file(descriptor as i32) else { return Ok(None) };
     let session = file.session()?;
-    let found = session.fs.attributes(file.inode())?;
+    let at_hand = file.opened().and_then(|open| session.fs.attributes_open(open));
+    let found = at_hand.map_or_else(|| session.fs.attributes(file.inode()), Ok)?;
     then(&Subject { session, found, flags: Some(file.flags()) })
 }
 

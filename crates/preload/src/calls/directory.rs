@@ -9,8 +9,12 @@ use crate::memory;
 
 /// Bytes of `linux_dirent64` before the name: inode:8 offset:8 length:2 kind:1.
 const HEAD_BYTES: usize = 19;
+/// What stands behind a name, up to the entry's end.
+const ZEROS: [u8; 8] = [0; 8];
 /// The most that one call fills.
 const FILLED_MAX: usize = 1 << 20;
+/// What libc asks for.
+const ROOM_USUAL: usize = 32 << 10;
 
 /// Entries as the program gets them.
 struct Page {
@@ -39,13 +43,14 @@ impl Page {
         if self.last.0 != cookie {
             self.last = (cookie, self.bytes.len());
         }
-        let start = self.bytes.len();
-        self.bytes.extend(id.0.to_le_bytes());
-        self.bytes.extend(cookie.to_le_bytes());
-        self.bytes.extend((length as u16).to_le_bytes());
-        self.bytes.push(kind as u8);
-        self.bytes.extend(name);
-        self.bytes.resize(start + length, 0);
+        let mut head = [0; HEAD_BYTES];
+        head[..8].copy_from_slice(&id.0.to_le_bytes());
+        head[8..16].copy_from_slice(&cookie.to_le_bytes());
+        head[16..18].copy_from_slice(&(length as u16).to_le_bytes());
+        head[18] = kind as u8;
+        self.bytes.extend_from_slice(&head);
+        self.bytes.extend_from_slice(name);
+        self.bytes.extend_from_slice(&ZEROS[..length - HEAD_BYTES - name.len()]);
         self.next = cookie;
         true
     }
@@ -71,7 +76,13 @@ pub(super) fn list(a: [u64; 6]) -> Served {
     let session = file.session()?;
     let Some(mut place) = file.place() else { return Ok(None) };
     let room = (a[2] as u32 as usize).min(FILLED_MAX);
-    let mut page = Page { bytes: Vec::new(), room, last: (0, 0), next: place.offset, is_full: false };
+    let mut page = Page {
+        bytes: Vec::with_capacity(room.min(ROOM_USUAL)),
+        room,
+        last: (0, 0),
+        next: place.offset,
+        is_full: false,
+    };
     // What stands above the root is the kernel's to know, and FUSE says the same of it.
     session.fs.list_with_dots(file.inode(), place.offset, &mut |listed| page.add(&listed))?;
     if page.bytes.is_empty() && page.is_full {
