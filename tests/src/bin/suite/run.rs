@@ -27,6 +27,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/sharedfs_is_killed_while_descriptors_are_made", run: || with(kills) },
     Test { name: "run/a_session_begins_at_any_call", run: || with(begins) },
     Test { name: "run/a_short_program_needs_no_session", run: || with(short) },
+    Test { name: "run/a_program_begins_with_little", run: || with(little) },
     Test { name: "run/a_newcomer_has_the_kernel_forget_names_at_once", run: || with(newcomer) },
     Test { name: "run/a_log_grows_and_says_when_it_cannot", run: || with(grows) },
 ];
@@ -161,6 +162,28 @@ fn short() -> Outcome<Verdict> {
     let script = "i=0; while [ $i -lt 100 ]; do echo $i > f$i; i=$((i+1)); done; cat f99";
     let done = run(Front::Run.command("sh").args(["-euc", script]).current_dir(site.point(0)))?.success()?;
     ensure!(done.output.trim() == "99" && opened(&site)? == before + 1, "a long script has no session of its own");
+    site.umount(0)?;
+    passed()
+}
+
+/// Pages of the library that each program has to itself, in KiB: with a table for each checksum that there is they were three times as many.
+const OWN_KIB: u64 = 128;
+
+/// What each program pays before it does anything: the dynamic linker copies the pages that it fills addresses into. A crate that brings
+/// tables shows here.
+fn little() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let mut own = 0;
+    let mut is_library = false;
+    for line in run(Front::Run.command("cat").arg("/proc/self/smaps"))?.success()?.output.lines() {
+        // A mapping begins with its addresses.
+        if line.split('-').next().is_some_and(|start| u64::from_str_radix(start, 16).is_ok()) {
+            is_library = line.ends_with("libashlar_preload.so");
+        } else if let Some(kib) = line.strip_prefix("Anonymous:").filter(|_| is_library) {
+            own += kib.trim().trim_end_matches(" kB").parse::<u64>().map_err(tried("reading smaps"))?;
+        }
+    }
+    ensure!((1..=OWN_KIB).contains(&own), "each program copies {own} KiB of the library");
     site.umount(0)?;
     passed()
 }
