@@ -5,7 +5,7 @@
 //!   offset:4  number:4  length:1  call:1  displacement:1  unused:5  bytes:32
 //! ```
 
-use std::io::Read;
+use std::os::unix::fs::FileExt;
 
 use super::Library;
 use super::kept::{BUILD_ID_MAX, Kept};
@@ -93,12 +93,13 @@ impl Plan {
 
     /// The one that is kept for a library.
     pub(super) fn load(kept: &Kept, library: &Library) -> Option<Self> {
-        let (mut file, length) = kept.open()?;
+        let (file, length) = kept.open()?;
         if length > (HEAD_BYTES + SITES_MAX * SITE_BYTES) as u64 {
             return None;
         }
-        let mut bytes = Vec::with_capacity(length as usize);
-        file.read_to_end(&mut bytes).ok()?;
+        // At once: to read on until there is no more takes four calls.
+        let mut bytes = vec![0; length as usize];
+        file.read_exact_at(&mut bytes, 0).ok()?;
         Self::decode(&bytes, library)
     }
 
