@@ -244,31 +244,45 @@ pub(crate) fn is_wanted(number: i32) -> bool {
     number < 0 || shape(number.into()) != Shape::None
 }
 
+/// What the entry is to catch, by the calls' numbers: made beforehand, since asking for each number shows in a program that begins.
+static INTERESTS: [u8; CALLS] = interests(false);
+/// Where there is a report, which counts what is done with the kernel's descriptors, and with sockets, too.
+static INTERESTS_COUNTED: [u8; CALLS] = interests(true);
+
+const fn interests(is_counted: bool) -> [u8; CALLS] {
+    let mut interests = [INTEREST_NONE; CALLS];
+    let mut number = 0;
+    while number < CALLS {
+        interests[number] = match shape(number as i64) {
+            Shape::None => INTEREST_NONE,
+            Shape::Descriptor if !is_counted => INTEREST_DESCRIPTOR,
+            Shape::Address if !is_counted => INTEREST_NONE,
+            _ => INTEREST_ALWAYS,
+        };
+        number += 1;
+    }
+    interests
+}
+
 /// Has the entry catch what concerns us.
 pub(crate) fn arm() {
-    set_interest(|number| match shape(number) {
-        Shape::None => INTEREST_NONE,
-        // A report counts what is done with the kernel's descriptors too.
-        Shape::Descriptor if report::page().is_none() => INTEREST_DESCRIPTOR,
-        Shape::Address if report::page().is_none() => INTEREST_NONE,
-        _ => INTEREST_ALWAYS,
-    });
+    let interests = if report::page().is_none() { &INTERESTS } else { &INTERESTS_COUNTED };
+    for (interest, wanted) in ASHLAR_INTEREST.iter().zip(interests) {
+        interest.store(*wanted, Ordering::Relaxed);
+    }
 }
 
 /// Has the entry catch nothing any more: the kernel serves the process from here on.
 pub(crate) fn disarm() {
-    set_interest(|number| match number {
-        // Signals whose handlers are ours go on being theirs.
-        libc::SYS_rt_sigaction => INTEREST_ALWAYS,
-        // What begins on a stack of its own, or lends this one, does not find the way back out of the entry.
-        libc::SYS_clone | libc::SYS_clone3 | libc::SYS_vfork => INTEREST_ALWAYS,
-        _ => INTEREST_NONE,
-    });
-}
-
-fn set_interest(wanted: impl Fn(i64) -> u8) {
-    for (number, interest) in (0..CALLS as i64).zip(&ASHLAR_INTEREST) {
-        interest.store(wanted(number), Ordering::Relaxed);
+    for (number, interest) in (0..).zip(&ASHLAR_INTEREST) {
+        let wanted = match number {
+            // Signals whose handlers are ours go on being theirs.
+            libc::SYS_rt_sigaction => INTEREST_ALWAYS,
+            // What begins on a stack of its own, or lends this one, does not find the way back out of the entry.
+            libc::SYS_clone | libc::SYS_clone3 | libc::SYS_vfork => INTEREST_ALWAYS,
+            _ => INTEREST_NONE,
+        };
+        interest.store(wanted, Ordering::Relaxed);
     }
 }
 

@@ -3,18 +3,24 @@
 //! Whoever can write them says what programs do, so they are believed where they belong to the super-user or to who runs the program, and
 //! nobody else may write them.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, OsString};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Longer build ids are none.
 pub(super) const BUILD_ID_MAX: usize = 32;
 
 const PERMISSIONS: u32 = 0o644;
 const OTHERS_MAY_WRITE: u32 = 0o022;
+
+/// In hexadecimal digits. Each program names two files, and formatting each byte takes longer than opening them.
+fn hex(bytes: &[u8]) -> impl Iterator<Item = u8> {
+    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    digits.map(|digit| b"0123456789abcdef"[usize::from(digit)])
+}
 
 /// One such file, which may be there.
 #[derive(Debug)]
@@ -29,9 +35,15 @@ impl Kept {
         if !is_one(build_id) || !also.is_none_or(is_one) {
             return None;
         }
-        let hex = |id: &[u8]| id.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-        let name = also.map_or_else(|| hex(build_id), |also| format!("{}-{}", hex(build_id), hex(also)));
-        Some(Self { path: Path::new(std::ffi::OsStr::from_bytes(directory.to_bytes())).join(name) })
+        let mut path = Vec::with_capacity(directory.count_bytes() + 2 + 4 * BUILD_ID_MAX);
+        path.extend(directory.to_bytes());
+        path.push(b'/');
+        path.extend(hex(build_id));
+        if let Some(also) = also {
+            path.push(b'-');
+            path.extend(hex(also));
+        }
+        Some(Self { path: OsString::from_vec(path).into() })
     }
 
     /// Opens it, if it is there and believed, and says how long it is.
@@ -71,5 +83,19 @@ impl Kept {
                 let _ = std::fs::remove_file(directory.join(other));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_named_by_the_builds() {
+        let name = |also: Option<&[u8]>| Kept::at(c"/plans", &[0x0a, 0xff], also).map(|kept| kept.path);
+        assert_eq!(name(None), Some("/plans/0aff".into()));
+        assert_eq!(name(Some(&[0x10])), Some("/plans/0aff-10".into()));
+        assert_eq!(name(Some(&[])), None);
+        assert!(Kept::at(c"/plans", &[0; BUILD_ID_MAX + 1], None).is_none());
     }
 }
