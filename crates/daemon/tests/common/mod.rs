@@ -1,6 +1,8 @@
 //! A session without LibFS: the bare protocol and the bare log, honest or not; and the daemon as a process of its own.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+pub mod libfs;
+
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

@@ -1,0 +1,84 @@
+//! Sessions of LibFS, and what tests ask of them.
+
+use std::sync::Arc;
+
+use ashlar_libfs::{Aim, Found, Last, LibFs, Make, Options, Paths, Place as Spot, Surroundings, Walked};
+use ashlar_types::{Credentials, Errno, FileKind, InodeId};
+use ashlar_wire::SessionKind;
+
+use super::Site;
+
+pub const ROOT: Credentials = Credentials::checked(0, 0);
+
+/// A session.
+pub fn connect(site: &Site) -> Arc<LibFs> {
+    let options = Options {
+        socket: site.socket(),
+        kind: SessionKind::Process,
+        label: "test".into(),
+        patience_ms: 20_000,
+        notice: |_| {},
+        descriptors_from: 0,
+    };
+    LibFs::connect(&options).expect("connected")
+}
+
+/// What is made where nothing of it matters but its kind.
+pub fn make(kind: FileKind) -> Make<'static> {
+    Make { kind, mode: 0o755, umask: 0, device: 0, target: &[] }
+}
+
+/// How often SharedFS was asked, this question included.
+pub fn requests(site: &Site) -> u64 {
+    site.status().counters.iter().find(|(name, _)| name == "requests").expect("a counter").1
+}
+
+/// Surroundings of nothing else, for one user.
+pub struct Alone {
+    pub who: Credentials,
+    pub paths: Paths,
+}
+
+impl Alone {
+    pub fn of(uid: u32) -> Self {
+        Self { who: Credentials { uid, gid: uid, groups: Vec::new(), checked: false }, paths: Paths::default() }
+    }
+
+    /// Where a path leads, or why not.
+    pub fn walk(&self, fs: &LibFs, path: &str, last: Last) -> Result<Option<InodeId>, Errno> {
+        self.place(fs, path, last).map(|place| place.found.map(|found| found.id))
+    }
+
+    pub fn place(&self, fs: &LibFs, path: &str, aim: impl Into<Aim>) -> Result<Spot, Errno> {
+        match fs.walk(self, InodeId::ROOT, path.as_bytes(), aim)? {
+            Walked::Inside(place) => Ok(place),
+            Walked::Outside => Err(Errno::EXDEV),
+        }
+    }
+}
+
+impl Surroundings for Alone {
+    fn who(&self) -> &Credentials {
+        &self.who
+    }
+    fn inside<'a>(&self, _: &'a [u8]) -> Option<&'a [u8]> {
+        None
+    }
+    fn is_covered(&self, _: InodeId) -> bool {
+        false
+    }
+    fn era(&self) -> u64 {
+        0
+    }
+    fn paths(&self) -> &Paths {
+        &self.paths
+    }
+    fn may_follow(&self, _: InodeId, _: &Found) -> Result<bool, Errno> {
+        Ok(true)
+    }
+}
+
+/// A user without groups, whose rights are checked.
+pub fn user(uid: u32) -> Credentials {
+    Credentials { uid, gid: uid, groups: Vec::new(), checked: false }
+}

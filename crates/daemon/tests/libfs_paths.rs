@@ -1,0 +1,93 @@
+//! Paths as LibFS follows and remembers them.
+
+mod common;
+
+use ashlar_libfs::{Change, Last, Make, RenameFlags};
+use ashlar_tests::random::Random;
+use ashlar_types::{Errno, FileKind, InodeId};
+use common::Site;
+use common::libfs::{Alone, ROOT, connect, make};
+
+#[test]
+#[ignore = "this is the daemon's process, which the other tests start"]
+fn daemon_process() {
+    common::run_daemon();
+}
+
+/// Whoever changes what about the directories on their way, remembered paths lead where paths lead that nobody remembers.
+#[test]
+fn a_remembered_path_leads_where_it_leads_now() {
+    const STEPS: u64 = 1500;
+    const NAMES: [&str; 4] = ["a", "b", "c", "link"];
+    let site = Site::new(64 << 20);
+    let sessions = [connect(&site), connect(&site)];
+    let mut random = Random::new(20_261_122);
+    let user = || [Alone::of(0), Alone::of(1000)];
+    let remembering = [user(), user()];
+    let mut remembered = 0;
+    for step in 0..STEPS {
+        let name = |random: &mut Random| *random.pick(&NAMES).expect("a name");
+        let path = |random: &mut Random| (0..=random.below(3)).map(|_| name(random)).collect::<Vec<_>>().join("/");
+        // For a while one is alone, and no lease moves.
+        let company = if step / 50 % 2 == 0 { 1 } else { sessions.len() };
+        let fs = &sessions[random.below(company as u64) as usize];
+        // The directory and the last name of a path, if there is such a directory.
+        let place = |random: &mut Random| {
+            let path = path(random);
+            let (way, name) = path.rsplit_once('/').unwrap_or(("", &path));
+            let directory = Alone::of(0).walk(fs, way, Last::Follow).ok()??;
+            Some((directory, name.to_owned()))
+        };
+        if let Some((directory, name)) = place(&mut random) {
+            let name = name.as_bytes();
+            // Most of them fail, as they should where the name is there or is not.
+            let _ = match random.below(8) {
+                0 | 1 => fs.make(&ROOT, directory, name, &make(FileKind::Directory)).map(drop),
+                2 => fs.make(&ROOT, directory, name, &make(FileKind::Regular)).map(drop),
+                3 => {
+                    let target = ["a/b", "b", "../c", "."][random.below(4) as usize];
+                    let link = Make { target: target.as_bytes(), ..make(FileKind::Symlink) };
+                    fs.make(&ROOT, directory, name, &link).map(drop)
+                }
+                4 => fs.unlink(&ROOT, directory, name).or_else(|_| fs.remove_directory(&ROOT, directory, name, None)),
+                5 => fs.lookup(&ROOT, directory, name).and_then(|found| {
+                    let mode = if random.one_in(2) { 0o755 } else { 0o700 };
+                    fs.set_attributes(&ROOT, found.id, &Change { mode: Some(mode), ..Change::default() }).map(drop)
+                }),
+                _ => place(&mut random).map_or(Ok(()), |(into, new)| {
+                    let flags = RenameFlags { exchange: random.one_in(3), ..RenameFlags::default() };
+                    fs.rename(&ROOT, (directory, name), (into, new.as_bytes()), flags)
+                }),
+            };
+        }
+        for _ in 0..8 {
+            let path = path(&mut random);
+            let last = if random.one_in(2) { Last::Follow } else { Last::Keep };
+            for (fs, users) in sessions.iter().zip(&remembering).take(company) {
+                for user in users {
+                    let fresh = Alone::of(user.who.uid).walk(fs, &path, last);
+                    let found = user.walk(fs, &path, last);
+                    assert_eq!(found, fresh, "'{path}' at step {step}, for user {}", user.who.uid);
+                    remembered += u64::from(matches!(found, Ok(Some(_))));
+                }
+            }
+        }
+    }
+    assert!(remembered > STEPS, "only {remembered} paths led anywhere");
+}
+
+/// A name that is too long was asked for before it was looked at, and refused as if it were wrong in another way.
+#[test]
+fn a_name_that_is_too_long_is_refused_as_such() {
+    let site = Site::new(64 << 20);
+    let (one, two) = (connect(&site), connect(&site));
+    let top = Make { mode: 0o700, ..make(FileKind::Directory) };
+    one.make(&ROOT, InodeId::ROOT, b"top", &top).expect("made");
+    let name = "x".repeat(256);
+    let path = format!("top/{name}");
+    for fs in [&two, &one, &two] {
+        assert_eq!(Alone::of(0).walk(fs, &name, Last::Follow), Err(Errno::ENAMETOOLONG));
+        assert_eq!(Alone::of(0).walk(fs, &path, Last::Follow), Err(Errno::ENAMETOOLONG));
+        assert_eq!(Alone::of(1000).walk(fs, &path, Last::Follow), Err(Errno::EACCES));
+    }
+}

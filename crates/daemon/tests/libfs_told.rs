@@ -1,0 +1,423 @@
+//! What SharedFS tells sessions of LibFS together, and ahead: few questions, and nothing that is old.
+
+mod common;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ashlar_libfs::{Aim, Change, Last, LibFs, Listed, Make, Opening, Purpose, RenameFlags, WriteAt, XattrFlags};
+use ashlar_tests::random::Random;
+use ashlar_types::{Access, Credentials, Errno, FileKind, InodeId};
+use ashlar_wire::{Reply, Request, ScopeKind, Want};
+use common::Site;
+use common::libfs::{Alone, ROOT, connect, make, requests, user};
+
+#[test]
+#[ignore = "this is the daemon's process, which the other tests start"]
+fn daemon_process() {
+    common::run_daemon();
+}
+
+/// Files that were made where another session held something below, or beside, were asked for one by one, and each time the log was
+/// digested first.
+#[test]
+fn what_is_made_in_a_shared_directory_takes_no_questions() {
+    const FILES: u64 = 200;
+    let site = Site::new(64 << 20);
+    let (one, two) = (connect(&site), connect(&site));
+    let requests = || requests(&site);
+    let directory = one.make(&ROOT, InodeId::ROOT, b"directory", &make(FileKind::Directory)).expect("made").id;
+    let theirs = two.make_open(&ROOT, directory, b"theirs", &make(FileKind::Regular)).expect("made").id;
+    let name = |number: u64| format!("file-{number:04}");
+    let before = requests();
+    for number in 0..FILES {
+        let kind = if number % 9 == 0 { FileKind::Directory } else { FileKind::Regular };
+        let made = one.make(&ROOT, directory, name(number).as_bytes(), &make(kind)).expect("made").id;
+        let file = match kind {
+            FileKind::Directory => one.make(&ROOT, made, b"inner", &make(FileKind::Regular)).expect("made").id,
+            _ => made,
+        };
+        one.open(file).expect("opened");
+        one.write(&ROOT, file, WriteAt::Offset(0), &vec![1; number as usize], false).expect("written");
+        one.close(file);
+    }
+    let asked = requests() - before;
+    assert!(asked < FILES / 8, "{asked} requests for {FILES} files");
+    // The other session sees all of it at once, changes it, and that shows here.
+    let outer = |fs: &LibFs, number: u64| fs.lookup(&ROOT, directory, name(number).as_bytes()).expect("found");
+    let file = |fs: &LibFs, number: u64| match outer(fs, number) {
+        found if found.inode.is_directory() => fs.lookup(&ROOT, found.id, b"inner").expect("found"),
+        found => found,
+    };
+    for number in 0..FILES {
+        let found = file(&two, number);
+        assert_eq!(found.inode.size, number);
+        two.write(&ROOT, found.id, WriteAt::End, &[2; 10], false).expect("written");
+        assert_eq!(file(&one, number).inode.size, number + 10, "{}", name(number));
+    }
+    two.close(theirs);
+}
+
+/// Who looked at the files of a directory that others use as well asked for each of them.
+#[test]
+fn files_of_a_shared_directory_are_told_together() {
+    const FILES: u64 = 200;
+    let site = Site::new(64 << 20);
+    let requests = || requests(&site);
+    let name = |number: u64| format!("file-{number:04}");
+    let maker = connect(&site);
+    let directory = maker.make(&ROOT, InodeId::ROOT, b"directory", &make(FileKind::Directory)).expect("made").id;
+    for number in 0..FILES {
+        maker.make(&ROOT, directory, name(number).as_bytes(), &make(FileKind::Regular)).expect("made");
+    }
+    drop(maker);
+    let (one, two) = (connect(&site), connect(&site));
+    let find = |fs: &LibFs, number: u64| fs.lookup(&ROOT, directory, name(number).as_bytes()).expect("found");
+    for session in [&one, &two, &one] {
+        let before = requests();
+        (0..FILES).for_each(|number| drop(find(session, number)));
+        let asked = requests() - before;
+        assert!(asked < 10, "{asked} requests for {FILES} files");
+    }
+    let rename = |fs: &LibFs, from: u64, to: u64| {
+        let (from, to) = (name(from), name(to));
+        let renamed =
+            fs.rename(&ROOT, (directory, from.as_bytes()), (directory, to.as_bytes()), RenameFlags::default());
+        renamed.expect("renamed");
+    };
+    // What either changes, the other sees at once.
+    for number in 0..FILES {
+        let (writer, reader) = if number % 3 == 0 { (&one, &two) } else { (&two, &one) };
+        let file = find(writer, number).id;
+        writer.write(&ROOT, file, WriteAt::Offset(0), &vec![1; number as usize], false).expect("written");
+        assert_eq!(find(reader, number).inode.size, number);
+        assert_eq!(find(reader, FILES - 1 - number).inode.size, find(writer, FILES - 1 - number).inode.size);
+        rename(&two, number, FILES + number);
+        assert_eq!(find(&one, FILES + number).inode.size, number);
+        assert_eq!(one.lookup(&ROOT, directory, name(number).as_bytes()).err(), Some(Errno::ENOENT));
+        rename(&one, FILES + number, number);
+    }
+}
+
+/// Who read the files of a directory asked for what is in each of them, and once more for the access list of each by which it was opened.
+#[test]
+fn what_is_in_the_files_of_a_directory_is_told_together() {
+    const FILES: u64 = 100;
+    let site = Site::new(64 << 20);
+    let requests = || requests(&site);
+    let name = |number: u64| format!("file-{number:04}");
+    // Some stand in the answer itself, some in blocks, some in many.
+    let text = |number: u64, version: u64| vec![(number + version) as u8; (number * 331 % 9000) as usize];
+    let maker = connect(&site);
+    let directory = maker.make(&ROOT, InodeId::ROOT, b"directory", &make(FileKind::Directory)).expect("made").id;
+    for number in 0..FILES {
+        let file = maker.make(&ROOT, directory, name(number).as_bytes(), &make(FileKind::Regular)).expect("made").id;
+        maker.write(&ROOT, file, WriteAt::Offset(0), &text(number, 0), false).expect("written");
+    }
+    drop(maker);
+    let (one, two) = (connect(&site), connect(&site));
+    let user = Credentials { checked: false, ..ROOT };
+    let read = |fs: &LibFs, number: u64| {
+        let found = fs.lookup(&user, directory, name(number).as_bytes()).expect("found");
+        fs.open_for(&user, found.id, Access::READ).expect("opened");
+        let mut room = vec![0xff; 10_000];
+        let count = fs.read(found.id, 0, &mut room).expect("read");
+        fs.close(found.id);
+        room.truncate(count);
+        (found.id, room)
+    };
+    // Alone, under one lease on all; then beside another, under one on the files.
+    for session in [&one, &two] {
+        let before = requests();
+        (0..FILES).for_each(|number| assert_eq!(read(session, number).1, text(number, 0), "{}", name(number)));
+        let asked = requests() - before;
+        assert!(asked < 15, "{asked} requests for {FILES} files");
+    }
+    // What either writes, both see at once, and all else is as it was.
+    for number in 0..FILES {
+        let (writer, reader) = if number % 3 == 0 { (&one, &two) } else { (&two, &one) };
+        let file = read(writer, number).0;
+        writer.write(&ROOT, file, WriteAt::Offset(0), &text(number, 1), false).expect("written");
+        let other = (number + 7) % FILES;
+        for session in [reader, writer] {
+            assert_eq!(read(session, number).1, text(number, 1), "{}", name(number));
+            assert_eq!(read(session, other).1, text(other, u64::from(other < number)), "{}", name(other));
+        }
+    }
+}
+
+/// What comes along with the answer for one file is about others that either session writes meanwhile.
+#[test]
+fn what_is_told_along_takes_back_nothing_that_was_written_meanwhile() {
+    const FILES: u64 = 12;
+    const ROUNDS: u64 = 1500;
+    let mut site = Site::new(64 << 20);
+    let sessions = [connect(&site), connect(&site)];
+    let directory = sessions[0].make(&ROOT, InodeId::ROOT, b"directory", &make(FileKind::Directory)).expect("made").id;
+    let text = |version: u64| version.to_le_bytes().repeat(400);
+    let made = |number: u64| {
+        let name = format!("file-{number}");
+        let file = sessions[0].make(&ROOT, directory, name.as_bytes(), &make(FileKind::Regular)).expect("made").id;
+        sessions[0].write(&ROOT, file, WriteAt::Offset(0), &text(1), false).expect("written");
+        (file, AtomicU64::new(1))
+    };
+    let files: Vec<_> = (0..FILES).map(made).collect();
+    let writers = AtomicU64::new(2);
+    // Nobody reads less than what was written when he began.
+    let read = |fs: &LibFs, (file, written): &(InodeId, AtomicU64)| {
+        let least = written.load(Ordering::SeqCst);
+        let mut room = [0; 4000];
+        assert_eq!(fs.read(*file, 0, &mut room), Ok(3200));
+        let version = u64::from_le_bytes(room[..8].try_into().expect("eight bytes"));
+        assert!(version >= least, "version {version}, and {least} was there");
+        assert_eq!(room[..3200], text(version), "a mixture of two writes");
+    };
+    std::thread::scope(|scope| {
+        for (turn, fs) in sessions.iter().enumerate() {
+            let (files, writers, read, text) = (&files, &writers, &read, &text);
+            scope.spawn(move || {
+                let mut random = Random::new(turn as u64);
+                for version in 2..2 + ROUNDS {
+                    let at = random.below(FILES / 2) as usize * 2 + turn;
+                    let (file, written) = &files[at];
+                    fs.write(&ROOT, *file, WriteAt::Offset(0), &text(version), false).expect("written");
+                    written.store(version, Ordering::SeqCst);
+                    read(fs, &files[at]);
+                    read(fs, &files[random.below(FILES) as usize]);
+                }
+                writers.fetch_sub(1, Ordering::SeqCst);
+            });
+            scope.spawn(move || {
+                let mut random = Random::new(10 + turn as u64);
+                while writers.load(Ordering::SeqCst) > 0 {
+                    read(fs, &files[random.below(FILES) as usize]);
+                }
+            });
+        }
+    });
+    assert_eq!(site.check()["sessions_fenced"], 0);
+}
+
+/// What one session has changed last, another had to ask for twice or three times before it could change it: to look, and then to write.
+#[test]
+fn what_another_has_changed_is_asked_for_once() {
+    const FILES: u64 = 100;
+    let site = Site::new(64 << 20);
+    let requests = || requests(&site);
+    let (one, two, user) = (connect(&site), connect(&site), Alone::of(1000));
+    let top = Make { mode: 0o777, ..make(FileKind::Directory) };
+    let directory = one.make(&ROOT, InodeId::ROOT, b"directory", &top).expect("made").id;
+    let who = &user.who;
+    let open = |fs: &LibFs, path: &str, flags: i32| {
+        let place = user.place(fs, path, Aim::of_opening(flags)).expect("followed");
+        match place.opening(flags).expect("opened") {
+            Opening::Make => fs.make_open(who, place.directory, &place.name, &make(FileKind::Regular)).expect("made"),
+            Opening::Existing(found, access) => fs.open_for(who, found.id, access).expect("opened"),
+            Opening::MakeUnnamed(_) => panic!("that has a name"),
+        }
+    };
+    let create = |fs: &LibFs, path: &str| {
+        let id = open(fs, path, libc::O_CREAT | libc::O_WRONLY).id;
+        fs.write(who, id, WriteAt::End, path.as_bytes(), false).expect("written");
+        fs.close(id);
+    };
+    type Step<'a> = (&'a str, u64, &'a dyn Fn(&LibFs, &str));
+    let steps: [Step<'_>; 7] = [
+        ("create", 1, &|fs, path| create(fs, &format!("{path}-two"))),
+        ("stat", 1, &|fs, path| assert!(user.walk(fs, path, Last::Keep).expect("followed").is_some())),
+        ("read", 1, &|fs, path| {
+            let mut text = [0; 64];
+            let id = open(fs, path, libc::O_RDONLY).id;
+            let length = fs.read(id, 0, &mut text).expect("read");
+            assert_eq!(&text[..length], path.as_bytes());
+            fs.close(id);
+        }),
+        ("append", 1, &|fs, path| {
+            let id = open(fs, path, libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND).id;
+            assert_eq!(fs.write(who, id, WriteAt::End, b"more", false).expect("written").offset, path.len() as u64);
+            fs.close(id);
+        }),
+        ("chmod", 1, &|fs, path| {
+            let place = user.place(fs, path, Last::Follow.to(Purpose::Change)).expect("followed");
+            let change = Change { mode: Some(0o600), ..Change::default() };
+            fs.set_attributes(who, place.found.expect("there").id, &change).expect("changed");
+        }),
+        ("unlink", 1, &|fs, path| {
+            let place = user.place(fs, path, Last::Keep.to(Purpose::Name)).expect("followed");
+            fs.remove_at(who, &place, false).expect("removed");
+        }),
+        ("rename", 2, &|fs, path| {
+            let aim = Last::Keep.to(Purpose::Name);
+            let new = format!("{path}-new");
+            let (from, to) =
+                (user.place(fs, path, aim).expect("followed"), user.place(fs, &new, aim).expect("followed"));
+            fs.rename_at(who, &from, &to, RenameFlags::default()).expect("renamed");
+        }),
+    ];
+    for (name, most, step) in steps {
+        let mut asked = 0;
+        for number in 0..FILES {
+            let path = format!("directory/{name}-{number}");
+            create(&one, &path);
+            let before = requests();
+            step(&two, &path);
+            // The question how many there were is one as well.
+            asked += requests() - before - 1;
+        }
+        // Now and then the others of the directory are asked for as well.
+        assert!(asked * 4 <= most * FILES * 5, "{asked} requests to {name} {FILES} files");
+    }
+    assert_eq!(one.attributes(directory).expect("known").inode.entries, 7 * FILES);
+}
+
+/// Files with long extended attributes were all told of with their directory, until an answer was longer than any may be.
+#[test]
+fn what_comes_with_a_directory_has_an_end() {
+    const FILES: usize = 60;
+    let (site, value) = (Site::new(64 << 20), vec![7; 32 << 10]);
+    let fs = connect(&site);
+    let top = fs.make(&ROOT, InodeId::ROOT, b"top", &make(FileKind::Directory)).expect("made").id;
+    for number in 0..FILES {
+        let name = format!("file-{number}");
+        let id = fs.make(&ROOT, top, name.as_bytes(), &make(FileKind::Regular)).expect("made").id;
+        fs.set_xattr(&ROOT, id, b"user.long", &value, XattrFlags::default(), false).expect("set");
+    }
+    drop(fs);
+    let mut client = common::Client::open(&site.socket());
+    let want = Want { scope: ScopeKind::Subtree, ..common::Client::want(top, true) };
+    let Ok(Reply::Granted { grants, .. }) = client.call(&Request::Acquire(vec![want])) else { panic!("not granted") };
+    assert_eq!(grants.len(), 1 + FILES);
+    let told = grants.iter().filter(|grant| grant.state.xattrs.is_some()).count();
+    assert!((8..=12).contains(&told), "{told} with all their attributes");
+    let fs = connect(&site);
+    let id = fs.lookup(&ROOT, top, b"file-59").expect("found").id;
+    assert_eq!(fs.xattr(id, b"user.long").expect("read"), value);
+}
+
+/// A directory whose lease moves often is known by a few of its names. They are the right ones.
+#[test]
+fn a_crowded_directory_has_the_names_that_it_has() {
+    const NAMES: u64 = 120;
+    let site = Site::new(64 << 20);
+    let sessions = [connect(&site), connect(&site), connect(&site)];
+    let top = sessions[0].make(&ROOT, InodeId::ROOT, b"top", &make(FileKind::Directory)).expect("made").id;
+    let mut random = Random::new(20_261_123);
+    let mut model = std::collections::BTreeMap::new();
+    for step in 0..6000 {
+        // Mostly in turn, at times one alone for a while.
+        let at = if step / 100 % 3 == 2 { step / 100 % 2 } else { random.below(3) } as usize;
+        let fs = &sessions[at];
+        let name = |random: &mut Random| format!("name-{}", random.below(NAMES));
+        let (old, new) = (name(&mut random), name(&mut random));
+        let found = fs.lookup(&ROOT, top, old.as_bytes()).map(|found| found.id);
+        assert_eq!(found.ok(), model.get(&old).copied(), "{old} at step {step}");
+        match random.below(if step < 600 { 4 } else { 12 }) {
+            0..=3 => match fs.make(&ROOT, top, old.as_bytes(), &make(FileKind::Regular)) {
+                Ok(made) => assert_eq!(model.insert(old, made.id), None),
+                Err(errno) => assert_eq!((errno, model.contains_key(&old)), (Errno::EEXIST, true)),
+            },
+            4 | 5 => match fs.unlink(&ROOT, top, old.as_bytes()) {
+                Ok(()) => assert!(model.remove(&old).is_some()),
+                Err(errno) => assert_eq!((errno, model.contains_key(&old)), (Errno::ENOENT, false)),
+            },
+            6 | 7 => match fs.rename(&ROOT, (top, old.as_bytes()), (top, new.as_bytes()), RenameFlags::default()) {
+                Ok(()) => {
+                    let moved = model.remove(&old).expect("there");
+                    model.insert(new, moved);
+                }
+                Err(errno) => assert_eq!((errno, model.contains_key(&old)), (Errno::ENOENT, false)),
+            },
+            8 => {
+                let mut listed = std::collections::BTreeMap::new();
+                let mut each = |entry: Listed| {
+                    listed.insert(String::from_utf8(entry.name).expect("text"), entry.id);
+                    true
+                };
+                fs.list(top, 0, &mut each).expect("listed");
+                assert_eq!(listed, model, "at step {step}");
+            }
+            _ => {}
+        }
+        assert_eq!(fs.attributes(top).expect("known").inode.entries, model.len() as u64);
+    }
+}
+
+/// What was told ahead of a file that nobody had asked for is worth nothing once another session has changed the file, in whatever way; nor
+/// is what is told again after that.
+#[test]
+fn what_was_told_ahead_is_not_believed_once_another_has_changed_it() {
+    const FILES: u64 = 6;
+    const NAME: &str = "user.note";
+    let mut site = Site::new(64 << 20);
+    let (one, two) = (connect(&site), connect(&site));
+    let name = |number: u64| format!("file-{number}");
+    type Deed<'a> = (&'a str, &'a dyn Fn(&LibFs, InodeId, &str));
+    let find =
+        |fs: &LibFs, directory: InodeId, name: &str| fs.lookup(&ROOT, directory, name.as_bytes()).expect("found").id;
+    let set = |fs: &LibFs, directory: InodeId, name: &str, change: &Change| {
+        fs.set_attributes(&ROOT, find(fs, directory, name), change).expect("changed");
+    };
+    let write = |fs: &LibFs, directory: InodeId, name: &str, at: WriteAt, text: &[u8]| {
+        fs.write(&ROOT, find(fs, directory, name), at, text, false).expect("written");
+    };
+    let deeds: [Deed<'_>; 9] = [
+        ("overwritten", &|fs, top, name| write(fs, top, name, WriteAt::Offset(0), b"other")),
+        ("overwritten far in", &|fs, top, name| write(fs, top, name, WriteAt::Offset(8000), b"other")),
+        ("appended to", &|fs, top, name| write(fs, top, name, WriteAt::End, b"more")),
+        ("cut off", &|fs, top, name| set(fs, top, name, &Change { size: Some(3), ..Change::default() })),
+        ("cut off and longer again", &|fs, top, name| {
+            set(fs, top, name, &Change { size: Some(0), ..Change::default() });
+            set(fs, top, name, &Change { size: Some(9000), ..Change::default() });
+        }),
+        ("closed to others", &|fs, top, name| set(fs, top, name, &Change { mode: Some(0o600), ..Change::default() })),
+        ("noted upon", &|fs, top, name| {
+            let flags = XattrFlags::default();
+            fs.set_xattr(&ROOT, find(fs, top, name), NAME.as_bytes(), b"new", flags, false).expect("set");
+        }),
+        ("replaced", &|fs, top, name| {
+            let new = fs.make(&ROOT, top, b"new", &make(FileKind::Regular)).expect("made").id;
+            fs.write(&ROOT, new, WriteAt::Offset(0), b"replaced", false).expect("written");
+            let flags = RenameFlags::default();
+            fs.rename(&ROOT, (top, b"new"), (top, name.as_bytes()), flags).expect("renamed");
+        }),
+        ("exchanged", &|fs, top, name| {
+            let flags = RenameFlags { exchange: true, ..RenameFlags::default() };
+            fs.rename(&ROOT, (top, b"file-5"), (top, name.as_bytes()), flags).expect("renamed");
+        }),
+    ];
+    // All that can be seen of a file; where a stranger can't open it, why not.
+    let seen = |fs: &LibFs, directory: InodeId, name: &str| {
+        let found = fs.lookup(&ROOT, directory, name.as_bytes()).expect("found");
+        let mut room = vec![0; 20_000];
+        let count = fs.read(found.id, 0, &mut room).expect("read");
+        room.truncate(count);
+        let stranger = fs.open_for(&user(1000), found.id, Access::READ).map(|_| fs.close(found.id));
+        let inode = found.inode;
+        (found.id, inode.mode, inode.size, room, stranger, fs.xattr(found.id, NAME.as_bytes()).ok())
+    };
+    for (number, (what, deed)) in deeds.iter().enumerate() {
+        let maker = connect(&site);
+        let top = format!("directory-{number}");
+        let top = maker.make(&ROOT, InodeId::ROOT, top.as_bytes(), &make(FileKind::Directory)).expect("made").id;
+        for file in 0..FILES {
+            let id = maker.make(&ROOT, top, name(file).as_bytes(), &make(FileKind::Regular)).expect("made").id;
+            let text = vec![b'a' + file as u8; 3000 + 3000 * file as usize];
+            maker.write(&ROOT, id, WriteAt::Offset(0), &text, false).expect("written");
+            maker.set_xattr(&ROOT, id, NAME.as_bytes(), b"old", XattrFlags::default(), false).expect("set");
+        }
+        drop(maker);
+        // With these the others come, of which one is looked at to see that they have.
+        drop([0, 1].map(|file| seen(&one, top, &name(file))));
+        let before = requests(&site);
+        drop(seen(&one, top, &name(2)));
+        let asked = requests(&site) - before - 1;
+        assert_eq!(asked, 0, "{what}: the files of the directory were not told with the first ones");
+        for (round, file) in [3, 2, 3, 4].into_iter().enumerate() {
+            deed(&two, top, &name(file));
+            for file in [file, 5, 0, 2, 3, 4] {
+                let (expected, found) = (seen(&two, top, &name(file)), seen(&one, top, &name(file)));
+                assert_eq!(found, expected, "{} after another was {what}, round {round}", name(file));
+            }
+        }
+    }
+    assert_eq!(site.check()["sessions_fenced"], 0);
+}
