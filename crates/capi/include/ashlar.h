@@ -30,7 +30,8 @@
  * loss as far as the arena's medium says, on disk from ashlar_fsync() on.
  *
  * ERRORS THAT ANY CALL may give: -EFAULT, -EBADF (no such file, or a session of another process), -EIO (the daemon has been away for
- * two minutes, the medium fails, or a defect of the library), -ENOMEM. Calls on paths moreover: -ENOENT, -ENOTDIR, -EACCES (a
+ * two minutes, or as many seconds as ASHLAR_PATIENCE in the environment said when the session was opened; the medium fails; or a
+ * defect of the library), -ENOMEM. Calls on paths moreover: -ENOENT, -ENOTDIR, -EACCES (a
  * directory may not be searched), -ELOOP, -ENAMETOOLONG, -EXDEV. They are not named again below.
  *
  * The header is C89, and C++ too. cc $(pkg-config --cflags --libs ashlar)

@@ -1,6 +1,7 @@
 //! A session: LibFS, and what stands around it in this process.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -8,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ashlar_libfs::{Aim, ConnectError, Found, LibFs, Options, Outcome, Paths, Place, Space, Surroundings, Walked};
 use ashlar_types::{Credentials, Errno, InodeId};
-use ashlar_wire::{PATIENCE_MS, SessionKind};
+use ashlar_wire::{PATIENCE_VARIABLE, SessionKind, patience_ms};
 
 use crate::files::{Files, OpenFile};
 use crate::fork::Token;
@@ -66,11 +67,12 @@ impl Session {
             Token::of_process().map_err(|errno| (errno, format!("there is no memory for a session: {errno}")))?;
         let who = credentials().map_err(|errno| (errno, format!("the process's groups can't be read: {errno}")))?;
         let label = std::fs::read_to_string("/proc/self/comm").unwrap_or_default().trim_end().to_owned();
+        let said = std::env::var_os(PATIENCE_VARIABLE);
         let options = Options {
             socket: site.socket.clone(),
             kind: SessionKind::Process,
             label,
-            patience_ms: PATIENCE_MS,
+            patience_ms: patience_ms(said.as_deref().map(OsStr::as_bytes)),
             // The program gets an errno, and its standard error is its own.
             notice: |_| {},
             descriptors_from: DESCRIPTORS_FROM,

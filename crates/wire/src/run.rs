@@ -6,7 +6,8 @@ pub const MOUNTS_VARIABLE: &str = "ASHLAR_RUN";
 pub const PLANS_VARIABLE: &str = "ASHLAR_PLANS";
 /// How many calls of a program the kernel serves before the library opens a session; a default where it is not set.
 pub const DEFER_VARIABLE: &str = "ASHLAR_DEFER";
-/// How many seconds a call waits for a SharedFS that does not answer, under `ashlar run` and on a mount; [`PATIENCE_MS`] where it is not set.
+/// How many seconds a call waits for a SharedFS that does not answer, under `ashlar run`, on a mount and through libashlar; [`PATIENCE_MS`] where it
+/// is not set.
 pub const PATIENCE_VARIABLE: &str = "ASHLAR_PATIENCE";
 /// How long a call waits for a SharedFS that does not answer, in milliseconds. A restart takes well below a second; recovery of full
 /// logs on a slow disk takes longer, and nothing is gained by failing before it is through.

@@ -8,12 +8,14 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use ashlar_tests::command::{Done, call, eventually, finish, run};
+use ashlar_tests::command::{Done, call, eventually, finish, run, signal};
 use ashlar_tests::harness::{Test, Verdict, passed};
 use ashlar_tests::mount::{Medium, Site, obstacle};
 use ashlar_tests::{Outcome, ensure, number, tried};
+use ashlar_wire::PATIENCE_VARIABLE;
+use rustix::process::Signal;
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
@@ -21,6 +23,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "capi/every_call_does_what_the_kernel_does", run: || with(every_call) },
     Test { name: "capi/the_examples_and_the_mount_see_each_other", run: || with(examples) },
     Test { name: "capi/a_session_that_can_not_be_had_says_why", run: || with(refusals) },
+    Test { name: "capi/a_daemon_that_hangs_is_an_error_within_the_patience", run: || with(hangs) },
     Test { name: "capi/what_a_killed_program_has_said_is_there", run: || with(kills) },
 ];
 
@@ -242,6 +245,32 @@ fn refusals() -> Outcome<Verdict> {
     site.kill_everything()?;
     // Of the mount, or of the daemon, whichever is seen first.
     list(&point, 0)?.failure(1, &["maildir: ", "ashlar mount"])?;
+    passed()
+}
+
+/// A program that asks for less patience gets its error sooner.
+fn hangs() -> Outcome<Verdict> {
+    const PATIENCE: &str = "1";
+    const SOON: Duration = Duration::from_secs(30);
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let program = Installed::new(&site)?.compile("tests/capi/patient.c")?;
+    let mut command = Command::new(&program);
+    command.arg(site.point(0)).env(PATIENCE_VARIABLE, PATIENCE).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.stderr(Stdio::piped()).spawn().map_err(tried("starting a program"))?;
+    let mut output = BufReader::new(child.stdout.take().ok_or("it has no output")?);
+    let mut line = String::new();
+    output.read_line(&mut line).map_err(tried("waiting for its session"))?;
+    ensure!(line == "open\n", "it says {line}");
+    let daemon = site.daemon()?;
+    signal(daemon, Signal::STOP)?;
+    let begun = Instant::now();
+    drop(child.stdin.take());
+    let ended = finish(child, "a call".into()).and_then(|done| done.failure(1, &["looking: Input/output error"]));
+    let took = begun.elapsed();
+    signal(daemon, Signal::CONT)?;
+    ended?;
+    ensure!(took < SOON, "it took {took:?}");
+    site.umount(0)?;
     passed()
 }
 
