@@ -146,9 +146,12 @@ impl Copied {
         let name = words.nth(2)?.strip_prefix("/memfd:")?.strip_prefix(NAME)?;
         let (session, inode) = name.split_once('-')?;
         let is_there = start <= address && address.checked_add(length)? <= end;
+        if !is_there {
+            return None;
+        }
         let kinds = [('r', libc::PROT_READ), ('w', libc::PROT_WRITE), ('x', libc::PROT_EXEC)];
         let protection = kinds.iter().filter(|(letter, _)| permissions.contains(*letter)).map(|(_, kind)| kind).sum();
-        is_there.then_some(Self {
+        Some(Self {
             address,
             length,
             protection,
