@@ -177,13 +177,17 @@ fn look_at(mount: &Mount) -> Result<(OwnedFd, u64), String> {
     if inode == InodeId::ROOT { Ok((root, device)) } else { Err(NOT_MOUNTED.into()) }
 }
 
-/// Those of the descriptors from a number on that are open.
+/// Those of the descriptors from a number on that are open, but for paths alone.
 fn open_from(least: u64) -> Vec<u64> {
-    let is_open = |number: &u64| {
-        // SAFETY: it asks for a flag.
-        unsafe { system_call(libc::SYS_fcntl as u64, [*number, libc::F_GETFD as u64, 0, 0, 0, 0]) >= 0 }
-    };
-    (least..least + DESCRIPTORS_KEPT).filter(is_open).collect()
+    // One call for all: it says which numbers there are none of.
+    let mut asked: [libc::pollfd; DESCRIPTORS_KEPT as usize] =
+        std::array::from_fn(|index| libc::pollfd { fd: (least + index as u64) as i32, events: 0, revents: 0 });
+    // More than there may be open it does not take.
+    let count = DESCRIPTORS_KEPT.min(limit(libc::RLIMIT_NOFILE as u64));
+    // SAFETY: the list is at least as long as said.
+    unsafe { system_call(libc::SYS_poll as u64, [asked.as_mut_ptr() as u64, count, 0, 0, 0, 0]) };
+    let is_open = |one: &&libc::pollfd| one.revents & libc::POLLNVAL == 0;
+    asked[..count as usize].iter().filter(is_open).map(|one| one.fd as u64).collect()
 }
 
 /// Notes those that LibFS has opened for itself, beside those that were there before.
