@@ -201,9 +201,11 @@ impl File {
         drop(is_file(old).then(|| Self { number: old }));
     }
 
-    /// Gives its descriptors to the kernel: `replace` is called with each number, and the place can't move meanwhile.
+    /// Gives its descriptors to the kernel: `replace` is called with each number, and the place can't move meanwhile. Where `is_noted`, they
+    /// are noted, so that their closing is seen.
     pub(crate) fn hand_over(
         &self,
+        is_noted: bool,
         mut replace: impl FnMut(Option<i32>, &Place) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
         let mut place = self.open().place.lock();
@@ -218,7 +220,7 @@ impl File {
                 continue;
             };
             replace(Some(descriptor), &place)?;
-            if self.is_directory() {
+            if is_noted || self.is_directory() {
                 note_named(descriptor);
             } else {
                 entry.store(0, Ordering::Release);
@@ -297,6 +299,23 @@ pub(crate) fn note_named(descriptor: i32) {
     if let Some(entry) = entry(descriptor) {
         entry.store(NAMED, Ordering::Release);
         HIGHEST_NAMED.fetch_max(descriptor as u32 + 1, Ordering::AcqRel);
+    }
+}
+
+/// Notes a descriptor that was found to be the kernel's, if it is that still.
+pub(crate) fn note_kernels(descriptor: i32) {
+    let Some(entry) = entry(descriptor) else { return };
+    let notes = |from| entry.compare_exchange(from, NAMED, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    if notes(0) || notes(CANDIDATE) {
+        HIGHEST_NAMED.fetch_max(descriptor as u32 + 1, Ordering::AcqRel);
+    }
+}
+
+/// Forgets what was noted of a descriptor of the kernel's.
+pub(crate) fn forget_kernels(descriptor: i32) {
+    let Some(entry) = entry(descriptor) else { return };
+    for noted in [NAMED, CANDIDATE] {
+        let _ = entry.compare_exchange(noted, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
 }
 
@@ -445,8 +464,13 @@ pub(crate) fn enter(file: &File, number: i32) {
 /// Takes a descriptor away from us, if it is ours; the kernel's number stays.
 pub(crate) fn remove(descriptor: i32) -> Option<File> {
     let _one_at_a_time = locked(&TABLE);
-    let number = entry(descriptor)?.swap(0, Ordering::AcqRel);
-    is_file(number).then(|| File { number })
+    let entry = entry(descriptor)?;
+    let number = entry.load(Ordering::Acquire);
+    if !is_file(number) {
+        return None;
+    }
+    entry.store(0, Ordering::Release);
+    Some(File { number })
 }
 
 /// Closes the kernel's descriptor.

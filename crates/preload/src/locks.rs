@@ -17,6 +17,7 @@ use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use ashlar_libfs::alone::is_alone;
 use ashlar_libfs::{LibFs, LockMode, RecordLock};
 use ashlar_types::{Errno, InodeId};
 
@@ -215,6 +216,11 @@ fn of_kernel(descriptor: i32, command: i32, address: u64) -> Result<Way, Errno> 
                 return Err(Errno::EBADF);
             }
             if attempt(locked, None, &lock)? == RecordLock::Done {
+                // Another thread may have closed it before its closing was looked for.
+                if !is_alone() && opened(descriptor).is_none_or(|(file, _)| file != locked) {
+                    forget_file(locked);
+                    return Err(Errno::EBADF);
+                }
                 return Ok(Way::Done);
             }
         }
@@ -237,6 +243,11 @@ fn attempt(locked: Locked, file: Option<&File>, lock: &Asked) -> Result<RecordLo
         Some(Through::Kernel | Through::Own(_) | Through::HandedOver(_)) => return Ok(RecordLock::OfMount),
         // It has none, as far as it can know; LibFS asks where it can't.
         None if lock.mode == LockMode::Unlock => {}
+        // What it may have from before is the kernel's.
+        Some(Through::Inherited) if lock.mode == LockMode::Unlock => {
+            known.insert(locked, Through::Kernel);
+            return Ok(RecordLock::OfMount);
+        }
         None | Some(Through::Inherited) => {
             note_kernels(locked);
             known.insert(locked, Through::Session);
@@ -263,7 +274,7 @@ fn attempt(locked: Locked, file: Option<&File>, lock: &Asked) -> Result<RecordLo
 /// Has the closing of a file's descriptors that are the kernel's be seen: the process's locks on it are the session's.
 fn note_kernels(locked: Locked) {
     for (descriptor, _) in kernels(locked) {
-        descriptors::note_named(descriptor);
+        descriptors::note_kernels(descriptor);
     }
 }
 
@@ -278,15 +289,18 @@ fn wait(file: &File, descriptor: i32, lock: &Asked) -> Result<ControlFlow<Way, b
         Err(errno) => return Err(errno),
     };
     let drop_awaited = || if has_come { fs.drop_awaited(locked.inode, lock.range) } else { Ok(()) };
-    // It came for nothing where the descriptor was closed meanwhile, or has become the kernel's.
-    let is_gone = file.place().is_none();
-    if is_gone || !file.is_at(descriptor) {
-        drop_awaited()?;
-        return if is_gone { give_way(locked).map(ControlFlow::Break) } else { Err(Errno::EBADF) };
-    }
     let is_sessions = locked.files().as_ref().and_then(|files| files.get(&locked)) == Some(&Through::Session);
-    if !is_sessions {
+    // It came for nothing where the descriptor was closed meanwhile, or the locks have become the kernel's.
+    let is_gone = file.place().is_none();
+    let is_closed = !is_gone && !file.is_at(descriptor);
+    if is_closed || !is_sessions {
         drop_awaited()?;
+    }
+    if is_closed {
+        return Err(Errno::EBADF);
+    }
+    if is_gone && !is_sessions {
+        return give_way(locked).map(ControlFlow::Break);
     }
     Ok(ControlFlow::Continue(has_come && is_sessions))
 }
@@ -378,7 +392,7 @@ pub(crate) fn with_real<R>(
     let mut guard = locked.files();
     let files = guard.get_or_insert_default();
     match known(files, locked)? {
-        Some(Through::Own(descriptor)) => {
+        Some(Through::Own(descriptor)) if !hands_over || materialise::is_as(descriptor, file) => {
             if hands_over {
                 files.insert(locked, Through::HandedOver(descriptor));
             }
@@ -415,18 +429,22 @@ pub(crate) fn with_real<R>(
     }
 }
 
-/// Has something done with a real open file that becomes the program's, which has mapped the file: locks that are the session's stay that.
+/// Has something done with a real open file that becomes the program's, which has mapped the file: locks that are the session's stay that,
+/// and then `then` is told that the closing of its descriptors must be seen.
 ///
 /// # Errors
 /// As [`with_real`].
-pub(crate) fn with_mapped<R>(file: &File, then: impl FnOnce(i32) -> Result<R, Errno>) -> Result<R, Errno> {
+pub(crate) fn with_mapped<R>(file: &File, then: impl FnOnce(i32, bool) -> Result<R, Errno>) -> Result<R, Errno> {
     let locked = Locked::of(file)?;
-    let is_sessions = || locked.files().as_ref().and_then(|files| files.get(&locked)) == Some(&Through::Session);
-    let result = with_real(file, !is_sessions(), then);
-    if is_sessions() {
-        note_kernels(locked);
+    {
+        let mut guard = locked.files();
+        if guard.get_or_insert_default().get(&locked) == Some(&Through::Session) {
+            // The kernel has no locks that would go when it's closed again.
+            let real = materialise::beside(file)?;
+            return then(real.as_raw_fd(), true);
+        }
     }
-    result
+    with_real(file, true, |real| then(real, false))
 }
 
 /// Has the kernel have all the process's locks, as the sessions end.
@@ -590,11 +608,12 @@ pub(crate) fn files_of_named(first: u32, last: u32) -> Vec<Locked> {
     descriptors::named(first, last).filter_map(file_of_named).collect()
 }
 
-/// Such a descriptor was closed: the locks that are the session's go.
+/// Such a descriptor was closed: the locks that are the session's go. Also where the kernel has them, something of the session's may be left
+/// that SharedFS has not answered about.
 pub(crate) fn forget_file(locked: Locked) {
     let mut guard = locked.files();
     let Some(files) = guard.as_mut() else { return };
-    if files.get(&locked) == Some(&Through::Session) {
+    if matches!(files.get(&locked), Some(Through::Session | Through::Kernel)) {
         release(files, locked);
     }
 }

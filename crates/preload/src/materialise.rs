@@ -39,6 +39,13 @@ pub(crate) fn beside(file: &File) -> Result<OwnedFd, Errno> {
     Ok(real)
 }
 
+/// Whether a kernel's open file was opened as one of ours was.
+pub(crate) fn is_as(real: i32, file: &File) -> bool {
+    // SAFETY: it asks for flags.
+    let flags = unsafe { system_call(libc::SYS_fcntl as u64, [real as u64, libc::F_GETFL as u64, 0, 0, 0, 0]) };
+    flags >= 0 && (flags as i32 ^ file.flags()) & KEPT_FLAGS == 0
+}
+
 /// Sees to it that the kernel has the size that a file has: it goes by that where a mapping of the file is touched, and does not ask
 /// then. An answer that comes when a lease has just moved it does not take.
 pub(crate) fn renew_size(real: i32, file: &File) {
@@ -106,13 +113,13 @@ pub(crate) fn descriptor(number: i32) -> Result<(), Errno> {
 }
 
 fn file_of(file: &File) -> Result<(), Errno> {
-    locks::with_real(file, true, |real| file.hand_over(|number, place| put(real, number, place)))
+    locks::with_real(file, true, |real| file.hand_over(false, |number, place| put(real, number, place)))
 }
 
 /// As [`file_of`], for one whose locks are on their way to the kernel.
 pub(crate) fn without_locks(file: &File) -> Result<(), Errno> {
     let real = beside(file)?;
-    file.hand_over(|number, place| put(real.as_raw_fd(), number, place))
+    file.hand_over(false, |number, place| put(real.as_raw_fd(), number, place))
 }
 
 /// Puts a real open file in the place of one of ours at one of its numbers; at none, has it stand where ours stands.
@@ -162,7 +169,9 @@ pub(crate) fn map_shared(file: &File) -> Result<(), Errno> {
     for number in descriptors::ours(0, u32::MAX) {
         let Some(other) = descriptors::file(number) else { continue };
         if (other.session()?.number, other.inode()) == this {
-            locks::with_mapped(&other, |real| other.hand_over(|number, place| put(real, number, place)))?;
+            locks::with_mapped(&other, |real, is_noted| {
+                other.hand_over(is_noted, |number, place| put(real, number, place))
+            })?;
         }
     }
     Ok(())

@@ -39,11 +39,12 @@ pub(super) fn serve(number: i64, a: [u64; 6]) -> Served {
 }
 
 fn close(descriptor: i32) -> Option<i64> {
-    let named = locks::file_of_named(descriptor);
     if let Some(file) = descriptors::remove(descriptor) {
         locks::forget(&file);
         return Some(descriptors::close_number(descriptor));
     }
+    let named = locks::file_of_named(descriptor);
+    descriptors::forget_kernels(descriptor);
     let named = named?;
     let result = descriptors::close_number(descriptor);
     locks::forget_file(named);
@@ -87,7 +88,7 @@ fn duplicate_to(old: i32, new: i32, flags: i32, is_dup3: bool) -> Served {
         // SAFETY: the program's own call.
         unsafe { system_call(number as u64, [old as u64, new as u64, flags as u64, 0, 0, 0]) }
     };
-    if old != new && descriptors::is_internal(new) {
+    if old != new && descriptors::is_internal(new) && is_open(old) {
         // The program knows nothing of it, and may have any number. What we say there it must not get.
         process::leave_to_kernel();
         return Ok(None);
@@ -107,6 +108,7 @@ fn duplicate_to(old: i32, new: i32, flags: i32, is_dup3: bool) -> Served {
         locks::forget_file(named);
     }
     let replaced = descriptors::remove(new);
+    descriptors::forget_kernels(new);
     if let Some(replaced) = &replaced {
         locks::forget(replaced);
     }
@@ -121,6 +123,11 @@ fn duplicate_to(old: i32, new: i32, flags: i32, is_dup3: bool) -> Served {
         descriptors::enter(file, new);
     }
     Ok(Some(done))
+}
+
+fn is_open(descriptor: i32) -> bool {
+    // SAFETY: it asks for a flag.
+    unsafe { system_call(libc::SYS_fcntl as u64, [descriptor as u64, libc::F_GETFD as u64, 0, 0, 0, 0]) >= 0 }
 }
 
 fn close_range(a: [u64; 6]) -> Served {

@@ -88,6 +88,11 @@ fn open_named(number: i64, directory: i32, a: [u64; 6]) -> Result<i64, Errno> {
         // SAFETY: the program's own call, but for the number of the directory.
         unsafe { crate::arch::system_call(number as u64, arguments) }
     };
+    // One that the path names is looked for by the kernel.
+    let address = if number == libc::SYS_openat { a[1] } else { a[0] };
+    if let Some(descriptor) = path::descriptor_at(address) {
+        materialise::descriptor(descriptor)?;
+    }
     let opened = match descriptors::file(directory).filter(|_| number == libc::SYS_openat) {
         Some(file) => crate::locks::with_real(&file, false, |real| Ok(open([real as u64, a[1], a[2], a[3], 0, 0])))?,
         None => open(a),
@@ -147,7 +152,7 @@ pub(crate) fn adopt(descriptor: i32) -> Result<(), Errno> {
     let is_alone = flags & libc::O_PATH != 0;
     let is_served = is_alone || matches!(inode.kind, FileKind::Regular | FileKind::Directory);
     let is_written = flags & libc::O_ACCMODE != libc::O_RDONLY;
-    if !is_served || is_written && may_run(&inode) {
+    if !is_served || is_written && may_run(&inode) || materialise::is_mapped(number, id) {
         return Err(Errno::EOPNOTSUPP);
     }
     let offset = if is_alone { 0 } else { materialise::offset(descriptor)? };

@@ -26,6 +26,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/record_locks_go_with_their_process", run: || with(dead) },
     Test { name: "run/record_locks_of_a_stopped_process_stop_nobody", run: || with(stopped) },
     Test { name: "run/record_locks_go_at_any_close", run: || with(closes) },
+    Test { name: "run/record_locks_leave_files_as_they_were_opened", run: || with(opened) },
     Test { name: "run/record_locks_stay_over_the_run_of_another_program", run: || with(executes) },
     Test { name: "run/record_locks_are_waited_for", run: || with(waits) },
     Test { name: "run/record_locks_that_are_waited_for_may_move", run: || with(moves) },
@@ -403,7 +404,9 @@ fn stopped(site: &Site, program: &Path) -> Outcome<Verdict> {
 /// Whichever descriptor of a file a process closes, and whoever has it: its locks go.
 fn closes(site: &Site, program: &Path) -> Outcome<Verdict> {
     let point = site.point(0);
-    for ends in ["close", "dup", "other", "over", "map", "again", "late", "spawned", "inherited", "path", "none"] {
+    for ends in
+        ["close", "dup", "other", "over", "map", "again", "beyond", "late", "spawned", "inherited", "path", "none"]
+    {
         for front in [Front::Mount, Front::RunAtOnce] {
             let mut two = Locker::start(program, Front::RunAtOnce, &point)?;
             let same = two.open("bc", "file")?;
@@ -415,7 +418,7 @@ fn closes(site: &Site, program: &Path) -> Outcome<Verdict> {
             let other = one.open("r", "file")?;
             let elsewhere = one.open("bc", "elsewhere")?;
             let copy: i32 = one.ask(&format!("dup {file}"))?.parse().map_err(tried("a number"))?;
-            if ends == "map" || ends == "again" {
+            if matches!(ends, "map" | "again" | "beyond") {
                 one.expect(&format!("map {file}"), "done")?;
             }
             // By a path that leaves the mount and comes back: the kernel opens it.
@@ -429,6 +432,10 @@ fn closes(site: &Site, program: &Path) -> Outcome<Verdict> {
             let closed = match ends {
                 "close" | "map" => file,
                 "again" => one.open("r", "file")?,
+                "beyond" => {
+                    let here = one.open("r", ".")?;
+                    one.open("r", &format!("/proc/self/fd/{here}/file"))?
+                }
                 "dup" => copy,
                 "other" => other,
                 "late" => {
@@ -467,10 +474,31 @@ fn closes(site: &Site, program: &Path) -> Outcome<Verdict> {
     passed()
 }
 
+/// A file whose locks are the kernel's, and that was locked by a descriptor that can only read, is mapped and written by another one.
+fn opened(site: &Site, program: &Path) -> Outcome<Verdict> {
+    for front in [Front::Mount, Front::RunAtOnce] {
+        let mut one = Locker::start(program, front, &site.point(0))?;
+        let file = one.open("bc", "file")?;
+        one.expect(&format!("size {file} 4096"), "done")?;
+        one.expect(&format!("set {file} w s 0 1"), "done")?;
+        one.expect(&format!("child {file} r s 0 1"), "EAGAIN")?;
+        let reader = one.open("r", "file")?;
+        one.expect(&format!("set {reader} r s 50 1"), "done")?;
+        let writer = one.open("b", "file")?;
+        one.expect(&format!("map {writer}"), "done")?;
+        one.expect(&format!("size {writer} 8192"), "done")?;
+        // It can't be mapped for writing, as it can only read.
+        one.expect(&format!("map {reader}"), "EAGAIN")?;
+    }
+    passed()
+}
+
 /// A program that takes another's place has its locks, unless one of its descriptors is closed by that; a child has none.
 fn executes(site: &Site, program: &Path) -> Outcome<Verdict> {
     for (number, fronts) in WAYS.into_iter().enumerate() {
-        for (closes, maps) in [(false, false), (true, false), (false, true)] {
+        for (closes, maps, unlocks) in
+            [(false, false, false), (true, false, false), (false, true, false), (false, false, true)]
+        {
             let (mut one, mut two) = pair(site, program, fronts)?;
             let name = format!("file{number}");
             let (file, same) = (one.open("bc", &name)?, two.open("bc", &name)?);
@@ -499,6 +527,13 @@ fn executes(site: &Site, program: &Path) -> Outcome<Verdict> {
                 continue;
             }
             two.expect(&format!("get {same} w s 0 0"), &format!("w 0 10 {pid}"))?;
+            if unlocks {
+                // What it knows nothing of goes too.
+                let more = one.open("b", &name)?;
+                one.expect(&format!("set {more} u s 0 0"), "done")?;
+                two.expect(&format!("set {same} w s 0 0"), "done")?;
+                continue;
+            }
             one.expect(&format!("get {file} w s 0 0"), "free")?;
             // The new program opens the file once more, and is the same process to it.
             let more = one.open("b", &name)?;
