@@ -176,14 +176,14 @@ pub(crate) fn control(descriptor: i32, command: i32, address: u64) -> Result<Way
     if file.is_directory() {
         return through_kernel(&file, &asked);
     }
+    let locked = Locked::of(&file)?;
     let mut has_come = false;
     loop {
-        match attempt(Locked::of(&file)?, Some(&file), &lock) {
+        match attempt(locked, Some(&file), &lock) {
             Ok(RecordLock::Done) => return Ok(Way::Done),
             Ok(_) => {
                 // The kernel would wait for what has come, which it takes for another's.
                 if has_come {
-                    let locked = Locked::of(&file)?;
                     locked.fs()?.drop_awaited(locked.inode, lock.range)?;
                 }
                 return through_kernel(&file, &asked);
@@ -191,7 +191,6 @@ pub(crate) fn control(descriptor: i32, command: i32, address: u64) -> Result<Way
             Err(Errno::EAGAIN) if command == libc::F_SETLKW => {}
             Err(errno) => {
                 if has_come {
-                    let locked = Locked::of(&file)?;
                     locked.fs()?.doubt_records(locked.inode);
                 }
                 return Err(errno);
@@ -563,9 +562,7 @@ fn ours(locked: Locked) -> impl Iterator<Item = File> {
 
 /// A descriptor with its flags.
 fn with_flags(number: i32) -> (i32, i32) {
-    // SAFETY: it asks for flags.
-    let flags = unsafe { system_call(libc::SYS_fcntl as u64, [number as u64, libc::F_GETFL as u64, 0, 0, 0, 0]) };
-    (number, flags as i32)
+    (number, materialise::flags(number))
 }
 
 /// The file that a descriptor of the kernel's has opened, and the flags. One of a path alone has to do with no locks, neither when it is

@@ -41,9 +41,14 @@ pub(crate) fn beside(file: &File) -> Result<OwnedFd, Errno> {
 
 /// Whether a kernel's open file was opened as one of ours was.
 pub(crate) fn is_as(real: i32, file: &File) -> bool {
+    let flags = flags(real);
+    flags >= 0 && (flags ^ file.flags()) & KEPT_FLAGS == 0
+}
+
+/// The access mode and flags of a kernel's open file, or a negative errno.
+pub(crate) fn flags(descriptor: i32) -> i32 {
     // SAFETY: it asks for flags.
-    let flags = unsafe { system_call(libc::SYS_fcntl as u64, [real as u64, libc::F_GETFL as u64, 0, 0, 0, 0]) };
-    flags >= 0 && (flags as i32 ^ file.flags()) & KEPT_FLAGS == 0
+    unsafe { system_call(libc::SYS_fcntl as u64, [descriptor as u64, libc::F_GETFL as u64, 0, 0, 0, 0]) as i32 }
 }
 
 /// Sees to it that the kernel has the size that a file has: it goes by that where a mapping of the file is touched, and does not ask
