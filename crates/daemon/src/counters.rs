@@ -46,6 +46,8 @@ counters! {
     leases_granted
     /// Lease words taken away, narrowed or renewed.
     leases_revoked
+    /// Inodes put on the board, for all to read.
+    posts
     /// Logs sealed because a lease moved.
     seals
     /// Notifications queued for mounts.

@@ -10,6 +10,8 @@ use crate::state::State;
 
 /// What a session gets at a time while there is plenty, so that it asks seldom.
 const CHUNK: Credit = Credit { blocks: (16 << 20) / ashlar_types::BLOCK_BYTES, metadata_bytes: 4 << 20 };
+/// What a session begins with, without asking: enough for a short program's output.
+const BEGINNING: Credit = Credit { blocks: (256 << 10) / ashlar_types::BLOCK_BYTES, metadata_bytes: 64 << 10 };
 /// The part of what is free that one chunk may take at most; with less, sessions get exactly what they ask for.
 const PLENTY_PART: u64 = 16;
 /// Kept back for updates that replace what is there: a block is copied before the old one is free. A hundredth of the
@@ -38,6 +40,15 @@ fn free(state: &State, kind: CreditKind) -> Credit {
         metadata_bytes: space
             .metadata_bytes_total
             .saturating_sub(space.metadata_bytes_used + metadata_bytes + kept_metadata_bytes),
+    }
+}
+
+/// What a session begins with, while there is plenty.
+pub fn to_begin_with(state: &State) -> Credit {
+    let free = free(state, CreditKind::Common);
+    Credit {
+        blocks: BEGINNING.blocks.min(free.blocks / PLENTY_PART),
+        metadata_bytes: BEGINNING.metadata_bytes.min(free.metadata_bytes / PLENTY_PART),
     }
 }
 

@@ -262,6 +262,9 @@ pub fn begin_commit(state: &mut State, retries: bool) -> Option<CommitJob> {
         note_costs(state);
     }
     let job = state.store.begin_commit()?;
+    if let Some(board) = state.board.as_mut().filter(|_| !retries) {
+        board.begin_batch();
+    }
     state.oldest_uncommitted = None;
     state.commits_begun += 1;
     state.is_committing = true;
@@ -289,6 +292,9 @@ pub fn commit(state: &mut State) -> Result<(), StoreError> {
     note_costs(state);
     let committed = state.store.commit()?;
     state.oldest_uncommitted = None;
+    if let Some(board) = &mut state.board {
+        board.begin_batch();
+    }
     publish(state, &committed);
     Ok(())
 }
@@ -309,6 +315,9 @@ fn publish(state: &mut State, committed: &Committed) {
             session.control.set_committed(position);
         }
         state.leasing.manager.handle_persistent(id, position);
+    }
+    if let Some(board) = &state.board {
+        board.end_batch();
     }
 }
 

@@ -9,9 +9,12 @@ use ashlar_types::{Access, Credentials, Errno, FileKind, Inode, InodeId, LogPosi
 use ashlar_update::XATTR_ACL_ACCESS;
 use ashlar_update::acl::Acl;
 use ashlar_update::permission::allows;
-use ashlar_wire::{Contents, DirectoryEntry, Extent, GrantReply, InodeState, LeaseWord, Need, Reply, ScopeKind, Want};
+use ashlar_wire::{
+    Contents, DirectoryEntry, Extent, GrantReply, InodeState, LeaseWord, Need, Reply, ScopeKind, SessionKind, Want,
+};
 use parking_lot::MutexGuard;
 
+use crate::board;
 use crate::leasing::{Ancestors, home_of};
 use crate::looked;
 use crate::notify::{Stale, Ticket};
@@ -353,8 +356,8 @@ fn perform(state: &mut State, command: &Command) {
 /// Writes a word that takes something from its session. From here until its log is applied, records that are valid under the
 /// old word may be in the log; a restart must know that.
 fn take(state: &mut State, word: &SlotWord) {
-    state.counters.leases_revoked += 1;
     if let Some(session) = state.sessions.get_mut(&word.session) {
+        state.counters.leases_revoked += 1;
         session.leases_revoked += 1;
         // The page is mapped whole, so the store can't miss it.
         let _ = page::set_revoking(&*session.page, true);
@@ -371,7 +374,8 @@ pub fn write_attached(state: &mut State) {
     }
 }
 
-fn lease_word(word: &SlotWord) -> LeaseWord {
+/// The word that says this.
+pub fn lease_word(word: &SlotWord) -> LeaseWord {
     let scope = match word.scope {
         Scope::Node => ScopeKind::Node,
         Scope::Files => ScopeKind::Files,
@@ -389,6 +393,8 @@ fn write(state: &State, word: &SlotWord) {
     }
     if let Some(session) = state.sessions.get(&word.session) {
         session.leases.set(word.slot, lease_word(word), word.inode);
+    } else if let Some(board) = &state.board {
+        board.write(word);
     }
 }
 
@@ -460,8 +466,11 @@ fn answer(
         let stale = ticket.stale();
         stale.subtree || grants.iter().any(|g| g.inode == stale.inode || g.word.scope != Scope::Node)
     });
-    let tickets = tickets.map(Arc::clone).collect();
+    let tickets: Vec<_> = tickets.map(Arc::clone).collect();
     let grants = grant_replies(state, id, wants, grants, &mut dependencies);
+    if state.not_before <= Instant::now() && tickets.iter().all(|ticket| ticket.is_done()) {
+        board::post(state, grants.as_deref().unwrap_or(&[]));
+    }
     dependencies.sort_unstable();
     dependencies.dedup();
     Answer { grants, dependencies, applied: state.store.applied(id), tickets }
@@ -545,6 +554,8 @@ fn files_beside(
     if !tells && !shows {
         return Ok(());
     }
+    // What a process finds on the board need not be told.
+    let reads_board = session.identity.kind == SessionKind::Process;
     let (mut bytes, mut content_bytes) = (0, 0);
     for (_, _, entry) in state.store.entries(directory, 0, usize::MAX)? {
         let is_shown = shows && content_bytes < looked::CONTENT_BYTES && entry.kind == FileKind::Regular;
@@ -552,6 +563,10 @@ fn files_beside(
             break;
         }
         if !tells && !is_shown || entry.kind == FileKind::Directory || entry.inode == file.inode {
+            continue;
+        }
+        let need = Need { contents: is_shown, xattrs: true, ..Need::default() };
+        if reads_board && state.board.as_ref().is_some_and(|board| board.has(entry.inode, need)) {
             continue;
         }
         let Some(found) = state.store.inode(entry.inode)? else { continue };

@@ -19,6 +19,7 @@
 
 mod account;
 mod apply;
+mod board;
 mod config;
 mod counters;
 #[cfg(test)]

@@ -14,6 +14,7 @@ use ashlar_store::Store;
 use ashlar_types::{LogPosition, SessionId};
 
 use crate::apply::Slice;
+use crate::board::Board;
 use crate::digest;
 use crate::leasing::Leasing;
 use crate::page;
@@ -54,6 +55,10 @@ pub fn recover(config: Config) -> Result<Shared, DaemonError> {
     cut_unmet(&mut state, &bounds);
     state.phase = Phase::Running;
     digest::commit(&mut state)?;
+    match Board::make(state.store.next_session_id()?) {
+        Ok(board) => state.board = Some(board),
+        Err(error) => tracing::warn!(%error, "no memory for the board: every session asks for all that it reads"),
+    }
     let shared = Shared::new(config, arena, watcher, state);
     settle(&shared)?;
     Ok(shared)

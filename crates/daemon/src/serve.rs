@@ -191,10 +191,11 @@ fn answer(
     match (&request, peer.session) {
         (Request::Hello(hello), None) => {
             return match sessions::hello(shared, connection.socket(), hello) {
-                Ok((welcome, files)) => {
+                Ok((welcome, files, board)) => {
                     *peer = Peer { session: Some(welcome.peer.session), is_reclaiming: hello.resume.is_some() };
                     let files: Vec<Arc<dyn AsFd + Send + Sync>> = [&files.log, &files.control, &files.leases]
                         .into_iter()
+                        .chain(board.as_deref())
                         .map(|file| Ok(Arc::new(file.try_clone()?) as Arc<dyn AsFd + Send + Sync>))
                         .collect::<io::Result<_>>()?;
                     Ok(Answer { reply: Some(Reply::Welcome(Box::new(welcome))), files })

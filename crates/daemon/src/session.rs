@@ -316,6 +316,6 @@ fn map_control(arena: &Arena, file: &File) -> Result<Control, SessionError> {
 }
 
 /// A second open file description of the same file, for reading only, whatever its path is by now.
-fn read_only(file: &File) -> io::Result<File> {
+pub fn read_only(file: &File) -> io::Result<File> {
     File::open(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))
 }

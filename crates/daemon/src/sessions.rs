@@ -1,5 +1,6 @@
 //! Beginnings and ends of sessions.
 
+use std::fs::File;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
@@ -7,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use ashlar_pmem::MediumKind;
 use ashlar_types::{Errno, InodeId, LogGeneration, LogPosition, SessionId};
-use ashlar_wire::{Hello, PROTOCOL_VERSION, Peer, SessionKind, Welcome};
+use ashlar_wire::{CreditKind, Hello, PROTOCOL_VERSION, Peer, SessionKind, Welcome};
 
 use crate::apply::Slice;
+use crate::credit;
 use crate::identity::Identity;
 use crate::session::{Blank, Control, Session, SessionFiles};
 use crate::shared::Shared;
@@ -17,7 +19,9 @@ use crate::state::State;
 
 /// Inode numbers in one range. A crash loses at most so many of them per session.
 const RANGE: u64 = 4096;
-const _: () = assert!(RANGE <= crate::page::RANGE_MAX);
+/// Inode numbers that a process begins with: most make few files or none.
+const FIRST_RANGE: u64 = 64;
+const _: () = assert!(FIRST_RANGE <= RANGE && RANGE <= crate::page::RANGE_MAX);
 
 /// The most sessions at once: each has a log in the arena. One ordinary user gets a part of them, and all of them together leave
 /// some to root, as which mounts run: nobody can keep others out.
@@ -36,8 +40,9 @@ fn log_beginning(kind: SessionKind, log_bytes: u64) -> u64 {
     if kind == SessionKind::Mount { log_bytes } else { LOG_BEGINNING.min(log_bytes) }
 }
 
-/// The answer to a first message: what to say, and what goes with it.
-pub type Opened = (Welcome, Arc<SessionFiles>);
+/// The answer to a first message: what to say, and what goes with it: the session's files, and the board for a process. A mount asks for
+/// everything: what its kernel keeps is taken back with the mount's own leases.
+pub type Opened = (Welcome, Arc<SessionFiles>, Option<Arc<File>>);
 
 /// Why a session can't begin.
 #[derive(Debug)]
@@ -106,7 +111,8 @@ fn open(shared: &Shared, identity: Identity) -> Result<Opened, Refused> {
     }
     state.store.set_session(id, session.log.generation(), LogPosition(0));
     state.counters.sessions_opened += 1;
-    let opened = welcome(shared, &state, &session);
+    let inodes = begin_with_means(&mut state, &mut session);
+    let opened = welcome(shared, &state, &session, inodes);
     state.sessions.insert(id, Session { is_connected: true, ..session });
     let disturbed = state.note_sharing();
     drop(state);
@@ -164,7 +170,7 @@ fn resume(shared: &Shared, peer: Peer, identity: &Identity) -> Result<Opened, Re
     if session.fenced.is_some() || session.identity.process != identity.process {
         return Err(Refused::Errno(Errno::EIO));
     }
-    let opened = welcome(shared, &state, session);
+    let opened = welcome(shared, &state, session, (InodeId(0), 0));
     state.counters.sessions_resumed += 1;
     let State { locking, sessions, .. } = &mut *state;
     if let Some(session) = sessions.get_mut(&peer.session) {
@@ -183,7 +189,21 @@ pub fn find(state: &State, peer: Peer) -> Option<&Session> {
     state.sessions.get(&peer.session).filter(|session| session.token == peer.token)
 }
 
-fn welcome(shared: &Shared, state: &State, session: &Session) -> Opened {
+/// Gives a process's session what nearly every one asks for that makes or writes anything: inode numbers, and credit. Where there is none to be
+/// had it asks, and hears why.
+fn begin_with_means(state: &mut State, session: &mut Session) -> (InodeId, u64) {
+    let none = (InodeId(0), 0);
+    if session.identity.kind == SessionKind::Mount
+        || session.grant_credit(credit::to_begin_with(state), CreditKind::Common).is_err()
+    {
+        return none;
+    }
+    let Ok(range) = state.store.allocate_inodes(FIRST_RANGE) else { return none };
+    let first = InodeId(range.start);
+    session.ranges.add(&*session.page, first, FIRST_RANGE).map_or(none, |()| (first, FIRST_RANGE))
+}
+
+fn welcome(shared: &Shared, state: &State, session: &Session, inodes: (InodeId, u64)) -> Opened {
     let medium = shared.arena.medium();
     let welcome = Welcome {
         peer: Peer { session: session.id, token: session.token },
@@ -196,8 +216,11 @@ fn welcome(shared: &Shared, state: &State, session: &Session) -> Opened {
         emulated: medium.emulated,
         hash_key: state.store.hash_key(),
         cache_ttl_ms: shared.config.cache_ttl_ms,
+        segment_era: session.control.segment_era(),
+        inodes,
     };
-    (welcome, Arc::clone(&session.files))
+    let board = state.board.as_ref().filter(|_| session.identity.kind == SessionKind::Process);
+    (welcome, Arc::clone(&session.files), board.map(|board| Arc::clone(board.file())))
 }
 
 /// Gives a session's log room up to a byte.

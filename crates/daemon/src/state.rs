@@ -9,6 +9,7 @@ use ashlar_types::{Access, InodeId, LogPosition, SessionId};
 use ashlar_update::{Applied, Update};
 
 use crate::apply::Slice;
+use crate::board::Board;
 use crate::counters::Counters;
 use crate::leasing::Leasing;
 use crate::locking::Locking;
@@ -48,6 +49,8 @@ pub struct State {
     pub store: Store,
     /// Leases.
     pub leasing: Leasing,
+    /// What all sessions may read without asking; there is none where the system gave no memory for it.
+    pub board: Option<Board>,
     /// File locks.
     pub locking: Locking,
     /// Sessions, the fenced ones too, until their process is gone.
@@ -97,6 +100,7 @@ impl State {
         Ok(Self {
             store,
             leasing,
+            board: None,
             locking: Locking::default(),
             sessions: BTreeMap::new(),
             orphans,
@@ -164,6 +168,10 @@ impl State {
         let moves = Leasing::before(&self.store, update)?;
         let applied = self.store.apply(id, end, update, &may_free)?;
         self.leasing.after(&self.store, id, update, applied, moves)?;
+        if let (Update::Accessed { inode, .. }, Some(board)) = (update, &mut self.board) {
+            // It takes no lease, so the post stands.
+            board.forget(*inode);
+        }
         if let Some(inode) = applied.orphaned {
             self.orphans.insert(inode);
         }

@@ -21,6 +21,9 @@ fn daemon_process() {
 const NOBODY: u32 = 65534;
 const NOBODYS: QuotaKey = QuotaKey::User(NOBODY);
 
+/// Writes that take more blocks than a session begins with.
+const MORE_THAN_GRANTED: u32 = 400;
+
 /// What the tree looks like to an honest session: names, inodes and attributes of the root's entries, and the root's own.
 fn picture(socket: &std::path::Path) -> String {
     let mut honest = Client::open(socket);
@@ -127,12 +130,16 @@ fn forged_records_change_nothing() {
     });
     attack(&mut site, "space that was not granted", |c| {
         c.acquire(&all).expect("granted");
-        c.append_unpaid(&write(file)).expect("appended");
+        for _ in 0..MORE_THAN_GRANTED {
+            c.append_unpaid(&write(file)).expect("appended");
+        }
     });
     attack(&mut site, "credit written into the page", |c| {
         c.acquire(&all).expect("granted");
         c.control.give_credit(Credit { blocks: 1 << 40, metadata_bytes: 1 << 50 }, CreditKind::Common);
-        c.append(&write(file));
+        for _ in 0..MORE_THAN_GRANTED {
+            c.append(&write(file));
+        }
     });
     attack(&mut site, "an unknown kind", |c| {
         c.append_raw(99, &[&[1; 40]]).expect("appended");

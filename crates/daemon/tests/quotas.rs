@@ -119,6 +119,8 @@ fn a_killed_daemon_has_granted_nothing_and_forgets_nothing_that_is_used() {
     let mut client = Client::open(&site.socket());
     let mut other = Client::open(&site.socket());
     let file = user_file(&mut client, b"file");
+    // There is nobody who could be asked for credit later.
+    client.credit(1000, 1 << 20).expect("granted");
     for round in 0..3u64 {
         client.acquire(&[(file, true)]).expect("granted");
         ask(&mut client, 20, 0).expect("granted");

@@ -251,6 +251,8 @@ pub struct Limits {
     pub hold_us: u64,
     /// After so long without activity a session's leases are revoked; 0: never.
     pub lease_ttl_us: u64,
+    /// A lease of a session that reads along goes after so long: whether it is still of use is not known.
+    pub along_us: u64,
     /// Leases of one session. Beyond, the least recently granted are revoked. Well below `table_slots`, as leases
     /// that are attached while a log is applied come on top.
     pub entries_per_session_max: usize,
@@ -274,6 +276,7 @@ impl Default for Limits {
         Self {
             hold_us: 200,
             lease_ttl_us: 0,
+            along_us: 60_000_000,
             entries_per_session_max: 16_384,
             table_slots: 65_536,
             splits_max: 32,
@@ -298,7 +301,7 @@ pub struct Stats {
     pub splits: u64,
     /// Logs sealed and applied because a lease moved.
     pub applications: u64,
-    /// Leases held now.
+    /// Leases held now, but for those of sessions that read along.
     pub entries: u64,
     /// Sessions that hold leases now.
     pub sessions: u64,

@@ -229,6 +229,9 @@ impl LeaseManager {
             demands.extend(holders.iter().map(|(holder, slot)| Demand::remove(*holder, *slot, Reason::TooManyHoles)));
             return;
         }
+        let (along, holders): (Vec<_>, Vec<_>) =
+            holders.into_iter().partition(|(holder, slot)| *holder != session && self.is_along(*holder, *slot));
+        demands.extend(along.into_iter().map(|(holder, slot)| Demand::remove(holder, slot, Reason::Conflict)));
         if let [(holder, slot)] = holders[..] {
             let top = self.holds.governing_subtree(Some(directory), ancestry);
             let is_own = |top| self.holds.slot_at(Place::subtree(top), session).is_some();
@@ -359,7 +362,7 @@ impl LeaseManager {
     }
 
     /// Notes that what the session wrote at the slot's place, or at a part of it, is handed on.
-    fn mark(&mut self, session: SessionId, slot: u32, part: Option<Place>) {
+    pub(crate) fn mark(&mut self, session: SessionId, slot: u32, part: Option<Place>) {
         let state = self.holds.slot(session, slot);
         if let Some(place) = part.or(state.place) {
             self.dependencies.mark(place, session, state.written);
@@ -391,12 +394,12 @@ impl LeaseManager {
 
     /// Nothing stands in the way any more: changes the tables, and answers.
     fn commit(&mut self, now_us: u64, work: &Work, demands: &[Demand], ancestry: &impl Ancestry) {
+        let was_contended = demands.iter().any(|demand| !self.is_along(demand.session, demand.slot));
         for demand in demands {
             self.take(now_us, demand, ancestry);
         }
         match work {
             Work::Acquire { session, request, wants } => {
-                let was_contended = !demands.is_empty();
                 for slot in self.holds.record_all(*session, self.limits.table_slots, ancestry) {
                     self.record(*session, slot);
                 }

@@ -63,6 +63,8 @@ pub(crate) struct Holder {
     pub ending: bool,
     /// A [`crate::evaluate::Work::Trim`] is in the queue.
     pub trimming: bool,
+    /// It reads along with others ([`crate::LeaseManager::join`]), and is in nobody's way.
+    pub is_along: bool,
 }
 
 impl Holder {

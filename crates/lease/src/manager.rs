@@ -238,6 +238,81 @@ impl LeaseManager {
         Some((grant, self.dependencies(session, inode, ancestry)))
     }
 
+    /// Has a session read along with those who hold an inode to read, if nothing is to be taken from anybody for that. The shell writes the
+    /// word, then tells the state, and what it depends on ([`Self::dependencies`]). Where the session may hold no more, the lease to read goes
+    /// that it was granted least recently, and there is room the next time.
+    pub fn join(&mut self, now_us: u64, session: SessionId, inode: InodeId, ancestry: &impl Ancestry) -> Option<Grant> {
+        if !self.awaiting.is_empty() || !self.commands.is_empty() || !self.announced.is_empty() {
+            return None;
+        }
+        let place = self.holds.governing(inode, ancestry)?;
+        let holders = match place.scope {
+            Scope::Node => self.holds.nodes.get(&place.inode)?,
+            Scope::Files => self.holds.files.get(&place.inode)?,
+            Scope::Subtree => return None,
+        };
+        let reads = |(holder, slot): (&SessionId, &u32)| {
+            self.holds.slot(*holder, *slot).mode == Mode::Read && !self.holds.is_dirty(*holder, *slot)
+        };
+        if !holders.iter().all(reads) {
+            return None;
+        }
+        let known = holders.get(&session).copied();
+        let slot = match known {
+            Some(slot) => slot,
+            None if self.holds.holder(session).entries() >= self.limits.entries_per_session_max => {
+                self.evict_one(session);
+                return None;
+            }
+            None => self.holds.add(place, session, Mode::Read, ancestry),
+        };
+        self.stats.grants += 1;
+        self.holds.holder(session).is_along = true;
+        self.holds.touch(session, slot, now_us);
+        Some(Grant { inode, word: self.holds.word(session, slot) })
+    }
+
+    /// Whether a lease is that of a session which reads along: it goes without anything to wait for, and whoever takes it collides with
+    /// nobody.
+    pub(crate) fn is_along(&self, session: SessionId, slot: u32) -> bool {
+        let state = self.holds.slot(session, slot);
+        self.holds.holders[&session].is_along && state.mode == Mode::Read && !self.holds.is_dirty(session, slot)
+    }
+
+    /// Takes from a session the lease to read that it was granted least recently, and nothing that it may have written on.
+    fn evict_one(&mut self, session: SessionId) {
+        let is_read =
+            |slot: &u32| self.holds.slot(session, *slot).mode == Mode::Read && !self.holds.is_dirty(session, *slot);
+        let oldest = self.holds.holders[&session].by_stamp.iter().map(|(_, slot)| *slot).find(is_read);
+        if let Some(slot) = oldest {
+            self.drop_read(session, slot, Reason::Evicted);
+        }
+    }
+
+    /// Takes a lease to read, on which nothing waits to be applied.
+    fn drop_read(&mut self, session: SessionId, slot: u32, reason: Reason) {
+        let word = SlotWord { mode: None, ..self.holds.bump(session, slot) };
+        self.push(Command::Revoke { word, reason });
+        self.mark(session, slot, None);
+        self.holds.remove(session, slot);
+    }
+
+    /// Takes the leases of sessions that read along which are older than they may be.
+    fn drop_along(&mut self, now_us: u64) {
+        if !self.awaiting.is_empty() || !self.commands.is_empty() || !self.announced.is_empty() {
+            return;
+        }
+        let along = self.holds.holders.iter().filter(|(_, holder)| holder.is_along);
+        let slots = along.flat_map(|(session, holder)| holder.by_stamp.iter().map(|(_, slot)| (*session, *slot)));
+        let is_old = |(session, slot): &(SessionId, u32)| {
+            let granted_us = self.holds.slot(*session, *slot).granted_us;
+            self.is_along(*session, *slot) && now_us.saturating_sub(granted_us) >= self.limits.along_us
+        };
+        for (session, slot) in slots.filter(is_old).collect::<Vec<_>>() {
+            self.drop_read(session, slot, Reason::Expired);
+        }
+    }
+
     /// Whether an inode, of which it is known where it is, is governed as all files of the directory are that have no lease of their own.
     /// Whoever is granted one of those may be told its state too.
     #[must_use]
@@ -413,8 +488,9 @@ impl LeaseManager {
         }
     }
 
-    /// Time has passed: leases of idle sessions expire.
+    /// Time has passed: leases of idle sessions expire, and old ones of those that read along.
     pub fn handle_time(&mut self, now_us: u64) {
+        self.drop_along(now_us);
         if self.limits.lease_ttl_us == 0 {
             return;
         }
@@ -439,7 +515,8 @@ impl LeaseManager {
     /// Counts.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let holders = self.holds.holders.values().map(|holder| holder.entries() as u64);
+        let holders = self.holds.holders.values().filter(|holder| !holder.is_along);
+        let holders = holders.map(|holder| holder.entries() as u64);
         Stats {
             entries: holders.clone().sum(),
             sessions: holders.filter(|entries| *entries > 0).count() as u64,

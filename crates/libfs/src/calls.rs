@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ashlar_types::Errno;
+use ashlar_types::{Errno, SessionId};
 use ashlar_wire::{Connection, Hello, PROTOCOL_VERSION, Peer, Reply, Request, SessionKind, Welcome, WireError};
 
 use crate::alone::Mutex;
@@ -123,6 +123,11 @@ impl Calls {
             mount: Mutex::new(None),
         };
         Ok((calls, welcome, descriptors))
+    }
+
+    /// The session's number.
+    pub(crate) fn session(&self) -> SessionId {
+        self.peer.session
     }
 
     /// Keeps the mount's device and its number, and tells SharedFS of them.

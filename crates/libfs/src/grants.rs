@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use ashlar_types::{Credentials, Errno, FileKind, InodeId, LogPosition, Name, SealCount, SessionId, name_cookie};
 use ashlar_update::{Entry, Update};
-use ashlar_wire::{Credit, GrantReply, LeaseWord, Need, QuotaWant, Reply, Request, ScopeKind, Want};
+use ashlar_wire::{Credit, GrantReply, InodeState, LeaseWord, Need, QuotaWant, Reply, Request, ScopeKind, Want};
 use smallvec::SmallVec;
 
 use crate::LibFs;
@@ -69,6 +69,11 @@ impl Claim {
     pub(crate) fn with_subtree(self) -> Self {
         Self { subtree: true, ..self }
     }
+}
+
+/// The lease that a grant gives.
+fn lease_of(grant: &GrantReply) -> Lease {
+    Lease { is_posted: false, slot: grant.slot, word: LeaseWord(grant.word) }
 }
 
 /// Why an operation must let go of its nodes, and what to do before it tries again.
@@ -167,8 +172,16 @@ impl LibFs {
 
     /// Whether a lease holds now.
     pub(crate) fn stands(&self, lease: Lease, write: bool) -> bool {
-        let word = self.leases.word(lease.slot);
+        let word = self.word_of(lease);
         word.generation() == lease.word.generation() && if write { word.may_write() } else { word.may_read() }
+    }
+
+    /// What the slot of a lease says now.
+    fn word_of(&self, lease: Lease) -> LeaseWord {
+        match &self.board {
+            Some(board) if lease.is_posted => board.word(lease.slot, &self.control),
+            _ => self.leases.word(lease.slot),
+        }
     }
 
     /// What a claim lacks in a node's state; `None` where it has all.
@@ -313,8 +326,14 @@ impl LibFs {
         }
     }
 
-    /// Asks SharedFS for leases and state, and takes them over. Whoever called looks again whether they are there.
+    /// Asks SharedFS for leases and state that don't stand on the board, and takes them over. Whoever called looks again whether they are
+    /// there.
     fn acquire(&self, wants: &[(Want, u64)]) -> Outcome<()> {
+        if let [(want, revision)] = wants
+            && self.read_board(want, *revision)
+        {
+            return Ok(());
+        }
         self.begin_use();
         let (era, evictions) = (self.control.block_era(), self.nodes.evictions());
         let request = Request::Acquire(wants.iter().map(|(want, _)| *want).collect());
@@ -344,39 +363,45 @@ impl LibFs {
     /// Takes over a grant, unless it is stale: revoked again, or older than what this session has done since it asked.
     /// `false` where the state lacks changes that this session has logged: SharedFS must apply them first.
     fn install(&self, grant: &GrantReply, told: Told, revision: Option<u64>) -> bool {
-        self.install_in(&mut self.nodes.write(grant.inode), grant, told, revision)
+        self.install_in(&mut self.nodes.write(grant.inode), lease_of(grant), &grant.state, told, revision)
     }
 
     /// As [`LibFs::install`], into a node that is locked.
-    fn install_in(&self, state: &mut NodeState, grant: &GrantReply, told: Told, revision: Option<u64>) -> bool {
-        let lease = Lease { slot: grant.slot, word: LeaseWord(grant.word) };
-        clock::note(grant.state.attributes.changed);
+    pub(crate) fn install_in(
+        &self,
+        state: &mut NodeState,
+        lease: Lease,
+        granted: &InodeState,
+        told: Told,
+        revision: Option<u64>,
+    ) -> bool {
+        clock::note(granted.attributes.changed);
         state.note_seen();
         // A node that was dropped and made again knows nothing of what was done to it meanwhile. This one can't be dropped now.
         let forgotten = self.nodes.evictions() != told.evictions;
-        let current = self.leases.word(lease.slot).generation() == lease.word.generation();
+        let current = self.word_of(lease).generation() == lease.word.generation();
         if forgotten || state.gone || !current || revision.is_some_and(|r| r != state.revision) {
             return true;
         }
-        if let Some(contents) = &grant.state.contents {
+        if let Some(contents) = &granted.contents {
             self.segments.distrust(contents);
         }
         let held = state.inode.is_some() && self.holds(state, false);
         if held && revision.is_some() {
             // What a lease has covered without a break is the newest there is; only parts may be missing.
             state.lease = Some(lease);
-            state.merge(&grant.state, told, &|name| self.cookie(name));
+            state.merge(granted, told, &|name| self.cookie(name));
         } else if held {
             // It came along, and no revision was known. What this session has done since is still noted, and is done to it again here,
             // unless some of it was forgotten meanwhile.
             if told.has_all_since(self.tidied.load(Ordering::Acquire)) {
-                state.merge(&grant.state, told, &|name| self.cookie(name));
+                state.merge(granted, told, &|name| self.cookie(name));
             }
         } else {
             if state.changes.iter().any(|(position, _)| *position >= told.applied) {
                 return false;
             }
-            state.reset(lease, &grant.state, told, &|name| self.cookie(name));
+            state.reset(lease, granted, told, &|name| self.cookie(name));
         }
         true
     }
@@ -456,7 +481,9 @@ impl LibFs {
                         let guard = self.nodes.read(claim.id);
                         (self.lacks(&guard, &claim), guard.revision)
                     };
-                    if want.is_some() {
+                    if let Some(within) = want
+                        && !self.read_board(&within, revision)
+                    {
                         self.ask_for_name(&claim, found, name, want, revision)?;
                     }
                 }
@@ -499,7 +526,7 @@ impl LibFs {
             let mut state = self.nodes.write(directory);
             let is_unchanged = state.revision == revision && self.nodes.evictions() == evictions;
             if let Some(granted) = &granted {
-                behind |= !self.install_in(&mut state, granted, told, Some(revision));
+                behind |= !self.install_in(&mut state, lease_of(granted), &granted.state, told, Some(revision));
             }
             if is_unchanged && !behind && self.holds(&state, false) && !state.children.is_complete() {
                 let name = Name::new(name).map_err(|_| Errno::EINVAL)?;

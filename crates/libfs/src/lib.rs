@@ -19,6 +19,7 @@
 pub mod alone;
 mod api;
 mod attributes;
+mod board;
 mod calls;
 mod children;
 mod clock;
@@ -50,7 +51,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use ashlar_log::Log;
 use ashlar_pmem::{Mapping, MappingAccess, Medium};
 use ashlar_types::{Errno, InodeId, LogPosition, SessionId};
-use ashlar_wire::{CONTROL_BYTES, ControlPage, LEASE_TABLE_BYTES, LeaseTable, Reply, Request, SessionKind};
+use ashlar_wire::{
+    BOARD_BYTES, CONTROL_BYTES, ControlPage, LEASE_TABLE_BYTES, LeaseTable, Reply, Request, SessionKind,
+};
 
 pub use api::{
     Change, ConnectError, Found, Listed, ListedName, Make, Options, Outcome, RenameFlags, Seek, SetTime, Space,
@@ -66,6 +69,7 @@ pub use record_locks::{Conflict, RecordLock};
 pub use warm::OpenInode;
 
 use alone::Mutex;
+use board::Board;
 use calls::Calls;
 use handles::HeldLocks;
 use ledger::Ledger;
@@ -118,6 +122,7 @@ pub struct LibFs {
     log: Log<Mapping>,
     control: ControlPage<Mapping>,
     leases: LeaseTable<Mapping>,
+    board: Option<Board>,
     nodes: NodeTable,
     /// Held by inode while it is asked for.
     asking: [Mutex<()>; grants::ASKING],
@@ -155,7 +160,7 @@ impl LibFs {
     pub fn connect(options: &Options) -> Result<Arc<Self>, ConnectError> {
         let (calls, welcome, descriptors) = Calls::open(options)?;
         let memory = |error: &dyn std::fmt::Display| ConnectError::Memory(error.to_string());
-        let [log, control, leases] = &descriptors[..] else {
+        let [log, control, leases, board @ ..] = &descriptors[..] else {
             return Err(memory(&"the daemon sent the wrong number of descriptors"));
         };
         let medium = match &welcome {
@@ -175,11 +180,14 @@ impl LibFs {
         let (Some(control), Some(leases)) = (control, leases) else {
             return Err(memory(&"the control page is too short"));
         };
+        // Without it all is asked for: little address space is no reason to do without the session.
+        let board = board.first().and_then(|board| map(board, BOARD_BYTES, MappingAccess::ReadOnly, volatile).ok());
         let fs = Arc::new(Self {
             calls,
             log,
             control,
             leases,
+            board: board.and_then(|memory| Board::new(memory, welcome.segment_era)),
             nodes: NodeTable::new(),
             asking: std::array::from_fn(|_| Mutex::new(())),
             detours: Detours::new(),
@@ -191,7 +199,7 @@ impl LibFs {
             handles: Mutex::new(()),
             unnamed: Mutex::default(),
             moving: Mutex::default(),
-            inodes: Mutex::new((0, 0)),
+            inodes: Mutex::new((welcome.inodes.0.0, welcome.inodes.1)),
             dependencies: Mutex::default(),
             hash_key: welcome.hash_key,
             cache_ttl_ms: welcome.cache_ttl_ms,

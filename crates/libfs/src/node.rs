@@ -17,6 +17,8 @@ use crate::content::{Content, DataChange};
 /// The lease under which a node's state was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lease {
+    /// It's the board's, not the session's own.
+    pub(crate) is_posted: bool,
     pub(crate) slot: u32,
     pub(crate) word: LeaseWord,
 }
@@ -358,7 +360,7 @@ mod tests {
 
     #[test]
     fn a_directory_whose_lease_goes_before_its_names_are_used_is_asked_by_name() {
-        let lease = Lease { slot: 0, word: LeaseWord(0) };
+        let lease = Lease { is_posted: false, slot: 0, word: LeaseWord(0) };
         let when = Told { applied: LogPosition(0), era: 0, evictions: 0 };
         let mut state = NodeState::default();
         let grant = |state: &mut NodeState, names| state.reset(lease, &told(100, names), when, &|_| 7);
@@ -394,7 +396,7 @@ mod tests {
     fn what_was_told_gets_what_was_done_since() {
         let mut inode = Inode::new(FileKind::Regular, 0o644, InodeId::ROOT, Timestamp::default());
         inode.size = 8;
-        let lease = Lease { slot: 1, word: LeaseWord::new(1, ScopeKind::Files, false) };
+        let lease = Lease { is_posted: false, slot: 1, word: LeaseWord::new(1, ScopeKind::Files, false) };
         let told = |contents| InodeState { attributes: inode.clone(), contents, entries: None, xattrs: None };
         for (applied, expected) in [(40, vec![(2, false), (4, true), (2, false)]), (51, vec![(8, false)])] {
             let when = Told { applied: LogPosition(applied), era: 1, evictions: 0 };

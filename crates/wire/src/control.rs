@@ -101,7 +101,7 @@ impl CreditKind {
 
 /// Memory that is long enough for every word that is asked of it, so that no access can fail.
 #[derive(Debug)]
-pub(crate) struct Words<M>(M);
+pub(crate) struct Words<M>(pub(crate) M);
 
 impl<M: Persistent> Words<M> {
     pub(crate) fn new(memory: M, bytes: u64) -> Option<Self> {

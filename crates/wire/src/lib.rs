@@ -2,8 +2,8 @@
 //!
 //! Purpose: one place for everything that both sides must agree on. A session has any number of connections to SharedFS;
 //! on each, a request is followed by its reply before the next request. What must cost no message stands in shared
-//! memory: the lease words that make a cached state valid, the committed position that frees log space, credits, and
-//! the table of open handles.
+//! memory: the lease words that make a cached state valid, the committed position that frees log space, credits, the
+//! table of open handles, and what anybody was told of inodes that are only read ([`Board`]).
 //!
 //! Invariants:
 //! - A message has a length, then that many bytes; a peer that breaks the frame or the encoding loses its connection.
@@ -14,6 +14,7 @@
 //! Non-goals: deciding anything. Source: `docs/format-session.md`.
 #![forbid(unsafe_code)]
 
+mod board;
 mod connection;
 mod control;
 mod lock_slots;
@@ -22,6 +23,7 @@ mod pace;
 mod report;
 mod run;
 
+pub use board::{BOARD_BYTES, Board, BoardWriter, Post};
 pub use connection::{Connection, Listener, MESSAGE_BYTES_MAX, WireError, socket_of};
 pub use control::{
     CONTROL_BYTES, CONTROL_BYTES_BEFORE, ControlPage, CreditKind, HANDLE_SLOTS, LEASE_SLOTS, LEASE_TABLE_BYTES,

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::OperationCounts;
 
 /// The version of the protocol and of the shared memory's layout. A daemon understands this one only.
-pub const PROTOCOL_VERSION: u32 = 8;
+pub const PROTOCOL_VERSION: u32 = 9;
 
 /// What a session is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,8 +54,8 @@ pub struct WelcomeSegment {
     pub data_offset: u64,
 }
 
-/// SharedFS's answer to [`Hello`]. Three descriptors come with it: log (read-write), control page (read-write), lease
-/// table (read-only).
+/// SharedFS's answer to [`Hello`]. Descriptors come with it: log (read-write), control page (read-write), lease
+/// table (read-only); to a process also the board (read-only), if there is one.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Welcome {
     /// The session, and its secret for further connections.
@@ -78,6 +78,11 @@ pub struct Welcome {
     pub hash_key: [u8; 16],
     /// Milliseconds for which a kernel may cache what the mount answers.
     pub cache_ttl_ms: u64,
+    /// The era of segments ([`crate::ControlPage::segment_era`]) in which the board that comes along is good: the SharedFS that writes it
+    /// has not ended yet.
+    pub segment_era: u64,
+    /// Inode numbers that the session may give out: the first, and how many. It asks for more ([`Request::InodeRange`]).
+    pub inodes: (InodeId, u64),
 }
 
 /// What a lease covers.

@@ -237,7 +237,9 @@ impl Client {
         ashlar_pmem::sigbus::install().expect("installed");
         let (line, reply, files) = hello(socket, kind, None).expect("answered");
         let Reply::Welcome(welcome) = reply else { panic!("{reply:?}") };
-        let [log, control, leases]: [OwnedFd; 3] = files.try_into().expect("three descriptors");
+        let mut files = files.into_iter();
+        let mut file = || files.next().expect("a descriptor");
+        let (log, control, leases) = (file(), file(), file());
         let map = |file: &OwnedFd, bytes, access| {
             Arc::new(Mapping::map(file, bytes, access, Medium::MEMORY).expect("mapped"))
         };

@@ -12,7 +12,8 @@ const SESSIONS_MAX: usize = 4;
 
 /// So tight that every limit is met.
 fn tight(hold_us: u64) -> Limits {
-    Limits { hold_us, entries_per_session_max: 8, table_slots: 10, splits_max: 2, marks_max: 4, ..Limits::default() }
+    let few = Limits { entries_per_session_max: 8, table_slots: 10, splits_max: 2, marks_max: 4, ..Limits::default() };
+    Limits { hold_us, along_us: 30, ..few }
 }
 
 fn pick<T: Copy>(choices: &[T], by: u64) -> Option<T> {
@@ -29,7 +30,11 @@ fn step(world: &mut World, step: u64) -> Check {
     let any = pick(&world.inodes(None), second).unwrap_or(InodeId::ROOT);
     let file = pick(&world.inodes(Some(false)), second);
     match action {
-        0..2 => world.read(session, any).map(|_| ())?,
+        0 => world.read(session, any).map(|_| ())?,
+        1 => {
+            let is_joined = world.join(session, any)?;
+            world.met.extend(is_joined.then(|| "join".to_owned()));
+        }
         2..5 => world.read_in(session, any, Scope::Files).map(|_| ())?,
         5..9 => world.run(session, Op::Write { inode: any, value: step })?,
         9..13 => world.make(session, directory, action == 9).map(|_| ())?,
@@ -53,7 +58,11 @@ fn step(world: &mut World, step: u64) -> Check {
         }
         25 if by % 4 == 0 => world.restart()?,
         26 => world.persist(session),
-        27 | 28 => world.now_us += first % 16,
+        27 | 28 => {
+            world.now_us += first % 16;
+            world.manager.handle_time(world.now_us);
+            world.perform(None)?;
+        }
         _ => world.read_kernel(session, any)?,
     }
     world.check()
@@ -121,9 +130,11 @@ fn random_steps_meet_everything_that_the_manager_can_say() {
         "attach Some(Write)",
         "attach beyond the table",
         "downgrade",
+        "join",
         "revoke Conflict",
         "revoke Ended",
         "revoke Evicted",
+        "revoke Expired",
         "revoke Folded",
         "revoke Gone",
         "revoke Released",
@@ -131,6 +142,7 @@ fn random_steps_meet_everything_that_the_manager_can_say() {
         "revoke files Conflict",
         "revoke files Ended",
         "revoke files Evicted",
+        "revoke files Expired",
         "revoke files Folded",
         "revoke files Released",
         "revoke files TooManyHoles",

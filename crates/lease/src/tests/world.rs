@@ -240,6 +240,26 @@ impl World {
         Ok(value)
     }
 
+    /// The session reads along, where it can without disturbing anybody. Whether it does.
+    pub fn join(&mut self, session: SessionId, inode: InodeId) -> Check<bool> {
+        let joined = self.manager.join(self.now_us, session, inode, &self.applied);
+        let Some(grant) = joined else { return self.perform(None).map(|_| false) };
+        let dependencies = self.manager.dependencies(session, inode, &self.applied);
+        let command =
+            Command::Grant { session, request: crate::RequestId(0), grants: vec![grant], dependencies: Vec::new() };
+        self.write(grant.word, &command)?;
+        if self.plant != Plant::DependenciesLost {
+            join(&mut self.session(session).pending, &dependencies.into_iter().collect());
+        }
+        if grant.word.mode != Some(Mode::Read) || grant.word.scope == Scope::Subtree {
+            return Err(format!("who reads along was granted {:?}", grant.word));
+        }
+        self.take_grant(session, inode, grant.word)?;
+        self.perform(None)?;
+        self.check_cached(session, inode)?;
+        Ok(true)
+    }
+
     /// What a read finds that the kernel answers.
     pub fn read_kernel(&mut self, session: SessionId, inode: InodeId) -> Check {
         match self.sessions[&session].kernel.get(&inode) {

@@ -1,0 +1,239 @@
+//! What one session is told others read from the board: without a question, and never when it's no longer so.
+
+mod common;
+
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use ashlar_libfs::{Change, LibFs, RenameFlags, WriteAt};
+use ashlar_pmem::{Mapping, MappingAccess, Medium};
+use ashlar_tests::random::Random;
+use ashlar_types::{Access, Credentials, Errno, FileKind, InodeId};
+use ashlar_wire::{BOARD_BYTES, SessionKind};
+use common::Site;
+use common::libfs::{ROOT, connect, make, requests, user};
+
+#[test]
+#[ignore = "this is the daemon's process, which the other tests start"]
+fn daemon_process() {
+    common::run_daemon();
+}
+
+const FILES: u64 = 40;
+
+fn name(number: u64) -> String {
+    format!("file-{number:03}")
+}
+
+/// Some stand in the post itself, some in blocks.
+fn text(number: u64, version: u64) -> Vec<u8> {
+    vec![(number + 41 * version) as u8; (number * 331 % 9000) as usize]
+}
+
+/// A directory of files, one below another, all of it digested: what may yet be lost is not posted.
+fn plant(site: &Site) -> InodeId {
+    let fs = connect(site);
+    let outer = fs.make(&ROOT, InodeId::ROOT, b"outer", &make(FileKind::Directory)).expect("made").id;
+    let directory = fs.make(&ROOT, outer, b"inner", &make(FileKind::Directory)).expect("made").id;
+    for number in 0..FILES {
+        let file = fs.make(&ROOT, directory, name(number).as_bytes(), &make(FileKind::Regular)).expect("made").id;
+        fs.write(&ROOT, file, WriteAt::Offset(0), &text(number, 0), false).expect("written");
+    }
+    fs.end();
+    directory
+}
+
+fn read(fs: &LibFs, directory: InodeId, name: &str) -> Result<Vec<u8>, Errno> {
+    let who = Credentials { checked: false, ..ROOT };
+    let found = fs.lookup(&who, directory, name.as_bytes())?;
+    fs.open_for(&who, found.id, Access::READ)?;
+    let mut room = vec![0xff; 10_000];
+    let count = fs.read(found.id, 0, &mut room);
+    fs.close(found.id);
+    room.truncate(count?);
+    Ok(room)
+}
+
+fn read_all(fs: &LibFs, directory: InodeId, version: u64) {
+    for number in 0..FILES {
+        assert_eq!(read(fs, directory, &name(number)).expect("read"), text(number, version), "{}", name(number));
+        assert_eq!(read(fs, directory, &format!("no-{number}")).err(), Some(Errno::ENOENT));
+    }
+}
+
+/// Two that read at the same time share their leases, and from then on nobody asks. The first two note when that was.
+fn shown_to_two(site: &Site, directory: InodeId, version: u64) -> [Arc<LibFs>; 2] {
+    let shown = || {
+        let sessions = [connect(site), connect(site)];
+        for fs in [&sessions[0], &sessions[1], &sessions[0], &sessions[1]] {
+            read_all(fs, directory, version);
+        }
+        sessions
+    };
+    shown().iter().for_each(|fs| fs.end());
+    shown()
+}
+
+/// Each program of a build asked for the directories and headers that the one before it had asked for.
+#[test]
+fn what_others_were_told_is_read_without_a_question() {
+    let site = Site::new(64 << 20);
+    let directory = plant(&site);
+    let before = shown_to_two(&site, directory, 0);
+    for _ in 0..3 {
+        let fs = connect(&site);
+        let asked = requests(&site);
+        read_all(&fs, directory, 0);
+        let asked = requests(&site) - asked;
+        // The status itself, and the segment that the blocks are in.
+        assert!(asked <= 2, "{asked} requests");
+    }
+    // Nor does it matter that those who asked are gone.
+    drop(before);
+    let fs = connect(&site);
+    let asked = requests(&site);
+    read_all(&fs, directory, 0);
+    assert!(requests(&site) - asked <= 2);
+    let posts = site.status().counters.iter().find(|(name, _)| name == "posts").expect("a counter").1;
+    assert!(posts > FILES, "{posts} posts");
+}
+
+/// Whatever is done to a file or its directory shows at once to who knows it from the board, and to who comes next.
+#[test]
+fn what_is_done_shows_at_once_to_who_reads_the_board() {
+    let site = Site::new(64 << 20);
+    let directory = plant(&site);
+    let _first = shown_to_two(&site, directory, 0);
+    let (writer, reader) = (connect(&site), connect(&site));
+    read_all(&reader, directory, 0);
+    let seen = |what: &dyn Fn(&LibFs)| {
+        what(&reader);
+        what(&connect(&site));
+        what(&writer);
+    };
+    let id = |number: u64| writer.lookup(&ROOT, directory, name(number).as_bytes()).expect("found").id;
+    for number in 0..8 {
+        let (file, first) = (id(number), name(number));
+        writer.write(&ROOT, file, WriteAt::Offset(0), &text(number, 1), false).expect("written");
+        seen(&|fs| assert_eq!(read(fs, directory, &first), Ok(text(number, 1))));
+        let second = format!("new-{number}");
+        let (from, to) = ((directory, first.as_bytes()), (directory, second.as_bytes()));
+        writer.rename(&ROOT, from, to, RenameFlags::default()).expect("renamed");
+        seen(&|fs| assert_eq!(read(fs, directory, &first).err(), Some(Errno::ENOENT)));
+        seen(&|fs| assert_eq!(read(fs, directory, &second), Ok(text(number, 1))));
+        let change = Change { mode: Some(0o600), ..Change::default() };
+        writer.set_attributes(&ROOT, file, &change).expect("changed");
+        seen(&|fs| {
+            let opened = fs.open_for(&user(1000), file, Access::READ);
+            assert_eq!(opened.err(), Some(Errno::EACCES));
+        });
+        writer.link(&ROOT, file, directory, first.as_bytes()).expect("linked");
+        seen(&|fs| assert_eq!(read(fs, directory, &first), Ok(text(number, 1))));
+        writer.unlink(&ROOT, directory, second.as_bytes()).expect("removed");
+        seen(&|fs| assert_eq!(read(fs, directory, &second).err(), Some(Errno::ENOENT)));
+        // Who has it open reads on.
+        reader.open(file).expect("opened");
+        writer.unlink(&ROOT, directory, first.as_bytes()).expect("removed");
+        seen(&|fs| assert_eq!(read(fs, directory, &first).err(), Some(Errno::ENOENT)));
+        let mut room = vec![0; 10_000];
+        assert_eq!(reader.read(file, 0, &mut room), Ok(text(number, 1).len()));
+        reader.close(file);
+        // It goes when SharedFS comes to it.
+        let left = reader.attributes(file);
+        assert!(
+            left.as_ref().is_err_and(|errno| *errno == Errno::ESTALE) || left.is_ok_and(|left| left.inode.links == 0)
+        );
+    }
+}
+
+/// Short sessions, one after the other and beside each other, each of which reads much and writes little.
+#[test]
+fn many_short_sessions_see_each_others_work() {
+    let site = Site::new(64 << 20);
+    let directory = plant(&site);
+    let mut versions = vec![0; FILES as usize];
+    let mut random = Random::new(7);
+    let mut running: Vec<Arc<LibFs>> = Vec::new();
+    for round in 1..60 {
+        running.push(connect(&site));
+        if running.len() > 3 {
+            running.remove(random.below(4) as usize);
+        }
+        for _ in 0..60 {
+            let fs = &running[random.below(running.len() as u64) as usize];
+            let number = random.below(FILES);
+            let version = &mut versions[number as usize];
+            if random.below(12) == 0 {
+                *version = round;
+                let file = fs.lookup(&ROOT, directory, name(number).as_bytes()).expect("found").id;
+                fs.write(&ROOT, file, WriteAt::Offset(0), &text(number, round), false).expect("written");
+            }
+            assert_eq!(read(fs, directory, &name(number)), Ok(text(number, *version)), "round {round}, file {number}");
+        }
+    }
+}
+
+/// A session that outlives SharedFS still has the board of the one that is gone, whose leases nobody takes any more.
+#[test]
+fn the_board_of_a_daemon_that_is_gone_is_not_believed() {
+    let mut site = Site::new(64 << 20);
+    let directory = plant(&site);
+    let _first = shown_to_two(&site, directory, 0);
+    let reader = connect(&site);
+    read_all(&reader, directory, 0);
+    site.kill();
+    // All of it was known from the board: with nobody there to ask it's not.
+    site.start();
+    let writer = connect(&site);
+    for number in 0..FILES {
+        let file = writer.lookup(&ROOT, directory, name(number).as_bytes()).expect("found").id;
+        writer.write(&ROOT, file, WriteAt::Offset(0), &text(number, 1), false).expect("written");
+        assert_eq!(read(&reader, directory, &name(number)), Ok(text(number, 1)));
+    }
+    read_all(&reader, directory, 1);
+    writer.end();
+    // The new one has a board, too.
+    let _second = shown_to_two(&site, directory, 1);
+    let fs = connect(&site);
+    let asked = requests(&site);
+    read_all(&fs, directory, 1);
+    assert!(requests(&site) - asked <= 2);
+}
+
+/// A read notes when it was, without a lease.
+#[test]
+fn the_time_of_access_is_not_kept_back_by_the_board() {
+    let site = Site::new(64 << 20);
+    let directory = plant(&site);
+    let stat = |fs: &LibFs| fs.lookup(&ROOT, directory, name(7).as_bytes()).expect("found");
+    let _first = [connect(&site), connect(&site)].map(|fs| (stat(&fs), fs));
+    let before = stat(&connect(&site)).inode;
+    let reader = connect(&site);
+    assert_eq!(read(&reader, directory, &name(7)), Ok(text(7, 0)));
+    reader.end();
+    let next = connect(&site);
+    assert!(stat(&next).inode.accessed > before.accessed);
+    // It is noted once, and not by each that comes.
+    assert_eq!(read(&next, directory, &name(7)), Ok(text(7, 0)));
+    next.end();
+    let records = site.status().counters.iter().find(|(name, _)| name == "records_applied").expect("a counter").1;
+    assert_eq!(read(&connect(&site), directory, &name(7)), Ok(text(7, 0)));
+    let after = site.status().counters.iter().find(|(name, _)| name == "records_applied").expect("a counter").1;
+    assert_eq!(after, records);
+}
+
+/// A session gets the board's file, and could open it again: nothing that it does there may reach others.
+#[test]
+fn no_session_can_write_the_board() {
+    let site = Site::new(64 << 20);
+    let (_line, _, files) = common::hello(&site.socket(), SessionKind::Process, None).expect("answered");
+    let board = files.get(3).expect("the board comes fourth");
+    let path = format!("/proc/self/fd/{}", board.as_raw_fd());
+    let again = std::fs::OpenOptions::new().read(true).write(true).open(path).expect("it's root's file");
+    assert!(again.set_len(0).is_err() && again.set_len(BOARD_BYTES * 2).is_err(), "it stays as long as it is");
+    assert!(std::os::unix::fs::FileExt::write_at(&again, &[1; 8], BOARD_BYTES / 2).is_err(), "nothing is written");
+    let map = |access| Mapping::map(&again, BOARD_BYTES, access, Medium::MEMORY);
+    assert!(map(MappingAccess::ReadWrite).is_err() && map(MappingAccess::ReadOnly).is_ok());
+    let (_mount, _, files) = common::hello(&site.socket(), SessionKind::Mount, None).expect("answered");
+    assert_eq!(files.len(), 3, "a mount asks for all that its kernel keeps");
+}

@@ -1,0 +1,357 @@
+//! The board: what SharedFS has told of inodes that are only read, where all sessions may read it without asking.
+//!
+//! One file, made anew by each SharedFS, which alone writes it; sessions map it read-only.
+//!
+//! ```text
+//!       0  lease table of the board itself: what stands on it holds as long as the words there (`control.rs`)
+//! 1052672  kept from:8                     what the ring holds from this position on is whole
+//! 1052680  persistent:8 (unused:48)        the last batch of updates that is committed
+//! 1052736  16,384 rows of 4 times inode:8 position:8; an inode stands in the row of its hash
+//! 2101312  ring of 32 MiB; position p is at byte p modulo its length
+//!          inode:8  word:8  slot:4 length:4  parts:8  then `length` bytes, in postcard encoding: state, dependencies, their batch
+//! ```
+//!
+//! # How it is read
+//!
+//! SharedFS raises *kept from* before it writes over the oldest posts, and a reader looks at it after it has copied: what it copied
+//! is whole if its position was still kept then. Whether it is still so, the lease word says, as with any lease: the board holds leases
+//! to read like a session, and they are taken from it like from a session, only that nobody needs to be waited for.
+
+use std::sync::atomic::{Ordering, fence};
+
+use ashlar_pmem::Persistent;
+use ashlar_types::{FileKind, InodeId, LogPosition, SessionId};
+
+use crate::control::Words;
+use crate::{InodeState, LEASE_TABLE_BYTES, LeaseTable, LeaseWord, Need};
+
+const KEPT_FROM: u64 = LEASE_TABLE_BYTES;
+const PERSISTENT: u64 = KEPT_FROM + 8;
+const INDEX: u64 = KEPT_FROM + 64;
+const ROWS: u64 = 16_384;
+const WAYS: u64 = 4;
+const WAY_BYTES: u64 = 16;
+const RING: u64 = INDEX + ROWS * WAYS * WAY_BYTES;
+const RING_BYTES: u64 = 32 << 20;
+const HEADER_BYTES: u64 = 32;
+/// The longest post: so that one directory does not push out all others.
+const POST_BYTES_MAX: u64 = RING_BYTES / 64;
+/// Bytes of the board's file.
+pub const BOARD_BYTES: u64 = RING + RING_BYTES;
+
+const _: () = assert!(KEPT_FROM == 1_052_672 && INDEX == 1_052_736 && RING == 2_101_312);
+
+/// What stands on the board of an inode.
+#[derive(Clone, Debug)]
+pub struct Post {
+    /// The slot of the board's own lease table.
+    pub slot: u32,
+    /// The slot's word for as long as the post is true.
+    pub word: LeaseWord,
+    /// The inode's state.
+    pub state: InodeState,
+    /// Updates that the state shows and that may not be persistent yet.
+    pub dependencies: Vec<(SessionId, LogPosition)>,
+}
+
+/// Parts of a state, as bits.
+fn parts(contents: bool, entries: bool, xattrs: bool) -> u64 {
+    u64::from(contents) | u64::from(entries) << 1 | u64::from(xattrs) << 2
+}
+
+/// The parts of which there is nothing more to tell: whoever asks for an inode that it does not know asks for what only others have, too.
+fn parts_of(state: &InodeState) -> u64 {
+    let inode = &state.attributes;
+    let has_contents = state.contents.is_some() || inode.kind != FileKind::Regular;
+    let has_entries = state.entries.is_some() || !inode.is_directory() || inode.entries > Need::ENTRIES_MAX;
+    parts(has_contents, has_entries, state.xattrs.is_some())
+}
+
+fn has_all(parts_there: u64, need: Need) -> bool {
+    let needed = parts(need.contents, need.entries, need.xattrs);
+    parts_there & needed == needed
+}
+
+/// A header in the ring.
+struct Header {
+    at: u64,
+    word: LeaseWord,
+    slot: u32,
+    length: u64,
+    parts: u64,
+}
+
+/// The board.
+#[derive(Debug)]
+pub struct Board<M> {
+    words: Words<M>,
+    leases: LeaseTable<M>,
+}
+
+impl<M: Persistent + Clone> Board<M> {
+    /// Takes memory as a board; `None` where it has less than [`BOARD_BYTES`].
+    pub fn new(memory: M) -> Option<Self> {
+        Some(Self { leases: LeaseTable::new(memory.clone())?, words: Words::new(memory, BOARD_BYTES)? })
+    }
+
+    /// The word of a slot, now.
+    #[inline]
+    pub fn word(&self, slot: u32) -> LeaseWord {
+        self.leases.word(slot)
+    }
+
+    /// Writes a slot of the board's leases. SharedFS calls this.
+    pub fn set_word(&self, slot: u32, word: LeaseWord, inode: InodeId) {
+        self.leases.set(slot, word, inode);
+    }
+
+    /// Whether all that is needed of an inode stands here and is true now.
+    pub fn has(&self, inode: InodeId, need: Need) -> bool {
+        let header = self.position(inode).and_then(|position| self.header(inode, position));
+        header.is_some_and(|header| has_all(header.parts, need) && self.stands(&header))
+    }
+
+    /// What stands here of an inode, if it is true now and has all that is needed.
+    pub fn find(&self, inode: InodeId, need: Need) -> Option<Post> {
+        let position = self.position(inode)?;
+        let header = self.header(inode, position)?;
+        if !has_all(header.parts, need) || header.length > POST_BYTES_MAX || !self.stands(&header) {
+            return None;
+        }
+        let mut bytes = vec![0; header.length as usize];
+        self.words.0.load(header.at + HEADER_BYTES, &mut bytes).ok()?;
+        fence(Ordering::Acquire);
+        if !self.is_kept(position) {
+            return None;
+        }
+        let (state, mut dependencies, batch): (_, Vec<_>, u64) = postcard::from_bytes(&bytes).ok()?;
+        if self.words.load(PERSISTENT) >= batch {
+            dependencies.clear();
+        }
+        Some(Post { slot: header.slot, word: header.word, state, dependencies })
+    }
+
+    fn stands(&self, header: &Header) -> bool {
+        let word = self.word(header.slot);
+        word.generation() == header.word.generation() && word.may_read()
+    }
+
+    fn is_kept(&self, position: u64) -> bool {
+        position >= self.words.load(KEPT_FROM)
+    }
+
+    /// Where an inode was posted last. Positions begin behind the ring's length, so that none is 0.
+    fn position(&self, inode: InodeId) -> Option<u64> {
+        let ways = ways(inode);
+        let found = ways.into_iter().find(|way| self.words.load(*way) == inode.0)?;
+        Some(self.words.load(found + 8)).filter(|position| self.is_kept(*position))
+    }
+
+    /// The header at a position; `None` where another post has taken the place.
+    fn header(&self, inode: InodeId, position: u64) -> Option<Header> {
+        let at = RING + position % RING_BYTES;
+        let word = LeaseWord(self.words.load(at + 8));
+        let (size, parts) = (self.words.load(at + 16), self.words.load(at + 24));
+        let is_its = self.words.load(at) == inode.0;
+        fence(Ordering::Acquire);
+        let header = Header { at, word, slot: size as u32, length: size >> 32, parts };
+        (is_its && self.is_kept(position)).then_some(header)
+    }
+}
+
+/// The places of an inode in the index.
+fn ways(inode: InodeId) -> [u64; WAYS as usize] {
+    let row = inode.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 50;
+    std::array::from_fn(|way| INDEX + (row * WAYS + way as u64) * WAY_BYTES)
+}
+
+const _: () = assert!(1 << (64 - 50) == ROWS);
+
+/// SharedFS's hand on the board.
+#[derive(Debug)]
+pub struct BoardWriter<M> {
+    board: Board<M>,
+    /// Where the next post goes.
+    next: u64,
+}
+
+impl<M: Persistent + Clone> BoardWriter<M> {
+    /// Takes memory that holds zeros as an empty board; `None` where it has less than [`BOARD_BYTES`].
+    pub fn new(memory: M) -> Option<Self> {
+        let board = Board::new(memory)?;
+        board.words.store(KEPT_FROM, RING_BYTES);
+        Some(Self { board, next: RING_BYTES })
+    }
+
+    /// The board, as sessions see it.
+    pub fn board(&self) -> &Board<M> {
+        &self.board
+    }
+
+    /// Says which batch of updates is committed. Batches are counted from 1 on.
+    pub fn set_persistent(&self, batch: u64) {
+        self.board.words.store(PERSISTENT, batch);
+    }
+
+    /// Posts what is known of an inode, in place of what stood here of it. `false` where it is too long. Its dependencies are persistent
+    /// with this batch.
+    pub fn post(&mut self, post: &Post, inode: InodeId, batch: u64) -> bool {
+        let Post { slot, word, state, dependencies } = post;
+        let Ok(bytes) = postcard::to_allocvec(&(state, dependencies, batch)) else { return false };
+        let length = bytes.len() as u64;
+        if length > POST_BYTES_MAX {
+            return false;
+        }
+        let (words, size) = (&self.board.words, (HEADER_BYTES + length).next_multiple_of(8));
+        let room = RING_BYTES - self.next % RING_BYTES;
+        let position = if room < size { self.next + room } else { self.next };
+        self.next = position + size;
+        let kept_from = (self.next - RING_BYTES).max(words.load(KEPT_FROM));
+        words.store(KEPT_FROM, kept_from);
+        fence(Ordering::SeqCst);
+        let at = RING + position % RING_BYTES;
+        words.store(at, inode.0);
+        words.store(at + 8, word.0);
+        words.store(at + 16, length << 32 | u64::from(*slot));
+        words.store(at + 24, parts_of(state));
+        if words.0.store(at + HEADER_BYTES, &bytes).is_err() {
+            return false;
+        }
+        // The row's own place, or that of what was posted longest ago; a reader of a row that changes finds another inode in the ring.
+        let by_age = |way: &u64| if words.load(*way) == inode.0 { 0 } else { words.load(way + 8).max(1) };
+        if let Some(way) = ways(inode).into_iter().min_by_key(by_age) {
+            words.store(way, 0);
+            words.store(way + 8, position);
+            words.store(way, inode.0);
+        }
+        true
+    }
+
+    /// Takes away what stands of an inode.
+    pub fn forget(&mut self, inode: InodeId) {
+        let words = &self.board.words;
+        ways(inode).into_iter().filter(|way| words.load(*way) == inode.0).for_each(|way| words.store(way, 0));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+
+    use ashlar_pmem::{Mapping, MappingAccess, Medium};
+    use ashlar_types::{Inode, Timestamp};
+
+    use super::*;
+    use crate::ScopeKind;
+
+    fn boards() -> (BoardWriter<Arc<Mapping>>, Board<Arc<Mapping>>) {
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(BOARD_BYTES).expect("a length");
+        let map = |access| Arc::new(Mapping::map(&file, BOARD_BYTES, access, Medium::MEMORY).expect("mapped"));
+        let writer = BoardWriter::new(map(MappingAccess::ReadWrite)).expect("a board");
+        (writer, Board::new(map(MappingAccess::ReadOnly)).expect("a board"))
+    }
+
+    /// A state that shows by each of its parts whose it is.
+    fn state(number: u64, length: usize) -> InodeState {
+        let mut attributes = Inode::new(FileKind::Regular, 0o644, InodeId::ROOT, Timestamp::default());
+        attributes.size = number;
+        let xattrs = Some(vec![(number.to_le_bytes().to_vec(), vec![number as u8; length])]);
+        InodeState { attributes, contents: None, entries: None, xattrs }
+    }
+
+    fn is_of(post: &Post, number: u64) -> bool {
+        let [(name, value)] = &post.state.xattrs.as_ref().expect("xattrs")[..] else { return false };
+        let is_its = value.iter().all(|byte| *byte == number as u8);
+        post.state.attributes.size == number && name[..] == number.to_le_bytes() && is_its
+    }
+
+    const WORD: u64 = 7;
+    const XATTRS: Need = Need { contents: false, entries: false, children: false, xattrs: true };
+
+    fn word(generation: u64) -> LeaseWord {
+        LeaseWord::new(generation, ScopeKind::Node, false)
+    }
+
+    fn post(writer: &mut BoardWriter<Arc<Mapping>>, id: u64, lease: (u32, LeaseWord), state: InodeState) -> bool {
+        let dependencies = vec![(SessionId(4), LogPosition(id))];
+        writer.post(&Post { slot: lease.0, word: lease.1, state, dependencies }, InodeId(id), 2)
+    }
+
+    #[test]
+    fn a_post_is_found_while_its_lease_stands() {
+        let (mut writer, board) = boards();
+        let id = InodeId(77);
+        assert!(board.find(id, XATTRS).is_none() && board.find(InodeId(0), Need::default()).is_none());
+        writer.board().set_word(3, word(WORD), id);
+        assert!(post(&mut writer, id.0, (3, word(WORD)), state(5, 9)));
+        let found = board.find(id, XATTRS).expect("posted");
+        assert!(is_of(&found, 5) && (found.slot, found.word) == (3, word(WORD)));
+        assert_eq!(found.dependencies, [(SessionId(4), LogPosition(77))]);
+        writer.set_persistent(1);
+        assert_eq!(board.find(id, XATTRS).expect("posted").dependencies.len(), 1, "that was another batch");
+        writer.set_persistent(2);
+        assert!(board.find(id, XATTRS).expect("posted").dependencies.is_empty());
+        assert!(board.has(id, XATTRS) && board.find(InodeId(78), XATTRS).is_none());
+        // What it has not is not there; what no file has is there with it.
+        assert!(!board.has(id, Need { contents: true, ..XATTRS }) && board.has(id, Need { entries: true, ..XATTRS }));
+        for gone in [LeaseWord::revoked(WORD + 1), word(WORD + 1), LeaseWord::revoked(WORD)] {
+            writer.board().set_word(3, gone, id);
+            assert!(board.find(id, XATTRS).is_none() && !board.has(id, Need::default()));
+        }
+        assert!(post(&mut writer, id.0, (3, word(WORD + 2)), state(6, 9)));
+        writer.board().set_word(3, word(WORD + 2), id);
+        assert!(is_of(&board.find(id, XATTRS).expect("posted anew"), 6));
+        writer.forget(id);
+        assert!(board.find(id, XATTRS).is_none());
+        assert!(post(&mut writer, id.0, (3, word(WORD + 2)), state(6, 9)));
+        assert!(!post(&mut writer, id.0, (3, word(WORD + 2)), state(8, POST_BYTES_MAX as usize)), "too long");
+        assert!(is_of(&board.find(id, XATTRS).expect("what was there stays"), 6));
+    }
+
+    #[test]
+    fn who_reads_while_all_is_written_over_finds_whole_posts_or_none() {
+        let (mut writer, board) = boards();
+        writer.board().set_word(0, word(WORD), InodeId(1));
+        let is_over = AtomicBool::new(false);
+        let found = std::thread::scope(|scope| {
+            let reading = scope.spawn(|| {
+                let mut found = 0_u64;
+                while !is_over.load(Ordering::Relaxed) {
+                    for id in 1..=300 {
+                        if let Some(post) = board.find(InodeId(id), XATTRS) {
+                            assert!(is_of(&post, id));
+                            found += 1;
+                        }
+                    }
+                }
+                found
+            });
+            // Four times round the ring, with posts of all lengths.
+            for round in 0..4_u64 {
+                for step in 0..1000 {
+                    let id = 1 + (step * 7 + round) % 300;
+                    let length = (step * step * 31 % 60_000) as usize;
+                    assert!(post(&mut writer, id, (0, word(WORD)), state(id, length)));
+                }
+            }
+            is_over.store(true, Ordering::Relaxed);
+            reading.join().expect("no post was torn")
+        });
+        assert!(found > 0 && writer.board().words.load(KEPT_FROM) > 2 * RING_BYTES, "{found} found");
+    }
+
+    #[test]
+    fn a_full_index_gives_up_what_was_posted_longest_ago() {
+        let (mut writer, board) = boards();
+        writer.board().set_word(0, word(WORD), InodeId(1));
+        let most = 2 * ROWS * WAYS;
+        for id in 1..=most {
+            assert!(post(&mut writer, id, (0, word(WORD)), state(id, 0)));
+        }
+        let found = (1..=most).filter(|id| board.find(InodeId(*id), XATTRS).is_some_and(|post| is_of(&post, *id)));
+        let (old, new): (Vec<_>, Vec<_>) = found.partition(|id| *id <= most / 2);
+        assert!(old.len() < new.len() / 8 && new.len() as u64 > most / 3, "{} and {}", old.len(), new.len());
+    }
+}
