@@ -41,6 +41,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The digest thread: looks at all logs, and applies what is due.
 pub fn digest_thread(shared: &Shared) {
     let (mut swept, mut moved) = (Instant::now(), Instant::now());
+    let mut told_shared = None;
     let mut state = shared.lock();
     while !state.ending {
         let mut busy = false;
@@ -61,6 +62,11 @@ pub fn digest_thread(shared: &Shared) {
         if swept.elapsed() >= SWEEP {
             state = sweep_orphans(shared, state);
             state.note_sharing();
+            let is_shared = state.is_shared();
+            if told_shared != Some(is_shared) {
+                shared.tell_company(is_shared);
+                told_shared = Some(is_shared);
+            }
             swept = Instant::now();
         }
         if is_commit_due(&state) {

@@ -124,13 +124,18 @@ impl State {
         })
     }
 
+    /// Whether there are several sessions, or were a moment ago.
+    pub fn is_shared(&self) -> bool {
+        self.last_shared.is_some_and(|last| last.elapsed() < SOLITUDE)
+    }
+
     /// Tells all sessions whether there are others, or were a moment ago. The mounts that were alone and are so no more, each with the
     /// change that it must come to terms with.
     pub fn note_sharing(&mut self) -> Vec<(Arc<Control>, u64)> {
         if self.sessions.len() > 1 {
             self.last_shared = Some(Instant::now());
         }
-        let is_shared = self.last_shared.is_some_and(|last| last.elapsed() < SOLITUDE);
+        let is_shared = self.is_shared();
         let mut disturbed = Vec::new();
         for session in self.sessions.values() {
             let is_disturbed = is_shared && session.notifier.is_some() && !session.control.is_shared();

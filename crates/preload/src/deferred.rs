@@ -5,6 +5,9 @@
 //! meanwhile is taken over: a descriptor that the kernel has given out since is a *candidate*, and what is done with it is looked at. One
 //! whose open file others may share (it was duplicated, or passed on, or there was a fork) stays the kernel's.
 //!
+//! Where the mount has company, the kernel keeps no names, so that each call through it costs several requests; and most of what a session asks for
+//! was told to others, and stands on the board. There a program has its session from its first call on, unless it has run others by then.
+//!
 //! There are candidates only while a process has one thread: when it makes another, they are taken over first.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -25,11 +28,14 @@ static GIVEN: AtomicU32 = AtomicU32::new(CALLS);
 static LEFT: AtomicU32 = AtomicU32::new(0);
 /// Mounts that were used meanwhile, by bit.
 static USED: AtomicU32 = AtomicU32::new(0);
+/// Whether it counts if a mount has company: the number of calls was not set, and no other process was made.
+static MINDS_COMPANY: AtomicBool = AtomicBool::new(false);
 static IS_ANY_CANDIDATE: AtomicBool = AtomicBool::new(false);
 
 /// Begins, before the program does.
 pub(crate) fn begin(given: Option<u32>) {
     GIVEN.store(given.unwrap_or(CALLS), Ordering::Relaxed);
+    MINDS_COMPANY.store(given.is_none(), Ordering::Relaxed);
     begin_again();
 }
 
@@ -47,6 +53,7 @@ fn count_again() {
 /// little between the programs that it runs gets none.
 pub(crate) fn make_process() {
     if is_on() {
+        MINDS_COMPANY.store(false, Ordering::Relaxed);
         count_again();
     }
 }
@@ -66,8 +73,12 @@ pub(crate) fn puts_off(mount: u32) -> bool {
     if !is_on() {
         return false;
     }
-    USED.fetch_or(1 << mount, Ordering::Relaxed);
-    count(1);
+    let is_first = USED.fetch_or(1 << mount, Ordering::Relaxed) & 1 << mount == 0;
+    if is_first && MINDS_COMPANY.load(Ordering::Relaxed) && session::has_company(mount) {
+        end();
+    } else {
+        count(1);
+    }
     is_on()
 }
 

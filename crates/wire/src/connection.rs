@@ -37,6 +37,15 @@ pub fn socket_of(arena: &Path) -> PathBuf {
     arena.join("socket")
 }
 
+/// A file that stands beside a daemon's socket while the arena has more sessions than one, or had a moment ago. A program can tell by it, without
+/// a question, that kernels keep no names now; it's a hint, and no more.
+#[must_use]
+pub fn company_of(socket: &Path) -> PathBuf {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(".company");
+    PathBuf::from(path)
+}
+
 /// Why a message did not get through.
 #[derive(Debug, Error)]
 pub enum WireError {

@@ -24,7 +24,7 @@ mod report;
 mod run;
 
 pub use board::{BOARD_BYTES, Board, BoardWriter, Post};
-pub use connection::{Connection, Listener, MESSAGE_BYTES_MAX, WireError, socket_of};
+pub use connection::{Connection, Listener, MESSAGE_BYTES_MAX, WireError, company_of, socket_of};
 pub use control::{
     CONTROL_BYTES, CONTROL_BYTES_BEFORE, ControlPage, CreditKind, HANDLE_SLOTS, LEASE_SLOTS, LEASE_TABLE_BYTES,
     LeaseTable, LeaseWord, OPERATION_LANES,
