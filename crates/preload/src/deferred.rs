@@ -3,7 +3,8 @@
 //! A session costs as much as some hundred calls through FUSE, and most programs make fewer than that and end, or have others do the work.
 //! So the first calls are the kernel's, and those that follow a fork. A program that goes on has a session opened, and what it has opened
 //! meanwhile is taken over: a descriptor that the kernel has given out since is a *candidate*, and what is done with it is looked at. One
-//! whose open file others may share (it was duplicated, or passed on, or there was a fork) stays the kernel's.
+//! whose open file others may share (it was passed on, or there was a fork) stays the kernel's. A program has candidates from its beginning on
+//! where the one that has run it has left it some (`carried`).
 //!
 //! Where the mount has company, the kernel keeps no names, so that each call through it costs several requests; and most of what a session asks for
 //! was told to others, and stands on the board. There a program has its session from its first call on, unless it has run others by then.
@@ -13,6 +14,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::calls::{Verdict, files};
+use crate::carried::Carried;
 use crate::{descriptors, locks, session};
 
 /// Calls that the kernel serves first: about what a session costs.
@@ -31,12 +33,23 @@ static USED: AtomicU32 = AtomicU32::new(0);
 /// Whether it counts if a mount has company: the number of calls was not set, and no other process was made.
 static MINDS_COMPANY: AtomicBool = AtomicBool::new(false);
 static IS_ANY_CANDIDATE: AtomicBool = AtomicBool::new(false);
+/// Whether candidates were there before the program began.
+static IS_ANY_CARRIED: AtomicBool = AtomicBool::new(false);
 
-/// Begins, before the program does.
-pub(crate) fn begin(given: Option<u32>) {
+/// Begins, before the program does, with what it has from the one that was there before.
+pub(crate) fn begin(given: Option<u32>, carried: &Carried) {
     GIVEN.store(given.unwrap_or(CALLS), Ordering::Relaxed);
     MINDS_COMPANY.store(given.is_none(), Ordering::Relaxed);
     begin_again();
+    if carried.numbers.is_empty() {
+        return;
+    }
+    carried.numbers.iter().for_each(|&(number, file)| descriptors::note_carried(number, file));
+    USED.store(carried.mounts, Ordering::Relaxed);
+    IS_ANY_CANDIDATE.store(true, Ordering::Relaxed);
+    IS_ANY_CARRIED.store(true, Ordering::Relaxed);
+    // With the first call they become ours, where they may do so at once.
+    LEFT.fetch_max(1, Ordering::Relaxed);
 }
 
 /// Begins again, in a process that was forked and has no session of its own.
@@ -66,6 +79,16 @@ pub(crate) fn is_on() -> bool {
 /// Whether there may be candidates.
 pub(crate) fn is_any_candidate() -> bool {
     is_on() && IS_ANY_CANDIDATE.load(Ordering::Relaxed)
+}
+
+/// Whether there may be candidates on which the process has locks: from before it ran this program.
+pub(crate) fn is_any_carried() -> bool {
+    IS_ANY_CARRIED.load(Ordering::Relaxed)
+}
+
+/// The mounts whose sessions were put off, by bit.
+pub(crate) fn mounts() -> u32 {
+    USED.load(Ordering::Relaxed)
 }
 
 /// Whether the session for a mount, which a path leads into, is put off.

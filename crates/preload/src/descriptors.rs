@@ -25,7 +25,10 @@ const CANDIDATE: u32 = crate::arch::CANDIDATE;
 const NAMED: u32 = CANDIDATE - 1;
 /// Candidates stand below this number.
 const CANDIDATES_MAX: i32 = crate::arch::CANDIDATES_MAX as i32;
-const _: () = assert!(OPEN_MAX < NAMED as usize && CANDIDATE < INTERNAL);
+/// In place of an open file, from this number on up to [`NAMED`]: a candidate that may have its open file in common with those of the
+/// same number.
+const COMMON: u32 = NAMED - CANDIDATES_MAX as u32;
+const _: () = assert!(OPEN_MAX < COMMON as usize && CANDIDATE < INTERNAL);
 /// In place of the number of references: the last one is gone, and what ends with it is not done yet.
 const CLOSING: u32 = u32::MAX;
 
@@ -266,7 +269,7 @@ pub(crate) fn file(descriptor: i32) -> Option<File> {
 
 /// Whether an entry of the table is an open file's number.
 fn is_file(number: u32) -> bool {
-    number != 0 && number < NAMED
+    number != 0 && number < COMMON
 }
 
 /// Whether any open file is of a path alone.
@@ -286,7 +289,11 @@ pub(crate) fn is_ours(descriptor: i32) -> bool {
 
 /// Whether a descriptor is the kernel's for the time being.
 pub(crate) fn is_candidate(descriptor: i32) -> bool {
-    entry(descriptor).is_some_and(|entry| entry.load(Ordering::Relaxed) == CANDIDATE)
+    entry(descriptor).is_some_and(|entry| is_of_candidate(entry.load(Ordering::Relaxed)))
+}
+
+fn is_of_candidate(number: u32) -> bool {
+    number == CANDIDATE || (COMMON..NAMED).contains(&number)
 }
 
 /// Whether a descriptor is the kernel's, and may be of a directory that paths on a mount begin from.
@@ -305,18 +312,17 @@ pub(crate) fn note_named(descriptor: i32) {
 /// Notes a descriptor that was found to be the kernel's, if it is that still.
 pub(crate) fn note_kernels(descriptor: i32) {
     let Some(entry) = entry(descriptor) else { return };
-    let notes = |from| entry.compare_exchange(from, NAMED, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-    if notes(0) || notes(CANDIDATE) {
+    if entry.compare_exchange(0, NAMED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
         HIGHEST_NAMED.fetch_max(descriptor as u32 + 1, Ordering::AcqRel);
     }
+    forget_candidate(descriptor);
 }
 
 /// Forgets what was noted of a descriptor of the kernel's.
 pub(crate) fn forget_kernels(descriptor: i32) {
     let Some(entry) = entry(descriptor) else { return };
-    for noted in [NAMED, CANDIDATE] {
-        let _ = entry.compare_exchange(noted, 0, Ordering::AcqRel, Ordering::Relaxed);
-    }
+    let is_noted = |number| number == NAMED || is_of_candidate(number);
+    let _ = entry.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |number| is_noted(number).then_some(0));
 }
 
 /// Forgets such descriptors in a range.
@@ -347,13 +353,58 @@ pub(crate) fn candidates() -> impl Iterator<Item = i32> {
     (0..CANDIDATES_MAX).filter(|&number| is_candidate(number))
 }
 
-/// A candidate stays the kernel's; paths may begin from it.
+/// A candidate stays the kernel's, and so do those of the same open file; paths may begin from them.
 pub(crate) fn forget_candidate(descriptor: i32) {
-    if let Some(entry) = entry(descriptor) {
-        if entry.compare_exchange(CANDIDATE, NAMED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            HIGHEST_NAMED.fetch_max(descriptor as u32 + 1, Ordering::AcqRel);
-        }
+    alike(descriptor).into_iter().for_each(note_named);
+}
+
+/// All candidates of the open file that one is of.
+pub(crate) fn alike(descriptor: i32) -> Vec<i32> {
+    match entry(descriptor).map(|entry| entry.load(Ordering::Relaxed)) {
+        Some(CANDIDATE) => vec![descriptor],
+        Some(common) if is_of_candidate(common) => candidates()
+            .filter(|&number| ASHLAR_DESCRIPTORS[number as usize].load(Ordering::Relaxed) == common)
+            .collect(),
+        _ => Vec::new(),
     }
+}
+
+/// A candidate was duplicated: the new number is of the same open file.
+pub(crate) fn note_duplicate(old: i32, new: i32) {
+    if new >= CANDIDATES_MAX {
+        forget_candidate(old);
+        note_named(new);
+        return;
+    }
+    let value = |number: i32| &ASHLAR_DESCRIPTORS[number as usize];
+    let mut common = value(old).load(Ordering::Relaxed);
+    if common == CANDIDATE {
+        let is_free = |one: &u32| candidates().all(|number| value(number).load(Ordering::Relaxed) != *one);
+        // Each of those in use has a candidate at least, and this one has none.
+        common = (COMMON..NAMED).find(is_free).unwrap_or(CANDIDATE);
+        value(old).store(common, Ordering::Release);
+    }
+    value(new).store(common, Ordering::Release);
+}
+
+/// Notes a candidate from before the program began; those with the same `file`, below [`CANDIDATES_MAX`], have their open file in common.
+pub(crate) fn note_carried(descriptor: i32, file: u32) {
+    if let Some(entry) = entry(descriptor) {
+        entry.store(COMMON + file, Ordering::Release);
+    }
+}
+
+/// The descriptors whose open files no other process has, as far as we know: candidates and ours. Each with a number that is the same for those of
+/// the same open file.
+pub(crate) fn own() -> impl Iterator<Item = (i32, u32)> {
+    (0..CANDIDATES_MAX).filter_map(|descriptor| {
+        let number = ASHLAR_DESCRIPTORS[descriptor as usize].load(Ordering::Relaxed);
+        match number {
+            // Each is alone, and has no other's number.
+            CANDIDATE => Some((descriptor, NAMED + 1 + descriptor as u32)),
+            _ => (is_file(number) || is_of_candidate(number)).then_some((descriptor, number)),
+        }
+    })
 }
 
 /// Whether a descriptor is one that we use ourselves, of which the program knows nothing.

@@ -1,12 +1,12 @@
 //! What brings us into a program: variables of its environment, which the programs that it runs inherit.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, CString, c_char};
 use std::sync::OnceLock;
 
 use ashlar_types::Errno;
 use ashlar_wire::{DEFER_VARIABLE, MOUNTS_VARIABLE, PATIENCE_VARIABLE, PLANS_VARIABLE, REPORT_VARIABLE, patience_ms};
 
-use crate::memory;
+use crate::{carried, memory};
 
 /// The libraries that the dynamic linker loads first.
 const PRELOAD: &str = "LD_PRELOAD";
@@ -33,15 +33,20 @@ pub(crate) struct Told {
     pub(crate) deferred: Option<u32>,
     /// How long a call waits for SharedFS, in milliseconds.
     pub(crate) patience_ms: u64,
+    /// Which open files the program has for itself alone.
+    pub(crate) open: Option<&'static CStr>,
 }
 
-/// Takes note of our variables; the environment is the one that the program began with.
+/// Takes note of our variables; the environment is the one that the program began with. What it says of open files is taken out of it: that is
+/// for this program alone.
 ///
 /// # Safety
-/// The environment is a list of strings that ends with a null pointer.
+/// The environment is a list of strings that ends with a null pointer, and nobody else looks at it meanwhile.
 pub(crate) unsafe fn find(environment: *const *const c_char) -> Option<Told> {
     let mut found = [None; 6];
+    let mut open = None;
     let mut at = environment;
+    let mut kept = environment.cast_mut();
     // SAFETY: as the caller says. The strings are copied, since programs overwrite them to change their title.
     unsafe {
         while !(*at).is_null() {
@@ -51,7 +56,17 @@ pub(crate) unsafe fn find(environment: *const *const c_char) -> Option<Told> {
                     *place = Some(&*Box::leak(variable.to_owned().into_boxed_c_str()));
                 }
             }
+            match value_of(variable.to_bytes_with_nul(), carried::VARIABLE) {
+                Some(value) => open = CStr::from_bytes_with_nul(value).ok().map(|value| &*Box::leak(value.into())),
+                None => {
+                    *kept = *at;
+                    kept = kept.add(1);
+                }
+            }
             at = at.add(1);
+        }
+        if kept.cast_const() != at {
+            *kept = std::ptr::null();
         }
     }
     let mounts = found[0].and_then(|variable| value_of(variable.to_bytes(), MOUNTS_VARIABLE));
@@ -62,7 +77,7 @@ pub(crate) unsafe fn find(environment: *const *const c_char) -> Option<Told> {
     let patience = found[5].and_then(|variable| value_of(variable.to_bytes(), PATIENCE_VARIABLE));
     // It happens once, before the program runs.
     let _ = FOUND.set(found);
-    Some(Told { mounts: mounts?, plans, deferred, patience_ms: patience_ms(patience) })
+    Some(Told { mounts: mounts?, plans, deferred, patience_ms: patience_ms(patience), open })
 }
 
 /// The file of counts, where there is to be a report.
@@ -76,6 +91,7 @@ pub(crate) struct Completed {
     list: Vec<u64>,
     /// What the list leads to.
     _preload: Option<Vec<u8>>,
+    _open: Option<CString>,
 }
 
 impl Completed {
@@ -84,11 +100,11 @@ impl Completed {
     }
 }
 
-/// An environment to which those of our variables are added that are missing; `None` where none is.
+/// An environment to which those of our variables are added that are missing, and `open`; `None` where nothing is to be added.
 ///
 /// # Errors
 /// `EFAULT`, `E2BIG`.
-pub(crate) fn completed(environment: u64) -> Result<Option<Completed>, Errno> {
+pub(crate) fn completed(environment: u64, open: Option<CString>) -> Result<Option<Completed>, Errno> {
     let Some(ours) = FOUND.get() else { return Ok(None) };
     let mut list = Vec::new();
     let mut missing = *ours;
@@ -129,14 +145,15 @@ pub(crate) fn completed(environment: u64) -> Result<Option<Completed>, Errno> {
         }
         _ => None,
     };
-    if missing.iter().all(Option::is_none) && joined.is_none() {
+    if missing.iter().all(Option::is_none) && joined.is_none() && open.is_none() {
         return Ok(None);
     }
     list.extend(missing.iter().flatten().map(|variable| variable.as_ptr() as u64));
+    list.extend(open.iter().map(|variable| variable.as_ptr() as u64));
     list.push(0);
     let preload = joined.map(|(place, text)| {
         list[place] = text.as_ptr() as u64;
         text
     });
-    Ok(Some(Completed { list, _preload: preload }))
+    Ok(Some(Completed { list, _preload: preload, _open: open }))
 }

@@ -17,6 +17,7 @@
 
 mod arch;
 mod calls;
+mod carried;
 mod deferred;
 mod descriptors;
 mod environment;
@@ -65,7 +66,7 @@ unsafe extern "C" fn initialise(_: c_int, _: *const *const c_char, environment: 
             return;
         }
         patch::catch_program(told.plans, calls::is_wanted);
-        deferred::begin(told.deferred);
+        deferred::begin(told.deferred, &told.open.map(carried::taken).unwrap_or_default());
         threads::begin();
         calls::arm();
     });

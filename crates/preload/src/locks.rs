@@ -23,7 +23,7 @@ use ashlar_types::{Errno, InodeId};
 
 use crate::arch::system_call;
 use crate::descriptors::{self, File};
-use crate::{hook, materialise, memory, session, signals};
+use crate::{deferred, hook, materialise, memory, session, signals};
 
 /// The last byte that can be locked.
 const LAST: i64 = i64::MAX;
@@ -473,7 +473,9 @@ fn known(files: &mut Files, locked: Locked) -> Result<Option<Through>, Errno> {
 
 /// A session begins: the process may have locks on files of which it has descriptors of the kernel's, from before it ran this program.
 pub(crate) fn note_inherited(session: u32) {
-    let files = all_of_kernel().filter(|&number| !descriptors::is_candidate(number)).filter_map(opened);
+    // What the program itself has opened without a session it has no locks on.
+    let is_before = |number: &i32| deferred::is_any_carried() || !descriptors::is_candidate(*number);
+    let files = all_of_kernel().filter(is_before).filter_map(opened);
     for (locked, _) in files.filter(|(file, _)| file.session == session) {
         locked.files().get_or_insert_default().entry(locked).or_insert(Through::Inherited);
         IS_USED.store(true, Ordering::Release);

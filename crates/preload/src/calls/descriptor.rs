@@ -61,11 +61,9 @@ fn duplicate(descriptor: i32, from: i32, cloexec: bool) -> Served {
     descriptors::install(&file, from, cloexec).map(|number| Some(number.into()))
 }
 
-/// Duplicates a descriptor of the kernel's from which paths may begin: they may from the new one too.
+/// Duplicates a descriptor of the kernel's from which paths may begin, or which may become ours: the new one may too.
 fn duplicate_followed(descriptor: i32, from: i32, cloexec: bool) -> Option<i64> {
-    // Two numbers of one open file can't be taken over one by one.
-    descriptors::forget_candidate(descriptor);
-    if !descriptors::is_named(descriptor) {
+    if !descriptors::is_named(descriptor) && !descriptors::is_candidate(descriptor) {
         return None;
     }
     let command = if cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
@@ -73,15 +71,22 @@ fn duplicate_followed(descriptor: i32, from: i32, cloexec: bool) -> Option<i64> 
     // SAFETY: the program's own call.
     let made = unsafe { system_call(libc::SYS_fcntl as u64, arguments) };
     if made >= 0 {
-        descriptors::note_named(made as i32);
+        note_followed(descriptor, made as i32);
     }
     Some(made)
 }
 
+/// Notes that the one descriptor of the kernel's is a duplicate of the other.
+fn note_followed(old: i32, new: i32) {
+    if descriptors::is_candidate(old) {
+        descriptors::note_duplicate(old, new);
+    } else if descriptors::is_named(old) {
+        descriptors::note_named(new);
+    }
+}
+
 /// `dup2` and `dup3`, where the one or the other descriptor is ours.
 fn duplicate_to(old: i32, new: i32, flags: i32, is_dup3: bool) -> Served {
-    // Two numbers of one open file can't be taken over one by one.
-    descriptors::forget_candidate(old);
     let file = descriptors::file(old);
     let number = if is_dup3 { libc::SYS_dup3 } else { libc::SYS_dup2 };
     let call = || {
@@ -112,8 +117,8 @@ fn duplicate_to(old: i32, new: i32, flags: i32, is_dup3: bool) -> Served {
     if let Some(replaced) = &replaced {
         locks::forget(replaced);
     }
-    if file.is_none() && descriptors::is_named(old) {
-        descriptors::note_named(new);
+    if file.is_none() {
+        note_followed(old, new);
     }
     if let Some(file) = &file {
         if new as usize >= crate::arch::DESCRIPTORS {
@@ -149,7 +154,7 @@ fn close_range(a: [u64; 6]) -> Served {
         close(descriptor);
     }
     let is_closed = |descriptor: &i32| (first..=last).contains(&(*descriptor as u32));
-    descriptors::candidates().filter(is_closed).for_each(descriptors::forget_candidate);
+    descriptors::candidates().filter(is_closed).for_each(descriptors::forget_kernels);
     let named = locks::files_of_named(first, last);
     descriptors::forget_named(first, last);
     let _closes = Forgetting(named);

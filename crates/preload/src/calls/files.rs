@@ -134,18 +134,18 @@ fn open_place(session: &Session, place: &Place, flags: i32, mode: u32) -> Result
     Ok(Some(file))
 }
 
-/// Takes an open file of the kernel's over: one of ours with the same inode, flags and offset takes its place at its number.
+/// Takes an open file of the kernel's over: one of ours with the same inode, flags and offset takes its place at all its numbers.
 ///
 /// # Errors
 /// Those of LibFS, and `EOPNOTSUPP` for what stays the kernel's.
 pub(crate) fn adopt(descriptor: i32) -> Result<(), Errno> {
-    let ask = |command: i32| {
+    let ask = |descriptor: i32, command: i32| {
         let arguments = [descriptor as u64, command as u64, 0, 0, 0, 0];
         // SAFETY: it asks for flags.
         let flags = unsafe { crate::arch::system_call(libc::SYS_fcntl as u64, arguments) };
         if flags < 0 { Err(Errno(-flags as i32)) } else { Ok(flags as i32) }
     };
-    let flags = ask(libc::F_GETFL)?;
+    let flags = ask(descriptor, libc::F_GETFL)?;
     let (number, id) = session::file_of(descriptor).ok_or(Errno::EOPNOTSUPP)?;
     let session = session::by_number(number).ok_or(Errno::EOPNOTSUPP)?;
     let inode = session.fs.attributes(id)?.inode;
@@ -156,20 +156,22 @@ pub(crate) fn adopt(descriptor: i32) -> Result<(), Errno> {
         return Err(Errno::EOPNOTSUPP);
     }
     let offset = if is_alone { 0 } else { materialise::offset(descriptor)? };
-    let cloexec = if ask(libc::F_GETFD)? & libc::FD_CLOEXEC != 0 { libc::O_CLOEXEC } else { 0 };
     let placeholder = session::placeholder()?;
     session.fs.open(id)?;
     let file = enter(session, id, inode.kind, flags)?;
     if let Some(mut place) = file.place() {
         place.offset = offset;
     }
-    let arguments = [placeholder as u64, descriptor as u64, cloexec as u64, 0, 0, 0];
-    // SAFETY: the kernel's open file at this number gives way to the placeholder, with the same flag.
-    let done = unsafe { crate::arch::system_call(libc::SYS_dup3 as u64, arguments) };
-    if done < 0 {
-        return Err(Errno(-done as i32));
+    for number in descriptors::alike(descriptor) {
+        let cloexec = if ask(number, libc::F_GETFD)? & libc::FD_CLOEXEC != 0 { libc::O_CLOEXEC } else { 0 };
+        let arguments = [placeholder as u64, number as u64, cloexec as u64, 0, 0, 0];
+        // SAFETY: the kernel's open file at this number gives way to the placeholder, with the same flag.
+        let done = unsafe { crate::arch::system_call(libc::SYS_dup3 as u64, arguments) };
+        if done < 0 {
+            return Err(Errno(-done as i32));
+        }
+        descriptors::enter(&file, number);
     }
-    descriptors::enter(&file, descriptor);
     Ok(())
 }
 

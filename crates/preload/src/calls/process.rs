@@ -7,6 +7,7 @@ use ashlar_types::Errno;
 
 use super::{Served, Verdict};
 use crate::arch::{Frame, system_call};
+use crate::carried::{self, Carried};
 use crate::memory;
 use crate::{deferred, descriptors, environment, hook, locks, materialise, path, report, session};
 
@@ -225,7 +226,10 @@ fn make_process(call: &Frame) -> Served {
 /// Runs another program: what it inherits it finds as the kernel's, and what brings us into it in its environment.
 fn execute(number: u64, a: [u64; 6], environment_at: usize) -> Served {
     let mut arguments = a;
-    let kept = environment::completed(a[environment_at])?;
+    // Where a descriptor is a part of the path, the program is not told the path that was named.
+    let carried = if number as i64 == libc::SYS_execve { carried::find() } else { Carried::default() };
+    let open = carried::variable(&carried, a[0]);
+    let kept = environment::completed(a[environment_at], open)?;
     if let Some(kept) = &kept {
         arguments[environment_at] = kept.address();
     }

@@ -1,11 +1,12 @@
 //! Programs that are served by LibFS in their own processes, beside a mount.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,6 +27,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/descriptors_are_for_those_who_may", run: || with(rights) },
     Test { name: "run/sharedfs_is_killed_while_descriptors_are_made", run: || with(kills) },
     Test { name: "run/a_session_begins_at_any_call", run: || with(begins) },
+    Test { name: "run/a_program_takes_over_what_the_shell_has_opened", run: || with(redirected) },
     Test { name: "run/a_short_program_needs_no_session", run: || with(short) },
     Test { name: "run/a_program_begins_with_little", run: || with(little) },
     Test { name: "run/a_newcomer_has_the_kernel_forget_names_at_once", run: || with(newcomer) },
@@ -136,6 +138,41 @@ fn begins() -> Outcome<Verdict> {
     site.check()?;
     site.umount(0)?;
     passed()
+}
+
+/// Files that a shell opens for the programs that it runs show what they would anywhere, and programs write to them as to those that they
+/// have opened.
+fn redirected() -> Outcome<Verdict> {
+    let script = include_str!("../../../jobs/redirected.sh");
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let reference = site.outside().join("reference");
+    fs::create_dir(&reference).map_err(tried("making a directory"))?;
+    let there = contents(Command::new("bash").args(["-c", script]).current_dir(&reference), &reference)?;
+    ensure!(there.len() > 20, "the script makes {} files", there.len());
+    for after in BEGINNINGS {
+        let directory = site.point(0).join(format!("after-{after}"));
+        fs::create_dir(&directory).map_err(tried("making a directory"))?;
+        let mut command = Front::Run.command("bash");
+        command.args(["-c", script]).current_dir(&directory).env(DEFER_VARIABLE, after.to_string());
+        let here = contents(&mut command, &directory)?;
+        let differs = |name: &&String| here.get(*name) != there.get(*name);
+        let different: Vec<_> = there.keys().chain(here.keys()).filter(differs).collect();
+        ensure!(different.is_empty(), "after {after} calls, these differ from a local directory's: {different:?}");
+    }
+    site.check()?;
+    site.umount(0)?;
+    passed()
+}
+
+/// The files that a command makes in a directory, by name.
+fn contents(command: &mut Command, directory: &Path) -> Outcome<BTreeMap<String, Vec<u8>>> {
+    let done = run(command)?.success()?;
+    let mut found = BTreeMap::from([("its output".into(), done.output.into_bytes())]);
+    for entry in fs::read_dir(directory).map_err(tried("listing"))?.flatten() {
+        let bytes = fs::read(entry.path()).map_err(tried(format!("reading {}", entry.path().display())))?;
+        found.insert(entry.file_name().to_string_lossy().into_owned(), bytes);
+    }
+    Ok(found)
 }
 
 /// How many sessions SharedFS has opened.

@@ -1,0 +1,114 @@
+//! Open files that a process takes along when it runs another program: what is its own alone, that program may take over.
+//!
+//! A shell opens what a command's output goes to, and becomes the command. The open file is the kernel's then, and stays it where another
+//! process may have it too. One that this process has opened since it was made, and has given to nobody, is a candidate (`deferred`) of the
+//! program that it becomes. Which ones they are stands in a variable of the environment, which the next image of the process takes away
+//! again. It holds for the process and the path that it names: programs in between that do not know of it pass it on as it is.
+
+use std::ffi::{CStr, CString};
+
+use crate::arch::{CANDIDATES_MAX, system_call};
+use crate::memory::PathBuffer;
+use crate::{deferred, descriptors, memory, session};
+
+/// `ASHLAR_OPEN=PROCESS MOUNTS NUMBER,FILE[ NUMBER,FILE…]:PATH`; descriptors with the same FILE have one open file. All but the path is in decimal digits.
+pub(crate) const VARIABLE: &str = "ASHLAR_OPEN";
+
+/// What a process takes along.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Carried {
+    /// The mounts that they are on, by bit.
+    pub(crate) mounts: u32,
+    /// Descriptors, each with the number of its open file among them.
+    pub(crate) numbers: Vec<(i32, u32)>,
+}
+
+/// What the process has for itself alone, and goes on having when it runs another program.
+pub(crate) fn find() -> Carried {
+    let mut files: Vec<u32> = Vec::new();
+    let mut numbers = Vec::new();
+    for (number, file) in descriptors::own().filter(|&(number, _)| outlives(number)) {
+        let index = files.iter().position(|&known| known == file).unwrap_or_else(|| {
+            files.push(file);
+            files.len() - 1
+        });
+        numbers.push((number, index as u32));
+    }
+    let sessions = session::all().fold(0, |mounts, session| mounts | 1 << session.number);
+    Carried { mounts: sessions | deferred::mounts(), numbers }
+}
+
+/// Whether a descriptor is there when another program runs.
+fn outlives(number: i32) -> bool {
+    // SAFETY: it asks for a flag.
+    let flags = unsafe { system_call(libc::SYS_fcntl as u64, [number as u64, libc::F_GETFD as u64, 0, 0, 0, 0]) };
+    flags >= 0 && flags & i64::from(libc::FD_CLOEXEC) == 0
+}
+
+/// The variable for a program at an address of a path; `None` where nothing is taken along.
+pub(crate) fn variable(carried: &Carried, path: u64) -> Option<CString> {
+    if carried.numbers.is_empty() {
+        return None;
+    }
+    let mut buffer = PathBuffer::new();
+    // What can't be read the kernel refuses.
+    let path = memory::path(path, &mut buffer).ok()?;
+    encode(carried, std::process::id(), path)
+}
+
+/// What the variable's value says to the program that this is, of descriptors that are still there.
+pub(crate) fn taken(value: &CStr) -> Carried {
+    // SAFETY: it looks at what the kernel has told the program; the string is as long as the program lives.
+    let path = unsafe {
+        let address = libc::getauxval(libc::AT_EXECFN);
+        if address == 0 { c"" } else { CStr::from_ptr(address as *const std::ffi::c_char) }
+    };
+    let mut carried = decode(value.to_bytes(), std::process::id(), path.to_bytes()).unwrap_or_default();
+    carried.numbers.retain(|&(number, _)| outlives(number));
+    carried
+}
+
+fn encode(carried: &Carried, process: u32, path: &[u8]) -> Option<CString> {
+    let mut text = format!("{VARIABLE}={process} {}", carried.mounts);
+    for (number, file) in &carried.numbers {
+        text.push_str(&format!(" {number},{file}"));
+    }
+    text.push(':');
+    CString::new([text.as_bytes(), path].concat()).ok()
+}
+
+fn decode(value: &[u8], process: u32, path: &[u8]) -> Option<Carried> {
+    let colon = value.iter().position(|&byte| byte == b':')?;
+    let mut words = std::str::from_utf8(&value[..colon]).ok()?.split(' ');
+    if words.next()?.parse() != Ok(process) || &value[colon + 1..] != path {
+        return None;
+    }
+    let mounts = words.next()?.parse().ok()?;
+    let pair = |word: &str| {
+        let (number, file) = word.split_once(',')?;
+        let pair: (i32, u32) = (number.parse().ok()?, file.parse().ok()?);
+        let there_can_be = (0..CANDIDATES_MAX as i32).contains(&pair.0) && pair.1 < CANDIDATES_MAX as u32;
+        there_can_be.then_some(pair)
+    };
+    Some(Carried { mounts, numbers: words.map(pair).collect::<Option<_>>()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_takes_what_is_its_own_and_no_other() {
+        let carried = Carried { mounts: 3, numbers: vec![(0, 0), (1, 1), (2, 1), (1023, 2)] };
+        let variable = encode(&carried, 17, b"/bin/a b:c").unwrap();
+        let value = variable.to_bytes().strip_prefix(b"ASHLAR_OPEN=").unwrap();
+        assert_eq!(decode(value, 17, b"/bin/a b:c"), Some(carried));
+        assert_eq!(decode(value, 18, b"/bin/a b:c"), None, "another process has it from its parent");
+        assert_eq!(decode(value, 17, b"/bin/other"), None, "a program in between has passed it on");
+        for wrong in ["", "17", "17 0", "17 0 1:/a", "17 0 1,1024:/a", "17 0 1024,1:/a", "17 0 -1,0:/a", "17 x 1,1:/a"]
+        {
+            assert_eq!(decode(wrong.as_bytes(), 17, b"/a"), None, "{wrong}");
+        }
+        assert_eq!(decode(b"17 1:/a", 17, b"/a"), Some(Carried { mounts: 1, numbers: vec![] }));
+    }
+}
