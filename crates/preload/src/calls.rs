@@ -11,6 +11,7 @@ pub(crate) mod files;
 mod names;
 mod process;
 mod waiting;
+mod xattrs;
 
 use std::sync::atomic::Ordering;
 
@@ -462,7 +463,7 @@ pub(crate) fn serve(call: &mut Frame) -> Verdict {
     }
 }
 
-/// Whether the kernel has a descriptor of a path alone (`O_PATH`) for such a call.
+/// Whether the kernel has a descriptor of a path alone (`O_PATH`) for such a call, or may find something else wrong with it first.
 fn works_alone(call: &Frame) -> bool {
     match call.rax as i64 {
         libc::SYS_close
@@ -471,6 +472,10 @@ fn works_alone(call: &Frame) -> bool {
         | libc::SYS_dup3
         | libc::SYS_fstat
         | libc::SYS_fstatfs
+        | libc::SYS_fgetxattr
+        | libc::SYS_flistxattr
+        | libc::SYS_fsetxattr
+        | libc::SYS_fremovexattr
         | libc::SYS_openat2 => true,
         libc::SYS_fcntl => matches!(
             call.arguments[1] as i32,
@@ -558,6 +563,18 @@ fn answer(call: &mut Frame) -> Served {
         | libc::SYS_lchown
         | libc::SYS_fchownat
         | libc::SYS_utimensat => attributes::serve(call.rax as i64, a),
+        libc::SYS_getxattr
+        | libc::SYS_lgetxattr
+        | libc::SYS_fgetxattr
+        | libc::SYS_listxattr
+        | libc::SYS_llistxattr
+        | libc::SYS_flistxattr
+        | libc::SYS_setxattr
+        | libc::SYS_lsetxattr
+        | libc::SYS_fsetxattr
+        | libc::SYS_removexattr
+        | libc::SYS_lremovexattr
+        | libc::SYS_fremovexattr => xattrs::serve(call.rax as i64, a),
         libc::SYS_getdents64 => directory::list(a),
         libc::SYS_mkdir
         | libc::SYS_mkdirat

@@ -163,7 +163,11 @@ pub(crate) fn is_kernels(number: i64, a: &[u64; 6]) -> bool {
         | libc::SYS_fadvise64
         | libc::SYS_getdents64
         | libc::SYS_fchmod
-        | libc::SYS_fchown => 0,
+        | libc::SYS_fchown
+        | libc::SYS_fgetxattr
+        | libc::SYS_fsetxattr
+        | libc::SYS_flistxattr
+        | libc::SYS_fremovexattr => 0,
         libc::SYS_ioctl if a[1] == libc::TCGETS => 0,
         libc::SYS_fcntl => match a[1] as i32 {
             libc::F_GETFD | libc::F_SETFD | libc::F_GETFL | libc::F_SETFL => 0,

@@ -15,9 +15,9 @@ use crate::{deferred, descriptors};
 const STATX_MASK: u32 = 0x7ff | 0x800;
 
 /// What a call is about.
-struct Subject {
-    session: &'static Session,
-    found: Found,
+pub(super) struct Subject {
+    pub(super) session: &'static Session,
+    pub(super) found: Found,
     /// By an open file.
     flags: Option<i32>,
 }
@@ -78,7 +78,8 @@ pub(super) fn serve(number: i64, a: [u64; 6]) -> Served {
     }
 }
 
-fn with_file(descriptor: u64, then: impl FnOnce(&Subject) -> Served) -> Served {
+/// With what a descriptor of ours has opened.
+pub(super) fn with_file(descriptor: u64, then: impl FnOnce(&Subject) -> Served) -> Served {
     // One that the kernel serves for the time being may be ours after that.
     if deferred::is_any_candidate() && descriptors::is_candidate(descriptor as i32) {
         deferred::count(1);
@@ -90,7 +91,13 @@ fn with_file(descriptor: u64, then: impl FnOnce(&Subject) -> Served) -> Served {
     then(&Subject { session, found, flags: Some(file.flags()) })
 }
 
-fn with_path(directory: i32, address: u64, aim: impl Into<Aim>, then: impl FnOnce(&Subject) -> Served) -> Served {
+/// With what a path leads to.
+pub(super) fn with_path(
+    directory: i32,
+    address: u64,
+    aim: impl Into<Aim>,
+    then: impl FnOnce(&Subject) -> Served,
+) -> Served {
     let aim = aim.into();
     let mut buffer = PathBuffer::new();
     let text = memory::path(address, &mut buffer)?;

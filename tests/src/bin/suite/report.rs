@@ -160,6 +160,7 @@ import errno, fcntl, os
 log = os.open('log', os.O_CREAT | os.O_WRONLY)
 assert os.fstatvfs(log) == os.statvfs('.')
 for n in range(100): os.write(log, b'x')
+for n in range(20): os.setxattr(log, 'user.n', b'%d' % n); os.getxattr('log', 'user.n')
 place = os.open('.', os.O_PATH | os.O_DIRECTORY)
 for n in range(50): os.close(os.open('made-%d' % n, os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=place))
 assert os.stat('made-7', dir_fd=place).st_ino == os.stat('made-7').st_ino
@@ -214,8 +215,11 @@ os.rename('made-8', 'deeper/made-8', src_dir_fd=os.open('.', os.O_PATH), dst_dir
 assert os.listdir('deeper') == ['made-8']\"";
     let place = Place::new()?;
     let report = place.report_of(SCRIPT, 0)?;
-    let served = ["write", "openat"].map(|call| count(&report, call, "accelerated"));
-    ensure!(served[0] >= 100 && served[1] >= 50, "{served:?} writes and openings are accelerated:\n{report:#}");
+    let calls = [("write", 100), ("openat", 50), ("fsetxattr", 20), ("getxattr", 20)];
+    for (call, least) in calls {
+        let served = count(&report, call, "accelerated");
+        ensure!(served >= least, "{served} calls of {call} are accelerated, not {least}:\n{report:#}");
+    }
     place.end()
 }
 

@@ -28,6 +28,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/sharedfs_is_killed_while_descriptors_are_made", run: || with(kills) },
     Test { name: "run/a_session_begins_at_any_call", run: || with(begins) },
     Test { name: "run/a_program_takes_over_what_the_shell_has_opened", run: || with(redirected) },
+    Test { name: "run/extended_attributes_are_those_of_the_kernel", run: || with(xattrs) },
     Test { name: "run/a_short_program_needs_no_session", run: || with(short) },
     Test { name: "run/a_program_begins_with_little", run: || with(little) },
     Test { name: "run/a_newcomer_has_the_kernel_forget_names_at_once", run: || with(newcomer) },
@@ -158,6 +159,30 @@ fn redirected() -> Outcome<Verdict> {
         let differs = |name: &&String| here.get(*name) != there.get(*name);
         let different: Vec<_> = there.keys().chain(here.keys()).filter(differs).collect();
         ensure!(different.is_empty(), "after {after} calls, these differ from a local directory's: {different:?}");
+    }
+    site.check()?;
+    site.umount(0)?;
+    passed()
+}
+
+/// What is said of extended attributes under `ashlar run`, and what is done to them, is what the kernel says and does.
+fn xattrs() -> Outcome<Verdict> {
+    let script = include_str!("../../../jobs/xattrs.py");
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let mut answers = Vec::new();
+    for (name, front) in [("kernel", Front::Mount), ("run", Front::RunAtOnce), ("later", Front::Run)] {
+        let directory = site.point(0).join(name);
+        fs::create_dir(&directory).map_err(tried("making a directory"))?;
+        // Others may look into it.
+        fs::set_permissions(&directory, Permissions::from_mode(0o777)).map_err(tried("chmod"))?;
+        let done = run(front.command("python3").args(["-c", script]).current_dir(&directory))?.success()?;
+        answers.push(done.output);
+    }
+    let (kernel, ours) = (&answers[0], &answers[1..]);
+    ensure!(kernel.lines().count() > 100, "the script has few answers:\n{kernel}");
+    for answer in ours {
+        let differs = kernel.lines().zip(answer.lines()).find(|(kernel, ours)| kernel != ours);
+        ensure!(differs.is_none() && kernel == answer, "the kernel says, and LibFS: {differs:#?}");
     }
     site.check()?;
     site.umount(0)?;

@@ -1,0 +1,98 @@
+"""What the calls for extended attributes answer, a line each. In the current directory."""
+import ctypes
+import errno
+import os
+import stat
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def tell(what, does):
+    try:
+        answer = does()
+    except OSError as error:
+        answer = errno.errorcode[error.errno]
+    print(what, answer)
+
+
+def raw(what, name, *arguments):
+    answer = getattr(libc, name)(*arguments)
+    print(what, answer if answer >= 0 else errno.errorcode[ctypes.get_errno()])
+
+
+os.mkdir("directory")
+open("file", "w").write("text")
+os.symlink("file", "link")
+os.mkfifo("pipe")
+file = os.open("file", os.O_RDWR)
+read = os.open("file", os.O_RDONLY)
+directory = os.open("directory", os.O_RDONLY)
+path = os.open("file", os.O_PATH)
+names = ["user.a", "user.", "user", "trusted.a", "security.a", "security.capability", "system.posix_acl_access",
+         "system.posix_acl_default", "system.a", "other.a", "user." + "n" * 250, "user." + "n" * 251, "", "ashlar.quota"]
+# An access list: owner rw, user 1 r, group r, mask r, others r.
+access = b"\2\0\0\0" + b"".join(a.to_bytes(2, "little") + b.to_bytes(2, "little") + c.to_bytes(4, "little") for a, b, c in
+                                [(1, 6, 2**32 - 1), (2, 4, 1), (4, 4, 2**32 - 1), (16, 4, 2**32 - 1), (32, 4, 2**32 - 1)])
+for target in ["file", "directory", "link", "pipe", "none", "file/none", file, read, directory, path, 77]:
+    for follows in [True, False] if isinstance(target, str) else [True]:
+        for name in names:
+            where = (target if isinstance(target, str) else ["file", "read", "directory", "path", "closed"][
+                [file, read, directory, path, 77].index(target)], follows, name[:30])
+            tell(("get",) + where, lambda: os.getxattr(target, name, follow_symlinks=follows))
+            value = access if name.startswith("system.posix_acl") else b"a value"
+            for flags in [os.XATTR_REPLACE, os.XATTR_CREATE, os.XATTR_CREATE, 0, 4]:
+                tell(("set", flags) + where, lambda: os.setxattr(target, name, value, flags, follow_symlinks=follows))
+            tell(("get again",) + where, lambda: os.getxattr(target, name, follow_symlinks=follows))
+            tell(("list",) + where, lambda: sorted(os.listxattr(target, follow_symlinks=follows)))
+            tell(("remove",) + where, lambda: os.removexattr(target, name, follow_symlinks=follows))
+            tell(("remove again",) + where, lambda: os.removexattr(target, name, follow_symlinks=follows))
+            tell(("list again",) + where, lambda: sorted(os.listxattr(target, follow_symlinks=follows)))
+print(os.stat("file").st_mode, os.stat("directory").st_mode)
+for size in [0, 1, 65535, 65536, 65537]:
+    tell(("size", size), lambda: os.setxattr("file", "user.size", b"x" * size))
+    tell(("size", size), lambda: len(os.getxattr("file", "user.size")))
+os.removexattr("file", "user.size")
+os.setxattr("file", "user.one", b"1234567")
+os.setxattr(file, "user.two", b"")
+room = ctypes.create_string_buffer(100)
+for size in [0, 1, 6, 7, 8, 100]:
+    raw(("room", size), "getxattr", b"file", b"user.one", room, size)
+    raw(("room for none", size), "lgetxattr", b"file", b"user.two", room, size)
+    raw(("room in the list", size), "listxattr", b"file", room, 17 + size % 3)
+    raw(("room in the list", size), "flistxattr", read, room, size)
+bad = ctypes.c_void_p(4096)
+raw("a name that is nowhere", "getxattr", b"file", bad, room, 100)
+raw("a value that is nowhere", "getxattr", b"file", b"user.one", bad, 100)
+raw("a value that is nowhere", "fsetxattr", file, b"user.one", bad, 10, 0)
+raw("nothing that is nowhere", "fsetxattr", file, b"user.three", bad, 0, 0)
+raw("a list that is nowhere", "listxattr", b"file", bad, 100)
+raw("no path", "getxattr", bad, b"user.one", room, 100)
+raw("no flags", "setxattr", b"file", b"user.one", b"x", 1, 8)
+before = os.stat("file")
+os.setxattr("file", "user.one", b"changed")
+after = os.stat("file")
+print(after.st_ctime_ns > before.st_ctime_ns, after.st_mtime_ns == before.st_mtime_ns)
+os.write(file, b"more")
+print(os.getxattr(file, "user.one"), os.pread(read, 9, 0))
+
+# Those of others. The directory is for all.
+os.chmod("file", 0o640)
+os.mkdir("sticky", 0o777)
+os.chmod("sticky", 0o1777)
+os.setxattr("directory", "user.root", b"x")
+other = os.fork()
+if other == 0:
+    os.setgroups([])
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+    for target in ["file", file, read, "directory", "sticky"]:
+        where = target if isinstance(target, str) else "open"
+        for name in ["user.one", "user.root", "trusted.a", "security.a", "security.capability", "system.posix_acl_access"]:
+            tell((where, name), lambda: os.getxattr(target, name))
+            tell((where, name), lambda: os.setxattr(target, name, b"y"))
+            tell((where, name), lambda: os.removexattr(target, name))
+        tell(where, lambda: sorted(os.listxattr(target)))
+    open("own", "w").close() if os.access(".", os.W_OK) else None
+    tell("own", lambda: os.setxattr("own", "user.mine", b"x") or os.getxattr("own", "user.mine"))
+    os._exit(0)
+print(os.waitpid(other, 0)[1], stat.S_IMODE(os.stat("file").st_mode))
