@@ -28,7 +28,7 @@ file = os.open("file", os.O_RDWR)
 read = os.open("file", os.O_RDONLY)
 directory = os.open("directory", os.O_RDONLY)
 path = os.open("file", os.O_PATH)
-names = ["user.a", "user.", "user", "trusted.a", "security.a", "security.capability", "system.posix_acl_access",
+names = ["user.a", "user.", "user", "trusted.a", "security.a", "security.capability", "security.selinux", "system.posix_acl_access",
          "system.posix_acl_default", "system.a", "other.a", "user." + "n" * 250, "user." + "n" * 251, "", "ashlar.quota"]
 # An access list: owner rw, user 1 r, group r, mask r, others r.
 access = b"\2\0\0\0" + b"".join(a.to_bytes(2, "little") + b.to_bytes(2, "little") + c.to_bytes(4, "little") for a, b, c in

@@ -1,5 +1,7 @@
-//! Extended attributes: the user's, and what says that there is no access list and no capability. All others are the kernel's to give and to
-//! set, which has rules of its own for them.
+//! Extended attributes: the user's, and what says that there is no access list, no capability and no label. All others are the kernel's to
+//! give and to set, which has rules of its own for them.
+
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use ashlar_libfs::XattrFlags;
 use ashlar_types::{Errno, FileKind, XATTR_NAME_MAX, XATTR_VALUE_MAX};
@@ -16,6 +18,21 @@ const LISTS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_defaul
 /// Flags that there are.
 const FLAGS: i32 = libc::XATTR_CREATE | libc::XATTR_REPLACE;
 const CAPABILITY: &[u8] = b"security.capability";
+/// The label that SELinux gives every file, also where nothing is stored. `ls -l` asks for it wherever it runs.
+const LABEL: &[u8] = b"security.selinux";
+
+/// Whether the kernel runs SELinux: 0 where that is not known yet, then 1 for no and 2 for yes.
+static HAS_LABELS: AtomicU8 = AtomicU8::new(0);
+
+fn has_labels() -> bool {
+    let mut known = HAS_LABELS.load(Ordering::Relaxed);
+    if known == 0 {
+        let is_without = std::fs::read_to_string("/proc/filesystems").is_ok_and(|all| !all.contains("selinuxfs"));
+        known = if is_without { 1 } else { 2 };
+        HAS_LABELS.store(known, Ordering::Relaxed);
+    }
+    known == 2
+}
 
 /// Serves any of them. What is left to the kernel of an open file it does beside it: that one stays ours.
 pub(super) fn serve(number: i64, a: [u64; 6]) -> Served {
@@ -85,7 +102,11 @@ fn get(subject: &Subject, name: &[u8], room: (u64, u64)) -> Served {
         fs.check_xattr_read(&subject.session.who, id, name)?;
         return give(&fs.xattr(id, name)?, room);
     }
-    let may_be_told = name == CAPABILITY || LISTS.contains(&name) && subject.found.inode.kind != FileKind::Symlink;
+    let may_be_told = match name {
+        CAPABILITY => true,
+        LABEL => !has_labels(),
+        _ => LISTS.contains(&name) && subject.found.inode.kind != FileKind::Symlink,
+    };
     if !may_be_told {
         return Ok(None);
     }
