@@ -57,6 +57,38 @@ fn what_is_made_in_a_shared_directory_takes_no_questions() {
     two.close(theirs);
 }
 
+/// Who had made a directory asked for all below it whenever it looked at it again: a mount that had, took from everybody what they had read.
+#[test]
+fn who_has_made_a_directory_leaves_others_what_is_below_it() {
+    const DIRECTORIES: u64 = 30;
+    let site = Site::new(64 << 20);
+    let (maker, reader) = (connect(&site), connect(&site));
+    let directory = maker.make(&ROOT, InodeId::ROOT, b"directory", &make(FileKind::Directory)).expect("made").id;
+    let name = |number: u64| format!("directory-{number}");
+    for number in 0..DIRECTORIES {
+        let inner = maker.make(&ROOT, directory, name(number).as_bytes(), &make(FileKind::Directory)).expect("made");
+        maker.make(&ROOT, inner.id, b"file", &make(FileKind::Regular)).expect("made");
+    }
+    let looks = || {
+        let before = requests(&site);
+        for number in 0..DIRECTORIES {
+            let inner = reader.lookup(&ROOT, directory, name(number).as_bytes()).expect("found").id;
+            reader.lookup(&ROOT, inner, b"file").expect("found");
+        }
+        requests(&site) - before
+    };
+    let asked = looks();
+    assert!(asked > DIRECTORIES / 2, "{asked} requests for what the maker had for itself");
+    for _ in 0..3 {
+        maker.attributes(directory).expect("there");
+        let asked = looks();
+        assert!(asked < 3, "{asked} requests for what the reader had read");
+    }
+    maker.make(&ROOT, directory, b"another", &make(FileKind::Directory)).expect("made");
+    let asked = looks();
+    assert!(asked < 5, "{asked} requests where only the directory has changed");
+}
+
 /// Who looked at the files of a directory that others use as well asked for each of them.
 #[test]
 fn files_of_a_shared_directory_are_told_together() {

@@ -63,7 +63,7 @@ impl LibFs {
     fn is_clean(&self, want: &Want) -> bool {
         self.nodes.existing(want.inode).is_none_or(|node| {
             let state = node.read();
-            state.is_clean() && !state.gone && !state.own_directory
+            state.is_clean() && !state.gone
         })
     }
 }

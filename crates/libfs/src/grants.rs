@@ -205,11 +205,10 @@ impl LibFs {
             // Under another lease nothing is known of what was told under this one.
             return self.lacks(state, &Claim { write: true, ..*claim });
         }
-        let own = state.own_directory && !held;
         Some(Want {
             inode: claim.id,
             write: claim.write,
-            scope: if claim.subtree || own { ScopeKind::Subtree } else { ScopeKind::Node },
+            scope: if claim.subtree { ScopeKind::Subtree } else { ScopeKind::Node },
             need: Need { contents, entries, children: entries, xattrs: xattrs || !held },
         })
     }

@@ -67,8 +67,6 @@ pub(crate) struct NodeState {
     pub(crate) is_listed: bool,
     /// Removed by this session; kept until that is committed, so that an older state is never taken for it.
     pub(crate) gone: bool,
-    /// A directory that this session has made, so that nobody can hold a lease below it.
-    pub(crate) own_directory: bool,
     /// Names looked up here since the lease was granted.
     pub(crate) looked_up: AtomicU32,
     /// A directory whose names are asked for one by one: all of them came with an earlier lease, and it went before many were looked up.

@@ -293,7 +293,6 @@ impl Tree for LockedTree<'_> {
             guard.children = Children::empty_directory();
             guard.content = Some(Content::default());
             guard.xattrs = Some(std::collections::BTreeMap::new());
-            guard.own_directory = value.is_directory();
         }
         guard.inode = Some(value.clone());
         guard.note(position, Change::Attributes);
