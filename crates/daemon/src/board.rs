@@ -31,7 +31,7 @@ use crate::session::read_only;
 use crate::state::State;
 
 /// Posts of one answer: what else a directory holds is posted with those that follow.
-const POSTS_MAX: u64 = 64;
+const POSTS_MAX: u64 = 1024;
 /// The most entries of a directory, and pieces of a file, that are posted.
 const ENTRIES_MAX: usize = 2048;
 const EXTENTS_MAX: usize = 4096;

@@ -22,6 +22,7 @@ use crate::page;
 use crate::session::Session;
 use crate::shared::Shared;
 use crate::state::State;
+use crate::walk;
 
 /// Updates of other sessions.
 type Dependencies = Vec<(SessionId, LogPosition)>;
@@ -206,7 +207,8 @@ impl Answer {
 /// Has a request granted. Others' requests that come first are served on the way.
 fn request(shared: &Shared, state: &mut MutexGuard<'_, State>, id: SessionId, wants: &[Want]) -> Result<Answer, Errno> {
     shared.drive(state);
-    let wants: Vec<_> = wants.iter().map(|want| widened(state, id, want)).collect();
+    let mut wants: Vec<_> = wants.iter().map(|want| widened(state, id, want)).collect();
+    walk::look_ahead(state, id, &mut wants);
     if let Some(answer) = covered(state, id, &wants) {
         return Ok(answer);
     }

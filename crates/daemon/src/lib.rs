@@ -48,6 +48,7 @@ mod state;
 mod status;
 mod supervisor;
 mod validate;
+mod walk;
 mod watch;
 
 pub use config::Config;

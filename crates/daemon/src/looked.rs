@@ -63,6 +63,14 @@ impl Looked {
         is_likely
     }
 
+    /// The session will look at the files of a directory with so many entries.
+    pub fn foresee(&mut self, directory: InodeId, entries: u64) {
+        self.0.retain(|seen| seen.directory != directory);
+        let looks = |count, needed| Looks { count, needed, told: (0, 0) };
+        self.0.push_front(Seen { directory, entries, looks: looks(2, 1), reads: looks(0, entries / READS) });
+        self.0.truncate(SEEN_MAX);
+    }
+
     /// Whether all files of the directory are to be told with one of them, under a lease on this slot, of this generation. They are
     /// told once; after that only to who has looked at some of them again, lest a reader of one file is told all each time that somebody
     /// writes another.

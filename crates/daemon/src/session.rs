@@ -22,6 +22,7 @@ use crate::looked::Looked;
 use crate::notify::Notifier;
 use crate::page::{self, InodeRanges};
 use crate::quota::Outstanding;
+use crate::walk::Walk;
 
 /// Why a session's files can't be made or taken up.
 #[derive(Debug, Error)]
@@ -181,6 +182,8 @@ pub struct Session {
     pub mount_device: u64,
     /// Where it has looked at files lately.
     pub looked: Looked,
+    /// How it goes through directories.
+    pub walk: Walk,
 }
 
 impl Session {
@@ -278,6 +281,7 @@ impl Session {
             notifier: None,
             mount_device: 0,
             looked: Looked::default(),
+            walk: Walk::default(),
         }
     }
 

@@ -272,6 +272,28 @@ impl LeaseManager {
         Some(Grant { inode, word: self.holds.word(session, slot) })
     }
 
+    /// Whether a session may read an inode without taking anything from a session that may have written there, and needn't be waited for.
+    #[must_use]
+    pub fn is_free_to_read(&self, session: SessionId, inode: InodeId, ancestry: &impl Ancestry) -> bool {
+        let Some(place) = self.holds.governing(inode, ancestry) else { return true };
+        let reads = |(holder, slot): (SessionId, u32)| {
+            let is_read = self.holds.slot(holder, slot).mode == Mode::Read || place.scope == Scope::Subtree;
+            holder == session || is_read && !self.holds.is_dirty(holder, slot)
+        };
+        match place.scope {
+            Scope::Subtree => reads(self.holds.subtrees[&place.inode]),
+            Scope::Node => self.holds.nodes[&place.inode].iter().all(|(holder, slot)| reads((*holder, *slot))),
+            Scope::Files => self.holds.files[&place.inode].iter().all(|(holder, slot)| reads((*holder, *slot))),
+        }
+    }
+
+    /// Whether a lease of the session's on a directory, or on one that this one is in, is one on all that is below it.
+    #[must_use]
+    pub fn has_below(&self, session: SessionId, directory: InodeId, ancestry: &impl Ancestry) -> bool {
+        let top = self.holds.governing_subtree(Some(directory), ancestry);
+        top.is_some_and(|top| self.holds.subtrees[&top].0 == session)
+    }
+
     /// Whether a lease is that of a session which reads along: it goes without anything to wait for, and whoever takes it collides with
     /// nobody.
     pub(crate) fn is_along(&self, session: SessionId, slot: u32) -> bool {
