@@ -14,6 +14,7 @@ use ashlar_update::Update;
 use parking_lot::MutexGuard;
 
 use crate::apply::Slice;
+use crate::company::Company;
 use crate::page;
 use crate::shared::Shared;
 use crate::state::{OWN_SESSION, State};
@@ -41,9 +42,11 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The digest thread: looks at all logs, and applies what is due.
 pub fn digest_thread(shared: &Shared) {
     let (mut swept, mut moved) = (Instant::now(), Instant::now());
-    let mut told_shared = None;
+    let mut company = Company::new(&shared.config.socket);
     let mut state = shared.lock();
     while !state.ending {
+        // What is wanted from here on is looked at in the next round, the latest: the lock is given away in between.
+        state.digest_wanted = false;
         let mut busy = false;
         for id in state.live_ids() {
             if is_due(&mut state, id, &mut busy) {
@@ -63,9 +66,9 @@ pub fn digest_thread(shared: &Shared) {
             state = sweep_orphans(shared, state);
             state.note_sharing();
             let is_shared = state.is_shared();
-            if told_shared != Some(is_shared) {
-                shared.tell_company(is_shared);
-                told_shared = Some(is_shared);
+            if company.is_news(is_shared) {
+                // It takes as long as the file system of the socket does, and nobody waits for that.
+                MutexGuard::unlocked(&mut state, || company.tell(is_shared));
             }
             swept = Instant::now();
         }
@@ -73,16 +76,18 @@ pub fn digest_thread(shared: &Shared) {
             state.commit_wanted = true;
             shared.commit_wanted.notify_all();
         }
-        state.digest_wanted = false;
         if state.failure.is_some() {
             drop(state);
             shared.stop();
             return;
         }
         let pause = if moved.elapsed() < 2 * LOOK_IDLE { LOOK_BUSY } else { LOOK_IDLE };
+        if state.ending || state.digest_wanted {
+            continue;
+        }
         if state.sessions.is_empty() && !state.store.is_dirty() && state.orphans.is_empty() {
             shared.digest_wanted.wait(&mut state);
-        } else if !state.ending && !state.digest_wanted {
+        } else {
             shared.digest_wanted.wait_for(&mut state, pause);
         }
     }
