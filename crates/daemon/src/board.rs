@@ -41,8 +41,6 @@ pub struct Board {
     /// The session of no process that holds its leases.
     session: SessionId,
     writer: BoardWriter<Arc<Mapping>>,
-    /// Batches of updates that were begun to be committed: what is applied now is in the next one at the latest.
-    batches: u64,
     file: Arc<File>,
 }
 
@@ -61,7 +59,7 @@ impl Board {
         let seals = SealFlags::FUTURE_WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals)?;
         let writer = BoardWriter::new(Arc::new(memory)).ok_or(io::ErrorKind::InvalidData)?;
-        Ok(Self { session, writer, batches: 0, file: Arc::new(read_only(&file)?) })
+        Ok(Self { session, writer, file: Arc::new(read_only(&file)?) })
     }
 
     /// What sessions map.
@@ -69,14 +67,9 @@ impl Board {
         &self.file
     }
 
-    /// A commit of all that is applied begins.
-    pub fn begin_batch(&mut self) {
-        self.batches += 1;
-    }
-
-    /// It has ended, and no other has begun.
-    pub fn end_batch(&self) {
-        self.writer.set_persistent(self.batches);
+    /// All updates of the store's batches up to this one are committed.
+    pub fn set_persistent(&self, batch: u64) {
+        self.writer.set_persistent(batch);
     }
 
     /// Takes away what stands of an inode: it's no longer the newest, though no lease says so.
@@ -134,7 +127,7 @@ pub fn post(state: &mut State, replies: &[GrantReply]) {
             posted.xattrs = Some(xattrs);
         }
         let post = Post { slot, word, state: posted, dependencies };
-        posts += u64::from(board.writer.post(&post, reply.inode, board.batches + 1));
+        posts += u64::from(board.writer.post(&post, reply.inode, store.next_batch()));
     }
     counters.posts += posts;
 }
@@ -150,4 +143,90 @@ fn may_be_posted(reply: &GrantReply) -> bool {
     let is_read = !word.may_write() && word.scope() != ScopeKind::Subtree;
     // What has no name may be freed under leases that say nothing of it.
     is_read && reply.inode != InodeId::RENAME && told.attributes.links > 0 && !is_long
+}
+
+#[cfg(test)]
+mod tests {
+    use ashlar_log::Log;
+    use ashlar_pmem::{Arena, ArenaOptions, SessionFile};
+    use ashlar_store::Store;
+    use ashlar_types::{LogPosition, Timestamp};
+    use ashlar_update::{SetAttributes, Update};
+    use ashlar_wire::{Credit, CreditKind, SessionKind, Want};
+
+    use super::*;
+    use crate::identity::{Identity, Process};
+    use crate::session::Blank;
+    use crate::shared::Shared;
+    use crate::{Config, digest, grant, recovery};
+
+    const LOG_BYTES: u64 = 1 << 20;
+
+    /// A session of this process, and its log.
+    fn session(shared: &Shared) -> (SessionId, Log<Arc<Mapping>>) {
+        let process = Process::find(std::process::id()).expect("this process");
+        let (kind, label) = (SessionKind::Process, "test".into());
+        let identity = Identity { process, uid: 0, gid: 0, groups: Vec::new(), kind, label };
+        let mut state = shared.lock();
+        let id = state.store.next_session_id().expect("a number");
+        let blank = Blank::make(&shared.arena, id, LOG_BYTES, LOG_BYTES).expect("made");
+        let mut session = blank.give(identity).expect("given");
+        session.grant_credit(Credit { blocks: 9, metadata_bytes: 1 << 20 }, CreditKind::Common).expect("granted");
+        state.store.set_session(id, session.log.generation(), LogPosition(0));
+        state.sessions.insert(id, session);
+        let file = shared.arena.open_session_file(id, SessionFile::Log).expect("there");
+        let memory = Mapping::map(&file, LOG_BYTES, MappingAccess::ReadWrite, shared.arena.medium()).expect("mapped");
+        (id, Log::open(Arc::new(memory)).expect("a log"))
+    }
+
+    /// Where an arena was resized and the commit for that failed, the frozen batch counted once more when it was tried again: so it stood for
+    /// updates that were applied after it was frozen, and that a crash could still lose.
+    #[test]
+    fn what_is_applied_after_a_commit_has_failed_is_not_taken_for_persistent_with_its_second_try() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("arena");
+        let arena =
+            Arena::create(&path, &ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false }).expect("an arena");
+        Store::format(&arena, Timestamp::default()).expect("formatted");
+        drop(arena);
+        let shared =
+            recovery::recover(Config { cache_ttl_ms: 0, lease_hold_us: 0, ..Config::new(&path) }).expect("recovered");
+        let ((writer, log), (reader, _)) = (session(&shared), session(&shared));
+        let need = Need { entries: true, ..Need::default() };
+        let acquire = |id, write| {
+            let want = Want { inode: InodeId::ROOT, write, scope: ScopeKind::Node, need };
+            grant::acquire(&shared, id, &[want]).expect("granted");
+        };
+        let change = |mode| {
+            let at = Timestamp { seconds: 7, nanoseconds: 0 };
+            let (inode, mode) = (InodeId::ROOT, Some(mode));
+            let set = SetAttributes { inode, mode, uid: None, gid: None, accessed: None, modified: None, at };
+            let update = Update::SetAttributes(set);
+            log.append(log.seal_count(), update.kind() as u8, &update.encode().parts()).expect("appended");
+        };
+        let is_posted_as_persistent = |state: &State| {
+            let post = state.board.as_ref().expect("a board").writer.board().find(InodeId::ROOT, need);
+            post.expect("posted").dependencies.is_empty()
+        };
+        acquire(writer, true);
+        change(0o700);
+        let mut state = shared.apply_settled(shared.lock(), writer);
+        let failed = ashlar_pmem::witness::refuse_transactions(|| digest::commit(&mut state));
+        assert!(failed.is_err());
+        drop(state);
+        change(0o711);
+        acquire(reader, false);
+        let mut state = shared.lock();
+        assert!(!is_posted_as_persistent(&state));
+        // Who waits now for all that is applied waits for this commit.
+        let target = state.commits_begun + 1;
+        let job = digest::begin_commit(&mut state).expect("the frozen batch");
+        digest::finish_commit(&mut state, job.run()).expect("committed");
+        assert!(state.store.committed(writer) < state.store.applied(writer));
+        assert!(!is_posted_as_persistent(&state), "it's in the next batch");
+        assert!(state.commits_ended < target);
+        digest::commit(&mut state).expect("committed");
+        assert_eq!(state.store.committed(writer), state.store.applied(writer));
+        assert!(is_posted_as_persistent(&state) && state.commits_ended == target);
+    }
 }

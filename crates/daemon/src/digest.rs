@@ -14,6 +14,7 @@ use ashlar_update::Update;
 use parking_lot::MutexGuard;
 
 use crate::apply::Slice;
+use crate::company::Company;
 use crate::page;
 use crate::shared::Shared;
 use crate::state::{OWN_SESSION, State};
@@ -41,9 +42,11 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The digest thread: looks at all logs, and applies what is due.
 pub fn digest_thread(shared: &Shared) {
     let (mut swept, mut moved) = (Instant::now(), Instant::now());
-    let mut told_shared = None;
+    let mut company = Company::new(&shared.config.socket);
     let mut state = shared.lock();
     while !state.ending {
+        // What is wanted from here on is looked at in the next round, the latest: the lock is given away in between.
+        state.digest_wanted = false;
         let mut busy = false;
         for id in state.live_ids() {
             if is_due(&mut state, id, &mut busy) {
@@ -63,9 +66,9 @@ pub fn digest_thread(shared: &Shared) {
             state = sweep_orphans(shared, state);
             state.note_sharing();
             let is_shared = state.is_shared();
-            if told_shared != Some(is_shared) {
-                shared.tell_company(is_shared);
-                told_shared = Some(is_shared);
+            if company.is_news(is_shared) {
+                // It takes as long as the file system of the socket does, and nobody waits for that.
+                MutexGuard::unlocked(&mut state, || company.tell(is_shared));
             }
             swept = Instant::now();
         }
@@ -73,16 +76,18 @@ pub fn digest_thread(shared: &Shared) {
             state.commit_wanted = true;
             shared.commit_wanted.notify_all();
         }
-        state.digest_wanted = false;
         if state.failure.is_some() {
             drop(state);
             shared.stop();
             return;
         }
         let pause = if moved.elapsed() < 2 * LOOK_IDLE { LOOK_BUSY } else { LOOK_IDLE };
+        if state.ending || state.digest_wanted {
+            continue;
+        }
         if state.sessions.is_empty() && !state.store.is_dirty() && state.orphans.is_empty() {
             shared.digest_wanted.wait(&mut state);
-        } else if !state.ending && !state.digest_wanted {
+        } else {
             shared.digest_wanted.wait_for(&mut state, pause);
         }
     }
@@ -231,7 +236,6 @@ fn free_orphan(state: &mut State, inode: InodeId) {
 /// The commit thread: one batch after the other, as they are wanted.
 pub fn commit_thread(shared: &Shared) {
     let mut state = shared.lock();
-    let mut retries = false;
     loop {
         while !state.commit_wanted {
             if state.ending {
@@ -240,14 +244,12 @@ pub fn commit_thread(shared: &Shared) {
             shared.commit_wanted.wait(&mut state);
         }
         state.commit_wanted = false;
-        let Some(job) = begin_commit(&mut state, retries) else {
+        let Some(job) = begin_commit(&mut state) else {
             shared.progress.notify_all();
             continue;
         };
         let done = MutexGuard::unlocked(&mut state, move || job.run());
-        let finished = finish_commit(&mut state, done);
-        retries = finished.is_err();
-        if let Err(error) = finished {
+        if let Err(error) = finish_commit(&mut state, done) {
             state.counters.commits_failed += 1;
             tracing::error!(%error, "a batch can't be committed; it is kept and tried again");
             if state.ending {
@@ -261,18 +263,18 @@ pub fn commit_thread(shared: &Shared) {
     }
 }
 
-/// Freezes what is applied, for a commit; `None` where there is nothing to commit.
-pub fn begin_commit(state: &mut State, retries: bool) -> Option<CommitJob> {
-    if !retries {
-        // A batch that is tried again holds what was applied when it was first tried.
+/// Freezes what is applied, for a commit; `None` where there is nothing to commit, or none can begin now.
+pub fn begin_commit(state: &mut State) -> Option<CommitJob> {
+    // A batch that is tried again holds what was applied when it was first tried: it's no other commit, and its costs are noted.
+    let is_new = !state.store.is_frozen();
+    if is_new {
         note_costs(state);
     }
     let job = state.store.begin_commit()?;
-    if let Some(board) = state.board.as_mut().filter(|_| !retries) {
-        board.begin_batch();
+    if is_new {
+        state.oldest_uncommitted = None;
+        state.commits_begun += 1;
     }
-    state.oldest_uncommitted = None;
-    state.commits_begun += 1;
     state.is_committing = true;
     Some(job)
 }
@@ -295,13 +297,13 @@ pub fn finish_commit(state: &mut State, done: CommitDone) -> Result<(), StoreErr
 /// # Errors
 /// Those of a commit, and [`StoreError::CommitUnderWay`].
 pub fn commit(state: &mut State) -> Result<(), StoreError> {
-    note_costs(state);
-    let committed = state.store.commit()?;
-    state.oldest_uncommitted = None;
-    if let Some(board) = &mut state.board {
-        board.begin_batch();
+    while state.store.is_dirty() {
+        let Some(job) = begin_commit(state) else {
+            state.store.check_sound()?;
+            return Err(StoreError::CommitUnderWay);
+        };
+        finish_commit(state, job.run())?;
     }
-    publish(state, &committed);
     Ok(())
 }
 
@@ -322,8 +324,8 @@ fn publish(state: &mut State, committed: &Committed) {
         }
         state.leasing.manager.handle_persistent(id, position);
     }
-    if let Some(board) = &state.board {
-        board.end_batch();
+    if let (Some(board), Some(batch)) = (&state.board, committed.batch) {
+        board.set_persistent(batch);
     }
 }
 

@@ -20,6 +20,7 @@
 mod account;
 mod apply;
 mod board;
+mod company;
 mod config;
 mod counters;
 #[cfg(test)]

@@ -27,6 +27,9 @@ const _: () = assert!(FIRST_RANGE <= RANGE && RANGE <= crate::page::RANGE_MAX);
 /// some to root, as which mounts run: nobody can keep others out.
 const SESSIONS_MAX: usize = 256;
 const SESSIONS_OF_USER_MAX: usize = 32;
+/// So many of a user's that are ending don't count for that part. They go with the next commit, and programs that follow one another end faster
+/// than batches are committed; all of them count for the whole, so that there are never more logs.
+const SESSIONS_OF_USER_ENDING: usize = 32;
 const SESSIONS_OF_ROOT: usize = 64;
 
 /// How long a new session sleeps before it looks again whether kernels have forgotten names: about as long as that takes.
@@ -79,7 +82,7 @@ fn open(shared: &Shared, identity: Identity) -> Result<Opened, Refused> {
         if state.ending {
             return Err(Refused::Because("the daemon is shutting down".into()));
         }
-        check_room(state.sessions.values().map(|session| session.identity.uid), identity.uid)?;
+        check_room(state.sessions.values().map(of_whom), identity.uid)?;
     }
     let blank = match identity.kind {
         SessionKind::Process => shared.pool.take().map_or_else(|| blank(shared), Ok),
@@ -93,8 +96,7 @@ fn open(shared: &Shared, identity: Identity) -> Result<Opened, Refused> {
         refused(error.to_string())
     })?;
     let mut state = shared.lock();
-    let room = check_room(state.sessions.values().map(|session| session.identity.uid), session.identity.uid);
-    if let Err(refused) = room {
+    if let Err(refused) = check_room(state.sessions.values().map(of_whom), session.identity.uid) {
         // Others were faster. What can't be removed now goes at the next start.
         let _ = shared.arena.remove_session(id);
         return Err(refused);
@@ -144,13 +146,20 @@ fn await_forgetting(shared: &Shared, disturbed: &[(Arc<Control>, u64)]) {
     }
 }
 
-/// Whether there is room for one more session of a user beside those of `users`.
-fn check_room(users: impl Iterator<Item = u32>, user: u32) -> Result<(), Refused> {
-    let (mut all, mut own) = (0, 0);
-    for other in users {
+/// Whose session it is, and whether it's ending.
+fn of_whom(session: &Session) -> (u32, bool) {
+    (session.identity.uid, session.is_ending)
+}
+
+/// Whether there is room for one more session of a user beside those of others and of its own, each with whether it's ending.
+fn check_room(sessions: impl Iterator<Item = (u32, bool)>, user: u32) -> Result<(), Refused> {
+    let (mut all, mut own, mut ending) = (0, 0, 0_usize);
+    for (other, is_ending) in sessions {
         all += 1;
-        own += usize::from(other == user);
+        own += usize::from(other == user && !is_ending);
+        ending += usize::from(other == user && is_ending);
     }
+    own += ending.saturating_sub(SESSIONS_OF_USER_ENDING);
     if user != 0 && own >= SESSIONS_OF_USER_MAX {
         return Err(Refused::Because(format!("user {user} has {own} sessions already; end some of them")));
     }
@@ -395,21 +404,32 @@ mod tests {
     use super::*;
 
     /// How many sessions of a user find room beside others.
-    fn fitting(user: u32, mut users: Vec<u32>) -> usize {
-        let before = users.len();
-        while check_room(users.iter().copied(), user).is_ok() {
-            users.push(user);
+    fn fitting(user: u32, mut sessions: Vec<(u32, bool)>) -> usize {
+        let before = sessions.len();
+        while check_room(sessions.iter().copied(), user).is_ok() {
+            sessions.push((user, false));
         }
-        users.len() - before
+        sessions.len() - before
     }
 
     #[test]
     fn no_user_takes_the_sessions_of_others() {
         assert_eq!(fitting(7, Vec::new()), SESSIONS_OF_USER_MAX);
-        assert_eq!(fitting(8, vec![7; SESSIONS_OF_USER_MAX]), SESSIONS_OF_USER_MAX);
-        let crowd: Vec<u32> = (1..=1000).take(SESSIONS_MAX - SESSIONS_OF_ROOT).collect();
+        assert_eq!(fitting(8, vec![(7, false); SESSIONS_OF_USER_MAX]), SESSIONS_OF_USER_MAX);
+        let crowd: Vec<(u32, bool)> =
+            (1..=1000).map(|user| (user, user % 2 == 0)).take(SESSIONS_MAX - SESSIONS_OF_ROOT).collect();
         assert_eq!(fitting(2000, crowd.clone()), 0);
         assert_eq!(fitting(0, crowd), SESSIONS_OF_ROOT);
         assert_eq!(fitting(0, Vec::new()), SESSIONS_MAX);
+    }
+
+    /// A user's thirty-third program in a moment was refused its session, though none of the others ran any more.
+    #[test]
+    fn sessions_that_are_ending_leave_their_user_room_but_not_without_end() {
+        let ending = |count| vec![(7, true); count];
+        assert_eq!(fitting(7, ending(SESSIONS_OF_USER_ENDING)), SESSIONS_OF_USER_MAX);
+        assert_eq!(fitting(7, ending(SESSIONS_OF_USER_ENDING + 5)), SESSIONS_OF_USER_MAX - 5);
+        assert_eq!(fitting(7, ending(SESSIONS_OF_USER_ENDING + SESSIONS_OF_USER_MAX)), 0);
+        assert_eq!(fitting(8, ending(SESSIONS_OF_USER_ENDING + SESSIONS_OF_USER_MAX)), SESSIONS_OF_USER_MAX);
     }
 }

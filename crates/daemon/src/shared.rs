@@ -1,6 +1,5 @@
 //! What all threads of SharedFS share.
 
-use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -74,17 +73,6 @@ impl Shared {
     /// Milliseconds for which a mount's kernel may believe its cache.
     pub fn cache_ttl(&self) -> Duration {
         Duration::from_millis(self.config.cache_ttl_ms)
-    }
-
-    /// Says to programs that begin whether there is company ([`ashlar_wire::company_of`]). Where it can't be said they find out later.
-    pub fn tell_company(&self, is_there: bool) {
-        let path = ashlar_wire::company_of(&self.config.socket);
-        let told = if is_there { std::fs::File::create(path).map(drop) } else { std::fs::remove_file(path) };
-        if let Err(error) =
-            told.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
-        {
-            tracing::debug!(%error, "programs can't be told whether there are others");
-        }
     }
 
     /// Starts the end of SharedFS.

@@ -30,7 +30,7 @@ fn text(number: u64, version: u64) -> Vec<u8> {
     vec![(number + 41 * version) as u8; (number * 331 % 9000) as usize]
 }
 
-/// A directory of files, one below another, all of it digested: what may yet be lost is not posted.
+/// A directory of files, one below another, by a session that has ended: so it's all applied, and nobody holds leases to write it.
 fn plant(site: &Site) -> InodeId {
     let fs = connect(site);
     let outer = fs.make(&ROOT, InodeId::ROOT, b"outer", &make(FileKind::Directory)).expect("made").id;

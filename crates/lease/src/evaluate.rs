@@ -322,13 +322,8 @@ impl LeaseManager {
     fn press(&mut self, demand: Demand) {
         let Demand { session, slot, change } = demand;
         let is_new = self.announced.insert(demand);
-        for shadow in self.holds.slot(session, slot).shadows.clone() {
-            // A reader may go on reading on the slot on which it knows the inode.
-            if change != Change::ReadOnly || self.holds.slot(session, shadow).mode == Mode::Write {
-                let word = self.holds.bump(session, shadow);
-                self.push(Command::Split { word, hole: None });
-            }
-        }
+        // A reader may go on reading on the slot on which it knows the inode.
+        self.press_shadows(session, slot, if change == Change::ReadOnly { Mode::Write } else { Mode::Read });
         let is_live = self.holds.slot(session, slot).live;
         match change {
             Change::Remove(reason) if is_live || is_new => {
@@ -346,6 +341,16 @@ impl LeaseManager {
                 self.push(Command::Split { word, hole: None });
             }
             _ => {}
+        }
+    }
+
+    /// Changes the words of the slots on which else the session knows the slot's place, and may do that much there or more.
+    pub(crate) fn press_shadows(&mut self, session: SessionId, slot: u32, least: Mode) {
+        for shadow in self.holds.slot(session, slot).shadows.clone() {
+            if self.holds.slot(session, shadow).mode >= least {
+                let word = self.holds.bump(session, shadow);
+                self.push(Command::Split { word, hole: None });
+            }
         }
     }
 

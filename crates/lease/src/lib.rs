@@ -18,6 +18,11 @@
 //! narrower lease below another session's wider one is a hole in it. An inode with several links (not a directory), or with
 //! none, has no ancestors here.
 //!
+//! A session may also *read along* ([`LeaseManager::join`]): it gets a lease to read on the place that governs an inode, if all who hold that read
+//! only and nothing of theirs waits to be applied, so that nothing is to be taken from anybody. Else it gets none, and waits for nothing. That is how
+//! SharedFS itself holds leases, for what it shows to all sessions. Such leases are in nobody's way: whoever takes one has collided with nobody, as
+//! far as contention goes, and they go when they are old ([`Limits::along_us`]) or when their session may hold no more.
+//!
 //! # Invariants
 //!
 //! - No two sessions hold leases that conflict on the place that governs an inode ([`LeaseManager::check`]).

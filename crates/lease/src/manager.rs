@@ -313,6 +313,7 @@ impl LeaseManager {
 
     /// Takes a lease to read, on which nothing waits to be applied.
     fn drop_read(&mut self, session: SessionId, slot: u32, reason: Reason) {
+        self.press_shadows(session, slot, Mode::Read);
         let word = SlotWord { mode: None, ..self.holds.bump(session, slot) };
         self.push(Command::Revoke { word, reason });
         self.mark(session, slot, None);

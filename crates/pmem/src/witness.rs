@@ -57,6 +57,7 @@ pub type Witness = Box<dyn FnMut(&Deed<'_>)>;
 thread_local! {
     static WITNESS: RefCell<Option<Witness>> = const { RefCell::new(None) };
     static MEDIUM: Cell<Option<Medium>> = const { Cell::new(None) };
+    static REFUSES: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Runs `work` under a witness.
@@ -84,6 +85,19 @@ pub fn pretend<T>(kind: MediumKind, work: impl FnOnce() -> T) -> T {
 /// The medium that this thread pretends, if it does.
 pub(crate) fn pretended() -> Option<Medium> {
     MEDIUM.get()
+}
+
+/// Runs `work` with every commit of a transaction of the metadata failing, by this thread.
+pub fn refuse_transactions<T>(work: impl FnOnce() -> T) -> T {
+    let before = REFUSES.replace(true);
+    let done = work();
+    REFUSES.set(before);
+    done
+}
+
+/// Whether a transaction that this thread is about to commit must fail.
+pub fn refuses_transactions() -> bool {
+    REFUSES.get()
 }
 
 /// Tells this thread's witness, if it has one. The witness is away meanwhile, so what it does is not told to it.

@@ -71,6 +71,19 @@ impl Store {
         self.active.bytes()
     }
 
+    /// The batch in which all is committed, at the latest, that is applied by now. Batches are counted from 1 on, as they are frozen: one that
+    /// is tried again keeps its number.
+    #[must_use]
+    pub fn next_batch(&self) -> u64 {
+        self.batches + 1
+    }
+
+    /// Whether a batch is frozen already: its commit is under way, or has failed and is tried again before anything else is committed.
+    #[must_use]
+    pub fn is_frozen(&self) -> bool {
+        self.frozen.is_some()
+    }
+
     /// Freezes what is applied, for a commit. `None`: there is nothing to commit, a commit is under way, or the applied state
     /// can't be trusted. After a commit has failed, this tries the same batch again.
     pub fn begin_commit(&mut self) -> Option<CommitJob> {
@@ -139,7 +152,7 @@ impl Store {
         self.stored.next_session = self.stored.next_session.max(frozen.counters.next_session);
         let held = self.is_held();
         self.allocator.committed(held);
-        let mut committed = Committed::default();
+        let mut committed = Committed { batch: Some(frozen.number), ..Committed::default() };
         for &(session, position) in &frozen.positions {
             if let Some(state) = self.sessions.get_mut(&session) {
                 state.committed = state.committed.max(position);
@@ -158,7 +171,9 @@ impl Store {
         while self.is_dirty() {
             let under_way = if self.poisoned { StoreError::Poisoned } else { StoreError::CommitUnderWay };
             let done = self.begin_commit().ok_or(under_way)?.run();
-            committed.sessions.extend(self.finish_commit(done)?.sessions);
+            let Committed { sessions, batch } = self.finish_commit(done)?;
+            committed.sessions.extend(sessions);
+            committed.batch = batch.or(committed.batch);
         }
         Ok(committed)
     }
@@ -285,7 +300,9 @@ mod tests {
         let at = Timestamp { seconds: 6, nanoseconds: 0 };
         store.apply(session, LogPosition(9), &Update::Accessed { inode: InodeId::ROOT, at }, &|_| true).unwrap();
         let done = store.begin_commit().unwrap().run();
-        assert_eq!(store.finish_commit(done).unwrap().sessions, [(session, LogPosition(7))]);
+        let committed = store.finish_commit(done).unwrap();
+        assert_eq!(committed, Committed { sessions: vec![(session, LogPosition(7))], batch: Some(number) });
+        assert_eq!(store.next_batch(), number + 1);
         assert_eq!(store.inode(InodeId::ROOT).unwrap().unwrap().accessed, at);
         drop(store);
         let store = Store::open(arena).unwrap();

@@ -243,6 +243,10 @@ impl Writer<'_> {
     /// Makes it all so, durably as far as the medium goes.
     pub fn commit(self) -> Result<(), StoreError> {
         #[cfg(feature = "witness")]
+        if ashlar_pmem::witness::refuses_transactions() {
+            return Err(StoreError::Corrupt("planted"));
+        }
+        #[cfg(feature = "witness")]
         ashlar_pmem::witness::tell(&ashlar_pmem::witness::Deed::TransactionBegins);
         self.txn.commit()?;
         #[cfg(feature = "witness")]

@@ -53,6 +53,8 @@ pub struct SessionState {
 pub struct Committed {
     /// The sessions whose logs are committed further than before, and up to where.
     pub sessions: Vec<(SessionId, LogPosition)>,
+    /// The newest batch that is committed ([`crate::Store::next_batch`]); `None` where this commit had none.
+    pub batch: Option<u64>,
 }
 
 /// Space in the arena.

@@ -292,7 +292,10 @@ impl Store {
     }
 
     /// Fails where nothing may be changed.
-    pub(crate) fn check_sound(&self) -> Result<(), StoreError> {
+    ///
+    /// # Errors
+    /// [`StoreError::Poisoned`]; [`StoreError::Corrupt`].
+    pub fn check_sound(&self) -> Result<(), StoreError> {
         match (self.poisoned, self.damaged) {
             (true, _) => Err(StoreError::Poisoned),
             (_, true) => Err(StoreError::Corrupt("a session, a bitmap or the counters cannot be read")),

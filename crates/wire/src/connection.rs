@@ -310,11 +310,12 @@ impl Listener {
 }
 
 impl Drop for Listener {
-    /// Takes the socket's file away, unless another one stands in its place: an arena may be removed and made anew while the old
-    /// one's daemon still lingers. As long as this socket is open, its file's number is not used again.
+    /// Takes the socket's file away, and the word of company beside it, unless another one stands in its place: an arena may be removed and
+    /// made anew while the old one's daemon still lingers. As long as this socket is open, its file's number is not used again.
     fn drop(&mut self) {
         if identity(&self.path).is_ok_and(|file| file == self.file) {
-            // The next daemon takes the place of one that stays.
+            // The next daemon takes the place of one that stays, and says itself whether there is company.
+            let _ = std::fs::remove_file(company_of(&self.path));
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -360,10 +361,12 @@ mod tests {
         let path = directory.path().join("socket");
         let old = Listener::bind(&path).expect("bound");
         let new = Listener::bind(&path).expect("bound in its place");
+        std::fs::write(company_of(&path), b"").expect("written");
         drop(old);
         assert!(UnixStream::connect(&path).is_ok(), "the new one can be reached");
+        assert!(company_of(&path).exists());
         drop(new);
-        assert!(!path.exists());
+        assert!(!path.exists() && !company_of(&path).exists());
     }
 
     #[test]

@@ -213,7 +213,7 @@ impl Live {
             self.story.borrow_mut().is_writing = false;
         } else {
             let mut state = self.shared.lock();
-            self.job = digest::begin_commit(&mut state, false);
+            self.job = digest::begin_commit(&mut state);
             let applied = state.store.applied(self.id);
             let frozen = self.ends.iter().filter(|(end, _)| *end <= applied).count();
             let mut story = self.story.borrow_mut();

@@ -445,6 +445,27 @@ fn a_writer_cuts_its_file_out_of_what_others_read_and_is_cut_off_with_its_own_re
     assert!(world.is_valid(reader, files[2], Mode::Read));
 }
 
+/// The lease on one file goes to make room, and the file was known on the lease on all files too, which stays.
+#[test]
+fn who_reads_along_forgets_what_it_had_written_with_the_lease_on_that() {
+    let mut world = world(Limits { entries_per_session_max: 4, ..quick() });
+    let (directory, files) = files_of_nobody(&mut world, 3);
+    let (session, other, third) = (world.begin(), world.begin(), world.begin());
+    world.run(other, Op::Write { inode: files[1], value: 1 }).unwrap();
+    world.read(third, files[1]).unwrap();
+    world.read_in(session, files[0], Scope::Files).unwrap();
+    // To write is granted, and taken again before anything is written: what was read on the wide lease stays known on it.
+    world.acquire(session, &[write(files[0])]).unwrap();
+    world.read(other, files[0]).unwrap();
+    world.acquire(session, &[read(files[2])]).unwrap();
+    world.read(session, ROOT).unwrap();
+    world.read(session, directory).unwrap();
+    assert_eq!(world.join(session, files[1]), Ok(false), "there is no room");
+    world.run(other, Op::Write { inode: files[0], value: 2 }).unwrap();
+    world.check().unwrap();
+    assert_eq!(world.join(session, files[1]), Ok(true));
+}
+
 #[test]
 fn a_reader_in_the_middle_is_told_though_its_session_has_written_since() {
     let mut world = world(quick());
