@@ -478,6 +478,15 @@ fn answer(
     Answer { grants, dependencies, applied: state.store.applied(id), tickets }
 }
 
+/// What one answer has told so far besides what it was asked for: it has an end.
+#[derive(Debug, Default)]
+struct Told {
+    /// Attributes, the extended ones with them.
+    bytes: usize,
+    /// What is in files.
+    content_bytes: usize,
+}
+
 fn grant_replies(
     state: &mut State,
     id: SessionId,
@@ -487,19 +496,23 @@ fn grant_replies(
 ) -> Result<Vec<GrantReply>, Errno> {
     let mut replies = Vec::with_capacity(grants.len());
     let mut children = Vec::new();
+    let mut told = Told::default();
     for (want, grant) in wants.iter().zip(grants) {
-        let described = describe(state, grant.inode, want.need).map_err(|error| internal(&error))?;
+        let need = Need { xattrs: want.need.xattrs && told.bytes < looked::BYTES, ..want.need };
+        let described = describe(state, grant.inode, need).map_err(|error| internal(&error))?;
         let mut described = described.ok_or(Errno::ESTALE)?;
+        told.bytes += xattr_bytes(&described);
         if is_read_next(want, &described) && may_be_shown(state, id, &described) {
             described.contents = Some(contents_of(state, grant.inode).map_err(|error| internal(&error))?);
         }
         let reply = reply(grant, described);
         if want.need.children && grant.word.scope == Scope::Subtree {
-            children_of(state, id, &reply, grant, &mut children, dependencies).map_err(|error| internal(&error))?;
+            children_of(state, id, &reply, grant, &mut told, &mut children, dependencies)
+                .map_err(|error| internal(&error))?;
         }
         if !want.write && grant.word.scope != Scope::Node {
             let reads = want.need.contents;
-            files_beside(state, id, (&reply, reads), grant, &mut children, dependencies)
+            files_beside(state, id, (&reply, reads), grant, &mut told, &mut children, dependencies)
                 .map_err(|error| internal(&error))?;
         }
         replies.push(reply);
@@ -518,19 +531,19 @@ fn children_of(
     id: SessionId,
     directory: &GrantReply,
     grant: &Grant,
+    told: &mut Told,
     children: &mut Vec<GrantReply>,
     dependencies: &mut Dependencies,
 ) -> Result<(), StoreError> {
-    let mut bytes = 0;
     for entry in directory.state.entries.iter().flatten() {
         let Some((found, shown)) = state.covering_lease(now_us(), id, entry.inode, false) else { continue };
         if found.word != grant.word {
             continue;
         }
         // With the access lists, or opening one would take a question.
-        let need = Need { xattrs: bytes < looked::BYTES, ..Need::default() };
+        let need = Need { xattrs: told.bytes < looked::BYTES, ..Need::default() };
         if let Some(described) = describe(state, entry.inode, need)? {
-            bytes += xattr_bytes(&described);
+            told.bytes += xattr_bytes(&described);
             children.push(reply(&found, described));
             dependencies.extend(shown);
         }
@@ -545,6 +558,7 @@ fn files_beside(
     id: SessionId,
     (file, reads): (&GrantReply, bool),
     grant: &Grant,
+    told: &mut Told,
     files: &mut Vec<GrantReply>,
     dependencies: &mut Dependencies,
 ) -> Result<(), StoreError> {
@@ -558,10 +572,9 @@ fn files_beside(
     }
     // What a process finds on the board need not be told.
     let reads_board = session.identity.kind == SessionKind::Process;
-    let (mut bytes, mut content_bytes) = (0, 0);
     for (_, _, entry) in state.store.entries(directory, 0, usize::MAX)? {
-        let is_shown = shows && content_bytes < looked::CONTENT_BYTES && entry.kind == FileKind::Regular;
-        if bytes >= looked::BYTES {
+        let is_shown = shows && told.content_bytes < looked::CONTENT_BYTES && entry.kind == FileKind::Regular;
+        if told.bytes >= looked::BYTES {
             break;
         }
         if !tells && !is_shown || entry.kind == FileKind::Directory || entry.inode == file.inode {
@@ -578,7 +591,7 @@ fn files_beside(
         let mut described = describe_found(state, entry.inode, found, Need { xattrs: true, ..Need::default() })?;
         if is_shown && may_be_shown(state, id, &described) {
             let contents = contents_of(state, entry.inode)?;
-            content_bytes += match &contents {
+            told.content_bytes += match &contents {
                 Contents::Inline(bytes) => bytes.len(),
                 Contents::Extents(extents) => size_of_val(&extents[..]),
             };
@@ -586,7 +599,7 @@ fn files_beside(
         } else if !tells {
             continue;
         }
-        bytes += xattr_bytes(&described) + size_of::<Inode>() + described.attributes.target.len();
+        told.bytes += xattr_bytes(&described) + size_of::<Inode>() + described.attributes.target.len();
         files.push(reply(&Grant { inode: entry.inode, word: grant.word }, described));
         dependencies.extend(state.leasing.manager.own_dependencies(id, entry.inode));
     }
@@ -605,7 +618,8 @@ fn xattr_bytes(state: &InodeState) -> usize {
 
 /// Whether what is in a file that was not asked for is told: to who may read it.
 fn may_be_shown(state: &State, id: SessionId, file: &InodeState) -> bool {
-    let may_read = |session: &Session| allows_reading(file, &session.credentials);
+    // Without its access list nobody knows.
+    let may_read = |session: &Session| file.xattrs.is_some() && allows_reading(file, &session.credentials);
     file.attributes.blocks <= looked::CONTENT_BLOCKS && state.sessions.get(&id).is_some_and(may_read)
 }
 

@@ -67,7 +67,7 @@ impl Looked {
     pub fn foresee(&mut self, directory: InodeId, entries: u64) {
         self.0.retain(|seen| seen.directory != directory);
         let looks = |count, needed| Looks { count, needed, told: (0, 0) };
-        self.0.push_front(Seen { directory, entries, looks: looks(2, 1), reads: looks(0, entries / READS) });
+        self.0.push_front(Seen { directory, entries, looks: looks(2, 1), reads: looks(2, 1) });
         self.0.truncate(SEEN_MAX);
     }
 

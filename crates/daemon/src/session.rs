@@ -22,7 +22,7 @@ use crate::looked::Looked;
 use crate::notify::Notifier;
 use crate::page::{self, InodeRanges};
 use crate::quota::Outstanding;
-use crate::walk::Walk;
+use crate::walk::Walks;
 
 /// Why a session's files can't be made or taken up.
 #[derive(Debug, Error)]
@@ -183,7 +183,7 @@ pub struct Session {
     /// Where it has looked at files lately.
     pub looked: Looked,
     /// How it goes through directories.
-    pub walk: Walk,
+    pub walks: Walks,
 }
 
 impl Session {
@@ -281,7 +281,7 @@ impl Session {
             notifier: None,
             mount_device: 0,
             looked: Looked::default(),
-            walk: Walk::default(),
+            walks: Walks::default(),
         }
     }
 

@@ -5,7 +5,7 @@
 //! in them; each time it has used those up, of more. One that asks for any other begins anew. Nothing is taken from anybody who may have written
 //! there: where the next directory is somebody's, the session will have to ask.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use ashlar_store::{Store, StoreError};
 use ashlar_types::{FileKind, Inode, InodeId, SessionId};
@@ -13,6 +13,7 @@ use ashlar_wire::{Need, ScopeKind, SessionKind, Want};
 
 use crate::leasing::{Ancestors, home_of};
 use crate::looked;
+use crate::session::Session;
 use crate::state::State;
 
 /// How many more a session is told of when it goes on for the first time, how that grows, and the most. Each takes two leases, of which there may be 64
@@ -20,6 +21,8 @@ use crate::state::State;
 const FIRST: usize = 4;
 const GROWTH: usize = 4;
 const MOST: usize = 30;
+/// The most where it is told what is in the files too.
+const MOST_READ: usize = 4;
 /// Entries of the directories that one answer tells of ahead.
 const ENTRIES_MAX: u64 = 1024;
 /// Where the directories of a larger one are is not looked for.
@@ -29,21 +32,27 @@ const DEPTH_MAX: usize = 64;
 /// A program may leave out so many.
 const SKIPPED_MAX: usize = 2;
 
-/// The way that a session goes through a tree.
+/// Walks that are remembered: as many as threads go through a tree at the same time.
+const WALKS_MAX: usize = 32;
+
+/// The ways on which a session goes through trees, the last one first.
 #[derive(Debug, Default)]
-pub struct Walk {
-    /// The last directory that it asked for or was told of ahead.
-    last: Option<InodeId>,
+pub struct Walks(VecDeque<Walk>);
+
+/// One of them.
+#[derive(Debug)]
+struct Walk {
+    /// The last directory that was asked for or told of ahead, and those that it is in, up to the root.
+    above: Vec<InodeId>,
     order: Order,
-    /// How many it was told of ahead with the last question.
+    /// How many were told of ahead with the last question.
     window: usize,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
-    #[default]
-    Name,
-    Listing,
+    Name = 0,
+    Listing = 1,
 }
 
 /// The directories below directories, in one order, as far as they were looked for.
@@ -109,96 +118,135 @@ impl<'a> Tree<'a> {
 
 /// Adds to what a session asks for what it is likely to ask for next.
 pub fn look_ahead(state: &mut State, id: SessionId, wants: &mut Vec<Want>) {
-    let is_directory = |want: &&Want| !want.write && want.scope == ScopeKind::Node && want.need.children;
-    let (Some(asked), true) = (wants.iter().find(is_directory).map(|want| want.inode), wants.len() <= 2) else {
-        return;
-    };
-    let Some(session) = state.sessions.get_mut(&id) else { return };
     // A kernel would have to be told of each that is taken back.
-    if session.identity.kind != SessionKind::Process {
+    let is_process = |session: &Session| session.identity.kind == SessionKind::Process;
+    if wants.len() > 2 || !state.sessions.get(&id).is_some_and(is_process) {
         return;
     }
-    let walk = std::mem::take(&mut session.walk);
+    let Some((place, directory)) =
+        wants.iter().enumerate().find_map(|(place, want)| Some((place, looks_into(state, want)?)))
+    else {
+        return;
+    };
+    let reads = wants[place].need.contents;
+    let mut walks = state.sessions.get_mut(&id).map(|session| std::mem::take(&mut session.walks)).unwrap_or_default();
     // Where the shared area can't be read, the request itself will show it.
-    let (walk, ahead) = next(state, id, walk, asked).unwrap_or_default();
-    for directory in &ahead {
-        let need = Need { entries: true, children: true, xattrs: true, contents: false };
-        if *directory != asked {
-            wants.push(Want { inode: *directory, write: false, scope: ScopeKind::Node, need });
+    let ahead = next(state, id, &mut walks.0, directory, if reads { MOST_READ } else { MOST }).unwrap_or_default();
+    for told in &ahead {
+        let is_first = *told == directory;
+        if !is_first {
+            let need = Need { entries: true, children: true, xattrs: true, contents: false };
+            wants.push(Want { inode: *told, write: false, scope: ScopeKind::Node, need });
         }
-        if let Some((file, entries)) = file_of(state, id, *directory) {
-            if let Some(session) = state.sessions.get_mut(&id) {
-                session.looked.foresee(*directory, entries);
-            }
-            let need = Need { xattrs: true, ..Need::default() };
+        let asked = Some(wants[place].inode).filter(|asked| is_first && *asked != directory);
+        let Some((file, entries)) = file_of(state, id, *told, asked) else { continue };
+        if let Some(session) = state.sessions.get_mut(&id) {
+            session.looked.foresee(*told, entries);
+        }
+        if asked.is_some() {
+            wants[place].scope = ScopeKind::Files;
+        } else {
+            let need = Need { xattrs: true, contents: reads, ..Need::default() };
             wants.push(Want { inode: file, write: false, scope: ScopeKind::Files, need });
         }
     }
     if let Some(session) = state.sessions.get_mut(&id) {
-        session.walk = walk;
+        session.walks = walks;
     }
 }
 
-/// How a walk goes on with a directory that is asked for, and which ones to tell of, that one among them.
-fn next(state: &State, id: SessionId, walk: Walk, asked: InodeId) -> Result<(Walk, Vec<InodeId>), StoreError> {
-    let begins = Walk { last: Some(asked), ..Walk::default() };
-    let Some(last) = walk.last.filter(|last| *last != asked) else { return Ok((begins, Vec::new())) };
-    if !is_near(&state.store, asked, last)? {
-        return Ok((begins, Vec::new()));
+/// The directory that a session looks into which wants this: itself, or the one of a file.
+fn looks_into(state: &State, want: &Want) -> Option<InodeId> {
+    if want.write || want.scope == ScopeKind::Subtree || want.need == Need::default() {
+        return None;
     }
-    let orders: &[Order] = if walk.window == 0 { &[Order::Name, Order::Listing] } else { &[walk.order] };
-    for order in orders {
-        let mut tree = Tree::new(&state.store, *order);
-        if !tree.comes_after(asked, last)? {
-            continue;
-        }
-        let window = if walk.window == 0 { FIRST } else { (walk.window * GROWTH).min(MOST) };
-        let (mut told, mut entries) = (vec![asked], 0);
-        while told.len() <= window {
-            let Some(directory) = tree.after(told[told.len() - 1])? else { break };
-            entries += state.store.inode(directory)?.map_or(0, |found| found.entries);
-            if entries > ENTRIES_MAX || !state.leasing.manager.is_free_to_read(id, directory, &Ancestors(&state.store))
-            {
-                break;
+    if want.need.children {
+        return Some(want.inode);
+    }
+    let found = state.store.inode(want.inode).ok()??;
+    home_of(want.inode, &found).as_file()
+}
+
+/// How a walk goes on with a directory that is asked for: which ones to tell of, that one among them.
+fn next(
+    state: &State,
+    id: SessionId,
+    walks: &mut VecDeque<Walk>,
+    asked: InodeId,
+    most: usize,
+) -> Result<Vec<InodeId>, StoreError> {
+    let store = &state.store;
+    if walks.iter().any(|walk| walk.above[0] == asked) {
+        return Ok(Vec::new());
+    }
+    let Some(parent) = store.inode(asked)?.map(|found| found.parent) else { return Ok(Vec::new()) };
+    let mut trees = [Tree::new(store, Order::Name), Tree::new(store, Order::Listing)];
+    let mut found = None;
+    // What comes after a directory is in it, beside it, or beside one of those that it is in.
+    for (place, walk) in walks.iter().enumerate().filter(|(_, walk)| walk.above.contains(&parent)) {
+        let tree = trees.iter_mut().filter(|tree| walk.window == 0 || tree.order == walk.order);
+        for tree in tree {
+            if found.is_none() && tree.comes_after(asked, walk.above[0])? {
+                found = Some((place, tree.order));
             }
-            told.push(directory);
         }
-        return Ok((Walk { last: told.last().copied(), order: *order, window }, told));
     }
-    Ok((begins, Vec::new()))
+    let mut told = vec![asked];
+    let walk = match found {
+        None => {
+            walks.truncate(WALKS_MAX - 1);
+            Walk { above: Vec::new(), order: Order::Name, window: 0 }
+        }
+        Some((place, order)) => {
+            let window = walks.remove(place).map_or(0, |walk| walk.window);
+            let window = if window == 0 { FIRST } else { window * GROWTH };
+            let window = window.min(most);
+            let tree = &mut trees[order as usize];
+            let mut entries = 0;
+            while told.len() <= window {
+                let Some(directory) = tree.after(told[told.len() - 1])? else { break };
+                entries += store.inode(directory)?.map_or(0, |found| found.entries);
+                if entries > ENTRIES_MAX || !state.leasing.manager.is_free_to_read(id, directory, &Ancestors(store)) {
+                    break;
+                }
+                told.push(directory);
+            }
+            Walk { above: Vec::new(), order, window }
+        }
+    };
+    walks.push_front(Walk { above: above(store, told[told.len() - 1])?, ..walk });
+    Ok(if found.is_some() { told } else { Vec::new() })
 }
 
-/// Whether a directory is in another one, or beside it or one of those that it is in: what comes after it is.
-fn is_near(store: &Store, directory: InodeId, other: InodeId) -> Result<bool, StoreError> {
-    let Some(parent) = store.inode(directory)?.map(|found| found.parent) else { return Ok(false) };
-    let mut at = other;
-    for _ in 0..DEPTH_MAX {
-        if at == parent {
-            return Ok(true);
-        }
-        match store.inode(at)? {
-            Some(found) if found.parent != at => at = found.parent,
+/// A directory, and those that it is in.
+fn above(store: &Store, directory: InodeId) -> Result<Vec<InodeId>, StoreError> {
+    let mut above = vec![directory];
+    while above.len() < DEPTH_MAX {
+        match store.inode(above[above.len() - 1])? {
+            Some(found) if found.parent != above[above.len() - 1] => above.push(found.parent),
             _ => break,
         }
     }
-    Ok(false)
+    Ok(above)
 }
 
-/// A file that stands for all of its directory that have no lease of their own, and how many entries that has; `None` where there is none, or a lease
-/// of the session's on the whole directory covers them.
-fn file_of(state: &State, id: SessionId, directory: InodeId) -> Option<(InodeId, u64)> {
+/// A file that stands for all of its directory that have no lease of their own, and how many entries that has: `asked`, or any. `None` where there is
+/// none, or a lease of the session's on the whole directory covers them.
+fn file_of(state: &State, id: SessionId, directory: InodeId, asked: Option<InodeId>) -> Option<(InodeId, u64)> {
     let (store, manager) = (&state.store, &state.leasing.manager);
     let entries = store.inode(directory).ok()??.entries;
     if entries > looked::LISTED || manager.has_below(id, directory, &Ancestors(store)) {
         return None;
     }
-    let all = store.entries(directory, 0, usize::MAX).ok()?;
     let stands = |file: InodeId| {
         let home = store.inode(file).ok().flatten().map(|found| home_of(file, &found));
         home.is_some_and(|home| manager.is_among_files(directory, file, home))
             && manager.is_free_to_read(id, file, &Ancestors(store))
     };
-    let files =
-        all.into_iter().filter(|(_, _, entry)| entry.kind == FileKind::Regular).map(|(_, _, entry)| entry.inode);
-    files.take(SKIPPED_MAX + 1).find(|file| stands(*file)).map(|file| (file, entries))
+    if asked.is_some() {
+        return asked.filter(|file| stands(*file)).map(|file| (file, entries));
+    }
+    let all = store.entries(directory, 0, usize::MAX).ok()?.into_iter();
+    let mut files = all.filter(|(_, _, entry)| entry.kind == FileKind::Regular).map(|(_, _, entry)| entry.inode);
+    files.by_ref().take(SKIPPED_MAX + 1).find(|file| stands(*file)).map(|file| (file, entries))
 }

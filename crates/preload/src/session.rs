@@ -136,6 +136,10 @@ pub(crate) fn open(number: u32) -> Option<&'static Session> {
     if let Some(session) = by_number(number) {
         return Some(session);
     }
+    // Who was refused is told so once.
+    if UNUSABLE.load(Ordering::Relaxed) & 1 << number != 0 {
+        return None;
+    }
     match connect(number) {
         Ok(session) => {
             let session = Box::leak(Box::new(session));

@@ -11,7 +11,7 @@ use ashlar_tests::command::{Done, eventually, is_alive, kill, run, signal, wait}
 use ashlar_tests::harness::{Test, Verdict, passed};
 use ashlar_tests::mount::{Front, Medium, Site, ashlar, obstacle, parent, program};
 use ashlar_tests::{Outcome, ensure, tried};
-use ashlar_wire::{Connection, Listener, PATIENCE_VARIABLE, Reply, Request, SessionKind, socket_of};
+use ashlar_wire::{Connection, DEFER_VARIABLE, Listener, PATIENCE_VARIABLE, Reply, Request, SessionKind, socket_of};
 use rustix::process::Signal;
 
 /// The tests of this group.
@@ -260,6 +260,11 @@ fn other_version() -> Outcome<Verdict> {
     let outcome = run_at(Some(&said)).and_then(Done::success);
     fs::remove_dir_all(site.point(0).join("directory")).map_err(tried("removing what it made"))?;
     let quiet = run_at(None).and_then(Done::success);
+    // Also where the session comes after some calls.
+    let said_later = site.outside().join("said.later");
+    let mut later = Front::Run.command("head");
+    later.args(["-c0"]).arg(site.point(0).join("directory/file")).env(DEFER_VARIABLE, "1");
+    let later = run(&mut watched(&later, &said_later)).and_then(Done::success);
     fs::rename(&aside, &socket).map_err(tried("moving the socket back"))?;
     let lines = told(&said);
     ensure!(outcome?.output == "1\n2\n3\n", "the program does not work: {lines}");
@@ -267,6 +272,9 @@ fn other_version() -> Outcome<Verdict> {
     for word in [&point, "is served by the kernel", "protocol version", "use the same release on both sides"] {
         ensure!(lines.contains(word), "a person is not told '{word}':\n{lines}");
     }
+    later?;
+    let times = told(&said_later).matches("is served by the kernel").count();
+    ensure!(times == 1, "a person is told {times} times:\n{}", told(&said_later));
     let quiet = quiet?;
     ensure!(quiet.errors.is_empty(), "it complains where nobody is looking: {}", quiet.told());
     let text = fs::read_to_string(site.point(0).join("directory/file")).map_err(tried("reading what it wrote"))?;
