@@ -31,6 +31,16 @@ cut -d' ' -f2 < err | sort -n | uniq -c > sorted
 # A name that is gone, and one that is taken anew, while it is written to.
 bash -c 'exec bash -c "rm gone; for i in {1..100}; do echo \$i; done; exec cat /dev/fd/9" > gone 9< loop' || true
 bash -c 'exec bash -c "mv moved elsewhere; echo new > moved; for i in {1..100}; do echo \$i; done" > moved'
+# What a program was told of its files is not true any more when it passes it on to the one that it becomes: a child has them too.
+again='stale=$(tr "\0" "\n" < /proc/$$/environ | grep ^ASHLAR_OPEN=) && export "$stale"
+(for i in {1..2000}; do echo "child $i"; done; echo > done) &
+exec bash -c "for i in {1..2000}; do echo own \$i; done; while [ ! -e done ]; do :; done"'
+bash -c "exec bash -c '$again'" > shared
+sort shared > all
+rm shared
+# A program is looked for in several places.
+PATH=/none:/usr/none:$PATH bash -c 'exec env NAME=value bash -c "for i in {1..100}; do echo \$NAME \$i; done"' > looked
+
 # A record lock is the process's, whatever it runs.
 python3 -c '
 import fcntl, os, sys

@@ -286,8 +286,11 @@ pub fn begin_commit(state: &mut State) -> Option<CommitJob> {
 pub fn finish_commit(state: &mut State, done: CommitDone) -> Result<(), StoreError> {
     state.is_committing = false;
     let committed = state.store.finish_commit(done)?;
-    state.counters.commits += 1;
-    state.commits_ended = state.commits_begun;
+    // It may have been ended by somebody else, who may have begun another one.
+    if committed.batch.is_some() {
+        state.counters.commits += 1;
+        state.commits_ended = state.commits_begun;
+    }
     publish(state, &committed);
     Ok(())
 }

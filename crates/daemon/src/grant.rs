@@ -15,7 +15,7 @@ use ashlar_wire::{
 use parking_lot::MutexGuard;
 
 use crate::board;
-use crate::leasing::{Ancestors, home_of};
+use crate::leasing::{Ancestors, Wanted, home_of};
 use crate::looked;
 use crate::notify::{Stale, Ticket};
 use crate::page;
@@ -208,11 +208,16 @@ impl Answer {
 fn request(shared: &Shared, state: &mut MutexGuard<'_, State>, id: SessionId, wants: &[Want]) -> Result<Answer, Errno> {
     shared.drive(state);
     let mut wants: Vec<_> = wants.iter().map(|want| widened(state, id, want)).collect();
-    walk::look_ahead(state, id, &mut wants);
-    if let Some(answer) = covered(state, id, &wants) {
+    let asked = wants.len();
+    // Where others wait, nobody gets more than he asks for.
+    if !state.leasing.manager.is_waited_for() {
+        walk::look_ahead(state, id, &mut wants);
+    }
+    let wanted = Wanted { wants, asked };
+    if let Some(answer) = covered(state, id, &wanted) {
         return Ok(answer);
     }
-    let request = state.request_leases(now_us(), id, &wants)?;
+    let request = state.request_leases(now_us(), id, wanted)?;
     loop {
         let wait = shared.drive(state);
         if let Some(answer) = state.leasing.answers.remove(&request) {
@@ -248,9 +253,9 @@ fn widened(state: &mut State, id: SessionId, want: &Want) -> Want {
 }
 
 /// What the session holds already is answered at once, past whoever waits.
-fn covered(state: &mut State, id: SessionId, wants: &[Want]) -> Option<Answer> {
-    let (mut grants, mut dependencies) = (Vec::with_capacity(wants.len()), Vec::new());
-    for want in wants {
+fn covered(state: &mut State, id: SessionId, wanted: &Wanted) -> Option<Answer> {
+    let (mut grants, mut dependencies) = (Vec::with_capacity(wanted.wants.len()), Vec::new());
+    for want in &wanted.wants {
         // Others may hold leases below a directory that a session's lease covers: only the manager takes those.
         if want.scope == ScopeKind::Subtree {
             return None;
@@ -259,7 +264,7 @@ fn covered(state: &mut State, id: SessionId, wants: &[Want]) -> Option<Answer> {
         grants.push(grant);
         dependencies.extend(shown);
     }
-    Some(answer(state, id, wants, &grants, dependencies))
+    Some(answer(state, id, wanted, &grants, dependencies))
 }
 
 /// Performs the lease manager's commands until there is none. Returns whether requests were answered, and when to go on, if
@@ -308,7 +313,7 @@ pub fn take_from_all(shared: &Shared, state: &mut MutexGuard<'_, State>, inodes:
     let nobody = state.store.next_session_id().map_err(|error| internal(&error))?;
     for &inode in inodes {
         let want = Want { inode, write: true, scope: ScopeKind::Node, need: Need::default() };
-        let request = state.request_leases(now_us(), nobody, &[want])?;
+        let request = state.request_leases(now_us(), nobody, Wanted { wants: vec![want], asked: 1 })?;
         loop {
             let wait = shared.drive(state);
             if state.leasing.answers.remove(&request).is_some() {
@@ -442,10 +447,11 @@ fn is_below(ancestors: &Ancestors<'_>, inode: InodeId, top: InodeId) -> bool {
 }
 
 fn grant(state: &mut State, id: SessionId, request: RequestId, grants: &[Grant], dependencies: Dependencies) {
-    let wants = state.leasing.wanted.remove(&request);
+    let wanted = state.leasing.wanted.remove(&request);
+    let is_waited_for = wanted.is_some();
     // The words must stand even where nobody waits for the answer any more.
-    let answer = answer(state, id, wants.as_deref().unwrap_or(&[]), grants, dependencies);
-    if wants.is_some() {
+    let answer = answer(state, id, &wanted.unwrap_or_default(), grants, dependencies);
+    if is_waited_for {
         state.leasing.answers.insert(request, answer);
     }
 }
@@ -453,7 +459,7 @@ fn grant(state: &mut State, id: SessionId, request: RequestId, grants: &[Grant],
 fn answer(
     state: &mut State,
     id: SessionId,
-    wants: &[Want],
+    wanted: &Wanted,
     grants: &[Grant],
     mut dependencies: Dependencies,
 ) -> Answer {
@@ -469,7 +475,7 @@ fn answer(
         stale.subtree || grants.iter().any(|g| g.inode == stale.inode || g.word.scope != Scope::Node)
     });
     let tickets: Vec<_> = tickets.map(Arc::clone).collect();
-    let grants = grant_replies(state, id, wants, grants, &mut dependencies);
+    let grants = grant_replies(state, id, wanted, grants, &mut dependencies);
     if state.not_before <= Instant::now() && tickets.iter().all(|ticket| ticket.is_done()) {
         board::post(state, grants.as_deref().unwrap_or(&[]));
     }
@@ -490,20 +496,32 @@ struct Told {
 fn grant_replies(
     state: &mut State,
     id: SessionId,
-    wants: &[Want],
+    wanted: &Wanted,
     grants: &[Grant],
     dependencies: &mut Dependencies,
 ) -> Result<Vec<GrantReply>, Errno> {
     let mut replies = Vec::with_capacity(grants.len());
     let mut children = Vec::new();
     let mut told = Told::default();
-    for (want, grant) in wants.iter().zip(grants) {
-        let need = Need { xattrs: want.need.xattrs && told.bytes < looked::BYTES, ..want.need };
-        let described = describe(state, grant.inode, need).map_err(|error| internal(&error))?;
-        let mut described = described.ok_or(Errno::ESTALE)?;
+    for (index, (want, grant)) in wanted.wants.iter().zip(grants).enumerate() {
+        let is_asked = index < wanted.asked;
+        let need = Need {
+            xattrs: want.need.xattrs && told.bytes < looked::BYTES,
+            contents: want.need.contents && is_asked,
+            ..want.need
+        };
+        let mut described = match describe(state, grant.inode, need).map_err(|error| internal(&error))? {
+            Some(described) => described,
+            None if is_asked => return Err(Errno::ESTALE),
+            // It went while others' logs were applied.
+            None => continue,
+        };
         told.bytes += xattr_bytes(&described);
-        if is_read_next(want, &described) && may_be_shown(state, id, &described) {
-            described.contents = Some(contents_of(state, grant.inode).map_err(|error| internal(&error))?);
+        let is_shown = !is_asked && want.need.contents && told.content_bytes < looked::CONTENT_BYTES;
+        if (is_shown || is_read_next(want, &described)) && may_be_shown(state, id, &described) {
+            let contents = contents_of(state, grant.inode).map_err(|error| internal(&error))?;
+            told.content_bytes += content_bytes(&contents);
+            described.contents = Some(contents);
         }
         let reply = reply(grant, described);
         if want.need.children && grant.word.scope == Scope::Subtree {
@@ -591,10 +609,7 @@ fn files_beside(
         let mut described = describe_found(state, entry.inode, found, Need { xattrs: true, ..Need::default() })?;
         if is_shown && may_be_shown(state, id, &described) {
             let contents = contents_of(state, entry.inode)?;
-            told.content_bytes += match &contents {
-                Contents::Inline(bytes) => bytes.len(),
-                Contents::Extents(extents) => size_of_val(&extents[..]),
-            };
+            told.content_bytes += content_bytes(&contents);
             described.contents = Some(contents);
         } else if !tells {
             continue;
@@ -614,6 +629,13 @@ fn is_read_next(want: &Want, file: &InodeState) -> bool {
 
 fn xattr_bytes(state: &InodeState) -> usize {
     state.xattrs.iter().flatten().map(|(name, value)| name.len() + value.len()).sum()
+}
+
+fn content_bytes(contents: &Contents) -> usize {
+    match contents {
+        Contents::Inline(bytes) => bytes.len(),
+        Contents::Extents(extents) => size_of_val(&extents[..]),
+    }
 }
 
 /// Whether what is in a file that was not asked for is told: to who may read it.

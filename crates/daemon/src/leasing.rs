@@ -16,13 +16,22 @@ use crate::session::Session;
 use crate::state::State;
 use crate::validate::Leases;
 
+/// What a request wants.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// Leases, and what to tell with each.
+    pub wants: Vec<Want>,
+    /// The session asks for so many of them, the first ones. With the others it is told what it may need next.
+    pub asked: usize,
+}
+
 /// Leases.
 pub struct Leasing {
     /// Who decides.
     pub manager: LeaseManager,
     limits: Limits,
     /// What was asked for with it, by request.
-    pub wanted: BTreeMap<RequestId, Vec<Want>>,
+    pub wanted: BTreeMap<RequestId, Wanted>,
     /// Answers that their threads have not fetched yet.
     pub answers: BTreeMap<RequestId, Answer>,
     /// What kernels are being told.
@@ -208,8 +217,9 @@ impl State {
     ///
     /// # Errors
     /// `EAGAIN` where too many wait, `EINVAL` where it asks for too many at once, `EIO` where the session has ended.
-    pub fn request_leases(&mut self, now_us: u64, id: SessionId, wants: &[Want]) -> Result<RequestId, Errno> {
-        let asked: Vec<_> = wants
+    pub fn request_leases(&mut self, now_us: u64, id: SessionId, wanted: Wanted) -> Result<RequestId, Errno> {
+        let asked: Vec<_> = wanted
+            .wants
             .iter()
             .map(|want| ashlar_lease::Want { inode: want.inode, mode: mode(want.write), scope: scope(want.scope) })
             .collect();
@@ -218,7 +228,7 @@ impl State {
             RequestError::TooManyWants(_) => Errno::EINVAL,
             RequestError::Ended(_) => Errno::EIO,
         })?;
-        self.leasing.wanted.insert(request, wants.to_vec());
+        self.leasing.wanted.insert(request, wanted);
         Ok(request)
     }
 

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use ashlar_types::InodeId;
 
-/// Directories remembered: as many as threads look into at the same time.
-const SEEN_MAX: usize = 32;
+/// Directories remembered: as many as threads look into at the same time, and as they are told of ahead.
+const SEEN_MAX: usize = 128;
 /// What is in a directory so small is told with the first look at it or at one of its files: that takes no longer than one more question.
 pub const FEW: u64 = 16;
 /// The names in a directory of no more are told with the first look at it: most who look at a directory look into it next.

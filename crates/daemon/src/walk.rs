@@ -8,7 +8,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use ashlar_store::{Store, StoreError};
-use ashlar_types::{FileKind, Inode, InodeId, SessionId};
+use ashlar_types::{FileKind, InodeId, SessionId};
 use ashlar_wire::{Need, ScopeKind, SessionKind, Want};
 
 use crate::leasing::{Ancestors, home_of};
@@ -26,7 +26,7 @@ const MOST_READ: usize = 4;
 /// Entries of the directories that one answer tells of ahead.
 const ENTRIES_MAX: u64 = 1024;
 /// Where the directories of a larger one are is not looked for.
-const SIBLINGS_MAX: u64 = 512;
+const SIBLINGS_MAX: u64 = 256;
 /// How far up it is looked for where a directory is.
 const DEPTH_MAX: usize = 64;
 /// A program may leave out so many.
@@ -55,44 +55,39 @@ enum Order {
     Listing = 1,
 }
 
-/// The directories below directories, in one order, as far as they were looked for.
+/// The directories below directories, in both orders, as far as they were looked for.
 struct Tree<'a> {
     store: &'a Store,
-    order: Order,
-    below: HashMap<InodeId, Vec<InodeId>>,
+    below: HashMap<InodeId, [Vec<InodeId>; 2]>,
 }
 
 impl<'a> Tree<'a> {
-    fn new(store: &'a Store, order: Order) -> Self {
-        Self { store, order, below: HashMap::new() }
+    fn new(store: &'a Store) -> Self {
+        Self { store, below: HashMap::new() }
     }
 
-    fn below(&mut self, directory: InodeId) -> Result<&[InodeId], StoreError> {
+    fn below(&mut self, directory: InodeId, order: Order) -> Result<&[InodeId], StoreError> {
         if !self.below.contains_key(&directory) {
-            let is_small = |found: Option<Inode>| found.is_some_and(|found| found.entries <= SIBLINGS_MAX);
-            let mut entries = if is_small(self.store.inode(directory)?) {
-                self.store.entries(directory, 0, usize::MAX)?
-            } else {
-                Vec::new()
-            };
+            let is_small = self.store.inode(directory)?.is_some_and(|found| found.entries <= SIBLINGS_MAX);
+            let mut entries = if is_small { self.store.entries(directory, 0, usize::MAX)? } else { Vec::new() };
             entries.retain(|(_, _, entry)| entry.kind == FileKind::Directory);
-            if self.order == Order::Name {
-                entries.sort_unstable_by(|one, other| one.1.as_bytes().cmp(other.1.as_bytes()));
-            }
-            self.below.insert(directory, entries.into_iter().map(|(_, _, entry)| entry.inode).collect());
+            let listed = entries.iter().map(|(_, _, entry)| entry.inode).collect();
+            entries.sort_unstable_by(|one, other| one.1.as_bytes().cmp(other.1.as_bytes()));
+            let by_name = entries.into_iter().map(|(_, _, entry)| entry.inode).collect();
+            self.below.insert(directory, [by_name, listed]);
         }
-        Ok(self.below.get(&directory).map_or(&[], Vec::as_slice))
+        Ok(self.below.get(&directory).map_or(&[], |orders| &orders[order as usize]))
     }
 
     /// The directory that comes after this one.
-    fn after(&mut self, directory: InodeId) -> Result<Option<InodeId>, StoreError> {
-        if let Some(first) = self.below(directory)?.first() {
+    fn after(&mut self, directory: InodeId, order: Order) -> Result<Option<InodeId>, StoreError> {
+        if let Some(first) = self.below(directory, order)?.first() {
             return Ok(Some(*first));
         }
         let mut at = directory;
         for _ in 0..DEPTH_MAX {
             let Some(found) = self.store.inode(at)?.filter(|found| found.parent != at) else { return Ok(None) };
-            let beside = self.below(found.parent)?;
+            let beside = self.below(found.parent, order)?;
             let next = beside.iter().position(|one| *one == at).and_then(|place| beside.get(place + 1));
             if next.is_some() {
                 return Ok(next.copied());
@@ -102,17 +97,17 @@ impl<'a> Tree<'a> {
         Ok(None)
     }
 
-    /// Whether a directory comes after another one, or nearly so.
-    fn comes_after(&mut self, directory: InodeId, before: InodeId) -> Result<bool, StoreError> {
-        let mut at = before;
-        for _ in 0..=SKIPPED_MAX {
-            match self.after(at)? {
-                Some(next) if next == directory => return Ok(true),
-                Some(next) => at = next,
-                None => break,
-            }
-        }
-        Ok(false)
+    /// Whether a directory in `parent` comes after the last one of a walk, or nearly so: it is one of the first in that one, or behind it or one that
+    /// it is in.
+    fn goes_on(&mut self, walk: &Walk, directory: InodeId, parent: InodeId, order: Order) -> Result<bool, StoreError> {
+        let Some(depth) = walk.above.iter().position(|above| *above == parent) else { return Ok(false) };
+        let beside = self.below(parent, order)?;
+        let place = |wanted: InodeId| beside.iter().position(|one| *one == wanted);
+        let from = match depth.checked_sub(1) {
+            None => Some(0),
+            Some(inner) => place(walk.above[inner]).map(|place| place + 1),
+        };
+        Ok(from.zip(place(directory)).is_some_and(|(from, place)| (from..=from + SKIPPED_MAX).contains(&place)))
     }
 }
 
@@ -180,14 +175,13 @@ fn next(
         return Ok(Vec::new());
     }
     let Some(parent) = store.inode(asked)?.map(|found| found.parent) else { return Ok(Vec::new()) };
-    let mut trees = [Tree::new(store, Order::Name), Tree::new(store, Order::Listing)];
+    let mut tree = Tree::new(store);
     let mut found = None;
-    // What comes after a directory is in it, beside it, or beside one of those that it is in.
-    for (place, walk) in walks.iter().enumerate().filter(|(_, walk)| walk.above.contains(&parent)) {
-        let tree = trees.iter_mut().filter(|tree| walk.window == 0 || tree.order == walk.order);
-        for tree in tree {
-            if found.is_none() && tree.comes_after(asked, walk.above[0])? {
-                found = Some((place, tree.order));
+    for (place, walk) in walks.iter().enumerate() {
+        for order in [Order::Name, Order::Listing] {
+            let is_its = walk.window == 0 || order == walk.order;
+            if found.is_none() && is_its && tree.goes_on(walk, asked, parent, order)? {
+                found = Some((place, order));
             }
         }
     }
@@ -201,10 +195,9 @@ fn next(
             let window = walks.remove(place).map_or(0, |walk| walk.window);
             let window = if window == 0 { FIRST } else { window * GROWTH };
             let window = window.min(most);
-            let tree = &mut trees[order as usize];
             let mut entries = 0;
             while told.len() <= window {
-                let Some(directory) = tree.after(told[told.len() - 1])? else { break };
+                let Some(directory) = tree.after(told[told.len() - 1], order)? else { break };
                 entries += store.inode(directory)?.map_or(0, |found| found.entries);
                 if entries > ENTRIES_MAX || !state.leasing.manager.is_free_to_read(id, directory, &Ancestors(store)) {
                     break;

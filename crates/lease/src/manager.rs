@@ -272,6 +272,12 @@ impl LeaseManager {
         Some(Grant { inode, word: self.holds.word(session, slot) })
     }
 
+    /// Whether somebody waits for leases.
+    #[must_use]
+    pub fn is_waited_for(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
     /// Whether a session may read an inode without taking anything from a session that may have written there, and needn't be waited for.
     #[must_use]
     pub fn is_free_to_read(&self, session: SessionId, inode: InodeId, ancestry: &impl Ancestry) -> bool {

@@ -9,9 +9,10 @@ use std::ffi::{CStr, CString};
 
 use crate::arch::{CANDIDATES_MAX, system_call};
 use crate::memory::PathBuffer;
-use crate::{deferred, descriptors, memory, session};
+use crate::{deferred, descriptors, environment, memory, session};
 
-/// `ASHLAR_OPEN=PROCESS MOUNTS NUMBER,FILE[ NUMBER,FILE…]:PATH`; descriptors with the same FILE have one open file. All but the path is in decimal digits.
+/// `ASHLAR_OPEN=PROCESS TOLD MOUNTS NUMBER,FILE[ NUMBER,FILE…]:PATH`; TOLD is what the program was told of the mounts, in a number, and descriptors with the
+/// same FILE have one open file. All but the path is in decimal digits.
 pub(crate) const VARIABLE: &str = "ASHLAR_OPEN";
 
 /// What a process takes along.
@@ -53,7 +54,7 @@ pub(crate) fn variable(carried: &Carried, path: u64) -> Option<CString> {
     let mut buffer = PathBuffer::new();
     // What can't be read the kernel refuses.
     let path = memory::path(path, &mut buffer).ok()?;
-    encode(carried, std::process::id(), path)
+    encode(carried, (std::process::id(), environment::mounts_told()), path)
 }
 
 /// What the variable's value says to the program that this is, of descriptors that are still there.
@@ -63,13 +64,14 @@ pub(crate) fn taken(value: &CStr) -> Carried {
         let address = libc::getauxval(libc::AT_EXECFN);
         if address == 0 { c"" } else { CStr::from_ptr(address as *const std::ffi::c_char) }
     };
-    let mut carried = decode(value.to_bytes(), std::process::id(), path.to_bytes()).unwrap_or_default();
+    let mut carried =
+        decode(value.to_bytes(), (std::process::id(), environment::mounts_told()), path.to_bytes()).unwrap_or_default();
     carried.numbers.retain(|&(number, _)| outlives(number));
     carried
 }
 
-fn encode(carried: &Carried, process: u32, path: &[u8]) -> Option<CString> {
-    let mut text = format!("{VARIABLE}={process} {}", carried.mounts);
+fn encode(carried: &Carried, (process, told): (u32, u64), path: &[u8]) -> Option<CString> {
+    let mut text = format!("{VARIABLE}={process} {told} {}", carried.mounts);
     for (number, file) in &carried.numbers {
         text.push_str(&format!(" {number},{file}"));
     }
@@ -77,10 +79,10 @@ fn encode(carried: &Carried, process: u32, path: &[u8]) -> Option<CString> {
     CString::new([text.as_bytes(), path].concat()).ok()
 }
 
-fn decode(value: &[u8], process: u32, path: &[u8]) -> Option<Carried> {
+fn decode(value: &[u8], (process, told): (u32, u64), path: &[u8]) -> Option<Carried> {
     let colon = value.iter().position(|&byte| byte == b':')?;
     let mut words = std::str::from_utf8(&value[..colon]).ok()?.split(' ');
-    if words.next()?.parse() != Ok(process) || &value[colon + 1..] != path {
+    if words.next()?.parse() != Ok(process) || words.next()?.parse() != Ok(told) || &value[colon + 1..] != path {
         return None;
     }
     let mounts = words.next()?.parse().ok()?;
@@ -100,15 +102,24 @@ mod tests {
     #[test]
     fn a_program_takes_what_is_its_own_and_no_other() {
         let carried = Carried { mounts: 3, numbers: vec![(0, 0), (1, 1), (2, 1), (1023, 2)] };
-        let variable = encode(&carried, 17, b"/bin/a b:c").unwrap();
+        let variable = encode(&carried, (17, 5), b"/bin/a b:c").unwrap();
         let value = variable.to_bytes().strip_prefix(b"ASHLAR_OPEN=").unwrap();
-        assert_eq!(decode(value, 17, b"/bin/a b:c"), Some(carried));
-        assert_eq!(decode(value, 18, b"/bin/a b:c"), None, "another process has it from its parent");
-        assert_eq!(decode(value, 17, b"/bin/other"), None, "a program in between has passed it on");
-        for wrong in ["", "17", "17 0", "17 0 1:/a", "17 0 1,1024:/a", "17 0 1024,1:/a", "17 0 -1,0:/a", "17 x 1,1:/a"]
-        {
-            assert_eq!(decode(wrong.as_bytes(), 17, b"/a"), None, "{wrong}");
+        assert_eq!(decode(value, (17, 5), b"/bin/a b:c"), Some(carried));
+        assert_eq!(decode(value, (18, 5), b"/bin/a b:c"), None, "another process has it from its parent");
+        assert_eq!(decode(value, (17, 6), b"/bin/a b:c"), None, "the mounts have other numbers");
+        assert_eq!(decode(value, (17, 5), b"/bin/other"), None, "a program in between has passed it on");
+        for wrong in [
+            "",
+            "17",
+            "17 5 0",
+            "17 5 0 1:/a",
+            "17 5 0 1,1024:/a",
+            "17 5 0 1024,1:/a",
+            "17 5 0 -1,0:/a",
+            "17 5 x 1,1:/a",
+        ] {
+            assert_eq!(decode(wrong.as_bytes(), (17, 5), b"/a"), None, "{wrong}");
         }
-        assert_eq!(decode(b"17 1:/a", 17, b"/a"), Some(Carried { mounts: 1, numbers: vec![] }));
+        assert_eq!(decode(b"17 5 1:/a", (17, 5), b"/a"), Some(Carried { mounts: 1, numbers: vec![] }));
     }
 }

@@ -48,13 +48,18 @@ pub(crate) fn begin(given: Option<u32>, carried: &Carried) {
     USED.store(carried.mounts, Ordering::Relaxed);
     IS_ANY_CANDIDATE.store(true, Ordering::Relaxed);
     IS_ANY_CARRIED.store(true, Ordering::Relaxed);
-    // With the first call they become ours, where they may do so at once.
-    LEFT.fetch_max(1, Ordering::Relaxed);
+    let is_on = |mount: &u32| carried.mounts & 1 << mount != 0;
+    let mut used = (0..session::mounts().len() as u32).filter(is_on);
+    if LEFT.load(Ordering::Relaxed) == 0 || given.is_none() && used.any(session::has_company) {
+        // With the first call they become ours.
+        LEFT.store(1, Ordering::Relaxed);
+    }
 }
 
 /// Begins again, in a process that was forked and has no session of its own.
 pub(crate) fn begin_again() {
     USED.store(0, Ordering::Relaxed);
+    IS_ANY_CARRIED.store(false, Ordering::Relaxed);
     count_again();
 }
 
@@ -131,6 +136,7 @@ pub(crate) fn end() {
             descriptors::forget_candidate(descriptor);
         }
     }
+    IS_ANY_CARRIED.store(false, Ordering::Relaxed);
 }
 
 /// The verdict on a call that opens a file, which the kernel serves.

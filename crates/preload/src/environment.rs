@@ -1,6 +1,7 @@
 //! What brings us into a program: variables of its environment, which the programs that it runs inherit.
 
 use std::ffi::{CStr, CString, c_char};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::OnceLock;
 
 use ashlar_types::Errno;
@@ -12,7 +13,7 @@ use crate::{carried, memory};
 const PRELOAD: &str = "LD_PRELOAD";
 const NAMES: [&str; 6] = [MOUNTS_VARIABLE, PLANS_VARIABLE, PRELOAD, DEFER_VARIABLE, REPORT_VARIABLE, PATIENCE_VARIABLE];
 /// More variables than these are more than the kernel takes.
-const VARIABLES_MAX: usize = 1 << 20;
+const VARIABLES_MAX: u64 = 1 << 20;
 
 /// The variables as they were when the program began: what it changes in its environment, it inherits all the same.
 static FOUND: OnceLock<[Option<&'static CStr>; 6]> = OnceLock::new();
@@ -80,6 +81,13 @@ pub(crate) unsafe fn find(environment: *const *const c_char) -> Option<Told> {
     Some(Told { mounts: mounts?, plans, deferred, patience_ms: patience_ms(patience), open })
 }
 
+/// What this program was told of the mounts, in a number: where another one is told the same, they have the same numbers there.
+pub(crate) fn mounts_told() -> u64 {
+    let mut hasher = DefaultHasher::new();
+    FOUND.get().map(|found| found[0]).hash(&mut hasher);
+    hasher.finish()
+}
+
 /// The file of counts, where there is to be a report.
 pub(crate) fn report() -> Option<&'static CStr> {
     let variable = FOUND.get()?[4]?;
@@ -100,7 +108,8 @@ impl Completed {
     }
 }
 
-/// An environment to which those of our variables are added that are missing, and `open`; `None` where nothing is to be added.
+/// An environment to which those of our variables are added that are missing, and `open` in place of what was said so before; `None` where nothing is
+/// to be changed.
 ///
 /// # Errors
 /// `EFAULT`, `E2BIG`.
@@ -109,17 +118,23 @@ pub(crate) fn completed(environment: u64, open: Option<CString>) -> Result<Optio
     let mut list = Vec::new();
     let mut missing = *ours;
     let mut preload = None;
+    let mut is_stale = false;
     if environment != 0 {
-        loop {
-            let variable: u64 = memory::load(environment + list.len() as u64 * 8)?;
+        for index in 0.. {
+            let variable: u64 = memory::load(environment + index * 8)?;
             if variable == 0 {
                 break;
             }
-            if list.len() == VARIABLES_MAX {
+            if index == VARIABLES_MAX {
                 return Err(Errno::E2BIG);
             }
             let mut start = [0; 16];
             let length = memory::start_of(variable, &mut start);
+            if value_of(&start[..length], carried::VARIABLE).is_some() {
+                // What was so when this program began.
+                is_stale = true;
+                continue;
+            }
             for (place, name) in missing.iter_mut().zip(NAMES) {
                 if value_of(&start[..length], name).is_some() {
                     if name == PRELOAD {
@@ -145,7 +160,7 @@ pub(crate) fn completed(environment: u64, open: Option<CString>) -> Result<Optio
         }
         _ => None,
     };
-    if missing.iter().all(Option::is_none) && joined.is_none() && open.is_none() {
+    if missing.iter().all(Option::is_none) && joined.is_none() && open.is_none() && !is_stale {
         return Ok(None);
     }
     list.extend(missing.iter().flatten().map(|variable| variable.as_ptr() as u64));

@@ -163,7 +163,12 @@ pub(crate) fn adopt(descriptor: i32) -> Result<(), Errno> {
         place.offset = offset;
     }
     for number in descriptors::alike(descriptor) {
-        let cloexec = if ask(number, libc::F_GETFD)? & libc::FD_CLOEXEC != 0 { libc::O_CLOEXEC } else { 0 };
+        let Ok(has) = ask(number, libc::F_GETFD) else {
+            // It was closed, past libc.
+            descriptors::forget_kernels(number);
+            continue;
+        };
+        let cloexec = if has & libc::FD_CLOEXEC != 0 { libc::O_CLOEXEC } else { 0 };
         let arguments = [placeholder as u64, number as u64, cloexec as u64, 0, 0, 0];
         // SAFETY: the kernel's open file at this number gives way to the placeholder, with the same flag.
         let done = unsafe { crate::arch::system_call(libc::SYS_dup3 as u64, arguments) };

@@ -226,8 +226,18 @@ fn make_process(call: &Frame) -> Served {
 /// Runs another program: what it inherits it finds as the kernel's, and what brings us into it in its environment.
 fn execute(number: u64, a: [u64; 6], environment_at: usize) -> Served {
     let mut arguments = a;
-    // Where a descriptor is a part of the path, the program is not told the path that was named.
-    let carried = if number as i64 == libc::SYS_execve { carried::find() } else { Carried::default() };
+    let is_by_path = number as i64 == libc::SYS_execve;
+    if is_by_path {
+        // A program is looked for in one directory after the other: where there is none, nothing is given up.
+        // SAFETY: it looks for what the program's own call names.
+        let there = unsafe { system_call(libc::SYS_access as u64, [a[0], libc::F_OK as u64, 0, 0, 0, 0]) };
+        if [libc::ENOENT, libc::ENOTDIR].contains(&(-there as i32)) {
+            return Err(Errno(-there as i32));
+        }
+    }
+    // Where a descriptor is a part of the path, the program is not told the path that was named; and what other threads do to descriptors meanwhile
+    // is not known.
+    let carried = if is_by_path && has_one_thread() { carried::find() } else { Carried::default() };
     let open = carried::variable(&carried, a[0]);
     let kept = environment::completed(a[environment_at], open)?;
     if let Some(kept) = &kept {
