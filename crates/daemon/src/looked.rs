@@ -106,8 +106,8 @@ impl Looks {
 mod tests {
     use super::*;
 
-    const SMALL: InodeId = InodeId(120);
-    const LARGE: InodeId = InodeId(121);
+    const SMALL: InodeId = InodeId(1120);
+    const LARGE: InodeId = InodeId(1121);
 
     #[test]
     fn the_second_file_of_a_directory_brings_all_of_them() {
