@@ -1,6 +1,6 @@
 //! Extended attributes.
 
-use ashlar_libfs::{Outcome, XattrFlags};
+use ashlar_libfs::{Outcome, XattrFlags, xattr_list};
 use ashlar_types::{Errno, InodeId, XATTR_NAME_MAX};
 
 use crate::session::Session;
@@ -23,8 +23,7 @@ impl Session {
     /// # Errors
     /// As the header says.
     pub(crate) fn xattr_list(&self, id: InodeId) -> Outcome<Vec<u8>> {
-        let names = self.fs.xattr_names(id)?;
-        Ok(names.iter().flat_map(|name| name.iter().copied().chain([0])).collect())
+        Ok(xattr_list(&self.fs.xattr_names(id)?))
     }
 
     /// Sets one.
@@ -32,10 +31,7 @@ impl Session {
     /// # Errors
     /// As the header says.
     pub(crate) fn set_xattr(&self, id: InodeId, name: &[u8], value: &[u8], flags: i32) -> Outcome<()> {
-        if flags & !(libc::XATTR_CREATE | libc::XATTR_REPLACE) != 0 {
-            return Err(Errno::EINVAL);
-        }
-        let flags = XattrFlags { create: flags & libc::XATTR_CREATE != 0, replace: flags & libc::XATTR_REPLACE != 0 };
+        let flags = XattrFlags::of(flags)?;
         let group = self.fs.attributes(id)?.inode.gid;
         let strip_sgid = !self.who.is_privileged() && !self.who.is_member(group);
         self.fs.set_xattr(&self.who, id, name, value, flags, strip_sgid)

@@ -1,6 +1,6 @@
 //! Extended attributes, ACLs among them.
 
-use ashlar_libfs::XattrFlags;
+use ashlar_libfs::{XattrFlags, xattr_list};
 use ashlar_types::Errno;
 
 use crate::dispatch::{Answer, Call, Then};
@@ -18,11 +18,7 @@ impl<F: FileSystem> Call<'_, F> {
         };
         let name = self.arguments.text()?.bytes;
         let value = self.arguments.bytes(asked.size)?;
-        let flags = asked.flags as i32;
-        if flags & !(libc::XATTR_CREATE | libc::XATTR_REPLACE) != 0 {
-            return Err(Errno::EINVAL);
-        }
-        let flags = XattrFlags { create: flags & libc::XATTR_CREATE != 0, replace: flags & libc::XATTR_REPLACE != 0 };
+        let flags = XattrFlags::of(asked.flags as i32)?;
         let strip_sgid = extension.setxattr_flags & SETXATTR_ACL_KILL_SGID != 0;
         self.fs().set_xattr(&self.who(), self.inode(), name, value, flags, strip_sgid)?;
         Ok(Then::Send)
@@ -42,11 +38,7 @@ impl<F: FileSystem> Call<'_, F> {
     /// LISTXATTR.
     pub(crate) fn listxattr(mut self) -> Answer {
         let asked: GetxattrIn = self.arguments.structure()?;
-        let mut list = Vec::new();
-        for name in self.fs().xattr_names(self.inode())? {
-            list.extend_from_slice(&name);
-            list.push(0);
-        }
+        let list = xattr_list(&self.fs().xattr_names(self.inode())?);
         self.reply_sized(asked.size, &list)
     }
 

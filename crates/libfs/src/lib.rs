@@ -66,6 +66,7 @@ pub use data::allocation_of;
 pub use path::{Aim, Last, Opening, Place, Purpose, Surroundings, Walked};
 pub use paths::Paths;
 pub use record_locks::{Conflict, RecordLock};
+pub use stat::xattr_list;
 pub use warm::OpenInode;
 
 use alone::Mutex;

@@ -1,10 +1,10 @@
-//! Attributes and times in the forms of the C library.
+//! Attributes, times and extended attributes in the forms of the C library.
 
 use std::mem::zeroed;
 
 use ashlar_types::{BLOCK_BYTES, Errno, Timestamp};
 
-use crate::api::{Found, Outcome, SetTime};
+use crate::api::{Found, Outcome, SetTime, XattrFlags};
 
 impl Found {
     /// As `stat` tells it, on a mount whose files show `device`.
@@ -43,6 +43,25 @@ impl SetTime {
             _ => Err(Errno::EINVAL),
         }
     }
+}
+
+impl XattrFlags {
+    /// What `setxattr` takes.
+    ///
+    /// # Errors
+    /// `EINVAL` for a flag that there is none of.
+    pub fn of(flags: i32) -> Outcome<Self> {
+        if flags & !(libc::XATTR_CREATE | libc::XATTR_REPLACE) != 0 {
+            return Err(Errno::EINVAL);
+        }
+        Ok(Self { create: flags & libc::XATTR_CREATE != 0, replace: flags & libc::XATTR_REPLACE != 0 })
+    }
+}
+
+/// The names of extended attributes as `listxattr` gives them: each with a NUL behind it.
+#[must_use]
+pub fn xattr_list(names: &[Vec<u8>]) -> Vec<u8> {
+    names.iter().flat_map(|name| name.iter().copied().chain([0])).collect()
 }
 
 #[cfg(test)]

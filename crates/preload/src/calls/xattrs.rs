@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use ashlar_libfs::XattrFlags;
+use ashlar_libfs::{XattrFlags, xattr_list};
 use ashlar_types::{Errno, FileKind, XATTR_NAME_MAX, XATTR_VALUE_MAX};
 
 use super::Served;
@@ -15,8 +15,6 @@ use crate::{descriptors, locks, memory};
 
 /// Lists that the kernel reads, and shows as it has read them.
 const LISTS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
-/// Flags that there are.
-const FLAGS: i32 = libc::XATTR_CREATE | libc::XATTR_REPLACE;
 const CAPABILITY: &[u8] = b"security.capability";
 /// The label that SELinux gives every file, also where nothing is stored. `ls -l` asks for it wherever it runs.
 const LABEL: &[u8] = b"security.selinux";
@@ -66,7 +64,7 @@ fn answer(number: i64, a: [u64; 6]) -> Served {
     // The kernel says what is wrong with a name, with flags, and with a length, before it looks for the file.
     let Some(name) = name_at(a[1], &mut buffer) else { return Ok(None) };
     let sets = matches!(number, libc::SYS_setxattr | libc::SYS_lsetxattr | libc::SYS_fsetxattr);
-    if sets && (a[4] as i32 & !FLAGS != 0 || a[3] > XATTR_VALUE_MAX as u64) {
+    if sets && (XattrFlags::of(a[4] as i32).is_err() || a[3] > XATTR_VALUE_MAX as u64) {
         return Ok(None);
     }
     let get = |subject: &Subject| get(subject, name, (a[2], a[3]));
@@ -110,16 +108,11 @@ fn get(subject: &Subject, name: &[u8], room: (u64, u64)) -> Served {
     if !may_be_told {
         return Ok(None);
     }
-    match fs.xattr(id, name) {
-        Ok(_) => Ok(None),
-        Err(errno) => Err(errno),
-    }
+    fs.xattr(id, name).map(|_| None)
 }
 
 fn list(subject: &Subject, room: (u64, u64)) -> Served {
-    let names = subject.session.fs.xattr_names(subject.found.id)?;
-    let list: Vec<u8> = names.iter().flat_map(|name| name.iter().copied().chain([0])).collect();
-    give(&list, room)
+    give(&xattr_list(&subject.session.fs.xattr_names(subject.found.id)?), room)
 }
 
 /// Stores a value where there is room for it: an address, and so many bytes there. Without room, it says how much it takes.
@@ -138,7 +131,7 @@ fn set(subject: &Subject, name: &[u8], (address, length): (u64, u64), flags: i32
         return Ok(None);
     }
     let value = memory::bytes(address, length as usize)?.to_vec();
-    let flags = XattrFlags { create: flags & libc::XATTR_CREATE != 0, replace: flags & libc::XATTR_REPLACE != 0 };
+    let flags = XattrFlags::of(flags)?;
     subject.session.fs.set_xattr(&subject.session.who, subject.found.id, name, &value, flags, false)?;
     Ok(Some(0))
 }
