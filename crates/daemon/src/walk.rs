@@ -97,6 +97,24 @@ impl<'a> Tree<'a> {
         Ok(None)
     }
 
+    /// The first of the walks that a directory goes on with, and in which order.
+    fn find(
+        &mut self,
+        walks: &VecDeque<Walk>,
+        directory: InodeId,
+        parent: InodeId,
+    ) -> Result<Option<(usize, Order)>, StoreError> {
+        for (place, walk) in walks.iter().enumerate() {
+            for order in [Order::Name, Order::Listing] {
+                let may_be_its = walk.window == 0 || order == walk.order;
+                if may_be_its && self.goes_on(walk, directory, parent, order)? {
+                    return Ok(Some((place, order)));
+                }
+            }
+        }
+        Ok(None)
+    }
+
     /// Whether a directory in `parent` comes after the last one of a walk, or nearly so: it is one of the first in that one, or behind it or one that
     /// it is in.
     fn goes_on(&mut self, walk: &Walk, directory: InodeId, parent: InodeId, order: Order) -> Result<bool, StoreError> {
@@ -176,49 +194,34 @@ fn next(
     }
     let Some(parent) = store.inode(asked)?.map(|found| found.parent) else { return Ok(Vec::new()) };
     let mut tree = Tree::new(store);
-    let mut found = None;
-    for (place, walk) in walks.iter().enumerate() {
-        for order in [Order::Name, Order::Listing] {
-            let is_its = walk.window == 0 || order == walk.order;
-            if found.is_none() && is_its && tree.goes_on(walk, asked, parent, order)? {
-                found = Some((place, order));
-            }
-        }
-    }
-    let mut told = vec![asked];
-    let walk = match found {
-        None => {
-            walks.truncate(WALKS_MAX - 1);
-            Walk { above: Vec::new(), order: Order::Name, window: 0 }
-        }
-        Some((place, order)) => {
-            let window = walks.remove(place).map_or(0, |walk| walk.window);
-            let window = if window == 0 { FIRST } else { window * GROWTH };
-            let window = window.min(most);
-            let mut entries = 0;
-            while told.len() <= window {
-                let Some(directory) = tree.after(told[told.len() - 1], order)? else { break };
-                entries += store.inode(directory)?.map_or(0, |found| found.entries);
-                if entries > ENTRIES_MAX || !state.leasing.manager.is_free_to_read(id, directory, &Ancestors(store)) {
-                    break;
-                }
-                told.push(directory);
-            }
-            Walk { above: Vec::new(), order, window }
-        }
+    let Some((place, order)) = tree.find(walks, asked, parent)? else {
+        walks.truncate(WALKS_MAX - 1);
+        walks.push_front(Walk { above: above(store, asked)?, order: Order::Name, window: 0 });
+        return Ok(Vec::new());
     };
-    walks.push_front(Walk { above: above(store, told[told.len() - 1])?, ..walk });
-    Ok(if found.is_some() { told } else { Vec::new() })
+    let window = walks.remove(place).map_or(0, |walk| walk.window);
+    let window = if window == 0 { FIRST } else { window * GROWTH }.min(most);
+    let (mut told, mut last, mut entries) = (vec![asked], asked, 0);
+    while told.len() <= window {
+        let Some(directory) = tree.after(last, order)? else { break };
+        entries += store.inode(directory)?.map_or(0, |found| found.entries);
+        if entries > ENTRIES_MAX || !state.leasing.manager.is_free_to_read(id, directory, &Ancestors(store)) {
+            break;
+        }
+        told.push(directory);
+        last = directory;
+    }
+    walks.push_front(Walk { above: above(store, last)?, order, window });
+    Ok(told)
 }
 
 /// A directory, and those that it is in.
 fn above(store: &Store, directory: InodeId) -> Result<Vec<InodeId>, StoreError> {
-    let mut above = vec![directory];
+    let (mut above, mut at) = (vec![directory], directory);
     while above.len() < DEPTH_MAX {
-        match store.inode(above[above.len() - 1])? {
-            Some(found) if found.parent != above[above.len() - 1] => above.push(found.parent),
-            _ => break,
-        }
+        let Some(found) = store.inode(at)?.filter(|found| found.parent != at) else { break };
+        at = found.parent;
+        above.push(at);
     }
     Ok(above)
 }
@@ -240,6 +243,6 @@ fn file_of(state: &State, id: SessionId, directory: InodeId, asked: Option<Inode
         return asked.filter(|file| stands(*file)).map(|file| (file, entries));
     }
     let all = store.entries(directory, 0, usize::MAX).ok()?.into_iter();
-    let mut files = all.filter(|(_, _, entry)| entry.kind == FileKind::Regular).map(|(_, _, entry)| entry.inode);
-    files.by_ref().take(SKIPPED_MAX + 1).find(|file| stands(*file)).map(|file| (file, entries))
+    let files = all.filter(|(_, _, entry)| entry.kind == FileKind::Regular).map(|(_, _, entry)| entry.inode);
+    files.take(SKIPPED_MAX + 1).find(|file| stands(*file)).map(|file| (file, entries))
 }

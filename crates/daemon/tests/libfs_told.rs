@@ -536,12 +536,13 @@ fn what_was_told_ahead_is_not_believed_once_another_has_changed_it() {
             maker.set_xattr(&ROOT, id, NAME.as_bytes(), b"old", XattrFlags::default(), false).expect("set");
         }
         drop(maker);
-        // With these the others come, of which one is looked at to see that they have.
+        // With these the others come, or with the next one where the file with which the directory was told is among them: two of the others
+        // are looked at to see that they have.
         drop([0, 1].map(|file| seen(&one, top, &name(file))));
         let before = requests(&site);
-        drop(seen(&one, top, &name(2)));
+        drop([2, 5].map(|file| seen(&one, top, &name(file))));
         let asked = requests(&site) - before - 1;
-        assert_eq!(asked, 0, "{what}: the files of the directory were not told with the first ones");
+        assert!(asked <= 1, "{what}: the files of the directory were not told with the first ones");
         for (round, file) in [3, 2, 3, 4].into_iter().enumerate() {
             deed(&two, top, &name(file));
             for file in [file, 5, 0, 2, 3, 4] {

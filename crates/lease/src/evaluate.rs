@@ -233,9 +233,7 @@ impl LeaseManager {
             holders.into_iter().partition(|(holder, slot)| *holder != session && self.is_along(*holder, *slot));
         demands.extend(along.into_iter().map(|(holder, slot)| Demand::remove(holder, slot, Reason::Conflict)));
         if let [(holder, slot)] = holders[..] {
-            let top = self.holds.governing_subtree(Some(directory), ancestry);
-            let is_own = |top| self.holds.slot_at(Place::subtree(top), session).is_some();
-            if holder == session && top.is_some_and(is_own) {
+            if holder == session && self.has_below(session, directory, ancestry) {
                 // It reads alone what it could write without asking.
                 demands.insert(Demand::remove(session, slot, Reason::Folded));
             }

@@ -151,6 +151,18 @@ impl Holds {
         shared.map(|(session, slot)| (*session, *slot)).chain(self.subtrees.get(&inode).copied())
     }
 
+    /// Who holds a place, and on which slots.
+    pub fn holders_of(&self, place: Place) -> impl Iterator<Item = (SessionId, u32)> + '_ {
+        let Place { inode, scope } = place;
+        let shared = match scope {
+            Scope::Node => self.nodes.get(&inode),
+            Scope::Files => self.files.get(&inode),
+            Scope::Subtree => None,
+        };
+        let alone = self.subtrees.get(&inode).filter(|_| scope == Scope::Subtree);
+        shared.into_iter().flatten().map(|(session, slot)| (*session, *slot)).chain(alone.copied())
+    }
+
     /// The slot on which a session governs an inode.
     pub fn slot_governing(&self, session: SessionId, inode: InodeId, ancestry: &impl Ancestry) -> Option<u32> {
         self.slot_at(self.governing(inode, ancestry)?, session)

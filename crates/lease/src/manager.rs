@@ -246,19 +246,13 @@ impl LeaseManager {
             return None;
         }
         let place = self.holds.governing(inode, ancestry)?;
-        let holders = match place.scope {
-            Scope::Node => self.holds.nodes.get(&place.inode)?,
-            Scope::Files => self.holds.files.get(&place.inode)?,
-            Scope::Subtree => return None,
-        };
-        let reads = |(holder, slot): (&SessionId, &u32)| {
-            self.holds.slot(*holder, *slot).mode == Mode::Read && !self.holds.is_dirty(*holder, *slot)
-        };
-        if !holders.iter().all(reads) {
+        let reads =
+            |(holder, slot)| self.holds.slot(holder, slot).mode == Mode::Read && !self.holds.is_dirty(holder, slot);
+        // A lease on a subtree is always one to write.
+        if !self.holds.holders_of(place).all(reads) {
             return None;
         }
-        let known = holders.get(&session).copied();
-        let slot = match known {
+        let slot = match self.holds.slot_at(place, session) {
             Some(slot) => slot,
             None if self.holds.holder(session).entries() >= self.limits.entries_per_session_max => {
                 self.evict_one(session);
@@ -282,22 +276,17 @@ impl LeaseManager {
     #[must_use]
     pub fn is_free_to_read(&self, session: SessionId, inode: InodeId, ancestry: &impl Ancestry) -> bool {
         let Some(place) = self.holds.governing(inode, ancestry) else { return true };
-        let reads = |(holder, slot): (SessionId, u32)| {
+        self.holds.holders_of(place).all(|(holder, slot)| {
             let is_read = self.holds.slot(holder, slot).mode == Mode::Read || place.scope == Scope::Subtree;
             holder == session || is_read && !self.holds.is_dirty(holder, slot)
-        };
-        match place.scope {
-            Scope::Subtree => reads(self.holds.subtrees[&place.inode]),
-            Scope::Node => self.holds.nodes[&place.inode].iter().all(|(holder, slot)| reads((*holder, *slot))),
-            Scope::Files => self.holds.files[&place.inode].iter().all(|(holder, slot)| reads((*holder, *slot))),
-        }
+        })
     }
 
     /// Whether a lease of the session's on a directory, or on one that this one is in, is one on all that is below it.
     #[must_use]
     pub fn has_below(&self, session: SessionId, directory: InodeId, ancestry: &impl Ancestry) -> bool {
         let top = self.holds.governing_subtree(Some(directory), ancestry);
-        top.is_some_and(|top| self.holds.subtrees[&top].0 == session)
+        top.is_some_and(|top| self.holds.slot_at(Place::subtree(top), session).is_some())
     }
 
     /// Whether a lease is that of a session which reads along: it goes without anything to wait for, and whoever takes it collides with

@@ -7,7 +7,7 @@
 
 use std::ffi::{CStr, CString};
 
-use crate::arch::{CANDIDATES_MAX, system_call};
+use crate::arch::CANDIDATES_MAX;
 use crate::memory::PathBuffer;
 use crate::{deferred, descriptors, environment, memory, session};
 
@@ -41,9 +41,7 @@ pub(crate) fn find() -> Carried {
 
 /// Whether a descriptor is there when another program runs.
 fn outlives(number: i32) -> bool {
-    // SAFETY: it asks for a flag.
-    let flags = unsafe { system_call(libc::SYS_fcntl as u64, [number as u64, libc::F_GETFD as u64, 0, 0, 0, 0]) };
-    flags >= 0 && flags & i64::from(libc::FD_CLOEXEC) == 0
+    descriptors::closes_on_exec(number) == Some(false)
 }
 
 /// The variable for a program at an address of a path; `None` where nothing is taken along.

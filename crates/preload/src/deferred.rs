@@ -48,9 +48,7 @@ pub(crate) fn begin(given: Option<u32>, carried: &Carried) {
     USED.store(carried.mounts, Ordering::Relaxed);
     IS_ANY_CANDIDATE.store(true, Ordering::Relaxed);
     IS_ANY_CARRIED.store(true, Ordering::Relaxed);
-    let is_on = |mount: &u32| carried.mounts & 1 << mount != 0;
-    let mut used = (0..session::mounts().len() as u32).filter(is_on);
-    if LEFT.load(Ordering::Relaxed) == 0 || given.is_none() && used.any(session::has_company) {
+    if LEFT.load(Ordering::Relaxed) == 0 || given.is_none() && mounts_of(carried.mounts).any(session::has_company) {
         // With the first call they become ours.
         LEFT.store(1, Ordering::Relaxed);
     }
@@ -91,6 +89,11 @@ pub(crate) fn is_any_carried() -> bool {
     IS_ANY_CARRIED.load(Ordering::Relaxed)
 }
 
+/// The mounts that there are of those with these bits.
+fn mounts_of(bits: u32) -> impl Iterator<Item = u32> {
+    (0..session::mounts().len() as u32).filter(move |mount| bits & 1 << mount != 0)
+}
+
 /// The mounts whose sessions were put off, by bit.
 pub(crate) fn mounts() -> u32 {
     USED.load(Ordering::Relaxed)
@@ -125,8 +128,7 @@ pub(crate) fn end() {
     if LEFT.swap(0, Ordering::Relaxed) == 0 {
         return;
     }
-    let used = USED.load(Ordering::Relaxed);
-    for mount in (0..u32::BITS).filter(|mount| used & 1 << mount != 0) {
+    for mount in mounts_of(mounts()) {
         // Where there is none to be had, the kernel goes on.
         session::open(mount);
     }

@@ -28,7 +28,9 @@ const CANDIDATES_MAX: i32 = crate::arch::CANDIDATES_MAX as i32;
 /// In place of an open file, from this number on up to [`NAMED`]: a candidate that may have its open file in common with those of the
 /// same number.
 const COMMON: u32 = NAMED - CANDIDATES_MAX as u32;
-const _: () = assert!(OPEN_MAX < COMMON as usize && CANDIDATE < INTERNAL);
+/// From here on up to [`COMMON`] no numbers are in use in the table: of [`own`] they are those of candidates without others.
+const LONE: u32 = OPEN_MAX as u32 + 1;
+const _: () = assert!(LONE as usize + CANDIDATES_MAX as usize <= COMMON as usize && CANDIDATE < INTERNAL);
 /// In place of the number of references: the last one is gone, and what ends with it is not done yet.
 const CLOSING: u32 = u32::MAX;
 
@@ -401,7 +403,7 @@ pub(crate) fn own() -> impl Iterator<Item = (i32, u32)> {
         let number = ASHLAR_DESCRIPTORS[descriptor as usize].load(Ordering::Relaxed);
         match number {
             // Each is alone, and has no other's number.
-            CANDIDATE => Some((descriptor, NAMED + 1 + descriptor as u32)),
+            CANDIDATE => Some((descriptor, LONE + descriptor as u32)),
             _ => (is_file(number) || is_of_candidate(number)).then_some((descriptor, number)),
         }
     })
@@ -524,6 +526,14 @@ pub(crate) fn remove(descriptor: i32) -> Option<File> {
     Some(File { number })
 }
 
+/// Whether the kernel closes a descriptor where another program is run; `None` where there is no such one.
+pub(crate) fn closes_on_exec(descriptor: i32) -> Option<bool> {
+    let arguments = [descriptor as u64, libc::F_GETFD as u64, 0, 0, 0, 0];
+    // SAFETY: it asks for a flag.
+    let flags = unsafe { system_call(libc::SYS_fcntl as u64, arguments) };
+    (flags >= 0).then_some(flags & i64::from(libc::FD_CLOEXEC) != 0)
+}
+
 /// Closes the kernel's descriptor.
 pub(crate) fn close_number(descriptor: i32) -> i64 {
     // SAFETY: the program, or we, are done with it.
@@ -555,5 +565,31 @@ fn close_last(number: u32) {
     // A session that is gone has taken its handles with it.
     if let Some(session) = session::by_number(open.session.load(Ordering::Relaxed)) {
         session.fs.close(inode);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lone_candidate_has_no_others_open_file() {
+        // The last of the numbers that there can be, which no other test has.
+        let last = CANDIDATES_MAX - 1;
+        let numbers = [CANDIDATE, COMMON, COMMON, 1, CANDIDATE, last as u32 - 4, INTERNAL, NAMED];
+        let first = CANDIDATES_MAX - numbers.len() as i32;
+        let fill = |numbers: &[u32]| {
+            for (descriptor, number) in (first..).zip(numbers) {
+                ASHLAR_DESCRIPTORS[descriptor as usize].store(*number, Ordering::Relaxed);
+            }
+        };
+        fill(&numbers);
+        let found: Vec<_> = own().filter(|(descriptor, _)| *descriptor >= first).collect();
+        fill(&[0; 8]);
+        assert!(found.iter().map(|(descriptor, _)| *descriptor).eq(first..first + 6));
+        for (at, (_, number)) in found.iter().enumerate() {
+            let alike = found.iter().filter(|(_, other)| other == number).count();
+            assert_eq!(alike, if numbers[at] == COMMON { 2 } else { 1 }, "{at}");
+        }
     }
 }

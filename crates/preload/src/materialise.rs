@@ -133,13 +133,19 @@ fn put(real: i32, number: Option<i32>, place: &Place) -> Result<(), Errno> {
         set_offset(real, place.offset);
         return Ok(());
     };
-    // SAFETY: the number is one of ours; the kernel's placeholder there gives way to the real file, with the same flag.
-    let done = unsafe {
-        let flags = system_call(libc::SYS_fcntl as u64, [number as u64, libc::F_GETFD as u64, 0, 0, 0, 0]);
-        let cloexec = if flags & i64::from(libc::FD_CLOEXEC) != 0 { libc::O_CLOEXEC } else { 0 };
-        let arguments = [real as u64, number as u64, cloexec as u64, 0, 0, 0];
-        system_call(libc::SYS_dup3 as u64, arguments)
-    };
+    // The kernel's placeholder there gives way to the real file.
+    put_at(real, number)
+}
+
+/// Has a number lead to what another descriptor has open, in place of what it led to, with the flag for the run of another program that it had.
+///
+/// # Errors
+/// Those of dup3(2).
+pub(crate) fn put_at(descriptor: i32, number: i32) -> Result<(), Errno> {
+    let cloexec = if descriptors::closes_on_exec(number) == Some(false) { 0 } else { libc::O_CLOEXEC };
+    let arguments = [descriptor as u64, number as u64, cloexec as u64, 0, 0, 0];
+    // SAFETY: both stand for the same open file of the program's, the one in the kernel and the one here.
+    let done = unsafe { system_call(libc::SYS_dup3 as u64, arguments) };
     if done < 0 { Err(Errno(-done as i32)) } else { Ok(()) }
 }
 

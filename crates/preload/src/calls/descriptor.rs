@@ -93,7 +93,7 @@ fn duplicate_to(old: i32, new: i32, flags: i32, is_dup3: bool) -> Served {
         // SAFETY: the program's own call.
         unsafe { system_call(number as u64, [old as u64, new as u64, flags as u64, 0, 0, 0]) }
     };
-    if old != new && descriptors::is_internal(new) && is_open(old) {
+    if old != new && descriptors::is_internal(new) && descriptors::closes_on_exec(old).is_some() {
         // The program knows nothing of it, and may have any number. What we say there it must not get.
         process::leave_to_kernel();
         return Ok(None);
@@ -128,11 +128,6 @@ fn duplicate_to(old: i32, new: i32, flags: i32, is_dup3: bool) -> Served {
         descriptors::enter(file, new);
     }
     Ok(Some(done))
-}
-
-fn is_open(descriptor: i32) -> bool {
-    // SAFETY: it asks for a flag.
-    unsafe { system_call(libc::SYS_fcntl as u64, [descriptor as u64, libc::F_GETFD as u64, 0, 0, 0, 0]) >= 0 }
 }
 
 fn close_range(a: [u64; 6]) -> Served {

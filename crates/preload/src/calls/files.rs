@@ -139,13 +139,10 @@ fn open_place(session: &Session, place: &Place, flags: i32, mode: u32) -> Result
 /// # Errors
 /// Those of LibFS, and `EOPNOTSUPP` for what stays the kernel's.
 pub(crate) fn adopt(descriptor: i32) -> Result<(), Errno> {
-    let ask = |descriptor: i32, command: i32| {
-        let arguments = [descriptor as u64, command as u64, 0, 0, 0, 0];
-        // SAFETY: it asks for flags.
-        let flags = unsafe { crate::arch::system_call(libc::SYS_fcntl as u64, arguments) };
-        if flags < 0 { Err(Errno(-flags as i32)) } else { Ok(flags as i32) }
-    };
-    let flags = ask(descriptor, libc::F_GETFL)?;
+    let flags = materialise::flags(descriptor);
+    if flags < 0 {
+        return Err(Errno(-flags));
+    }
     let (number, id) = session::file_of(descriptor).ok_or(Errno::EOPNOTSUPP)?;
     let session = session::by_number(number).ok_or(Errno::EOPNOTSUPP)?;
     let inode = session.fs.attributes(id)?.inode;
@@ -163,18 +160,13 @@ pub(crate) fn adopt(descriptor: i32) -> Result<(), Errno> {
         place.offset = offset;
     }
     for number in descriptors::alike(descriptor) {
-        let Ok(has) = ask(number, libc::F_GETFD) else {
+        if descriptors::closes_on_exec(number).is_none() {
             // It was closed, past libc.
             descriptors::forget_kernels(number);
             continue;
-        };
-        let cloexec = if has & libc::FD_CLOEXEC != 0 { libc::O_CLOEXEC } else { 0 };
-        let arguments = [placeholder as u64, number as u64, cloexec as u64, 0, 0, 0];
-        // SAFETY: the kernel's open file at this number gives way to the placeholder, with the same flag.
-        let done = unsafe { crate::arch::system_call(libc::SYS_dup3 as u64, arguments) };
-        if done < 0 {
-            return Err(Errno(-done as i32));
         }
+        // The kernel's open file at this number gives way to the placeholder.
+        materialise::put_at(placeholder, number)?;
         descriptors::enter(&file, number);
     }
     Ok(())
