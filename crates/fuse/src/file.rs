@@ -11,8 +11,8 @@ use crate::file_system::FileSystem;
 use crate::invalidate::Stale;
 use crate::notify::Pages;
 use crate::proto::{
-    CopyFileRangeIn, FallocateIn, FlushIn, LseekIn, OPEN_KILL_SUIDGID, OffsetOut, OpenIn, OpenOut, READ_LOCKOWNER,
-    RELEASE_FLOCK_UNLOCK, ReadIn, ReleaseIn, WRITE_KILL_SUIDGID, WriteIn, WriteOut, fopen,
+    CopyFileRangeIn, FallocateIn, FlushIn, LseekIn, OffsetOut, OpenIn, OpenOut, READ_LOCKOWNER, RELEASE_FLOCK_UNLOCK,
+    ReadIn, ReleaseIn, WRITE_KILL_SUIDGID, WriteIn, WriteOut, fopen,
 };
 use crate::reply::Check;
 
@@ -44,12 +44,7 @@ impl<F: FileSystem> Call<'_, F> {
         let asked: OpenIn = self.arguments.structure()?;
         let inode = self.inode();
         self.fs().open(inode)?;
-        let truncated = if has(asked.flags, libc::O_TRUNC) {
-            self.truncate(asked.open_flags & OPEN_KILL_SUIDGID != 0)
-        } else {
-            Ok(())
-        };
-        if let Err(errno) = truncated.and_then(|()| self.put_open(inode, asked.flags)) {
+        if let Err(errno) = self.put_open(inode, asked.flags) {
             self.fs().close(inode);
             return Err(errno);
         }
@@ -59,17 +54,6 @@ impl<F: FileSystem> Call<'_, F> {
             self.server.forget_attributes(inode);
         }
         Ok(Then::SendOpened(inode))
-    }
-
-    fn truncate(&self, strip: bool) -> Result<(), Errno> {
-        let change = Change { size: Some(0), strip, ..Change::default() };
-        let loses_set_id = strip && self.has_set_id()?;
-        self.fs().set_attributes(&self.who(), self.inode(), &change)?;
-        // The kernel asks for size and times again, but not for the mode.
-        if loses_set_id {
-            self.server.forget_attributes(self.inode());
-        }
-        Ok(())
     }
 
     fn has_set_id(&self) -> Result<bool, Errno> {

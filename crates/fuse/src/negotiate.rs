@@ -15,10 +15,10 @@ const BACKGROUND_MAX: u16 = 64;
 const BACKGROUND_CONGESTED: u16 = 48;
 
 /// What is asked for, where the kernel has it. Not among them: the write-back cache, which would let the kernel change the
-/// order of updates; opening without a message, as handles keep removed files alive.
+/// order of updates; opening without a message, as handles keep removed files alive; truncating with the message that opens, which
+/// comes before the kernel looks whether the file is a program that runs.
 const WANTED: u64 = init::ASYNC_READ
     | init::POSIX_LOCKS
-    | init::ATOMIC_O_TRUNC
     | init::EXPORT_SUPPORT
     | init::BIG_WRITES
     | init::DONT_MASK

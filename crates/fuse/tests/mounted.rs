@@ -446,6 +446,28 @@ fn programs_run_from_the_mount() {
     assert_eq!(output.stdout, b"works\n");
 }
 
+/// Not by one who would only read it after that, either: the kernel looks for this only once the file is open.
+#[test]
+fn a_program_that_runs_is_not_cut_off() {
+    if !may_mount() {
+        return;
+    }
+    let mounted = mount(Shared::new().session());
+    let program = mounted.at("cat");
+    fs::copy("/bin/cat", &program).unwrap();
+    let length = fs::metadata(&program).unwrap().len();
+    let mut running = Command::new(&program).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    for access in [OFlags::RDONLY, OFlags::WRONLY, OFlags::RDWR] {
+        let opened = rustix::fs::open(&program, access | OFlags::TRUNC, Mode::empty());
+        assert_eq!(opened.unwrap_err(), rustix::io::Errno::TXTBSY);
+        assert_eq!(fs::metadata(&program).unwrap().len(), length);
+    }
+    drop(running.stdin.take());
+    assert!(running.wait().unwrap().success());
+    drop(rustix::fs::open(&program, OFlags::RDONLY | OFlags::TRUNC, Mode::empty()).unwrap());
+    assert_eq!(fs::metadata(&program).unwrap().len(), 0);
+}
+
 #[test]
 fn calls_that_are_held_up_do_not_hold_up_others() {
     if !may_mount() {

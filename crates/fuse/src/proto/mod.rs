@@ -35,7 +35,6 @@ bits! {
     init: u64 {
         ASYNC_READ = 0,
         POSIX_LOCKS = 1,
-        ATOMIC_O_TRUNC = 3,
         EXPORT_SUPPORT = 4,
         BIG_WRITES = 5,
         DONT_MASK = 6,
@@ -89,7 +88,5 @@ pub(crate) const LK_FLOCK: u32 = 1 << 0;
 pub(crate) const READ_LOCKOWNER: u32 = 1 << 1;
 /// WRITE: set-id bits are to be cleared.
 pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
-/// OPEN: a truncation clears set-id bits.
-pub(crate) const OPEN_KILL_SUIDGID: u32 = 1 << 0;
 /// SETXATTR: an ACL clears set-group-id.
 pub(crate) const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
