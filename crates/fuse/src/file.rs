@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use ashlar_libfs::{Change, LockKind, Seek, WriteAt, Written, allocation_of};
+use ashlar_libfs::{LockKind, Seek, WriteAt, Written, allocation_of};
 use ashlar_types::{Credentials, Errno, InodeId, MODE_SETGID, MODE_SETUID};
 
 use crate::device::TRANSFER_BYTES;
