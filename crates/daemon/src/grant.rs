@@ -207,6 +207,8 @@ impl Answer {
 /// Has a request granted. Others' requests that come first are served on the way.
 fn request(shared: &Shared, state: &mut MutexGuard<'_, State>, id: SessionId, wants: &[Want]) -> Result<Answer, Errno> {
     shared.drive(state);
+    let room = state.sessions.get_mut(&id).map_or(Ok(()), Session::make_lease_room);
+    room.map_err(|error| error.raw_os_error().map_or(Errno::EIO, Errno))?;
     let mut wants: Vec<_> = wants.iter().map(|want| widened(state, id, want)).collect();
     let asked = wants.len();
     // Where others wait, nobody gets more than he asks for.
@@ -394,12 +396,12 @@ pub fn lease_word(word: &SlotWord) -> LeaseWord {
     }
 }
 
-fn write(state: &State, word: &SlotWord) {
+fn write(state: &mut State, word: &SlotWord) {
     if word.slot == SlotWord::UNRECORDED {
         return;
     }
-    if let Some(session) = state.sessions.get(&word.session) {
-        session.leases.set(word.slot, lease_word(word), word.inode);
+    if let Some(session) = state.sessions.get_mut(&word.session) {
+        session.set_lease(word.slot, lease_word(word), word.inode);
     } else if let Some(board) = &state.board {
         board.write(word);
     }

@@ -110,7 +110,7 @@ impl Leasing {
         let (mut words, mut applied) = (Vec::new(), Vec::new());
         for session in sessions {
             applied.push((session.id, session.judged));
-            words.extend((0..LEASE_SLOTS).filter_map(|slot| restored(session, slot)));
+            words.extend((0..session.lease_room).filter_map(|slot| restored(session, slot)));
         }
         self.manager = LeaseManager::restore(self.limits, &words, &applied, &Ancestors(store));
     }

@@ -8,11 +8,10 @@ use ashlar_pmem::{Arena, Mapping, MappingAccess, SessionFile, sigbus};
 use ashlar_store::Store;
 use ashlar_types::{LogPosition, SessionId};
 use ashlar_update::Update;
-use ashlar_wire::LEASE_TABLE_BYTES;
 
 use crate::DaemonError;
 use crate::identity::Identity;
-use crate::session::SessionError;
+use crate::session::{SessionError, open_lease_table};
 
 /// What the logs hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -48,14 +47,11 @@ fn check_log(
     committed: LogPosition,
     findings: &mut LogFindings,
 ) -> Result<(), SessionError> {
-    let map = |file: SessionFile, bytes: Option<u64>| -> Result<Mapping, SessionError> {
-        let file = arena.open_session_file(id, file)?;
-        let bytes = bytes.map_or_else(|| file.metadata().map(|found| found.len()), Ok)?;
-        Ok(Mapping::map(&file, bytes, MappingAccess::ReadWrite, arena.medium())?)
-    };
-    let page = map(SessionFile::Leases, Some(LEASE_TABLE_BYTES))?;
+    let (_, page) = open_lease_table(arena, id)?;
     let identity = Identity::load(&page).ok_or(SessionError::Unfinished)?;
-    let log = Log::open(map(SessionFile::Log, None)?)?;
+    let log_file = arena.open_session_file(id, SessionFile::Log)?;
+    let log_bytes = log_file.metadata()?.len();
+    let log = Log::open(Mapping::map(&log_file, log_bytes, MappingAccess::ReadWrite, arena.medium())?)?;
     // What processes wrote before the machine went down may end anywhere: the next start finds where, and that is no damage.
     if !identity.process.is_of_this_boot() {
         return Ok(());

@@ -8,6 +8,7 @@
 //! 2072  revoking:8                        a lease is being taken, and the records written under it were not judged yet
 //! 2080  stale until:8                     milliseconds since boot up to which a mount's kernel may believe what is no longer so
 //! 2088  mount's device:8                  what its files show as st_dev, 0 where it is no mount
+//! 2096  lease slots:8                     of the table, that have room; 0 where all have, as an earlier version made it
 //! 2112  4 times  position+1:8 blocks:8 metadata:8 unused:8   cost of all records before the position
 //! 2304  128 times  first inode << 16 | count                 inode numbers granted, oldest overwritten
 //! 3328  16 times  inode:8                 files whose record locks are delegated, by the slot of the control page that has them
@@ -15,7 +16,7 @@
 
 use ashlar_pmem::{OutOfBounds, Persistent};
 use ashlar_types::{InodeId, LogPosition};
-use ashlar_wire::{Credit, LOCK_SLOTS};
+use ashlar_wire::{Credit, LEASE_SLOTS, LOCK_SLOTS};
 
 const VALIDATED: u64 = 2048;
 const GRANTED_BLOCKS: u64 = 2056;
@@ -23,6 +24,7 @@ const GRANTED_METADATA: u64 = 2064;
 const REVOKING: u64 = 2072;
 const STALE_UNTIL: u64 = 2080;
 const MOUNT_DEVICE: u64 = 2088;
+const LEASE_ROOM: u64 = 2096;
 const COSTS: u64 = 2112;
 const COST_SLOTS: u64 = 4;
 const COST_BYTES: u64 = 32;
@@ -73,6 +75,19 @@ pub fn mount_device(page: &impl Persistent) -> u64 {
 /// Notes that number.
 pub fn set_mount_device(page: &impl Persistent, device: u64) -> Result<(), OutOfBounds> {
     page.store_u64(MOUNT_DEVICE, device)
+}
+
+/// How many slots of the lease table have room.
+pub fn lease_room(page: &impl Persistent) -> u32 {
+    match page.load_u64(LEASE_ROOM) {
+        Ok(slots @ 1..) => slots.min(LEASE_SLOTS.into()) as u32,
+        _ => LEASE_SLOTS,
+    }
+}
+
+/// Notes that number.
+pub fn set_lease_room(page: &impl Persistent, slots: u32) -> Result<(), OutOfBounds> {
+    page.store_u64(LEASE_ROOM, slots.into())
 }
 
 /// The file whose record locks are delegated in a slot; `None` where there is none.

@@ -15,7 +15,7 @@ use crate::session::Blank;
 use crate::sessions;
 use crate::shared::Shared;
 
-/// The most blanks at once. Each takes as much room as a session's beginning, some two megabytes, and about a millisecond to make:
+/// The most blanks at once. Each takes as much room as a session's beginning, and a third of a millisecond to make:
 /// programs that begin together find one each, and a long row of them is not faster than that.
 const BLANKS_MAX: usize = 4;
 

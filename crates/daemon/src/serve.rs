@@ -278,6 +278,10 @@ fn serve_session(
             sessions::log_space(shared, id, bytes)?;
             Reply::Done.into()
         }
+        Request::HandleSpace => {
+            sessions::handle_space(shared, id)?;
+            Reply::Done.into()
+        }
         Request::Digest => digest(shared, id)?.into(),
         Request::SyncDependencies(dependencies) => {
             let mut state = shared.lock();

@@ -10,9 +10,10 @@ use ashlar_log::{Log, OpenError};
 use ashlar_pmem::{
     Arena, ArenaError, MapError, Mapping, MappingAccess, MediumKind, OutOfBounds, Persistent, SessionFile,
 };
-use ashlar_types::{Credentials, LogGeneration, LogPosition, SessionId};
+use ashlar_types::{Credentials, InodeId, LogGeneration, LogPosition, SessionId};
 use ashlar_wire::{
-    CONTROL_BYTES, CONTROL_BYTES_BEFORE, ControlPage, Credit, CreditKind, LEASE_TABLE_BYTES, LeaseTable, QuotaEra,
+    CONTROL_BYTES, CONTROL_BYTES_BEFORE, CONTROL_ROOM, CONTROL_ROOM_FAR, ControlPage, Credit, CreditKind, LEASE_SLOTS,
+    LEASE_SLOTS_FIRST, LEASE_TABLE_BYTES, LeaseTable, LeaseWord, QuotaEra,
 };
 use thiserror::Error;
 
@@ -47,6 +48,10 @@ pub enum SessionError {
     Io(#[from] io::Error),
 }
 
+/// The lease table has room for so many leases more than there are, and for four times as many when it is made larger.
+const LEASE_MARGIN: u32 = 256;
+const LEASE_GROWTH: u32 = 4;
+
 /// The log in SharedFS's memory.
 pub type SessionLog = Log<Arc<Mapping>>;
 /// The control page in SharedFS's memory.
@@ -75,7 +80,7 @@ pub struct Blank {
 }
 
 impl Blank {
-    /// Makes the files of a session; the first `allocated` bytes of its log have room.
+    /// Makes the files of a session. The first `allocated` bytes of its log have room, and what most sessions need of the others.
     ///
     /// # Errors
     /// [`SessionError`]; what was made is removed again.
@@ -90,19 +95,37 @@ impl Blank {
 
     fn make_files(arena: &Arena, id: SessionId, log_bytes: u64, allocated: u64) -> Result<Self, SessionError> {
         let medium = arena.medium();
-        let log_file = arena.session_file(id, SessionFile::Log, log_bytes, allocated)?;
+        let [beginning, locks] = CONTROL_ROOM;
+        let room = LeaseTable::<Mapping>::bytes_of(LEASE_SLOTS_FIRST);
+        // The lease table first: what it does not say is not so.
+        let wanted = [
+            (SessionFile::Leases, LEASE_TABLE_BYTES, room),
+            (SessionFile::Log, log_bytes, allocated),
+            (SessionFile::Control, CONTROL_BYTES, beginning.end),
+        ];
+        let [leases_file, log_file, control_file] = arena.session_files(id, wanted)?;
+        ashlar_pmem::allocate(&control_file, locks)?;
         let log_memory = Arc::new(Mapping::map(&log_file, log_bytes, MappingAccess::ReadWrite, medium)?);
         let log = Log::format(Arc::clone(&log_memory), LogGeneration(1))?;
-        let control_file = arena.session_file(id, SessionFile::Control, CONTROL_BYTES, CONTROL_BYTES)?;
         let control = map_control(arena, &control_file)?;
         control.format(id);
-        let leases_file = arena.session_file(id, SessionFile::Leases, LEASE_TABLE_BYTES, LEASE_TABLE_BYTES)?;
         let page = Arc::new(Mapping::map(&leases_file, LEASE_TABLE_BYTES, MappingAccess::ReadWrite, medium)?);
+        page::set_lease_room(&*page, LEASE_SLOTS_FIRST)?;
         let leases = LeaseTable::new(Arc::clone(&page)).ok_or(SessionError::Unfinished)?;
         let token = fresh_token(id)?;
         leases.format(id, token);
         let files = SessionFiles { log: log_file, control: control_file, leases: read_only(&leases_file)? };
         Ok(Self { id, token, log: (log, log_memory, log_bytes), control, leases: (leases, page), files })
+    }
+
+    /// Gives all tables room, whatever they will need.
+    ///
+    /// # Errors
+    /// [`SessionError`].
+    pub fn make_whole(&self) -> Result<(), SessionError> {
+        Session::make_handle_room(&self.control)?;
+        self.leases.1.allocate(0..LEASE_TABLE_BYTES)?;
+        Ok(page::set_lease_room(&*self.leases.1, LEASE_SLOTS)?)
     }
 
     /// Gives it to an owner. The identity goes last: files without one were never welcomed.
@@ -160,6 +183,9 @@ pub struct Session {
     pub records: u64,
     /// Bytes of its log applied since then.
     pub digested_bytes: u64,
+    /// Slots of the lease table that have room, and the last one that was used.
+    pub lease_room: u32,
+    pub lease_top: u32,
     /// Leases granted to it since then.
     pub leases_granted: u64,
     /// Lease words taken from it, narrowed or renewed since then.
@@ -194,8 +220,8 @@ impl Session {
     /// [`SessionError::Unfinished`] where the session was never welcomed; others where the files are damaged.
     pub fn take_up(arena: &Arena, id: SessionId, committed: LogPosition) -> Result<Self, SessionError> {
         let medium = arena.medium();
-        let leases_file = arena.open_session_file(id, SessionFile::Leases)?;
-        let page = Arc::new(Mapping::map(&leases_file, LEASE_TABLE_BYTES, MappingAccess::ReadWrite, medium)?);
+        let (leases_file, page) = open_lease_table(arena, id)?;
+        let page = Arc::new(page);
         let identity = Identity::load(&*page).ok_or(SessionError::Unfinished)?;
         let leases = LeaseTable::new(Arc::clone(&page)).ok_or(SessionError::Unfinished)?;
         let (owner, token) = leases.owner().ok_or(SessionError::Unfinished)?;
@@ -205,7 +231,7 @@ impl Session {
         let control_file = arena.open_session_file(id, SessionFile::Control)?;
         // What an earlier version has made knows nothing of record locks, and what it lacks is zeros.
         if (CONTROL_BYTES_BEFORE..CONTROL_BYTES).contains(&control_file.metadata()?.len()) {
-            ashlar_pmem::allocate(&control_file, CONTROL_BYTES)?;
+            ashlar_pmem::allocate(&control_file, 0..CONTROL_BYTES)?;
             control_file.set_len(CONTROL_BYTES)?;
         }
         let control = map_control(arena, &control_file)?;
@@ -229,6 +255,8 @@ impl Session {
         session.is_whole = is_whole;
         session.ranges = InodeRanges::load(&*session.page);
         session.judged = page::validated(&*session.page);
+        let is_used = |slot: &u32| session.leases.word(*slot) != LeaseWord::default();
+        session.lease_top = (0..session.lease_room).rev().find(is_used).unwrap_or(0);
         session.quota_era = session.control.quota_era();
         session.is_quota_judged = false;
         session.mount_device = page::mount_device(&*session.page);
@@ -247,8 +275,10 @@ impl Session {
         (leases, page): (LeaseTable<Arc<Mapping>>, Arc<Mapping>),
         files: SessionFiles,
     ) -> Self {
-        let tail = log.tail();
+        let (tail, lease_room) = (log.tail(), page::lease_room(&*page));
         Self {
+            lease_room,
+            lease_top: 0,
             id,
             credentials: identity.credentials(),
             identity,
@@ -290,6 +320,41 @@ impl Session {
         self.log_memory.is_torn() || self.control.memory().is_torn()
     }
 
+    /// Writes a slot of the lease table.
+    pub fn set_lease(&mut self, slot: u32, word: LeaseWord, inode: InodeId) {
+        self.lease_top = self.lease_top.max(slot);
+        if let Err(error) = self.make_lease_room() {
+            // Whoever asks for a lease next hears of it, while there is some left.
+            tracing::warn!(session = self.id.0, %error, "no room for more leases");
+        }
+        self.leases.set(slot, word, inode);
+    }
+
+    /// Gives the lease table room beyond the last slot that was used, for as many as may be given without being asked for.
+    ///
+    /// # Errors
+    /// `ENOSPC` where the file system that the arena is on is full.
+    pub fn make_lease_room(&mut self) -> io::Result<()> {
+        while self.lease_room < LEASE_SLOTS && self.lease_top + LEASE_MARGIN >= self.lease_room {
+            let more = (self.lease_room * LEASE_GROWTH).min(LEASE_SLOTS);
+            let bytes_of = LeaseTable::<Mapping>::bytes_of;
+            self.page.allocate(bytes_of(self.lease_room)..bytes_of(more))?;
+            page::set_lease_room(&*self.page, more).map_err(io::Error::other)?;
+            self.lease_room = more;
+        }
+        Ok(())
+    }
+
+    /// Gives all handles room.
+    ///
+    /// # Errors
+    /// As [`Self::make_lease_room`].
+    pub fn make_handle_room(control: &Control) -> io::Result<()> {
+        control.memory().allocate(CONTROL_ROOM_FAR)?;
+        control.set_all_handle_slots();
+        Ok(())
+    }
+
     /// Takes the number of its mount's device, where a restart of SharedFS finds it: sessions may ask for descriptors on the mount
     /// before its process has noticed the restart.
     pub fn set_mount_device(&mut self, device: u64) -> Result<(), OutOfBounds> {
@@ -312,6 +377,19 @@ impl Session {
         self.account.recall(taken);
         page::set_granted(&*self.page, self.account.granted)
     }
+}
+
+/// The file of a session's lease table, and what is in it.
+///
+/// # Errors
+/// [`SessionError::Unfinished`] where its making was cut; others.
+pub fn open_lease_table(arena: &Arena, id: SessionId) -> Result<(File, Mapping), SessionError> {
+    let file = arena.open_session_file(id, SessionFile::Leases)?;
+    if file.metadata()?.len() == 0 {
+        return Err(SessionError::Unfinished);
+    }
+    let page = Mapping::map(&file, LEASE_TABLE_BYTES, MappingAccess::ReadWrite, arena.medium())?;
+    Ok((file, page))
 }
 
 fn map_control(arena: &Arena, file: &File) -> Result<Control, SessionError> {

@@ -1,6 +1,7 @@
 //! Beginnings and ends of sessions.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
@@ -35,7 +36,7 @@ const SESSIONS_OF_ROOT: usize = 64;
 /// How long a new session sleeps before it looks again whether kernels have forgotten names: about as long as that takes.
 const FORGETTING_PAUSE: Duration = Duration::from_micros(100);
 /// Bytes of a process's log that have room in the arena when it begins.
-const LOG_BEGINNING: u64 = 256 << 10;
+const LOG_BEGINNING: u64 = 64 << 10;
 
 /// How much of a log has room when it begins. A mount can write as much as its log holds, whatever else becomes full; of processes
 /// most log little before they end, and those that go on ask for more.
@@ -133,7 +134,14 @@ fn make(shared: &Shared, kind: SessionKind) -> Result<Blank, String> {
     let id = shared.lock().store.next_session_id().map_err(|error| error.to_string())?;
     // Making the files may take a while on a disk, so nobody waits for it.
     let log_bytes = shared.config.log_bytes_for(shared.arena.summary().size_bytes);
-    Blank::make(&shared.arena, id, log_bytes, log_beginning(kind, log_bytes)).map_err(|error| error.to_string())
+    let made = Blank::make(&shared.arena, id, log_bytes, log_beginning(kind, log_bytes));
+    let whole =
+        made.and_then(|blank| if kind == SessionKind::Mount { blank.make_whole().map(|()| blank) } else { Ok(blank) });
+    whole.map_err(|error| {
+        // What can't be removed now goes at the next start.
+        let _ = shared.arena.remove_session(id);
+        error.to_string()
+    })
 }
 
 /// Waits until mounts that were alone have had their kernels forget names: a kernel keeps some only for a lone mount. One that cannot
@@ -243,7 +251,18 @@ pub fn log_space(shared: &Shared, id: SessionId, bytes: u64) -> Result<(), Errno
         Arc::clone(&session.files)
     };
     // It takes a while, so nobody waits for it.
-    ashlar_pmem::allocate(&files.log, bytes).map_err(|error| error.raw_os_error().map_or(Errno::EIO, Errno))
+    ashlar_pmem::allocate(&files.log, 0..bytes).map_err(|error| errno(&error))
+}
+
+/// Gives all slots for a session's open handles room.
+pub fn handle_space(shared: &Shared, id: SessionId) -> Result<(), Errno> {
+    let control = Arc::clone(&shared.lock().live(id).ok_or(Errno::EIO)?.control);
+    // It takes a while, so nobody waits for it.
+    Session::make_handle_room(&control).map_err(|error| errno(&error))
+}
+
+fn errno(error: &io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::EIO, Errno)
 }
 
 /// A range of inode numbers for a session.

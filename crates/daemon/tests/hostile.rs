@@ -471,6 +471,8 @@ fn forge_handles(c: &Client, entry: impl Fn(u64) -> (u64, u64)) {
         .collect();
     let written = rustix::io::pwrite(&c.control_file, &table, 4096).expect("written");
     assert_eq!(written, table.len());
+    // That all of it has room only SharedFS says, to honest ones.
+    rustix::io::pwrite(&c.control_file, &ashlar_wire::HANDLE_SLOTS.to_le_bytes(), 120).expect("written");
 }
 
 #[test]

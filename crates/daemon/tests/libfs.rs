@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ashlar_libfs::{Allocation, Change, Last, LibFs, OpenInode, Purpose, RenameFlags, Seek, WriteAt, XattrFlags};
 use ashlar_tests::random::Random;
-use ashlar_types::{BLOCK_BYTES, Credentials, Errno, FILE_SIZE_MAX, FileKind, InodeId};
+use ashlar_types::{Access, BLOCK_BYTES, Credentials, Errno, FILE_SIZE_MAX, FileKind, InodeId};
 use common::Site;
 use common::libfs::{Alone, ROOT, connect, make, user};
 
@@ -325,4 +325,46 @@ fn allocate(model: &mut Vec<u8>, how: Allocation, offset: u64, length: u64) -> R
         Allocation::Insert => drop(model.splice(start..start, vec![0; length as usize])),
     }
     Ok(())
+}
+
+/// More files open and more leases held than a session has room for when it begins: over the death of SharedFS too, and what is open is
+/// not freed.
+#[test]
+fn a_session_gets_room_for_more_handles_and_leases_than_it_begins_with() {
+    const FILES: u64 = 3000;
+    let mut site = Site::new(128 << 20);
+    let maker = connect(&site);
+    let top = maker.make(&ROOT, InodeId::ROOT, b"top", &make(FileKind::Directory)).expect("made").id;
+    let name = |number: u64| format!("file-{number}").into_bytes();
+    let made = (0..FILES).map(|number| maker.make(&ROOT, top, &name(number), &make(FileKind::Regular)));
+    let files: Vec<_> = made.map(|made| made.expect("made").id).collect();
+    maker.end();
+    let (one, other) = (connect(&site), connect(&site));
+    // Where another holds a lease below a directory, nobody gets one on all of it.
+    other.write(&ROOT, files[0], WriteAt::Offset(0), b"other", false).expect("written");
+    for file in &files[1..] {
+        one.open_for(&ROOT, *file, Access::READ | Access::WRITE).expect("opened");
+        one.write(&ROOT, *file, WriteAt::Offset(0), b"one", false).expect("written");
+    }
+    let held = site.status().counters.into_iter().find(|(name, _)| name == "leases_held").expect("a counter").1;
+    assert!(held > FILES / 2, "only {held} leases are held");
+    site.kill();
+    site.start();
+    for file in &files[1..] {
+        one.write(&ROOT, *file, WriteAt::Offset(3), b" and two", false).expect("written");
+    }
+    let is_whole = |fs: &LibFs, file: InodeId| {
+        let mut room = [0; 20];
+        let count = fs.read(file, 0, &mut room).expect("read");
+        assert_eq!(&room[..count], b"one and two");
+    };
+    for (number, file) in (0..).zip(&files).skip(1) {
+        is_whole(&other, *file);
+        other.unlink(&ROOT, top, &name(number)).expect("removed");
+    }
+    files[1..].iter().for_each(|file| is_whole(&one, *file));
+    files[1..].iter().for_each(|file| one.close(*file));
+    one.end();
+    other.end();
+    assert_eq!(site.check()["sessions_fenced"], 0);
 }

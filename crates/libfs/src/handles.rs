@@ -88,8 +88,12 @@ impl LibFs {
     }
 
     pub(crate) fn note_open(&self, id: InodeId) -> bool {
-        let _one_writer = self.handles.lock();
-        self.control.open_handle(id)
+        let note = || {
+            let _one_writer = self.handles.lock();
+            self.control.open_handle(id)
+        };
+        // Most sessions need a few slots only.
+        note() || !self.control.has_all_handle_slots() && self.call(&Request::HandleSpace).is_ok() && note()
     }
 
     /// `true` where it was the last handle on the inode.

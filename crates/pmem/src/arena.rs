@@ -14,6 +14,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -374,23 +375,21 @@ impl Arena {
         sync_dir(&self.dir.join("segments"))
     }
 
-    /// Makes a file of a session, of `length` bytes, all zero, and opens it for reading and writing. The first `allocated` bytes have
-    /// room; the others must be given some ([`allocate`]) before anybody writes there.
+    /// Makes files of a session, one after the other, and opens them for reading and writing: each of so many bytes, all zero, of which the
+    /// first have room. The others must be given some ([`allocate`]) before anybody writes there. Where the making is cut, each is whole,
+    /// empty or not there.
     ///
     /// # Errors
-    /// [`ArenaError::NoSpace`]; [`ArenaError::Io`], of kind `AlreadyExists` where the session has the file already.
-    pub fn session_file(
+    /// [`ArenaError::NoSpace`]; [`ArenaError::Io`], of kind `AlreadyExists` where the session has one already. Those before it stay.
+    pub fn session_files<const N: usize>(
         &self,
         session: SessionId,
-        file: SessionFile,
-        length: u64,
-        allocated: u64,
-    ) -> Result<File, ArenaError> {
-        let path = self.session_path(session, file);
-        if path.exists() {
-            return Err(at(&path)(io::ErrorKind::AlreadyExists.into()));
-        }
-        allocate_file(&path, length, allocated)
+        wanted: [(SessionFile, u64, u64); N],
+    ) -> Result<[File; N], ArenaError> {
+        let make = |(file, length, allocated)| allocate_file(&self.session_path(session, file), length, allocated);
+        let mut made = wanted.into_iter().map(make).collect::<Result<Vec<_>, _>>()?.into_iter();
+        sync_dir(&self.dir.join("sessions"))?;
+        Ok(std::array::from_fn(|_| made.next().expect("one for each")))
     }
 
     /// Opens a file of a session for reading and writing.
@@ -407,9 +406,9 @@ impl Arena {
     /// # Errors
     /// [`ArenaError::Io`].
     pub fn remove_session(&self, session: SessionId) -> Result<(), ArenaError> {
-        for file in SessionFile::ALL {
-            remove_file(&self.session_path(session, file))?;
-        }
+        // What is in the way of one is none of the others.
+        let removed = SessionFile::ALL.map(|file| remove_file(&self.session_path(session, file)));
+        removed.into_iter().collect::<Result<(), _>>()?;
         sync_dir(&self.dir.join("sessions"))
     }
 
@@ -446,7 +445,7 @@ impl Arena {
             }
             let number = state.segments.last().map_or(0, |last| last.number + 1);
             let segment = SegmentInfo { number, blocks: (bytes / BLOCK_BYTES) as u32 };
-            match allocate_file(&segment_path(&self.dir, number), segment.file_bytes(), segment.file_bytes()) {
+            match make_segment(&segment_path(&self.dir, number), segment.file_bytes()) {
                 Ok(_) => state.segments.push(segment),
                 Err(error) => {
                     self.remove_segments_from(state, before)?;
@@ -540,44 +539,55 @@ fn sync_dir(dir: &Path) -> Result<(), ArenaError> {
     File::open(dir).and_then(|file| file.sync_all()).map_err(at(dir))
 }
 
-/// Makes a file of allocated zeros under its final name: it is there whole or not at all, after a crash too.
-/// Gives the first `bytes` of a file room, as far as they have none.
+/// Gives bytes of a file room, as far as they have none.
 ///
 /// # Errors
 /// Those of `fallocate(2)`.
-pub fn allocate(file: impl AsFd, bytes: u64) -> io::Result<()> {
-    match fallocate(file, FallocateFlags::KEEP_SIZE, 0, bytes) {
+pub fn allocate(file: impl AsFd, bytes: Range<u64>) -> io::Result<()> {
+    match fallocate(file, FallocateFlags::KEEP_SIZE, bytes.start, bytes.end - bytes.start) {
         // Such file systems promise no space for anything, so a hole is no worse.
         Err(Errno::OPNOTSUPP) => Ok(()),
         other => Ok(other?),
     }
 }
 
-/// Makes a file of `length` bytes, of which the first `allocated` have room.
+/// Makes a file of `length` bytes, of which the first `allocated` have room. Where that fails there is none.
 fn allocate_file(path: &Path, length: u64, allocated: u64) -> Result<File, ArenaError> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(full(path, allocated))?;
+    let made = file.set_len(length).and_then(|()| allocate(&file, 0..allocated)).and_then(|()| file.sync_all());
+    made.map(|()| file).map_err(|error| {
+        // The failure that counts is the first one.
+        let _ = fs::remove_file(path);
+        full(path, allocated)(error)
+    })
+}
+
+/// What failed where a file was to be made with so many bytes.
+fn full(path: &Path, needed_bytes: u64) -> impl Fn(io::Error) -> ArenaError {
+    move |error| match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::NOSPC | Errno::DQUOT) => ArenaError::NoSpace { path: path.to_owned(), needed_bytes },
+        _ => at(path)(error),
+    }
+}
+
+/// Makes a file of allocated zeros under its final name: it is there whole or not at all, after a crash too.
+fn make_segment(path: &Path, bytes: u64) -> Result<File, ArenaError> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");
     let temporary = PathBuf::from(temporary);
     remove_file(&temporary)?;
-    let make = || {
-        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&temporary)?;
-        file.set_len(length)?;
-        allocate(&file, allocated)?;
-        file.sync_all()?;
-        fs::rename(&temporary, path)?;
-        Ok(file)
-    };
-    let file = make().map_err(|error: io::Error| {
-        // The failure that counts is the first one.
+    let file = allocate_file(&temporary, bytes, bytes)?;
+    fs::rename(&temporary, path).map_err(|error| {
         let _ = fs::remove_file(&temporary);
-        match error.raw_os_error().map(Errno::from_raw_os_error) {
-            Some(Errno::NOSPC | Errno::DQUOT) => ArenaError::NoSpace { path: path.to_owned(), needed_bytes: allocated },
-            _ => at(path)(error),
-        }
+        full(path, bytes)(error)
     })?;
-    if let Some(parent) = path.parent() {
-        sync_dir(parent)?;
-    }
+    path.parent().map_or(Ok(()), sync_dir)?;
     Ok(file)
 }
 

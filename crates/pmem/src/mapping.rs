@@ -1,6 +1,7 @@
 //! Shared mappings of arena files.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -8,6 +9,7 @@ use rustix::fs::{fdatasync, fstat};
 use rustix::io::pwrite;
 use thiserror::Error;
 
+use crate::arena::allocate;
 use crate::flush::LINE_BYTES;
 use crate::sigbus::Registration;
 #[cfg(feature = "witness")]
@@ -188,6 +190,14 @@ impl Mapping {
         let first = start as usize / PAGE_BYTES * PAGE_BYTES;
         // SAFETY: the pages are this mapping's, and it changes nothing that a load or store could see.
         unsafe { libc::madvise(first as *mut _, start as usize + length as usize - first, libc::MADV_POPULATE_WRITE) };
+    }
+
+    /// Gives bytes of the file room, as far as they have none: a store to others would end the process where the file system is full.
+    ///
+    /// # Errors
+    /// Those of `fallocate(2)`.
+    pub fn allocate(&self, bytes: Range<u64>) -> io::Result<()> {
+        allocate(&self.file, bytes)
     }
 
     /// Sleeps while the four bytes at `offset` are `value`, until somebody wakes who sleeps there ([`Self::wake`]). It may return sooner.

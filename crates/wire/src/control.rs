@@ -4,12 +4,13 @@
 //!
 //! ```text
 //!    0  magic:8 "ASHLCTL1"   session:8
-//!   64  SharedFS writes:  committed:8  applied:8  fenced:8  block_era:8  company:8  quota:8  segment_era:8
+//!   64  SharedFS writes:  committed:8  applied:8  fenced:8  block_era:8  company:8  quota:8  segment_era:8  handle_slots:8
 //!  128  the session writes: released:8  company_known:8  using:8
 //!  192  both change by compare-and-swap: credit_blocks:8  credit_metadata_bytes:8  kept_blocks:8  kept_metadata_bytes:8
 //!  256  the session writes: 24 lanes of 4 operations:8 (32 bytes unused), by thread
 //! 2048  the session writes: 4 times 64 of sampled:8, by kind of operation and bucket of time
-//! 4096  handles: 65,536 slots of inode:8 count:8; an inode stands in one of the 64 slots from its hash on
+//! 4096  handles: 512 near slots of inode:8 count:8, 65,024 far ones, of which handle_slots have room; an inode stands in one of the 64 slots
+//!       from its hash on, among the far ones where the near ones were all taken
 //! 1052672  record locks                                                      (`lock_slots.rs`)
 //! ```
 //!
@@ -21,6 +22,7 @@
 //! ```
 
 use std::borrow::Borrow;
+use std::ops::Range;
 
 use ashlar_pmem::{Mapping, Persistent};
 use ashlar_types::{InodeId, LogPosition, SessionId};
@@ -30,12 +32,20 @@ use crate::{Credit, LATENCY_BUCKETS, LockSlot, OperationCounts, OperationKind, Q
 
 /// Slots in the table of open handles: as many different inodes as a session may have open.
 pub const HANDLE_SLOTS: u64 = 65_536;
+/// Those of them that have room from the beginning: few programs have more files open, and each page costs microseconds to make and to free.
+const HANDLE_SLOTS_NEAR: u64 = 512;
 /// Bytes of a control page that an earlier version has made, without record locks.
 pub const CONTROL_BYTES_BEFORE: u64 = LOCKS;
 /// Slots in the lease table: as many leases as a session may hold.
 pub const LEASE_SLOTS: u32 = 65_536;
+/// Slots of the lease table that have room from the beginning.
+pub const LEASE_SLOTS_FIRST: u32 = 1024;
 /// Bytes of the control page's file.
 pub const CONTROL_BYTES: u64 = LOCKS + LOCK_SLOTS_BYTES;
+/// What of it has room from the beginning.
+pub const CONTROL_ROOM: [Range<u64>; 2] = [0..TABLE + HANDLE_SLOTS_NEAR * SLOT_BYTES, LOCKS..CONTROL_BYTES];
+/// What gets room when more handles are open than have a slot: [`ControlPage::set_all_handle_slots`].
+pub const CONTROL_ROOM_FAR: Range<u64> = CONTROL_ROOM[0].end..LOCKS;
 /// Bytes of the lease table's file.
 pub const LEASE_TABLE_BYTES: u64 = TABLE + LEASE_SLOTS as u64 * SLOT_BYTES;
 
@@ -58,6 +68,7 @@ const BLOCK_ERA: u64 = 88;
 const COMPANY: u64 = 96;
 const QUOTA: u64 = 104;
 const SEGMENT_ERA: u64 = 112;
+const HANDLES: u64 = 120;
 const RELEASED: u64 = 128;
 const COMPANY_KNOWN: u64 = 136;
 const USING: u64 = 144;
@@ -143,6 +154,7 @@ impl<M: Persistent> ControlPage<M> {
 
     /// Makes an empty page for a session.
     pub fn format(&self, session: SessionId) {
+        self.0.store(HANDLES, HANDLE_SLOTS_NEAR);
         self.0.store(0, CONTROL_MAGIC);
         self.0.store(SESSION, session.0);
     }
@@ -402,9 +414,20 @@ impl<M: Persistent> ControlPage<M> {
         self.probe(inode).is_some_and(|slot| self.0.load(slot) == inode.0 && self.0.load(slot + 8) > 0)
     }
 
+    /// Whether all slots for handles may be used.
+    pub fn has_all_handle_slots(&self) -> bool {
+        self.0.load(HANDLES) != HANDLE_SLOTS_NEAR
+    }
+
+    /// All slots for handles may be used: they have room ([`CONTROL_ROOM_FAR`]). SharedFS calls this.
+    pub fn set_all_handle_slots(&self) {
+        self.0.store(HANDLES, HANDLE_SLOTS);
+    }
+
     /// All inodes that the session has open.
     pub fn open_inodes(&self) -> Vec<InodeId> {
-        let mut table = vec![0; (HANDLE_SLOTS * SLOT_BYTES) as usize];
+        let slots = if self.has_all_handle_slots() { HANDLE_SLOTS } else { HANDLE_SLOTS_NEAR };
+        let mut table = vec![0; (slots * SLOT_BYTES) as usize];
         // The page is mapped whole; a word that changes meanwhile is the old one or the new one.
         if self.0.0.load(TABLE, &mut table).is_err() {
             return Vec::new();
@@ -474,15 +497,19 @@ impl<M: Persistent> ControlPage<M> {
         self.lock_slots().claimed()
     }
 
-    /// The inode's slot, or one that is free for it, in the window of slots that its hash names.
+    /// The inode's slot, or one that is free for it, in the windows of slots that its hash names.
     fn probe(&self, inode: InodeId) -> Option<u64> {
         let start = inode.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
+        let window = |first: u64, slots: u64| {
+            (0..HANDLE_WINDOW).map(move |step| TABLE + (first + (start + step) % slots) * SLOT_BYTES)
+        };
+        let near = window(0, HANDLE_SLOTS_NEAR);
+        let far = self.has_all_handle_slots().then(|| window(HANDLE_SLOTS_NEAR, HANDLE_SLOTS - HANDLE_SLOTS_NEAR));
         let mut free = None;
-        for step in 0..HANDLE_WINDOW {
-            let slot = TABLE + (start + step) % HANDLE_SLOTS * SLOT_BYTES;
+        for slot in near.chain(far.into_iter().flatten()) {
             match self.0.load(slot) {
                 found if found == inode.0 => return Some(slot),
-                // Never used: whatever was noted took the first free slot, so nothing of this window is behind it.
+                // Never used: whatever was noted took the first free slot, so nothing is behind it.
                 0 => return Some(free.unwrap_or(slot)),
                 _ => {}
             }
@@ -595,8 +622,13 @@ impl<M: Persistent> LeaseTable<M> {
         self.0.store(Self::offset(slot), word.0);
     }
 
+    /// The bytes of the file that so many slots take, with what is before them.
+    pub const fn bytes_of(slots: u32) -> u64 {
+        TABLE + slots as u64 * SLOT_BYTES
+    }
+
     fn offset(slot: u32) -> u64 {
-        TABLE + u64::from(slot % LEASE_SLOTS) * SLOT_BYTES
+        Self::bytes_of(slot % LEASE_SLOTS)
     }
 }
 
@@ -637,6 +669,29 @@ mod tests {
         // Nothing else was written over.
         assert_eq!((page.session(), page.open_inodes()), (Some(SessionId(7)), vec![InodeId(9)]));
         assert_eq!(page.recall_credit(), Credit { blocks: 5, metadata_bytes: 6 });
+    }
+
+    #[test]
+    fn handles_have_more_slots_once_there_is_room() {
+        const MANY: u64 = 5000;
+        let page = page(MappingAccess::ReadWrite);
+        page.format(SessionId(7));
+        let is_open = |page: &ControlPage<Mapping>, range: Range<u64>| {
+            let mut open = page.open_inodes();
+            open.sort_unstable();
+            assert!(open.into_iter().eq(range.clone().map(InodeId)));
+            (1..MANY).all(|inode| page.has_open(InodeId(inode)) == range.contains(&inode))
+        };
+        let near = (1..MANY).find(|inode| !page.open_handle(InodeId(*inode))).expect("there is an end");
+        assert!(
+            (64..=HANDLE_SLOTS_NEAR + 1).contains(&near) && !page.has_all_handle_slots() && is_open(&page, 1..near)
+        );
+        page.set_all_handle_slots();
+        assert!((near..MANY).all(|inode| page.open_handle(InodeId(inode))) && is_open(&page, 1..MANY));
+        // Those that are opened again have their slots, wherever others have become free.
+        assert!((1..near).all(|inode| page.close_handle(InodeId(inode))) && is_open(&page, near..MANY));
+        assert!((near..MANY).all(|inode| page.open_handle(InodeId(inode)) && !page.close_handle(InodeId(inode))));
+        assert!((near..MANY).all(|inode| page.close_handle(InodeId(inode))) && is_open(&page, 1..1));
     }
 
     #[test]

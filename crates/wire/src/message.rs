@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::OperationCounts;
 
 /// The version of the protocol and of the shared memory's layout. A daemon understands this one only.
-pub const PROTOCOL_VERSION: u32 = 9;
+pub const PROTOCOL_VERSION: u32 = 10;
 
 /// What a session is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -338,6 +338,8 @@ pub enum Request {
         /// Bytes from its beginning.
         bytes: u64,
     },
+    /// Give all slots for open handles room.
+    HandleSpace,
     /// Digest the session's log up to its tail and commit; the reply tells the committed position.
     Digest,
     /// Make other sessions' updates persistent, which this session's depend on.

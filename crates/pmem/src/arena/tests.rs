@@ -163,11 +163,11 @@ fn session_files_come_and_go() {
     let dir = tempfile::tempdir().unwrap();
     let arena = Arena::create(dir.path(), &options(16 * MIB)).unwrap();
     assert_eq!(arena.sessions().unwrap(), []);
-    let log = arena.session_file(SESSION, SessionFile::Log, MIB, MIB).unwrap();
+    let [log] = arena.session_files(SESSION, [(SessionFile::Log, MIB, MIB)]).unwrap();
     assert_eq!(log.metadata().unwrap().len(), MIB);
-    arena.session_file(SessionId(7), SessionFile::Control, 4096, 4096).unwrap();
-    arena.session_file(SESSION, SessionFile::Leases, 4096, 4096).unwrap();
-    let error = arena.session_file(SESSION, SessionFile::Log, MIB, MIB).unwrap_err();
+    arena.session_files(SessionId(7), [(SessionFile::Control, 4096, 4096)]).unwrap();
+    arena.session_files(SESSION, [(SessionFile::Leases, 4096, 4096)]).unwrap();
+    let error = arena.session_files(SESSION, [(SessionFile::Log, MIB, MIB)]).unwrap_err();
     assert!(matches!(error, ArenaError::Io { source, .. } if source.kind() == io::ErrorKind::AlreadyExists));
     let error = arena.open_session_file(SESSION, SessionFile::Control).unwrap_err();
     assert!(matches!(error, ArenaError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound));
@@ -186,7 +186,7 @@ fn a_file_that_does_not_fit_is_refused_whole() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let arena = Arena::create(dir.path(), &options(16 * MIB)).unwrap();
     // tmpfs compares the length with its own size before it allocates anything.
-    let error = arena.session_file(SESSION, SessionFile::Log, 1 << 50, 1 << 50).unwrap_err();
+    let error = arena.session_files(SESSION, [(SessionFile::Log, 1 << 50, 1 << 50)]).unwrap_err();
     assert!(matches!(error, ArenaError::NoSpace { needed_bytes, .. } if needed_bytes == 1 << 50));
     assert_eq!(list(&dir.path().join("sessions")).unwrap().len(), 0);
 }
