@@ -1,6 +1,7 @@
 //! Connections: a thread each, which receives a request, has it served, and sends the reply.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -191,11 +192,11 @@ fn answer(
     match (&request, peer.session) {
         (Request::Hello(hello), None) => {
             return match sessions::hello(shared, connection.socket(), hello) {
-                Ok((welcome, files, board)) => {
+                Ok((welcome, files, others)) => {
                     *peer = Peer { session: Some(welcome.peer.session), is_reclaiming: hello.resume.is_some() };
                     let files: Vec<Arc<dyn AsFd + Send + Sync>> = [&files.log, &files.control, &files.leases]
                         .into_iter()
-                        .chain(board.as_deref())
+                        .chain(others.iter().flatten().map(|file| &**file))
                         .map(|file| Ok(Arc::new(file.try_clone()?) as Arc<dyn AsFd + Send + Sync>))
                         .collect::<io::Result<_>>()?;
                     Ok(Answer { reply: Some(Reply::Welcome(Box::new(welcome))), files })
@@ -293,7 +294,10 @@ fn serve_session(
             }
             Reply::Done.into()
         }
-        Request::Segment(number) => segment(shared, number)?,
+        Request::Segment(number) => {
+            let (segment, file) = segment(shared, number)?;
+            Answer { reply: Some(Reply::Segment(segment)), files: vec![Arc::new(file)] }
+        }
         Request::RegisterMount { device: number } => {
             let device = descriptors.into_iter().next().ok_or(Errno::EINVAL)?;
             register_mount(shared, id, device, number)?.into()
@@ -351,12 +355,12 @@ fn digest(shared: &Shared, id: SessionId) -> Result<Reply, Errno> {
     Ok(Reply::Committed(shared.wait_committed(&mut state, id, target)?))
 }
 
-fn segment(shared: &Shared, number: u32) -> Result<Answer, Errno> {
+/// A data segment, and its file.
+pub fn segment(shared: &Shared, number: u32) -> Result<(WelcomeSegment, File), Errno> {
     let found = shared.arena.segments().into_iter().find(|segment| segment.number == number).ok_or(Errno::EINVAL)?;
     let file = shared.arena.segment_file(number, false).map_err(|error| {
         tracing::error!(number, %error, "a segment can't be opened");
         Errno::EIO
     })?;
-    let reply = Reply::Segment(WelcomeSegment { number, blocks: found.blocks, data_offset: found.data_offset() });
-    Ok(Answer { reply: Some(reply), files: vec![Arc::new(file)] })
+    Ok((WelcomeSegment { number, blocks: found.blocks, data_offset: found.data_offset() }, file))
 }

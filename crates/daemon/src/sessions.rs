@@ -14,6 +14,7 @@ use ashlar_wire::{CreditKind, Hello, PROTOCOL_VERSION, Peer, SessionKind, Welcom
 use crate::apply::Slice;
 use crate::credit;
 use crate::identity::Identity;
+use crate::serve;
 use crate::session::{Blank, Control, Session, SessionFiles};
 use crate::shared::Shared;
 use crate::state::State;
@@ -44,9 +45,9 @@ fn log_beginning(kind: SessionKind, log_bytes: u64) -> u64 {
     if kind == SessionKind::Mount { log_bytes } else { LOG_BEGINNING.min(log_bytes) }
 }
 
-/// The answer to a first message: what to say, and what goes with it: the session's files, and the board for a process. A mount asks for
-/// everything: what its kernel keeps is taken back with the mount's own leases.
-pub type Opened = (Welcome, Arc<SessionFiles>, Option<Arc<File>>);
+/// The answer to a first message: what to say, and what goes with it: the session's files, and for a process a data segment and the board. A
+/// mount asks for everything: what its kernel keeps is taken back with the mount's own leases.
+pub type Opened = (Welcome, Arc<SessionFiles>, [Option<Arc<File>>; 2]);
 
 /// Why a session can't begin.
 #[derive(Debug)]
@@ -222,6 +223,11 @@ fn begin_with_means(state: &mut State, session: &mut Session) -> (InodeId, u64) 
 
 fn welcome(shared: &Shared, state: &State, session: &Session, inodes: (InodeId, u64)) -> Opened {
     let medium = shared.arena.medium();
+    let is_process = session.identity.kind == SessionKind::Process;
+    // Who is told of none asks, and hears what is wrong.
+    let first = shared.arena.segments().first().filter(|_| is_process).map(|segment| segment.number);
+    let segment = first.and_then(|number| serve::segment(shared, number).ok());
+    let (segment, segment_file) = segment.map_or((None, None), |(segment, file)| (Some(segment), Some(Arc::new(file))));
     let welcome = Welcome {
         peer: Peer { session: session.id, token: session.token },
         log_bytes: session.log_bytes,
@@ -234,10 +240,11 @@ fn welcome(shared: &Shared, state: &State, session: &Session, inodes: (InodeId, 
         hash_key: state.store.hash_key(),
         cache_ttl_ms: shared.config.cache_ttl_ms,
         segment_era: session.control.segment_era(),
+        segment,
         inodes,
     };
-    let board = state.board.as_ref().filter(|_| session.identity.kind == SessionKind::Process);
-    (welcome, Arc::clone(&session.files), board.map(|board| Arc::clone(board.file())))
+    let board = state.board.as_ref().filter(|_| is_process).map(|board| Arc::clone(board.file()));
+    (welcome, Arc::clone(&session.files), [segment_file, board])
 }
 
 /// Gives a session's log room up to a byte.

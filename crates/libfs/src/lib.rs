@@ -78,7 +78,7 @@ use node::NodeTable;
 use paths::Detours;
 use quota::Purses;
 use record_locks::RecordLocks;
-use segments::Segments;
+use segments::{Segment, Segments};
 
 /// How often a mount forgets what was committed while nothing calls it, in milliseconds.
 const IDLE_TIDY_MS: u64 = 200;
@@ -161,9 +161,9 @@ impl LibFs {
     pub fn connect(options: &Options) -> Result<Arc<Self>, ConnectError> {
         let (calls, welcome, descriptors) = Calls::open(options)?;
         let memory = |error: &dyn std::fmt::Display| ConnectError::Memory(error.to_string());
-        let [log, control, leases, board @ ..] = &descriptors[..] else {
-            return Err(memory(&"the daemon sent the wrong number of descriptors"));
-        };
+        let wrong = || memory(&"the daemon sent the wrong number of descriptors");
+        let [log, control, leases, others @ ..] = &descriptors[..] else { return Err(wrong()) };
+        let (first, board) = others.split_at_checked(welcome.segment.iter().len()).ok_or_else(wrong)?;
         let medium = match &welcome {
             welcome if welcome.sync_needed => Medium::DISK,
             welcome if welcome.emulated => Medium::emulated_pmem(),
@@ -181,7 +181,10 @@ impl LibFs {
         let (Some(control), Some(leases)) = (control, leases) else {
             return Err(memory(&"the control page is too short"));
         };
-        // Without it all is asked for: little address space is no reason to do without the session.
+        // Without these all is asked for: little address space is no reason to do without the session.
+        let first = first.first().zip(welcome.segment.as_ref()).and_then(|(file, told)| {
+            Some((told.number, Segment::map(file, told, medium, options.descriptors_from).ok()?))
+        });
         let board = board.first().and_then(|board| map(board, BOARD_BYTES, MappingAccess::ReadOnly, volatile).ok());
         let fs = Arc::new(Self {
             calls,
@@ -194,7 +197,7 @@ impl LibFs {
             detours: Detours::new(),
             ledger: Ledger::default(),
             purses: Purses::default(),
-            segments: Segments::default(),
+            segments: Segments::new(welcome.segment_era, first),
             held_locks: HeldLocks::default(),
             record_locks: RecordLocks::default(),
             handles: Mutex::new(()),

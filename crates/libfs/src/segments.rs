@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ashlar_pmem::{Mapping, MappingAccess, OutOfBounds, Persistent};
+use ashlar_pmem::{MapError, Mapping, MappingAccess, Medium, OutOfBounds, Persistent};
 use ashlar_types::{BLOCK_BYTES, BlockAddress, Errno};
-use ashlar_wire::{Contents, Reply, Request};
+use ashlar_wire::{Contents, Reply, Request, WelcomeSegment};
 
 use crate::LibFs;
 use crate::alone::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
@@ -25,9 +26,12 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    fn new(mapping: Mapping, data_offset: u64, blocks: u32) -> Self {
-        let verified = (0..blocks.div_ceil(u64::BITS)).map(|_| AtomicU64::new(0)).collect();
-        Self { mapping, data_offset, verified }
+    /// Maps a segment from its file; the descriptor that stays has a number that is at least `least`.
+    pub(crate) fn map(file: &OwnedFd, told: &WelcomeSegment, medium: Medium, least: i32) -> Result<Self, MapError> {
+        let bytes = told.data_offset + u64::from(told.blocks) * BLOCK_BYTES;
+        let mapping = Mapping::map_above(file, bytes, MappingAccess::ReadOnly, medium, least)?;
+        let verified = (0..told.blocks.div_ceil(u64::BITS)).map(|_| AtomicU64::new(0)).collect();
+        Ok(Self { mapping, data_offset: told.data_offset, verified })
     }
 
     /// Copies bytes that begin `skip` bytes behind the start of `block`, and may go on over the blocks behind it. `false`
@@ -103,7 +107,7 @@ impl Segment {
 }
 
 /// The segments that were asked for so far.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Segments(RwLock<Mapped>);
 
 #[derive(Debug, Default)]
@@ -114,6 +118,11 @@ struct Mapped {
 }
 
 impl Segments {
+    /// The one that came when the session began, in that era.
+    pub(crate) fn new(era: u64, first: Option<(u32, Segment)>) -> Self {
+        Self(RwLock::new(Mapped { era, by_number: first.into_iter().collect() }))
+    }
+
     /// Unmaps the segments of earlier eras: memory that the arena has given back is free only then.
     pub(crate) fn keep_current(&self, era: u64) {
         if self.0.read().era < era {
@@ -154,12 +163,10 @@ impl LibFs {
             self.segments.keep_current(era);
             let (reply, descriptors) = self.call_with(&Request::Segment(number), &[])?;
             let (Reply::Segment(info), Some(file)) = (reply, descriptors.first()) else { return Err(Errno::EIO) };
-            let bytes = info.data_offset + u64::from(info.blocks) * BLOCK_BYTES;
-            let mapping = Mapping::map_above(file, bytes, MappingAccess::ReadOnly, self.medium, self.descriptors_from);
-            let mapping = mapping.map_err(|_| Errno::EIO)?;
+            let segment = Segment::map(file, &info, self.medium, self.descriptors_from).map_err(|_| Errno::EIO)?;
             let mut mapped = self.segments.0.write();
             if mapped.era == era {
-                mapped.by_number.insert(number, Segment::new(mapping, info.data_offset, info.blocks));
+                mapped.by_number.insert(number, segment);
             }
         }
     }

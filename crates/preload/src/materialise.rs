@@ -31,10 +31,10 @@ const SIZE_TRIES: u32 = 64;
 pub(crate) fn beside(file: &File) -> Result<OwnedFd, Errno> {
     let session = file.session()?;
     if file.is_alone() {
-        return session.fs.materialise(session.root(), file.inode(), file.flags() as u32);
+        return session.materialise(file.inode(), file.flags());
     }
     let directory = if file.is_directory() { libc::O_DIRECTORY } else { 0 };
-    let real = session.fs.materialise(session.root(), file.inode(), (file.flags() & KEPT_FLAGS | directory) as u32)?;
+    let real = session.materialise(file.inode(), file.flags() & KEPT_FLAGS | directory)?;
     renew_size(real.as_raw_fd(), file);
     Ok(real)
 }

@@ -1,6 +1,6 @@
 //! Sessions with SharedFS, one for each mount that the process uses, opened at the first use.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -53,7 +53,10 @@ pub(crate) struct Session {
     pub(crate) covered: Covered,
     /// The paths that were followed.
     pub(crate) paths: Paths,
+    /// The mount's root, as a path alone: that asks nothing of the mount, and stands for it when it's taken out of the tree.
     root: OwnedFd,
+    /// The same, opened; negative so far.
+    opened: AtomicI32,
 }
 
 impl Session {
@@ -67,9 +70,19 @@ impl Session {
         self.who.uid != 0
     }
 
-    /// A descriptor on the mount.
+    /// A path alone to the mount's root.
     pub(crate) fn root(&self) -> BorrowedFd<'_> {
         self.root.as_fd()
+    }
+
+    /// A real open file beside ours: SharedFS opens it below the mount's root.
+    ///
+    /// # Errors
+    /// Those of SharedFS, and of who opens the root for it.
+    pub(crate) fn materialise(&self, inode: InodeId, flags: i32) -> Result<OwnedFd, Errno> {
+        let opened = once(&self.opened, || open_high(self.root.as_raw_fd(), c".", libc::O_RDONLY | libc::O_DIRECTORY))?;
+        // SAFETY: it stays open for as long as the session, which is for good.
+        self.fs.materialise(unsafe { BorrowedFd::borrow_raw(opened) }, inode, flags as u32)
     }
 }
 
@@ -178,13 +191,26 @@ fn connect(number: u32) -> Result<Session, String> {
     let (root, device) = look_at(mount).inspect_err(|_| fs.leave())?;
     let covered = Covered::new(table, &mount.path, &fs);
     let admitted = Credentials { checked: true, ..who.clone() };
-    Ok(Session { number, fs, who, admitted, device, covered, paths: Paths::default(), root })
+    Ok(Session {
+        number,
+        fs,
+        who,
+        admitted,
+        device,
+        covered,
+        paths: Paths::default(),
+        root,
+        opened: AtomicI32::new(-1),
+    })
 }
 
 /// The mount's root directory, and what its files show as `st_dev`.
 fn look_at(mount: &Mount) -> Result<(OwnedFd, u64), String> {
-    let root = open_root(mount).map_err(|errno| format!("the mount can't be opened: {errno}"))?;
-    let stat = statx(root.as_raw_fd(), libc::AT_STATX_SYNC_AS_STAT);
+    let path = CString::new(mount.path.clone()).map_err(|_| NOT_MOUNTED)?;
+    let root = open_high(libc::AT_FDCWD, &path, libc::O_PATH | libc::O_DIRECTORY);
+    let root = root.map_err(|errno| format!("the mount can't be opened: {errno}"))?;
+    // What is asked for is the same for as long as it's mounted.
+    let stat = statx(root.as_raw_fd(), libc::AT_STATX_DONT_SYNC);
     let (device, inode) = stat.map(identity).map_err(|errno| format!("the mount can't be looked at: {errno}"))?;
     if inode == InodeId::ROOT { Ok((root, device)) } else { Err(NOT_MOUNTED.into()) }
 }
@@ -208,22 +234,33 @@ fn note_descriptors(before: &[u64]) {
     new.for_each(|number| descriptors::note_internal(number as i32));
 }
 
-/// The mount's root, opened where a program does not look for descriptors.
-fn open_root(mount: &Mount) -> Result<OwnedFd, Errno> {
-    let path = CString::new(mount.path.clone()).map_err(|_| Errno::EINVAL)?;
-    open_high(&path, libc::O_RDONLY | libc::O_DIRECTORY)
-}
-
-/// Opens a file at the upper end of the descriptors.
-fn open_high(path: &CString, flags: i32) -> Result<OwnedFd, Errno> {
-    let flags = (flags | libc::O_CLOEXEC) as u64;
+/// Opens a file at the upper end of the descriptors, where a program does not look for them.
+fn open_high(directory: i32, path: &CStr, flags: i32) -> Result<OwnedFd, Errno> {
+    let arguments = [directory as u64, path.as_ptr() as u64, (flags | libc::O_CLOEXEC) as u64, 0, 0, 0];
     // SAFETY: the path is a string that outlives the call.
-    let low = unsafe { system_call(libc::SYS_open as u64, [path.as_ptr() as u64, flags, 0, 0, 0, 0]) };
+    let low = unsafe { system_call(libc::SYS_openat as u64, arguments) };
     if low < 0 {
         return Err(Errno(-low as i32));
     }
     // SAFETY: the descriptor is new.
     materialise::high(unsafe { OwnedFd::from_raw_fd(low as i32) })
+}
+
+/// A descriptor of ours that is made when it is first asked for, and stays.
+fn once(known: &AtomicI32, make: impl FnOnce() -> Result<OwnedFd, Errno>) -> Result<i32, Errno> {
+    let found = known.load(Ordering::Acquire);
+    if found >= 0 {
+        return Ok(found);
+    }
+    let made = make()?.into_raw_fd();
+    match known.compare_exchange(-1, made, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => Ok(made),
+        Err(first) => {
+            descriptors::forget_internal(made);
+            descriptors::close_number(made);
+            Ok(first)
+        }
+    }
 }
 
 /// Where our own descriptors begin.
@@ -300,19 +337,7 @@ fn file_capabilities() -> u32 {
 
 /// The descriptor of which those of ours are duplicates.
 pub(crate) fn placeholder() -> Result<i32, Errno> {
-    let known = PLACEHOLDER.load(Ordering::Acquire);
-    if known >= 0 {
-        return Ok(known);
-    }
-    let made = open_placeholder()?.into_raw_fd();
-    match PLACEHOLDER.compare_exchange(-1, made, Ordering::AcqRel, Ordering::Acquire) {
-        Ok(_) => Ok(made),
-        Err(first) => {
-            descriptors::forget_internal(made);
-            descriptors::close_number(made);
-            Ok(first)
-        }
-    }
+    once(&PLACEHOLDER, open_placeholder)
 }
 
 /// A path alone that leads to nothing: what a call that we do not know does to it, it does to nobody's file.
@@ -328,7 +353,8 @@ fn open_placeholder() -> Result<OwnedFd, Errno> {
     // SAFETY: the descriptor is new.
     let memory = unsafe { OwnedFd::from_raw_fd(memory as i32) };
     let path = CString::new(format!("/proc/self/fd/{}", memory.as_raw_fd())).map_err(|_| Errno::EINVAL)?;
-    open_high(&path, libc::O_PATH).or_else(|_| open_high(&CString::from(c"/dev/null"), libc::O_PATH))
+    let open = |path| open_high(libc::AT_FDCWD, path, libc::O_PATH);
+    open(&path).or_else(|_| open(c"/dev/null"))
 }
 
 /// Whether there is a session.

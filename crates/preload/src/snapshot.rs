@@ -181,7 +181,7 @@ impl Copied {
     }
 
     fn real(&self, session: &Session) -> Result<OwnedFd, Errno> {
-        let real = session.fs.materialise(session.root(), self.inode, libc::O_RDONLY as u32)?;
+        let real = session.materialise(self.inode, libc::O_RDONLY)?;
         materialise::renew_size_of(real.as_raw_fd(), session, self.inode);
         Ok(real)
     }

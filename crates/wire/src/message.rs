@@ -55,7 +55,7 @@ pub struct WelcomeSegment {
 }
 
 /// SharedFS's answer to [`Hello`]. Descriptors come with it: log (read-write), control page (read-write), lease
-/// table (read-only); to a process also the board (read-only), if there is one.
+/// table (read-only); to a process also a data segment (read-only), if the answer tells of one, and the board (read-only), if there is one.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Welcome {
     /// The session, and its secret for further connections.
@@ -81,6 +81,8 @@ pub struct Welcome {
     /// The era of segments ([`crate::ControlPage::segment_era`]) in which the board that comes along is good: the SharedFS that writes it
     /// has not ended yet.
     pub segment_era: u64,
+    /// The first data segment, in the same era: most arenas have no other, and most sessions read from it.
+    pub segment: Option<WelcomeSegment>,
     /// Inode numbers that the session may give out: the first, and how many. It asks for more ([`Request::InodeRange`]).
     pub inodes: (InodeId, u64),
 }
