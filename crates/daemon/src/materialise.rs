@@ -81,9 +81,6 @@ fn access(flags: OFlags) -> Result<Access, Errno> {
 /// directories are taken, as closing one asks no file system either.
 fn device(directory: &OwnedFd) -> Result<u64, Errno> {
     let system = |errno: rustix::io::Errno| Errno(errno.raw_os_error());
-    if rustix::fs::fcntl_getfl(directory).map_err(system)?.contains(OFlags::PATH) {
-        return Err(Errno::EINVAL);
-    }
     let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let found = rustix::fs::statx(directory, c"", how, StatxFlags::TYPE).map_err(system)?;
     if FileType::from_raw_mode(found.stx_mode.into()) != FileType::Directory {

@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ashlar_types::{Errno, InodeId};
 use ashlar_wire::{Connection, Reply};
 use parking_lot::Mutex;
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
@@ -172,6 +173,11 @@ fn run_errand(errand: Errand, mut report: UnixStream, mount: OwnedFd, session: U
 }
 
 fn open_inode(mount: BorrowedFd<'_>, errand: Errand) -> io::Result<OwnedFd> {
+    // A path alone is what who may not list the directory has of it. The kernel takes no such thing for a mount.
+    let is_path = rustix::fs::fcntl_getfl(mount)?.contains(OFlags::PATH);
+    let how = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = if is_path { Some(rustix::fs::openat(mount, c".", how, Mode::empty())?) } else { None };
+    let mount = opened.as_ref().map_or(mount, AsFd::as_fd);
     ashlar_pmem::open_by_handle(mount, HANDLE_KIND, &handle(errand.inode), errand.flags as i32)
 }
 

@@ -78,10 +78,13 @@ impl Session {
     /// A real open file beside ours: SharedFS opens it below the mount's root.
     ///
     /// # Errors
-    /// Those of SharedFS, and of who opens the root for it.
+    /// Those of SharedFS.
     pub(crate) fn materialise(&self, inode: InodeId, flags: i32) -> Result<OwnedFd, Errno> {
-        let opened = once(&self.opened, || open_high(self.root.as_raw_fd(), c".", libc::O_RDONLY | libc::O_DIRECTORY))?;
-        // SAFETY: it stays open for as long as the session, which is for good.
+        let root = self.root.as_raw_fd();
+        let opened = once(&self.opened, || open_high(root, c".", libc::O_RDONLY | libc::O_DIRECTORY));
+        // Who may not open it shows the path: SharedFS may, and takes a little longer.
+        let opened = opened.unwrap_or(root);
+        // SAFETY: both stay open for as long as the session, which is for good.
         self.fs.materialise(unsafe { BorrowedFd::borrow_raw(opened) }, inode, flags as u32)
     }
 }

@@ -29,6 +29,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/a_session_begins_at_any_call", run: || with(begins) },
     Test { name: "run/a_program_takes_over_what_the_shell_has_opened", run: || with(redirected) },
     Test { name: "run/extended_attributes_are_those_of_the_kernel", run: || with(xattrs) },
+    Test { name: "run/a_root_that_its_user_can_not_list_is_in_nobodys_way", run: || with(closed_root) },
     Test { name: "run/a_short_program_needs_no_session", run: || with(short) },
     Test { name: "run/a_program_begins_with_little", run: || with(little) },
     Test { name: "run/a_newcomer_has_the_kernel_forget_names_at_once", run: || with(newcomer) },
@@ -183,6 +184,43 @@ fn xattrs() -> Outcome<Verdict> {
     for answer in ours {
         let differs = kernel.lines().zip(answer.lines()).find(|(kernel, ours)| kernel != ours);
         ensure!(differs.is_none() && kernel == answer, "the kernel says, and LibFS: {differs:#?}");
+    }
+    site.check()?;
+    site.umount(0)?;
+    passed()
+}
+
+/// A mount whose root its user may go through and not list: what a program has open can leave it all the same.
+fn closed_root() -> Outcome<Verdict> {
+    let script = "import mmap, os
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+file = os.open('public/file', os.O_RDWR | os.O_CREAT, 0o600)
+os.write(file, b'before, ')
+child = os.fork()
+if child == 0:
+    os.write(file, b'child, ')
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+os.write(file, b'after')
+with mmap.mmap(os.open('public/file', os.O_RDWR), 0) as shared:
+    shared[:6] = b'BEFORE'
+assert os.pread(file, 100, 0) == b'BEFORE, child, after', os.pread(file, 100, 0)
+try:
+    os.listdir('.')
+    raise SystemExit('the root is listed')
+except PermissionError:
+    print('done')
+";
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let (root, public) = (site.point(0), site.point(0).join("public"));
+    for (directory, mode) in [(&public, 0o777), (&root, 0o711)] {
+        fs::create_dir_all(directory).map_err(tried("making a directory"))?;
+        fs::set_permissions(directory, Permissions::from_mode(mode)).map_err(tried("chmod"))?;
+    }
+    for front in [Front::Mount, Front::RunAtOnce, Front::Run] {
+        let done = run(front.command("python3").args(["-c", script]).current_dir(&root))?.success()?;
+        ensure!(done.output == "done\n" && done.errors.is_empty(), "{}", done.told());
+        fs::remove_file(public.join("file")).map_err(tried("removing"))?;
     }
     site.check()?;
     site.umount(0)?;
@@ -412,14 +450,21 @@ fn refusals(site: &Site, beside: &Beside, file: InodeId) -> Outcome {
     let session = &beside.session;
     let elsewhere = File::open(site.outside()).map_err(tried("opening a directory outside"))?;
     let no_directory = File::open(site.point(0).join("file")).map_err(tried("opening the file"))?;
-    let path_only = rustix::fs::open(site.point(0), OFlags::PATH, rustix::fs::Mode::empty());
-    let path_only = path_only.map_err(tried("opening with O_PATH"))?;
-    for (what, given) in
-        [("a directory elsewhere", elsewhere.as_fd()), ("a file", no_directory.as_fd()), ("a path", path_only.as_fd())]
-    {
+    let path_only = |path: &Path| {
+        rustix::fs::open(path, OFlags::PATH, rustix::fs::Mode::empty()).map_err(tried("opening with O_PATH"))
+    };
+    let [path_elsewhere, path_of_file] = [path_only(site.outside())?, path_only(&site.point(0).join("file"))?];
+    for (what, given) in [
+        ("a directory elsewhere", elsewhere.as_fd()),
+        ("a file", no_directory.as_fd()),
+        ("the path of one elsewhere", path_elsewhere.as_fd()),
+        ("the path of a file", path_of_file.as_fd()),
+    ] {
         let refused = session.materialise(given, file, OFlags::RDONLY.bits()).err();
         ensure!(refused == Some(Errno::EINVAL), "{what} for the mount gives {refused:?}");
     }
+    let shown = session.materialise(path_only(&site.point(0))?.as_fd(), file, OFlags::RDONLY.bits());
+    ensure!(shown.is_ok(), "the path of the mount itself gives {shown:?}");
     for flags in [OFlags::TRUNC, OFlags::CREATE, OFlags::RWMODE] {
         let refused = beside.ask(file, flags).err();
         ensure!(refused == Some(Errno::EINVAL), "{flags:?} gives {refused:?}");
