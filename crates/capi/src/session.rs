@@ -76,6 +76,7 @@ impl Session {
             // The program gets an errno, and its standard error is its own.
             notice: |_| {},
             descriptors_from: DESCRIPTORS_FROM,
+            beside: 0,
         };
         let fs = LibFs::connect(&options).map_err(|error| refusal(&site.socket, &error))?;
         Ok(Self {

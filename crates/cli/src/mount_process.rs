@@ -44,6 +44,7 @@ pub fn serve(arguments: &MountProcessArguments, ready: &dyn Fn()) -> Result<Exit
         patience_ms: patience_ms(said.as_deref().map(OsStr::as_bytes)),
         notice: |words| tracing::warn!("{words}"),
         descriptors_from: 0,
+        beside: 0,
     })?;
     let options = MountOptions {
         read_only: arguments.read_only,

@@ -1,5 +1,6 @@
 //! Leases for sessions: performs what the lease manager decides, and sends the state along.
 
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -207,8 +208,9 @@ impl Answer {
 /// Has a request granted. Others' requests that come first are served on the way.
 fn request(shared: &Shared, state: &mut MutexGuard<'_, State>, id: SessionId, wants: &[Want]) -> Result<Answer, Errno> {
     shared.drive(state);
-    let room = state.sessions.get_mut(&id).map_or(Ok(()), Session::make_lease_room);
-    room.map_err(|error| error.raw_os_error().map_or(Errno::EIO, Errno))?;
+    // Where there is none, leases that were granted longer ago make room.
+    let top = state.sessions.get(&id).map_or(0, |session| session.lease_top);
+    let _ = make_lease_room(state, id, top + wants.len() as u32);
     let mut wants: Vec<_> = wants.iter().map(|want| widened(state, id, want)).collect();
     let asked = wants.len();
     // Where others wait, nobody gets more than he asks for.
@@ -377,9 +379,13 @@ fn take(state: &mut State, word: &SlotWord) {
 /// Writes down what sessions hold though they were not told, before the position is published up to which their records were
 /// judged: a restart in between would judge later ones by a table that lacks it.
 pub fn write_attached(state: &mut State) {
-    let words: Vec<_> = state.leasing.manager.take_attached().collect();
-    for word in &words {
-        write(state, word);
+    loop {
+        let words: Vec<_> = state.leasing.manager.take_attached().collect();
+        if words.is_empty() {
+            return;
+        }
+        // Where a table is made larger for one, others come to lie in it.
+        words.iter().for_each(|word| write(state, word));
     }
 }
 
@@ -397,14 +403,34 @@ pub fn lease_word(word: &SlotWord) -> LeaseWord {
 }
 
 fn write(state: &mut State, word: &SlotWord) {
-    if word.slot == SlotWord::UNRECORDED {
-        return;
-    }
+    let is_recorded = word.slot != SlotWord::UNRECORDED;
     if let Some(session) = state.sessions.get_mut(&word.session) {
-        session.set_lease(word.slot, lease_word(word), word.inode);
-    } else if let Some(board) = &state.board {
+        if is_recorded {
+            session.set_lease(word.slot, lease_word(word), word.inode);
+        }
+        // Where there was none a moment ago, it's tried again with the next request.
+        if !session.lacks_lease_room {
+            let slot = if is_recorded { word.slot } else { session.lease_room };
+            let _ = make_lease_room(state, word.session, slot);
+        }
+    } else if let Some(board) = state.board.as_ref().filter(|_| is_recorded) {
         board.write(word);
     }
+}
+
+/// Gives a session's lease table more room, if this slot is not far from the end of what has some.
+///
+/// # Errors
+/// As [`Session::make_lease_room`].
+pub fn make_lease_room(state: &mut State, id: SessionId, slot: u32) -> io::Result<()> {
+    let Some(session) = state.sessions.get_mut(&id) else { return Ok(()) };
+    let before = session.lease_room;
+    let made = session.make_lease_room(slot);
+    let after = session.lease_room;
+    if after != before {
+        state.leasing.manager.set_table_slots(id, after);
+    }
+    made
 }
 
 /// Queues what a mount's kernel must forget. What it knows below a directory can't be listed: it looks up all names afresh,

@@ -1,7 +1,7 @@
 //! Who a session's process is, and how SharedFS knows it again after its own restart.
 
-use std::fs;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 
 use ashlar_pmem::{OutOfBounds, Persistent};
@@ -11,6 +11,8 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// The most groups that a session may have: as many as the identity page holds.
 pub const GROUPS_MAX: usize = 256;
+/// Room for what is read of `/proc` at once, in bytes: as many groups as there may be, and what stands before them.
+const TEXT_BYTES: usize = 4096;
 /// The longest label that is kept, in bytes.
 const LABEL_BYTES_MAX: usize = 256;
 
@@ -44,14 +46,17 @@ impl Process {
         Some(Self { pid, start_ticks: start_ticks(pid)?, boot: boot_id() })
     }
 
+    /// The process that has the number now, and a descriptor that becomes readable when it ends; `None` if none has.
+    pub fn find_open(pid: u32) -> Option<(Self, OwnedFd)> {
+        let pidfd = pidfd_open(Pid::from_raw(i32::try_from(pid).ok()?)?, PidfdFlags::empty()).ok()?;
+        // Looked at after the descriptor was opened: the number can't pass to another process unnoticed.
+        Some((Self::find(pid)?, pidfd)).filter(|(_, pidfd)| !has_ended(pidfd))
+    }
+
     /// A descriptor that becomes readable when the process ends; `None` if it's gone.
     pub fn open(&self) -> Option<OwnedFd> {
-        if self.boot != boot_id() {
-            return None;
-        }
-        let pidfd = pidfd_open(Pid::from_raw(i32::try_from(self.pid).ok()?)?, PidfdFlags::empty()).ok()?;
-        // Looked at after the descriptor was opened: the number can't pass to another process unnoticed.
-        (start_ticks(self.pid) == Some(self.start_ticks) && !has_ended(&pidfd)).then_some(pidfd)
+        let (found, pidfd) = Self::find_open(self.pid)?;
+        (found == *self).then_some(pidfd)
     }
 
     /// Whether no process has its number any more, or one that has ended. Where another one has it by now, it's `false`: then the end of this
@@ -78,10 +83,19 @@ pub fn has_ended(pidfd: &OwnedFd) -> bool {
     matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(count) if count > 0)
 }
 
+/// What `/proc` says of a process.
+fn text(pid: u32, name: &str) -> Option<String> {
+    let mut text = Vec::with_capacity(TEXT_BYTES);
+    // Whole at the first attempt, as the kernel writes it anew for each: a reader that knows nothing of the length begins with little.
+    File::open(format!("/proc/{pid}/{name}")).ok()?.take(u64::MAX).read_to_end(&mut text).ok()?;
+    // A process may be called anything.
+    Some(String::from_utf8_lossy(&text).into_owned())
+}
+
 /// Field 22 of `/proc/PID/stat`; a zombie counts as gone. The second field may hold anything, so the count starts behind
 /// its last parenthesis.
 fn start_ticks(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let stat = text(pid, "stat")?;
     let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
     if matches!(fields.next()?, "Z" | "X") {
         return None;
@@ -92,7 +106,7 @@ fn start_ticks(pid: u32) -> Option<u64> {
 fn boot_id() -> [u8; 16] {
     static BOOT: std::sync::OnceLock<[u8; 16]> = std::sync::OnceLock::new();
     *BOOT.get_or_init(|| {
-        let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let digits: Vec<u8> = text.bytes().filter_map(|c| (c as char).to_digit(16).map(|d| d as u8)).collect();
         let mut id = [0; 16];
         for (byte, pair) in id.iter_mut().zip(digits.chunks_exact(2)) {
@@ -120,16 +134,16 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The identity of a socket's peer. Everything comes from the kernel but the label.
+    /// The identity of a socket's peer, and a descriptor that tells of the end of its process. Everything comes from the kernel but the label.
     ///
     /// # Errors
     /// A sentence for people where the peer can't be served.
-    pub fn of_peer(socket: impl AsFd, kind: SessionKind, label: &str) -> Result<Self, String> {
+    pub fn of_peer(socket: impl AsFd, kind: SessionKind, label: &str) -> Result<(Self, OwnedFd), String> {
         let peer = rustix::net::sockopt::socket_peercred(socket)
             .map_err(|error| format!("the kernel does not tell who asks: {}", io::Error::from(error)))?;
         let pid = peer.pid.as_raw_nonzero().get().unsigned_abs();
         let gone = || format!("process {pid} cannot be seen from here; run the daemon in the same PID namespace");
-        let process = Process::find(pid).ok_or_else(gone)?;
+        let (process, ending) = Process::find_open(pid).ok_or_else(gone)?;
         let groups = groups(pid).ok_or_else(gone)?;
         if groups.len() > GROUPS_MAX {
             return Err(format!("the process is in {} groups; at most {GROUPS_MAX} are supported", groups.len()));
@@ -140,7 +154,8 @@ impl Identity {
         }
         let cut =
             label.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|&end| end <= LABEL_BYTES_MAX).last();
-        Ok(Self { process, uid, gid, groups, kind, label: label[..cut.unwrap_or(0)].to_owned() })
+        let label = label[..cut.unwrap_or(0)].to_owned();
+        Ok((Self { process, uid, gid, groups, kind, label }, ending))
     }
 
     /// Under which rights its records are judged: a mount's were judged by its kernel.
@@ -205,7 +220,7 @@ impl Identity {
 }
 
 fn groups(pid: u32) -> Option<Vec<u32>> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let status = text(pid, "status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("Groups:"))?;
     line.split_ascii_whitespace().map(|group| group.parse().ok()).collect()
 }
@@ -213,7 +228,7 @@ fn groups(pid: u32) -> Option<Vec<u32>> {
 /// A secret that proves a connection to belong to a session.
 pub fn fresh_token(session: SessionId) -> io::Result<u64> {
     let mut bytes = [0; 8];
-    fs::File::open("/dev/urandom").and_then(|mut random| io::Read::read_exact(&mut random, &mut bytes))?;
+    File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut bytes))?;
     // Never zero, which a table that was not formatted holds.
     Ok(u64::from_le_bytes(bytes) | 1 << (session.0 % 64))
 }
@@ -231,7 +246,7 @@ mod tests {
     fn an_identity_is_read_back_as_it_was_written() {
         let (one, _two) = UnixStream::pair().expect("sockets");
         let label = format!("{}é", "x".repeat(LABEL_BYTES_MAX - 1));
-        let mut identity = Identity::of_peer(&one, SessionKind::Process, &label).expect("this very process");
+        let (mut identity, _) = Identity::of_peer(&one, SessionKind::Process, &label).expect("this very process");
         assert_eq!(identity.process.pid, std::process::id());
         assert_eq!(identity.label.len(), LABEL_BYTES_MAX - 1, "cut between characters");
         identity.groups = (0..GROUPS_MAX as u32).collect();
@@ -248,7 +263,7 @@ mod tests {
         let twin = std::sync::Arc::new(CrashTwin::new(CrashMedium::Words, LEASE_TABLE_BYTES as usize));
         LeaseTable::new(std::sync::Arc::clone(&twin)).expect("long enough").format(SessionId(3), 7);
         let (one, _two) = UnixStream::pair().expect("sockets");
-        let identity = Identity::of_peer(&one, SessionKind::Mount, "/mnt").expect("this very process");
+        let (identity, _) = Identity::of_peer(&one, SessionKind::Mount, "/mnt").expect("this very process");
         identity.store(&*twin).expect("stored");
         for image in twin.crash_images(1, 30) {
             let table = CrashTwin::from_image(CrashMedium::Words, &image);

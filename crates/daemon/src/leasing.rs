@@ -107,12 +107,14 @@ impl Leasing {
 
     /// Takes up what the tables of running sessions say, and how far their logs may have been shown to others.
     pub fn restore<'a>(&mut self, store: &Store, sessions: impl Iterator<Item = &'a Session>) {
-        let (mut words, mut applied) = (Vec::new(), Vec::new());
+        let (mut words, mut applied, mut rooms) = (Vec::new(), Vec::new(), Vec::new());
         for session in sessions {
+            rooms.push((session.id, session.lease_room));
             applied.push((session.id, session.judged));
             words.extend((0..session.lease_room).filter_map(|slot| restored(session, slot)));
         }
         self.manager = LeaseManager::restore(self.limits, &words, &applied, &Ancestors(store));
+        rooms.into_iter().for_each(|(id, slots)| self.manager.set_table_slots(id, slots));
     }
 
     /// The leases of a session, to judge its records by.

@@ -100,7 +100,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
         }
     }));
     tracing::info!(socket = %socket.display(), startup_ms = started.elapsed().as_millis() as u64, "SharedFS serves");
-    serve::listen(&shared, &listener);
+    let served = serve::listen(&shared, &listener).map_err(system("cannot start threads"));
     shared.stop();
     stop_signals.close();
     for thread in threads {
@@ -109,5 +109,5 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     }
     let result = digest::finish(&shared);
     drop(listener);
-    result.map_err(DaemonError::Failed)
+    served.and(result.map_err(DaemonError::Failed))
 }

@@ -52,7 +52,9 @@ pub fn materialise(
         // What the session has just done to the inode's rights counts, and what it has just made is there.
         let state = shared.apply_settled(shared.lock(), id);
         let session = state.live(id).ok_or(Errno::EIO)?;
-        check_mount(&state, device)?;
+        if !is_mount(&state, device) {
+            return Err(Errno::EINVAL);
+        }
         let found = state.store.inode(inode).map_err(|error| internal(&error))?.ok_or(Errno::ESTALE)?;
         if wanted.contains(OFlags::PATH) {
             // A path alone neither reads nor writes, and opens nothing; but more can be done with it than with a number.
@@ -89,14 +91,15 @@ fn device(directory: &OwnedFd) -> Result<u64, Errno> {
     Ok(rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor))
 }
 
-fn check_mount(state: &State, device: u64) -> Result<(), Errno> {
-    let is_mount = |session: &Session| {
+/// Whether a living session serves a mount whose files show this device.
+pub fn is_mount(state: &State, device: u64) -> bool {
+    let is_it = |session: &Session| {
         session.identity.kind == SessionKind::Mount
             && session.mount_device == device
             && session.fenced.is_none()
             && !session.is_ending
     };
-    if device != 0 && state.sessions.values().any(is_mount) { Ok(()) } else { Err(Errno::EINVAL) }
+    device != 0 && state.sessions.values().any(is_it)
 }
 
 /// An inode's access list, if it has one.
@@ -165,8 +168,11 @@ mod tests {
         let open = |path: &str, flags| {
             rustix::fs::open(path, flags | OFlags::CLOEXEC, rustix::fs::Mode::empty()).expect("opened")
         };
-        assert_ne!(device(&open("/", OFlags::RDONLY)), Ok(0));
-        assert_eq!(device(&open("/", OFlags::PATH)), Err(Errno::EINVAL));
-        assert_eq!(device(&open("/proc/self/stat", OFlags::RDONLY)), Err(Errno::EINVAL));
+        let found = device(&open("/", OFlags::RDONLY));
+        assert!(found.is_ok_and(|number| number != 0));
+        assert_eq!(device(&open("/", OFlags::PATH)), found, "also shown as a path alone");
+        for flags in [OFlags::RDONLY, OFlags::PATH] {
+            assert_eq!(device(&open("/proc/self/stat", flags)), Err(Errno::EINVAL));
+        }
     }
 }

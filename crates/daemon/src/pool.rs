@@ -36,12 +36,15 @@ struct Blanks {
 
 impl Pool {
     /// Takes the oldest blank, if there is one: sessions begin nearly in the order of their numbers, by which those that were fenced longest ago
-    /// are told. Others are made in its place.
+    /// are told.
     pub fn take(&self) -> Option<Blank> {
-        let mut blanks = self.blanks.lock();
-        blanks.is_wanted = true;
+        self.blanks.lock().made.pop_front()
+    }
+
+    /// Has others be made in place of those that were taken: not before whoever took one has it, as that wants the same lock and the same cores.
+    pub fn refill(&self) {
+        self.blanks.lock().is_wanted = true;
         self.changed.notify_all();
-        blanks.made.pop_front()
     }
 
     /// No more are made.

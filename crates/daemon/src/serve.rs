@@ -1,4 +1,7 @@
 //! Connections: a thread each, which receives a request, has it served, and sends the reply.
+//!
+//! The thread that accepts a connection serves it, and another one waits for the next: programs begin and end all the time, and each waits for
+//! the answer to its first message, so that nobody is to be made or woken meanwhile.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -9,9 +12,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ashlar_types::{Errno, SessionId};
-use ashlar_wire::{Connection, Listener, Reply, Request, WelcomeSegment, WireError};
+use ashlar_wire::{Acceptor, Connection, Listener, Reply, Request, WelcomeSegment, WireError};
 use parking_lot::{Condvar, Mutex};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::grant::Sought;
 use crate::materialise::materialise;
@@ -28,8 +30,11 @@ const CONNECTIONS_OF_PROCESS_MAX: usize = 256;
 const REQUEST_BYTES_MAX: usize = 1 << 20;
 /// Stack of a connection's thread: requests don't nest.
 const STACK_BYTES: usize = 512 << 10;
-/// How often the listening thread looks whether SharedFS is to end.
-const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+/// Threads that wait for a connection: so many at least, where there are threads to be had, and so many at most.
+const ACCEPTORS: std::ops::RangeInclusive<usize> = 2..=4;
+/// How often it's looked whether SharedFS is to end, and how long after a connection that can't be accepted the next one is tried.
+const LOOK: Duration = Duration::from_millis(200);
+const RETRY: Duration = Duration::from_millis(10);
 /// How long connections get to end at the end of SharedFS.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -42,8 +47,11 @@ pub struct Connections {
 
 #[derive(Debug, Default)]
 struct Open {
-    next: u64,
+    /// How many there were.
+    count: u64,
     sockets: BTreeMap<u64, (i32, UnixStream)>,
+    /// Threads that wait for a connection.
+    acceptors: usize,
 }
 
 impl Connections {
@@ -56,8 +64,8 @@ impl Connections {
         if open.sockets.len() >= CONNECTIONS_MAX || of_process >= CONNECTIONS_OF_PROCESS_MAX {
             return None;
         }
-        open.next += 1;
-        let number = open.next;
+        open.count += 1;
+        let number = open.count;
         open.sockets.insert(number, (pid, socket));
         Some(number)
     }
@@ -65,6 +73,21 @@ impl Connections {
     fn leave(&self, number: u64) {
         self.open.lock().sockets.remove(&number);
         self.closed.notify_all();
+    }
+
+    /// A thread is about to wait for a connection, if there are not enough that do; says whether there are not.
+    fn begin_waiting(&self) -> bool {
+        let mut open = self.open.lock();
+        let is_wanted = open.acceptors < *ACCEPTORS.end();
+        open.acceptors += usize::from(is_wanted);
+        is_wanted
+    }
+
+    /// It waits no more; says how many do.
+    fn end_waiting(&self) -> usize {
+        let mut open = self.open.lock();
+        open.acceptors -= 1;
+        open.acceptors
     }
 
     /// Ends all connections: what is being answered is answered, nothing more is read.
@@ -80,23 +103,19 @@ impl Connections {
 }
 
 /// Serves connections until SharedFS is to end.
-pub fn listen(shared: &Arc<Shared>, listener: &Listener) {
+///
+/// # Errors
+/// The system's, where there is no thread to be had for the first ones.
+pub fn listen(shared: &Arc<Shared>, listener: &Listener) -> io::Result<()> {
     let connections = Arc::new(Connections::default());
-    let mut unused_since = Instant::now();
-    loop {
-        let ready = {
-            let mut fds = [PollFd::new(listener, PollFlags::IN)];
-            poll(&mut fds, Some(&LOOK)).is_ok_and(|count| count > 0)
-        };
-        if shared.lock().ending {
-            break;
-        }
-        if ready {
-            accept(shared, listener, &connections);
-            // Whoever asks may be about to open a session: a mount first looks whether there is a daemon.
-            unused_since = Instant::now();
-        }
-        if !shared.lock().sessions.is_empty() {
+    for _ in 0..*ACCEPTORS.start() {
+        start(shared, listener.acceptor()?, &connections)?;
+    }
+    let (mut unused_since, mut count) = (Instant::now(), 0);
+    while !shared.lock().ending {
+        // Whoever asks may be about to open a session: a mount first looks whether there is a daemon.
+        let before = std::mem::replace(&mut count, connections.open.lock().count);
+        if count != before || !shared.lock().sessions.is_empty() {
             unused_since = Instant::now();
         }
         let lingering = shared.config.linger_seconds.map(Duration::from_secs);
@@ -105,34 +124,61 @@ pub fn listen(shared: &Arc<Shared>, listener: &Listener) {
             shared.stop();
             break;
         }
+        std::thread::sleep(LOOK);
     }
+    listener.end();
     connections.end();
+    Ok(())
 }
 
-fn accept(shared: &Arc<Shared>, listener: &Listener, connections: &Arc<Connections>) {
-    let mut connection = match listener.accept() {
-        Ok(connection) => connection,
-        Err(error) => {
-            tracing::warn!(%error, "a connection can't be accepted");
-            // Out of descriptors, most likely: give others time to close some.
-            std::thread::sleep(Duration::from_millis(10));
+/// Starts a thread that accepts connections, if there are not enough that do.
+fn start(shared: &Arc<Shared>, acceptor: Acceptor, connections: &Arc<Connections>) -> io::Result<()> {
+    if !connections.begin_waiting() {
+        return Ok(());
+    }
+    let (worker, open) = (Arc::clone(shared), Arc::clone(connections));
+    let thread = std::thread::Builder::new().name("serve".into()).stack_size(STACK_BYTES);
+    let started = thread.spawn(move || accept(&worker, &acceptor, &open));
+    started.map(drop).inspect_err(|_| _ = connections.end_waiting())
+}
+
+/// Accepts a connection, and serves it; then the next, while there are not enough others that wait for one.
+fn accept(shared: &Arc<Shared>, acceptor: &Acceptor, connections: &Arc<Connections>) {
+    loop {
+        let accepted = acceptor.accept();
+        let others = connections.end_waiting();
+        match accepted {
+            Ok(connection) => {
+                let another = || start(shared, acceptor.another()?, connections);
+                match if others < *ACCEPTORS.start() { another() } else { Ok(()) } {
+                    // Somebody must wait for those that come.
+                    Err(error) if others == 0 => tracing::warn!(%error, "no thread for a connection"),
+                    _ => attend(shared, connection, connections),
+                }
+            }
+            Err(_) if shared.lock().ending => return,
+            Err(error) => {
+                tracing::warn!(%error, "a connection can't be accepted");
+                // Out of descriptors, most likely: give others time to close some.
+                std::thread::sleep(RETRY);
+            }
+        }
+        if !connections.begin_waiting() {
             return;
         }
-    };
-    let Some(number) = connections.enter(&connection) else {
-        // A peer that does not wait for the answer does not get it.
-        let _ = connection.send(&Reply::Refused("too many connections are open; close some".into()), &[]);
-        return;
-    };
-    let (worker, open) = (Arc::clone(shared), Arc::clone(connections));
-    let thread = std::thread::Builder::new().name("serve".into()).stack_size(STACK_BYTES).spawn(move || {
-        serve(&worker, &mut connection);
+    }
+}
+
+/// Serves a connection until its end, unless there are too many.
+fn attend(shared: &Arc<Shared>, mut connection: Connection, connections: &Connections) {
+    if let Some(number) = connections.enter(&connection) {
+        serve(shared, &mut connection);
         drop(connection);
-        open.leave(number);
-    });
-    if let Err(error) = thread {
-        tracing::warn!(%error, "no thread for a connection");
         connections.leave(number);
+    } else {
+        let reason = "too many connections are open; close some".into();
+        // A peer that does not wait for the answer does not get it.
+        let _ = connection.send(&Reply::Refused(reason), &[]);
     }
 }
 
@@ -141,11 +187,19 @@ struct Answer {
     /// `None`: the opener has sent it.
     reply: Option<Reply>,
     files: Vec<Arc<dyn AsFd + Send + Sync>>,
+    /// A session that was opened with it, and what tells of the end of its process.
+    opened: Option<(SessionId, OwnedFd)>,
+}
+
+impl Answer {
+    fn of(reply: Option<Reply>, files: Vec<Arc<dyn AsFd + Send + Sync>>) -> Self {
+        Self { reply, files, opened: None }
+    }
 }
 
 impl From<Reply> for Answer {
     fn from(reply: Reply) -> Self {
-        Self { reply: Some(reply), files: Vec::new() }
+        Self::of(Some(reply), Vec::new())
     }
 }
 
@@ -175,6 +229,9 @@ fn serve(shared: &Arc<Shared>, connection: &mut Connection) {
             }
             sent => sent,
         };
+        if let Some((session, ending)) = answer.opened {
+            sessions::attend(shared, session, ending);
+        }
         if sent.is_err() {
             return;
         }
@@ -192,14 +249,13 @@ fn answer(
     match (&request, peer.session) {
         (Request::Hello(hello), None) => {
             return match sessions::hello(shared, connection.socket(), hello) {
-                Ok((welcome, files, others)) => {
-                    *peer = Peer { session: Some(welcome.peer.session), is_reclaiming: hello.resume.is_some() };
-                    let files: Vec<Arc<dyn AsFd + Send + Sync>> = [&files.log, &files.control, &files.leases]
-                        .into_iter()
-                        .chain(others.iter().flatten().map(|file| &**file))
-                        .map(|file| Ok(Arc::new(file.try_clone()?) as Arc<dyn AsFd + Send + Sync>))
-                        .collect::<io::Result<_>>()?;
-                    Ok(Answer { reply: Some(Reply::Welcome(Box::new(welcome))), files })
+                Ok(sessions::Opened { welcome, files, others, ending }) => {
+                    let session = welcome.peer.session;
+                    *peer = Peer { session: Some(session), is_reclaiming: hello.resume.is_some() };
+                    let all = [files.log, files.control, files.leases].into_iter().chain(others.into_iter().flatten());
+                    let files = all.map(|file| file as Arc<dyn AsFd + Send + Sync>).collect();
+                    let opened = ending.map(|ending| (session, ending));
+                    Ok(Answer { reply: Some(Reply::Welcome(Box::new(welcome))), files, opened })
                 }
                 Err(Refused::Because(sentence)) => Ok(Reply::Refused(sentence).into()),
                 Err(Refused::Errno(errno)) => Err(errno),
@@ -246,7 +302,7 @@ fn answer(
     if let Request::Materialise { inode, flags } = request {
         let directory = descriptors.into_iter().next();
         materialise(shared, id, (inode, flags), directory, connection.socket().as_fd())?;
-        return Ok(Answer { reply: None, files: Vec::new() });
+        return Ok(Answer::of(None, Vec::new()));
     }
     if let Request::Lock { .. } = request {
         return locking::lock(shared, id, &request, reclaims, connection.socket().as_fd()).map(Answer::from);
@@ -296,7 +352,7 @@ fn serve_session(
         }
         Request::Segment(number) => {
             let (segment, file) = segment(shared, number)?;
-            Answer { reply: Some(Reply::Segment(segment)), files: vec![Arc::new(file)] }
+            Answer::of(Some(Reply::Segment(segment)), vec![Arc::new(file)])
         }
         Request::RegisterMount { device: number } => {
             let device = descriptors.into_iter().next().ok_or(Errno::EINVAL)?;

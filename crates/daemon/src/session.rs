@@ -48,8 +48,7 @@ pub enum SessionError {
     Io(#[from] io::Error),
 }
 
-/// The lease table has room for so many leases more than there are, and for four times as many when it is made larger.
-const LEASE_MARGIN: u32 = 256;
+/// The lease table gets room for so many times as many leases when it is made larger.
 const LEASE_GROWTH: u32 = 4;
 
 /// The log in SharedFS's memory.
@@ -58,14 +57,20 @@ pub type SessionLog = Log<Arc<Mapping>>;
 pub type Control = ControlPage<Arc<Mapping>>;
 
 /// The descriptors that a session gets: log and control page read-write, lease table read-only.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct SessionFiles {
     /// The log.
-    pub log: File,
+    pub log: Arc<File>,
     /// The control page.
-    pub control: File,
+    pub control: Arc<File>,
     /// The lease table, opened again for reading only.
-    pub leases: File,
+    pub leases: Arc<File>,
+}
+
+impl SessionFiles {
+    fn new(log: File, control: File, leases: &File) -> std::io::Result<Self> {
+        Ok(Self { log: Arc::new(log), control: Arc::new(control), leases: Arc::new(read_only(leases)?) })
+    }
 }
 
 /// A session without an owner: all its files are there, and say nothing of whose they are.
@@ -114,7 +119,7 @@ impl Blank {
         let leases = LeaseTable::new(Arc::clone(&page)).ok_or(SessionError::Unfinished)?;
         let token = fresh_token(id)?;
         leases.format(id, token);
-        let files = SessionFiles { log: log_file, control: control_file, leases: read_only(&leases_file)? };
+        let files = SessionFiles::new(log_file, control_file, &leases_file)?;
         Ok(Self { id, token, log: (log, log_memory, log_bytes), control, leases: (leases, page), files })
     }
 
@@ -162,7 +167,7 @@ pub struct Session {
     /// The lease table's first page, which only SharedFS writes.
     pub page: Arc<Mapping>,
     /// What to hand out when it connects again.
-    pub files: Arc<SessionFiles>,
+    pub files: SessionFiles,
     /// Its credit.
     pub account: Account,
     /// The era of quotas that it is in.
@@ -186,6 +191,8 @@ pub struct Session {
     /// Slots of the lease table that have room, and the last one that was used.
     pub lease_room: u32,
     pub lease_top: u32,
+    /// It could not get more when it last should have.
+    pub lacks_lease_room: bool,
     /// Leases granted to it since then.
     pub leases_granted: u64,
     /// Lease words taken from it, narrowed or renewed since then.
@@ -248,7 +255,7 @@ impl Session {
         } else {
             Log::recover(Arc::clone(&log_memory), committed)?.0
         };
-        let files = SessionFiles { log: log_file, control: control_file, leases: read_only(&leases_file)? };
+        let files = SessionFiles::new(log_file, control_file, &leases_file)?;
         let used = page::cost_at(&*page, committed);
         let mut session =
             Self::assemble(id, identity, token, (log, log_memory, log_bytes), control, (leases, page), files);
@@ -279,6 +286,7 @@ impl Session {
         Self {
             lease_room,
             lease_top: 0,
+            lacks_lease_room: false,
             id,
             credentials: identity.credentials(),
             identity,
@@ -289,7 +297,7 @@ impl Session {
             control: Arc::new(control),
             leases,
             page,
-            files: Arc::new(files),
+            files,
             account: Account::default(),
             quota_era: QuotaEra::default(),
             outstanding: Outstanding::default(),
@@ -320,28 +328,31 @@ impl Session {
         self.log_memory.is_torn() || self.control.memory().is_torn()
     }
 
-    /// Writes a slot of the lease table.
+    /// Writes a slot of the lease table, which has room.
     pub fn set_lease(&mut self, slot: u32, word: LeaseWord, inode: InodeId) {
         self.lease_top = self.lease_top.max(slot);
-        if let Err(error) = self.make_lease_room() {
-            // Whoever asks for a lease next hears of it, while there is some left.
-            tracing::warn!(session = self.id.0, %error, "no room for more leases");
-        }
         self.leases.set(slot, word, inode);
     }
 
-    /// Gives the lease table room beyond the last slot that was used, for as many as may be given without being asked for.
+    /// Gives the lease table more room, unless this slot is well below half of it: so many leases a session may hold, and those that are given
+    /// without being asked for come on top.
     ///
     /// # Errors
     /// `ENOSPC` where the file system that the arena is on is full.
-    pub fn make_lease_room(&mut self) -> io::Result<()> {
-        while self.lease_room < LEASE_SLOTS && self.lease_top + LEASE_MARGIN >= self.lease_room {
+    pub fn make_lease_room(&mut self, slot: u32) -> io::Result<()> {
+        let was_lacking = std::mem::replace(&mut self.lacks_lease_room, true);
+        while self.lease_room < LEASE_SLOTS && slot >= self.lease_room / 8 * 3 {
             let more = (self.lease_room * LEASE_GROWTH).min(LEASE_SLOTS);
             let bytes_of = LeaseTable::<Mapping>::bytes_of;
-            self.page.allocate(bytes_of(self.lease_room)..bytes_of(more))?;
+            self.page.allocate(bytes_of(self.lease_room)..bytes_of(more)).inspect_err(|error| {
+                if !was_lacking {
+                    tracing::warn!(session = self.id.0, %error, "no room for more leases: those granted longest ago make room");
+                }
+            })?;
             page::set_lease_room(&*self.page, more).map_err(io::Error::other)?;
             self.lease_room = more;
         }
+        self.lacks_lease_room = false;
         Ok(())
     }
 

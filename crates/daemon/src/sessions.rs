@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
@@ -14,6 +14,7 @@ use ashlar_wire::{CreditKind, Hello, PROTOCOL_VERSION, Peer, SessionKind, Welcom
 use crate::apply::Slice;
 use crate::credit;
 use crate::identity::Identity;
+use crate::materialise;
 use crate::serve;
 use crate::session::{Blank, Control, Session, SessionFiles};
 use crate::shared::Shared;
@@ -45,9 +46,18 @@ fn log_beginning(kind: SessionKind, log_bytes: u64) -> u64 {
     if kind == SessionKind::Mount { log_bytes } else { LOG_BEGINNING.min(log_bytes) }
 }
 
-/// The answer to a first message: what to say, and what goes with it: the session's files, and for a process a data segment and the board. A
-/// mount asks for everything: what its kernel keeps is taken back with the mount's own leases.
-pub type Opened = (Welcome, Arc<SessionFiles>, [Option<Arc<File>>; 2]);
+/// The answer to a first message.
+pub struct Opened {
+    /// What to say.
+    pub welcome: Welcome,
+    /// The session's files go with it …
+    pub files: SessionFiles,
+    /// … and for a process a data segment and the board. A mount asks for everything: what its kernel keeps is taken back with the mount's own
+    /// leases.
+    pub others: [Option<Arc<File>>; 2],
+    /// What tells of the end of a new session's process.
+    pub ending: Option<OwnedFd>,
+}
 
 /// Why a session can't begin.
 #[derive(Debug)]
@@ -63,10 +73,10 @@ pub fn hello(shared: &Shared, socket: impl AsFd, hello: &Hello) -> Result<Opened
     if hello.version != PROTOCOL_VERSION {
         return Err(Refused::Because(wrong_version(hello.version)));
     }
-    let identity = Identity::of_peer(socket, hello.kind, &hello.label).map_err(Refused::Because)?;
+    let (identity, ending) = Identity::of_peer(socket, hello.kind, &hello.label).map_err(Refused::Because)?;
     match hello.resume {
         Some(peer) => resume(shared, peer, &identity),
-        None => open(shared, identity),
+        None => Ok(Opened { ending: Some(ending), ..open(shared, identity, hello.beside)? }),
     }
 }
 
@@ -75,14 +85,15 @@ pub fn wrong_version(version: u32) -> String {
     format!("this daemon speaks protocol version {PROTOCOL_VERSION}, not {version}; use the same release on both sides")
 }
 
-fn open(shared: &Shared, identity: Identity) -> Result<Opened, Refused> {
-    let Some(process) = identity.process.open() else {
-        return Err(Refused::Because("the process that asked is gone".into()));
-    };
+fn open(shared: &Shared, identity: Identity, beside: u64) -> Result<Opened, Refused> {
     {
         let state = shared.lock();
         if state.ending {
             return Err(Refused::Because("the daemon is shutting down".into()));
+        }
+        // The kernel shows what nobody serves, and so knows nothing of it: what is open could not become the kernel's.
+        if beside != 0 && !materialise::is_mount(&state, beside) {
+            return Err(Refused::Because("nobody serves the mount any more; unmount it, and mount it again".into()));
         }
         check_room(state.sessions.values().map(of_whom), identity.uid)?;
     }
@@ -117,13 +128,22 @@ fn open(shared: &Shared, identity: Identity) -> Result<Opened, Refused> {
     state.counters.sessions_opened += 1;
     let inodes = begin_with_means(&mut state, &mut session);
     let opened = welcome(shared, &state, &session, inodes);
+    if state.sessions.is_empty() {
+        // There was nothing to look at.
+        shared.digest_wanted.notify_all();
+    }
+    state.leasing.manager.set_table_slots(id, session.lease_room);
     state.sessions.insert(id, Session { is_connected: true, ..session });
     let disturbed = state.note_sharing();
     drop(state);
     await_forgetting(shared, &disturbed);
-    shared.watcher.add(id, process);
-    shared.digest_wanted.notify_all();
     Ok(opened)
+}
+
+/// What is to be done for a session that was opened, and that who opened it need not wait for.
+pub fn attend(shared: &Shared, id: SessionId, ending: OwnedFd) {
+    shared.watcher.add(id, ending);
+    shared.pool.refill();
 }
 
 /// Makes a process's session that is nobody's yet; else says why there is none.
@@ -244,21 +264,21 @@ fn welcome(shared: &Shared, state: &State, session: &Session, inodes: (InodeId, 
         inodes,
     };
     let board = state.board.as_ref().filter(|_| is_process).map(|board| Arc::clone(board.file()));
-    (welcome, Arc::clone(&session.files), [segment_file, board])
+    Opened { welcome, files: session.files.clone(), others: [segment_file, board], ending: None }
 }
 
 /// Gives a session's log room up to a byte.
 pub fn log_space(shared: &Shared, id: SessionId, bytes: u64) -> Result<(), Errno> {
-    let files = {
+    let log = {
         let state = shared.lock();
         let session = state.live(id).ok_or(Errno::EIO)?;
         if bytes > session.log_bytes {
             return Err(Errno::EINVAL);
         }
-        Arc::clone(&session.files)
+        Arc::clone(&session.files.log)
     };
     // It takes a while, so nobody waits for it.
-    ashlar_pmem::allocate(&files.log, 0..bytes).map_err(|error| errno(&error))
+    ashlar_pmem::allocate(&log, 0..bytes).map_err(|error| errno(&error))
 }
 
 /// Gives all slots for a session's open handles room.
@@ -279,6 +299,9 @@ pub fn inode_range(shared: &Shared, id: SessionId) -> Result<(InodeId, u64), Err
         // The oldest range is forgotten next; records that use its numbers must have been judged by then.
         state = shared.apply_settled(state, id);
     }
+    // What others see of what is made may get a lease of its own, which nobody asks for.
+    let top = state.live(id).ok_or(Errno::EIO)?.lease_top;
+    crate::grant::make_lease_room(&mut state, id, (top + RANGE as u32) / 8 * 3).map_err(|error| errno(&error))?;
     let range = state.store.allocate_inodes(RANGE).map_err(|error| {
         tracing::error!(%error, "no inode numbers");
         Errno::EIO

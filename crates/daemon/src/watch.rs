@@ -80,7 +80,7 @@ mod tests {
     fn the_end_of_a_process_is_told_once() {
         let watcher = Watcher::new().expect("a watcher");
         let mut child = std::process::Command::new("/bin/sleep").arg("100").spawn().expect("a child");
-        let pidfd = Process::find(child.id()).and_then(|process| process.open()).expect("its descriptor");
+        let (_, pidfd) = Process::find_open(child.id()).expect("its descriptor");
         watcher.add(SessionId(5), pidfd);
         assert_eq!(watcher.wait().expect("woken by the change"), []);
         child.kill().expect("killed");

@@ -1,8 +1,8 @@
 //! The connection to the kernel: `/dev/fuse`.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::{Duration, Instant};
 
+use ashlar_wire::Watch;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -19,60 +19,6 @@ const _: () = assert!(REQUEST_BYTES >= TRANSFER_BYTES + size_of::<InHeader>() + 
 /// (`FUSE_DEV_IOC_CLONE`), and showed no gain above the noise on two cores.
 #[derive(Debug)]
 pub(crate) struct Device(OwnedFd);
-
-/// How long a thread watches for the next request before it sleeps: longer than a program takes that asks again at once, and no
-/// longer than it takes to send a thread to sleep and to wake it.
-const WATCH: Duration = Duration::from_micros(50);
-/// After so many watches in vain …
-const VAIN_MAX: u32 = 4;
-/// … only one in so many is tried.
-const TRIED_EVERY: u32 = 16;
-
-/// Whether a thread that waits for a request watches before it sleeps, yielding to whoever wants the core. That pays only
-/// while programs ask again at once.
-#[derive(Debug)]
-pub(crate) struct Watch {
-    /// There is a second core, on which somebody may ask meanwhile.
-    is_possible: bool,
-    vain: u32,
-    /// Until when, if it's on.
-    until: Option<Instant>,
-}
-
-impl Watch {
-    pub(crate) fn new() -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        Self { is_possible: cores > 1, vain: 0, until: None }
-    }
-
-    fn begin(&mut self) {
-        let is_tried = self.vain < VAIN_MAX || self.vain % TRIED_EVERY == 0;
-        self.until = (self.is_possible && is_tried).then(|| Instant::now() + WATCH);
-        if !is_tried {
-            self.note_vain();
-        }
-    }
-
-    fn note_vain(&mut self) {
-        self.vain = self.vain.checked_add(1).unwrap_or(VAIN_MAX);
-    }
-
-    /// Nothing has come yet: whether to look again at once.
-    fn goes_on(&mut self) -> bool {
-        let goes_on = self.until.is_some_and(|until| Instant::now() < until);
-        if !goes_on && self.until.take().is_some() {
-            self.note_vain();
-        }
-        goes_on
-    }
-
-    /// A request has come.
-    fn end(&mut self) {
-        if self.until.take().is_some() {
-            self.vain = 0;
-        }
-    }
-}
 
 /// What became of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,7 +41,8 @@ impl Device {
         rustix::fs::fcntl_setfl(&self.0, flags | OFlags::NONBLOCK)
     }
 
-    /// Waits for a request; `None` when the mount is gone.
+    /// Waits for a request; `None` when the mount is gone. While it watches for one, whoever wants the core has it: the thread may be bound to the
+    /// one of its client.
     pub(crate) fn receive(&self, buffer: &mut [u8], watch: &mut Watch) -> Result<Option<usize>, Errno> {
         watch.begin();
         loop {
@@ -150,34 +97,5 @@ impl Device {
 impl AsFd for Device {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn wait(watch: &mut Watch, comes_soon: bool) -> bool {
-        watch.begin();
-        let watches = watch.until.is_some();
-        if !comes_soon {
-            watch.until = watch.until.and(Some(Instant::now()));
-            assert!(!watch.goes_on());
-        }
-        watch.end();
-        watches
-    }
-
-    #[test]
-    fn who_watches_in_vain_watches_less_until_it_pays_again() {
-        let mut watch = Watch { is_possible: true, vain: 0, until: None };
-        assert!((0..10).all(|_| wait(&mut watch, true)));
-        assert!((0..VAIN_MAX).all(|_| wait(&mut watch, false)));
-        let tried = (0..10 * TRIED_EVERY).filter(|_| wait(&mut watch, false)).count();
-        assert!((9..=11).contains(&tried), "{tried}");
-        while !wait(&mut watch, true) {}
-        assert!((0..VAIN_MAX).all(|_| wait(&mut watch, false)), "it pays again");
-        let mut alone = Watch { is_possible: false, ..Watch::new() };
-        assert!(!wait(&mut alone, true));
     }
 }

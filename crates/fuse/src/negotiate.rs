@@ -1,9 +1,10 @@
 //! INIT: what this side and the kernel agree on.
 
 use ashlar_types::Errno;
+use ashlar_wire::Watch;
 use zerocopy::IntoBytes;
 
-use crate::device::{Device, REQUEST_BYTES, TRANSFER_BYTES, Watch};
+use crate::device::{Device, REQUEST_BYTES, TRANSFER_BYTES};
 use crate::mount::MountError;
 use crate::proto::{
     Arguments, InHeader, InitIn, InitOut, Opcode, VERSION_MAJOR, VERSION_MINOR, VERSION_MINOR_MIN, init,
@@ -89,7 +90,7 @@ impl Agreement {
 pub(crate) fn negotiate(device: &Device) -> Result<Agreement, MountError> {
     let mut buffer = vec![0; REQUEST_BYTES];
     let protocol = |reason: &str| MountError::Protocol { reason: reason.to_owned() };
-    let count = device.receive(&mut buffer, &mut Watch::new()).map_err(|errno| protocol(&errno.to_string()))?;
+    let count = device.receive(&mut buffer, &mut Watch::default()).map_err(|errno| protocol(&errno.to_string()))?;
     let count = count.ok_or_else(|| protocol("the mount went away at once"))?;
     let request = buffer.get(..count).unwrap_or_default();
     let (header, asked, flags) = parse(request).map_err(|_| protocol("the first request made no sense"))?;

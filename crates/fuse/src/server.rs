@@ -12,8 +12,9 @@ use std::thread::Thread;
 use std::time::Duration;
 
 use ashlar_types::InodeId;
+use ashlar_wire::Watch;
 
-use crate::device::{Device, REQUEST_BYTES, Sent, TRANSFER_BYTES, Watch};
+use crate::device::{Device, REQUEST_BYTES, Sent, TRANSFER_BYTES};
 use crate::dispatch::{Answer, Call, Then};
 use crate::file_system::FileSystem;
 use crate::fills::Fills;
@@ -262,7 +263,7 @@ impl<'a, F: FileSystem> Worker<'a, F> {
             request: vec![0; REQUEST_BYTES],
             reply: Reply::new(TRANSFER_BYTES),
             queued: Cell::new(0),
-            watch: Watch::new(),
+            watch: Watch::default(),
             follower: Follower::new(),
         }
     }

@@ -281,7 +281,7 @@ impl LeaseManager {
         } else if self.holds.slot(holder, slot).splits >= self.limits.splits_max {
             Change::Remove(Reason::TooManyHoles)
         } else {
-            let has_room = self.holds.holders[&holder].entries() < self.limits.entries_per_session_max;
+            let has_room = self.holds.holders[&holder].entries() < self.entries_max(holder);
             Change::Cut { place, keeps_read: keeps_read && has_room }
         };
         demands.insert(Demand { session: holder, slot, change });
@@ -298,7 +298,8 @@ impl LeaseManager {
         let Some(holder) = self.holds.holders.get(&session) else { return };
         let is_going = |demand: &&Demand| demand.session == session && matches!(demand.change, Change::Remove(_));
         let going = demands.iter().filter(is_going).count();
-        let excess = (holder.entries() + wants.len()).saturating_sub(self.limits.entries_per_session_max + going);
+        let most = self.entries_max(session);
+        let excess = (holder.entries() + wants.len()).saturating_sub(most + going);
         if excess == 0 {
             return;
         }
@@ -307,7 +308,7 @@ impl LeaseManager {
         kept.extend(demands.iter().filter(|demand| demand.session == session).map(|demand| demand.slot));
         let oldest = holder.by_stamp.iter().map(|(_, slot)| *slot).filter(|slot| !kept.contains(slot));
         // Some more, so that not every request from now on seals the log.
-        let count = excess + self.limits.entries_per_session_max / 16;
+        let count = excess + most / 16;
         demands.extend(oldest.take(count).map(|slot| Demand::remove(session, slot, Reason::Evicted)));
     }
 
@@ -403,7 +404,7 @@ impl LeaseManager {
         }
         match work {
             Work::Acquire { session, request, wants } => {
-                for slot in self.holds.record_all(*session, self.limits.table_slots, ancestry) {
+                for slot in self.holds.record_all(*session, self.table_slots(*session), ancestry) {
                     self.record(*session, slot);
                 }
                 for want in &merged(wants) {
@@ -415,7 +416,7 @@ impl LeaseManager {
                 self.holds.holders.remove(session);
             }
             Work::Trim { session } => {
-                for slot in self.holds.record_all(*session, self.limits.table_slots, ancestry) {
+                for slot in self.holds.record_all(*session, self.table_slots(*session), ancestry) {
                     self.record(*session, slot);
                 }
                 self.holds.holder(*session).trimming = false;

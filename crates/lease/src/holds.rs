@@ -65,6 +65,8 @@ pub(crate) struct Holder {
     pub trimming: bool,
     /// It reads along with others ([`crate::LeaseManager::join`]), and is in nobody's way.
     pub is_along: bool,
+    /// Slots of its table that have room, where not all have.
+    pub table_slots: Option<u32>,
 }
 
 impl Holder {

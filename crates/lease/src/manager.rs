@@ -130,6 +130,33 @@ impl LeaseManager {
         }
     }
 
+    /// The first slots of a session's table have room, and no others; all have, unless this is said. What was held beyond them is written now, where it
+    /// has come to lie in the table.
+    pub fn set_table_slots(&mut self, session: SessionId, slots: u32) {
+        let before = self.table_slots(session);
+        let holder = self.holds.holder(session);
+        holder.table_slots = Some(slots);
+        let beyond = before..slots.min(holder.slots.len() as u32);
+        let held: Vec<_> = beyond.filter(|slot| !holder.free.contains(slot)).collect();
+        for slot in held {
+            self.record(session, slot);
+        }
+    }
+
+    /// How many slots of the session's table have room.
+    pub(crate) fn table_slots(&self, session: SessionId) -> u32 {
+        let own = self.holds.holders.get(&session).and_then(|holder| holder.table_slots);
+        own.map_or(self.limits.table_slots, |own| own.min(self.limits.table_slots))
+    }
+
+    /// How many leases a session may hold: half of what a small table has room for.
+    pub(crate) fn entries_max(&self, session: SessionId) -> usize {
+        self.limits.entries_per_session_max.min(match self.table_slots(session) {
+            all if all == self.limits.table_slots => usize::MAX,
+            some => some as usize / 2,
+        })
+    }
+
     /// A session asks for leases, all or none. They come with [`Command::Grant`].
     ///
     /// # Errors
@@ -144,7 +171,7 @@ impl LeaseManager {
         if self.queue.len() >= self.limits.queue_max {
             return Err(RequestError::QueueFull(self.queue.len()));
         }
-        if wants.len() > self.limits.wants_max.min(self.limits.entries_per_session_max / 2) {
+        if wants.len() > self.limits.wants_max.min(self.entries_max(session) / 2) {
             return Err(RequestError::TooManyWants(wants.len()));
         }
         let holder = self.holds.holder(session);
@@ -229,7 +256,7 @@ impl LeaseManager {
             return None;
         }
         let slot = self.holds.slot_governing(session, inode, ancestry)?;
-        if self.holds.slot(session, slot).mode < mode || slot >= self.limits.table_slots {
+        if self.holds.slot(session, slot).mode < mode || slot >= self.table_slots(session) {
             return None;
         }
         self.stats.grants += 1;
@@ -254,7 +281,7 @@ impl LeaseManager {
         }
         let slot = match self.holds.slot_at(place, session) {
             Some(slot) => slot,
-            None if self.holds.holder(session).entries() >= self.limits.entries_per_session_max => {
+            None if self.holds.holder(session).entries() >= self.entries_max(session) => {
                 self.evict_one(session);
                 return None;
             }
@@ -455,10 +482,10 @@ impl LeaseManager {
         self.holds.set_shadows(session, own, shadows);
         self.holds.set_dirty(session, own);
         self.record(session, own);
-        let most = self.limits.entries_per_session_max;
+        let (most, slots) = (self.entries_max(session), self.table_slots(session));
         let holder = self.holds.holder(session);
         // Some more than it may hold, so that not every one that is made seals the log.
-        if (own >= self.limits.table_slots || holder.entries() > most + most / 16) && !holder.trimming {
+        if (own >= slots || holder.entries() > most + most / 16) && !holder.trimming {
             holder.trimming = true;
             self.queue.push_back(Work::Trim { session });
         }
@@ -544,7 +571,7 @@ impl LeaseManager {
     }
 
     pub(crate) fn push(&mut self, mut command: Command) {
-        if let Some(word) = command.word_mut().filter(|word| word.slot >= self.limits.table_slots) {
+        if let Some(word) = command.word_mut().filter(|word| word.slot >= self.table_slots(word.session)) {
             word.slot = SlotWord::UNRECORDED;
         }
         match &command {

@@ -124,6 +124,7 @@ impl Bench {
             patience_ms: 20_000,
             notice: |_| {},
             descriptors_from: 0,
+            beside: 0,
         };
         let deadline = Instant::now() + Duration::from_secs(20);
         let fs = loop {

@@ -15,6 +15,8 @@ pub struct Options {
     pub kind: SessionKind,
     /// Mount point or program, for `status`.
     pub label: String,
+    /// The number of the device that a mount's files show, which the program uses too; 0 where it uses none.
+    pub beside: u64,
     /// How long a call waits for a SharedFS that is away, or does not answer, before it gives `EIO`, in milliseconds.
     pub patience_ms: u64,
     /// Tells whoever looks after the session in a sentence that SharedFS is waited for, and what came of it.

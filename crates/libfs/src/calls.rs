@@ -97,7 +97,13 @@ impl Calls {
         let patience = Duration::from_millis(options.patience_ms);
         let connection = Connection::connect_above(&options.socket, options.descriptors_from, silence_of(patience));
         let mut connection = connection.map_err(|error| no_daemon(error.to_string()))?;
-        let hello = Hello { version: PROTOCOL_VERSION, kind: options.kind, resume: None, label: options.label.clone() };
+        let hello = Hello {
+            version: PROTOCOL_VERSION,
+            kind: options.kind,
+            resume: None,
+            label: options.label.clone(),
+            beside: options.beside,
+        };
         let most = if options.kind == SessionKind::Process { patience.min(OPENING_MAX) } else { patience };
         let answer = connection.call_watched(&Request::Hello(hello), &[], &mut until(Instant::now() + most));
         let answer = answer.map_err(|error| no_daemon(error.to_string()))?;
@@ -400,8 +406,13 @@ impl Calls {
     fn try_resume(&self, deadline: Instant, reclaim: &dyn Reclaim) -> Result<Connection, Option<Errno>> {
         let mut watch = self.bear(deadline);
         let mut connection = self.connect().map_err(|_| None)?;
-        let hello =
-            Hello { version: PROTOCOL_VERSION, kind: self.kind, resume: Some(self.peer), label: self.label.clone() };
+        let hello = Hello {
+            version: PROTOCOL_VERSION,
+            kind: self.kind,
+            resume: Some(self.peer),
+            label: self.label.clone(),
+            beside: 0,
+        };
         match connection.call_watched(&Request::Hello(hello), &[], &mut watch) {
             Ok((Reply::Welcome(_), _)) => {}
             Ok((Reply::Error(errno), _)) => return Err(Some(errno)),

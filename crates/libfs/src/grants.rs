@@ -90,6 +90,8 @@ pub(crate) enum Stop {
         /// Which one.
         needed: u64,
     },
+    /// The table of open handles must get room.
+    Handles,
     /// Credit has run out, for an update that replaces what is there or for one that does not.
     Credit { want: Credit, replaces: bool },
     /// Somebody who is limited would use more than is granted yet.
@@ -320,6 +322,7 @@ impl LibFs {
             Stop::Sealed | Stop::Changed => Ok(()),
             Stop::Full => self.make_room(),
             Stop::Unallocated { needed } => self.allocate_log(needed),
+            Stop::Handles => self.call(&Request::HandleSpace).map(drop),
             Stop::Credit { want, replaces } => self.ask_credit(want, replaces),
             Stop::Quota(wants) => self.ask_quota(wants),
         }

@@ -9,7 +9,7 @@ use ashlar_wire::{LockKind, LockMode, OperationKind, Reply, Request};
 use crate::LibFs;
 use crate::alone::Mutex;
 use crate::api::{Found, Outcome};
-use crate::grants::Claim;
+use crate::grants::{Claim, Stop};
 
 impl LibFs {
     /// Notes a handle: the inode lives on until its last handle is closed, whoever removes its last name.
@@ -39,8 +39,8 @@ impl LibFs {
 
     fn open_if(&self, id: InodeId, look: &dyn Fn() -> Outcome<Found>) -> Outcome<Found> {
         let _measured = self.measured(OperationKind::Name);
-        if !self.note_open(id) {
-            return Err(Errno::ENFILE);
+        while let Err(stop) = self.note_open(id) {
+            self.recover_from(stop)?;
         }
         // The handle stands in the table before the inode is looked at: whoever frees inodes looks there after it has
         // taken away the lease that this look needs.
@@ -87,13 +87,15 @@ impl LibFs {
         }
     }
 
-    pub(crate) fn note_open(&self, id: InodeId) -> bool {
-        let note = || {
-            let _one_writer = self.handles.lock();
-            self.control.open_handle(id)
-        };
-        // Most sessions need a few slots only.
-        note() || !self.control.has_all_handle_slots() && self.call(&Request::HandleSpace).is_ok() && note()
+    /// Notes a handle in the table, which has few slots at first: most sessions need no more.
+    pub(crate) fn note_open(&self, id: InodeId) -> Result<(), Stop> {
+        let _one_writer = self.handles.lock();
+        // Looked at first: another thread may just have had room made.
+        let has_all = self.control.has_all_handle_slots();
+        if self.control.open_handle(id) {
+            return Ok(());
+        }
+        Err(if has_all { Errno::ENFILE.into() } else { Stop::Handles })
     }
 
     /// `true` where it was the last handle on the inode.

@@ -199,8 +199,8 @@ impl LibFs {
             acl_access: &plan.acl_access,
             acl_default: &plan.acl_default,
         };
-        if open && !self.note_open(id) {
-            return Err(Errno::ENFILE.into());
+        if open {
+            self.note_open(id)?;
         }
         if let Err(stop) = self.commit_making(locked, &Update::Create(create), id, directory) {
             if open {

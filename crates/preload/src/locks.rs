@@ -585,9 +585,8 @@ fn kernels(locked: Locked) -> Vec<(i32, i32)> {
 
 /// The program's descriptors that are the kernel's.
 fn all_of_kernel() -> impl Iterator<Item = i32> {
-    let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
-    let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    numbers.filter(|&number| !descriptors::is_ours(number) && !descriptors::is_internal(number))
+    let all = session::open_numbers().into_iter();
+    all.filter(|&number| !descriptors::is_ours(number) && !descriptors::is_internal(number))
 }
 
 /// The file of a descriptor of the kernel's that is about to be closed, where the process's locks may go with it, and the kernel does not

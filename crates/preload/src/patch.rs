@@ -145,6 +145,9 @@ pub(crate) fn catch_program(plans: Option<&CStr>, wanted: impl Fn(i32) -> bool) 
     // SAFETY: it takes a number, and reads what the kernel has told the process at its start.
     let entry = unsafe { libc::getauxval(libc::AT_ENTRY) };
     let Some(program) = library_of(entry as usize).filter(|program| !program.is_go) else { return };
+    if scan::is_plainly_without(&program) {
+        return;
+    }
     let Some(kept) = plans.and_then(|plans| Kept::at(plans, &program.build_id, None)) else { return };
     let plan = known_plan(&program, &kept);
     apply::apply(&program, &apply::sites(&program, &plan, |number| number >= 0 && wanted(number)));

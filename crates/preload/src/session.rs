@@ -12,7 +12,7 @@ use ashlar_wire::{PATIENCE_MS, SessionKind, decode_mounts};
 
 use crate::arch::system_call;
 use crate::heap::Held;
-use crate::submounts::{Covered, Table};
+use crate::submounts::{Covered, Look};
 use crate::{deferred, descriptors, locks, materialise, path};
 
 /// Mounts that a process can use.
@@ -21,8 +21,12 @@ const NOT_MOUNTED: &str = "no Ashlar is mounted there for writing";
 /// Our own descriptors stand at the upper end of those that there may be, out of a program's way.
 const DESCRIPTORS_KEPT: u64 = 64;
 
-/// The most supplementary groups that Linux has.
-const GROUPS_MAX: usize = 65_536;
+/// Of so many descriptors it is asked one by one whether they are open.
+const LOWEST: i32 = 64;
+/// How often the supplementary groups are asked for, while they change.
+const GROUPS_TRIES: usize = 8;
+/// The file number of the namespace of users that the machine begins with (`PROC_USER_INIT_INO`).
+const FIRST_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
 /// `_LINUX_CAPABILITY_VERSION_3`.
 const CAPABILITIES_VERSION: u32 = 0x2008_0522;
 /// `CAP_CHOWN`, `CAP_DAC_OVERRIDE`, `CAP_DAC_READ_SEARCH`, `CAP_FOWNER`, `CAP_FSETID`.
@@ -176,23 +180,22 @@ pub(crate) fn open(number: u32) -> Option<&'static Session> {
 
 fn connect(number: u32) -> Result<Session, String> {
     let mount = &mounts()[number as usize];
-    let table = Table::read().filter(|table| table.has_writable_ashlar(&mount.path)).ok_or(NOT_MOUNTED)?;
-    let label = std::fs::read_to_string("/proc/self/comm").unwrap_or_default().trim_end().to_owned();
+    let (root, device) = look_at(mount)?;
+    let look = Look::at(&mount.path, root.as_fd()).ok_or(NOT_MOUNTED)?;
     let options = Options {
         socket: mount.socket.clone(),
         kind: SessionKind::Process,
-        label,
+        label: name(),
         patience_ms: PATIENCE.load(Ordering::Relaxed),
         notice: |words| complain(&format!("ashlar: {words}\n")),
         descriptors_from: floor() as i32,
+        beside: device,
     };
     let who = credentials().ok_or("the process has other rights than its user")?;
     let before = open_from(floor());
     let fs = LibFs::connect(&options).map_err(|error| error.to_string())?;
     note_descriptors(&before);
-    // The mount comes last: where SharedFS is away, it lets whoever asks wait, and then does not know why.
-    let (root, device) = look_at(mount).inspect_err(|_| fs.leave())?;
-    let covered = Covered::new(table, &mount.path, &fs);
+    let covered = Covered::new(look, &mount.path, &fs);
     let admitted = Credentials { checked: true, ..who.clone() };
     Ok(Session {
         number,
@@ -207,7 +210,17 @@ fn connect(number: u32) -> Result<Session, String> {
     })
 }
 
-/// The mount's root directory, and what its files show as `st_dev`.
+/// What the process is called.
+fn name() -> String {
+    let mut name = [0u8; 16];
+    // SAFETY: it fills sixteen bytes, and ends them with a zero.
+    unsafe { system_call(libc::SYS_prctl as u64, [libc::PR_GET_NAME as u64, name.as_mut_ptr() as u64, 0, 0, 0, 0]) };
+    let name = CStr::from_bytes_until_nul(&name).unwrap_or_default();
+    name.to_string_lossy().into_owned()
+}
+
+/// The mount's root directory, and what its files show as `st_dev`. That asks nothing of the mount, which lets whoever asks wait where SharedFS is
+/// away.
 fn look_at(mount: &Mount) -> Result<(OwnedFd, u64), String> {
     let path = CString::new(mount.path.clone()).map_err(|_| NOT_MOUNTED)?;
     let root = open_high(libc::AT_FDCWD, &path, libc::O_PATH | libc::O_DIRECTORY);
@@ -229,6 +242,32 @@ fn open_from(least: u64) -> Vec<u64> {
     unsafe { system_call(libc::SYS_poll as u64, [asked.as_mut_ptr() as u64, count, 0, 0, 0, 0]) };
     let is_open = |one: &&libc::pollfd| one.revents & libc::POLLNVAL == 0;
     asked[..count as usize].iter().filter(is_open).map(|one| one.fd as u64).collect()
+}
+
+/// All descriptors of the process, as far as other threads let it be known. Most have few, the lowest that there are and ours: where those are as
+/// many as the kernel says that there are (from Linux 6.2 on), nothing is listed, which takes fifty times as long.
+pub(crate) fn open_numbers() -> Vec<i32> {
+    let least = floor() as i32;
+    let ours = (least..least + DESCRIPTORS_KEPT as i32).filter(|&number| descriptors::is_caught(number));
+    let mut found: Vec<i32> = ours.filter(|&number| is_open(number)).collect();
+    let count = statx_at(libc::AT_FDCWD, c"/proc/self/fd", 0, libc::STATX_SIZE).map_or(0, |stat| stat.stx_size);
+    let mut lowest = 0..LOWEST.min(least);
+    while (found.len() as u64) < count {
+        match lowest.next() {
+            Some(number) => found.extend(is_open(number).then_some(number)),
+            None => break,
+        }
+    }
+    if found.len() as u64 == count {
+        return found;
+    }
+    let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+fn is_open(number: i32) -> bool {
+    // SAFETY: it changes nothing.
+    unsafe { system_call(libc::SYS_fcntl as u64, [number as u64, libc::F_GETFD as u64, 0, 0, 0, 0]) >= 0 }
 }
 
 /// Notes those that LibFS has opened for itself, beside those that were there before.
@@ -303,29 +342,54 @@ fn identity(stat: libc::statx) -> (u64, InodeId) {
 
 /// On whose behalf the process acts; `None` where its rights are not just those of its user: the kernel knows them.
 fn credentials() -> Option<Credentials> {
-    let mut groups = vec![0u32; GROUPS_MAX];
-    // SAFETY: the list is as long as said; the others take nothing, or a user that there is not, which changes nothing.
-    let (uid, gid, fs_uid, fs_gid, count) = unsafe {
+    // SAFETY: they take nothing, or a user that there is not, which changes nothing.
+    let (uid, gid, fs_uid, fs_gid) = unsafe {
         let call = |number: i64, argument: u64| system_call(number as u64, [argument, 0, 0, 0, 0, 0]) as u32;
-        let list = [groups.len() as u64, groups.as_mut_ptr() as u64, 0, 0, 0, 0];
         (
             call(libc::SYS_geteuid, 0),
             call(libc::SYS_getegid, 0),
             call(libc::SYS_setfsuid, u64::MAX),
             call(libc::SYS_setfsgid, u64::MAX),
-            system_call(libc::SYS_getgroups as u64, list),
         )
     };
-    groups.truncate(usize::try_from(count).unwrap_or(0));
-    // In a namespace of users, numbers mean others than to SharedFS.
-    let is_mapped = std::fs::read_to_string("/proc/self/uid_map")
-        .is_ok_and(|map| map.split_ascii_whitespace().eq(["0", "0", "4294967295"]));
-    if !is_mapped {
+    let groups = groups()?;
+    if !has_plain_numbers() {
         return None;
     }
     let capable = file_capabilities();
     let is_plain = if uid == 0 { capable == FILE_CAPABILITIES } else { capable == 0 };
     ((uid, gid) == (fs_uid, fs_gid) && is_plain).then_some(Credentials { uid, gid, groups, checked: false })
+}
+
+/// The supplementary groups.
+fn groups() -> Option<Vec<u32>> {
+    // SAFETY: the list is as long as said; one of no length is only counted.
+    let list = |groups: &mut [u32]| unsafe {
+        let arguments = [groups.len() as u64, groups.as_mut_ptr() as u64, 0, 0, 0, 0];
+        usize::try_from(system_call(libc::SYS_getgroups as u64, arguments)).ok()
+    };
+    // Another thread may change them in between.
+    for _ in 0..GROUPS_TRIES {
+        let mut groups = vec![0u32; list(&mut [])?];
+        if groups.is_empty() {
+            return Some(groups);
+        }
+        if let Some(count) = list(&mut groups) {
+            groups.truncate(count);
+            return Some(groups);
+        }
+    }
+    None
+}
+
+/// Whether numbers of users and groups mean the same to the process as to SharedFS. In a namespace of users they mean others.
+fn has_plain_numbers() -> bool {
+    let namespace = statx_at(libc::AT_FDCWD, c"/proc/self/ns/user", 0, libc::STATX_INO);
+    if namespace.is_ok_and(|stat| stat.stx_ino == FIRST_USER_NAMESPACE) {
+        return true;
+    }
+    let map = std::fs::read_to_string("/proc/self/uid_map");
+    map.is_ok_and(|map| map.split_ascii_whitespace().eq(["0", "0", "4294967295"]))
 }
 
 /// The effective capabilities that concern files.
@@ -432,14 +496,24 @@ pub(crate) fn size_of(descriptor: i32) -> Option<u64> {
 }
 
 fn statx(descriptor: i32, how: i32) -> Result<libc::statx, Errno> {
-    // SAFETY: zeros are a `statx`, which the call fills; the path is an empty string.
+    statx_at(descriptor, c"", how, libc::STATX_INO | libc::STATX_SIZE)
+}
+
+fn statx_at(directory: i32, path: &CStr, how: i32, wanted: u32) -> Result<libc::statx, Errno> {
+    // SAFETY: zeros are a `statx`, which the call fills; the path is a string.
     let (done, stat) = unsafe {
         let mut stat: libc::statx = std::mem::zeroed();
-        let (flags, wanted) = ((libc::AT_EMPTY_PATH | how) as u64, u64::from(libc::STATX_INO | libc::STATX_SIZE));
-        let arguments = [descriptor as u64, c"".as_ptr() as u64, flags, wanted, (&raw mut stat) as u64, 0];
+        let flags = (libc::AT_EMPTY_PATH | how) as u64;
+        let arguments = [directory as u64, path.as_ptr() as u64, flags, u64::from(wanted), (&raw mut stat) as u64, 0];
         (system_call(libc::SYS_statx as u64, arguments), stat)
     };
     if done < 0 { Err(Errno(-done as i32)) } else { Ok(stat) }
+}
+
+/// The number of the mount that a path leads to, which no other one ever has; `None` where the kernel tells none (before Linux 6.8).
+pub(crate) fn mount_number(directory: i32, path: &CStr) -> Option<u64> {
+    let stat = statx_at(directory, path, libc::AT_STATX_DONT_SYNC, libc::STATX_MNT_ID_UNIQUE).ok()?;
+    (stat.stx_mask & libc::STATX_MNT_ID_UNIQUE != 0).then_some(stat.stx_mnt_id)
 }
 
 /// Finds out the file creation mask, which can only be read by setting it; no other thread runs yet.
@@ -460,5 +534,43 @@ fn complain(text: &str) {
         if system_call(libc::SYS_ioctl as u64, arguments) == 0 {
             system_call(libc::SYS_write as u64, [2, text.as_ptr() as u64, text.len() as u64, 0, 0, 0]);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_descriptors_are_found_wherever_they_stand() {
+        let file = std::fs::File::open("/dev/null").expect("opened");
+        // Others may open and close some meanwhile; these stay.
+        let at = |number: u64| {
+            let arguments = [file.as_raw_fd() as u64, libc::F_DUPFD_CLOEXEC as u64, number, 0, 0, 0];
+            // SAFETY: it makes a descriptor of one that is ours.
+            let made = unsafe { system_call(libc::SYS_fcntl as u64, arguments) };
+            // SAFETY: the descriptor is new.
+            unsafe { OwnedFd::from_raw_fd(i32::try_from(made).expect("a number")) }
+        };
+        let low = at(10);
+        let found = open_numbers();
+        assert!(found.contains(&low.as_raw_fd()) && found.contains(&0) && !found.contains(&(LOWEST + 500)));
+        let high = at(LOWEST as u64 + 500);
+        let found = open_numbers();
+        assert!(found.contains(&high.as_raw_fd()) && found.contains(&low.as_raw_fd()) && found.contains(&0));
+        drop(low);
+        assert!(open_numbers().contains(&high.as_raw_fd()));
+    }
+
+    #[test]
+    fn who_one_is_the_kernel_says_in_few_words() {
+        let map = std::fs::read_to_string("/proc/self/uid_map").expect("read");
+        assert_eq!(has_plain_numbers(), map.split_ascii_whitespace().eq(["0", "0", "4294967295"]));
+        let mut known = vec![0; 1 << 16];
+        // SAFETY: the list is as long as said.
+        let count = unsafe { libc::getgroups(known.len() as i32, known.as_mut_ptr()) };
+        known.truncate(count as usize);
+        assert_eq!(groups(), Some(known));
+        assert!(!name().is_empty() && name().len() < 16);
     }
 }

@@ -13,14 +13,17 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg, socket_with,
+    SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg, shutdown, socket_with,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
+
+use crate::Watch;
 
 /// The longest message, in bytes: a directory's entries or a file's extents with room to spare.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
@@ -28,8 +31,11 @@ pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 /// A buffer that is longer than this is given back after its message: long messages are rare, and connections many.
 const BUFFER_BYTES_KEPT: usize = 1 << 20;
 
-/// The most descriptors in one message.
-const DESCRIPTORS_MAX: usize = 4;
+/// The most descriptors in one message: what comes with a welcome.
+const DESCRIPTORS_MAX: usize = 5;
+
+/// Between two looks whether there is a message: some hundred nanoseconds, so that the socket is not always locked.
+const PAUSE: u32 = 20;
 
 /// Where the daemon of an arena listens, unless it was told another place.
 #[must_use]
@@ -70,6 +76,7 @@ pub enum WireError {
 #[derive(Debug)]
 pub struct Connection {
     socket: UnixStream,
+    watch: Watch,
     buffer: Vec<u8>,
 }
 
@@ -107,7 +114,7 @@ impl Connection {
     /// Wraps a connected socket.
     #[must_use]
     pub fn from_socket(socket: UnixStream) -> Self {
-        Self { socket, buffer: Vec::new() }
+        Self { socket, watch: Watch::default(), buffer: Vec::new() }
     }
 
     /// The socket, for `poll` and for peer credentials.
@@ -181,6 +188,7 @@ impl Connection {
     ) -> Result<(M, Vec<OwnedFd>), WireError> {
         let mut descriptors = Vec::new();
         let mut header = [0; 4];
+        self.watch_for_message();
         self.receive_all(&mut header, &mut descriptors, watch)?;
         let length = u32::from_le_bytes(header) as usize;
         if length > bytes_max.min(MESSAGE_BYTES_MAX) {
@@ -193,6 +201,21 @@ impl Connection {
         let message = received.and_then(|()| postcard::from_bytes(&buffer).map_err(|_| WireError::Malformed));
         self.keep(buffer);
         Ok((message?, descriptors))
+    }
+
+    /// Watches for the next message for a moment. The core is not given away meanwhile: where others have work for it one would get it back only when
+    /// their time is over, while who sleeps is woken at once.
+    fn watch_for_message(&mut self) {
+        let Self { socket, watch, .. } = self;
+        watch.begin();
+        let mut awaited = [PollFd::new(&*socket, PollFlags::IN)];
+        while poll(&mut awaited, Some(&Timespec::default())) == Ok(0) {
+            if !watch.goes_on() {
+                return;
+            }
+            (0..PAUSE).for_each(|_| std::hint::spin_loop());
+        }
+        watch.end();
     }
 
     /// Keeps a buffer for the next message, unless it's long.
@@ -300,12 +323,40 @@ impl Listener {
         Ok(Self { socket, path: path.to_owned(), file: identity(path)? })
     }
 
-    /// Waits for the next connection.
+    /// For one thread more that waits for connections there.
     ///
     /// # Errors
-    /// The socket's.
+    /// The system's, where there is no descriptor to be had.
+    pub fn acceptor(&self) -> io::Result<Acceptor> {
+        self.socket.try_clone().map(Acceptor)
+    }
+
+    /// Ends the waiting of all acceptors, for good.
+    pub fn end(&self) {
+        // It fails only where it is no socket.
+        let _ = shutdown(&self.socket, Shutdown::Both);
+    }
+}
+
+/// Who waits for connections at a [`Listener`].
+#[derive(Debug)]
+pub struct Acceptor(UnixListener);
+
+impl Acceptor {
+    /// Waits for the next connection; of several acceptors one gets it.
+    ///
+    /// # Errors
+    /// The socket's, of kind [`io::ErrorKind::InvalidInput`] after [`Listener::end`].
     pub fn accept(&self) -> io::Result<Connection> {
-        Ok(Connection::from_socket(self.socket.accept()?.0))
+        Ok(Connection::from_socket(self.0.accept()?.0))
+    }
+
+    /// As [`Listener::acceptor`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn another(&self) -> io::Result<Self> {
+        self.0.try_clone().map(Self)
     }
 }
 
@@ -385,7 +436,7 @@ mod tests {
         let path = directory.path().join("socket");
         let listener = Listener::bind(&path).expect("bound");
         let mut near = Connection::connect_above(&path, 0, Duration::from_millis(20)).expect("connected");
-        let mut far = listener.accept().expect("accepted");
+        let mut far = listener.acceptor().and_then(|acceptor| acceptor.accept()).expect("accepted");
         // A message that comes in two parts, with silence between them.
         let (mut turns, far_end) = (0, far.socket().try_clone().expect("a copy"));
         let whole = [&[3, 0, 0, 0][..], &postcard::to_allocvec(&b"ab"[..]).expect("bytes")].concat();

@@ -503,7 +503,8 @@ impl<M: Persistent> ControlPage<M> {
         let window = |first: u64, slots: u64| {
             (0..HANDLE_WINDOW).map(move |step| TABLE + (first + (start + step) % slots) * SLOT_BYTES)
         };
-        let near = window(0, HANDLE_SLOTS_NEAR);
+        // In a page that an earlier version has made, all slots are near, and the word is 0.
+        let near = window(0, if self.0.load(HANDLES) == 0 { HANDLE_SLOTS } else { HANDLE_SLOTS_NEAR });
         let far = self.has_all_handle_slots().then(|| window(HANDLE_SLOTS_NEAR, HANDLE_SLOTS - HANDLE_SLOTS_NEAR));
         let mut free = None;
         for slot in near.chain(far.into_iter().flatten()) {
@@ -692,6 +693,21 @@ mod tests {
         assert!((1..near).all(|inode| page.close_handle(InodeId(inode))) && is_open(&page, near..MANY));
         assert!((near..MANY).all(|inode| page.open_handle(InodeId(inode)) && !page.close_handle(InodeId(inode))));
         assert!((near..MANY).all(|inode| page.close_handle(InodeId(inode))) && is_open(&page, 1..1));
+    }
+
+    #[test]
+    fn handles_in_a_page_of_an_earlier_version_are_found() {
+        let page = page(MappingAccess::ReadWrite);
+        page.format(SessionId(7));
+        page.0.store(HANDLES, 0);
+        let slot = |inode: u64| TABLE + (inode.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48) * SLOT_BYTES;
+        for inode in 1..100 {
+            page.0.store(slot(inode), inode);
+            page.0.store(slot(inode) + 8, 1);
+        }
+        assert!((1..200).all(|inode| page.has_open(InodeId(inode)) == (inode < 100)));
+        assert_eq!(page.open_inodes().len(), 99);
+        assert!((1..200).all(|inode| page.open_handle(InodeId(inode)) && page.has_open(InodeId(inode))));
     }
 
     #[test]

@@ -22,9 +22,10 @@ mod message;
 mod pace;
 mod report;
 mod run;
+mod watch;
 
 pub use board::{BOARD_BYTES, Board, BoardWriter, Post};
-pub use connection::{Connection, Listener, MESSAGE_BYTES_MAX, WireError, company_of, socket_of};
+pub use connection::{Acceptor, Connection, Listener, MESSAGE_BYTES_MAX, WireError, company_of, socket_of};
 pub use control::{
     CONTROL_BYTES, CONTROL_BYTES_BEFORE, CONTROL_ROOM, CONTROL_ROOM_FAR, ControlPage, CreditKind, HANDLE_SLOTS,
     LEASE_SLOTS, LEASE_SLOTS_FIRST, LEASE_TABLE_BYTES, LeaseTable, LeaseWord, OPERATION_LANES,
@@ -47,3 +48,4 @@ pub use run::{
     DEFER_VARIABLE, MOUNTS_VARIABLE, PATIENCE_MS, PATIENCE_VARIABLE, PLANS_VARIABLE, decode_mounts, encode_mounts,
     patience_ms,
 };
+pub use watch::Watch;

@@ -32,6 +32,8 @@ pub struct Hello {
     pub resume: Option<Peer>,
     /// Where a mount is mounted, or the program's name: for `status`.
     pub label: String,
+    /// The number of the device that a mount's files show, for a program that uses it too: it must be served; 0 for others.
+    pub beside: u64,
 }
 
 /// Proof of being a session: its number and the secret that SharedFS gave it.

@@ -42,6 +42,7 @@ fn run(socket: &Path, directory: &Path) -> Result<(), Box<dyn std::error::Error>
         patience_ms: 30_000,
         notice: |_| {},
         descriptors_from: 0,
+        beside: 0,
     };
     let session = LibFs::connect(&options)?;
     let directory = File::open(directory)?;

@@ -19,6 +19,7 @@ pub fn connect(site: &Site) -> Arc<LibFs> {
         patience_ms: 20_000,
         notice: |_| {},
         descriptors_from: 0,
+        beside: 0,
     };
     LibFs::connect(&options).expect("connected")
 }

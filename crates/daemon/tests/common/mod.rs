@@ -222,7 +222,7 @@ pub fn hello(
     resume: Option<Peer>,
 ) -> Result<(Connection, Reply, Vec<OwnedFd>), WireError> {
     let mut line = Connection::connect(socket)?;
-    let hello = Hello { version: PROTOCOL_VERSION, kind, resume, label: "test".into() };
+    let hello = Hello { version: PROTOCOL_VERSION, kind, resume, label: "test".into(), beside: 0 };
     let (reply, files) = line.call(&Request::Hello(hello), &[])?;
     Ok((line, reply, files))
 }

@@ -79,11 +79,22 @@ fn rename(world: &mut World, session: ashlar_types::SessionId, inode: InodeId, t
 }
 
 fn run(limits: Limits, plant: Plant, steps: &[u64]) -> Check {
-    let mut world = World::new(limits, plant);
+    run_in(&mut World::new(limits, plant), steps)
+}
+
+fn run_in(world: &mut World, steps: &[u64]) -> Check {
     for each in steps {
-        step(&mut world, *each)?;
+        step(world, *each)?;
     }
     Ok(())
+}
+
+/// Tables that begin with little room.
+fn small_tables() -> World {
+    let limits = Limits { entries_per_session_max: 32, table_slots: 128, hold_us: 0, ..Limits::default() };
+    let mut world = World::new(limits, Plant::None);
+    world.first_slots = Some(16);
+    world
 }
 
 proptest! {
@@ -100,6 +111,11 @@ proptest! {
         hold_us in 0_u64..9,
     ) {
         run(tight(hold_us), Plant::None, &steps).map_err(TestCaseError::fail)?;
+    }
+
+    #[test]
+    fn every_read_sees_the_last_write_while_tables_grow(steps in prop::collection::vec(any::<u64>(), 1..300)) {
+        run_in(&mut small_tables(), &steps).map_err(TestCaseError::fail)?;
     }
 }
 

@@ -341,6 +341,32 @@ fn the_least_recently_granted_leases_make_room() {
     assert!(!world.is_valid(reader, files[1], Mode::Write));
 }
 
+/// What was made while there was no room for it in the table is written down as soon as there is some.
+#[test]
+fn what_lies_beyond_a_table_is_written_when_it_grows() {
+    let mut world = world(quick());
+    let (other, maker) = (world.begin(), world.begin());
+    world.acquire(other, &[write(ROOT)]).unwrap();
+    world.acquire(maker, &[write(ROOT)]).unwrap();
+    world.manager.set_table_slots(maker, 4);
+    (1..=5).for_each(|number| world.manager.handle_made(maker, InodeId(100 + number), ROOT, false, &world.applied));
+    let slots = |world: &mut World| world.manager.take_attached().map(|word| word.slot).collect::<Vec<_>>();
+    assert_eq!(slots(&mut world), [1, 2, 3]);
+    world.manager.set_table_slots(maker, 16);
+    assert_eq!(slots(&mut world), [4, 5]);
+    // What has no room for more than two leases takes the oldest for a third.
+    world.manager.set_table_slots(other, 4);
+    let files: Vec<_> = (0..3).map(|_| world.make(other, ROOT, false).unwrap()).collect();
+    world.digest(other, usize::MAX).unwrap();
+    let reader = world.begin();
+    world.manager.set_table_slots(reader, 4);
+    for file in &files {
+        world.acquire(reader, &[read(*file)]).unwrap();
+    }
+    let valid: Vec<_> = files.iter().map(|file| world.is_valid(reader, *file, Mode::Read)).collect();
+    assert_eq!(valid, [false, true, true]);
+}
+
 #[test]
 fn a_deleted_file_leaves_no_lease() {
     let mut world = world(quick());

@@ -154,6 +154,9 @@ pub struct World {
     limits: Limits,
     plant: Plant,
     pub seals: BTreeMap<SessionId, u64>,
+    /// With how many slots a session's table begins, where it's not all.
+    pub first_slots: Option<u32>,
+    rooms: BTreeMap<SessionId, u32>,
     /// What the manager ever said.
     pub met: BTreeSet<String>,
 }
@@ -179,6 +182,8 @@ impl World {
             limits,
             plant,
             seals: BTreeMap::new(),
+            first_slots: None,
+            rooms: BTreeMap::new(),
             met: BTreeSet::new(),
         }
     }
@@ -187,6 +192,10 @@ impl World {
         let session = SessionId(self.next_session);
         self.next_session += 1;
         self.sessions.insert(session, Session::default());
+        if let Some(slots) = self.first_slots {
+            self.rooms.insert(session, slots);
+            self.manager.set_table_slots(session, slots);
+        }
         session
     }
 
@@ -430,8 +439,15 @@ impl World {
         if self.plant == Plant::SplitNotWritten && matches!(command, Command::Split { .. }) {
             return Ok(());
         }
-        if word.slot >= self.limits.table_slots {
+        let room = self.rooms.get(&word.session).copied().unwrap_or(self.limits.table_slots);
+        if word.slot >= room {
             return Err(format!("slot {} is beyond the table", word.slot));
+        }
+        // A table is made larger in time, but not always: there may be no room for it.
+        if room < self.limits.table_slots && word.slot >= room / 2 && word.generation % 3 == 0 {
+            let more = (room * 2).min(self.limits.table_slots);
+            self.rooms.insert(word.session, more);
+            self.manager.set_table_slots(word.session, more);
         }
         let before = self.words.insert((word.session, word.slot), word);
         match before {
@@ -600,6 +616,9 @@ impl World {
         }
         applied.sort_unstable();
         self.manager = LeaseManager::restore(self.limits, &words, &applied, &self.applied);
+        for (session, slots) in self.rooms.iter().filter(|(session, _)| self.sessions.contains_key(session)) {
+            self.manager.set_table_slots(*session, *slots);
+        }
         self.perform(None).map(|_| ())
     }
 

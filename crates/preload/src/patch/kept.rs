@@ -13,6 +13,7 @@ use std::path::PathBuf;
 /// Longer build ids are none.
 pub(super) const BUILD_ID_MAX: usize = 32;
 
+const PAGE: usize = 4096;
 const PERMISSIONS: u32 = 0o644;
 const OTHERS_MAY_WRITE: u32 = 0o022;
 
@@ -56,8 +57,10 @@ impl Kept {
         (is_owned && metadata.mode() & OTHERS_MAY_WRITE == 0).then_some((file, metadata.len()))
     }
 
-    /// Writes it, under another name first: others may read it at any moment, and the machine may stop at any.
+    /// Writes it, under another name first: others may read it at any moment, and the machine may stop at any. What fits a page is there then as a
+    /// whole or not at all, so it need not wait for the disk.
     pub(super) fn store(&self, bytes: &[u8]) {
+        let sync = |file: &File| if bytes.len() > PAGE { file.sync_data() } else { Ok(()) };
         let mut draft = self.path.clone().into_os_string();
         draft.push(format!(".{}", std::process::id()));
         let written = OpenOptions::new()
@@ -65,7 +68,7 @@ impl Kept {
             .create_new(true)
             .mode(PERMISSIONS)
             .open(&draft)
-            .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_data()))
+            .and_then(|mut file| file.write_all(bytes).and_then(|()| sync(&file)))
             .and_then(|()| std::fs::rename(&draft, &self.path));
         if written.is_err() {
             // What can't be kept is made again.

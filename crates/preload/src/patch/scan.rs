@@ -6,6 +6,10 @@ use super::{Library, Plan, Site, WINDOW_MAX};
 
 /// Bytes of a jump.
 const JUMP: usize = 5;
+/// The instruction.
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+/// Code, in bytes, that is searched in some ten microseconds.
+const LITTLE_CODE: usize = 32 << 10;
 /// Bytes before a system call in which its number is set.
 const NUMBER_BEFORE: usize = 64;
 /// How many instructions before a system call are looked at for its number, and how many on each side for room.
@@ -45,12 +49,34 @@ pub(crate) fn scan(library: &Library) -> Plan {
     Plan { build_id: library.build_id.clone(), sites }
 }
 
+/// Whether a library has so little code, without anything in it that looks like a system call, that to see so takes less than to open a file.
+pub(super) fn is_plainly_without(library: &Library) -> bool {
+    let bytes: usize = library.code.iter().map(ExactSizeIterator::len).sum();
+    // SAFETY: the linker has loaded the segments, and nothing changes them while this runs.
+    let mut codes =
+        library.code.iter().map(|code| unsafe { std::slice::from_raw_parts(code.start as *const u8, code.len()) });
+    bytes <= LITTLE_CODE && !codes.any(may_call)
+}
+
 /// Whether there is anything that looks like a system call: its two bytes, with a number moved to where the kernel looks for it
 /// shortly before.
 fn may_call(bytes: &[u8]) -> bool {
     let is_number = |five: &[u8]| five[0] == 0xb8 && five[2] <= 1 && five[3..] == [0, 0];
     let has_number = |at: usize| bytes[at.saturating_sub(NUMBER_BEFORE)..at].windows(5).any(is_number);
-    bytes.windows(2).enumerate().any(|(at, two)| two == [0x0f, 0x05] && has_number(at))
+    let mut from = 0;
+    while let Some(at) = find(&bytes[from..], SYSCALL) {
+        if has_number(from + at) {
+            return true;
+        }
+        from += at + 1;
+    }
+    false
+}
+
+fn find(bytes: &[u8], what: [u8; 2]) -> Option<usize> {
+    // SAFETY: both are as long as said.
+    let found = unsafe { libc::memmem(bytes.as_ptr().cast(), bytes.len(), what.as_ptr().cast(), what.len()) };
+    (!found.is_null()).then(|| found as usize - bytes.as_ptr() as usize)
 }
 
 /// Decodes a segment: where its branches lead, and its system calls with their neighbours.

@@ -54,6 +54,7 @@ fn connect(site: &Site) -> Outcome<Arc<LibFs>> {
         patience_ms: 60_000,
         notice: |_| {},
         descriptors_from: 0,
+        beside: 0,
     };
     LibFs::connect(&options).map_err(tried("opening a session"))
 }

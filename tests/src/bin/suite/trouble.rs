@@ -11,7 +11,9 @@ use ashlar_tests::command::{Done, eventually, is_alive, kill, run, signal, wait}
 use ashlar_tests::harness::{Test, Verdict, passed};
 use ashlar_tests::mount::{Front, Medium, Site, ashlar, obstacle, parent, program};
 use ashlar_tests::{Outcome, ensure, tried};
-use ashlar_wire::{Connection, DEFER_VARIABLE, Listener, PATIENCE_VARIABLE, Reply, Request, SessionKind, socket_of};
+use ashlar_wire::{
+    Acceptor, Connection, DEFER_VARIABLE, Listener, PATIENCE_VARIABLE, Reply, Request, SessionKind, socket_of,
+};
 use rustix::process::Signal;
 
 /// The tests of this group.
@@ -24,6 +26,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/a_mount_within_one_that_is_stopped_holds_nobody_up", run: || with(within_stopped) },
     Test { name: "run/a_full_arena_is_told_to_a_program_that_then_goes_on", run: || with(full) },
     Test { name: "run/a_program_goes_on_without_its_mount", run: || with(unmounted) },
+    Test { name: "run/a_program_that_begins_beside_a_dead_mount_gets_the_kernels_errors", run: || with(dead) },
     Test { name: "programs/a_flock_is_not_taken_away_by_the_file_that_was_closed_before", run: || with(flock) },
 ];
 
@@ -221,8 +224,8 @@ fn no_library() -> Outcome<Verdict> {
 }
 
 /// Stands between programs and SharedFS as if they were of a version that is to come; all others notice nothing.
-fn relay(listener: Listener, daemon: PathBuf) {
-    while let Ok(mut near) = listener.accept() {
+fn relay(acceptor: Acceptor, daemon: PathBuf) {
+    while let Ok(mut near) = acceptor.accept() {
         let daemon = daemon.clone();
         std::thread::spawn(move || -> Result<(), ashlar_wire::WireError> {
             let mut far = Connection::connect(&daemon)?;
@@ -245,8 +248,9 @@ fn other_version() -> Outcome<Verdict> {
     let (socket, aside) = (socket_of(site.arena()), site.arena().join("socket.aside"));
     fs::rename(&socket, &aside).map_err(tried("moving the socket aside"))?;
     let listener = Listener::bind(&socket).map_err(tried("listening in the daemon's place"))?;
+    let acceptor = listener.acceptor().map_err(tried("listening in the daemon's place"))?;
     let daemon = aside.clone();
-    std::thread::spawn(move || relay(listener, daemon));
+    std::thread::spawn(move || relay(acceptor, daemon));
     let script = "for n in 1 2 3; do echo $n >> file; done; cat file; mkdir directory; mv file directory";
     let run_at = |said: Option<&Path>| {
         let mut command = Front::RunAtOnce.command("sh");
@@ -453,6 +457,28 @@ fn full() -> Outcome<Verdict> {
     site.check()?;
     site.umount(0)?;
     site.check()?;
+    passed()
+}
+
+/// What the kernel still shows, nobody serves: a session would work until something it has open must become the kernel's.
+fn dead() -> Outcome<Verdict> {
+    const SCRIPT: &str = "import os, subprocess, sys\n\
+        for process in sys.argv[2:]: os.kill(int(process), 9)\n\
+        cat = lambda: subprocess.run(['cat', sys.argv[1]], capture_output=True, text=True)\n\
+        while not (done := cat()).stderr: pass\n\
+        print(done.stderr.strip(), done.stdout)";
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let file = site.point(0).join("file");
+    fs::write(&file, "what was there").map_err(tried("writing"))?;
+    let mut command = Front::RunAtOnce.command("python3");
+    command.args(["-c", SCRIPT]).arg(&file);
+    command.args(site.mount_processes()?.iter().map(ToString::to_string));
+    let done = run(&mut command)?.success()?;
+    ensure!(done.output.trim().ends_with("Transport endpoint is not connected"), "it says {}", done.told());
+    site.mount(0)?;
+    let text = run(Front::RunAtOnce.command("cat").arg(&file))?.success()?.output;
+    ensure!(text == "what was there", "it is mounted again, and the file reads {text}");
+    site.umount(0)?;
     passed()
 }
 
