@@ -311,7 +311,7 @@ static void numbers(void)
 {
     struct rlimit limit;
     getrlimit(RLIMIT_NOFILE, &limit);
-    int most = limit.rlim_cur > 4096 ? 4096 : (int)limit.rlim_cur;
+    int most = limit.rlim_cur > 1024 ? 1024 : (int)limit.rlim_cur;
     int file = make("file"), other = make("other");
     say("written", put(file, "one"));
     int nothing = memfd_create("nothing", 0), bad = 0;

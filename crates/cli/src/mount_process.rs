@@ -22,6 +22,7 @@ use crate::{daemon, mounts};
 
 /// Serves a mount in the background: reports on standard output, once, and goes on until it is unmounted.
 pub fn run(arguments: &MountProcessArguments) -> Result<ExitCode, CliError> {
+    ashlar_wire::Watch::respect_quota();
     daemon::start_log();
     leave_terminal()?;
     let ready = || {

@@ -62,7 +62,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ashlar_wire::Listener;
+use ashlar_wire::{Listener, Watch};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -76,6 +76,8 @@ const SOCKET_MODE: u32 = 0o666;
 /// [`DaemonError`] where the arena or the socket can't be opened, or recovery fails.
 pub fn run(config: Config) -> Result<(), DaemonError> {
     let system = |what| move |error| DaemonError::System { what, error };
+    opener::raise_descriptor_limit();
+    Watch::respect_quota();
     let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(system("cannot watch signals"))?;
     let stop_signals = signals.handle();
     let started = Instant::now();

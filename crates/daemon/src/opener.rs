@@ -191,8 +191,9 @@ fn handle(inode: InodeId) -> [u8; 12] {
     bytes
 }
 
-/// An errand takes five descriptors while it lasts, and there may be as many errands as SharedFS has connections.
-fn raise_descriptor_limit() {
+/// A session takes five descriptors, and each connection two. An errand takes five while it lasts, and there may be as many errands as SharedFS has
+/// connections.
+pub fn raise_descriptor_limit() {
     let maximum = getrlimit(Resource::Nofile).maximum;
     // With the limit as it is, less is open at once.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });

@@ -41,7 +41,7 @@ impl Pool {
         self.blanks.lock().made.pop_front()
     }
 
-    /// Has others be made in place of those that were taken: not before whoever took one has it, as that wants the same lock and the same cores.
+    /// Has others be made in place of those that were taken.
     pub fn refill(&self) {
         self.blanks.lock().is_wanted = true;
         self.changed.notify_all();

@@ -222,7 +222,7 @@ fn settle(shared: &Shared) -> Result<(), DaemonError> {
                 state.not_before = state.not_before.max(Instant::now() + wait);
                 state.locking.expect(id);
                 running.push(id);
-                shared.watcher.add(id, process);
+                crate::sessions::watch(shared, id, process);
                 tracing::info!(session = id.0, "a running session goes on");
             }
             _ => {

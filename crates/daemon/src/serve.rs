@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ashlar_types::{Errno, SessionId};
-use ashlar_wire::{Acceptor, Connection, Listener, Reply, Request, WelcomeSegment, WireError};
+use ashlar_wire::{Acceptor, Connection, Listener, Reply, Request, SessionKind, WelcomeSegment, WireError};
 use parking_lot::{Condvar, Mutex};
 
 use crate::grant::Sought;
@@ -109,7 +109,7 @@ impl Connections {
 pub fn listen(shared: &Arc<Shared>, listener: &Listener) -> io::Result<()> {
     let connections = Arc::new(Connections::default());
     for _ in 0..*ACCEPTORS.start() {
-        start(shared, listener.acceptor()?, &connections)?;
+        start(shared, listener.acceptor(), &connections)?;
     }
     let (mut unused_since, mut count) = (Instant::now(), 0);
     while !shared.lock().ending {
@@ -144,12 +144,14 @@ fn start(shared: &Arc<Shared>, acceptor: Acceptor, connections: &Arc<Connections
 
 /// Accepts a connection, and serves it; then the next, while there are not enough others that wait for one.
 fn accept(shared: &Arc<Shared>, acceptor: &Acceptor, connections: &Arc<Connections>) {
+    let mut is_failing = false;
     loop {
         let accepted = acceptor.accept();
+        let was_failing = std::mem::replace(&mut is_failing, accepted.is_err());
         let others = connections.end_waiting();
         match accepted {
             Ok(connection) => {
-                let another = || start(shared, acceptor.another()?, connections);
+                let another = || start(shared, acceptor.clone(), connections);
                 match if others < *ACCEPTORS.start() { another() } else { Ok(()) } {
                     // Somebody must wait for those that come.
                     Err(error) if others == 0 => tracing::warn!(%error, "no thread for a connection"),
@@ -158,7 +160,9 @@ fn accept(shared: &Arc<Shared>, acceptor: &Acceptor, connections: &Arc<Connectio
             }
             Err(_) if shared.lock().ending => return,
             Err(error) => {
-                tracing::warn!(%error, "a connection can't be accepted");
+                if !was_failing {
+                    tracing::warn!(%error, "connections can't be accepted");
+                }
                 // Out of descriptors, most likely: give others time to close some.
                 std::thread::sleep(RETRY);
             }
@@ -171,6 +175,9 @@ fn accept(shared: &Arc<Shared>, acceptor: &Acceptor, connections: &Arc<Connectio
 
 /// Serves a connection until its end, unless there are too many.
 fn attend(shared: &Arc<Shared>, mut connection: Connection, connections: &Connections) {
+    if shared.lock().ending {
+        return;
+    }
     if let Some(number) = connections.enter(&connection) {
         serve(shared, &mut connection);
         drop(connection);
@@ -187,13 +194,13 @@ struct Answer {
     /// `None`: the opener has sent it.
     reply: Option<Reply>,
     files: Vec<Arc<dyn AsFd + Send + Sync>>,
-    /// A session that was opened with it, and what tells of the end of its process.
-    opened: Option<(SessionId, OwnedFd)>,
+    /// A session that was made in advance was taken for it.
+    takes_blank: bool,
 }
 
 impl Answer {
     fn of(reply: Option<Reply>, files: Vec<Arc<dyn AsFd + Send + Sync>>) -> Self {
-        Self { reply, files, opened: None }
+        Self { reply, files, takes_blank: false }
     }
 }
 
@@ -229,8 +236,9 @@ fn serve(shared: &Arc<Shared>, connection: &mut Connection) {
             }
             sent => sent,
         };
-        if let Some((session, ending)) = answer.opened {
-            sessions::attend(shared, session, ending);
+        if answer.takes_blank {
+            // Not before whoever asked has it: that wants the same lock and the same cores.
+            shared.pool.refill();
         }
         if sent.is_err() {
             return;
@@ -249,13 +257,13 @@ fn answer(
     match (&request, peer.session) {
         (Request::Hello(hello), None) => {
             return match sessions::hello(shared, connection.socket(), hello) {
-                Ok(sessions::Opened { welcome, files, others, ending }) => {
+                Ok(sessions::Opened { welcome, files, others }) => {
                     let session = welcome.peer.session;
                     *peer = Peer { session: Some(session), is_reclaiming: hello.resume.is_some() };
                     let all = [files.log, files.control, files.leases].into_iter().chain(others.into_iter().flatten());
                     let files = all.map(|file| file as Arc<dyn AsFd + Send + Sync>).collect();
-                    let opened = ending.map(|ending| (session, ending));
-                    Ok(Answer { reply: Some(Reply::Welcome(Box::new(welcome))), files, opened })
+                    let takes_blank = hello.kind == SessionKind::Process && hello.resume.is_none();
+                    Ok(Answer { reply: Some(Reply::Welcome(Box::new(welcome))), files, takes_blank })
                 }
                 Err(Refused::Because(sentence)) => Ok(Reply::Refused(sentence).into()),
                 Err(Refused::Errno(errno)) => Err(errno),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use ashlar_pmem::MediumKind;
 use ashlar_types::{Errno, InodeId, LogGeneration, LogPosition, SessionId};
-use ashlar_wire::{CreditKind, Hello, PROTOCOL_VERSION, Peer, SessionKind, Welcome};
+use ashlar_wire::{CreditKind, Hello, LEASE_SLOTS, PROTOCOL_VERSION, Peer, SessionKind, Welcome};
 
 use crate::apply::Slice;
 use crate::credit;
@@ -24,6 +24,8 @@ use crate::state::State;
 const RANGE: u64 = 4096;
 /// Inode numbers that a process begins with: most make few files or none.
 const FIRST_RANGE: u64 = 64;
+/// Slots of a session's lease table that are not for what it makes: for what it asks for at once.
+const LEASES_KEPT: u64 = 128;
 const _: () = assert!(FIRST_RANGE <= RANGE && RANGE <= crate::page::RANGE_MAX);
 
 /// The most sessions at once: each has a log in the arena. One ordinary user gets a part of them, and all of them together leave
@@ -55,8 +57,6 @@ pub struct Opened {
     /// … and for a process a data segment and the board. A mount asks for everything: what its kernel keeps is taken back with the mount's own
     /// leases.
     pub others: [Option<Arc<File>>; 2],
-    /// What tells of the end of a new session's process.
-    pub ending: Option<OwnedFd>,
 }
 
 /// Why a session can't begin.
@@ -76,7 +76,7 @@ pub fn hello(shared: &Shared, socket: impl AsFd, hello: &Hello) -> Result<Opened
     let (identity, ending) = Identity::of_peer(socket, hello.kind, &hello.label).map_err(Refused::Because)?;
     match hello.resume {
         Some(peer) => resume(shared, peer, &identity),
-        None => Ok(Opened { ending: Some(ending), ..open(shared, identity, hello.beside)? }),
+        None => open(shared, identity, ending, hello.beside),
     }
 }
 
@@ -85,7 +85,7 @@ pub fn wrong_version(version: u32) -> String {
     format!("this daemon speaks protocol version {PROTOCOL_VERSION}, not {version}; use the same release on both sides")
 }
 
-fn open(shared: &Shared, identity: Identity, beside: u64) -> Result<Opened, Refused> {
+fn open(shared: &Shared, identity: Identity, ending: OwnedFd, beside: u64) -> Result<Opened, Refused> {
     {
         let state = shared.lock();
         if state.ending {
@@ -136,14 +136,16 @@ fn open(shared: &Shared, identity: Identity, beside: u64) -> Result<Opened, Refu
     state.sessions.insert(id, Session { is_connected: true, ..session });
     let disturbed = state.note_sharing();
     drop(state);
+    watch(shared, id, ending);
     await_forgetting(shared, &disturbed);
     Ok(opened)
 }
 
-/// What is to be done for a session that was opened, and that who opened it need not wait for.
-pub fn attend(shared: &Shared, id: SessionId, ending: OwnedFd) {
-    shared.watcher.add(id, ending);
-    shared.pool.refill();
+/// Has the end of a session's process be told.
+pub fn watch(shared: &Shared, id: SessionId, process: OwnedFd) {
+    if let Err(error) = shared.watcher.add(id, process) {
+        tracing::error!(session = id.0, %error, "a process can't be watched; what is left of it goes at the next start");
+    }
 }
 
 /// Makes a process's session that is nobody's yet; else says why there is none.
@@ -264,7 +266,7 @@ fn welcome(shared: &Shared, state: &State, session: &Session, inodes: (InodeId, 
         inodes,
     };
     let board = state.board.as_ref().filter(|_| is_process).map(|board| Arc::clone(board.file()));
-    Opened { welcome, files: session.files.clone(), others: [segment_file, board], ending: None }
+    Opened { welcome, files: session.files.clone(), others: [segment_file, board] }
 }
 
 /// Gives a session's log room up to a byte.
@@ -299,17 +301,24 @@ pub fn inode_range(shared: &Shared, id: SessionId) -> Result<(InodeId, u64), Err
         // The oldest range is forgotten next; records that use its numbers must have been judged by then.
         state = shared.apply_settled(state, id);
     }
-    // What others see of what is made may get a lease of its own, which nobody asks for.
-    let top = state.live(id).ok_or(Errno::EIO)?.lease_top;
-    crate::grant::make_lease_room(&mut state, id, (top + RANGE as u32) / 8 * 3).map_err(|error| errno(&error))?;
-    let range = state.store.allocate_inodes(RANGE).map_err(|error| {
+    // What others see of what is made may get a lease of its own, which nobody asks for: there are no more numbers than have room for that.
+    let free = |state: &State| {
+        let left = |session: &Session| u64::from(session.lease_room - session.lease_top);
+        state.live(id).map(|session| if session.lease_room == LEASE_SLOTS { u64::MAX } else { left(session) })
+    };
+    if free(&state).ok_or(Errno::EIO)? <= LEASES_KEPT + FIRST_RANGE {
+        let room = state.live(id).ok_or(Errno::EIO)?.lease_room;
+        crate::grant::make_lease_room(&mut state, id, room).map_err(|error| errno(&error))?;
+    }
+    let count = free(&state).ok_or(Errno::EIO)?.saturating_sub(LEASES_KEPT).clamp(1, RANGE);
+    let range = state.store.allocate_inodes(count).map_err(|error| {
         tracing::error!(%error, "no inode numbers");
         Errno::EIO
     })?;
     let first = InodeId(range.start);
     let session = state.sessions.get_mut(&id).filter(|session| session.fenced.is_none()).ok_or(Errno::EIO)?;
-    session.ranges.add(&*session.page, first, RANGE).map_err(|_| Errno::EIO)?;
-    Ok((first, RANGE))
+    session.ranges.add(&*session.page, first, count).map_err(|_| Errno::EIO)?;
+    Ok((first, count))
 }
 
 /// Ends sessions whose processes are gone, or that said goodbye: everything they logged is digested, and what they held is

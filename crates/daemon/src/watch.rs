@@ -3,17 +3,23 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
 use ashlar_types::SessionId;
 use parking_lot::Mutex;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::{EventfdFlags, eventfd};
 
-/// The processes that are watched.
+/// The most ends that are told at once.
+const ENDS_MAX: usize = 64;
+/// No session has this number: it is that of whoever wakes a waiting thread.
+const WAKER: u64 = 0;
+
+/// The processes that are watched. Those that come and go while a thread waits do not wake it.
 #[derive(Debug)]
 pub struct Watcher {
-    processes: Mutex<BTreeMap<SessionId, Arc<OwnedFd>>>,
-    changed: OwnedFd,
+    processes: Mutex<BTreeMap<SessionId, OwnedFd>>,
+    ends: OwnedFd,
+    waker: OwnedFd,
 }
 
 impl Watcher {
@@ -22,51 +28,53 @@ impl Watcher {
     /// # Errors
     /// The system's, where there is no descriptor to be had.
     pub fn new() -> io::Result<Self> {
-        let changed = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { processes: Mutex::default(), changed })
+        let ends = epoll::create(CreateFlags::CLOEXEC)?;
+        let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll::add(&ends, &waker, EventData::new_u64(WAKER), EventFlags::IN)?;
+        Ok(Self { processes: Mutex::default(), ends, waker })
     }
 
     /// Watches a session's process.
-    pub fn add(&self, session: SessionId, process: OwnedFd) {
-        self.processes.lock().insert(session, Arc::new(process));
-        self.wake();
+    ///
+    /// # Errors
+    /// The system's, where it can watch no more.
+    pub fn add(&self, session: SessionId, process: OwnedFd) -> io::Result<()> {
+        let mut processes = self.processes.lock();
+        epoll::add(&self.ends, &process, EventData::new_u64(session.0), EventFlags::IN)?;
+        processes.insert(session, process);
+        Ok(())
     }
 
     /// Watches it no longer.
     pub fn remove(&self, session: SessionId) {
-        if self.processes.lock().remove(&session).is_some() {
-            self.wake();
+        let mut processes = self.processes.lock();
+        if let Some(process) = processes.remove(&session) {
+            // It fails only for what is not watched.
+            let _ = epoll::delete(&self.ends, &process);
         }
     }
 
     /// Makes a waiting [`Self::wait`] return, so that it may see that all is over.
     pub fn wake(&self) {
         // A counter that is full has woken the thread already.
-        let _ = rustix::io::write(&self.changed, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
     }
 
-    /// Waits until processes end or the set changes; returns the sessions whose processes have ended, which are watched
-    /// no longer.
+    /// Waits until processes end or it is woken; returns the sessions whose processes have ended, which are watched no longer.
     ///
     /// # Errors
     /// The system's.
     pub fn wait(&self) -> io::Result<Vec<SessionId>> {
-        let watched: Vec<_> = self.processes.lock().iter().map(|(&id, fd)| (id, Arc::clone(fd))).collect();
-        let mut fds = vec![PollFd::new(&self.changed, PollFlags::IN)];
-        fds.extend(watched.iter().map(|(_, fd)| PollFd::new(&**fd, PollFlags::IN)));
-        match poll(&mut fds, None) {
+        let mut events = Vec::with_capacity(ENDS_MAX);
+        match epoll::wait(&self.ends, rustix::buffer::spare_capacity(&mut events), None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         let mut count = [0; 8];
-        let _ = rustix::io::read(&self.changed, &mut count);
-        let ended: Vec<_> =
-            watched.iter().zip(&ready[1..]).filter(|(_, ready)| **ready).map(|((id, _), _)| *id).collect();
-        let mut processes = self.processes.lock();
-        for session in &ended {
-            processes.remove(session);
-        }
+        let _ = rustix::io::read(&self.waker, &mut count);
+        let ended = events.iter().map(|event: &Event| event.data.u64()).filter(|number| *number != WAKER);
+        let ended: Vec<_> = ended.map(SessionId).collect();
+        ended.iter().for_each(|session| self.remove(*session));
         Ok(ended)
     }
 }
@@ -79,10 +87,16 @@ mod tests {
     #[test]
     fn the_end_of_a_process_is_told_once() {
         let watcher = Watcher::new().expect("a watcher");
-        let mut child = std::process::Command::new("/bin/sleep").arg("100").spawn().expect("a child");
-        let (_, pidfd) = Process::find_open(child.id()).expect("its descriptor");
-        watcher.add(SessionId(5), pidfd);
-        assert_eq!(watcher.wait().expect("woken by the change"), []);
+        let start = || {
+            let child = std::process::Command::new("/bin/sleep").arg("100").spawn().expect("a child");
+            let (_, pidfd) = Process::find_open(child.id()).expect("its descriptor");
+            (child, pidfd)
+        };
+        let ((mut child, pidfd), (mut other, another)) = (start(), start());
+        watcher.add(SessionId(5), pidfd).expect("watched");
+        watcher.add(SessionId(6), another).expect("watched");
+        watcher.remove(SessionId(6));
+        other.kill().and_then(|()| other.wait()).expect("ended, and nobody is told");
         child.kill().expect("killed");
         assert_eq!(watcher.wait().expect("woken by the end"), [SessionId(5)]);
         watcher.wake();

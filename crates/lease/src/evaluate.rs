@@ -496,6 +496,11 @@ impl Demand {
         (self.session, self.slot) == (session, slot)
     }
 
+    /// Whether it takes the lease on this slot.
+    pub(crate) fn removes(&self, session: SessionId, slot: u32) -> bool {
+        self.is_about(session, slot) && matches!(self.change, Change::Remove(_))
+    }
+
     const fn remove(session: SessionId, slot: u32, reason: Reason) -> Self {
         Self { session, slot, change: Change::Remove(reason) }
     }

@@ -139,7 +139,10 @@ impl LeaseManager {
         let beyond = before..slots.min(holder.slots.len() as u32);
         let held: Vec<_> = beyond.filter(|slot| !holder.free.contains(slot)).collect();
         for slot in held {
-            self.record(session, slot);
+            // One that is being taken is revoked already.
+            let is_going = self.announced.iter().any(|demand| demand.removes(session, slot));
+            let word = self.holds.word(session, slot);
+            self.push(Command::Attach { word: if is_going { SlotWord { mode: None, ..word } } else { word } });
         }
     }
 

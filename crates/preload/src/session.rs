@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use ashlar_libfs::{LibFs, Options, Paths};
+use ashlar_libfs::{LibFs, Options, Paths, alone};
 use ashlar_types::{Credentials, Errno, InodeId};
 use ashlar_wire::{PATIENCE_MS, SessionKind, decode_mounts};
 
@@ -18,11 +18,13 @@ use crate::{deferred, descriptors, locks, materialise, path};
 /// Mounts that a process can use.
 pub(crate) const MOUNTS_MAX: usize = 8;
 const NOT_MOUNTED: &str = "no Ashlar is mounted there for writing";
-/// Our own descriptors stand at the upper end of those that there may be, out of a program's way.
+/// Our own descriptors stand at the upper end of those that programs commonly have, or of those that there may be where that is less: out of their
+/// way, but each fork copies the table of descriptors up to the highest one, and where there may be a million that takes a millisecond.
 const DESCRIPTORS_KEPT: u64 = 64;
+const DESCRIPTORS_COMMON: u64 = 1024;
 
 /// Of so many descriptors it is asked one by one whether they are open.
-const LOWEST: i32 = 64;
+const LOWEST: i32 = 256;
 /// How often the supplementary groups are asked for, while they change.
 const GROUPS_TRIES: usize = 8;
 /// The file number of the namespace of users that the machine begins with (`PROC_USER_INIT_INO`).
@@ -180,8 +182,33 @@ pub(crate) fn open(number: u32) -> Option<&'static Session> {
 
 fn connect(number: u32) -> Result<Session, String> {
     let mount = &mounts()[number as usize];
-    let (root, device) = look_at(mount)?;
-    let look = Look::at(&mount.path, root.as_fd()).ok_or(NOT_MOUNTED)?;
+    let path = CString::new(mount.path.clone()).map_err(|_| NOT_MOUNTED)?;
+    let root = open_high(libc::AT_FDCWD, &path, libc::O_PATH | libc::O_DIRECTORY);
+    let root = root.map_err(|errno| format!("the mount can't be opened: {errno}"))?;
+    match begin(mount, root.as_fd()) {
+        Ok((look, fs, who, device)) => {
+            let covered = Covered::new(look, &mount.path, &fs);
+            let admitted = Credentials { checked: true, ..who.clone() };
+            let (paths, opened) = (Paths::default(), AtomicI32::new(-1));
+            Ok(Session { number, fs, who, admitted, device, covered, paths, root, opened })
+        }
+        Err(reason) => {
+            close_high(root);
+            Err(reason)
+        }
+    }
+}
+
+/// What a session with a mount begins with, whose root is open: what is mounted in it, LibFS, who the process is, and what the mount's files show
+/// as `st_dev`.
+fn begin(mount: &Mount, root: BorrowedFd<'_>) -> Result<(Look, Arc<LibFs>, Credentials, u64), String> {
+    // Nothing is asked of the mount, which lets whoever asks wait where SharedFS is away; what is asked for is the same for as long as it's mounted.
+    let stat = statx(root.as_raw_fd(), libc::AT_STATX_DONT_SYNC);
+    let (device, inode) = stat.map(identity).map_err(|errno| format!("the mount can't be looked at: {errno}"))?;
+    if inode != InodeId::ROOT {
+        return Err(NOT_MOUNTED.into());
+    }
+    let look = Look::at(&mount.path, root).ok_or(NOT_MOUNTED)?;
     let options = Options {
         socket: mount.socket.clone(),
         kind: SessionKind::Process,
@@ -195,40 +222,22 @@ fn connect(number: u32) -> Result<Session, String> {
     let before = open_from(floor());
     let fs = LibFs::connect(&options).map_err(|error| error.to_string())?;
     note_descriptors(&before);
-    let covered = Covered::new(look, &mount.path, &fs);
-    let admitted = Credentials { checked: true, ..who.clone() };
-    Ok(Session {
-        number,
-        fs,
-        who,
-        admitted,
-        device,
-        covered,
-        paths: Paths::default(),
-        root,
-        opened: AtomicI32::new(-1),
-    })
+    Ok((look, fs, who, device))
 }
 
-/// What the process is called.
+/// What the process is called: as its first thread is.
 fn name() -> String {
+    // SAFETY: they take nothing.
+    let [thread, process] =
+        [libc::SYS_gettid, libc::SYS_getpid].map(|number| unsafe { system_call(number as u64, [0; 6]) });
+    if thread != process {
+        return std::fs::read_to_string("/proc/self/comm").unwrap_or_default().trim_end().to_owned();
+    }
     let mut name = [0u8; 16];
     // SAFETY: it fills sixteen bytes, and ends them with a zero.
     unsafe { system_call(libc::SYS_prctl as u64, [libc::PR_GET_NAME as u64, name.as_mut_ptr() as u64, 0, 0, 0, 0]) };
     let name = CStr::from_bytes_until_nul(&name).unwrap_or_default();
     name.to_string_lossy().into_owned()
-}
-
-/// The mount's root directory, and what its files show as `st_dev`. That asks nothing of the mount, which lets whoever asks wait where SharedFS is
-/// away.
-fn look_at(mount: &Mount) -> Result<(OwnedFd, u64), String> {
-    let path = CString::new(mount.path.clone()).map_err(|_| NOT_MOUNTED)?;
-    let root = open_high(libc::AT_FDCWD, &path, libc::O_PATH | libc::O_DIRECTORY);
-    let root = root.map_err(|errno| format!("the mount can't be opened: {errno}"))?;
-    // What is asked for is the same for as long as it's mounted.
-    let stat = statx(root.as_raw_fd(), libc::AT_STATX_DONT_SYNC);
-    let (device, inode) = stat.map(identity).map_err(|errno| format!("the mount can't be looked at: {errno}"))?;
-    if inode == InodeId::ROOT { Ok((root, device)) } else { Err(NOT_MOUNTED.into()) }
 }
 
 /// Those of the descriptors from a number on that are open, but for paths alone.
@@ -258,7 +267,8 @@ pub(crate) fn open_numbers() -> Vec<i32> {
             None => break,
         }
     }
-    if found.len() as u64 == count {
+    // Another thread may have opened one among the lowest meanwhile, and that is not one of those that were counted.
+    if count > 0 && found.len() as u64 == count && alone::is_alone() {
         return found;
     }
     let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
@@ -276,7 +286,7 @@ fn note_descriptors(before: &[u64]) {
     new.for_each(|number| descriptors::note_internal(number as i32));
 }
 
-/// Opens a file at the upper end of the descriptors, where a program does not look for them.
+/// Opens a file where our own descriptors are.
 fn open_high(directory: i32, path: &CStr, flags: i32) -> Result<OwnedFd, Errno> {
     let arguments = [directory as u64, path.as_ptr() as u64, (flags | libc::O_CLOEXEC) as u64, 0, 0, 0];
     // SAFETY: the path is a string that outlives the call.
@@ -286,6 +296,13 @@ fn open_high(directory: i32, path: &CStr, flags: i32) -> Result<OwnedFd, Errno> 
     }
     // SAFETY: the descriptor is new.
     materialise::high(unsafe { OwnedFd::from_raw_fd(low as i32) })
+}
+
+/// Closes such a file: its number is nobody's from then on.
+fn close_high(file: OwnedFd) {
+    let number = file.into_raw_fd();
+    descriptors::forget_internal(number);
+    descriptors::close_number(number);
 }
 
 /// A descriptor of ours that is made when it is first asked for, and stays.
@@ -298,8 +315,8 @@ fn once(known: &AtomicI32, make: impl FnOnce() -> Result<OwnedFd, Errno>) -> Res
     match known.compare_exchange(-1, made, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Ok(made),
         Err(first) => {
-            descriptors::forget_internal(made);
-            descriptors::close_number(made);
+            // SAFETY: it was just made, and nobody else has it.
+            close_high(unsafe { OwnedFd::from_raw_fd(made) });
             Ok(first)
         }
     }
@@ -307,7 +324,7 @@ fn once(known: &AtomicI32, make: impl FnOnce() -> Result<OwnedFd, Errno>) -> Res
 
 /// Where our own descriptors begin.
 pub(crate) fn floor() -> u64 {
-    limit(libc::RLIMIT_NOFILE as u64).min(1 << 20).saturating_sub(DESCRIPTORS_KEPT)
+    limit(libc::RLIMIT_NOFILE as u64).min(DESCRIPTORS_COMMON).saturating_sub(DESCRIPTORS_KEPT)
 }
 
 /// The soft limit of a resource.
@@ -510,9 +527,9 @@ fn statx_at(directory: i32, path: &CStr, how: i32, wanted: u32) -> Result<libc::
     if done < 0 { Err(Errno(-done as i32)) } else { Ok(stat) }
 }
 
-/// The number of the mount that a path leads to, which no other one ever has; `None` where the kernel tells none (before Linux 6.8).
-pub(crate) fn mount_number(directory: i32, path: &CStr) -> Option<u64> {
-    let stat = statx_at(directory, path, libc::AT_STATX_DONT_SYNC, libc::STATX_MNT_ID_UNIQUE).ok()?;
+/// The number of the mount that an open file is on, which no other one ever has; `None` where the kernel tells none (before Linux 6.8).
+pub(crate) fn mount_number(descriptor: i32) -> Option<u64> {
+    let stat = statx_at(descriptor, c"", libc::AT_STATX_DONT_SYNC, libc::STATX_MNT_ID_UNIQUE).ok()?;
     (stat.stx_mask & libc::STATX_MNT_ID_UNIQUE != 0).then_some(stat.stx_mnt_id)
 }
 

@@ -3,7 +3,7 @@
 //! The kernel's table of mounts (`mountinfo`) says all of it, and takes a tenth of a millisecond to be read: as long as some programs use a mount for.
 //! From Linux 6.13 on the kernel says of a single mount what it is, and whether there are any in it; the table is read where there are.
 
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -24,8 +24,10 @@ const TABLE_BYTES: usize = 32 << 10;
 /// System calls that the C library's interface does not know yet; their numbers are the same on all machines.
 const SYS_STATMOUNT: u64 = 457;
 const SYS_LISTMOUNT: u64 = 458;
-/// `STATMOUNT_MNT_BASIC`, `STATMOUNT_FS_TYPE`, `STATMOUNT_FS_SUBTYPE`.
-const WANTED: u64 = 0x2 | 0x20 | 0x100;
+/// `STATMOUNT_MNT_BASIC`, `STATMOUNT_FS_TYPE`, `STATMOUNT_FS_SUBTYPE`: what a mount is.
+const KIND: u64 = 0x2 | 0x20 | 0x100;
+/// `STATMOUNT_MNT_POINT`: where it is.
+const POINT: u64 = 0x10;
 
 /// `struct mnt_id_req`, as Linux 6.8 had it: whose mount is meant.
 #[repr(C)]
@@ -56,15 +58,17 @@ struct Told {
     numbers: [u64; 3],
     attributes: u64,
     others: [u64; 4],
-    paths: [u32; 2],
+    root: u32,
+    point: u32,
     namespace: u64,
     fs_subtype: u32,
     source: u32,
     spare: [u64; 48],
-    strings: [u8; 256],
+    strings: [u8; 1024],
 }
 
-const _: () = assert!(std::mem::offset_of!(Told, attributes) == 64 && std::mem::offset_of!(Told, fs_subtype) == 120);
+const _: () = assert!(std::mem::offset_of!(Told, attributes) == 64 && std::mem::offset_of!(Told, point) == 108);
+const _: () = assert!(std::mem::offset_of!(Told, fs_subtype) == 120);
 const _: () = assert!(std::mem::offset_of!(Told, strings) == 512);
 
 impl Told {
@@ -73,18 +77,21 @@ impl Told {
     }
 }
 
-/// Whether a mount, by its number, is an Ashlar that may be written; `None` where the kernel does not say.
-fn is_writable_ashlar(mount: u64) -> Option<bool> {
-    let asked = Asked::new(mount, WANTED);
+/// What the kernel says of a mount, by its number; `None` where it does not say all that is wanted, or there is no such mount any more.
+fn ask(mount: u64, wanted: u64) -> Option<Told> {
+    let asked = Asked::new(mount, wanted);
     // SAFETY: zeros are one, which the call fills as far as it is long.
     let (done, told) = unsafe {
         let mut told: Told = std::mem::zeroed();
         let (to, bytes) = ((&raw mut told) as u64, size_of::<Told>() as u64);
         (system_call(SYS_STATMOUNT, [(&raw const asked) as u64, to, bytes, 0, 0, 0]), told)
     };
-    if done < 0 || told.mask & WANTED != WANTED {
-        return None;
-    }
+    (done >= 0 && told.mask & wanted == wanted).then_some(told)
+}
+
+/// Whether a mount is an Ashlar that may be written; `None` where the kernel does not say.
+fn is_writable_ashlar(mount: u64) -> Option<bool> {
+    let told = ask(mount, KIND)?;
     let (kind, subtype) = (told.string(told.fs_type)?.to_str().ok()?, told.string(told.fs_subtype)?.to_str().ok()?);
     let is_ashlar = MOUNT_TYPE.split_once('.') == Some((kind, subtype));
     Some(is_ashlar && told.attributes & libc::MOUNT_ATTR_RDONLY == 0)
@@ -110,7 +117,7 @@ pub(crate) enum Look {
 impl Look {
     /// Looks at the mount on a path, whose root is open; `None` where it is no Ashlar that may be written.
     pub(crate) fn at(path: &[u8], root: BorrowedFd<'_>) -> Option<Self> {
-        if let Some(mount) = session::mount_number(root.as_raw_fd(), c"") {
+        if let Some(mount) = session::mount_number(root.as_raw_fd()) {
             match is_writable_ashlar(mount) {
                 Some(false) => return None,
                 Some(true) if is_empty(mount) => return Some(Self::Empty(mount)),
@@ -142,10 +149,9 @@ fn is_writable_ashlar_in(table: &[u8], path: &[u8]) -> bool {
     topmost_mount(table, path).is_some_and(|line| line.is_ashlar() && !line.is_read_only())
 }
 
-/// Whether a mount is still the topmost one on a path, and nothing is mounted in it.
+/// Whether a mount is still on a path, and nothing is mounted in it, nor on it. The path is not followed: what it leads through may not answer.
 fn is_still(mount: u64, path: &[u8]) -> bool {
-    let path = CString::new(path).ok();
-    path.and_then(|path| session::mount_number(libc::AT_FDCWD, &path)) == Some(mount) && is_empty(mount)
+    is_empty(mount) && ask(mount, POINT).is_some_and(|told| told.string(told.point).map(CStr::to_bytes) == Some(path))
 }
 
 /// The directories below a path on which something is mounted.

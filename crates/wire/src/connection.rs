@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -299,7 +300,7 @@ impl Connection {
 /// The socket on which SharedFS waits for sessions.
 #[derive(Debug)]
 pub struct Listener {
-    socket: UnixListener,
+    socket: Arc<UnixListener>,
     path: PathBuf,
     /// Device and inode number of the socket's file.
     file: (u64, u64),
@@ -319,28 +320,26 @@ impl Listener {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        let socket = UnixListener::bind(path)?;
+        let socket = Arc::new(UnixListener::bind(path)?);
         Ok(Self { socket, path: path.to_owned(), file: identity(path)? })
     }
 
-    /// For one thread more that waits for connections there.
-    ///
-    /// # Errors
-    /// The system's, where there is no descriptor to be had.
-    pub fn acceptor(&self) -> io::Result<Acceptor> {
-        self.socket.try_clone().map(Acceptor)
+    /// For threads that wait for connections there.
+    #[must_use]
+    pub fn acceptor(&self) -> Acceptor {
+        Acceptor(Arc::clone(&self.socket))
     }
 
     /// Ends the waiting of all acceptors, for good.
     pub fn end(&self) {
         // It fails only where it is no socket.
-        let _ = shutdown(&self.socket, Shutdown::Both);
+        let _ = shutdown(&*self.socket, Shutdown::Both);
     }
 }
 
 /// Who waits for connections at a [`Listener`].
-#[derive(Debug)]
-pub struct Acceptor(UnixListener);
+#[derive(Clone, Debug)]
+pub struct Acceptor(Arc<UnixListener>);
 
 impl Acceptor {
     /// Waits for the next connection; of several acceptors one gets it.
@@ -349,14 +348,6 @@ impl Acceptor {
     /// The socket's, of kind [`io::ErrorKind::InvalidInput`] after [`Listener::end`].
     pub fn accept(&self) -> io::Result<Connection> {
         Ok(Connection::from_socket(self.0.accept()?.0))
-    }
-
-    /// As [`Listener::acceptor`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn another(&self) -> io::Result<Self> {
-        self.0.try_clone().map(Self)
     }
 }
 
@@ -436,7 +427,7 @@ mod tests {
         let path = directory.path().join("socket");
         let listener = Listener::bind(&path).expect("bound");
         let mut near = Connection::connect_above(&path, 0, Duration::from_millis(20)).expect("connected");
-        let mut far = listener.acceptor().and_then(|acceptor| acceptor.accept()).expect("accepted");
+        let mut far = listener.acceptor().accept().expect("accepted");
         // A message that comes in two parts, with silence between them.
         let (mut turns, far_end) = (0, far.socket().try_clone().expect("a copy"));
         let whole = [&[3, 0, 0, 0][..], &postcard::to_allocvec(&b"ab"[..]).expect("bytes")].concat();

@@ -22,15 +22,24 @@ pub struct Watch {
     until: Option<Instant>,
 }
 
+static IS_POSSIBLE: OnceLock<bool> = OnceLock::new();
+
 impl Default for Watch {
     fn default() -> Self {
-        static IS_POSSIBLE: OnceLock<bool> = OnceLock::new();
         let has_cores = || rustix::thread::sched_getaffinity(None).is_ok_and(|cores| cores.count() > 1);
         Self { is_possible: *IS_POSSIBLE.get_or_init(has_cores), vain: 0, until: None }
     }
 }
 
 impl Watch {
+    /// Takes a process that may not use more than one core at a time, though there are more, for one that has no other: a server looks once. To ask takes
+    /// some files, which is too long for each program.
+    pub fn respect_quota() {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        // Said before the first wait, or not at all.
+        let _ = IS_POSSIBLE.set(cores > 1);
+    }
+
     /// A wait begins.
     pub fn begin(&mut self) {
         let is_tried = self.vain < VAIN_MAX || self.vain % TRIED_EVERY == 0;

@@ -90,8 +90,8 @@ fn run_in(world: &mut World, steps: &[u64]) -> Check {
 }
 
 /// Tables that begin with little room.
-fn small_tables() -> World {
-    let limits = Limits { entries_per_session_max: 32, table_slots: 128, hold_us: 0, ..Limits::default() };
+fn small_tables(hold_us: u64) -> World {
+    let limits = Limits { entries_per_session_max: 32, table_slots: 128, hold_us, ..Limits::default() };
     let mut world = World::new(limits, Plant::None);
     world.first_slots = Some(16);
     world
@@ -114,8 +114,11 @@ proptest! {
     }
 
     #[test]
-    fn every_read_sees_the_last_write_while_tables_grow(steps in prop::collection::vec(any::<u64>(), 1..300)) {
-        run_in(&mut small_tables(), &steps).map_err(TestCaseError::fail)?;
+    fn every_read_sees_the_last_write_while_tables_grow(
+        steps in prop::collection::vec(any::<u64>(), 1..300),
+        hold_us in 0_u64..9,
+    ) {
+        run_in(&mut small_tables(hold_us), &steps).map_err(TestCaseError::fail)?;
     }
 }
 

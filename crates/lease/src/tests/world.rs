@@ -407,7 +407,13 @@ impl World {
                         self.take_files(session, grant.inode, grant.word)?;
                     }
                 }
-                Command::Wait { until_us } => self.now_us = self.now_us.max(until_us),
+                Command::Wait { until_us } => {
+                    self.now_us = self.now_us.max(until_us);
+                    // Others ask meanwhile, and have their tables made larger.
+                    let asks = |session: &SessionId| (session.0 + self.now_us) % 3 == 0;
+                    let asking: Vec<_> = self.rooms.keys().copied().filter(asks).collect();
+                    asking.into_iter().for_each(|session| self.make_room(session));
+                }
                 _ => {}
             }
         }
@@ -444,10 +450,8 @@ impl World {
             return Err(format!("slot {} is beyond the table", word.slot));
         }
         // A table is made larger in time, but not always: there may be no room for it.
-        if room < self.limits.table_slots && word.slot >= room / 2 && word.generation % 3 == 0 {
-            let more = (room * 2).min(self.limits.table_slots);
-            self.rooms.insert(word.session, more);
-            self.manager.set_table_slots(word.session, more);
+        if word.slot >= room / 2 && word.generation % 3 == 0 {
+            self.make_room(word.session);
         }
         let before = self.words.insert((word.session, word.slot), word);
         match before {
@@ -455,6 +459,14 @@ impl World {
                 Err(format!("{before:?} went back to {word:?}"))
             }
             _ => Ok(()),
+        }
+    }
+
+    fn make_room(&mut self, session: SessionId) {
+        let most = self.limits.table_slots;
+        if let Some(room) = self.rooms.get_mut(&session).filter(|room| **room < most) {
+            *room = (*room * 2).min(most);
+            self.manager.set_table_slots(session, *room);
         }
     }
 

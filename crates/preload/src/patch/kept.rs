@@ -58,7 +58,7 @@ impl Kept {
     }
 
     /// Writes it, under another name first: others may read it at any moment, and the machine may stop at any. What fits a page is there then as a
-    /// whole or not at all, so it need not wait for the disk.
+    /// whole, or what is there is seen to be nothing: it need not wait for the disk.
     pub(super) fn store(&self, bytes: &[u8]) {
         let sync = |file: &File| if bytes.len() > PAGE { file.sync_data() } else { Ok(()) };
         let mut draft = self.path.clone().into_os_string();

@@ -248,7 +248,7 @@ fn other_version() -> Outcome<Verdict> {
     let (socket, aside) = (socket_of(site.arena()), site.arena().join("socket.aside"));
     fs::rename(&socket, &aside).map_err(tried("moving the socket aside"))?;
     let listener = Listener::bind(&socket).map_err(tried("listening in the daemon's place"))?;
-    let acceptor = listener.acceptor().map_err(tried("listening in the daemon's place"))?;
+    let acceptor = listener.acceptor();
     let daemon = aside.clone();
     std::thread::spawn(move || relay(acceptor, daemon));
     let script = "for n in 1 2 3; do echo $n >> file; done; cat file; mkdir directory; mv file directory";
@@ -460,12 +460,18 @@ fn full() -> Outcome<Verdict> {
     passed()
 }
 
-/// What the kernel still shows, nobody serves: a session would work until something it has open must become the kernel's.
+/// What the kernel still shows, nobody serves: a session would work until something it has open must become the kernel's. A program that gets none has
+/// all descriptors for itself.
 fn dead() -> Outcome<Verdict> {
-    const SCRIPT: &str = "import os, subprocess, sys\n\
+    const SCRIPT: &str = "import os, resource, subprocess, sys\n\
         for process in sys.argv[2:]: os.kill(int(process), 9)\n\
         cat = lambda: subprocess.run(['cat', sys.argv[1]], capture_output=True, text=True)\n\
         while not (done := cat()).stderr: pass\n\
+        assert not os.path.exists(sys.argv[1])\n\
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n\
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))\n\
+        all = [os.open('/dev/null', os.O_RDONLY) for _ in range(1100)]\n\
+        for number in all: os.close(number)\n\
         print(done.stderr.strip(), done.stdout)";
     let site = Site::mounted(Medium::Memory, "64M")?;
     let file = site.point(0).join("file");
