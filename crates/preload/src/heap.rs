@@ -1,4 +1,8 @@
 //! Memory of our own. The program's allocator may be in the middle of something when a signal's handler uses a file.
+//!
+//! All of it is one dlmalloc, under one lock. While there are several threads, short blocks that are freed are kept in a few boxes, from which
+//! threads take them without that lock: LibFS allocates some for each file that it is told of, and a thread that is suspended while it
+//! holds the lock stops all others.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::UnsafeCell;
@@ -12,93 +16,327 @@ use crate::arch::system_call;
 const FREE: u32 = 0;
 const HELD: u32 = 1;
 const WAITED_FOR: u32 = 2;
-/// Looks at the lock before a thread sleeps: longer than an allocation takes.
+/// Looks at a lock before a thread sleeps: longer than an allocation takes.
 const SPINS: u32 = 100;
 
-/// The allocator, one thread at a time.
-pub(crate) struct Heap {
-    lock: AtomicU32,
-    memory: UnsafeCell<Dlmalloc>,
-}
+/// Sizes of blocks that are kept: 16 × n + 8 bytes, which are what dlmalloc's own blocks have room for.
+const KINDS: usize = 32;
+/// Blocks of one size in one box.
+const KEPT_MAX: u32 = 64;
+/// Blocks that are got at once where a box has none.
+const FETCHED: usize = 8;
+const BOXES: usize = 8;
 
-// SAFETY: the lock keeps threads apart.
-unsafe impl Sync for Heap {}
+/// A lock for threads that may be many, and none of which is interrupted by a handler that comes back here.
+struct Lock(AtomicU32);
 
-/// The right to use the heap.
-pub(crate) struct Held<'a>(&'a Heap);
+impl Lock {
+    const fn new() -> Self {
+        Self(AtomicU32::new(FREE))
+    }
 
-impl Drop for Held<'_> {
     #[inline]
-    fn drop(&mut self) {
-        // A thread that is alone has nobody to wake.
-        if is_alone() && self.0.lock.load(Ordering::Relaxed) == HELD {
-            self.0.lock.store(FREE, Ordering::Relaxed);
-            return;
+    fn take(&self) {
+        if is_alone() && self.0.load(Ordering::Relaxed) == FREE {
+            self.0.store(HELD, Ordering::Relaxed);
+        } else {
+            self.take_shared();
         }
-        if self.0.lock.swap(FREE, Ordering::Release) == WAITED_FOR {
-            let arguments =
-                [self.0.lock.as_ptr() as u64, (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as u64, 1, 0, 0, 0];
+    }
+
+    #[inline]
+    fn try_take(&self) -> bool {
+        self.0.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    fn take_shared(&self) {
+        for _ in 0..SPINS {
+            if self.try_take() {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        while self.0.swap(WAITED_FOR, Ordering::Acquire) != FREE {
+            let wait = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG) as u64;
+            let arguments = [self.0.as_ptr() as u64, wait, WAITED_FOR.into(), 0, 0, 0];
             // SAFETY: the word outlives the call.
             unsafe { system_call(libc::SYS_futex as u64, arguments) };
         }
     }
+
+    #[inline]
+    fn let_go(&self) {
+        // A thread that is alone has nobody to wake.
+        if is_alone() && self.0.load(Ordering::Relaxed) == HELD {
+            self.0.store(FREE, Ordering::Relaxed);
+            return;
+        }
+        if self.0.swap(FREE, Ordering::Release) == WAITED_FOR {
+            let arguments = [self.0.as_ptr() as u64, (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as u64, 1, 0, 0, 0];
+            // SAFETY: the word outlives the call.
+            unsafe { system_call(libc::SYS_futex as u64, arguments) };
+        }
+    }
+}
+
+/// Blocks that nobody uses, by size: each begins with the address of the next.
+struct Kept {
+    first: [*mut u8; KINDS],
+    count: [u32; KINDS],
+}
+
+#[repr(align(64))]
+struct KeptBox {
+    lock: Lock,
+    kept: UnsafeCell<Kept>,
+}
+
+impl KeptBox {
+    const fn new() -> Self {
+        let kept = Kept { first: [std::ptr::null_mut(); KINDS], count: [0; KINDS] };
+        Self { lock: Lock::new(), kept: UnsafeCell::new(kept) }
+    }
+}
+
+/// The allocator.
+pub(crate) struct Heap {
+    lock: Lock,
+    memory: UnsafeCell<Dlmalloc>,
+    boxes: [KeptBox; BOXES],
+}
+
+// SAFETY: the locks keep threads apart.
+unsafe impl Sync for Heap {}
+
+/// The right to use the heap: nobody else is in the middle of anything.
+pub(crate) struct Held<'a>(&'a Heap);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.lock.let_go();
+        self.0.boxes.iter().for_each(|kept| kept.lock.let_go());
+    }
+}
+
+/// Which kind of block has room for so much; `None` where it's none of those that are kept.
+#[inline]
+fn kind_of(layout: Layout) -> Option<usize> {
+    let kind = layout.size().saturating_add(7) / 16;
+    (kind < KINDS && layout.align() <= 16).then_some(kind)
+}
+
+#[inline]
+fn bytes_of(kind: usize) -> usize {
+    kind * 16 + 8
 }
 
 impl Heap {
     pub(crate) const fn new() -> Self {
-        Self { lock: AtomicU32::new(FREE), memory: UnsafeCell::new(Dlmalloc::new()) }
+        Self { lock: Lock::new(), memory: UnsafeCell::new(Dlmalloc::new()), boxes: [const { KeptBox::new() }; BOXES] }
     }
 
     /// Keeps all threads out.
-    #[inline]
     pub(crate) fn hold(&self) -> Held<'_> {
-        if is_alone() && self.lock.load(Ordering::Relaxed) == FREE {
-            self.lock.store(HELD, Ordering::Relaxed);
-            return Held(self);
-        }
-        self.hold_shared()
+        self.boxes.iter().for_each(|kept| kept.lock.take());
+        self.lock.take();
+        Held(self)
     }
 
-    fn hold_shared(&self) -> Held<'_> {
-        for _ in 0..SPINS {
-            if self.lock.compare_exchange_weak(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-                return Held(self);
+    /// Does something with the memory that is not kept.
+    #[inline]
+    fn with<T>(&self, what: impl FnOnce(&mut Dlmalloc) -> T) -> T {
+        self.lock.take();
+        // SAFETY: the lock is held, and nobody unwinds.
+        let done = what(unsafe { &mut *self.memory.get() });
+        self.lock.let_go();
+        done
+    }
+
+    /// Does something with a box that nobody uses at this moment, first of all one that other threads don't: theirs is the one that
+    /// their stack leads to.
+    #[inline]
+    fn with_kept<T>(&self, what: impl FnOnce(&mut Kept) -> T) -> Option<T> {
+        let here = 0_u8;
+        let first = (&raw const here).addr() >> 18;
+        let mut boxes = (0..BOXES).map(|step| &self.boxes[(first + step) % BOXES]);
+        let found = boxes.find(|kept| kept.lock.try_take())?;
+        // SAFETY: its lock is held, and nobody unwinds.
+        let done = what(unsafe { &mut *found.kept.get() });
+        found.lock.let_go();
+        Some(done)
+    }
+
+    fn take_kept(&self, kind: usize) -> *mut u8 {
+        let found = self.with_kept(|kept| {
+            let found = kept.first[kind];
+            if !found.is_null() {
+                // SAFETY: a block that is kept is nobody's, and begins with an address.
+                kept.first[kind] = unsafe { found.cast::<*mut u8>().read() };
+                kept.count[kind] -= 1;
             }
-            std::hint::spin_loop();
+            found
+        });
+        match found {
+            Some(found) if !found.is_null() => found,
+            _ => self.fetch(kind),
         }
-        while self.lock.swap(WAITED_FOR, Ordering::Acquire) != FREE {
-            let wait = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG) as u64;
-            let arguments = [self.lock.as_ptr() as u64, wait, WAITED_FOR.into(), 0, 0, 0];
-            // SAFETY: the word outlives the call.
-            unsafe { system_call(libc::SYS_futex as u64, arguments) };
+    }
+
+    /// Gets some blocks, all but one of them to keep.
+    fn fetch(&self, kind: usize) -> *mut u8 {
+        let mut fetched = [std::ptr::null_mut(); FETCHED];
+        self.with(|memory| {
+            for block in &mut fetched {
+                // SAFETY: the size is not 0, and the alignment a power of two.
+                *block = unsafe { memory.malloc(bytes_of(kind), 16) };
+            }
+        });
+        for &block in fetched[1..].iter().filter(|block| !block.is_null()) {
+            self.keep(block, kind);
         }
-        Held(self)
+        fetched[0]
+    }
+
+    fn keep(&self, block: *mut u8, kind: usize) {
+        let is_kept = self.with_kept(|kept| {
+            let has_room = kept.count[kind] < KEPT_MAX;
+            if has_room {
+                // SAFETY: the block is ours from here on, and has room for an address.
+                unsafe { block.cast::<*mut u8>().write(kept.first[kind]) };
+                kept.first[kind] = block;
+                kept.count[kind] += 1;
+            }
+            has_room
+        });
+        if is_kept != Some(true) {
+            // SAFETY: it came from there, and nobody uses it.
+            self.with(|memory| unsafe { memory.free(block, bytes_of(kind), 16) });
+        }
     }
 }
 
-// SAFETY: dlmalloc is an allocator, and the lock is held around each use.
+/// Blocks of a kind that may be kept are as long as that says, whatever was asked for.
+fn rounded(layout: Layout) -> usize {
+    kind_of(layout).map_or(layout.size(), bytes_of)
+}
+
+// SAFETY: dlmalloc is an allocator, and its lock is held around each use; a block is kept by nobody while it's in use.
 unsafe impl GlobalAlloc for Heap {
+    #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let _held = self.hold();
-        // SAFETY: the lock is held.
-        unsafe { (*self.memory.get()).malloc(layout.size(), layout.align()) }
+        match kind_of(layout) {
+            Some(kind) if !is_alone() => self.take_kept(kind),
+            // SAFETY: the size is not 0.
+            _ => self.with(|memory| unsafe { memory.malloc(rounded(layout), layout.align()) }),
+        }
     }
 
+    #[inline]
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        let _held = self.hold();
-        // SAFETY: the lock is held, and the memory came from here.
-        unsafe { (*self.memory.get()).free(at, layout.size(), layout.align()) }
+        match kind_of(layout) {
+            Some(kind) if !is_alone() => self.keep(at, kind),
+            // SAFETY: the memory came from here.
+            _ => self.with(|memory| unsafe { memory.free(at, rounded(layout), layout.align()) }),
+        }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        let _held = self.hold();
-        // SAFETY: the lock is held.
-        unsafe { (*self.memory.get()).calloc(layout.size(), layout.align()) }
+        match kind_of(layout) {
+            Some(kind) if !is_alone() => {
+                let block = self.take_kept(kind);
+                if !block.is_null() {
+                    // SAFETY: it has room for that.
+                    unsafe { block.write_bytes(0, layout.size()) };
+                }
+                block
+            }
+            // SAFETY: the size is not 0.
+            _ => self.with(|memory| unsafe { memory.calloc(rounded(layout), layout.align()) }),
+        }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        let _held = self.hold();
-        // SAFETY: the lock is held, and the memory came from here.
-        unsafe { (*self.memory.get()).realloc(at, layout.size(), layout.align(), size) }
+        // SAFETY: the caller says that it is not too large.
+        let wanted = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
+        let (had, wanted) = (rounded(layout), rounded(wanted));
+        if had == wanted {
+            return at;
+        }
+        // SAFETY: the memory came from here.
+        self.with(|memory| unsafe { memory.realloc(at, had, layout.align(), wanted) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A block that knows what was written to it.
+    struct Block(*mut u8, Layout, u8);
+
+    fn fill(block: &Block) {
+        // SAFETY: the block is as long as that.
+        unsafe { block.0.write_bytes(block.2, block.1.size()) };
+    }
+
+    fn check(block: &Block) {
+        // SAFETY: the block is as long as that, and was written to.
+        let bytes = unsafe { std::slice::from_raw_parts(block.0, block.1.size()) };
+        assert!(bytes.iter().all(|byte| *byte == block.2), "{:?} holds what is not its own", block.1);
+    }
+
+    /// Threads that give blocks to each other, make them longer and shorter, and hold the heap meanwhile.
+    #[test]
+    fn blocks_are_nobody_elses() {
+        static HEAP: Heap = Heap::new();
+        let (sender, receiver) = std::sync::mpsc::channel::<(usize, Layout, u8)>();
+        let receiver = std::sync::Mutex::new(receiver);
+        std::thread::scope(|scope| {
+            for seed in 1..=4_u64 {
+                let (sender, receiver) = (sender.clone(), &receiver);
+                scope.spawn(move || {
+                    let mut random = seed;
+                    let mut draw = |bound: u64| {
+                        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                        (random >> 33) % bound
+                    };
+                    for _ in 0..20_000 {
+                        let layout = Layout::from_size_align(1 + draw(700) as usize, 1 << draw(6)).expect("a layout");
+                        // SAFETY: the layouts are those that the blocks have.
+                        unsafe {
+                            let is_zeroed = draw(3) == 0;
+                            let at = if is_zeroed { HEAP.alloc_zeroed(layout) } else { HEAP.alloc(layout) };
+                            assert!(!at.is_null() && at.addr() % layout.align() == 0);
+                            let mut block = Block(at, layout, 0);
+                            if is_zeroed {
+                                check(&block);
+                            }
+                            block.2 = draw(256) as u8;
+                            fill(&block);
+                            if draw(2) == 0 {
+                                let size = 1 + draw(700) as usize;
+                                block.0 = HEAP.realloc(block.0, block.1, size);
+                                let shorter = size.min(layout.size());
+                                block.1 = Layout::from_size_align(shorter, layout.align()).expect("a layout");
+                                check(&block);
+                                block.1 = Layout::from_size_align(size, layout.align()).expect("a layout");
+                                fill(&block);
+                            }
+                            sender.send((block.0.addr(), block.1, block.2)).expect("sent");
+                        }
+                        if draw(100) == 0 {
+                            drop(HEAP.hold());
+                        }
+                        let other = if draw(3) > 0 { receiver.lock().expect("no panic").try_recv().ok() } else { None };
+                        if let Some((at, layout, content)) = other {
+                            let block = Block(at as *mut u8, layout, content);
+                            check(&block);
+                            // SAFETY: nobody else was told of it.
+                            unsafe { HEAP.dealloc(block.0, block.1) };
+                        }
+                    }
+                });
+            }
+        });
     }
 }
