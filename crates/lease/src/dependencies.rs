@@ -70,16 +70,19 @@ impl Dependencies {
 
     /// Adds to `found` what the state of `inode` shows.
     pub fn collect(&self, inode: InodeId, ancestry: &impl Ancestry, found: &mut BTreeMap<SessionId, LogPosition>) {
-        let home = ancestry.home(inode);
-        self.collect_at(Place::node(inode), found);
-        self.collect_at(Place::subtree(inode), found);
-        if let Some(directory) = home.as_file() {
-            self.collect_at(Place::files(directory), found);
-        }
-        let mut next = home.directory;
-        while let Some(directory) = next {
-            self.collect_at(Place::subtree(directory), found);
-            next = ancestry.home(directory).directory;
+        // Mostly all is persistent, and no way up has to be looked for.
+        if !self.marks.is_empty() {
+            let home = ancestry.home(inode);
+            self.collect_at(Place::node(inode), found);
+            self.collect_at(Place::subtree(inode), found);
+            if let Some(directory) = home.as_file() {
+                self.collect_at(Place::files(directory), found);
+            }
+            let mut next = home.directory;
+            while let Some(directory) = next {
+                self.collect_at(Place::subtree(directory), found);
+                next = ancestry.home(directory).directory;
+            }
         }
         for (session, position) in &self.floor {
             raise(found, *session, *position);

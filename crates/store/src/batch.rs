@@ -111,6 +111,11 @@ impl Batch {
         self.inodes.len() + self.entries.len() + self.chunks.len() + self.inline.len() + self.rows.len()
     }
 
+    /// The inodes whose rows it changes.
+    pub fn inodes(&self) -> impl ExactSizeIterator<Item = InodeId> {
+        self.inodes.keys().copied().map(InodeId)
+    }
+
     /// No inode with this number or a higher one is in the batch.
     pub fn inode_end(&self) -> u64 {
         self.inode_end

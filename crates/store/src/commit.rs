@@ -147,6 +147,7 @@ impl Store {
         let snapshot = self.database.snapshot()?;
         self.committed_bytes = snapshot.used_bytes()?;
         self.snapshot = snapshot;
+        self.seen.forget(frozen.batch.inodes());
         self.frozen = None;
         self.stored.next_inode = self.stored.next_inode.max(frozen.counters.next_inode);
         self.stored.next_session = self.stored.next_session.max(frozen.counters.next_session);

@@ -44,6 +44,7 @@ mod quotas;
 mod read;
 mod repair;
 mod rows;
+mod seen;
 mod segment;
 mod store;
 mod tree;

@@ -33,6 +33,8 @@ impl Store {
         if self.frozen.is_some() || self.is_held() {
             return Err(StoreError::CommitUnderWay);
         }
+        // Rows change past the batches from here on.
+        self.seen.forget_all();
         for _ in 0..ROUNDS_MAX {
             let checker = self.checker()?;
             let (report, used) = checker.run_metadata()?;
@@ -59,6 +61,7 @@ impl Store {
     /// Takes over what the database says now.
     fn reload(&mut self) -> Result<(), StoreError> {
         self.snapshot = self.database.snapshot()?;
+        self.seen.forget_all();
         self.committed_bytes = self.snapshot.used_bytes()?;
         self.stored = crate::store::read_counters(&self.snapshot)?;
         self.counters = self.stored;

@@ -20,6 +20,7 @@ use crate::database::{Database, Snapshot};
 use crate::model::{SessionState, Space, Xattrs};
 use crate::quotas::{self, Holding, Move, Quotas};
 use crate::rows::{self, Counters, EntryKey, Superblock, kind};
+use crate::seen::Seen;
 use crate::segment::Segment;
 
 /// How many numbers are set aside with one row: so many are skipped at most after a crash, and so many are given out
@@ -35,6 +36,8 @@ const COUNTERS_UNKNOWN: Counters =
 pub struct Store {
     pub(crate) arena: Arc<Arena>,
     pub(crate) snapshot: Snapshot,
+    /// What was read from it.
+    pub(crate) seen: Seen,
     pub(crate) database: Arc<Database>,
     pub(crate) hash_key: [u8; 16],
     /// Changes since the last freeze.
@@ -129,6 +132,7 @@ impl Store {
             committed_bytes: snapshot.used_bytes()?,
             arena,
             snapshot,
+            seen: Seen::default(),
             database,
             hash_key: superblock.hash_key,
             active: Batch::default(),
@@ -385,13 +389,18 @@ impl Store {
         if let Some(said) = self.said(|batch| batch.inode(inode)) {
             return Ok(said.cloned());
         }
+        if let Some(seen) = self.seen.get(inode) {
+            return Ok(Some(seen));
+        }
         let value =
             if inode.0 >= self.inode_end { None } else { self.snapshot.get(&rows::key1(kind::INODE, inode.0))? };
         let Some(value) = value else {
             self.absent_inode.set(Some(inode));
             return Ok(None);
         };
-        rows::decode_inode(value).map(Some).ok_or(StoreError::Corrupt("an inode's row is damaged"))
+        let found = rows::decode_inode(value).ok_or(StoreError::Corrupt("an inode's row is damaged"))?;
+        self.seen.put(inode, &found);
+        Ok(Some(found))
     }
 
     /// The entry called `name` in a directory, as applied, or `None`.

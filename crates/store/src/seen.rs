@@ -1,0 +1,55 @@
+//! Inodes that were read from the database, decoded: whoever asks for a file has SharedFS look at all directories above it.
+
+use std::cell::RefCell;
+
+use ashlar_types::{Inode, InodeId};
+
+/// Inodes that are kept: those with these last bits in their numbers, which are given out one after the other.
+const SLOTS: usize = 8192;
+
+/// What rows of inodes say in the snapshot that is read at present.
+#[derive(Debug, Default)]
+pub(crate) struct Seen(RefCell<Vec<Option<(InodeId, Inode)>>>);
+
+fn slot(inode: InodeId) -> usize {
+    inode.0 as usize % SLOTS
+}
+
+impl Seen {
+    pub fn get(&self, inode: InodeId) -> Option<Inode> {
+        let slots = self.0.borrow();
+        let (_, found) = slots.get(slot(inode))?.as_ref().filter(|(id, _)| *id == inode)?;
+        Some(found.clone())
+    }
+
+    pub fn put(&self, inode: InodeId, found: &Inode) {
+        // Targets of links may be long.
+        if !found.target.is_empty() {
+            return;
+        }
+        let mut slots = self.0.borrow_mut();
+        if slots.is_empty() {
+            slots.resize_with(SLOTS, || None);
+        }
+        slots[slot(inode)] = Some((inode, found.clone()));
+    }
+
+    /// Another snapshot is read from now on, in which these rows differ.
+    pub fn forget(&mut self, changed: impl ExactSizeIterator<Item = InodeId>) {
+        let slots = self.0.get_mut();
+        if slots.is_empty() {
+            return;
+        }
+        if changed.len() >= SLOTS {
+            return slots.clear();
+        }
+        for inode in changed {
+            slots[slot(inode)] = None;
+        }
+    }
+
+    /// Another snapshot is read from now on.
+    pub fn forget_all(&mut self) {
+        self.0.get_mut().clear();
+    }
+}
