@@ -195,7 +195,7 @@ mod tests {
         let need = Need { entries: true, ..Need::default() };
         let acquire = |id, write| {
             let want = Want { inode: InodeId::ROOT, write, scope: ScopeKind::Node, need };
-            grant::acquire(&shared, id, &[want]).expect("granted");
+            grant::acquire(&shared, id, &[want], grant::Patience::Any).expect("granted");
         };
         let change = |mode| {
             let at = Timestamp { seconds: 7, nanoseconds: 0 };

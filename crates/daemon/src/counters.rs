@@ -30,6 +30,8 @@ counters! {
     sessions_fenced
     /// Requests served.
     requests
+    /// Those of them that were asked in shared memory.
+    questions
     /// Records applied.
     records_applied
     /// Bytes of log applied.

@@ -15,6 +15,7 @@ use ashlar_wire::{
 };
 use parking_lot::MutexGuard;
 
+use crate::apply::Slice;
 use crate::board;
 use crate::leasing::{Ancestors, Wanted, home_of};
 use crate::looked;
@@ -55,6 +56,15 @@ pub fn now_us() -> u64 {
     boot_time().as_micros() as u64
 }
 
+/// Whether a request may sleep until it can be granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// It may.
+    Any,
+    /// It fails with [`Shared::LATER`], and is made again by who may wait: what was granted by then, that one is told.
+    None,
+}
+
 /// What a session looks up.
 #[derive(Debug)]
 pub struct Sought<'a> {
@@ -71,8 +81,23 @@ pub struct Sought<'a> {
 }
 
 /// Applies what a session has logged, and what others have if there may be no such inodes otherwise.
-fn begin<'a>(shared: &'a Shared, id: SessionId, wants: &[Want]) -> Result<MutexGuard<'a, State>, Errno> {
-    let mut state = shared.apply_settled(shared.lock(), id);
+fn begin<'a>(
+    shared: &'a Shared,
+    id: SessionId,
+    wants: &[Want],
+    patience: Patience,
+) -> Result<MutexGuard<'a, State>, Errno> {
+    let mut state = shared.lock();
+    if patience == Patience::None {
+        // More than one batch takes a while.
+        let is_applied = state.settled(id).is_none_or(|settled| state.apply(id, settled, Slice::Batch));
+        shared.drive(&mut state);
+        if !is_applied || check_exists(&state, wants).is_err() {
+            return Err(Shared::LATER);
+        }
+        return Ok(state);
+    }
+    state = shared.apply_settled(state, id);
     if check_exists(&state, wants).is_err() {
         // Who has the number from a descriptor may be faster than the log of the session that made the inode.
         let may_be_made = |want: &Want| {
@@ -88,28 +113,28 @@ fn begin<'a>(shared: &'a Shared, id: SessionId, wants: &[Want]) -> Result<MutexG
 }
 
 /// Leases, with state.
-pub fn acquire(shared: &Shared, id: SessionId, wants: &[Want]) -> Result<Reply, Errno> {
-    let mut state = begin(shared, id, wants)?;
-    let answer = request(shared, &mut state, id, wants)?;
+pub fn acquire(shared: &Shared, id: SessionId, wants: &[Want], patience: Patience) -> Result<Reply, Errno> {
+    let mut state = begin(shared, id, wants, patience)?;
+    let answer = request(shared, &mut state, id, wants, patience)?;
     let (applied, not_before) = (answer.applied, state.not_before);
     drop(state);
-    let (grants, dependencies) = answer.finish(not_before)?;
+    let (grants, dependencies) = answer.finish(not_before, patience)?;
     Ok(Reply::Granted { grants, applied, dependencies })
 }
 
 /// One entry of a directory, with a lease on what it leads to, and one on the directory if it is asked for.
-pub fn lookup(shared: &Shared, id: SessionId, sought: &Sought<'_>) -> Result<Reply, Errno> {
+pub fn lookup(shared: &Shared, id: SessionId, sought: &Sought<'_>, patience: Patience) -> Result<Reply, Errno> {
     let &Sought { directory, name, within, makes, write, need } = sought;
     Name::check(name).map_err(|_| Errno::EINVAL)?;
     if within.is_some_and(|within| within.inode != directory) {
         return Err(Errno::EINVAL);
     }
     let mut wants = Vec::with_capacity(2);
-    let mut state = begin(shared, id, within.as_slice())?;
+    let mut state = begin(shared, id, within.as_slice(), patience)?;
     let mut before = Before::default();
     if let Some(within) = within {
         // What others have changed in the directory is known when the lease is taken from them, and not before.
-        before.note(request(shared, &mut state, id, &[Want { need: Need::default(), ..within }])?);
+        before.note(request(shared, &mut state, id, &[Want { need: Need::default(), ..within }], patience)?);
     }
     let (entry, answer) = loop {
         let found = state.store.entry(directory, name).map_err(|error| internal(&error))?;
@@ -123,7 +148,7 @@ pub fn lookup(shared: &Shared, id: SessionId, sought: &Sought<'_>) -> Result<Rep
             let need = Need { entries: need.entries && !is_held, children: need.children && !is_held, ..need };
             Want { inode: found.inode, write, scope: ScopeKind::Node, need }
         }));
-        let answer = if wants.is_empty() { None } else { Some(request(shared, &mut state, id, &wants)?) };
+        let answer = if wants.is_empty() { None } else { Some(request(shared, &mut state, id, &wants, patience)?) };
         // To grant it, another session's log may have been applied, and that may have changed the entry.
         if state.store.entry(directory, name).map_err(|error| internal(&error))? == found {
             break (found, answer);
@@ -143,7 +168,7 @@ pub fn lookup(shared: &Shared, id: SessionId, sought: &Sought<'_>) -> Result<Rep
     drop(state);
     answer.tickets.append(&mut before.tickets);
     answer.dependencies.append(&mut before.dependencies);
-    let (mut grants, dependencies) = answer.finish(not_before)?;
+    let (mut grants, dependencies) = answer.finish(not_before, patience)?;
     let directory = within.and_then(|_| if grants.is_empty() { None } else { Some(grants.remove(0)) });
     Ok(Reply::Entry { entry, directory, grants, applied, dependencies })
 }
@@ -193,8 +218,12 @@ fn check_exists(state: &State, wants: &[Want]) -> Result<(), Errno> {
 
 impl Answer {
     /// Waits until no kernel believes what the grants make untrue.
-    fn finish(self, not_before: Instant) -> Result<(Vec<GrantReply>, Dependencies), Errno> {
+    fn finish(self, not_before: Instant, patience: Patience) -> Result<(Vec<GrantReply>, Dependencies), Errno> {
         let now = Instant::now();
+        let waits = not_before > now || self.tickets.iter().any(|ticket| !ticket.is_done());
+        if waits && patience == Patience::None {
+            return Err(Shared::LATER);
+        }
         if not_before > now {
             std::thread::sleep(not_before - now);
         }
@@ -206,7 +235,13 @@ impl Answer {
 }
 
 /// Has a request granted. Others' requests that come first are served on the way.
-fn request(shared: &Shared, state: &mut MutexGuard<'_, State>, id: SessionId, wants: &[Want]) -> Result<Answer, Errno> {
+fn request(
+    shared: &Shared,
+    state: &mut MutexGuard<'_, State>,
+    id: SessionId,
+    wants: &[Want],
+    patience: Patience,
+) -> Result<Answer, Errno> {
     shared.drive(state);
     // Where there is none, leases that were granted longer ago make room.
     let top = state.sessions.get(&id).map_or(0, |session| session.lease_top);
@@ -230,6 +265,12 @@ fn request(shared: &Shared, state: &mut MutexGuard<'_, State>, id: SessionId, wa
         if state.ending || state.live(id).is_none_or(|session| session.is_ending) {
             state.leasing.wanted.remove(&request);
             return Err(if state.ending { Shared::ENDING } else { Errno::EIO });
+        }
+        if patience == Patience::None {
+            state.leasing.wanted.remove(&request);
+            state.leasing.manager.handle_cancel(request);
+            shared.drive(state);
+            return Err(Shared::LATER);
         }
         shared.grants_changed.wait_for(state, pause(wait));
     }

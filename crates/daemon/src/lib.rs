@@ -34,6 +34,7 @@ mod leasing;
 mod locking;
 mod logs;
 mod looked;
+mod mailbox;
 mod materialise;
 mod notify;
 mod opener;

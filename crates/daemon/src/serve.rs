@@ -15,11 +15,13 @@ use ashlar_types::{Errno, SessionId};
 use ashlar_wire::{Acceptor, Connection, Listener, Reply, Request, SessionKind, WelcomeSegment, WireError};
 use parking_lot::{Condvar, Mutex};
 
-use crate::grant::Sought;
+use crate::grant::{Patience, Sought};
+use crate::mailbox::Asker;
 use crate::materialise::materialise;
 use crate::notify::Notifier;
 use crate::sessions::{self, Refused};
 use crate::shared::Shared;
+use crate::state::State;
 use crate::{credit, grant, locking, quota, status};
 
 /// The most connections at once, and of one process: each has a thread. A process keeps a few, and one for each thread that
@@ -211,16 +213,23 @@ impl From<Reply> for Answer {
 }
 
 /// What a connection is.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Default)]
 struct Peer {
     session: Option<SessionId>,
+    /// A process's may ask in shared memory.
+    asker: Option<Asker>,
     /// It has just resumed its session, and sends again what SharedFS has forgotten.
     is_reclaiming: bool,
 }
 
 fn serve(shared: &Arc<Shared>, connection: &mut Connection) {
     let mut peer = Peer::default();
-    while let Ok((request, descriptors)) = connection.receive_limited::<Request>(REQUEST_BYTES_MAX) {
+    loop {
+        shared.mailboxes.attend(shared, connection, peer.asker.as_ref());
+        let Ok((request, descriptors)) = connection.receive_limited::<Request>(REQUEST_BYTES_MAX) else { return };
+        if peer.asker.is_some() {
+            shared.mailboxes.note_message();
+        }
         let answer = match answer(shared, connection, &mut peer, request, descriptors) {
             Ok(answer) => answer,
             Err(Shared::ENDING) => return,
@@ -259,7 +268,8 @@ fn answer(
             return match sessions::hello(shared, connection.socket(), hello) {
                 Ok(sessions::Opened { welcome, files, others }) => {
                     let session = welcome.peer.session;
-                    *peer = Peer { session: Some(session), is_reclaiming: hello.resume.is_some() };
+                    let asker = asker(&shared.lock(), session);
+                    *peer = Peer { session: Some(session), asker, is_reclaiming: hello.resume.is_some() };
                     let all = [files.log, files.control, files.leases].into_iter().chain(others.into_iter().flatten());
                     let files = all.map(|file| file as Arc<dyn AsFd + Send + Sync>).collect();
                     let takes_blank = hello.kind == SessionKind::Process && hello.resume.is_none();
@@ -277,6 +287,7 @@ fn answer(
             // A session must resume first: only then its mount and its locks are known again.
             let session = sessions::find(&state, *proof).filter(|session| session.is_connected).ok_or(Errno::ESTALE)?;
             peer.session = Some(session.id);
+            peer.asker = asker(&state, session.id);
             return Ok(Reply::Done.into());
         }
         (
@@ -318,6 +329,12 @@ fn answer(
     serve_session(shared, id, request, descriptors)
 }
 
+/// A process's session, as one that may ask in shared memory. A mount has many threads, which have many connections.
+fn asker(state: &State, id: SessionId) -> Option<Asker> {
+    let session = state.sessions.get(&id).filter(|session| session.identity.kind == SessionKind::Process)?;
+    Some(Asker { id, control: Arc::clone(&session.control) })
+}
+
 fn serve_session(
     shared: &Arc<Shared>,
     id: SessionId,
@@ -325,13 +342,19 @@ fn serve_session(
     descriptors: Vec<OwnedFd>,
 ) -> Result<Answer, Errno> {
     Ok(match request {
-        Request::Acquire(wants) => grant::acquire(shared, id, &wants)?.into(),
+        Request::Acquire(wants) => grant::acquire(shared, id, &wants, Patience::Any)?.into(),
         Request::Lookup { directory, name, within, makes, write, need } => {
             let found = Sought { directory, name: &name, within, makes, write, need };
-            grant::lookup(shared, id, &found)?.into()
+            grant::lookup(shared, id, &found, Patience::Any)?.into()
         }
         Request::ReadDirectory { directory, after, limit } => {
             grant::read_directory(shared, directory, after, limit)?.into()
+        }
+        Request::Kept(question) => {
+            let mut state = shared.lock();
+            let kept = state.sessions.get_mut(&id).and_then(|session| session.kept.take());
+            let (_, reply) = kept.filter(|(of, _)| *of == question).ok_or(Errno::EPROTO)?;
+            reply.into()
         }
         Request::InodeRange => {
             let (first, count) = sessions::inode_range(shared, id)?;

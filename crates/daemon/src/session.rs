@@ -13,7 +13,7 @@ use ashlar_pmem::{
 use ashlar_types::{Credentials, InodeId, LogGeneration, LogPosition, SessionId};
 use ashlar_wire::{
     CONTROL_BYTES, CONTROL_BYTES_BEFORE, CONTROL_ROOM, CONTROL_ROOM_FAR, ControlPage, Credit, CreditKind, LEASE_SLOTS,
-    LEASE_SLOTS_FIRST, LEASE_TABLE_BYTES, LeaseTable, LeaseWord, QuotaEra,
+    LEASE_SLOTS_FIRST, LEASE_TABLE_BYTES, LeaseTable, LeaseWord, Question, QuotaEra, Reply,
 };
 use thiserror::Error;
 
@@ -217,6 +217,8 @@ pub struct Session {
     pub looked: Looked,
     /// How it goes through directories.
     pub walks: Walks,
+    /// An answer that was too long for its mailbox, until it's fetched.
+    pub kept: Option<(Question, Reply)>,
 }
 
 impl Session {
@@ -266,6 +268,8 @@ impl Session {
         session.lease_top = (0..session.lease_room).rev().find(is_used).unwrap_or(0);
         session.quota_era = session.control.quota_era();
         session.is_quota_judged = false;
+        // An earlier SharedFS may have been killed while it looked.
+        session.control.mailbox().set_listening(false);
         session.mount_device = page::mount_device(&*session.page);
         session.account.granted = page::granted(&*session.page);
         // A commit that the page knows nothing of can't be; where it is so all the same (damage), nothing counts as used.
@@ -320,6 +324,7 @@ impl Session {
             mount_device: 0,
             looked: Looked::default(),
             walks: Walks::default(),
+            kept: None,
         }
     }
 

@@ -10,6 +10,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::Config;
 use crate::apply::Slice;
 use crate::grant::drive;
+use crate::mailbox::Mailboxes;
 use crate::opener::Opener;
 use crate::pool::Pool;
 use crate::state::State;
@@ -29,6 +30,8 @@ pub struct Shared {
     pub started: Instant,
     /// Sessions that are nobody's yet.
     pub pool: Pool,
+    /// Who asks in shared memory.
+    pub mailboxes: Mailboxes,
     state: Mutex<State>,
     /// Something to digest.
     pub digest_wanted: Condvar,
@@ -46,6 +49,8 @@ impl Shared {
     /// What a wait gives when SharedFS ends under it. It never reaches a session: its connection is closed instead, and it
     /// asks the next SharedFS.
     pub const ENDING: Errno = Errno::ECANCELED;
+    /// What a question gives that can't be answered at once. It never reaches a program: its session asks again by a message.
+    pub const LATER: Errno = Errno(libc::EINPROGRESS);
 
     /// Puts the parts together.
     pub fn new(config: Config, arena: Arc<Arena>, watcher: Watcher, state: State) -> Self {
@@ -56,6 +61,7 @@ impl Shared {
             watcher,
             started: Instant::now(),
             pool: Pool::default(),
+            mailboxes: Mailboxes::default(),
             state: Mutex::new(state),
             digest_wanted: Condvar::new(),
             commit_wanted: Condvar::new(),

@@ -44,7 +44,7 @@ impl Device {
     /// Waits for a request; `None` when the mount is gone. While it watches for one, whoever wants the core has it: the thread may be bound to the
     /// one of its client.
     pub(crate) fn receive(&self, buffer: &mut [u8], watch: &mut Watch) -> Result<Option<usize>, Errno> {
-        watch.begin();
+        watch.begin(None);
         loop {
             match rustix::io::read(&self.0, &mut *buffer) {
                 Ok(count) => {

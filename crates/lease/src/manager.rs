@@ -507,6 +507,17 @@ impl LeaseManager {
         }
     }
 
+    /// A request that is not granted yet is taken back. What was taken from others for it, they ask for again.
+    pub fn handle_cancel(&mut self, request: RequestId) {
+        let is_it = |work: &Work| matches!(work, Work::Acquire { request: asked, .. } if *asked == request);
+        let Some(at) = self.queue.iter().position(is_it) else { return };
+        self.queue.remove(at);
+        if at == 0 {
+            self.announced.clear();
+            self.wait_until_us = None;
+        }
+    }
+
     /// The session ends: its requests are dropped, its log is applied, and its leases vanish.
     pub fn handle_session_end(&mut self, session: SessionId) {
         let holder = self.holds.holder(session);

@@ -10,11 +10,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use ashlar_pmem::Mapping;
 use ashlar_types::{Errno, SessionId};
-use ashlar_wire::{Connection, Hello, PROTOCOL_VERSION, Peer, Reply, Request, SessionKind, Welcome, WireError};
+use ashlar_wire::{
+    Connection, ControlPage, Hello, PROTOCOL_VERSION, Peer, Reply, Request, SessionKind, Welcome, WireError,
+};
 
 use crate::alone::Mutex;
 use crate::api::{ConnectError, Options};
+use crate::mailbox::{Asker, is_short};
 
 /// Idle connections that are kept. More threads than this may call at once; they open and close their own.
 const IDLE_MAX: usize = 8;
@@ -80,6 +84,8 @@ pub(crate) struct Calls {
     notice: fn(&str),
     descriptors_from: i32,
     peer: Peer,
+    /// The session's mailbox, for one thread at a time.
+    asker: Mutex<Asker>,
     /// Whether there is anything in `absence`, so that calls need not look.
     is_away: AtomicBool,
     absence: Mutex<Absence>,
@@ -121,6 +127,7 @@ impl Calls {
             notice: options.notice,
             descriptors_from: options.descriptors_from,
             peer: welcome.peer,
+            asker: Mutex::default(),
             is_away: AtomicBool::new(false),
             absence: Mutex::default(),
             pool: Mutex::new(Pool { idle: vec![connection], era: 0 }),
@@ -143,9 +150,15 @@ impl Calls {
         self.call_with(&mount.0, &[mount.1.as_fd()], reclaim).map(drop)
     }
 
-    /// Calls SharedFS, and waits for it while it restarts.
-    pub(crate) fn call(&self, request: &Request, reclaim: &dyn Reclaim) -> Result<Reply, Errno> {
-        self.call_with(request, &[], reclaim).map(|(reply, _)| reply)
+    /// Calls SharedFS, and waits for it while it restarts. With the control page, it may be asked there.
+    pub(crate) fn call(
+        &self,
+        request: &Request,
+        control: Option<&ControlPage<Mapping>>,
+        reclaim: &dyn Reclaim,
+    ) -> Result<Reply, Errno> {
+        let control = control.filter(|control| is_short(request) && control.mailbox().is_listened_to());
+        self.call_somehow(request, &[], control, reclaim).map(|(reply, _)| reply)
     }
 
     /// As [`Self::call`], with descriptors that go with the request, and those that come back.
@@ -155,10 +168,20 @@ impl Calls {
         descriptors: &[BorrowedFd<'_>],
         reclaim: &dyn Reclaim,
     ) -> Result<(Reply, Vec<OwnedFd>), Errno> {
+        self.call_somehow(request, descriptors, None, reclaim)
+    }
+
+    fn call_somehow(
+        &self,
+        request: &Request,
+        descriptors: &[BorrowedFd<'_>],
+        control: Option<&ControlPage<Mapping>>,
+        reclaim: &dyn Reclaim,
+    ) -> Result<(Reply, Vec<OwnedFd>), Errno> {
         let mut wait = self.begin_waiting();
         loop {
             let era = self.pool.lock().era;
-            let answer = self.try_call(request, descriptors, &mut wait);
+            let answer = self.try_call(request, descriptors, control, &mut wait);
             if answer.is_ok() {
                 self.note_present();
             }
@@ -177,19 +200,44 @@ impl Calls {
         &self,
         request: &Request,
         descriptors: &[BorrowedFd<'_>],
+        control: Option<&ControlPage<Mapping>>,
         wait: &mut Wait,
     ) -> Result<(Reply, Vec<OwnedFd>), WireError> {
-        let idle = self.pool.lock().idle.pop();
+        let (idle, era) = {
+            let mut pool = self.pool.lock();
+            (pool.idle.pop(), pool.era)
+        };
         let mut connection = match idle {
             Some(connection) => connection,
             None => self.attach(wait.deadline)?,
         };
-        let answer = connection.call_watched(request, descriptors, &mut || self.watch(wait))?;
+        let told = match control {
+            Some(control) => self.ask(control, request, &mut connection, wait)?,
+            None => None,
+        };
+        let answer = match told {
+            Some(reply) => (reply, Vec::new()),
+            None => connection.call_watched(request, descriptors, &mut || self.watch(wait))?,
+        };
         let mut pool = self.pool.lock();
-        if pool.idle.len() < IDLE_MAX {
+        // What was answered in memory says nothing of the connection: it may be that of a SharedFS that is gone.
+        if pool.idle.len() < IDLE_MAX && pool.era == era {
             pool.idle.push(connection);
         }
         Ok(answer)
+    }
+
+    /// Asks in the session's mailbox, unless another thread does. The connection, on which nothing is under way, shows whether it's the same SharedFS that
+    /// has the question.
+    fn ask(
+        &self,
+        control: &ControlPage<Mapping>,
+        request: &Request,
+        connection: &mut Connection,
+        wait: &mut Wait,
+    ) -> Result<Option<Reply>, WireError> {
+        let Some(mut asker) = self.asker.try_lock() else { return Ok(None) };
+        asker.ask(control, request, connection, silence_of(self.patience), &mut || self.watch(wait))
     }
 
     /// As [`Self::call`], for what may take any time: `pause` waits until there is something to read from a socket, or a time is over, or
@@ -207,7 +255,7 @@ impl Calls {
             let era = self.pool.lock().era;
             let answer = self.try_interruptible(request, &mut wait, pause, &mut || {
                 is_cancelled = true;
-                self.call(cancel, reclaim).map(drop)
+                self.call(cancel, None, reclaim).map(drop)
             });
             match answer {
                 Ok(Reply::Error(errno)) => return Err(errno),

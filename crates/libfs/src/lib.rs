@@ -29,6 +29,7 @@ mod grants;
 mod handles;
 mod intervals;
 mod ledger;
+mod mailbox;
 mod materialise;
 mod names;
 mod node;
@@ -323,7 +324,7 @@ impl LibFs {
     }
 
     pub(crate) fn call(&self, request: &Request) -> Outcome<Reply> {
-        self.calls.call(request, self)
+        self.calls.call(request, Some(&self.control), self)
     }
 
     pub(crate) fn call_with(

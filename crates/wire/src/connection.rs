@@ -189,7 +189,6 @@ impl Connection {
     ) -> Result<(M, Vec<OwnedFd>), WireError> {
         let mut descriptors = Vec::new();
         let mut header = [0; 4];
-        self.watch_for_message();
         self.receive_all(&mut header, &mut descriptors, watch)?;
         let length = u32::from_le_bytes(header) as usize;
         if length > bytes_max.min(MESSAGE_BYTES_MAX) {
@@ -205,18 +204,29 @@ impl Connection {
     }
 
     /// Watches for the next message for a moment. The core is not given away meanwhile: where others have work for it one would get it back only when
-    /// their time is over, while who sleeps is woken at once.
-    fn watch_for_message(&mut self) {
+    /// their time is over, while who sleeps is woken at once. `other` looks for something else that would be to be done, does it, and says whether it has;
+    /// then the moment begins anew. How long that is may be known.
+    pub fn watch(&mut self, known: Option<Duration>, other: &mut dyn FnMut() -> bool) {
         let Self { socket, watch, .. } = self;
-        watch.begin();
+        watch.begin(known);
         let mut awaited = [PollFd::new(&*socket, PollFlags::IN)];
         while poll(&mut awaited, Some(&Timespec::default())) == Ok(0) {
-            if !watch.goes_on() {
+            if other() {
+                watch.end();
+                watch.begin(known);
+            } else if !watch.goes_on() {
                 return;
             }
             (0..PAUSE).for_each(|_| std::hint::spin_loop());
         }
         watch.end();
+    }
+
+    /// Whether the other side has closed the connection, where no message is due.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        let found = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&Timespec::default()));
+        !matches!(found, Ok(0) | Err(rustix::io::Errno::INTR))
     }
 
     /// Keeps a buffer for the next message, unless it's long.
@@ -293,6 +303,7 @@ impl Connection {
         &mut self,
         watch: &mut dyn FnMut() -> Result<(), WireError>,
     ) -> Result<(R, Vec<OwnedFd>), WireError> {
+        self.watch(None, &mut || false);
         self.receive_watched(MESSAGE_BYTES_MAX, watch)
     }
 }

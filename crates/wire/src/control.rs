@@ -12,6 +12,7 @@
 //! 4096  handles: 512 near slots of inode:8 count:8, 65,024 far ones, of which handle_slots have room; an inode stands in one of the 64 slots
 //!       from its hash on, among the far ones where the near ones were all taken
 //! 1052672  record locks                                                      (`lock_slots.rs`)
+//! 1073152  a question to SharedFS and its answer                             (`mailbox.rs`)
 //! ```
 //!
 //! Lease table (one file a session; the session may only read it):
@@ -28,20 +29,21 @@ use ashlar_pmem::{Mapping, Persistent};
 use ashlar_types::{InodeId, LogPosition, SessionId};
 
 use crate::lock_slots::{LOCK_SLOTS_BYTES, LockChange, LockList, LockSlotState, LockSlots, LockedRange};
+use crate::mailbox::{MAILBOX_BYTES, Mailbox};
 use crate::{Credit, LATENCY_BUCKETS, LockSlot, OperationCounts, OperationKind, QuotaEra, ScopeKind, latency_bucket};
 
 /// Slots in the table of open handles: as many different inodes as a session may have open.
 pub const HANDLE_SLOTS: u64 = 65_536;
 /// Those of them that have room from the beginning: few programs have more files open, and each page costs microseconds to make and to free.
 const HANDLE_SLOTS_NEAR: u64 = 512;
-/// Bytes of a control page that an earlier version has made, without record locks.
+/// Bytes of a control page that an earlier version has made, without record locks and a mailbox.
 pub const CONTROL_BYTES_BEFORE: u64 = LOCKS;
 /// Slots in the lease table: as many leases as a session may hold.
 pub const LEASE_SLOTS: u32 = 65_536;
 /// Slots of the lease table that have room from the beginning.
 pub const LEASE_SLOTS_FIRST: u32 = 1024;
 /// Bytes of the control page's file.
-pub const CONTROL_BYTES: u64 = LOCKS + LOCK_SLOTS_BYTES;
+pub const CONTROL_BYTES: u64 = MAILBOX + MAILBOX_BYTES;
 /// What of it has room from the beginning.
 pub const CONTROL_ROOM: [Range<u64>; 2] = [0..TABLE + HANDLE_SLOTS_NEAR * SLOT_BYTES, LOCKS..CONTROL_BYTES];
 /// What gets room when more handles are open than have a slot: [`ControlPage::set_all_handle_slots`].
@@ -58,6 +60,7 @@ const HANDLE_WINDOW: u64 = 64;
 const TABLE: u64 = 4096;
 const SLOT_BYTES: u64 = 16;
 const LOCKS: u64 = TABLE + HANDLE_SLOTS * SLOT_BYTES;
+const MAILBOX: u64 = (LOCKS + LOCK_SLOTS_BYTES).next_multiple_of(4096);
 const CONTROL_MAGIC: u64 = u64::from_le_bytes(*b"ASHLCTL1");
 const LEASE_MAGIC: u64 = u64::from_le_bytes(*b"ASHLLSE1");
 const SESSION: u64 = 8;
@@ -86,6 +89,7 @@ const _: () = assert!(KEPT_METADATA + 8 <= OPERATIONS);
 const _: () = assert!(OPERATION_KINDS * 8 <= LANE_BYTES);
 const _: () = assert!(OPERATIONS + OPERATION_LANES as u64 * LANE_BYTES <= SAMPLED);
 const _: () = assert!(SAMPLED + OPERATION_KINDS * SAMPLED_BYTES <= TABLE);
+const _: () = assert!(MAILBOX == 1_073_152);
 const OPERATION_KINDS: u64 = OperationKind::ALL.len() as u64;
 
 /// What credit may be used for.
@@ -495,6 +499,11 @@ impl<M: Persistent> ControlPage<M> {
     /// All slots that are in use, with their locks. SharedFS calls this when it was started anew.
     pub fn claimed_lock_slots(&self) -> Vec<(u32, InodeId, LockSlotState, Vec<LockedRange>)> {
         self.lock_slots().claimed()
+    }
+
+    /// Where the session asks SharedFS without a message.
+    pub fn mailbox(&self) -> Mailbox<'_, M> {
+        Mailbox::new(&self.0, MAILBOX)
     }
 
     /// The inode's slot, or one that is free for it, in the windows of slots that its hash names.

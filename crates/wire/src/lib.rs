@@ -1,7 +1,8 @@
 //! The session protocol between LibFS and SharedFS: messages over a unix socket, and words in shared memory.
 //!
 //! Purpose: one place for everything that both sides must agree on. A session has any number of connections to SharedFS;
-//! on each, a request is followed by its reply before the next request. What must cost no message stands in shared
+//! on each, a request is followed by its reply before the next request. While SharedFS is awake anyway, requests for leases go through memory
+//! ([`Mailbox`]). What must cost no message stands in shared
 //! memory: the lease words that make a cached state valid, the committed position that frees log space, credits, the
 //! table of open handles, and what anybody was told of inodes that are only read ([`Board`]).
 //!
@@ -18,6 +19,7 @@ mod board;
 mod connection;
 mod control;
 mod lock_slots;
+mod mailbox;
 mod message;
 mod pace;
 mod report;
@@ -33,6 +35,7 @@ pub use control::{
 pub use lock_slots::{
     LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_RANGES_MAX, LOCK_SLOTS, LockChange, LockList, LockSlotState, LockedRange,
 };
+pub use mailbox::{Mailbox, Progress, Question};
 pub use message::{
     Contents, Credit, DirectoryEntry, Extent, FsckReply, GrantReply, Hello, InodeState, LockKind, LockMode, LockSlot,
     Need, PROTOCOL_VERSION, Peer, QuotaEra, QuotaGrant, QuotaStatus, QuotaWant, Reply, Request, ScopeKind, SessionKind,

@@ -7,10 +7,10 @@ use ashlar_types::{
 use ashlar_update::Cost;
 use serde::{Deserialize, Serialize};
 
-use crate::OperationCounts;
+use crate::{OperationCounts, Question};
 
 /// The version of the protocol and of the shared memory's layout. A daemon understands this one only.
-pub const PROTOCOL_VERSION: u32 = 10;
+pub const PROTOCOL_VERSION: u32 = 11;
 
 /// What a session is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -443,6 +443,8 @@ pub enum Request {
     },
     /// Who uses how much, and who may (command line).
     Quotas,
+    /// The answer to this question in the session's mailbox, which was too long for that.
+    Kept(Question),
     /// A descriptor of the kernel's. A directory on a mount of the arena comes with this; back comes a new open file description of the
     /// inode on that mount.
     Materialise {

@@ -40,10 +40,10 @@ impl Watch {
         let _ = IS_POSSIBLE.set(cores > 1);
     }
 
-    /// A wait begins.
-    pub fn begin(&mut self) {
-        let is_tried = self.vain < VAIN_MAX || self.vain % TRIED_EVERY == 0;
-        self.until = (self.is_possible && is_tried).then(|| Instant::now() + WATCH);
+    /// A wait begins. Who knows that others come so soon watches for so long, whatever came of it before.
+    pub fn begin(&mut self, known: Option<Duration>) {
+        let is_tried = known.is_some() || self.vain < VAIN_MAX || self.vain % TRIED_EVERY == 0;
+        self.until = (self.is_possible && is_tried).then(|| Instant::now() + known.unwrap_or(WATCH));
         if !is_tried {
             self.note_vain();
         }
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     fn wait(watch: &mut Watch, comes_soon: bool) -> bool {
-        watch.begin();
+        watch.begin(None);
         let watches = watch.until.is_some();
         if !comes_soon {
             watch.until = watch.until.and(Some(Instant::now()));
@@ -96,5 +96,9 @@ mod tests {
         assert!((0..VAIN_MAX).all(|_| wait(&mut watch, false)), "it pays again");
         let mut alone = Watch { is_possible: false, ..Watch::default() };
         assert!(!wait(&mut alone, true));
+        watch.begin(Some(WATCH));
+        assert!(watch.goes_on(), "it knows better");
+        alone.begin(Some(WATCH));
+        assert!(!alone.goes_on(), "there is nobody else");
     }
 }

@@ -95,6 +95,32 @@ fn a_wait_is_told_once_and_ends_with_the_holder() {
 }
 
 #[test]
+fn a_request_that_is_taken_back_keeps_nobody_waiting() {
+    let mut world = world(Limits { hold_us: 100, ..Limits::default() });
+    let (holder, other, third) = (world.begin(), world.begin(), world.begin());
+    world.acquire(holder, &[write(ROOT)]).unwrap();
+    let first = world.manager.handle_request(50, other, &[write(ROOT)]).unwrap();
+    assert_eq!(world.manager.poll_command(50, &world.applied, &|_| true), Some(Command::Wait { until_us: 100 }));
+    let behind = world.manager.handle_request(60, third, &[read(ROOT)]).unwrap();
+    // One that comes first and has something announced, one that waits behind others, and one that there is no more.
+    world.manager.handle_cancel(first);
+    let again = world.manager.handle_request(70, other, &[write(ROOT)]).unwrap();
+    world.manager.handle_cancel(again);
+    world.manager.handle_cancel(first);
+    assert_eq!(world.manager.stats().waiting, 1);
+    assert!(matches!(world.manager.poll_command(70, &world.applied, &|_| true), Some(Command::Wait { .. })));
+    let mut granted = Vec::new();
+    while let Some(command) = world.manager.poll_command(100, &world.applied, &|_| true) {
+        match command {
+            Command::SealAndApply { session } => world.manager.handle_applied(session, LogPosition(1)),
+            Command::Grant { request, .. } => granted.push(request),
+            _ => {}
+        }
+    }
+    assert_eq!(granted, [behind]);
+}
+
+#[test]
 fn a_lease_that_was_used_is_not_waited_for() {
     let mut world = world(Limits { hold_us: 100, ..Limits::default() });
     let (holder, other) = (world.begin(), world.begin());

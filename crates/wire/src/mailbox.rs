@@ -1,0 +1,310 @@
+//! A question to SharedFS and its answer in shared memory: where both sides are awake, no system call is made and nobody is woken.
+//!
+//! Each session has one mailbox, at the end of its control page:
+//!
+//! ```text
+//!     0  listening:8                             SharedFS writes; 0: nobody looks
+//!    64  word:8 = turn << 3 | state              both
+//!    72  length:8   length:8                     of the question, the session writes; of the answer, SharedFS
+//!   128  the question, in postcard encoding, up to byte 4096
+//!  4096  the answer, likewise, up to byte 32,768
+//! ```
+//!
+//! States: *free* → *asked* (the session) → *taken* (SharedFS) → *answered*, *kept* or *declined* (SharedFS) → *free* (the session). *Kept*: the
+//! answer is too long, and is fetched by a message ([`crate::Request::Kept`]). *Declined*: it is to be asked by a message. The session takes back
+//! (asked → free) what is not taken soon, and asks by a message; so a SharedFS that stops looking need tell nobody in time. It
+//! gives up (→ free) what a SharedFS has taken that is no more; the turn keeps a late answer from being taken for another's.
+//!
+//! The session can write all of it: SharedFS copies the question before it looks at it, and answers nothing that it would not say by a message.
+
+use ashlar_pmem::Persistent;
+use serde::{Deserialize, Serialize};
+
+use crate::control::Words;
+use crate::{Reply, Request, WireError};
+
+/// Bytes that a mailbox takes.
+pub(crate) const MAILBOX_BYTES: u64 = 32_768;
+const LISTENING: u64 = 0;
+const WORD: u64 = 64;
+const QUESTION_LENGTH: u64 = 72;
+const ANSWER_LENGTH: u64 = 80;
+const QUESTION: u64 = 128;
+const ANSWER: u64 = 4096;
+const QUESTION_BYTES: u64 = ANSWER - QUESTION;
+const ANSWER_BYTES: u64 = MAILBOX_BYTES - ANSWER;
+
+const STATE_BITS: u32 = 3;
+const FREE: u64 = 0;
+const ASKED: u64 = 1;
+const TAKEN: u64 = 2;
+const ANSWERED: u64 = 3;
+const KEPT: u64 = 4;
+const DECLINED: u64 = 5;
+
+/// A question on its way: its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Question(u64);
+
+impl Question {
+    fn word(self, state: u64) -> u64 {
+        self.0 << STATE_BITS | state
+    }
+}
+
+/// What has become of a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Nobody has looked at it yet.
+    Asked,
+    /// SharedFS works on it.
+    Taken,
+    /// The answer is there.
+    Answered,
+    /// The answer is to be fetched.
+    Kept,
+    /// It's to be asked by a message.
+    Declined,
+}
+
+/// A session's mailbox.
+#[derive(Debug)]
+pub struct Mailbox<'a, M> {
+    words: &'a Words<M>,
+    base: u64,
+}
+
+impl<'a, M: Persistent> Mailbox<'a, M> {
+    pub(crate) fn new(words: &'a Words<M>, base: u64) -> Self {
+        Self { words, base }
+    }
+
+    fn load(&self, offset: u64) -> u64 {
+        self.words.load(self.base + offset)
+    }
+
+    fn change(&self, current: u64, new: u64) -> bool {
+        self.words.exchange(self.base + WORD, current, new).is_ok()
+    }
+
+    /// Whether SharedFS looks.
+    pub fn is_listened_to(&self) -> bool {
+        self.load(LISTENING) != 0
+    }
+
+    /// Says whether SharedFS looks.
+    pub fn set_listening(&self, listens: bool) {
+        self.words.store(self.base + LISTENING, u64::from(listens));
+    }
+
+    /// Puts a question; `None` where it is too long. The session calls this, and what follows, one thread at a time.
+    pub fn ask(&self, request: &Request, buffer: &mut Vec<u8>) -> Option<Question> {
+        let before = self.load(WORD);
+        if before & ((1 << STATE_BITS) - 1) != FREE {
+            return None;
+        }
+        buffer.clear();
+        *buffer = postcard::to_extend(request, std::mem::take(buffer)).ok()?;
+        if buffer.len() as u64 > QUESTION_BYTES {
+            return None;
+        }
+        let turn = Question((before >> STATE_BITS).wrapping_add(1) & (u64::MAX >> STATE_BITS));
+        self.words.0.store(self.base + QUESTION, buffer).ok()?;
+        self.words.store(self.base + QUESTION_LENGTH, buffer.len() as u64);
+        self.change(before, turn.word(ASKED)).then_some(turn)
+    }
+
+    /// What has become of it.
+    pub fn progress(&self, question: Question) -> Progress {
+        let word = self.load(WORD);
+        if word == question.word(ASKED) {
+            Progress::Asked
+        } else if word == question.word(TAKEN) {
+            Progress::Taken
+        } else if word == question.word(ANSWERED) {
+            Progress::Answered
+        } else if word == question.word(KEPT) {
+            Progress::Kept
+        } else {
+            Progress::Declined
+        }
+    }
+
+    /// Takes a question back that nobody has looked at; `false` where somebody has.
+    pub fn take_back(&self, question: Question) -> bool {
+        self.change(question.word(ASKED), question.word(FREE))
+    }
+
+    /// The answer.
+    ///
+    /// # Errors
+    /// [`WireError::Malformed`].
+    pub fn read(&self, buffer: &mut Vec<u8>) -> Result<Reply, WireError> {
+        buffer.resize(self.load(ANSWER_LENGTH).min(ANSWER_BYTES) as usize, 0);
+        // It is within the mailbox.
+        let _ = self.words.0.load(self.base + ANSWER, buffer);
+        postcard::from_bytes(buffer).map_err(|_| WireError::Malformed)
+    }
+
+    /// Ends a question, answered or not.
+    pub fn end(&self, question: Question) {
+        self.words.store(self.base + WORD, question.word(FREE));
+    }
+
+    /// Whether there is a question that nobody has taken.
+    pub fn is_asked(&self) -> bool {
+        self.load(WORD) & ((1 << STATE_BITS) - 1) == ASKED
+    }
+
+    /// Takes a question, if there is one, and one that can be read: others are declined. SharedFS calls this, and what follows.
+    pub fn take(&self, buffer: &mut Vec<u8>) -> Option<(Question, Request)> {
+        let word = self.load(WORD);
+        let turn = Question(word >> STATE_BITS);
+        if word != turn.word(ASKED) || !self.change(word, turn.word(TAKEN)) {
+            return None;
+        }
+        buffer.resize(self.load(QUESTION_LENGTH).min(QUESTION_BYTES) as usize, 0);
+        // It is within the mailbox.
+        let _ = self.words.0.load(self.base + QUESTION, buffer);
+        match postcard::from_bytes(buffer) {
+            Ok(request) => Some((turn, request)),
+            Err(_) => {
+                self.decline(turn);
+                None
+            }
+        }
+    }
+
+    /// Answers a question that was taken; `false` where the answer is too long. Where the session has given it up meanwhile, nobody hears it.
+    pub fn answer(&self, question: Question, reply: &Reply, buffer: &mut Vec<u8>) -> bool {
+        buffer.clear();
+        match postcard::to_extend(reply, std::mem::take(buffer)) {
+            Ok(bytes) => *buffer = bytes,
+            Err(_) => return false,
+        }
+        if buffer.len() as u64 > ANSWER_BYTES {
+            return false;
+        }
+        if self.load(WORD) == question.word(TAKEN) {
+            // It fits.
+            let _ = self.words.0.store(self.base + ANSWER, buffer);
+            self.words.store(self.base + ANSWER_LENGTH, buffer.len() as u64);
+            self.change(question.word(TAKEN), question.word(ANSWERED));
+        }
+        true
+    }
+
+    /// Says that the answer is to be fetched.
+    pub fn keep(&self, question: Question) {
+        self.change(question.word(TAKEN), question.word(KEPT));
+    }
+
+    /// Says that the question is to be asked by a message.
+    pub fn decline(&self, question: Question) {
+        self.change(question.word(TAKEN), question.word(DECLINED));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ashlar_pmem::{Mapping, MappingAccess, Medium};
+    use ashlar_types::InodeId;
+
+    use super::*;
+    use crate::{CONTROL_BYTES, ControlPage, DirectoryEntry};
+
+    fn page() -> ControlPage<Mapping> {
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(CONTROL_BYTES).expect("a length");
+        let memory = Mapping::map(&file, CONTROL_BYTES, MappingAccess::ReadWrite, Medium::MEMORY).expect("mapped");
+        ControlPage::new(memory).expect("a page")
+    }
+
+    fn lookup(name: &[u8]) -> Request {
+        let (directory, name) = (InodeId::ROOT, name.to_vec());
+        Request::Lookup { directory, name, within: None, makes: false, write: false, need: crate::Need::default() }
+    }
+
+    fn is_lookup(request: &Request, expected: &[u8]) -> bool {
+        matches!(request, Request::Lookup { name, .. } if name == expected)
+    }
+
+    /// An answer whose encoding is a dozen bytes longer than this.
+    fn entry(bytes: usize) -> Reply {
+        let kind = ashlar_types::FileKind::Regular;
+        Reply::Entries(vec![DirectoryEntry { cookie: 3, name: vec![7; bytes], inode: InodeId(1), kind }])
+    }
+
+    #[test]
+    fn a_question_is_answered_kept_or_declined() {
+        let page = page();
+        let mailbox = page.mailbox();
+        let mut bytes = Vec::new();
+        assert!(mailbox.take(&mut bytes).is_none() && !mailbox.is_asked());
+        for turn in 0..10 {
+            let question = mailbox.ask(&lookup(&[turn; 100]), &mut bytes).expect("asked");
+            assert!(mailbox.is_asked() && mailbox.progress(question) == Progress::Asked);
+            assert!(mailbox.ask(&lookup(b"another"), &mut bytes).is_none(), "one at a time");
+            let (taken, request) = mailbox.take(&mut bytes).expect("it is there");
+            assert!(taken == question && is_lookup(&request, &[turn; 100]));
+            assert!(!mailbox.take_back(question) && mailbox.progress(question) == Progress::Taken);
+            assert!(mailbox.answer(taken, &Reply::Inodes(InodeId(u64::from(turn)), 5), &mut bytes));
+            assert_eq!(mailbox.progress(question), Progress::Answered);
+            let reply = mailbox.read(&mut bytes).expect("a reply");
+            assert!(matches!(reply, Reply::Inodes(first, 5) if first.0 == u64::from(turn)));
+            mailbox.end(question);
+        }
+        for progress in [Progress::Kept, Progress::Declined] {
+            let question = mailbox.ask(&lookup(b"x"), &mut bytes).expect("asked");
+            let (taken, _) = mailbox.take(&mut bytes).expect("it is there");
+            match progress {
+                Progress::Kept => mailbox.keep(taken),
+                _ => mailbox.decline(taken),
+            }
+            assert_eq!(mailbox.progress(question), progress);
+            mailbox.end(question);
+        }
+        let question = mailbox.ask(&lookup(&[7; 3900]), &mut bytes).expect("asked");
+        assert!(mailbox.take_back(question) && mailbox.take(&mut bytes).is_none());
+        assert!(mailbox.ask(&lookup(&[7; 3969]), &mut bytes).is_none(), "too long");
+        let question = mailbox.ask(&lookup(b"x"), &mut bytes).expect("asked");
+        let (taken, _) = mailbox.take(&mut bytes).expect("it is there");
+        assert!(!mailbox.answer(taken, &entry(28_672), &mut bytes), "too long");
+        assert_eq!(mailbox.progress(question), Progress::Taken);
+        assert!(mailbox.answer(taken, &entry(28_600), &mut bytes));
+        let reply = mailbox.read(&mut bytes).expect("a reply");
+        assert!(matches!(reply, Reply::Entries(entries) if entries[0].name == [7; 28_600]));
+    }
+
+    #[test]
+    fn a_late_answer_is_nobodys() {
+        let page = page();
+        let mailbox = page.mailbox();
+        let mut bytes = Vec::new();
+        let first = mailbox.ask(&lookup(b"first"), &mut bytes).expect("asked");
+        let (taken, _) = mailbox.take(&mut bytes).expect("it is there");
+        // SharedFS seems to be gone.
+        mailbox.end(first);
+        let second = mailbox.ask(&lookup(b"second"), &mut bytes).expect("asked");
+        assert!(mailbox.answer(taken, &entry(20), &mut bytes), "nobody is told");
+        mailbox.decline(taken);
+        assert_eq!(mailbox.progress(second), Progress::Asked);
+        let (taken, request) = mailbox.take(&mut bytes).expect("it is there");
+        assert!(taken == second && is_lookup(&request, b"second"));
+    }
+
+    #[test]
+    fn nonsense_of_a_session_stays_harmless() {
+        let page = page();
+        let base = CONTROL_BYTES - MAILBOX_BYTES;
+        let (mailbox, mut bytes) = (page.mailbox(), Vec::new());
+        for word in (0..1 << (STATE_BITS + 1)).chain([u64::MAX, u64::MAX - 6]) {
+            page.memory().store_u64(base + WORD, word).expect("stored");
+            page.memory().store_u64(base + QUESTION_LENGTH, u64::MAX).expect("stored");
+            page.memory().store(base + QUESTION, &[0xff; 64]).expect("stored");
+            assert!(mailbox.take(&mut bytes).is_none(), "{word:#x}");
+            let after = page.memory().load_u64(base + WORD).expect("loaded");
+            assert_eq!(after & 7, if word & 7 == ASKED { DECLINED } else { word & 7 }, "{word:#x}");
+        }
+    }
+}
