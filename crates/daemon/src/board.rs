@@ -8,7 +8,7 @@
 //! - Nothing is posted while a kernel may still believe what was so before: who reads the board waits for no kernel.
 //! - A post names the updates of others that it shows and that may be lost yet, and the batch with which they are committed: from then on
 //!   its readers need not write down that they depend on them.
-//! - When a file was last accessed is noted without a lease, so that takes its post away.
+//! - When a file was last accessed is noted without a lease, so its post is made anew then.
 //! - Leases of the board that are a minute old go: it can't be seen whether they are of use, and they keep others from wider ones.
 //! - The board lives as long as this SharedFS. Sessions that outlive it see that by their own control page, before anybody is granted anything.
 //! - All sessions can read all posts, as they can read all data segments and ask for any inode: LibFS is trusted to read, not to write.
@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use ashlar_lease::SlotWord;
 use ashlar_pmem::{Mapping, MappingAccess, Medium};
-use ashlar_types::{InodeId, SessionId};
+use ashlar_types::{InodeId, SessionId, Timestamp};
 use ashlar_wire::{BOARD_BYTES, BoardWriter, Contents, GrantReply, LeaseWord, Need, Post, ScopeKind};
 use rustix::fs::{MemfdFlags, SealFlags};
 
@@ -72,9 +72,17 @@ impl Board {
         self.writer.set_persistent(batch);
     }
 
-    /// Takes away what stands of an inode: it's no longer the newest, though no lease says so.
-    pub fn forget(&mut self, inode: InodeId) {
-        self.writer.forget(inode);
+    /// Has what stands of an inode say when it was last accessed: that has changed, though no lease says so. `batch` is the store's next one.
+    pub fn note_accessed(&mut self, inode: InodeId, at: Timestamp, batch: u64) {
+        let mut found = self.writer.board().find(inode, Need::default());
+        let is_noted = found.as_mut().is_some_and(|post| {
+            let attributes = &mut post.state.attributes;
+            attributes.accessed = attributes.accessed.max(at);
+            self.writer.post(post, inode, batch)
+        });
+        if !is_noted {
+            self.writer.forget(inode);
+        }
     }
 
     /// Whether all that is needed of an inode stands there and is true.
@@ -150,7 +158,7 @@ mod tests {
     use ashlar_log::Log;
     use ashlar_pmem::{Arena, ArenaOptions, SessionFile};
     use ashlar_store::Store;
-    use ashlar_types::{LogPosition, Timestamp};
+    use ashlar_types::LogPosition;
     use ashlar_update::{SetAttributes, Update};
     use ashlar_wire::{Credit, CreditKind, SessionKind, Want};
 

@@ -173,9 +173,9 @@ impl State {
         let moves = Leasing::before(&self.store, update)?;
         let applied = self.store.apply(id, end, update, &may_free)?;
         self.leasing.after(&self.store, id, update, applied, moves)?;
-        if let (Update::Accessed { inode, .. }, Some(board)) = (update, &mut self.board) {
+        if let (Update::Accessed { inode, at }, Some(board)) = (update, &mut self.board) {
             // It takes no lease, so the post stands.
-            board.forget(*inode);
+            board.note_accessed(*inode, *at, self.store.next_batch());
         }
         if let Some(inode) = applied.orphaned {
             self.orphans.insert(inode);

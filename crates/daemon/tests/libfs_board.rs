@@ -212,7 +212,9 @@ fn the_time_of_access_is_not_kept_back_by_the_board() {
     assert_eq!(read(&reader, directory, &name(7)), Ok(text(7, 0)));
     reader.end();
     let next = connect(&site);
+    let asked = requests(&site);
     assert!(stat(&next).inode.accessed > before.accessed);
+    assert!(requests(&site) - asked <= 1, "it stands on the board");
     // It is noted once, and not by each that comes.
     assert_eq!(read(&next, directory, &name(7)), Ok(text(7, 0)));
     next.end();
