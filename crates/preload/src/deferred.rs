@@ -7,7 +7,7 @@
 //! where the one that has run it has left it some (`carried`).
 //!
 //! Where the mount has company, the kernel keeps no names, so that each call through it costs several requests; and most of what a session asks for
-//! was told to others, and stands on the board. There a program has its session from its first call on, unless it has run others by then.
+//! was told to others, and stands on the board. There a program has its session after fewer calls, unless it has run others by then.
 //!
 //! There are candidates only while a process has one thread: when it makes another, they are taken over first.
 
@@ -19,6 +19,8 @@ use crate::{descriptors, locks, session};
 
 /// Calls that the kernel serves first: about what a session costs.
 const CALLS: u32 = 64;
+/// The same where a mount has company: short commands (`cat`, `cp`, `mv`) end before that, and compilers go on.
+const CALLS_IN_COMPANY: u32 = 24;
 /// Bytes that cost as much as one more call.
 const BYTES_OF_CALL: u64 = 16 << 10;
 /// The most that a call counts for its bytes: programs ask for more than there is.
@@ -48,9 +50,11 @@ pub(crate) fn begin(given: Option<u32>, carried: &Carried) {
     USED.store(carried.mounts, Ordering::Relaxed);
     IS_ANY_CANDIDATE.store(true, Ordering::Relaxed);
     IS_ANY_CARRIED.store(true, Ordering::Relaxed);
-    if LEFT.load(Ordering::Relaxed) == 0 || given.is_none() && mounts_of(carried.mounts).any(session::has_company) {
+    if LEFT.load(Ordering::Relaxed) == 0 {
         // With the first call they become ours.
         LEFT.store(1, Ordering::Relaxed);
+    } else if given.is_none() && mounts_of(carried.mounts).any(session::has_company) {
+        LEFT.store(CALLS_IN_COMPANY, Ordering::Relaxed);
     }
 }
 
@@ -106,10 +110,9 @@ pub(crate) fn puts_off(mount: u32) -> bool {
     }
     let is_first = USED.fetch_or(1 << mount, Ordering::Relaxed) & 1 << mount == 0;
     if is_first && MINDS_COMPANY.load(Ordering::Relaxed) && session::has_company(mount) {
-        end();
-    } else {
-        count(1);
+        LEFT.fetch_min(CALLS_IN_COMPANY, Ordering::Relaxed);
     }
+    count(1);
     is_on()
 }
 
