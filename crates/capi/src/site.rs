@@ -60,7 +60,8 @@ fn unreachable(place: &Path, error: &std::io::Error) -> Refusal {
                 "{name} does not exist; name the directory on which an Ashlar is mounted ('ashlar status' lists them)"
             )
         }
-        ErrorKind::NotConnected => {
+        // Aborted is who had asked before it was gone.
+        ErrorKind::NotConnected | ErrorKind::ConnectionAborted => {
             format!("the process behind the mount on {name} is gone; mount it again with 'ashlar mount {name}'")
         }
         _ => format!("{name} can't be looked at: {error}"),
@@ -121,5 +122,9 @@ mod tests {
         let (errno, sentence) = Site::find(b"/none/such").expect_err("a refusal");
         assert_eq!(errno, Errno::ENOENT);
         assert!(sentence.contains("/none/such does not exist"), "{sentence}");
+        for gone in [libc::ENOTCONN, libc::ECONNABORTED] {
+            let (errno, sentence) = unreachable(Path::new("/mnt/a"), &std::io::Error::from_raw_os_error(gone));
+            assert!(errno == Errno(gone) && sentence.contains("'ashlar mount /mnt/a'"), "{gone}: {sentence}");
+        }
     }
 }

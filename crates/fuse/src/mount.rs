@@ -184,7 +184,7 @@ fn prepare(path: &Path) -> Result<PathBuf, MountError> {
     let resolved = mountinfo::resolve(path).ok_or_else(|| MountError::NotFound { path: path.to_owned() })?;
     if mountinfo::is_ashlar_mount(&resolved) {
         match rustix::fs::stat(&resolved) {
-            Err(Errno::NOTCONN) => unmount(&resolved, true)?,
+            Err(Errno::NOTCONN | Errno::CONNABORTED) => unmount(&resolved, true)?,
             _ => return Err(MountError::AlreadyMounted { path: resolved }),
         }
     }
