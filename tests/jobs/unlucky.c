@@ -1,75 +1,27 @@
 /* unlucky STORY: what unlucky and hostile programs do, each in a directory of its own. Says what has come of it, which must be the same on
  * any file system. */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
-#include <unistd.h>
+
+#include "says.h"
 
 #define PAGE 4096L
 #define UNSHARE 2
 extern char **environ;
 
 static char *self;
-
-/* One line: what was done, and what it gave. */
-static void say(const char *what, long result)
-{
-    int error = errno;
-    char line[256];
-    int length = result < 0 ? snprintf(line, sizeof line, "%s: %s\n", what, strerrorname_np(error))
-                            : snprintf(line, sizeof line, "%s: %ld\n", what, result);
-    if (write(1, line, length) != length)
-        _exit(9);
-}
-
-/* Text that says which file it was written to, by whom, and when. */
-static long put(int file, const char *text)
-{
-    return write(file, text, strlen(text));
-}
-
-static int make(const char *name)
-{
-    return open(name, O_RDWR | O_CREAT | O_TRUNC, 0644);
-}
-
-/* What is in a file, found anew. */
-static void show(const char *name)
-{
-    char text[4096], what[4200];
-    int file = open(name, O_RDONLY);
-    long length = file < 0 ? -1 : read(file, text, sizeof text - 1);
-    if (length < 0) {
-        say(name, -1);
-        return;
-    }
-    text[length] = 0;
-    snprintf(what, sizeof what, "%s reads '%.150s', bytes", name, text);
-    say(what, length);
-    close(file);
-}
-
-static long size_of(const char *name)
-{
-    struct stat found;
-    return stat(name, &found) ? -1 : (long)found.st_size;
-}
 
 static void *close_all_of_mine(void *nothing)
 {

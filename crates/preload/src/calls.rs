@@ -17,9 +17,9 @@ use std::sync::atomic::Ordering;
 
 use ashlar_types::Errno;
 
-use crate::arch::{ASHLAR_INTEREST, CALLS, Frame, INTEREST_ALWAYS, INTEREST_DESCRIPTOR, INTEREST_NONE};
+use crate::arch::{ASHLAR_INTEREST, CALLS, Frame, INTEREST_ALWAYS, INTEREST_APART, INTEREST_DESCRIPTOR, INTEREST_NONE};
 use crate::locks::Way;
-use crate::{deferred, descriptors, hook, materialise, memory, path, report, snapshot, submounts};
+use crate::{deferred, descriptors, hook, materialise, memory, parked, path, report, snapshot, submounts};
 
 /// What becomes of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +64,8 @@ enum Shape {
     SecondAt,
     /// The address of a socket, which may be a path: the kernel's, and looked at for a report alone.
     Address,
+    /// It makes a descriptor of the kernel's, and concerns us only while a number is parked for one of ours.
+    Maker,
     /// It is looked at each time.
     Always,
 }
@@ -175,6 +177,35 @@ const fn shape(number: i64) -> Shape {
         libc::SYS_symlink => Shape::SecondPath,
         libc::SYS_symlinkat => Shape::SecondAt,
         libc::SYS_bind | libc::SYS_connect => Shape::Address,
+        libc::SYS_pipe
+        | libc::SYS_pipe2
+        | libc::SYS_socket
+        | libc::SYS_socketpair
+        | libc::SYS_accept
+        | libc::SYS_accept4
+        | libc::SYS_recvmsg
+        | libc::SYS_recvmmsg
+        | libc::SYS_eventfd
+        | libc::SYS_eventfd2
+        | libc::SYS_signalfd
+        | libc::SYS_signalfd4
+        | libc::SYS_timerfd_create
+        | libc::SYS_inotify_init
+        | libc::SYS_inotify_init1
+        | libc::SYS_fanotify_init
+        | libc::SYS_epoll_create
+        | libc::SYS_epoll_create1
+        | libc::SYS_memfd_create
+        | libc::SYS_memfd_secret
+        | libc::SYS_userfaultfd
+        | libc::SYS_mq_open
+        | libc::SYS_pidfd_open
+        | libc::SYS_pidfd_getfd
+        | libc::SYS_perf_event_open
+        | libc::SYS_bpf
+        | libc::SYS_fsopen
+        | libc::SYS_fsmount
+        | libc::SYS_landlock_create_ruleset => Shape::Maker,
         libc::SYS_mmap
         | libc::SYS_munmap
         | libc::SYS_mprotect
@@ -255,11 +286,14 @@ const fn interests(is_counted: bool) -> [u8; CALLS] {
     let mut number = 0;
     while number < CALLS {
         interests[number] = match shape(number as i64) {
-            Shape::None => INTEREST_NONE,
+            Shape::None | Shape::Maker => INTEREST_NONE,
             Shape::Descriptor if !is_counted => INTEREST_DESCRIPTOR,
             Shape::Address if !is_counted => INTEREST_NONE,
             _ => INTEREST_ALWAYS,
         };
+        if interests[number] != INTEREST_ALWAYS && is_apart(number as i64) {
+            interests[number] |= INTEREST_APART;
+        }
         number += 1;
     }
     interests
@@ -275,6 +309,7 @@ pub(crate) fn arm() {
 
 /// Has the entry catch nothing any more: the kernel serves the process from here on.
 pub(crate) fn disarm() {
+    parked::end();
     for (number, interest) in (0..).zip(&ASHLAR_INTEREST) {
         let wanted = match number {
             // Signals whose handlers are ours go on being theirs.
@@ -295,12 +330,59 @@ pub(crate) fn concerns(call: &Frame, is_lent: bool) -> bool {
         return false;
     }
     match shape(call.rax as i64) {
-        Shape::None | Shape::Address => false,
+        Shape::None | Shape::Address | Shape::Maker => false,
         Shape::Descriptor => report::page().is_none() || descriptors::is_caught(a[0] as i32),
         Shape::Always => looked_at(call),
         shape => paths_of(shape)
             .iter()
             .any(|&(from, path)| path::concerns(from.map_or(libc::AT_FDCWD, |from| a[from] as i32), a[path])),
+    }
+}
+
+/// Whether a call has nothing to do with which numbers of descriptors are free: one may stay parked while the kernel serves it.
+pub(crate) const fn is_apart(number: i64) -> bool {
+    matches!(
+        number,
+        libc::SYS_read
+            | libc::SYS_write
+            | libc::SYS_pread64
+            | libc::SYS_pwrite64
+            | libc::SYS_readv
+            | libc::SYS_writev
+            | libc::SYS_lseek
+            | libc::SYS_fsync
+            | libc::SYS_fdatasync
+            | libc::SYS_getdents64
+            | libc::SYS_mmap
+            | libc::SYS_munmap
+            | libc::SYS_mprotect
+            | libc::SYS_mremap
+            | libc::SYS_madvise
+            | libc::SYS_brk
+            | libc::SYS_futex
+            | libc::SYS_rt_sigprocmask
+            | libc::SYS_clock_gettime
+            | libc::SYS_gettimeofday
+            | libc::SYS_nanosleep
+            | libc::SYS_clock_nanosleep
+            | libc::SYS_sched_yield
+            | libc::SYS_getpid
+            | libc::SYS_gettid
+            | libc::SYS_getrandom
+    )
+}
+
+/// Whether a number that is parked may stay so while a call is looked at.
+pub(crate) fn keeps_parked(call: &Frame, parked: i32) -> bool {
+    let number = call.rax as i64;
+    let shape = shape(number);
+    let is_it = |at: usize| call.arguments[at] as i32 == parked;
+    match shape {
+        Shape::Always if number != libc::SYS_fcntl => is_apart(number),
+        _ => {
+            !descriptors_of(number).iter().any(|&at| is_it(at))
+                && !paths_of(shape).iter().any(|&(from, _)| from.is_some_and(is_it))
+        }
     }
 }
 
@@ -313,7 +395,7 @@ const fn paths_of(shape: Shape) -> &'static [(Option<usize>, usize)] {
         Shape::TwoAt => &[(Some(0), 1), (Some(2), 3)],
         Shape::SecondPath => &[(None, 1)],
         Shape::SecondAt => &[(Some(1), 2)],
-        Shape::None | Shape::Descriptor | Shape::Address | Shape::Always => &[],
+        Shape::None | Shape::Descriptor | Shape::Address | Shape::Maker | Shape::Always => &[],
     }
 }
 

@@ -5,13 +5,14 @@
 //! and lives until the last of them and the last call under way with it are gone.
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ashlar_libfs::{OpenInode, alone};
 use ashlar_types::{Errno, FileKind, InodeId};
 
 use crate::arch::{ASHLAR_DESCRIPTORS, DESCRIPTORS, system_call};
+use crate::parked;
 use crate::session::{self, Session};
 
 /// Open files that there can be. More are the kernel's.
@@ -43,6 +44,16 @@ pub(crate) struct Place {
     pub(crate) is_gone: bool,
 }
 
+/// What becomes of the number of an open file's only descriptor where another program is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum OnExec {
+    /// It may have been changed, or there were more descriptors.
+    Unknown,
+    Stays,
+    Closes,
+}
+
 /// An open file description.
 #[derive(Debug)]
 pub(crate) struct OpenFile {
@@ -53,6 +64,8 @@ pub(crate) struct OpenFile {
     kind: AtomicU32,
     flags: AtomicU32,
     hint: AtomicU32,
+    /// What is known of its one descriptor: an [`OnExec`].
+    on_exec: AtomicU8,
     /// The way to its inode, for those who hold a reference.
     opened: UnsafeCell<Option<OpenInode>>,
     place: alone::Mutex<Place>,
@@ -87,6 +100,7 @@ impl OpenFile {
         kind: AtomicU32::new(0),
         flags: AtomicU32::new(0),
         hint: AtomicU32::new(0),
+        on_exec: AtomicU8::new(OnExec::Unknown as u8),
         opened: UnsafeCell::new(None),
         place: alone::Mutex::new(Place { offset: 0, is_gone: false }),
     };
@@ -187,6 +201,19 @@ impl File {
         (!place.is_gone).then_some(place)
     }
 
+    /// What is known of its descriptor.
+    pub(crate) fn on_exec(&self) -> OnExec {
+        [OnExec::Stays, OnExec::Closes]
+            .into_iter()
+            .find(|known| *known as u8 == self.open().on_exec.load(Ordering::Relaxed))
+            .unwrap_or(OnExec::Unknown)
+    }
+
+    /// Forgets what was known of its descriptor, which is another one's from here on or has got another flag.
+    pub(crate) fn forget_on_exec(&self) {
+        self.open().on_exec.store(OnExec::Unknown as u8, Ordering::Relaxed);
+    }
+
     /// Whether it is the same open file as another.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.number == other.number
@@ -199,6 +226,7 @@ impl File {
 
     /// Has a descriptor lead to it too.
     pub(crate) fn add(&self, descriptor: i32) {
+        self.forget_on_exec();
         let _one_at_a_time = locked(&TABLE);
         alone::add(&self.open().references, 1, Ordering::AcqRel);
         let old = entry(descriptor).map_or(0, |entry| entry.swap(self.number, Ordering::AcqRel));
@@ -462,6 +490,7 @@ pub(crate) fn open(session: u32, inode: InodeId, kind: FileKind, flags: i32) -> 
         open.kind.store(kind as u32, Ordering::Relaxed);
         open.flags.store(flags as u32, Ordering::Relaxed);
         open.hint.store(0, Ordering::Relaxed);
+        open.on_exec.store(OnExec::Unknown as u8, Ordering::Relaxed);
         ALONE.fetch_add(u32::from(flags & libc::O_PATH != 0), Ordering::Relaxed);
         *open.place.lock() = Place::default();
         let opened = session::by_number(session).map(|session| session.fs.open_inode(inode));
@@ -487,6 +516,12 @@ pub(crate) fn install(file: &File, from: i32, cloexec: bool) -> Result<i32, Errn
 /// # Errors
 /// As [`install`].
 pub(crate) fn reserve(from: i32, cloexec: bool) -> Result<i32, Errno> {
+    if from > 0 {
+        // It is not the lowest one that counts.
+        parked::end();
+    } else if let Some(parked) = parked::take(cloexec) {
+        return Ok(parked);
+    }
     let command = if cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD } as u64;
     let duplicate = |placeholder: i32| {
         // SAFETY: it makes a descriptor.
@@ -505,7 +540,24 @@ pub(crate) fn reserve(from: i32, cloexec: bool) -> Result<i32, Errno> {
         close_number(number);
         return Err(Errno::EMFILE);
     }
+    if from == 0 {
+        parked::note_lowest(number);
+    }
     Ok(number)
+}
+
+/// Gives back a number that was reserved and not used.
+pub(crate) fn give_back(number: i32, cloexec: bool) {
+    if !parked::park(number, cloexec) {
+        close_number(number);
+    }
+}
+
+/// Has a number lead to an open file that was just opened.
+pub(crate) fn enter_first(file: &File, number: i32, cloexec: bool) {
+    enter(file, number);
+    let on_exec = if cloexec { OnExec::Closes } else { OnExec::Stays };
+    file.open().on_exec.store(on_exec as u8, Ordering::Relaxed);
 }
 
 /// Has a number lead to an open file, whose placeholder there the kernel has.
@@ -536,6 +588,7 @@ pub(crate) fn closes_on_exec(descriptor: i32) -> Option<bool> {
 
 /// Closes the kernel's descriptor.
 pub(crate) fn close_number(descriptor: i32) -> i64 {
+    parked::note_freed(descriptor as u32);
     // SAFETY: the program, or we, are done with it.
     unsafe { system_call(libc::SYS_close as u64, [descriptor as u64, 0, 0, 0, 0, 0]) }
 }

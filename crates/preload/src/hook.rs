@@ -9,9 +9,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::arch::{After, Frame, Way, ashlar_on_stack};
 use crate::calls::{self, Verdict};
-use crate::report;
 use crate::signals::{self, Pending};
-use crate::{stack, threads};
+use crate::{parked, report, stack, threads};
 
 /// What a thread has of us. No destructor: libc would allocate to note it.
 pub(crate) struct Thread {
@@ -85,7 +84,11 @@ pub(crate) unsafe extern "C" fn ashlar_hook(frame: *mut Frame) -> Way {
     let call = unsafe { &mut *frame };
     threads::look();
     THREAD.with(|thread| {
-        if thread.depth.get() > 0 || !calls::concerns(call, thread.lent.get()) {
+        let concerns = thread.depth.get() == 0 && calls::concerns(call, thread.lent.get());
+        if !concerns && (thread.depth.get() > 0 || thread.lent.get() || !parked::is_in_the_way(call)) {
+            if !thread.lent.get() {
+                parked::look(call);
+            }
             let past = report::page().filter(|_| thread.depth.get() == 0).map(|page| page.past(call));
             let (after, word) = past.unwrap_or((After::Kernel, 0));
             return Way::new(after, word);
@@ -96,6 +99,7 @@ pub(crate) unsafe extern "C" fn ashlar_hook(frame: *mut Frame) -> Way {
         }
         thread.depth.set(1);
         thread.after.set(After::Return);
+        let serve = if concerns { serve } else { make_way };
         if thread.stack.get().is_null() {
             // SAFETY: the frame is valid; without memory for a stack the program's must do.
             unsafe { serve(frame) };
@@ -137,10 +141,22 @@ pub(crate) unsafe extern "C" fn ashlar_hook(frame: *mut Frame) -> Way {
 unsafe extern "C" fn serve(frame: *mut Frame) {
     // SAFETY: as for the hook.
     let call = unsafe { &mut *frame };
+    parked::before(call);
     if catch_unwind(AssertUnwindSafe(|| served(call))).is_err() {
         call.rax = -i64::from(libc::EIO) as u64;
         THREAD.with(|thread| thread.after.set(After::Return));
     }
+    if THREAD.with(|thread| thread.after.get()) != After::Return && parked::is_in_the_way(call) {
+        parked::end();
+    }
+}
+
+/// Lets a call through that does not concern us, when the number that is parked has made way.
+unsafe extern "C" fn make_way(frame: *mut Frame) {
+    // SAFETY: as for the hook.
+    parked::look(unsafe { &*frame });
+    parked::end();
+    THREAD.with(|thread| thread.after.set(After::Kernel));
 }
 
 fn served(call: &mut Frame) {

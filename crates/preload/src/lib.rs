@@ -26,6 +26,7 @@ mod hook;
 mod locks;
 mod materialise;
 mod memory;
+mod parked;
 mod patch;
 mod path;
 mod report;

@@ -1,8 +1,8 @@
 //! x86-64: the way from a patched system call into the hook and back.
 //!
 //! A patched place jumps to its trampoline (`patch::apply`), which steps over the red zone and calls [`ashlar_entry`] with all registers
-//! as they stand before `syscall`. The entry decides by two tables whether the call may concern us; if not, it makes the call and
-//! returns. Otherwise it saves what the kernel would preserve and calls the hook.
+//! as they stand before `syscall`. The entry decides by two tables, and by whether a number is parked (`parked`), if the call may concern us;
+//! if not, it makes the call and returns. Otherwise it saves what the kernel would preserve and calls the hook.
 
 use std::arch::{asm, global_asm};
 use std::sync::atomic::{AtomicU8, AtomicU32};
@@ -12,7 +12,7 @@ pub(crate) const CALLS: usize = 512;
 /// Descriptors below this one can be ours.
 pub(crate) const DESCRIPTORS: usize = 65_536;
 
-/// What is done with each system call: one of the `INTEREST_*` values.
+/// What is done with each system call: one of the `INTEREST_*` values, with [`INTEREST_APART`] or without.
 pub(crate) static ASHLAR_INTEREST: [AtomicU8; CALLS] = [const { AtomicU8::new(0) }; CALLS];
 /// It is the kernel's alone.
 pub(crate) const INTEREST_NONE: u8 = 0;
@@ -20,6 +20,8 @@ pub(crate) const INTEREST_NONE: u8 = 0;
 pub(crate) const INTEREST_DESCRIPTOR: u8 = 1;
 /// It is caught.
 pub(crate) const INTEREST_ALWAYS: u8 = 2;
+/// With the first two: nor is it caught while a number is parked.
+pub(crate) const INTEREST_APART: u8 = 4;
 
 /// For each descriptor the number of its open file (`descriptors`), or 0 where it is the kernel's.
 pub(crate) static ASHLAR_DESCRIPTORS: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
@@ -103,22 +105,33 @@ global_asm!(
     "ashlar_entry:",
     // rcx and r11 are free: the kernel would have overwritten them.
     "cmp rax, {calls}",
-    "jae 2f",
+    "jae 15f",
     "lea r11, [rip + {interest}]",
     "movzx ecx, byte ptr [r11 + rax]",
-    "test ecx, ecx",
+    "test ecx, 2",
+    "jnz 3f",
+    "test ecx, 1",
     "jz 2f",
-    "cmp ecx, 1",
-    "jne 3f",
     "mov ecx, edi",
     "cmp ecx, {descriptors_max}",
     "jae 2f",
     "lea r11, [rip + {descriptors}]",
     "cmp dword ptr [r11 + rcx * 4], 0",
     "jne 3f",
+    "cmp eax, {close}",
+    "jne 2f",
+    "cmp edi, dword ptr [rip + {lowest}]",
+    "jb 3f",
     "2:",
+    "cmp dword ptr [rip + {parked}], 0",
+    "jne 16f",
+    "15:",
     "syscall",
     "ret",
+    "16:",
+    "lea r11, [rip + {interest}]",
+    "test byte ptr [r11 + rax], 4",
+    "jnz 15b",
     "3:",
     "push rbp",
     "mov rbp, rsp",
@@ -289,6 +302,9 @@ global_asm!(
     candidate = const CANDIDATE,
     interest = sym ASHLAR_INTEREST,
     descriptors = sym ASHLAR_DESCRIPTORS,
+    parked = sym crate::parked::ASHLAR_PARKED,
+    lowest = sym crate::parked::ASHLAR_LOWEST,
+    close = const libc::SYS_close,
     hook = sym crate::hook::ashlar_hook,
     after_vfork = sym crate::hook::ashlar_after_vfork,
     after_kernel = sym crate::report::ashlar_after_kernel,

@@ -6,9 +6,9 @@ use ashlar_types::Errno;
 
 use super::{Served, process};
 use crate::arch::system_call;
-use crate::descriptors;
+use crate::descriptors::{self, OnExec};
 use crate::locks::Way;
-use crate::{locks, memory};
+use crate::{locks, memory, parked};
 
 /// Flags that `F_SETFL` can change.
 const CHANGEABLE: i32 = libc::O_APPEND | libc::O_NONBLOCK | libc::O_ASYNC | libc::O_DIRECT | libc::O_NOATIME;
@@ -41,8 +41,13 @@ pub(super) fn serve(number: i64, a: [u64; 6]) -> Served {
 fn close(descriptor: i32) -> Option<i64> {
     if let Some(file) = descriptors::remove(descriptor) {
         locks::forget(&file);
-        return Some(descriptors::close_number(descriptor));
+        let is_parked = match file.on_exec() {
+            OnExec::Unknown => false,
+            known => parked::park(descriptor, known == OnExec::Closes),
+        };
+        return Some(if is_parked { 0 } else { descriptors::close_number(descriptor) });
     }
+    parked::note_freed(descriptor as u32);
     let named = locks::file_of_named(descriptor);
     descriptors::forget_kernels(descriptor);
     let named = named?;
@@ -66,6 +71,7 @@ fn duplicate_followed(descriptor: i32, from: i32, cloexec: bool) -> Option<i64> 
     if !descriptors::is_named(descriptor) && !descriptors::is_candidate(descriptor) {
         return None;
     }
+    parked::end();
     let command = if cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
     let arguments = [descriptor as u64, command as u64, from as u64, 0, 0, 0];
     // SAFETY: the program's own call.
@@ -143,6 +149,7 @@ fn close_range(a: [u64; 6]) -> Served {
     }
     if flags & libc::CLOSE_RANGE_CLOEXEC != 0 {
         // The placeholders have this flag, as any descriptor.
+        descriptors::ours(first, last).filter_map(descriptors::file).for_each(|file| file.forget_on_exec());
         return Ok(None);
     }
     for descriptor in descriptors::ours(first, last) {
@@ -150,6 +157,7 @@ fn close_range(a: [u64; 6]) -> Served {
     }
     let is_closed = |descriptor: &i32| (first..=last).contains(&(*descriptor as u32));
     descriptors::candidates().filter(is_closed).for_each(descriptors::forget_kernels);
+    parked::note_freed(first);
     let named = locks::files_of_named(first, last);
     descriptors::forget_named(first, last);
     let _closes = Forgetting(named);
@@ -188,6 +196,9 @@ fn control(descriptor: i32, command: i32, argument: u64) -> Served {
     let Some(file) = descriptors::file(descriptor) else { return Ok(None) };
     match command {
         libc::F_GETFD | libc::F_SETFD => {
+            if command == libc::F_SETFD {
+                file.forget_on_exec();
+            }
             // The placeholder has this flag, as any descriptor.
             let arguments = [descriptor as u64, command as u64, argument, 0, 0, 0];
             // SAFETY: the program's own call.

@@ -9,6 +9,7 @@ use super::Served;
 use crate::descriptors::{self, File};
 use crate::materialise;
 use crate::memory::{self, PathBuffer};
+use crate::parked;
 use crate::path::{self, Aim, Last, Place, Purpose, Start, Walked};
 use crate::session::{self, Session};
 use crate::snapshot;
@@ -46,13 +47,14 @@ pub(super) fn open(number: i64, a: [u64; 6]) -> Served {
     let aim = Aim::of_opening(flags);
     let Walked::Inside(place) = path::walk(session, start.directory, start.rest, aim)? else { return Ok(None) };
     // Before anything is made or cut off: where there is no number for a descriptor, nothing happens.
-    let descriptor = descriptors::reserve(0, flags & libc::O_CLOEXEC != 0)?;
+    let cloexec = flags & libc::O_CLOEXEC != 0;
+    let descriptor = descriptors::reserve(0, cloexec)?;
     let opened = open_place(session, &place, flags, mode);
     if let Ok(Some(file)) = &opened {
-        descriptors::enter(file, descriptor);
+        descriptors::enter_first(file, descriptor, cloexec);
         return Ok(Some(descriptor.into()));
     }
-    descriptors::close_number(descriptor);
+    descriptors::give_back(descriptor, cloexec);
     opened?;
     let is_mapped = |found: &Found| materialise::is_mapped(session.number, found.id);
     if place.found.as_ref().is_some_and(is_mapped) {
@@ -84,6 +86,7 @@ fn gone(errno: Errno) -> Errno {
 
 /// Has the kernel open a path, and notes the descriptor. From a directory of ours it does so beside it: that one stays ours.
 fn open_named(number: i64, directory: i32, a: [u64; 6]) -> Result<i64, Errno> {
+    parked::end();
     let open = |arguments: [u64; 6]| {
         // SAFETY: the program's own call, but for the number of the directory.
         unsafe { crate::arch::system_call(number as u64, arguments) }

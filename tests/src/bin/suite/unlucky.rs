@@ -1,6 +1,6 @@
 //! Programs that are unlucky, or hostile: they fork amid their threads, take all descriptors, are interrupted all the time, or meet their limits.
 //!
-//! `unlucky.c` has a story for each, and says what has come of it. That must be the same in memory without Ashlar, on a mount, and with LibFS
+//! `unlucky.c` and `freed.c` have a story for each, and say what has come of it. That must be the same in memory without Ashlar, on a mount, and with LibFS
 //! in the process, from its first call on and after some.
 
 use std::path::Path;
@@ -13,32 +13,51 @@ use ashlar_tests::{Outcome, ensure, tried};
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
-    Test { name: "run/descriptors_in_a_range_are_closed_for_whom_it_is_said", run: || same("ranges") },
-    Test { name: "run/a_thread_may_leave_what_threads_share", run: || same("separate") },
-    Test { name: "run/a_mapping_grows_with_its_file", run: || same("growing") },
-    Test { name: "run/forks_amid_threads_that_write", run: || same("forks") },
-    Test { name: "run/any_descriptor_may_be_taken", run: || same("numbers") },
-    Test { name: "run/a_file_takes_the_place_of_one_that_is_written", run: || same("races") },
-    Test { name: "run/signals_all_the_time", run: || same("signals") },
-    Test { name: "run/two_processes_append", run: || same("appends") },
-    Test { name: "run/what_is_open_or_worked_in_may_be_removed", run: || same("removed") },
-    Test { name: "run/vectors_and_pointers_that_can_not_be", run: || same("vectors") },
-    Test { name: "run/limits_are_those_of_the_kernel", run: || same("limits") },
-    Test { name: "run/another_program_finds_what_was_open", run: || same("passes") },
+    Test { name: "run/descriptors_in_a_range_are_closed_for_whom_it_is_said", run: || same(UNLUCKY, "ranges") },
+    Test { name: "run/a_thread_may_leave_what_threads_share", run: || same(UNLUCKY, "separate") },
+    Test { name: "run/a_mapping_grows_with_its_file", run: || same(UNLUCKY, "growing") },
+    Test { name: "run/forks_amid_threads_that_write", run: || same(UNLUCKY, "forks") },
+    Test { name: "run/any_descriptor_may_be_taken", run: || same(UNLUCKY, "numbers") },
+    Test { name: "run/a_file_takes_the_place_of_one_that_is_written", run: || same(UNLUCKY, "races") },
+    Test { name: "run/signals_all_the_time", run: || same(UNLUCKY, "signals") },
+    Test { name: "run/two_processes_append", run: || same(UNLUCKY, "appends") },
+    Test { name: "run/what_is_open_or_worked_in_may_be_removed", run: || same(UNLUCKY, "removed") },
+    Test { name: "run/vectors_and_pointers_that_can_not_be", run: || same(UNLUCKY, "vectors") },
+    Test { name: "run/limits_are_those_of_the_kernel", run: || same(UNLUCKY, "limits") },
+    Test { name: "run/another_program_finds_what_was_open", run: || same(UNLUCKY, "passes") },
+    Test { name: "run/a_descriptor_gets_the_lowest_number_that_is_free", run: || same(FREED, "next") },
+    Test { name: "run/a_descriptor_that_was_closed_leads_nowhere", run: || same(FREED, "nowhere") },
+    Test { name: "run/other_processes_find_nothing_of_what_was_closed", run: || same(FREED, "others") },
+    Test { name: "run/one_that_is_closed_makes_room_for_one", run: || same(FREED, "limits") },
+    Test { name: "run/threads_open_and_close", run: || same(FREED, "threads") },
 ];
+
+/// A program that tells stories.
+#[derive(Clone, Copy)]
+struct Source {
+    name: &'static str,
+    text: &'static str,
+}
+
+const UNLUCKY: Source = Source { name: "unlucky.c", text: include_str!("../../../jobs/unlucky.c") };
+const FREED: Source = Source { name: "freed.c", text: include_str!("../../../jobs/freed.c") };
+/// What both include.
+const SAYS: Source = Source { name: "says.h", text: include_str!("../../../jobs/says.h") };
 
 /// Descriptors that a story may have: as many as most programs may, and few enough to take them all.
 const DESCRIPTORS: u32 = 1024;
 /// Seconds that a story may take. Those that hang tell less the longer they do.
 const SECONDS: u32 = 60;
 
-fn same(story: &str) -> Outcome<Verdict> {
+fn same(teller: Source, story: &str) -> Outcome<Verdict> {
     if let Some(why) = obstacle() {
         return Ok(Verdict::Skipped(why));
     }
     let site = Site::mounted(Medium::Memory, "64M")?;
-    let (source, program) = (site.outside().join("unlucky.c"), site.outside().join("unlucky"));
-    std::fs::write(&source, include_str!("../../../jobs/unlucky.c")).map_err(tried("writing a program"))?;
+    let (source, program) = (site.outside().join(teller.name), site.outside().join("teller"));
+    for Source { name, text } in [teller, SAYS] {
+        std::fs::write(site.outside().join(name), text).map_err(tried("writing a program"))?;
+    }
     // Pointers that lead nowhere are what some calls are tried with.
     let compiled = Command::new("gcc").args(["-O1", "-w", "-pthread", "-o"]).arg(&program).arg(&source).output();
     match compiled {

@@ -1,0 +1,104 @@
+//! Parked numbers: that of the descriptor that was closed last stays with the kernel for the file that is opened next. Who opens one file after
+//! the other makes no system call for it.
+//!
+//! The program must not see that: the number is free, and the lowest one that is. So it is closed before any call reaches the kernel that could
+//! tell: the entry lets none past while a number is parked but those that have nothing to do with which numbers are free ([`calls::is_apart`]).
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::arch::Frame;
+use crate::{calls, descriptors};
+
+/// The parked number (`code`), or 0. The entry looks at it.
+pub(crate) static ASHLAR_PARKED: AtomicU32 = AtomicU32::new(0);
+
+/// All numbers below this one are in use, as far as we have seen: only the lowest free one is parked. The entry looks at it. Where threads open and
+/// close at the same time it may say too much: those that are closed while another one is taken are not seen.
+pub(crate) static ASHLAR_LOWEST: AtomicU32 = AtomicU32::new(0);
+
+/// Lower ones programs give up in order to get them for what they open next, maybe past the library.
+const LOWEST_PARKED: i32 = 3;
+
+/// A number, and whether the kernel closes it where another program is run: never 0.
+fn code(descriptor: i32, cloexec: bool) -> u32 {
+    (descriptor as u32) << 1 | u32::from(cloexec)
+}
+
+fn number_of(code: u32) -> i32 {
+    (code >> 1) as i32
+}
+
+/// Parks a number that leads nowhere any more, rather than to close it. `false` where it must be closed.
+pub(crate) fn park(descriptor: i32, cloexec: bool) -> bool {
+    // Where one is parked already, that one is lower.
+    if descriptor < LOWEST_PARKED || ASHLAR_LOWEST.load(Ordering::Relaxed) < descriptor as u32 {
+        return false;
+    }
+    end();
+    note_freed(descriptor as u32);
+    descriptors::note_internal(descriptor);
+    let parked = ASHLAR_PARKED.compare_exchange(0, code(descriptor, cloexec), Ordering::AcqRel, Ordering::Relaxed);
+    if parked.is_err() {
+        // Another thread was faster.
+        descriptors::forget_internal(descriptor);
+    }
+    parked.is_ok()
+}
+
+/// Takes the parked number for a new descriptor.
+pub(crate) fn take(cloexec: bool) -> Option<i32> {
+    let parked = ASHLAR_PARKED.load(Ordering::Relaxed);
+    if parked == 0 {
+        return None;
+    }
+    if parked & 1 != u32::from(cloexec) {
+        end();
+        return None;
+    }
+    ASHLAR_PARKED.compare_exchange(parked, 0, Ordering::AcqRel, Ordering::Relaxed).ok()?;
+    note_lowest(number_of(parked));
+    Some(number_of(parked))
+}
+
+/// Notes that a number was the lowest one that was free, and has been taken.
+pub(crate) fn note_lowest(descriptor: i32) {
+    ASHLAR_LOWEST.store(descriptor as u32 + 1, Ordering::Relaxed);
+}
+
+/// Notes that a number may be free from now on.
+pub(crate) fn note_freed(descriptor: u32) {
+    if descriptor < ASHLAR_LOWEST.load(Ordering::Relaxed) {
+        ASHLAR_LOWEST.fetch_min(descriptor, Ordering::Relaxed);
+    }
+}
+
+/// Looks at a call that the kernel serves without us.
+pub(crate) fn look(call: &Frame) {
+    if call.rax as i64 == libc::SYS_close {
+        note_freed(call.arguments[0] as u32);
+    }
+}
+
+/// Closes the parked number, if there is one.
+pub(crate) fn end() {
+    let parked = ASHLAR_PARKED.swap(0, Ordering::AcqRel);
+    if parked != 0 {
+        descriptors::forget_internal(number_of(parked));
+        descriptors::close_number(number_of(parked));
+    }
+}
+
+/// Before a call is served that concerns us.
+#[inline]
+pub(crate) fn before(call: &Frame) {
+    let parked = ASHLAR_PARKED.load(Ordering::Relaxed);
+    if parked != 0 && !calls::keeps_parked(call, number_of(parked)) {
+        end();
+    }
+}
+
+/// Whether a number is parked that must be closed before the kernel serves a call.
+#[inline]
+pub(crate) fn is_in_the_way(call: &Frame) -> bool {
+    ASHLAR_PARKED.load(Ordering::Relaxed) != 0 && !calls::is_apart(call.rax as i64)
+}
