@@ -1,6 +1,6 @@
 //! Paths: whether one leads into a mount, and where it leads there.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ashlar_libfs::{Found, Paths, Surroundings};
@@ -10,7 +10,7 @@ use crate::arch::system_call;
 use crate::deferred;
 use crate::descriptors;
 use crate::memory;
-use crate::session::{self, Session};
+use crate::session::{self, MOUNTS_MAX, Session};
 
 pub(crate) use ashlar_libfs::{Aim, Last, Place, Purpose, Walked};
 
@@ -24,7 +24,15 @@ static IS_WORKING_INSIDE: AtomicBool = AtomicBool::new(false);
 /// It lies in a mount, but nobody has looked where.
 static IS_WORKING_UNKNOWN: AtomicBool = AtomicBool::new(false);
 
-/// Whether relative paths may lead into a mount.
+/// How relative paths lead into each mount where it does not lie in one (`Beside::code`), or 0.
+static BESIDE: [AtomicU32; MOUNTS_MAX] = [const { AtomicU32::new(0) }; MOUNTS_MAX];
+/// Whether they do.
+static IS_BESIDE: AtomicBool = AtomicBool::new(false);
+
+/// Bytes at a path's beginning that show where it leads.
+const START_BYTES: usize = 256;
+
+/// Whether the working directory lies in a mount.
 pub(crate) fn is_working_inside() -> bool {
     IS_WORKING_INSIDE.load(Ordering::Relaxed)
 }
@@ -37,13 +45,74 @@ pub(crate) fn set_working(place: Option<(u32, InodeId)>) {
     IS_WORKING_INSIDE.store(place.is_some(), Ordering::Relaxed);
 }
 
-/// Asks the kernel for the working directory: whether it lies in a mount shows its path.
+/// Asks the kernel for the working directory: how it lies to the mounts shows its path.
 pub(crate) fn find_working() {
-    let is_inside = working_path().is_some_and(|path| of_absolute(&path).is_some());
+    let path = working_path();
+    let is_inside = path.as_deref().is_some_and(|path| of_absolute(path).is_some());
     let mut working = WORKING.lock().unwrap_or_else(PoisonError::into_inner);
     *working = None;
+    let beside = |mount: &[u8]| path.as_deref().filter(|_| !is_inside).and_then(|path| Beside::of(path, mount));
+    let mut is_beside = false;
+    for (mount, place) in session::mounts().iter().zip(&BESIDE) {
+        let code = beside(&mount.path).map_or(0, Beside::code);
+        place.store(code, Ordering::Relaxed);
+        is_beside |= code != 0;
+    }
+    IS_BESIDE.store(is_beside, Ordering::Relaxed);
     IS_WORKING_UNKNOWN.store(is_inside, Ordering::Relaxed);
     IS_WORKING_INSIDE.store(is_inside, Ordering::Relaxed);
+}
+
+/// The way from a working directory outside of a mount into the mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Beside {
+    /// So many directories up,
+    up: u16,
+    /// then down what stands in the mount's path from this byte on.
+    from: u16,
+}
+
+impl Beside {
+    fn of(working: &[u8], mount: &[u8]) -> Option<Self> {
+        // What can't be reached by a path has none.
+        let working = working.strip_prefix(b"/")?.split(|&byte| byte == b'/').filter(|name| !name.is_empty());
+        let names = mount.strip_prefix(b"/")?.split(|&byte| byte == b'/');
+        let common: Vec<_> = working.clone().zip(names).take_while(|(one, other)| one == other).collect();
+        let from = 1 + common.iter().map(|(name, _)| name.len() + 1).sum::<usize>();
+        let up = working.count() - common.len();
+        let is_below = from < mount.len() && up < 1 << 15;
+        is_below.then(|| Some(Self { up: up as u16, from: u16::try_from(from).ok()? }))?
+    }
+
+    /// As a number, which is not 0.
+    fn code(self) -> u32 {
+        u32::from(self.up) << 16 | u32::from(self.from)
+    }
+
+    fn of_code(code: u32) -> Option<Self> {
+        (code != 0).then_some(Self { up: (code >> 16) as u16, from: code as u16 })
+    }
+
+    /// What is left of a relative path in the mount.
+    fn follow<'a>(self, path: &'a [u8], mount: &[u8]) -> Option<&'a [u8]> {
+        let up = (0..self.up).try_fold(path, |rest, _| below(rest, b".."))?;
+        below(up, mount.get(usize::from(self.from)..)?)
+    }
+}
+
+/// What is left of a path behind these names, of which it may say more (`//`, `/./`) than it must.
+fn below<'a>(path: &'a [u8], names: &[u8]) -> Option<&'a [u8]> {
+    names.split(|&byte| byte == b'/').try_fold(path, |mut rest, name| {
+        while let Some(next) = rest.strip_prefix(b"/").or_else(|| rest.strip_prefix(b"./")) {
+            rest = next;
+        }
+        rest.strip_prefix(name).filter(|rest| ends_name(rest))
+    })
+}
+
+/// Whether what follows a name in a path ends it.
+fn ends_name(rest: &[u8]) -> bool {
+    matches!(rest, [] | [b'/', ..])
 }
 
 /// Keeps other threads from it, over a fork.
@@ -79,27 +148,57 @@ fn working() -> Option<(&'static Session, InodeId)> {
 
 /// The mount that an absolute path leads into as it is written, and what is left of the path there.
 pub(crate) fn of_absolute(path: &[u8]) -> Option<(u32, &[u8])> {
+    let is_wordy = is_wordy(path);
     session::mounts().iter().zip(0..).find_map(|(mount, number)| {
-        let rest = path.strip_prefix(&mount.path[..])?;
-        (rest.is_empty() || rest[0] == b'/').then_some((number, rest))
+        let rest = path.strip_prefix(&mount.path[..]).filter(|rest| ends_name(rest));
+        let rest = rest.or_else(|| below(path, mount.path.strip_prefix(b"/").filter(|_| is_wordy)?))?;
+        Some((number, rest))
+    })
+}
+
+/// Whether a path says more than it must.
+fn is_wordy(path: &[u8]) -> bool {
+    path.windows(2).any(|two| two == b"//") || path.windows(3).any(|three| three == b"/./")
+}
+
+/// The mount that a relative path leads into from a working directory outside, and what is left of it there.
+pub(crate) fn of_relative(path: &[u8]) -> Option<(u32, &[u8])> {
+    if !IS_BESIDE.load(Ordering::Relaxed) {
+        return None;
+    }
+    session::mounts().iter().zip(&BESIDE).zip(0..).find_map(|((mount, code), number)| {
+        let beside = Beside::of_code(code.load(Ordering::Relaxed))?;
+        Some((number, beside.follow(path, &mount.path)?))
     })
 }
 
 /// Whether a path may concern us: one that leads into a mount as it is written, or names a descriptor.
 pub(crate) fn concerns(directory: i32, address: u64) -> bool {
-    let mut start = [0u8; 256];
+    let mut start = [0u8; START_BYTES];
     let length = memory::start_of(address, &mut start[..1]);
     match start.first() {
         _ if length == 0 => directory != libc::AT_FDCWD && descriptors::is_followed(directory),
         Some(b'/') => {
             let wanted = session::mounts().iter().map(|mount| mount.path.len() + 1).max().unwrap_or(0);
             let wanted = wanted.max(DESCRIPTOR_PATHS[0].len() + 1).min(start.len());
-            let length = memory::start_of(address, &mut start[..wanted]);
+            let mut length = memory::start_of(address, &mut start[..wanted]);
+            if is_wordy(&start[..length]) {
+                length = memory::start_of(address, &mut start);
+            }
             let start = &start[..length];
             of_absolute(start).is_some() || DESCRIPTOR_PATHS.iter().any(|prefix| start.starts_with(prefix))
         }
-        _ if directory == libc::AT_FDCWD => is_working_inside(),
+        _ if directory == libc::AT_FDCWD => is_working_inside() || leads_in(address),
         _ => descriptors::is_followed(directory),
+    }
+}
+
+/// Whether the relative path at an address leads into a mount from a working directory outside.
+pub(crate) fn leads_in(address: u64) -> bool {
+    let mut start = [0; START_BYTES];
+    IS_BESIDE.load(Ordering::Relaxed) && {
+        let length = memory::start_of(address, &mut start);
+        of_relative(&start[..length]).is_some()
     }
 }
 
@@ -162,6 +261,10 @@ pub(crate) fn start(directory: i32, path: &[u8]) -> Result<Option<Start<'_>>, Er
         return Ok(None);
     }
     let at = if directory == libc::AT_FDCWD {
+        if let Some((number, rest)) = of_relative(path) {
+            let session = session::of_mount(number);
+            return Ok(session.map(|session| Start { session, directory: InodeId::ROOT, rest }));
+        }
         working()
     } else {
         if deferred::is_any_candidate() && (descriptors::is_candidate(directory) || descriptors::is_named(directory)) {
@@ -232,4 +335,52 @@ pub(crate) fn is_guarded(session: &Session, directory: InodeId, found: &Found) -
 /// Fails with `EACCES` where the session's user has not the access.
 pub(crate) fn check_access(session: &Session, found: &Found, access: Access) -> Result<(), Errno> {
     session.fs.check_access(&session.who, found.id, access)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_leads_into_a_mount_from_beside_it() {
+        const MOUNT: &[u8] = b"/home/ann/work/mnt";
+        for (working, path, rest) in [
+            ("/home/ann", "work/mnt", Some("")),
+            ("/home/ann", "./work//./mnt/a/b", Some("/a/b")),
+            ("/home/ann/work", "mnt/", Some("/")),
+            ("/home/ann/work", "mnt2/a", None),
+            ("/home/ann/work", "mn", None),
+            ("/home/ann/work", ".mnt/a", None),
+            ("/home/ann/work", "../work/mnt/a", None),
+            ("/home/ann/work/other", "../mnt/../mnt", Some("/../mnt")),
+            ("/home/ann/work/other", "mnt/a", None),
+            ("/home/ann/work/mnt2", "../mnt", Some("")),
+            ("/home/bob", "../ann/work/mnt/a", Some("/a")),
+            ("/home/bob", "..ann/work/mnt/a", None),
+            ("/", "home/ann/work/mnt", Some("")),
+            ("/var/lib", "../../home/ann/work/mnt/a", Some("/a")),
+            ("(unreachable)/ann", "work/mnt/a", None),
+            ("/home/ann/work/mnt", "a", None),
+        ] {
+            let beside = Beside::of(working.as_bytes(), MOUNT);
+            assert_eq!(beside, beside.and_then(|beside| Beside::of_code(beside.code())));
+            let found = beside.and_then(|beside| beside.follow(path.as_bytes(), MOUNT));
+            assert_eq!(found, rest.map(str::as_bytes), "{path} from {working}");
+        }
+    }
+
+    #[test]
+    fn a_path_may_say_more_than_it_must() {
+        for (path, rest) in [
+            ("//mnt/./a//b", Some("//b")),
+            ("/mnt//a", Some("")),
+            ("/./mnt/a/", Some("/")),
+            ("/mnt/a", Some("")),
+            ("/mnt/.a", None),
+            ("/mnt/a.", None),
+            ("/mnt/../mnt/a", None),
+        ] {
+            assert_eq!(below(path.as_bytes(), b"mnt/a"), rest.map(str::as_bytes), "{path}");
+        }
+    }
 }

@@ -226,7 +226,7 @@ pub(crate) fn leads_inside(directory: i32, address: u64, is_on_mount: impl Fn(i3
     match &start[..length] {
         text @ [b'/', ..] => path::of_absolute(text).is_some() || path::descriptor_at(address).is_some(),
         [] if directory == libc::AT_FDCWD => false,
-        _ if directory == libc::AT_FDCWD => path::is_working_inside(),
+        _ if directory == libc::AT_FDCWD => path::is_working_inside() || path::leads_in(address),
         _ => is_on_mount(directory),
     }
 }

@@ -22,6 +22,7 @@ pub const TESTS: &[Test] = &[
         run: || with(alone),
     },
     Test { name: "run/paths_that_begin_from_the_kernels_directories_are_served", run: || with(kernels_directories) },
+    Test { name: "run/paths_that_lead_into_the_mount_from_beside_it_are_served", run: || with(beside) },
     Test { name: "run/a_report_counts_sockets_with_a_path_on_the_mount", run: || with(sockets) },
     Test { name: "run/a_report_counts_what_goes_past_the_library", run: || with(missed) },
     Test { name: "run/a_report_has_the_counts_of_killed_processes", run: || with(killed) },
@@ -257,6 +258,43 @@ assert other == place and 'etc' in os.listdir(other) and os.stat('etc', dir_fd=o
     let report = place.written()?;
     let removed = count(&report, "unlinkat", "accelerated");
     ensure!(removed >= 120, "only {removed} removals are accelerated:\n{report:#}");
+    place.end()
+}
+
+/// A working directory above the mount or beside it, and paths that say more than they must; one that leads there over a link is the kernel's.
+fn beside() -> Outcome<Verdict> {
+    const SCRIPT: &str = "mkdir ../beside; ln -s \"$PWD\" ../link; export NAME=$(basename \"$PWD\"); python3 -c \"
+import os
+name, real = os.environ['NAME'], os.getcwd()
+def visit(at, path):
+    os.chdir(at)
+    for n in range(100):
+        with open(path + '/file', 'a') as file: file.write('x')
+    os.rename(path + '/file', path + '/renamed')
+    os.rename(path + '/renamed', path + '/file')
+    assert os.stat(path).st_ino == os.stat(real).st_ino
+visit(real + '/..', name)
+visit(real + '/..', './/' + name + '/.')
+visit(real + '/../beside', '../' + name)
+visit('/', '.' + real)
+visit('/', real[1:])
+visit('/', '/' + real.replace('/', '//'))
+visit('/', real.replace('/', '/./'))
+visit(real, '.')
+for path in (name + 'x/file', 'file', '../' + name + '/file'):
+    os.chdir(real + '/..')
+    assert not os.path.exists(path) or path[0] == '.', path
+os.chdir(real + '/../beside')
+assert not os.path.exists(name + '/file') and not os.path.exists('../file') and os.listdir('.') == []
+os.mkdir('away'); os.chdir('away')
+assert not os.path.exists('../' + name) and len(os.listdir('../../' + name)) == 1
+assert os.path.getsize('../../link/file') == 800\"";
+    let place = Place::new()?;
+    let report = place.report_of(SCRIPT, 0)?;
+    for (call, least) in [("openat", 800), ("write", 800), ("rename", 16)] {
+        let served = count(&report, call, "accelerated");
+        ensure!(served >= least, "only {served} of {call} are accelerated:\n{report:#}");
+    }
     place.end()
 }
 
