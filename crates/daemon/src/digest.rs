@@ -14,7 +14,6 @@ use ashlar_update::Update;
 use parking_lot::MutexGuard;
 
 use crate::apply::Slice;
-use crate::company::Company;
 use crate::page;
 use crate::shared::Shared;
 use crate::state::{OWN_SESSION, State};
@@ -42,7 +41,6 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The digest thread: looks at all logs, and applies what is due.
 pub fn digest_thread(shared: &Shared) {
     let (mut swept, mut moved) = (Instant::now(), Instant::now());
-    let mut company = Company::new(&shared.config.socket);
     let mut state = shared.lock();
     while !state.ending {
         // What is wanted from here on is looked at in the next round, the latest: the lock is given away in between.
@@ -65,11 +63,6 @@ pub fn digest_thread(shared: &Shared) {
         if swept.elapsed() >= SWEEP {
             state = sweep_orphans(shared, state);
             state.note_sharing();
-            let is_shared = state.is_shared();
-            if company.is_news(is_shared) {
-                // It takes as long as the file system of the socket does, and nobody waits for that.
-                MutexGuard::unlocked(&mut state, || company.tell(is_shared));
-            }
             swept = Instant::now();
         }
         if is_commit_due(&state) {

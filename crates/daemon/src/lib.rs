@@ -20,7 +20,6 @@
 mod account;
 mod apply;
 mod board;
-mod company;
 mod config;
 mod counters;
 #[cfg(test)]

@@ -47,22 +47,6 @@ fn a_session_logs_and_reads_back_what_it_logged() {
     assert_eq!(client.lookup(InodeId::ROOT, b"file").expect("answered"), Some(file));
 }
 
-/// A program that begins where it stands opens a session at once: after SharedFS has ended there is nobody to open one.
-#[test]
-fn the_word_of_company_stands_while_there_is_some_and_goes_with_the_daemon() {
-    let mut site = Site::new(64 << 20);
-    let company = ashlar_wire::company_of(&site.socket());
-    let sessions = [Client::open(&site.socket()), Client::open(&site.socket())];
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    while !company.exists() {
-        assert!(std::time::Instant::now() < deadline, "nobody is told of the company");
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
-    assert!(site.terminate());
-    assert!(!company.exists() && !site.socket().exists());
-    drop(sessions);
-}
-
 #[test]
 fn leases_of_an_idle_session_expire_and_those_of_a_busy_one_stay() {
     let mut site = Site::with_lease_ttl(64 << 20, Some(500_000));

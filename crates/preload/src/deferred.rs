@@ -6,8 +6,7 @@
 //! whose open file others may share (it was passed on, or there was a fork) stays the kernel's. A program has candidates from its beginning on
 //! where the one that has run it has left it some (`carried`).
 //!
-//! Where the mount has company, the kernel keeps no names, so that each call through it costs several requests; and most of what a session asks for
-//! was told to others, and stands on the board. There a program has its session after fewer calls, unless it has run others by then.
+//! A program that went on the times before has its session from the first call on (`habits`).
 //!
 //! There are candidates only while a process has one thread: when it makes another, they are taken over first.
 
@@ -15,12 +14,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::calls::{Verdict, files};
 use crate::carried::Carried;
-use crate::{descriptors, locks, session};
+use crate::{descriptors, habits, locks, session};
 
 /// Calls that the kernel serves first: about what a session costs.
 const CALLS: u32 = 64;
-/// The same where a mount has company: short commands (`cat`, `cp`, `mv`) end before that, and compilers go on.
-const CALLS_IN_COMPANY: u32 = 24;
 /// Bytes that cost as much as one more call.
 const BYTES_OF_CALL: u64 = 16 << 10;
 /// The most that a call counts for its bytes: programs ask for more than there is.
@@ -32,8 +29,9 @@ static GIVEN: AtomicU32 = AtomicU32::new(CALLS);
 static LEFT: AtomicU32 = AtomicU32::new(0);
 /// Mounts that were used meanwhile, by bit.
 static USED: AtomicU32 = AtomicU32::new(0);
-/// Whether it counts if a mount has company: the number of calls was not set, and no other process was made.
-static MINDS_COMPANY: AtomicBool = AtomicBool::new(false);
+/// Whether it counts what the program did the times before, and will count what it does: the number of calls was not set, and no other process was
+/// made.
+static HAS_HABITS: AtomicBool = AtomicBool::new(false);
 static IS_ANY_CANDIDATE: AtomicBool = AtomicBool::new(false);
 /// Whether candidates were there before the program began.
 static IS_ANY_CARRIED: AtomicBool = AtomicBool::new(false);
@@ -41,7 +39,7 @@ static IS_ANY_CARRIED: AtomicBool = AtomicBool::new(false);
 /// Begins, before the program does, with what it has from the one that was there before.
 pub(crate) fn begin(given: Option<u32>, carried: &Carried) {
     GIVEN.store(given.unwrap_or(CALLS), Ordering::Relaxed);
-    MINDS_COMPANY.store(given.is_none(), Ordering::Relaxed);
+    HAS_HABITS.store(given.is_none(), Ordering::Relaxed);
     begin_again();
     if carried.numbers.is_empty() {
         return;
@@ -53,8 +51,6 @@ pub(crate) fn begin(given: Option<u32>, carried: &Carried) {
     if LEFT.load(Ordering::Relaxed) == 0 {
         // With the first call they become ours.
         LEFT.store(1, Ordering::Relaxed);
-    } else if given.is_none() && mounts_of(carried.mounts).any(session::has_company) {
-        LEFT.store(CALLS_IN_COMPANY, Ordering::Relaxed);
     }
 }
 
@@ -73,7 +69,7 @@ fn count_again() {
 /// little between the programs that it runs gets none.
 pub(crate) fn make_process() {
     if is_on() {
-        MINDS_COMPANY.store(false, Ordering::Relaxed);
+        HAS_HABITS.store(false, Ordering::Relaxed);
         count_again();
     }
 }
@@ -108,9 +104,11 @@ pub(crate) fn puts_off(mount: u32) -> bool {
     if !is_on() {
         return false;
     }
-    let is_first = USED.fetch_or(1 << mount, Ordering::Relaxed) & 1 << mount == 0;
-    if is_first && MINDS_COMPANY.load(Ordering::Relaxed) && session::has_company(mount) {
-        LEFT.fetch_min(CALLS_IN_COMPANY, Ordering::Relaxed);
+    let used = USED.fetch_or(1 << mount, Ordering::Relaxed);
+    if used == 0 && HAS_HABITS.load(Ordering::Relaxed) && habits::will_go_on() {
+        HAS_HABITS.store(false, Ordering::Relaxed);
+        end();
+        return false;
     }
     count(1);
     is_on()
@@ -122,6 +120,9 @@ pub(crate) fn count(calls: u32) {
     if left > calls {
         LEFT.store(left - calls, Ordering::Relaxed);
     } else {
+        if HAS_HABITS.swap(false, Ordering::Relaxed) {
+            habits::note_going_on();
+        }
         end();
     }
 }

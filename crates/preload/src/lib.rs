@@ -21,6 +21,7 @@ mod carried;
 mod deferred;
 mod descriptors;
 mod environment;
+mod habits;
 mod heap;
 mod hook;
 mod locks;
@@ -49,7 +50,7 @@ type Initialise = unsafe extern "C" fn(c_int, *const *const c_char, *const *cons
 #[unsafe(link_section = ".init_array")]
 static INITIALISE: Initialise = initialise;
 
-unsafe extern "C" fn initialise(_: c_int, _: *const *const c_char, environment: *const *const c_char) {
+unsafe extern "C" fn initialise(count: c_int, arguments: *const *const c_char, environment: *const *const c_char) {
     hook::inside(|| {
         // SAFETY: the linker hands the environment over as the kernel made it.
         let Some(told) = (unsafe { environment::find(environment) }) else { return };
@@ -67,6 +68,8 @@ unsafe extern "C" fn initialise(_: c_int, _: *const *const c_char, environment: 
             return;
         }
         patch::catch_program(told.plans, calls::is_wanted);
+        // SAFETY: the linker hands the arguments over as the kernel made them.
+        unsafe { habits::begin(told.plans, count, arguments) };
         deferred::begin(told.deferred, &told.open.map(carried::taken).unwrap_or_default());
         threads::begin();
         calls::arm();

@@ -23,7 +23,7 @@ mod scan;
 use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
 
-use self::kept::Kept;
+pub(crate) use self::kept::Kept;
 use self::plan::{Plan, Site, WINDOW_MAX};
 use self::scan::scan;
 use crate::arch::ashlar_entry;

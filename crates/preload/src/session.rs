@@ -144,14 +144,6 @@ pub(crate) fn of_mount(number: u32) -> Option<&'static Session> {
     open(number)
 }
 
-/// Whether others use a mount's arena, as far as one can tell without asking.
-pub(crate) fn has_company(number: u32) -> bool {
-    let path = ashlar_wire::company_of(&mounts()[number as usize].socket);
-    let Ok(path) = CString::new(path.into_os_string().into_encoded_bytes()) else { return false };
-    // SAFETY: the path is a string that outlives the call.
-    unsafe { system_call(libc::SYS_access as u64, [path.as_ptr() as u64, libc::F_OK as u64, 0, 0, 0, 0]) == 0 }
-}
-
 /// Opens a session for a mount, if there is none.
 pub(crate) fn open(number: u32) -> Option<&'static Session> {
     let _one_at_a_time = CONNECTING.lock().unwrap_or_else(PoisonError::into_inner);

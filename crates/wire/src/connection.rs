@@ -44,15 +44,6 @@ pub fn socket_of(arena: &Path) -> PathBuf {
     arena.join("socket")
 }
 
-/// A file that stands beside a daemon's socket while the arena has more sessions than one, or had a moment ago. A program can tell by it, without
-/// a question, that kernels keep no names now; it's a hint, and no more.
-#[must_use]
-pub fn company_of(socket: &Path) -> PathBuf {
-    let mut path = socket.as_os_str().to_owned();
-    path.push(".company");
-    PathBuf::from(path)
-}
-
 /// Why a message did not get through.
 #[derive(Debug, Error)]
 pub enum WireError {
@@ -363,12 +354,11 @@ impl Acceptor {
 }
 
 impl Drop for Listener {
-    /// Takes the socket's file away, and the word of company beside it, unless another one stands in its place: an arena may be removed and
-    /// made anew while the old one's daemon still lingers. As long as this socket is open, its file's number is not used again.
+    /// Takes the socket's file away, unless another one stands in its place: an arena may be removed and made anew while the old
+    /// one's daemon still lingers. As long as this socket is open, its file's number is not used again.
     fn drop(&mut self) {
         if identity(&self.path).is_ok_and(|file| file == self.file) {
-            // The next daemon takes the place of one that stays, and says itself whether there is company.
-            let _ = std::fs::remove_file(company_of(&self.path));
+            // The next daemon takes the place of one that stays.
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -414,12 +404,10 @@ mod tests {
         let path = directory.path().join("socket");
         let old = Listener::bind(&path).expect("bound");
         let new = Listener::bind(&path).expect("bound in its place");
-        std::fs::write(company_of(&path), b"").expect("written");
         drop(old);
         assert!(UnixStream::connect(&path).is_ok(), "the new one can be reached");
-        assert!(company_of(&path).exists());
         drop(new);
-        assert!(!path.exists() && !company_of(&path).exists());
+        assert!(!path.exists());
     }
 
     #[test]

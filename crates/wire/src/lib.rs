@@ -27,7 +27,7 @@ mod run;
 mod watch;
 
 pub use board::{BOARD_BYTES, Board, BoardWriter, Post};
-pub use connection::{Acceptor, Connection, Listener, MESSAGE_BYTES_MAX, WireError, company_of, socket_of};
+pub use connection::{Acceptor, Connection, Listener, MESSAGE_BYTES_MAX, WireError, socket_of};
 pub use control::{
     CONTROL_BYTES, CONTROL_BYTES_BEFORE, CONTROL_ROOM, CONTROL_ROOM_FAR, ControlPage, CreditKind, HANDLE_SLOTS,
     LEASE_SLOTS, LEASE_SLOTS_FIRST, LEASE_TABLE_BYTES, LeaseTable, LeaseWord, OPERATION_LANES,

@@ -25,7 +25,7 @@ fn hex(bytes: &[u8]) -> impl Iterator<Item = u8> {
 
 /// One such file, which may be there.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(crate) struct Kept {
     path: PathBuf,
 }
 
@@ -47,14 +47,23 @@ impl Kept {
         Some(Self { path: OsString::from_vec(path).into() })
     }
 
+    /// One that has another name.
+    pub(crate) fn named(directory: &CStr, name: &str) -> Self {
+        Self { path: PathBuf::from(OsString::from_vec(directory.to_bytes().to_vec())).join(name) }
+    }
+
     /// Opens it, if it is there and believed, and says how long it is.
     pub(super) fn open(&self) -> Option<(File, u64)> {
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(&self.path).ok()?;
-        let metadata = file.metadata().ok()?;
-        // SAFETY: it takes nothing, and can't fail.
-        let user = unsafe { libc::geteuid() };
-        let is_owned = metadata.uid() == 0 || metadata.uid() == user;
-        (is_owned && metadata.mode() & OTHERS_MAY_WRITE == 0).then_some((file, metadata.len()))
+        believed(file)
+    }
+
+    /// Opens it to change it in place, made if need be, and if that can't be had to read it.
+    pub(crate) fn change(&self) -> Option<File> {
+        let mut how = OpenOptions::new();
+        how.read(true).write(true).create(true).mode(PERMISSIONS).custom_flags(libc::O_NOFOLLOW);
+        let file = how.open(&self.path).ok().and_then(believed).or_else(|| self.open());
+        file.map(|(file, _)| file)
     }
 
     /// Writes it, under another name first: others may read it at any moment, and the machine may stop at any. What fits a page is there then as a
@@ -87,6 +96,15 @@ impl Kept {
             }
         }
     }
+}
+
+/// A file that belongs to whom one believes, and how long it is.
+fn believed(file: File) -> Option<(File, u64)> {
+    let metadata = file.metadata().ok()?;
+    // SAFETY: it takes nothing, and can't fail.
+    let user = unsafe { libc::geteuid() };
+    let is_owned = metadata.uid() == 0 || metadata.uid() == user;
+    (is_owned && metadata.mode() & OTHERS_MAY_WRITE == 0).then_some((file, metadata.len()))
 }
 
 #[cfg(test)]

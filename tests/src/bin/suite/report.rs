@@ -23,6 +23,7 @@ pub const TESTS: &[Test] = &[
     },
     Test { name: "run/paths_that_begin_from_the_kernels_directories_are_served", run: || with(kernels_directories) },
     Test { name: "run/paths_that_lead_into_the_mount_from_beside_it_are_served", run: || with(beside) },
+    Test { name: "run/a_program_that_goes_on_each_time_is_served_from_its_first_call_on", run: || with(habits) },
     Test { name: "run/a_report_counts_sockets_with_a_path_on_the_mount", run: || with(sockets) },
     Test { name: "run/a_report_counts_what_goes_past_the_library", run: || with(missed) },
     Test { name: "run/a_report_has_the_counts_of_killed_processes", run: || with(killed) },
@@ -295,6 +296,29 @@ assert os.path.getsize('../../link/file') == 800\"";
         let served = count(&report, call, "accelerated");
         ensure!(served >= least, "only {served} of {call} are accelerated:\n{report:#}");
     }
+    place.end()
+}
+
+/// The program has a name that nobody knows yet: what others did is remembered on this machine.
+fn habits() -> Outcome<Verdict> {
+    const FILES: usize = 100;
+    let place = Place::new()?;
+    let name = format!("look-{}", std::process::id());
+    let program = place.site.outside().join(name);
+    fs::copy("/usr/bin/stat", &program).map_err(tried("copying a program"))?;
+    let names: Vec<_> = (0..FILES).map(|number| number.to_string()).collect();
+    for name in &names {
+        fs::write(place.site.point(0).join(name), name).map_err(tried("writing a file"))?;
+    }
+    let delegated = |names: &[String]| -> Outcome<u64> {
+        let mut command = ashlar(&["run", "--report-json", "--report-to", &place.report.display().to_string(), "--"]);
+        run(command.arg(&program).args(names).current_dir(place.site.point(0)))?.success()?;
+        Ok(count(&place.written()?, "statx", "delegated"))
+    };
+    let served = [&names[..5], &names, &names, &names[1..6]].map(delegated);
+    let served = served.into_iter().collect::<Outcome<Vec<_>>>()?;
+    let is_as_expected = matches!(served[..], [5, 60..=64, 0, 5]);
+    ensure!(is_as_expected, "the kernel served {served:?} calls");
     place.end()
 }
 

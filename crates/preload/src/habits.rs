@@ -1,0 +1,182 @@
+//! Habits: which programs make so many calls that they had better have a session from the first one on.
+//!
+//! Before its session a program's calls are the kernel's, in case that it ends soon (`deferred`). Those that don't end soon would have been served better
+//! from the beginning, and mostly they are the same programs each time: compilers, `git status`, `find`. So a file beside the plans says how programs
+//! went on the times before, by their name with its first argument, and by their name alone where that is new. It has a byte for each, shared by
+//! those whose names fall on the same: whoever is taken for another loses some time, and nothing else.
+//!
+//! Who is known to go on begins with a session so many times, and is looked at again: what a program does now and then is forgotten.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::fs::File;
+use std::hash::{Hash, Hasher};
+use std::os::unix::fs::FileExt;
+use std::sync::OnceLock;
+
+use crate::patch::Kept;
+
+/// Bytes for names with their first arguments, and behind them as many for names alone.
+const PLACES: u64 = 4096;
+/// Of a name with its argument: nothing is known.
+const UNKNOWN: u8 = 0;
+/// It ended before it would have had a session, or is being looked at. Above it: so many times more it begins with one.
+const ENDS: u8 = 1;
+/// How many times it does.
+const TIMES: u8 = 32;
+/// Of a name alone: it goes on if the score is so high. Each beginning takes one from it,
+const SCORE: u8 = 8;
+/// and each program that has gone on adds so many,
+const RISE: u8 = 4;
+/// up to this.
+const SCORE_MAX: u8 = 15;
+
+/// The file's name.
+const NAME: &str = "habits";
+
+/// Where a program's bytes stand.
+#[derive(Clone, Copy, Debug)]
+struct Places {
+    whole: u64,
+    name: u64,
+}
+
+static FOUND: OnceLock<(&'static CStr, Places)> = OnceLock::new();
+
+/// Notes who the program is, and where habits are kept.
+///
+/// # Safety
+/// The arguments are as many strings.
+pub(crate) unsafe fn begin(plans: Option<&'static CStr>, count: c_int, arguments: *const *const c_char) {
+    let Some(plans) = plans else { return };
+    // SAFETY: the kernel has put the path there, and there it stays.
+    let path = match unsafe { libc::getauxval(libc::AT_EXECFN) } as *const c_char {
+        path if path.is_null() => return,
+        path => unsafe { CStr::from_ptr(path) },
+    };
+    // SAFETY: as the caller says.
+    let first = (count > 1).then(|| unsafe { CStr::from_ptr(*arguments.add(1)) });
+    // It is noted once, before the program runs.
+    let _ = FOUND.set((plans, Places::of(path.to_bytes(), first.map(CStr::to_bytes))));
+}
+
+impl Places {
+    fn of(path: &[u8], first: Option<&[u8]>) -> Self {
+        let mut hasher = std::hash::DefaultHasher::new();
+        path.rsplit(|&byte| byte == b'/').next().hash(&mut hasher);
+        let name = PLACES + hasher.finish() % PLACES;
+        first.hash(&mut hasher);
+        Self { whole: hasher.finish() % PLACES, name }
+    }
+
+    fn read(self, file: &File) -> (u8, u8) {
+        let byte = |at| {
+            let mut byte = [0];
+            // Behind its end nothing is known.
+            file.read_at(&mut byte, at).map_or(0, |_| byte[0])
+        };
+        (byte(self.whole), byte(self.name))
+    }
+
+    /// Writes what has changed; who may not write the file only believes it.
+    fn write(self, file: &File, before: (u8, u8), now: (u8, u8)) {
+        for (place, before, now) in [(self.whole, before.0, now.0), (self.name, before.1, now.1)] {
+            if before != now {
+                let _ = file.write_at(&[now], place);
+            }
+        }
+    }
+}
+
+/// Whether a program that begins goes on, by what is known of it; and what is known then.
+fn begins((whole, name): (u8, u8)) -> (bool, (u8, u8)) {
+    match whole {
+        UNKNOWN if name >= SCORE => (true, (UNKNOWN, name - 1)),
+        UNKNOWN => (false, (ENDS, name.saturating_sub(1))),
+        ENDS => (false, (ENDS, name)),
+        times => (true, (times - 1, name)),
+    }
+}
+
+/// What is known of a program that has gone on.
+fn went_on((_, name): (u8, u8)) -> (u8, u8) {
+    (TIMES, name.saturating_add(RISE).min(SCORE_MAX))
+}
+
+/// Whether the program, which makes its first call, will go on, as far as one can tell. Asked once.
+pub(crate) fn will_go_on() -> bool {
+    let Some((plans, places)) = FOUND.get() else { return false };
+    let Some(file) = Kept::named(plans, NAME).change() else { return false };
+    let before = places.read(&file);
+    let (is_long, now) = begins(before);
+    places.write(&file, before, now);
+    is_long
+}
+
+/// Notes that it has.
+pub(crate) fn note_going_on() {
+    let Some((plans, places)) = FOUND.get() else { return };
+    let Some(file) = Kept::named(plans, NAME).change() else { return };
+    let before = places.read(&file);
+    places.write(&file, before, went_on(before));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Has a program begin so often, and says when it began with a session.
+    fn runs(known: &mut (u8, u8), times: usize, goes_on: impl Fn(usize) -> bool) -> Vec<bool> {
+        let run = |time| {
+            let (is_long, now) = begins(*known);
+            *known = if !is_long && goes_on(time) { went_on(now) } else { now };
+            is_long
+        };
+        (0..times).map(run).collect()
+    }
+
+    #[test]
+    fn who_goes_on_begins_with_a_session_from_the_second_time_on() {
+        let mut known = (UNKNOWN, 0);
+        let began = runs(&mut known, 200, |_| true);
+        assert!(!began[0] && began[1]);
+        assert!(began.iter().filter(|began| !**began).count() <= 200 / usize::from(TIMES) + 1);
+    }
+
+    #[test]
+    fn who_ends_soon_has_none_and_who_changes_is_noticed() {
+        let mut known = (UNKNOWN, 0);
+        assert!(runs(&mut known, 100, |_| false).iter().all(|began| !began));
+        assert!(runs(&mut known, 2, |_| true)[1]);
+        let began = runs(&mut known, 100, |_| false);
+        assert!(began[99..].iter().all(|began| !began) && began[0]);
+    }
+
+    #[test]
+    fn of_a_new_argument_the_name_tells() {
+        let mut name = 0;
+        let mut began = |goes_on: bool, times| {
+            let mut last = false;
+            for _ in 0..times {
+                let (is_long, now) = begins((UNKNOWN, name));
+                name = if !is_long && goes_on { went_on(now).1 } else { now.1 };
+                last = is_long;
+            }
+            last
+        };
+        assert!(began(true, 5));
+        assert!(!began(false, 20));
+    }
+
+    #[test]
+    fn programs_differ_by_name_and_first_argument() {
+        let of = |path: &str, first: Option<&str>| {
+            let places = Places::of(path.as_bytes(), first.map(str::as_bytes));
+            assert!(places.whole < PLACES && (PLACES..2 * PLACES).contains(&places.name));
+            (places.whole, places.name)
+        };
+        assert_eq!(of("/usr/bin/git", Some("status")), of("git", Some("status")));
+        assert_ne!(of("git", Some("status")).0, of("git", Some("add")).0);
+        assert_eq!(of("git", Some("status")).1, of("git", None).1);
+        assert_ne!(of("cp", Some("status")), of("git", Some("status")));
+    }
+}
