@@ -48,11 +48,13 @@ static FOUND: OnceLock<(&'static CStr, Places)> = OnceLock::new();
 /// The arguments are as many strings.
 pub(crate) unsafe fn begin(plans: Option<&'static CStr>, count: c_int, arguments: *const *const c_char) {
     let Some(plans) = plans else { return };
+    // SAFETY: it asks for a number.
+    let path = unsafe { libc::getauxval(libc::AT_EXECFN) } as *const c_char;
+    if path.is_null() {
+        return;
+    }
     // SAFETY: the kernel has put the path there, and there it stays.
-    let path = match unsafe { libc::getauxval(libc::AT_EXECFN) } as *const c_char {
-        path if path.is_null() => return,
-        path => unsafe { CStr::from_ptr(path) },
-    };
+    let path = unsafe { CStr::from_ptr(path) };
     // SAFETY: as the caller says.
     let first = (count > 1).then(|| unsafe { CStr::from_ptr(*arguments.add(1)) });
     // It is noted once, before the program runs.
