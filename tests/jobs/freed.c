@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <spawn.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -18,6 +19,8 @@
 #include <sys/socket.h>
 #include <sys/statfs.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
 
@@ -26,6 +29,7 @@
 extern char **environ;
 
 static char *self;
+static char home[4096];
 
 /* A number whose file was just closed. */
 static int just_closed(void)
@@ -110,6 +114,37 @@ static void next(void)
         say("and the next", make("next"));
         say("what follows", socket(AF_UNIX, SOCK_STREAM, 0));
     }
+    /* One that is freed below another one, in ways that are not all alike. */
+    for (int way = 0; way < 6; way++) {
+        close_range(3, ~0u, 0);
+        int low = way == 3 ? open("/dev/null", O_RDONLY) : way == 5 ? open("low", O_PATH) : make("low");
+        int twice = way == 1 ? dup(low) : -1;
+        int high = make("high");
+        if (way == 0)
+            fcntl(low, F_SETFD, 0);
+        close(high);
+        if (way == 2)
+            dup2(1, low);
+        if (way == 3 || way == 4)
+            close_range(low, way == 3 ? ~0u : low, 0);
+        else
+            close(low);
+        say("the lowest", make("lowest"));
+        say("the next", make("next"));
+        say("and the next", dup(twice < 0 ? 1 : twice));
+    }
+    close_range(3, ~0u, 0);
+    int input = dup(0);
+    close(0);
+    say("what is read from", make("input"));
+    int above = make("above");
+    close(above);
+    close(0);
+    say("what is read from", make("input"));
+    dup2(input, 0);
+    int kept = make("kept");
+    say("a range that there is none of", close_range(0x80000000u, ~0u, 0));
+    say("written", put(kept, "still here"));
     close_range(3, ~0u, 0);
     say("put at a number", dup2(1, just_closed()));
     say("written", put(3, "by the kernel\n"));
@@ -213,8 +248,13 @@ static void nowhere(void)
     int is_listed = 0;
     for (struct dirent *entry; (entry = readdir(listed));)
         is_listed += atoi(entry->d_name) == gone && dirfd(listed) != gone;
-    closedir(listed);
     say("listed", is_listed);
+    gone = just_closed();
+    rewinddir(listed);
+    for (struct dirent *entry; (entry = readdir(listed));)
+        is_listed += atoi(entry->d_name) == gone;
+    say("listed", is_listed);
+    closedir(listed);
 }
 
 /* Which of the first numbers lead somewhere, here and now. */
@@ -322,6 +362,79 @@ static void limits(void)
     say("the other", two[1]);
 }
 
+static void write_a_line(int signal)
+{
+    int file = open("log", O_WRONLY | O_CREAT | O_APPEND, 0600);
+    put(file, "line\n");
+    close(file);
+    (void)signal;
+}
+
+/* What a handler opens and closes has no part in what its interrupted call makes. */
+static void interrupted(void)
+{
+    struct sigaction action = {.sa_handler = write_a_line, .sa_flags = SA_RESTART};
+    sigaction(SIGALRM, &action, NULL);
+    struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = "socket"};
+    chdir("/dev/shm");
+    sprintf(address.sun_path, "freed-%d", getpid());
+    int listener = socket(AF_UNIX, SOCK_STREAM, 0);
+    bind(listener, (struct sockaddr *)&address, sizeof address);
+    listen(listener, 5);
+    for (int round = 0; round < 5; round++) {
+        pid_t child = fork();
+        if (child == 0) {
+            usleep(60000);
+            int peer = socket(AF_UNIX, SOCK_STREAM, 0);
+            _exit(connect(peer, (struct sockaddr *)&address, sizeof address) != 0);
+        }
+        fchdir(open(home, O_PATH));
+        struct itimerval soon = {.it_value = {.tv_usec = 20000}};
+        setitimer(ITIMER_REAL, &soon, NULL);
+        say("accepted", accept(listener, NULL, NULL));
+        int file = make("file");
+        say("and then", file);
+        close(file);
+        waitpid(child, NULL, 0);
+        chdir("/dev/shm");
+    }
+    unlink(address.sun_path);
+}
+
+static void *read_a_file(void *nothing)
+{
+    char text[8];
+    int file = open("file", O_RDONLY);
+    read(file, text, sizeof text);
+    close(file);
+    return nothing;
+}
+
+static long count_mappings(void)
+{
+    long lines = 0;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    for (int one; (one = fgetc(maps)) != EOF;)
+        lines += one == '\n';
+    fclose(maps);
+    return lines;
+}
+
+/* A thread takes nothing with it. */
+static void ends(void)
+{
+    close(make("file"));
+    long before = 0;
+    for (int round = 0; round < 500; round++) {
+        pthread_t thread;
+        pthread_create(&thread, NULL, read_a_file, NULL);
+        pthread_join(thread, NULL);
+        if (round == 50)
+            before = count_mappings();
+    }
+    say("mappings are left", count_mappings() - before > 20);
+}
+
 #define THREADS 4
 #define ROUNDS 3000
 
@@ -376,8 +489,10 @@ int main(int count, char **arguments)
     static const struct {
         const char *name;
         void (*tell)(void);
-    } stories[] = {{"next", next}, {"nowhere", nowhere}, {"others", others}, {"left", left}, {"limits", limits}, {"threads", threads}};
+    } stories[] = {{"next", next}, {"nowhere", nowhere}, {"others", others}, {"left", left}, {"limits", limits}, {"threads", threads},
+                   {"interrupted", interrupted}, {"ends", ends}};
     self = arguments[0];
+    getcwd(home, sizeof home);
     for (unsigned at = 0; count == 2 && at < sizeof stories / sizeof *stories; at++) {
         if (strcmp(stories[at].name, arguments[1]) == 0) {
             stories[at].tell();

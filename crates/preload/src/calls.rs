@@ -64,7 +64,7 @@ enum Shape {
     SecondAt,
     /// The address of a socket, which may be a path: the kernel's, and looked at for a report alone.
     Address,
-    /// It makes a descriptor of the kernel's, and concerns us only while a number is parked for one of ours.
+    /// It makes a descriptor of the kernel's, or may name one by a path, and concerns us only while a number is parked for one of ours.
     Maker,
     /// It is looked at each time.
     Always,
@@ -177,7 +177,9 @@ const fn shape(number: i64) -> Shape {
         libc::SYS_symlink => Shape::SecondPath,
         libc::SYS_symlinkat => Shape::SecondAt,
         libc::SYS_bind | libc::SYS_connect => Shape::Address,
-        libc::SYS_pipe
+        libc::SYS_statfs
+        | libc::SYS_inotify_add_watch
+        | libc::SYS_pipe
         | libc::SYS_pipe2
         | libc::SYS_socket
         | libc::SYS_socketpair
@@ -309,7 +311,6 @@ pub(crate) fn arm() {
 
 /// Has the entry catch nothing any more: the kernel serves the process from here on.
 pub(crate) fn disarm() {
-    parked::end();
     for (number, interest) in (0..).zip(&ASHLAR_INTEREST) {
         let wanted = match number {
             // Signals whose handlers are ours go on being theirs.
@@ -320,6 +321,7 @@ pub(crate) fn disarm() {
         };
         interest.store(wanted, Ordering::Relaxed);
     }
+    parked::stop();
 }
 
 /// Whether a call must be served here: the quick look, on the program's own stack.
@@ -352,7 +354,7 @@ pub(crate) const fn is_apart(number: i64) -> bool {
             | libc::SYS_lseek
             | libc::SYS_fsync
             | libc::SYS_fdatasync
-            | libc::SYS_getdents64
+            | libc::SYS_exit
             | libc::SYS_mmap
             | libc::SYS_munmap
             | libc::SYS_mprotect

@@ -469,7 +469,8 @@ pub(crate) fn is_any() -> bool {
 
 /// All descriptors of ours in a range.
 pub(crate) fn ours(from: u32, to: u32) -> impl Iterator<Item = i32> {
-    (from as i32..highest().min(to.saturating_add(1).min(DESCRIPTORS as u32) as i32)).filter(|&number| is_ours(number))
+    let end = to.saturating_add(1).min(HIGHEST.load(Ordering::Acquire));
+    (from..end).map(|number| number as i32).filter(|&number| is_ours(number))
 }
 
 /// Opens a file that the session has noted as open; the caller has no descriptor for it yet.

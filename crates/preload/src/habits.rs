@@ -56,17 +56,20 @@ pub(crate) unsafe fn begin(plans: Option<&'static CStr>, count: c_int, arguments
     // SAFETY: the kernel has put the path there, and there it stays.
     let path = unsafe { CStr::from_ptr(path) };
     // SAFETY: as the caller says.
-    let first = (count > 1).then(|| unsafe { CStr::from_ptr(*arguments.add(1)) });
+    let argument = |at: usize| (at < count as usize).then(|| unsafe { CStr::from_ptr(*arguments.add(at)) }.to_bytes());
     // It is noted once, before the program runs.
-    let _ = FOUND.set((plans, Places::of(path.to_bytes(), first.map(CStr::to_bytes))));
+    let _ = FOUND.set((plans, Places::of(path.to_bytes(), argument(1), argument(2))));
 }
 
 impl Places {
-    fn of(path: &[u8], first: Option<&[u8]>) -> Self {
+    /// By the name of the program, its first argument, and the second one where that is a script in so many words (`sh -ec`, `perl -e`).
+    fn of(path: &[u8], first: Option<&[u8]>, second: Option<&[u8]>) -> Self {
+        let is_script = first.is_some_and(|first| matches!(first, [b'-', b'a'..=b'z', ..]) && first.ends_with(b"c"))
+            || first == Some(b"-e");
         let mut hasher = std::hash::DefaultHasher::new();
         path.rsplit(|&byte| byte == b'/').next().hash(&mut hasher);
         let name = PLACES + hasher.finish() % PLACES;
-        first.hash(&mut hasher);
+        (first, second.filter(|_| is_script)).hash(&mut hasher);
         Self { whole: hasher.finish() % PLACES, name }
     }
 
@@ -171,14 +174,19 @@ mod tests {
 
     #[test]
     fn programs_differ_by_name_and_first_argument() {
-        let of = |path: &str, first: Option<&str>| {
-            let places = Places::of(path.as_bytes(), first.map(str::as_bytes));
+        let of_two = |path: &str, first: Option<&str>, second: Option<&str>| {
+            let places = Places::of(path.as_bytes(), first.map(str::as_bytes), second.map(str::as_bytes));
             assert!(places.whole < PLACES && (PLACES..2 * PLACES).contains(&places.name));
             (places.whole, places.name)
         };
+        let of = |path: &str, first: Option<&str>| of_two(path, first, Some("other"));
         assert_eq!(of("/usr/bin/git", Some("status")), of("git", Some("status")));
         assert_ne!(of("git", Some("status")).0, of("git", Some("add")).0);
         assert_eq!(of("git", Some("status")).1, of("git", None).1);
         assert_ne!(of("cp", Some("status")), of("git", Some("status")));
+        assert_eq!(of_two("git", Some("status"), Some("-s")), of_two("git", Some("status"), None));
+        for option in ["-c", "-ec", "-e"] {
+            assert_ne!(of_two("sh", Some(option), Some("one")), of_two("sh", Some(option), Some("two")));
+        }
     }
 }

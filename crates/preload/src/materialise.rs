@@ -10,7 +10,7 @@ use ashlar_types::{Errno, InodeId};
 use crate::arch::system_call;
 use crate::descriptors::{self, File, Place};
 use crate::session::Session;
-use crate::{locks, session};
+use crate::{locks, parked, session};
 
 /// Status flags that a new open file of the kernel's takes over.
 const KEPT_FLAGS: i32 = libc::O_ACCMODE
@@ -29,6 +29,8 @@ const SIZE_TRIES: u32 = 64;
 /// # Errors
 /// Those of SharedFS, which opens it.
 pub(crate) fn beside(file: &File) -> Result<OwnedFd, Errno> {
+    // It may be the last number that there is.
+    parked::end();
     let session = file.session()?;
     if file.is_alone() {
         return session.materialise(file.inode(), file.flags());

@@ -4,7 +4,7 @@
 //! The program must not see that: the number is free, and the lowest one that is. So it is closed before any call reaches the kernel that could
 //! tell: the entry lets none past while a number is parked but those that have nothing to do with which numbers are free ([`calls::is_apart`]).
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::arch::Frame;
 use crate::{calls, descriptors};
@@ -15,6 +15,9 @@ pub(crate) static ASHLAR_PARKED: AtomicU32 = AtomicU32::new(0);
 /// All numbers below this one are in use, as far as we have seen: only the lowest free one is parked. The entry looks at it. Where threads open and
 /// close at the same time it may say too much: those that are closed while another one is taken are not seen.
 pub(crate) static ASHLAR_LOWEST: AtomicU32 = AtomicU32::new(0);
+
+/// Whether nothing is parked any more.
+static IS_OVER: AtomicBool = AtomicBool::new(false);
 
 /// Lower ones programs give up in order to get them for what they open next, maybe past the library.
 const LOWEST_PARKED: i32 = 3;
@@ -37,12 +40,28 @@ pub(crate) fn park(descriptor: i32, cloexec: bool) -> bool {
     end();
     note_freed(descriptor as u32);
     descriptors::note_internal(descriptor);
-    let parked = ASHLAR_PARKED.compare_exchange(0, code(descriptor, cloexec), Ordering::AcqRel, Ordering::Relaxed);
+    let parked = ASHLAR_PARKED.compare_exchange(0, code(descriptor, cloexec), Ordering::SeqCst, Ordering::Relaxed);
     if parked.is_err() {
         // Another thread was faster.
         descriptors::forget_internal(descriptor);
     }
+    if IS_OVER.load(Ordering::SeqCst) {
+        end();
+    }
     parked.is_ok()
+}
+
+/// Parks nothing any more: the kernel serves the process.
+pub(crate) fn stop() {
+    IS_OVER.store(true, Ordering::SeqCst);
+    end();
+}
+
+/// Behind a handler of the program's: the call that it has interrupted goes on from where the entry has let it past, and what was known of the
+/// numbers may have been before it.
+pub(crate) fn begin_again() {
+    end();
+    ASHLAR_LOWEST.store(0, Ordering::Relaxed);
 }
 
 /// Takes the parked number for a new descriptor.
@@ -51,11 +70,13 @@ pub(crate) fn take(cloexec: bool) -> Option<i32> {
     if parked == 0 {
         return None;
     }
-    if parked & 1 != u32::from(cloexec) {
+    // A lower one may be free since.
+    if parked & 1 != u32::from(cloexec) || ASHLAR_LOWEST.load(Ordering::Relaxed) < number_of(parked) as u32 {
         end();
         return None;
     }
     ASHLAR_PARKED.compare_exchange(parked, 0, Ordering::AcqRel, Ordering::Relaxed).ok()?;
+    descriptors::forget_internal(number_of(parked));
     note_lowest(number_of(parked));
     Some(number_of(parked))
 }
@@ -81,7 +102,7 @@ pub(crate) fn look(call: &Frame) {
 
 /// Closes the parked number, if there is one.
 pub(crate) fn end() {
-    let parked = ASHLAR_PARKED.swap(0, Ordering::AcqRel);
+    let parked = ASHLAR_PARKED.swap(0, Ordering::SeqCst);
     if parked != 0 {
         descriptors::forget_internal(number_of(parked));
         descriptors::close_number(number_of(parked));

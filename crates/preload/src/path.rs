@@ -1,6 +1,7 @@
 //! Paths: whether one leads into a mount, and where it leads there.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ashlar_libfs::{Found, Paths, Surroundings};
@@ -28,6 +29,8 @@ static IS_WORKING_UNKNOWN: AtomicBool = AtomicBool::new(false);
 static BESIDE: [AtomicU32; MOUNTS_MAX] = [const { AtomicU32::new(0) }; MOUNTS_MAX];
 /// Whether they do.
 static IS_BESIDE: AtomicBool = AtomicBool::new(false);
+/// Of the working directory's path as it was then: it may be moved.
+static SEEN: AtomicU64 = AtomicU64::new(0);
 
 /// Bytes at a path's beginning that show where it leads.
 const START_BYTES: usize = 256;
@@ -47,10 +50,11 @@ pub(crate) fn set_working(place: Option<(u32, InodeId)>) {
 
 /// Asks the kernel for the working directory: how it lies to the mounts shows its path.
 pub(crate) fn find_working() {
+    let mut working = WORKING.lock().unwrap_or_else(PoisonError::into_inner);
     let path = working_path();
     let is_inside = path.as_deref().is_some_and(|path| of_absolute(path).is_some());
-    let mut working = WORKING.lock().unwrap_or_else(PoisonError::into_inner);
     *working = None;
+    SEEN.store(hash(path.as_deref()), Ordering::Relaxed);
     let beside = |mount: &[u8]| path.as_deref().filter(|_| !is_inside).and_then(|path| Beside::of(path, mount));
     let mut is_beside = false;
     for (mount, place) in session::mounts().iter().zip(&BESIDE) {
@@ -61,6 +65,12 @@ pub(crate) fn find_working() {
     IS_BESIDE.store(is_beside, Ordering::Relaxed);
     IS_WORKING_UNKNOWN.store(is_inside, Ordering::Relaxed);
     IS_WORKING_INSIDE.store(is_inside, Ordering::Relaxed);
+}
+
+fn hash(path: Option<&[u8]>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    path.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// The way from a working directory outside of a mount into the mount.
@@ -148,12 +158,17 @@ fn working() -> Option<(&'static Session, InodeId)> {
 
 /// The mount that an absolute path leads into as it is written, and what is left of the path there.
 pub(crate) fn of_absolute(path: &[u8]) -> Option<(u32, &[u8])> {
-    let is_wordy = is_wordy(path);
-    session::mounts().iter().zip(0..).find_map(|(mount, number)| {
-        let rest = path.strip_prefix(&mount.path[..]).filter(|rest| ends_name(rest));
-        let rest = rest.or_else(|| below(path, mount.path.strip_prefix(b"/").filter(|_| is_wordy)?))?;
-        Some((number, rest))
-    })
+    if path.first() != Some(&b'/') {
+        return None;
+    }
+    let as_written = |mount: &[u8]| path.strip_prefix(mount).filter(|rest| ends_name(rest));
+    let in_more_words = |mount: &[u8]| below(path, mount.strip_prefix(b"/")?);
+    led_by(as_written).or_else(|| if is_wordy(path) { led_by(in_more_words) } else { None })
+}
+
+/// The first mount that a path leads into, and what is left of the path there, which `rest` says.
+fn led_by<'a>(rest: impl Fn(&[u8]) -> Option<&'a [u8]>) -> Option<(u32, &'a [u8])> {
+    session::mounts().iter().zip(0..).find_map(|(mount, number)| Some((number, rest(&mount.path)?)))
 }
 
 /// Whether a path says more than it must.
@@ -166,10 +181,24 @@ pub(crate) fn of_relative(path: &[u8]) -> Option<(u32, &[u8])> {
     if !IS_BESIDE.load(Ordering::Relaxed) {
         return None;
     }
+    way_beside(path).map(|(number, _, rest)| (number, rest))
+}
+
+/// As [`of_relative`], and how.
+fn way_beside(path: &[u8]) -> Option<(u32, Beside, &[u8])> {
     session::mounts().iter().zip(&BESIDE).zip(0..).find_map(|((mount, code), number)| {
         let beside = Beside::of_code(code.load(Ordering::Relaxed))?;
-        Some((number, beside.follow(path, &mount.path)?))
+        Some((number, beside, beside.follow(path, &mount.path)?))
     })
+}
+
+/// As [`of_relative`], where the working directory is still where it was if that matters: from one that was moved, the way up is another one.
+fn of_relative_now(path: &[u8]) -> Option<(u32, &[u8])> {
+    let is_up = IS_BESIDE.load(Ordering::Relaxed) && way_beside(path)?.1.up > 0;
+    if is_up && hash(working_path().as_deref()) != SEEN.load(Ordering::Relaxed) {
+        find_working();
+    }
+    of_relative(path)
 }
 
 /// Whether a path may concern us: one that leads into a mount as it is written, or names a descriptor.
@@ -261,7 +290,7 @@ pub(crate) fn start(directory: i32, path: &[u8]) -> Result<Option<Start<'_>>, Er
         return Ok(None);
     }
     let at = if directory == libc::AT_FDCWD {
-        if let Some((number, rest)) = of_relative(path) {
+        if let Some((number, rest)) = of_relative_now(path) {
             let session = session::of_mount(number);
             return Ok(session.map(|session| Start { session, directory: InodeId::ROOT, rest }));
         }
@@ -366,6 +395,13 @@ mod tests {
             assert_eq!(beside, beside.and_then(|beside| Beside::of_code(beside.code())));
             let found = beside.and_then(|beside| beside.follow(path.as_bytes(), MOUNT));
             assert_eq!(found, rest.map(str::as_bytes), "{path} from {working}");
+        }
+    }
+
+    #[test]
+    fn a_relative_path_is_no_absolute_one() {
+        for path in ["", "a", "a//b", "./a/./b", "home/ann/work/mnt"] {
+            assert_eq!(of_absolute(path.as_bytes()), None, "{path}");
         }
     }
 

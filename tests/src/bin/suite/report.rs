@@ -289,7 +289,16 @@ os.chdir(real + '/../beside')
 assert not os.path.exists(name + '/file') and not os.path.exists('../file') and os.listdir('.') == []
 os.mkdir('away'); os.chdir('away')
 assert not os.path.exists('../' + name) and len(os.listdir('../../' + name)) == 1
-assert os.path.getsize('../../link/file') == 800\"";
+assert os.path.getsize('../../link/file') == 800
+os.chdir(real + '/../beside'); os.mkdir('far'); os.mkdir(name); open(name + '/file', 'w').write('another'); os.chdir('away')
+assert os.path.getsize('../../' + name + '/file') == 800
+os.rename('../away', '../far/away')
+assert open('../../' + name + '/file').read() == 'another' and os.path.getsize('../../../' + name + '/file') == 800
+os.chdir(real); os.makedirs('.' + real)
+for path in (real[1:] + '//inner', './/' + real[1:] + '/./inner'):
+    open(path, 'w').write(path)
+    assert not os.path.exists('inner') and os.path.exists('.' + real + '/inner'), path
+    os.unlink(path)\"";
     let place = Place::new()?;
     let report = place.report_of(SCRIPT, 0)?;
     for (call, least) in [("openat", 800), ("write", 800), ("rename", 16)] {

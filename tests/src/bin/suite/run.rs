@@ -249,19 +249,25 @@ fn opened(site: &Site) -> Outcome<u64> {
 
 fn short() -> Outcome<Verdict> {
     let site = Site::mounted(Medium::Memory, "64M")?;
+    let shell = |script: &str| {
+        let mut command = Front::Run.command("sh");
+        // As many calls as by default, whatever programs of these names did the times before.
+        command.args(["-euc", script]).current_dir(site.point(0)).env(DEFER_VARIABLE, "64");
+        run(&mut command)?.success()
+    };
     let before = opened(&site)?;
     let script = "echo one > a; cp a b; cat b; mv b c; ls; test -f c; wc -l < c; rm c";
-    let done = run(Front::Run.command("sh").args(["-euc", script]).current_dir(site.point(0)))?.success()?;
+    let done = shell(script)?;
     ensure!(done.output.split_whitespace().eq(["one", "a", "c", "1"]), "the commands say {}", done.told());
     ensure!(opened(&site)? == before, "short commands have opened sessions");
     let script = "i=0; while [ $i -lt 100 ]; do echo $i > f$i; cat f$i > g; i=$((i+1)); done; cat g";
-    let done = run(Front::Run.command("sh").args(["-euc", script]).current_dir(site.point(0)))?.success()?;
+    let done = shell(script)?;
     ensure!(
         done.output.trim() == "99" && opened(&site)? == before,
         "a shell that has others do the work has a session"
     );
     let script = "i=0; while [ $i -lt 100 ]; do echo $i > f$i; i=$((i+1)); done; cat f99";
-    let done = run(Front::Run.command("sh").args(["-euc", script]).current_dir(site.point(0)))?.success()?;
+    let done = shell(script)?;
     ensure!(done.output.trim() == "99" && opened(&site)? == before + 1, "a long script has no session of its own");
     site.umount(0)?;
     passed()

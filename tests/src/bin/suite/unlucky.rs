@@ -30,6 +30,8 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/other_processes_find_nothing_of_what_was_closed", run: || same(FREED, "others") },
     Test { name: "run/one_that_is_closed_makes_room_for_one", run: || same(FREED, "limits") },
     Test { name: "run/threads_open_and_close", run: || same(FREED, "threads") },
+    Test { name: "run/a_handler_has_no_part_in_what_it_interrupts", run: || same(FREED, "interrupted") },
+    Test { name: "run/a_thread_that_ends_leaves_nothing", run: || same(FREED, "ends") },
 ];
 
 /// A program that tells stories.
