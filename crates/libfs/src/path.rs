@@ -197,7 +197,7 @@ impl LibFs {
             }
             if is_last && !is_begun && way.can_be_remembered() {
                 let way_there = &asked[..asked.len() - rest.len()];
-                around.paths().note(era, from, way_there, &way, End { directory: at, id: at });
+                around.paths().note_beginning(era, from, way_there, &way, at);
             }
             let place = |found| Place { directory: at, name: SmallVec::from_slice(name), found, is_directory_wanted };
             if !is_last {
@@ -247,7 +247,7 @@ impl LibFs {
             }
             if is_last {
                 if !is_directory_wanted && way.can_be_remembered() {
-                    around.paths().note(era, from, asked, &way, End { directory: at, id: found.id });
+                    around.paths().note_end(era, from, asked, &way, End { directory: at, id: found.id });
                 }
                 return Ok(Walked::Inside(place(Some(found))));
             }
@@ -258,7 +258,7 @@ impl LibFs {
 
     /// Where a path leads that was followed before; `None` where it must be followed again.
     fn known_place(&self, around: &impl Surroundings, era: u64, from: InodeId, path: &[u8], aim: Aim) -> Option<Place> {
-        let end = around.paths().find(self, era, from, path, |end, _| end)?;
+        let end = around.paths().end(self, era, from, path)?;
         // What is at the end may be gone, and a link may lead on.
         let found = self.found_by(aim.purpose.claim(end.id)).ok()?;
         if found.inode.kind == FileKind::Symlink && aim.follows() {
@@ -277,7 +277,8 @@ impl LibFs {
         path: &[u8],
     ) -> Option<(InodeId, usize, Way)> {
         let length = path.len() - last_name(path)?.len();
-        around.paths().find(self, era, from, &path[..length], |end, way| (end.id, length, way.clone()))
+        let (directory, way) = around.paths().beginning(self, era, from, &path[..length])?;
+        Some((directory, length, way))
     }
 
     /// What a failed step says of the whole path: a directory on the way that was removed since it was looked up is not there.

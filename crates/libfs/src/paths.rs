@@ -4,8 +4,8 @@
 //! may change the directory, and a count of what this session has done to it that may lead a path elsewhere. While both are as they
 //! were, the path leads where it led. What is at its end is looked at each time.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use ashlar_types::InodeId;
 use smallvec::SmallVec;
@@ -14,18 +14,21 @@ use crate::LibFs;
 use crate::alone::Mutex;
 use crate::node::Lease;
 
-/// Paths remembered by a front end: so many shelves, with so many places each. A shelf is made when the first path comes to it, since most
-/// programs use few paths twice.
+/// Paths remembered by a front end stand on shelves, by a hash. A shelf is made when the first path comes to it, since most programs use
+/// few paths twice.
 const SHELVES: usize = 64;
-const PLACES: usize = 64;
-/// Each path has so many neighbouring places that it can stand in, so that two that fall on the same one don't drive each other out.
-const CHOICES: usize = 2;
+/// A shelf's boards.
+const BOARDS: usize = 16;
+/// Paths that stand on a board; a path has its place on one.
+const PLACES: usize = 4;
 /// Inodes share counts: that one has changed only means another look.
 const COUNTS: usize = 1024;
 /// Directories on the way of a path that is remembered, at the most.
 const STEPS_MAX: usize = 32;
 /// Directories on the way of most paths.
 const WAY: usize = 6;
+/// Bytes of most paths.
+const PATH_BYTES: usize = 64;
 
 /// Counts what this session does to directories and links that may lead a path elsewhere: a name removed or replaced, other rights.
 #[derive(Debug)]
@@ -62,6 +65,8 @@ struct Step {
 /// The way of a path that is being followed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Way {
+    /// Of a path that was remembered and that this one begins with. Paths of one directory share it.
+    beginning: Option<Arc<[Step]>>,
     steps: SmallVec<[Step; WAY]>,
     /// It has gone where another look is needed each time: over a link, or up again.
     is_winding: bool,
@@ -71,7 +76,7 @@ impl Way {
     /// Notes a directory in which a name was found, with its detours as they were before the name was looked up.
     pub(crate) fn went_through(&mut self, directory: InodeId, detours: u64, lease: Option<Lease>) {
         match lease {
-            Some(lease) if self.steps.len() < STEPS_MAX => self.steps.push(Step { directory, detours, lease }),
+            Some(lease) if self.length() < STEPS_MAX => self.steps.push(Step { directory, detours, lease }),
             _ => self.is_winding = true,
         }
     }
@@ -82,12 +87,25 @@ impl Way {
     }
 
     pub(crate) fn can_be_remembered(&self) -> bool {
-        !self.is_winding && !self.steps.is_empty()
+        !self.is_winding && self.length() > 0
     }
 
-    fn is_open(&self, fs: &LibFs) -> bool {
-        let is_as_it_was = |step: &Step| fs.stands(step.lease, false) && fs.detours.of(step.directory) == step.detours;
-        self.steps.iter().all(is_as_it_was)
+    fn length(&self) -> usize {
+        self.beginning.as_ref().map_or(0, |steps| steps.len()) + self.steps.len()
+    }
+
+    /// It in two parts: what other paths share, and the last step, unless all of it is shared.
+    fn parts(&self, is_shared: bool) -> (Arc<[Step]>, Option<Step>) {
+        let (last, before) = match self.steps.split_last() {
+            Some((last, before)) if !is_shared => (Some(*last), before),
+            _ => (None, &self.steps[..]),
+        };
+        let shared = match &self.beginning {
+            Some(beginning) if before.is_empty() => Arc::clone(beginning),
+            Some(beginning) => beginning.iter().chain(before).copied().collect(),
+            None => before.into(),
+        };
+        (shared, last)
     }
 }
 
@@ -104,27 +122,54 @@ pub(crate) struct End {
 struct Known {
     from: InodeId,
     era: u64,
-    path: Box<[u8]>,
-    way: Way,
     end: End,
+    beginning: Arc<[Step]>,
+    last: Option<Step>,
+    path: SmallVec<[u8; PATH_BYTES]>,
 }
 
 impl Known {
     fn is(&self, era: u64, from: InodeId, path: &[u8]) -> bool {
-        self.from == from && self.era == era && *self.path == *path
+        self.from == from && self.era == era && self.path[..] == *path
+    }
+
+    fn is_open(&self, fs: &LibFs) -> bool {
+        let is_as_it_was = |step: &Step| fs.stands(step.lease, false) && fs.detours.of(step.directory) == step.detours;
+        self.last.iter().chain(&self.beginning[..]).all(is_as_it_was)
     }
 }
 
+/// Paths that fall together. All that it takes to see that a path is not here lies in one line of the processor's cache.
 #[derive(Debug, Default)]
-struct Place {
-    /// The path that came here last and was not remembered: one that comes twice is.
-    passed: u64,
-    known: Option<Box<Known>>,
-    /// It came here before the one in the neighbouring place.
-    gives_way: bool,
+struct Places {
+    /// Of the paths that have come here, their hashes; 0 where none has.
+    hashes: [u32; PLACES],
+    /// Those that came twice.
+    known: [Option<Box<Known>>; PLACES],
+    /// Which one gives way to a new path first.
+    next: u8,
 }
 
-type Shelf = OnceLock<Box<[Mutex<Place>]>>;
+impl Places {
+    fn position(&self, hash: u32) -> Option<usize> {
+        self.hashes.iter().position(|&here| here == hash)
+    }
+
+    /// The place for a path that comes for the first time: those that came once give way in turn, then the others.
+    fn clear(&mut self, hash: u32) {
+        let in_turn = || (0..PLACES).map(|offset| (usize::from(self.next) + offset) % PLACES);
+        let place = in_turn().find(|&place| self.known[place].is_none()).unwrap_or(usize::from(self.next));
+        self.next = ((place + 1) % PLACES) as u8;
+        (self.hashes[place], self.known[place]) = (hash, None);
+    }
+}
+
+/// In a line of the cache by itself.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Board(Mutex<Places>);
+
+type Shelf = OnceLock<Box<[Board]>>;
 
 /// Paths that were followed for one user, in surroundings of one kind.
 #[derive(Debug)]
@@ -137,59 +182,102 @@ impl Default for Paths {
 }
 
 impl Paths {
-    fn shelf(&self, hash: u64) -> &Shelf {
-        &self.0[hash as usize / PLACES % SHELVES]
+    fn shelf(&self, hash: u32) -> &Shelf {
+        &self.0[hash as usize / BOARDS % SHELVES]
     }
 
-    /// Where a path leads and which way, if that is remembered and still so.
-    pub(crate) fn find<R>(
-        &self,
-        fs: &LibFs,
-        era: u64,
-        from: InodeId,
-        path: &[u8],
-        take: impl FnOnce(End, &Way) -> R,
-    ) -> Option<R> {
+    /// Where a path leads, if that is remembered and still so.
+    pub(crate) fn end(&self, fs: &LibFs, era: u64, from: InodeId, path: &[u8]) -> Option<End> {
+        self.find(fs, era, from, path, |known| known.end)
+    }
+
+    /// As [`Self::end`] for the directory that a path goes on from, with the way there.
+    pub(crate) fn beginning(&self, fs: &LibFs, era: u64, from: InodeId, path: &[u8]) -> Option<(InodeId, Way)> {
+        self.find(fs, era, from, path, |known| {
+            let (beginning, steps) = (Some(Arc::clone(&known.beginning)), known.last.into_iter().collect());
+            (known.end.id, Way { beginning, steps, is_winding: false })
+        })
+    }
+
+    fn find<R>(&self, fs: &LibFs, era: u64, from: InodeId, path: &[u8], take: impl FnOnce(&Known) -> R) -> Option<R> {
         let hash = hash(from, path);
-        for place in choices(self.shelf(hash).get()?, hash) {
-            let Some(place) = place.try_lock() else { continue };
-            let Some(known) = place.known.as_ref().filter(|known| known.is(era, from, path)) else { continue };
-            return known.way.is_open(fs).then(|| take(known.end, &known.way));
-        }
-        None
+        let places = self.shelf(hash).get()?[hash as usize % BOARDS].0.try_lock()?;
+        let known = places.known[places.position(hash)?].as_ref()?;
+        (known.is(era, from, path) && known.is_open(fs)).then(|| take(known))
     }
 
     /// Remembers where a path has led, if it comes for the second time.
-    pub(crate) fn note(&self, era: u64, from: InodeId, path: &[u8], way: &Way, end: End) {
+    pub(crate) fn note_end(&self, era: u64, from: InodeId, path: &[u8], way: &Way, end: End) {
+        self.note(era, from, path, || (way.parts(false), end));
+    }
+
+    /// As [`Self::note_end`], for a path that others go on from.
+    pub(crate) fn note_beginning(&self, era: u64, from: InodeId, path: &[u8], way: &Way, id: InodeId) {
+        self.note(era, from, path, || (way.parts(true), End { directory: id, id }));
+    }
+
+    fn note(&self, era: u64, from: InodeId, path: &[u8], found: impl FnOnce() -> ((Arc<[Step]>, Option<Step>), End)) {
         let hash = hash(from, path);
-        let shelf = self.shelf(hash).get_or_init(|| (0..PLACES).map(|_| Mutex::default()).collect());
-        let [one, other] = choices(shelf, hash).map(Mutex::try_lock);
-        let (Some(mut one), Some(mut other)) = (one, other) else { return };
-        let is_here = |place: &Place| place.known.as_ref().is_some_and(|known| known.is(era, from, path));
-        let comes_again = one.passed == hash || other.passed == hash;
-        // Where it was before, or where none is; else the two give way in turn.
-        let stays =
-            is_here(&one) || !is_here(&other) && (one.known.is_none() || other.known.is_some() && one.gives_way);
-        let (place, neighbour) = if stays { (&mut one, &mut other) } else { (&mut other, &mut one) };
-        if !comes_again {
-            place.passed = hash;
+        let shelf = self.shelf(hash).get_or_init(|| (0..BOARDS).map(|_| Board::default()).collect());
+        let Some(mut places) = shelf[hash as usize % BOARDS].0.try_lock() else { return };
+        let Some(place) = places.position(hash) else {
+            places.clear(hash);
             return;
-        }
-        place.known = Some(Box::new(Known { from, era, path: path.into(), way: way.clone(), end }));
-        (place.gives_way, neighbour.gives_way) = (false, true);
+        };
+        let ((beginning, last), end) = found();
+        places.known[place] = Some(Box::new(Known { from, era, end, beginning, last, path: path.into() }));
     }
 }
 
-/// The places that a path can stand in.
-fn choices(shelf: &[Mutex<Place>], hash: u64) -> [&Mutex<Place>; CHOICES] {
-    let place = hash as usize % PLACES;
-    [&shelf[place], &shelf[place ^ 1]]
-}
-
-/// Eight bytes at a time; the upper half of the last product is the best mixed.
-fn hash(from: InodeId, path: &[u8]) -> u64 {
+/// Eight bytes at a time. Never 0.
+fn hash(from: InodeId, path: &[u8]) -> u32 {
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
     let mix = |state: u64, word: u64| (state ^ word).wrapping_mul(FACTOR).rotate_left(29);
-    let word = |bytes: &[u8]| bytes.iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
-    path.chunks(8).fold(mix(path.len() as u64, from.0), |state, bytes| mix(state, word(bytes))) >> 32
+    let (words, rest) = path.as_chunks();
+    let mixed = words.iter().fold(mix(path.len() as u64, from.0), |state, word| mix(state, u64::from_le_bytes(*word)));
+    let rest = rest.iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
+    // The upper half of a product hangs on all bits of what was multiplied.
+    ((mix(mixed, rest).wrapping_mul(FACTOR) >> 32) as u32).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Files of one directory have names that differ little, and are used together.
+    #[test]
+    fn paths_that_differ_little_stand_apart() {
+        const PATHS: usize = SHELVES * BOARDS;
+        for pattern in ["/directory/file-", "/d/f", "/mail/cur/1795382347.M", "/a/rather/long/way/to/some/object_"] {
+            let mut boards = [0; SHELVES * BOARDS];
+            for number in 0..PATHS {
+                boards[hash(InodeId(1), format!("{pattern}{number}").as_bytes()) as usize % boards.len()] += 1;
+            }
+            // One for each on the average; by chance four in a thousand have more than there are places.
+            let lost: usize = boards.iter().map(|&paths: &usize| paths.saturating_sub(PLACES)).sum();
+            assert!(lost < PATHS / 50, "{lost} of {PATHS} paths like {pattern} have no place");
+        }
+    }
+
+    #[test]
+    fn paths_that_come_twice_stay_though_others_come_once() {
+        let known = || {
+            let (from, end, path) = (InodeId(1), End { directory: InodeId(1), id: InodeId(2) }, SmallVec::new());
+            Some(Box::new(Known { from, era: 0, end, beginning: Arc::default(), last: None, path }))
+        };
+        let mut places = Places::default();
+        let hashes = 1..=PLACES as u32;
+        hashes.clone().for_each(|hash| places.clear(hash));
+        assert!(hashes.clone().all(|hash| places.position(hash).is_some()), "each has a place: {places:?}");
+        for hash in 1..PLACES {
+            places.known[places.position(hash as u32).expect("a place")] = known();
+        }
+        (100..200).for_each(|hash| places.clear(hash));
+        assert!((1..PLACES).all(|hash| places.position(hash as u32).is_some()), "{places:?}");
+        assert!(places.position(199).is_some(), "{places:?}");
+        places.known[places.position(199).expect("a place")] = known();
+        (200..204).for_each(|hash| places.clear(hash));
+        let left = places.known.iter().flatten().count();
+        assert_eq!(left, PLACES - 1, "one more gives way, and then that place is for those that come once: {places:?}");
+    }
 }

@@ -210,12 +210,15 @@ pub(crate) fn concerns(directory: i32, address: u64) -> bool {
         Some(b'/') => {
             let wanted = session::mounts().iter().map(|mount| mount.path.len() + 1).max().unwrap_or(0);
             let wanted = wanted.max(DESCRIPTOR_PATHS[0].len() + 1).min(start.len());
-            let mut length = memory::start_of(address, &mut start[..wanted]);
-            if is_wordy(&start[..length]) {
-                length = memory::start_of(address, &mut start);
-            }
-            let start = &start[..length];
-            of_absolute(start).is_some() || DESCRIPTOR_PATHS.iter().any(|prefix| start.starts_with(prefix))
+            let length = memory::start_of(address, &mut start[..wanted]);
+            let leads = |start: &[u8]| {
+                of_absolute(start).is_some() || DESCRIPTOR_PATHS.iter().any(|prefix| start.starts_with(prefix))
+            };
+            leads(&start[..length])
+                || is_wordy(&start[..length]) && {
+                    let length = memory::start_of(address, &mut start);
+                    leads(&start[..length])
+                }
         }
         _ if directory == libc::AT_FDCWD => is_working_inside() || leads_in(address),
         _ => descriptors::is_followed(directory),
