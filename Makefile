@@ -11,16 +11,16 @@ help:    ## what the targets are
 
 build:   ## the ashlar command and libashlar, optimised: target/release/ashlar, target/release/libashlar.so
 	@scripts/setup.sh build
-	cargo build --release --locked -p ashlar-cli -p ashlar-preload -p ashlar-capi
+	cargo build --release --locked -p ashlar-launch -p ashlar-cli -p ashlar-preload -p ashlar-capi
 
 # Root installs what was built, since it may well have no Rust of its own.
-built := $(and $(filter 0,$(shell id -u)),$(wildcard $(or $(CARGO_TARGET_DIR),target)/release/ashlar),$(wildcard $(or $(CARGO_TARGET_DIR),target)/release/libashlar.so))
+built := $(and $(filter 0,$(shell id -u)),$(wildcard $(or $(CARGO_TARGET_DIR),target)/release/ashlar-main),$(wildcard $(or $(CARGO_TARGET_DIR),target)/release/libashlar.so))
 install: $(if $(built),,build) ## copies the ashlar command, libashlar and its header to PREFIX (/usr/local)
 	@scripts/install.sh
 
 demo:    ## real programs on a mount, kills in the middle, and a count of what was acknowledged
 	@scripts/setup.sh build run demo
-	cargo build --release --locked -p ashlar-cli -p ashlar-preload -p ashlar-tests
+	cargo build --release --locked -p ashlar-launch -p ashlar-cli -p ashlar-preload -p ashlar-tests
 	@scripts/as-root.sh "$${CARGO_TARGET_DIR:-target}/release/ashlar-demo"
 
 test:    ## unit and property tests, then whole processes: real mounts, real programs, kill -9

@@ -3,5 +3,5 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh build run bench
-cargo build --release --locked -p ashlar-cli -p ashlar-preload -p ashlar-tests
+cargo build --release --locked -p ashlar-launch -p ashlar-cli -p ashlar-preload -p ashlar-tests
 exec scripts/as-root.sh "${CARGO_TARGET_DIR:-target}"/release/ashlar-bench "$@"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Copies the ashlar command to PREFIX/bin, the library that it has programs load to PREFIX/lib/ashlar, and for programs that link
-# LibFS libashlar to PREFIX/lib, its header to PREFIX/include, and what pkg-config says of them to PREFIX/lib/pkgconfig.
+# Copies the ashlar command to PREFIX/bin, what belongs to it to PREFIX/lib/ashlar (the program that knows all verbs, the library that
+# programs are to load), and for programs that link LibFS libashlar to PREFIX/lib, its header to PREFIX/include, and what pkg-config says of them to PREFIX/lib/pkgconfig.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 prefix=${PREFIX:-/usr/local}
@@ -13,6 +13,7 @@ trap 'rm -f "$described"' EXIT
 sed -e "s|@PREFIX@|$prefix|" -e "s|@VERSION@|$version|" crates/capi/ashlar.pc.in >"$described"
 
 "${run[@]}" install -D -m 0755 "$built/ashlar" "$prefix/bin/ashlar"
+"${run[@]}" install -D -m 0755 "$built/ashlar-main" "$prefix/lib/ashlar/ashlar-main"
 "${run[@]}" install -D -m 0644 "$built/libashlar_preload.so" "$prefix/lib/ashlar/libashlar_preload.so"
 # Programs look for the name with the number (crates/capi/build.rs), the compiler for the one without.
 "${run[@]}" install -D -m 0644 "$built/libashlar.so" "$prefix/lib/libashlar.so.0"
@@ -24,4 +25,4 @@ case $prefix in /usr | /usr/local)
   "${run[@]}" ldconfig || echo "install: ldconfig failed: programs may not find $prefix/lib/libashlar.so.0" >&2
   ;;
 esac
-echo "installed: $prefix/bin/ashlar, $prefix/lib/ashlar/libashlar_preload.so, $prefix/lib/libashlar.so, $prefix/include/ashlar.h"
+echo "installed: $prefix/bin/ashlar, $prefix/lib/ashlar/ashlar-main, $prefix/lib/ashlar/libashlar_preload.so, $prefix/lib/libashlar.so, $prefix/include/ashlar.h"

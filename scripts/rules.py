@@ -23,7 +23,8 @@ LAYERS = {
     "fuse": ["types", "update", "wire", "libfs"],
     "preload": ["types", "wire", "libfs"],
     "capi": ["types", "wire", "libfs"],
-    "cli": ["types", "pmem", "wire", "store", "libfs", "daemon", "fuse"],
+    "launch": ["types", "wire"],
+    "cli": ["types", "pmem", "wire", "store", "launch", "libfs", "daemon", "fuse"],
     "tests": ["types", "wire", "libfs"],
 }
 # Protocol logic without I/O: no clock, thread, socket, file or randomness, so nothing that brings one.

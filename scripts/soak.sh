@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh build run test
-cargo build --release --locked -p ashlar-cli -p ashlar-preload -p ashlar-capi -p ashlar-tests
+cargo build --release --locked -p ashlar-launch -p ashlar-cli -p ashlar-preload -p ashlar-capi -p ashlar-tests
 scripts/tools.sh
 export ASHLAR_KILL_WRITER=${ASHLAR_KILL_WRITER:-300} ASHLAR_KILL_DAEMON=${ASHLAR_KILL_DAEMON:-300}
 export ASHLAR_KILL_ALL=${ASHLAR_KILL_ALL:-100}

@@ -1,5 +1,4 @@
-//! Has the unwinder linked into the library, and into the command that runs programs with it (`crates/cli`): one library less to load for
-//! each program.
+//! Has the unwinder linked into the library: one library less to load for each program.
 
 use std::process::Command;
 

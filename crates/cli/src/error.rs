@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use ashlar_daemon::{DaemonError, SupervisorError};
 use ashlar_fuse::MountError;
+use ashlar_launch::LaunchError;
 use ashlar_libfs::ConnectError;
 use ashlar_pmem::ArenaError;
 use ashlar_store::StoreError;
@@ -47,21 +48,9 @@ pub enum CliError {
         "no daemon runs; 'ashlar mount DIR' mounts an arena and starts one, 'ashlar status' shows those that are there"
     )]
     NothingRuns,
-    /// The installation is not whole.
-    #[error("there is no library {0}; build it with 'make build', or install both with 'make install'")]
-    NoLibrary(PathBuf),
-    /// The library is there, and not for the caller.
-    #[error(
-        "the library {library}, which programs are to load, can't be read ({error}); make it readable for all with \
-         'chmod a+r {library}', or install it again with 'make install'",
-        library = .library.display()
-    )]
-    UnreadableLibrary {
-        /// Its path.
-        library: PathBuf,
-        /// Why.
-        error: io::Error,
-    },
+    /// A program can't be run.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
     /// A subtree is a directory's.
     #[error("{0} is not a directory; a quota can be set on a directory, and counts all that is in it")]
     NoTree(PathBuf),

@@ -1,4 +1,4 @@
-//! The `ashlar` command: one binary, one verb for each thing that a person does.
+//! `ashlar-main`: all verbs of the `ashlar` command (`crates/launch`), one for each thing that a person does.
 //!
 //! Purpose: turn what was typed into calls of the crates below, start what must run in the background, and say in plain
 //! words what happened, where everything is, and what to do next when something is in the way.
@@ -43,7 +43,9 @@ use crate::arguments::{ArenaVerb, Arguments, Verb};
 use crate::error::CliError;
 
 fn main() -> ExitCode {
-    finish(run::plain(std::env::args_os()).map_or_else(|| serve(&Arguments::parse()), |command| run::run(&command)))
+    // Whoever lists processes sees the command that was typed.
+    let _ = rustix::thread::set_name(c"ashlar");
+    finish(serve(&Arguments::parse()))
 }
 
 fn serve(arguments: &Arguments) -> Result<ExitCode, CliError> {

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use ashlar_fuse::{Mount, MountOptions};
+use ashlar_launch::MountRecord;
 use ashlar_libfs::{LibFs, Options};
 use ashlar_types::MOUNT_SOURCE;
 use ashlar_wire::{PATIENCE_VARIABLE, SessionKind, patience_ms};
@@ -17,7 +18,6 @@ use crate::arena::Place;
 use crate::arguments::MountProcessArguments;
 use crate::error::CliError;
 use crate::launch::{READY, leave_terminal};
-use crate::mounts::MountRecord;
 use crate::{daemon, mounts};
 
 /// Serves a mount in the background: reports on standard output, once, and goes on until it is unmounted.
@@ -56,7 +56,7 @@ pub fn serve(arguments: &MountProcessArguments, ready: &dyn Fn()) -> Result<Exit
     let device = mount.device_number();
     let record =
         MountRecord { directory: directory.clone(), arena: arguments.arena.clone(), pid: std::process::id(), device };
-    record.write()?;
+    record.write().map_err(CliError::system(format!("writing {}", record.path().display())))?;
     unmount_on_signal(directory)?;
     ready();
     let result = mount.run();

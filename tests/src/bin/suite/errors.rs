@@ -42,7 +42,9 @@ fn not_root() -> Outcome<Verdict> {
     // The command must be readable to a user who may not look into root's directories.
     let copy = directory.path().join("ashlar");
     fs::copy(program(), &copy).map_err(tried("copying the command"))?;
-    shell(directory.path(), "chmod 755 . ashlar; mkdir -m 777 point")?.success()?;
+    let main = "ashlar-main";
+    fs::copy(program().with_file_name(main), directory.path().join(main)).map_err(tried("copying the command"))?;
+    shell(directory.path(), "chmod 755 . ashlar ashlar-main; mkdir -m 777 point")?.success()?;
     let as_nobody = |verb: &str| {
         let mut command = Command::new("setpriv");
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&copy).arg(verb);

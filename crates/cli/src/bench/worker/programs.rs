@@ -10,7 +10,6 @@ use super::system;
 use crate::bench::case::{Contender, Measured, Task};
 use crate::bench::timing::Summary;
 use crate::error::CliError;
-use crate::launch::this_program;
 
 /// How often a program is started, and how often before that counts.
 const STARTS: usize = 40;
@@ -21,7 +20,7 @@ const ROUNDS: usize = 200;
 /// A program as the contender starts it.
 fn command(task: &Task, program: &str, directory: &Path) -> Result<Command, CliError> {
     let mut command = if task.contender == Contender::Run {
-        let mut command = Command::new(this_program()?);
+        let mut command = Command::new(ashlar_launch::beside(ashlar_launch::COMMAND)?);
         command.args(["run", "--", program]);
         command
     } else {
