@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ashlar_libfs::{LibFs, Make, Options, RenameFlags, WriteAt};
-use ashlar_pmem::{Arena, ArenaOptions, Mapping, MappingAccess, Medium, Persistent};
+use ashlar_pmem::{Arena, ArenaOptions, Crc32c, Mapping, MappingAccess, Medium, Persistent};
 use ashlar_types::{Access, Credentials, FileKind, InodeId, Timestamp};
 use ashlar_wire::SessionKind;
 
@@ -107,7 +107,7 @@ fn median_and_mean(batches: usize, per_batch: usize, operation: impl FnMut()) ->
 }
 
 fn crc(bytes: &[u8]) -> u32 {
-    crc_fast::crc32_iscsi(bytes)
+    Crc32c::of(bytes)
 }
 
 fn make(kind: FileKind) -> Make<'static> {

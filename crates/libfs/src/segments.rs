@@ -5,7 +5,7 @@ use std::hash::BuildHasherDefault;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ashlar_pmem::{MapError, Mapping, MappingAccess, Medium, OutOfBounds, Persistent};
+use ashlar_pmem::{Crc32c, MapError, Mapping, MappingAccess, Medium, OutOfBounds, Persistent};
 use ashlar_types::{BLOCK_BYTES, BlockAddress, Errno};
 use ashlar_wire::{Contents, Reply, Request, WelcomeSegment};
 
@@ -102,7 +102,7 @@ impl Segment {
     fn matches(&self, block: u32, data: &[u8]) -> Result<bool, OutOfBounds> {
         let mut expected = [0; 4];
         self.mapping.load(u64::from(block) * 4, &mut expected)?;
-        Ok(u32::from_le_bytes(expected) == crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, data) as u32)
+        Ok(u32::from_le_bytes(expected) == Crc32c::of(data))
     }
 }
 

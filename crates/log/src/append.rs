@@ -2,28 +2,26 @@
 
 use std::sync::atomic::Ordering;
 
-use ashlar_pmem::Persistent;
+use ashlar_pmem::{Crc32c, Persistent};
 use ashlar_types::{LogPosition, SealCount};
 
 use crate::chunk::Chunk;
 use crate::layout::{HEAD_AT, RING_AT};
 use crate::pins::Pin;
 use crate::record::{
-    Checksum, HEADER_BYTES, POSITION_MAX, PREFIX_BYTES, PREFIX_CRC_AT, PREFIX_OWN_AT, SHORT_BYTES, ShortChecksum,
-    UNIT_BYTES, Verdict, checksum_of, place, units_for,
+    HEADER_BYTES, POSITION_MAX, PREFIX_BYTES, PREFIX_CRC_AT, PREFIX_OWN_AT, UNIT_BYTES, Verdict, place, units_for,
 };
 use crate::slots::{Slot, SlotState, TRIES_MAX, Undecided};
 use crate::{AppendError, Bug, Log};
 
 /// Records with a body up to this length are put together on the stack and stored at once.
 const SMALL_BODY_BYTES: usize = 512;
-/// Larger bodies go through a buffer of this length: the checksum must be of what is stored, and the caller's memory may
-/// change between two looks at it. Small enough for the nearest cache and for a signal handler's stack.
-const CHUNK_BYTES: usize = 4096;
+/// Of larger bodies so much is stored before it's looked whether the slot was voided meanwhile.
+const CHUNK_BYTES: usize = 32 << 10;
 /// What stands behind a body, up to the slot's end.
 const ZEROS: [u8; UNIT_BYTES as usize] = [0; UNIT_BYTES as usize];
-/// Bytes in a cache line: pieces of a large body end at such a boundary, so that whole lines can go past the cache.
-const LINE_BYTES: u64 = 64;
+/// Bytes in a cache line: a large body is stored in whole ones, so that they can go past the cache.
+const LINE_BYTES: usize = 64;
 /// So many bytes behind a record are fetched while it is written, for the next one: the ring is larger than the caches, and a small
 /// record would wait for memory longer than all else takes.
 const EXPECTED_BYTES: u64 = 256;
@@ -186,21 +184,15 @@ impl<M: Persistent> Log<M> {
         }
         let mut chunk = Chunk::<{ PREFIX_BYTES + SMALL_BODY_BYTES + UNIT_BYTES as usize }>::new();
         chunk.push(&prefix);
-        let short = ShortChecksum::new().filter(|_| body_bytes as usize <= SHORT_BYTES);
-        let crc = if let Some(mut short) = short {
-            // Piece by piece, since a load that spans two stores waits for both.
-            short.update(&prefix);
-            for part in parts {
-                let from = chunk.len();
-                chunk.push(part);
-                short.update(&chunk.bytes()[from..]);
-            }
-            short.finish()
-        } else {
-            parts.iter().for_each(|part| chunk.push(part));
-            checksum_of(chunk.bytes())
-        };
-        chunk.bytes_mut()[PREFIX_CRC_AT..PREFIX_CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+        // Piece by piece, since a load that spans two stores waits for both.
+        let mut sum = Crc32c::default();
+        sum.update(&prefix);
+        for part in parts {
+            let from = chunk.len();
+            chunk.push(part);
+            sum.update(&chunk.bytes()[from..]);
+        }
+        chunk.bytes_mut()[PREFIX_CRC_AT..PREFIX_CRC_AT + 4].copy_from_slice(&sum.finish().to_le_bytes());
         let own_end = PREFIX_OWN_AT + (slot.units * UNIT_BYTES - UNIT_BYTES) as usize;
         chunk.push(&ZEROS[..own_end - chunk.len()]);
         self.memory.store(own_at, &chunk.bytes()[PREFIX_OWN_AT..])?;
@@ -214,36 +206,15 @@ impl<M: Persistent> Log<M> {
         parts: &[&[u8]],
     ) -> Result<bool, AppendError> {
         let at = reserved.at;
-        let mut checksum = Checksum::new();
-        // The first chunk begins with what only the checksum covers.
-        let mut chunk = Chunk::<{ PREFIX_BYTES + CHUNK_BYTES }>::new();
-        chunk.push(&prefix);
-        let mut to = at + HEADER_BYTES;
-        let (mut skip, mut room) = (PREFIX_BYTES, PREFIX_BYTES + CHUNK_BYTES - (to % LINE_BYTES) as usize);
+        let mut body = Body::new(self, reserved.slot, at + HEADER_BYTES, &prefix);
         for part in parts {
-            let mut rest = *part;
-            while !rest.is_empty() {
-                let (now, later) = rest.split_at(rest.len().min(room - chunk.len()));
-                chunk.push(now);
-                rest = later;
-                if chunk.len() == room {
-                    checksum.update(chunk.bytes());
-                    self.memory.store_flushed(to, &chunk.bytes()[skip..])?;
-                    to += (room - skip) as u64;
-                    (skip, room) = (0, CHUNK_BYTES);
-                    chunk.clear();
-                    if self.load_slot(reserved.slot.number)? != reserved.slot {
-                        return Ok(false);
-                    }
-                }
+            if !body.push(part)? {
+                return Ok(false);
             }
         }
-        checksum.update(chunk.bytes());
-        let stored = (at + reserved.slot.units * UNIT_BYTES - to) as usize;
-        chunk.push(&ZEROS[..skip + stored - chunk.len()]);
-        self.memory.store_flushed(to, &chunk.bytes()[skip..])?;
+        let sum = body.finish(at + reserved.slot.units * UNIT_BYTES)?;
         let mut own = prefix;
-        own[PREFIX_CRC_AT..PREFIX_CRC_AT + 4].copy_from_slice(&checksum.finish().to_le_bytes());
+        own[PREFIX_CRC_AT..PREFIX_CRC_AT + 4].copy_from_slice(&sum.to_le_bytes());
         self.memory.store(at + UNIT_BYTES, &own[PREFIX_OWN_AT..])?;
         // What went past the cache must be ordered before the commit, since nobody else can flush it for us.
         self.memory.fence();
@@ -276,5 +247,63 @@ impl<M: Persistent> Log<M> {
         }
         self.note_settled(number.wrapping_add(1));
         Ok(())
+    }
+}
+
+/// A large body that is being stored. The checksum is of what is stored: the caller's memory may change between two looks at it.
+struct Body<'a, M> {
+    log: &'a Log<M>,
+    slot: Slot,
+    /// Where what comes next goes, but for what is gathered.
+    to: u64,
+    sum: Crc32c,
+    /// The beginning of a line, and at last what stands behind the body.
+    gathered: Chunk<{ LINE_BYTES + UNIT_BYTES as usize }>,
+}
+
+impl<'a, M: Persistent> Body<'a, M> {
+    fn new(log: &'a Log<M>, slot: Slot, to: u64, prefix: &[u8]) -> Self {
+        let mut sum = Crc32c::default();
+        sum.update(prefix);
+        Self { log, slot, to, sum, gathered: Chunk::new() }
+    }
+
+    /// Stores a part, but for the beginning of a line at its end; false where the slot turned out void on the way.
+    fn push(&mut self, part: &[u8]) -> Result<bool, AppendError> {
+        let within = (self.to as usize + self.gathered.len()) % LINE_BYTES;
+        let missing = if within == 0 { 0 } else { LINE_BYTES - within };
+        let (head, rest) = part.split_at(missing.min(part.len()));
+        self.gathered.push(head);
+        if head.len() < missing {
+            return Ok(true);
+        }
+        self.store_gathered()?;
+        let (lines, tail) = rest.split_at(rest.len() - rest.len() % LINE_BYTES);
+        for chunk in lines.chunks(CHUNK_BYTES) {
+            self.log.memory.store_summed(self.to, chunk, &mut self.sum)?;
+            self.to += chunk.len() as u64;
+            if self.log.load_slot(self.slot.number)? != self.slot {
+                return Ok(false);
+            }
+        }
+        self.gathered.push(tail);
+        Ok(true)
+    }
+
+    fn store_gathered(&mut self) -> Result<(), AppendError> {
+        self.sum.update(self.gathered.bytes());
+        self.log.memory.store_flushed(self.to, self.gathered.bytes())?;
+        self.to += self.gathered.len() as u64;
+        self.gathered.clear();
+        Ok(())
+    }
+
+    /// Stores what is left, and zeros up to `end`. The checksum.
+    fn finish(mut self, end: u64) -> Result<u32, AppendError> {
+        self.sum.update(self.gathered.bytes());
+        let unused = (end - self.to) as usize - self.gathered.len();
+        self.gathered.push(&ZEROS[..unused]);
+        self.log.memory.store_flushed(self.to, self.gathered.bytes())?;
+        Ok(self.sum.finish())
     }
 }

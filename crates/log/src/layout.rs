@@ -23,9 +23,8 @@
 //! All numbers are little-endian. The tail and the slot table matter only while the machine is up: after a power loss the ring,
 //! the header and the committed position that the metadata store keeps are enough.
 
-use ashlar_pmem::Persistent;
+use ashlar_pmem::{Crc32c, Persistent};
 use ashlar_types::{LogGeneration, LogPosition};
-use crc_fast::crc32_iscsi;
 
 use crate::OpenError;
 
@@ -148,5 +147,5 @@ fn crc_of(words: [u64; 4]) -> u32 {
     for (chunk, word) in bytes.chunks_mut(8).zip(words) {
         chunk.copy_from_slice(&word.to_le_bytes());
     }
-    crc32_iscsi(&bytes)
+    Crc32c::of(&bytes)
 }

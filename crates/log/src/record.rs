@@ -19,7 +19,6 @@
 //! start for a record that claims that very position. So skipped bytes need no mark of their own.
 
 use ashlar_types::{LogGeneration, LogPosition};
-use crc_fast::{CrcAlgorithm, Digest, crc32_iscsi};
 
 /// Bytes of a record's header.
 pub(crate) const HEADER_BYTES: u64 = 24;
@@ -110,77 +109,6 @@ pub(crate) const PREFIX_CRC_AT: usize = 24;
 /// Where what the owner writes to the ring begins in them: all but key and mark.
 pub(crate) const PREFIX_OWN_AT: usize = 16;
 
-/// The checksum of prefix and body in one run of bytes.
-pub(crate) fn checksum_of(prefix_and_body: &[u8]) -> u32 {
-    crc32_iscsi(prefix_and_body)
-}
-
-/// The same checksum of a few bytes, a piece at a time: one instruction after the other, where the processor has it, is faster than what
-/// sets up many at once.
-#[derive(Clone, Copy)]
-pub(crate) struct ShortChecksum {
-    sum: u32,
-}
-
-/// Up to this length it is faster.
-pub(crate) const SHORT_BYTES: usize = 256;
-
-impl ShortChecksum {
-    /// `None` where the processor can't.
-    #[inline]
-    pub(crate) fn new() -> Option<Self> {
-        #[cfg(target_arch = "x86_64")]
-        return std::arch::is_x86_feature_detected!("sse4.2").then_some(Self { sum: u32::MAX });
-        #[cfg(not(target_arch = "x86_64"))]
-        None
-    }
-
-    #[inline]
-    pub(crate) fn update(&mut self, bytes: &[u8]) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            // SAFETY: there is one only where the processor has the instructions.
-            self.sum = unsafe { sum_further(self.sum, bytes) };
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = bytes;
-    }
-
-    #[inline]
-    pub(crate) fn finish(self) -> u32 {
-        !self.sum
-    }
-}
-
-/// # Safety
-/// The processor has SSE 4.2.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "sse4.2")]
-unsafe fn sum_further(sum: u32, bytes: &[u8]) -> u32 {
-    use std::arch::x86_64::{_mm_crc32_u8, _mm_crc32_u64};
-    let mut words = bytes.chunks_exact(8);
-    let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
-    let sum = words.by_ref().fold(u64::from(sum), |sum, bytes| _mm_crc32_u64(sum, word(bytes))) as u32;
-    words.remainder().iter().fold(sum, |sum, byte| _mm_crc32_u8(sum, *byte))
-}
-
-/// The same checksum, a piece at a time.
-pub(crate) struct Checksum(Digest);
-
-impl Checksum {
-    pub(crate) fn new() -> Self {
-        Self(Digest::new(CrcAlgorithm::Crc32Iscsi))
-    }
-
-    pub(crate) fn update(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
-    }
-
-    pub(crate) fn finish(&self) -> u32 {
-        self.0.finalize() as u32
-    }
-}
-
 /// A bijection that spreads every bit over all (the finisher of MurmurHash3).
 fn mix(mut value: u64) -> u64 {
     value = (value ^ (value >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
@@ -224,25 +152,6 @@ mod tests {
             }
         }
         assert_eq!(stamp(7).read_mark(0), None);
-    }
-
-    #[test]
-    fn checksums_agree_however_they_are_taken() {
-        let bytes: Vec<u8> = (0..10_000u32).map(|i| (i % 251) as u8).collect();
-        let mut checksum = Checksum::new();
-        for piece in bytes.chunks(777) {
-            checksum.update(piece);
-        }
-        assert_eq!(checksum.finish(), checksum_of(&bytes));
-        for length in 0..600 {
-            for cut in [0, 1, 29, 32, length].into_iter().filter(|cut| *cut <= length) {
-                let Some(mut short) = ShortChecksum::new() else { continue };
-                short.update(&bytes[..cut]);
-                short.update(&bytes[cut..length]);
-                assert_eq!(short.finish(), checksum_of(&bytes[..length]), "{length} bytes cut at {cut}");
-            }
-        }
-        assert_eq!(checksum_of(b"123456789"), 0xe306_9283);
     }
 
     #[test]

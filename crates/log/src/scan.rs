@@ -2,13 +2,11 @@
 
 use std::ops::Range;
 
-use ashlar_pmem::Persistent;
+use ashlar_pmem::{Crc32c, Persistent};
 use ashlar_types::{LogGeneration, LogPosition};
 
 use crate::layout::RING_AT;
-use crate::record::{
-    HEADER_BYTES, Mark, PREFIX_BYTES, PREFIX_CRC_AT, PREFIX_OWN_AT, UNIT_BYTES, Verdict, checksum_of, place,
-};
+use crate::record::{HEADER_BYTES, Mark, PREFIX_BYTES, PREFIX_CRC_AT, PREFIX_OWN_AT, UNIT_BYTES, Verdict, place};
 use crate::{Bug, Corrupt, Fault, Log};
 
 /// A record, copied out of the log.
@@ -226,7 +224,7 @@ impl<M: Persistent> Scanner<'_, M> {
             return Err(Fault::Checksum);
         }
         copy[..PREFIX_BYTES].copy_from_slice(&prefix);
-        if checksum_of(copy) != crc && !log.planted(Bug::SkipChecksum) {
+        if Crc32c::of(copy) != crc && !log.planted(Bug::SkipChecksum) {
             return Err(Fault::Checksum);
         }
         Ok((kind, at + PREFIX_BYTES..at + copy.len()))

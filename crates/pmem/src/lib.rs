@@ -30,6 +30,7 @@
 
 mod arena;
 mod crash;
+mod crc32c;
 mod flush;
 mod handle;
 mod mapping;
@@ -44,6 +45,7 @@ pub use arena::{
     ARENA_BYTES_MIN, Arena, ArenaError, ArenaOptions, Resized, SEGMENT_BYTES_MAX, SegmentInfo, SessionFile, allocate,
 };
 pub use crash::{CrashImages, CrashMedium, CrashState, CrashTwin};
+pub use crc32c::Crc32c;
 pub use flush::FlushMethod;
 pub use handle::open_by_handle;
 pub use mapping::{MapError, Mapping, MappingAccess};

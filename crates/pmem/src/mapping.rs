@@ -11,10 +11,11 @@ use thiserror::Error;
 
 use crate::arena::allocate;
 use crate::flush::LINE_BYTES;
+use crate::persistent::store_in_pieces;
 use crate::sigbus::Registration;
 #[cfg(feature = "witness")]
 use crate::witness::{Deed, FileNumber, tell};
-use crate::{Medium, MediumKind, OutOfBounds, Persistent, sigbus};
+use crate::{Crc32c, FlushMethod, Medium, MediumKind, OutOfBounds, Persistent, sigbus};
 
 /// The kernel's pages are at least as long.
 const PAGE_BYTES: usize = 4096;
@@ -317,6 +318,18 @@ impl Persistent for Mapping {
             tell(&Deed::Flush { file: self.number, offset, length: bytes.len() as u64 });
         }
         Ok(())
+    }
+
+    #[inline]
+    fn store_summed(&self, offset: u64, bytes: &[u8], sum: &mut Crc32c) -> Result<(), OutOfBounds> {
+        let to = self.at_writable(offset, bytes.len() as u64)?;
+        let past_cache = self.medium.flush != FlushMethod::None;
+        // What is told to a witness must be what was stored.
+        // SAFETY: `at_writable` found the whole range inside a writable mapping.
+        if !cfg!(feature = "witness") && unsafe { sum.copy(bytes, to, past_cache) } {
+            return Ok(());
+        }
+        store_in_pieces(self, offset, bytes, sum)
     }
 
     #[inline]

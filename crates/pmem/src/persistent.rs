@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use crate::Crc32c;
+
 /// An access that leaves the memory, or a word access that is not aligned to 8 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("{length} bytes at offset {offset} are outside the memory of {available} bytes, misaligned, or not writable")]
@@ -46,6 +48,11 @@ pub trait Persistent: Send + Sync {
         self.flush(offset, bytes.len() as u64)
     }
 
+    /// As [`Self::store_flushed`], and adds the bytes to a checksum as they were stored, even where somebody changes them meanwhile.
+    fn store_summed(&self, offset: u64, bytes: &[u8], sum: &mut Crc32c) -> Result<(), OutOfBounds> {
+        store_in_pieces(self, offset, bytes, sum)
+    }
+
     /// Loads an aligned word, with acquire ordering.
     fn load_u64(&self, offset: u64) -> Result<u64, OutOfBounds>;
 
@@ -81,6 +88,24 @@ pub trait Persistent: Send + Sync {
     fn sync(&self) -> io::Result<()>;
 }
 
+/// [`Persistent::store_summed`] by way of a copy that nobody else knows.
+pub(crate) fn store_in_pieces<M: Persistent + ?Sized>(
+    memory: &M,
+    offset: u64,
+    bytes: &[u8],
+    sum: &mut Crc32c,
+) -> Result<(), OutOfBounds> {
+    const PIECE: usize = 4096;
+    let mut copy = [0; PIECE];
+    for (index, piece) in bytes.chunks(PIECE).enumerate() {
+        let copy = &mut copy[..piece.len()];
+        copy.copy_from_slice(piece);
+        sum.update(copy);
+        memory.store_flushed(offset + (index * PIECE) as u64, copy)?;
+    }
+    Ok(())
+}
+
 macro_rules! forward {
     ($($pointer:ty),*) => {$(
         impl<T: Persistent + ?Sized> Persistent for $pointer {
@@ -99,6 +124,10 @@ macro_rules! forward {
             #[inline]
             fn store_flushed(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
                 (**self).store_flushed(offset, bytes)
+            }
+            #[inline]
+            fn store_summed(&self, offset: u64, bytes: &[u8], sum: &mut Crc32c) -> Result<(), OutOfBounds> {
+                (**self).store_summed(offset, bytes, sum)
             }
             #[inline]
             fn load_u64(&self, offset: u64) -> Result<u64, OutOfBounds> {

@@ -14,9 +14,7 @@
 //! Numbers are little-endian. The file is replaced as a whole: written under another name, synced, renamed, and the
 //! directory synced, so a crash leaves the old one or the new one.
 
-use crc_fast::crc32_iscsi;
-
-use crate::ArenaError;
+use crate::{ArenaError, Crc32c};
 
 const MAGIC: [u8; 8] = *b"ASHLARNA";
 /// The format version that this program writes, and the only one that it reads.
@@ -49,7 +47,7 @@ impl ArenaSummary {
         bytes[16..24].copy_from_slice(&self.id.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.size_bytes.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.segment_bytes.to_le_bytes());
-        let crc = crc32_iscsi(&bytes[..CRC_OFFSET]);
+        let crc = Crc32c::of(&bytes[..CRC_OFFSET]);
         bytes[CRC_OFFSET..CRC_OFFSET + 4].copy_from_slice(&crc.to_le_bytes());
         bytes
     }
@@ -63,7 +61,7 @@ impl ArenaSummary {
         if found != VERSION {
             return Err(ArenaError::WrongVersion { found, supported: VERSION });
         }
-        if bytes.len() != BYTES || word32(bytes, CRC_OFFSET) != crc32_iscsi(&bytes[..CRC_OFFSET]) {
+        if bytes.len() != BYTES || word32(bytes, CRC_OFFSET) != Crc32c::of(&bytes[..CRC_OFFSET]) {
             return Err(ArenaError::DamagedSuperblock);
         }
         Ok(Self {

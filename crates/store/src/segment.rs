@@ -1,6 +1,6 @@
 //! Data segments: blocks and their checksums.
 
-use ashlar_pmem::{Arena, Mapping, MappingAccess, Persistent, SegmentInfo};
+use ashlar_pmem::{Arena, Crc32c, Mapping, MappingAccess, Persistent, SegmentInfo};
 use ashlar_types::BLOCK_BYTES;
 
 use crate::StoreError;
@@ -11,7 +11,7 @@ pub type Block = [u8; BLOCK_BYTES as usize];
 /// The checksum of a block's bytes: CRC32C, in hardware.
 #[inline]
 pub fn checksum(bytes: &[u8]) -> u32 {
-    crc_fast::crc32_iscsi(bytes)
+    Crc32c::of(bytes)
 }
 
 /// A mapped segment.
