@@ -256,6 +256,13 @@ pub struct Limits {
     /// Leases of one session. Beyond, the least recently granted are revoked. Well below `table_slots`, as leases
     /// that are attached while a log is applied come on top.
     pub entries_per_session_max: usize,
+    /// A session that has made so much in a directory which it holds (a power of two, or from the next one on) gets a lease on all below it,
+    /// if that costs others no more than `fill_takes_max` leases on files there, each of them granted `fill_spares_us` ago or before.
+    pub fills_from: u32,
+    /// See `fills_from`.
+    pub fill_takes_max: usize,
+    /// See `fills_from`.
+    pub fill_spares_us: u64,
     /// Slots in a session's lease table.
     pub table_slots: u32,
     /// Holes cut into one lease before it is revoked as a whole.
@@ -278,6 +285,9 @@ impl Default for Limits {
             lease_ttl_us: 0,
             along_us: 60_000_000,
             entries_per_session_max: 16_384,
+            fills_from: 64,
+            fill_takes_max: 64,
+            fill_spares_us: 1000,
             table_slots: 65_536,
             splits_max: 32,
             contended_us: 2_000_000,

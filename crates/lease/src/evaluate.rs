@@ -31,6 +31,11 @@ pub(crate) enum Work {
     Trim {
         session: SessionId,
     },
+    /// A session fills a directory that it holds, and would be attached each file by itself.
+    Widen {
+        session: SessionId,
+        directory: InodeId,
+    },
 }
 
 /// What a piece of work needs to be done to a lease that is held.
@@ -131,6 +136,11 @@ impl LeaseManager {
                 self.demand_room(*session, wants, ancestry, &mut demands);
             }
             Work::Trim { session } => self.demand_room(*session, &[], ancestry, &mut demands),
+            Work::Widen { session, directory } => {
+                if self.filled_on(now_us, *session, *directory, ancestry).is_some() {
+                    self.demand_filled(*session, *directory, ancestry, &mut demands);
+                }
+            }
             Work::Release { session, inode } => {
                 let own = self.holds.holders_at(*inode).filter(|holder| holder.0 == *session);
                 demands.extend(own.map(|(holder, slot)| Demand::remove(holder, slot, Reason::Released)));
@@ -250,16 +260,66 @@ impl LeaseManager {
         ancestry: &impl Ancestry,
         demands: &mut BTreeSet<Demand>,
     ) {
-        for inode in self.holds.below.with_others(directory, session) {
-            let others = self.holds.holders_at(inode).filter(|holder| holder.0 != session);
-            demands.extend(others.map(|(holder, slot)| Demand::remove(holder, slot, Reason::Conflict)));
-        }
+        self.demand_others_below(session, directory, demands);
         // One slot must stand for the directory and for what is below it.
         if let Some(slot) = self.holds.slot_at(Place::node(directory), session) {
             demands.insert(Demand::remove(session, slot, Reason::Folded));
         }
         if let Some(top) = self.holds.governing_subtree(Some(directory), ancestry) {
             self.demand_cut(session, top, Place::subtree(directory), false, demands);
+        }
+    }
+
+    /// The slot on which a session holds a directory that it fills, if that may become one on all below: nobody else has more there than leases on a
+    /// few files, and not just now, such as a mount on what was made through it before the session began.
+    fn filled_on(&self, now_us: u64, session: SessionId, directory: InodeId, ancestry: &impl Ancestry) -> Option<u32> {
+        let slot = self.holds.slot_at(Place::node(directory), session)?;
+        let state = self.holds.slot(session, slot);
+        let is_held = state.live && state.mode == Mode::Write && !self.holds.holders[&session].ending;
+        let is_own = self.holds.slot_at(Place::subtree(directory), session).is_some();
+        if !is_held || is_own || self.is_contended(now_us, directory) {
+            return None;
+        }
+        let others = self.holds.below.with_others(directory, session);
+        let is_new = |(holder, slot): (SessionId, u32)| {
+            let told_us = self.holds.slot(holder, slot).told_us;
+            holder != session && now_us < told_us + self.limits.fill_spares_us
+        };
+        let is_in_the_way = |inode: &InodeId| {
+            let is_elsewhere = *inode != directory && ancestry.home(*inode).as_file() != Some(directory);
+            is_elsewhere || self.holds.holders_at(*inode).any(is_new)
+        };
+        // What it is cut out of loses a part as well.
+        let top = self.holds.governing_subtree(Some(directory), ancestry).map(|top| self.holds.subtrees[&top]);
+        let is_whole = |(holder, slot): (SessionId, u32)| {
+            let has_room = self.holds.slot(holder, slot).splits < self.limits.splits_max;
+            holder == session || has_room && !is_new((holder, slot))
+        };
+        let is_free = others.len() <= self.limits.fill_takes_max && !others.iter().any(is_in_the_way);
+        (is_free && top.is_none_or(is_whole)).then_some(slot)
+    }
+
+    fn demand_filled(
+        &self,
+        session: SessionId,
+        directory: InodeId,
+        ancestry: &impl Ancestry,
+        demands: &mut BTreeSet<Demand>,
+    ) {
+        self.demand_others_below(session, directory, demands);
+        // What is read together is governed so before all else.
+        if let Some(slot) = self.holds.slot_at(Place::files(directory), session) {
+            demands.insert(Demand::remove(session, slot, Reason::Folded));
+        }
+        if let Some(top) = self.holds.governing_subtree(Some(directory), ancestry) {
+            self.demand_cut(session, top, Place::subtree(directory), false, demands);
+        }
+    }
+
+    fn demand_others_below(&self, session: SessionId, directory: InodeId, demands: &mut BTreeSet<Demand>) {
+        for inode in self.holds.below.with_others(directory, session) {
+            let others = self.holds.holders_at(inode).filter(|holder| holder.0 != session);
+            demands.extend(others.map(|(holder, slot)| Demand::remove(holder, slot, Reason::Conflict)));
         }
     }
 
@@ -420,6 +480,12 @@ impl LeaseManager {
                     self.record(*session, slot);
                 }
                 self.holds.holder(*session).trimming = false;
+            }
+            Work::Widen { session, directory } => {
+                if let Some(slot) = self.filled_on(now_us, *session, *directory, ancestry) {
+                    self.holds.widen(*session, slot, *directory);
+                    self.record(*session, slot);
+                }
             }
             Work::Release { .. } | Work::Expire { .. } | Work::Refresh { .. } => {}
         }

@@ -22,10 +22,14 @@ pub(crate) struct Slot {
     pub written: LogPosition,
     /// When it last became live.
     pub granted_us: u64,
+    /// When the session was last told of it.
+    pub told_us: u64,
     /// Orders the session's leases by their last grant.
     pub stamp: u64,
     /// Holes cut into it.
     pub splits: u32,
+    /// What the session has made in the directory since it holds it on this slot.
+    pub made: u32,
     /// Live slots on which the session came to know this slot's place before it had this one.
     pub shadows: BTreeSet<u32>,
     /// The slots whose shadow this one is.
@@ -42,8 +46,10 @@ impl Slot {
             dirty: false,
             written: LogPosition(0),
             granted_us: 0,
+            told_us: 0,
             stamp: 0,
             splits: 0,
+            made: 0,
             shadows: BTreeSet::new(),
             shadowed: BTreeSet::new(),
         }
@@ -312,16 +318,40 @@ impl Holds {
         self.below.remove(place.inode, session);
     }
 
-    /// The slot is granted.
-    pub fn touch(&mut self, session: SessionId, slot: u32, now_us: u64) {
+    /// The lease on one directory becomes one on all below it. What is known on the slot stays known.
+    pub fn widen(&mut self, session: SessionId, slot: u32, directory: InodeId) {
+        leave(&mut self.nodes, directory, session);
+        let place = Place::subtree(directory);
+        self.enter(place, session, slot);
+        self.slot_mut(session, slot).place = Some(place);
+    }
+
+    /// The session has made something in the directory that it holds on the slot, so that lease is in use. Returns how much it has made there.
+    pub fn note_made(&mut self, session: SessionId, slot: u32) -> u32 {
+        self.freshen(session, slot);
+        let state = self.slot_mut(session, slot);
+        state.made = state.made.saturating_add(1);
+        state.made
+    }
+
+    /// The lease is the last to go to make room.
+    fn freshen(&mut self, session: SessionId, slot: u32) {
         self.stamp += 1;
         let stamp = self.stamp;
         let holder = self.holder(session);
-        holder.active_us = now_us;
         let state = &mut holder.slots[slot as usize];
         holder.by_stamp.remove(&(state.stamp, slot));
         holder.by_stamp.insert((stamp, slot));
         state.stamp = stamp;
+    }
+
+    /// The slot is granted.
+    pub fn touch(&mut self, session: SessionId, slot: u32, now_us: u64) {
+        self.freshen(session, slot);
+        let holder = self.holder(session);
+        holder.active_us = now_us;
+        let state = &mut holder.slots[slot as usize];
+        state.told_us = now_us;
         if !state.live {
             state.live = true;
             state.granted_us = now_us;

@@ -422,13 +422,20 @@ impl LeaseManager {
         if is_known {
             return;
         }
-        let slot = self.holds.slot_at(Place::node(parent), session).or_else(|| {
+        let filled = self.holds.slot_at(Place::node(parent), session);
+        let slot = filled.or_else(|| {
             let is_read = !is_directory && self.holds.files.contains_key(&parent);
             let top = if is_read { self.holds.governing_subtree(Some(parent), ancestry) } else { None };
             self.holds.slot_at(Place::subtree(top?), session)
         });
         if let Some(slot) = slot {
             self.attach(place, session, slot, ancestry);
+        }
+        if let Some(made) = filled.map(|slot| self.holds.note_made(session, slot)) {
+            // Where that is in vain, it's tried again when twice as much was made.
+            if made >= self.limits.fills_from && made.is_power_of_two() {
+                self.queue.push_back(Work::Widen { session, directory: parent });
+            }
         }
     }
 

@@ -316,15 +316,22 @@ impl NodeTable {
         }
         self.begin_eviction();
         let mut surplus = unused - most / 2;
-        for shard in &self.shards {
-            shard.write().retain(|&id, node| {
-                let busy = surplus == 0
-                    || id == InodeId::ROOT
-                    || Arc::strong_count(node) > 1
-                    || !node.try_read().is_some_and(|state| state.is_clean());
-                surplus -= usize::from(!busy);
-                busy
-            });
+        // A file is asked for again by one question; a directory may cost one for each of its names, or all of them at once.
+        for spares_directories in [true, false] {
+            for shard in &self.shards {
+                shard.write().retain(|&id, node| {
+                    let may_go = |state: &NodeState| {
+                        let is_directory = state.inode.as_ref().is_some_and(Inode::is_directory);
+                        state.is_clean() && !(is_directory && spares_directories)
+                    };
+                    let busy = surplus == 0
+                        || id == InodeId::ROOT
+                        || Arc::strong_count(node) > 1
+                        || !node.try_read().is_some_and(|state| may_go(&state));
+                    surplus -= usize::from(!busy);
+                    busy
+                });
+            }
         }
         for shard in &self.shards {
             shard.write().shrink_to_fit();

@@ -12,7 +12,15 @@ const SESSIONS_MAX: usize = 4;
 
 /// So tight that every limit is met.
 fn tight(hold_us: u64) -> Limits {
-    let few = Limits { entries_per_session_max: 8, table_slots: 10, splits_max: 2, marks_max: 4, ..Limits::default() };
+    let few = Limits {
+        entries_per_session_max: 8,
+        fills_from: 2,
+        fill_spares_us: 3,
+        table_slots: 10,
+        splits_max: 2,
+        marks_max: 4,
+        ..Limits::default()
+    };
     Limits { hold_us, along_us: 30, ..few }
 }
 
@@ -91,7 +99,15 @@ fn run_in(world: &mut World, steps: &[u64]) -> Check {
 
 /// Tables that begin with little room.
 fn small_tables(hold_us: u64) -> World {
-    let limits = Limits { entries_per_session_max: 32, table_slots: 128, hold_us, ..Limits::default() };
+    let limits = Limits {
+        entries_per_session_max: 32,
+        fills_from: 2,
+        fill_spares_us: 3,
+        fill_takes_max: 3,
+        table_slots: 128,
+        hold_us,
+        ..Limits::default()
+    };
     let mut world = World::new(limits, Plant::None);
     world.first_slots = Some(16);
     world

@@ -613,3 +613,95 @@ fn a_directory_that_is_removed_leaves_no_lease_on_its_files() {
     world.digest(remover, usize::MAX).unwrap();
     world.read(reader, ROOT).unwrap();
 }
+
+/// A program, and a mount that has made the directory and some files in it, as it does for programs that have no session yet.
+fn filled(limits: Limits) -> (World, SessionId, SessionId, InodeId, InodeId) {
+    let mut world = world(Limits { fills_from: 4, ..limits });
+    let (mount, program) = (world.begin(), world.begin());
+    let directory = world.make(mount, ROOT, true).unwrap();
+    world.digest(mount, usize::MAX).unwrap();
+    world.acquire(program, &[write(directory)]).unwrap();
+    let left = world.make(mount, directory, false).unwrap();
+    world.digest(mount, usize::MAX).unwrap();
+    world.acquire(program, &[write(directory)]).unwrap();
+    (world, mount, program, directory, left)
+}
+
+fn fill(world: &mut World, session: SessionId, directory: InodeId, count: usize) {
+    for _ in 0..count {
+        world.make(session, directory, false).unwrap();
+    }
+    world.digest(session, usize::MAX).unwrap();
+    world.perform(None).unwrap();
+}
+
+#[test]
+fn who_fills_a_directory_gets_all_below_it_from_those_who_have_left_something_there() {
+    let (mut world, mount, program, directory, left) = filled(quick());
+    world.now_us += 1000;
+    fill(&mut world, program, directory, 3);
+    assert_eq!(world.word(program, directory).scope, Scope::Node);
+    fill(&mut world, program, directory, 1);
+    // What it knew it goes on knowing.
+    assert!(world.is_valid(program, directory, Mode::Write) && !world.is_valid(mount, left, Mode::Read));
+    assert_eq!(world.word(program, directory).scope, Scope::Subtree);
+    let entries = world.manager.stats().entries;
+    fill(&mut world, program, directory, 100);
+    assert_eq!(world.manager.stats().entries, entries, "none has a lease of its own");
+    // Who has left something has it back for the asking.
+    world.run(mount, Op::Write { inode: left, value: 7 }).unwrap();
+    assert_eq!(world.read(program, left), Ok(7));
+    fill(&mut world, program, directory, 1);
+    assert_eq!(world.word(program, directory).scope, Scope::Subtree);
+}
+
+#[test]
+fn who_fills_a_directory_takes_nothing_that_others_use() {
+    // Granted just now.
+    let (mut world, mount, program, directory, left) = filled(quick());
+    world.run(mount, Op::Write { inode: left, value: 7 }).unwrap();
+    fill(&mut world, program, directory, 4);
+    assert!(world.is_valid(mount, left, Mode::Write));
+    // By twice as many, it's old enough.
+    world.now_us += 1000;
+    fill(&mut world, program, directory, 3);
+    assert!(world.is_valid(mount, left, Mode::Write));
+    fill(&mut world, program, directory, 1);
+    assert!(!world.is_valid(mount, left, Mode::Write));
+    assert_eq!(world.word(program, directory).scope, Scope::Subtree);
+
+    // A directory, with all below it.
+    let (mut world, _, program, directory, _) = filled(quick());
+    let other = world.begin();
+    let below = world.make(other, directory, true).unwrap();
+    fill(&mut world, other, below, 1);
+    world.acquire(program, &[write(directory)]).unwrap();
+    world.now_us += 1000;
+    fill(&mut world, program, directory, 64);
+    assert_eq!(world.word(program, directory).scope, Scope::Node);
+
+    // More than a few.
+    let (mut world, _, program, directory, _) = filled(Limits { fill_takes_max: 2, ..quick() });
+    let other = world.begin();
+    fill(&mut world, other, directory, 3);
+    world.acquire(program, &[write(directory)]).unwrap();
+    world.now_us += 1000;
+    fill(&mut world, program, directory, 64);
+    assert_eq!(world.word(program, directory).scope, Scope::Node);
+}
+
+#[test]
+fn the_lease_on_a_directory_that_is_filled_is_not_the_first_to_make_room() {
+    // Somebody else's directory there keeps the lease from becoming wider.
+    let (mut world, _, program, directory, _) = filled(Limits { entries_per_session_max: 32, ..quick() });
+    let other = world.begin();
+    let below = world.make(other, directory, true).unwrap();
+    fill(&mut world, other, below, 1);
+    world.acquire(program, &[write(directory)]).unwrap();
+    let lease = world.word(program, directory);
+    for _ in 0..8 {
+        fill(&mut world, program, directory, 16);
+        let now = world.word(program, directory);
+        assert_eq!((now.slot, now.mode, now.scope), (lease.slot, Some(Mode::Write), Scope::Node));
+    }
+}
