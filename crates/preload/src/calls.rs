@@ -19,7 +19,9 @@ use ashlar_types::Errno;
 
 use crate::arch::{ASHLAR_INTEREST, CALLS, Frame, INTEREST_ALWAYS, INTEREST_APART, INTEREST_DESCRIPTOR, INTEREST_NONE};
 use crate::locks::Way;
-use crate::{deferred, descriptors, hook, materialise, memory, parked, path, report, snapshot, submounts};
+use crate::{
+    bare, deferred, descriptors, habits, hook, materialise, memory, parked, path, report, snapshot, submounts,
+};
 
 /// What becomes of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -256,6 +258,7 @@ const fn shape(number: i64) -> Shape {
         | libc::SYS_execve
         | libc::SYS_execveat
         | libc::SYS_exit
+        | libc::SYS_exit_group
         | libc::SYS_rt_sigaction
         | libc::SYS_setuid
         | libc::SYS_setgid
@@ -329,7 +332,7 @@ pub(crate) fn concerns(call: &Frame, is_lent: bool) -> bool {
     let a = &call.arguments;
     // What a process that has borrowed memory does to its descriptors and its signals is no business of the lender's.
     if is_lent {
-        return false;
+        return call.rax as i64 == libc::SYS_execve && bare::is_possible();
     }
     match shape(call.rax as i64) {
         Shape::None | Shape::Address | Shape::Maker => false,
@@ -355,6 +358,7 @@ pub(crate) const fn is_apart(number: i64) -> bool {
             | libc::SYS_fsync
             | libc::SYS_fdatasync
             | libc::SYS_exit
+            | libc::SYS_exit_group
             | libc::SYS_mmap
             | libc::SYS_munmap
             | libc::SYS_mprotect
@@ -475,6 +479,10 @@ fn looked_at(call: &Frame) -> bool {
             hook::leave_stack();
             false
         }
+        libc::SYS_exit_group => {
+            hook::inside(habits::note_end);
+            false
+        }
         libc::SYS_mmap => {
             // What the kernel maps where it likes takes nothing away.
             if a[3] & libc::MAP_FIXED as u64 != 0 {
@@ -514,6 +522,9 @@ pub(crate) fn at_once(call: &Frame) -> Option<i64> {
 
 /// Serves a call.
 pub(crate) fn serve(call: &mut Frame) -> Verdict {
+    if hook::is_lent() {
+        return process::execute_lent(call);
+    }
     if deferred::is_kernels(call.rax as i64, &call.arguments) {
         return Verdict::Kernel;
     }

@@ -68,6 +68,7 @@ fn count_again() {
 /// The process makes another one. All that is open is the kernel's then, and what a session knows the other one changes: a shell that does
 /// little between the programs that it runs gets none.
 pub(crate) fn make_process() {
+    habits::note_long();
     if is_on() {
         HAS_HABITS.store(false, Ordering::Relaxed);
         count_again();
@@ -132,6 +133,7 @@ pub(crate) fn end() {
     if LEFT.swap(0, Ordering::Relaxed) == 0 {
         return;
     }
+    habits::note_long();
     for mount in mounts_of(mounts()) {
         // Where there is none to be had, the kernel goes on.
         session::open(mount);

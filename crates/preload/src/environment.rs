@@ -108,6 +108,45 @@ impl Completed {
     }
 }
 
+/// An environment without what has the library loaded, in a list that its caller has room for; `None` where that is too short, or something else is
+/// loaded first as well. Nothing is allocated.
+///
+/// # Errors
+/// `EFAULT`, `E2BIG`.
+pub(crate) fn bare(environment: u64, list: &mut [u64]) -> Result<Option<u64>, Errno> {
+    let Some(wanted) = FOUND.get().and_then(|ours| ours[2]) else { return Ok(None) };
+    let mut text = memory::PathBuffer::new();
+    let mut length = 0;
+    for variable in variables(environment) {
+        let variable = variable?;
+        let mut start = [0; 16];
+        let begin = memory::start_of(variable, &mut start);
+        let is_one = |name| value_of(&start[..begin], name).is_some();
+        if is_one(PRELOAD) && memory::path(variable, &mut text)? != wanted.to_bytes() {
+            return Ok(None);
+        }
+        if is_one(PRELOAD) || is_one(carried::VARIABLE) {
+            continue;
+        }
+        let Some(place) = list.get_mut(length) else { return Ok(None) };
+        *place = variable;
+        length += 1;
+    }
+    let Some(end) = list.get_mut(length) else { return Ok(None) };
+    *end = 0;
+    Ok(Some(list.as_ptr() as u64))
+}
+
+/// The addresses of an environment's variables.
+fn variables(environment: u64) -> impl Iterator<Item = Result<u64, Errno>> {
+    let places = (0..=VARIABLES_MAX).take_while(move |_| environment != 0);
+    places.map_while(move |index| match memory::load(environment + index * 8) {
+        Ok(0) => None,
+        Ok(_) if index == VARIABLES_MAX => Some(Err(Errno::E2BIG)),
+        variable => Some(variable),
+    })
+}
+
 /// An environment to which those of our variables are added that are missing, and `open` in place of what was said so before; `None` where nothing is
 /// to be changed.
 ///
@@ -119,32 +158,24 @@ pub(crate) fn completed(environment: u64, open: Option<CString>) -> Result<Optio
     let mut missing = *ours;
     let mut preload = None;
     let mut is_stale = false;
-    if environment != 0 {
-        for index in 0.. {
-            let variable: u64 = memory::load(environment + index * 8)?;
-            if variable == 0 {
-                break;
-            }
-            if index == VARIABLES_MAX {
-                return Err(Errno::E2BIG);
-            }
-            let mut start = [0; 16];
-            let length = memory::start_of(variable, &mut start);
-            if value_of(&start[..length], carried::VARIABLE).is_some() {
-                // What was so when this program began.
-                is_stale = true;
-                continue;
-            }
-            for (place, name) in missing.iter_mut().zip(NAMES) {
-                if value_of(&start[..length], name).is_some() {
-                    if name == PRELOAD {
-                        preload = Some((list.len(), variable));
-                    }
-                    *place = None;
-                }
-            }
-            list.push(variable);
+    for variable in variables(environment) {
+        let variable = variable?;
+        let mut start = [0; 16];
+        let length = memory::start_of(variable, &mut start);
+        if value_of(&start[..length], carried::VARIABLE).is_some() {
+            // What was so when this program began.
+            is_stale = true;
+            continue;
         }
+        for (place, name) in missing.iter_mut().zip(NAMES) {
+            if value_of(&start[..length], name).is_some() {
+                if name == PRELOAD {
+                    preload = Some((list.len(), variable));
+                }
+                *place = None;
+            }
+        }
+        list.push(variable);
     }
     // A program that has others loaded first keeps them, behind us.
     let joined = match (preload, ours[2]) {

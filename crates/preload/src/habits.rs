@@ -6,16 +6,21 @@
 //! those whose names fall on the same: whoever is taken for another loses some time, and nothing else.
 //!
 //! Who is known to go on begins with a session so many times, and is looked at again: what a program does now and then is forgotten.
+//!
+//! And which programs are so short that the library itself is a burden: loading it takes a third of a millisecond, half of what `cat` takes at all. A program
+//! that has ended soon eight times one after the other, without having made a process, a thread or a session, is run without it (`bare`), fifteen
+//! times out of sixteen; the sixteenth time it is looked at again.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fs::File;
 use std::hash::{Hash, Hasher};
 use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::patch::Kept;
 
-/// Bytes for names with their first arguments, and behind them as many for names alone.
+/// Bytes for names with their first arguments, behind them as many for names alone, and as many again for short programs.
 const PLACES: u64 = 4096;
 /// Of a name with its argument: nothing is known.
 const UNKNOWN: u8 = 0;
@@ -30,6 +35,13 @@ const RISE: u8 = 4;
 /// up to this.
 const SCORE_MAX: u8 = 15;
 
+/// A short program is one that has ended soon so many times, one after the other.
+const SHORT: u8 = 8;
+/// One in so many of them has the library all the same, and is looked at.
+const LOOKED_AT: u64 = 16;
+/// A program that computes longer than this has no use for the time that is saved.
+const SHORT_CPU: std::time::Duration = std::time::Duration::from_millis(5);
+
 /// The file's name.
 const NAME: &str = "habits";
 
@@ -38,9 +50,12 @@ const NAME: &str = "habits";
 struct Places {
     whole: u64,
     name: u64,
+    short: u64,
 }
 
-static FOUND: OnceLock<(&'static CStr, Places)> = OnceLock::new();
+static FOUND: OnceLock<(Kept, Places)> = OnceLock::new();
+/// Whether the process has done what short programs don't.
+static IS_LONG: AtomicBool = AtomicBool::new(false);
 
 /// Notes who the program is, and where habits are kept.
 ///
@@ -58,7 +73,7 @@ pub(crate) unsafe fn begin(plans: Option<&'static CStr>, count: c_int, arguments
     // SAFETY: as the caller says.
     let argument = |at: usize| (at < count as usize).then(|| unsafe { CStr::from_ptr(*arguments.add(at)) }.to_bytes());
     // It is noted once, before the program runs.
-    let _ = FOUND.set((plans, Places::of(path.to_bytes(), argument(1), argument(2))));
+    let _ = FOUND.set((Kept::named(plans, NAME), Places::of(path.to_bytes(), argument(1), argument(2))));
 }
 
 impl Places {
@@ -68,18 +83,13 @@ impl Places {
             || first == Some(b"-e");
         let mut hasher = std::hash::DefaultHasher::new();
         path.rsplit(|&byte| byte == b'/').next().hash(&mut hasher);
-        let name = PLACES + hasher.finish() % PLACES;
+        let name = hasher.finish() % PLACES;
         (first, second.filter(|_| is_script)).hash(&mut hasher);
-        Self { whole: hasher.finish() % PLACES, name }
+        Self { whole: hasher.finish() % PLACES, name: PLACES + name, short: 2 * PLACES + name }
     }
 
     fn read(self, file: &File) -> (u8, u8) {
-        let byte = |at| {
-            let mut byte = [0];
-            // Behind its end nothing is known.
-            file.read_at(&mut byte, at).map_or(0, |_| byte[0])
-        };
-        (byte(self.whole), byte(self.name))
+        (byte(file, self.whole), byte(file, self.name))
     }
 
     /// Writes what has changed; who may not write the file only believes it.
@@ -90,6 +100,12 @@ impl Places {
             }
         }
     }
+}
+
+fn byte(file: &File, at: u64) -> u8 {
+    let mut byte = [0];
+    // Behind its end nothing is known.
+    file.read_at(&mut byte, at).map_or(0, |_| byte[0])
 }
 
 /// Whether a program that begins goes on, by what is known of it; and what is known then.
@@ -109,8 +125,8 @@ fn went_on((_, name): (u8, u8)) -> (u8, u8) {
 
 /// Whether the program, which makes its first call, will go on, as far as one can tell. Asked once.
 pub(crate) fn will_go_on() -> bool {
-    let Some((plans, places)) = FOUND.get() else { return false };
-    let Some(file) = Kept::named(plans, NAME).change() else { return false };
+    let Some((kept, places)) = FOUND.get() else { return false };
+    let Some(file) = kept.change() else { return false };
     let before = places.read(&file);
     let (is_long, now) = begins(before);
     places.write(&file, before, now);
@@ -119,10 +135,54 @@ pub(crate) fn will_go_on() -> bool {
 
 /// Notes that it has.
 pub(crate) fn note_going_on() {
-    let Some((plans, places)) = FOUND.get() else { return };
-    let Some(file) = Kept::named(plans, NAME).change() else { return };
+    let Some((kept, places)) = FOUND.get() else { return };
+    let Some(file) = kept.change() else { return };
     let before = places.read(&file);
     places.write(&file, before, went_on(before));
+}
+
+/// Whether anything may be known of programs.
+pub(crate) fn is_any() -> bool {
+    FOUND.get().is_some()
+}
+
+/// Whether a program at this path ends soon, as far as one can tell, and need not be looked at this time. Nothing is allocated.
+pub(crate) fn is_short(path: &[u8]) -> bool {
+    let Some((kept, _)) = FOUND.get() else { return false };
+    let Some((file, _)) = kept.open() else { return false };
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    // Of the clock's digits those that change from one call to the next.
+    let is_looked_at = (u64::from(since.subsec_nanos()) >> 7).is_multiple_of(LOOKED_AT);
+    byte(&file, Places::of(path, None, None).short) >= SHORT && !is_looked_at
+}
+
+/// Notes that the program has done what short ones don't: it had better have the library.
+pub(crate) fn note_long() {
+    if !IS_LONG.swap(true, Ordering::Relaxed) {
+        note_length(|_| 0);
+    }
+}
+
+/// Notes that the program ends.
+pub(crate) fn note_end() {
+    if IS_LONG.load(Ordering::Relaxed) {
+        return;
+    }
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the time goes into a local variable.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
+    let is_short = time.tv_sec == 0 && time.tv_nsec < SHORT_CPU.subsec_nanos().into();
+    note_length(|times| if is_short { (times + 1).min(SHORT) } else { 0 });
+}
+
+fn note_length(change: impl Fn(u8) -> u8) {
+    let Some((kept, places)) = FOUND.get() else { return };
+    let Some(file) = kept.change() else { return };
+    let before = byte(&file, places.short);
+    let now = change(before);
+    if now != before {
+        let _ = file.write_at(&[now], places.short);
+    }
 }
 
 #[cfg(test)]

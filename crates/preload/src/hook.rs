@@ -66,6 +66,11 @@ pub(crate) fn lend() {
     THREAD.with(|thread| thread.lent.set(true));
 }
 
+/// Whether this is a process that has borrowed the memory.
+pub(crate) fn is_lent() -> bool {
+    THREAD.with(|thread| thread.lent.get())
+}
+
 /// Runs something as a call of ours: what it calls of libc goes to the kernel.
 pub(crate) fn inside<R>(run: impl FnOnce() -> R) -> R {
     let depth = |change: u32| THREAD.with(|thread| thread.depth.set(thread.depth.get().wrapping_add(change)));
@@ -185,7 +190,14 @@ fn served(call: &mut Frame) {
 
 /// The process that borrowed the memory has its own, or is gone.
 pub(crate) extern "C" fn ashlar_after_vfork() {
-    THREAD.with(|thread| thread.lent.set(false));
+    THREAD.with(|thread| {
+        thread.lent.set(false);
+        // It may have gone in the middle of a call; what came for it then was not for us.
+        if thread.depth.replace(0) > 0 {
+            // SAFETY: this thread stood still meanwhile, and is in no call.
+            unsafe { *thread.pending.get() = Pending::NONE };
+        }
+    });
 }
 
 /// Gives this thread's stack to another one: the thread ends.

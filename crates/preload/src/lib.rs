@@ -16,6 +16,7 @@
 //! Source: DESIGN §5, "Open files"; `docs/interception.md`.
 
 mod arch;
+mod bare;
 mod calls;
 mod carried;
 mod deferred;
@@ -68,8 +69,10 @@ unsafe extern "C" fn initialise(count: c_int, arguments: *const *const c_char, e
             return;
         }
         patch::catch_program(told.plans, calls::is_wanted);
-        // SAFETY: the linker hands the arguments over as the kernel made them.
-        unsafe { habits::begin(told.plans, count, arguments) };
+        if told.deferred.is_none() {
+            // SAFETY: the linker hands the arguments over as the kernel made them.
+            unsafe { habits::begin(told.plans, count, arguments) };
+        }
         deferred::begin(told.deferred, &told.open.map(carried::taken).unwrap_or_default());
         threads::begin();
         calls::arm();

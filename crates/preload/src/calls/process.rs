@@ -9,7 +9,7 @@ use super::{Served, Verdict};
 use crate::arch::{Frame, system_call};
 use crate::carried::{self, Carried};
 use crate::memory;
-use crate::{deferred, descriptors, environment, hook, locks, materialise, path, report, session};
+use crate::{bare, deferred, descriptors, environment, habits, hook, locks, materialise, path, report, session};
 
 /// Namespaces in which paths or users mean something else.
 const NAMESPACES: u64 = (libc::CLONE_NEWNS | libc::CLONE_NEWUSER) as u64;
@@ -245,9 +245,18 @@ fn execute(number: u64, a: [u64; 6], environment_at: usize) -> Served {
     }
     leave_files();
     session::end_all();
+    habits::note_long();
+    if is_by_path && let Some(result) = bare::execute(a) {
+        return Ok(Some(result));
+    }
     report::leaving();
     // SAFETY: the program's own call, but for what was added to its environment, which lives until this returns.
     Ok(Some(unsafe { system_call(number, arguments) }))
+}
+
+/// Runs another program in a process that has borrowed the memory, and touches nothing of it that outlives that.
+pub(super) fn execute_lent(call: &Frame) -> Verdict {
+    bare::execute(call.arguments).map_or(Verdict::Kernel, Verdict::Done)
 }
 
 fn change_directory(call: &Frame) -> Served {

@@ -53,7 +53,7 @@ impl Kept {
     }
 
     /// Opens it, if it is there and believed, and says how long it is.
-    pub(super) fn open(&self) -> Option<(File, u64)> {
+    pub(crate) fn open(&self) -> Option<(File, u64)> {
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(&self.path).ok()?;
         believed(file)
     }

@@ -16,6 +16,7 @@ mod quota;
 mod report;
 mod run;
 mod scratch;
+mod short;
 mod top;
 mod trouble;
 mod unlucky;
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         unlucky::TESTS,
         capi::TESTS,
         report::TESTS,
+        short::TESTS,
         trouble::TESTS,
         conformance::TESTS,
         power::TESTS,

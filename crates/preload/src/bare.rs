@@ -1,0 +1,71 @@
+//! Programs that are run without the library, since they end before it is of use (`habits`): the kernel serves them.
+//!
+//! What they were the times before they need not be this time, so it's looked at what they are to work on: a file that is large, or a directory with
+//! all that may be in it, is worth the library. Where calls are counted for a report, every program has it.
+
+use ashlar_types::Errno;
+
+use crate::arch::system_call;
+use crate::memory::{self, PathBuffer};
+use crate::{descriptors, environment, habits, report};
+
+/// A file is large from so many bytes on: they take longer through the kernel than the library takes to load.
+const LARGE_BYTES: i64 = 256 << 10;
+/// More arguments than these are much work.
+const ARGUMENTS_MAX: u64 = 16;
+
+/// Variables of an environment for which there is room.
+const VARIABLES: usize = 2048;
+
+/// Whether programs may be run so at all.
+pub(crate) fn is_possible() -> bool {
+    habits::is_any() && report::page().is_none()
+}
+
+/// Runs a program without the library, if it may be (`execve`); `None` where it may not. Nothing is allocated: the memory may be lent.
+pub(crate) fn execute(a: [u64; 6]) -> Option<i64> {
+    if !is_possible() || !may_be(a[0], a[1]) {
+        return None;
+    }
+    let mut variables = [0; VARIABLES];
+    // Where it can't be read, whoever hands it on says so.
+    let environment = environment::bare(a[2], &mut variables).ok()??;
+    let arguments = [a[0], a[1], environment, 0, 0, 0];
+    // SAFETY: the program's own call, but for what is left out of its environment, of which the list lives until this returns.
+    Some(unsafe { system_call(libc::SYS_execve as u64, arguments) })
+}
+
+/// Whether the program at the address of a path is one that ends soon, on these arguments.
+fn may_be(path: u64, arguments: u64) -> bool {
+    let mut buffer = PathBuffer::new();
+    // What can't be read the kernel refuses.
+    let is_short = memory::path(path, &mut buffer).is_ok_and(habits::is_short);
+    let reads_much = || descriptors::is_ours(0) || is_much(0, c"".as_ptr() as u64, libc::AT_EMPTY_PATH);
+    is_short && !reads_much() && works_on_little(arguments).unwrap_or(false)
+}
+
+fn works_on_little(arguments: u64) -> Result<bool, Errno> {
+    for index in 1..=ARGUMENTS_MAX {
+        let argument: u64 = memory::load(arguments + index * 8)?;
+        if argument == 0 {
+            return Ok(true);
+        }
+        let mut first = [0];
+        let is_option = memory::start_of(argument, &mut first) == 1 && first == *b"-";
+        if !is_option && is_much(libc::AT_FDCWD, argument, 0) {
+            return Ok(false);
+        }
+    }
+    Ok(false)
+}
+
+/// Whether an argument that leads somewhere, or the input, is a directory or a large file.
+fn is_much(directory: i32, path: u64, flags: i32) -> bool {
+    // SAFETY: all bits 0 are a value of the structure.
+    let mut found: libc::stat = unsafe { std::mem::zeroed() };
+    let arguments = [directory as u64, path, &raw mut found as u64, flags as u64, 0, 0];
+    // SAFETY: the kernel reads the path, of which it sees itself whether it can be read, and writes the structure.
+    let is_there = unsafe { system_call(libc::SYS_newfstatat as u64, arguments) } == 0;
+    let kind = found.st_mode & libc::S_IFMT;
+    is_there && (kind == libc::S_IFDIR || kind == libc::S_IFREG && found.st_size >= LARGE_BYTES)
+}
