@@ -128,10 +128,7 @@ impl LibFs {
     /// Checks the whole of a record in the session's own log, as its first reader does.
     #[cold]
     fn verify_record(&self, record: LogPosition) -> Result<(), ReadStop> {
-        match self.log.scanner(record, self.log.tail()).next() {
-            Some(Ok(found)) if found.position == record => Ok(()),
-            _ => Err(ReadStop::Corrupt),
-        }
+        self.log.verify(record).map_err(|_| ReadStop::Corrupt)
     }
 
     fn forget_content(&self, id: InodeId) {

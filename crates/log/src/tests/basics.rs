@@ -7,6 +7,7 @@ use ashlar_types::{LogPosition, SealCount};
 
 use super::{GENERATION, Random, log, mappings, records};
 use crate::layout::{RING_AT, TAIL_AT};
+use crate::record::HEADER_BYTES;
 use crate::slots::Tail;
 use crate::{AppendError, Log, OpenError};
 
@@ -169,17 +170,24 @@ fn a_record_too_long_for_the_ring_is_refused_and_the_longest_is_taken() {
 
 #[test]
 fn a_flipped_bit_anywhere_in_a_record_is_noticed() {
-    let log = log(1024);
-    let appended = log.append(log.seal_count(), 7, &[b"some content"]).unwrap();
-    for byte in 0..appended.end.0 - 4 {
-        let at = RING_AT + byte / 8 * 8;
-        let word = log.memory().load_u64(at).unwrap();
-        log.memory().store_u64(at, word ^ (0x10 << (byte % 8 * 8))).unwrap();
-        assert!(records(&log, LogPosition(0), appended.end).is_err(), "byte {byte}");
-        log.memory().store_u64(at, word).unwrap();
+    // One that is verified in one piece, and one that takes several.
+    for content in [&b"some content"[..], &[7; 2500]] {
+        let log = log(16 << 10);
+        let appended = log.append(log.seal_count(), 7, &[content]).unwrap();
+        let unused = appended.end.0 - HEADER_BYTES - content.len() as u64;
+        for byte in 0..appended.end.0 - unused {
+            let at = RING_AT + byte / 8 * 8;
+            let word = log.memory().load_u64(at).unwrap();
+            log.memory().store_u64(at, word ^ (0x10 << (byte % 8 * 8))).unwrap();
+            assert!(records(&log, LogPosition(0), appended.end).is_err(), "byte {byte}");
+            assert!(log.verify(LogPosition(0)).is_err(), "byte {byte}");
+            log.memory().store_u64(at, word).unwrap();
+        }
+        assert!(records(&log, LogPosition(0), appended.end).is_ok());
+        assert_eq!(log.verify(LogPosition(0)), Ok(()));
+        assert!(log.verify(LogPosition(4)).is_err() && log.verify(LogPosition(8)).is_err());
+        assert_eq!(log.memory().load_u64(TAIL_AT).unwrap() >> 32, 1);
     }
-    assert!(records(&log, LogPosition(0), appended.end).is_ok());
-    assert_eq!(log.memory().load_u64(TAIL_AT).unwrap() >> 32, 1);
 }
 
 /// Says what an append costs; run it in a release build: `cargo test --release -p ashlar-log -- --ignored --nocapture`.
