@@ -7,9 +7,9 @@
 //! Source: V. Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using CRC32 Instruction", Intel, 2011 (three stretches); the
 //! polynomial and its bit order are those of RFC 3720, appendix B.4.
 
-/// From so many bytes on whole lines go past the cache wherever they go: to fetch them first would take as long as to write them.
+/// From so many bytes on whole lines go past the cache wherever they go: to fetch them first takes as long as to write them.
 #[cfg(target_arch = "x86_64")]
-const BULK_BYTES: usize = 24 << 10;
+const BULK_BYTES: usize = 2 << 10;
 
 /// A checksum of bytes that come piece by piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
