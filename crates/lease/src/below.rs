@@ -62,11 +62,11 @@ impl Below {
         self.branches.get(&inode).is_some_and(|branch| branch.counts.keys().any(|holder| *holder != session))
     }
 
-    /// Inodes at or below `inode` that have leases of other sessions, or lead to such.
-    pub fn with_others(&self, inode: InodeId, session: SessionId) -> Vec<InodeId> {
+    /// Inodes at or below `inode` that have leases of other sessions, or lead to such. Where there are more than `most`, some of them, but more than that.
+    pub fn with_others(&self, inode: InodeId, session: SessionId, most: usize) -> Vec<InodeId> {
         let mut found = Vec::new();
         let mut rest = vec![inode];
-        while let Some(inode) = rest.pop() {
+        while let Some(inode) = rest.pop().filter(|_| found.len() <= most) {
             if self.has_others(inode, session) {
                 found.push(inode);
                 rest.extend(&self.branches[&inode].children);

@@ -280,7 +280,7 @@ impl LeaseManager {
         if !is_held || is_own || self.is_contended(now_us, directory) {
             return None;
         }
-        let others = self.holds.below.with_others(directory, session);
+        let others = self.holds.below.with_others(directory, session, self.limits.fill_takes_max);
         let is_new = |(holder, slot): (SessionId, u32)| {
             let told_us = self.holds.slot(holder, slot).told_us;
             holder != session && now_us < told_us + self.limits.fill_spares_us
@@ -289,11 +289,11 @@ impl LeaseManager {
             let is_elsewhere = *inode != directory && ancestry.home(*inode).as_file() != Some(directory);
             is_elsewhere || self.holds.holders_at(*inode).any(is_new)
         };
-        // What it is cut out of loses a part as well.
+        // What it is cut out of loses a part as well. Where that is the session's own, it knows files there by it, on another slot.
         let top = self.holds.governing_subtree(Some(directory), ancestry).map(|top| self.holds.subtrees[&top]);
         let is_whole = |(holder, slot): (SessionId, u32)| {
             let has_room = self.holds.slot(holder, slot).splits < self.limits.splits_max;
-            holder == session || has_room && !is_new((holder, slot))
+            holder != session && has_room && !is_new((holder, slot))
         };
         let is_free = others.len() <= self.limits.fill_takes_max && !others.iter().any(is_in_the_way);
         (is_free && top.is_none_or(is_whole)).then_some(slot)
@@ -317,7 +317,7 @@ impl LeaseManager {
     }
 
     fn demand_others_below(&self, session: SessionId, directory: InodeId, demands: &mut BTreeSet<Demand>) {
-        for inode in self.holds.below.with_others(directory, session) {
+        for inode in self.holds.below.with_others(directory, session, usize::MAX) {
             let others = self.holds.holders_at(inode).filter(|holder| holder.0 != session);
             demands.extend(others.map(|(holder, slot)| Demand::remove(holder, slot, Reason::Conflict)));
         }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use ashlar_types::{Inode, InodeId, LogPosition, Name};
 use ashlar_update::Entry;
-use ashlar_wire::{InodeState, LeaseWord};
+use ashlar_wire::{InodeState, LeaseWord, Need};
 use lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
 
 use crate::alone::{RawRwLock, RwLock};
@@ -316,13 +316,13 @@ impl NodeTable {
         }
         self.begin_eviction();
         let mut surplus = unused - most / 2;
-        // A file is asked for again by one question; a directory may cost one for each of its names, or all of them at once.
-        for spares_directories in [true, false] {
+        // A directory too large to be told as a whole costs a question for each of its names; all else costs one.
+        for spares_large in [true, false] {
             for shard in &self.shards {
                 shard.write().retain(|&id, node| {
                     let may_go = |state: &NodeState| {
-                        let is_directory = state.inode.as_ref().is_some_and(Inode::is_directory);
-                        state.is_clean() && !(is_directory && spares_directories)
+                        let is_large = state.children.is_complete() && state.children.len() as u64 > Need::ENTRIES_MAX;
+                        state.is_clean() && !(is_large && spares_large)
                     };
                     let busy = surplus == 0
                         || id == InodeId::ROOT

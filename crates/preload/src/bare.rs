@@ -37,11 +37,19 @@ pub(crate) fn execute(a: [u64; 6]) -> Option<i64> {
 
 /// Whether the program at the address of a path is one that ends soon, on these arguments.
 fn may_be(path: u64, arguments: u64) -> bool {
-    let mut buffer = PathBuffer::new();
+    let (mut buffer, mut first, mut second) = (PathBuffer::new(), PathBuffer::new(), PathBuffer::new());
     // What can't be read the kernel refuses.
-    let is_short = memory::path(path, &mut buffer).is_ok_and(habits::is_short);
+    let Ok(path) = memory::path(path, &mut buffer) else { return false };
+    let (first, second) = (argument(arguments, 1, &mut first), argument(arguments, 2, &mut second));
     let reads_much = || descriptors::is_ours(0) || is_much(0, c"".as_ptr() as u64, libc::AT_EMPTY_PATH);
-    is_short && !reads_much() && works_on_little(arguments).unwrap_or(false)
+    habits::is_short(path, first, second) && !reads_much() && works_on_little(arguments).unwrap_or(false)
+}
+
+/// The text of an argument, if there is one, and it's no longer than a path.
+fn argument(arguments: u64, index: u64, buffer: &mut PathBuffer) -> Option<&[u8]> {
+    let before = (0..index).all(|before| memory::load::<u64>(arguments + before * 8).is_ok_and(|address| address != 0));
+    let address: u64 = if before { memory::load(arguments + index * 8).ok()? } else { 0 };
+    if address == 0 { None } else { memory::path(address, buffer).ok() }
 }
 
 fn works_on_little(arguments: u64) -> Result<bool, Errno> {
@@ -63,6 +71,7 @@ fn works_on_little(arguments: u64) -> Result<bool, Errno> {
 fn is_much(directory: i32, path: u64, flags: i32) -> bool {
     // SAFETY: all bits 0 are a value of the structure.
     let mut found: libc::stat = unsafe { std::mem::zeroed() };
+    let flags = flags | libc::AT_NO_AUTOMOUNT;
     let arguments = [directory as u64, path, &raw mut found as u64, flags as u64, 0, 0];
     // SAFETY: the kernel reads the path, of which it sees itself whether it can be read, and writes the structure.
     let is_there = unsafe { system_call(libc::SYS_newfstatat as u64, arguments) } == 0;

@@ -327,13 +327,15 @@ pub(crate) fn disarm() {
     parked::stop();
 }
 
+/// Whether a call of a process that has borrowed memory must be served here. What it does to its descriptors and its signals is no business of the
+/// lender's; which program it runs may be.
+pub(crate) fn concerns_lent(call: &Frame) -> bool {
+    call.rax as i64 == libc::SYS_execve && bare::is_possible()
+}
+
 /// Whether a call must be served here: the quick look, on the program's own stack.
-pub(crate) fn concerns(call: &Frame, is_lent: bool) -> bool {
+pub(crate) fn concerns(call: &Frame) -> bool {
     let a = &call.arguments;
-    // What a process that has borrowed memory does to its descriptors and its signals is no business of the lender's.
-    if is_lent {
-        return call.rax as i64 == libc::SYS_execve && bare::is_possible();
-    }
     match shape(call.rax as i64) {
         Shape::None | Shape::Address | Shape::Maker => false,
         Shape::Descriptor => report::page().is_none() || descriptors::is_caught(a[0] as i32),
@@ -522,9 +524,6 @@ pub(crate) fn at_once(call: &Frame) -> Option<i64> {
 
 /// Serves a call.
 pub(crate) fn serve(call: &mut Frame) -> Verdict {
-    if hook::is_lent() {
-        return process::execute_lent(call);
-    }
     if deferred::is_kernels(call.rax as i64, &call.arguments) {
         return Verdict::Kernel;
     }

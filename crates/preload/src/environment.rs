@@ -115,6 +115,7 @@ impl Completed {
 /// `EFAULT`, `E2BIG`.
 pub(crate) fn bare(environment: u64, list: &mut [u64]) -> Result<Option<u64>, Errno> {
     let Some(wanted) = FOUND.get().and_then(|ours| ours[2]) else { return Ok(None) };
+    let Some(own) = libraries(wanted.to_bytes()).next() else { return Ok(None) };
     let mut text = memory::PathBuffer::new();
     let mut length = 0;
     for variable in variables(environment) {
@@ -122,7 +123,8 @@ pub(crate) fn bare(environment: u64, list: &mut [u64]) -> Result<Option<u64>, Er
         let mut start = [0; 16];
         let begin = memory::start_of(variable, &mut start);
         let is_one = |name| value_of(&start[..begin], name).is_some();
-        if is_one(PRELOAD) && memory::path(variable, &mut text)? != wanted.to_bytes() {
+        // Others that are loaded first the program has in any case, and us with them.
+        if is_one(PRELOAD) && !names_only(memory::path(variable, &mut text)?, own) {
             return Ok(None);
         }
         if is_one(PRELOAD) || is_one(carried::VARIABLE) {
@@ -135,6 +137,16 @@ pub(crate) fn bare(environment: u64, list: &mut [u64]) -> Result<Option<u64>, Er
     let Some(end) = list.get_mut(length) else { return Ok(None) };
     *end = 0;
     Ok(Some(list.as_ptr() as u64))
+}
+
+/// The libraries that `LD_PRELOAD=…` names; ours is the first one where it is set by us.
+fn libraries(variable: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let names = value_of(variable, PRELOAD).unwrap_or_default().split(|byte| b": ".contains(byte));
+    names.filter(|name| !name.is_empty())
+}
+
+fn names_only(variable: &[u8], own: &[u8]) -> bool {
+    libraries(variable).all(|name| name == own)
 }
 
 /// The addresses of an environment's variables.
@@ -182,11 +194,10 @@ pub(crate) fn completed(environment: u64, open: Option<CString>) -> Result<Optio
         (Some((place, variable)), Some(wanted)) => {
             let mut text = Box::new(memory::PathBuffer::new());
             let theirs = memory::path(variable, &mut text)?;
+            let own = libraries(wanted.to_bytes()).next();
+            let has = libraries(theirs).any(|name| Some(name) == own);
             let value = |variable| value_of(variable, PRELOAD).unwrap_or_default();
             let (wanted, theirs) = (value(wanted.to_bytes()), value(theirs));
-            let is_between = |byte: &u8| b": ".contains(byte);
-            let own = wanted.split(is_between).next();
-            let has = theirs.split(is_between).any(|name| Some(name) == own);
             (!has).then(|| (place, [PRELOAD.as_bytes(), b"=", wanted, b":", theirs, b"\0"].concat()))
         }
         _ => None,

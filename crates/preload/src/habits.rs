@@ -8,7 +8,7 @@
 //! Who is known to go on begins with a session so many times, and is looked at again: what a program does now and then is forgotten.
 //!
 //! And which programs are so short that the library itself is a burden: loading it takes a third of a millisecond, half of what `cat` takes at all. A program
-//! that has ended soon eight times one after the other, without having made a process, a thread or a session, is run without it (`bare`), fifteen
+//! that has ended soon eight times one after the other, without having made a process, a thread or a session, and can make none, is run without it (`bare`), fifteen
 //! times out of sixteen; the sixteenth time it is looked at again.
 
 use std::ffi::{CStr, c_char, c_int};
@@ -18,6 +18,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::imports;
 use crate::patch::Kept;
 
 /// Bytes for names with their first arguments, behind them as many for names alone, and as many again for short programs.
@@ -37,10 +38,17 @@ const SCORE_MAX: u8 = 15;
 
 /// A short program is one that has ended soon so many times, one after the other.
 const SHORT: u8 = 8;
+/// One that was not short: from here on it is counted how often it has ended soon since,
+const LONG: u8 = 128;
+/// and so many times later it begins anew.
+const LONG_TIMES: u8 = 32;
 /// One in so many of them has the library all the same, and is looked at.
 const LOOKED_AT: u64 = 16;
 /// A program that computes longer than this has no use for the time that is saved.
 const SHORT_CPU: std::time::Duration = std::time::Duration::from_millis(5);
+
+/// Directories of plans with longer paths are none for habits.
+const PLANS_MAX: usize = 256;
 
 /// The file's name.
 const NAME: &str = "habits";
@@ -62,7 +70,8 @@ static IS_LONG: AtomicBool = AtomicBool::new(false);
 /// # Safety
 /// The arguments are as many strings.
 pub(crate) unsafe fn begin(plans: Option<&'static CStr>, count: c_int, arguments: *const *const c_char) {
-    let Some(plans) = plans else { return };
+    // A longer path takes memory to open.
+    let Some(plans) = plans.filter(|plans| plans.count_bytes() < PLANS_MAX) else { return };
     // SAFETY: it asks for a number.
     let path = unsafe { libc::getauxval(libc::AT_EXECFN) } as *const c_char;
     if path.is_null() {
@@ -96,7 +105,7 @@ impl Places {
     fn write(self, file: &File, before: (u8, u8), now: (u8, u8)) {
         for (place, before, now) in [(self.whole, before.0, now.0), (self.name, before.1, now.1)] {
             if before != now {
-                let _ = file.write_at(&[now], place);
+                store(file, place, now);
             }
         }
     }
@@ -106,6 +115,13 @@ fn byte(file: &File, at: u64) -> u8 {
     let mut byte = [0];
     // Behind its end nothing is known.
     file.read_at(&mut byte, at).map_or(0, |_| byte[0])
+}
+
+fn store(file: &File, at: u64, byte: u8) {
+    // Beyond the limit of files' lengths the program would get a signal.
+    if at < crate::session::file_limit() {
+        let _ = file.write_at(&[byte], at);
+    }
 }
 
 /// Whether a program that begins goes on, by what is known of it; and what is known then.
@@ -146,20 +162,22 @@ pub(crate) fn is_any() -> bool {
     FOUND.get().is_some()
 }
 
-/// Whether a program at this path ends soon, as far as one can tell, and need not be looked at this time. Nothing is allocated.
-pub(crate) fn is_short(path: &[u8]) -> bool {
+/// Whether a program at this path, with these first arguments, ends soon, as far as one can tell, and need not be looked at this time. Nothing is allocated.
+pub(crate) fn is_short(path: &[u8], first: Option<&[u8]>, second: Option<&[u8]>) -> bool {
     let Some((kept, _)) = FOUND.get() else { return false };
     let Some((file, _)) = kept.open() else { return false };
+    let places = Places::of(path, first, second);
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     // Of the clock's digits those that change from one call to the next.
     let is_looked_at = (u64::from(since.subsec_nanos()) >> 7).is_multiple_of(LOOKED_AT);
-    byte(&file, Places::of(path, None, None).short) >= SHORT && !is_looked_at
+    let (whole, name) = places.read(&file);
+    byte(&file, places.short) == SHORT && whole <= ENDS && name == 0 && !is_looked_at
 }
 
 /// Notes that the program has done what short ones don't: it had better have the library.
 pub(crate) fn note_long() {
     if !IS_LONG.swap(true, Ordering::Relaxed) {
-        note_length(|_| 0);
+        note_length(|_| LONG);
     }
 }
 
@@ -171,8 +189,26 @@ pub(crate) fn note_end() {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the time goes into a local variable.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
-    let is_short = time.tv_sec == 0 && time.tv_nsec < SHORT_CPU.subsec_nanos().into();
-    note_length(|times| if is_short { (times + 1).min(SHORT) } else { 0 });
+    let is_quick = time.tv_sec == 0 && time.tv_nsec < SHORT_CPU.subsec_nanos().into();
+    note_length(|times| ended(times, is_quick, imports::may_run_programs));
+}
+
+/// What is known of a program that has ended soon once more. One that may run others is not short: they would go without the library too, unseen.
+fn ended(times: u8, is_quick: bool, may_run_programs: impl Fn() -> bool) -> u8 {
+    match times {
+        _ if !is_quick => LONG,
+        SHORT => SHORT,
+        times if times < SHORT - 1 => times + 1,
+        times if times < LONG => {
+            if may_run_programs() {
+                LONG
+            } else {
+                SHORT
+            }
+        }
+        times if times < LONG + LONG_TIMES => times + 1,
+        _ => 0,
+    }
 }
 
 fn note_length(change: impl Fn(u8) -> u8) {
@@ -181,7 +217,7 @@ fn note_length(change: impl Fn(u8) -> u8) {
     let before = byte(&file, places.short);
     let now = change(before);
     if now != before {
-        let _ = file.write_at(&[now], places.short);
+        store(&file, places.short, now);
     }
 }
 
@@ -230,6 +266,22 @@ mod tests {
         };
         assert!(began(true, 5));
         assert!(!began(false, 20));
+    }
+
+    #[test]
+    fn short_is_who_has_ended_soon_each_time_and_runs_no_others() {
+        let after = |mut times: u8, ends: usize, runs: bool| {
+            (0..ends).for_each(|_| times = ended(times, true, || runs));
+            times
+        };
+        assert_eq!((after(0, 7, false), after(0, 8, false), after(0, 100, false)), (7, SHORT, SHORT));
+        assert!(after(0, 8, true) >= LONG && after(0, 1000, true) != SHORT);
+        assert_eq!(ended(SHORT, false, || false), LONG);
+        // Who was long once is looked at longer.
+        assert_ne!(after(LONG, usize::from(LONG_TIMES), false), SHORT);
+        assert_eq!(after(LONG, usize::from(LONG_TIMES) + 1 + usize::from(SHORT), false), SHORT);
+        // Whatever stands in the file.
+        (0..=u8::MAX).for_each(|times| assert!(after(times, 300, false) == SHORT));
     }
 
     #[test]

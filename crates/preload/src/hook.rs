@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::arch::{After, Frame, Way, ashlar_on_stack};
 use crate::calls::{self, Verdict};
 use crate::signals::{self, Pending};
-use crate::{parked, report, stack, threads};
+use crate::{bare, parked, report, stack, threads};
 
 /// What a thread has of us. No destructor: libc would allocate to note it.
 pub(crate) struct Thread {
@@ -66,11 +66,6 @@ pub(crate) fn lend() {
     THREAD.with(|thread| thread.lent.set(true));
 }
 
-/// Whether this is a process that has borrowed the memory.
-pub(crate) fn is_lent() -> bool {
-    THREAD.with(|thread| thread.lent.get())
-}
-
 /// Runs something as a call of ours: what it calls of libc goes to the kernel.
 pub(crate) fn inside<R>(run: impl FnOnce() -> R) -> R {
     let depth = |change: u32| THREAD.with(|thread| thread.depth.set(thread.depth.get().wrapping_add(change)));
@@ -89,7 +84,14 @@ pub(crate) unsafe extern "C" fn ashlar_hook(frame: *mut Frame) -> Way {
     let call = unsafe { &mut *frame };
     threads::look();
     THREAD.with(|thread| {
-        let concerns = thread.depth.get() == 0 && calls::concerns(call, thread.lent.get());
+        if thread.lent.get() && calls::concerns_lent(call) && !thread.stack.get().is_null() {
+            // It's in no call of ours: a signal is for it, and at once. Of the lender's nothing is touched but the stack for calls.
+            thread.after.set(After::Kernel);
+            // SAFETY: the stack is this thread's alone, and nothing is on it: who lends stands still, and is out of its call.
+            unsafe { ashlar_on_stack(frame, thread.stack.get(), serve_lent) };
+            return Way::new(thread.after.get(), 0);
+        }
+        let concerns = thread.depth.get() == 0 && !thread.lent.get() && calls::concerns(call);
         if !concerns && (thread.depth.get() > 0 || thread.lent.get() || !parked::is_in_the_way(call)) {
             if !thread.lent.get() {
                 parked::look(call);
@@ -156,6 +158,16 @@ unsafe extern "C" fn serve(frame: *mut Frame) {
     }
 }
 
+/// Serves a call of a process that has borrowed the memory.
+unsafe extern "C" fn serve_lent(frame: *mut Frame) {
+    // SAFETY: as for the hook.
+    let call = unsafe { &mut *frame };
+    if let Ok(Some(result)) = catch_unwind(AssertUnwindSafe(|| bare::execute(call.arguments))) {
+        call.rax = result as u64;
+        THREAD.with(|thread| thread.after.set(After::Return));
+    }
+}
+
 /// Lets a call through that does not concern us, when the number that is parked has made way.
 unsafe extern "C" fn make_way(frame: *mut Frame) {
     // SAFETY: as for the hook.
@@ -190,14 +202,7 @@ fn served(call: &mut Frame) {
 
 /// The process that borrowed the memory has its own, or is gone.
 pub(crate) extern "C" fn ashlar_after_vfork() {
-    THREAD.with(|thread| {
-        thread.lent.set(false);
-        // It may have gone in the middle of a call; what came for it then was not for us.
-        if thread.depth.replace(0) > 0 {
-            // SAFETY: this thread stood still meanwhile, and is in no call.
-            unsafe { *thread.pending.get() = Pending::NONE };
-        }
-    });
+    THREAD.with(|thread| thread.lent.set(false));
 }
 
 /// Gives this thread's stack to another one: the thread ends.

@@ -25,6 +25,7 @@ mod environment;
 mod habits;
 mod heap;
 mod hook;
+mod imports;
 mod locks;
 mod materialise;
 mod memory;

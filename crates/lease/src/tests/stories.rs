@@ -705,3 +705,24 @@ fn the_lease_on_a_directory_that_is_filled_is_not_the_first_to_make_room() {
         assert_eq!((now.slot, now.mode, now.scope), (lease.slot, Some(Mode::Write), Scope::Node));
     }
 }
+
+#[test]
+fn who_fills_a_directory_below_a_lease_of_its_own_is_told_of_what_it_knows_by_that() {
+    let mut world = world(Limits { fills_from: 4, ..quick() });
+    let (other, program) = (world.begin(), world.begin());
+    let directory = world.make(other, ROOT, true).unwrap();
+    let (inside, beside) = (world.make(other, directory, false).unwrap(), world.make(other, ROOT, false).unwrap());
+    world.digest(other, usize::MAX).unwrap();
+    world.acquire(program, &[write(directory)]).unwrap();
+    world.end(other).unwrap();
+    // With nobody else there, it has everything.
+    world.acquire(program, &[write(beside)]).unwrap();
+    assert_eq!((world.word(program, beside).inode, world.word(program, directory).scope), (ROOT, Scope::Node));
+    world.read(program, inside).unwrap();
+    world.now_us += 1000;
+    fill(&mut world, program, directory, 8);
+    let third = world.begin();
+    world.run(third, Op::Write { inode: inside, value: 9 }).unwrap();
+    assert!(!world.is_valid(program, inside, Mode::Read));
+    assert_eq!(world.read(program, inside), Ok(9));
+}

@@ -254,11 +254,6 @@ fn execute(number: u64, a: [u64; 6], environment_at: usize) -> Served {
     Ok(Some(unsafe { system_call(number, arguments) }))
 }
 
-/// Runs another program in a process that has borrowed the memory, and touches nothing of it that outlives that.
-pub(super) fn execute_lent(call: &Frame) -> Verdict {
-    bare::execute(call.arguments).map_or(Verdict::Kernel, Verdict::Done)
-}
-
 fn change_directory(call: &Frame) -> Served {
     if call.rax as i64 == libc::SYS_fchdir && descriptors::is_ours(call.arguments[0] as i32) {
         materialise::descriptor(call.arguments[0] as i32)?;

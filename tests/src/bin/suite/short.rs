@@ -16,29 +16,56 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/who_runs_short_programs_is_served_as_before", run: || with(runner) },
 ];
 
-/// Says whether it has the library. It makes so many calls on a file, or a process, where its first word says so.
+/// Says whether it has the library. It makes so many calls on a file where its first word says so.
 const PROGRAM: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 int main(int count, char **words) {
     struct stat found;
     const char *preload = getenv("LD_PRELOAD"), *other = getenv("OTHER");
     if (!other || strcmp(other, "kept") != 0) return 1;
     for (int i = 0; count > 2 && !strcmp(words[1], "-calls") && i < atoi(words[2]); i++)
         if (stat("file", &found) != 0) return 1;
-    if (count > 1 && !strcmp(words[1], "-fork")) {
-        pid_t child = fork();
-        if (child == 0) _exit(0);
-        waitpid(child, NULL, 0);
-    }
     puts(preload && strstr(preload, "libashlar_preload") ? "with" : "without");
     return 0;
 }
 "#;
+/// Runs a program in memory that it lends, again and again, while a timer interrupts it. In the end its signals come as before.
+const LENDER: &str = r#"
+#include <signal.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+extern char **environ;
+static volatile sig_atomic_t ticks;
+static void tick(int number) { (void)number; ticks++; }
+int main(int count, char **words) {
+    struct sigaction action = { .sa_handler = tick };
+    struct itimerval every = { { 0, 300 }, { 0, 300 } };
+    sigaction(SIGALRM, &action, NULL);
+    setitimer(ITIMER_REAL, &every, NULL);
+    for (int i = 0; count == 2 && i < 400; i++) {
+        int status = 1;
+        pid_t child = vfork();
+        if (child == 0) {
+            execve(words[1], (char *[]){ words[1], NULL }, environ);
+            _exit(9);
+        }
+        while (waitpid(child, &status, 0) != child) { }
+        if (status != 0) return 2;
+    }
+    sigset_t blocked;
+    sigprocmask(SIG_BLOCK, NULL, &blocked);
+    int before = ticks;
+    for (time_t end = time(NULL) + 2; ticks < before + 10 && time(NULL) < end; ) { }
+    return sigismember(&blocked, SIGALRM) ? 3 : ticks < before + 10 ? 4 : 0;
+}
+"#;
+/// Where it's kept what programs did the times before.
+const HABITS: &str = "/var/cache/ashlar/plans/habits";
 /// How often it must have ended before that is believed.
 const BELIEVED: usize = 8;
 /// How often it's run then. One run in sixteen is looked at.
@@ -53,14 +80,20 @@ struct Place {
     program: PathBuf,
 }
 
+fn compiled(site: &Site, name: &str, text: &str) -> Outcome<PathBuf> {
+    let program = site.outside().join(name);
+    let source = program.with_extension("c");
+    fs::write(&source, text).map_err(tried("writing a program"))?;
+    run(Command::new("gcc").arg("-o").arg(&program).arg(&source))?.success()?;
+    Ok(program)
+}
+
 impl Place {
-    /// The program has a name that nobody knows yet: what others did is remembered on this machine.
-    fn new(name: &str) -> Outcome<Self> {
+    /// What was remembered on this machine before is forgotten.
+    fn new() -> Outcome<Self> {
         let site = Site::mounted(Medium::Memory, "64M")?;
-        let program = site.outside().join(format!("{name}-{}", std::process::id()));
-        let source = program.with_extension("c");
-        fs::write(&source, PROGRAM).map_err(tried("writing a program"))?;
-        run(Command::new("gcc").arg("-o").arg(&program).arg(&source))?.success()?;
+        let _ = fs::remove_file(HABITS);
+        let program = compiled(&site, "says-what-it-has", PROGRAM)?;
         fs::write(site.point(0).join("file"), "x").map_err(tried("writing a file"))?;
         fs::write(site.point(0).join("large"), vec![0; 1 << 20]).map_err(tried("writing a file"))?;
         fs::create_dir(site.point(0).join("directory")).map_err(tried("making a directory"))?;
@@ -86,7 +119,7 @@ impl Place {
 }
 
 fn short() -> Outcome<Verdict> {
-    let place = Place::new("short")?;
+    let place = Place::new()?;
     // A shell that borrows its memory to programs, and one that copies it.
     for (shell, first) in [("sh", BELIEVED), ("bash", 0)] {
         let said = place.runs(shell, TIMES, "", &[])?;
@@ -99,15 +132,30 @@ fn short() -> Outcome<Verdict> {
         let said = place.runs("sh", 2 * BELIEVED, much, &[])?;
         ensure!(said.iter().all(|with| *with), "without the library on '{much}': {said:?}");
     }
-    let said = place.runs("sh", 2 * BELIEVED, "", &[(DEFER_VARIABLE, "64")])?;
-    ensure!(said.iter().all(|with| *with), "without the library where it's said when sessions begin: {said:?}");
-    // Who does more is noticed when he's looked at, and has the library from then on.
-    for more in ["-calls 100", "-fork"] {
-        let said = place.runs("sh", TIMES, more, &[])?;
-        let noticed = said.iter().position(|with| *with).ok_or(format!("'{more}' was never looked at"))?;
-        ensure!(said[noticed..].iter().all(|with| *with), "'{more}' goes without the library again: {said:?}");
-        place.runs("sh", TIMES, "", &[])?;
+    for setting in [(DEFER_VARIABLE, "64"), ("LD_PRELOAD", "libm.so.6")] {
+        let said = place.runs("sh", 2 * BELIEVED, "", &[setting])?;
+        ensure!(said.iter().all(|with| *with), "without the library where {setting:?} is set: {said:?}");
     }
+    // Who does more is noticed when he's looked at, and has the library from then on.
+    let said = place.runs("sh", TIMES / 2, "-calls 100", &[])?;
+    let noticed = said.iter().position(|with| *with).ok_or("a program with 100 calls was never looked at")?;
+    let again = said[noticed..].iter().take(4 * BELIEVED).position(|with| !*with);
+    ensure!(again.is_none(), "what has made 100 calls goes without the library again: {said:?}");
+    // Who may run others has it, so that those have.
+    let runs_others = compiled(
+        &place.site,
+        "runs-others",
+        &PROGRAM.replace("puts(preload", "if (count > 99) system(words[1]); puts(preload"),
+    )?;
+    let others = Place { program: runs_others, ..place };
+    let said = others.runs("sh", 3 * BELIEVED, "", &[])?;
+    ensure!(said.iter().all(|with| *with), "without the library though it may run others: {said:?}");
+    let place = others;
+    // What is noted at its end is no signal to a program that may write nothing.
+    let limited = place.program.with_extension("limited");
+    fs::copy(&place.program, &limited).map_err(tried("copying a program"))?;
+    let script = format!("ulimit -f 0; exec {}", limited.display());
+    run(Front::Run.command("sh").args(["-c", &script]).env("OTHER", "kept"))?.success()?;
     place.end()
 }
 
@@ -127,12 +175,17 @@ for number in range(40):
 ";
 
 fn runner() -> Outcome<Verdict> {
-    let place = Place::new("run")?;
+    let place = Place::new()?;
     place.runs("sh", 2 * BELIEVED, "", &[])?;
     let mut command = Front::Run.command("python3");
     command.args(["-c", RUNNER]).arg(&place.program).env("OTHER", "kept").current_dir(place.site.point(0));
     let said = run(&mut command)?.success()?;
     let without = said.output.lines().filter(|line| *line == "without").count();
     ensure!(without >= 20, "only {without} of 40 programs went without the library");
+    let lender = compiled(&place.site, "lends", LENDER)?;
+    let mut command = Front::Run.command(lender.display().to_string());
+    let said = run(command.arg(&place.program).env("OTHER", "kept").current_dir(place.site.point(0)))?.success()?;
+    let without = said.output.lines().filter(|line| *line == "without").count();
+    ensure!(without >= 200, "only {without} of 400 programs went without the library");
     place.end()
 }
