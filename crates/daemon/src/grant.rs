@@ -80,6 +80,18 @@ pub struct Sought<'a> {
     pub need: Need,
 }
 
+/// Applies what a session has logged; without patience only where that takes no while.
+pub fn applied(shared: &Shared, id: SessionId, patience: Patience) -> Result<MutexGuard<'_, State>, Errno> {
+    let mut state = shared.lock();
+    if patience == Patience::Any {
+        return Ok(shared.apply_settled(state, id));
+    }
+    // More than one batch takes a while.
+    let is_applied = state.settled(id).is_none_or(|settled| state.apply(id, settled, Slice::Batch));
+    shared.drive(&mut state);
+    if is_applied { Ok(state) } else { Err(Shared::LATER) }
+}
+
 /// Applies what a session has logged, and what others have if there may be no such inodes otherwise.
 fn begin<'a>(
     shared: &'a Shared,
@@ -87,17 +99,10 @@ fn begin<'a>(
     wants: &[Want],
     patience: Patience,
 ) -> Result<MutexGuard<'a, State>, Errno> {
-    let mut state = shared.lock();
+    let mut state = applied(shared, id, patience)?;
     if patience == Patience::None {
-        // More than one batch takes a while.
-        let is_applied = state.settled(id).is_none_or(|settled| state.apply(id, settled, Slice::Batch));
-        shared.drive(&mut state);
-        if !is_applied || check_exists(&state, wants).is_err() {
-            return Err(Shared::LATER);
-        }
-        return Ok(state);
+        return if check_exists(&state, wants).is_ok() { Ok(state) } else { Err(Shared::LATER) };
     }
-    state = shared.apply_settled(state, id);
     if check_exists(&state, wants).is_err() {
         // Who has the number from a descriptor may be faster than the log of the session that made the inode.
         let may_be_made = |want: &Want| {
@@ -737,7 +742,7 @@ fn describe_found(state: &State, id: InodeId, attributes: Inode, need: Need) -> 
         None
     };
     let xattrs = if need.xattrs { Some(store.xattrs(id)?) } else { None };
-    Ok(InodeState { attributes, contents, entries, xattrs })
+    Ok(InodeState { attributes, contents, entries, xattrs, is_followed: store.is_followed(id) })
 }
 
 fn contents_of(state: &State, id: InodeId) -> Result<Contents, StoreError> {
@@ -760,7 +765,13 @@ mod tests {
     fn a_file_is_shown_unasked_to_who_may_read_it() {
         let mut file = Inode::new(FileKind::Regular, 0o640, InodeId::ROOT, Timestamp::default());
         (file.uid, file.gid) = (7, 8);
-        let mut state = InodeState { attributes: file, contents: None, entries: None, xattrs: Some(Vec::new()) };
+        let mut state = InodeState {
+            attributes: file,
+            contents: None,
+            entries: None,
+            xattrs: Some(Vec::new()),
+            is_followed: false,
+        };
         let is_shown = |state: &InodeState, uid, gid| {
             allows_reading(state, &Credentials { checked: false, ..Credentials::checked(uid, gid) })
         };

@@ -34,6 +34,7 @@ mod locking;
 mod logs;
 mod looked;
 mod mailbox;
+mod mapped;
 mod materialise;
 mod notify;
 mod opener;

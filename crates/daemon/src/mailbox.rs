@@ -13,6 +13,7 @@ use ashlar_wire::{Connection, Reply, Request};
 use parking_lot::Mutex;
 
 use crate::grant::{self, Patience, Sought};
+use crate::mapped;
 use crate::session::Control;
 use crate::shared::Shared;
 
@@ -180,6 +181,13 @@ fn answer(shared: &Shared, id: SessionId, request: Request) -> Result<Reply, Err
             grant::lookup(shared, id, &found, Patience::None)
         }
         Request::ReadDirectory { directory, after, limit } => grant::read_directory(shared, directory, after, limit),
+        Request::Map { inode, first, blocks, follows } => {
+            mapped::map_blocks(shared, id, inode, (first, blocks), follows, Patience::None)
+        }
+        Request::Unmap { number } => {
+            mapped::unmap_blocks(shared, id, number);
+            Ok(Reply::Done)
+        }
         _ => Err(Shared::LATER),
     }
 }

@@ -123,9 +123,9 @@ fn check_way(state: &State, session: &Session, found: &Inode) -> Result<(), Errn
     }
 }
 
-/// Whether the session may open an inode. Devices, pipes and sockets are the kernel's from the beginning, and opening one may
+/// Fails unless the session may open an inode. Devices, pipes and sockets are the kernel's from the beginning, and opening one may
 /// wait for ever or do something.
-fn check_rights(
+pub fn check_rights(
     state: &State,
     session: &Session,
     (inode, found): (InodeId, &Inode),

@@ -17,6 +17,7 @@ use crate::apply::Slice;
 use crate::board::Board;
 use crate::digest;
 use crate::leasing::Leasing;
+use crate::mapped;
 use crate::page;
 use crate::session::{Session, SessionError};
 use crate::shared::Shared;
@@ -97,6 +98,10 @@ fn take_up_sessions(arena: &Arena, state: &mut State) -> Result<(), DaemonError>
                     state.store.set_session(id, session.log.generation(), LogPosition(0));
                 }
                 state.sessions.insert(id, session);
+                // Before anything is given out.
+                if let Err(error) = mapped::take_up(arena, state, id) {
+                    tracing::error!(session = id.0, %error, "what its process has mapped is not known");
+                }
             }
             Err(SessionError::Unfinished) => {
                 arena.remove_session(id)?;

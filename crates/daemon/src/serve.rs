@@ -22,7 +22,7 @@ use crate::notify::Notifier;
 use crate::sessions::{self, Refused};
 use crate::shared::Shared;
 use crate::state::State;
-use crate::{credit, grant, locking, quota, status};
+use crate::{credit, grant, locking, mapped, quota, status};
 
 /// The most connections at once, and of one process: each has a thread. A process keeps a few, and one for each thread that
 /// waits for a lock or a commit.
@@ -393,6 +393,17 @@ fn serve_session(
         Request::CancelLock { ticket } => locking::cancel(shared, id, ticket).into(),
         Request::ReleaseLocks { inode, owner, kind } => locking::release(shared, id, inode, owner, kind).into(),
         Request::YieldLocks { inode, moves } => locking::yield_locks(shared, id, inode, moves).into(),
+        Request::Map { inode, first, blocks, follows } => {
+            mapped::map_blocks(shared, id, inode, (first, blocks), follows, Patience::Any)?.into()
+        }
+        Request::Unmap { number } => {
+            mapped::unmap_blocks(shared, id, number);
+            Reply::Done.into()
+        }
+        Request::Show { inode } => {
+            mapped::show(shared, id, inode)?;
+            Reply::Done.into()
+        }
         Request::Goodbye => {
             sessions::end(shared, &[id]);
             Reply::Done.into()

@@ -20,6 +20,7 @@ use thiserror::Error;
 use crate::account::Account;
 use crate::identity::{Identity, fresh_token};
 use crate::looked::Looked;
+use crate::mapped::MappedTable;
 use crate::notify::Notifier;
 use crate::page::{self, InodeRanges};
 use crate::quota::Outstanding;
@@ -219,6 +220,8 @@ pub struct Session {
     pub walks: Walks,
     /// An answer that was too long for its mailbox, until it's fetched.
     pub kept: Option<(Question, Reply)>,
+    /// What its process has mapped, once it has mapped anything.
+    pub mapped: Option<MappedTable>,
 }
 
 impl Session {
@@ -325,6 +328,7 @@ impl Session {
             looked: Looked::default(),
             walks: Walks::default(),
             kept: None,
+            mapped: None,
         }
     }
 

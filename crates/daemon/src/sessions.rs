@@ -354,6 +354,7 @@ fn begin_end<'a>(shared: &'a Shared, ids: &[SessionId]) -> parking_lot::MutexGua
                 notifier.end(false);
             }
         }
+        state.store.unmap_blocks(id, None);
         let Some(session) = state.live(id) else { continue };
         // Sealing voids what a thread that is no more had begun to append.
         match session.log.seal() {

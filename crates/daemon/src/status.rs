@@ -105,6 +105,7 @@ fn errno(error: &StoreError) -> Errno {
     match error {
         StoreError::FullBlocks { .. } | StoreError::FullMetadata { .. } => Errno::ENOSPC,
         StoreError::CommitUnderWay => Errno::EAGAIN,
+        StoreError::Mapped(_) => Errno::EBUSY,
         _ => Errno::EIO,
     }
 }

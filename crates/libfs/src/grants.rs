@@ -134,6 +134,8 @@ pub(crate) struct Locked<'a> {
     pub(crate) nodes: Nodes,
     /// The super-user asks, whom the limits of owners and groups do not hold.
     pub(crate) is_exempt: bool,
+    /// A file whose content was changed, which is to be seen where it is mapped.
+    pub(crate) shows: Option<InodeId>,
 }
 
 impl Locked<'_> {
@@ -267,9 +269,14 @@ impl LibFs {
                 held.push(HeldOrphan { fs: self, id });
                 continue;
             }
-            let mut locked = Locked { fs: self, seal, nodes, is_exempt: false };
+            let mut locked = Locked { fs: self, seal, nodes, is_exempt: false, shows: None };
             match operation(&mut locked) {
-                Ok(result) => return Ok(result),
+                Ok(result) => {
+                    let shows = locked.shows;
+                    drop(locked);
+                    shows.into_iter().for_each(|id| self.show(id));
+                    return Ok(result);
+                }
                 Err(stop) => {
                     drop(locked);
                     self.recover_from(stop)?;

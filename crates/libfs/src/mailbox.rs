@@ -26,8 +26,8 @@ pub(crate) struct Asker {
 
 /// Whether a request may be asked there: those for which programs wait most, and that SharedFS answers at once.
 pub(crate) fn is_short(request: &Request) -> bool {
-    use Request::{Acquire, Lookup, ReadDirectory};
-    matches!(request, Acquire(_) | Lookup { .. } | ReadDirectory { .. })
+    use Request::{Acquire, Lookup, Map, ReadDirectory, Unmap};
+    matches!(request, Acquire(_) | Lookup { .. } | ReadDirectory { .. } | Map { .. } | Unmap { .. })
 }
 
 impl Asker {

@@ -73,6 +73,8 @@ pub(crate) struct NodeState {
     pub(crate) by_name: bool,
     /// Nobody has looked at it since its last change, so another one may have the same time (`clock`).
     pub(crate) is_unseen: AtomicBool,
+    /// Processes have mapped the file, and are to be shown what is written to it.
+    pub(crate) is_followed: bool,
     /// Counts the changes made here; a state that was asked for before a change does not overwrite it.
     pub(crate) revision: u64,
 }
@@ -112,6 +114,7 @@ impl NodeState {
         self.children = Children::unknown();
         self.content = None;
         self.xattrs = None;
+        self.is_followed = false;
         self.revision += 1;
         self.merge(state, told, cookie);
     }
@@ -119,6 +122,7 @@ impl NodeState {
     /// Takes over the parts that are not known yet. Attributes that a valid lease covers are never older here.
     pub(crate) fn merge(&mut self, state: &InodeState, told: Told, cookie: &dyn Fn(&[u8]) -> u64) {
         let Told { applied, era, .. } = told;
+        self.is_followed |= state.is_followed;
         if let (false, Some(contents)) = (self.content_at(era).is_some(), &state.contents) {
             let mut content = Content::from_grant(contents, state.attributes.size, era);
             for (_, change) in self.changes.iter().filter(|(position, _)| *position >= applied) {
@@ -360,7 +364,7 @@ mod tests {
             kind: FileKind::Regular,
         };
         let entries = names.map(|names| (0..names).map(entry).collect());
-        InodeState { attributes, contents: None, entries, xattrs: None }
+        InodeState { attributes, contents: None, entries, xattrs: None, is_followed: false }
     }
 
     #[test]
@@ -402,7 +406,13 @@ mod tests {
         let mut inode = Inode::new(FileKind::Regular, 0o644, InodeId::ROOT, Timestamp::default());
         inode.size = 8;
         let lease = Lease { is_posted: false, slot: 1, word: LeaseWord::new(1, ScopeKind::Files, false) };
-        let told = |contents| InodeState { attributes: inode.clone(), contents, entries: None, xattrs: None };
+        let told = |contents| InodeState {
+            attributes: inode.clone(),
+            contents,
+            entries: None,
+            xattrs: None,
+            is_followed: false,
+        };
         for (applied, expected) in [(40, vec![(2, false), (4, true), (2, false)]), (51, vec![(8, false)])] {
             let when = Told { applied: LogPosition(applied), era: 1, evictions: 0 };
             let mut state = NodeState::default();

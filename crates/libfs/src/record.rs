@@ -53,6 +53,7 @@ impl Locked<'_> {
         let mut tree = LockedTree {
             fs,
             nodes: &mut self.nodes,
+            shows: &mut self.shows,
             position: appended.position,
             data: appended.body.plus(encoded.data_offset()),
         };
@@ -223,6 +224,7 @@ impl LibFs {
 struct LockedTree<'a> {
     fs: &'a LibFs,
     nodes: &'a mut Nodes,
+    shows: &'a mut Option<InodeId>,
     position: LogPosition,
     /// Where the update's data lie in the log.
     data: LogPosition,
@@ -253,6 +255,9 @@ impl LockedTree<'_> {
         let guard = self.guard(id)?;
         let blocks = guard.content.as_mut().ok_or(Misfit::NotLoaded(id))?.apply(&change);
         guard.note(position, Change::Data(change));
+        if guard.is_followed {
+            *self.shows = Some(id);
+        }
         Ok(blocks)
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ashlar_pmem::{Crc32c, MapError, Mapping, MappingAccess, Medium, OutOfBounds, Persistent};
@@ -76,7 +76,24 @@ impl Segment {
         Ok(true)
     }
 
-    fn offset_of(&self, block: u32) -> u64 {
+    /// Whether blocks match their checksums. Those that were looked at since they were granted are not looked at again.
+    pub(crate) fn are_sound(&self, first: u32, blocks: u64) -> Result<bool, OutOfBounds> {
+        let mut byte = [0];
+        for block in (first..).take(blocks as usize).filter(|block| !self.is_verified(*block)).collect::<Vec<_>>() {
+            if !self.read_first(block, 0, &mut byte)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The segment's file, which can only be read.
+    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+        self.mapping.file()
+    }
+
+    /// Where a block begins in the file, in bytes.
+    pub(crate) fn offset_of(&self, block: u32) -> u64 {
         self.data_offset + u64::from(block) * BLOCK_BYTES
     }
 

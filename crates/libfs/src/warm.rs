@@ -103,7 +103,10 @@ impl LibFs {
         if open.table != self.nodes.number() || state.gone || !self.holds(state, true) {
             return None;
         }
-        let NodeState { inode: Some(inode), content: Some(content), xattrs: Some(xattrs), .. } = state else {
+        // What is followed is shown, which takes a question.
+        let NodeState { inode: Some(inode), content: Some(content), xattrs: Some(xattrs), is_followed: false, .. } =
+            state
+        else {
             return None;
         };
         let is_held = inode.links > 0 || self.control.has_open(open.id);

@@ -158,17 +158,20 @@ pub enum SessionFile {
     Control,
     /// Its lease table.
     Leases,
+    /// What of files its process has mapped; most have none.
+    Mapped,
 }
 
 impl SessionFile {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Log, Self::Control, Self::Leases];
+    pub const ALL: [Self; 4] = [Self::Log, Self::Control, Self::Leases, Self::Mapped];
 
     const fn extension(self) -> &'static str {
         match self {
             Self::Log => "log",
             Self::Control => "control",
             Self::Leases => "leases",
+            Self::Mapped => "mapped",
         }
     }
 }

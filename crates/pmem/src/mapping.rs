@@ -2,7 +2,7 @@
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use rustix::fs::{fdatasync, fstat};
@@ -133,6 +133,12 @@ impl Mapping {
     #[must_use]
     pub fn access(&self) -> MappingAccess {
         self.access
+    }
+
+    /// The file that is mapped.
+    #[must_use]
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 
     /// The medium that it was mapped with.

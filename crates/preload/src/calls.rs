@@ -20,7 +20,7 @@ use ashlar_types::Errno;
 use crate::arch::{ASHLAR_INTEREST, CALLS, Frame, INTEREST_ALWAYS, INTEREST_APART, INTEREST_DESCRIPTOR, INTEREST_NONE};
 use crate::locks::Way;
 use crate::{
-    bare, deferred, descriptors, habits, hook, materialise, memory, parked, path, report, snapshot, submounts,
+    bare, deferred, descriptors, direct, habits, hook, materialise, memory, parked, path, report, snapshot, submounts,
 };
 
 /// What becomes of a call.
@@ -458,13 +458,21 @@ fn looked_at(call: &Frame) -> bool {
     let a = &call.arguments;
     let is_ours = || descriptors_of(call.rax as i64).iter().any(|&index| descriptors::is_followed(a[index] as i32));
     match call.rax as i64 {
-        libc::SYS_munmap | libc::SYS_mprotect | libc::SYS_pkey_mprotect | libc::SYS_shmat | libc::SYS_shmdt => {
+        libc::SYS_munmap | libc::SYS_shmdt => {
             memory::forget();
-            false
+            call.rax as i64 == libc::SYS_munmap && direct::may_be_in(a[0], a[1])
+        }
+        libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
+            memory::forget();
+            a[2] != libc::PROT_READ as u64 && direct::may_be_in(a[0], a[1])
+        }
+        libc::SYS_shmat => {
+            memory::forget();
+            a[2] & direct::SHM_REMAP != 0 && direct::may_be_in(a[1], u64::MAX)
         }
         libc::SYS_mremap => {
             memory::forget();
-            snapshot::may_be_at(a[0])
+            snapshot::may_be_at(a[0]) || remapped(a).iter().any(|&(address, length)| direct::may_be_in(address, length))
         }
         libc::SYS_brk => {
             memory::note_break(a[0]);
@@ -487,10 +495,11 @@ fn looked_at(call: &Frame) -> bool {
         }
         libc::SYS_mmap => {
             // What the kernel maps where it likes takes nothing away.
-            if a[3] & libc::MAP_FIXED as u64 != 0 {
+            let is_fixed = a[3] & libc::MAP_FIXED as u64 != 0;
+            if is_fixed {
                 memory::forget();
             }
-            a[3] & libc::MAP_ANONYMOUS as u64 == 0 && is_ours()
+            is_fixed && direct::may_be_in(a[0], a[1]) || a[3] & libc::MAP_ANONYMOUS as u64 == 0 && is_ours()
         }
         libc::SYS_fcntl => is_ours() || descriptor::is_record_lock(a[1]),
         libc::SYS_wait4 | libc::SYS_waitid => {
@@ -514,6 +523,12 @@ fn looked_at(call: &Frame) -> bool {
         libc::SYS_prlimit64 => a[2] != 0,
         _ => true,
     }
+}
+
+/// The parts of the memory that mremap(2) changes.
+fn remapped(a: &[u64; 6]) -> [(u64, u64); 2] {
+    let to = if a[3] & libc::MREMAP_FIXED as u64 != 0 { (a[4], a[2]) } else { (0, 0) };
+    [(a[0], a[1].max(1)), to]
 }
 
 /// Serves a call that takes no more than a look at what is at hand; `None` for all others.
@@ -698,7 +713,19 @@ fn answer(call: &mut Frame) -> Served {
             waiting::serve(call.rax as i64, a)
         }
         libc::SYS_mmap => files::map(a),
-        libc::SYS_mremap => Ok(Some(snapshot::remap(a))),
+        libc::SYS_munmap => Ok(Some(direct::unmap(a))),
+        libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
+            direct::leave(a[0], a[1]);
+            Ok(None)
+        }
+        libc::SYS_shmat => {
+            direct::leave(a[1], u64::MAX);
+            Ok(None)
+        }
+        libc::SYS_mremap => {
+            remapped(&a).into_iter().for_each(|(address, length)| direct::leave(address, length));
+            if snapshot::may_be_at(a[0]) { Ok(Some(snapshot::remap(a))) } else { Ok(None) }
+        }
         libc::SYS_rt_sigaction => crate::signals::sigaction(a).map(Some),
         _ => process::serve(call),
     }

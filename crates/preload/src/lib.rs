@@ -21,6 +21,7 @@ mod calls;
 mod carried;
 mod deferred;
 mod descriptors;
+mod direct;
 mod environment;
 mod habits;
 mod heap;

@@ -10,7 +10,7 @@ use ashlar_types::{Errno, InodeId};
 use crate::arch::system_call;
 use crate::descriptors::{self, File, Place};
 use crate::session::Session;
-use crate::{locks, parked, session};
+use crate::{direct, locks, parked, session};
 
 /// Status flags that a new open file of the kernel's takes over.
 const KEPT_FLAGS: i32 = libc::O_ACCMODE
@@ -171,7 +171,17 @@ pub(crate) fn is_mapped(session: u32, inode: InodeId) -> bool {
 /// # Errors
 /// As [`descriptor`].
 pub(crate) fn map_shared(file: &File) -> Result<(), Errno> {
-    let this = (file.session()?.number, file.inode());
+    let session = file.session()?.number;
+    direct::leave_file(session, file.inode());
+    share(session, file.inode())
+}
+
+/// The same, for a file that is mapped for sharing already, otherwise than by the kernel.
+///
+/// # Errors
+/// As [`descriptor`].
+pub(crate) fn share(session: u32, inode: InodeId) -> Result<(), Errno> {
+    let this = (session, inode);
     {
         let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
         if mapped.len() < MAPPED_MAX && !mapped.contains(&this) {

@@ -13,7 +13,7 @@ use ashlar_wire::{PATIENCE_MS, SessionKind, decode_mounts};
 use crate::arch::system_call;
 use crate::heap::Held;
 use crate::submounts::{Covered, Look};
-use crate::{deferred, descriptors, locks, materialise, path};
+use crate::{deferred, descriptors, direct, locks, materialise, path};
 
 /// Mounts that a process can use.
 pub(crate) const MOUNTS_MAX: usize = 8;
@@ -443,10 +443,11 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Session> {
     (0..MOUNTS_MAX as u32).filter_map(by_number)
 }
 
-/// What other threads are kept from over a fork: to open sessions, what is known of locks, of mapped files and of the working directory, the
+/// What other threads are kept from over a fork: to map data segments, to open sessions, what is known of locks, of mapped files and of the working directory, the
 /// table of descriptors, and the heap.
 #[allow(dead_code, reason = "they are held, and no more")]
 pub(crate) struct AllHeld(
+    MutexGuard<'static, direct::Table>,
     MutexGuard<'static, ()>,
     locks::Held,
     MutexGuard<'static, Vec<(u32, InodeId)>>,
@@ -457,9 +458,17 @@ pub(crate) struct AllHeld(
 
 /// Keeps other threads from all that, over a fork: who holds a lock there is not in the new process to let it go.
 pub(crate) fn hold() -> AllHeld {
+    let direct = direct::hold();
     let connecting = CONNECTING.lock().unwrap_or_else(PoisonError::into_inner);
     let (locks, mapped, working) = (locks::hold(), materialise::hold(), path::hold());
-    AllHeld(connecting, locks, mapped, working, descriptors::hold(), crate::HEAP.hold())
+    AllHeld(direct, connecting, locks, mapped, working, descriptors::hold(), crate::HEAP.hold())
+}
+
+impl AllHeld {
+    /// Whether no data segment is mapped for the program.
+    pub(crate) fn is_nothing_mapped(&self) -> bool {
+        direct::is_none(&self.0)
+    }
 }
 
 /// The placeholder is not what it was any more.
@@ -472,6 +481,7 @@ pub(crate) fn forget_all() {
     deferred::begin_again();
     take_all().for_each(|session| session.fs.hang_up());
     descriptors::forget_ours();
+    direct::forget_all();
     locks::forget_all();
 }
 

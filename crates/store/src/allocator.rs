@@ -6,11 +6,14 @@
 //! A freed block stays busy until the commit of its freeing is done, since a crash before it brings the old row back. Where a
 //! record has replaced the block in part, it stays busy also until the session has released its log up to that record, since
 //! the session reads the other part by its older extent as long as its own log covers what changed.
+//!
+//! A block that a process has mapped stays busy in any case until it is unmapped ([`crate::held`]).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use ashlar_types::{BlockAddress, LogPosition, SessionId};
 
+use crate::held::Held;
 use crate::rows;
 
 /// Blocks in one bitmap row: 512 bytes, for 16 MiB of data.
@@ -87,6 +90,7 @@ pub struct Allocator {
     pinned: u64,
     /// Free blocks of all segments that are not closed.
     free: u64,
+    held: Held,
 }
 
 impl Allocator {
@@ -168,6 +172,7 @@ impl Allocator {
         clear_range(&mut map.live, address.block(), end);
         map.changed.extend(address.block() / PIECE_BLOCKS..end.div_ceil(PIECE_BLOCKS));
         self.pinned += blocks;
+        self.held.note_freed(address, blocks, self.batch);
         let pins = self.pins.entry(freer.session).or_default();
         match pins.queue.back_mut() {
             Some(last)
@@ -277,17 +282,59 @@ impl Allocator {
             let Some(pin) = pins.queue.pop_front() else { break };
             self.pinned -= pin.blocks;
             let Some(map) = self.segments.get_mut(&pin.address.segment()) else { continue };
-            clear_range(&mut map.busy, pin.address.block(), pin.address.block() + pin.blocks as u32);
-            map.free += pin.blocks;
-            if pin.blocks >= STRETCH_BLOCKS && !map.closed {
-                map.cursor = map.cursor.min(pin.address.block());
-                self.current = self.current.min(pin.address.segment());
+            for (first, blocks) in self.held.reclaim(pin.address, pin.blocks) {
+                self.free += map.give_back(first, blocks);
+                if u64::from(blocks) >= STRETCH_BLOCKS && !map.closed {
+                    map.cursor = map.cursor.min(first);
+                    self.current = self.current.min(pin.address.segment());
+                }
             }
-            self.free += if map.closed { 0 } else { pin.blocks };
         }
         if pins.queue.is_empty() && pins.released == LogPosition(u64::MAX) {
             self.pins.remove(&session);
         }
+    }
+
+    /// Keeps blocks from being given out until [`Self::let_go`], whoever frees them. Such as are free, as after a start, are used from here on.
+    /// `false`, and nothing done, where there are no such blocks.
+    pub fn hold(&mut self, address: BlockAddress, blocks: u64) -> bool {
+        let Some(map) = self.segments.get_mut(&address.segment()) else { return false };
+        if u64::from(address.block()) + blocks > u64::from(map.blocks) {
+            return false;
+        }
+        for block in (0..blocks).map(|step| address.plus(step)).filter(|block| !bit(&map.live, block.block())) {
+            if !bit(&map.busy, block.block()) {
+                set_bit(&mut map.busy, block.block());
+                map.free -= 1;
+                self.free -= u64::from(!map.closed);
+                self.held.note_kept(block);
+            }
+        }
+        self.held.add(address, blocks);
+        true
+    }
+
+    /// Ends a hold.
+    pub fn let_go(&mut self, address: BlockAddress, blocks: u64) {
+        let Some(map) = self.segments.get_mut(&address.segment()) else { return };
+        for block in self.held.remove(address, blocks) {
+            self.free += map.give_back(block, 1);
+        }
+    }
+
+    /// Whether a block that is held belongs to no file any more, as committed: it may change.
+    pub fn is_loose(&self, address: BlockAddress) -> bool {
+        self.held.is_loose(address, self.committed)
+    }
+
+    /// Whether a segment is to be emptied, or is none.
+    pub fn is_closed(&self, segment: u32) -> bool {
+        self.segments.get(&segment).is_none_or(|map| map.closed)
+    }
+
+    /// Whether any block of a segment is held.
+    pub fn is_held_in(&self, segment: u32) -> bool {
+        self.held.is_any_in(segment)
     }
 
     /// Gives out no more blocks of a segment, or does so again.
@@ -319,6 +366,13 @@ impl Allocator {
 }
 
 impl SegmentMap {
+    /// Takes blocks for free again; says how many more may be given out.
+    fn give_back(&mut self, first: u32, blocks: u32) -> u64 {
+        clear_range(&mut self.busy, first, first + blocks);
+        self.free += u64::from(blocks);
+        if self.closed { 0 } else { blocks.into() }
+    }
+
     /// Takes up to `wanted` free blocks from `start`, which is free, on.
     fn take(&mut self, start: u32, wanted: u64) -> u64 {
         let end = u64::from(start).saturating_add(wanted).min(self.blocks.into()) as u32;
@@ -357,6 +411,11 @@ impl SegmentMap {
 #[inline]
 fn bit(words: &[u64], block: u32) -> bool {
     words[block as usize / 64] >> (block % 64) & 1 != 0
+}
+
+#[inline]
+fn set_bit(words: &mut [u64], block: u32) {
+    words[block as usize / 64] |= 1 << (block % 64);
 }
 
 fn clear_range(words: &mut [u64], from: u32, to: u32) {
@@ -474,6 +533,65 @@ mod tests {
         assert_eq!((again.live_in(0), again.live_in(1)), (Some(30), Some(20)));
         assert_eq!(again.allocate(99, Some(BlockAddress::new(1, 49))), Some((BlockAddress::new(1, 49), 1)));
         assert!(!again.load(1, 0, &[0xff; PIECE_BYTES]), "bits behind the segment's end");
+    }
+
+    /// What is left to be given out, block by block.
+    fn rest(allocator: &mut Allocator) -> Vec<u32> {
+        std::iter::from_fn(|| allocator.allocate(1, None)).map(|(address, _)| address.block()).collect()
+    }
+
+    fn full() -> Allocator {
+        let mut allocator = Allocator::default();
+        allocator.add_segment(0, 100);
+        while allocator.allocate(1000, None).is_some() {}
+        allocator.freeze();
+        allocator.committed(false);
+        allocator
+    }
+
+    #[test]
+    fn a_freed_block_that_is_held_waits_for_all_holders() {
+        let mut allocator = full();
+        assert!(allocator.hold(BlockAddress::new(0, 10), 4) && allocator.hold(BlockAddress::new(0, 12), 4));
+        assert!(
+            !allocator.hold(BlockAddress::new(0, 98), 4) && !allocator.hold(BlockAddress::new(1, 0), 1),
+            "no such blocks"
+        );
+        allocator.free(BlockAddress::new(0, 8), 8, Freer::NOBODY);
+        assert!(!allocator.is_loose(BlockAddress::new(0, 10)), "the commit of the freeing is not done");
+        allocator.freeze();
+        allocator.committed(false);
+        assert!(allocator.is_loose(BlockAddress::new(0, 10)) && !allocator.is_loose(BlockAddress::new(0, 8)));
+        assert_eq!(rest(&mut allocator), [8, 9]);
+        allocator.let_go(BlockAddress::new(0, 10), 4);
+        assert_eq!((allocator.free_blocks(), rest(&mut allocator)), (2, vec![10, 11]));
+        allocator.let_go(BlockAddress::new(0, 12), 4);
+        assert_eq!(rest(&mut allocator), [12, 13, 14, 15]);
+        assert!(!allocator.is_held_in(0));
+    }
+
+    #[test]
+    fn who_lets_go_before_the_commit_changes_nothing() {
+        let mut allocator = full();
+        assert!(allocator.hold(BlockAddress::new(0, 10), 4));
+        allocator.free(BlockAddress::new(0, 10), 2, Freer::NOBODY);
+        allocator.let_go(BlockAddress::new(0, 10), 4);
+        assert_eq!(rest(&mut allocator), [0; 0]);
+        allocator.freeze();
+        allocator.committed(false);
+        assert_eq!(rest(&mut allocator), [10, 11]);
+    }
+
+    #[test]
+    fn blocks_that_were_mapped_before_a_start_are_used_until_let_go() {
+        let mut allocator = Allocator::default();
+        allocator.add_segment(0, 100);
+        assert!(allocator.hold(BlockAddress::new(0, 10), 4));
+        assert_eq!(allocator.free_blocks(), 96);
+        assert!(allocator.is_loose(BlockAddress::new(0, 10)));
+        assert!(!rest(&mut allocator).contains(&10));
+        allocator.let_go(BlockAddress::new(0, 10), 4);
+        assert_eq!(rest(&mut allocator), [10, 11, 12, 13]);
     }
 
     #[test]

@@ -153,6 +153,7 @@ impl Store {
         self.stored.next_session = self.stored.next_session.max(frozen.counters.next_session);
         let held = self.is_held();
         self.allocator.committed(held);
+        self.show_lagging();
         let mut committed = Committed { batch: Some(frozen.number), ..Committed::default() };
         for &(session, position) in &frozen.positions {
             if let Some(state) = self.sessions.get_mut(&session) {

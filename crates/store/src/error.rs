@@ -74,6 +74,9 @@ pub enum StoreError {
     /// The segment is not there, or still in use.
     #[error("segment {0} does not exist or is still in use")]
     Segment(u32),
+    /// Processes have mapped blocks of the segment.
+    #[error("programs have files mapped that are in segment {0}")]
+    Mapped(u32),
     /// An input or output error outside LMDB.
     #[error("{what}: {source}")]
     Io {

@@ -16,6 +16,7 @@
 //!   since the last freeze may be, so that many small appends cost one block.
 //! * A freed block is given out again only after the commit that freed it, and after the session that freed it has released
 //!   its log that far. Pins are in memory only: who opens the store again sees to it that nobody reads by extents from before.
+//! * A block that a process has mapped is given out to nobody else, and overwritten only when no committed row refers to it.
 //! * A session's committed position changes in the transaction that commits what its log up to there says.
 //! * A commit that fails loses nothing; the same batch is tried again.
 //! * A damaged block that is partly overwritten stays detectably damaged.
@@ -37,6 +38,8 @@ mod commit;
 mod data;
 mod database;
 mod error;
+mod held;
+mod mapped;
 mod memory;
 mod model;
 mod problem;
@@ -54,7 +57,7 @@ pub use check::Checker;
 pub use commit::{CommitDone, CommitJob};
 pub use error::StoreError;
 pub use memory::MemoryStore;
-pub use model::{Committed, Contents, Extent, SessionState, Space, Xattrs};
+pub use model::{Committed, Contents, Extent, MappedRun, SessionState, Space, Xattrs};
 pub use problem::{Counts, PROBLEMS_MAX, Problem, Progress, Report};
 pub use quotas::Move;
 pub use store::Store;

@@ -1,6 +1,6 @@
 //! What the store tells of files, sessions and space.
 
-use ashlar_types::{BlockAddress, LogGeneration, LogPosition, SessionId};
+use ashlar_types::{BlockAddress, InodeId, LogGeneration, LogPosition, SessionId};
 
 /// An extent of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +32,23 @@ pub enum Contents {
     Inline(Vec<u8>),
     /// Extents, in order; what lies between and behind them is a hole.
     Extents(Vec<Extent>),
+}
+
+/// Blocks of a file that stand in a process's memory, one behind the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MappedRun {
+    /// The number under which the process's session has mapped it.
+    pub number: u32,
+    /// What is written to the file is to be seen there.
+    pub follows: bool,
+    /// The file.
+    pub inode: InodeId,
+    /// The first block in the file.
+    pub logical_block: u64,
+    /// How many blocks.
+    pub blocks: u64,
+    /// Where the first one lies, the others behind it in the same segment.
+    pub address: BlockAddress,
 }
 
 /// Extended attributes, names and values, by name.

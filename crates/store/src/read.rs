@@ -105,9 +105,12 @@ impl Store {
     /// moved: grants that told of their extents must be taken back.
     ///
     /// # Errors
-    /// [`StoreError::Segment`]; [`StoreError::FullBlocks`] where the other segments can't take the blocks, and then nothing
+    /// [`StoreError::Segment`]; [`StoreError::Mapped`]; [`StoreError::FullBlocks`] where the other segments can't take the blocks, and then nothing
     /// has moved; those of a commit.
     pub fn retire_segment(&mut self, number: u32) -> Result<Vec<InodeId>, StoreError> {
+        if self.allocator.is_held_in(number) {
+            return Err(StoreError::Mapped(number));
+        }
         self.commit()?;
         let needed = self.allocator.live_in(number).ok_or(StoreError::Segment(number))?;
         self.allocator.close(number, true);

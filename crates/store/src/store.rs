@@ -17,6 +17,7 @@ use crate::batch::{Batch, Said};
 use crate::chunk::Chunk;
 use crate::commit::Frozen;
 use crate::database::{Database, Snapshot};
+use crate::mapped::Mapped;
 use crate::model::{SessionState, Space, Xattrs};
 use crate::quotas::{self, Holding, Move, Quotas};
 use crate::rows::{self, Counters, EntryKey, Superblock, kind};
@@ -46,6 +47,7 @@ pub struct Store {
     pub(crate) frozen: Option<Arc<Frozen>>,
     pub(crate) segments: BTreeMap<u32, Arc<Segment>>,
     pub(crate) allocator: Allocator,
+    pub(crate) mapped: Mapped,
     pub(crate) sessions: HashMap<SessionId, SessionState>,
     /// Sessions whose rows differ from the last freeze's; `false`: removed.
     pub(crate) changed_sessions: BTreeMap<SessionId, bool>,
@@ -139,6 +141,7 @@ impl Store {
             frozen: None,
             segments: BTreeMap::new(),
             allocator: Allocator::default(),
+            mapped: Mapped::default(),
             sessions: HashMap::new(),
             changed_sessions: BTreeMap::new(),
             counters: stored,

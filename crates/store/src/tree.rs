@@ -47,6 +47,7 @@ impl Store {
             Ok(_) => {
                 self.active.pay(cost);
                 self.advance(session, end);
+                self.show_update(update);
             }
             Err(error) if self.touched => {
                 tracing::error!(%error, %session, "an update failed half-way; the store must be opened again");

@@ -258,7 +258,7 @@ mod tests {
         let mut attributes = Inode::new(FileKind::Regular, 0o644, InodeId::ROOT, Timestamp::default());
         attributes.size = number;
         let xattrs = Some(vec![(number.to_le_bytes().to_vec(), vec![number as u8; length])]);
-        InodeState { attributes, contents: None, entries: None, xattrs }
+        InodeState { attributes, contents: None, entries: None, xattrs, is_followed: false }
     }
 
     fn is_of(post: &Post, number: u64) -> bool {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{OperationCounts, Question};
 
 /// The version of the protocol and of the shared memory's layout. A daemon understands this one only.
-pub const PROTOCOL_VERSION: u32 = 11;
+pub const PROTOCOL_VERSION: u32 = 12;
 
 /// What a session is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -175,6 +175,9 @@ pub struct InodeState {
     pub entries: Option<Vec<DirectoryEntry>>,
     /// All extended attributes, if asked for.
     pub xattrs: Option<Vec<(Vec<u8>, Vec<u8>)>>,
+    /// Processes have mapped the file, and are to see what is written to it: who writes says so ([`Request::Show`]). It is told to all who may
+    /// write: nobody else has a lease on a file when it is mapped so.
+    pub is_followed: bool,
 }
 
 /// A lease that was granted.
@@ -445,6 +448,27 @@ pub enum Request {
     Quotas,
     /// The answer to this question in the session's mailbox, which was too long for that.
     Kept(Question),
+    /// Blocks of a file that this session has open are to stay where they are: the process maps them.
+    Map {
+        /// The file.
+        inode: InodeId,
+        /// The first block.
+        first: u64,
+        /// How many: all of them must be in data segments.
+        blocks: u64,
+        /// What is written to the file from now on is to be seen there. The session must hold the lease to write it.
+        follows: bool,
+    },
+    /// The process has unmapped what it had mapped under this number.
+    Unmap {
+        /// The number.
+        number: u32,
+    },
+    /// What this session has written to a file is to be seen where the file is mapped.
+    Show {
+        /// The file.
+        inode: InodeId,
+    },
     /// A descriptor of the kernel's. A directory on a mount of the arena comes with this; back comes a new open file description of the
     /// inode on that mount.
     Materialise {
@@ -598,4 +622,11 @@ pub enum Reply {
     },
     /// To `Quotas`.
     Quotas(Vec<QuotaStatus>),
+    /// To `Map`: a number for it, and where the blocks are, in order; none where they can't be mapped.
+    Mapped {
+        /// What [`Request::Unmap`] names it by.
+        number: u32,
+        /// Where the blocks are.
+        extents: Vec<Extent>,
+    },
 }

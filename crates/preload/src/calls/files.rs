@@ -7,6 +7,7 @@ use ashlar_types::{Access, Credentials, Errno, FileKind, Inode, InodeId, QuotaId
 
 use super::Served;
 use crate::descriptors::{self, File};
+use crate::direct;
 use crate::materialise;
 use crate::memory::{self, PathBuffer};
 use crate::parked;
@@ -292,17 +293,28 @@ pub(super) fn advise(a: [u64; 6]) -> Served {
     if descriptors::is_ours(a[0] as i32) { Ok(Some(0)) } else { Ok(None) }
 }
 
-/// `mmap` of a file of ours: of a copy, or of a kernel's descriptor on the same file, which lives as long as the mapping.
+/// `mmap` of a file of ours: of a copy, of the data segments, or of a kernel's descriptor on the same file, which lives as long as the mapping.
 pub(super) fn map(a: [u64; 6]) -> Served {
+    if a[3] & libc::MAP_FIXED as u64 != 0 {
+        direct::leave(a[0], a[1]);
+    }
+    if a[3] & libc::MAP_ANONYMOUS as u64 != 0 {
+        return Ok(None);
+    }
     let Some(file) = descriptors::file(a[4] as i32) else { return Ok(None) };
+    if a[3] & libc::MAP_TYPE as u64 == libc::MAP_PRIVATE as u64
+        && let Some(mapped) = snapshot::map(&file, a)?
+    {
+        return Ok(Some(mapped));
+    }
+    if let Some(mapped) = direct::map(&file, a)? {
+        return Ok(Some(mapped));
+    }
     if a[3] & libc::MAP_TYPE as u64 != libc::MAP_PRIVATE as u64 {
         materialise::map_shared(&file)?;
         // SAFETY: the program's own call.
         let mapped = unsafe { crate::arch::system_call(libc::SYS_mmap as u64, a) };
         materialise::renew_size(a[4] as i32, &file);
-        return Ok(Some(mapped));
-    }
-    if let Some(mapped) = snapshot::map(&file, a)? {
         return Ok(Some(mapped));
     }
     crate::locks::with_real(&file, false, |real| {

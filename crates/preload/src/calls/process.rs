@@ -9,7 +9,9 @@ use super::{Served, Verdict};
 use crate::arch::{Frame, system_call};
 use crate::carried::{self, Carried};
 use crate::memory;
-use crate::{bare, deferred, descriptors, environment, habits, hook, locks, materialise, path, report, session};
+use crate::{
+    bare, deferred, descriptors, direct, environment, habits, hook, locks, materialise, path, report, session,
+};
 
 /// Namespaces in which paths or users mean something else.
 const NAMESPACES: u64 = (libc::CLONE_NEWNS | libc::CLONE_NEWUSER) as u64;
@@ -165,19 +167,22 @@ pub(super) fn leave_to_kernel() {
     super::disarm();
 }
 
-/// Makes all descriptors and locks the kernel's: the sessions are about to end.
+/// Makes all descriptors, locks and what is mapped the kernel's: the sessions are about to end.
 fn leave_files() {
+    direct::leave_all();
     materialise::all();
     locks::give_all();
 }
 
-/// Makes all descriptors the kernel's, and keeps other threads from opening more.
+/// Makes all descriptors the kernel's, and what is mapped, and keeps other threads from opening and mapping more.
 fn hold_all() -> session::AllHeld {
     let mut tries = 1;
     loop {
+        direct::leave_all();
         let is_done = materialise::all();
         let held = session::hold();
-        if !is_done || tries == FORK_TRIES || descriptors::ours(0, u32::MAX).next().is_none() {
+        let is_none = held.is_nothing_mapped() && descriptors::ours(0, u32::MAX).next().is_none();
+        if !is_done || tries == FORK_TRIES || is_none {
             return held;
         }
         tries += 1;

@@ -10,6 +10,7 @@ mod kill;
 mod life;
 mod linear;
 mod locks;
+mod mapped;
 mod power;
 mod programs;
 mod quota;
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
         quota::TESTS,
         run::TESTS,
         locks::TESTS,
+        mapped::TESTS,
         unlucky::TESTS,
         capi::TESTS,
         report::TESTS,

@@ -1,0 +1,287 @@
+//! Files that processes have mapped (DAX): who may, and what a SharedFS that starts anew must know of it.
+//!
+//! A process maps blocks of data segments where it was told that they stay. That they do it must not have to remind anybody of: it may sleep, or
+//! be stopped, while SharedFS is killed and started again. So what a session has mapped stands in a file of its own, which SharedFS alone writes:
+//!
+//! ```text
+//! record n, of 32 bytes, from byte 32 n on
+//!   0  inode:8
+//!   8  first block in the file:8
+//!  16  address:8
+//!  24  follows:1 number:31 blocks:32         0 where there is none; written last, and taken away first
+//! ```
+//!
+//! A mapping ends with its session, unless it was unmapped: a process has no session without its memory, but for one that is about to run
+//! another program, and that has unmapped all.
+
+use ashlar_pmem::{Arena, Mapping, MappingAccess, OutOfBounds, Persistent, SessionFile};
+use ashlar_store::MappedRun;
+use ashlar_types::{Access, BlockAddress, Errno, InodeId, SessionId};
+use ashlar_wire::{Extent, Reply};
+
+use crate::grant::{Patience, applied, internal};
+use crate::leasing::Ancestors;
+use crate::materialise;
+use crate::session::SessionError;
+use crate::shared::Shared;
+use crate::state::State;
+
+const RECORD_BYTES: u64 = 32;
+const WORD: u64 = 24;
+const NUMBER_AT: u32 = 32;
+const NUMBER_MAX: u32 = u32::MAX >> 1;
+const FOLLOWS: u64 = 1 << 63;
+/// Pieces that a session may have mapped. Who has more has them mapped by the kernel.
+const RECORDS_MAX: u64 = 4096;
+const TABLE_BYTES: u64 = RECORDS_MAX * RECORD_BYTES;
+
+/// What a session has mapped, as it stands in its file.
+#[derive(Debug)]
+pub struct MappedTable {
+    memory: Mapping,
+    /// The number of each record that is used.
+    used: Vec<Option<u32>>,
+    next: u32,
+}
+
+impl MappedTable {
+    /// An empty table for a session that has none.
+    ///
+    /// # Errors
+    /// [`SessionError`].
+    fn make(arena: &Arena, id: SessionId) -> Result<Self, SessionError> {
+        let [file] = arena.session_files(id, [(SessionFile::Mapped, TABLE_BYTES, TABLE_BYTES)])?;
+        Ok(Self { memory: map(arena, &file)?, used: Vec::new(), next: 0 })
+    }
+
+    /// The table that an earlier SharedFS has left, if there is one, and what stands in it.
+    ///
+    /// # Errors
+    /// [`SessionError`].
+    fn take_up(arena: &Arena, id: SessionId) -> Result<Option<(Self, Vec<MappedRun>)>, SessionError> {
+        let file = match arena.open_session_file(id, SessionFile::Mapped) {
+            Ok(file) => file,
+            Err(ashlar_pmem::ArenaError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(None);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let mut table = Self { memory: map(arena, &file)?, used: Vec::new(), next: 0 };
+        let mut runs = Vec::new();
+        for record in 0..RECORDS_MAX {
+            let run = table.load(record)?;
+            table.used.push(run.map(|run| run.number));
+            table.next = table.next.max(run.map_or(0, |run| run.number + 1));
+            runs.extend(run);
+        }
+        Ok(Some((table, runs)))
+    }
+
+    fn load(&self, record: u64) -> Result<Option<MappedRun>, OutOfBounds> {
+        let at = |offset: u64| self.memory.load_u64(record * RECORD_BYTES + offset);
+        let word = at(WORD)?;
+        if word == 0 {
+            return Ok(None);
+        }
+        Ok(Some(MappedRun {
+            number: (word >> NUMBER_AT) as u32 & NUMBER_MAX,
+            follows: word & FOLLOWS != 0,
+            inode: InodeId(at(0)?),
+            logical_block: at(8)?,
+            blocks: word & u64::from(u32::MAX),
+            address: BlockAddress::new((at(16)? >> 32) as u32, at(16)? as u32),
+        }))
+    }
+
+    fn store(&self, record: u64, run: &MappedRun) -> Result<(), OutOfBounds> {
+        let put = |offset: u64, value: u64| self.memory.store_u64(record * RECORD_BYTES + offset, value);
+        put(0, run.inode.0)?;
+        put(8, run.logical_block)?;
+        put(16, u64::from(run.address.segment()) << 32 | u64::from(run.address.block()))?;
+        let follows = if run.follows { FOLLOWS } else { 0 };
+        put(WORD, follows | u64::from(run.number) << NUMBER_AT | run.blocks)
+    }
+
+    /// Notes what is mapped under a number; all of it or, where there is no room, nothing.
+    fn note(&mut self, runs: &[MappedRun]) -> bool {
+        let free: Vec<u64> = (0..RECORDS_MAX)
+            .filter(|&record| self.used.get(record as usize).is_none_or(Option::is_none))
+            .take(runs.len())
+            .collect();
+        if free.len() < runs.len() {
+            return false;
+        }
+        for (&record, run) in free.iter().zip(runs) {
+            if self.store(record, run).is_err() {
+                return false;
+            }
+            let index = record as usize;
+            self.used.resize(self.used.len().max(index + 1), None);
+            self.used[index] = Some(run.number);
+        }
+        true
+    }
+
+    /// Takes note that what was mapped under a number is mapped no more.
+    fn forget(&mut self, number: u32) {
+        for (record, used) in (0..).zip(&mut self.used).filter(|(_, used)| **used == Some(number)) {
+            // The table is mapped whole.
+            let _ = self.memory.store_u64(record * RECORD_BYTES + WORD, 0);
+            *used = None;
+        }
+    }
+
+    /// A number that nothing is mapped under.
+    fn number(&mut self) -> Option<u32> {
+        let number = self.next;
+        self.next = number.checked_add(1).filter(|next| *next <= NUMBER_MAX)?;
+        Some(number)
+    }
+}
+
+fn map(arena: &Arena, file: &std::fs::File) -> Result<Mapping, SessionError> {
+    Ok(Mapping::map(file, TABLE_BYTES, MappingAccess::ReadWrite, arena.medium())?)
+}
+
+/// Has a session map blocks of a file.
+///
+/// # Errors
+/// `EBADF` where it has not opened the file; `ESTALE` where that is gone; `EACCES` where its user may not read it; `EAGAIN` where it does not hold
+/// the lease to write it, and is to follow; `EINVAL`; `EIO`; [`Shared::LATER`] without patience.
+pub fn map_blocks(
+    shared: &Shared,
+    id: SessionId,
+    inode: InodeId,
+    (first, blocks): (u64, u64),
+    follows: bool,
+    patience: Patience,
+) -> Result<Reply, Errno> {
+    let end = first.checked_add(blocks).filter(|end| *end > first).ok_or(Errno::EINVAL)?;
+    if patience == Patience::Any {
+        make_table(shared, id)?;
+    }
+    let mut state = applied(shared, id, patience)?;
+    let found = state.store.inode(inode).map_err(|error| internal(&error))?.ok_or(Errno::ESTALE)?;
+    let session = state.live(id).ok_or(Errno::EIO)?;
+    if !session.control.has_open(inode) {
+        return Err(Errno::EBADF);
+    }
+    materialise::check_rights(&state, session, (inode, &found), Access::READ, false)?;
+    // Nobody else holds a lease then, and whoever gets one is told.
+    if follows && !state.leasing.manager.may_write(id, inode, &Ancestors(&state.store)) {
+        return Err(Errno::EAGAIN);
+    }
+    let State { store, sessions, .. } = &mut *state;
+    let table = sessions.get_mut(&id).and_then(|session| session.mapped.as_mut()).ok_or(Shared::LATER)?;
+    let number = table.number().ok_or(Errno::EIO)?;
+    let nothing = Reply::Mapped { number, extents: Vec::new() };
+    let mapped = store.map_blocks(id, (number, follows), inode, first..end).map_err(|error| internal(&error))?;
+    let Some(runs) = mapped else { return Ok(nothing) };
+    if !table.note(&runs) {
+        table.forget(number);
+        store.unmap_blocks(id, Some(number));
+        return Ok(nothing);
+    }
+    let extent =
+        |run: &MappedRun| Extent { logical_block: run.logical_block, blocks: run.blocks, address: Some(run.address) };
+    Ok(Reply::Mapped { number, extents: runs.iter().map(extent).collect() })
+}
+
+/// Makes a session's table, if it has none.
+fn make_table(shared: &Shared, id: SessionId) -> Result<(), Errno> {
+    if shared.lock().live(id).ok_or(Errno::EIO)?.mapped.is_some() {
+        return Ok(());
+    }
+    // It takes a while on a disk, so nobody waits for it.
+    let table = MappedTable::make(&shared.arena, id);
+    let mut state = shared.lock();
+    let session = state.sessions.get_mut(&id).ok_or(Errno::EIO)?;
+    match table {
+        Ok(table) => session.mapped = Some(table),
+        // Another thread of the process may have been faster.
+        Err(error) if session.mapped.is_none() => {
+            tracing::warn!(session = id.0, %error, "nothing can be mapped");
+            return Err(Errno::EIO);
+        }
+        Err(_) => {}
+    }
+    Ok(())
+}
+
+/// A session has unmapped what it had mapped under a number.
+pub fn unmap_blocks(shared: &Shared, id: SessionId, number: u32) {
+    let mut state = shared.lock();
+    // In the table last: a kill in between leaves blocks unused, and not in two hands.
+    state.store.unmap_blocks(id, Some(number));
+    if let Some(table) = state.sessions.get_mut(&id).and_then(|session| session.mapped.as_mut()) {
+        table.forget(number);
+    }
+}
+
+/// Has what a session has written to a file be seen where it is mapped.
+///
+/// # Errors
+/// `EIO` where the session is fenced or the shared area has failed.
+pub fn show(shared: &Shared, id: SessionId, inode: InodeId) -> Result<(), Errno> {
+    let mut state = shared.apply_settled(shared.lock(), id);
+    state.live(id).ok_or(Errno::EIO)?;
+    // A check of the arena that is under way has mappings lag until it has ended; nobody waits for that.
+    if state.store.lags(inode) {
+        shared.commit_all(&mut state)?;
+    }
+    Ok(())
+}
+
+/// Takes up what a session that lives has mapped. A dead one has nothing mapped any more.
+///
+/// # Errors
+/// [`SessionError`].
+pub fn take_up(arena: &Arena, state: &mut State, id: SessionId) -> Result<(), SessionError> {
+    let Some(session) = state.sessions.get_mut(&id).filter(|session| session.identity.process.open().is_some()) else {
+        return Ok(());
+    };
+    let Some((table, runs)) = MappedTable::take_up(arena, id)? else { return Ok(()) };
+    session.mapped = Some(table);
+    for run in runs {
+        if !state.store.keep_mapped(id, &run) {
+            tracing::error!(session = id.0, ?run, "what a session has mapped is not there");
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use ashlar_pmem::ArenaOptions;
+
+    use super::*;
+
+    #[test]
+    fn what_is_mapped_is_found_again_and_what_was_unmapped_is_not() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let options = ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false };
+        let arena = Arena::create(&directory.path().join("arena"), &options).expect("an arena");
+        let id = SessionId(5);
+        assert!(MappedTable::take_up(&arena, id).expect("none").is_none());
+        let mut table = MappedTable::make(&arena, id).expect("made");
+        assert!(MappedTable::make(&arena, id).is_err(), "there is one");
+        let run = |number, first: u64| MappedRun {
+            number,
+            follows: number == 1,
+            inode: InodeId(77),
+            logical_block: first,
+            blocks: 3,
+            address: BlockAddress::new(2, first as u32 + 9),
+        };
+        let (one, two) = (table.number().expect("one"), table.number().expect("two"));
+        assert!(table.note(&[run(one, 0), run(one, 3)]) && table.note(&[run(two, 6)]));
+        table.forget(one);
+        let (mut again, found) = MappedTable::take_up(&arena, id).expect("read").expect("there");
+        assert_eq!(found, [run(two, 6)]);
+        let three = again.number().expect("three");
+        assert!(three > two);
+        let many: Vec<_> = (0..RECORDS_MAX).map(|first| run(three, first)).collect();
+        assert!(!again.note(&many), "there is no room for all");
+        assert!(again.note(&many[1..]));
+    }
+}

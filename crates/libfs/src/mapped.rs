@@ -1,0 +1,143 @@
+//! Files that a process maps out of the data segments (DAX).
+
+use std::os::fd::BorrowedFd;
+
+use ashlar_types::{BLOCK_BYTES, Errno, InodeId};
+use ashlar_wire::{Extent, Reply, Request};
+
+use crate::LibFs;
+use crate::api::Outcome;
+use crate::grants::Claim;
+
+/// So much is checked against its checksums when it's mapped. Who maps more may look at a part, and would wait for all of it; that is checked with the
+/// whole arena (`ashlar fsck`).
+const CHECKED_BYTES_MAX: u64 = 1 << 20;
+/// How often a lease to write is asked for that others take again before the file is mapped.
+const TRIES: u32 = 16;
+
+/// A file's blocks that stay where they are until [`LibFs::unmap`].
+#[derive(Debug)]
+pub struct MappedFile {
+    /// What the session calls it.
+    pub number: u32,
+    /// Where the blocks are, one behind the other.
+    pub pieces: Vec<MappedPiece>,
+}
+
+/// Blocks of a file that follow each other in a segment.
+#[derive(Clone, Copy, Debug)]
+pub struct MappedPiece {
+    /// The segment's number, for [`LibFs::with_segment_file`].
+    pub segment: u32,
+    /// The first block in the segment.
+    pub block: u32,
+    /// Bytes, whole blocks.
+    pub bytes: u64,
+}
+
+impl LibFs {
+    /// Has `blocks` blocks of a file from the block `first` on stay where they are, for the process to map; the caller has the file open. With
+    /// `follows` all that is written to the file from now on, by whomever, is to be seen there when the write returns; else nothing need be. It
+    /// holds until [`LibFs::unmap`], or the session's end, after which the memory may show other files' content.
+    ///
+    /// `None` where that can't be: holes, small files, files in many pieces, damaged ones as far as they are checked.
+    ///
+    /// # Errors
+    /// `EBADF`, `ESTALE`, `EACCES`, `EINVAL`; `EIO` where SharedFS is away.
+    pub fn map(&self, id: InodeId, first: u64, blocks: u64, follows: bool) -> Outcome<Option<MappedFile>> {
+        let mapped = if follows { self.map_followed(id, first, blocks)? } else { self.map_as_is(id, first, blocks)? };
+        let Some((number, extents)) = mapped else { return Ok(None) };
+        let found: Outcome<Vec<MappedPiece>> = extents.iter().map(|extent| self.piece(extent, blocks)).collect();
+        match found {
+            Ok(pieces) => Ok(Some(MappedFile { number, pieces })),
+            Err(errno) => {
+                self.unmap(id, number);
+                // Who reads it otherwise is told what is wrong with it.
+                if errno == Errno::EIO { Ok(None) } else { Err(errno) }
+            }
+        }
+    }
+
+    /// An extent as a piece of a mapping of so many blocks, if it is sound.
+    fn piece(&self, &Extent { address, blocks, .. }: &Extent, all: u64) -> Outcome<MappedPiece> {
+        let address = address.ok_or(Errno::EIO)?;
+        let bytes = blocks * BLOCK_BYTES;
+        let is_checked = all * BLOCK_BYTES <= CHECKED_BYTES_MAX;
+        if is_checked && !self.segment(address.segment())?.are_sound(address.block(), blocks).map_err(|_| Errno::EIO)? {
+            return Err(Errno::EIO);
+        }
+        Ok(MappedPiece { segment: address.segment(), block: address.block(), bytes })
+    }
+
+    fn map_as_is(&self, id: InodeId, first: u64, blocks: u64) -> Outcome<Option<(u32, Vec<Extent>)>> {
+        // What others have written by now is applied when the lease is granted.
+        drop(self.view(Claim::read(id))?);
+        self.call(&Request::Map { inode: id, first, blocks, follows: false }).and_then(mapped)
+    }
+
+    fn map_followed(&self, id: InodeId, first: u64, blocks: u64) -> Outcome<Option<(u32, Vec<Extent>)>> {
+        let mut tries = 1;
+        loop {
+            self.change(&[Claim::write(id)], |locked| {
+                // What another thread writes while SharedFS is asked is shown too.
+                locked.nodes.iter_mut().filter(|node| node.0 == id).for_each(|node| node.1.is_followed = true);
+                Ok(())
+            })?;
+            match self.call(&Request::Map { inode: id, first, blocks, follows: true }).and_then(mapped) {
+                Err(Errno::EAGAIN) if tries < TRIES => tries += 1,
+                Err(Errno::EAGAIN) => return Ok(None),
+                done => {
+                    if !matches!(done, Ok(Some(_))) {
+                        self.ask_anew(id);
+                    }
+                    return done;
+                }
+            }
+        }
+    }
+
+    /// Ends what [`LibFs::map`] began: the process has unmapped it.
+    pub fn unmap(&self, id: InodeId, number: u32) {
+        // A SharedFS that is away keeps the blocks until the session's end.
+        let _ = self.call(&Request::Unmap { number });
+        self.ask_anew(id);
+    }
+
+    /// Whether writes are to be shown is told with the next lease.
+    fn ask_anew(&self, id: InodeId) {
+        if let Some(node) = self.nodes.existing(id) {
+            let mut state = node.write();
+            if state.is_followed {
+                state.lease = None;
+            }
+        }
+    }
+
+    /// A data segment's file, which can only be read, and where in it a block begins.
+    ///
+    /// # Errors
+    /// `EIO` where SharedFS is away.
+    pub fn with_segment_file<R>(
+        &self,
+        piece: &MappedPiece,
+        use_it: impl FnOnce(BorrowedFd<'_>, u64) -> R,
+    ) -> Outcome<R> {
+        let segment = self.segment(piece.segment)?;
+        Ok(use_it(segment.file(), segment.offset_of(piece.block)))
+    }
+
+    /// Has what was just written to a file be seen where it is mapped.
+    #[cold]
+    pub(crate) fn show(&self, id: InodeId) {
+        // It is written all the same where SharedFS is away: one that comes back shows it when it has applied the log.
+        let _ = self.call(&Request::Show { inode: id });
+    }
+}
+
+fn mapped(reply: Reply) -> Outcome<Option<(u32, Vec<Extent>)>> {
+    match reply {
+        Reply::Mapped { extents, .. } if extents.is_empty() => Ok(None),
+        Reply::Mapped { number, extents } => Ok(Some((number, extents))),
+        _ => Err(Errno::EIO),
+    }
+}

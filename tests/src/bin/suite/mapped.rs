@@ -1,0 +1,448 @@
+//! Files that programs map out of the data segments (DAX).
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::time::Duration;
+
+use ashlar_tests::command::{eventually, run, wait};
+use ashlar_tests::harness::{Test, Verdict, passed};
+use ashlar_tests::mount::{Front, Medium, Site, obstacle};
+use ashlar_tests::{Outcome, ensure, tried};
+
+/// The tests of this group.
+pub const TESTS: &[Test] = &[
+    Test { name: "run/files_are_mapped_out_of_the_segments", run: || with(mapped) },
+    Test { name: "run/a_shared_mapping_shows_what_anybody_writes", run: || with(follows) },
+    Test { name: "run/what_is_mapped_is_given_to_nobody_else", run: || with(kept) },
+    Test { name: "run/mappings_outlive_the_kill_of_the_daemon", run: || with(killed) },
+    Test { name: "run/who_forks_maps_the_kernels_pages", run: || with(forked) },
+    Test { name: "run/threads_map_and_fork_at_once", run: || with(threads) },
+];
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const MIB: usize = 1 << 20;
+
+/// What the scripts have in common: mappings by libc, and who serves them.
+const BEGIN: &str = "
+import ctypes, hashlib, os, sys, threading, time
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = libc.mremap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
+READ, WRITE, SHARED, PRIVATE, FIXED, ANONYMOUS, MAYMOVE, PAGE = 1, 2, 1, 2, 16, 32, 1, 4096
+def done(result):
+    assert result not in (-1, 2**64 - 1), os.strerror(ctypes.get_errno())
+    return result
+def map(file, length, kind, offset=0, at=None, protection=READ):
+    return done(libc.mmap(at, length, protection, kind, file, offset))
+def by(address):
+    for line in open('/proc/self/maps'):
+        words = line.split(maxsplit=5)
+        low, high = (int(word, 16) for word in words[0].split('-'))
+        if low <= address < high:
+            name = words[5] if len(words) == 6 else ''
+            return 'segment' if '/segments/' in name else 'memory' if name.startswith('/memfd') or not name.strip() else 'kernel'
+def seen(address, length):
+    return ctypes.string_at(address, length)
+";
+
+/// Maps files as its words say, and then answers questions about them, each in a line: `at MAPPING OFFSET` a byte, `sum MAPPING` a checksum, `by
+/// MAPPING`, and `write FILE OFFSET BYTE`.
+const HOLDER: &str = "
+held = []
+for word in sys.argv[1:]:
+    kind, name = word.split(':')
+    file = os.open(name, os.O_RDONLY)
+    length = os.fstat(file).st_size
+    held.append((map(file, length, SHARED if kind == 'shared' else PRIVATE), length))
+    os.close(file)
+print('ready', flush=True)
+for line in sys.stdin:
+    words = line.split()
+    if words[0] == 'write':
+        file = os.open(words[1], os.O_WRONLY)
+        os.pwrite(file, bytes([int(words[3])]), int(words[2]))
+        os.close(file)
+        print('written', flush=True)
+        continue
+    address, length = held[int(words[1])]
+    if words[0] == 'at':
+        print(seen(address + int(words[2]), 1)[0], flush=True)
+    elif words[0] == 'by':
+        print(by(address), flush=True)
+    else:
+        print(hashlib.sha256(seen(address, length)).hexdigest(), flush=True)
+";
+
+fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
+    obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
+}
+
+/// A program that has files mapped, and is asked about them.
+struct Holder {
+    child: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+}
+
+impl Holder {
+    fn new(directory: &Path, files: &[&str]) -> Outcome<Self> {
+        let mut command = Front::RunAtOnce.command("python3");
+        command.arg("-c").arg(format!("{BEGIN}{HOLDER}")).args(files).current_dir(directory);
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut child = child.map_err(tried("starting python3"))?;
+        let (to, from) = (child.stdin.take(), child.stdout.take());
+        let (to, from) = (to.ok_or("no input")?, BufReader::new(from.ok_or("no output")?));
+        let mut holder = Self { child, to, from };
+        let ready = holder.answer()?;
+        ensure!(ready == "ready", "the holder says '{ready}'");
+        Ok(holder)
+    }
+
+    fn answer(&mut self) -> Outcome<String> {
+        let mut line = String::new();
+        self.from.read_line(&mut line).map_err(tried("reading an answer"))?;
+        Ok(line.trim_end().to_owned())
+    }
+
+    fn ask(&mut self, question: &str) -> Outcome<String> {
+        writeln!(self.to, "{question}").map_err(tried("asking"))?;
+        self.answer()
+    }
+
+    fn end(self) -> Outcome {
+        let Self { mut child, to, from } = self;
+        drop((to, from));
+        let status = wait(&mut child, PATIENCE)?;
+        ensure!(status.success(), "the holder ended with {status}");
+        Ok(())
+    }
+}
+
+/// Bytes that are not the same twice.
+fn pattern(length: usize, seed: u32) -> Vec<u8> {
+    let words = (0..length.div_ceil(4) as u32).map(|at| at.wrapping_mul(0x9e37_79b9).wrapping_add(seed) ^ seed << 7);
+    let mut bytes: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
+    bytes.truncate(length);
+    bytes
+}
+
+fn put(path: &Path, bytes: &[u8]) -> Outcome {
+    fs::write(path, bytes).map_err(tried(format!("writing {}", path.display())))
+}
+
+fn end(site: &Site) -> Outcome<Verdict> {
+    site.check()?;
+    site.umount(0)?;
+    passed()
+}
+
+/// What is mapped how, and what becomes of it when the program does this or that to it.
+fn mapped() -> Outcome<Verdict> {
+    let script = "
+name, length = 'large', os.stat('large').st_size
+file = os.open(name, os.O_RDONLY)
+data = os.pread(file, length, 0)
+both = os.open(name, os.O_RDWR)
+for kind in (PRIVATE, SHARED):
+    whole = map(file, length, kind)
+    assert by(whole) == 'segment', by(whole)
+    assert seen(whole, length) == data
+    part = map(file, 10000, kind, 5 * PAGE)
+    assert by(part) == 'segment' and seen(part, 10000) == data[5 * PAGE:5 * PAGE + 10000]
+    # Parts of it go, and the rest stays.
+    done(libc.munmap(whole + 16 * PAGE, 16 * PAGE))
+    assert by(whole + 16 * PAGE) is None and by(whole) == by(whole + 32 * PAGE) == 'segment'
+    assert seen(whole + 32 * PAGE, PAGE) == data[32 * PAGE:33 * PAGE]
+    # What is there already can take its place, or have it taken.
+    over = map(-1, PAGE, PRIVATE | ANONYMOUS | FIXED, at=whole + 8 * PAGE)
+    assert seen(over, PAGE) == bytes(PAGE) and by(whole) == 'kernel' and seen(whole, 8 * PAGE) == data[:8 * PAGE]
+    assert seen(whole + 9 * PAGE, 7 * PAGE) == data[9 * PAGE:16 * PAGE]
+    assert by(part) == 'segment'
+    again = map(file, PAGE, kind | FIXED, PAGE, at=over)
+    assert again == over and seen(again, PAGE) == data[PAGE:2 * PAGE]
+    for address, size in ((whole, 16 * PAGE), (whole + 32 * PAGE, length - 32 * PAGE)):
+        done(libc.munmap(address, size))
+    # It grows over what is behind it in the file.
+    moved = done(libc.mremap(part, 10000, 40000, MAYMOVE))
+    assert by(moved) == 'kernel' and seen(moved, 40000) == data[5 * PAGE:5 * PAGE + 40000]
+    done(libc.munmap(moved, 40000))
+# A private one can be written, and the file does not change.
+file = os.open('second', os.O_RDONLY)
+both = os.open('second', os.O_RDWR)
+data = os.pread(file, length, 0)
+private = map(file, length, PRIVATE)
+done(libc.mprotect(private, 4 * PAGE, READ | WRITE))
+ctypes.memset(private, 1, PAGE)
+assert by(private) == 'kernel' and seen(private, 2 * PAGE) == b'\\1' * PAGE + data[PAGE:2 * PAGE]
+assert os.pread(file, PAGE, 0) == data[:PAGE]
+done(libc.munmap(private, length))
+# A shared one that may be written, or may come to be, is the kernel's, and all of the file's are from then on.
+reader = map(file, length, SHARED)
+assert by(reader) == 'segment'
+writer = map(both, length, SHARED, protection=READ | WRITE)
+assert by(writer) == 'kernel' and by(reader) == 'kernel'
+ctypes.memset(writer, 2, PAGE)
+assert seen(reader, PAGE) == b'\\2' * PAGE == os.pread(file, PAGE, 0)
+# So is what is no data in a segment.
+hole = os.open('hole', os.O_RDWR | os.O_CREAT)
+os.pwrite(hole, b'end', 1 << 20)
+hole = os.open('hole', os.O_RDONLY)
+there = map(hole, 1 << 20, SHARED)
+assert by(there) == 'kernel' and seen(there, 1 << 20) == bytes(1 << 20)
+# Too long a one faults behind the file's end and not before.
+tail = map(os.open('tail', os.O_RDONLY), 1 << 20, SHARED)
+assert seen(tail, 5000) == open('tail', 'rb').read()[:5000]
+# Mapped before it was digested, and written after.
+fresh = os.open('fresh', os.O_RDWR | os.O_CREAT)
+os.write(fresh, data)
+read = os.open('fresh', os.O_RDONLY)
+early = map(read, length, SHARED)
+assert by(early) == 'segment' and seen(early, length) == data
+for number in range(100):
+    os.pwrite(fresh, bytes([number]) * 3000, number * 7000)
+    assert seen(early + number * 7000, 3000) == bytes([number]) * 3000, number
+os.ftruncate(fresh, 4 * PAGE + 1)
+assert seen(early + 4 * PAGE, PAGE)[1:] == bytes(PAGE - 1)
+done(libc.munmap(early, length))
+# Unlinked and closed, it stays what it was.
+gone = os.open('gone', os.O_RDWR | os.O_CREAT)
+os.write(gone, data)
+last = map(os.open('gone', os.O_RDONLY), length, PRIVATE)
+assert by(last) == 'segment'
+os.unlink('gone')
+os.closerange(gone, gone + 8)
+os.sync()
+open('other', 'wb').write(bytes(4 * length))
+os.sync()
+assert seen(last, length) == data
+print('done')
+";
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let root = site.point(0);
+    put(&root.join("large"), &pattern(MIB + 300, 1))?;
+    put(&root.join("second"), &pattern(MIB + 300, 2))?;
+    put(&root.join("tail"), &pattern(9000, 2))?;
+    let script = format!("{BEGIN}{script}");
+    let done = run(Front::RunAtOnce.command("python3").args(["-c", &script]).current_dir(&root))?.success()?;
+    ensure!(done.output == "done\n" && done.errors.is_empty(), "{}", done.told());
+    end(&site)
+}
+
+/// A shared mapping of a program that does nothing shows each write, of itself, through the mount, and of other programs, when it returns.
+fn follows() -> Outcome<Verdict> {
+    for medium in [Medium::Memory, Medium::Disk] {
+        let site = Site::mounted(medium, "64M")?;
+        let root = site.point(0);
+        put(&root.join("file"), &pattern(MIB, 1))?;
+        let mut holder = Holder::new(&root, &["shared:file"])?;
+        let by = holder.ask("by 0")?;
+        ensure!(by == "segment", "the file is mapped by the {by}");
+        let through = fs::File::options().write(true).open(root.join("file")).map_err(tried("opening"))?;
+        let writer = "
+file = os.open('file', os.O_WRONLY)
+for line in sys.stdin:
+    offset, value = line.split()
+    os.pwrite(file, bytes([int(value)]), int(offset))
+    print('written', flush=True)
+";
+        let mut command = Front::RunAtOnce.command("python3");
+        command.arg("-c").arg(format!("{BEGIN}{writer}")).current_dir(&root).stdin(Stdio::piped());
+        let mut other = command.stdout(Stdio::piped()).spawn().map_err(tried("starting python3"))?;
+        let (to, from) = (other.stdin.take().ok_or("no input")?, other.stdout.take().ok_or("no output")?);
+        let (mut to, mut from) = (to, BufReader::new(from));
+        for round in 0..90_u64 {
+            // Some places again and again, and some for the first time.
+            let (offset, value) = (round * 7919 % 13 * 4096 * 16 + round, (round % 200 + 20) as u8);
+            match round % 3 {
+                0 => drop(through.write_at(&[value], offset).map_err(tried("writing"))?),
+                1 => drop(holder.ask(&format!("write file {offset} {value}"))?),
+                _ => {
+                    writeln!(to, "{offset} {value}").map_err(tried("asking"))?;
+                    from.read_line(&mut String::new()).map_err(tried("waiting"))?;
+                }
+            }
+            let seen = holder.ask(&format!("at 0 {offset}"))?;
+            ensure!(seen == value.to_string(), "round {round}: {value} was written at {offset}, and {seen} is seen");
+        }
+        through.set_len(4097).map_err(tried("truncating"))?;
+        let (kept, cut) = (holder.ask("at 0 4096")?, holder.ask("at 0 4097")?);
+        ensure!(cut == "0", "behind the new end is {cut} ({kept} before it)");
+        drop((to, from));
+        wait(&mut other, PATIENCE)?;
+        holder.end()?;
+        drop(through);
+        end(&site)?;
+    }
+    passed()
+}
+
+fn free_bytes(root: &Path) -> Outcome<u64> {
+    let found = rustix::fs::statvfs(root).map_err(tried("statfs"))?;
+    Ok(found.f_bfree * found.f_frsize)
+}
+
+/// Fills the arena with other files, and takes them away again.
+fn fill(root: &Path) -> Outcome {
+    for round in 0..3_u8 {
+        let mut count = 0;
+        loop {
+            let path = root.join(format!("filler-{count}"));
+            if fs::write(&path, vec![round + 100; MIB]).is_err() {
+                break;
+            }
+            count += 1;
+        }
+        ensure!(count > 8, "only {count} MiB found room");
+        for number in 0..=count {
+            // The last one may not be there.
+            let _ = fs::remove_file(root.join(format!("filler-{number}")));
+        }
+        rustix::fs::sync();
+    }
+    Ok(())
+}
+
+/// What a program has mapped stays, though the file is written over and removed, and others fill the arena; and is free when the program is killed.
+fn kept() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let root = site.point(0);
+    put(&root.join("kept"), &pattern(8 * MIB, 1))?;
+    let mut holder = Holder::new(&root, &["private:kept", "private:kept"])?;
+    let (by, before) = (holder.ask("by 0")?, holder.ask("sum 0")?);
+    ensure!(by == "segment", "the file is mapped by the {by}");
+    put(&root.join("kept"), &pattern(8 * MIB, 2))?;
+    fill(&root)?;
+    ensure!(holder.ask("sum 0")? == before, "the mapping has changed after the file was written over");
+    fs::remove_file(root.join("kept")).map_err(tried("removing"))?;
+    fill(&root)?;
+    ensure!(holder.ask("sum 1")? == before, "the mapping has changed after the file was removed");
+    let held = free_bytes(&root)?;
+    holder.child.kill().map_err(tried("killing"))?;
+    wait(&mut holder.child, PATIENCE)?;
+    let is_free = || free_bytes(&root).is_ok_and(|free| free >= held + 8 * MIB as u64);
+    eventually("what a killed program had mapped is free", PATIENCE, is_free)?;
+    end(&site)
+}
+
+/// SharedFS is killed while programs that do nothing have files mapped.
+fn killed() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let root = site.point(0);
+    put(&root.join("private"), &pattern(4 * MIB, 1))?;
+    put(&root.join("shared"), &pattern(4 * MIB, 1))?;
+    let mut holder = Holder::new(&root, &["private:private", "shared:shared"])?;
+    let before = holder.ask("sum 0")?;
+    let file = fs::File::options().write(true).open(root.join("shared")).map_err(tried("opening"))?;
+    for round in 0..3_u8 {
+        file.write_at(&[round + 1; 100], 5000).map_err(tried("writing"))?;
+        site.kill_daemon()?;
+        put(&root.join("private"), &pattern(4 * MIB, 2))?;
+        file.write_at(&[round + 50; 9000], 40_000).map_err(tried("writing"))?;
+        let seen = (holder.ask("at 1 5099")?, holder.ask("at 1 48999")?);
+        ensure!(seen == ((round + 1).to_string(), (round + 50).to_string()), "round {round}: {seen:?} is seen");
+        fill(&root)?;
+        ensure!(holder.ask("sum 0")? == before, "round {round}: the private mapping has changed");
+        let (own, expected) = (holder.ask("sum 1")?, fs::read(root.join("shared")).map_err(tried("reading"))?);
+        put(&root.join("copy"), &expected)?;
+        let copy = run(Front::Mount.command("sha256sum").arg(root.join("copy")))?.success()?;
+        ensure!(copy.output.starts_with(&own), "round {round}: the shared mapping differs from the file");
+    }
+    holder.end()?;
+    drop(file);
+    end(&site)
+}
+
+/// A child's memory outlives its parent's session.
+fn forked() -> Outcome<Verdict> {
+    let script = "
+length = os.stat('file').st_size
+file = os.open('file', os.O_RDONLY)
+data = os.pread(file, length, 0)
+private, shared = map(file, length, PRIVATE), map(file, length, SHARED)
+assert by(private) == by(shared) == 'segment'
+from subprocess import run
+run(['true'], check=True)
+child = os.fork()
+assert by(private) == by(shared) == 'kernel', (child, by(private), by(shared))
+if child:
+    os._exit(0)
+while os.getppid() == parent:
+    time.sleep(0.01)
+time.sleep(0.5)
+for number in range(20):
+    open(f'other-{number}', 'wb').write(bytes([number]) * length)
+os.sync()
+assert seen(private, length) == seen(shared, length) == data
+# In the child, files are mapped as in any other program.
+again = map(os.open('file', os.O_RDONLY), length, PRIVATE)
+assert seen(again, length) == data
+print('done', flush=True)
+";
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let root = site.point(0);
+    put(&root.join("file"), &pattern(MIB, 1))?;
+    let script = format!("{BEGIN}\nparent = os.getpid(){script}");
+    let done = run(Front::RunAtOnce.command("python3").args(["-c", &script]).current_dir(&root))?.success()?;
+    ensure!(done.output == "done\n" && done.errors.is_empty(), "{}", done.told());
+    end(&site)
+}
+
+/// Threads map, unmap, write and fork at the same time.
+fn threads() -> Outcome<Verdict> {
+    let script = "
+length = os.stat('file').st_size
+data = open('file', 'rb').read()
+stop, failures = time.time() + 4, []
+def guarded(work):
+    def loop():
+        try:
+            while time.time() < stop:
+                work()
+        except BaseException as error:
+            failures.append(repr(error))
+    return loop
+def reads(kind):
+    def work():
+        file = os.open('file', os.O_RDONLY)
+        address = map(file, length, kind)
+        os.close(file)
+        assert seen(address, length) == data
+        done(libc.munmap(address, length // 2 // PAGE * PAGE))
+        done(libc.munmap(address + length // 2 // PAGE * PAGE, length - length // 2 // PAGE * PAGE))
+    return work
+value = [0]
+writer = os.open('written', os.O_RDWR)
+reader = os.open('written', os.O_RDONLY)
+watched = map(reader, length, SHARED)
+def writes():
+    value[0] = (value[0] + 1) % 250
+    os.pwrite(writer, bytes([value[0]]) * 5000, 7000)
+    assert seen(watched + 7000, 5000) == bytes([value[0]]) * 5000
+def forks():
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if seen(watched, 100) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    time.sleep(0.05)
+works = [reads(PRIVATE), reads(SHARED), writes, forks]
+threads = [threading.Thread(target=guarded(work)) for work in works]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert not failures, failures
+print('done')
+";
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let root = site.point(0);
+    put(&root.join("file"), &pattern(MIB, 1))?;
+    put(&root.join("written"), &pattern(MIB, 1))?;
+    let script = format!("{BEGIN}{script}");
+    let done = run(Front::RunAtOnce.command("python3").args(["-c", &script]).current_dir(&root))?.success()?;
+    ensure!(done.output == "done\n" && done.errors.is_empty(), "{}", done.told());
+    end(&site)
+}
