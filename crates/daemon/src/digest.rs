@@ -62,6 +62,8 @@ pub fn digest_thread(shared: &Shared) {
         crate::sessions::remove_ended(shared, &mut state);
         if swept.elapsed() >= SWEEP {
             state = sweep_orphans(shared, state);
+            // What lagged behind while the arena was checked.
+            state.store.show_lagging();
             state.note_sharing();
             swept = Instant::now();
         }
@@ -163,6 +165,11 @@ pub fn set_aside(arena: &Arena, id: SessionId) -> io::Result<()> {
     let sessions = arena.dir().join("sessions");
     for extension in ["log", "control", "leases"] {
         fs::rename(sessions.join(format!("{id}.{extension}")), sessions.join(format!("fenced-{id}.{extension}")))?;
+    }
+    // What its process has mapped is known until that has ended, and nobody takes it up.
+    match fs::remove_file(sessions.join(format!("{id}.mapped"))) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
     }
     forget_oldest_aside(&sessions)
 }

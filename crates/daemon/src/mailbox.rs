@@ -181,8 +181,8 @@ fn answer(shared: &Shared, id: SessionId, request: Request) -> Result<Reply, Err
             grant::lookup(shared, id, &found, Patience::None)
         }
         Request::ReadDirectory { directory, after, limit } => grant::read_directory(shared, directory, after, limit),
-        Request::Map { inode, first, blocks, follows } => {
-            mapped::map_blocks(shared, id, inode, (first, blocks), follows, Patience::None)
+        Request::Map { inode, first, blocks, follows, number } => {
+            mapped::map_blocks(shared, id, inode, (first, blocks), (number, follows), Patience::None)
         }
         Request::Unmap { number } => {
             mapped::unmap_blocks(shared, id, number);

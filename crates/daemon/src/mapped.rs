@@ -11,18 +11,20 @@
 //!  24  follows:1 number:31 blocks:32         0 where there is none; written last, and taken away first
 //! ```
 //!
-//! A mapping ends with its session, unless it was unmapped: a process has no session without its memory, but for one that is about to run
-//! another program, and that has unmapped all.
+//! A mapping ends with its session, unless it was unmapped: a process that ends its session and lives on has unmapped all. One that was fenced, for a forged
+//! log, keeps what it has mapped until SharedFS starts anew, and may see other content there from then on.
+
+use std::ops::Range;
 
 use ashlar_pmem::{Arena, Mapping, MappingAccess, OutOfBounds, Persistent, SessionFile};
-use ashlar_store::MappedRun;
+use ashlar_store::{MapBlocks, MappedRun};
 use ashlar_types::{Access, BlockAddress, Errno, InodeId, SessionId};
-use ashlar_wire::{Extent, Reply};
+use ashlar_wire::{Extent, Reply, SessionKind};
 
 use crate::grant::{Patience, applied, internal};
 use crate::leasing::Ancestors;
 use crate::materialise;
-use crate::session::SessionError;
+use crate::session::{Session, SessionError};
 use crate::shared::Shared;
 use crate::state::State;
 
@@ -33,6 +35,8 @@ const NUMBER_MAX: u32 = u32::MAX >> 1;
 const FOLLOWS: u64 = 1 << 63;
 /// Pieces that a session may have mapped. Who has more has them mapped by the kernel.
 const RECORDS_MAX: u64 = 4096;
+/// How often what others write meanwhile is committed, so that a file can be mapped.
+const TRIES: u32 = 3;
 const TABLE_BYTES: u64 = RECORDS_MAX * RECORD_BYTES;
 
 /// What a session has mapped, as it stands in its file.
@@ -41,7 +45,6 @@ pub struct MappedTable {
     memory: Mapping,
     /// The number of each record that is used.
     used: Vec<Option<u32>>,
-    next: u32,
 }
 
 impl MappedTable {
@@ -51,7 +54,7 @@ impl MappedTable {
     /// [`SessionError`].
     fn make(arena: &Arena, id: SessionId) -> Result<Self, SessionError> {
         let [file] = arena.session_files(id, [(SessionFile::Mapped, TABLE_BYTES, TABLE_BYTES)])?;
-        Ok(Self { memory: map(arena, &file)?, used: Vec::new(), next: 0 })
+        Ok(Self { memory: map(arena, &file)?, used: Vec::new() })
     }
 
     /// The table that an earlier SharedFS has left, if there is one, and what stands in it.
@@ -66,12 +69,11 @@ impl MappedTable {
             }
             Err(error) => return Err(error.into()),
         };
-        let mut table = Self { memory: map(arena, &file)?, used: Vec::new(), next: 0 };
+        let mut table = Self { memory: map(arena, &file)?, used: Vec::new() };
         let mut runs = Vec::new();
         for record in 0..RECORDS_MAX {
             let run = table.load(record)?;
             table.used.push(run.map(|run| run.number));
-            table.next = table.next.max(run.map_or(0, |run| run.number + 1));
             runs.extend(run);
         }
         Ok(Some((table, runs)))
@@ -130,13 +132,6 @@ impl MappedTable {
             *used = None;
         }
     }
-
-    /// A number that nothing is mapped under.
-    fn number(&mut self) -> Option<u32> {
-        let number = self.next;
-        self.next = number.checked_add(1).filter(|next| *next <= NUMBER_MAX)?;
-        Some(number)
-    }
 }
 
 fn map(arena: &Arena, file: &std::fs::File) -> Result<Mapping, SessionError> {
@@ -153,38 +148,65 @@ pub fn map_blocks(
     id: SessionId,
     inode: InodeId,
     (first, blocks): (u64, u64),
-    follows: bool,
+    (number, follows): (u32, bool),
     patience: Patience,
 ) -> Result<Reply, Errno> {
-    let end = first.checked_add(blocks).filter(|end| *end > first).ok_or(Errno::EINVAL)?;
+    let end = first.checked_add(blocks).filter(|end| *end > first && number <= NUMBER_MAX).ok_or(Errno::EINVAL)?;
     if patience == Patience::Any {
         make_table(shared, id)?;
     }
     let mut state = applied(shared, id, patience)?;
+    for _ in 0..TRIES {
+        match try_to_map(&mut state, id, inode, (number, follows), first..end)? {
+            MapBlocks::Done(runs) => return Ok(Reply::Mapped(runs.iter().map(extent).collect())),
+            MapBlocks::Impossible => break,
+            MapBlocks::CommitFirst if patience == Patience::None => return Err(Shared::LATER),
+            MapBlocks::CommitFirst => shared.commit_all(&mut state)?,
+        }
+    }
+    Ok(Reply::Mapped(Vec::new()))
+}
+
+fn extent(run: &MappedRun) -> Extent {
+    Extent { logical_block: run.logical_block, blocks: run.blocks, address: Some(run.address) }
+}
+
+fn try_to_map(
+    state: &mut State,
+    id: SessionId,
+    inode: InodeId,
+    (number, follows): (u32, bool),
+    blocks: Range<u64>,
+) -> Result<MapBlocks, Errno> {
     let found = state.store.inode(inode).map_err(|error| internal(&error))?.ok_or(Errno::ESTALE)?;
     let session = state.live(id).ok_or(Errno::EIO)?;
     if !session.control.has_open(inode) {
         return Err(Errno::EBADF);
     }
-    materialise::check_rights(&state, session, (inode, &found), Access::READ, false)?;
+    materialise::check_rights(state, session, (inode, &found), Access::READ, false)?;
     // Nobody else holds a lease then, and whoever gets one is told.
     if follows && !state.leasing.manager.may_write(id, inode, &Ancestors(&state.store)) {
         return Err(Errno::EAGAIN);
     }
-    let State { store, sessions, .. } = &mut *state;
+    // What is written through a mapping of the kernel's pages would be seen only when it's written back.
+    let is_mounts = |other: &Session| other.identity.kind == SessionKind::Mount && other.control.has_open(inode);
+    if follows && state.sessions.values().any(is_mounts) {
+        return Ok(MapBlocks::Impossible);
+    }
+    let State { store, sessions, .. } = state;
     let table = sessions.get_mut(&id).and_then(|session| session.mapped.as_mut()).ok_or(Shared::LATER)?;
-    let number = table.number().ok_or(Errno::EIO)?;
-    let nothing = Reply::Mapped { number, extents: Vec::new() };
-    let mapped = store.map_blocks(id, (number, follows), inode, first..end).map_err(|error| internal(&error))?;
-    let Some(runs) = mapped else { return Ok(nothing) };
-    if !table.note(&runs) {
+    // It asks again, where the answer was lost.
+    store.unmap_blocks(id, Some(number));
+    table.forget(number);
+    let mapped = store.map_blocks(id, (number, follows), inode, blocks).map_err(|error| internal(&error))?;
+    if let MapBlocks::Done(runs) = &mapped
+        && !table.note(runs)
+    {
         table.forget(number);
         store.unmap_blocks(id, Some(number));
-        return Ok(nothing);
+        return Ok(MapBlocks::Impossible);
     }
-    let extent =
-        |run: &MappedRun| Extent { logical_block: run.logical_block, blocks: run.blocks, address: Some(run.address) };
-    Ok(Reply::Mapped { number, extents: runs.iter().map(extent).collect() })
+    Ok(mapped)
 }
 
 /// Makes a session's table, if it has none.
@@ -225,9 +247,10 @@ pub fn unmap_blocks(shared: &Shared, id: SessionId, number: u32) {
 pub fn show(shared: &Shared, id: SessionId, inode: InodeId) -> Result<(), Errno> {
     let mut state = shared.apply_settled(shared.lock(), id);
     state.live(id).ok_or(Errno::EIO)?;
-    // A check of the arena that is under way has mappings lag until it has ended; nobody waits for that.
     if state.store.lags(inode) {
         shared.commit_all(&mut state)?;
+        // Where there was nothing to commit. A check of the arena that is under way has mappings lag until it has ended; nobody waits for that.
+        state.store.show_lagging();
     }
     Ok(())
 }
@@ -247,6 +270,7 @@ pub fn take_up(arena: &Arena, state: &mut State, id: SessionId) -> Result<(), Se
             tracing::error!(session = id.0, ?run, "what a session has mapped is not there");
         }
     }
+    state.store.note_all_lagging();
     Ok(())
 }
 
@@ -273,14 +297,12 @@ mod tests {
             blocks: 3,
             address: BlockAddress::new(2, first as u32 + 9),
         };
-        let (one, two) = (table.number().expect("one"), table.number().expect("two"));
+        let (one, two) = (1, 2);
         assert!(table.note(&[run(one, 0), run(one, 3)]) && table.note(&[run(two, 6)]));
         table.forget(one);
         let (mut again, found) = MappedTable::take_up(&arena, id).expect("read").expect("there");
         assert_eq!(found, [run(two, 6)]);
-        let three = again.number().expect("three");
-        assert!(three > two);
-        let many: Vec<_> = (0..RECORDS_MAX).map(|first| run(three, first)).collect();
+        let many: Vec<_> = (0..RECORDS_MAX).map(|first| run(3, first)).collect();
         assert!(!again.note(&many), "there is no room for all");
         assert!(again.note(&many[1..]));
     }

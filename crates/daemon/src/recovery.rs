@@ -56,6 +56,7 @@ pub fn recover(config: Config) -> Result<Shared, DaemonError> {
     cut_unmet(&mut state, &bounds);
     state.phase = Phase::Running;
     digest::commit(&mut state)?;
+    state.store.show_lagging();
     match Board::make(state.store.next_session_id()?) {
         Ok(board) => state.board = Some(board),
         Err(error) => tracing::warn!(%error, "no memory for the board: every session asks for all that it reads"),

@@ -393,8 +393,8 @@ fn serve_session(
         Request::CancelLock { ticket } => locking::cancel(shared, id, ticket).into(),
         Request::ReleaseLocks { inode, owner, kind } => locking::release(shared, id, inode, owner, kind).into(),
         Request::YieldLocks { inode, moves } => locking::yield_locks(shared, id, inode, moves).into(),
-        Request::Map { inode, first, blocks, follows } => {
-            mapped::map_blocks(shared, id, inode, (first, blocks), follows, Patience::Any)?.into()
+        Request::Map { inode, first, blocks, follows, number } => {
+            mapped::map_blocks(shared, id, inode, (first, blocks), (number, follows), Patience::Any)?.into()
         }
         Request::Unmap { number } => {
             mapped::unmap_blocks(shared, id, number);

@@ -407,6 +407,7 @@ fn remove(shared: &Shared, state: &mut State, id: SessionId) {
         }
     }
     tracing::info!(session = id.0, records = session.records, "session ended");
+    state.store.unmap_blocks(id, None);
     state.store.release_all(id);
     state.store.remove_session(id);
     state.sessions.remove(&id);

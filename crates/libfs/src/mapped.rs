@@ -1,6 +1,7 @@
 //! Files that a process maps out of the data segments (DAX).
 
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::Ordering;
 
 use ashlar_types::{BLOCK_BYTES, Errno, InodeId};
 use ashlar_wire::{Extent, Reply, Request};
@@ -45,8 +46,12 @@ impl LibFs {
     /// # Errors
     /// `EBADF`, `ESTALE`, `EACCES`, `EINVAL`; `EIO` where SharedFS is away.
     pub fn map(&self, id: InodeId, first: u64, blocks: u64, follows: bool) -> Outcome<Option<MappedFile>> {
-        let mapped = if follows { self.map_followed(id, first, blocks)? } else { self.map_as_is(id, first, blocks)? };
-        let Some((number, extents)) = mapped else { return Ok(None) };
+        let number = self.mappings.fetch_add(1, Ordering::Relaxed);
+        let request = Request::Map { inode: id, first, blocks, follows, number };
+        let extents = if follows { self.map_followed(id, &request)? } else { self.map_as_is(id, &request)? };
+        if extents.is_empty() {
+            return Ok(None);
+        }
         let found: Outcome<Vec<MappedPiece>> = extents.iter().map(|extent| self.piece(extent, blocks)).collect();
         match found {
             Ok(pieces) => Ok(Some(MappedFile { number, pieces })),
@@ -69,30 +74,44 @@ impl LibFs {
         Ok(MappedPiece { segment: address.segment(), block: address.block(), bytes })
     }
 
-    fn map_as_is(&self, id: InodeId, first: u64, blocks: u64) -> Outcome<Option<(u32, Vec<Extent>)>> {
+    fn map_as_is(&self, id: InodeId, request: &Request) -> Outcome<Vec<Extent>> {
         // What others have written by now is applied when the lease is granted.
         drop(self.view(Claim::read(id))?);
-        self.call(&Request::Map { inode: id, first, blocks, follows: false }).and_then(mapped)
+        self.ask_for_blocks(request)
     }
 
-    fn map_followed(&self, id: InodeId, first: u64, blocks: u64) -> Outcome<Option<(u32, Vec<Extent>)>> {
-        let mut tries = 1;
-        loop {
+    fn map_followed(&self, id: InodeId, request: &Request) -> Outcome<Vec<Extent>> {
+        let note = || {
             self.change(&[Claim::write(id)], |locked| {
-                // What another thread writes while SharedFS is asked is shown too.
                 locked.nodes.iter_mut().filter(|node| node.0 == id).for_each(|node| node.1.is_followed = true);
                 Ok(())
-            })?;
-            match self.call(&Request::Map { inode: id, first, blocks, follows: true }).and_then(mapped) {
-                Err(Errno::EAGAIN) if tries < TRIES => tries += 1,
-                Err(Errno::EAGAIN) => return Ok(None),
+            })
+        };
+        for _ in 0..TRIES {
+            // What another thread writes while SharedFS is asked is shown too.
+            note()?;
+            match self.ask_for_blocks(request) {
+                Err(Errno::EAGAIN) => {}
+                Ok(extents) if !extents.is_empty() => {
+                    // The lease may have gone and come back meanwhile, before SharedFS could tell that the file is followed.
+                    note()?;
+                    self.show(id);
+                    return Ok(extents);
+                }
                 done => {
-                    if !matches!(done, Ok(Some(_))) {
-                        self.ask_anew(id);
-                    }
+                    self.ask_anew(id);
                     return done;
                 }
             }
+        }
+        self.ask_anew(id);
+        Ok(Vec::new())
+    }
+
+    fn ask_for_blocks(&self, request: &Request) -> Outcome<Vec<Extent>> {
+        match self.call(request)? {
+            Reply::Mapped(extents) => Ok(extents),
+            _ => Err(Errno::EIO),
         }
     }
 
@@ -131,13 +150,5 @@ impl LibFs {
     pub(crate) fn show(&self, id: InodeId) {
         // It is written all the same where SharedFS is away: one that comes back shows it when it has applied the log.
         let _ = self.call(&Request::Show { inode: id });
-    }
-}
-
-fn mapped(reply: Reply) -> Outcome<Option<(u32, Vec<Extent>)>> {
-    match reply {
-        Reply::Mapped { extents, .. } if extents.is_empty() => Ok(None),
-        Reply::Mapped { number, extents } => Ok(Some((number, extents))),
-        _ => Err(Errno::EIO),
     }
 }

@@ -212,6 +212,7 @@ const fn shape(number: i64) -> Shape {
         | libc::SYS_landlock_create_ruleset => Shape::Maker,
         libc::SYS_mmap
         | libc::SYS_munmap
+        | libc::SYS_remap_file_pages
         | libc::SYS_mprotect
         | libc::SYS_pkey_mprotect
         | libc::SYS_madvise
@@ -458,9 +459,13 @@ fn looked_at(call: &Frame) -> bool {
     let a = &call.arguments;
     let is_ours = || descriptors_of(call.rax as i64).iter().any(|&index| descriptors::is_followed(a[index] as i32));
     match call.rax as i64 {
-        libc::SYS_munmap | libc::SYS_shmdt => {
+        libc::SYS_munmap | libc::SYS_remap_file_pages => {
             memory::forget();
-            call.rax as i64 == libc::SYS_munmap && direct::may_be_in(a[0], a[1])
+            direct::may_be_in(a[0], a[1])
+        }
+        libc::SYS_shmdt => {
+            memory::forget();
+            false
         }
         libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
             memory::forget();
@@ -714,7 +719,7 @@ fn answer(call: &mut Frame) -> Served {
         }
         libc::SYS_mmap => files::map(a),
         libc::SYS_munmap => Ok(Some(direct::unmap(a))),
-        libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
+        libc::SYS_mprotect | libc::SYS_pkey_mprotect | libc::SYS_remap_file_pages => {
             direct::leave(a[0], a[1]);
             Ok(None)
         }

@@ -9,7 +9,7 @@
 //! run through the mapping, since tools go by the names of that.
 
 use std::ops::Range;
-use std::os::fd::{AsRawFd, IntoRawFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -38,7 +38,7 @@ pub(crate) const SHM_REMAP: u64 = 0o40000;
 /// What a call has mapped.
 #[derive(Debug)]
 struct Direct {
-    session: u32,
+    session: &'static Session,
     inode: InodeId,
     /// What the session calls it.
     number: u32,
@@ -46,11 +46,26 @@ struct Direct {
     /// Where it begins, in memory and in the file.
     address: u64,
     offset: u64,
-    /// What is left of it.
-    left: Vec<Range<u64>>,
+    left: Left,
 }
 
-/// All that is mapped so.
+/// What is left of a mapping.
+#[derive(Debug)]
+struct Left(Vec<Range<u64>>);
+
+impl Left {
+    /// Takes out what is mapped no more.
+    fn cut(&mut self, gone: &Range<u64>) {
+        let parts = |left: &Range<u64>| {
+            let before = left.start..left.end.min(gone.start);
+            let behind = left.start.max(gone.end)..left.end;
+            [before, behind]
+        };
+        self.0 = self.0.iter().flat_map(parts).filter(|part| part.start < part.end).collect();
+    }
+}
+
+/// All that is mapped so. While it is held, nobody is asked anything.
 #[derive(Debug)]
 pub(crate) struct Table(Vec<Direct>);
 
@@ -91,22 +106,44 @@ pub(crate) fn map(file: &File, a: [u64; 6]) -> Result<Option<i64>, Errno> {
     if found.kind != FileKind::Regular || !is_there || materialise::is_mapped(session.number, inode) {
         return Ok(None);
     }
-    let mut table = hold();
     let blocks = length.div_ceil(PAGE);
     // Whatever is wrong, the kernel finds it too.
     let Ok(Some(mapped)) = session.fs.map(inode, offset / PAGE, blocks, kind != libc::MAP_PRIVATE) else {
         return Ok(None);
     };
-    let Ok(address) = put(session, &mapped, (a[0], blocks * PAGE), flags) else {
+    let put = put_noted(session, &mapped, (inode, offset), (a[0], blocks * PAGE), flags);
+    if put.is_none() && is_current(session) {
         session.fs.unmap(inode, mapped.number);
-        return Ok(None);
-    };
-    let left = address..address + blocks * PAGE;
-    LOWEST.fetch_min(left.start, Ordering::Relaxed);
-    HIGHEST.fetch_max(left.end, Ordering::Relaxed);
-    let (session, number, left) = (session.number, mapped.number, vec![left]);
+    }
+    Ok(put)
+}
+
+/// Puts what SharedFS keeps where it is into the memory, unless the session has ended meanwhile, or the file was mapped otherwise.
+fn put_noted(
+    session: &'static Session,
+    mapped: &MappedFile,
+    (inode, offset): (InodeId, u64),
+    (address, length): (u64, u64),
+    flags: i32,
+) -> Option<i64> {
+    // All segments are asked for beforehand.
+    mapped.pieces.iter().try_for_each(|piece| session.fs.with_segment_file(piece, |_, _| ())).ok()?;
+    let mut table = hold();
+    if !is_current(session) || materialise::is_mapped(session.number, inode) {
+        return None;
+    }
+    let address = put(session, mapped, (address, length), flags).ok()?;
+    LOWEST.fetch_min(address, Ordering::Relaxed);
+    HIGHEST.fetch_max(address + length, Ordering::Relaxed);
+    let left = Left(std::iter::once(address..address + length).collect());
+    let (number, kind) = (mapped.number, flags & libc::MAP_TYPE);
     table.0.push(Direct { session, inode, number, kind, address, offset, left });
-    Ok(Some(address as i64))
+    Some(address as i64)
+}
+
+/// Whether a session has not ended.
+fn is_current(session: &'static Session) -> bool {
+    session::by_number(session.number).is_some_and(|current| std::ptr::eq(current, session))
 }
 
 /// Puts the pieces side by side where there is room for them, or where the program says.
@@ -122,8 +159,8 @@ fn put(session: &Session, mapped: &MappedFile, (address, length): (u64, u64), fl
             mmap((at, piece.bytes), libc::PROT_READ, flags, (file.as_raw_fd(), offset))
         });
         if let Err(errno) = put.and_then(|put| put) {
-            // SAFETY: the room was made here, and nobody else knows of it, unless the program wanted all that was there to go.
-            unsafe { system_call(libc::SYS_munmap as u64, [room, length, 0, 0, 0, 0]) };
+            // The room was made here, and nobody else knows of it, unless the program wanted all that was there to go.
+            unmap_part(&(room..room + length));
             return Err(errno);
         }
         at += piece.bytes;
@@ -138,6 +175,11 @@ fn mmap((address, length): (u64, u64), protection: i32, flags: i32, (file, offse
     if mapped < 0 { Err(Errno(-mapped as i32)) } else { Ok(mapped as u64) }
 }
 
+fn unmap_part(part: &Range<u64>) {
+    // SAFETY: who calls says what goes.
+    unsafe { system_call(libc::SYS_munmap as u64, [part.start, part.end - part.start, 0, 0, 0, 0]) };
+}
+
 /// Unmaps a part of the memory, with the arguments of munmap(2).
 pub(crate) fn unmap(a: [u64; 6]) -> i64 {
     let mut table = hold();
@@ -145,8 +187,10 @@ pub(crate) fn unmap(a: [u64; 6]) -> i64 {
     let done = unsafe { system_call(libc::SYS_munmap as u64, a) };
     if done == 0 {
         let gone = a[0]..a[0].saturating_add(a[1]).next_multiple_of(PAGE);
-        table.0.iter_mut().for_each(|direct| direct.cut(&gone));
-        table.drop_empty();
+        table.0.iter_mut().for_each(|direct| direct.left.cut(&gone));
+        let gone = table.take_gone();
+        drop(table);
+        let_go(gone);
     }
     done
 }
@@ -154,12 +198,12 @@ pub(crate) fn unmap(a: [u64; 6]) -> i64 {
 /// Has the kernel's pages take the place of what is mapped in a part of the memory, and of what was mapped together with it.
 pub(crate) fn leave(address: u64, length: u64) {
     let part = address..address.saturating_add(length);
-    leave_if(|direct| direct.left.iter().any(|left| left.start < part.end && left.end > part.start));
+    leave_if(|direct| direct.left.0.iter().any(|left| left.start < part.end && left.end > part.start));
 }
 
 /// The same for a file that is about to be mapped by the kernel, and written through that.
 pub(crate) fn leave_file(session: u32, inode: InodeId) {
-    leave_if(|direct| (direct.session, direct.inode) == (session, inode));
+    leave_if(|direct| (direct.session.number, direct.inode) == (session, inode));
 }
 
 /// The same for all: the sessions are about to end, or another process will have the same memory.
@@ -167,41 +211,84 @@ pub(crate) fn leave_all() {
     leave_if(|_| true);
 }
 
-/// The process was forked: what stands in its memory is the other's to keep.
-pub(crate) fn forget_all() {
-    hold().0.clear();
-    LOWEST.store(u64::MAX, Ordering::Relaxed);
-    HIGHEST.store(0, Ordering::Relaxed);
+/// Whether anything of a session's is mapped yet.
+pub(crate) fn is_any_of(session: &'static Session) -> bool {
+    hold().0.iter().any(|direct| std::ptr::eq(direct.session, session) && !direct.left.0.is_empty())
 }
 
-/// Whether nothing is mapped.
-pub(crate) fn is_none(table: &Table) -> bool {
-    table.0.is_empty()
+/// The process was forked: what stands in its memory is the other's to keep.
+pub(crate) fn forget_all() {
+    let mut table = hold();
+    table.0.clear();
+    table.note_empty();
+}
+
+/// Lets go of what [`Table::copy_all`] has copied.
+pub(crate) fn tidy() {
+    if HIGHEST.load(Ordering::Relaxed) != 0 {
+        let gone = hold().take_gone();
+        let_go(gone);
+    }
 }
 
 fn leave_if(is_meant: impl Fn(&Direct) -> bool) {
     if HIGHEST.load(Ordering::Relaxed) == 0 {
         return;
     }
-    let mut table = hold();
-    for direct in table.0.iter_mut().filter(|direct| is_meant(direct)) {
-        if direct.give_to_kernel().or_else(|_| direct.copy()).is_ok() {
-            direct.left.clear();
+    let mut tried = Vec::new();
+    loop {
+        let is_next = |direct: &&Direct| {
+            !direct.left.0.is_empty() && is_meant(direct) && !tried.iter().any(|other: &Name| other.is_of(direct))
+        };
+        let Some(next) = hold().0.iter().find(is_next).map(Name::of) else { return };
+        let real = next.open();
+        let mut table = hold();
+        // Others may have unmapped it meanwhile.
+        if let Some(direct) = table.0.iter_mut().find(|direct| next.is_of(direct)) {
+            let given = real.as_ref().map_err(|errno| *errno).and_then(|real| direct.give_to_kernel(real));
+            // Of a file that is gone, or while SharedFS is away. Where there is no memory for that either, it stays.
+            let _ = given.or_else(|_| direct.copy());
         }
+        let gone = table.take_gone();
+        drop(table);
+        if let Ok(real) = real
+            && locks::keep(real.as_raw_fd())
+        {
+            // Its closing would end the process's locks on the file.
+            let _ = real.into_raw_fd();
+        }
+        let_go(gone);
+        tried.push(next);
     }
-    table.drop_empty();
+}
+
+/// Tells SharedFS what is mapped no more.
+fn let_go(gone: Vec<Direct>) {
+    for direct in gone.into_iter().filter(|direct| is_current(direct.session)) {
+        direct.session.fs.unmap(direct.inode, direct.number);
+    }
 }
 
 impl Table {
-    /// Lets go of what nothing is left of.
-    fn drop_empty(&mut self) {
-        self.0.retain(|direct| {
-            let stays = !direct.left.is_empty();
-            if let Some(session) = session::by_number(direct.session).filter(|_| !stays) {
-                session.fs.unmap(direct.inode, direct.number);
-            }
-            stays
-        });
+    /// Whether nothing is mapped.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.iter().all(|direct| direct.left.0.is_empty())
+    }
+
+    /// Has copies stand in the place of all; says whether there was memory for that.
+    pub(crate) fn copy_all(&mut self) -> bool {
+        self.0.iter_mut().all(|direct| direct.copy().is_ok())
+    }
+
+    /// Takes out what nothing is left of.
+    fn take_gone(&mut self) -> Vec<Direct> {
+        let (gone, left): (Vec<_>, Vec<_>) = self.0.drain(..).partition(|direct| direct.left.0.is_empty());
+        self.0 = left;
+        self.note_empty();
+        gone
+    }
+
+    fn note_empty(&self) {
         if self.0.is_empty() {
             LOWEST.store(u64::MAX, Ordering::Relaxed);
             HIGHEST.store(0, Ordering::Relaxed);
@@ -209,43 +296,52 @@ impl Table {
     }
 }
 
-impl Direct {
-    /// Takes out what is mapped no more.
-    fn cut(&mut self, gone: &Range<u64>) {
-        let parts = |left: &Range<u64>| {
-            let before = left.start..left.end.min(gone.start);
-            let behind = left.start.max(gone.end)..left.end;
-            [before, behind]
-        };
-        self.left = self.left.iter().flat_map(parts).filter(|part| part.start < part.end).collect();
+/// What is mapped, without the table.
+#[derive(Debug)]
+struct Name {
+    session: &'static Session,
+    inode: InodeId,
+    number: u32,
+    kind: i32,
+}
+
+impl Name {
+    fn of(direct: &Direct) -> Self {
+        Self { session: direct.session, inode: direct.inode, number: direct.number, kind: direct.kind }
     }
 
-    /// Has the file's pages in the kernel stand in its place.
-    fn give_to_kernel(&self) -> Result<(), Errno> {
-        let session = session::by_number(self.session).ok_or(Errno::EIO)?;
+    fn is_of(&self, direct: &Direct) -> bool {
+        std::ptr::eq(self.session, direct.session) && self.number == direct.number
+    }
+
+    /// A kernel's descriptor on the file.
+    fn open(&self) -> Result<OwnedFd, Errno> {
         if self.kind != libc::MAP_PRIVATE {
-            materialise::share(self.session, self.inode)?;
+            materialise::share(self.session.number, self.inode)?;
         }
-        session.fs.open(self.inode)?;
-        let real = session.materialise(self.inode, libc::O_RDONLY);
-        session.fs.close(self.inode);
+        self.session.fs.open(self.inode)?;
+        let real = self.session.materialise(self.inode, libc::O_RDONLY);
+        self.session.fs.close(self.inode);
         let real = real?;
-        materialise::renew_size_of(real.as_raw_fd(), session, self.inode);
-        let put = |left: &Range<u64>| {
+        materialise::renew_size_of(real.as_raw_fd(), self.session, self.inode);
+        Ok(real)
+    }
+}
+
+impl Direct {
+    /// Has the file's pages in the kernel stand in its place.
+    fn give_to_kernel(&mut self, real: &OwnedFd) -> Result<(), Errno> {
+        while let Some(left) = self.left.0.last() {
             let from = (real.as_raw_fd(), self.offset + (left.start - self.address));
-            mmap((left.start, left.end - left.start), libc::PROT_READ, self.kind | libc::MAP_FIXED, from).map(drop)
-        };
-        let done = self.left.iter().try_for_each(put);
-        if locks::keep(real.as_raw_fd()) {
-            // Its closing would end the process's locks on the file.
-            let _ = real.into_raw_fd();
+            mmap((left.start, left.end - left.start), libc::PROT_READ, self.kind | libc::MAP_FIXED, from)?;
+            self.left.0.pop();
         }
-        done
+        Ok(())
     }
 
-    /// Has a copy stand in its place: of a file that is gone, or while SharedFS is away.
-    fn copy(&self) -> Result<(), Errno> {
-        for left in &self.left {
+    /// Has a copy stand in its place. Nothing is asked for but memory of the kernel's.
+    fn copy(&mut self) -> Result<(), Errno> {
+        while let Some(left) = self.left.0.last() {
             let length = left.end - left.start;
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             let copy = mmap((0, length), libc::PROT_READ | libc::PROT_WRITE, flags, (-1, 0))?;
@@ -256,9 +352,11 @@ impl Direct {
                 let done = unsafe { system_call(number as u64, arguments) };
                 if done < 0 { Err(Errno(-done as i32)) } else { Ok(()) }
             };
-            call(libc::SYS_mprotect, [copy, length, libc::PROT_READ as u64, 0, 0, 0])?;
             let moves = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
-            call(libc::SYS_mremap, [copy, length, length, moves, left.start, 0])?;
+            call(libc::SYS_mprotect, [copy, length, libc::PROT_READ as u64, 0, 0, 0])
+                .and_then(|()| call(libc::SYS_mremap, [copy, length, length, moves, left.start, 0]))
+                .inspect_err(|_| unmap_part(&(copy..copy + length)))?;
+            self.left.0.pop();
         }
         Ok(())
     }
@@ -270,17 +368,15 @@ mod tests {
 
     #[test]
     fn what_is_unmapped_is_cut_out() {
-        let kind = libc::MAP_PRIVATE;
-        let left = Vec::from([0x1000..0x9000]);
-        let mut direct = Direct { session: 0, inode: InodeId(1), number: 0, kind, address: 0x1000, offset: 0, left };
-        direct.cut(&(0x3000..0x5000));
-        assert_eq!(direct.left, [0x1000..0x3000, 0x5000..0x9000]);
-        direct.cut(&(0x0..0x2000));
-        direct.cut(&(0x8000..0xa000));
-        assert_eq!(direct.left, [0x2000..0x3000, 0x5000..0x8000]);
-        direct.cut(&(0x3000..0x5000));
-        assert_eq!(direct.left, [0x2000..0x3000, 0x5000..0x8000]);
-        direct.cut(&(0x2000..0x8000));
-        assert!(direct.left.is_empty());
+        let mut left = Left(std::iter::once(0x1000..0x9000).collect());
+        left.cut(&(0x3000..0x5000));
+        assert_eq!(left.0, [0x1000..0x3000, 0x5000..0x9000]);
+        left.cut(&(0x0..0x2000));
+        left.cut(&(0x8000..0xa000));
+        assert_eq!(left.0, [0x2000..0x3000, 0x5000..0x8000]);
+        left.cut(&(0x3000..0x5000));
+        assert_eq!(left.0, [0x2000..0x3000, 0x5000..0x8000]);
+        left.cut(&(0x2000..0x8000));
+        assert!(left.0.is_empty());
     }
 }

@@ -172,8 +172,17 @@ pub(crate) fn is_mapped(session: u32, inode: InodeId) -> bool {
 /// As [`descriptor`].
 pub(crate) fn map_shared(file: &File) -> Result<(), Errno> {
     let session = file.session()?.number;
+    note_mapped((session, file.inode()));
     direct::leave_file(session, file.inode());
     share(session, file.inode())
+}
+
+fn note_mapped(file: (u32, InodeId)) {
+    let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+    if mapped.len() < MAPPED_MAX && !mapped.contains(&file) {
+        mapped.push(file);
+    }
+    IS_ANY_MAPPED.store(true, Ordering::Release);
 }
 
 /// The same, for a file that is mapped for sharing already, otherwise than by the kernel.
@@ -182,13 +191,7 @@ pub(crate) fn map_shared(file: &File) -> Result<(), Errno> {
 /// As [`descriptor`].
 pub(crate) fn share(session: u32, inode: InodeId) -> Result<(), Errno> {
     let this = (session, inode);
-    {
-        let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
-        if mapped.len() < MAPPED_MAX && !mapped.contains(&this) {
-            mapped.push(this);
-        }
-        IS_ANY_MAPPED.store(true, Ordering::Release);
-    }
+    note_mapped(this);
     for number in descriptors::ours(0, u32::MAX) {
         let Some(other) = descriptors::file(number) else { continue };
         if (other.session()?.number, other.inode()) == this {

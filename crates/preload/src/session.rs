@@ -245,6 +245,9 @@ fn open_from(least: u64) -> Vec<u64> {
     asked[..count as usize].iter().filter(is_open).map(|one| one.fd as u64).collect()
 }
 
+/// How a directory is opened to be listed.
+const LISTED: i32 = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+
 /// All descriptors of the process, as far as other threads let it be known. Most have few, the lowest that there are and ours: where those are as
 /// many as the kernel says that there are (from Linux 6.2 on), nothing is listed, which takes fifty times as long.
 pub(crate) fn open_numbers() -> Vec<i32> {
@@ -263,8 +266,38 @@ pub(crate) fn open_numbers() -> Vec<i32> {
     if count > 0 && found.len() as u64 == count && alone::is_alone() {
         return found;
     }
-    let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+    numbers_in(c"/proc/self/fd")
+}
+
+/// The names of a directory of the kernel's that are numbers; none where it can't be read. Not by libc, whose `opendir` takes memory of its own: who forks
+/// holds the locks of that, and may wait for who lists.
+pub(crate) fn numbers_in(path: &CStr) -> Vec<i32> {
+    let mut numbers = Vec::new();
+    let arguments = [libc::AT_FDCWD as u64, path.as_ptr() as u64, LISTED as u64, 0, 0, 0];
+    // SAFETY: the path is a string that outlives the call.
+    let directory = unsafe { system_call(libc::SYS_openat as u64, arguments) };
+    if directory < 0 {
+        return numbers;
+    }
+    let mut buffer = [0_u8; 4096];
+    loop {
+        let arguments = [directory as u64, buffer.as_mut_ptr() as u64, buffer.len() as u64, 0, 0, 0];
+        // SAFETY: the buffer is as long as said.
+        let count = unsafe { system_call(libc::SYS_getdents64 as u64, arguments) };
+        let Some(mut entries) = usize::try_from(count).ok().filter(|count| *count > 0).map(|count| &buffer[..count])
+        else {
+            break;
+        };
+        // inode:8 offset:8 length:2 kind:1 name, with a zero behind it
+        while let Some(length) = entries.get(16..18).map(|bytes| usize::from(u16::from_ne_bytes([bytes[0], bytes[1]])))
+        {
+            let name = entries.get(19..length).and_then(|name| CStr::from_bytes_until_nul(name).ok());
+            numbers.extend(name.and_then(|name| name.to_str().ok()?.parse::<i32>().ok()));
+            entries = entries.get(length.max(19)..).unwrap_or_default();
+        }
+    }
+    descriptors::close_number(directory as i32);
+    numbers
 }
 
 fn is_open(number: i32) -> bool {
@@ -465,9 +498,9 @@ pub(crate) fn hold() -> AllHeld {
 }
 
 impl AllHeld {
-    /// Whether no data segment is mapped for the program.
-    pub(crate) fn is_nothing_mapped(&self) -> bool {
-        direct::is_none(&self.0)
+    /// The data segments that are mapped for the program.
+    pub(crate) fn mapped(&mut self) -> &mut direct::Table {
+        &mut self.0
     }
 }
 
@@ -487,7 +520,11 @@ pub(crate) fn forget_all() {
 
 /// Ends all sessions, with nothing open in them: the process becomes another's, or runs another program.
 pub(crate) fn end_all() {
-    take_all().for_each(|session| session.fs.leave());
+    let ended: Vec<_> = take_all().collect();
+    // What another thread has mapped until now. Nobody maps anything any more by these.
+    direct::leave_all();
+    // What is mapped all the same, for want of memory, is kept until the process ends.
+    ended.into_iter().filter(|session| !direct::is_any_of(session)).for_each(|session| session.fs.leave());
 }
 
 /// All sessions, which are no more: who comes opens new ones, also where none could be opened before.

@@ -332,6 +332,11 @@ impl Allocator {
         self.segments.get(&segment).is_none_or(|map| map.closed)
     }
 
+    /// How many blocks are held.
+    pub fn held_blocks(&self) -> u64 {
+        self.held.blocks()
+    }
+
     /// Whether any block of a segment is held.
     pub fn is_held_in(&self, segment: u32) -> bool {
         self.held.is_any_in(segment)

@@ -1,7 +1,7 @@
 //! Blocks that processes have mapped.
 //!
 //! Such a block is *held*: it is not given out again, also where its file has freed it. It is *loose* from the commit of that on: no
-//! committed row refers to it any more, nobody reads it but those who have mapped it, and it may be overwritten.
+//! committed row refers to it any more, and it may be overwritten, by what its file has in its place.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,93 +16,168 @@ struct Freed {
     is_reclaimed: bool,
 }
 
-/// All blocks that are held.
+/// Blocks that follow each other and are held so many times, by their first address.
+#[derive(Clone, Copy, Debug)]
+struct Stretch {
+    blocks: u64,
+    count: u32,
+}
+
+/// All blocks that are held. Addresses are one line of numbers: no stretch goes on from one segment into another.
 #[derive(Debug, Default)]
 pub struct Held {
-    /// First block and count of each hold, by segment. Holds overlap where several map a file.
-    runs: BTreeMap<u32, Vec<(u32, u32)>>,
-    freed: HashMap<BlockAddress, Freed>,
+    stretches: BTreeMap<u64, Stretch>,
+    freed: HashMap<u64, Freed>,
+    blocks: u64,
 }
 
 impl Held {
-    /// Whether a block is held.
-    fn contains(&self, block: BlockAddress) -> bool {
-        let runs = self.runs.get(&block.segment());
-        runs.is_some_and(|runs| runs.iter().any(|&(first, count)| (first..first + count).contains(&block.block())))
+    /// The stretches with any of these blocks, each as first address and end.
+    fn within(&self, from: u64, to: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let before = self.stretches.range(..from).next_back().filter(move |(at, one)| **at + one.blocks > from);
+        let each = before.into_iter().chain(self.stretches.range(from..to));
+        each.map(move |(&at, one)| (at.max(from), (at + one.blocks).min(to)))
     }
 
-    /// Whether any of these blocks is held.
-    fn overlaps(&self, address: BlockAddress, blocks: u64) -> bool {
-        let (start, end) = (u64::from(address.block()), u64::from(address.block()) + blocks);
-        let is_in =
-            |&(first, count): &(u32, u32)| u64::from(first) < end && u64::from(first) + u64::from(count) > start;
-        self.runs.get(&address.segment()).is_some_and(|runs| runs.iter().any(is_in))
+    /// Has a stretch begin at an address, if one goes over it.
+    fn split(&mut self, at: u64) {
+        if let Some((&start, one)) =
+            self.stretches.range_mut(..at).next_back().filter(|(start, one)| **start + one.blocks > at)
+        {
+            let rest = Stretch { blocks: start + one.blocks - at, ..*one };
+            one.blocks = at - start;
+            self.stretches.insert(at, rest);
+        }
     }
 
     /// Adds a hold.
     pub fn add(&mut self, address: BlockAddress, blocks: u64) {
-        self.runs.entry(address.segment()).or_default().push((address.block(), blocks as u32));
+        let (from, to) = (address.0, address.0 + blocks);
+        self.split(from);
+        self.split(to);
+        let mut at = from;
+        while at < to {
+            let next = self.stretches.range_mut(at..to).next();
+            match next {
+                Some((&start, one)) if start == at => {
+                    one.count += 1;
+                    at += one.blocks;
+                }
+                next => {
+                    let end = next.map_or(to, |(&start, _)| start);
+                    self.blocks += end - at;
+                    self.stretches.insert(at, Stretch { blocks: end - at, count: 1 });
+                    at = end;
+                }
+            }
+        }
     }
 
     /// Takes a hold away; the blocks that are free by that.
     pub fn remove(&mut self, address: BlockAddress, blocks: u64) -> Vec<u32> {
-        let Some(runs) = self.runs.get_mut(&address.segment()) else { return Vec::new() };
-        let Some(at) = runs.iter().position(|run| *run == (address.block(), blocks as u32)) else { return Vec::new() };
-        runs.swap_remove(at);
-        if runs.is_empty() {
-            self.runs.remove(&address.segment());
+        let (from, to) = (address.0, address.0 + blocks);
+        self.split(from);
+        self.split(to);
+        let mut unheld = Vec::new();
+        for (&at, one) in self.stretches.range_mut(from..to) {
+            one.count -= 1;
+            if one.count == 0 {
+                unheld.push((at, one.blocks));
+            }
         }
-        if self.freed.is_empty() {
-            return Vec::new();
+        let mut free = Vec::new();
+        for (at, blocks) in unheld {
+            self.stretches.remove(&at);
+            self.blocks -= blocks;
+            if self.freed.is_empty() {
+                continue;
+            }
+            let freed =
+                (at..at + blocks).filter(|block| self.freed.remove(block).is_some_and(|freed| freed.is_reclaimed));
+            free.extend(freed.map(|block| block as u32));
         }
-        let unheld = (0..blocks).map(|step| address.plus(step)).filter(|block| !self.contains(*block));
-        let unheld: Vec<BlockAddress> = unheld.collect();
-        let freed = unheld.into_iter().filter_map(|block| Some((block, self.freed.remove(&block)?)));
-        freed.filter(|(_, freed)| freed.is_reclaimed).map(|(block, _)| block.block()).collect()
+        free
     }
 
     /// Blocks are freed, in a batch.
     pub fn note_freed(&mut self, address: BlockAddress, blocks: u64, batch: u64) {
-        if !self.overlaps(address, blocks) {
-            return;
-        }
-        for block in (0..blocks).map(|step| address.plus(step)) {
-            if self.contains(block) {
-                self.freed.insert(block, Freed { batch, is_reclaimed: false });
-            }
+        let held: Vec<_> = self.within(address.0, address.0 + blocks).collect();
+        for block in held.into_iter().flat_map(|(from, to)| from..to) {
+            self.freed.insert(block, Freed { batch, is_reclaimed: false });
         }
     }
 
     /// A block that no file refers to is to be held.
     pub fn note_kept(&mut self, block: BlockAddress) {
-        self.freed.insert(block, Freed { batch: 0, is_reclaimed: true });
+        self.freed.insert(block.0, Freed { batch: 0, is_reclaimed: true });
     }
 
     /// Of freed blocks that nobody else waits for any more: those that are free now, as runs of first block and count.
     pub fn reclaim(&mut self, address: BlockAddress, blocks: u64) -> Vec<(u32, u32)> {
-        if !self.overlaps(address, blocks) {
-            return vec![(address.block(), blocks as u32)];
-        }
-        let mut free: Vec<(u32, u32)> = Vec::new();
-        for block in (0..blocks).map(|step| address.plus(step)) {
-            match self.freed.get_mut(&block) {
-                Some(freed) => freed.is_reclaimed = true,
-                None => match free.last_mut() {
-                    Some(last) if last.0 + last.1 == block.block() => last.1 += 1,
-                    _ => free.push((block.block(), 1)),
-                },
+        let (start, end) = (address.0, address.0 + blocks);
+        let held: Vec<_> = self.within(start, end).collect();
+        for block in held.iter().flat_map(|&(from, to)| from..to) {
+            if let Some(freed) = self.freed.get_mut(&block) {
+                freed.is_reclaimed = true;
             }
+        }
+        let (mut free, mut at) = (Vec::with_capacity(1), start);
+        for (from, to) in held.into_iter().chain([(end, end)]) {
+            if at < from {
+                free.push((at as u32, (from - at) as u32));
+            }
+            at = to;
         }
         free
     }
 
     /// Whether a block is held and loose, where the batches before this one are committed.
     pub fn is_loose(&self, block: BlockAddress, committed: u64) -> bool {
-        self.freed.get(&block).is_some_and(|freed| freed.is_reclaimed || freed.batch < committed)
+        self.freed.get(&block.0).is_some_and(|freed| freed.is_reclaimed || freed.batch < committed)
     }
 
     /// Whether any block of a segment is held.
     pub fn is_any_in(&self, segment: u32) -> bool {
-        self.runs.contains_key(&segment)
+        let start = BlockAddress::new(segment, 0).0;
+        self.within(start, start + (1 << 32)).next().is_some()
+    }
+
+    /// How many blocks are held.
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// As a count for each block.
+        #[test]
+        fn holds_are_counted_for_each_block(steps in prop::collection::vec((0u32..60, 1u64..30, 0usize..4), 1..60)) {
+            let (mut held, mut all, mut counts) = (Held::default(), Vec::new(), [0_u32; 100]);
+            for (first, blocks, what) in steps {
+                let range = |(first, blocks): (u32, u64)| first as usize..first as usize + blocks as usize;
+                if what == 0 && !all.is_empty() {
+                    let (first, blocks) = all.swap_remove(first as usize % all.len());
+                    held.remove(BlockAddress::new(3, first), blocks);
+                    counts[range((first, blocks))].iter_mut().for_each(|count| *count -= 1);
+                } else {
+                    held.add(BlockAddress::new(3, first), blocks);
+                    all.push((first, blocks));
+                    counts[range((first, blocks))].iter_mut().for_each(|count| *count += 1);
+                }
+                prop_assert_eq!(held.blocks(), counts.iter().filter(|count| **count > 0).count() as u64);
+                prop_assert_eq!(held.is_any_in(3), held.blocks() > 0);
+                prop_assert!(!held.is_any_in(2) && !held.is_any_in(4));
+                let free = held.reclaim(BlockAddress::new(3, 0), 100);
+                let free: Vec<u32> = free.into_iter().flat_map(|(first, count)| first..first + count).collect();
+                let expected: Vec<u32> = (0..100).filter(|block| counts[*block as usize] == 0).collect();
+                prop_assert_eq!(free, expected);
+            }
+        }
     }
 }

@@ -57,7 +57,7 @@ pub use check::Checker;
 pub use commit::{CommitDone, CommitJob};
 pub use error::StoreError;
 pub use memory::MemoryStore;
-pub use model::{Committed, Contents, Extent, MappedRun, SessionState, Space, Xattrs};
+pub use model::{Committed, Contents, Extent, MapBlocks, MappedRun, SessionState, Space, Xattrs};
 pub use problem::{Counts, PROBLEMS_MAX, Problem, Progress, Report};
 pub use quotas::Move;
 pub use store::Store;

@@ -51,6 +51,18 @@ pub struct MappedRun {
     pub address: BlockAddress,
 }
 
+/// What became of blocks that a process wants to map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MapBlocks {
+    /// They stay where they are.
+    Done(Vec<MappedRun>),
+    /// What is in them must be committed first.
+    CommitFirst,
+    /// They can't be mapped: holes, reservations, bytes that stand with the metadata, a segment that is to be emptied, too many pieces, or too much
+    /// that is mapped already.
+    Impossible,
+}
+
 /// Extended attributes, names and values, by name.
 pub type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 

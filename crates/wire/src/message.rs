@@ -458,6 +458,8 @@ pub enum Request {
         blocks: u64,
         /// What is written to the file from now on is to be seen there. The session must hold the lease to write it.
         follows: bool,
+        /// What the session calls it, below 2^31. What it called so before is unmapped.
+        number: u32,
     },
     /// The process has unmapped what it had mapped under this number.
     Unmap {
@@ -622,11 +624,6 @@ pub enum Reply {
     },
     /// To `Quotas`.
     Quotas(Vec<QuotaStatus>),
-    /// To `Map`: a number for it, and where the blocks are, in order; none where they can't be mapped.
-    Mapped {
-        /// What [`Request::Unmap`] names it by.
-        number: u32,
-        /// Where the blocks are.
-        extents: Vec<Extent>,
-    },
+    /// To `Map`: where the blocks are, in order; none where they can't be mapped.
+    Mapped(Vec<Extent>),
 }

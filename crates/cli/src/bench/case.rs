@@ -52,6 +52,8 @@ pub enum Case {
     Sustained,
     /// Reading.
     Read,
+    /// Mapping files, and looking at them.
+    Map,
     /// Making files, by one process and by two.
     Create,
     /// Making files until the update log was gone round ten times.
@@ -74,11 +76,12 @@ pub enum Case {
 
 impl Case {
     /// All of them, in the order of the table's lines.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Append,
         Self::Overwrite,
         Self::Sustained,
         Self::Read,
+        Self::Map,
         Self::Create,
         Self::CreateSustained,
         Self::Stat,
@@ -97,6 +100,7 @@ impl Case {
             Self::Overwrite => "overwrite",
             Self::Sustained => "sustained",
             Self::Read => "read",
+            Self::Map => "map",
             Self::Create => "create",
             Self::CreateSustained => "create-sustained",
             Self::Stat => "stat",
@@ -139,7 +143,7 @@ impl Case {
         match (self, contender) {
             (Self::Read, Contender::Floor) => &[Step::Alone],
             // What others wrote must have been written by another process.
-            (Self::Read, _) => &[Step::Before, Step::Alone],
+            (Self::Read | Self::Map, _) => &[Step::Before, Step::Alone],
             (Self::Create, Contender::Floor) => &[Step::Alone],
             (Self::Create, _) => &[Step::Alone, Step::Pair],
             (Self::Turns, _) => &[Step::Pair],

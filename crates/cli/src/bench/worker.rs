@@ -42,6 +42,7 @@ fn perform(task: &Task) -> Result<Vec<Measured>, CliError> {
         Case::Overwrite => data::overwrite(task),
         Case::Sustained => data::sustained(task),
         Case::Read => data::read(task),
+        Case::Map => data::map(task),
         Case::Create => names::create(task),
         Case::CreateSustained => names::create_sustained(task),
         Case::Stat => names::stat(task),

@@ -299,7 +299,8 @@ pub(super) fn map(a: [u64; 6]) -> Served {
         direct::leave(a[0], a[1]);
     }
     if a[3] & libc::MAP_ANONYMOUS as u64 != 0 {
-        return Ok(None);
+        // SAFETY: the program's own call, which names no file.
+        return Ok(Some(unsafe { crate::arch::system_call(libc::SYS_mmap as u64, a) }));
     }
     let Some(file) = descriptors::file(a[4] as i32) else { return Ok(None) };
     if a[3] & libc::MAP_TYPE as u64 == libc::MAP_PRIVATE as u64

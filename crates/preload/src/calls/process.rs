@@ -153,7 +153,7 @@ fn kernel(call: &Frame) -> i64 {
 
 /// Whether the process has one thread only: one that has just ended may still count.
 pub(super) fn has_one_thread() -> bool {
-    is_alone() || std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1)
+    is_alone() || session::numbers_in(c"/proc/self/task").len() == 1
 }
 
 /// The kernel serves all of this process from here on: paths will mean something else, calls may be forbidden, or descriptors be
@@ -175,15 +175,18 @@ fn leave_files() {
 }
 
 /// Makes all descriptors the kernel's, and what is mapped, and keeps other threads from opening and mapping more.
-fn hold_all() -> session::AllHeld {
+///
+/// # Errors
+/// `ENOMEM` where what is mapped can be left to nobody.
+fn hold_all() -> Result<session::AllHeld, Errno> {
     let mut tries = 1;
     loop {
         direct::leave_all();
         let is_done = materialise::all();
-        let held = session::hold();
-        let is_none = held.is_nothing_mapped() && descriptors::ours(0, u32::MAX).next().is_none();
+        let mut held = session::hold();
+        let is_none = held.mapped().is_empty() && descriptors::ours(0, u32::MAX).next().is_none();
         if !is_done || tries == FORK_TRIES || is_none {
-            return held;
+            return if held.mapped().copy_all() { Ok(held) } else { Err(Errno::ENOMEM) };
         }
         tries += 1;
     }
@@ -200,11 +203,13 @@ fn make_process(call: &Frame) -> Served {
     match making {
         Some(Making::Fork) => {
             deferred::make_process();
-            let locks = hold_all();
+            let locks = hold_all()?;
             let result = kernel(call);
             drop(locks);
             if result == 0 {
                 session::forget_all();
+            } else {
+                direct::tidy();
             }
             Ok(Some(result))
         }

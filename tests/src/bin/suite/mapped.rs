@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::time::Duration;
 
-use ashlar_tests::command::{eventually, run, wait};
+use ashlar_tests::command::{eventually, finish, run, wait};
 use ashlar_tests::harness::{Test, Verdict, passed};
 use ashlar_tests::mount::{Front, Medium, Site, obstacle};
 use ashlar_tests::{Outcome, ensure, tried};
@@ -16,10 +16,12 @@ use ashlar_tests::{Outcome, ensure, tried};
 pub const TESTS: &[Test] = &[
     Test { name: "run/files_are_mapped_out_of_the_segments", run: || with(mapped) },
     Test { name: "run/a_shared_mapping_shows_what_anybody_writes", run: || with(follows) },
+    Test { name: "run/who_maps_to_read_sees_what_a_mapping_writes", run: || with(written) },
     Test { name: "run/what_is_mapped_is_given_to_nobody_else", run: || with(kept) },
     Test { name: "run/mappings_outlive_the_kill_of_the_daemon", run: || with(killed) },
     Test { name: "run/who_forks_maps_the_kernels_pages", run: || with(forked) },
     Test { name: "run/threads_map_and_fork_at_once", run: || with(threads) },
+    Test { name: "run/mappings_of_sessions_that_end_show_nobody_elses_data", run: || with(ending) },
 ];
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -95,7 +97,10 @@ impl Holder {
         let mut command = Front::RunAtOnce.command("python3");
         command.arg("-c").arg(format!("{BEGIN}{HOLDER}")).args(files).current_dir(directory);
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-        let mut child = child.map_err(tried("starting python3"))?;
+        Self::of(child.map_err(tried("starting python3"))?)
+    }
+
+    fn of(mut child: Child) -> Outcome<Self> {
         let (to, from) = (child.stdin.take(), child.stdout.take());
         let (to, from) = (to.ok_or("no input")?, BufReader::new(from.ok_or("no output")?));
         let mut holder = Self { child, to, from };
@@ -282,6 +287,39 @@ for line in sys.stdin:
     passed()
 }
 
+/// Where somebody has the file open through a mount, and may have it mapped to write it, all share the kernel's pages.
+fn written() -> Outcome<Verdict> {
+    let script = "
+file = os.open('file', os.O_RDWR)
+address = map(file, os.fstat(file).st_size, SHARED, protection=READ | WRITE)
+os.close(file)
+print('ready', flush=True)
+for line in sys.stdin:
+    offset, value = (int(word) for word in line.split())
+    ctypes.memset(address + offset, value, 1)
+    print('written', flush=True)
+";
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let root = site.point(0);
+    put(&root.join("file"), &pattern(MIB, 1))?;
+    for front in [Front::Mount, Front::RunAtOnce] {
+        let mut command = front.command("python3");
+        command.arg("-c").arg(format!("{BEGIN}{script}")).current_dir(&root);
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut writer = Holder::of(child.map_err(tried("starting python3"))?)?;
+        let mut reader = Holder::new(&root, &["shared:file", "private:file"])?;
+        for value in 1..20_u64 {
+            let offset = value * 40_000;
+            ensure!(writer.ask(&format!("{offset} {value}"))? == "written", "the writer has ended");
+            let seen = reader.ask(&format!("at 0 {offset}"))?;
+            ensure!(seen == value.to_string(), "{front:?}: {value} was stored at {offset}, and {seen} is seen");
+        }
+        reader.end()?;
+        writer.end()?;
+    }
+    end(&site)
+}
+
 fn free_bytes(root: &Path) -> Outcome<u64> {
     let found = rustix::fs::statvfs(root).map_err(tried("statfs"))?;
     Ok(found.f_bfree * found.f_frsize)
@@ -355,6 +393,70 @@ fn killed() -> Outcome<Verdict> {
     }
     holder.end()?;
     drop(file);
+    end(&site)
+}
+
+/// Sessions end and begin in the middle of mapping, as programs can't be run, users change and processes fork, while what was mapped is replaced and others
+/// take all the room that there is. (This hung where one thread forked while another's session began.)
+fn ending() -> Outcome<Verdict> {
+    let script = "
+stop, failures, mapped = time.time() + 5, [], [0]
+def guarded(work, pause):
+    def loop():
+        while time.time() < stop and not failures:
+            try:
+                work()
+            except OSError:
+                # A call in the moment in which the session ends may fail.
+                pass
+            except BaseException as error:
+                failures.append(repr(error))
+            time.sleep(pause)
+    return loop
+def reads():
+    file = os.open('file', os.O_RDONLY)
+    length = os.fstat(file).st_size
+    address = libc.mmap(None, length, READ, PRIVATE, file, 0)
+    os.close(file)
+    if address == 2**64 - 1:
+        return
+    mapped[0] += by(address) == 'segment'
+    for _ in range(3):
+        found = set(seen(address, length))
+        assert found <= set(b'AB'), found
+        time.sleep(0.002)
+    done(libc.munmap(address, length))
+def forks():
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+works = [(reads, 0), (reads, 0), (lambda: os.execv('file', ['file']), 0.003), (lambda: os.setgroups([]), 0.005), (forks, 0.01)]
+threads = [threading.Thread(target=guarded(*work)) for work in works]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert not failures, failures
+assert mapped[0] > 0
+print('done')
+";
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let root = site.point(0);
+    put(&root.join("file"), &[b'A'; 2 * MIB])?;
+    let mut command = Front::RunAtOnce.command("python3");
+    command.args(["-c", &format!("{BEGIN}{script}")]).current_dir(&root);
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = child.map_err(tried("starting python3"))?;
+    let mut round = 0_u8;
+    while child.try_wait().map_err(tried("waiting"))?.is_none() {
+        put(&root.join("next"), &[b'A' + round % 2; 2 * MIB])?;
+        fs::rename(root.join("next"), root.join("file")).map_err(tried("renaming"))?;
+        // What finds no room is cut off.
+        let _ = fs::write(root.join("filler"), vec![b'F'; 50 * MIB]);
+        fs::remove_file(root.join("filler")).map_err(tried("removing"))?;
+        round = round.wrapping_add(1);
+    }
+    let done = finish(child, "a program whose sessions end".into())?.success()?;
+    ensure!(done.output == "done\n", "{}", done.told());
     end(&site)
 }
 

@@ -6,6 +6,8 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use ashlar_pmem::{Mapping, MappingAccess, Medium};
+
 use super::{LARGE, create, system};
 use crate::bench::case::{Measured, Step, Task};
 use crate::bench::ring::Ring;
@@ -25,6 +27,9 @@ const PIECES: usize = 64;
 /// Bytes of the files that are read, and of a read.
 const READ_BYTES: usize = 64 << 20;
 const PAGE: usize = 4096;
+/// Bytes of the files that are mapped, and how often.
+const MAPPED: [(&str, usize); 2] = [("1 MB", 1 << 20), ("16 MB", 16 << 20)];
+const MAPPINGS: usize = 50;
 
 /// How many writes of a size stay within a third of what the log takes before the digest begins.
 fn quiet_count(task: &Task, bytes: usize) -> usize {
@@ -170,6 +175,33 @@ pub fn read(task: &Task) -> Result<Vec<Measured>, CliError> {
     Ok(measured)
 }
 
+pub fn map(task: &Task) -> Result<Vec<Measured>, CliError> {
+    let files = MAPPED.map(|(label, bytes)| (label, bytes, task.directory.join(format!("mapped-{bytes}"))));
+    if task.step == Step::Before {
+        files.iter().try_for_each(|(_, bytes, path)| write_part(path, *bytes))?;
+        task.settle()?;
+        return Ok(Vec::new());
+    }
+    let mut measured = Vec::new();
+    for (label, bytes, path) in files {
+        let file = File::open(&path).map_err(system("opening", &path))?;
+        let look = |_| {
+            let bytes = bytes as u64;
+            let mapping = Mapping::map(&file, bytes, MappingAccess::ReadOnly, Medium::MEMORY);
+            let mapping = mapping.map_err(std::io::Error::other)?;
+            let mut byte = [0];
+            for page in (0..bytes).step_by(PAGE) {
+                mapping.copy_out(page, &mut byte).map_err(std::io::Error::other)?;
+                black_box(&byte);
+            }
+            Ok(())
+        };
+        let summary = measure(MAPPINGS, look).map_err(system("mapping", &path))?;
+        measured.push(Measured::median(format!("map {label}, look at each page, unmap"), summary));
+    }
+    Ok(measured)
+}
+
 /// The floor of reads: the same bytes copied in the same order.
 fn copied(source: &[u8], order: &[usize]) -> Result<Summary, CliError> {
     let mut buffer = [0; PAGE];
@@ -188,8 +220,13 @@ fn source() -> Vec<u8> {
 }
 
 fn write_source(path: &Path) -> Result<(), CliError> {
+    write_part(path, READ_BYTES)
+}
+
+/// Writes the first bytes of that.
+fn write_part(path: &Path, bytes: usize) -> Result<(), CliError> {
     let mut file = create(path)?;
-    source().chunks(LARGE).try_for_each(|part| file.write_all(part)).map_err(system("writing", path))
+    source()[..bytes].chunks(LARGE).try_for_each(|part| file.write_all(part)).map_err(system("writing", path))
 }
 
 /// The numbers below `count` in an order of no pattern, the same each time.
