@@ -185,6 +185,11 @@ pub enum CliError {
     /// The arena can't shrink so far.
     #[error("the files in the arena need more than {0}; remove some, or choose a larger size")]
     ShrinkTooFar(Size),
+    /// Nor may it: programs would lose what they have mapped.
+    #[error(
+        "programs have files mapped that lie beyond {0} in the arena; end those that 'ashlar status' shows, or choose a larger size"
+    )]
+    ShrinkMapped(Size),
     /// Repair of an arena that is in use.
     #[error("the arena {0} is in use, and only one that is not can be repaired; unmount it first: 'ashlar umount DIR'")]
     RepairInUse(PathBuf),

@@ -27,6 +27,7 @@ pub fn run(arguments: &ResizeArguments) -> Result<ExitCode, CliError> {
             let arena = place.directory().to_owned();
             return Err(CliError::NoSpace { arena, wanted: arguments.size, free: place.free()? });
         }
+        Reply::Error(Errno::EBUSY) => return Err(CliError::ShrinkMapped(arguments.size)),
         Reply::Error(Errno::EINVAL) => {
             return Err(CliError::TooSmall { wanted: arguments.size, least: Size(ashlar_pmem::ARENA_BYTES_MIN) });
         }

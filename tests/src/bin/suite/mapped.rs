@@ -18,6 +18,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/a_shared_mapping_shows_what_anybody_writes", run: || with(follows) },
     Test { name: "run/who_maps_to_read_sees_what_a_mapping_writes", run: || with(written) },
     Test { name: "run/what_is_mapped_is_given_to_nobody_else", run: || with(kept) },
+    Test { name: "run/an_arena_keeps_the_segments_that_are_mapped", run: || with(resized) },
     Test { name: "run/mappings_outlive_the_kill_of_the_daemon", run: || with(killed) },
     Test { name: "run/who_forks_maps_the_kernels_pages", run: || with(forked) },
     Test { name: "run/threads_map_and_fork_at_once", run: || with(threads) },
@@ -365,6 +366,28 @@ fn kept() -> Outcome<Verdict> {
     wait(&mut holder.child, PATIENCE)?;
     let is_free = || free_bytes(&root).is_ok_and(|free| free >= held + 8 * MIB as u64);
     eventually("what a killed program had mapped is free", PATIENCE, is_free)?;
+    end(&site)
+}
+
+/// A segment with blocks that a program has mapped is not taken away.
+fn resized() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "128M")?;
+    let root = site.point(0);
+    site.ashlar(&["arena", "resize", "256M"])?.success()?;
+    put(&root.join("first"), &vec![1; 150 * MIB])?;
+    put(&root.join("mapped"), &pattern(8 * MIB, 1))?;
+    let mut holder = Holder::new(&root, &["shared:mapped"])?;
+    let before = holder.ask("sum 0")?;
+    fs::remove_file(root.join("first")).map_err(tried("removing"))?;
+    let refused = || site.ashlar(&["arena", "resize", "128M"])?.failure(1, &["mapped", "128.0 MiB", "ashlar status"]);
+    refused()?;
+    ensure!(holder.ask("sum 0")? == before, "the mapping has changed");
+    holder.end()?;
+    eventually("the arena can shrink", PATIENCE, || {
+        site.ashlar(&["arena", "resize", "128M"]).is_ok_and(|done| done.status.success())
+    })?;
+    let found = fs::read(root.join("mapped")).map_err(tried("reading"))?;
+    ensure!(found == pattern(8 * MIB, 1), "the file has changed");
     end(&site)
 }
 
