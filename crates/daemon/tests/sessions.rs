@@ -4,7 +4,7 @@ mod common;
 
 use ashlar_types::{Errno, FileKind, InodeId, LogPosition};
 use ashlar_update::Update;
-use ashlar_wire::{Contents, Credit, CreditKind, LockKind, LockMode, Reply, Request};
+use ashlar_wire::{Contents, Credit, CreditKind, LockKind, LockMode, Need, Reply, Request, ScopeKind, Want};
 use common::{Client, Left, NOW, Site};
 
 #[test]
@@ -45,6 +45,34 @@ fn a_session_logs_and_reads_back_what_it_logged() {
     site.start();
     let mut client = Client::open(&site.socket());
     assert_eq!(client.lookup(InodeId::ROOT, b"file").expect("answered"), Some(file));
+}
+
+#[test]
+fn who_asks_where_his_bytes_are_waits_for_no_digest_of_what_he_wrote_since() {
+    let site = Site::new(64 << 20);
+    let mut client = Client::open(&site.socket());
+    client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+    let file = client.make(InodeId::ROOT, b"file", FileKind::Regular);
+    let write = |offset: u64| Update::Write { inode: file, offset, at: NOW, strip: false, data: &[7; 8192] };
+    client.append(&write(0));
+    client.digest().expect("digested");
+    let need = Need { contents: true, ..Need::default() };
+    let want = Want { inode: file, write: false, scope: ScopeKind::Node, need };
+    // The digest thread may be faster now and then.
+    let is_ahead = (1..100).any(|number| {
+        let end = client.append(&write(number * 8192)).body;
+        let Ok(Reply::Granted { grants, applied, .. }) = client.call(&Request::Acquire(vec![want])) else {
+            panic!("not granted");
+        };
+        assert_eq!(applied.0 > end.0, grants[0].state.attributes.size == (number + 1) * 8192, "both are of one time");
+        applied.0 <= end.0
+    });
+    assert!(is_ahead, "each question waits until all is applied");
+    // Others see all of it, and so does who looks for more than bytes.
+    let all = client.acquire(&[(file, false)]).expect("granted")[0].state.attributes.size;
+    let mut other = Client::open(&site.socket());
+    assert_eq!(other.acquire(&[(file, false)]).expect("granted")[0].state.attributes.size, all);
+    assert!(all > 8192 && all % 8192 == 0);
 }
 
 #[test]
