@@ -134,7 +134,11 @@ pub fn acquire(shared: &Shared, id: SessionId, wants: &[Want], patience: Patienc
 /// Whether a session only asks where the bytes of files are that it holds leases on. What it has logged and SharedFS has not applied yet it does to the
 /// answer itself, and need not wait for: a program that reads back what it has written would wait for the digest of all that it has written since.
 fn reads_back(state: &mut State, id: SessionId, wants: &[Want]) -> bool {
-    let is_of_bytes = |want: &Want| want.need.contents && !want.need.entries && want.scope == ScopeKind::Node;
+    // Who knows nothing of an inode wants its extended attributes, too.
+    let is_of_bytes = |want: &Want| {
+        let Need { contents, entries, xattrs, .. } = want.need;
+        contents && !entries && !xattrs && want.scope == ScopeKind::Node
+    };
     state.live(id).is_some()
         && wants.iter().all(is_of_bytes)
         && check_exists(state, wants).is_ok()

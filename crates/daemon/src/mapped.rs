@@ -14,9 +14,11 @@
 //! A mapping ends with its session, unless it was unmapped: a process that ends its session and lives on has unmapped all. One that was fenced, for a forged
 //! log, keeps what it has mapped until SharedFS starts anew, and may see other content there from then on.
 
+use std::io::ErrorKind;
 use std::ops::Range;
+use std::time::Duration;
 
-use ashlar_pmem::{Arena, Mapping, MappingAccess, OutOfBounds, Persistent, SessionFile};
+use ashlar_pmem::{Arena, ArenaError, Mapping, MappingAccess, OutOfBounds, Persistent, SessionFile};
 use ashlar_store::{MapBlocks, MappedRun};
 use ashlar_types::{Access, BlockAddress, Errno, InodeId, SessionId};
 use ashlar_wire::{Extent, Reply, SessionKind};
@@ -37,6 +39,9 @@ const FOLLOWS: u64 = 1 << 63;
 const RECORDS_MAX: u64 = 4096;
 /// How often what others write meanwhile is committed, so that a file can be mapped.
 const TRIES: u32 = 3;
+/// How often it's looked whether another thread has made the table, and how long in between.
+const TABLE_TRIES: u32 = 1000;
+const PAUSE: Duration = Duration::from_millis(1);
 const TABLE_BYTES: u64 = RECORDS_MAX * RECORD_BYTES;
 
 /// What a session has mapped, as it stands in its file.
@@ -64,7 +69,7 @@ impl MappedTable {
     fn take_up(arena: &Arena, id: SessionId) -> Result<Option<(Self, Vec<MappedRun>)>, SessionError> {
         let file = match arena.open_session_file(id, SessionFile::Mapped) {
             Ok(file) => file,
-            Err(ashlar_pmem::ArenaError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+            Err(ArenaError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {
                 return Ok(None);
             }
             Err(error) => return Err(error.into()),
@@ -156,12 +161,12 @@ pub fn map_blocks(
         make_table(shared, id)?;
     }
     let mut state = applied(shared, id, patience)?;
-    for _ in 0..TRIES {
+    for tries in 1.. {
         match try_to_map(&mut state, id, inode, (number, follows), first..end)? {
             MapBlocks::Done(runs) => return Ok(Reply::Mapped(runs.iter().map(extent).collect())),
-            MapBlocks::Impossible => break,
             MapBlocks::CommitFirst if patience == Patience::None => return Err(Shared::LATER),
-            MapBlocks::CommitFirst => shared.commit_all(&mut state)?,
+            MapBlocks::CommitFirst if tries < TRIES => shared.commit_all(&mut state)?,
+            MapBlocks::CommitFirst | MapBlocks::Impossible => break,
         }
     }
     Ok(Reply::Mapped(Vec::new()))
@@ -211,23 +216,29 @@ fn try_to_map(
 
 /// Makes a session's table, if it has none.
 fn make_table(shared: &Shared, id: SessionId) -> Result<(), Errno> {
-    if shared.lock().live(id).ok_or(Errno::EIO)?.mapped.is_some() {
-        return Ok(());
-    }
-    // It takes a while on a disk, so nobody waits for it.
-    let table = MappedTable::make(&shared.arena, id);
-    let mut state = shared.lock();
-    let session = state.sessions.get_mut(&id).ok_or(Errno::EIO)?;
-    match table {
-        Ok(table) => session.mapped = Some(table),
-        // Another thread of the process may have been faster.
-        Err(error) if session.mapped.is_none() => {
-            tracing::warn!(session = id.0, %error, "nothing can be mapped");
-            return Err(Errno::EIO);
+    for _ in 0..TABLE_TRIES {
+        if shared.lock().live(id).ok_or(Errno::EIO)?.mapped.is_some() {
+            return Ok(());
         }
-        Err(_) => {}
+        // It takes a while on a disk, so nobody waits for it.
+        match MappedTable::make(&shared.arena, id) {
+            Ok(table) => {
+                let mut state = shared.lock();
+                let session = state.sessions.get_mut(&id).ok_or(Errno::EIO)?;
+                session.mapped = Some(table);
+                return Ok(());
+            }
+            // Another thread of the process is about to have made it.
+            Err(SessionError::Arena(ArenaError::Io { source, .. })) if source.kind() == ErrorKind::AlreadyExists => {
+                std::thread::sleep(PAUSE);
+            }
+            Err(error) => {
+                tracing::warn!(session = id.0, %error, "nothing can be mapped");
+                return Err(Errno::EIO);
+            }
+        }
     }
-    Ok(())
+    Err(Errno::EIO)
 }
 
 /// A session has unmapped what it had mapped under a number.
@@ -266,11 +277,10 @@ pub fn take_up(arena: &Arena, state: &mut State, id: SessionId) -> Result<(), Se
     let Some((table, runs)) = MappedTable::take_up(arena, id)? else { return Ok(()) };
     session.mapped = Some(table);
     for run in runs {
-        if !state.store.keep_mapped(id, &run) {
+        if !state.store.take_up_mapped(id, &run) {
             tracing::error!(session = id.0, ?run, "what a session has mapped is not there");
         }
     }
-    state.store.note_all_lagging();
     Ok(())
 }
 

@@ -407,6 +407,10 @@ impl LibFs {
                 state.merge(granted, told, &|name| self.cookie(name));
             }
         } else {
+            // It may lack what this session has done and forgotten since.
+            if !told.has_all_since(self.tidied.load(Ordering::Acquire)) {
+                return true;
+            }
             if state.changes.iter().any(|(position, _)| *position >= told.applied) {
                 return false;
             }

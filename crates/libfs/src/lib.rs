@@ -48,7 +48,7 @@ mod warm;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use ashlar_log::Log;
 use ashlar_pmem::{Mapping, MappingAccess, Medium};
@@ -77,6 +77,7 @@ use board::Board;
 use calls::Calls;
 use handles::HeldLocks;
 use ledger::Ledger;
+use mapped::MappingNumbers;
 use node::NodeTable;
 use paths::Detours;
 use quota::Purses;
@@ -134,8 +135,7 @@ pub struct LibFs {
     ledger: Ledger,
     purses: Purses,
     segments: Segments,
-    /// The number of the next mapping.
-    mappings: AtomicU32,
+    mapping_numbers: Mutex<MappingNumbers>,
     held_locks: HeldLocks,
     record_locks: RecordLocks,
     /// The control page's handle table has one writer at a time.
@@ -204,7 +204,7 @@ impl LibFs {
             ledger: Ledger::default(),
             purses: Purses::default(),
             segments: Segments::new(welcome.segment_era, first),
-            mappings: AtomicU32::new(0),
+            mapping_numbers: Mutex::default(),
             held_locks: HeldLocks::default(),
             record_locks: RecordLocks::default(),
             handles: Mutex::new(()),

@@ -1,7 +1,6 @@
 //! Files that a process maps out of the data segments (DAX).
 
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::Ordering;
 
 use ashlar_types::{BLOCK_BYTES, Errno, InodeId};
 use ashlar_wire::{Extent, Reply, Request};
@@ -15,6 +14,24 @@ use crate::grants::Claim;
 const CHECKED_BYTES_MAX: u64 = 1 << 20;
 /// How often a lease to write is asked for that others take again before the file is mapped.
 const TRIES: u32 = 16;
+
+/// The numbers of a session's mappings.
+#[derive(Debug, Default)]
+pub(crate) struct MappingNumbers {
+    next: u32,
+    /// Of those that were asked for in vain, or so it seems.
+    unsure: Vec<u32>,
+}
+
+impl MappingNumbers {
+    fn take(&mut self) -> u32 {
+        self.unsure.pop().unwrap_or_else(|| {
+            let number = self.next;
+            self.next = number.wrapping_add(1);
+            number
+        })
+    }
+}
 
 /// A file's blocks that stay where they are until [`LibFs::unmap`].
 #[derive(Debug)]
@@ -46,9 +63,11 @@ impl LibFs {
     /// # Errors
     /// `EBADF`, `ESTALE`, `EACCES`, `EINVAL`; `EIO` where SharedFS is away.
     pub fn map(&self, id: InodeId, first: u64, blocks: u64, follows: bool) -> Outcome<Option<MappedFile>> {
-        let number = self.mappings.fetch_add(1, Ordering::Relaxed);
+        let number = self.mapping_numbers.lock().take();
         let request = Request::Map { inode: id, first, blocks, follows, number };
-        let extents = if follows { self.map_followed(id, &request)? } else { self.map_as_is(id, &request)? };
+        let asked = if follows { self.map_followed(id, &request) } else { self.map_as_is(id, &request) };
+        // SharedFS may have done it all the same. Who is given the number next has that end.
+        let extents = asked.inspect_err(|_| self.mapping_numbers.lock().unsure.push(number))?;
         if extents.is_empty() {
             return Ok(None);
         }

@@ -720,15 +720,15 @@ fn answer(call: &mut Frame) -> Served {
         libc::SYS_mmap => files::map(a),
         libc::SYS_munmap => Ok(Some(direct::unmap(a))),
         libc::SYS_mprotect | libc::SYS_pkey_mprotect | libc::SYS_remap_file_pages => {
-            direct::leave(a[0], a[1]);
+            direct::leave(a[0], a[1])?;
             Ok(None)
         }
         libc::SYS_shmat => {
-            direct::leave(a[1], u64::MAX);
+            direct::leave(a[1], u64::MAX)?;
             Ok(None)
         }
         libc::SYS_mremap => {
-            remapped(&a).into_iter().for_each(|(address, length)| direct::leave(address, length));
+            remapped(&a).into_iter().try_for_each(|(address, length)| direct::leave(address, length))?;
             if snapshot::may_be_at(a[0]) { Ok(Some(snapshot::remap(a))) } else { Ok(None) }
         }
         libc::SYS_rt_sigaction => crate::signals::sigaction(a).map(Some),

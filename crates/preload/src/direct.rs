@@ -54,6 +54,10 @@ struct Direct {
 struct Left(Vec<Range<u64>>);
 
 impl Left {
+    fn overlaps(&self, part: &Range<u64>) -> bool {
+        self.0.iter().any(|left| left.start < part.end && left.end > part.start)
+    }
+
     /// Takes out what is mapped no more.
     fn cut(&mut self, gone: &Range<u64>) {
         let parts = |left: &Range<u64>| {
@@ -79,7 +83,7 @@ pub(crate) fn may_be_in(address: u64, length: u64) -> bool {
     address < HIGHEST.load(Ordering::Relaxed) && address.saturating_add(length) > LOWEST.load(Ordering::Relaxed)
 }
 
-/// Keeps other threads from all that; for a fork, before anything else is kept from them.
+/// Keeps other threads from all that, over a fork.
 pub(crate) fn hold() -> MutexGuard<'static, Table> {
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -159,8 +163,10 @@ fn put(session: &Session, mapped: &MappedFile, (address, length): (u64, u64), fl
             mmap((at, piece.bytes), libc::PROT_READ, flags, (file.as_raw_fd(), offset))
         });
         if let Err(errno) = put.and_then(|put| put) {
-            // The room was made here, and nobody else knows of it, unless the program wanted all that was there to go.
-            unmap_part(&(room..room + length));
+            // Where the program says, another mapping takes its place.
+            if flags & libc::MAP_FIXED == 0 {
+                unmap_part(&(room..room + length));
+            }
             return Err(errno);
         }
         at += piece.bytes;
@@ -185,8 +191,8 @@ pub(crate) fn unmap(a: [u64; 6]) -> i64 {
     let mut table = hold();
     // SAFETY: the program's own call.
     let done = unsafe { system_call(libc::SYS_munmap as u64, a) };
-    if done == 0 {
-        let gone = a[0]..a[0].saturating_add(a[1]).next_multiple_of(PAGE);
+    let gone = a[0]..a[0].saturating_add(a[1]).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
+    if done == 0 && table.0.iter().any(|direct| direct.left.overlaps(&gone)) {
         table.0.iter_mut().for_each(|direct| direct.left.cut(&gone));
         let gone = table.take_gone();
         drop(table);
@@ -196,9 +202,14 @@ pub(crate) fn unmap(a: [u64; 6]) -> i64 {
 }
 
 /// Has the kernel's pages take the place of what is mapped in a part of the memory, and of what was mapped together with it.
-pub(crate) fn leave(address: u64, length: u64) {
+///
+/// # Errors
+/// `ENOMEM` where neither the kernel can have the file nor a copy there.
+pub(crate) fn leave(address: u64, length: u64) -> Result<(), Errno> {
     let part = address..address.saturating_add(length);
-    leave_if(|direct| direct.left.0.iter().any(|left| left.start < part.end && left.end > part.start));
+    let is_in = |direct: &Direct| direct.left.overlaps(&part);
+    leave_if(is_in);
+    if hold().0.iter().any(is_in) { Err(Errno::ENOMEM) } else { Ok(()) }
 }
 
 /// The same for a file that is about to be mapped by the kernel, and written through that.
@@ -225,16 +236,11 @@ pub(crate) fn forget_all() {
 
 /// Lets go of what [`Table::copy_all`] has copied.
 pub(crate) fn tidy() {
-    if HIGHEST.load(Ordering::Relaxed) != 0 {
-        let gone = hold().take_gone();
-        let_go(gone);
-    }
+    let gone = hold().take_gone();
+    let_go(gone);
 }
 
 fn leave_if(is_meant: impl Fn(&Direct) -> bool) {
-    if HIGHEST.load(Ordering::Relaxed) == 0 {
-        return;
-    }
     let mut tried = Vec::new();
     loop {
         let is_next = |direct: &&Direct| {

@@ -476,12 +476,12 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Session> {
     (0..MOUNTS_MAX as u32).filter_map(by_number)
 }
 
-/// What other threads are kept from over a fork: to map data segments, to open sessions, what is known of locks, of mapped files and of the working directory, the
+/// What other threads are kept from over a fork: to open sessions, to map data segments, what is known of locks, of mapped files and of the working directory, the
 /// table of descriptors, and the heap.
 #[allow(dead_code, reason = "they are held, and no more")]
 pub(crate) struct AllHeld(
-    MutexGuard<'static, direct::Table>,
     MutexGuard<'static, ()>,
+    MutexGuard<'static, direct::Table>,
     locks::Held,
     MutexGuard<'static, Vec<(u32, InodeId)>>,
     MutexGuard<'static, Option<(u32, InodeId)>>,
@@ -491,16 +491,16 @@ pub(crate) struct AllHeld(
 
 /// Keeps other threads from all that, over a fork: who holds a lock there is not in the new process to let it go.
 pub(crate) fn hold() -> AllHeld {
-    let direct = direct::hold();
     let connecting = CONNECTING.lock().unwrap_or_else(PoisonError::into_inner);
+    let direct = direct::hold();
     let (locks, mapped, working) = (locks::hold(), materialise::hold(), path::hold());
-    AllHeld(direct, connecting, locks, mapped, working, descriptors::hold(), crate::HEAP.hold())
+    AllHeld(connecting, direct, locks, mapped, working, descriptors::hold(), crate::HEAP.hold())
 }
 
 impl AllHeld {
     /// The data segments that are mapped for the program.
     pub(crate) fn mapped(&mut self) -> &mut direct::Table {
-        &mut self.0
+        &mut self.1
     }
 }
 

@@ -327,6 +327,12 @@ impl Allocator {
         self.held.is_loose(address, self.committed)
     }
 
+    /// Whether the applied state refers to a block.
+    pub fn is_live(&self, address: BlockAddress) -> bool {
+        let map = self.segments.get(&address.segment()).filter(|map| address.block() < map.blocks);
+        map.is_some_and(|map| bit(&map.live, address.block()))
+    }
+
     /// Whether a segment is to be emptied, or is none.
     pub fn is_closed(&self, segment: u32) -> bool {
         self.segments.get(&segment).is_none_or(|map| map.closed)

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use ashlar_pmem::MediumKind;
-use ashlar_types::{LogPosition, SessionId};
+use ashlar_types::{BlockAddress, LogPosition, SessionId};
 
 use crate::batch::Batch;
 use crate::database::{Database, Writer};
@@ -27,6 +27,17 @@ pub(crate) struct Frozen {
     counters: Counters,
     written: Vec<Written>,
     number: u64,
+}
+
+impl Frozen {
+    /// Whether the batch has written any of these blocks.
+    pub(crate) fn has_written(&self, address: BlockAddress, blocks: u64) -> bool {
+        let (start, end) = (u64::from(address.block()), u64::from(address.block()) + blocks);
+        let is_in =
+            |&(first, count): &(u32, u32)| u64::from(first) < end && u64::from(first) + u64::from(count) > start;
+        let of_segment = self.written.iter().filter(|written| written.segment.info().number == address.segment());
+        of_segment.flat_map(|written| &written.runs).any(is_in)
+    }
 }
 
 /// Blocks of a segment that were written since the freeze before.

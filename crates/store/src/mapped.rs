@@ -19,6 +19,8 @@ use crate::{Store, StoreError};
 const RUNS_MAX: usize = 1024;
 /// Nor does a file have more different mappings that follow it: each write is shown to all of them.
 const FOLLOWERS_MAX: usize = 64;
+/// Ranges of a file that lag apart from each other.
+const LAGGING_MAX: usize = 16;
 /// Of all blocks, the part that may be mapped at once: those of files that are no more are in nobody's quota.
 const HELD_PART: u64 = 2;
 
@@ -42,14 +44,19 @@ impl Follower {
 pub(crate) struct Mapped {
     by_session: BTreeMap<SessionId, Vec<MappedRun>>,
     followers: HashMap<InodeId, Vec<Follower>>,
-    /// Where followers may show something older than what is applied: all that does lies within the range.
-    lagging: BTreeMap<InodeId, Range<u64>>,
+    /// Where followers may show something older than what is applied: all that does lies within the ranges.
+    lagging: BTreeMap<InodeId, Vec<Range<u64>>>,
 }
 
 impl Mapped {
     fn note_lagging(&mut self, inode: InodeId, blocks: Range<u64>) {
-        let known = self.lagging.entry(inode).or_insert(blocks.clone());
-        *known = known.start.min(blocks.start)..known.end.max(blocks.end);
+        let known = self.lagging.entry(inode).or_default();
+        let is_full = known.len() >= LAGGING_MAX;
+        let is_near = |one: &Range<u64>| is_full || one.start <= blocks.end && blocks.start <= one.end;
+        let (near, mut apart): (Vec<_>, Vec<_>) = known.drain(..).partition(is_near);
+        let all = near.into_iter().fold(blocks, |all, one| all.start.min(one.start)..all.end.max(one.end));
+        apart.push(all);
+        *known = apart;
     }
 
     fn forget_followers(&mut self, inode: InodeId) {
@@ -80,7 +87,8 @@ impl Store {
             let address = address.filter(|address| logical_block == at && !self.allocator.is_closed(address.segment()));
             let Some(address) = address else { return Ok(MapBlocks::Impossible) };
             at += blocks;
-            is_fresh |= (0..blocks).any(|step| self.allocator.is_fresh(address.plus(step)));
+            is_fresh |= (0..blocks).any(|step| self.allocator.is_fresh(address.plus(step)))
+                || self.frozen.as_ref().is_some_and(|frozen| frozen.has_written(address, blocks));
             runs.push(MappedRun { number, follows, inode, logical_block, blocks, address });
         }
         let followers = self.mapped.followers.get(&inode).map_or(&[][..], Vec::as_slice);
@@ -104,9 +112,36 @@ impl Store {
         Ok(MapBlocks::Done(runs))
     }
 
-    /// Takes note of what a session has mapped already, as after a start. Nothing may have been given out before. `false` where there are
-    /// no such blocks.
-    pub fn keep_mapped(&mut self, session: SessionId, run: &MappedRun) -> bool {
+    /// Takes up what a session has mapped already, after a start. Nothing may have been given out before. `false` where there are no such
+    /// blocks.
+    pub fn take_up_mapped(&mut self, session: SessionId, run: &MappedRun) -> bool {
+        // What has moved within its file was followed no more.
+        let follows = run.follows && self.is_in_place(run);
+        let is_there = self.keep_mapped(session, &MappedRun { follows, ..*run });
+        if is_there && follows {
+            self.mapped.note_lagging(run.inode, run.logical_block..run.logical_block + run.blocks);
+        }
+        is_there
+    }
+
+    /// Whether no block of a mapping is the file's at another place.
+    fn is_in_place(&self, run: &MappedRun) -> bool {
+        let end = run.logical_block + run.blocks;
+        let Ok(Contents::Extents(extents)) = self.contents_range(run.inode, run.logical_block..end) else {
+            return false;
+        };
+        let is_own = |block: u64| {
+            let at = run.address.plus(block - run.logical_block);
+            let is_here = |extent: &Extent| {
+                let step = block.checked_sub(extent.logical_block).filter(|step| *step < extent.blocks);
+                step.is_some_and(|step| extent.address.is_some_and(|address| address.plus(step) == at))
+            };
+            !self.allocator.is_live(at) || extents.iter().any(is_here)
+        };
+        (run.logical_block..end).all(is_own)
+    }
+
+    fn keep_mapped(&mut self, session: SessionId, run: &MappedRun) -> bool {
         if !self.allocator.hold(run.address, run.blocks) {
             return false;
         }
@@ -122,12 +157,6 @@ impl Store {
             }
         }
         true
-    }
-
-    /// Says that what was taken note of after a start may show something older than what is applied.
-    pub fn note_all_lagging(&mut self) {
-        let all: Vec<InodeId> = self.mapped.followers.keys().copied().collect();
-        all.into_iter().for_each(|inode| self.mapped.note_lagging(inode, 0..u64::MAX));
     }
 
     /// A session has unmapped what it had mapped under a number; or all, without one.
@@ -180,6 +209,8 @@ impl Store {
             Update::Allocate { how: Allocation::Collapse | Allocation::Insert, inode, .. } => {
                 // Blocks that are mapped are others of the file's now. What is mapped stays as it is.
                 self.mapped.forget_followers(inode);
+                let runs = self.mapped.by_session.values_mut().flatten();
+                runs.filter(|run| run.inode == inode).for_each(|run| run.follows = false);
                 return;
             }
             Update::Allocate { inode, offset, length, .. } => {
@@ -192,8 +223,8 @@ impl Store {
 
     /// Shows mappings what they lag behind in, as far as it is committed.
     pub fn show_lagging(&mut self) {
-        for (inode, blocks) in std::mem::take(&mut self.mapped.lagging) {
-            self.show(inode, &blocks);
+        for (inode, ranges) in std::mem::take(&mut self.mapped.lagging) {
+            ranges.iter().for_each(|blocks| self.show(inode, blocks));
         }
     }
 
@@ -466,7 +497,36 @@ mod tests {
         bench.write(0, &[2; 8 * BLOCK]);
         bench.store.commit().unwrap();
         assert_eq!(bench.seen(&runs), [1; 8]);
+        // Who maps the same later follows, whatever becomes of the first.
+        bench.map(2, true);
+        bench.store.unmap_blocks(MAPPER, Some(1));
+        assert!(bench.store.is_followed(FILE));
         bench.store.unmap_blocks(MAPPER, None);
+        assert!(!bench.store.is_followed(FILE));
+    }
+
+    #[test]
+    fn blocks_of_a_commit_that_is_not_done_are_not_mapped() {
+        let mut bench = Bench::new();
+        bench.write(0, &[2; 8 * BLOCK]);
+        let job = bench.store.begin_commit().expect("a job");
+        let try_to = |bench: &mut Bench| bench.store.map_blocks(MAPPER, (1, false), FILE, 0..8).unwrap();
+        assert_eq!(try_to(&mut bench), MapBlocks::CommitFirst);
+        let done = job.run();
+        bench.store.finish_commit(done).unwrap();
+        assert!(matches!(try_to(&mut bench), MapBlocks::Done(_)));
+    }
+
+    #[test]
+    fn ranges_that_lag_are_kept_apart_but_not_without_end() {
+        let mut mapped = Mapped::default();
+        for block in [5, 7, 6, 100] {
+            mapped.note_lagging(FILE, block..block + 1);
+        }
+        assert_eq!(mapped.lagging[&FILE], [5..8, 100..101]);
+        (0..100).for_each(|block| mapped.note_lagging(FILE, 1000 * block..1000 * block + 1));
+        assert!(mapped.lagging[&FILE].len() <= LAGGING_MAX + 1);
+        assert!((0..100).all(|block| mapped.lagging[&FILE].iter().any(|one| one.contains(&(1000 * block)))));
     }
 
     #[test]
@@ -493,8 +553,7 @@ mod tests {
         let arena = Arc::clone(&store.arena);
         drop(store);
         let mut bench = Bench { store: Store::open(arena).unwrap(), end: 0, _directory };
-        assert!(runs.iter().all(|run| bench.store.keep_mapped(MAPPER, run)));
-        bench.store.note_all_lagging();
+        assert!(runs.iter().all(|run| bench.store.take_up_mapped(MAPPER, run)));
         bench.write(0, &[2; 8 * BLOCK]);
         bench.store.commit().unwrap();
         assert_eq!(bench.seen(&runs), [2; 8]);

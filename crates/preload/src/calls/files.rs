@@ -296,7 +296,7 @@ pub(super) fn advise(a: [u64; 6]) -> Served {
 /// `mmap` of a file of ours: of a copy, of the data segments, or of a kernel's descriptor on the same file, which lives as long as the mapping.
 pub(super) fn map(a: [u64; 6]) -> Served {
     if a[3] & libc::MAP_FIXED as u64 != 0 {
-        direct::leave(a[0], a[1]);
+        direct::leave(a[0], a[1])?;
     }
     if a[3] & libc::MAP_ANONYMOUS as u64 != 0 {
         // SAFETY: the program's own call, which names no file.
