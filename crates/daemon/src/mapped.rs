@@ -18,7 +18,7 @@ use std::io::ErrorKind;
 use std::ops::Range;
 use std::time::Duration;
 
-use ashlar_pmem::{Arena, ArenaError, Mapping, MappingAccess, OutOfBounds, Persistent, SessionFile};
+use ashlar_pmem::{Arena, ArenaError, Mapping, MappingAccess, MediumKind, OutOfBounds, Persistent, SessionFile};
 use ashlar_store::{MapBlocks, MappedRun};
 use ashlar_types::{Access, BlockAddress, Errno, InodeId, SessionId};
 use ashlar_wire::{Extent, Reply, SessionKind};
@@ -164,6 +164,8 @@ pub fn map_blocks(
     for tries in 1.. {
         match try_to_map(&mut state, id, inode, (number, follows), first..end)? {
             MapBlocks::Done(runs) => return Ok(Reply::Mapped(runs.iter().map(extent).collect())),
+            // That takes longer than to have the kernel map it.
+            MapBlocks::CommitFirst if shared.arena.medium().kind == MediumKind::Disk => break,
             MapBlocks::CommitFirst if patience == Patience::None => return Err(Shared::LATER),
             MapBlocks::CommitFirst if tries < TRIES => shared.commit_all(&mut state)?,
             MapBlocks::CommitFirst | MapBlocks::Impossible => break,
