@@ -167,10 +167,7 @@ pub fn set_aside(arena: &Arena, id: SessionId) -> io::Result<()> {
         fs::rename(sessions.join(format!("{id}.{extension}")), sessions.join(format!("fenced-{id}.{extension}")))?;
     }
     // What its process has mapped is known until that has ended, and nobody takes it up.
-    match fs::remove_file(sessions.join(format!("{id}.mapped"))) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    arena.remove_session(id).map_err(io::Error::other)?;
     forget_oldest_aside(&sessions)
 }
 

@@ -96,7 +96,7 @@ impl MappedTable {
             inode: InodeId(at(0)?),
             logical_block: at(8)?,
             blocks: word & u64::from(u32::MAX),
-            address: BlockAddress::new((at(16)? >> 32) as u32, at(16)? as u32),
+            address: BlockAddress(at(16)?),
         }))
     }
 
@@ -104,7 +104,7 @@ impl MappedTable {
         let put = |offset: u64, value: u64| self.memory.store_u64(record * RECORD_BYTES + offset, value);
         put(0, run.inode.0)?;
         put(8, run.logical_block)?;
-        put(16, u64::from(run.address.segment()) << 32 | u64::from(run.address.block()))?;
+        put(16, run.address.0)?;
         let follows = if run.follows { FOLLOWS } else { 0 };
         put(WORD, follows | u64::from(run.number) << NUMBER_AT | run.blocks)
     }

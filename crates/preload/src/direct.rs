@@ -9,7 +9,7 @@
 //! run through the mapping, since tools go by the names of that.
 
 use std::ops::Range;
-use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -18,8 +18,8 @@ use ashlar_types::{Errno, FileKind, InodeId};
 
 use crate::arch::system_call;
 use crate::descriptors::File;
+use crate::materialise;
 use crate::session::{self, Session};
-use crate::{locks, materialise};
 
 const PAGE: u64 = 4096;
 /// What a program may ask for beside the kind of the mapping.
@@ -257,12 +257,7 @@ fn leave_if(is_meant: impl Fn(&Direct) -> bool) {
         }
         let gone = table.take_gone();
         drop(table);
-        if let Ok(real) = real
-            && locks::keep(real.as_raw_fd())
-        {
-            // Its closing would end the process's locks on the file.
-            let _ = real.into_raw_fd();
-        }
+        real.into_iter().for_each(materialise::done_with);
         let_go(gone);
         tried.push(next);
     }
@@ -325,12 +320,7 @@ impl Name {
         if self.kind != libc::MAP_PRIVATE {
             materialise::share(self.session.number, self.inode)?;
         }
-        self.session.fs.open(self.inode)?;
-        let real = self.session.materialise(self.inode, libc::O_RDONLY);
-        self.session.fs.close(self.inode);
-        let real = real?;
-        materialise::renew_size_of(real.as_raw_fd(), self.session, self.inode);
-        Ok(real)
+        materialise::to_read(self.session, self.inode)
     }
 }
 

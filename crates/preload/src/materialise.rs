@@ -1,6 +1,6 @@
 //! Descriptors of ours that become the kernel's: one real open file on the FUSE mount for all numbers of an open file.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -68,6 +68,27 @@ pub(crate) fn renew_size_of(real: i32, session: &Session, inode: InodeId) {
         if session.fs.attributes(inode).is_ok_and(|found| Some(found.inode.size) == kernel) {
             return;
         }
+    }
+}
+
+/// A real open file to read, of a file that may have no open file of ours. Who is done with it says so ([`done_with`]).
+///
+/// # Errors
+/// As [`beside`].
+pub(crate) fn to_read(session: &Session, inode: InodeId) -> Result<OwnedFd, Errno> {
+    session.fs.open(inode)?;
+    let real = session.materialise(inode, libc::O_RDONLY);
+    if let Ok(real) = &real {
+        renew_size_of(real.as_raw_fd(), session, inode);
+    }
+    session.fs.close(inode);
+    real
+}
+
+/// Closes a real open file, unless that would end the process's locks on the file.
+pub(crate) fn done_with(real: OwnedFd) {
+    if locks::keep(real.as_raw_fd()) {
+        let _ = real.into_raw_fd();
     }
 }
 

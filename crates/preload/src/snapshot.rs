@@ -10,7 +10,7 @@
 
 use std::ffi::CString;
 use std::io::{BufRead, BufReader};
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,8 +18,7 @@ use ashlar_types::{BLOCK_BYTES, Errno, FileKind, InodeId};
 
 use crate::arch::system_call;
 use crate::descriptors::File;
-use crate::session::{self, Session};
-use crate::{locks, materialise, parked};
+use crate::{materialise, parked, session};
 
 /// Longer files are not copied: a part may be all that is looked at, and the kernel's pages of a file are there once for all who map it.
 const FILE_BYTES_MAX: u64 = 256 << 10;
@@ -164,26 +163,14 @@ impl Copied {
     /// Has the file itself stand there, with what the program has written over it.
     fn replace(&self) -> Result<(), Errno> {
         let session = session::by_number(self.session).or_else(|| session::open(self.session)).ok_or(Errno::EIO)?;
-        session.fs.open(self.inode)?;
-        let real = self.real(session);
-        session.fs.close(self.inode);
-        let real = real?;
+        let real = materialise::to_read(session, self.inode)?;
         let fresh = self.map(&real);
-        if locks::keep(real.as_raw_fd()) {
-            // Its closing would end the process's locks on the file.
-            let _ = real.into_raw_fd();
-        }
+        materialise::done_with(real);
         let fresh = fresh?;
         self.put(fresh).inspect_err(|_| {
             // SAFETY: it was mapped here, and nobody else knows of it.
             unsafe { system_call(libc::SYS_munmap as u64, [fresh, self.length, 0, 0, 0, 0]) };
         })
-    }
-
-    fn real(&self, session: &Session) -> Result<OwnedFd, Errno> {
-        let real = session.materialise(self.inode, libc::O_RDONLY)?;
-        materialise::renew_size_of(real.as_raw_fd(), session, self.inode);
-        Ok(real)
     }
 
     /// Maps the same part of the file where there is room.

@@ -178,12 +178,6 @@ impl Store {
         }
     }
 
-    /// What a session has mapped.
-    #[must_use]
-    pub fn mapped_by(&self, session: SessionId) -> &[MappedRun] {
-        self.mapped.by_session.get(&session).map_or(&[], Vec::as_slice)
-    }
-
     /// Whether anybody has mapped a file so that what is written to it is to be seen there.
     #[must_use]
     pub fn is_followed(&self, inode: InodeId) -> bool {
@@ -233,59 +227,48 @@ impl Store {
         let Some(followers) = self.mapped.followers.get(&inode) else { return };
         // A checker reads what was committed before, and finds it damaged if it changes.
         let is_held = self.is_held();
-        let mut lagging: Option<Range<u64>> = None;
+        let mut lagging = Vec::new();
         for follower in followers {
             let end = follower.logical_block + follower.blocks;
             let (start, end) = (follower.logical_block.max(blocks.start), end.min(blocks.end));
             if start >= end {
                 continue;
             }
-            match self.show_in(inode, follower, start..end, is_held) {
-                Ok(None) => {}
-                Ok(Some(lags)) => {
-                    let known = lagging.get_or_insert(lags.clone());
-                    *known = known.start.min(lags.start)..known.end.max(lags.end);
-                }
+            if let Err(error) = self.show_in(inode, follower, start..end, is_held, &mut lagging) {
                 // It stays as it was last.
-                Err(error) => tracing::debug!(%inode, %error, "a mapping is not shown what was written"),
+                tracing::debug!(%inode, %error, "a mapping is not shown what was written");
             }
         }
-        if let Some(lags) = lagging {
-            self.mapped.note_lagging(inode, lags);
-        }
+        lagging.into_iter().for_each(|blocks| self.mapped.note_lagging(inode, blocks));
     }
 
-    /// Shows a mapping what is in these blocks; within which it lags, if it does.
+    /// Shows a mapping what is in these blocks, and notes where it lags.
     fn show_in(
         &self,
         inode: InodeId,
         follower: &Follower,
         blocks: Range<u64>,
         is_held: bool,
-    ) -> Result<Option<Range<u64>>, StoreError> {
+        lagging: &mut Vec<Range<u64>>,
+    ) -> Result<(), StoreError> {
         if self.inode(inode)?.is_none() {
-            return Ok(None);
+            return Ok(());
         }
-        let Contents::Extents(extents) = self.contents_range(inode, blocks.clone())? else {
-            return Ok(self.show_blocks(inode, follower, blocks, is_held));
+        let extents = match self.contents_range(inode, blocks.clone())? {
+            Contents::Extents(extents) => extents,
+            Contents::Inline(_) => Vec::new(),
         };
-        let (mut lagging, mut at) = (None, blocks.start);
-        let mut note = |lags: Option<Range<u64>>| {
-            if let Some(lags) = lags {
-                let known: &mut Range<u64> = lagging.get_or_insert(lags.clone());
-                known.end = lags.end;
-            }
-        };
+        let mut at = blocks.start;
         for Extent { logical_block, blocks, address } in extents {
             // What is mapped is the file's own, still.
             if address != Some(follower.address.plus(logical_block - follower.logical_block)) {
                 continue;
             }
-            note(self.show_blocks(inode, follower, at..logical_block, is_held));
+            self.show_blocks(inode, follower, at..logical_block, is_held, lagging);
             at = logical_block + blocks;
         }
-        note(self.show_blocks(inode, follower, at..blocks.end, is_held));
-        Ok(lagging)
+        self.show_blocks(inode, follower, at..blocks.end, is_held, lagging);
+        Ok(())
     }
 
     /// The same for blocks of which none is the file's own any more.
@@ -295,13 +278,16 @@ impl Store {
         follower: &Follower,
         blocks: Range<u64>,
         is_held: bool,
-    ) -> Option<Range<u64>> {
-        let mut lagging: Option<Range<u64>> = None;
+        lagging: &mut Vec<Range<u64>>,
+    ) {
         let mut content: Block = [0; BLOCK_BYTES as usize];
         for block in blocks {
             let mapped = follower.address.plus(block - follower.logical_block);
             if is_held || !self.allocator.is_loose(mapped) {
-                lagging.get_or_insert(block..block).end = block + 1;
+                match lagging.last_mut().filter(|last| last.end == block) {
+                    Some(last) => last.end = block + 1,
+                    None => lagging.push(block..block + 1),
+                }
                 continue;
             }
             content.fill(0);
@@ -316,7 +302,6 @@ impl Store {
                 tracing::debug!(%inode, block, %error, "a mapping is not shown what was written");
             }
         }
-        lagging
     }
 }
 
@@ -435,7 +420,7 @@ mod tests {
         bench.store.commit().unwrap();
         assert_eq!(bench.seen(&runs), [1, 1, 1, 3, 0, 0, 0, 0]);
         bench.store.unmap_blocks(MAPPER, None);
-        assert!(!bench.store.is_followed(FILE) && bench.store.mapped_by(MAPPER).is_empty());
+        assert!(!bench.store.is_followed(FILE) && bench.store.mapped.by_session.is_empty());
     }
 
     #[test]
