@@ -16,7 +16,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ashlar_types::{Errno, InodeId};
-use ashlar_wire::{Connection, Reply};
+use ashlar_wire::{Connection, OPENER_FLAG, Reply};
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -178,7 +178,13 @@ fn open_inode(mount: BorrowedFd<'_>, errand: Errand) -> io::Result<OwnedFd> {
     let how = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = if is_path { Some(rustix::fs::openat(mount, c".", how, Mode::empty())?) } else { None };
     let mount = opened.as_ref().map_or(mount, AsFd::as_fd);
-    ashlar_pmem::open_by_handle(mount, HANDLE_KIND, &handle(errand.inode), errand.flags as i32)
+    let opened =
+        ashlar_pmem::open_by_handle(mount, HANDLE_KIND, &handle(errand.inode), errand.flags as i32 | OPENER_FLAG)?;
+    let wanted = OFlags::from_bits_retain(errand.flags);
+    if !wanted.intersects(OFlags::PATH | OFlags::NONBLOCK) {
+        rustix::fs::fcntl_setfl(&opened, wanted)?;
+    }
+    Ok(opened)
 }
 
 /// The handle that the kernel's FUSE makes of an inode: words of four bytes in the machine's order, the upper half of the number first.

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use ashlar_libfs::{LockKind, Seek, WriteAt, Written, allocation_of};
 use ashlar_types::{Credentials, Errno, InodeId, MODE_SETGID, MODE_SETUID};
+use ashlar_wire::OPENER_FLAG;
 
 use crate::device::TRANSFER_BYTES;
 use crate::dispatch::{Answer, Call, Then};
@@ -44,9 +45,9 @@ impl<F: FileSystem> Call<'_, F> {
         let asked: OpenIn = self.arguments.structure()?;
         let inode = self.inode();
         self.fs().open(inode)?;
-        if let Err(errno) = self.put_open(inode, asked.flags) {
-            self.fs().close(inode);
-            return Err(errno);
+        let handle = self.put_open(inode, asked.flags).inspect_err(|_| self.fs().close(inode))?;
+        if has(asked.flags, OPENER_FLAG) && self.is_by_this_program() {
+            self.server.locks.note_sent(handle, self.header.pid);
         }
         if self.fs().is_shared() {
             // The look-up that led here may have made the inode known to the kernel only after SharedFS had told it that its
@@ -62,7 +63,7 @@ impl<F: FileSystem> Call<'_, F> {
 
     /// The part of an answer that tells of a new handle. While the lease holds, every page that the kernel has is right: it
     /// was told when one was not.
-    pub(crate) fn put_open(&mut self, inode: InodeId, flags: u32) -> Result<(), Errno> {
+    pub(crate) fn put_open(&mut self, inode: InodeId, flags: u32) -> Result<u64, Errno> {
         let mut open = OpenOut { fh: self.server.opened.fetch_add(2, Ordering::Relaxed), ..OpenOut::default() };
         if is_direct(flags) || self.is_shared_directly() {
             open.fh |= HANDLE_DIRECT;
@@ -71,7 +72,17 @@ impl<F: FileSystem> Call<'_, F> {
             open.open_flags = fopen::KEEP_CACHE;
             self.reply.check(Check::Pages(inode));
         }
-        self.reply.structure(&open)
+        self.reply.structure(&open)?;
+        Ok(open.fh)
+    }
+
+    /// Whether the caller is a process of this program, as the opener is.
+    fn is_by_this_program(&self) -> bool {
+        // It is no other user's, and only for him is it worth a look.
+        let identity = |path: &str| rustix::fs::stat(path).map(|found| (found.st_dev, found.st_ino));
+        self.header.uid == rustix::process::geteuid().as_raw()
+            && identity(&format!("/proc/{}/exe", self.header.pid))
+                .is_ok_and(|found| identity("/proc/self/exe").is_ok_and(|own| own == found))
     }
 
     /// Whether handles bypass the kernel's pages since other mounts may change files. The kernel asks for attributes before it
@@ -145,10 +156,13 @@ impl<F: FileSystem> Call<'_, F> {
         Ok(Then::Send)
     }
 
-    /// FLUSH, one for each `close`: record locks of the process go.
+    /// FLUSH, one for each `close`: record locks of the process go, but where it closes what it was sent and did not open.
     pub(crate) fn flush(mut self) -> Answer {
         let asked: FlushIn = self.arguments.structure()?;
         let inode = self.inode();
+        if self.server.locks.was_sent(asked.fh, self.header.pid) {
+            return Ok(Then::Send);
+        }
         if self.server.locks.forget_record_owner(inode, asked.lock_owner) {
             self.fs().release_locks(inode, asked.lock_owner, LockKind::Record)?;
         }

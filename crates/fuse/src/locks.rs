@@ -30,6 +30,8 @@ const CANCEL_AGAIN: Duration = Duration::from_millis(5);
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
     record_owners: Mutex<RecordOwners>,
+    /// Handles that the opener has made for another process, each with the thread that did, until that process has closed the descriptor that it was sent.
+    sent: Mutex<HashMap<u64, u32>>,
     waits: Mutex<Waits>,
 }
 
@@ -78,8 +80,25 @@ impl Locks {
         !self.record_owners.lock().take(inode, |other, _| other == owner).is_empty()
     }
 
+    /// Notes a handle that the opener makes. Whoever it sends the descriptor to puts it where it's to be, and closes the one that came: that is no closing
+    /// by the program, and ends none of its locks.
+    pub(crate) fn note_sent(&self, handle: u64, opener: u32) {
+        self.sent.lock().insert(handle, opener);
+    }
+
+    /// Whether a closing by a thread is that of the descriptor that was sent.
+    pub(crate) fn was_sent(&self, handle: u64, thread: u32) -> bool {
+        let mut sent = self.sent.lock();
+        let is_it = sent.get(&handle).is_some_and(|&opener| opener != thread);
+        if is_it {
+            sent.remove(&handle);
+        }
+        is_it
+    }
+
     /// Forgets a handle that has come to its end; tells which owners may still have record locks through it.
     pub(crate) fn forget_handle(&self, inode: InodeId, handle: u64) -> HashSet<u64> {
+        self.sent.lock().remove(&handle);
         self.record_owners.lock().take(inode, |_, other| other == handle)
     }
 

@@ -20,7 +20,8 @@ use ashlar_types::Errno;
 use crate::arch::{ASHLAR_INTEREST, CALLS, Frame, INTEREST_ALWAYS, INTEREST_APART, INTEREST_DESCRIPTOR, INTEREST_NONE};
 use crate::locks::Way;
 use crate::{
-    bare, deferred, descriptors, direct, habits, hook, materialise, memory, parked, path, report, snapshot, submounts,
+    bare, deferred, descriptors, direct, habits, hook, materialise, memory, parked, path, report, shared, snapshot,
+    submounts,
 };
 
 /// What becomes of a call.
@@ -409,7 +410,7 @@ const fn paths_of(shape: Shape) -> &'static [(Option<usize>, usize)] {
 }
 
 /// Where the descriptors stand that a call is about.
-const fn descriptors_of(number: i64) -> &'static [usize] {
+pub(crate) const fn descriptors_of(number: i64) -> &'static [usize] {
     match number {
         libc::SYS_mmap => &[4],
         libc::SYS_dup2 | libc::SYS_dup3 | libc::SYS_sendfile | libc::SYS_tee => &[0, 1],
@@ -523,7 +524,7 @@ fn looked_at(call: &Frame) -> bool {
             descriptors::is_any() || deferred::is_any_candidate()
         }
         libc::SYS_sync => crate::session::is_any(),
-        libc::SYS_unshare => a[0] & process::SEPARATED != 0,
+        libc::SYS_unshare => a[0] & process::UNSHARED != 0,
         libc::SYS_prctl => a[0] == libc::PR_SET_SECCOMP as u64,
         libc::SYS_prlimit64 => a[2] != 0,
         _ => true,
@@ -544,6 +545,9 @@ pub(crate) fn at_once(call: &Frame) -> Option<i64> {
 
 /// Serves a call.
 pub(crate) fn serve(call: &mut Frame) -> Verdict {
+    if shared::is_any() {
+        look_at_shared(call);
+    }
     if deferred::is_kernels(call.rax as i64, &call.arguments) {
         return Verdict::Kernel;
     }
@@ -574,6 +578,22 @@ pub(crate) fn serve(call: &mut Frame) -> Verdict {
             Err(errno) => Verdict::Done(-i64::from(errno.0)),
         }
         .or(process::verdict(call));
+    }
+}
+
+/// Before a call by descriptors whose open files other processes have too: those that the kernel has by now become its own, and what the process was
+/// forked with, if it is not served here, leaves.
+fn look_at_shared(call: &Frame) {
+    for &at in descriptors_of(call.rax as i64) {
+        let descriptor = call.arguments[at] as i32;
+        if descriptors::is_inherited(descriptor) {
+            if !shared::is_without_place(call) && files::adopt_inherited(descriptor).is_err() {
+                materialise::leave_inherited(descriptor);
+            }
+        } else if descriptors::file(descriptor).is_some_and(|file| file.has_left()) {
+            // One that can't be is the kernel's in all but name.
+            let _ = materialise::descriptor(descriptor);
+        }
     }
 }
 

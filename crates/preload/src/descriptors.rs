@@ -5,7 +5,10 @@
 //! and lives until the last of them and the last call under way with it are gone.
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ashlar_libfs::{OpenInode, alone};
@@ -14,6 +17,7 @@ use ashlar_types::{Errno, FileKind, InodeId};
 use crate::arch::{ASHLAR_DESCRIPTORS, DESCRIPTORS, system_call};
 use crate::parked;
 use crate::session::{self, Session};
+use crate::shared::{self, Held, Shared};
 
 /// Open files that there can be. More are the kernel's.
 const OPEN_MAX: usize = 65_536;
@@ -29,9 +33,12 @@ const CANDIDATES_MAX: i32 = crate::arch::CANDIDATES_MAX as i32;
 /// In place of an open file, from this number on up to [`NAMED`]: a candidate that may have its open file in common with those of the
 /// same number.
 const COMMON: u32 = NAMED - CANDIDATES_MAX as u32;
-/// From here on up to [`COMMON`] no numbers are in use in the table: of [`own`] they are those of candidates without others.
+/// In place of an open file: a descriptor of the kernel's that the process was forked with, and whose open file its relations may go on serving
+/// (`shared`).
+const INHERITED: u32 = COMMON - 1;
+/// From here on up to [`INHERITED`] no numbers are in use in the table: of [`own`] they are those of candidates without others.
 const LONE: u32 = OPEN_MAX as u32 + 1;
-const _: () = assert!(LONE as usize + CANDIDATES_MAX as usize <= COMMON as usize && CANDIDATE < INTERNAL);
+const _: () = assert!(LONE as usize + CANDIDATES_MAX as usize <= INHERITED as usize && CANDIDATE < INTERNAL);
 /// In place of the number of references: the last one is gone, and what ends with it is not done yet.
 const CLOSING: u32 = u32::MAX;
 
@@ -68,6 +75,8 @@ pub(crate) struct OpenFile {
     on_exec: AtomicU8,
     /// The way to its inode, for those who hold a reference.
     opened: UnsafeCell<Option<OpenInode>>,
+    /// What it shares with other processes, or null. It's there as long as there are references.
+    shared: AtomicPtr<Shared>,
     place: alone::Mutex<Place>,
 }
 
@@ -76,15 +85,59 @@ pub(crate) struct OpenFile {
 unsafe impl Sync for OpenFile {}
 
 /// The place of an open file, held by one call.
-pub(crate) type PlaceGuard = alone::MutexGuard<'static, Place>;
+#[derive(Debug)]
+pub(crate) struct PlaceGuard {
+    place: alone::MutexGuard<'static, Place>,
+    /// Kept from other processes.
+    held: Option<Held>,
+}
+
+impl PlaceGuard {
+    /// As it is for all processes that have the open file, if they serve it.
+    #[cold]
+    fn shared(mut self, shared: &Shared) -> Option<Self> {
+        let held = shared.hold()?;
+        self.offset = held.offset();
+        self.held = Some(held);
+        Some(self)
+    }
+}
+
+impl Deref for PlaceGuard {
+    type Target = Place;
+
+    #[inline]
+    fn deref(&self) -> &Place {
+        &self.place
+    }
+}
+
+impl DerefMut for PlaceGuard {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Place {
+        &mut self.place
+    }
+}
+
+impl Drop for PlaceGuard {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(held) = &self.held {
+            held.set_offset(self.place.offset);
+        }
+    }
+}
 
 static OPEN: [OpenFile; OPEN_MAX] = [const { OpenFile::FREE }; OPEN_MAX];
 /// How many of them were opened as a path alone.
 static ALONE: AtomicU32 = AtomicU32::new(0);
 /// Where to look for a free slot first.
 static HINT: AtomicU32 = AtomicU32::new(0);
-/// Calls that change which numbers lead where, so that all numbers of an open file can be found.
-static TABLE: Mutex<()> = Mutex::new(());
+/// Calls that change which numbers lead where, so that all numbers of an open file can be found. In it: what the process was forked with.
+static TABLE: Mutex<Inherited> = Mutex::new(BTreeMap::new());
+
+/// The open files that descriptors of the kernel's lead to, and that others may serve.
+pub(crate) type Inherited = BTreeMap<i32, Shared>;
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A call that came to harm left a place that is still one.
@@ -102,6 +155,7 @@ impl OpenFile {
         hint: AtomicU32::new(0),
         on_exec: AtomicU8::new(OnExec::Unknown as u8),
         opened: UnsafeCell::new(None),
+        shared: AtomicPtr::new(ptr::null_mut()),
         place: alone::Mutex::new(Place { offset: 0, is_gone: false }),
     };
 
@@ -163,16 +217,33 @@ impl File {
         self.open().kind.load(Ordering::Relaxed) == FileKind::Directory as u32
     }
 
+    /// What it shares with other processes, if it does.
+    #[inline]
+    pub(crate) fn shared(&self) -> Option<&Shared> {
+        // SAFETY: it is freed with the last reference, and this is one.
+        unsafe { self.open().shared.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Whether it was shared, and the kernel has it: its descriptors are to be handed over.
+    #[inline]
+    pub(crate) fn has_left(&self) -> bool {
+        self.shared().is_some_and(Shared::has_left)
+    }
+
+    fn flags_word(&self) -> &AtomicU32 {
+        self.shared().map_or(&self.open().flags, Shared::flags)
+    }
+
     /// Access mode and status flags, as `open` and `F_SETFL` set them.
     pub(crate) fn flags(&self) -> i32 {
-        self.open().flags.load(Ordering::Relaxed) as i32
+        self.flags_word().load(Ordering::Relaxed) as i32
     }
 
     /// Changes status flags.
     pub(crate) fn set_flags(&self, change: i32, to: i32) {
         let update = |flags: u32| Some(flags & !(change as u32) | (to & change) as u32);
         // It can't fail: the closure always gives a value.
-        let _ = self.open().flags.fetch_update(Ordering::Relaxed, Ordering::Relaxed, update);
+        let _ = self.flags_word().fetch_update(Ordering::Relaxed, Ordering::Relaxed, update);
     }
 
     /// How long what is written to it is expected to live, as `F_SET_RW_HINT` has said: we do nothing about it.
@@ -196,9 +267,22 @@ impl File {
     }
 
     /// Its place, for one call at a time; `None` where it has become the kernel's.
+    #[inline]
     pub(crate) fn place(&self) -> Option<PlaceGuard> {
         let place = self.open().place.lock();
-        (!place.is_gone).then_some(place)
+        if place.is_gone {
+            return None;
+        }
+        let place = PlaceGuard { place, held: None };
+        match self.shared() {
+            None => Some(place),
+            Some(shared) => place.shared(shared),
+        }
+    }
+
+    /// Whether it has become the kernel's.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.open().place.lock().is_gone || self.has_left()
     }
 
     /// What is known of its descriptor.
@@ -245,14 +329,18 @@ impl File {
         if place.is_gone {
             return Ok(());
         }
-        replace(None, &place)?;
+        let shared = self.shared();
+        if shared.is_none() {
+            replace(None, &place)?;
+        }
         let _one_at_a_time = locked(&TABLE);
         let mut left = Vec::new();
-        for descriptor in 0..highest() {
-            let Some(entry) = entry(descriptor).filter(|entry| entry.load(Ordering::Acquire) == self.number) else {
-                continue;
-            };
-            replace(Some(descriptor), &place)?;
+        for (descriptor, entry) in self.numbers() {
+            match shared {
+                None => replace(Some(descriptor), &place)?,
+                // A real one is there. With the first of them it has left.
+                Some(shared) => shared.leave(descriptor),
+            }
             if is_noted || self.is_directory() {
                 note_named(descriptor);
             } else {
@@ -264,6 +352,36 @@ impl File {
         drop(place);
         drop(_one_at_a_time);
         Ok(())
+    }
+
+    /// All its descriptors; the table is held meanwhile.
+    fn numbers(&self) -> impl Iterator<Item = (i32, &'static AtomicU32)> {
+        let number = self.number;
+        let all = (0..highest()).filter_map(|descriptor| Some((descriptor, entry(descriptor)?)));
+        all.filter(move |(_, entry)| entry.load(Ordering::Acquire) == number)
+    }
+
+    /// Begins to share it with processes that will be forked: a real open file takes the place of ours at all its numbers (`put`), and it stays ours.
+    ///
+    /// # Errors
+    /// Those of `put`.
+    pub(crate) fn share(&self, shared: Shared, mut put: impl FnMut(i32) -> Result<(), Errno>) -> Result<(), Errno> {
+        let place = self.open().place.lock();
+        if place.is_gone || self.shared().is_some() {
+            return Ok(());
+        }
+        let _one_at_a_time = locked(&TABLE);
+        self.numbers().try_for_each(|(descriptor, _)| put(descriptor))?;
+        self.forget_on_exec();
+        shared.begin(place.offset, self.flags());
+        self.share_on(shared);
+        Ok(())
+    }
+
+    /// Goes on sharing what others do, which is not shared yet.
+    pub(crate) fn share_on(&self, shared: Shared) {
+        shared::note_any();
+        self.open().shared.store(Box::into_raw(Box::new(shared)), Ordering::Release);
     }
 }
 
@@ -299,7 +417,51 @@ pub(crate) fn file(descriptor: i32) -> Option<File> {
 
 /// Whether an entry of the table is an open file's number.
 fn is_file(number: u32) -> bool {
-    number != 0 && number < COMMON
+    number != 0 && number <= OPEN_MAX as u32
+}
+
+/// Whether a descriptor is one of the kernel's that the process was forked with, and whose open file others may serve.
+pub(crate) fn is_inherited(descriptor: i32) -> bool {
+    entry(descriptor).is_some_and(|entry| entry.load(Ordering::Relaxed) == INHERITED)
+}
+
+/// All such descriptors.
+pub(crate) fn inherited() -> impl Iterator<Item = i32> {
+    let all: Vec<i32> = locked(&TABLE).keys().copied().collect();
+    all.into_iter().filter(|&descriptor| is_inherited(descriptor))
+}
+
+/// What such a descriptor leads to.
+pub(crate) fn inherited_at(descriptor: i32) -> Option<Shared> {
+    let inherited = locked(&TABLE);
+    inherited.get(&descriptor).filter(|_| is_inherited(descriptor)).cloned()
+}
+
+/// Has all such descriptors of an open file lead to one of ours, or, without one, be the kernel's for good.
+pub(crate) fn replace_inherited(shared: &Shared, file: Option<&File>) {
+    let mut inherited = locked(&TABLE);
+    inherited.retain(|&descriptor, other| {
+        let Some(entry) = entry(descriptor).filter(|_| other.is_same(shared)) else { return true };
+        let number = file.map_or(0, |file| file.number);
+        if entry.compare_exchange(INHERITED, number, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            && let Some(file) = file
+        {
+            alone::add(&file.open().references, 1, Ordering::AcqRel);
+            HIGHEST.fetch_max(descriptor as u32 + 1, Ordering::AcqRel);
+        }
+        false
+    });
+}
+
+/// All descriptors whose open files a process shares that is made now.
+pub(crate) fn all_shared() -> impl Iterator<Item = (i32, Shared)> {
+    let own = ours(0, u32::MAX).filter_map(|number| file(number)?.shared().cloned().map(|shared| (number, shared)));
+    let mut all: Vec<(i32, Shared)> = own.collect();
+    let inherited = locked(&TABLE);
+    all.extend(
+        inherited.iter().filter(|(number, _)| is_inherited(**number)).map(|(number, one)| (*number, one.clone())),
+    );
+    all.into_iter()
 }
 
 /// Whether any open file is of a path alone.
@@ -351,7 +513,7 @@ pub(crate) fn note_kernels(descriptor: i32) {
 /// Forgets what was noted of a descriptor of the kernel's.
 pub(crate) fn forget_kernels(descriptor: i32) {
     let Some(entry) = entry(descriptor) else { return };
-    let is_noted = |number| number == NAMED || is_of_candidate(number);
+    let is_noted = |number| number == NAMED || number == INHERITED || is_of_candidate(number);
     let _ = entry.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |number| is_noted(number).then_some(0));
 }
 
@@ -375,7 +537,7 @@ static HIGHEST_NAMED: AtomicU32 = AtomicU32::new(0);
 
 /// Whether a descriptor is ours, or may become so, or paths may begin from it.
 pub(crate) fn is_followed(descriptor: i32) -> bool {
-    is_ours(descriptor) || is_candidate(descriptor) || is_named(descriptor)
+    is_ours(descriptor) || is_candidate(descriptor) || is_named(descriptor) || is_inherited(descriptor)
 }
 
 /// All candidates.
@@ -432,6 +594,8 @@ pub(crate) fn own() -> impl Iterator<Item = (i32, u32)> {
         match number {
             // Each is alone, and has no other's number.
             CANDIDATE => Some((descriptor, LONE + descriptor as u32)),
+            // Others may have been forked with it.
+            _ if is_file(number) && file(descriptor).is_some_and(|file| file.shared().is_some()) => None,
             _ => (is_file(number) || is_of_candidate(number)).then_some((descriptor, number)),
         }
     })
@@ -594,18 +758,26 @@ pub(crate) fn close_number(descriptor: i32) -> i64 {
     unsafe { system_call(libc::SYS_close as u64, [descriptor as u64, 0, 0, 0, 0, 0]) }
 }
 
-/// In a process that was forked: what threads of the other one have opened at that moment leads nowhere, and is not looked at again. They may
-/// have held it.
+/// In a process that was forked: what its parent shares is inherited, and what threads of that one have opened at that moment leads nowhere. The open
+/// files themselves are not looked at again: threads may have held them.
 pub(crate) fn forget_ours() {
+    let mut inherited = locked(&TABLE);
     for number in ours(0, u32::MAX) {
-        if let Some(entry) = entry(number) {
-            entry.store(0, Ordering::Release);
+        let Some(entry) = entry(number) else { continue };
+        let open = &OPEN[entry.load(Ordering::Relaxed) as usize - 1];
+        // SAFETY: the entry is a reference, and nobody else is there to give it up.
+        match unsafe { open.shared.load(Ordering::Relaxed).as_ref() } {
+            Some(shared) => {
+                inherited.insert(number, shared.clone());
+                entry.store(INHERITED, Ordering::Release);
+            }
+            None => entry.store(0, Ordering::Release),
         }
     }
 }
 
 /// Keeps other threads from changing which numbers lead where.
-pub(crate) fn hold() -> MutexGuard<'static, ()> {
+pub(crate) fn hold() -> MutexGuard<'static, Inherited> {
     locked(&TABLE)
 }
 
@@ -616,6 +788,11 @@ fn close_last(number: u32) {
     ALONE.fetch_sub(u32::from(open.flags.load(Ordering::Relaxed) as i32 & libc::O_PATH != 0), Ordering::Relaxed);
     // SAFETY: the last reference is gone, and nobody takes the slot before this is done.
     drop(unsafe { (*open.opened.get()).take() });
+    let shared = open.shared.swap(ptr::null_mut(), Ordering::AcqRel);
+    if !shared.is_null() {
+        // SAFETY: it was made as a box, and whoever has looked at it had a reference.
+        drop(unsafe { Box::from_raw(shared) });
+    }
     // A session that is gone has taken its handles with it.
     if let Some(session) = session::by_number(open.session.load(Ordering::Relaxed)) {
         session.fs.close(inode);

@@ -257,7 +257,7 @@ fn leave_if(is_meant: impl Fn(&Direct) -> bool) {
         }
         let gone = table.take_gone();
         drop(table);
-        real.into_iter().for_each(materialise::done_with);
+        drop(real);
         let_go(gone);
         tried.push(next);
     }

@@ -9,6 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::arch::{After, Frame, Way, ashlar_on_stack};
 use crate::calls::{self, Verdict};
+use crate::shared::Lent;
 use crate::signals::{self, Pending};
 use crate::{bare, parked, report, stack, threads};
 
@@ -20,6 +21,10 @@ pub(crate) struct Thread {
     stack: Cell<*mut u8>,
     /// It stands still while a process that it has made uses its memory, or it is that process.
     lent: Cell<bool>,
+    /// What that process shares with others of open files, or null.
+    lent_files: Cell<*mut Lent>,
+    /// A call of that process is looked at: what is called of libc for it is none of the program's calls.
+    looks: Cell<bool>,
     /// Signals that came in the middle of a call.
     pending: UnsafeCell<Pending>,
     after: Cell<After>,
@@ -31,6 +36,8 @@ thread_local! {
             depth: Cell::new(0),
             stack: Cell::new(std::ptr::null_mut()),
             lent: Cell::new(false),
+            lent_files: Cell::new(std::ptr::null_mut()),
+            looks: Cell::new(false),
             pending: UnsafeCell::new(Pending::NONE),
             after: Cell::new(After::Return),
         }
@@ -61,9 +68,14 @@ pub(crate) fn restarts() -> bool {
     THREAD.with(|thread| unsafe { (*thread.pending.get()).restarts() })
 }
 
-/// Says that the memory is about to be lent.
-pub(crate) fn lend() {
-    THREAD.with(|thread| thread.lent.set(true));
+/// Says that the memory is about to be lent, to a process that shares open files.
+pub(crate) fn lend(files: Lent) {
+    THREAD.with(|thread| {
+        thread.lent.set(true);
+        if files.is_any() && !thread.stack.get().is_null() {
+            thread.lent_files.set(Box::into_raw(Box::new(files)));
+        }
+    });
 }
 
 /// Runs something as a call of ours: what it calls of libc goes to the kernel.
@@ -84,12 +96,22 @@ pub(crate) unsafe extern "C" fn ashlar_hook(frame: *mut Frame) -> Way {
     let call = unsafe { &mut *frame };
     threads::look();
     THREAD.with(|thread| {
-        if thread.lent.get() && calls::concerns_lent(call) && !thread.stack.get().is_null() {
+        if thread.lent.get() && !thread.looks.get() && !thread.stack.get().is_null() {
             // It's in no call of ours: a signal is for it, and at once. Of the lender's nothing is touched but the stack for calls.
-            thread.after.set(After::Kernel);
-            // SAFETY: the stack is this thread's alone, and nothing is on it: who lends stands still, and is out of its call.
-            unsafe { ashlar_on_stack(frame, thread.stack.get(), serve_lent) };
-            return Way::new(thread.after.get(), 0);
+            let on_stack = |function: unsafe extern "C" fn(*mut Frame)| {
+                thread.looks.set(true);
+                // SAFETY: the stack is this thread's alone, and nothing is on it: who lends stands still, and is out of its call.
+                unsafe { ashlar_on_stack(frame, thread.stack.get(), function) };
+                thread.looks.set(false);
+            };
+            if !thread.lent_files.get().is_null() {
+                on_stack(look_lent);
+            }
+            if calls::concerns_lent(call) {
+                thread.after.set(After::Kernel);
+                on_stack(serve_lent);
+                return Way::new(thread.after.get(), 0);
+            }
         }
         let concerns = thread.depth.get() == 0 && !thread.lent.get() && calls::concerns(call);
         if !concerns && (thread.depth.get() > 0 || thread.lent.get() || !parked::is_in_the_way(call)) {
@@ -158,6 +180,18 @@ unsafe extern "C" fn serve(frame: *mut Frame) {
     }
 }
 
+/// Looks at a call of a process that has borrowed the memory, and shares open files.
+unsafe extern "C" fn look_lent(frame: *mut Frame) {
+    // SAFETY: as for the hook.
+    let call = unsafe { &*frame };
+    // SAFETY: who has borrowed the memory has them for itself, until its lender goes on.
+    let Some(files) = (unsafe { THREAD.with(|thread| thread.lent_files.get()).as_mut() }) else { return };
+    // A handler might use the same open file.
+    let mask = signals::block();
+    let _ = catch_unwind(AssertUnwindSafe(|| files.before(call)));
+    signals::set_mask(mask);
+}
+
 /// Serves a call of a process that has borrowed the memory.
 unsafe extern "C" fn serve_lent(frame: *mut Frame) {
     // SAFETY: as for the hook.
@@ -202,7 +236,19 @@ fn served(call: &mut Frame) {
 
 /// The process that borrowed the memory has its own, or is gone.
 pub(crate) extern "C" fn ashlar_after_vfork() {
-    THREAD.with(|thread| thread.lent.set(false));
+    THREAD.with(|thread| {
+        thread.lent.set(false);
+        // It may have become another program in the middle.
+        thread.looks.set(false);
+        let files = thread.lent_files.replace(std::ptr::null_mut());
+        if !files.is_null() {
+            // This is no call of ours, so that a handler would not wait for the heap.
+            let mask = signals::block();
+            // SAFETY: it was made as a box, and who has used it has memory of its own by now, or is gone.
+            inside(|| drop(unsafe { Box::from_raw(files) }));
+            signals::set_mask(mask);
+        }
+    });
 }
 
 /// Gives this thread's stack to another one: the thread ends.

@@ -35,6 +35,7 @@ mod patch;
 mod path;
 mod report;
 mod session;
+mod shared;
 mod signals;
 mod snapshot;
 mod stack;

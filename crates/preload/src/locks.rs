@@ -13,7 +13,7 @@
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
-use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, IntoRawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -160,6 +160,9 @@ fn range(from: i64, start: i64, length: i64) -> Result<(u64, u64), Errno> {
 /// # Errors
 /// Those of fcntl(2).
 pub(crate) fn control(descriptor: i32, command: i32, address: u64) -> Result<Way, Errno> {
+    if descriptors::is_internal(descriptor) {
+        return Err(Errno::EBADF);
+    }
     let Some(file) = descriptors::file(descriptor) else { return of_kernel(descriptor, command, address) };
     let asked: libc::flock = memory::load(address)?;
     if command == libc::F_GETLK && !matches!(i32::from(asked.l_type), libc::F_RDLCK | libc::F_WRLCK) {
@@ -290,7 +293,7 @@ fn wait(file: &File, descriptor: i32, lock: &Asked) -> Result<ControlFlow<Way, b
     let drop_awaited = || if has_come { fs.drop_awaited(locked.inode, lock.range) } else { Ok(()) };
     let is_sessions = locked.files().as_ref().and_then(|files| files.get(&locked)) == Some(&Through::Session);
     // It came for nothing where the descriptor was closed meanwhile, or the locks have become the kernel's.
-    let is_gone = file.place().is_none();
+    let is_gone = file.is_gone();
     let is_closed = !is_gone && !file.is_at(descriptor);
     if is_closed || !is_sessions {
         drop_awaited()?;
@@ -337,8 +340,9 @@ fn query(file: &File, lock: &Asked, asked: libc::flock, address: u64) -> Result<
 fn through_kernel(file: &File, asked: &libc::flock) -> Result<Way, Errno> {
     let number = own_descriptor(file)?;
     if i32::from(asked.l_whence) == libc::SEEK_CUR {
-        let offset = file.place().map_or(0, |place| place.offset);
-        materialise::set_offset(number, offset);
+        if let Some(place) = file.place() {
+            materialise::set_offset(number, place.offset);
+        }
     }
     if i32::from(asked.l_whence) == libc::SEEK_END {
         session::size_of(number);
@@ -355,16 +359,19 @@ fn own_descriptor(file: &File) -> Result<i32, Errno> {
     if let Some(Through::Own(descriptor) | Through::HandedOver(descriptor)) = known {
         return Ok(descriptor);
     }
-    let low = materialise::beside(file)?;
-    // Closing the low one would end the locks that there are.
-    let made = if known.is_none() { materialise::high(low)? } else { low }.into_raw_fd();
+    let made = materialise::high(materialise::beside(file)?)?.into_raw_fd();
     files.insert(locked, Through::Own(made));
     IS_USED.store(true, Ordering::Release);
     Ok(made)
 }
 
+/// Whether the process has ever locked a file.
+pub(crate) fn is_used() -> bool {
+    IS_USED.load(Ordering::Acquire)
+}
+
 /// Has something done with a real open file of the kernel's beside one of ours; it may become the program's (`hands_over`), and then the
-/// process's locks on the file become the kernel's. It is closed again, unless that would end them.
+/// process's locks on the file become the kernel's. It is closed again, which ends no locks (`ashlar-fuse`, FLUSH).
 ///
 /// # Errors
 /// Those of making it.
@@ -373,19 +380,10 @@ pub(crate) fn with_real<R>(
     hands_over: bool,
     then: impl FnOnce(i32) -> Result<R, Errno>,
 ) -> Result<R, Errno> {
-    let close = |real: OwnedFd, keeps: bool| {
-        if keeps {
-            let _ = real.into_raw_fd();
-        } else {
-            drop(real);
-        }
-    };
     // A path alone has nothing to do with locks.
     if file.is_alone() || !IS_USED.load(Ordering::Acquire) {
         let real = materialise::beside(file)?;
-        let result = then(real.as_raw_fd());
-        close(real, false);
-        return result;
+        return then(real.as_raw_fd());
     }
     let locked = Locked::of(file)?;
     let mut guard = locked.files();
@@ -410,7 +408,7 @@ pub(crate) fn with_real<R>(
                 }
                 let real = materialise::beside(file)?;
                 let result = then(real.as_raw_fd());
-                close(real, known.is_some() && !is_sessions);
+                drop(real);
                 if moves && result.is_ok() {
                     give_to_kernel(files, locked, Through::Kernel)?;
                 } else if is_sessions && hands_over && !moves {
@@ -642,8 +640,12 @@ pub(crate) fn forget(file: &File) {
     match through {
         Some(Through::Session) => {}
         Some(Through::Own(descriptor) | Through::HandedOver(descriptor)) => close(descriptor),
-        // It goes again at once. Where it can't be made, SharedFS is away, and the locks with it.
-        Some(Through::Kernel | Through::Inherited) => drop(materialise::beside(file)),
+        // It goes again at once: the one that came, and a second one, whose closing counts. Where it can't be made, SharedFS is away, and the locks with it.
+        Some(Through::Kernel | Through::Inherited) => {
+            if let Ok(second) = materialise::beside(file).and_then(materialise::high) {
+                close(second.into_raw_fd());
+            }
+        }
         None => {}
     }
 }

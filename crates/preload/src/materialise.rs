@@ -1,6 +1,6 @@
 //! Descriptors of ours that become the kernel's: one real open file on the FUSE mount for all numbers of an open file.
 
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,8 @@ use ashlar_types::{Errno, InodeId};
 use crate::arch::system_call;
 use crate::descriptors::{self, File, Place};
 use crate::session::Session;
-use crate::{direct, locks, parked, session};
+use crate::shared::Shared;
+use crate::{direct, locks, parked, session, shared};
 
 /// Status flags that a new open file of the kernel's takes over.
 const KEPT_FLAGS: i32 = libc::O_ACCMODE
@@ -71,7 +72,7 @@ pub(crate) fn renew_size_of(real: i32, session: &Session, inode: InodeId) {
     }
 }
 
-/// A real open file to read, of a file that may have no open file of ours. Who is done with it says so ([`done_with`]).
+/// A real open file to read, of a file that may have no open file of ours.
 ///
 /// # Errors
 /// As [`beside`].
@@ -83,13 +84,6 @@ pub(crate) fn to_read(session: &Session, inode: InodeId) -> Result<OwnedFd, Errn
     }
     session.fs.close(inode);
     real
-}
-
-/// Closes a real open file, unless that would end the process's locks on the file.
-pub(crate) fn done_with(real: OwnedFd) {
-    if locks::keep(real.as_raw_fd()) {
-        let _ = real.into_raw_fd();
-    }
 }
 
 /// Moves a descriptor to where a program does not look for its own.
@@ -134,13 +128,26 @@ pub(crate) fn descriptor(number: i32) -> Result<(), Errno> {
     match descriptors::file(number) {
         Some(file) => file_of(&file),
         None => {
+            leave_inherited(number);
             descriptors::forget_candidate(number);
             Ok(())
         }
     }
 }
 
+/// A descriptor that the process was forked with, and the others of that open file, are the kernel's for good, and so they are for all who share it.
+pub(crate) fn leave_inherited(number: i32) {
+    if let Some(shared) = descriptors::inherited_at(number) {
+        shared.leave(number);
+        descriptors::replace_inherited(&shared, None);
+    }
+}
+
 fn file_of(file: &File) -> Result<(), Errno> {
+    if file.shared().is_some() && !locks::is_used() {
+        // The real one is there.
+        return file.hand_over(false, |_, _| Ok(()));
+    }
     locks::with_real(file, true, |real| file.hand_over(false, |number, place| put(real, number, place)))
 }
 
@@ -231,6 +238,42 @@ pub(crate) fn all() -> bool {
     // The program's call goes on; a descriptor that stays answers for itself.
     // All are tried, also behind one that fails.
     descriptors::ours(0, u32::MAX).filter(|&number| descriptor(number).is_err()).count() == 0
+}
+
+/// Before a process is made: regular files get real open files, which both will have, and stay ours; all else becomes the kernel's. Says whether it
+/// could.
+pub(crate) fn share_all() -> bool {
+    descriptors::candidates().for_each(descriptors::forget_candidate);
+    let mut files: Vec<(File, (u64, InodeId))> = Vec::new();
+    for file in descriptors::ours(0, u32::MAX).filter_map(descriptors::file) {
+        let is_new = file.shared().is_none() && !files.iter().any(|(other, _)| other.is_same(&file));
+        if is_new && !file.is_directory() && !file.is_alone() {
+            let Ok(session) = file.session() else { continue };
+            let identity = (session.device, file.inode());
+            files.push((file, identity));
+        }
+    }
+    let identities: Vec<_> = files.iter().map(|(_, identity)| *identity).collect();
+    // Without memory all become the kernel's.
+    let prepared = shared::prepare(&identities).unwrap_or_default();
+    for ((file, _), shared) in files.iter().zip(prepared) {
+        // One that can't have a real one becomes the kernel's, or stays ours alone, below.
+        let _ = share_one(file, shared);
+    }
+    drop(files);
+    let is_left = |number: &i32| descriptors::file(*number).is_some_and(|file| file.shared().is_none());
+    descriptors::ours(0, u32::MAX).filter(is_left).filter(|&number| descriptor(number).is_err()).count() == 0
+}
+
+fn share_one(file: &File, shared: Shared) -> Result<(), Errno> {
+    let real = beside(file)?;
+    shared::put_nowhere(real.as_raw_fd());
+    file.share(shared, |number| put_at(real.as_raw_fd(), number))
+}
+
+/// Whether all that is ours is shared with the processes that are made now.
+pub(crate) fn is_all_shared() -> bool {
+    descriptors::ours(0, u32::MAX).filter_map(descriptors::file).all(|file| file.shared().is_some())
 }
 
 /// Keeps other threads from what is known of mapped files, over a fork.

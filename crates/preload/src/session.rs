@@ -13,7 +13,7 @@ use ashlar_wire::{PATIENCE_MS, SessionKind, decode_mounts};
 use crate::arch::system_call;
 use crate::heap::Held;
 use crate::submounts::{Covered, Look};
-use crate::{deferred, descriptors, direct, locks, materialise, path};
+use crate::{deferred, descriptors, direct, locks, materialise, path, shared};
 
 /// Mounts that a process can use.
 pub(crate) const MOUNTS_MAX: usize = 8;
@@ -485,7 +485,7 @@ pub(crate) struct AllHeld(
     locks::Held,
     MutexGuard<'static, Vec<(u32, InodeId)>>,
     MutexGuard<'static, Option<(u32, InodeId)>>,
-    MutexGuard<'static, ()>,
+    MutexGuard<'static, descriptors::Inherited>,
     Held<'static>,
 );
 
@@ -513,6 +513,7 @@ pub(crate) fn forget_placeholder() {
 pub(crate) fn forget_all() {
     deferred::begin_again();
     take_all().for_each(|session| session.fs.hang_up());
+    shared::forget_this();
     descriptors::forget_ours();
     direct::forget_all();
     locks::forget_all();
@@ -536,14 +537,19 @@ fn take_all() -> impl Iterator<Item = &'static Session> {
 
 /// The session and the inode of a kernel's descriptor, if it is on one of the mounts in use.
 pub(crate) fn file_of(descriptor: i32) -> Option<(u32, InodeId)> {
-    let (device, inode) = statx(descriptor, libc::AT_STATX_DONT_SYNC).map(identity).ok()?;
+    let (device, inode) = identity_of(descriptor)?;
     let session = all().find(|session| session.device == device)?;
     Some((session.number, inode))
 }
 
+/// What a kernel's descriptor shows as `st_dev` and `st_ino`.
+pub(crate) fn identity_of(descriptor: i32) -> Option<(u64, InodeId)> {
+    statx(descriptor, libc::AT_STATX_DONT_SYNC).ok().map(identity)
+}
+
 /// What a kernel's descriptor shows as `st_dev`.
 pub(crate) fn device_of(descriptor: i32) -> Option<u64> {
-    statx(descriptor, libc::AT_STATX_DONT_SYNC).ok().map(|stat| identity(stat).0)
+    identity_of(descriptor).map(|(device, _)| device)
 }
 
 /// Has the kernel ask for a file's attributes, whatever it takes them for, and says which size it takes it to have then.

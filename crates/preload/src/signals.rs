@@ -105,6 +105,15 @@ impl Pending {
     }
 }
 
+/// Blocks all signals, and says which were blocked before.
+pub(crate) fn block() -> u64 {
+    let (all, mut before) = (u64::MAX, 0_u64);
+    let arguments = [libc::SIG_SETMASK as u64, (&raw const all) as u64, (&raw mut before) as u64, 8, 0, 0];
+    // SAFETY: both masks are local variables.
+    unsafe { system_call(libc::SYS_rt_sigprocmask as u64, arguments) };
+    before
+}
+
 /// Sets the signal mask.
 pub(crate) fn set_mask(mask: u64) {
     let arguments = [libc::SIG_SETMASK as u64, (&raw const mask) as u64, 0, 8, 0, 0];

@@ -165,7 +165,7 @@ impl Copied {
         let session = session::by_number(self.session).or_else(|| session::open(self.session)).ok_or(Errno::EIO)?;
         let real = materialise::to_read(session, self.inode)?;
         let fresh = self.map(&real);
-        materialise::done_with(real);
+        drop(real);
         let fresh = fresh?;
         self.put(fresh).inspect_err(|_| {
             // SAFETY: it was mapped here, and nobody else knows of it.

@@ -84,7 +84,7 @@ pub(super) fn at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
     let file = descriptors::file(a[0] as i32)?;
     let (open, flags) = (file.opened()?, file.flags());
     let needed = if writes { libc::O_RDONLY } else { libc::O_WRONLY };
-    if flags & libc::O_PATH != 0 || flags & libc::O_ACCMODE == needed {
+    if flags & libc::O_PATH != 0 || flags & libc::O_ACCMODE == needed || file.has_left() {
         return None;
     }
     let session = file.session().ok()?;
@@ -374,18 +374,15 @@ pub(super) fn send_file(a: [u64; 6]) -> Served {
     }
     let given = offset_at(a[2])?;
     let session = from.session()?;
-    let Some(mut place) = from.place() else { return Ok(None) };
-    let start = given.unwrap_or(place.offset);
+    // Others have the place while the other side is waited for, as in the kernel: they may be that side.
+    let Some(start) = given.or_else(|| from.place().map(|place| place.offset)) else { return Ok(None) };
     let mut buffer = vec![0; COPY_BYTES.min(a[3] as usize)];
     let count = session.fs.read(from.inode(), start, &mut buffer)?;
     // What the other side does not take is read again at the next call; fewer bytes than asked for are no error.
     // SAFETY: the buffer is ours, and has that many bytes.
     let sent = unsafe { system_call(libc::SYS_write as u64, [a[0], buffer.as_ptr() as u64, count as u64, 0, 0, 0]) };
     if sent > 0 {
-        match given {
-            Some(_) => memory::store(a[2], &(start as i64 + sent))?,
-            None => place.offset = start + sent as u64,
-        }
+        moved(&from, a[2], given, start + sent as u64)?;
     }
     Ok(Some(sent))
 }

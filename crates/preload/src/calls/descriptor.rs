@@ -6,7 +6,7 @@ use ashlar_types::Errno;
 
 use super::{Served, process};
 use crate::arch::system_call;
-use crate::descriptors::{self, OnExec};
+use crate::descriptors::{self, File, OnExec};
 use crate::locks::Way;
 use crate::{locks, memory, parked};
 
@@ -63,7 +63,31 @@ fn duplicate(descriptor: i32, from: i32, cloexec: bool) -> Served {
     if from < 0 {
         return Err(Errno::EINVAL);
     }
+    if file.shared().is_some() {
+        return duplicate_real(&file, descriptor, from, cloexec);
+    }
     descriptors::install(&file, from, cloexec).map(|number| Some(number.into()))
+}
+
+/// Duplicates a descriptor of ours at which the kernel has a real open file, that forked processes have too.
+fn duplicate_real(file: &File, descriptor: i32, from: i32, cloexec: bool) -> Served {
+    parked::end();
+    let made = kernel_duplicate(descriptor, from, cloexec);
+    if made >= 0 {
+        if made as usize >= crate::arch::DESCRIPTORS {
+            descriptors::close_number(made as i32);
+            return Err(Errno::EMFILE);
+        }
+        descriptors::enter(file, made as i32);
+    }
+    Ok(Some(made))
+}
+
+fn kernel_duplicate(descriptor: i32, from: i32, cloexec: bool) -> i64 {
+    let command = if cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
+    let arguments = [descriptor as u64, command as u64, from as u64, 0, 0, 0];
+    // SAFETY: the program's own call.
+    unsafe { system_call(libc::SYS_fcntl as u64, arguments) }
 }
 
 /// Duplicates a descriptor of the kernel's from which paths may begin, or which may become ours: the new one may too.
@@ -72,10 +96,7 @@ fn duplicate_followed(descriptor: i32, from: i32, cloexec: bool) -> Option<i64> 
         return None;
     }
     parked::end();
-    let command = if cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
-    let arguments = [descriptor as u64, command as u64, from as u64, 0, 0, 0];
-    // SAFETY: the program's own call.
-    let made = unsafe { system_call(libc::SYS_fcntl as u64, arguments) };
+    let made = kernel_duplicate(descriptor, from, cloexec);
     if made >= 0 {
         note_followed(descriptor, made as i32);
     }
@@ -157,6 +178,7 @@ fn close_range(a: [u64; 6]) -> Served {
     }
     let is_closed = |descriptor: &i32| (first..=last).contains(&(*descriptor as u32));
     descriptors::candidates().filter(is_closed).for_each(descriptors::forget_kernels);
+    descriptors::inherited().filter(is_closed).for_each(descriptors::forget_kernels);
     parked::note_freed(first);
     let named = locks::files_of_named(first, last);
     descriptors::forget_named(first, last);
@@ -217,6 +239,11 @@ fn control(descriptor: i32, command: i32, argument: u64) -> Served {
                 }
             }
             file.set_flags(CHANGEABLE, to);
+            if file.shared().is_some() {
+                let arguments = [descriptor as u64, libc::F_SETFL as u64, argument, 0, 0, 0];
+                // SAFETY: the program's own call, on the real open file that others have too.
+                return Ok(Some(unsafe { system_call(libc::SYS_fcntl as u64, arguments) }));
+            }
             Ok(Some(0))
         }
         F_GET_RW_HINT => {

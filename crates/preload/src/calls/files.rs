@@ -1,6 +1,7 @@
 //! Opening files, and what is done to one as a whole.
 
 use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
 
 use ashlar_libfs::{Allocation, Change, Found, Make, Opening, allocation_of};
 use ashlar_types::{Access, Credentials, Errno, FileKind, Inode, InodeId, QuotaId};
@@ -13,6 +14,7 @@ use crate::memory::{self, PathBuffer};
 use crate::parked;
 use crate::path::{self, Aim, Last, Place, Purpose, Start, Walked};
 use crate::session::{self, Session};
+use crate::shared::Shared;
 use crate::snapshot;
 
 /// `O_TMPFILE` without `O_DIRECTORY`, which it includes.
@@ -176,6 +178,25 @@ pub(crate) fn adopt(descriptor: i32) -> Result<(), Errno> {
     Ok(())
 }
 
+/// Serves an open file that the process was forked with, beside those who share it, if it has a session.
+///
+/// # Errors
+/// Those of LibFS, and `EOPNOTSUPP` for what stays the kernel's.
+pub(crate) fn adopt_inherited(descriptor: i32) -> Result<(), Errno> {
+    let shared = descriptors::inherited_at(descriptor).filter(Shared::is_own_users).ok_or(Errno::EOPNOTSUPP)?;
+    let (number, id) = session::file_of(descriptor).ok_or(Errno::EOPNOTSUPP)?;
+    let session = session::by_number(number).ok_or(Errno::EOPNOTSUPP)?;
+    let inode = session.fs.attributes(id)?.inode;
+    if materialise::is_mapped(number, id) {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    session.fs.open(id)?;
+    let file = enter(session, id, inode.kind, shared.flags().load(Ordering::Relaxed) as i32)?;
+    file.share_on(shared.clone());
+    descriptors::replace_inherited(&shared, Some(&file));
+    Ok(())
+}
+
 /// Whether a file may be a program that runs, which then can't be written (`ETXTBSY`): the kernel knows.
 fn may_run(inode: &Inode) -> bool {
     inode.kind == FileKind::Regular && inode.mode & 0o111 != 0
@@ -187,7 +208,7 @@ fn enter(session: &Session, id: InodeId, kind: FileKind, flags: i32) -> Result<F
 }
 
 fn regular(mode: u32) -> Make<'static> {
-    let umask = session::UMASK.load(std::sync::atomic::Ordering::Relaxed);
+    let umask = session::UMASK.load(Ordering::Relaxed);
     Make { kind: FileKind::Regular, mode: mode & 0o7777, umask, device: 0, target: &[] }
 }
 

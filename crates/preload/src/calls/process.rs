@@ -9,15 +9,18 @@ use super::{Served, Verdict};
 use crate::arch::{Frame, system_call};
 use crate::carried::{self, Carried};
 use crate::memory;
+use crate::shared::Lent;
 use crate::{
-    bare, deferred, descriptors, direct, environment, habits, hook, locks, materialise, path, report, session,
+    bare, deferred, descriptors, direct, environment, habits, hook, locks, materialise, path, report, session, shared,
 };
 
 /// Namespaces in which paths or users mean something else.
 const NAMESPACES: u64 = (libc::CLONE_NEWNS | libc::CLONE_NEWUSER) as u64;
 /// What a thread no longer shares with the others after `unshare`, of what we know one of for all of them: the namespaces, the
 /// descriptors, the working directory with the file creation mask.
-pub(super) const SEPARATED: u64 = NAMESPACES | (libc::CLONE_FILES | libc::CLONE_FS) as u64;
+const SEPARATED: u64 = NAMESPACES | (libc::CLONE_FILES | libc::CLONE_FS) as u64;
+/// What of `unshare` is looked at.
+pub(super) const UNSHARED: u64 = SEPARATED | libc::CLONE_NEWPID as u64;
 /// The new process has the same descriptors, and not copies of them.
 const SHARES_DESCRIPTORS: u64 = libc::CLONE_FILES as u64;
 const LANDLOCK_RULE_PATH_BENEATH: u64 = 1;
@@ -26,6 +29,8 @@ const CLONE_ARGUMENTS_MIN: u64 = 64;
 
 /// Whether the kernel serves the process.
 static IS_KERNELS: AtomicBool = AtomicBool::new(false);
+/// Whether processes that are made have numbers that mean others to this one.
+static IS_NUMBERED_ANEW: AtomicBool = AtomicBool::new(false);
 /// How often what other threads open at the moment of a fork is made the kernel's as well.
 const FORK_TRIES: u32 = 16;
 
@@ -42,30 +47,34 @@ enum Making {
     Strange,
 }
 
-fn making(call: &Frame) -> Result<Option<Making>, Errno> {
+/// The flags of a call that makes a process.
+fn making_flags(call: &Frame) -> Result<Option<u64>, Errno> {
     let a = call.arguments;
-    let flags = match call.rax as i64 {
+    Ok(Some(match call.rax as i64 {
         libc::SYS_fork => 0,
         libc::SYS_vfork => (libc::CLONE_VM | libc::CLONE_VFORK) as u64,
         libc::SYS_clone => a[0],
         libc::SYS_clone3 if a[1] < CLONE_ARGUMENTS_MIN => return Err(Errno::EINVAL),
         libc::SYS_clone3 => memory::load(a[0])?,
         _ => return Ok(None),
-    };
+    }))
+}
+
+fn making(flags: u64) -> Making {
     let has = |flag: i32| flags & flag as u64 != 0;
-    Ok(Some(match (has(libc::CLONE_VM), has(libc::CLONE_VFORK), flags & SHARES_DESCRIPTORS != 0) {
+    match (has(libc::CLONE_VM), has(libc::CLONE_VFORK), flags & SHARES_DESCRIPTORS != 0) {
         // A working directory that another process may change.
         _ if has(libc::CLONE_FS) && !has(libc::CLONE_THREAD) => Making::Strange,
         (false, _, false) => Making::Fork,
         (true, true, false) => Making::Vfork,
         (true, false, true) if has(libc::CLONE_THREAD) => Making::Thread,
         _ => Making::Strange,
-    }))
+    }
 }
 
 /// The way in which the kernel must serve a call.
 pub(super) fn verdict(call: &Frame) -> Option<Verdict> {
-    Some(match making(call).ok()?? {
+    Some(match making(making_flags(call).ok()??) {
         Making::Vfork => Verdict::Vfork,
         _ => Verdict::Native,
     })
@@ -105,6 +114,7 @@ pub(super) fn serve(call: &mut Frame) -> Served {
             // What is open stays open, whoever the process is from here on.
             leave_files();
             let result = kernel(call);
+            shared::change_user();
             session::end_all();
             Ok(Some(result))
         }
@@ -127,7 +137,10 @@ pub(super) fn serve(call: &mut Frame) -> Served {
             materialise::descriptor(memory::load(a[2] + 8)?)?;
             Ok(None)
         }
-        libc::SYS_unshare if a[0] & NAMESPACES == 0 && has_one_thread() => Ok(None),
+        libc::SYS_unshare if a[0] & SEPARATED == 0 || a[0] & NAMESPACES == 0 && has_one_thread() => {
+            IS_NUMBERED_ANEW.fetch_or(a[0] & libc::CLONE_NEWPID as u64 != 0, Ordering::Relaxed);
+            Ok(None)
+        }
         libc::SYS_chroot
         | libc::SYS_pivot_root
         | libc::SYS_mount
@@ -162,6 +175,7 @@ pub(super) fn leave_to_kernel() {
     // Nobody sees any more when there is another thread.
     end_alone();
     leave_files();
+    leave_inherited(|_| true);
     session::end_all();
     IS_KERNELS.store(true, Ordering::Relaxed);
     super::disarm();
@@ -174,17 +188,18 @@ fn leave_files() {
     locks::give_all();
 }
 
-/// Makes all descriptors the kernel's, and what is mapped, and keeps other threads from opening and mapping more.
+/// Makes what is mapped the kernel's, and all descriptors, unless the new process `shares` them, and keeps other threads from opening and mapping more.
 ///
 /// # Errors
 /// `ENOMEM` where what is mapped can be left to nobody.
-fn hold_all() -> Result<session::AllHeld, Errno> {
+fn hold_all(shares: bool) -> Result<session::AllHeld, Errno> {
     let mut tries = 1;
     loop {
         direct::leave_all();
-        let is_done = materialise::all();
+        let is_done = if shares { materialise::share_all() } else { materialise::all() };
         let mut held = session::hold();
-        let is_none = held.mapped().is_empty() && descriptors::ours(0, u32::MAX).next().is_none();
+        let is_none = held.mapped().is_empty()
+            && (shares && materialise::is_all_shared() || descriptors::ours(0, u32::MAX).next().is_none());
         if !is_done || tries == FORK_TRIES || is_none {
             return if held.mapped().copy_all() { Ok(held) } else { Err(Errno::ENOMEM) };
         }
@@ -193,17 +208,23 @@ fn hold_all() -> Result<session::AllHeld, Errno> {
 }
 
 fn make_process(call: &Frame) -> Served {
-    let making = making(call)?;
+    let Some(flags) = making_flags(call)? else { return Ok(None) };
+    let making = making(flags);
     if IS_KERNELS.load(Ordering::Relaxed) {
-        if making == Some(Making::Vfork) {
-            hook::lend();
+        if making == Making::Vfork {
+            hook::lend(Lent::default());
         }
         return Ok(None);
     }
+    // Those who share open files know each other by their numbers.
+    let shares = flags & libc::CLONE_NEWPID as u64 == 0 && !IS_NUMBERED_ANEW.load(Ordering::Relaxed);
+    if !shares {
+        leave_inherited(|_| true);
+    }
     match making {
-        Some(Making::Fork) => {
+        Making::Fork => {
             deferred::make_process();
-            let locks = hold_all()?;
+            let locks = hold_all(shares)?;
             let result = kernel(call);
             drop(locks);
             if result == 0 {
@@ -213,24 +234,32 @@ fn make_process(call: &Frame) -> Served {
             }
             Ok(Some(result))
         }
-        Some(Making::Vfork) => {
-            materialise::all();
+        Making::Vfork => {
+            if shares {
+                materialise::share_all();
+            } else {
+                materialise::all();
+            }
             deferred::make_process();
-            hook::lend();
+            hook::lend(Lent::new());
             Ok(None)
         }
-        Some(Making::Strange) => {
+        Making::Strange => {
             leave_to_kernel();
             Ok(None)
         }
-        Some(Making::Thread) => {
+        Making::Thread => {
             // What is taken over while other threads use it could be lost to them, and who has threads is here to stay.
             deferred::end();
             end_alone();
             Ok(None)
         }
-        _ => Ok(None),
     }
+}
+
+/// Makes what the process was forked with the kernel's, as far as it is meant.
+fn leave_inherited(is_meant: impl Fn(i32) -> bool) {
+    descriptors::inherited().filter(|&number| is_meant(number)).for_each(materialise::leave_inherited);
 }
 
 /// Runs another program: what it inherits it finds as the kernel's, and what brings us into it in its environment.
@@ -254,6 +283,7 @@ fn execute(number: u64, a: [u64; 6], environment_at: usize) -> Served {
         arguments[environment_at] = kept.address();
     }
     leave_files();
+    leave_inherited(|number| descriptors::closes_on_exec(number) != Some(true));
     session::end_all();
     habits::note_long();
     if is_by_path && let Some(result) = bare::execute(a) {
