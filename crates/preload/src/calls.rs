@@ -20,8 +20,8 @@ use ashlar_types::Errno;
 use crate::arch::{ASHLAR_INTEREST, CALLS, Frame, INTEREST_ALWAYS, INTEREST_APART, INTEREST_DESCRIPTOR, INTEREST_NONE};
 use crate::locks::Way;
 use crate::{
-    bare, deferred, descriptors, direct, habits, hook, materialise, memory, parked, path, report, shared, snapshot,
-    submounts,
+    bare, deferred, descriptors, direct, habits, hook, materialise, memory, parked, path, report, session, shared,
+    snapshot, submounts,
 };
 
 /// What becomes of a call.
@@ -442,7 +442,7 @@ pub(crate) fn touches(call: &Frame, is_on_mount: impl Fn(i32) -> bool) -> bool {
         }
         libc::SYS_mmap if a[3] & libc::MAP_ANONYMOUS as u64 != 0 => false,
         libc::SYS_close_range => descriptors::ours(a[0] as u32, a[1] as u32).next().is_some(),
-        libc::SYS_sync => crate::session::is_any(),
+        libc::SYS_sync => session::is_any(),
         _ => {
             paths_of(shape(number)).iter().any(|&(from, at)| leads_inside(from, a[at]))
                 || descriptors_of(number).iter().any(|&at| is_on_mount(a[at] as i32))
@@ -523,7 +523,7 @@ fn looked_at(call: &Frame) -> bool {
         libc::SYS_close_range | libc::SYS_sendmsg | libc::SYS_sendmmsg => {
             descriptors::is_any() || deferred::is_any_candidate()
         }
-        libc::SYS_sync => crate::session::is_any(),
+        libc::SYS_sync => session::is_any(),
         libc::SYS_unshare => a[0] & process::UNSHARED != 0,
         libc::SYS_prctl => a[0] == libc::PR_SET_SECCOMP as u64,
         libc::SYS_prlimit64 => a[2] != 0,
@@ -545,8 +545,10 @@ pub(crate) fn at_once(call: &Frame) -> Option<i64> {
 
 /// Serves a call.
 pub(crate) fn serve(call: &mut Frame) -> Verdict {
-    if shared::is_any() {
-        look_at_shared(call);
+    if shared::is_any()
+        && let Some(result) = look_at_shared(call)
+    {
+        return Verdict::Done(result);
     }
     if deferred::is_kernels(call.rax as i64, &call.arguments) {
         return Verdict::Kernel;
@@ -582,12 +584,26 @@ pub(crate) fn serve(call: &mut Frame) -> Verdict {
 }
 
 /// Before a call by descriptors whose open files other processes have too: those that the kernel has by now become its own, and what the process was
-/// forked with, if it is not served here, leaves.
-fn look_at_shared(call: &Frame) {
+/// forked with, if it can't be served here, leaves. The result, where the call is done.
+fn look_at_shared(call: &Frame) -> Option<i64> {
     for &at in descriptors_of(call.rax as i64) {
         let descriptor = call.arguments[at] as i32;
-        if descriptors::is_inherited(descriptor) {
-            if !shared::is_without_place(call) && files::adopt_inherited(descriptor).is_err() {
+        if descriptors::is_inherited(descriptor)
+            && let Some(shared) = descriptors::inherited_at(descriptor)
+        {
+            if shared::is_without_place(call) {
+                continue;
+            }
+            let is_transfer = shared::is_transfer(call.rax as i64);
+            // Who reads or writes will do so again, and has a session then. Until it does, the kernel is lent the place.
+            let is_put_off = is_transfer && session::of_mount(shared.mount()).is_none() && deferred::is_on();
+            // SAFETY: the program's own call.
+            let kernel = || unsafe { crate::arch::system_call(call.rax, call.arguments) };
+            if is_put_off && let Some(result) = shared.lend(descriptor, kernel) {
+                hook::pass_on();
+                return Some(result);
+            }
+            if files::adopt_inherited(descriptor).is_err() {
                 materialise::leave_inherited(descriptor);
             }
         } else if descriptors::file(descriptor).is_some_and(|file| file.has_left()) {
@@ -595,6 +611,7 @@ fn look_at_shared(call: &Frame) {
             let _ = materialise::descriptor(descriptor);
         }
     }
+    None
 }
 
 /// Whether the kernel has a descriptor of a path alone (`O_PATH`) for such a call, or may find something else wrong with it first.

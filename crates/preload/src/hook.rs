@@ -25,6 +25,8 @@ pub(crate) struct Thread {
     lent_files: Cell<*mut Lent>,
     /// A call of that process is looked at: what is called of libc for it is none of the program's calls.
     looks: Cell<bool>,
+    /// The call that it's in was the kernel's to serve, as a report has it.
+    passed_on: Cell<bool>,
     /// Signals that came in the middle of a call.
     pending: UnsafeCell<Pending>,
     after: Cell<After>,
@@ -38,6 +40,7 @@ thread_local! {
             lent: Cell::new(false),
             lent_files: Cell::new(std::ptr::null_mut()),
             looks: Cell::new(false),
+            passed_on: Cell::new(false),
             pending: UnsafeCell::new(Pending::NONE),
             after: Cell::new(After::Return),
         }
@@ -76,6 +79,16 @@ pub(crate) fn lend(files: Lent) {
             thread.lent_files.set(Box::into_raw(Box::new(files)));
         }
     });
+}
+
+/// Says that the call is done, and that the kernel has served it.
+pub(crate) fn pass_on() {
+    THREAD.with(|thread| thread.passed_on.set(true));
+}
+
+/// Whether the kernel has served the call that is done.
+pub(crate) fn was_passed_on() -> bool {
+    THREAD.with(|thread| thread.passed_on.replace(false))
 }
 
 /// Runs something as a call of ours: what it calls of libc goes to the kernel.

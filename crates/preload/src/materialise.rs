@@ -244,18 +244,18 @@ pub(crate) fn all() -> bool {
 /// could.
 pub(crate) fn share_all() -> bool {
     descriptors::candidates().for_each(descriptors::forget_candidate);
-    let mut files: Vec<(File, (u64, InodeId))> = Vec::new();
+    let mut files: Vec<(File, (u32, (u64, InodeId)))> = Vec::new();
     for file in descriptors::ours(0, u32::MAX).filter_map(descriptors::file) {
         let is_new = file.shared().is_none() && !files.iter().any(|(other, _)| other.is_same(&file));
         if is_new && !file.is_directory() && !file.is_alone() {
             let Ok(session) = file.session() else { continue };
-            let identity = (session.device, file.inode());
-            files.push((file, identity));
+            let known = (session.number, (session.device, file.inode()));
+            files.push((file, known));
         }
     }
-    let identities: Vec<_> = files.iter().map(|(_, identity)| *identity).collect();
+    let known: Vec<_> = files.iter().map(|(_, known)| *known).collect();
     // Without memory all become the kernel's.
-    let prepared = shared::prepare(&identities).unwrap_or_default();
+    let prepared = shared::prepare(&known).unwrap_or_default();
     for ((file, _), shared) in files.iter().zip(prepared) {
         // One that can't have a real one becomes the kernel's, or stays ours alone, below.
         let _ = share_one(file, shared);

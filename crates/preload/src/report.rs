@@ -15,7 +15,7 @@ use ashlar_wire::{
 };
 
 use crate::arch::{After, Frame, system_call};
-use crate::{calls, descriptors, memory, path};
+use crate::{calls, descriptors, hook, memory, path};
 
 /// The file, where it is mapped.
 static PAGE: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
@@ -133,7 +133,9 @@ impl Page {
             After::Kernel if word != 0 => return After::KernelCounted,
             After::KernelInstead if word != 0 => return After::InsteadCounted,
             After::KernelOpen if word != 0 => return After::OpenCounted,
-            After::Return | After::Unmask if word != 0 => self.count(word, calls::is_passed_on(number as i64)),
+            After::Return | After::Unmask if word != 0 => {
+                self.count(word, hook::was_passed_on() || calls::is_passed_on(number as i64));
+            }
             // It has failed.
             After::Return | After::Unmask if is_execution_number(number) => self.join(),
             After::Return | After::Unmask if makes_process(number) && call.rax == 0 => self.join(),

@@ -179,6 +179,8 @@ impl Drop for Memory {
 pub(crate) struct Shared {
     memory: Arc<Memory>,
     index: usize,
+    /// The number of the mount that it is on.
+    mount: u32,
     /// `st_dev` and `st_ino`, to know it again by.
     file: (u64, InodeId),
     /// Whose it was, of those that the process has been.
@@ -191,11 +193,11 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// Prepares for open files that are about to be shared, each of these files.
+/// Prepares for open files that are about to be shared, each of a mount and a file on it (`st_dev`, `st_ino`).
 ///
 /// # Errors
 /// `ENOMEM`.
-pub(crate) fn prepare(files: &[(u64, InodeId)]) -> Result<Vec<Shared>, Errno> {
+pub(crate) fn prepare(files: &[(u32, (u64, InodeId))]) -> Result<Vec<Shared>, Errno> {
     if files.is_empty() {
         return Ok(Vec::new());
     }
@@ -208,7 +210,7 @@ pub(crate) fn prepare(files: &[(u64, InodeId)]) -> Result<Vec<Shared>, Errno> {
     let start = NonNull::new(start as *mut Slot).filter(|_| start > 0).ok_or(Errno::ENOMEM)?;
     let memory = Arc::new(Memory { start, length });
     let user = USER.load(Ordering::Relaxed);
-    let shared = |(index, &file)| Shared { memory: Arc::clone(&memory), index, file, user };
+    let shared = |(index, &(mount, file))| Shared { memory: Arc::clone(&memory), index, mount, file, user };
     Ok(files.iter().enumerate().map(shared).collect())
 }
 
@@ -229,6 +231,26 @@ impl Shared {
     /// Whether it was shared by who the process is now, for whom SharedFS opens what he could open then.
     pub(crate) fn is_own_users(&self) -> bool {
         self.user == USER.load(Ordering::Relaxed)
+    }
+
+    /// The number of the mount that it is on.
+    pub(crate) fn mount(&self) -> u32 {
+        self.mount
+    }
+
+    /// Has the kernel serve a call that reads, writes or moves, which finds the place where it is; `None` where the kernel has it anyway.
+    pub(crate) fn lend(&self, descriptor: i32, call: impl FnOnce() -> i64) -> Option<i64> {
+        if !self.is_at(descriptor) {
+            return None;
+        }
+        let held = self.hold()?;
+        materialise::set_offset(descriptor, held.offset());
+        let result = call();
+        if let Ok(offset) = materialise::offset(descriptor) {
+            held.set_offset(offset);
+        }
+        put_nowhere(descriptor);
+        Some(result)
     }
 
     /// Whether it is the same open file as another.
@@ -354,8 +376,14 @@ pub(crate) fn is_without_place(call: &Frame) -> bool {
         | libc::SYS_fchown
         | libc::SYS_mmap => true,
         libc::SYS_fcntl => matches!(call.arguments[1] as i32, libc::F_GETFD | libc::F_SETFD),
+        libc::SYS_ioctl => [libc::FIOCLEX, libc::FIONCLEX, libc::TCGETS].contains(&call.arguments[1]),
         _ => false,
     }
+}
+
+/// Whether a call does no more with its descriptor than to read, to write, or to move.
+pub(crate) fn is_transfer(number: i64) -> bool {
+    matches!(number, libc::SYS_read | libc::SYS_write | libc::SYS_readv | libc::SYS_writev | libc::SYS_lseek)
 }
 
 /// What a process that has borrowed memory has open of what is shared: its descriptors are its own, and the table of those whose memory it is goes on
@@ -438,7 +466,7 @@ mod tests {
 
     #[test]
     fn who_is_killed_with_a_place_keeps_nobody_from_it() {
-        let shared = prepare(&[(0, InodeId(1)), (0, InodeId(2))]).expect("memory").pop().expect("two");
+        let shared = prepare(&[(0, (0, InodeId(1))), (0, (0, InodeId(2)))]).expect("memory").pop().expect("two");
         shared.begin(5, libc::O_RDWR);
         // SAFETY: the child makes no call but these.
         let child = unsafe { libc::fork() };

@@ -34,6 +34,10 @@ pub(super) fn serve(number: i64, a: [u64; 6]) -> Served {
         libc::SYS_fcntl => control(descriptor, a[1] as i32, a[2]),
         // No terminal: what stdio asks of each file that it writes to.
         libc::SYS_ioctl if a[1] == TCGETS && descriptors::is_ours(descriptor) => Err(Errno::ENOTTY),
+        libc::SYS_ioctl if [libc::FIOCLEX, libc::FIONCLEX].contains(&a[1]) => {
+            let flag = if a[1] == libc::FIOCLEX { libc::FD_CLOEXEC } else { 0 };
+            control(descriptor, libc::F_SETFD, flag as u64)
+        }
         _ => Ok(None),
     }
 }

@@ -5,6 +5,7 @@ mod bench;
 mod capi;
 mod conformance;
 mod errors;
+mod family;
 mod hammer;
 mod kill;
 mod life;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
         locks::TESTS,
         mapped::TESTS,
         unlucky::TESTS,
+        family::TESTS,
         capi::TESTS,
         report::TESTS,
         short::TESTS,

@@ -1,0 +1,301 @@
+//! Open files that forked processes have in common.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use ashlar_tests::command::run;
+use ashlar_tests::harness::{Test, Verdict, passed};
+use ashlar_tests::mount::{Front, Medium, Site, ashlar, obstacle};
+use ashlar_tests::{Outcome, ensure, tried};
+use ashlar_wire::DEFER_VARIABLE;
+use serde_json::Value;
+
+/// The tests of this group.
+pub const TESTS: &[Test] = &[
+    Test { name: "run/processes_share_open_files_as_the_kernel_has_them", run: || with(same) },
+    Test { name: "run/who_makes_processes_goes_on_with_his_files", run: || with(goes_on) },
+    Test { name: "run/who_is_forked_goes_on_with_his_parents_files", run: || with(inherits) },
+    Test { name: "run/who_is_killed_leaves_the_place_to_the_others", run: || with(killed) },
+    Test { name: "run/record_locks_stay_where_a_program_has_two_descriptors", run: || with(locked) },
+    Test { name: "run/what_gets_past_the_library_finds_no_place", run: || with(past) },
+];
+
+fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
+    obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
+}
+
+/// Processes that do by chance what can be done with open files, one after the other, find the same as in memory without Ashlar.
+fn same() -> Outcome<Verdict> {
+    const SEEDS: u32 = 3;
+    const STEPS: u32 = 250;
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let script = site.outside().join("family.py");
+    fs::write(&script, include_str!("../../../jobs/family.py")).map_err(tried("writing a script"))?;
+    let memory = tempfile::Builder::new().prefix("ashlar-family-").tempdir_in("/dev/shm");
+    let memory = memory.map_err(tried("making a directory in memory"))?;
+    let mut steps = 0;
+    for seed in 0..SEEDS {
+        let told = |front: Front, root: &Path, calls: &str| -> Outcome<String> {
+            let directory = root.join(format!("{front:?}-{seed}-{calls}"));
+            fs::create_dir(&directory).map_err(tried("making a directory"))?;
+            let mut command = front.command("python3");
+            command.arg(&script).args([seed.to_string(), STEPS.to_string()]).current_dir(&directory);
+            Ok(run(command.env(DEFER_VARIABLE, calls).stdin(Stdio::null()))?.success()?.output)
+        };
+        let expected = told(Front::Mount, memory.path(), "64")?;
+        steps += expected.lines().count();
+        for (front, calls) in [(Front::Mount, "64"), (Front::Run, "20"), (Front::Run, "0")] {
+            let found = told(front, &site.point(0), calls)?;
+            let differs = expected.lines().zip(found.lines()).find(|(expected, found)| expected != found);
+            ensure!(differs.is_none(), "{front:?} after {calls} calls, seed {seed}: in memory, and here: {differs:#?}");
+            ensure!(expected == found, "{front:?}, seed {seed}: not all is told");
+        }
+    }
+    site.check()?;
+    site.umount(0)?;
+    Ok(Verdict::Passed(format!("{steps} steps")))
+}
+
+/// What becomes of a call of a script's, of which all processes have sessions after so many calls: how often it was accelerated and delegated.
+fn counted(site: &Site, script: &str, calls: u32, call: &str) -> Outcome<[u64; 2]> {
+    let report = site.outside().join("report.json");
+    let file = report.display().to_string();
+    let mut command = ashlar(&["run", "--report-json", "--report-to", &file, "--", "python3", "-c", script]);
+    command.env(DEFER_VARIABLE, calls.to_string()).current_dir(site.point(0));
+    run(&mut command)?.success()?;
+    let text = fs::read_to_string(&report).map_err(tried("reading the report"))?;
+    let told: Value = serde_json::from_str(&text).map_err(tried(format!("the report is no JSON:\n{text}")))?;
+    let lines = told["calls"].as_array().ok_or("there are no calls")?;
+    let line = lines.iter().find(|line| line["call"] == call).ok_or(format!("there is no {call}:\n{text}"))?;
+    Ok(["accelerated", "delegated"].map(|what| line[what].as_u64().unwrap_or(0)))
+}
+
+/// What a process has open is served in it as before when it has run commands, and while a process that it has forked lives: a database that runs
+/// something, a store that forks to save.
+fn goes_on() -> Outcome<Verdict> {
+    const SCRIPT: &str = "
+import os, subprocess
+file = os.open('file', os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+log = os.open('log', os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+os.set_inheritable(log, True)
+for turn in range(3):
+    subprocess.run(['/bin/true'])
+    assert os.system('exit 3') == 3 << 8
+    wait, go = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(go)
+        os.read(wait, 1)
+        os._exit(0)
+    for n in range(100):
+        os.write(file, b'0123456789')
+        os.pwrite(file, b'ab', n)
+    os.close(go)
+    os.close(wait)
+    assert os.waitpid(child, 0)[1] == 0
+assert os.lseek(file, 0, os.SEEK_CUR) == os.fstat(file).st_size == 3000
+";
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    for call in ["write", "pwrite64"] {
+        let found = counted(&site, SCRIPT, 0, call)?;
+        ensure!(found == [300, 0], "300 accelerated, and no delegated {call} expected: {found:?}");
+    }
+    site.check()?;
+    site.umount(0)?;
+    passed()
+}
+
+/// Processes that are forked with an open file, and go on with it after their first calls: a server that makes its children beforehand, a
+/// daemon that has opened its files before it leaves its parent.
+fn inherits() -> Outcome<Verdict> {
+    const SCRIPT: &str = "
+import os
+log = os.open('log', os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o600)
+file = os.open('file', os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+for n in range(100): os.write(log, b'begun\\n')
+children = []
+for number in range(3):
+    child = os.fork()
+    if child == 0:
+        for n in range(500): os.write(log, b'%05d\\n' % number)
+        for n in range(500): os.write(file, b'%05d\\n' % number)
+        os._exit(0)
+    children.append(child)
+for child in children: assert os.waitpid(child, 0)[1] == 0
+for n in range(100): os.write(log, b'ended\\n')
+lines = open('log').read().split('\\n')
+assert [lines.count(what) for what in ['begun', '00000', '00001', '00002', 'ended', '']] == [100, 500, 500, 500, 100, 1]
+assert os.lseek(file, 0, os.SEEK_CUR) == 9000
+lines = open('file').read().split('\\n')
+assert [lines.count(what) for what in ['00000', '00001', '00002', '']] == [500, 500, 500, 1]
+";
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let [accelerated, delegated] = counted(&site, SCRIPT, 64, "write")?;
+    // The first 64 calls of each of the three, and of their parent.
+    ensure!(
+        accelerated + delegated == 3200 && (150..=4 * 64).contains(&delegated),
+        "of 3200 writes {accelerated} were accelerated, and {delegated} delegated"
+    );
+    site.check()?;
+    site.umount(0)?;
+    passed()
+}
+
+/// Processes that write lines in turn, with one offset for all, and are killed by chance: what was acknowledged is there, and no line is written over
+/// another one.
+fn killed() -> Outcome<Verdict> {
+    const SCRIPT: &str = "
+import mmap, os, random, signal, time
+random.seed(7)
+WRITERS, KILLS = 3, 25
+done = mmap.mmap(-1, 8 * (WRITERS + KILLS))
+file = os.open('file', os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+def begin(number):
+    child = os.fork()
+    if child == 0:
+        count = 0
+        while True:
+            os.write(file, b'%05d %09d\\n' % (number, count))
+            count += 1
+            done[8 * number:8 * number + 8] = count.to_bytes(8, 'little')
+    return child
+alive = {number: begin(number) for number in range(WRITERS)}
+for number in range(WRITERS, WRITERS + KILLS):
+    time.sleep(random.random() * 0.03)
+    os.write(file, b'%s\\n' % (b'parent %08d' % number))
+    victim = random.choice(list(alive))
+    os.kill(alive[victim], signal.SIGKILL)
+    os.waitpid(alive.pop(victim), 0)
+    alive[number] = begin(number)
+for child in alive.values():
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+counts = [int.from_bytes(done[8 * n:8 * n + 8], 'little') for n in range(WRITERS + KILLS)]
+lines = open('file').read().split('\\n')
+assert lines.pop() == ''
+of = {}
+for line in lines:
+    who, what = line.split(' ')
+    of.setdefault(who, []).append(int(what))
+assert of.pop('parent') == list(range(WRITERS, WRITERS + KILLS))
+for number, count in enumerate(counts):
+    found = of.pop('%05d' % number, [])
+    # The one that was under way may be there, or may be what another one has taken the place of.
+    assert found in (list(range(count)), list(range(count + 1))), (number, count, len(found), found[:3], found[-3:])
+assert not of and sum(counts) > 1000, sum(counts)
+print(sum(counts))
+";
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let mut told = Vec::new();
+    for front in [Front::Mount, Front::Run, Front::RunAtOnce] {
+        let done = run(front.command("python3").args(["-c", SCRIPT]).current_dir(site.point(0)))?.success()?;
+        told.push(done.output.trim().to_owned());
+    }
+    site.check()?;
+    site.umount(0)?;
+    Ok(Verdict::Passed(format!("lines through the kernel, and here: {}", told.join(", "))))
+}
+
+/// A program that locks a file, has two descriptors of it that the next one inherits, and becomes that one: the lock is there, and goes with the first of
+/// them.
+fn locked() -> Outcome<Verdict> {
+    const ASK: &str = "
+import fcntl, os
+try: fcntl.lockf(os.open('file', os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError: raise SystemExit(9)
+";
+    const SCRIPT: &str = "
+import fcntl, os, subprocess, sys
+def is_locked():
+    return subprocess.run([sys.executable, 'ask.py']).returncode == 9
+if len(sys.argv) == 1:
+    first = os.open('file', os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.set_inheritable(first, True)
+    fcntl.lockf(first, fcntl.LOCK_EX)
+    second = os.open('file', os.O_RDWR | os.O_APPEND)
+    os.set_inheritable(second, True)
+    os.write(first, b'one')
+    os.write(second, b'two')
+    os.execv(sys.executable, [sys.executable, 'script.py', str(first), str(second)])
+first, second = map(int, sys.argv[1:])
+assert is_locked()
+os.write(first, b'2')
+assert is_locked() and os.pread(second, 9, 0) == b'one2wo', os.pread(second, 9, 0)
+os.fstatvfs(second)
+assert is_locked()
+os.close(second)
+assert not is_locked()
+";
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    for (name, text) in [("ask.py", ASK), ("script.py", SCRIPT)] {
+        fs::write(site.point(0).join(name), text).map_err(tried("writing a script"))?;
+    }
+    for front in [Front::Mount, Front::Run, Front::RunAtOnce] {
+        let done = run(front.command("python3").arg("script.py").current_dir(site.point(0)))?;
+        done.success().map_err(|error| format!("{front:?}: {error}"))?;
+    }
+    site.check()?;
+    site.umount(0)?;
+    passed()
+}
+
+/// Calls the kernel from memory that nobody patches.
+const PAST: &str = r#"
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+int main(void) {
+    static const unsigned char code[] = { 0x48, 0x89, 0xf8, 0x48, 0x89, 0xf7, 0x48, 0x89, 0xd6, 0x48, 0x89, 0xca, 0x0f, 0x05, 0xc3 };
+    char *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), byte;
+    memcpy(page, code, sizeof code);
+    assert(mprotect(page, 4096, PROT_READ | PROT_EXEC) == 0);
+    long (*past)(long, long, const void *, long) = (long (*)(long, long, const void *, long))page;
+    int file = open("file", O_RDWR | O_CREAT | O_TRUNC, 0600), ways[2];
+    assert(write(file, "before", 6) == 6 && pipe(ways) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        close(ways[1]);
+        _exit(read(ways[0], &byte, 1) != 0);
+    }
+    assert(past(SYS_write, file, "past", 4) == -EINVAL && past(SYS_read, file, &byte, 1) == -EINVAL);
+    assert(write(file, ", after", 7) == 7 && lseek(file, 0, SEEK_CUR) == 13);
+    close(ways[1]);
+    int status = 1;
+    assert(waitpid(child, &status, 0) == child && status == 0);
+    /* Who has it passed on has the kernel's, where it stands. */
+    child = fork();
+    if (child == 0) {
+        dup2(file, 1);
+        execlp("echo", "echo", ", echoed", NULL);
+    }
+    assert(waitpid(child, &status, 0) == child && status == 0);
+    assert(past(SYS_write, file, "past", 4) == 4);
+    char all[64] = "";
+    assert(pread(file, all, sizeof all, 0) == 26 && strcmp(all, "before, after, echoed\npast") == 0);
+    return 0;
+}
+"#;
+
+/// What a program does past the library with a file that it shares with others fails, and writes nowhere.
+fn past() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let (source, program) = (site.outside().join("past.c"), site.outside().join("past"));
+    fs::write(&source, PAST).map_err(tried("writing a program"))?;
+    match Command::new("gcc").args(["-O1", "-o"]).arg(&program).arg(&source).output() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Ok(Verdict::Skipped("there is no gcc".into()));
+        }
+        Err(error) => return Err(format!("gcc: {error}")),
+        Ok(done) => ensure!(done.status.success(), "gcc: {}", String::from_utf8_lossy(&done.stderr)),
+    }
+    run(Front::RunAtOnce.command(&program).current_dir(site.point(0)))?.success()?;
+    site.check()?;
+    site.umount(0)?;
+    passed()
+}
