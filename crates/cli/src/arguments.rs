@@ -312,7 +312,7 @@ pub struct BenchArguments {
     /// The directory to compare with; by default one in /dev/shm, which is a tmpfs
     #[arg(long, value_name = "DIR")]
     pub compare: Option<PathBuf>,
-    /// Only cases whose names contain one of these words: append, overwrite, sustained, read, map, create, stat, open, readdir,
+    /// Only cases whose names contain one of these words: append, overwrite, processes, sustained, read, map, create, stat, open, readdir,
     /// turns, start, script, breakdown
     #[arg(long, value_name = "WORD", num_args = 1..)]
     pub cases: Vec<String>,

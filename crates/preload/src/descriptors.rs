@@ -1,8 +1,8 @@
 //! Descriptors of ours and the open files behind them.
 //!
-//! A descriptor of ours has a number of the kernel's, whose placeholder there is `O_PATH`: reading and writing it past us fails. The table
-//! from numbers to open files ([`ASHLAR_DESCRIPTORS`]) is where the entry looks. An open file is shared by the numbers that `dup` gave it,
-//! and lives until the last of them and the last call under way with it are gone.
+//! A descriptor of ours has a number of the kernel's, whose placeholder there is `O_PATH`: reading and writing it past us fails. What processes share
+//! has a real open file there (`shared`). The table from numbers to open files ([`ASHLAR_DESCRIPTORS`]) is where the entry looks. An open file has all
+//! the numbers that `dup` gave it, and lives until the last of them and the last call under way with it are gone.
 
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;

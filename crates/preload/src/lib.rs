@@ -6,7 +6,7 @@
 //! Invariants:
 //! - FUSE stays the complete file system beneath. What is not served here is the kernel's: paths as they are, descriptors after they
 //!   have become real ones (`materialise`). Whatever cannot be caught goes there by itself.
-//! - A descriptor of ours is `O_PATH` in the kernel: what slips by fails, and writes nowhere.
+//! - A descriptor of ours is `O_PATH` in the kernel, or has an offset there at which nothing can be (`shared`): what slips by fails, and writes nowhere.
 //! - The program notices nothing: no thread and no signal of ours, signals of its own come before or after a call (`signals`), its
 //!   stack and its heap are not used (`hook`, `heap`), and nothing here exits, aborts or unwinds.
 //! - Bad pointers give `EFAULT` (`memory`).

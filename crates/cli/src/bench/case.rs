@@ -48,6 +48,8 @@ pub enum Case {
     Append,
     /// Writing over what is there.
     Overwrite,
+    /// Writing behind the end in a process that has run a command.
+    Processes,
     /// Both, going round the update log several times.
     Sustained,
     /// Reading.
@@ -76,9 +78,10 @@ pub enum Case {
 
 impl Case {
     /// All of them, in the order of the table's lines.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Append,
         Self::Overwrite,
+        Self::Processes,
         Self::Sustained,
         Self::Read,
         Self::Map,
@@ -98,6 +101,7 @@ impl Case {
         match self {
             Self::Append => "append",
             Self::Overwrite => "overwrite",
+            Self::Processes => "processes",
             Self::Sustained => "sustained",
             Self::Read => "read",
             Self::Map => "map",
@@ -124,6 +128,7 @@ impl Case {
             self,
             Self::Append
                 | Self::Overwrite
+                | Self::Processes
                 | Self::Sustained
                 | Self::Read
                 | Self::Create

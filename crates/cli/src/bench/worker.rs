@@ -40,6 +40,7 @@ fn perform(task: &Task) -> Result<Vec<Measured>, CliError> {
     match task.case {
         Case::Append => data::append(task),
         Case::Overwrite => data::overwrite(task),
+        Case::Processes => data::after_a_command(task),
         Case::Sustained => data::sustained(task),
         Case::Read => data::read(task),
         Case::Map => data::map(task),

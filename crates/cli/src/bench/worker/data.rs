@@ -5,6 +5,7 @@ use std::hint::black_box;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::process::Command;
 
 use ashlar_pmem::{Mapping, MappingAccess, Medium};
 
@@ -50,6 +51,25 @@ pub fn append(task: &Task) -> Result<Vec<Measured>, CliError> {
         Ok(Measured::median(format!("append {label}"), summary))
     });
     measured.into_iter().collect()
+}
+
+/// What is open is shared with processes that are made meanwhile, or is the kernel's from then on.
+pub fn after_a_command(task: &Task) -> Result<Vec<Measured>, CliError> {
+    if !task.is_floor() {
+        task.warm_log()?;
+    }
+    let (label, bytes) = SIZES[1];
+    let data = vec![7; bytes];
+    let count = quiet_count(task, bytes);
+    let summary = if task.is_floor() {
+        floor(task, &data, count)
+    } else {
+        let path = task.directory.join("processes");
+        let mut file = create(&path)?;
+        Command::new("true").status().map_err(CliError::system("running 'true'"))?;
+        measure(count, |_| file.write_all(&data)).map_err(system("writing", &path))
+    };
+    Ok(vec![Measured::median(format!("append {label}, after a command was run"), summary?)])
 }
 
 /// Writes so many times behind the end.
