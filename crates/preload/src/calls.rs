@@ -586,20 +586,26 @@ pub(crate) fn serve(call: &mut Frame) -> Verdict {
 /// Before a call by descriptors whose open files other processes have too: those that the kernel has by now become its own, and what the process was
 /// forked with, if it can't be served here, leaves. The result, where the call is done.
 fn look_at_shared(call: &Frame) -> Option<i64> {
-    for &at in descriptors_of(call.rax as i64) {
+    let is_put_over = [libc::SYS_dup2, libc::SYS_dup3].contains(&(call.rax as i64));
+    // What another one is put over is closed.
+    for &at in descriptors_of(call.rax as i64).iter().filter(|&&at| !(is_put_over && at == 1)) {
         let descriptor = call.arguments[at] as i32;
         if descriptors::is_inherited(descriptor)
             && let Some(shared) = descriptors::inherited_at(descriptor)
         {
             if shared::is_without_place(call) {
+                if call.rax as i64 == libc::SYS_mmap {
+                    shared::grow(descriptor);
+                }
                 continue;
             }
             let is_transfer = shared::is_transfer(call.rax as i64);
             // Who reads or writes will do so again, and has a session then. Until it does, the kernel is lent the place.
-            let is_put_off = is_transfer && session::of_mount(shared.mount()).is_none() && deferred::is_on();
+            let is_put_off = is_transfer && session::of_mount(shared.file().mount).is_none() && deferred::is_on();
             // SAFETY: the program's own call.
             let kernel = || unsafe { crate::arch::system_call(call.rax, call.arguments) };
-            if is_put_off && let Some(result) = shared.lend(descriptor, kernel) {
+            let writes = (call.rax as i64 == libc::SYS_write).then_some(call.arguments[2]);
+            if is_put_off && let Some(result) = shared.lend(descriptor, writes, kernel) {
                 hook::pass_on();
                 return Some(result);
             }
@@ -666,7 +672,8 @@ fn to_kernel(call: &Frame) -> Verdict {
     let begun_at = paths.iter().filter_map(|(from, _)| from.map(|index| a[index] as i32));
     let begun_at = begun_at.filter(|&descriptor| descriptors::is_ours(descriptor));
     let in_paths = paths.iter().filter_map(|&(_, path)| path::descriptor_at(a[path]));
-    for descriptor in named.chain(begun_at).chain(in_paths) {
+    let stays = |descriptor: &i32| !(descriptors::is_inherited(*descriptor) && shared::is_without_place(call));
+    for descriptor in named.filter(stays).chain(begun_at).chain(in_paths) {
         if let Err(errno) = materialise::descriptor(descriptor) {
             return Verdict::Done(-i64::from(errno.0));
         }

@@ -15,9 +15,9 @@ use ashlar_libfs::{OpenInode, alone};
 use ashlar_types::{Errno, FileKind, InodeId};
 
 use crate::arch::{ASHLAR_DESCRIPTORS, DESCRIPTORS, system_call};
-use crate::parked;
 use crate::session::{self, Session};
 use crate::shared::{self, Held, Shared};
+use crate::{materialise, parked};
 
 /// Open files that there can be. More are the kernel's.
 const OPEN_MAX: usize = 65_536;
@@ -39,6 +39,8 @@ const INHERITED: u32 = COMMON - 1;
 /// From here on up to [`INHERITED`] no numbers are in use in the table: of [`own`] they are those of candidates without others.
 const LONE: u32 = OPEN_MAX as u32 + 1;
 const _: () = assert!(LONE as usize + CANDIDATES_MAX as usize <= INHERITED as usize && CANDIDATE < INTERNAL);
+/// Flags that `F_SETFL` can change.
+pub(crate) const CHANGEABLE: i32 = libc::O_APPEND | libc::O_NONBLOCK | libc::O_ASYNC | libc::O_DIRECT | libc::O_NOATIME;
 /// In place of the number of references: the last one is gone, and what ends with it is not done yet.
 const CLOSING: u32 = u32::MAX;
 
@@ -93,6 +95,14 @@ pub(crate) struct PlaceGuard {
 }
 
 impl PlaceGuard {
+    /// Says where it will stand when what is written is done, to others who have the open file.
+    #[inline]
+    pub(crate) fn reserve(&self, next: u64) {
+        if let Some(held) = &self.held {
+            held.reserve(next);
+        }
+    }
+
     /// As it is for all processes that have the open file, if they serve it.
     #[cold]
     fn shared(mut self, shared: &Shared) -> Option<Self> {
@@ -235,8 +245,13 @@ impl File {
     }
 
     /// Access mode and status flags, as `open` and `F_SETFL` set them.
+    #[inline]
     pub(crate) fn flags(&self) -> i32 {
-        self.flags_word().load(Ordering::Relaxed) as i32
+        let own = self.open().flags.load(Ordering::Relaxed) as i32;
+        match self.shared() {
+            None => own,
+            Some(shared) => own & !CHANGEABLE | shared.flags().load(Ordering::Relaxed) as i32 & CHANGEABLE,
+        }
     }
 
     /// Changes status flags.
@@ -308,10 +323,22 @@ impl File {
         entry(descriptor).is_some_and(|entry| entry.load(Ordering::Acquire) == self.number)
     }
 
-    /// Has a descriptor lead to it too.
-    pub(crate) fn add(&self, descriptor: i32) {
-        self.forget_on_exec();
+    /// Has a descriptor lead to it too, of which it is known what becomes of it on the run of another program, if it is the only one.
+    fn add(&self, descriptor: i32, on_exec: OnExec) {
         let _one_at_a_time = locked(&TABLE);
+        // It may have been shared since its placeholder was put there.
+        let is_shared = self.shared().is_some_and(|shared| {
+            let real = self.numbers().map(|(number, _)| number).find(|&number| shared.is_at(number));
+            if !shared.is_at(descriptor)
+                && let Some(real) = real
+            {
+                // Otherwise it is one that fails.
+                let _ = materialise::put_at(real, descriptor);
+            }
+            true
+        });
+        let known = if is_shared { OnExec::Unknown } else { on_exec };
+        self.open().on_exec.store(known as u8, Ordering::Relaxed);
         alone::add(&self.open().references, 1, Ordering::AcqRel);
         let old = entry(descriptor).map_or(0, |entry| entry.swap(self.number, Ordering::AcqRel));
         drop(_one_at_a_time);
@@ -339,7 +366,7 @@ impl File {
             match shared {
                 None => replace(Some(descriptor), &place)?,
                 // A real one is there. With the first of them it has left.
-                Some(shared) => shared.leave(descriptor),
+                Some(shared) => drop(shared.leave(descriptor)),
             }
             if is_noted || self.is_directory() {
                 note_named(descriptor);
@@ -373,7 +400,7 @@ impl File {
         let _one_at_a_time = locked(&TABLE);
         self.numbers().try_for_each(|(descriptor, _)| put(descriptor))?;
         self.forget_on_exec();
-        shared.begin(place.offset, self.flags());
+        shared.begin(place.offset, self.flags() & CHANGEABLE);
         self.share_on(shared);
         Ok(())
     }
@@ -435,6 +462,13 @@ pub(crate) fn inherited() -> impl Iterator<Item = i32> {
 pub(crate) fn inherited_at(descriptor: i32) -> Option<Shared> {
     let inherited = locked(&TABLE);
     inherited.get(&descriptor).filter(|_| is_inherited(descriptor)).cloned()
+}
+
+/// All such descriptors of an open file.
+pub(crate) fn inherited_alike(shared: &Shared) -> Vec<i32> {
+    let inherited = locked(&TABLE);
+    let alike = inherited.iter().filter(|(number, other)| is_inherited(**number) && other.is_same(shared));
+    alike.map(|(number, _)| *number).collect()
 }
 
 /// Has all such descriptors of an open file lead to one of ours, or, without one, be the kernel's for good.
@@ -720,15 +754,14 @@ pub(crate) fn give_back(number: i32, cloexec: bool) {
 
 /// Has a number lead to an open file that was just opened.
 pub(crate) fn enter_first(file: &File, number: i32, cloexec: bool) {
-    enter(file, number);
-    let on_exec = if cloexec { OnExec::Closes } else { OnExec::Stays };
-    file.open().on_exec.store(on_exec as u8, Ordering::Relaxed);
+    HIGHEST.fetch_max(number as u32 + 1, Ordering::AcqRel);
+    file.add(number, if cloexec { OnExec::Closes } else { OnExec::Stays });
 }
 
 /// Has a number lead to an open file, whose placeholder there the kernel has.
 pub(crate) fn enter(file: &File, number: i32) {
     HIGHEST.fetch_max(number as u32 + 1, Ordering::AcqRel);
-    file.add(number);
+    file.add(number, OnExec::Unknown);
 }
 
 /// Takes a descriptor away from us, if it is ours; the kernel's number stays.
@@ -758,10 +791,10 @@ pub(crate) fn close_number(descriptor: i32) -> i64 {
     unsafe { system_call(libc::SYS_close as u64, [descriptor as u64, 0, 0, 0, 0, 0]) }
 }
 
-/// In a process that was forked: what its parent shares is inherited, and what threads of that one have opened at that moment leads nowhere. The open
-/// files themselves are not looked at again: threads may have held them.
+/// In a process that was forked: what its parent shares is inherited, and what threads of that one have opened at that moment leads nowhere.
 pub(crate) fn forget_ours() {
     let mut inherited = locked(&TABLE);
+    let mut freed = Vec::new();
     for number in ours(0, u32::MAX) {
         let Some(entry) = entry(number) else { continue };
         let open = &OPEN[entry.load(Ordering::Relaxed) as usize - 1];
@@ -772,6 +805,20 @@ pub(crate) fn forget_ours() {
                 entry.store(INHERITED, Ordering::Release);
             }
             None => entry.store(0, Ordering::Release),
+        }
+        freed.push(open);
+    }
+    // One that a thread had in use stays, with what it held.
+    for open in freed.into_iter().filter(|open| open.place.try_lock().is_some()) {
+        // The session is not this process's: nothing is told to it. Each number counts as a reference.
+        if open.references.swap(0, Ordering::AcqRel) != 0 {
+            // SAFETY: there is one thread, and no entry of the table leads here any more.
+            std::mem::forget(unsafe { (*open.opened.get()).take() });
+            let shared = open.shared.swap(ptr::null_mut(), Ordering::AcqRel);
+            if !shared.is_null() {
+                // SAFETY: it was made as a box, and nobody refers to it any more.
+                drop(unsafe { Box::from_raw(shared) });
+            }
         }
     }
 }

@@ -590,7 +590,8 @@ fn all_of_kernel() -> impl Iterator<Item = i32> {
 /// The file of a descriptor of the kernel's that is about to be closed, where the process's locks may go with it, and the kernel does not
 /// know.
 pub(crate) fn file_of_named(descriptor: i32) -> Option<Locked> {
-    if !IS_USED.load(Ordering::Acquire) || !descriptors::is_named(descriptor) {
+    let is_seen = descriptors::is_named(descriptor) || descriptors::is_inherited(descriptor);
+    if !IS_USED.load(Ordering::Acquire) || !is_seen {
         return None;
     }
     opened(descriptor).map(|(locked, _)| locked)
@@ -601,7 +602,8 @@ pub(crate) fn files_of_named(first: u32, last: u32) -> Vec<Locked> {
     if !IS_USED.load(Ordering::Acquire) {
         return Vec::new();
     }
-    descriptors::named(first, last).filter_map(file_of_named).collect()
+    let inherited = descriptors::inherited().filter(|&number| (first..=last).contains(&(number as u32)));
+    descriptors::named(first, last).chain(inherited).filter_map(file_of_named).collect()
 }
 
 /// Such a descriptor was closed: the locks that are the session's go. Also where the kernel has them, something of the session's may be left

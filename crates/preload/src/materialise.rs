@@ -10,7 +10,7 @@ use ashlar_types::{Errno, InodeId};
 use crate::arch::system_call;
 use crate::descriptors::{self, File, Place};
 use crate::session::Session;
-use crate::shared::Shared;
+use crate::shared::{Identity, Shared};
 use crate::{direct, locks, parked, session, shared};
 
 /// Status flags that a new open file of the kernel's takes over.
@@ -126,7 +126,13 @@ pub(crate) fn offset(descriptor: i32) -> Result<u64, Errno> {
 /// Those of SharedFS; then it stays ours.
 pub(crate) fn descriptor(number: i32) -> Result<(), Errno> {
     match descriptors::file(number) {
-        Some(file) => file_of(&file),
+        Some(file) => {
+            file_of(&file)?;
+            if file.shared().is_some() {
+                renew_size(number, &file);
+            }
+            Ok(())
+        }
         None => {
             leave_inherited(number);
             descriptors::forget_candidate(number);
@@ -138,8 +144,12 @@ pub(crate) fn descriptor(number: i32) -> Result<(), Errno> {
 /// A descriptor that the process was forked with, and the others of that open file, are the kernel's for good, and so they are for all who share it.
 pub(crate) fn leave_inherited(number: i32) {
     if let Some(shared) = descriptors::inherited_at(number) {
-        shared.leave(number);
+        // By one that leads there, whatever the program has done to the others past us.
+        let _ = descriptors::inherited_alike(&shared).into_iter().any(|number| shared.leave(number));
         descriptors::replace_inherited(&shared, None);
+        if let Some(session) = session::by_number(shared.file().mount).filter(|_| shared.is_at(number)) {
+            renew_size_of(number, session, shared.file().inode);
+        }
     }
 }
 
@@ -244,18 +254,18 @@ pub(crate) fn all() -> bool {
 /// could.
 pub(crate) fn share_all() -> bool {
     descriptors::candidates().for_each(descriptors::forget_candidate);
-    let mut files: Vec<(File, (u32, (u64, InodeId)))> = Vec::new();
+    let mut files: Vec<(File, Identity)> = Vec::new();
     for file in descriptors::ours(0, u32::MAX).filter_map(descriptors::file) {
         let is_new = file.shared().is_none() && !files.iter().any(|(other, _)| other.is_same(&file));
         if is_new && !file.is_directory() && !file.is_alone() {
             let Ok(session) = file.session() else { continue };
-            let known = (session.number, (session.device, file.inode()));
-            files.push((file, known));
+            let identity = Identity { mount: session.number, device: session.device, inode: file.inode() };
+            files.push((file, identity));
         }
     }
-    let known: Vec<_> = files.iter().map(|(_, known)| *known).collect();
+    let identities: Vec<_> = files.iter().map(|(_, identity)| *identity).collect();
     // Without memory all become the kernel's.
-    let prepared = shared::prepare(&known).unwrap_or_default();
+    let prepared = shared::prepare(&identities).unwrap_or_default();
     for ((file, _), shared) in files.iter().zip(prepared) {
         // One that can't have a real one becomes the kernel's, or stays ours alone, below.
         let _ = share_one(file, shared);

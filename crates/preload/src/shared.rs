@@ -25,6 +25,8 @@ const NOWHERE: u64 = i64::MAX as u64;
 const SPINS: u32 = 200;
 const YIELDS: u32 = 400;
 static SLEEP: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 200_000 };
+/// After so many tries, some seconds, others go on without a holder that is alive: it may be frozen, or wait for something itself.
+const PATIENT_TRIES: u32 = YIELDS + 15_000;
 /// Processes have numbers of so many bits at most (`PID_MAX_LIMIT`).
 const PROCESS_BITS: u32 = 22;
 /// What clocks and the kernel's notes of when a process began may differ by, in milliseconds: it counts hundredths of a second.
@@ -42,7 +44,9 @@ struct Slot {
     /// Who uses or changes it: a [`Holder`], or 0.
     holder: AtomicU64,
     offset: AtomicU64,
-    /// Access mode and status flags.
+    /// Where it will stand when the holder is done, as far as he knows: others go on from there when he does not.
+    next: AtomicU64,
+    /// Status flags.
     flags: AtomicU32,
     /// [`LIVE`] or [`LEFT`].
     state: AtomicU32,
@@ -72,21 +76,34 @@ impl Holder {
         Self(since_start_ms() << PROCESS_BITS | process & ((1 << PROCESS_BITS) - 1))
     }
 
-    /// Whether it is there no more.
-    fn is_dead(self) -> bool {
+    /// What it does, as far as that can be known.
+    fn life(self) -> Life {
         let process = self.0 & ((1 << PROCESS_BITS) - 1);
         // SAFETY: no signal is sent.
         let there = unsafe { system_call(libc::SYS_kill as u64, [process, 0, 0, 0, 0, 0]) };
         if there == -i64::from(libc::ESRCH) {
-            return true;
+            return Life::Dead;
         }
         // Who may not look takes it for alive.
         let mut buffer = [0; STAT_BYTES];
-        let Some((state, began_ms)) = read_stat(process, &mut buffer).and_then(state_and_beginning) else {
-            return false;
-        };
-        matches!(state, "Z" | "X") || began_ms > (self.0 >> PROCESS_BITS) + CLOCK_SLACK_MS
+        let Some(found) = read_stat(process, &mut buffer).and_then(Stat::of) else { return Life::Alive };
+        let is_another = found.began_ms > (self.0 >> PROCESS_BITS) + CLOCK_SLACK_MS;
+        match found.state {
+            _ if is_another => Life::Dead,
+            // Its first thread may have ended before the others.
+            "Z" | "X" if found.threads <= 1 => Life::Dead,
+            "T" | "t" => Life::Stopped,
+            _ => Life::Alive,
+        }
     }
+}
+
+/// What a process does that holds a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Life {
+    Alive,
+    Stopped,
+    Dead,
 }
 
 /// The beginning of a process's line in `/proc`. Nothing is allocated: the memory may be lent.
@@ -110,12 +127,24 @@ fn read_stat(process: u64, buffer: &mut [u8; STAT_BYTES]) -> Option<&str> {
     std::str::from_utf8(buffer.get(..usize::try_from(count).ok()?)?).ok()
 }
 
-/// The state of a process, and when it began, in milliseconds since the machine did, of its line in `/proc`.
-fn state_and_beginning(text: &str) -> Option<(&str, u64)> {
-    // NUMBER (NAME) STATE …; the beginning is the 22nd word, in hundredths of a second.
-    let mut words = text.rsplit_once(") ")?.1.split(' ');
-    let state = words.next()?;
-    Some((state, words.nth(18)?.parse::<u64>().ok()? * 10))
+/// What a process's line in `/proc` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stat<'a> {
+    /// That of its first thread.
+    state: &'a str,
+    threads: u32,
+    /// In milliseconds since the machine began.
+    began_ms: u64,
+}
+
+impl<'a> Stat<'a> {
+    fn of(text: &'a str) -> Option<Self> {
+        // NUMBER (NAME) STATE …; the 20th word are the threads, the 22nd is the beginning in hundredths of a second.
+        let mut words = text.rsplit_once(") ")?.1.split(' ');
+        let state = words.next()?;
+        let threads = words.nth(16)?.parse().ok()?;
+        Some(Self { state, threads, began_ms: words.nth(1)?.parse::<u64>().ok()? * 10 })
+    }
 }
 
 /// Milliseconds since the machine began.
@@ -174,15 +203,23 @@ impl Drop for Memory {
     }
 }
 
+/// A file, to know it again by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    /// The number of the mount that it is on.
+    pub(crate) mount: u32,
+    /// `st_dev`.
+    pub(crate) device: u64,
+    /// `st_ino`.
+    pub(crate) inode: InodeId,
+}
+
 /// An open file that may be shared.
 #[derive(Clone)]
 pub(crate) struct Shared {
     memory: Arc<Memory>,
     index: usize,
-    /// The number of the mount that it is on.
-    mount: u32,
-    /// `st_dev` and `st_ino`, to know it again by.
-    file: (u64, InodeId),
+    file: Identity,
     /// Whose it was, of those that the process has been.
     user: u32,
 }
@@ -193,11 +230,11 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// Prepares for open files that are about to be shared, each of a mount and a file on it (`st_dev`, `st_ino`).
+/// Prepares for open files that are about to be shared, each of these files.
 ///
 /// # Errors
 /// `ENOMEM`.
-pub(crate) fn prepare(files: &[(u32, (u64, InodeId))]) -> Result<Vec<Shared>, Errno> {
+pub(crate) fn prepare(files: &[Identity]) -> Result<Vec<Shared>, Errno> {
     if files.is_empty() {
         return Ok(Vec::new());
     }
@@ -210,7 +247,7 @@ pub(crate) fn prepare(files: &[(u32, (u64, InodeId))]) -> Result<Vec<Shared>, Er
     let start = NonNull::new(start as *mut Slot).filter(|_| start > 0).ok_or(Errno::ENOMEM)?;
     let memory = Arc::new(Memory { start, length });
     let user = USER.load(Ordering::Relaxed);
-    let shared = |(index, &(mount, file))| Shared { memory: Arc::clone(&memory), index, mount, file, user };
+    let shared = |(index, &file)| Shared { memory: Arc::clone(&memory), index, file, user };
     Ok(files.iter().enumerate().map(shared).collect())
 }
 
@@ -221,7 +258,7 @@ impl Shared {
         unsafe { self.memory.start.add(self.index).as_ref() }
     }
 
-    /// Begins to share an open file, before anybody else has it.
+    /// Begins to share an open file, with its status flags, before anybody else has it.
     pub(crate) fn begin(&self, offset: u64, flags: i32) {
         self.slot().offset.store(offset, Ordering::Relaxed);
         self.slot().flags.store(flags as u32, Ordering::Relaxed);
@@ -233,17 +270,18 @@ impl Shared {
         self.user == USER.load(Ordering::Relaxed)
     }
 
-    /// The number of the mount that it is on.
-    pub(crate) fn mount(&self) -> u32 {
-        self.mount
+    /// Its file.
+    pub(crate) fn file(&self) -> Identity {
+        self.file
     }
 
     /// Has the kernel serve a call that reads, writes or moves, which finds the place where it is; `None` where the kernel has it anyway.
-    pub(crate) fn lend(&self, descriptor: i32, call: impl FnOnce() -> i64) -> Option<i64> {
+    pub(crate) fn lend(&self, descriptor: i32, writes: Option<u64>, call: impl FnOnce() -> i64) -> Option<i64> {
+        let held = self.hold()?;
         if !self.is_at(descriptor) {
             return None;
         }
-        let held = self.hold()?;
+        held.reserve(held.offset().saturating_add(writes.unwrap_or(0)));
         materialise::set_offset(descriptor, held.offset());
         let result = call();
         if let Ok(offset) = materialise::offset(descriptor) {
@@ -258,7 +296,7 @@ impl Shared {
         Arc::ptr_eq(&self.memory, &other.memory) && self.index == other.index
     }
 
-    /// Access mode and status flags.
+    /// Status flags. Those who have fewer rights can set any.
     pub(crate) fn flags(&self) -> &AtomicU32 {
         &self.slot().flags
     }
@@ -280,35 +318,54 @@ impl Shared {
         let mut tries = 0;
         while let Some(holder) = take(0) {
             tries += 1;
-            // Who was killed in the middle has left it as it was before.
-            if tries > YIELDS && holder != 0 && Holder(holder).is_dead() && take(holder).is_none() {
-                break;
+            // Another thread of this process lets it go itself.
+            if tries > YIELDS && holder != 0 && holder != this.0 {
+                let life = Holder(holder).life();
+                let is_over = match life {
+                    // Who was killed in the middle has left it as it was before.
+                    Life::Dead => true,
+                    // Who goes on later has what he took, and others what is behind it.
+                    Life::Stopped => true,
+                    Life::Alive => tries > PATIENT_TRIES,
+                };
+                if is_over && take(holder).is_none() {
+                    if life != Life::Dead {
+                        slot.offset.store(slot.next.load(Ordering::Acquire), Ordering::Relaxed);
+                    }
+                    break;
+                }
             }
             wait(tries);
         }
-        let held = Held { shared: self.clone(), this };
+        let held = Held { shared: self.clone(), this, began: slot.offset.load(Ordering::Relaxed) };
+        held.reserve(held.began);
         (slot.state.load(Ordering::Relaxed) == LIVE).then_some(held)
     }
 
     /// Whether a descriptor of the kernel's leads to its file.
     pub(crate) fn is_at(&self, descriptor: i32) -> bool {
-        session::identity_of(descriptor) == Some(self.file)
+        session::identity_of(descriptor) == Some((self.file.device, self.file.inode))
     }
 
-    /// Has the open file become the kernel's, for all who share it, by one of this process's numbers of it.
-    pub(crate) fn leave(&self, descriptor: i32) {
-        self.leave_as(descriptor, Holder::this());
+    /// Has the open file become the kernel's, for all who share it, by one of this process's numbers of it. Whether it has.
+    pub(crate) fn leave(&self, descriptor: i32) -> bool {
+        self.leave_as(descriptor, Holder::this())
     }
 
-    fn leave_as(&self, descriptor: i32, this: Holder) {
+    fn leave_as(&self, descriptor: i32, this: Holder) -> bool {
+        if self.has_left() {
+            return true;
+        }
+        let Some(held) = self.hold_as(this) else { return true };
         // What has got to that number past us is none of ours.
-        if self.has_left() || !self.is_at(descriptor) {
-            return;
+        if !self.is_at(descriptor) {
+            return false;
         }
-        if let Some(held) = self.hold_as(this) {
-            materialise::set_offset(descriptor, held.offset());
-            self.slot().state.store(LEFT, Ordering::Release);
-        }
+        // It has the size of the time when it was made.
+        session::size_of(descriptor);
+        materialise::set_offset(descriptor, held.offset());
+        self.slot().state.store(LEFT, Ordering::Release);
+        true
     }
 }
 
@@ -328,23 +385,31 @@ fn wait(tries: u32) {
 pub(crate) struct Held {
     shared: Shared,
     this: Holder,
+    /// The file offset.
+    began: u64,
 }
 
 impl Held {
-    /// The file offset.
+    /// The file offset, which is one whatever others have made of it.
     pub(crate) fn offset(&self) -> u64 {
-        self.shared.slot().offset.load(Ordering::Relaxed)
+        self.began & i64::MAX as u64
     }
 
-    /// Changes the file offset.
+    /// Says where the offset will stand: what is written up to there is this one's, should others not wait for it.
+    pub(crate) fn reserve(&self, next: u64) {
+        self.shared.slot().next.store(next, Ordering::Release);
+    }
+
+    /// Changes the file offset, unless others have gone on from it.
     pub(crate) fn set_offset(&self, offset: u64) {
-        self.shared.slot().offset.store(offset, Ordering::Relaxed);
+        let word = &self.shared.slot().offset;
+        let _ = word.compare_exchange(self.began, offset, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // Where it was taken for dead, another one has it by now.
+        // Where others did not wait, another one has it by now.
         let holder = &self.shared.slot().holder;
         let _ = holder.compare_exchange(self.this.0, 0, Ordering::Release, Ordering::Relaxed);
     }
@@ -381,6 +446,11 @@ pub(crate) fn is_without_place(call: &Frame) -> bool {
     }
 }
 
+/// Before the kernel maps a file of which the place is not its own: a mapping goes by the size that it takes the file to have, and it does not ask then.
+pub(crate) fn grow(descriptor: i32) {
+    session::size_of(descriptor);
+}
+
 /// Whether a call does no more with its descriptor than to read, to write, or to move.
 pub(crate) fn is_transfer(number: i64) -> bool {
     matches!(number, libc::SYS_read | libc::SYS_write | libc::SYS_readv | libc::SYS_writev | libc::SYS_lseek)
@@ -407,13 +477,13 @@ impl Lent {
         let a = &call.arguments;
         match call.rax as i64 {
             libc::SYS_close => self.forget(a[0] as u32, a[0] as u32),
-            libc::SYS_close_range if a[2] as u32 & libc::CLOSE_RANGE_CLOEXEC == 0 => {
+            libc::SYS_close_range if a[2] as u32 & !libc::CLOSE_RANGE_UNSHARE == 0 => {
                 self.forget(a[0] as u32, a[1] as u32);
             }
             libc::SYS_close_range => {}
             libc::SYS_dup2 | libc::SYS_dup3 => {
                 self.leave(|number| number == a[0] as i32);
-                if a[0] as i32 != a[1] as i32 {
+                if a[0] as i32 != a[1] as i32 && descriptors::closes_on_exec(a[0] as i32).is_some() {
                     self.forget(a[1] as u32, a[1] as u32);
                 }
             }
@@ -427,6 +497,7 @@ impl Lent {
             | libc::SYS_vfork
             | libc::SYS_sendmsg
             | libc::SYS_sendmmsg => self.leave(|_| true),
+            libc::SYS_mmap if self.0.iter().any(|(number, _)| *number == a[4] as i32) => grow(a[4] as i32),
             _ if is_without_place(call) => {}
             number => self
                 .leave(|number_of_file| calls::descriptors_of(number).iter().any(|&at| a[at] as i32 == number_of_file)),
@@ -455,30 +526,68 @@ mod tests {
 
     #[test]
     fn a_process_is_known_by_its_number_and_its_beginning() {
-        let text = "17 (a b) c) S 1 17 17 0 -1 4194560 100 0 0 0 0 0 0 0 20 0 1 0 12345 1000 10 0";
-        assert_eq!(state_and_beginning(text), Some(("S", 123_450)));
-        assert_eq!(state_and_beginning("17 (a"), None);
+        let text = "17 (a b) c) S 1 17 17 0 -1 4194560 100 0 0 0 0 0 0 0 20 0 3 0 12345 1000 10 0";
+        assert_eq!(Stat::of(text), Some(Stat { state: "S", threads: 3, began_ms: 123_450 }));
+        assert_eq!(Stat::of("17 (a"), None);
         let this = Holder::asked_for();
-        assert!(!this.is_dead());
+        assert_eq!(this.life(), Life::Alive);
         let before = Holder(this.0 & ((1 << PROCESS_BITS) - 1));
-        assert!(before.is_dead(), "one that had the number when the machine began");
+        assert_eq!(before.life(), Life::Dead, "one that had the number when the machine began");
+    }
+
+    fn shared() -> Shared {
+        let files = [1, 2].map(|inode| Identity { mount: 0, device: 0, inode: InodeId(inode) });
+        let shared = prepare(&files).expect("memory").pop().expect("two");
+        shared.begin(5, libc::O_RDWR);
+        shared
+    }
+
+    /// A child that has the place, and has said that it will move it to 9.
+    fn holder(shared: &Shared, ends: bool) -> i32 {
+        // SAFETY: the child makes no call but these.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let held = shared.hold_as(Holder::asked_for()).expect("served by us");
+            held.reserve(9);
+            // SAFETY: it ends or stops the process. It then goes on as one that has written all.
+            unsafe {
+                if ends {
+                    libc::_exit(0);
+                }
+                libc::raise(libc::SIGSTOP);
+                held.set_offset(9);
+                drop(held);
+                libc::_exit(0);
+            }
+        }
+        let mut status = 0;
+        // SAFETY: the child is ours, and the status a local variable.
+        unsafe { libc::waitpid(child, &raw mut status, libc::WUNTRACED) };
+        assert_ne!(shared.slot().holder.load(Ordering::Relaxed), 0, "it has it");
+        child
+    }
+
+    #[test]
+    fn who_is_stopped_with_a_place_has_what_he_took_and_others_go_on_behind_it() {
+        let shared = shared();
+        let child = holder(&shared, false);
+        let held = shared.hold().expect("served by us");
+        assert_eq!(held.offset(), 9);
+        held.set_offset(12);
+        drop(held);
+        let mut status = 0;
+        // SAFETY: the child is ours, and the status a local variable.
+        unsafe {
+            libc::kill(child, libc::SIGCONT);
+            libc::waitpid(child, &raw mut status, 0);
+        }
+        assert_eq!(shared.hold().map(|held| held.offset()), Some(12), "he has not taken it back");
     }
 
     #[test]
     fn who_is_killed_with_a_place_keeps_nobody_from_it() {
-        let shared = prepare(&[(0, (0, InodeId(1))), (0, (0, InodeId(2)))]).expect("memory").pop().expect("two");
-        shared.begin(5, libc::O_RDWR);
-        // SAFETY: the child makes no call but these.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            std::mem::forget(shared.hold_as(Holder::asked_for()));
-            // SAFETY: it ends the process.
-            unsafe { libc::_exit(0) };
-        }
-        let mut status = 0;
-        // SAFETY: the child is ours, and the status a local variable.
-        unsafe { libc::waitpid(child, &raw mut status, 0) };
-        assert_ne!(shared.slot().holder.load(Ordering::Relaxed), 0, "it has died with it");
+        let shared = shared();
+        holder(&shared, true);
         let held = shared.hold().expect("served by us");
         assert_eq!(held.offset(), 5);
         held.set_offset(7);

@@ -6,8 +6,8 @@ use ashlar_types::{Errno, FILE_SIZE_MAX, InodeId};
 use super::Served;
 use crate::arch::system_call;
 use crate::descriptors::{self, File, PlaceGuard};
-use crate::memory;
 use crate::session::{self, Session};
+use crate::{materialise, memory};
 
 /// The most that one call transfers, as in the kernel.
 const TRANSFER_MAX: usize = 0x7fff_f000;
@@ -97,6 +97,9 @@ pub(super) fn at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
         }
         let at = if flags & libc::O_APPEND != 0 { WriteAt::End } else { WriteAt::Offset(offset) };
         let data = memory::known_bytes(a[1], length)?;
+        if let (Some(place), WriteAt::Offset(offset)) = (&place, at) {
+            place.reserve(offset + length as u64);
+        }
         let written = session.fs.write_open(open, at, data, session.strips(), session::file_limit())?;
         if let Some(place) = &mut place {
             place.offset = written.offset + written.bytes as u64;
@@ -228,6 +231,9 @@ fn write_parts(
         return Ok(0);
     }
     let (at, limit) = (offset.map_or(WriteAt::End, WriteAt::Offset), session::file_limit());
+    if let (Some(place), Some(offset)) = (&place, offset) {
+        place.reserve(offset.saturating_add(data.len() as u64));
+    }
     let written = session.fs.write_within(&session.admitted, inode, at, data, session.strips(), limit);
     let written = written.inspect_err(|errno| tell_of_limit(*errno, limit))?;
     if let Some(place) = place {
@@ -369,7 +375,9 @@ fn moved(file: &File, address: u64, given: Option<u64>, offset: u64) -> Result<(
 /// `sendfile` out of a file of ours into whatever it is.
 pub(super) fn send_file(a: [u64; 6]) -> Served {
     let Some(from) = descriptors::file(a[1] as i32) else { return Ok(None) };
-    if descriptors::is_ours(a[0] as i32) || from.is_directory() || !from.may_read() {
+    // Into one that appends it's an error, which the kernel finds.
+    let appends = || materialise::flags(a[0] as i32) & libc::O_APPEND != 0;
+    if descriptors::is_ours(a[0] as i32) || from.is_directory() || !from.may_read() || appends() {
         return Ok(None);
     }
     let given = offset_at(a[2])?;

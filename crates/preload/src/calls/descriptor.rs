@@ -6,12 +6,10 @@ use ashlar_types::Errno;
 
 use super::{Served, process};
 use crate::arch::system_call;
-use crate::descriptors::{self, File, OnExec};
+use crate::descriptors::{self, CHANGEABLE, File, OnExec};
 use crate::locks::Way;
 use crate::{locks, memory, parked};
 
-/// Flags that `F_SETFL` can change.
-const CHANGEABLE: i32 = libc::O_APPEND | libc::O_NONBLOCK | libc::O_ASYNC | libc::O_DIRECT | libc::O_NOATIME;
 /// A file that is larger than 2 GiB may be opened: always so on 64 bits, and shown by `F_GETFL`.
 const LARGE_FILE: i32 = 0o100_000;
 const TCGETS: u64 = libc::TCGETS;
@@ -182,9 +180,9 @@ fn close_range(a: [u64; 6]) -> Served {
     }
     let is_closed = |descriptor: &i32| (first..=last).contains(&(*descriptor as u32));
     descriptors::candidates().filter(is_closed).for_each(descriptors::forget_kernels);
-    descriptors::inherited().filter(is_closed).for_each(descriptors::forget_kernels);
     parked::note_freed(first);
     let named = locks::files_of_named(first, last);
+    descriptors::inherited().filter(is_closed).for_each(descriptors::forget_kernels);
     descriptors::forget_named(first, last);
     let _closes = Forgetting(named);
     // Around those that the program does not know of.

@@ -1,7 +1,6 @@
 //! Opening files, and what is done to one as a whole.
 
 use std::os::fd::AsRawFd;
-use std::sync::atomic::Ordering;
 
 use ashlar_libfs::{Allocation, Change, Found, Make, Opening, allocation_of};
 use ashlar_types::{Access, Credentials, Errno, FileKind, Inode, InodeId, QuotaId};
@@ -184,6 +183,9 @@ pub(crate) fn adopt(descriptor: i32) -> Result<(), Errno> {
 /// Those of LibFS, and `EOPNOTSUPP` for what stays the kernel's.
 pub(crate) fn adopt_inherited(descriptor: i32) -> Result<(), Errno> {
     let shared = descriptors::inherited_at(descriptor).filter(Shared::is_own_users).ok_or(Errno::EOPNOTSUPP)?;
+    if shared.has_left() {
+        return Err(Errno::EOPNOTSUPP);
+    }
     let (number, id) = session::file_of(descriptor).ok_or(Errno::EOPNOTSUPP)?;
     let session = session::by_number(number).ok_or(Errno::EOPNOTSUPP)?;
     let inode = session.fs.attributes(id)?.inode;
@@ -191,7 +193,8 @@ pub(crate) fn adopt_inherited(descriptor: i32) -> Result<(), Errno> {
         return Err(Errno::EOPNOTSUPP);
     }
     session.fs.open(id)?;
-    let file = enter(session, id, inode.kind, shared.flags().load(Ordering::Relaxed) as i32)?;
+    let flags = materialise::flags(descriptor);
+    let file = enter(session, id, inode.kind, flags.max(0))?;
     file.share_on(shared.clone());
     descriptors::replace_inherited(&shared, Some(&file));
     Ok(())
@@ -208,7 +211,7 @@ fn enter(session: &Session, id: InodeId, kind: FileKind, flags: i32) -> Result<F
 }
 
 fn regular(mode: u32) -> Make<'static> {
-    let umask = session::UMASK.load(Ordering::Relaxed);
+    let umask = session::UMASK.load(std::sync::atomic::Ordering::Relaxed);
     Make { kind: FileKind::Regular, mode: mode & 0o7777, umask, device: 0, target: &[] }
 }
 

@@ -17,6 +17,8 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/who_makes_processes_goes_on_with_his_files", run: || with(goes_on) },
     Test { name: "run/who_is_forked_goes_on_with_his_parents_files", run: || with(inherits) },
     Test { name: "run/who_is_killed_leaves_the_place_to_the_others", run: || with(killed) },
+    Test { name: "run/who_is_stopped_in_the_middle_keeps_nobody_waiting", run: || with(stopped) },
+    Test { name: "run/who_is_forked_maps_what_its_parent_makes_longer", run: || with(grown) },
     Test { name: "run/record_locks_stay_where_a_program_has_two_descriptors", run: || with(locked) },
     Test { name: "run/what_gets_past_the_library_finds_no_place", run: || with(past) },
 ];
@@ -197,6 +199,80 @@ print(sum(counts))
     Ok(Verdict::Passed(format!("lines through the kernel, and here: {}", told.join(", "))))
 }
 
+/// A process that writes by an offset that it has in common with its parent, and is stopped again and again: its parent goes on, and nothing that either has
+/// written is lost.
+fn stopped() -> Outcome<Verdict> {
+    const SCRIPT: &str = "
+import mmap, os, signal
+done = mmap.mmap(-1, 8)
+file = os.open('file', os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+child = os.fork()
+if child == 0:
+    count = 0
+    while True:
+        os.write(file, b'child\\n' * 2000)
+        count += 1
+        done[:8] = count.to_bytes(8, 'little')
+while done[:8] == bytes(8): pass
+for turn in range(100):
+    os.kill(child, signal.SIGSTOP)
+    assert os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1])
+    os.write(file, b'parent\\n')
+    os.kill(child, signal.SIGCONT)
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+count = int.from_bytes(done[:8], 'little')
+lines = open('file', 'rb').read().split(b'\\n')
+assert lines.count(b'parent') == 100, lines.count(b'parent')
+# The last one may have been written in part of its size, or not at all.
+assert count * 2000 <= lines.count(b'child') <= count * 2000 + 2000, (count, lines.count(b'child'))
+print(count)
+";
+    let site = Site::mounted(Medium::Memory, "256M")?;
+    let mut told = Vec::new();
+    for front in [Front::Mount, Front::RunAtOnce] {
+        let done = run(front.command("python3").args(["-c", SCRIPT]).current_dir(site.point(0)))?;
+        let done = done.success().map_err(|error| format!("{front:?}: {error}"))?;
+        told.push(done.output.trim().to_owned());
+    }
+    site.check()?;
+    site.umount(0)?;
+    Ok(Verdict::Passed(format!("writes through the kernel, and here: {}", told.join(", "))))
+}
+
+/// What a process maps of a file that it was forked with is as long as the file is by then, and not as it was.
+fn grown() -> Outcome<Verdict> {
+    const SCRIPT: &str = "
+import mmap, os, subprocess, sys
+MAPS = 'import mmap, sys; assert mmap.mmap(int(sys.argv[1]), 1 << 20, %s)[1000000] == 122'
+for kind in ['mmap.MAP_PRIVATE, mmap.PROT_READ', 'mmap.MAP_SHARED, mmap.PROT_READ', 'mmap.MAP_SHARED']:
+    for sessions in range(2):
+        file = os.open('file', os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.write(file, b'hello')
+        wait, go = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.read(wait, 1)
+            for n in range(100 * sessions): os.stat('file')
+            exec(MAPS.replace('sys.argv[1]', 'file') % kind)
+            os._exit(0)
+        os.pwrite(file, b'z' * (1 << 20), 0)
+        os.write(go, b'g')
+        status = os.waitpid(child, 0)[1]
+        assert status == 0, (kind, status)
+        subprocess.run([sys.executable, '-c', MAPS % kind, str(file)], pass_fds=[file], check=True)
+        for number in [file, wait, go]: os.close(number)
+";
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    for front in [Front::Mount, Front::Run, Front::RunAtOnce] {
+        let done = run(front.command("python3").args(["-c", SCRIPT]).current_dir(site.point(0)))?;
+        done.success().map_err(|error| format!("{front:?}: {error}"))?;
+    }
+    site.check()?;
+    site.umount(0)?;
+    passed()
+}
+
 /// A program that locks a file, has two descriptors of it that the next one inherits, and becomes that one: the lock is there, and goes with the first of
 /// them.
 fn locked() -> Outcome<Verdict> {
@@ -226,6 +302,17 @@ os.fstatvfs(second)
 assert is_locked()
 os.close(second)
 assert not is_locked()
+# A child that has a session, and closes what it was forked with of a file that it has locked otherwise.
+wait, done = os.pipe()
+child = os.fork()
+if child == 0:
+    third = os.open('file', os.O_RDWR)
+    fcntl.lockf(third, fcntl.LOCK_EX)
+    assert is_locked()
+    os.close(first)
+    assert not is_locked()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
 ";
     let site = Site::mounted(Medium::Memory, "64M")?;
     for (name, text) in [("ask.py", ASK), ("script.py", SCRIPT)] {
