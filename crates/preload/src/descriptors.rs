@@ -95,12 +95,17 @@ pub(crate) struct PlaceGuard {
 }
 
 impl PlaceGuard {
-    /// Says where it will stand when what is written is done, to others who have the open file.
+    /// Takes what is before an offset for what is about to be written, from others who have the open file. `false` where they have not waited.
     #[inline]
-    pub(crate) fn reserve(&self, next: u64) {
-        if let Some(held) = &self.held {
-            held.reserve(next);
-        }
+    #[must_use]
+    pub(crate) fn reserve(&self, next: u64) -> bool {
+        self.held.as_ref().is_none_or(|held| held.reserve(next))
+    }
+
+    /// Whether other processes may have the open file.
+    #[inline]
+    pub(crate) fn is_shared(&self) -> bool {
+        self.held.is_some()
     }
 
     /// As it is for all processes that have the open file, if they serve it.

@@ -29,6 +29,10 @@ static SLEEP: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 200_000 };
 const PATIENT_TRIES: u32 = YIELDS + 15_000;
 /// Processes have numbers of so many bits at most (`PID_MAX_LIMIT`).
 const PROCESS_BITS: u32 = 22;
+/// In a [`Holder`], behind the number: what is between the offset and the next one is his, also when others take the place from him.
+const RESERVED: u64 = 1 << PROCESS_BITS;
+/// Where the time begins in a [`Holder`].
+const TIME_AT: u32 = PROCESS_BITS + 1;
 /// What clocks and the kernel's notes of when a process began may differ by, in milliseconds: it counts hundredths of a second.
 const CLOCK_SLACK_MS: u64 = 20;
 /// Bytes of a process's line in `/proc` that are looked at: the name is 64 at most.
@@ -44,7 +48,7 @@ struct Slot {
     /// Who uses or changes it: a [`Holder`], or 0.
     holder: AtomicU64,
     offset: AtomicU64,
-    /// Where it will stand when the holder is done, as far as he knows: others go on from there when he does not.
+    /// Where it will stand when the holder is done, if he has [`RESERVED`] that: others go on from there when he does not.
     next: AtomicU64,
     /// Status flags.
     flags: AtomicU32,
@@ -73,7 +77,7 @@ impl Holder {
     fn asked_for() -> Self {
         // SAFETY: it takes nothing.
         let process = unsafe { system_call(libc::SYS_getpid as u64, [0; 6]) } as u64;
-        Self(since_start_ms() << PROCESS_BITS | process & ((1 << PROCESS_BITS) - 1))
+        Self(since_start_ms() << TIME_AT | process & ((1 << PROCESS_BITS) - 1))
     }
 
     /// What it does, as far as that can be known.
@@ -87,7 +91,7 @@ impl Holder {
         // Who may not look takes it for alive.
         let mut buffer = [0; STAT_BYTES];
         let Some(found) = read_stat(process, &mut buffer).and_then(Stat::of) else { return Life::Alive };
-        let is_another = found.began_ms > (self.0 >> PROCESS_BITS) + CLOCK_SLACK_MS;
+        let is_another = found.began_ms > (self.0 >> TIME_AT) + CLOCK_SLACK_MS;
         match found.state {
             _ if is_another => Life::Dead,
             // Its first thread may have ended before the others.
@@ -277,11 +281,13 @@ impl Shared {
 
     /// Has the kernel serve a call that reads, writes or moves, which finds the place where it is; `None` where the kernel has it anyway.
     pub(crate) fn lend(&self, descriptor: i32, writes: Option<u64>, call: impl FnOnce() -> i64) -> Option<i64> {
-        let held = self.hold()?;
+        let mut held = self.hold()?;
         if !self.is_at(descriptor) {
             return None;
         }
-        held.reserve(held.offset().saturating_add(writes.unwrap_or(0)));
+        while writes.is_some_and(|bytes| !held.reserve(held.offset().saturating_add(bytes))) {
+            held = self.hold()?;
+        }
         materialise::set_offset(descriptor, held.offset());
         let result = call();
         if let Ok(offset) = materialise::offset(descriptor) {
@@ -319,7 +325,7 @@ impl Shared {
         while let Some(holder) = take(0) {
             tries += 1;
             // Another thread of this process lets it go itself.
-            if tries > YIELDS && holder != 0 && holder != this.0 {
+            if tries > YIELDS && holder != 0 && holder & !RESERVED != this.0 {
                 let life = Holder(holder).life();
                 let is_over = match life {
                     // Who was killed in the middle has left it as it was before.
@@ -329,7 +335,7 @@ impl Shared {
                     Life::Alive => tries > PATIENT_TRIES,
                 };
                 if is_over && take(holder).is_none() {
-                    if life != Life::Dead {
+                    if life != Life::Dead && holder & RESERVED != 0 {
                         slot.offset.store(slot.next.load(Ordering::Acquire), Ordering::Relaxed);
                     }
                     break;
@@ -338,7 +344,6 @@ impl Shared {
             wait(tries);
         }
         let held = Held { shared: self.clone(), this, began: slot.offset.load(Ordering::Relaxed) };
-        held.reserve(held.began);
         (slot.state.load(Ordering::Relaxed) == LIVE).then_some(held)
     }
 
@@ -395,9 +400,12 @@ impl Held {
         self.began & i64::MAX as u64
     }
 
-    /// Says where the offset will stand: what is written up to there is this one's, should others not wait for it.
-    pub(crate) fn reserve(&self, next: u64) {
-        self.shared.slot().next.store(next, Ordering::Release);
+    /// Takes what is before an offset for what is about to be written, also should others not wait until it is. `false` where they have the place by now.
+    #[must_use]
+    pub(crate) fn reserve(&self, next: u64) -> bool {
+        let slot = self.shared.slot();
+        slot.next.store(next, Ordering::Relaxed);
+        slot.holder.compare_exchange(self.this.0, self.this.0 | RESERVED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     /// Changes the file offset, unless others have gone on from it.
@@ -411,7 +419,11 @@ impl Drop for Held {
     fn drop(&mut self) {
         // Where others did not wait, another one has it by now.
         let holder = &self.shared.slot().holder;
-        let _ = holder.compare_exchange(self.this.0, 0, Ordering::Release, Ordering::Relaxed);
+        for word in [self.this.0, self.this.0 | RESERVED] {
+            if holder.compare_exchange(word, 0, Ordering::Release, Ordering::Relaxed).is_ok() {
+                return;
+            }
+        }
     }
 }
 
@@ -548,7 +560,7 @@ mod tests {
         let child = unsafe { libc::fork() };
         if child == 0 {
             let held = shared.hold_as(Holder::asked_for()).expect("served by us");
-            held.reserve(9);
+            assert!(held.reserve(9));
             // SAFETY: it ends or stops the process. It then goes on as one that has written all.
             unsafe {
                 if ends {

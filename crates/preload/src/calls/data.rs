@@ -97,8 +97,9 @@ pub(super) fn at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
         }
         let at = if flags & libc::O_APPEND != 0 { WriteAt::End } else { WriteAt::Offset(offset) };
         let data = memory::known_bytes(a[1], length)?;
-        if let (Some(place), WriteAt::Offset(offset)) = (&place, at) {
-            place.reserve(offset + length as u64);
+        // Who takes a part of the file from others must write there, and this may find that it can't.
+        if matches!(at, WriteAt::Offset(_)) && place.as_ref().is_some_and(PlaceGuard::is_shared) {
+            return None;
         }
         let written = session.fs.write_open(open, at, data, session.strips(), session::file_limit())?;
         if let Some(place) = &mut place {
@@ -195,11 +196,15 @@ fn write(file: &File, at: At, parts: &[libc::iovec], flags: u64) -> Served {
     let session = file.session()?;
     let appends = file.flags() & libc::O_APPEND != 0 || flags & RWF_APPEND != 0;
     let is_synchronous = file.flags() & (libc::O_SYNC | libc::O_DSYNC) != 0 || flags & RWF_SYNC != 0;
+    let length = parts.iter().map(|part| part.iov_len as u64).sum();
     let mut place = match at {
         At::Offset(_) => None,
-        At::Place => match file.place() {
-            Some(place) => Some(place),
-            None => return Ok(None),
+        At::Place => loop {
+            let Some(place) = file.place() else { return Ok(None) };
+            // It's held only while others wait for it.
+            if appends || place.reserve(place.offset.saturating_add(length)) {
+                break Some(place);
+            }
         },
     };
     let offset = match (at, &place) {
@@ -231,9 +236,6 @@ fn write_parts(
         return Ok(0);
     }
     let (at, limit) = (offset.map_or(WriteAt::End, WriteAt::Offset), session::file_limit());
-    if let (Some(place), Some(offset)) = (&place, offset) {
-        place.reserve(offset.saturating_add(data.len() as u64));
-    }
     let written = session.fs.write_within(&session.admitted, inode, at, data, session.strips(), limit);
     let written = written.inspect_err(|errno| tell_of_limit(*errno, limit))?;
     if let Some(place) = place {
