@@ -634,7 +634,7 @@ pub(crate) fn own() -> impl Iterator<Item = (i32, u32)> {
             // Each is alone, and has no other's number.
             CANDIDATE => Some((descriptor, LONE + descriptor as u32)),
             // Others may have been forked with it.
-            _ if is_file(number) && file(descriptor).is_some_and(|file| file.shared().is_some()) => None,
+            _ if is_file(number) && !OPEN[number as usize - 1].shared.load(Ordering::Relaxed).is_null() => None,
             _ => (is_file(number) || is_of_candidate(number)).then_some((descriptor, number)),
         }
     })
