@@ -4,6 +4,8 @@
 //! has a real open file there (`shared`). The table from numbers to open files ([`ASHLAR_DESCRIPTORS`]) is where the entry looks. An open file has all
 //! the numbers that `dup` gave it, and lives until the last of them and the last call under way with it are gone.
 
+mod inherited;
+
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -14,6 +16,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use ashlar_libfs::{OpenInode, alone};
 use ashlar_types::{Errno, FileKind, InodeId};
 
+pub(crate) use self::inherited::{
+    Inherited, all_shared, forget_ours, inherited, inherited_alike, inherited_at, is_inherited, replace_inherited,
+};
 use crate::arch::{ASHLAR_DESCRIPTORS, DESCRIPTORS, system_call};
 use crate::session::{self, Session};
 use crate::shared::{self, Held, Shared};
@@ -151,9 +156,6 @@ static HINT: AtomicU32 = AtomicU32::new(0);
 /// Calls that change which numbers lead where, so that all numbers of an open file can be found. In it: what the process was forked with.
 static TABLE: Mutex<Inherited> = Mutex::new(BTreeMap::new());
 
-/// The open files that descriptors of the kernel's lead to, and that others may serve.
-pub(crate) type Inherited = BTreeMap<i32, Shared>;
-
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A call that came to harm left a place that is still one.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -173,6 +175,18 @@ impl OpenFile {
         shared: AtomicPtr::new(ptr::null_mut()),
         place: alone::Mutex::new(Place { offset: 0, is_gone: false }),
     };
+
+    /// Lets go of what it shares with other processes.
+    ///
+    /// # Safety
+    /// Nobody has a reference.
+    unsafe fn end_sharing(&self) {
+        let shared = self.shared.swap(ptr::null_mut(), Ordering::AcqRel);
+        if !shared.is_null() {
+            // SAFETY: it was made as a box, and whoever has looked at it had a reference.
+            drop(unsafe { Box::from_raw(shared) });
+        }
+    }
 
     /// Changes the number of references as `next` says; what it was, or as an error what it was where `next` says nothing.
     #[inline]
@@ -450,57 +464,6 @@ pub(crate) fn file(descriptor: i32) -> Option<File> {
 /// Whether an entry of the table is an open file's number.
 fn is_file(number: u32) -> bool {
     number != 0 && number <= OPEN_MAX as u32
-}
-
-/// Whether a descriptor is one of the kernel's that the process was forked with, and whose open file others may serve.
-pub(crate) fn is_inherited(descriptor: i32) -> bool {
-    entry(descriptor).is_some_and(|entry| entry.load(Ordering::Relaxed) == INHERITED)
-}
-
-/// All such descriptors.
-pub(crate) fn inherited() -> impl Iterator<Item = i32> {
-    let all: Vec<i32> = locked(&TABLE).keys().copied().collect();
-    all.into_iter().filter(|&descriptor| is_inherited(descriptor))
-}
-
-/// What such a descriptor leads to.
-pub(crate) fn inherited_at(descriptor: i32) -> Option<Shared> {
-    let inherited = locked(&TABLE);
-    inherited.get(&descriptor).filter(|_| is_inherited(descriptor)).cloned()
-}
-
-/// All such descriptors of an open file.
-pub(crate) fn inherited_alike(shared: &Shared) -> Vec<i32> {
-    let inherited = locked(&TABLE);
-    let alike = inherited.iter().filter(|(number, other)| is_inherited(**number) && other.is_same(shared));
-    alike.map(|(number, _)| *number).collect()
-}
-
-/// Has all such descriptors of an open file lead to one of ours, or, without one, be the kernel's for good.
-pub(crate) fn replace_inherited(shared: &Shared, file: Option<&File>) {
-    let mut inherited = locked(&TABLE);
-    inherited.retain(|&descriptor, other| {
-        let Some(entry) = entry(descriptor).filter(|_| other.is_same(shared)) else { return true };
-        let number = file.map_or(0, |file| file.number);
-        if entry.compare_exchange(INHERITED, number, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-            && let Some(file) = file
-        {
-            alone::add(&file.open().references, 1, Ordering::AcqRel);
-            HIGHEST.fetch_max(descriptor as u32 + 1, Ordering::AcqRel);
-        }
-        false
-    });
-}
-
-/// All descriptors whose open files a process shares that is made now.
-pub(crate) fn all_shared() -> impl Iterator<Item = (i32, Shared)> {
-    let own = ours(0, u32::MAX).filter_map(|number| file(number)?.shared().cloned().map(|shared| (number, shared)));
-    let mut all: Vec<(i32, Shared)> = own.collect();
-    let inherited = locked(&TABLE);
-    all.extend(
-        inherited.iter().filter(|(number, _)| is_inherited(**number)).map(|(number, one)| (*number, one.clone())),
-    );
-    all.into_iter()
 }
 
 /// Whether any open file is of a path alone.
@@ -796,38 +759,6 @@ pub(crate) fn close_number(descriptor: i32) -> i64 {
     unsafe { system_call(libc::SYS_close as u64, [descriptor as u64, 0, 0, 0, 0, 0]) }
 }
 
-/// In a process that was forked: what its parent shares is inherited, and what threads of that one have opened at that moment leads nowhere.
-pub(crate) fn forget_ours() {
-    let mut inherited = locked(&TABLE);
-    let mut freed = Vec::new();
-    for number in ours(0, u32::MAX) {
-        let Some(entry) = entry(number) else { continue };
-        let open = &OPEN[entry.load(Ordering::Relaxed) as usize - 1];
-        // SAFETY: the entry is a reference, and nobody else is there to give it up.
-        match unsafe { open.shared.load(Ordering::Relaxed).as_ref() } {
-            Some(shared) => {
-                inherited.insert(number, shared.clone());
-                entry.store(INHERITED, Ordering::Release);
-            }
-            None => entry.store(0, Ordering::Release),
-        }
-        freed.push(open);
-    }
-    // One that a thread had in use stays, with what it held.
-    for open in freed.into_iter().filter(|open| open.place.try_lock().is_some()) {
-        // The session is not this process's: nothing is told to it. Each number counts as a reference.
-        if open.references.swap(0, Ordering::AcqRel) != 0 {
-            // SAFETY: there is one thread, and no entry of the table leads here any more.
-            std::mem::forget(unsafe { (*open.opened.get()).take() });
-            let shared = open.shared.swap(ptr::null_mut(), Ordering::AcqRel);
-            if !shared.is_null() {
-                // SAFETY: it was made as a box, and nobody refers to it any more.
-                drop(unsafe { Box::from_raw(shared) });
-            }
-        }
-    }
-}
-
 /// Keeps other threads from changing which numbers lead where.
 pub(crate) fn hold() -> MutexGuard<'static, Inherited> {
     locked(&TABLE)
@@ -840,11 +771,8 @@ fn close_last(number: u32) {
     ALONE.fetch_sub(u32::from(open.flags.load(Ordering::Relaxed) as i32 & libc::O_PATH != 0), Ordering::Relaxed);
     // SAFETY: the last reference is gone, and nobody takes the slot before this is done.
     drop(unsafe { (*open.opened.get()).take() });
-    let shared = open.shared.swap(ptr::null_mut(), Ordering::AcqRel);
-    if !shared.is_null() {
-        // SAFETY: it was made as a box, and whoever has looked at it had a reference.
-        drop(unsafe { Box::from_raw(shared) });
-    }
+    // SAFETY: as above.
+    unsafe { open.end_sharing() };
     // A session that is gone has taken its handles with it.
     if let Some(session) = session::by_number(open.session.load(Ordering::Relaxed)) {
         session.fs.close(inode);

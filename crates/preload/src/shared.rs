@@ -281,13 +281,16 @@ impl Shared {
 
     /// Has the kernel serve a call that reads, writes or moves, which finds the place where it is; `None` where the kernel has it anyway.
     pub(crate) fn lend(&self, descriptor: i32, writes: Option<u64>, call: impl FnOnce() -> i64) -> Option<i64> {
-        let mut held = self.hold()?;
-        if !self.is_at(descriptor) {
-            return None;
-        }
-        while writes.is_some_and(|bytes| !held.reserve(held.offset().saturating_add(bytes))) {
-            held = self.hold()?;
-        }
+        // One that others did not wait for is let go before the next one is taken: both have the same name.
+        let held = loop {
+            let held = self.hold()?;
+            if !self.is_at(descriptor) {
+                return None;
+            }
+            if writes.is_none_or(|bytes| held.reserve(held.offset().saturating_add(bytes))) {
+                break held;
+            }
+        };
         materialise::set_offset(descriptor, held.offset());
         let result = call();
         if let Ok(offset) = materialise::offset(descriptor) {
@@ -327,14 +330,9 @@ impl Shared {
             // Another thread of this process lets it go itself.
             if tries > YIELDS && holder != 0 && holder & !RESERVED != this.0 {
                 let life = Holder(holder).life();
-                let is_over = match life {
-                    // Who was killed in the middle has left it as it was before.
-                    Life::Dead => true,
-                    // Who goes on later has what he took, and others what is behind it.
-                    Life::Stopped => true,
-                    Life::Alive => tries > PATIENT_TRIES,
-                };
+                let is_over = life != Life::Alive || tries > PATIENT_TRIES;
                 if is_over && take(holder).is_none() {
+                    // Who was killed in the middle has left it as it was before. Who goes on later has what he took, and others what is behind it.
                     if life != Life::Dead && holder & RESERVED != 0 {
                         slot.offset.store(slot.next.load(Ordering::Acquire), Ordering::Relaxed);
                     }
@@ -476,7 +474,7 @@ pub(crate) struct Lent(Vec<(i32, Shared)>);
 impl Lent {
     /// What a process has that is made now.
     pub(crate) fn new() -> Self {
-        Self(descriptors::all_shared().collect())
+        Self(descriptors::all_shared())
     }
 
     /// Whether there is any.

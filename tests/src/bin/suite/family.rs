@@ -27,6 +27,20 @@ fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
     obstacle().map_or_else(test, |why| Ok(Verdict::Skipped(why)))
 }
 
+/// What a script says on a mount, by each of these ways to it.
+fn told_on(size: &'static str, fronts: &[Front], script: &str) -> Outcome<Vec<String>> {
+    let site = Site::mounted(Medium::Memory, size)?;
+    let mut told = Vec::new();
+    for front in fronts {
+        let done = run(front.command("python3").args(["-c", script]).current_dir(site.point(0)))?;
+        let done = done.success().map_err(|error| format!("{front:?}: {error}"))?;
+        told.push(done.output.trim().to_owned());
+    }
+    site.check()?;
+    site.umount(0)?;
+    Ok(told)
+}
+
 /// Processes that do by chance what can be done with open files, one after the other, find the same as in memory without Ashlar.
 fn same() -> Outcome<Verdict> {
     const SEEDS: u32 = 3;
@@ -188,14 +202,7 @@ for number, count in enumerate(counts):
 assert not of and sum(counts) > 1000, sum(counts)
 print(sum(counts))
 ";
-    let site = Site::mounted(Medium::Memory, "64M")?;
-    let mut told = Vec::new();
-    for front in [Front::Mount, Front::Run, Front::RunAtOnce] {
-        let done = run(front.command("python3").args(["-c", SCRIPT]).current_dir(site.point(0)))?.success()?;
-        told.push(done.output.trim().to_owned());
-    }
-    site.check()?;
-    site.umount(0)?;
+    let told = told_on("64M", &[Front::Mount, Front::Run, Front::RunAtOnce], SCRIPT)?;
     Ok(Verdict::Passed(format!("lines through the kernel, and here: {}", told.join(", "))))
 }
 
@@ -231,15 +238,7 @@ assert lines.count(b'parent') == 100, lines.count(b'parent')
 assert count * 2000 <= lines.count(b'child') <= count * 2000 + 2000, (count, lines.count(b'child'))
 print(count)
 ";
-    let site = Site::mounted(Medium::Memory, "256M")?;
-    let mut told = Vec::new();
-    for front in [Front::Mount, Front::RunAtOnce] {
-        let done = run(front.command("python3").args(["-c", SCRIPT]).current_dir(site.point(0)))?;
-        let done = done.success().map_err(|error| format!("{front:?}: {error}"))?;
-        told.push(done.output.trim().to_owned());
-    }
-    site.check()?;
-    site.umount(0)?;
+    let told = told_on("256M", &[Front::Mount, Front::RunAtOnce], SCRIPT)?;
     Ok(Verdict::Passed(format!("writes through the kernel, and here: {}", told.join(", "))))
 }
 
@@ -266,13 +265,7 @@ for kind in ['mmap.MAP_PRIVATE, mmap.PROT_READ', 'mmap.MAP_SHARED, mmap.PROT_REA
         subprocess.run([sys.executable, '-c', MAPS % kind, str(file)], pass_fds=[file], check=True)
         for number in [file, wait, go]: os.close(number)
 ";
-    let site = Site::mounted(Medium::Memory, "64M")?;
-    for front in [Front::Mount, Front::Run, Front::RunAtOnce] {
-        let done = run(front.command("python3").args(["-c", SCRIPT]).current_dir(site.point(0)))?;
-        done.success().map_err(|error| format!("{front:?}: {error}"))?;
-    }
-    site.check()?;
-    site.umount(0)?;
+    told_on("64M", &[Front::Mount, Front::Run, Front::RunAtOnce], SCRIPT)?;
     passed()
 }
 

@@ -1,0 +1,91 @@
+//! Descriptors that a process was forked with, and whose open files its relations may go on serving (`shared`).
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+
+use ashlar_libfs::alone;
+
+use super::{File, HIGHEST, INHERITED, OPEN, TABLE, entry, file, locked, ours};
+use crate::shared::Shared;
+
+/// The open files that such descriptors lead to. What was closed since may be among them: the table says what is there.
+pub(crate) type Inherited = BTreeMap<i32, Shared>;
+
+/// Whether a descriptor is one of the kernel's that the process was forked with, and whose open file others may serve.
+pub(crate) fn is_inherited(descriptor: i32) -> bool {
+    entry(descriptor).is_some_and(|entry| entry.load(Ordering::Relaxed) == INHERITED)
+}
+
+/// All such descriptors.
+pub(crate) fn inherited() -> impl Iterator<Item = i32> {
+    let all: Vec<i32> = locked(&TABLE).keys().copied().collect();
+    all.into_iter().filter(|&descriptor| is_inherited(descriptor))
+}
+
+/// What such a descriptor leads to.
+pub(crate) fn inherited_at(descriptor: i32) -> Option<Shared> {
+    let inherited = locked(&TABLE);
+    inherited.get(&descriptor).filter(|_| is_inherited(descriptor)).cloned()
+}
+
+/// All such descriptors of an open file.
+pub(crate) fn inherited_alike(shared: &Shared) -> Vec<i32> {
+    let inherited = locked(&TABLE);
+    let alike = inherited.iter().filter(|(number, other)| is_inherited(**number) && other.is_same(shared));
+    alike.map(|(number, _)| *number).collect()
+}
+
+/// Has all such descriptors of an open file lead to one of ours, or, without one, be the kernel's for good.
+pub(crate) fn replace_inherited(shared: &Shared, file: Option<&File>) {
+    let mut inherited = locked(&TABLE);
+    inherited.retain(|&descriptor, other| {
+        let Some(entry) = entry(descriptor).filter(|_| other.is_same(shared)) else { return true };
+        let number = file.map_or(0, |file| file.number);
+        if entry.compare_exchange(INHERITED, number, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            && let Some(file) = file
+        {
+            alone::add(&file.open().references, 1, Ordering::AcqRel);
+            HIGHEST.fetch_max(descriptor as u32 + 1, Ordering::AcqRel);
+        }
+        false
+    });
+}
+
+/// All descriptors whose open files a process shares that is made now.
+pub(crate) fn all_shared() -> Vec<(i32, Shared)> {
+    let own = ours(0, u32::MAX).filter_map(|number| file(number)?.shared().cloned().map(|shared| (number, shared)));
+    let mut all: Vec<(i32, Shared)> = own.collect();
+    let inherited = locked(&TABLE);
+    let inherited = inherited.iter().filter(|(number, _)| is_inherited(**number));
+    all.extend(inherited.map(|(number, shared)| (*number, shared.clone())));
+    all
+}
+
+/// In a process that was forked: what its parent shares is inherited, and what threads of that one have opened at that moment leads nowhere.
+pub(crate) fn forget_ours() {
+    let mut inherited = locked(&TABLE);
+    let mut freed = Vec::new();
+    for number in ours(0, u32::MAX) {
+        let Some(entry) = entry(number) else { continue };
+        let open = &OPEN[entry.load(Ordering::Relaxed) as usize - 1];
+        // SAFETY: the entry is a reference, and nobody else is there to give it up.
+        match unsafe { open.shared.load(Ordering::Relaxed).as_ref() } {
+            Some(shared) => {
+                inherited.insert(number, shared.clone());
+                entry.store(INHERITED, Ordering::Release);
+            }
+            None => entry.store(0, Ordering::Release),
+        }
+        freed.push(open);
+    }
+    // One that a thread had in use stays, with what it held.
+    for open in freed.into_iter().filter(|open| open.place.try_lock().is_some()) {
+        // The session is not this process's: nothing is told to it. Each number counts as a reference.
+        if open.references.swap(0, Ordering::AcqRel) != 0 {
+            // SAFETY: there is one thread, and no entry of the table leads here any more.
+            std::mem::forget(unsafe { (*open.opened.get()).take() });
+            // SAFETY: as above.
+            unsafe { open.end_sharing() };
+        }
+    }
+}
