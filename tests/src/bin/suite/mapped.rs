@@ -160,11 +160,12 @@ fn end(site: &Site) -> Outcome<Verdict> {
 /// What is mapped how, and what becomes of it when the program does this or that to it.
 fn mapped() -> Outcome<Verdict> {
     let script = "
-name, length = 'large', os.stat('large').st_size
-file = os.open(name, os.O_RDONLY)
-data = os.pread(file, length, 0)
-both = os.open(name, os.O_RDWR)
-for kind in (PRIVATE, SHARED):
+length = os.stat('large').st_size
+# Each has a file of its own: where the kernel has not closed one yet that it had mapped, a shared mapping makes that the kernel's for good.
+for name, kind in (('large', PRIVATE), ('shared', SHARED)):
+    file = os.open(name, os.O_RDONLY)
+    data = os.pread(file, length, 0)
+    both = os.open(name, os.O_RDWR)
     whole = segment(file, length, kind)
     assert seen(whole, length) == data
     part = segment(file, 10000, kind, 5 * PAGE)
@@ -197,6 +198,8 @@ assert by(private) == 'kernel' and seen(private, 2 * PAGE) == b'\\1' * PAGE + da
 assert os.pread(file, PAGE, 0) == data[:PAGE]
 done(libc.munmap(private, length))
 # A shared one that may be written, or may come to be, is the kernel's, and all of the file's are from then on.
+file = os.open('third', os.O_RDONLY)
+both = os.open('third', os.O_RDWR)
 reader = segment(file, length, SHARED)
 writer = map(both, length, SHARED, protection=READ | WRITE)
 assert by(writer) == 'kernel' and by(reader) == 'kernel'
@@ -237,8 +240,9 @@ print('done')
 ";
     let site = Site::mounted(Medium::Memory, "64M")?;
     let root = site.point(0);
-    put(&root.join("large"), &pattern(MIB + 300, 1))?;
-    put(&root.join("second"), &pattern(MIB + 300, 2))?;
+    for (name, seed) in [("large", 1), ("shared", 1), ("second", 2), ("third", 2)] {
+        put(&root.join(name), &pattern(MIB + 300, seed))?;
+    }
     put(&root.join("tail"), &pattern(9000, 2))?;
     let script = format!("{BEGIN}{script}");
     let done = run(Front::RunAtOnce.command("python3").args(["-c", &script]).current_dir(&root))?.success()?;
