@@ -10,8 +10,8 @@ use std::time::Instant;
 use ashlar_log::RecordAt;
 use ashlar_store::StoreError;
 use ashlar_types::{Access, InodeId, LogPosition, SessionId};
-use ashlar_update::Update;
-use ashlar_update::coalesce::{Action, Scope, coalesce};
+use ashlar_update::coalesce::{Scope, coalesce};
+use ashlar_update::{Update, join};
 
 use crate::page;
 use crate::session::SessionLog;
@@ -129,7 +129,8 @@ impl State {
     }
 
     /// Judges every record as it stands in the log, each against the state that the ones before it left, and applies what
-    /// coalescing left of it. Only content is coalesced, which no judgement depends on.
+    /// coalescing left of it; short writes that follow each other are applied as one. Only content is coalesced and joined, which no
+    /// judgement depends on.
     ///
     /// Where a record is refused, content that the batch had written before it and that the refused or later records would have
     /// overwritten may be missing: nobody has seen it, and its session is fenced. A missing dependency, which is nobody's
@@ -142,43 +143,74 @@ impl State {
             self.counters.coalesced_records += coalesced.dropped;
             self.counters.coalesced_bytes += coalesced.saved_bytes;
         }
-        for (index, (record, update)) in records.iter().zip(updates).enumerate() {
-            let action = coalesced.as_ref().map_or(&Action::Keep, |coalesced| &coalesced.actions[index]);
-            let applied = self.apply_record(id, record, update, action);
-            if applied.is_err() {
+        // What coalescing left of each record; `None`: nothing.
+        let left: Vec<Option<&Update<'_>>> = match &coalesced {
+            None => updates.iter().map(Some).collect(),
+            Some(coalesced) => coalesced.left(updates).collect(),
+        };
+        let mut index = 0;
+        while index < records.len() {
+            let length = join::stretch(left[index..].iter().map_while(|left| *left)).max(1);
+            let these = index..index + length;
+            let applied = self.apply_records(id, &records[these.clone()], &updates[these.clone()], &left[these]);
+            if let Err((refused, refusal)) = applied {
                 // Void slots in front of it count as applied: another log may wait for the position at which they end.
-                self.store.advance(id, record.position);
+                self.store.advance(id, refused);
+                return Err(refusal);
             }
-            applied?;
+            index += length;
         }
         Ok(())
     }
 
-    fn apply_record(
+    /// Applies a record, or writes that are joined; an error comes with the position of the first record that is not applied.
+    fn apply_records(
         &mut self,
         id: SessionId,
-        record: &RecordAt,
-        update: &Update<'_>,
-        action: &Action<'_>,
-    ) -> Result<(), Refusal> {
-        self.judge(id, update, record.position)?;
-        self.charge(id, update)?;
-        self.note_kept_open(id, update)?;
-        let applied = match action {
-            Action::Keep => self.apply_update(id, record.end, update).map(drop),
-            Action::Replace(other) => self.apply_update(id, record.end, other).map(drop),
-            Action::Drop => {
-                self.store.advance(id, record.end);
+        records: &[RecordAt],
+        updates: &[Update<'_>],
+        left: &[Option<&Update<'_>>],
+    ) -> Result<(), (LogPosition, Refusal)> {
+        let mut admitted = 0;
+        let mut refusal = None;
+        for (record, update) in records.iter().zip(updates) {
+            if let Err(error) = self.admit(id, update, record.position) {
+                refusal = Some((record.position, error));
+                break;
+            }
+            admitted += 1;
+        }
+        let applied = match (admitted, left) {
+            (0, _) => Ok(()),
+            (1, [Some(update), ..]) => self.apply_update(id, records[0].end, update).map(drop),
+            (1, _) => {
+                self.store.advance(id, records[0].end);
                 Ok(())
             }
-        };
-        if applied.is_err() {
-            // It may be tried again, and is paid for once.
-            if let Some(session) = self.sessions.get_mut(&id) {
-                session.account.refund(update.cost().into());
+            (_, writes) => {
+                let mut data = std::mem::take(&mut self.joined);
+                let joined = join::join(writes[..admitted].iter().copied().flatten(), &mut data);
+                let end = records[admitted - 1].end;
+                let applied = joined.map_or(Ok(()), |joined| self.apply_update(id, end, &joined).map(drop));
+                self.joined = data;
+                applied
             }
+        };
+        if let Err(error) = applied {
+            // They may be tried again, and are paid for once.
+            if let Some(session) = self.sessions.get_mut(&id) {
+                updates[..admitted].iter().for_each(|update| session.account.refund(update.cost().into()));
+            }
+            return Err((records[0].position, error.into()));
         }
-        Ok(applied?)
+        refusal.map_or(Ok(()), Err)
+    }
+
+    /// Judges a record as it stands in the log, and takes what it costs.
+    fn admit(&mut self, id: SessionId, update: &Update<'_>, position: LogPosition) -> Result<(), Refusal> {
+        self.judge(id, update, position)?;
+        self.charge(id, update)?;
+        Ok(self.note_kept_open(id, update)?)
     }
 
     /// Charges what the session paid when it logged the update, whatever is left of it.

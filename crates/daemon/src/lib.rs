@@ -46,6 +46,7 @@ mod serve;
 mod session;
 mod sessions;
 mod shared;
+mod spare;
 mod state;
 mod status;
 mod supervisor;

@@ -81,6 +81,7 @@ fn open_arena(config: &Config) -> Result<Arena, ArenaError> {
 }
 
 fn take_up_sessions(arena: &Arena, state: &mut State) -> Result<(), DaemonError> {
+    arena.remove_spares()?;
     let files = arena.sessions()?;
     let rows = state.store.sessions();
     for (id, _) in &rows {

@@ -24,6 +24,7 @@ use crate::mapped::MappedTable;
 use crate::notify::Notifier;
 use crate::page::{self, InodeRanges};
 use crate::quota::Outstanding;
+use crate::spare::Spare;
 use crate::walk::Walks;
 
 /// Why a session's files can't be made or taken up.
@@ -74,24 +75,36 @@ impl SessionFiles {
     }
 }
 
+/// Bytes of a log's file.
+#[derive(Clone, Copy, Debug)]
+pub struct LogRoom {
+    /// All of them.
+    pub bytes: u64,
+    /// So many of them have room for certain, from the first on.
+    pub allocated: u64,
+}
+
 /// A session without an owner: all its files are there, and say nothing of whose they are.
 pub struct Blank {
     /// Its number.
     pub id: SessionId,
+    /// Its log was of a session of theirs, and is for nobody else.
+    pub only_for: Option<Credentials>,
     token: u64,
-    log: (SessionLog, Arc<Mapping>, u64),
+    log: (SessionLog, Arc<Mapping>, LogRoom),
     control: Control,
     leases: (LeaseTable<Arc<Mapping>>, Arc<Mapping>),
     files: SessionFiles,
 }
 
 impl Blank {
-    /// Makes the files of a session. The first `allocated` bytes of its log have room, and what most sessions need of the others.
+    /// Makes the files of a session; its log of a spare, if there is one. The log has the room that is said, and the others what most sessions
+    /// need.
     ///
     /// # Errors
     /// [`SessionError`]; what was made is removed again.
-    pub fn make(arena: &Arena, id: SessionId, log_bytes: u64, allocated: u64) -> Result<Self, SessionError> {
-        let made = Self::make_files(arena, id, log_bytes, allocated);
+    pub fn make(arena: &Arena, id: SessionId, room: LogRoom, spare: Option<&Spare>) -> Result<Self, SessionError> {
+        let made = Self::make_files(arena, id, room, spare);
         if made.is_err() {
             // What can't be removed now goes at the next start.
             let _ = arena.remove_session(id);
@@ -99,19 +112,34 @@ impl Blank {
         made
     }
 
-    fn make_files(arena: &Arena, id: SessionId, log_bytes: u64, allocated: u64) -> Result<Self, SessionError> {
+    fn make_files(
+        arena: &Arena,
+        id: SessionId,
+        log_room: LogRoom,
+        spare: Option<&Spare>,
+    ) -> Result<Self, SessionError> {
         let medium = arena.medium();
         let [beginning, locks] = CONTROL_ROOM;
         let room = LeaseTable::<Mapping>::bytes_of(LEASE_SLOTS_FIRST);
         // The lease table first: what it does not say is not so.
-        let wanted = [
-            (SessionFile::Leases, LEASE_TABLE_BYTES, room),
-            (SessionFile::Log, log_bytes, allocated),
-            (SessionFile::Control, CONTROL_BYTES, beginning.end),
-        ];
-        let [leases_file, log_file, control_file] = arena.session_files(id, wanted)?;
+        let leases = (SessionFile::Leases, LEASE_TABLE_BYTES, room);
+        let control = (SessionFile::Control, CONTROL_BYTES, beginning.end);
+        let [leases_file, log_file, control_file] = match spare {
+            None => {
+                let log = (SessionFile::Log, log_room.bytes, log_room.allocated);
+                arena.session_files(id, [leases, log, control])?
+            }
+            Some(spare) => {
+                let [leases, control] = arena.session_files(id, [leases, control])?;
+                let log = arena.give_spare(spare.of, id)?;
+                // It was another's, who might have cut it or punched holes.
+                log.set_len(log_room.bytes)?;
+                ashlar_pmem::allocate(&log, 0..log_room.allocated)?;
+                [leases, log, control]
+            }
+        };
         ashlar_pmem::allocate(&control_file, locks)?;
-        let log_memory = Arc::new(Mapping::map(&log_file, log_bytes, MappingAccess::ReadWrite, medium)?);
+        let log_memory = Arc::new(Mapping::map(&log_file, log_room.bytes, MappingAccess::ReadWrite, medium)?);
         let log = Log::format(Arc::clone(&log_memory), LogGeneration(1))?;
         let control = map_control(arena, &control_file)?;
         control.format(id);
@@ -121,7 +149,8 @@ impl Blank {
         let token = fresh_token(id)?;
         leases.format(id, token);
         let files = SessionFiles::new(log_file, control_file, &leases_file)?;
-        Ok(Self { id, token, log: (log, log_memory, log_bytes), control, leases: (leases, page), files })
+        let only_for = spare.map(|spare| spare.owner.clone());
+        Ok(Self { id, only_for, token, log: (log, log_memory, log_room), control, leases: (leases, page), files })
     }
 
     /// Gives all tables room, whatever they will need.
@@ -160,7 +189,7 @@ pub struct Session {
     /// The mapping under the log, which knows whether the file was torn away.
     pub log_memory: Arc<Mapping>,
     /// Bytes of the log's file.
-    pub log_bytes: u64,
+    pub log_room: LogRoom,
     /// Its control page.
     pub control: Arc<Control>,
     /// Its lease table.
@@ -262,8 +291,9 @@ impl Session {
         };
         let files = SessionFiles::new(log_file, control_file, &leases_file)?;
         let used = page::cost_at(&*page, committed);
+        let log_room = LogRoom { bytes: log_bytes, allocated: 0 };
         let mut session =
-            Self::assemble(id, identity, token, (log, log_memory, log_bytes), control, (leases, page), files);
+            Self::assemble(id, identity, token, (log, log_memory, log_room), control, (leases, page), files);
         session.is_whole = is_whole;
         session.ranges = InodeRanges::load(&*session.page);
         session.judged = page::validated(&*session.page);
@@ -284,7 +314,7 @@ impl Session {
         id: SessionId,
         identity: Identity,
         token: u64,
-        (log, log_memory, log_bytes): (SessionLog, Arc<Mapping>, u64),
+        (log, log_memory, log_room): (SessionLog, Arc<Mapping>, LogRoom),
         control: Control,
         (leases, page): (LeaseTable<Arc<Mapping>>, Arc<Mapping>),
         files: SessionFiles,
@@ -300,7 +330,7 @@ impl Session {
             token,
             log: Arc::new(log),
             log_memory,
-            log_bytes,
+            log_room,
             control: Arc::new(control),
             leases,
             page,

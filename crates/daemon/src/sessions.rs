@@ -16,8 +16,9 @@ use crate::credit;
 use crate::identity::Identity;
 use crate::materialise;
 use crate::serve;
-use crate::session::{Blank, Control, Session, SessionFiles};
+use crate::session::{Blank, Control, LogRoom, Session, SessionFiles};
 use crate::shared::Shared;
+use crate::spare::Spare;
 use crate::state::State;
 
 /// Inode numbers in one range. A crash loses at most so many of them per session.
@@ -98,8 +99,8 @@ fn open(shared: &Shared, identity: Identity, ending: OwnedFd, beside: u64) -> Re
         check_room(state.sessions.values().map(of_whom), identity.uid)?;
     }
     let blank = match identity.kind {
-        SessionKind::Process => shared.pool.take().map_or_else(|| blank(shared), Ok),
-        SessionKind::Mount => make(shared, SessionKind::Mount),
+        SessionKind::Process => shared.pool.take(&identity.credentials()).map_or_else(|| blank(shared), Ok),
+        SessionKind::Mount => make(shared, SessionKind::Mount, None),
     };
     let refused = |error| Refused::Because(format!("no session can be made: {error}"));
     let blank = blank.map_err(refused)?;
@@ -150,14 +151,20 @@ pub fn watch(shared: &Shared, id: SessionId, process: OwnedFd) {
 
 /// Makes a process's session that is nobody's yet; else says why there is none.
 pub fn blank(shared: &Shared) -> Result<Blank, String> {
-    make(shared, SessionKind::Process)
+    make(shared, SessionKind::Process, None)
 }
 
-fn make(shared: &Shared, kind: SessionKind) -> Result<Blank, String> {
+/// As [`blank`], with a log that there is already.
+pub fn blank_of(shared: &Shared, spare: &Spare) -> Result<Blank, String> {
+    make(shared, SessionKind::Process, Some(spare))
+}
+
+fn make(shared: &Shared, kind: SessionKind, spare: Option<&Spare>) -> Result<Blank, String> {
     let id = shared.lock().store.next_session_id().map_err(|error| error.to_string())?;
     // Making the files may take a while on a disk, so nobody waits for it.
-    let log_bytes = shared.config.log_bytes_for(shared.arena.summary().size_bytes);
-    let made = Blank::make(&shared.arena, id, log_bytes, log_beginning(kind, log_bytes));
+    let bytes = shared.config.log_bytes_for(shared.arena.summary().size_bytes);
+    let room = spare.map_or(LogRoom { bytes, allocated: log_beginning(kind, bytes) }, |spare| spare.room);
+    let made = Blank::make(&shared.arena, id, room, spare);
     let whole =
         made.and_then(|blank| if kind == SessionKind::Mount { blank.make_whole().map(|()| blank) } else { Ok(blank) });
     whole.map_err(|error| {
@@ -252,8 +259,9 @@ fn welcome(shared: &Shared, state: &State, session: &Session, inodes: (InodeId, 
     let (segment, segment_file) = segment.map_or((None, None), |(segment, file)| (Some(segment), Some(Arc::new(file))));
     let welcome = Welcome {
         peer: Peer { session: session.id, token: session.token },
-        log_bytes: session.log_bytes,
-        log_allocated: log_beginning(session.identity.kind, session.log_bytes),
+        log_bytes: session.log_room.bytes,
+        // A log that has more was another's: whoever goes on that far asks, and has it mapped in steps.
+        log_allocated: log_beginning(session.identity.kind, session.log_room.bytes),
         log_generation: LogGeneration(session.log.generation().0),
         arena: shared.arena.summary().id,
         sync_needed: medium.kind == MediumKind::Disk,
@@ -271,16 +279,23 @@ fn welcome(shared: &Shared, state: &State, session: &Session, inodes: (InodeId, 
 
 /// Gives a session's log room up to a byte.
 pub fn log_space(shared: &Shared, id: SessionId, bytes: u64) -> Result<(), Errno> {
-    let log = {
+    let (log, before) = {
         let state = shared.lock();
         let session = state.live(id).ok_or(Errno::EIO)?;
-        if bytes > session.log_bytes {
+        if bytes > session.log_room.bytes {
             return Err(Errno::EINVAL);
         }
-        Arc::clone(&session.files.log)
+        (Arc::clone(&session.files.log), session.log_room.allocated)
     };
+    if bytes <= before {
+        return Ok(());
+    }
     // It takes a while, so nobody waits for it.
-    ashlar_pmem::allocate(&log, 0..bytes).map_err(|error| errno(&error))
+    ashlar_pmem::allocate(&log, before..bytes).map_err(|error| errno(&error))?;
+    if let Some(session) = shared.lock().sessions.get_mut(&id) {
+        session.log_room.allocated = session.log_room.allocated.max(bytes);
+    }
+    Ok(())
 }
 
 /// Gives all slots for a session's open handles room.
@@ -400,6 +415,8 @@ pub fn remove_ended(shared: &Shared, state: &mut State) {
 fn remove(shared: &Shared, state: &mut State, id: SessionId) {
     let Some(session) = state.sessions.get(&id) else { return };
     let fenced = session.fenced.is_some();
+    let beginning = log_beginning(session.identity.kind, session.log_room.bytes);
+    let spare = Spare::of(shared, session, beginning);
     if !fenced {
         if let Err(error) = shared.arena.remove_session(id) {
             tracing::error!(session = id.0, %error, "an ended session's files can't be removed; the next start does it");
@@ -411,6 +428,9 @@ fn remove(shared: &Shared, state: &mut State, id: SessionId) {
     state.store.release_all(id);
     state.store.remove_session(id);
     state.sessions.remove(&id);
+    if let Some(spare) = spare {
+        shared.pool.keep(spare);
+    }
     state.note_sharing();
     state.counters.sessions_ended += 1;
     shared.watcher.remove(id);

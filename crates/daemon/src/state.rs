@@ -91,6 +91,8 @@ pub struct State {
     pub kept_open: BTreeMap<(SessionId, InodeId), Access>,
     /// Where batches of records are copied to, one after the other.
     pub scratch: Vec<u8>,
+    /// Where writes of a batch are joined.
+    pub joined: Vec<u8>,
 }
 
 impl State {
@@ -121,6 +123,7 @@ impl State {
             lost: BTreeSet::new(),
             kept_open: BTreeMap::new(),
             scratch: Vec::new(),
+            joined: Vec::new(),
         })
     }
 

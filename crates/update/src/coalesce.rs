@@ -16,7 +16,7 @@
 //! - Trees keep to what [`crate::Tree`] says of blocks and sizes: what is left out here is left out because of it.
 //! - Nothing is assumed of the state before the batch; every rule holds for all of them.
 //!
-//! Non-goals: joining small writes into a larger one, which would copy their data.
+//! Non-goals: joining small writes into a larger one, which copies their data ([`crate::join`]).
 //!
 //! Method: a first pass, forwards, finds the inodes that are both made and freed in the batch (`vanish`). A second, backwards,
 //! keeps for each inode which parts of its state are overwritten later before anything reads them (`later`), as a compiler
@@ -72,12 +72,12 @@ pub struct Coalesced<'a> {
 }
 
 impl<'a> Coalesced<'a> {
-    /// The updates that are to be applied, each with the index of the record that it comes from.
-    pub fn updates<'b>(&'b self, batch: &'b [Update<'a>]) -> impl Iterator<Item = (usize, &'b Update<'a>)> {
-        self.actions.iter().zip(batch).enumerate().filter_map(|(index, (action, update))| match action {
-            Action::Keep => Some((index, update)),
+    /// For each record what is to be applied of it.
+    pub fn left<'b>(&'b self, batch: &'b [Update<'a>]) -> impl Iterator<Item = Option<&'b Update<'a>>> {
+        self.actions.iter().zip(batch).map(|(action, update)| match action {
+            Action::Keep => Some(update),
             Action::Drop => None,
-            Action::Replace(other) => Some((index, other)),
+            Action::Replace(other) => Some(other),
         })
     }
 }

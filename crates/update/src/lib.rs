@@ -7,7 +7,7 @@
 //! Invariants:
 //! - `apply` is deterministic: no clock, no randomness; times stand in the record.
 //! - `apply` changes nothing where it returns [`Invalid`]; every check comes before the first change.
-//! - [`coalesce`] leaves out of a batch only what makes no difference to the state at the batch's end.
+//! - [`coalesce`] leaves out of a batch only what makes no difference to the state at the batch's end, and [`join`] none of it.
 //! - The decoder accepts only what the encoder can write, so a forged body is refused before it means anything.
 //!
 //! Non-goals: permissions of the caller and leases (`libfs` asks before it appends, `daemon` validates before it
@@ -21,6 +21,7 @@ mod apply;
 mod body;
 pub mod coalesce;
 mod codec;
+pub mod join;
 pub mod permission;
 #[cfg(test)]
 mod test_tree;

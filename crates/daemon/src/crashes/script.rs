@@ -19,7 +19,7 @@ use super::mirror::Mirror;
 use super::reference::Tree;
 use crate::apply::Slice;
 use crate::identity::{Identity, Process};
-use crate::session::{Blank, Control};
+use crate::session::{Blank, Control, LogRoom};
 use crate::shared::Shared;
 use crate::{Config, digest, grant, recovery, sessions};
 
@@ -114,8 +114,9 @@ impl Live {
             Identity { process, uid: 0, gid: 0, groups: Vec::new(), kind: SessionKind::Mount, label: "test".into() };
         let id = shared.lock().store.next_session_id().expect("a number");
         let log_bytes = Log::<Mapping>::bytes_for(RING_BYTES);
-        let mut session =
-            Blank::make(&shared.arena, id, log_bytes, log_bytes).and_then(|blank| blank.give(identity)).expect("made");
+        let mut session = Blank::make(&shared.arena, id, LogRoom { bytes: log_bytes, allocated: log_bytes }, None)
+            .and_then(|blank| blank.give(identity))
+            .expect("made");
         session.grant_credit(Credit { blocks: 1 << 40, metadata_bytes: 1 << 40 }, CreditKind::Common).expect("granted");
         let control = Arc::clone(&session.control);
         {

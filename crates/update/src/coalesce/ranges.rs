@@ -1,8 +1,10 @@
 //! Sets of numbers as ranges.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
-/// A set of numbers, as ranges that neither overlap nor touch: end by start. `u64::MAX` as an end means without end.
+/// A set of numbers, as ranges that neither overlap nor touch: start by end, so that a range that grows downwards, as they do where a log of
+/// appends is read backwards, stays where it is. `u64::MAX` as an end means without end.
 #[derive(Debug, Default)]
 pub(super) struct Ranges(BTreeMap<u64, u64>);
 
@@ -12,15 +14,15 @@ impl Ranges {
         if start >= end {
             return;
         }
-        while let Some((&other, &other_end)) = self.0.range(..=end).next_back() {
-            if other_end < start {
-                break;
+        while let Some((&other_end, other)) = self.0.range_mut(start..).next().filter(|(_, other)| **other <= end) {
+            if other_end >= end {
+                *other = start.min(*other);
+                return;
             }
-            start = start.min(other);
-            end = end.max(other_end);
-            self.0.remove(&other);
+            (start, end) = (start.min(*other), end.max(other_end));
+            self.0.remove(&other_end);
         }
-        self.0.insert(start, end);
+        self.0.insert(end, start);
     }
 
     /// Whether all of `start..end` is in the set.
@@ -30,14 +32,15 @@ impl Ranges {
 
     /// The first number of `start..end` that is not in the set.
     pub(super) fn first_gap(&self, start: u64, end: u64) -> Option<u64> {
-        let covered = self.0.range(..=start).next_back().map_or(0, |(_, &end)| end);
-        Some(start.max(covered)).filter(|&gap| gap < end)
+        let around =
+            self.0.range((Bound::Excluded(start), Bound::Unbounded)).next().filter(|(_, first)| **first <= start);
+        Some(around.map_or(start, |(&covered, _)| covered)).filter(|&gap| gap < end)
     }
 
     /// The number behind the last one of `start..end` that is not in the set.
     pub(super) fn last_gap_end(&self, start: u64, end: u64) -> Option<u64> {
-        let last = self.0.range(..end).next_back().filter(|&(_, &other_end)| other_end >= end);
-        Some(last.map_or(end, |(&other, _)| other)).filter(|&gap_end| gap_end > start)
+        let last = self.0.range(end..).next().filter(|(_, first)| **first < end);
+        Some(last.map_or(end, |(_, &first)| first)).filter(|&gap_end| gap_end > start)
     }
 }
 
@@ -64,7 +67,8 @@ mod tests {
             let last = (start..end).rev().find(|&n| !model[n as usize]);
             prop_assert_eq!(ranges.last_gap_end(start, end), last.map(|n| n + 1));
             let pairs: Vec<_> = ranges.0.iter().collect();
-            prop_assert!(pairs.windows(2).all(|pair| pair[0].1 < pair[1].0));
+            prop_assert!(pairs.iter().all(|(end, start)| start < end));
+            prop_assert!(pairs.windows(2).all(|pair| pair[0].0 < pair[1].1));
         }
     }
 }

@@ -26,7 +26,7 @@ fn case(before: &[Choice], batch: &[Choice], open: u64) -> Case {
 /// The state after the coalesced batch; `None` where a record does not fit.
 fn replay(case: &Case, coalesced: &Coalesced<'_>) -> Option<TestTree> {
     let mut tree = case.start.clone();
-    for (_, update) in coalesced.updates(&case.batch) {
+    for update in coalesced.left(&case.batch).flatten() {
         tree.apply(update).ok()?;
     }
     Some(tree)
