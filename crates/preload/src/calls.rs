@@ -94,7 +94,6 @@ const fn shape(number: i64) -> Shape {
         | libc::SYS_close
         | libc::SYS_fstat
         | libc::SYS_lseek
-        | libc::SYS_ioctl
         | libc::SYS_pread64
         | libc::SYS_pwrite64
         | libc::SYS_readv
@@ -227,6 +226,7 @@ const fn shape(number: i64) -> Shape {
         | libc::SYS_pselect6
         | libc::SYS_epoll_ctl
         | libc::SYS_fcntl
+        | libc::SYS_ioctl
         | libc::SYS_dup2
         | libc::SYS_dup3
         | libc::SYS_close_range
@@ -388,7 +388,7 @@ pub(crate) fn keeps_parked(call: &Frame, parked: i32) -> bool {
     let shape = shape(number);
     let is_it = |at: usize| call.arguments[at] as i32 == parked;
     match shape {
-        Shape::Always if number != libc::SYS_fcntl => is_apart(number),
+        Shape::Always if !matches!(number, libc::SYS_fcntl | libc::SYS_ioctl) => is_apart(number),
         _ => {
             !descriptors_of(number).iter().any(|&at| is_it(at))
                 && !paths_of(shape).iter().any(|&(from, _)| from.is_some_and(is_it))
@@ -416,7 +416,7 @@ pub(crate) const fn descriptors_of(number: i64) -> &'static [usize] {
         libc::SYS_dup2 | libc::SYS_dup3 | libc::SYS_sendfile | libc::SYS_tee => &[0, 1],
         libc::SYS_copy_file_range | libc::SYS_splice => &[0, 2],
         libc::SYS_epoll_ctl => &[2],
-        libc::SYS_fcntl => &[0],
+        libc::SYS_fcntl | libc::SYS_ioctl => &[0],
         _ if matches!(shape(number), Shape::Descriptor) => &[0],
         _ => &[],
     }
@@ -508,6 +508,7 @@ fn looked_at(call: &Frame) -> bool {
             is_fixed && direct::may_be_in(a[0], a[1]) || a[3] & libc::MAP_ANONYMOUS as u64 == 0 && is_ours()
         }
         libc::SYS_fcntl => is_ours() || descriptor::is_record_lock(a[1]),
+        libc::SYS_ioctl => is_ours() || a[1] == descriptor::FICLONE && descriptors::is_followed(a[2] as i32),
         libc::SYS_wait4 | libc::SYS_waitid => {
             // A child that has ended may have mounted something.
             submounts::suspect();

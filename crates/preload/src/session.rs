@@ -552,6 +552,12 @@ pub(crate) fn device_of(descriptor: i32) -> Option<u64> {
     identity_of(descriptor).map(|(device, _)| device)
 }
 
+/// What a kernel's descriptor shows as `st_dev`, and whether it's a regular file.
+pub(crate) fn device_and_kind_of(descriptor: i32) -> Option<(u64, bool)> {
+    let stat = statx_at(descriptor, c"", libc::AT_STATX_DONT_SYNC, libc::STATX_TYPE | libc::STATX_INO).ok()?;
+    Some((identity(stat).0, u32::from(stat.stx_mode) & libc::S_IFMT == libc::S_IFREG))
+}
+
 /// Has the kernel ask for a file's attributes, whatever it takes them for, and says which size it takes it to have then.
 pub(crate) fn size_of(descriptor: i32) -> Option<u64> {
     statx(descriptor, libc::AT_STATX_FORCE_SYNC).ok().map(|stat| stat.stx_size)

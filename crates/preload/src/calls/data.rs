@@ -325,29 +325,81 @@ fn offset_at(address: u64) -> Result<Option<u64>, Errno> {
     if offset < 0 { Err(Errno::EINVAL) } else { Ok(Some(offset as u64)) }
 }
 
+/// An open file of the kernel's beside one of ours.
+pub(super) struct Other {
+    /// It's on another mount.
+    pub(super) is_apart: bool,
+    /// It's a regular file.
+    pub(super) is_regular: bool,
+    flags: i32,
+}
+
+impl Other {
+    /// Of two descriptors the kernel's, where the other one is ours.
+    pub(super) fn of(one: i32, other: i32) -> Option<Self> {
+        let (ours, kernels) = if descriptors::is_ours(one) { (one, other) } else { (other, one) };
+        let flags = materialise::flags(kernels);
+        if descriptors::is_ours(kernels) || flags < 0 || flags & libc::O_PATH != 0 {
+            return None;
+        }
+        let (device, is_regular) = session::device_and_kind_of(kernels)?;
+        Some(Self { is_apart: device != descriptors::file(ours)?.session().ok()?.device, is_regular, flags })
+    }
+}
+
+/// Whether `copy_file_range` may read from or write to what was opened with these flags.
+const fn may_be_copied(flags: i32, reads: bool) -> bool {
+    let unfit = if reads { libc::O_WRONLY } else { libc::O_RDONLY };
+    flags & libc::O_PATH == 0 && flags & libc::O_ACCMODE != unfit && (reads || flags & libc::O_APPEND == 0)
+}
+
 /// `copy_file_range` between files of one session.
 pub(super) fn copy_range(a: [u64; 6]) -> Served {
-    let (Some(from), Some(to)) = (descriptors::file(a[0] as i32), descriptors::file(a[2] as i32)) else {
-        return Ok(None);
-    };
-    if from.session()?.number != to.session()?.number || from.is_directory() || to.is_directory() {
+    if a[5] != 0 {
+        let is_open = |descriptor: i32| {
+            let flags = materialise::flags(descriptor);
+            descriptors::is_ours(descriptor) || flags >= 0 && flags & libc::O_PATH == 0
+        };
+        return Err(if is_open(a[0] as i32) && is_open(a[2] as i32) { Errno::EINVAL } else { Errno::EBADF });
+    }
+    let (from, to) = (descriptors::file(a[0] as i32), descriptors::file(a[2] as i32));
+    if [&from, &to].into_iter().flatten().any(File::is_directory) {
         return Ok(None);
     }
-    if !from.may_read() || !to.may_write() || to.flags() & libc::O_APPEND != 0 {
+    let (from, to) = match (from, to) {
+        (Some(from), Some(to)) if from.session()?.number == to.session()?.number => (from, to),
+        (from, to) => {
+            // That they are on different mounts the kernel would say too, and who asks goes on without it: no reason to make the one that
+            // is ours a file of the kernel's.
+            let other = Other::of(a[0] as i32, a[2] as i32);
+            let Some(other) = other.filter(|other| other.is_apart && other.is_regular) else { return Ok(None) };
+            let flags = |file: Option<File>| file.map_or(other.flags, |file| file.flags());
+            let may = may_be_copied(flags(from), true) && may_be_copied(flags(to), false);
+            return Err(if may { Errno::EXDEV } else { Errno::EBADF });
+        }
+    };
+    if !may_be_copied(from.flags(), true) || !may_be_copied(to.flags(), false) {
         return Err(Errno::EBADF);
     }
-    if a[5] != 0 {
-        return Err(Errno::EINVAL);
+    for address in [a[1], a[3]] {
+        if address != 0 && memory::load::<i64>(address)?.cast_unsigned().checked_add(a[4]).is_none() {
+            return Err(Errno::EOVERFLOW);
+        }
     }
-    let (from_given, to_given) = (offset_at(a[1])?, offset_at(a[3])?);
+    copy(&from, a[1], &to, a[3], a[4])
+}
+
+/// Copies so many bytes between files of one session. For each there is the address of an offset, or null, and then its place is the offset.
+fn copy(from: &File, from_address: u64, to: &File, to_address: u64, bytes: u64) -> Served {
+    let (from_given, to_given) = (offset_at(from_address)?, offset_at(to_address)?);
     let place = |file: &File| file.place().map(|place| place.offset);
-    let (Some(from_offset), Some(to_offset)) = (from_given.or_else(|| place(&from)), to_given.or_else(|| place(&to)))
+    let (Some(from_offset), Some(to_offset)) = (from_given.or_else(|| place(from)), to_given.or_else(|| place(to)))
     else {
         return Ok(None);
     };
     let session = from.session()?;
     let size = session.fs.attributes(from.inode())?.inode.size;
-    let length = (a[4] as usize).min(TRANSFER_MAX) as u64;
+    let length = (bytes as usize).min(TRANSFER_MAX) as u64;
     let length = length.min(size.saturating_sub(from_offset));
     if length == 0 {
         return Ok(Some(0));
@@ -356,8 +408,8 @@ pub(super) fn copy_range(a: [u64; 6]) -> Served {
     let (input, output) = (from.inode(), to.inode());
     let copied = session.fs.copy_range_within(who, input, from_offset, output, to_offset, length, strip, limit);
     let copied = copied.inspect_err(|errno| tell_of_limit(*errno, limit))?;
-    moved(&from, a[1], from_given, from_offset + copied)?;
-    moved(&to, a[3], to_given, to_offset + copied)?;
+    moved(from, from_address, from_given, from_offset + copied)?;
+    moved(to, to_address, to_given, to_offset + copied)?;
     Ok(Some(copied as i64))
 }
 
@@ -374,12 +426,19 @@ fn moved(file: &File, address: u64, given: Option<u64>, offset: u64) -> Result<(
     }
 }
 
-/// `sendfile` out of a file of ours into whatever it is.
+/// `sendfile` out of a file of ours into whatever it is, and into one of ours out of whatever is a file.
 pub(super) fn send_file(a: [u64; 6]) -> Served {
-    let Some(from) = descriptors::file(a[1] as i32) else { return Ok(None) };
+    match (descriptors::file(a[1] as i32), descriptors::file(a[0] as i32)) {
+        (Some(from), None) => send_out(&from, a),
+        (from, Some(to)) => receive(from.as_ref(), &to, a),
+        (None, None) => Ok(None),
+    }
+}
+
+fn send_out(from: &File, a: [u64; 6]) -> Served {
     // Into one that appends it's an error, which the kernel finds.
     let appends = || materialise::flags(a[0] as i32) & libc::O_APPEND != 0;
-    if descriptors::is_ours(a[0] as i32) || from.is_directory() || !from.may_read() || appends() {
+    if from.is_directory() || !from.may_read() || appends() {
         return Ok(None);
     }
     let given = offset_at(a[2])?;
@@ -392,7 +451,71 @@ pub(super) fn send_file(a: [u64; 6]) -> Served {
     // SAFETY: the buffer is ours, and has that many bytes.
     let sent = unsafe { system_call(libc::SYS_write as u64, [a[0], buffer.as_ptr() as u64, count as u64, 0, 0, 0]) };
     if sent > 0 {
-        moved(&from, a[2], given, start + sent as u64)?;
+        moved(from, a[2], given, start + sent as u64)?;
     }
     Ok(Some(sent))
+}
+
+/// `sendfile` into a file of ours: of the same session, or out of a regular file of the kernel's.
+fn receive(from: Option<&File>, to: &File, a: [u64; 6]) -> Served {
+    // The errors are the kernel's to find. Where the place is other processes' too, they would have to wait for the other side.
+    let is_plain = to.may_write() && to.flags() & (libc::O_APPEND | libc::O_SYNC | libc::O_DSYNC) == 0;
+    if !is_plain || to.is_directory() || to.place().is_none_or(|place| place.is_shared()) {
+        return Ok(None);
+    }
+    let session = to.session()?;
+    if let Some(from) = from {
+        let is_plain = from.may_read() && !from.is_directory() && from.session()?.number == session.number;
+        return if is_plain { copy(from, a[2], to, 0, a[3]) } else { Ok(None) };
+    }
+    let input = a[1] as i32;
+    let is_fit = |other: Other| other.is_regular && other.flags & libc::O_ACCMODE != libc::O_WRONLY;
+    if !Other::of(a[0] as i32, input).is_some_and(is_fit) {
+        return Ok(None);
+    }
+    let given = offset_at(a[2])?;
+    // SAFETY: it asks where the open file stands.
+    let stands = || unsafe { system_call(libc::SYS_lseek as u64, [a[1], 0, libc::SEEK_CUR as u64, 0, 0, 0]) } as u64;
+    let start = given.unwrap_or_else(stands);
+    let wanted = (a[3] as usize).min(TRANSFER_MAX);
+    let mut buffer = vec![0; COPY_BYTES.min(wanted)];
+    let mut done = 0;
+    while done < wanted {
+        let step = buffer.len().min(wanted - done) as u64;
+        let arguments = [a[1], buffer.as_mut_ptr() as u64, step, start + done as u64, 0, 0];
+        // SAFETY: the buffer is ours, and has that many bytes.
+        let count = unsafe { system_call(libc::SYS_pread64 as u64, arguments) };
+        let written = match count {
+            0 => break,
+            count if count < 0 => Err(Errno(-count as i32)),
+            count => put(session, to, &buffer[..count as usize]),
+        };
+        let written = match written {
+            Err(errno) if done == 0 => return Err(errno),
+            Err(_) => break,
+            Ok(written) => written,
+        };
+        done += written;
+        if written < count as usize {
+            break;
+        }
+    }
+    let end = start + done as u64;
+    match given {
+        Some(_) => memory::store(a[2], &(end as i64))?,
+        // SAFETY: it moves where the open file stands.
+        None => drop(unsafe { system_call(libc::SYS_lseek as u64, [a[1], end, libc::SEEK_SET as u64, 0, 0, 0]) }),
+    }
+    Ok(Some(done as i64))
+}
+
+/// Writes bytes of ours where an open file stands, which moves it.
+fn put(session: &Session, to: &File, bytes: &[u8]) -> Result<usize, Errno> {
+    let Some(mut place) = to.place() else { return Err(Errno::EBADF) };
+    let limit = session::file_limit();
+    let at = WriteAt::Offset(place.offset);
+    let written = session.fs.write_within(&session.admitted, to.inode(), at, bytes, session.strips(), limit);
+    let written = written.inspect_err(|errno| tell_of_limit(*errno, limit))?;
+    place.offset = written.offset + written.bytes as u64;
+    Ok(written.bytes)
 }

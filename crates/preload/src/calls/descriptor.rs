@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use ashlar_types::Errno;
 
-use super::{Served, process};
+use super::{Served, data, process};
 use crate::arch::system_call;
 use crate::descriptors::{self, CHANGEABLE, File, OnExec};
 use crate::locks::Way;
@@ -13,6 +13,10 @@ use crate::{locks, memory, parked};
 /// A file that is larger than 2 GiB may be opened: always so on 64 bits, and shown by `F_GETFL`.
 const LARGE_FILE: i32 = 0o100_000;
 const TCGETS: u64 = libc::TCGETS;
+/// The same with speeds of any number.
+const TCGETS2: u64 = 0x802c_542a;
+/// Copies a file by sharing its blocks.
+pub(crate) const FICLONE: u64 = 0x4004_9409;
 /// How long what is written is expected to live.
 const F_GET_RW_HINT: i32 = 1035;
 const F_SET_RW_HINT: i32 = 1036;
@@ -31,12 +35,38 @@ pub(super) fn serve(number: i64, a: [u64; 6]) -> Served {
         libc::SYS_close_range => close_range(a),
         libc::SYS_fcntl => control(descriptor, a[1] as i32, a[2]),
         // No terminal: what stdio asks of each file that it writes to.
-        libc::SYS_ioctl if a[1] == TCGETS && descriptors::is_ours(descriptor) => Err(Errno::ENOTTY),
+        libc::SYS_ioctl if is_for_terminals(a[1]) && descriptors::is_ours(descriptor) => Err(Errno::ENOTTY),
+        libc::SYS_ioctl if a[1] == FICLONE => clone_file(descriptor, a[2] as i32),
         libc::SYS_ioctl if [libc::FIOCLEX, libc::FIONCLEX].contains(&a[1]) => {
             let flag = if a[1] == libc::FIOCLEX { libc::FD_CLOEXEC } else { 0 };
             control(descriptor, libc::F_SETFD, flag as u64)
         }
         _ => Ok(None),
+    }
+}
+
+/// Whether an `ioctl` is one that terminals alone know.
+pub(crate) const fn is_for_terminals(request: u64) -> bool {
+    request == TCGETS || request == TCGETS2 || request == libc::TIOCGWINSZ
+}
+
+/// `ioctl(FICLONE)`: no file shares blocks with another one. `cp` asks for each file before it copies it.
+fn clone_file(to: i32, from: i32) -> Served {
+    let is_closed = |file: &File| file.flags() & libc::O_PATH != 0;
+    match (descriptors::file(to), descriptors::file(from)) {
+        (to, from) if to.as_ref().is_some_and(is_closed) || from.as_ref().is_some_and(is_closed) => Err(Errno::EBADF),
+        (Some(to), Some(from)) if to.session()?.number == from.session()?.number => {
+            if from.is_directory() || to.is_directory() {
+                return Err(Errno::EISDIR);
+            }
+            let may = from.may_read() && to.may_write() && to.flags() & libc::O_APPEND == 0;
+            Err(if may { Errno::EOPNOTSUPP } else { Errno::EBADF })
+        }
+        _ => match data::Other::of(to, from) {
+            Some(other) if other.is_apart => Err(Errno::EXDEV),
+            Some(other) if other.is_regular => Err(Errno::EOPNOTSUPP),
+            _ => Ok(None),
+        },
     }
 }
 

@@ -24,6 +24,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/paths_that_begin_from_the_kernels_directories_are_served", run: || with(kernels_directories) },
     Test { name: "run/paths_that_lead_into_the_mount_from_beside_it_are_served", run: || with(beside) },
     Test { name: "run/a_program_that_goes_on_each_time_is_served_from_its_first_call_on", run: || with(habits) },
+    Test { name: "run/programs_that_copy_files_leave_them_where_they_are", run: || with(copies) },
     Test { name: "run/a_report_counts_sockets_with_a_path_on_the_mount", run: || with(sockets) },
     Test { name: "run/a_report_counts_what_goes_past_the_library", run: || with(missed) },
     Test { name: "run/a_report_has_the_counts_of_killed_processes", run: || with(killed) },
@@ -221,6 +222,36 @@ assert os.listdir('deeper') == ['made-8']\"";
     for (call, least) in calls {
         let served = count(&report, call, "accelerated");
         ensure!(served >= least, "{served} calls of {call} are accelerated, not {least}:\n{report:#}");
+    }
+    place.end()
+}
+
+/// `cp` asks for a clone of each file before it copies it, which made the copy the kernel's: it took thirty times as long. What copies between a
+/// file of the mount and one beside it asks for what the kernel can't do, and goes on.
+fn copies() -> Outcome<Verdict> {
+    const SCRIPT: &str = "
+        mkdir tree
+        for n in {1..40}; do head -c $((n * 1000)) /dev/urandom > tree/$n; done
+        cp -r tree copy
+        cp -r tree \"$OUTSIDE/copy\"
+        cp -r \"$OUTSIDE/copy\" back
+        install -m 644 tree/7 installed
+        python3 -c '
+import os, shutil
+outside = os.environ[\"OUTSIDE\"]
+for source, target in (\"tree/9\", \"here\"), (\"tree/9\", outside + \"/there\"), (outside + \"/there\", \"here again\"):
+    shutil.copyfile(source, target)
+'
+        diff -r tree copy && diff -r tree \"$OUTSIDE/copy\" && diff -r tree back
+        cmp tree/7 installed && cmp tree/9 here && cmp tree/9 \"here again\"";
+    let place = Place::new()?;
+    let report = place.report_of(SCRIPT, 0)?;
+    for (call, least) in [("ioctl", 80), ("copy_file_range", 80), ("sendfile", 3)] {
+        let served = count(&report, call, "accelerated");
+        ensure!(served >= least, "{served} calls of {call} are accelerated, not {least}:\n{report:#}");
+    }
+    for call in ["ioctl", "copy_file_range", "sendfile", "read", "write"] {
+        ensure!(count(&report, call, "delegated") <= 80, "{call} is delegated:\n{report:#}");
     }
     place.end()
 }

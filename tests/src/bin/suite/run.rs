@@ -29,6 +29,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/a_session_begins_at_any_call", run: || with(begins) },
     Test { name: "run/a_program_takes_over_what_the_shell_has_opened", run: || with(redirected) },
     Test { name: "run/extended_attributes_are_those_of_the_kernel", run: || with(xattrs) },
+    Test { name: "run/what_comes_of_copies_is_what_the_kernel_says", run: || with(copied) },
     Test { name: "run/a_root_that_its_user_can_not_list_is_in_nobodys_way", run: || with(closed_root) },
     Test { name: "run/a_short_program_needs_no_session", run: || with(short) },
     Test { name: "run/a_program_begins_with_little", run: || with(little) },
@@ -169,19 +170,31 @@ fn redirected() -> Outcome<Verdict> {
 
 /// What is said of extended attributes under `ashlar run`, and what is done to them, is what the kernel says and does.
 fn xattrs() -> Outcome<Verdict> {
-    let script = include_str!("../../../jobs/xattrs.py");
+    says_the_same(include_str!("../../../jobs/xattrs.py"), 100)
+}
+
+/// What comes of copying between descriptors of all kinds is what the kernel says and does.
+fn copied() -> Outcome<Verdict> {
+    says_the_same(include_str!("../../../jobs/copies.py"), 1000)
+}
+
+/// A script, which is told a directory beside the mount, gives more answers than `least`, and the same ones through the mount and under
+/// `ashlar run`.
+fn says_the_same(script: &str, least: usize) -> Outcome<Verdict> {
     let site = Site::mounted(Medium::Memory, "64M")?;
     let mut answers = Vec::new();
     for (name, front) in [("kernel", Front::Mount), ("run", Front::RunAtOnce), ("later", Front::Run)] {
-        let directory = site.point(0).join(name);
-        fs::create_dir(&directory).map_err(tried("making a directory"))?;
-        // Others may look into it.
-        fs::set_permissions(&directory, Permissions::from_mode(0o777)).map_err(tried("chmod"))?;
-        let done = run(front.command("python3").args(["-c", script]).current_dir(&directory))?.success()?;
+        let (here, there) = (site.point(0).join(name), site.outside().join(name));
+        for directory in [&here, &there] {
+            fs::create_dir(directory).map_err(tried("making a directory"))?;
+            // Others may look into it.
+            fs::set_permissions(directory, Permissions::from_mode(0o777)).map_err(tried("chmod"))?;
+        }
+        let done = run(front.command("python3").args(["-c", script]).arg(&there).current_dir(&here))?.success()?;
         answers.push(done.output);
     }
     let (kernel, ours) = (&answers[0], &answers[1..]);
-    ensure!(kernel.lines().count() > 100, "the script has few answers:\n{kernel}");
+    ensure!(kernel.lines().count() > least, "the script has few answers:\n{kernel}");
     for answer in ours {
         let differs = kernel.lines().zip(answer.lines()).find(|(kernel, ours)| kernel != ours);
         ensure!(differs.is_none() && kernel == answer, "the kernel says, and LibFS: {differs:#?}");
