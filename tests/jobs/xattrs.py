@@ -75,6 +75,65 @@ print(after.st_ctime_ns > before.st_ctime_ns, after.st_mtime_ns == before.st_mti
 os.write(file, b"more")
 print(os.getxattr(file, "user.one"), os.pread(read, 9, 0))
 
+
+# Access lists that say no more than the permission bits, and some that nearly do.
+def acl(*entries, version=2):
+    return version.to_bytes(4, "little") + b"".join(
+        a.to_bytes(2, "little") + b.to_bytes(2, "little") + c.to_bytes(4, "little") for a, b, c in entries)
+
+
+none = 2**32 - 1
+plain = acl((1, 6, none), (4, 4, none), (32, 0, none))
+lists = [plain, acl((1, 7, 5), (4, 5, 5), (32, 5, 5)), acl((4, 4, none), (1, 6, none), (32, 0, none)), acl((1, 8, none), (4, 4, none), (32, 0, none)),
+         acl((1, 6, none), (4, 4, none)), acl((1, 6, none), (4, 4, none), (16, 7, none), (32, 1, none)), acl((1, 6, none), (4, 4, none), (32, 256, none)),
+         acl((1, 6, none), (4, 4, none), (32, 0, none), version=1), plain + b"x", plain[:-1], b"", plain[:4], access]
+os.mkdir("listed")
+open("listed/file", "w").close()
+os.symlink("file", "listed/link")
+listed = os.open("listed/file", os.O_RDONLY)
+
+
+def told(target):
+    found = os.stat(target) if isinstance(target, int) else os.lstat(target)
+    return oct(found.st_mode), sorted(os.listxattr(target, follow_symlinks=False) if isinstance(target, str) else os.listxattr(target))
+
+
+for mode in [0o644, 0o2775, 0o6711]:
+    for number, value in enumerate(lists):
+        for target in ["listed", "listed/file", "listed/link", listed]:
+            alone = {} if isinstance(target, int) else {"follow_symlinks": False}
+            where = (oct(mode), number, target if isinstance(target, str) else "open")
+            for name in ["system.posix_acl_access", "system.posix_acl_default"]:
+                if isinstance(target, int) or not os.path.islink(target):
+                    os.chmod(target, mode)
+                for flags in [0, os.XATTR_CREATE, os.XATTR_REPLACE]:
+                    tell(("acl", flags, name) + where, lambda: os.setxattr(target, name, value, flags, **alone) or told(target))
+                if number % 2:
+                    tell(("acl, plain", name) + where, lambda: os.setxattr(target, name, plain, **alone) or told(target))
+                tell(("remove", name) + where, lambda: os.removexattr(target, name, **alone) or told(target))
+                tell(("remove again", name) + where, lambda: os.removexattr(target, name, **alone) or told(target))
+before = os.stat("listed/file")
+os.setxattr("listed/file", "system.posix_acl_access", plain)
+after = os.stat("listed/file")
+print(after.st_ctime_ns > before.st_ctime_ns, after.st_mtime_ns == before.st_mtime_ns, oct(after.st_mode))
+for name, owner, group, mode in [("own", 65534, 65534, 0o2750), ("strange group", 65534, 1, 0o6755), ("strange", 1, 65534, 0o2755)]:
+    open("listed/" + name, "w").close()
+    os.chown("listed/" + name, owner, group)
+    os.chmod("listed/" + name, mode)
+os.chmod("listed", 0o755)
+other = os.fork()
+if other == 0:
+    os.setgroups([])
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+    for name in ["own", "strange group", "strange"]:
+        for value in [plain, access, plain]:
+            tell(("acl of another", name), lambda: os.setxattr("listed/" + name, "system.posix_acl_access", value))
+            print(oct(os.stat("listed/" + name).st_mode))
+        tell(("remove of another", name), lambda: os.removexattr("listed/" + name, "system.posix_acl_access"))
+    os._exit(0)
+os.waitpid(other, 0)
+
 # Those of others. The directory is for all.
 os.chmod("file", 0o640)
 os.mkdir("sticky", 0o777)
