@@ -68,6 +68,8 @@ things() {
       echo 'has make|make'
       echo 'has sqlite3|sqlite3'
       echo 'has db_bench|rocksdb-tools'
+      echo 'has rsync|rsync'
+      echo 'has python3|python3'
       # A C project to build: only as source does a distribution have it.
       echo 'ls /usr/src/uClibc-ng-*|uclibc-source'
       ;;

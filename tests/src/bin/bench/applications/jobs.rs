@@ -70,6 +70,12 @@ pub struct Job {
 pub const JOBS: &[Job] = &[
     Job { name: "git", takes: &["git"], prepare: trees::prepare_clone, run: trees::clone },
     Job { name: "untar", takes: &["git", "tar"], prepare: trees::prepare_archive, run: trees::untar },
+    Job {
+        name: "copy",
+        takes: &["cp", "diff", "grep", "sed", "rsync", "chown", "chmod", "find", "xargs", "python3", "tar"],
+        prepare: trees::prepare_archive,
+        run: trees::copy,
+    },
     Job { name: "make", takes: &["make", "gcc", "ar", "tar", "xz"], prepare: build::prepare, run: build::make },
     Job { name: "sqlite", takes: &["sqlite3"], prepare: databases::prepare_sqlite, run: databases::sqlite },
     Job { name: "rocksdb", takes: &["db_bench"], prepare: |_, _| Ok(()), run: databases::rocksdb },

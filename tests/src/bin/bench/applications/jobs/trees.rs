@@ -62,6 +62,39 @@ pub fn untar(turn: &Turn) -> Outcome<Vec<Measured>> {
     Ok(vec![seconds("untar", unpacked, found.clone()), first, again, seconds("rm -rf", removed, found)])
 }
 
+/// What people do to trees all day, one after the other.
+const HANDLING: [(&str, &str); 12] = [
+    ("find -type f", "find tree -type f"),
+    ("grep -r", "grep -rc 7 tree"),
+    ("grep -r again", "grep -rc 7 tree"),
+    ("cp -r", "cp -r tree copy"),
+    ("cp -a", "cp -a tree exact"),
+    ("diff -r", "diff -r tree copy"),
+    ("chmod -R", "chmod -R g+w copy"),
+    ("chown -R", "chown -R 1:1 exact"),
+    ("sed -i", "find copy -name '*.c' -print0 | xargs -0 sed -i s/^1/22/"),
+    ("rsync -a", "rsync -a tree/ again"),
+    ("python3, shutil.copytree", "python3 -c 'import shutil; shutil.copytree(\"tree\", \"with python\")'"),
+    ("rm -rf of the copies", "rm -rf copy exact again 'with python'"),
+];
+
+/// A tree is copied, looked through, changed and removed, by a shell's commands.
+pub fn copy(turn: &Turn) -> Outcome<Vec<Measured>> {
+    let unpack = turn.ask(turn.command("tar").arg("xf").arg(turn.inputs.join("tree.tar")))?;
+    ensure!(unpack.is_empty(), "tar says {unpack}");
+    let mut measured = Vec::new();
+    for (what, script) in HANDLING {
+        let (took, said) = turn.time(turn.command("bash").args(["-c", script]))?;
+        // What is there, and what of its attributes is not of the moment.
+        let listing = "find . -path ./tree/.git -prune -o -type f -printf '%m %U:%G %s %P\\n' | sort | cksum";
+        let there = turn.ask(turn.plainly("bash").args(["-c", listing]))?;
+        let lines =
+            if said.lines().next().is_some() { format!(", {} lines", said.lines().count()) } else { String::new() };
+        measured.push(seconds(what, took, format!("{}{lines}", there.split(' ').next().unwrap_or_default())));
+    }
+    Ok(measured)
+}
+
 /// Regular files of a tree, without git's own.
 fn count_files(directory: &Path) -> Outcome<usize> {
     let mut files = 0;
