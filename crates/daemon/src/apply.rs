@@ -149,7 +149,8 @@ impl State {
             Some(coalesced) => coalesced.left(updates).collect(),
         };
         let mut index = 0;
-        while index < records.len() {
+        // A record that is no update ends them.
+        while index < updates.len() {
             let length = join::stretch(left[index..].iter().map_while(|left| *left)).max(1);
             let these = index..index + length;
             let applied = self.apply_records(id, &records[these.clone()], &updates[these.clone()], &left[these]);

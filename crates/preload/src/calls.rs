@@ -13,6 +13,8 @@ mod process;
 mod waiting;
 mod xattrs;
 
+pub(crate) use descriptor::is_for_terminals;
+
 use std::sync::atomic::Ordering;
 
 use ashlar_types::Errno;

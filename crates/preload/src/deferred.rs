@@ -12,7 +12,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use crate::calls::{Verdict, files};
+use crate::calls::{self, Verdict, files};
 use crate::carried::Carried;
 use crate::{descriptors, habits, locks, session};
 
@@ -182,7 +182,7 @@ pub(crate) fn is_kernels(number: i64, a: &[u64; 6]) -> bool {
         | libc::SYS_fsetxattr
         | libc::SYS_flistxattr
         | libc::SYS_fremovexattr => 0,
-        libc::SYS_ioctl if a[1] == libc::TCGETS => 0,
+        libc::SYS_ioctl if calls::is_for_terminals(a[1]) => 0,
         libc::SYS_fcntl => match a[1] as i32 {
             libc::F_GETFD | libc::F_SETFD | libc::F_GETFL | libc::F_SETFL => 0,
             // They go with the kernel's descriptor, and would be lost when that is closed.

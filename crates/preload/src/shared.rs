@@ -451,7 +451,11 @@ pub(crate) fn is_without_place(call: &Frame) -> bool {
         | libc::SYS_fchown
         | libc::SYS_mmap => true,
         libc::SYS_fcntl => matches!(call.arguments[1] as i32, libc::F_GETFD | libc::F_SETFD),
-        libc::SYS_ioctl => [libc::FIOCLEX, libc::FIONCLEX, libc::TCGETS].contains(&call.arguments[1]),
+        libc::SYS_ioctl => {
+            let request = call.arguments[1];
+            [libc::FIOCLEX, libc::FIONCLEX].contains(&request) || calls::is_for_terminals(request)
+        }
+
         _ => false,
     }
 }
