@@ -120,6 +120,9 @@ for name, owner, group, mode in [("own", 65534, 65534, 0o2750), ("strange group"
     open("listed/" + name, "w").close()
     os.chown("listed/" + name, owner, group)
     os.chmod("listed/" + name, mode)
+os.mkdir("listed/directory")
+os.chown("listed/directory", 65534, 1)
+os.chmod("listed/directory", 0o2755)
 os.chmod("listed", 0o755)
 other = os.fork()
 if other == 0:
@@ -131,6 +134,11 @@ if other == 0:
             tell(("acl of another", name), lambda: os.setxattr("listed/" + name, "system.posix_acl_access", value))
             print(oct(os.stat("listed/" + name).st_mode))
         tell(("remove of another", name), lambda: os.removexattr("listed/" + name, "system.posix_acl_access"))
+    # Set-group-id of a directory whose group is another's goes with the mode, however it's set.
+    for does in [lambda: os.chmod("listed/directory", 0o2750), lambda: os.setxattr("listed/directory", "system.posix_acl_access", plain)]:
+        tell("a strange group's directory", does)
+        print(oct(os.stat("listed/directory").st_mode))
+    tell("and afterwards", lambda: os.utime("listed/own"))
     os._exit(0)
 os.waitpid(other, 0)
 

@@ -10,6 +10,7 @@
 //! [`Session::take_up`]: crate::session::Session::take_up
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use ashlar_types::Credentials;
 use parking_lot::{Condvar, Mutex};
@@ -19,9 +20,11 @@ use crate::sessions;
 use crate::shared::Shared;
 use crate::spare::{SPARES_MAX, Spare};
 
-/// The most blanks at once. Each takes as much room as a session's beginning, and a third of a millisecond to make:
+/// The most blanks at once that are for all. Each takes as much room as a session's beginning, and a third of a millisecond to make:
 /// programs that begin together find one each, and a long row of them is not faster than that.
 const BLANKS_MAX: usize = 4;
+/// How long a blank that was made of a log that was there stays where nothing else happens: it has memory.
+const SPARES_KEPT: Duration = Duration::from_secs(60);
 
 /// Blanks.
 #[derive(Default)]
@@ -58,13 +61,31 @@ impl Pool {
 
     /// Whether one more log is worth keeping.
     pub fn has_room_for_spare(&self) -> bool {
-        self.blanks.lock().spares.len() < SPARES_MAX
+        let blanks = self.blanks.lock();
+        !blanks.is_ending && blanks.spares.len() < SPARES_MAX
     }
 
-    /// Has a blank be made of such a log.
-    pub fn keep(&self, spare: Spare) {
-        self.blanks.lock().spares.push(spare);
+    /// Has a blank be made of such a log; it comes back where that is too late.
+    pub fn keep(&self, spare: Spare) -> Option<Spare> {
+        let mut blanks = self.blanks.lock();
+        if blanks.is_ending {
+            return Some(spare);
+        }
+        blanks.spares.push(spare);
         self.changed.notify_all();
+        None
+    }
+
+    /// Removes the logs that are kept, and what was made of them: their memory is wanted. Whether there were any.
+    pub fn give_up_spares(&self, shared: &Shared) -> bool {
+        let (made, spares) = {
+            let mut blanks = self.blanks.lock();
+            (blanks.take_made_of_spares(), std::mem::take(&mut blanks.spares))
+        };
+        let were_any = !made.is_empty() || !spares.is_empty();
+        made.iter().for_each(|blank| remove(shared, blank));
+        spares.iter().for_each(|spare| spare.remove(shared));
+        were_any
     }
 
     /// No more are made.
@@ -73,67 +94,91 @@ impl Pool {
         self.changed.notify_all();
     }
 
-    /// Waits until one is to be made, and says of which log, if of one that there is; `None` at the end.
-    fn wait(&self) -> Option<Option<Spare>> {
+    /// Waits until there is something to do; `None` at the end.
+    fn wait(&self) -> Option<Job> {
         let mut blanks = self.blanks.lock();
         loop {
             if blanks.is_ending {
                 return None;
             }
-            let lacks = blanks.is_wanted && blanks.made.len() < BLANKS_MAX;
-            // Whoever begins next waits if there is none at all.
-            if !(lacks && blanks.made.is_empty()) {
+            let for_all = blanks.made.iter().filter(|blank| blank.only_for.is_none()).count();
+            let lacks = blanks.is_wanted && for_all < BLANKS_MAX;
+            // Whoever begins next waits if there is none.
+            if !(lacks && for_all < BLANKS_MAX / 2) {
                 if let Some(spare) = blanks.spares.pop() {
-                    return Some(Some(spare));
+                    return Some(Job::MakeOf(spare));
                 }
             }
             if lacks {
-                return Some(None);
+                return Some(Job::Make);
             }
-            self.changed.wait(&mut blanks);
+            if blanks.made.len() == for_all {
+                self.changed.wait(&mut blanks);
+            } else if self.changed.wait_for(&mut blanks, SPARES_KEPT).timed_out() {
+                return Some(Job::Forget(blanks.take_made_of_spares()));
+            }
         }
     }
 
-    /// Puts a blank where it is taken first, and returns one that is too much: the oldest of those like it, or of all.
+    /// Puts a blank that was made of a log where it is taken first, and returns one that is too much of those.
     fn put_first(&self, blank: Blank) -> Option<Blank> {
         let made = &mut self.blanks.lock().made;
         made.push_front(blank);
         let mut of_spares = (0..made.len()).filter(|&index| made[index].only_for.is_some());
-        match of_spares.nth(SPARES_MAX) {
-            Some(oldest) => made.remove(oldest),
-            None if made.len() > BLANKS_MAX => made.pop_back(),
-            None => None,
-        }
+        let oldest = of_spares.nth(SPARES_MAX)?;
+        made.remove(oldest)
     }
+}
+
+impl Blanks {
+    fn take_made_of_spares(&mut self) -> Vec<Blank> {
+        let (of_spares, others) =
+            std::mem::take(&mut self.made).into_iter().partition(|blank| blank.only_for.is_some());
+        self.made = others;
+        of_spares.into()
+    }
+}
+
+/// What there is to do.
+enum Job {
+    Make,
+    MakeOf(Spare),
+    /// Nobody has taken these for a while.
+    Forget(Vec<Blank>),
+}
+
+/// What can't be removed now goes at the next start.
+fn remove(shared: &Shared, blank: &Blank) {
+    let _ = shared.arena.remove_session(blank.id);
 }
 
 /// The thread that makes blanks, and removes those that nobody has taken.
 pub fn fill_thread(shared: &Shared) {
     let pool = &shared.pool;
-    // What can't be removed now goes at the next start.
-    let remove = |blank: Blank| drop(shared.arena.remove_session(blank.id));
-    while let Some(spare) = pool.wait() {
-        let Some(spare) = spare else {
-            match sessions::blank(shared) {
+    while let Some(job) = pool.wait() {
+        match job {
+            Job::Make => match sessions::blank(shared) {
                 Ok(blank) => pool.blanks.lock().made.push_back(blank),
                 Err(reason) => {
                     tracing::debug!(reason, "no session can be made in advance");
                     // Whoever asks next hears why.
                     pool.blanks.lock().is_wanted = false;
                 }
+            },
+            Job::MakeOf(spare) => {
+                let Some(spare) = spare.clean(shared) else { continue };
+                match sessions::blank_of(shared, &spare) {
+                    Ok(blank) => pool.put_first(blank).iter().for_each(|blank| remove(shared, blank)),
+                    Err(reason) => {
+                        tracing::debug!(reason, "no session can be made of a log that is there");
+                        spare.remove(shared);
+                    }
+                }
             }
-            continue;
-        };
-        let Some(spare) = spare.clean(shared) else { continue };
-        match sessions::blank_of(shared, &spare) {
-            Ok(blank) => drop(pool.put_first(blank).map(remove)),
-            Err(reason) => {
-                tracing::debug!(reason, "no session can be made of a log that is there");
-                spare.remove(shared);
-            }
+            Job::Forget(made) => made.iter().for_each(|blank| remove(shared, blank)),
         }
     }
-    let Blanks { made, spares, .. } = std::mem::take(&mut *pool.blanks.lock());
-    made.into_iter().for_each(remove);
-    spares.into_iter().for_each(|spare| spare.remove(shared));
+    let made = std::mem::take(&mut pool.blanks.lock().made);
+    made.iter().for_each(|blank| remove(shared, blank));
+    pool.give_up_spares(shared);
 }

@@ -164,7 +164,10 @@ fn make(shared: &Shared, kind: SessionKind, spare: Option<&Spare>) -> Result<Bla
     // Making the files may take a while on a disk, so nobody waits for it.
     let bytes = shared.config.log_bytes_for(shared.arena.summary().size_bytes);
     let room = spare.map_or(LogRoom { bytes, allocated: log_beginning(kind, bytes) }, |spare| spare.room);
-    let made = Blank::make(&shared.arena, id, room, spare);
+    let make = || Blank::make(&shared.arena, id, room, spare);
+    // Where there is no room, some may be kept for programs to come.
+    let made =
+        make().or_else(|error| if spare.is_none() && shared.pool.give_up_spares(shared) { make() } else { Err(error) });
     let whole =
         made.and_then(|blank| if kind == SessionKind::Mount { blank.make_whole().map(|()| blank) } else { Ok(blank) });
     whole.map_err(|error| {
@@ -291,7 +294,13 @@ pub fn log_space(shared: &Shared, id: SessionId, bytes: u64) -> Result<(), Errno
         return Ok(());
     }
     // It takes a while, so nobody waits for it.
-    ashlar_pmem::allocate(&log, before..bytes).map_err(|error| errno(&error))?;
+    let allocate = || ashlar_pmem::allocate(&log, before..bytes);
+    let is_full = |error: &io::Error| error.raw_os_error() == Some(libc::ENOSPC);
+    let allocated = allocate().or_else(|error| {
+        // Others keep room for programs to come.
+        if is_full(&error) && shared.pool.give_up_spares(shared) { allocate() } else { Err(error) }
+    });
+    allocated.map_err(|error| errno(&error))?;
     if let Some(session) = shared.lock().sessions.get_mut(&id) {
         session.log_room.allocated = session.log_room.allocated.max(bytes);
     }
@@ -420,6 +429,7 @@ fn remove(shared: &Shared, state: &mut State, id: SessionId) {
     if !fenced {
         if let Err(error) = shared.arena.remove_session(id) {
             tracing::error!(session = id.0, %error, "an ended session's files can't be removed; the next start does it");
+            spare.iter().for_each(|spare| spare.remove(shared));
             return;
         }
     }
@@ -428,9 +438,7 @@ fn remove(shared: &Shared, state: &mut State, id: SessionId) {
     state.store.release_all(id);
     state.store.remove_session(id);
     state.sessions.remove(&id);
-    if let Some(spare) = spare {
-        shared.pool.keep(spare);
-    }
+    spare.and_then(|spare| shared.pool.keep(spare)).iter().for_each(|spare| spare.remove(shared));
     state.note_sharing();
     state.counters.sessions_ended += 1;
     shared.watcher.remove(id);

@@ -194,7 +194,7 @@ impl LibFs {
         if let Some(mode) = mode.as_mut() {
             // Only a member of the file's group may set its set-group-id bit.
             let gid = change.gid.unwrap_or(inode.gid);
-            if !who.is_privileged() && !who.is_member(gid) && !inode.is_directory() {
+            if !who.is_privileged() && !who.is_member(gid) {
                 *mode &= !MODE_SETGID;
             }
         }
@@ -335,7 +335,8 @@ impl LibFs {
                     return Err(Errno::EACCES.into());
                 }
                 if name == XATTR_ACL_ACCESS {
-                    let kept = if strip_sgid { inode.mode & !MODE_SETGID } else { inode.mode };
+                    let strips = strip_sgid || !who.is_privileged() && !who.is_member(inode.gid);
+                    let kept = if strips { inode.mode & !MODE_SETGID } else { inode.mode };
                     let new = kept & !0o777 | acl.mode();
                     mode = Some(new);
                     if acl.is_mode_only() {

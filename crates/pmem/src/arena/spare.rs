@@ -12,6 +12,8 @@ use super::{Arena, ArenaError, SessionFile, at, list, remove_file, sync_dir};
 
 /// What every such file's name begins with.
 const PREFIX: &str = "spare-";
+/// Says which signal comes when a lease is to end.
+const F_SETSIG: i32 = 10;
 /// Bytes that are made zero at once.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
@@ -84,10 +86,12 @@ impl Arena {
 /// Whether this open file is the only one of its file, in all processes, mapped memory included. Only who finds the file by a path can open
 /// it again.
 fn is_open_nowhere_else(file: &File) -> io::Result<bool> {
-    // The kernel gives a lease to write only where nobody else has the file open, and keeps none here.
-    for lease in [libc::F_WRLCK, libc::F_UNLCK] {
+    // The kernel gives a lease to write only where nobody else has the file open, and keeps none here. Should somebody open the file in between, it
+    // sends a signal: one that nobody notices.
+    let calls = [(F_SETSIG, libc::SIGURG), (libc::F_SETLEASE, libc::F_WRLCK), (libc::F_SETLEASE, libc::F_UNLCK)];
+    for (command, value) in calls {
         // SAFETY: it takes two numbers, and the descriptor is valid.
-        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, lease) } != 0 {
+        if unsafe { libc::fcntl(file.as_raw_fd(), command, value) } != 0 {
             let error = io::Error::last_os_error();
             return if error.raw_os_error() == Some(libc::EAGAIN) { Ok(false) } else { Err(error) };
         }

@@ -345,6 +345,12 @@ impl Other {
         let (device, is_regular) = session::device_and_kind_of(kernels)?;
         Some(Self { is_apart: device != descriptors::file(ours)?.session().ok()?.device, is_regular, flags })
     }
+
+    /// Whether one may be read and the other one written, of which one is the kernel's.
+    pub(super) fn may_be_copied(&self, from: Option<&File>, to: Option<&File>) -> bool {
+        let flags = |file: Option<&File>| file.map_or(self.flags, |file| file.flags());
+        may_be_copied(flags(from), true) && may_be_copied(flags(to), false)
+    }
 }
 
 /// Whether `copy_file_range` may read from or write to what was opened with these flags.
@@ -373,8 +379,7 @@ pub(super) fn copy_range(a: [u64; 6]) -> Served {
             // is ours a file of the kernel's.
             let other = Other::of(a[0] as i32, a[2] as i32);
             let Some(other) = other.filter(|other| other.is_apart && other.is_regular) else { return Ok(None) };
-            let flags = |file: Option<File>| file.map_or(other.flags, |file| file.flags());
-            let may = may_be_copied(flags(from), true) && may_be_copied(flags(to), false);
+            let may = other.may_be_copied(from.as_ref(), to.as_ref());
             return Err(if may { Errno::EXDEV } else { Errno::EBADF });
         }
     };
@@ -471,7 +476,9 @@ fn receive(from: Option<&File>, to: &File, a: [u64; 6]) -> Served {
         return if is_plain { copy(from, a[2], to, 0, a[3]) } else { Ok(None) };
     }
     let input = a[1] as i32;
-    let is_fit = |other: Other| other.is_regular && other.flags & libc::O_ACCMODE != libc::O_WRONLY;
+    let is_fit = |other: Other| {
+        other.is_regular && other.flags & libc::O_ACCMODE != libc::O_WRONLY && other.flags & libc::O_DIRECT == 0
+    };
     if !Other::of(a[0] as i32, input).is_some_and(is_fit) {
         return Ok(None);
     }
@@ -479,6 +486,9 @@ fn receive(from: Option<&File>, to: &File, a: [u64; 6]) -> Served {
     // SAFETY: it asks where the open file stands.
     let stands = || unsafe { system_call(libc::SYS_lseek as u64, [a[1], 0, libc::SEEK_CUR as u64, 0, 0, 0]) } as u64;
     let start = given.unwrap_or_else(stands);
+    if start as i64 <= -1 {
+        return Ok(None);
+    }
     let wanted = (a[3] as usize).min(TRANSFER_MAX);
     let mut buffer = vec![0; COPY_BYTES.min(wanted)];
     let mut done = 0;
@@ -492,6 +502,9 @@ fn receive(from: Option<&File>, to: &File, a: [u64; 6]) -> Served {
             count if count < 0 => Err(Errno(-count as i32)),
             count => put(session, to, &buffer[..count as usize]),
         };
+        if done == 0 && written == Err(Errno::ESTALE) {
+            return Ok(None);
+        }
         let written = match written {
             Err(errno) if done == 0 => return Err(errno),
             Err(_) => break,
@@ -511,9 +524,9 @@ fn receive(from: Option<&File>, to: &File, a: [u64; 6]) -> Served {
     Ok(Some(done as i64))
 }
 
-/// Writes bytes of ours where an open file stands, which moves it.
+/// Writes bytes of ours where an open file stands, which moves it. `ESTALE`: that is not ours alone any more.
 fn put(session: &Session, to: &File, bytes: &[u8]) -> Result<usize, Errno> {
-    let Some(mut place) = to.place() else { return Err(Errno::EBADF) };
+    let Some(mut place) = to.place().filter(|place| !place.is_shared()) else { return Err(Errno::ESTALE) };
     let limit = session::file_limit();
     let at = WriteAt::Offset(place.offset);
     let written = session.fs.write_within(&session.admitted, to.inode(), at, bytes, session.strips(), limit);

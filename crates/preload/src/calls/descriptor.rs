@@ -62,9 +62,12 @@ fn clone_file(to: i32, from: i32) -> Served {
             let may = from.may_read() && to.may_write() && to.flags() & libc::O_APPEND == 0;
             Err(if may { Errno::EOPNOTSUPP } else { Errno::EBADF })
         }
-        _ => match data::Other::of(to, from) {
+        (to_file, from_file) => match data::Other::of(to, from) {
             Some(other) if other.is_apart => Err(Errno::EXDEV),
-            Some(other) if other.is_regular => Err(Errno::EOPNOTSUPP),
+            Some(other) if other.is_regular => {
+                let may = other.may_be_copied(from_file.as_ref(), to_file.as_ref());
+                Err(if may { Errno::EOPNOTSUPP } else { Errno::EBADF })
+            }
             _ => Ok(None),
         },
     }

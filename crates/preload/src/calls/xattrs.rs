@@ -148,9 +148,8 @@ fn set(subject: &Subject, name: &[u8], (address, length): (u64, u64), flags: i32
     if !is_plain(&value) {
         return Ok(None);
     }
-    // The kernel takes no notice of the flags, and clears set-group-id as `chmod` does.
-    let strips = !session.who.is_privileged() && !session.who.is_member(subject.found.inode.gid);
-    session.fs.set_xattr(&session.who, id, name, &value, XattrFlags::default(), strips)?;
+    // The kernel takes no notice of the flags.
+    session.fs.set_xattr(&session.who, id, name, &value, XattrFlags::default(), false)?;
     Ok(Some(0))
 }
 
