@@ -157,7 +157,7 @@ pub fn fill_thread(shared: &Shared) {
     let pool = &shared.pool;
     while let Some(job) = pool.wait() {
         match job {
-            Job::Make => match sessions::blank(shared) {
+            Job::Make => match sessions::blank(shared, None) {
                 Ok(blank) => pool.blanks.lock().made.push_back(blank),
                 Err(reason) => {
                     tracing::debug!(reason, "no session can be made in advance");
@@ -167,7 +167,7 @@ pub fn fill_thread(shared: &Shared) {
             },
             Job::MakeOf(spare) => {
                 let Some(spare) = spare.clean(shared) else { continue };
-                match sessions::blank_of(shared, &spare) {
+                match sessions::blank(shared, Some(&spare)) {
                     Ok(blank) => pool.put_first(blank).iter().for_each(|blank| remove(shared, blank)),
                     Err(reason) => {
                         tracing::debug!(reason, "no session can be made of a log that is there");

@@ -99,7 +99,7 @@ fn open(shared: &Shared, identity: Identity, ending: OwnedFd, beside: u64) -> Re
         check_room(state.sessions.values().map(of_whom), identity.uid)?;
     }
     let blank = match identity.kind {
-        SessionKind::Process => shared.pool.take(&identity.credentials()).map_or_else(|| blank(shared), Ok),
+        SessionKind::Process => shared.pool.take(&identity.credentials()).map_or_else(|| blank(shared, None), Ok),
         SessionKind::Mount => make(shared, SessionKind::Mount, None),
     };
     let refused = |error| Refused::Because(format!("no session can be made: {error}"));
@@ -149,14 +149,9 @@ pub fn watch(shared: &Shared, id: SessionId, process: OwnedFd) {
     }
 }
 
-/// Makes a process's session that is nobody's yet; else says why there is none.
-pub fn blank(shared: &Shared) -> Result<Blank, String> {
-    make(shared, SessionKind::Process, None)
-}
-
-/// As [`blank`], with a log that there is already.
-pub fn blank_of(shared: &Shared, spare: &Spare) -> Result<Blank, String> {
-    make(shared, SessionKind::Process, Some(spare))
+/// Makes a process's session that is nobody's yet, with a log that there is already, if one is given; else says why there is none.
+pub fn blank(shared: &Shared, spare: Option<&Spare>) -> Result<Blank, String> {
+    make(shared, SessionKind::Process, spare)
 }
 
 fn make(shared: &Shared, kind: SessionKind, spare: Option<&Spare>) -> Result<Blank, String> {

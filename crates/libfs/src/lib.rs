@@ -61,7 +61,8 @@ pub use api::{
     Change, ConnectError, Found, Listed, ListedName, Make, Options, Outcome, RenameFlags, Seek, SetTime, Space,
     WriteAt, Written, XattrFlags,
 };
-pub use ashlar_update::{Allocation, XATTR_QUOTA};
+pub use ashlar_update::acl::Acl;
+pub use ashlar_update::{Allocation, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_QUOTA};
 pub use ashlar_wire::{LockKind, LockMode};
 pub use calls::Pause;
 pub use data::allocation_of;

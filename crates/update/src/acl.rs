@@ -64,6 +64,14 @@ impl Acl {
         well_formed.then_some(Self(list))
     }
 
+    /// Whether an extended attribute's value is a list that the kernel takes, whose entries it wants in order, and that the nine permission
+    /// bits say all of.
+    #[must_use]
+    pub fn is_plain(value: &[u8]) -> bool {
+        let tags = || value[4..].chunks_exact(8).map(|e| u16::from_le_bytes([e[0], e[1]]));
+        Self::parse(value).is_some_and(|acl| acl.is_mode_only() && tags().eq(acl.0.iter().map(|entry| entry.tag)))
+    }
+
     /// The extended attribute's value.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {

@@ -235,7 +235,18 @@ fn write_parts(
     if data.is_empty() {
         return Ok(0);
     }
-    let (at, limit) = (offset.map_or(WriteAt::End, WriteAt::Offset), session::file_limit());
+    write_bytes(session, inode, offset.map_or(WriteAt::End, WriteAt::Offset), data, place.as_mut())
+}
+
+/// Writes bytes that are at hand, and moves the open file's place behind them.
+fn write_bytes(
+    session: &Session,
+    inode: InodeId,
+    at: WriteAt,
+    data: &[u8],
+    place: Option<&mut PlaceGuard>,
+) -> Result<usize, Errno> {
+    let limit = session::file_limit();
     let written = session.fs.write_within(&session.admitted, inode, at, data, session.strips(), limit);
     let written = written.inspect_err(|errno| tell_of_limit(*errno, limit))?;
     if let Some(place) = place {
@@ -325,6 +336,12 @@ fn offset_at(address: u64) -> Result<Option<u64>, Errno> {
     if offset < 0 { Err(Errno::EINVAL) } else { Ok(Some(offset as u64)) }
 }
 
+/// The access mode and flags of a kernel's open file; `None` where there is none, or a path alone.
+fn open_flags(descriptor: i32) -> Option<i32> {
+    let flags = materialise::flags(descriptor);
+    (flags >= 0 && flags & libc::O_PATH == 0).then_some(flags)
+}
+
 /// An open file of the kernel's beside one of ours.
 pub(super) struct Other {
     /// It's on another mount.
@@ -338,10 +355,10 @@ impl Other {
     /// Of two descriptors the kernel's, where the other one is ours.
     pub(super) fn of(one: i32, other: i32) -> Option<Self> {
         let (ours, kernels) = if descriptors::is_ours(one) { (one, other) } else { (other, one) };
-        let flags = materialise::flags(kernels);
-        if descriptors::is_ours(kernels) || flags < 0 || flags & libc::O_PATH != 0 {
+        if descriptors::is_ours(kernels) {
             return None;
         }
+        let flags = open_flags(kernels)?;
         let (device, is_regular) = session::device_and_kind_of(kernels)?;
         Some(Self { is_apart: device != descriptors::file(ours)?.session().ok()?.device, is_regular, flags })
     }
@@ -349,23 +366,22 @@ impl Other {
     /// Whether one may be read and the other one written, of which one is the kernel's.
     pub(super) fn may_be_copied(&self, from: Option<&File>, to: Option<&File>) -> bool {
         let flags = |file: Option<&File>| file.map_or(self.flags, |file| file.flags());
-        may_be_copied(flags(from), true) && may_be_copied(flags(to), false)
+        may_be_copied(flags(from), flags(to))
     }
 }
 
-/// Whether `copy_file_range` may read from or write to what was opened with these flags.
-const fn may_be_copied(flags: i32, reads: bool) -> bool {
-    let unfit = if reads { libc::O_WRONLY } else { libc::O_RDONLY };
-    flags & libc::O_PATH == 0 && flags & libc::O_ACCMODE != unfit && (reads || flags & libc::O_APPEND == 0)
+/// Whether files that were opened with these flags may be copied, the one over the other.
+pub(super) const fn may_be_copied(from: i32, to: i32) -> bool {
+    (from | to) & libc::O_PATH == 0
+        && from & libc::O_ACCMODE != libc::O_WRONLY
+        && to & libc::O_ACCMODE != libc::O_RDONLY
+        && to & libc::O_APPEND == 0
 }
 
 /// `copy_file_range` between files of one session.
 pub(super) fn copy_range(a: [u64; 6]) -> Served {
     if a[5] != 0 {
-        let is_open = |descriptor: i32| {
-            let flags = materialise::flags(descriptor);
-            descriptors::is_ours(descriptor) || flags >= 0 && flags & libc::O_PATH == 0
-        };
+        let is_open = |descriptor: i32| descriptors::is_ours(descriptor) || open_flags(descriptor).is_some();
         return Err(if is_open(a[0] as i32) && is_open(a[2] as i32) { Errno::EINVAL } else { Errno::EBADF });
     }
     let (from, to) = (descriptors::file(a[0] as i32), descriptors::file(a[2] as i32));
@@ -383,7 +399,7 @@ pub(super) fn copy_range(a: [u64; 6]) -> Served {
             return Err(if may { Errno::EXDEV } else { Errno::EBADF });
         }
     };
-    if !may_be_copied(from.flags(), true) || !may_be_copied(to.flags(), false) {
+    if !may_be_copied(from.flags(), to.flags()) {
         return Err(Errno::EBADF);
     }
     for address in [a[1], a[3]] {
@@ -527,10 +543,6 @@ fn receive(from: Option<&File>, to: &File, a: [u64; 6]) -> Served {
 /// Writes bytes of ours where an open file stands, which moves it. `ESTALE`: that is not ours alone any more.
 fn put(session: &Session, to: &File, bytes: &[u8]) -> Result<usize, Errno> {
     let Some(mut place) = to.place().filter(|place| !place.is_shared()) else { return Err(Errno::ESTALE) };
-    let limit = session::file_limit();
     let at = WriteAt::Offset(place.offset);
-    let written = session.fs.write_within(&session.admitted, to.inode(), at, bytes, session.strips(), limit);
-    let written = written.inspect_err(|errno| tell_of_limit(*errno, limit))?;
-    place.offset = written.offset + written.bytes as u64;
-    Ok(written.bytes)
+    write_bytes(session, to.inode(), at, bytes, Some(&mut place))
 }

@@ -59,7 +59,7 @@ fn clone_file(to: i32, from: i32) -> Served {
             if from.is_directory() || to.is_directory() {
                 return Err(Errno::EISDIR);
             }
-            let may = from.may_read() && to.may_write() && to.flags() & libc::O_APPEND == 0;
+            let may = data::may_be_copied(from.flags(), to.flags());
             Err(if may { Errno::EOPNOTSUPP } else { Errno::EBADF })
         }
         (to_file, from_file) => match data::Other::of(to, from) {

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use ashlar_libfs::{XattrFlags, xattr_list};
+use ashlar_libfs::{Acl, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XattrFlags, xattr_list};
 use ashlar_types::{Errno, FileKind, XATTR_NAME_MAX, XATTR_VALUE_MAX};
 
 use super::Served;
@@ -14,15 +14,7 @@ use crate::path::{Last, Purpose};
 use crate::{descriptors, locks, memory};
 
 /// Lists that the kernel reads, and shows as it has read them.
-const LISTS: [&[u8]; 2] = [ACCESS_LIST, DEFAULT_LIST];
-const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
-const DEFAULT_LIST: &[u8] = b"system.posix_acl_default";
-/// The tags of a list that names nobody: the owner, the group, all others; in this order, each with its bits, and with a number that says
-/// nothing. `cp -p` and `sed -i` set such lists.
-const PLAIN_TAGS: [u16; 3] = [0x01, 0x04, 0x20];
-/// Bytes before the first entry, and of one entry.
-const VERSION_BYTES: usize = 4;
-const ENTRY_BYTES: usize = 8;
+const LISTS: [&[u8]; 2] = [XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT];
 const CAPABILITY: &[u8] = b"security.capability";
 /// The label that SELinux gives every file, also where nothing is stored. `ls -l` asks for it wherever it runs.
 const LABEL: &[u8] = b"security.selinux";
@@ -136,7 +128,7 @@ fn give(value: &[u8], (address, room): (u64, u64)) -> Served {
 
 fn set(subject: &Subject, name: &[u8], (address, length): (u64, u64), flags: i32) -> Served {
     let (session, id) = (subject.session, subject.found.id);
-    let is_list = name == ACCESS_LIST && subject.found.inode.kind != FileKind::Symlink;
+    let is_list = name == XATTR_ACL_ACCESS && subject.found.inode.kind != FileKind::Symlink;
     if !is_list && !is_users(name) {
         return Ok(None);
     }
@@ -145,7 +137,8 @@ fn set(subject: &Subject, name: &[u8], (address, length): (u64, u64), flags: i32
         session.fs.set_xattr(&session.who, id, name, &value, XattrFlags::of(flags)?, false)?;
         return Ok(Some(0));
     }
-    if !is_plain(&value) {
+    // Such lists `cp -p` and `sed -i` set.
+    if !Acl::is_plain(&value) {
         return Ok(None);
     }
     // The kernel takes no notice of the flags.
@@ -153,20 +146,10 @@ fn set(subject: &Subject, name: &[u8], (address, length): (u64, u64), flags: i32
     Ok(Some(0))
 }
 
-/// Whether an access list is one that the permission bits say all of, as the kernel would take it.
-fn is_plain(list: &[u8]) -> bool {
-    let Some((version, entries)) = list.split_at_checked(VERSION_BYTES) else { return false };
-    let expected = PLAIN_TAGS.iter().map(|tag| tag.to_le_bytes());
-    let is_entry = |(entry, tag): (&[u8], [u8; 2])| entry[..2] == tag && entry[2] <= 7 && entry[3] == 0;
-    version == 2_u32.to_le_bytes()
-        && entries.len() == PLAIN_TAGS.len() * ENTRY_BYTES
-        && entries.chunks(ENTRY_BYTES).zip(expected).all(is_entry)
-}
-
 fn remove(subject: &Subject, name: &[u8]) -> Served {
     let kind = subject.found.inode.kind;
-    let is_list =
-        name == ACCESS_LIST && kind != FileKind::Symlink || name == DEFAULT_LIST && kind == FileKind::Directory;
+    let is_list = name == XATTR_ACL_ACCESS && kind != FileKind::Symlink
+        || name == XATTR_ACL_DEFAULT && kind == FileKind::Directory;
     if !is_list && !is_users(name) {
         return Ok(None);
     }

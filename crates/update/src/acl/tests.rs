@@ -116,6 +116,8 @@ proptest! {
         let mut mixed = entries.clone();
         mixed.rotate_left(shift.index(entries.len()));
         prop_assert_eq!(Acl::parse(&list(&mixed)).map(|acl| acl.to_bytes()), Some(list(&entries)));
+        prop_assert_eq!(Acl::is_plain(&list(&mixed)), entries.len() == 3 && mixed == entries);
+        prop_assert!(!Acl::is_plain(&list(&mixed)[..shift.index(list(&mixed).len())]));
     }
 
     /// Bytes that are nearly a list make a sound one or none.

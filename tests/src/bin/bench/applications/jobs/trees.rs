@@ -88,9 +88,8 @@ pub fn copy(turn: &Turn) -> Outcome<Vec<Measured>> {
         // What is there, and what of its attributes is not of the moment.
         let listing = "find . -path ./tree/.git -prune -o -type f -printf '%m %U:%G %s %P\\n' | sort | cksum";
         let there = turn.ask(turn.plainly("bash").args(["-c", listing]))?;
-        let lines =
-            if said.lines().next().is_some() { format!(", {} lines", said.lines().count()) } else { String::new() };
-        measured.push(seconds(what, took, format!("{}{lines}", there.split(' ').next().unwrap_or_default())));
+        let sum = there.split(' ').next().unwrap_or_default();
+        measured.push(seconds(what, took, format!("{sum}, {} lines", said.lines().count())));
     }
     Ok(measured)
 }
