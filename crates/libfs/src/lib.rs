@@ -183,6 +183,10 @@ impl LibFs {
         let volatile = Medium::MEMORY;
         let log = Log::open(map(log, welcome.log_bytes, MappingAccess::ReadWrite, medium)?).map_err(|e| memory(&e))?;
         log.set_allocated(welcome.log_allocated);
+        if welcome.log_allocated < welcome.log_bytes {
+            // Who writes no more than the beginning of it ends soon.
+            log.memory().set_read_ahead(false);
+        }
         let control = ControlPage::new(map(control, CONTROL_BYTES, MappingAccess::ReadWrite, volatile)?);
         let leases = LeaseTable::new(map(leases, LEASE_TABLE_BYTES, MappingAccess::ReadOnly, volatile)?);
         let (Some(control), Some(leases)) = (control, leases) else {

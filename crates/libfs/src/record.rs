@@ -169,6 +169,8 @@ impl LibFs {
             }
             reply => reply.map(|_| needed.max(ahead))?,
         };
+        // One that uses more than the beginning will use this too.
+        self.log.memory().set_read_ahead(true);
         self.log.memory().prepare(before, bytes - before);
         self.log.note_allocated(bytes);
         Ok(())

@@ -199,6 +199,14 @@ impl Mapping {
         unsafe { libc::madvise(first as *mut _, start as usize + length as usize - first, libc::MADV_POPULATE_WRITE) };
     }
 
+    /// Says whether the kernel brings in what follows a page that is touched for the first time, as it does unless told. Of a file that was just made
+    /// there is nothing to bring in but zeros: as many of them as the disk is read ahead, which are megabytes on some machines.
+    pub fn set_read_ahead(&self, does: bool) {
+        let advice = if does { libc::MADV_NORMAL } else { libc::MADV_RANDOM };
+        // SAFETY: the pages are this mapping's, and it changes nothing that a load or store could see.
+        unsafe { libc::madvise(self.start.cast(), self.length, advice) };
+    }
+
     /// Gives bytes of the file room, as far as they have none: a store to others would end the process where the file system is full.
     ///
     /// # Errors
@@ -440,6 +448,19 @@ mod tests {
             let reader = Mapping::map(&file, 64 << 10, MappingAccess::ReadOnly, medium).unwrap();
             assert!(reader.write_pages(0, &[0; 32 << 10]).is_err());
         }
+    }
+
+    #[test]
+    fn of_what_follows_a_page_nothing_is_brought_in_where_that_is_said() {
+        const BYTES: u64 = 1 << 20;
+        let file = file(BYTES);
+        let mapping = Mapping::map(&file, BYTES, MappingAccess::ReadWrite, Medium::DISK).unwrap();
+        mapping.set_read_ahead(false);
+        mapping.store_u64(0, 1).unwrap();
+        let mut resident = vec![0_u8; BYTES as usize / PAGE_BYTES];
+        // SAFETY: there is a byte for each page of the mapping.
+        let asked = unsafe { libc::mincore(mapping.start.cast(), mapping.length, resident.as_mut_ptr()) };
+        assert_eq!((asked, resident.iter().filter(|page| **page & 1 != 0).count()), (0, 1));
     }
 
     #[test]

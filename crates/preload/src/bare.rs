@@ -11,8 +11,9 @@ use crate::{descriptors, environment, habits, report};
 
 /// A file is large from so many bytes on: they take longer through the kernel than the library takes to load.
 const LARGE_BYTES: i64 = 256 << 10;
-/// More arguments than these are much work.
-const ARGUMENTS_MAX: u64 = 16;
+/// More arguments than these are much work, and so are more names among them.
+const ARGUMENTS_MAX: u64 = 64;
+const NAMES_MAX: u64 = 16;
 
 /// Variables of an environment for which there is room.
 const VARIABLES: usize = 2048;
@@ -24,7 +25,7 @@ pub(crate) fn is_possible() -> bool {
 
 /// Runs a program without the library, if it may be (`execve`); `None` where it may not. Nothing is allocated: the memory may be lent.
 pub(crate) fn execute(a: [u64; 6]) -> Option<i64> {
-    if !is_possible() || !may_be(a[0], a[1]) {
+    if !is_possible() || missing(a[0]).is_some() || !may_be(a[0], a[1]) {
         return None;
     }
     let mut variables = [0; VARIABLES];
@@ -33,6 +34,14 @@ pub(crate) fn execute(a: [u64; 6]) -> Option<i64> {
     let arguments = [a[0], a[1], environment, 0, 0, 0];
     // SAFETY: the program's own call, but for what is left out of its environment, of which the list lives until this returns.
     Some(unsafe { system_call(libc::SYS_execve as u64, arguments) })
+}
+
+/// What the kernel says where a path leads to nothing: a program is looked for in one directory after the other, and there is nothing to be thought of
+/// where there is none.
+pub(crate) fn missing(path: u64) -> Option<Errno> {
+    // SAFETY: the kernel reads the path, of which it sees itself whether it can be read.
+    let there = unsafe { system_call(libc::SYS_access as u64, [path, libc::F_OK as u64, 0, 0, 0, 0]) };
+    [Errno::ENOENT, Errno::ENOTDIR].into_iter().find(|errno| there == -i64::from(errno.0))
 }
 
 /// Whether the program at the address of a path is one that ends soon, on these arguments.
@@ -53,16 +62,23 @@ fn argument(arguments: u64, index: u64, buffer: &mut PathBuffer) -> Option<&[u8]
 }
 
 fn works_on_little(arguments: u64) -> Result<bool, Errno> {
+    let (mut names, mut is_searched) = (0, false);
     for index in 1..=ARGUMENTS_MAX {
         let argument: u64 = memory::load(arguments + index * 8)?;
         if argument == 0 {
             return Ok(true);
         }
-        let mut first = [0];
-        let is_option = memory::start_of(argument, &mut first) == 1 && first == *b"-";
-        if !is_option && is_much(libc::AT_FDCWD, argument, 0) {
-            return Ok(false);
+        let mut start = [0; 3];
+        let length = memory::start_of(argument, &mut start);
+        let start = &start[..length];
+        if !start.starts_with(b"-") && !is_searched {
+            names += 1;
+            if names > NAMES_MAX || is_much(libc::AT_FDCWD, argument, 0) {
+                return Ok(false);
+            }
         }
+        // Of a directory in which headers or libraries are looked for, little is looked at.
+        is_searched = [b"-I", b"-L"].iter().any(|option| start == *option);
     }
     Ok(false)
 }

@@ -266,13 +266,9 @@ fn leave_inherited(is_meant: impl Fn(i32) -> bool) {
 fn execute(number: u64, a: [u64; 6], environment_at: usize) -> Served {
     let mut arguments = a;
     let is_by_path = number as i64 == libc::SYS_execve;
-    if is_by_path {
-        // A program is looked for in one directory after the other: where there is none, nothing is given up.
-        // SAFETY: it looks for what the program's own call names.
-        let there = unsafe { system_call(libc::SYS_access as u64, [a[0], libc::F_OK as u64, 0, 0, 0, 0]) };
-        if [libc::ENOENT, libc::ENOTDIR].contains(&(-there as i32)) {
-            return Err(Errno(-there as i32));
-        }
+    // Where there is no program, nothing is given up.
+    if is_by_path && let Some(errno) = bare::missing(a[0]) {
+        return Err(errno);
     }
     // Where a descriptor is a part of the path, the program is not told the path that was named; and what other threads do to descriptors meanwhile
     // is not known.

@@ -132,6 +132,10 @@ fn short() -> Outcome<Verdict> {
         let said = place.runs("sh", 2 * BELIEVED, much, &[])?;
         ensure!(said.iter().all(|with| *with), "without the library on '{much}': {said:?}");
     }
+    // A directory in which it looks for something is none that it goes through.
+    let said = place.runs("sh", 2 * BELIEVED, "-I directory -L directory file", &[])?;
+    let with = said.iter().filter(|with| **with).count();
+    ensure!(with <= BELIEVED, "of {} runs on little, {with} have the library", said.len());
     for setting in [(DEFER_VARIABLE, "64"), ("LD_PRELOAD", "libm.so.6")] {
         let said = place.runs("sh", 2 * BELIEVED, "", &[setting])?;
         ensure!(said.iter().all(|with| *with), "without the library where {setting:?} is set: {said:?}");
