@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 
 use ashlar_types::{BLOCK_BYTES, SessionId};
 use parking_lot::Mutex;
-use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock, statvfs};
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock, fstat, statvfs};
 use rustix::io::Errno;
 use thiserror::Error;
 
@@ -196,7 +196,7 @@ pub struct Arena {
     medium: Medium,
     state: Mutex<State>,
     // Holds the advisory lock; closing it gives the arena free.
-    _lock: File,
+    lock: File,
 }
 
 #[derive(Debug)]
@@ -233,12 +233,8 @@ impl Arena {
         for segment in list_segments(dir)? {
             remove_file(&segment_path(dir, segment.number))?;
         }
-        let arena = Self {
-            dir: dir.to_owned(),
-            medium,
-            state: Mutex::new(State { summary, segments: Vec::new() }),
-            _lock: lock,
-        };
+        let arena =
+            Self { dir: dir.to_owned(), medium, state: Mutex::new(State { summary, segments: Vec::new() }), lock };
         arena.add_segments(&mut arena.state.lock(), options.size_bytes)?;
         // The superblock comes last: a directory without it is no arena.
         arena.write_superblock(&summary)?;
@@ -269,7 +265,7 @@ impl Arena {
             }
         }
         let segments = list_segments(dir)?;
-        Ok(Self { dir: dir.to_owned(), medium, state: Mutex::new(State { summary, segments }), _lock: lock })
+        Ok(Self { dir: dir.to_owned(), medium, state: Mutex::new(State { summary, segments }), lock })
     }
 
     /// Reads what the superblock in `dir` says, without opening the arena.
@@ -414,8 +410,14 @@ impl Arena {
     pub fn remove_session(&self, session: SessionId) -> Result<(), ArenaError> {
         // What is in the way of one is none of the others.
         let removed = SessionFile::ALL.map(|file| remove_file(&self.session_path(session, file)));
-        removed.into_iter().collect::<Result<(), _>>()?;
-        sync_dir(&self.dir.join("sessions"))
+        let removed = removed.into_iter().collect::<Result<(), _>>();
+        let removed = removed.and_then(|()| sync_dir(&self.dir.join("sessions")));
+        if self.is_gone() { Ok(()) } else { removed }
+    }
+
+    /// Whether the whole arena was removed while it was in use, so that nothing of it will be found again. One that was moved will be.
+    fn is_gone(&self) -> bool {
+        fstat(&self.lock).is_ok_and(|found| found.st_nlink == 0)
     }
 
     /// The sessions that have at least one file in the arena, in order.

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Barrier;
 use std::time::Duration;
 
-use ashlar_tests::command::{eventually, finish, is_alive, kill, shell, signal, wait};
+use ashlar_tests::command::{eventually, finish, is_alive, kill, run, shell, signal, wait};
 use ashlar_tests::harness::{Test, Verdict, passed};
 use ashlar_tests::mount::{Medium, Site, ashlar, obstacle, parent};
 use ashlar_tests::{Outcome, ensure, tried};
@@ -36,6 +36,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "life/foreground_mounts_end_with_a_signal", run: || with(foreground) },
     Test { name: "life/a_daemon_of_its_own_stays", run: || with(own_daemon) },
     Test { name: "life/a_daemon_that_is_asked_lingers_on", run: || with(lingering) },
+    Test { name: "life/a_daemon_whose_arena_is_removed_ends", run: || with(removed) },
     Test { name: "life/a_mount_whose_process_died_is_mounted_anew", run: || with(died) },
     Test { name: "life/umount_as_sharedfs_is_killed", run: || with(killed_before_umount) },
     Test { name: "life/lazy_umount_lets_programs_finish", run: || with(lazy) },
@@ -624,6 +625,20 @@ fn lingering() -> Outcome<Verdict> {
         ensure!(site.daemon()? == daemon, "the daemon ended while it was being asked");
         std::thread::sleep(std::time::Duration::from_millis(100));
     }
+    ensure!(wait(&mut child, SOON)?.success(), "the supervisor did not end well");
+    ensure!(!is_alive(daemon), "SharedFS is left");
+    passed()
+}
+
+/// Somebody removes the arena, and the mount later: the sessions' files can't be removed any more.
+fn removed() -> Outcome<Verdict> {
+    let site = Site::new(Medium::Memory, "64M")?;
+    let (mut child, daemon) = start_daemon(&site, &["--linger-seconds", "2"])?;
+    site.mount(0)?;
+    write(&site.point(0).join("f"), "x")?;
+    fs::remove_dir_all(site.arena()).map_err(tried("removing the arena"))?;
+    ensure!(read(&site.point(0).join("f"))? == "x", "what is mounted is not served to the end");
+    run(Command::new("umount").arg(site.point(0)))?.success()?;
     ensure!(wait(&mut child, SOON)?.success(), "the supervisor did not end well");
     ensure!(!is_alive(daemon), "SharedFS is left");
     passed()
