@@ -417,7 +417,7 @@ impl Arena {
 
     /// Whether the whole arena was removed while it was in use, so that nothing of it will be found again. One that was moved will be.
     fn is_gone(&self) -> bool {
-        fstat(&self.lock).is_ok_and(|found| found.st_nlink == 0)
+        fstat(&self.lock).is_ok_and(|found| found.st_nlink == 0) && !self.dir.join("ARENA").exists()
     }
 
     /// The sessions that have at least one file in the arena, in order.

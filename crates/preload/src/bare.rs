@@ -77,8 +77,8 @@ fn works_on_little(arguments: u64) -> Result<bool, Errno> {
                 return Ok(false);
             }
         }
-        // Of a directory in which headers or libraries are looked for, little is looked at.
-        is_searched = [b"-I", b"-L"].iter().any(|option| start == *option);
+        // Of a directory in which headers are looked for, little is looked at.
+        is_searched = start == b"-I";
     }
     Ok(false)
 }

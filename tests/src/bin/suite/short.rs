@@ -128,12 +128,12 @@ fn short() -> Outcome<Verdict> {
         ensure!((1..=TIMES / 4).contains(&with), "of {TIMES} short programs of {shell}, {with} have the library");
     }
     // What is much work is not known by what was done before.
-    for much in ["large", "-x directory", "<large"] {
+    for much in ["large", "-L directory", "-I file directory", "<large"] {
         let said = place.runs("sh", 2 * BELIEVED, much, &[])?;
         ensure!(said.iter().all(|with| *with), "without the library on '{much}': {said:?}");
     }
     // A directory in which it looks for something is none that it goes through.
-    let said = place.runs("sh", 2 * BELIEVED, "-I directory -L directory file", &[])?;
+    let said = place.runs("sh", 2 * BELIEVED, "-I directory -I directory file", &[])?;
     let with = said.iter().filter(|with| **with).count();
     ensure!(with <= BELIEVED, "of {} runs on little, {with} have the library", said.len());
     for setting in [(DEFER_VARIABLE, "64"), ("LD_PRELOAD", "libm.so.6")] {
