@@ -146,20 +146,16 @@ impl Blank {
         let log_memory = Arc::new(Mapping::map(&log_file, log_room.bytes, MappingAccess::ReadWrite, medium)?);
         let control = map_control(arena, &control_file)?;
         let page = Arc::new(Mapping::map(&leases_file, LEASE_TABLE_BYTES, MappingAccess::ReadWrite, medium)?);
-        let set_read_ahead = |does| {
-            if medium.kind == MediumKind::Disk {
-                [&log_memory, control.memory(), &page].into_iter().for_each(|memory| memory.set_read_ahead(does));
-            }
-        };
         // There is nothing in any of them yet.
-        set_read_ahead(false);
+        let fresh = [&log_memory, control.memory(), &page];
+        fresh.iter().for_each(|memory| memory.set_read_ahead(false));
         let log = Log::format(Arc::clone(&log_memory), LogGeneration(1))?;
         control.format(id);
         page::set_lease_room(&*page, LEASE_SLOTS_FIRST)?;
         let leases = LeaseTable::new(Arc::clone(&page)).ok_or(SessionError::Unfinished)?;
         let token = fresh_token(id)?;
         leases.format(id, token);
-        set_read_ahead(true);
+        fresh.iter().for_each(|memory| memory.set_read_ahead(true));
         let files = SessionFiles::new(log_file, control_file, &leases_file)?;
         let only_for = spare.map(|spare| spare.owner.clone());
         Ok(Self { id, only_for, token, log: (log, log_memory, log_room), control, leases: (leases, page), files })

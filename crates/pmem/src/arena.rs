@@ -412,7 +412,7 @@ impl Arena {
         let removed = SessionFile::ALL.map(|file| remove_file(&self.session_path(session, file)));
         let removed = removed.into_iter().collect::<Result<(), _>>();
         let removed = removed.and_then(|()| sync_dir(&self.dir.join("sessions")));
-        if self.is_gone() { Ok(()) } else { removed }
+        removed.or_else(|error| if self.is_gone() { Ok(()) } else { Err(error) })
     }
 
     /// Whether the whole arena was removed while it was in use, so that nothing of it will be found again. One that was moved will be.

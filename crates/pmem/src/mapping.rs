@@ -200,8 +200,11 @@ impl Mapping {
     }
 
     /// Says whether the kernel brings in what follows a page that is touched for the first time, as it does unless told. Of a file that was just made
-    /// there is nothing to bring in but zeros: as many of them as the disk is read ahead, which are megabytes on some machines.
+    /// there is nothing to bring in but zeros: as many of them as the disk is read ahead, which are megabytes on some machines. Other media are not read ahead.
     pub fn set_read_ahead(&self, does: bool) {
+        if self.medium.kind != MediumKind::Disk {
+            return;
+        }
         let advice = if does { libc::MADV_NORMAL } else { libc::MADV_RANDOM };
         // SAFETY: the pages are this mapping's, and it changes nothing that a load or store could see.
         unsafe { libc::madvise(self.start.cast(), self.length, advice) };

@@ -209,7 +209,9 @@ unsafe extern "C" fn look_lent(frame: *mut Frame) {
 unsafe extern "C" fn serve_lent(frame: *mut Frame) {
     // SAFETY: as for the hook.
     let call = unsafe { &mut *frame };
-    if let Ok(Some(result)) = catch_unwind(AssertUnwindSafe(|| bare::execute(call.arguments))) {
+    // Where there is no program, the kernel says so.
+    let is_there = bare::missing(call.arguments[0]).is_none();
+    if is_there && let Ok(Some(result)) = catch_unwind(AssertUnwindSafe(|| bare::execute(call.arguments))) {
         call.rax = result as u64;
         THREAD.with(|thread| thread.after.set(After::Return));
     }
