@@ -177,8 +177,7 @@ mod tests {
         let identity = Identity { process, uid: 0, gid: 0, groups: Vec::new(), kind, label };
         let mut state = shared.lock();
         let id = state.store.next_session_id().expect("a number");
-        let blank =
-            Blank::make(&shared.arena, id, LogRoom { bytes: LOG_BYTES, allocated: LOG_BYTES }, None).expect("made");
+        let blank = Blank::make(&shared.arena, id, LogRoom { bytes: LOG_BYTES, allocated: LOG_BYTES }).expect("made");
         let mut session = blank.give(identity).expect("given");
         session.grant_credit(Credit { blocks: 9, metadata_bytes: 1 << 20 }, CreditKind::Common).expect("granted");
         state.store.set_session(id, session.log.generation(), LogPosition(0));

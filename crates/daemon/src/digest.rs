@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -171,20 +172,24 @@ pub fn set_aside(arena: &Arena, id: SessionId) -> io::Result<()> {
     forget_oldest_aside(&sessions)
 }
 
-/// Keeps the files of the last few fenced sessions only: whoever forges logs all day shall not fill the arena with them.
+/// Keeps the files of the last few fenced sessions only: whoever forges logs all day shall not fill the arena with them. Which came last is told by
+/// when they were renamed: numbers are used again.
 fn forget_oldest_aside(sessions: &Path) -> io::Result<()> {
     let number = |name: &str| name.strip_prefix("fenced-")?.split('.').next()?.parse::<u64>().ok();
-    let mut kept = BTreeMap::<u64, Vec<PathBuf>>::new();
+    let mut kept = BTreeMap::<u64, ((i64, i64), Vec<PathBuf>)>::new();
     for file in fs::read_dir(sessions)? {
         let file = file?;
         if let Some(id) = file.file_name().to_str().and_then(number) {
-            kept.entry(id).or_default().push(file.path());
+            let metadata = file.metadata()?;
+            let (renamed, paths) = kept.entry(id).or_default();
+            *renamed = (*renamed).max((metadata.ctime(), metadata.ctime_nsec()));
+            paths.push(file.path());
         }
     }
-    while kept.len() > FENCED_KEPT {
-        for path in kept.pop_first().into_iter().flat_map(|(_, paths)| paths) {
-            fs::remove_file(path)?;
-        }
+    let mut kept: Vec<_> = kept.into_values().collect();
+    kept.sort();
+    for path in kept.into_iter().rev().skip(FENCED_KEPT).flat_map(|(_, paths)| paths) {
+        fs::remove_file(path)?;
     }
     Ok(())
 }

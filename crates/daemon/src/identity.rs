@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 
-use ashlar_pmem::{OutOfBounds, Persistent};
+use ashlar_pmem::{Crc32c, OutOfBounds, Persistent};
 use ashlar_types::{Credentials, SessionId};
 use ashlar_wire::SessionKind;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -16,7 +16,9 @@ const TEXT_BYTES: usize = 4096;
 /// The longest label that is kept, in bytes.
 const LABEL_BYTES_MAX: usize = 256;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"ASHLIDN1");
+const MAGIC: u64 = u64::from_le_bytes(*b"ASHLIDN2");
+/// As an earlier version wrote it, without a checksum.
+const MAGIC_BEFORE: u64 = u64::from_le_bytes(*b"ASHLIDN1");
 const AT_MAGIC: u64 = 64;
 const AT_PROCESS: u64 = 72;
 /// Where the start of the process stands in the page …
@@ -25,9 +27,11 @@ pub const AT_START: u64 = 80;
 pub const AT_BOOT: u64 = 88;
 const AT_USER: u64 = 104;
 const AT_SHAPE: u64 = 112;
+const AT_CRC: u64 = 120;
 const AT_GROUPS: u64 = 128;
 const AT_LABEL: u64 = AT_GROUPS + 4 * GROUPS_MAX as u64;
-const _: () = assert!(AT_LABEL + LABEL_BYTES_MAX as u64 <= 2048, "the account stands behind the identity");
+const AT_END: u64 = AT_LABEL + LABEL_BYTES_MAX as u64;
+const _: () = assert!(AT_END <= 2048, "the account stands behind the identity");
 
 /// A process, so exactly that a number used again is not taken for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,8 +172,17 @@ impl Identity {
         }
     }
 
+    /// Takes the identity out of a lease table's first page: then its files are nobody's.
+    pub fn wipe(page: &impl Persistent) -> Result<(), OutOfBounds> {
+        page.store_u64(AT_MAGIC, 0)?;
+        page.flush(AT_MAGIC, 8)?;
+        page.fence();
+        Ok(())
+    }
+
     /// Writes it into a lease table's first page, which has its owner already; the magic goes last, so half an identity is
-    /// none. When this returns, both are durable as far as the medium goes without a sync.
+    /// none. When this returns, both are durable as far as the medium goes without a sync. Until there was one, a disk may have any part of it:
+    /// the checksum tells.
     pub fn store(&self, page: &impl Persistent) -> Result<(), OutOfBounds> {
         page.store_u64(AT_PROCESS, u64::from(self.process.pid))?;
         page.store_u64(AT_START, self.process.start_ticks)?;
@@ -180,6 +193,7 @@ impl Identity {
         let groups: Vec<u8> = self.groups.iter().flat_map(|group| group.to_le_bytes()).collect();
         page.store(AT_GROUPS, &groups)?;
         page.store(AT_LABEL, self.label.as_bytes())?;
+        page.store_u64(AT_CRC, checksum(page)?)?;
         // The owner stands before it: without one, a session that was welcomed would be taken for one that never was.
         page.flush(0, 2048)?;
         page.fence();
@@ -191,8 +205,10 @@ impl Identity {
 
     /// Reads it from a lease table's first page; `None` where there is none.
     pub fn load(page: &impl Persistent) -> Option<Self> {
-        if page.load_u64(AT_MAGIC).ok()? != MAGIC {
-            return None;
+        match page.load_u64(AT_MAGIC).ok()? {
+            MAGIC if page.load_u64(AT_CRC).ok()? == checksum(page).ok()? => {}
+            MAGIC_BEFORE => {}
+            _ => return None,
         }
         let (user, shape) = (page.load_u64(AT_USER).ok()?, page.load_u64(AT_SHAPE).ok()?);
         let (group_count, label_bytes) = ((shape & 0xffff) as usize, (shape >> 16 & 0xffff) as usize);
@@ -217,6 +233,15 @@ impl Identity {
             label: String::from_utf8(label).ok()?,
         })
     }
+}
+
+/// Of the owner of a page and of whom it's for. Not of the process: where power was lost, it is gone, whatever is written of it.
+fn checksum(page: &impl Persistent) -> Result<u64, OutOfBounds> {
+    let mut bytes = [0; AT_END as usize];
+    page.load(0, &mut bytes)?;
+    bytes[AT_MAGIC as usize..AT_USER as usize].fill(0);
+    bytes[AT_CRC as usize..][..8].fill(0);
+    Ok(Crc32c::of(&bytes).into())
 }
 
 fn groups(pid: u32) -> Option<Vec<u32>> {

@@ -47,7 +47,7 @@ fn check_log(
     committed: LogPosition,
     findings: &mut LogFindings,
 ) -> Result<(), SessionError> {
-    let (_, page) = open_lease_table(arena, id)?;
+    let page = open_lease_table(arena, id)?;
     let identity = Identity::load(&page).ok_or(SessionError::Unfinished)?;
     let log_file = arena.open_session_file(id, SessionFile::Log)?;
     let log_bytes = log_file.metadata()?.len();

@@ -32,10 +32,20 @@ const RANGES: u64 = 2304;
 const RANGE_SLOTS: u64 = 128;
 const DELEGATED: u64 = 3328;
 const _: () = assert!(COSTS + COST_SLOTS * COST_BYTES <= RANGES && RANGES + 8 * RANGE_SLOTS <= DELEGATED);
-const _: () = assert!(DELEGATED + 8 * LOCK_SLOTS as u64 <= 4096);
+const PAGE_END: u64 = DELEGATED + 8 * LOCK_SLOTS as u64;
+const _: () = assert!(PAGE_END <= 4096);
 
 /// The most inode numbers in one range: the count must fit 16 bits.
 pub const RANGE_MAX: u64 = 0xffff;
+
+/// Makes a page that says nothing but that so many slots of the table have room, and that all before a position of the log is over and done with.
+pub fn begin(page: &impl Persistent, slots: u32, position: LogPosition) -> Result<(), OutOfBounds> {
+    let noted = (VALIDATED..PAGE_END).step_by(8);
+    noted.filter(|at| page.load_u64(*at).is_ok_and(|word| word != 0)).try_for_each(|at| page.store_u64(at, 0))?;
+    set_lease_room(page, slots)?;
+    set_validated(page, position)?;
+    set_cost_at(page, position, Credit::default())
+}
 
 /// The position before which records were judged under the leases of their time.
 pub fn validated(page: &impl Persistent) -> LogPosition {

@@ -1,11 +1,10 @@
 //! Sessions that are made before anybody asks for one: most of what a beginning takes is files that are the same for all.
 //!
-//! A [`Blank`] has a number and all its files, and no owner. What is in the files was never anybody else's, or was made zero: the log may be
-//! one that a session has left ([`crate::spare`]). When SharedFS is killed it is what
-//! is left of a session whose making was cut: files without an identity, which the next start removes ([`Session::take_up`]).
+//! A [`Blank`] has a number and all its files, and no owner. Some are new, and for all; the others are what sessions of the same user have left
+//! ([`crate::ended`]), and are taken first. When SharedFS is killed a blank is what is left of a session whose making was cut: files without an
+//! identity, which the next start removes ([`Session::take_up`]).
 //!
-//! There are some from the first process on that asks; a machine on which all go through mounts has none. Those with a log that has memory
-//! already, of a process of the same user, are taken first: who will write much is not known.
+//! There are some from the first process on that asks; a machine on which all go through mounts has none.
 //!
 //! [`Session::take_up`]: crate::session::Session::take_up
 
@@ -15,16 +14,20 @@ use std::time::Duration;
 use ashlar_types::Credentials;
 use parking_lot::{Condvar, Mutex};
 
-use crate::session::Blank;
+use crate::ended::{self, Ended};
+use crate::session::{Blank, LogRoom};
 use crate::sessions;
 use crate::shared::Shared;
-use crate::spare::{SPARES_MAX, Spare};
 
 /// The most blanks at once that are for all. Each takes as much room as a session's beginning, and a third of a millisecond to make:
 /// programs that begin together find one each, and a long row of them is not faster than that.
 const BLANKS_MAX: usize = 4;
-/// How long a blank that was made of a log that was there stays where nothing else happens: it has memory.
-const SPARES_KEPT: Duration = Duration::from_secs(60);
+/// The most that wait to be made blanks of what sessions have left, and the most such blanks: as many programs as run at once on most machines.
+const ENDED_MAX: usize = 8;
+/// The most of these whose logs have more room than a new one: what a machine keeps of memory for programs to come.
+const LARGE_MAX: usize = 2;
+/// How long those blanks stay where nothing else happens.
+const ENDED_KEPT: Duration = Duration::from_secs(60);
 
 /// Blanks.
 #[derive(Default)]
@@ -36,16 +39,15 @@ pub struct Pool {
 #[derive(Default)]
 struct Blanks {
     made: VecDeque<Blank>,
-    /// Logs that blanks can be made of.
-    spares: Vec<Spare>,
+    /// What blanks can be made of.
+    ended: Vec<Ended>,
     /// One was asked for since they could last not be made.
     is_wanted: bool,
     is_ending: bool,
 }
 
 impl Pool {
-    /// Takes a blank for somebody, if there is one: the oldest of those that are for all, as sessions begin nearly in the order of their numbers,
-    /// by which those that were fenced longest ago are told.
+    /// Takes a blank for somebody, if there is one: first of those that are for nobody else.
     pub fn take(&self, whom: &Credentials) -> Option<Blank> {
         let made = &mut self.blanks.lock().made;
         let is_first = |wanted: Option<&Credentials>| made.iter().position(|blank| blank.only_for.as_ref() == wanted);
@@ -59,32 +61,28 @@ impl Pool {
         self.changed.notify_all();
     }
 
-    /// Whether one more log is worth keeping.
-    pub fn has_room_for_spare(&self) -> bool {
-        let blanks = self.blanks.lock();
-        !blanks.is_ending && blanks.spares.len() < SPARES_MAX
-    }
-
-    /// Has a blank be made of such a log; it comes back where that is too late.
-    pub fn keep(&self, spare: Spare) -> Option<Spare> {
+    /// Has a blank be made of what a session has left; it comes back where there are enough.
+    pub fn keep(&self, ended: Ended) -> Option<Ended> {
         let mut blanks = self.blanks.lock();
-        if blanks.is_ending {
-            return Some(spare);
+        let large = || blanks.ended.iter().filter(|ended| is_large(ended.log_room)).count();
+        let is_full = blanks.ended.len() == ENDED_MAX || is_large(ended.log_room) && large() == LARGE_MAX;
+        if blanks.is_ending || is_full {
+            return Some(ended);
         }
-        blanks.spares.push(spare);
+        blanks.ended.push(ended);
         self.changed.notify_all();
         None
     }
 
-    /// Removes the logs that are kept, and what was made of them: their memory is wanted. Whether there were any.
-    pub fn give_up_spares(&self, shared: &Shared) -> bool {
-        let (made, spares) = {
+    /// Removes what is kept of sessions that have ended: its room is wanted. Whether there was any.
+    pub fn give_up_kept(&self, shared: &Shared) -> bool {
+        let (made, ended) = {
             let mut blanks = self.blanks.lock();
-            (blanks.take_made_of_spares(), std::mem::take(&mut blanks.spares))
+            (blanks.take_used(), std::mem::take(&mut blanks.ended))
         };
-        let were_any = !made.is_empty() || !spares.is_empty();
+        let were_any = !made.is_empty() || !ended.is_empty();
         made.iter().for_each(|blank| remove(shared, blank));
-        spares.iter().for_each(|spare| spare.remove(shared));
+        ended.iter().for_each(|ended| ended::remove(shared, ended.id));
         were_any
     }
 
@@ -105,8 +103,8 @@ impl Pool {
             let lacks = blanks.is_wanted && for_all < BLANKS_MAX;
             // Whoever begins next waits if there is none.
             if !(lacks && for_all < BLANKS_MAX / 2) {
-                if let Some(spare) = blanks.spares.pop() {
-                    return Some(Job::MakeOf(spare));
+                if let Some(ended) = blanks.ended.pop() {
+                    return Some(Job::MakeOf(ended));
                 }
             }
             if lacks {
@@ -114,42 +112,53 @@ impl Pool {
             }
             if blanks.made.len() == for_all {
                 self.changed.wait(&mut blanks);
-            } else if self.changed.wait_for(&mut blanks, SPARES_KEPT).timed_out() {
-                return Some(Job::Forget(blanks.take_made_of_spares()));
+            } else if self.changed.wait_for(&mut blanks, ENDED_KEPT).timed_out() {
+                return Some(Job::Forget(blanks.take_used()));
             }
         }
     }
 
-    /// Puts a blank that was made of a log where it is taken first, and returns one that is too much of those.
+    /// Puts a blank of what a session has left where it is taken first, and returns one that is too much of those.
     fn put_first(&self, blank: Blank) -> Option<Blank> {
         let made = &mut self.blanks.lock().made;
         made.push_front(blank);
-        let mut of_spares = (0..made.len()).filter(|&index| made[index].only_for.is_some());
-        let oldest = of_spares.nth(SPARES_MAX)?;
-        made.remove(oldest)
+        let nth =
+            |most: usize, counts: &dyn Fn(&Blank) -> bool| (0..made.len()).filter(|&at| counts(&made[at])).nth(most);
+        let is_large = |blank: &Blank| blank.only_for.is_some() && is_large(blank.log_room());
+        let too_much = nth(LARGE_MAX, &is_large).or_else(|| nth(ENDED_MAX, &|blank| blank.only_for.is_some()))?;
+        made.remove(too_much)
     }
 }
 
 impl Blanks {
-    fn take_made_of_spares(&mut self) -> Vec<Blank> {
-        let (of_spares, others) =
-            std::mem::take(&mut self.made).into_iter().partition(|blank| blank.only_for.is_some());
+    /// Those that were somebody's.
+    fn take_used(&mut self) -> Vec<Blank> {
+        let (used, others) = std::mem::take(&mut self.made).into_iter().partition(|blank| blank.only_for.is_some());
         self.made = others;
-        of_spares.into()
+        used.into()
     }
 }
 
 /// What there is to do.
 enum Job {
     Make,
-    MakeOf(Spare),
+    MakeOf(Ended),
     /// Nobody has taken these for a while.
     Forget(Vec<Blank>),
 }
 
-/// What can't be removed now goes at the next start.
 fn remove(shared: &Shared, blank: &Blank) {
-    let _ = shared.arena.remove_session(blank.id);
+    if blank.only_for.is_some() {
+        ended::remove(shared, blank.id);
+    } else {
+        // What can't be removed now goes at the next start.
+        let _ = shared.arena.remove_session(blank.id);
+    }
+}
+
+/// Whether a log has more room than a new one.
+fn is_large(room: LogRoom) -> bool {
+    room.allocated > sessions::LOG_BEGINNING
 }
 
 /// The thread that makes blanks, and removes those that nobody has taken.
@@ -157,7 +166,7 @@ pub fn fill_thread(shared: &Shared) {
     let pool = &shared.pool;
     while let Some(job) = pool.wait() {
         match job {
-            Job::Make => match sessions::blank(shared, None) {
+            Job::Make => match sessions::blank(shared) {
                 Ok(blank) => pool.blanks.lock().made.push_back(blank),
                 Err(reason) => {
                     tracing::debug!(reason, "no session can be made in advance");
@@ -165,20 +174,14 @@ pub fn fill_thread(shared: &Shared) {
                     pool.blanks.lock().is_wanted = false;
                 }
             },
-            Job::MakeOf(spare) => {
-                let Some(spare) = spare.clean(shared) else { continue };
-                match sessions::blank(shared, Some(&spare)) {
-                    Ok(blank) => pool.put_first(blank).iter().for_each(|blank| remove(shared, blank)),
-                    Err(reason) => {
-                        tracing::debug!(reason, "no session can be made of a log that is there");
-                        spare.remove(shared);
-                    }
-                }
+            Job::MakeOf(ended) => {
+                let too_much = ended.clean(shared).and_then(|blank| pool.put_first(blank));
+                too_much.iter().for_each(|blank| remove(shared, blank));
             }
             Job::Forget(made) => made.iter().for_each(|blank| remove(shared, blank)),
         }
     }
     let made = std::mem::take(&mut pool.blanks.lock().made);
     made.iter().for_each(|blank| remove(shared, blank));
-    pool.give_up_spares(shared);
+    pool.give_up_kept(shared);
 }

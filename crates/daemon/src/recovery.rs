@@ -16,6 +16,7 @@ use ashlar_types::{LogPosition, SessionId};
 use crate::apply::Slice;
 use crate::board::Board;
 use crate::digest;
+use crate::ended;
 use crate::leasing::Leasing;
 use crate::mapped;
 use crate::page;
@@ -41,7 +42,7 @@ pub fn recover(config: Config) -> Result<Shared, DaemonError> {
     let watcher = Watcher::new().map_err(system("cannot watch processes"))?;
     let mut state = State::new(store, Leasing::new(&config), Duration::from_millis(config.cache_ttl_ms))?;
     state.phase = Phase::Recovering;
-    take_up_sessions(&arena, &mut state)?;
+    let unfinished = take_up_sessions(&arena, &mut state)?;
     let ids = state.live_ids();
     let bounds: Vec<(SessionId, LogPosition)> =
         ids.iter().filter_map(|&id| log_end(&mut state, id).map(|end| (id, end))).collect();
@@ -63,6 +64,8 @@ pub fn recover(config: Config) -> Result<Shared, DaemonError> {
     }
     let shared = Shared::new(config, arena, watcher, state);
     settle(&shared)?;
+    // Not before what depends on them is cut: where they are not known, it would be taken for good.
+    unfinished.into_iter().for_each(|id| ended::remove(&shared, id));
     Ok(shared)
 }
 
@@ -80,8 +83,10 @@ fn open_arena(config: &Config) -> Result<Arena, ArenaError> {
     }
 }
 
-fn take_up_sessions(arena: &Arena, state: &mut State) -> Result<(), DaemonError> {
-    arena.remove_spares()?;
+/// Takes up the sessions that have left files; those that nobody has are returned. On a disk somebody may have had them for all that, who made nothing
+/// of it last: what others have gone on from is lost then.
+fn take_up_sessions(arena: &Arena, state: &mut State) -> Result<Vec<SessionId>, DaemonError> {
+    let mut unfinished = Vec::new();
     let files = arena.sessions()?;
     let rows = state.store.sessions();
     for (id, _) in &rows {
@@ -106,8 +111,8 @@ fn take_up_sessions(arena: &Arena, state: &mut State) -> Result<(), DaemonError>
                 }
             }
             Err(SessionError::Unfinished) => {
-                arena.remove_session(id)?;
-                state.store.remove_session(id);
+                state.lost.insert(id);
+                unfinished.push(id);
             }
             Err(error) => {
                 tracing::error!(session = id.0, %error, "a session's files are damaged; they are kept as sessions/fenced-*");
@@ -119,7 +124,7 @@ fn take_up_sessions(arena: &Arena, state: &mut State) -> Result<(), DaemonError>
             }
         }
     }
-    Ok(())
+    Ok(unfinished)
 }
 
 /// The end of what a session's log holds now. Slots that a dead process has left half done are void.

@@ -1,16 +1,13 @@
 //! One session: its files, its memory, and what SharedFS knows of it.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
 use ashlar_log::{Log, OpenError};
-use ashlar_pmem::{
-    Arena, ArenaError, MapError, Mapping, MappingAccess, MediumKind, OutOfBounds, Persistent, SessionFile,
-};
+use ashlar_pmem::{Arena, ArenaError, MapError, Mapping, MappingAccess, MediumKind, OutOfBounds, SessionFile};
 use ashlar_types::{Credentials, InodeId, LogGeneration, LogPosition, SessionId};
 use ashlar_wire::{
     CONTROL_BYTES, CONTROL_BYTES_BEFORE, CONTROL_ROOM, CONTROL_ROOM_FAR, ControlPage, Credit, CreditKind, LEASE_SLOTS,
@@ -19,13 +16,13 @@ use ashlar_wire::{
 use thiserror::Error;
 
 use crate::account::Account;
+use crate::ended::Ended;
 use crate::identity::{Identity, fresh_token};
 use crate::looked::Looked;
 use crate::mapped::MappedTable;
 use crate::notify::Notifier;
 use crate::page::{self, InodeRanges};
 use crate::quota::Outstanding;
-use crate::spare::Spare;
 use crate::walk::Walks;
 
 /// Why a session's files can't be made or taken up.
@@ -71,8 +68,11 @@ pub struct SessionFiles {
 }
 
 impl SessionFiles {
-    fn new(log: File, control: File, leases: &File) -> std::io::Result<Self> {
-        Ok(Self { log: Arc::new(log), control: Arc::new(control), leases: Arc::new(read_only(leases)?) })
+    /// Opens the files again for who is to have them: by SharedFS's own descriptions it's told whether anybody has others.
+    fn new(log: &Mapping, control: &Mapping, leases: &Mapping) -> io::Result<Self> {
+        let open = |memory: &Mapping, access| open_again(memory.file(), access).map(Arc::new);
+        let (both, read) = (MappingAccess::ReadWrite, MappingAccess::ReadOnly);
+        Ok(Self { log: open(log, both)?, control: open(control, both)?, leases: open(leases, read)? })
     }
 }
 
@@ -89,7 +89,7 @@ pub struct LogRoom {
 pub struct Blank {
     /// Its number.
     pub id: SessionId,
-    /// Its log was of a session of theirs, and is for nobody else.
+    /// It was a session of theirs, and is for nobody else.
     pub only_for: Option<Credentials>,
     token: u64,
     log: (SessionLog, Arc<Mapping>, LogRoom),
@@ -99,13 +99,12 @@ pub struct Blank {
 }
 
 impl Blank {
-    /// Makes the files of a session; its log of a spare, if there is one. The log has the room that is said, and the others what most sessions
-    /// need.
+    /// Makes the files of a session. The log has the room that is said, and the others what most sessions need.
     ///
     /// # Errors
     /// [`SessionError`]; what was made is removed again.
-    pub fn make(arena: &Arena, id: SessionId, room: LogRoom, spare: Option<&Spare>) -> Result<Self, SessionError> {
-        let made = Self::make_files(arena, id, room, spare);
+    pub fn make(arena: &Arena, id: SessionId, room: LogRoom) -> Result<Self, SessionError> {
+        let made = Self::make_files(arena, id, room);
         if made.is_err() {
             // What can't be removed now goes at the next start.
             let _ = arena.remove_session(id);
@@ -113,35 +112,15 @@ impl Blank {
         made
     }
 
-    fn make_files(
-        arena: &Arena,
-        id: SessionId,
-        log_room: LogRoom,
-        spare: Option<&Spare>,
-    ) -> Result<Self, SessionError> {
+    fn make_files(arena: &Arena, id: SessionId, log_room: LogRoom) -> Result<Self, SessionError> {
         let medium = arena.medium();
         let [beginning, locks] = CONTROL_ROOM;
         let room = LeaseTable::<Mapping>::bytes_of(LEASE_SLOTS_FIRST);
         // The lease table first: what it does not say is not so.
         let leases = (SessionFile::Leases, LEASE_TABLE_BYTES, room);
+        let log = (SessionFile::Log, log_room.bytes, log_room.allocated);
         let control = (SessionFile::Control, CONTROL_BYTES, beginning.end);
-        let [leases_file, log_file, control_file] = match spare {
-            None => {
-                let log = (SessionFile::Log, log_room.bytes, log_room.allocated);
-                arena.session_files(id, [leases, log, control])?
-            }
-            Some(spare) => {
-                let [leases, control] = arena.session_files(id, [leases, control])?;
-                let log = arena.give_spare(spare.of, id)?;
-                // It was another's, who might have cut it or punched holes.
-                log.set_len(log_room.bytes)?;
-                // To find that it has all its pages takes as long as to make some of them.
-                if log.metadata()?.blocks() * 512 < log_room.allocated {
-                    ashlar_pmem::allocate(&log, 0..log_room.allocated)?;
-                }
-                [leases, log, control]
-            }
-        };
+        let [leases_file, log_file, control_file] = arena.session_files(id, [leases, log, control])?;
         ashlar_pmem::allocate(&control_file, locks)?;
         let log_memory = Arc::new(Mapping::map(&log_file, log_room.bytes, MappingAccess::ReadWrite, medium)?);
         let control = map_control(arena, &control_file)?;
@@ -155,10 +134,45 @@ impl Blank {
         let leases = LeaseTable::new(Arc::clone(&page)).ok_or(SessionError::Unfinished)?;
         let token = fresh_token(id)?;
         leases.format(id, token);
-        fresh.iter().for_each(|memory| memory.set_read_ahead(true));
-        let files = SessionFiles::new(log_file, control_file, &leases_file)?;
-        let only_for = spare.map(|spare| spare.owner.clone());
-        Ok(Self { id, only_for, token, log: (log, log_memory, log_room), control, leases: (leases, page), files })
+        log_memory.set_read_ahead(true);
+        let files = SessionFiles::new(&log_memory, control.memory(), &page)?;
+        let (log, leases) = ((log, log_memory, log_room), (leases, page));
+        Ok(Self { id, only_for: None, token, log, control, leases, files })
+    }
+
+    /// Makes one of a session that has ended: all of its log is committed, and nobody else has its files.
+    ///
+    /// # Errors
+    /// [`SessionError`]; then the files are good for nothing.
+    pub fn of_ended(ended: Ended) -> Result<Self, SessionError> {
+        let Ended { id, owner, log, log_memory, log_room, control, leases, page, lease_top, end: begins } = ended;
+        // Who has asked for them by the threads that share them has been answered.
+        let (Some(_), Some(control)) = (Arc::into_inner(log), Arc::into_inner(control)) else {
+            return Err(SessionError::Unfinished);
+        };
+        // From here on its files are nobody's, wherever it is cut.
+        Identity::wipe(&*page)?;
+        let log = Log::open(Arc::clone(&log_memory))?;
+        let is_sound = !log.is_fenced() && log.head() == begins && log.settled().is_ok_and(|settled| settled == begins);
+        if !is_sound || !control.clear() {
+            return Err(SessionError::Unfinished);
+        }
+        control.format(id);
+        control.set_committed(begins);
+        control.set_applied(begins);
+        control.set_released(begins);
+        leases.clear(lease_top.saturating_add(1));
+        page::begin(&*page, page::lease_room(&*page), begins)?;
+        let token = fresh_token(id)?;
+        leases.format(id, token);
+        let files = SessionFiles::new(&log_memory, control.memory(), &page)?;
+        let (log, leases) = ((log, log_memory, log_room), (leases, page));
+        Ok(Self { id, only_for: Some(owner), token, log, control, leases, files })
+    }
+
+    /// Bytes of its log's file.
+    pub fn log_room(&self) -> LogRoom {
+        self.log.2
     }
 
     /// Gives all tables room, whatever they will need.
@@ -171,13 +185,13 @@ impl Blank {
         Ok(page::set_lease_room(&*self.leases.1, LEASE_SLOTS)?)
     }
 
-    /// Gives it to an owner. The identity goes last: files without one were never welcomed.
+    /// Gives it to an owner. The identity goes last: files without one were never welcomed. On a disk it lasts from the owner's first `fsync` on;
+    /// what was written without one goes with it, and all that depends on that.
     ///
     /// # Errors
     /// [`SessionError`].
     pub fn give(self, identity: Identity) -> Result<Session, SessionError> {
         identity.store(&*self.leases.1)?;
-        self.leases.1.sync()?;
         Ok(Session::assemble(self.id, identity, self.token, self.log, self.control, self.leases, self.files))
     }
 }
@@ -269,7 +283,7 @@ impl Session {
     /// [`SessionError::Unfinished`] where the session was never welcomed; others where the files are damaged.
     pub fn take_up(arena: &Arena, id: SessionId, committed: LogPosition) -> Result<Self, SessionError> {
         let medium = arena.medium();
-        let (leases_file, page) = open_lease_table(arena, id)?;
+        let page = open_lease_table(arena, id)?;
         let page = Arc::new(page);
         let identity = Identity::load(&*page).ok_or(SessionError::Unfinished)?;
         let leases = LeaseTable::new(Arc::clone(&page)).ok_or(SessionError::Unfinished)?;
@@ -297,7 +311,7 @@ impl Session {
         } else {
             Log::recover(Arc::clone(&log_memory), committed)?.0
         };
-        let files = SessionFiles::new(log_file, control_file, &leases_file)?;
+        let files = SessionFiles::new(&log_memory, control.memory(), &page)?;
         let used = page::cost_at(&*page, committed);
         let log_room = LogRoom { bytes: log_bytes, allocated: 0 };
         let mut session =
@@ -437,17 +451,16 @@ impl Session {
     }
 }
 
-/// The file of a session's lease table, and what is in it.
+/// A session's lease table.
 ///
 /// # Errors
 /// [`SessionError::Unfinished`] where its making was cut; others.
-pub fn open_lease_table(arena: &Arena, id: SessionId) -> Result<(File, Mapping), SessionError> {
+pub fn open_lease_table(arena: &Arena, id: SessionId) -> Result<Mapping, SessionError> {
     let file = arena.open_session_file(id, SessionFile::Leases)?;
     if file.metadata()?.len() == 0 {
         return Err(SessionError::Unfinished);
     }
-    let page = Mapping::map(&file, LEASE_TABLE_BYTES, MappingAccess::ReadWrite, arena.medium())?;
-    Ok((file, page))
+    Ok(Mapping::map(&file, LEASE_TABLE_BYTES, MappingAccess::ReadWrite, arena.medium())?)
 }
 
 fn map_control(arena: &Arena, file: &File) -> Result<Control, SessionError> {
@@ -457,5 +470,10 @@ fn map_control(arena: &Arena, file: &File) -> Result<Control, SessionError> {
 
 /// A second open file description of the same file, for reading only, whatever its path is by now.
 pub fn read_only(file: &File) -> io::Result<File> {
-    File::open(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))
+    open_again(file.as_fd(), MappingAccess::ReadOnly)
+}
+
+fn open_again(file: BorrowedFd<'_>, access: MappingAccess) -> io::Result<File> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    OpenOptions::new().read(true).write(access == MappingAccess::ReadWrite).open(path)
 }

@@ -13,12 +13,12 @@ use ashlar_wire::{CreditKind, Hello, LEASE_SLOTS, PROTOCOL_VERSION, Peer, Sessio
 
 use crate::apply::Slice;
 use crate::credit;
+use crate::ended::{self, Ended};
 use crate::identity::Identity;
 use crate::materialise;
 use crate::serve;
 use crate::session::{Blank, Control, LogRoom, Session, SessionFiles};
 use crate::shared::Shared;
-use crate::spare::Spare;
 use crate::state::State;
 
 /// Inode numbers in one range. A crash loses at most so many of them per session.
@@ -41,7 +41,7 @@ const SESSIONS_OF_ROOT: usize = 64;
 /// How long a new session sleeps before it looks again whether kernels have forgotten names: about as long as that takes.
 const FORGETTING_PAUSE: Duration = Duration::from_micros(100);
 /// Bytes of a process's log that have room in the arena when it begins.
-const LOG_BEGINNING: u64 = 64 << 10;
+pub const LOG_BEGINNING: u64 = 64 << 10;
 
 /// How much of a log has room when it begins. A mount can write as much as its log holds, whatever else becomes full; of processes
 /// most log little before they end, and those that go on ask for more.
@@ -99,33 +99,29 @@ fn open(shared: &Shared, identity: Identity, ending: OwnedFd, beside: u64) -> Re
         check_room(state.sessions.values().map(of_whom), identity.uid)?;
     }
     let blank = match identity.kind {
-        SessionKind::Process => shared.pool.take(&identity.credentials()).map_or_else(|| blank(shared, None), Ok),
-        SessionKind::Mount => make(shared, SessionKind::Mount, None),
+        SessionKind::Process => shared.pool.take(&identity.credentials()).map_or_else(|| blank(shared), Ok),
+        SessionKind::Mount => make(shared, SessionKind::Mount),
     };
     let refused = |error| Refused::Because(format!("no session can be made: {error}"));
     let blank = blank.map_err(refused)?;
-    let id = blank.id;
+    let (id, is_new) = (blank.id, blank.only_for.is_none());
     let mut session = blank.give(identity).map_err(|error| {
-        let _ = shared.arena.remove_session(id);
+        ended::remove(shared, id);
         refused(error.to_string())
     })?;
     let mut state = shared.lock();
     if let Err(refused) = check_room(state.sessions.values().map(of_whom), session.identity.uid) {
-        // Others were faster. What can't be removed now goes at the next start.
-        let _ = shared.arena.remove_session(id);
+        // Others were faster.
+        ended::remove_with(shared, &mut state, id);
         return Err(refused);
     }
-    tracing::info!(
-        session = id.0,
-        pid = session.identity.process.pid,
-        uid = session.identity.uid,
-        label = %session.identity.label,
-        "session opened"
-    );
+    let (pid, uid, label) = (session.identity.process.pid, session.identity.uid, session.identity.label.clone());
     if state.store.has_quota_limits() {
         session.begin_quota_era(true);
     }
-    state.store.set_session(id, session.log.generation(), LogPosition(0));
+    if is_new {
+        state.store.set_session(id, session.log.generation(), LogPosition(0));
+    }
     state.counters.sessions_opened += 1;
     let inodes = begin_with_means(&mut state, &mut session);
     let opened = welcome(shared, &state, &session, inodes);
@@ -138,6 +134,7 @@ fn open(shared: &Shared, identity: Identity, ending: OwnedFd, beside: u64) -> Re
     let disturbed = state.note_sharing();
     drop(state);
     watch(shared, id, ending);
+    tracing::info!(session = id.0, pid, uid, %label, "session opened");
     await_forgetting(shared, &disturbed);
     Ok(opened)
 }
@@ -149,20 +146,19 @@ pub fn watch(shared: &Shared, id: SessionId, process: OwnedFd) {
     }
 }
 
-/// Makes a process's session that is nobody's yet, with a log that there is already, if one is given; else says why there is none.
-pub fn blank(shared: &Shared, spare: Option<&Spare>) -> Result<Blank, String> {
-    make(shared, SessionKind::Process, spare)
+/// Makes a process's session that is nobody's yet; else says why there is none.
+pub fn blank(shared: &Shared) -> Result<Blank, String> {
+    make(shared, SessionKind::Process)
 }
 
-fn make(shared: &Shared, kind: SessionKind, spare: Option<&Spare>) -> Result<Blank, String> {
+fn make(shared: &Shared, kind: SessionKind) -> Result<Blank, String> {
     let id = shared.lock().store.next_session_id().map_err(|error| error.to_string())?;
     // Making the files may take a while on a disk, so nobody waits for it.
     let bytes = shared.config.log_bytes_for(shared.arena.summary().size_bytes);
-    let room = spare.map_or(LogRoom { bytes, allocated: log_beginning(kind, bytes) }, |spare| spare.room);
-    let make = || Blank::make(&shared.arena, id, room, spare);
+    let room = LogRoom { bytes, allocated: log_beginning(kind, bytes) };
+    let make = || Blank::make(&shared.arena, id, room);
     // Where there is no room, some may be kept for programs to come.
-    let made =
-        make().or_else(|error| if spare.is_none() && shared.pool.give_up_spares(shared) { make() } else { Err(error) });
+    let made = make().or_else(|error| if shared.pool.give_up_kept(shared) { make() } else { Err(error) });
     let whole =
         made.and_then(|blank| if kind == SessionKind::Mount { blank.make_whole().map(|()| blank) } else { Ok(blank) });
     whole.map_err(|error| {
@@ -258,8 +254,7 @@ fn welcome(shared: &Shared, state: &State, session: &Session, inodes: (InodeId, 
     let welcome = Welcome {
         peer: Peer { session: session.id, token: session.token },
         log_bytes: session.log_room.bytes,
-        // A log that has more was another's: whoever goes on that far asks, and has it mapped in steps.
-        log_allocated: log_beginning(session.identity.kind, session.log_room.bytes),
+        log_allocated: log_allocated(session),
         log_generation: LogGeneration(session.log.generation().0),
         arena: shared.arena.summary().id,
         sync_needed: medium.kind == MediumKind::Disk,
@@ -273,6 +268,18 @@ fn welcome(shared: &Shared, state: &State, session: &Session, inodes: (InodeId, 
     };
     let board = state.board.as_ref().filter(|_| is_process).map(|board| Arc::clone(board.file()));
     Opened { welcome, files: session.files.clone(), others: [segment_file, board] }
+}
+
+/// How much of its log a session that begins is told to have room. One that was another's may have more: whoever goes on that far asks, and has it
+/// mapped in steps.
+fn log_allocated(session: &Session) -> u64 {
+    let beginning = log_beginning(session.identity.kind, session.log_room.bytes);
+    let (tail, ring_bytes) = (session.log.tail().0, session.log.capacity());
+    if tail >= ring_bytes {
+        return session.log_room.bytes;
+    }
+    let before_ring = session.log_room.bytes - ring_bytes;
+    (before_ring + tail + LOG_BEGINNING).min(session.log_room.allocated).max(beginning)
 }
 
 /// Gives a session's log room up to a byte.
@@ -293,7 +300,7 @@ pub fn log_space(shared: &Shared, id: SessionId, bytes: u64) -> Result<(), Errno
     let is_full = |error: &io::Error| error.raw_os_error() == Some(libc::ENOSPC);
     let allocated = allocate().or_else(|error| {
         // Others keep room for programs to come.
-        if is_full(&error) && shared.pool.give_up_spares(shared) { allocate() } else { Err(error) }
+        if is_full(&error) && shared.pool.give_up_kept(shared) { allocate() } else { Err(error) }
     });
     allocated.map_err(|error| errno(&error))?;
     if let Some(session) = shared.lock().sessions.get_mut(&id) {
@@ -414,26 +421,20 @@ pub fn remove_ended(shared: &Shared, state: &mut State) {
     }
 }
 
-/// Forgets a session that is committed as a whole. Its files go before its row does: files without a row would look like a
-/// new session's, and be applied again.
+/// Forgets a session that is committed as a whole.
 fn remove(shared: &Shared, state: &mut State, id: SessionId) {
-    let Some(session) = state.sessions.get(&id) else { return };
-    let fenced = session.fenced.is_some();
-    let beginning = log_beginning(session.identity.kind, session.log_room.bytes);
-    let spare = Spare::of(shared, session, beginning);
-    if !fenced {
-        if let Err(error) = shared.arena.remove_session(id) {
-            tracing::error!(session = id.0, %error, "an ended session's files can't be removed; the next start does it");
-            spare.iter().for_each(|spare| spare.remove(shared));
-            return;
-        }
-    }
+    let Some(session) = state.sessions.remove(&id) else { return };
     tracing::info!(session = id.0, records = session.records, "session ended");
+    let end = state.store.applied(id);
+    // What it has freed so far it reads no more; who has its number next may read what is freed from then on.
+    state.store.release(id, end);
     state.store.unmap_blocks(id, None);
-    state.store.release_all(id);
-    state.store.remove_session(id);
-    state.sessions.remove(&id);
-    spare.and_then(|spare| shared.pool.keep(spare)).iter().for_each(|spare| spare.remove(shared));
+    let (is_fit, is_aside) = (Ended::is_fit(state, &session), session.fenced.is_some());
+    if is_aside {
+        state.store.remove_session(id);
+    } else if !is_fit || shared.pool.keep(Ended::of(session, end)).is_some() {
+        ended::remove_with(shared, state, id);
+    }
     state.note_sharing();
     state.counters.sessions_ended += 1;
     shared.watcher.remove(id);
@@ -456,7 +457,13 @@ fn cut_off(shared: &Shared, ids: &[SessionId]) {
 pub fn end_thread(shared: &Shared, died: &Receiver<Vec<SessionId>>) {
     while let Ok(mut ids) = died.recv() {
         ids.extend(died.try_iter().flatten());
-        end(shared, &ids);
+        // The number may be another process's by now.
+        let processes = |ids: &[SessionId]| {
+            let state = shared.lock();
+            ids.iter().filter_map(|id| Some((*id, state.sessions.get(id)?.identity.process))).collect::<Vec<_>>()
+        };
+        let gone = processes(&ids).into_iter().filter(|(_, process)| process.open().is_none());
+        end(shared, &gone.map(|(id, _)| id).collect::<Vec<_>>());
     }
 }
 

@@ -547,6 +547,12 @@ impl LeaseManager {
         self.queue.push_back(Work::End { session });
     }
 
+    /// Whether nothing is known of the session: it has ended, and nobody waits for a lease that it had.
+    #[must_use]
+    pub fn has_ended(&self, session: SessionId) -> bool {
+        !self.holds.holders.contains_key(&session)
+    }
+
     /// The shell saw the session do something.
     pub fn handle_activity(&mut self, session: SessionId, now_us: u64) {
         if let Some(holder) = self.holds.holders.get_mut(&session) {

@@ -403,6 +403,11 @@ impl LibFs {
                 }
             }
         }
+        // Whose log it is must last as well, and nobody has made that last yet.
+        if !self.is_known_to_last.load(Ordering::Acquire) {
+            self.leases.memory().sync().map_err(|_| Errno::EIO)?;
+            self.is_known_to_last.store(true, Ordering::Release);
+        }
         self.log.memory().sync().map_err(|_| Errno::EIO)
     }
 

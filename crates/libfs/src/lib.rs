@@ -152,6 +152,8 @@ pub struct LibFs {
     cache_ttl_ms: u64,
     descriptors_from: i32,
     sync_needed: bool,
+    /// A loss of power would leave what says whose session it is.
+    is_known_to_last: AtomicBool,
     medium: Medium,
     poisoned: AtomicBool,
     tidying: Mutex<()>,
@@ -187,8 +189,12 @@ impl LibFs {
             // Who writes no more than the beginning of it ends soon.
             log.memory().set_read_ahead(false);
         }
-        let control = ControlPage::new(map(control, CONTROL_BYTES, MappingAccess::ReadWrite, volatile)?);
-        let leases = LeaseTable::new(map(leases, LEASE_TABLE_BYTES, MappingAccess::ReadOnly, volatile)?);
+        let table = |file: &OwnedFd, bytes: u64, access: MappingAccess| {
+            map(file, bytes, access, if welcome.sync_needed { Medium::DISK } else { volatile })
+                .inspect(|memory| memory.set_read_ahead(false))
+        };
+        let control = ControlPage::new(table(control, CONTROL_BYTES, MappingAccess::ReadWrite)?);
+        let leases = LeaseTable::new(table(leases, LEASE_TABLE_BYTES, MappingAccess::ReadOnly)?);
         let (Some(control), Some(leases)) = (control, leases) else {
             return Err(memory(&"the control page is too short"));
         };
@@ -221,6 +227,7 @@ impl LibFs {
             cache_ttl_ms: welcome.cache_ttl_ms,
             descriptors_from: options.descriptors_from,
             sync_needed: welcome.sync_needed,
+            is_known_to_last: AtomicBool::new(false),
             medium,
             poisoned: AtomicBool::new(false),
             tidying: Mutex::new(()),

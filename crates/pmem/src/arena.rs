@@ -6,7 +6,6 @@
 //! DIR/metadata/               the metadata store's directory; its owner is the store
 //! DIR/segments/SSSSSS.data    data segments, numbered from 0 in decimal
 //! DIR/sessions/N.log|.control|.leases   the files of session N, in decimal
-//! DIR/sessions/spare-N.log    what was the log of session N, for another one to have
 //! ```
 //! A segment file begins with one CRC32C (4 bytes, little-endian) for each of its blocks, rounded up to whole blocks; then
 //! come the blocks. All of it is allocated when the segment is added. Files under construction end in `.new` and are removed
@@ -27,8 +26,6 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::{ArenaSummary, Medium};
-
-mod spare;
 
 /// The smallest arena: below it, a segment and its reserves leave no room worth having.
 pub const ARENA_BYTES_MIN: u64 = 16 << 20;

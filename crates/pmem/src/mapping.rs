@@ -17,6 +17,9 @@ use crate::sigbus::Registration;
 use crate::witness::{Deed, FileNumber, tell};
 use crate::{Crc32c, FlushMethod, Medium, MediumKind, OutOfBounds, Persistent, sigbus};
 
+/// Says which signal comes when a lease on a file is to end.
+const F_SETSIG: i32 = 10;
+
 /// The kernel's pages are at least as long.
 const PAGE_BYTES: usize = 4096;
 /// From so many bytes on, a system call is cheaper than the faults that it saves.
@@ -127,6 +130,25 @@ impl Mapping {
         let registration = sigbus::register(mapping.start as usize, bytes, access == MappingAccess::ReadWrite);
         mapping.registration = Some(registration.ok_or(MapError::TooMany)?);
         Ok(mapping)
+    }
+
+    /// Whether nobody else, in no process, has the file open or mapped: but by this mapping and by the descriptor that it was made from. Only who
+    /// finds the file by a path can open it again.
+    ///
+    /// # Errors
+    /// Those of `fcntl(2)`.
+    pub fn is_alone(&self) -> io::Result<bool> {
+        // The kernel gives a lease to write only where nobody else has the file open, and keeps none here. Should somebody open the file in
+        // between, it sends a signal: one that nobody notices.
+        let calls = [(F_SETSIG, libc::SIGURG), (libc::F_SETLEASE, libc::F_WRLCK), (libc::F_SETLEASE, libc::F_UNLCK)];
+        for (command, value) in calls {
+            // SAFETY: it takes two numbers, and the descriptor is valid.
+            if unsafe { libc::fcntl(self.file.as_raw_fd(), command, value) } != 0 {
+                let error = io::Error::last_os_error();
+                return if error.raw_os_error() == Some(libc::EAGAIN) { Ok(false) } else { Err(error) };
+            }
+        }
+        Ok(true)
     }
 
     /// What the mapping may be used for.

@@ -134,6 +134,11 @@ impl<M: Persistent> Words<M> {
         let _ = self.0.store_u64(offset, value);
     }
 
+    /// Makes words zero. Pages that nobody has written to stay as they are.
+    fn clear(&self, bytes: Range<u64>) {
+        bytes.step_by(8).filter(|&at| self.load(at) != 0).for_each(|at| self.store(at, 0));
+    }
+
     /// As [`Self::store`]: where nothing can be written, there is nothing to count.
     #[inline]
     fn add(&self, offset: u64, amount: u64) -> u64 {
@@ -161,6 +166,13 @@ impl<M: Persistent> ControlPage<M> {
         self.0.store(HANDLES, HANDLE_SLOTS_NEAR);
         self.0.store(0, CONTROL_MAGIC);
         self.0.store(SESSION, session.0);
+    }
+
+    /// Takes out what a session has left, as far as pages have room from the beginning; `false` where it has had more.
+    pub fn clear(&self) -> bool {
+        let is_near = self.0.load(HANDLES) == HANDLE_SLOTS_NEAR;
+        CONTROL_ROOM.iter().for_each(|room| self.0.clear(room.clone()));
+        is_near
     }
 
     /// The session whose page it is; `None` if it is none.
@@ -609,6 +621,16 @@ impl<M: Persistent> LeaseTable<M> {
         self.0.store(0, LEASE_MAGIC);
         self.0.store(SESSION, session.0);
         self.0.store(TOKEN, token);
+    }
+
+    /// Takes the first slots out.
+    pub fn clear(&self, slots: u32) {
+        self.0.clear(TABLE..Self::bytes_of(slots.min(LEASE_SLOTS)));
+    }
+
+    /// The memory.
+    pub fn memory(&self) -> &M {
+        &self.0.0
     }
 
     /// The session and its secret; `None` if this is no lease table.

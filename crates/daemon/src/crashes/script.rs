@@ -114,7 +114,7 @@ impl Live {
             Identity { process, uid: 0, gid: 0, groups: Vec::new(), kind: SessionKind::Mount, label: "test".into() };
         let id = shared.lock().store.next_session_id().expect("a number");
         let log_bytes = Log::<Mapping>::bytes_for(RING_BYTES);
-        let mut session = Blank::make(&shared.arena, id, LogRoom { bytes: log_bytes, allocated: log_bytes }, None)
+        let mut session = Blank::make(&shared.arena, id, LogRoom { bytes: log_bytes, allocated: log_bytes })
             .and_then(|blank| blank.give(identity))
             .expect("made");
         session.grant_credit(Credit { blocks: 1 << 40, metadata_bytes: 1 << 40 }, CreditKind::Common).expect("granted");
@@ -236,7 +236,12 @@ impl Live {
             self.mirror.borrow().write_back(&mut self.random);
             return;
         }
+        // As LibFS does it.
+        let state = self.shared.lock();
+        let session = state.live(self.id).expect("it goes on");
+        session.page.sync().expect("synced");
         self.log.memory().sync().expect("synced");
+        drop(state);
         let mut story = self.story.borrow_mut();
         story.durable = story.returned;
     }

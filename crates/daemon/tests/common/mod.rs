@@ -143,7 +143,7 @@ impl Site {
             let mut magic = [0; 8];
             if path.extension().is_some_and(|extension| extension == "leases") {
                 let read = std::os::unix::fs::FileExt::read_at(&file, &mut magic, 64).expect("read");
-                if read == magic.len() && &magic == b"ASHLIDN1" {
+                if read == magic.len() && &magic == b"ASHLIDN2" {
                     left.owned += 1;
                 } else {
                     left.blank += 1;
@@ -151,6 +151,22 @@ impl Site {
             }
         }
         left
+    }
+
+    /// Whether a session has left files.
+    pub fn has_files_of(&self, session: ashlar_types::SessionId) -> bool {
+        self.arena().join(format!("sessions/{session}.log")).exists()
+    }
+
+    /// Waits until what a session has left can be another's.
+    pub fn await_blank_of(&self, session: ashlar_types::SessionId) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let path = self.arena().join(format!("sessions/{session}.leases"));
+        let is_blank = || std::fs::read(&path).is_ok_and(|page| page[64..72] == [0; 8] && page[..8] != [0; 8]);
+        while !is_blank() || self.status().sessions.iter().any(|other| other.session == session) {
+            assert!(Instant::now() < deadline, "there are {:?}", self.left());
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 
     /// Waits until so many sessions are made in advance.

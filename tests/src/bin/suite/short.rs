@@ -65,7 +65,7 @@ int main(int count, char **words) {
 }
 "#;
 /// Where it's kept what programs did the times before.
-const HABITS: &str = "/var/cache/ashlar/plans/habits";
+pub const HABITS: &str = "/var/cache/ashlar/plans/habits";
 /// How often it must have ended before that is believed.
 const BELIEVED: usize = 8;
 /// How often it's run then. One run in sixteen is looked at.

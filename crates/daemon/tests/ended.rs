@@ -1,0 +1,291 @@
+//! What sessions that have ended leave, with which others go on.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use ashlar_pmem::Persistent;
+use ashlar_types::{Errno, FileKind, InodeId, SessionId};
+use ashlar_update::Update;
+use ashlar_wire::{LeaseWord, Peer, Reply, Request, SessionKind};
+use common::{Client, NOW, Site};
+
+/// What a session writes: so often, so many bytes, each this one.
+const WRITES: usize = 48;
+const BYTES: usize = 16 << 10;
+const FILL: u8 = 0xee;
+/// More than what a log has of room from the beginning.
+const MANY: u64 = 512 << 10;
+
+#[test]
+#[ignore = "this is the daemon's process, which the other tests start"]
+fn daemon_process() {
+    common::run_daemon();
+}
+
+/// A session that has written much.
+fn large(site: &Site, name: &str) -> Client {
+    let mut client = Client::open(&site.socket());
+    client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+    client.call(&Request::LogSpace { bytes: 1 << 20 }).expect("room");
+    let inode = client.make(InodeId::ROOT, name.as_bytes(), FileKind::Regular);
+    for n in 0..WRITES {
+        let offset = (n * BYTES) as u64;
+        client.append(&Update::Write { inode, offset, at: NOW, strip: false, data: &[FILL; BYTES] });
+    }
+    client
+}
+
+fn file_of(client: &Client) -> File {
+    File::from(client.log_file.as_fd().try_clone_to_owned().expect("a descriptor"))
+}
+
+fn number(file: &File) -> u64 {
+    file.metadata().expect("known").ino()
+}
+
+/// The logs in the arena that have more memory than a new one: the names of their files, and their numbers.
+fn large_logs(site: &Site) -> Vec<(String, u64)> {
+    let logs = fs::read_dir(site.arena().join("sessions")).expect("listed").filter_map(|entry| {
+        let path: PathBuf = entry.expect("an entry").path();
+        // It may be gone by now.
+        let metadata = fs::metadata(&path).ok()?;
+        let is_large = path.extension()? == "log" && metadata.blocks() * 512 >= MANY;
+        is_large.then(|| (path.file_name().expect("a name").to_string_lossy().into_owned(), metadata.ino()))
+    });
+    logs.collect()
+}
+
+fn wait_for(what: &str, is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The next session that has the number of one that has ended.
+fn next_of(site: &Site, number: SessionId) -> Client {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let next = Client::open(&site.socket());
+        if next.welcome.peer.session == number {
+            return next;
+        }
+        assert!(Instant::now() < deadline, "nobody goes on with session {number}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn goodbye(mut client: Client) -> Peer {
+    client.call(&Request::Goodbye).expect("answered");
+    client.welcome.peer
+}
+
+#[test]
+fn the_next_session_goes_on_where_one_has_ended_and_knows_nothing_of_it() {
+    let mut site = Site::new(64 << 20);
+    let first = large(&site, "first");
+    let (log, handle) = (number(&file_of(&first)), InodeId(77));
+    assert!(first.control.open_handle(handle));
+    let (end, before) = (first.log.tail(), goodbye(first));
+    let mut second = next_of(&site, before.session);
+    assert_eq!(number(&file_of(&second)), log);
+    assert!(second.log.tail() >= end, "its log begins anew");
+    assert_eq!(second.log.head(), second.log.tail());
+    assert_ne!(second.welcome.peer.token, before.token);
+    assert!(!second.control.has_open(handle), "what another had open is open");
+    assert!((0..64).all(|slot| second.leases.word(slot) == LeaseWord::default()), "it has another's leases");
+    // Who had it is nobody.
+    let (_, reply, _) = common::hello(&site.socket(), SessionKind::Process, Some(before)).expect("answered");
+    assert!(matches!(reply, Reply::Error(Errno::ESTALE)), "{reply:?}");
+    // It is a session as any other, up to the end of the room that it has, and beyond.
+    second.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+    second.call(&Request::LogSpace { bytes: 2 << 20 }).expect("room");
+    let inode = second.make(InodeId::ROOT, b"second", FileKind::Regular);
+    for n in 0..2 * WRITES {
+        let offset = (n * BYTES) as u64;
+        second.append(&Update::Write { inode, offset, at: NOW, strip: false, data: &[n as u8; BYTES] });
+    }
+    site.kill();
+    site.start();
+    second.resume(&site.socket());
+    let found = second.acquire(&[(inode, false)]).expect("granted");
+    assert_eq!(found[0].state.attributes.size, (2 * WRITES * BYTES) as u64);
+    site.check();
+}
+
+/// A log that goes round several times, though each of the sessions that had it was short.
+#[test]
+fn one_log_serves_many_sessions_and_nothing_of_any_is_lost_or_comes_back() {
+    const SESSIONS: usize = 60;
+    let mut site = Site::new(64 << 20);
+    let (mut numbers, mut tail, mut ring) = (BTreeSet::new(), 0, 0);
+    for n in 0..SESSIONS {
+        let client = large(&site, &format!("{n}"));
+        numbers.insert(client.welcome.peer.session);
+        (tail, ring) = (client.log.tail().0.max(tail), client.log.capacity());
+        if n % 20 == 10 {
+            // It dies where it stands, and SharedFS with it.
+            site.kill();
+            drop(client);
+            site.start();
+            continue;
+        }
+        let before = goodbye(client);
+        site.await_blank_of(before.session);
+    }
+    assert!(numbers.len() < SESSIONS / 4, "{numbers:?}");
+    assert!(tail > ring, "the log has not gone round: {tail} of {ring}");
+    let mut reader = Client::open(&site.socket());
+    for n in 0..SESSIONS {
+        let name = n.to_string();
+        let inode = reader.lookup(InodeId::ROOT, name.as_bytes()).expect("answered").expect("it is there");
+        let found = reader.acquire(&[(inode, false)]).expect("granted");
+        assert_eq!(found[0].state.attributes.size, (WRITES * BYTES) as u64, "{n}");
+    }
+    site.check();
+}
+
+/// Opens sessions as whoever runs it, and says which they are.
+#[test]
+#[ignore = "this is a process of another user, which another test starts"]
+fn others_sessions() {
+    let Some(socket) = std::env::var_os("ASHLAR_TEST_SOCKET").map(PathBuf::from) else { return };
+    let clients: Vec<_> = (0..8).map(|_| Client::open(&socket)).collect();
+    let numbers: Vec<_> = clients.iter().map(|client| client.welcome.peer.session.to_string()).collect();
+    println!("sessions: {} .", numbers.join(" "));
+}
+
+#[test]
+fn what_one_users_session_has_left_is_no_other_users() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can be another user");
+        return;
+    }
+    let site = Site::new(64 << 20);
+    let before = goodbye(large(&site, "first"));
+    site.await_blank_of(before.session);
+    let mut other = common::this_test("others_sessions");
+    std::os::unix::process::CommandExt::uid(&mut other, 12_345);
+    let child = common::spawn(other.env("ASHLAR_TEST_SOCKET", site.socket()).stdout(std::process::Stdio::piped()));
+    let told = String::from_utf8(child.wait_with_output().expect("run").stdout).expect("text");
+    let sessions = told.split_once("sessions: ").unwrap_or_else(|| panic!("{told}")).1;
+    assert_eq!(sessions.split_whitespace().take_while(|word| *word != ".").count(), 8, "{told}");
+    assert!(!sessions.split_whitespace().any(|word| word == before.session.to_string()), "{told}");
+    assert_eq!(Client::open(&site.socket()).welcome.peer.session, before.session, "its own user has it");
+}
+
+#[test]
+fn what_somebody_holds_is_nobodys_any_more() {
+    let site = Site::new(64 << 20);
+    let (log, mapped_log, control, mapped_control) = (0, 1, 2, 3);
+    for what in [log, mapped_log, control, mapped_control] {
+        let mut first = large(&site, &what.to_string());
+        first.call(&Request::Goodbye).expect("answered");
+        let (before, mut held) = (first.welcome.peer, Vec::<Box<dyn std::any::Any>>::new());
+        let Client { log: ring, log_file, control: page, control_file, .. } = first;
+        let all: [Box<dyn std::any::Any>; 4] =
+            [Box::new(log_file), Box::new(ring), Box::new(control_file), Box::new(page)];
+        held.extend(all.into_iter().enumerate().filter(|(n, _)| *n == what).map(|(_, one)| one));
+        wait_for("its files are still there", || !site.has_files_of(before.session));
+        let clients: Vec<_> = (0..8).map(|_| Client::open(&site.socket())).collect();
+        assert!(clients.iter().all(|client| client.welcome.peer.session != before.session), "{what}");
+        drop((held, clients));
+    }
+}
+
+/// Who cuts its log, or makes nonsense of it, does so for itself only.
+#[test]
+fn what_somebody_has_spoilt_is_nobodys_any_more() {
+    let mut site = Site::new(64 << 20);
+    let spoilt: [fn(&Client); 4] = [
+        |client| rustix::fs::ftruncate(&client.control_file, 8192).expect("cut"),
+        |client| {
+            let how = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(&client.log_file, how, 16 << 10, 32 << 10).expect("punched");
+        },
+        |client| client.log.memory().store_u64(24, 1).expect("written"),
+        |client| client.log.memory().store_u64(256, 8).expect("written"),
+    ];
+    for (n, spoil) in spoilt.into_iter().enumerate() {
+        let mut first = Client::open(&site.socket());
+        first.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+        first.make(InodeId::ROOT, format!("{n}").as_bytes(), FileKind::Regular);
+        first.digest().expect("digested");
+        spoil(&first);
+        let before = goodbye(first);
+        wait_for("its files are still there", || !site.has_files_of(before.session));
+        let next = Client::open(&site.socket());
+        assert_ne!(next.welcome.peer.session, before.session, "{n}");
+    }
+    site.check();
+}
+
+/// Of a session that nobody has made last a disk may have what another one has left, or that it is nobody's.
+#[test]
+fn after_a_power_loss_a_log_that_was_anothers_ends_where_it_is_known() {
+    for is_nobodys in [false, true] {
+        let mut site = Site::new(64 << 20);
+        let table = |client: &Client| site.arena().join(format!("sessions/{}.leases", client.welcome.peer.session));
+        let mut first = Client::open(&site.socket());
+        first.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+        first.make(InodeId::ROOT, b"first", FileKind::Regular);
+        let old = fs::read(table(&first)).expect("read");
+        let before = goodbye(first);
+        let mut second = next_of(&site, before.session);
+        let written = table(&second);
+        second.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+        second.make(InodeId::ROOT, b"second", FileKind::Regular);
+        let mut third = Client::open(&site.socket());
+        let (_, dependencies) = third.acquire_with(&[(InodeId::ROOT, true)]).expect("granted");
+        assert!(dependencies.iter().any(|(session, _)| *session == before.session), "{dependencies:?}");
+        for (session, position) in dependencies {
+            third.append(&Update::Depend { session, position });
+        }
+        third.make(InodeId::ROOT, b"third", FileKind::Regular);
+        let thirds = table(&third);
+        site.kill();
+        let mut lost = old;
+        if is_nobodys {
+            lost[64..72].fill(0);
+        }
+        fs::write(&written, lost).expect("lost");
+        for table in [written, thirds] {
+            let table = File::options().write(true).open(table).expect("a lease table");
+            rustix::io::pwrite(&table, &[0; 16], 88).expect("another boot");
+        }
+        let gone = [second, third].map(|client| client.welcome.peer.session);
+        site.start();
+        let mut client = Client::open(&site.socket());
+        let root = client.acquire(&[(InodeId::ROOT, false)]).expect("granted");
+        let names: BTreeSet<_> = root[0].state.entries.iter().flatten().map(|entry| entry.name.to_vec()).collect();
+        let expected: &[&[u8]] = if is_nobodys { &[b"first"] } else { &[b"first", b"second", b"third"] };
+        assert_eq!(names, expected.iter().map(|name| name.to_vec()).collect());
+        let counters = site.check();
+        assert_eq!((counters["logs_cut"], counters["sessions_fenced"]), (u64::from(is_nobodys), 0));
+        goodbye(client);
+        assert!(site.terminate(), "told to end");
+        assert!(!gone.iter().any(|session| site.has_files_of(*session)), "{gone:?}");
+    }
+}
+
+#[test]
+fn few_are_kept_and_none_over_a_start() {
+    let mut site = Site::new(64 << 20);
+    let clients: Vec<_> = (0..6).map(|n| large(&site, &n.to_string())).collect();
+    clients.into_iter().for_each(|client| drop(goodbye(client)));
+    wait_for("sessions are there still", || site.status().sessions.is_empty() && large_logs(&site).len() <= 2);
+    wait_for("none is kept", || !large_logs(&site).is_empty());
+    site.kill();
+    site.start();
+    assert!(large_logs(&site).is_empty() && site.status().sessions.is_empty(), "a start removes them");
+    goodbye(large(&site, "last"));
+    assert!(site.terminate(), "told to end");
+    assert_eq!(fs::read_dir(site.arena().join("sessions")).expect("listed").count(), 0, "all are removed at the end");
+}
