@@ -195,6 +195,14 @@ impl Site {
         report["arenas"].get(0).cloned().ok_or_else(|| format!("no arena in {report}"))
     }
 
+    /// One of SharedFS's counters.
+    pub fn counter(&self, name: &str) -> Outcome<u64> {
+        let status = self.status()?;
+        let counters = status["daemon"]["counters"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let found = counters.iter().find(|counter| counter[0] == name).and_then(|counter| counter[1].as_u64());
+        found.ok_or_else(|| format!("no counter {name} in {status}"))
+    }
+
     /// The process of SharedFS.
     pub fn daemon(&self) -> Outcome<u32> {
         let status = self.status()?;

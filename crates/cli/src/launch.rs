@@ -22,6 +22,8 @@ pub const LINGER_SECONDS: u64 = 10;
 const HANDOVER: Duration = Duration::from_secs(15);
 /// A daemon that says nothing for so long when it is asked how it is doesn't answer.
 const SILENCE: Duration = Duration::from_secs(10);
+/// A log that is longer than this is put aside at the next start.
+const LOG_BYTES_MAX: u64 = 1 << 20;
 /// How often an event is looked for that nothing announces.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -123,8 +125,12 @@ fn start_daemon(place: &Place) -> Result<StatusReply, CliError> {
     }
 }
 
-/// Opens a log to append to, and says how long it is.
+/// Opens a log to append to, and says how long it is. A long one is kept as `….old`, in place of the one before.
 pub fn open_log(path: &Path) -> Result<(File, u64), CliError> {
+    if std::fs::metadata(path).is_ok_and(|log| log.len() > LOG_BYTES_MAX) {
+        // Where that can't be, it becomes longer.
+        let _ = std::fs::rename(path, path.with_extension("log.old"));
+    }
     let open = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
     let log = open.map_err(CliError::system(format!("opening the log {}", path.display())))?;
     let length = log.metadata().map_or(0, |metadata| metadata.len());
@@ -225,6 +231,18 @@ mod tests {
         let log = "{\"level\":\"INFO\"}\nashlar: no room\nashlar: SharedFS gave up: exit status: 1\n";
         assert_eq!(complaint(log).as_deref(), Some("no room"));
         assert_eq!(complaint("{}\n"), None);
+    }
+
+    #[test]
+    fn a_long_log_is_put_aside() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (log, old) = (directory.path().join("daemon.log"), directory.path().join("daemon.log.old"));
+        std::fs::write(&log, vec![b'x'; LOG_BYTES_MAX as usize]).expect("written");
+        assert_eq!(open_log(&log).expect("opened").1, LOG_BYTES_MAX);
+        assert!(!old.exists());
+        std::fs::write(&log, vec![b'x'; LOG_BYTES_MAX as usize + 1]).expect("written");
+        assert_eq!(open_log(&log).expect("opened").1, 0);
+        assert_eq!(old.metadata().expect("kept").len(), LOG_BYTES_MAX + 1);
     }
 
     #[test]

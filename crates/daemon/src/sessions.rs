@@ -115,7 +115,7 @@ fn open(shared: &Shared, identity: Identity, ending: OwnedFd, beside: u64) -> Re
         ended::remove_with(shared, &mut state, id);
         return Err(refused);
     }
-    let (pid, uid, label) = (session.identity.process.pid, session.identity.uid, session.identity.label.clone());
+    let Identity { process, uid, kind, label, .. } = session.identity.clone();
     if state.store.has_quota_limits() {
         session.begin_quota_era(true);
     }
@@ -134,7 +134,11 @@ fn open(shared: &Shared, identity: Identity, ending: OwnedFd, beside: u64) -> Re
     let disturbed = state.note_sharing();
     drop(state);
     watch(shared, id, ending);
-    tracing::info!(session = id.0, pid, uid, %label, "session opened");
+    // A line for each program would fill the disk in time.
+    match kind {
+        SessionKind::Mount => tracing::info!(session = id.0, pid = process.pid, uid, %label, "mounted"),
+        SessionKind::Process => tracing::debug!(session = id.0, pid = process.pid, uid, %label, "session opened"),
+    }
     await_forgetting(shared, &disturbed);
     Ok(opened)
 }
@@ -424,7 +428,10 @@ pub fn remove_ended(shared: &Shared, state: &mut State) {
 /// Forgets a session that is committed as a whole.
 fn remove(shared: &Shared, state: &mut State, id: SessionId) {
     let Some(session) = state.sessions.remove(&id) else { return };
-    tracing::info!(session = id.0, records = session.records, "session ended");
+    match session.identity.kind {
+        SessionKind::Mount => tracing::info!(session = id.0, records = session.records, "unmounted"),
+        SessionKind::Process => tracing::debug!(session = id.0, records = session.records, "session ended"),
+    }
     let end = state.store.applied(id);
     // What it has freed so far it reads no more; who has its number next may read what is freed from then on.
     state.store.release(id, end);

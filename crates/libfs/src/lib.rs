@@ -152,6 +152,8 @@ pub struct LibFs {
     cache_ttl_ms: u64,
     descriptors_from: i32,
     sync_needed: bool,
+    /// Bytes of the log's file that had room at first. Before them may be what others have logged.
+    log_began: u64,
     /// A loss of power would leave what says whose session it is.
     is_known_to_last: AtomicBool,
     medium: Medium,
@@ -227,6 +229,7 @@ impl LibFs {
             cache_ttl_ms: welcome.cache_ttl_ms,
             descriptors_from: options.descriptors_from,
             sync_needed: welcome.sync_needed,
+            log_began: welcome.log_allocated,
             is_known_to_last: AtomicBool::new(false),
             medium,
             poisoned: AtomicBool::new(false),

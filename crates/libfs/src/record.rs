@@ -20,6 +20,8 @@ use crate::node::{Change, NodeState, WriteGuard};
 const TIDY_PART: u64 = 8;
 /// The most by which a young log grows at once: its pages are cleared meanwhile, which takes about a millisecond.
 const LOG_STEP_BYTES: u64 = 4 << 20;
+/// By how much it grows first.
+const LOG_STEP_LEAST: u64 = 64 << 10;
 
 impl Locked<'_> {
     /// Logs an update and does to the locked nodes what it says. Every check must have been made: from here on the
@@ -161,7 +163,8 @@ impl LibFs {
         if needed <= before {
             return Ok(());
         }
-        let ahead = (2 * before).min(before + LOG_STEP_BYTES).min(self.log.memory().len());
+        let step = (before - self.log_began + LOG_STEP_LEAST).min(LOG_STEP_BYTES);
+        let ahead = (before + step).min(self.log.memory().len());
         let bytes = match self.call(&Request::LogSpace { bytes: needed.max(ahead) }) {
             Err(Errno::ENOSPC) if ahead > needed => {
                 self.call(&Request::LogSpace { bytes: needed })?;

@@ -275,14 +275,6 @@ fn exclude(site: &Site, program: &Path) -> Outcome<Verdict> {
     passed()
 }
 
-/// How often SharedFS was asked.
-fn requests(site: &Site) -> Outcome<u64> {
-    let status = site.status()?;
-    let counters = status["daemon"]["counters"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let found = counters.iter().find(|counter| counter[0] == "requests").and_then(|counter| counter[1].as_u64());
-    found.ok_or_else(|| format!("no count of requests in {status}"))
-}
-
 /// Who has a file alone locks it in its own memory; after somebody else has locked it, it does so again.
 fn cheap(site: &Site, program: &Path) -> Outcome<Verdict> {
     const CALLS: u64 = 20_000;
@@ -292,15 +284,15 @@ fn cheap(site: &Site, program: &Path) -> Outcome<Verdict> {
     for _ in 0..2 {
         // Delegated with the first of these, if it has been quiet.
         one.expect(&format!("set {file} w s 0 1"), "done")?;
-        let before = requests(site)?;
+        let before = site.counter("requests")?;
         times.push(one.ask(&format!("time {file} {CALLS}"))?);
-        let asked = requests(site)? - before;
+        let asked = site.counter("requests")? - before;
         ensure!(asked < CALLS / 100, "{CALLS} calls have taken {asked} requests");
         two.expect(&format!("set {same} w s 0 1"), "EAGAIN")?;
-        let before = requests(site)?;
+        let before = site.counter("requests")?;
         let time = one.ask(&format!("time {file} 100"))?;
         ensure!(time.parse::<u64>().is_ok(), "100 calls give {time}");
-        let asked = requests(site)? - before;
+        let asked = site.counter("requests")? - before;
         ensure!(asked >= 100, "100 calls have taken {asked} requests though another one has just asked");
         std::thread::sleep(QUIET);
     }

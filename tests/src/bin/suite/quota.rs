@@ -40,8 +40,8 @@ fn with(test: fn(&Site) -> Outcome<Verdict>) -> Outcome<Verdict> {
     shell(site.outside(), "chmod 755 .")?.success()?;
     shell(&site.point(0), "chmod 1777 .")?.success()?;
     let verdict = test(&site)?;
-    let counters = site.status()?["daemon"]["counters"].to_string();
-    ensure!(counters.contains("[\"quota_unpaid\",0]"), "LibFS used more than it had asked for: {counters}");
+    let unpaid = site.counter("quota_unpaid")?;
+    ensure!(unpaid == 0, "LibFS used {unpaid} times more than it had asked for");
     site.check()?;
     Ok(verdict)
 }

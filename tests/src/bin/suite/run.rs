@@ -130,12 +130,12 @@ fn begins() -> Outcome<Verdict> {
     let site = Site::mounted(Medium::Memory, "64M")?;
     let script = include_str!("../../../jobs/deferred.py");
     for after in BEGINNINGS {
-        let before = opened(&site)?;
+        let before = site.counter("sessions_opened")?;
         let mut command = Front::Run.command("python3");
         command.args(["-c", script]).arg(site.point(0)).arg(after.to_string());
         let done = run(command.env(DEFER_VARIABLE, after.to_string()))?.success()?;
         ensure!(done.output.trim() == "the same", "after {after} calls: {}", done.told());
-        let sessions = opened(&site)? - before;
+        let sessions = site.counter("sessions_opened")? - before;
         let expected = u64::from(after < 100_000);
         ensure!(sessions == expected, "after {after} calls: {sessions} sessions, not {expected}");
     }
@@ -252,14 +252,6 @@ fn contents(command: &mut Command, directory: &Path) -> Outcome<BTreeMap<String,
     Ok(found)
 }
 
-/// How many sessions SharedFS has opened.
-fn opened(site: &Site) -> Outcome<u64> {
-    let status = site.status()?;
-    let counters = status["daemon"]["counters"].as_array().ok_or("the status has no counters")?;
-    let opened = counters.iter().find(|counter| counter[0] == "sessions_opened");
-    opened.and_then(|counter| counter[1].as_u64()).ok_or_else(|| "the status has no sessions_opened".into())
-}
-
 fn short() -> Outcome<Verdict> {
     let site = Site::mounted(Medium::Memory, "64M")?;
     let shell = |script: &str| {
@@ -268,20 +260,23 @@ fn short() -> Outcome<Verdict> {
         command.args(["-euc", script]).current_dir(site.point(0)).env(DEFER_VARIABLE, "64");
         run(&mut command)?.success()
     };
-    let before = opened(&site)?;
+    let before = site.counter("sessions_opened")?;
     let script = "echo one > a; cp a b; cat b; mv b c; ls; test -f c; wc -l < c; rm c";
     let done = shell(script)?;
     ensure!(done.output.split_whitespace().eq(["one", "a", "c", "1"]), "the commands say {}", done.told());
-    ensure!(opened(&site)? == before, "short commands have opened sessions");
+    ensure!(site.counter("sessions_opened")? == before, "short commands have opened sessions");
     let script = "i=0; while [ $i -lt 100 ]; do echo $i > f$i; cat f$i > g; i=$((i+1)); done; cat g";
     let done = shell(script)?;
     ensure!(
-        done.output.trim() == "99" && opened(&site)? == before,
+        done.output.trim() == "99" && site.counter("sessions_opened")? == before,
         "a shell that has others do the work has a session"
     );
     let script = "i=0; while [ $i -lt 100 ]; do echo $i > f$i; i=$((i+1)); done; cat f99";
     let done = shell(script)?;
-    ensure!(done.output.trim() == "99" && opened(&site)? == before + 1, "a long script has no session of its own");
+    ensure!(
+        done.output.trim() == "99" && site.counter("sessions_opened")? == before + 1,
+        "a long script has no session of its own"
+    );
     site.umount(0)?;
     passed()
 }

@@ -14,6 +14,7 @@ use ashlar_wire::DEFER_VARIABLE;
 pub const TESTS: &[Test] = &[
     Test { name: "run/short_programs_go_without_the_library", run: || with(short) },
     Test { name: "run/who_runs_short_programs_is_served_as_before", run: || with(runner) },
+    Test { name: "run/programs_leave_nothing_in_an_arena_but_what_they_write", run: || with(traces) },
 ];
 
 /// Says whether it has the library. It makes so many calls on a file where its first word says so.
@@ -191,5 +192,29 @@ fn runner() -> Outcome<Verdict> {
     let said = run(command.arg(&place.program).env("OTHER", "kept").current_dir(place.site.point(0)))?.success()?;
     let without = said.output.lines().filter(|line| *line == "without").count();
     ensure!(without >= 200, "only {without} of 400 programs went without the library");
+    place.end()
+}
+
+/// Bytes of an arena's own files.
+fn arena_bytes(site: &Site, names: &[&str]) -> Outcome<u64> {
+    let of = |name: &&str| fs::metadata(site.arena().join(name)).map(|found| found.len());
+    names.iter().map(of).sum::<Result<u64, _>>().map_err(tried("looking at an arena's files"))
+}
+
+/// A machine that runs programs for years has them in no log.
+fn traces() -> Outcome<Verdict> {
+    let place = Place::new()?;
+    let logs = ["daemon.log", "mount.log"];
+    let all = |times: usize| -> Outcome<u64> {
+        place.runs("sh", times, "-calls 1", &[(DEFER_VARIABLE, "0")])?;
+        arena_bytes(&place.site, &logs)
+    };
+    let before = all(1)?;
+    let opened = place.site.counter("sessions_opened")?;
+    ensure!(all(TIMES)? == before, "the logs have grown with {TIMES} programs");
+    let opened = place.site.counter("sessions_opened")? - opened;
+    ensure!(opened >= TIMES as u64, "only {opened} of {TIMES} programs had sessions");
+    let sessions = fs::read_dir(place.site.arena().join("sessions")).map_err(tried("listing sessions"))?.count();
+    ensure!(sessions < TIMES, "there are {sessions} files of sessions");
     place.end()
 }
