@@ -71,6 +71,7 @@ fn wait_for(what: &str, is_so: impl Fn() -> bool) {
 
 /// The next session that has the number of one that has ended.
 fn next_of(site: &Site, number: SessionId) -> Client {
+    site.await_blank_of(number);
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
         let next = Client::open(&site.socket());
@@ -152,12 +153,15 @@ fn one_log_serves_many_sessions_and_nothing_of_any_is_lost_or_comes_back() {
     site.check();
 }
 
+/// So many sessions of another user. What they leave takes the place of nothing that was there.
+const OTHERS: usize = 4;
+
 /// Opens sessions as whoever runs it, and says which they are.
 #[test]
 #[ignore = "this is a process of another user, which another test starts"]
 fn others_sessions() {
     let Some(socket) = std::env::var_os("ASHLAR_TEST_SOCKET").map(PathBuf::from) else { return };
-    let clients: Vec<_> = (0..8).map(|_| Client::open(&socket)).collect();
+    let clients: Vec<_> = (0..OTHERS).map(|_| Client::open(&socket)).collect();
     let numbers: Vec<_> = clients.iter().map(|client| client.welcome.peer.session.to_string()).collect();
     println!("sessions: {} .", numbers.join(" "));
 }
@@ -176,7 +180,7 @@ fn what_one_users_session_has_left_is_no_other_users() {
     let child = common::spawn(other.env("ASHLAR_TEST_SOCKET", site.socket()).stdout(std::process::Stdio::piped()));
     let told = String::from_utf8(child.wait_with_output().expect("run").stdout).expect("text");
     let sessions = told.split_once("sessions: ").unwrap_or_else(|| panic!("{told}")).1;
-    assert_eq!(sessions.split_whitespace().take_while(|word| *word != ".").count(), 8, "{told}");
+    assert_eq!(sessions.split_whitespace().take_while(|word| *word != ".").count(), OTHERS, "{told}");
     assert!(!sessions.split_whitespace().any(|word| word == before.session.to_string()), "{told}");
     assert_eq!(Client::open(&site.socket()).welcome.peer.session, before.session, "its own user has it");
 }
