@@ -17,7 +17,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ashlar_pmem::Mapping;
+use ashlar_pmem::{Mapping, SessionFile};
 use ashlar_types::{Credentials, LogPosition, SessionId};
 use ashlar_wire::{CONTROL_BYTES, CONTROL_ROOM, LeaseTable, SessionKind};
 
@@ -81,7 +81,7 @@ impl Ended {
             if attempt > 0 {
                 std::thread::sleep(PAUSE);
             }
-            if self.is_free() {
+            if self.is_free(shared) {
                 match Blank::of_ended(self) {
                     Ok(blank) => return Some(blank),
                     Err(error) => {
@@ -96,14 +96,16 @@ impl Ended {
     }
 
     /// Whether nobody uses it any more, and it has the room that it was given: who had it could cut it.
-    fn is_free(&self) -> bool {
+    fn is_free(&self, shared: &Shared) -> bool {
         let [near, locks] = CONTROL_ROOM;
         let room = near.end + (locks.end - locks.start);
         let is_whole = |memory: &Mapping, bytes: u64, allocated: u64| {
             let found = rustix::fs::fstat(memory.file());
             found.is_ok_and(|file| file.st_size as u64 == bytes && file.st_blocks as u64 * 512 >= allocated)
         };
-        Arc::strong_count(&self.control) == 1
+        // A table of what it has mapped may have been made while it was ended.
+        shared.arena.open_session_file(self.id, SessionFile::Mapped).is_err()
+            && Arc::strong_count(&self.control) == 1
             && Arc::strong_count(&self.log) == 1
             && [&*self.log_memory, self.control.memory()].into_iter().all(|memory| memory.is_alone().unwrap_or(false))
             && is_whole(&self.log_memory, self.log_room.bytes, self.log_room.allocated)

@@ -86,6 +86,7 @@ impl Locking {
         self.table.handle_session_end(session);
         self.over.retain(|waiter, _| waiter.session != session);
         self.waiting.retain(|waiter| waiter.session != session);
+        self.early.retain(|(waiter, _)| waiter.session != session);
         if let Some(grace) = &mut self.grace {
             grace.expected.remove(&session);
         }

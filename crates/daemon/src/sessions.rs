@@ -354,7 +354,12 @@ pub fn inode_range(shared: &Shared, id: SessionId) -> Result<(InodeId, u64), Err
 /// Ends sessions whose processes are gone, or that said goodbye: everything they logged is digested, and what they held is
 /// free. One commit serves all of them.
 pub fn end(shared: &Shared, ids: &[SessionId]) {
-    let mut state = begin_end(shared, ids);
+    end_where(shared, ids, |_, _| true);
+}
+
+/// As [`end`], as far as a number is still that of the session which is meant: another one may go on with it at any time that the lock is free.
+fn end_where(shared: &Shared, ids: &[SessionId], is_meant: impl Fn(SessionId, &Session) -> bool) {
+    let mut state = begin_end(shared, ids, is_meant);
     if shared.commit_all(&mut state).is_err() {
         tracing::warn!("ended sessions stay until their logs can be committed");
     }
@@ -367,7 +372,7 @@ pub fn end(shared: &Shared, ids: &[SessionId]) {
 
 /// Ends a session that waits for nothing more than that others see what it did: it is committed and removed in the background.
 pub fn leave(shared: &Shared, id: SessionId) {
-    let mut state = begin_end(shared, &[id]);
+    let mut state = begin_end(shared, &[id], |_, _| true);
     state.commit_wanted = true;
     shared.commit_wanted.notify_all();
     state.digest_wanted = true;
@@ -375,9 +380,17 @@ pub fn leave(shared: &Shared, id: SessionId) {
 }
 
 /// Applies all of what sessions have logged, and takes their leases and locks.
-fn begin_end<'a>(shared: &'a Shared, ids: &[SessionId]) -> parking_lot::MutexGuard<'a, State> {
+fn begin_end<'a>(
+    shared: &'a Shared,
+    ids: &[SessionId],
+    is_meant: impl Fn(SessionId, &Session) -> bool,
+) -> parking_lot::MutexGuard<'a, State> {
     let mut state = shared.lock();
+    let is_there = |state: &State, id| state.sessions.get(&id).is_some_and(|session| is_meant(id, session));
     for &id in ids {
+        if !is_there(&state, id) {
+            continue;
+        }
         if let Some(session) = state.sessions.get_mut(&id) {
             session.is_ending = true;
             if let Some(notifier) = session.notifier.take() {
@@ -394,6 +407,10 @@ fn begin_end<'a>(shared: &'a Shared, ids: &[SessionId]) -> parking_lot::MutexGua
                 }
             }
             Err(damaged) => state.fence(id, &crate::validate::Offence::Log(damaged.to_string())),
+        }
+        // The lock was free between two batches.
+        if !is_there(&state, id) {
+            continue;
         }
         if let Some(session) = state.sessions.get_mut(&id) {
             session.outstanding.clear();
@@ -436,6 +453,7 @@ fn remove(shared: &Shared, state: &mut State, id: SessionId) {
     // What it has freed so far it reads no more; who has its number next may read what is freed from then on.
     state.store.release(id, end);
     state.store.unmap_blocks(id, None);
+    state.kept_open.retain(|(owner, _), _| *owner != id);
     let (is_fit, is_aside) = (Ended::is_fit(state, &session), session.fenced.is_some());
     if is_aside {
         state.store.remove_session(id);
@@ -469,8 +487,10 @@ pub fn end_thread(shared: &Shared, died: &Receiver<Vec<SessionId>>) {
             let state = shared.lock();
             ids.iter().filter_map(|id| Some((*id, state.sessions.get(id)?.identity.process))).collect::<Vec<_>>()
         };
-        let gone = processes(&ids).into_iter().filter(|(_, process)| process.open().is_none());
-        end(shared, &gone.map(|(id, _)| id).collect::<Vec<_>>());
+        let mut gone = processes(&ids);
+        gone.retain(|(_, process)| process.open().is_none());
+        ids.retain(|id| gone.iter().any(|(other, _)| other == id));
+        end_where(shared, &ids, |id, session| gone.contains(&(id, session.identity.process)));
     }
 }
 

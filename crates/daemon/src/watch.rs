@@ -11,15 +11,22 @@ use rustix::event::{EventfdFlags, eventfd};
 
 /// The most ends that are told at once.
 const ENDS_MAX: usize = 64;
-/// No session has this number: it is that of whoever wakes a waiting thread.
+/// No process has this number: it is that of whoever wakes a waiting thread.
 const WAKER: u64 = 0;
 
 /// The processes that are watched. Those that come and go while a thread waits do not wake it.
 #[derive(Debug)]
 pub struct Watcher {
-    processes: Mutex<BTreeMap<SessionId, OwnedFd>>,
+    processes: Mutex<Processes>,
     ends: OwnedFd,
     waker: OwnedFd,
+}
+
+/// Each has a number of its own, since a session's may be another's when the end of the one before is told.
+#[derive(Debug, Default)]
+struct Processes {
+    watched: BTreeMap<SessionId, (u64, OwnedFd)>,
+    last: u64,
 }
 
 impl Watcher {
@@ -40,15 +47,17 @@ impl Watcher {
     /// The system's, where it can watch no more.
     pub fn add(&self, session: SessionId, process: OwnedFd) -> io::Result<()> {
         let mut processes = self.processes.lock();
-        epoll::add(&self.ends, &process, EventData::new_u64(session.0), EventFlags::IN)?;
-        processes.insert(session, process);
+        let number = processes.last + 1;
+        epoll::add(&self.ends, &process, EventData::new_u64(number), EventFlags::IN)?;
+        processes.last = number;
+        processes.watched.insert(session, (number, process));
         Ok(())
     }
 
     /// Watches it no longer.
     pub fn remove(&self, session: SessionId) {
         let mut processes = self.processes.lock();
-        if let Some(process) = processes.remove(&session) {
+        if let Some((_, process)) = processes.watched.remove(&session) {
             // It fails only for what is not watched.
             let _ = epoll::delete(&self.ends, &process);
         }
@@ -72,9 +81,14 @@ impl Watcher {
         }
         let mut count = [0; 8];
         let _ = rustix::io::read(&self.waker, &mut count);
-        let ended = events.iter().map(|event: &Event| event.data.u64()).filter(|number| *number != WAKER);
-        let ended: Vec<_> = ended.map(SessionId).collect();
-        ended.iter().for_each(|session| self.remove(*session));
+        let numbers: Vec<_> = events.iter().map(|event: &Event| event.data.u64()).collect();
+        // Who is watched no longer has been ended otherwise.
+        let mut processes = self.processes.lock();
+        let is_told = |watched: &(&SessionId, &(u64, OwnedFd))| numbers.contains(&watched.1.0);
+        let ended: Vec<_> = processes.watched.iter().filter(is_told).map(|(session, _)| *session).collect();
+        for (_, process) in ended.iter().filter_map(|session| processes.watched.remove(session)) {
+            let _ = epoll::delete(&self.ends, &process);
+        }
         Ok(ended)
     }
 }
@@ -84,14 +98,30 @@ mod tests {
     use super::*;
     use crate::identity::Process;
 
+    fn start() -> (std::process::Child, OwnedFd) {
+        let child = std::process::Command::new("/bin/sleep").arg("100").spawn().expect("a child");
+        let (_, pidfd) = Process::find_open(child.id()).expect("its descriptor");
+        (child, pidfd)
+    }
+
+    #[test]
+    fn the_end_of_one_is_not_that_of_the_next_with_its_session() {
+        let watcher = Watcher::new().expect("a watcher");
+        let ((mut one, first), (mut two, second)) = (start(), start());
+        watcher.add(SessionId(5), first).expect("watched");
+        one.kill().and_then(|()| one.wait()).expect("ended");
+        watcher.remove(SessionId(5));
+        watcher.add(SessionId(5), second).expect("watched");
+        watcher.wake();
+        assert_eq!(watcher.wait().expect("woken"), []);
+        two.kill().expect("killed");
+        assert_eq!(watcher.wait().expect("woken by the end"), [SessionId(5)]);
+        two.wait().expect("reaped");
+    }
+
     #[test]
     fn the_end_of_a_process_is_told_once() {
         let watcher = Watcher::new().expect("a watcher");
-        let start = || {
-            let child = std::process::Command::new("/bin/sleep").arg("100").spawn().expect("a child");
-            let (_, pidfd) = Process::find_open(child.id()).expect("its descriptor");
-            (child, pidfd)
-        };
         let ((mut child, pidfd), (mut other, another)) = (start(), start());
         watcher.add(SessionId(5), pidfd).expect("watched");
         watcher.add(SessionId(6), another).expect("watched");
