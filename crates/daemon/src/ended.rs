@@ -113,17 +113,26 @@ impl Ended {
     }
 }
 
-/// Removes what a session has left that is nobody's.
+/// Removes what a session has left that is nobody's. Nobody waits for the disk meanwhile.
 pub fn remove(shared: &Shared, id: SessionId) {
-    remove_with(shared, &mut shared.lock(), id);
+    if has_removed_files(shared, id) {
+        shared.lock().store.remove_session(id);
+    }
 }
 
-/// As [`remove`]. The files go before the row does: files without a row would look like a new session's, and be applied again.
+/// As [`remove`].
 pub fn remove_with(shared: &Shared, state: &mut State, id: SessionId) {
-    match shared.arena.remove_session(id) {
-        Ok(()) => state.store.remove_session(id),
-        Err(error) => {
-            tracing::error!(session = id.0, %error, "an ended session's files can't be removed; the next start does it");
-        }
+    if has_removed_files(shared, id) {
+        state.store.remove_session(id);
     }
+}
+
+/// The files go before the row does: files without a row would look like a new session's, and be applied again.
+fn has_removed_files(shared: &Shared, id: SessionId) -> bool {
+    let removed = shared.arena.remove_session(id);
+    removed
+        .inspect_err(|error| {
+            tracing::error!(session = id.0, %error, "an ended session's files can't be removed; the next start does it");
+        })
+        .is_ok()
 }

@@ -81,7 +81,7 @@ impl Pool {
             (blanks.take_used(), std::mem::take(&mut blanks.ended))
         };
         let were_any = !made.is_empty() || !ended.is_empty();
-        made.iter().for_each(|blank| remove(shared, blank));
+        made.iter().for_each(|blank| ended::remove(shared, blank.id));
         ended.iter().for_each(|ended| ended::remove(shared, ended.id));
         were_any
     }
@@ -147,15 +147,6 @@ enum Job {
     Forget(Vec<Blank>),
 }
 
-fn remove(shared: &Shared, blank: &Blank) {
-    if blank.only_for.is_some() {
-        ended::remove(shared, blank.id);
-    } else {
-        // What can't be removed now goes at the next start.
-        let _ = shared.arena.remove_session(blank.id);
-    }
-}
-
 /// Whether a log has more room than a new one.
 fn is_large(room: LogRoom) -> bool {
     room.allocated > sessions::LOG_BEGINNING
@@ -176,12 +167,12 @@ pub fn fill_thread(shared: &Shared) {
             },
             Job::MakeOf(ended) => {
                 let too_much = ended.clean(shared).and_then(|blank| pool.put_first(blank));
-                too_much.iter().for_each(|blank| remove(shared, blank));
+                too_much.iter().for_each(|blank| ended::remove(shared, blank.id));
             }
-            Job::Forget(made) => made.iter().for_each(|blank| remove(shared, blank)),
+            Job::Forget(made) => made.iter().for_each(|blank| ended::remove(shared, blank.id)),
         }
     }
     let made = std::mem::take(&mut pool.blanks.lock().made);
-    made.iter().for_each(|blank| remove(shared, blank));
+    made.iter().for_each(|blank| ended::remove(shared, blank.id));
     pool.give_up_kept(shared);
 }

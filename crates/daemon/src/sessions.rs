@@ -115,7 +115,12 @@ fn open(shared: &Shared, identity: Identity, ending: OwnedFd, beside: u64) -> Re
         ended::remove_with(shared, &mut state, id);
         return Err(refused);
     }
-    let Identity { process, uid, kind, label, .. } = session.identity.clone();
+    let Identity { process, uid, kind, label, .. } = &session.identity;
+    // A line for each program would fill the disk in time.
+    match kind {
+        SessionKind::Mount => tracing::info!(session = id.0, pid = process.pid, uid, %label, "mounted"),
+        SessionKind::Process => tracing::debug!(session = id.0, pid = process.pid, uid, %label, "session opened"),
+    }
     if state.store.has_quota_limits() {
         session.begin_quota_era(true);
     }
@@ -134,11 +139,6 @@ fn open(shared: &Shared, identity: Identity, ending: OwnedFd, beside: u64) -> Re
     let disturbed = state.note_sharing();
     drop(state);
     watch(shared, id, ending);
-    // A line for each program would fill the disk in time.
-    match kind {
-        SessionKind::Mount => tracing::info!(session = id.0, pid = process.pid, uid, %label, "mounted"),
-        SessionKind::Process => tracing::debug!(session = id.0, pid = process.pid, uid, %label, "session opened"),
-    }
     await_forgetting(shared, &disturbed);
     Ok(opened)
 }
@@ -483,13 +483,11 @@ pub fn end_thread(shared: &Shared, died: &Receiver<Vec<SessionId>>) {
     while let Ok(mut ids) = died.recv() {
         ids.extend(died.try_iter().flatten());
         // The number may be another process's by now.
-        let processes = |ids: &[SessionId]| {
+        let mut gone: Vec<_> = {
             let state = shared.lock();
-            ids.iter().filter_map(|id| Some((*id, state.sessions.get(id)?.identity.process))).collect::<Vec<_>>()
+            ids.iter().filter_map(|id| Some((*id, state.sessions.get(id)?.identity.process))).collect()
         };
-        let mut gone = processes(&ids);
         gone.retain(|(_, process)| process.open().is_none());
-        ids.retain(|id| gone.iter().any(|(other, _)| other == id));
         end_where(shared, &ids, |id, session| gone.contains(&(id, session.identity.process)));
     }
 }
