@@ -214,7 +214,8 @@ impl Pace {
     ) -> Self {
         let before = |session: &SessionStatus| {
             let sessions = earlier.map(|status| status.sessions.as_slice()).unwrap_or_default();
-            sessions.iter().find(|earlier| earlier.session == session.session)
+            // The number of one that has ended may be another's.
+            sessions.iter().find(|earlier| (earlier.session, earlier.pid) == (session.session, session.pid))
         };
         let mut sessions: Vec<_> = now
             .sessions

@@ -120,7 +120,8 @@ pub fn release_blocks(state: &mut State) {
     let released: Vec<_> =
         state.sessions.values().filter(|s| s.fenced.is_none()).map(|s| (s.id, s.control.released())).collect();
     for (id, position) in released {
-        state.store.release(id, position);
+        // What it says of positions to come would be taken for the word of whoever has its number next.
+        state.store.release(id, position.min(state.store.applied(id)));
     }
     state.store.release_all(OWN_SESSION);
 }

@@ -107,7 +107,9 @@ impl Ended {
         shared.arena.open_session_file(self.id, SessionFile::Mapped).is_err()
             && Arc::strong_count(&self.control) == 1
             && Arc::strong_count(&self.log) == 1
-            && [&*self.log_memory, self.control.memory()].into_iter().all(|memory| memory.is_alone().unwrap_or(false))
+            && [&*self.log_memory, self.control.memory(), &*self.page]
+                .into_iter()
+                .all(|memory| memory.is_alone().unwrap_or(false))
             && is_whole(&self.log_memory, self.log_room.bytes, self.log_room.allocated)
             && is_whole(self.control.memory(), CONTROL_BYTES, room)
     }

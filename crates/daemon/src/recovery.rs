@@ -42,7 +42,7 @@ pub fn recover(config: Config) -> Result<Shared, DaemonError> {
     let watcher = Watcher::new().map_err(system("cannot watch processes"))?;
     let mut state = State::new(store, Leasing::new(&config), Duration::from_millis(config.cache_ttl_ms))?;
     state.phase = Phase::Recovering;
-    let unfinished = take_up_sessions(&arena, &mut state)?;
+    let left = take_up_sessions(&arena, &mut state)?;
     let ids = state.live_ids();
     let bounds: Vec<(SessionId, LogPosition)> =
         ids.iter().filter_map(|&id| log_end(&mut state, id).map(|end| (id, end))).collect();
@@ -64,9 +64,29 @@ pub fn recover(config: Config) -> Result<Shared, DaemonError> {
     }
     let shared = Shared::new(config, arena, watcher, state);
     settle(&shared)?;
-    // Not before what depends on them is cut: where they are not known, it would be taken for good.
-    unfinished.into_iter().for_each(|id| ended::remove(&shared, id));
+    // Not before what depends on them is cut, and nobody's itself: where they are not known, it would be taken for good.
+    if !shared.lock().sessions.values().any(|session| session.is_cut) {
+        left.damaged.into_iter().try_for_each(|id| put_away(&shared.arena, id))?;
+        left.unfinished.into_iter().for_each(|id| ended::remove(&shared, id));
+    }
     Ok(shared)
+}
+
+/// Sessions whose files can't be taken up.
+#[derive(Default)]
+struct Left {
+    /// Nobody has them.
+    unfinished: Vec<SessionId>,
+    /// Their owner, or the medium, has made nonsense of them.
+    damaged: Vec<SessionId>,
+}
+
+/// Keeps damaged files for inspection, as far as they can be.
+fn put_away(arena: &Arena, id: SessionId) -> Result<(), DaemonError> {
+    digest::set_aside(arena, id).or_else(|error| {
+        tracing::warn!(session = id.0, %error, "not all of them could be set aside");
+        Ok(arena.remove_session(id)?)
+    })
 }
 
 /// Opens the arena. Somebody may just look whether it is in use, or be a SharedFS that is going; not where one serves.
@@ -83,10 +103,10 @@ fn open_arena(config: &Config) -> Result<Arena, ArenaError> {
     }
 }
 
-/// Takes up the sessions that have left files; those that nobody has are returned. On a disk somebody may have had them for all that, who made nothing
+/// Takes up the sessions that have left files, and returns the others. On a disk somebody may have had what is nobody's for all that, who made nothing
 /// of it last: what others have gone on from is lost then.
-fn take_up_sessions(arena: &Arena, state: &mut State) -> Result<Vec<SessionId>, DaemonError> {
-    let mut unfinished = Vec::new();
+fn take_up_sessions(arena: &Arena, state: &mut State) -> Result<Left, DaemonError> {
+    let mut left = Left::default();
     let files = arena.sessions()?;
     let rows = state.store.sessions();
     for (id, _) in &rows {
@@ -112,19 +132,16 @@ fn take_up_sessions(arena: &Arena, state: &mut State) -> Result<Vec<SessionId>, 
             }
             Err(SessionError::Unfinished) => {
                 state.lost.insert(id);
-                unfinished.push(id);
+                left.unfinished.push(id);
             }
             Err(error) => {
                 tracing::error!(session = id.0, %error, "a session's files are damaged; they are kept as sessions/fenced-*");
                 state.lost.insert(id);
-                if let Err(error) = digest::set_aside(arena, id) {
-                    tracing::warn!(session = id.0, %error, "not all of them could be set aside");
-                    arena.remove_session(id)?;
-                }
+                left.damaged.push(id);
             }
         }
     }
-    Ok(unfinished)
+    Ok(left)
 }
 
 /// The end of what a session's log holds now. Slots that a dead process has left half done are void.

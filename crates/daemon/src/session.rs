@@ -255,6 +255,8 @@ pub struct Session {
     pub is_connected: bool,
     /// Its process is gone or said goodbye: it goes as soon as all of it is committed.
     pub is_ending: bool,
+    /// It's ending, and its log is being applied in steps between which others have the lock.
+    pub is_settling: bool,
     /// What its log holds beyond what is applied depends on lost updates: no more of it is applied.
     pub is_cut: bool,
     /// Its files were set aside after it was fenced.
@@ -372,6 +374,7 @@ impl Session {
             moved: (tail, Instant::now()),
             is_connected: false,
             is_ending: false,
+            is_settling: false,
             is_cut: false,
             is_aside: false,
             fenced: None,
@@ -441,6 +444,15 @@ impl Session {
         page::set_granted(&*self.page, self.account.granted)?;
         self.control.give_credit(credit, kind);
         Ok(())
+    }
+
+    /// Makes its files nobody's, and that durable: no start takes them up any more.
+    ///
+    /// # Errors
+    /// [`SessionError`]; then a start may still take them up.
+    pub fn disown(&self) -> Result<(), SessionError> {
+        Identity::wipe(&*self.page)?;
+        Ok(self.page.sync_range(0, LEASE_TABLE_BYTES)?)
     }
 
     /// Takes back the credit that the session holds unused.

@@ -160,16 +160,19 @@ fn make(shared: &Shared, kind: SessionKind) -> Result<Blank, String> {
     // Making the files may take a while on a disk, so nobody waits for it.
     let bytes = shared.config.log_bytes_for(shared.arena.summary().size_bytes);
     let room = LogRoom { bytes, allocated: log_beginning(kind, bytes) };
-    let make = || Blank::make(&shared.arena, id, room);
-    // Where there is no room, some may be kept for programs to come.
-    let made = make().or_else(|error| if shared.pool.give_up_kept(shared) { make() } else { Err(error) });
-    let whole =
-        made.and_then(|blank| if kind == SessionKind::Mount { blank.make_whole().map(|()| blank) } else { Ok(blank) });
+    let made = with_room(shared, || Blank::make(&shared.arena, id, room));
+    let make_whole = |blank: &Blank| if kind == SessionKind::Mount { blank.make_whole() } else { Ok(()) };
+    let whole = made.and_then(|blank| with_room(shared, || make_whole(&blank)).map(|()| blank));
     whole.map_err(|error| {
         // What can't be removed now goes at the next start.
         let _ = shared.arena.remove_session(id);
         error.to_string()
     })
+}
+
+/// Makes something that takes room of the arena's file system. Where there is none, some may be kept for programs to come.
+pub fn with_room<T, E>(shared: &Shared, make: impl Fn() -> Result<T, E>) -> Result<T, E> {
+    make().or_else(|error| if shared.pool.give_up_kept(shared) { make() } else { Err(error) })
 }
 
 /// Waits until mounts that were alone have had their kernels forget names: a kernel keeps some only for a lone mount. One that cannot
@@ -279,11 +282,8 @@ fn welcome(shared: &Shared, state: &State, session: &Session, inodes: (InodeId, 
 fn log_allocated(session: &Session) -> u64 {
     let beginning = log_beginning(session.identity.kind, session.log_room.bytes);
     let (tail, ring_bytes) = (session.log.tail().0, session.log.capacity());
-    if tail >= ring_bytes {
-        return session.log_room.bytes;
-    }
     let before_ring = session.log_room.bytes - ring_bytes;
-    (before_ring + tail + LOG_BEGINNING).min(session.log_room.allocated).max(beginning)
+    (before_ring + tail.min(ring_bytes) + LOG_BEGINNING).min(session.log_room.allocated).max(beginning)
 }
 
 /// Gives a session's log room up to a byte.
@@ -300,13 +300,7 @@ pub fn log_space(shared: &Shared, id: SessionId, bytes: u64) -> Result<(), Errno
         return Ok(());
     }
     // It takes a while, so nobody waits for it.
-    let allocate = || ashlar_pmem::allocate(&log, before..bytes);
-    let is_full = |error: &io::Error| error.raw_os_error() == Some(libc::ENOSPC);
-    let allocated = allocate().or_else(|error| {
-        // Others keep room for programs to come.
-        if is_full(&error) && shared.pool.give_up_kept(shared) { allocate() } else { Err(error) }
-    });
-    allocated.map_err(|error| errno(&error))?;
+    with_room(shared, || ashlar_pmem::allocate(&log, before..bytes)).map_err(|error| errno(&error))?;
     if let Some(session) = shared.lock().sessions.get_mut(&id) {
         session.log_room.allocated = session.log_room.allocated.max(bytes);
     }
@@ -317,7 +311,7 @@ pub fn log_space(shared: &Shared, id: SessionId, bytes: u64) -> Result<(), Errno
 pub fn handle_space(shared: &Shared, id: SessionId) -> Result<(), Errno> {
     let control = Arc::clone(&shared.lock().live(id).ok_or(Errno::EIO)?.control);
     // It takes a while, so nobody waits for it.
-    Session::make_handle_room(&control).map_err(|error| errno(&error))
+    with_room(shared, || Session::make_handle_room(&control)).map_err(|error| errno(&error))
 }
 
 fn errno(error: &io::Error) -> Errno {
@@ -338,7 +332,10 @@ pub fn inode_range(shared: &Shared, id: SessionId) -> Result<(InodeId, u64), Err
     };
     if free(&state).ok_or(Errno::EIO)? <= LEASES_KEPT + FIRST_RANGE {
         let room = state.live(id).ok_or(Errno::EIO)?.lease_room;
-        crate::grant::make_lease_room(&mut state, id, room).map_err(|error| errno(&error))?;
+        if crate::grant::make_lease_room(&mut state, id, room).is_err() {
+            parking_lot::MutexGuard::unlocked(&mut state, || shared.pool.give_up_kept(shared));
+            crate::grant::make_lease_room(&mut state, id, room).map_err(|error| errno(&error))?;
+        }
     }
     let count = free(&state).ok_or(Errno::EIO)?.saturating_sub(LEASES_KEPT).clamp(1, RANGE);
     let range = state.store.allocate_inodes(count).map_err(|error| {
@@ -403,8 +400,11 @@ fn begin_end<'a>(
         match session.log.seal() {
             Ok((_, sealed)) => {
                 while !state.apply(id, sealed, Slice::Batch) {
+                    // Whoever commits meanwhile must not take it for done.
+                    note_settling(&mut state, id, true);
                     parking_lot::MutexGuard::bump(&mut state);
                 }
+                note_settling(&mut state, id, false);
             }
             Err(damaged) => state.fence(id, &crate::validate::Offence::Log(damaged.to_string())),
         }
@@ -426,17 +426,27 @@ fn begin_end<'a>(
     state
 }
 
+fn note_settling(state: &mut State, id: SessionId, is_settling: bool) {
+    if let Some(session) = state.sessions.get_mut(&id) {
+        session.is_settling = is_settling;
+    }
+}
+
 /// Forgets the ended sessions that are committed as a whole.
 pub fn remove_ended(shared: &Shared, state: &mut State) {
     crate::digest::set_fenced_aside(shared, state);
-    let mut ended: Vec<SessionId> = state
+    // Where what a log that was cut depends on is no longer known, a start would take it for committed: so first all of those are nobody's.
+    let mut cut = state.sessions.values().filter(|session| session.is_cut);
+    if let Err(error) = cut.try_for_each(Session::disown) {
+        tracing::error!(%error, "a log that was cut can't be given up: no ended session's files are removed until it can");
+        return;
+    }
+    let ended: Vec<SessionId> = state
         .sessions
         .values()
-        .filter(|s| s.is_ending && state.store.committed(s.id) >= state.store.applied(s.id))
+        .filter(|s| s.is_ending && !s.is_settling && state.store.committed(s.id) >= state.store.applied(s.id))
         .map(|s| s.id)
         .collect();
-    // First those that were cut: where what they depend on is no longer known, a start would take it for committed.
-    ended.sort_by_key(|id| !state.sessions.get(id).is_some_and(|session| session.is_cut));
     for id in ended {
         remove(shared, state, id);
     }
@@ -517,6 +527,32 @@ pub fn watch_thread(shared: &Shared, died: &Sender<Vec<SessionId>>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Whoever committed between two of the steps in which a long log is applied at its session's end took the session for done: the rest was lost.
+    #[test]
+    fn a_session_whose_log_is_being_applied_in_steps_stays() {
+        let place = tempfile::tempdir().expect("a directory");
+        let options = ashlar_pmem::ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false };
+        let arena = ashlar_pmem::Arena::create(place.path(), &options).expect("an arena");
+        ashlar_store::Store::format(&arena, ashlar_types::Timestamp::default()).expect("formatted");
+        drop(arena);
+        let shared = crate::recovery::recover(crate::Config::new(place.path())).expect("a sound arena");
+        let process = crate::identity::Process::find(std::process::id()).expect("this process");
+        let kind = SessionKind::Process;
+        let identity = Identity { process, uid: 0, gid: 0, groups: Vec::new(), kind, label: "test".into() };
+        let mut session = blank(&shared).expect("made").give(identity).expect("given");
+        let id = session.id;
+        session.is_ending = true;
+        let mut state = shared.lock();
+        state.store.set_session(id, session.log.generation(), LogPosition(0));
+        state.sessions.insert(id, session);
+        note_settling(&mut state, id, true);
+        remove_ended(&shared, &mut state);
+        assert!(state.sessions.contains_key(&id), "all that is applied of it is committed, and there is more");
+        note_settling(&mut state, id, false);
+        remove_ended(&shared, &mut state);
+        assert!(!state.sessions.contains_key(&id));
+    }
 
     /// How many sessions of a user find room beside others.
     fn fitting(user: u32, mut sessions: Vec<(u32, bool)>) -> usize {

@@ -620,6 +620,59 @@ fn what_a_lost_update_led_to_is_cut_off_after_a_power_loss() {
     );
 }
 
+/// A start that is cut after it has removed some of the sessions that others depend on.
+#[test]
+fn what_is_cut_off_after_a_power_loss_stays_so_whatever_is_removed_first() {
+    let mut site = Site::new(64 << 20);
+    let mut clients = [(); 3].map(|()| Client::open(&site.socket()));
+    let mut first_lost = None;
+    for (at, client) in clients.iter_mut().enumerate() {
+        let (_, dependencies) = client.acquire_with(&[(InodeId::ROOT, true)]).expect("granted");
+        for (session, position) in dependencies {
+            client.append(&Update::Depend { session, position });
+        }
+        let inode = client.inode();
+        let name = format!("file {at}");
+        let create = common::create(inode, InodeId::ROOT, name.as_bytes(), FileKind::Regular);
+        first_lost.get_or_insert(client.append(&Update::Create(create)).position);
+    }
+    site.kill();
+    let [one, _, three] = &clients;
+    let files_of = |client: &Client| {
+        let number = client.welcome.peer.session;
+        ["log", "leases", "control"].map(|kind| site.arena().join(format!("sessions/{number}.{kind}")))
+    };
+    let ring_at = one.welcome.log_bytes - one.log.capacity();
+    let first_lost = first_lost.expect("appended");
+    rustix::io::pwrite(&one.log_file, &[0; 64], ring_at + first_lost.0).expect("lost");
+    for client in &clients {
+        let [_, table, _] = files_of(client);
+        let table = std::fs::OpenOptions::new().write(true).open(table).expect("a lease table");
+        rustix::io::pwrite(&table, &[0; 16], 88).expect("another boot");
+    }
+    // The last one's files can't be removed: as if the machine stopped before.
+    let kept = files_of(three);
+    let mount = |command: &str, args: &[&std::path::Path]| {
+        std::process::Command::new(command).args(args).status().is_ok_and(|status| status.success())
+    };
+    if !kept.iter().all(|file| mount("mount", &["--bind".as_ref(), file, file])) {
+        println!("skipped: only root can keep files from being removed");
+        kept.iter().for_each(|file| _ = mount("umount", &[file]));
+        return;
+    }
+    site.start();
+    site.kill();
+    assert!(kept.iter().all(|file| mount("umount", &[file])));
+    let number = clients.each_ref().map(|client| client.welcome.peer.session);
+    assert_eq!(number.map(|session| site.has_files_of(session)), [false, false, true]);
+    site.start();
+    let mut client = Client::open(&site.socket());
+    let root = client.acquire(&[(InodeId::ROOT, false)]).expect("granted");
+    assert_eq!(root[0].state.attributes.entries, 0, "{:?}", root[0].state.entries);
+    site.check();
+    assert!(!site.has_files_of(number[2]));
+}
+
 #[test]
 fn a_mounts_kernel_forgets_before_others_change_what_it_knows() {
     use std::io::Read;
