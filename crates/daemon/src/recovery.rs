@@ -64,11 +64,8 @@ pub fn recover(config: Config) -> Result<Shared, DaemonError> {
     }
     let shared = Shared::new(config, arena, watcher, state);
     settle(&shared)?;
-    // Not before what depends on them is cut, and nobody's itself: where they are not known, it would be taken for good.
-    if !shared.lock().sessions.values().any(|session| session.is_cut) {
-        left.damaged.into_iter().try_for_each(|id| put_away(&shared.arena, id))?;
-        left.unfinished.into_iter().for_each(|id| ended::remove(&shared, id));
-    }
+    left.damaged.into_iter().try_for_each(|id| put_away(&shared.arena, id))?;
+    left.unfinished.into_iter().for_each(|id| ended::remove(&shared, id));
     Ok(shared)
 }
 
@@ -238,9 +235,17 @@ fn restore_leases(state: &mut State) {
     leasing.restore(store, sessions.values().filter(|s| s.fenced.is_none() && s.is_whole));
 }
 
+/// Makes the logs that were cut nobody's. Only then may what they depend on go: a start that knows nothing of that would take it for met.
+fn disown_cut(state: &State) -> Result<(), DaemonError> {
+    let mut cut = state.sessions.values().filter(|session| session.is_cut);
+    let what = "a log that depends on lost updates can't be given up";
+    cut.try_for_each(Session::disown).map_err(|error| DaemonError::System { what, error })
+}
+
 /// Lets the living go on, and forgets the dead.
 fn settle(shared: &Shared) -> Result<(), DaemonError> {
     let mut state = shared.lock();
+    disown_cut(&state)?;
     let (mut dead, mut running) = (0, Vec::new());
     for id in state.sessions.keys().copied().collect::<Vec<_>>() {
         let Some(session) = state.sessions.get_mut(&id) else { continue };

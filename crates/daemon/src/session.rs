@@ -255,8 +255,8 @@ pub struct Session {
     pub is_connected: bool,
     /// Its process is gone or said goodbye: it goes as soon as all of it is committed.
     pub is_ending: bool,
-    /// It's ending, and its log is being applied in steps between which others have the lock.
-    pub is_settling: bool,
+    /// Threads that apply the last of its log, in steps between which others have the lock.
+    pub enders: u32,
     /// What its log holds beyond what is applied depends on lost updates: no more of it is applied.
     pub is_cut: bool,
     /// Its files were set aside after it was fenced.
@@ -374,7 +374,7 @@ impl Session {
             moved: (tail, Instant::now()),
             is_connected: false,
             is_ending: false,
-            is_settling: false,
+            enders: 0,
             is_cut: false,
             is_aside: false,
             fenced: None,
@@ -449,10 +449,10 @@ impl Session {
     /// Makes its files nobody's, and that durable: no start takes them up any more.
     ///
     /// # Errors
-    /// [`SessionError`]; then a start may still take them up.
-    pub fn disown(&self) -> Result<(), SessionError> {
-        Identity::wipe(&*self.page)?;
-        Ok(self.page.sync_range(0, LEASE_TABLE_BYTES)?)
+    /// Those of the medium; then a start may still take them up.
+    pub fn disown(&self) -> io::Result<()> {
+        Identity::wipe(&*self.page).map_err(io::Error::other)?;
+        self.page.sync_range(0, LEASE_TABLE_BYTES)
     }
 
     /// Takes back the credit that the session holds unused.

@@ -332,9 +332,9 @@ pub fn inode_range(shared: &Shared, id: SessionId) -> Result<(InodeId, u64), Err
     };
     if free(&state).ok_or(Errno::EIO)? <= LEASES_KEPT + FIRST_RANGE {
         let room = state.live(id).ok_or(Errno::EIO)?.lease_room;
-        if crate::grant::make_lease_room(&mut state, id, room).is_err() {
-            parking_lot::MutexGuard::unlocked(&mut state, || shared.pool.give_up_kept(shared));
-            crate::grant::make_lease_room(&mut state, id, room).map_err(|error| errno(&error))?;
+        if let Err(error) = crate::grant::make_lease_room(&mut state, id, room) {
+            drop(state);
+            return if shared.pool.give_up_kept(shared) { inode_range(shared, id) } else { Err(errno(&error)) };
         }
     }
     let count = free(&state).ok_or(Errno::EIO)?.saturating_sub(LEASES_KEPT).clamp(1, RANGE);
@@ -399,12 +399,12 @@ fn begin_end<'a>(
         // Sealing voids what a thread that is no more had begun to append.
         match session.log.seal() {
             Ok((_, sealed)) => {
+                // Whoever commits between two steps must not take it for done.
+                state.sessions.entry(id).and_modify(|session| session.enders += 1);
                 while !state.apply(id, sealed, Slice::Batch) {
-                    // Whoever commits meanwhile must not take it for done.
-                    note_settling(&mut state, id, true);
                     parking_lot::MutexGuard::bump(&mut state);
                 }
-                note_settling(&mut state, id, false);
+                state.sessions.entry(id).and_modify(|session| session.enders = session.enders.saturating_sub(1));
             }
             Err(damaged) => state.fence(id, &crate::validate::Offence::Log(damaged.to_string())),
         }
@@ -426,25 +426,13 @@ fn begin_end<'a>(
     state
 }
 
-fn note_settling(state: &mut State, id: SessionId, is_settling: bool) {
-    if let Some(session) = state.sessions.get_mut(&id) {
-        session.is_settling = is_settling;
-    }
-}
-
 /// Forgets the ended sessions that are committed as a whole.
 pub fn remove_ended(shared: &Shared, state: &mut State) {
     crate::digest::set_fenced_aside(shared, state);
-    // Where what a log that was cut depends on is no longer known, a start would take it for committed: so first all of those are nobody's.
-    let mut cut = state.sessions.values().filter(|session| session.is_cut);
-    if let Err(error) = cut.try_for_each(Session::disown) {
-        tracing::error!(%error, "a log that was cut can't be given up: no ended session's files are removed until it can");
-        return;
-    }
     let ended: Vec<SessionId> = state
         .sessions
         .values()
-        .filter(|s| s.is_ending && !s.is_settling && state.store.committed(s.id) >= state.store.applied(s.id))
+        .filter(|s| s.is_ending && s.enders == 0 && state.store.committed(s.id) >= state.store.applied(s.id))
         .map(|s| s.id)
         .collect();
     for id in ended {
@@ -542,14 +530,13 @@ mod tests {
         let identity = Identity { process, uid: 0, gid: 0, groups: Vec::new(), kind, label: "test".into() };
         let mut session = blank(&shared).expect("made").give(identity).expect("given");
         let id = session.id;
-        session.is_ending = true;
+        (session.is_ending, session.enders) = (true, 1);
         let mut state = shared.lock();
         state.store.set_session(id, session.log.generation(), LogPosition(0));
         state.sessions.insert(id, session);
-        note_settling(&mut state, id, true);
         remove_ended(&shared, &mut state);
         assert!(state.sessions.contains_key(&id), "all that is applied of it is committed, and there is more");
-        note_settling(&mut state, id, false);
+        state.sessions.entry(id).and_modify(|session| session.enders = 0);
         remove_ended(&shared, &mut state);
         assert!(!state.sessions.contains_key(&id));
     }
