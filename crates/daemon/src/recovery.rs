@@ -64,6 +64,7 @@ pub fn recover(config: Config) -> Result<Shared, DaemonError> {
     }
     let shared = Shared::new(config, arena, watcher, state);
     settle(&shared)?;
+    // Not before what depends on them is given up.
     left.damaged.into_iter().try_for_each(|id| put_away(&shared.arena, id))?;
     left.unfinished.into_iter().for_each(|id| ended::remove(&shared, id));
     Ok(shared)

@@ -255,7 +255,7 @@ pub struct Session {
     pub is_connected: bool,
     /// Its process is gone or said goodbye: it goes as soon as all of it is committed.
     pub is_ending: bool,
-    /// Threads that apply the last of its log, in steps between which others have the lock.
+    /// Threads that apply the last of its log, in steps between which others have the lock. It doesn't go while there are any.
     pub enders: u32,
     /// What its log holds beyond what is applied depends on lost updates: no more of it is applied.
     pub is_cut: bool,

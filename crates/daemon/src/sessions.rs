@@ -170,8 +170,8 @@ fn make(shared: &Shared, kind: SessionKind) -> Result<Blank, String> {
     })
 }
 
-/// Makes something that takes room of the arena's file system. Where there is none, some may be kept for programs to come.
-pub fn with_room<T, E>(shared: &Shared, make: impl Fn() -> Result<T, E>) -> Result<T, E> {
+/// Makes something that takes room of the arena's file system. Where that fails, there may be none but what is kept for programs to come.
+fn with_room<T, E>(shared: &Shared, make: impl Fn() -> Result<T, E>) -> Result<T, E> {
     make().or_else(|error| if shared.pool.give_up_kept(shared) { make() } else { Err(error) })
 }
 
@@ -383,34 +383,25 @@ fn begin_end<'a>(
     is_meant: impl Fn(SessionId, &Session) -> bool,
 ) -> parking_lot::MutexGuard<'a, State> {
     let mut state = shared.lock();
-    let is_there = |state: &State, id| state.sessions.get(&id).is_some_and(|session| is_meant(id, session));
     for &id in ids {
-        if !is_there(&state, id) {
-            continue;
-        }
-        if let Some(session) = state.sessions.get_mut(&id) {
-            session.is_ending = true;
-            if let Some(notifier) = session.notifier.take() {
-                notifier.end(false);
-            }
+        let Some(session) = state.sessions.get_mut(&id).filter(|session| is_meant(id, session)) else { continue };
+        session.is_ending = true;
+        if let Some(notifier) = session.notifier.take() {
+            notifier.end(false);
         }
         state.store.unmap_blocks(id, None);
         let Some(session) = state.live(id) else { continue };
         // Sealing voids what a thread that is no more had begun to append.
         match session.log.seal() {
             Ok((_, sealed)) => {
-                // Whoever commits between two steps must not take it for done.
+                // The lock is free between two steps: whoever commits then must not take it for done.
                 state.sessions.entry(id).and_modify(|session| session.enders += 1);
                 while !state.apply(id, sealed, Slice::Batch) {
                     parking_lot::MutexGuard::bump(&mut state);
                 }
-                state.sessions.entry(id).and_modify(|session| session.enders = session.enders.saturating_sub(1));
+                state.sessions.entry(id).and_modify(|session| session.enders -= 1);
             }
             Err(damaged) => state.fence(id, &crate::validate::Offence::Log(damaged.to_string())),
-        }
-        // The lock was free between two batches.
-        if !is_there(&state, id) {
-            continue;
         }
         if let Some(session) = state.sessions.get_mut(&id) {
             session.outstanding.clear();

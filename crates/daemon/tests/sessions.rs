@@ -160,7 +160,9 @@ fn what_a_dead_session_logged_is_digested_whether_or_not_the_daemon_lives() {
         let grants = client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
         assert_eq!(grants[0].state.attributes.entries, 20);
         // What is left of it becomes nobody's when its process is gone.
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
         while site.status().sessions.len() > 1 || site.left().owned != 1 {
+            assert!(std::time::Instant::now() < deadline, "there are {:?}", site.left());
             std::thread::sleep(std::time::Duration::from_millis(2));
         }
         site.check();
@@ -601,11 +603,7 @@ fn what_a_lost_update_led_to_is_cut_off_after_a_power_loss() {
     // The machine goes down, and the first session's last page was never written.
     let ring_at = one.welcome.log_bytes - one.log.capacity();
     rustix::io::pwrite(&one.log_file, &[0; 64], ring_at + lost.position.0).expect("lost");
-    for client in [&one, &two] {
-        let table = site.arena().join(format!("sessions/{}.leases", client.welcome.peer.session));
-        let table = std::fs::OpenOptions::new().write(true).open(table).expect("a lease table");
-        rustix::io::pwrite(&table, &[0; 16], 88).expect("another boot");
-    }
+    [&one, &two].into_iter().for_each(|client| site.age(client.welcome.peer.session));
     site.start();
     let mut client = Client::open(&site.socket());
     let root = client.acquire(&[(InodeId::ROOT, false)]).expect("granted");
@@ -637,40 +635,32 @@ fn what_is_cut_off_after_a_power_loss_stays_so_whatever_is_removed_first() {
         first_lost.get_or_insert(client.append(&Update::Create(create)).position);
     }
     site.kill();
-    let [one, _, three] = &clients;
-    let files_of = |client: &Client| {
-        let number = client.welcome.peer.session;
-        ["log", "leases", "control"].map(|kind| site.arena().join(format!("sessions/{number}.{kind}")))
-    };
+    let one = &clients[0];
     let ring_at = one.welcome.log_bytes - one.log.capacity();
     let first_lost = first_lost.expect("appended");
     rustix::io::pwrite(&one.log_file, &[0; 64], ring_at + first_lost.0).expect("lost");
-    for client in &clients {
-        let [_, table, _] = files_of(client);
-        let table = std::fs::OpenOptions::new().write(true).open(table).expect("a lease table");
-        rustix::io::pwrite(&table, &[0; 16], 88).expect("another boot");
-    }
+    let numbers = clients.each_ref().map(|client| client.welcome.peer.session);
+    numbers.into_iter().for_each(|number| site.age(number));
     // The last one's files can't be removed: as if the machine stopped before.
-    let kept = files_of(three);
-    let mount = |command: &str, args: &[&std::path::Path]| {
+    let kept = ["log", "leases", "control"].map(|kind| site.arena().join(format!("sessions/{}.{kind}", numbers[2])));
+    let succeeds = |command: &str, args: &[&std::path::Path]| {
         std::process::Command::new(command).args(args).status().is_ok_and(|status| status.success())
     };
-    if !kept.iter().all(|file| mount("mount", &["--bind".as_ref(), file, file])) {
+    if !kept.iter().all(|file| succeeds("mount", &["--bind".as_ref(), file, file])) {
         println!("skipped: only root can keep files from being removed");
-        kept.iter().for_each(|file| _ = mount("umount", &[file]));
+        kept.iter().for_each(|file| _ = succeeds("umount", &[file]));
         return;
     }
     site.start();
     site.kill();
-    assert!(kept.iter().all(|file| mount("umount", &[file])));
-    let number = clients.each_ref().map(|client| client.welcome.peer.session);
-    assert_eq!(number.map(|session| site.has_files_of(session)), [false, false, true]);
+    assert!(kept.iter().all(|file| succeeds("umount", &[file])));
+    assert_eq!(numbers.map(|session| site.has_files_of(session)), [false, false, true]);
     site.start();
     let mut client = Client::open(&site.socket());
     let root = client.acquire(&[(InodeId::ROOT, false)]).expect("granted");
     assert_eq!(root[0].state.attributes.entries, 0, "{:?}", root[0].state.entries);
     site.check();
-    assert!(!site.has_files_of(number[2]));
+    assert!(!site.has_files_of(numbers[2]));
 }
 
 #[test]

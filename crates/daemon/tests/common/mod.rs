@@ -158,6 +158,13 @@ impl Site {
         self.arena().join(format!("sessions/{session}.log")).exists()
     }
 
+    /// Has a session's files be of an earlier boot, as after a power loss.
+    pub fn age(&self, session: ashlar_types::SessionId) {
+        let table = self.arena().join(format!("sessions/{session}.leases"));
+        let table = std::fs::File::options().write(true).open(table).expect("a lease table");
+        rustix::io::pwrite(&table, &[0; 16], 88).expect("another boot");
+    }
+
     /// Waits until what a session has left can be another's.
     pub fn await_blank_of(&self, session: ashlar_types::SessionId) {
         let deadline = Instant::now() + Duration::from_secs(20);
