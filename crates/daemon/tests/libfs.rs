@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ashlar_libfs::{Allocation, Change, Last, LibFs, OpenInode, Purpose, RenameFlags, Seek, WriteAt, XattrFlags};
 use ashlar_tests::random::Random;
-use ashlar_types::{Access, BLOCK_BYTES, Credentials, Errno, FILE_SIZE_MAX, FileKind, InodeId};
+use ashlar_types::{Access, BLOCK_BYTES, Credentials, Errno, FILE_SIZE_MAX, FileKind, InodeId, SessionId};
 use common::Site;
 use common::libfs::{Alone, ROOT, connect, make, user};
 
@@ -367,4 +367,46 @@ fn a_session_gets_room_for_more_handles_and_leases_than_it_begins_with() {
     one.end();
     other.end();
     assert_eq!(site.check()["sessions_fenced"], 0);
+}
+
+/// Bytes of a session's log, as this process has it mapped, that are there without a fault.
+fn mapped_bytes_of_log(site: &Site, session: SessionId) -> u64 {
+    let log = site.arena().join(format!("sessions/{session}.log"));
+    let maps = std::fs::read_to_string("/proc/self/smaps").expect("read");
+    let of_log = maps.lines().skip_while(|line| !line.ends_with(log.to_str().expect("text")));
+    let resident = of_log.filter_map(|line| line.strip_prefix("Rss:")).next().expect("a log is mapped");
+    resident.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
+}
+
+/// Who goes on in the log of sessions that have ended has its pages mapped in steps, as in a new one: also where the log has gone round.
+#[test]
+fn a_log_that_was_anothers_is_mapped_in_steps_too() {
+    const WRITES: u64 = 1000;
+    let site = Site::new(128 << 20);
+    let mut numbers = std::collections::BTreeSet::new();
+    let (mut logged, mut ring) = (0, 0);
+    while logged <= 2 * ring {
+        let fs = connect(&site);
+        let sessions = site.status().sessions;
+        let [session] = &sessions[..] else { panic!("{sessions:?}") };
+        ring = session.log_bytes;
+        numbers.insert(session.session);
+        let file = fs.make_open(&ROOT, InodeId::ROOT, b"file", &make(FileKind::Regular)).expect("made").id;
+        for number in 0..WRITES {
+            fs.write(&ROOT, file, WriteAt::Offset(number % 64 * BLOCK_BYTES), &[number as u8; 4096], false)
+                .expect("written");
+        }
+        let (mapped, written) = (mapped_bytes_of_log(&site, session.session), WRITES * BLOCK_BYTES);
+        assert!(
+            mapped > written + written / 2,
+            "{mapped} bytes are mapped, after {logged} of {ring} before this session"
+        );
+        logged += written;
+        fs.close(file);
+        fs.unlink(&ROOT, InodeId::ROOT, b"file").expect("removed");
+        fs.end();
+        drop(fs);
+        site.await_blank_of(session.session);
+    }
+    assert_eq!(numbers.len(), 1, "{numbers:?}");
 }

@@ -85,10 +85,10 @@ pub(crate) enum Stop {
     Sealed,
     /// The log is full.
     Full,
-    /// The log's file must get room up to a byte.
-    Unallocated {
+    /// The log must be made ready up to a position.
+    Unready {
         /// Which one.
-        needed: u64,
+        upto: LogPosition,
     },
     /// The table of open handles must get room.
     Handles,
@@ -328,7 +328,7 @@ impl LibFs {
             Stop::Errno(errno) => Err(errno),
             Stop::Sealed | Stop::Changed => Ok(()),
             Stop::Full => self.make_room(),
-            Stop::Unallocated { needed } => self.allocate_log(needed),
+            Stop::Unready { upto } => self.make_ready(upto),
             Stop::Handles => self.call(&Request::HandleSpace).map(drop),
             Stop::Credit { want, replaces } => self.ask_credit(want, replaces),
             Stop::Quota(wants) => self.ask_quota(wants),

@@ -82,6 +82,7 @@ use mapped::MappingNumbers;
 use node::NodeTable;
 use paths::Detours;
 use quota::Purses;
+use record::LOG_STEP_LEAST;
 use record_locks::RecordLocks;
 use segments::{Segment, Segments};
 
@@ -152,8 +153,10 @@ pub struct LibFs {
     cache_ttl_ms: u64,
     descriptors_from: i32,
     sync_needed: bool,
-    /// Bytes of the log's file that had room at first. Before them may be what others have logged.
-    log_began: u64,
+    /// Where this session's part of the log begins: others may have logged before.
+    log_began: LogPosition,
+    /// Bytes of the log's file that have room.
+    log_room: AtomicU64,
     /// A loss of power would leave what says whose session it is.
     is_known_to_last: AtomicBool,
     medium: Medium,
@@ -186,9 +189,12 @@ impl LibFs {
         };
         let volatile = Medium::MEMORY;
         let log = Log::open(map(log, welcome.log_bytes, MappingAccess::ReadWrite, medium)?).map_err(|e| memory(&e))?;
-        log.set_allocated(welcome.log_allocated);
-        if welcome.log_allocated < welcome.log_bytes {
+        let log_began = log.tail();
+        if options.kind != SessionKind::Mount {
             // Who writes no more than the beginning of it ends soon.
+            let room = welcome.log_allocated.saturating_sub(log.bytes_upto(log_began));
+            let has_all = log.bytes_upto(log_began.plus(LOG_STEP_LEAST)) <= welcome.log_allocated;
+            log.set_ready(log_began.plus(if has_all { LOG_STEP_LEAST } else { room }));
             log.memory().set_read_ahead(false);
         }
         let table = |file: &OwnedFd, bytes: u64, access: MappingAccess| {
@@ -229,7 +235,8 @@ impl LibFs {
             cache_ttl_ms: welcome.cache_ttl_ms,
             descriptors_from: options.descriptors_from,
             sync_needed: welcome.sync_needed,
-            log_began: welcome.log_allocated,
+            log_began,
+            log_room: AtomicU64::new(welcome.log_allocated),
             is_known_to_last: AtomicBool::new(false),
             medium,
             poisoned: AtomicBool::new(false),

@@ -18,10 +18,10 @@ use crate::node::{Change, NodeState, WriteGuard};
 
 /// The part of the log that may fill with records whose commit was not noticed yet, as a divisor of its length.
 const TIDY_PART: u64 = 8;
-/// The most by which a young log grows at once: its pages are cleared meanwhile, which takes about a millisecond.
+/// The most of a log that is made ready at once: pages are cleared meanwhile, which takes about a millisecond.
 const LOG_STEP_BYTES: u64 = 4 << 20;
-/// By how much it grows first.
-const LOG_STEP_LEAST: u64 = 64 << 10;
+/// How much is made ready first.
+pub(crate) const LOG_STEP_LEAST: u64 = 64 << 10;
 
 impl Locked<'_> {
     /// Logs an update and does to the locked nodes what it says. Every check must have been made: from here on the
@@ -46,7 +46,7 @@ impl Locked<'_> {
                 return Err(match error {
                     AppendError::Sealed => Stop::Sealed,
                     AppendError::Full { .. } => Stop::Full,
-                    AppendError::Unallocated { needed } => Stop::Unallocated { needed },
+                    AppendError::Unready { upto } => Stop::Unready { upto },
                     AppendError::TooLong => Stop::Errno(Errno::EFBIG),
                     _ => Stop::Errno(Errno::EIO),
                 });
@@ -132,7 +132,7 @@ impl LibFs {
                 Ok(_) => return Ok(()),
                 Err(AppendError::Sealed) => {}
                 Err(AppendError::Full { .. }) => self.make_room()?,
-                Err(AppendError::Unallocated { needed }) => self.allocate_log(needed)?,
+                Err(AppendError::Unready { upto }) => self.make_ready(upto)?,
                 Err(_) => return Err(Errno::EIO),
             }
         }
@@ -154,28 +154,41 @@ impl LibFs {
         Ok(())
     }
 
-    /// Has the log's file get room up to a byte, and more, so that a session that goes on logging asks seldom.
+    /// Gets the log ready up to a position, and further, so that a session that goes on logging seldom needs to: its file has room there, and the
+    /// pages are mapped.
     ///
     /// # Errors
     /// `ENOSPC` where the file system that the arena is on is full.
-    pub(crate) fn allocate_log(&self, needed: u64) -> Outcome<()> {
-        let before = self.log.allocated();
-        if needed <= before {
+    pub(crate) fn make_ready(&self, upto: LogPosition) -> Outcome<()> {
+        let before = self.log.ready();
+        if upto <= before {
             return Ok(());
         }
-        let step = (before - self.log_began + LOG_STEP_LEAST).min(LOG_STEP_BYTES);
-        let ahead = (before + step).min(self.log.memory().len());
-        let bytes = match self.call(&Request::LogSpace { bytes: needed.max(ahead) }) {
-            Err(Errno::ENOSPC) if ahead > needed => {
-                self.call(&Request::LogSpace { bytes: needed })?;
-                needed
-            }
-            reply => reply.map(|_| needed.max(ahead))?,
-        };
+        let step = (before.0 - self.log_began.0 + LOG_STEP_LEAST).min(LOG_STEP_BYTES);
+        let mut ready = upto.max(before.plus(step));
+        let (least, bytes) = (self.log.bytes_upto(upto), self.log.bytes_upto(ready));
+        if bytes > self.log_room.load(Ordering::Relaxed) {
+            let bytes = match self.call(&Request::LogSpace { bytes }) {
+                Err(Errno::ENOSPC) if bytes > least => {
+                    self.call(&Request::LogSpace { bytes: least })?;
+                    ready = upto;
+                    least
+                }
+                reply => reply.map(|_| bytes)?,
+            };
+            self.log_room.fetch_max(bytes, Ordering::Relaxed);
+        }
         // One that uses more than the beginning will use this too.
         self.log.memory().set_read_ahead(true);
-        self.log.memory().prepare(before, bytes - before);
-        self.log.note_allocated(bytes);
+        let first = self.log.ring_offset(before);
+        let (length, behind) = (ready.0 - before.0, self.log.memory().len() - first);
+        self.log.memory().prepare(first, length.min(behind));
+        if length > behind {
+            self.log.memory().prepare(self.log.ring_offset(LogPosition(0)), length - behind);
+        }
+        // Once round, all of it is.
+        let is_all = ready.0 - self.log_began.0 >= self.log.capacity();
+        self.log.note_ready(if is_all { LogPosition(u64::MAX) } else { ready });
         Ok(())
     }
 
@@ -268,10 +281,18 @@ impl LockedTree<'_> {
 
     fn change_entry(&mut self, parent: InodeId, name: &[u8], entry: Option<Entry>) -> Result<(), Misfit> {
         let (cookie, position) = (self.fs.cookie(name), self.position);
-        let name = Name::new(name).map_err(|_| Misfit::Invalid(Invalid::BadName))?;
         let fs = self.fs;
         let guard = self.guard(parent)?;
-        if guard.children.set(cookie, name.clone(), entry) {
+        // A name that goes is kept in memory already.
+        let gone = if entry.is_none() { guard.children.remove(cookie, name) } else { None };
+        let (name, is_detour) = match gone {
+            Some(name) => (name, true),
+            None => {
+                let name = Name::new(name).map_err(|_| Misfit::Invalid(Invalid::BadName))?;
+                (name.clone(), guard.children.set(cookie, name, entry))
+            }
+        };
+        if is_detour {
             fs.detours.note(parent);
         }
         guard.note(position, Change::Entry(name, entry));

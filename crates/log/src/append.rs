@@ -6,7 +6,7 @@ use ashlar_pmem::{Crc32c, Persistent};
 use ashlar_types::{LogPosition, SealCount};
 
 use crate::chunk::Chunk;
-use crate::layout::{HEAD_AT, RING_AT};
+use crate::layout::HEAD_AT;
 use crate::pins::Pin;
 use crate::record::{
     HEADER_BYTES, POSITION_MAX, PREFIX_BYTES, PREFIX_CRC_AT, PREFIX_OWN_AT, UNIT_BYTES, Verdict, place, units_for,
@@ -124,16 +124,14 @@ impl<M: Persistent> Log<M> {
                 return Err(AppendError::Damaged);
             }
             let missing = self.missing(end, pin)?;
-            // On the first lap, and on the second what the first one skipped at the ring's end.
-            let written = end.0.min(self.header.capacity);
-            let is_unallocated = written > self.allocated.load(Ordering::Acquire);
-            if missing > 0 || is_unallocated {
+            let is_unready = end.0 > self.ready.load(Ordering::Acquire);
+            if missing > 0 || is_unready {
                 // A start that was read too late may be too large; it counts only if the tail did not move.
                 if self.load_tail()? != tail {
                     continue;
                 }
-                return Err(if is_unallocated {
-                    AppendError::Unallocated { needed: RING_AT + written }
+                return Err(if is_unready {
+                    AppendError::Unready { upto: end }
                 } else {
                     AppendError::Full { needed: missing }
                 });

@@ -18,11 +18,11 @@ pub enum AppendError {
         /// Bytes that must become free before the record fits; 0 where only a free place for one more appender is missing.
         needed: u64,
     },
-    /// The file behind the log has no room yet where the record would stand.
-    #[error("the log's file must be allocated up to byte {needed}")]
-    Unallocated {
-        /// Bytes of the memory, from its beginning, that must be allocated.
-        needed: u64,
+    /// Where the record would stand the log is not ready to be written to ([`crate::Log::note_ready`]).
+    #[error("the log is not ready up to {upto}")]
+    Unready {
+        /// Up to where it must be.
+        upto: LogPosition,
     },
     /// No log of this size can ever hold such a record.
     #[error("a record of this length does not fit this log")]

@@ -64,8 +64,8 @@ pub struct Log<M> {
     released: AtomicU64,
     /// Space up to this position is known to be free for reuse.
     reusable: AtomicU64,
-    /// Bytes of the ring, from its beginning, that may be written: a young log's file has no more yet.
-    allocated: AtomicU64,
+    /// Appends go no further than this position until it's said that they may: what lies behind may have no room in the file yet.
+    ready: AtomicU64,
     /// Held by SharedFS while it settles slots or moves the head, so that it never writes a mark into reused space.
     daemon_lock: Mutex<()>,
     #[cfg(test)]
@@ -150,7 +150,7 @@ impl<M: Persistent> Log<M> {
             settled: AtomicU32::new(0),
             released: AtomicU64::new(head.0),
             reusable: AtomicU64::new(head.0),
-            allocated: AtomicU64::new(header.capacity),
+            ready: AtomicU64::new(u64::MAX),
             daemon_lock: Mutex::new(()),
             #[cfg(test)]
             bug: Bug::None,
@@ -181,21 +181,26 @@ impl<M: Persistent> Log<M> {
         (self.header.capacity / 4).min(UNITS_MAX * UNIT_BYTES) / UNIT_BYTES * UNIT_BYTES - HEADER_BYTES
     }
 
-    /// Says that only the first `bytes` of the memory may be written to: the file behind it has no more yet. Before the first append.
-    pub fn set_allocated(&self, bytes: u64) {
-        self.allocated.store(bytes.saturating_sub(RING_AT).min(self.header.capacity), Ordering::Release);
+    /// Says that appends go up to a position only: what lies behind is to be made ready first. Before the first append.
+    pub fn set_ready(&self, upto: LogPosition) {
+        self.ready.store(upto.0, Ordering::Release);
     }
 
-    /// Says that the first `bytes` of the memory may be written to by now.
-    pub fn note_allocated(&self, bytes: u64) {
-        let ring_bytes = bytes.saturating_sub(RING_AT).min(self.header.capacity);
-        self.allocated.fetch_max(ring_bytes, Ordering::AcqRel);
+    /// Says that appends may go up to a position by now.
+    pub fn note_ready(&self, upto: LogPosition) {
+        self.ready.fetch_max(upto.0, Ordering::AcqRel);
     }
 
-    /// Bytes of the memory that may be written to.
+    /// The position up to which appends may go.
     #[must_use]
-    pub fn allocated(&self) -> u64 {
-        RING_AT + self.allocated.load(Ordering::Acquire)
+    pub fn ready(&self) -> LogPosition {
+        LogPosition(self.ready.load(Ordering::Acquire))
+    }
+
+    /// Bytes of the memory, from its beginning, that are written to by who appends up to a position for the first time.
+    #[must_use]
+    pub fn bytes_upto(&self, upto: LogPosition) -> u64 {
+        RING_AT + upto.0.min(self.header.capacity)
     }
 
     /// The position up to which SharedFS has committed, as it last said. 0 where the memory is gone.

@@ -325,8 +325,10 @@ impl<M: Persistent> Log<M> {
         Ok(())
     }
 
+    /// Where in the memory the byte at a position lies.
+    #[must_use]
     #[inline]
-    pub(crate) fn ring_offset(&self, position: LogPosition) -> u64 {
+    pub fn ring_offset(&self, position: LogPosition) -> u64 {
         RING_AT + position.0 % self.header.capacity
     }
 

@@ -219,24 +219,26 @@ fn cost_of_an_append() {
 }
 
 #[test]
-fn nothing_is_written_where_the_file_has_no_room_yet() {
+fn nothing_is_written_where_the_log_is_not_ready() {
     let log = log(1024);
-    log.set_allocated(RING_AT + 500);
+    log.set_ready(LogPosition(500));
     let append = || log.append(log.seal_count(), 1, &[&[1; 176]]);
     assert_eq!(append().unwrap().end, LogPosition(200));
     assert_eq!(append().unwrap().end, LogPosition(400));
     let tail = log.tail();
-    assert_eq!(append(), Err(AppendError::Unallocated { needed: RING_AT + 600 }));
+    assert_eq!(append(), Err(AppendError::Unready { upto: LogPosition(600) }));
     assert_eq!(log.tail(), tail, "nothing was taken");
-    log.note_allocated(RING_AT + 900);
-    log.note_allocated(RING_AT + 600);
+    log.note_ready(LogPosition(900));
+    log.note_ready(LogPosition(600));
     assert_eq!(append().unwrap().end, LogPosition(600));
     assert_eq!(append().unwrap().end, LogPosition(800));
-    // The next one does not fit in what is left of the ring, and begins at its start; all of it must be there from then on.
+    // The next one does not fit in what is left of the ring, and begins at its start, where it is written to for the second time.
     log.set_head(log.settled().unwrap());
     log.release(LogPosition(800));
     let large = || log.append(log.seal_count(), 1, &[&[2; 230]]);
-    assert_eq!(large(), Err(AppendError::Unallocated { needed: RING_AT + 1024 }));
-    log.note_allocated(RING_AT + 1024);
-    assert!(large().unwrap().end > LogPosition(1024));
+    let Err(AppendError::Unready { upto }) = large() else { panic!("it is not ready") };
+    assert!(upto > LogPosition(1024));
+    assert_eq!(log.bytes_upto(upto), RING_AT + 1024);
+    log.note_ready(upto);
+    assert_eq!(large().unwrap().end, upto);
 }
