@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use ashlar_types::{Errno, FileKind, Inode, InodeId, Timestamp};
+use ashlar_update::Entry;
 use ashlar_wire::SessionKind;
 use thiserror::Error;
 
@@ -51,6 +52,13 @@ pub struct Found {
     pub id: InodeId,
     /// Its attributes.
     pub inode: Inode,
+}
+
+impl Found {
+    /// What the entry says that leads to it.
+    pub(crate) fn entry(&self) -> Entry {
+        Entry { inode: self.id, kind: self.inode.kind }
+    }
 }
 
 /// What to make.

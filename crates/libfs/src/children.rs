@@ -1,9 +1,13 @@
 //! A directory's entries as far as the session knows them.
 
-use std::collections::BTreeMap;
+use std::collections::{HashMap, hash_map};
+use std::hash::BuildHasherDefault;
+use std::sync::OnceLock;
 
 use ashlar_types::Name;
 use ashlar_update::Entry;
+
+use crate::node::NumberHasher;
 
 /// What is known of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,10 +37,13 @@ impl Slot {
     }
 }
 
-/// Entries by cookie. Where not all are known, a name without an entry is kept too, as known to be absent.
+/// Entries by cookie. Where not all are known, a name without an entry is kept too, as known to be absent. Names are looked up far more often than
+/// they are listed, so their order is worked out when somebody lists them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Children {
-    slots: BTreeMap<u64, Slot>,
+    slots: HashMap<u64, Slot, BuildHasherDefault<NumberHasher>>,
+    /// All cookies in order, and some of slots that are gone since.
+    order: OnceLock<Box<[u64]>>,
     complete: bool,
 }
 
@@ -47,7 +54,7 @@ pub(crate) const PARTIAL_MAX: usize = 16_384;
 impl Children {
     /// No entries, and none anywhere else: a directory just made.
     pub(crate) fn empty_directory() -> Self {
-        Self { slots: BTreeMap::new(), complete: true }
+        Self { complete: true, ..Self::default() }
     }
 
     /// Nothing known.
@@ -79,13 +86,14 @@ impl Children {
     /// Notes that `name` leads to `entry`, or that there is no such entry. Returns whether it may have led anywhere before.
     pub(crate) fn set(&mut self, cookie: u64, name: Name, entry: Option<Entry>) -> bool {
         if self.complete && entry.is_none() {
-            self.forget(cookie, name.as_bytes());
+            self.remove(cookie, name.as_bytes());
             return true;
         }
         let is_unknown = !self.complete;
         match self.slots.get_mut(&cookie) {
             None => {
                 self.slots.insert(cookie, Slot::One((name, entry)));
+                self.order.take();
                 is_unknown
             }
             Some(Slot::One((found, old))) if *found == name => std::mem::replace(old, entry).is_some(),
@@ -108,24 +116,40 @@ impl Children {
         }
     }
 
-    fn forget(&mut self, cookie: u64, name: &[u8]) {
-        let empty = match self.slots.get_mut(&cookie) {
-            Some(Slot::One((found, _))) => found.as_bytes() == name,
-            Some(Slot::Many(all)) => {
-                all.retain(|(found, _)| found.as_bytes() != name);
-                all.is_empty()
-            }
-            None => false,
-        };
-        if empty {
-            self.slots.remove(&cookie);
+    /// Takes out a name, where all that are left are known; `None` where it wasn't there, or that is not so.
+    pub(crate) fn remove(&mut self, cookie: u64, name: &[u8]) -> Option<Name> {
+        if !self.complete {
+            return None;
         }
+        let hash_map::Entry::Occupied(mut slot) = self.slots.entry(cookie) else { return None };
+        let at = slot.get().noted().iter().position(|(found, _)| found.as_bytes() == name)?;
+        if let Slot::Many(all) = slot.get_mut()
+            && all.len() > 1
+        {
+            return Some(all.remove(at).0);
+        }
+        let gone = match slot.remove() {
+            Slot::One((gone, _)) => Some(gone),
+            Slot::Many(mut all) => all.pop().map(|(gone, _)| gone),
+        };
+        // Who removes what he lists, page by page, needs no new order for each.
+        if self.order.get().is_some_and(|order| order.len() > 2 * self.slots.len()) {
+            self.order.take();
+        }
+        gone
     }
 
     /// What is known of names with cookies in `after < cookie <= until`, in order.
     pub(crate) fn between(&self, after: u64, until: u64) -> impl Iterator<Item = (u64, &Name, Option<Entry>)> {
-        let slots = self.slots.range(after.saturating_add(1)..=until);
-        slots.flat_map(|(&cookie, slot)| slot.noted().iter().map(move |(name, entry)| (cookie, name, *entry)))
+        let order = self.order.get_or_init(|| {
+            let mut order: Box<[u64]> = self.slots.keys().copied().collect();
+            order.sort_unstable();
+            order
+        });
+        let (_, behind) = order.split_at(order.partition_point(|&cookie| cookie <= after));
+        let cookies = behind.iter().take_while(move |&&cookie| cookie <= until);
+        let slots = cookies.filter_map(|&cookie| Some((cookie, self.slots.get(&cookie)?)));
+        slots.flat_map(|(cookie, slot)| slot.noted().iter().map(move |(name, entry)| (cookie, name, *entry)))
     }
 }
 
@@ -164,5 +188,25 @@ mod tests {
         children.set(7, name("a"), None);
         assert_eq!(children.known(7, b"a"), Known::Yes(None));
         assert_eq!(children.known(7, b"b"), Known::No);
+    }
+
+    #[test]
+    fn names_come_in_order_whatever_was_done_between_two_listings() {
+        let mut children = Children::empty_directory();
+        let listed =
+            |children: &Children, after| children.between(after, 900).map(|(cookie, ..)| cookie).collect::<Vec<_>>();
+        for cookie in [500, 3, 1000, 77] {
+            children.set(cookie, name("a"), entry(cookie));
+        }
+        assert_eq!(listed(&children, 0), [3, 77, 500]);
+        children.set(77, name("a"), None);
+        children.set(78, name("a"), entry(1));
+        assert_eq!(listed(&children, 3), [78, 500]);
+        for cookie in [78, 3, 1000] {
+            children.set(cookie, name("a"), None);
+            assert!(listed(&children, cookie).iter().all(|&found| found == 500));
+        }
+        children.set(78, name("a"), entry(1));
+        assert_eq!(listed(&children, 0), [78, 500]);
     }
 }

@@ -110,7 +110,7 @@ impl From<Errno> for Stop {
 pub(crate) const ASKING: usize = 64;
 
 /// A rename claims the most: two directories, the rename lease, what moves, what is replaced, and it makes a whiteout.
-const CLAIMS_MAX: usize = 6;
+pub(crate) const CLAIMS_MAX: usize = 6;
 
 /// What has no name, open for one operation.
 struct HeldOrphan<'a> {

@@ -1,7 +1,6 @@
 //! Which nodes have changes that SharedFS has not committed, so that what is committed can be forgotten in time.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::VecDeque;
 
 use ashlar_types::{InodeId, LogPosition};
 
@@ -10,27 +9,27 @@ use crate::alone::Mutex;
 /// Places that are kept for nodes to come when the account is nearly empty.
 const KEPT_PLACES: usize = 1024;
 
-/// The account of nodes with changes: each stands in it once, by its first change.
+/// The account of nodes with changes: each stands in it once, in the order of their first changes.
 #[derive(Debug, Default)]
-pub(crate) struct Ledger(Mutex<BinaryHeap<Reverse<(LogPosition, InodeId)>>>);
+pub(crate) struct Ledger(Mutex<VecDeque<(LogPosition, InodeId)>>);
 
 impl Ledger {
-    /// Enters a node that is not in it.
+    /// Enters a node that is not in it. Nearly always its first change is the newest of all.
     pub(crate) fn enter(&self, first: LogPosition, node: InodeId) {
-        self.0.lock().push(Reverse((first, node)));
+        let mut all = self.0.lock();
+        if all.back().is_none_or(|&(last, _)| last <= first) {
+            all.push_back((first, node));
+        } else {
+            let place = all.partition_point(|&(other, _)| other <= first);
+            all.insert(place, (first, node));
+        }
     }
 
     /// Takes out the nodes whose first change is before `bound`. Those that have later ones must be entered again.
     pub(crate) fn take(&self, bound: LogPosition) -> Vec<InodeId> {
         let mut all = self.0.lock();
-        let mut taken = Vec::new();
-        while let Some(&Reverse((first, node))) = all.peek() {
-            if first >= bound {
-                break;
-            }
-            all.pop();
-            taken.push(node);
-        }
+        let count = all.partition_point(|&(first, _)| first < bound);
+        let taken = all.drain(..count).map(|(_, node)| node).collect();
         if all.len() < all.capacity() / 4 {
             all.shrink_to(KEPT_PLACES);
         }

@@ -9,11 +9,12 @@ use ashlar_types::{
 use ashlar_update::acl::Acl;
 use ashlar_update::{Create, Entry, Rename, Update, Whiteout, XATTR_ACL_DEFAULT, permission, quota_allows};
 use ashlar_wire::{OperationKind, Reply, Request};
+use smallvec::{SmallVec, smallvec};
 
 use crate::LibFs;
 use crate::api::{Found, Listed, ListedName, Make, Outcome, RenameFlags};
 use crate::children::Children;
-use crate::grants::{Claim, Locked, Stop};
+use crate::grants::{CLAIMS_MAX, Claim, Locked, Stop};
 use crate::node::Lease;
 use crate::path::Purpose;
 
@@ -144,14 +145,13 @@ impl LibFs {
             return Err(Errno::ENAMETOOLONG);
         }
         self.check_change(who, directory)?;
+        let id = self.next_inode()?;
+        let claims = [Claim::write(directory).with_xattrs().with_entries()];
         loop {
-            if !name.is_empty() && self.entry_of(directory, name, true)?.is_some() {
-                return Err(Errno::EEXIST);
-            }
-            let id = self.next_inode()?;
-            let claims = [Claim::write(directory).with_xattrs()];
             let made = self.change(&claims, |locked| self.make_locked(locked, who, directory, name, make, id, open));
             match made {
+                // The name is there, or is not known.
+                Err(Errno::ECANCELED) if self.entry_of(directory, name, true)?.is_some() => return Err(Errno::EEXIST),
                 Err(Errno::ECANCELED) => {}
                 made => return made,
             }
@@ -177,12 +177,11 @@ impl LibFs {
         if parent.links == 0 {
             return Err(Errno::ENOENT.into());
         }
+        if !name.is_empty() {
+            locked.expect_entry(directory, name, None).map_err(|_| Errno::ECANCELED)?;
+        }
         if make.kind == FileKind::Directory && parent.links >= LINK_MAX {
             return Err(Errno::EMLINK.into());
-        }
-        if !name.is_empty() && locked.expect_entry(directory, name, None).is_err() {
-            // Somebody was faster: look again from the start.
-            return Err(Errno::ECANCELED.into());
         }
         let plan = Inheritance::from(locked, directory, who, make)?;
         let create = Create {
@@ -220,7 +219,7 @@ impl LibFs {
         directory: InodeId,
     ) -> Result<(), Stop> {
         let lease = locked.state(directory)?.lease;
-        locked.nodes.push((id, self.nodes.write(id)));
+        locked.nodes.push((id, self.nodes.write_new(id)));
         if let Err(stop) = locked.commit(update) {
             drop(locked.nodes.pop());
             self.nodes.remove(id);
@@ -283,8 +282,19 @@ impl LibFs {
     /// `ENOENT`, `EISDIR`, `EACCES`, `EPERM` (sticky directory).
     pub fn unlink(&self, who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<()> {
         let _measured = self.measured(OperationKind::Name);
+        self.unlink_found(who, directory, name, None)
+    }
+
+    /// As [`LibFs::unlink`], of what was just looked up there, if anything was.
+    pub(crate) fn unlink_found(
+        &self,
+        who: &Credentials,
+        directory: InodeId,
+        name: &[u8],
+        looked_up: Option<Entry>,
+    ) -> Outcome<()> {
         check_new_name(name, Errno::EISDIR)?;
-        self.remove(who, directory, name, false, None)
+        self.remove(who, directory, name, false, (None, looked_up))
     }
 
     /// Removes an empty directory; `found` is the one that the caller found there, if it says so.
@@ -303,7 +313,7 @@ impl LibFs {
             return Err(Errno::ENOTEMPTY);
         }
         check_new_name(name, Errno::EINVAL)?;
-        self.remove(who, directory, name, true, found)
+        self.remove(who, directory, name, true, (found, None))
     }
 
     fn remove(
@@ -312,11 +322,14 @@ impl LibFs {
         parent: InodeId,
         name: &[u8],
         is_directory: bool,
-        found: Option<InodeId>,
+        (found, mut looked_up): (Option<InodeId>, Option<Entry>),
     ) -> Outcome<()> {
         self.check_change(who, parent)?;
         loop {
-            let entry = self.entry_of(parent, name, true)?.ok_or(Errno::ENOENT)?;
+            let entry = match looked_up.take() {
+                Some(entry) => entry,
+                None => self.entry_of(parent, name, true)?.ok_or(Errno::ENOENT)?,
+            };
             match (entry.kind == FileKind::Directory, is_directory) {
                 (true, false) => return Err(Errno::EISDIR),
                 (false, true) => return Err(Errno::ENOTDIR),
@@ -363,6 +376,18 @@ impl LibFs {
         to: (InodeId, &[u8]),
         flags: RenameFlags,
     ) -> Outcome<()> {
+        self.rename_found(who, from, to, flags, None)
+    }
+
+    /// As [`LibFs::rename`], of what was just looked up at the two names, if they were.
+    pub(crate) fn rename_found(
+        &self,
+        who: &Credentials,
+        from: (InodeId, &[u8]),
+        to: (InodeId, &[u8]),
+        flags: RenameFlags,
+        mut looked_up: Option<(Entry, Option<Entry>)>,
+    ) -> Outcome<()> {
         let _measured = self.measured(OperationKind::Name);
         let (parent, name) = from;
         let (new_parent, new_name) = to;
@@ -372,10 +397,17 @@ impl LibFs {
             return Err(Errno::EINVAL);
         }
         self.check_change(who, parent)?;
-        self.check_change(who, new_parent)?;
+        if new_parent != parent {
+            self.check_change(who, new_parent)?;
+        }
         loop {
-            let source = self.entry_of(parent, name, true)?.ok_or(Errno::ENOENT)?;
-            let target = self.entry_of(new_parent, new_name, true)?;
+            let (source, target) = match looked_up.take() {
+                Some(found) => found,
+                None => {
+                    let source = self.entry_of(parent, name, true)?.ok_or(Errno::ENOENT)?;
+                    (source, self.entry_of(new_parent, new_name, true)?)
+                }
+            };
             if flags.replaced.is_some_and(|replaced| target.is_none_or(|target| target.inode != replaced)) {
                 return Err(Errno::ESTALE);
             }
@@ -411,7 +443,7 @@ impl LibFs {
         let parent = Claim::write(plan.parent);
         // A whiteout inherits as all that is made.
         let parent = if plan.whiteout.is_some() { parent.with_xattrs() } else { parent };
-        let mut claims = vec![parent, Claim::write(plan.new_parent)];
+        let mut claims: SmallVec<[Claim; CLAIMS_MAX]> = smallvec![parent, Claim::write(plan.new_parent)];
         let moves_directory = crosses && (source_is_directory || plan.exchange && target_is_directory);
         if moves_directory {
             claims.push(Claim::write(InodeId::RENAME));

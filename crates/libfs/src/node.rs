@@ -210,11 +210,11 @@ pub(crate) type Node = RwLock<NodeState>;
 pub(crate) type WriteGuard = ArcRwLockWriteGuard<RawRwLock, NodeState>;
 pub(crate) type ReadGuard = ArcRwLockReadGuard<RawRwLock, NodeState>;
 
-/// Inode numbers are handed out in order, so one multiplication spreads them well.
+/// For inode numbers, which are handed out in order, so that one multiplication spreads them well; and for what is spread already.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct InodeHasher(u64);
+pub(crate) struct NumberHasher(u64);
 
-impl Hasher for InodeHasher {
+impl Hasher for NumberHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -231,7 +231,7 @@ impl Hasher for InodeHasher {
     }
 }
 
-type Shard = RwLock<HashMap<InodeId, Arc<Node>, BuildHasherDefault<InodeHasher>>>;
+type Shard = RwLock<HashMap<InodeId, Arc<Node>, BuildHasherDefault<NumberHasher>>>;
 
 const SHARDS: usize = 16;
 
@@ -266,11 +266,17 @@ impl NodeTable {
 
     /// The node, made empty if there is none.
     pub(crate) fn node(&self, id: InodeId) -> Arc<Node> {
-        if let Some(node) = self.shard(id).read().get(&id) {
-            return Arc::clone(node);
-        }
-        let mut shard = self.shard(id).write();
-        Arc::clone(shard.entry(id).or_default())
+        self.existing(id).unwrap_or_else(|| self.made(id))
+    }
+
+    /// The node, made empty if there is still none.
+    fn made(&self, id: InodeId) -> Arc<Node> {
+        Arc::clone(self.shard(id).write().entry(id).or_default())
+    }
+
+    /// The node, locked for writing: one that most probably is not there yet.
+    pub(crate) fn write_new(&self, id: InodeId) -> WriteGuard {
+        self.made(id).write_arc()
     }
 
     /// The node, locked for reading; made empty if there is none.

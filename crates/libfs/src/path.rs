@@ -340,7 +340,8 @@ impl LibFs {
         if place.is_directory_wanted && !found.inode.is_directory() {
             return Err(Errno::ENOTDIR);
         }
-        self.unlink(who, place.directory, &place.name)
+        let _measured = self.measured(OperationKind::Name);
+        self.unlink_found(who, place.directory, &place.name, Some(found.entry()))
     }
 
     /// `rename` of what a path leads to.
@@ -365,7 +366,14 @@ impl LibFs {
         {
             return Err(Errno::ENOTDIR);
         }
-        self.rename(who, (source.directory, &source.name), (target.directory, &target.name), flags)
+        let looked_up = (moved.entry(), target.found.as_ref().map(Found::entry));
+        self.rename_found(
+            who,
+            (source.directory, &source.name),
+            (target.directory, &target.name),
+            flags,
+            Some(looked_up),
+        )
     }
 }
 

@@ -313,10 +313,10 @@ impl Tree for LockedTree<'_> {
         Ok(guard.1.inode.clone().filter(|_| !guard.1.gone))
     }
 
-    fn put_inode(&mut self, id: InodeId, value: &Inode) -> Result<(), Misfit> {
+    fn put_inode(&mut self, id: InodeId, value: Inode) -> Result<(), Misfit> {
         let (fs, position) = (self.fs, self.position);
         let guard = self.guard(id)?;
-        if guard.inode.as_ref().is_some_and(|old| is_detour(old, value)) {
+        if guard.inode.as_ref().is_some_and(|old| is_detour(old, &value)) {
             fs.detours.note(id);
         }
         if guard.inode.is_none() {
@@ -325,7 +325,7 @@ impl Tree for LockedTree<'_> {
             guard.content = Some(Content::default());
             guard.xattrs = Some(std::collections::BTreeMap::new());
         }
-        guard.inode = Some(value.clone());
+        guard.inode = Some(value);
         guard.note(position, Change::Attributes);
         Ok(())
     }

@@ -12,7 +12,7 @@ use ashlar_wire::{Contents, Reply, Request, WelcomeSegment};
 use crate::LibFs;
 use crate::alone::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 use crate::api::Outcome;
-use crate::node::InodeHasher;
+use crate::node::NumberHasher;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
@@ -131,7 +131,7 @@ pub(crate) struct Segments(RwLock<Mapped>);
 struct Mapped {
     /// The era of segments in which they were asked for.
     era: u64,
-    by_number: HashMap<u32, Segment, BuildHasherDefault<InodeHasher>>,
+    by_number: HashMap<u32, Segment, BuildHasherDefault<NumberHasher>>,
 }
 
 impl Segments {

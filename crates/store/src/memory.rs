@@ -136,8 +136,8 @@ impl Tree for MemoryStore {
         Ok(self.inodes.get(&inode).cloned())
     }
 
-    fn put_inode(&mut self, inode: InodeId, value: &Inode) -> Result<(), Invalid> {
-        self.inodes.insert(inode, value.clone());
+    fn put_inode(&mut self, inode: InodeId, value: Inode) -> Result<(), Invalid> {
+        self.inodes.insert(inode, value);
         Ok(())
     }
 

@@ -83,11 +83,11 @@ impl Tree for Applying<'_> {
         Ok(found)
     }
 
-    fn put_inode(&mut self, inode: InodeId, value: &Inode) -> Result<(), StoreError> {
-        self.store.shift_quotas(inode, Some(Holding::of(value)))?;
+    fn put_inode(&mut self, inode: InodeId, value: Inode) -> Result<(), StoreError> {
+        self.store.shift_quotas(inode, Some(Holding::of(&value)))?;
         self.store.touched = true;
         let absent = self.store.absent_inode.get() == Some(inode);
-        self.store.active.put_inode(inode, value.clone(), absent);
+        self.store.active.put_inode(inode, value, absent);
         Ok(())
     }
 

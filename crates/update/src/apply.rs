@@ -42,7 +42,7 @@ pub fn apply<T: Tree>(tree: &mut T, update: &Update<'_>) -> Result<Applied, T::E
             found.changed = *at;
             found.mode = mode.unwrap_or(found.mode);
             tree.put_xattr(*inode, name, value)?;
-            tree.put_inode(*inode, &found)?;
+            tree.put_inode(*inode, found)?;
             Ok(Applied::default())
         }
         Update::RemoveXattr { inode, name, mode, at } => {
@@ -50,7 +50,7 @@ pub fn apply<T: Tree>(tree: &mut T, update: &Update<'_>) -> Result<Applied, T::E
             found.changed = *at;
             found.mode = mode.unwrap_or(found.mode);
             tree.remove_xattr(*inode, name)?;
-            tree.put_inode(*inode, &found)?;
+            tree.put_inode(*inode, found)?;
             Ok(Applied::default())
         }
         Update::Accessed { inode, at } => {
@@ -58,7 +58,7 @@ pub fn apply<T: Tree>(tree: &mut T, update: &Update<'_>) -> Result<Applied, T::E
             if let Some(mut found) = tree.inode(*inode)? {
                 if found.accessed < *at {
                     found.accessed = *at;
-                    tree.put_inode(*inode, &found)?;
+                    tree.put_inode(*inode, found)?;
                 }
             }
             Ok(Applied::default())
@@ -69,7 +69,7 @@ pub fn apply<T: Tree>(tree: &mut T, update: &Update<'_>) -> Result<Applied, T::E
             let mut found = existing(tree, *inode)?;
             found.quota = *quota;
             found.changed = *at;
-            tree.put_inode(*inode, &found)?;
+            tree.put_inode(*inode, found)?;
             Ok(Applied::default())
         }
     }
@@ -190,7 +190,7 @@ fn make<T: Tree>(tree: &mut T, create: &Create<'_>) -> Result<Applied, T::Error>
         tree.set_orphan(create.inode, true)?;
         return Ok(Applied { orphaned: Some(create.inode), freed: None });
     }
-    tree.put_inode(create.parent, &parent)?;
+    tree.put_inode(create.parent, parent)?;
     Ok(Applied::default())
 }
 
@@ -216,7 +216,7 @@ fn put_made<T: Tree>(tree: &mut T, create: &Create<'_>, quota: QuotaId) -> Resul
         quota,
         target: create.target.to_vec(),
     };
-    tree.put_inode(create.inode, &inode)?;
+    tree.put_inode(create.inode, inode)?;
     for (name, value) in [(XATTR_ACL_ACCESS, create.acl_access), (XATTR_ACL_DEFAULT, create.acl_default)] {
         if !value.is_empty() {
             tree.put_xattr(create.inode, name, value)?;
@@ -255,8 +255,8 @@ fn link<T: Tree>(
     found.changed = at;
     found.parent = parent;
     tree.put_entry(parent, name, Entry { inode, kind: found.kind })?;
-    tree.put_inode(inode, &found)?;
-    tree.put_inode(parent, &into)?;
+    tree.put_inode(inode, found)?;
+    tree.put_inode(parent, into)?;
     Ok(Applied::default())
 }
 
@@ -285,7 +285,7 @@ fn remove<T: Tree>(
     }
     change_directory(&mut from, -1, -i32::from(found.is_directory()), at)?;
     tree.remove_entry(parent, name)?;
-    tree.put_inode(parent, &from)?;
+    tree.put_inode(parent, from)?;
     drop_link(tree, (inode, found), parent, release, at)
 }
 
@@ -304,14 +304,14 @@ fn drop_link<T: Tree>(
             // Where the other links are is not known, and this directory may be removed while the file stays.
             inode.parent = InodeId::ROOT;
         }
-        tree.put_inode(id, &inode)?;
+        tree.put_inode(id, inode)?;
         return Ok(Applied::default());
     }
     if release && tree.may_free(id) {
         tree.remove_inode(id)?;
         return Ok(Applied { orphaned: None, freed: Some(id) });
     }
-    tree.put_inode(id, &inode)?;
+    tree.put_inode(id, inode)?;
     tree.set_orphan(id, true)?;
     Ok(Applied { orphaned: Some(id), freed: None })
 }
@@ -326,34 +326,44 @@ fn check_apart(rename: &Rename<'_>) -> Result<(), Invalid> {
     }
 }
 
-/// The two directories of a rename as they will be: by how many entries and subdirectories each changes, summed where they
-/// are one.
-fn changed_parents<T: Tree>(
-    tree: &T,
-    rename: &Rename<'_>,
+/// The two directories of a rename, or the one that is both.
+type Parents = (Inode, Option<Inode>);
+
+fn parents<T: Tree>(tree: &T, rename: &Rename<'_>) -> Result<Parents, T::Error> {
+    let parent = directory(tree, rename.parent)?;
+    let is_one = rename.parent == rename.new_parent;
+    Ok((parent, if is_one { None } else { Some(directory(tree, rename.new_parent)?) }))
+}
+
+/// By how many entries and subdirectories each directory of a rename changes, summed where they are one.
+fn change_parents(
+    (parent, new_parent): &mut Parents,
     from: (i64, i32),
     into: (i64, i32),
-) -> Result<(Inode, Option<Inode>), T::Error> {
-    let mut parent = directory(tree, rename.parent)?;
-    let mut new_parent = directory(tree, rename.new_parent)?;
-    if rename.parent == rename.new_parent {
-        change_directory(&mut parent, from.0 + into.0, from.1 + into.1, rename.at)?;
-        return Ok((parent, None));
+    at: Timestamp,
+) -> Result<(), Invalid> {
+    match new_parent {
+        None => change_directory(parent, from.0 + into.0, from.1 + into.1, at),
+        Some(new_parent) => {
+            change_directory(parent, from.0, from.1, at)?;
+            change_directory(new_parent, into.0, into.1, at)
+        }
     }
-    change_directory(&mut parent, from.0, from.1, rename.at)?;
-    change_directory(&mut new_parent, into.0, into.1, rename.at)?;
-    Ok((parent, Some(new_parent)))
+}
+
+fn put_parents<T: Tree>(tree: &mut T, rename: &Rename<'_>, (parent, new_parent): Parents) -> Result<(), T::Error> {
+    tree.put_inode(rename.parent, parent)?;
+    new_parent.map_or(Ok(()), |new_parent| tree.put_inode(rename.new_parent, new_parent))
 }
 
 fn move_entry<T: Tree>(tree: &mut T, rename: &Rename<'_>) -> Result<Applied, T::Error> {
     let Rename { parent, name, inode, new_parent, new_name, target, release, at, .. } = *rename;
-    directory(tree, parent)?;
-    let into = directory(tree, new_parent)?;
+    let mut parents = parents(tree, rename)?;
     let entry = expect_entry(tree, parent, name, inode)?;
     check_apart(rename)?;
     let mut moved = existing(tree, inode)?;
-    if parent != new_parent {
-        check_quota(inode, &moved, &into)?;
+    if let Some(into) = &parents.1 {
+        check_quota(inode, &moved, into)?;
     }
     let is_directory = moved.is_directory();
     let replaced = match (tree.entry(new_parent, new_name)?, target) {
@@ -369,7 +379,7 @@ fn move_entry<T: Tree>(tree: &mut T, rename: &Rename<'_>) -> Result<Applied, T::
         if replaced.entries != 0 {
             return Err(Invalid::NotEmpty(*id).into());
         }
-    } else if is_directory && parent != new_parent && into.links >= LINK_MAX {
+    } else if is_directory && parents.1.as_ref().is_some_and(|into| into.links >= LINK_MAX) {
         return Err(Invalid::OutOfRange.into());
     }
     let made = rename.makes();
@@ -381,19 +391,16 @@ fn move_entry<T: Tree>(tree: &mut T, rename: &Rename<'_>) -> Result<Applied, T::
     // A replaced entry, and a replaced directory's link, make room for those that come; so does the moved one for a whiteout.
     let (comes, goes) = (replaced.is_none(), made.is_none());
     let from = (-i64::from(goes), -i32::from(is_directory));
-    let (from, into) = changed_parents(tree, rename, from, (i64::from(comes), i32::from(is_directory && comes)))?;
+    change_parents(&mut parents, from, (i64::from(comes), i32::from(is_directory && comes)), at)?;
     tree.put_entry(new_parent, new_name, entry)?;
     match &made {
         None => tree.remove_entry(parent, name)?,
-        Some(create) => put_made(tree, create, from.quota)?,
+        Some(create) => put_made(tree, create, parents.0.quota)?,
     }
-    tree.put_inode(parent, &from)?;
-    if let Some(into) = into {
-        tree.put_inode(new_parent, &into)?;
-    }
+    put_parents(tree, rename, parents)?;
     moved.parent = new_parent;
     moved.changed = at;
-    tree.put_inode(inode, &moved)?;
+    tree.put_inode(inode, moved)?;
     match replaced {
         Some(replaced) => drop_link(tree, replaced, new_parent, release, at),
         None => Ok(Applied::default()),
@@ -407,8 +414,7 @@ fn exchange<T: Tree>(tree: &mut T, rename: &Rename<'_>) -> Result<Applied, T::Er
         // The target comes to where it would stand.
         return Err(Invalid::EntryExists.into());
     }
-    let one = directory(tree, parent)?;
-    let two = directory(tree, new_parent)?;
+    let mut parents = parents(tree, rename)?;
     let entry = expect_entry(tree, parent, name, inode)?;
     let other_entry = expect_entry(tree, new_parent, new_name, other)?;
     if inode == other {
@@ -417,24 +423,21 @@ fn exchange<T: Tree>(tree: &mut T, rename: &Rename<'_>) -> Result<Applied, T::Er
     check_apart(rename)?;
     let mut first = existing(tree, inode)?;
     let mut second = existing(tree, other)?;
-    if parent != new_parent {
-        check_quota(inode, &first, &two)?;
-        check_quota(other, &second, &one)?;
+    if let (one, Some(two)) = &parents {
+        check_quota(inode, &first, two)?;
+        check_quota(other, &second, one)?;
     }
     let change = i32::from(second.is_directory()) - i32::from(first.is_directory());
-    let (from, into) = changed_parents(tree, rename, (0, change), (0, -change))?;
+    change_parents(&mut parents, (0, change), (0, -change), at)?;
     tree.put_entry(parent, name, other_entry)?;
     tree.put_entry(new_parent, new_name, entry)?;
-    tree.put_inode(parent, &from)?;
-    if let Some(into) = into {
-        tree.put_inode(new_parent, &into)?;
-    }
+    put_parents(tree, rename, parents)?;
     first.parent = new_parent;
     first.changed = at;
     second.parent = parent;
     second.changed = at;
-    tree.put_inode(inode, &first)?;
-    tree.put_inode(other, &second)?;
+    tree.put_inode(inode, first)?;
+    tree.put_inode(other, second)?;
     Ok(Applied::default())
 }
 
@@ -450,7 +453,7 @@ fn write<T: Tree>(
     let size = written_size(&inode, offset, data.len() as u64).ok_or(Invalid::OutOfRange)?;
     let blocks = tree.write(id, &inode, offset, data, size)?;
     note_written(&mut inode, size, blocks, at, strip);
-    tree.put_inode(id, &inode)?;
+    tree.put_inode(id, inode)?;
     Ok(Applied::default())
 }
 
@@ -526,7 +529,7 @@ fn finish_change<T: Tree>(
     strip: bool,
 ) -> Result<Applied, T::Error> {
     note_change(&mut inode, at, strip);
-    tree.put_inode(id, &inode)?;
+    tree.put_inode(id, inode)?;
     Ok(Applied::default())
 }
 
@@ -538,7 +541,7 @@ fn set_attributes<T: Tree>(tree: &mut T, set: &SetAttributes) -> Result<Applied,
     inode.accessed = set.accessed.unwrap_or(inode.accessed);
     inode.modified = set.modified.unwrap_or(inode.modified);
     inode.changed = set.at;
-    tree.put_inode(set.inode, &inode)?;
+    tree.put_inode(set.inode, inode)?;
     Ok(Applied::default())
 }
 

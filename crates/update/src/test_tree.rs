@@ -162,8 +162,8 @@ impl Tree for TestTree {
     fn inode(&self, inode: InodeId) -> Result<Option<Inode>, Invalid> {
         Ok(self.inodes.get(&inode).cloned())
     }
-    fn put_inode(&mut self, inode: InodeId, value: &Inode) -> Result<(), Invalid> {
-        self.inodes.insert(inode, value.clone());
+    fn put_inode(&mut self, inode: InodeId, value: Inode) -> Result<(), Invalid> {
+        self.inodes.insert(inode, value);
         Ok(())
     }
     fn remove_inode(&mut self, inode: InodeId) -> Result<(), Invalid> {

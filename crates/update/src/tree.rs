@@ -65,7 +65,7 @@ pub trait Tree {
     /// The inode, or `None`.
     fn inode(&self, inode: InodeId) -> Result<Option<Inode>, Self::Error>;
     /// Stores an inode, new or changed.
-    fn put_inode(&mut self, inode: InodeId, value: &Inode) -> Result<(), Self::Error>;
+    fn put_inode(&mut self, inode: InodeId, value: Inode) -> Result<(), Self::Error>;
     /// Removes an inode with its data and extended attributes, and its orphan mark.
     fn remove_inode(&mut self, inode: InodeId) -> Result<(), Self::Error>;
 

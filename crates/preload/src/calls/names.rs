@@ -1,7 +1,7 @@
 //! Names: making, removing, moving and linking them, and symbolic links.
 
 use ashlar_libfs::{Found, Make, RenameFlags};
-use ashlar_types::{Access, Errno, FileKind};
+use ashlar_types::{Errno, FileKind};
 
 use super::Served;
 use crate::descriptors;
@@ -159,28 +159,14 @@ fn rename(from: (u64, u64), to: (u64, u64), flags: u64) -> Served {
     if session.number != other.number {
         return Err(Errno::EXDEV);
     }
-    if source.is_dot() || target.is_dot() {
-        return Err(Errno::EBUSY);
-    }
-    if flags & RENAME_NOREPLACE != 0 && target.found.is_some() {
-        return Err(Errno::EEXIST);
-    }
-    let Some(moved) = &source.found else {
-        session.fs.check_access(&session.who, source.directory, Access::EXECUTE)?;
-        return Err(Errno::ENOENT);
-    };
     for found in [&source.found, &target.found].into_iter().flatten() {
         if found.inode.is_directory() && is_in_use(session, found) {
             return Ok(None);
         }
     }
-    if !moved.inode.is_directory() && (source.is_directory_wanted || !exchange && target.is_directory_wanted) {
-        return Err(Errno::ENOTDIR);
-    }
     let (no_replace, whiteout) = (flags & RENAME_NOREPLACE != 0, flags & RENAME_WHITEOUT != 0);
     let flags = RenameFlags { no_replace, exchange, whiteout, replaced: None };
-    let (old, new) = ((source.directory, &source.name[..]), (target.directory, &target.name[..]));
-    session.fs.rename(&session.who, old, new, flags)?;
+    session.fs.rename_at(&session.who, &source, &target, flags)?;
     Ok(Some(0))
 }
 
