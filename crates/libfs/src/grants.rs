@@ -136,6 +136,27 @@ pub(crate) struct Locked<'a> {
     pub(crate) is_exempt: bool,
     /// A file whose content was changed, which is to be seen where it is mapped.
     pub(crate) shows: Option<InodeId>,
+    /// The names that were looked up under the locks, of which the update will be.
+    pub(crate) looked_up: LookedUp,
+}
+
+/// What an operation has looked up in the directories that it has locked. A rename has two names.
+pub(crate) type LookedUp = SmallVec<[LookedUpName; 2]>;
+
+/// A name, as it was found.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LookedUpName {
+    directory: InodeId,
+    /// Where the name stands in memory: the operation has it from its caller, and is over before that is.
+    at: *const [u8],
+    pub(crate) cookie: u64,
+    pub(crate) entry: Option<Entry>,
+}
+
+impl LookedUpName {
+    pub(crate) fn is(&self, directory: InodeId, name: &[u8]) -> bool {
+        self.directory == directory && std::ptr::eq(self.at, name)
+    }
 }
 
 impl Locked<'_> {
@@ -155,9 +176,18 @@ impl Locked<'_> {
     }
 
     /// The entry `name` of a directory that the operation has claimed, if it is still what was looked up before.
-    pub(crate) fn expect_entry(&self, directory: InodeId, name: &[u8], expected: Option<Entry>) -> Result<(), Stop> {
-        match self.state(directory)?.children.known(self.fs.cookie(name), name) {
-            Known::Yes(found) if found == expected => Ok(()),
+    pub(crate) fn expect_entry(
+        &mut self,
+        directory: InodeId,
+        name: &[u8],
+        expected: Option<Entry>,
+    ) -> Result<(), Stop> {
+        let cookie = self.fs.cookie(name);
+        match self.state(directory)?.children.known(cookie, name) {
+            Known::Yes(entry) if entry == expected => {
+                self.looked_up.push(LookedUpName { directory, at: name, cookie, entry });
+                Ok(())
+            }
             _ => Err(Stop::Changed),
         }
     }
@@ -269,7 +299,8 @@ impl LibFs {
                 held.push(HeldOrphan { fs: self, id });
                 continue;
             }
-            let mut locked = Locked { fs: self, seal, nodes, is_exempt: false, shows: None };
+            let mut locked =
+                Locked { fs: self, seal, nodes, is_exempt: false, shows: None, looked_up: LookedUp::new() };
             match operation(&mut locked) {
                 Ok(result) => {
                     let shows = locked.shows;

@@ -10,6 +10,7 @@ use crate::LibFs;
 use crate::alone::Mutex;
 use crate::api::{Found, Outcome};
 use crate::grants::{Claim, Stop};
+use crate::node::ReadGuard;
 
 impl LibFs {
     /// Notes a handle: the inode lives on until its last handle is closed, whoever removes its last name.
@@ -65,13 +66,8 @@ impl LibFs {
             return;
         }
         self.unnamed.lock().remove(&id);
-        let Some(node) = self.nodes.existing(id) else { return };
-        let orphan = {
-            let state = node.read();
-            !state.gone && state.is_orphan() && self.holds(&state, true)
-        };
-        drop(node);
-        if !orphan {
+        let is_orphan = |state: ReadGuard| !state.gone && state.is_orphan() && self.holds(&state, true);
+        if !self.nodes.read_existing(id).is_some_and(is_orphan) {
             // Where another session removed the last name, SharedFS finds the inode among its orphans.
             return;
         }

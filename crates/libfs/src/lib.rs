@@ -24,6 +24,7 @@ mod calls;
 mod children;
 mod clock;
 mod content;
+mod counted;
 mod data;
 mod grants;
 mod handles;

@@ -180,7 +180,7 @@ impl LibFs {
         if !name.is_empty() {
             locked.expect_entry(directory, name, None).map_err(|_| Errno::ECANCELED)?;
         }
-        if make.kind == FileKind::Directory && parent.links >= LINK_MAX {
+        if make.kind == FileKind::Directory && locked.inode(directory)?.links >= LINK_MAX {
             return Err(Errno::EMLINK.into());
         }
         let plan = Inheritance::from(locked, directory, who, make)?;

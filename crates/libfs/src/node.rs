@@ -2,17 +2,16 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use ashlar_types::{Inode, InodeId, LogPosition, Name};
 use ashlar_update::Entry;
 use ashlar_wire::{InodeState, LeaseWord, Need};
-use lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
 
-use crate::alone::{RawRwLock, RwLock};
+use crate::alone::RwLock;
 use crate::children::{Children, PARTIAL_MAX};
 use crate::content::{Content, DataChange};
+use crate::counted::{self, Counted};
 
 /// The lease under which a node's state was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -205,10 +204,10 @@ impl NodeState {
 }
 
 /// A cached inode.
-pub(crate) type Node = RwLock<NodeState>;
+pub(crate) type Node = Counted<RwLock<NodeState>>;
 
-pub(crate) type WriteGuard = ArcRwLockWriteGuard<RawRwLock, NodeState>;
-pub(crate) type ReadGuard = ArcRwLockReadGuard<RawRwLock, NodeState>;
+pub(crate) type WriteGuard = counted::WriteGuard<NodeState>;
+pub(crate) type ReadGuard = counted::ReadGuard<NodeState>;
 
 /// For inode numbers, which are handed out in order, so that one multiplication spreads them well; and for what is spread already.
 #[derive(Clone, Copy, Debug, Default)]
@@ -231,7 +230,7 @@ impl Hasher for NumberHasher {
     }
 }
 
-type Shard = RwLock<HashMap<InodeId, Arc<Node>, BuildHasherDefault<NumberHasher>>>;
+type Shard = RwLock<HashMap<InodeId, Node, BuildHasherDefault<NumberHasher>>>;
 
 const SHARDS: usize = 16;
 
@@ -265,35 +264,45 @@ impl NodeTable {
     }
 
     /// The node, made empty if there is none.
-    pub(crate) fn node(&self, id: InodeId) -> Arc<Node> {
+    pub(crate) fn node(&self, id: InodeId) -> Node {
         self.existing(id).unwrap_or_else(|| self.made(id))
     }
 
     /// The node, made empty if there is still none.
-    fn made(&self, id: InodeId) -> Arc<Node> {
-        Arc::clone(self.shard(id).write().entry(id).or_default())
+    fn made(&self, id: InodeId) -> Node {
+        self.shard(id).write().entry(id).or_default().clone()
     }
 
     /// The node, locked for writing: one that most probably is not there yet.
     pub(crate) fn write_new(&self, id: InodeId) -> WriteGuard {
-        self.made(id).write_arc()
+        self.made(id).write_held()
     }
 
     /// The node, locked for reading; made empty if there is none.
     pub(crate) fn read(&self, id: InodeId) -> ReadGuard {
-        // Where nobody is in the way it is locked below the shard's lock, which spares a count of the node.
-        let free = self.shard(id).read().get(&id).and_then(Node::try_read_arc);
-        free.unwrap_or_else(|| self.node(id).read_arc())
+        self.read_existing(id).unwrap_or_else(|| self.made(id).read_held())
     }
 
     /// The node, locked for writing; made empty if there is none.
     pub(crate) fn write(&self, id: InodeId) -> WriteGuard {
-        let free = self.shard(id).read().get(&id).and_then(Node::try_write_arc);
-        free.unwrap_or_else(|| self.node(id).write_arc())
+        self.write_existing(id).unwrap_or_else(|| self.made(id).write_held())
+    }
+
+    /// The node, locked for reading, if there is one.
+    pub(crate) fn read_existing(&self, id: InodeId) -> Option<ReadGuard> {
+        // Where nobody is in the way it is locked below the shard's lock, which spares a count of the node.
+        let free = self.shard(id).read().get(&id)?.try_read_held();
+        free.or_else(|| Some(self.existing(id)?.read_held()))
+    }
+
+    /// The node, locked for writing, if there is one.
+    pub(crate) fn write_existing(&self, id: InodeId) -> Option<WriteGuard> {
+        let free = self.shard(id).read().get(&id)?.try_write_held();
+        free.or_else(|| Some(self.existing(id)?.write_held()))
     }
 
     /// The node, if there is one.
-    pub(crate) fn existing(&self, id: InodeId) -> Option<Arc<Node>> {
+    pub(crate) fn existing(&self, id: InodeId) -> Option<Node> {
         self.shard(id).read().get(&id).cloned()
     }
 
@@ -319,7 +328,7 @@ impl NodeTable {
             return;
         }
         // Those of open files stay, however many they are.
-        let is_unused = |node: &&Arc<Node>| Arc::strong_count(node) == 1;
+        let is_unused = |node: &&Node| node.is_sole();
         let unused: usize = self.shards.iter().map(|shard| shard.read().values().filter(is_unused).count()).sum();
         if unused <= most {
             return;
@@ -336,7 +345,7 @@ impl NodeTable {
                     };
                     let busy = surplus == 0
                         || id == InodeId::ROOT
-                        || Arc::strong_count(node) > 1
+                        || !node.is_sole()
                         || !node.try_read().is_some_and(|state| may_go(&state));
                     surplus -= usize::from(!busy);
                     busy

@@ -13,7 +13,7 @@ use crate::alone::MutexGuard;
 use crate::api::Outcome;
 use crate::children::{Children, Known};
 use crate::content::{Content, DataChange};
-use crate::grants::{Locked, Nodes, Stop};
+use crate::grants::{Locked, LookedUp, Nodes, Stop};
 use crate::node::{Change, NodeState, WriteGuard};
 
 /// The part of the log that may fill with records whose commit was not noticed yet, as a divisor of its length.
@@ -56,6 +56,7 @@ impl Locked<'_> {
             fs,
             nodes: &mut self.nodes,
             shows: &mut self.shows,
+            looked_up: &mut self.looked_up,
             position: appended.position,
             data: appended.body.plus(encoded.data_offset()),
         };
@@ -215,8 +216,7 @@ impl LibFs {
         self.tidied.fetch_max(bound.0, Ordering::AcqRel);
         let mut finished = Vec::new();
         for id in self.ledger.take(bound) {
-            if let Some(node) = self.nodes.existing(id) {
-                let mut state = node.write();
+            if let Some(mut state) = self.nodes.write_existing(id) {
                 state.prune(bound);
                 match state.changes.front().map(|(position, _)| *position) {
                     Some(first) => self.ledger.enter(first, id),
@@ -243,6 +243,7 @@ struct LockedTree<'a> {
     fs: &'a LibFs,
     nodes: &'a mut Nodes,
     shows: &'a mut Option<InodeId>,
+    looked_up: &'a mut LookedUp,
     position: LogPosition,
     /// Where the update's data lie in the log.
     data: LogPosition,
@@ -280,8 +281,14 @@ impl LockedTree<'_> {
     }
 
     fn change_entry(&mut self, parent: InodeId, name: &[u8], entry: Option<Entry>) -> Result<(), Misfit> {
-        let (cookie, position) = (self.fs.cookie(name), self.position);
-        let fs = self.fs;
+        let cookie = match self.looked_up.iter_mut().find(|known| known.is(parent, name)) {
+            Some(known) => {
+                known.entry = entry;
+                known.cookie
+            }
+            None => self.fs.cookie(name),
+        };
+        let (fs, position) = (self.fs, self.position);
         let guard = self.guard(parent)?;
         // A name that goes is kept in memory already.
         let gone = if entry.is_none() { guard.children.remove(cookie, name) } else { None };
@@ -343,6 +350,9 @@ impl Tree for LockedTree<'_> {
     }
 
     fn entry(&self, parent: InodeId, name: &[u8]) -> Result<Option<Entry>, Misfit> {
+        if let Some(known) = self.looked_up.iter().find(|known| known.is(parent, name)) {
+            return Ok(known.entry);
+        }
         let guard = self.nodes.iter().find(|(found, _)| *found == parent).ok_or(Misfit::NotLocked(parent))?;
         match guard.1.children.known(self.fs.cookie(name), name) {
             Known::Yes(entry) => Ok(entry),

@@ -10,7 +10,6 @@
 //! counts only if lease and era held after it.
 
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use ashlar_types::{FileKind, InodeId};
@@ -30,7 +29,7 @@ pub struct OpenInode {
     id: InodeId,
     /// The table that the node is of. In another session, such as one with another user's rights, it means nothing.
     table: u64,
-    node: Arc<Node>,
+    node: Node,
 }
 
 impl OpenInode {

@@ -338,6 +338,9 @@ impl<M: Persistent> ControlPage<M> {
     }
 
     fn take(&self, offset: u64, amount: u64) -> bool {
+        if amount == 0 {
+            return true;
+        }
         let mut current = self.0.load(offset);
         while current >= amount {
             match self.0.exchange(offset, current, current - amount) {
@@ -349,6 +352,9 @@ impl<M: Persistent> ControlPage<M> {
     }
 
     fn give(&self, offset: u64, amount: u64) {
+        if amount == 0 {
+            return;
+        }
         let mut current = self.0.load(offset);
         while let Err(found) = self.0.exchange(offset, current, current.saturating_add(amount)) {
             current = found;

@@ -1,0 +1,229 @@
+//! What several hold, and what is locked for as long as somebody holds the lock's guard, as `Arc` and its guards are, but that a count costs
+//! no exchange in a process with one thread ([`crate::alone`]). An operation on a name counts ten times.
+
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+
+use crate::alone::{RwLock, add};
+
+struct Inner<T> {
+    count: AtomicU32,
+    value: T,
+}
+
+/// A value that goes with the last of those who hold it.
+pub(crate) struct Counted<T> {
+    inner: NonNull<Inner<T>>,
+    holds: PhantomData<Inner<T>>,
+}
+
+// SAFETY: as for `Arc`: who holds it looks at the value, which may go in any thread that was given it.
+unsafe impl<T: Send + Sync> Send for Counted<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send + Sync> Sync for Counted<T> {}
+
+impl<T> Counted<T> {
+    pub(crate) fn new(value: T) -> Self {
+        let inner = Box::leak(Box::new(Inner { count: AtomicU32::new(1), value }));
+        Self { inner: inner.into(), holds: PhantomData }
+    }
+
+    /// Whether nobody else holds it. Who knows that nobody can get at it but through this one knows that it stays so.
+    pub(crate) fn is_sole(&self) -> bool {
+        self.inner().count.load(Ordering::Acquire) == 1
+    }
+
+    fn inner(&self) -> &Inner<T> {
+        // SAFETY: it is there as long as somebody holds it.
+        unsafe { self.inner.as_ref() }
+    }
+}
+
+impl<T: Default> Default for Counted<T> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
+impl<T> Clone for Counted<T> {
+    #[inline]
+    fn clone(&self) -> Self {
+        let before = add(&self.inner().count, 1, Ordering::Relaxed);
+        // Only who forgets his own without end comes here.
+        assert!(before < u32::MAX / 2, "too many hold one thing");
+        Self { inner: self.inner, holds: PhantomData }
+    }
+}
+
+impl<T> Drop for Counted<T> {
+    #[inline]
+    fn drop(&mut self) {
+        if add(&self.inner().count, 1_u32.wrapping_neg(), Ordering::Release) != 1 {
+            return;
+        }
+        fence(Ordering::Acquire);
+        // SAFETY: it came from a box, and this was the last one that held it.
+        drop(unsafe { Box::from_raw(self.inner.as_ptr()) });
+    }
+}
+
+impl<T> Deref for Counted<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.inner().value
+    }
+}
+
+impl<T: std::fmt::Debug> std::fmt::Debug for Counted<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+impl<T> Counted<RwLock<T>> {
+    /// Locks it to look at.
+    #[inline]
+    pub(crate) fn read_held(self) -> ReadGuard<T> {
+        std::mem::forget(self.read());
+        ReadGuard { lock: self }
+    }
+
+    /// As [`Self::read_held`], if nobody is in the way.
+    #[inline]
+    pub(crate) fn try_read_held(&self) -> Option<ReadGuard<T>> {
+        std::mem::forget(self.try_read()?);
+        Some(ReadGuard { lock: self.clone() })
+    }
+
+    /// Locks it to change.
+    #[inline]
+    pub(crate) fn write_held(self) -> WriteGuard<T> {
+        std::mem::forget(self.write());
+        WriteGuard { lock: self }
+    }
+
+    /// As [`Self::write_held`], if nobody is in the way.
+    #[inline]
+    pub(crate) fn try_write_held(&self) -> Option<WriteGuard<T>> {
+        std::mem::forget(self.try_write()?);
+        Some(WriteGuard { lock: self.clone() })
+    }
+}
+
+/// Who looks at a value, and has it stay.
+#[derive(Debug)]
+pub(crate) struct ReadGuard<T> {
+    lock: Counted<RwLock<T>>,
+}
+
+impl<T> Deref for ReadGuard<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: it was locked to look at when this was made, and is so until it is dropped.
+        unsafe { &*self.lock.data_ptr() }
+    }
+}
+
+impl<T> Drop for ReadGuard<T> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { self.lock.force_unlock_read() };
+    }
+}
+
+/// Who changes a value, and has it stay.
+#[derive(Debug)]
+pub(crate) struct WriteGuard<T> {
+    lock: Counted<RwLock<T>>,
+}
+
+impl<T> Deref for WriteGuard<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: it was locked to change when this was made, and is so until it is dropped.
+        unsafe { &*self.lock.data_ptr() }
+    }
+}
+
+impl<T> DerefMut for WriteGuard<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above.
+        unsafe { &mut *self.lock.data_ptr() }
+    }
+}
+
+impl<T> Drop for WriteGuard<T> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { self.lock.force_unlock_write() };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn a_value_goes_with_the_last_that_holds_it() {
+        let told = Arc::new(());
+        let one = Counted::new(Arc::clone(&told));
+        assert!(one.is_sole());
+        let two = one.clone();
+        assert!(!one.is_sole() && !two.is_sole());
+        drop(one);
+        assert!(two.is_sole());
+        assert_eq!(Arc::strong_count(&told), 2);
+        drop(two);
+        assert_eq!(Arc::strong_count(&told), 1);
+    }
+
+    #[test]
+    fn a_guard_locks_and_holds() {
+        let lock = Counted::new(RwLock::new(5));
+        let (one, two) = (lock.clone().read_held(), lock.try_read_held().expect("free to look at"));
+        assert!(lock.try_write_held().is_none() && (*one, *two) == (5, 5));
+        drop((one, two));
+        let mut writer = lock.try_write_held().expect("free");
+        *writer += 1;
+        assert!(lock.try_read_held().is_none());
+        let other = lock.clone();
+        drop(lock);
+        drop(writer);
+        assert_eq!(*other.clone().write_held(), 6);
+        assert!(other.is_sole());
+    }
+
+    #[test]
+    fn many_threads_count_one_value() {
+        let told = Arc::new(());
+        let lock = Counted::new(RwLock::new((0, Arc::clone(&told))));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                let lock = lock.clone();
+                scope.spawn(move || {
+                    for _ in 0..10_000 {
+                        lock.clone().write_held().0 += 1;
+                        std::hint::black_box(lock.clone().read_held().0);
+                    }
+                });
+            }
+        });
+        assert_eq!(lock.read().0, 40_000);
+        assert!(lock.is_sole());
+        drop(lock);
+        assert_eq!(Arc::strong_count(&told), 1);
+    }
+}
