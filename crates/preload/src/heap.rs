@@ -3,9 +3,12 @@
 //! All of it is one dlmalloc, under one lock. While there are several threads, short blocks that are freed are kept in a few boxes, from which
 //! threads take them without that lock: LibFS allocates some for each file that it is told of, and a thread that is suspended while it
 //! holds the lock stops all others.
+//!
+//! What has become large goes on growing, so from then on it gets pages in larger pieces, all of them at once: a page that is brought by a
+//! fault costs as much as LibFS's other work for a new file.
 
 use std::alloc::{GlobalAlloc, Layout};
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use ashlar_libfs::alone::is_alone;
@@ -26,6 +29,13 @@ const KEPT_MAX: u32 = 64;
 /// Blocks that are got at once where a box has none.
 const FETCHED: usize = 8;
 const BOXES: usize = 8;
+
+/// What dlmalloc asks the system for at a time, unless it needs more for one block.
+const PIECE: usize = 64 << 10;
+/// The most that it is given at a time.
+const PIECE_MAX: usize = 512 << 10;
+/// The part of what there is already that it is given at a time, once that is more than a piece: as a divisor.
+const GROWS_BY: usize = 4;
 
 /// A lock for threads that may be many, and none of which is interrupted by a handler that comes back here.
 struct Lock(AtomicU32);
@@ -98,10 +108,89 @@ impl KeptBox {
     }
 }
 
+/// The system's memory.
+struct Pages {
+    /// Bytes that dlmalloc has.
+    given: Cell<usize>,
+}
+
+impl Pages {
+    const fn new() -> Self {
+        Self { given: Cell::new(0) }
+    }
+
+    /// Fewer bytes are given than before.
+    fn took_back(&self, bytes: usize) {
+        self.given.set(self.given.get().saturating_sub(bytes));
+    }
+}
+
+/// What the kernel says to a call that gives memory; null where it gives none.
+fn address(answer: i64) -> *mut u8 {
+    if answer < 0 { std::ptr::null_mut() } else { std::ptr::with_exposed_provenance_mut(answer as usize) }
+}
+
+// SAFETY: what is given is mapped for nobody else, and as long as it's said to be.
+unsafe impl dlmalloc::Allocator for Pages {
+    fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
+        let piece = (self.given.get() / GROWS_BY).min(PIECE_MAX) / PIECE * PIECE;
+        let does_grow = size <= PIECE && piece > 0;
+        let size = if does_grow { piece } else { size };
+        let populate = if does_grow { libc::MAP_POPULATE } else { 0 };
+        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | populate) as u64;
+        let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+        // SAFETY: it's memory that nobody has yet.
+        let answer = unsafe { system_call(libc::SYS_mmap as u64, [0, size as u64, protection, flags, u64::MAX, 0]) };
+        let at = address(answer);
+        if !at.is_null() {
+            self.given.set(self.given.get() + size);
+        }
+        (at, size, 0)
+    }
+
+    fn remap(&self, at: *mut u8, old: usize, new: usize, can_move: bool) -> *mut u8 {
+        let flags = if can_move { libc::MREMAP_MAYMOVE } else { 0 };
+        let arguments = [at.expose_provenance() as u64, old as u64, new as u64, flags as u64, 0, 0];
+        // SAFETY: dlmalloc has the memory from here.
+        let moved = address(unsafe { system_call(libc::SYS_mremap as u64, arguments) });
+        if !moved.is_null() {
+            self.took_back(old);
+            self.given.set(self.given.get() + new);
+        }
+        moved
+    }
+
+    fn free_part(&self, at: *mut u8, old: usize, new: usize) -> bool {
+        self.free(at.wrapping_add(new), old - new)
+    }
+
+    fn free(&self, at: *mut u8, size: usize) -> bool {
+        let arguments = [at.expose_provenance() as u64, size as u64, 0, 0, 0, 0];
+        // SAFETY: dlmalloc has the memory from here, and uses it no more.
+        let is_free = unsafe { system_call(libc::SYS_munmap as u64, arguments) } == 0;
+        if is_free {
+            self.took_back(size);
+        }
+        is_free
+    }
+
+    fn can_release_part(&self, _: u32) -> bool {
+        true
+    }
+
+    fn allocates_zeros(&self) -> bool {
+        true
+    }
+
+    fn page_size(&self) -> usize {
+        4096
+    }
+}
+
 /// The allocator.
 pub(crate) struct Heap {
     lock: Lock,
-    memory: UnsafeCell<Dlmalloc>,
+    memory: UnsafeCell<Dlmalloc<Pages>>,
     boxes: [KeptBox; BOXES],
 }
 
@@ -132,7 +221,8 @@ fn bytes_of(kind: usize) -> usize {
 
 impl Heap {
     pub(crate) const fn new() -> Self {
-        Self { lock: Lock::new(), memory: UnsafeCell::new(Dlmalloc::new()), boxes: [const { KeptBox::new() }; BOXES] }
+        let memory = UnsafeCell::new(Dlmalloc::new_with_allocator(Pages::new()));
+        Self { lock: Lock::new(), memory, boxes: [const { KeptBox::new() }; BOXES] }
     }
 
     /// Keeps all threads out.
@@ -144,7 +234,7 @@ impl Heap {
 
     /// Does something with the memory that is not kept.
     #[inline]
-    fn with<T>(&self, what: impl FnOnce(&mut Dlmalloc) -> T) -> T {
+    fn with<T>(&self, what: impl FnOnce(&mut Dlmalloc<Pages>) -> T) -> T {
         self.lock.take();
         // SAFETY: the lock is held, and nobody unwinds.
         let done = what(unsafe { &mut *self.memory.get() });
