@@ -2,7 +2,7 @@
 
 mod common;
 
-use ashlar_libfs::{Change, Last, Make, RenameFlags};
+use ashlar_libfs::{Change, Last, Make, Purpose, RenameFlags};
 use ashlar_tests::random::Random;
 use ashlar_types::{Errno, FileKind, InodeId};
 use common::Site;
@@ -90,4 +90,36 @@ fn a_name_that_is_too_long_is_refused_as_such() {
         assert_eq!(Alone::of(0).walk(fs, &path, Last::Follow), Err(Errno::ENAMETOOLONG));
         assert_eq!(Alone::of(1000).walk(fs, &path, Last::Follow), Err(Errno::EACCES));
     }
+}
+
+/// Two move one name at once: one of them has it. The other one may see the file at both places, before and after.
+#[test]
+fn a_name_that_somebody_else_has_moved_is_moved_once() {
+    let site = Site::new(64 << 20);
+    let (one, other) = (connect(&site), connect(&site));
+    let file = one.make(&ROOT, InodeId::ROOT, b"job", &make(FileKind::Regular)).expect("made").id;
+    let who = Alone::of(0);
+    let aim = || Last::Keep.to(Purpose::Name);
+    for theirs in [&other, &one] {
+        let source = who.place(&one, "job", aim()).expect("followed");
+        theirs
+            .rename(&ROOT, (InodeId::ROOT, b"job"), (InodeId::ROOT, b"taken"), RenameFlags::default())
+            .expect("moved");
+        let target = who.place(&one, "taken", aim()).expect("followed");
+        assert_eq!([&source, &target].map(|place| place.found.as_ref().map(|found| found.id)), [Some(file); 2]);
+        let moved = one.rename_at(&who.who, &source, &target, RenameFlags::default());
+        assert_eq!(moved, Err(Errno::ENOENT));
+        one.rename(&ROOT, (InodeId::ROOT, b"taken"), (InodeId::ROOT, b"job"), RenameFlags::default()).expect("back");
+    }
+    // Where both are there, nothing is done.
+    one.link(&ROOT, file, InodeId::ROOT, b"second").expect("linked");
+    let (source, target) =
+        (who.place(&one, "job", aim()).expect("there"), who.place(&one, "second", aim()).expect("there"));
+    assert_eq!(one.rename_at(&who.who, &source, &target, RenameFlags::default()), Ok(()));
+    assert_eq!(one.attributes(file).expect("there").inode.links, 2);
+    // What is not there is so before it matters what is at the new name.
+    let (none, there) = (who.place(&one, "none", aim()).expect("followed"), target);
+    let flags = RenameFlags { no_replace: true, ..RenameFlags::default() };
+    assert_eq!(one.rename_at(&who.who, &none, &there, flags), Err(Errno::ENOENT));
+    assert_eq!(one.rename_at(&who.who, &source, &there, flags), Err(Errno::EEXIST));
 }

@@ -1,7 +1,8 @@
 //! A directory's entries as far as the session knows them.
 
-use std::collections::{HashMap, hash_map};
+use std::collections::{BTreeSet, HashMap, hash_map};
 use std::hash::BuildHasherDefault;
+use std::ops::Bound;
 use std::sync::OnceLock;
 
 use ashlar_types::Name;
@@ -38,14 +39,17 @@ impl Slot {
 }
 
 /// Entries by cookie. Where not all are known, a name without an entry is kept too, as known to be absent. Names are looked up far more often than
-/// they are listed, so their order is worked out when somebody lists them.
+/// they are listed, so their order is kept from when somebody lists them first.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Children {
     slots: HashMap<u64, Slot, BuildHasherDefault<NumberHasher>>,
-    /// All cookies in order, and some of slots that are gone since.
-    order: OnceLock<Box<[u64]>>,
+    /// All cookies.
+    order: OnceLock<BTreeSet<u64>>,
     complete: bool,
 }
+
+/// Places that are kept for names to come where nearly all that there were are gone.
+const KEPT_PLACES: usize = 64;
 
 /// Names kept of a directory that is not wholly known; beyond, what was digested is dropped. Bounds the memory that
 /// look-ups in a directory with millions of entries leave behind.
@@ -93,7 +97,9 @@ impl Children {
         match self.slots.get_mut(&cookie) {
             None => {
                 self.slots.insert(cookie, Slot::One((name, entry)));
-                self.order.take();
+                if let Some(order) = self.order.get_mut() {
+                    order.insert(cookie);
+                }
                 is_unknown
             }
             Some(Slot::One((found, old))) if *found == name => std::mem::replace(old, entry).is_some(),
@@ -132,22 +138,20 @@ impl Children {
             Slot::One((gone, _)) => Some(gone),
             Slot::Many(mut all) => all.pop().map(|(gone, _)| gone),
         };
-        // Who removes what he lists, page by page, needs no new order for each.
-        if self.order.get().is_some_and(|order| order.len() > 2 * self.slots.len()) {
-            self.order.take();
+        if let Some(order) = self.order.get_mut() {
+            order.remove(&cookie);
+        }
+        if self.slots.len() < self.slots.capacity() / 8 {
+            self.slots.shrink_to(self.slots.len() * 2 + KEPT_PLACES);
         }
         gone
     }
 
     /// What is known of names with cookies in `after < cookie <= until`, in order.
     pub(crate) fn between(&self, after: u64, until: u64) -> impl Iterator<Item = (u64, &Name, Option<Entry>)> {
-        let order = self.order.get_or_init(|| {
-            let mut order: Box<[u64]> = self.slots.keys().copied().collect();
-            order.sort_unstable();
-            order
-        });
-        let (_, behind) = order.split_at(order.partition_point(|&cookie| cookie <= after));
-        let cookies = behind.iter().take_while(move |&&cookie| cookie <= until);
+        let order = self.order.get_or_init(|| self.slots.keys().copied().collect());
+        let cookies =
+            order.range((Bound::Excluded(after), Bound::Unbounded)).take_while(move |&&cookie| cookie <= until);
         let slots = cookies.filter_map(|&cookie| Some((cookie, self.slots.get(&cookie)?)));
         slots.flat_map(|(cookie, slot)| slot.noted().iter().map(move |(name, entry)| (cookie, name, *entry)))
     }

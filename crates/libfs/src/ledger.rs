@@ -25,6 +25,15 @@ impl Ledger {
         }
     }
 
+    /// Enters nodes again that were taken out.
+    pub(crate) fn enter_again(&self, nodes: &[(LogPosition, InodeId)]) {
+        if !nodes.is_empty() {
+            let mut all = self.0.lock();
+            all.extend(nodes);
+            all.make_contiguous().sort();
+        }
+    }
+
     /// Takes out the nodes whose first change is before `bound`. Those that have later ones must be entered again.
     pub(crate) fn take(&self, bound: LogPosition) -> Vec<InodeId> {
         let mut all = self.0.lock();
@@ -48,8 +57,8 @@ mod tests {
         ledger.enter(LogPosition(10), InodeId(1));
         assert_eq!(ledger.take(LogPosition(10)), []);
         assert_eq!(ledger.take(LogPosition(20)), [InodeId(1)]);
-        ledger.enter(LogPosition(15), InodeId(1));
-        assert_eq!(ledger.take(LogPosition(30)), [InodeId(1), InodeId(2)]);
+        ledger.enter_again(&[(LogPosition(25), InodeId(3)), (LogPosition(15), InodeId(1))]);
+        assert_eq!(ledger.take(LogPosition(30)), [InodeId(1), InodeId(2), InodeId(3)]);
         assert_eq!(ledger.take(LogPosition(u64::MAX)), []);
     }
 }

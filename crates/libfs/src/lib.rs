@@ -364,6 +364,19 @@ impl LibFs {
     }
 
     /// A number for a new inode.
+    /// Whether there is a number for a new inode without asking for some.
+    pub(crate) fn has_inodes(&self) -> bool {
+        self.inodes.lock().1 > 0
+    }
+
+    /// Takes back the number that was given last, if it is: nothing was logged of it.
+    pub(crate) fn return_inode(&self, id: InodeId) {
+        let mut range = self.inodes.lock();
+        if range.0 == id.0 + 1 {
+            *range = (id.0, range.1 + 1);
+        }
+    }
+
     pub(crate) fn next_inode(&self) -> Outcome<InodeId> {
         let mut range = self.inodes.lock();
         if range.1 == 0 {

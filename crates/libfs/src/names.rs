@@ -145,17 +145,27 @@ impl LibFs {
             return Err(Errno::ENAMETOOLONG);
         }
         self.check_change(who, directory)?;
+        let is_there = || Ok(!name.is_empty() && self.entry_of(directory, name, true)?.is_some());
+        // Most callers have just looked. Where a number must be asked for, it is looked first, so that what is there already is the error.
+        if !self.has_inodes() && is_there()? {
+            return Err(Errno::EEXIST);
+        }
         let id = self.next_inode()?;
-        let claims = [Claim::write(directory).with_xattrs().with_entries()];
-        loop {
+        let claim = Claim::write(directory).with_xattrs();
+        let claims = [if name.is_empty() { claim } else { claim.with_entries() }];
+        let made = loop {
             let made = self.change(&claims, |locked| self.make_locked(locked, who, directory, name, make, id, open));
             match made {
                 // The name is there, or is not known.
-                Err(Errno::ECANCELED) if self.entry_of(directory, name, true)?.is_some() => return Err(Errno::EEXIST),
-                Err(Errno::ECANCELED) => {}
-                made => return made,
+                Err(Errno::ECANCELED) => match is_there() {
+                    Ok(false) => {}
+                    Ok(true) => break Err(Errno::EEXIST),
+                    Err(errno) => break Err(errno),
+                },
+                made => break made,
             }
-        }
+        };
+        made.inspect_err(|_| self.return_inode(id))
     }
 
     #[allow(clippy::too_many_arguments, reason = "the parts of one call")]
@@ -414,9 +424,21 @@ impl LibFs {
             match (target, flags) {
                 (Some(_), RenameFlags { no_replace: true, .. }) => return Err(Errno::EEXIST),
                 (None, RenameFlags { exchange: true, .. }) => return Err(Errno::ENOENT),
-                // Two names of one inode: nothing to do, says POSIX.
-                (Some(target), _) if target.inode == source.inode => return Ok(()),
                 _ => {}
+            }
+            if let Some(found) = target
+                && found.inode == source.inode
+            {
+                // Two names of one inode: nothing to do, says POSIX. But a name that moves meanwhile may be seen at both places.
+                let claims = [parent, new_parent].map(|directory| Claim::read(directory).with_entries());
+                let are_both_there = self.change(&claims, |locked| {
+                    locked.expect_entry(parent, name, Some(source)).map_err(|_| Errno::ECANCELED)?;
+                    Ok(locked.expect_entry(new_parent, new_name, target).map_err(|_| Errno::ECANCELED)?)
+                });
+                match are_both_there {
+                    Err(Errno::ECANCELED | Errno::ESTALE) => continue,
+                    result => return result,
+                }
             }
             let whiteout = flags.whiteout.then(|| self.next_inode()).transpose()?;
             let plan = Move { parent, name, new_parent, new_name, source, target, exchange: flags.exchange, whiteout };

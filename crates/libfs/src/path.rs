@@ -352,16 +352,16 @@ impl LibFs {
         if source.is_dot() {
             return Err(Errno::EBUSY);
         }
-        if flags.no_replace && target.found.is_some() {
-            return Err(Errno::EEXIST);
-        }
         if target.is_dot() {
-            return Err(Errno::EBUSY);
+            return Err(if flags.no_replace { Errno::EEXIST } else { Errno::EBUSY });
         }
         let Some(moved) = &source.found else {
             self.check_access(who, source.directory, Access::EXECUTE)?;
             return Err(Errno::ENOENT);
         };
+        if flags.no_replace && target.found.is_some() {
+            return Err(Errno::EEXIST);
+        }
         if !moved.inode.is_directory() && (source.is_directory_wanted || !flags.exchange && target.is_directory_wanted)
         {
             return Err(Errno::ENOTDIR);

@@ -214,12 +214,12 @@ impl LibFs {
         let bound = self.log.before_held(self.control.committed());
         // Before anything is forgotten: what was told without it is not taken over any more.
         self.tidied.fetch_max(bound.0, Ordering::AcqRel);
-        let mut finished = Vec::new();
+        let (mut finished, mut again) = (Vec::new(), Vec::new());
         for id in self.ledger.take(bound) {
             if let Some(mut state) = self.nodes.write_existing(id) {
                 state.prune(bound);
                 match state.changes.front().map(|(position, _)| *position) {
-                    Some(first) => self.ledger.enter(first, id),
+                    Some(first) => again.push((first, id)),
                     None => state.is_listed = false,
                 }
                 if state.gone && state.is_clean() {
@@ -227,6 +227,7 @@ impl LibFs {
                 }
             }
         }
+        self.ledger.enter_again(&again);
         if !finished.is_empty() {
             self.nodes.begin_eviction();
             finished.into_iter().for_each(|id| self.nodes.remove(id));

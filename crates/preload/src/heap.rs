@@ -130,18 +130,26 @@ fn address(answer: i64) -> *mut u8 {
     if answer < 0 { std::ptr::null_mut() } else { std::ptr::with_exposed_provenance_mut(answer as usize) }
 }
 
+/// Memory that nobody has yet; null where there is none.
+fn map(size: usize, flags: i32) -> *mut u8 {
+    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags) as u64;
+    let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+    // SAFETY: nothing is mapped there.
+    address(unsafe { system_call(libc::SYS_mmap as u64, [0, size as u64, protection, flags, u64::MAX, 0]) })
+}
+
 // SAFETY: what is given is mapped for nobody else, and as long as it's said to be.
 unsafe impl dlmalloc::Allocator for Pages {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
         let piece = (self.given.get() / GROWS_BY).min(PIECE_MAX) / PIECE * PIECE;
-        let does_grow = size <= PIECE && piece > 0;
-        let size = if does_grow { piece } else { size };
-        let populate = if does_grow { libc::MAP_POPULATE } else { 0 };
-        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | populate) as u64;
-        let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-        // SAFETY: it's memory that nobody has yet.
-        let answer = unsafe { system_call(libc::SYS_mmap as u64, [0, size as u64, protection, flags, u64::MAX, 0]) };
-        let at = address(answer);
+        let mut found = (std::ptr::null_mut(), 0);
+        if size <= PIECE && piece > 0 {
+            found = (map(piece, libc::MAP_POPULATE), piece);
+        }
+        if found.0.is_null() {
+            found = (map(size, 0), size);
+        }
+        let (at, size) = found;
         if !at.is_null() {
             self.given.set(self.given.get() + size);
         }
