@@ -52,12 +52,15 @@ pub fn to_begin_with(state: &State) -> Credit {
     }
 }
 
-/// What to grant of `free` to a session that wants `want`; `None` where it's too little.
-fn decide(free: Credit, want: Credit) -> Option<Credit> {
-    let amount = |free: u64, want: u64, chunk: u64| (want <= free).then(|| want.max(chunk.min(free / PLENTY_PART)));
+/// What to grant of `free` to a session that wants `want` and has `left`; `None` where it's too little. Of what it has enough of it gets no more:
+/// who writes data would come to hold all metadata, and who makes files all blocks.
+fn decide(free: Credit, want: Credit, left: Credit) -> Option<Credit> {
+    let amount = |free: u64, want: u64, left: u64, chunk: u64| {
+        if want <= left { Some(0) } else { (want <= free).then(|| want.max(chunk.min(free / PLENTY_PART))) }
+    };
     Some(Credit {
-        blocks: amount(free.blocks, want.blocks, CHUNK.blocks)?,
-        metadata_bytes: amount(free.metadata_bytes, want.metadata_bytes, CHUNK.metadata_bytes)?,
+        blocks: amount(free.blocks, want.blocks, left.blocks, CHUNK.blocks)?,
+        metadata_bytes: amount(free.metadata_bytes, want.metadata_bytes, left.metadata_bytes, CHUNK.metadata_bytes)?,
     })
 }
 
@@ -69,10 +72,11 @@ pub fn grant(shared: &Shared, id: SessionId, want: Credit, replaces: bool) -> Re
     let kinds: &[CreditKind] = if replaces { &[CreditKind::Common, CreditKind::Kept] } else { &[CreditKind::Common] };
     let mut state = shared.lock();
     for attempt in 0.. {
-        if state.live(id).is_none() {
-            return Err(Errno::EIO);
-        }
-        let found = kinds.iter().find_map(|&kind| Some((decide(free(&state, kind), want)?, kind)));
+        let session = state.live(id).ok_or(Errno::EIO)?;
+        let found = kinds.iter().find_map(|&kind| {
+            let granted = decide(free(&state, kind), want, session.credit_left(kind))?;
+            Some((granted, kind))
+        });
         if let Some((credit, kind)) = found {
             let session = state.sessions.get_mut(&id).ok_or(Errno::EIO)?;
             session.grant_credit(credit, kind).map_err(|_| Errno::EIO)?;
@@ -153,10 +157,20 @@ mod tests {
 
     #[test]
     fn a_chunk_while_there_is_plenty_and_the_exact_wish_when_it_is_tight() {
-        assert_eq!(decide(credit(1 << 30, 1 << 40), credit(1, 1)), Some(CHUNK));
-        assert_eq!(decide(credit(1 << 30, 1 << 40), credit(1 << 29, 1)).map(|c| c.blocks), Some(1 << 29));
-        assert_eq!(decide(credit(20, 2000), credit(3, 1500)), Some(credit(3, 1500)));
-        assert_eq!(decide(credit(20, 2000), credit(21, 1)), None);
-        assert_eq!(decide(credit(20, 2000), credit(1, 2001)), None);
+        let nothing = credit(0, 0);
+        assert_eq!(decide(credit(1 << 30, 1 << 40), credit(1, 1), nothing), Some(CHUNK));
+        assert_eq!(decide(credit(1 << 30, 1 << 40), credit(1 << 29, 1), nothing).map(|c| c.blocks), Some(1 << 29));
+        assert_eq!(decide(credit(20, 2000), credit(3, 1500), nothing), Some(credit(3, 1500)));
+        assert_eq!(decide(credit(20, 2000), credit(21, 1), nothing), None);
+        assert_eq!(decide(credit(20, 2000), credit(1, 2001), nothing), None);
+    }
+
+    #[test]
+    fn nobody_gets_what_he_has_enough_of() {
+        let plenty = credit(1 << 30, 1 << 40);
+        assert_eq!(decide(plenty, credit(1, 256), credit(0, 256)), Some(credit(CHUNK.blocks, 0)));
+        assert_eq!(decide(plenty, credit(0, 1024), credit(500, 1023)), Some(credit(0, CHUNK.metadata_bytes)));
+        assert_eq!(decide(credit(0, 2000), credit(1, 2000), credit(1, 0)), Some(credit(0, 2000)));
+        assert_eq!(decide(plenty, credit(1, 1), credit(1, 1)), Some(credit(0, 0)));
     }
 }

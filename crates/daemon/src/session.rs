@@ -446,6 +446,15 @@ impl Session {
         Ok(())
     }
 
+    /// Credit of one kind that the session has left, as it says; no more than its account shows.
+    pub fn credit_left(&self, kind: CreditKind) -> Credit {
+        let (said, outstanding) = (self.control.credit_left(kind), self.account.outstanding());
+        Credit {
+            blocks: said.blocks.min(outstanding.blocks),
+            metadata_bytes: said.metadata_bytes.min(outstanding.metadata_bytes),
+        }
+    }
+
     /// Makes its files nobody's, and that durable: no start takes them up any more.
     ///
     /// # Errors

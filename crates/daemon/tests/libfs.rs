@@ -410,3 +410,32 @@ fn a_log_that_was_anothers_is_mapped_in_steps_too() {
     }
     assert_eq!(numbers.len(), 1, "{numbers:?}");
 }
+
+/// Who only writes data holds no room for names that he does not use, and who only makes files none for data: others would be granted crumbs, and
+/// ask for each file.
+#[test]
+fn what_a_session_does_not_use_it_does_not_hoard() {
+    const CHUNK_BLOCKS: u64 = 4096;
+    const CHUNK_INODES: u64 = 4096;
+    let site = Site::new(512 << 20);
+    let fs = connect(&site);
+    let before = site.status().space;
+    let file = fs.make_open(&ROOT, InodeId::ROOT, b"file", &make(FileKind::Regular)).expect("made").id;
+    let data = vec![7; 1 << 20];
+    for number in 0..256_u64 {
+        fs.write(&ROOT, file, WriteAt::Offset(number % 16 << 20), &data, false).expect("written");
+    }
+    let inodes = before.inodes_free - site.status().space.inodes_free;
+    assert!(inodes < 2 * CHUNK_INODES, "who has written 256 MB holds room for {inodes} inodes");
+    fs.make_room().expect("digested");
+    let other = connect(&site);
+    let directory = other.make(&ROOT, InodeId::ROOT, b"directory", &make(FileKind::Directory)).expect("made").id;
+    let before = site.status().space;
+    for number in 0..12_000 {
+        let name = format!("{number}");
+        other.make(&ROOT, directory, name.as_bytes(), &make(FileKind::Regular)).expect("made");
+    }
+    let blocks = before.blocks_free - site.status().space.blocks_free;
+    assert!(blocks < CHUNK_BLOCKS, "who has made 12,000 files holds {blocks} blocks");
+    fs.close(file);
+}

@@ -326,6 +326,12 @@ impl<M: Persistent> ControlPage<M> {
         self.give(metadata, credit.metadata_bytes);
     }
 
+    /// Credit of one kind that is not used yet.
+    pub fn credit_left(&self, kind: CreditKind) -> Credit {
+        let (blocks, metadata) = kind.words();
+        Credit { blocks: self.0.load(blocks), metadata_bytes: self.0.load(metadata) }
+    }
+
     /// Takes away all credit that is not used yet, and tells how much it was.
     pub fn recall_credit(&self) -> Credit {
         CreditKind::ALL.iter().fold(Credit::default(), |sum, kind| {
