@@ -423,7 +423,7 @@ fn what_a_session_does_not_use_it_does_not_hoard() {
     let file = fs.make_open(&ROOT, InodeId::ROOT, b"file", &make(FileKind::Regular)).expect("made").id;
     let data = vec![7; 1 << 20];
     for number in 0..256_u64 {
-        fs.write(&ROOT, file, WriteAt::Offset(number % 16 << 20), &data, false).expect("written");
+        fs.write(&ROOT, file, WriteAt::Offset((number % 16) << 20), &data, false).expect("written");
     }
     let inodes = before.inodes_free - site.status().space.inodes_free;
     assert!(inodes < 2 * CHUNK_INODES, "who has written 256 MB holds room for {inodes} inodes");
