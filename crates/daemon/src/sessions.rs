@@ -253,6 +253,8 @@ fn begin_with_means(state: &mut State, session: &mut Session) -> (InodeId, u64) 
 
 fn welcome(shared: &Shared, state: &State, session: &Session, inodes: (InodeId, u64)) -> Opened {
     let medium = shared.arena.medium();
+    // Of a session that was found it isn't known how much there is, but at least that.
+    let log_beginning = log_beginning(session.identity.kind, session.log_room.bytes);
     let is_process = session.identity.kind == SessionKind::Process;
     // Who is told of none asks, and hears what is wrong.
     let first = shared.arena.segments().first().filter(|_| is_process).map(|segment| segment.number);
@@ -261,7 +263,7 @@ fn welcome(shared: &Shared, state: &State, session: &Session, inodes: (InodeId, 
     let welcome = Welcome {
         peer: Peer { session: session.id, token: session.token },
         log_bytes: session.log_room.bytes,
-        log_allocated: log_allocated(session),
+        log_allocated: session.log_room.allocated.max(log_beginning),
         log_generation: LogGeneration(session.log.generation().0),
         arena: shared.arena.summary().id,
         sync_needed: medium.kind == MediumKind::Disk,
@@ -275,15 +277,6 @@ fn welcome(shared: &Shared, state: &State, session: &Session, inodes: (InodeId, 
     };
     let board = state.board.as_ref().filter(|_| is_process).map(|board| Arc::clone(board.file()));
     Opened { welcome, files: session.files.clone(), others: [segment_file, board] }
-}
-
-/// How much of its log a session that begins is told to have room. One that was another's may have more: whoever goes on that far asks, and has it
-/// mapped in steps.
-fn log_allocated(session: &Session) -> u64 {
-    let beginning = log_beginning(session.identity.kind, session.log_room.bytes);
-    let (tail, ring_bytes) = (session.log.tail().0, session.log.capacity());
-    let before_ring = session.log_room.bytes - ring_bytes;
-    (before_ring + tail.min(ring_bytes) + LOG_BEGINNING).min(session.log_room.allocated).max(beginning)
 }
 
 /// Gives a session's log room up to a byte.

@@ -89,67 +89,46 @@ impl<T> Counted<RwLock<T>> {
     #[inline]
     pub(crate) fn read_held(self) -> ReadGuard<T> {
         std::mem::forget(self.read());
-        ReadGuard { lock: self }
+        Guard { lock: self }
     }
 
     /// As [`Self::read_held`], if nobody is in the way.
     #[inline]
     pub(crate) fn try_read_held(&self) -> Option<ReadGuard<T>> {
         std::mem::forget(self.try_read()?);
-        Some(ReadGuard { lock: self.clone() })
+        Some(Guard { lock: self.clone() })
     }
 
     /// Locks it to change.
     #[inline]
     pub(crate) fn write_held(self) -> WriteGuard<T> {
         std::mem::forget(self.write());
-        WriteGuard { lock: self }
+        Guard { lock: self }
     }
 
     /// As [`Self::write_held`], if nobody is in the way.
     #[inline]
     pub(crate) fn try_write_held(&self) -> Option<WriteGuard<T>> {
         std::mem::forget(self.try_write()?);
-        Some(WriteGuard { lock: self.clone() })
+        Some(Guard { lock: self.clone() })
     }
 }
 
-/// Who looks at a value, and has it stay.
+/// Who looks at a value or changes it (`CHANGES`), and has it stay.
 #[derive(Debug)]
-pub(crate) struct ReadGuard<T> {
+pub(crate) struct Guard<T, const CHANGES: bool> {
     lock: Counted<RwLock<T>>,
 }
 
-impl<T> Deref for ReadGuard<T> {
+pub(crate) type ReadGuard<T> = Guard<T, false>;
+pub(crate) type WriteGuard<T> = Guard<T, true>;
+
+impl<T, const CHANGES: bool> Deref for Guard<T, CHANGES> {
     type Target = T;
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: it was locked to look at when this was made, and is so until it is dropped.
-        unsafe { &*self.lock.data_ptr() }
-    }
-}
-
-impl<T> Drop for ReadGuard<T> {
-    #[inline]
-    fn drop(&mut self) {
-        // SAFETY: as above.
-        unsafe { self.lock.force_unlock_read() };
-    }
-}
-
-/// Who changes a value, and has it stay.
-#[derive(Debug)]
-pub(crate) struct WriteGuard<T> {
-    lock: Counted<RwLock<T>>,
-}
-
-impl<T> Deref for WriteGuard<T> {
-    type Target = T;
-
-    #[inline]
-    fn deref(&self) -> &T {
-        // SAFETY: it was locked to change when this was made, and is so until it is dropped.
+        // SAFETY: it was locked when this was made, and is so until it is dropped.
         unsafe { &*self.lock.data_ptr() }
     }
 }
@@ -157,16 +136,16 @@ impl<T> Deref for WriteGuard<T> {
 impl<T> DerefMut for WriteGuard<T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as above.
+        // SAFETY: it was locked to change when this was made, and is so until it is dropped.
         unsafe { &mut *self.lock.data_ptr() }
     }
 }
 
-impl<T> Drop for WriteGuard<T> {
+impl<T, const CHANGES: bool> Drop for Guard<T, CHANGES> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: as above.
-        unsafe { self.lock.force_unlock_write() };
+        // SAFETY: it was locked so when this was made.
+        unsafe { if CHANGES { self.lock.force_unlock_write() } else { self.lock.force_unlock_read() } };
     }
 }
 
