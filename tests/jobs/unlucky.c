@@ -551,6 +551,28 @@ static void vectors(void)
     say("a path at the end of memory", access(map + PAGE - 5, R_OK));
     memcpy(map + PAGE - 4, "file", 4);
     say("one beyond it", access(map + PAGE - 4, R_OK));
+    /* Memory that was read into, and what becomes of it afterwards; what stands beside it stays. */
+    map = mmap(NULL, 12 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *end = sbrk(0);
+    sbrk(4 * PAGE);
+    for (int page = 0; page < 12; page++)
+        say("read into a page", pread(file, map + page * PAGE, 4, 0));
+    say("read into the heap", pread(file, end + 2 * PAGE, 4, 0));
+    munmap(map + PAGE, PAGE);
+    mprotect(map + 3 * PAGE, PAGE, PROT_READ);
+    mprotect(map + 5 * PAGE, PAGE, PROT_NONE);
+    mmap(map + 7 * PAGE, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    char *moved = mremap(map + 9 * PAGE, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, map + 11 * PAGE);
+    sbrk(-4 * PAGE);
+    for (int page = 0; page < 12; page++)
+        say("read into it again", pread(file, map + page * PAGE, 4, 0));
+    for (int page = 0; page < 12; page++)
+        say("written from it", pwrite(file, map + page * PAGE, 4, 0));
+    say("it was moved", moved - map);
+    say("the heap has ended", pread(file, end + 2 * PAGE, 4, 0));
+    mprotect(map + 3 * PAGE, PAGE, PROT_READ | PROT_WRITE);
+    say("it may be written again", pread(file, map + 3 * PAGE, 4, 0));
+    say("all of it", pread(file, map, 12 * PAGE, 0));
     /* Room for much, of which little is needed. */
     char *room = mmap(NULL, 1L << 36, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     struct rusage before, after;

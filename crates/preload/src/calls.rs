@@ -88,6 +88,7 @@ const F_CREATED_QUERY: i32 = 1028;
 
 /// Where the path begins in the address of a socket (`sockaddr_un`).
 const SOCKET_PATH_AT: u64 = 2;
+const READ_AND_WRITE: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
 
 const fn shape(number: i64) -> Shape {
     match number {
@@ -463,23 +464,26 @@ fn looked_at(call: &Frame) -> bool {
     let is_ours = || descriptors_of(call.rax as i64).iter().any(|&index| descriptors::is_followed(a[index] as i32));
     match call.rax as i64 {
         libc::SYS_munmap | libc::SYS_remap_file_pages => {
-            memory::forget();
+            memory::forget(a[0], a[1]);
             direct::may_be_in(a[0], a[1])
         }
         libc::SYS_shmdt => {
-            memory::forget();
+            memory::forget_all();
             false
         }
         libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
-            memory::forget();
+            // A heap that grows is made one to read and write, piece by piece.
+            if a[2] & READ_AND_WRITE != READ_AND_WRITE {
+                memory::forget(a[0], a[1]);
+            }
             a[2] != libc::PROT_READ as u64 && direct::may_be_in(a[0], a[1])
         }
         libc::SYS_shmat => {
-            memory::forget();
+            memory::forget_all();
             a[2] & direct::SHM_REMAP != 0 && direct::may_be_in(a[1], u64::MAX)
         }
         libc::SYS_mremap => {
-            memory::forget();
+            remapped(a).iter().for_each(|&(address, length)| memory::forget(address, length));
             snapshot::may_be_at(a[0]) || remapped(a).iter().any(|&(address, length)| direct::may_be_in(address, length))
         }
         libc::SYS_brk => {
@@ -488,7 +492,7 @@ fn looked_at(call: &Frame) -> bool {
         }
         libc::SYS_madvise => {
             if a[2] == memory::MADV_GUARD_INSTALL {
-                memory::forget();
+                memory::forget(a[0], a[1]);
             }
             false
         }
@@ -505,7 +509,7 @@ fn looked_at(call: &Frame) -> bool {
             // What the kernel maps where it likes takes nothing away.
             let is_fixed = a[3] & libc::MAP_FIXED as u64 != 0;
             if is_fixed {
-                memory::forget();
+                memory::forget(a[0], a[1]);
             }
             is_fixed && direct::may_be_in(a[0], a[1]) || a[3] & libc::MAP_ANONYMOUS as u64 == 0 && is_ours()
         }

@@ -1,7 +1,7 @@
 //! The program's memory: whether an address may be read or written, found out without a fault, and copies from and to it.
 //!
 //! The kernel gives `EFAULT` for a bad pointer; we would take the program down. Before memory is touched its pages are asked about, with a
-//! system call that brings them in (`MADV_POPULATE_*`), and remembered until the program unmaps or protects any memory. So a
+//! system call that brings them in (`MADV_POPULATE_*`), and remembered until the program unmaps or protects them. So a
 //! program that uses its buffers again pays a look into a table.
 
 use std::mem::MaybeUninit;
@@ -16,8 +16,10 @@ const PAGE: u64 = 4096;
 const USER_END: u64 = 1 << 47;
 /// Nothing is mapped below this address, and programs that follow a null pointer look there.
 const USER_START: u64 = 0x1000;
-/// Pages that are remembered: the stack's and a few buffers'.
-const REMEMBERED: usize = 1024;
+/// Pages that are remembered, 64 MiB: the stack's, and those into which a database reads its blocks. The table's own memory comes with its use.
+const REMEMBERED: usize = 16384;
+/// Of more pages than these nothing is looked for in the table: all of it is forgotten.
+const FORGOTTEN_AT_ONCE: u64 = 4096;
 /// More pages than these are asked about each time: next to copying them that costs nothing.
 const REMEMBERED_AT_ONCE: u64 = 64;
 /// It takes pages away that were mapped.
@@ -36,13 +38,35 @@ pub(crate) enum Use {
 
 /// Remembered pages by a hash of their number: `epoch << 37 | page << 1 | use`. A page that may be written may be read.
 static PAGES: [AtomicU64; REMEMBERED] = [const { AtomicU64::new(0) }; REMEMBERED];
-/// Counts the changes of what is mapped; 27 bits of it count.
+const PAGE_BITS: u64 = ((1 << 37) - 1) & !1;
+/// Counts how often all was forgotten; 27 bits of it count.
 static EPOCH: AtomicU64 = AtomicU64::new(1);
 const EPOCH_BITS: u64 = (1 << 27) - 1;
+/// Counts how often some pages were: what was asked about meanwhile is not remembered.
+static FORGOTTEN: AtomicU64 = AtomicU64::new(0);
 
-/// Says that the program is changing what is mapped where.
-pub(crate) fn forget() {
+/// Says that the program is changing what is mapped, somewhere.
+pub(crate) fn forget_all() {
     EPOCH.fetch_add(1, Ordering::SeqCst);
+}
+
+/// Says that the program is changing what is mapped in a part of its memory.
+pub(crate) fn forget(start: u64, bytes: u64) {
+    let pages = start / PAGE..start.saturating_add(bytes).div_ceil(PAGE);
+    if pages.end.saturating_sub(pages.start) > FORGOTTEN_AT_ONCE {
+        return forget_all();
+    }
+    FORGOTTEN.fetch_add(1, Ordering::SeqCst);
+    pages.for_each(drop_page);
+}
+
+/// Takes a page out of the table, if it is there.
+fn drop_page(page: u64) {
+    let known = place(page).load(Ordering::SeqCst);
+    if known & PAGE_BITS == page << 1 {
+        // Another one that takes its place just now is asked about once more.
+        place(page).store(0, Ordering::SeqCst);
+    }
 }
 
 /// The heap's end, where the program last put it; only one that moves down takes memory away.
@@ -50,22 +74,24 @@ static BREAK: AtomicU64 = AtomicU64::new(u64::MAX);
 
 /// Says that the program asks for its heap to end at an address, or, with 0, where it does.
 pub(crate) fn note_break(end: u64) {
-    if end != 0 && end < BREAK.swap(end, Ordering::Relaxed) {
-        forget();
+    if end == 0 {
+        return;
     }
+    let before = BREAK.swap(end, Ordering::Relaxed);
+    forget(end, before.saturating_sub(end));
 }
 
-fn word(page: u64, what: Use) -> u64 {
-    (EPOCH.load(Ordering::Relaxed) & EPOCH_BITS) << 37 | page << 1 | what as u64
+fn word(epoch: u64, page: u64, what: Use) -> u64 {
+    (epoch & EPOCH_BITS) << 37 | page << 1 | what as u64
 }
 
 fn place(page: u64) -> &'static AtomicU64 {
-    &PAGES[(page ^ page >> 10) as usize % REMEMBERED]
+    &PAGES[(page ^ page >> REMEMBERED.trailing_zeros()) as usize % REMEMBERED]
 }
 
 fn is_known(page: u64, what: Use) -> bool {
-    let known = place(page).load(Ordering::Relaxed);
-    known == word(page, Use::Write) || what == Use::Read && known == word(page, Use::Read)
+    let (known, epoch) = (place(page).load(Ordering::Relaxed), EPOCH.load(Ordering::Relaxed));
+    known == word(epoch, page, Use::Write) || what == Use::Read && known == word(epoch, page, Use::Read)
 }
 
 /// Whether `length` bytes at an address may be used so.
@@ -85,10 +111,13 @@ pub(crate) fn check(address: u64, length: u64, what: Use) -> Result<(), Errno> {
     if is_short && pages.clone().all(|page| is_known(page, what)) {
         return Ok(());
     }
-    let words = pages.clone().map(|page| word(page, what));
+    let (epoch, forgotten) = (EPOCH.load(Ordering::SeqCst), FORGOTTEN.load(Ordering::SeqCst));
     ask(pages.start * PAGE, (pages.end - pages.start) * PAGE, what)?;
     if is_short {
-        pages.zip(words).for_each(|(page, word)| place(page).store(word, Ordering::Relaxed));
+        pages.clone().for_each(|page| place(page).store(word(epoch, page, what), Ordering::SeqCst));
+        if FORGOTTEN.load(Ordering::SeqCst) != forgotten {
+            pages.for_each(drop_page);
+        }
     }
     Ok(())
 }
