@@ -24,7 +24,7 @@ impl LibFs {
     /// `ESTALE` where it is gone.
     pub fn attributes(&self, id: InodeId) -> Outcome<Found> {
         let _measured = self.measured(OperationKind::Name);
-        self.found(id)
+        self.looked_at(Claim::read(id))
     }
 
     /// The attributes of an inode that the caller has opened, if they are at hand. `None` where it takes more: [`LibFs::attributes`] knows.
@@ -52,6 +52,14 @@ impl LibFs {
     pub(crate) fn found_by(&self, claim: Claim) -> Outcome<Found> {
         let (id, guard) = (claim.id, self.view(claim)?);
         Ok(Found { id, inode: guard.inode.clone().ok_or(Errno::ESTALE)? })
+    }
+
+    /// As [`LibFs::found_by`], for an operation that is done with it: what is only looked at, and for the first time, need not become known.
+    pub(crate) fn looked_at(&self, claim: Claim) -> Outcome<Found> {
+        match self.glimpse(&claim) {
+            Some(inode) => Ok(Found { id: claim.id, inode }),
+            None => self.found_by(claim),
+        }
     }
 
     /// An inode's attributes, if they are known without asking.

@@ -69,6 +69,12 @@ impl Claim {
     pub(crate) fn with_subtree(self) -> Self {
         Self { subtree: true, ..self }
     }
+
+    /// Whether it's attributes that are to be read, and nothing else.
+    pub(crate) fn is_a_look(&self) -> bool {
+        let Self { id: _, write, soon_written, makes, contents, entries, xattrs, subtree } = *self;
+        !(write || soon_written || makes || contents || entries || xattrs || subtree)
+    }
 }
 
 /// The lease that a grant gives.

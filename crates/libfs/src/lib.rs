@@ -75,7 +75,7 @@ pub use stat::xattr_list;
 pub use warm::OpenInode;
 
 use alone::Mutex;
-use board::Board;
+use board::{Board, Glimpses};
 use calls::Calls;
 use handles::HeldLocks;
 use ledger::Ledger;
@@ -131,6 +131,7 @@ pub struct LibFs {
     control: ControlPage<Mapping>,
     leases: LeaseTable<Mapping>,
     board: Option<Board>,
+    glimpses: Glimpses,
     nodes: NodeTable,
     /// Held by inode while it is asked for.
     asking: [Mutex<()>; grants::ASKING],
@@ -218,6 +219,7 @@ impl LibFs {
             control,
             leases,
             board: board.and_then(|memory| Board::new(memory, welcome.segment_era)),
+            glimpses: Glimpses::new(),
             nodes: NodeTable::new(),
             asking: std::array::from_fn(|_| Mutex::new(())),
             detours: Detours::new(),

@@ -73,7 +73,7 @@ impl LibFs {
             let entry = entry.ok_or(Errno::ENOENT)?;
             // A link is followed, or only looked at, as a rule.
             let is_link = entry.kind == FileKind::Symlink && purpose != Purpose::Name;
-            match self.found_by(if is_link { Claim::read(entry.inode) } else { claim_found(entry.inode) }) {
+            match self.looked_at(if is_link { Claim::read(entry.inode) } else { claim_found(entry.inode) }) {
                 // Removed since it was looked up: the next look-up says so.
                 Err(Errno::ESTALE) if self.entry_of(directory, name, false)? != Some(entry) => {}
                 found => return found.map(|found| (found, lease)),

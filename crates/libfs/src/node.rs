@@ -232,7 +232,8 @@ impl Hasher for NumberHasher {
 
 type Shard = RwLock<HashMap<InodeId, Node, BuildHasherDefault<NumberHasher>>>;
 
-const SHARDS: usize = 16;
+/// Two threads that make nodes seldom meet.
+const SHARDS: usize = 64;
 
 /// Nodes kept at the most, unless more are dirty or in use: about 500 bytes each, so at most 16 MiB or so.
 const NODES_MAX: usize = 32_768;
@@ -299,6 +300,11 @@ impl NodeTable {
     pub(crate) fn write_existing(&self, id: InodeId) -> Option<WriteGuard> {
         let free = self.shard(id).read().get(&id)?.try_write_held();
         free.or_else(|| Some(self.existing(id)?.write_held()))
+    }
+
+    /// Whether there is a node.
+    pub(crate) fn has(&self, id: InodeId) -> bool {
+        self.shard(id).read().contains_key(&id)
     }
 
     /// The node, if there is one.

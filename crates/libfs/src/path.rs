@@ -260,7 +260,7 @@ impl LibFs {
     fn known_place(&self, around: &impl Surroundings, era: u64, from: InodeId, path: &[u8], aim: Aim) -> Option<Place> {
         let end = around.paths().end(self, era, from, path)?;
         // What is at the end may be gone, and a link may lead on.
-        let found = self.found_by(aim.purpose.claim(end.id)).ok()?;
+        let found = self.looked_at(aim.purpose.claim(end.id)).ok()?;
         if found.inode.kind == FileKind::Symlink && aim.follows() {
             return None;
         }

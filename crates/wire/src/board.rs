@@ -8,7 +8,7 @@
 //! 1052680  persistent:8 (unused:48)        the last batch of updates that is committed
 //! 1052736  16,384 rows of 4 times inode:8 position:8; an inode stands in the row of its hash
 //! 2101312  ring of 32 MiB; position p is at byte p modulo its length
-//!          inode:8  word:8  slot:4 length:4  parts:8  then `length` bytes, in postcard encoding: state, dependencies, their batch
+//!          inode:8  word:8  slot:4 length:4  parts:8  then `length` bytes, in postcard encoding: dependencies, their batch, state
 //! ```
 //!
 //! # How it is read
@@ -20,7 +20,9 @@
 use std::sync::atomic::{Ordering, fence};
 
 use ashlar_pmem::Persistent;
-use ashlar_types::{FileKind, InodeId, LogPosition, SessionId};
+use ashlar_types::{FileKind, Inode, InodeId, LogPosition, SessionId};
+use serde::de::DeserializeOwned;
+use smallvec::SmallVec;
 
 use crate::control::Words;
 use crate::{InodeState, LEASE_TABLE_BYTES, LeaseTable, LeaseWord, Need};
@@ -36,20 +38,22 @@ const RING_BYTES: u64 = 32 << 20;
 const HEADER_BYTES: u64 = 32;
 /// The longest post: so that one directory does not push out all others.
 const POST_BYTES_MAX: u64 = RING_BYTES / 64;
+/// Bytes of most posts of files, and of all that is needed of any to know its attributes, unless they are a long link's.
+const SHORT_BYTES: usize = 512;
 /// Bytes of the board's file.
 pub const BOARD_BYTES: u64 = RING + RING_BYTES;
 
 const _: () = assert!(KEPT_FROM == 1_052_672 && INDEX == 1_052_736 && RING == 2_101_312);
 
-/// What stands on the board of an inode.
+/// What stands on the board of an inode: its state, or a part of that.
 #[derive(Clone, Debug)]
-pub struct Post {
+pub struct Post<S = InodeState> {
     /// The slot of the board's own lease table.
     pub slot: u32,
     /// The slot's word for as long as the post is true.
     pub word: LeaseWord,
     /// The inode's state.
-    pub state: InodeState,
+    pub state: S,
     /// Updates that the state shows and that may not be persistent yet.
     pub dependencies: Vec<(SessionId, LogPosition)>,
 }
@@ -113,18 +117,29 @@ impl<M: Persistent + Clone> Board<M> {
 
     /// What stands here of an inode, if it is true now and has all that is needed.
     pub fn find(&self, inode: InodeId, need: Need) -> Option<Post> {
+        self.read(inode, need, POST_BYTES_MAX)
+    }
+
+    /// The attributes of what stands here of an inode, with which its state begins, if that is true now.
+    pub fn attributes(&self, inode: InodeId) -> Option<Post<Inode>> {
+        self.read(inode, Need::default(), SHORT_BYTES as u64)
+    }
+
+    /// As [`Self::find`], of so many bytes at the most.
+    fn read<S: DeserializeOwned>(&self, inode: InodeId, need: Need, most: u64) -> Option<Post<S>> {
         let position = self.position(inode)?;
         let header = self.header(inode, position)?;
         if !has_all(header.parts, need) || header.length > POST_BYTES_MAX || !self.stands(&header) {
             return None;
         }
-        let mut bytes = vec![0; header.length as usize];
+        let mut bytes: SmallVec<[u8; SHORT_BYTES]> = SmallVec::new();
+        bytes.resize(header.length.min(most) as usize, 0);
         self.words.0.load(header.at + HEADER_BYTES, &mut bytes).ok()?;
         fence(Ordering::Acquire);
         if !self.is_kept(position) {
             return None;
         }
-        let (state, mut dependencies, batch): (_, Vec<_>, u64) = postcard::from_bytes(&bytes).ok()?;
+        let (mut dependencies, batch, state): (Vec<_>, u64, S) = postcard::from_bytes(&bytes).ok()?;
         if self.words.load(PERSISTENT) >= batch {
             dependencies.clear();
         }
@@ -197,7 +212,7 @@ impl<M: Persistent + Clone> BoardWriter<M> {
     /// with this batch.
     pub fn post(&mut self, post: &Post, inode: InodeId, batch: u64) -> bool {
         let Post { slot, word, state, dependencies } = post;
-        let Ok(bytes) = postcard::to_allocvec(&(state, dependencies, batch)) else { return false };
+        let Ok(bytes) = postcard::to_allocvec(&(dependencies, batch, state)) else { return false };
         let length = bytes.len() as u64;
         if length > POST_BYTES_MAX {
             return false;
@@ -240,7 +255,7 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     use ashlar_pmem::{Mapping, MappingAccess, Medium};
-    use ashlar_types::{Inode, Timestamp};
+    use ashlar_types::Timestamp;
 
     use super::*;
     use crate::ScopeKind;
@@ -288,6 +303,9 @@ mod tests {
         assert!(post(&mut writer, id.0, (3, word(WORD)), state(5, 9)));
         let found = board.find(id, XATTRS).expect("posted");
         assert!(is_of(&found, 5) && (found.slot, found.word) == (3, word(WORD)));
+        let seen = board.attributes(id).expect("posted");
+        assert!(seen.state == found.state.attributes && (seen.slot, seen.word) == (3, word(WORD)));
+        assert_eq!(seen.dependencies, found.dependencies);
         assert_eq!(found.dependencies, [(SessionId(4), LogPosition(77))]);
         writer.set_persistent(1);
         assert_eq!(board.find(id, XATTRS).expect("posted").dependencies.len(), 1, "that was another batch");
@@ -299,6 +317,7 @@ mod tests {
         for gone in [LeaseWord::revoked(WORD + 1), word(WORD + 1), LeaseWord::revoked(WORD)] {
             writer.board().set_word(3, gone, id);
             assert!(board.find(id, XATTRS).is_none() && !board.has(id, Need::default()));
+            assert!(board.attributes(id).is_none());
         }
         assert!(post(&mut writer, id.0, (3, word(WORD + 2)), state(6, 9)));
         writer.board().set_word(3, word(WORD + 2), id);
@@ -308,6 +327,13 @@ mod tests {
         assert!(post(&mut writer, id.0, (3, word(WORD + 2)), state(6, 9)));
         assert!(!post(&mut writer, id.0, (3, word(WORD + 2)), state(8, POST_BYTES_MAX as usize)), "too long");
         assert!(is_of(&board.find(id, XATTRS).expect("what was there stays"), 6));
+        // The attributes are at the beginning, however long the rest is.
+        assert!(post(&mut writer, id.0, (3, word(WORD + 2)), state(9, 100_000)));
+        assert_eq!(board.attributes(id).expect("posted").state.size, 9);
+        let mut link = state(10, 0);
+        link.attributes.target = vec![b'l'; SHORT_BYTES];
+        assert!(post(&mut writer, id.0, (3, word(WORD + 2)), link));
+        assert!(board.attributes(id).is_none() && is_of(&board.find(id, XATTRS).expect("posted"), 10));
     }
 
     #[test]
