@@ -682,6 +682,7 @@ fn files_beside(
     }
     // What a process finds on the board need not be told.
     let reads_board = session.identity.kind == SessionKind::Process;
+    let mut is_left_out = false;
     for (_, _, entry) in state.store.entries(directory, 0, usize::MAX)? {
         let is_shown = shows && told.content_bytes < looked::CONTENT_BYTES && entry.kind == FileKind::Regular;
         if told.bytes >= looked::BYTES {
@@ -692,6 +693,7 @@ fn files_beside(
         }
         let need = Need { contents: is_shown, xattrs: true, ..Need::default() };
         if reads_board && state.board.as_ref().is_some_and(|board| board.has(entry.inode, need)) {
+            is_left_out = true;
             continue;
         }
         let Some(found) = state.store.inode(entry.inode)? else { continue };
@@ -709,6 +711,9 @@ fn files_beside(
         told.bytes += xattr_bytes(&described) + size_of::<Inode>() + described.attributes.target.len();
         files.push(reply(&Grant { inode: entry.inode, word: grant.word }, described));
         dependencies.extend(state.leasing.manager.own_dependencies(id, entry.inode));
+    }
+    if let Some(session) = state.sessions.get_mut(&id).filter(|_| is_left_out) {
+        session.looked.note_left_out(directory);
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use ashlar_lease::{Ancestry, Home, LeaseManager, Limits, Mode, RequestError, Req
 use ashlar_store::{Store, StoreError};
 use ashlar_types::{Errno, Inode, InodeId, LogPosition, SessionId};
 use ashlar_update::{Applied, Update};
-use ashlar_wire::{LEASE_SLOTS, LeaseWord, ScopeKind, Want};
+use ashlar_wire::{LEASE_SLOTS, LeaseWord, ScopeKind, SessionKind, Want};
 
 use crate::Config;
 use crate::grant::Answer;
@@ -220,11 +220,15 @@ impl State {
     /// # Errors
     /// `EAGAIN` where too many wait, `EINVAL` where it asks for too many at once, `EIO` where the session has ended.
     pub fn request_leases(&mut self, now_us: u64, id: SessionId, wanted: Wanted) -> Result<RequestId, Errno> {
-        let asked: Vec<_> = wanted
-            .wants
-            .iter()
-            .map(|want| ashlar_lease::Want { inode: want.inode, mode: mode(want.write), scope: scope(want.scope) })
-            .collect();
+        // A kernel that looks through a tree has no board, and would have to be told of each lease that is taken back.
+        let is_mount = self.sessions.get(&id).is_some_and(|session| session.identity.kind == SessionKind::Mount);
+        let lease = |want: &Want| ashlar_lease::Want {
+            inode: want.inode,
+            mode: mode(want.write),
+            scope: scope(want.scope),
+            widens: want.write || is_mount,
+        };
+        let asked: Vec<_> = wanted.wants.iter().map(lease).collect();
         let request = self.leasing.manager.handle_request(now_us, id, &asked).map_err(|error| match error {
             RequestError::QueueFull(_) => Errno::EAGAIN,
             RequestError::TooManyWants(_) => Errno::EINVAL,

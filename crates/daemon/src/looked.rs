@@ -83,6 +83,13 @@ impl Looked {
         self.is_due(directory, (slot, generation), |seen| &mut seen.reads)
     }
 
+    /// Some of a directory's files were not told, since they stood on the board. Where one is asked for next, they don't any more.
+    pub fn note_left_out(&mut self, directory: InodeId) {
+        if let Some(seen) = self.0.iter_mut().find(|seen| seen.directory == directory) {
+            seen.looks = Looks { count: 0, needed: 0, told: (0, 0) };
+        }
+    }
+
     fn is_due(&mut self, directory: InodeId, lease: (u32, u64), of: impl Fn(&mut Seen) -> &mut Looks) -> bool {
         let seen = self.0.iter_mut().find(|seen| seen.directory == directory && seen.entries <= MANY);
         let Some(seen) = seen else { return false };
@@ -123,6 +130,17 @@ mod tests {
         assert!(looked.note(LARGE, 100, false));
         assert!(!looked.is_to_be_told(LARGE, 0, 7));
         assert!(looked.is_to_be_told(LARGE, 1, 7));
+    }
+
+    #[test]
+    fn what_stood_on_the_board_is_told_when_one_is_asked_for() {
+        let mut looked = Looked::default();
+        assert!(!looked.note(LARGE, 100, false) && looked.note(LARGE, 100, false));
+        assert!(looked.is_to_be_told(LARGE, 0, 7));
+        looked.note_left_out(LARGE);
+        assert!(!looked.is_to_be_told(LARGE, 0, 7));
+        assert!(looked.note(LARGE, 100, false) && looked.is_to_be_told(LARGE, 0, 7));
+        assert!(!looked.is_to_be_told(LARGE, 0, 7), "once");
     }
 
     #[test]

@@ -81,6 +81,9 @@ pub struct Want {
     /// `Subtree` takes everything below the directory from everybody else. `Node` may be answered with more. `Files`: as `Node`; what is
     /// to be read and is a file is best held together with the other files of its directory.
     pub scope: Scope,
+    /// It may be answered with one to write, on as much of the tree around as nobody else has anything in. Who only reads is better off without:
+    /// others can read along ([`LeaseManager::join`](crate::LeaseManager::join)), and whoever comes next finds what he was told.
+    pub widens: bool,
 }
 
 /// A request, as its grant names it.

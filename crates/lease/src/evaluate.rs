@@ -169,7 +169,7 @@ impl LeaseManager {
 
     /// Where a session would hold what it wants, if it does not hold it yet.
     fn place_for(&self, now_us: u64, want: &Want, ancestry: &impl Ancestry) -> Place {
-        let Want { inode, mode, scope } = *want;
+        let Want { inode, mode, scope, .. } = *want;
         if scope == Scope::Subtree {
             return Place::subtree(inode);
         }
@@ -297,6 +297,22 @@ impl LeaseManager {
         };
         let is_free = others.len() <= self.limits.fill_takes_max && !others.iter().any(is_in_the_way);
         (is_free && top.is_none_or(is_whole)).then_some(slot)
+    }
+
+    /// Whether a session that reads the files of a directory on this slot, and now writes one, may have all below the directory on it instead, so that it
+    /// goes on without asking: nobody else has anything there, but who reads along, and nobody all above it.
+    fn reads_alone(&self, now_us: u64, session: SessionId, slot: u32, ancestry: &impl Ancestry) -> bool {
+        let state = self.holds.slot(session, slot);
+        let Some(Place { inode: directory, scope: Scope::Files }) = state.place else { return false };
+        let is_sole = self.holds.holders_of(Place::files(directory)).all(|(holder, _)| holder == session);
+        let is_top = self.holds.governing_subtree(Some(directory), ancestry).is_none();
+        if !state.live || !is_sole || !is_top || self.is_contended(now_us, directory) {
+            return false;
+        }
+        let others = self.holds.below.with_others(directory, session, self.limits.fill_takes_max);
+        let mut holders = others.iter().flat_map(|inode| self.holds.holders_at(*inode));
+        others.len() <= self.limits.fill_takes_max
+            && holders.all(|(holder, slot)| holder == session || self.is_along(holder, slot))
     }
 
     fn demand_filled(
@@ -483,7 +499,7 @@ impl LeaseManager {
             }
             Work::Widen { session, directory } => {
                 if let Some(slot) = self.filled_on(now_us, *session, *directory, ancestry) {
-                    self.holds.widen(*session, slot, *directory);
+                    self.holds.widen(*session, slot);
                     self.record(*session, slot);
                 }
             }
@@ -504,6 +520,10 @@ impl LeaseManager {
                     self.holds.slot_mut(session, slot).mode = want.mode;
                     return;
                 }
+                if want.widens && !was_contended && self.reads_alone(now_us, session, slot, ancestry) {
+                    self.holds.widen(session, slot);
+                    return;
+                }
                 // It has read the file on this slot, together with others.
                 shadows.extend(state.live.then_some(slot));
             } else if self.holds.slot_at(Place::node(want.inode), session).is_none() {
@@ -512,7 +532,7 @@ impl LeaseManager {
         }
         let is_governed = self.holds.governing(want.inode, ancestry).is_some();
         let widest =
-            if is_governed || was_contended { None } else { self.widest(now_us, session, want.inode, ancestry) };
+            if !want.widens || is_governed || was_contended { None } else { self.widest(now_us, session, want.inode, ancestry) };
         let place = self.place_for(now_us, want, ancestry);
         let (place, mode) = match (widest, place.scope) {
             (Some(top), _) => (Place::subtree(top), Mode::Write),
@@ -552,6 +572,7 @@ fn merged(wants: &[Want]) -> Vec<Want> {
         let known = merged.entry(want.inode).or_insert(*want);
         known.mode = known.mode.max(want.mode);
         known.scope = known.scope.max(want.scope);
+        known.widens |= want.widens;
     }
     merged.into_values().collect()
 }

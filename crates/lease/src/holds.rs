@@ -318,12 +318,18 @@ impl Holds {
         self.below.remove(place.inode, session);
     }
 
-    /// The lease on one directory becomes one on all below it. What is known on the slot stays known.
-    pub fn widen(&mut self, session: SessionId, slot: u32, directory: InodeId) {
-        leave(&mut self.nodes, directory, session);
-        let place = Place::subtree(directory);
+    /// The lease on one directory, or on the files in it, becomes one on all below it. What is known on the slot stays known.
+    pub fn widen(&mut self, session: SessionId, slot: u32) {
+        let Some(Place { inode, scope }) = self.slot(session, slot).place else { return };
+        match scope {
+            Scope::Node => leave(&mut self.nodes, inode, session),
+            Scope::Files => leave(&mut self.files, inode, session),
+            Scope::Subtree => return,
+        }
+        let place = Place::subtree(inode);
         self.enter(place, session, slot);
-        self.slot_mut(session, slot).place = Some(place);
+        let state = self.slot_mut(session, slot);
+        (state.place, state.mode) = (Some(place), Mode::Write);
     }
 
     /// The session has made something in the directory that it holds on the slot, so that lease is in use. Returns how much it has made there.

@@ -6,7 +6,7 @@ use ashlar_types::InodeId;
 use proptest::prelude::*;
 
 use super::world::{Check, Op, Plant, World};
-use crate::{Limits, Scope};
+use crate::{Limits, Mode, Scope, Want};
 
 const SESSIONS_MAX: usize = 4;
 
@@ -38,12 +38,12 @@ fn step(world: &mut World, step: u64) -> Check {
     let any = pick(&world.inodes(None), second).unwrap_or(InodeId::ROOT);
     let file = pick(&world.inodes(Some(false)), second);
     match action {
-        0 => world.read(session, any).map(|_| ())?,
+        0 => world.read_by(session, wanted(any, Scope::Node, by)).map(|_| ())?,
         1 => {
             let is_joined = world.join(session, any)?;
             world.met.extend(is_joined.then(|| "join".to_owned()));
         }
-        2..5 => world.read_in(session, any, Scope::Files).map(|_| ())?,
+        2..5 => world.read_by(session, wanted(any, Scope::Files, by)).map(|_| ())?,
         5..9 => world.run(session, Op::Write { inode: any, value: step })?,
         9..13 => world.make(session, directory, action == 9).map(|_| ())?,
         13..16 => rename(world, session, any, directory)?,
@@ -74,6 +74,10 @@ fn step(world: &mut World, step: u64) -> Check {
         _ => world.read_kernel(session, any)?,
     }
     world.check()
+}
+
+fn wanted(inode: InodeId, scope: Scope, by: u64) -> Want {
+    Want { inode, mode: Mode::Read, scope, widens: by & 0x80 == 0 }
 }
 
 fn rename(world: &mut World, session: ashlar_types::SessionId, inode: InodeId, to: InodeId) -> Check {

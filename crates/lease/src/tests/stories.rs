@@ -16,11 +16,11 @@ fn quick() -> Limits {
 }
 
 fn read(inode: InodeId) -> Want {
-    Want { inode, mode: Mode::Read, scope: Scope::Node }
+    Want { inode, mode: Mode::Read, scope: Scope::Node, widens: true }
 }
 
 fn write(inode: InodeId) -> Want {
-    Want { inode, mode: Mode::Write, scope: Scope::Node }
+    Want { inode, mode: Mode::Write, scope: Scope::Node, widens: true }
 }
 
 #[test]
@@ -256,7 +256,7 @@ fn a_directory_is_moved_between_subtrees_of_different_sessions() {
     let moved = world.make(mover, mine, true).unwrap();
     let file = world.make(mover, moved, false).unwrap();
     world.digest(mover, usize::MAX).unwrap();
-    world.acquire(other, &[Want { inode: theirs, mode: Mode::Write, scope: Scope::Subtree }]).unwrap();
+    world.acquire(other, &[Want { scope: Scope::Subtree, ..write(theirs) }]).unwrap();
     world.run(mover, Op::Rename { inode: moved, from: mine, to: theirs }).unwrap();
     world.read(mover, file).unwrap();
     world.digest(mover, usize::MAX).unwrap();
@@ -275,7 +275,7 @@ fn a_subtree_lease_takes_everything_below_from_everybody_else() {
     let file = world.make(first, below, false).unwrap();
     world.digest(first, usize::MAX).unwrap();
     world.run(second, Op::Write { inode: file, value: 1 }).unwrap();
-    world.acquire(first, &[Want { inode: directory, mode: Mode::Write, scope: Scope::Subtree }]).unwrap();
+    world.acquire(first, &[Want { scope: Scope::Subtree, ..write(directory) }]).unwrap();
     assert!(!world.is_valid(second, file, Mode::Read));
     assert_eq!(world.seals[&second], 1);
 }
@@ -725,4 +725,50 @@ fn who_fills_a_directory_below_a_lease_of_its_own_is_told_of_what_it_knows_by_th
     world.run(third, Op::Write { inode: inside, value: 9 }).unwrap();
     assert!(!world.is_valid(program, inside, Mode::Read));
     assert_eq!(world.read(program, inside), Ok(9));
+}
+
+#[test]
+fn who_only_reads_leaves_the_tree_to_others_and_has_his_directory_when_he_writes() {
+    let mut world = world(quick());
+    let maker = world.begin();
+    let directory = world.make(maker, ROOT, true).unwrap();
+    let files: Vec<_> = (0..4).map(|_| world.make(maker, directory, false).unwrap()).collect();
+    world.end(maker).unwrap();
+    let (reader, along) = (world.begin(), world.begin());
+    let narrow = |inode, scope| Want { scope, widens: false, ..read(inode) };
+    world.read_by(reader, narrow(directory, Scope::Node)).unwrap();
+    world.read_by(reader, narrow(files[0], Scope::Files)).unwrap();
+    assert_eq!((world.word(reader, directory).scope, world.word(reader, files[0]).scope), (Scope::Node, Scope::Files));
+    assert!(world.join(along, directory).unwrap() && world.join(along, files[0]).unwrap(), "others read along");
+    for file in &files {
+        world.read(reader, *file).unwrap();
+    }
+    let (known, grants) = (world.word(reader, files[0]), world.manager.stats().grants);
+    world.run(reader, Op::Write { inode: files[0], value: 7 }).unwrap();
+    let now = world.word(reader, files[0]);
+    assert_eq!((now.slot, now.generation, now.scope), (known.slot, known.generation, Scope::Subtree));
+    assert!(!world.join(along, files[1]).unwrap(), "nobody reads along any more");
+    for file in &files {
+        world.run(reader, Op::Write { inode: *file, value: 8 }).unwrap();
+    }
+    assert_eq!(world.manager.stats().grants, grants + 1, "all that was known can be written");
+    // Somebody else comes, and it is as with any lease on all below a directory.
+    let other = world.begin();
+    assert_eq!(world.read(other, files[3]), Ok(8));
+    world.check().unwrap();
+}
+
+#[test]
+fn who_reads_beside_others_writes_one_file_at_a_time() {
+    let mut world = world(quick());
+    let (_, files) = files_of_nobody(&mut world, 3);
+    let (reader, other) = (world.begin(), world.begin());
+    let narrow = |inode, scope| Want { scope, widens: false, ..read(inode) };
+    world.read_by(reader, narrow(files[0], Scope::Files)).unwrap();
+    world.run(other, Op::Write { inode: files[2], value: 1 }).unwrap();
+    world.run(reader, Op::Write { inode: files[0], value: 2 }).unwrap();
+    assert_eq!(world.word(reader, files[0]).scope, Scope::Node);
+    world.run(other, Op::Write { inode: files[2], value: 3 }).unwrap();
+    assert_eq!((world.read(reader, files[2]), world.read(other, files[0])), (Ok(3), Ok(2)));
+    world.check().unwrap();
 }

@@ -237,8 +237,14 @@ impl World {
 
     /// The same, by a lease of this scope.
     pub fn read_in(&mut self, session: SessionId, inode: InodeId, scope: Scope) -> Check<u64> {
+        self.read_by(session, Want { inode, mode: Mode::Read, scope, widens: true })
+    }
+
+    /// The same, by this lease.
+    pub fn read_by(&mut self, session: SessionId, want: Want) -> Check<u64> {
+        let inode = want.inode;
         if !self.is_valid(session, inode, Mode::Read) {
-            self.acquire(session, &[Want { inode, mode: Mode::Read, scope }])?;
+            self.acquire(session, &[want])?;
         }
         self.check_cached(session, inode)?;
         let cached = self.sessions[&session].cached[&inode].clone();
@@ -304,7 +310,7 @@ impl World {
     }
 
     fn wants(&self, op: Op) -> Vec<Want> {
-        let node = |inode| Want { inode, mode: Mode::Write, scope: Scope::Node };
+        let node = |inode| Want { inode, mode: Mode::Write, scope: Scope::Node, widens: true };
         match op {
             Op::Write { inode, .. } => vec![node(inode)],
             Op::Make { parent, .. } => vec![node(parent)],
