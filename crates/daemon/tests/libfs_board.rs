@@ -98,6 +98,48 @@ fn what_others_were_told_is_read_without_a_question() {
     assert!(posts > FILES, "{posts} posts");
 }
 
+/// The first reader had all of the tree to write, where nobody else had anything: so whoever came next asked for all of it again.
+#[test]
+fn one_reader_is_enough_for_those_who_come_next() {
+    let site = Site::new(64 << 20);
+    let directory = plant(&site);
+    let first = connect(&site);
+    read_all(&first, directory, 0);
+    first.end();
+    for _ in 0..2 {
+        let fs = connect(&site);
+        let asked = requests(&site);
+        read_all(&fs, directory, 0);
+        let asked = requests(&site) - asked;
+        assert!(asked <= 2, "{asked} requests");
+    }
+}
+
+/// ... and who reads files before it changes them asks for them once, not for each.
+#[test]
+fn who_reads_a_directory_and_then_changes_its_files_asks_once_for_all() {
+    let site = Site::new(64 << 20);
+    let directory = plant(&site);
+    // One that reads the files by itself, and one that knows them from the board.
+    for is_posted in [false, true] {
+        if is_posted {
+            shown_to_two(&site, directory, 0).iter().for_each(|fs| fs.end());
+        }
+        let fs = connect(&site);
+        let ids: Vec<_> =
+            (0..FILES).map(|number| fs.lookup(&ROOT, directory, name(number).as_bytes()).expect("found").id).collect();
+        let asked = requests(&site);
+        for id in &ids {
+            let change = Change { mode: Some(if is_posted { 0o640 } else { 0o600 }), ..Change::default() };
+            assert_ne!(fs.attributes(*id).expect("known").inode.mode, change.mode.unwrap_or(0));
+            fs.set_attributes(&ROOT, *id, &change).expect("changed");
+        }
+        let asked = requests(&site) - asked;
+        assert!(asked <= 8, "{asked} requests, on the board: {is_posted}");
+        fs.end();
+    }
+}
+
 /// Whatever is done to a file or its directory shows at once to who knows it from the board, and to who comes next.
 #[test]
 fn what_is_done_shows_at_once_to_who_reads_the_board() {

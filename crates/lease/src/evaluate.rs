@@ -531,8 +531,11 @@ impl LeaseManager {
             }
         }
         let is_governed = self.holds.governing(want.inode, ancestry).is_some();
-        let widest =
-            if !want.widens || is_governed || was_contended { None } else { self.widest(now_us, session, want.inode, ancestry) };
+        let widest = if !want.widens || is_governed || was_contended {
+            None
+        } else {
+            self.widest(now_us, session, want.inode, ancestry)
+        };
         let place = self.place_for(now_us, want, ancestry);
         let (place, mode) = match (widest, place.scope) {
             (Some(top), _) => (Place::subtree(top), Mode::Write),
