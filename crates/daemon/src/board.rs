@@ -1,8 +1,8 @@
 //! SharedFS's hand on the board, where sessions read what others were told ([`ashlar_wire::Board`]).
 //!
 //! What a session is told of an inode that it only reads is posted too, if the board can read along without anything being taken from
-//! anybody ([`LeaseManager::join`]). So where one process alone uses a tree, under a lease to write on all of it, nothing is posted; where many
-//! short ones look at the same directories and files, as the programs of a build do, the first asks for all of them.
+//! anybody ([`LeaseManager::join`]). So where one process writes in a tree, under a lease on all of it, nothing is posted; where many
+//! look at the same directories and files, as the programs of a build do, or one command after the other, the first asks for all of them.
 //!
 //! - A post is true while its lease stands, which is taken like any other: by a store, with nobody to wait for.
 //! - Nothing is posted while a kernel may still believe what was so before: who reads the board waits for no kernel.

@@ -712,7 +712,7 @@ fn files_beside(
         files.push(reply(&Grant { inode: entry.inode, word: grant.word }, described));
         dependencies.extend(state.leasing.manager.own_dependencies(id, entry.inode));
     }
-    if let Some(session) = state.sessions.get_mut(&id).filter(|_| is_left_out) {
+    if let Some(session) = state.sessions.get_mut(&id).filter(|_| is_left_out && !reads) {
         session.looked.note_left_out(directory);
     }
     Ok(())

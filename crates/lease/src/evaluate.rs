@@ -188,9 +188,15 @@ impl LeaseManager {
         for (holder, slot) in self.holds.nodes.get(&inode).into_iter().flatten() {
             let (holder, slot) = (*holder, *slot);
             if holder == session {
-                // What else is known on this slot does not become writable with it.
-                let is_shadow = !self.holds.slot(holder, slot).shadowed.is_empty();
-                if is_shadow && self.holds.slot(holder, slot).mode < mode {
+                let state = self.holds.slot(holder, slot);
+                if state.mode >= mode {
+                    continue;
+                }
+                if self.holds.slot_at(Place::subtree(inode), session).is_some() {
+                    // It has all below to write, and needs no other lease on the directory itself.
+                    demands.insert(Demand::remove(session, slot, Reason::Folded));
+                } else if !state.shadowed.is_empty() {
+                    // What else is known on this slot does not become writable with it.
                     demands.insert(Demand { session, slot, change: Change::Refresh });
                 }
             } else if mode == Mode::Write {
@@ -305,8 +311,13 @@ impl LeaseManager {
         let state = self.holds.slot(session, slot);
         let Some(Place { inode: directory, scope: Scope::Files }) = state.place else { return false };
         let is_sole = self.holds.holders_of(Place::files(directory)).all(|(holder, _)| holder == session);
+        // What it knows by this lease and holds by another one becomes writable, too.
+        let is_written = |other: &u32| self.holds.slot(session, *other).mode == Mode::Write;
         let is_top = self.holds.governing_subtree(Some(directory), ancestry).is_none();
-        if !state.live || !is_sole || !is_top || self.is_contended(now_us, directory) {
+        if !state.live || !is_sole || !state.shadowed.iter().all(is_written) {
+            return false;
+        }
+        if !is_top || self.is_contended(now_us, directory) {
             return false;
         }
         let others = self.holds.below.with_others(directory, session, self.limits.fill_takes_max);

@@ -472,9 +472,13 @@ fn looked_at(call: &Frame) -> bool {
             false
         }
         libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
-            // A heap that grows is made one to read and write, piece by piece.
-            if a[2] & READ_AND_WRITE != READ_AND_WRITE {
-                memory::forget(a[0], a[1]);
+            let grows = (libc::PROT_GROWSDOWN | libc::PROT_GROWSUP) as u64;
+            // A heap that grows is made one to read and write, piece by piece. A key may take that away again.
+            let is_safe = call.rax as i64 == libc::SYS_mprotect && a[2] & READ_AND_WRITE == READ_AND_WRITE;
+            match a[2] & grows {
+                0 if is_safe => {}
+                0 => memory::forget(a[0], a[1]),
+                _ => memory::forget_all(),
             }
             a[2] != libc::PROT_READ as u64 && direct::may_be_in(a[0], a[1])
         }
@@ -508,7 +512,9 @@ fn looked_at(call: &Frame) -> bool {
         libc::SYS_mmap => {
             // What the kernel maps where it likes takes nothing away.
             let is_fixed = a[3] & libc::MAP_FIXED as u64 != 0;
-            if is_fixed {
+            if is_fixed && a[3] & libc::MAP_HUGETLB as u64 != 0 {
+                memory::forget_all();
+            } else if is_fixed {
                 memory::forget(a[0], a[1]);
             }
             is_fixed && direct::may_be_in(a[0], a[1]) || a[3] & libc::MAP_ANONYMOUS as u64 == 0 && is_ours()

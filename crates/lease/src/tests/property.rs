@@ -71,6 +71,7 @@ fn step(world: &mut World, step: u64) -> Check {
             world.manager.handle_time(world.now_us);
             world.perform(None)?;
         }
+        29 => world.look_up_to_write(session, any)?,
         _ => world.read_kernel(session, any)?,
     }
     world.check()

@@ -752,6 +752,13 @@ fn who_only_reads_leaves_the_tree_to_others_and_has_his_directory_when_he_writes
         world.run(reader, Op::Write { inode: *file, value: 8 }).unwrap();
     }
     assert_eq!(world.manager.stats().grants, grants + 1, "all that was known can be written");
+    // The directory itself goes under that lease when it is changed, and what is made there needs none of its own.
+    for _ in 0..3 {
+        world.make(reader, directory, false).unwrap();
+        world.digest(reader, usize::MAX).unwrap();
+    }
+    assert_eq!(world.word(reader, directory).scope, Scope::Subtree);
+    assert_eq!(world.manager.stats().entries, 1);
     // Somebody else comes, and it is as with any lease on all below a directory.
     let other = world.begin();
     assert_eq!(world.read(other, files[3]), Ok(8));
@@ -770,5 +777,30 @@ fn who_reads_beside_others_writes_one_file_at_a_time() {
     assert_eq!(world.word(reader, files[0]).scope, Scope::Node);
     world.run(other, Op::Write { inode: files[2], value: 3 }).unwrap();
     assert_eq!((world.read(reader, files[2]), world.read(other, files[0])), (Ok(3), Ok(2)));
+    world.check().unwrap();
+}
+
+/// A file that was looked up to be written, and is known by the lease on all files still: others read it by now, and that lease must not become one to write.
+#[test]
+fn what_others_read_beside_a_lease_that_would_become_one_to_write_keeps_it_from_that() {
+    let mut world = world(quick());
+    let maker = world.begin();
+    let directory = world.make(maker, ROOT, true).unwrap();
+    let files: Vec<_> = (0..2).map(|_| world.make(maker, directory, false).unwrap()).collect();
+    world.end(maker).unwrap();
+    let (reader, other, along) = (world.begin(), world.begin(), world.begin());
+    for file in &files {
+        world.read_by(reader, Want { scope: Scope::Files, widens: false, ..read(*file) }).unwrap();
+    }
+    world.read_by(other, Want { widens: false, ..read(directory) }).unwrap();
+    world.look_up_to_write(reader, files[0]).unwrap();
+    assert_eq!(world.word(reader, files[0]).scope, Scope::Files);
+    world.read(other, files[0]).unwrap();
+    world.end(other).unwrap();
+    assert!(world.join(along, files[0]).unwrap());
+    world.run(reader, Op::Write { inode: files[1], value: 1 }).unwrap();
+    assert!(!world.is_valid(reader, files[0], Mode::Write), "somebody reads it");
+    world.run(reader, Op::Write { inode: files[0], value: 2 }).unwrap();
+    assert!(!world.is_valid(along, files[0], Mode::Read));
     world.check().unwrap();
 }

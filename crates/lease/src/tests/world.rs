@@ -226,6 +226,20 @@ impl World {
         word.generation == cached.generation && word.mode.is_some_and(|held| held >= mode)
     }
 
+    /// Asks for a lease to write, and goes on by the one under which it knows the inode already, if it does: as who looks up a name that it will
+    /// write, and is told again of what it knows.
+    pub fn look_up_to_write(&mut self, session: SessionId, inode: InodeId) -> Check {
+        let known = self.sessions[&session].cached.get(&inode).cloned();
+        self.acquire(session, &[Want { inode, mode: Mode::Write, scope: Scope::Node, widens: true }])?;
+        if let Some(known) = known {
+            let told = self.session(session).cached.insert(inode, known);
+            if let Some(told) = told.filter(|_| !self.is_valid(session, inode, Mode::Read)) {
+                self.session(session).cached.insert(inode, told);
+            }
+        }
+        self.check_cached(session, inode)
+    }
+
     pub fn word(&self, session: SessionId, inode: InodeId) -> SlotWord {
         self.words[&(session, self.sessions[&session].cached[&inode].slot)]
     }

@@ -229,6 +229,8 @@ fn make_process(call: &Frame) -> Served {
             drop(locks);
             if result == 0 {
                 session::forget_all();
+                // Some of it may have stayed with the parent (`MADV_DONTFORK`).
+                memory::forget_all();
             } else {
                 direct::tidy();
             }

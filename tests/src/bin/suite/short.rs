@@ -141,8 +141,8 @@ fn short() -> Outcome<Verdict> {
         let said = place.runs("sh", 2 * BELIEVED, "", &[setting])?;
         ensure!(said.iter().all(|with| *with), "without the library where {setting:?} is set: {said:?}");
     }
-    // Who does more is noticed when he's looked at, and has the library from then on.
-    let said = place.runs("sh", TIMES / 2, "-calls 100", &[])?;
+    // Who does more is noticed when he's looked at, one time in sixteen by chance, and has the library from then on.
+    let said = place.runs("sh", TIMES, "-calls 100", &[])?;
     let noticed = said.iter().position(|with| *with).ok_or("a program with 100 calls was never looked at")?;
     let again = said[noticed..].iter().take(4 * BELIEVED).position(|with| !*with);
     ensure!(again.is_none(), "what has made 100 calls goes without the library again: {said:?}");
