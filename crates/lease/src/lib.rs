@@ -49,6 +49,9 @@
 //!   what has one is a hole from the start. Who reads next joins it, as one cut out of it would have to be cut for all its readers; and
 //!   a session that writes one of the files beside them knows that file on both slots, so the wide one becomes the shadow
 //!   of the narrow one.
+//! - *Who only reads* must not be given what nobody can read along with ([`Want::widens`]), and should not ask for each file when it begins to write.
+//!   A lease on all files of a directory becomes one on all below it then, on the same slot, if nobody else has anything there; whoever has read one of
+//!   those files meanwhile is seen by the narrower lease that the session got on it, whose shadow the wide one is.
 //! - *A session's own new lease may hide its older one.* When the slot that governs an inode changes, the former slot
 //!   gets a new generation even though both are the same session's: a reader in the middle of a copy checks the old
 //!   one.
