@@ -61,6 +61,16 @@ fn read_all(fs: &LibFs, directory: InodeId, version: u64) {
     }
 }
 
+/// A session that comes now reads all without a question.
+fn reads_all_unasked(site: &Site, directory: InodeId) {
+    let fs = connect(site);
+    let asked = requests(site);
+    read_all(&fs, directory, 0);
+    let asked = requests(site) - asked;
+    // The status itself, and the segment that the blocks are in.
+    assert!(asked <= 2, "{asked} requests");
+}
+
 /// Two that read at the same time share their leases, and from then on nobody asks. The first two note when that was.
 fn shown_to_two(site: &Site, directory: InodeId, version: u64) -> [Arc<LibFs>; 2] {
     let shown = || {
@@ -81,19 +91,11 @@ fn what_others_were_told_is_read_without_a_question() {
     let directory = plant(&site);
     let before = shown_to_two(&site, directory, 0);
     for _ in 0..3 {
-        let fs = connect(&site);
-        let asked = requests(&site);
-        read_all(&fs, directory, 0);
-        let asked = requests(&site) - asked;
-        // The status itself, and the segment that the blocks are in.
-        assert!(asked <= 2, "{asked} requests");
+        reads_all_unasked(&site, directory);
     }
     // Nor does it matter that those who asked are gone.
     drop(before);
-    let fs = connect(&site);
-    let asked = requests(&site);
-    read_all(&fs, directory, 0);
-    assert!(requests(&site) - asked <= 2);
+    reads_all_unasked(&site, directory);
     let posts = site.status().counters.iter().find(|(name, _)| name == "posts").expect("a counter").1;
     assert!(posts > FILES, "{posts} posts");
 }
@@ -107,11 +109,7 @@ fn one_reader_is_enough_for_those_who_come_next() {
     read_all(&first, directory, 0);
     first.end();
     for _ in 0..2 {
-        let fs = connect(&site);
-        let asked = requests(&site);
-        read_all(&fs, directory, 0);
-        let asked = requests(&site) - asked;
-        assert!(asked <= 2, "{asked} requests");
+        reads_all_unasked(&site, directory);
     }
 }
 

@@ -19,6 +19,11 @@ fn read(inode: InodeId) -> Want {
     Want { inode, mode: Mode::Read, scope: Scope::Node, widens: true }
 }
 
+/// As [`read`], by a lease of this scope with which others can read along.
+fn read_along(inode: InodeId, scope: Scope) -> Want {
+    Want { scope, widens: false, ..read(inode) }
+}
+
 fn write(inode: InodeId) -> Want {
     Want { inode, mode: Mode::Write, scope: Scope::Node, widens: true }
 }
@@ -446,12 +451,19 @@ fn a_revocation_says_why() {
     assert_eq!((word.session, word.inode, word.mode), (other, file, None));
 }
 
-/// A directory of files that nobody holds anything on, but for the directory itself, so that nobody gets all of it.
-fn files_of_nobody(world: &mut World, count: usize) -> (InodeId, Vec<InodeId>) {
-    let (maker, first, second) = (world.begin(), world.begin(), world.begin());
+/// A directory of files that nobody holds anything on.
+fn files_of_one_that_ended(world: &mut World, count: usize) -> (InodeId, Vec<InodeId>) {
+    let maker = world.begin();
     let directory = world.make(maker, ROOT, true).unwrap();
     let files = (0..count).map(|_| world.make(maker, directory, false).unwrap()).collect();
     world.end(maker).unwrap();
+    (directory, files)
+}
+
+/// The same, but for the directory itself, so that nobody gets all of it.
+fn files_of_nobody(world: &mut World, count: usize) -> (InodeId, Vec<InodeId>) {
+    let (directory, files) = files_of_one_that_ended(world, count);
+    let (first, second) = (world.begin(), world.begin());
     world.read(first, directory).unwrap();
     world.read(second, directory).unwrap();
     world.release(first, ROOT).unwrap();
@@ -730,14 +742,10 @@ fn who_fills_a_directory_below_a_lease_of_its_own_is_told_of_what_it_knows_by_th
 #[test]
 fn who_only_reads_leaves_the_tree_to_others_and_has_his_directory_when_he_writes() {
     let mut world = world(quick());
-    let maker = world.begin();
-    let directory = world.make(maker, ROOT, true).unwrap();
-    let files: Vec<_> = (0..4).map(|_| world.make(maker, directory, false).unwrap()).collect();
-    world.end(maker).unwrap();
+    let (directory, files) = files_of_one_that_ended(&mut world, 4);
     let (reader, along) = (world.begin(), world.begin());
-    let narrow = |inode, scope| Want { scope, widens: false, ..read(inode) };
-    world.read_by(reader, narrow(directory, Scope::Node)).unwrap();
-    world.read_by(reader, narrow(files[0], Scope::Files)).unwrap();
+    world.read_by(reader, read_along(directory, Scope::Node)).unwrap();
+    world.read_by(reader, read_along(files[0], Scope::Files)).unwrap();
     assert_eq!((world.word(reader, directory).scope, world.word(reader, files[0]).scope), (Scope::Node, Scope::Files));
     assert!(world.join(along, directory).unwrap() && world.join(along, files[0]).unwrap(), "others read along");
     for file in &files {
@@ -770,8 +778,7 @@ fn who_reads_beside_others_writes_one_file_at_a_time() {
     let mut world = world(quick());
     let (_, files) = files_of_nobody(&mut world, 3);
     let (reader, other) = (world.begin(), world.begin());
-    let narrow = |inode, scope| Want { scope, widens: false, ..read(inode) };
-    world.read_by(reader, narrow(files[0], Scope::Files)).unwrap();
+    world.read_by(reader, read_along(files[0], Scope::Files)).unwrap();
     world.run(other, Op::Write { inode: files[2], value: 1 }).unwrap();
     world.run(reader, Op::Write { inode: files[0], value: 2 }).unwrap();
     assert_eq!(world.word(reader, files[0]).scope, Scope::Node);
@@ -784,15 +791,12 @@ fn who_reads_beside_others_writes_one_file_at_a_time() {
 #[test]
 fn what_others_read_beside_a_lease_that_would_become_one_to_write_keeps_it_from_that() {
     let mut world = world(quick());
-    let maker = world.begin();
-    let directory = world.make(maker, ROOT, true).unwrap();
-    let files: Vec<_> = (0..2).map(|_| world.make(maker, directory, false).unwrap()).collect();
-    world.end(maker).unwrap();
+    let (directory, files) = files_of_one_that_ended(&mut world, 2);
     let (reader, other, along) = (world.begin(), world.begin(), world.begin());
     for file in &files {
-        world.read_by(reader, Want { scope: Scope::Files, widens: false, ..read(*file) }).unwrap();
+        world.read_by(reader, read_along(*file, Scope::Files)).unwrap();
     }
-    world.read_by(other, Want { widens: false, ..read(directory) }).unwrap();
+    world.read_by(other, read_along(directory, Scope::Node)).unwrap();
     world.look_up_to_write(reader, files[0]).unwrap();
     assert_eq!(world.word(reader, files[0]).scope, Scope::Files);
     world.read(other, files[0]).unwrap();
