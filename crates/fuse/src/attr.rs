@@ -11,8 +11,12 @@ use crate::reply::Check;
 /// `STATX_BASIC_STATS` and `STATX_BTIME`.
 const STATX_MASK: u32 = 0x7ff | 0x800;
 
-/// How long the kernel may keep something: whole seconds, and nanoseconds.
+/// The kernel counts in ticks, of 10 ms at the longest: it rounds up, and lets one more pass.
+const TICKS_MS: u64 = 30;
+
+/// What the kernel is told of how long it may keep something: whole seconds, and nanoseconds. It's less than it may.
 pub(crate) fn validity(ttl_ms: u64) -> (u64, u32) {
+    let ttl_ms = ttl_ms.saturating_sub(TICKS_MS);
     (ttl_ms / 1000, u32::try_from(ttl_ms % 1000 * 1_000_000).unwrap_or(0))
 }
 
@@ -264,7 +268,7 @@ mod tests {
 
     #[test]
     fn validity_is_split_into_seconds_and_nanoseconds() {
-        assert_eq!(validity(0), (0, 0));
-        assert_eq!(validity(2_345), (2, 345_000_000));
+        assert_eq!((validity(0), validity(10)), ((0, 0), (0, 0)));
+        assert_eq!(validity(2_345), (2, 315_000_000));
     }
 }
