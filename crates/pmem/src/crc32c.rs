@@ -95,6 +95,9 @@ mod x86_64 {
     use std::arch::x86_64::{
         _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u64, _mm_cvtsi64_si128, _mm_cvtsi128_si64, _mm_xor_si128,
     };
+    use std::sync::atomic::{AtomicU8, Ordering};
+
+    use crate::processor::cpuid;
 
     /// What [`run`] does beside summing up: nothing,
     pub(super) const SUM: u8 = 0;
@@ -135,10 +138,31 @@ mod x86_64 {
         power
     }
 
+    /// What is known of the processor: nothing yet, or one of the other two. Without a lock, which a thread might hold while another one
+    /// forks.
+    static KNOWN: AtomicU8 = AtomicU8::new(UNKNOWN);
+    const UNKNOWN: u8 = 0;
+    const LACKS: u8 = 1;
+    const HAS: u8 = 2;
+
     /// Whether the processor has the instructions.
     #[inline]
     pub(super) fn is_there() -> bool {
-        std::arch::is_x86_feature_detected!("sse4.2") && std::arch::is_x86_feature_detected!("pclmulqdq")
+        match KNOWN.load(Ordering::Relaxed) {
+            UNKNOWN => look(),
+            known => known == HAS,
+        }
+    }
+
+    /// Asks the processor once. `is_x86_feature_detected` asks it a dozen times, for whatever there may be, and in a virtual machine
+    /// each time is the host's: 50 us, an eighth of a program's first call.
+    #[cold]
+    fn look() -> bool {
+        const PCLMULQDQ: u32 = 1 << 1;
+        const SSE4_2: u32 = 1 << 20;
+        let has = cpuid(1, 0).ecx & (PCLMULQDQ | SSE4_2) == PCLMULQDQ | SSE4_2;
+        KNOWN.store(if has { HAS } else { LACKS }, Ordering::Relaxed);
+        has
     }
 
     /// Adds bytes to a checksum, and copies them if `MODE` says so. Each is read once.

@@ -33,11 +33,12 @@ impl FlushMethod {
 
     #[cfg(target_arch = "x86_64")]
     fn detect() -> Self {
-        use std::arch::x86_64::{__cpuid, __cpuid_count};
-        if __cpuid(0).eax < 7 {
+        use crate::processor::cpuid;
+
+        if cpuid(0, 0).eax < 7 {
             return Self::Clflush;
         }
-        let features = __cpuid_count(7, 0).ebx;
+        let features = cpuid(7, 0).ebx;
         if features & (1 << 24) != 0 {
             Self::Clwb
         } else if features & (1 << 23) != 0 {

@@ -36,6 +36,8 @@ mod handle;
 mod mapping;
 mod medium;
 mod persistent;
+#[cfg(target_arch = "x86_64")]
+mod processor;
 pub mod sigbus;
 mod superblock;
 #[cfg(feature = "witness")]
