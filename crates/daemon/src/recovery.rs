@@ -142,15 +142,20 @@ fn take_up_sessions(arena: &Arena, state: &mut State) -> Result<Left, DaemonErro
     Ok(left)
 }
 
-/// The end of what a session's log holds now. Slots that a dead process has left half done are void.
+/// The end of what a session's log holds now, which is sealed. What is half done there is void: a dead process has left it so, and a living one does it
+/// again. It looks at its leases before that, as it does before all that comes after: SharedFS may have been killed between taking a lease and sealing the
+/// log, and who had looked before that could still write.
 fn log_end(state: &mut State, id: SessionId) -> Option<LogPosition> {
-    let session = state.live(id)?;
-    if session.identity.process.open().is_none() {
-        if let Err(damaged) = session.log.seal() {
+    let sealed = state.live(id)?.log.seal();
+    state.counters.seals += 1;
+    match sealed {
+        // Whether it is torn, or goes backwards.
+        Ok((_, end)) => state.settled(id).map(|_| end),
+        Err(damaged) => {
             state.fence(id, &Offence::Log(damaged.to_string()));
+            None
         }
     }
-    state.settled(id)
 }
 
 /// Up to where a session's records were judged. Where SharedFS was killed while it took one of its leases, all that is there

@@ -2,9 +2,11 @@
 
 mod common;
 
+use std::time::{Duration, Instant};
+
 use ashlar_types::{Errno, FileKind, InodeId, LogPosition};
 use ashlar_update::Update;
-use ashlar_wire::{Contents, Credit, CreditKind, LockKind, LockMode, Need, Reply, Request, ScopeKind, Want};
+use ashlar_wire::{Contents, Credit, CreditKind, LeaseWord, LockKind, LockMode, Need, Reply, Request, ScopeKind, Want};
 use common::{Client, Left, NOW, Site};
 
 #[test]
@@ -85,14 +87,14 @@ fn leases_of_an_idle_session_expire_and_those_of_a_busy_one_stay() {
     let idle_grant = idle.acquire(&[(theirs, true)]).expect("granted");
     let file = idle.make(theirs, b"file", FileKind::Regular);
     let busy_grant = busy.acquire(&[(mine, true)]).expect("granted");
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(20);
     for n in 0u32.. {
         if !idle.holds(&idle_grant[0]) {
             break;
         }
-        assert!(std::time::Instant::now() < deadline, "the idle session's lease does not expire");
+        assert!(Instant::now() < deadline, "the idle session's lease does not expire");
         busy.make(mine, n.to_string().as_bytes(), FileKind::Regular);
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(20));
     }
     assert!(busy.holds(&busy_grant[0]), "the busy session has lost its lease");
     // What the idle one had logged before counts, and it goes on where it was.
@@ -145,7 +147,7 @@ fn what_a_dead_session_logged_is_digested_whether_or_not_the_daemon_lives() {
         let mut child = common::spawn(child.env("ASHLAR_TEST_SOCKET", site.socket()));
         let done = site.directory.path().join("done");
         while !done.exists() {
-            std::thread::sleep(std::time::Duration::from_millis(2));
+            std::thread::sleep(Duration::from_millis(2));
         }
         if daemon_dies {
             site.kill();
@@ -160,10 +162,10 @@ fn what_a_dead_session_logged_is_digested_whether_or_not_the_daemon_lives() {
         let grants = client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
         assert_eq!(grants[0].state.attributes.entries, 20);
         // What is left of it becomes nobody's when its process is gone.
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(20);
         while site.status().sessions.len() > 1 || site.left().owned != 1 {
-            assert!(std::time::Instant::now() < deadline, "there are {:?}", site.left());
-            std::thread::sleep(std::time::Duration::from_millis(2));
+            assert!(Instant::now() < deadline, "there are {:?}", site.left());
+            std::thread::sleep(Duration::from_millis(2));
         }
         site.check();
     }
@@ -241,7 +243,7 @@ fn short_life() {
         client.make(InodeId::ROOT, &n.to_le_bytes().map(|b| b'a' + b), FileKind::Regular);
     }
     std::fs::write(socket.with_file_name("done"), "").expect("told");
-    std::thread::sleep(std::time::Duration::from_secs(100));
+    std::thread::sleep(Duration::from_secs(100));
 }
 
 #[test]
@@ -300,10 +302,10 @@ fn an_unlinked_file_lives_until_its_last_handle_is_closed() {
     one.resume(&site.socket());
     assert_eq!(inline(&two.acquire(&[(file, false)]).expect("granted")[0]), b"still here");
     assert!(two.control.close_handle(file));
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(10);
     while two.acquire(&[(file, false)]).err() != Some(Errno::ESTALE) {
-        assert!(std::time::Instant::now() < deadline, "nobody frees the orphan");
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert!(Instant::now() < deadline, "nobody frees the orphan");
+        std::thread::sleep(Duration::from_millis(20));
     }
     assert_eq!(site.check()["orphans_freed"], 1);
 }
@@ -401,7 +403,7 @@ fn locks_exclude_wait_are_cancelled_and_outlive_the_daemon() {
         let reply = two.call(&Request::InodeRange).and_then(|_| two.call(&lock(file, 1, (5, 5), LockMode::Read, None)));
         (two, reply)
     });
-    std::thread::sleep(std::time::Duration::from_millis(50));
+    std::thread::sleep(Duration::from_millis(50));
     one.resume(&site.socket());
     one.call(&held).expect("it has its lock again");
     let (mut two, reply) = waiter.join().expect("answered");
@@ -472,7 +474,7 @@ fn no_increment_is_lost_while_the_daemon_is_killed_again_and_again() {
         })
         .collect();
     for round in 0..12 {
-        std::thread::sleep(std::time::Duration::from_millis(10 + 7 * round));
+        std::thread::sleep(Duration::from_millis(10 + 7 * round));
         site.kill();
         site.start();
     }
@@ -512,10 +514,55 @@ fn what_is_written_to_a_file_without_a_name_is_no_offence_after_a_restart() {
     }
     assert_eq!(one.lookup(InodeId::ROOT, b"f"), Ok(None));
     let is_gone = (0..300).any(|_| {
-        std::thread::sleep(std::time::Duration::from_millis(10));
+        std::thread::sleep(Duration::from_millis(10));
         one.acquire(&[(file, false)]).is_err()
     });
     assert!(is_gone, "nobody has it open, and still it is there");
+    site.check();
+}
+
+/// A thread that looks at its lease, and is not scheduled again before it writes: the lease was taken meanwhile, SharedFS was killed before it had sealed the log,
+/// and the next one has read the log by then.
+#[test]
+fn who_writes_late_on_a_lease_that_was_being_taken_when_sharedfs_was_killed_is_not_fenced() {
+    let mut site = Site::new(64 << 20);
+    let mut client = Client::open(&site.socket());
+    client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+    let file = client.make(InodeId::ROOT, b"f", FileKind::Regular);
+    client.digest().expect("digested");
+    let granted = client.acquire(&[(file, true)]).expect("granted");
+    client.credit(10_000, 16 << 20).expect("credit");
+    let looked = client.log.seal_count();
+    site.kill();
+    let table = site.arena().join(format!("sessions/{}.leases", client.welcome.peer.session));
+    let table = std::fs::File::options().write(true).open(table).expect("a lease table");
+    let revoked = LeaseWord::revoked(LeaseWord(granted[0].word).generation() + 1).0;
+    for (at, word) in [(2072, 1), (4096 + 16 * u64::from(granted[0].slot), revoked)] {
+        rustix::io::pwrite(&table, &word.to_le_bytes(), at).expect("written");
+    }
+    let written = std::thread::scope(|scope| {
+        let late = scope.spawn(|| {
+            let deadline = Instant::now() + Duration::from_secs(20);
+            for written in 1u64.. {
+                let data = written.to_le_bytes();
+                let update = Update::Write { inode: file, offset: 0, at: NOW, strip: false, data: &data };
+                assert!(client.control.take_credit(update.cost().into(), CreditKind::Common));
+                if client.append_at(looked, &update).is_err() {
+                    return written - 1;
+                }
+                assert!(Instant::now() < deadline, "nobody seals the log");
+                std::thread::sleep(Duration::from_micros(20));
+            }
+            unreachable!("the numbers don't end")
+        });
+        site.start();
+        late.join().expect("no panic")
+    });
+    assert!(written > 0, "nothing was written while SharedFS was away");
+    client.resume(&site.socket());
+    client.digest().expect("an honest session goes on");
+    let found = client.acquire(&[(file, false)]).expect("granted");
+    assert_eq!(inline(&found[0]), written.to_le_bytes(), "what was written is there");
     site.check();
 }
 
@@ -532,7 +579,7 @@ fn leave_void(client: &mut Client, file: InodeId) {
         let (before, seal, encoded) = (client.log.tail(), client.log.seal_count(), write.encode());
         let appended = std::thread::scope(|scope| {
             let append = scope.spawn(|| client.log.append(seal, write.kind() as u8, &encoded.parts()).is_ok());
-            std::thread::sleep(std::time::Duration::from_micros(attempt % 200));
+            std::thread::sleep(Duration::from_micros(attempt % 200));
             client.log.seal().expect("sealed");
             append.join().expect("no panic")
         });
@@ -677,9 +724,9 @@ fn a_mounts_kernel_forgets_before_others_change_what_it_knows() {
     let mut other = Client::open(&site.socket());
     other.acquire(&[(InodeId::ROOT, false)]).expect("granted");
     mount.acquire(&[(file, true)]).expect("granted");
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     other.acquire(&[(file, true)]).expect("granted");
-    assert!(start.elapsed() < std::time::Duration::from_millis(900), "a kernel that listens delays nobody");
+    assert!(start.elapsed() < Duration::from_millis(900), "a kernel that listens delays nobody");
     kernel.set_nonblocking(true).expect("set");
     let mut told = Vec::new();
     // All of it is there already, as the answer came later.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use ashlar_log::{AppendError, Appended, Log};
 use ashlar_pmem::{Arena, ArenaOptions, Mapping, MappingAccess, Medium};
-use ashlar_types::{Errno, FileKind, InodeId, LogPosition, Timestamp};
+use ashlar_types::{Errno, FileKind, InodeId, LogPosition, SealCount, Timestamp};
 use ashlar_update::{Create, Update};
 use ashlar_wire::{
     CONTROL_BYTES, Connection, ControlPage, Credit, CreditKind, GrantReply, Hello, LEASE_TABLE_BYTES, LeaseTable, Need,
@@ -386,7 +386,12 @@ impl Client {
     }
 
     pub fn append_unpaid(&self, update: &Update<'_>) -> Result<Appended, AppendError> {
-        self.append_raw(update.kind() as u8, &update.encode().parts())
+        self.append_at(self.log.seal_count(), update)
+    }
+
+    /// Appends an update as one who looked at its leases when the log had been sealed so often.
+    pub fn append_at(&self, seal: SealCount, update: &Update<'_>) -> Result<Appended, AppendError> {
+        self.log.append(seal, update.kind() as u8, &update.encode().parts())
     }
 
     pub fn digest(&mut self) -> Result<LogPosition, Errno> {
