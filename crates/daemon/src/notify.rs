@@ -13,6 +13,9 @@
 //! kernels keep names only while there is one session (`ControlPage::is_shared`).
 //!
 //! A mount whose process is gone is cut off at once: a copy of its device in our hands would keep its users waiting for answers.
+//!
+//! A SharedFS that was started anew has no mount's device, until the mount's process has come back with it. What is taken from such a mount
+//! waits until its kernel can be told, or can't believe any more what it was told before the restart.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fs;
@@ -47,9 +50,7 @@ pub struct Stale {
 /// A mount's notifier.
 #[derive(Debug)]
 pub struct Notifier {
-    device: Mutex<Option<Arc<OwnedFd>>>,
-    /// The number of the mount's connection, where the kernel tells it (since Linux 6.18).
-    connection: Option<u32>,
+    device: Mutex<Option<Arc<Device>>>,
     state: Mutex<State>,
     changed: Condvar,
     /// Held while attributes are written, so that whoever sees them written may rely on it.
@@ -57,8 +58,17 @@ pub struct Notifier {
     ttl: Duration,
 }
 
+#[derive(Debug)]
+struct Device {
+    file: OwnedFd,
+    /// The number of the mount's connection, where the kernel tells it (since Linux 6.18).
+    connection: Option<u32>,
+}
+
 #[derive(Debug, Default)]
 struct State {
+    /// The mount has not come back yet. Its kernel believes nothing any more from then on.
+    absent_until: Option<Instant>,
     queue: VecDeque<Stale>,
     queued: u64,
     written: u64,
@@ -96,17 +106,41 @@ impl Notifier {
     /// # Errors
     /// The system's, where no thread can be started.
     pub fn start(device: OwnedFd, ttl: Duration) -> std::io::Result<Arc<Self>> {
-        let notifier = Arc::new(Self {
-            connection: connection_number(&device),
-            device: Mutex::new(Some(Arc::new(device))),
-            state: Mutex::default(),
+        let notifier = Self::without_device(None, ttl);
+        notifier.connect(device)?;
+        Ok(notifier)
+    }
+
+    /// Of a mount that has not come back yet after a restart.
+    pub fn absent(ttl: Duration) -> Arc<Self> {
+        Self::without_device(Some(Instant::now() + ttl), ttl)
+    }
+
+    fn without_device(absent_until: Option<Instant>, ttl: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            device: Mutex::default(),
+            state: Mutex::new(State { absent_until, ..State::default() }),
             changed: Condvar::new(),
             telling: Mutex::default(),
             ttl,
-        });
-        let worker = Arc::clone(&notifier);
-        std::thread::Builder::new().name("notify".into()).stack_size(256 << 10).spawn(move || worker.work())?;
-        Ok(notifier)
+        })
+    }
+
+    /// Whether the mount has not come back yet.
+    pub fn is_absent(&self) -> bool {
+        self.state.lock().absent_until.is_some()
+    }
+
+    /// The mount is there, with this device: its thread begins with what it was not told yet.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn connect(self: &Arc<Self>, file: OwnedFd) -> std::io::Result<()> {
+        let worker = Arc::clone(self);
+        *self.device.lock() = Some(Arc::new(Device { connection: connection_number(&file), file }));
+        self.state.lock().absent_until = None;
+        self.changed.notify_all();
+        std::thread::Builder::new().name("notify".into()).stack_size(256 << 10).spawn(move || worker.work()).map(drop)
     }
 
     /// Queues a notification; called with SharedFS's lock held, so it never waits.
@@ -129,7 +163,7 @@ impl Notifier {
             number: state.queued,
             stale,
             needs_time: overflow,
-            deadline: Instant::now() + self.ttl,
+            deadline: state.absent_until.unwrap_or_else(|| Instant::now() + self.ttl),
         }
     }
 
@@ -142,29 +176,34 @@ impl Notifier {
     /// Ends the thread and gives the device back. Where the mount's process is dead (`cut_off`), whoever waits for an answer
     /// of it fails now; the kernel of one that lives is told first what it's owed.
     pub fn end(&self, cut_off: bool) {
-        if !cut_off {
+        if !cut_off && !self.is_absent() {
             self.tell(Instant::now() + self.ttl);
         }
         self.state.lock().ended = true;
         self.changed.notify_all();
         let device = self.device.lock().take();
-        if let (true, Some(device), Some(number)) = (cut_off, device, self.connection) {
-            abort(&device, number);
+        if let (true, Some(device)) = (cut_off, device) {
+            device.abort();
         }
     }
 
-    /// Tells the kernel of attributes that are queued; does not wait for another that does so longer than to
+    /// Tells the kernel of attributes that are queued; does not wait for another that does so, or for a mount to come back, longer than to
     /// `deadline`.
     fn tell(&self, deadline: Instant) {
         let Some(_telling) = self.telling.try_lock_until(deadline) else { return };
         let mut state = self.state.lock();
+        while state.absent_until.is_some() {
+            if state.ended || self.changed.wait_until(&mut state, deadline).timed_out() {
+                return;
+            }
+        }
         let batch: Vec<Stale> = state.queue.drain(..).collect();
         let upto = state.queued;
         drop(state);
         let device = self.device.lock().clone();
         if let Some(device) = device {
             for stale in &batch {
-                invalidate_inode(&device, stale.inode, ATTRIBUTES_ONLY);
+                invalidate_inode(&device.file, stale.inode, ATTRIBUTES_ONLY);
             }
         }
         let mut state = self.state.lock();
@@ -191,7 +230,7 @@ impl Notifier {
             self.tell(Instant::now() + self.ttl);
             let device = self.device.lock().clone();
             if let (Some(inode), Some(device)) = (pages, device) {
-                invalidate_inode(&device, inode, 0);
+                invalidate_inode(&device.file, inode, 0);
             }
         }
     }
@@ -264,17 +303,20 @@ fn connection_number(device: &OwnedFd) -> Option<u32> {
     told.lines().find_map(|line| line.strip_prefix("fuse_connection:"))?.trim().parse().ok()
 }
 
-/// Ends a connection whose mount is still there, whoever else has its device.
-fn abort(device: &OwnedFd, number: u32) {
-    // The kernel gives the number of a mount that is gone to others; a device that is connected still has it.
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    let mut fds = [PollFd::new(device, PollFlags::IN)];
-    if poll(&mut fds, Some(&now)).is_err() || fds[0].revents().contains(PollFlags::ERR) {
-        return;
-    }
-    // Once we close our copy, the connection most often ends too.
-    if let Err(error) = write_abort(number) {
-        tracing::debug!(%error, number, "a dead mount's connection can't be aborted");
+impl Device {
+    /// Ends the connection if its mount is still there, whoever else has the device.
+    fn abort(&self) {
+        let Some(number) = self.connection else { return };
+        // The kernel gives the number of a mount that is gone to others; a device that is connected still has it.
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut fds = [PollFd::new(&self.file, PollFlags::IN)];
+        if poll(&mut fds, Some(&now)).is_err() || fds[0].revents().contains(PollFlags::ERR) {
+            return;
+        }
+        // Once we close our copy, the connection most often ends too.
+        if let Err(error) = write_abort(number) {
+            tracing::debug!(%error, number, "a dead mount's connection can't be aborted");
+        }
     }
 }
 
@@ -319,6 +361,32 @@ mod tests {
         kernel.set_read_timeout(Some(Duration::from_secs(30))).expect("set");
         let pages = message(&mut kernel, 40);
         assert_eq!((pages[4], pages[16], pages[24]), (INVAL_INODE as u8, 77, 0));
+        notifier.end(false);
+    }
+
+    #[test]
+    fn a_mount_that_comes_back_is_told_what_was_taken_from_it_meanwhile() {
+        let notifier = Notifier::absent(Duration::from_secs(60));
+        let ticket = notifier.queue(STALE);
+        assert!(!ticket.is_done());
+        let (ours, mut kernel) = UnixStream::pair().expect("sockets");
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| ticket.wait());
+            notifier.connect(ours.into()).expect("started");
+            waiting.join().expect("no panic");
+            kernel.set_nonblocking(true).expect("set");
+            assert_eq!(message(&mut kernel, 40)[24], 0xff, "who waited goes on when it is told");
+        });
+        notifier.end(false);
+    }
+
+    #[test]
+    fn a_mount_that_does_not_come_back_is_waited_for_as_long_as_its_kernel_believes() {
+        let ttl = Duration::from_millis(50);
+        let (start, notifier) = (Instant::now(), Notifier::absent(ttl));
+        notifier.queue(STALE).wait();
+        assert!(start.elapsed() >= ttl);
+        assert!(notifier.queue(STALE).is_done(), "what was told before the restart is believed no more");
         notifier.end(false);
     }
 

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use ashlar_pmem::{Arena, ArenaError};
 use ashlar_store::Store;
 use ashlar_types::{LogPosition, SessionId};
+use ashlar_wire::SessionKind;
 
 use crate::apply::Slice;
 use crate::board::Board;
@@ -19,6 +20,7 @@ use crate::digest;
 use crate::ended;
 use crate::leasing::Leasing;
 use crate::mapped;
+use crate::notify::Notifier;
 use crate::page;
 use crate::session::{Session, SessionError};
 use crate::shared::Shared;
@@ -259,6 +261,9 @@ fn settle(shared: &Shared) -> Result<(), DaemonError> {
             Some(process) if session.fenced.is_none() => {
                 let stale_until = Duration::from_millis(page::stale_until_ms(&*session.page));
                 let wait = stale_until.saturating_sub(crate::grant::boot_time()).min(shared.cache_ttl());
+                if session.identity.kind == SessionKind::Mount {
+                    session.notifier = Some(Notifier::absent(shared.cache_ttl()));
+                }
                 state.not_before = state.not_before.max(Instant::now() + wait);
                 state.locking.expect(id);
                 running.push(id);

@@ -433,6 +433,10 @@ fn register_mount(shared: &Shared, id: SessionId, device: OwnedFd, number: u64) 
         return Err(Errno::EPERM);
     }
     session.set_mount_device(number).map_err(|_| Errno::EIO)?;
+    if let Some(absent) = session.notifier.as_ref().filter(|notifier| notifier.is_absent()) {
+        absent.connect(device)?;
+        return Ok(Reply::Done);
+    }
     let old = session.notifier.replace(Notifier::start(device, shared.cache_ttl())?);
     drop(state);
     if let Some(old) = old {

@@ -743,6 +743,46 @@ fn a_mounts_kernel_forgets_before_others_change_what_it_knows() {
     site.check();
 }
 
+/// What its kernel was told before the restart it believes for a while, and nobody can tell it otherwise.
+#[test]
+fn a_mount_that_has_not_come_back_after_a_restart_is_waited_for() {
+    use std::os::fd::AsFd;
+    for comes_back in [false, true] {
+        let mut site = Site::new(64 << 20);
+        let mut mount = Client::open_as(&site.socket(), ashlar_wire::SessionKind::Mount);
+        mount.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+        let file = mount.make(InodeId::ROOT, b"file", FileKind::Regular);
+        let mut other = Client::open(&site.socket());
+        other.acquire(&[(InodeId::ROOT, false)]).expect("granted");
+        mount.acquire(&[(file, true)]).expect("granted");
+        let killed = Instant::now();
+        site.kill();
+        site.start();
+        other.resume(&site.socket());
+        std::thread::scope(|scope| {
+            let changing = scope.spawn(|| other.acquire(&[(file, true)]).map(drop));
+            if !comes_back {
+                changing.join().expect("no panic").expect("granted");
+                assert!(
+                    killed.elapsed() >= Duration::from_secs(1),
+                    "it believes what it was told just before the kill"
+                );
+                return;
+            }
+            let (device, mut kernel) = std::os::unix::net::UnixStream::pair().expect("a device");
+            mount.resume(&site.socket());
+            let reply = mount.line.call(&Request::RegisterMount { device: 77 }, &[device.as_fd()]).expect("answered").0;
+            assert!(matches!(reply, Reply::Done));
+            changing.join().expect("no panic").expect("granted");
+            kernel.set_nonblocking(true).expect("set");
+            let told = std::io::Read::read(&mut kernel, &mut [0; 40]);
+            // The kernel is told before anybody may change anything, unless so much time has passed that it needs no telling.
+            assert!(told.is_ok() || killed.elapsed() >= Duration::from_secs(1), "{told:?}");
+        });
+        site.check();
+    }
+}
+
 /// A file's content as SharedFS's segments have it.
 fn read_file(site: &Site, file: InodeId) -> Vec<u8> {
     use std::os::unix::fs::FileExt;

@@ -170,11 +170,16 @@ impl<F: FileSystem> Call<'_, F> {
     }
 
     fn rename_to(&mut self, directory: InodeId, flags: RenameFlags) -> Answer {
-        let from = self.arguments.text()?.bytes;
+        let from = self.arguments.text()?;
         let to = self.arguments.text()?.bytes;
         let replaced = if flags.exchange { None } else { self.shown(directory, to) };
         let flags = RenameFlags { replaced, ..flags };
-        self.fs().rename(&self.who(), (self.inode(), from), (directory, to), flags)?;
+        self.fs().rename(&self.who(), (self.inode(), from.bytes), (directory, to), flags)?;
+        // The kernel moves what it keeps, for as long as it keeps it. It has looked the new name up just now, so that one is noted; the old one may have
+        // been noted long before.
+        if flags.exchange && self.name_ttl_ms(self.inode()) > 0 {
+            self.reply.check(Check::Name(self.inode(), from.place));
+        }
         Ok(Then::Send)
     }
 

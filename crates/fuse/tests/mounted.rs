@@ -258,6 +258,28 @@ fn names_are_forgotten_when_company_comes_and_directories_stay_in_use() {
     sleeper.wait().unwrap();
 }
 
+/// A kernel keeps a name for a second. Here the second of the old name is over, and that of what has come to it is not.
+#[test]
+fn names_that_were_exchanged_are_forgotten_in_both_places() {
+    if !may_mount() {
+        return;
+    }
+    let shared = Shared::with_ttl_ms(1000);
+    let mounted = mount(shared.session());
+    fs::write(mounted.at("old"), "old").unwrap();
+    let begin = Instant::now();
+    let wait_until_ms = |ms| std::thread::sleep(Duration::from_millis(ms).saturating_sub(begin.elapsed()));
+    wait_until_ms(700);
+    fs::write(mounted.at("new"), "new").unwrap();
+    fs::write(mounted.at("other"), "other").unwrap();
+    let root = fs::File::open(mounted.at("")).unwrap();
+    rustix::fs::renameat_with(&root, "old", &root, "new", rustix::fs::RenameFlags::EXCHANGE).unwrap();
+    wait_until_ms(1100);
+    shared.exchange_unseen("old", "other");
+    shared.bring_company();
+    assert_eq!(fs::read_to_string(mounted.at("old")).unwrap(), "other");
+}
+
 #[test]
 fn two_mounts_show_each_other_nothing_stale() {
     if !may_mount() {

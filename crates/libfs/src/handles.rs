@@ -220,10 +220,6 @@ impl HeldLocks {
 }
 
 impl HeldLocks {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.lock().is_empty()
-    }
-
     /// The requests, in order, without waiting.
     pub(crate) fn requests(&self) -> Vec<Request> {
         let mut requests: Vec<Request> = self.0.lock().values().flatten().cloned().collect();

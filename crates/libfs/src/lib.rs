@@ -265,13 +265,13 @@ impl LibFs {
         Ok(fs)
     }
 
-    /// Asks a SharedFS that was started anew for the locks that the mount has, though nobody calls the mount: others may ask for them, and
-    /// they are not waited for for long. Such a SharedFS begins an era of segments.
+    /// Has a SharedFS that was started anew know the mount's device and its locks again, though nobody calls the mount: others may ask for the locks, or for
+    /// what its kernel believes to know, and the mount is not waited for for long. Such a SharedFS begins an era of segments.
     fn come_back(&self, known: &mut Option<u64>) {
         let era = self.control.segment_era();
         let is_new = known.replace(era).is_some_and(|before| before != era);
-        if is_new && !self.held_locks.is_empty() {
-            // Whatever it is that is asked for first: the locks come before it. Where it fails, the next call does the same.
+        if is_new {
+            // Whatever it is that is asked for first: device and locks come before it. Where it fails, the next call does the same.
             let _ = self.call(&Request::SyncDependencies(Vec::new()));
         }
     }

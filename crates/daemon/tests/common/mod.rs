@@ -236,6 +236,7 @@ pub struct Client {
     pub log_file: OwnedFd,
     pub control_file: OwnedFd,
     pub leases_file: OwnedFd,
+    kind: SessionKind,
     inodes: std::ops::Range<u64>,
 }
 
@@ -280,6 +281,7 @@ impl Client {
             log_file: log,
             control_file: control,
             leases_file: leases,
+            kind,
             inodes: 0..0,
         }
     }
@@ -288,8 +290,7 @@ impl Client {
     pub fn resume(&mut self, socket: &Path) {
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {
-            if let Ok((line, Reply::Welcome(welcome), _)) = hello(socket, SessionKind::Process, Some(self.welcome.peer))
-            {
+            if let Ok((line, Reply::Welcome(welcome), _)) = hello(socket, self.kind, Some(self.welcome.peer)) {
                 assert_eq!(welcome.peer, self.welcome.peer);
                 self.line = line;
                 return;

@@ -56,6 +56,7 @@ struct State {
 pub struct Shared {
     state: Mutex<State>,
     changed: Condvar,
+    ttl_ms: u64,
     forgetting: Mutex<Vec<std::thread::JoinHandle<()>>>,
 }
 
@@ -78,7 +79,12 @@ fn node(kind: FileKind, mode: u32, who: &Credentials, parent: InodeId) -> Node {
 
 impl Shared {
     pub fn new() -> Arc<Self> {
-        let shared = Self::default();
+        Self::with_ttl_ms(TTL_MS)
+    }
+
+    /// Kernels may keep what they are told for so long.
+    pub fn with_ttl_ms(ttl_ms: u64) -> Arc<Self> {
+        let shared = Self { ttl_ms, ..Self::default() };
         let mut state = shared.state.lock().unwrap();
         state.next = 16;
         state.nodes.insert(InodeId::ROOT, node(FileKind::Directory, 0o755, &Credentials::root(), InodeId::ROOT));
@@ -239,7 +245,7 @@ impl ashlar_fuse::FileSystem for Fake {
     }
 
     fn cache_ttl_ms(&self, inode: InodeId) -> u64 {
-        if self.is_valid(inode) { TTL_MS } else { 0 }
+        if self.is_valid(inode) { self.shared.ttl_ms } else { 0 }
     }
 
     fn is_shared(&self) -> bool {
@@ -247,7 +253,7 @@ impl ashlar_fuse::FileSystem for Fake {
     }
 
     fn cache_ttl_max_ms(&self) -> u64 {
-        TTL_MS
+        self.shared.ttl_ms
     }
 
     fn company(&self) -> u64 {
