@@ -516,9 +516,6 @@ fn invalidate(state: &mut State, id: SessionId, inode: InodeId, scope: Scope) {
     // It's told behind the others, so its ticket stands for all of them. Names need no telling: kernels keep none while there is
     // more than one session.
     let ticket = notifier.queue(Stale { inode, data: !is_directory(inode), subtree });
-    let until = boot_time() + state.cache_ttl;
-    // The page is mapped whole, so the store can't miss it.
-    let _ = page::set_stale_until_ms(&*session.page, until.as_millis() as u64);
     state.counters.invalidations += 1;
     state.leasing.tickets.retain(|ticket| !ticket.is_done());
     state.leasing.tickets.push(Arc::new(ticket));

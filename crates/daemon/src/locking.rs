@@ -1,7 +1,7 @@
 //! File locks: the table decides, connections' threads wait.
 //!
 //! A restart of SharedFS forgets all locks but those that processes keep in their control pages; the sessions ask for the others again, first
-//! of all. Until every running session has done so, nobody gets a lock that another one may have held.
+//! of all. Until every running session that has had such has done so, nobody gets a lock that another one may have held.
 //!
 //! A process may have a file's record locks delegated; whoever else asks about that file takes them back into the table, from the
 //! process's control page.
@@ -341,6 +341,9 @@ pub fn lock(
     }
     let mut state = shared.lock();
     let request = asked_by(&state, id, request)?;
+    if request.action != LockAction::Unlock && !is_own(&request) {
+        page::set_other_locks(&*present(&state, id)?.page).map_err(|_| Errno::EIO)?;
+    }
     if reclaims {
         state.locking.note_resumed(id);
     } else if request.action != LockAction::Unlock {

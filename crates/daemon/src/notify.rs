@@ -29,6 +29,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
+use crate::grant::boot_time;
+
 /// Notifications that may wait; a mount that falls behind so far gets one that covers all.
 const QUEUE_MAX: usize = 4096;
 /// How long pages wait while the mount's session waits for an answer, before they are looked at again.
@@ -47,8 +49,11 @@ pub struct Stale {
     pub subtree: bool,
 }
 
+/// Notes until when, on the clock that counts from the machine's start, a mount's kernel may believe what is not so any more: a SharedFS that is started
+/// anew waits so long. Zero: it was told all.
+pub type NoteStale = Box<dyn Fn(Duration) + Send + Sync>;
+
 /// A mount's notifier.
-#[derive(Debug)]
 pub struct Notifier {
     device: Mutex<Option<Arc<Device>>>,
     state: Mutex<State>,
@@ -56,6 +61,13 @@ pub struct Notifier {
     /// Held while attributes are written, so that whoever sees them written may rely on it.
     telling: Mutex<()>,
     ttl: Duration,
+    note_stale: NoteStale,
+}
+
+impl std::fmt::Debug for Notifier {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Notifier").field("state", &self.state).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]
@@ -76,6 +88,8 @@ struct State {
     pages: BTreeSet<InodeId>,
     /// Requests of the mount's session that are being served.
     asking: usize,
+    /// There was more to tell than could be: until then the kernel may believe some of it.
+    lost_until: Duration,
     ended: bool,
 }
 
@@ -105,24 +119,25 @@ impl Notifier {
     ///
     /// # Errors
     /// The system's, where no thread can be started.
-    pub fn start(device: OwnedFd, ttl: Duration) -> std::io::Result<Arc<Self>> {
-        let notifier = Self::without_device(None, ttl);
+    pub fn start(device: OwnedFd, ttl: Duration, note_stale: NoteStale) -> std::io::Result<Arc<Self>> {
+        let notifier = Self::without_device(None, ttl, note_stale);
         notifier.connect(device)?;
         Ok(notifier)
     }
 
     /// Of a mount that has not come back yet after a restart.
-    pub fn absent(ttl: Duration) -> Arc<Self> {
-        Self::without_device(Some(Instant::now() + ttl), ttl)
+    pub fn absent(ttl: Duration, note_stale: NoteStale) -> Arc<Self> {
+        Self::without_device(Some(Instant::now() + ttl), ttl, note_stale)
     }
 
-    fn without_device(absent_until: Option<Instant>, ttl: Duration) -> Arc<Self> {
+    fn without_device(absent_until: Option<Instant>, ttl: Duration, note_stale: NoteStale) -> Arc<Self> {
         Arc::new(Self {
             device: Mutex::default(),
             state: Mutex::new(State { absent_until, ..State::default() }),
             changed: Condvar::new(),
             telling: Mutex::default(),
             ttl,
+            note_stale,
         })
     }
 
@@ -147,7 +162,10 @@ impl Notifier {
     pub fn queue(self: &Arc<Self>, stale: Stale) -> Ticket {
         let mut state = self.state.lock();
         let overflow = state.queue.len() >= QUEUE_MAX;
+        let until = boot_time() + self.ttl;
+        (self.note_stale)(until);
         if overflow {
+            state.lost_until = until;
             state.queue.clear();
             state.queue.push_back(Stale { inode: InodeId::ROOT, data: false, subtree: true });
         } else {
@@ -208,6 +226,10 @@ impl Notifier {
         }
         let mut state = self.state.lock();
         state.written = upto;
+        if state.queue.is_empty() {
+            let lost_until = state.lost_until;
+            (self.note_stale)(if lost_until > boot_time() { lost_until } else { Duration::ZERO });
+        }
         self.changed.notify_all();
     }
 
@@ -348,7 +370,7 @@ mod tests {
     #[test]
     fn attributes_are_told_at_once_and_pages_when_nobody_asks() {
         let (ours, mut kernel) = UnixStream::pair().expect("sockets");
-        let notifier = Notifier::start(ours.into(), Duration::from_secs(60)).expect("started");
+        let notifier = Notifier::start(ours.into(), Duration::from_secs(60), Box::new(|_| {})).expect("started");
         let asking = notifier.asking();
         let start = Instant::now();
         notifier.queue(STALE).wait();
@@ -365,8 +387,26 @@ mod tests {
     }
 
     #[test]
+    fn a_restart_waits_for_what_was_not_told() {
+        use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+        let (ours, mut kernel) = UnixStream::pair().expect("sockets");
+        let noted = Arc::new(AtomicU64::new(0));
+        let note = Arc::clone(&noted);
+        let note_stale = Box::new(move |until: Duration| note.store(until.as_millis() as u64, SeqCst));
+        let notifier = Notifier::absent(Duration::from_secs(60), note_stale);
+        let before = boot_time().as_millis() as u64;
+        let ticket = notifier.queue(STALE);
+        assert!(noted.load(SeqCst) >= before + 60_000);
+        notifier.connect(ours.into()).expect("started");
+        ticket.wait();
+        message(&mut kernel, 40);
+        assert_eq!(noted.load(SeqCst), 0, "it was told all");
+        notifier.end(false);
+    }
+
+    #[test]
     fn a_mount_that_comes_back_is_told_what_was_taken_from_it_meanwhile() {
-        let notifier = Notifier::absent(Duration::from_secs(60));
+        let notifier = Notifier::absent(Duration::from_secs(60), Box::new(|_| {}));
         let ticket = notifier.queue(STALE);
         assert!(!ticket.is_done());
         let (ours, mut kernel) = UnixStream::pair().expect("sockets");
@@ -383,7 +423,7 @@ mod tests {
     #[test]
     fn a_mount_that_does_not_come_back_is_waited_for_as_long_as_its_kernel_believes() {
         let ttl = Duration::from_millis(50);
-        let (start, notifier) = (Instant::now(), Notifier::absent(ttl));
+        let (start, notifier) = (Instant::now(), Notifier::absent(ttl, Box::new(|_| {})));
         notifier.queue(STALE).wait();
         assert!(start.elapsed() >= ttl);
         assert!(notifier.queue(STALE).is_done(), "what was told before the restart is believed no more");
@@ -393,7 +433,7 @@ mod tests {
     #[test]
     fn an_ended_mount_holds_up_nobody_and_its_device_is_closed() {
         let (ours, mut kernel) = UnixStream::pair().expect("sockets");
-        let notifier = Notifier::start(ours.into(), Duration::from_secs(60)).expect("started");
+        let notifier = Notifier::start(ours.into(), Duration::from_secs(60), Box::new(|_| {})).expect("started");
         for _ in 0..QUEUE_MAX {
             notifier.queue(STALE);
         }

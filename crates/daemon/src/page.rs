@@ -9,6 +9,7 @@
 //! 2080  stale until:8                     milliseconds since boot up to which a mount's kernel may believe what is no longer so
 //! 2088  mount's device:8                  what its files show as st_dev, 0 where it is no mount
 //! 2096  lease slots:8                     of the table, that have room; 0 where all have, as an earlier version made it
+//! 2104  other locks:8                     1: it has had a lock that does not stand in its control page
 //! 2112  4 times  position+1:8 blocks:8 metadata:8 unused:8   cost of all records before the position
 //! 2304  128 times  first inode << 16 | count                 inode numbers granted, oldest overwritten
 //! 3328  16 times  inode:8                 files whose record locks are delegated, by the slot of the control page that has them
@@ -25,6 +26,7 @@ const REVOKING: u64 = 2072;
 const STALE_UNTIL: u64 = 2080;
 const MOUNT_DEVICE: u64 = 2088;
 const LEASE_ROOM: u64 = 2096;
+const OTHER_LOCKS: u64 = 2104;
 const COSTS: u64 = 2112;
 const COST_SLOTS: u64 = 4;
 const COST_BYTES: u64 = 32;
@@ -65,6 +67,16 @@ pub fn is_revoking(page: &impl Persistent) -> bool {
 /// Notes that a lease is about to be taken, or that all that was written under it was judged.
 pub fn set_revoking(page: &impl Persistent, revoking: bool) -> Result<(), OutOfBounds> {
     page.store_u64(REVOKING, u64::from(revoking))
+}
+
+/// Whether the session may have locks that only an earlier SharedFS knew of: it asks for them again.
+pub fn has_other_locks(page: &impl Persistent) -> bool {
+    page.load_u64(OTHER_LOCKS).unwrap_or(0) != 0
+}
+
+/// Notes that it is about to have such a lock.
+pub fn set_other_locks(page: &impl Persistent) -> Result<(), OutOfBounds> {
+    page.store_u64(OTHER_LOCKS, 1)
 }
 
 /// Until when a mount's kernel may believe what is no longer so, in milliseconds since boot.

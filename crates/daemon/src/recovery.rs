@@ -42,7 +42,7 @@ pub fn recover(config: Config) -> Result<Shared, DaemonError> {
     let arena = Arc::new(open_arena(&config)?);
     let store = Store::open(Arc::clone(&arena))?;
     let watcher = Watcher::new().map_err(system("cannot watch processes"))?;
-    let mut state = State::new(store, Leasing::new(&config), Duration::from_millis(config.cache_ttl_ms))?;
+    let mut state = State::new(store, Leasing::new(&config))?;
     state.phase = Phase::Recovering;
     let left = take_up_sessions(&arena, &mut state)?;
     let ids = state.live_ids();
@@ -261,11 +261,14 @@ fn settle(shared: &Shared) -> Result<(), DaemonError> {
             Some(process) if session.fenced.is_none() => {
                 let stale_until = Duration::from_millis(page::stale_until_ms(&*session.page));
                 let wait = stale_until.saturating_sub(crate::grant::boot_time()).min(shared.cache_ttl());
+                let has_other_locks = page::has_other_locks(&*session.page);
                 if session.identity.kind == SessionKind::Mount {
-                    session.notifier = Some(Notifier::absent(shared.cache_ttl()));
+                    session.notifier = Some(Notifier::absent(shared.cache_ttl(), session.note_stale()));
                 }
                 state.not_before = state.not_before.max(Instant::now() + wait);
-                state.locking.expect(id);
+                if has_other_locks {
+                    state.locking.expect(id);
+                }
                 running.push(id);
                 crate::sessions::watch(shared, id, process);
                 tracing::info!(session = id.0, "a running session goes on");

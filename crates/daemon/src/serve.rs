@@ -437,7 +437,7 @@ fn register_mount(shared: &Shared, id: SessionId, device: OwnedFd, number: u64) 
         absent.connect(device)?;
         return Ok(Reply::Done);
     }
-    let old = session.notifier.replace(Notifier::start(device, shared.cache_ttl())?);
+    let old = session.notifier.replace(Notifier::start(device, shared.cache_ttl(), session.note_stale())?);
     drop(state);
     if let Some(old) = old {
         // A mount that connects again has one device and two notifiers for a moment; what the old one owes is told first.

@@ -20,7 +20,7 @@ use crate::ended::Ended;
 use crate::identity::{Identity, fresh_token};
 use crate::looked::Looked;
 use crate::mapped::MappedTable;
-use crate::notify::Notifier;
+use crate::notify::{NoteStale, Notifier};
 use crate::page::{self, InodeRanges};
 use crate::quota::Outstanding;
 use crate::walk::Walks;
@@ -436,6 +436,13 @@ impl Session {
         page::set_mount_device(&*self.page, device)?;
         self.mount_device = device;
         Ok(())
+    }
+
+    /// Notes what its mount's kernel was not told yet where a restart of SharedFS finds it.
+    pub fn note_stale(&self) -> NoteStale {
+        let page = Arc::clone(&self.page);
+        // The page is mapped whole, so the store can't miss it.
+        Box::new(move |until| _ = page::set_stale_until_ms(&*page, until.as_millis() as u64))
     }
 
     /// Grants credit: in the account first, then where the session sees it.

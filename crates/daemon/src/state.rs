@@ -71,8 +71,6 @@ pub struct State {
     pub commits_ended: u64,
     /// Somebody waits for a digest.
     pub digest_wanted: bool,
-    /// For how long a mount's kernel may believe its cache.
-    pub cache_ttl: Duration,
     /// When there was last more than one session.
     pub last_shared: Option<Instant>,
     /// No grant is told before this time: an earlier SharedFS may have left kernels with stale caches.
@@ -97,7 +95,7 @@ pub struct State {
 
 impl State {
     /// The state of a store without sessions.
-    pub fn new(store: Store, leasing: Leasing, cache_ttl: Duration) -> Result<Self, StoreError> {
+    pub fn new(store: Store, leasing: Leasing) -> Result<Self, StoreError> {
         let orphans = store.orphans()?.into_iter().collect();
         Ok(Self {
             store,
@@ -113,7 +111,6 @@ impl State {
             commits_begun: 0,
             commits_ended: 0,
             digest_wanted: false,
-            cache_ttl,
             last_shared: None,
             not_before: Instant::now(),
             ending: false,

@@ -95,7 +95,8 @@ fn a_slot_that_there_is_none_of_is_refused() {
 #[test]
 fn a_lock_that_waits_for_others_to_come_back_is_not_given_to_a_session_that_ends_meanwhile() {
     let mut site = Site::new(64 << 20);
-    let (_stays_away, mut two) = (Client::open(&site.socket()), Client::open(&site.socket()));
+    let (mut stays_away, mut two) = (Client::open(&site.socket()), Client::open(&site.socket()));
+    stays_away.call(&lock(1, (100, 109), LockMode::Write, None)).expect("locked");
     site.kill();
     site.start();
     two.resume(&site.socket());

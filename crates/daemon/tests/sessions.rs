@@ -415,6 +415,24 @@ fn locks_exclude_wait_are_cancelled_and_outlive_the_daemon() {
 }
 
 /// Adds one to the number in `file`, which others do at the same time; tells what it was.
+/// A shell that waits for what it runs comes back to no SharedFS that was started anew.
+#[test]
+fn nobody_waits_after_a_restart_for_who_has_had_no_locks() {
+    let mut site = Site::new(64 << 20);
+    let (idle, mut busy) = (Client::open(&site.socket()), Client::open(&site.socket()));
+    busy.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+    let file = busy.make(InodeId::ROOT, b"f", FileKind::Regular);
+    busy.digest().expect("digested");
+    site.kill();
+    site.start();
+    busy.resume(&site.socket());
+    let begin = Instant::now();
+    busy.call(&lock(file, 7, (0, 9), LockMode::Write, None)).expect("locked");
+    assert!(begin.elapsed() < Duration::from_secs(3), "somebody is waited for");
+    drop(idle);
+    site.check();
+}
+
 fn increment(client: &mut Client, socket: &std::path::Path, file: InodeId) -> u64 {
     loop {
         let wants = vec![Client::want(file, true)];

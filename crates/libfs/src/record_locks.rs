@@ -10,7 +10,7 @@
 
 use std::collections::HashSet;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use ashlar_types::{Errno, InodeId};
@@ -123,24 +123,37 @@ impl LibFs {
                 return Ok(RecordLock::NoRoom);
             }
         }
+        let before = self.control.lock_slot(slot).2;
+        let mut is_copied = false;
         loop {
-            let resumptions = self.calls.resumptions();
+            let sharedfs = || (self.control.segment_era(), self.calls.resumptions());
+            let asked_of = sharedfs();
             let asked = self.control.lock_slot_at_present(slot);
-            match self.call(&request(inode, range, mode, None, Some(asked))) {
-                Ok(Reply::Done) => {}
+            let refused = match self.call(&request(inode, range, mode, None, Some(asked))) {
+                Ok(Reply::Done) if mode == LockMode::Unlock => return Ok(RecordLock::Done),
                 Ok(Reply::Delegated) => return Ok(RecordLock::Done),
-                Ok(Reply::LockedOnMount) => return Ok(RecordLock::OfMount),
-                Ok(_) => return Err(Errno::EIO),
-                Err(errno) => return Err(self.record_locks.failed(inode, errno)),
-            }
-            if mode == LockMode::Unlock {
-                return Ok(RecordLock::Done);
+                Ok(Reply::Done) => None,
+                Ok(Reply::LockedOnMount) => Some(Ok(RecordLock::OfMount)),
+                Ok(_) => Some(Err(Errno::EIO)),
+                Err(errno) => Some(Err(self.record_locks.failed(inode, errno))),
+            };
+            if let Some(answer) = refused {
+                if is_copied {
+                    self.control.change_locks(slot, inode, LockSlotState::Shared, |list| {
+                        *list = before.clone();
+                        true
+                    });
+                }
+                return answer;
             }
             if !copy() {
                 return Ok(RecordLock::NoRoom);
             }
-            // A new SharedFS to which the session has come back meanwhile may have looked at the copy before.
-            if self.calls.resumptions() == resumptions {
+            is_copied = true;
+            // A SharedFS that was started anew begins an era before it looks at the copies: it has found this one, or is asked again. So it waits for no
+            // session to come back before it gives others what they ask for.
+            fence(Ordering::SeqCst);
+            if sharedfs() == asked_of {
                 return Ok(RecordLock::Done);
             }
         }

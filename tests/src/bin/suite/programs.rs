@@ -60,7 +60,8 @@ pub const TESTS: &[Test] = &[
     Test { name: "programs/corners_of_the_kernel_interface", run: || same(&KERNEL) },
     Test { name: "programs/overlay", run: overlay },
     Test { name: "programs/asynchronous_writes_leave_no_stale_pages", run: || same(&ASYNCHRONOUS) },
-    Test { name: "programs/jobs_survive_the_daemon_being_killed", run: killed_daemon },
+    Test { name: "programs/jobs_survive_the_daemon_being_killed", run: || killed_daemon(Front::Mount) },
+    Test { name: "run/jobs_survive_the_daemon_being_killed", run: || killed_daemon(Front::RunAtOnce) },
     Test { name: "run/git", run: || same_through(&GIT, Front::RunAtOnce) },
     Test { name: "run/sqlite", run: || same_through(&SQLITE, Front::RunAtOnce) },
     Test { name: "run/make", run: || same_through(&MAKE, Front::Run) },
@@ -183,7 +184,7 @@ fn compare(expected: &str, found: &str) -> Outcome {
 }
 
 /// All jobs at once, while SharedFS is killed again and again: the jobs see a pause, and results stay the same.
-fn killed_daemon() -> Outcome<Verdict> {
+fn killed_daemon(front: Front) -> Outcome<Verdict> {
     const JOBS: [&Job; 5] = [&GIT, &MAKE, &SQLITE, &LEVELDB, &POSTGRES];
     if let Some(why) = obstacle().or_else(|| JOBS.iter().find_map(|job| job.obstacle())) {
         return Ok(Verdict::Skipped(why));
@@ -196,7 +197,7 @@ fn killed_daemon() -> Outcome<Verdict> {
             .map(|job| {
                 let (here, there, name) = (reference.path(), site.point(0), reference.name());
                 scope.spawn(move || -> Outcome {
-                    let found = job.run(&there, Front::Mount).map_err(tried("Ashlar"))?;
+                    let found = job.run(&there, front).map_err(tried("Ashlar"))?;
                     let expected = job.run(&here, Front::Mount).map_err(tried(name))?;
                     compare(&expected.output, &found.output).map_err(tried(job.name))
                 })
