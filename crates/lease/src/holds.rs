@@ -18,6 +18,9 @@ pub(crate) struct Slot {
     pub live: bool,
     /// The session's log may hold records, not applied yet, that were written on this slot.
     pub dirty: bool,
+    /// It was known on a slot that went while a log was applied, and whose word was written after that: the next seal may come before the word, and only what is
+    /// applied for the one after it is all.
+    pub late: bool,
     /// The log's position when it was last applied with this slot dirty.
     pub written: LogPosition,
     /// When it last became live.
@@ -44,6 +47,7 @@ impl Slot {
             generation: 1,
             live: false,
             dirty: false,
+            late: false,
             written: LogPosition(0),
             granted_us: 0,
             told_us: 0,
@@ -285,9 +289,8 @@ impl Holds {
 
     fn relocate(&mut self, session: SessionId, slot: u32, ancestry: &impl Ancestry) -> u32 {
         let state = self.slot(session, slot);
-        let (Some(place), mode, written, is_dirty) = (state.place, state.mode, state.written, state.dirty) else {
-            return slot;
-        };
+        let (Some(place), mode, written) = (state.place, state.mode, state.written) else { return slot };
+        let (is_dirty, is_late) = (state.dirty, state.late);
         let shadows = self.drop_shadows(session, slot);
         self.remove(session, slot);
         let to = self.add(place, session, mode, ancestry);
@@ -295,8 +298,23 @@ impl Holds {
         self.slot_mut(session, to).written = written;
         if is_dirty {
             self.set_dirty(session, to);
+            self.slot_mut(session, to).late = is_late;
         }
         to
+    }
+
+    /// The place is no more. What was known on the slot beside it is known until the new word is written, though the log may have been sealed before.
+    pub fn end(&mut self, session: SessionId, slot: u32) -> SlotWord {
+        let state = self.slot(session, slot);
+        let is_known = state.dirty && (state.live || state.late);
+        let shadowed = if is_known { state.shadowed.clone() } else { BTreeSet::new() };
+        let word = self.bump(session, slot);
+        self.remove(session, slot);
+        for known in shadowed {
+            self.set_dirty(session, known);
+            self.slot_mut(session, known).late = true;
+        }
+        word
     }
 
     /// Takes a slot's place away from the session, and frees the slot. Its generation must have changed.

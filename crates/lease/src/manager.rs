@@ -229,7 +229,8 @@ impl LeaseManager {
         holder.applied = holder.applied.max(position);
         for number in std::mem::take(&mut holder.dirty) {
             let slot = &mut holder.slots[number as usize];
-            if slot.live && slot.mode == Mode::Write {
+            let is_late = std::mem::take(&mut slot.late);
+            if is_late || slot.live && slot.mode == Mode::Write {
                 holder.dirty.insert(number);
                 continue;
             }
@@ -471,9 +472,8 @@ impl LeaseManager {
     pub fn handle_gone(&mut self, inode: InodeId) {
         let slots: Vec<_> = self.holds.holders_at(inode).collect();
         for (session, slot) in slots {
-            let word = self.holds.bump(session, slot);
+            let word = self.holds.end(session, slot);
             self.push(Command::Revoke { word: SlotWord { mode: None, ..word }, reason: Reason::Gone });
-            self.holds.remove(session, slot);
             self.announced.retain(|demand| !demand.is_about(session, slot));
         }
     }
@@ -484,13 +484,14 @@ impl LeaseManager {
         if !known_on.live && !self.holds.is_dirty(session, slot) {
             return;
         }
-        let mut shadows = known_on.shadows.clone();
+        let (mut shadows, is_late) = (known_on.shadows.clone(), known_on.late);
         if known_on.live {
             shadows.insert(slot);
         }
         let own = self.holds.add(place, session, Mode::Write, ancestry);
         self.holds.set_shadows(session, own, shadows);
         self.holds.set_dirty(session, own);
+        self.holds.slot_mut(session, own).late = is_late;
         self.record(session, own);
         let (most, slots) = (self.entries_max(session), self.table_slots(session));
         let holder = self.holds.holder(session);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use ashlar_types::InodeId;
+use ashlar_types::{InodeId, SessionId};
 use proptest::prelude::*;
 
 use super::world::{Check, Op, Plant, World};
@@ -37,6 +37,7 @@ fn step(world: &mut World, step: u64) -> Check {
     let Some(directory) = pick(&world.inodes(Some(true)), first) else { return Ok(()) };
     let any = pick(&world.inodes(None), second).unwrap_or(InodeId::ROOT);
     let file = pick(&world.inodes(Some(false)), second);
+    world.after_seal = if step >> 48 & 1 == 0 { late(world, session, file.unwrap_or(any), step) } else { Vec::new() };
     match action {
         0 => world.read_by(session, wanted(any, Scope::Node, by)).map(|_| ())?,
         1 => {
@@ -77,11 +78,20 @@ fn step(world: &mut World, step: u64) -> Check {
     world.check()
 }
 
+/// What others than the session that asks do just when their logs were sealed.
+fn late(world: &World, asking: SessionId, inode: InodeId, value: u64) -> Vec<(SessionId, Op)> {
+    let is_linked = world.state(inode).is_directory || world.state(inode).parents.contains(&InodeId::ROOT);
+    let link = (!is_linked).then_some(Op::Link { inode, to: InodeId::ROOT });
+    let ops = link.into_iter().chain([Op::Write { inode, value }]);
+    let others: Vec<_> = world.sessions().into_iter().filter(|session| *session != asking).collect();
+    ops.flat_map(|op| others.iter().map(move |session| (*session, op))).collect()
+}
+
 fn wanted(inode: InodeId, scope: Scope, by: u64) -> Want {
     Want { inode, mode: Mode::Read, scope, widens: by & 0x80 == 0 }
 }
 
-fn rename(world: &mut World, session: ashlar_types::SessionId, inode: InodeId, to: InodeId) -> Check {
+fn rename(world: &mut World, session: SessionId, inode: InodeId, to: InodeId) -> Check {
     let parents = world.state(inode).parents.clone();
     match parents.first().copied() {
         Some(from) if !parents.contains(&to) && world.can_move(inode, to) => {
@@ -166,6 +176,7 @@ fn random_steps_meet_everything_that_the_manager_can_say() {
         met.append(&mut world.met);
     }
     let all = [
+        "after a seal",
         "attach Some(Read)",
         "attach Some(Write)",
         "attach beyond the table",

@@ -59,6 +59,38 @@ fn a_second_session_cuts_a_hole_and_sees_what_the_first_has_logged() {
     assert!(world.is_valid(second, file, Mode::Read));
 }
 
+/// A directory that goes takes a lease with it that something else was known by. Its word is written when the log was applied, which was sealed before:
+/// until then the session goes on by it.
+#[test]
+fn what_was_known_by_a_directory_that_goes_is_known_until_its_word_is_written() {
+    let mut world = world(quick());
+    let (session, other) = (world.begin(), world.begin());
+    world.make(other, ROOT, false).unwrap();
+    let parent = world.make(session, ROOT, true).unwrap();
+    let directory = world.make(session, parent, true).unwrap();
+    let file = world.make(session, directory, false).unwrap();
+    // From here on the session has all below the directory by a lease that it was granted.
+    world.make(other, ROOT, false).unwrap();
+    world
+        .make(session, parent, false)
+        .and_then(|made| world.run(session, Op::Unlink { inode: made, from: parent, keep: false }))
+        .unwrap();
+    world.run(session, Op::Write { inode: file, value: 1 }).unwrap();
+    world.run(session, Op::Rename { inode: directory, from: parent, to: ROOT }).unwrap();
+    world.run(session, Op::Unlink { inode: parent, from: ROOT, keep: false }).unwrap();
+    world.after_seal = vec![
+        (session, Op::Link { inode: file, to: ROOT }),
+        (session, Op::Write { inode: file, value: 2 }),
+        (session, Op::Unlink { inode: file, from: directory, keep: false }),
+        (session, Op::Write { inode: file, value: 3 }),
+    ];
+    world.acquire(other, &[write(InodeId::RENAME)]).unwrap();
+    assert!(world.met.contains("after a seal"), "it has lost all at once");
+    world.digest(session, usize::MAX).unwrap();
+    assert_eq!(world.read(other, file), Ok(3));
+    world.check().unwrap();
+}
+
 #[test]
 fn a_stopped_session_is_sealed_once_and_delays_nobody() {
     let mut world = world(Limits { hold_us: 0, ..Limits::default() });

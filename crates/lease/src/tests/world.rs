@@ -159,6 +159,8 @@ pub struct World {
     rooms: BTreeMap<SessionId, u32>,
     /// What the manager ever said.
     pub met: BTreeSet<String>,
+    /// What a session does when its log was sealed and applied, and no word was written since, if its leases stand: one operation after the other.
+    pub after_seal: Vec<(SessionId, Op)>,
 }
 
 pub type Check<T = ()> = Result<T, String>;
@@ -185,6 +187,7 @@ impl World {
             first_slots: None,
             rooms: BTreeMap::new(),
             met: BTreeSet::new(),
+            after_seal: Vec::new(),
         }
     }
 
@@ -572,6 +575,12 @@ impl World {
         }
         let position = self.sessions[&session].applied;
         self.manager.handle_applied(session, position);
+        for (by, op) in std::mem::take(&mut self.after_seal) {
+            if by == session && self.wants(op).iter().all(|want| self.is_valid(by, want.inode, want.mode)) {
+                self.met.insert("after a seal".to_owned());
+                self.append(by, op);
+            }
+        }
         Ok(())
     }
 
