@@ -405,19 +405,19 @@ fn pause(until_us: Option<u64>) -> Duration {
 
 fn perform(state: &mut State, command: &Command) {
     match command {
-        Command::Revoke { word, reason } => {
+        Command::Revoke { word, reason: Reason::Folded | Reason::Ended } => take(state, word),
+        Command::Revoke { word, .. } => {
+            begin_invalidation(state, word.session);
             take(state, word);
-            if !matches!(reason, Reason::Folded | Reason::Ended) {
-                invalidate(state, word.session, word.inode, word.scope);
-            }
+            invalidate(state, word.session, word.inode, word.scope);
         }
         Command::Downgrade { word } => take(state, word),
-        Command::Split { word, hole } => {
+        Command::Split { word, hole: Some(hole) } if !hole.keeps_read => {
+            begin_invalidation(state, word.session);
             take(state, word);
-            if let Some(hole) = hole.filter(|hole| !hole.keeps_read) {
-                invalidate(state, word.session, hole.inode, hole.scope);
-            }
+            invalidate(state, word.session, hole.inode, hole.scope);
         }
+        Command::Split { word, .. } => take(state, word),
         Command::Attach { word } => write(state, word),
         Command::SealAndApply { session } => {
             state.seal_and_apply(*session);
@@ -497,6 +497,13 @@ pub fn make_lease_room(state: &mut State, id: SessionId, slot: u32) -> io::Resul
     made
 }
 
+/// A lease is about to be taken of which a mount's kernel must be told.
+fn begin_invalidation(state: &State, id: SessionId) {
+    if let Some(notifier) = state.sessions.get(&id).and_then(|session| session.notifier.as_ref()) {
+        notifier.begin();
+    }
+}
+
 /// Queues what a mount's kernel must forget. What it knows below a directory can't be listed: it looks up all names afresh,
 /// which brings attributes too, and what is reached without a name is open.
 fn invalidate(state: &mut State, id: SessionId, inode: InodeId, scope: Scope) {
@@ -506,16 +513,14 @@ fn invalidate(state: &mut State, id: SessionId, inode: InodeId, scope: Scope) {
     let subtree = scope != Scope::Node;
     let is_directory =
         |inode: InodeId| state.store.inode(inode).ok().flatten().is_none_or(|found| found.is_directory());
-    if subtree {
-        for open in session.control.open_inodes() {
-            if open != inode && is_below(&Ancestors(&state.store), open, inode) {
-                notifier.queue(Stale { inode: open, data: !is_directory(open), subtree: false });
-            }
-        }
-    }
+    let is_open_below = |open: &InodeId| *open != inode && is_below(&Ancestors(&state.store), *open, inode);
+    let open: Vec<_> =
+        if subtree { session.control.open_inodes().into_iter().filter(is_open_below).collect() } else { Vec::new() };
+    let stale = |inode: InodeId, subtree| Stale { inode, data: !is_directory(inode), subtree };
+    let all: Vec<_> = open.into_iter().map(|open| stale(open, false)).chain([stale(inode, subtree)]).collect();
     // It's told behind the others, so its ticket stands for all of them. Names need no telling: kernels keep none while there is
     // more than one session.
-    let ticket = notifier.queue(Stale { inode, data: !is_directory(inode), subtree });
+    let Some(ticket) = notifier.queue(&all) else { return };
     state.counters.invalidations += 1;
     state.leasing.tickets.retain(|ticket| !ticket.is_done());
     state.leasing.tickets.push(Arc::new(ticket));

@@ -72,11 +72,18 @@ impl Locking {
         grace.expected.insert(session);
     }
 
-    /// It has come back, or asked for a lock that it had.
-    pub fn note_resumed(&mut self, session: SessionId) {
+    /// One comes back, and asks for the locks that it had.
+    pub fn note_reclaimed(&mut self) {
+        if let Some(grace) = &mut self.grace {
+            grace.last = Instant::now();
+        }
+    }
+
+    /// It has asked for all of them.
+    pub fn note_back(&mut self, session: SessionId) {
+        self.note_reclaimed();
         if let Some(grace) = &mut self.grace {
             grace.expected.remove(&session);
-            grace.last = Instant::now();
         }
     }
 
@@ -345,7 +352,8 @@ pub fn lock(
         page::set_other_locks(&*present(&state, id)?.page).map_err(|_| Errno::EIO)?;
     }
     if reclaims {
-        state.locking.note_resumed(id);
+        state.locking.note_reclaimed();
+        take_over_moved(&mut state, &request);
     } else if request.action != LockAction::Unlock {
         await_grace(shared, &mut state, id)?;
     }
@@ -379,6 +387,19 @@ pub fn lock(
         }
         (outcome, _) => answer(outcome),
     }
+}
+
+/// A process's record locks may have moved to a mount just before the restart, and stand in its control page still: they are not in the way of those that the mount
+/// asks for again in its name.
+fn take_over_moved(state: &mut State, request: &LockRequest) {
+    if request.kind != Kind::Record || is_own(request) {
+        return;
+    }
+    let State { locking, sessions, .. } = state;
+    let of_process = sessions
+        .values()
+        .filter(|session| session.identity.kind == SessionKind::Process && session.identity.process.pid == request.pid);
+    of_process.for_each(|session| locking.table.handle_move(request.inode, process(session.id)));
 }
 
 /// Waits until all that may have held locks before a restart have said so; the session that asks may have ended by then.

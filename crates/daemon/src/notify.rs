@@ -15,7 +15,7 @@
 //! A mount whose process is gone is cut off at once: a copy of its device in our hands would keep its users waiting for answers.
 //!
 //! A SharedFS that was started anew has no mount's device, until the mount's process has come back with it. What is taken from such a mount
-//! waits until its kernel can be told, or can't believe any more what it was told before the restart.
+//! waits until its kernel can be told, or can't believe any more what it was told under leases from before the start.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fs;
@@ -81,6 +81,10 @@ struct Device {
 struct State {
     /// The mount has not come back yet. Its kernel believes nothing any more from then on.
     absent_until: Option<Instant>,
+    /// There is a thread.
+    has_worker: bool,
+    /// A lease is being taken, and what is to be told for that is not queued yet.
+    is_owing: bool,
     queue: VecDeque<Stale>,
     queued: u64,
     written: u64,
@@ -88,7 +92,7 @@ struct State {
     pages: BTreeSet<InodeId>,
     /// Requests of the mount's session that are being served.
     asking: usize,
-    /// There was more to tell than could be: until then the kernel may believe some of it.
+    /// There was more to tell than could be, or an earlier SharedFS has left something untold: until then the kernel may believe some of it.
     lost_until: Duration,
     ended: bool,
 }
@@ -120,20 +124,21 @@ impl Notifier {
     /// # Errors
     /// The system's, where no thread can be started.
     pub fn start(device: OwnedFd, ttl: Duration, note_stale: NoteStale) -> std::io::Result<Arc<Self>> {
-        let notifier = Self::without_device(None, ttl, note_stale);
+        let notifier = Self::without_device(State::default(), ttl, note_stale);
         notifier.connect(device)?;
         Ok(notifier)
     }
 
-    /// Of a mount that has not come back yet after a restart.
-    pub fn absent(ttl: Duration, note_stale: NoteStale) -> Arc<Self> {
-        Self::without_device(Some(Instant::now() + ttl), ttl, note_stale)
+    /// Of a mount that has not come back yet after a restart. An earlier SharedFS has left it untold what it may believe until `lost_until`.
+    pub fn absent(ttl: Duration, lost_until: Duration, note_stale: NoteStale) -> Arc<Self> {
+        let absent_until = Some(Instant::now() + ttl);
+        Self::without_device(State { absent_until, lost_until, ..State::default() }, ttl, note_stale)
     }
 
-    fn without_device(absent_until: Option<Instant>, ttl: Duration, note_stale: NoteStale) -> Arc<Self> {
+    fn without_device(state: State, ttl: Duration, note_stale: NoteStale) -> Arc<Self> {
         Arc::new(Self {
             device: Mutex::default(),
-            state: Mutex::new(State { absent_until, ..State::default() }),
+            state: Mutex::new(state),
             changed: Condvar::new(),
             telling: Mutex::default(),
             ttl,
@@ -146,43 +151,68 @@ impl Notifier {
         self.state.lock().absent_until.is_some()
     }
 
-    /// The mount is there, with this device: its thread begins with what it was not told yet.
+    /// Until now a mount that has not come back could still hold leases from before the start, and let its kernel believe what they say.
+    pub fn renew_absence(&self) {
+        let mut state = self.state.lock();
+        if state.absent_until.is_some() {
+            state.absent_until = Some(Instant::now() + self.ttl);
+        }
+    }
+
+    /// The mount is there, with this device, or has come back with one: its thread begins with what it was not told yet.
     ///
     /// # Errors
     /// As [`Self::start`].
     pub fn connect(self: &Arc<Self>, file: OwnedFd) -> std::io::Result<()> {
-        let worker = Arc::clone(self);
+        let mut state = self.state.lock();
+        if !state.has_worker {
+            let worker = Arc::clone(self);
+            let thread = std::thread::Builder::new().name("notify".into()).stack_size(256 << 10);
+            thread.spawn(move || worker.work())?;
+            state.has_worker = true;
+        }
         *self.device.lock() = Some(Arc::new(Device { connection: connection_number(&file), file }));
-        self.state.lock().absent_until = None;
+        state.absent_until = None;
         self.changed.notify_all();
-        std::thread::Builder::new().name("notify".into()).stack_size(256 << 10).spawn(move || worker.work()).map(drop)
+        Ok(())
     }
 
-    /// Queues a notification; called with SharedFS's lock held, so it never waits.
-    pub fn queue(self: &Arc<Self>, stale: Stale) -> Ticket {
+    /// A lease is about to be taken of which the kernel must be told: a restart from here on waits for what it may believe. What is to be told is queued next.
+    pub fn begin(&self) {
         let mut state = self.state.lock();
-        let overflow = state.queue.len() >= QUEUE_MAX;
+        state.is_owing = true;
+        (self.note_stale)(boot_time() + self.ttl);
+    }
+
+    /// Queues notifications; called with SharedFS's lock held, so it never waits. The ticket is the last one's, and so stands for all.
+    pub fn queue(self: &Arc<Self>, all: &[Stale]) -> Option<Ticket> {
+        let stale = *all.last()?;
+        let mut state = self.state.lock();
         let until = boot_time() + self.ttl;
         (self.note_stale)(until);
+        state.is_owing = false;
+        let overflow = state.queue.len() + all.len() > QUEUE_MAX;
         if overflow {
             state.lost_until = until;
             state.queue.clear();
             state.queue.push_back(Stale { inode: InodeId::ROOT, data: false, subtree: true });
         } else {
-            state.queue.push_back(stale);
+            state.queue.extend(all);
         }
-        if stale.data && state.pages.len() < QUEUE_MAX {
-            state.pages.insert(stale.inode);
+        for stale in all.iter().filter(|stale| stale.data) {
+            if state.pages.len() < QUEUE_MAX {
+                state.pages.insert(stale.inode);
+            }
         }
         state.queued += 1;
         self.changed.notify_all();
-        Ticket {
+        Some(Ticket {
             notifier: Arc::clone(self),
             number: state.queued,
             stale,
             needs_time: overflow,
             deadline: state.absent_until.unwrap_or_else(|| Instant::now() + self.ttl),
-        }
+        })
     }
 
     /// Notes that a request of the mount's session is being served, until the mark is dropped.
@@ -226,7 +256,7 @@ impl Notifier {
         }
         let mut state = self.state.lock();
         state.written = upto;
-        if state.queue.is_empty() {
+        if state.queue.is_empty() && !state.is_owing {
             let lost_until = state.lost_until;
             (self.note_stale)(if lost_until > boot_time() { lost_until } else { Duration::ZERO });
         }
@@ -360,6 +390,10 @@ mod tests {
 
     const STALE: Stale = Stale { inode: InodeId(77), data: true, subtree: false };
 
+    fn queue(notifier: &Arc<Notifier>) -> Ticket {
+        notifier.queue(&[STALE]).expect("a ticket")
+    }
+
     fn message(kernel: &mut UnixStream, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
         kernel.read_exact(&mut bytes).expect("a notification");
@@ -373,7 +407,7 @@ mod tests {
         let notifier = Notifier::start(ours.into(), Duration::from_secs(60), Box::new(|_| {})).expect("started");
         let asking = notifier.asking();
         let start = Instant::now();
-        notifier.queue(STALE).wait();
+        queue(&notifier).wait();
         assert!(start.elapsed() < Duration::from_secs(30), "a kernel that takes it delays nobody");
         let attributes = message(&mut kernel, 40);
         assert_eq!((attributes[4], attributes[16], attributes[24]), (INVAL_INODE as u8, 77, 0xff));
@@ -393,21 +427,41 @@ mod tests {
         let noted = Arc::new(AtomicU64::new(0));
         let note = Arc::clone(&noted);
         let note_stale = Box::new(move |until: Duration| note.store(until.as_millis() as u64, SeqCst));
-        let notifier = Notifier::absent(Duration::from_secs(60), note_stale);
+        let notifier = Notifier::absent(Duration::from_secs(60), Duration::ZERO, note_stale);
         let before = boot_time().as_millis() as u64;
-        let ticket = notifier.queue(STALE);
+        let ticket = queue(&notifier);
         assert!(noted.load(SeqCst) >= before + 60_000);
         notifier.connect(ours.into()).expect("started");
         ticket.wait();
         message(&mut kernel, 40);
         assert_eq!(noted.load(SeqCst), 0, "it was told all");
+        notifier.begin();
+        notifier.tell(Instant::now());
+        assert_ne!(noted.load(SeqCst), 0, "a lease is being taken");
+        queue(&notifier).wait();
+        assert_eq!(noted.load(SeqCst), 0);
+        notifier.end(false);
+    }
+
+    #[test]
+    fn what_an_earlier_sharedfs_has_left_untold_stays_noted() {
+        use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+        let (ours, _kernel) = UnixStream::pair().expect("sockets");
+        let noted = Arc::new(AtomicU64::new(0));
+        let note = Arc::clone(&noted);
+        let lost_until = boot_time() + Duration::from_secs(50);
+        let note_stale = Box::new(move |until: Duration| note.store(until.as_millis() as u64, SeqCst));
+        let notifier = Notifier::absent(Duration::from_secs(60), lost_until, note_stale);
+        notifier.connect(ours.into()).expect("started");
+        queue(&notifier).wait();
+        assert_eq!(noted.load(SeqCst), lost_until.as_millis() as u64);
         notifier.end(false);
     }
 
     #[test]
     fn a_mount_that_comes_back_is_told_what_was_taken_from_it_meanwhile() {
-        let notifier = Notifier::absent(Duration::from_secs(60), Box::new(|_| {}));
-        let ticket = notifier.queue(STALE);
+        let notifier = Notifier::absent(Duration::from_secs(60), Duration::ZERO, Box::new(|_| {}));
+        let ticket = queue(&notifier);
         assert!(!ticket.is_done());
         let (ours, mut kernel) = UnixStream::pair().expect("sockets");
         std::thread::scope(|scope| {
@@ -423,10 +477,10 @@ mod tests {
     #[test]
     fn a_mount_that_does_not_come_back_is_waited_for_as_long_as_its_kernel_believes() {
         let ttl = Duration::from_millis(50);
-        let (start, notifier) = (Instant::now(), Notifier::absent(ttl, Box::new(|_| {})));
-        notifier.queue(STALE).wait();
+        let (start, notifier) = (Instant::now(), Notifier::absent(ttl, Duration::ZERO, Box::new(|_| {})));
+        queue(&notifier).wait();
         assert!(start.elapsed() >= ttl);
-        assert!(notifier.queue(STALE).is_done(), "what was told before the restart is believed no more");
+        assert!(queue(&notifier).is_done(), "what was told before the restart is believed no more");
         notifier.end(false);
     }
 
@@ -435,9 +489,9 @@ mod tests {
         let (ours, mut kernel) = UnixStream::pair().expect("sockets");
         let notifier = Notifier::start(ours.into(), Duration::from_secs(60), Box::new(|_| {})).expect("started");
         for _ in 0..QUEUE_MAX {
-            notifier.queue(STALE);
+            queue(&notifier);
         }
-        let ticket = notifier.queue(STALE);
+        let ticket = queue(&notifier);
         let is_waited_for = !ticket.is_done();
         notifier.end(true);
         let start = Instant::now();

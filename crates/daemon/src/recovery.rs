@@ -263,7 +263,8 @@ fn settle(shared: &Shared) -> Result<(), DaemonError> {
                 let wait = stale_until.saturating_sub(crate::grant::boot_time()).min(shared.cache_ttl());
                 let has_other_locks = page::has_other_locks(&*session.page);
                 if session.identity.kind == SessionKind::Mount {
-                    session.notifier = Some(Notifier::absent(shared.cache_ttl(), session.note_stale()));
+                    let lost_until = crate::grant::boot_time() + wait;
+                    session.notifier = Some(Notifier::absent(shared.cache_ttl(), lost_until, session.note_stale()));
                 }
                 state.not_before = state.not_before.max(Instant::now() + wait);
                 if has_other_locks {
@@ -296,6 +297,8 @@ fn settle(shared: &Shared) -> Result<(), DaemonError> {
         }
     }
     shared.drive(&mut state);
+    // From here on none of the leases stands that there were before the start.
+    state.sessions.values().filter_map(|session| session.notifier.as_ref()).for_each(|absent| absent.renew_absence());
     crate::sessions::remove_ended(shared, &mut state);
     // What recovery has kept counts as used until it goes. Who goes on may have closed a file just now that its log still writes
     // to; the sweep looks at that.

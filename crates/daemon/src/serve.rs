@@ -317,6 +317,9 @@ fn answer(
     };
     let _asking = notifier.as_ref().map(Notifier::asking);
     let reclaims = peer.is_reclaiming && matches!(request, Request::Lock { .. } | Request::RegisterMount { .. });
+    if peer.is_reclaiming && !reclaims {
+        sessions::note_back(&mut shared.lock(), id);
+    }
     peer.is_reclaiming = reclaims;
     if let Request::Materialise { inode, flags } = request {
         let directory = descriptors.into_iter().next();
@@ -433,15 +436,9 @@ fn register_mount(shared: &Shared, id: SessionId, device: OwnedFd, number: u64) 
         return Err(Errno::EPERM);
     }
     session.set_mount_device(number).map_err(|_| Errno::EIO)?;
-    if let Some(absent) = session.notifier.as_ref().filter(|notifier| notifier.is_absent()) {
-        absent.connect(device)?;
-        return Ok(Reply::Done);
-    }
-    let old = session.notifier.replace(Notifier::start(device, shared.cache_ttl(), session.note_stale())?);
-    drop(state);
-    if let Some(old) = old {
-        // A mount that connects again has one device and two notifiers for a moment; what the old one owes is told first.
-        old.end(false);
+    match &session.notifier {
+        Some(notifier) => notifier.connect(device)?,
+        None => session.notifier = Some(Notifier::start(device, shared.cache_ttl(), session.note_stale())?),
     }
     Ok(Reply::Done)
 }

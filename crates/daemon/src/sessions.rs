@@ -221,15 +221,21 @@ fn resume(shared: &Shared, peer: Peer, identity: &Identity) -> Result<Opened, Re
     let opened = welcome(shared, &state, session, (InodeId(0), 0));
     state.counters.sessions_resumed += 1;
     let State { locking, sessions, .. } = &mut *state;
-    if let Some(session) = sessions.get_mut(&peer.session) {
-        // A SharedFS that it has come back to already knows more than its copies tell.
-        if !std::mem::replace(&mut session.is_connected, true) {
-            locking.take_up_again(peer.session, sessions);
-        }
+    // A SharedFS that it has come back to already knows more than its copies tell.
+    if sessions.get(&peer.session).is_some_and(|session| !session.is_connected) {
+        locking.take_up_again(peer.session, sessions);
     }
-    locking.note_resumed(peer.session);
+    locking.note_reclaimed();
     tracing::info!(session = peer.session.0, "session resumed");
     Ok(opened)
+}
+
+/// A session that has resumed has asked for all that an earlier SharedFS knew.
+pub fn note_back(state: &mut State, id: SessionId) {
+    if let Some(session) = state.sessions.get_mut(&id) {
+        session.is_connected = true;
+    }
+    state.locking.note_back(id);
 }
 
 /// The session that a connection proves to belong to.

@@ -404,8 +404,11 @@ fn locks_exclude_wait_are_cancelled_and_outlive_the_daemon() {
         (two, reply)
     });
     std::thread::sleep(Duration::from_millis(50));
-    one.resume(&site.socket());
+    one.begin_to_resume(&site.socket());
+    // It's not back before it has asked for what it had, however long it stands still.
+    std::thread::sleep(Duration::from_millis(500));
     one.call(&held).expect("it has its lock again");
+    one.call(&Request::SyncDependencies(Vec::new())).expect("that was all");
     let (mut two, reply) = waiter.join().expect("answered");
     assert_eq!(reply.err(), Some(Errno::EAGAIN), "nobody got between");
     // Who waits gets it when it's free.
@@ -414,7 +417,6 @@ fn locks_exclude_wait_are_cancelled_and_outlive_the_daemon() {
     assert!(waiter.join().expect("answered").is_ok());
 }
 
-/// Adds one to the number in `file`, which others do at the same time; tells what it was.
 /// A shell that waits for what it runs comes back to no SharedFS that was started anew.
 #[test]
 fn nobody_waits_after_a_restart_for_who_has_had_no_locks() {
@@ -433,6 +435,7 @@ fn nobody_waits_after_a_restart_for_who_has_had_no_locks() {
     site.check();
 }
 
+/// Adds one to the number in `file`, which others do at the same time; tells what it was.
 fn increment(client: &mut Client, socket: &std::path::Path, file: InodeId) -> u64 {
     loop {
         let wants = vec![Client::want(file, true)];

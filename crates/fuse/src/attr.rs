@@ -122,10 +122,15 @@ impl<F: FileSystem> Call<'_, F> {
             if self.fs().is_shared() {
                 return 0;
             }
-            self.server.given.begin_answer();
-            self.reply.names_until = true;
+            self.begin_names();
         }
         self.fs().name_ttl_ms(directory)
+    }
+
+    /// From here on until the answer is sent and its names are noted, who has names forgotten waits.
+    pub(crate) fn begin_names(&mut self) {
+        self.server.given.begin_answer();
+        self.reply.names_until = true;
     }
 
     /// The part of an answer that tells where a name leads. The kernel may keep the attributes for so many milliseconds.

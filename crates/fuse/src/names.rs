@@ -174,10 +174,13 @@ impl<F: FileSystem> Call<'_, F> {
         let to = self.arguments.text()?.bytes;
         let replaced = if flags.exchange { None } else { self.shown(directory, to) };
         let flags = RenameFlags { replaced, ..flags };
+        if flags.exchange {
+            self.begin_names();
+        }
         self.fs().rename(&self.who(), (self.inode(), from.bytes), (directory, to), flags)?;
         // The kernel moves what it keeps, for as long as it keeps it. It has looked the new name up just now, so that one is noted; the old one may have
-        // been noted long before.
-        if flags.exchange && self.name_ttl_ms(self.inode()) > 0 {
+        // been noted long before. So also where company has come meanwhile: what the kernel keeps may not have run out yet.
+        if flags.exchange {
             self.reply.check(Check::Name(self.inode(), from.place));
         }
         Ok(Then::Send)

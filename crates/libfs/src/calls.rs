@@ -474,7 +474,11 @@ impl Calls {
         }
         let mount = self.mount.lock().clone();
         if let Some(mount) = mount {
-            connection.call_watched::<_, Reply>(&mount.0, &[mount.1.as_fd()], &mut watch).map_err(|_| None)?;
+            let (reply, _) =
+                connection.call_watched::<_, Reply>(&mount.0, &[mount.1.as_fd()], &mut watch).map_err(|_| None)?;
+            if matches!(reply, Reply::Error(_)) {
+                return Err(None);
+            }
         }
         for request in reclaim.requests() {
             connection.call_watched::<_, Reply>(&request, &[], &mut watch).map_err(|_| None)?;

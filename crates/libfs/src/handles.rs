@@ -120,13 +120,22 @@ impl LibFs {
         if mode == LockMode::Unlock && !self.held_locks.owns(inode, owner, kind) {
             return Ok(());
         }
-        let done = self.call(&request);
-        // Of one that was not answered nobody knows what became of it, or will: it goes with the file.
-        let may_be_there = done.as_ref().err() == Some(&Errno::EIO) && mode != LockMode::Unlock;
-        if done.is_ok() || may_be_there {
-            self.held_locks.note(&request);
+        let before = self.held_locks.history(inode, owner, kind);
+        let sharedfs = || (self.control.segment_era(), self.calls.resumptions());
+        loop {
+            let asked_of = sharedfs();
+            let done = self.call(&request);
+            // Of one that was not answered nobody knows what became of it, or will: it goes with the file.
+            let may_be_there = done.as_ref().err() == Some(&Errno::EIO) && mode != LockMode::Unlock;
+            if done.is_ok() || may_be_there {
+                self.held_locks.note(&request);
+            }
+            // Another SharedFS may have been told of the locks before this was noted: it's asked, too.
+            if done.is_err() || sharedfs() == asked_of {
+                return done.map(drop);
+            }
+            self.held_locks.restore(inode, owner, kind, before.clone());
         }
-        done.map(drop)
     }
 
     /// Stops a waiting.
@@ -192,6 +201,20 @@ fn key(inode: InodeId, owner: u64, kind: LockKind) -> (InodeId, u64, LockKindKey
 impl HeldLocks {
     fn owns(&self, inode: InodeId, owner: u64, kind: LockKind) -> bool {
         self.0.lock().contains_key(&key(inode, owner, kind))
+    }
+
+    /// What was granted of an owner's locks on a file, in order.
+    fn history(&self, inode: InodeId, owner: u64, kind: LockKind) -> Option<Vec<Request>> {
+        self.0.lock().get(&key(inode, owner, kind)).cloned()
+    }
+
+    /// Puts that back.
+    fn restore(&self, inode: InodeId, owner: u64, kind: LockKind, history: Option<Vec<Request>>) {
+        let mut all = self.0.lock();
+        match history {
+            Some(history) => drop(all.insert(key(inode, owner, kind), history)),
+            None => drop(all.remove(&key(inode, owner, kind))),
+        }
     }
 
     fn note(&self, request: &Request) {

@@ -251,7 +251,7 @@ impl LibFs {
             // A mount is a process of its own, so a thread disturbs nobody; inside an application there is none.
             let spawned = std::thread::Builder::new().name("ashlar-tidy".into()).spawn(move || {
                 let mut memory = FreedMemory::default();
-                let mut era = None;
+                let mut era = welcome.segment_era;
                 while let Some(fs) = weak.upgrade() {
                     fs.tidy(&fs.tidying.lock());
                     fs.come_back(&mut era);
@@ -267,12 +267,11 @@ impl LibFs {
 
     /// Has a SharedFS that was started anew know the mount's device and its locks again, though nobody calls the mount: others may ask for the locks, or for
     /// what its kernel believes to know, and the mount is not waited for for long. Such a SharedFS begins an era of segments.
-    fn come_back(&self, known: &mut Option<u64>) {
+    fn come_back(&self, known: &mut u64) {
         let era = self.control.segment_era();
-        let is_new = known.replace(era).is_some_and(|before| before != era);
-        if is_new {
-            // Whatever it is that is asked for first: device and locks come before it. Where it fails, the next call does the same.
-            let _ = self.call(&Request::SyncDependencies(Vec::new()));
+        // Whatever it is that is asked for first: device and locks come before it.
+        if era != *known && self.call(&Request::SyncDependencies(Vec::new())).is_ok() {
+            *known = era;
         }
     }
 

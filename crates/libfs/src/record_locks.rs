@@ -6,7 +6,7 @@
 //! of a mount are (`HeldLocks`), and asked for again.
 //!
 //! The copy never has what the table has not been asked for: locks are copied when they were granted, and taken out before they are
-//! given back.
+//! given back. Where another SharedFS has begun meanwhile, it's its table that counts, and it is asked anew.
 
 use std::collections::HashSet;
 use std::os::fd::BorrowedFd;
@@ -124,38 +124,33 @@ impl LibFs {
             }
         }
         let before = self.control.lock_slot(slot).2;
-        let mut is_copied = false;
         loop {
             let sharedfs = || (self.control.segment_era(), self.calls.resumptions());
             let asked_of = sharedfs();
             let asked = self.control.lock_slot_at_present(slot);
-            let refused = match self.call(&request(inode, range, mode, None, Some(asked))) {
+            match self.call(&request(inode, range, mode, None, Some(asked))) {
                 Ok(Reply::Done) if mode == LockMode::Unlock => return Ok(RecordLock::Done),
                 Ok(Reply::Delegated) => return Ok(RecordLock::Done),
-                Ok(Reply::Done) => None,
-                Ok(Reply::LockedOnMount) => Some(Ok(RecordLock::OfMount)),
-                Ok(_) => Some(Err(Errno::EIO)),
-                Err(errno) => Some(Err(self.record_locks.failed(inode, errno))),
-            };
-            if let Some(answer) = refused {
-                if is_copied {
-                    self.control.change_locks(slot, inode, LockSlotState::Shared, |list| {
-                        *list = before.clone();
-                        true
-                    });
-                }
-                return answer;
+                Ok(Reply::Done) => {}
+                Ok(Reply::LockedOnMount) => return Ok(RecordLock::OfMount),
+                Ok(_) => return Err(Errno::EIO),
+                Err(errno) => return Err(self.record_locks.failed(inode, errno)),
             }
             if !copy() {
                 return Ok(RecordLock::NoRoom);
             }
-            is_copied = true;
-            // A SharedFS that was started anew begins an era before it looks at the copies: it has found this one, or is asked again. So it waits for no
+            // A SharedFS that was started anew begins an era before it looks at the copies: it has found this one, or is asked. So it waits for no
             // session to come back before it gives others what they ask for.
             fence(Ordering::SeqCst);
             if sharedfs() == asked_of {
                 return Ok(RecordLock::Done);
             }
+            // Until it has answered, the process has what it had before; what it has found of this it is asked to take back with the file.
+            self.record_locks.doubtful.lock().insert(inode);
+            self.control.change_locks(slot, inode, LockSlotState::Shared, |list| {
+                *list = before.clone();
+                true
+            });
         }
     }
 

@@ -288,6 +288,12 @@ impl Client {
 
     /// Goes on after a restart of the daemon.
     pub fn resume(&mut self, socket: &Path) {
+        self.begin_to_resume(socket);
+        assert!(matches!(self.call(&Request::SyncDependencies(Vec::new())), Ok(Reply::Done | Reply::Committed(_))));
+    }
+
+    /// Comes back after a restart of the daemon, and may ask for the locks that it had.
+    pub fn begin_to_resume(&mut self, socket: &Path) {
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {
             if let Ok((line, Reply::Welcome(welcome), _)) = hello(socket, self.kind, Some(self.welcome.peer)) {
