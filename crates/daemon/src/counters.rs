@@ -54,6 +54,8 @@ counters! {
     seals
     /// Notifications queued for mounts.
     invalidations
+    /// Huge pages made of small ones.
+    huge_pages
     /// Orphans freed because nobody had them open any more.
     orphans_freed
     /// Requests for credit that were refused.

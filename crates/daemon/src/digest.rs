@@ -15,6 +15,7 @@ use ashlar_update::Update;
 use parking_lot::MutexGuard;
 
 use crate::apply::Slice;
+use crate::huge::{self, huge_thread};
 use crate::page;
 use crate::shared::Shared;
 use crate::state::{OWN_SESSION, State};
@@ -325,8 +326,7 @@ fn note_costs(state: &mut State) {
 fn publish(state: &mut State, committed: &Committed) {
     for &(id, position) in &committed.sessions {
         if let Some(session) = state.sessions.get(&id).filter(|session| session.fenced.is_none()) {
-            session.log.set_head(position);
-            session.control.set_committed(position);
+            session.set_committed(position);
         }
         state.leasing.manager.handle_persistent(id, position);
     }
@@ -350,12 +350,14 @@ pub fn finish(shared: &Shared) -> Result<(), StoreError> {
     commit(&mut state)
 }
 
-/// Starts both threads.
+/// Starts these threads, and the one that makes huge pages.
 pub fn start(shared: &Arc<Shared>) -> io::Result<Vec<std::thread::JoinHandle<()>>> {
     type Work = fn(&Shared);
-    let threads: [(&str, Work); 2] = [("digest", digest_thread), ("commit", commit_thread)];
+    let threads: [(&str, Work); 3] = [("digest", digest_thread), ("commit", commit_thread), ("huge", huge_thread)];
+    let needed = if huge::is_wanted(shared) { 3 } else { 2 };
     threads
         .into_iter()
+        .take(needed)
         .map(|(name, work)| {
             let shared = Arc::clone(shared);
             std::thread::Builder::new().name(name.into()).spawn(move || work(&shared))

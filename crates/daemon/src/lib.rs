@@ -29,6 +29,7 @@ mod digest;
 mod ended;
 mod error;
 mod grant;
+mod huge;
 mod identity;
 mod leasing;
 mod locking;

@@ -7,7 +7,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ashlar_log::{Log, OpenError};
-use ashlar_pmem::{Arena, ArenaError, MapError, Mapping, MappingAccess, MediumKind, OutOfBounds, SessionFile};
+use ashlar_pmem::{
+    Arena, ArenaError, HUGE_PAGE_BYTES, HugePages, MapError, Mapping, MappingAccess, MediumKind, OutOfBounds,
+    SessionFile,
+};
 use ashlar_types::{Credentials, InodeId, LogGeneration, LogPosition, SessionId};
 use ashlar_wire::{
     CONTROL_BYTES, CONTROL_BYTES_BEFORE, CONTROL_ROOM, CONTROL_ROOM_FAR, ControlPage, Credit, CreditKind, LEASE_SLOTS,
@@ -212,6 +215,8 @@ pub struct Session {
     pub log_memory: Arc<Mapping>,
     /// Bytes of the log's file.
     pub log_room: LogRoom,
+    /// What of the file was gone through.
+    pub log_used: Arc<HugePages>,
     /// Its control page.
     pub control: Arc<Control>,
     /// Its lease table.
@@ -251,7 +256,7 @@ pub struct Session {
     pub leases_revoked: u64,
     /// What the log's tail was when it was last seen to move, and when that was.
     pub moved: (LogPosition, Instant),
-    /// Whether a process has connected for it since this SharedFS started.
+    /// Whether a process has connected for it since this SharedFS started, and has told what an earlier one knew.
     pub is_connected: bool,
     /// Its process is gone or said goodbye: it goes as soon as all of it is committed.
     pub is_ending: bool,
@@ -355,6 +360,7 @@ impl Session {
             log: Arc::new(log),
             log_memory,
             log_room,
+            log_used: Arc::new(HugePages::new(log_room.bytes)),
             control: Arc::new(control),
             leases,
             page,
@@ -436,6 +442,26 @@ impl Session {
         page::set_mount_device(&*self.page, device)?;
         self.mount_device = device;
         Ok(())
+    }
+
+    /// The log is committed up to here: it's free so far, and what it goes through will be gone through again.
+    pub fn set_committed(&self, position: LogPosition) {
+        let before = self.log.head();
+        self.log.set_head(position);
+        self.control.set_committed(position);
+        // Where the file has no room, a huge page would make some.
+        let room = self.log_room.allocated / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+        let (from, length) =
+            (self.log.ring_offset(before), position.0.saturating_sub(before.0).min(self.log.capacity()));
+        let first = self.log.ring_offset(LogPosition(0));
+        let end = first + self.log.capacity();
+        for (from, to) in
+            [(from, (from + length).min(end)), (first, (from + length).saturating_sub(self.log.capacity()))]
+        {
+            if from < to.min(room) {
+                self.log_used.note_used(from, to.min(room) - from);
+            }
+        }
     }
 
     /// Notes what its mount's kernel was not told yet where a restart of SharedFS finds it.

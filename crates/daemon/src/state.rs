@@ -71,6 +71,8 @@ pub struct State {
     pub commits_ended: u64,
     /// Somebody waits for a digest.
     pub digest_wanted: bool,
+    /// Huge pages are made of small ones.
+    pub makes_huge_pages: bool,
     /// When there was last more than one session.
     pub last_shared: Option<Instant>,
     /// No grant is told before this time: an earlier SharedFS may have left kernels with stale caches.
@@ -111,6 +113,7 @@ impl State {
             commits_begun: 0,
             commits_ended: 0,
             digest_wanted: false,
+            makes_huge_pages: false,
             last_shared: None,
             not_before: Instant::now(),
             ending: false,

@@ -48,6 +48,7 @@ fn status(shared: &Shared) -> StatusReply {
     let medium = shared.arena.medium();
     let mut counters = state.counters.list();
     counters.extend(state.leasing.counters());
+    counters.push(("huge_pages_waiting".to_owned(), crate::huge::waiting(&state)));
     let sessions = state.sessions.values().map(|session| SessionStatus {
         session: session.id,
         kind: session.identity.kind,

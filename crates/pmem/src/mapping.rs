@@ -11,6 +11,7 @@ use thiserror::Error;
 
 use crate::arena::allocate;
 use crate::flush::LINE_BYTES;
+use crate::huge::{self, HUGE_PAGE_BYTES};
 use crate::persistent::store_in_pieces;
 use crate::sigbus::Registration;
 #[cfg(feature = "witness")]
@@ -112,13 +113,9 @@ impl Mapping {
             MediumKind::Pmem => libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC,
             MediumKind::Memory | MediumKind::Disk => libc::MAP_SHARED,
         };
-        // SAFETY: a fresh mapping at an address of the kernel's choice touches no memory of ours.
-        let address = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, file.as_raw_fd(), 0) };
-        if address == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error().into());
-        }
+        let address = map_file(&file, bytes, protection, flags)?;
         let mut mapping = Self {
-            start: address.cast(),
+            start: address,
             length: bytes,
             access,
             medium,
@@ -219,6 +216,19 @@ impl Mapping {
         let first = start as usize / PAGE_BYTES * PAGE_BYTES;
         // SAFETY: the pages are this mapping's, and it changes nothing that a load or store could see.
         unsafe { libc::madvise(first as *mut _, start as usize + length as usize - first, libc::MADV_POPULATE_WRITE) };
+    }
+
+    /// Has the kernel gather the pages from `offset` on, a multiple of [`HUGE_PAGE_BYTES`], into a huge one, for all who map the file. All of them are there.
+    ///
+    /// # Errors
+    /// `EINVAL` where the kernel never does; others where it can't now.
+    pub fn collapse(&self, offset: u64) -> io::Result<()> {
+        let start = self.at(offset, HUGE_PAGE_BYTES).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+        if start as usize % HUGE_PAGE_BYTES as usize != 0 {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        // SAFETY: the address is one where a huge page may begin, and that many bytes from there on are this mapping's.
+        unsafe { huge::collapse(start) }
     }
 
     /// Says whether the kernel brings in what follows a page that is touched for the first time, as it does unless told. Of a file that was just made
@@ -328,6 +338,39 @@ impl Mapping {
         // only ever used as an atomic here; read-only mappings only load it.
         Ok(unsafe { AtomicU64::from_ptr(address.cast()) })
     }
+}
+
+/// Maps a file at an address of the kernel's choice: one where huge pages may begin, if there is room for such.
+fn map_file(file: &OwnedFd, bytes: usize, protection: i32, flags: i32) -> io::Result<*mut u8> {
+    let map = |at: *mut libc::c_void, more: i32| {
+        // SAFETY: the address is the kernel's choice, or lies with all the bytes in a reservation that is nobody else's.
+        let address = unsafe { libc::mmap(at, bytes, protection, flags | more, file.as_raw_fd(), 0) };
+        if address == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(address.cast::<u8>()) }
+    };
+    let huge = HUGE_PAGE_BYTES as usize;
+    if bytes < huge {
+        return map(std::ptr::null_mut(), 0);
+    }
+    let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let length = bytes.next_multiple_of(PAGE_BYTES) + huge;
+    // SAFETY: a reservation at an address of the kernel's choice touches no memory of ours.
+    let reserved = unsafe { libc::mmap(std::ptr::null_mut(), length, libc::PROT_NONE, kind, -1, 0) };
+    if reserved == libc::MAP_FAILED {
+        return map(std::ptr::null_mut(), 0);
+    }
+    let before = huge::align(reserved as usize) - reserved as usize;
+    let behind = before + bytes.next_multiple_of(PAGE_BYTES);
+    // SAFETY: `before` is less than the reservation is longer than what is mapped.
+    let address = map(unsafe { reserved.add(before) }, libc::MAP_FIXED);
+    let rest = match address {
+        Ok(_) => [(0, before), (behind, length - behind)],
+        Err(_) => [(0, length), (0, 0)],
+    };
+    for (offset, bytes) in rest.into_iter().filter(|(_, bytes)| *bytes > 0) {
+        // SAFETY: these bytes of the reservation are not mapped to the file, and nobody uses them.
+        unsafe { libc::munmap(reserved.add(offset), bytes) };
+    }
+    address
 }
 
 impl Persistent for Mapping {
@@ -473,6 +516,34 @@ mod tests {
             let reader = Mapping::map(&file, 64 << 10, MappingAccess::ReadOnly, medium).unwrap();
             assert!(reader.write_pages(0, &[0; 32 << 10]).is_err());
         }
+    }
+
+    #[test]
+    fn a_long_mapping_begins_where_a_huge_page_may() {
+        let file = tempfile::tempfile_in("/dev/shm").unwrap();
+        file.set_len(HUGE_PAGE_BYTES + 4096).unwrap();
+        let bytes = HUGE_PAGE_BYTES + 4096;
+        crate::allocate(&file, 0..bytes).unwrap();
+        let [one, two] =
+            [(); 2].map(|()| Mapping::map(&file, bytes, MappingAccess::ReadWrite, Medium::MEMORY).unwrap());
+        for mapping in [&one, &two] {
+            assert_eq!(mapping.start as usize % HUGE_PAGE_BYTES as usize, 0);
+        }
+        one.copy_in(0, b"kept").unwrap();
+        if let Err(error) = one.collapse(0) {
+            println!("skipped: this kernel gathers no pages ({error})");
+            return;
+        }
+        let mut found = [0; 4];
+        two.copy_out(0, &mut found).unwrap();
+        assert_eq!(&found, b"kept");
+        assert_eq!(one.collapse(HUGE_PAGE_BYTES).unwrap_err().raw_os_error(), Some(libc::EINVAL), "it is not whole");
+        assert!(one.collapse(4096).is_err());
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let begins = format!("{:x}-", two.start as usize);
+        let of_two = maps.lines().skip_while(|line| !line.starts_with(&begins));
+        let huge = of_two.skip(1).find(|line| line.starts_with("ShmemPmdMapped")).unwrap();
+        assert!(!huge.contains(" 0 kB"), "{huge}");
     }
 
     #[test]

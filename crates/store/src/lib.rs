@@ -60,6 +60,7 @@ pub use memory::MemoryStore;
 pub use model::{Committed, Contents, Extent, MapBlocks, MappedRun, SessionState, Space, Xattrs};
 pub use problem::{Counts, PROBLEMS_MAX, Problem, Progress, Report};
 pub use quotas::Move;
+pub use segment::Segment;
 pub use store::Store;
 
 /// Bytes of the largest file that is kept in a row instead of blocks.

@@ -1,6 +1,8 @@
 //! Data segments: blocks and their checksums.
 
-use ashlar_pmem::{Arena, Crc32c, Mapping, MappingAccess, Persistent, SegmentInfo};
+use std::io;
+
+use ashlar_pmem::{Arena, Crc32c, HugePages, Mapping, MappingAccess, Persistent, SegmentInfo};
 use ashlar_types::BLOCK_BYTES;
 
 use crate::StoreError;
@@ -19,6 +21,7 @@ pub fn checksum(bytes: &[u8]) -> u32 {
 pub struct Segment {
     info: SegmentInfo,
     mapping: Mapping,
+    used: HugePages,
 }
 
 impl Segment {
@@ -26,7 +29,7 @@ impl Segment {
     pub fn open(arena: &Arena, info: SegmentInfo) -> Result<Self, StoreError> {
         let file = arena.segment_file(info.number, true)?;
         let mapping = Mapping::map(&file, info.file_bytes(), MappingAccess::ReadWrite, arena.medium())?;
-        Ok(Self { info, mapping })
+        Ok(Self { info, mapping, used: HugePages::new(info.file_bytes()) })
     }
 
     /// Its number and size.
@@ -43,18 +46,31 @@ impl Segment {
     /// Copies bytes into a block. They are durable after [`Self::flush`] and [`Self::fence`], or [`Self::sync`].
     #[inline]
     pub fn store(&self, block: u32, within: u64, bytes: &[u8]) -> Result<(), StoreError> {
-        Ok(self.mapping.copy_in(self.place(block, within)?, bytes)?)
+        let offset = self.place(block, within)?;
+        self.used.note_used(offset, bytes.len() as u64);
+        Ok(self.mapping.copy_in(offset, bytes)?)
     }
 
     /// Writes whole blocks that follow each other, with their checksums. Durable as with [`Self::store`].
     pub fn store_blocks(&self, block: u32, bytes: &[u8]) -> Result<(), StoreError> {
         let blocks = bytes.chunks_exact(BLOCK_BYTES as usize);
         self.place(block.saturating_add(blocks.len().saturating_sub(1) as u32), 0)?;
+        self.used.note_used(self.info.block_offset(block), bytes.len() as u64);
         let checksums: Vec<u8> = blocks.flat_map(|bytes| checksum(bytes).to_le_bytes()).collect();
         self.mapping
             .write_pages(self.info.block_offset(block), bytes)
             .map_err(StoreError::io("cannot write to a data segment"))?;
         Ok(self.mapping.copy_in(self.info.checksum_offset(block), &checksums)?)
+    }
+
+    /// Puts a part of what was written into a huge page. `None` where there is nothing to do.
+    pub fn make_huge_page(&self) -> Option<io::Result<()>> {
+        self.used.make_one(&self.mapping)
+    }
+
+    /// How many times there is something to do for [`Self::make_huge_page`].
+    pub fn huge_pages_waiting(&self) -> u64 {
+        self.used.waiting()
     }
 
     /// The checksum that stands for a block.

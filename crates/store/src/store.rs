@@ -621,6 +621,12 @@ impl Store {
         Ok(())
     }
 
+    /// The segments, mapped.
+    #[must_use]
+    pub fn segments(&self) -> Vec<Arc<Segment>> {
+        self.segments.values().map(Arc::clone).collect()
+    }
+
     pub(crate) fn segment(&self, address: BlockAddress) -> Result<&Segment, StoreError> {
         let segment = self.segments.get(&address.segment());
         segment.map(|segment| &**segment).ok_or(StoreError::Corrupt("an extent lies in a segment that does not exist"))

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::hint::black_box;
 use std::io;
 
-use ashlar_pmem::{Crc32c, Mapping, MappingAccess, Medium, Persistent};
+use ashlar_pmem::{Crc32c, HUGE_PAGE_BYTES, Mapping, MappingAccess, Medium, Persistent, huge};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 /// Memory that is written from its beginning to its end, and again.
@@ -15,7 +15,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Mapped shared memory of `bytes`, each page of it touched. It is persisted as a medium of this name is.
+    /// Mapped shared memory of `bytes`, each page of it touched, in huge pages where there are such. It is persisted as a medium of this name is.
     pub fn new(bytes: u64, medium: &str) -> io::Result<Self> {
         let file = File::from(memfd_create("ashlar-bench", MemfdFlags::CLOEXEC)?);
         file.set_len(bytes)?;
@@ -24,6 +24,13 @@ impl Ring {
         let memory = Mapping::map(&file, bytes, MappingAccess::ReadWrite, medium).map_err(io::Error::other)?;
         for page in (0..bytes).step_by(4096) {
             memory.store_u64(page, 1).map_err(io::Error::other)?;
+        }
+        // As those of a log.
+        if huge::is_allowed() {
+            for at in (0..bytes / HUGE_PAGE_BYTES).map(|page| page * HUGE_PAGE_BYTES) {
+                // Where the kernel makes none, a log has none either.
+                let _ = memory.collapse(at);
+            }
         }
         Ok(Self { memory, at: 0 })
     }

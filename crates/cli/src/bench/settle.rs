@@ -1,4 +1,4 @@
-//! Waiting for the digest: it shall not fall on whoever is measured next.
+//! Waiting for the digest, and for what is done behind it: it shall not fall on whoever is measured next.
 
 use std::time::{Duration, Instant};
 
@@ -11,12 +11,14 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How often it is looked.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Waits until all that is in the logs is in its place. Where others write on, it gives up.
+/// Waits until all that is in the logs is in its place, and that in huge pages as far as it goes there. Where others write on, it gives up.
 pub fn settle(place: &Place) -> Result<(), CliError> {
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {
         let status = daemon_status(place)?.ok_or_else(|| CliError::NoDaemon(place.directory().to_owned()))?;
-        if status.sessions.iter().all(|session| session.log_used_bytes == 0) {
+        let is_empty = status.sessions.iter().all(|session| session.log_used_bytes == 0);
+        let waits = |(name, count): &(String, u64)| name == "huge_pages_waiting" && *count > 0;
+        if is_empty && !status.counters.iter().any(waits) {
             break;
         }
         std::thread::sleep(PAUSE);

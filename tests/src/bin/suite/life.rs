@@ -42,6 +42,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "life/lazy_umount_lets_programs_finish", run: || with(lazy) },
     Test { name: "life/an_idle_mount_takes_little_memory", run: || with(memory) },
     Test { name: "life/a_stopped_program_delays_nobody", run: || with(stopped) },
+    Test { name: "life/what_is_used_in_memory_lies_in_huge_pages", run: || with(huge_pages) },
 ];
 
 const SOON: Duration = Duration::from_secs(30);
@@ -56,6 +57,32 @@ fn write(path: &Path, content: &str) -> Outcome {
 
 fn read(path: &Path) -> Outcome<String> {
     fs::read_to_string(path).map_err(tried(format!("reading {}", path.display())))
+}
+
+fn huge_pages() -> Outcome<Verdict> {
+    let said = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+    if said.is_empty() || said.contains("[never]") {
+        return Ok(Verdict::Skipped("this machine gives programs no huge pages".into()));
+    }
+    let site = Site::mounted(Medium::Memory, "256M")?;
+    let path = site.point(0).join("file");
+    let content: Vec<u8> = (0..16 << 20).map(|at: u32| (at / 5) as u8).collect();
+    fs::write(&path, &content).map_err(tried("writing a file"))?;
+    eventually("what was written lies in huge pages", SOON, || {
+        let count = |name| site.counter(name).unwrap_or_default();
+        count("huge_pages") > 0 && count("huge_pages_waiting") == 0
+    })?;
+    let found = || fs::read(&path).map_err(tried("reading a file"));
+    ensure!(found()? == content, "it holds something else");
+    let made = site.counter("huge_pages")?;
+    site.kill_daemon()?;
+    ensure!(found()? == content, "it holds something else after the daemon's death");
+    site.umount(0)?;
+    site.check()?;
+    site.mount(0)?;
+    ensure!(found()? == content, "it holds something else after another mount");
+    site.umount(0)?;
+    Ok(Verdict::Passed(format!("{made} huge pages")))
 }
 
 fn nothing_left() -> Outcome<Verdict> {
