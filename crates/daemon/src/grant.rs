@@ -468,6 +468,9 @@ pub fn lease_word(word: &SlotWord) -> LeaseWord {
 
 fn write(state: &mut State, word: &SlotWord) {
     let is_recorded = word.slot != SlotWord::UNRECORDED;
+    if is_recorded && state.leasing.manager.is_superseded(word) {
+        return;
+    }
     if let Some(session) = state.sessions.get_mut(&word.session) {
         if is_recorded {
             session.set_lease(word.slot, lease_word(word), word.inode);

@@ -392,6 +392,17 @@ impl LeaseManager {
         found.into_iter().collect()
     }
 
+    /// Whether a word need not be written any more: its slot has a newer one, or is another place's already. Written in its turn it would take away what
+    /// stands there, for who looks just then: a place that was attached is written ahead ([`Self::take_attached`]), and may have the slot of one that is no more.
+    #[must_use]
+    pub fn is_superseded(&self, word: &SlotWord) -> bool {
+        let holder = self.holds.holders.get(&word.session);
+        let Some(now) = holder.and_then(|holder| holder.slots.get(word.slot as usize)) else { return false };
+        // What is being taken stays where it is until nobody uses it any more.
+        let is_going = || self.announced.iter().any(|demand| demand.removes(word.session, word.slot));
+        now.generation > word.generation || word.mode.is_none() && now.place.is_some() && !is_going()
+    }
+
     /// The words of [`Command::Attach`] that neither this nor [`Self::poll_command`] has given yet. A shell that publishes a position
     /// in between writes them first; that they are written again in their turn does no harm.
     pub fn take_attached(&mut self) -> impl Iterator<Item = SlotWord> + '_ {

@@ -204,6 +204,7 @@ fn random_steps_meet_everything_that_the_manager_can_say() {
         "split Some((Node, false))",
         "split Some((Node, true))",
         "split Some((Subtree, false))",
+        "superseded",
         "wait",
     ];
     assert_eq!(met.iter().map(String::as_str).collect::<Vec<_>>(), all);

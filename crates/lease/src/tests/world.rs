@@ -159,6 +159,8 @@ pub struct World {
     rooms: BTreeMap<SessionId, u32>,
     /// What the manager ever said.
     pub met: BTreeSet<String>,
+    /// Words that were written ahead of their turn.
+    ahead: BTreeMap<(SessionId, u32), SlotWord>,
     /// What a session does when its log was sealed and applied, and no word was written since, if its leases stand: one operation after the other.
     pub after_seal: Vec<(SessionId, Op)>,
 }
@@ -187,6 +189,7 @@ impl World {
             first_slots: None,
             rooms: BTreeMap::new(),
             met: BTreeSet::new(),
+            ahead: BTreeMap::new(),
             after_seal: Vec::new(),
         }
     }
@@ -416,6 +419,9 @@ impl World {
             for word in command.words() {
                 self.write(word, &command)?;
             }
+            if self.plant == Plant::None {
+                self.check_ahead()?;
+            }
             self.invalidate(&command);
             match command {
                 Command::SealAndApply { session } => self.seal_and_apply(session)?,
@@ -471,6 +477,10 @@ impl World {
         let room = self.rooms.get(&word.session).copied().unwrap_or(self.limits.table_slots);
         if word.slot >= room {
             return Err(format!("slot {} is beyond the table", word.slot));
+        }
+        if self.manager.is_superseded(&word) {
+            self.met.insert("superseded".to_owned());
+            return Ok(());
         }
         // A table is made larger in time, but not always: there may be no room for it.
         if word.slot >= room / 2 && word.generation % 3 == 0 {
@@ -604,6 +614,27 @@ impl World {
             }
             self.apply_one(session, op, position);
             self.session(session).applied = position;
+        }
+        let ahead: Vec<_> = self.manager.take_attached().filter(|word| word.slot != SlotWord::UNRECORDED).collect();
+        self.ahead.extend(ahead.iter().map(|word| ((word.session, word.slot), *word)));
+        ahead.into_iter().try_for_each(|word| self.write(word, &Command::Attach { word }))
+    }
+
+    /// What was written ahead stands there as long as nobody takes it: a restart relies on it.
+    fn check_ahead(&self) -> Check {
+        for ((session, slot), ahead) in &self.ahead {
+            let meant = self.manager.holds.holders.get(session).and_then(|holder| holder.slots.get(*slot as usize));
+            let is_meant = meant.is_some_and(|meant| {
+                let is_same = meant.place.is_some_and(|place| (place.inode, place.scope) == (ahead.inode, ahead.scope));
+                is_same && meant.generation == ahead.generation && Some(meant.mode) == ahead.mode
+            });
+            let written = self.words.get(&(*session, *slot));
+            let is_there = |word: &SlotWord| {
+                (word.inode, word.generation) == (ahead.inode, ahead.generation) && word.mode.is_some()
+            };
+            if is_meant && !written.is_some_and(is_there) {
+                return Err(format!("{ahead:?} was written ahead, and there is {written:?}"));
+            }
         }
         Ok(())
     }
