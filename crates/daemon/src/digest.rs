@@ -353,11 +353,11 @@ pub fn finish(shared: &Shared) -> Result<(), StoreError> {
 /// Starts these threads, and the one that makes huge pages.
 pub fn start(shared: &Arc<Shared>) -> io::Result<Vec<std::thread::JoinHandle<()>>> {
     type Work = fn(&Shared);
-    let threads: [(&str, Work); 3] = [("digest", digest_thread), ("commit", commit_thread), ("huge", huge_thread)];
-    let needed = if huge::is_wanted(shared) { 3 } else { 2 };
+    let threads: [(&str, Work); 2] = [("digest", digest_thread), ("commit", commit_thread)];
+    let huge: Option<(&str, Work)> = huge::is_wanted(shared).then_some(("huge", huge_thread));
     threads
         .into_iter()
-        .take(needed)
+        .chain(huge)
         .map(|(name, work)| {
             let shared = Arc::clone(shared);
             std::thread::Builder::new().name(name.into()).spawn(move || work(&shared))

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ashlar_lease::{Ancestry, Command, Grant, Mode, Reason, RequestId, Scope, SlotWord};
+use ashlar_lease::{Command, Grant, Mode, Reason, RequestId, Scope, SlotWord};
 use ashlar_store::StoreError;
 use ashlar_types::{Access, Credentials, Errno, FileKind, Inode, InodeId, LogPosition, Name, SessionId};
 use ashlar_update::XATTR_ACL_ACCESS;
@@ -17,9 +17,10 @@ use parking_lot::MutexGuard;
 
 use crate::apply::Slice;
 use crate::board;
+use crate::invalidation;
 use crate::leasing::{Ancestors, Wanted, home_of};
 use crate::looked;
-use crate::notify::{Stale, Ticket};
+use crate::notify::Ticket;
 use crate::page;
 use crate::session::Session;
 use crate::shared::Shared;
@@ -406,16 +407,10 @@ fn pause(until_us: Option<u64>) -> Duration {
 fn perform(state: &mut State, command: &Command) {
     match command {
         Command::Revoke { word, reason: Reason::Folded | Reason::Ended } => take(state, word),
-        Command::Revoke { word, .. } => {
-            begin_invalidation(state, word.session);
-            take(state, word);
-            invalidate(state, word.session, word.inode, word.scope);
-        }
+        Command::Revoke { word, .. } => take_and_tell(state, word, word.inode, word.scope),
         Command::Downgrade { word } => take(state, word),
         Command::Split { word, hole: Some(hole) } if !hole.keeps_read => {
-            begin_invalidation(state, word.session);
-            take(state, word);
-            invalidate(state, word.session, hole.inode, hole.scope);
+            take_and_tell(state, word, hole.inode, hole.scope);
         }
         Command::Split { word, .. } => take(state, word),
         Command::Attach { word } => write(state, word),
@@ -438,6 +433,13 @@ fn take(state: &mut State, word: &SlotWord) {
         let _ = page::set_revoking(&*session.page, true);
     }
     write(state, word);
+}
+
+/// The same, of a mount too, whose kernel is told what it must forget.
+fn take_and_tell(state: &mut State, word: &SlotWord, inode: InodeId, scope: Scope) {
+    invalidation::begin(state, word.session);
+    take(state, word);
+    invalidation::queue(state, word.session, inode, scope);
 }
 
 /// Writes down what sessions hold though they were not told, before the position is published up to which their records were
@@ -498,49 +500,6 @@ pub fn make_lease_room(state: &mut State, id: SessionId, slot: u32) -> io::Resul
         state.leasing.manager.set_table_slots(id, after);
     }
     made
-}
-
-/// A lease is about to be taken of which a mount's kernel must be told.
-fn begin_invalidation(state: &State, id: SessionId) {
-    if let Some(notifier) = state.sessions.get(&id).and_then(|session| session.notifier.as_ref()) {
-        notifier.begin();
-    }
-}
-
-/// Queues what a mount's kernel must forget. What it knows below a directory can't be listed: it looks up all names afresh,
-/// which brings attributes too, and what is reached without a name is open.
-fn invalidate(state: &mut State, id: SessionId, inode: InodeId, scope: Scope) {
-    let Some(session) = state.sessions.get(&id) else { return };
-    let Some(notifier) = session.notifier.clone() else { return };
-    // What it knows of a directory's files can't be listed either.
-    let subtree = scope != Scope::Node;
-    let is_directory =
-        |inode: InodeId| state.store.inode(inode).ok().flatten().is_none_or(|found| found.is_directory());
-    let is_open_below = |open: &InodeId| *open != inode && is_below(&Ancestors(&state.store), *open, inode);
-    let open: Vec<_> =
-        if subtree { session.control.open_inodes().into_iter().filter(is_open_below).collect() } else { Vec::new() };
-    let stale = |inode: InodeId, subtree| Stale { inode, data: !is_directory(inode), subtree };
-    let all: Vec<_> = open.into_iter().map(|open| stale(open, false)).chain([stale(inode, subtree)]).collect();
-    // It's told behind the others, so its ticket stands for all of them. Names need no telling: kernels keep none while there is
-    // more than one session.
-    let Some(ticket) = notifier.queue(&all) else { return };
-    state.counters.invalidations += 1;
-    state.leasing.tickets.retain(|ticket| !ticket.is_done());
-    state.leasing.tickets.push(Arc::new(ticket));
-}
-
-/// Whether a lease on everything below `top` may govern the inode. One without a place may have had its place there.
-fn is_below(ancestors: &Ancestors<'_>, inode: InodeId, top: InodeId) -> bool {
-    let mut at = inode;
-    loop {
-        if at == top || at == InodeId::ROOT {
-            return at == top;
-        }
-        match ancestors.home(at).directory {
-            Some(parent) => at = parent,
-            None => return true,
-        }
-    }
 }
 
 fn grant(state: &mut State, id: SessionId, request: RequestId, grants: &[Grant], dependencies: Dependencies) {

@@ -24,7 +24,7 @@ pub fn waiting(state: &State) -> u64 {
     if !state.makes_huge_pages {
         return 0;
     }
-    let of_segments: u64 = state.store.segments().iter().map(|segment| segment.huge_pages_waiting()).sum();
+    let of_segments: u64 = state.store.segments().map(|segment| segment.huge_pages_waiting()).sum();
     of_segments + state.sessions.values().map(|session| session.log_used.waiting()).sum::<u64>()
 }
 
@@ -46,7 +46,7 @@ fn make_as_used(shared: &Shared) {
             return;
         }
         seen = state.commits_ended;
-        let segments = state.store.segments();
+        let segments: Vec<_> = state.store.segments().map(Arc::clone).collect();
         let log = |session: &Session| (Arc::clone(&session.log_memory), Arc::clone(&session.log_used));
         let logs: Vec<_> = state.sessions.values().map(log).collect();
         drop(state);

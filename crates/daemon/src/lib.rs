@@ -31,6 +31,7 @@ mod error;
 mod grant;
 mod huge;
 mod identity;
+mod invalidation;
 mod leasing;
 mod locking;
 mod logs;

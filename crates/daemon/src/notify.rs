@@ -184,35 +184,35 @@ impl Notifier {
         (self.note_stale)(boot_time() + self.ttl);
     }
 
-    /// Queues notifications; called with SharedFS's lock held, so it never waits. The ticket is the last one's, and so stands for all.
-    pub fn queue(self: &Arc<Self>, all: &[Stale]) -> Option<Ticket> {
-        let stale = *all.last()?;
+    /// Queues a notification behind others; called with SharedFS's lock held, so it never waits. The ticket is its, and so stands for all.
+    pub fn queue(self: &Arc<Self>, before: &[Stale], stale: Stale) -> Ticket {
+        let all = || before.iter().chain([&stale]);
         let mut state = self.state.lock();
         let until = boot_time() + self.ttl;
         (self.note_stale)(until);
         state.is_owing = false;
-        let overflow = state.queue.len() + all.len() > QUEUE_MAX;
+        let overflow = state.queue.len() + before.len() >= QUEUE_MAX;
         if overflow {
             state.lost_until = until;
             state.queue.clear();
             state.queue.push_back(Stale { inode: InodeId::ROOT, data: false, subtree: true });
         } else {
-            state.queue.extend(all);
+            state.queue.extend(all());
         }
-        for stale in all.iter().filter(|stale| stale.data) {
+        for stale in all().filter(|stale| stale.data) {
             if state.pages.len() < QUEUE_MAX {
                 state.pages.insert(stale.inode);
             }
         }
         state.queued += 1;
         self.changed.notify_all();
-        Some(Ticket {
+        Ticket {
             notifier: Arc::clone(self),
             number: state.queued,
             stale,
             needs_time: overflow,
             deadline: state.absent_until.unwrap_or_else(|| Instant::now() + self.ttl),
-        })
+        }
     }
 
     /// Notes that a request of the mount's session is being served, until the mark is dropped.
@@ -391,7 +391,7 @@ mod tests {
     const STALE: Stale = Stale { inode: InodeId(77), data: true, subtree: false };
 
     fn queue(notifier: &Arc<Notifier>) -> Ticket {
-        notifier.queue(&[STALE]).expect("a ticket")
+        notifier.queue(&[], STALE)
     }
 
     fn message(kernel: &mut UnixStream, length: usize) -> Vec<u8> {

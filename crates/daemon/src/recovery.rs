@@ -259,14 +259,13 @@ fn settle(shared: &Shared) -> Result<(), DaemonError> {
         let Some(session) = state.sessions.get_mut(&id) else { continue };
         match session.identity.process.open() {
             Some(process) if session.fenced.is_none() => {
-                let stale_until = Duration::from_millis(page::stale_until_ms(&*session.page));
-                let wait = stale_until.saturating_sub(crate::grant::boot_time()).min(shared.cache_ttl());
+                let (now, ttl) = (crate::grant::boot_time(), shared.cache_ttl());
+                let lost_until = Duration::from_millis(page::stale_until_ms(&*session.page)).min(now + ttl);
                 let has_other_locks = page::has_other_locks(&*session.page);
                 if session.identity.kind == SessionKind::Mount {
-                    let lost_until = crate::grant::boot_time() + wait;
-                    session.notifier = Some(Notifier::absent(shared.cache_ttl(), lost_until, session.note_stale()));
+                    session.notifier = Some(Notifier::absent(ttl, lost_until, session.note_stale()));
                 }
-                state.not_before = state.not_before.max(Instant::now() + wait);
+                state.not_before = state.not_before.max(Instant::now() + lost_until.saturating_sub(now));
                 if has_other_locks {
                     state.locking.expect(id);
                 }

@@ -451,16 +451,8 @@ impl Session {
         self.control.set_committed(position);
         // Where the file has no room, a huge page would make some.
         let room = self.log_room.allocated / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
-        let (from, length) =
-            (self.log.ring_offset(before), position.0.saturating_sub(before.0).min(self.log.capacity()));
-        let first = self.log.ring_offset(LogPosition(0));
-        let end = first + self.log.capacity();
-        for (from, to) in
-            [(from, (from + length).min(end)), (first, (from + length).saturating_sub(self.log.capacity()))]
-        {
-            if from < to.min(room) {
-                self.log_used.note_used(from, to.min(room) - from);
-            }
+        for part in self.log.parts(before, position) {
+            self.log_used.note_used(part.start..part.end.min(room));
         }
     }
 

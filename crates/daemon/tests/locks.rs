@@ -113,6 +113,21 @@ fn a_lock_that_waits_for_others_to_come_back_is_not_given_to_a_session_that_ends
     site.check();
 }
 
+/// A shell that waits for what it runs comes back to no SharedFS that was started anew.
+#[test]
+fn nobody_waits_after_a_restart_for_who_has_had_no_locks() {
+    let mut site = Site::new(64 << 20);
+    let (idle, mut busy) = (Client::open(&site.socket()), Client::open(&site.socket()));
+    site.kill();
+    site.start();
+    busy.resume(&site.socket());
+    let begin = Instant::now();
+    busy.call(&lock(7, (0, 9), LockMode::Write, None)).expect("locked");
+    assert!(begin.elapsed() < Duration::from_secs(3), "somebody is waited for");
+    drop(idle);
+    site.check();
+}
+
 #[test]
 fn a_delegation_that_was_never_given_is_not_believed_after_a_restart() {
     let mut site = Site::new(64 << 20);

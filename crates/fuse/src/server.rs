@@ -27,7 +27,7 @@ use crate::notify::Pages;
 use crate::proto::{Arguments, InHeader, Opcode};
 use crate::reply::{Check, Reply};
 use crate::runs::Runs;
-use crate::shown::{Place, Shown};
+use crate::shown::Shown;
 use crate::turns::Turns;
 
 /// The most threads that serve at once; a kernel has at most as many requests in flight as there are threads in it that
@@ -185,16 +185,20 @@ impl<F: FileSystem> Server<F> {
         if !self.agreement.expires() {
             return false;
         }
+        // Names that were exchanged while the first time waited for their directories are noted by the second.
+        self.forget_given() && self.forget_given()
+    }
+
+    fn forget_given(&self) -> bool {
+        let (names, lost_until) = self.given.take();
         let device = std::os::fd::AsFd::as_fd(&self.device);
-        // Names that were exchanged while it waited for their directories are noted by then.
-        (0..2).all(|_| {
-            let (names, lost_until) = self.given.take();
-            let is_expired = |(directory, name): &Place| {
-                let expired = crate::notify::expire_entry(device, *directory, name);
-                expired.inspect_err(|errno| tracing::debug!(directory = directory.0, %errno, "a name is kept until its time is over")).is_ok()
-            };
-            names.iter().all(is_expired) && lost_until.is_none()
-        })
+        for (directory, name) in names {
+            if let Err(errno) = crate::notify::expire_entry(device, directory, &name) {
+                tracing::debug!(directory = directory.0, %errno, "the kernel keeps a name until its time is over");
+                return false;
+            }
+        }
+        lost_until.is_none()
     }
 
     fn start_worker(self: &Arc<Self>) -> std::io::Result<()> {

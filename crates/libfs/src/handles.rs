@@ -121,9 +121,8 @@ impl LibFs {
             return Ok(());
         }
         let before = self.held_locks.history(inode, owner, kind);
-        let sharedfs = || (self.control.segment_era(), self.calls.resumptions());
         loop {
-            let asked_of = sharedfs();
+            let asked_of = self.asked_of();
             let done = self.call(&request);
             // Of one that was not answered nobody knows what became of it, or will: it goes with the file.
             let may_be_there = done.as_ref().err() == Some(&Errno::EIO) && mode != LockMode::Unlock;
@@ -131,7 +130,7 @@ impl LibFs {
                 self.held_locks.note(&request);
             }
             // Another SharedFS may have been told of the locks before this was noted: it's asked, too.
-            if done.is_err() || sharedfs() == asked_of {
+            if done.is_err() || self.asked_of() == asked_of {
                 return done.map(drop);
             }
             self.held_locks.restore(inode, owner, kind, before.clone());
@@ -240,9 +239,7 @@ impl HeldLocks {
     fn forget(&self, inode: InodeId, owner: u64, kind: LockKind) -> bool {
         self.0.lock().remove(&key(inode, owner, kind)).is_some()
     }
-}
 
-impl HeldLocks {
     /// The requests, in order, without waiting.
     pub(crate) fn requests(&self) -> Vec<Request> {
         let mut requests: Vec<Request> = self.0.lock().values().flatten().cloned().collect();

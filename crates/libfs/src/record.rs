@@ -3,7 +3,6 @@
 use std::sync::atomic::Ordering;
 
 use ashlar_log::AppendError;
-use ashlar_pmem::Persistent;
 use ashlar_types::{BLOCK_BYTES, Errno, Inode, InodeId, LogPosition, Name, blocks_for};
 use ashlar_update::{Allocation, Applied, Entry, Invalid, Tree, Update, apply};
 use ashlar_wire::{Credit, CreditKind, Reply, Request};
@@ -181,11 +180,8 @@ impl LibFs {
         }
         // One that uses more than the beginning will use this too.
         self.log.memory().set_read_ahead(true);
-        let first = self.log.ring_offset(before);
-        let (length, behind) = (ready.0 - before.0, self.log.memory().len() - first);
-        self.log.memory().prepare(first, length.min(behind));
-        if length > behind {
-            self.log.memory().prepare(self.log.ring_offset(LogPosition(0)), length - behind);
+        for part in self.log.parts(before, ready) {
+            self.log.memory().prepare(part.start, part.end - part.start);
         }
         // Once round, all of it is.
         let is_all = ready.0 - self.log_began.0 >= self.log.capacity();

@@ -125,8 +125,7 @@ impl LibFs {
         }
         let before = self.control.lock_slot(slot).2;
         loop {
-            let sharedfs = || (self.control.segment_era(), self.calls.resumptions());
-            let asked_of = sharedfs();
+            let asked_of = self.asked_of();
             let asked = self.control.lock_slot_at_present(slot);
             match self.call(&request(inode, range, mode, None, Some(asked))) {
                 Ok(Reply::Done) if mode == LockMode::Unlock => return Ok(RecordLock::Done),
@@ -142,7 +141,7 @@ impl LibFs {
             // A SharedFS that was started anew begins an era before it looks at the copies: it has found this one, or is asked. So it waits for no
             // session to come back before it gives others what they ask for.
             fence(Ordering::SeqCst);
-            if sharedfs() == asked_of {
+            if self.asked_of() == asked_of {
                 return Ok(RecordLock::Done);
             }
             // Until it has answered, the process has what it had before; what it has found of this it is asked to take back with the file.
@@ -152,6 +151,12 @@ impl LibFs {
                 true
             });
         }
+    }
+
+    /// Which SharedFS a lock is asked of: each begins an era of segments before it looks at anything. Where this is another once the answer is noted, one may
+    /// have looked at what the session has before that.
+    pub(crate) fn asked_of(&self) -> (u64, u64) {
+        (self.control.segment_era(), self.calls.resumptions())
     }
 
     /// A slot for a file: a free one, or one of a file that the process has no locks on.

@@ -36,6 +36,7 @@ mod slots;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -195,6 +196,14 @@ impl<M: Persistent> Log<M> {
     #[must_use]
     pub fn ready(&self) -> LogPosition {
         LogPosition(self.ready.load(Ordering::Acquire))
+    }
+
+    /// Where in the memory stands what lies between two positions, once round at most: the second part is what goes over the ring's end.
+    #[must_use]
+    pub fn parts(&self, from: LogPosition, to: LogPosition) -> [Range<u64>; 2] {
+        let (first, end) = (self.ring_offset(from), RING_AT + self.header.capacity);
+        let behind = first + to.0.saturating_sub(from.0).min(self.header.capacity);
+        [first..behind.min(end), RING_AT..RING_AT + behind.saturating_sub(end)]
     }
 
     /// Bytes of the memory, from its beginning, that are written to by who appends up to a position for the first time.

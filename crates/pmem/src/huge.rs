@@ -7,6 +7,7 @@
 //! one can.
 
 use std::io;
+use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -14,9 +15,6 @@ use crate::Mapping;
 
 /// Bytes of a huge page, on processors whose small ones are of 4 KiB.
 pub const HUGE_PAGE_BYTES: u64 = 2 << 20;
-
-/// Has the kernel gather small pages.
-const MADV_COLLAPSE: i32 = 25;
 
 /// Whether the machine's administrator lets programs have huge pages, and the kernel has them.
 #[must_use]
@@ -26,26 +24,6 @@ pub fn is_allowed() -> bool {
         let said = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
         said.is_ok_and(|said| !said.contains("[never]"))
     })
-}
-
-/// Where a mapping of so many bytes begins, in a reservation that is longer by a huge page.
-pub(crate) fn align(reserved: usize) -> usize {
-    reserved.next_multiple_of(HUGE_PAGE_BYTES as usize)
-}
-
-/// Gathers the pages of one huge page, all of which are there.
-///
-/// # Errors
-/// `EINVAL` where the kernel never does; `EAGAIN`, `ENOMEM`, `EBUSY` where it can't now.
-///
-/// # Safety
-/// The address is a multiple of [`HUGE_PAGE_BYTES`], and so many bytes from there on are of one mapping.
-pub(crate) unsafe fn collapse(start: *mut u8) -> io::Result<()> {
-    // SAFETY: the pages are mapped (the caller's promise), and what they hold stays as it is.
-    match unsafe { libc::madvise(start.cast(), HUGE_PAGE_BYTES as usize, MADV_COLLAPSE) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 const UNUSED: u8 = 0;
@@ -63,10 +41,13 @@ impl HugePages {
         Self((0..bytes / HUGE_PAGE_BYTES).map(|_| AtomicU8::new(UNUSED)).collect())
     }
 
-    /// Bytes are used: their huge pages are worth it.
+    /// Bytes are used, if any: their huge pages are worth it.
     #[inline]
-    pub fn note_used(&self, offset: u64, bytes: u64) {
-        let (first, end) = (offset / HUGE_PAGE_BYTES, (offset + bytes).div_ceil(HUGE_PAGE_BYTES));
+    pub fn note_used(&self, bytes: Range<u64>) {
+        if bytes.is_empty() {
+            return;
+        }
+        let (first, end) = (bytes.start / HUGE_PAGE_BYTES, bytes.end.div_ceil(HUGE_PAGE_BYTES));
         for page in self.0.iter().take(end as usize).skip(first as usize) {
             if page.load(Ordering::Relaxed) == UNUSED {
                 page.store(WANTED, Ordering::Relaxed);
@@ -101,13 +82,13 @@ mod tests {
     fn what_is_used_is_made_once() {
         let pages = HugePages::new(5 * HUGE_PAGE_BYTES + 4096);
         assert_eq!(pages.take(), None);
-        pages.note_used(HUGE_PAGE_BYTES - 1, 2);
-        pages.note_used(4 * HUGE_PAGE_BYTES, 2 * HUGE_PAGE_BYTES);
-        pages.note_used(HUGE_PAGE_BYTES, 1);
+        pages.note_used(HUGE_PAGE_BYTES - 1..HUGE_PAGE_BYTES + 1);
+        pages.note_used(4 * HUGE_PAGE_BYTES..6 * HUGE_PAGE_BYTES);
+        pages.note_used(HUGE_PAGE_BYTES..HUGE_PAGE_BYTES + 1);
         assert_eq!(pages.waiting(), 3);
         let made: Vec<u64> = std::iter::from_fn(|| pages.take()).map(|offset| offset / HUGE_PAGE_BYTES).collect();
         assert_eq!(made, [0, 1, 4]);
-        pages.note_used(0, 4096);
+        pages.note_used(0..4096);
         assert_eq!(pages.take(), None);
     }
 }

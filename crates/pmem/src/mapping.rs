@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use crate::arena::allocate;
 use crate::flush::LINE_BYTES;
-use crate::huge::{self, HUGE_PAGE_BYTES};
+use crate::huge::HUGE_PAGE_BYTES;
 use crate::persistent::store_in_pieces;
 use crate::sigbus::Registration;
 #[cfg(feature = "witness")]
@@ -23,6 +23,8 @@ const F_SETSIG: i32 = 10;
 
 /// The kernel's pages are at least as long.
 const PAGE_BYTES: usize = 4096;
+/// Has the kernel gather small pages into a huge one.
+const MADV_COLLAPSE: i32 = 25;
 /// From so many bytes on, a system call is cheaper than the faults that it saves.
 const WRITE_BYTES_MIN: usize = 16 << 10;
 
@@ -227,8 +229,11 @@ impl Mapping {
         if start as usize % HUGE_PAGE_BYTES as usize != 0 {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        // SAFETY: the address is one where a huge page may begin, and that many bytes from there on are this mapping's.
-        unsafe { huge::collapse(start) }
+        // SAFETY: the pages are this mapping's, and what they hold stays as it is.
+        match unsafe { libc::madvise(start.cast(), HUGE_PAGE_BYTES as usize, MADV_COLLAPSE) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 
     /// Says whether the kernel brings in what follows a page that is touched for the first time, as it does unless told. Of a file that was just made
@@ -358,7 +363,7 @@ fn map_file(file: &OwnedFd, bytes: usize, protection: i32, flags: i32) -> io::Re
     if reserved == libc::MAP_FAILED {
         return map(std::ptr::null_mut(), 0);
     }
-    let before = huge::align(reserved as usize) - reserved as usize;
+    let before = (reserved as usize).next_multiple_of(huge) - reserved as usize;
     let behind = before + bytes.next_multiple_of(PAGE_BYTES);
     // SAFETY: `before` is less than the reservation is longer than what is mapped.
     let address = map(unsafe { reserved.add(before) }, libc::MAP_FIXED);

@@ -47,7 +47,7 @@ impl Segment {
     #[inline]
     pub fn store(&self, block: u32, within: u64, bytes: &[u8]) -> Result<(), StoreError> {
         let offset = self.place(block, within)?;
-        self.used.note_used(offset, bytes.len() as u64);
+        self.used.note_used(offset..offset + bytes.len() as u64);
         Ok(self.mapping.copy_in(offset, bytes)?)
     }
 
@@ -55,11 +55,10 @@ impl Segment {
     pub fn store_blocks(&self, block: u32, bytes: &[u8]) -> Result<(), StoreError> {
         let blocks = bytes.chunks_exact(BLOCK_BYTES as usize);
         self.place(block.saturating_add(blocks.len().saturating_sub(1) as u32), 0)?;
-        self.used.note_used(self.info.block_offset(block), bytes.len() as u64);
+        let offset = self.info.block_offset(block);
+        self.used.note_used(offset..offset + bytes.len() as u64);
         let checksums: Vec<u8> = blocks.flat_map(|bytes| checksum(bytes).to_le_bytes()).collect();
-        self.mapping
-            .write_pages(self.info.block_offset(block), bytes)
-            .map_err(StoreError::io("cannot write to a data segment"))?;
+        self.mapping.write_pages(offset, bytes).map_err(StoreError::io("cannot write to a data segment"))?;
         Ok(self.mapping.copy_in(self.info.checksum_offset(block), &checksums)?)
     }
 

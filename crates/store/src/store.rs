@@ -622,9 +622,8 @@ impl Store {
     }
 
     /// The segments, mapped.
-    #[must_use]
-    pub fn segments(&self) -> Vec<Arc<Segment>> {
-        self.segments.values().map(Arc::clone).collect()
+    pub fn segments(&self) -> impl Iterator<Item = &Arc<Segment>> {
+        self.segments.values()
     }
 
     pub(crate) fn segment(&self, address: BlockAddress) -> Result<&Segment, StoreError> {

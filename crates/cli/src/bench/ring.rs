@@ -4,7 +4,7 @@ use std::fs::File;
 use std::hint::black_box;
 use std::io;
 
-use ashlar_pmem::{Crc32c, HUGE_PAGE_BYTES, Mapping, MappingAccess, Medium, Persistent, huge};
+use ashlar_pmem::{Crc32c, HugePages, Mapping, MappingAccess, Medium, Persistent, huge};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 /// Memory that is written from its beginning to its end, and again.
@@ -27,10 +27,10 @@ impl Ring {
         }
         // As those of a log.
         if huge::is_allowed() {
-            for at in (0..bytes / HUGE_PAGE_BYTES).map(|page| page * HUGE_PAGE_BYTES) {
-                // Where the kernel makes none, a log has none either.
-                let _ = memory.collapse(at);
-            }
+            let used = HugePages::new(bytes);
+            used.note_used(0..bytes);
+            // Where the kernel makes none, a log has none either.
+            while used.make_one(&memory).is_some() {}
         }
         Ok(Self { memory, at: 0 })
     }

@@ -1,0 +1,53 @@
+//! What a mount's kernel must forget where a lease is taken from the mount.
+
+use std::sync::Arc;
+
+use ashlar_lease::{Ancestry, Scope};
+use ashlar_types::{InodeId, SessionId};
+
+use crate::leasing::Ancestors;
+use crate::notify::Stale;
+use crate::state::State;
+
+/// A lease is about to be taken: a restart from here on waits for what the kernel may believe.
+pub fn begin(state: &State, id: SessionId) {
+    if let Some(notifier) = state.sessions.get(&id).and_then(|session| session.notifier.as_ref()) {
+        notifier.begin();
+    }
+}
+
+/// Queues what the kernel must forget. What it knows below a directory can't be listed: it looks up all names afresh,
+/// which brings attributes too, and what is reached without a name is open.
+pub fn queue(state: &mut State, id: SessionId, inode: InodeId, scope: Scope) {
+    let Some(session) = state.sessions.get(&id) else { return };
+    let Some(notifier) = session.notifier.clone() else { return };
+    // What it knows of a directory's files can't be listed either.
+    let subtree = scope != Scope::Node;
+    let stale = |inode: InodeId, subtree| {
+        let found = state.store.inode(inode).ok().flatten();
+        Stale { inode, data: found.is_some_and(|found| !found.is_directory()), subtree }
+    };
+    let is_below = |open: &InodeId| *open != inode && is_below(&Ancestors(&state.store), *open, inode);
+    let open = if subtree { session.control.open_inodes() } else { Vec::new() };
+    let open: Vec<_> = open.into_iter().filter(is_below).map(|open| stale(open, false)).collect();
+    // It's told behind the others, so its ticket stands for all of them. Names need no telling: kernels keep none while there is
+    // more than one session.
+    let ticket = notifier.queue(&open, stale(inode, subtree));
+    state.counters.invalidations += 1;
+    state.leasing.tickets.retain(|ticket| !ticket.is_done());
+    state.leasing.tickets.push(Arc::new(ticket));
+}
+
+/// Whether a lease on everything below `top` may govern the inode. One without a place may have had its place there.
+fn is_below(ancestors: &Ancestors<'_>, inode: InodeId, top: InodeId) -> bool {
+    let mut at = inode;
+    loop {
+        if at == top || at == InodeId::ROOT {
+            return at == top;
+        }
+        match ancestors.home(at).directory {
+            Some(parent) => at = parent,
+            None => return true,
+        }
+    }
+}

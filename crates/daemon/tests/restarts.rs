@@ -1,0 +1,169 @@
+//! What a SharedFS that is started anew finds of sessions that go on.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use ashlar_types::{FileKind, InodeId};
+use ashlar_update::Update;
+use ashlar_wire::{Contents, CreditKind, LeaseWord, Reply, Request, SessionKind};
+use common::{Client, NOW, Site};
+
+#[test]
+#[ignore = "this is the daemon's process, which the other tests start"]
+fn daemon_process() {
+    common::run_daemon();
+}
+
+#[test]
+fn a_killed_daemon_is_a_pause_for_its_sessions() {
+    let mut site = Site::new(64 << 20);
+    let mut client = Client::open(&site.socket());
+    let root = client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+    let mut made = Vec::new();
+    for round in 0..6u32 {
+        for n in 0..50u32 {
+            let name = format!("{round}-{n}");
+            made.push((name.clone(), client.make(InodeId::ROOT, name.as_bytes(), FileKind::Regular)));
+        }
+        if round % 2 == 0 {
+            client.digest().expect("digested");
+        }
+        site.kill();
+        // What is logged while nobody is there counts as well.
+        let file = made[made.len() - 1].1;
+        client.append_unpaid(&Update::Accessed { inode: file, at: NOW }).expect("appended");
+        site.start();
+        client.resume(&site.socket());
+        assert_eq!(client.control.block_era(), u64::from(round) + 1);
+    }
+    assert!(!client.holds(&root[0]), "a restart has all state asked for again");
+    let root = client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+    assert_eq!(root[0].state.attributes.entries, 300);
+    for (name, inode) in &made {
+        assert_eq!(client.lookup(InodeId::ROOT, name.as_bytes()).expect("answered"), Some(*inode));
+    }
+    client.make(InodeId::ROOT, b"more", FileKind::Directory);
+    client.digest().expect("digested");
+    assert!(!client.control.is_fenced());
+    site.check();
+}
+
+#[test]
+fn what_is_written_to_a_file_without_a_name_is_no_offence_after_a_restart() {
+    let mut site = Site::new(64 << 20);
+    let (mut one, mut two) = (Client::open(&site.socket()), Client::open(&site.socket()));
+    one.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+    let file = one.make(InodeId::ROOT, b"f", FileKind::Regular);
+    let committed = one.digest().expect("digested");
+    assert!(two.control.open_handle(file));
+    one.acquire(&[(InodeId::ROOT, true), (file, true)]).expect("granted");
+    one.append(&Update::Unlink { inode: file, parent: InodeId::ROOT, name: b"f", release: true, at: NOW });
+    let (found, dependencies) = two.acquire_with(&[(file, true)]).expect("open, so it is there without a name");
+    assert_eq!(found[0].state.attributes.links, 0);
+    for (session, position) in dependencies {
+        two.append(&Update::Depend { session, position });
+    }
+    two.append(&Update::Write { inode: file, offset: 0, at: NOW, strip: false, data: b"late" });
+    two.control.close_handle(file);
+    site.kill();
+    assert_eq!(one.control.committed(), committed, "the rest is in the logs alone");
+    site.start();
+    for client in [&mut one, &mut two] {
+        client.resume(&site.socket());
+        assert!(client.digest().is_ok(), "an honest session goes on");
+    }
+    assert_eq!(one.lookup(InodeId::ROOT, b"f"), Ok(None));
+    let is_gone = (0..300).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        one.acquire(&[(file, false)]).is_err()
+    });
+    assert!(is_gone, "nobody has it open, and still it is there");
+    site.check();
+}
+
+/// A thread that looks at its lease, and is not scheduled again before it writes: the lease was taken meanwhile, SharedFS was killed before it had sealed the log,
+/// and the next one has read the log by then.
+#[test]
+fn who_writes_late_on_a_lease_that_was_being_taken_when_sharedfs_was_killed_is_not_fenced() {
+    let mut site = Site::new(64 << 20);
+    let mut client = Client::open(&site.socket());
+    client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+    let file = client.make(InodeId::ROOT, b"f", FileKind::Regular);
+    client.digest().expect("digested");
+    let granted = client.acquire(&[(file, true)]).expect("granted");
+    client.credit(10_000, 16 << 20).expect("credit");
+    let looked = client.log.seal_count();
+    site.kill();
+    let table = site.arena().join(format!("sessions/{}.leases", client.welcome.peer.session));
+    let table = std::fs::File::options().write(true).open(table).expect("a lease table");
+    let revoked = LeaseWord::revoked(LeaseWord(granted[0].word).generation() + 1).0;
+    for (at, word) in [(2072, 1), (4096 + 16 * u64::from(granted[0].slot), revoked)] {
+        rustix::io::pwrite(&table, &word.to_le_bytes(), at).expect("written");
+    }
+    let written = std::thread::scope(|scope| {
+        let late = scope.spawn(|| {
+            let deadline = Instant::now() + Duration::from_secs(20);
+            for written in 1u64.. {
+                let data = written.to_le_bytes();
+                let update = Update::Write { inode: file, offset: 0, at: NOW, strip: false, data: &data };
+                assert!(client.control.take_credit(update.cost().into(), CreditKind::Common));
+                if client.append_at(looked, &update).is_err() {
+                    return written - 1;
+                }
+                assert!(Instant::now() < deadline, "nobody seals the log");
+                std::thread::sleep(Duration::from_micros(20));
+            }
+            unreachable!("the numbers don't end")
+        });
+        site.start();
+        late.join().expect("no panic")
+    });
+    assert!(written > 0, "nothing was written while SharedFS was away");
+    client.resume(&site.socket());
+    client.digest().expect("an honest session goes on");
+    let found = client.acquire(&[(file, false)]).expect("granted");
+    let Some(Contents::Inline(bytes)) = &found[0].state.contents else { panic!("{:?}", found[0]) };
+    assert_eq!(bytes[..], written.to_le_bytes(), "what was written is there");
+    site.check();
+}
+
+/// What its kernel was told before the restart it believes for a while, and nobody can tell it otherwise.
+#[test]
+fn a_mount_that_has_not_come_back_after_a_restart_is_waited_for() {
+    use std::os::fd::AsFd;
+    for comes_back in [false, true] {
+        let mut site = Site::new(64 << 20);
+        let mut mount = Client::open_as(&site.socket(), SessionKind::Mount);
+        mount.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+        let file = mount.make(InodeId::ROOT, b"file", FileKind::Regular);
+        let mut other = Client::open(&site.socket());
+        other.acquire(&[(InodeId::ROOT, false)]).expect("granted");
+        mount.acquire(&[(file, true)]).expect("granted");
+        let killed = Instant::now();
+        site.kill();
+        site.start();
+        other.resume(&site.socket());
+        std::thread::scope(|scope| {
+            let changing = scope.spawn(|| other.acquire(&[(file, true)]).map(drop));
+            if !comes_back {
+                changing.join().expect("no panic").expect("granted");
+                assert!(
+                    killed.elapsed() >= Duration::from_secs(1),
+                    "it believes what it was told just before the kill"
+                );
+                return;
+            }
+            let (device, mut kernel) = std::os::unix::net::UnixStream::pair().expect("a device");
+            mount.resume(&site.socket());
+            let reply = mount.line.call(&Request::RegisterMount { device: 77 }, &[device.as_fd()]).expect("answered").0;
+            assert!(matches!(reply, Reply::Done));
+            changing.join().expect("no panic").expect("granted");
+            kernel.set_nonblocking(true).expect("set");
+            let told = std::io::Read::read(&mut kernel, &mut [0; 40]);
+            // The kernel is told before anybody may change anything, unless so much time has passed that it needs no telling.
+            assert!(told.is_ok() || killed.elapsed() >= Duration::from_secs(1), "{told:?}");
+        });
+        site.check();
+    }
+}
