@@ -1,11 +1,12 @@
 //! CRC32C: of bytes where they are, and of bytes while they are copied.
 //!
 //! A record's checksum is taken of what is stored, while the program's other threads may write to where it comes from. So each byte is read
-//! once, and goes from one register into memory and into the checksum. That costs little more than the copy: the processor's instruction takes a word at a
-//! time and has its result three cycles later, so three stretches are summed up side by side, and put together by a multiplication of polynomials.
+//! once, and goes from one register into memory and into the checksum. What was summed up is a polynomial of four registers' length; the next four are
+//! added when it was moved behind them, by a multiplication without carries, in which no register waits for another. Whole registers go to memory in one
+//! stream: what goes past the cache is gathered line by line, and lines that are begun side by side are given up half full.
 //!
-//! Source: V. Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using CRC32 Instruction", Intel, 2011 (three stretches); the
-//! polynomial and its bit order are those of RFC 3720, appendix B.4.
+//! Source: V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel, 2009; the polynomial and its
+//! bit order are those of RFC 3720, appendix B.4.
 
 /// From so many bytes on whole lines go past the cache wherever they go: to fetch them first takes as long as to write them.
 #[cfg(target_arch = "x86_64")]
@@ -93,11 +94,13 @@ impl Crc32c {
 mod x86_64 {
     use std::arch::asm;
     use std::arch::x86_64::{
-        _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u64, _mm_cvtsi64_si128, _mm_cvtsi128_si64, _mm_xor_si128,
+        __m128i, __m256i, _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u64, _mm_cvtsi32_si128, _mm_extract_epi64,
+        _mm_set_epi64x, _mm_xor_si128, _mm256_broadcastsi128_si256, _mm256_castsi256_si128, _mm256_clmulepi64_epi128,
+        _mm256_extracti128_si256, _mm256_xor_si256, _mm256_zextsi128_si256,
     };
     use std::sync::atomic::{AtomicU8, Ordering};
 
-    use crate::processor::cpuid;
+    use crate::processor::{cpuid, keeps_wide_registers};
 
     /// What [`run`] does beside summing up: nothing,
     pub(super) const SUM: u8 = 0;
@@ -107,30 +110,17 @@ mod x86_64 {
     pub(super) const STREAM: u8 = 2;
 
     const WORD: usize = 8;
+    /// Registers that are summed up side by side: a multiplication takes as long as four take one after the other.
+    const SIDE_BY_SIDE: usize = 4;
+    const NARROW: usize = size_of::<__m128i>();
+    const WIDE: usize = size_of::<__m256i>();
     /// The polynomial, its highest power left out, in reflected order: the lowest bit stands for the highest power.
     const POLYNOMIAL: u32 = 0x82f6_3b78;
 
-    /// Stretches of so many bytes are taken three at a time: such that those of a page leave little, and each is whole lines.
-    const STRETCHES: [Stretch; 3] = [Stretch::of(1344), Stretch::of(448), Stretch::of(128)];
-
-    /// The length of a stretch, and what moves a checksum over one and over two of them.
-    struct Stretch {
-        bytes: usize,
-        over_one: u32,
-        over_two: u32,
-    }
-
-    impl Stretch {
-        const fn of(bytes: usize) -> Self {
-            Self { bytes, over_one: over(bytes), over_two: over(2 * bytes) }
-        }
-    }
-
-    /// The factor that moves a checksum over so many bytes: x to the number of bits, less the 33 that the multiplication (one, as both
-    /// factors are reflected) and the reduction by the instruction (32) add.
-    const fn over(bytes: usize) -> u32 {
+    /// x to this power, reduced, in reflected order.
+    const fn power(exponent: usize) -> u32 {
         let mut power = 1 << 31;
-        let mut left = bytes * 8 - 33;
+        let mut left = exponent;
         while left > 0 {
             power = power >> 1 ^ if power & 1 == 1 { POLYNOMIAL } else { 0 };
             left -= 1;
@@ -138,24 +128,37 @@ mod x86_64 {
         power
     }
 
-    /// What is known of the processor: nothing yet, or one of the other two. Without a lock, which a thread might hold while another one
-    /// forks.
-    static KNOWN: AtomicU8 = AtomicU8::new(UNKNOWN);
+    /// The factors that move the first and the second word of 16 bytes over so many bytes. A product of reflected factors is one power too high.
+    const fn over(bytes: usize) -> (i64, i64) {
+        ((power(8 * bytes + 63) as i64) << 32, (power(8 * bytes - 1) as i64) << 32)
+    }
+
+    /// What is known of the processor, a level or a count on the way to [`HAS_WIDE`] or [`HAS_NARROW`]. Without a lock, which a thread might hold while
+    /// another one forks.
+    pub(super) static KNOWN: AtomicU8 = AtomicU8::new(UNKNOWN);
     const UNKNOWN: u8 = 0;
+    /// It lacks the instructions.
     const LACKS: u8 = 1;
+    /// It has those for registers of 16 bytes; from here on it's counted how often wider ones would have been of use.
     const HAS: u8 = 2;
+    /// That often it's worth to ask whether there are wider ones.
+    const WORTH: u8 = HAS + 32;
+    /// It has the instructions for registers of 16 bytes, and no others.
+    pub(super) const HAS_NARROW: u8 = u8::MAX - 1;
+    /// It has those for registers of 32 bytes, too.
+    pub(super) const HAS_WIDE: u8 = u8::MAX;
 
     /// Whether the processor has the instructions.
     #[inline]
     pub(super) fn is_there() -> bool {
         match KNOWN.load(Ordering::Relaxed) {
             UNKNOWN => look(),
-            known => known == HAS,
+            known => known != LACKS,
         }
     }
 
     /// Asks the processor once. `is_x86_feature_detected` asks it a dozen times, for whatever there may be, and in a virtual machine
-    /// each time is the host's: 50 us, an eighth of a program's first call.
+    /// each time is the host's: 6 us, and a program's first call takes 400.
     #[cold]
     fn look() -> bool {
         const PCLMULQDQ: u32 = 1 << 1;
@@ -165,11 +168,39 @@ mod x86_64 {
         has
     }
 
+    /// Whether the processor has wide registers, as far as that is known. Who is not often asked does not ask the processor.
+    #[inline]
+    fn is_wide() -> bool {
+        match KNOWN.load(Ordering::Relaxed) {
+            HAS_WIDE => true,
+            HAS_NARROW => false,
+            known => count_wide(known),
+        }
+    }
+
+    #[cold]
+    fn count_wide(known: u8) -> bool {
+        if known < WORTH {
+            KNOWN.store(known + 1, Ordering::Relaxed);
+            return false;
+        }
+        let has = has_wide();
+        KNOWN.store(if has { HAS_WIDE } else { HAS_NARROW }, Ordering::Relaxed);
+        has
+    }
+
+    pub(super) fn has_wide() -> bool {
+        const AVX2: u32 = 1 << 5;
+        const VPCLMULQDQ: u32 = 1 << 10;
+        let features = cpuid(7, 0);
+        keeps_wide_registers() && features.ebx & AVX2 != 0 && features.ecx & VPCLMULQDQ != 0
+    }
+
     /// Adds bytes to a checksum, and copies them if `MODE` says so. Each is read once.
     ///
     /// # Safety
     /// The processor has the instructions. `from` is valid for reads of `length` bytes, and `to` for writes unless nothing is copied; for
-    /// [`STREAM`], a fence must stand before anything that tells others of them.
+    /// [`STREAM`], it begins a line, and a fence must stand before anything that tells others of them.
     #[target_feature(enable = "sse4.2,pclmulqdq")]
     pub(super) unsafe fn run<const MODE: u8>(sum: u32, from: *const u8, to: *mut u8, length: usize) -> u32 {
         let mut sum = u64::from(sum);
@@ -180,74 +211,119 @@ mod x86_64 {
             sum = unsafe { bytes::<MODE>(sum, from, to, head) };
             done = head;
         }
-        for stretch in &STRETCHES {
-            while length - done >= 3 * stretch.bytes {
-                // SAFETY: three stretches are within the bytes.
-                sum = unsafe { three::<MODE>(sum, from.wrapping_add(done), to.wrapping_add(done), stretch) };
-                done += 3 * stretch.bytes;
-            }
-        }
-        let words = (length - done) & !(WORD - 1);
-        // SAFETY: the words and the bytes behind them are within the bytes.
+        let rest = length - done;
+        // SAFETY: what is folded is within the bytes, and so are the words and the bytes behind it. There are wide registers where it says so.
         unsafe {
+            if rest >= 2 * SIDE_BY_SIDE * WIDE && is_wide() {
+                let wide = rest / (SIDE_BY_SIDE * WIDE) * (SIDE_BY_SIDE * WIDE);
+                sum = fold_wide::<MODE>(sum, from.wrapping_add(done), to.wrapping_add(done), wide);
+                done += wide;
+            } else if rest >= 2 * SIDE_BY_SIDE * NARROW {
+                let narrow = rest / (SIDE_BY_SIDE * NARROW) * (SIDE_BY_SIDE * NARROW);
+                sum = fold_narrow::<MODE>(sum, from.wrapping_add(done), to.wrapping_add(done), narrow);
+                done += narrow;
+            }
+            let words = (length - done) & !(WORD - 1);
             sum = one::<MODE>(sum, from.wrapping_add(done), to.wrapping_add(done), words);
             done += words;
             bytes::<MODE>(sum, from.wrapping_add(done), to.wrapping_add(done), length - done) as u32
         }
     }
 
-    /// Three stretches side by side.
+    /// Four registers of 16 bytes side by side.
     ///
     /// # Safety
-    /// As for [`run`], of three stretches.
+    /// As for [`run`]; the length is a multiple of what four registers hold, and not zero.
     #[inline]
     #[target_feature(enable = "sse4.2,pclmulqdq")]
-    unsafe fn three<const MODE: u8>(sum: u64, from: *const u8, to: *mut u8, stretch: &Stretch) -> u64 {
-        let (mut first, mut second, mut third) = (sum, 0_u64, 0_u64);
-        macro_rules! sum_up {
-            ($($store:literal),*) => {
-                asm!(
-                    "2:",
-                    "mov {x}, [{from}]",
-                    "mov {y}, [{from} + {bytes}]",
-                    "mov {z}, [{from} + 2 * {bytes}]",
-                    $($store,)*
-                    "crc32 {first}, {x}",
-                    "crc32 {second}, {y}",
-                    "crc32 {third}, {z}",
-                    "add {from}, 8",
-                    "add {to}, 8",
-                    "cmp {from}, {end}",
-                    "jb 2b",
-                    from = inout(reg) from => _,
-                    to = inout(reg) to => _,
-                    end = in(reg) from.wrapping_add(stretch.bytes),
-                    bytes = in(reg) stretch.bytes,
-                    first = inout(reg) first,
-                    second = inout(reg) second,
-                    third = inout(reg) third,
-                    x = out(reg) _,
-                    y = out(reg) _,
-                    z = out(reg) _,
-                    options(nostack),
-                )
-            };
-        }
-        // SAFETY: the caller vouches for three stretches on both sides, and the loop goes over one of them, and beside it over the two others.
-        unsafe {
-            match MODE {
-                COPY => sum_up!("mov [{to}], {x}", "mov [{to} + {bytes}], {y}", "mov [{to} + 2 * {bytes}], {z}"),
-                STREAM => {
-                    sum_up!("movnti [{to}], {x}", "movnti [{to} + {bytes}], {y}", "movnti [{to} + 2 * {bytes}], {z}")
+    unsafe fn fold_narrow<const MODE: u8>(sum: u64, from: *const u8, to: *mut u8, length: usize) -> u64 {
+        let take = |at: usize| {
+            let taken: __m128i;
+            let (from, to) = (from.wrapping_add(at), to.wrapping_add(at));
+            // SAFETY: the caller vouches for the bytes on both sides.
+            unsafe {
+                asm!("movdqu {}, [{}]", out(xmm_reg) taken, in(reg) from, options(nostack, preserves_flags, readonly));
+                match MODE {
+                    COPY => asm!("movdqu [{}], {}", in(reg) to, in(xmm_reg) taken, options(nostack, preserves_flags)),
+                    STREAM => {
+                        asm!("movntdq [{}], {}", in(reg) to, in(xmm_reg) taken, options(nostack, preserves_flags))
+                    }
+                    _ => {}
                 }
-                _ => sum_up!(),
+            }
+            taken
+        };
+        let mut sums: [__m128i; SIDE_BY_SIDE] = std::array::from_fn(|number| take(number * NARROW));
+        sums[0] = _mm_xor_si128(sums[0], _mm_cvtsi32_si128(sum as i32));
+        let factors = const { over(SIDE_BY_SIDE * NARROW) };
+        for at in (SIDE_BY_SIDE * NARROW..length).step_by(SIDE_BY_SIDE * NARROW) {
+            for (number, sum) in sums.iter_mut().enumerate() {
+                *sum = moved(*sum, factors, take(at + number * NARROW));
             }
         }
-        let times = |sum: u64, factor: u32| {
-            _mm_clmulepi64_si128(_mm_cvtsi64_si128(sum as i64), _mm_cvtsi64_si128(i64::from(factor)), 0)
+        let factors = const { over(NARROW) };
+        let [first, rest @ ..] = sums;
+        reduced(rest.into_iter().fold(first, |sum, next| moved(sum, factors, next)))
+    }
+
+    /// Four registers of 32 bytes side by side.
+    ///
+    /// # Safety
+    /// As for [`run`], where there are such registers; the length is a multiple of what four of them hold, and not zero.
+    #[target_feature(enable = "sse4.2,pclmulqdq,avx2,vpclmulqdq")]
+    unsafe fn fold_wide<const MODE: u8>(sum: u64, from: *const u8, to: *mut u8, length: usize) -> u64 {
+        let take = |at: usize| {
+            let taken: __m256i;
+            let (from, to) = (from.wrapping_add(at), to.wrapping_add(at));
+            // SAFETY: the caller vouches for the bytes on both sides.
+            unsafe {
+                asm!("vmovdqu {}, [{}]", out(ymm_reg) taken, in(reg) from, options(nostack, preserves_flags, readonly));
+                match MODE {
+                    COPY => asm!("vmovdqu [{}], {}", in(reg) to, in(ymm_reg) taken, options(nostack, preserves_flags)),
+                    STREAM => {
+                        asm!("vmovntdq [{}], {}", in(reg) to, in(ymm_reg) taken, options(nostack, preserves_flags))
+                    }
+                    _ => {}
+                }
+            }
+            taken
         };
-        let moved = _mm_xor_si128(times(first, stretch.over_two), times(second, stretch.over_one));
-        _mm_crc32_u64(0, _mm_cvtsi128_si64(moved) as u64) ^ third
+        let moved_wide = |sum: __m256i, (first, second): (i64, i64), next: __m256i| {
+            let factors = _mm256_broadcastsi128_si256(_mm_set_epi64x(second, first));
+            let (first, second) =
+                (_mm256_clmulepi64_epi128(sum, factors, 0x00), _mm256_clmulepi64_epi128(sum, factors, 0x11));
+            _mm256_xor_si256(_mm256_xor_si256(first, second), next)
+        };
+        let mut sums: [__m256i; SIDE_BY_SIDE] = std::array::from_fn(|number| take(number * WIDE));
+        sums[0] = _mm256_xor_si256(sums[0], _mm256_zextsi128_si256(_mm_cvtsi32_si128(sum as i32)));
+        let factors = const { over(SIDE_BY_SIDE * WIDE) };
+        for at in (SIDE_BY_SIDE * WIDE..length).step_by(SIDE_BY_SIDE * WIDE) {
+            for (number, sum) in sums.iter_mut().enumerate() {
+                *sum = moved_wide(*sum, factors, take(at + number * WIDE));
+            }
+        }
+        let factors = const { over(WIDE) };
+        let [first, rest @ ..] = sums;
+        let sum = rest.into_iter().fold(first, |sum, next| moved_wide(sum, factors, next));
+        let (first, second) = (_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+        reduced(moved(first, const { over(NARROW) }, second))
+    }
+
+    /// Moves 16 bytes by these factors, and adds what stands there.
+    #[inline]
+    #[target_feature(enable = "pclmulqdq")]
+    fn moved(sum: __m128i, (first, second): (i64, i64), next: __m128i) -> __m128i {
+        let factors = _mm_set_epi64x(second, first);
+        let (first, second) = (_mm_clmulepi64_si128(sum, factors, 0x00), _mm_clmulepi64_si128(sum, factors, 0x11));
+        _mm_xor_si128(_mm_xor_si128(first, second), next)
+    }
+
+    /// The checksum of 16 bytes, as one of nothing goes on over them.
+    #[inline]
+    #[target_feature(enable = "sse4.2")]
+    fn reduced(bytes: __m128i) -> u64 {
+        let first = _mm_crc32_u64(0, _mm_extract_epi64(bytes, 0) as u64);
+        _mm_crc32_u64(first, _mm_extract_epi64(bytes, 1) as u64)
     }
 
     /// Word by word.
@@ -314,6 +390,7 @@ mod x86_64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::Ordering;
 
     fn text(length: usize) -> Vec<u8> {
         let mut state = 0x2545_f491_4f6c_dd1d_u64;
@@ -336,6 +413,24 @@ mod tests {
         let text = text(20_000);
         for length in (0..600).chain([1343, 1344, 4031, 4032, 4033, 4096, 5375, 8192, 12_345, 20_000]) {
             assert_eq!(Crc32c::of(&text[..length]), crc_fast::crc32_iscsi(&text[..length]), "{length} bytes");
+        }
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn registers_of_either_width_have_the_same_sum() {
+        if !x86_64::is_there() {
+            return;
+        }
+        let text = text(20_000);
+        let widths = [x86_64::HAS_NARROW, if x86_64::has_wide() { x86_64::HAS_WIDE } else { x86_64::HAS_NARROW }];
+        for (from, length) in (0..1200).map(|length| (length % 7, length)).chain([(1, 4032), (0, 4096), (3, 19_997)]) {
+            let bytes = &text[from..from + length];
+            let expected = crc_fast::crc32_iscsi(bytes);
+            for width in widths {
+                x86_64::KNOWN.store(width, Ordering::Relaxed);
+                assert_eq!(Crc32c::of(bytes), expected, "{length} bytes");
+            }
         }
     }
 
@@ -393,7 +488,7 @@ mod tests {
     /// Whoever changes the source meanwhile: the checksum is that of the copy.
     #[test]
     fn a_source_that_changes_meanwhile_is_read_once() {
-        use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+        use std::sync::atomic::{AtomicBool, AtomicU64};
         let source: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(0)).collect();
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {

@@ -8,3 +8,17 @@ pub(crate) fn cpuid(leaf: u32, part: u32) -> CpuidResult {
     // SAFETY: each processor of 64 bits has the instruction.
     unsafe { __cpuid_count(leaf, part) }
 }
+
+/// Whether the processor has registers of 32 bytes, and the kernel keeps them for each thread.
+pub(crate) fn keeps_wide_registers() -> bool {
+    const ASKS_KERNEL: u32 = 1 << 27;
+    const AVX: u32 = 1 << 28;
+    const KEPT: u32 = 0b110;
+    if cpuid(1, 0).ecx & (ASKS_KERNEL | AVX) != ASKS_KERNEL | AVX {
+        return false;
+    }
+    let kept: u32;
+    // SAFETY: the instruction is there, and only reads a register that says what the kernel keeps.
+    unsafe { std::arch::asm!("xgetbv", in("ecx") 0, out("eax") kept, out("edx") _, options(nomem, nostack)) };
+    kept & KEPT == KEPT
+}
