@@ -53,7 +53,7 @@ impl LibFs {
             }
             let length = inode.size.saturating_sub(offset).min(buffer.len() as u64);
             let content = guard.content.as_ref().ok_or(Errno::EIO)?;
-            let copied = self.copy_out(content, offset, &mut buffer[..length as usize]);
+            let copied = self.copy_out(content, offset, &mut buffer[..length as usize], 0);
             fence(Ordering::Acquire);
             // The copy is good if the lease held when it was finished, in the era in which SharedFS told where the blocks are:
             // nobody could change the file or free its blocks.
@@ -94,8 +94,16 @@ impl LibFs {
         Ok(length.min(usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX)))
     }
 
-    pub(crate) fn copy_out(&self, content: &Content, offset: u64, buffer: &mut [u8]) -> Result<(), ReadStop> {
-        content.walk(offset, offset + buffer.len() as u64, |at, length, found| {
+    /// Copies bytes out of a file's map. Up to `ahead` bytes behind them are fetched from memory, as far as they lie beside them.
+    pub(crate) fn copy_out(
+        &self,
+        content: &Content,
+        offset: u64,
+        buffer: &mut [u8],
+        ahead: u64,
+    ) -> Result<(), ReadStop> {
+        let end = offset + buffer.len() as u64;
+        content.walk(offset, end, |at, length, found| {
             let into = &mut buffer[(at - offset) as usize..(at - offset + length) as usize];
             let Some((piece, from)) = found else {
                 into.fill(0);
@@ -118,6 +126,9 @@ impl LibFs {
                     let segment = self.segment(block.segment())?;
                     if !segment.read(block.block(), skip, into).map_err(|_| Errno::EIO)? {
                         return Err(ReadStop::Corrupt);
+                    }
+                    if ahead > 0 && at + length == end {
+                        segment.expect_read(block.block(), skip + length, ahead.min(piece.length - from - length));
                     }
                 }
             }

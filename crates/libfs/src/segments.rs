@@ -60,6 +60,11 @@ impl Segment {
         Ok(true)
     }
 
+    /// Has the processor fetch bytes that begin `skip` bytes behind the start of `block`, since they will be read next.
+    pub(crate) fn expect_read(&self, block: u32, skip: u64, bytes: u64) {
+        self.mapping.expect_copy_out(self.offset_of(block) + skip, bytes);
+    }
+
     /// Copies bytes of one block that may not have been verified yet. What is verified is a copy of our own: threads of the
     /// program may write to the caller's memory meanwhile.
     #[cold]

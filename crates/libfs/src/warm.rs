@@ -10,7 +10,7 @@
 //! counts only if lease and era held after it.
 
 use std::ops::Deref;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use ashlar_types::{FileKind, InodeId};
 use ashlar_update::{Update, note_written, write_fields, written_size};
@@ -23,6 +23,10 @@ use crate::content::DataChange;
 use crate::data::is_access_time_due;
 use crate::node::{Change, Node, NodeState};
 
+/// Who reads on finds so many of the bytes that follow in the processor's cache, or on their way there: the program returns and calls again meanwhile. The
+/// processor itself fetches ahead of a copy only once it has begun.
+const AHEAD_BYTES: u64 = 2048;
+
 /// What an open file keeps of its inode. Whoever has one has noted a handle on the inode ([`LibFs::open`]), and not yet closed it.
 #[derive(Debug)]
 pub struct OpenInode {
@@ -30,6 +34,8 @@ pub struct OpenInode {
     /// The table that the node is of. In another session, such as one with another user's rights, it means nothing.
     table: u64,
     node: Node,
+    /// Where the last read ended: one that begins there reads on.
+    read_to: AtomicU64,
 }
 
 impl OpenInode {
@@ -51,7 +57,7 @@ impl LibFs {
     /// The way to an inode that the caller has opened.
     #[must_use]
     pub fn open_inode(&self, id: InodeId) -> OpenInode {
-        OpenInode { id, table: self.nodes.number(), node: self.nodes.node(id) }
+        OpenInode { id, table: self.nodes.number(), node: self.nodes.node(id), read_to: AtomicU64::new(0) }
     }
 
     /// Reads up to `most` bytes, if that needs nothing but a copy. `buffer` gives room for as many bytes as there are, if it
@@ -74,7 +80,9 @@ impl LibFs {
         let content = state.content_at(self.control.block_era())?;
         let length = inode.size.saturating_sub(offset).min(most as u64) as usize;
         if length > 0 {
-            self.copy_out(content, offset, buffer(length)?).ok()?;
+            let ahead = if open.read_to.load(Ordering::Relaxed) == offset { AHEAD_BYTES } else { 0 };
+            open.read_to.store(offset + length as u64, Ordering::Relaxed);
+            self.copy_out(content, offset, buffer(length)?, ahead).ok()?;
         }
         fence(Ordering::Acquire);
         let is_good = self.holds(&state, false) && content.is_current(self.control.block_era());

@@ -22,9 +22,6 @@ const CHUNK_BYTES: usize = 32 << 10;
 const ZEROS: [u8; UNIT_BYTES as usize] = [0; UNIT_BYTES as usize];
 /// Bytes in a cache line: a large body is stored in whole ones, so that they can go past the cache.
 const LINE_BYTES: usize = 64;
-/// So many bytes behind a record are fetched while it is written, for the next one: the ring is larger than the caches, and a small
-/// record would wait for memory longer than all else takes.
-const EXPECTED_BYTES: u64 = 256;
 /// How often an append starts again because its slot was voided under it, before it leaves the decision to its caller.
 const RESTARTS_MAX: u32 = 16;
 
@@ -82,7 +79,6 @@ impl<M: Persistent> Log<M> {
                 return Err(AppendError::Fenced);
             }
             let reserved = self.reserve(seal, units, &pin)?;
-            self.memory.expect_store(reserved.at + units * UNIT_BYTES, EXPECTED_BYTES);
             if self.fill(&reserved, kind, body_bytes, parts)? && self.commit(&reserved)? {
                 if !self.planted(Bug::SkipOrder) {
                     self.settle_before(reserved.slot.number)?;
@@ -180,6 +176,7 @@ impl<M: Persistent> Log<M> {
         if body_bytes as usize > SMALL_BODY_BYTES {
             return self.fill_large(reserved, prefix, parts);
         }
+        self.expect_next(reserved);
         let mut chunk = Chunk::<{ PREFIX_BYTES + SMALL_BODY_BYTES + UNIT_BYTES as usize }>::new();
         chunk.push(&prefix);
         // Piece by piece, since a load that spans two stores waits for both.
@@ -204,19 +201,30 @@ impl<M: Persistent> Log<M> {
         parts: &[&[u8]],
     ) -> Result<bool, AppendError> {
         let at = reserved.at;
-        let mut body = Body::new(self, reserved.slot, at + HEADER_BYTES, &prefix);
+        let is_fetched = self.ahead.covers(reserved.end.0);
+        let mut body = Body::new(self, reserved.slot, at + HEADER_BYTES, &prefix, is_fetched);
         for part in parts {
             if !body.push(part)? {
                 return Ok(false);
             }
         }
         let sum = body.finish(at + reserved.slot.units * UNIT_BYTES)?;
+        self.expect_next(reserved);
         let mut own = prefix;
         own[PREFIX_CRC_AT..PREFIX_CRC_AT + 4].copy_from_slice(&sum.to_le_bytes());
         self.memory.store(at + UNIT_BYTES, &own[PREFIX_OWN_AT..])?;
         // What went past the cache must be ordered before the commit, since nobody else can flush it for us.
         self.memory.fence();
         Ok(true)
+    }
+
+    /// Has the processor fetch what the next records will be written to, but for what lies over the ring's end: it is larger than the caches, and a record would
+    /// wait for memory longer than for all else.
+    fn expect_next(&self, reserved: &Reserved) {
+        let bytes = reserved.slot.units * UNIT_BYTES;
+        let next = self.ahead.after(reserved.end.0, bytes);
+        let length = next.end.min(self.ready.load(Ordering::Relaxed)).saturating_sub(next.start);
+        self.memory.expect_store(reserved.at + bytes + (next.start - reserved.end.0), length);
     }
 
     /// Commits a filled slot and makes it durable; false where somebody has voided it.
@@ -254,16 +262,18 @@ struct Body<'a, M> {
     slot: Slot,
     /// Where what comes next goes, but for what is gathered.
     to: u64,
+    /// Whether the slot's memory was fetched ahead.
+    is_fetched: bool,
     sum: Crc32c,
     /// The beginning of a line, and at last what stands behind the body.
     gathered: Chunk<{ LINE_BYTES + UNIT_BYTES as usize }>,
 }
 
 impl<'a, M: Persistent> Body<'a, M> {
-    fn new(log: &'a Log<M>, slot: Slot, to: u64, prefix: &[u8]) -> Self {
+    fn new(log: &'a Log<M>, slot: Slot, to: u64, prefix: &[u8], is_fetched: bool) -> Self {
         let mut sum = Crc32c::default();
         sum.update(prefix);
-        Self { log, slot, to, sum, gathered: Chunk::new() }
+        Self { log, slot, to, is_fetched, sum, gathered: Chunk::new() }
     }
 
     /// Stores a part, but for the beginning of a line at its end; false where the slot turned out void on the way.
@@ -278,7 +288,7 @@ impl<'a, M: Persistent> Body<'a, M> {
         self.store_gathered()?;
         let (lines, tail) = rest.split_at(rest.len() - rest.len() % LINE_BYTES);
         for chunk in lines.chunks(CHUNK_BYTES) {
-            self.log.memory.store_summed(self.to, chunk, &mut self.sum)?;
+            self.log.memory.store_summed(self.to, chunk, &mut self.sum, self.is_fetched)?;
             self.to += chunk.len() as u64;
             if self.log.load_slot(self.slot.number)? != self.slot {
                 return Ok(false);

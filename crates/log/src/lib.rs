@@ -40,7 +40,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use ashlar_pmem::{OutOfBounds, Persistent};
+use ashlar_pmem::{FetchedAhead, OutOfBounds, Persistent};
 use ashlar_types::{LogGeneration, LogPosition, SealCount};
 
 pub use append::Appended;
@@ -67,6 +67,8 @@ pub struct Log<M> {
     reusable: AtomicU64,
     /// Appends go no further than this position until it's said that they may: what lies behind may have no room in the file yet.
     ready: AtomicU64,
+    /// The positions whose memory was fetched for records to come.
+    ahead: FetchedAhead,
     /// Held by SharedFS while it settles slots or moves the head, so that it never writes a mark into reused space.
     daemon_lock: Mutex<()>,
     #[cfg(test)]
@@ -152,6 +154,7 @@ impl<M: Persistent> Log<M> {
             released: AtomicU64::new(head.0),
             reusable: AtomicU64::new(head.0),
             ready: AtomicU64::new(u64::MAX),
+            ahead: FetchedAhead::default(),
             daemon_lock: Mutex::new(()),
             #[cfg(test)]
             bug: Bug::None,

@@ -8,9 +8,8 @@
 //! Source: V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel, 2009; the polynomial and its
 //! bit order are those of RFC 3720, appendix B.4.
 
-/// From so many bytes on whole lines go past the cache wherever they go: to fetch them first takes as long as to write them.
 #[cfg(target_arch = "x86_64")]
-const BULK_BYTES: usize = 2 << 10;
+use crate::flush::are_lines;
 
 /// A checksum of bytes that come piece by piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,17 +53,16 @@ impl Crc32c {
         !self.0
     }
 
-    /// Copies bytes and adds them, each read once. `false`, and nothing is done, where that can't be done at once: the bytes must go past the cache and are
+    /// Copies bytes and adds them, each read once. `false`, and nothing is done, where that can't be done at once: the bytes are to go past the cache and are
     /// no whole lines of it, or the processor has no instructions for it.
     ///
     /// # Safety
-    /// `to` is valid for writes of as many bytes. What is there may be read and written by others, as may the bytes. Where they must go past the
+    /// `to` is valid for writes of as many bytes. What is there may be read and written by others, as may the bytes. Where they go past the
     /// cache, a fence must stand before anything that tells others of them.
     pub(crate) unsafe fn copy(&mut self, bytes: &[u8], to: *mut u8, past_cache: bool) -> bool {
         #[cfg(target_arch = "x86_64")]
         {
-            let is_whole = (to as usize | bytes.len()).is_multiple_of(crate::flush::LINE_BYTES);
-            if !x86_64::is_there() || past_cache && !is_whole {
+            if !x86_64::is_there() || past_cache && !are_lines(to, bytes.len()) {
                 return false;
             }
             let (from, length) = (bytes.as_ptr(), bytes.len());
@@ -72,10 +70,6 @@ impl Crc32c {
             self.0 = unsafe {
                 if past_cache {
                     x86_64::run::<{ x86_64::STREAM }>(self.0, from, to, length)
-                } else if is_whole && length >= BULK_BYTES {
-                    let sum = x86_64::run::<{ x86_64::STREAM }>(self.0, from, to, length);
-                    std::arch::x86_64::_mm_sfence();
-                    sum
                 } else {
                     x86_64::run::<{ x86_64::COPY }>(self.0, from, to, length)
                 }

@@ -5,6 +5,22 @@ use std::sync::OnceLock;
 /// Bytes in a cache line.
 pub(crate) const LINE_BYTES: usize = 64;
 
+/// Whether bytes are whole lines.
+#[inline]
+pub(crate) fn are_lines(start: *const u8, length: usize) -> bool {
+    (start as usize | length).is_multiple_of(LINE_BYTES)
+}
+
+/// Orders what went past the cache before this thread's later stores.
+#[inline]
+pub(crate) fn order_stores() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is part of every 64-bit x86 processor.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}
+
 /// From this size on, bulk data goes past the cache: below it, the partial lines at both ends cost more than is saved.
 const NON_TEMPORAL_BYTES: usize = 512;
 
@@ -107,11 +123,7 @@ impl FlushMethod {
         if self == Self::None {
             return;
         }
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: SSE is part of every 64-bit x86 processor.
-        unsafe {
-            std::arch::x86_64::_mm_sfence();
-        }
+        order_stores();
         #[cfg(target_arch = "aarch64")]
         // SAFETY: a barrier touches no memory.
         unsafe {

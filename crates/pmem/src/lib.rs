@@ -28,6 +28,7 @@
 //!
 //! Source: DESIGN §4; the crash model is that of the verified-storage and SquirrelFS work.
 
+mod ahead;
 mod arena;
 mod crash;
 mod crc32c;
@@ -44,6 +45,7 @@ mod superblock;
 #[cfg(feature = "witness")]
 pub mod witness;
 
+pub use ahead::FetchedAhead;
 pub use arena::{
     ARENA_BYTES_MIN, Arena, ArenaError, ArenaOptions, Resized, SEGMENT_BYTES_MAX, SegmentInfo, SessionFile, allocate,
 };

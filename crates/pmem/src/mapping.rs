@@ -1,5 +1,7 @@
 //! Shared mappings of arena files.
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -10,7 +12,7 @@ use rustix::io::pwrite;
 use thiserror::Error;
 
 use crate::arena::allocate;
-use crate::flush::LINE_BYTES;
+use crate::flush::{LINE_BYTES, are_lines, order_stores};
 use crate::huge::HUGE_PAGE_BYTES;
 use crate::persistent::store_in_pieces;
 use crate::sigbus::Registration;
@@ -27,6 +29,11 @@ const PAGE_BYTES: usize = 4096;
 const MADV_COLLAPSE: i32 = 25;
 /// From so many bytes on, a system call is cheaper than the faults that it saves.
 const WRITE_BYTES_MIN: usize = 16 << 10;
+/// From so many bytes on, whole lines that were not fetched before go past the cache wherever they go: to fetch them takes as long as to write them.
+const BULK_BYTES: usize = 2 << 10;
+/// Up to so many bytes that are expected are fetched into the cache next to the processor; more would keep it waiting for its few places for what is under way.
+#[cfg(target_arch = "x86_64")]
+const NEAR_BYTES: u64 = 512;
 
 /// What a mapping may be used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,6 +202,20 @@ impl Mapping {
         // Optimistic readers check a word after the copy; that load must not move before it.
         fence(Ordering::Acquire);
         Ok(())
+    }
+
+    /// Has bytes fetched that will soon be copied out; whatever lies outside is left out.
+    #[inline]
+    pub fn expect_copy_out(&self, offset: u64, length: u64) {
+        #[cfg(target_arch = "x86_64")]
+        if let Ok(start) = self.at(offset, length) {
+            for line in (0..length as usize).step_by(LINE_BYTES) {
+                // SAFETY: the line holds a byte of the mapping, and a hint to the processor changes nothing.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(start.add(line).cast()) }
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (offset, length);
     }
 
     /// Copies bytes in: [`Persistent::store`].
@@ -408,12 +429,16 @@ impl Persistent for Mapping {
     }
 
     #[inline]
-    fn store_summed(&self, offset: u64, bytes: &[u8], sum: &mut Crc32c) -> Result<(), OutOfBounds> {
+    fn store_summed(&self, offset: u64, bytes: &[u8], sum: &mut Crc32c, is_fetched: bool) -> Result<(), OutOfBounds> {
         let to = self.at_writable(offset, bytes.len() as u64)?;
-        let past_cache = self.medium.flush != FlushMethod::None;
+        let is_flushed = self.medium.flush != FlushMethod::None;
+        let past_cache = is_flushed || !is_fetched && bytes.len() >= BULK_BYTES && are_lines(to, bytes.len());
         // What is told to a witness must be what was stored.
         // SAFETY: `at_writable` found the whole range inside a writable mapping.
         if !cfg!(feature = "witness") && unsafe { sum.copy(bytes, to, past_cache) } {
+            if past_cache && !is_flushed {
+                order_stores();
+            }
             return Ok(());
         }
         store_in_pieces(self, offset, bytes, sum)
@@ -462,11 +487,19 @@ impl Persistent for Mapping {
     fn expect_store(&self, offset: u64, length: u64) {
         #[cfg(target_arch = "x86_64")]
         if let Ok(start) = self.at_writable(offset, length) {
-            for line in (0..length as usize).step_by(LINE_BYTES) {
+            // What is flushed goes past the cache, but for the ends.
+            let is_flushed = self.medium.flush != FlushMethod::None;
+            let length = if is_flushed { length.min(NEAR_BYTES) } else { length } as usize;
+            for line in (0..length).step_by(LINE_BYTES) {
                 // SAFETY: the line holds a byte of the mapping, and a hint to the processor changes nothing; one that does not know it does nothing.
                 unsafe {
-                    std::arch::asm!("prefetchw [{}]", in(reg) start.add(line), options(nostack, preserves_flags))
-                };
+                    let line = start.add(line);
+                    if length as u64 <= NEAR_BYTES {
+                        std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags));
+                    } else {
+                        _mm_prefetch::<_MM_HINT_T1>(line.cast());
+                    }
+                }
             }
         }
         #[cfg(not(target_arch = "x86_64"))]

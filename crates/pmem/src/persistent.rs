@@ -48,8 +48,9 @@ pub trait Persistent: Send + Sync {
         self.flush(offset, bytes.len() as u64)
     }
 
-    /// As [`Self::store_flushed`], and adds the bytes to a checksum as they were stored, even where somebody changes them meanwhile.
-    fn store_summed(&self, offset: u64, bytes: &[u8], sum: &mut Crc32c) -> Result<(), OutOfBounds> {
+    /// As [`Self::store_flushed`], and adds the bytes to a checksum as they were stored, even where somebody changes them meanwhile. `is_fetched` says that
+    /// [`Self::expect_store`] has told of them: then they go where they lie in the cache, if the medium allows it.
+    fn store_summed(&self, offset: u64, bytes: &[u8], sum: &mut Crc32c, _is_fetched: bool) -> Result<(), OutOfBounds> {
         store_in_pieces(self, offset, bytes, sum)
     }
 
@@ -126,8 +127,14 @@ macro_rules! forward {
                 (**self).store_flushed(offset, bytes)
             }
             #[inline]
-            fn store_summed(&self, offset: u64, bytes: &[u8], sum: &mut Crc32c) -> Result<(), OutOfBounds> {
-                (**self).store_summed(offset, bytes, sum)
+            fn store_summed(
+                &self,
+                offset: u64,
+                bytes: &[u8],
+                sum: &mut Crc32c,
+                is_fetched: bool,
+            ) -> Result<(), OutOfBounds> {
+                (**self).store_summed(offset, bytes, sum, is_fetched)
             }
             #[inline]
             fn load_u64(&self, offset: u64) -> Result<u64, OutOfBounds> {

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::hint::black_box;
 use std::io;
 
-use ashlar_pmem::{Crc32c, HugePages, Mapping, MappingAccess, Medium, Persistent, huge};
+use ashlar_pmem::{Crc32c, FetchedAhead, HugePages, Mapping, MappingAccess, Medium, Persistent, huge};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 /// Memory that is written from its beginning to its end, and again.
@@ -12,6 +12,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 pub struct Ring {
     memory: Mapping,
     at: u64,
+    ahead: FetchedAhead,
 }
 
 impl Ring {
@@ -32,13 +33,14 @@ impl Ring {
             // Where the kernel makes none, a log has none either.
             while used.make_one(&memory).is_some() {}
         }
-        Ok(Self { memory, at: 0 })
+        Ok(Self { memory, at: 0, ahead: FetchedAhead::default() })
     }
 
     /// Where the next bytes go.
     fn next(&mut self, length: usize) -> u64 {
         if self.at + length as u64 > self.memory.len() {
             self.at = 0;
+            self.ahead = FetchedAhead::default();
         }
         let at = self.at;
         self.at += length as u64;
@@ -61,10 +63,12 @@ impl Ring {
 
     /// All that a log must do with bytes: copies them in, checksums them, persists them, in one go as a log does.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let at = self.next(bytes.len());
-        let mut sum = Crc32c::default();
-        self.memory.store_summed(at, black_box(bytes), &mut sum).map_err(io::Error::other)?;
+        let (at, length) = (self.next(bytes.len()), bytes.len() as u64);
+        let (mut sum, is_fetched) = (Crc32c::default(), self.ahead.covers(at + length));
+        self.memory.store_summed(at, black_box(bytes), &mut sum, is_fetched).map_err(io::Error::other)?;
         black_box(sum.finish());
+        let next = self.ahead.after(at + length, length);
+        self.memory.expect_store(next.start, next.end - next.start);
         self.memory.fence();
         Ok(())
     }

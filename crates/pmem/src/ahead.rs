@@ -1,0 +1,54 @@
+//! What is fetched ahead of who writes on and on.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// So many bytes are fetched at least: who has written much may write little next.
+const LEAST_BYTES: u64 = 256;
+/// So many times what was written last is fetched: what the next one finds was asked for before the last one, and has had its time to come.
+const TIMES: u64 = 2;
+/// Longer ones go past the cache. To fetch them first takes as long as to write them.
+const LARGE_BYTES: u64 = 8 << 10;
+
+/// How far memory was fetched for who writes to it from one position to the next, such as records to a log: the positions never go down. It's the writer who has the
+/// processor fetch, by [`crate::Persistent::expect_store`].
+#[derive(Debug, Default)]
+pub struct FetchedAhead(AtomicU64);
+
+impl FetchedAhead {
+    /// Whether everything up to a position was fetched, as far as it was written to in order.
+    #[must_use]
+    #[inline]
+    pub fn covers(&self, end: u64) -> bool {
+        end <= self.0.load(Ordering::Relaxed)
+    }
+
+    /// What to fetch now that `length` bytes were written, which ended at `end`.
+    #[inline]
+    pub fn after(&self, end: u64, length: u64) -> Range<u64> {
+        let bytes = if length <= LARGE_BYTES { (TIMES * length).max(LEAST_BYTES) } else { LEAST_BYTES };
+        let (fetched, upto) = (self.0.load(Ordering::Relaxed), end.saturating_add(bytes));
+        if upto <= fetched {
+            return upto..upto;
+        }
+        self.0.store(upto, Ordering::Relaxed);
+        end.max(fetched)..upto
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_byte_is_fetched_once_and_before_the_record_that_needs_it() {
+        let ahead = FetchedAhead::default();
+        assert_eq!(ahead.after(1000, 1000), 1000..3000);
+        assert!(ahead.covers(2000), "the next one is there");
+        assert_eq!(ahead.after(2000, 1000), 3000..4000, "and what comes after that is fetched meanwhile");
+        assert_eq!(ahead.after(2100, 100), 2356..2356, "a short one needs nothing more");
+        assert!(!ahead.covers(4001));
+        assert_eq!(ahead.after(100_000, 64 << 10), 100_000..100_256, "who writes much needs the beginning alone");
+        assert!(!ahead.covers(100_000 + (64 << 10)));
+    }
+}
