@@ -231,9 +231,19 @@ impl Site {
     /// Kills SharedFS, and waits until another one answers in its place. A supervisor gives up on one that dies again
     /// and again within a second of its start, so it gets that second first.
     pub fn kill_daemon(&self) -> Outcome {
+        self.let_daemon_run()?;
+        self.kill_daemon_at_once()
+    }
+
+    /// Waits until SharedFS has run for so long that its death is not held against it.
+    pub fn let_daemon_run(&self) -> Outcome {
         eventually("the daemon has run for a second", PATIENCE, || {
             self.status().is_ok_and(|status| status["daemon"]["uptime_seconds"].as_u64() >= Some(1))
-        })?;
+        })
+    }
+
+    /// As [`Self::kill_daemon`], however short a time it has run.
+    pub fn kill_daemon_at_once(&self) -> Outcome {
         let before = self.daemon()?;
         kill(before)?;
         eventually("a new daemon answers", PATIENCE, || self.daemon().is_ok_and(|now| now != before))

@@ -13,7 +13,7 @@ use ashlar_tests::harness::{Test, Verdict, passed};
 use ashlar_tests::mount::{Front, Medium, Site, obstacle};
 use ashlar_tests::random::Random;
 use ashlar_tests::reference::Reference;
-use ashlar_tests::{Outcome, ensure, tried};
+use ashlar_tests::{Outcome, ensure, number, tried};
 use ashlar_wire::{LOCK_SLOTS, PATIENCE_VARIABLE};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -701,9 +701,15 @@ fn restarts(site: &Site, program: &Path) -> Outcome<Verdict> {
     passed()
 }
 
-/// Four that count in one file under its lock lose nothing, while SharedFS is killed under them.
+/// Four that count in one file under its lock lose nothing, while SharedFS is killed under them, and the next one again before all have told it of their locks.
 fn counts(site: &Site, program: &Path) -> Outcome<Verdict> {
-    const TURNS: u64 = 1500;
+    const TURNS: u64 = 6000;
+    const ROUNDS: u64 = 3;
+    const KILLS: u32 = 3;
+    /// Milliseconds between them, at most.
+    const PAUSE: u64 = 150;
+    let seed = number("ASHLAR_SEED", 1);
+    let mut random = Random::new(seed);
     let fronts = [Front::RunAtOnce, Front::Mount, Front::RunAtOnce, Front::Run];
     let mut lockers = Vec::new();
     for front in fronts {
@@ -711,16 +717,25 @@ fn counts(site: &Site, program: &Path) -> Outcome<Verdict> {
         let file = locker.open("bc", "counter")?;
         lockers.push((locker, file));
     }
-    for (locker, file) in &mut lockers {
-        locker.tell(&format!("add {file} {TURNS}"))?;
+    for round in 1..=ROUNDS {
+        site.let_daemon_run()?;
+        for (locker, file) in &mut lockers {
+            locker.tell(&format!("add {file} {TURNS}"))?;
+        }
+        for _ in 0..KILLS {
+            std::thread::sleep(Duration::from_millis(random.below(PAUSE)));
+            site.kill_daemon_at_once()?;
+        }
+        for (locker, _) in &mut lockers {
+            locker.expect_line("done").map_err(|error| format!("seed {seed}, round {round}: {error}"))?;
+        }
+        let bytes = std::fs::read(site.point(0).join("counter")).map_err(tried("reading the counter"))?;
+        let counted = bytes.try_into().map(u64::from_ne_bytes).map_err(|bytes| format!("the counter is {bytes:?}"))?;
+        ensure!(
+            counted == TURNS * round * fronts.len() as u64,
+            "seed {seed}, round {round}: {counted} turns were counted"
+        );
     }
-    site.kill_daemon()?;
-    for (locker, _) in &mut lockers {
-        locker.expect_line("done")?;
-    }
-    let bytes = std::fs::read(site.point(0).join("counter")).map_err(tried("reading the counter"))?;
-    let counted = bytes.try_into().map(u64::from_ne_bytes).map_err(|bytes| format!("the counter is {bytes:?}"))?;
-    ensure!(counted == TURNS * fronts.len() as u64, "{counted} turns were counted");
     passed()
 }
 
