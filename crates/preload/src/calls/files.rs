@@ -21,6 +21,9 @@ const TMPFILE: i32 = libc::O_TMPFILE & !libc::O_DIRECTORY;
 /// Flags that say how to open, and are forgotten then.
 const OPENING_FLAGS: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TRUNC | libc::O_CLOEXEC | TMPFILE;
 
+/// How often an opening is tried where others make and remove the file at the same time. Then the kernel does it.
+const OPENING_TRIES: u32 = 8;
+
 /// Whether a call opens a file of a path.
 pub(super) fn is_opening(number: i64) -> bool {
     matches!(number, libc::SYS_open | libc::SYS_openat | libc::SYS_creat)
@@ -47,21 +50,28 @@ pub(super) fn open(number: i64, a: [u64; 6]) -> Served {
         };
     }
     let aim = Aim::of_opening(flags);
-    let Walked::Inside(place) = path::walk(session, start.directory, start.rest, aim)? else { return Ok(None) };
-    // Before anything is made or cut off: where there is no number for a descriptor, nothing happens.
     let cloexec = flags & libc::O_CLOEXEC != 0;
-    let descriptor = descriptors::reserve(0, cloexec)?;
-    let opened = open_place(session, &place, flags, mode);
-    if let Ok(Some(file)) = &opened {
-        descriptors::enter_first(file, descriptor, cloexec);
-        return Ok(Some(descriptor.into()));
-    }
-    descriptors::give_back(descriptor, cloexec);
-    opened?;
-    let is_mapped = |found: &Found| materialise::is_mapped(session.number, found.id);
-    if place.found.as_ref().is_some_and(is_mapped) {
-        // Locks that are the session's go with its closing, which must be seen.
-        return open_named(number, directory, a).map(Some);
+    for _ in 0..OPENING_TRIES {
+        let Walked::Inside(place) = path::walk(session, start.directory, start.rest, aim)? else { return Ok(None) };
+        // Before anything is made or cut off: where there is no number for a descriptor, nothing happens.
+        let descriptor = descriptors::reserve(0, cloexec)?;
+        let opened = open_place(session, &place, flags, mode);
+        if let Ok(Some(file)) = &opened {
+            descriptors::enter_first(file, descriptor, cloexec);
+            return Ok(Some(descriptor.into()));
+        }
+        descriptors::give_back(descriptor, cloexec);
+        match opened {
+            // Somebody made it first. What is there now is looked for again.
+            Err(Errno::EEXIST) if flags & libc::O_EXCL == 0 => continue,
+            opened => drop(opened?),
+        }
+        let is_mapped = |found: &Found| materialise::is_mapped(session.number, found.id);
+        if place.found.as_ref().is_some_and(is_mapped) {
+            // Locks that are the session's go with its closing, which must be seen.
+            return open_named(number, directory, a).map(Some);
+        }
+        break;
     }
     Ok(None)
 }
@@ -216,12 +226,8 @@ fn regular(mode: u32) -> Make<'static> {
 }
 
 fn make(session: &Session, place: &Place, flags: i32, mode: u32) -> Result<Option<File>, Errno> {
-    match session.fs.make_open(&session.who, place.directory, &place.name, &regular(mode)) {
-        Ok(made) => enter(session, made.id, FileKind::Regular, flags).map(Some),
-        // Somebody was faster. The kernel looks again, from the start.
-        Err(Errno::EEXIST) if flags & libc::O_EXCL == 0 => Ok(None),
-        Err(errno) => Err(errno),
-    }
+    let made = session.fs.make_open(&session.who, place.directory, &place.name, &regular(mode))?;
+    enter(session, made.id, FileKind::Regular, flags).map(Some)
 }
 
 fn make_unnamed(session: &Session, directory: InodeId, flags: i32, mode: u32) -> Result<Option<File>, Errno> {

@@ -24,6 +24,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/paths_that_begin_from_the_kernels_directories_are_served", run: || with(kernels_directories) },
     Test { name: "run/paths_that_lead_into_the_mount_from_beside_it_are_served", run: || with(beside) },
     Test { name: "run/a_program_that_goes_on_each_time_is_served_from_its_first_call_on", run: || with(habits) },
+    Test { name: "run/programs_that_make_a_file_at_the_same_time_have_it_served", run: || with(at_once) },
     Test { name: "run/programs_that_copy_files_leave_them_where_they_are", run: || with(copies) },
     Test { name: "run/a_report_counts_sockets_with_a_path_on_the_mount", run: || with(sockets) },
     Test { name: "run/a_report_counts_what_goes_past_the_library", run: || with(missed) },
@@ -132,6 +133,25 @@ fn counted() -> Outcome<Verdict> {
         ensure!(text.contains(word), "the report does not say '{word}':\n{text}");
     }
     run(&mut ashlar(&["run", "--report", "no-such-program"]))?.failure(127, &["can't be run"])?;
+    place.end()
+}
+
+/// Several make files of the same names at the same time; who was not the first opens what is there.
+fn at_once() -> Outcome<Verdict> {
+    const SCRIPT: &str = "for number in 1 2 3 4; do python3 -c \"
+import os
+while not os.path.exists(os.environ['OUTSIDE'] + '/go'): pass
+for number in range(300):
+    file = os.open('shared%d' % number, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+    os.write(file, b'x')
+    os.close(file)
+\" & done; sleep 0.5; touch $OUTSIDE/go; wait; cat shared* | wc -c >$OUTSIDE/bytes";
+    let place = Place::new()?;
+    let report = place.report_of(SCRIPT, 0)?;
+    let written = fs::read_to_string(place.site.outside().join("bytes")).map_err(tried("reading what was counted"))?;
+    ensure!(written.trim() == "1200", "{written} bytes were written by four to 300 files");
+    let [accelerated, delegated] = ["accelerated", "delegated"].map(|what| count(&report, "write", what));
+    ensure!(accelerated == 1200 && delegated == 0, "{accelerated} writes were served, {delegated} were not");
     place.end()
 }
 
