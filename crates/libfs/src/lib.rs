@@ -62,6 +62,8 @@ pub use api::{
     Change, ConnectError, Found, Listed, ListedName, Make, Options, Outcome, RenameFlags, Seek, SetTime, Space,
     WriteAt, Written, XattrFlags,
 };
+#[cfg(target_arch = "x86_64")]
+pub use ashlar_pmem::processor;
 pub use ashlar_update::acl::Acl;
 pub use ashlar_update::{Allocation, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_QUOTA};
 pub use ashlar_wire::{LockKind, LockMode};

@@ -26,6 +26,8 @@ use crate::node::{Change, Node, NodeState};
 /// Who reads on finds so many of the bytes that follow in the processor's cache, or on their way there: the program returns and calls again meanwhile. The
 /// processor itself fetches ahead of a copy only once it has begun.
 const AHEAD_BYTES: u64 = 2048;
+/// No more of them than so many times what was read.
+const AHEAD_TIMES: u64 = 4;
 
 /// What an open file keeps of its inode. Whoever has one has noted a handle on the inode ([`LibFs::open`]), and not yet closed it.
 #[derive(Debug)]
@@ -80,7 +82,8 @@ impl LibFs {
         let content = state.content_at(self.control.block_era())?;
         let length = inode.size.saturating_sub(offset).min(most as u64) as usize;
         if length > 0 {
-            let ahead = if open.read_to.load(Ordering::Relaxed) == offset { AHEAD_BYTES } else { 0 };
+            let reads_on = open.read_to.load(Ordering::Relaxed) == offset;
+            let ahead = if reads_on { AHEAD_BYTES.min(AHEAD_TIMES * length as u64) } else { 0 };
             open.read_to.store(offset + length as u64, Ordering::Relaxed);
             self.copy_out(content, offset, buffer(length)?, ahead).ok()?;
         }

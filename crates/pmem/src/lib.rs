@@ -39,7 +39,7 @@ mod mapping;
 mod medium;
 mod persistent;
 #[cfg(target_arch = "x86_64")]
-mod processor;
+pub mod processor;
 pub mod sigbus;
 mod superblock;
 #[cfg(feature = "witness")]

@@ -208,7 +208,8 @@ impl Mapping {
     #[inline]
     pub fn expect_copy_out(&self, offset: u64, length: u64) {
         #[cfg(target_arch = "x86_64")]
-        if let Ok(start) = self.at(offset, length) {
+        if let Ok(start) = self.at(offset, 0) {
+            let length = length.min(self.len() - offset);
             for line in (0..length as usize).step_by(LINE_BYTES) {
                 // SAFETY: the line holds a byte of the mapping, and a hint to the processor changes nothing.
                 unsafe { _mm_prefetch::<_MM_HINT_T0>(start.add(line).cast()) }
@@ -236,6 +237,9 @@ impl Mapping {
     /// about to be written to; where the kernel can't, the faults come.
     pub fn prepare(&self, offset: u64, length: u64) {
         let Ok(start) = self.at_writable(offset, length) else { return };
+        if length == 0 {
+            return;
+        }
         let first = start as usize / PAGE_BYTES * PAGE_BYTES;
         // SAFETY: the pages are this mapping's, and it changes nothing that a load or store could see.
         unsafe { libc::madvise(first as *mut _, start as usize + length as usize - first, libc::MADV_POPULATE_WRITE) };
@@ -486,10 +490,11 @@ impl Persistent for Mapping {
     #[inline]
     fn expect_store(&self, offset: u64, length: u64) {
         #[cfg(target_arch = "x86_64")]
-        if let Ok(start) = self.at_writable(offset, length) {
+        if let Ok(start) = self.at_writable(offset, 0) {
             // What is flushed goes past the cache, but for the ends.
             let is_flushed = self.medium.flush != FlushMethod::None;
-            let length = if is_flushed { length.min(NEAR_BYTES) } else { length } as usize;
+            let most = if is_flushed { NEAR_BYTES } else { u64::MAX };
+            let length = length.min(self.len() - offset).min(most) as usize;
             for line in (0..length).step_by(LINE_BYTES) {
                 // SAFETY: the line holds a byte of the mapping, and a hint to the processor changes nothing; one that does not know it does nothing.
                 unsafe {

@@ -26,7 +26,7 @@ use std::ops::Range;
 pub(crate) use self::kept::Kept;
 use self::plan::{Plan, Site, WINDOW_MAX};
 use self::scan::scan;
-use crate::arch::ashlar_entry;
+use crate::arch::{ashlar_entry, keep_wide_registers};
 
 /// A library as it stands in memory.
 #[derive(Debug, Default)]
@@ -150,7 +150,11 @@ pub(crate) fn catch_program(plans: Option<&CStr>, wanted: impl Fn(i32) -> bool) 
     }
     let Some(kept) = plans.and_then(|plans| Kept::at(plans, &program.build_id, None)) else { return };
     let plan = known_plan(&program, &kept);
-    apply::apply(&program, &apply::sites(&program, &plan, |number| number >= 0 && wanted(number)));
+    let sites = apply::sites(&program, &plan, |number| number >= 0 && wanted(number));
+    if !sites.is_empty() {
+        keep_wide_registers();
+        apply::apply(&program, &sites);
+    }
 }
 
 fn known_plan(library: &Library, kept: &Kept) -> Plan {

@@ -5,7 +5,9 @@
 //! if not, it makes the call and returns. Otherwise it saves what the kernel would preserve and calls the hook.
 
 use std::arch::{asm, global_asm};
-use std::sync::atomic::{AtomicU8, AtomicU32};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+
+use ashlar_libfs::processor;
 
 /// Numbers of system calls below this one can be caught.
 pub(crate) const CALLS: usize = 512;
@@ -25,6 +27,19 @@ pub(crate) const INTEREST_APART: u8 = 4;
 
 /// For each descriptor the number of its open file (`descriptors`), or 0 where it is the kernel's.
 pub(crate) static ASHLAR_DESCRIPTORS: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
+
+/// Whether the entry keeps the upper halves of wide registers, where they are in use.
+static ASHLAR_WIDE: AtomicU8 = AtomicU8::new(0);
+/// The processor's name for them, in what it says is in use.
+const UPPER_HALVES: u32 = 1 << 2;
+
+/// Has the entry keep the upper halves of wide registers, as the kernel does. libc has nothing in them over a call, but a program may, whose own calls are caught. Where the
+/// processor does not say whether they are in use, nothing is kept.
+pub(crate) fn keep_wide_registers() {
+    if processor::keeps_wide_registers() && processor::tells_registers_in_use() {
+        ASHLAR_WIDE.store(1, Ordering::Relaxed);
+    }
+}
 
 /// In [`ASHLAR_DESCRIPTORS`]: the kernel's for the time being.
 pub(crate) const CANDIDATE: u32 = u32::MAX - 1;
@@ -136,7 +151,7 @@ global_asm!(
     "push rbp",
     "mov rbp, rsp",
     // Beyond the frame there is room for two words, at its upper end.
-    "sub rsp, 336",
+    "sub rsp, 608",
     "and rsp, -16",
     "mov [rsp], rax",
     "mov [rsp + 8], rdi",
@@ -145,10 +160,22 @@ global_asm!(
     "mov [rsp + 32], r10",
     "mov [rsp + 40], r8",
     "mov [rsp + 48], r9",
-    // Compiled code may keep values in these over a system call; it has no reason to use the wider registers.
+    // Compiled code may keep values in these over a system call, and a program's own in the upper halves of the wide ones, if they are in use.
     ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
     "movaps [rsp + 64 + 16 * \\n], xmm\\n",
     ".endr",
+    "mov byte ptr [rsp + 576], 0",
+    "cmp byte ptr [rip + {wide}], 0",
+    "je 20f",
+    "mov ecx, 1",
+    "xgetbv",
+    "and eax, {upper_halves}",
+    "mov [rsp + 576], al",
+    "jz 20f",
+    ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
+    "vextractf128 [rsp + 320 + 16 * \\n], ymm\\n, 1",
+    ".endr",
+    "20:",
     "mov rdi, rsp",
     "call {hook}",
     "mov ecx, eax",
@@ -156,6 +183,12 @@ global_asm!(
     ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
     "movaps xmm\\n, [rsp + 64 + 16 * \\n]",
     ".endr",
+    "cmp byte ptr [rsp + 576], 0",
+    "je 21f",
+    ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
+    "vinsertf128 ymm\\n, ymm\\n, [rsp + 320 + 16 * \\n], 1",
+    ".endr",
+    "21:",
     "cmp ecx, 10",
     "je 14f",
     "cmp ecx, 3",
@@ -234,16 +267,34 @@ global_asm!(
     ".irp register, rax, rdi, rsi, rdx, r10, r8, r9",
     "push \\register",
     ".endr",
-    "sub rsp, 256",
+    "sub rsp, 528",
     "and rsp, -16",
     ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
     "movaps [rsp + 16 * \\n], xmm\\n",
     ".endr",
+    "mov byte ptr [rsp + 512], 0",
+    "cmp byte ptr [rip + {wide}], 0",
+    "je 22f",
+    "mov ecx, 1",
+    "xgetbv",
+    "and eax, {upper_halves}",
+    "mov [rsp + 512], al",
+    "jz 22f",
+    ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
+    "vextractf128 [rsp + 256 + 16 * \\n], ymm\\n, 1",
+    ".endr",
+    "22:",
     "mov rdi, [rbp + 8]",
     "call {after_kernel}",
     ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
     "movaps xmm\\n, [rsp + 16 * \\n]",
     ".endr",
+    "cmp byte ptr [rsp + 512], 0",
+    "je 23f",
+    ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
+    "vinsertf128 ymm\\n, ymm\\n, [rsp + 256 + 16 * \\n], 1",
+    ".endr",
+    "23:",
     "lea rsp, [rbp - 56]",
     ".irp register, r9, r8, r10, rdx, rsi, rdi, rax, rbp",
     "pop \\register",
@@ -305,6 +356,8 @@ global_asm!(
     parked = sym crate::parked::ASHLAR_PARKED,
     lowest = sym crate::parked::ASHLAR_LOWEST,
     close = const libc::SYS_close,
+    wide = sym ASHLAR_WIDE,
+    upper_halves = const UPPER_HALVES,
     hook = sym crate::hook::ashlar_hook,
     after_vfork = sym crate::hook::ashlar_after_vfork,
     after_kernel = sym crate::report::ashlar_after_kernel,

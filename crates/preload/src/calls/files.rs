@@ -62,8 +62,9 @@ pub(super) fn open(number: i64, a: [u64; 6]) -> Served {
         }
         descriptors::give_back(descriptor, cloexec);
         match opened {
-            // Somebody made it first. What is there now is looked for again.
+            // Somebody made it first, or removed it, or has put another one in its place: it's looked for again.
             Err(Errno::EEXIST) if flags & libc::O_EXCL == 0 => continue,
+            Err(Errno::ESTALE) => continue,
             opened => drop(opened?),
         }
         let is_mapped = |found: &Found| materialise::is_mapped(session.number, found.id);
@@ -136,7 +137,7 @@ fn open_place(session: &Session, place: &Place, flags: i32, mode: u32) -> Result
     if access.0 & Access::WRITE.0 != 0 && may_run(&found.inode) || materialise::is_mapped(session.number, found.id) {
         return Ok(None);
     }
-    let found = session.fs.open_for(&session.who, found.id, access).map_err(gone)?;
+    let found = session.fs.open_for(&session.who, found.id, access)?;
     if flags & libc::O_NOATIME != 0 && session.who.uid != 0 && session.who.uid != found.inode.uid {
         session.fs.close(found.id);
         return Err(Errno::EPERM);

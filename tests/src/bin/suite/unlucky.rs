@@ -1,6 +1,6 @@
 //! Programs that are unlucky, or hostile: they fork amid their threads, take all descriptors, are interrupted all the time, or meet their limits.
 //!
-//! `unlucky.c` and `freed.c` have a story for each, and say what has come of it. That must be the same in memory without Ashlar, on a mount, and with LibFS
+//! `unlucky.c` and `freed.c` have a story for each, `wide.c` has one, and they say what has come of it. That must be the same in memory without Ashlar, on a mount, and with LibFS
 //! in the process, from its first call on and after some.
 
 use std::path::Path;
@@ -25,6 +25,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/vectors_and_pointers_that_can_not_be", run: || same(UNLUCKY, "vectors") },
     Test { name: "run/limits_are_those_of_the_kernel", run: || same(UNLUCKY, "limits") },
     Test { name: "run/another_program_finds_what_was_open", run: || same(UNLUCKY, "passes") },
+    Test { name: "run/registers_are_left_to_who_calls_the_kernel_himself", run: || same(WIDE, "") },
     Test { name: "run/a_descriptor_gets_the_lowest_number_that_is_free", run: || same(FREED, "next") },
     Test { name: "run/a_descriptor_that_was_closed_leads_nowhere", run: || same(FREED, "nowhere") },
     Test { name: "run/other_processes_find_nothing_of_what_was_closed", run: || same(FREED, "others") },
@@ -43,7 +44,8 @@ struct Source {
 
 const UNLUCKY: Source = Source { name: "unlucky.c", text: include_str!("../../../jobs/unlucky.c") };
 const FREED: Source = Source { name: "freed.c", text: include_str!("../../../jobs/freed.c") };
-/// What both include.
+const WIDE: Source = Source { name: "wide.c", text: include_str!("../../../jobs/wide.c") };
+/// What all include.
 const SAYS: Source = Source { name: "says.h", text: include_str!("../../../jobs/says.h") };
 
 /// Descriptors that a story may have: as many as most programs may, and few enough to take them all.
