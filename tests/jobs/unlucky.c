@@ -373,6 +373,28 @@ static void races(void)
     say("all that was written is there", written * 8 - length);
 }
 
+/* A file is replaced all the time, and there all the time. */
+static void replaced(void)
+{
+    close(make("name"));
+    pid_t child = fork();
+    while (child == 0) {
+        int file = make("new");
+        put(file, "x");
+        close(file);
+        rename("new", "name");
+    }
+    int missing = 0;
+    for (int number = 0; number < 4000; number++) {
+        int file = open("name", number % 2 ? O_RDONLY : O_RDWR | O_CREAT, 0644);
+        missing += file < 0;
+        close(file);
+    }
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    say("openings that did not find it", missing);
+}
+
 static volatile int alarms;
 static int log_file;
 
@@ -729,7 +751,7 @@ int main(int count, char **arguments)
         const char *name;
         void (*tell)(void);
     } stories[] = {{"ranges", ranges},   {"separate", separate}, {"growing", growing}, {"forks", forks},
-                   {"numbers", numbers}, {"races", races},       {"signals", signals}, {"appends", appends},
+                   {"numbers", numbers}, {"races", races},       {"replaced", replaced}, {"signals", signals}, {"appends", appends},
                    {"removed", removed}, {"vectors", vectors},   {"limits", limits},   {"passes", passes},
                    {"passed", passed}};
     self = arguments[0];

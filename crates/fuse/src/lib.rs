@@ -23,6 +23,7 @@
 //! its own: `docs/notes/2026-11-21-own-fuse-protocol.md`.
 #![forbid(unsafe_code)]
 
+mod again;
 mod attr;
 mod device;
 mod directory;

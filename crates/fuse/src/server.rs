@@ -14,6 +14,7 @@ use std::time::Duration;
 use ashlar_types::InodeId;
 use ashlar_wire::Watch;
 
+use crate::again::Again;
 use crate::device::{Device, REQUEST_BYTES, Sent, TRANSFER_BYTES};
 use crate::dispatch::{Answer, Call, Then};
 use crate::file_system::FileSystem;
@@ -55,6 +56,7 @@ pub(crate) struct Server<F> {
     pub(crate) agreement: Agreement,
     pub(crate) shown: Shown,
     pub(crate) given: Given,
+    pub(crate) again: Again,
     pub(crate) runs: Runs,
     /// The number of the next handle; even.
     pub(crate) opened: AtomicU64,
@@ -119,6 +121,7 @@ impl<F: FileSystem> Server<F> {
             agreement,
             shown: Shown::default(),
             given: Given::default(),
+            again: Again::default(),
             runs: Runs::default(),
             opened: AtomicU64::new(0),
             workers,

@@ -19,6 +19,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/forks_amid_threads_that_write", run: || same(UNLUCKY, "forks") },
     Test { name: "run/any_descriptor_may_be_taken", run: || same(UNLUCKY, "numbers") },
     Test { name: "run/a_file_takes_the_place_of_one_that_is_written", run: || same(UNLUCKY, "races") },
+    Test { name: "run/a_file_that_is_replaced_all_the_time_can_be_opened", run: || same(UNLUCKY, "replaced") },
     Test { name: "run/signals_all_the_time", run: || same(UNLUCKY, "signals") },
     Test { name: "run/two_processes_append", run: || same(UNLUCKY, "appends") },
     Test { name: "run/what_is_open_or_worked_in_may_be_removed", run: || same(UNLUCKY, "removed") },

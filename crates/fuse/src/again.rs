@@ -1,0 +1,104 @@
+//! Openings that begin again: what a name led to was gone when it was to be opened, since somebody put another file in its place.
+//!
+//! On a kernel's own file systems a path is opened however soon what it led to loses its name. Here the kernel looks the name up, and opens the inode by
+//! another request. It tries a second time where that fails with `ESTALE`, and then tells the program. So what the same thread looks up the second
+//! time is held as an open file is, until it opens it.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use ashlar_types::InodeId;
+use parking_lot::Mutex;
+
+/// Threads that are known at once; one more takes the place of the first.
+const KNOWN_MAX: usize = 64;
+/// Who has not come back by then has given up, or was refused.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+struct Opening {
+    thread: u32,
+    since: Instant,
+    held: Option<InodeId>,
+}
+
+/// Who opens something again.
+#[derive(Debug, Default)]
+pub(crate) struct Again {
+    openings: Mutex<Vec<Opening>>,
+    count: AtomicUsize,
+}
+
+impl Again {
+    /// Whether there is anybody: most of the time nobody is.
+    pub(crate) fn is_any(&self) -> bool {
+        self.count.load(Ordering::Relaxed) > 0
+    }
+
+    /// Notes that a thread was told `ESTALE`. What is returned is held no more, and to be closed.
+    #[must_use]
+    pub(crate) fn note(&self, thread: u32) -> Vec<InodeId> {
+        let mut openings = self.openings.lock();
+        let mut closed = end(&mut openings, thread);
+        if openings.len() == KNOWN_MAX {
+            closed.extend(openings.remove(0).held);
+        }
+        openings.push(Opening { thread, since: Instant::now(), held: None });
+        self.count.store(openings.len(), Ordering::Relaxed);
+        closed
+    }
+
+    /// A thread has looked a file up, and the caller has opened it: it's held if the thread opens something again. What is returned is to be closed.
+    #[must_use]
+    pub(crate) fn hold(&self, thread: u32, inode: InodeId) -> Option<InodeId> {
+        let mut openings = self.openings.lock();
+        match openings.iter_mut().find(|opening| opening.thread == thread) {
+            Some(opening) => opening.held.replace(inode),
+            None => Some(inode),
+        }
+    }
+
+    /// A thread has opened something, or failed to. What is returned is to be closed.
+    #[must_use]
+    pub(crate) fn end(&self, thread: u32) -> Vec<InodeId> {
+        let mut openings = self.openings.lock();
+        let closed = end(&mut openings, thread);
+        self.count.store(openings.len(), Ordering::Relaxed);
+        closed
+    }
+}
+
+/// Forgets a thread, and those that did not come back; returns what was held for them.
+fn end(openings: &mut Vec<Opening>, thread: u32) -> Vec<InodeId> {
+    let is_over = |opening: &mut Opening| opening.thread == thread || opening.since.elapsed() > PATIENCE;
+    openings.extract_if(.., is_over).filter_map(|opening| opening.held).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_looked_up_again_is_held_until_it_is_opened() {
+        let again = Again::default();
+        assert!(!again.is_any());
+        assert_eq!(again.hold(1, InodeId(7)), Some(InodeId(7)), "nobody has failed");
+        assert!(again.note(1).is_empty() && again.is_any());
+        assert_eq!(again.hold(2, InodeId(8)), Some(InodeId(8)), "another thread");
+        assert_eq!(again.hold(1, InodeId(7)), None);
+        assert_eq!(again.hold(1, InodeId(9)), Some(InodeId(7)), "it was looked up once more");
+        assert!(again.end(2).is_empty());
+        assert_eq!(again.end(1), [InodeId(9)]);
+        assert!(!again.is_any());
+    }
+
+    #[test]
+    fn not_more_is_held_than_for_some_threads() {
+        let again = Again::default();
+        for thread in 0..=KNOWN_MAX as u32 {
+            let closed = again.note(thread);
+            assert_eq!(closed, if thread as usize == KNOWN_MAX { vec![InodeId(0)] } else { vec![] });
+            assert_eq!(again.hold(thread, InodeId(thread.into())), None);
+        }
+    }
+}
