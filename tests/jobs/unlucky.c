@@ -389,10 +389,12 @@ static void replaced(void)
         int file = open("name", number % 2 ? O_RDONLY : O_RDWR | O_CREAT, 0644);
         missing += file < 0;
         close(file);
+        missing += chmod("name", number % 2 ? 0644 : 0600) < 0;
+        missing += size_of("name") < 0;
     }
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
-    say("openings that did not find it", missing);
+    say("calls that did not find it", missing);
 }
 
 static volatile int alarms;

@@ -1,8 +1,8 @@
-//! Openings that begin again: what a name led to was gone when it was to be opened, since somebody put another file in its place.
+//! Second tries: what a name led to was gone when something was to be done with it, since somebody put another file in its place.
 //!
-//! On a kernel's own file systems a path is opened however soon what it led to loses its name. Here the kernel looks the name up, and opens the inode by
-//! another request. It tries a second time where that fails with `ESTALE`, and then tells the program. So what the same thread looks up the second
-//! time is held as an open file is, until it opens it.
+//! On a kernel's own file systems a path is opened however soon what it led to loses its name. Here the kernel looks the name up, and opens the inode (or
+//! changes its mode, and so on) by another request. It tries a second time where that fails with `ESTALE`, and then tells the program. So what the same thread looks up
+//! the second time is held as an open file is, until it has done that.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -16,16 +16,16 @@ const KNOWN_MAX: usize = 64;
 const PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
-struct Opening {
+struct Try {
     thread: u32,
     since: Instant,
     held: Option<InodeId>,
 }
 
-/// Who opens something again.
+/// Who tries something again.
 #[derive(Debug, Default)]
 pub(crate) struct Again {
-    openings: Mutex<Vec<Opening>>,
+    tries: Mutex<Vec<Try>>,
     count: AtomicUsize,
 }
 
@@ -38,40 +38,40 @@ impl Again {
     /// Notes that a thread was told `ESTALE`. What is returned is held no more, and to be closed.
     #[must_use]
     pub(crate) fn note(&self, thread: u32) -> Vec<InodeId> {
-        let mut openings = self.openings.lock();
-        let mut closed = end(&mut openings, thread);
-        if openings.len() == KNOWN_MAX {
-            closed.extend(openings.remove(0).held);
+        let mut tries = self.tries.lock();
+        let mut closed = end(&mut tries, thread);
+        if tries.len() == KNOWN_MAX {
+            closed.extend(tries.remove(0).held);
         }
-        openings.push(Opening { thread, since: Instant::now(), held: None });
-        self.count.store(openings.len(), Ordering::Relaxed);
+        tries.push(Try { thread, since: Instant::now(), held: None });
+        self.count.store(tries.len(), Ordering::Relaxed);
         closed
     }
 
-    /// A thread has looked a file up, and the caller has opened it: it's held if the thread opens something again. What is returned is to be closed.
+    /// A thread has looked a file up, and the caller has opened it: it's held if the thread is at its second try. What is returned is to be closed.
     #[must_use]
     pub(crate) fn hold(&self, thread: u32, inode: InodeId) -> Option<InodeId> {
-        let mut openings = self.openings.lock();
-        match openings.iter_mut().find(|opening| opening.thread == thread) {
-            Some(opening) => opening.held.replace(inode),
+        let mut tries = self.tries.lock();
+        match tries.iter_mut().find(|one| one.thread == thread) {
+            Some(one) => one.held.replace(inode),
             None => Some(inode),
         }
     }
 
-    /// A thread has opened something, or failed to. What is returned is to be closed.
+    /// A thread's second try has come to its end. What is returned is to be closed.
     #[must_use]
     pub(crate) fn end(&self, thread: u32) -> Vec<InodeId> {
-        let mut openings = self.openings.lock();
-        let closed = end(&mut openings, thread);
-        self.count.store(openings.len(), Ordering::Relaxed);
+        let mut tries = self.tries.lock();
+        let closed = end(&mut tries, thread);
+        self.count.store(tries.len(), Ordering::Relaxed);
         closed
     }
 }
 
 /// Forgets a thread, and those that did not come back; returns what was held for them.
-fn end(openings: &mut Vec<Opening>, thread: u32) -> Vec<InodeId> {
-    let is_over = |opening: &mut Opening| opening.thread == thread || opening.since.elapsed() > PATIENCE;
-    openings.extract_if(.., is_over).filter_map(|opening| opening.held).collect()
+fn end(tries: &mut Vec<Try>, thread: u32) -> Vec<InodeId> {
+    let is_over = |one: &mut Try| one.thread == thread || one.since.elapsed() > PATIENCE;
+    tries.extract_if(.., is_over).filter_map(|one| one.held).collect()
 }
 
 #[cfg(test)]

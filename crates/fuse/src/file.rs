@@ -44,13 +44,7 @@ impl<F: FileSystem> Call<'_, F> {
     pub(crate) fn open(mut self) -> Answer {
         let asked: OpenIn = self.arguments.structure()?;
         let inode = self.inode();
-        let opened = self.fs().open(inode);
-        match opened {
-            Err(Errno::ESTALE) => self.note_stale(),
-            _ if self.server.again.is_any() => self.close_all(self.server.again.end(self.header.pid)),
-            _ => {}
-        }
-        opened?;
+        self.fs().open(inode)?;
         let handle = self.put_open(inode, asked.flags).inspect_err(|_| self.fs().close(inode))?;
         if has(asked.flags, OPENER_FLAG) && self.is_by_this_program() {
             self.server.locks.note_sent(handle, self.header.pid);

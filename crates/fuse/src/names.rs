@@ -9,7 +9,7 @@ use crate::file_system::FileSystem;
 use crate::proto::{CreateIn, EntryOut, LinkIn, MkdirIn, MknodIn, Rename2In, RenameIn, Text};
 use crate::reply::Check;
 
-/// How often a name is looked up for who opens it again, where what it leads to is gone each time.
+/// How often a name is looked up for who does so again, where what it leads to is gone each time.
 const TRIES: u32 = 8;
 const RENAME_NOREPLACE: u32 = 1;
 const RENAME_EXCHANGE: u32 = 2;
@@ -36,7 +36,7 @@ impl<F: FileSystem> Call<'_, F> {
         }
     }
 
-    /// Looks a name up. Where the caller opens it again, what was found is held.
+    /// Looks a name up. Where the caller does so again, what was found is held.
     fn look_up(&self, name: &[u8]) -> Result<Found, Errno> {
         let find = || self.fs().lookup(&self.who(), self.inode(), name);
         let mut answer = find();
@@ -50,21 +50,13 @@ impl<F: FileSystem> Call<'_, F> {
                 Err(Errno::ESTALE) => answer = find(),
                 Err(_) => break,
                 Ok(_) => {
-                    self.close_all(self.server.again.hold(self.header.pid, found.id));
+                    let not_held = self.server.again.hold(self.header.pid, found.id);
+                    not_held.into_iter().for_each(|inode| self.fs().close(inode));
                     break;
                 }
             }
         }
         answer
-    }
-
-    /// Notes that the caller is told `ESTALE`, and will try once more.
-    pub(crate) fn note_stale(&self) {
-        self.close_all(self.server.again.note(self.header.pid));
-    }
-
-    pub(crate) fn close_all(&self, inodes: impl IntoIterator<Item = InodeId>) {
-        inodes.into_iter().for_each(|inode| self.fs().close(inode));
     }
 
     /// That a name leads nowhere may be cached too, as long as the directory's lease holds.
@@ -130,10 +122,7 @@ impl<F: FileSystem> Call<'_, F> {
         let found = match self.fs().make_open(&self.who(), self.inode(), name.bytes, &made) {
             // Another mount was faster. The kernel checked the right to make a file, not the right to open that one:
             // ESTALE has it look the name up again, check, and open.
-            Err(Errno::EEXIST) if asked.flags & libc::O_EXCL as u32 == 0 => {
-                self.note_stale();
-                return Err(Errno::ESTALE);
-            }
+            Err(Errno::EEXIST) if asked.flags & libc::O_EXCL as u32 == 0 => return Err(Errno::ESTALE),
             result => result?,
         };
         self.reply_opened(&name, &found, asked.flags)

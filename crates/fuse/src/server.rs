@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::Thread;
 use std::time::Duration;
 
-use ashlar_types::InodeId;
+use ashlar_types::{Errno, InodeId};
 use ashlar_wire::Watch;
 
 use crate::again::Again;
@@ -332,6 +332,7 @@ impl<'a, F: FileSystem> Worker<'a, F> {
         self.server.runs.note(&header);
         let call = Call { server: self.server, header, arguments, reply: &mut self.reply };
         let answer = call.dispatch();
+        self.note_again(&header, answer);
         if answer != Ok(Then::Silent) {
             let moved = length + self.answer(header, length, answer);
             self.follower.note(header.pid, moved);
@@ -339,6 +340,22 @@ impl<'a, F: FileSystem> Worker<'a, F> {
         if std::mem::take(&mut self.reply.names_until) {
             self.server.given.end_answer();
         }
+    }
+
+    /// Notes who is told that what he was led to is gone, and whose second try has come to its end. What comes between the look-up and the end are
+    /// questions about rights.
+    fn note_again(&self, header: &InHeader, answer: Answer) {
+        let again = &self.server.again;
+        let is_between = || {
+            let between = [Opcode::Lookup, Opcode::Getattr, Opcode::Getxattr, Opcode::Forget, Opcode::BatchForget];
+            Opcode::from_u32(header.opcode).is_none_or(|opcode| between.contains(&opcode))
+        };
+        let closed = match answer {
+            Err(Errno::ESTALE) => again.note(header.pid),
+            _ if again.is_any() && !is_between() => again.end(header.pid),
+            _ => return,
+        };
+        closed.into_iter().for_each(|inode| self.server.file_system.close(inode));
     }
 
     /// Answers a request, and returns how many bytes that took.
