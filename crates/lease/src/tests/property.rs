@@ -66,7 +66,7 @@ fn step(world: &mut World, step: u64) -> Check {
             world.begin();
         }
         25 if by % 4 == 0 => world.restart()?,
-        26 => world.persist(session),
+        26 => world.commit(),
         27 | 28 => {
             world.now_us += first % 16;
             world.manager.handle_time(world.now_us);

@@ -327,7 +327,7 @@ fn a_lease_passed_on_twice_depends_on_both_writers_though_one_wrote_nothing() {
     world.acquire(last, &[write(file)]).unwrap();
     assert_eq!(world.manager.dependencies(last, file, &world.applied), vec![(writer, LogPosition(1))]);
     assert_eq!(world.manager.dependencies(writer, file, &world.applied), vec![]);
-    world.persist(writer);
+    world.commit_all();
     assert_eq!(world.manager.dependencies(last, file, &world.applied), vec![]);
 }
 

@@ -148,6 +148,8 @@ pub struct World {
     /// What each session's log depends on, by its position.
     clocks: BTreeMap<SessionId, Vec<(LogPosition, Clock)>>,
     persistent: Clock,
+    /// What the commit takes that is under way.
+    commit: Option<Clock>,
     next_inode: u64,
     next_session: u64,
     pub now_us: u64,
@@ -180,6 +182,7 @@ impl World {
             sessions: BTreeMap::new(),
             clocks: BTreeMap::new(),
             persistent: Clock::new(),
+            commit: None,
             next_inode: 16,
             next_session: 1,
             now_us: 0,
@@ -679,6 +682,7 @@ impl World {
 
     /// SharedFS dies and comes back; sessions, words and logs stay.
     pub fn restart(&mut self) -> Check {
+        self.commit = None;
         let words: Vec<_> = self.words.values().copied().collect();
         let mut applied: Vec<_> = self.sessions.iter().map(|(id, session)| (*id, session.applied)).collect();
         // The logs of sessions that have ended are digested before anyone is served.
@@ -694,10 +698,32 @@ impl World {
         self.perform(None).map(|_| ())
     }
 
-    pub fn persist(&mut self, session: SessionId) {
-        let applied = self.sessions[&session].applied;
-        self.persistent.insert(session, applied);
-        self.manager.handle_persistent(session, applied);
+    /// Begins a commit, or ends the one that was begun. It has all that was applied when it began, whoever wrote it: what goes on from something is never
+    /// persistent without it.
+    pub fn commit(&mut self) {
+        let Some(commit) = self.commit.take() else {
+            let ended = self.clocks.keys().filter(|id| !self.sessions.contains_key(id));
+            let ended = ended.map(|id| (*id, LogPosition(u64::MAX)));
+            self.commit = Some(self.sessions.iter().map(|(id, session)| (*id, session.applied)).chain(ended).collect());
+            return;
+        };
+        for (session, position) in commit {
+            self.persist(session, position);
+        }
+    }
+
+    fn persist(&mut self, session: SessionId, position: LogPosition) {
+        self.persistent.insert(session, position);
+        if self.sessions.contains_key(&session) {
+            self.manager.handle_persistent(session, position);
+        }
+    }
+
+    /// Commits all that was applied.
+    pub fn commit_all(&mut self) {
+        self.commit = None;
+        self.commit();
+        self.commit();
     }
 
     /// Every state that any session takes for valid is the true one.
