@@ -165,11 +165,14 @@ impl Site {
         rustix::io::pwrite(&table, &[0; 16], 88).expect("another boot");
     }
 
-    /// Waits until what a session has left can be another's.
+    /// Waits until what a session has left can be another's, or is gone: where there is enough in advance, no more is kept.
     pub fn await_blank_of(&self, session: ashlar_types::SessionId) {
         let deadline = Instant::now() + Duration::from_secs(20);
         let path = self.arena().join(format!("sessions/{session}.leases"));
-        let is_blank = || std::fs::read(&path).is_ok_and(|page| page[64..72] == [0; 8] && page[..8] != [0; 8]);
+        let is_blank = || match std::fs::read(&path) {
+            Ok(page) => page[64..72] == [0; 8] && page[..8] != [0; 8],
+            Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+        };
         while !is_blank() || self.status().sessions.iter().any(|other| other.session == session) {
             assert!(Instant::now() < deadline, "there are {:?}", self.left());
             std::thread::sleep(Duration::from_millis(2));
