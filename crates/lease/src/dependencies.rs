@@ -6,8 +6,7 @@ use ashlar_types::{InodeId, LogPosition, SessionId};
 
 use crate::{Ancestry, Place};
 
-/// Marks at the places that writers have left. A mark at a subtree counts for all below it; one that moves out of it
-/// is taken along by its mover, whose own log depends on the mark.
+/// Marks at the places that writers have left. A mark at a subtree counts for all below it, also when it moves out of it.
 #[derive(Debug)]
 pub(crate) struct Dependencies {
     marks: BTreeMap<Place, BTreeMap<SessionId, LogPosition>>,
@@ -65,6 +64,22 @@ impl Dependencies {
                     self.marks.remove(&first.2);
                 }
             }
+        }
+    }
+
+    /// A directory has moved, from where it was below `from`. What was marked there counts for all below it as before: its mover's log depends on that,
+    /// but what the mover had excepted from his lease is handed on without it.
+    pub fn take_along(&mut self, directory: InodeId, from: Option<InodeId>, ancestry: &impl Ancestry) {
+        if self.marks.is_empty() {
+            return;
+        }
+        let (mut found, mut next) = (BTreeMap::new(), from);
+        while let Some(above) = next {
+            self.collect_at(Place::subtree(above), &mut found);
+            next = ancestry.home(above).directory;
+        }
+        for (session, position) in found {
+            self.mark(Place::subtree(directory), session, position);
         }
     }
 

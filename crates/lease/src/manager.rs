@@ -466,6 +466,9 @@ impl LeaseManager {
         let has_node = !is_directory && self.holds.nodes.contains_key(&inode);
         let is_own = has_node || self.holds.subtrees.contains_key(&inode);
         self.holds.below.moved(inode, to, ancestry);
+        if is_directory {
+            self.dependencies.take_along(inode, from, ancestry);
+        }
         if is_own {
             return;
         }

@@ -331,6 +331,25 @@ fn a_lease_passed_on_twice_depends_on_both_writers_though_one_wrote_nothing() {
     assert_eq!(world.manager.dependencies(last, file, &world.applied), vec![]);
 }
 
+/// Found by random steps: the mover had excepted what he reads himself from his lease on all of it.
+#[test]
+fn what_a_directory_depends_on_goes_with_it_when_it_is_moved() {
+    let mut world = world(quick());
+    let [writer, mover, reader, last] = [(); 4].map(|()| world.begin());
+    world.acquire(mover, &[write(ROOT)]).unwrap();
+    let above = world.make(writer, ROOT, true).unwrap();
+    world.make(mover, ROOT, false).unwrap();
+    let moved = world.make(writer, above, true).unwrap();
+    let below = world.make(writer, moved, true).unwrap();
+    world.release(writer, above).unwrap();
+    world.read_in(reader, below, Scope::Files).unwrap();
+    world.run(mover, Op::Rename { inode: moved, from: above, to: ROOT }).unwrap();
+    world.digest(mover, usize::MAX).unwrap();
+    let shown = world.manager.dependencies(last, below, &world.applied);
+    assert!(shown.iter().any(|(session, _)| *session == writer), "{shown:?}");
+    world.run(last, Op::Write { inode: below, value: 1 }).unwrap();
+}
+
 #[test]
 fn an_ended_session_leaves_its_updates_and_no_leases() {
     let mut world = world(quick());
