@@ -291,8 +291,13 @@ impl Client {
 
     /// Goes on after a restart of the daemon.
     pub fn resume(&mut self, socket: &Path) {
-        self.begin_to_resume(socket);
-        assert!(matches!(self.call(&Request::SyncDependencies(Vec::new())), Ok(Reply::Done)));
+        loop {
+            self.begin_to_resume(socket);
+            // Where it's killed again, once more.
+            if let Ok((reply, _)) = self.line.call(&Request::SyncDependencies(Vec::new()), &[]) {
+                return assert!(matches!(reply, Reply::Done), "{reply:?}");
+            }
+        }
     }
 
     /// Comes back after a restart of the daemon, and may ask for the locks that it had.
