@@ -73,11 +73,8 @@ impl Dependencies {
         if self.marks.is_empty() {
             return;
         }
-        let (mut found, mut next) = (BTreeMap::new(), from);
-        while let Some(above) = next {
-            self.collect_at(Place::subtree(above), &mut found);
-            next = ancestry.home(above).directory;
-        }
+        let mut found = BTreeMap::new();
+        self.collect_from(from, ancestry, &mut found);
         for (session, position) in found {
             self.mark(Place::subtree(directory), session, position);
         }
@@ -93,14 +90,24 @@ impl Dependencies {
             if let Some(directory) = home.as_file() {
                 self.collect_at(Place::files(directory), found);
             }
-            let mut next = home.directory;
-            while let Some(directory) = next {
-                self.collect_at(Place::subtree(directory), found);
-                next = ancestry.home(directory).directory;
-            }
+            self.collect_from(home.directory, ancestry, found);
         }
         for (session, position) in &self.floor {
             raise(found, *session, *position);
+        }
+    }
+
+    /// Adds to `found` what is marked for all below a directory, there and further up.
+    fn collect_from(
+        &self,
+        directory: Option<InodeId>,
+        ancestry: &impl Ancestry,
+        found: &mut BTreeMap<SessionId, LogPosition>,
+    ) {
+        let mut next = directory;
+        while let Some(directory) = next {
+            self.collect_at(Place::subtree(directory), found);
+            next = ancestry.home(directory).directory;
         }
     }
 

@@ -51,9 +51,6 @@ impl FlushMethod {
     fn detect() -> Self {
         use crate::processor::cpuid;
 
-        if cpuid(0, 0).eax < 7 {
-            return Self::Clflush;
-        }
         let features = cpuid(7, 0).ebx;
         if features & (1 << 24) != 0 {
             Self::Clwb

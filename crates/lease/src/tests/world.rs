@@ -686,7 +686,7 @@ impl World {
         let words: Vec<_> = self.words.values().copied().collect();
         let mut applied: Vec<_> = self.sessions.iter().map(|(id, session)| (*id, session.applied)).collect();
         // The logs of sessions that have ended are digested before anyone is served.
-        let ended: Vec<_> = self.clocks.keys().filter(|id| !self.sessions.contains_key(id)).copied().collect();
+        let ended: Vec<_> = self.ended().collect();
         for session in ended {
             self.persistent.insert(session, LogPosition(u64::MAX));
         }
@@ -702,21 +702,21 @@ impl World {
     /// persistent without it.
     pub fn commit(&mut self) {
         let Some(commit) = self.commit.take() else {
-            let ended = self.clocks.keys().filter(|id| !self.sessions.contains_key(id));
-            let ended = ended.map(|id| (*id, LogPosition(u64::MAX)));
+            let ended = self.ended().map(|id| (id, LogPosition(u64::MAX)));
             self.commit = Some(self.sessions.iter().map(|(id, session)| (*id, session.applied)).chain(ended).collect());
             return;
         };
         for (session, position) in commit {
-            self.persist(session, position);
+            self.persistent.insert(session, position);
+            if self.sessions.contains_key(&session) {
+                self.manager.handle_persistent(session, position);
+            }
         }
     }
 
-    fn persist(&mut self, session: SessionId, position: LogPosition) {
-        self.persistent.insert(session, position);
-        if self.sessions.contains_key(&session) {
-            self.manager.handle_persistent(session, position);
-        }
+    /// Sessions that have ended: all of their logs is applied.
+    fn ended(&self) -> impl Iterator<Item = SessionId> + '_ {
+        self.clocks.keys().copied().filter(|id| !self.sessions.contains_key(id))
     }
 
     /// Commits all that was applied.

@@ -112,6 +112,47 @@ unsafe extern "C" {
     pub(crate) fn ashlar_on_stack(frame: *mut Frame, stack: *mut u8, function: unsafe extern "C" fn(*mut Frame));
 }
 
+/// Stores what compiled code may have in registers over a system call: values in those of 16 bytes, and a program's own code in the upper halves of the wide ones,
+/// if they are in use. From this place on: 256 bytes of the one, 256 of the other, and whether those are there. `rax`, `rcx` and `rdx` are lost.
+macro_rules! keep_vectors {
+    ($place:literal, $label:literal) => {
+        concat!(
+            ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15\n",
+            concat!("movaps [", $place, " + 16 * \\n], xmm\\n\n"),
+            ".endr\n",
+            concat!("mov byte ptr [", $place, " + 512], 0\n"),
+            "cmp byte ptr [rip + {wide}], 0\n",
+            concat!("je ", $label, "f\n"),
+            "mov ecx, 1\n",
+            "xgetbv\n",
+            "and eax, {upper_halves}\n",
+            concat!("mov [", $place, " + 512], al\n"),
+            concat!("jz ", $label, "f\n"),
+            ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15\n",
+            concat!("vextractf128 [", $place, " + 256 + 16 * \\n], ymm\\n, 1\n"),
+            ".endr\n",
+            concat!($label, ":"),
+        )
+    };
+}
+
+/// Puts that back.
+macro_rules! restore_vectors {
+    ($place:literal, $label:literal) => {
+        concat!(
+            ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15\n",
+            concat!("movaps xmm\\n, [", $place, " + 16 * \\n]\n"),
+            ".endr\n",
+            concat!("cmp byte ptr [", $place, " + 512], 0\n"),
+            concat!("je ", $label, "f\n"),
+            ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15\n",
+            concat!("vinsertf128 ymm\\n, ymm\\n, [", $place, " + 256 + 16 * \\n], 1\n"),
+            ".endr\n",
+            concat!($label, ":"),
+        )
+    };
+}
+
 global_asm!(
     ".hidden ashlar_entry",
     ".globl ashlar_entry",
@@ -160,35 +201,12 @@ global_asm!(
     "mov [rsp + 32], r10",
     "mov [rsp + 40], r8",
     "mov [rsp + 48], r9",
-    // Compiled code may keep values in these over a system call, and a program's own in the upper halves of the wide ones, if they are in use.
-    ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
-    "movaps [rsp + 64 + 16 * \\n], xmm\\n",
-    ".endr",
-    "mov byte ptr [rsp + 576], 0",
-    "cmp byte ptr [rip + {wide}], 0",
-    "je 20f",
-    "mov ecx, 1",
-    "xgetbv",
-    "and eax, {upper_halves}",
-    "mov [rsp + 576], al",
-    "jz 20f",
-    ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
-    "vextractf128 [rsp + 320 + 16 * \\n], ymm\\n, 1",
-    ".endr",
-    "20:",
+    keep_vectors!("rsp + 64", "20"),
     "mov rdi, rsp",
     "call {hook}",
     "mov ecx, eax",
     "mov [rbp - 8], rdx",
-    ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
-    "movaps xmm\\n, [rsp + 64 + 16 * \\n]",
-    ".endr",
-    "cmp byte ptr [rsp + 576], 0",
-    "je 21f",
-    ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
-    "vinsertf128 ymm\\n, ymm\\n, [rsp + 320 + 16 * \\n], 1",
-    ".endr",
-    "21:",
+    restore_vectors!("rsp + 64", "21"),
     "cmp ecx, 10",
     "je 14f",
     "cmp ecx, 3",
@@ -269,32 +287,10 @@ global_asm!(
     ".endr",
     "sub rsp, 528",
     "and rsp, -16",
-    ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
-    "movaps [rsp + 16 * \\n], xmm\\n",
-    ".endr",
-    "mov byte ptr [rsp + 512], 0",
-    "cmp byte ptr [rip + {wide}], 0",
-    "je 22f",
-    "mov ecx, 1",
-    "xgetbv",
-    "and eax, {upper_halves}",
-    "mov [rsp + 512], al",
-    "jz 22f",
-    ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
-    "vextractf128 [rsp + 256 + 16 * \\n], ymm\\n, 1",
-    ".endr",
-    "22:",
+    keep_vectors!("rsp + 0", "22"),
     "mov rdi, [rbp + 8]",
     "call {after_kernel}",
-    ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
-    "movaps xmm\\n, [rsp + 16 * \\n]",
-    ".endr",
-    "cmp byte ptr [rsp + 512], 0",
-    "je 23f",
-    ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
-    "vinsertf128 ymm\\n, ymm\\n, [rsp + 256 + 16 * \\n], 1",
-    ".endr",
-    "23:",
+    restore_vectors!("rsp + 0", "23"),
     "lea rsp, [rbp - 56]",
     ".irp register, r9, r8, r10, rdx, rsi, rdi, rax, rbp",
     "pop \\register",

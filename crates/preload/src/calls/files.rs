@@ -61,18 +61,16 @@ pub(super) fn open(number: i64, a: [u64; 6]) -> Served {
             return Ok(Some(descriptor.into()));
         }
         descriptors::give_back(descriptor, cloexec);
+        let is_mapped = |found: &Found| materialise::is_mapped(session.number, found.id);
         match opened {
             // Somebody made it first, or removed it, or has put another one in its place: it's looked for again.
-            Err(Errno::EEXIST) if flags & libc::O_EXCL == 0 => continue,
-            Err(Errno::ESTALE) => continue,
-            opened => drop(opened?),
-        }
-        let is_mapped = |found: &Found| materialise::is_mapped(session.number, found.id);
-        if place.found.as_ref().is_some_and(is_mapped) {
+            Err(Errno::EEXIST) if flags & libc::O_EXCL == 0 => {}
+            Err(Errno::ESTALE) => {}
+            Err(errno) => return Err(errno),
             // Locks that are the session's go with its closing, which must be seen.
-            return open_named(number, directory, a).map(Some);
+            Ok(_) if place.found.as_ref().is_some_and(is_mapped) => return open_named(number, directory, a).map(Some),
+            Ok(_) => return Ok(None),
         }
-        break;
     }
     Ok(None)
 }
