@@ -322,12 +322,15 @@ impl World {
         if needs_subtree || !wants.iter().all(is_held) {
             self.acquire(session, &wants)?;
         }
-        for want in &wants {
-            if !self.is_valid(session, want.inode, want.mode) {
-                return Err(format!("{session} was granted {want:?}, but its word doesn't say so"));
-            }
-            self.check_cached(session, want.inode)?;
+        // What another session fills may have taken it again, which nothing puts off: who finds that asks once more.
+        let is_valid = |world: &Self| wants.iter().all(|want| world.is_valid(session, want.inode, want.mode));
+        if !is_valid(self) {
+            self.acquire(session, &wants)?;
         }
+        if !is_valid(self) {
+            return Err(format!("{session} doesn't get to use {wants:?}"));
+        }
+        wants.iter().try_for_each(|want| self.check_cached(session, want.inode))?;
         self.append(session, op);
         Ok(())
     }
@@ -435,6 +438,9 @@ impl World {
                         join(pending, &dependencies.into_iter().collect());
                     }
                     for grant in grants {
+                        if self.words.get(&(session, grant.word.slot)) != Some(&grant.word) {
+                            return Err(format!("{session} was granted {grant:?}, but its word doesn't say so"));
+                        }
                         self.take_grant(session, grant.inode, grant.word)?;
                         self.take_files(session, grant.inode, grant.word)?;
                     }
