@@ -31,8 +31,8 @@ LAYERS = {
 SANS_IO = {"types", "update", "lease"}
 SANS_IO_FORBIDDEN = {"rustix", "parking_lot", "tempfile", "rand", "tokio", "mio", "heed", "getrandom"}
 UNSAFE_ALLOWED = {"pmem", "log", "libfs", "preload", "capi"}
-# One exception, named in the code: LMDB's environment can't be opened otherwise.
-UNSAFE_DENIED = {"store"}
+# One exception each, named in the code: LMDB's environment can't be opened otherwise, and a ring has memory in common with the kernel.
+UNSAFE_DENIED = {"store", "fuse"}
 
 
 def main():

@@ -37,8 +37,9 @@ const ALONE: &str = "--alone";
 /// The exit status of a test that can't run here, as automake has it.
 const SKIPPED: i32 = 77;
 
-/// The main function of a program of tests: `[--list] [WORD…]`. Runs those whose names contain one of the words.
-pub fn main(tests: &[Test]) -> ExitCode {
+/// The main function of a program of tests: `[--list] [WORD…]`. Runs those whose names contain one of the words. Those whose names begin with one of `by_device` are run
+/// with FUSE over io_uring and without, where the kernel has that.
+pub fn main(tests: &[Test], by_device: &[&str]) -> ExitCode {
     let words: Vec<_> = std::env::args().skip(1).collect();
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["--list"] => {
@@ -46,7 +47,7 @@ pub fn main(tests: &[Test]) -> ExitCode {
             ExitCode::SUCCESS
         }
         [ALONE, name] => tests.iter().find(|test| test.name == name).map_or(ExitCode::from(2), alone),
-        _ => run(tests, &words),
+        _ => run(tests, by_device, &words),
     }
 }
 
@@ -99,37 +100,79 @@ fn outcome(test: &Test) -> Outcome<Verdict> {
     }
 }
 
-fn run(tests: &[Test], filters: &[String]) -> ExitCode {
-    let wanted = |test: &&Test| filters.is_empty() || filters.iter().any(|filter| test.name.contains(filter.as_str()));
-    let strict = std::env::var_os("CI").is_some_and(|value| !value.is_empty());
-    let (mut passed, mut failed, mut skipped) = (0, Vec::new(), 0);
-    for test in tests.iter().filter(wanted) {
+/// The kernel's switch for FUSE over io_uring, where it has one: it's as it was when this goes.
+struct RingSwitch(Vec<u8>);
+
+impl RingSwitch {
+    const FILE: &'static str = "/sys/module/fuse/parameters/enable_uring";
+
+    fn find() -> Option<Self> {
+        let before = std::fs::read(Self::FILE).ok()?;
+        let switch = Self(before);
+        // Who may not switch it may not mount either.
+        switch.turn(true).then_some(switch)
+    }
+
+    fn turn(&self, on: bool) -> bool {
+        std::fs::write(Self::FILE, if on { "Y" } else { "N" }).is_ok()
+    }
+}
+
+impl Drop for RingSwitch {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::write(Self::FILE, &self.0) {
+            eprintln!("{} was not put back: {error}", Self::FILE);
+        }
+    }
+}
+
+/// What became of all tests.
+#[derive(Default)]
+struct Results {
+    passed: usize,
+    skipped: usize,
+    failed: Vec<String>,
+}
+
+impl Results {
+    /// Runs a test, and says how it ended. `how` says in what way, where there are several.
+    fn add(&mut self, test: &Test, how: &str) {
+        let strict = std::env::var_os("CI").is_some_and(|value| !value.is_empty());
+        let name = format!("{}{how}", test.name);
         let start = Instant::now();
         let outcome = outcome(test);
         let seconds = start.elapsed().as_secs_f64();
         match outcome {
             Ok(Verdict::Passed(words)) => {
-                passed += 1;
-                println!(
-                    "test {} ... ok ({seconds:.1} s){}{words}",
-                    test.name,
-                    if words.is_empty() { "" } else { ": " }
-                );
+                self.passed += 1;
+                println!("test {name} ... ok ({seconds:.1} s){}{words}", if words.is_empty() { "" } else { ": " });
+                return;
             }
             Ok(Verdict::Skipped(why)) if !strict => {
-                skipped += 1;
-                println!("test {} ... skipped: {why}", test.name);
+                self.skipped += 1;
+                println!("test {name} ... skipped: {why}");
+                return;
             }
             Ok(Verdict::Skipped(why)) => {
-                failed.push(test.name);
-                println!("test {} ... FAILED: skipped ({why}), and CI skips nothing", test.name);
+                println!("test {name} ... FAILED: skipped ({why}), and CI skips nothing");
             }
-            Err(words) => {
-                failed.push(test.name);
-                println!("test {} ... FAILED ({seconds:.1} s)\n{words}\n", test.name);
-            }
+            Err(words) => println!("test {name} ... FAILED ({seconds:.1} s)\n{words}\n"),
         }
+        self.failed.push(name);
     }
+}
+
+/// Runs the tests that are wanted; where the kernel has FUSE over io_uring, with that, and then those without whose names begin with one of `by_device`.
+fn run(tests: &[Test], by_device: &[&str], filters: &[String]) -> ExitCode {
+    let wanted = |test: &&Test| filters.is_empty() || filters.iter().any(|filter| test.name.contains(filter.as_str()));
+    let mut results = Results::default();
+    let switch = RingSwitch::find();
+    tests.iter().filter(wanted).for_each(|test| results.add(test, ""));
+    if switch.as_ref().is_some_and(|switch| switch.turn(false)) {
+        let is_again = |test: &&Test| by_device.iter().any(|begin| test.name.starts_with(begin));
+        tests.iter().filter(wanted).filter(is_again).for_each(|test| results.add(test, " (from the device)"));
+    }
+    let Results { passed, skipped, failed } = results;
     if !failed.is_empty() {
         println!("\nfailed:\n  {}", failed.join("\n  "));
     }

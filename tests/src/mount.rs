@@ -314,8 +314,8 @@ impl Drop for Site {
 
 /// What a directory answers on which a mount lies whose process is gone.
 fn is_dead(error: &std::io::Error) -> bool {
-    // ENOTCONN, or ECONNABORTED for calls that were under way.
-    matches!(error.raw_os_error(), Some(103 | 107))
+    // ENOTCONN, or ECONNABORTED or ECANCELED for calls that were under way.
+    matches!(error.raw_os_error(), Some(103 | 107 | 125))
 }
 
 fn is_mount_point(path: &Path) -> bool {

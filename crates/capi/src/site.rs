@@ -60,8 +60,8 @@ fn unreachable(place: &Path, error: &std::io::Error) -> Refusal {
                 "{name} does not exist; name the directory on which an Ashlar is mounted ('ashlar status' lists them)"
             )
         }
-        // Aborted is who had asked before it was gone.
-        ErrorKind::NotConnected | ErrorKind::ConnectionAborted => {
+        // Aborted or cancelled is who had asked before it was gone.
+        _ if matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED)) => {
             format!("the process behind the mount on {name} is gone; mount it again with 'ashlar mount {name}'")
         }
         _ => format!("{name} can't be looked at: {error}"),
@@ -122,7 +122,7 @@ mod tests {
         let (errno, sentence) = Site::find(b"/none/such").expect_err("a refusal");
         assert_eq!(errno, Errno::ENOENT);
         assert!(sentence.contains("/none/such does not exist"), "{sentence}");
-        for gone in [libc::ENOTCONN, libc::ECONNABORTED] {
+        for gone in [libc::ENOTCONN, libc::ECONNABORTED, libc::ECANCELED] {
             let (errno, sentence) = unreachable(Path::new("/mnt/a"), &std::io::Error::from_raw_os_error(gone));
             assert!(errno == Errno(gone) && sentence.contains("'ashlar mount /mnt/a'"), "{gone}: {sentence}");
         }

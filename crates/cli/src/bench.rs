@@ -107,6 +107,7 @@ fn setting(site: &Site, arguments: &BenchArguments) -> Setting {
         compared_kind: site.kind.clone(),
         rounds: arguments.rounds,
         processors: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        rings: ashlar_fuse::rings_are_on(),
         clock_ns: timing::clock_ns(),
     }
 }

@@ -70,11 +70,9 @@ fn holds_something(directory: &Path) -> bool {
     fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_some())
 }
 
-/// What a FUSE mount answers whose process is gone: that it is not connected, or to calls under way that they were aborted.
+/// Whether the process of the mount is gone that answers so.
 fn is_dead(error: &io::Error) -> bool {
-    use rustix::io::Errno;
-    let number = error.raw_os_error();
-    [Errno::NOTCONN, Errno::CONNABORTED].iter().any(|errno| number == Some(errno.raw_os_error()))
+    rustix::io::Errno::from_io_error(error).is_some_and(ashlar_fuse::is_gone)
 }
 
 fn start_in_background(process: &MountProcessArguments, place: &Place) -> Result<(), CliError> {
@@ -114,6 +112,10 @@ fn story(
     }
     if hides {
         text += &format!("note      {} was not empty; what is in it shows again after umount\n", directory.display());
+    }
+    if ashlar_fuse::rings_are_on() == Some(false) {
+        text += "note      this kernel can hand requests over several times as fast (FUSE over io_uring), and has that switched off:\n";
+        text += "          'echo Y > /sys/module/fuse/parameters/enable_uring' as root, then mount again\n";
     }
     text += &format!("unmount   ashlar umount {}\n", directory.display());
     text

@@ -5,6 +5,7 @@ use ashlar_types::{Credentials, Errno, InodeId};
 use crate::file_system::FileSystem;
 use crate::proto::{Arguments, InHeader, InterruptIn, Opcode};
 use crate::reply::Reply;
+use crate::route::Route;
 use crate::server::Server;
 
 /// What becomes of a request that did not fail.
@@ -14,8 +15,10 @@ pub(crate) enum Then {
     Send,
     /// The reply is sent; if nobody wants it any more, this handle is closed again.
     SendOpened(InodeId),
-    /// Nothing is sent: the request has no reply, or another thread will send it.
-    Silent,
+    /// The request has no reply.
+    Nothing,
+    /// Another thread sends the reply, by the request's [`Route`].
+    Later,
 }
 
 /// The result of an operation.
@@ -27,6 +30,7 @@ pub(crate) struct Call<'a, F> {
     pub(crate) header: InHeader,
     pub(crate) arguments: Arguments<'a>,
     pub(crate) reply: &'a mut Reply,
+    pub(crate) route: &'a Route,
 }
 
 impl<F: FileSystem> Call<'_, F> {
@@ -57,7 +61,7 @@ impl<F: FileSystem> Call<'_, F> {
             Opcode::Create => self.create(),
             Opcode::Flush => self.flush(),
             Opcode::Release => self.release(),
-            Opcode::Forget | Opcode::BatchForget | Opcode::NotifyReply => Ok(Then::Silent),
+            Opcode::Forget | Opcode::BatchForget | Opcode::NotifyReply => Ok(Then::Nothing),
             Opcode::Setattr => self.setattr(),
             Opcode::Statx => self.statx(),
             Opcode::Statfs => self.statfs(),
@@ -99,6 +103,6 @@ impl<F: FileSystem> Call<'_, F> {
     fn interrupt(mut self) -> Answer {
         let asked: InterruptIn = self.arguments.structure()?;
         self.server.locks.interrupt(self.server, asked.unique);
-        Ok(Then::Silent)
+        Ok(Then::Nothing)
     }
 }

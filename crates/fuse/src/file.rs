@@ -150,8 +150,8 @@ impl<F: FileSystem> Call<'_, F> {
         self.reply.structure(&WriteOut { size, padding: 0 })?;
         if direct && self.server.fills.must_drop(inode) {
             let reply = self.reply.seal(self.header.unique, Ok(()));
-            self.server.invalidations.answer_without_pages(inode, reply);
-            return Ok(Then::Silent);
+            self.server.invalidations.answer_without_pages(inode, self.route, reply);
+            return Ok(Then::Later);
         }
         Ok(Then::Send)
     }

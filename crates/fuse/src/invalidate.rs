@@ -13,6 +13,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::device::Device;
 use crate::fills::Fills;
 use crate::notify::{self, Pages};
+use crate::route::Route;
 
 /// The most notifications that wait. One arises for a request in flight at most, save for listings, so this is a hundred
 /// large listings; behind it, all names are invalidated at once instead.
@@ -30,11 +31,11 @@ pub(crate) enum Stale {
 }
 
 /// What the thread does.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 enum Task {
     Forget(Stale),
     /// Drop all pages of an inode, and then send this reply.
-    Answer(InodeId, Box<[u8]>),
+    Answer(InodeId, Route, Box<[u8]>),
 }
 
 /// The queue in front of the thread. Putting something in never waits for the kernel.
@@ -64,8 +65,8 @@ impl Invalidations {
 
     /// Has the kernel drop all pages of `inode`, and then have `reply`. There are at most as many of these as the kernel
     /// has requests in flight.
-    pub(crate) fn answer_without_pages(&self, inode: InodeId, reply: &[u8]) {
-        self.queue.lock().order.push_back(Task::Answer(inode, reply.into()));
+    pub(crate) fn answer_without_pages(&self, inode: InodeId, route: &Route, reply: &[u8]) {
+        self.queue.lock().order.push_back(Task::Answer(inode, route.clone(), reply.into()));
         self.changed.notify_one();
     }
 
@@ -80,11 +81,11 @@ impl Invalidations {
         while let Some(task) = self.next() {
             match task {
                 Task::Forget(stale) => forget(device, &stale),
-                Task::Answer(inode, reply) => {
+                Task::Answer(inode, route, reply) => {
                     let began = fills.begin_drop();
                     forget(device, &Stale::Inode(inode, Pages::ALL));
                     fills.end_drop(inode, began);
-                    if let Err(errno) = device.send(&reply) {
+                    if let Err(errno) = route.send(device, &reply) {
                         tracing::error!(inode = inode.0, %errno, "the kernel took no answer to a write");
                     }
                 }
@@ -128,6 +129,13 @@ fn forget(device: &Device, stale: &Stale) {
 mod tests {
     use super::*;
 
+    fn next(invalidations: &Invalidations) -> Option<Stale> {
+        invalidations.next().map(|task| match task {
+            Task::Forget(stale) => stale,
+            Task::Answer(..) => panic!("{task:?}"),
+        })
+    }
+
     #[test]
     fn the_same_thing_waits_only_once() {
         let invalidations = Invalidations::default();
@@ -136,12 +144,12 @@ mod tests {
         for stale in [&one, &two, &one] {
             invalidations.push(stale.clone());
         }
-        assert_eq!(invalidations.next(), Some(Task::Forget(one.clone())));
+        assert_eq!(next(&invalidations), Some(one.clone()));
         invalidations.push(one.clone());
-        assert_eq!(invalidations.next(), Some(Task::Forget(two)));
-        assert_eq!(invalidations.next(), Some(Task::Forget(one)));
+        assert_eq!(next(&invalidations), Some(two));
+        assert_eq!(next(&invalidations), Some(one));
         invalidations.close();
-        assert_eq!(invalidations.next(), None);
+        assert_eq!(next(&invalidations), None);
     }
 
     #[test]
@@ -152,6 +160,6 @@ mod tests {
         }
         let queue = invalidations.queue.lock();
         assert_eq!(queue.order.len(), WAITING_MAX + 1);
-        assert_eq!(queue.order.back(), Some(&Task::Forget(Stale::Names)));
+        assert!(matches!(queue.order.back(), Some(Task::Forget(Stale::Names))));
     }
 }

@@ -17,14 +17,15 @@
 //! - The kernel's node numbers are inode numbers, which are never used twice; nothing must be kept per inode.
 //! - A request that makes no sense gives `EIO`; nothing here panics on purpose.
 //!
-//! Non-goals: mounting as an ordinary user; FUSE over io_uring; the session's life (its owner ends it after [`Mount::run`]).
+//! Non-goals: mounting as an ordinary user; the session's life (its owner ends it after [`Mount::run`]).
 //!
 //! Source: `docs/architecture.md`, section "FUSE"; the kernel's `include/uapi/linux/fuse.h`; why there is a protocol layer of
 //! its own: `docs/notes/2026-11-21-own-fuse-protocol.md`.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod again;
 mod attr;
+mod cores;
 mod device;
 mod directory;
 mod dispatch;
@@ -42,6 +43,9 @@ mod negotiate;
 pub mod notify;
 mod proto;
 mod reply;
+#[allow(unsafe_code)]
+mod ring;
+mod route;
 mod runs;
 mod server;
 mod shown;
@@ -49,5 +53,5 @@ mod turns;
 mod xattr;
 
 pub use file_system::FileSystem;
-pub use mount::{Mount, MountError, MountOptions, unmount};
+pub use mount::{Mount, MountError, MountOptions, is_gone, rings_are_on, unmount};
 pub use mountinfo::is_ashlar_mount;

@@ -19,8 +19,8 @@ use crate::server::Server;
 /// The most locks that wait at once: each takes a thread here and a connection to SharedFS, which has 256 for all.
 const WAITS_MAX: usize = 128;
 /// How many interrupts are remembered that came before the request which they interrupt was seen to wait. They pass each
-/// other only on their way through the threads that serve, of which there are fewer.
-const EARLY_MAX: usize = 64;
+/// other only on their way through the threads that serve, of which few are at work at once.
+const EARLY_MAX: usize = 1024;
 /// A waiting thread does nothing but a call of LibFS.
 const STACK_BYTES: usize = 256 << 10;
 /// An attempt to call a waiting lock off finds nothing where the lock isn't on its way to SharedFS yet: then again after this.
@@ -230,19 +230,20 @@ impl<F: FileSystem> Call<'_, F> {
     fn wait_for_lock(&self, asked: &LkIn, kind: LockKind, mode: LockMode) -> Answer {
         let (unique, inode, asked) = (self.header.unique, self.inode(), *asked);
         self.server.locks.begin(unique)?;
-        let server = Arc::clone(self.server);
+        let (server, route) = (Arc::clone(self.server), self.route.clone());
         let thread = std::thread::Builder::new().name("ashlar-lock".into()).stack_size(STACK_BYTES);
         let spawned = thread.spawn(move || {
+            server.cores.roam();
             let range = (asked.lk.start, asked.lk.end);
             let result = server.file_system.lock(inode, kind, owner(&asked), asked.lk.pid, range, mode, Some(unique));
             server.locks.finish(unique);
             let mut reply = Reply::new(0);
-            if let Err(errno) = server.device.send(reply.seal(unique, result)) {
+            if let Err(errno) = route.send(&server.device, reply.seal(unique, result)) {
                 tracing::error!(%errno, "the kernel took no answer to a lock request");
             }
         });
         match spawned {
-            Ok(_) => Ok(Then::Silent),
+            Ok(_) => Ok(Then::Later),
             Err(_) => {
                 self.server.locks.finish(unique);
                 Err(Errno::ENOLCK)

@@ -17,8 +17,16 @@ use crate::mountinfo;
 use crate::negotiate::negotiate;
 use crate::server::Server;
 
+/// The kernel's switch for FUSE over io_uring, from Linux 6.14 on.
+const RING_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 /// How far ahead the kernel reads in a file that's read in order, in KiB: one request of the largest size.
 const READ_AHEAD_KIB: usize = TRANSFER_BYTES / 1024;
+
+/// Whether the kernel hands requests over by rings (FUSE over io_uring); `None` where it can't.
+#[must_use]
+pub fn rings_are_on() -> Option<bool> {
+    std::fs::read(RING_SWITCH).ok().map(|switch| switch.starts_with(b"Y"))
+}
 
 /// How to mount.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,8 +35,10 @@ pub struct MountOptions {
     pub source: String,
     /// Nothing can be changed through the mount.
     pub read_only: bool,
-    /// Threads that serve; 0 for as many as fit the machine: one more than it has cores, three to five.
+    /// Threads that read requests from the device; 0 for as many as fit the machine: one more than it has cores, three to five.
     pub threads: usize,
+    /// Requests are read from the device even where the kernel has them over io_uring.
+    pub without_rings: bool,
 }
 
 /// Why there is no mount, or it could not be taken away.
@@ -98,7 +108,7 @@ impl<F: FileSystem> Mount<F> {
         })?;
         attach(&device, &mount_point, &options)?;
         let detach = Detach(Some(&mount_point));
-        let agreement = negotiate(&device)?;
+        let (agreement, cores) = negotiate(&device, options.without_rings)?;
         let duplicate =
             device.duplicate().map_err(|reason| MountError::Failed { path: mount_point.clone(), reason })?;
         // The table tells what the mount, which nobody serves yet, could not.
@@ -109,7 +119,7 @@ impl<F: FileSystem> Mount<F> {
         entry.iter().for_each(set_read_ahead);
         detach.keep();
         let threads = if options.threads == 0 { default_threads() } else { options.threads };
-        let server = Arc::new(Server::new(file_system, device, threads, agreement));
+        let server = Arc::new(Server::new(file_system, device, threads, agreement, cores));
         Ok(Self { server, mount_point, device_number: number })
     }
 
@@ -123,6 +133,12 @@ impl<F: FileSystem> Mount<F> {
     #[must_use]
     pub const fn device_number(&self) -> u64 {
         self.device_number
+    }
+
+    /// Whether requests come by rings (FUSE over io_uring).
+    #[must_use]
+    pub fn has_rings(&self) -> bool {
+        self.server.cores.are_any()
     }
 
     /// Serves the mount until it's unmounted. The session is not ended then: its owner does that.
@@ -176,6 +192,12 @@ fn default_threads() -> usize {
     cores.clamp(2, 4) + 1
 }
 
+/// Whether a mount that answers so has lost its process: that it's not connected, or, to calls under way, that they were aborted (by a ring: cancelled).
+#[must_use]
+pub fn is_gone(errno: Errno) -> bool {
+    matches!(errno, Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED)
+}
+
 /// Makes sure that a mount can be made at `path`, and gives the path as the kernel will know it.
 fn prepare(path: &Path) -> Result<PathBuf, MountError> {
     if !rustix::process::geteuid().is_root() {
@@ -184,7 +206,7 @@ fn prepare(path: &Path) -> Result<PathBuf, MountError> {
     let resolved = mountinfo::resolve(path).ok_or_else(|| MountError::NotFound { path: path.to_owned() })?;
     if mountinfo::is_ashlar_mount(&resolved) {
         match rustix::fs::stat(&resolved) {
-            Err(Errno::NOTCONN | Errno::CONNABORTED) => unmount(&resolved, true)?,
+            Err(errno) if is_gone(errno) => unmount(&resolved, true)?,
             _ => return Err(MountError::AlreadyMounted { path: resolved }),
         }
     }

@@ -4,6 +4,7 @@ use ashlar_types::Errno;
 use ashlar_wire::Watch;
 use zerocopy::IntoBytes;
 
+use crate::cores::Cores;
 use crate::device::{Device, REQUEST_BYTES, TRANSFER_BYTES};
 use crate::mount::MountError;
 use crate::proto::{
@@ -49,9 +50,9 @@ pub(crate) struct Agreement {
 
 impl Agreement {
     /// The agreement with a kernel that sent `asked`, whose flags are `offered` with both halves.
-    fn with(asked: &InitIn, offered: u64) -> Option<Self> {
+    fn with(asked: &InitIn, offered: u64, wanted: u64) -> Option<Self> {
         let is_usable = asked.major == VERSION_MAJOR && asked.minor >= VERSION_MINOR_MIN;
-        is_usable.then(|| Self { minor: asked.minor.min(VERSION_MINOR), flags: offered & WANTED })
+        is_usable.then(|| Self { minor: asked.minor.min(VERSION_MINOR), flags: offered & wanted })
     }
 
     fn reply(self, asked: &InitIn) -> InitOut {
@@ -86,8 +87,8 @@ impl Agreement {
     }
 }
 
-/// Answers INIT, which is the first request after mounting.
-pub(crate) fn negotiate(device: &Device) -> Result<Agreement, MountError> {
+/// Answers INIT, which is the first request after mounting. Where it's agreed that requests come by rings, the kernel waits for them from then on.
+pub(crate) fn negotiate(device: &Device, without_rings: bool) -> Result<(Agreement, Cores), MountError> {
     let mut buffer = vec![0; REQUEST_BYTES];
     let protocol = |reason: &str| MountError::Protocol { reason: reason.to_owned() };
     let count = device.receive(&mut buffer, &mut Watch::default()).map_err(|errno| protocol(&errno.to_string()))?;
@@ -95,13 +96,17 @@ pub(crate) fn negotiate(device: &Device) -> Result<Agreement, MountError> {
     let request = buffer.get(..count).unwrap_or_default();
     let (header, asked, flags) = parse(request).map_err(|_| protocol("the first request made no sense"))?;
     let mut reply = Reply::new(size_of::<InitOut>());
-    let agreement = Agreement::with(&asked, flags);
+    let has_rings = flags & init::OVER_IO_URING != 0 && !without_rings;
+    let cores = has_rings.then(|| Cores::new(device)).flatten();
+    let wanted = WANTED | if cores.is_some() { init::OVER_IO_URING } else { 0 };
+    let agreement = Agreement::with(&asked, flags, wanted);
     let result = match agreement {
         Some(agreement) => reply.bytes(agreement.reply(&asked).as_bytes()),
         None => Err(Errno::EPROTO),
     };
     device.send(reply.seal(header.unique, result)).map_err(|errno| protocol(&errno.to_string()))?;
-    agreement.ok_or(MountError::OldKernel { major: asked.major, minor: asked.minor })
+    let agreement = agreement.ok_or(MountError::OldKernel { major: asked.major, minor: asked.minor })?;
+    Ok((agreement, cores.unwrap_or_default()))
 }
 
 fn parse(request: &[u8]) -> Result<(InHeader, InitIn, u64), Errno> {
@@ -130,7 +135,7 @@ mod tests {
     fn both_halves_of_the_flags_count() {
         let (header, asked, flags) = parse(&request(26, 38, 1 << 30 | 1, &[0xff; 48])).unwrap();
         assert_eq!(header.unique, 2);
-        let agreement = Agreement::with(&asked, flags).unwrap();
+        let agreement = Agreement::with(&asked, flags, WANTED).unwrap();
         assert_eq!(agreement.minor, 38);
         assert_eq!(
             agreement.flags,
@@ -142,7 +147,7 @@ mod tests {
     #[test]
     fn nothing_is_taken_that_would_break_order() {
         let (_, asked, flags) = parse(&request(26, 99, u32::MAX, &[0xff; 48])).unwrap();
-        let agreement = Agreement::with(&asked, flags).unwrap();
+        let agreement = Agreement::with(&asked, flags, WANTED).unwrap();
         assert_eq!(agreement.minor, VERSION_MINOR);
         assert_eq!(agreement.flags & (1 << 16), 0, "no write-back cache");
         assert_eq!(agreement.flags & (1 << 17 | 1 << 24), 0, "every open is told");
@@ -151,9 +156,9 @@ mod tests {
     #[test]
     fn older_kernels_send_less_and_too_old_ones_are_refused() {
         let (_, asked, flags) = parse(&request(26, 31, 1, &[])).unwrap();
-        assert!(!Agreement::with(&asked, flags).unwrap().setxattr_extended());
+        assert!(!Agreement::with(&asked, flags, WANTED).unwrap().setxattr_extended());
         let (_, asked, flags) = parse(&request(26, 30, 1, &[])).unwrap();
-        assert_eq!(Agreement::with(&asked, flags), None);
+        assert_eq!(Agreement::with(&asked, flags, WANTED), None);
         assert_eq!(parse(&request(1, 38, 1, &[])).unwrap_err(), Errno::EPROTO);
         assert_eq!(parse(&request(26, 38, 1 << 30, &[])).unwrap_err(), Errno::EIO);
     }

@@ -13,7 +13,9 @@
 //!   need it.
 //! - [`inval_entry`] and [`expire_entry`] wait for the directory's lock, which an operation in flight may hold.
 //!
-//! For the same reason a thread that serves requests must write none but the first two.
+//! - `ask` waits for nothing.
+//!
+//! For the same reason a thread that serves requests must write none but the first two, and the last.
 
 use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
@@ -22,11 +24,14 @@ use ashlar_types::InodeId;
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
-use crate::proto::{NotifyInvalEntry, NotifyInvalInode, OutHeader};
+use crate::proto::{NotifyInvalEntry, NotifyInvalInode, NotifyRetrieve, OutHeader};
 
 const NOTIFY_INVAL_INODE: i32 = 2;
 const NOTIFY_INVAL_ENTRY: i32 = 3;
+const NOTIFY_RETRIEVE: i32 = 5;
 const NOTIFY_INC_EPOCH: i32 = 8;
+/// Requests that were asked for have numbers from here on, which the kernel does not come to: even ones, as all have.
+const ASKED_FOR: u64 = 1 << 63;
 /// A flag of [`NotifyInvalEntry`].
 const EXPIRE_ONLY: u32 = 1;
 
@@ -102,6 +107,16 @@ pub fn inc_epoch(device: BorrowedFd<'_>) -> Result<bool, Errno> {
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Ok(false),
         Err(errno) => Err(errno),
     }
+}
+
+/// Makes the kernel ask something, of which nothing comes, by the queue of the core that this is called on: it brings what waits there for an entry. It asks about `inode`, which must
+/// be a regular file that it knows.
+///
+/// # Errors
+/// `EINVAL` for another inode; `ENODEV` and the like, where the mount is gone.
+pub(crate) fn ask(device: BorrowedFd<'_>, number: u64, inode: InodeId) -> Result<(), Errno> {
+    let body = NotifyRetrieve { notify_unique: ASKED_FOR | number << 1, nodeid: inode.0, ..NotifyRetrieve::default() };
+    unless_unknown(send(device, NOTIFY_RETRIEVE, &[body.as_bytes()]))
 }
 
 fn unless_unknown(result: Result<(), Errno>) -> Result<(), Errno> {

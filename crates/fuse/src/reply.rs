@@ -103,6 +103,11 @@ impl Reply {
         self.checks.truncate(count);
     }
 
+    /// Whether the kernel keeps anything of it.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.names_until || !self.checks.is_empty()
+    }
+
     /// What was noted.
     pub(crate) fn checks(&self) -> &[Check] {
         &self.checks

@@ -15,6 +15,7 @@ use ashlar_types::{Errno, InodeId};
 use ashlar_wire::Watch;
 
 use crate::again::Again;
+use crate::cores::Cores;
 use crate::device::{Device, REQUEST_BYTES, Sent, TRANSFER_BYTES};
 use crate::dispatch::{Answer, Call, Then};
 use crate::file_system::FileSystem;
@@ -27,6 +28,7 @@ use crate::negotiate::Agreement;
 use crate::notify::Pages;
 use crate::proto::{Arguments, InHeader, Opcode};
 use crate::reply::{Check, Reply};
+use crate::route::Route;
 use crate::runs::Runs;
 use crate::shown::Shown;
 use crate::turns::Turns;
@@ -58,6 +60,7 @@ pub(crate) struct Server<F> {
     pub(crate) given: Given,
     pub(crate) again: Again,
     pub(crate) runs: Runs,
+    pub(crate) cores: Cores,
     /// The number of the next handle; even.
     pub(crate) opened: AtomicU64,
     workers: Workers,
@@ -110,7 +113,9 @@ impl Drop for Counted<'_> {
 }
 
 impl<F: FileSystem> Server<F> {
-    pub(crate) fn new(file_system: Arc<F>, device: Device, threads: usize, agreement: Agreement) -> Self {
+    pub(crate) fn new(file_system: Arc<F>, device: Device, threads: usize, agreement: Agreement, cores: Cores) -> Self {
+        // Beside rings little comes from the device.
+        let threads = if cores.are_any() { 1 } else { threads };
         let workers = Workers { base: threads.clamp(1, WORKERS_MAX), ..Workers::default() };
         Self {
             file_system,
@@ -123,6 +128,7 @@ impl<F: FileSystem> Server<F> {
             given: Given::default(),
             again: Again::default(),
             runs: Runs::default(),
+            cores,
             opened: AtomicU64::new(0),
             workers,
         }
@@ -146,7 +152,7 @@ impl<F: FileSystem> Server<F> {
             .name("ashlar-forget".into())
             .spawn(move || invalidating.invalidations.run(&invalidating.device, &invalidating.fills))?;
         self.watch_company()?;
-        let mut started = Ok(());
+        let mut started = self.start_cores();
         for _ in 0..self.workers.base {
             started = started.and_then(|()| self.start_worker());
         }
@@ -156,6 +162,7 @@ impl<F: FileSystem> Server<F> {
         }
         self.locks.close(self);
         self.invalidations.close();
+        self.cores.end();
         // A panic there has been reported, and there is nothing left that it could harm.
         let _ = forgetting.join();
         started
@@ -271,7 +278,8 @@ impl<'a, F: FileSystem> Worker<'a, F> {
             request: vec![0; REQUEST_BYTES],
             reply: Reply::new(TRANSFER_BYTES),
             queued: Cell::new(0),
-            watch: Watch::default(),
+            // What comes from the device beside rings nobody waits for.
+            watch: if server.cores.are_any() { Watch::never() } else { Watch::default() },
             follower: Follower::new(),
         }
     }
@@ -321,50 +329,18 @@ impl<'a, F: FileSystem> Worker<'a, F> {
     }
 
     fn serve(&mut self, length: usize) {
-        self.reply.clear();
-        let request = self.request.get(..length).unwrap_or_default();
-        let mut arguments = Arguments::new(request);
-        let Ok(header) = arguments.structure::<InHeader>() else {
-            tracing::error!(length, "the kernel sent a request without a header");
-            return;
-        };
-        self.share_work(&header);
-        self.server.runs.note(&header);
-        let call = Call { server: self.server, header, arguments, reply: &mut self.reply };
-        let answer = call.dispatch();
-        self.note_again(&header, answer);
-        if answer != Ok(Then::Silent) {
-            let moved = length + self.answer(header, length, answer);
-            self.follower.note(header.pid, moved);
-        }
-        if std::mem::take(&mut self.reply.names_until) {
-            self.server.given.end_answer();
-        }
-    }
-
-    /// Notes who is told that what he was led to is gone, and whose second try has come to its end. What comes between the look-up and the end are
-    /// questions about rights.
-    fn note_again(&self, header: &InHeader, answer: Answer) {
-        let again = &self.server.again;
-        let is_between = || {
-            let between = [Opcode::Lookup, Opcode::Getattr, Opcode::Getxattr, Opcode::Forget, Opcode::BatchForget];
-            Opcode::from_u32(header.opcode).is_none_or(|opcode| between.contains(&opcode))
-        };
-        let closed = match answer {
-            Err(Errno::ESTALE) => again.note(header.pid),
-            _ if again.is_any() && !is_between() => again.end(header.pid),
-            _ => return,
-        };
-        closed.into_iter().for_each(|inode| self.server.file_system.close(inode));
-    }
-
-    /// Answers a request, and returns how many bytes that took.
-    fn answer(&mut self, header: InHeader, length: usize, answer: Answer) -> usize {
         let server = self.server;
-        let reply = self.reply.seal(header.unique, answer.map(|_| ()));
-        let bytes = reply.len();
+        let request = self.request.get(..length).unwrap_or_default();
+        let Some((header, arguments)) = opened(request) else { return };
+        self.share_work(&header);
+        let answer = server.carry_out(header, arguments, &mut self.reply, &Route::Device);
+        if matches!(answer, Ok(Then::Nothing | Then::Later)) {
+            return;
+        }
+        let reply = self.reply.seal(header.unique, answer.map(drop));
+        let moved = length + reply.len();
         match server.device.send(reply) {
-            Ok(Sent::Taken) => self.check(length),
+            Ok(Sent::Taken) => server.check(request, &self.reply),
             Ok(Sent::Unwanted) => {
                 if let Ok(Then::SendOpened(inode)) = answer {
                     server.file_system.close(inode);
@@ -372,43 +348,95 @@ impl<'a, F: FileSystem> Worker<'a, F> {
             }
             Err(errno) => tracing::error!(opcode = header.opcode, %errno, "the kernel took no answer"),
         }
-        bytes
+        server.end_answer(&mut self.reply);
+        self.follower.note(header.pid, moved);
+    }
+}
+
+/// A request's header, and what follows it.
+pub(crate) fn opened(request: &[u8]) -> Option<(InHeader, Arguments<'_>)> {
+    let mut arguments = Arguments::new(request);
+    let header = arguments.structure::<InHeader>();
+    if header.is_err() {
+        tracing::error!(length = request.len(), "the kernel sent a request without a header");
+    }
+    Some((header.ok()?, arguments))
+}
+
+impl<F: FileSystem> Server<F> {
+    /// Carries a request out. Unless that fails, what the kernel may keep of it is in the reply, and is to be looked at once that is sent ([`Self::check`]).
+    pub(crate) fn carry_out(
+        self: &Arc<Self>,
+        header: InHeader,
+        arguments: Arguments<'_>,
+        reply: &mut Reply,
+        route: &Route,
+    ) -> Answer {
+        reply.clear();
+        self.runs.note(&header);
+        let answer = Call { server: self, header, arguments, reply: &mut *reply, route }.dispatch();
+        self.note_again(&header, answer);
+        if matches!(answer, Ok(Then::Nothing | Then::Later)) {
+            self.end_answer(reply);
+        }
+        answer
     }
 
-    /// Looks whether what the kernel caches of the reply still holds. If a lease was lost since, what SharedFS had the kernel
+    /// Notes who is told that what he was led to is gone, and whose second try has come to its end. What comes between the look-up and the end are
+    /// questions about rights.
+    fn note_again(&self, header: &InHeader, answer: Answer) {
+        let is_between = || {
+            let between = [Opcode::Lookup, Opcode::Getattr, Opcode::Getxattr, Opcode::Forget, Opcode::BatchForget];
+            Opcode::from_u32(header.opcode).is_none_or(|opcode| between.contains(&opcode))
+        };
+        let closed = match answer {
+            Err(Errno::ESTALE) => self.again.note(header.pid),
+            _ if self.again.is_any() && !is_between() => self.again.end(header.pid),
+            _ => return,
+        };
+        closed.into_iter().for_each(|inode| self.file_system.close(inode));
+    }
+
+    /// Looks whether what the kernel caches of a reply still holds. If a lease was lost since, what SharedFS had the kernel
     /// forget came before the reply, so it's to be forgotten once more.
-    fn check(&self, length: usize) {
-        let request = self.request.get(..length).unwrap_or_default();
+    pub(crate) fn check(&self, request: &[u8], reply: &Reply) {
         let mut last = (InodeId(0), true);
         let mut holds = |inode: InodeId| {
             if last.0 != inode {
-                last = (inode, self.server.file_system.is_valid(inode));
+                last = (inode, self.file_system.is_valid(inode));
             }
             last.1
         };
-        let forget = |stale| self.server.invalidations.push(stale);
+        let forget = |stale| self.invalidations.push(stale);
         let named = |check: &Check| match check {
             Check::Name(directory, place) => Some((*directory, request.get(place.clone()).unwrap_or_default())),
-            Check::Listed(directory, _, place) => Some((*directory, self.reply.body(place.clone()))),
+            Check::Listed(directory, _, place) => Some((*directory, reply.body(place.clone()))),
             Check::Attributes(_) | Check::Pages(_) => None,
         };
-        if self.reply.names_until {
-            let ttl = Duration::from_millis(self.server.file_system.cache_ttl_max_ms());
-            self.server.given.note(self.reply.checks().iter().filter_map(named), ttl);
+        if reply.names_until {
+            let ttl = Duration::from_millis(self.file_system.cache_ttl_max_ms());
+            self.given.note(reply.checks().iter().filter_map(named), ttl);
         }
-        for check in self.reply.checks() {
+        for check in reply.checks() {
             if let Some((directory, name)) = named(check).filter(|(directory, _)| !holds(*directory)) {
                 forget(Stale::Entry(directory, name.into()));
             }
             match check {
-                Check::Attributes(inode) if !holds(*inode) => self.server.forget_attributes(*inode),
+                Check::Attributes(inode) if !holds(*inode) => self.forget_attributes(*inode),
                 Check::Pages(inode) if !holds(*inode) => forget(Stale::Inode(*inode, Pages::ALL)),
                 // Not by way of `holds`: it would then remember the entries, and ask for the directory again for each.
-                Check::Listed(_, inode, _) if !self.server.file_system.is_valid(*inode) => {
-                    self.server.forget_attributes(*inode);
+                Check::Listed(_, inode, _) if !self.file_system.is_valid(*inode) => {
+                    self.forget_attributes(*inode);
                 }
                 Check::Attributes(_) | Check::Pages(_) | Check::Name(..) | Check::Listed(..) => {}
             }
+        }
+    }
+
+    /// All is done that comes of a reply.
+    pub(crate) fn end_answer(&self, reply: &mut Reply) {
+        if std::mem::take(&mut reply.names_until) {
+            self.given.end_answer();
         }
     }
 }

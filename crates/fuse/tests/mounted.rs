@@ -1,7 +1,7 @@
-//! The front end through the kernel: real mounts of a file system in memory. Skipped, with a line that says so, where the
-//! caller may not mount.
+//! The front end through the kernel: real mounts of a file system in memory, whose requests come from the device. Skipped, with a line that says so, where the
+//! caller may not mount. `ringed.rs` has the same by rings.
 
-mod fake;
+pub(crate) mod fake;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -20,14 +20,14 @@ use rustix::fs::{AtFlags, CWD, FallocateFlags, FlockOperation, Mode, OFlags, Ren
 const ORDER: &str = "ASHLAR_FUSE_TEST_ORDER";
 const PLACE: &str = "ASHLAR_FUSE_TEST_PLACE";
 
-struct Mounted {
+pub(crate) struct Mounted {
     path: PathBuf,
     serving: Option<JoinHandle<Result<(), MountError>>>,
     _directory: tempfile::TempDir,
 }
 
 impl Mounted {
-    fn at(&self, name: &str) -> PathBuf {
+    pub(crate) fn at(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 }
@@ -39,23 +39,55 @@ impl Drop for Mounted {
     }
 }
 
-fn may_mount() -> bool {
+/// Whether this is `ringed.rs`.
+fn is_ringed() -> bool {
+    module_path!().starts_with("ringed")
+}
+
+/// Kernels that can hand requests over by rings have this switch.
+const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+
+pub(crate) fn may_mount() -> bool {
     let may = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
     if !may {
         eprintln!("skipped: mounting takes root and /dev/fuse");
+    } else if is_ringed() && !Path::new(SWITCH).exists() {
+        eprintln!("skipped: this kernel has no FUSE over io_uring");
+        return false;
     }
     may
 }
 
-fn mount(session: Arc<Fake>) -> Mounted {
+fn options() -> MountOptions {
+    MountOptions { without_rings: !is_ringed(), ..MountOptions::default() }
+}
+
+/// Mounts, with the kernel's switch for rings on meanwhile.
+fn mount_at(session: Arc<Fake>, path: &Path, options: MountOptions) -> Result<Mount<Fake>, MountError> {
+    // In turn with the other tests, and with their children.
+    let switching = File::create(std::env::temp_dir().join("ashlar-fuse-ringed")).unwrap();
+    rustix::fs::flock(&switching, FlockOperation::LockExclusive).unwrap();
+    let before = is_ringed().then(|| fs::read(SWITCH).unwrap());
+    if is_ringed() {
+        fs::write(SWITCH, "Y").unwrap();
+    }
+    let mount = Mount::new(session, path, options);
+    before.into_iter().for_each(|before| fs::write(SWITCH, before).unwrap());
+    if let Ok(mount) = &mount {
+        assert_eq!(mount.has_rings(), is_ringed());
+    }
+    mount
+}
+
+pub(crate) fn mount(session: Arc<Fake>) -> Mounted {
     let directory = tempfile::tempdir().unwrap();
-    let mount = Mount::new(session, directory.path(), MountOptions::default()).unwrap();
+    let mount = mount_at(session, directory.path(), options()).unwrap();
     let path = mount.mount_point().to_owned();
     let serving = Some(std::thread::spawn(move || mount.run()));
     Mounted { path, serving, _directory: directory }
 }
 
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
         assert!(start.elapsed() < Duration::from_secs(10), "{what}");
@@ -65,7 +97,8 @@ fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
 
 fn child(order: &str, place: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "child_half", "--nocapture"]).env(ORDER, order).env(PLACE, place);
+    let name = if is_ringed() { "mounted::child_half" } else { "child_half" };
+    command.args(["--exact", name, "--nocapture"]).env(ORDER, order).env(PLACE, place);
     command.stdin(Stdio::piped()).stdout(Stdio::null());
     command
 }
@@ -76,7 +109,7 @@ fn child_half() {
     let (Ok(order), Some(place)) = (std::env::var(ORDER), std::env::var_os(PLACE)) else { return };
     let place = PathBuf::from(place);
     match order.as_str() {
-        "mount" => Mount::new(Shared::new().session(), &place, MountOptions::default()).unwrap().run().unwrap(),
+        "mount" => mount_at(Shared::new().session(), &place, options()).unwrap().run().unwrap(),
         "lock" => {
             let file = OpenOptions::new().read(true).write(true).open(place).unwrap();
             rustix::fs::fcntl_lock(&file, FlockOperation::LockExclusive).unwrap();
@@ -516,8 +549,8 @@ fn a_read_only_mount_changes_nothing() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let options = MountOptions { read_only: true, threads: 1, ..MountOptions::default() };
-    let mount = Mount::new(Shared::new().session(), directory.path(), options).unwrap();
+    let options = MountOptions { read_only: true, threads: 1, ..options() };
+    let mount = mount_at(Shared::new().session(), directory.path(), options).unwrap();
     let path = mount.mount_point().to_owned();
     let serving = std::thread::spawn(move || mount.run());
     let error = fs::write(path.join("f"), "").unwrap_err();
@@ -533,7 +566,7 @@ fn mounting_twice_and_unmounting_in_use_are_refused() {
     }
     let mounted = mount(Shared::new().session());
     assert!(is_ashlar_mount(&mounted.path));
-    let again = Mount::new(Shared::new().session(), &mounted.path, MountOptions::default());
+    let again = mount_at(Shared::new().session(), &mounted.path, options());
     assert!(matches!(again, Err(MountError::AlreadyMounted { .. })), "{again:?}");
     let mut open = File::create(mounted.at("f")).unwrap();
     let busy = unmount(&mounted.path, false);
@@ -548,7 +581,7 @@ fn a_mount_that_nobody_runs_is_taken_away() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let mount = Mount::new(Shared::new().session(), directory.path(), MountOptions::default()).unwrap();
+    let mount = mount_at(Shared::new().session(), directory.path(), options()).unwrap();
     assert!(is_ashlar_mount(directory.path()));
     drop(mount);
     assert!(!is_ashlar_mount(directory.path()));
@@ -565,7 +598,7 @@ fn the_mount_of_a_dead_process_is_replaced() {
     process.kill().unwrap();
     process.wait().unwrap();
     assert!(is_ashlar_mount(directory.path()));
-    let mount = Mount::new(Shared::new().session(), directory.path(), MountOptions::default()).unwrap();
+    let mount = mount_at(Shared::new().session(), directory.path(), options()).unwrap();
     let path = mount.mount_point().to_owned();
     let serving = std::thread::spawn(move || mount.run());
     fs::write(path.join("f"), "new").unwrap();

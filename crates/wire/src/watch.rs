@@ -40,6 +40,12 @@ impl Watch {
         let _ = IS_POSSIBLE.set(cores > 1);
     }
 
+    /// One that never watches.
+    #[must_use]
+    pub const fn never() -> Self {
+        Self { is_possible: false, vain: 0, until: None }
+    }
+
     /// A wait begins. Who knows that others come so soon watches for so long, whatever came of it before.
     pub fn begin(&mut self, known: Option<Duration>) {
         let is_tried = known.is_some() || self.vain < VAIN_MAX || self.vain % TRIED_EVERY == 0;

@@ -31,6 +31,8 @@ pub struct Setting {
     pub rounds: u64,
     /// Cores that this process may use.
     pub processors: usize,
+    /// Whether FUSE over io_uring is switched on; `None` where the kernel has none.
+    pub rings: Option<bool>,
     /// What a reading of the clock takes: it's in each time of a single operation.
     pub clock_ns: f64,
 }
@@ -201,7 +203,7 @@ impl Report {
     /// For people.
     pub fn text(&self) -> String {
         let Setting { directory, arena, medium, log_bytes, compared, compared_kind, .. } = &self.setting;
-        let Setting { rounds, processors, clock_ns, .. } = &self.setting;
+        let Setting { rounds, processors, rings, clock_ns, .. } = &self.setting;
         let log = crate::size::Size(*log_bytes);
         let mut text = format!("ashlar    {directory} (arena {arena}, {medium}; update logs of {log})\n");
         text += &format!("compared  {compared} ({compared_kind})\n");
@@ -209,6 +211,8 @@ impl Report {
         text += &format!(
             "method    {rounds} {plural} in turn, medians; {processors} cores; the clock takes {clock_ns:.0} ns\n"
         );
+        let requests = if *rings == Some(true) { "over io_uring" } else { "from /dev/fuse" };
+        text += &format!("requests  {requests} (of mounts that are made now)\n");
         let name = compared_kind.to_uppercase();
         if self.lines().next().is_some() {
             text += "\n";
@@ -332,6 +336,7 @@ mod tests {
             compared_kind: "tmpfs".into(),
             rounds: 3,
             processors: 2,
+            rings: None,
             clock_ns: 20.0,
         };
         Report::new(setting)

@@ -6,11 +6,13 @@ mod arguments;
 mod opcode;
 mod replies;
 mod requests;
+mod ring;
 
 pub(crate) use arguments::{Arguments, Text};
 pub(crate) use opcode::Opcode;
 pub(crate) use replies::*;
 pub(crate) use requests::*;
+pub(crate) use ring::*;
 
 /// The major version of the protocol.
 pub(crate) const VERSION_MAJOR: u32 = 7;
@@ -52,6 +54,7 @@ bits! {
         INIT_EXT = 30,
         HAS_EXPIRE_ONLY = 35,
         DIRECT_IO_ALLOW_MMAP = 36,
+        OVER_IO_URING = 41,
     }
 }
 

@@ -147,4 +147,12 @@ layouts! {
         namelen: u32,
         flags: u32,
     }
+    /// What is asked for comes as a request of its own, with this number.
+    NotifyRetrieve(32) {
+        notify_unique: u64,
+        nodeid: u64,
+        offset: u64,
+        size: u32,
+        padding: u32,
+    }
 }

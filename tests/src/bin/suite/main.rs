@@ -51,5 +51,15 @@ fn main() -> ExitCode {
         conformance::TESTS,
         power::TESTS,
     ];
-    ashlar_tests::harness::main(&groups.concat())
+    // What rests on the way that requests come by more than other things do.
+    let by_device = [
+        "life/",
+        "kill/applications",
+        "kill/everything",
+        "conformance/",
+        "programs/git",
+        "programs/corners",
+        "programs/a_flock",
+    ];
+    ashlar_tests::harness::main(&groups.concat(), &by_device)
 }

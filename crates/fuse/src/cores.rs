@@ -1,0 +1,373 @@
+//! Serving by rings: on each core threads that are bound to it.
+//!
+//! What is asked on a core comes by that core's queue, and a thread there is just switched to and back: 3 us for a question and its answer, where a thread that
+//! reads from the device, and has to be woken on another core, takes 20 to 100.
+//!
+//! Each thread has one entry, so that nothing is given to it while it's at work. The kernel gives a request to the entry that came last: as long as one thread of a core is
+//! enough, the others sleep. They are there for when it's held up (a lease that must first come from elsewhere, a disk's `fsync`), or has a request whose answer another
+//! thread will give: it waits for that alone, and passes it on at once. When only one of a core is left that waits for a request, another one is started.
+//!
+//! A request that finds no entry waits until one comes back by an answer: an entry that is made meanwhile does not bring it. So a thread that comes later has the kernel ask
+//! something ([`notify::ask`]), about a regular file. Where none is known, nobody waits for a lock: all else is answered before long.
+//!
+//! FORGET and INTERRUPT come from the device in any case.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+
+use ashlar_types::InodeId;
+use parking_lot::Mutex;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use crate::device::{Device, TRANSFER_BYTES};
+use crate::dispatch::Then;
+use crate::file_system::FileSystem;
+use crate::notify;
+use crate::proto::Opcode;
+use crate::reply::Reply;
+use crate::ring::{Event, Mailbox, Ring};
+use crate::route::Route;
+use crate::server::{Server, opened};
+
+/// Threads that each core has from the beginning, …
+const SEATS: usize = 3;
+/// … and at most.
+/// More than locks are waited for at once.
+const SEATS_MAX: usize = 256;
+/// So many requests in a row that move as many bytes as this each, or more, have a thread leave its core: they are work that is to be done beside the client's.
+const LARGE_IN_A_ROW: u32 = 2;
+const LARGE_BYTES: usize = 64 << 10;
+
+/// The threads that serve by rings. None, where requests come from the device.
+#[derive(Debug, Default)]
+pub(crate) struct Cores {
+    cores: Vec<Core>,
+    /// Where threads may run that are not bound.
+    everywhere: Option<CpuSet>,
+    /// Rings whose threads are not started yet, each with its core's place among all.
+    rings: Mutex<Vec<(Ring, Post)>>,
+    threads: Mutex<Threads>,
+    asked: AtomicU64,
+    /// A regular file that was used last.
+    file: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Core {
+    number: usize,
+    /// Its threads, and how many of them wait for a request.
+    seats: AtomicUsize,
+    free: AtomicUsize,
+    /// One more is on its way.
+    grows: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Threads {
+    started: Vec<(Arc<Mailbox>, JoinHandle<Ring>)>,
+    closed: bool,
+}
+
+/// What a thread serves.
+#[derive(Clone, Debug)]
+enum Post {
+    /// The core at this place among all; `late` where its others are at work.
+    Core { place: usize, late: bool },
+    /// The queues of cores that are off. When one is switched on, it's served by this thread alone.
+    Off(Vec<u16>),
+}
+
+impl Cores {
+    /// Makes the rings of a mount, before they are agreed on with the kernel: from then on it waits for them. None, where this process may not run on all cores, or can't have
+    /// rings.
+    pub(crate) fn new(device: &Device) -> Option<Self> {
+        let listed = |file: &str| parsed(&std::fs::read_to_string(format!("/sys/devices/system/cpu/{file}")).ok()?);
+        let (online, possible) = (listed("online")?, listed("possible")?);
+        let allowed = sched_getaffinity(None).ok()?;
+        let is_whole = possible.iter().copied().eq(0..possible.len()) && rustix::param::page_size() == 4096;
+        if !is_whole || online.iter().any(|core| *core >= CpuSet::MAX_CPU || !allowed.is_set(*core)) {
+            tracing::info!("this process may not run on all cores, so requests are read from the device");
+            return None;
+        }
+        let off: Vec<u16> = possible.iter().filter(|core| !online.contains(core)).map(|core| *core as u16).collect();
+        let posts = (0..online.len() * SEATS).map(|number| Post::Core { place: number / SEATS, late: false });
+        let posts = posts.chain((!off.is_empty()).then_some(Post::Off(off)));
+        let rings = posts.map(|post| Ok((Ring::new(device.as_fd())?, post))).collect::<io::Result<_>>();
+        let rings = rings.inspect_err(|error| tracing::info!(%error, "no rings, so requests are read from the device"));
+        let cores = online.iter().map(|core| Core::new(*core)).collect();
+        Some(Self { cores, everywhere: Some(allowed), rings: Mutex::new(rings.ok()?), ..Self::default() })
+    }
+
+    /// Whether there are any.
+    pub(crate) fn are_any(&self) -> bool {
+        !self.cores.is_empty()
+    }
+
+    /// Ends all threads, when the mount is gone.
+    pub(crate) fn end(&self) {
+        let started = {
+            let mut threads = self.threads.lock();
+            threads.closed = true;
+            std::mem::take(&mut threads.started)
+        };
+        for (mailbox, _) in &started {
+            mailbox.close();
+        }
+        for (_, thread) in started {
+            // What a thread gave the kernel may be written to for as long as there is that thread. A panic there has been reported, and leaves its memory.
+            if let Ok(ring) = thread.join() {
+                ring.end();
+            }
+        }
+    }
+
+    /// Has the kernel ask something by the queue of the core on which this is called.
+    fn ask(&self, device: &Device) {
+        let (number, file) = (self.asked.fetch_add(1, Ordering::Relaxed), InodeId(self.file.load(Ordering::Relaxed)));
+        if let Err(errno) = notify::ask(device.as_fd(), number, file) {
+            tracing::debug!(%errno, "the kernel asked nothing");
+        }
+    }
+
+    /// Has the calling thread, which was started by one that is bound, run anywhere.
+    pub(crate) fn roam(&self) {
+        if let Some(everywhere) = &self.everywhere {
+            bind_to(everywhere);
+        }
+    }
+}
+
+fn bind_to(cores: &CpuSet) -> bool {
+    let bound = sched_setaffinity(None, cores);
+    if let Err(errno) = bound {
+        tracing::debug!(%errno, "a thread was not bound to its cores");
+    }
+    bound.is_ok()
+}
+
+impl Core {
+    fn new(number: usize) -> Self {
+        let (seats, free) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { number, seats, free, grows: AtomicBool::new(false) }
+    }
+}
+
+/// Numbers from 0 on, as `0-3,8` names them.
+fn parsed(list: &str) -> Option<Vec<usize>> {
+    let mut numbers = Vec::new();
+    for range in list.trim().split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        numbers.extend(first.parse::<usize>().ok()?..=last.parse().ok()?);
+    }
+    (!numbers.is_empty() && numbers.iter().all(|number| u16::try_from(*number).is_ok())).then_some(numbers)
+}
+
+impl<F: FileSystem> Server<F> {
+    /// Starts the threads that serve by rings.
+    pub(crate) fn start_cores(self: &Arc<Self>) -> io::Result<()> {
+        let rings = std::mem::take(&mut *self.cores.rings.lock());
+        rings.into_iter().try_for_each(|(ring, post)| self.start_seat(ring, post))
+    }
+
+    fn start_seat(self: &Arc<Self>, ring: Ring, post: Post) -> io::Result<()> {
+        let mut threads = self.cores.threads.lock();
+        if threads.closed {
+            return Ok(());
+        }
+        let (server, mailbox) = (Arc::clone(self), Arc::clone(ring.mailbox()));
+        let thread = std::thread::Builder::new().name("ashlar-ring".into());
+        let joined = thread.spawn(move || Seat::new(&server, ring).run(&post))?;
+        threads.started.push((mailbox, joined));
+        Ok(())
+    }
+
+    /// One more thread for a core most of whose threads are at work.
+    fn add_seat(self: &Arc<Self>, place: usize) {
+        let core = &self.cores.cores[place];
+        if core.seats.load(Ordering::Relaxed) >= SEATS_MAX || core.grows.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let post = Post::Core { place, late: true };
+        if let Err(error) = Ring::new(self.device.as_fd()).and_then(|ring| self.start_seat(ring, post)) {
+            core.grows.store(false, Ordering::Relaxed);
+            tracing::warn!(%error, "no further thread could be started to serve the mount");
+        }
+    }
+}
+
+/// One thread, its ring and its buffers.
+struct Seat<'a, F> {
+    server: &'a Arc<Server<F>>,
+    ring: Ring,
+    request: Vec<u8>,
+    reply: Reply,
+    /// Requests in a row that were large.
+    large: u32,
+}
+
+/// What is to be done with an entry behind its request.
+enum Behind {
+    Answered,
+    /// The answer comes by the mailbox.
+    Later,
+}
+
+impl<'a, F: FileSystem> Seat<'a, F> {
+    fn new(server: &'a Arc<Server<F>>, ring: Ring) -> Self {
+        Self { server, ring, request: Vec::new(), reply: Reply::new(TRANSFER_BYTES), large: 0 }
+    }
+
+    /// Serves until the mount is gone; the ring's memory is the kernel's until this thread has ended.
+    fn run(mut self, post: &Post) -> Ring {
+        let result = match post {
+            Post::Core { place, late } => self.serve_core(*place, *late),
+            Post::Off(queues) => self.serve_off(queues),
+        };
+        if let Err(error) = result {
+            tracing::error!(%error, ?post, "a ring broke, and its thread ends");
+        }
+        self.ring
+    }
+
+    fn serve_core(&mut self, place: usize, late: bool) -> io::Result<()> {
+        let core = &self.server.cores.cores[place];
+        let mut own = CpuSet::new();
+        own.set(core.number);
+        let everywhere = self.server.cores.everywhere.unwrap_or(own);
+        let mut is_bound = bind_to(&own);
+        let begun = self.begin(core.number as u16);
+        if late {
+            self.server.cores.ask(&self.server.device);
+            core.grows.store(false, Ordering::Relaxed);
+        }
+        begun?;
+        let _seat = Counted::new(&core.seats);
+        let mut free = Some(Counted::new(&core.free));
+        loop {
+            match self.ring.next()? {
+                Event::Request(entry) => {
+                    drop(free.take());
+                    if core.free.load(Ordering::Relaxed) <= 1 {
+                        self.server.add_seat(place);
+                    }
+                    if matches!(self.serve(entry)?, Behind::Later) {
+                        continue;
+                    }
+                    // Much that is moved is moved beside the client, on any core.
+                    let binds = self.large < LARGE_IN_A_ROW;
+                    if binds != is_bound {
+                        is_bound = bind_to(if binds { &own } else { &everywhere }) && binds;
+                    }
+                    free = Some(Counted::new(&core.free));
+                }
+                Event::Lost(_) => self.ring.register(core.number as u16)?,
+                Event::Mail if !self.pass_on()? => return Ok(()),
+                Event::Mail => {
+                    free = free.or_else(|| self.ring.waits(core.number as u16).then(|| Counted::new(&core.free)))
+                }
+                Event::Gone => return Ok(()),
+            }
+        }
+    }
+
+    /// Of a queue whose entry is kept by its request there must be another one, since there is no other thread.
+    fn serve_off(&mut self, queues: &[u16]) -> io::Result<()> {
+        queues.iter().try_for_each(|queue| self.ring.register(*queue))?;
+        self.ring.watch_mail()?;
+        loop {
+            let entry = match self.ring.next()? {
+                Event::Request(entry) => match self.serve(entry)? {
+                    Behind::Answered => continue,
+                    Behind::Later => entry,
+                },
+                Event::Lost(entry) => entry,
+                Event::Mail if self.pass_on()? => continue,
+                Event::Mail | Event::Gone => return Ok(()),
+            };
+            let queue = self.ring.queue(entry);
+            if !self.ring.waits(queue) {
+                self.ring.register(queue)?;
+            }
+        }
+    }
+
+    fn begin(&mut self, queue: u16) -> io::Result<()> {
+        self.ring.watch_mail()?;
+        self.ring.register(queue)?;
+        self.ring.submit()
+    }
+
+    /// Gives the kernel what came by the mailbox; `false` once it's closed.
+    fn pass_on(&mut self) -> io::Result<bool> {
+        let Some(answers) = self.ring.mailbox().take() else { return Ok(false) };
+        for (entry, answer) in answers {
+            self.ring.answer(entry, &answer)?;
+        }
+        self.ring.watch_mail()?;
+        Ok(true)
+    }
+
+    fn serve(&mut self, entry: usize) -> io::Result<Behind> {
+        let server = self.server;
+        let is_short = self.ring.receive(entry, &mut self.request);
+        let request = if is_short { self.request.as_slice() } else { self.ring.request(entry) };
+        let length = request.len();
+        let Some((header, arguments)) = opened(request) else { unreachable!("an entry has room for a header") };
+        let of_file = [Opcode::Read, Opcode::Write, Opcode::Flush, Opcode::Fsync, Opcode::Setlkw];
+        if Opcode::from_u32(header.opcode).is_some_and(|opcode| of_file.contains(&opcode)) {
+            server.cores.file.store(header.nodeid, Ordering::Relaxed);
+        }
+        let route = Route::Ring(Arc::clone(self.ring.mailbox()), entry);
+        let answer = server.carry_out(header, arguments, &mut self.reply, &route);
+        match answer {
+            Ok(Then::Later) => return Ok(Behind::Later),
+            // Here every request is answered, or its entry would be lost.
+            Ok(Then::Nothing) => self.reply.clear(),
+            _ => {}
+        }
+        let reply = self.reply.seal(header.unique, answer.map(drop));
+        self.large = if length.max(reply.len()) >= LARGE_BYTES { self.large.saturating_add(1) } else { 0 };
+        let mut sent = self.ring.answer(entry, reply);
+        if self.reply.is_kept() {
+            sent = sent.and_then(|()| self.ring.submit());
+            // What is long has no names.
+            server.check(if is_short { &self.request } else { &[] }, &self.reply);
+            server.end_answer(&mut self.reply);
+        }
+        sent.map(|()| Behind::Answered)
+    }
+}
+
+/// One more, as long as this is there.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl<'a> Counted<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_cores_are_read() {
+        assert_eq!(parsed("0-3\n"), Some(vec![0, 1, 2, 3]));
+        assert_eq!(parsed("0,2-3,8"), Some(vec![0, 2, 3, 8]));
+        assert_eq!(parsed("5"), Some(vec![5]));
+        for wrong in ["", "a", "1-", "70000"] {
+            assert_eq!(parsed(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! The front end through the kernel, by rings (FUSE over io_uring): all that `mounted.rs` tests, and what could only go wrong with rings.
+
+#[path = "mounted.rs"]
+mod mounted;
+
+use std::fs::{self, File};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::Scope;
+use std::time::Duration;
+
+use mounted::fake::Shared;
+use mounted::{may_mount, mount, wait_until};
+use rustix::fs::FlockOperation;
+use rustix::mount::UnmountFlags;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// Binds the calling thread, so that all its requests come by one queue.
+fn stay_on_one_core() {
+    let allowed = sched_getaffinity(None).unwrap();
+    let mut one = CpuSet::new();
+    one.set((0..CpuSet::MAX_CPU).find(|core| allowed.is_set(*core)).unwrap());
+    sched_setaffinity(None, &one).unwrap();
+}
+
+/// So many threads wait for the lock on a file.
+fn lock_later<'scope>(scope: &'scope Scope<'scope, '_>, open: &impl Fn() -> File, count: usize) {
+    for _ in 0..count {
+        let file = open();
+        scope.spawn(move || {
+            stay_on_one_core();
+            rustix::fs::flock(&file, FlockOperation::LockExclusive).unwrap();
+        });
+    }
+}
+
+/// So many threads have waited for the lock on a file.
+fn lock_after_others(open: &impl Fn() -> File, count: usize) {
+    let holder = open();
+    rustix::fs::flock(&holder, FlockOperation::LockExclusive).unwrap();
+    std::thread::scope(|scope| {
+        lock_later(scope, open, count);
+        std::thread::sleep(Duration::from_millis(100));
+        drop(holder);
+    });
+}
+
+#[test]
+fn requests_that_are_held_up_on_a_core_do_not_hold_up_others_there() {
+    if !may_mount() {
+        return;
+    }
+    let shared = Shared::new();
+    let mounted = mount(shared.session());
+    // Who has waited for a lock before has given its entries back.
+    fs::write(mounted.at("f"), "").unwrap();
+    let open = || File::open(mounted.at("f")).unwrap();
+    lock_after_others(&open, 10);
+    shared.block_syncs(true);
+    std::thread::scope(|scope| {
+        for name in 0..30 {
+            let file = File::create(mounted.at(&name.to_string())).unwrap();
+            scope.spawn(move || {
+                stay_on_one_core();
+                file.sync_all().unwrap();
+            });
+        }
+        wait_until("all syncs are under way", || shared.syncs() == 30);
+        scope.spawn(|| {
+            stay_on_one_core();
+            fs::write(mounted.at("free"), "served").unwrap();
+            shared.block_syncs(false);
+        });
+    });
+    assert_eq!(fs::read(mounted.at("free")).unwrap(), b"served");
+}
+
+/// An answer that has to wait keeps its entry. More of them at once than a core has entries, again and again, and beside them who would never come by if nobody was left.
+#[test]
+fn locks_that_are_waited_for_on_a_core_leave_room_for_others_there() {
+    if !may_mount() {
+        return;
+    }
+    let shared = Shared::new();
+    let mounted = mount(shared.session());
+    fs::write(mounted.at("f"), "").unwrap();
+    let open = || File::open(mounted.at("f")).unwrap();
+    let (done, looked) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            stay_on_one_core();
+            while !done.load(Ordering::Relaxed) {
+                // A new name each time, of which no kernel knows that it isn't there.
+                let name = format!("none{}", looked.fetch_add(1, Ordering::Relaxed));
+                assert!(fs::metadata(mounted.at(&name)).is_err());
+            }
+        });
+        for _ in 0..20 {
+            let holder = open();
+            rustix::fs::flock(&holder, FlockOperation::LockExclusive).unwrap();
+            std::thread::scope(|scope| {
+                lock_later(scope, &open, 40);
+                let before = looked.load(Ordering::Relaxed);
+                wait_until("others are served", || looked.load(Ordering::Relaxed) > before + 20);
+                rustix::fs::flock(&holder, FlockOperation::Unlock).unwrap();
+            });
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    wait_until("all locks are gone", || shared.lock_count() == 0);
+}
+
+#[test]
+fn a_mount_goes_while_it_is_asked() {
+    if !may_mount() {
+        return;
+    }
+    for _ in 0..10 {
+        let shared = Shared::new();
+        let mounted = mount(shared.session());
+        fs::write(mounted.at("f"), "").unwrap();
+        let open = || File::open(mounted.at("f")).unwrap();
+        let holder = open();
+        rustix::fs::flock(&holder, FlockOperation::LockExclusive).unwrap();
+        std::thread::scope(|scope| {
+            let held = open();
+            scope.spawn(move || {
+                let _ = rustix::fs::flock(held, FlockOperation::LockShared);
+            });
+            for number in 0..3 {
+                let path = mounted.at("");
+                // New names, which no kernel knows.
+                let mut names = (0..).map(move |count| path.join(format!("none{number}-{count}")));
+                let is_served = |error: std::io::Error| error.kind() == std::io::ErrorKind::NotFound;
+                scope.spawn(move || while fs::metadata(names.next().unwrap()).is_err_and(is_served) {});
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            // It's in use, so it stays, but whoever asks it something is told that nobody is there.
+            let busy = rustix::mount::unmount(mounted.at("").as_path(), UnmountFlags::FORCE);
+            assert_eq!(busy, Err(rustix::io::Errno::BUSY));
+        });
+    }
+}
