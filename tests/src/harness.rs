@@ -37,9 +37,9 @@ const ALONE: &str = "--alone";
 /// The exit status of a test that can't run here, as automake has it.
 const SKIPPED: i32 = 77;
 
-/// The main function of a program of tests: `[--list] [WORD…]`. Runs those whose names contain one of the words. Those whose names begin with one of `by_device` are run
-/// with FUSE over io_uring and without, where the kernel has that.
-pub fn main(tests: &[Test], by_device: &[&str]) -> ExitCode {
+/// The main function of a program of tests: `[--list] [WORD…]`. Runs those whose names contain one of the words. Those whose names begin with one of `by_rings` are run
+/// with FUSE over io_uring, too, where the kernel has that.
+pub fn main(tests: &[Test], by_rings: &[&str]) -> ExitCode {
     let words: Vec<_> = std::env::args().skip(1).collect();
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["--list"] => {
@@ -47,7 +47,7 @@ pub fn main(tests: &[Test], by_device: &[&str]) -> ExitCode {
             ExitCode::SUCCESS
         }
         [ALONE, name] => tests.iter().find(|test| test.name == name).map_or(ExitCode::from(2), alone),
-        _ => run(tests, by_device, &words),
+        _ => run(tests, by_rings, &words),
     }
 }
 
@@ -110,7 +110,7 @@ impl RingSwitch {
         let before = std::fs::read(Self::FILE).ok()?;
         let switch = Self(before);
         // Who may not switch it may not mount either.
-        switch.turn(true).then_some(switch)
+        switch.turn(false).then_some(switch)
     }
 
     fn turn(&self, on: bool) -> bool {
@@ -162,15 +162,15 @@ impl Results {
     }
 }
 
-/// Runs the tests that are wanted; where the kernel has FUSE over io_uring, with that, and then those without whose names begin with one of `by_device`.
-fn run(tests: &[Test], by_device: &[&str], filters: &[String]) -> ExitCode {
+/// Runs the tests that are wanted with requests from the device; where the kernel has FUSE over io_uring, then those with that whose names begin with one of `by_rings`.
+fn run(tests: &[Test], by_rings: &[&str], filters: &[String]) -> ExitCode {
     let wanted = |test: &&Test| filters.is_empty() || filters.iter().any(|filter| test.name.contains(filter.as_str()));
     let mut results = Results::default();
     let switch = RingSwitch::find();
     tests.iter().filter(wanted).for_each(|test| results.add(test, ""));
-    if switch.as_ref().is_some_and(|switch| switch.turn(false)) {
-        let is_again = |test: &&Test| by_device.iter().any(|begin| test.name.starts_with(begin));
-        tests.iter().filter(wanted).filter(is_again).for_each(|test| results.add(test, " (from the device)"));
+    if switch.as_ref().is_some_and(|switch| switch.turn(true)) {
+        let is_again = |test: &&Test| by_rings.iter().any(|begin| test.name.starts_with(begin));
+        tests.iter().filter(wanted).filter(is_again).for_each(|test| results.add(test, " (over io_uring)"));
     }
     let Results { passed, skipped, failed } = results;
     if !failed.is_empty() {

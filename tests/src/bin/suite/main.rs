@@ -52,14 +52,6 @@ fn main() -> ExitCode {
         power::TESTS,
     ];
     // What rests on the way that requests come by more than other things do.
-    let by_device = [
-        "life/",
-        "kill/applications",
-        "kill/everything",
-        "conformance/",
-        "programs/git",
-        "programs/corners",
-        "programs/a_flock",
-    ];
-    ashlar_tests::harness::main(&groups.concat(), &by_device)
+    let by_rings = ["life/", "conformance/", "programs/git", "programs/corners", "programs/a_flock"];
+    ashlar_tests::harness::main(&groups.concat(), &by_rings)
 }
