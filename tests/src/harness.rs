@@ -4,6 +4,8 @@ use std::io::Read;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
+use ashlar_types::RING_SWITCH;
+
 use crate::mount::clear_behind;
 use crate::{Outcome, command, number, tried};
 
@@ -104,24 +106,22 @@ fn outcome(test: &Test) -> Outcome<Verdict> {
 struct RingSwitch(Vec<u8>);
 
 impl RingSwitch {
-    const FILE: &'static str = "/sys/module/fuse/parameters/enable_uring";
-
     fn find() -> Option<Self> {
-        let before = std::fs::read(Self::FILE).ok()?;
+        let before = std::fs::read(RING_SWITCH).ok()?;
         let switch = Self(before);
         // Who may not switch it may not mount either.
         switch.turn(false).then_some(switch)
     }
 
     fn turn(&self, on: bool) -> bool {
-        std::fs::write(Self::FILE, if on { "Y" } else { "N" }).is_ok()
+        std::fs::write(RING_SWITCH, if on { "Y" } else { "N" }).is_ok()
     }
 }
 
 impl Drop for RingSwitch {
     fn drop(&mut self) {
-        if let Err(error) = std::fs::write(Self::FILE, &self.0) {
-            eprintln!("{} was not put back: {error}", Self::FILE);
+        if let Err(error) = std::fs::write(RING_SWITCH, &self.0) {
+            eprintln!("{} was not put back: {error}", RING_SWITCH);
         }
     }
 }

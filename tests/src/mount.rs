@@ -314,8 +314,7 @@ impl Drop for Site {
 
 /// What a directory answers on which a mount lies whose process is gone.
 fn is_dead(error: &std::io::Error) -> bool {
-    // ENOTCONN, or ECONNABORTED or ECANCELED for calls that were under way.
-    matches!(error.raw_os_error(), Some(103 | 107 | 125))
+    error.raw_os_error().is_some_and(|number| ashlar_types::Errno(number).is_of_dead_mount())
 }
 
 fn is_mount_point(path: &Path) -> bool {

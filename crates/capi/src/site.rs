@@ -60,8 +60,7 @@ fn unreachable(place: &Path, error: &std::io::Error) -> Refusal {
                 "{name} does not exist; name the directory on which an Ashlar is mounted ('ashlar status' lists them)"
             )
         }
-        // Aborted or cancelled is who had asked before it was gone.
-        _ if matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED)) => {
+        _ if error.raw_os_error().is_some_and(|number| Errno(number).is_of_dead_mount()) => {
             format!("the process behind the mount on {name} is gone; mount it again with 'ashlar mount {name}'")
         }
         _ => format!("{name} can't be looked at: {error}"),

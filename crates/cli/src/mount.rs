@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
+use ashlar_types::{Errno, RING_SWITCH};
 use ashlar_wire::StatusReply;
 
 use crate::arena::{Place, Prepared, survives};
@@ -72,7 +73,7 @@ fn holds_something(directory: &Path) -> bool {
 
 /// Whether the process of the mount is gone that answers so.
 fn is_dead(error: &io::Error) -> bool {
-    rustix::io::Errno::from_io_error(error).is_some_and(ashlar_fuse::is_gone)
+    error.raw_os_error().is_some_and(|number| Errno(number).is_of_dead_mount())
 }
 
 fn start_in_background(process: &MountProcessArguments, place: &Place) -> Result<(), CliError> {
@@ -115,7 +116,7 @@ fn story(
     }
     if ashlar_fuse::rings_are_on() == Some(false) {
         text += "note      this kernel can hand requests over several times as fast (FUSE over io_uring), and has that switched off:\n";
-        text += "          'echo Y > /sys/module/fuse/parameters/enable_uring' as root, then mount again\n";
+        text += &format!("          'echo Y > {RING_SWITCH}' as root, then mount again\n");
     }
     text += &format!("unmount   ashlar umount {}\n", directory.display());
     text

@@ -34,8 +34,7 @@ use crate::server::{Server, opened};
 
 /// Threads that each core has from the beginning, …
 const SEATS: usize = 3;
-/// … and at most.
-/// More than locks are waited for at once.
+/// … and at most: more than locks are waited for at once.
 const SEATS_MAX: usize = 256;
 /// So many requests in a row that move as many bytes as this each, or more, have a thread leave its core: they are work that is to be done beside the client's.
 const LARGE_IN_A_ROW: u32 = 2;
@@ -47,7 +46,7 @@ pub(crate) struct Cores {
     cores: Vec<Core>,
     /// Where threads may run that are not bound.
     everywhere: Option<CpuSet>,
-    /// Rings whose threads are not started yet, each with its core's place among all.
+    /// Rings whose threads are not started yet.
     rings: Mutex<Vec<(Ring, Post)>>,
     threads: Mutex<Threads>,
     asked: AtomicU64,
@@ -208,13 +207,6 @@ struct Seat<'a, F> {
     large: u32,
 }
 
-/// What is to be done with an entry behind its request.
-enum Behind {
-    Answered,
-    /// The answer comes by the mailbox.
-    Later,
-}
-
 impl<'a, F: FileSystem> Seat<'a, F> {
     fn new(server: &'a Arc<Server<F>>, ring: Ring) -> Self {
         Self { server, ring, request: Vec::new(), reply: Reply::new(TRANSFER_BYTES), large: 0 }
@@ -234,11 +226,12 @@ impl<'a, F: FileSystem> Seat<'a, F> {
 
     fn serve_core(&mut self, place: usize, late: bool) -> io::Result<()> {
         let core = &self.server.cores.cores[place];
+        let queue = core.number as u16;
         let mut own = CpuSet::new();
         own.set(core.number);
         let everywhere = self.server.cores.everywhere.unwrap_or(own);
         let mut is_bound = bind_to(&own);
-        let begun = self.begin(core.number as u16);
+        let begun = self.begin(queue);
         if late {
             self.server.cores.ask(&self.server.device);
             core.grows.store(false, Ordering::Relaxed);
@@ -253,7 +246,7 @@ impl<'a, F: FileSystem> Seat<'a, F> {
                     if core.free.load(Ordering::Relaxed) <= 1 {
                         self.server.add_seat(place);
                     }
-                    if matches!(self.serve(entry)?, Behind::Later) {
+                    if !self.serve(entry)? {
                         continue;
                     }
                     // Much that is moved is moved beside the client, on any core.
@@ -263,11 +256,10 @@ impl<'a, F: FileSystem> Seat<'a, F> {
                     }
                     free = Some(Counted::new(&core.free));
                 }
-                Event::Lost(_) => self.ring.register(core.number as u16)?,
+                Event::Lost(_) => self.ring.register(queue)?,
                 Event::Mail if !self.pass_on()? => return Ok(()),
-                Event::Mail => {
-                    free = free.or_else(|| self.ring.waits(core.number as u16).then(|| Counted::new(&core.free)))
-                }
+                Event::Mail if free.is_none() && self.ring.waits(queue) => free = Some(Counted::new(&core.free)),
+                Event::Mail => {}
                 Event::Gone => return Ok(()),
             }
         }
@@ -278,18 +270,16 @@ impl<'a, F: FileSystem> Seat<'a, F> {
         queues.iter().try_for_each(|queue| self.ring.register(*queue))?;
         self.ring.watch_mail()?;
         loop {
-            let entry = match self.ring.next()? {
-                Event::Request(entry) => match self.serve(entry)? {
-                    Behind::Answered => continue,
-                    Behind::Later => entry,
-                },
-                Event::Lost(entry) => entry,
-                Event::Mail if self.pass_on()? => continue,
+            match self.ring.next()? {
+                Event::Request(entry) if self.serve(entry)? => {}
+                Event::Request(entry) | Event::Lost(entry) => {
+                    let queue = self.ring.queue(entry);
+                    if !self.ring.waits(queue) {
+                        self.ring.register(queue)?;
+                    }
+                }
+                Event::Mail if self.pass_on()? => {}
                 Event::Mail | Event::Gone => return Ok(()),
-            };
-            let queue = self.ring.queue(entry);
-            if !self.ring.waits(queue) {
-                self.ring.register(queue)?;
             }
         }
     }
@@ -310,7 +300,8 @@ impl<'a, F: FileSystem> Seat<'a, F> {
         Ok(true)
     }
 
-    fn serve(&mut self, entry: usize) -> io::Result<Behind> {
+    /// Serves the request in an entry. Whether it's answered: where it's not, its answer comes by the mailbox.
+    fn serve(&mut self, entry: usize) -> io::Result<bool> {
         let server = self.server;
         let is_short = self.ring.receive(entry, &mut self.request);
         let request = if is_short { self.request.as_slice() } else { self.ring.request(entry) };
@@ -323,7 +314,7 @@ impl<'a, F: FileSystem> Seat<'a, F> {
         let route = Route::Ring(Arc::clone(self.ring.mailbox()), entry);
         let answer = server.carry_out(header, arguments, &mut self.reply, &route);
         match answer {
-            Ok(Then::Later) => return Ok(Behind::Later),
+            Ok(Then::Later) => return Ok(false),
             // Here every request is answered, or its entry would be lost.
             Ok(Then::Nothing) => self.reply.clear(),
             _ => {}
@@ -337,7 +328,7 @@ impl<'a, F: FileSystem> Seat<'a, F> {
             server.check(if is_short { &self.request } else { &[] }, &self.reply);
             server.end_answer(&mut self.reply);
         }
-        sent.map(|()| Behind::Answered)
+        sent.map(|()| true)
     }
 }
 

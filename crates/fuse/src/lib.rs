@@ -53,5 +53,5 @@ mod turns;
 mod xattr;
 
 pub use file_system::FileSystem;
-pub use mount::{Mount, MountError, MountOptions, is_gone, rings_are_on, unmount};
+pub use mount::{Mount, MountError, MountOptions, rings_are_on, unmount};
 pub use mountinfo::is_ashlar_mount;

@@ -17,15 +17,13 @@ use crate::mountinfo;
 use crate::negotiate::negotiate;
 use crate::server::Server;
 
-/// The kernel's switch for FUSE over io_uring, from Linux 6.14 on.
-const RING_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 /// How far ahead the kernel reads in a file that's read in order, in KiB: one request of the largest size.
 const READ_AHEAD_KIB: usize = TRANSFER_BYTES / 1024;
 
 /// Whether the kernel hands requests over by rings (FUSE over io_uring); `None` where it can't.
 #[must_use]
 pub fn rings_are_on() -> Option<bool> {
-    std::fs::read(RING_SWITCH).ok().map(|switch| switch.starts_with(b"Y"))
+    std::fs::read(ashlar_types::RING_SWITCH).ok().map(|switch| switch.starts_with(b"Y"))
 }
 
 /// How to mount.
@@ -192,12 +190,6 @@ fn default_threads() -> usize {
     cores.clamp(2, 4) + 1
 }
 
-/// Whether a mount that answers so has lost its process: that it's not connected, or, to calls under way, that they were aborted (by a ring: cancelled).
-#[must_use]
-pub fn is_gone(errno: Errno) -> bool {
-    matches!(errno, Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED)
-}
-
 /// Makes sure that a mount can be made at `path`, and gives the path as the kernel will know it.
 fn prepare(path: &Path) -> Result<PathBuf, MountError> {
     if !rustix::process::geteuid().is_root() {
@@ -206,7 +198,7 @@ fn prepare(path: &Path) -> Result<PathBuf, MountError> {
     let resolved = mountinfo::resolve(path).ok_or_else(|| MountError::NotFound { path: path.to_owned() })?;
     if mountinfo::is_ashlar_mount(&resolved) {
         match rustix::fs::stat(&resolved) {
-            Err(errno) if is_gone(errno) => unmount(&resolved, true)?,
+            Err(errno) if ashlar_types::Errno(errno.raw_os_error()).is_of_dead_mount() => unmount(&resolved, true)?,
             _ => return Err(MountError::AlreadyMounted { path: resolved }),
         }
     }

@@ -41,7 +41,6 @@ const LENGTH_IN_QUESTION: usize = 24;
 const MAIL: u64 = u64::MAX;
 /// So many questions fit in a ring before the kernel is told of them. A thread has one or two.
 const QUESTIONS: u32 = 16;
-
 /// So long a kernel without memory is left alone.
 const PAUSE: Duration = Duration::from_millis(1);
 

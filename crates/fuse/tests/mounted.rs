@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ashlar_fuse::{Mount, MountError, MountOptions, is_ashlar_mount, unmount};
+use ashlar_types::RING_SWITCH;
 use fake::{Fake, Shared};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags, XattrFlags};
 
@@ -30,6 +31,10 @@ impl Mounted {
     pub(crate) fn at(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
+
+    pub(crate) fn open(&self, name: &str) -> File {
+        File::open(self.at(name)).unwrap()
+    }
 }
 
 impl Drop for Mounted {
@@ -44,14 +49,11 @@ fn is_ringed() -> bool {
     module_path!().starts_with("ringed")
 }
 
-/// Kernels that can hand requests over by rings have this switch.
-const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
-
 pub(crate) fn may_mount() -> bool {
     let may = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
     if !may {
         eprintln!("skipped: mounting takes root and /dev/fuse");
-    } else if is_ringed() && !Path::new(SWITCH).exists() {
+    } else if is_ringed() && !Path::new(RING_SWITCH).exists() {
         eprintln!("skipped: this kernel has no FUSE over io_uring");
         return false;
     }
@@ -67,12 +69,12 @@ fn mount_at(session: Arc<Fake>, path: &Path, options: MountOptions) -> Result<Mo
     // In turn with the other tests, and with their children.
     let switching = File::create(std::env::temp_dir().join("ashlar-fuse-ringed")).unwrap();
     rustix::fs::flock(&switching, FlockOperation::LockExclusive).unwrap();
-    let before = is_ringed().then(|| fs::read(SWITCH).unwrap());
+    let before = is_ringed().then(|| fs::read(RING_SWITCH).unwrap());
     if is_ringed() {
-        fs::write(SWITCH, "Y").unwrap();
+        fs::write(RING_SWITCH, "Y").unwrap();
     }
     let mount = Mount::new(session, path, options);
-    before.into_iter().for_each(|before| fs::write(SWITCH, before).unwrap());
+    before.into_iter().for_each(|before| fs::write(RING_SWITCH, before).unwrap());
     if let Ok(mount) = &mount {
         assert_eq!(mount.has_rings(), is_ringed());
     }
@@ -85,6 +87,14 @@ pub(crate) fn mount(session: Arc<Fake>) -> Mounted {
     let path = mount.mount_point().to_owned();
     let serving = Some(std::thread::spawn(move || mount.run()));
     Mounted { path, serving, _directory: directory }
+}
+
+/// A mount with an empty file `f`.
+pub(crate) fn mount_with_file() -> (Arc<Shared>, Mounted) {
+    let shared = Shared::new();
+    let mounted = mount(shared.session());
+    fs::write(mounted.at("f"), "").unwrap();
+    (shared, mounted)
 }
 
 pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
@@ -382,10 +392,8 @@ fn flock_waits_and_can_be_interrupted() {
     if !may_mount() {
         return;
     }
-    let shared = Shared::new();
-    let mounted = mount(shared.session());
-    fs::write(mounted.at("f"), "").unwrap();
-    let open = || File::open(mounted.at("f")).unwrap();
+    let (shared, mounted) = mount_with_file();
+    let open = || mounted.open("f");
     let (holder, other) = (open(), open());
     rustix::fs::flock(&holder, FlockOperation::LockExclusive).unwrap();
     let busy = rustix::fs::flock(&other, FlockOperation::NonBlockingLockShared).unwrap_err();
@@ -528,17 +536,27 @@ fn calls_that_are_held_up_do_not_hold_up_others() {
     if !may_mount() {
         return;
     }
-    let shared = Shared::new();
-    let mounted = mount(shared.session());
+    let (shared, mounted) = mount_with_file();
+    serve_beside_syncs(&shared, &mounted, 8, || {});
+}
+
+/// Somebody writes while so many threads are held up. Each begins with `prepare`.
+pub(crate) fn serve_beside_syncs(shared: &Shared, mounted: &Mounted, count: u64, prepare: fn()) {
     shared.block_syncs(true);
     std::thread::scope(|scope| {
-        for name in 0..8 {
+        for name in 0..count {
             let file = File::create(mounted.at(&name.to_string())).unwrap();
-            scope.spawn(move || file.sync_all().unwrap());
+            scope.spawn(move || {
+                prepare();
+                file.sync_all().unwrap();
+            });
         }
-        wait_until("all syncs are under way", || shared.syncs() == 8);
-        fs::write(mounted.at("free"), "served").unwrap();
-        shared.block_syncs(false);
+        wait_until("all syncs are under way", || shared.syncs() == count);
+        scope.spawn(|| {
+            prepare();
+            fs::write(mounted.at("free"), "served").unwrap();
+            shared.block_syncs(false);
+        });
     });
     assert_eq!(fs::read(mounted.at("free")).unwrap(), b"served");
 }

@@ -3,13 +3,12 @@
 #[path = "mounted.rs"]
 mod mounted;
 
-use std::fs::{self, File};
+use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::Scope;
 use std::time::Duration;
 
-use mounted::fake::Shared;
-use mounted::{may_mount, mount, wait_until};
+use mounted::{Mounted, may_mount, mount_with_file, serve_beside_syncs, wait_until};
 use rustix::fs::FlockOperation;
 use rustix::mount::UnmountFlags;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -22,10 +21,10 @@ fn stay_on_one_core() {
     sched_setaffinity(None, &one).unwrap();
 }
 
-/// So many threads wait for the lock on a file.
-fn lock_later<'scope>(scope: &'scope Scope<'scope, '_>, open: &impl Fn() -> File, count: usize) {
+/// So many threads wait for the lock on `f`.
+fn lock_later<'scope>(scope: &'scope Scope<'scope, '_>, mounted: &Mounted, count: usize) {
     for _ in 0..count {
-        let file = open();
+        let file = mounted.open("f");
         scope.spawn(move || {
             stay_on_one_core();
             rustix::fs::flock(&file, FlockOperation::LockExclusive).unwrap();
@@ -33,45 +32,21 @@ fn lock_later<'scope>(scope: &'scope Scope<'scope, '_>, open: &impl Fn() -> File
     }
 }
 
-/// So many threads have waited for the lock on a file.
-fn lock_after_others(open: &impl Fn() -> File, count: usize) {
-    let holder = open();
-    rustix::fs::flock(&holder, FlockOperation::LockExclusive).unwrap();
-    std::thread::scope(|scope| {
-        lock_later(scope, open, count);
-        std::thread::sleep(Duration::from_millis(100));
-        drop(holder);
-    });
-}
-
 #[test]
 fn requests_that_are_held_up_on_a_core_do_not_hold_up_others_there() {
     if !may_mount() {
         return;
     }
-    let shared = Shared::new();
-    let mounted = mount(shared.session());
+    let (shared, mounted) = mount_with_file();
     // Who has waited for a lock before has given its entries back.
-    fs::write(mounted.at("f"), "").unwrap();
-    let open = || File::open(mounted.at("f")).unwrap();
-    lock_after_others(&open, 10);
-    shared.block_syncs(true);
+    let holder = mounted.open("f");
+    rustix::fs::flock(&holder, FlockOperation::LockExclusive).unwrap();
     std::thread::scope(|scope| {
-        for name in 0..30 {
-            let file = File::create(mounted.at(&name.to_string())).unwrap();
-            scope.spawn(move || {
-                stay_on_one_core();
-                file.sync_all().unwrap();
-            });
-        }
-        wait_until("all syncs are under way", || shared.syncs() == 30);
-        scope.spawn(|| {
-            stay_on_one_core();
-            fs::write(mounted.at("free"), "served").unwrap();
-            shared.block_syncs(false);
-        });
+        lock_later(scope, &mounted, 10);
+        std::thread::sleep(Duration::from_millis(100));
+        drop(holder);
     });
-    assert_eq!(fs::read(mounted.at("free")).unwrap(), b"served");
+    serve_beside_syncs(&shared, &mounted, 30, stay_on_one_core);
 }
 
 /// An answer that has to wait keeps its entry. More of them at once than a core has entries, again and again, and beside them who would never come by if nobody was left.
@@ -80,10 +55,7 @@ fn locks_that_are_waited_for_on_a_core_leave_room_for_others_there() {
     if !may_mount() {
         return;
     }
-    let shared = Shared::new();
-    let mounted = mount(shared.session());
-    fs::write(mounted.at("f"), "").unwrap();
-    let open = || File::open(mounted.at("f")).unwrap();
+    let (shared, mounted) = mount_with_file();
     let (done, looked) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -95,10 +67,10 @@ fn locks_that_are_waited_for_on_a_core_leave_room_for_others_there() {
             }
         });
         for _ in 0..20 {
-            let holder = open();
+            let holder = mounted.open("f");
             rustix::fs::flock(&holder, FlockOperation::LockExclusive).unwrap();
             std::thread::scope(|scope| {
-                lock_later(scope, &open, 40);
+                lock_later(scope, &mounted, 40);
                 let before = looked.load(Ordering::Relaxed);
                 wait_until("others are served", || looked.load(Ordering::Relaxed) > before + 20);
                 rustix::fs::flock(&holder, FlockOperation::Unlock).unwrap();
@@ -115,14 +87,11 @@ fn a_mount_goes_while_it_is_asked() {
         return;
     }
     for _ in 0..10 {
-        let shared = Shared::new();
-        let mounted = mount(shared.session());
-        fs::write(mounted.at("f"), "").unwrap();
-        let open = || File::open(mounted.at("f")).unwrap();
-        let holder = open();
+        let (_shared, mounted) = mount_with_file();
+        let holder = mounted.open("f");
         rustix::fs::flock(&holder, FlockOperation::LockExclusive).unwrap();
         std::thread::scope(|scope| {
-            let held = open();
+            let held = mounted.open("f");
             scope.spawn(move || {
                 let _ = rustix::fs::flock(held, FlockOperation::LockShared);
             });

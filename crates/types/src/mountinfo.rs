@@ -3,6 +3,9 @@
 /// The type of file system as which Ashlar is mounted.
 pub const MOUNT_TYPE: &str = "fuse.ashlar";
 
+/// The kernel's switch for FUSE over io_uring, from Linux 6.14 on: `Y` or `N`.
+pub const RING_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+
 /// With what the source of such a mount begins; its arena's directory follows.
 pub const MOUNT_SOURCE: &str = "ashlar:";
 
