@@ -19,12 +19,13 @@ LAYERS = {
     "lease": ["types"],
     "store": ["types", "pmem", "update"],
     "libfs": ["types", "pmem", "log", "update", "wire"],
-    "daemon": ["types", "pmem", "log", "update", "wire", "lease", "store"],
-    "fuse": ["types", "update", "wire", "libfs"],
+    "helper": ["types", "pmem", "wire"],
+    "daemon": ["types", "pmem", "log", "update", "wire", "lease", "store", "helper"],
+    "fuse": ["types", "update", "wire", "libfs", "helper"],
     "preload": ["types", "wire", "libfs"],
     "capi": ["types", "wire", "libfs"],
     "launch": ["types", "wire"],
-    "cli": ["types", "pmem", "wire", "store", "launch", "libfs", "daemon", "fuse"],
+    "cli": ["types", "pmem", "wire", "store", "launch", "libfs", "helper", "daemon", "fuse"],
     "tests": ["types", "wire", "libfs"],
 }
 # Protocol logic without I/O: no clock, thread, socket, file or randomness, so nothing that brings one.

@@ -60,9 +60,9 @@ pub enum Verb {
     /// SharedFS itself, which the daemon's supervisor starts
     #[command(hide = true)]
     SharedFs(SharedFsArguments),
-    /// The process that opens files on mounts, which SharedFS starts
+    /// The process that does what may have to wait for a mount, which SharedFS and those behind mounts start
     #[command(hide = true)]
-    Opener,
+    Helper,
     /// The process behind a mount, which 'ashlar mount' starts
     #[command(hide = true)]
     MountProcess(MountProcessArguments),

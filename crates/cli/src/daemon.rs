@@ -44,7 +44,7 @@ pub fn run_shared_fs(arguments: &SharedFsArguments) -> Result<ExitCode, CliError
     end_with_any_thread();
     let mut config = Config::new(&arguments.arena);
     config.linger_seconds = arguments.linger_seconds;
-    config.opener = vec![this_program()?.into(), "opener".into()];
+    config.helper = helper_command()?;
     match ashlar_daemon::run(config) {
         Err(error @ DaemonError::Failed(_)) => {
             tracing::error!(%error, "SharedFS ends, to be started again");
@@ -54,12 +54,16 @@ pub fn run_shared_fs(arguments: &SharedFsArguments) -> Result<ExitCode, CliError
     }
 }
 
-/// Runs the process that opens files on mounts for SharedFS, which is at the other end of standard input.
-pub fn run_opener() -> Result<ExitCode, CliError> {
+/// What starts the process that does for SharedFS, and for those behind mounts, what may have to wait for a mount.
+pub fn helper_command() -> Result<Vec<OsString>, CliError> {
+    Ok(vec![this_program()?.into(), "helper".into()])
+}
+
+/// Runs that process. Whoever has started it is at the other end of standard input.
+pub fn run_helper() -> Result<ExitCode, CliError> {
     start_log();
-    let line =
-        std::io::stdin().as_fd().try_clone_to_owned().map_err(CliError::system("taking the line to SharedFS"))?;
-    ashlar_daemon::run_opener(line.into());
+    let line = std::io::stdin().as_fd().try_clone_to_owned();
+    ashlar_helper::run(line.map_err(CliError::system("taking the line to who has errands"))?.into());
     Ok(ExitCode::SUCCESS)
 }
 

@@ -24,6 +24,7 @@ pub fn run(arguments: &MountArguments) -> Result<ExitCode, CliError> {
         return Err(CliError::NoFuseDevice);
     }
     let directory = mounts::resolve(&arguments.directory)?;
+    mounts::end_dead(&directory);
     check_mount_point(&directory)?;
     // Known only before the mount lies on it.
     let hides = holds_something(&directory);

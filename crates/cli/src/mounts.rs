@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use ashlar_launch::{MountRecord, records};
+use ashlar_launch::{MountRecord, dead_record_of, records};
 use ashlar_types::{MountLine, topmost_mount};
 
 use crate::error::CliError;
@@ -44,11 +44,24 @@ pub fn resolve(directory: &Path) -> Result<PathBuf, CliError> {
     let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else { return Ok(absolute) };
     let parent = fs::canonicalize(parent).map_err(|_| CliError::NoDirectory(directory.to_owned()))?;
     let path = parent.join(name);
+    if is_mounted(&path) {
+        return Ok(path);
+    }
     // A symbolic link to a directory is followed; what does not answer is taken as it stands.
     Ok(match fs::symlink_metadata(&path) {
         Ok(metadata) if metadata.is_symlink() || name == ".." => fs::canonicalize(&path).unwrap_or(path),
         _ => path,
     })
+}
+
+/// Ends the connection of a mount whose process is dead. Most often that has ended with it; but where a helper waits for one of its requests, which nobody answers any more, whoever asks
+/// something of that mount waits as well.
+pub fn end_dead(directory: &Path) {
+    if let Some(record) = dead_record_of(directory)
+        && let Err(errno) = ashlar_helper::end_connection(rustix::fs::minor(record.device))
+    {
+        eprintln!("ashlar: the dead mount on {} may not answer, and can't be ended: {errno}", directory.display());
+    }
 }
 
 /// Programs whose files, working directory or root lie under `directory`, a few of them, as part of a sentence.

@@ -22,6 +22,7 @@ pub fn run(arguments: &UmountArguments) -> Result<ExitCode, CliError> {
     if !mounts::is_mounted(&directory) {
         return Err(CliError::NotMounted(directory));
     }
+    mounts::end_dead(&directory);
     let record = mounts::record_of(&directory);
     let process = record.as_ref().map(|record| Awaited::new(record.pid));
     let place = record.map(|record| Place::at(record.arena)).transpose()?;

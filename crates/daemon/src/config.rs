@@ -30,9 +30,9 @@ pub struct Config {
     pub lease_ttl_us: u64,
     /// End when there was no session for so many seconds; `None`: stay.
     pub linger_seconds: Option<u64>,
-    /// The command whose process opens files on mounts for sessions: it runs [`crate::run_opener`] on its standard input. Empty:
+    /// The command whose process does what may have to wait for a mount: it runs [`ashlar_helper::run`] on its standard input. Empty:
     /// sessions get no descriptors.
-    pub opener: Vec<OsString>,
+    pub helper: Vec<OsString>,
 }
 
 impl Config {
@@ -48,7 +48,7 @@ impl Config {
             lease_hold_us: LEASE_HOLD_US,
             lease_ttl_us: LEASE_TTL_US,
             linger_seconds: None,
-            opener: Vec::new(),
+            helper: Vec::new(),
         }
     }
 

@@ -40,7 +40,6 @@ mod mailbox;
 mod mapped;
 mod materialise;
 mod notify;
-mod opener;
 mod page;
 mod pool;
 mod quota;
@@ -59,7 +58,6 @@ mod watch;
 pub use config::Config;
 pub use error::{DaemonError, SupervisorError};
 pub use logs::{LogFindings, check_logs};
-pub use opener::run_opener;
 pub use supervisor::{RESTART_EXIT, Supervised, supervise};
 
 use std::os::unix::fs::PermissionsExt;
@@ -80,7 +78,7 @@ const SOCKET_MODE: u32 = 0o666;
 /// [`DaemonError`] where the arena or the socket can't be opened, or recovery fails.
 pub fn run(config: Config) -> Result<(), DaemonError> {
     let system = |what| move |error| DaemonError::System { what, error };
-    opener::raise_descriptor_limit();
+    ashlar_helper::raise_descriptor_limit();
     Watch::respect_quota();
     let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(system("cannot watch signals"))?;
     let stop_signals = signals.handle();

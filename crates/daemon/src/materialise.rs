@@ -1,11 +1,12 @@
 //! Descriptors of the kernel's for sessions that serve their files themselves: what leaves a session's sight must be a real one.
 //!
 //! A session names an inode and shows a directory on a mount of the arena; it gets a new open file description of the inode on that
-//! mount. The opener makes it ([`crate::opener`]); here is decided who may have it. As for records, an inode is judged by itself, and
+//! mount. The helper makes it; here is decided who may have it. As for records, an inode is judged by itself, and
 //! not by the directories that lead to it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use ashlar_helper::OpenError;
 use ashlar_types::{Access, Errno, FileKind, Inode, InodeId, SessionId};
 use ashlar_update::XATTR_ACL_ACCESS;
 use ashlar_update::acl::Acl;
@@ -14,7 +15,6 @@ use ashlar_wire::SessionKind;
 use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
 
 use crate::grant::internal;
-use crate::opener::Errand;
 use crate::session::Session;
 use crate::shared::Shared;
 use crate::state::State;
@@ -63,7 +63,10 @@ pub fn materialise(
             check_rights(&state, session, (inode, &found), access, wanted.contains(OFlags::NOATIME))?;
         }
     }
-    shared.opener.open(Errand { inode, flags }, directory.as_fd(), socket)
+    shared.helper.open((inode, flags), directory.as_fd(), socket).map_err(|error| match error {
+        OpenError::Refused(errno) => errno,
+        OpenError::Unknown => Shared::ENDING,
+    })
 }
 
 /// What the flags ask for.

@@ -4,10 +4,9 @@
 //! - Attributes, before the grant that makes them untrue is answered. This never makes the writer wait for the mount's process,
 //!   so whoever answers the grant writes them itself. As the kernel then asks for the attributes before it reads
 //!   from its pages, and drops pages whose file has another time of modification (`AUTO_INVAL_DATA`), reads and writes need no more.
-//! - Pages, afterwards, on a thread of the mount's own, for shared mappings. That waits for pages that a READ or WRITE in flight has
-//!   locked, and such a request may wait for the very lease that moves. So nobody waits for this thread, and it starts
-//!   nothing while the mount's session waits for an answer of ours: a SharedFS that is killed in the middle of such a write could not
-//!   end before the request does, and the request not before another SharedFS answers it.
+//! - Pages, afterwards, for shared mappings, by the helper and a thread of the mount's own that waits for it. That waits for pages that a READ or WRITE in flight has
+//!   locked, and such a request may wait for the very lease that moves. So nobody waits for this thread; and a SharedFS that is killed meanwhile ends at once, and leaves
+//!   the helper waiting.
 //!
 //! Names are not told: the one notification that covers all of them (`FUSE_NOTIFY_INC_EPOCH`) unhashes working directories, so
 //! kernels keep names only while there is one session (`ControlPage::is_shared`).
@@ -19,22 +18,21 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fs;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ashlar_types::InodeId;
+use ashlar_helper::{Helper, Line, Notified, connection_of, end_connection};
+use ashlar_types::{InodeId, MountLine, mount_lines};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Mode, OFlags};
-use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
 use crate::grant::boot_time;
 
 /// Notifications that may wait; a mount that falls behind so far gets one that covers all.
 const QUEUE_MAX: usize = 4096;
-/// How long pages wait while the mount's session waits for an answer, before they are looked at again.
-const PAGES_PAUSE: Duration = Duration::from_millis(1);
 
 const INVAL_INODE: i32 = 2;
 
@@ -70,11 +68,14 @@ impl std::fmt::Debug for Notifier {
     }
 }
 
+/// A mount's device.
 #[derive(Debug)]
-struct Device {
+pub struct Device {
     file: OwnedFd,
-    /// The number of the mount's connection, where the kernel tells it (since Linux 6.18).
+    /// The number of its connection.
     connection: Option<u32>,
+    /// What may have to wait.
+    line: Line,
 }
 
 #[derive(Debug, Default)]
@@ -90,8 +91,6 @@ struct State {
     written: u64,
     /// Files whose pages are to go.
     pages: BTreeSet<InodeId>,
-    /// Requests of the mount's session that are being served.
-    asking: usize,
     /// There was more to tell than could be, or an earlier SharedFS has left something untold: until then the kernel may believe some of it.
     lost_until: Duration,
     ended: bool,
@@ -108,22 +107,12 @@ pub struct Ticket {
     deadline: Instant,
 }
 
-/// A request of a mount's session that is being served.
-#[derive(Debug)]
-pub struct Asking(Arc<Notifier>);
-
-impl Drop for Asking {
-    fn drop(&mut self) {
-        self.0.state.lock().asking -= 1;
-    }
-}
-
 impl Notifier {
     /// Starts the thread of a mount whose device is `device`.
     ///
     /// # Errors
     /// The system's, where no thread can be started.
-    pub fn start(device: OwnedFd, ttl: Duration, note_stale: NoteStale) -> std::io::Result<Arc<Self>> {
+    pub fn start(device: Device, ttl: Duration, note_stale: NoteStale) -> std::io::Result<Arc<Self>> {
         let notifier = Self::without_device(State::default(), ttl, note_stale);
         notifier.connect(device)?;
         Ok(notifier)
@@ -163,7 +152,7 @@ impl Notifier {
     ///
     /// # Errors
     /// As [`Self::start`].
-    pub fn connect(self: &Arc<Self>, file: OwnedFd) -> std::io::Result<()> {
+    pub fn connect(self: &Arc<Self>, device: Device) -> std::io::Result<()> {
         let mut state = self.state.lock();
         if !state.has_worker {
             let worker = Arc::clone(self);
@@ -171,7 +160,7 @@ impl Notifier {
             thread.spawn(move || worker.work())?;
             state.has_worker = true;
         }
-        *self.device.lock() = Some(Arc::new(Device { connection: connection_number(&file), file }));
+        *self.device.lock() = Some(Arc::new(device));
         state.absent_until = None;
         self.changed.notify_all();
         Ok(())
@@ -215,12 +204,6 @@ impl Notifier {
         }
     }
 
-    /// Notes that a request of the mount's session is being served, until the mark is dropped.
-    pub fn asking(self: &Arc<Self>) -> Asking {
-        self.state.lock().asking += 1;
-        Asking(Arc::clone(self))
-    }
-
     /// Ends the thread and gives the device back. Where the mount's process is dead (`cut_off`), whoever waits for an answer
     /// of it fails now; the kernel of one that lives is told first what it's owed.
     pub fn end(&self, cut_off: bool) {
@@ -251,7 +234,7 @@ impl Notifier {
         let device = self.device.lock().clone();
         if let Some(device) = device {
             for stale in &batch {
-                invalidate_inode(&device.file, stale.inode, ATTRIBUTES_ONLY);
+                forget(&device.file.as_fd(), stale.inode, ATTRIBUTES_ONLY);
             }
         }
         let mut state = self.state.lock();
@@ -273,16 +256,12 @@ impl Notifier {
                 return;
             }
             let is_told = state.queue.is_empty();
-            let pages = if is_told && state.asking == 0 { state.pages.pop_first() } else { None };
-            if is_told && pages.is_none() {
-                self.changed.wait_for(&mut state, PAGES_PAUSE);
-                continue;
-            }
+            let pages = if is_told { state.pages.pop_first() } else { None };
             drop(state);
             self.tell(Instant::now() + self.ttl);
             let device = self.device.lock().clone();
             if let (Some(inode), Some(device)) = (pages, device) {
-                invalidate_inode(&device.file, inode, 0);
+                forget(&device.line.to(device.file.as_fd()), inode, 0);
             }
         }
     }
@@ -324,38 +303,25 @@ impl Ticket {
 /// The offset that stands for attributes alone.
 const ATTRIBUTES_ONLY: i64 = -1;
 
-/// `FUSE_NOTIFY_INVAL_INODE`: `inode:8 offset:8 length:8`; length 0 means all that follows.
-fn invalidate_inode(device: &OwnedFd, inode: InodeId, offset: i64) {
-    let mut body = [0; 24];
-    body[..8].copy_from_slice(&inode.0.to_le_bytes());
-    body[8..16].copy_from_slice(&offset.to_le_bytes());
-    // An inode that the kernel does not know needs no forgetting, and a mount that is gone neither.
-    let _ = write(device, INVAL_INODE, &body);
-}
-
-/// Writes a notification: `length:4 code:4 unique:8 (0)` and its body. Whether the kernel understood it.
-fn write(device: &OwnedFd, code: i32, body: &[u8]) -> bool {
+/// `FUSE_NOTIFY_INVAL_INODE`: `length:4 code:4 unique:8 (0) inode:8 offset:8 length:8`; the last length 0 means all that follows.
+fn forget(kernel: &impl Notified, inode: InodeId, offset: i64) {
     let mut message = [0; 40];
-    let length = 16 + body.len();
-    message[..4].copy_from_slice(&(length as u32).to_le_bytes());
-    message[4..8].copy_from_slice(&code.to_le_bytes());
-    message[16..length].copy_from_slice(body);
-    loop {
-        match rustix::io::write(device, &message[..length]) {
-            Err(rustix::io::Errno::INTR) => {}
-            Err(rustix::io::Errno::NOENT | rustix::io::Errno::NODEV | rustix::io::Errno::NOTCONN) => return true,
-            result => return result.is_ok(),
-        }
-    }
-}
-
-/// The number of the connection behind a device.
-fn connection_number(device: &OwnedFd) -> Option<u32> {
-    let told = fs::read_to_string(format!("/proc/self/fdinfo/{}", device.as_raw_fd())).ok()?;
-    told.lines().find_map(|line| line.strip_prefix("fuse_connection:"))?.trim().parse().ok()
+    let length = message.len() as u32;
+    message[..4].copy_from_slice(&length.to_ne_bytes());
+    message[4..8].copy_from_slice(&INVAL_INODE.to_ne_bytes());
+    message[16..24].copy_from_slice(&inode.0.to_ne_bytes());
+    message[24..32].copy_from_slice(&offset.to_ne_bytes());
+    // A mount that is gone needs no forgetting.
+    let _ = kernel.notify(&message);
 }
 
 impl Device {
+    /// A mount's, whose files show the device number `shown`.
+    pub fn new(file: OwnedFd, shown: u64, helper: &Arc<Helper>) -> Self {
+        let connection = connection_of(file.as_fd(), shown);
+        Self { file, connection, line: Line::new(Arc::clone(helper)) }
+    }
+
     /// Ends the connection if its mount is still there, whoever else has the device.
     fn abort(&self) {
         let Some(number) = self.connection else { return };
@@ -366,20 +332,25 @@ impl Device {
             return;
         }
         // Once we close our copy, the connection most often ends too.
-        if let Err(error) = write_abort(number) {
+        if let Err(error) = end_connection(number) {
             tracing::debug!(%error, number, "a dead mount's connection can't be aborted");
         }
     }
 }
 
-/// The control file system is not mounted everywhere, so it's opened without being mounted.
-fn write_abort(number: u32) -> rustix::io::Result<()> {
-    let context = rustix::mount::fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
-    rustix::mount::fsconfig_create(&context)?;
-    let control = rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
-    let file =
-        rustix::fs::openat(&control, format!("{number}/abort"), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
-    rustix::io::write(&file, b"1").map(drop)
+/// Ends the connection of a mount of this arena whose process is dead, and whose files showed this device number: a helper that waits for one of its requests has its device
+/// still, and its users would wait for ever.
+pub fn abort_dead(shown: u64, arena: &Path) {
+    let table = fs::read("/proc/self/mountinfo").unwrap_or_default();
+    let device = format!("{}:{}", rustix::fs::major(shown), rustix::fs::minor(shown));
+    // The number of a mount that is gone is given to others.
+    let is_it =
+        |line: MountLine<'_>| line.device == device.as_bytes() && line.arena() == Some(arena.as_os_str().as_bytes());
+    if mount_lines(&table).any(is_it)
+        && let Err(error) = end_connection(rustix::fs::minor(shown))
+    {
+        tracing::warn!(%error, device, "a dead mount's connection can't be ended; unmount it");
+    }
 }
 
 #[cfg(test)]
@@ -389,6 +360,11 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     const STALE: Stale = Stale { inode: InodeId(77), data: true, subtree: false };
+
+    /// A device that is none, and has no helper.
+    fn device(socket: UnixStream) -> Device {
+        Device::new(socket.into(), 0, &Arc::new(Helper::new(Vec::new())))
+    }
 
     fn queue(notifier: &Arc<Notifier>) -> Ticket {
         notifier.queue(&[], STALE)
@@ -402,18 +378,14 @@ mod tests {
     }
 
     #[test]
-    fn attributes_are_told_at_once_and_pages_when_nobody_asks() {
+    fn attributes_are_told_at_once_and_pages_behind_them() {
         let (ours, mut kernel) = UnixStream::pair().expect("sockets");
-        let notifier = Notifier::start(ours.into(), Duration::from_secs(60), Box::new(|_| {})).expect("started");
-        let asking = notifier.asking();
+        let notifier = Notifier::start(device(ours), Duration::from_secs(60), Box::new(|_| {})).expect("started");
         let start = Instant::now();
         queue(&notifier).wait();
         assert!(start.elapsed() < Duration::from_secs(30), "a kernel that takes it delays nobody");
         let attributes = message(&mut kernel, 40);
         assert_eq!((attributes[4], attributes[16], attributes[24]), (INVAL_INODE as u8, 77, 0xff));
-        kernel.set_read_timeout(Some(Duration::from_millis(30))).expect("set");
-        kernel.read_exact(&mut [0]).expect_err("pages wait for the answer that the session waits for");
-        drop(asking);
         kernel.set_read_timeout(Some(Duration::from_secs(30))).expect("set");
         let pages = message(&mut kernel, 40);
         assert_eq!((pages[4], pages[16], pages[24]), (INVAL_INODE as u8, 77, 0));
@@ -431,7 +403,7 @@ mod tests {
         let before = boot_time().as_millis() as u64;
         let ticket = queue(&notifier);
         assert!(noted.load(SeqCst) >= before + 60_000);
-        notifier.connect(ours.into()).expect("started");
+        notifier.connect(device(ours)).expect("started");
         ticket.wait();
         message(&mut kernel, 40);
         assert_eq!(noted.load(SeqCst), 0, "it was told all");
@@ -452,7 +424,7 @@ mod tests {
         let lost_until = boot_time() + Duration::from_secs(50);
         let note_stale = Box::new(move |until: Duration| note.store(until.as_millis() as u64, SeqCst));
         let notifier = Notifier::absent(Duration::from_secs(60), lost_until, note_stale);
-        notifier.connect(ours.into()).expect("started");
+        notifier.connect(device(ours)).expect("started");
         queue(&notifier).wait();
         assert_eq!(noted.load(SeqCst), lost_until.as_millis() as u64);
         notifier.end(false);
@@ -466,7 +438,7 @@ mod tests {
         let (ours, mut kernel) = UnixStream::pair().expect("sockets");
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| ticket.wait());
-            notifier.connect(ours.into()).expect("started");
+            notifier.connect(device(ours)).expect("started");
             waiting.join().expect("no panic");
             kernel.set_nonblocking(true).expect("set");
             assert_eq!(message(&mut kernel, 40)[24], 0xff, "who waited goes on when it is told");
@@ -487,7 +459,7 @@ mod tests {
     #[test]
     fn an_ended_mount_holds_up_nobody_and_its_device_is_closed() {
         let (ours, mut kernel) = UnixStream::pair().expect("sockets");
-        let notifier = Notifier::start(ours.into(), Duration::from_secs(60), Box::new(|_| {})).expect("started");
+        let notifier = Notifier::start(device(ours), Duration::from_secs(60), Box::new(|_| {})).expect("started");
         for _ in 0..QUEUE_MAX {
             queue(&notifier);
         }

@@ -254,7 +254,7 @@ fn disown_cut(state: &State) -> Result<(), DaemonError> {
 fn settle(shared: &Shared) -> Result<(), DaemonError> {
     let mut state = shared.lock();
     disown_cut(&state)?;
-    let (mut dead, mut running) = (0, Vec::new());
+    let (mut dead, mut running, mut dead_mounts) = (0, Vec::new(), Vec::new());
     for id in state.sessions.keys().copied().collect::<Vec<_>>() {
         let Some(session) = state.sessions.get_mut(&id) else { continue };
         match session.identity.process.open() {
@@ -273,14 +273,19 @@ fn settle(shared: &Shared) -> Result<(), DaemonError> {
                 crate::sessions::watch(shared, id, process);
                 tracing::info!(session = id.0, "a running session goes on");
             }
-            _ => {
+            process => {
                 dead += 1;
+                if process.is_none() && session.identity.kind == SessionKind::Mount {
+                    dead_mounts.push(session.mount_device);
+                }
                 session.is_ending = true;
                 crate::grant::end_leases(&mut state, id);
                 state.store.release_all(id);
             }
         }
     }
+    dead_mounts.retain(|device| !crate::materialise::is_mount(&state, *device));
+    dead_mounts.into_iter().for_each(|device| crate::notify::abort_dead(device, &shared.config.arena));
     {
         let State { locking, sessions, .. } = &mut *state;
         locking.take_up(&running, sessions);

@@ -18,7 +18,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::grant::{Patience, Sought};
 use crate::mailbox::Asker;
 use crate::materialise::materialise;
-use crate::notify::Notifier;
+use crate::notify::{Device, Notifier};
 use crate::sessions::{self, Refused};
 use crate::shared::Shared;
 use crate::state::State;
@@ -193,7 +193,7 @@ fn attend(shared: &Arc<Shared>, mut connection: Connection, connections: &Connec
 
 /// A reply, and the descriptors that go with it.
 struct Answer {
-    /// `None`: the opener has sent it.
+    /// `None`: the helper has sent it.
     reply: Option<Reply>,
     files: Vec<Arc<dyn AsFd + Send + Sync>>,
     /// A session that was made in advance was taken for it.
@@ -307,15 +307,13 @@ fn answer(
         _ => {}
     }
     let id = peer.session.ok_or(Errno::EPROTO)?;
-    let notifier = {
+    {
         let state = shared.lock();
         let session = state.sessions.get(&id).ok_or(Errno::ESTALE)?;
         if session.fenced.is_some() || session.is_ending {
             return Err(Errno::EIO);
         }
-        session.notifier.clone()
-    };
-    let _asking = notifier.as_ref().map(Notifier::asking);
+    }
     let reclaims = peer.is_reclaiming && matches!(request, Request::Lock { .. } | Request::RegisterMount { .. });
     if peer.is_reclaiming && !reclaims {
         sessions::note_back(&mut shared.lock(), id);
@@ -436,6 +434,7 @@ fn register_mount(shared: &Shared, id: SessionId, device: OwnedFd, number: u64) 
         return Err(Errno::EPERM);
     }
     session.set_mount_device(number).map_err(|_| Errno::EIO)?;
+    let device = Device::new(device, number, &shared.helper);
     match &session.notifier {
         Some(notifier) => notifier.connect(device)?,
         None => session.notifier = Some(Notifier::start(device, shared.cache_ttl(), session.note_stale())?),

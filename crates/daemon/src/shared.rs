@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ashlar_helper::Helper;
 use ashlar_pmem::Arena;
 use ashlar_types::{Errno, LogPosition, SessionId};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -11,7 +12,6 @@ use crate::Config;
 use crate::apply::Slice;
 use crate::grant::drive;
 use crate::mailbox::Mailboxes;
-use crate::opener::Opener;
 use crate::pool::Pool;
 use crate::state::State;
 use crate::watch::Watcher;
@@ -24,8 +24,8 @@ pub struct Shared {
     pub arena: Arc<Arena>,
     /// Ends of processes.
     pub watcher: Watcher,
-    /// Opens files on mounts.
-    pub opener: Opener,
+    /// Does what may have to wait for a mount.
+    pub helper: Arc<Helper>,
     /// When SharedFS started.
     pub started: Instant,
     /// Sessions that are nobody's yet.
@@ -55,7 +55,7 @@ impl Shared {
     /// Puts the parts together.
     pub fn new(config: Config, arena: Arc<Arena>, watcher: Watcher, state: State) -> Self {
         Self {
-            opener: Opener::new(config.opener.clone()),
+            helper: Arc::new(Helper::new(config.helper.clone())),
             config,
             arena,
             watcher,

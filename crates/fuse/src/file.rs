@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use ashlar_libfs::{LockKind, Seek, WriteAt, Written, allocation_of};
 use ashlar_types::{Credentials, Errno, InodeId, MODE_SETGID, MODE_SETUID};
-use ashlar_wire::OPENER_FLAG;
+use ashlar_wire::HELPER_FLAG;
 
 use crate::device::TRANSFER_BYTES;
 use crate::dispatch::{Answer, Call, Then};
@@ -46,7 +46,7 @@ impl<F: FileSystem> Call<'_, F> {
         let inode = self.inode();
         self.fs().open(inode)?;
         let handle = self.put_open(inode, asked.flags).inspect_err(|_| self.fs().close(inode))?;
-        if has(asked.flags, OPENER_FLAG) && self.is_by_this_program() {
+        if has(asked.flags, HELPER_FLAG) && self.is_by_this_program() {
             self.server.locks.note_sent(handle, self.header.pid);
         }
         if self.fs().is_shared() {
@@ -76,7 +76,7 @@ impl<F: FileSystem> Call<'_, F> {
         Ok(open.fh)
     }
 
-    /// Whether the caller is a process of this program, as the opener is.
+    /// Whether the caller is a process of this program, as a helper is.
     fn is_by_this_program(&self) -> bool {
         // It is no other user's, and only for him is it worth a look.
         let identity = |path: &str| rustix::fs::stat(path).map(|found| (found.st_dev, found.st_ino));

@@ -3,10 +3,13 @@
 //! Three things need it. A lease may be lost between an operation and its reply: SharedFS had the kernel forget what it did
 //! not have yet. An append may land elsewhere than the kernel thought, whose pages are then wrong. And a write past the kernel's
 //! pages is answered only when no older page is left ([`Fills`]).
+//!
+//! What of it may wait for a request in flight goes by the helper, so that this process can be killed meanwhile.
 
 use std::collections::{HashSet, VecDeque};
 use std::os::fd::AsFd;
 
+use ashlar_helper::Line;
 use ashlar_types::InodeId;
 use parking_lot::{Condvar, Mutex};
 
@@ -77,13 +80,13 @@ impl Invalidations {
     }
 
     /// The thread: works the queue off until it's closed.
-    pub(crate) fn run(&self, device: &Device, fills: &Fills) {
+    pub(crate) fn run(&self, device: &Device, line: &Line, fills: &Fills) {
         while let Some(task) = self.next() {
             match task {
-                Task::Forget(stale) => forget(device, &stale),
+                Task::Forget(stale) => forget(device, line, &stale),
                 Task::Answer(inode, route, reply) => {
                     let began = fills.begin_drop();
-                    forget(device, &Stale::Inode(inode, Pages::ALL));
+                    forget(device, line, &Stale::Inode(inode, Pages::ALL));
                     fills.end_drop(inode, began);
                     if let Err(errno) = route.send(device, &reply) {
                         tracing::error!(inode = inode.0, %errno, "the kernel took no answer to a write");
@@ -112,11 +115,12 @@ impl Invalidations {
     }
 }
 
-fn forget(device: &Device, stale: &Stale) {
+fn forget(device: &Device, line: &Line, stale: &Stale) {
     let device = device.as_fd();
     let result = match stale {
-        Stale::Inode(inode, pages) => notify::inval_inode(device, *inode, *pages),
-        Stale::Entry(directory, name) => notify::inval_entry(device, *directory, name),
+        Stale::Inode(inode, Pages::Keep) => notify::inval_inode(&device, *inode, Pages::Keep),
+        Stale::Inode(inode, pages) => notify::inval_inode(&line.to(device), *inode, *pages),
+        Stale::Entry(directory, name) => notify::inval_entry(&line.to(device), *directory, name),
         // A kernel without epochs forgets by itself when the validity that it was told runs out.
         Stale::Names => notify::inc_epoch(device).map(|_| ()),
     };

@@ -30,7 +30,7 @@ const CANCEL_AGAIN: Duration = Duration::from_millis(5);
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
     record_owners: Mutex<RecordOwners>,
-    /// Handles that the opener has made for another process, each with the thread that did, until that process has closed the descriptor that it was sent.
+    /// Handles that a helper has made for another process, each with the thread that did, until that process has closed the descriptor that it was sent.
     sent: Mutex<HashMap<u64, u32>>,
     waits: Mutex<Waits>,
 }
@@ -80,16 +80,16 @@ impl Locks {
         !self.record_owners.lock().take(inode, |other, _| other == owner).is_empty()
     }
 
-    /// Notes a handle that the opener makes. Whoever it sends the descriptor to puts it where it's to be, and closes the one that came: that is no closing
+    /// Notes a handle that a helper makes. Whoever it sends the descriptor to puts it where it's to be, and closes the one that came: that is no closing
     /// by the program, and ends none of its locks.
-    pub(crate) fn note_sent(&self, handle: u64, opener: u32) {
-        self.sent.lock().insert(handle, opener);
+    pub(crate) fn note_sent(&self, handle: u64, helper: u32) {
+        self.sent.lock().insert(handle, helper);
     }
 
     /// Whether a closing by a thread is that of the descriptor that was sent.
     pub(crate) fn was_sent(&self, handle: u64, thread: u32) -> bool {
         let mut sent = self.sent.lock();
-        let is_it = sent.get(&handle).is_some_and(|&opener| opener != thread);
+        let is_it = sent.get(&handle).is_some_and(|&helper| helper != thread);
         if is_it {
             sent.remove(&handle);
         }

@@ -1,10 +1,11 @@
 //! Mounting and unmounting.
 
-use std::ffi::CString;
+use std::ffi::{CString, OsString};
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use ashlar_helper::Helper;
 use ashlar_libfs::LibFs;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -37,6 +38,9 @@ pub struct MountOptions {
     pub threads: usize,
     /// Requests are read from the device even where the kernel has them over io_uring.
     pub without_rings: bool,
+    /// The command whose process brings the kernel notifications that may wait there: it runs [`ashlar_helper::run`] on its standard input. Without one, this process can't
+    /// be killed while one waits.
+    pub helper: Vec<OsString>,
 }
 
 /// Why there is no mount, or it could not be taken away.
@@ -117,8 +121,8 @@ impl<F: FileSystem> Mount<F> {
         entry.iter().for_each(set_read_ahead);
         detach.keep();
         let threads = if options.threads == 0 { default_threads() } else { options.threads };
-        let server = Arc::new(Server::new(file_system, device, threads, agreement, cores));
-        Ok(Self { server, mount_point, device_number: number })
+        let server = Server::new(file_system, device, threads, (agreement, cores), Helper::new(options.helper));
+        Ok(Self { server: Arc::new(server), mount_point, device_number: number })
     }
 
     /// Where it's mounted, without symbolic links.

@@ -1,7 +1,6 @@
 //! Notifications: what makes a kernel forget what it cached.
 //!
-//! They are written to a mount's `/dev/fuse` descriptor, by whoever holds one: SharedFS when it takes a lease from the
-//! mount's session, and the mount's own invalidation thread.
+//! They are written to a mount's `/dev/fuse` descriptor: by SharedFS when it takes a lease from the mount's session, by the mount itself, and by the helper for either.
 //!
 //! Which of them may wait, and for what:
 //! - [`inval_inode`] with [`Pages::Keep`], and [`inc_epoch`], never wait. The two are what a lease's move takes: with the
@@ -11,15 +10,15 @@
 //!   wait for the very lease that moves, and two mounts that write one file then wait for each other (a test of this crate
 //!   found that out). So pages are dropped behind a lease's move, and nobody waits for it, or not for long; only shared mappings
 //!   need it.
-//! - [`inval_entry`] and [`expire_entry`] wait for the directory's lock, which an operation in flight may hold.
-//!
+//! - [`inval_entry`] and [`expire_entries`] wait for the directory's lock, which an operation in flight may hold.
 //! - `ask` waits for nothing.
 //!
-//! For the same reason a thread that serves requests must write none but the first two, and the last.
+//! For the same reason a thread that serves requests must write none but the first two, and the last. And what may wait goes by the helper
+//! ([`ashlar_helper`]): a mount's process that was killed while it waits for a request in flight could not end, and nobody else answers that request.
 
-use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
 
+use ashlar_helper::Notified;
 use ashlar_types::InodeId;
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
@@ -59,7 +58,7 @@ impl Pages {
 ///
 /// # Errors
 /// `ENODEV` and the like, where the mount is gone.
-pub fn inval_inode(device: BorrowedFd<'_>, inode: InodeId, pages: Pages) -> Result<(), Errno> {
+pub fn inval_inode(kernel: &impl Notified, inode: InodeId, pages: Pages) -> Result<(), Errno> {
     let (offset, length) = match pages {
         Pages::Keep => (-1, 0),
         Pages::Range { offset, length } => {
@@ -67,33 +66,40 @@ pub fn inval_inode(device: BorrowedFd<'_>, inode: InodeId, pages: Pages) -> Resu
         }
     };
     let body = NotifyInvalInode { ino: inode.0, offset, length };
-    unless_unknown(send(device, NOTIFY_INVAL_INODE, &[body.as_bytes()]))
+    kernel.notify(&message(NOTIFY_INVAL_INODE, &[body.as_bytes()]))
 }
 
 /// Makes the kernel forget where `name` in `directory` leads, or that it leads nowhere.
 ///
 /// # Errors
 /// `ENODEV` and the like, where the mount is gone.
-pub fn inval_entry(device: BorrowedFd<'_>, directory: InodeId, name: &[u8]) -> Result<(), Errno> {
-    let namelen = u32::try_from(name.len()).map_err(|_| Errno::NAMETOOLONG)?;
-    let body = NotifyInvalEntry { parent: directory.0, namelen, flags: 0 };
+pub fn inval_entry(kernel: &impl Notified, directory: InodeId, name: &[u8]) -> Result<(), Errno> {
     // The kernel answers ENOTEMPTY, EBUSY or EINVAL for directories that are in use below: it has marked them for a fresh
     // look-up all the same.
-    match unless_unknown(send(device, NOTIFY_INVAL_ENTRY, &[body.as_bytes(), name, b"\0"])) {
+    match kernel.notify(&of_entry(directory, name, 0)?) {
         Err(Errno::NOTEMPTY | Errno::BUSY | Errno::NOTDIR) => Ok(()),
         result => result,
     }
 }
 
-/// Makes the kernel look a name up before it uses it again, and takes nothing away from who uses what it leads to. For kernels that said
+/// Makes the kernel look names up before it uses them again, and takes nothing away from who uses what they lead to. For kernels that said
 /// they can (`HAS_EXPIRE_ONLY`).
 ///
 /// # Errors
 /// `ENODEV` and the like, where the mount is gone.
-pub fn expire_entry(device: BorrowedFd<'_>, directory: InodeId, name: &[u8]) -> Result<(), Errno> {
+pub fn expire_entries<'a>(
+    kernel: &impl Notified,
+    entries: impl IntoIterator<Item = (InodeId, &'a [u8])>,
+) -> Result<(), Errno> {
+    let entries = entries.into_iter().map(|(directory, name)| of_entry(directory, name, EXPIRE_ONLY));
+    let messages = entries.collect::<Result<Vec<_>, _>>()?;
+    if messages.is_empty() { Ok(()) } else { kernel.notify(&messages.concat()) }
+}
+
+fn of_entry(directory: InodeId, name: &[u8], flags: u32) -> Result<Vec<u8>, Errno> {
     let namelen = u32::try_from(name.len()).map_err(|_| Errno::NAMETOOLONG)?;
-    let body = NotifyInvalEntry { parent: directory.0, namelen, flags: EXPIRE_ONLY };
-    unless_unknown(send(device, NOTIFY_INVAL_ENTRY, &[body.as_bytes(), name, b"\0"]))
+    let body = NotifyInvalEntry { parent: directory.0, namelen, flags };
+    Ok(message(NOTIFY_INVAL_ENTRY, &[body.as_bytes(), name, b"\0"]))
 }
 
 /// Makes the kernel look up every cached name afresh before it's used again. `false` where the kernel cannot (before
@@ -102,7 +108,7 @@ pub fn expire_entry(device: BorrowedFd<'_>, directory: InodeId, name: &[u8]) -> 
 /// # Errors
 /// `ENODEV` and the like, where the mount is gone.
 pub fn inc_epoch(device: BorrowedFd<'_>) -> Result<bool, Errno> {
-    match send(device, NOTIFY_INC_EPOCH, &[]) {
+    match device.notify(&message(NOTIFY_INC_EPOCH, &[])) {
         Ok(()) => Ok(true),
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Ok(false),
         Err(errno) => Err(errno),
@@ -116,31 +122,17 @@ pub fn inc_epoch(device: BorrowedFd<'_>) -> Result<bool, Errno> {
 /// `EINVAL` for another inode; `ENODEV` and the like, where the mount is gone.
 pub(crate) fn ask(device: BorrowedFd<'_>, number: u64, inode: InodeId) -> Result<(), Errno> {
     let body = NotifyRetrieve { notify_unique: ASKED_FOR | number << 1, nodeid: inode.0, ..NotifyRetrieve::default() };
-    unless_unknown(send(device, NOTIFY_RETRIEVE, &[body.as_bytes()]))
+    device.notify(&message(NOTIFY_RETRIEVE, &[body.as_bytes()]))
 }
 
-fn unless_unknown(result: Result<(), Errno>) -> Result<(), Errno> {
-    match result {
-        Err(Errno::NOENT) => Ok(()),
-        result => result,
-    }
-}
-
-/// Writes one notification. It must be one write, so there is nothing to go on with after a short one.
-fn send(device: BorrowedFd<'_>, code: i32, parts: &[&[u8]]) -> Result<(), Errno> {
+/// One notification; a name is the longest that there is in it.
+fn message(code: i32, parts: &[&[u8]]) -> Vec<u8> {
     let length = size_of::<OutHeader>() + parts.iter().map(|part| part.len()).sum::<usize>();
-    let header = OutHeader { len: u32::try_from(length).map_err(|_| Errno::INVAL)?, error: code, unique: 0 };
-    let mut slices = [IoSlice::new(&[]); 4];
-    let used = (parts.len() + 1).min(slices.len());
-    for (slice, part) in slices.iter_mut().zip(std::iter::once(header.as_bytes()).chain(parts.iter().copied())) {
-        *slice = IoSlice::new(part);
-    }
-    loop {
-        match rustix::io::writev(device, slices.get(..used).unwrap_or_default()) {
-            Err(Errno::INTR) => {}
-            result => return result.map(|_| ()),
-        }
-    }
+    let header = OutHeader { len: length as u32, error: code, unique: 0 };
+    let mut message = Vec::with_capacity(length);
+    message.extend_from_slice(header.as_bytes());
+    parts.iter().for_each(|part| message.extend_from_slice(part));
+    message
 }
 
 #[cfg(test)]
@@ -164,27 +156,27 @@ mod tests {
 
     #[test]
     fn attributes_alone_have_a_negative_offset() {
-        let bytes = written(|fd| inval_inode(fd, InodeId(7), Pages::Keep).unwrap());
+        let bytes = written(|fd| inval_inode(&fd, InodeId(7), Pages::Keep).unwrap());
         assert_eq!(words(&bytes), [40, 2, 0, 0, 7, 0, u32::MAX, u32::MAX, 0, 0]);
     }
 
     #[test]
     fn a_range_of_pages_is_named_in_bytes() {
         let pages = Pages::Range { offset: 4096, length: 10 };
-        let bytes = written(|fd| inval_inode(fd, InodeId(7), pages).unwrap());
+        let bytes = written(|fd| inval_inode(&fd, InodeId(7), pages).unwrap());
         assert_eq!(words(&bytes), [40, 2, 0, 0, 7, 0, 4096, 0, 10, 0]);
     }
 
     #[test]
     fn a_name_ends_with_a_nul_that_is_not_counted() {
-        let bytes = written(|fd| inval_entry(fd, InodeId(1), b"name").unwrap());
+        let bytes = written(|fd| inval_entry(&fd, InodeId(1), b"name").unwrap());
         assert_eq!(words(&bytes[..32]), [37, 3, 0, 0, 1, 0, 4, 0]);
         assert_eq!(&bytes[32..], b"name\0");
     }
 
     #[test]
     fn a_name_may_only_run_out() {
-        let bytes = written(|fd| expire_entry(fd, InodeId(1), b"name").unwrap());
+        let bytes = written(|fd| expire_entries(&fd, [(InodeId(1), &b"name"[..])]).unwrap());
         assert_eq!(words(&bytes[..32]), [37, 3, 0, 0, 1, 0, 4, 1]);
     }
 

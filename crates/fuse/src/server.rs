@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::Thread;
 use std::time::Duration;
 
+use ashlar_helper::{Helper, Line};
 use ashlar_types::{Errno, InodeId};
 use ashlar_wire::Watch;
 
@@ -61,6 +62,10 @@ pub(crate) struct Server<F> {
     pub(crate) again: Again,
     pub(crate) runs: Runs,
     pub(crate) cores: Cores,
+    /// Notifications that may wait: pages and single names, …
+    forgetting: Line,
+    /// … and all names that the kernel keeps, for which a newcomer waits.
+    expiring: Line,
     /// The number of the next handle; even.
     pub(crate) opened: AtomicU64,
     workers: Workers,
@@ -113,7 +118,14 @@ impl Drop for Counted<'_> {
 }
 
 impl<F: FileSystem> Server<F> {
-    pub(crate) fn new(file_system: Arc<F>, device: Device, threads: usize, agreement: Agreement, cores: Cores) -> Self {
+    pub(crate) fn new(
+        file_system: Arc<F>,
+        device: Device,
+        threads: usize,
+        (agreement, cores): (Agreement, Cores),
+        helper: Helper,
+    ) -> Self {
+        let helper = Arc::new(helper);
         // Beside rings little comes from the device.
         let threads = if cores.are_any() { 1 } else { threads };
         let workers = Workers { base: threads.clamp(1, WORKERS_MAX), ..Workers::default() };
@@ -129,6 +141,8 @@ impl<F: FileSystem> Server<F> {
             again: Again::default(),
             runs: Runs::default(),
             cores,
+            forgetting: Line::new(Arc::clone(&helper)),
+            expiring: Line::new(helper),
             opened: AtomicU64::new(0),
             workers,
         }
@@ -138,7 +152,7 @@ impl<F: FileSystem> Server<F> {
     /// anything that the kernel has locked, so a serving thread may do it.
     pub(crate) fn forget_attributes(&self, inode: InodeId) {
         let device = std::os::fd::AsFd::as_fd(&self.device);
-        if let Err(errno) = crate::notify::inval_inode(device, inode, crate::notify::Pages::Keep) {
+        if let Err(errno) = crate::notify::inval_inode(&device, inode, crate::notify::Pages::Keep) {
             tracing::debug!(inode = inode.0, %errno, "the kernel keeps its attributes until their time is over");
         }
     }
@@ -148,9 +162,9 @@ impl<F: FileSystem> Server<F> {
         let _ = self.workers.supervisor.set(std::thread::current());
         self.device.set_nonblocking()?;
         let invalidating = Arc::clone(self);
-        let forgetting = std::thread::Builder::new()
-            .name("ashlar-forget".into())
-            .spawn(move || invalidating.invalidations.run(&invalidating.device, &invalidating.fills))?;
+        let forgetting = std::thread::Builder::new().name("ashlar-forget".into()).spawn(move || {
+            invalidating.invalidations.run(&invalidating.device, &invalidating.forgetting, &invalidating.fills)
+        })?;
         self.watch_company()?;
         let mut started = self.start_cores();
         for _ in 0..self.workers.base {
@@ -202,11 +216,10 @@ impl<F: FileSystem> Server<F> {
     fn forget_given(&self) -> bool {
         let (names, lost_until) = self.given.take();
         let device = std::os::fd::AsFd::as_fd(&self.device);
-        for (directory, name) in names {
-            if let Err(errno) = crate::notify::expire_entry(device, directory, &name) {
-                tracing::debug!(directory = directory.0, %errno, "the kernel keeps a name until its time is over");
-                return false;
-            }
+        let entries = names.iter().map(|(directory, name)| (*directory, &**name));
+        if let Err(errno) = crate::notify::expire_entries(&self.expiring.to(device), entries) {
+            tracing::debug!(%errno, "the kernel keeps a name until its time is over");
+            return false;
         }
         lost_until.is_none()
     }

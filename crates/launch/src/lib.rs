@@ -25,7 +25,7 @@ use std::process::{Command, ExitCode};
 use ashlar_wire::{MOUNTS_VARIABLE, PLANS_VARIABLE, encode_mounts, socket_of};
 use thiserror::Error;
 
-pub use records::{MountRecord, is_topmost, records};
+pub use records::{MountRecord, dead_record_of, is_topmost, records};
 
 /// The command that knows all verbs.
 pub const MAIN: &str = "ashlar-main";

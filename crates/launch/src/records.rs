@@ -61,23 +61,26 @@ impl MountRecord {
 /// All records of mounts whose processes live.
 #[must_use]
 pub fn records() -> Vec<MountRecord> {
-    let Ok(files) = fs::read_dir(RECORDS) else { return Vec::new() };
-    let mut records = Vec::new();
+    let (mut living, _) = living_and_dead();
+    living.sort_by(|a, b| a.directory.cmp(&b.directory));
+    living
+}
+
+/// The record of a mount on `directory` that is still there, and whose process is dead: who asks something of it may find nobody who answers.
+#[must_use]
+pub fn dead_record_of(directory: &Path) -> Option<MountRecord> {
+    living_and_dead().1.into_iter().find(|record| record.directory == directory)
+}
+
+/// All records; those of mounts that are not there any more go.
+fn living_and_dead() -> (Vec<MountRecord>, Vec<MountRecord>) {
+    let files = fs::read_dir(RECORDS).into_iter().flatten().flatten();
     let is_record = |file: &DirEntry| file.file_name().as_bytes().ends_with(b".json");
-    for file in files.flatten().filter(is_record) {
-        let Some(record) =
-            fs::read(file.path()).ok().and_then(|text| serde_json::from_slice::<MountRecord>(&text).ok())
-        else {
-            continue;
-        };
-        if record.is_alive() {
-            records.push(record);
-        } else {
-            record.remove();
-        }
-    }
-    records.sort_by(|a, b| a.directory.cmp(&b.directory));
-    records
+    let records = files.filter(is_record).filter_map(|file| serde_json::from_slice(&fs::read(file.path()).ok()?).ok());
+    let (living, dead): (_, Vec<MountRecord>) = records.partition(MountRecord::is_alive);
+    let (dead, gone): (_, Vec<_>) = dead.into_iter().partition(is_topmost);
+    gone.iter().for_each(MountRecord::remove);
+    (living, dead)
 }
 
 /// Whether the topmost file system on a record's directory is the one that the record is about. One that was taken out of the tree

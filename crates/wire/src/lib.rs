@@ -37,9 +37,9 @@ pub use lock_slots::{
 };
 pub use mailbox::{Mailbox, Progress, Question};
 pub use message::{
-    Contents, Credit, DirectoryEntry, Extent, FsckReply, GrantReply, Hello, InodeState, LockKind, LockMode, LockSlot,
-    Need, OPENER_FLAG, PROTOCOL_VERSION, Peer, QuotaEra, QuotaGrant, QuotaStatus, QuotaWant, Reply, Request, ScopeKind,
-    SessionKind, SessionStatus, SpaceReply, StatusReply, Want, Welcome, WelcomeSegment,
+    Contents, Credit, DirectoryEntry, Extent, FsckReply, GrantReply, HELPER_FLAG, Hello, InodeState, LockKind,
+    LockMode, LockSlot, Need, PROTOCOL_VERSION, Peer, QuotaEra, QuotaGrant, QuotaStatus, QuotaWant, Reply, Request,
+    ScopeKind, SessionKind, SessionStatus, SpaceReply, StatusReply, Want, Welcome, WelcomeSegment,
 };
 pub use pace::{LATENCY_BUCKETS, OperationCounts, OperationKind, latency_bucket, latency_from};
 pub use report::{

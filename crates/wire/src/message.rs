@@ -481,9 +481,9 @@ pub enum Request {
     },
 }
 
-/// The opener opens what it sends to a session with this flag (`O_NONBLOCK`, which means nothing to a file) and clears it then: by that a mount knows that the
+/// A helper opens what it sends to a session with this flag (`O_NONBLOCK`, which means nothing to a file) and clears it then: by that a mount knows that the
 /// first closing by another process is no closing by a program ([`Request::Materialise`]).
-pub const OPENER_FLAG: i32 = libc::O_NONBLOCK;
+pub const HELPER_FLAG: i32 = libc::O_NONBLOCK;
 
 /// Free and total space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

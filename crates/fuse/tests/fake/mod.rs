@@ -225,10 +225,10 @@ impl Fake {
         drop(state);
         for (device, id) in told {
             // Attributes and names go at once; pages may have to wait for requests of the other mount.
-            notify::inval_inode(device.as_fd(), id, Pages::Keep).unwrap();
+            notify::inval_inode(&device.as_fd(), id, Pages::Keep).unwrap();
             assert!(notify::inc_epoch(device.as_fd()).unwrap(), "this test needs a kernel with epochs");
             self.shared.forgetting.lock().unwrap().push(std::thread::spawn(move || {
-                let _ = notify::inval_inode(device.as_fd(), id, Pages::ALL);
+                let _ = notify::inval_inode(&device.as_fd(), id, Pages::ALL);
             }));
         }
     }

@@ -12,6 +12,7 @@ mod life;
 mod linear;
 mod locks;
 mod mapped;
+mod pages;
 mod power;
 mod programs;
 mod quota;
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         bench::TESTS,
         programs::TESTS,
         kill::TESTS,
+        pages::TESTS,
         scratch::TESTS,
         hammer::TESTS,
         linear::TESTS,
@@ -52,6 +54,14 @@ fn main() -> ExitCode {
         power::TESTS,
     ];
     // What rests on the way that requests come by more than other things do.
-    let by_rings = ["life/", "conformance/", "programs/git", "programs/corners", "programs/a_flock"];
+    let by_rings = [
+        "life/",
+        "conformance/",
+        "kill/",
+        "programs/git",
+        "programs/corners",
+        "programs/a_flock",
+        "run/jobs_survive_the_daemon",
+    ];
     ashlar_tests::harness::main(&groups.concat(), &by_rings)
 }

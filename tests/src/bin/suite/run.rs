@@ -603,7 +603,7 @@ fn rights() -> Outcome<Verdict> {
 /// waited for the mount, one kill in twenty or so left it half dead, and everybody waiting.
 fn kills() -> Outcome<Verdict> {
     const FILES: usize = 64;
-    let kills = number("ASHLAR_KILL_OPENER", 10);
+    let kills = number("ASHLAR_KILL_HELPER", 10);
     let site = Site::mounted(Medium::Memory, "64M")?;
     let beside = Beside::new(&site)?;
     let files: Vec<InodeId> =

@@ -1,0 +1,133 @@
+//! The side of whoever has a helper.
+
+use std::ffi::OsString;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ashlar_types::{Errno, InodeId};
+use ashlar_wire::Connection;
+use parking_lot::Mutex;
+
+use crate::open::receive_report;
+use crate::process::Errand;
+
+/// A helper, which runs from its first errand on.
+#[derive(Debug)]
+pub struct Helper {
+    command: Vec<OsString>,
+    process: Mutex<Option<Process>>,
+    has_complained: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Process {
+    child: Child,
+    line: Connection,
+}
+
+/// Why a file was not opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpenError {
+    /// Nothing was answered. What opening it gave; `EOPNOTSUPP` where there is no helper, `EIO` where it can't be started or has died.
+    Refused(Errno),
+    /// The helper died while it answered: what the other side has got is not known.
+    Unknown,
+}
+
+impl From<Errno> for OpenError {
+    fn from(errno: Errno) -> Self {
+        Self::Refused(errno)
+    }
+}
+
+impl Helper {
+    /// A helper that `command` starts, which calls [`crate::run`] on its standard input. Without one there is none.
+    #[must_use]
+    pub const fn new(command: Vec<OsString>) -> Self {
+        Self { command, process: Mutex::new(None), has_complained: AtomicBool::new(false) }
+    }
+
+    /// Opens an inode, with flags of open(2), on the mount of a directory, and answers with it over the socket of a session.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open(
+        &self,
+        (inode, flags): (InodeId, u32),
+        mount: BorrowedFd<'_>,
+        session: BorrowedFd<'_>,
+    ) -> Result<(), OpenError> {
+        let (mut report, theirs) = UnixStream::pair().map_err(Errno::from)?;
+        self.send(Errand::Open { inode, flags }, &[theirs.as_fd(), mount, session])?;
+        drop(theirs);
+        match receive_report(&mut report) {
+            Ok(0) => {}
+            Ok(errno) => {
+                self.complain_of(Errno(errno));
+                return Err(Errno(errno).into());
+            }
+            Err(_) => return Err(Errno::EIO.into()),
+        }
+        receive_report(&mut report).map(drop).map_err(|_| OpenError::Unknown)
+    }
+
+    /// Sends an errand, to a new process where the old one is gone.
+    pub(crate) fn send(&self, errand: Errand, descriptors: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+        let mut process = self.process.lock();
+        for _ in 0..2 {
+            let mut running = match process.take() {
+                Some(running) => running,
+                None => self.start()?,
+            };
+            if running.line.send(&errand, descriptors).is_ok() {
+                *process = Some(running);
+                return Ok(());
+            }
+            // It has let go of its socket, so it is as good as gone.
+            let _ = running.child.wait();
+        }
+        tracing::error!("the process that waits for mounts dies at once");
+        Err(Errno::EIO)
+    }
+
+    fn start(&self) -> Result<Process, Errno> {
+        let [program, arguments @ ..] = &self.command[..] else { return Err(Errno::EOPNOTSUPP) };
+        let (ours, theirs) = UnixStream::pair()?;
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
+        let child = command.spawn().map_err(|error| {
+            tracing::error!(%error, "no process can be started that waits for mounts");
+            Errno::EIO
+        })?;
+        Ok(Process { child, line: Connection::from_socket(ours) })
+    }
+
+    /// Says once what an administrator can mend.
+    fn complain_of(&self, errno: Errno) {
+        if errno == Errno::EPERM && !self.has_complained.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                "the kernel does not let SharedFS open files for sessions (open_by_handle_at); give the daemon CAP_DAC_READ_SEARCH"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_command_there_are_no_descriptors() {
+        let (one, two) = UnixStream::pair().expect("sockets");
+        let open = |words: &[&str]| {
+            let command = words.iter().map(OsString::from).collect();
+            Helper::new(command).open((InodeId::ROOT, 0), one.as_fd(), two.as_fd())
+        };
+        assert_eq!(open(&[]), Err(OpenError::Refused(Errno::EOPNOTSUPP)));
+        assert_eq!(open(&["/nowhere"]), Err(OpenError::Refused(Errno::EIO)));
+        // It reads the errand, understands nothing of it, and dies.
+        assert_eq!(open(&["head", "-c", "1"]), Err(OpenError::Refused(Errno::EIO)));
+    }
+}

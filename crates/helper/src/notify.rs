@@ -1,0 +1,205 @@
+//! Notifications for a mount's kernel: messages as `/dev/fuse` takes them, `length:4 code:4 unique:8 (0)` and a body.
+
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use ashlar_wire::Connection;
+use parking_lot::Mutex;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
+
+use crate::client::Helper;
+use crate::process::{Descriptors, Errand, start};
+
+/// What each message begins with.
+const HEADER_BYTES: usize = 16;
+
+/// Whoever brings notifications to a kernel.
+pub trait Notified {
+    /// Brings messages, one after the other, each of them whatever becomes of the others. What they speak of and the kernel doesn't know is no error.
+    ///
+    /// # Errors
+    /// The kernel's, for the last of them that it did not take.
+    fn notify(&self, messages: &[u8]) -> Result<(), Errno>;
+}
+
+/// Written by the caller itself, for what never waits.
+impl Notified for BorrowedFd<'_> {
+    fn notify(&self, messages: &[u8]) -> Result<(), Errno> {
+        let (mut rest, mut result) = (messages, Ok(()));
+        while let Some(length) = rest.first_chunk().map(|length| u32::from_ne_bytes(*length) as usize) {
+            let Some((message, behind)) = rest.split_at_checked(length).filter(|_| length >= HEADER_BYTES) else {
+                return Err(Errno::INVAL);
+            };
+            result = write(*self, message).and(result);
+            rest = behind;
+        }
+        result
+    }
+}
+
+fn write(device: BorrowedFd<'_>, message: &[u8]) -> Result<(), Errno> {
+    loop {
+        match rustix::io::write(device, message) {
+            Err(Errno::INTR) => {}
+            Err(Errno::NOENT) => return Ok(()),
+            result => return result.map(drop),
+        }
+    }
+}
+
+/// Brings a mount's kernel what may have to wait there, by the helper. One message after the other: what waits holds up what comes behind it.
+#[derive(Debug)]
+pub struct Line {
+    helper: Arc<Helper>,
+    connection: Mutex<Option<Connection>>,
+}
+
+impl Line {
+    /// A line that begins with the first message.
+    #[must_use]
+    pub const fn new(helper: Arc<Helper>) -> Self {
+        Self { helper, connection: Mutex::new(None) }
+    }
+
+    /// What brings messages to a device by this line, always the same one.
+    #[must_use]
+    pub const fn to<'a>(&'a self, device: BorrowedFd<'a>) -> OfLine<'a> {
+        OfLine { line: self, device }
+    }
+
+    fn begin(&self, device: BorrowedFd<'_>) -> Result<Connection, ashlar_types::Errno> {
+        let (ours, theirs) = UnixStream::pair()?;
+        self.helper.send(Errand::Notify, &[theirs.as_fd(), device])?;
+        Ok(Connection::from_socket(ours))
+    }
+}
+
+/// See [`Line::to`].
+#[derive(Debug)]
+pub struct OfLine<'a> {
+    line: &'a Line,
+    device: BorrowedFd<'a>,
+}
+
+impl Notified for OfLine<'_> {
+    fn notify(&self, messages: &[u8]) -> Result<(), Errno> {
+        let mut connection = self.line.connection.lock();
+        // A helper that was killed meanwhile has a successor, and what it may have written is written again.
+        for _ in 0..2 {
+            let Some(mut open) = connection.take().or_else(|| self.line.begin(self.device).ok()) else { break };
+            let answer = open.send(&messages, &[]).and_then(|()| open.receive::<i32>());
+            if let Ok((errno, _)) = answer {
+                *connection = Some(open);
+                return if errno == 0 { Ok(()) } else { Err(Errno::from_raw_os_error(errno)) };
+            }
+        }
+        self.device.notify(messages)
+    }
+}
+
+/// The helper's end of a line, in a thread of its own.
+pub(crate) fn begin(line: UnixStream, mut descriptors: Descriptors) {
+    // Where something is missing, the other side finds the line closed.
+    if let Some(device) = descriptors.next() {
+        start("notify", move || run(Connection::from_socket(line), &device));
+    }
+}
+
+fn run(mut line: Connection, device: &OwnedFd) {
+    while let Ok((messages, _)) = line.receive::<Vec<u8>>() {
+        let errno = device.as_fd().notify(&messages).err().map_or(0, Errno::raw_os_error);
+        if line.send(&errno, &[]).is_err() {
+            return;
+        }
+    }
+}
+
+/// The number of a device's connection, as `fusectl` names it: what the kernel tells (since Linux 6.18), else that of the device which the mount's files show.
+#[must_use]
+pub fn connection_of(device: BorrowedFd<'_>, shown: u64) -> Option<u32> {
+    const FUSE: (u32, u32) = (10, 229);
+    let number = rustix::fs::fstat(device).ok()?.st_rdev;
+    if (rustix::fs::major(number), rustix::fs::minor(number)) != FUSE {
+        return None;
+    }
+    let told = fs::read_to_string(format!("/proc/self/fdinfo/{}", device.as_raw_fd())).unwrap_or_default();
+    let told = told.lines().find_map(|line| line.strip_prefix("fuse_connection:")?.trim().parse().ok());
+    told.or_else(|| (rustix::fs::major(shown) == 0).then(|| rustix::fs::minor(shown)))
+}
+
+/// Ends a connection by its number, whoever has its device: what waits for an answer fails, and so does all that comes.
+///
+/// # Errors
+/// The system's; `ENOENT` where there is no such connection.
+pub fn end_connection(number: u32) -> rustix::io::Result<()> {
+    // The control file system is not mounted everywhere, so it's opened without being mounted.
+    let context = rustix::mount::fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    rustix::mount::fsconfig_create(&context)?;
+    let control = rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
+    let file =
+        rustix::fs::openat(&control, format!("{number}/abort"), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::io::write(&file, b"1").map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::OsString;
+
+    fn message(body: &[u8]) -> Vec<u8> {
+        let length = (16 + body.len()) as u32;
+        [&length.to_ne_bytes()[..], &[0; 12], body].concat()
+    }
+
+    fn received(reader: &OwnedFd) -> Vec<u8> {
+        let mut bytes = [0; 256];
+        let count = rustix::io::read(reader, &mut bytes).expect("read");
+        bytes[..count].to_vec()
+    }
+
+    #[test]
+    fn each_message_is_one_write() {
+        let (reader, writer) = rustix::net::socketpair(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::SEQPACKET,
+            rustix::net::SocketFlags::CLOEXEC,
+            None,
+        )
+        .expect("sockets");
+        let (one, two) = (message(b"one"), message(b"second"));
+        let (ours, theirs) = UnixStream::pair().expect("sockets");
+        let end = std::thread::spawn(move || run(Connection::from_socket(theirs), &writer));
+        let mut line = Connection::from_socket(ours);
+        line.send(&[&one[..], &two].concat(), &[]).expect("sent");
+        assert_eq!(line.receive::<i32>().expect("answered").0, 0);
+        assert_eq!(received(&reader), one);
+        assert_eq!(received(&reader), two);
+        line.send(&vec![3u8, 0, 0, 0], &[]).expect("sent");
+        assert_eq!(line.receive::<i32>().expect("answered").0, Errno::INVAL.raw_os_error());
+        drop(reader);
+        line.send(&one, &[]).expect("sent");
+        assert_eq!(line.receive::<i32>().expect("answered").0, Errno::PIPE.raw_os_error());
+        drop(line);
+        end.join().expect("it ends with its line");
+    }
+
+    #[test]
+    fn without_a_helper_messages_are_written_by_who_has_them() {
+        for words in [&[][..], &["/nowhere"], &["true"]] {
+            let (reader, writer) = rustix::pipe::pipe().expect("a pipe");
+            let line = Line::new(Arc::new(Helper::new(words.iter().map(OsString::from).collect())));
+            line.to(writer.as_fd()).notify(&message(b"name")).expect("written");
+            assert_eq!(received(&reader), message(b"name"));
+        }
+    }
+
+    #[test]
+    fn only_a_device_has_a_connection() {
+        let (reader, _writer) = rustix::pipe::pipe().expect("a pipe");
+        assert_eq!(connection_of(reader.as_fd(), 77), None);
+    }
+}
