@@ -81,15 +81,20 @@ pub fn prefix(pid: u32) -> String {
     format!("ashlar-test-{pid}-")
 }
 
+/// The processes on whose command line there is a text.
+fn processes_naming(text: &str) -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|process| {
+        let words = std::fs::read(process.path().join("cmdline")).ok()?;
+        let is_it = String::from_utf8_lossy(&words).contains(text);
+        is_it.then(|| process.file_name().to_str()?.parse().ok()).flatten()
+    });
+    processes.collect()
+}
+
 /// Clears up behind a test that was killed: what it has started, mounted and made has its prefix in its name.
 pub fn clear_behind(pid: u32) {
     let prefix = prefix(pid);
-    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|process| {
-        let words = std::fs::read(process.path().join("cmdline")).ok()?;
-        let ours = String::from_utf8_lossy(&words).contains(&prefix);
-        ours.then(|| process.file_name().to_str()?.parse().ok()).flatten()
-    });
-    let _ = kill_all(&processes.collect::<Vec<u32>>());
+    let _ = kill_all(&processes_naming(&prefix));
     let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     for point in table.lines().filter_map(|line| line.split(' ').nth(4)).filter(|point| point.contains(&prefix)) {
         unmount(Path::new(point));
@@ -186,6 +191,12 @@ impl Site {
     /// Unmounts place `number`.
     pub fn umount(&self, number: usize) -> Outcome<Done> {
         run(ashlar(&["umount"]).arg(self.point(number)))?.success()
+    }
+
+    /// Whether any process there is has the arena on its command line.
+    #[must_use]
+    pub fn is_named(&self) -> bool {
+        !processes_naming(&self.arena.display().to_string()).is_empty()
     }
 
     /// What `status --json` says of this arena.

@@ -62,7 +62,7 @@ pub enum Verb {
     SharedFs(SharedFsArguments),
     /// The process that does what may have to wait for a mount, which SharedFS and those behind mounts start
     #[command(hide = true)]
-    Helper,
+    Helper(HelperArguments),
     /// The process behind a mount, which 'ashlar mount' starts
     #[command(hide = true)]
     MountProcess(MountProcessArguments),
@@ -343,6 +343,14 @@ pub struct SharedFsArguments {
     /// End when there was no session for so many seconds
     #[arg(long)]
     pub linger_seconds: Option<u64>,
+}
+
+/// `ashlar helper`.
+#[derive(Args, Debug)]
+pub struct HelperArguments {
+    /// The arena's directory, for who lists processes
+    #[arg(long)]
+    pub arena: PathBuf,
 }
 
 /// `ashlar mount-process`.

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::process::ExitCode;
 
 use ashlar_daemon::{Config, DaemonError, RESTART_EXIT};
@@ -44,7 +45,7 @@ pub fn run_shared_fs(arguments: &SharedFsArguments) -> Result<ExitCode, CliError
     end_with_any_thread();
     let mut config = Config::new(&arguments.arena);
     config.linger_seconds = arguments.linger_seconds;
-    config.helper = helper_command()?;
+    config.helper = helper_command(&arguments.arena);
     match ashlar_daemon::run(config) {
         Err(error @ DaemonError::Failed(_)) => {
             tracing::error!(%error, "SharedFS ends, to be started again");
@@ -54,9 +55,10 @@ pub fn run_shared_fs(arguments: &SharedFsArguments) -> Result<ExitCode, CliError
     }
 }
 
-/// What starts the process that does for SharedFS, and for those behind mounts, what may have to wait for a mount.
-pub fn helper_command() -> Result<Vec<OsString>, CliError> {
-    Ok(vec![this_program()?.into(), "helper".into()])
+/// What starts the process that does for SharedFS, and for those behind mounts, what may have to wait for a mount: the very program that runs, also where another release has been installed
+/// since. The arena is named for who looks at the list of processes.
+pub fn helper_command(arena: &Path) -> Vec<OsString> {
+    vec!["/proc/self/exe".into(), "helper".into(), "--arena".into(), arena.into()]
 }
 
 /// Runs that process. Whoever has started it is at the other end of standard input.

@@ -62,7 +62,7 @@ fn serve(arguments: &Arguments) -> Result<ExitCode, CliError> {
         Verb::Bench(bench) => bench::run(bench),
         Verb::BenchWorker(worker) => bench::run_worker(worker),
         Verb::SharedFs(shared) => daemon::run_shared_fs(shared),
-        Verb::Helper => daemon::run_helper(),
+        Verb::Helper(_) => daemon::run_helper(),
         Verb::MountProcess(mount) => mount_process::run(mount),
     }
 }

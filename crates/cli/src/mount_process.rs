@@ -50,7 +50,7 @@ pub fn serve(arguments: &MountProcessArguments, ready: &dyn Fn()) -> Result<Exit
     let options = MountOptions {
         read_only: arguments.read_only,
         source: format!("{MOUNT_SOURCE}{}", arguments.arena.display()),
-        helper: daemon::helper_command()?,
+        helper: daemon::helper_command(&arguments.arena),
         ..MountOptions::default()
     };
     let mount = Mount::new(session.clone(), directory, options)?;

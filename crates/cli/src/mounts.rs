@@ -4,11 +4,17 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
 
 use ashlar_launch::{MountRecord, dead_record_of, records};
 use ashlar_types::{MountLine, topmost_mount};
+use rustix::fs::{AtFlags, CWD, StatxFlags};
 
 use crate::error::CliError;
+
+/// A mount whose process is dead says so at once, if it says anything.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Who stands behind the mount on `directory`.
 pub fn record_of(directory: &Path) -> Option<MountRecord> {
@@ -54,14 +60,31 @@ pub fn resolve(directory: &Path) -> Result<PathBuf, CliError> {
     })
 }
 
-/// Ends the connection of a mount whose process is dead. Most often that has ended with it; but where a helper waits for one of its requests, which nobody answers any more, whoever asks
-/// something of that mount waits as well.
+/// Ends the connection of a mount whose process is dead, and that does not answer. Most often it says that it's dead; but where a helper waits for one of its requests, which nobody answers any more,
+/// whoever asks something of that mount waits as well.
 pub fn end_dead(directory: &Path) {
-    if let Some(record) = dead_record_of(directory)
+    let Some(record) = dead_record_of(directory) else { return };
+    if !answers(directory)
         && let Err(errno) = ashlar_helper::end_connection(rustix::fs::minor(record.device))
     {
-        eprintln!("ashlar: the dead mount on {} may not answer, and can't be ended: {errno}", directory.display());
+        eprintln!("ashlar: the dead mount on {} does not answer, and can't be ended: {errno}", directory.display());
     }
+    // The next mount here may have its device number.
+    record.remove();
+}
+
+/// Whether what is mounted on a directory answers within [`PATIENCE`], whatever it says.
+fn answers(directory: &Path) -> bool {
+    let (answered, answer) = std::sync::mpsc::channel();
+    let asked = directory.to_owned();
+    let ask = move || {
+        let how = AtFlags::STATX_FORCE_SYNC | AtFlags::NO_AUTOMOUNT;
+        // What it says is not asked for.
+        let _ = rustix::fs::statx(CWD, &asked, how, StatxFlags::BASIC_STATS);
+        let _ = answered.send(());
+    };
+    let asking = std::thread::Builder::new().name("ask".into()).spawn(ask);
+    asking.is_err() || answer.recv_timeout(PATIENCE) != Err(RecvTimeoutError::Timeout)
 }
 
 /// Programs whose files, working directory or root lie under `directory`, a few of them, as part of a sentence.

@@ -205,17 +205,18 @@ impl Notifier {
     }
 
     /// Ends the thread and gives the device back. Where the mount's process is dead (`cut_off`), whoever waits for an answer
-    /// of it fails now; the kernel of one that lives is told first what it's owed.
-    pub fn end(&self, cut_off: bool) {
+    /// of it fails now; the kernel of one that lives is told first what it's owed. Whether there was a device.
+    pub fn end(&self, cut_off: bool) -> bool {
         if !cut_off && !self.is_absent() {
             self.tell(Instant::now() + self.ttl);
         }
         self.state.lock().ended = true;
         self.changed.notify_all();
         let device = self.device.lock().take();
-        if let (true, Some(device)) = (cut_off, device) {
+        if let (true, Some(device)) = (cut_off, &device) {
             device.abort();
         }
+        device.is_some()
     }
 
     /// Tells the kernel of attributes that are queued; does not wait for another that does so, or for a mount to come back, longer than to

@@ -456,13 +456,17 @@ fn remove(shared: &Shared, state: &mut State, id: SessionId) {
 /// Cuts off the mounts of sessions whose processes have died. Their ends take a commit; programs that use the mounts shall
 /// not wait for that.
 fn cut_off(shared: &Shared, ids: &[SessionId]) {
-    let notifiers: Vec<_> = {
+    let mounts: Vec<_> = {
         let mut state = shared.lock();
         state.counters.sessions_died += ids.len() as u64;
-        ids.iter().filter_map(|id| state.sessions.get_mut(id)?.notifier.take()).collect()
+        let mount = |session: &mut Session| session.notifier.take().map(|notifier| (notifier, session.mount_device));
+        ids.iter().filter_map(|id| state.sessions.get_mut(id).and_then(mount)).collect()
     };
-    for notifier in notifiers {
-        notifier.end(true);
+    for (notifier, device) in mounts {
+        if !notifier.end(true) {
+            // It had not come back to this SharedFS yet.
+            crate::notify::abort_dead(device, &shared.config.arena);
+        }
     }
 }
 

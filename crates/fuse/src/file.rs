@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use ashlar_libfs::{LockKind, Seek, WriteAt, Written, allocation_of};
 use ashlar_types::{Credentials, Errno, InodeId, MODE_SETGID, MODE_SETUID};
 use ashlar_wire::HELPER_FLAG;
+use rustix::fs::{AtFlags, CWD, StatxFlags};
 
 use crate::device::TRANSFER_BYTES;
 use crate::dispatch::{Answer, Call, Then};
@@ -78,8 +79,13 @@ impl<F: FileSystem> Call<'_, F> {
 
     /// Whether the caller is a process of this program, as a helper is.
     fn is_by_this_program(&self) -> bool {
+        // What is known is enough: a program may lie on this very mount, and would be asked for here.
+        let how = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
+        let identity = |path: &str| {
+            let found = rustix::fs::statx(CWD, path, how, StatxFlags::INO)?;
+            Ok::<_, rustix::io::Errno>((found.stx_dev_major, found.stx_dev_minor, found.stx_ino))
+        };
         // It is no other user's, and only for him is it worth a look.
-        let identity = |path: &str| rustix::fs::stat(path).map(|found| (found.st_dev, found.st_ino));
         self.header.uid == rustix::process::geteuid().as_raw()
             && identity(&format!("/proc/{}/exe", self.header.pid))
                 .is_ok_and(|found| identity("/proc/self/exe").is_ok_and(|own| own == found))

@@ -3,8 +3,10 @@
 use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use ashlar_types::{Errno, InodeId};
 use ashlar_wire::Connection;
@@ -13,12 +15,24 @@ use parking_lot::Mutex;
 use crate::open::receive_report;
 use crate::process::Errand;
 
+/// As what it shows in the list of processes.
+const NAME: &str = "ashlar";
+/// How long none is started after one that could not be, or died at once.
+const PAUSE: Duration = Duration::from_secs(1);
+
 /// A helper, which runs from its first errand on.
 #[derive(Debug)]
 pub struct Helper {
     command: Vec<OsString>,
-    process: Mutex<Option<Process>>,
+    state: Mutex<State>,
     has_complained: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    process: Option<Process>,
+    /// None could be started, or it died at once.
+    failed: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -42,11 +56,22 @@ impl From<Errno> for OpenError {
     }
 }
 
+impl Process {
+    /// Lets go of it. It may be waiting for a mount, so nobody waits for its end here.
+    fn end(self) {
+        let Self { mut child, line } = self;
+        drop(line);
+        // Where there is no thread for it, it stays in the table of processes until this one ends.
+        let _ = std::thread::Builder::new().name("reap".into()).spawn(move || child.wait());
+    }
+}
+
 impl Helper {
     /// A helper that `command` starts, which calls [`crate::run`] on its standard input. Without one there is none.
     #[must_use]
     pub const fn new(command: Vec<OsString>) -> Self {
-        Self { command, process: Mutex::new(None), has_complained: AtomicBool::new(false) }
+        let state = State { process: None, failed: None };
+        Self { command, state: Mutex::new(state), has_complained: AtomicBool::new(false) }
     }
 
     /// Opens an inode, with flags of open(2), on the mount of a directory, and answers with it over the socket of a session.
@@ -75,28 +100,34 @@ impl Helper {
 
     /// Sends an errand, to a new process where the old one is gone.
     pub(crate) fn send(&self, errand: Errand, descriptors: &[BorrowedFd<'_>]) -> Result<(), Errno> {
-        let mut process = self.process.lock();
+        let mut state = self.state.lock();
+        if state.failed.is_some_and(|failed| failed.elapsed() < PAUSE) {
+            return Err(Errno::EIO);
+        }
         for _ in 0..2 {
-            let mut running = match process.take() {
-                Some(running) => running,
-                None => self.start()?,
-            };
+            let started = state.process.take().map_or_else(|| self.start(), Ok);
+            let mut running = started.inspect_err(|_| state.failed = Some(Instant::now()))?;
             if running.line.send(&errand, descriptors).is_ok() {
-                *process = Some(running);
+                state.process = Some(running);
                 return Ok(());
             }
-            // It has let go of its socket, so it is as good as gone.
-            let _ = running.child.wait();
+            running.end();
         }
         tracing::error!("the process that waits for mounts dies at once");
+        state.failed = Some(Instant::now());
         Err(Errno::EIO)
+    }
+
+    /// Notes that errands come to nothing: for a moment no more are taken.
+    pub(crate) fn rest(&self) {
+        self.state.lock().failed = Some(Instant::now());
     }
 
     fn start(&self) -> Result<Process, Errno> {
         let [program, arguments @ ..] = &self.command[..] else { return Err(Errno::EOPNOTSUPP) };
         let (ours, theirs) = UnixStream::pair()?;
         let mut command = Command::new(program);
-        command.args(arguments).stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
+        command.arg0(NAME).args(arguments).stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
         let child = command.spawn().map_err(|error| {
             tracing::error!(%error, "no process can be started that waits for mounts");
             Errno::EIO

@@ -90,13 +90,16 @@ impl Notified for OfLine<'_> {
         let mut connection = self.line.connection.lock();
         // A helper that was killed meanwhile has a successor, and what it may have written is written again.
         for _ in 0..2 {
-            let Some(mut open) = connection.take().or_else(|| self.line.begin(self.device).ok()) else { break };
+            let Some(mut open) = connection.take().or_else(|| self.line.begin(self.device).ok()) else {
+                return self.device.notify(messages);
+            };
             let answer = open.send(&messages, &[]).and_then(|()| open.receive::<i32>());
             if let Ok((errno, _)) = answer {
                 *connection = Some(open);
                 return if errno == 0 { Ok(()) } else { Err(Errno::from_raw_os_error(errno)) };
             }
         }
+        self.line.helper.rest();
         self.device.notify(messages)
     }
 }

@@ -1,6 +1,7 @@
 //! The life of a mount: from nothing to nothing.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -680,6 +681,13 @@ fn died() -> Outcome<Verdict> {
     let said = site.mount(0)?;
     ensure!(said.errors.contains("mounting anew"), "mount says: {}", said.told());
     ensure!(read(&site.point(0).join("f"))? == "acknowledged", "the file is not what was written");
+    // What is left of the dead one, whose device number this one may have, does this one no harm.
+    let mut used = File::open(site.point(0).join("f")).map_err(tried("opening the file"))?;
+    ensure!(site.umount(0).is_err(), "a mount in use was unmounted");
+    let mut text = String::new();
+    used.read_to_string(&mut text).map_err(tried("reading a file that was open"))?;
+    ensure!(text == "acknowledged", "an open file holds {text}");
+    drop(used);
     site.kill_everything()?;
     site.mount(0)?;
     ensure!(read(&site.point(0).join("f"))? == "acknowledged", "the file is not what was written");

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use ashlar_tests::command::eventually;
+use ashlar_tests::command::{eventually, kill};
 use ashlar_tests::harness::{Test, Verdict};
 use ashlar_tests::mount::{Front, Medium, Site, obstacle};
 use ashlar_tests::{Outcome, ensure, number, tried};
@@ -30,6 +30,7 @@ fn with(variable: &str, default: u64, test: fn(&Site, u64) -> Outcome) -> Outcom
     fs::write(site.point(0).join("file"), vec![0; 64 << 10]).map_err(tried("writing a file"))?;
     test(&site, kills)?;
     site.umount(0)?;
+    eventually("all processes end", SOON, || !site.is_named())?;
     site.check()?;
     Ok(Verdict::Passed(format!("{kills} kills")))
 }
@@ -89,12 +90,17 @@ fn daemon(site: &Site, kills: u64) -> Outcome {
     workers.end()
 }
 
-/// One in twenty or so of these kills left all who used the mount waiting for ever, and nobody knew that it was dead.
+/// One in twenty or so of these kills left all who used the mount waiting for ever, and nobody knew that it was dead. Every third time SharedFS is killed as well, and the next one finds a mount
+/// that is dead, or dies before it has come back.
 fn mounts(site: &Site, kills: u64) -> Outcome {
-    (0..kills).try_for_each(|_| {
+    (0..kills).try_for_each(|turn| {
         let mut workers = Workers::start(site, 7, Front::Mount)?;
         std::thread::sleep(WORK);
-        site.kill_mounts()?;
+        let (processes, daemon) = (site.mount_processes()?, site.daemon()?);
+        if turn % 3 == 0 {
+            kill(daemon)?;
+        }
+        processes.into_iter().try_for_each(kill)?;
         eventually("programs on a dead mount end", SOON, || workers.have_ended())?;
         site.mount(0).map(drop)
     })
