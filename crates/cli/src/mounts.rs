@@ -65,7 +65,7 @@ pub fn resolve(directory: &Path) -> Result<PathBuf, CliError> {
 pub fn end_dead(directory: &Path) {
     let Some(record) = dead_record_of(directory) else { return };
     if !answers(directory)
-        && let Err(errno) = ashlar_helper::end_connection(rustix::fs::minor(record.device))
+        && let Err(errno) = ashlar_helper::end_connection(record.device)
     {
         eprintln!("ashlar: the dead mount on {} does not answer, and can't be ended: {errno}", directory.display());
     }

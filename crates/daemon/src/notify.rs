@@ -24,17 +24,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ashlar_helper::{Helper, Line, Notified, connection_of, end_connection};
+use ashlar_helper::{Helper, Line, Pages, end_connection, inval_inode};
 use ashlar_types::{InodeId, MountLine, mount_lines};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::Stat;
 
 use crate::grant::boot_time;
 
 /// Notifications that may wait; a mount that falls behind so far gets one that covers all.
 const QUEUE_MAX: usize = 4096;
-
-const INVAL_INODE: i32 = 2;
 
 /// What a kernel shall forget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,8 +71,8 @@ impl std::fmt::Debug for Notifier {
 #[derive(Debug)]
 pub struct Device {
     file: OwnedFd,
-    /// The number of its connection.
-    connection: Option<u32>,
+    /// The device number that the mount's files show.
+    shown: u64,
     /// What may have to wait.
     line: Line,
 }
@@ -235,7 +234,8 @@ impl Notifier {
         let device = self.device.lock().clone();
         if let Some(device) = device {
             for stale in &batch {
-                forget(&device.file.as_fd(), stale.inode, ATTRIBUTES_ONLY);
+                // A mount that is gone needs no forgetting.
+                let _ = inval_inode(&device.file.as_fd(), stale.inode, Pages::Keep);
             }
         }
         let mut state = self.state.lock();
@@ -262,7 +262,7 @@ impl Notifier {
             self.tell(Instant::now() + self.ttl);
             let device = self.device.lock().clone();
             if let (Some(inode), Some(device)) = (pages, device) {
-                forget(&device.line.to(device.file.as_fd()), inode, 0);
+                let _ = inval_inode(&device.line.to(device.file.as_fd()), inode, Pages::ALL);
             }
         }
     }
@@ -301,40 +301,30 @@ impl Ticket {
     }
 }
 
-/// The offset that stands for attributes alone.
-const ATTRIBUTES_ONLY: i64 = -1;
-
-/// `FUSE_NOTIFY_INVAL_INODE`: `length:4 code:4 unique:8 (0) inode:8 offset:8 length:8`; the last length 0 means all that follows.
-fn forget(kernel: &impl Notified, inode: InodeId, offset: i64) {
-    let mut message = [0; 40];
-    let length = message.len() as u32;
-    message[..4].copy_from_slice(&length.to_ne_bytes());
-    message[4..8].copy_from_slice(&INVAL_INODE.to_ne_bytes());
-    message[16..24].copy_from_slice(&inode.0.to_ne_bytes());
-    message[24..32].copy_from_slice(&offset.to_ne_bytes());
-    // A mount that is gone needs no forgetting.
-    let _ = kernel.notify(&message);
-}
-
 impl Device {
     /// A mount's, whose files show the device number `shown`.
     pub fn new(file: OwnedFd, shown: u64, helper: &Arc<Helper>) -> Self {
-        let connection = connection_of(file.as_fd(), shown);
-        Self { file, connection, line: Line::new(Arc::clone(helper)) }
+        Self { file, shown, line: Line::new(Arc::clone(helper)) }
+    }
+
+    /// Whether it's a device, and its mount still there. The kernel gives the number of one that is gone to others.
+    fn is_connected(&self) -> bool {
+        const FUSE: (u32, u32) = (10, 229);
+        let is_fuse = |found: Stat| (rustix::fs::major(found.st_rdev), rustix::fs::minor(found.st_rdev)) == FUSE;
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut fds = [PollFd::new(&self.file, PollFlags::IN)];
+        rustix::fs::fstat(&self.file).is_ok_and(is_fuse)
+            && poll(&mut fds, Some(&now)).is_ok()
+            && !fds[0].revents().contains(PollFlags::ERR)
     }
 
     /// Ends the connection if its mount is still there, whoever else has the device.
     fn abort(&self) {
-        let Some(number) = self.connection else { return };
-        // The kernel gives the number of a mount that is gone to others; a device that is connected still has it.
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let mut fds = [PollFd::new(&self.file, PollFlags::IN)];
-        if poll(&mut fds, Some(&now)).is_err() || fds[0].revents().contains(PollFlags::ERR) {
-            return;
-        }
         // Once we close our copy, the connection most often ends too.
-        if let Err(error) = end_connection(number) {
-            tracing::debug!(%error, number, "a dead mount's connection can't be aborted");
+        if self.is_connected()
+            && let Err(error) = end_connection(self.shown)
+        {
+            tracing::debug!(%error, device = self.shown, "a dead mount's connection can't be aborted");
         }
     }
 }
@@ -348,7 +338,7 @@ pub fn abort_dead(shown: u64, arena: &Path) {
     let is_it =
         |line: MountLine<'_>| line.device == device.as_bytes() && line.arena() == Some(arena.as_os_str().as_bytes());
     if mount_lines(&table).any(is_it)
-        && let Err(error) = end_connection(rustix::fs::minor(shown))
+        && let Err(error) = end_connection(shown)
     {
         tracing::warn!(%error, device, "a dead mount's connection can't be ended; unmount it");
     }
@@ -360,6 +350,7 @@ mod tests {
     use std::io::Read;
     use std::os::unix::net::UnixStream;
 
+    const INVAL_INODE: i32 = 2;
     const STALE: Stale = Stale { inode: InodeId(77), data: true, subtree: false };
 
     /// A device that is none, and has no helper.
@@ -472,5 +463,11 @@ mod tests {
         assert!(!is_waited_for || start.elapsed() < Duration::from_secs(30));
         kernel.set_read_timeout(Some(Duration::from_secs(30))).expect("set");
         kernel.read_to_end(&mut Vec::new()).expect("the end of the stream");
+    }
+
+    #[test]
+    fn only_a_device_has_a_connection() {
+        let (ours, _theirs) = UnixStream::pair().expect("sockets");
+        assert!(!device(ours).is_connected());
     }
 }

@@ -82,8 +82,8 @@ impl<F: FileSystem> Call<'_, F> {
         // What is known is enough: a program may lie on this very mount, and would be asked for here.
         let how = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
         let identity = |path: &str| {
-            let found = rustix::fs::statx(CWD, path, how, StatxFlags::INO)?;
-            Ok::<_, rustix::io::Errno>((found.stx_dev_major, found.stx_dev_minor, found.stx_ino))
+            let found = rustix::fs::statx(CWD, path, how, StatxFlags::INO);
+            found.map(|found| (found.stx_dev_major, found.stx_dev_minor, found.stx_ino))
         };
         // It is no other user's, and only for him is it worth a look.
         self.header.uid == rustix::process::geteuid().as_raw()

@@ -19,13 +19,13 @@
 use std::os::fd::BorrowedFd;
 
 use ashlar_helper::Notified;
+pub use ashlar_helper::{Pages, inval_inode};
 use ashlar_types::InodeId;
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
-use crate::proto::{NotifyInvalEntry, NotifyInvalInode, NotifyRetrieve, OutHeader};
+use crate::proto::{NotifyInvalEntry, NotifyRetrieve, OutHeader};
 
-const NOTIFY_INVAL_INODE: i32 = 2;
 const NOTIFY_INVAL_ENTRY: i32 = 3;
 const NOTIFY_RETRIEVE: i32 = 5;
 const NOTIFY_INC_EPOCH: i32 = 8;
@@ -33,41 +33,6 @@ const NOTIFY_INC_EPOCH: i32 = 8;
 const ASKED_FOR: u64 = 1 << 63;
 /// A flag of [`NotifyInvalEntry`].
 const EXPIRE_ONLY: u32 = 1;
-
-/// Which cached pages of a file go, besides its attributes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Pages {
-    /// None.
-    Keep,
-    /// Those that hold bytes from `offset` on, for `length` bytes; 0 means to the end.
-    Range {
-        /// First byte.
-        offset: u64,
-        /// Bytes.
-        length: u64,
-    },
-}
-
-impl Pages {
-    /// All pages.
-    pub const ALL: Self = Self::Range { offset: 0, length: 0 };
-}
-
-/// Makes the kernel forget the attributes of `inode`, and `pages` of its data. An inode that the kernel doesn't know is no
-/// error: nothing of it is cached.
-///
-/// # Errors
-/// `ENODEV` and the like, where the mount is gone.
-pub fn inval_inode(kernel: &impl Notified, inode: InodeId, pages: Pages) -> Result<(), Errno> {
-    let (offset, length) = match pages {
-        Pages::Keep => (-1, 0),
-        Pages::Range { offset, length } => {
-            (i64::try_from(offset).unwrap_or(i64::MAX), i64::try_from(length).unwrap_or(i64::MAX))
-        }
-    };
-    let body = NotifyInvalInode { ino: inode.0, offset, length };
-    kernel.notify(&message(NOTIFY_INVAL_INODE, &[body.as_bytes()]))
-}
 
 /// Makes the kernel forget where `name` in `directory` leads, or that it leads nowhere.
 ///

@@ -100,6 +100,9 @@ impl Helper {
 
     /// Sends an errand, to a new process where the old one is gone.
     pub(crate) fn send(&self, errand: Errand, descriptors: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+        if self.command.is_empty() {
+            return Err(Errno::EOPNOTSUPP);
+        }
         let mut state = self.state.lock();
         if state.failed.is_some_and(|failed| failed.elapsed() < PAUSE) {
             return Err(Errno::EIO);
@@ -160,5 +163,10 @@ mod tests {
         assert_eq!(open(&["/nowhere"]), Err(OpenError::Refused(Errno::EIO)));
         // It reads the errand, understands nothing of it, and dies.
         assert_eq!(open(&["head", "-c", "1"]), Err(OpenError::Refused(Errno::EIO)));
+        let none = Helper::new(Vec::new());
+        for _ in 0..2 {
+            let refused = none.open((InodeId::ROOT, 0), one.as_fd(), two.as_fd());
+            assert_eq!(refused, Err(OpenError::Refused(Errno::EOPNOTSUPP)), "that is so each time");
+        }
     }
 }

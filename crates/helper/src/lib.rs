@@ -20,5 +20,5 @@ mod open;
 mod process;
 
 pub use client::{Helper, OpenError};
-pub use notify::{Line, Notified, OfLine, connection_of, end_connection};
+pub use notify::{Line, Notified, OfLine, Pages, end_connection, inval_inode};
 pub use process::{raise_descriptor_limit, run};

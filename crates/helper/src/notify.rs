@@ -1,10 +1,10 @@
 //! Notifications for a mount's kernel: messages as `/dev/fuse` takes them, `length:4 code:4 unique:8 (0)` and a body.
 
-use std::fs;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use ashlar_types::InodeId;
 use ashlar_wire::Connection;
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
@@ -16,6 +16,8 @@ use crate::process::{Descriptors, Errand, start};
 
 /// What each message begins with.
 const HEADER_BYTES: usize = 16;
+/// `FUSE_NOTIFY_INVAL_INODE`.
+const INVAL_INODE: i32 = 2;
 
 /// Whoever brings notifications to a kernel.
 pub trait Notified {
@@ -49,6 +51,48 @@ fn write(device: BorrowedFd<'_>, message: &[u8]) -> Result<(), Errno> {
             result => return result.map(drop),
         }
     }
+}
+
+/// Which cached pages of a file go, besides its attributes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pages {
+    /// None.
+    Keep,
+    /// Those that hold bytes from `offset` on, for `length` bytes; 0 means to the end.
+    Range {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+    },
+}
+
+impl Pages {
+    /// All pages.
+    pub const ALL: Self = Self::Range { offset: 0, length: 0 };
+}
+
+/// Makes the kernel forget the attributes of `inode`, and `pages` of its data. An inode that the kernel doesn't know is no
+/// error: nothing of it is cached.
+///
+/// # Errors
+/// `ENODEV` and the like, where the mount is gone.
+pub fn inval_inode(kernel: &impl Notified, inode: InodeId, pages: Pages) -> Result<(), Errno> {
+    let (offset, length) = match pages {
+        Pages::Keep => (-1, 0),
+        Pages::Range { offset, length } => {
+            (i64::try_from(offset).unwrap_or(i64::MAX), i64::try_from(length).unwrap_or(i64::MAX))
+        }
+    };
+    // The body: `inode:8 offset:8 length:8`.
+    let mut message = [0; HEADER_BYTES + 24];
+    let bytes = message.len() as u32;
+    message[..4].copy_from_slice(&bytes.to_ne_bytes());
+    message[4..8].copy_from_slice(&INVAL_INODE.to_ne_bytes());
+    message[16..24].copy_from_slice(&inode.0.to_ne_bytes());
+    message[24..32].copy_from_slice(&offset.to_ne_bytes());
+    message[32..].copy_from_slice(&length.to_ne_bytes());
+    kernel.notify(&message)
 }
 
 /// Brings a mount's kernel what may have to wait there, by the helper. One message after the other: what waits holds up what comes behind it.
@@ -121,24 +165,14 @@ fn run(mut line: Connection, device: &OwnedFd) {
     }
 }
 
-/// The number of a device's connection, as `fusectl` names it: what the kernel tells (since Linux 6.18), else that of the device which the mount's files show.
-#[must_use]
-pub fn connection_of(device: BorrowedFd<'_>, shown: u64) -> Option<u32> {
-    const FUSE: (u32, u32) = (10, 229);
-    let number = rustix::fs::fstat(device).ok()?.st_rdev;
-    if (rustix::fs::major(number), rustix::fs::minor(number)) != FUSE {
-        return None;
-    }
-    let told = fs::read_to_string(format!("/proc/self/fdinfo/{}", device.as_raw_fd())).unwrap_or_default();
-    let told = told.lines().find_map(|line| line.strip_prefix("fuse_connection:")?.trim().parse().ok());
-    told.or_else(|| (rustix::fs::major(shown) == 0).then(|| rustix::fs::minor(shown)))
-}
-
-/// Ends a connection by its number, whoever has its device: what waits for an answer fails, and so does all that comes.
+/// Ends the connection of the mount whose files show a device number, whoever has its device: what waits for an answer fails, and so does all that comes. The kernel gives the number of a mount
+/// that is gone to others.
 ///
 /// # Errors
 /// The system's; `ENOENT` where there is no such connection.
-pub fn end_connection(number: u32) -> rustix::io::Result<()> {
+pub fn end_connection(shown: u64) -> rustix::io::Result<()> {
+    // A connection has the number of that device, which has no other part.
+    let number = rustix::fs::minor(shown);
     // The control file system is not mounted everywhere, so it's opened without being mounted.
     let context = rustix::mount::fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
     rustix::mount::fsconfig_create(&context)?;
@@ -183,7 +217,8 @@ mod tests {
         assert_eq!(received(&reader), two);
         line.send(&vec![3u8, 0, 0, 0], &[]).expect("sent");
         assert_eq!(line.receive::<i32>().expect("answered").0, Errno::INVAL.raw_os_error());
-        drop(reader);
+        // Dropped, it could still be open in a child that another test starts just now.
+        rustix::net::shutdown(&reader, rustix::net::Shutdown::Both).expect("shut down");
         line.send(&one, &[]).expect("sent");
         assert_eq!(line.receive::<i32>().expect("answered").0, Errno::PIPE.raw_os_error());
         drop(line);
@@ -198,11 +233,5 @@ mod tests {
             line.to(writer.as_fd()).notify(&message(b"name")).expect("written");
             assert_eq!(received(&reader), message(b"name"));
         }
-    }
-
-    #[test]
-    fn only_a_device_has_a_connection() {
-        let (reader, _writer) = rustix::pipe::pipe().expect("a pipe");
-        assert_eq!(connection_of(reader.as_fd(), 77), None);
     }
 }

@@ -136,11 +136,6 @@ layouts! {
         namelen: u32,
         kind: u32,
     }
-    NotifyInvalInode(24) {
-        ino: u64,
-        offset: i64,
-        length: i64,
-    }
     /// The name follows, with a NUL that `namelen` doesn't count.
     NotifyInvalEntry(16) {
         parent: u64,
