@@ -73,7 +73,8 @@ pub(crate) enum OnExec {
 pub(crate) struct OpenFile {
     /// Descriptors, and calls under way; 0: the slot is free.
     references: AtomicU32,
-    session: AtomicU32,
+    /// The session that it is open in.
+    session: AtomicPtr<Session>,
     inode: AtomicU64,
     kind: AtomicU32,
     flags: AtomicU32,
@@ -165,7 +166,7 @@ impl OpenFile {
     #[allow(clippy::declare_interior_mutable_const, reason = "it is what the table is filled with")]
     const FREE: Self = Self {
         references: AtomicU32::new(0),
-        session: AtomicU32::new(0),
+        session: AtomicPtr::new(ptr::null_mut()),
         inode: AtomicU64::new(0),
         kind: AtomicU32::new(0),
         flags: AtomicU32::new(0),
@@ -175,6 +176,13 @@ impl OpenFile {
         shared: AtomicPtr::new(ptr::null_mut()),
         place: alone::Mutex::new(Place { offset: 0, is_gone: false }),
     };
+
+    /// The session that it is open in; `None` where that has ended.
+    #[inline]
+    fn session(&self) -> Option<&'static Session> {
+        // SAFETY: whoever looks has a reference, and no session is freed while there are open files of it (`users`).
+        unsafe { self.session.load(Ordering::Relaxed).as_ref() }.filter(|session| !session.is_over())
+    }
 
     /// Lets go of what it shares with other processes.
     ///
@@ -231,9 +239,17 @@ impl File {
         unsafe { (*self.open().opened.get()).as_ref() }
     }
 
-    /// The session that it is open in.
+    /// The session that it is open in, whoever the process is by now.
+    ///
+    /// # Errors
+    /// `EIO` where the session has ended.
     pub(crate) fn session(&self) -> Result<&'static Session, Errno> {
-        session::by_number(self.open().session.load(Ordering::Relaxed)).ok_or(Errno::EIO)
+        self.open().session().ok_or(Errno::EIO)
+    }
+
+    /// Whether it was opened in a session.
+    pub(crate) fn is_of(&self, session: &Session) -> bool {
+        ptr::eq(self.open().session.load(Ordering::Relaxed), session)
     }
 
     /// Its inode.
@@ -643,7 +659,7 @@ pub(crate) fn ours(from: u32, to: u32) -> impl Iterator<Item = i32> {
 ///
 /// # Errors
 /// `ENFILE`.
-pub(crate) fn open(session: u32, inode: InodeId, kind: FileKind, flags: i32) -> Result<File, Errno> {
+pub(crate) fn open(session: &'static Session, inode: InodeId, kind: FileKind, flags: i32) -> Result<File, Errno> {
     let start = HINT.load(Ordering::Relaxed) as usize;
     for step in 0..OPEN_MAX {
         let index = (start + step) % OPEN_MAX;
@@ -652,7 +668,7 @@ pub(crate) fn open(session: u32, inode: InodeId, kind: FileKind, flags: i32) -> 
             continue;
         }
         HINT.store((index + 1) as u32, Ordering::Relaxed);
-        open.session.store(session, Ordering::Relaxed);
+        open.session.store(ptr::from_ref(session).cast_mut(), Ordering::Relaxed);
         open.inode.store(inode.0, Ordering::Relaxed);
         open.kind.store(kind as u32, Ordering::Relaxed);
         open.flags.store(flags as u32, Ordering::Relaxed);
@@ -660,9 +676,8 @@ pub(crate) fn open(session: u32, inode: InodeId, kind: FileKind, flags: i32) -> 
         open.on_exec.store(OnExec::Unknown as u8, Ordering::Relaxed);
         ALONE.fetch_add(u32::from(flags & libc::O_PATH != 0), Ordering::Relaxed);
         *open.place.lock() = Place::default();
-        let opened = session::by_number(session).map(|session| session.fs.open_inode(inode));
         // SAFETY: the slot was free, and nobody else can find it yet.
-        unsafe { *open.opened.get() = opened };
+        unsafe { *open.opened.get() = Some(session.fs.open_inode(inode)) };
         return Ok(File { number: index as u32 + 1 });
     }
     Err(Errno::ENFILE)
@@ -774,7 +789,7 @@ fn close_last(number: u32) {
     // SAFETY: as above.
     unsafe { open.end_sharing() };
     // A session that is gone has taken its handles with it.
-    if let Some(session) = session::by_number(open.session.load(Ordering::Relaxed)) {
+    if let Some(session) = open.session() {
         session.fs.close(inode);
     }
 }

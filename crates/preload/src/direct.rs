@@ -223,7 +223,7 @@ pub(crate) fn leave_all() {
 }
 
 /// Whether anything of a session's is mapped yet.
-pub(crate) fn is_any_of(session: &'static Session) -> bool {
+pub(crate) fn is_any_of(session: &Session) -> bool {
     hold().0.iter().any(|direct| std::ptr::eq(direct.session, session) && !direct.left.0.is_empty())
 }
 

@@ -41,6 +41,7 @@ mod snapshot;
 mod stack;
 mod submounts;
 mod threads;
+mod users;
 
 use std::ffi::{c_char, c_int};
 

@@ -3,16 +3,17 @@
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ashlar_libfs::{LibFs, Options, Paths, alone};
 use ashlar_types::{Credentials, Errno, InodeId};
 use ashlar_wire::{PATIENCE_MS, SessionKind, decode_mounts};
 
-use crate::arch::system_call;
+use crate::arch::{DESCRIPTORS, system_call};
 use crate::heap::Held;
 use crate::submounts::{Covered, Look};
+use crate::users::{self, Others};
 use crate::{deferred, descriptors, direct, locks, materialise, path, shared};
 
 /// Mounts that a process can use.
@@ -63,12 +64,34 @@ pub(crate) struct Session {
     root: OwnedFd,
     /// The same, opened; negative so far.
     opened: AtomicI32,
+    /// It has ended, or is that of the process from which this one was forked.
+    is_over: AtomicBool,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let opened = std::mem::replace(self.opened.get_mut(), -1);
+        if opened >= 0 {
+            // Its number is forgotten with those of LibFS.
+            descriptors::close_number(opened);
+        }
+    }
 }
 
 impl Session {
     /// Looks again what is mounted in the mount, if that is due; at once, if `now` says so.
     pub(crate) fn renew_covered(&self, now: bool) {
         self.covered.renew(&mounts()[self.number as usize].path, &self.fs, now);
+    }
+
+    /// Whether nothing is done with it any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
+    }
+
+    /// Says that nothing is done with it any more.
+    pub(crate) fn end(&self) {
+        self.is_over.store(true, Ordering::Relaxed);
     }
 
     /// Whether a change of content by it clears set-id bits: for all but the super-user.
@@ -90,7 +113,7 @@ impl Session {
         let opened = once(&self.opened, || open_high(root, c".", libc::O_RDONLY | libc::O_DIRECTORY));
         // Who may not open it shows the path: SharedFS may, and takes a little longer.
         let opened = opened.unwrap_or(root);
-        // SAFETY: both stay open for as long as the session, which is for good.
+        // SAFETY: both stay open for as long as the session.
         self.fs.materialise(unsafe { BorrowedFd::borrow_raw(opened) }, inode, flags as u32)
     }
 }
@@ -99,7 +122,8 @@ static MOUNTS: OnceLock<Vec<Mount>> = OnceLock::new();
 static SESSIONS: [AtomicPtr<Session>; MOUNTS_MAX] = [const { AtomicPtr::new(std::ptr::null_mut()) }; MOUNTS_MAX];
 /// Mounts that can't be used, by bit: the kernel serves them.
 static UNUSABLE: AtomicU32 = AtomicU32::new(0);
-static CONNECTING: Mutex<()> = Mutex::new(());
+/// Held while a session is opened.
+static CONNECTING: Mutex<Others> = Mutex::new(Others::NONE);
 static PLACEHOLDER: AtomicI32 = AtomicI32::new(-1);
 /// The file creation mask, which only the process itself changes.
 pub(crate) static UMASK: AtomicU32 = AtomicU32::new(0o022);
@@ -128,7 +152,7 @@ pub(crate) fn mounts() -> &'static [Mount] {
 /// A session that was opened.
 pub(crate) fn by_number(number: u32) -> Option<&'static Session> {
     let session = SESSIONS.get(number as usize)?.load(Ordering::Acquire);
-    // SAFETY: a session that was opened is never freed.
+    // SAFETY: a session that was opened is freed only where no other thread may use it (`users`).
     unsafe { session.as_ref() }
 }
 
@@ -146,19 +170,24 @@ pub(crate) fn of_mount(number: u32) -> Option<&'static Session> {
 
 /// Opens a session for a mount, if there is none.
 pub(crate) fn open(number: u32) -> Option<&'static Session> {
-    let _one_at_a_time = CONNECTING.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut others = others();
     if let Some(session) = by_number(number) {
         return Some(session);
     }
     // Who was refused is told so once.
-    if UNUSABLE.load(Ordering::Relaxed) & 1 << number != 0 {
+    if UNUSABLE.load(Ordering::Relaxed) & 1 << number != 0 || !users::may_begin(&mut others) {
         return None;
     }
-    match connect(number) {
+    let opened = credentials().ok_or_else(|| "the process has other rights than its user".to_owned()).and_then(|who| {
+        let known = others.take(number, &who);
+        known.map_or_else(|| connect(number, who).map(|session| &*Box::leak(Box::new(session))), Ok)
+    });
+    match opened {
         Ok(session) => {
-            let session = Box::leak(Box::new(session));
-            SESSIONS[number as usize].store(session, Ordering::Release);
+            SESSIONS[number as usize].store(std::ptr::from_ref(session).cast_mut(), Ordering::Release);
             locks::note_inherited(number);
+            drop(others);
+            users::make_room(number);
             Some(session)
         }
         Err(reason) => {
@@ -172,17 +201,22 @@ pub(crate) fn open(number: u32) -> Option<&'static Session> {
     }
 }
 
-fn connect(number: u32) -> Result<Session, String> {
+/// Sessions beside the current ones. While this is held, none is opened.
+pub(crate) fn others() -> MutexGuard<'static, Others> {
+    CONNECTING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn connect(number: u32, who: Credentials) -> Result<Session, String> {
     let mount = &mounts()[number as usize];
     let path = CString::new(mount.path.clone()).map_err(|_| NOT_MOUNTED)?;
     let root = open_high(libc::AT_FDCWD, &path, libc::O_PATH | libc::O_DIRECTORY);
     let root = root.map_err(|errno| format!("the mount can't be opened: {errno}"))?;
     match begin(mount, root.as_fd()) {
-        Ok((look, fs, who, device)) => {
+        Ok((look, fs, device)) => {
             let covered = Covered::new(look, &mount.path, &fs);
             let admitted = Credentials { checked: true, ..who.clone() };
-            let (paths, opened) = (Paths::default(), AtomicI32::new(-1));
-            Ok(Session { number, fs, who, admitted, device, covered, paths, root, opened })
+            let (paths, opened, is_over) = (Paths::default(), AtomicI32::new(-1), AtomicBool::new(false));
+            Ok(Session { number, fs, who, admitted, device, covered, paths, root, opened, is_over })
         }
         Err(reason) => {
             close_high(root);
@@ -191,9 +225,8 @@ fn connect(number: u32) -> Result<Session, String> {
     }
 }
 
-/// What a session with a mount begins with, whose root is open: what is mounted in it, LibFS, who the process is, and what the mount's files show
-/// as `st_dev`.
-fn begin(mount: &Mount, root: BorrowedFd<'_>) -> Result<(Look, Arc<LibFs>, Credentials, u64), String> {
+/// What a session with a mount begins with, whose root is open: what is mounted in it, LibFS, and what the mount's files show as `st_dev`.
+fn begin(mount: &Mount, root: BorrowedFd<'_>) -> Result<(Look, Arc<LibFs>, u64), String> {
     // Nothing is asked of the mount, which lets whoever asks wait where SharedFS is away; what is asked for is the same for as long as it's mounted.
     let stat = statx(root.as_raw_fd(), libc::AT_STATX_DONT_SYNC);
     let (device, inode) = stat.map(identity).map_err(|errno| format!("the mount can't be looked at: {errno}"))?;
@@ -210,11 +243,10 @@ fn begin(mount: &Mount, root: BorrowedFd<'_>) -> Result<(Look, Arc<LibFs>, Crede
         descriptors_from: floor() as i32,
         beside: device,
     };
-    let who = credentials().ok_or("the process has other rights than its user")?;
     let before = open_from(floor());
     let fs = LibFs::connect(&options).map_err(|error| error.to_string())?;
     note_descriptors(&before);
-    Ok((look, fs, who, device))
+    Ok((look, fs, device))
 }
 
 /// What the process is called: as its first thread is.
@@ -330,6 +362,12 @@ fn close_high(file: OwnedFd) {
     descriptors::close_number(number);
 }
 
+/// Forgets those of our own descriptors that are closed.
+pub(crate) fn forget_closed() {
+    let is_closed = |number: &i32| descriptors::is_internal(*number) && !is_open(*number);
+    (0..DESCRIPTORS as i32).filter(is_closed).for_each(descriptors::forget_internal);
+}
+
 /// A descriptor of ours that is made when it is first asked for, and stays.
 fn once(known: &AtomicI32, make: impl FnOnce() -> Result<OwnedFd, Errno>) -> Result<i32, Errno> {
     let found = known.load(Ordering::Acquire);
@@ -398,7 +436,7 @@ fn credentials() -> Option<Credentials> {
     if !has_plain_numbers() {
         return None;
     }
-    let capable = file_capabilities();
+    let capable = capabilities()[0] & FILE_CAPABILITIES;
     let is_plain = if uid == 0 { capable == FILE_CAPABILITIES } else { capable == 0 };
     ((uid, gid) == (fs_uid, fs_gid) && is_plain).then_some(Credentials { uid, gid, groups, checked: false })
 }
@@ -434,14 +472,19 @@ fn has_plain_numbers() -> bool {
     map.is_ok_and(|map| map.split_ascii_whitespace().eq(["0", "0", "4294967295"]))
 }
 
-/// The effective capabilities that concern files.
-fn file_capabilities() -> u32 {
+/// The first 32 capabilities: the effective ones, and those that it may make so.
+fn capabilities() -> [u32; 2] {
     let header = [CAPABILITIES_VERSION, 0u32];
     let mut sets = [0u32; 6];
     let arguments = [(&raw const header) as u64, sets.as_mut_ptr() as u64, 0, 0, 0, 0];
-    // SAFETY: the header asks for this process, and the sets have room for both halves of the three.
+    // SAFETY: the header asks for this thread, and the sets have room for both halves of the three.
     unsafe { system_call(libc::SYS_capget as u64, arguments) };
-    sets[0] & FILE_CAPABILITIES
+    [sets[0], sets[1]]
+}
+
+/// The capabilities that it may make effective, as bits; those above the 32nd are not among them.
+pub(crate) fn permitted() -> u32 {
+    capabilities()[1]
 }
 
 /// The descriptor of which those of ours are duplicates.
@@ -480,7 +523,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Session> {
 /// table of descriptors, and the heap.
 #[allow(dead_code, reason = "they are held, and no more")]
 pub(crate) struct AllHeld(
-    MutexGuard<'static, ()>,
+    MutexGuard<'static, Others>,
     MutexGuard<'static, direct::Table>,
     locks::Held,
     MutexGuard<'static, Vec<(u32, InodeId)>>,
@@ -491,7 +534,7 @@ pub(crate) struct AllHeld(
 
 /// Keeps other threads from all that, over a fork: who holds a lock there is not in the new process to let it go.
 pub(crate) fn hold() -> AllHeld {
-    let connecting = CONNECTING.lock().unwrap_or_else(PoisonError::into_inner);
+    let connecting = others();
     let direct = direct::hold();
     let (locks, mapped, working) = (locks::hold(), materialise::hold(), path::hold());
     AllHeld(connecting, direct, locks, mapped, working, descriptors::hold(), crate::HEAP.hold())
@@ -512,26 +555,17 @@ pub(crate) fn forget_placeholder() {
 /// Forgets the sessions of the process that this one was forked from, which go on being that one's.
 pub(crate) fn forget_all() {
     deferred::begin_again();
-    take_all().for_each(|session| session.fs.hang_up());
+    users::forget_all();
     shared::forget_this();
     descriptors::forget_ours();
     direct::forget_all();
     locks::forget_all();
 }
 
-/// Ends all sessions, with nothing open in them: the process becomes another's, or runs another program.
-pub(crate) fn end_all() {
-    let ended: Vec<_> = take_all().collect();
-    // What another thread has mapped until now. Nobody maps anything any more by these.
-    direct::leave_all();
-    // What is mapped all the same, for want of memory, is kept until the process ends.
-    ended.into_iter().filter(|session| !direct::is_any_of(session)).for_each(|session| session.fs.leave());
-}
-
 /// All sessions, which are no more: who comes opens new ones, also where none could be opened before.
-fn take_all() -> impl Iterator<Item = &'static Session> {
+pub(crate) fn take_all() -> impl Iterator<Item = &'static Session> {
     UNUSABLE.store(0, Ordering::Relaxed);
-    // SAFETY: a session that was opened is never freed.
+    // SAFETY: as in `by_number`.
     SESSIONS.iter().filter_map(|session| unsafe { session.swap(std::ptr::null_mut(), Ordering::AcqRel).as_ref() })
 }
 

@@ -152,7 +152,7 @@ impl<'a> Stat<'a> {
 }
 
 /// Milliseconds since the machine began.
-fn since_start_ms() -> u64 {
+pub(crate) fn since_start_ms() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: it fills a local variable.
     unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) };

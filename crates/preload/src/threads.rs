@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
 use ashlar_libfs::alone;
 
+use crate::session;
+
 /// In place of libc's byte, where there is none: there may be threads.
 static UNKNOWN: AtomicU8 = AtomicU8::new(0);
 /// libc's byte: not 0 while there is one thread.
@@ -32,6 +34,16 @@ pub(crate) fn look() {
     if alone::is_alone() && !is_single() {
         alone::end_alone();
     }
+}
+
+/// Whether the process has one thread only: one that has just ended may still count.
+pub(crate) fn is_one() -> bool {
+    alone::is_alone() || numbers().len() == 1
+}
+
+/// The numbers of its threads.
+pub(crate) fn numbers() -> Vec<i32> {
+    session::numbers_in(c"/proc/self/task")
 }
 
 #[inline]

@@ -8,7 +8,7 @@ use super::{Served, data, process};
 use crate::arch::system_call;
 use crate::descriptors::{self, CHANGEABLE, File, OnExec};
 use crate::locks::Way;
-use crate::{locks, memory, parked};
+use crate::{locks, memory, parked, threads};
 
 /// A file that is larger than 2 GiB may be opened: always so on 64 bits, and shown by `F_GETFL`.
 const LARGE_FILE: i32 = 0o100_000;
@@ -198,7 +198,7 @@ fn close_range(a: [u64; 6]) -> Served {
     if first > last || flags & !(libc::CLOSE_RANGE_UNSHARE | libc::CLOSE_RANGE_CLOEXEC) != 0 {
         return Ok(None);
     }
-    if flags & libc::CLOSE_RANGE_UNSHARE != 0 && !process::has_one_thread() {
+    if flags & libc::CLOSE_RANGE_UNSHARE != 0 && !threads::is_one() {
         // This thread's descriptors are its own from here on, and our table is of those of all.
         process::leave_to_kernel();
         return Ok(None);

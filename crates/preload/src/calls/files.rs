@@ -118,7 +118,7 @@ fn open_named(number: i64, directory: i32, a: [u64; 6]) -> Result<i64, Errno> {
 }
 
 /// Opens what a path leads to; `None` where that is the kernel's.
-fn open_place(session: &Session, place: &Place, flags: i32, mode: u32) -> Result<Option<File>, Errno> {
+fn open_place(session: &'static Session, place: &Place, flags: i32, mode: u32) -> Result<Option<File>, Errno> {
     let opening = match place.opening(flags) {
         // What a device, a pipe or a socket does is the kernel's to say.
         Err(Errno::ENXIO) => return Ok(None),
@@ -215,8 +215,8 @@ fn may_run(inode: &Inode) -> bool {
 }
 
 /// Notes an open file that the session knows as open; where that fails it is open no more.
-fn enter(session: &Session, id: InodeId, kind: FileKind, flags: i32) -> Result<File, Errno> {
-    descriptors::open(session.number, id, kind, flags & !OPENING_FLAGS).inspect_err(|_| session.fs.close(id))
+fn enter(session: &'static Session, id: InodeId, kind: FileKind, flags: i32) -> Result<File, Errno> {
+    descriptors::open(session, id, kind, flags & !OPENING_FLAGS).inspect_err(|_| session.fs.close(id))
 }
 
 fn regular(mode: u32) -> Make<'static> {
@@ -224,12 +224,12 @@ fn regular(mode: u32) -> Make<'static> {
     Make { kind: FileKind::Regular, mode: mode & 0o7777, umask, device: 0, target: &[] }
 }
 
-fn make(session: &Session, place: &Place, flags: i32, mode: u32) -> Result<Option<File>, Errno> {
+fn make(session: &'static Session, place: &Place, flags: i32, mode: u32) -> Result<Option<File>, Errno> {
     let made = session.fs.make_open(&session.who, place.directory, &place.name, &regular(mode))?;
     enter(session, made.id, FileKind::Regular, flags).map(Some)
 }
 
-fn make_unnamed(session: &Session, directory: InodeId, flags: i32, mode: u32) -> Result<Option<File>, Errno> {
+fn make_unnamed(session: &'static Session, directory: InodeId, flags: i32, mode: u32) -> Result<Option<File>, Errno> {
     // Whether it may get a name later (`O_EXCL`: never) is the kernel's to remember.
     if flags & libc::O_EXCL != 0 {
         return Ok(None);

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ashlar_libfs::alone::{end_alone, is_alone};
+use ashlar_libfs::alone::end_alone;
 use ashlar_types::Errno;
 
 use super::{Served, Verdict};
@@ -12,6 +12,7 @@ use crate::memory;
 use crate::shared::Lent;
 use crate::{
     bare, deferred, descriptors, direct, environment, habits, hook, locks, materialise, path, report, session, shared,
+    threads, users,
 };
 
 /// Namespaces in which paths or users mean something else.
@@ -115,7 +116,7 @@ pub(super) fn serve(call: &mut Frame) -> Served {
             leave_files();
             let result = kernel(call);
             shared::change_user();
-            session::end_all();
+            users::change();
             Ok(Some(result))
         }
         libc::SYS_sendmsg => {
@@ -137,7 +138,7 @@ pub(super) fn serve(call: &mut Frame) -> Served {
             materialise::descriptor(memory::load(a[2] + 8)?)?;
             Ok(None)
         }
-        libc::SYS_unshare if a[0] & SEPARATED == 0 || a[0] & NAMESPACES == 0 && has_one_thread() => {
+        libc::SYS_unshare if a[0] & SEPARATED == 0 || a[0] & NAMESPACES == 0 && threads::is_one() => {
             IS_NUMBERED_ANEW.fetch_or(a[0] & libc::CLONE_NEWPID as u64 != 0, Ordering::Relaxed);
             Ok(None)
         }
@@ -164,11 +165,6 @@ fn kernel(call: &Frame) -> i64 {
     unsafe { system_call(call.rax, call.arguments) }
 }
 
-/// Whether the process has one thread only: one that has just ended may still count.
-pub(super) fn has_one_thread() -> bool {
-    is_alone() || session::numbers_in(c"/proc/self/task").len() == 1
-}
-
 /// The kernel serves all of this process from here on: paths will mean something else, calls may be forbidden, or descriptors be
 /// used where we do not see it, or be others for each thread.
 pub(super) fn leave_to_kernel() {
@@ -176,7 +172,7 @@ pub(super) fn leave_to_kernel() {
     end_alone();
     leave_files();
     leave_inherited(|_| true);
-    session::end_all();
+    users::end_all();
     IS_KERNELS.store(true, Ordering::Relaxed);
     super::disarm();
 }
@@ -274,7 +270,7 @@ fn execute(number: u64, a: [u64; 6], environment_at: usize) -> Served {
     }
     // Where a descriptor is a part of the path, the program is not told the path that was named; and what other threads do to descriptors meanwhile
     // is not known.
-    let carried = if is_by_path && has_one_thread() { carried::find() } else { Carried::default() };
+    let carried = if is_by_path && threads::is_one() { carried::find() } else { Carried::default() };
     let open = carried::variable(&carried, a[0]);
     let kept = environment::completed(a[environment_at], open)?;
     if let Some(kept) = &kept {
@@ -282,7 +278,7 @@ fn execute(number: u64, a: [u64; 6], environment_at: usize) -> Served {
     }
     leave_files();
     leave_inherited(|number| descriptors::closes_on_exec(number) != Some(true));
-    session::end_all();
+    users::end_all();
     habits::note_long();
     if is_by_path && let Some(result) = bare::execute(a) {
         return Ok(Some(result));

@@ -28,6 +28,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/sharedfs_is_killed_while_descriptors_are_made", run: || with(kills) },
     Test { name: "run/a_session_begins_at_any_call", run: || with(begins) },
     Test { name: "run/a_program_takes_over_what_the_shell_has_opened", run: || with(redirected) },
+    Test { name: "run/who_serves_users_becomes_each_of_them_in_turn", run: || with(users) },
     Test { name: "run/extended_attributes_are_those_of_the_kernel", run: || with(xattrs) },
     Test { name: "run/what_comes_of_copies_is_what_the_kernel_says", run: || with(copied) },
     Test { name: "run/a_root_that_its_user_can_not_list_is_in_nobodys_way", run: || with(closed_root) },
@@ -176,6 +177,11 @@ fn xattrs() -> Outcome<Verdict> {
 /// What comes of copying between descriptors of all kinds is what the kernel says and does.
 fn copied() -> Outcome<Verdict> {
     says_the_same(include_str!("../../../jobs/copies.py"), 1000)
+}
+
+/// A server that becomes the users whom it serves, and threads of different users, get what the kernel says.
+fn users() -> Outcome<Verdict> {
+    says_the_same(include_str!("../../../jobs/users.py"), 15)
 }
 
 /// A script, which is told a directory beside the mount, gives more answers than `least`, and the same ones through the mount and under

@@ -1,0 +1,187 @@
+//! Sessions of those who the process was before, and sessions that have ended.
+//!
+//! A session acts for one user. A server becomes the user whom it serves, and itself again, for each request (`seteuid`): what such a process was before, it may become
+//! again, and then the session of that time goes on. Where it can't become that user any more, the session ends with the change: who has fewer rights now has no log any more
+//! in which he could write with those of before.
+//!
+//! What has ended is freed when the process has one thread: others may be in the middle of a call with it.
+//!
+//! The kernel knows users by thread, and a session is of the process. libc has all threads change, one after the other; who makes the call himself changes one. While threads
+//! differ, the kernel serves the process, and if they go on to differ, for good.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use ashlar_types::Credentials;
+
+use crate::session::{self, Session};
+use crate::{descriptors, direct, materialise, threads};
+
+/// Of a mount so many sessions are set aside: who the process was, and whom it has served.
+const ASIDE_MAX: usize = 2;
+/// While the process has several threads, no more sessions than these end and are not freed: after that the kernel serves it.
+const ENDED_MAX: usize = 16;
+/// Threads that differ for longer, in milliseconds, do so for good. libc has them all changed in less, unless one is held up in the kernel.
+const CHANGE_MS: u64 = 50;
+/// `CAP_SETGID`, `CAP_SETUID`.
+const USER_CAPABILITIES: u32 = 1 << 6 | 1 << 7;
+/// What of a thread's status says who it is.
+const IDENTITY: [&str; 4] = ["Uid:", "Gid:", "Groups:", "CapEff:"];
+
+/// Whether the process has ever changed its user, or a thread has.
+static HAS_CHANGED: AtomicBool = AtomicBool::new(false);
+/// Whether it has no sessions any more.
+static IS_KERNELS: AtomicBool = AtomicBool::new(false);
+/// Since when threads are known to differ, in milliseconds of the machine's clock; 0: they did not, at the last look.
+static DIFFER_SINCE: AtomicU64 = AtomicU64::new(0);
+
+/// Sessions beside the current ones.
+#[derive(Debug, Default)]
+pub(crate) struct Others {
+    /// Of users that the process may become again; the newest last.
+    aside: Vec<&'static Session>,
+    /// Nobody begins anything with them any more.
+    ended: Vec<&'static Session>,
+}
+
+impl Others {
+    pub(crate) const NONE: Self = Self { aside: Vec::new(), ended: Vec::new() };
+
+    /// The session that the process had with a mount when it was this user, if it goes on.
+    pub(crate) fn take(&mut self, mount: u32, who: &Credentials) -> Option<&'static Session> {
+        let is_it = |session: &&Session| session.number == mount && session.who == *who && !session.covered.is_gone();
+        self.aside.iter().position(is_it).map(|index| self.aside.remove(index))
+    }
+
+    /// Takes the oldest ones of a mount out, of which there are more than so many.
+    fn shorten(&mut self, mount: u32, most: usize) -> Vec<&'static Session> {
+        let count = self.aside.iter().filter(|session| session.number == mount).count();
+        let oldest = self.aside.extract_if(.., |session| session.number == mount);
+        oldest.take(count.saturating_sub(most)).collect()
+    }
+
+    /// Frees what has ended, where no other thread may be in the middle of a call with it.
+    fn free(&mut self) {
+        if self.ended.is_empty() || !threads::is_one() {
+            return;
+        }
+        // What is mapped all the same, for want of memory, or could not become the kernel's, is kept until the process ends.
+        let is_left = |session: &Session| {
+            direct::is_any_of(session) || descriptors::ours(0, u32::MAX).any(|number| is_open_in(number, session))
+        };
+        for session in self.ended.extract_if(.., |session| !is_left(session)) {
+            // SAFETY: it was leaked as a box when it was opened, and it's in no list any more. This thread, the only one, is in no other call: handlers of signals wait
+            // until it is out of this one. No open file is of it.
+            drop(unsafe { Box::from_raw(std::ptr::from_ref(session).cast_mut()) });
+        }
+        session::forget_closed();
+    }
+}
+
+/// Whether a session may begin: all threads of the process are the same user's.
+pub(crate) fn may_begin(others: &mut Others) -> bool {
+    others.free();
+    if !HAS_CHANGED.load(Ordering::Relaxed) {
+        return true;
+    }
+    if others.ended.len() > ENDED_MAX {
+        IS_KERNELS.store(true, Ordering::Relaxed);
+    }
+    if IS_KERNELS.load(Ordering::Relaxed) {
+        return false;
+    }
+    if threads::is_one() || do_threads_agree() {
+        DIFFER_SINCE.store(0, Ordering::Relaxed);
+        return true;
+    }
+    let now = crate::shared::since_start_ms();
+    match DIFFER_SINCE.load(Ordering::Relaxed) {
+        0 => DIFFER_SINCE.store(now, Ordering::Relaxed),
+        since if now.saturating_sub(since) > CHANGE_MS => IS_KERNELS.store(true, Ordering::Relaxed),
+        _ => {}
+    }
+    false
+}
+
+/// Whether all threads are the same user's, as the kernel tells; not where it doesn't.
+fn do_threads_agree() -> bool {
+    let identity = |thread: i32| {
+        let status = std::fs::read_to_string(format!("/proc/self/task/{thread}/status")).ok()?;
+        let is_meant = |line: &&str| IDENTITY.iter().any(|name| line.starts_with(name));
+        Some(status.lines().filter(is_meant).collect::<Vec<_>>().join("\n"))
+    };
+    // One that ends meanwhile has no status.
+    let known: Vec<_> = threads::numbers().into_iter().filter_map(identity).collect();
+    known.first().is_some_and(|first| known.iter().all(|other| other == first))
+}
+
+/// A session begins: of the others with that mount the oldest go.
+pub(crate) fn make_room(mount: u32) {
+    let gone = session::others().shorten(mount, ASIDE_MAX - 1);
+    end(gone);
+}
+
+/// The process, or a thread of it, has become another user's, with nothing open in its sessions.
+pub(crate) fn change() {
+    HAS_CHANGED.store(true, Ordering::Relaxed);
+    let current: Vec<_> = session::take_all().collect();
+    // What another thread has mapped until now. Nobody maps anything any more by these.
+    direct::leave_all();
+    let may_return = session::permitted() & USER_CAPABILITIES == USER_CAPABILITIES;
+    let mut others = session::others();
+    let mut gone = Vec::new();
+    for session in current {
+        others.aside.push(session);
+        gone.extend(others.shorten(session.number, ASIDE_MAX));
+    }
+    if !may_return {
+        gone.append(&mut others.aside);
+    }
+    drop(others);
+    end(gone);
+}
+
+/// Ends all sessions, with nothing open in them: the kernel serves the process, or it runs another program.
+pub(crate) fn end_all() {
+    let mut gone: Vec<_> = session::take_all().collect();
+    direct::leave_all();
+    gone.append(&mut session::others().aside);
+    end(gone);
+}
+
+fn is_open_in(number: i32, session: &Session) -> bool {
+    descriptors::file(number).is_some_and(|file| file.is_of(session))
+}
+
+fn end(gone: Vec<&'static Session>) {
+    if gone.is_empty() {
+        return;
+    }
+    // What other threads have opened until now. What can't become the kernel's gives errors from here on.
+    let is_meant = |number: &i32| gone.iter().any(|session| is_open_in(*number, session));
+    descriptors::ours(0, u32::MAX).filter(is_meant).for_each(|number| {
+        let _ = materialise::descriptor(number);
+    });
+    // What is mapped all the same SharedFS keeps until the process ends.
+    for session in gone.iter().filter(|session| !direct::is_any_of(session)) {
+        session.end();
+        session.fs.leave();
+    }
+    let mut others = session::others();
+    others.ended.extend(gone);
+    others.free();
+}
+
+/// The process was forked: the sessions are the other's. They are freed where no thread of his was in the middle of anything.
+pub(crate) fn forget_all() {
+    let mut others = session::others();
+    let mut all: Vec<_> = session::take_all().collect();
+    all.append(&mut others.aside);
+    for session in &all {
+        session.end();
+        session.fs.hang_up();
+    }
+    others.ended.extend(all);
+    if !ashlar_libfs::alone::is_alone() {
+        others.ended.clear();
+    }
+}
