@@ -116,6 +116,9 @@ impl FreedMemory {
     }
 }
 
+/// A process that may have less address space than this has no session, which takes some 100 MiB of it beside data segments.
+const ADDRESS_SPACE_LEAST: u64 = 256 << 20;
+
 /// What this session has seen of others.
 #[derive(Debug, Default)]
 struct Dependencies {
@@ -176,8 +179,14 @@ impl LibFs {
     /// # Errors
     /// [`ConnectError`], with what to do next.
     pub fn connect(options: &Options) -> Result<Arc<Self>, ConnectError> {
-        let (calls, welcome, descriptors) = Calls::open(options)?;
         let memory = |error: &dyn std::fmt::Display| ConnectError::Memory(error.to_string());
+        if let Some(bytes) = segments::address_space().filter(|bytes| *bytes < ADDRESS_SPACE_LEAST) {
+            return Err(memory(&format!(
+                "the process may have no more than {} MiB of address space (ulimit -v)",
+                bytes >> 20
+            )));
+        }
+        let (calls, welcome, descriptors) = Calls::open(options)?;
         let wrong = || memory(&"the daemon sent the wrong number of descriptors");
         let [log, control, leases, others @ ..] = &descriptors[..] else { return Err(wrong()) };
         // Where there were too few numbers left for all, the last ones are missing.
@@ -212,7 +221,7 @@ impl LibFs {
         };
         // Without these all is asked for: little address space is no reason to do without the session.
         let first = first.first().zip(welcome.segment.as_ref()).and_then(|(file, told)| {
-            Some((told.number, Segment::map(file, told, medium, options.descriptors_from).ok()?))
+            Some((told.number, Segment::new(file, told, medium, options.descriptors_from).ok()?))
         });
         let board = board.first().and_then(|board| map(board, BOARD_BYTES, MappingAccess::ReadOnly, volatile).ok());
         let fs = Arc::new(Self {
@@ -366,7 +375,6 @@ impl LibFs {
         self.calls.call_with(request, descriptors, self)
     }
 
-    /// A number for a new inode.
     /// Whether there is a number for a new inode without asking for some.
     pub(crate) fn has_inodes(&self) -> bool {
         self.inodes.lock().1 > 0
@@ -380,6 +388,7 @@ impl LibFs {
         }
     }
 
+    /// A number for a new inode.
     pub(crate) fn next_inode(&self) -> Outcome<InodeId> {
         let mut range = self.inodes.lock();
         if range.1 == 0 {

@@ -1,11 +1,13 @@
-//! Data segments, mapped read-only, and their checksums.
+//! Data segments, mapped read-only, and their checksums. A process whose address space is limited needs it for itself: it reads them by calls.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::hash::BuildHasherDefault;
-use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use ashlar_pmem::{Crc32c, MapError, Mapping, MappingAccess, Medium, OutOfBounds, Persistent};
+use ashlar_pmem::{Crc32c, MapError, Mapping, MappingAccess, Medium, OutOfBounds};
 use ashlar_types::{BLOCK_BYTES, BlockAddress, Errno};
 use ashlar_wire::{Contents, Reply, Request, WelcomeSegment};
 
@@ -16,22 +18,81 @@ use crate::node::NumberHasher;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
+/// The bytes of a segment's file.
+#[derive(Debug)]
+enum Bytes {
+    Mapped(Mapping),
+    /// What there is no address space for.
+    File {
+        file: File,
+        length: u64,
+    },
+}
+
+impl Bytes {
+    fn of(file: &OwnedFd, length: u64, medium: Medium, least: i32) -> Result<Self, MapError> {
+        if !is_address_space_limited() {
+            match Mapping::map_above(file, length, MappingAccess::ReadOnly, medium, least) {
+                Err(MapError::System(_) | MapError::TooMany) => {}
+                mapped => return mapped.map(Self::Mapped),
+            }
+        }
+        let file = rustix::io::fcntl_dupfd_cloexec(file, least).map_err(std::io::Error::from)?;
+        Ok(Self::File { file: file.into(), length })
+    }
+
+    fn copy_out(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds> {
+        match self {
+            Self::Mapped(mapping) => mapping.copy_out(offset, into),
+            Self::File { file, length } => {
+                // Who has cut the file off has taken away what was granted.
+                let read = file.read_exact_at(into, offset);
+                // As behind a copy: what is looked at next is looked at afterwards.
+                fence(Ordering::Acquire);
+                read.map_err(|_| OutOfBounds { offset, length: into.len() as u64, available: *length })
+            }
+        }
+    }
+
+    fn expect_copy_out(&self, offset: u64, bytes: u64) {
+        if let Self::Mapped(mapping) = self {
+            mapping.expect_copy_out(offset, bytes);
+        }
+    }
+
+    fn file(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Mapped(mapping) => mapping.file(),
+            Self::File { file, .. } => file.as_fd(),
+        }
+    }
+}
+
+/// How much address space the process may have, in bytes; `None` where as much as there is.
+pub(crate) fn address_space() -> Option<u64> {
+    rustix::process::getrlimit(rustix::process::Resource::As).current
+}
+
+fn is_address_space_limited() -> bool {
+    address_space().is_some()
+}
+
 /// A data segment.
 #[derive(Debug)]
 pub(crate) struct Segment {
-    mapping: Mapping,
+    bytes: Bytes,
     data_offset: u64,
     /// A bit for each block: it was found to match its checksum since it was last granted.
     verified: Box<[AtomicU64]>,
 }
 
 impl Segment {
-    /// Maps a segment from its file; the descriptor that stays has a number that is at least `least`.
-    pub(crate) fn map(file: &OwnedFd, told: &WelcomeSegment, medium: Medium, least: i32) -> Result<Self, MapError> {
+    /// A segment out of its file; the descriptor that stays has a number that is at least `least`.
+    pub(crate) fn new(file: &OwnedFd, told: &WelcomeSegment, medium: Medium, least: i32) -> Result<Self, MapError> {
         let bytes = told.data_offset + u64::from(told.blocks) * BLOCK_BYTES;
-        let mapping = Mapping::map_above(file, bytes, MappingAccess::ReadOnly, medium, least)?;
+        let bytes = Bytes::of(file, bytes, medium, least)?;
         let verified = (0..told.blocks.div_ceil(u64::BITS)).map(|_| AtomicU64::new(0)).collect();
-        Ok(Self { mapping, data_offset: told.data_offset, verified })
+        Ok(Self { bytes, data_offset: told.data_offset, verified })
     }
 
     /// Copies bytes that begin `skip` bytes behind the start of `block`, and may go on over the blocks behind it. `false`
@@ -44,7 +105,7 @@ impl Segment {
             let good = (block..block.saturating_add(blocks)).take_while(|&block| self.is_verified(block)).count();
             let count = if good > 0 {
                 let count = (good * BLOCK - skip).min(rest);
-                self.mapping.copy_out(self.offset_of(block) + skip as u64, &mut into[done..done + count])?;
+                self.bytes.copy_out(self.offset_of(block) + skip as u64, &mut into[done..done + count])?;
                 count
             } else {
                 let count = (BLOCK - skip).min(rest);
@@ -62,7 +123,7 @@ impl Segment {
 
     /// Has the processor fetch bytes that begin `skip` bytes behind the start of `block`, since they will be read next.
     pub(crate) fn expect_read(&self, block: u32, skip: u64, bytes: u64) {
-        self.mapping.expect_copy_out(self.offset_of(block) + skip, bytes);
+        self.bytes.expect_copy_out(self.offset_of(block) + skip, bytes);
     }
 
     /// Copies bytes of one block that may not have been verified yet. What is verified is a copy of our own: threads of the
@@ -70,7 +131,7 @@ impl Segment {
     #[cold]
     fn read_first(&self, block: u32, skip: usize, into: &mut [u8]) -> Result<bool, OutOfBounds> {
         let mut copy = [0; BLOCK];
-        self.mapping.copy_out(self.offset_of(block), &mut copy)?;
+        self.bytes.copy_out(self.offset_of(block), &mut copy)?;
         if !self.matches(block, &copy)? {
             return Ok(false);
         }
@@ -94,7 +155,7 @@ impl Segment {
 
     /// The segment's file, which can only be read.
     pub(crate) fn file(&self) -> BorrowedFd<'_> {
-        self.mapping.file()
+        self.bytes.file()
     }
 
     /// Where a block begins in the file, in bytes.
@@ -123,7 +184,7 @@ impl Segment {
 
     fn matches(&self, block: u32, data: &[u8]) -> Result<bool, OutOfBounds> {
         let mut expected = [0; 4];
-        self.mapping.load(u64::from(block) * 4, &mut expected)?;
+        self.bytes.copy_out(u64::from(block) * 4, &mut expected)?;
         Ok(u32::from_le_bytes(expected) == Crc32c::of(data))
     }
 }
@@ -185,7 +246,7 @@ impl LibFs {
             self.segments.keep_current(era);
             let (reply, descriptors) = self.call_with(&Request::Segment(number), &[])?;
             let (Reply::Segment(info), Some(file)) = (reply, descriptors.first()) else { return Err(Errno::EIO) };
-            let segment = Segment::map(file, &info, self.medium, self.descriptors_from).map_err(|_| Errno::EIO)?;
+            let segment = Segment::new(file, &info, self.medium, self.descriptors_from).map_err(|_| Errno::EIO)?;
             let mut mapped = self.segments.0.write();
             if mapped.era == era {
                 mapped.by_number.insert(number, segment);

@@ -9,7 +9,7 @@
 //! [`image`] that programs map in place of libc's own: they share its pages, and touch those that they run.
 //!
 //! A program may call the kernel itself (in Rust, through a crate that does). It is patched in the same way, where the call's number is
-//! plain to see; a scan that finds nothing that looks like a call is short.
+//! plain to see; a scan that finds nothing that looks like a call is short. So is a library that is known to do so ([`CALLERS`]).
 //!
 //! What can't be patched goes to the kernel, and through FUSE: slower, and as correct, but for what says how later calls are to be
 //! understood (the working directory, `umask`, descriptors).
@@ -53,15 +53,31 @@ impl Library {
 
 /// What [`find`] looks for, and what it found.
 struct Search {
+    is_it: fn(&Library, &CStr, usize) -> bool,
     address: usize,
     found: Option<Library>,
 }
 
 const NOTE_BUILD_ID: u32 = 3;
 
+/// How the names of libraries begin that call the kernel past libc for what must be seen: for an `io_uring` files must be the kernel's.
+const CALLERS: [&[u8]; 1] = [b"liburing.so"];
+
 /// The library in which an address lies.
 pub(crate) fn library_of(address: usize) -> Option<Library> {
-    let mut search = Search { address, found: None };
+    search(address, |library, _, address| library.code.iter().any(|code| code.contains(&address)))
+}
+
+/// The library that was loaded of those that call the kernel themselves.
+fn caller() -> Option<Library> {
+    search(0, |_, path, _| {
+        let name = path.to_bytes().rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+        CALLERS.iter().any(|caller| name.starts_with(caller))
+    })
+}
+
+fn search(address: usize, is_it: fn(&Library, &CStr, usize) -> bool) -> Option<Library> {
+    let mut search = Search { is_it, address, found: None };
     // SAFETY: `find` gets the search as its argument, and is called only until this returns.
     unsafe { libc::dl_iterate_phdr(Some(find), (&raw mut search).cast()) };
     search.found
@@ -93,7 +109,9 @@ unsafe extern "C" fn find(info: *mut libc::dl_phdr_info, _size: usize, search: *
             _ => {}
         }
     }
-    let is_it = library.code.iter().any(|code| code.contains(&search.address));
+    // SAFETY: the linker names what it has loaded, by a string, or not at all.
+    let name = if info.dlpi_name.is_null() { c"" } else { unsafe { CStr::from_ptr(info.dlpi_name) } };
+    let is_it = (search.is_it)(&library, name, search.address);
     if is_it {
         search.found = Some(library);
     }
@@ -139,21 +157,21 @@ pub(crate) fn catch_libc(plans: Option<&CStr>, wanted: impl Fn(i32) -> bool) -> 
     is_mapped || apply::apply(&library, &sites)
 }
 
-/// Has the program's own calls come to the entry, where they are plain to see and a plan can be kept: there are too many programs to
-/// scan each whenever it runs. One whose runtime calls the kernel on stacks that have no room for us goes without.
+/// Has the program's own calls come to the entry, and those of a library that is known to make some, where they are plain to see and a plan can be
+/// kept: there are too many programs to scan each whenever it runs. One whose runtime calls the kernel on stacks that have no room for us goes
+/// without.
 pub(crate) fn catch_program(plans: Option<&CStr>, wanted: impl Fn(i32) -> bool) {
     // SAFETY: it takes a number, and reads what the kernel has told the process at its start.
     let entry = unsafe { libc::getauxval(libc::AT_ENTRY) };
-    let Some(program) = library_of(entry as usize).filter(|program| !program.is_go) else { return };
-    if scan::is_plainly_without(&program) {
-        return;
-    }
-    let Some(kept) = plans.and_then(|plans| Kept::at(plans, &program.build_id, None)) else { return };
-    let plan = known_plan(&program, &kept);
-    let sites = apply::sites(&program, &plan, |number| number >= 0 && wanted(number));
-    if !sites.is_empty() {
-        keep_wide_registers();
-        apply::apply(&program, &sites);
+    let program = library_of(entry as usize).filter(|program| !program.is_go && !scan::is_plainly_without(program));
+    for object in [program, caller()].into_iter().flatten() {
+        let Some(kept) = plans.and_then(|plans| Kept::at(plans, &object.build_id, None)) else { continue };
+        let plan = known_plan(&object, &kept);
+        let sites = apply::sites(&object, &plan, |number| number >= 0 && wanted(number));
+        if !sites.is_empty() {
+            keep_wide_registers();
+            apply::apply(&object, &sites);
+        }
     }
 }
 
