@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # setup.sh NEED…: sees to it that what the named needs take is there: installs the Debian/Ubuntu packages that are
-# missing and says which. Needs: build, run, demo, test, runtimes, bench, check. What it cannot install is an error that
+# missing and says which. Needs: build, run, demo, test, runtimes, servers, bench, check. What it cannot install is an error that
 # says what to do.
 set -euo pipefail
 
@@ -22,6 +22,11 @@ things() {
     runtimes)
       echo 'has node|nodejs'
       echo 'has javac && has jar|default-jdk-headless'
+      ;;
+    servers)
+      echo 'has dovecot && test -x /usr/lib/dovecot/imap|dovecot-imapd'
+      echo 'test -x /usr/lib/dovecot/lmtp|dovecot-lmtpd'
+      echo 'has mariadbd && has mariadb-install-db|mariadb-server'
       ;;
     build)
       echo 'has cc|gcc'

@@ -3,7 +3,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 # Where nothing may be skipped, also what is too large to be brought to everybody: Node, and a Java that compiles.
-scripts/setup.sh build run test ${CI:+runtimes} || exit 1
+scripts/setup.sh build run test ${CI:+runtimes servers} || exit 1
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 

@@ -34,6 +34,8 @@ const VIM: Job = job!("vim", "vim.tiny|vim", "setfattr");
 const LEVELDB: Job = job!("leveldb", "/usr/lib/python3/dist-packages/plyvel");
 const ROCKSDB: Job = job!("rocksdb", "db_bench", "ldb");
 const POSTGRES: Job = job!("postgres", "initdb|/usr/lib/postgresql", "runuser");
+const DOVECOT: Job = job!("dovecot", "dovecot|/usr/sbin/dovecot", "/usr/lib/dovecot/lmtp", "python3");
+const MARIADB: Job = job!("mariadb", "mariadbd|/usr/sbin/mariadbd", "mariadb-install-db");
 const ASYNCHRONOUS: Job = job!("asynchronous", "python3");
 const BASH: Job = job!("bash", "bash");
 const TMUX: Job = job!("tmux", "tmux");
@@ -57,6 +59,8 @@ pub const TESTS: &[Test] = &[
     Test { name: "programs/leveldb", run: || same(&LEVELDB) },
     Test { name: "programs/rocksdb", run: || same(&ROCKSDB) },
     Test { name: "programs/postgres", run: || same(&POSTGRES) },
+    Test { name: "programs/dovecot", run: || same(&DOVECOT) },
+    Test { name: "programs/mariadb", run: || same(&MARIADB) },
     Test { name: "programs/corners_of_the_kernel_interface", run: || same(&KERNEL) },
     Test { name: "programs/overlay", run: overlay },
     Test { name: "programs/asynchronous_writes_leave_no_stale_pages", run: || same(&ASYNCHRONOUS) },
@@ -73,6 +77,9 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/leveldb", run: || same_through(&LEVELDB, Front::RunAtOnce) },
     Test { name: "run/rocksdb", run: || same_through(&ROCKSDB, Front::Run) },
     Test { name: "run/postgres", run: || same_through(&POSTGRES, Front::Run) },
+    Test { name: "run/dovecot", run: || same_through(&DOVECOT, Front::RunAtOnce) },
+    Test { name: "run/dovecot_after_the_first_calls", run: || same_through(&DOVECOT, Front::Run) },
+    Test { name: "run/mariadb", run: || same_through(&MARIADB, Front::RunAtOnce) },
     Test { name: "run/bash_as_a_login_shell", run: || same_through(&BASH, Front::Run) },
     Test { name: "run/tmux", run: || same_through(&TMUX, Front::Run) },
     Test { name: "run/python_multiprocessing", run: || same_through(&MULTIPROCESSING, Front::RunAtOnce) },
@@ -84,8 +91,8 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/git_after_the_first_calls", run: || same_through(&GIT, Front::Run) },
 ];
 
-/// Programs that are too large to be installed for whoever only runs the tests.
-const RUNTIMES: [&str; 3] = ["node", "javac", "jar"];
+/// What is too large to be installed for whoever only runs the tests, or begins to serve when it is: by the need of 'scripts/setup.sh' that brings it.
+const APART: [(&str, &[Job]); 2] = [("runtimes", &[NODE, JAVA]), ("servers", &[DOVECOT, MARIADB])];
 const PRELUDE: &str = include_str!("../../../jobs/prelude.sh");
 
 impl Job {
@@ -94,7 +101,8 @@ impl Job {
         let directories = std::env::var_os("PATH").unwrap_or_default();
         let found = |program: &str| std::env::split_paths(&directories).any(|at| at.join(program).exists());
         let missing = self.takes.iter().find(|alternatives| !alternatives.split('|').any(found))?;
-        let need = if RUNTIMES.contains(missing) { "runtimes" } else { "test" };
+        let is_this = |(_, jobs): &&(&str, &[Self])| jobs.iter().any(|job| job.name == self.name);
+        let need = APART.iter().find(is_this).map_or("test", |(need, _)| need);
         Some(format!("there is no {missing}, which 'scripts/setup.sh {need}' installs"))
     }
 
