@@ -37,7 +37,8 @@ impl Bytes {
                 mapped => return mapped.map(Self::Mapped),
             }
         }
-        let file = rustix::io::fcntl_dupfd_cloexec(file, least).map_err(std::io::Error::from)?;
+        let moved = rustix::io::fcntl_dupfd_cloexec(file, least);
+        let file = moved.or_else(|_| rustix::io::fcntl_dupfd_cloexec(file, 0)).map_err(std::io::Error::from)?;
         Ok(Self::File { file: file.into(), length })
     }
 

@@ -23,7 +23,7 @@ use crate::arch::{ASHLAR_INTEREST, CALLS, Frame, INTEREST_ALWAYS, INTEREST_APART
 use crate::locks::Way;
 use crate::{
     bare, deferred, descriptors, direct, habits, hook, materialise, memory, parked, path, report, session, shared,
-    snapshot, submounts,
+    snapshot, submounts, users,
 };
 
 /// What becomes of a call.
@@ -338,6 +338,14 @@ pub(crate) fn concerns_lent(call: &Frame) -> bool {
     call.rax as i64 == libc::SYS_execve && bare::is_possible()
 }
 
+/// Makes the descriptors that a call names the kernel's, if they were opened in a session of another user: what may be done with them LibFS would judge by
+/// that one's rights.
+fn leave_others(call: &Frame) -> Result<(), Errno> {
+    let numbers = descriptors_of(call.rax as i64).iter().map(|at| call.arguments[*at] as i32);
+    let is_others = |number: &i32| descriptors::file(*number).is_some_and(|file| !file.is_of_now());
+    numbers.filter(is_others).try_for_each(materialise::descriptor)
+}
+
 /// Whether a call must be served here: the quick look, on the program's own stack.
 pub(crate) fn concerns(call: &Frame) -> bool {
     let a = &call.arguments;
@@ -558,6 +566,13 @@ pub(crate) fn at_once(call: &Frame) -> Option<i64> {
 
 /// Serves a call.
 pub(crate) fn serve(call: &mut Frame) -> Verdict {
+    // No session is in use by this thread yet.
+    users::free(call.rax as i64);
+    if users::has_changed()
+        && let Err(errno) = leave_others(call)
+    {
+        return Verdict::Done(-i64::from(errno.0));
+    }
     if shared::is_any()
         && let Some(result) = look_at_shared(call)
     {

@@ -247,6 +247,12 @@ impl File {
         self.open().session().ok_or(Errno::EIO)
     }
 
+    /// Whether the session that it is open in is the process's current one with that mount: of another one, which was another user's, it has no more than
+    /// what the kernel gives with an open file.
+    pub(crate) fn is_of_now(&self) -> bool {
+        self.session().is_ok_and(Session::is_current)
+    }
+
     /// Whether it was opened in a session.
     pub(crate) fn is_of(&self, session: &Session) -> bool {
         ptr::eq(self.open().session.load(Ordering::Relaxed), session)

@@ -19,7 +19,7 @@ use ashlar_types::{Errno, FileKind, InodeId};
 use crate::arch::system_call;
 use crate::descriptors::File;
 use crate::materialise;
-use crate::session::{self, Session};
+use crate::session::Session;
 
 const PAGE: u64 = 4096;
 /// What a program may ask for beside the kind of the mapping.
@@ -116,7 +116,7 @@ pub(crate) fn map(file: &File, a: [u64; 6]) -> Result<Option<i64>, Errno> {
         return Ok(None);
     };
     let put = put_noted(session, &mapped, (inode, offset), (a[0], blocks * PAGE), flags);
-    if put.is_none() && is_current(session) {
+    if put.is_none() && !session.is_over() {
         session.fs.unmap(inode, mapped.number);
     }
     Ok(put)
@@ -133,7 +133,7 @@ fn put_noted(
     // All segments are asked for beforehand.
     mapped.pieces.iter().try_for_each(|piece| session.fs.with_segment_file(piece, |_, _| ())).ok()?;
     let mut table = hold();
-    if !is_current(session) || materialise::is_mapped(session.number, inode) {
+    if !session.is_current() || materialise::is_mapped(session.number, inode) {
         return None;
     }
     let address = put(session, mapped, (address, length), flags).ok()?;
@@ -143,11 +143,6 @@ fn put_noted(
     let (number, kind) = (mapped.number, flags & libc::MAP_TYPE);
     table.0.push(Direct { session, inode, number, kind, address, offset, left });
     Some(address as i64)
-}
-
-/// Whether a session has not ended.
-fn is_current(session: &'static Session) -> bool {
-    session::by_number(session.number).is_some_and(|current| std::ptr::eq(current, session))
 }
 
 /// Puts the pieces side by side where there is room for them, or where the program says.
@@ -265,7 +260,7 @@ fn leave_if(is_meant: impl Fn(&Direct) -> bool) {
 
 /// Tells SharedFS what is mapped no more.
 fn let_go(gone: Vec<Direct>) {
-    for direct in gone.into_iter().filter(|direct| is_current(direct.session)) {
+    for direct in gone.into_iter().filter(|direct| !direct.session.is_over()) {
         direct.session.fs.unmap(direct.inode, direct.number);
     }
 }

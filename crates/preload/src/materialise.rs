@@ -232,7 +232,8 @@ pub(crate) fn share(session: u32, inode: InodeId) -> Result<(), Errno> {
     note_mapped(this);
     for number in descriptors::ours(0, u32::MAX) {
         let Some(other) = descriptors::file(number) else { continue };
-        if (other.session()?.number, other.inode()) == this {
+        // One of a session that has ended gives errors as it is.
+        if other.session().is_ok_and(|session| (session.number, other.inode()) == this) {
             locks::with_mapped(&other, |real, is_noted| {
                 other.hand_over(is_noted, |number, place| put(real, number, place))
             })?;

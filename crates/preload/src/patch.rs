@@ -61,7 +61,7 @@ struct Search {
 const NOTE_BUILD_ID: u32 = 3;
 
 /// How the names of libraries begin that call the kernel past libc for what must be seen: for an `io_uring` files must be the kernel's.
-const CALLERS: [&[u8]; 1] = [b"liburing.so"];
+const CALLERS: [&[u8]; 2] = [b"liburing.so", b"liburing-ffi.so"];
 
 /// The library in which an address lies.
 pub(crate) fn library_of(address: usize) -> Option<Library> {

@@ -285,6 +285,7 @@ pub(crate) fn start(directory: i32, path: &[u8]) -> Result<Option<Start<'_>>, Er
     }
     if let Some((file, rest)) =
         descriptor_before(path).and_then(|(number, rest)| Some((descriptors::file(number)?, rest)))
+        && file.is_of_now()
     {
         let session = file.session()?;
         return Ok(file.is_directory().then_some(Start { session, directory: file.inode(), rest }));

@@ -84,6 +84,11 @@ impl Session {
         self.covered.renew(&mounts()[self.number as usize].path, &self.fs, now);
     }
 
+    /// Whether it's the process's current one with that mount.
+    pub(crate) fn is_current(&self) -> bool {
+        by_number(self.number).is_some_and(|current| std::ptr::eq(current, self))
+    }
+
     /// Whether nothing is done with it any more.
     pub(crate) fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Relaxed)
@@ -170,12 +175,15 @@ pub(crate) fn of_mount(number: u32) -> Option<&'static Session> {
 
 /// Opens a session for a mount, if there is none.
 pub(crate) fn open(number: u32) -> Option<&'static Session> {
+    if users::are_kernels() {
+        return None;
+    }
     let mut others = others();
     if let Some(session) = by_number(number) {
         return Some(session);
     }
     // Who was refused is told so once.
-    if UNUSABLE.load(Ordering::Relaxed) & 1 << number != 0 || !users::may_begin(&mut others) {
+    if UNUSABLE.load(Ordering::Relaxed) & 1 << number != 0 || !users::may_begin(&others) {
         return None;
     }
     let opened = credentials().ok_or_else(|| "the process has other rights than its user".to_owned()).and_then(|who| {
@@ -421,7 +429,7 @@ fn identity(stat: libc::statx) -> (u64, InodeId) {
 }
 
 /// On whose behalf the process acts; `None` where its rights are not just those of its user: the kernel knows them.
-fn credentials() -> Option<Credentials> {
+pub(crate) fn credentials() -> Option<Credentials> {
     // SAFETY: they take nothing, or a user that there is not, which changes nothing.
     let (uid, gid, fs_uid, fs_gid) = unsafe {
         let call = |number: i64, argument: u64| system_call(number as u64, [argument, 0, 0, 0, 0, 0]) as u32;
@@ -562,7 +570,7 @@ pub(crate) fn forget_all() {
     locks::forget_all();
 }
 
-/// All sessions, which are no more: who comes opens new ones, also where none could be opened before.
+/// All sessions, which are current no more: who comes opens new ones, also where none could be opened before.
 pub(crate) fn take_all() -> impl Iterator<Item = &'static Session> {
     UNUSABLE.store(0, Ordering::Relaxed);
     // SAFETY: as in `by_number`.

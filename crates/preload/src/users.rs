@@ -31,7 +31,9 @@ const IDENTITY: [&str; 4] = ["Uid:", "Gid:", "Groups:", "CapEff:"];
 static HAS_CHANGED: AtomicBool = AtomicBool::new(false);
 /// Whether it has no sessions any more.
 static IS_KERNELS: AtomicBool = AtomicBool::new(false);
-/// Since when threads are known to differ, in milliseconds of the machine's clock; 0: they did not, at the last look.
+/// Whether some may have ended, and the process had one thread when the last one did: the next call frees them.
+static IS_ANY_ENDED: AtomicBool = AtomicBool::new(false);
+/// Since when threads are known to differ, in milliseconds of the machine's clock; 0: they did not, at the last look, or one has changed since.
 static DIFFER_SINCE: AtomicU64 = AtomicU64::new(0);
 
 /// Sessions beside the current ones.
@@ -58,35 +60,60 @@ impl Others {
         let oldest = self.aside.extract_if(.., |session| session.number == mount);
         oldest.take(count.saturating_sub(most)).collect()
     }
+}
 
-    /// Frees what has ended, where no other thread may be in the middle of a call with it.
-    fn free(&mut self) {
-        if self.ended.is_empty() || !threads::is_one() {
-            return;
-        }
-        // What is mapped all the same, for want of memory, or could not become the kernel's, is kept until the process ends.
-        let is_left = |session: &Session| {
-            direct::is_any_of(session) || descriptors::ours(0, u32::MAX).any(|number| is_open_in(number, session))
-        };
-        for session in self.ended.extract_if(.., |session| !is_left(session)) {
-            // SAFETY: it was leaked as a box when it was opened, and it's in no list any more. This thread, the only one, is in no other call: handlers of signals wait
-            // until it is out of this one. No open file is of it.
-            drop(unsafe { Box::from_raw(std::ptr::from_ref(session).cast_mut()) });
-        }
-        session::forget_closed();
+/// Whether the process, or a thread of it, has ever become another user's.
+#[inline]
+pub(crate) fn has_changed() -> bool {
+    HAS_CHANGED.load(Ordering::Relaxed)
+}
+
+/// Whether the process has no sessions any more.
+pub(crate) fn are_kernels() -> bool {
+    IS_KERNELS.load(Ordering::Relaxed)
+}
+
+/// The sessions that are set aside.
+pub(crate) fn aside() -> Vec<&'static Session> {
+    if has_changed() { session::others().aside.clone() } else { Vec::new() }
+}
+
+/// Frees what has ended, as a call begins on this thread, unless another thread may be in the middle of one. Who runs another program is spared it.
+#[inline]
+pub(crate) fn free(call: i64) {
+    if IS_ANY_ENDED.load(Ordering::Relaxed) && !matches!(call, libc::SYS_execve | libc::SYS_execveat) {
+        free_ended();
     }
 }
 
+#[cold]
+fn free_ended() {
+    IS_ANY_ENDED.store(false, Ordering::Relaxed);
+    // It may have made another one past us.
+    if !threads::is_one() {
+        return;
+    }
+    // What is mapped all the same, for want of memory, or could not become the kernel's, is kept until the process ends.
+    let is_left = |session: &Session| {
+        direct::is_any_of(session) || descriptors::ours(0, u32::MAX).any(|number| is_open_in(number, session))
+    };
+    let gone: Vec<_> = session::others().ended.extract_if(.., |session| !is_left(session)).collect();
+    for session in gone {
+        leave(session);
+        // SAFETY: it was leaked as a box when it was opened, and it's in no list any more. This thread, the only one, has just begun a call, and no other one is under way:
+        // handlers of signals wait until a call is done. No open file is of it.
+        drop(unsafe { Box::from_raw(std::ptr::from_ref(session).cast_mut()) });
+    }
+    session::forget_closed();
+}
+
 /// Whether a session may begin: all threads of the process are the same user's.
-pub(crate) fn may_begin(others: &mut Others) -> bool {
-    others.free();
-    if !HAS_CHANGED.load(Ordering::Relaxed) {
+pub(crate) fn may_begin(others: &Others) -> bool {
+    if !has_changed() {
         return true;
     }
     if others.ended.len() > ENDED_MAX {
         IS_KERNELS.store(true, Ordering::Relaxed);
-    }
-    if IS_KERNELS.load(Ordering::Relaxed) {
         return false;
     }
     if threads::is_one() || do_threads_agree() {
@@ -106,6 +133,10 @@ pub(crate) fn may_begin(others: &mut Others) -> bool {
 fn do_threads_agree() -> bool {
     let identity = |thread: i32| {
         let status = std::fs::read_to_string(format!("/proc/self/task/{thread}/status")).ok()?;
+        // The first one may have ended before the others: it is what it was then.
+        if status.lines().any(|line| line.starts_with("State:") && line.contains(['Z', 'X'])) {
+            return None;
+        }
         let is_meant = |line: &&str| IDENTITY.iter().any(|name| line.starts_with(name));
         Some(status.lines().filter(is_meant).collect::<Vec<_>>().join("\n"))
     };
@@ -120,31 +151,40 @@ pub(crate) fn make_room(mount: u32) {
     end(gone);
 }
 
-/// The process, or a thread of it, has become another user's, with nothing open in its sessions.
+/// The process, or a thread of it, may have become another user's, with nothing open in its sessions.
 pub(crate) fn change() {
     HAS_CHANGED.store(true, Ordering::Relaxed);
-    let current: Vec<_> = session::take_all().collect();
-    // What another thread has mapped until now. Nobody maps anything any more by these.
-    direct::leave_all();
+    DIFFER_SINCE.store(0, Ordering::Relaxed);
+    let who = session::credentials();
     let may_return = session::permitted() & USER_CAPABILITIES == USER_CAPABILITIES;
+    // A session that another thread is opening is there when it lets go.
     let mut others = session::others();
+    if session::all().all(|session| who.as_ref() == Some(&session.who)) && may_return {
+        return;
+    }
+    let current: Vec<_> = session::take_all().collect();
     let mut gone = Vec::new();
     for session in current {
         others.aside.push(session);
         gone.extend(others.shorten(session.number, ASIDE_MAX));
     }
     if !may_return {
-        gone.append(&mut others.aside);
+        // The user that it is may go on with what it has begun.
+        gone.extend(others.aside.extract_if(.., |session| who.as_ref() != Some(&session.who)));
     }
     drop(others);
+    // What another thread has mapped until now. Nobody maps anything any more by these.
+    direct::leave_all();
     end(gone);
 }
 
 /// Ends all sessions, with nothing open in them: the kernel serves the process, or it runs another program.
 pub(crate) fn end_all() {
+    let mut others = session::others();
     let mut gone: Vec<_> = session::take_all().collect();
+    gone.append(&mut others.aside);
+    drop(others);
     direct::leave_all();
-    gone.append(&mut session::others().aside);
     end(gone);
 }
 
@@ -161,14 +201,17 @@ fn end(gone: Vec<&'static Session>) {
     descriptors::ours(0, u32::MAX).filter(is_meant).for_each(|number| {
         let _ = materialise::descriptor(number);
     });
-    // What is mapped all the same SharedFS keeps until the process ends.
-    for session in gone.iter().filter(|session| !direct::is_any_of(session)) {
+    // What is mapped all the same SharedFS keeps until it's unmapped.
+    gone.iter().filter(|session| !direct::is_any_of(session)).for_each(|session| leave(session));
+    session::others().ended.extend(gone);
+    IS_ANY_ENDED.store(threads::is_one(), Ordering::Relaxed);
+}
+
+fn leave(session: &Session) {
+    if !session.is_over() {
         session.end();
         session.fs.leave();
     }
-    let mut others = session::others();
-    others.ended.extend(gone);
-    others.free();
 }
 
 /// The process was forked: the sessions are the other's. They are freed where no thread of his was in the middle of anything.
@@ -184,4 +227,7 @@ pub(crate) fn forget_all() {
     if !ashlar_libfs::alone::is_alone() {
         others.ended.clear();
     }
+    IS_ANY_ENDED.store(!others.ended.is_empty(), Ordering::Relaxed);
+    // It has one thread, and is one user's.
+    [&HAS_CHANGED, &IS_KERNELS].into_iter().for_each(|known| known.store(false, Ordering::Relaxed));
 }

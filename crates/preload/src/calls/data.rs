@@ -7,7 +7,7 @@ use super::Served;
 use crate::arch::system_call;
 use crate::descriptors::{self, File, PlaceGuard};
 use crate::session::{self, Session};
-use crate::{materialise, memory};
+use crate::{materialise, memory, users};
 
 /// The most that one call transfers, as in the kernel.
 const TRANSFER_MAX: usize = 0x7fff_f000;
@@ -320,7 +320,7 @@ pub(super) fn sync(a: [u64; 6]) -> Served {
 
 /// `sync`, which is for all file systems.
 pub(super) fn sync_all() -> Served {
-    for session in session::all() {
+    for session in session::all().chain(users::aside()) {
         // It has no way to fail.
         let _ = session.fs.sync();
     }
