@@ -29,6 +29,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/a_session_begins_at_any_call", run: || with(begins) },
     Test { name: "run/a_program_takes_over_what_the_shell_has_opened", run: || with(redirected) },
     Test { name: "run/who_serves_users_becomes_each_of_them_in_turn", run: || with(users) },
+    Test { name: "run/little_address_space_is_the_programs_own", run: || with(little_address_space) },
     Test { name: "run/extended_attributes_are_those_of_the_kernel", run: || with(xattrs) },
     Test { name: "run/what_comes_of_copies_is_what_the_kernel_says", run: || with(copied) },
     Test { name: "run/a_root_that_its_user_can_not_list_is_in_nobodys_way", run: || with(closed_root) },
@@ -182,6 +183,23 @@ fn copied() -> Outcome<Verdict> {
 /// A server that becomes the users whom it serves, and threads of different users, get what the kernel says.
 fn users() -> Outcome<Verdict> {
     says_the_same(include_str!("../../../jobs/users.py"), 15)
+}
+
+/// Where address space is limited, as by `ulimit -v`, a program finds what others have written, whether there is room for a session or not.
+fn little_address_space() -> Outcome<Verdict> {
+    // A data segment of 256 MiB.
+    let site = Site::mounted(Medium::Memory, "512M")?;
+    let text: String = (0..400_000).map(|number| format!("{number}\n")).collect();
+    fs::write(site.point(0).join("file"), &text).map_err(tried("writing"))?;
+    for kilobytes in ["100000", "300000", "1000000", "unlimited"] {
+        let script = format!("ulimit -v {kilobytes}; cat file; cp file copy; exec cmp file copy");
+        let done =
+            run(Front::RunAtOnce.command("bash").args(["-euc", &script]).current_dir(site.point(0)))?.success()?;
+        ensure!(done.output == text && done.errors.is_empty(), "with {kilobytes}: {}", done.errors);
+    }
+    site.check()?;
+    site.umount(0)?;
+    passed()
 }
 
 /// A script, which is told a directory beside the mount, gives more answers than `least`, and the same ones through the mount and under
