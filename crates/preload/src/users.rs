@@ -186,6 +186,9 @@ pub(crate) fn end_all() {
     drop(others);
     direct::leave_all();
     end(gone);
+    // The program may take the numbers of their descriptors for its own from here on, so they stay as they are.
+    IS_ANY_ENDED.store(false, Ordering::Relaxed);
+    session::others().ended.clear();
 }
 
 fn is_open_in(number: i32, session: &Session) -> bool {
@@ -214,20 +217,16 @@ fn leave(session: &Session) {
     }
 }
 
-/// The process was forked: the sessions are the other's. They are freed where no thread of his was in the middle of anything.
+/// The process was forked: the sessions are the other's. They are not freed: the program may take the numbers of their descriptors for its own here.
 pub(crate) fn forget_all() {
     let mut others = session::others();
     let mut all: Vec<_> = session::take_all().collect();
     all.append(&mut others.aside);
-    for session in &all {
+    for session in all {
         session.end();
         session.fs.hang_up();
     }
-    others.ended.extend(all);
-    if !ashlar_libfs::alone::is_alone() {
-        others.ended.clear();
-    }
-    IS_ANY_ENDED.store(!others.ended.is_empty(), Ordering::Relaxed);
+    others.ended.clear();
     // It has one thread, and is one user's.
-    [&HAS_CHANGED, &IS_KERNELS].into_iter().for_each(|known| known.store(false, Ordering::Relaxed));
+    [&HAS_CHANGED, &IS_KERNELS, &IS_ANY_ENDED].into_iter().for_each(|known| known.store(false, Ordering::Relaxed));
 }
