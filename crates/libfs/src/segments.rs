@@ -42,19 +42,15 @@ impl Bytes {
         Ok(Self::File { file: file.into(), length })
     }
 
+    #[inline]
     fn copy_out(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds> {
         match self {
             Self::Mapped(mapping) => mapping.copy_out(offset, into),
-            Self::File { file, length } => {
-                // Who has cut the file off has taken away what was granted.
-                let read = file.read_exact_at(into, offset);
-                // As behind a copy: what is looked at next is looked at afterwards.
-                fence(Ordering::Acquire);
-                read.map_err(|_| OutOfBounds { offset, length: into.len() as u64, available: *length })
-            }
+            Self::File { file, length } => read(file, *length, offset, into),
         }
     }
 
+    #[inline]
     fn expect_copy_out(&self, offset: u64, bytes: u64) {
         if let Self::Mapped(mapping) = self {
             mapping.expect_copy_out(offset, bytes);
@@ -67,6 +63,15 @@ impl Bytes {
             Self::File { file, .. } => file.as_fd(),
         }
     }
+}
+
+#[cold]
+fn read(file: &File, length: u64, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds> {
+    // Who has cut the file off has taken away what was granted.
+    let read = file.read_exact_at(into, offset);
+    // As behind a copy: what is looked at next is looked at afterwards.
+    fence(Ordering::Acquire);
+    read.map_err(|_| OutOfBounds { offset, length: into.len() as u64, available: length })
 }
 
 /// How much address space the process may have, in bytes; `None` where as much as there is.
