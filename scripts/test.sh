@@ -2,7 +2,7 @@
 # Everything that CI runs: the crates' own tests, then the suite of whole processes as root. The last line sums up.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-# Where nothing may be skipped, also what is too large to be brought to everybody: Node, and a Java that compiles.
+# Where nothing may be skipped, also what is too large to be brought to everybody, or would begin to serve: Node, a Java that compiles, and servers.
 scripts/setup.sh build run test ${CI:+runtimes servers} || exit 1
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT

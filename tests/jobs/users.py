@@ -31,8 +31,8 @@ def attempt(what):
         return error.strerror
 
 
-def write(path, text, how="a"):
-    with open(path, how) as file:
+def write(path, text):
+    with open(path, "a") as file:
         file.write(text)
 
 

@@ -31,7 +31,7 @@ enum Bytes {
 
 impl Bytes {
     fn of(file: &OwnedFd, length: u64, medium: Medium, least: i32) -> Result<Self, MapError> {
-        if !is_address_space_limited() {
+        if address_space().is_none() {
             match Mapping::map_above(file, length, MappingAccess::ReadOnly, medium, least) {
                 Err(MapError::System(_) | MapError::TooMany) => {}
                 mapped => return mapped.map(Self::Mapped),
@@ -77,10 +77,6 @@ fn read(file: &File, length: u64, offset: u64, into: &mut [u8]) -> Result<(), Ou
 /// How much address space the process may have, in bytes; `None` where as much as there is.
 pub(crate) fn address_space() -> Option<u64> {
     rustix::process::getrlimit(rustix::process::Resource::As).current
-}
-
-fn is_address_space_limited() -> bool {
-    address_space().is_some()
 }
 
 /// A data segment.

@@ -70,7 +70,7 @@ pub(crate) struct Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        let opened = std::mem::replace(self.opened.get_mut(), -1);
+        let opened = *self.opened.get_mut();
         if opened >= 0 {
             // Its number is forgotten with those of LibFS.
             descriptors::close_number(opened);

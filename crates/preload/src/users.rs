@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use ashlar_types::Credentials;
 
 use crate::session::{self, Session};
-use crate::{descriptors, direct, materialise, threads};
+use crate::{descriptors, direct, materialise, shared, threads};
 
 /// Of a mount so many sessions are set aside: who the process was, and whom it has served.
 const ASIDE_MAX: usize = 2;
@@ -37,7 +37,7 @@ static IS_ANY_ENDED: AtomicBool = AtomicBool::new(false);
 static DIFFER_SINCE: AtomicU64 = AtomicU64::new(0);
 
 /// Sessions beside the current ones.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Others {
     /// Of users that the process may become again; the newest last.
     aside: Vec<&'static Session>,
@@ -120,7 +120,7 @@ pub(crate) fn may_begin(others: &Others) -> bool {
         DIFFER_SINCE.store(0, Ordering::Relaxed);
         return true;
     }
-    let now = crate::shared::since_start_ms();
+    let now = shared::since_start_ms();
     match DIFFER_SINCE.load(Ordering::Relaxed) {
         0 => DIFFER_SINCE.store(now, Ordering::Relaxed),
         since if now.saturating_sub(since) > CHANGE_MS => IS_KERNELS.store(true, Ordering::Relaxed),
@@ -162,9 +162,8 @@ pub(crate) fn change() {
     if session::all().all(|session| who.as_ref() == Some(&session.who)) && may_return {
         return;
     }
-    let current: Vec<_> = session::take_all().collect();
     let mut gone = Vec::new();
-    for session in current {
+    for session in session::take_all() {
         others.aside.push(session);
         gone.extend(others.shorten(session.number, ASIDE_MAX));
     }

@@ -175,8 +175,7 @@ fn link_source(from: (u64, u64), last: Last) -> Result<Option<(&'static Session,
     let mut buffer = PathBuffer::new();
     let text = memory::path(from.1, &mut buffer)?;
     let file = path::descriptor_named(text).filter(|_| last == Last::Follow).and_then(descriptors::file);
-    let file = file.filter(descriptors::File::is_of_now);
-    if let Some(file) = file {
+    if let Some(file) = file.filter(descriptors::File::is_of_now) {
         let session = file.session()?;
         return Ok(Some((session, session.fs.attributes(file.inode())?)));
     }
