@@ -58,6 +58,17 @@ pub fn exchange(word: &AtomicU32, current: u32, new: u32) -> Result<u32, u32> {
     Ok(before)
 }
 
+/// Puts another value into a word that only threads of this process change; returns what it was.
+#[inline]
+pub fn swap(word: &AtomicU32, new: u32) -> u32 {
+    if !is_alone() {
+        return word.swap(new, Ordering::SeqCst);
+    }
+    let before = word.load(Ordering::Relaxed);
+    word.store(new, Ordering::Relaxed);
+    before
+}
+
 /// In the plain word: held by who changes what it guards. Lower numbers count those who only look.
 const WRITER: u32 = u32::MAX;
 
@@ -262,6 +273,7 @@ mod tests {
         assert_eq!(add(&word, 3, Ordering::AcqRel), 5);
         assert_eq!(exchange(&word, 7, 9), Err(8));
         assert_eq!(exchange(&word, 8, 9), Ok(8));
-        assert_eq!(word.into_inner(), 9);
+        assert_eq!(swap(&word, 7), 9);
+        assert_eq!(word.into_inner(), 7);
     }
 }

@@ -12,6 +12,7 @@ use crate::LibFs;
 use crate::api::{Change, Found, Outcome, SetTime, XattrFlags};
 use crate::grants::{Claim, Locked, Stop};
 use crate::node::NodeState;
+use crate::stat::stat_of;
 use crate::warm::OpenInode;
 
 /// The extended attribute that holds a program's capabilities.
@@ -30,14 +31,21 @@ impl LibFs {
     /// The attributes of an inode that the caller has opened, if they are at hand. `None` where it takes more: [`LibFs::attributes`] knows.
     #[must_use]
     pub fn attributes_open(&self, open: &OpenInode) -> Option<Found> {
+        self.look_at_open(open, |id, inode| Found { id, inode: inode.clone() })
+    }
+
+    /// The same as `stat` tells it, on a mount whose files show `device`.
+    #[must_use]
+    pub fn stat_open(&self, open: &OpenInode, device: u64) -> Option<libc::stat> {
+        self.look_at_open(open, |id, inode| stat_of(id, inode, device))
+    }
+
+    #[inline]
+    fn look_at_open<R>(&self, open: &OpenInode, look: impl FnOnce(InodeId, &Inode) -> R) -> Option<R> {
         self.check_alive().ok()?;
         let trial = self.try_measured(OperationKind::Name);
         let state = open.state(self)?;
-        if state.gone || !self.holds(&state, false) {
-            return None;
-        }
-        state.note_seen();
-        let found = Found { id: open.id(), inode: state.inode.clone()? };
+        let found = self.at_hand(&state).and_then(|state| Some(look(open.id(), state.inode.as_ref()?)))?;
         drop(state);
         trial.done(self);
         Some(found)

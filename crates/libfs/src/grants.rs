@@ -225,7 +225,7 @@ impl LibFs {
     }
 
     /// What a claim lacks in a node's state; `None` where it has all.
-    fn lacks(&self, state: &NodeState, claim: &Claim) -> Option<Want> {
+    pub(crate) fn lacks(&self, state: &NodeState, claim: &Claim) -> Option<Want> {
         let held = state.inode.is_some() && self.holds(state, claim.write);
         let covered = !claim.subtree || state.lease.is_some_and(|lease| lease.word.scope() == ScopeKind::Subtree);
         let is_directory = state.inode.as_ref().is_none_or(ashlar_types::Inode::is_directory);

@@ -4,13 +4,14 @@ use std::collections::HashMap;
 
 use ashlar_types::{Access, Credentials, Errno, InodeId};
 use ashlar_update::Update;
-use ashlar_wire::{LockKind, LockMode, OperationKind, Reply, Request};
+use ashlar_wire::{HandleSlot, LockKind, LockMode, OperationKind, Reply, Request};
 
 use crate::LibFs;
 use crate::alone::Mutex;
 use crate::api::{Found, Outcome};
 use crate::grants::{Claim, Stop};
-use crate::node::ReadGuard;
+use crate::node::{KnownHandle, NodeState};
+use crate::warm::OpenInode;
 
 impl LibFs {
     /// Notes a handle: the inode lives on until its last handle is closed, whoever removes its last name.
@@ -61,16 +62,41 @@ impl LibFs {
 
     /// Takes a handle away; the last one on an inode without names frees it.
     pub fn close(&self, id: InodeId) {
+        if self.note_closed(id) {
+            let is_freed = self.nodes.read_existing(id).is_some_and(|state| self.is_freed(&state));
+            self.closed(id, is_freed);
+        }
+    }
+
+    /// As [`LibFs::close`], by the way to the inode.
+    pub fn close_open(&self, open: OpenInode) {
+        let id = open.id();
+        let Some(state) = open.state(self) else { return self.close(id) };
+        let (is_last, is_freed) = (self.note_closed_of(id, &state), self.is_freed(&state));
+        drop(state);
+        // The node may go with what is freed.
+        drop(open);
+        if is_last {
+            self.closed(id, is_freed);
+        }
+    }
+
+    /// Whether what is closed for the last time is freed by this session. Where another one removed the last name, SharedFS finds the inode among its orphans.
+    fn is_freed(&self, state: &NodeState) -> bool {
+        !state.gone && state.is_orphan() && self.holds(state, true)
+    }
+
+    /// The last handle is gone.
+    fn closed(&self, id: InodeId, is_freed: bool) {
+        let mut unnamed = self.unnamed.lock();
+        if !unnamed.is_empty() {
+            unnamed.remove(&id);
+        }
+        drop(unnamed);
+        if !is_freed {
+            return;
+        }
         let _using = self.using();
-        if !self.note_closed(id) {
-            return;
-        }
-        self.unnamed.lock().remove(&id);
-        let is_orphan = |state: ReadGuard| !state.gone && state.is_orphan() && self.holds(&state, true);
-        if !self.nodes.read_existing(id).is_some_and(is_orphan) {
-            // Where another session removed the last name, SharedFS finds the inode among its orphans.
-            return;
-        }
         let freed = self.change_held(&[Claim::write(id)], false, |locked| {
             if locked.inode(id)?.links == 0 && !self.control.has_open(id) {
                 locked.commit(&Update::Release { inode: id }).map(drop)
@@ -85,13 +111,39 @@ impl LibFs {
 
     /// Notes a handle in the table, which has few slots at first: most sessions need no more.
     pub(crate) fn note_open(&self, id: InodeId) -> Result<(), Stop> {
+        match self.nodes.existing(id) {
+            Some(node) => self.note_open_of(id, &node.read()),
+            None => self.note_open_in(id, None).map(drop),
+        }
+    }
+
+    /// As [`LibFs::note_open`], of an inode that nobody knows yet; says where, for its node to come.
+    pub(crate) fn note_open_new(&self, id: InodeId) -> Result<HandleSlot, Stop> {
+        self.note_open_in(id, None)
+    }
+
+    /// As [`LibFs::note_open`], of a node.
+    pub(crate) fn note_open_of(&self, id: InodeId, state: &NodeState) -> Result<(), Stop> {
+        self.note_open_in(id, Some(&state.handle)).map(drop)
+    }
+
+    fn note_open_in(&self, id: InodeId, known: Option<&KnownHandle>) -> Result<HandleSlot, Stop> {
         let _one_writer = self.handles.lock();
         // Looked at first: another thread may just have had room made.
         let has_all = self.control.has_all_handle_slots();
-        if self.control.open_handle(id) {
-            return Ok(());
-        }
-        Err(if has_all { Errno::ENFILE.into() } else { Stop::Handles })
+        let last = known.map_or(HandleSlot::default(), KnownHandle::slot);
+        let Some(noted) = self.control.open_handle_at(id, last) else {
+            return Err(if has_all { Errno::ENFILE.into() } else { Stop::Handles });
+        };
+        // Before anybody else may note another one.
+        known.into_iter().for_each(|known| known.note(noted));
+        Ok(noted)
+    }
+
+    /// As [`LibFs::note_closed`], of a node.
+    fn note_closed_of(&self, id: InodeId, state: &NodeState) -> bool {
+        let _one_writer = self.handles.lock();
+        self.control.close_handle_at(id, state.handle.slot())
     }
 
     /// `true` where it was the last handle on the inode.

@@ -208,14 +208,15 @@ impl LibFs {
             acl_access: &plan.acl_access,
             acl_default: &plan.acl_default,
         };
-        if open {
-            self.note_open(id)?;
-        }
+        let handle = if open { Some(self.note_open_new(id)?) } else { None };
         if let Err(stop) = self.commit_making(locked, &Update::Create(create), id, directory) {
             if open {
                 self.note_closed(id);
             }
             return Err(stop);
+        }
+        if let Some(handle) = handle {
+            locked.state(id)?.handle.note(handle);
         }
         Ok(Found { id, inode: locked.inode(id)?.clone() })
     }

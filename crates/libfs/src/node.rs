@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use ashlar_types::{Inode, InodeId, LogPosition, Name};
 use ashlar_update::Entry;
-use ashlar_wire::{InodeState, LeaseWord, Need};
+use ashlar_wire::{HandleSlot, InodeState, LeaseWord, Need};
 
 use crate::alone::RwLock;
 use crate::children::{Children, PARTIAL_MAX};
@@ -76,6 +76,22 @@ pub(crate) struct NodeState {
     pub(crate) is_followed: bool,
     /// Counts the changes made here; a state that was asked for before a change does not overwrite it.
     pub(crate) revision: u64,
+    /// Where its handles stand in the control page.
+    pub(crate) handle: KnownHandle,
+}
+
+/// Where handles were noted last.
+#[derive(Debug, Default)]
+pub(crate) struct KnownHandle(AtomicU64);
+
+impl KnownHandle {
+    pub(crate) fn slot(&self) -> HandleSlot {
+        HandleSlot(self.0.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn note(&self, slot: HandleSlot) {
+        self.0.store(slot.0, Ordering::Relaxed);
+    }
 }
 
 /// Entries that are told in the time that one more question takes.
@@ -165,7 +181,7 @@ impl NodeState {
     }
 
     /// Notes a change.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn note(&mut self, position: LogPosition, change: Change) {
         self.revision += 1;
         match self.changes.back_mut() {
@@ -294,6 +310,14 @@ impl NodeTable {
         // Where nobody is in the way it is locked below the shard's lock, which spares a count of the node.
         let free = self.shard(id).read().get(&id)?.try_read_held();
         free.or_else(|| Some(self.existing(id)?.read_held()))
+    }
+
+    /// What `look` finds in the node's state, if there is one, and nobody is in the way. It's held still meanwhile, and so is what it stands with.
+    #[inline]
+    pub(crate) fn look<R>(&self, id: InodeId, look: impl FnOnce(&NodeState) -> Option<R>) -> Option<R> {
+        let shard = self.shard(id).try_read()?;
+        let state = shard.get(&id)?.try_read()?;
+        look(&state)
     }
 
     /// The node, locked for writing, if there is one.

@@ -100,6 +100,11 @@ impl Aim {
         Self { last, purpose, makes: has(libc::O_CREAT) && !has(libc::O_PATH) }
     }
 
+    /// What is claimed of what is found.
+    pub(crate) fn claim(self, id: InodeId) -> Claim {
+        self.purpose.claim(id)
+    }
+
     /// Whether a symbolic link at the end is followed.
     #[must_use]
     pub fn follows(self) -> bool {
@@ -260,7 +265,7 @@ impl LibFs {
     fn known_place(&self, around: &impl Surroundings, era: u64, from: InodeId, path: &[u8], aim: Aim) -> Option<Place> {
         let end = around.paths().end(self, era, from, path)?;
         // What is at the end may be gone, and a link may lead on.
-        let found = self.looked_at(aim.purpose.claim(end.id)).ok()?;
+        let found = self.looked_at(aim.claim(end.id)).ok()?;
         if found.inode.kind == FileKind::Symlink && aim.follows() {
             return None;
         }
@@ -460,7 +465,8 @@ impl Place {
 }
 
 /// The access that `open` with these flags needs to what is there.
-fn access_of(flags: i32) -> Access {
+#[must_use]
+pub fn access_of(flags: i32) -> Access {
     let mode = match flags & libc::O_ACCMODE {
         libc::O_RDONLY => Access::READ,
         libc::O_WRONLY => Access::WRITE,

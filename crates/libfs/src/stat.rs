@@ -2,7 +2,7 @@
 
 use std::mem::zeroed;
 
-use ashlar_types::{BLOCK_BYTES, Errno, Timestamp};
+use ashlar_types::{BLOCK_BYTES, Errno, Inode, InodeId, Timestamp};
 
 use crate::api::{Found, Outcome, SetTime, XattrFlags};
 
@@ -10,24 +10,28 @@ impl Found {
     /// As `stat` tells it, on a mount whose files show `device`.
     #[must_use]
     pub fn stat(&self, device: u64) -> libc::stat {
-        let inode = &self.inode;
-        // SAFETY: zeros are a `stat`.
-        let mut stat: libc::stat = unsafe { zeroed() };
-        stat.st_dev = device;
-        stat.st_ino = self.id.0;
-        stat.st_nlink = inode.links.into();
-        stat.st_mode = inode.st_mode();
-        stat.st_uid = inode.uid;
-        stat.st_gid = inode.gid;
-        stat.st_rdev = inode.st_rdev().into();
-        stat.st_size = inode.size as i64;
-        stat.st_blksize = BLOCK_BYTES as _;
-        stat.st_blocks = inode.st_blocks() as i64;
-        (stat.st_atime, stat.st_atime_nsec) = (inode.accessed.seconds, inode.accessed.nanoseconds.into());
-        (stat.st_mtime, stat.st_mtime_nsec) = (inode.modified.seconds, inode.modified.nanoseconds.into());
-        (stat.st_ctime, stat.st_ctime_nsec) = (inode.changed.seconds, inode.changed.nanoseconds.into());
-        stat
+        stat_of(self.id, &self.inode, device)
     }
+}
+
+/// What `stat` tells of an inode, on a mount whose files show `device`.
+pub(crate) fn stat_of(id: InodeId, inode: &Inode, device: u64) -> libc::stat {
+    // SAFETY: zeros are a `stat`.
+    let mut stat: libc::stat = unsafe { zeroed() };
+    stat.st_dev = device;
+    stat.st_ino = id.0;
+    stat.st_nlink = inode.links.into();
+    stat.st_mode = inode.st_mode();
+    stat.st_uid = inode.uid;
+    stat.st_gid = inode.gid;
+    stat.st_rdev = inode.st_rdev().into();
+    stat.st_size = inode.size as i64;
+    stat.st_blksize = BLOCK_BYTES as _;
+    stat.st_blocks = inode.st_blocks() as i64;
+    (stat.st_atime, stat.st_atime_nsec) = (inode.accessed.seconds, inode.accessed.nanoseconds.into());
+    (stat.st_mtime, stat.st_mtime_nsec) = (inode.modified.seconds, inode.modified.nanoseconds.into());
+    (stat.st_ctime, stat.st_ctime_nsec) = (inode.changed.seconds, inode.changed.nanoseconds.into());
+    stat
 }
 
 impl SetTime {

@@ -59,7 +59,11 @@ impl LibFs {
     /// The way to an inode that the caller has opened.
     #[must_use]
     pub fn open_inode(&self, id: InodeId) -> OpenInode {
-        OpenInode { id, table: self.nodes.number(), node: self.nodes.node(id), read_to: AtomicU64::new(0) }
+        self.open_node(id, self.nodes.node(id))
+    }
+
+    pub(crate) fn open_node(&self, id: InodeId, node: Node) -> OpenInode {
+        OpenInode { id, table: self.nodes.number(), node, read_to: AtomicU64::new(0) }
     }
 
     /// Reads up to `most` bytes, if that needs nothing but a copy. `buffer` gives room for as many bytes as there are, if it
@@ -147,10 +151,11 @@ impl LibFs {
             return None;
         };
         let body = appended.body.plus(fields.len() as u64);
-        let change = DataChange::Write { offset, length, record: appended.position, body };
-        let blocks = content.apply(&change);
+        // Each is made where it goes: what was stored word by word just now would be waited for where it is copied by larger pieces.
+        let change = || DataChange::Write { offset, length, record: appended.position, body };
+        let blocks = content.apply(&change());
         note_written(inode, size, blocks, at, strip);
-        state.note(appended.position, Change::Data(change));
+        state.note(appended.position, Change::Data(change()));
         *state.is_unseen.get_mut() = true;
         self.list_if_new(open.id, state);
         drop(guard);

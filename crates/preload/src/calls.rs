@@ -558,10 +558,35 @@ fn remapped(a: &[u64; 6]) -> [(u64, u64); 2] {
     [(a[0], a[1].max(1)), to]
 }
 
-/// Serves a call that takes no more than a look at what is at hand; `None` for all others.
+/// Serves a call that takes no more than a look at what is at hand; `None` for all others, and then nothing has happened.
 #[inline]
 pub(crate) fn at_once(call: &Frame) -> Option<i64> {
-    data::at_once(call.rax as i64, &call.arguments)
+    let (number, a) = (call.rax as i64, &call.arguments);
+    match number {
+        libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64 => return data::at_once(number, a),
+        libc::SYS_lseek
+        | libc::SYS_close
+        | libc::SYS_open
+        | libc::SYS_openat
+        | libc::SYS_fstat
+        | libc::SYS_stat
+        | libc::SYS_lstat
+        | libc::SYS_newfstatat
+        | libc::SYS_access
+        | libc::SYS_faccessat
+        | libc::SYS_faccessat2 => {}
+        _ => return None,
+    }
+    // What others have a part in takes another look at each descriptor first.
+    if users::has_changed() || shared::is_any() {
+        return None;
+    }
+    match number {
+        libc::SYS_lseek => data::seek_at_once(a),
+        libc::SYS_close => descriptor::close_at_once(a[0] as i32),
+        libc::SYS_open | libc::SYS_openat => files::open_at_once(number, a),
+        _ => attributes::at_once(number, a),
+    }
 }
 
 /// Serves a call.
@@ -710,7 +735,8 @@ fn to_kernel(call: &Frame) -> Verdict {
 }
 
 fn answer(call: &mut Frame) -> Served {
-    let a = call.arguments;
+    // By reference: what the entry has stored word by word would be waited for where it is copied by larger pieces.
+    let a = &call.arguments;
     match call.rax as i64 {
         libc::SYS_open | libc::SYS_openat | libc::SYS_creat => files::open(call.rax as i64, a),
         libc::SYS_read
@@ -790,7 +816,7 @@ fn answer(call: &mut Frame) -> Served {
             waiting::serve(call.rax as i64, a)
         }
         libc::SYS_mmap => files::map(a),
-        libc::SYS_munmap => Ok(Some(direct::unmap(a))),
+        libc::SYS_munmap => Ok(Some(direct::unmap(*a))),
         libc::SYS_mprotect | libc::SYS_pkey_mprotect | libc::SYS_remap_file_pages => {
             direct::leave(a[0], a[1])?;
             Ok(None)
@@ -800,10 +826,10 @@ fn answer(call: &mut Frame) -> Served {
             Ok(None)
         }
         libc::SYS_mremap => {
-            remapped(&a).into_iter().try_for_each(|(address, length)| direct::leave(address, length))?;
-            if snapshot::may_be_at(a[0]) { Ok(Some(snapshot::remap(a))) } else { Ok(None) }
+            remapped(a).into_iter().try_for_each(|(address, length)| direct::leave(address, length))?;
+            if snapshot::may_be_at(a[0]) { Ok(Some(snapshot::remap(*a))) } else { Ok(None) }
         }
-        libc::SYS_rt_sigaction => crate::signals::sigaction(a).map(Some),
+        libc::SYS_rt_sigaction => crate::signals::sigaction(*a).map(Some),
         _ => process::serve(call),
     }
 }

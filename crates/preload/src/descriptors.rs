@@ -11,7 +11,6 @@ use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ashlar_libfs::{OpenInode, alone};
 use ashlar_types::{Errno, FileKind, InodeId};
@@ -155,12 +154,7 @@ static ALONE: AtomicU32 = AtomicU32::new(0);
 /// Where to look for a free slot first.
 static HINT: AtomicU32 = AtomicU32::new(0);
 /// Calls that change which numbers lead where, so that all numbers of an open file can be found. In it: what the process was forked with.
-static TABLE: Mutex<Inherited> = Mutex::new(BTreeMap::new());
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A call that came to harm left a place that is still one.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+static TABLE: alone::Mutex<Inherited> = alone::Mutex::new(BTreeMap::new());
 
 impl OpenFile {
     #[allow(clippy::declare_interior_mutable_const, reason = "it is what the table is filled with")]
@@ -323,7 +317,7 @@ impl File {
     }
 
     /// Its place, for one call at a time; `None` where it has become the kernel's.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn place(&self) -> Option<PlaceGuard> {
         let place = self.open().place.lock();
         if place.is_gone {
@@ -366,7 +360,7 @@ impl File {
 
     /// Has a descriptor lead to it too, of which it is known what becomes of it on the run of another program, if it is the only one.
     fn add(&self, descriptor: i32, on_exec: OnExec) {
-        let _one_at_a_time = locked(&TABLE);
+        let _one_at_a_time = TABLE.lock();
         // It may have been shared since its placeholder was put there.
         let is_shared = self.shared().is_some_and(|shared| {
             let real = self.numbers().map(|(number, _)| number).find(|&number| shared.is_at(number));
@@ -381,7 +375,7 @@ impl File {
         let known = if is_shared { OnExec::Unknown } else { on_exec };
         self.open().on_exec.store(known as u8, Ordering::Relaxed);
         alone::add(&self.open().references, 1, Ordering::AcqRel);
-        let old = entry(descriptor).map_or(0, |entry| entry.swap(self.number, Ordering::AcqRel));
+        let old = entry(descriptor).map_or(0, |entry| alone::swap(entry, self.number));
         drop(_one_at_a_time);
         drop(is_file(old).then(|| Self { number: old }));
     }
@@ -401,7 +395,7 @@ impl File {
         if shared.is_none() {
             replace(None, &place)?;
         }
-        let _one_at_a_time = locked(&TABLE);
+        let _one_at_a_time = TABLE.lock();
         let mut left = Vec::new();
         for (descriptor, entry) in self.numbers() {
             match shared {
@@ -438,7 +432,7 @@ impl File {
         if place.is_gone || self.shared().is_some() {
             return Ok(());
         }
-        let _one_at_a_time = locked(&TABLE);
+        let _one_at_a_time = TABLE.lock();
         self.numbers().try_for_each(|(descriptor, _)| put(descriptor))?;
         self.forget_on_exec();
         shared.begin(place.offset, self.flags() & CHANGEABLE);
@@ -460,11 +454,19 @@ fn highest() -> i32 {
     HIGHEST.load(Ordering::Acquire) as i32
 }
 
+fn note_highest(descriptor: i32) {
+    if highest() <= descriptor {
+        HIGHEST.fetch_max(descriptor as u32 + 1, Ordering::AcqRel);
+    }
+}
+
+#[inline]
 fn entry(descriptor: i32) -> Option<&'static AtomicU32> {
     ASHLAR_DESCRIPTORS.get(usize::try_from(descriptor).ok()?)
 }
 
 /// The open file behind a descriptor, if it is ours.
+#[inline]
 pub(crate) fn file(descriptor: i32) -> Option<File> {
     let entry = entry(descriptor)?;
     loop {
@@ -646,7 +648,7 @@ pub(crate) fn note_internal(descriptor: i32) {
 pub(crate) fn forget_internal(descriptor: i32) {
     if let Some(entry) = entry(descriptor) {
         // One that leads elsewhere by now stays as it is.
-        let _ = entry.compare_exchange(INTERNAL, 0, Ordering::AcqRel, Ordering::Relaxed);
+        let _ = alone::exchange(entry, INTERNAL, 0);
     }
 }
 
@@ -666,6 +668,15 @@ pub(crate) fn ours(from: u32, to: u32) -> impl Iterator<Item = i32> {
 /// # Errors
 /// `ENFILE`.
 pub(crate) fn open(session: &'static Session, inode: InodeId, kind: FileKind, flags: i32) -> Result<File, Errno> {
+    open_by(session, session.fs.open_inode(inode), kind, flags)
+}
+
+/// As [`open`], with the way to the inode.
+///
+/// # Errors
+/// `ENFILE`.
+pub(crate) fn open_by(session: &'static Session, way: OpenInode, kind: FileKind, flags: i32) -> Result<File, Errno> {
+    let inode = way.id();
     let start = HINT.load(Ordering::Relaxed) as usize;
     for step in 0..OPEN_MAX {
         let index = (start + step) % OPEN_MAX;
@@ -680,10 +691,12 @@ pub(crate) fn open(session: &'static Session, inode: InodeId, kind: FileKind, fl
         open.flags.store(flags as u32, Ordering::Relaxed);
         open.hint.store(0, Ordering::Relaxed);
         open.on_exec.store(OnExec::Unknown as u8, Ordering::Relaxed);
-        ALONE.fetch_add(u32::from(flags & libc::O_PATH != 0), Ordering::Relaxed);
+        if flags & libc::O_PATH != 0 {
+            ALONE.fetch_add(1, Ordering::Relaxed);
+        }
         *open.place.lock() = Place::default();
         // SAFETY: the slot was free, and nobody else can find it yet.
-        unsafe { *open.opened.get() = Some(session.fs.open_inode(inode)) };
+        unsafe { *open.opened.get() = Some(way) };
         return Ok(File { number: index as u32 + 1 });
     }
     Err(Errno::ENFILE)
@@ -743,19 +756,19 @@ pub(crate) fn give_back(number: i32, cloexec: bool) {
 
 /// Has a number lead to an open file that was just opened.
 pub(crate) fn enter_first(file: &File, number: i32, cloexec: bool) {
-    HIGHEST.fetch_max(number as u32 + 1, Ordering::AcqRel);
+    note_highest(number);
     file.add(number, if cloexec { OnExec::Closes } else { OnExec::Stays });
 }
 
 /// Has a number lead to an open file, whose placeholder there the kernel has.
 pub(crate) fn enter(file: &File, number: i32) {
-    HIGHEST.fetch_max(number as u32 + 1, Ordering::AcqRel);
+    note_highest(number);
     file.add(number, OnExec::Unknown);
 }
 
 /// Takes a descriptor away from us, if it is ours; the kernel's number stays.
 pub(crate) fn remove(descriptor: i32) -> Option<File> {
-    let _one_at_a_time = locked(&TABLE);
+    let _one_at_a_time = TABLE.lock();
     let entry = entry(descriptor)?;
     let number = entry.load(Ordering::Acquire);
     if !is_file(number) {
@@ -781,23 +794,26 @@ pub(crate) fn close_number(descriptor: i32) -> i64 {
 }
 
 /// Keeps other threads from changing which numbers lead where.
-pub(crate) fn hold() -> MutexGuard<'static, Inherited> {
-    locked(&TABLE)
+pub(crate) fn hold() -> alone::MutexGuard<'static, Inherited> {
+    TABLE.lock()
 }
 
 /// What ends with the last reference to an open file.
 fn close_last(number: u32) {
     let open = &OPEN[number as usize - 1];
-    let inode = InodeId(open.inode.load(Ordering::Relaxed));
-    ALONE.fetch_sub(u32::from(open.flags.load(Ordering::Relaxed) as i32 & libc::O_PATH != 0), Ordering::Relaxed);
+    if open.flags.load(Ordering::Relaxed) as i32 & libc::O_PATH != 0 {
+        ALONE.fetch_sub(1, Ordering::Relaxed);
+    }
     // SAFETY: the last reference is gone, and nobody takes the slot before this is done.
-    drop(unsafe { (*open.opened.get()).take() });
+    let way = unsafe { (*open.opened.get()).take() };
     // SAFETY: as above.
     unsafe { open.end_sharing() };
     // A session that is gone has taken its handles with it.
-    if let Some(session) = open.session() {
-        session.fs.close(inode);
+    if let (Some(session), Some(way)) = (open.session(), way) {
+        session.fs.close_open(way);
     }
+    // What was in use just now lies in the processor's cache.
+    HINT.store(number - 1, Ordering::Relaxed);
 }
 
 #[cfg(test)]

@@ -7,14 +7,14 @@
 use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::arch::{After, Frame, Way, ashlar_on_stack};
+use crate::arch::{After, Frame, THREAD_ALIGN, THREAD_BYTES, Way, ashlar_on_stack, thread_memory};
 use crate::calls::{self, Verdict};
 use crate::shared::Lent;
 use crate::signals::{self, Pending};
 use crate::{bare, parked, report, stack, threads};
 
 /// What a thread has of us. No destructor: libc would allocate to note it.
-pub(crate) struct Thread {
+struct Thread {
     /// How many calls of ours it is in: 0 or 1, or more where LibFS itself calls libc.
     depth: Cell<u32>,
     /// The end of its stack for calls, or null.
@@ -32,19 +32,22 @@ pub(crate) struct Thread {
     after: Cell<After>,
 }
 
-thread_local! {
-    static THREAD: Thread = const {
-        Thread {
-            depth: Cell::new(0),
-            stack: Cell::new(std::ptr::null_mut()),
-            lent: Cell::new(false),
-            lent_files: Cell::new(std::ptr::null_mut()),
-            looks: Cell::new(false),
-            passed_on: Cell::new(false),
-            pending: UnsafeCell::new(Pending::NONE),
-            after: Cell::new(After::Return),
-        }
-    };
+/// The way to what this thread has of us: memory at a fixed distance from where the processor says that the thread's variables are. Those of
+/// `thread_local!` take a call of the dynamic linker's each time in a library, and a call of the program's looks here several times.
+struct OfThread;
+
+const THREAD: OfThread = OfThread;
+// It begins as zeros: the first way on is to return, and no signal came.
+const _: () =
+    assert!(size_of::<Thread>() <= THREAD_BYTES && align_of::<Thread>() <= THREAD_ALIGN && After::Return as u32 == 0);
+
+impl OfThread {
+    #[inline(always)]
+    fn with<R>(&self, look: impl FnOnce(&Thread) -> R) -> R {
+        // SAFETY: the memory is this thread's alone for as long as it runs, and was zeros before anybody looked, which are a `Thread`: numbers, null
+        // pointers, `false`, the first way on, and no signals.
+        look(unsafe { &*thread_memory().cast::<Thread>() })
+    }
 }
 
 /// Whether this thread is in a call of ours; a handler that asks must wait.

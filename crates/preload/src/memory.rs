@@ -5,7 +5,7 @@
 //! program that uses its buffers again pays a look into a table.
 
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use ashlar_types::Errno;
 
@@ -89,6 +89,7 @@ fn place(page: u64) -> &'static AtomicU64 {
     &PAGES[(page ^ page >> REMEMBERED.trailing_zeros()) as usize % REMEMBERED]
 }
 
+#[inline]
 fn is_known(page: u64, what: Use) -> bool {
     let (known, epoch) = (place(page).load(Ordering::Relaxed), EPOCH.load(Ordering::Relaxed));
     known == word(epoch, page, Use::Write) || what == Use::Read && known == word(epoch, page, Use::Read)
@@ -98,7 +99,13 @@ fn is_known(page: u64, what: Use) -> bool {
 ///
 /// # Errors
 /// `EFAULT`.
+#[inline]
 pub(crate) fn check(address: u64, length: u64, what: Use) -> Result<(), Errno> {
+    if is_all_known(address, length as usize, what) { Ok(()) } else { check_anew(address, length, what) }
+}
+
+#[cold]
+fn check_anew(address: u64, length: u64, what: Use) -> Result<(), Errno> {
     if length == 0 {
         return Ok(());
     }
@@ -108,9 +115,6 @@ pub(crate) fn check(address: u64, length: u64, what: Use) -> Result<(), Errno> {
     }
     let pages = address / PAGE..(end - 1) / PAGE + 1;
     let is_short = pages.end - pages.start <= REMEMBERED_AT_ONCE;
-    if is_short && pages.clone().all(|page| is_known(page, what)) {
-        return Ok(());
-    }
     let (epoch, forgotten) = (EPOCH.load(Ordering::SeqCst), FORGOTTEN.load(Ordering::SeqCst));
     ask(pages.start * PAGE, (pages.end - pages.start) * PAGE, what)?;
     if is_short {
@@ -282,6 +286,15 @@ pub(crate) fn path(address: u64, buffer: &mut PathBuffer) -> Result<&[u8], Errno
         }
     }
     Err(Errno::ENAMETOOLONG)
+}
+
+/// The first bytes of a string, if it has so many or what stands behind it does, without a copy: they are known to be there, and the program may change them
+/// meanwhile.
+#[inline]
+pub(crate) fn beginning<'a>(address: u64, length: usize) -> Option<&'a [AtomicU8]> {
+    is_all_known(address, length, Use::Read).then_some(())?;
+    // SAFETY: the memory is there for as long as the program leaves it there during its own call, and bytes that others may change can be looked at so.
+    Some(unsafe { std::slice::from_raw_parts(address as *const AtomicU8, length) })
 }
 
 /// The first bytes of a string, as many as there are up to the buffer's length; none where they can't be read.

@@ -6,6 +6,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use ashlar_libfs::alone;
+
 use crate::arch::Frame;
 use crate::{calls, descriptors};
 
@@ -40,7 +42,7 @@ pub(crate) fn park(descriptor: i32, cloexec: bool) -> bool {
     end();
     note_freed(descriptor as u32);
     descriptors::note_internal(descriptor);
-    let parked = ASHLAR_PARKED.compare_exchange(0, code(descriptor, cloexec), Ordering::SeqCst, Ordering::Relaxed);
+    let parked = alone::exchange(&ASHLAR_PARKED, 0, code(descriptor, cloexec));
     if parked.is_err() {
         // Another thread was faster.
         descriptors::forget_internal(descriptor);
@@ -75,7 +77,7 @@ pub(crate) fn take(cloexec: bool) -> Option<i32> {
         end();
         return None;
     }
-    ASHLAR_PARKED.compare_exchange(parked, 0, Ordering::AcqRel, Ordering::Relaxed).ok()?;
+    alone::exchange(&ASHLAR_PARKED, parked, 0).ok()?;
     descriptors::forget_internal(number_of(parked));
     note_lowest(number_of(parked));
     Some(number_of(parked))
@@ -102,7 +104,7 @@ pub(crate) fn look(call: &Frame) {
 
 /// Closes the parked number, if there is one.
 pub(crate) fn end() {
-    let parked = ASHLAR_PARKED.swap(0, Ordering::SeqCst);
+    let parked = alone::swap(&ASHLAR_PARKED, 0);
     if parked != 0 {
         descriptors::forget_internal(number_of(parked));
         descriptors::close_number(number_of(parked));

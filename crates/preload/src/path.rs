@@ -2,8 +2,8 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use ashlar_libfs::alone::{Mutex, MutexGuard};
 use ashlar_libfs::{Found, Paths, Surroundings};
 use ashlar_types::{Access, Credentials, Errno, InodeId, MODE_STICKY};
 
@@ -42,7 +42,7 @@ pub(crate) fn is_working_inside() -> bool {
 
 /// Sets the working directory.
 pub(crate) fn set_working(place: Option<(u32, InodeId)>) {
-    let mut working = WORKING.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut working = WORKING.lock();
     *working = place;
     IS_WORKING_UNKNOWN.store(false, Ordering::Relaxed);
     IS_WORKING_INSIDE.store(place.is_some(), Ordering::Relaxed);
@@ -50,7 +50,7 @@ pub(crate) fn set_working(place: Option<(u32, InodeId)>) {
 
 /// Asks the kernel for the working directory: how it lies to the mounts shows its path.
 pub(crate) fn find_working() {
-    let mut working = WORKING.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut working = WORKING.lock();
     let path = working_path();
     let is_inside = path.as_deref().is_some_and(|path| of_absolute(path).is_some());
     *working = None;
@@ -127,7 +127,7 @@ fn ends_name(rest: &[u8]) -> bool {
 
 /// Keeps other threads from it, over a fork.
 pub(crate) fn hold() -> MutexGuard<'static, Option<(u32, InodeId)>> {
-    WORKING.lock().unwrap_or_else(PoisonError::into_inner)
+    WORKING.lock()
 }
 
 fn working_path() -> Option<Vec<u8>> {
@@ -152,7 +152,7 @@ fn working() -> Option<(&'static Session, InodeId)> {
         };
         set_working(place);
     }
-    let (number, inode) = (*WORKING.lock().unwrap_or_else(PoisonError::into_inner))?;
+    let (number, inode) = (*WORKING.lock())?;
     Some((session::of_mount(number)?, inode))
 }
 
@@ -203,6 +203,9 @@ fn of_relative_now(path: &[u8]) -> Option<(u32, &[u8])> {
 
 /// Whether a path may concern us: one that leads into a mount as it is written, or names a descriptor.
 pub(crate) fn concerns(directory: i32, address: u64) -> bool {
+    if session::mounts().iter().any(|mount| leads_at_once(address, &mount.path)) {
+        return true;
+    }
     let mut start = [0u8; START_BYTES];
     let length = memory::start_of(address, &mut start[..1]);
     match start.first() {
@@ -225,6 +228,16 @@ pub(crate) fn concerns(directory: i32, address: u64) -> bool {
     }
 }
 
+/// Whether the path at an address leads into a mount as it is written, seen without a copy. Not so where that can't be seen at once.
+#[inline]
+fn leads_at_once(address: u64, mount: &[u8]) -> bool {
+    memory::beginning(address, mount.len() + 1).is_some_and(|path| {
+        let at = |index: usize| path[index].load(Ordering::Relaxed);
+        // Most paths that do not lead there differ in the last byte.
+        matches!(at(mount.len()), 0 | b'/') && (0..mount.len()).rev().all(|index| at(index) == mount[index])
+    })
+}
+
 /// Whether the relative path at an address leads into a mount from a working directory outside.
 pub(crate) fn leads_in(address: u64) -> bool {
     let mut start = [0; START_BYTES];
@@ -239,6 +252,10 @@ const DESCRIPTOR_PATHS: [&[u8]; 3] = [b"/proc/self/fd/", b"/dev/fd/", b"/dev/std
 
 /// The descriptor of ours with whose name a path begins, and what follows.
 fn descriptor_before(path: &[u8]) -> Option<(i32, &[u8])> {
+    // Most paths are none of these.
+    if !matches!(path, [b'/', b'd' | b'p', ..]) {
+        return None;
+    }
     let (number, rest) = match path {
         b"/dev/stdin" => (0, &path[path.len()..]),
         b"/dev/stdout" => (1, &path[path.len()..]),
@@ -321,6 +338,34 @@ pub(crate) fn start(directory: i32, path: &[u8]) -> Result<Option<Start<'_>>, Er
     };
     let Some((session, directory)) = at else { return Ok(None) };
     if path.is_empty() { Err(Errno::ENOENT) } else { Ok(Some(Start { session, directory, rest: path })) }
+}
+
+/// As [`start`] for a path of which the beginning is known without asking anybody: it leads into a mount as it is written, or begins from a directory of ours
+/// or a working directory of which it's known where it lies. `None` for all others.
+#[inline]
+pub(crate) fn start_at_hand(directory: i32, path: &[u8]) -> Option<Start<'_>> {
+    let (session, directory, rest) = match path.first()? {
+        b'/' => {
+            if descriptor_before(path).is_some() {
+                return None;
+            }
+            let (number, rest) = led_by(|mount| path.strip_prefix(mount).filter(|rest| ends_name(rest)))?;
+            (session::by_number(number)?, InodeId::ROOT, rest)
+        }
+        _ if directory == libc::AT_FDCWD => {
+            if !is_working_inside() || IS_WORKING_UNKNOWN.load(Ordering::Relaxed) {
+                return None;
+            }
+            let (number, inode) = (*WORKING.lock())?;
+            (session::by_number(number)?, inode, path)
+        }
+        _ => {
+            let file = descriptors::file(directory).filter(|file| file.is_directory() && !file.has_left())?;
+            (file.session().ok()?, file.inode(), path)
+        }
+    };
+    session.renew_covered(false);
+    (session.is_current() && !session.covered.is_gone()).then_some(Start { session, directory, rest })
 }
 
 /// Follows a path as the kernel does.

@@ -535,8 +535,8 @@ pub(crate) struct AllHeld(
     MutexGuard<'static, direct::Table>,
     locks::Held,
     MutexGuard<'static, Vec<(u32, InodeId)>>,
-    MutexGuard<'static, Option<(u32, InodeId)>>,
-    MutexGuard<'static, descriptors::Inherited>,
+    alone::MutexGuard<'static, Option<(u32, InodeId)>>,
+    alone::MutexGuard<'static, descriptors::Inherited>,
     Held<'static>,
 );
 

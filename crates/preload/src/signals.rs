@@ -51,9 +51,6 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
-    /// None came.
-    pub(crate) const NONE: Self = Self { noted: [const { MaybeUninit::uninit() }; NOTED_MAX], count: 0, mask: 0 };
-
     fn note(&mut self, info: &libc::siginfo_t, mask: u64) {
         if self.count == 0 {
             self.mask = mask;

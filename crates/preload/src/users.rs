@@ -9,10 +9,11 @@
 //! The kernel knows users by thread, and a session is of the process. libc has all threads change, one after the other; who makes the call himself changes one. While threads
 //! differ, the kernel serves the process, and if they go on to differ, for good.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use ashlar_types::Credentials;
 
+use crate::arch::system_call;
 use crate::session::{self, Session};
 use crate::{descriptors, direct, materialise, shared, threads};
 
@@ -31,6 +32,8 @@ const IDENTITY: [&str; 4] = ["Uid:", "Gid:", "Groups:", "CapEff:"];
 static HAS_CHANGED: AtomicBool = AtomicBool::new(false);
 /// Whether it has no sessions any more.
 static IS_KERNELS: AtomicBool = AtomicBool::new(false);
+/// Whether the process's user is its real one: 0 where nobody has looked, then 1 for no and 2 for yes. Once it, or a thread, has changed, each look is a new one.
+static IS_AS_REAL: AtomicU8 = AtomicU8::new(0);
 /// Whether some may have ended, and the process had one thread when the last one did: the next call frees them.
 static IS_ANY_ENDED: AtomicBool = AtomicBool::new(false);
 /// Since when threads are known to differ, in milliseconds of the machine's clock; 0: they did not, at the last look, or one has changed since.
@@ -66,6 +69,26 @@ impl Others {
 #[inline]
 pub(crate) fn has_changed() -> bool {
     HAS_CHANGED.load(Ordering::Relaxed)
+}
+
+/// Whether this thread's user is the real one, for whom `access` asks.
+#[inline]
+pub(crate) fn is_as_real() -> bool {
+    match IS_AS_REAL.load(Ordering::Relaxed) {
+        known if known != 0 && !has_changed() => known == 2,
+        _ => look_as_real(),
+    }
+}
+
+#[cold]
+fn look_as_real() -> bool {
+    // SAFETY: they take nothing.
+    let is_it = unsafe {
+        let call = |number: i64| system_call(number as u64, [0; 6]);
+        call(libc::SYS_getuid) == call(libc::SYS_geteuid) && call(libc::SYS_getgid) == call(libc::SYS_getegid)
+    };
+    IS_AS_REAL.store(1 + u8::from(is_it), Ordering::Relaxed);
+    is_it
 }
 
 /// Whether the process has no sessions any more.
@@ -227,5 +250,6 @@ pub(crate) fn forget_all() {
     }
     others.ended.clear();
     // It has one thread, and is one user's.
+    IS_AS_REAL.store(0, Ordering::Relaxed);
     [&HAS_CHANGED, &IS_KERNELS, &IS_ANY_ENDED].into_iter().for_each(|known| known.store(false, Ordering::Relaxed));
 }

@@ -155,6 +155,10 @@ impl<M: Persistent> Words<M> {
 #[derive(Debug)]
 pub struct ControlPage<M>(Words<M>);
 
+/// Where an inode's handle was noted last in the control page: another inode may have the slot by now. By default that is not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HandleSlot(pub u64);
+
 impl<M: Persistent> ControlPage<M> {
     /// Takes memory as a control page; `None` where it has less than [`CONTROL_BYTES`].
     pub fn new(memory: M) -> Option<Self> {
@@ -421,17 +425,39 @@ impl<M: Persistent> ControlPage<M> {
     /// Notes one more open handle on an inode; `false` where the table is full. One writer at a time: LibFS calls this
     /// under its own lock.
     pub fn open_handle(&self, inode: InodeId) -> bool {
-        let Some(slot) = self.probe(inode) else { return false };
-        let count = self.0.load(slot + 8);
-        // The count stands before the inode does, so that SharedFS never sees an inode without one.
-        self.0.store(slot + 8, count + 1);
-        self.0.store(slot, inode.0);
-        true
+        self.open_handle_at(inode, HandleSlot::default()).is_some()
+    }
+
+    /// As [`Self::open_handle`], for who has kept the slot at which the inode's handle was noted last, whoever did; says which one it is now. What the caller
+    /// looks at behind this, such as a lease, it looks at when SharedFS can see the handle.
+    pub fn open_handle_at(&self, inode: InodeId, HandleSlot(last): HandleSlot) -> Option<HandleSlot> {
+        let slot = match last {
+            0 => self.probe(inode)?,
+            _ if self.0.load(last) == inode.0 => last,
+            // Another inode has taken it, so that this one has none.
+            _ => self.windows(inode).find(|slot| self.0.load(slot + 8) == 0)?,
+        };
+        let (found, count) = (self.0.load(slot), self.0.load(slot + 8));
+        // The count stands before the inode does, so that SharedFS never sees an inode without one. The last of the two is an exchange, which no later look
+        // gets ahead of.
+        if found == inode.0 {
+            let _ = self.0.exchange(slot + 8, count, count + 1);
+        } else {
+            self.0.store(slot + 8, count + 1);
+            let _ = self.0.exchange(slot, found, inode.0);
+        }
+        Some(HandleSlot(slot))
     }
 
     /// Notes one handle less; tells whether it was the last. A slot keeps its inode until another takes it.
     pub fn close_handle(&self, inode: InodeId) -> bool {
-        let Some(slot) = self.probe(inode) else { return false };
+        self.close_handle_at(inode, HandleSlot::default())
+    }
+
+    /// As [`Self::close_handle`], for who has kept the slot at which it was noted.
+    pub fn close_handle_at(&self, inode: InodeId, HandleSlot(last): HandleSlot) -> bool {
+        let known = (last != 0 && self.0.load(last) == inode.0).then_some(last);
+        let Some(slot) = known.or_else(|| self.probe(inode)) else { return false };
         let count = self.0.load(slot + 8).saturating_sub(1);
         self.0.store(slot + 8, count);
         count == 0
@@ -530,8 +556,8 @@ impl<M: Persistent> ControlPage<M> {
         Mailbox::new(&self.0, MAILBOX)
     }
 
-    /// The inode's slot, or one that is free for it, in the windows of slots that its hash names.
-    fn probe(&self, inode: InodeId) -> Option<u64> {
+    /// The slots at which an inode may stand, in the windows that its hash names.
+    fn windows(&self, inode: InodeId) -> impl Iterator<Item = u64> {
         let start = inode.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
         let window = |first: u64, slots: u64| {
             (0..HANDLE_WINDOW).map(move |step| TABLE + (first + (start + step) % slots) * SLOT_BYTES)
@@ -539,8 +565,13 @@ impl<M: Persistent> ControlPage<M> {
         // In a page that an earlier version has made, all slots are near, and the word is 0.
         let near = window(0, if self.0.load(HANDLES) == 0 { HANDLE_SLOTS } else { HANDLE_SLOTS_NEAR });
         let far = self.has_all_handle_slots().then(|| window(HANDLE_SLOTS_NEAR, HANDLE_SLOTS - HANDLE_SLOTS_NEAR));
+        near.chain(far.into_iter().flatten())
+    }
+
+    /// The inode's slot, or one that is free for it: it has one at most.
+    fn probe(&self, inode: InodeId) -> Option<u64> {
         let mut free = None;
-        for slot in near.chain(far.into_iter().flatten()) {
+        for slot in self.windows(inode) {
             match self.0.load(slot) {
                 found if found == inode.0 => return Some(slot),
                 // Never used: whatever was noted took the first free slot, so nothing is behind it.
@@ -736,6 +767,24 @@ mod tests {
         assert!((1..near).all(|inode| page.close_handle(InodeId(inode))) && is_open(&page, near..MANY));
         assert!((near..MANY).all(|inode| page.open_handle(InodeId(inode)) && !page.close_handle(InodeId(inode))));
         assert!((near..MANY).all(|inode| page.close_handle(InodeId(inode))) && is_open(&page, 1..1));
+    }
+
+    #[test]
+    fn a_slot_that_another_inode_has_taken_is_its_own() {
+        let page = page(MappingAccess::ReadWrite);
+        page.format(SessionId(7));
+        let open = |inode: u64, known| page.open_handle_at(InodeId(inode), known).expect("room");
+        let first = open(1, HandleSlot::default());
+        assert_eq!(open(1, first), first);
+        assert!(!page.close_handle_at(InodeId(1), first) && page.close_handle_at(InodeId(1), first));
+        // One that falls on the same slot takes it, and then the first one's slot is another.
+        let other = (2..).find(|&inode| page.probe(InodeId(inode)) == Some(first.0)).expect("one of them");
+        assert_eq!(open(other, HandleSlot::default()), first);
+        let moved = open(1, first);
+        assert_ne!(moved, first);
+        assert!(page.close_handle_at(InodeId(1), first), "found where it is");
+        assert!(!page.has_open(InodeId(1)) && page.has_open(InodeId(other)));
+        assert_eq!(open(1, moved), moved);
     }
 
     #[test]

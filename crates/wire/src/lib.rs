@@ -30,7 +30,7 @@ pub use board::{BOARD_BYTES, Board, BoardWriter, Post};
 pub use connection::{Acceptor, Connection, Listener, MESSAGE_BYTES_MAX, WireError, socket_of};
 pub use control::{
     CONTROL_BYTES, CONTROL_BYTES_BEFORE, CONTROL_ROOM, CONTROL_ROOM_FAR, ControlPage, CreditKind, HANDLE_SLOTS,
-    LEASE_SLOTS, LEASE_SLOTS_FIRST, LEASE_TABLE_BYTES, LeaseTable, LeaseWord, OPERATION_LANES,
+    HandleSlot, LEASE_SLOTS, LEASE_SLOTS_FIRST, LEASE_TABLE_BYTES, LeaseTable, LeaseWord, OPERATION_LANES,
 };
 pub use lock_slots::{
     LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_RANGES_MAX, LOCK_SLOTS, LockChange, LockList, LockSlotState, LockedRange,

@@ -105,6 +105,10 @@ impl Way {
     }
 }
 
+/// Bytes of memory that each thread has for [`thread_memory`], and what their beginning can be divided by.
+pub(crate) const THREAD_BYTES: usize = 1024;
+pub(crate) const THREAD_ALIGN: usize = 16;
+
 unsafe extern "C" {
     /// Where trampolines lead.
     pub(crate) fn ashlar_entry();
@@ -358,6 +362,37 @@ global_asm!(
     after_vfork = sym crate::hook::ashlar_after_vfork,
     after_kernel = sym crate::report::ashlar_after_kernel,
 );
+
+// The library is loaded before the program begins, so that its variables of threads are at a fixed distance from where each thread's are.
+global_asm!(
+    ".pushsection .tbss, \"awT\", @nobits",
+    ".hidden ashlar_thread",
+    ".globl ashlar_thread",
+    ".type ashlar_thread, @object",
+    ".size ashlar_thread, {bytes}",
+    ".balign {align}",
+    "ashlar_thread:",
+    ".zero {bytes}",
+    ".popsection",
+    bytes = const THREAD_BYTES,
+    align = const THREAD_ALIGN,
+);
+
+/// Memory of this thread's own, zeros at first.
+#[inline(always)]
+pub(crate) fn thread_memory() -> *mut u8 {
+    let memory: *mut u8;
+    // SAFETY: it reads where the thread's variables are, and how far from there these stand, which nobody changes.
+    unsafe {
+        asm!(
+            "mov {memory}, qword ptr fs:[0]",
+            "add {memory}, qword ptr [rip + ashlar_thread@GOTTPOFF]",
+            memory = out(reg) memory,
+            options(pure, nomem, nostack),
+        );
+    }
+    memory
+}
 
 /// The processor's clock, in ticks of no particular length.
 pub(crate) fn ticks() -> u64 {

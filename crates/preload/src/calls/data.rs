@@ -74,13 +74,8 @@ impl Parts {
 /// `read`, `write`, `pread` and `pwrite` where all that they take is at hand; `None` otherwise, and then nothing has happened.
 #[inline]
 pub(super) fn at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
-    let (writes, has_offset) = match number {
-        libc::SYS_read => (false, false),
-        libc::SYS_write => (true, false),
-        libc::SYS_pread64 => (false, true),
-        libc::SYS_pwrite64 => (true, true),
-        _ => return None,
-    };
+    let writes = matches!(number, libc::SYS_write | libc::SYS_pwrite64);
+    let has_offset = matches!(number, libc::SYS_pread64 | libc::SYS_pwrite64);
     let file = descriptors::file(a[0] as i32)?;
     let (open, flags) = (file.opened()?, file.flags());
     let needed = if writes { libc::O_RDONLY } else { libc::O_WRONLY };
@@ -120,7 +115,7 @@ pub(super) fn at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
 }
 
 /// All forms of `read` and `write`.
-pub(super) fn transfer(number: i64, a: [u64; 6]) -> Served {
+pub(super) fn transfer(number: i64, a: &[u64; 6]) -> Served {
     let Some(file) = descriptors::file(a[0] as i32) else { return Ok(None) };
     let mut flags = 0;
     let parts = match number {
@@ -284,8 +279,26 @@ fn tell_of_limit(errno: Errno, limit: u64) {
     }
 }
 
+/// `lseek` to where the offset alone says.
+#[inline]
+pub(super) fn seek_at_once(a: &[u64; 6]) -> Option<i64> {
+    let file = descriptors::file(a[0] as i32).filter(|file| !file.is_alone())?;
+    file.session().ok()?;
+    let mut place = file.place()?;
+    let to = match a[2] as i32 {
+        libc::SEEK_SET => a[1] as i64,
+        libc::SEEK_CUR => (place.offset as i64).checked_add(a[1] as i64)?,
+        _ => return None,
+    };
+    if to < 0 {
+        return None;
+    }
+    place.offset = to as u64;
+    Some(to)
+}
+
 /// `lseek`.
-pub(super) fn seek(a: [u64; 6]) -> Served {
+pub(super) fn seek(a: &[u64; 6]) -> Served {
     let Some(file) = descriptors::file(a[0] as i32) else { return Ok(None) };
     let (offset, whence) = (a[1] as i64, a[2] as i32);
     let Some(mut place) = file.place() else { return Ok(None) };
@@ -312,7 +325,7 @@ pub(super) fn seek(a: [u64; 6]) -> Served {
 }
 
 /// `fsync` and its like: the log has one order, so all that came before is made persistent.
-pub(super) fn sync(a: [u64; 6]) -> Served {
+pub(super) fn sync(a: &[u64; 6]) -> Served {
     let Some(file) = descriptors::file(a[0] as i32) else { return Ok(None) };
     file.session()?.fs.sync()?;
     Ok(Some(0))
@@ -379,7 +392,7 @@ pub(super) const fn may_be_copied(from: i32, to: i32) -> bool {
 }
 
 /// `copy_file_range` between files of one session.
-pub(super) fn copy_range(a: [u64; 6]) -> Served {
+pub(super) fn copy_range(a: &[u64; 6]) -> Served {
     if a[5] != 0 {
         let is_open = |descriptor: i32| descriptors::is_ours(descriptor) || open_flags(descriptor).is_some();
         return Err(if is_open(a[0] as i32) && is_open(a[2] as i32) { Errno::EINVAL } else { Errno::EBADF });
@@ -448,7 +461,7 @@ fn moved(file: &File, address: u64, given: Option<u64>, offset: u64) -> Result<(
 }
 
 /// `sendfile` out of a file of ours into whatever it is, and into one of ours out of whatever is a file.
-pub(super) fn send_file(a: [u64; 6]) -> Served {
+pub(super) fn send_file(a: &[u64; 6]) -> Served {
     match (descriptors::file(a[1] as i32), descriptors::file(a[0] as i32)) {
         (Some(from), None) => send_out(&from, a),
         (from, Some(to)) => receive(from.as_ref(), &to, a),
@@ -456,7 +469,7 @@ pub(super) fn send_file(a: [u64; 6]) -> Served {
     }
 }
 
-fn send_out(from: &File, a: [u64; 6]) -> Served {
+fn send_out(from: &File, a: &[u64; 6]) -> Served {
     // Into one that appends it's an error, which the kernel finds.
     let appends = || materialise::flags(a[0] as i32) & libc::O_APPEND != 0;
     if from.is_directory() || !from.may_read() || appends() {
@@ -478,7 +491,7 @@ fn send_out(from: &File, a: [u64; 6]) -> Served {
 }
 
 /// `sendfile` into a file of ours: of the same session, or out of a regular file of the kernel's.
-fn receive(from: Option<&File>, to: &File, a: [u64; 6]) -> Served {
+fn receive(from: Option<&File>, to: &File, a: &[u64; 6]) -> Served {
     // The errors are the kernel's to find. Where the place is other processes' too, they would have to wait for the other side.
     let is_plain = to.may_write() && to.flags() & (libc::O_APPEND | libc::O_SYNC | libc::O_DSYNC) == 0;
     if !is_plain || to.is_directory() || to.place().is_none_or(|place| place.is_shared()) {

@@ -24,7 +24,7 @@ const F_SET_RW_HINT: i32 = 1036;
 const RW_HINT_MAX: u64 = 5;
 
 /// Serves any of them.
-pub(super) fn serve(number: i64, a: [u64; 6]) -> Served {
+pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
     let descriptor = a[0] as i32;
     match number {
         libc::SYS_close if descriptors::is_internal(descriptor) => Err(Errno::EBADF),
@@ -73,14 +73,21 @@ fn clone_file(to: i32, from: i32) -> Served {
     }
 }
 
+/// `close` of what is ours.
+#[inline]
+pub(super) fn close_at_once(descriptor: i32) -> Option<i64> {
+    let file = descriptors::remove(descriptor)?;
+    locks::forget(&file);
+    let is_parked = match file.on_exec() {
+        OnExec::Unknown => false,
+        known => parked::park(descriptor, known == OnExec::Closes),
+    };
+    Some(if is_parked { 0 } else { descriptors::close_number(descriptor) })
+}
+
 fn close(descriptor: i32) -> Option<i64> {
-    if let Some(file) = descriptors::remove(descriptor) {
-        locks::forget(&file);
-        let is_parked = match file.on_exec() {
-            OnExec::Unknown => false,
-            known => parked::park(descriptor, known == OnExec::Closes),
-        };
-        return Some(if is_parked { 0 } else { descriptors::close_number(descriptor) });
+    if let Some(closed) = close_at_once(descriptor) {
+        return Some(closed);
     }
     parked::note_freed(descriptor as u32);
     let named = locks::file_of_named(descriptor);
@@ -192,7 +199,7 @@ fn duplicate_to(old: i32, new: i32, flags: i32, is_dup3: bool) -> Served {
     Ok(Some(done))
 }
 
-fn close_range(a: [u64; 6]) -> Served {
+fn close_range(a: &[u64; 6]) -> Served {
     let (first, last, flags) = (a[0] as u32, a[1] as u32, a[2] as u32);
     // A flag that there is none of is an error.
     if first > last || flags & !(libc::CLOSE_RANGE_UNSHARE | libc::CLOSE_RANGE_CLOEXEC) != 0 {

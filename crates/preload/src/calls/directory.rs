@@ -68,7 +68,7 @@ impl Page {
 }
 
 /// `getdents64`.
-pub(super) fn list(a: [u64; 6]) -> Served {
+pub(super) fn list(a: &[u64; 6]) -> Served {
     let Some(file) = descriptors::file(a[0] as i32) else { return Ok(None) };
     if !file.is_directory() {
         return Err(Errno::ENOTDIR);

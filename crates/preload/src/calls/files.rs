@@ -2,7 +2,7 @@
 
 use std::os::fd::AsRawFd;
 
-use ashlar_libfs::{Allocation, Change, Found, Make, Opening, allocation_of};
+use ashlar_libfs::{Allocation, Change, Found, Make, Opening, access_of, allocation_of};
 use ashlar_types::{Access, Credentials, Errno, FileKind, Inode, InodeId, QuotaId};
 
 use super::Served;
@@ -29,8 +29,50 @@ pub(super) fn is_opening(number: i64) -> bool {
     matches!(number, libc::SYS_open | libc::SYS_openat | libc::SYS_creat)
 }
 
+/// What `open` does that takes more than a file that is there.
+const NOT_AT_ONCE: i32 =
+    libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_PATH | libc::O_DIRECTORY | libc::O_NOATIME | TMPFILE;
+
+/// `open` and `openat` of a regular file that is there, where all that it takes is at hand; `None` otherwise, and then nothing has happened.
+#[inline]
+pub(super) fn open_at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
+    let (directory, address, flags) = match number {
+        libc::SYS_open => (libc::AT_FDCWD, a[0], a[1] as i32),
+        _ => (a[0] as i32, a[1], a[2] as i32),
+    };
+    if flags & NOT_AT_ONCE != 0 {
+        return None;
+    }
+    let mut buffer = PathBuffer::new();
+    let start = path::start_at_hand(directory, memory::path(address, &mut buffer).ok()?)?;
+    let session = start.session;
+    let access = access_of(flags);
+    let admits = |id: InodeId, inode: &Inode| {
+        !(access.0 & Access::WRITE.0 != 0 && may_run(inode) || materialise::is_mapped(session.number, id))
+    };
+    let aim = Aim::of_opening(flags);
+    let way = session.fs.open_known(session, (start.directory, start.rest), aim, access, admits)?;
+    let cloexec = flags & libc::O_CLOEXEC != 0;
+    let Ok(descriptor) = descriptors::reserve(0, cloexec) else {
+        session.fs.close_open(way);
+        return None;
+    };
+    let inode = way.id();
+    match descriptors::open_by(session, way, FileKind::Regular, flags & !OPENING_FLAGS) {
+        Ok(file) => {
+            descriptors::enter_first(&file, descriptor, cloexec);
+            Some(descriptor.into())
+        }
+        Err(_) => {
+            session.fs.close(inode);
+            descriptors::give_back(descriptor, cloexec);
+            None
+        }
+    }
+}
+
 /// `open`, `openat`, `creat`.
-pub(super) fn open(number: i64, a: [u64; 6]) -> Served {
+pub(super) fn open(number: i64, a: &[u64; 6]) -> Served {
     let (directory, address, flags, mode) = match number {
         libc::SYS_open => (libc::AT_FDCWD, a[0], a[1] as i32, a[2] as u32),
         libc::SYS_creat => (libc::AT_FDCWD, a[0], libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC, a[1] as u32),
@@ -96,7 +138,7 @@ fn gone(errno: Errno) -> Errno {
 }
 
 /// Has the kernel open a path, and notes the descriptor. From a directory of ours it does so beside it: that one stays ours.
-fn open_named(number: i64, directory: i32, a: [u64; 6]) -> Result<i64, Errno> {
+fn open_named(number: i64, directory: i32, a: &[u64; 6]) -> Result<i64, Errno> {
     parked::end();
     let open = |arguments: [u64; 6]| {
         // SAFETY: the program's own call, but for the number of the directory.
@@ -109,7 +151,7 @@ fn open_named(number: i64, directory: i32, a: [u64; 6]) -> Result<i64, Errno> {
     }
     let opened = match descriptors::file(directory).filter(|_| number == libc::SYS_openat) {
         Some(file) => crate::locks::with_real(&file, false, |real| Ok(open([real as u64, a[1], a[2], a[3], 0, 0])))?,
-        None => open(a),
+        None => open(*a),
     };
     if opened >= 0 {
         descriptors::note_named(opened as i32);
@@ -239,7 +281,7 @@ fn make_unnamed(session: &'static Session, directory: InodeId, flags: i32, mode:
 }
 
 /// `truncate`, `ftruncate`.
-pub(super) fn truncate(number: i64, a: [u64; 6]) -> Served {
+pub(super) fn truncate(number: i64, a: &[u64; 6]) -> Served {
     let size = a[1] as i64;
     if number == libc::SYS_ftruncate {
         let Some(file) = descriptors::file(a[0] as i32) else { return Ok(None) };
@@ -279,7 +321,7 @@ fn resize(session: &Session, who: &Credentials, id: InodeId, size: u64) -> Serve
 }
 
 /// `fallocate`.
-pub(super) fn allocate(a: [u64; 6]) -> Served {
+pub(super) fn allocate(a: &[u64; 6]) -> Served {
     let Some(file) = descriptors::file(a[0] as i32) else { return Ok(None) };
     let how = match allocation_of(a[1] as i32) {
         // What the kernel does not hand to FUSE it refuses, and so that both are the same, it does here.
@@ -303,7 +345,7 @@ pub(super) fn allocate(a: [u64; 6]) -> Served {
 }
 
 /// `fstatfs`: the same for all files, but for those in a tree that has a quota.
-pub(super) fn file_system(a: [u64; 6]) -> Served {
+pub(super) fn file_system(a: &[u64; 6]) -> Served {
     let Some(file) = descriptors::file(a[0] as i32) else { return Ok(None) };
     let session = file.session()?;
     let ask = |descriptor: i32| {
@@ -318,32 +360,32 @@ pub(super) fn file_system(a: [u64; 6]) -> Served {
 }
 
 /// `posix_fadvise`, `readahead`: all is in memory.
-pub(super) fn advise(a: [u64; 6]) -> Served {
+pub(super) fn advise(a: &[u64; 6]) -> Served {
     if descriptors::is_ours(a[0] as i32) { Ok(Some(0)) } else { Ok(None) }
 }
 
 /// `mmap` of a file of ours: of a copy, of the data segments, or of a kernel's descriptor on the same file, which lives as long as the mapping.
-pub(super) fn map(a: [u64; 6]) -> Served {
+pub(super) fn map(a: &[u64; 6]) -> Served {
     if a[3] & libc::MAP_FIXED as u64 != 0 {
         direct::leave(a[0], a[1])?;
     }
     if a[3] & libc::MAP_ANONYMOUS as u64 != 0 {
         // SAFETY: the program's own call, which names no file.
-        return Ok(Some(unsafe { crate::arch::system_call(libc::SYS_mmap as u64, a) }));
+        return Ok(Some(unsafe { crate::arch::system_call(libc::SYS_mmap as u64, *a) }));
     }
     let Some(file) = descriptors::file(a[4] as i32) else { return Ok(None) };
     if a[3] & libc::MAP_TYPE as u64 == libc::MAP_PRIVATE as u64
-        && let Some(mapped) = snapshot::map(&file, a)?
+        && let Some(mapped) = snapshot::map(&file, *a)?
     {
         return Ok(Some(mapped));
     }
-    if let Some(mapped) = direct::map(&file, a)? {
+    if let Some(mapped) = direct::map(&file, *a)? {
         return Ok(Some(mapped));
     }
     if a[3] & libc::MAP_TYPE as u64 != libc::MAP_PRIVATE as u64 {
         materialise::map_shared(&file)?;
         // SAFETY: the program's own call.
-        let mapped = unsafe { crate::arch::system_call(libc::SYS_mmap as u64, a) };
+        let mapped = unsafe { crate::arch::system_call(libc::SYS_mmap as u64, *a) };
         materialise::renew_size(a[4] as i32, &file);
         return Ok(Some(mapped));
     }

@@ -14,7 +14,7 @@ const RENAME_EXCHANGE: u64 = 2;
 const RENAME_WHITEOUT: u64 = 4;
 
 /// Serves any of them.
-pub(super) fn serve(number: i64, a: [u64; 6]) -> Served {
+pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
     const HERE: u64 = libc::AT_FDCWD as u64;
     match number {
         libc::SYS_mkdir => make(HERE, a[0], FileKind::Directory, a[1]),

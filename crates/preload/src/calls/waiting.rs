@@ -10,7 +10,7 @@ use crate::memory;
 const WORD_BITS: u64 = 64;
 
 /// Serves `poll`, `select` and their like.
-pub(super) fn serve(number: i64, a: [u64; 6]) -> Served {
+pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
     match number {
         libc::SYS_poll | libc::SYS_ppoll => polled(a[0], a[1])?,
         libc::SYS_select | libc::SYS_pselect6 => {

@@ -33,7 +33,7 @@ fn has_labels() -> bool {
 }
 
 /// Serves any of them. What is left to the kernel of an open file it does beside it: that one stays ours.
-pub(super) fn serve(number: i64, a: [u64; 6]) -> Served {
+pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
     let by_descriptor =
         [libc::SYS_fgetxattr, libc::SYS_flistxattr, libc::SYS_fsetxattr, libc::SYS_fremovexattr].contains(&number);
     let file = descriptors::file(a[0] as i32).filter(|_| by_descriptor);
@@ -49,7 +49,7 @@ pub(super) fn serve(number: i64, a: [u64; 6]) -> Served {
     }
 }
 
-fn answer(number: i64, a: [u64; 6]) -> Served {
+fn answer(number: i64, a: &[u64; 6]) -> Served {
     let at = |last: Last, purpose, then: &dyn Fn(&Subject) -> Served| {
         with_path(libc::AT_FDCWD, a[0], last.to(purpose), |subject| then(subject))
     };

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use ashlar_libfs::alone;
 
-use super::{File, HIGHEST, INHERITED, OPEN, TABLE, entry, file, locked, ours};
+use super::{File, HIGHEST, INHERITED, OPEN, TABLE, entry, file, ours};
 use crate::shared::Shared;
 
 /// The open files that such descriptors lead to. What was closed since may be among them: the table says what is there.
@@ -18,26 +18,26 @@ pub(crate) fn is_inherited(descriptor: i32) -> bool {
 
 /// All such descriptors.
 pub(crate) fn inherited() -> impl Iterator<Item = i32> {
-    let all: Vec<i32> = locked(&TABLE).keys().copied().collect();
+    let all: Vec<i32> = TABLE.lock().keys().copied().collect();
     all.into_iter().filter(|&descriptor| is_inherited(descriptor))
 }
 
 /// What such a descriptor leads to.
 pub(crate) fn inherited_at(descriptor: i32) -> Option<Shared> {
-    let inherited = locked(&TABLE);
+    let inherited = TABLE.lock();
     inherited.get(&descriptor).filter(|_| is_inherited(descriptor)).cloned()
 }
 
 /// All such descriptors of an open file.
 pub(crate) fn inherited_alike(shared: &Shared) -> Vec<i32> {
-    let inherited = locked(&TABLE);
+    let inherited = TABLE.lock();
     let alike = inherited.iter().filter(|(number, other)| is_inherited(**number) && other.is_same(shared));
     alike.map(|(number, _)| *number).collect()
 }
 
 /// Has all such descriptors of an open file lead to one of ours, or, without one, be the kernel's for good.
 pub(crate) fn replace_inherited(shared: &Shared, file: Option<&File>) {
-    let mut inherited = locked(&TABLE);
+    let mut inherited = TABLE.lock();
     inherited.retain(|&descriptor, other| {
         let Some(entry) = entry(descriptor).filter(|_| other.is_same(shared)) else { return true };
         let number = file.map_or(0, |file| file.number);
@@ -55,7 +55,7 @@ pub(crate) fn replace_inherited(shared: &Shared, file: Option<&File>) {
 pub(crate) fn all_shared() -> Vec<(i32, Shared)> {
     let own = ours(0, u32::MAX).filter_map(|number| file(number)?.shared().cloned().map(|shared| (number, shared)));
     let mut all: Vec<(i32, Shared)> = own.collect();
-    let inherited = locked(&TABLE);
+    let inherited = TABLE.lock();
     let inherited = inherited.iter().filter(|(number, _)| is_inherited(**number));
     all.extend(inherited.map(|(number, shared)| (*number, shared.clone())));
     all
@@ -63,7 +63,7 @@ pub(crate) fn all_shared() -> Vec<(i32, Shared)> {
 
 /// In a process that was forked: what its parent shares is inherited, and what threads of that one have opened at that moment leads nowhere.
 pub(crate) fn forget_ours() {
-    let mut inherited = locked(&TABLE);
+    let mut inherited = TABLE.lock();
     let mut freed = Vec::new();
     for number in ours(0, u32::MAX) {
         let Some(entry) = entry(number) else { continue };
