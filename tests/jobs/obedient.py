@@ -38,12 +38,35 @@ def make(name):
     return "made"
 
 
+def length(name):
+    """Reads a file; says how long it is."""
+    with open(os.path.join(directory, name), "rb") as file:
+        return f"{len(file.read())} bytes"
+
+
+def numbers(least):
+    """How many descriptors there are of numbers that are at least so high."""
+    return f"{sum(int(name) >= int(least) for name in os.listdir('/proc/self/fd'))} numbers"
+
+
+def close(least):
+    """Closes all numbers that there may be, from one on."""
+    os.closerange(int(least), 1024)
+    for number in range(int(least), 1024):
+        try:
+            os.close(number)
+        except OSError:
+            pass
+    return "closed"
+
+
+VERBS = {"write": write, "read": read, "make": make, "length": length, "numbers": numbers, "close": close}
 print("ready", flush=True)
 for line in sys.stdin:
     verb, word = line.split()
     began = time.monotonic()
     try:
-        answer = {"write": write, "read": read, "make": make}[verb](word)
+        answer = VERBS[verb](word)
     except OSError as error:
         answer = error.strerror
     print(f"{time.monotonic() - began:.3f} {answer}", flush=True)

@@ -7,7 +7,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ashlar_libfs::{Aim, ConnectError, Found, LibFs, Options, Outcome, Paths, Place, Space, Surroundings, Walked};
+use ashlar_libfs::{
+    Aim, ConnectError, Found, LibFs, Options, Outcome, OwnDescriptors, Paths, Place, Space, Surroundings, Walked,
+};
 use ashlar_types::{Credentials, Errno, InodeId};
 use ashlar_wire::{PATIENCE_VARIABLE, SessionKind, patience_ms};
 
@@ -75,7 +77,7 @@ impl Session {
             patience_ms: patience_ms(said.as_deref().map(OsStr::as_bytes)),
             // The program gets an errno, and its standard error is its own.
             notice: |_| {},
-            descriptors_from: DESCRIPTORS_FROM,
+            descriptors: OwnDescriptors { from: DESCRIPTORS_FROM, ..OwnDescriptors::KNOWN },
             beside: 0,
         };
         let fs = LibFs::connect(&options).map_err(|error| refusal(&site.socket, &error))?;

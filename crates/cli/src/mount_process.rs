@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use ashlar_fuse::{Mount, MountOptions};
 use ashlar_launch::MountRecord;
-use ashlar_libfs::{LibFs, Options};
+use ashlar_libfs::{LibFs, Options, OwnDescriptors};
 use ashlar_types::MOUNT_SOURCE;
 use ashlar_wire::{PATIENCE_VARIABLE, SessionKind, patience_ms};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -44,7 +44,7 @@ pub fn serve(arguments: &MountProcessArguments, ready: &dyn Fn()) -> Result<Exit
         label: directory.display().to_string(),
         patience_ms: patience_ms(said.as_deref().map(OsStr::as_bytes)),
         notice: |words| tracing::warn!("{words}"),
-        descriptors_from: 0,
+        descriptors: OwnDescriptors::KNOWN,
         beside: 0,
     })?;
     let options = MountOptions {

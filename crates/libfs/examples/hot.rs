@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ashlar_libfs::{LibFs, Make, Options, RenameFlags, WriteAt};
+use ashlar_libfs::{LibFs, Make, Options, OwnDescriptors, RenameFlags, WriteAt};
 use ashlar_pmem::{Arena, ArenaOptions, Crc32c, Mapping, MappingAccess, Medium, Persistent};
 use ashlar_types::{Access, Credentials, FileKind, InodeId, Timestamp};
 use ashlar_wire::SessionKind;
@@ -123,7 +123,7 @@ impl Bench {
             label: "hot".into(),
             patience_ms: 20_000,
             notice: |_| {},
-            descriptors_from: 0,
+            descriptors: OwnDescriptors::KNOWN,
             beside: 0,
         };
         let deadline = Instant::now() + Duration::from_secs(20);

@@ -7,6 +7,8 @@ use ashlar_update::Entry;
 use ashlar_wire::SessionKind;
 use thiserror::Error;
 
+use crate::own::OwnDescriptors;
+
 /// How to open a session.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -22,8 +24,8 @@ pub struct Options {
     pub patience_ms: u64,
     /// Tells whoever looks after the session in a sentence that SharedFS is waited for, and what came of it.
     pub notice: fn(&str),
-    /// The least number that a lasting descriptor of the session may have: inside a program, those below are the program's.
-    pub descriptors_from: i32,
+    /// How it keeps its descriptors.
+    pub descriptors: OwnDescriptors,
 }
 
 /// Why no session could be opened.

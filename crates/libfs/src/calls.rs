@@ -19,6 +19,7 @@ use ashlar_wire::{
 use crate::alone::Mutex;
 use crate::api::{ConnectError, Options};
 use crate::mailbox::{Asker, is_short};
+use crate::own::{Own, OwnDescriptors};
 
 /// Idle connections that are kept. More threads than this may call at once; they open and close their own.
 const IDLE_MAX: usize = 8;
@@ -49,7 +50,7 @@ pub(crate) trait Reclaim: Send + Sync {
 
 #[derive(Debug)]
 struct Pool {
-    idle: Vec<Connection>,
+    idle: Vec<Own<Connection>>,
     /// Counts resumptions, so that a thread whose connection broke knows whether another has resumed already.
     era: u64,
 }
@@ -82,7 +83,7 @@ pub(crate) struct Calls {
     label: String,
     patience: Duration,
     notice: fn(&str),
-    descriptors_from: i32,
+    descriptors: OwnDescriptors,
     peer: Peer,
     /// The session's mailbox, for one thread at a time.
     asker: Mutex<Asker>,
@@ -101,8 +102,9 @@ impl Calls {
     pub(crate) fn open(options: &Options) -> Result<(Self, Welcome, Vec<OwnedFd>), ConnectError> {
         let no_daemon = |reason: String| ConnectError::NoDaemon { path: options.socket.clone(), reason };
         let patience = Duration::from_millis(options.patience_ms);
-        let connection = Connection::connect_above(&options.socket, options.descriptors_from, silence_of(patience));
-        let mut connection = connection.map_err(|error| no_daemon(error.to_string()))?;
+        let connection = Connection::connect_above(&options.socket, options.descriptors.from, silence_of(patience));
+        let connection = connection.map_err(|error| no_daemon(error.to_string()))?;
+        let mut connection = Own::new(connection, options.descriptors);
         let hello = Hello {
             version: PROTOCOL_VERSION,
             kind: options.kind,
@@ -125,7 +127,7 @@ impl Calls {
             label: options.label.clone(),
             patience,
             notice: options.notice,
-            descriptors_from: options.descriptors_from,
+            descriptors: options.descriptors,
             peer: welcome.peer,
             asker: Mutex::default(),
             is_away: AtomicBool::new(false),
@@ -301,7 +303,7 @@ impl Calls {
         Ok(reply)
     }
 
-    fn attach(&self, deadline: Instant) -> Result<Connection, WireError> {
+    fn attach(&self, deadline: Instant) -> Result<Own<Connection>, WireError> {
         let mut connection = self.connect()?;
         match self.ask_attached(&mut connection, deadline)? {
             Reply::Done => Ok(connection),
@@ -417,8 +419,9 @@ impl Calls {
     }
 
     /// Connects to SharedFS, out of the way of the program's own descriptors.
-    fn connect(&self) -> Result<Connection, WireError> {
-        Connection::connect_above(&self.socket, self.descriptors_from, silence_of(self.patience))
+    fn connect(&self) -> Result<Own<Connection>, WireError> {
+        let connection = Connection::connect_above(&self.socket, self.descriptors.from, silence_of(self.patience))?;
+        Ok(Own::new(connection, self.descriptors))
     }
 
     /// Waits until SharedFS is back and knows the session again.
@@ -451,7 +454,7 @@ impl Calls {
     }
 
     /// `Err(None)`: not yet; `Err(Some)`: never.
-    fn try_resume(&self, deadline: Instant, reclaim: &dyn Reclaim) -> Result<Connection, Option<Errno>> {
+    fn try_resume(&self, deadline: Instant, reclaim: &dyn Reclaim) -> Result<Own<Connection>, Option<Errno>> {
         let mut watch = self.bear(deadline);
         let mut connection = self.connect().map_err(|_| None)?;
         let hello = Hello {

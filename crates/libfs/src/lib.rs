@@ -36,6 +36,7 @@ mod mapped;
 mod materialise;
 mod names;
 mod node;
+mod own;
 mod pace;
 mod path;
 mod paths;
@@ -71,6 +72,7 @@ pub use ashlar_wire::{LockKind, LockMode};
 pub use calls::Pause;
 pub use data::allocation_of;
 pub use mapped::{MappedFile, MappedPiece};
+pub use own::OwnDescriptors;
 pub use path::{Aim, Last, Opening, Place, Purpose, Surroundings, Walked, access_of};
 pub use paths::Paths;
 pub use record_locks::{Conflict, RecordLock};
@@ -159,7 +161,7 @@ pub struct LibFs {
     dependencies: Mutex<Dependencies>,
     hash_key: [u8; 16],
     cache_ttl_ms: u64,
-    descriptors_from: i32,
+    descriptors: OwnDescriptors,
     sync_needed: bool,
     /// Where this session's part of the log begins: others may have logged before.
     log_began: LogPosition,
@@ -199,7 +201,7 @@ impl LibFs {
             _ => Medium::MEMORY,
         };
         let map = |file: &OwnedFd, bytes: u64, access: MappingAccess, medium: Medium| {
-            Mapping::map_above(file, bytes, access, medium, options.descriptors_from).map_err(|error| memory(&error))
+            Mapping::map_above(file, bytes, access, medium, options.descriptors.from).map_err(|error| memory(&error))
         };
         let volatile = Medium::MEMORY;
         let log = Log::open(map(log, welcome.log_bytes, MappingAccess::ReadWrite, medium)?).map_err(|e| memory(&e))?;
@@ -221,9 +223,10 @@ impl LibFs {
             return Err(memory(&"the control page is too short"));
         };
         // Without these all is asked for: little address space is no reason to do without the session.
-        let first = first.first().zip(welcome.segment.as_ref()).and_then(|(file, told)| {
-            Some((told.number, Segment::new(file, told, medium, options.descriptors_from).ok()?))
-        });
+        let first = first
+            .first()
+            .zip(welcome.segment.as_ref())
+            .and_then(|(file, told)| Some((told.number, Segment::new(file, told, medium, options.descriptors).ok()?)));
         let board = board.first().and_then(|board| map(board, BOARD_BYTES, MappingAccess::ReadOnly, volatile).ok());
         let fs = Arc::new(Self {
             calls,
@@ -248,7 +251,7 @@ impl LibFs {
             dependencies: Mutex::default(),
             hash_key: welcome.hash_key,
             cache_ttl_ms: welcome.cache_ttl_ms,
-            descriptors_from: options.descriptors_from,
+            descriptors: options.descriptors,
             sync_needed: welcome.sync_needed,
             log_began,
             log_room: AtomicU64::new(welcome.log_allocated),

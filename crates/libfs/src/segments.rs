@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::hash::BuildHasherDefault;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -15,6 +15,7 @@ use crate::LibFs;
 use crate::alone::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 use crate::api::Outcome;
 use crate::node::NumberHasher;
+use crate::own::{Own, OwnDescriptors};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
@@ -65,6 +66,12 @@ impl Bytes {
     }
 }
 
+impl AsRawFd for Bytes {
+    fn as_raw_fd(&self) -> RawFd {
+        self.file().as_raw_fd()
+    }
+}
+
 #[cold]
 fn read(file: &File, length: u64, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds> {
     // Who has cut the file off has taken away what was granted.
@@ -82,17 +89,22 @@ pub(crate) fn address_space() -> Option<u64> {
 /// A data segment.
 #[derive(Debug)]
 pub(crate) struct Segment {
-    bytes: Bytes,
+    bytes: Own<Bytes>,
     data_offset: u64,
     /// A bit for each block: it was found to match its checksum since it was last granted.
     verified: Box<[AtomicU64]>,
 }
 
 impl Segment {
-    /// A segment out of its file; the descriptor that stays has a number that is at least `least`.
-    pub(crate) fn new(file: &OwnedFd, told: &WelcomeSegment, medium: Medium, least: i32) -> Result<Self, MapError> {
+    /// A segment out of its file.
+    pub(crate) fn new(
+        file: &OwnedFd,
+        told: &WelcomeSegment,
+        medium: Medium,
+        own: OwnDescriptors,
+    ) -> Result<Self, MapError> {
         let bytes = told.data_offset + u64::from(told.blocks) * BLOCK_BYTES;
-        let bytes = Bytes::of(file, bytes, medium, least)?;
+        let bytes = Own::new(Bytes::of(file, bytes, medium, own.from)?, own);
         let verified = (0..told.blocks.div_ceil(u64::BITS)).map(|_| AtomicU64::new(0)).collect();
         Ok(Self { bytes, data_offset: told.data_offset, verified })
     }
@@ -248,7 +260,7 @@ impl LibFs {
             self.segments.keep_current(era);
             let (reply, descriptors) = self.call_with(&Request::Segment(number), &[])?;
             let (Reply::Segment(info), Some(file)) = (reply, descriptors.first()) else { return Err(Errno::EIO) };
-            let segment = Segment::new(file, &info, self.medium, self.descriptors_from).map_err(|_| Errno::EIO)?;
+            let segment = Segment::new(file, &info, self.medium, self.descriptors).map_err(|_| Errno::EIO)?;
             let mut mapped = self.segments.0.write();
             if mapped.era == era {
                 mapped.by_number.insert(number, segment);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use ashlar_libfs::{LibFs, Options, Paths, alone};
+use ashlar_libfs::{LibFs, Options, OwnDescriptors, Paths, alone};
 use ashlar_types::{Credentials, Errno, InodeId};
 use ashlar_wire::{PATIENCE_MS, SessionKind, decode_mounts};
 
@@ -248,7 +248,11 @@ fn begin(mount: &Mount, root: BorrowedFd<'_>) -> Result<(Look, Arc<LibFs>, u64),
         label: name(),
         patience_ms: PATIENCE.load(Ordering::Relaxed),
         notice: |words| complain(&format!("ashlar: {words}\n")),
-        descriptors_from: floor() as i32,
+        descriptors: OwnDescriptors {
+            from: floor() as i32,
+            note: descriptors::note_internal,
+            forget: descriptors::forget_internal,
+        },
         beside: device,
     };
     let before = open_from(floor());

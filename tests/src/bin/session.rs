@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use ashlar_libfs::{LibFs, Options};
+use ashlar_libfs::{LibFs, Options, OwnDescriptors};
 use ashlar_types::{Credentials, Errno, InodeId};
 use ashlar_wire::SessionKind;
 
@@ -41,7 +41,7 @@ fn run(socket: &Path, directory: &Path) -> Result<(), Box<dyn std::error::Error>
         label: "ashlar-session".into(),
         patience_ms: 30_000,
         notice: |_| {},
-        descriptors_from: 0,
+        descriptors: OwnDescriptors::KNOWN,
         beside: 0,
     };
     let session = LibFs::connect(&options)?;

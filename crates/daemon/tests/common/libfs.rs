@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use ashlar_libfs::{Aim, Found, Last, LibFs, Make, Options, Paths, Place as Spot, Surroundings, Walked};
+use ashlar_libfs::{
+    Aim, Found, Last, LibFs, Make, Options, OwnDescriptors, Paths, Place as Spot, Surroundings, Walked,
+};
 use ashlar_types::{Credentials, Errno, FileKind, InodeId};
 use ashlar_wire::SessionKind;
 
@@ -18,7 +20,7 @@ pub fn connect(site: &Site) -> Arc<LibFs> {
         label: "test".into(),
         patience_ms: 20_000,
         notice: |_| {},
-        descriptors_from: 0,
+        descriptors: OwnDescriptors::KNOWN,
         beside: 0,
     };
     LibFs::connect(&options).expect("connected")

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ashlar_libfs::{LibFs, Make, Options, RenameFlags, WriteAt};
+use ashlar_libfs::{LibFs, Make, Options, OwnDescriptors, RenameFlags, WriteAt};
 use ashlar_tests::command::{eventually, run};
 use ashlar_tests::harness::{Test, Verdict, passed};
 use ashlar_tests::mount::{Front, Medium, Site, obstacle};
@@ -56,7 +56,7 @@ fn connect(site: &Site) -> Outcome<Arc<LibFs>> {
         label: "suite".into(),
         patience_ms: 60_000,
         notice: |_| {},
-        descriptors_from: 0,
+        descriptors: OwnDescriptors::KNOWN,
         beside: 0,
     };
     LibFs::connect(&options).map_err(tried("opening a session"))

@@ -23,6 +23,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/a_daemon_of_another_version_leaves_programs_to_the_kernel", run: || with(other_version) },
     Test { name: "run/a_program_gets_errors_in_time_where_sharedfs_is_gone", run: || with(gone) },
     Test { name: "run/a_program_gets_errors_in_time_where_sharedfs_is_stopped", run: || with(stopped) },
+    Test { name: "run/who_closes_all_numbers_closes_none_of_the_librarys", run: || with(closed) },
     Test { name: "run/a_mount_within_one_that_is_stopped_holds_nobody_up", run: || with(within_stopped) },
     Test { name: "run/a_full_arena_is_told_to_a_program_that_then_goes_on", run: || with(full) },
     Test { name: "run/a_program_goes_on_without_its_mount", run: || with(unmounted) },
@@ -364,6 +365,33 @@ fn gone() -> Outcome<Verdict> {
     site.umount(1)?;
     site.umount(0)?;
     Ok(Verdict::Passed(format!("refused after {:.1} s, then after {:.1} s", first.as_secs_f64(), second.as_secs_f64())))
+}
+
+/// A program closes all numbers that there may be when its session has opened a data segment since it began, and has come back to another SharedFS.
+fn closed() -> Outcome<Verdict> {
+    const LENGTH: usize = 80 << 20;
+    let site = impatient()?;
+    make_unknown(&site, &["first", "second", "third"])?;
+    let mut program = Obedient::start(&site)?;
+    program.expect("read first", "content of first")?;
+    let (at_first, _) = program.ask("numbers 900")?;
+    // More than fits into the first segment.
+    site.ashlar(&["arena", "resize", "192M"])?.success()?;
+    fs::write(site.point(0).join("long"), vec![1; LENGTH]).map_err(tried("writing a long file"))?;
+    kill(site.daemon()?)?;
+    program.expect("length long", &format!("{LENGTH} bytes"))?;
+    let (before, _) = program.ask("numbers 900")?;
+    ensure!(before != at_first, "no segment was opened: there are still {before}");
+    program.expect("close 3", "closed")?;
+    program.expect("numbers 900", &before)?;
+    program.expect("read third", "content of third")?;
+    program.expect("make fourth", "made")?;
+    program.expect("length long", &format!("{LENGTH} bytes"))?;
+    program.expect("numbers 900", &before)?;
+    program.end()?;
+    site.check()?;
+    site.umount(0)?;
+    Ok(Verdict::Passed(format!("{at_first} at first, {before} when all were closed")))
 }
 
 /// SharedFS is stopped while a program writes as much as its log holds, and more.

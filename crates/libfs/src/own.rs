@@ -1,0 +1,84 @@
+//! Descriptors that LibFS keeps for itself, among those of a program that knows nothing of them.
+//!
+//! A program may close all numbers that there are, or put a file of its own at any of them. So whoever serves it is told of each that is LibFS's, from when it is there
+//! until it is closed: he leaves those open, and refuses them to the program.
+
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsRawFd, RawFd};
+
+/// How LibFS keeps its descriptors.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnDescriptors {
+    /// The least number that a lasting one may have: inside a program, those below are the program's.
+    pub from: i32,
+    /// Is told of each that is there from now on.
+    pub note: fn(RawFd),
+    /// Is told of each that is about to be closed.
+    pub forget: fn(RawFd),
+}
+
+impl OwnDescriptors {
+    /// Of a process that knows its descriptors: any number will do, and nobody is told.
+    pub const KNOWN: Self = Self { from: 0, note: |_| {}, forget: |_| {} };
+}
+
+/// Something with a descriptor that is LibFS's own.
+#[derive(Debug)]
+pub(crate) struct Own<T: AsRawFd> {
+    own: OwnDescriptors,
+    value: T,
+}
+
+impl<T: AsRawFd> Own<T> {
+    pub(crate) fn new(value: T, own: OwnDescriptors) -> Self {
+        (own.note)(value.as_raw_fd());
+        Self { own, value }
+    }
+}
+
+impl<T: AsRawFd> Drop for Own<T> {
+    fn drop(&mut self) {
+        (self.own.forget)(self.value.as_raw_fd());
+    }
+}
+
+impl<T: AsRawFd> Deref for Own<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T: AsRawFd> DerefMut for Own<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::sync::Mutex;
+
+    use super::*;
+
+    static TOLD: Mutex<Vec<(RawFd, bool)>> = Mutex::new(Vec::new());
+
+    #[test]
+    fn who_serves_the_program_is_told_of_each() {
+        let own = OwnDescriptors {
+            from: 0,
+            note: |number| TOLD.lock().expect("told").push((number, true)),
+            forget: |number| TOLD.lock().expect("told").push((number, false)),
+        };
+        let file = File::open("/dev/null").expect("opened");
+        let number = file.as_raw_fd();
+        let kept = Own::new(file, own);
+        assert_eq!(*TOLD.lock().expect("told"), [(number, true)]);
+        drop(kept);
+        assert_eq!(*TOLD.lock().expect("told"), [(number, true), (number, false)]);
+    }
+}
