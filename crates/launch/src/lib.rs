@@ -12,38 +12,41 @@
 //! Source: `docs/interception.md`.
 #![forbid(unsafe_code)]
 
+mod environment;
 mod records;
 
 use std::ffi::{OsStr, OsString};
+use std::fmt::Display;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, IsTerminal};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use ashlar_wire::{MOUNTS_VARIABLE, PLANS_VARIABLE, encode_mounts, socket_of};
+use ashlar_wire::{MOUNTS_VARIABLE, PLANS_VARIABLE, socket_of};
 use thiserror::Error;
 
-pub use records::{MountRecord, dead_record_of, is_topmost, records};
+pub use environment::{
+    PRELOAD_VARIABLE, in_words, missing, places, plain, plans_directory, preload, value_in, with_variables,
+};
+pub use records::{MountRecord, RECORDS, dead_record_of, in_order, is_mount_process, is_record, is_topmost, records};
 
 /// The command that knows all verbs.
 pub const MAIN: &str = "ashlar-main";
 /// The command that runs programs, and finds the other one.
 pub const COMMAND: &str = "ashlar";
 /// The library that is loaded into programs.
-const LIBRARY: &str = "libashlar_preload.so";
-/// Where the library keeps what it has found out about a libc, and its patched code: where programs may be run from.
-const PLANS_OF_ROOT: &str = "/var/cache/ashlar/plans";
-/// Programs that can't be run have these exit statuses in shells.
-const NOT_EXECUTABLE: u8 = 126;
-const NOT_FOUND: u8 = 127;
+pub const LIBRARY: &str = "libashlar_preload.so";
+/// The exit status, in shells, of a program that is there and can't be run.
+pub const NOT_EXECUTABLE: u8 = 126;
+/// The exit status, in shells, of a program that is not there.
+pub const NOT_FOUND: u8 = 127;
 
 /// Why a program can't be run.
 #[derive(Debug, Error)]
 pub enum LaunchError {
     /// The installation is not whole.
-    #[error("there is no {kind} {file}; build it with 'make build', or install all of it with 'make install'")]
+    #[error("{}", missing(kind, file))]
     Missing {
         /// What it is.
         kind: &'static str,
@@ -99,7 +102,8 @@ pub fn prepare(words: &[OsString]) -> Result<Prepared, LaunchError> {
     command.args(words.get(1..).unwrap_or_default());
     let told = in_words(&mounts);
     if !told.is_empty() {
-        command.env(MOUNTS_VARIABLE, told).env("LD_PRELOAD", preload(&library));
+        let others = std::env::var_os(PRELOAD_VARIABLE);
+        command.env(MOUNTS_VARIABLE, told).env(PRELOAD_VARIABLE, preload(&library, others.as_deref()));
         if let Some(plans) = plans() {
             command.env(PLANS_VARIABLE, plans);
         }
@@ -115,8 +119,13 @@ pub fn exec(mut command: Command) -> ExitCode {
 
 /// Says that a program can't be run, and what a shell would say.
 pub fn not_run(program: &OsStr, error: &io::Error) -> ExitCode {
-    eprintln!("ashlar: {} can't be run: {error}", Path::new(program).display());
+    eprintln!("{}", said_of(Path::new(program), error));
     ExitCode::from(if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE })
+}
+
+/// What is said of a program that can't be run.
+pub fn said_of(program: &Path, error: &impl Display) -> String {
+    format!("ashlar: {} can't be run: {error}", program.display())
 }
 
 /// A program that belongs to this one, by its name.
@@ -124,14 +133,14 @@ pub fn not_run(program: &OsStr, error: &io::Error) -> ExitCode {
 /// # Errors
 /// [`LaunchError::Missing`], [`LaunchError::Unknown`].
 pub fn beside(name: &str) -> Result<PathBuf, LaunchError> {
-    let places = places()?;
+    let places = own_places()?;
     let missing = || LaunchError::Missing { kind: "program", file: places[0].join(name) };
     places.iter().map(|place| place.join(name)).find(|path| path.is_file()).ok_or_else(missing)
 }
 
 /// The library's path, which the dynamic linker finds from any directory.
 fn library() -> Result<PathBuf, LaunchError> {
-    let places = places()?;
+    let places = own_places()?;
     for library in places.iter().map(|place| place.join(LIBRARY)) {
         // The dynamic linker would say so for each program that is run, and run it without.
         match File::open(&library) {
@@ -143,12 +152,9 @@ fn library() -> Result<PathBuf, LaunchError> {
     Err(LaunchError::Missing { kind: "library", file: places[0].join(LIBRARY) })
 }
 
-/// Where what belongs to this program may be: beside it where it was built; where it was installed, `ashlar` is in `bin`, all else in
-/// `lib/ashlar`.
-fn places() -> Result<[PathBuf; 3], LaunchError> {
-    let program = std::env::current_exe().map_err(LaunchError::Unknown)?;
-    let above = |levels| program.ancestors().nth(levels).unwrap_or(Path::new("/"));
-    Ok([above(1).to_owned(), above(2).join("lib/ashlar"), above(3).join("bin")])
+/// Where what belongs to this program may be.
+fn own_places() -> Result<[PathBuf; 3], LaunchError> {
+    Ok(places(&std::env::current_exe().map_err(LaunchError::Unknown)?))
 }
 
 /// All mounts that can be used, with the sockets of their daemons.
@@ -157,29 +163,10 @@ fn used_mounts() -> Vec<(PathBuf, PathBuf)> {
     used.map(|record| (record.directory, socket_of(&fs::canonicalize(&record.arena).unwrap_or(record.arena)))).collect()
 }
 
-fn in_words(mounts: &[(PathBuf, PathBuf)]) -> OsString {
-    let bytes = mounts.iter().map(|(point, socket)| (point.as_os_str().as_bytes(), socket.as_os_str().as_bytes()));
-    OsString::from_vec(encode_mounts(bytes))
-}
-
-/// Before what the caller has loaded already.
-fn preload(library: &Path) -> OsString {
-    let mut preload = library.as_os_str().to_owned();
-    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-        preload.push(":");
-        preload.push(others);
-    }
-    preload
-}
-
-/// A directory that nobody else writes, made if need be; without one the library looks at libc anew in each program.
+/// The directory for plans, made if need be; without one the library looks at libc anew in each program.
 fn plans() -> Option<PathBuf> {
-    let directory = if rustix::process::geteuid().is_root() {
-        PathBuf::from(PLANS_OF_ROOT)
-    } else {
-        let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
-        cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))?.join("ashlar")
-    };
+    let (cache, home) = (std::env::var_os("XDG_CACHE_HOME"), std::env::var_os("HOME"));
+    let directory = plans_directory(rustix::process::geteuid().is_root(), cache.as_deref(), home.as_deref())?;
     let is_there = directory.is_dir() || fs::create_dir_all(&directory).is_ok();
     is_there.then_some(directory)
 }

@@ -17,11 +17,12 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-use ashlar_launch::{MAIN, beside, exec, prepare};
+use ashlar_launch::{MAIN, beside, exec, plain, prepare};
 
 fn main() -> ExitCode {
     let typed: Vec<_> = std::env::args_os().skip(1).collect();
-    let error = match plain(&typed).map(prepare) {
+    let program = plain(typed.iter().map(|word| word.as_bytes()));
+    let error = match program.map(|program| prepare(&typed[program..])) {
         Some(Ok(prepared)) => {
             prepared.warn();
             return exec(prepared.command);
@@ -36,37 +37,8 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// The program of `ashlar run PROGRAM…` and its arguments, if that was typed without options.
-fn plain(typed: &[OsString]) -> Option<&[OsString]> {
-    let (verb, command) = typed.split_first()?;
-    let command = if command.first()? == "--" { &command[1..] } else { command };
-    let is_plain = verb == "run" && !command.first()?.as_bytes().starts_with(b"-");
-    is_plain.then_some(command)
-}
-
 fn with_name(main: PathBuf, typed: Vec<OsString>) -> Command {
     let mut command = Command::new(main);
     command.arg0("ashlar").args(typed);
     command
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_what_has_no_options_is_run_here() {
-        let is_plain = |words: &[&str]| {
-            let typed: Vec<OsString> = words.iter().map(OsString::from).collect();
-            plain(&typed).map(|command| command.iter().map(|word| word.to_string_lossy().into_owned()).collect())
-        };
-        let expected = |words: &[&str]| Some(words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>());
-        assert_eq!(is_plain(&["run", "ls", "-l"]), expected(&["ls", "-l"]));
-        assert_eq!(is_plain(&["run", "--", "ls", "--", "-l"]), expected(&["ls", "--", "-l"]));
-        for words in
-            [&[][..], &["run"], &["run", "--"], &["run", "--report", "ls"], &["run", "--", "-x"], &["mount", "/mnt"]]
-        {
-            assert_eq!(is_plain(words), None::<Vec<String>>, "{words:?}");
-        }
-    }
 }

@@ -6,6 +6,7 @@
 
 use std::fs::{self, DirEntry};
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -13,7 +14,8 @@ use ashlar_types::topmost_mount;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxAttributes, StatxFlags};
 use serde::{Deserialize, Serialize};
 
-const RECORDS: &str = "/run/ashlar";
+/// Where records are.
+pub const RECORDS: &str = "/run/ashlar";
 
 /// A mount and who stands behind it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,18 +53,57 @@ impl MountRecord {
         Path::new(RECORDS).join(format!("{}.json", self.pid))
     }
 
+    /// The record that a file holds; `None` where that is no record, or one that is being written.
+    #[must_use]
+    pub fn read(text: &[u8]) -> Option<Self> {
+        serde_json::from_slice(text).ok()
+    }
+
     fn is_alive(&self) -> bool {
         // The process may be gone and its number taken by another program.
-        fs::read(format!("/proc/{}/cmdline", self.pid))
-            .is_ok_and(|line| line.split(|&byte| byte == 0).any(|word| word == b"mount-process" || word == b"mount"))
+        fs::read(format!("/proc/{}/cmdline", self.pid)).is_ok_and(|line| is_mount_process(&line))
     }
+
+    /// Its directory, as far as the kernel knows the way to it: a path that lies within another file system may lead to one that is dead too.
+    #[must_use]
+    pub fn root(&self) -> Option<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        rustix::fs::openat2(CWD, &self.directory, flags, Mode::empty(), ResolveFlags::CACHED).ok()
+    }
+
+    /// Whether its directory, of which this is a descriptor, is the root of a mount of its device; `None` where that can't be told.
+    #[must_use]
+    pub fn is_shown_by(&self, root: BorrowedFd) -> Option<bool> {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+        let found = rustix::fs::statx(root, c"", flags, StatxFlags::empty()).ok()?;
+        let is_known = self.device != 0 && found.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT);
+        let device = rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor);
+        is_known.then(|| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) && device == self.device)
+    }
+}
+
+/// Whether a file among the records is one, by its name.
+#[must_use]
+pub fn is_record(name: &[u8]) -> bool {
+    name.ends_with(b".json")
+}
+
+/// Whether a process stands behind a mount, by its command line as the kernel shows it.
+#[must_use]
+pub fn is_mount_process(line: &[u8]) -> bool {
+    line.split(|&byte| byte == 0).any(|word| word == b"mount-process" || word == b"mount")
+}
+
+/// Sorts records as all who use them have them.
+pub fn in_order(records: &mut [MountRecord]) {
+    records.sort_by(|a, b| a.directory.cmp(&b.directory));
 }
 
 /// All records of mounts whose processes live.
 #[must_use]
 pub fn records() -> Vec<MountRecord> {
     let (mut living, _) = living_and_dead();
-    living.sort_by(|a, b| a.directory.cmp(&b.directory));
+    in_order(&mut living);
     living
 }
 
@@ -75,8 +116,8 @@ pub fn dead_record_of(directory: &Path) -> Option<MountRecord> {
 /// All records; those of mounts that are not there any more go.
 fn living_and_dead() -> (Vec<MountRecord>, Vec<MountRecord>) {
     let files = fs::read_dir(RECORDS).into_iter().flatten().flatten();
-    let is_record = |file: &DirEntry| file.file_name().as_bytes().ends_with(b".json");
-    let records = files.filter(is_record).filter_map(|file| serde_json::from_slice(&fs::read(file.path()).ok()?).ok());
+    let is_record = |file: &DirEntry| is_record(file.file_name().as_bytes());
+    let records = files.filter(is_record).filter_map(|file| MountRecord::read(&fs::read(file.path()).ok()?));
     let (living, dead): (_, Vec<MountRecord>) = records.partition(MountRecord::is_alive);
     let (dead, gone): (_, Vec<_>) = dead.into_iter().partition(is_topmost);
     gone.iter().for_each(MountRecord::remove);
@@ -89,30 +130,12 @@ fn living_and_dead() -> (Vec<MountRecord>, Vec<MountRecord>) {
 /// What is topmost shows in the device, for which nobody is asked: it may be dead. The kernel's table takes longer to write, and to read.
 #[must_use]
 pub fn is_topmost(record: &MountRecord) -> bool {
-    if let Some(is_topmost) = shows_device(record) {
+    if let Some(is_topmost) = record.root().and_then(|root| record.is_shown_by(root.as_fd())) {
         return is_topmost;
     }
     let Ok(table) = fs::read(format!("/proc/{}/mountinfo", std::process::id())) else { return false };
     let arena = record.arena.as_os_str().as_bytes();
     topmost_mount(&table, record.directory.as_os_str().as_bytes()).is_some_and(|line| line.arena() == Some(arena))
-}
-
-/// Whether a record's directory is the root of a mount of the record's device; `None` where that can't be told.
-fn shows_device(record: &MountRecord) -> Option<bool> {
-    // A path that lies within another file system is followed only as far as the kernel knows it: that one may be dead too.
-    let root = rustix::fs::openat2(
-        CWD,
-        &record.directory,
-        OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-        Mode::empty(),
-        ResolveFlags::CACHED,
-    );
-    let root = root.ok().filter(|_| record.device != 0)?;
-    let flags = AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
-    let found = rustix::fs::statx(&root, "", flags, StatxFlags::empty()).ok()?;
-    let is_known = found.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT);
-    let device = rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor);
-    is_known.then(|| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) && device == record.device)
 }
 
 #[cfg(test)]
@@ -135,7 +158,7 @@ mod tests {
         assert!(!is_topmost(&record("/proc/sys", device)), "it is taken out of the tree");
         assert!(!is_topmost(&record("/proc/none", device)));
         assert!(!is_topmost(&record("/proc", 0)), "the table says that it is no Ashlar");
-        let old: MountRecord = serde_json::from_str(r#"{"directory":"/a","arena":"/b","pid":7}"#).expect("read");
+        let old = MountRecord::read(br#"{"directory":"/a","arena":"/b","pid":7}"#).expect("read");
         assert_eq!(old, MountRecord { directory: "/a".into(), arena: "/b".into(), pid: 7, device: 0 });
     }
 }
