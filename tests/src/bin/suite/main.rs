@@ -8,6 +8,7 @@ mod errors;
 mod family;
 mod hammer;
 mod kill;
+mod launch;
 mod life;
 mod linear;
 mod locks;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
         linear::TESTS,
         quota::TESTS,
         run::TESTS,
+        launch::TESTS,
         locks::TESTS,
         mapped::TESTS,
         unlucky::TESTS,
