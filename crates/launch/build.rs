@@ -1,6 +1,7 @@
-//! Links the small command without the dynamic linker, where the compiler has what that takes: loading libraries is most of what it would cost
-//! to start it.
+//! Links the small command without the dynamic linker and without the files by which libc starts, where the compiler has what that takes: loading
+//! libraries, and then libc's own start, are most of what it would cost to start it.
 //!
+//! libc's static form is there for what the standard library names; next to nothing of it stays in the program, and nothing of it is called.
 //! The rest of the workspace is linked as usual, so it can't be asked for by `target-feature=+crt-static`, which holds for all of it. Instead the
 //! command's linker finds, before the system's libraries, scripts of the same names that lead to the static ones.
 
@@ -13,11 +14,17 @@ const LIBRARIES: [&str; 7] = ["c", "m", "rt", "dl", "util", "pthread", "gcc_eh"]
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed=CC");
+    println!("cargo::rustc-check-cfg=cfg(bare)");
     let out = std::env::var_os("OUT_DIR").map(PathBuf::from);
-    let is_gnu = std::env::var("CARGO_CFG_TARGET_ENV").is_ok_and(|environment| environment == "gnu");
+    let is = |of: &str, value: &str| std::env::var(format!("CARGO_CFG_TARGET_{of}")).is_ok_and(|found| found == value);
+    // How a process begins, and how it calls the kernel, is written down for this one.
+    let is_known = is("OS", "linux") && is("ENV", "gnu") && is("ARCH", "x86_64") && is("POINTER_WIDTH", "64");
     // Where a library has no static form, the command is loaded like any other program.
-    if let Some(directory) = out.filter(|out| is_gnu && scripts(out).is_some()) {
-        for word in [&format!("-L{}", directory.display()), "-static", "-no-pie"] {
+    if let Some(directory) = out.filter(|out| is_known && scripts(out).is_some()) {
+        println!("cargo::rustc-cfg=bare");
+        // Some linkers go through the libraries once, in order, and libc's and the compiler's name each other.
+        let group = "-Wl,--start-group,-lc,-lgcc,-lgcc_eh,--end-group";
+        for word in [&format!("-L{}", directory.display()), "-static", "-no-pie", "-nostartfiles", group] {
             println!("cargo::rustc-link-arg-bin=ashlar={word}");
         }
     }

@@ -204,7 +204,9 @@ fn no_library() -> Outcome<Verdict> {
     let readable = fs::Permissions::from_mode(0o755);
     fs::set_permissions(directory.path(), readable).map_err(tried("opening the directory"))?;
     let copy = directory.path().join("ashlar");
-    fs::copy(program(), &copy).map_err(tried("copying the command"))?;
+    for file in ["ashlar", "ashlar-main"] {
+        fs::copy(program().with_file_name(file), directory.path().join(file)).map_err(tried("copying the command"))?;
+    }
     let as_nobody = || {
         let mut command = Command::new("setpriv");
         command.arg(format!("--reuid={USER}")).arg(format!("--regid={USER}")).arg("--clear-groups");
