@@ -258,6 +258,42 @@ static void forks(void)
     say("the file that all have", size_of("shared"));
 }
 
+/* Buffers that are there in part: what comes before the first byte that is not is transferred. */
+static void partly(void)
+{
+    char *memory = mmap(NULL, 4 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *gap = memory + 2 * PAGE;
+    static char all[16 * PAGE];
+    memset(memory, 'm', 4 * PAGE);
+    memset(all, 'a', sizeof all);
+    munmap(gap, PAGE);
+    mprotect(gap + PAGE, PAGE, PROT_READ);
+    int file = make("file");
+    say("half of it is written", write(file, gap - 2000, 4000));
+    say("the file stands behind that", lseek(file, 0, SEEK_CUR));
+    say("two pages of many", pwrite(file, memory, 1 << 20, 0));
+    say("its length", size_of("file"));
+    say("none", pwrite(file, gap, 10, 0));
+    say("all", pwrite(file, all, sizeof all, 0));
+    lseek(file, 100, SEEK_SET);
+    say("half of it is read", read(file, gap - 2000, 4000));
+    say("the file stands behind that", lseek(file, 0, SEEK_CUR));
+    say("what was read", memcmp(gap - 2000, all, 2000));
+    say("none", pread(file, gap, 10, 0));
+    say("none where nothing may be written", pread(file, gap + PAGE, 10, 0));
+    say("up to the end of the file", pread(file, gap - 50, 4000, sizeof all - 50));
+    say("less than up to there", pread(file, gap - 50, 4000, sizeof all - 60));
+    struct iovec parts[] = {{all, 100}, {gap - 50, 100}, {all, 100}}, bad[] = {{gap, 100}, {all, 100}}, second[] = {{all, 100}, {gap, 100}};
+    say("parts are written", pwritev(file, parts, 3, 0));
+    say("parts are read", preadv(file, parts, 3, 0));
+    say("the first is not there, written", pwritev(file, bad, 2, 0));
+    say("the first is not there, read", preadv(file, bad, 2, 0));
+    say("the second is not there, written", pwritev(file, second, 2, 0));
+    say("the second is not there, read", preadv(file, second, 2, 0));
+    int end = open("file", O_WRONLY | O_APPEND);
+    say("half of it at the end", write(end, gap - 2000, 4000));
+    say("its length", size_of("file"));
+}
+
 /* Numbers that others have: a program puts its files at all that there are, and closes all. */
 static void numbers(void)
 {
@@ -752,7 +788,7 @@ int main(int count, char **arguments)
     static const struct {
         const char *name;
         void (*tell)(void);
-    } stories[] = {{"ranges", ranges},   {"separate", separate}, {"growing", growing}, {"forks", forks},
+    } stories[] = {{"partly", partly},   {"ranges", ranges},   {"separate", separate}, {"growing", growing}, {"forks", forks},
                    {"numbers", numbers}, {"races", races},       {"replaced", replaced}, {"signals", signals}, {"appends", appends},
                    {"removed", removed}, {"vectors", vectors},   {"limits", limits},   {"passes", passes},
                    {"passed", passed}};

@@ -12,7 +12,6 @@ use crate::LibFs;
 use crate::api::{Change, Found, Outcome, SetTime, XattrFlags};
 use crate::grants::{Claim, Locked, Stop};
 use crate::node::NodeState;
-use crate::stat::stat_of;
 use crate::warm::OpenInode;
 
 /// The extended attribute that holds a program's capabilities.
@@ -34,14 +33,9 @@ impl LibFs {
         self.look_at_open(open, |id, inode| Found { id, inode: inode.clone() })
     }
 
-    /// The same as `stat` tells it, on a mount whose files show `device`.
-    #[must_use]
-    pub fn stat_open(&self, open: &OpenInode, device: u64) -> Option<libc::stat> {
-        self.look_at_open(open, |id, inode| stat_of(id, inode, device))
-    }
-
+    /// What `look` finds in them.
     #[inline]
-    fn look_at_open<R>(&self, open: &OpenInode, look: impl FnOnce(InodeId, &Inode) -> R) -> Option<R> {
+    pub fn look_at_open<R>(&self, open: &OpenInode, look: impl FnOnce(InodeId, &Inode) -> R) -> Option<R> {
         self.check_alive().ok()?;
         let trial = self.try_measured(OperationKind::Name);
         let state = open.state(self)?;

@@ -10,28 +10,27 @@ use crate::LibFs;
 use crate::api::Outcome;
 use crate::node::NodeState;
 use crate::path::{Aim, Last, Surroundings};
-use crate::stat::stat_of;
 use crate::warm::OpenInode;
 
 impl LibFs {
-    /// As `stat` tells it, what a path leads to, on a mount whose files show `device`, if it is at hand. `None` where it takes more.
-    #[must_use]
-    pub fn stat_known(
+    /// What `look` finds in the attributes of what a path leads to, if they are at hand. `None` where it takes more.
+    #[inline]
+    pub fn look_at_known<R>(
         &self,
         around: &impl Surroundings,
         (from, path): (InodeId, &[u8]),
         last: Last,
-        device: u64,
-    ) -> Option<libc::stat> {
+        look: impl FnOnce(InodeId, &Inode) -> R,
+    ) -> Option<R> {
         let trial = self.try_measured(OperationKind::Name);
         let id = self.known_end(around, from, path)?;
-        let stat = self.nodes.look(id, |state| {
+        let found = self.nodes.look(id, |state| {
             let inode = self.at_hand(state).and_then(|state| state.inode.as_ref())?;
             let leads_on = inode.kind == FileKind::Symlink && last == Last::Follow;
-            (!leads_on).then(|| stat_of(id, inode, device))
+            (!leads_on).then(|| look(id, inode))
         })?;
         trial.done(self);
-        Some(stat)
+        Some(found)
     }
 
     /// Whether the user of the surroundings has an access to what a path leads to, if that is at hand. `None` where it takes more.
@@ -54,8 +53,8 @@ impl LibFs {
         Some(if allows { Ok(()) } else { Err(Errno::EACCES) })
     }
 
-    /// Opens the regular file that a path leads to for an aim, if all that takes is at hand, the user of the surroundings has the access, and the front end
-    /// `admits` it. `None` where it takes more, and then nothing is open.
+    /// Opens the regular file or the directory that a path leads to for an aim, if all that takes is at hand, the user of the surroundings has the access, and
+    /// the front end `admits` it. `None` where it takes more, and then nothing is open.
     #[must_use]
     pub fn open_known(
         &self,
@@ -64,28 +63,35 @@ impl LibFs {
         aim: Aim,
         access: Access,
         admits: impl FnOnce(InodeId, &Inode) -> bool,
-    ) -> Option<OpenInode> {
+    ) -> Option<(OpenInode, FileKind)> {
         let trial = self.try_measured(OperationKind::Name);
         let id = self.known_end(around, from, path)?;
         let node = self.nodes.existing(id)?;
         let state = node.read();
         self.note_open_of(id, &state).ok()?;
         // As in general: the handle stands in the table before the lease is looked at.
-        let is_good = self.at_hand(&state).is_some_and(|state| {
-            let is_regular = |inode: &Inode| inode.kind == FileKind::Regular && inode.links > 0 && admits(id, inode);
-            let claim = aim.claim(id).with_xattrs();
-            self.lacks(state, &claim).is_none()
-                && state.inode.as_ref().is_some_and(is_regular)
-                && self.allows(state, around.who(), access)
+        let kind = self.at_hand(&state).and_then(|state| {
+            let inode = state.inode.as_ref()?;
+            let is_served = match inode.kind {
+                FileKind::Regular => true,
+                FileKind::Directory => access.0 & Access::WRITE.0 == 0,
+                _ => false,
+            };
+            let is_good = is_served
+                && inode.links > 0
+                && admits(id, inode)
+                && self.lacks(state, &aim.claim(id).with_xattrs()).is_none()
+                && self.allows(state, around.who(), access);
+            is_good.then_some(inode.kind)
         });
-        if !is_good {
+        let Some(kind) = kind else {
             // The general way finds out what is wrong, or does what is left.
             self.note_closed(id);
             return None;
-        }
+        };
         drop(state);
         trial.done(self);
-        Some(self.open_node(id, node))
+        Some((self.open_node(id, node), kind))
     }
 
     /// What a path leads to, if it was followed before and that still holds.

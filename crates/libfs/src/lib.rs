@@ -76,7 +76,7 @@ pub use own::OwnDescriptors;
 pub use path::{Aim, Last, Opening, Place, Purpose, Surroundings, Walked, access_of};
 pub use paths::Paths;
 pub use record_locks::{Conflict, RecordLock};
-pub use stat::xattr_list;
+pub use stat::{stat_of, xattr_list};
 pub use warm::OpenInode;
 
 use alone::Mutex;

@@ -456,8 +456,18 @@ impl LibFs {
         let source_is_directory = plan.source.kind == FileKind::Directory;
         let target_is_directory = plan.target.is_some_and(|target| target.kind == FileKind::Directory);
         if !plan.exchange {
+            // One that is above what moves has that in it. The kernel says so before it looks at kinds and rights.
+            if let Some(target) = plan.target.filter(|_| target_is_directory && plan.parent != plan.new_parent)
+                && self.is_ancestor(target.inode, plan.parent)?
+            {
+                return Err(Errno::ENOTEMPTY);
+            }
             match plan.target {
-                Some(_) if source_is_directory && !target_is_directory => return Err(Errno::ENOTDIR),
+                Some(_) if source_is_directory && !target_is_directory => {
+                    let goes_into_itself =
+                        plan.parent != plan.new_parent && self.is_ancestor(plan.source.inode, plan.new_parent)?;
+                    return Err(if goes_into_itself { Errno::EINVAL } else { Errno::ENOTDIR });
+                }
                 Some(_) if !source_is_directory && target_is_directory => return Err(Errno::EISDIR),
                 _ => {}
             }
@@ -493,7 +503,6 @@ impl LibFs {
                 }
             }
         }
-        // An ancestor can't be replaced: it isn't empty.
         self.change(&claims, |locked| {
             if moves_directory && locked.state(InodeId::RENAME)?.lease != lease {
                 return Err(Errno::ECANCELED.into());
@@ -563,7 +572,7 @@ impl LibFs {
         self.commit_making(locked, &Update::Rename(rename), inode, parent)
     }
 
-    /// Whether `ancestor` is `inode` or above it. The caller holds the rename lease, so that nothing moves meanwhile.
+    /// Whether `ancestor` is `inode` or above it. Where the caller holds the rename lease, nothing moves meanwhile.
     fn is_ancestor(&self, ancestor: InodeId, inode: InodeId) -> Outcome<bool> {
         let mut at = inode;
         loop {

@@ -15,7 +15,8 @@ impl Found {
 }
 
 /// What `stat` tells of an inode, on a mount whose files show `device`.
-pub(crate) fn stat_of(id: InodeId, inode: &Inode, device: u64) -> libc::stat {
+#[must_use]
+pub fn stat_of(id: InodeId, inode: &Inode, device: u64) -> libc::stat {
     // SAFETY: zeros are a `stat`.
     let mut stat: libc::stat = unsafe { zeroed() };
     stat.st_dev = device;

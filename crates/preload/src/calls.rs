@@ -572,6 +572,7 @@ pub(crate) fn at_once(call: &Frame) -> Option<i64> {
         | libc::SYS_stat
         | libc::SYS_lstat
         | libc::SYS_newfstatat
+        | libc::SYS_statx
         | libc::SYS_access
         | libc::SYS_faccessat
         | libc::SYS_faccessat2 => {}

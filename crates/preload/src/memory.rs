@@ -257,6 +257,50 @@ pub(crate) fn bytes_mut<'a>(address: u64, length: usize) -> Result<&'a mut [u8],
     Ok(unsafe { std::slice::from_raw_parts_mut(address as *mut u8, length) })
 }
 
+/// Fails where so many bytes at an address can be no program's, whatever is there.
+///
+/// # Errors
+/// `EFAULT`.
+pub(crate) fn check_bounds(address: u64, length: u64) -> Result<(), Errno> {
+    address.checked_add(length).filter(|end| *end <= USER_END).map(drop).ok_or(Errno::EFAULT)
+}
+
+/// As [`bytes`], as far as they are there: a call transfers those before the first that are not.
+///
+/// # Errors
+/// `EFAULT` where not even the first one is.
+pub(crate) fn first_bytes<'a>(address: u64, length: usize) -> Result<&'a [u8], Errno> {
+    bytes(address, length).or_else(|errno| match reachable(address, length, Use::Read) {
+        0 => Err(errno),
+        length => bytes(address, length),
+    })
+}
+
+/// As [`bytes_mut`], as far as they are there.
+///
+/// # Errors
+/// As [`first_bytes`].
+pub(crate) fn first_bytes_mut<'a>(address: u64, length: usize) -> Result<&'a mut [u8], Errno> {
+    bytes_mut(address, length).or_else(|errno| match reachable(address, length, Use::Write) {
+        0 => Err(errno),
+        length => bytes_mut(address, length),
+    })
+}
+
+/// How many bytes from an address on may be used so, up to a length, page by page.
+fn reachable(address: u64, length: usize, what: Use) -> usize {
+    let mut reached = 0;
+    while reached < length {
+        let at = address.wrapping_add(reached as u64);
+        let part = ((PAGE - at % PAGE) as usize).min(length - reached);
+        if check(at, part as u64, what).is_err() {
+            break;
+        }
+        reached += part;
+    }
+    reached
+}
+
 /// Room for a path, which need not be cleared first.
 pub(crate) struct PathBuffer(MaybeUninit<[u8; PATH_MAX]>);
 

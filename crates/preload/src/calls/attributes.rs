@@ -2,15 +2,17 @@
 
 use std::mem::zeroed;
 
-use ashlar_libfs::{Change, Found, SetTime};
+use ashlar_libfs::{Change, Found, SetTime, stat_of};
 use ashlar_types::{Access, BLOCK_BYTES, Errno, FileKind, Inode, InodeId, Timestamp};
 
 use super::Served;
-use crate::memory::{self, PathBuffer, Use};
+use crate::memory::{self, PathBuffer, Plain, Use};
 use crate::path::{self, Aim, Last, Purpose, Walked};
 use crate::session::Session;
 use crate::{deferred, descriptors, users};
 
+/// Flags that say how `statx` is to find out what it tells, which is always as it is now.
+const STATX_HOW: i32 = libc::AT_NO_AUTOMOUNT | libc::AT_STATX_FORCE_SYNC | libc::AT_STATX_DONT_SYNC;
 /// `STATX_BASIC_STATS` and `STATX_BTIME`.
 const STATX_MASK: u32 = 0x7ff | 0x800;
 
@@ -25,28 +27,51 @@ pub(super) struct Subject {
 /// `stat` and `access` where all that they take is at hand; `None` otherwise, and then nothing has happened.
 #[inline]
 pub(super) fn at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
-    let stat = |directory: u64, path: u64, last: Last, to: u64| {
-        let stat =
-            known(directory, path, |session, start| session.fs.stat_known(session, start, last, session.device))?;
-        memory::store(to, &stat).ok().map(|()| 0)
-    };
     const HERE: u64 = libc::AT_FDCWD as u64;
     match number {
-        libc::SYS_fstat => stat_open(a[0], a[1]),
-        libc::SYS_stat => stat(HERE, a[0], Last::Follow, a[1]),
-        libc::SYS_lstat => stat(HERE, a[0], Last::Keep, a[1]),
-        libc::SYS_newfstatat => match a[3] as i32 {
-            0 => stat(a[0], a[1], Last::Follow, a[2]),
-            libc::AT_SYMLINK_NOFOLLOW => stat(a[0], a[1], Last::Keep, a[2]),
-            // What libc's `fstat` is.
-            libc::AT_EMPTY_PATH if a[1] == 0 || memory::load::<u8>(a[1]) == Ok(0) => stat_open(a[0], a[2]),
-            _ => None,
-        },
+        libc::SYS_fstat => look(a[0], 0, libc::AT_EMPTY_PATH, a[1], stat_of),
+        libc::SYS_stat => look(HERE, a[0], 0, a[1], stat_of),
+        libc::SYS_lstat => look(HERE, a[0], libc::AT_SYMLINK_NOFOLLOW, a[1], stat_of),
+        libc::SYS_newfstatat => look(a[0], a[1], a[3] as i32 & !libc::AT_NO_AUTOMOUNT, a[2], stat_of),
+        libc::SYS_statx if !is_wrong(a) => look(a[0], a[1], a[2] as i32 & !STATX_HOW, a[4], statx_of),
         libc::SYS_access => may(HERE, a[0], a[1]),
         libc::SYS_faccessat => may(a[0], a[1], a[2]),
         libc::SYS_faccessat2 if a[3] == 0 => may(a[0], a[1], a[2]),
         _ => None,
     }
+}
+
+/// Whether `statx` is asked for what there is not, or in two ways at once.
+fn is_wrong(a: &[u64; 6]) -> bool {
+    const BOTH: i32 = libc::AT_STATX_FORCE_SYNC | libc::AT_STATX_DONT_SYNC;
+    a[2] as i32 & BOTH == BOTH || a[3] as u32 & libc::STATX__RESERVED as u32 != 0
+}
+
+/// Stores what is known of what a directory, a path and flags name, in the form that `of` gives it.
+#[inline(always)]
+fn look<T: Plain>(
+    directory: u64,
+    path: u64,
+    flags: i32,
+    to: u64,
+    of: impl FnOnce(InodeId, &Inode, u64) -> T,
+) -> Option<i64> {
+    let last = match flags {
+        0 => Last::Follow,
+        libc::AT_SYMLINK_NOFOLLOW => Last::Keep,
+        // What libc's `fstat` is.
+        libc::AT_EMPTY_PATH if path == 0 || memory::load::<u8>(path) == Ok(0) => {
+            let file = descriptors::file(directory as i32)?;
+            let session = file.session().ok()?;
+            let found = session.fs.look_at_open(file.opened()?, |id, inode| of(id, inode, session.device))?;
+            return memory::store(to, &found).ok().map(|()| 0);
+        }
+        _ => return None,
+    };
+    let found = known(directory, path, |session, start| {
+        session.fs.look_at_known(session, start, last, |id, inode| of(id, inode, session.device))
+    })?;
+    memory::store(to, &found).ok().map(|()| 0)
 }
 
 /// What is known of what a path leads to.
@@ -59,14 +84,6 @@ fn known<R>(
     let mut buffer = PathBuffer::new();
     let start = path::start_at_hand(directory as i32, memory::path(address, &mut buffer).ok()?)?;
     look(start.session, (start.directory, start.rest))
-}
-
-#[inline]
-fn stat_open(descriptor: u64, to: u64) -> Option<i64> {
-    let file = descriptors::file(descriptor as i32)?;
-    let session = file.session().ok()?;
-    let stat = session.fs.stat_open(file.opened()?, session.device)?;
-    memory::store(to, &stat).ok().map(|()| 0)
 }
 
 /// `access`, for what is known.
@@ -90,12 +107,10 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
             let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_NO_AUTOMOUNT;
             with(a[0], a[1], a[3], allowed, Purpose::Look, |subject| store_stat(subject, a[2]))
         }
+        // What is wrong with it the kernel says.
+        libc::SYS_statx if is_wrong(a) => Ok(None),
         libc::SYS_statx => {
-            let allowed = libc::AT_SYMLINK_NOFOLLOW
-                | libc::AT_EMPTY_PATH
-                | libc::AT_NO_AUTOMOUNT
-                | libc::AT_STATX_FORCE_SYNC
-                | libc::AT_STATX_DONT_SYNC;
+            let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | STATX_HOW;
             with(a[0], a[1], a[2], allowed, Purpose::Look, |subject| store_statx(subject, a[4]))
         }
         libc::SYS_access => with_path(libc::AT_FDCWD, a[0], Last::Follow, |subject| check(subject, a[1], 0)),
@@ -196,7 +211,13 @@ fn store_stat(subject: &Subject, address: u64) -> Served {
 }
 
 fn store_statx(subject: &Subject, address: u64) -> Served {
-    let inode: &Inode = &subject.found.inode;
+    let Found { id, inode } = &subject.found;
+    memory::store(address, &statx_of(*id, inode, subject.session.device))?;
+    Ok(Some(0))
+}
+
+/// What `statx` tells of an inode, on a mount whose files show `device`.
+fn statx_of(id: InodeId, inode: &Inode, device: u64) -> libc::statx {
     let time = |time: Timestamp| {
         // SAFETY: zeros are a `statx_timestamp`.
         let mut value: libc::statx_timestamp = unsafe { zeroed() };
@@ -211,7 +232,7 @@ fn store_statx(subject: &Subject, address: u64) -> Served {
     stat.stx_uid = inode.uid;
     stat.stx_gid = inode.gid;
     stat.stx_mode = inode.st_mode() as u16;
-    stat.stx_ino = subject.found.id.0;
+    stat.stx_ino = id.0;
     stat.stx_size = inode.size;
     stat.stx_blocks = inode.st_blocks();
     stat.stx_atime = time(inode.accessed);
@@ -220,10 +241,9 @@ fn store_statx(subject: &Subject, address: u64) -> Served {
     stat.stx_mtime = time(inode.modified);
     stat.stx_rdev_major = libc::major(inode.st_rdev().into());
     stat.stx_rdev_minor = libc::minor(inode.st_rdev().into());
-    stat.stx_dev_major = libc::major(subject.session.device);
-    stat.stx_dev_minor = libc::minor(subject.session.device);
-    memory::store(address, &stat)?;
-    Ok(Some(0))
+    stat.stx_dev_major = libc::major(device);
+    stat.stx_dev_minor = libc::minor(device);
+    stat
 }
 
 /// `access`, which asks for the real user.

@@ -39,9 +39,10 @@ enum Parts {
 
 impl Parts {
     /// The one buffer of `read` and its like.
-    fn one(address: u64, length: u64) -> Self {
+    fn one(address: u64, length: u64) -> Result<Self, Errno> {
+        memory::check_bounds(address, length)?;
         let iov_len = (length as usize).min(TRANSFER_MAX);
-        Self::One([libc::iovec { iov_base: address as *mut libc::c_void, iov_len }])
+        Ok(Self::One([libc::iovec { iov_base: address as *mut libc::c_void, iov_len }]))
     }
 
     /// The list of `readv` and its like.
@@ -56,6 +57,7 @@ impl Parts {
             if part.iov_len as isize <= -1 {
                 return Err(Errno::EINVAL);
             }
+            memory::check_bounds(part.iov_base as u64, part.iov_len as u64)?;
             part.iov_len = part.iov_len.min(left);
             left -= part.iov_len;
             parts.push(part);
@@ -119,7 +121,7 @@ pub(super) fn transfer(number: i64, a: &[u64; 6]) -> Served {
     let Some(file) = descriptors::file(a[0] as i32) else { return Ok(None) };
     let mut flags = 0;
     let parts = match number {
-        libc::SYS_read | libc::SYS_pread64 | libc::SYS_write | libc::SYS_pwrite64 => Parts::one(a[1], a[2]),
+        libc::SYS_read | libc::SYS_pread64 | libc::SYS_write | libc::SYS_pwrite64 => Parts::one(a[1], a[2])?,
         _ => Parts::many(a[1], a[2])?,
     };
     let at = match number {
@@ -168,17 +170,20 @@ fn read_parts(session: &Session, inode: InodeId, offset: u64, parts: &[libc::iov
         let at = offset + done as u64;
         // No more of the buffer is touched than the file fills: the rest need not be there.
         let length = session.fs.readable(inode, at, part.iov_len)?;
-        let count = match memory::bytes_mut(part.iov_base as u64, length) {
+        let count = match memory::first_bytes_mut(part.iov_base as u64, length) {
             Ok(buffer) => session.fs.read(inode, at, buffer),
             Err(errno) => Err(errno),
         };
         match count {
-            Ok(count) => done += count,
+            Ok(count) => {
+                done += count;
+                // The file ends there, or the buffer does.
+                if count < part.iov_len {
+                    break;
+                }
+            }
             Err(errno) if done == 0 => return Err(errno),
             Err(_) => break,
-        }
-        if length < part.iov_len {
-            break;
         }
     }
     Ok(done)
@@ -224,7 +229,7 @@ fn write_parts(
     let joined = if parts.len() > 1 { Some(join(parts)?) } else { None };
     let data = match (&joined, parts.first()) {
         (Some(joined), _) => &joined[..],
-        (None, Some(part)) => memory::bytes(part.iov_base as u64, part.iov_len)?,
+        (None, Some(part)) => memory::first_bytes(part.iov_base as u64, part.iov_len)?,
         (None, None) => &[],
     };
     if data.is_empty() {
@@ -258,8 +263,13 @@ fn join(parts: &[libc::iovec]) -> Result<Vec<u8>, Errno> {
         .map_err(|_| Errno::ENOMEM)?;
     for part in parts {
         let length = part.iov_len.min(JOINED_MAX - joined.len());
-        match memory::bytes(part.iov_base as u64, length) {
-            Ok(bytes) => joined.extend_from_slice(bytes),
+        match memory::first_bytes(part.iov_base as u64, length) {
+            Ok(bytes) => {
+                joined.extend_from_slice(bytes);
+                if bytes.len() < length {
+                    break;
+                }
+            }
             Err(errno) if joined.is_empty() => return Err(errno),
             Err(_) => break,
         }

@@ -29,11 +29,10 @@ pub(super) fn is_opening(number: i64) -> bool {
     matches!(number, libc::SYS_open | libc::SYS_openat | libc::SYS_creat)
 }
 
-/// What `open` does that takes more than a file that is there.
-const NOT_AT_ONCE: i32 =
-    libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_PATH | libc::O_DIRECTORY | libc::O_NOATIME | TMPFILE;
+/// What `open` does that takes more than what is there.
+const NOT_AT_ONCE: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_PATH | libc::O_NOATIME | TMPFILE;
 
-/// `open` and `openat` of a regular file that is there, where all that it takes is at hand; `None` otherwise, and then nothing has happened.
+/// `open` and `openat` of a file or a directory that is there, where all that it takes is at hand; `None` otherwise, and then nothing has happened.
 #[inline]
 pub(super) fn open_at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
     let (directory, address, flags) = match number {
@@ -48,17 +47,19 @@ pub(super) fn open_at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
     let session = start.session;
     let access = access_of(flags);
     let admits = |id: InodeId, inode: &Inode| {
-        !(access.0 & Access::WRITE.0 != 0 && may_run(inode) || materialise::is_mapped(session.number, id))
+        let is_kernels =
+            access.0 & Access::WRITE.0 != 0 && may_run(inode) || materialise::is_mapped(session.number, id);
+        !is_kernels && (flags & libc::O_DIRECTORY == 0 || inode.is_directory())
     };
     let aim = Aim::of_opening(flags);
-    let way = session.fs.open_known(session, (start.directory, start.rest), aim, access, admits)?;
+    let (way, kind) = session.fs.open_known(session, (start.directory, start.rest), aim, access, admits)?;
     let cloexec = flags & libc::O_CLOEXEC != 0;
     let Ok(descriptor) = descriptors::reserve(0, cloexec) else {
         session.fs.close_open(way);
         return None;
     };
     let inode = way.id();
-    match descriptors::open_by(session, way, FileKind::Regular, flags & !OPENING_FLAGS) {
+    match descriptors::open_by(session, way, kind, flags & !OPENING_FLAGS) {
         Ok(file) => {
             descriptors::enter_first(&file, descriptor, cloexec);
             Some(descriptor.into())

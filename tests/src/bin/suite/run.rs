@@ -32,6 +32,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/little_address_space_is_the_programs_own", run: || with(little_address_space) },
     Test { name: "run/extended_attributes_are_those_of_the_kernel", run: || with(xattrs) },
     Test { name: "run/what_comes_of_copies_is_what_the_kernel_says", run: || with(copied) },
+    Test { name: "run/what_is_looked_at_again_is_as_the_kernel_says", run: || with(at_hand) },
     Test { name: "run/a_root_that_its_user_can_not_list_is_in_nobodys_way", run: || with(closed_root) },
     Test { name: "run/a_short_program_needs_no_session", run: || with(short) },
     Test { name: "run/a_program_begins_with_little", run: || with(little) },
@@ -202,9 +203,21 @@ fn little_address_space() -> Outcome<Verdict> {
     passed()
 }
 
+/// What is looked at again is as the kernel says, whoever has changed it, and whoever looks.
+fn at_hand() -> Outcome<Verdict> {
+    let script = include_str!("../../../jobs/at_hand.py");
+    says_the_same_to(Some(USER), script, 10_000)?;
+    says_the_same(script, 10_000)
+}
+
 /// A script, which is told a directory beside the mount, gives more answers than `least`, and the same ones through the mount and under
 /// `ashlar run`.
 fn says_the_same(script: &str, least: usize) -> Outcome<Verdict> {
+    says_the_same_to(None, script, least)
+}
+
+/// As [`says_the_same`], to another user than the super-user.
+fn says_the_same_to(user: Option<u32>, script: &str, least: usize) -> Outcome<Verdict> {
     let site = Site::mounted(Medium::Memory, "64M")?;
     let mut answers = Vec::new();
     for (name, front) in [("kernel", Front::Mount), ("run", Front::RunAtOnce), ("later", Front::Run)] {
@@ -214,7 +227,9 @@ fn says_the_same(script: &str, least: usize) -> Outcome<Verdict> {
             // Others may look into it.
             fs::set_permissions(directory, Permissions::from_mode(0o777)).map_err(tried("chmod"))?;
         }
-        let done = run(front.command("python3").args(["-c", script]).arg(&there).current_dir(&here))?.success()?;
+        let mut command = front.command("python3");
+        user.into_iter().for_each(|user| drop(command.uid(user).gid(user)));
+        let done = run(command.args(["-c", script]).arg(&there).current_dir(&here))?.success()?;
         answers.push(done.output);
     }
     let (kernel, ours) = (&answers[0], &answers[1..]);
