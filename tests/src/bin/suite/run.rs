@@ -228,7 +228,9 @@ fn says_the_same_to(user: Option<u32>, script: &str, least: usize) -> Outcome<Ve
             fs::set_permissions(directory, Permissions::from_mode(0o777)).map_err(tried("chmod"))?;
         }
         let mut command = front.command("python3");
-        user.into_iter().for_each(|user| drop(command.uid(user).gid(user)));
+        if let Some(user) = user {
+            command.uid(user).gid(user);
+        }
         let done = run(command.args(["-c", script]).arg(&there).current_dir(&here))?.success()?;
         answers.push(done.output);
     }
