@@ -10,16 +10,19 @@ mod directory;
 pub(crate) mod files;
 mod names;
 mod process;
+mod shape;
 mod waiting;
 mod xattrs;
 
 pub(crate) use descriptor::is_for_terminals;
+pub(crate) use shape::{descriptors_of, is_apart, is_wanted};
 
 use std::sync::atomic::Ordering;
 
 use ashlar_types::Errno;
 
-use crate::arch::{ASHLAR_INTEREST, CALLS, Frame, INTEREST_ALWAYS, INTEREST_APART, INTEREST_DESCRIPTOR, INTEREST_NONE};
+use self::shape::{INTERESTS, INTERESTS_COUNTED, Shape, paths_of, shape};
+use crate::arch::{ASHLAR_INTEREST, Frame, INTEREST_ALWAYS, INTEREST_NONE};
 use crate::locks::Way;
 use crate::{
     bare, deferred, descriptors, direct, habits, hook, materialise, memory, parked, path, report, session, shared,
@@ -48,266 +51,13 @@ pub(crate) enum Verdict {
 /// What a handler says: a result, an error, or `None` where the kernel must serve the call.
 pub(crate) type Served = Result<Option<i64>, Errno>;
 
-/// Where a call's paths and descriptors stand among its arguments.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Shape {
-    /// Nothing of it concerns us.
-    None,
-    /// A descriptor comes first.
-    Descriptor,
-    /// A path comes first.
-    Path,
-    /// A directory's descriptor, then a path.
-    At,
-    /// Two paths.
-    TwoPaths,
-    /// Two directories' descriptors, each with a path behind it.
-    TwoAt,
-    /// A path that is only text, then a path (`symlink`).
-    SecondPath,
-    /// A path that is only text, then a directory's descriptor and a path (`symlinkat`).
-    SecondAt,
-    /// The address of a socket, which may be a path: the kernel's, and looked at for a report alone.
-    Address,
-    /// It makes a descriptor of the kernel's, or may name one by a path, and concerns us only while a number is parked for one of ours.
-    Maker,
-    /// It is looked at each time.
-    Always,
-}
-
-/// Calls that libc has no names for yet.
-const SETXATTRAT: i64 = 463;
-const GETXATTRAT: i64 = 464;
-const LISTXATTRAT: i64 = 465;
-const REMOVEXATTRAT: i64 = 466;
-const FILE_GETATTR: i64 = 468;
-const FILE_SETATTR: i64 = 469;
-/// Commands of `fcntl`, likewise.
+/// Commands of `fcntl` that libc has no names for yet.
 const F_DUPFD_QUERY: i32 = 1027;
 const F_CREATED_QUERY: i32 = 1028;
 
 /// Where the path begins in the address of a socket (`sockaddr_un`).
 const SOCKET_PATH_AT: u64 = 2;
 const READ_AND_WRITE: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-
-const fn shape(number: i64) -> Shape {
-    match number {
-        libc::SYS_read
-        | libc::SYS_write
-        | libc::SYS_close
-        | libc::SYS_fstat
-        | libc::SYS_lseek
-        | libc::SYS_pread64
-        | libc::SYS_pwrite64
-        | libc::SYS_readv
-        | libc::SYS_writev
-        | libc::SYS_preadv
-        | libc::SYS_pwritev
-        | libc::SYS_preadv2
-        | libc::SYS_pwritev2
-        | libc::SYS_dup
-        | libc::SYS_flock
-        | libc::SYS_fsync
-        | libc::SYS_fdatasync
-        | libc::SYS_ftruncate
-        | libc::SYS_getdents
-        | libc::SYS_getdents64
-        | libc::SYS_fchmod
-        | libc::SYS_fchown
-        | libc::SYS_fstatfs
-        | libc::SYS_fsetxattr
-        | libc::SYS_fgetxattr
-        | libc::SYS_flistxattr
-        | libc::SYS_fremovexattr
-        | libc::SYS_fadvise64
-        | libc::SYS_readahead
-        | libc::SYS_sync_file_range
-        | libc::SYS_syncfs
-        | libc::SYS_fallocate
-        | libc::SYS_finit_module
-        | libc::SYS_setns
-        | libc::SYS_vmsplice
-        | libc::SYS_openat2
-        | libc::SYS_open_by_handle_at
-        | libc::SYS_fspick => Shape::Descriptor,
-        libc::SYS_open
-        | libc::SYS_creat
-        | libc::SYS_stat
-        | libc::SYS_lstat
-        | libc::SYS_access
-        | libc::SYS_truncate
-        | libc::SYS_mkdir
-        | libc::SYS_rmdir
-        | libc::SYS_unlink
-        | libc::SYS_readlink
-        | libc::SYS_chmod
-        | libc::SYS_chown
-        | libc::SYS_lchown
-        | libc::SYS_utime
-        | libc::SYS_utimes
-        | libc::SYS_mknod
-        | libc::SYS_setxattr
-        | libc::SYS_lsetxattr
-        | libc::SYS_getxattr
-        | libc::SYS_lgetxattr
-        | libc::SYS_listxattr
-        | libc::SYS_llistxattr
-        | libc::SYS_removexattr
-        | libc::SYS_lremovexattr => Shape::Path,
-        libc::SYS_openat
-        | libc::SYS_newfstatat
-        | libc::SYS_statx
-        | libc::SYS_faccessat
-        | libc::SYS_faccessat2
-        | libc::SYS_mkdirat
-        | libc::SYS_mknodat
-        | libc::SYS_unlinkat
-        | libc::SYS_readlinkat
-        | libc::SYS_fchmodat
-        | libc::SYS_fchownat
-        | libc::SYS_utimensat
-        | libc::SYS_futimesat
-        | libc::SYS_name_to_handle_at
-        | libc::SYS_open_tree
-        | libc::SYS_mount_setattr
-        | libc::SYS_fchmodat2
-        | SETXATTRAT
-        | GETXATTRAT
-        | LISTXATTRAT
-        | REMOVEXATTRAT
-        | FILE_GETATTR
-        | FILE_SETATTR => Shape::At,
-        libc::SYS_rename | libc::SYS_link => Shape::TwoPaths,
-        libc::SYS_renameat | libc::SYS_renameat2 | libc::SYS_linkat | libc::SYS_move_mount => Shape::TwoAt,
-        libc::SYS_symlink => Shape::SecondPath,
-        libc::SYS_symlinkat => Shape::SecondAt,
-        libc::SYS_bind | libc::SYS_connect => Shape::Address,
-        libc::SYS_statfs
-        | libc::SYS_inotify_add_watch
-        | libc::SYS_pipe
-        | libc::SYS_pipe2
-        | libc::SYS_socket
-        | libc::SYS_socketpair
-        | libc::SYS_accept
-        | libc::SYS_accept4
-        | libc::SYS_recvmsg
-        | libc::SYS_recvmmsg
-        | libc::SYS_eventfd
-        | libc::SYS_eventfd2
-        | libc::SYS_signalfd
-        | libc::SYS_signalfd4
-        | libc::SYS_timerfd_create
-        | libc::SYS_inotify_init
-        | libc::SYS_inotify_init1
-        | libc::SYS_fanotify_init
-        | libc::SYS_epoll_create
-        | libc::SYS_epoll_create1
-        | libc::SYS_memfd_create
-        | libc::SYS_memfd_secret
-        | libc::SYS_userfaultfd
-        | libc::SYS_mq_open
-        | libc::SYS_pidfd_open
-        | libc::SYS_pidfd_getfd
-        | libc::SYS_perf_event_open
-        | libc::SYS_bpf
-        | libc::SYS_fsopen
-        | libc::SYS_fsmount
-        | libc::SYS_landlock_create_ruleset => Shape::Maker,
-        libc::SYS_mmap
-        | libc::SYS_munmap
-        | libc::SYS_remap_file_pages
-        | libc::SYS_mprotect
-        | libc::SYS_pkey_mprotect
-        | libc::SYS_madvise
-        | libc::SYS_mremap
-        | libc::SYS_brk
-        | libc::SYS_shmat
-        | libc::SYS_shmdt
-        | libc::SYS_poll
-        | libc::SYS_ppoll
-        | libc::SYS_select
-        | libc::SYS_pselect6
-        | libc::SYS_epoll_ctl
-        | libc::SYS_fcntl
-        | libc::SYS_ioctl
-        | libc::SYS_dup2
-        | libc::SYS_dup3
-        | libc::SYS_close_range
-        | libc::SYS_wait4
-        | libc::SYS_waitid
-        | libc::SYS_sendfile
-        | libc::SYS_copy_file_range
-        | libc::SYS_splice
-        | libc::SYS_tee
-        | libc::SYS_sendmsg
-        | libc::SYS_sendmmsg
-        | libc::SYS_chdir
-        | libc::SYS_fchdir
-        | libc::SYS_chroot
-        | libc::SYS_pivot_root
-        | libc::SYS_mount
-        | libc::SYS_umount2
-        | libc::SYS_unshare
-        | libc::SYS_seccomp
-        | libc::SYS_prctl
-        | libc::SYS_io_uring_setup
-        | libc::SYS_io_setup
-        | libc::SYS_umask
-        | libc::SYS_setrlimit
-        | libc::SYS_prlimit64
-        | libc::SYS_sync
-        | libc::SYS_clone
-        | libc::SYS_clone3
-        | libc::SYS_fork
-        | libc::SYS_vfork
-        | libc::SYS_execve
-        | libc::SYS_execveat
-        | libc::SYS_exit
-        | libc::SYS_exit_group
-        | libc::SYS_rt_sigaction
-        | libc::SYS_setuid
-        | libc::SYS_setgid
-        | libc::SYS_setreuid
-        | libc::SYS_setregid
-        | libc::SYS_setresuid
-        | libc::SYS_setresgid
-        | libc::SYS_setfsuid
-        | libc::SYS_setfsgid
-        | libc::SYS_setgroups
-        | libc::SYS_fanotify_mark
-        | libc::SYS_landlock_add_rule
-        | libc::SYS_capset => Shape::Always,
-        _ => Shape::None,
-    }
-}
-
-/// Whether calls of a number are caught.
-pub(crate) fn is_wanted(number: i32) -> bool {
-    number < 0 || shape(number.into()) != Shape::None
-}
-
-/// What the entry is to catch, by the calls' numbers: made beforehand, since asking for each number shows in a program that begins.
-static INTERESTS: [u8; CALLS] = interests(false);
-/// Where there is a report, which counts what is done with the kernel's descriptors, and with sockets, too.
-static INTERESTS_COUNTED: [u8; CALLS] = interests(true);
-
-const fn interests(is_counted: bool) -> [u8; CALLS] {
-    let mut interests = [INTEREST_NONE; CALLS];
-    let mut number = 0;
-    while number < CALLS {
-        interests[number] = match shape(number as i64) {
-            Shape::None | Shape::Maker => INTEREST_NONE,
-            Shape::Descriptor if !is_counted => INTEREST_DESCRIPTOR,
-            Shape::Address if !is_counted => INTEREST_NONE,
-            _ => INTEREST_ALWAYS,
-        };
-        if interests[number] != INTEREST_ALWAYS && is_apart(number as i64) {
-            interests[number] |= INTEREST_APART;
-        }
-        number += 1;
-    }
-    interests
-}
 
 /// Has the entry catch what concerns us.
 pub(crate) fn arm() {
@@ -359,40 +109,6 @@ pub(crate) fn concerns(call: &Frame) -> bool {
     }
 }
 
-/// Whether a call has nothing to do with which numbers of descriptors are free: one may stay parked while the kernel serves it.
-pub(crate) const fn is_apart(number: i64) -> bool {
-    matches!(
-        number,
-        libc::SYS_read
-            | libc::SYS_write
-            | libc::SYS_pread64
-            | libc::SYS_pwrite64
-            | libc::SYS_readv
-            | libc::SYS_writev
-            | libc::SYS_lseek
-            | libc::SYS_fsync
-            | libc::SYS_fdatasync
-            | libc::SYS_exit
-            | libc::SYS_exit_group
-            | libc::SYS_mmap
-            | libc::SYS_munmap
-            | libc::SYS_mprotect
-            | libc::SYS_mremap
-            | libc::SYS_madvise
-            | libc::SYS_brk
-            | libc::SYS_futex
-            | libc::SYS_rt_sigprocmask
-            | libc::SYS_clock_gettime
-            | libc::SYS_gettimeofday
-            | libc::SYS_nanosleep
-            | libc::SYS_clock_nanosleep
-            | libc::SYS_sched_yield
-            | libc::SYS_getpid
-            | libc::SYS_gettid
-            | libc::SYS_getrandom
-    )
-}
-
 /// Whether a number that is parked may stay so while a call is looked at.
 pub(crate) fn keeps_parked(call: &Frame, parked: i32) -> bool {
     let number = call.rax as i64;
@@ -404,32 +120,6 @@ pub(crate) fn keeps_parked(call: &Frame, parked: i32) -> bool {
             !descriptors_of(number).iter().any(|&at| is_it(at))
                 && !paths_of(shape).iter().any(|&(from, _)| from.is_some_and(is_it))
         }
-    }
-}
-
-/// Where a call's paths stand, each with the place of the directory's descriptor that it begins from, if it has one.
-const fn paths_of(shape: Shape) -> &'static [(Option<usize>, usize)] {
-    match shape {
-        Shape::Path => &[(None, 0)],
-        Shape::At => &[(Some(0), 1)],
-        Shape::TwoPaths => &[(None, 0), (None, 1)],
-        Shape::TwoAt => &[(Some(0), 1), (Some(2), 3)],
-        Shape::SecondPath => &[(None, 1)],
-        Shape::SecondAt => &[(Some(1), 2)],
-        Shape::None | Shape::Descriptor | Shape::Address | Shape::Maker | Shape::Always => &[],
-    }
-}
-
-/// Where the descriptors stand that a call is about.
-pub(crate) const fn descriptors_of(number: i64) -> &'static [usize] {
-    match number {
-        libc::SYS_mmap => &[4],
-        libc::SYS_dup2 | libc::SYS_dup3 | libc::SYS_sendfile | libc::SYS_tee => &[0, 1],
-        libc::SYS_copy_file_range | libc::SYS_splice => &[0, 2],
-        libc::SYS_epoll_ctl => &[2],
-        libc::SYS_fcntl | libc::SYS_ioctl => &[0],
-        _ if matches!(shape(number), Shape::Descriptor) => &[0],
-        _ => &[],
     }
 }
 

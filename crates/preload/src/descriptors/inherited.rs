@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 
 use ashlar_libfs::alone;
 
-use super::{File, HIGHEST, INHERITED, OPEN, TABLE, entry, file, ours};
+use super::open_file::OPEN;
+use super::{File, HIGHEST, INHERITED, TABLE, entry, file, ours};
 use crate::shared::Shared;
 
 /// The open files that such descriptors lead to. What was closed since may be among them: the table says what is there.

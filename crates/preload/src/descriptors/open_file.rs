@@ -1,0 +1,488 @@
+//! Open files of ours: what stands behind the numbers.
+//!
+//! They stand in a table of their own, and a [`File`] is a reference to one, which keeps it there.
+
+use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+use ashlar_libfs::{OpenInode, alone};
+use ashlar_types::{Errno, FileKind, InodeId};
+
+use super::{TABLE, entry, highest, is_file, note_named};
+use crate::materialise;
+use crate::session::Session;
+use crate::shared::{self, Held, Shared};
+
+/// Open files that there can be. More are the kernel's.
+pub(super) const OPEN_MAX: usize = 65_536;
+/// Flags that `F_SETFL` can change.
+pub(crate) const CHANGEABLE: i32 = libc::O_APPEND | libc::O_NONBLOCK | libc::O_ASYNC | libc::O_DIRECT | libc::O_NOATIME;
+/// In place of the number of references: the last one is gone, and what ends with it is not done yet.
+const CLOSING: u32 = u32::MAX;
+
+/// Where an open file stands, and what else only one call at a time may look at.
+#[derive(Debug, Default)]
+pub(crate) struct Place {
+    /// The file offset; of a directory the cookie behind which the listing goes on.
+    pub(crate) offset: u64,
+    /// It has become the kernel's: whoever waited for it looks at the descriptor again.
+    pub(crate) is_gone: bool,
+}
+
+/// What becomes of the number of an open file's only descriptor where another program is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum OnExec {
+    /// It may have been changed, or there were more descriptors.
+    Unknown,
+    Stays,
+    Closes,
+}
+
+/// An open file description.
+#[derive(Debug)]
+pub(super) struct OpenFile {
+    /// Descriptors, and calls under way; 0: the slot is free.
+    pub(super) references: AtomicU32,
+    /// The session that it is open in.
+    session: AtomicPtr<Session>,
+    inode: AtomicU64,
+    kind: AtomicU32,
+    flags: AtomicU32,
+    hint: AtomicU32,
+    /// What is known of its one descriptor: an [`OnExec`].
+    on_exec: AtomicU8,
+    /// The way to its inode, for those who hold a reference.
+    pub(super) opened: UnsafeCell<Option<OpenInode>>,
+    /// What it shares with other processes, or null. It's there as long as there are references.
+    pub(super) shared: AtomicPtr<Shared>,
+    pub(super) place: alone::Mutex<Place>,
+}
+
+// SAFETY: `opened` is written by who has taken a free slot, before others can find it, and by who has given up the last reference; in between it
+// is only looked at. All else may be used by all threads.
+unsafe impl Sync for OpenFile {}
+
+/// The place of an open file, held by one call.
+#[derive(Debug)]
+pub(crate) struct PlaceGuard {
+    place: alone::MutexGuard<'static, Place>,
+    /// Kept from other processes.
+    held: Option<Held>,
+}
+
+impl PlaceGuard {
+    /// Takes what is before an offset for what is about to be written, from others who have the open file. `false` where they have not waited.
+    #[inline]
+    #[must_use]
+    pub(crate) fn reserve(&self, next: u64) -> bool {
+        self.held.as_ref().is_none_or(|held| held.reserve(next))
+    }
+
+    /// Whether other processes may have the open file.
+    #[inline]
+    pub(crate) fn is_shared(&self) -> bool {
+        self.held.is_some()
+    }
+
+    /// As it is for all processes that have the open file, if they serve it.
+    #[cold]
+    fn shared(mut self, shared: &Shared) -> Option<Self> {
+        let held = shared.hold()?;
+        self.offset = held.offset();
+        self.held = Some(held);
+        Some(self)
+    }
+}
+
+impl Deref for PlaceGuard {
+    type Target = Place;
+
+    #[inline]
+    fn deref(&self) -> &Place {
+        &self.place
+    }
+}
+
+impl DerefMut for PlaceGuard {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Place {
+        &mut self.place
+    }
+}
+
+impl Drop for PlaceGuard {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(held) = &self.held {
+            held.set_offset(self.place.offset);
+        }
+    }
+}
+
+pub(super) static OPEN: [OpenFile; OPEN_MAX] = [const { OpenFile::FREE }; OPEN_MAX];
+/// How many of them were opened as a path alone.
+pub(super) static ALONE: AtomicU32 = AtomicU32::new(0);
+/// Where to look for a free slot first.
+static HINT: AtomicU32 = AtomicU32::new(0);
+impl OpenFile {
+    #[allow(clippy::declare_interior_mutable_const, reason = "it is what the table is filled with")]
+    const FREE: Self = Self {
+        references: AtomicU32::new(0),
+        session: AtomicPtr::new(ptr::null_mut()),
+        inode: AtomicU64::new(0),
+        kind: AtomicU32::new(0),
+        flags: AtomicU32::new(0),
+        hint: AtomicU32::new(0),
+        on_exec: AtomicU8::new(OnExec::Unknown as u8),
+        opened: UnsafeCell::new(None),
+        shared: AtomicPtr::new(ptr::null_mut()),
+        place: alone::Mutex::new(Place { offset: 0, is_gone: false }),
+    };
+
+    /// The session that it is open in; `None` where that has ended.
+    #[inline]
+    fn session(&self) -> Option<&'static Session> {
+        // SAFETY: whoever looks has a reference, and no session is freed while there are open files of it (`users`).
+        unsafe { self.session.load(Ordering::Relaxed).as_ref() }.filter(|session| !session.is_over())
+    }
+
+    /// Lets go of what it shares with other processes.
+    ///
+    /// # Safety
+    /// Nobody has a reference.
+    pub(super) unsafe fn end_sharing(&self) {
+        let shared = self.shared.swap(ptr::null_mut(), Ordering::AcqRel);
+        if !shared.is_null() {
+            // SAFETY: it was made as a box, and whoever has looked at it had a reference.
+            drop(unsafe { Box::from_raw(shared) });
+        }
+    }
+
+    /// Changes the number of references as `next` says; what it was, or as an error what it was where `next` says nothing.
+    #[inline]
+    fn count(&self, next: impl Fn(u32) -> Option<u32>) -> Result<u32, u32> {
+        let mut before = self.references.load(Ordering::Relaxed);
+        loop {
+            let Some(after) = next(before) else { return Err(before) };
+            match alone::exchange(&self.references, before, after) {
+                Ok(_) => return Ok(before),
+                Err(found) => before = found,
+            }
+        }
+    }
+}
+
+/// An open file in use by a call.
+#[derive(Debug)]
+pub(crate) struct File {
+    pub(super) number: u32,
+}
+
+impl Drop for File {
+    #[inline]
+    fn drop(&mut self) {
+        let less = |references: u32| Some(if references == 1 { CLOSING } else { references - 1 });
+        if self.open().count(less) == Ok(1) {
+            close_last(self.number);
+            self.open().references.store(0, Ordering::Release);
+        }
+    }
+}
+
+impl File {
+    /// A reference to the open file of a number, if there is one.
+    #[inline]
+    pub(super) fn of(number: u32) -> Option<Self> {
+        let more = |references: u32| (references != 0 && references != CLOSING).then(|| references + 1);
+        OPEN[number as usize - 1].count(more).is_ok().then_some(Self { number })
+    }
+
+    pub(super) fn open(&self) -> &'static OpenFile {
+        &OPEN[self.number as usize - 1]
+    }
+
+    /// The way to its inode, where there is one.
+    #[inline]
+    pub(crate) fn opened(&self) -> Option<&OpenInode> {
+        // SAFETY: this is a reference, so nobody writes it.
+        unsafe { (*self.open().opened.get()).as_ref() }
+    }
+
+    /// The session that it is open in, whoever the process is by now.
+    ///
+    /// # Errors
+    /// `EIO` where the session has ended.
+    pub(crate) fn session(&self) -> Result<&'static Session, Errno> {
+        self.open().session().ok_or(Errno::EIO)
+    }
+
+    /// Whether the session that it is open in is the process's current one with that mount: of another one, which was another user's, it has no more than
+    /// what the kernel gives with an open file.
+    pub(crate) fn is_of_now(&self) -> bool {
+        self.session().is_ok_and(Session::is_current)
+    }
+
+    /// Whether it was opened in a session.
+    pub(crate) fn is_of(&self, session: &Session) -> bool {
+        ptr::eq(self.open().session.load(Ordering::Relaxed), session)
+    }
+
+    /// Its inode.
+    pub(crate) fn inode(&self) -> InodeId {
+        InodeId(self.open().inode.load(Ordering::Relaxed))
+    }
+
+    /// Whether it is a directory.
+    pub(crate) fn is_directory(&self) -> bool {
+        self.open().kind.load(Ordering::Relaxed) == FileKind::Directory as u32
+    }
+
+    /// What it shares with other processes, if it does.
+    #[inline]
+    pub(crate) fn shared(&self) -> Option<&Shared> {
+        // SAFETY: it is freed with the last reference, and this is one.
+        unsafe { self.open().shared.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Whether it was shared, and the kernel has it: its descriptors are to be handed over.
+    #[inline]
+    pub(crate) fn has_left(&self) -> bool {
+        self.shared().is_some_and(Shared::has_left)
+    }
+
+    fn flags_word(&self) -> &AtomicU32 {
+        self.shared().map_or(&self.open().flags, Shared::flags)
+    }
+
+    /// Access mode and status flags, as `open` and `F_SETFL` set them.
+    #[inline]
+    pub(crate) fn flags(&self) -> i32 {
+        let own = self.open().flags.load(Ordering::Relaxed) as i32;
+        match self.shared() {
+            None => own,
+            Some(shared) => own & !CHANGEABLE | shared.flags().load(Ordering::Relaxed) as i32 & CHANGEABLE,
+        }
+    }
+
+    /// Changes status flags.
+    pub(crate) fn set_flags(&self, change: i32, to: i32) {
+        let update = |flags: u32| Some(flags & !(change as u32) | (to & change) as u32);
+        // It can't fail: the closure always gives a value.
+        let _ = self.flags_word().fetch_update(Ordering::Relaxed, Ordering::Relaxed, update);
+    }
+
+    /// How long what is written to it is expected to live, as `F_SET_RW_HINT` has said: we do nothing about it.
+    pub(crate) fn hint(&self) -> &AtomicU32 {
+        &self.open().hint
+    }
+
+    /// Whether it was opened as a path alone (`O_PATH`): neither read nor written.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.flags() & libc::O_PATH != 0
+    }
+
+    /// Whether its access mode allows reading.
+    pub(crate) fn may_read(&self) -> bool {
+        self.flags() & libc::O_ACCMODE != libc::O_WRONLY
+    }
+
+    /// Whether its access mode allows writing.
+    pub(crate) fn may_write(&self) -> bool {
+        self.flags() & libc::O_ACCMODE != libc::O_RDONLY
+    }
+
+    /// Its place, for one call at a time; `None` where it has become the kernel's.
+    #[inline(always)]
+    pub(crate) fn place(&self) -> Option<PlaceGuard> {
+        let place = self.open().place.lock();
+        if place.is_gone {
+            return None;
+        }
+        let place = PlaceGuard { place, held: None };
+        match self.shared() {
+            None => Some(place),
+            Some(shared) => place.shared(shared),
+        }
+    }
+
+    /// Whether it has become the kernel's.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.open().place.lock().is_gone || self.has_left()
+    }
+
+    /// What is known of its descriptor.
+    pub(crate) fn on_exec(&self) -> OnExec {
+        [OnExec::Stays, OnExec::Closes]
+            .into_iter()
+            .find(|known| *known as u8 == self.open().on_exec.load(Ordering::Relaxed))
+            .unwrap_or(OnExec::Unknown)
+    }
+
+    /// Forgets what was known of its descriptor, which is another one's from here on or has got another flag.
+    pub(crate) fn forget_on_exec(&self) {
+        self.open().on_exec.store(OnExec::Unknown as u8, Ordering::Relaxed);
+    }
+
+    /// Whether it is the same open file as another.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.number == other.number
+    }
+
+    /// Whether a descriptor leads to it.
+    pub(crate) fn is_at(&self, descriptor: i32) -> bool {
+        entry(descriptor).is_some_and(|entry| entry.load(Ordering::Acquire) == self.number)
+    }
+
+    /// Has a descriptor lead to it too, of which it is known what becomes of it on the run of another program, if it is the only one.
+    pub(super) fn add(&self, descriptor: i32, on_exec: OnExec) {
+        let _one_at_a_time = TABLE.lock();
+        // It may have been shared since its placeholder was put there.
+        let is_shared = self.shared().is_some_and(|shared| {
+            let real = self.numbers().map(|(number, _)| number).find(|&number| shared.is_at(number));
+            if !shared.is_at(descriptor)
+                && let Some(real) = real
+            {
+                // Otherwise it is one that fails.
+                let _ = materialise::put_at(real, descriptor);
+            }
+            true
+        });
+        let known = if is_shared { OnExec::Unknown } else { on_exec };
+        self.open().on_exec.store(known as u8, Ordering::Relaxed);
+        alone::add(&self.open().references, 1, Ordering::AcqRel);
+        let old = entry(descriptor).map_or(0, |entry| alone::swap(entry, self.number));
+        drop(_one_at_a_time);
+        drop(is_file(old).then(|| Self { number: old }));
+    }
+
+    /// Gives its descriptors to the kernel: `replace` is called with each number, and the place can't move meanwhile. Where `is_noted`, they
+    /// are noted, so that their closing is seen.
+    pub(crate) fn hand_over(
+        &self,
+        is_noted: bool,
+        mut replace: impl FnMut(Option<i32>, &Place) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let mut place = self.open().place.lock();
+        if place.is_gone {
+            return Ok(());
+        }
+        let shared = self.shared();
+        if shared.is_none() {
+            replace(None, &place)?;
+        }
+        let _one_at_a_time = TABLE.lock();
+        let mut left = Vec::new();
+        for (descriptor, entry) in self.numbers() {
+            match shared {
+                None => replace(Some(descriptor), &place)?,
+                // A real one is there. With the first of them it has left.
+                Some(shared) => drop(shared.leave(descriptor)),
+            }
+            if is_noted || self.is_directory() {
+                note_named(descriptor);
+            } else {
+                entry.store(0, Ordering::Release);
+            }
+            left.push(Self { number: self.number });
+        }
+        place.is_gone = true;
+        drop(place);
+        drop(_one_at_a_time);
+        Ok(())
+    }
+
+    /// All its descriptors; the table is held meanwhile.
+    fn numbers(&self) -> impl Iterator<Item = (i32, &'static AtomicU32)> {
+        let number = self.number;
+        let all = (0..highest()).filter_map(|descriptor| Some((descriptor, entry(descriptor)?)));
+        all.filter(move |(_, entry)| entry.load(Ordering::Acquire) == number)
+    }
+
+    /// Begins to share it with processes that will be forked: a real open file takes the place of ours at all its numbers (`put`), and it stays ours.
+    ///
+    /// # Errors
+    /// Those of `put`.
+    pub(crate) fn share(&self, shared: Shared, mut put: impl FnMut(i32) -> Result<(), Errno>) -> Result<(), Errno> {
+        let place = self.open().place.lock();
+        if place.is_gone || self.shared().is_some() {
+            return Ok(());
+        }
+        let _one_at_a_time = TABLE.lock();
+        self.numbers().try_for_each(|(descriptor, _)| put(descriptor))?;
+        self.forget_on_exec();
+        shared.begin(place.offset, self.flags() & CHANGEABLE);
+        self.share_on(shared);
+        Ok(())
+    }
+
+    /// Goes on sharing what others do, which is not shared yet.
+    pub(crate) fn share_on(&self, shared: Shared) {
+        shared::note_any();
+        self.open().shared.store(Box::into_raw(Box::new(shared)), Ordering::Release);
+    }
+}
+
+/// Whether the open file of a number is one that other processes have, too.
+pub(super) fn is_shared(number: u32) -> bool {
+    !OPEN[number as usize - 1].shared.load(Ordering::Relaxed).is_null()
+}
+
+/// Opens a file that the session has noted as open; the caller has no descriptor for it yet.
+///
+/// # Errors
+/// `ENFILE`.
+pub(crate) fn open(session: &'static Session, inode: InodeId, kind: FileKind, flags: i32) -> Result<File, Errno> {
+    open_by(session, session.fs.open_inode(inode), kind, flags)
+}
+
+/// As [`open`], with the way to the inode.
+///
+/// # Errors
+/// `ENFILE`.
+pub(crate) fn open_by(session: &'static Session, way: OpenInode, kind: FileKind, flags: i32) -> Result<File, Errno> {
+    let inode = way.id();
+    let start = HINT.load(Ordering::Relaxed) as usize;
+    for step in 0..OPEN_MAX {
+        let index = (start + step) % OPEN_MAX;
+        let open = &OPEN[index];
+        if alone::exchange(&open.references, 0, 1).is_err() {
+            continue;
+        }
+        HINT.store((index + 1) as u32, Ordering::Relaxed);
+        open.session.store(ptr::from_ref(session).cast_mut(), Ordering::Relaxed);
+        open.inode.store(inode.0, Ordering::Relaxed);
+        open.kind.store(kind as u32, Ordering::Relaxed);
+        open.flags.store(flags as u32, Ordering::Relaxed);
+        open.hint.store(0, Ordering::Relaxed);
+        open.on_exec.store(OnExec::Unknown as u8, Ordering::Relaxed);
+        if flags & libc::O_PATH != 0 {
+            ALONE.fetch_add(1, Ordering::Relaxed);
+        }
+        *open.place.lock() = Place::default();
+        // SAFETY: the slot was free, and nobody else can find it yet.
+        unsafe { *open.opened.get() = Some(way) };
+        return Ok(File { number: index as u32 + 1 });
+    }
+    Err(Errno::ENFILE)
+}
+
+/// What ends with the last reference to an open file.
+fn close_last(number: u32) {
+    let open = &OPEN[number as usize - 1];
+    if open.flags.load(Ordering::Relaxed) as i32 & libc::O_PATH != 0 {
+        ALONE.fetch_sub(1, Ordering::Relaxed);
+    }
+    // SAFETY: the last reference is gone, and nobody takes the slot before this is done.
+    let way = unsafe { (*open.opened.get()).take() };
+    // SAFETY: as above.
+    unsafe { open.end_sharing() };
+    // A session that is gone has taken its handles with it.
+    if let (Some(session), Some(way)) = (open.session(), way) {
+        session.fs.close_open(way);
+    }
+    // What was in use just now lies in the processor's cache.
+    HINT.store(number - 1, Ordering::Relaxed);
+}
