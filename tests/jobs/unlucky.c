@@ -289,6 +289,23 @@ static void partly(void)
     say("the first is not there, read", preadv(file, bad, 2, 0));
     say("the second is not there, written", pwritev(file, second, 2, 0));
     say("the second is not there, read", preadv(file, second, 2, 0));
+    say("more than there can be", pread(file, all, -1UL, 0));
+    say("nowhere, at the end of the file", pread(file, (void *)-1L, 10, 1L << 40));
+    int reader = open("file", O_RDONLY);
+    say("nowhere, by who may not write", write(reader, (void *)-1L, 1));
+    say("nowhere, before the beginning", pread(reader, (void *)-1L, 1, -1));
+    struct stat found;
+    for (int round = 0; round < 3; round++)
+        say("a name that is there", stat("file", &found));
+    for (int bit = 47; bit < 64; bit++)
+        say("the same name where nothing can be", stat((char *)((unsigned long)"file" | 1UL << bit), &found));
+    say("an answer to where nothing can be", fstat(reader, (void *)((unsigned long)&found | 1UL << 48)));
+    mkdir("above", 0755);
+    mkdir("above/below", 0755);
+    close(make("above/below/file"));
+    say("a file onto what is above it", rename("above/below/file", "above"));
+    say("a directory onto what is in it", rename("above", "above/below/file"));
+    say("a directory into itself", rename("above", "above/below/new"));
     int end = open("file", O_WRONLY | O_APPEND);
     say("half of it at the end", write(end, gap - 2000, 4000));
     say("its length", size_of("file"));

@@ -111,10 +111,8 @@ impl LibFs {
 
     /// Notes a handle in the table, which has few slots at first: most sessions need no more.
     pub(crate) fn note_open(&self, id: InodeId) -> Result<(), Stop> {
-        match self.nodes.existing(id) {
-            Some(node) => self.note_open_of(id, &node.read()),
-            None => self.note_open_in(id, None).map(drop),
-        }
+        // By its node, which is made here if it must be: one that is made meanwhile would go on from a slot that is the inode's no more.
+        self.note_open_of(id, &self.nodes.node(id).read())
     }
 
     /// As [`LibFs::note_open`], of an inode that nobody knows yet; says where, for its node to come.

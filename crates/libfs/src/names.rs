@@ -407,6 +407,9 @@ impl LibFs {
         if flags.exchange && (flags.no_replace || flags.whiteout) {
             return Err(Errno::EINVAL);
         }
+        if let Some((source, target)) = looked_up {
+            self.check_above((parent, source), (new_parent, target), flags.exchange)?;
+        }
         self.check_change(who, parent)?;
         if new_parent != parent {
             self.check_change(who, new_parent)?;
@@ -452,22 +455,34 @@ impl LibFs {
         }
     }
 
+    /// Fails where a directory would come into itself, or take the place of one above it, which has it in it: the kernel says so before it looks at kinds and
+    /// rights. It holds for sure where directories stand still ([`Self::move_once`]).
+    fn check_above(
+        &self,
+        (parent, source): (InodeId, Entry),
+        (new_parent, target): (InodeId, Option<Entry>),
+        exchange: bool,
+    ) -> Outcome<()> {
+        if parent == new_parent {
+            return Ok(());
+        }
+        if source.kind == FileKind::Directory && self.is_ancestor(source.inode, new_parent)? {
+            return Err(Errno::EINVAL);
+        }
+        match target.filter(|target| target.kind == FileKind::Directory) {
+            Some(target) if self.is_ancestor(target.inode, parent)? => {
+                Err(if exchange { Errno::EINVAL } else { Errno::ENOTEMPTY })
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn move_once(&self, who: &Credentials, plan: &Move<'_>) -> Outcome<()> {
         let source_is_directory = plan.source.kind == FileKind::Directory;
         let target_is_directory = plan.target.is_some_and(|target| target.kind == FileKind::Directory);
         if !plan.exchange {
-            // One that is above what moves has that in it. The kernel says so before it looks at kinds and rights.
-            if let Some(target) = plan.target.filter(|_| target_is_directory && plan.parent != plan.new_parent)
-                && self.is_ancestor(target.inode, plan.parent)?
-            {
-                return Err(Errno::ENOTEMPTY);
-            }
             match plan.target {
-                Some(_) if source_is_directory && !target_is_directory => {
-                    let goes_into_itself =
-                        plan.parent != plan.new_parent && self.is_ancestor(plan.source.inode, plan.new_parent)?;
-                    return Err(if goes_into_itself { Errno::EINVAL } else { Errno::ENOTDIR });
-                }
+                Some(_) if source_is_directory && !target_is_directory => return Err(Errno::ENOTDIR),
                 Some(_) if !source_is_directory && target_is_directory => return Err(Errno::EISDIR),
                 _ => {}
             }
@@ -503,6 +518,7 @@ impl LibFs {
                 }
             }
         }
+        // An ancestor can't be replaced: it isn't empty.
         self.change(&claims, |locked| {
             if moves_directory && locked.state(InodeId::RENAME)?.lease != lease {
                 return Err(Errno::ECANCELED.into());

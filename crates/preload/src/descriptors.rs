@@ -242,6 +242,12 @@ pub(crate) fn forget_internal(descriptor: i32) {
     }
 }
 
+/// The same for one that is about to be closed, with which nobody but the kernel has anything to do any more.
+pub(crate) fn forget_own(descriptor: i32) {
+    forget_internal(descriptor);
+    parked::note_freed(descriptor as u32);
+}
+
 /// Whether there was ever one.
 pub(crate) fn is_any() -> bool {
     highest() > 0

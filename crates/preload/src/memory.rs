@@ -144,10 +144,11 @@ pub(crate) fn known_bytes_mut<'a>(address: u64, length: usize) -> Option<&'a mut
 
 #[inline]
 fn is_all_known(address: u64, length: usize, what: Use) -> bool {
-    // No page of what is no memory of the program's is ever remembered.
     let end = address.saturating_add(length as u64);
     let (first, last) = (address / PAGE, end.saturating_sub(1) / PAGE);
+    // Of what lies higher the table tells no more than of the same address without its upper bits.
     address >= USER_START
+        && end <= USER_END
         && length > 0
         && last - first < REMEMBERED_AT_ONCE
         && (first..=last).all(|page| is_known(page, what))

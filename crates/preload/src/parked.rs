@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use ashlar_libfs::alone;
 
 use crate::arch::Frame;
-use crate::{calls, descriptors};
+use crate::{calls, descriptors, signals};
 
 /// The parked number (`code`), or 0. The entry looks at it.
 pub(crate) static ASHLAR_PARKED: AtomicU32 = AtomicU32::new(0);
@@ -62,7 +62,12 @@ pub(crate) fn stop() {
 /// Behind a handler of the program's: the call that it has interrupted goes on from where the entry has let it past, and what was known of the
 /// numbers may have been before it.
 pub(crate) fn begin_again() {
-    end();
+    if ASHLAR_PARKED.load(Ordering::Relaxed) != 0 {
+        // The program is in no call of ours, so that another handler would come in the middle, and might open a file.
+        let mask = signals::block();
+        end();
+        signals::set_mask(mask);
+    }
     ASHLAR_LOWEST.store(0, Ordering::Relaxed);
 }
 

@@ -251,7 +251,7 @@ fn begin(mount: &Mount, root: BorrowedFd<'_>) -> Result<(Look, Arc<LibFs>, u64),
         descriptors: OwnDescriptors {
             from: floor() as i32,
             note: descriptors::note_internal,
-            forget: descriptors::forget_internal,
+            forget: descriptors::forget_own,
         },
         beside: device,
     };

@@ -107,8 +107,7 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
             let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_NO_AUTOMOUNT;
             with(a[0], a[1], a[3], allowed, Purpose::Look, |subject| store_stat(subject, a[2]))
         }
-        // What is wrong with it the kernel says.
-        libc::SYS_statx if is_wrong(a) => Ok(None),
+        libc::SYS_statx if is_wrong(a) => Err(Errno::EINVAL),
         libc::SYS_statx => {
             let allowed = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | STATX_HOW;
             with(a[0], a[1], a[2], allowed, Purpose::Look, |subject| store_statx(subject, a[4]))

@@ -39,10 +39,9 @@ enum Parts {
 
 impl Parts {
     /// The one buffer of `read` and its like.
-    fn one(address: u64, length: u64) -> Result<Self, Errno> {
-        memory::check_bounds(address, length)?;
+    fn one(address: u64, length: u64) -> Self {
         let iov_len = (length as usize).min(TRANSFER_MAX);
-        Ok(Self::One([libc::iovec { iov_base: address as *mut libc::c_void, iov_len }]))
+        Self::One([libc::iovec { iov_base: address as *mut libc::c_void, iov_len }])
     }
 
     /// The list of `readv` and its like.
@@ -107,6 +106,7 @@ pub(super) fn at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
         if offset as i64 <= -1 {
             return None;
         }
+        memory::check_bounds(a[1], a[2]).ok()?;
         let count = session.fs.read_open(open, offset, length, |length| memory::known_bytes_mut(a[1], length))?;
         if let Some(place) = &mut place {
             place.offset += count as u64;
@@ -121,7 +121,7 @@ pub(super) fn transfer(number: i64, a: &[u64; 6]) -> Served {
     let Some(file) = descriptors::file(a[0] as i32) else { return Ok(None) };
     let mut flags = 0;
     let parts = match number {
-        libc::SYS_read | libc::SYS_pread64 | libc::SYS_write | libc::SYS_pwrite64 => Parts::one(a[1], a[2])?,
+        libc::SYS_read | libc::SYS_pread64 | libc::SYS_write | libc::SYS_pwrite64 => Parts::one(a[1], a[2]),
         _ => Parts::many(a[1], a[2])?,
     };
     let at = match number {
@@ -144,6 +144,10 @@ pub(super) fn transfer(number: i64, a: &[u64; 6]) -> Served {
         number,
         libc::SYS_write | libc::SYS_pwrite64 | libc::SYS_writev | libc::SYS_pwritev | libc::SYS_pwritev2
     );
+    // Who may do neither is told so first.
+    if matches!(parts, Parts::One(_)) && if writes { file.may_write() } else { file.may_read() } {
+        memory::check_bounds(a[1], a[2])?;
+    }
     if writes { write(&file, at, parts.as_slice(), flags) } else { read(&file, at, parts.as_slice()) }
 }
 

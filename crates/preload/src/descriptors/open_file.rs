@@ -125,7 +125,9 @@ impl Drop for PlaceGuard {
 pub(super) static OPEN: [OpenFile; OPEN_MAX] = [const { OpenFile::FREE }; OPEN_MAX];
 /// How many of them were opened as a path alone.
 pub(super) static ALONE: AtomicU32 = AtomicU32::new(0);
-/// Where to look for a free slot first.
+/// The place that was freed last: what was in use just now lies in the processor's cache.
+static FREED: AtomicU32 = AtomicU32::new(0);
+/// Where to look for a free one otherwise.
 static HINT: AtomicU32 = AtomicU32::new(0);
 impl OpenFile {
     #[allow(clippy::declare_interior_mutable_const, reason = "it is what the table is filled with")]
@@ -443,30 +445,37 @@ pub(crate) fn open(session: &'static Session, inode: InodeId, kind: FileKind, fl
 /// # Errors
 /// `ENFILE`.
 pub(crate) fn open_by(session: &'static Session, way: OpenInode, kind: FileKind, flags: i32) -> Result<File, Errno> {
-    let inode = way.id();
-    let start = HINT.load(Ordering::Relaxed) as usize;
-    for step in 0..OPEN_MAX {
-        let index = (start + step) % OPEN_MAX;
-        let open = &OPEN[index];
-        if alone::exchange(&open.references, 0, 1).is_err() {
-            continue;
-        }
-        HINT.store((index + 1) as u32, Ordering::Relaxed);
-        open.session.store(ptr::from_ref(session).cast_mut(), Ordering::Relaxed);
-        open.inode.store(inode.0, Ordering::Relaxed);
-        open.kind.store(kind as u32, Ordering::Relaxed);
-        open.flags.store(flags as u32, Ordering::Relaxed);
-        open.hint.store(0, Ordering::Relaxed);
-        open.on_exec.store(OnExec::Unknown as u8, Ordering::Relaxed);
-        if flags & libc::O_PATH != 0 {
-            ALONE.fetch_add(1, Ordering::Relaxed);
-        }
-        *open.place.lock() = Place::default();
-        // SAFETY: the slot was free, and nobody else can find it yet.
-        unsafe { *open.opened.get() = Some(way) };
-        return Ok(File { number: index as u32 + 1 });
+    let index = take_place().ok_or(Errno::ENFILE)?;
+    let open = &OPEN[index];
+    open.session.store(ptr::from_ref(session).cast_mut(), Ordering::Relaxed);
+    open.inode.store(way.id().0, Ordering::Relaxed);
+    open.kind.store(kind as u32, Ordering::Relaxed);
+    open.flags.store(flags as u32, Ordering::Relaxed);
+    open.hint.store(0, Ordering::Relaxed);
+    open.on_exec.store(OnExec::Unknown as u8, Ordering::Relaxed);
+    if flags & libc::O_PATH != 0 {
+        ALONE.fetch_add(1, Ordering::Relaxed);
     }
-    Err(Errno::ENFILE)
+    *open.place.lock() = Place::default();
+    // SAFETY: the slot was free, and nobody else can find it yet.
+    unsafe { *open.opened.get() = Some(way) };
+    Ok(File { number: index as u32 + 1 })
+}
+
+/// Takes a free place with a reference; `None` where there is none.
+fn take_place() -> Option<usize> {
+    let take = |index: &usize| {
+        let references = &OPEN[*index].references;
+        references.load(Ordering::Relaxed) == 0 && alone::exchange(references, 0, 1).is_ok()
+    };
+    let freed = FREED.load(Ordering::Relaxed) as usize;
+    if take(&freed) {
+        return Some(freed);
+    }
+    let start = HINT.load(Ordering::Relaxed) as usize;
+    let index = (0..OPEN_MAX).map(|step| (start + step) % OPEN_MAX).find(take)?;
+    HINT.store((index + 1) as u32, Ordering::Relaxed);
+    Some(index)
 }
 
 /// What ends with the last reference to an open file.
@@ -483,6 +492,5 @@ fn close_last(number: u32) {
     if let (Some(session), Some(way)) = (open.session(), way) {
         session.fs.close_open(way);
     }
-    // What was in use just now lies in the processor's cache.
-    HINT.store(number - 1, Ordering::Relaxed);
+    FREED.store(number - 1, Ordering::Relaxed);
 }
