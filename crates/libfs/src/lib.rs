@@ -34,6 +34,7 @@ mod ledger;
 mod mailbox;
 mod mapped;
 mod materialise;
+mod moves;
 mod names;
 mod node;
 mod own;

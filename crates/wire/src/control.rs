@@ -22,12 +22,15 @@
 //! 4096  65,536 slots of word:8 inode:8; word = generation << 16 | scope << 8 | mode
 //! ```
 
+mod handles;
+
 use std::borrow::Borrow;
 use std::ops::Range;
 
 use ashlar_pmem::{Mapping, Persistent};
 use ashlar_types::{InodeId, LogPosition, SessionId};
 
+pub use self::handles::HandleSlot;
 use crate::lock_slots::{LOCK_SLOTS_BYTES, LockChange, LockList, LockSlotState, LockSlots, LockedRange};
 use crate::mailbox::{MAILBOX_BYTES, Mailbox};
 use crate::{Credit, LATENCY_BUCKETS, LockSlot, OperationCounts, OperationKind, QuotaEra, ScopeKind, latency_bucket};
@@ -54,9 +57,6 @@ pub const LEASE_TABLE_BYTES: u64 = TABLE + LEASE_SLOTS as u64 * SLOT_BYTES;
 /// Lanes in which operations are counted.
 pub const OPERATION_LANES: u32 = 24;
 
-/// Slots in which an inode's handles may be counted. Short, so that SharedFS's look-ups are; 64 in a row are taken by others
-/// only where the table is all but full.
-const HANDLE_WINDOW: u64 = 64;
 const TABLE: u64 = 4096;
 const SLOT_BYTES: u64 = 16;
 const LOCKS: u64 = TABLE + HANDLE_SLOTS * SLOT_BYTES;
@@ -154,10 +154,6 @@ impl<M: Persistent> Words<M> {
 /// A session's control page.
 #[derive(Debug)]
 pub struct ControlPage<M>(Words<M>);
-
-/// Where an inode's handle was noted last in the control page: another inode may have the slot by now. By default that is not known.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HandleSlot(pub u64);
 
 impl<M: Persistent> ControlPage<M> {
     /// Takes memory as a control page; `None` where it has less than [`CONTROL_BYTES`].
@@ -422,75 +418,6 @@ impl<M: Persistent> ControlPage<M> {
         OperationKind::ALL.iter().map(counts).collect()
     }
 
-    /// Notes one more open handle on an inode; `false` where the table is full. One writer at a time: LibFS calls this
-    /// under its own lock.
-    pub fn open_handle(&self, inode: InodeId) -> bool {
-        self.open_handle_at(inode, HandleSlot::default()).is_some()
-    }
-
-    /// As [`Self::open_handle`], for who has kept the slot at which the inode's handle was noted last, whoever did; says which one it is now. What the caller
-    /// looks at behind this, such as a lease, it looks at when SharedFS can see the handle.
-    pub fn open_handle_at(&self, inode: InodeId, HandleSlot(last): HandleSlot) -> Option<HandleSlot> {
-        let slot = match last {
-            0 => self.probe(inode)?,
-            _ if self.0.load(last) == inode.0 => last,
-            // Another inode has taken it, so that this one has none.
-            _ => self.windows(inode).find(|slot| self.0.load(slot + 8) == 0)?,
-        };
-        let (found, count) = (self.0.load(slot), self.0.load(slot + 8));
-        // The count stands before the inode does, so that SharedFS never sees an inode without one. The last of the two is an exchange, which no later look
-        // gets ahead of.
-        if found == inode.0 {
-            let _ = self.0.exchange(slot + 8, count, count + 1);
-        } else {
-            self.0.store(slot + 8, count + 1);
-            let _ = self.0.exchange(slot, found, inode.0);
-        }
-        Some(HandleSlot(slot))
-    }
-
-    /// Notes one handle less; tells whether it was the last. A slot keeps its inode until another takes it.
-    pub fn close_handle(&self, inode: InodeId) -> bool {
-        self.close_handle_at(inode, HandleSlot::default())
-    }
-
-    /// As [`Self::close_handle`], for who has kept the slot at which it was noted.
-    pub fn close_handle_at(&self, inode: InodeId, HandleSlot(last): HandleSlot) -> bool {
-        let known = (last != 0 && self.0.load(last) == inode.0).then_some(last);
-        let Some(slot) = known.or_else(|| self.probe(inode)) else { return false };
-        let count = self.0.load(slot + 8).saturating_sub(1);
-        self.0.store(slot + 8, count);
-        count == 0
-    }
-
-    /// Whether the session has the inode open.
-    pub fn has_open(&self, inode: InodeId) -> bool {
-        self.probe(inode).is_some_and(|slot| self.0.load(slot) == inode.0 && self.0.load(slot + 8) > 0)
-    }
-
-    /// Whether all slots for handles may be used.
-    pub fn has_all_handle_slots(&self) -> bool {
-        self.0.load(HANDLES) != HANDLE_SLOTS_NEAR
-    }
-
-    /// All slots for handles may be used: they have room ([`CONTROL_ROOM_FAR`]). SharedFS calls this.
-    pub fn set_all_handle_slots(&self) {
-        self.0.store(HANDLES, HANDLE_SLOTS);
-    }
-
-    /// All inodes that the session has open.
-    pub fn open_inodes(&self) -> Vec<InodeId> {
-        let slots = if self.has_all_handle_slots() { HANDLE_SLOTS } else { HANDLE_SLOTS_NEAR };
-        let mut table = vec![0; (slots * SLOT_BYTES) as usize];
-        // The page is mapped whole; a word that changes meanwhile is the old one or the new one.
-        if self.0.0.load(TABLE, &mut table).is_err() {
-            return Vec::new();
-        }
-        let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
-        let slots = table.chunks_exact(SLOT_BYTES as usize).map(|slot| slot.split_at(8));
-        slots.filter(|(_, count)| word(count) > 0).map(|(inode, _)| InodeId(word(inode))).collect()
-    }
-
     fn lock_slots(&self) -> LockSlots<'_, M> {
         LockSlots { words: &self.0, at: LOCKS }
     }
@@ -554,35 +481,6 @@ impl<M: Persistent> ControlPage<M> {
     /// Where the session asks SharedFS without a message.
     pub fn mailbox(&self) -> Mailbox<'_, M> {
         Mailbox::new(&self.0, MAILBOX)
-    }
-
-    /// The slots at which an inode may stand, in the windows that its hash names.
-    fn windows(&self, inode: InodeId) -> impl Iterator<Item = u64> {
-        let start = inode.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
-        let window = |first: u64, slots: u64| {
-            (0..HANDLE_WINDOW).map(move |step| TABLE + (first + (start + step) % slots) * SLOT_BYTES)
-        };
-        // In a page that an earlier version has made, all slots are near, and the word is 0.
-        let near = window(0, if self.0.load(HANDLES) == 0 { HANDLE_SLOTS } else { HANDLE_SLOTS_NEAR });
-        let far = self.has_all_handle_slots().then(|| window(HANDLE_SLOTS_NEAR, HANDLE_SLOTS - HANDLE_SLOTS_NEAR));
-        near.chain(far.into_iter().flatten())
-    }
-
-    /// The inode's slot, or one that is free for it: it has one at most.
-    fn probe(&self, inode: InodeId) -> Option<u64> {
-        let mut free = None;
-        for slot in self.windows(inode) {
-            match self.0.load(slot) {
-                found if found == inode.0 => return Some(slot),
-                // Never used: whatever was noted took the first free slot, so nothing is behind it.
-                0 => return Some(free.unwrap_or(slot)),
-                _ => {}
-            }
-            if free.is_none() && self.0.load(slot + 8) == 0 {
-                free = Some(slot);
-            }
-        }
-        free
     }
 }
 
@@ -713,7 +611,7 @@ mod tests {
 
     use super::*;
 
-    fn page(access: MappingAccess) -> ControlPage<Mapping> {
+    pub(super) fn page(access: MappingAccess) -> ControlPage<Mapping> {
         let file = tempfile::tempfile().expect("a file");
         file.set_len(CONTROL_BYTES).expect("a length");
         ControlPage::new(Mapping::map(&file, CONTROL_BYTES, access, Medium::MEMORY).expect("mapped")).expect("a page")
@@ -744,62 +642,6 @@ mod tests {
         // Nothing else was written over.
         assert_eq!((page.session(), page.open_inodes()), (Some(SessionId(7)), vec![InodeId(9)]));
         assert_eq!(page.recall_credit(), Credit { blocks: 5, metadata_bytes: 6 });
-    }
-
-    #[test]
-    fn handles_have_more_slots_once_there_is_room() {
-        const MANY: u64 = 5000;
-        let page = page(MappingAccess::ReadWrite);
-        page.format(SessionId(7));
-        let is_open = |page: &ControlPage<Mapping>, range: Range<u64>| {
-            let mut open = page.open_inodes();
-            open.sort_unstable();
-            assert!(open.into_iter().eq(range.clone().map(InodeId)));
-            (1..MANY).all(|inode| page.has_open(InodeId(inode)) == range.contains(&inode))
-        };
-        let near = (1..MANY).find(|inode| !page.open_handle(InodeId(*inode))).expect("there is an end");
-        assert!(
-            (64..=HANDLE_SLOTS_NEAR + 1).contains(&near) && !page.has_all_handle_slots() && is_open(&page, 1..near)
-        );
-        page.set_all_handle_slots();
-        assert!((near..MANY).all(|inode| page.open_handle(InodeId(inode))) && is_open(&page, 1..MANY));
-        // Those that are opened again have their slots, wherever others have become free.
-        assert!((1..near).all(|inode| page.close_handle(InodeId(inode))) && is_open(&page, near..MANY));
-        assert!((near..MANY).all(|inode| page.open_handle(InodeId(inode)) && !page.close_handle(InodeId(inode))));
-        assert!((near..MANY).all(|inode| page.close_handle(InodeId(inode))) && is_open(&page, 1..1));
-    }
-
-    #[test]
-    fn a_slot_that_another_inode_has_taken_is_its_own() {
-        let page = page(MappingAccess::ReadWrite);
-        page.format(SessionId(7));
-        let open = |inode: u64, known| page.open_handle_at(InodeId(inode), known).expect("room");
-        let first = open(1, HandleSlot::default());
-        assert_eq!(open(1, first), first);
-        assert!(!page.close_handle_at(InodeId(1), first) && page.close_handle_at(InodeId(1), first));
-        // One that falls on the same slot takes it, and then the first one's slot is another.
-        let other = (2..).find(|&inode| page.probe(InodeId(inode)) == Some(first.0)).expect("one of them");
-        assert_eq!(open(other, HandleSlot::default()), first);
-        let moved = open(1, first);
-        assert_ne!(moved, first);
-        assert!(page.close_handle_at(InodeId(1), first), "found where it is");
-        assert!(!page.has_open(InodeId(1)) && page.has_open(InodeId(other)));
-        assert_eq!(open(1, moved), moved);
-    }
-
-    #[test]
-    fn handles_in_a_page_of_an_earlier_version_are_found() {
-        let page = page(MappingAccess::ReadWrite);
-        page.format(SessionId(7));
-        page.0.store(HANDLES, 0);
-        let slot = |inode: u64| TABLE + (inode.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48) * SLOT_BYTES;
-        for inode in 1..100 {
-            page.0.store(slot(inode), inode);
-            page.0.store(slot(inode) + 8, 1);
-        }
-        assert!((1..200).all(|inode| page.has_open(InodeId(inode)) == (inode < 100)));
-        assert_eq!(page.open_inodes().len(), 99);
-        assert!((1..200).all(|inode| page.open_handle(InodeId(inode)) && page.has_open(InodeId(inode))));
     }
 
     #[test]

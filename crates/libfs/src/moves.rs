@@ -1,0 +1,273 @@
+//! Operations on names: moving one, and exchanging two.
+
+use ashlar_types::{Access, Credentials, Errno, FileKind, InodeId, LINK_MAX, WHITEOUT_DEVICE, WHITEOUT_MODE};
+use ashlar_update::{Entry, Rename, Update, Whiteout, permission, quota_allows};
+use ashlar_wire::OperationKind;
+use smallvec::{SmallVec, smallvec};
+
+use crate::LibFs;
+use crate::api::{Make, Outcome, RenameFlags};
+use crate::grants::{CLAIMS_MAX, Claim, Locked, Stop};
+use crate::names::{Inheritance, check_new_name};
+
+/// What a rename leaves at the old name where it is asked to.
+const WHITEOUT: Make<'_> =
+    Make { kind: FileKind::CharDevice, mode: WHITEOUT_MODE, umask: 0, device: WHITEOUT_DEVICE, target: &[] };
+
+impl LibFs {
+    /// Moves a name, or exchanges two.
+    ///
+    /// # Errors
+    /// `ENOENT`, `EEXIST`, `ENOTDIR`, `EISDIR`, `ENOTEMPTY`, `EINVAL` (a directory into itself, flags that exclude each other), `EBUSY`,
+    /// `EACCES`, `EPERM`, `EMLINK`, `EXDEV` (another subtree's quota), `ENOSPC`; for a whiteout `EDQUOT`.
+    pub fn rename(
+        &self,
+        who: &Credentials,
+        from: (InodeId, &[u8]),
+        to: (InodeId, &[u8]),
+        flags: RenameFlags,
+    ) -> Outcome<()> {
+        self.rename_found(who, from, to, flags, None)
+    }
+
+    /// As [`LibFs::rename`], of what was just looked up at the two names, if they were.
+    pub(crate) fn rename_found(
+        &self,
+        who: &Credentials,
+        from: (InodeId, &[u8]),
+        to: (InodeId, &[u8]),
+        flags: RenameFlags,
+        mut looked_up: Option<(Entry, Option<Entry>)>,
+    ) -> Outcome<()> {
+        let _measured = self.measured(OperationKind::Name);
+        let (parent, name) = from;
+        let (new_parent, new_name) = to;
+        check_new_name(name, Errno::EBUSY)?;
+        check_new_name(new_name, Errno::EBUSY)?;
+        if flags.exchange && (flags.no_replace || flags.whiteout) {
+            return Err(Errno::EINVAL);
+        }
+        if let Some((source, target)) = looked_up {
+            self.check_above((parent, source), (new_parent, target), flags.exchange)?;
+        }
+        self.check_change(who, parent)?;
+        if new_parent != parent {
+            self.check_change(who, new_parent)?;
+        }
+        loop {
+            let (source, target) = match looked_up.take() {
+                Some(found) => found,
+                None => {
+                    let source = self.entry_of(parent, name, true)?.ok_or(Errno::ENOENT)?;
+                    (source, self.entry_of(new_parent, new_name, true)?)
+                }
+            };
+            if flags.replaced.is_some_and(|replaced| target.is_none_or(|target| target.inode != replaced)) {
+                return Err(Errno::ESTALE);
+            }
+            match (target, flags) {
+                (Some(_), RenameFlags { no_replace: true, .. }) => return Err(Errno::EEXIST),
+                (None, RenameFlags { exchange: true, .. }) => return Err(Errno::ENOENT),
+                _ => {}
+            }
+            if let Some(found) = target
+                && found.inode == source.inode
+            {
+                // Two names of one inode: nothing to do, says POSIX. But a name that moves meanwhile may be seen at both places.
+                let claims = [parent, new_parent].map(|directory| Claim::read(directory).with_entries());
+                let are_both_there = self.change(&claims, |locked| {
+                    locked.expect_entry(parent, name, Some(source)).map_err(|_| Errno::ECANCELED)?;
+                    Ok(locked.expect_entry(new_parent, new_name, target).map_err(|_| Errno::ECANCELED)?)
+                });
+                match are_both_there {
+                    Err(Errno::ECANCELED | Errno::ESTALE) => continue,
+                    result => return result,
+                }
+            }
+            let whiteout = flags.whiteout.then(|| self.next_inode()).transpose()?;
+            let plan = Move { parent, name, new_parent, new_name, source, target, exchange: flags.exchange, whiteout };
+            match self.move_once(who, &plan) {
+                Err(Errno::ECANCELED) => {}
+                Err(Errno::ESTALE) if self.entry_of(parent, name, true)? != Some(source) => {}
+                Err(Errno::ESTALE) if self.entry_of(new_parent, new_name, true)? != target => {}
+                result => return result,
+            }
+        }
+    }
+
+    /// Fails where a directory would come into itself, or take the place of one above it, which has it in it: the kernel says so before it looks at kinds and
+    /// rights. It holds for sure where directories stand still ([`Self::move_once`]).
+    fn check_above(
+        &self,
+        (parent, source): (InodeId, Entry),
+        (new_parent, target): (InodeId, Option<Entry>),
+        exchange: bool,
+    ) -> Outcome<()> {
+        if parent == new_parent {
+            return Ok(());
+        }
+        if source.kind == FileKind::Directory && self.is_ancestor(source.inode, new_parent)? {
+            return Err(Errno::EINVAL);
+        }
+        match target.filter(|target| target.kind == FileKind::Directory) {
+            Some(target) if self.is_ancestor(target.inode, parent)? => {
+                Err(if exchange { Errno::EINVAL } else { Errno::ENOTEMPTY })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn move_once(&self, who: &Credentials, plan: &Move<'_>) -> Outcome<()> {
+        let source_is_directory = plan.source.kind == FileKind::Directory;
+        let target_is_directory = plan.target.is_some_and(|target| target.kind == FileKind::Directory);
+        if !plan.exchange {
+            match plan.target {
+                Some(_) if source_is_directory && !target_is_directory => return Err(Errno::ENOTDIR),
+                Some(_) if !source_is_directory && target_is_directory => return Err(Errno::EISDIR),
+                _ => {}
+            }
+        }
+        let crosses = plan.parent != plan.new_parent;
+        let parent = Claim::write(plan.parent);
+        // A whiteout inherits as all that is made.
+        let parent = if plan.whiteout.is_some() { parent.with_xattrs() } else { parent };
+        let mut claims: SmallVec<[Claim; CLAIMS_MAX]> = smallvec![parent, Claim::write(plan.new_parent)];
+        let moves_directory = crosses && (source_is_directory || plan.exchange && target_is_directory);
+        if moves_directory {
+            claims.push(Claim::write(InodeId::RENAME));
+        }
+        let claim = |entry: Entry| {
+            let claim = Claim::write(entry.inode);
+            if crosses && entry.kind == FileKind::Directory { claim.with_subtree() } else { claim }
+        };
+        claims.push(claim(plan.source));
+        // A replaced directory is empty: nothing below it needs a lease.
+        claims.extend(plan.target.map(|target| if plan.exchange { claim(target) } else { Claim::write(target.inode) }));
+        let _one_at_a_time = moves_directory.then(|| self.moving.lock());
+        let mut lease = None;
+        if moves_directory {
+            // The lease keeps the ancestors where they are while it is held; it is claimed again with the rest below, and must be
+            // the same one then.
+            lease = self.change(&[Claim::write(InodeId::RENAME)], |locked| Ok(locked.state(InodeId::RENAME)?.lease))?;
+            if source_is_directory && self.is_ancestor(plan.source.inode, plan.new_parent)? {
+                return Err(Errno::EINVAL);
+            }
+            if let Some(target) = plan.target.filter(|_| plan.exchange && target_is_directory) {
+                if self.is_ancestor(target.inode, plan.parent)? {
+                    return Err(Errno::EINVAL);
+                }
+            }
+        }
+        // An ancestor can't be replaced: it isn't empty.
+        self.change(&claims, |locked| {
+            if moves_directory && locked.state(InodeId::RENAME)?.lease != lease {
+                return Err(Errno::ECANCELED.into());
+            }
+            self.move_locked(locked, who, plan)
+        })
+    }
+
+    fn move_locked(&self, locked: &mut Locked<'_>, who: &Credentials, plan: &Move<'_>) -> Result<(), Stop> {
+        let &Move { parent, name, new_parent, new_name, source, target, exchange, whiteout } = plan;
+        locked.act_for(who);
+        locked.expect_entry(parent, name, Some(source)).map_err(|_| Errno::ECANCELED)?;
+        locked.expect_entry(new_parent, new_name, target).map_err(|_| Errno::ECANCELED)?;
+        let into = locked.inode(new_parent)?;
+        if into.links == 0 {
+            return Err(Errno::ENOENT.into());
+        }
+        if parent != new_parent
+            && source.kind == FileKind::Directory
+            && into.links >= LINK_MAX
+            && target.is_none_or(|t| t.kind != FileKind::Directory)
+        {
+            return Err(Errno::EMLINK.into());
+        }
+        if permission::is_stuck(locked.inode(parent)?, locked.inode(source.inode)?, who) {
+            return Err(Errno::EPERM.into());
+        }
+        check_quotas(locked, plan)?;
+        // A directory that moves gets a new "..": that is a write to it.
+        let needs_write = |locked: &Locked<'_>, entry: Entry| -> Result<bool, Stop> {
+            let crosses = parent != new_parent && entry.kind == FileKind::Directory;
+            Ok(crosses && !self.allows(locked.state(entry.inode)?, who, Access::WRITE))
+        };
+        if needs_write(locked, source)? {
+            return Err(Errno::EACCES.into());
+        }
+        let mut release = false;
+        if let Some(target) = target {
+            if permission::is_stuck(into, locked.inode(target.inode)?, who) {
+                return Err(Errno::EPERM.into());
+            }
+            if exchange {
+                if needs_write(locked, target)? {
+                    return Err(Errno::EACCES.into());
+                }
+            } else if locked.inode(target.inode)?.entries != 0 {
+                return Err(Errno::ENOTEMPTY.into());
+            }
+            release = !exchange && !self.control.has_open(target.inode);
+        }
+        let rename = Rename {
+            parent,
+            name,
+            inode: source.inode,
+            new_parent,
+            new_name,
+            target: target.map(|target| target.inode),
+            exchange,
+            whiteout: None,
+            release,
+            at: Self::now(),
+        };
+        let Some(inode) = whiteout else { return locked.commit(&Update::Rename(rename)).map(drop) };
+        let Inheritance { gid, acl_access, .. } = Inheritance::from(locked, parent, who, &WHITEOUT)?;
+        let whiteout = Whiteout { inode, uid: who.uid, gid, acl_access: &acl_access };
+        let rename = Rename { whiteout: Some(whiteout), ..rename };
+        self.commit_making(locked, &Update::Rename(rename), inode, parent)
+    }
+
+    /// Whether `ancestor` is `inode` or above it. Where the caller holds the rename lease, nothing moves meanwhile.
+    fn is_ancestor(&self, ancestor: InodeId, inode: InodeId) -> Outcome<bool> {
+        let mut at = inode;
+        loop {
+            if at == ancestor {
+                return Ok(true);
+            }
+            let parent = self.found(at)?.inode.parent;
+            if parent == at {
+                return Ok(false);
+            }
+            at = parent;
+        }
+    }
+}
+
+/// A rename as it was looked up.
+struct Move<'a> {
+    parent: InodeId,
+    name: &'a [u8],
+    new_parent: InodeId,
+    new_name: &'a [u8],
+    source: Entry,
+    target: Option<Entry>,
+    exchange: bool,
+    /// The number of the whiteout that it leaves.
+    whiteout: Option<InodeId>,
+}
+
+/// What counts against one subtree's quota can't move to where another's counts: who moves it makes a copy, which is counted there.
+fn check_quotas(locked: &Locked<'_>, plan: &Move<'_>) -> Result<(), Stop> {
+    if plan.parent == plan.new_parent {
+        return Ok(());
+    }
+    let (from, into) = (locked.inode(plan.parent)?, locked.inode(plan.new_parent)?);
+    let comes_back = plan.target.filter(|_| plan.exchange).map(|target| (target, from));
+    for (entry, directory) in std::iter::once((plan.source, into)).chain(comes_back) {
+        if !quota_allows(entry.inode, locked.inode(entry.inode)?, directory) {
+            return Err(Errno::EXDEV.into());
+        }
+    }
+    Ok(())
+}
