@@ -50,7 +50,7 @@ mod stat;
 mod warm;
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -87,6 +87,7 @@ use handles::HeldLocks;
 use ledger::Ledger;
 use mapped::MappingNumbers;
 use node::NodeTable;
+use own::Own;
 use paths::Detours;
 use quota::Purses;
 use record::LOG_STEP_LEAST;
@@ -135,6 +136,9 @@ struct Dependencies {
 /// A session: one process's half of the file system. Shared between threads.
 #[derive(Debug)]
 pub struct LibFs {
+    /// The numbers of what is mapped for as long as the session. They are forgotten before that is closed.
+    #[allow(dead_code, reason = "they are held, and no more")]
+    mapped: Vec<Own<RawFd>>,
     calls: Calls,
     log: Log<Mapping>,
     control: ControlPage<Mapping>,
@@ -229,7 +233,10 @@ impl LibFs {
             .zip(welcome.segment.as_ref())
             .and_then(|(file, told)| Some((told.number, Segment::new(file, told, medium, options.descriptors).ok()?)));
         let board = board.first().and_then(|board| map(board, BOARD_BYTES, MappingAccess::ReadOnly, volatile).ok());
+        let mapped = [log.memory(), control.memory(), leases.memory()].into_iter().chain(&board);
+        let mapped = mapped.map(|memory| Own::new(memory.file().as_raw_fd(), options.descriptors)).collect();
         let fs = Arc::new(Self {
+            mapped,
             calls,
             log,
             control,

@@ -253,26 +253,9 @@ fn remapped(a: &[u64; 6]) -> [(u64, u64); 2] {
 pub(crate) fn at_once(call: &Frame) -> Option<i64> {
     let (number, a) = (call.rax as i64, &call.arguments);
     match number {
-        libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64 => return data::at_once(number, a),
-        libc::SYS_lseek
-        | libc::SYS_close
-        | libc::SYS_open
-        | libc::SYS_openat
-        | libc::SYS_fstat
-        | libc::SYS_stat
-        | libc::SYS_lstat
-        | libc::SYS_newfstatat
-        | libc::SYS_statx
-        | libc::SYS_access
-        | libc::SYS_faccessat
-        | libc::SYS_faccessat2 => {}
-        _ => return None,
-    }
-    // What others have a part in takes another look at each descriptor first.
-    if users::has_changed() || shared::is_any() {
-        return None;
-    }
-    match number {
+        libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64 => data::at_once(number, a),
+        // What others have a part in takes another look at each descriptor first.
+        _ if users::has_changed() || shared::is_any() => None,
         libc::SYS_lseek => data::seek_at_once(a),
         libc::SYS_close => descriptor::close_at_once(a[0] as i32),
         libc::SYS_open | libc::SYS_openat => files::open_at_once(number, a),

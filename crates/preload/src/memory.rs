@@ -109,7 +109,7 @@ fn check_anew(address: u64, length: u64, what: Use) -> Result<(), Errno> {
     if length == 0 {
         return Ok(());
     }
-    let end = address.checked_add(length).filter(|end| *end <= USER_END).ok_or(Errno::EFAULT)?;
+    let end = check_bounds(address, length)?;
     if address < USER_START {
         return Err(Errno::EFAULT);
     }
@@ -258,12 +258,12 @@ pub(crate) fn bytes_mut<'a>(address: u64, length: usize) -> Result<&'a mut [u8],
     Ok(unsafe { std::slice::from_raw_parts_mut(address as *mut u8, length) })
 }
 
-/// Fails where so many bytes at an address can be no program's, whatever is there.
+/// Where so many bytes at an address end, if a program may have any there.
 ///
 /// # Errors
 /// `EFAULT`.
-pub(crate) fn check_bounds(address: u64, length: u64) -> Result<(), Errno> {
-    address.checked_add(length).filter(|end| *end <= USER_END).map(drop).ok_or(Errno::EFAULT)
+pub(crate) fn check_bounds(address: u64, length: u64) -> Result<u64, Errno> {
+    address.checked_add(length).filter(|end| *end <= USER_END).ok_or(Errno::EFAULT)
 }
 
 /// As [`bytes`], as far as they are there: a call transfers those before the first that are not.

@@ -161,9 +161,13 @@ pub(crate) fn of_absolute(path: &[u8]) -> Option<(u32, &[u8])> {
     if path.first() != Some(&b'/') {
         return None;
     }
-    let as_written = |mount: &[u8]| path.strip_prefix(mount).filter(|rest| ends_name(rest));
     let in_more_words = |mount: &[u8]| below(path, mount.strip_prefix(b"/")?);
-    led_by(as_written).or_else(|| if is_wordy(path) { led_by(in_more_words) } else { None })
+    as_written(path).or_else(|| if is_wordy(path) { led_by(in_more_words) } else { None })
+}
+
+/// The same, where the path says no more than it must.
+fn as_written(path: &[u8]) -> Option<(u32, &[u8])> {
+    led_by(|mount| path.strip_prefix(mount).filter(|rest| ends_name(rest)))
 }
 
 /// The first mount that a path leads into, and what is left of the path there, which `rest` says.
@@ -349,7 +353,7 @@ pub(crate) fn start_at_hand(directory: i32, path: &[u8]) -> Option<Start<'_>> {
             if descriptor_before(path).is_some() {
                 return None;
             }
-            let (number, rest) = led_by(|mount| path.strip_prefix(mount).filter(|rest| ends_name(rest)))?;
+            let (number, rest) = as_written(path)?;
             (session::by_number(number)?, InodeId::ROOT, rest)
         }
         _ if directory == libc::AT_FDCWD => {

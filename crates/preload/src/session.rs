@@ -255,9 +255,7 @@ fn begin(mount: &Mount, root: BorrowedFd<'_>) -> Result<(Look, Arc<LibFs>, u64),
         },
         beside: device,
     };
-    let before = open_from(floor());
     let fs = LibFs::connect(&options).map_err(|error| error.to_string())?;
-    note_descriptors(&before);
     Ok((look, fs, device))
 }
 
@@ -274,19 +272,6 @@ fn name() -> String {
     unsafe { system_call(libc::SYS_prctl as u64, [libc::PR_GET_NAME as u64, name.as_mut_ptr() as u64, 0, 0, 0, 0]) };
     let name = CStr::from_bytes_until_nul(&name).unwrap_or_default();
     name.to_string_lossy().into_owned()
-}
-
-/// Those of the descriptors from a number on that are open, but for paths alone.
-fn open_from(least: u64) -> Vec<u64> {
-    // One call for all: it says which numbers there are none of.
-    let mut asked: [libc::pollfd; DESCRIPTORS_KEPT as usize] =
-        std::array::from_fn(|index| libc::pollfd { fd: (least + index as u64) as i32, events: 0, revents: 0 });
-    // More than there may be open it does not take.
-    let count = DESCRIPTORS_KEPT.min(limit(libc::RLIMIT_NOFILE as u64));
-    // SAFETY: the list is at least as long as said.
-    unsafe { system_call(libc::SYS_poll as u64, [asked.as_mut_ptr() as u64, count, 0, 0, 0, 0]) };
-    let is_open = |one: &&libc::pollfd| one.revents & libc::POLLNVAL == 0;
-    asked[..count as usize].iter().filter(is_open).map(|one| one.fd as u64).collect()
 }
 
 /// How a directory is opened to be listed.
@@ -347,12 +332,6 @@ pub(crate) fn numbers_in(path: &CStr) -> Vec<i32> {
 fn is_open(number: i32) -> bool {
     // SAFETY: it changes nothing.
     unsafe { system_call(libc::SYS_fcntl as u64, [number as u64, libc::F_GETFD as u64, 0, 0, 0, 0]) >= 0 }
-}
-
-/// Notes those that LibFS has opened for itself, beside those that were there before.
-fn note_descriptors(before: &[u64]) {
-    let new = open_from(floor()).into_iter().filter(|number| !before.contains(number));
-    new.for_each(|number| descriptors::note_internal(number as i32));
 }
 
 /// Opens a file where our own descriptors are.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ashlar_libfs::alone::end_alone;
 use ashlar_types::Errno;
 
+use super::shape::changes_user;
 use super::{Served, Verdict};
 use crate::arch::{Frame, system_call};
 use crate::carried::{self, Carried};
@@ -102,16 +103,7 @@ pub(super) fn serve(call: &mut Frame) -> Served {
             session::forget_limits();
             Ok(Some(result))
         }
-        libc::SYS_setuid
-        | libc::SYS_setgid
-        | libc::SYS_setreuid
-        | libc::SYS_setregid
-        | libc::SYS_setresuid
-        | libc::SYS_setresgid
-        | libc::SYS_setfsuid
-        | libc::SYS_setfsgid
-        | libc::SYS_setgroups
-        | libc::SYS_capset => {
+        number if changes_user(number) => {
             // What is open stays open, whoever the process is from here on.
             leave_files();
             let result = kernel(call);

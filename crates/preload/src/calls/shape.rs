@@ -213,20 +213,28 @@ pub(super) const fn shape(number: i64) -> Shape {
         | libc::SYS_exit
         | libc::SYS_exit_group
         | libc::SYS_rt_sigaction
-        | libc::SYS_setuid
-        | libc::SYS_setgid
-        | libc::SYS_setreuid
-        | libc::SYS_setregid
-        | libc::SYS_setresuid
-        | libc::SYS_setresgid
-        | libc::SYS_setfsuid
-        | libc::SYS_setfsgid
-        | libc::SYS_setgroups
         | libc::SYS_fanotify_mark
-        | libc::SYS_landlock_add_rule
-        | libc::SYS_capset => Shape::Always,
+        | libc::SYS_landlock_add_rule => Shape::Always,
+        _ if changes_user(number) => Shape::Always,
         _ => Shape::None,
     }
+}
+
+/// Whether a call changes whose the process or the thread is, or which rights it has.
+pub(super) const fn changes_user(number: i64) -> bool {
+    matches!(
+        number,
+        libc::SYS_setuid
+            | libc::SYS_setgid
+            | libc::SYS_setreuid
+            | libc::SYS_setregid
+            | libc::SYS_setresuid
+            | libc::SYS_setresgid
+            | libc::SYS_setfsuid
+            | libc::SYS_setfsgid
+            | libc::SYS_setgroups
+            | libc::SYS_capset
+    )
 }
 
 /// Whether calls of a number are caught.
