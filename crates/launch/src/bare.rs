@@ -1,7 +1,7 @@
 //! The command without libc.
 //!
 //! It serves the one case that happens by the thousand: a program is to be run as it's typed, all that belongs to the installation is in its place,
-//! each record of a mount is sound, and its process lives. Whatever is otherwise is for `ashlar-main`, which does all of it anew: nothing that is done
+//! and each record of a mount is sound: it's there, whether or not its process was killed. Whatever is otherwise is for `ashlar-main`, which does all of it anew: nothing that is done
 //! here leaves a trace.
 //!
 //! Invariants: no call of libc, which has not begun. The standard library is linked, and what asks nobody is used of it: paths, strings, lists. What asks
@@ -143,14 +143,20 @@ fn used_mounts() -> Option<Vec<(PathBuf, PathBuf)>> {
         if !is_record(file.file_name().to_bytes()) {
             continue;
         }
-        let record = MountRecord::read(text(directory.as_fd(), file.file_name(), &mut buffer)?)?;
-        let line = format!("/proc/{}/cmdline", record.pid);
-        if !is_mount_process(text(CWD, line, &mut buffer)?) {
-            return None;
-        }
+        let record = MountRecord::read(text(directory.as_fd(), file.file_name(), &mut buffer).ok()??)?;
+        let lives = match text(CWD, format!("/proc/{}/cmdline", record.pid), &mut buffer) {
+            Ok(line) => is_mount_process(line?),
+            Err(Errno::NOENT) => false,
+            Err(_) => return None,
+        };
         let root = ManuallyDrop::new(record.root()?);
-        if record.is_shown_by(root.as_fd())? {
-            used.push(record);
+        let is_shown = record.is_shown_by(root.as_fd())?;
+        match (lives, is_shown) {
+            (true, true) => used.push(record),
+            // It was taken out of the tree; or it's there for as long as nobody unmounts it, and nobody answers.
+            (true, false) | (false, true) => {}
+            // `ashlar-main` removes it.
+            (false, false) => return None,
         }
     }
     in_order(&mut used);
@@ -210,12 +216,12 @@ fn is_a(path: &Path, kind: FileType) -> bool {
     rustix::fs::stat(path).is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == kind)
 }
 
-/// What a short file holds.
-fn text<'a>(directory: BorrowedFd, path: impl Arg, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
-    let file = open(directory, path, OFlags::RDONLY).ok()?;
-    let count = rustix::io::read(&*file, &mut *buffer).ok()?;
+/// What a file holds, if that is short.
+fn text<'a>(directory: BorrowedFd, path: impl Arg, buffer: &'a mut [u8]) -> Result<Option<&'a [u8]>, Errno> {
+    let file = open(directory, path, OFlags::RDONLY)?;
+    let count = rustix::io::read(&*file, &mut *buffer)?;
     // One that fills the buffer may be longer.
-    buffer.split_at_checked(count).filter(|(_, free)| !free.is_empty()).map(|(text, _)| text)
+    Ok(buffer.split_at_checked(count).filter(|(_, free)| !free.is_empty()).map(|(text, _)| text))
 }
 
 /// A descriptor that `execve` closes.

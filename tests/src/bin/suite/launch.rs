@@ -57,6 +57,8 @@ const SERVED: &[&str] = &[
     r#""$@" sh -c 'echo $# ${20000}' sh $(seq 20000)"#,
     r#"env $(seq -f 'V%g=x' 3000) V7=y "$@" cat /proc/self/environ"#,
     r#"trap '' PIPE INT; "$@" grep -E '^Sig(Blk|Ign|Cgt)' /proc/self/status"#,
+    // A record of a process that is gone beside its mount.
+    r#"unshare -m sh -c 'cp -r /run/ashlar old && mount --bind old /run/ashlar && for file in old/*; do sed -i "s/\"pid\":[0-9]*/\"pid\":4194304/" $file; break; done; exec "$@" cat /proc/self/environ' sh "$@""#,
 ];
 
 /// Scripts that it leaves to `ashlar-main`, or whose programs can't be run.
@@ -73,9 +75,8 @@ const LEFT: &[&str] = &[
     r#"setpriv --reuid=65534 --regid=65534 --clear-groups env -u HOME "$@" cat /proc/self/environ"#,
     r#"unshare -m sh -c 'mount -t tmpfs none /run && exec "$@" cat /proc/self/environ' sh "$@""#,
     r#"unshare -m sh -c 'mount -t tmpfs none /proc && "$@" true; echo $?' sh "$@""#,
-    // A record that is being written, one of a process that is gone beside its mount, one of which both are gone, and one that is none.
+    // A record that is being written, one of a process that is gone with its mount, and one that is none.
     r#"unshare -m sh -c 'cp -r /run/ashlar records && mount --bind records /run/ashlar && echo > records/1.json && exec "$@" cat /proc/self/environ' sh "$@""#,
-    r#"unshare -m sh -c 'cp -r /run/ashlar old && mount --bind old /run/ashlar && for file in old/*; do sed -i "s/\"pid\":[0-9]*/\"pid\":4194304/" $file; break; done; exec "$@" cat /proc/self/environ' sh "$@""#,
     r#"unshare -m sh -c 'cp -r /run/ashlar more && mount --bind more /run/ashlar && echo "$0" > more/1.json && "$@" cat /proc/self/environ; ls more' \
         '{"directory":"/none","arena":"/none","pid":4194304,"device":9}' "$@" | grep -a -e ASHLAR_RUN -e '^1.json'"#,
     r#"unshare -m sh -c 'mkdir large && mount --bind large /run/ashlar && printf "%9000s" "" > large/1.json && exec "$@" cat /proc/self/environ' sh "$@""#,
