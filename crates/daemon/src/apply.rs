@@ -20,7 +20,7 @@ use crate::validate::{Judge, Offence, Refusal};
 
 /// Records and bytes of log in one batch: short enough that nobody notices the wait for the lock, well below a millisecond.
 const BATCH_RECORDS: usize = 256;
-const BATCH_BYTES: u64 = 1 << 20;
+const BATCH_BYTES: u64 = 256 << 10;
 /// The batch buffer is kept up to this size; a single record may be longer.
 const SCRATCH_BYTES_KEPT: usize = 2 << 20;
 

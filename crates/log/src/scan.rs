@@ -219,50 +219,50 @@ impl<M: Persistent> Scanner<'_, M> {
         recovered == (generation == self.log.header.generation) && generation >= self.generation
     }
 
-    /// Copies a record to `at` in the buffer and verifies the copy. Returns its kind and its body's place.
+    /// Copies a record's body to `at` in the buffer and verifies the copy. Returns its kind and its body's place.
     fn take(&self, found: &Found, buffer: &mut Vec<u8>, at: usize) -> Result<(u8, Range<usize>), Fault> {
         let log = self.log;
         let slot_bytes = found.mark.units * UNIT_BYTES;
         if slot_bytes - HEADER_BYTES > log.body_bytes_max() {
             return Err(Fault::Length);
         }
-        // The copy begins with the record's second word, which the prefix has at `PREFIX_OWN_AT`; key and mark come before.
-        let end = at + PREFIX_OWN_AT + (slot_bytes - UNIT_BYTES) as usize;
-        if buffer.len() < end {
-            buffer.resize(end, 0);
+        let (Prefix { bytes, kind, body_bytes, crc }, offset) = self.prefix_of(found)?;
+        let body = at..at + body_bytes as usize;
+        if buffer.len() < body.end {
+            buffer.resize(body.end, 0);
         }
-        let copy = &mut buffer[at..end];
-        let offset = RING_AT + found.record.0 % log.header.capacity;
-        log.memory.load(offset + UNIT_BYTES, &mut copy[PREFIX_OWN_AT..]).map_err(|_| Fault::Length)?;
-        let Prefix { bytes, kind, body_bytes, crc } = self.prefix(found, &copy[PREFIX_OWN_AT..PREFIX_BYTES])?;
-        let copy = &mut copy[..PREFIX_BYTES + body_bytes as usize];
-        copy[..PREFIX_BYTES].copy_from_slice(&bytes);
-        if Crc32c::of(copy) != crc && !log.planted(Bug::SkipChecksum) {
+        let mut sum = Crc32c::default();
+        sum.update(&bytes);
+        log.memory.load_summed(offset, &mut buffer[body.clone()], &mut sum).map_err(|_| Fault::Length)?;
+        if sum.finish() != crc && !log.planted(Bug::SkipChecksum) {
             return Err(Fault::Checksum);
         }
-        Ok((kind, at + PREFIX_BYTES..at + copy.len()))
+        Ok((kind, body))
     }
 
     /// Verifies a record where it stands. What its writer does to it afterwards is not seen: that is for the writer itself, which may damage what it
     /// likes.
     fn verify(&self, found: &Found) -> Result<(), Fault> {
         let memory = &self.log.memory;
-        let mut at = RING_AT + found.record.0 % self.log.header.capacity + UNIT_BYTES;
-        let mut own = [0; PREFIX_BYTES - PREFIX_OWN_AT];
-        memory.load(at, &mut own).map_err(|_| Fault::Length)?;
-        at += own.len() as u64;
-        let Prefix { bytes, body_bytes, crc, .. } = self.prefix(found, &own)?;
+        let (Prefix { bytes, body_bytes, crc, .. }, mut at) = self.prefix_of(found)?;
         let mut sum = Crc32c::default();
         sum.update(&bytes);
         let end = at + body_bytes;
         let mut chunk = [0; CHUNK_BYTES];
         while at < end {
             let chunk = &mut chunk[..(end - at).min(CHUNK_BYTES as u64) as usize];
-            memory.load(at, chunk).map_err(|_| Fault::Length)?;
-            sum.update(chunk);
+            memory.load_summed(at, chunk, &mut sum).map_err(|_| Fault::Length)?;
             at += chunk.len() as u64;
         }
         if sum.finish() == crc { Ok(()) } else { Err(Fault::Checksum) }
+    }
+
+    /// What a record's checksum is taken of before its body, and where in memory that begins.
+    fn prefix_of(&self, found: &Found) -> Result<(Prefix, u64), Fault> {
+        let at = RING_AT + found.record.0 % self.log.header.capacity + UNIT_BYTES;
+        let mut own = [0; PREFIX_BYTES - PREFIX_OWN_AT];
+        self.log.memory.load(at, &mut own).map_err(|_| Fault::Length)?;
+        Ok((self.prefix(found, &own)?, at + own.len() as u64))
     }
 
     /// What a record's checksum is taken of before its body, by where the record stands and by what it says of itself (`own`, from its second word on).

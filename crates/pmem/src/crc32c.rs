@@ -57,16 +57,15 @@ impl Crc32c {
     /// no whole lines of it, or the processor has no instructions for it.
     ///
     /// # Safety
-    /// `to` is valid for writes of as many bytes. What is there may be read and written by others, as may the bytes. Where they go past the
+    /// `from` is valid for reads of `length` bytes, and `to` for writes. Others may read and write both meanwhile. Where the bytes go past the
     /// cache, a fence must stand before anything that tells others of them.
-    pub(crate) unsafe fn copy(&mut self, bytes: &[u8], to: *mut u8, past_cache: bool) -> bool {
+    pub(crate) unsafe fn copy(&mut self, from: *const u8, to: *mut u8, length: usize, past_cache: bool) -> bool {
         #[cfg(target_arch = "x86_64")]
         {
-            if !x86_64::is_there() || past_cache && !are_lines(to, bytes.len()) {
+            if !x86_64::is_there() || past_cache && !are_lines(to, length) {
                 return false;
             }
-            let (from, length) = (bytes.as_ptr(), bytes.len());
-            // SAFETY: the processor has the instructions; the bytes are a slice, and the caller vouches for the target.
+            // SAFETY: the processor has the instructions, and the caller vouches for the bytes on both sides.
             self.0 = unsafe {
                 if past_cache {
                     x86_64::run::<{ x86_64::STREAM }>(self.0, from, to, length)
@@ -78,7 +77,7 @@ impl Crc32c {
         }
         #[cfg(not(target_arch = "x86_64"))]
         {
-            let _ = (bytes, to, past_cache);
+            let _ = (from, to, length, past_cache);
             false
         }
     }
@@ -476,7 +475,8 @@ mod tests {
                 sum.update(b"before");
                 let mut expected = sum;
                 // SAFETY: start + to + length is at most 64 + 128 + 32,769, below the target's length.
-                let is_done = unsafe { sum.copy(bytes, target.as_mut_ptr().add(start + to), past_cache) };
+                let is_done =
+                    unsafe { sum.copy(bytes.as_ptr(), target.as_mut_ptr().add(start + to), bytes.len(), past_cache) };
                 let is_whole = to % 64 == 0 && length % 64 == 0;
                 if !is_done {
                     assert!(past_cache && !is_whole || !cfg!(target_arch = "x86_64"));
@@ -515,7 +515,7 @@ mod tests {
                 // SAFETY: the words are there; they are read as the program's memory is, which others may write to.
                 let bytes = unsafe { std::slice::from_raw_parts(source.as_ptr().cast::<u8>(), 4096) };
                 // SAFETY: the target is as long.
-                if unsafe { sum.copy(bytes, target.as_mut_ptr(), false) } {
+                if unsafe { sum.copy(bytes.as_ptr(), target.as_mut_ptr(), bytes.len(), false) } {
                     assert_eq!(sum.finish(), Crc32c::of(&target));
                 }
             }

@@ -28,7 +28,8 @@ pub fn is_allowed() -> bool {
 
 const UNUSED: u8 = 0;
 const WANTED: u8 = 1;
-const DONE: u8 = 2;
+const TRIED: u8 = 2;
+const MADE: u8 = 3;
 
 /// Which huge pages of a file are worth to be made.
 #[derive(Debug)]
@@ -57,7 +58,27 @@ impl HugePages {
 
     /// Makes one that is worth it in the mapping of the whole file; it's tried once. `None` where there is none.
     pub fn make_one(&self, file: &Mapping) -> Option<io::Result<()>> {
-        self.take().map(|offset| file.collapse(offset))
+        let offset = self.take()?;
+        let made = file.collapse(offset);
+        if made.is_ok() {
+            self.note_made(offset);
+        }
+        Some(made)
+    }
+
+    fn note_made(&self, offset: u64) {
+        if let Some(page) = self.0.get((offset / HUGE_PAGE_BYTES) as usize) {
+            page.store(MADE, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether bytes lie in huge pages that were made, so that a store to them has nothing brought in or cleared.
+    #[must_use]
+    #[inline]
+    pub fn are_made(&self, bytes: Range<u64>) -> bool {
+        let (first, end) = (bytes.start / HUGE_PAGE_BYTES, bytes.end.div_ceil(HUGE_PAGE_BYTES));
+        let pages = self.0.get(first as usize..end as usize);
+        pages.is_some_and(|pages| pages.iter().all(|page| page.load(Ordering::Relaxed) == MADE))
     }
 
     /// How many are to be made.
@@ -66,10 +87,10 @@ impl HugePages {
         self.0.iter().filter(|page| page.load(Ordering::Relaxed) == WANTED).count() as u64
     }
 
-    /// The offset of one that is to be made, which counts as made from now on.
+    /// The offset of one that is to be made, which counts as tried from now on.
     fn take(&self) -> Option<u64> {
         let is_taken =
-            |page: &AtomicU8| page.compare_exchange(WANTED, DONE, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+            |page: &AtomicU8| page.compare_exchange(WANTED, TRIED, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         self.0.iter().position(is_taken).map(|page| page as u64 * HUGE_PAGE_BYTES)
     }
 }
@@ -88,6 +109,12 @@ mod tests {
         assert_eq!(pages.waiting(), 3);
         let made: Vec<u64> = std::iter::from_fn(|| pages.take()).map(|offset| offset / HUGE_PAGE_BYTES).collect();
         assert_eq!(made, [0, 1, 4]);
+        assert!(!pages.are_made(0..1));
+        pages.note_made(0);
+        pages.note_made(HUGE_PAGE_BYTES);
+        assert!(pages.are_made(0..2 * HUGE_PAGE_BYTES));
+        assert!(!pages.are_made(HUGE_PAGE_BYTES..2 * HUGE_PAGE_BYTES + 1));
+        assert!(!pages.are_made(4 * HUGE_PAGE_BYTES..6 * HUGE_PAGE_BYTES), "the last one is none");
         pages.note_used(0..4096);
         assert_eq!(pages.take(), None);
     }

@@ -27,10 +27,10 @@ const F_SETSIG: i32 = 10;
 const PAGE_BYTES: usize = 4096;
 /// Has the kernel gather small pages into a huge one.
 const MADV_COLLAPSE: i32 = 25;
-/// From so many bytes on, a system call is cheaper than the faults that it saves.
-const WRITE_BYTES_MIN: usize = 16 << 10;
 /// From so many bytes on, whole lines that were not fetched before go past the cache wherever they go: to fetch them takes as long as to write them.
 const BULK_BYTES: usize = 2 << 10;
+/// From so many bytes on, one pass that copies and sums up takes less than one for each.
+const SUMMED_BYTES_MIN: usize = 256;
 /// Up to so many bytes that are expected are fetched into the cache next to the processor; more would keep it waiting for its few places for what is under way.
 #[cfg(target_arch = "x86_64")]
 const NEAR_BYTES: u64 = 512;
@@ -233,6 +233,37 @@ impl Mapping {
         Ok(())
     }
 
+    /// Copies pieces of `piece_bytes` in, past the cache if they are whole lines of it, and tells for each, by its number, the checksum of what was stored.
+    /// As after [`Persistent::store`], they are dirty.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`].
+    pub fn copy_in_pieces(
+        &self,
+        offset: u64,
+        bytes: &[u8],
+        piece_bytes: usize,
+        mut tell_sum: impl FnMut(usize, u32) -> Result<(), OutOfBounds>,
+    ) -> Result<(), OutOfBounds> {
+        let mut to = self.at_writable(offset, bytes.len() as u64)?;
+        for (number, piece) in bytes.chunks(piece_bytes).enumerate() {
+            let mut sum = Crc32c::default();
+            // SAFETY: `at_writable` found all pieces inside a writable mapping, and the source is a slice of other memory.
+            unsafe {
+                if !sum.copy(piece.as_ptr(), to, piece.len(), true) {
+                    std::ptr::copy_nonoverlapping(piece.as_ptr(), to, piece.len());
+                    sum.update(piece);
+                }
+                to = to.add(piece.len());
+            }
+            tell_sum(number, sum.finish())?;
+        }
+        order_stores();
+        #[cfg(feature = "witness")]
+        tell(&Deed::Store { file: self.number, offset, bytes });
+        Ok(())
+    }
+
     /// Has the kernel enter these bytes' pages in the page table at once, which takes a fraction of what one fault for each would. They are
     /// about to be written to; where the kernel can't, the faults come.
     pub fn prepare(&self, offset: u64, length: u64) {
@@ -296,16 +327,13 @@ impl Mapping {
         unsafe { libc::syscall(libc::SYS_futex, word, what, value, std::ptr::null::<libc::timespec>()) };
     }
 
-    /// Writes whole pages: as [`Self::copy_in`], but many of them by a system call, where that spares the kernel from clearing or
-    /// reading pages that are overwritten anyway. Persistent memory has neither to do.
+    /// Writes bytes as [`Self::copy_in`] does, by a system call: that spares the kernel from clearing or reading pages that were never touched and are
+    /// overwritten as a whole.
     ///
     /// # Errors
     /// Those of `pwrite(2)`; `InvalidInput` where the bytes leave the mapping.
-    pub fn write_pages(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let outside = |error: OutOfBounds| io::Error::new(io::ErrorKind::InvalidInput, error.to_string());
-        if bytes.len() < WRITE_BYTES_MIN || self.medium.kind == MediumKind::Pmem {
-            return self.copy_in(offset, bytes).map_err(outside);
-        }
         self.at_writable(offset, bytes.len() as u64).map_err(outside)?;
         let mut written = 0;
         while written < bytes.len() {
@@ -415,6 +443,21 @@ impl Persistent for Mapping {
     }
 
     #[inline]
+    fn load_summed(&self, offset: u64, into: &mut [u8], sum: &mut Crc32c) -> Result<(), OutOfBounds> {
+        if into.len() >= SUMMED_BYTES_MIN {
+            let from = self.at(offset, into.len() as u64)?;
+            // SAFETY: `at` found the whole range inside the mapping, and `into` is ours alone.
+            if unsafe { sum.copy(from, into.as_mut_ptr(), into.len(), false) } {
+                fence(Ordering::Acquire);
+                return Ok(());
+            }
+        }
+        self.copy_out(offset, into)?;
+        sum.update(into);
+        Ok(())
+    }
+
+    #[inline]
     fn store(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
         self.copy_in(offset, bytes)
     }
@@ -439,7 +482,7 @@ impl Persistent for Mapping {
         let past_cache = is_flushed || !is_fetched && bytes.len() >= BULK_BYTES && are_lines(to, bytes.len());
         // What is told to a witness must be what was stored.
         // SAFETY: `at_writable` found the whole range inside a writable mapping.
-        if !cfg!(feature = "witness") && unsafe { sum.copy(bytes, to, past_cache) } {
+        if !cfg!(feature = "witness") && unsafe { sum.copy(bytes.as_ptr(), to, bytes.len(), past_cache) } {
             if past_cache && !is_flushed {
                 order_stores();
             }
@@ -543,21 +586,21 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_written_whole_and_never_past_the_end() {
+    fn what_is_written_is_there_whole_and_never_past_the_end() {
         let file = file(64 << 10);
         for (round, medium) in [Medium::MEMORY, Medium::DISK, Medium::emulated_pmem()].into_iter().enumerate() {
             let mapping = Mapping::map(&file, 64 << 10, MappingAccess::ReadWrite, medium).unwrap();
             for length in [4096, 32 << 10] {
                 let bytes = vec![1 + round as u8; length];
-                mapping.write_pages(8192, &bytes).unwrap();
+                mapping.write(8192, &bytes).unwrap();
                 let mut found = vec![0; length];
                 mapping.copy_out(8192, &mut found).unwrap();
                 assert_eq!(found, bytes);
-                let error = mapping.write_pages((64 << 10) - 4000, &bytes).unwrap_err();
+                let error = mapping.write((64 << 10) - 4000, &bytes).unwrap_err();
                 assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
             }
             let reader = Mapping::map(&file, 64 << 10, MappingAccess::ReadOnly, medium).unwrap();
-            assert!(reader.write_pages(0, &[0; 32 << 10]).is_err());
+            assert!(reader.write(0, &[0; 32 << 10]).is_err());
         }
     }
 
@@ -625,6 +668,44 @@ mod tests {
             let mut bulk = [0; 1002];
             reader.load(99, &mut bulk).unwrap();
             assert!(bulk[0] == 0 && bulk[1..1001].iter().all(|&b| b == 7) && bulk[1001] == 0);
+        }
+    }
+
+    #[test]
+    fn what_is_copied_is_what_is_summed_up() {
+        const BYTES: u64 = 64 << 10;
+        let file = file(BYTES);
+        let bytes: Vec<u8> = (0..BYTES as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        for medium in [Medium::MEMORY, Medium::emulated_pmem()] {
+            let mapping = Mapping::map(&file, BYTES, MappingAccess::ReadWrite, medium).unwrap();
+            for (offset, length, piece) in [(0, 16 << 10, 4096), (4096, 4096, 4096), (64, 1000, 64), (3, 9000, 4096)] {
+                let source = &bytes[..length];
+                let mut sums = Vec::new();
+                let note = |number: usize, sum| {
+                    assert_eq!(number, sums.len());
+                    sums.push(sum);
+                    Ok(())
+                };
+                mapping.copy_in_pieces(offset, source, piece, note).unwrap();
+                assert_eq!(sums, source.chunks(piece).map(Crc32c::of).collect::<Vec<_>>());
+                let (mut found, mut sum) = (vec![0; length], Crc32c::default());
+                mapping.load_summed(offset, &mut found, &mut sum).unwrap();
+                assert!(found == source && sum.finish() == Crc32c::of(source), "{offset}, {length}");
+            }
+            mapping.copy_in(0, &bytes).unwrap();
+            for (offset, length) in [(0, 0), (5, 1), (8, 255), (9, 256), (63, 257), (4090, 5000), (1, 60_000)] {
+                let source = &bytes[offset..offset + length];
+                let (mut found, mut sum) = (vec![0; length + 1], Crc32c::default());
+                sum.update(b"before");
+                mapping.load_summed(offset as u64, &mut found[1..], &mut sum).unwrap();
+                assert_eq!(&found[1..], source);
+                assert_eq!(sum.finish(), Crc32c::of(&[b"before", source].concat()));
+            }
+            assert!(mapping.load_summed(BYTES - 400, &mut [0; 401], &mut Crc32c::default()).is_err());
+            let none = |_, _| panic!("nothing is stored");
+            assert!(mapping.copy_in_pieces(BYTES - 4096, &bytes[..8192], 4096, none).is_err());
+            let reader = Mapping::map(&file, BYTES, MappingAccess::ReadOnly, medium).unwrap();
+            assert!(reader.copy_in_pieces(0, &bytes[..4096], 4096, none).is_err());
         }
     }
 

@@ -38,6 +38,13 @@ pub trait Persistent: Send + Sync {
     /// Copies bytes out. What others write meanwhile may come out torn, at any byte.
     fn load(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds>;
 
+    /// As [`Self::load`], and adds the bytes to a checksum as they came out, even where somebody changes them meanwhile.
+    fn load_summed(&self, offset: u64, into: &mut [u8], sum: &mut Crc32c) -> Result<(), OutOfBounds> {
+        self.load(offset, into)?;
+        sum.update(into);
+        Ok(())
+    }
+
     /// Copies bytes in. They are dirty after it, even where a non-temporal path was taken.
     fn store(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds>;
 
@@ -117,6 +124,10 @@ macro_rules! forward {
             #[inline]
             fn load(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds> {
                 (**self).load(offset, into)
+            }
+            #[inline]
+            fn load_summed(&self, offset: u64, into: &mut [u8], sum: &mut Crc32c) -> Result<(), OutOfBounds> {
+                (**self).load_summed(offset, into, sum)
             }
             #[inline]
             fn store(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {

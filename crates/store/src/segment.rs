@@ -2,7 +2,7 @@
 
 use std::io;
 
-use ashlar_pmem::{Arena, Crc32c, HugePages, Mapping, MappingAccess, Persistent, SegmentInfo};
+use ashlar_pmem::{Arena, Crc32c, HugePages, Mapping, MappingAccess, MediumKind, Persistent, SegmentInfo};
 use ashlar_types::BLOCK_BYTES;
 
 use crate::StoreError;
@@ -53,13 +53,23 @@ impl Segment {
 
     /// Writes whole blocks that follow each other, with their checksums. Durable as with [`Self::store`].
     pub fn store_blocks(&self, block: u32, bytes: &[u8]) -> Result<(), StoreError> {
-        let blocks = bytes.chunks_exact(BLOCK_BYTES as usize);
-        self.place(block.saturating_add(blocks.len().saturating_sub(1) as u32), 0)?;
+        let count = bytes.len() / BLOCK_BYTES as usize;
+        self.place(block.saturating_add(count.saturating_sub(1) as u32), 0)?;
         let offset = self.info.block_offset(block);
-        self.used.note_used(offset..offset + bytes.len() as u64);
-        let checksums: Vec<u8> = blocks.flat_map(|bytes| checksum(bytes).to_le_bytes()).collect();
-        self.mapping.write_pages(offset, bytes).map_err(StoreError::io("cannot write to a data segment"))?;
-        Ok(self.mapping.copy_in(self.info.checksum_offset(block), &checksums)?)
+        let range = offset..offset + bytes.len() as u64;
+        let set = |index: usize, sum: u32| {
+            self.mapping.copy_in(self.info.checksum_offset(block + index as u32), &sum.to_le_bytes())
+        };
+        debug_assert_eq!(bytes.len() % BLOCK_BYTES as usize, 0, "whole blocks");
+        // Where pages may have to be cleared or read first, a system call costs less than the faults.
+        let is_there = self.mapping.medium().kind == MediumKind::Pmem || self.used.are_made(range.clone());
+        self.used.note_used(range);
+        if is_there {
+            return Ok(self.mapping.copy_in_pieces(offset, bytes, BLOCK_BYTES as usize, set)?);
+        }
+        self.mapping.write(offset, bytes).map_err(StoreError::io("cannot write to a data segment"))?;
+        let mut sums = bytes.chunks_exact(BLOCK_BYTES as usize).map(checksum).enumerate();
+        Ok(sums.try_for_each(|(index, sum)| set(index, sum))?)
     }
 
     /// Puts a part of what was written into a huge page. `None` where there is nothing to do.
