@@ -17,6 +17,7 @@ use parking_lot::MutexGuard;
 use crate::apply::Slice;
 use crate::huge::{self, huge_thread};
 use crate::page;
+use crate::session::Session;
 use crate::shared::Shared;
 use crate::state::{OWN_SESSION, State};
 
@@ -47,10 +48,12 @@ pub fn digest_thread(shared: &Shared) {
     while !state.ending {
         // What is wanted from here on is looked at in the next round, the latest: the lock is given away in between.
         state.digest_wanted = false;
-        let mut busy = false;
+        let (mut busy, mut has_more) = (false, false);
         for id in state.live_ids() {
             if is_due(&mut state, id, &mut busy) {
-                state = shared.apply_settled(state, id);
+                let is_more;
+                (state, is_more) = shared.apply_some(state, id);
+                has_more |= is_more;
             }
         }
         if busy {
@@ -70,8 +73,7 @@ pub fn digest_thread(shared: &Shared) {
             swept = Instant::now();
         }
         if is_commit_due(&state) {
-            state.commit_wanted = true;
-            shared.commit_wanted.notify_all();
+            shared.want_commit(&mut state);
         }
         if state.failure.is_some() {
             drop(state);
@@ -79,7 +81,7 @@ pub fn digest_thread(shared: &Shared) {
             return;
         }
         let pause = if moved.elapsed() < 2 * LOOK_IDLE { LOOK_BUSY } else { LOOK_IDLE };
-        if state.ending || state.digest_wanted {
+        if state.ending || state.digest_wanted || has_more {
             continue;
         }
         if state.sessions.is_empty() && !state.store.is_dirty() && state.orphans.is_empty() {
@@ -101,19 +103,35 @@ fn is_due(state: &mut State, id: SessionId, busy: &mut bool) -> bool {
         *busy = true;
     }
     let waiting = tail.0.saturating_sub(applied.0);
-    waiting > 0 && (waiting > session.log.capacity() / UNAPPLIED_PART || session.moved.1.elapsed() > IDLE)
+    if waiting > session.log.capacity() / UNAPPLIED_PART || waiting > 0 && session.moved.1.elapsed() > IDLE {
+        session.due = tail;
+    }
+    session.due.max(session.wanted) > applied
 }
 
+/// Whether it's time for a commit.
 fn is_commit_due(state: &State) -> bool {
-    let is_long = |session: &crate::session::Session| {
-        let waiting = state.store.applied(session.id).0.saturating_sub(state.store.committed(session.id).0);
-        waiting > session.log.capacity() / UNCOMMITTED_PART
+    let is_old = || state.oldest_uncommitted.is_none_or(|oldest| oldest.elapsed() > COMMIT_AGE);
+    can_commit(state) && (is_old() || is_much_uncommitted(state, state.sessions.values()))
+}
+
+/// Whether a commit is due now that more of this session's log is applied, by how much that is.
+pub fn is_commit_due_after(state: &State, id: SessionId) -> bool {
+    can_commit(state) && is_much_uncommitted(state, state.sessions.get(&id))
+}
+
+fn can_commit(state: &State) -> bool {
+    state.store.is_dirty() && !state.is_committing
+}
+
+/// Whether much of these sessions' logs is applied and not committed, or as much as somebody waits for.
+fn is_much_uncommitted<'a>(state: &State, sessions: impl IntoIterator<Item = &'a Session>) -> bool {
+    let is_long = |session: &Session| {
+        let (applied, committed) = (state.store.applied(session.id), state.store.committed(session.id));
+        let is_wanted = committed < session.wanted && session.wanted <= applied;
+        is_wanted || applied.0.saturating_sub(committed.0) > session.log.capacity() / UNCOMMITTED_PART
     };
-    state.store.is_dirty()
-        && !state.is_committing
-        && (state.oldest_uncommitted.is_none_or(|oldest| oldest.elapsed() > COMMIT_AGE)
-            || state.store.uncommitted_bytes() > UNCOMMITTED_BYTES
-            || state.sessions.values().any(is_long))
+    state.store.uncommitted_bytes() > UNCOMMITTED_BYTES || sessions.into_iter().any(is_long)
 }
 
 /// Blocks that sessions have freed and refer to no more may be used again.
@@ -253,14 +271,19 @@ pub fn commit_thread(shared: &Shared) {
             continue;
         };
         let done = MutexGuard::unlocked(&mut state, move || job.run());
-        if let Err(error) = finish_commit(&mut state, done) {
+        let finished = finish_commit(&mut state, done);
+        // As much may have been applied meanwhile.
+        state.commit_wanted |= can_commit(&state) && is_much_uncommitted(&state, state.sessions.values());
+        if let Err(error) = finished {
             state.counters.commits_failed += 1;
             tracing::error!(%error, "a batch can't be committed; it is kept and tried again");
             if state.ending {
                 return;
             }
             shared.progress.notify_all();
-            shared.commit_wanted.wait_for(&mut state, RETRY);
+            // Whoever wants it meanwhile would have it fail again and again.
+            let until = Instant::now() + RETRY;
+            while !state.ending && !shared.commit_wanted.wait_until(&mut state, until).timed_out() {}
             state.commit_wanted = true;
         }
         shared.progress.notify_all();

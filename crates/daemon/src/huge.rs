@@ -1,18 +1,21 @@
 //! The thread that has the kernel put what is used of logs and segments into huge pages, where the arena lies in memory: who reads and writes them finds them faster
-//! ([`ashlar_pmem::huge`]). It looks after each commit, and makes one at a time, since who uses a page meanwhile waits.
+//! ([`ashlar_pmem::huge`]). It looks after each commit, and makes one at a time, since who uses a page meanwhile waits. Where memory is in pieces the kernel takes
+//! several milliseconds for one, so most of the time is left to who has something to do.
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use ashlar_pmem::{MediumKind, huge};
+use ashlar_pmem::{HugePages, Mapping, MediumKind, huge};
+use ashlar_store::Segment;
 
-use crate::session::Session;
 use crate::shared::Shared;
 use crate::state::State;
 
-/// As long as making a page takes, others have the processor and the file.
+/// Others have the processor and the file for so long at least after each page,
 const PAUSE: Duration = Duration::from_millis(1);
+/// and for as many times as long as it took to make, while somebody writes.
+const BUSY_TIMES: u32 = 16;
 
 /// Whether there is anything to do for such a thread.
 pub fn is_wanted(shared: &Shared) -> bool {
@@ -35,47 +38,63 @@ pub fn huge_thread(shared: &Shared) {
     shared.lock().makes_huge_pages = false;
 }
 
-fn make_as_used(shared: &Shared) {
-    let mut seen = 0;
-    loop {
-        let mut state = shared.lock();
-        while !state.ending && state.commits_ended == seen {
-            shared.progress.wait(&mut state);
-        }
-        if state.ending {
-            return;
-        }
-        seen = state.commits_ended;
-        let segments: Vec<_> = state.store.segments().map(Arc::clone).collect();
-        let log = |session: &Session| (Arc::clone(&session.log_memory), Arc::clone(&session.log_used));
-        let logs: Vec<_> = state.sessions.values().map(log).collect();
-        drop(state);
-        let of_segments = segments.iter().map(|segment| make_all(shared, &|| segment.make_huge_page()));
-        let of_logs = logs.iter().map(|(memory, used)| make_all(shared, &|| used.make_one(memory)));
-        if !of_segments.chain(of_logs).all(|goes_on| goes_on) {
-            return;
+/// What holds a page that is worth it.
+enum Holder {
+    Log(Arc<Mapping>, Arc<HugePages>),
+    Segment(Arc<Segment>),
+}
+
+impl Holder {
+    /// One, if there is any. All that is written goes through the logs, so they come first.
+    fn next(state: &State) -> Option<Self> {
+        let log = state.sessions.values().find(|session| session.log_used.waiting() > 0);
+        let log = log.map(|session| Self::Log(Arc::clone(&session.log_memory), Arc::clone(&session.log_used)));
+        let mut segments = state.store.segments();
+        log.or_else(|| {
+            segments.find(|segment| segment.huge_pages_waiting() > 0).map(|segment| Self::Segment(Arc::clone(segment)))
+        })
+    }
+
+    fn make_one(&self) -> Option<io::Result<()>> {
+        match self {
+            Self::Log(memory, used) => used.make_one(memory),
+            Self::Segment(segment) => segment.make_huge_page(),
         }
     }
 }
 
-/// Makes all that are worth it of one file; whether to go on with others.
-fn make_all(shared: &Shared, make: &dyn Fn() -> Option<io::Result<()>>) -> bool {
-    while let Some(made) = make() {
-        let is_made = match made {
-            Ok(()) => true,
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-                tracing::info!("this kernel makes no huge pages of small ones");
-                return false;
-            }
-            // There is no memory in one piece, or somebody else uses a page: it stays as it is.
-            Err(_) => false,
-        };
-        std::thread::sleep(PAUSE);
+fn make_as_used(shared: &Shared) {
+    let mut applied = 0;
+    loop {
         let mut state = shared.lock();
-        state.counters.huge_pages += u64::from(is_made);
-        if state.ending {
-            return false;
+        let holder = loop {
+            if state.ending {
+                return;
+            }
+            match Holder::next(&state) {
+                Some(holder) => break holder,
+                // What is written is worth it once it's committed, if not before.
+                None => shared.progress.wait(&mut state),
+            }
+        };
+        drop(state);
+        let began = Instant::now();
+        let made = holder.make_one();
+        let took = began.elapsed();
+        // A log that its session has made shorter says nothing about the kernel.
+        if let (Holder::Segment(_), Some(Err(error))) = (&holder, &made)
+            && error.raw_os_error() == Some(libc::EINVAL)
+        {
+            tracing::info!("this kernel makes no huge pages of small ones");
+            return;
         }
+        // Nobody goes on in a log that somebody holds.
+        drop(holder);
+        let mut state = shared.lock();
+        // Of others there is no memory in one piece, or somebody else uses a page: they stay as they are.
+        state.counters.huge_pages += u64::from(matches!(made, Some(Ok(()))));
+        let before = std::mem::replace(&mut applied, state.counters.bytes_applied);
+        let until = Instant::now() + PAUSE.max(took * if applied == before { 1 } else { BUSY_TIMES });
+        while !state.ending && !shared.progress.wait_until(&mut state, until).timed_out() {}
     }
-    true
 }

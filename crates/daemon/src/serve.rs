@@ -11,7 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ashlar_types::{Errno, SessionId};
+use ashlar_types::{Errno, LogPosition, SessionId};
 use ashlar_wire::{Acceptor, Connection, Listener, Reply, Request, SessionKind, WelcomeSegment, WireError};
 use parking_lot::{Condvar, Mutex};
 
@@ -372,6 +372,7 @@ fn serve_session(
             Reply::Done.into()
         }
         Request::Digest => digest(shared, id)?.into(),
+        Request::MakeRoom { upto } => make_room(shared, id, upto)?.into(),
         Request::SyncDependencies(dependencies) => {
             let mut state = shared.lock();
             let store = &state.store;
@@ -451,6 +452,12 @@ fn digest(shared: &Shared, id: SessionId) -> Result<Reply, Errno> {
     }
     let target = settled.min(state.store.applied(id));
     Ok(Reply::Committed(shared.wait_committed(&mut state, id, target)?))
+}
+
+fn make_room(shared: &Shared, id: SessionId, upto: LogPosition) -> Result<Reply, Errno> {
+    let mut state = shared.lock();
+    let settled = state.settled(id).ok_or(Errno::EIO)?;
+    Ok(Reply::Committed(shared.wait_digested(&mut state, id, upto.min(settled))?))
 }
 
 /// A data segment, and its file.

@@ -254,6 +254,10 @@ pub struct Session {
     pub leases_granted: u64,
     /// Lease words taken from it, narrowed or renewed since then.
     pub leases_revoked: u64,
+    /// Somebody waits until its log is digested up to here.
+    pub wanted: LogPosition,
+    /// Its log is to be applied up to here, which was its tail when that was last due.
+    pub due: LogPosition,
     /// What the log's tail was when it was last seen to move, and when that was.
     pub moved: (LogPosition, Instant),
     /// Whether a process has connected for it since this SharedFS started, and has told what an earlier one knew.
@@ -377,6 +381,8 @@ impl Session {
             digested_bytes: 0,
             leases_granted: 0,
             leases_revoked: 0,
+            wanted: LogPosition(0),
+            due: LogPosition(0),
             moved: (tail, Instant::now()),
             is_connected: false,
             is_ending: false,

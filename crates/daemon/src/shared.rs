@@ -10,11 +10,15 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::Config;
 use crate::apply::Slice;
+use crate::digest;
 use crate::grant::drive;
 use crate::mailbox::Mailboxes;
 use crate::pool::Pool;
 use crate::state::State;
 use crate::watch::Watcher;
+
+/// So many batches of one session's log are applied before it's the next one's turn.
+const BATCHES_IN_TURN: usize = 8;
 
 /// What all threads share.
 pub struct Shared {
@@ -97,15 +101,48 @@ impl Shared {
         self.pool.end();
     }
 
+    /// Applies some of a session's log, at most [`BATCHES_IN_TURN`] batches, and has what is due committed meanwhile. Whether there is more.
+    pub fn apply_some<'a>(&'a self, mut state: MutexGuard<'a, State>, id: SessionId) -> (MutexGuard<'a, State>, bool) {
+        let mut has_more = false;
+        if let Some(settled) = state.settled(id) {
+            for _ in 0..BATCHES_IN_TURN {
+                has_more = !self.apply_batch(&mut state, id, settled);
+                if !has_more {
+                    break;
+                }
+                MutexGuard::bump(&mut state);
+            }
+        }
+        if state.live(id).is_none() {
+            // Who waits for it waits for nothing more.
+            self.progress.notify_all();
+        }
+        (state, has_more)
+    }
+
+    /// Applies a batch of a session's log, and has it committed if it's time; whether that was the last one up to `settled`.
+    fn apply_batch(&self, state: &mut MutexGuard<'_, State>, id: SessionId, settled: LogPosition) -> bool {
+        let is_last = state.apply(id, settled, Slice::Batch);
+        self.drive(state);
+        if digest::is_commit_due_after(state, id) {
+            self.want_commit(state);
+        }
+        is_last
+    }
+
+    /// Has the commit thread commit.
+    pub fn want_commit(&self, state: &mut State) {
+        state.commit_wanted = true;
+        self.commit_wanted.notify_all();
+    }
+
     /// Applies a session's log up to what is settled now, in slices, so that others get the lock in between. The lock is
     /// held again on return.
     pub fn apply_settled<'a>(&'a self, mut state: MutexGuard<'a, State>, id: SessionId) -> MutexGuard<'a, State> {
         let Some(settled) = state.settled(id) else { return state };
-        while !state.apply(id, settled, Slice::Batch) {
-            self.drive(&mut state);
+        while !self.apply_batch(&mut state, id, settled) {
             MutexGuard::bump(&mut state);
         }
-        self.drive(&mut state);
         state
     }
 
@@ -126,7 +163,7 @@ impl Shared {
         until
     }
 
-    /// Waits until all of a session's log up to `target` is committed, or the session is gone.
+    /// Waits until all of a session's log up to `target`, which is applied, is committed, or the session is gone.
     ///
     /// # Errors
     /// `EIO` where the session is fenced or the shared area has failed; [`Shared::ENDING`].
@@ -136,19 +173,48 @@ impl Shared {
         id: SessionId,
         target: LogPosition,
     ) -> Result<LogPosition, Errno> {
+        self.wait_while_behind(state, id, target, |state| self.want_commit(state))
+    }
+
+    /// Waits until the digest thread has applied a session's log up to `target`, and that is committed, or the session is gone.
+    ///
+    /// # Errors
+    /// As [`Self::wait_committed`].
+    pub fn wait_digested(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        id: SessionId,
+        target: LogPosition,
+    ) -> Result<LogPosition, Errno> {
+        self.wait_while_behind(state, id, target, |state| {
+            if let Some(session) = state.sessions.get_mut(&id) {
+                session.wanted = session.wanted.max(target);
+            }
+            state.digest_wanted = true;
+            self.digest_wanted.notify_all();
+        })
+    }
+
+    fn wait_while_behind(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        id: SessionId,
+        target: LogPosition,
+        ask: impl Fn(&mut State),
+    ) -> Result<LogPosition, Errno> {
         loop {
-            let committed = state.store.committed(id);
-            if committed >= target || !state.sessions.contains_key(&id) {
+            let (committed, applied) = (state.store.committed(id), state.store.applied(id));
+            let Some(session) = state.sessions.get(&id) else { return Ok(committed) };
+            if committed >= target || session.is_cut && committed >= applied {
                 return Ok(committed);
             }
-            if state.failure.is_some() || state.sessions.get(&id).is_some_and(|session| session.fenced.is_some()) {
+            if state.failure.is_some() || session.fenced.is_some() {
                 return Err(Errno::EIO);
             }
             if state.ending {
                 return Err(Self::ENDING);
             }
-            state.commit_wanted = true;
-            self.commit_wanted.notify_all();
+            ask(state);
             self.progress.wait(state);
         }
     }
@@ -164,8 +230,7 @@ impl Shared {
             if state.ending {
                 return Err(Self::ENDING);
             }
-            state.commit_wanted = true;
-            self.commit_wanted.notify_all();
+            self.want_commit(state);
             self.progress.wait(state);
         }
         Ok(())

@@ -83,9 +83,15 @@ fn next_of(site: &Site, number: SessionId) -> Client {
     }
 }
 
-fn goodbye(mut client: Client) -> Peer {
+/// Ends a session, and waits until it's over. A process that another test starts meanwhile would hold what this one has, and nobody goes on with a
+/// session that somebody holds.
+fn goodbye(site: &Site, mut client: Client) -> Peer {
+    let _none = common::none_starts();
     client.call(&Request::Goodbye).expect("answered");
-    client.welcome.peer
+    let peer = client.welcome.peer;
+    drop(client);
+    wait_for("it is over", || !site.status().sessions.iter().any(|other| other.session == peer.session));
+    peer
 }
 
 #[test]
@@ -94,7 +100,7 @@ fn the_next_session_goes_on_where_one_has_ended_and_knows_nothing_of_it() {
     let first = large(&site, "first");
     let (log, handle) = (number(&file_of(&first)), InodeId(77));
     assert!(first.control.open_handle(handle));
-    let (end, before) = (first.log.tail(), goodbye(first));
+    let (end, before) = (first.log.tail(), goodbye(&site, first));
     let mut second = next_of(&site, before.session);
     assert_eq!(number(&file_of(&second)), log);
     assert!(second.log.tail() >= end, "its log begins anew");
@@ -138,7 +144,7 @@ fn one_log_serves_many_sessions_and_nothing_of_any_is_lost_or_comes_back() {
             site.start();
             continue;
         }
-        let before = goodbye(client);
+        let before = goodbye(&site, client);
         site.await_blank_of(before.session);
     }
     assert!(numbers.len() < SESSIONS / 4, "{numbers:?}");
@@ -173,7 +179,7 @@ fn what_one_users_session_has_left_is_no_other_users() {
         return;
     }
     let site = Site::new(64 << 20);
-    let before = goodbye(large(&site, "first"));
+    let before = goodbye(&site, large(&site, "first"));
     site.await_blank_of(before.session);
     let mut other = common::this_test("others_sessions");
     std::os::unix::process::CommandExt::uid(&mut other, 12_345);
@@ -223,7 +229,7 @@ fn what_somebody_has_spoilt_is_nobodys_any_more() {
         first.make(InodeId::ROOT, format!("{n}").as_bytes(), FileKind::Regular);
         first.digest().expect("digested");
         spoil(&first);
-        let before = goodbye(first);
+        let before = goodbye(&site, first);
         wait_for("its files are still there", || !site.has_files_of(before.session));
         let next = Client::open(&site.socket());
         assert_ne!(next.welcome.peer.session, before.session, "{n}");
@@ -241,7 +247,7 @@ fn after_a_power_loss_a_log_that_was_anothers_ends_where_it_is_known() {
         first.acquire(&[(InodeId::ROOT, true)]).expect("granted");
         first.make(InodeId::ROOT, b"first", FileKind::Regular);
         let old = fs::read(table(&first)).expect("read");
-        let before = goodbye(first);
+        let before = goodbye(&site, first);
         let mut second = next_of(&site, before.session);
         let written = table(&second);
         second.acquire(&[(InodeId::ROOT, true)]).expect("granted");
@@ -269,7 +275,7 @@ fn after_a_power_loss_a_log_that_was_anothers_ends_where_it_is_known() {
         assert_eq!(names, expected.iter().map(|name| name.to_vec()).collect());
         let counters = site.check();
         assert_eq!((counters["logs_cut"], counters["sessions_fenced"]), (u64::from(is_nobodys), 0));
-        goodbye(client);
+        goodbye(&site, client);
         assert!(site.terminate(), "told to end");
         assert!(!gone.iter().any(|session| site.has_files_of(*session)), "{gone:?}");
     }
@@ -280,14 +286,14 @@ fn few_are_kept_and_none_over_a_start() {
     let mut site = Site::new(64 << 20);
     let clients: Vec<_> = (0..6).map(|n| large(&site, &n.to_string())).collect();
     for client in clients {
-        goodbye(client);
+        goodbye(&site, client);
     }
     wait_for("sessions are there still", || site.status().sessions.is_empty() && large_logs(&site).len() <= 2);
     wait_for("none is kept", || !large_logs(&site).is_empty());
     site.kill();
     site.start();
     assert!(large_logs(&site).is_empty() && site.status().sessions.is_empty(), "a start removes them");
-    goodbye(large(&site, "last"));
+    goodbye(&site, large(&site, "last"));
     assert!(site.terminate(), "told to end");
     assert_eq!(fs::read_dir(site.arena().join("sessions")).expect("listed").count(), 0, "all are removed at the end");
 }

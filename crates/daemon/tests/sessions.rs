@@ -4,6 +4,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
+use ashlar_log::AppendError;
 use ashlar_types::{Errno, FileKind, InodeId, LogPosition};
 use ashlar_update::Update;
 use ashlar_wire::{Contents, Credit, CreditKind, LockKind, LockMode, Need, Reply, Request, ScopeKind, Want};
@@ -455,6 +456,57 @@ fn no_increment_is_lost_while_the_daemon_is_killed_again_and_again() {
     println!("{done} increments by {SESSIONS} sessions");
     assert!(done > 100);
     site.check();
+}
+
+#[test]
+fn who_makes_room_goes_on_when_that_much_is_committed() {
+    const LAPS: u64 = 3;
+    let mut site = Site::new(256 << 20);
+    let mut client = Client::open(&site.socket());
+    client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+    let file = client.make(InodeId::ROOT, b"f", FileKind::Regular);
+    let capacity = client.log.capacity();
+    let (mut data, mut asked) = (vec![0; 64 << 10], 0);
+    while client.log.tail().0 < LAPS * capacity {
+        let block = client.log.tail().0 / data.len() as u64;
+        data.fill(block as u8);
+        let write = Update::Write { inode: file, offset: block % 64 * (64 << 10), at: NOW, strip: false, data: &data };
+        client.pay(&write);
+        while let Err(error) = client.append_unpaid(&write) {
+            let AppendError::Full { needed } = error else { panic!("{error}") };
+            let upto = client.control.committed().plus(needed.max(capacity / 4));
+            let committed = client.committed_by(&Request::MakeRoom { upto }).expect("made");
+            assert!(committed >= upto && client.control.committed() >= committed, "{committed:?} of {upto:?}");
+            client.log.release(committed);
+            client.control.set_released(committed);
+            asked += 1;
+        }
+    }
+    assert!(asked > 0, "the log was never full");
+    let committed = client.control.committed();
+    let again = client.committed_by(&Request::MakeRoom { upto: committed }).expect("there is room");
+    assert!(again >= committed, "{again:?}");
+    let all = client.committed_by(&Request::MakeRoom { upto: LogPosition(u64::MAX) }).expect("digested");
+    assert_eq!(all, client.log.tail(), "there is no more than that");
+    client.append_raw(99, &[b"no update"]).expect("appended");
+    assert_eq!(client.committed_by(&Request::MakeRoom { upto: LogPosition(u64::MAX) }).err(), Some(Errno::EIO));
+    assert!(client.control.is_fenced());
+    site.check();
+}
+
+#[test]
+fn who_waits_for_room_behind_a_forged_record_is_told_at_once() {
+    let site = Site::new(64 << 20);
+    for _ in 0..3 {
+        let mut client = Client::open(&site.socket());
+        client.append_raw(99, &[b"no update"]).expect("appended");
+        let upto = client.log.tail();
+        client.append_raw(99, &[b"nor is this"]).expect("appended");
+        let began = Instant::now();
+        assert_eq!(client.committed_by(&Request::MakeRoom { upto }).err(), Some(Errno::EIO));
+        assert!(began.elapsed() < Duration::from_millis(400), "{:?}", began.elapsed());
+        assert!(client.control.is_fenced());
+    }
 }
 
 /// Has an append of `client` be sealed under way, so that it leaves a void slot at the end of the log.

@@ -90,7 +90,10 @@ pub(crate) enum Stop {
     /// The log was sealed meanwhile: some lease may be gone.
     Sealed,
     /// The log is full.
-    Full,
+    Full {
+        /// So many bytes are lacking; none, where another thread's record is in the way.
+        needed: u64,
+    },
     /// The log must be made ready up to a position.
     Unready {
         /// Which one.
@@ -364,7 +367,7 @@ impl LibFs {
         match stop {
             Stop::Errno(errno) => Err(errno),
             Stop::Sealed | Stop::Changed => Ok(()),
-            Stop::Full => self.make_room(),
+            Stop::Full { needed } => self.make_log_room(needed),
             Stop::Unready { upto } => self.make_ready(upto),
             Stop::Handles => self.call(&Request::HandleSpace).map(drop),
             Stop::Credit { want, replaces } => self.ask_credit(want, replaces),

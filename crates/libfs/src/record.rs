@@ -17,6 +17,8 @@ use crate::node::{Change, NodeState, WriteGuard};
 
 /// The part of the log that may fill with records whose commit was not noticed yet, as a divisor of its length.
 const TIDY_PART: u64 = 8;
+/// Who needs room waits until this part of the log is free, and goes on while the rest is digested.
+const ROOM_PART: u64 = 4;
 /// The most of a log that is made ready at once: pages are cleared meanwhile, which takes about a millisecond.
 const LOG_STEP_BYTES: u64 = 4 << 20;
 /// How much is made ready first.
@@ -44,7 +46,7 @@ impl Locked<'_> {
                 fs.purses.give_back(era, &wants);
                 return Err(match error {
                     AppendError::Sealed => Stop::Sealed,
-                    AppendError::Full { .. } => Stop::Full,
+                    AppendError::Full { needed } => Stop::Full { needed },
                     AppendError::Unready { upto } => Stop::Unready { upto },
                     AppendError::TooLong => Stop::Errno(Errno::EFBIG),
                     _ => Stop::Errno(Errno::EIO),
@@ -131,7 +133,7 @@ impl LibFs {
             match self.log.append(seal, update.kind() as u8, &update.encode().parts()) {
                 Ok(_) => return Ok(()),
                 Err(AppendError::Sealed) => {}
-                Err(AppendError::Full { .. }) => self.make_room()?,
+                Err(AppendError::Full { needed }) => self.make_log_room(needed)?,
                 Err(AppendError::Unready { upto }) => self.make_ready(upto)?,
                 Err(_) => return Err(Errno::EIO),
             }
@@ -150,6 +152,26 @@ impl LibFs {
     /// `EIO` where SharedFS is away.
     pub fn make_room(&self) -> Outcome<()> {
         self.call(&Request::Digest)?;
+        self.tidy(&self.tidying.lock());
+        Ok(())
+    }
+
+    /// Has SharedFS digest as much of the log as makes room for `needed` more bytes, and for some of what comes next, and forgets that. The caller
+    /// holds no node.
+    ///
+    /// # Errors
+    /// `EIO` where SharedFS is away.
+    pub(crate) fn make_log_room(&self, needed: u64) -> Outcome<()> {
+        if needed == 0 {
+            return self.make_room();
+        }
+        let capacity = self.log.capacity();
+        let enough = self.log.tail().0.saturating_sub(capacity - capacity / ROOM_PART);
+        let upto = LogPosition(self.tidied.load(Ordering::Acquire)).plus(needed).max(LogPosition(enough));
+        // What is committed by now may be enough, once it's forgotten.
+        if self.control.committed() < upto {
+            self.call(&Request::MakeRoom { upto })?;
+        }
         self.tidy(&self.tidying.lock());
         Ok(())
     }

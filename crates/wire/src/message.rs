@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{OperationCounts, Question};
 
 /// The version of the protocol and of the shared memory's layout. A daemon understands this one only.
-pub const PROTOCOL_VERSION: u32 = 12;
+pub const PROTOCOL_VERSION: u32 = 13;
 
 /// What a session is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -349,6 +349,12 @@ pub enum Request {
     HandleSpace,
     /// Digest the session's log up to its tail and commit; the reply tells the committed position.
     Digest,
+    /// Digest the session's log up to this position at least, or up to its tail, and commit that. The reply tells the committed position, as soon as that
+    /// is so: the rest is digested while the session goes on.
+    MakeRoom {
+        /// The position.
+        upto: LogPosition,
+    },
     /// Make other sessions' updates persistent, which this session's depend on.
     SyncDependencies(Vec<(SessionId, LogPosition)>),
     /// For `statfs`.

@@ -27,9 +27,14 @@ pub const NOW: Timestamp = Timestamp { seconds: 1_700_000_000, nanoseconds: 5 };
 /// until it executes its program, and so holds the lock too.
 static STARTING: Mutex<()> = Mutex::new(());
 
+/// Keeps other tests from starting processes, for as long as it is held.
+pub fn none_starts() -> impl Drop {
+    STARTING.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 /// Starts a process.
 pub fn spawn(command: &mut Command) -> Child {
-    let _alone = STARTING.lock();
+    let _alone = none_starts();
     command.spawn().expect("a process")
 }
 
@@ -377,13 +382,18 @@ impl Client {
         self.log.append(self.log.seal_count(), kind, parts)
     }
 
-    /// Appends an update that is paid for.
-    pub fn append(&mut self, update: &Update<'_>) -> Appended {
+    /// Takes credit for an update.
+    pub fn pay(&mut self, update: &Update<'_>) {
         let cost = Credit::from(update.cost());
         if !self.control.take_credit(cost, CreditKind::Common) {
             self.credit(cost.blocks.max(1000), cost.metadata_bytes.max(1 << 20)).expect("credit");
             assert!(self.control.take_credit(cost, CreditKind::Common));
         }
+    }
+
+    /// Appends an update that is paid for.
+    pub fn append(&mut self, update: &Update<'_>) -> Appended {
+        self.pay(update);
         match self.append_unpaid(update) {
             Err(AppendError::Full { .. }) => {
                 self.make_room();
@@ -410,7 +420,12 @@ impl Client {
     }
 
     pub fn digest(&mut self) -> Result<LogPosition, Errno> {
-        match self.call(&Request::Digest)? {
+        self.committed_by(&Request::Digest)
+    }
+
+    /// Asks for what has a part of the log committed, and says how far it is.
+    pub fn committed_by(&mut self, request: &Request) -> Result<LogPosition, Errno> {
+        match self.call(request)? {
             Reply::Committed(position) => Ok(position),
             other => panic!("{other:?}"),
         }
