@@ -271,10 +271,7 @@ pub fn commit_thread(shared: &Shared) {
             continue;
         };
         let done = MutexGuard::unlocked(&mut state, move || job.run());
-        let finished = finish_commit(&mut state, done);
-        // As much may have been applied meanwhile.
-        state.commit_wanted |= can_commit(&state) && is_much_uncommitted(&state, state.sessions.values());
-        if let Err(error) = finished {
+        if let Err(error) = finish_commit(&mut state, done) {
             state.counters.commits_failed += 1;
             tracing::error!(%error, "a batch can't be committed; it is kept and tried again");
             if state.ending {
@@ -286,6 +283,8 @@ pub fn commit_thread(shared: &Shared) {
             while !state.ending && !shared.commit_wanted.wait_until(&mut state, until).timed_out() {}
             state.commit_wanted = true;
         }
+        // As much may have been applied meanwhile.
+        state.commit_wanted |= can_commit(&state) && is_much_uncommitted(&state, state.sessions.values());
         shared.progress.notify_all();
     }
 }

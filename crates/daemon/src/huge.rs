@@ -1,6 +1,6 @@
 //! The thread that has the kernel put what is used of logs and segments into huge pages, where the arena lies in memory: who reads and writes them finds them faster
-//! ([`ashlar_pmem::huge`]). It looks after each commit, and makes one at a time, since who uses a page meanwhile waits. Where memory is in pieces the kernel takes
-//! several milliseconds for one, so most of the time is left to who has something to do.
+//! ([`ashlar_pmem::huge`]). It looks for them when something was committed, and makes one at a time, since who uses a page meanwhile waits. Where memory is in pieces
+//! the kernel takes several milliseconds for one, so most of the time is left to who has something to do.
 
 use std::io;
 use std::sync::Arc;

@@ -369,10 +369,8 @@ fn end_where(shared: &Shared, ids: &[SessionId], is_meant: impl Fn(SessionId, &S
 /// Ends a session that waits for nothing more than that others see what it did: it is committed and removed in the background.
 pub fn leave(shared: &Shared, id: SessionId) {
     let mut state = begin_end(shared, &[id], |_, _| true);
-    state.commit_wanted = true;
-    shared.commit_wanted.notify_all();
-    state.digest_wanted = true;
-    shared.digest_wanted.notify_all();
+    shared.want_commit(&mut state);
+    shared.want_digest(&mut state);
 }
 
 /// Applies all of what sessions have logged, and takes their leases and locks.

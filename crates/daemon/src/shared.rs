@@ -136,6 +136,12 @@ impl Shared {
         self.commit_wanted.notify_all();
     }
 
+    /// Has the digest thread look at all logs.
+    pub fn want_digest(&self, state: &mut State) {
+        state.digest_wanted = true;
+        self.digest_wanted.notify_all();
+    }
+
     /// Applies a session's log up to what is settled now, in slices, so that others get the lock in between. The lock is
     /// held again on return.
     pub fn apply_settled<'a>(&'a self, mut state: MutexGuard<'a, State>, id: SessionId) -> MutexGuard<'a, State> {
@@ -190,8 +196,7 @@ impl Shared {
             if let Some(session) = state.sessions.get_mut(&id) {
                 session.wanted = session.wanted.max(target);
             }
-            state.digest_wanted = true;
-            self.digest_wanted.notify_all();
+            self.want_digest(state);
         })
     }
 

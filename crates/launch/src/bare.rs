@@ -1,8 +1,8 @@
 //! The command without libc.
 //!
 //! It serves the one case that happens by the thousand: a program is to be run as it's typed, all that belongs to the installation is in its place,
-//! and each record of a mount is sound: it's there, whether or not its process was killed. Whatever is otherwise is for `ashlar-main`, which does all of it anew: nothing that is done
-//! here leaves a trace.
+//! and each record of a mount is sound: the mount is there, whether or not its process was killed. Whatever is otherwise is for `ashlar-main`, which does
+//! all of it anew: nothing that is done here leaves a trace.
 //!
 //! Invariants: no call of libc, which has not begun. The standard library is linked, and what asks nobody is used of it: paths, strings, lists. What asks
 //! the system or has something for each thread would go through libc. So does the end of a descriptor; they are left open, for `execve` to close.
