@@ -19,10 +19,12 @@ pub(crate) use shape::{descriptors_of, is_apart, is_wanted};
 
 use std::sync::atomic::Ordering;
 
+use ashlar_libfs::alone;
 use ashlar_types::Errno;
 
 use self::shape::{INTERESTS, INTERESTS_COUNTED, Shape, paths_of, shape};
 use crate::arch::{ASHLAR_INTEREST, Frame, INTEREST_ALWAYS, INTEREST_NONE};
+use crate::descriptors::File;
 use crate::locks::Way;
 use crate::{
     bare, deferred, descriptors, direct, habits, hook, materialise, memory, parked, path, report, session, shared,
@@ -295,10 +297,18 @@ pub(crate) fn serve(call: &mut Frame) -> Verdict {
     }
     let mut tries = 1;
     loop {
+        let named = files_named(call);
         return match answer(call) {
             Ok(Some(result)) => Verdict::Done(result),
             Ok(None) if deferred::is_on() && files::is_opening(call.rax as i64) => deferred::opening(),
-            Ok(None) => to_kernel(call),
+            Ok(None) => match to_kernel(call, &named) {
+                Err(Errno::ESTALE) if tries < TRIES => {
+                    tries += 1;
+                    continue;
+                }
+                Err(errno) => Verdict::Done(-i64::from(errno.0)),
+                Ok(()) => Verdict::Kernel,
+            },
             // What a path led to is gone: where it leads now shows another look, as the kernel takes one.
             Err(Errno::ESTALE) if tries < TRIES && has_path(call) => {
                 tries += 1;
@@ -375,7 +385,18 @@ fn works_alone(call: &Frame) -> bool {
     }
 }
 
-/// How often a path is followed anew where what it led to is gone. Each time somebody else was faster.
+/// The files behind a call's descriptors, where other threads may put others there. As long as they are held nobody else has their numbers.
+fn files_named(call: &Frame) -> [Option<File>; 2] {
+    let mut files = [None, None];
+    if !alone::is_alone() {
+        for (file, &at) in files.iter_mut().zip(descriptors_of(call.rax as i64)) {
+            *file = descriptors::file(call.arguments[at] as i32);
+        }
+    }
+    files
+}
+
+/// How often a call is looked at anew where what its path or its descriptor led to is another by now. Each time somebody else was faster.
 const TRIES: u32 = 16;
 
 /// Whether a call names a path, so that nothing of it was done where it fails with `ESTALE`.
@@ -391,21 +412,30 @@ impl Verdict {
 }
 
 /// Has the kernel serve a call: descriptors of ours that it names become the kernel's first.
-fn to_kernel(call: &Frame) -> Verdict {
+///
+/// # Errors
+/// `ESTALE` where another thread has opened a file in the place of one that the call named: it's as if the call came now, and no reason to make that
+/// file the kernel's. Those of SharedFS.
+fn to_kernel(call: &Frame, files: &[Option<File>; 2]) -> Result<(), Errno> {
     let a = &call.arguments;
     let paths = paths_of(shape(call.rax as i64));
-    let named = descriptors_of(call.rax as i64).iter().map(|&index| a[index] as i32);
+    for (&at, known) in descriptors_of(call.rax as i64).iter().zip(files) {
+        let descriptor = a[at] as i32;
+        if descriptors::is_inherited(descriptor) && shared::is_without_place(call) {
+            continue;
+        }
+        let file = descriptors::file(descriptor);
+        let is_other = |file: &File| !alone::is_alone() && !known.as_ref().is_some_and(|known| known.is_same(file));
+        if file.as_ref().is_some_and(is_other) {
+            return Err(Errno::ESTALE);
+        }
+        materialise::found(descriptor, file)?;
+    }
     // A path may begin at a directory that is the kernel's for the time being.
     let begun_at = paths.iter().filter_map(|(from, _)| from.map(|index| a[index] as i32));
     let begun_at = begun_at.filter(|&descriptor| descriptors::is_ours(descriptor));
     let in_paths = paths.iter().filter_map(|&(_, path)| path::descriptor_at(a[path]));
-    let stays = |descriptor: &i32| !(descriptors::is_inherited(*descriptor) && shared::is_without_place(call));
-    for descriptor in named.filter(stays).chain(begun_at).chain(in_paths) {
-        if let Err(errno) = materialise::descriptor(descriptor) {
-            return Verdict::Done(-i64::from(errno.0));
-        }
-    }
-    Verdict::Kernel
+    begun_at.chain(in_paths).try_for_each(materialise::descriptor)
 }
 
 fn answer(call: &mut Frame) -> Served {

@@ -125,7 +125,12 @@ pub(crate) fn offset(descriptor: i32) -> Result<u64, Errno> {
 /// # Errors
 /// Those of SharedFS; then it stays ours.
 pub(crate) fn descriptor(number: i32) -> Result<(), Errno> {
-    match descriptors::file(number) {
+    found(number, descriptors::file(number))
+}
+
+/// As [`descriptor`], for what was found there.
+pub(crate) fn found(number: i32, file: Option<File>) -> Result<(), Errno> {
+    match file {
         Some(file) => {
             file_of(&file)?;
             if file.shared().is_some() {

@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use ashlar_libfs::alone;
 
-use crate::arch::Frame;
+use crate::arch::{DESCRIPTORS, Frame};
 use crate::{calls, descriptors, signals};
 
-/// The parked number (`code`), or 0. The entry looks at it.
+/// The parked number (`code`), or one that is being closed ([`IS_CLOSING`]), or 0. The entry looks at it.
 pub(crate) static ASHLAR_PARKED: AtomicU32 = AtomicU32::new(0);
 
 /// All numbers below this one are in use, as far as we have seen: only the lowest free one is parked. The entry looks at it. Where threads open and
@@ -20,6 +20,13 @@ pub(crate) static ASHLAR_LOWEST: AtomicU32 = AtomicU32::new(0);
 
 /// Whether nothing is parked any more.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
+
+/// Beside the code of a number that is being closed: nobody takes it, and nobody is told of another one as the lowest, before it is.
+const IS_CLOSING: u32 = 1 << 31;
+const _: () = assert!((DESCRIPTORS as u32) << 1 < IS_CLOSING);
+
+/// Held by who closes the parked number: others wait for that. Nothing else is taken under it.
+static CLOSING: alone::Mutex<()> = alone::Mutex::new(());
 
 /// Lower ones programs give up in order to get them for what they open next, maybe past the library.
 const LOWEST_PARKED: i32 = 3;
@@ -71,21 +78,23 @@ pub(crate) fn begin_again() {
     ASHLAR_LOWEST.store(0, Ordering::Relaxed);
 }
 
-/// Takes the parked number for a new descriptor.
+/// Takes the parked number for a new descriptor. Where there is `None`, none is parked, and another thread that was about to close it has done so.
 pub(crate) fn take(cloexec: bool) -> Option<i32> {
     let parked = ASHLAR_PARKED.load(Ordering::Relaxed);
     if parked == 0 {
         return None;
     }
+    let (number, is_closing) = (number_of(parked), parked & IS_CLOSING != 0);
     // A lower one may be free since.
-    if parked & 1 != u32::from(cloexec) || ASHLAR_LOWEST.load(Ordering::Relaxed) < number_of(parked) as u32 {
+    let is_lowest = ASHLAR_LOWEST.load(Ordering::Relaxed) >= number as u32;
+    let is_it = !is_closing && is_lowest && parked & 1 == u32::from(cloexec);
+    if !is_it || alone::exchange(&ASHLAR_PARKED, parked, 0).is_err() {
         end();
         return None;
     }
-    alone::exchange(&ASHLAR_PARKED, parked, 0).ok()?;
-    descriptors::forget_internal(number_of(parked));
-    note_lowest(number_of(parked));
-    Some(number_of(parked))
+    descriptors::forget_internal(number);
+    note_lowest(number);
+    Some(number)
 }
 
 /// Notes that a number was the lowest one that was free, and has been taken.
@@ -107,13 +116,31 @@ pub(crate) fn look(call: &Frame) {
     }
 }
 
-/// Closes the parked number, if there is one.
+/// Closes the parked number, if there is one; behind it none is that was before. Where another thread closes it this one waits: the program may have closed
+/// it here, and be about to open a file.
 pub(crate) fn end() {
-    let parked = alone::swap(&ASHLAR_PARKED, 0);
-    if parked != 0 {
-        descriptors::forget_internal(number_of(parked));
-        descriptors::close_number(number_of(parked));
+    if ASHLAR_PARKED.load(Ordering::SeqCst) == 0 {
+        return;
     }
+    let _one_at_a_time = CLOSING.lock();
+    loop {
+        let parked = ASHLAR_PARKED.load(Ordering::Acquire);
+        if parked == 0 {
+            return;
+        }
+        // Another thread may take it, and park another one.
+        if alone::exchange(&ASHLAR_PARKED, parked, parked | IS_CLOSING).is_ok() {
+            descriptors::forget_internal(number_of(parked));
+            descriptors::close_number(number_of(parked));
+            ASHLAR_PARKED.store(0, Ordering::Release);
+            return;
+        }
+    }
+}
+
+/// Keeps other threads from being in the middle of closing it: over a fork, in which they have no part.
+pub(crate) fn hold() -> alone::MutexGuard<'static, ()> {
+    CLOSING.lock()
 }
 
 /// Before a call is served that concerns us.

@@ -12,8 +12,8 @@ use crate::carried::{self, Carried};
 use crate::memory;
 use crate::shared::Lent;
 use crate::{
-    bare, deferred, descriptors, direct, environment, habits, hook, locks, materialise, path, report, session, shared,
-    threads, users,
+    bare, deferred, descriptors, direct, environment, habits, hook, locks, materialise, parked, path, report, session,
+    shared, threads, users,
 };
 
 /// Namespaces in which paths or users mean something else.
@@ -213,8 +213,9 @@ fn make_process(call: &Frame) -> Served {
         Making::Fork => {
             deferred::make_process();
             let locks = hold_all(shares)?;
+            let closing = parked::hold();
             let result = kernel(call);
-            drop(locks);
+            drop((closing, locks));
             if result == 0 {
                 session::forget_all();
                 // Some of it may have stayed with the parent (`MADV_DONTFORK`).
