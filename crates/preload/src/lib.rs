@@ -55,6 +55,13 @@ type Initialise = unsafe extern "C" fn(c_int, *const *const c_char, *const *cons
 #[unsafe(link_section = ".init_array")]
 static INITIALISE: Initialise = initialise;
 
+/// What AddressSanitizer asks for at its start: that another library comes before its own is no mistake, since this one replaces nothing that it does. A program
+/// that gives its own answer has to say so too.
+#[unsafe(no_mangle)]
+pub extern "C" fn __asan_default_options() -> *const c_char {
+    c"verify_asan_link_order=0".as_ptr()
+}
+
 unsafe extern "C" fn initialise(count: c_int, arguments: *const *const c_char, environment: *const *const c_char) {
     hook::inside(|| {
         // SAFETY: the linker hands the environment over as the kernel made it.

@@ -138,8 +138,11 @@ fn build_id(mut notes: &[u8]) -> (Vec<u8>, bool) {
 
 /// Has libc's calls come to the entry. Returns whether they do. No other thread may run yet.
 pub(crate) fn catch_libc(plans: Option<&CStr>, wanted: impl Fn(i32) -> bool) -> bool {
-    // libc is the library that holds the function `read`, and we are the one that holds the entry.
-    let Some(library) = library_of(libc::read as *const () as usize) else { return false };
+    // libc by a function that nobody puts another in the place of, as is done with `read`; and we are the one that holds the entry.
+    let Some(library) = library_of(libc::gnu_get_libc_version as *const () as usize) else { return false };
+    if library_of(libc::read as *const () as usize).is_none_or(|other| other.base != library.base) && is_sanitized() {
+        return false;
+    }
     let ours = library_of(ashlar_entry as *const () as usize).unwrap_or_default();
     let kept = plans.and_then(|plans| Kept::at(plans, &library.build_id, Some(&ours.build_id)));
     if kept.as_ref().is_some_and(|kept| image::map(&library, kept)) {
@@ -155,6 +158,14 @@ pub(crate) fn catch_libc(plans: Option<&CStr>, wanted: impl Fn(i32) -> bool) -> 
         image::map(&library, &kept)
     });
     is_mapped || apply::apply(&library, &sites)
+}
+
+/// Whether the process looks at its own accesses to memory: it would see ours through libc's functions too, of which it doesn't know what orders them.
+fn is_sanitized() -> bool {
+    [c"__asan_init", c"__hwasan_init", c"__msan_init", c"__tsan_init"].iter().any(|name| {
+        // SAFETY: it takes a string, and looks for its address among the symbols of what is loaded.
+        !unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }.is_null()
+    })
 }
 
 /// Has the program's own calls come to the entry, and those of a library that is known to make some, where they are plain to see and a plan can be

@@ -3,7 +3,7 @@
 //! `unlucky.c` and `freed.c` have a story for each, `wide.c` has one, and they say what has come of it. That must be the same in memory without Ashlar, on a mount, and with LibFS
 //! in the process, from its first call on and after some.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use ashlar_tests::command::run;
@@ -35,6 +35,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/threads_open_and_close", run: || same(FREED, "threads") },
     Test { name: "run/a_handler_has_no_part_in_what_it_interrupts", run: || same(FREED, "interrupted") },
     Test { name: "run/a_thread_that_ends_leaves_nothing", run: || same(FREED, "ends") },
+    Test { name: "run/programs_that_look_at_their_own_memory_go_on_doing_so", run: checked },
 ];
 
 /// A program that tells stories.
@@ -48,6 +49,7 @@ const UNLUCKY: Source = Source { name: "unlucky.c", text: include_str!("../../..
 const FREED: Source = Source { name: "freed.c", text: include_str!("../../../jobs/freed.c") };
 const WIDE: Source = Source { name: "wide.c", text: include_str!("../../../jobs/wide.c") };
 const PARTLY: Source = Source { name: "partly.c", text: include_str!("../../../jobs/partly.c") };
+const CHECKED: Source = Source { name: "checked.c", text: include_str!("../../../jobs/checked.c") };
 /// What all include.
 const SAYS: Source = Source { name: "says.h", text: include_str!("../../../jobs/says.h") };
 
@@ -61,34 +63,72 @@ fn same(teller: Source, story: &str) -> Outcome<Verdict> {
         return Ok(Verdict::Skipped(why));
     }
     let site = Site::mounted(Medium::Memory, "64M")?;
+    let Some(program) = compiled(&site, teller, &[])? else { return Ok(Verdict::Skipped("there is no gcc".into())) };
+    let answers = compare(&site, &program, story)?;
+    site.check()?;
+    site.umount(0)?;
+    Ok(Verdict::Passed(format!("{answers} answers")))
+}
+
+/// Programs that the compiler has made look at each access to memory. What they find must not be ours, and what is theirs they must find.
+fn checked() -> Outcome<Verdict> {
+    if let Some(why) = obstacle() {
+        return Ok(Verdict::Skipped(why));
+    }
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    for kind in ["address", "thread", "leak", "undefined"] {
+        let option = format!("-fsanitize={kind}");
+        let Some(program) = compiled(&site, CHECKED, &["-g", &option])? else {
+            return Ok(Verdict::Skipped("there is no gcc".into()));
+        };
+        compare(&site, &program, "").map_err(|error| format!("{option}: {error}"))?;
+        if kind == "address" {
+            let mut command = Front::Run.command(program.display().to_string());
+            let done = run(command.arg("beyond").current_dir(site.point(0)))?;
+            ensure!(!done.status.success() && done.told().contains("heap-buffer-overflow"), "{}", done.told());
+        }
+        for entry in std::fs::read_dir(site.point(0)).map_err(tried("listing what was made"))? {
+            let path = entry.map_err(tried("listing what was made"))?.path();
+            let _ = std::fs::remove_dir_all(&path).or_else(|_| std::fs::remove_file(&path));
+        }
+    }
+    site.check()?;
+    site.umount(0)?;
+    Ok(Verdict::Passed(String::new()))
+}
+
+/// The program, compiled with these options; `None` where there is no compiler.
+fn compiled(site: &Site, teller: Source, options: &[&str]) -> Outcome<Option<PathBuf>> {
     let (source, program) = (site.outside().join(teller.name), site.outside().join("teller"));
     for Source { name, text } in [teller, SAYS] {
         std::fs::write(site.outside().join(name), text).map_err(tried("writing a program"))?;
     }
+    let mut command = Command::new("gcc");
     // Pointers that lead nowhere are what some calls are tried with.
-    let compiled = Command::new("gcc").args(["-O1", "-w", "-pthread", "-o"]).arg(&program).arg(&source).output();
-    match compiled {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return Ok(Verdict::Skipped("there is no gcc".into()));
-        }
+    command.args(["-O1", "-w", "-pthread"]).args(options).arg("-o").arg(&program).arg(&source);
+    match command.output() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(format!("gcc: {error}")),
         Ok(done) => ensure!(done.status.success(), "gcc: {}", String::from_utf8_lossy(&done.stderr)),
     }
+    Ok(Some(program))
+}
+
+/// Has a story told in memory, on the mount and with LibFS in the process; how many answers there are, which must be the same.
+fn compare(site: &Site, program: &Path, story: &str) -> Outcome<usize> {
     let memory = tempfile::Builder::new().prefix("ashlar-unlucky-").tempdir_in("/dev/shm");
     let memory = memory.map_err(tried("making a directory in memory"))?;
-    let expected = told(Front::Mount, &program, story, memory.path())?;
+    let expected = told(Front::Mount, program, story, memory.path())?;
     for front in [Front::Mount, Front::Run, Front::RunAtOnce] {
         let place = site.point(0).join(format!("{front:?}"));
         std::fs::create_dir(&place).map_err(tried("making a directory"))?;
-        let found = told(front, &program, story, &place).map_err(|error| format!("{front:?}: {error}"))?;
+        let found = told(front, program, story, &place).map_err(|error| format!("{front:?}: {error}"))?;
         for (expected, found) in expected.lines().zip(found.lines()) {
             ensure!(expected == found, "{front:?}: '{found}', in memory '{expected}'");
         }
         ensure!(expected.len() == found.len(), "{front:?}: it says no more than {found}");
     }
-    site.check()?;
-    site.umount(0)?;
-    Ok(Verdict::Passed(format!("{} answers", expected.lines().count())))
+    Ok(expected.lines().count())
 }
 
 /// What a story says, in a directory.
