@@ -1,10 +1,12 @@
-//! Waiting for descriptors. A file is always ready, which the kernel says best: those of ours that are waited for become its own.
+//! Waiting for descriptors. A file is always ready, which the kernel says best: those of ours that are waited for become its own. Into a set for `epoll`
+//! no file goes: programs learn from that error that it's one (libevent, Python). Of FUSE's the kernel would take it.
 
 use ashlar_types::Errno;
 
 use super::Served;
-use crate::materialise;
+use crate::arch::system_call;
 use crate::memory;
+use crate::{descriptors, materialise, session};
 
 /// Descriptors in one word of a set.
 const WORD_BITS: u64 = 64;
@@ -18,9 +20,26 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
                 selected(set, a[0] as i32)?;
             }
         }
+        libc::SYS_epoll_ctl if is_file(a[2] as i32) => return no_set(a),
         _ => {}
     }
     Ok(None)
+}
+
+/// Whether a descriptor is ours, or of a regular file that may become so. Of directories the kernel says so itself.
+fn is_file(descriptor: i32) -> bool {
+    let is_regular = || session::device_and_kind_of(descriptor).is_some_and(|(_, is_regular)| is_regular);
+    descriptors::is_ours(descriptor) || descriptors::is_candidate(descriptor) && is_regular()
+}
+
+/// What the kernel says of a file that is to go into a set for `epoll`, or is meant to be in one.
+fn no_set(a: &[u64; 6]) -> Served {
+    if a[1] as i32 != libc::EPOLL_CTL_DEL {
+        memory::check(a[3], size_of::<libc::epoll_event>() as u64, memory::Use::Read)?;
+    }
+    // SAFETY: it asks for a flag.
+    let set = unsafe { system_call(libc::SYS_fcntl as u64, [a[0], libc::F_GETFD as u64, 0, 0, 0, 0]) };
+    Err(if set < 0 { Errno::EBADF } else { Errno::EPERM })
 }
 
 fn polled(address: u64, count: u64) -> Result<(), Errno> {

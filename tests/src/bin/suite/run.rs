@@ -28,6 +28,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/sharedfs_is_killed_while_descriptors_are_made", run: || with(kills) },
     Test { name: "run/a_session_begins_at_any_call", run: || with(begins) },
     Test { name: "run/a_program_takes_over_what_the_shell_has_opened", run: || with(redirected) },
+    Test { name: "run/a_file_goes_into_no_set_that_is_waited_for", run: || with(no_set) },
     Test { name: "run/who_serves_users_becomes_each_of_them_in_turn", run: || with(users) },
     Test { name: "run/little_address_space_is_the_programs_own", run: || with(little_address_space) },
     Test { name: "run/extended_attributes_are_those_of_the_kernel", run: || with(xattrs) },
@@ -197,6 +198,37 @@ fn little_address_space() -> Outcome<Verdict> {
         let done =
             run(Front::RunAtOnce.command("bash").args(["-euc", &script]).current_dir(site.point(0)))?.success()?;
         ensure!(done.output == text && done.errors.is_empty(), "with {kilobytes}: {}", done.errors);
+    }
+    site.check()?;
+    site.umount(0)?;
+    passed()
+}
+
+/// A file and a directory are taken into no set that is waited for, whether they are LibFS's yet or not, and go on being what they are.
+const SETS: &str = "import errno, os, select
+def error(call, *arguments):
+    try:
+        call(*arguments)
+    except OSError as error:
+        return errno.errorcode[error.errno]
+files = [os.open('file', os.O_CREAT | os.O_RDWR, 0o644), os.open('.', os.O_RDONLY), os.open('file', os.O_PATH)]
+events = select.epoll()
+for file in files:
+    print(error(events.register, file), error(events.modify, file, 1), error(events.unregister, file))
+ends = os.pipe()
+events.register(ends[0])
+print(os.write(files[0], b'text'), os.pread(files[0], 9, 0), events.poll(0))
+os.write(ends[1], b'x')
+print(events.poll(0) == [(ends[0], select.EPOLLIN)])
+";
+
+fn no_set() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    for front in [Front::Run, Front::RunAtOnce] {
+        let done = run(front.command("python3").args(["-c", SETS]).current_dir(site.point(0)))?.success()?;
+        let [file, path] = ["EPERM", "EBADF"].map(|error| format!("{error} {error} {error}\n"));
+        let refused = format!("{file}{file}{path}");
+        ensure!(done.output == refused + "4 b'text' []\nTrue\n", "{front:?}: {}", done.output);
     }
     site.check()?;
     site.umount(0)?;
