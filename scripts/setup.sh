@@ -48,6 +48,7 @@ things() {
       echo 'has rsync|rsync'
       echo 'has tar|tar'
       echo 'has g++|g++'
+      echo 'has valgrind|valgrind'
       echo 'has pkg-config|pkg-config'
       echo 'has setfattr|attr'
       echo 'has setfacl|acl'

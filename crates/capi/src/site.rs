@@ -97,9 +97,9 @@ mod tests {
     use super::*;
 
     const TABLE: &[u8] = b"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n\
-        40 22 0:40 / /mnt/a rw,nosuid - fuse.ashlar ashlar:/var/lib/one rw\n\
-        41 22 0:41 / /mnt/b ro - fuse.ashlar ashlar:/var/lib/two rw\n\
-        42 22 0:42 / /mnt/c rw - fuse.ashlar ashlar:/var/lib/three rw\n\
+        40 22 0:40 / /mnt/a rw,nosuid - fuse.ashlar ashlar@/var/lib/one rw\n\
+        41 22 0:41 / /mnt/b ro - fuse.ashlar ashlar@/var/lib/two rw\n\
+        42 22 0:42 / /mnt/c rw - fuse.ashlar ashlar@/var/lib/three rw\n\
         43 42 0:43 / /mnt/c rw - tmpfs none rw\n";
 
     #[test]

@@ -34,11 +34,16 @@ pub fn ask(place: &Place, request: &Request) -> Result<Option<Reply>, CliError> 
     Ok(Some(reply))
 }
 
-/// As [`ask`], but waits for a daemon that starts or ends just now.
+/// As [`ask`], but waits for a daemon that starts or ends just now. The request may be made twice: one that was killed takes connections until its last
+/// thread is gone, and answers none.
 pub fn ask_patiently(place: &Place, request: &Request) -> Result<Option<Reply>, CliError> {
     let deadline = Instant::now() + HANDOVER;
     loop {
-        match ask(place, request)? {
+        let answer = match ask(place, request) {
+            Err(CliError::Wire(WireError::Closed)) => None,
+            answer => answer?,
+        };
+        match answer {
             None if is_passing(Arena::open(place.directory()).as_ref().err(), deadline) => {
                 std::thread::sleep(PAUSE * 10);
             }

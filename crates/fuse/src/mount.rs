@@ -30,7 +30,7 @@ pub fn rings_are_on() -> Option<bool> {
 /// How to mount.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountOptions {
-    /// What `df` and `mount` name as the source, such as `ashlar:/var/lib/ashlar/default`. Empty for just `ashlar`.
+    /// What `df` and `mount` name as the source, such as `ashlar@/var/lib/ashlar/default`. Empty for just `ashlar`.
     pub source: String,
     /// Nothing can be changed through the mount.
     pub read_only: bool,

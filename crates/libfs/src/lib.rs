@@ -121,8 +121,8 @@ impl FreedMemory {
     }
 }
 
-/// A process that may have less address space than this has no session, which takes some 100 MiB of it beside data segments.
-const ADDRESS_SPACE_LEAST: u64 = 256 << 20;
+/// A process that may have less address space than this, in bytes, has no session, which takes some 100 MiB of it beside data segments.
+pub const ADDRESS_SPACE_LEAST: u64 = 256 << 20;
 
 /// What this session has seen of others.
 #[derive(Debug, Default)]

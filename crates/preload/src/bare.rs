@@ -1,4 +1,5 @@
-//! Programs that are run without the library, since they end before it is of use (`habits`): the kernel serves them.
+//! Programs that are run without the library, since they end before it is of use (`habits`), or have so little address space that the kernel serves
+//! them in any case: the dynamic linker would complain of a library that has no room.
 //!
 //! What they were the times before they need not be this time, so it's looked at what they are to work on: a file that is large, or a directory with
 //! all that may be in it, is worth the library. Where calls are counted for a report, every program has it.
@@ -7,7 +8,7 @@ use ashlar_types::Errno;
 
 use crate::arch::system_call;
 use crate::memory::{self, PathBuffer};
-use crate::{descriptors, environment, habits, report};
+use crate::{descriptors, environment, habits, report, session};
 
 /// A file is large from so many bytes on: they take longer through the kernel than the library takes to load.
 const LARGE_BYTES: i64 = 256 << 10;
@@ -25,7 +26,8 @@ pub(crate) fn is_possible() -> bool {
 
 /// Runs a program without the library, if it may be (`execve`); `None` where it may not. Nothing is allocated: the memory may be lent.
 pub(crate) fn execute(a: [u64; 6]) -> Option<i64> {
-    if !is_possible() || !may_be(a[0], a[1]) {
+    let is_one = session::has_little_room() || is_possible() && may_be(a[0], a[1]);
+    if !is_one {
         return None;
     }
     let mut variables = [0; VARIABLES];

@@ -87,7 +87,7 @@ pub(crate) fn disarm() {
 /// Whether a call of a process that has borrowed memory must be served here. What it does to its descriptors and its signals is no business of the
 /// lender's; which program it runs may be.
 pub(crate) fn concerns_lent(call: &Frame) -> bool {
-    call.rax as i64 == libc::SYS_execve && bare::is_possible()
+    call.rax as i64 == libc::SYS_execve && (bare::is_possible() || session::has_little_room())
 }
 
 /// Makes the descriptors that a call names the kernel's, if they were opened in a session of another user: what may be done with them LibFS would judge by

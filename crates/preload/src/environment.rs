@@ -38,7 +38,13 @@ pub(crate) struct Told {
     pub(crate) open: Option<&'static CStr>,
 }
 
-/// Takes note of our variables; the environment is the one that the program began with. What it says of open files is taken out of it: that is
+/// Whether Valgrind has this library loaded. It runs a program's code as its own, on stacks that it must know, and looks at all that is done to memory: what
+/// it runs is the kernel's.
+fn is_valgrinds(library: &[u8]) -> bool {
+    library.rsplit(|&byte| byte == b'/').next().is_some_and(|name| name.starts_with(b"vgpreload_"))
+}
+
+/// Takes note of our variables; `None` where there are none, or the program is not for us. The environment is the one that the program began with. What it says of open files is taken out of it: that is
 /// for this program alone.
 ///
 /// # Safety
@@ -78,6 +84,9 @@ pub(crate) unsafe fn find(environment: *const *const c_char) -> Option<Told> {
     let patience = found[5].and_then(|variable| value_of(variable.to_bytes(), PATIENCE_VARIABLE));
     // It happens once, before the program runs.
     let _ = FOUND.set(found);
+    if found[2].is_some_and(|variable| libraries(variable.to_bytes()).any(is_valgrinds)) {
+        return None;
+    }
     Some(Told { mounts: mounts?, plans, deferred, patience_ms: patience_ms(patience), open })
 }
 

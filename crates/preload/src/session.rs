@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use ashlar_libfs::{LibFs, Options, OwnDescriptors, Paths, alone};
+use ashlar_libfs::{ADDRESS_SPACE_LEAST, LibFs, Options, OwnDescriptors, Paths, alone};
 use ashlar_types::{Credentials, Errno, InodeId};
 use ashlar_wire::{PATIENCE_MS, SessionKind, decode_mounts};
 
@@ -379,6 +379,11 @@ fn once(known: &AtomicI32, make: impl FnOnce() -> Result<OwnedFd, Errno>) -> Res
 /// Where our own descriptors begin.
 pub(crate) fn floor() -> u64 {
     limit(libc::RLIMIT_NOFILE as u64).min(DESCRIPTORS_COMMON).saturating_sub(DESCRIPTORS_KEPT)
+}
+
+/// Whether a process may have so little address space that it has no session.
+pub(crate) fn has_little_room() -> bool {
+    limit(libc::RLIMIT_AS as u64) < ADDRESS_SPACE_LEAST
 }
 
 /// The soft limit of a resource.

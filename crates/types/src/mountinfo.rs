@@ -6,8 +6,8 @@ pub const MOUNT_TYPE: &str = "fuse.ashlar";
 /// The kernel's switch for FUSE over io_uring, from Linux 6.14 on: `Y` or `N`.
 pub const RING_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 
-/// With what the source of such a mount begins; its arena's directory follows.
-pub const MOUNT_SOURCE: &str = "ashlar:";
+/// With what the source of such a mount begins; its arena's directory follows. There is no colon in it: programs take what has one for another machine's (`df -l`, `du`).
+pub const MOUNT_SOURCE: &str = "ashlar@";
 
 /// A line: `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,7 +95,7 @@ mod tests {
         assert!(line.is_ashlar());
         assert!(line.is_read_only());
         assert_eq!(line.arena(), None, "the source names none");
-        let table = br"36 35 0:51 / /mnt rw,nosuid - fuse.ashlar ashlar:/var/lib/a\040b rw";
+        let table = br"36 35 0:51 / /mnt rw,nosuid - fuse.ashlar ashlar@/var/lib/a\040b rw";
         let line = mount_lines(table).next().expect("a line");
         assert_eq!((line.arena(), line.is_read_only()), (Some(&b"/var/lib/a b"[..]), false));
         assert_eq!(mount_lines(b"36 35\ngarbage\n\n1 2 3").count(), 0);

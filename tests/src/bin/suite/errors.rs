@@ -1,12 +1,15 @@
 //! Every way in which a command is refused, with words that help.
 
 use std::fs;
+use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
+use std::thread;
 
 use ashlar_tests::command::{run, shell};
 use ashlar_tests::harness::{Test, Verdict, passed};
 use ashlar_tests::mount::{Medium, Site, ashlar, obstacle, program};
 use ashlar_tests::{Outcome, ensure, tried};
+use ashlar_wire::socket_of;
 use rustix::fs::{FlockOperation, flock};
 
 /// The tests of this group.
@@ -23,6 +26,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "errors/no_space_for_a_larger_arena", run: || with(no_space_to_grow) },
     Test { name: "errors/no_arena_and_no_daemon", run: no_arena },
     Test { name: "errors/a_damaged_superblock", run: || with(damaged) },
+    Test { name: "errors/a_check_asks_no_daemon_that_dies", run: || with(dying) },
 ];
 
 fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
@@ -210,5 +214,21 @@ fn damaged() -> Outcome<Verdict> {
     bytes[24] ^= 1;
     fs::write(&superblock, bytes).map_err(tried("writing the superblock"))?;
     site.ashlar(&["mount", &site.point(0).display().to_string()])?.failure(1, &["superblock", "damaged"])?;
+    passed()
+}
+
+/// What takes connections and answers none is a daemon that was killed just now: its arena is checked as one that is not in use.
+fn dying() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    site.umount(0)?;
+    let socket = socket_of(site.arena());
+    let _ = fs::remove_file(&socket);
+    let listener = UnixListener::bind(&socket).map_err(tried("listening"))?;
+    let text = thread::scope(|threads| {
+        threads.spawn(|| listener.accept().map(drop));
+        site.ashlar(&["fsck"])?.success()
+    })?
+    .output;
+    ensure!(text.contains("(not in use)"), "beside a dying daemon fsck says:\n{text}");
     passed()
 }

@@ -199,6 +199,12 @@ fn little_address_space() -> Outcome<Verdict> {
             run(Front::RunAtOnce.command("bash").args(["-euc", &script]).current_dir(site.point(0)))?.success()?;
         ensure!(done.output == text && done.errors.is_empty(), "with {kilobytes}: {}", done.errors);
     }
+    // Too little for the library itself, which the dynamic linker would complain of.
+    let script = "ulimit -v 6000; for i in 1 2; do /bin/echo $i; done; exec /bin/echo 3";
+    for shell in ["dash", "bash"] {
+        let done = run(Front::RunAtOnce.command(shell).args(["-c", script]).current_dir(site.point(0)))?.success()?;
+        ensure!((&done.output[..], &done.errors[..]) == ("1\n2\n3\n", ""), "{shell}: {}", done.told());
+    }
     site.check()?;
     site.umount(0)?;
     passed()

@@ -3,6 +3,8 @@
 //! `unlucky.c` and `freed.c` have a story for each, `wide.c` has one, and they say what has come of it. That must be the same in memory without Ashlar, on a mount, and with LibFS
 //! in the process, from its first call on and after some.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -92,6 +94,15 @@ fn checked() -> Outcome<Verdict> {
             let _ = std::fs::remove_dir_all(&path).or_else(|_| std::fs::remove_file(&path));
         }
     }
+    // What runs a program's code in its own way has that program to itself.
+    let Some(program) = compiled(&site, CHECKED, &["-g"])? else {
+        return Ok(Verdict::Skipped("there is no gcc".into()));
+    };
+    let under = site.outside().join("under-valgrind");
+    let script = format!("#!/bin/sh\nexec valgrind -q --error-exitcode=9 {} \"$@\"\n", program.display());
+    std::fs::write(&under, script).map_err(tried("writing a script"))?;
+    std::fs::set_permissions(&under, Permissions::from_mode(0o755)).map_err(tried("chmod"))?;
+    compare(&site, &under, "").map_err(|error| format!("Valgrind: {error}"))?;
     site.check()?;
     site.umount(0)?;
     Ok(Verdict::Passed(String::new()))
