@@ -7,8 +7,9 @@
 use ashlar_types::Errno;
 
 use crate::arch::system_call;
+use crate::environment::{self, PreloadText};
 use crate::memory::{self, PathBuffer};
-use crate::{descriptors, environment, habits, report, session};
+use crate::{descriptors, habits, report, session};
 
 /// A file is large from so many bytes on: they take longer through the kernel than the library takes to load.
 const LARGE_BYTES: i64 = 256 << 10;
@@ -36,6 +37,25 @@ pub(crate) fn execute(a: [u64; 6]) -> Option<i64> {
     let arguments = [a[0], a[1], environment, 0, 0, 0];
     // SAFETY: the program's own call, but for what is left out of its environment, of which the list lives until this returns.
     Some(unsafe { system_call(libc::SYS_execve as u64, arguments) })
+}
+
+/// Runs a program in a process that has borrowed the memory: without the library where it may be, and otherwise with what brings it into the program, also
+/// where that is given another environment. `None` where the kernel does so as it is. Nothing is allocated.
+pub(crate) fn execute_lent(number: i64, a: [u64; 6]) -> Option<i64> {
+    let is_by_path = number == libc::SYS_execve;
+    // Where there is no program, the kernel says so.
+    if is_by_path && missing(a[0]).is_some() {
+        return None;
+    }
+    if is_by_path && let Some(result) = execute(a) {
+        return Some(result);
+    }
+    let (mut variables, mut preload) = ([0; VARIABLES], PreloadText::new());
+    let (mut arguments, place) = (a, if is_by_path { 2 } else { 3 });
+    // Where it can't be read, the kernel says so, and where there are too many variables it has them as they are.
+    arguments[place] = environment::completed_in(a[place], &mut variables, &mut preload).ok()??;
+    // SAFETY: the program's own call, but for what was added to its environment, which lives until this returns.
+    Some(unsafe { system_call(number as u64, arguments) })
 }
 
 /// What the kernel says where a path leads to nothing: a program is looked for in one directory after the other, and there is nothing to be thought of

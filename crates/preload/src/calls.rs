@@ -27,8 +27,8 @@ use crate::arch::{ASHLAR_INTEREST, Frame, INTEREST_ALWAYS, INTEREST_NONE};
 use crate::descriptors::File;
 use crate::locks::Way;
 use crate::{
-    bare, deferred, descriptors, direct, habits, hook, materialise, memory, parked, path, report, session, shared,
-    snapshot, submounts, users,
+    deferred, descriptors, direct, habits, hook, materialise, memory, parked, path, report, session, shared, snapshot,
+    submounts, users,
 };
 
 /// What becomes of a call.
@@ -87,7 +87,7 @@ pub(crate) fn disarm() {
 /// Whether a call of a process that has borrowed memory must be served here. What it does to its descriptors and its signals is no business of the
 /// lender's; which program it runs may be.
 pub(crate) fn concerns_lent(call: &Frame) -> bool {
-    call.rax as i64 == libc::SYS_execve && (bare::is_possible() || session::has_little_room())
+    matches!(call.rax as i64, libc::SYS_execve | libc::SYS_execveat)
 }
 
 /// Makes the descriptors that a call names the kernel's, if they were opened in a session of another user: what may be done with them LibFS would judge by

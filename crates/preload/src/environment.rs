@@ -12,6 +12,10 @@ use crate::{carried, memory};
 /// The libraries that the dynamic linker loads first.
 const PRELOAD: &str = "LD_PRELOAD";
 const NAMES: [&str; 6] = [MOUNTS_VARIABLE, PLANS_VARIABLE, PRELOAD, DEFER_VARIABLE, REPORT_VARIABLE, PATIENCE_VARIABLE];
+/// The most that is added to a list: those, what is open, and the end.
+const ADDED_MAX: usize = NAMES.len() + 2;
+/// The longest that what is loaded first becomes by us, in bytes: two paths' length.
+const PRELOAD_BYTES: usize = 2 * libc::PATH_MAX as usize;
 /// More variables than these are more than the kernel takes.
 const VARIABLES_MAX: u64 = 1 << 20;
 
@@ -107,7 +111,7 @@ pub(crate) fn report() -> Option<&'static CStr> {
 pub(crate) struct Completed {
     list: Vec<u64>,
     /// What the list leads to.
-    _preload: Option<Vec<u8>>,
+    _preload: Box<PreloadText>,
     _open: Option<CString>,
 }
 
@@ -174,52 +178,96 @@ fn variables(environment: u64) -> impl Iterator<Item = Result<u64, Errno>> {
 /// # Errors
 /// `EFAULT`, `E2BIG`.
 pub(crate) fn completed(environment: u64, open: Option<CString>) -> Result<Option<Completed>, Errno> {
-    let Some(ours) = FOUND.get() else { return Ok(None) };
-    let mut list = Vec::new();
+    let mut list = vec![0; variables(environment).count() + ADDED_MAX];
+    let mut preload = Box::new(PreloadText::new());
+    let is_changed = complete(environment, open.as_deref(), &mut list, &mut preload)?;
+    Ok(is_changed.then_some(Completed { list, _preload: preload, _open: open }))
+}
+
+/// As [`completed`], in a list and a text that its caller has room for; the list's address, if it is to be used. Nothing is allocated.
+///
+/// # Errors
+/// `EFAULT`; `E2BIG` also where the list is too short.
+pub(crate) fn completed_in(
+    environment: u64,
+    list: &mut [u64],
+    preload: &mut PreloadText,
+) -> Result<Option<u64>, Errno> {
+    Ok(complete(environment, None, list, preload)?.then_some(list.as_ptr() as u64))
+}
+
+/// Completes an environment in a list, and says whether it is another one then.
+fn complete(environment: u64, open: Option<&CStr>, list: &mut [u64], preload: &mut PreloadText) -> Result<bool, Errno> {
+    let Some(ours) = FOUND.get() else { return Ok(false) };
+    let mut length = 0;
+    let mut add = |variable: u64| {
+        let place = list[..].get_mut(length).ok_or(Errno::E2BIG)?;
+        *place = variable;
+        length += 1;
+        Ok::<(), Errno>(())
+    };
     let mut missing = *ours;
-    let mut preload = None;
-    let mut is_stale = false;
+    let mut is_changed = open.is_some();
     for variable in variables(environment) {
-        let variable = variable?;
+        let mut variable = variable?;
         let mut start = [0; 16];
-        let length = memory::start_of(variable, &mut start);
-        if value_of(&start[..length], carried::VARIABLE).is_some() {
+        let begin = memory::start_of(variable, &mut start);
+        if value_of(&start[..begin], carried::VARIABLE).is_some() {
             // What was so when this program began.
-            is_stale = true;
+            is_changed = true;
             continue;
         }
         for (place, name) in missing.iter_mut().zip(NAMES) {
-            if value_of(&start[..length], name).is_some() {
-                if name == PRELOAD {
-                    preload = Some((list.len(), variable));
+            if value_of(&start[..begin], name).is_some() {
+                if name == PRELOAD
+                    && let Some(wanted) = *place
+                    && let Some(joined) = preload.join(wanted.to_bytes(), variable)?
+                {
+                    variable = joined;
+                    is_changed = true;
                 }
                 *place = None;
             }
         }
-        list.push(variable);
+        add(variable)?;
     }
-    // A program that has others loaded first keeps them, behind us.
-    let joined = match (preload, ours[2]) {
-        (Some((place, variable)), Some(wanted)) => {
-            let mut text = Box::new(memory::PathBuffer::new());
-            let theirs = memory::path(variable, &mut text)?;
-            let own = libraries(wanted.to_bytes()).next();
-            let has = libraries(theirs).any(|name| Some(name) == own);
-            let value = |variable| value_of(variable, PRELOAD).unwrap_or_default();
-            let (wanted, theirs) = (value(wanted.to_bytes()), value(theirs));
-            (!has).then(|| (place, [PRELOAD.as_bytes(), b"=", wanted, b":", theirs, b"\0"].concat()))
+    for variable in missing.iter().flatten().copied().chain(open) {
+        is_changed = true;
+        add(variable.as_ptr() as u64)?;
+    }
+    add(0)?;
+    Ok(is_changed)
+}
+
+/// Room for what is loaded first: ours, and behind it what a program has so.
+pub(crate) struct PreloadText([u8; PRELOAD_BYTES]);
+
+impl PreloadText {
+    pub(crate) const fn new() -> Self {
+        Self([0; PRELOAD_BYTES])
+    }
+
+    /// What stands in the environment joined behind ours; `None` where ours is in it, or both together are too long.
+    fn join(&mut self, wanted: &[u8], theirs: u64) -> Result<Option<u64>, Errno> {
+        let mut text = memory::PathBuffer::new();
+        let theirs = match memory::path(theirs, &mut text) {
+            Err(Errno::ENAMETOOLONG) => return Ok(None),
+            theirs => theirs?,
+        };
+        let own = libraries(wanted).next();
+        if libraries(theirs).any(|name| Some(name) == own) {
+            return Ok(None);
         }
-        _ => None,
-    };
-    if missing.iter().all(Option::is_none) && joined.is_none() && open.is_none() && !is_stale {
-        return Ok(None);
+        let parts = [wanted, b":", value_of(theirs, PRELOAD).unwrap_or_default(), b"\0"];
+        if parts.iter().map(|part| part.len()).sum::<usize>() > self.0.len() {
+            return Ok(None);
+        }
+        let mut rest = &mut self.0[..];
+        for part in parts {
+            let (place, behind) = rest.split_at_mut(part.len());
+            place.copy_from_slice(part);
+            rest = behind;
+        }
+        Ok(Some(self.0.as_ptr() as u64))
     }
-    list.extend(missing.iter().flatten().map(|variable| variable.as_ptr() as u64));
-    list.extend(open.iter().map(|variable| variable.as_ptr() as u64));
-    list.push(0);
-    let preload = joined.map(|(place, text)| {
-        list[place] = text.as_ptr() as u64;
-        text
-    });
-    Ok(Some(Completed { list, _preload: preload, _open: open }))
 }

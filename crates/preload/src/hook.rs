@@ -212,9 +212,7 @@ unsafe extern "C" fn look_lent(frame: *mut Frame) {
 unsafe extern "C" fn serve_lent(frame: *mut Frame) {
     // SAFETY: as for the hook.
     let call = unsafe { &mut *frame };
-    // Where there is no program, the kernel says so.
-    let is_there = bare::missing(call.arguments[0]).is_none();
-    if is_there && let Ok(Some(result)) = catch_unwind(AssertUnwindSafe(|| bare::execute(call.arguments))) {
+    if let Ok(Some(result)) = catch_unwind(AssertUnwindSafe(|| bare::execute_lent(call.rax as i64, call.arguments))) {
         call.rax = result as u64;
         THREAD.with(|thread| thread.after.set(After::Return));
     }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use ashlar_libfs::{LibFs, Make, Options, OwnDescriptors, RenameFlags, WriteAt};
 use ashlar_tests::command::{eventually, run};
 use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Front, Medium, Site, obstacle};
+use ashlar_tests::mount::{Front, Medium, Site, obstacle, program};
 use ashlar_tests::{Outcome, ensure, number, tried};
 use ashlar_types::{Credentials, Errno, FileKind, InodeId};
 use ashlar_wire::{DEFER_VARIABLE, SessionKind};
@@ -29,6 +29,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/a_session_begins_at_any_call", run: || with(begins) },
     Test { name: "run/a_program_takes_over_what_the_shell_has_opened", run: || with(redirected) },
     Test { name: "run/a_file_goes_into_no_set_that_is_waited_for", run: || with(no_set) },
+    Test { name: "run/programs_that_are_given_another_environment_have_the_library", run: || with(environments) },
     Test { name: "run/who_serves_users_becomes_each_of_them_in_turn", run: || with(users) },
     Test { name: "run/little_address_space_is_the_programs_own", run: || with(little_address_space) },
     Test { name: "run/extended_attributes_are_those_of_the_kernel", run: || with(xattrs) },
@@ -204,6 +205,44 @@ fn little_address_space() -> Outcome<Verdict> {
     for shell in ["dash", "bash"] {
         let done = run(Front::RunAtOnce.command(shell).args(["-c", script]).current_dir(site.point(0)))?.success()?;
         ensure!((&done.output[..], &done.errors[..]) == ("1\n2\n3\n", ""), "{shell}: {}", done.told());
+    }
+    site.check()?;
+    site.umount(0)?;
+    passed()
+}
+
+/// Runs a program in each way in which there are, with no environment and with one in which something else is loaded first, and has it say what it was given.
+const ENVIRONMENTS: &str = "import os, subprocess
+program = ['/bin/sh', '-c', 'echo ${LD_PRELOAD##*/} ${LD_PRELOAD%:*} ${ASHLAR_RUN:+told}']
+def forked(environment):
+    if os.fork() == 0:
+        os.execve(program[0], program, environment)
+    os.wait()
+def spawned(environment):
+    os.waitpid(os.posix_spawn(program[0], program, environment), 0)
+def lent(environment):
+    subprocess.run(program, env=environment, check=True)
+def by_descriptor(environment):
+    if os.fork() == 0:
+        os.execve(os.open(program[0], os.O_RDONLY), program, environment)
+    os.wait()
+for way in forked, spawned, lent, by_descriptor:
+    way({})
+    way({'LD_PRELOAD': '/lib/libm.so.6', 'OTHER': 'x' * 5000})
+";
+
+fn environments() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    const LIBRARY: &str = "libashlar_preload.so";
+    let library = program().with_file_name(LIBRARY).display().to_string();
+    for front in [Front::Run, Front::RunAtOnce] {
+        let done = run(front.command("python3").args(["-c", ENVIRONMENTS]).current_dir(site.point(0)))?.success()?;
+        let said: Vec<_> = done.output.lines().collect();
+        ensure!(said.len() == 8, "{front:?}: {}", done.told());
+        for two in said.chunks(2) {
+            let expected = [format!("{LIBRARY} {library} told"), format!("libm.so.6 {library} told")];
+            ensure!(two == expected, "{front:?}: {}", done.output);
+        }
     }
     site.check()?;
     site.umount(0)?;
