@@ -34,21 +34,37 @@ pub fn ask(place: &Place, request: &Request) -> Result<Option<Reply>, CliError> 
     Ok(Some(reply))
 }
 
-/// As [`ask`], but waits for a daemon that starts or ends just now. The request may be made twice: one that was killed takes connections until its last
-/// thread is gone, and answers none.
+/// As [`ask`], but waits for a daemon that starts or ends just now. One that was killed takes connections until its last thread is gone, and answers none:
+/// then the one behind it is asked, once, since the request itself may be what ends them.
 pub fn ask_patiently(place: &Place, request: &Request) -> Result<Option<Reply>, CliError> {
-    let deadline = Instant::now() + HANDOVER;
+    let mut deadline = Instant::now() + HANDOVER;
+    let mut is_first = true;
     loop {
-        let answer = match ask(place, request) {
-            Err(CliError::Wire(WireError::Closed)) => None,
-            answer => answer?,
-        };
-        match answer {
-            None if is_passing(Arena::open(place.directory()).as_ref().err(), deadline) => {
+        match ask(place, request) {
+            Err(CliError::Wire(WireError::Closed)) if is_first => {
+                is_first = false;
+                deadline = Instant::now() + HANDOVER;
+                let dying = holder(place);
+                while dying.is_some() && holder(place) == dying && Instant::now() < deadline {
+                    std::thread::sleep(PAUSE);
+                }
+                if holder(place).is_none() {
+                    return Ok(None);
+                }
+            }
+            Ok(None) if is_passing(Arena::open(place.directory()).as_ref().err(), deadline) => {
                 std::thread::sleep(PAUSE * 10);
             }
-            answer => return Ok(answer),
+            answer => return answer,
         }
+    }
+}
+
+/// The process that has an arena, if any has.
+fn holder(place: &Place) -> Option<u32> {
+    match Arena::open(place.directory()) {
+        Err(ArenaError::InUse { pid }) => Some(pid),
+        _ => None,
     }
 }
 

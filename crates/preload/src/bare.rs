@@ -2,7 +2,7 @@
 //! them in any case: the dynamic linker would complain of a library that has no room.
 //!
 //! What they were the times before they need not be this time, so it's looked at what they are to work on: a file that is large, or a directory with
-//! all that may be in it, is worth the library. Where calls are counted for a report, every program has it.
+//! all that may be in it, is worth the library. Where calls are counted for a report, every program has it that has room for it.
 
 use ashlar_types::Errno;
 
@@ -25,36 +25,40 @@ pub(crate) fn is_possible() -> bool {
     habits::is_any() && report::page().is_none()
 }
 
-/// Runs a program without the library, if it may be (`execve`); `None` where it may not. Nothing is allocated: the memory may be lent.
-pub(crate) fn execute(a: [u64; 6]) -> Option<i64> {
-    let is_one = session::has_little_room() || is_possible() && may_be(a[0], a[1]);
-    if !is_one {
+/// Runs a program without the library, if it may be (`execve`, `execveat`); `None` where it may not. Nothing is allocated: the memory may be lent.
+pub(crate) fn execute(number: i64, a: [u64; 6]) -> Option<i64> {
+    let is_short = || number == libc::SYS_execve && is_possible() && may_be(a[0], a[1]);
+    if !session::has_little_room() && !is_short() {
         return None;
     }
     let mut variables = [0; VARIABLES];
     // Where it can't be read, whoever hands it on says so.
-    let environment = environment::bare(a[2], &mut variables).ok()??;
-    let arguments = [a[0], a[1], environment, 0, 0, 0];
-    // SAFETY: the program's own call, but for what is left out of its environment, of which the list lives until this returns.
-    Some(unsafe { system_call(libc::SYS_execve as u64, arguments) })
+    run(number, a, environment::bare(a[environment_at(number)], &mut variables).ok()??)
 }
 
 /// Runs a program in a process that has borrowed the memory: without the library where it may be, and otherwise with what brings it into the program, also
 /// where that is given another environment. `None` where the kernel does so as it is. Nothing is allocated.
 pub(crate) fn execute_lent(number: i64, a: [u64; 6]) -> Option<i64> {
-    let is_by_path = number == libc::SYS_execve;
     // Where there is no program, the kernel says so.
-    if is_by_path && missing(a[0]).is_some() {
+    if number == libc::SYS_execve && missing(a[0]).is_some() {
         return None;
     }
-    if is_by_path && let Some(result) = execute(a) {
+    if let Some(result) = execute(number, a) {
         return Some(result);
     }
     let (mut variables, mut preload) = ([0; VARIABLES], PreloadText::new());
-    let (mut arguments, place) = (a, if is_by_path { 2 } else { 3 });
     // Where it can't be read, the kernel says so, and where there are too many variables it has them as they are.
-    arguments[place] = environment::completed_in(a[place], &mut variables, &mut preload).ok()??;
-    // SAFETY: the program's own call, but for what was added to its environment, which lives until this returns.
+    run(number, a, environment::completed_in(a[environment_at(number)], &mut variables, &mut preload).ok()??)
+}
+
+/// Where the environment stands in the arguments of `execve` and `execveat`.
+pub(crate) fn environment_at(number: i64) -> usize {
+    if number == libc::SYS_execve { 2 } else { 3 }
+}
+
+fn run(number: i64, mut arguments: [u64; 6], environment: u64) -> Option<i64> {
+    arguments[environment_at(number)] = environment;
+    // SAFETY: the program's own call, but for its environment, which lives until this returns.
     Some(unsafe { system_call(number as u64, arguments) })
 }
 

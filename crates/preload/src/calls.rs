@@ -301,13 +301,13 @@ pub(crate) fn serve(call: &mut Frame) -> Verdict {
         return match answer(call) {
             Ok(Some(result)) => Verdict::Done(result),
             Ok(None) if deferred::is_on() && files::is_opening(call.rax as i64) => deferred::opening(),
-            Ok(None) => match to_kernel(call, &named) {
-                Err(Errno::ESTALE) if tries < TRIES => {
+            Ok(None) => match to_kernel(call, &named, tries == TRIES) {
+                Ok(true) => Verdict::Kernel,
+                Ok(false) => {
                     tries += 1;
                     continue;
                 }
                 Err(errno) => Verdict::Done(-i64::from(errno.0)),
-                Ok(()) => Verdict::Kernel,
             },
             // What a path led to is gone: where it leads now shows another look, as the kernel takes one.
             Err(Errno::ESTALE) if tries < TRIES && has_path(call) => {
@@ -411,12 +411,12 @@ impl Verdict {
     }
 }
 
-/// Has the kernel serve a call: descriptors of ours that it names become the kernel's first.
+/// Has the kernel serve a call: descriptors of ours that it names become the kernel's first. `false` where another thread has opened a file in the place of
+/// one that the call named: it's as if the call came now, and no reason to make that file the kernel's, unless it is `whatever_is_there`.
 ///
 /// # Errors
-/// `ESTALE` where another thread has opened a file in the place of one that the call named: it's as if the call came now, and no reason to make that
-/// file the kernel's. Those of SharedFS.
-fn to_kernel(call: &Frame, files: &[Option<File>; 2]) -> Result<(), Errno> {
+/// Those of SharedFS.
+fn to_kernel(call: &Frame, files: &[Option<File>; 2], whatever_is_there: bool) -> Result<bool, Errno> {
     let a = &call.arguments;
     let paths = paths_of(shape(call.rax as i64));
     for (&at, known) in descriptors_of(call.rax as i64).iter().zip(files) {
@@ -425,9 +425,9 @@ fn to_kernel(call: &Frame, files: &[Option<File>; 2]) -> Result<(), Errno> {
             continue;
         }
         let file = descriptors::file(descriptor);
-        let is_other = |file: &File| !alone::is_alone() && !known.as_ref().is_some_and(|known| known.is_same(file));
-        if file.as_ref().is_some_and(is_other) {
-            return Err(Errno::ESTALE);
+        let is_other = |file: &File| !known.as_ref().is_some_and(|known| known.is_same(file));
+        if !alone::is_alone() && !whatever_is_there && file.as_ref().is_some_and(is_other) {
+            return Ok(false);
         }
         materialise::found(descriptor, file)?;
     }
@@ -435,7 +435,8 @@ fn to_kernel(call: &Frame, files: &[Option<File>; 2]) -> Result<(), Errno> {
     let begun_at = paths.iter().filter_map(|(from, _)| from.map(|index| a[index] as i32));
     let begun_at = begun_at.filter(|&descriptor| descriptors::is_ours(descriptor));
     let in_paths = paths.iter().filter_map(|&(_, path)| path::descriptor_at(a[path]));
-    begun_at.chain(in_paths).try_for_each(materialise::descriptor)
+    begun_at.chain(in_paths).try_for_each(materialise::descriptor)?;
+    Ok(true)
 }
 
 fn answer(call: &mut Frame) -> Served {

@@ -165,7 +165,7 @@ fn names_only(variable: &[u8], own: &[u8]) -> bool {
 /// The addresses of an environment's variables.
 fn variables(environment: u64) -> impl Iterator<Item = Result<u64, Errno>> {
     let places = (0..=VARIABLES_MAX).take_while(move |_| environment != 0);
-    places.map_while(move |index| match memory::load(environment + index * 8) {
+    places.map_while(move |index| match memory::load(environment.wrapping_add(index * 8)) {
         Ok(0) => None,
         Ok(_) if index == VARIABLES_MAX => Some(Err(Errno::E2BIG)),
         variable => Some(variable),
@@ -178,7 +178,8 @@ fn variables(environment: u64) -> impl Iterator<Item = Result<u64, Errno>> {
 /// # Errors
 /// `EFAULT`, `E2BIG`.
 pub(crate) fn completed(environment: u64, open: Option<CString>) -> Result<Option<Completed>, Errno> {
-    let mut list = vec![0; variables(environment).count() + ADDED_MAX];
+    let count = variables(environment).try_fold(0, |count, variable| variable.map(|_| count + 1))?;
+    let mut list = vec![0; count + ADDED_MAX];
     let mut preload = Box::new(PreloadText::new());
     let is_changed = complete(environment, open.as_deref(), &mut list, &mut preload)?;
     Ok(is_changed.then_some(Completed { list, _preload: preload, _open: open }))
@@ -201,15 +202,16 @@ fn complete(environment: u64, open: Option<&CStr>, list: &mut [u64], preload: &m
     let Some(ours) = FOUND.get() else { return Ok(false) };
     let mut length = 0;
     let mut add = |variable: u64| {
-        let place = list[..].get_mut(length).ok_or(Errno::E2BIG)?;
+        let place = list.get_mut(length).ok_or(Errno::E2BIG)?;
         *place = variable;
         length += 1;
-        Ok::<(), Errno>(())
+        Ok::<usize, Errno>(length - 1)
     };
     let mut missing = *ours;
+    let mut preloaded = None;
     let mut is_changed = open.is_some();
     for variable in variables(environment) {
-        let mut variable = variable?;
+        let variable = variable?;
         let mut start = [0; 16];
         let begin = memory::start_of(variable, &mut start);
         if value_of(&start[..begin], carried::VARIABLE).is_some() {
@@ -217,25 +219,29 @@ fn complete(environment: u64, open: Option<&CStr>, list: &mut [u64], preload: &m
             is_changed = true;
             continue;
         }
-        for (place, name) in missing.iter_mut().zip(NAMES) {
+        let place = add(variable)?;
+        for (missing, name) in missing.iter_mut().zip(NAMES) {
             if value_of(&start[..begin], name).is_some() {
-                if name == PRELOAD
-                    && let Some(wanted) = *place
-                    && let Some(joined) = preload.join(wanted.to_bytes(), variable)?
-                {
-                    variable = joined;
-                    is_changed = true;
+                *missing = None;
+                if name == PRELOAD {
+                    // Of several the dynamic linker takes the last.
+                    preloaded = Some((place, variable));
                 }
-                *place = None;
             }
         }
-        add(variable)?;
     }
     for variable in missing.iter().flatten().copied().chain(open) {
         is_changed = true;
         add(variable.as_ptr() as u64)?;
     }
     add(0)?;
+    // A program that has others loaded first keeps them, behind us.
+    if let (Some((place, theirs)), Some(wanted)) = (preloaded, ours[2])
+        && let Some(joined) = preload.join(wanted.to_bytes(), theirs)?
+    {
+        list[place] = joined;
+        is_changed = true;
+    }
     Ok(is_changed)
 }
 

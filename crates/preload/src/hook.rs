@@ -89,6 +89,11 @@ pub(crate) fn pass_on() {
     THREAD.with(|thread| thread.passed_on.set(true));
 }
 
+/// Whether the thread has lent its memory, and this is the process that has borrowed it.
+pub(crate) fn is_lent() -> bool {
+    THREAD.with(|thread| thread.lent.get())
+}
+
 /// Whether the kernel has served the call that is done.
 pub(crate) fn was_passed_on() -> bool {
     THREAD.with(|thread| thread.passed_on.replace(false))
@@ -124,6 +129,10 @@ pub(crate) unsafe extern "C" fn ashlar_hook(frame: *mut Frame) -> Way {
                 on_stack(look_lent);
             }
             if calls::concerns_lent(call) {
+                if let Some(page) = report::page() {
+                    // It counts the program, as for all that goes past.
+                    page.past(call);
+                }
                 thread.after.set(After::Kernel);
                 on_stack(serve_lent);
                 return Way::new(thread.after.get(), 0);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use ashlar_libfs::alone;
 
 use crate::arch::{DESCRIPTORS, Frame};
-use crate::{calls, descriptors, signals};
+use crate::{calls, descriptors, hook, signals};
 
 /// The parked number (`code`), or one that is being closed ([`IS_CLOSING`]), or 0. The entry looks at it.
 pub(crate) static ASHLAR_PARKED: AtomicU32 = AtomicU32::new(0);
@@ -37,7 +37,7 @@ fn code(descriptor: i32, cloexec: bool) -> u32 {
 }
 
 fn number_of(code: u32) -> i32 {
-    (code >> 1) as i32
+    ((code & !IS_CLOSING) >> 1) as i32
 }
 
 /// Parks a number that leads nowhere any more, rather than to close it. `false` where it must be closed.
@@ -69,6 +69,10 @@ pub(crate) fn stop() {
 /// Behind a handler of the program's: the call that it has interrupted goes on from where the entry has let it past, and what was known of the
 /// numbers may have been before it.
 pub(crate) fn begin_again() {
+    if hook::is_lent() {
+        // The number is the lender's, and so is what is known of them.
+        return;
+    }
     if ASHLAR_PARKED.load(Ordering::Relaxed) != 0 {
         // The program is in no call of ours, so that another handler would come in the middle, and might open a file.
         let mask = signals::block();

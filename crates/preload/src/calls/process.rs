@@ -87,10 +87,10 @@ pub(super) fn serve(call: &mut Frame) -> Served {
     let a = call.arguments;
     match call.rax as i64 {
         libc::SYS_clone | libc::SYS_clone3 | libc::SYS_fork | libc::SYS_vfork => make_process(call),
-        libc::SYS_execve => execute(call.rax, a, 2),
+        libc::SYS_execve => execute(call.rax, a),
         libc::SYS_execveat => {
             materialise::descriptor(a[0] as i32)?;
-            execute(call.rax, a, 3)
+            execute(call.rax, a)
         }
         libc::SYS_chdir | libc::SYS_fchdir => change_directory(call),
         libc::SYS_umask => {
@@ -254,9 +254,9 @@ fn leave_inherited(is_meant: impl Fn(i32) -> bool) {
 }
 
 /// Runs another program: what it inherits it finds as the kernel's, and what brings us into it in its environment.
-fn execute(number: u64, a: [u64; 6], environment_at: usize) -> Served {
+fn execute(number: u64, a: [u64; 6]) -> Served {
     let mut arguments = a;
-    let is_by_path = number as i64 == libc::SYS_execve;
+    let (is_by_path, environment_at) = (number as i64 == libc::SYS_execve, bare::environment_at(number as i64));
     // Where there is no program, nothing is given up.
     if is_by_path && let Some(errno) = bare::missing(a[0]) {
         return Err(errno);
@@ -273,10 +273,10 @@ fn execute(number: u64, a: [u64; 6], environment_at: usize) -> Served {
     leave_inherited(|number| descriptors::closes_on_exec(number) != Some(true));
     users::end_all();
     habits::note_long();
-    if is_by_path && let Some(result) = bare::execute(a) {
+    report::leaving();
+    if let Some(result) = bare::execute(number as i64, a) {
         return Ok(Some(result));
     }
-    report::leaving();
     // SAFETY: the program's own call, but for what was added to its environment, which lives until this returns.
     Ok(Some(unsafe { system_call(number, arguments) }))
 }

@@ -212,8 +212,8 @@ fn little_address_space() -> Outcome<Verdict> {
 }
 
 /// Runs a program in each way in which there are, with no environment and with one in which something else is loaded first, and has it say what it was given.
-const ENVIRONMENTS: &str = "import os, subprocess
-program = ['/bin/sh', '-c', 'echo ${LD_PRELOAD##*/} ${LD_PRELOAD%:*} ${ASHLAR_RUN:+told}']
+const ENVIRONMENTS: &str = "import ctypes, errno, os, subprocess
+program = ['/bin/sh', '-c', 'echo ${LD_PRELOAD#*:} ${LD_PRELOAD%:*} ${ASHLAR_RUN:+told}']
 def forked(environment):
     if os.fork() == 0:
         os.execve(program[0], program, environment)
@@ -228,21 +228,29 @@ def by_descriptor(environment):
     os.wait()
 for way in forked, spawned, lent, by_descriptor:
     way({})
-    way({'LD_PRELOAD': '/lib/libm.so.6', 'OTHER': 'x' * 5000})
+    way({'LD_PRELOAD': 'libm.so.6', 'OTHER': 'x' * 5000})
+libc = ctypes.CDLL(None, use_errno=True)
+def listed(*texts):
+    return (ctypes.c_char_p * (len(texts) + 1))(*[text.encode() for text in texts], None)
+def refused(environment):
+    libc.execve(b'/bin/true', listed('true'), ctypes.c_void_p(environment))
+    return errno.errorcode[ctypes.get_errno()]
+bad = (ctypes.c_uint64 * 2)(1, 0)
+print(refused(-1), refused(8), refused(ctypes.addressof(bad)), flush=True)
+# Of two that are named alike the last one counts.
+libc.execve(program[0].encode(), listed(*program), listed('LD_PRELOAD=' + os.environ['LD_PRELOAD'], 'LD_PRELOAD=libm.so.6'))
 ";
 
 fn environments() -> Outcome<Verdict> {
     let site = Site::mounted(Medium::Memory, "64M")?;
-    const LIBRARY: &str = "libashlar_preload.so";
-    let library = program().with_file_name(LIBRARY).display().to_string();
+    let library = program().with_file_name("libashlar_preload.so").display().to_string();
     for front in [Front::Run, Front::RunAtOnce] {
         let done = run(front.command("python3").args(["-c", ENVIRONMENTS]).current_dir(site.point(0)))?.success()?;
         let said: Vec<_> = done.output.lines().collect();
-        ensure!(said.len() == 8, "{front:?}: {}", done.told());
-        for two in said.chunks(2) {
-            let expected = [format!("{LIBRARY} {library} told"), format!("libm.so.6 {library} told")];
-            ensure!(two == expected, "{front:?}: {}", done.output);
-        }
+        let (without, with) = (format!("{library} {library} told"), format!("libm.so.6 {library} told"));
+        let mut expected = [&without[..], &with].repeat(4);
+        expected.extend(["EFAULT EFAULT EFAULT", &with]);
+        ensure!(said == expected, "{front:?}: {}", done.told());
     }
     site.check()?;
     site.umount(0)?;
