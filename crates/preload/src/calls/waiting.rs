@@ -26,10 +26,11 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
     Ok(None)
 }
 
-/// Whether a descriptor is ours, or of a regular file that may become so. Of directories the kernel says so itself.
+/// Whether a descriptor is ours, or of a regular file that may become so. Of directories, and paths alone, the kernel says so itself.
 fn is_file(descriptor: i32) -> bool {
+    let is_path = || materialise::flags(descriptor) & libc::O_PATH != 0;
     let is_regular = || session::device_and_kind_of(descriptor).is_some_and(|(_, is_regular)| is_regular);
-    descriptors::is_ours(descriptor) || descriptors::is_candidate(descriptor) && is_regular()
+    descriptors::is_ours(descriptor) || descriptors::is_candidate(descriptor) && is_regular() && !is_path()
 }
 
 /// What the kernel says of a file that is to go into a set for `epoll`, or is meant to be in one.
