@@ -60,7 +60,7 @@ pub fn ask_patiently(place: &Place, request: &Request) -> Result<Option<Reply>, 
     }
 }
 
-/// The process that has an arena, if any has.
+/// The process that has an arena, if any has; 0 where it has not said its number yet.
 fn holder(place: &Place) -> Option<u32> {
     match Arena::open(place.directory()) {
         Err(ArenaError::InUse { pid }) => Some(pid),
@@ -82,10 +82,8 @@ pub fn daemon_status(place: &Place) -> Result<Option<StatusReply>, CliError> {
 
 /// The error of a daemon that does not answer, which it is easier to do something about with its number.
 fn silent(place: &Place) -> CliError {
-    match Arena::open(place.directory()) {
-        Err(ArenaError::InUse { pid }) if pid != 0 => {
-            CliError::DaemonSilent { arena: place.directory().to_owned(), pid }
-        }
+    match holder(place) {
+        Some(pid) if pid != 0 => CliError::DaemonSilent { arena: place.directory().to_owned(), pid },
         _ => CliError::NoDaemon(place.directory().to_owned()),
     }
 }

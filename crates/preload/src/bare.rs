@@ -28,7 +28,7 @@ pub(crate) fn is_possible() -> bool {
 /// Runs a program without the library, if it may be (`execve`, `execveat`); `None` where it may not. Nothing is allocated: the memory may be lent.
 pub(crate) fn execute(number: i64, a: [u64; 6]) -> Option<i64> {
     let is_short = || number == libc::SYS_execve && is_possible() && may_be(a[0], a[1]);
-    if !session::has_little_room() && !is_short() {
+    if !is_short() && !session::has_little_room() {
         return None;
     }
     let mut variables = [0; VARIABLES];

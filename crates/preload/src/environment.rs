@@ -48,8 +48,8 @@ fn is_valgrinds(library: &[u8]) -> bool {
     library.rsplit(|&byte| byte == b'/').next().is_some_and(|name| name.starts_with(b"vgpreload_"))
 }
 
-/// Takes note of our variables; `None` where there are none, or the program is not for us. The environment is the one that the program began with. What it says of open files is taken out of it: that is
-/// for this program alone.
+/// Takes note of our variables; `None` where there are none, or the program is not for us. The environment is the one that the program began with. What it
+/// says of open files is taken out of it: that is for this program alone.
 ///
 /// # Safety
 /// The environment is a list of strings that ends with a null pointer, and nobody else looks at it meanwhile.

@@ -94,19 +94,20 @@ impl Connection {
     /// As [`Self::connect`].
     pub fn connect_above(path: &Path, least: i32, silence: Duration) -> Result<Self, WireError> {
         let kind = SocketFlags::CLOEXEC;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, kind, None).map_err(io::Error::from)?;
+        let mut socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, kind, None).map_err(io::Error::from)?;
+        // At once: its number is one that another thread may be about to get. There may be no such numbers any more, where the process has lowered its
+        // limit since.
+        if socket.as_raw_fd() < least
+            && let Ok(moved) = rustix::io::fcntl_dupfd_cloexec(&socket, least)
+        {
+            socket = moved;
+        }
         for direction in [Timeout::Recv, Timeout::Send] {
             set_socket_timeout(&socket, direction, Some(silence)).map_err(io::Error::from)?;
         }
         // A side that accepts nothing has room for some connections only: then this waits too.
         connect(&socket, &SocketAddrUnix::new(path).map_err(io::Error::from)?).map_err(io::Error::from)?;
-        let socket = UnixStream::from(socket);
-        if least <= socket.as_raw_fd() {
-            return Ok(Self::from_socket(socket));
-        }
-        // There may be no such numbers any more, where the process has lowered its limit since.
-        let moved = rustix::io::fcntl_dupfd_cloexec(&socket, least).map(UnixStream::from);
-        Ok(Self::from_socket(moved.unwrap_or(socket)))
+        Ok(Self::from_socket(UnixStream::from(socket)))
     }
 
     /// Wraps a connected socket.

@@ -4,7 +4,6 @@
 use ashlar_types::Errno;
 
 use super::Served;
-use crate::arch::system_call;
 use crate::memory;
 use crate::{descriptors, materialise, session};
 
@@ -38,9 +37,8 @@ fn no_set(a: &[u64; 6]) -> Served {
     if a[1] as i32 != libc::EPOLL_CTL_DEL {
         memory::check(a[3], size_of::<libc::epoll_event>() as u64, memory::Use::Read)?;
     }
-    // SAFETY: it asks for a flag.
-    let set = unsafe { system_call(libc::SYS_fcntl as u64, [a[0], libc::F_GETFD as u64, 0, 0, 0, 0]) };
-    Err(if set < 0 { Errno::EBADF } else { Errno::EPERM })
+    let is_there = descriptors::closes_on_exec(a[0] as i32).is_some();
+    Err(if is_there { Errno::EPERM } else { Errno::EBADF })
 }
 
 fn polled(address: u64, count: u64) -> Result<(), Errno> {

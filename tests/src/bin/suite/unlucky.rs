@@ -66,7 +66,7 @@ fn same(teller: Source, story: &str) -> Outcome<Verdict> {
     }
     let site = Site::mounted(Medium::Memory, "64M")?;
     let Some(program) = compiled(&site, teller, &[])? else { return Ok(Verdict::Skipped("there is no gcc".into())) };
-    let answers = compare(&site, &program, story)?;
+    let answers = compare(&site.point(0), &program, story)?;
     site.check()?;
     site.umount(0)?;
     Ok(Verdict::Passed(format!("{answers} answers")))
@@ -90,15 +90,13 @@ fn checked() -> Outcome<Verdict> {
             absent.push(kind);
             continue;
         }
-        compare(&site, &program, "").map_err(|error| format!("{option}: {error}"))?;
+        let place = site.point(0).join(kind);
+        std::fs::create_dir(&place).map_err(tried("making a directory"))?;
+        compare(&place, &program, "").map_err(|error| format!("{option}: {error}"))?;
         if kind == "address" {
             let mut command = Front::Run.command(program.display().to_string());
-            let done = run(command.arg("beyond").current_dir(site.point(0)))?;
+            let done = run(command.arg("beyond").current_dir(&place))?;
             ensure!(!done.status.success() && done.told().contains("heap-buffer-overflow"), "{}", done.told());
-        }
-        for entry in std::fs::read_dir(site.point(0)).map_err(tried("listing what was made"))? {
-            let path = entry.map_err(tried("listing what was made"))?.path();
-            let _ = std::fs::remove_dir_all(&path).or_else(|_| std::fs::remove_file(&path));
         }
     }
     // What runs a program's code in its own way has that program to itself.
@@ -109,7 +107,7 @@ fn checked() -> Outcome<Verdict> {
     let script = format!("#!/bin/sh\nexec valgrind -q --error-exitcode=9 {} \"$@\"\n", program.display());
     std::fs::write(&under, script).map_err(tried("writing a script"))?;
     std::fs::set_permissions(&under, Permissions::from_mode(0o755)).map_err(tried("chmod"))?;
-    compare(&site, &under, "").map_err(|error| format!("Valgrind: {error}"))?;
+    compare(&site.point(0), &under, "").map_err(|error| format!("Valgrind: {error}"))?;
     site.check()?;
     site.umount(0)?;
     ensure!(absent.len() < 3, "none of this compiler's sanitizers run on this machine but one: not {absent:?}");
@@ -135,13 +133,13 @@ fn compiled(site: &Site, teller: Source, options: &[&str]) -> Outcome<Option<Pat
     Ok(Some(program))
 }
 
-/// Has a story told in memory, on the mount and with LibFS in the process; how many answers there are, which must be the same.
-fn compare(site: &Site, program: &Path, story: &str) -> Outcome<usize> {
+/// Has a story told in memory, and below a directory on a mount, without LibFS in the process and with it; how many answers there are, which must be the same.
+fn compare(directory: &Path, program: &Path, story: &str) -> Outcome<usize> {
     let memory = tempfile::Builder::new().prefix("ashlar-unlucky-").tempdir_in("/dev/shm");
     let memory = memory.map_err(tried("making a directory in memory"))?;
     let expected = told(Front::Mount, program, story, memory.path())?;
     for front in [Front::Mount, Front::Run, Front::RunAtOnce] {
-        let place = site.point(0).join(format!("{front:?}"));
+        let place = directory.join(format!("{front:?}"));
         std::fs::create_dir(&place).map_err(tried("making a directory"))?;
         let found = told(front, program, story, &place).map_err(|error| format!("{front:?}: {error}"))?;
         for (expected, found) in expected.lines().zip(found.lines()) {
