@@ -17,8 +17,8 @@ const LARGE_BYTES: i64 = 256 << 10;
 const ARGUMENTS_MAX: u64 = 64;
 const NAMES_MAX: u64 = 16;
 
-/// Variables of an environment for which there is room.
-const VARIABLES: usize = 2048;
+/// Variables of an environment for which there is room without memory.
+pub(crate) const VARIABLES: usize = 2048;
 
 /// Whether programs may be run so at all.
 pub(crate) fn is_possible() -> bool {
@@ -48,7 +48,7 @@ pub(crate) fn execute_lent(number: i64, a: [u64; 6]) -> Option<i64> {
     }
     let (mut variables, mut preload) = ([0; VARIABLES], PreloadText::new());
     // Where it can't be read, the kernel says so, and where there are too many variables it has them as they are.
-    run(number, a, environment::completed_in(a[environment_at(number)], &mut variables, &mut preload).ok()??)
+    run(number, a, environment::completed(a[environment_at(number)], None, &mut variables, &mut preload).ok()??)
 }
 
 /// Where the environment stands in the arguments of `execve` and `execveat`.

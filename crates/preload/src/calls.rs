@@ -15,6 +15,7 @@ mod waiting;
 mod xattrs;
 
 pub(crate) use descriptor::is_for_terminals;
+pub(crate) use process::give_up;
 pub(crate) use shape::{descriptors_of, is_apart, is_wanted};
 
 use std::sync::atomic::Ordering;

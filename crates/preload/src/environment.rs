@@ -1,6 +1,6 @@
 //! What brings us into a program: variables of its environment, which the programs that it runs inherit.
 
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, c_char};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::OnceLock;
 
@@ -107,20 +107,6 @@ pub(crate) fn report() -> Option<&'static CStr> {
     CStr::from_bytes_with_nul(value_of(variable.to_bytes_with_nul(), REPORT_VARIABLE)?).ok()
 }
 
-/// An environment with our variables.
-pub(crate) struct Completed {
-    list: Vec<u64>,
-    /// What the list leads to.
-    _preload: Box<PreloadText>,
-    _open: Option<CString>,
-}
-
-impl Completed {
-    pub(crate) fn address(&self) -> u64 {
-        self.list.as_ptr() as u64
-    }
-}
-
 /// An environment without what has the library loaded, in a list that its caller has room for; `None` where that is too short, or something else is
 /// loaded first as well. Nothing is allocated.
 ///
@@ -172,29 +158,36 @@ fn variables(environment: u64) -> impl Iterator<Item = Result<u64, Errno>> {
     })
 }
 
-/// An environment to which those of our variables are added that are missing, and `open` in place of what was said so before; `None` where nothing is
-/// to be changed.
+/// Room for an environment that is completed: of the two lists the first, if it is long enough, and otherwise the other one, which becomes so.
 ///
 /// # Errors
-/// `EFAULT`, `E2BIG`.
-pub(crate) fn completed(environment: u64, open: Option<CString>) -> Result<Option<Completed>, Errno> {
-    let count = variables(environment).try_fold(0, |count, variable| variable.map(|_| count + 1))?;
-    let mut list = vec![0; count + ADDED_MAX];
-    let mut preload = Box::new(PreloadText::new());
-    let is_changed = complete(environment, open.as_deref(), &mut list, &mut preload)?;
-    Ok(is_changed.then_some(Completed { list, _preload: preload, _open: open }))
+/// `EFAULT`, `E2BIG`; `ENOMEM` where the other one can't become so long.
+pub(crate) fn list_for<'a>(
+    environment: u64,
+    some: &'a mut [u64],
+    more: &'a mut Vec<u64>,
+) -> Result<&'a mut [u64], Errno> {
+    let length = variables(environment).try_fold(ADDED_MAX, |count, variable| variable.map(|_| count + 1))?;
+    if length <= some.len() {
+        return Ok(some);
+    }
+    more.try_reserve_exact(length).map_err(|_| Errno::ENOMEM)?;
+    more.resize(length, 0);
+    Ok(more)
 }
 
-/// As [`completed`], in a list and a text that its caller has room for; the list's address, if it is to be used. Nothing is allocated.
+/// An environment to which those of our variables are added that are missing, and `open` in place of what was said so before, in a list and a text that its
+/// caller has room for; the list's address, if anything is to be changed. Nothing is allocated.
 ///
 /// # Errors
 /// `EFAULT`; `E2BIG` also where the list is too short.
-pub(crate) fn completed_in(
+pub(crate) fn completed(
     environment: u64,
+    open: Option<&CStr>,
     list: &mut [u64],
     preload: &mut PreloadText,
 ) -> Result<Option<u64>, Errno> {
-    Ok(complete(environment, None, list, preload)?.then_some(list.as_ptr() as u64))
+    Ok(complete(environment, open, list, preload)?.then_some(list.as_ptr() as u64))
 }
 
 /// Completes an environment in a list, and says whether it is another one then.

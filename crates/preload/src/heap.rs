@@ -6,6 +6,8 @@
 //!
 //! What has become large goes on growing, so from then on it gets pages in larger pieces, all of them at once: a page that is brought by a
 //! fault costs as much as LibFS's other work for a new file.
+//!
+//! Where the system gives none any more there is a reserve (`reserve`).
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::{Cell, UnsafeCell};
@@ -15,6 +17,7 @@ use ashlar_libfs::alone::is_alone;
 use dlmalloc::Dlmalloc;
 
 use crate::arch::system_call;
+use crate::reserve::Room;
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
@@ -36,6 +39,10 @@ const PIECE: usize = 64 << 10;
 const PIECE_MAX: usize = 512 << 10;
 /// The part of what there is already that it is given at a time, once that is more than a piece: as a divisor.
 const GROWS_BY: usize = 4;
+
+/// Of what is given: it is the system's, or out of the reserve, and is never given back.
+const SYSTEMS: u32 = 0;
+const RESERVED: u32 = 2;
 
 /// A lock for threads that may be many, and none of which is interrupted by a handler that comes back here.
 struct Lock(AtomicU32);
@@ -112,11 +119,12 @@ impl KeptBox {
 struct Pages {
     /// Bytes that dlmalloc has.
     given: Cell<usize>,
+    room: Room,
 }
 
 impl Pages {
     const fn new() -> Self {
-        Self { given: Cell::new(0) }
+        Self { given: Cell::new(0), room: Room::new() }
     }
 
     /// Fewer bytes are given than before.
@@ -150,10 +158,11 @@ unsafe impl dlmalloc::Allocator for Pages {
             found = (map(size, 0), size);
         }
         let (at, size) = found;
-        if !at.is_null() {
-            self.given.set(self.given.get() + size);
+        if at.is_null() {
+            return (self.room.take(size), size, RESERVED);
         }
-        (at, size, 0)
+        self.given.set(self.given.get() + size);
+        (at, size, SYSTEMS)
     }
 
     fn remap(&self, at: *mut u8, old: usize, new: usize, can_move: bool) -> *mut u8 {
@@ -182,8 +191,9 @@ unsafe impl dlmalloc::Allocator for Pages {
         is_free
     }
 
-    fn can_release_part(&self, _: u32) -> bool {
-        true
+    fn can_release_part(&self, flags: u32) -> bool {
+        // dlmalloc keeps a bit for itself.
+        flags != RESERVED >> 1
     }
 
     fn allocates_zeros(&self) -> bool {
@@ -248,6 +258,11 @@ impl Heap {
         let done = what(unsafe { &mut *self.memory.get() });
         self.lock.let_go();
         done
+    }
+
+    /// Does something with the room that is kept for when there is none.
+    pub(crate) fn with_room<T>(&self, what: impl FnOnce(&Room) -> T) -> T {
+        self.with(|memory| what(&memory.allocator().room))
     }
 
     /// Does something with a box that nobody uses at this moment, first of all one that other threads don't: theirs is the one that

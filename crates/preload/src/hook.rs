@@ -11,7 +11,7 @@ use crate::arch::{After, Frame, THREAD_ALIGN, THREAD_BYTES, Way, ashlar_on_stack
 use crate::calls::{self, Verdict};
 use crate::shared::Lent;
 use crate::signals::{self, Pending};
-use crate::{bare, parked, report, stack, threads};
+use crate::{bare, parked, report, reserve, stack, threads};
 
 /// What a thread has of us. No destructor: libc would allocate to note it.
 struct Thread {
@@ -196,6 +196,10 @@ unsafe extern "C" fn serve(frame: *mut Frame) {
     // SAFETY: as for the hook.
     let call = unsafe { &mut *frame };
     parked::before(call);
+    if reserve::is_short() && !matches!(call.rax as i64, libc::SYS_execve | libc::SYS_execveat) {
+        // No session is in use by this thread yet.
+        let _ = catch_unwind(calls::give_up);
+    }
     if catch_unwind(AssertUnwindSafe(|| served(call))).is_err() {
         call.rax = -i64::from(libc::EIO) as u64;
         THREAD.with(|thread| thread.after.set(After::Return));

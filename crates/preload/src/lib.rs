@@ -34,6 +34,7 @@ mod parked;
 mod patch;
 mod path;
 mod report;
+mod reserve;
 mod session;
 mod shared;
 mod signals;

@@ -12,6 +12,7 @@ use ashlar_wire::{PATIENCE_MS, SessionKind, decode_mounts};
 
 use crate::arch::{DESCRIPTORS, system_call};
 use crate::heap::Held;
+use crate::reserve::Room;
 use crate::submounts::{Covered, Look};
 use crate::users::{self, Others};
 use crate::{deferred, descriptors, direct, locks, materialise, path, shared};
@@ -256,6 +257,7 @@ fn begin(mount: &Mount, root: BorrowedFd<'_>) -> Result<(Look, Arc<LibFs>, u64),
         beside: device,
     };
     let fs = LibFs::connect(&options).map_err(|error| error.to_string())?;
+    crate::HEAP.with_room(Room::keep);
     Ok((look, fs, device))
 }
 
@@ -383,7 +385,22 @@ pub(crate) fn floor() -> u64 {
 
 /// Whether a process may have so little address space that it has no session.
 pub(crate) fn has_little_room() -> bool {
-    limit(libc::RLIMIT_AS as u64) < ADDRESS_SPACE_LEAST
+    address_space() < ADDRESS_SPACE_LEAST
+}
+
+/// How much address space the process may have, in bytes.
+pub(crate) fn address_space() -> u64 {
+    limit(libc::RLIMIT_AS as u64)
+}
+
+/// There is less address space than there was: no more than its part of that is kept for the sessions that there are.
+pub(crate) fn measure_room() {
+    // One that begins has kept what it found to be kept.
+    let _none_begins = others();
+    crate::HEAP.with_room(Room::leave);
+    if is_any() {
+        crate::HEAP.with_room(Room::keep);
+    }
 }
 
 /// The soft limit of a resource.

@@ -200,17 +200,34 @@ pub(crate) fn change() {
     end(gone);
 }
 
+/// All sessions, current and set aside, which are neither any more.
+fn take_all(others: &mut Others) -> Vec<&'static Session> {
+    session::take_all().chain(others.aside.drain(..)).collect()
+}
+
 /// Ends all sessions, with nothing open in them: the kernel serves the process, or it runs another program.
 pub(crate) fn end_all() {
-    let mut others = session::others();
-    let mut gone: Vec<_> = session::take_all().collect();
-    gone.append(&mut others.aside);
-    drop(others);
+    let gone = take_all(&mut session::others());
     direct::leave_all();
     end(gone);
     // The program may take the numbers of their descriptors for its own from here on, so they stay as they are.
     IS_ANY_ENDED.store(false, Ordering::Relaxed);
     session::others().ended.clear();
+}
+
+/// Ends all sessions, with nothing open in them, and frees them at once, unless another thread may be in the middle of a call with one.
+pub(crate) fn make_way() {
+    let gone = take_all(&mut session::others());
+    direct::leave_all();
+    end(gone);
+    if IS_ANY_ENDED.load(Ordering::Relaxed) {
+        free_ended();
+    }
+}
+
+/// Whether the process is to have no sessions from here on, and had some until now.
+pub(crate) fn becomes_kernels() -> bool {
+    !IS_KERNELS.swap(true, Ordering::Relaxed)
 }
 
 fn is_open_in(number: i32, session: &Session) -> bool {
@@ -242,9 +259,7 @@ fn leave(session: &Session) {
 /// The process was forked: the sessions are the other's. They are not freed: the program may take the numbers of their descriptors for its own here.
 pub(crate) fn forget_all() {
     let mut others = session::others();
-    let mut all: Vec<_> = session::take_all().collect();
-    all.append(&mut others.aside);
-    for session in all {
+    for session in take_all(&mut others) {
         session.end();
         session.fs.hang_up();
     }

@@ -9,11 +9,12 @@ use super::shape::changes_user;
 use super::{Served, Verdict};
 use crate::arch::{Frame, system_call};
 use crate::carried::{self, Carried};
+use crate::environment::PreloadText;
 use crate::memory;
 use crate::shared::Lent;
 use crate::{
-    bare, deferred, descriptors, direct, environment, habits, hook, locks, materialise, parked, path, report, session,
-    shared, threads, users,
+    bare, deferred, descriptors, direct, environment, habits, hook, locks, materialise, parked, path, report, reserve,
+    session, shared, threads, users,
 };
 
 /// Namespaces in which paths or users mean something else.
@@ -99,7 +100,16 @@ pub(super) fn serve(call: &mut Frame) -> Served {
             Ok(Some(result))
         }
         libc::SYS_setrlimit | libc::SYS_prlimit64 => {
+            let is_less = is_left_less_room(call);
+            if is_less {
+                // The next session takes as little as there is, or there is none.
+                leave_files();
+                users::make_way();
+            }
             let result = kernel(call);
+            if is_less {
+                session::measure_room();
+            }
             session::forget_limits();
             Ok(Some(result))
         }
@@ -155,6 +165,27 @@ pub(super) fn serve(call: &mut Frame) -> Served {
 fn kernel(call: &Frame) -> i64 {
     // SAFETY: the program's own call.
     unsafe { system_call(call.rax, call.arguments) }
+}
+
+/// Whether the process sets itself a limit for its address space, below the one that there is: what a session has mapped it would lack.
+fn is_left_less_room(call: &Frame) -> bool {
+    let a = &call.arguments;
+    let (process, resource, limits) =
+        if call.rax as i64 == libc::SYS_setrlimit { (0, a[0], a[1]) } else { (a[0] as u32, a[1], a[2]) };
+    let is_meant = (process == 0 || process == std::process::id()) && resource == libc::RLIMIT_AS as u64;
+    // What can't be read the kernel refuses.
+    is_meant && session::is_any() && memory::load(limits).is_ok_and(|limit: u64| limit < session::address_space())
+}
+
+/// There is no memory for us any more: the kernel serves the process from here on, but for the programs that it runs.
+#[cold]
+pub(crate) fn give_up() {
+    reserve::is_seen_to();
+    if users::becomes_kernels() {
+        leave_files();
+        leave_inherited(|_| true);
+        users::make_way();
+    }
 }
 
 /// The kernel serves all of this process from here on: paths will mean something else, calls may be forbidden, or descriptors be
@@ -265,9 +296,11 @@ fn execute(number: u64, a: [u64; 6]) -> Served {
     // is not known.
     let carried = if is_by_path && threads::is_one() { carried::find() } else { Carried::default() };
     let open = carried::variable(&carried, a[0]);
-    let kept = environment::completed(a[environment_at], open)?;
-    if let Some(kept) = &kept {
-        arguments[environment_at] = kept.address();
+    // The process may have so little room by now that there is no memory: most environments take none.
+    let (mut some, mut more, mut preload) = ([0; bare::VARIABLES], Vec::new(), PreloadText::new());
+    let list = environment::list_for(a[environment_at], &mut some, &mut more)?;
+    if let Some(completed) = environment::completed(a[environment_at], open.as_deref(), list, &mut preload)? {
+        arguments[environment_at] = completed;
     }
     leave_files();
     leave_inherited(|number| descriptors::closes_on_exec(number) != Some(true));

@@ -1,6 +1,6 @@
 //! Programs that are unlucky, or hostile: they fork amid their threads, take all descriptors, are interrupted all the time, or meet their limits.
 //!
-//! `unlucky.c` and `freed.c` have a story for each, `wide.c` has one, and they say what has come of it. That must be the same in memory without Ashlar, on a mount, and with LibFS
+//! `unlucky.c`, `freed.c` and `room.c` have a story for each, `wide.c` has one, and they say what has come of it. That must be the same in memory without Ashlar, on a mount, and with LibFS
 //! in the process, from its first call on and after some.
 
 use std::fs::Permissions;
@@ -37,6 +37,12 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/threads_open_and_close", run: || same(FREED, "threads") },
     Test { name: "run/a_handler_has_no_part_in_what_it_interrupts", run: || same(FREED, "interrupted") },
     Test { name: "run/a_thread_that_ends_leaves_nothing", run: || same(FREED, "ends") },
+    Test { name: "run/programs_with_little_room_are_run", run: || same(ROOM, "children") },
+    Test { name: "run/room_that_a_program_gives_itself_it_has", run: || same(ROOM, "itself") },
+    Test { name: "run/files_can_be_used_where_no_address_space_is_left", run: || same(ROOM, "address-space") },
+    Test { name: "run/files_can_be_used_where_no_room_for_data_is_left", run: || same(ROOM, "data") },
+    Test { name: "run/a_program_that_another_one_limits_goes_on", run: || same(ROOM, "outside") },
+    Test { name: "run/threads_use_files_as_room_runs_out", run: || same(ROOM, "threads") },
     Test { name: "run/programs_that_look_at_their_own_memory_go_on_doing_so", run: checked },
 ];
 
@@ -49,6 +55,7 @@ struct Source {
 
 const UNLUCKY: Source = Source { name: "unlucky.c", text: include_str!("../../../jobs/unlucky.c") };
 const FREED: Source = Source { name: "freed.c", text: include_str!("../../../jobs/freed.c") };
+const ROOM: Source = Source { name: "room.c", text: include_str!("../../../jobs/room.c") };
 const WIDE: Source = Source { name: "wide.c", text: include_str!("../../../jobs/wide.c") };
 const PARTLY: Source = Source { name: "partly.c", text: include_str!("../../../jobs/partly.c") };
 const CHECKED: Source = Source { name: "checked.c", text: include_str!("../../../jobs/checked.c") };
@@ -64,7 +71,8 @@ fn same(teller: Source, story: &str) -> Outcome<Verdict> {
     if let Some(why) = obstacle() {
         return Ok(Verdict::Skipped(why));
     }
-    let site = Site::mounted(Medium::Memory, "64M")?;
+    // A data segment is of 256 MiB, where it can be.
+    let site = Site::mounted(Medium::Memory, "512M")?;
     let Some(program) = compiled(&site, teller, &[])? else { return Ok(Verdict::Skipped("there is no gcc".into())) };
     let answers = compare(&site.point(0), &program, story)?;
     site.check()?;

@@ -1,0 +1,143 @@
+//! Memory for when the system gives none any more (`RLIMIT_AS`, `RLIMIT_DATA`, the most mappings that a process may have): Rust ends the program where there is
+//! none, and the program would have had an error, or gone on without. Out of the reserve what is open becomes the kernel's (`calls::give_up`).
+//!
+//! A little is there from the beginning: zeros of the library itself, of which nothing is brought in before it is used. While there are sessions, which have lists that
+//! grow by their own length at once, address space is kept as well.
+
+use std::cell::{Cell, UnsafeCell};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crate::arch::system_call;
+use crate::session;
+
+/// Room for what it takes to make some thousand files the kernel's.
+const OWN_BYTES: usize = 1 << 20;
+/// What is kept beside sessions: twice the longest list of changes that a log has room for.
+const ROOM_BYTES: u64 = 64 << 20;
+/// Where address space is limited, no more than this part of it, as a divisor.
+const ROOM_PART: u64 = 16;
+const PAGE: usize = 4096;
+
+/// The library's own memory.
+#[repr(align(4096))]
+struct Own(UnsafeCell<[u8; OWN_BYTES]>);
+
+// SAFETY: each part of it is given away once.
+unsafe impl Sync for Own {}
+
+static OWN: Own = Own(UnsafeCell::new([0; OWN_BYTES]));
+/// Bytes of it that are given away.
+static OWN_GIVEN: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether some was needed since somebody has seen to it.
+static IS_SHORT: AtomicBool = AtomicBool::new(false);
+
+/// Whether the system had no memory for us.
+#[inline]
+pub(crate) fn is_short() -> bool {
+    IS_SHORT.load(Ordering::Relaxed)
+}
+
+/// What is to be done about that is done.
+pub(crate) fn is_seen_to() {
+    IS_SHORT.store(false, Ordering::Relaxed);
+}
+
+/// What is given away of so many bytes of which some are given; `None` where so much is not left.
+fn behind(given: usize, size: usize, bytes: usize) -> Option<usize> {
+    given.checked_add(size.checked_next_multiple_of(PAGE)?).filter(|&end| end <= bytes)
+}
+
+/// Address space that is kept.
+pub(crate) struct Room {
+    start: Cell<usize>,
+    bytes: Cell<usize>,
+    given: Cell<usize>,
+}
+
+impl Room {
+    pub(crate) const fn new() -> Self {
+        Self { start: Cell::new(0), bytes: Cell::new(0), given: Cell::new(0) }
+    }
+
+    /// Memory, all zeros, that is never given back; null where so much is not left.
+    pub(crate) fn take(&self, size: usize) -> *mut u8 {
+        IS_SHORT.store(true, Ordering::Relaxed);
+        let own = |given: usize| behind(given, size, OWN_BYTES);
+        if let Ok(at) = OWN_GIVEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, own) {
+            return OWN.0.get().cast::<u8>().wrapping_add(at);
+        }
+        let (at, Some(end)) = (self.given.get(), behind(self.given.get(), size, self.bytes.get())) else {
+            return std::ptr::null_mut();
+        };
+        let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+        let arguments = [(self.start.get() + at) as u64, (end - at) as u64, protection, 0, 0, 0];
+        // SAFETY: it was mapped for this, and nobody has it yet.
+        if unsafe { system_call(libc::SYS_mprotect as u64, arguments) } < 0 {
+            return std::ptr::null_mut();
+        }
+        self.given.set(end);
+        std::ptr::with_exposed_provenance_mut(self.start.get() + at)
+    }
+
+    /// Keeps some, if none is kept: a session begins.
+    pub(crate) fn keep(&self) {
+        if self.bytes.get() > 0 {
+            return;
+        }
+        let bytes = ROOM_BYTES.min(session::address_space() / ROOM_PART) / PAGE as u64 * PAGE as u64;
+        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
+        // SAFETY: nothing is mapped there.
+        let start =
+            unsafe { system_call(libc::SYS_mmap as u64, [0, bytes, libc::PROT_NONE as u64, flags, u64::MAX, 0]) };
+        if start > 0 {
+            self.start.set(start as usize);
+            self.bytes.set(bytes as usize);
+            self.given.set(0);
+        }
+    }
+
+    /// Keeps none any more, if none of it is given away: the program needs it.
+    pub(crate) fn leave(&self) {
+        if self.bytes.get() > 0 && self.given.get() == 0 {
+            // SAFETY: nobody has any of it.
+            unsafe {
+                system_call(libc::SYS_munmap as u64, [self.start.get() as u64, self.bytes.get() as u64, 0, 0, 0, 0])
+            };
+            self.bytes.set(0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_part_is_given_once() {
+        let room = Room::new();
+        room.keep();
+        let mut taken = Vec::new();
+        for size in [1, PAGE, 3 * PAGE + 1, OWN_BYTES, OWN_BYTES / 2, 7 << 20, 1] {
+            let at = room.take(size);
+            assert!(!at.is_null(), "{size}");
+            // SAFETY: it is as long as that.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(at, size) };
+            assert!(bytes.iter().all(|byte| *byte == 0), "{size}");
+            bytes.fill(taken.len() as u8 + 1);
+            taken.push(bytes);
+        }
+        for (number, bytes) in (1..).zip(&taken) {
+            assert!(bytes.iter().all(|byte| *byte == number), "part {number}");
+        }
+        assert!(is_short());
+        assert!(room.take(ROOM_BYTES as usize).is_null() && room.take(usize::MAX).is_null());
+        room.leave();
+        assert!(room.bytes.get() > 0, "what is given stays");
+        let other = Room::new();
+        assert!(other.take(OWN_BYTES + 1).is_null());
+        other.keep();
+        other.leave();
+        assert_eq!(other.bytes.get(), 0);
+    }
+}
