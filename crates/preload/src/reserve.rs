@@ -16,6 +16,9 @@ const OWN_BYTES: usize = 1 << 20;
 const ROOM_BYTES: u64 = 64 << 20;
 /// Where address space is limited, no more than this part of it, as a divisor.
 const ROOM_PART: u64 = 16;
+/// What of it is memory from the beginning: that can be had also where no more may be data, or no more mappings may be made. All of it would be committed where the
+/// system promises no more than it has.
+const READY_BYTES: usize = 4 << 20;
 const PAGE: usize = 4096;
 
 /// The library's own memory.
@@ -52,12 +55,15 @@ fn behind(given: usize, size: usize, bytes: usize) -> Option<usize> {
 pub(crate) struct Room {
     start: Cell<usize>,
     bytes: Cell<usize>,
+    /// So many bytes of it are memory.
+    ready: Cell<usize>,
+    /// And so many are given away.
     given: Cell<usize>,
 }
 
 impl Room {
     pub(crate) const fn new() -> Self {
-        Self { start: Cell::new(0), bytes: Cell::new(0), given: Cell::new(0) }
+        Self { start: Cell::new(0), bytes: Cell::new(0), ready: Cell::new(0), given: Cell::new(0) }
     }
 
     /// Memory, all zeros, that is never given back; null where so much is not left.
@@ -70,14 +76,24 @@ impl Room {
         let (at, Some(end)) = (self.given.get(), behind(self.given.get(), size, self.bytes.get())) else {
             return std::ptr::null_mut();
         };
-        let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-        let arguments = [(self.start.get() + at) as u64, (end - at) as u64, protection, 0, 0, 0];
-        // SAFETY: it was mapped for this, and nobody has it yet.
-        if unsafe { system_call(libc::SYS_mprotect as u64, arguments) } < 0 {
+        if end > self.ready.get() && !self.make_ready(end) {
             return std::ptr::null_mut();
         }
         self.given.set(end);
         std::ptr::with_exposed_provenance_mut(self.start.get() + at)
+    }
+
+    /// Makes so many bytes of it memory, where the system allows that.
+    fn make_ready(&self, bytes: usize) -> bool {
+        let (start, more) = (self.start.get() + self.ready.get(), bytes - self.ready.get());
+        let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+        // SAFETY: it was mapped for this, and nobody has it yet.
+        let is_ready =
+            unsafe { system_call(libc::SYS_mprotect as u64, [start as u64, more as u64, protection, 0, 0, 0]) } == 0;
+        if is_ready {
+            self.ready.set(bytes);
+        }
+        is_ready
     }
 
     /// Keeps some, if none is kept: a session begins.
@@ -93,7 +109,9 @@ impl Room {
         if start > 0 {
             self.start.set(start as usize);
             self.bytes.set(bytes as usize);
+            self.ready.set(0);
             self.given.set(0);
+            self.make_ready(READY_BYTES.min(bytes as usize));
         }
     }
 

@@ -132,6 +132,9 @@ fn free_ended() {
 
 /// Whether a session may begin: all threads of the process are the same user's.
 pub(crate) fn may_begin(others: &Others) -> bool {
+    if are_kernels() {
+        return false;
+    }
     if !has_changed() {
         return true;
     }
@@ -212,22 +215,31 @@ pub(crate) fn end_all() {
     end(gone);
     // The program may take the numbers of their descriptors for its own from here on, so they stay as they are.
     IS_ANY_ENDED.store(false, Ordering::Relaxed);
-    session::others().ended.clear();
+    let ended = std::mem::take(&mut session::others().ended);
+    ended.iter().filter(|session| !direct::is_any_of(session)).for_each(|session| leave(session));
 }
 
-/// Ends all sessions, with nothing open in them, and frees them at once, unless another thread may be in the middle of a call with one.
+/// Whether there is a session, current or set aside.
+pub(crate) fn is_any() -> bool {
+    session::is_any() || !session::others().aside.is_empty()
+}
+
+/// Ends all sessions, with nothing open in them, and frees them at once. Where there are other threads, they may be in the middle of a call with one: nobody begins
+/// anything new by it.
 pub(crate) fn make_way() {
     let gone = take_all(&mut session::others());
     direct::leave_all();
-    end(gone);
-    if IS_ANY_ENDED.load(Ordering::Relaxed) {
+    if threads::is_one() {
+        end(gone);
         free_ended();
+    } else {
+        session::others().ended.extend(gone);
     }
 }
 
-/// Whether the process is to have no sessions from here on, and had some until now.
-pub(crate) fn becomes_kernels() -> bool {
-    !IS_KERNELS.swap(true, Ordering::Relaxed)
+/// The process begins no sessions from here on.
+pub(crate) fn begin_none() {
+    IS_KERNELS.store(true, Ordering::Relaxed);
 }
 
 fn is_open_in(number: i32, session: &Session) -> bool {
@@ -259,11 +271,11 @@ fn leave(session: &Session) {
 /// The process was forked: the sessions are the other's. They are not freed: the program may take the numbers of their descriptors for its own here.
 pub(crate) fn forget_all() {
     let mut others = session::others();
-    for session in take_all(&mut others) {
+    let all = take_all(&mut others).into_iter().chain(others.ended.drain(..));
+    for session in all.filter(|session| !session.is_over()) {
         session.end();
         session.fs.hang_up();
     }
-    others.ended.clear();
     // It has one thread, and is one user's.
     IS_AS_REAL.store(0, Ordering::Relaxed);
     [&HAS_CHANGED, &IS_KERNELS, &IS_ANY_ENDED].into_iter().for_each(|known| known.store(false, Ordering::Relaxed));

@@ -101,9 +101,8 @@ pub(super) fn serve(call: &mut Frame) -> Served {
         }
         libc::SYS_setrlimit | libc::SYS_prlimit64 => {
             let is_less = is_left_less_room(call);
-            if is_less {
-                // The next session takes as little as there is, or there is none.
-                leave_files();
+            // The next session takes as little as there is, or there is none. What other threads may be using stays.
+            if is_less && threads::is_one() && users::is_any() && leave_files() {
                 users::make_way();
             }
             let result = kernel(call);
@@ -172,19 +171,24 @@ fn is_left_less_room(call: &Frame) -> bool {
     let a = &call.arguments;
     let (process, resource, limits) =
         if call.rax as i64 == libc::SYS_setrlimit { (0, a[0], a[1]) } else { (a[0] as u32, a[1], a[2]) };
-    let is_meant = (process == 0 || process == std::process::id()) && resource == libc::RLIMIT_AS as u64;
+    let is_meant = (process == 0 || process == std::process::id()) && resource as u32 == libc::RLIMIT_AS;
     // What can't be read the kernel refuses.
-    is_meant && session::is_any() && memory::load(limits).is_ok_and(|limit: u64| limit < session::address_space())
+    is_meant && memory::load(limits).is_ok_and(|limit: u64| limit < session::address_space())
 }
 
 /// There is no memory for us any more: the kernel serves the process from here on, but for the programs that it runs.
 #[cold]
 pub(crate) fn give_up() {
     reserve::is_seen_to();
-    if users::becomes_kernels() {
-        leave_files();
+    users::begin_none();
+    if users::is_any() {
+        let are_left = leave_files();
         leave_inherited(|_| true);
-        users::make_way();
+        // What could not become the kernel's needs them.
+        if are_left {
+            users::make_way();
+        }
+        session::measure_room();
     }
 }
 
@@ -200,11 +204,12 @@ pub(super) fn leave_to_kernel() {
     super::disarm();
 }
 
-/// Makes all descriptors, locks and what is mapped the kernel's: the sessions are about to end.
-fn leave_files() {
+/// Makes all descriptors, locks and what is mapped the kernel's: the sessions are about to end. Says whether it could.
+fn leave_files() -> bool {
     direct::leave_all();
-    materialise::all();
+    let are_all = materialise::all();
     locks::give_all();
+    are_all
 }
 
 /// Makes what is mapped the kernel's, and all descriptors, unless the new process `shares` them, and keeps other threads from opening and mapping more.
