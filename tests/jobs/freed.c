@@ -486,18 +486,9 @@ static void threads(void)
 
 int main(int count, char **arguments)
 {
-    static const struct {
-        const char *name;
-        void (*tell)(void);
-    } stories[] = {{"next", next}, {"nowhere", nowhere}, {"others", others}, {"left", left}, {"limits", limits}, {"threads", threads},
-                   {"interrupted", interrupted}, {"ends", ends}};
+    static const struct story stories[] = {{"next", next},     {"nowhere", nowhere}, {"others", others},           {"left", left},
+                                           {"limits", limits}, {"threads", threads}, {"interrupted", interrupted}, {"ends", ends}};
     self = arguments[0];
     getcwd(home, sizeof home);
-    for (unsigned at = 0; count == 2 && at < sizeof stories / sizeof *stories; at++) {
-        if (strcmp(stories[at].name, arguments[1]) == 0) {
-            stories[at].tell();
-            return 0;
-        }
-    }
-    return 2;
+    return tell(stories, sizeof stories / sizeof *stories, count == 2 ? arguments[1] : "");
 }

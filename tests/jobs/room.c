@@ -44,6 +44,12 @@ static long use(const char *of)
     return wrong;
 }
 
+/* Room for so much, of which nothing is used. */
+static void *room_of(unsigned long bytes)
+{
+    return mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+}
+
 /* All the room that there is, but for so little that nobody can use it. */
 struct taken {
     struct taken *next;
@@ -55,7 +61,7 @@ static struct taken *take_all(void)
     struct taken *all = NULL;
     for (unsigned long bytes = 1 << 30; bytes >= 4096; bytes /= 2) {
         struct taken *more;
-        while ((more = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) != MAP_FAILED) {
+        while ((more = room_of(bytes)) != MAP_FAILED) {
             *more = (struct taken){all, bytes};
             all = more;
         }
@@ -93,10 +99,8 @@ static void run(unsigned long room, int variables)
         asprintf(&list[number], "VARIABLE_%d=%d", number, number);
     pid_t child = fork();
     if (child == 0) {
-        if (room > 0) {
-            limit(RLIMIT_DATA, room);
-            limit(RLIMIT_AS, room);
-        }
+        limit(RLIMIT_DATA, room);
+        limit(RLIMIT_AS, room);
         execve(self, words, list);
         _exit(9);
     }
@@ -133,18 +137,18 @@ static void itself(void)
     limit(RLIMIT_AS, 400 * MIB);
     say("written", put(file, "with less "));
     say("it went wrong", use("with less room"));
-    char *memory = mmap(NULL, 250 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *memory = room_of(250 * MIB);
     say("room for much", memory == MAP_FAILED ? -1 : 0);
     munmap(memory, 250 * MIB);
     limit(RLIMIT_AS, 300 * MIB);
-    memory = mmap(NULL, 280 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    memory = room_of(280 * MIB);
     say("room for almost all", memory == MAP_FAILED ? -1 : 0);
     say("written", put(file, "and none"));
     say("it went wrong", use("with none"));
     munmap(memory, 280 * MIB);
     limit(RLIMIT_AS, 60 * MIB);
     say("it went wrong", use("with little"));
-    memory = mmap(NULL, 40 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    memory = room_of(40 * MIB);
     say("room for almost all of that", memory == MAP_FAILED ? -1 : 0);
     say("a limit that may not be", setrlimit(RLIMIT_AS, (struct rlimit *)1));
     show("open");
@@ -156,8 +160,7 @@ static void none(int resource, unsigned long room)
     int file = make("open");
     say("written", put(file, "before "));
     say("it went wrong", use("before"));
-    if (room > 0)
-        limit(resource, room);
+    limit(resource, room);
     say("it went wrong", use("limited"));
     struct taken *all = take_all();
     for (int round = 0; round < 3; round++)
@@ -261,18 +264,9 @@ static __attribute__((noinline)) void go_deep(void)
 
 int main(int count, char **arguments)
 {
-    static const struct {
-        const char *name;
-        void (*tell)(void);
-    } stories[] = {{"there", there}, {"children", children}, {"itself", itself}, {"address-space", address_space}, {"data", data},
-                   {"outside", outside}, {"threads", threads}};
+    static const struct story stories[] = {{"there", there}, {"children", children}, {"itself", itself},  {"address-space", address_space},
+                                           {"data", data},   {"outside", outside},   {"threads", threads}};
     go_deep();
     self = arguments[0];
-    for (unsigned at = 0; count == 2 && at < sizeof stories / sizeof *stories; at++) {
-        if (strcmp(stories[at].name, arguments[1]) == 0) {
-            stories[at].tell();
-            return 0;
-        }
-    }
-    return 2;
+    return tell(stories, sizeof stories / sizeof *stories, count == 2 ? arguments[1] : "");
 }

@@ -187,12 +187,7 @@ pub(crate) fn completed(
     list: &mut [u64],
     preload: &mut PreloadText,
 ) -> Result<Option<u64>, Errno> {
-    Ok(complete(environment, open, list, preload)?.then_some(list.as_ptr() as u64))
-}
-
-/// Completes an environment in a list, and says whether it is another one then.
-fn complete(environment: u64, open: Option<&CStr>, list: &mut [u64], preload: &mut PreloadText) -> Result<bool, Errno> {
-    let Some(ours) = FOUND.get() else { return Ok(false) };
+    let Some(ours) = FOUND.get() else { return Ok(None) };
     let mut length = 0;
     let mut add = |variable: u64| {
         let place = list.get_mut(length).ok_or(Errno::E2BIG)?;
@@ -235,7 +230,7 @@ fn complete(environment: u64, open: Option<&CStr>, list: &mut [u64], preload: &m
         list[place] = joined;
         is_changed = true;
     }
-    Ok(is_changed)
+    Ok(is_changed.then_some(list.as_ptr() as u64))
 }
 
 /// Room for what is loaded first: ours, and behind it what a program has so.
