@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Formatting, lints, dependency rules and documentation. Changes nothing.
+# Formatting, lints, dependency rules, words and documentation. Changes nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh build check
@@ -9,6 +9,8 @@ echo "== lints =="
 cargo clippy --workspace --all-targets --locked -- -D warnings
 echo "== dependency rules =="
 scripts/rules.py
+echo "== words =="
+scripts/words.py
 echo "== documentation =="
 RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --locked
 echo "all checks passed"

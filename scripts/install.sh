@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Copies the ashlar command to PREFIX/bin, what belongs to it to PREFIX/lib/ashlar (the program that knows all verbs, the library that
-# programs are to load), and for programs that link LibFS libashlar to PREFIX/lib, its header to PREFIX/include, and what pkg-config says of them to PREFIX/lib/pkgconfig.
+# Copies the command ashlar to PREFIX/bin, and its parts to PREFIX/lib/ashlar: the program with all verbs, and the library
+# that programs load. Copies libashlar to PREFIX/lib, its header to PREFIX/include, and its pkg-config file to
+# PREFIX/lib/pkgconfig.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 prefix=${PREFIX:-/usr/local}
@@ -20,7 +21,7 @@ sed -e "s|@PREFIX@|$prefix|" -e "s|@VERSION@|$version|" crates/capi/ashlar.pc.in
 "${run[@]}" ln -sf libashlar.so.0 "$prefix/lib/libashlar.so"
 "${run[@]}" install -D -m 0644 crates/capi/include/ashlar.h "$prefix/include/ashlar.h"
 "${run[@]}" install -D -m 0644 "$described" "$prefix/lib/pkgconfig/ashlar.pc"
-# The dynamic linker knows the libraries of its own directories by a list. With another prefix, a program brings the path along.
+# The dynamic linker knows the libraries of its own directories by a list. With another prefix, programs name the path.
 case $prefix in /usr | /usr/local)
   "${run[@]}" ldconfig || echo "install: ldconfig failed: programs may not find $prefix/lib/libashlar.so.0" >&2
   ;;

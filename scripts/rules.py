@@ -32,8 +32,8 @@ LAYERS = {
 SANS_IO = {"types", "update", "lease"}
 SANS_IO_FORBIDDEN = {"rustix", "parking_lot", "tempfile", "rand", "tokio", "mio", "heed", "getrandom"}
 UNSAFE_ALLOWED = {"pmem", "log", "libfs", "preload", "capi"}
-# One exception each, named in the code: LMDB's environment can't be opened otherwise, a ring has memory in common with the kernel, and the small
-# command begins without libc.
+# One exception each, named in the code: LMDB's environment can't be opened otherwise, a ring shares memory with the
+# kernel, and the small command begins without libc.
 UNSAFE_DENIED = {"crates/store/src/lib.rs", "crates/fuse/src/lib.rs", "crates/launch/src/main.rs"}
 
 

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# setup.sh NEED…: sees to it that what the named needs take is there: installs the Debian/Ubuntu packages that are
-# missing and says which. Needs: build, run, demo, test, runtimes, servers, bench, check. What it cannot install is an error that
-# says what to do.
+# setup.sh NEED…: installs the Debian or Ubuntu packages that the named needs lack, and says which. Needs: build, run, demo,
+# test, runtimes, servers, bench, check. If a package can't be installed, the error says what to do.
 set -euo pipefail
 
 fail() {
@@ -94,7 +93,7 @@ install() {
     sudo=sudo
   fi
   echo "setup: installing $* (apt-get install)"
-  # PostgreSQL's package would make a database and serve it, which nobody has asked for.
+  # PostgreSQL's package would make a database and serve it unasked.
   case " $* " in *" postgresql "*)
     $sudo mkdir -p /etc/postgresql-common/createcluster.d
     echo 'create_main_cluster = false' | $sudo tee /etc/postgresql-common/createcluster.d/ashlar-tests.conf >/dev/null
