@@ -47,7 +47,8 @@ NAMES_ONLY = {"habits", "looked"}
 ALLOWED = re.compile(r"board of|Maildir|mailbox(es)? (of|in|for) mail|told apart")
 # Names that more than one crate may define: the idiom of the language, or of the interface that the crate speaks.
 SHARED_TYPES = {"Error", "Result", "Options", "Arguments"}
-TYPE = re.compile(r"^\s*(?:pub(?:\([a-z ]+\))? )?(?:unsafe )?(?:struct|enum|trait|union|type) ([A-Z][A-Za-z0-9]*)")
+# A type that other files can name; one that its file keeps for itself may have a short name.
+TYPE = re.compile(r"^\s*pub(?:\([a-z ]+\))? (?:unsafe )?(?:struct|enum|trait|union|type) ([A-Z][A-Za-z0-9]*)")
 FUNCTION = re.compile(r"^\s*(?:pub(?:\([a-z ]+\))? )?(?:async )?fn ([a-z0-9_]+)")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 PART = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")

@@ -18,7 +18,7 @@ use crate::{AppendError, Bug, Log};
 const SMALL_BODY_BYTES: usize = 512;
 /// Of larger bodies so much is stored before it's looked whether the slot was voided meanwhile.
 const CHUNK_BYTES: usize = 32 << 10;
-/// What stands behind a body, up to the slot's end.
+/// Zeros that fill a slot behind its body.
 const ZEROS: [u8; UNIT_BYTES as usize] = [0; UNIT_BYTES as usize];
 /// Bytes in a cache line: a large body is stored in whole ones, so that they can go past the cache.
 const LINE_BYTES: usize = 64;
@@ -52,8 +52,8 @@ pub(crate) struct Reserved {
 }
 
 impl<M: Persistent> Log<M> {
-    /// Appends a record whose body is `parts` in a row, under a seal count that was read before the leases were checked. When
-    /// it returns, the record and all before it are durable as far as the medium goes without a sync.
+    /// Appends a record whose body is `parts` in a row, under a seal count that was read before the leases were
+    /// checked. When it returns, the record and all before it are durable as far as the medium goes without a sync.
     ///
     /// # Errors
     /// [`AppendError`]; then nothing was appended.
@@ -61,8 +61,8 @@ impl<M: Persistent> Log<M> {
         self.append_held(seal, kind, parts).map(|(appended, _)| appended)
     }
 
-    /// As [`Self::append`], and holds the record: [`Self::before_held`] says nothing behind it until the hold is dropped. Who keeps
-    /// account of records enters this one meanwhile.
+    /// As [`Self::append`], and holds the record: [`Self::before_held`] returns nothing behind it until the hold is
+    /// dropped. The caller enters the record in its account meanwhile.
     ///
     /// # Errors
     /// As [`Self::append`].
@@ -86,21 +86,22 @@ impl<M: Persistent> Log<M> {
                 let Reserved { start, record, end, .. } = reserved;
                 return Ok((Appended { position: start, end, body: record.plus(HEADER_BYTES) }, pin));
             }
-            // Voided under us. The void must be durable before the record is appended anew, or a crash could bring both.
+            // Voided under us. The void must be durable before the record is appended anew, or a crash could bring
+            // both.
             self.settle(reserved.slot.number, Undecided::Void)?;
         }
         Err(if self.is_fenced() { AppendError::Fenced } else { AppendError::Sealed })
     }
 
-    /// The position up to which no append of this process is under way or held, or `upto` where that is lower. `upto` must have been
-    /// read before, and the log's tail must be there already.
+    /// The position up to which no append of this process is under way or held, or `upto` where that is lower. `upto`
+    /// must have been read before, and the log's tail must be there already.
     #[must_use]
     pub fn before_held(&self, upto: LogPosition) -> LogPosition {
         upto.min(self.pins.lowest())
     }
 
-    /// Says that this process refers to no log bytes before `upto` any more: they may be reused once SharedFS has committed
-    /// them. A log begins with nothing released, so space becomes free only through this.
+    /// Says that this process refers to no log bytes before `upto` any more: they may be reused once SharedFS has
+    /// committed them. A log begins with nothing released, so space becomes free only through this.
     pub fn release(&self, upto: LogPosition) {
         self.released.fetch_max(upto.0, Ordering::SeqCst);
     }
@@ -213,13 +214,13 @@ impl<M: Persistent> Log<M> {
         let mut own = prefix;
         own[PREFIX_CRC_AT..PREFIX_CRC_AT + 4].copy_from_slice(&sum.to_le_bytes());
         self.memory.store(at + UNIT_BYTES, &own[PREFIX_OWN_AT..])?;
-        // What went past the cache must be ordered before the commit, since nobody else can flush it for us.
+        // Stores past the cache must be ordered before the commit: no other process can flush them for us.
         self.memory.fence();
         Ok(true)
     }
 
-    /// Has the processor fetch what the next records will be written to, but for what lies over the ring's end: it is larger than the caches, and a record would
-    /// wait for memory longer than for all else.
+    /// Has the processor fetch what the next records will be written to, but for what lies over the ring's end: it is
+    /// larger than the caches, and a record would wait for memory longer than for all else.
     fn expect_next(&self, reserved: &Reserved) {
         let bytes = reserved.slot.units * UNIT_BYTES;
         let next = self.ahead.after(reserved.end.0, bytes);
@@ -227,7 +228,7 @@ impl<M: Persistent> Log<M> {
         self.memory.expect_store(reserved.at + bytes + (next.start - reserved.end.0), length);
     }
 
-    /// Commits a filled slot and makes it durable; false where somebody has voided it.
+    /// Commits a filled slot and makes it durable; returns false if another process or thread has voided it.
     pub(crate) fn commit(&self, reserved: &Reserved) -> Result<bool, AppendError> {
         let Reserved { slot, at, mark, .. } = *reserved;
         let committed = Slot { state: SlotState::Committed, ..slot };
@@ -239,7 +240,7 @@ impl<M: Persistent> Log<M> {
         let body_bytes = bytes - HEADER_BYTES;
         // A large body was flushed as it was stored.
         self.persist_at(at, if body_bytes as usize > SMALL_BODY_BYTES { HEADER_BYTES } else { bytes })?;
-        // A failure means that somebody who waited for this slot has made it durable.
+        // A failure means that a waiter for this slot has made it durable.
         self.swap_slot(committed, Slot { state: SlotState::Durable, ..slot })?;
         Ok(true)
     }
@@ -256,7 +257,8 @@ impl<M: Persistent> Log<M> {
     }
 }
 
-/// A large body that is being stored. The checksum is of what is stored: the caller's memory may change between two looks at it.
+/// A large body that is being stored. The checksum is of what is stored: the caller's memory may change between two
+/// looks at it.
 struct Body<'a, M> {
     log: &'a Log<M>,
     slot: Slot,

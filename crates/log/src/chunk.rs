@@ -2,7 +2,8 @@
 
 use std::mem::MaybeUninit;
 
-/// Up to `N` bytes. Nothing clears those that are not used: for a record of a page, clearing a buffer costs as much as copying to it.
+/// Up to `N` bytes. Nothing clears those that are not used: for a record of a page, clearing a buffer costs as much as
+/// copying to it.
 pub(crate) struct Chunk<const N: usize> {
     bytes: [MaybeUninit<u8>; N],
     filled: usize,
@@ -29,7 +30,7 @@ impl<const N: usize> Chunk<N> {
         self.filled += bytes.len();
     }
 
-    /// What it holds.
+    /// Its bytes.
     #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {
         let filled = &self.bytes[..self.filled];
@@ -37,7 +38,7 @@ impl<const N: usize> Chunk<N> {
         unsafe { std::slice::from_raw_parts(filled.as_ptr().cast::<u8>(), filled.len()) }
     }
 
-    /// What it holds, to be changed.
+    /// Its bytes, for writing.
     #[inline]
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         let filled = &mut self.bytes[..self.filled];

@@ -10,9 +10,9 @@ use crate::slots::{Slot, SlotState, TRIES_MAX, Undecided};
 use crate::{Damaged, Log};
 
 impl<M: Persistent> Log<M> {
-    /// Seals the log: appends under older seal counts fail from now on, and every slot that its owner has not committed is void.
-    /// Returns the new seal count and the end of the prefix that is now settled and durable; whatever an append returned for
-    /// before this call lies in it.
+    /// Seals the log: appends under older seal counts fail from now on, and every slot that its owner has not committed
+    /// is void. Returns the new seal count and the end of the prefix that is now settled and durable; whatever an
+    /// append returned for before this call lies in it.
     ///
     /// # Errors
     /// [`Damaged`] where the session has made nonsense of the log's words.
@@ -37,10 +37,10 @@ impl<M: Persistent> Log<M> {
         Err(Damaged)
     }
 
-    /// The end of the prefix in which every slot is a durable record or a durable void, without disturbing anybody.
+    /// Returns the end of the prefix in which every slot is a durable record or a durable void. Disturbs no session.
     ///
     /// # Errors
-    /// [`Damaged`] where the session has made nonsense of the log's words.
+    /// [`Damaged`] if the session has forged the log's words.
     pub fn settled(&self) -> Result<LogPosition, Damaged> {
         let _guard = self.lock_daemon();
         let (tail, end) = self.load_tail_start()?;
@@ -65,8 +65,8 @@ impl<M: Persistent> Log<M> {
         Err(Damaged)
     }
 
-    /// Says that everything before `head` is committed, durably, and may be reused as far as SharedFS is concerned. `head` is
-    /// the end of a settled prefix.
+    /// Says that everything before `head` is committed, durably, and may be reused as far as SharedFS is concerned.
+    /// `head` is the end of a settled prefix.
     pub fn set_head(&self, head: LogPosition) {
         let _guard = self.lock_daemon();
         // Memory that was mapped whole cannot be too short, and a head that is not stored only keeps space from reuse.
@@ -76,12 +76,13 @@ impl<M: Persistent> Log<M> {
     /// Ends all appends, for good.
     ///
     /// # Errors
-    /// [`Damaged`] as for [`Self::seal`]; the log is fenced all the same, but an append under way may still come to its end.
+    /// [`Damaged`] as for [`Self::seal`]; the log is fenced all the same, but an append under way may still come to its
+    /// end.
     pub fn fence_session(&self) -> Result<(), Damaged> {
         self.memory.store_u64(FENCED_AT, 1)?;
         self.memory.flush(FENCED_AT, 8)?;
         self.memory.fence();
-        // Who has passed the check of the word above holds an old seal count.
+        // A thread that passed the check of the word above holds an old seal count.
         self.seal().map(|_| ())
     }
 

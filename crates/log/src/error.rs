@@ -1,4 +1,4 @@
-//! What can go wrong with a log.
+//! Errors of a log.
 
 use std::io;
 
@@ -15,7 +15,8 @@ pub enum AppendError {
     /// The log has no room: it must be digested, and its writer must release what it still refers to.
     #[error("the log is full; {needed} more bytes must become free")]
     Full {
-        /// Bytes that must become free before the record fits; 0 where only a free place for one more appender is missing.
+        /// Bytes that must become free before the record fits; 0 where only a free place for one more appender is
+        /// missing.
         needed: u64,
     },
     /// Where the record would stand the log is not ready to be written to ([`crate::Log::note_ready`]).
@@ -30,13 +31,13 @@ pub enum AppendError {
     /// The log is fenced, for good.
     #[error("the log is fenced")]
     Fenced,
-    /// The log's own words make no sense: somebody scribbled on it. Only SharedFS can put it right.
+    /// The log's own words contradict each other: its session has overwritten them. Only SharedFS can repair that.
     #[error("the log is damaged")]
     Damaged,
 }
 
-/// The words by which a log is run make no sense, so it cannot be sealed or settled. Only a faulty or hostile session writes
-/// such words.
+/// The words by which a log is run make no sense, so it cannot be sealed or settled. Only a faulty or hostile session
+/// writes such words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the log's slots or tail are damaged")]
 pub struct Damaged;
@@ -95,7 +96,7 @@ impl From<OutOfBounds> for OpenError {
     }
 }
 
-/// What is wrong with the bytes at a position.
+/// Faults of the bytes at a position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// No record and no void slot of this log, position and generation begins there.
@@ -116,6 +117,6 @@ pub enum Fault {
 pub struct Corrupt {
     /// Where.
     pub position: LogPosition,
-    /// What is wrong.
+    /// The fault.
     pub fault: Fault,
 }

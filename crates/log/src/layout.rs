@@ -16,12 +16,12 @@
 //!   4096  4096  slot table: 256 slots of 16 bytes (see `slots`)
 //!   8192     …  ring: the byte at position p stands at 8192 + p mod (bytes of the ring)
 //! ```
-//! An incarnation is two words, generation (upper half) with the CRC32C of key, generation and boundary (lower half), and the
-//! boundary: the position from which on every record must be of this generation. Recovery writes the one that is not in
-//! force, so that a crash leaves one of the two whole; the whole one with the higher generation is in force.
+//! An incarnation is two words, generation (upper half) with the CRC32C of key, generation and boundary (lower half),
+//! and the boundary: the position from which on every record must be of this generation. Recovery writes the one that
+//! is not in force, so that a crash leaves one of the two whole; the whole one with the higher generation is in force.
 //!
-//! All numbers are little-endian. The tail and the slot table matter only while the machine is up: after a power loss the ring,
-//! the header and the committed position that the metadata store keeps are enough.
+//! All numbers are little-endian. The tail and the slot table matter only while the machine is up: after a power loss
+//! the ring, the header and the committed position that the metadata store keeps are enough.
 
 use ashlar_pmem::{Crc32c, Persistent};
 use ashlar_types::{LogGeneration, LogPosition};
@@ -43,8 +43,8 @@ pub(crate) const FENCED_AT: u64 = 320;
 pub(crate) const SLOTS_AT: u64 = 4096;
 pub(crate) const RING_AT: u64 = 8192;
 
-/// Slots in the table, which bounds the appends in flight at once; far above the threads that a process runs at once, and
-/// small enough for SharedFS to walk when it seals.
+/// Slots in the table, which bounds the appends in flight at once; far above the threads that a process runs at once,
+/// and small enough for SharedFS to walk when it seals.
 pub(crate) const SLOTS: u32 = 256;
 pub(crate) const SLOT_BYTES: u64 = 16;
 /// The ring is a multiple of this, so that it begins and ends with whole cache lines.
@@ -55,7 +55,7 @@ pub(crate) const RING_BYTES_MIN: u64 = 1024;
 const _: () = assert!(SLOTS_AT + SLOTS as u64 * SLOT_BYTES == RING_AT);
 const _: () = assert!(FENCED_AT + 8 <= SLOTS_AT);
 
-/// What a log's header says, read once: a session may scribble on it later.
+/// A log's header, read once: a session may overwrite it later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub capacity: u64,

@@ -1,27 +1,28 @@
 //! The update log: a session's private, persistent operation log.
 //!
-//! Purpose: let a session's threads append records without a lock and without a system call, let SharedFS seal the log and
-//! read what is in it while the session goes on, and find the valid prefix after any crash.
+//! Purpose: let a session's threads append records without a lock and without a system call, let SharedFS seal and read
+//! the log while the session continues, and find the valid prefix after any crash.
 //!
 //! # Invariants
-//! * **Order**: records have one order, that of their reservations. An append returns only when every slot before its own is
-//!   durable as a record or as a void; so what survives a crash is a prefix, and it holds every append that returned.
-//! * **Nobody waits for the stopped**: a slot whose owner does not decide it in time is voided by whoever needs it decided; the
-//!   owner finds out and tries again. An append in a signal handler gets past the append that it interrupted.
+//! * **Order**: records have one order, that of their reservations. An append returns only when every slot before its
+//!   own is durable as a record or as a void. So the survivors of a crash are a prefix, and it holds every append that
+//!   returned.
+//! * **A stopped thread blocks no other**: any thread that needs a slot decided may void it after its time. The owner
+//!   finds out and retries. An append in a signal handler gets past the append that it interrupted.
 //! * **Sealing is a point in the order**: an append made under an older seal count is before it, or fails.
-//! * **Nothing stale or torn is a record**: a mark is written only after its slot's fate is decided; mark and checksum are bound
-//!   to the log's key, the generation, and the position. A recovered log takes only records of its new generation from the
-//!   recovered end on.
-//! * **The other side is not trusted**: whatever is read from the shared memory is bounded before use, every loop ends, and
+//! * **Nothing stale or torn is a record**: a mark is written only after its slot's fate is decided. Mark and checksum
+//!   are bound to the log's key, the generation, and the position. From the recovered end on, a recovered log takes
+//!   only records of its new generation.
+//! * **The other side is not trusted**: every value from shared memory is bounded before use, every loop ends, and
 //!   records are copied before they are verified.
 //!
 //! One fence persists a small record. A record costs 24 bytes beside its body, rounded up to 8 bytes.
 //!
-//! Not here: what records mean (`ashlar-update`), who may append (leases), when to digest.
+//! Not here: the meaning of records (`ashlar-update`), the right to append (leases), when to digest.
 //!
 //! The format stands in `layout` and `record`, the protocol in `slots`, reuse of space in `pins`.
 //!
-//! Source: DESIGN §5; the log of Assise (OSDI 2020), §3.2.
+//! Source: `docs/design.md`, section "Data path"; the log of Assise (OSDI 2020), §3.2.
 
 mod append;
 mod chunk;
@@ -53,8 +54,8 @@ use pins::Pins;
 use record::{HEADER_BYTES, POSITION_MAX, UNIT_BYTES, UNITS_MAX};
 use slots::Tail;
 
-/// An update log in shared, persistent memory. The session that owns it and SharedFS each have one of these over the same
-/// memory; methods say whose they are. Threads share it freely.
+/// An update log in shared, persistent memory. The session that owns it and SharedFS each have one of these over the
+/// same memory; methods say whose they are. Threads share it freely.
 pub struct Log<M> {
     memory: M,
     header: Header,
@@ -65,7 +66,8 @@ pub struct Log<M> {
     released: AtomicU64,
     /// Space up to this position is known to be free for reuse.
     reusable: AtomicU64,
-    /// Appends go no further than this position until it's said that they may: what lies behind may have no room in the file yet.
+    /// Appends go no further than this position until it's said that they may: what lies behind may have no room in the
+    /// file yet.
     ready: AtomicU64,
     /// The positions whose memory was fetched for records to come.
     ahead: FetchedAhead,
@@ -102,7 +104,7 @@ impl<M: Persistent> Log<M> {
         RING_AT + if ring_bytes < RING_BYTES_MIN { RING_BYTES_MIN } else { ring_bytes }
     }
 
-    /// Makes an empty log, durably. What the memory held before is no part of it.
+    /// Makes an empty log, durably. Earlier content of the memory is no part of it.
     ///
     /// # Errors
     /// [`OpenError::TooSmall`], [`OpenError::System`].
@@ -130,7 +132,8 @@ impl<M: Persistent> Log<M> {
         Ok(log)
     }
 
-    /// Attaches to a log that is in use or was left by a process that died. After a power loss, [`Self::recover`] it is.
+    /// Attaches to a log that is in use or was left by a process that died. After a power loss, [`Self::recover`] it
+    /// is.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -201,7 +204,8 @@ impl<M: Persistent> Log<M> {
         LogPosition(self.ready.load(Ordering::Acquire))
     }
 
-    /// Where in the memory stands what lies between two positions, once round at most: the second part is what goes over the ring's end.
+    /// Where in the memory stands what lies between two positions, once round at most: the second part is what goes
+    /// over the ring's end.
     #[must_use]
     pub fn parts(&self, from: LogPosition, to: LogPosition) -> [Range<u64>; 2] {
         let (first, end) = (self.ring_offset(from), RING_AT + self.header.capacity);
@@ -209,7 +213,7 @@ impl<M: Persistent> Log<M> {
         [first..behind.min(end), RING_AT..RING_AT + behind.saturating_sub(end)]
     }
 
-    /// Bytes of the memory, from its beginning, that are written to by who appends up to a position for the first time.
+    /// Bytes of the memory, from its beginning, that the first appends up to a position write to.
     #[must_use]
     pub fn bytes_upto(&self, upto: LogPosition) -> u64 {
         RING_AT + upto.0.min(self.header.capacity)
@@ -246,11 +250,11 @@ impl<M: Persistent> Log<M> {
         self.memory.load_u64(FENCED_AT).unwrap_or(1) != 0
     }
 
-    /// Copies bytes out of a record's body. What comes out is the record only if the caller keeps that part of the log from
+    /// Copies bytes out of a record's body. They are the record's only if the caller keeps that part of the log from
     /// being reused: it has not released it.
     ///
     /// # Errors
-    /// [`OutOfBounds`] where the bytes leave the ring, which no record's body does.
+    /// [`OutOfBounds`] if the bytes leave the ring, which no record's body does.
     #[inline]
     pub fn read(&self, position: LogPosition, into: &mut [u8]) -> Result<(), OutOfBounds> {
         let (offset, length) = (position.0 % self.header.capacity, into.len() as u64);
@@ -272,8 +276,8 @@ impl<M: Persistent> Log<M> {
         if head < POSITION_MAX { Ok(LogPosition(head)) } else { Err(Damaged) }
     }
 
-    /// Moves the mark before which every slot is settled. Of two threads the slower may move it back a little: slots behind it
-    /// are then looked at once more, which costs less than an exchange at every append.
+    /// Moves the mark before which every slot is settled. Of two threads the slower may move it back a little: slots
+    /// behind it are then looked at once more, which costs less than an exchange at every append.
     #[inline]
     fn note_settled(&self, before: u32) {
         if self.settled.load(Ordering::Relaxed).wrapping_sub(before) > layout::SLOTS {

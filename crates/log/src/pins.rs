@@ -1,17 +1,18 @@
-//! Which part of the ring the appends under way may still write to.
+//! Tracks the part of the ring that appends under way may still write to.
 //!
-//! A slot can be void while its owner, stopped at the wrong moment, still has bytes to store into it. Were the space used for
-//! another record meanwhile, those late bytes would damage it. So every append first pins the head that it sees, and nobody
-//! reserves space that laps a pin. An append that is stopped for a long time thus blocks nobody until the ring has gone once
-//! round, and from then on holds back its own and later space only.
+//! A slot can be void while its owner, stopped at the wrong moment, still has bytes to store into it. If the space were
+//! used for another record meanwhile, those late bytes would damage it. So every append first pins the head that it
+//! sees, and no append reserves space that laps a pin. A stopped append blocks no other until the ring has gone once
+//! round. From then on it holds back its own and later space only.
 //!
-//! Pins live in the session's own memory: SharedFS writes to the ring only below its own lock (`daemon_lock`), under which the
-//! head stands still.
+//! Pins live in the session's own memory. SharedFS writes to the ring only under its own lock (`daemon_lock`), under
+//! which the head stands still.
 //!
-//! Most pins are set by a plain store: the first threads have a place for themselves. That others see it in time follows from the
-//! exchange that reserves the slot, which comes behind it. Whoever looks at the pins has read the head before. If that was
-//! before the reservation, the head was not above the slot's start, and no space of the slot can be reused by what was seen. If it was
-//! after, the pin was seen. Who settles an older slot before that, and so writes to the ring, has a fence there.
+//! Most pins are set by a plain store: the first threads have a place of their own. Other threads see it in time, since
+//! the exchange that reserves the slot comes after it. A thread that checks the pins has read the head before. If that
+//! was before the reservation, the head was not above the slot's start, and no space of the slot can be reused by that
+//! check. If it was after, the pin was seen. A thread that settles an older slot before its reservation writes to the
+//! ring, and has a fence there.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, compiler_fence, fence};
@@ -20,8 +21,8 @@ use ashlar_types::LogPosition;
 
 /// Appends under way at once, at most; one more gets `Full`. Fewer than slots, so that slots are never what runs out.
 const PINS: usize = 192;
-/// Threads that have a place for themselves: those that appended first, in whatever log, also when they have ended. All others share
-/// what is left.
+/// Threads that have a place for themselves: those that appended first, in whatever log, also when they have ended. All
+/// others share what is left.
 const OWNED: usize = 64;
 const FREE: u64 = u64::MAX;
 
@@ -40,7 +41,8 @@ impl Pins {
         Self((0..PINS).map(|_| Place(AtomicU64::new(FREE))).collect())
     }
 
-    /// Pins the position that `head` gives, in force from the next exchange of this thread on; none where all pins are taken.
+    /// Pins the position that `head` gives, in force from the next exchange of this thread on; none where all pins are
+    /// taken.
     #[inline]
     pub(crate) fn pin<E>(&self, head: impl Fn() -> Result<u64, E>) -> Result<Option<Pin<'_>>, E> {
         let own = own_place();
@@ -82,8 +84,8 @@ impl Pin<'_> {
         self.hold(position, head)
     }
 
-    /// Sees to it that the head did not move before others could see the pin: whoever missed the pin then saw a head that is
-    /// not above the pinned one.
+    /// Ensures that the head did not move before other threads could see the pin: a thread that missed the pin then saw
+    /// a head that is not above the pinned one.
     #[inline]
     fn hold<E>(&self, mut position: u64, head: impl Fn() -> Result<u64, E>) -> Result<(), E> {
         loop {
@@ -104,8 +106,8 @@ impl Drop for Pin<'_> {
     }
 }
 
-/// Has a store seen before a sequentially consistent exchange that follows, which on x86 is a full barrier itself: another one would
-/// cost as much as the exchange.
+/// Has a store seen before a sequentially consistent exchange that follows, which on x86 is a full barrier itself:
+/// another one would cost as much as the exchange.
 #[inline]
 fn barrier_before_exchange() {
     if cfg!(target_arch = "x86_64") { compiler_fence(Ordering::SeqCst) } else { fence(Ordering::SeqCst) }

@@ -9,14 +9,14 @@
 //!     20    4  generation
 //!     24    …  body, then up to 7 zero bytes
 //! ```
-//! The mark is written only once a slot's fate is decided, and only with the one value that follows from it; so whoever finds
-//! the decision may write the mark, and a stalled owner can never undo a void. Its check is bound to the log's key, the
-//! generation, the slot's position and length. Nobody who merely gets bytes into a record's body knows the key, so stale
-//! bytes of an earlier lap cannot be made to look like a record.
+//! The mark is written only once a slot's fate is decided, and only with the one value that follows from it. So any
+//! thread that finds the decision may write the mark, and a stalled owner can never undo a void. Its check is bound to
+//! the log's key, the generation, the slot's position and length. A program that merely gets bytes into a record's body
+//! does not know the key, so stale bytes of an earlier lap cannot be made to look like a record.
 //!
-//! A record never wraps. One that does not fit before the ring's end stands at the ring's start, and its *position* is still
-//! where its slot begins, before the bytes that are skipped; a reader that finds nothing at a position looks at the ring's
-//! start for a record that claims that very position. So skipped bytes need no mark of their own.
+//! A record never wraps. One that does not fit before the ring's end stands at the ring's start. Its *position* is
+//! still where its slot begins, before the skipped bytes. A reader that finds nothing at a position reads the ring's
+//! start, for a record that claims that very position. So skipped bytes need no mark of their own.
 
 use ashlar_types::{LogGeneration, LogPosition};
 
@@ -34,14 +34,14 @@ const VERDICT_SHIFT: u32 = 26;
 const GENERATION_SHIFT: u32 = 28;
 const CHECK_SHIFT: u32 = 36;
 
-/// What became of a slot.
+/// The verdict on a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Record = 1,
     Void = 2,
 }
 
-/// What all of a slot's checks are bound to.
+/// The values that all of a slot's checks are bound to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stamp {
     pub key: u64,
@@ -89,7 +89,7 @@ impl Stamp {
         self.prefix_with(self.mark(Verdict::Record, units), units, kind, body_bytes)
     }
 
-    /// As [`Self::prefix`], for who has made the mark already.
+    /// As [`Self::prefix`], for a caller that has made the mark already.
     #[inline]
     pub(crate) fn prefix_with(&self, mark: u64, units: u64, kind: u8, body_bytes: u64) -> [u8; PREFIX_BYTES] {
         let unused = units * UNIT_BYTES - HEADER_BYTES - body_bytes;

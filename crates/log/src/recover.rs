@@ -8,12 +8,14 @@ use crate::slots::Tail;
 use crate::{Bug, Log, OpenError};
 
 impl<M: Persistent> Log<M> {
-    /// Finds the valid prefix from `committed` on, the position up to which the metadata store has this log's records, and
-    /// makes the log one that ends there. Returns the log and the prefix's end.
+    /// Finds the valid prefix from `committed` on and makes the log one that ends there.
     ///
-    /// The prefix ends at the first slot whose mark, generation or checksum is not right. What stands behind it is never
-    /// taken for valid again, after another crash either: the log goes on under a new generation, and from the prefix's end
-    /// on only records of that generation count. That is durable before this returns.
+    /// `committed` is the position up to which the metadata store has this log's records. Returns the log and the
+    /// prefix's end.
+    ///
+    /// The prefix ends at the first slot whose mark, generation or checksum is not right. Records behind it are never
+    /// taken for valid again, after another crash either: the log continues under a new generation, and from the
+    /// prefix's end on only records of that generation count. That is durable before this returns.
     ///
     /// # Errors
     /// [`OpenError`]. The log is then as it was.

@@ -1,4 +1,4 @@
-//! Reading records that somebody else may be writing.
+//! Reading records that another process may be writing.
 
 use std::ops::Range;
 
@@ -61,8 +61,8 @@ pub struct RecordAt {
     pub body: Range<usize>,
 }
 
-/// Walks over the records of a settled range, skipping voids. A record is copied first and verified after, so what a caller
-/// gets stays what was verified, whatever the session does to its log.
+/// Walks over the records of a settled range, skipping voids. A record is copied first and verified after, so what a
+/// caller gets stays what was verified, whatever the session does to its log.
 #[derive(Debug)]
 pub struct Scanner<'a, M> {
     log: &'a Log<M>,
@@ -75,14 +75,14 @@ pub struct Scanner<'a, M> {
     failed: bool,
 }
 
-/// What stands between a record's begin and end, before its body is looked at.
+/// A record's header, between its begin and end, before its body is read.
 struct Found {
     mark: Mark,
     record: LogPosition,
     end: LogPosition,
 }
 
-/// What comes before a record's body, as far as its checksum goes.
+/// The bytes before a record's body that its checksum covers.
 struct Prefix {
     bytes: [u8; PREFIX_BYTES],
     kind: u8,
@@ -94,10 +94,11 @@ struct Prefix {
 const CHUNK_BYTES: usize = 1024;
 
 impl<M: Persistent> Log<M> {
-    /// Verifies the record at a position of a settled range, without copying it: for whoever wrote it, who may not have been alone.
+    /// Verifies the record at a position of a settled range, without copying it. For its writer, which may have had
+    /// other threads.
     ///
     /// # Errors
-    /// [`Corrupt`], also where no record begins there.
+    /// [`Corrupt`], also if no record begins there.
     pub fn verify(&self, position: LogPosition) -> Result<(), Corrupt> {
         let scanner = self.scanner(position, position);
         let verified = if position.0 % UNIT_BYTES == 0 {
@@ -146,8 +147,10 @@ impl<M: Persistent> Scanner<'_, M> {
         }))
     }
 
-    /// The next record, copied to `at` or behind it in the caller's buffer, which grows where it must. What the buffer holds
-    /// there besides is overwritten, so that one which is used again and again costs nothing but the copy.
+    /// Returns the next record, copied to `at` or behind it in the caller's buffer.
+    ///
+    /// The buffer grows where it must. Its other content there is overwritten, so a buffer that is used again and again
+    /// costs nothing but the copy.
     pub fn next_into(&mut self, buffer: &mut Vec<u8>, at: usize) -> Option<Result<RecordAt, Corrupt>> {
         if self.failed || self.position == self.to {
             return None;
@@ -190,8 +193,8 @@ impl<M: Persistent> Scanner<'_, M> {
 
     /// Finds the mark of the slot at the present position: there, or at the ring's start for a record that did not fit.
     ///
-    /// A log that was recovered may have a genuine mark in both places: a slot of an older generation, which was cut off, and
-    /// the one that took its position afterwards, with another length. The newer one is the log's.
+    /// A log that was recovered may have a genuine mark in both places: a slot of an older generation, which was cut
+    /// off, and the one that took its position afterwards, with another length. The newer one is the log's.
     fn find_slot(&self) -> Result<Found, Fault> {
         let capacity = self.log.header.capacity;
         let lap_end = self.position.0 - self.position.0 % capacity + capacity;
@@ -240,8 +243,8 @@ impl<M: Persistent> Scanner<'_, M> {
         Ok((kind, body))
     }
 
-    /// Verifies a record where it stands. What its writer does to it afterwards is not seen: that is for the writer itself, which may damage what it
-    /// likes.
+    /// Verifies a record where it stands. Later changes by its writer are not seen: only the writer itself may rely on
+    /// this.
     fn verify(&self, found: &Found) -> Result<(), Fault> {
         let memory = &self.log.memory;
         let (Prefix { bytes, body_bytes, crc, .. }, mut at) = self.prefix_of(found)?;
@@ -257,7 +260,7 @@ impl<M: Persistent> Scanner<'_, M> {
         if sum.finish() == crc { Ok(()) } else { Err(Fault::Checksum) }
     }
 
-    /// What a record's checksum is taken of before its body, and where in memory that begins.
+    /// The bytes that a record's checksum covers before its body, and where in memory that body begins.
     fn prefix_of(&self, found: &Found) -> Result<(Prefix, u64), Fault> {
         let at = RING_AT + found.record.0 % self.log.header.capacity + UNIT_BYTES;
         let mut own = [0; PREFIX_BYTES - PREFIX_OWN_AT];
@@ -265,7 +268,8 @@ impl<M: Persistent> Scanner<'_, M> {
         Ok((self.prefix(found, &own)?, at + own.len() as u64))
     }
 
-    /// What a record's checksum is taken of before its body, by where the record stands and by what it says of itself (`own`, from its second word on).
+    /// The bytes that a record's checksum covers before its body: from the record's position, and from its own claims
+    /// (`own`, from its second word on).
     fn prefix(&self, found: &Found, own: &[u8]) -> Result<Prefix, Fault> {
         let word = |at: usize, length: usize| {
             let bytes = &own[at - PREFIX_OWN_AT..at - PREFIX_OWN_AT + length];
@@ -276,8 +280,8 @@ impl<M: Persistent> Scanner<'_, M> {
         let (kind, unused) = ((second >> 56) as u8, second % UNIT_BYTES);
         let slot_bytes = found.mark.units * UNIT_BYTES;
         let body_bytes = (slot_bytes - HEADER_BYTES).checked_sub(unused).ok_or(Fault::Length)?;
-        // Position and generation are taken from where we are, not from the bytes, so one comparison of the checksum covers
-        // them as well.
+        // Position and generation are taken from where we are, not from the bytes, so one comparison of the checksum
+        // covers them as well.
         let stamp = crate::record::Stamp { generation: found.mark.generation, ..self.log.stamp(self.position) };
         let bytes = stamp.prefix(found.mark.units, kind, body_bytes);
         let is_same =

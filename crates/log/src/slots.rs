@@ -1,28 +1,31 @@
-//! The slot table: who has reserved what, and what became of it.
+//! The slot table: reservations and their verdicts.
 //!
 //! # Protocol
-//! Slots are numbered in the order of reservation (32 bits, wrapping). Slot *s* uses entry *s* mod 256 of the table, two words:
+//! Slots are numbered in the order of reservation (32 bits, wrapping). Slot *s* uses entry *s* mod 256 of the table,
+//! two words:
 //!
 //! * **state**: number (upper half), state (3 bits), length in units of 8 bytes (26 bits);
 //! * **start**: the position at which the slot begins.
 //!
 //! The tail word holds the number of the next slot and the seal count.
 //!
-//! * *Reserve* slot s: compare-and-swap its state word from (s − 256, settled) to (s, reserved, length). That one step takes the
-//!   slot **and** says its length, so nobody ever meets a slot of unknown length. Then the tail moves from s to s + 1; anyone
-//!   who finds slot s taken may move it, because the new values follow from the table. Before it moves, the next slot's entry
-//!   must be settled, and gets its start.
-//! * *Seal*: take the next slot with length zero. The tail's seal count goes up as the tail moves past such a slot. A reservation
-//!   that was begun under the old count is still trying to take this same slot, and fails.
-//! * *Commit*: compare-and-swap (s, reserved) to (s, committed). *Void*: to (s, void). Whichever comes first decides.
-//! * *Settle*: whoever finds a slot decided may write its mark in the ring, flush, fence, and then swap the state to durable or
-//!   voided. Normally a record's owner does it. An append returns when every slot up to its own is settled.
+//! * *Reserve* slot s: compare-and-swap its state word from (s − 256, settled) to (s, reserved, length). That one step
+//!   takes the slot **and** states its length, so no thread ever meets a slot of unknown length. Then the tail moves
+//!   from s to s + 1. Any thread that finds slot s taken may move it, because the new values follow from the table.
+//!   Before it moves, the next slot's entry must be settled, and gets its start.
+//! * *Seal*: take the next slot with length zero. The tail's seal count goes up as the tail moves past such a slot. A
+//!   reservation that was begun under the old count is still trying to take this same slot, and fails.
+//! * *Commit*: compare-and-swap (s, reserved) to (s, committed). *Void*: to (s, void). The first exchange decides.
+//! * *Settle*: any thread that finds a slot decided may write its mark in the ring, flush, fence, and then swap the
+//!   state to durable or voided. Normally a record's owner does it. An append returns when every slot up to its own is
+//!   settled.
 //!
 //! # Why stale words do no harm
-//! State words carry the slot's number and are changed by compare-and-swap only. A start is overwritten only once its slot is
-//! settled, and only by a larger one, so a start read between two equal reads of an unsettled state word, or between two equal
-//! reads of the tail for the tail's slot, belongs to that slot. The ring is written only by the owner of an unsettled slot, or
-//! (its mark) by settlers, all of whom hold a pin (`pins`), so never in space that has been given to another slot.
+//! State words carry the slot's number and are changed by compare-and-swap only. A start is overwritten only once its
+//! slot is settled, and only by a larger one. So a start read between two equal reads of an unsettled state word, or
+//! between two equal reads of the tail for the tail's slot, belongs to that slot. The ring is written only by the owner
+//! of an unsettled slot, or (its mark) by settlers. All of them hold a pin (`pins`), so never in space that has been
+//! given to another slot.
 
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
@@ -34,8 +37,8 @@ use crate::layout::{RING_AT, SLOT_BYTES, SLOTS, SLOTS_AT, TAIL_AT};
 use crate::record::{POSITION_MAX, Stamp, UNIT_BYTES, UNITS_MAX, Verdict, place};
 use crate::{Damaged, Log};
 
-/// How often a step is tried while others keep winning. Each loss means that somebody else got on, so only forged words that
-/// change all the time reach it.
+/// How often a step is tried while others keep winning. Each loss means that another thread succeeded, so only forged
+/// words that change all the time reach it.
 pub(crate) const TRIES_MAX: u32 = 1 << 20;
 /// Checks of a slot before the clock is looked at: about a microsecond, longer than a small append takes.
 const SPINS: u32 = 200;
@@ -109,7 +112,7 @@ impl Tail {
     }
 }
 
-/// What to do about a slot that its owner has not decided.
+/// The action on a slot that its owner has not decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Undecided {
     /// Leave it.
@@ -184,7 +187,8 @@ impl<M: Persistent> Log<M> {
         Err(Damaged)
     }
 
-    /// The entry that the tail's slot will take, if it is free to be taken. None where the tail has moved, or was moved here.
+    /// The entry that the tail's slot will take, if it is free to be taken. None where the tail has moved, or was moved
+    /// here.
     pub(crate) fn free_entry(&self, tail: Tail, undecided: Undecided) -> Result<Option<Slot>, Damaged> {
         let entry = self.load_slot(tail.number)?;
         if entry.number == tail.number {
@@ -194,11 +198,12 @@ impl<M: Persistent> Log<M> {
         if entry.number == tail.number.wrapping_sub(SLOTS) && entry.is_settled() {
             return Ok(Some(entry));
         }
-        // The tail reaches a slot only after its entry was settled, so the words contradict each other unless it moved on.
+        // The tail reaches a slot only after its entry was settled, so the words contradict each other unless it moved
+        // on.
         if self.load_tail()? == tail { Err(Damaged) } else { Ok(None) }
     }
 
-    /// Moves the tail past its slot, if that is taken; does nothing where somebody else has moved it.
+    /// Moves the tail past its slot, if that is taken; does nothing if another thread has moved it.
     pub(crate) fn advance(&self, tail: Tail, undecided: Undecided) -> Result<(), Damaged> {
         let slot = self.load_slot(tail.number)?;
         let start = self.memory.load_u64(start_at(tail.number))?;
@@ -223,7 +228,7 @@ impl<M: Persistent> Log<M> {
         let next = tail.number.wrapping_add(1);
         let old = self.memory.load_u64(start_at(next))?;
         if old < end.0 {
-            // A failure means that somebody else stored the same value, or that the tail has gone further.
+            // A failure means that another thread stored the same value, or that the tail has gone further.
             let _ = self.memory.compare_exchange_u64(start_at(next), old, end.0)?;
         }
         let sealed = u32::from(units == 0);
@@ -232,7 +237,7 @@ impl<M: Persistent> Log<M> {
         Ok(())
     }
 
-    /// As [`Self::advance`], for who has just taken the tail's slot and so knows its length and end.
+    /// As [`Self::advance`], for a caller that has just taken the tail's slot and so knows its length and end.
     #[inline]
     pub(crate) fn advance_past(&self, tail: Tail, units: u64, end: LogPosition) -> Result<(), Damaged> {
         let next = tail.number.wrapping_add(1);
@@ -276,7 +281,8 @@ impl<M: Persistent> Log<M> {
 
     /// Writes the mark of a decided slot, makes the slot durable, and says so. Nothing where it is done already.
     fn finish(&self, slot: Slot, verdict: Verdict, settled: SlotState) -> Result<(), Damaged> {
-        // Who settles another's slot on the way to its own has exchanged nothing yet that made its pin known (`pins`).
+        // A thread that settles another's slot on the way to its own has exchanged nothing yet that made its pin known
+        // (`pins`).
         fence(Ordering::SeqCst);
         let start = self.memory.load_u64(start_at(slot.number))?;
         if self.load_slot(slot.number)? != slot {
@@ -332,7 +338,7 @@ impl<M: Persistent> Log<M> {
         RING_AT + position.0 % self.header.capacity
     }
 
-    /// What the checks of the slot at `position` are bound to.
+    /// The values that the checks of the slot at `position` are bound to.
     #[inline]
     pub(crate) fn stamp(&self, position: LogPosition) -> Stamp {
         Stamp { key: self.header.key, generation: self.header.generation, position }

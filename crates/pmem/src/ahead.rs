@@ -1,17 +1,18 @@
-//! What is fetched ahead of who writes on and on.
+//! Prefetching for a sequential writer.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// So many bytes are fetched at least: who has written much may write little next.
+/// The least number of bytes that is fetched: after a long record a short one may follow.
 const LEAST_BYTES: u64 = 256;
-/// So many times what was written last is fetched: what the next one finds was asked for before the last one, and has had its time to come.
+/// So many times what was written last is fetched: what the next one finds was asked for before the last one, and has
+/// had its time to come.
 const TIMES: u64 = 2;
 /// Longer ones go past the cache. To fetch them first takes as long as to write them.
 const LARGE_BYTES: u64 = 8 << 10;
 
-/// How far memory was fetched for who writes to it from one position to the next, such as records to a log: the positions never go down. It's the writer who has the
-/// processor fetch, by [`crate::Persistent::expect_store`].
+/// How far memory was fetched for a writer whose positions never go down, such as records to a log. The writer starts
+/// the fetch, by [`crate::Persistent::expect_store`].
 #[derive(Debug, Default)]
 pub struct FetchedAhead(AtomicU64);
 
@@ -23,7 +24,7 @@ impl FetchedAhead {
         end <= self.0.load(Ordering::Relaxed)
     }
 
-    /// What to fetch now that `length` bytes were written, which ended at `end`.
+    /// The range to fetch now that `length` bytes were written, which ended at `end`.
     #[inline]
     pub fn after(&self, end: u64, length: u64) -> Range<u64> {
         let bytes = if length <= LARGE_BYTES { (TIMES * length).max(LEAST_BYTES) } else { LEAST_BYTES };
@@ -41,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_byte_is_fetched_once_and_before_the_record_that_needs_it() {
+    fn each_byte_is_fetched_once_before_its_record() {
         let ahead = FetchedAhead::default();
         assert_eq!(ahead.after(1000, 1000), 1000..3000);
         assert!(ahead.covers(2000), "the next one is there");

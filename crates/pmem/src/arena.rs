@@ -7,9 +7,10 @@
 //! DIR/segments/SSSSSS.data    data segments, numbered from 0 in decimal
 //! DIR/sessions/N.log|.control|.leases   the files of session N, in decimal
 //! ```
-//! A segment file begins with one CRC32C (4 bytes, little-endian) for each of its blocks, rounded up to whole blocks; then
-//! come the blocks. All of it is allocated when the segment is added. Files under construction end in `.new` and are removed
-//! when the arena is opened. Directories have mode 0700, files 0600: processes of others get descriptors, never paths.
+//! A segment file begins with one CRC32C (4 bytes, little-endian) for each of its blocks, rounded up to whole blocks;
+//! then come the blocks. All of it is allocated when the segment is added. Files under construction end in `.new` and
+//! are removed when the arena is opened. Directories have mode 0700, files 0600: processes of others get descriptors,
+//! never paths.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -87,7 +88,7 @@ pub enum ArenaError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -158,7 +159,7 @@ pub enum SessionFile {
     Control,
     /// Its lease table.
     Leases,
-    /// What of files its process has mapped; most have none.
+    /// Holds on file blocks that its process has mapped; most sessions have none.
     Mapped,
 }
 
@@ -176,7 +177,7 @@ impl SessionFile {
     }
 }
 
-/// What [`Arena::resize`] did, and what it asks of the caller.
+/// The result of [`Arena::resize`], and its demands on the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resized {
     /// Segments added.
@@ -283,13 +284,13 @@ impl Arena {
         ArenaSummary::decode(&bytes)
     }
 
-    /// What the arena is made of.
+    /// The arena's medium.
     #[must_use]
     pub fn medium(&self) -> Medium {
         self.medium
     }
 
-    /// What the superblock says.
+    /// The superblock's content.
     #[must_use]
     pub fn summary(&self) -> ArenaSummary {
         self.state.lock().summary
@@ -313,7 +314,8 @@ impl Arena {
         self.state.lock().segments.clone()
     }
 
-    /// Opens a segment's file, read-only unless `writable`: a descriptor that is handed to a session must not be writable.
+    /// Opens a segment's file, read-only unless `writable`: a descriptor that is handed to a session must not be
+    /// writable.
     ///
     /// # Errors
     /// [`ArenaError::NoSegment`], [`ArenaError::Io`].
@@ -374,12 +376,14 @@ impl Arena {
         sync_dir(&self.dir.join("segments"))
     }
 
-    /// Makes files of a session, one after the other, and opens them for reading and writing: each of so many bytes, all zero, of which the
-    /// first have room. The others must be given some ([`allocate`]) before anybody writes there. Where the making is cut, each is whole,
-    /// empty or not there.
+    /// Makes files of a session, one after the other, and opens them for reading and writing.
+    ///
+    /// Each has so many bytes, all zero, of which the first are allocated. The caller must allocate the others
+    /// ([`allocate`]) before any process writes there. If the making is cut, each file is whole, empty or absent.
     ///
     /// # Errors
-    /// [`ArenaError::NoSpace`]; [`ArenaError::Io`], of kind `AlreadyExists` where the session has one already. Those before it stay.
+    /// [`ArenaError::NoSpace`]; [`ArenaError::Io`], of kind `AlreadyExists` if the session has one already. Those
+    /// before it stay.
     pub fn session_files<const N: usize>(
         &self,
         session: SessionId,
@@ -405,14 +409,15 @@ impl Arena {
     /// # Errors
     /// [`ArenaError::Io`].
     pub fn remove_session(&self, session: SessionId) -> Result<(), ArenaError> {
-        // What is in the way of one is none of the others.
+        // An error with one file does not stop the others.
         let removed = SessionFile::ALL.map(|file| remove_file(&self.session_path(session, file)));
         let removed = removed.into_iter().collect::<Result<(), _>>();
         let removed = removed.and_then(|()| sync_dir(&self.dir.join("sessions")));
         removed.or_else(|error| if self.is_gone() { Ok(()) } else { Err(error) })
     }
 
-    /// Whether the whole arena was removed while it was in use, so that nothing of it will be found again. One that was moved will be.
+    /// Whether the whole arena was removed while it was in use, so that nothing of it will be found again. One that was
+    /// moved will be.
     fn is_gone(&self) -> bool {
         fstat(&self.lock).is_ok_and(|found| found.st_nlink == 0) && !self.dir.join("ARENA").exists()
     }
@@ -437,8 +442,8 @@ impl Arena {
         self.dir.join("sessions").join(format!("{session}.{}", file.extension()))
     }
 
-    /// Adds segments until the arena holds `size_bytes`: all that this takes, or none. Half a growth would leave nobody room
-    /// on the host's file system, and the caller segments that it does not know.
+    /// Adds segments until the arena holds `size_bytes`: all of them, or none. Half a growth would use up the host's
+    /// file system, and leave the caller segments that it does not know.
     fn add_segments(&self, state: &mut State, size_bytes: u64) -> Result<(), ArenaError> {
         let before = state.segments.len();
         self.check_room(size_bytes.saturating_sub(data_bytes(&state.segments)))?;
@@ -471,7 +476,7 @@ impl Arena {
         Ok(())
     }
 
-    /// Takes segments that nobody knows of yet away again, last first: a crash leaves no gap in their numbers.
+    /// Removes segments that no process knows of yet, last first: a crash leaves no gap in their numbers.
     fn remove_segments_from(&self, state: &mut State, first: usize) -> Result<(), ArenaError> {
         while let Some(segment) = state.segments.get(first..).and_then(<[_]>::last) {
             remove_file(&segment_path(&self.dir, segment.number))?;
@@ -509,7 +514,7 @@ fn list(dir: &Path) -> Result<Vec<PathBuf>, ArenaError> {
     fs::read_dir(dir).map_err(at(dir))?.map(|entry| Ok(entry.map_err(at(dir))?.path())).collect()
 }
 
-/// The segments in the directory; a gap in the numbers ends the list, since it means files that somebody took away.
+/// The segments in the directory. A gap in the numbers ends the list, since it means files that were removed by hand.
 fn list_segments(dir: &Path) -> Result<Vec<SegmentInfo>, ArenaError> {
     let mut segments = Vec::new();
     for number in 0.. {
@@ -573,7 +578,7 @@ fn allocate_file(path: &Path, length: u64, allocated: u64) -> Result<File, Arena
     })
 }
 
-/// What failed where a file was to be made with so many bytes.
+/// Names the failure to make a file of so many bytes.
 fn full(path: &Path, needed_bytes: u64) -> impl Fn(io::Error) -> ArenaError {
     move |error| match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::NOSPC | Errno::DQUOT) => ArenaError::NoSpace { path: path.to_owned(), needed_bytes },

@@ -22,7 +22,7 @@ pub enum CrashMedium {
     Pages,
 }
 
-/// What is unsettled in one word.
+/// The unsettled values of one word.
 #[derive(Clone, Debug)]
 struct Unsettled {
     /// The values given since the settled one, oldest first.
@@ -102,8 +102,8 @@ impl CrashState {
         self.persist_points
     }
 
-    /// Images of the memory that a crash at this moment may leave: all of them where there are no more than `limit`, else
-    /// `limit` of them: none of the unsettled words, all, all but one, one alone, and subsets drawn from `seed`.
+    /// Images of the memory that a crash at this moment may leave: all of them where there are no more than `limit`,
+    /// else `limit` of them: none of the unsettled words, all, all but one, one alone, and subsets drawn from `seed`.
     #[must_use]
     pub fn crash_images(&self, seed: u64, limit: usize) -> CrashImages {
         let choices: Vec<Choice> = match self.medium {
@@ -147,8 +147,10 @@ impl CrashState {
         }
     }
 
-    /// An image that a crash at this moment may leave. For every unsettled word or page, `choose` is told how many contents it
-    /// may have, the settled one first and the newest last, and says which one it has.
+    /// Returns an image that a crash at this moment may leave.
+    ///
+    /// For every unsettled word or page, `choose` gets the number of contents that it may have, the settled one first
+    /// and the newest last, and returns which one it has.
     #[must_use]
     pub fn crash_image(&self, choose: &mut dyn FnMut(usize) -> usize) -> Vec<u8> {
         let mut words = self.settled.clone();
@@ -215,7 +217,8 @@ impl CrashImages {
         match image {
             0 => 0,
             1 => options - 1,
-            // One word alone is lost, or survives alone: the subsets that catch a missing flush or a wrong order soonest.
+            // One word alone is lost, or survives alone: the subsets that catch a missing flush or a wrong order
+            // soonest.
             _ if image < 2 + count && image % 2 == 0 => {
                 if choice == image - 2 {
                     0
@@ -277,12 +280,12 @@ fn bytes(words: &[u64]) -> Vec<u8> {
     bytes
 }
 
-/// What [`CrashTwin::on_persist`] calls.
+/// The callback of [`CrashTwin::on_persist`].
 type Observer = Box<dyn FnMut(&CrashState) + Send>;
 
-/// Memory in the heap that keeps, for every aligned word, which values a crash may leave in it (the model at the top of this
-/// crate). Threads may share it; a fence of one thread settles the flushes of all, which is right for enumerations, whose
-/// runs have one thread.
+/// Memory in the heap that keeps, for every aligned word, which values a crash may leave in it (the model at the top of
+/// this crate). Threads may share it; a fence of one thread settles the flushes of all, which is right for
+/// enumerations, whose runs have one thread.
 pub struct CrashTwin {
     inner: Mutex<Inner>,
     length: u64,
@@ -329,8 +332,8 @@ impl CrashTwin {
         Self { inner: Mutex::new(Inner { state, observer: None }), length }
     }
 
-    /// Calls `observer` at every persist point (flush, fence, sync), just before it takes effect: a crash there is the worst
-    /// of the moments since the persist point before. The observer must not touch this memory.
+    /// Calls `observer` at every persist point (flush, fence, sync), just before it takes effect: a crash there is the
+    /// worst of the moments since the persist point before. The observer must not touch this memory.
     pub fn on_persist(&self, observer: Observer) {
         self.inner.lock().observer = Some(observer);
     }
@@ -340,8 +343,8 @@ impl CrashTwin {
         self.inner.lock().observer = None;
     }
 
-    /// Declares that recovery must not depend on these bytes (whole words): they are no longer tracked, and every crash image
-    /// has noise there.
+    /// Declares that recovery must not depend on these bytes (whole words): they are no longer tracked, and every crash
+    /// image has noise there.
     pub fn scramble(&self, offsets: Range<u64>) {
         let words = offsets.start as usize / WORD_BYTES..(offsets.end as usize).div_ceil(WORD_BYTES);
         let state = &mut self.inner.lock().state;

@@ -1,12 +1,13 @@
 //! CRC32C: of bytes where they are, and of bytes while they are copied.
 //!
-//! A record's checksum is taken of what is stored, while the program's other threads may write to where it comes from. So each byte is read
-//! once, and goes from one register into memory and into the checksum. What was summed up is a polynomial of four registers' length; the next four are
-//! added when it was moved behind them, by a multiplication without carries, in which no register waits for another. Whole registers go to memory in one
-//! stream: what goes past the cache is gathered line by line, and lines that are begun side by side are given up half full.
+//! A record's checksum must describe the stored bytes, while the program's other threads may write to their source. So
+//! each byte is read once, and goes from one register into memory and into the checksum. The sum so far is a polynomial
+//! of four registers' length. The next four registers are added after it was moved behind them, by a carry-less
+//! multiplication in which no register waits for another. Whole registers go to memory in one stream: stores past the
+//! cache are gathered line by line, and lines that are begun side by side are given up half full.
 //!
-//! Source: V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel, 2009; the polynomial and its
-//! bit order are those of RFC 3720, appendix B.4.
+//! Source: V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel, 2009;
+//! the polynomial and its bit order are those of RFC 3720, appendix B.4.
 
 #[cfg(target_arch = "x86_64")]
 use crate::flush::are_lines;
@@ -53,12 +54,12 @@ impl Crc32c {
         !self.0
     }
 
-    /// Copies bytes and adds them, each read once. `false`, and nothing is done, where that can't be done at once: the bytes are to go past the cache and are
-    /// no whole lines of it, or the processor has no instructions for it.
+    /// Copies bytes and adds them, each read once. `false`, and nothing is done, where that can't be done at once: the
+    /// bytes are to go past the cache and are no whole lines of it, or the processor has no instructions for it.
     ///
     /// # Safety
-    /// `from` is valid for reads of `length` bytes, and `to` for writes. Others may read and write both meanwhile. Where the bytes go past the
-    /// cache, a fence must stand before anything that tells others of them.
+    /// `from` is valid for reads of `length` bytes, and `to` for writes. Others may read and write both meanwhile.
+    /// Where the bytes go past the cache, a fence must stand before anything that tells others of them.
     pub(crate) unsafe fn copy(&mut self, from: *const u8, to: *mut u8, length: usize, past_cache: bool) -> bool {
         #[cfg(target_arch = "x86_64")]
         {
@@ -95,7 +96,7 @@ mod x86_64 {
 
     use crate::processor::{cpuid, keeps_wide_registers};
 
-    /// What [`run`] does beside summing up: nothing,
+    /// The other work of [`run`] beside the sum: nothing,
     pub(super) const SUM: u8 = 0;
     /// copies,
     pub(super) const COPY: u8 = 1;
@@ -121,13 +122,14 @@ mod x86_64 {
         power
     }
 
-    /// The factors that move the first and the second word of 16 bytes over so many bytes. A product of reflected factors is one power too high.
+    /// The factors that move the first and the second word of 16 bytes over so many bytes. A product of reflected
+    /// factors is one power too high.
     const fn over(bytes: usize) -> (i64, i64) {
         ((power(8 * bytes + 63) as i64) << 32, (power(8 * bytes - 1) as i64) << 32)
     }
 
-    /// What is known of the processor, a level or a count on the way to [`HAS_WIDE`] or [`HAS_NARROW`]. Without a lock, which a thread might hold while
-    /// another one forks.
+    /// The processor's known abilities: a level, or a count on the way to [`HAS_WIDE`] or [`HAS_NARROW`]. Without a
+    /// lock, which a thread might hold while another one forks.
     pub(super) static KNOWN: AtomicU8 = AtomicU8::new(UNKNOWN);
     const UNKNOWN: u8 = 0;
     /// It lacks the instructions.
@@ -150,8 +152,8 @@ mod x86_64 {
         }
     }
 
-    /// Asks the processor once. `is_x86_feature_detected` asks it a dozen times, for whatever there may be, and in a virtual machine
-    /// each time is the host's: 6 us, and a program's first call takes 400.
+    /// Asks the processor once. `is_x86_feature_detected` asks it a dozen times, for whatever there may be, and in a
+    /// virtual machine each time is the host's: 6 us, and a program's first call takes 400.
     #[cold]
     fn look() -> bool {
         const PCLMULQDQ: u32 = 1 << 1;
@@ -161,7 +163,8 @@ mod x86_64 {
         has
     }
 
-    /// Whether the processor has wide registers, as far as that is known. Who is not often asked does not ask the processor.
+    /// Whether the processor has wide registers, as far as that is known. A process that seldom asks does not query the
+    /// processor.
     #[inline]
     fn is_wide() -> bool {
         match KNOWN.load(Ordering::Relaxed) {
@@ -192,8 +195,9 @@ mod x86_64 {
     /// Adds bytes to a checksum, and copies them if `MODE` says so. Each is read once.
     ///
     /// # Safety
-    /// The processor has the instructions. `from` is valid for reads of `length` bytes, and `to` for writes unless nothing is copied; for
-    /// [`STREAM`], it begins a line, and a fence must stand before anything that tells others of them.
+    /// The processor has the instructions. `from` is valid for reads of `length` bytes, and `to` for writes unless
+    /// nothing is copied; for [`STREAM`], it begins a line, and a fence must stand before anything that tells others of
+    /// them.
     #[target_feature(enable = "sse4.2,pclmulqdq")]
     pub(super) unsafe fn run<const MODE: u8>(sum: u32, from: *const u8, to: *mut u8, length: usize) -> u32 {
         let mut sum = u64::from(sum);
@@ -205,7 +209,8 @@ mod x86_64 {
             done = head;
         }
         let rest = length - done;
-        // SAFETY: what is folded is within the bytes, and so are the words and the bytes behind it. There are wide registers where it says so.
+        // SAFETY: what is folded is within the bytes, and so are the words and the bytes behind it. There are wide
+        // registers where it says so.
         unsafe {
             if rest >= 2 * SIDE_BY_SIDE * WIDE && is_wide() {
                 let wide = rest / (SIDE_BY_SIDE * WIDE) * (SIDE_BY_SIDE * WIDE);
@@ -262,7 +267,8 @@ mod x86_64 {
     /// Four registers of 32 bytes side by side.
     ///
     /// # Safety
-    /// As for [`run`], where there are such registers; the length is a multiple of what four of them hold, and not zero.
+    /// As for [`run`], where there are such registers; the length is a multiple of what four of them hold, and not
+    /// zero.
     #[target_feature(enable = "sse4.2,pclmulqdq,avx2,vpclmulqdq")]
     unsafe fn fold_wide<const MODE: u8>(sum: u64, from: *const u8, to: *mut u8, length: usize) -> u64 {
         let take = |at: usize| {
@@ -495,7 +501,7 @@ mod tests {
         }
     }
 
-    /// Whoever changes the source meanwhile: the checksum is that of the copy.
+    /// Another thread may change the source meanwhile: the checksum is that of the copy.
     #[test]
     fn a_source_that_changes_meanwhile_is_read_once() {
         use std::sync::atomic::{AtomicBool, AtomicU64};

@@ -1,5 +1,5 @@
-//! `open_by_handle_at(2)`. It has nothing to do with memory: nothing wraps it safely, those who need it forbid unsafe code, and this is
-//! the lowest crate that may hold some.
+//! `open_by_handle_at(2)`. It has nothing to do with memory. No crate wraps it safely, its callers forbid unsafe code,
+//! and this is the lowest crate that may hold some.
 
 use std::ffi::{c_int, c_uint};
 use std::io;
@@ -16,23 +16,24 @@ struct FileHandle {
     content: [u8; HANDLE_BYTES_MAX],
 }
 
-/// Opens the file that a handle of `kind` names on the mount of which `mount` is any descriptor, as open(2) would with `flags`. The
-/// descriptor is closed on exec.
+/// Opens the file that a handle of `kind` names on the mount of which `mount` is any descriptor, as open(2) would with
+/// `flags`. The descriptor is closed on exec.
 ///
 /// # Errors
-/// The system's: `ESTALE` where there is no such file, `EPERM` without `CAP_DAC_READ_SEARCH`; `EINVAL` for a handle that is too long.
+/// The system's: `ESTALE` where there is no such file, `EPERM` without `CAP_DAC_READ_SEARCH`; `EINVAL` for a handle
+/// that is too long.
 pub fn open_by_handle(mount: BorrowedFd<'_>, kind: i32, content: &[u8], flags: i32) -> io::Result<OwnedFd> {
     let mut handle = FileHandle { bytes: content.len() as c_uint, kind, content: [0; HANDLE_BYTES_MAX] };
     let too_long = || io::Error::from_raw_os_error(libc::EINVAL);
     handle.content.get_mut(..content.len()).ok_or_else(too_long)?.copy_from_slice(content);
     let flags = flags | libc::O_CLOEXEC;
-    // SAFETY: the handle begins as `struct file_handle` does and lives through the call; the kernel reads only as many bytes behind
-    // its head as it says, which were just found to fit.
+    // SAFETY: the handle begins as `struct file_handle` does and lives through the call; the kernel reads only as many
+    // bytes behind its head as it says, which were just found to fit.
     let opened = unsafe { libc::open_by_handle_at(mount.as_raw_fd(), (&raw mut handle).cast(), flags) };
     if opened < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the call has just made this descriptor, and nobody else knows of it.
+    // SAFETY: the call has just made this descriptor, and no other code knows of it.
     Ok(unsafe { OwnedFd::from_raw_fd(opened) })
 }
 

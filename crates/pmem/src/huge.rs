@@ -1,10 +1,11 @@
-//! Huge pages, under what is much used.
+//! Huge pages under logs and segments.
 //!
-//! A processor remembers where some thousand pages lie, and looks into the page tables for all others: in a virtual machine that takes nearly as long as it takes to copy
-//! 4 KiB. Logs and segments are larger than so many small pages. tmpfs gives huge ones only where its mount says so, but gathers small ones into a huge one where
-//! it's asked to (`MADV_COLLAPSE`, Linux 6.1). That takes the kernel about a millisecond of copying, in which others who use these pages wait; so it's
-//! done once for each, in the background, by who has made the file. Everybody who maps it has the huge page from then on, if his mapping begins where
-//! one can.
+//! A processor remembers the places of some thousand pages, and walks the page tables for all others. In a virtual
+//! machine that takes nearly as long as copying 4 KiB. Logs and segments are larger than so many small pages. tmpfs
+//! gives huge ones only if its mount says so, but gathers small ones into a huge one on request (`MADV_COLLAPSE`, Linux
+//! 6.1). That takes the kernel about a millisecond of copying, in which other users of these pages wait. So the process
+//! that made the file does it once for each, in the background. From then on every mapping has the huge page, if it
+//! begins where one can.
 
 use std::io;
 use std::ops::Range;

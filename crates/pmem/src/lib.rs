@@ -1,8 +1,8 @@
-//! The arena: segment files, their medium, and what *persist* means on it.
+//! The arena: segment files, their medium, and the meaning of *persist* on it.
 //!
 //! Purpose: give the layers above one way to reach shared, persistent memory ([`Mapping`], through the [`Persistent`]
-//! trait), one answer to "what is this memory made of" ([`Medium`]), and the directory of files that makes up a node's
-//! arena ([`Arena`]). [`CrashTwin`] stands in for a mapping in tests and knows what a crash may leave.
+//! trait), one description of that memory ([`Medium`]), and the directory of files that makes up a node's arena
+//! ([`Arena`]). [`CrashTwin`] stands in for a mapping in tests and knows the possible states after a crash.
 //!
 //! # The crash model
 //! Every crate above relies on this model and on no other; [`CrashTwin`] is its executable form.
@@ -10,9 +10,9 @@
 //! * The unit is the aligned 8-byte **word**: after a crash a word holds, whole, one of the values that it was given.
 //! * A word is **clean** when its last value is known to be on the medium; **dirty** from a store until a flush of its
 //!   line; **in flight** from the flush until the flushing thread's next fence.
-//! * A fence makes the values that were flushed before it durable. Until then any subset of the unsettled words may have
-//!   reached the medium: caches evict lines whenever they like, in any order, so a dirty word may survive as well, and a
-//!   word that was stored several times may survive with any of its values.
+//! * A fence makes the values that were flushed before it durable. Until then any subset of the unsettled words may
+//!   have reached the medium: caches evict lines whenever they like, in any order, so a dirty word may survive as well,
+//!   and a word that was stored several times may survive with any of its values.
 //! * On [`MediumKind::Disk`] and [`MediumKind::Memory`] flush and fence do nothing, since the page cache outlives every
 //!   process. After a power loss each 4096-byte page of a disk file holds, independently of all others, its content of
 //!   the last [`Persistent::sync`] or one that it was given since.
@@ -20,13 +20,13 @@
 //! # Invariants
 //! * No reference to mapped memory ever exists: other processes write to it. Bytes are copied in and out, words are
 //!   atomics, and every access is bounds-checked and fails with a typed error.
-//! * A file that another process truncates harms nobody: its mapping reads as zeros and says that it is torn
+//! * A process that truncates its file harms no other: the file's mapping reads as zeros and reports that it is torn
 //!   ([`sigbus`]).
 //! * A segment's blocks are allocated when the segment is added, so a full disk shows then, and not as a fault later.
 //!
 //! Not here: allocation of blocks, the content of logs and of the metadata directory, checksums of blocks.
 //!
-//! Source: DESIGN §4; the crash model is that of the verified-storage and SquirrelFS work.
+//! Source: `docs/design.md`, section "Arenas"; the crash model is that of the verified-storage and SquirrelFS work.
 
 mod ahead;
 mod arena;

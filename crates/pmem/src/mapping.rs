@@ -27,15 +27,17 @@ const F_SETSIG: i32 = 10;
 const PAGE_BYTES: usize = 4096;
 /// Has the kernel gather small pages into a huge one.
 const MADV_COLLAPSE: i32 = 25;
-/// From so many bytes on, whole lines that were not fetched before go past the cache wherever they go: to fetch them takes as long as to write them.
+/// From so many bytes on, whole lines that were not fetched before go past the cache wherever they go: to fetch them
+/// takes as long as to write them.
 const BULK_BYTES: usize = 2 << 10;
 /// From so many bytes on, one pass that copies and sums up takes less than one for each.
 const SUMMED_BYTES_MIN: usize = 256;
-/// Up to so many bytes that are expected are fetched into the cache next to the processor; more would keep it waiting for its few places for what is under way.
+/// Up to so many bytes that are expected are fetched into the cache next to the processor; more would keep it waiting
+/// for its few places for what is under way.
 #[cfg(target_arch = "x86_64")]
 const NEAR_BYTES: u64 = 512;
 
-/// What a mapping may be used for.
+/// The permitted use of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MappingAccess {
     /// Loads only; stores fail with [`OutOfBounds`].
@@ -80,8 +82,8 @@ pub struct Mapping {
     number: FileNumber,
 }
 
-// SAFETY: the mapping is plain shared memory that is valid until drop, and every access goes through raw copies and atomics,
-// which any thread may do.
+// SAFETY: the mapping is plain shared memory that is valid until drop, and every access goes through raw copies and
+// atomics, which any thread may do.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; there is no unsynchronised interior state beside the mapped bytes themselves.
 unsafe impl Sync for Mapping {}
@@ -95,7 +97,8 @@ impl Mapping {
         Self::map_above(fd, length, access, medium, 0)
     }
 
-    /// As [`Self::map`]; the descriptor that the mapping keeps has a number that is at least `least`, where there is such a one.
+    /// As [`Self::map`]; the descriptor that the mapping keeps has a number that is at least `least`, where there is
+    /// such a one.
     ///
     /// # Errors
     /// As [`Self::map`].
@@ -138,14 +141,14 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Whether nobody else, in no process, has the file open or mapped: but by this mapping and by the descriptor that it was made from. Only who
-    /// finds the file by a path can open it again.
+    /// Whether this mapping and the descriptor that it was made from are the file's only users, in any process. Only a
+    /// process that finds the file by a path can open it again.
     ///
     /// # Errors
     /// Those of `fcntl(2)`.
     pub fn is_alone(&self) -> io::Result<bool> {
-        // The kernel gives a lease to write only where nobody else has the file open, and keeps none here. Should somebody open the file in
-        // between, it sends a signal: one that nobody notices.
+        // The kernel gives a write lease only if no other process has the file open, and keeps none here. If a process
+        // opens the file in between, the kernel sends a signal that has no effect.
         let calls = [(F_SETSIG, libc::SIGURG), (libc::F_SETLEASE, libc::F_WRLCK), (libc::F_SETLEASE, libc::F_UNLCK)];
         for (command, value) in calls {
             // SAFETY: it takes two numbers, and the descriptor is valid.
@@ -157,7 +160,7 @@ impl Mapping {
         Ok(true)
     }
 
-    /// What the mapping may be used for.
+    /// The permitted use of the mapping.
     #[must_use]
     pub fn access(&self) -> MappingAccess {
         self.access
@@ -175,14 +178,14 @@ impl Mapping {
         self.medium
     }
 
-    /// Where the mapping begins, for system calls that take an address. Whoever dereferences it must expect other
+    /// Where the mapping begins, for system calls that take an address. A caller that dereferences it must expect other
     /// processes to write the same bytes.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         self.start
     }
 
-    /// Whether a page of the file was found missing (somebody truncated it) and was replaced by zeros that only this
+    /// Whether a page of the file was found missing (a process truncated it) and was replaced by zeros that only this
     /// process sees. Nothing written to a torn mapping can be relied on. Needs [`sigbus::install`].
     #[must_use]
     pub fn is_torn(&self) -> bool {
@@ -196,8 +199,8 @@ impl Mapping {
     #[inline]
     pub fn copy_out(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds> {
         let from = self.at(offset, into.len() as u64)?;
-        // SAFETY: `at` found the whole range inside the mapping. Others may write it meanwhile; the copy may then be torn,
-        // which the callers expect, and `into` is ours alone.
+        // SAFETY: `at` found the whole range inside the mapping. Others may write it meanwhile; the copy may then be
+        // torn, which the callers expect, and `into` is ours alone.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
         // Optimistic readers check a word after the copy; that load must not move before it.
         fence(Ordering::Acquire);
@@ -226,15 +229,16 @@ impl Mapping {
     #[inline]
     pub fn copy_in(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
         let to = self.at_writable(offset, bytes.len() as u64)?;
-        // SAFETY: `at_writable` found the whole range inside a writable mapping, and the source is a slice of other memory.
+        // SAFETY: `at_writable` found the whole range inside a writable mapping, and the source is a slice of other
+        // memory.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         #[cfg(feature = "witness")]
         tell(&Deed::Store { file: self.number, offset, bytes });
         Ok(())
     }
 
-    /// Copies pieces of `piece_bytes` in, past the cache if they are whole lines of it, and tells for each, by its number, the checksum of what was stored.
-    /// As after [`Persistent::store`], they are dirty.
+    /// Copies pieces of `piece_bytes` in, past the cache if they are whole lines of it, and tells for each, by its
+    /// number, the checksum of what was stored. As after [`Persistent::store`], they are dirty.
     ///
     /// # Errors
     /// [`OutOfBounds`].
@@ -248,7 +252,8 @@ impl Mapping {
         let mut to = self.at_writable(offset, bytes.len() as u64)?;
         for (number, piece) in bytes.chunks(piece_bytes).enumerate() {
             let mut sum = Crc32c::default();
-            // SAFETY: `at_writable` found all pieces inside a writable mapping, and the source is a slice of other memory.
+            // SAFETY: `at_writable` found all pieces inside a writable mapping, and the source is a slice of other
+            // memory.
             unsafe {
                 if !sum.copy(piece.as_ptr(), to, piece.len(), true) {
                     std::ptr::copy_nonoverlapping(piece.as_ptr(), to, piece.len());
@@ -264,8 +269,8 @@ impl Mapping {
         Ok(())
     }
 
-    /// Has the kernel enter these bytes' pages in the page table at once, which takes a fraction of what one fault for each would. They are
-    /// about to be written to; where the kernel can't, the faults come.
+    /// Has the kernel enter these bytes' pages in the page table at once, which takes a fraction of what one fault for
+    /// each would. They are about to be written to; where the kernel can't, the faults come.
     pub fn prepare(&self, offset: u64, length: u64) {
         let Ok(start) = self.at_writable(offset, length) else { return };
         if length == 0 {
@@ -276,10 +281,11 @@ impl Mapping {
         unsafe { libc::madvise(first as *mut _, start as usize + length as usize - first, libc::MADV_POPULATE_WRITE) };
     }
 
-    /// Has the kernel gather the pages from `offset` on, a multiple of [`HUGE_PAGE_BYTES`], into a huge one, for all who map the file. All of them are there.
+    /// Makes the kernel gather the pages from `offset` on, a multiple of [`HUGE_PAGE_BYTES`], into a huge one, for all
+    /// mappings of the file. All of the pages must exist.
     ///
     /// # Errors
-    /// `EINVAL` where the kernel never does; others where it can't now.
+    /// `EINVAL` if the kernel never can; others if it can't now.
     pub fn collapse(&self, offset: u64) -> io::Result<()> {
         let start = self.at(offset, HUGE_PAGE_BYTES).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
         if start as usize % HUGE_PAGE_BYTES as usize != 0 {
@@ -292,8 +298,9 @@ impl Mapping {
         }
     }
 
-    /// Says whether the kernel brings in what follows a page that is touched for the first time, as it does unless told. Of a file that was just made
-    /// there is nothing to bring in but zeros: as many of them as the disk is read ahead, which are megabytes on some machines. Other media are not read ahead.
+    /// Sets whether the kernel reads ahead of a page that is touched for the first time; by default it does. A new file
+    /// has nothing to read ahead but zeros: megabytes of them on machines whose disks are read far ahead. Other media
+    /// are not read ahead.
     pub fn set_read_ahead(&self, does: bool) {
         if self.medium.kind != MediumKind::Disk {
             return;
@@ -303,7 +310,8 @@ impl Mapping {
         unsafe { libc::madvise(self.start.cast(), self.length, advice) };
     }
 
-    /// Gives bytes of the file room, as far as they have none: a store to others would end the process where the file system is full.
+    /// Gives bytes of the file room, as far as they have none: a store to others would end the process where the file
+    /// system is full.
     ///
     /// # Errors
     /// Those of `fallocate(2)`.
@@ -311,24 +319,26 @@ impl Mapping {
         allocate(&self.file, bytes)
     }
 
-    /// Sleeps while the four bytes at `offset` are `value`, until somebody wakes who sleeps there ([`Self::wake`]). It may return sooner.
+    /// Sleeps while the four bytes at `offset` are `value`, until a thread wakes the sleepers there ([`Self::wake`]).
+    /// It may return sooner.
     pub fn wait(&self, offset: u64, value: u32) {
         self.futex(offset, libc::FUTEX_WAIT, value);
     }
 
-    /// Wakes all who sleep at `offset`, in whatever process.
+    /// Wakes all threads that sleep at `offset`, in every process.
     pub fn wake(&self, offset: u64) {
         self.futex(offset, libc::FUTEX_WAKE, i32::MAX as u32);
     }
 
     fn futex(&self, offset: u64, what: i32, value: u32) {
         let Ok(word) = self.at(offset, 4) else { return };
-        // SAFETY: the word lies in the mapping, and the kernel only looks at it. Where it is not aligned, that is an error.
+        // SAFETY: the word lies in the mapping, and the kernel only looks at it. Where it is not aligned, that is an
+        // error.
         unsafe { libc::syscall(libc::SYS_futex, word, what, value, std::ptr::null::<libc::timespec>()) };
     }
 
-    /// Writes bytes as [`Self::copy_in`] does, by a system call: that spares the kernel from clearing or reading pages that were never touched and are
-    /// overwritten as a whole.
+    /// Writes bytes as [`Self::copy_in`] does, by a system call: that spares the kernel from clearing or reading pages
+    /// that were never touched and are overwritten as a whole.
     ///
     /// # Errors
     /// Those of `pwrite(2)`; `InvalidInput` where the bytes leave the mapping.
@@ -349,8 +359,8 @@ impl Mapping {
         Ok(())
     }
 
-    /// Makes these bytes durable as far as the medium can: `fdatasync` of the file on disk, nothing elsewhere. The kernel
-    /// has no ranged form that also waits for the file's own metadata, so the whole file goes.
+    /// Makes these bytes durable as far as the medium can: `fdatasync` of the file on disk, nothing elsewhere. The
+    /// kernel has no ranged form that also waits for the file's own metadata, so the whole file goes.
     ///
     /// # Errors
     /// Those of `fdatasync(2)`.
@@ -392,8 +402,8 @@ impl Mapping {
         if offset % 8 != 0 {
             return Err(self.outside(offset, 8));
         }
-        // SAFETY: the word is inside the mapping, aligned (mappings begin at pages), and valid as long as `self` is. It is
-        // only ever used as an atomic here; read-only mappings only load it.
+        // SAFETY: the word is inside the mapping, aligned (mappings begin at pages), and valid as long as `self` is. It
+        // is only ever used as an atomic here; read-only mappings only load it.
         Ok(unsafe { AtomicU64::from_ptr(address.cast()) })
     }
 }
@@ -401,7 +411,7 @@ impl Mapping {
 /// Maps a file at an address of the kernel's choice: one where huge pages may begin, if there is room for such.
 fn map_file(file: &OwnedFd, bytes: usize, protection: i32, flags: i32) -> io::Result<*mut u8> {
     let map = |at: *mut libc::c_void, more: i32| {
-        // SAFETY: the address is the kernel's choice, or lies with all the bytes in a reservation that is nobody else's.
+        // SAFETY: the address is the kernel's choice, or lies with all the bytes in a reservation of this call alone.
         let address = unsafe { libc::mmap(at, bytes, protection, flags | more, file.as_raw_fd(), 0) };
         if address == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(address.cast::<u8>()) }
     };
@@ -425,7 +435,7 @@ fn map_file(file: &OwnedFd, bytes: usize, protection: i32, flags: i32) -> io::Re
         Err(_) => [(0, length), (0, 0)],
     };
     for (offset, bytes) in rest.into_iter().filter(|(_, bytes)| *bytes > 0) {
-        // SAFETY: these bytes of the reservation are not mapped to the file, and nobody uses them.
+        // SAFETY: these bytes of the reservation are not mapped to the file, and nothing uses them.
         unsafe { libc::munmap(reserved.add(offset), bytes) };
     }
     address
@@ -480,8 +490,7 @@ impl Persistent for Mapping {
         let to = self.at_writable(offset, bytes.len() as u64)?;
         let is_flushed = self.medium.flush != FlushMethod::None;
         let past_cache = is_flushed || !is_fetched && bytes.len() >= BULK_BYTES && are_lines(to, bytes.len());
-        // What is told to a witness must be what was stored.
-        // SAFETY: `at_writable` found the whole range inside a writable mapping.
+        // A witness must see what was stored. SAFETY: `at_writable` found the whole range inside a writable mapping.
         if !cfg!(feature = "witness") && unsafe { sum.copy(bytes.as_ptr(), to, bytes.len(), past_cache) } {
             if past_cache && !is_flushed {
                 order_stores();
@@ -534,12 +543,13 @@ impl Persistent for Mapping {
     fn expect_store(&self, offset: u64, length: u64) {
         #[cfg(target_arch = "x86_64")]
         if let Ok(start) = self.at_writable(offset, 0) {
-            // What is flushed goes past the cache, but for the ends.
+            // Flushed bytes go past the cache, except at the ends.
             let is_flushed = self.medium.flush != FlushMethod::None;
             let most = if is_flushed { NEAR_BYTES } else { u64::MAX };
             let length = length.min(self.len() - offset).min(most) as usize;
             for line in (0..length).step_by(LINE_BYTES) {
-                // SAFETY: the line holds a byte of the mapping, and a hint to the processor changes nothing; one that does not know it does nothing.
+                // SAFETY: the line holds a byte of the mapping, and a hint to the processor changes nothing; one that
+                // does not know it does nothing.
                 unsafe {
                     let line = start.add(line);
                     if length as u64 <= NEAR_BYTES {
@@ -633,7 +643,7 @@ mod tests {
     }
 
     #[test]
-    fn of_what_follows_a_page_nothing_is_brought_in_where_that_is_said() {
+    fn mapping_without_read_ahead_reads_only_the_touched_page() {
         const BYTES: u64 = 1 << 20;
         let file = file(BYTES);
         let mapping = Mapping::map(&file, BYTES, MappingAccess::ReadWrite, Medium::DISK).unwrap();

@@ -1,4 +1,4 @@
-//! What an arena's files are made of, found out by probing.
+//! The medium of an arena's files, found out by probing.
 
 use std::io;
 use std::os::fd::AsRawFd;

@@ -1,4 +1,4 @@
-//! What every kind of persistent memory can do.
+//! Operations of every kind of persistent memory.
 
 use std::io;
 use std::sync::Arc;
@@ -19,12 +19,12 @@ pub struct OutOfBounds {
     pub available: u64,
 }
 
-/// Memory that outlives the process, shared with others who may write it at any moment. The crash model is stated at the
+/// Memory that outlives the process, and that other processes may write at any moment. The crash model is stated at the
 /// top of this crate.
 ///
 /// # Errors
-/// Every access fails with [`OutOfBounds`] where it leaves the memory, where a word access is not aligned to 8 bytes, and
-/// where it writes to memory that is read-only.
+/// Every access fails with [`OutOfBounds`] if it leaves the memory, if a word access is not aligned to 8 bytes, and if
+/// it writes to memory that is read-only.
 #[allow(clippy::missing_errors_doc)]
 pub trait Persistent: Send + Sync {
     /// Bytes of memory.
@@ -35,10 +35,11 @@ pub trait Persistent: Send + Sync {
         self.len() == 0
     }
 
-    /// Copies bytes out. What others write meanwhile may come out torn, at any byte.
+    /// Copies bytes out. Bytes that others write meanwhile may come out torn, at any byte.
     fn load(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds>;
 
-    /// As [`Self::load`], and adds the bytes to a checksum as they came out, even where somebody changes them meanwhile.
+    /// As [`Self::load`], and adds the bytes to a checksum as they came out, even if another process changes them
+    /// meanwhile.
     fn load_summed(&self, offset: u64, into: &mut [u8], sum: &mut Crc32c) -> Result<(), OutOfBounds> {
         self.load(offset, into)?;
         sum.update(into);
@@ -48,15 +49,16 @@ pub trait Persistent: Send + Sync {
     /// Copies bytes in. They are dirty after it, even where a non-temporal path was taken.
     fn store(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds>;
 
-    /// Copies bytes in and begins their write-back: [`Self::store`] and [`Self::flush`] in one, for bulk data. It may take
-    /// non-temporal stores, so a [`Self::fence`] must stand before anything that tells others of the data.
+    /// Copies bytes in and begins their write-back: [`Self::store`] and [`Self::flush`] in one, for bulk data. It may
+    /// take non-temporal stores, so a [`Self::fence`] must stand before anything that tells others of the data.
     fn store_flushed(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
         self.store(offset, bytes)?;
         self.flush(offset, bytes.len() as u64)
     }
 
-    /// As [`Self::store_flushed`], and adds the bytes to a checksum as they were stored, even where somebody changes them meanwhile. `is_fetched` says that
-    /// [`Self::expect_store`] has told of them: then they go where they lie in the cache, if the medium allows it.
+    /// As [`Self::store_flushed`], and adds the bytes to a checksum as they were stored, even if another thread changes
+    /// them meanwhile. `is_fetched` says that [`Self::expect_store`] announced them: then they go where they lie in the
+    /// cache, if the medium allows it.
     fn store_summed(&self, offset: u64, bytes: &[u8], sum: &mut Crc32c, _is_fetched: bool) -> Result<(), OutOfBounds> {
         store_in_pieces(self, offset, bytes, sum)
     }
@@ -85,7 +87,8 @@ pub trait Persistent: Send + Sync {
     /// Begins the write-back of the lines that hold these bytes; nothing on memory and disk.
     fn flush(&self, offset: u64, length: u64) -> Result<(), OutOfBounds>;
 
-    /// Has bytes fetched that will soon be stored to; whatever lies outside is left out. It changes nothing that can be seen.
+    /// Has bytes fetched that will soon be stored to; whatever lies outside is left out. It changes nothing that can be
+    /// seen.
     fn expect_store(&self, _offset: u64, _length: u64) {}
 
     /// Waits until everything this thread has flushed is durable; nothing on memory and disk.
@@ -96,7 +99,7 @@ pub trait Persistent: Send + Sync {
     fn sync(&self) -> io::Result<()>;
 }
 
-/// [`Persistent::store_summed`] by way of a copy that nobody else knows.
+/// [`Persistent::store_summed`] by way of a private copy.
 pub(crate) fn store_in_pieces<M: Persistent + ?Sized>(
     memory: &M,
     offset: u64,

@@ -1,8 +1,9 @@
-//! What the processor says of itself.
+//! The processor's own description of itself.
 
 use std::arch::x86_64::{__cpuid_count, CpuidResult};
 
-/// Asks for one page of it, or a part of that; nothing where there is no such page. In a virtual machine it's the host that answers, which takes some microseconds.
+/// Asks for one page of it, or a part of that; nothing where there is no such page. In a virtual machine it's the host
+/// that answers, which takes some microseconds.
 #[allow(unused_unsafe, reason = "newer compilers call it a safe function, and Rust 1.89 does not")]
 pub(crate) fn cpuid(leaf: u32, part: u32) -> CpuidResult {
     // SAFETY: each processor of 64 bits has the instruction.

@@ -1,9 +1,9 @@
 //! Faults on mapped files whose pages are gone.
 //!
-//! A session may truncate the very log file that SharedFS has mapped; the next access then raises `SIGBUS`, which would
-//! kill SharedFS for everybody. The handler installed here puts an anonymous zero page where the fault was, marks the
-//! mapping as torn, and lets the access go on: the reader sees zeros, which no record is made of. A fault anywhere else is
-//! left to whoever handled `SIGBUS` before.
+//! A session may truncate the very log file that SharedFS has mapped. The next access then raises `SIGBUS`, which would
+//! kill SharedFS for all sessions. The handler installed here puts an anonymous zero page where the fault was, marks
+//! the mapping as torn, and lets the access go on: the reader sees zeros, which no record is made of. The previous
+//! handler of `SIGBUS` gets every other fault.
 //!
 //! The table of mappings is static and lock-free, because a signal handler may neither lock nor allocate.
 
@@ -40,7 +40,7 @@ static RANGES: [Range; MAPPINGS_MAX] = [const {
     }
 }; MAPPINGS_MAX];
 
-/// One more than the highest index ever used, so that nobody walks the whole table.
+/// One more than the highest index ever used, so that no search walks the whole table.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
 /// A range in the table; dropping it takes the range out.
@@ -90,8 +90,8 @@ pub fn install() -> io::Result<()> {
     if *installed {
         return Ok(());
     }
-    // SAFETY: the structures are plain data for which all zeros are valid; the previous action is stored before the handler
-    // can run, and the lock keeps other writers out.
+    // SAFETY: the structures are plain data for which all zeros are valid; the previous action is stored before the
+    // handler can run, and the lock keeps other writers out.
     unsafe {
         let mut previous: libc::sigaction = std::mem::zeroed();
         if libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut previous) != 0 {
@@ -111,8 +111,8 @@ pub fn install() -> io::Result<()> {
 }
 
 extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel hands a valid siginfo to an SA_SIGINFO handler, and for SIGBUS its address field is set. `errno` is
-    // saved and restored because the interrupted code may be about to read it.
+    // SAFETY: the kernel hands a valid siginfo to an SA_SIGINFO handler, and for SIGBUS its address field is set.
+    // `errno` is saved and restored because the interrupted code may be about to read it.
     unsafe {
         let errno = *libc::__errno_location();
         let address = (*info).si_addr() as usize;
@@ -135,8 +135,8 @@ fn repair(address: usize) -> bool {
     let writable = range.state.load(Ordering::Acquire) == READ_WRITE;
     let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
     range.torn.store(true, Ordering::Release);
-    // SAFETY: the page lies in a mapping of ours, registered for as long as it is mapped (it leaves the table before it is
-    // unmapped), so replacing it takes no one else's memory. mmap is a bare system call, safe in a handler.
+    // SAFETY: the page lies in a mapping of ours, registered for as long as it is mapped (it leaves the table before it
+    // is unmapped), so replacing it takes no one else's memory. mmap is a bare system call, safe in a handler.
     let page = unsafe {
         libc::mmap(
             (address & !(PAGE_BYTES - 1)) as *mut libc::c_void,
@@ -155,13 +155,13 @@ fn repair(address: usize) -> bool {
 /// # Safety
 /// The arguments are those that the kernel gave to the handler.
 unsafe fn forward(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: `install` wrote the previous action before it installed the handler, and nobody writes it again.
+    // SAFETY: `install` wrote the previous action before it installed the handler, and nothing writes it again.
     let previous = unsafe { (*PREVIOUS.0.get()).assume_init_ref() };
     let action = previous.sa_sigaction;
     if action == libc::SIG_DFL || action == libc::SIG_IGN {
-        // The faulting instruction runs again after the return and meets the default action, which ends the process with
-        // the right signal. Ignoring a synchronous fault has the same end, as the kernel does it.
-        // SAFETY: a zeroed action with SIG_DFL is a valid argument.
+        // The faulting instruction runs again after the return and meets the default action, which ends the process
+        // with the right signal. Ignoring a synchronous fault has the same end, as the kernel does it. SAFETY: a zeroed
+        // action with SIG_DFL is a valid argument.
         unsafe {
             let mut default: libc::sigaction = std::mem::zeroed();
             default.sa_sigaction = libc::SIG_DFL;
@@ -222,7 +222,8 @@ mod tests {
     fn a_fault_elsewhere_still_ends_the_process() {
         install().unwrap();
         let file = tempfile_of(4096);
-        // SAFETY: the child only truncates, reads a mapping made for it and exits; it takes no lock and allocates nothing.
+        // SAFETY: the child only truncates, reads a mapping made for it and exits; it takes no lock and allocates
+        // nothing.
         unsafe {
             use std::os::fd::AsRawFd;
             let page = libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);

@@ -25,10 +25,10 @@ const CRC_OFFSET: usize = 40;
 
 const _: () = assert!(CRC_OFFSET + 8 == BYTES && CRC_OFFSET == 8 + 4 + 4 + 8 + 8 + 8);
 
-/// What the superblock says of an arena.
+/// The content of an arena's superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArenaSummary {
-    /// The arena's own random number, by which a moved or restored arena is told from another.
+    /// The arena's own random number, which distinguishes a moved or restored arena.
     pub id: u64,
     /// Bytes of data that the arena is meant to hold.
     pub size_bytes: u64,

@@ -1,8 +1,9 @@
-//! Lets a test see what is done to mapped files, so that it can mirror them in [`crate::CrashTwin`]s and ask what a crash at
-//! any moment leaves. Without the feature `witness`, which only tests ask for, nothing of it is compiled in.
+//! Lets a test see each operation on mapped files, so that it can mirror them in [`crate::CrashTwin`]s and ask for the
+//! states that a crash at any moment leaves. Without the feature `witness`, which only tests ask for, nothing of it is
+//! compiled in.
 //!
-//! A witness sees the deeds of its own thread only, one after the other: flushes, fences and syncs just before they take
-//! effect, stores in their order. What it does itself to mappings it does not see.
+//! A witness sees the operations of its own thread only, one after the other: flushes, fences and syncs just before
+//! they take effect, stores in their order. It does not see its own operations on mappings.
 
 use std::cell::{Cell, RefCell};
 
@@ -17,7 +18,7 @@ pub struct FileNumber {
     pub inode: u64,
 }
 
-/// What is done.
+/// An operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deed<'a> {
     /// Bytes are stored into a file.
@@ -26,7 +27,7 @@ pub enum Deed<'a> {
         file: FileNumber,
         /// Where, in bytes from its start.
         offset: u64,
-        /// What.
+        /// The bytes.
         bytes: &'a [u8],
     },
     /// The write-back of lines begins.
@@ -51,7 +52,7 @@ pub enum Deed<'a> {
     TransactionEnds,
 }
 
-/// What is called for each deed.
+/// The callback for each operation.
 pub type Witness = Box<dyn FnMut(&Deed<'_>)>;
 
 thread_local! {
@@ -68,8 +69,8 @@ pub fn watch<T>(witness: Witness, work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Runs `work` with arenas in memory taken for ones on this kind of medium, by this thread. Persistent memory can't be mapped
-/// as such, so memory whose lines are flushed stands in.
+/// Runs `work` with arenas in memory taken for ones on this kind of medium, by this thread. Persistent memory can't be
+/// mapped as such, so memory whose lines are flushed stands in.
 pub fn pretend<T>(kind: MediumKind, work: impl FnOnce() -> T) -> T {
     let medium = match kind {
         MediumKind::Pmem => Medium::emulated_pmem(),
@@ -100,7 +101,8 @@ pub fn refuses_transactions() -> bool {
     REFUSES.get()
 }
 
-/// Tells this thread's witness, if it has one. The witness is away meanwhile, so what it does is not told to it.
+/// Calls this thread's witness, if it has one. The witness is taken out meanwhile, so it does not see its own
+/// operations.
 pub fn tell(deed: &Deed<'_>) {
     let Some(mut witness) = WITNESS.take() else { return };
     witness(deed);
@@ -121,10 +123,10 @@ mod tests {
         let map = || Mapping::map(&file, 4096, MappingAccess::ReadWrite, Medium::emulated_pmem()).unwrap();
         let (mapping, other) = (map(), map());
         let seen = Rc::new(RefCell::new(Vec::new()));
-        let told = Rc::clone(&seen);
+        let seen_by_witness = Rc::clone(&seen);
         let witness = move |deed: &Deed<'_>| {
             other.store_u64(80, 1).unwrap();
-            told.borrow_mut().push(match deed {
+            seen_by_witness.borrow_mut().push(match deed {
                 Deed::Store { offset, bytes, .. } => format!("store {offset} {bytes:?}"),
                 Deed::Flush { offset, length, .. } => format!("flush {offset} {length}"),
                 Deed::Fence => "fence".to_owned(),

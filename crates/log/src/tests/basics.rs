@@ -51,7 +51,7 @@ fn one_flush_and_one_fence_persist_a_small_record() {
 }
 
 #[test]
-fn a_full_log_says_how_much_is_missing_and_takes_more_once_that_is_free() {
+fn full_log_names_missing_bytes_then_takes_more_once_freed() {
     let log = log(1024);
     let seal = log.seal_count();
     let append = || log.append(seal, 1, &[&[1; 176]]);
@@ -160,7 +160,7 @@ fn only_a_log_of_this_version_is_opened() {
 }
 
 #[test]
-fn a_record_too_long_for_the_ring_is_refused_and_the_longest_is_taken() {
+fn record_longer_than_the_ring_is_refused() {
     let log = log(4096);
     let most = log.body_bytes_max() as usize;
     assert_eq!(most, 1000);
@@ -232,7 +232,8 @@ fn nothing_is_written_where_the_log_is_not_ready() {
     log.note_ready(LogPosition(600));
     assert_eq!(append().unwrap().end, LogPosition(600));
     assert_eq!(append().unwrap().end, LogPosition(800));
-    // The next one does not fit in what is left of the ring, and begins at its start, where it is written to for the second time.
+    // The next one does not fit in what is left of the ring, and begins at its start, where it is written to for the
+    // second time.
     log.set_head(log.settled().unwrap());
     log.release(LogPosition(800));
     let large = || log.append(log.seal_count(), 1, &[&[2; 230]]);

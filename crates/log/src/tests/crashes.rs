@@ -1,5 +1,6 @@
-//! Crash enumeration: a script of appends, stalls, seals and commits runs on memory that knows what a crash may leave; at every
-//! persist point, images are recovered and compared with what the script did; some of the recovered logs go on, and crash again.
+//! Crash enumeration: a script of appends, stalls, seals and commits runs on memory that knows what a crash may leave;
+//! at every persist point, images are recovered and compared with what the script did; some of the recovered logs go
+//! on, and crash again.
 
 use std::sync::{Arc, Mutex};
 
@@ -16,7 +17,7 @@ use crate::{AppendError, Bug, Log};
 
 type Twin = Arc<CrashTwin>;
 
-/// What the script has done so far.
+/// The script's actions so far.
 #[derive(Clone, Default)]
 struct Story {
     /// Records in order: those that were appended, and last, perhaps, the one whose append is under way.
@@ -27,8 +28,8 @@ struct Story {
     committed: LogPosition,
     /// The body of the append under way.
     under_way: Option<Vec<u8>>,
-    /// Reserved slots, by their starts, with their lengths: what is appended there after a recovery is made as long, so that
-    /// whatever stands behind it is in the right place.
+    /// Reserved slots, by their starts, with their lengths: what is appended there after a recovery is made as long, so
+    /// that whatever stands behind it is in the right place.
     slots: Vec<(LogPosition, u64)>,
 }
 
@@ -224,7 +225,7 @@ impl Script<'_> {
         assert_eq!(bound, self.log.tail());
     }
 
-    /// What SharedFS does: sync, apply, commit in the metadata store, move the head.
+    /// Acts as SharedFS does: sync, apply, commit in the metadata store, move the head.
     fn commit(&mut self) {
         let end = self.log.settled().unwrap();
         self.log.memory().sync().unwrap();

@@ -1,4 +1,5 @@
-//! Memory that a faulty or hostile session has scribbled on: SharedFS gets an answer, soon, and nothing it did not verify.
+//! Memory that a faulty or hostile session has scribbled on: SharedFS gets an answer, soon, and nothing it did not
+//! verify.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -76,8 +77,8 @@ fn words_that_keep_changing_do_not_hold_up_the_daemon() {
 
 #[test]
 fn stale_bytes_that_a_user_wrote_are_no_record() {
-    // A user who knows everything but the key writes a body full of records for the place where that body will lie one lap
-    // later, and the machine goes down when the log's end is there.
+    // A user that knows everything but the key writes a body full of records for the place where that body will lie one
+    // lap later, and the machine goes down when the log's end is there.
     let attacker =
         Log::format_with_key(CrashTwin::new(CrashMedium::Words, (RING_AT + 1024) as usize), GENERATION, 1).unwrap();
     attacker.release(LogPosition(1 << 40));

@@ -16,8 +16,8 @@ use crate::{AppendError, Appended, Damaged, Log};
 const THREADS: u64 = 4;
 
 impl<M: Persistent> Log<M> {
-    /// An append whose thread is stopped for a while after it has reserved, and again after it has filled. Once, without
-    /// trying again: none where the slot was voided.
+    /// An append whose thread is stopped for a while after it has reserved, and again after it has filled. Once,
+    /// without trying again: none where the slot was voided.
     pub(crate) fn append_slowly(
         &self,
         seal: SealCount,
@@ -41,7 +41,7 @@ impl<M: Persistent> Log<M> {
     }
 }
 
-/// What the appenders say happened.
+/// The events that the appenders report.
 #[derive(Default)]
 struct Story {
     /// Appends that returned: position, by the number that stands in the body.
@@ -84,7 +84,7 @@ fn append_many(log: &Log<Mapping>, thread: u64, count: u64, last_end: &AtomicU64
     }
 }
 
-/// What SharedFS has found.
+/// The records that SharedFS has found.
 #[derive(Default)]
 struct Found {
     records: Vec<(LogPosition, u64)>,
@@ -167,13 +167,13 @@ fn check(story: &Story, found: &Found) {
 }
 
 #[test]
-fn appenders_and_a_sealing_daemon_agree_on_memory() {
+fn appenders_and_sealing_daemon_agree_on_memory() {
     run(Medium::MEMORY, 1, 16 << 10, 4000);
     run(Medium::MEMORY, 2, 256 << 10, 4000);
 }
 
 #[test]
-fn appenders_and_a_sealing_daemon_agree_on_emulated_persistent_memory() {
+fn appenders_and_sealing_daemon_agree_on_emulated_pmem() {
     run(Medium::emulated_pmem(), 3, 32 << 10, 4000);
 }
 
@@ -183,7 +183,7 @@ fn an_append_within_an_append_gets_past_the_one_it_interrupts() {
     let session = Log::format(session, GENERATION).unwrap();
     let daemon = Log::open(daemon).unwrap();
     let seal = session.seal_count();
-    // What a signal handler does in the middle of its own thread's append.
+    // Acts as a signal handler in the middle of its own thread's append.
     let outer = session.append_slowly(seal, 1, b"outer", || {
         session.append(seal, 1, &[b"inner"]).unwrap();
     });
@@ -193,7 +193,7 @@ fn an_append_within_an_append_gets_past_the_one_it_interrupts() {
 }
 
 #[test]
-fn a_stopped_appender_holds_up_neither_the_settled_end_for_others_nor_a_seal() {
+fn stopped_appender_delays_neither_settled_end_nor_seal() {
     let [session, daemon] = mappings(4096, Medium::MEMORY);
     let session = Log::format(session, GENERATION).unwrap();
     let daemon = Log::open(daemon).unwrap();

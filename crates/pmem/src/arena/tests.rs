@@ -94,7 +94,7 @@ fn large_arenas_have_several_segments() {
     let arena = Arena::create(dir.path(), &options(16 * MIB)).unwrap();
     let mut state = State { summary, segments: arena.segments() };
     arena.add_segments(&mut state, 26 * MIB).unwrap();
-    // What is left over is too little for a segment.
+    // The rest is too little for a segment.
     arena.add_segments(&mut state, 27 * MIB - 4096).unwrap();
     assert_eq!(blocks(&state.segments), [4096, 1024, 1024, 512]);
 }
@@ -122,7 +122,7 @@ fn an_arena_that_cannot_grow_keeps_its_size() {
 }
 
 #[test]
-fn a_directory_without_a_superblock_is_no_arena_and_left_overs_go() {
+fn directory_without_superblock_is_no_arena() {
     let dir = tempfile::tempdir().unwrap();
     assert!(matches!(Arena::open(dir.path()), Err(ArenaError::NotAnArena)));
     assert!(!dir.path().join("lock").exists());
@@ -142,7 +142,7 @@ fn a_directory_without_a_superblock_is_no_arena_and_left_overs_go() {
 }
 
 #[test]
-fn a_superblock_of_another_version_or_damaged_is_told_apart() {
+fn superblock_damage_differs_from_another_version() {
     let dir = tempfile::tempdir().unwrap();
     drop(Arena::create(dir.path(), &options(16 * MIB)).unwrap());
     let path = dir.path().join("ARENA");
