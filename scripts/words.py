@@ -112,7 +112,7 @@ def check_file(file, lines, found, types):
             check_prose(place, prose, line, found)
         if file.endswith(".rs"):
             code = re.sub(r"//.*", "", line)
-            if match := TYPE.match(code):
+            if (match := TYPE.match(code)) and re.match(r"crates/\w+/src/(?!.*tests)", file):
                 types[match[1]].append((file, number))
             if match := FUNCTION.match(code):
                 if (is_test or "/suite/" in file) and len(match[1]) > TEST_NAME_MAX:

@@ -68,7 +68,8 @@ pub struct Place {
 }
 
 impl Place {
-    /// The place that `choice` names. A directory that is there is named by its real path, so that one arena has one name.
+    /// The place that `choice` names. A directory that is there is named by its real path, so that one arena has one
+    /// name.
     pub fn new(choice: &ArenaChoice) -> Result<Self, CliError> {
         let directory = match choice {
             ArenaChoice::Disk => PathBuf::from(DISK),
@@ -110,7 +111,7 @@ impl Place {
         self.directory.join("mount.log")
     }
 
-    /// What its superblock says.
+    /// The content of its superblock.
     pub fn probe(&self) -> Result<ArenaSummary, CliError> {
         Arena::probe(&self.directory).map_err(|error| self.error(error))
     }
@@ -120,7 +121,7 @@ impl Place {
         !matches!(Arena::probe(&self.directory), Err(ArenaError::NotAnArena))
     }
 
-    /// Opens the arena, which nobody else may have open.
+    /// Opens the arena, which no other process may have open.
     pub fn open(&self) -> Result<Arena, CliError> {
         Arena::open(&self.directory).map_err(|error| self.error(error))
     }
@@ -161,7 +162,7 @@ impl Place {
             Err(error) => return Err(self.store_error(error)),
         }
         match fs::remove_file(unfinished) {
-            // Somebody else has finished it at the same time.
+            // Another process has finished it at the same time.
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             result => result.map_err(CliError::system(format!("removing {}", unfinished.display()))),
         }
@@ -184,7 +185,7 @@ impl Place {
         Ok(size.0)
     }
 
-    /// What is free in the file system that holds the arena.
+    /// The free space of the file system that holds the arena.
     pub fn free(&self) -> Result<Size, CliError> {
         // The directory may yet have to be made: what counts is the file system that it will be in.
         let there = self.directory.ancestors().find(|directory| directory.is_dir()).unwrap_or(&self.directory);
@@ -222,7 +223,7 @@ impl Place {
     }
 }
 
-/// The size of a new arena where nobody says one. Half of what is free at most, since metadata and logs need room too.
+/// The size of a new arena without `--size`: at most half of the free space, since metadata and logs need room too.
 fn default_size(free: Size) -> Size {
     Size((free.0 / 2).min(SIZE_DEFAULT_MAX) / ARENA_BYTES_MIN * ARENA_BYTES_MIN)
 }
@@ -232,11 +233,11 @@ fn default_size(free: Size) -> Size {
 pub struct Prepared {
     /// It was made now.
     pub made: bool,
-    /// What it is.
+    /// Its description.
     pub summary: ArenaSummary,
 }
 
-/// What an arena on a medium of this name survives, as `status` and `mount` say it.
+/// The failures that an arena on a medium of this name survives, as `status` and `mount` print them.
 pub fn survives(medium: &str) -> &'static str {
     if medium.contains("emulated") {
         return "runs the flush instructions of persistent memory on memory; does not survive a restart of the machine";
@@ -256,7 +257,7 @@ pub fn program_of(pid: u32) -> String {
     fs::read_to_string(format!("/proc/{pid}/comm")).map_or_else(|_| "unknown".to_owned(), |name| name.trim().to_owned())
 }
 
-/// What time it is.
+/// The present time.
 fn now() -> Timestamp {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     Timestamp { seconds: now.as_secs() as i64, nanoseconds: now.subsec_nanos() }
@@ -277,13 +278,13 @@ mod tests {
     }
 
     #[test]
-    fn a_path_too_long_for_a_socket_is_refused_before_anything_is_made() {
+    fn path_too_long_for_a_socket_is_refused_first() {
         let directory = PathBuf::from("/").join("x".repeat(120));
         assert!(matches!(Place::at(directory), Err(CliError::PathTooLong(_))));
     }
 
     #[test]
-    fn a_new_arena_takes_half_of_what_is_free_and_no_more_than_its_bound() {
+    fn new_arena_takes_half_of_free_space_within_its_bound() {
         assert_eq!(default_size(Size(1 << 40)), Size(4 << 30));
         assert_eq!(default_size(Size(1 << 30)), Size(512 << 20));
         assert_eq!(default_size(Size(20 << 20)), Size(0));

@@ -1,4 +1,4 @@
-//! What can be typed.
+//! The command line.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -20,7 +20,7 @@ ASHLAR_ARENA in the environment stands for --arena.";
 #[derive(Debug, Parser)]
 #[command(name = "ashlar", version, propagate_version = true, after_help = FIRST_STEPS)]
 pub struct Arguments {
-    /// What to do.
+    /// The verb.
     #[command(subcommand)]
     pub verb: Verb,
 }
@@ -39,8 +39,8 @@ pub enum Verb {
     Status(StatusArguments),
     /// Show what sessions do, live: operations and their latency, logs, digest, leases
     ///
-    /// Operations are those of LibFS: a system call with a path of several names is several. All are counted; latencies are those of a sample,
-    /// what reaches LibFS through a mount without the time in the kernel.
+    /// Operations are those of LibFS: a system call with a path of several names is several. All are counted; latencies
+    /// are those of a sample, what reaches LibFS through a mount without the time in the kernel.
     Top(TopArguments),
     /// Check an arena, in use or not, and repair one that is not in use
     Fsck(FsckArguments),
@@ -80,7 +80,7 @@ pub enum ArenaVerb {
 pub enum QuotaVerb {
     /// Set limits, which hold at once
     Set(QuotaSetArguments),
-    /// Show who uses how much, and who may
+    /// Show limits and use
     Show(QuotaShowArguments),
     /// Take limits away
     Remove(QuotaRemoveArguments),
@@ -210,7 +210,8 @@ pub struct UmountArguments {
 /// `ashlar run`.
 #[derive(Args, Debug, Default)]
 pub struct RunArguments {
-    /// Say at the end on standard error which calls were accelerated, delegated to the kernel and missed, how often, and how long they took
+    /// Say at the end on standard error which calls were accelerated, delegated to the kernel and missed, how often,
+    /// and how long they took
     #[arg(long)]
     pub report: bool,
     /// Write the report to a file
@@ -306,14 +307,15 @@ pub struct DaemonArguments {
 /// `ashlar bench`.
 #[derive(Args, Debug)]
 pub struct BenchArguments {
-    /// A directory on a mounted Ashlar; without one, a file system in memory is mounted for as long as it takes, which takes root
+    /// A directory on a mounted Ashlar; without one, a file system in memory is mounted for as long as it takes, which
+    /// takes root
     #[arg(value_name = "DIR")]
     pub directory: Option<PathBuf>,
     /// The directory to compare with; by default one in /dev/shm, which is a tmpfs
     #[arg(long, value_name = "DIR")]
     pub compare: Option<PathBuf>,
-    /// Only cases whose names contain one of these words: append, overwrite, processes, sustained, read, map, create, stat, open, readdir,
-    /// turns, start, script, breakdown
+    /// Only cases whose names contain one of these words: append, overwrite, processes, sustained, read, map, create,
+    /// stat, open, readdir, turns, start, script, breakdown
     #[arg(long, value_name = "WORD", num_args = 1..)]
     pub cases: Vec<String>,
     /// How often each case is run on each contender; figures are medians over the rounds
@@ -330,7 +332,7 @@ pub struct BenchArguments {
 /// `ashlar bench-worker`.
 #[derive(Args, Debug)]
 pub struct BenchWorkerArguments {
-    /// What to do, as JSON
+    /// The task, as JSON
     pub task: String,
 }
 
@@ -348,7 +350,7 @@ pub struct SharedFsArguments {
 /// `ashlar helper`.
 #[derive(Args, Debug)]
 pub struct HelperArguments {
-    /// The arena's directory, for who lists processes
+    /// The arena's directory, shown in lists of processes
     #[arg(long)]
     pub arena: PathBuf,
 }

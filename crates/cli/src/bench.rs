@@ -1,8 +1,9 @@
-//! `ashlar bench`: what operations cost, beside the least that they must cost and beside another file system, in one run.
+//! `ashlar bench`: the cost of operations, beside their floor and beside another file system, in one run.
 //!
-//! Contenders take turns in each round, each round beginning with another, so that whatever else the machine does falls on all alike.
-//! A turn is a process of its own (`worker`), started plainly or under `ashlar run`, in a new directory. Before the next one's turn the
-//! digest is waited for: what Ashlar does *while* it is measured counts, what it does behind that falls on nobody else.
+//! Contenders take turns in each round, each round beginning with another, so that other work of the machine falls on
+//! all alike. A turn is a process of its own (`worker`), started plainly or under `ashlar run`, in a new directory.
+//! Before the next turn the benchmark waits for the digest: Ashlar's work *during* a turn counts, and later work
+//! burdens no other contender.
 //!
 //! Method, cases and figures: `docs/benchmarks.md`, section "One file system in parts: `ashlar bench`".
 
@@ -112,7 +113,7 @@ fn setting(site: &Site, arguments: &BenchArguments) -> Setting {
     }
 }
 
-/// Has the tasks done. What two processes have done at once is one line.
+/// Makes workers do the tasks. Tasks that two processes did at once are one line.
 fn employ(tasks: &[Task], interrupt: &Interrupt) -> Result<Vec<Measured>, CliError> {
     let mut outcomes = staff::employ(tasks, interrupt)?.into_iter();
     let first = outcomes.next().unwrap_or_default();
@@ -142,11 +143,11 @@ impl Turn<'_> {
             fs::create_dir(path).map_err(CliError::system(format!("making {}", path.display())))?;
         }
         for step in self.case.steps(self.contender) {
-            let task = |seat| Task {
+            let task = |worker| Task {
                 case: self.case,
                 contender: self.contender,
                 step: *step,
-                seat,
+                worker,
                 directory: directory.clone(),
                 aside: aside.clone(),
                 arena: self.contender.is_ashlar().then(|| self.site.place.directory().to_owned()),

@@ -19,15 +19,15 @@ const CLEAN: u8 = 0;
 const REPAIRED: u8 = 1;
 const DAMAGED: u8 = 4;
 
-/// What a check found.
+/// The result of a check.
 #[derive(Debug, Serialize)]
 struct Findings {
     arena: String,
     /// Checked while in use.
     online: bool,
-    /// What was counted.
+    /// The counts.
     counts: serde_json::Map<String, serde_json::Value>,
-    /// What is wrong, a sentence each.
+    /// The problems, a sentence each.
     problems: Vec<String>,
     /// Problems that were there and are not any more.
     repaired: Vec<String>,

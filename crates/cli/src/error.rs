@@ -1,4 +1,4 @@
-//! What can go wrong, each with its next step.
+//! Errors of the command, each with its next step.
 
 use std::io;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ pub enum CliError {
     /// Mounting takes root.
     #[error("{what} takes root; run it as root, or with sudo")]
     NotRoot {
-        /// What was tried.
+        /// The attempted operation.
         what: &'static str,
     },
     /// No FUSE device.
@@ -71,7 +71,7 @@ pub enum CliError {
     Busy {
         /// The mount point.
         path: PathBuf,
-        /// Who uses it, as far as it can be seen, as part of the sentence.
+        /// Its users, as far as they can be seen, as part of the sentence.
         users: String,
     },
     /// The arena is held by a process that is not its daemon.
@@ -79,7 +79,7 @@ pub enum CliError {
     ArenaInUse {
         /// The arena.
         arena: PathBuf,
-        /// Who holds it.
+        /// The holder.
         pid: u32,
         /// Its name.
         program: String,
@@ -134,7 +134,7 @@ pub enum CliError {
     Arena {
         /// The arena.
         arena: PathBuf,
-        /// What it is.
+        /// The error.
         error: ArenaError,
     },
     /// The metadata store can't be opened.
@@ -142,7 +142,7 @@ pub enum CliError {
     Store {
         /// The arena.
         arena: PathBuf,
-        /// What it is.
+        /// The error.
         error: StoreError,
     },
     /// The daemon did not come up.
@@ -153,7 +153,7 @@ pub enum CliError {
         /// Its log.
         log: PathBuf,
     },
-    /// Nobody answers.
+    /// No daemon answers.
     #[error("no daemon answers for the arena {0}; 'ashlar mount DIR' starts one, 'ashlar daemon' runs one")]
     NoDaemon(PathBuf),
     /// It's there, and says nothing.
@@ -164,13 +164,13 @@ pub enum CliError {
     DaemonSilent {
         /// The arena.
         arena: PathBuf,
-        /// Who holds it.
+        /// The holder.
         pid: u32,
     },
     /// The daemon said no.
     #[error("the daemon did not {what}: {error}; its log says more: {log}", log = .log.display())]
     Refused {
-        /// What was asked.
+        /// The question.
         what: &'static str,
         /// Its answer.
         error: Errno,
@@ -196,7 +196,7 @@ pub enum CliError {
     /// No tmpfs where one is expected.
     #[error("{0} is no tmpfs; name a directory to compare with: 'ashlar bench --compare DIR'")]
     NoTmpfs(PathBuf),
-    /// What is to be measured in is no directory.
+    /// The place to measure in is no directory.
     #[error("{0} is not a directory; name one to measure in")]
     NoBenchDirectory(PathBuf),
     /// No room for what is measured.
@@ -215,7 +215,7 @@ pub enum CliError {
     /// No case of this name.
     #[error("no case's name contains '{word}'; there are: {cases}")]
     NoSuchCase {
-        /// What was asked for.
+        /// The given word.
         word: String,
         /// Their names.
         cases: String,
@@ -226,11 +226,11 @@ pub enum CliError {
     /// A worker of the benchmark failed.
     #[error("measuring {case} on {contender}: {words}")]
     Measuring {
-        /// What was measured.
+        /// The measured case.
         case: &'static str,
-        /// On whom.
+        /// The contender.
         contender: &'static str,
-        /// What it said.
+        /// Its message.
         words: String,
     },
     /// A signal.
@@ -257,7 +257,7 @@ pub enum CliError {
     /// The operating system.
     #[error("{what}: {error}")]
     System {
-        /// What was tried.
+        /// The attempted operation.
         what: String,
         /// Why it failed.
         error: io::Error,

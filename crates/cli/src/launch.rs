@@ -34,8 +34,9 @@ pub fn ask(place: &Place, request: &Request) -> Result<Option<Reply>, CliError> 
     Ok(Some(reply))
 }
 
-/// As [`ask`], but waits for a daemon that starts or ends just now. One that was killed takes connections until its last thread is gone, and answers none:
-/// then the one behind it is asked, once, since the request itself may be what ends them.
+/// As [`ask`], but waits for a daemon that starts or ends just now. One that was killed takes connections until its
+/// last thread is gone, and answers none: then the one behind it is asked, once, since the request itself may be what
+/// ends them.
 pub fn ask_patiently(place: &Place, request: &Request) -> Result<Option<Reply>, CliError> {
     let mut deadline = Instant::now() + HANDOVER;
     let mut is_first = true;
@@ -68,13 +69,13 @@ fn holder(place: &Place) -> Option<u32> {
     }
 }
 
-/// What the daemon of an arena says of itself; `None` where none answers.
+/// The status that the daemon of an arena reports; `None` if none answers.
 pub fn daemon_status(place: &Place) -> Result<Option<StatusReply>, CliError> {
     let Ok(mut connection) = Connection::connect_above(&place.socket(), 0, SILENCE) else { return Ok(None) };
     match connection.call::<_, Reply>(&Request::Status, &[]) {
         Ok((Reply::Status(status), _)) => Ok(Some(*status)),
         Ok(_) => Err(CliError::Misunderstood),
-        // Whoever wants to know what is going on waits for no process that is stopped.
+        // A request for status waits for no process that is stopped.
         Err(WireError::Silent) => Err(silent(place)),
         Err(error) => Err(error.into()),
     }
@@ -97,7 +98,7 @@ pub fn ensure_daemon(place: &Place) -> Result<(StatusReply, bool), CliError> {
             break Ok((status, false));
         }
         match Arena::open(place.directory()) {
-            // Nobody has it, so the daemon can; but where one was killed just now, its supervisor may be quicker.
+            // No process has it, so the daemon can. But if one was killed just now, its supervisor may be quicker.
             Ok(arena) => {
                 drop(arena);
                 match start_daemon(place) {
@@ -113,8 +114,8 @@ pub fn ensure_daemon(place: &Place) -> Result<(StatusReply, bool), CliError> {
     result
 }
 
-/// Whether what is in the way is a daemon that starts or ends, or a check: it gets time to go, or to answer. Whoever has just
-/// opened the arena has not said its number yet.
+/// Whether the obstacle is a daemon that starts or ends, or a check: it gets time to go, or to answer. A process that
+/// has just opened the arena has not written its number yet.
 fn is_passing(error: Option<&ArenaError>, deadline: Instant) -> bool {
     let is_ashlar = |pid| pid == 0 || program_of(pid) == "ashlar";
     matches!(error, Some(&ArenaError::InUse { pid }) if is_ashlar(pid) && Instant::now() < deadline)
@@ -202,7 +203,7 @@ pub fn start_reporting(command: &mut Command, log: &Path) -> Result<Child, CliEr
     }
 }
 
-/// What a background process says when it has come so far.
+/// A background process's message when it is ready.
 pub const READY: &str = "ready";
 
 /// This very program.
@@ -217,7 +218,7 @@ pub fn leave_terminal() -> Result<(), CliError> {
     std::env::set_current_dir("/").map_err(CliError::system("leaving the directory"))
 }
 
-/// A process that is waited for, whoever its parent is.
+/// A process that is waited for, even if it is no child.
 #[derive(Debug)]
 pub struct Awaited(Option<rustix::fd::OwnedFd>);
 

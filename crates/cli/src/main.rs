@@ -5,7 +5,8 @@
 //!
 //! Invariants:
 //! - `ashlar mount DIR` needs nothing prepared and nothing running; `ashlar umount DIR` leaves nothing running.
-//! - Output for people goes to standard output, complaints and progress to standard error; `--json` prints one document.
+//! - Output for people goes to standard output, complaints and progress to standard error; `--json` prints one
+//!   document.
 //! - Every error names its subject and the next step; the exit status is 0, 1 (failed) or 2 (wrong usage); `fsck` has
 //!   the exit statuses of fsck(8).
 //!
@@ -43,7 +44,7 @@ use crate::arguments::{ArenaVerb, Arguments, Verb};
 use crate::error::CliError;
 
 fn main() -> ExitCode {
-    // Whoever lists processes sees the command that was typed.
+    // Lists of processes show the command that was typed.
     let _ = rustix::thread::set_name(c"ashlar");
     finish(serve(&Arguments::parse()))
 }

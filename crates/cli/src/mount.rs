@@ -83,12 +83,12 @@ fn start_in_background(process: &MountProcessArguments, place: &Place) -> Result
     if process.read_only {
         command.arg("--read-only");
     }
-    // It outlives this process, and nobody waits for it here.
+    // It outlives this process, and nothing waits for it here.
     drop(start_reporting(&mut command, &place.mount_log())?);
     Ok(())
 }
 
-/// What was done, and where everything is.
+/// Prints the result: the mount, the arena, the daemon.
 fn story(
     place: &Place,
     arguments: &MountArguments,

@@ -67,7 +67,8 @@ pub fn serve(arguments: &MountProcessArguments, ready: &dyn Fn()) -> Result<Exit
     Ok(ExitCode::SUCCESS)
 }
 
-/// A first signal unmounts in order; a mount that is busy is left to programs that have it open, and taken out of the tree.
+/// A first signal unmounts in order; a mount that is busy is left to programs that have it open, and taken out of the
+/// tree.
 fn unmount_on_signal(directory: &Path) -> Result<(), CliError> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(CliError::system("watching signals"))?;
     let directory = directory.to_owned();
@@ -87,7 +88,7 @@ fn unmount_on_signal(directory: &Path) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Whoever started this process has heard enough, and must not wait for the end of the pipe.
+/// The starter of this process has read enough, and must not wait for the end of the pipe.
 fn close_standard_output() {
     // Neither can fail in a way that matters: the pipe then ends with this process.
     let _ = std::io::stdout().flush();

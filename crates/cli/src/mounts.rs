@@ -16,12 +16,13 @@ use crate::error::CliError;
 /// A mount whose process is dead says so at once, if it says anything.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Who stands behind the mount on `directory`.
+/// The record of the process behind the mount on `directory`.
 pub fn record_of(directory: &Path) -> Option<MountRecord> {
     records().into_iter().find(|record| record.directory == directory)
 }
 
-/// The Ashlar that a path is in, which must be there. The mount is the innermost one; another file system may lie in between.
+/// The Ashlar that a path is in, which must be there. The mount is the innermost one; another file system may lie in
+/// between.
 pub fn of(path: &Path) -> Result<MountRecord, CliError> {
     let metadata = fs::metadata(path).map_err(CliError::system(format!("looking at {}", path.display())))?;
     let is_there = |record: &MountRecord| {
@@ -60,8 +61,10 @@ pub fn resolve(directory: &Path) -> Result<PathBuf, CliError> {
     })
 }
 
-/// Ends the connection of a mount whose process is dead, and that does not answer. Most often it says that it's dead; but where a helper waits for one of its requests, which nobody answers any more,
-/// whoever asks something of that mount waits as well.
+/// Ends the connection of a mount whose process is dead, and that does not answer.
+///
+/// Most often the mount reports that it is dead. But if a helper waits for one of its requests, which no process
+/// answers any more, every process that asks something of that mount waits as well.
 pub fn end_dead(directory: &Path) {
     let Some(record) = dead_record_of(directory) else { return };
     if !answers(directory)
@@ -79,7 +82,7 @@ fn answers(directory: &Path) -> bool {
     let asked = directory.to_owned();
     let ask = move || {
         let how = AtFlags::STATX_FORCE_SYNC | AtFlags::NO_AUTOMOUNT;
-        // What it says is not asked for.
+        // The answer is of no interest.
         let _ = rustix::fs::statx(CWD, &asked, how, StatxFlags::BASIC_STATS);
         let _ = answered.send(());
     };

@@ -1,7 +1,7 @@
 //! `ashlar quota set`, `show` and `remove`.
 //!
-//! Limits are SharedFS's, which is asked through its socket. What counts against a subtree stands in each inode, so a tree that is
-//! there already is walked once, through a mount, before its limits hold.
+//! SharedFS keeps the limits, and is asked through its socket. Each inode names the subtree that it counts against, so
+//! an existing tree is walked once, through a mount, before its limits hold.
 
 pub mod names;
 mod tree;
@@ -71,7 +71,7 @@ impl Subject {
 
     fn name(&self) -> String {
         match self {
-            Self::Account(key, _) => names::told(*key, None),
+            Self::Account(key, _) => names::describe(*key, None),
             Self::Tree(tree, _) => tree.directory.display().to_string(),
         }
     }
@@ -107,7 +107,7 @@ fn all(place: &Place) -> Result<Vec<QuotaStatus>, CliError> {
     }
 }
 
-/// What is used and what may be; nothing of both where nobody has heard of it.
+/// Use and limits; none of both if SharedFS has no account for it.
 fn status(place: &Place, key: QuotaKey) -> Result<QuotaStatus, CliError> {
     let nothing = QuotaStatus { key, used: QuotaAmount::default(), limits: QuotaLimits::default(), path: None };
     Ok(all(place)?.into_iter().find(|status| status.key == key).unwrap_or(nothing))
@@ -242,7 +242,7 @@ fn row(status: &QuotaStatus) -> Vec<String> {
         grouped(status.used.inodes),
         status.limits.inodes.map_or_else(none, grouped),
         full(status.used.inodes, status.limits.inodes),
-        names::told(status.key, status.path.as_deref()),
+        names::describe(status.key, status.path.as_deref()),
     ]
 }
 

@@ -13,8 +13,8 @@ use crate::arguments::RunArguments;
 use crate::error::CliError;
 use crate::run::report::Counts;
 
-/// Runs the program in place of this one; as its child, where there is to be a report. Where nothing is mounted there is nothing to be
-/// done past the kernel: it runs as it is.
+/// Runs the program in place of this one; as its child, where there is to be a report. Where nothing is mounted there
+/// is nothing to be done past the kernel: it runs as it is.
 pub fn run(arguments: &RunArguments) -> Result<ExitCode, CliError> {
     let prepared = prepare(&arguments.command)?;
     prepared.warn();
@@ -38,7 +38,7 @@ fn run_with_report(arguments: &RunArguments, prepared: Prepared) -> Result<ExitC
         .end(words.join(" "))
         .and_then(|report| report.write(arguments.report_to.as_deref(), arguments.report_json));
     if let Err(error) = written {
-        // What the program has done counts for whoever runs it.
+        // The program's own result counts for the caller.
         eprintln!("ashlar: {error}");
     }
     Ok(end.follow())

@@ -14,7 +14,7 @@ use crate::launch::daemon_status;
 use crate::size::Size;
 use crate::table::{grouped, table};
 
-/// What is known of one arena.
+/// The state of one arena.
 #[derive(Debug, Serialize)]
 struct ArenaReport {
     arena: String,
@@ -22,7 +22,7 @@ struct ArenaReport {
     survives: &'static str,
     arena_bytes: u64,
     mounts: Vec<String>,
-    /// What its daemon says; `null` where none runs.
+    /// The status of its daemon; `null` if none runs.
     daemon: Option<StatusReply>,
     /// Why the arena can't be looked at.
     problem: Option<String>,
@@ -137,7 +137,7 @@ fn text(report: &ArenaReport) -> String {
             text += &format!("session {} is fenced, all its calls fail: {why}\n", session.session);
         }
     }
-    // What never happened is no news; JSON has all of them.
+    // A counter at zero is no news; JSON has all of them.
     let counters = daemon.counters.iter().filter(|(_, count)| *count > 0);
     let counters: Vec<_> = counters.map(|(name, count)| vec![name.clone(), grouped(*count)]).collect();
     if !counters.is_empty() {

@@ -20,7 +20,8 @@ use crate::size::Size;
 use crate::status::{percent, places};
 use crate::table::{grouped, table};
 
-/// Clears the terminal from the top, without a flicker: the cursor goes home, and what is left below is erased at the end.
+/// Clears the terminal from the top, without a flicker: the cursor goes home, and what is left below is erased at the
+/// end.
 const HOME: &str = "\x1b[H\x1b[2J";
 /// A table of more sessions than a terminal has lines shows the busiest.
 const LINES_DEFAULT: usize = 24;
@@ -60,7 +61,7 @@ pub fn run(arguments: &TopArguments) -> Result<ExitCode, CliError> {
             format!("{start}{}{}", texts.join("\n"), if is_terminal || arguments.once { "" } else { "\n" })
         };
         match output.write_all(shown.as_bytes()).and_then(|()| output.flush()) {
-            // Whoever reads has seen enough.
+            // The reader has seen enough.
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return Ok(ExitCode::SUCCESS),
             written => written.map_err(CliError::system("writing"))?,
         }
@@ -99,7 +100,7 @@ struct Interval {
     arenas: Vec<Pace>,
 }
 
-/// What an arena and its sessions did in an interval; numbers are for one second.
+/// The work of an arena and its sessions in an interval; numbers are for one second.
 #[derive(Debug, Serialize)]
 struct Pace {
     arena: String,
@@ -111,7 +112,7 @@ struct Pace {
     sessions: Vec<SessionPace>,
 }
 
-/// What one session did.
+/// The work of one session.
 #[derive(Debug, Serialize)]
 struct SessionPace {
     session: SessionId,
@@ -127,7 +128,7 @@ struct SessionPace {
     rates: Rates,
 }
 
-/// What was done, for one second; times are of a sample.
+/// Operations, for one second; times are of a sample.
 #[derive(Debug, Default, Serialize)]
 struct Rates {
     operations: f64,
@@ -146,7 +147,8 @@ struct Rates {
 }
 
 impl Rates {
-    /// What a session did between two looks at it. One that was not there before, or whose SharedFS was started again, began at nothing.
+    /// The work of a session between two samples. One that was not there before, or whose SharedFS was started again,
+    /// began at zero.
     fn new(earlier: Option<&SessionStatus>, now: &SessionStatus, passed: Duration) -> Self {
         let seconds = passed.as_secs_f64().max(1e-3);
         let of_kind = |status: Option<&SessionStatus>, kind: OperationKind| {
@@ -284,7 +286,7 @@ impl SessionPace {
         let name = if self.is_fenced { format!("{} (fenced)", self.command) } else { self.command.clone() };
         vec![
             self.pid.to_string(),
-            // What a program calls itself must not move the cursor.
+            // A program's name for itself must not move the cursor.
             name.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect(),
             self.user.clone(),
             count(rates.operations),
@@ -387,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_lies_or_whose_sharedfs_was_started_again_is_no_trouble() {
+    fn forged_or_restarted_counters_do_no_harm() {
         let mut wild = session(1, 11, [u64::MAX; 4], 50);
         wild.operations[0].sampled = vec![u64::MAX; 1000];
         wild.label = "\x1b[2Jname".into();

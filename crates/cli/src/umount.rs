@@ -13,7 +13,7 @@ use crate::error::CliError;
 use crate::launch::{Awaited, ask, daemon_status, ensure_daemon};
 use crate::{mounts, progress};
 
-/// Unmounts, waits until everything is digested, and ends the daemon that a mount has started if nobody needs it.
+/// Unmounts, waits until everything is digested, and ends a daemon that a mount has started and that nothing uses.
 pub fn run(arguments: &UmountArguments) -> Result<ExitCode, CliError> {
     if !rustix::process::geteuid().is_root() {
         return Err(CliError::NotRoot { what: "unmounting a file system" });
@@ -64,7 +64,7 @@ fn unmount(directory: &Path, lazy: bool) -> Result<(), CliError> {
     }
 }
 
-/// Ends a daemon that nobody needs, if a mount has started it. Says whether it ended.
+/// Ends an unused daemon, if a mount has started it. Returns whether it ended.
 pub fn end_daemon(place: &Place) -> Result<bool, CliError> {
     let Some(status) = daemon_status(place).unwrap_or(None) else { return Ok(true) };
     if !was_started_by_mount(status.pid) {
@@ -93,7 +93,7 @@ fn was_started_by_mount(pid: u32) -> bool {
 fn parent_of(pid: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
-    // Process 1 adopts those whose parents are gone, and is nobody to wait for.
+    // Process 1 adopts orphans, and nothing waits for it.
     (parent > 1).then_some(parent)
 }
 

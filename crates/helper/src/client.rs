@@ -1,4 +1,4 @@
-//! The side of whoever has a helper.
+//! The client's side of a helper.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -44,7 +44,8 @@ struct Process {
 /// Why a file was not opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenError {
-    /// Nothing was answered. What opening it gave; `EOPNOTSUPP` where there is no helper, `EIO` where it can't be started or has died.
+    /// Nothing was opened. The error of the opening; `EOPNOTSUPP` without a helper, `EIO` if it can't be started or has
+    /// died.
     Refused(Errno),
     /// The helper died while it answered: what the other side has got is not known.
     Unknown,
@@ -57,7 +58,7 @@ impl From<Errno> for OpenError {
 }
 
 impl Process {
-    /// Lets go of it. It may be waiting for a mount, so nobody waits for its end here.
+    /// Lets go of it. It may be waiting for a mount, so nothing waits for its end here.
     fn end(self) {
         let Self { mut child, line } = self;
         drop(line);
@@ -74,7 +75,8 @@ impl Helper {
         Self { command, state: Mutex::new(state), has_complained: AtomicBool::new(false) }
     }
 
-    /// Opens an inode, with flags of open(2), on the mount of a directory, and answers with it over the socket of a session.
+    /// Opens an inode, with flags of open(2), on the mount of a directory, and answers with it over the socket of a
+    /// session.
     ///
     /// # Errors
     /// [`OpenError`].

@@ -1,17 +1,22 @@
-//! The helper: a process that does what may have to wait for a mount.
+//! The helper: a process for work that may have to wait for a mount.
 //!
-//! Purpose: let SharedFS and the processes behind mounts be killed at any moment. Opening a file on a mount, and closing it, takes answers of the mount's process;
-//! having its kernel drop pages or names waits for requests in flight that hold them, and these wait for that process, or for SharedFS. A thread that waits so is in the
-//! kernel, where no signal ends it, and as long as it's there its process is: with its sockets, its locks and its devices. A SharedFS that was killed in such a moment could not
-//! be followed by another one, for which the request waited; the death of a mount's process would not be noticed. So all of it is done by a process that nobody waits for.
+//! Purpose: let SharedFS and the processes behind mounts be killed at any moment. Opening or closing a file on a mount
+//! takes answers of the mount's process. Making its kernel drop pages or names waits for requests in flight that hold
+//! them, and these wait for that process, or for SharedFS. A thread that waits so is in the kernel, where no signal
+//! ends it. While it exists, its process exists: with its sockets, its locks and its devices. A SharedFS that was
+//! killed in such a moment could not be followed by another one, for which the request waited. The death of a mount's
+//! process would not be noticed. So all such work is done by a process that no other waits for.
 //!
 //! Invariants:
-//! - Whoever has a helper never waits in the kernel for a mount, but for the helper's answer, and a signal ends that.
-//! - A helper ends when whoever started it is gone. A thread of it that waits then keeps nothing but what it was given. Where that is the device of a mount whose process is dead, SharedFS
-//!   ends that mount's connection by its number: nothing else would.
-//! - It's started when it's first needed, and again where it was killed. Where it can't be started, notifications are written by who has them.
+//! - A process with a helper never waits in the kernel for a mount. It waits for the helper's answer, and a signal ends
+//!   that.
+//! - A helper ends when its starter is gone. A waiting thread of it then keeps only its own descriptors. If one of them
+//!   is the device of a mount whose process is dead, SharedFS ends that mount's connection by its number: nothing else
+//!   would.
+//! - It is started when it is first needed, and again if it was killed. If it can't be started, notifications are
+//!   written by their sender.
 //!
-//! Non-goals: deciding anything; what takes no waiting (attributes that are forgotten) takes no helper.
+//! Non-goals: deciding anything; work without waiting, such as forgetting attributes.
 #![forbid(unsafe_code)]
 
 mod client;

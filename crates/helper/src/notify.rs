@@ -14,14 +14,15 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 use crate::client::Helper;
 use crate::process::{Descriptors, Errand, start};
 
-/// What each message begins with.
+/// The header of each message.
 const HEADER_BYTES: usize = 16;
 /// `FUSE_NOTIFY_INVAL_INODE`.
 const INVAL_INODE: i32 = 2;
 
-/// Whoever brings notifications to a kernel.
+/// A sender of notifications to a kernel.
 pub trait Notified {
-    /// Brings messages, one after the other, each of them whatever becomes of the others. What they speak of and the kernel doesn't know is no error.
+    /// Sends messages, one after the other; a failure of one does not stop the others. A notification about state that
+    /// the kernel does not have is no error.
     ///
     /// # Errors
     /// The kernel's, for the last of them that it did not take.
@@ -72,8 +73,8 @@ impl Pages {
     pub const ALL: Self = Self::Range { offset: 0, length: 0 };
 }
 
-/// Makes the kernel forget the attributes of `inode`, and `pages` of its data. An inode that the kernel doesn't know is no
-/// error: nothing of it is cached.
+/// Makes the kernel forget the attributes of `inode`, and `pages` of its data. An inode that the kernel doesn't know is
+/// no error: nothing of it is cached.
 ///
 /// # Errors
 /// `ENODEV` and the like, where the mount is gone.
@@ -95,7 +96,8 @@ pub fn inval_inode(kernel: &impl Notified, inode: InodeId, pages: Pages) -> Resu
     kernel.notify(&message)
 }
 
-/// Brings a mount's kernel what may have to wait there, by the helper. One message after the other: what waits holds up what comes behind it.
+/// Brings a mount's kernel what may have to wait there, by the helper. One message after the other: what waits holds up
+/// what comes behind it.
 #[derive(Debug)]
 pub struct Line {
     helper: Arc<Helper>,
@@ -109,7 +111,7 @@ impl Line {
         Self { helper, connection: Mutex::new(None) }
     }
 
-    /// What brings messages to a device by this line, always the same one.
+    /// The sender of messages to a device over this line, always the same one.
     #[must_use]
     pub const fn to<'a>(&'a self, device: BorrowedFd<'a>) -> OfLine<'a> {
         OfLine { line: self, device }
@@ -165,11 +167,13 @@ fn run(mut line: Connection, device: &OwnedFd) {
     }
 }
 
-/// Ends the connection of the mount whose files show a device number, whoever has its device: what waits for an answer fails, and so does all that comes. The kernel gives the number of a mount
-/// that is gone to others.
+/// Ends the connection of the mount whose files show a device number, whichever processes hold its device.
+///
+/// Requests that wait for an answer fail, and so do all later ones. The kernel reuses the number of a mount that is
+/// gone.
 ///
 /// # Errors
-/// The system's; `ENOENT` where there is no such connection.
+/// The system's; `ENOENT` if there is no such connection.
 pub fn end_connection(shown: u64) -> rustix::io::Result<()> {
     // A connection has the number of that device, which has no other part.
     let number = rustix::fs::minor(shown);

@@ -1,7 +1,7 @@
 //! Opening files on mounts for sessions.
 //!
-//! SharedFS hands over the session's own socket and never sees what was opened: closing it takes an answer of the mount's process as well. Where SharedFS is gone, the session asks
-//! the next one.
+//! SharedFS hands over the session's own socket and never sees what was opened: closing it takes an answer of the
+//! mount's process as well. Where SharedFS is gone, the session asks the next one.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -28,7 +28,7 @@ pub(crate) fn receive_report(report: &mut UnixStream) -> io::Result<i32> {
     Ok(i32::from_le_bytes(word))
 }
 
-/// SharedFS may be gone, and then nobody listens.
+/// SharedFS may be gone, and then the report has no reader.
 fn send_report(report: &mut UnixStream, errno: i32) {
     let _ = report.write_all(&errno.to_le_bytes());
 }
@@ -64,7 +64,8 @@ fn run(wanted: Wanted, mut report: UnixStream, mount: OwnedFd, session: UnixStre
 }
 
 fn open_inode(mount: BorrowedFd<'_>, (inode, flags): Wanted) -> io::Result<OwnedFd> {
-    // A path alone is what who may not list the directory has of it. The kernel takes no such thing for a mount.
+    // A process that may not list the directory has only an `O_PATH` descriptor of it. The kernel takes no such thing
+    // for a mount.
     let is_path = rustix::fs::fcntl_getfl(mount)?.contains(OFlags::PATH);
     let how = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = if is_path { Some(rustix::fs::openat(mount, c".", how, Mode::empty())?) } else { None };
@@ -77,7 +78,8 @@ fn open_inode(mount: BorrowedFd<'_>, (inode, flags): Wanted) -> io::Result<Owned
     Ok(opened)
 }
 
-/// The handle that the kernel's FUSE makes of an inode: words of four bytes in the machine's order, the upper half of the number first.
+/// The handle that the kernel's FUSE makes of an inode: words of four bytes in the machine's order, the upper half of
+/// the number first.
 fn handle(inode: InodeId) -> [u8; 12] {
     let words = [(inode.0 >> 32) as u32, inode.0 as u32, GENERATION];
     let mut bytes = [0; 12];

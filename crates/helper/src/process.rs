@@ -13,17 +13,20 @@ use crate::{notify, open};
 /// Stack of a thread that runs one errand.
 const STACK_BYTES: usize = 128 << 10;
 
-/// What is to be done.
+/// A task.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) enum Errand {
-    /// Open an inode with flags of open(2). Three descriptors come with it: a socket for the report, a directory on the mount, and the socket of the session that the answer goes to.
+    /// Open an inode with flags of open(2). Three descriptors come with it: a socket for the report, a directory on the
+    /// mount, and the socket of the session that the answer goes to.
     Open { inode: InodeId, flags: u32 },
     /// Write what comes over a socket to a mount's device, as long as it comes. The two come with it.
     Notify,
 }
 
-/// Runs the errands that come over `line`, each in a thread of its own, as long as whoever sends them is there. SharedFS's connections limit the threads: each asks for one file at a time;
-/// beside these there is one for each mount.
+/// Runs the tasks that come over `line`, each in a thread of its own, as long as their sender exists.
+///
+/// SharedFS's connections limit the threads: each asks for one file at a time. Beside these there is one for each
+/// mount.
 pub fn run(line: UnixStream) {
     raise_descriptor_limit();
     let mut line = Connection::from_socket(line);
@@ -45,8 +48,8 @@ pub(crate) fn start(name: &str, errand: impl FnOnce() + Send + 'static) -> bool 
 /// The descriptors of an errand, behind the first.
 pub(crate) type Descriptors = std::vec::IntoIter<OwnedFd>;
 
-/// A session takes five descriptors, and each connection two. An errand takes five while it lasts, and there may be as many errands as SharedFS has
-/// connections.
+/// A session takes five descriptors, and each connection two. An errand takes five while it lasts, and there may be as
+/// many errands as SharedFS has connections.
 pub fn raise_descriptor_limit() {
     let maximum = getrlimit(Resource::Nofile).maximum;
     // With the limit as it is, less is open at once.

@@ -1,8 +1,10 @@
-//! What one thread applies and commits: creations, small writes, and block writes per second through the whole store.
+//! Measures the rate of one thread that applies and commits: creations, small writes, and block writes per second
+//! through the whole store.
 //!
-//! Two runs. The first creates files in one directory and writes 128 bytes to each. The second first fills a small arena and
-//! empties it again, so that the kernel has no pages left to clear, and then writes blocks. Apply is timed by the thread's time on
-//! a processor; commits run on the same thread between batches and are timed apart, as the daemon runs them on another one.
+//! Two runs. The first creates files in one directory and writes 128 bytes to each. The second first fills a small
+//! arena and empties it again, so that the kernel has no pages left to clear, and then writes blocks. Apply is timed by
+//! the thread's time on a processor; commits run on the same thread between batches and are timed apart, as the daemon
+//! runs them on another one.
 //!
 //! `cargo run --release --example creation_rate -p ashlar-store -- [DIRECTORY] [FILES] [BATCH]`
 

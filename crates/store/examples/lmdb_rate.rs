@@ -1,8 +1,8 @@
 //! How many file creations per second one LMDB writer sustains: the measurement behind the layout of the shared area.
 //!
-//! A creation is an inode row (in inode order) and an entry row in one large directory (in random hash order), written in
-//! batches in key order, one transaction a batch. Time is the thread's time on a processor, so that neighbours on the
-//! machine do not count, and wall time beside it.
+//! A creation is an inode row (in inode order) and an entry row in one large directory (in random hash order), written
+//! in batches in key order, one transaction a batch. Time is the thread's time on a processor, so that neighbours on
+//! the machine do not count, and wall time beside it.
 //!
 //! `cargo run --release --example lmdb_rate -p ashlar-store -- [DIRECTORY] [CREATIONS] [BATCH] [one|two] [map|write]`
 

@@ -1,11 +1,12 @@
 //! Which blocks are used.
 //!
 //! Three bits per block: *live* (the applied state refers to it), *busy* (it must not be given out: live, or freed too
-//! recently), *fresh* (given out since the last freeze, so that no committed row refers to it and it may be overwritten).
+//! recently), *fresh* (given out since the last freeze, so that no committed row refers to it and it may be
+//! overwritten).
 //!
-//! A freed block stays busy until the commit of its freeing is done, since a crash before it brings the old row back. Where a
-//! record has replaced the block in part, it stays busy also until the session has released its log up to that record, since
-//! the session reads the other part by its older extent as long as its own log covers what changed.
+//! A freed block stays busy until the commit of its freeing is done, since a crash before it brings the old row back.
+//! Where a record has replaced the block in part, it stays busy also until the session has released its log up to that
+//! record, since the session reads the other part by its older extent as long as its own log covers what changed.
 //!
 //! A block that a process has mapped stays busy in any case until it is unmapped ([`crate::held`]).
 
@@ -22,14 +23,14 @@ const PIECE_WORDS: usize = PIECE_BLOCKS as usize / 64;
 /// Bytes of a bitmap row.
 pub const PIECE_BYTES: usize = PIECE_WORDS * 8;
 
-/// Freed stretches of at least so many blocks are given out again before blocks that were never used: their memory is there
-/// already. Shorter ones wait until the search comes round, so that files don't fall to pieces.
+/// Freed stretches of at least so many blocks are given out again before blocks that were never used: their memory is
+/// there already. Shorter ones wait until the search comes round, so that files don't fall to pieces.
 const STRETCH_BLOCKS: u64 = 16;
 
 /// In place of a session: SharedFS itself, which has no log.
 pub const NO_SESSION: SessionId = SessionId(0);
 
-/// Whom freed blocks wait for, beyond the commit: until this session has released its log up to this position.
+/// The session that freed blocks wait for, beyond the commit: until it has released its log up to this position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Freer {
     /// The session.
@@ -70,7 +71,7 @@ struct SegmentMap {
     fresh_pieces: BTreeSet<u32>,
 }
 
-/// What a freeze found: rows to write, and the blocks written since the freeze before, by segment.
+/// The result of a freeze: rows to write, and the blocks written since the freeze before, by segment.
 #[derive(Debug, Default)]
 pub struct FrozenBlocks {
     /// Bitmap rows; `None` deletes the row of a piece without live blocks.
@@ -267,7 +268,7 @@ impl Allocator {
         self.pins.get(&session).is_some_and(waits)
     }
 
-    /// Gives out again what nobody waits for any more.
+    /// Gives out again all freed blocks that wait for no session any more.
     pub fn reclaim_all(&mut self) {
         let sessions: Vec<SessionId> = self.pins.keys().copied().collect();
         for session in sessions {
@@ -295,8 +296,8 @@ impl Allocator {
         }
     }
 
-    /// Keeps blocks from being given out until [`Self::let_go`], whoever frees them. Such as are free, as after a start, are used from here on.
-    /// `false`, and nothing done, where there are no such blocks.
+    /// Keeps blocks from being given out until [`Self::let_go`], even if they are freed. Free ones, as after a start,
+    /// count as used from here on. Returns `false`, and does nothing, if there are no such blocks.
     pub fn hold(&mut self, address: BlockAddress, blocks: u64) -> bool {
         let Some(map) = self.segments.get_mut(&address.segment()) else { return false };
         if u64::from(address.block()) + blocks > u64::from(map.blocks) {
@@ -546,7 +547,7 @@ mod tests {
         assert!(!again.load(1, 0, &[0xff; PIECE_BYTES]), "bits behind the segment's end");
     }
 
-    /// What is left to be given out, block by block.
+    /// The remaining free blocks, one by one.
     fn rest(allocator: &mut Allocator) -> Vec<u32> {
         std::iter::from_fn(|| allocator.allocate(1, None)).map(|(address, _)| address.block()).collect()
     }

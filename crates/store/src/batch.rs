@@ -1,7 +1,8 @@
 //! Changes that are applied and not yet committed.
 //!
-//! A batch lies over the batch before it (while that one is being committed) and over the database. It knows of each row that
-//! it made whether the layers below lack it, so that what is made and deleted within one batch leaves no trace.
+//! A batch lies over the batch before it (while that one is being committed) and over the database. It knows of each
+//! row that it made whether the layers below lack it, so that what is made and deleted within one batch leaves no
+//! trace.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -15,7 +16,7 @@ use crate::chunk::Chunk;
 /// Bytes that a row takes in the database beside its key and value, pages being two thirds full.
 const ROW_OVERHEAD_BYTES: usize = 32;
 
-/// A hasher for inode numbers, which nobody outside can choose: they come from ranges that SharedFS grants.
+/// A hasher for inode numbers, which no program outside can choose: they come from ranges that SharedFS grants.
 #[derive(Default)]
 pub struct NumberHasher(u64);
 
@@ -36,7 +37,7 @@ impl Hasher for NumberHasher {
 /// A map by inode number.
 pub type NumberMap<T> = HashMap<u64, T, BuildHasherDefault<NumberHasher>>;
 
-/// What a layer says of a row: `None`: nothing; `Some(None)`: it is deleted.
+/// A layer's content for a row: `None`: nothing; `Some(None)`: it is deleted.
 pub type Said<T> = Option<Option<T>>;
 
 #[derive(Debug)]
@@ -94,9 +95,10 @@ impl Batch {
         self.bytes
     }
 
-    /// Bytes that the database may grow by, estimated from above: no more than the rows take in pages that split, which are two
-    /// thirds full on average, and no more than was paid for, since most rows take the place of others. What the batch takes
-    /// back is not subtracted.
+    /// Bytes that the database may grow by, estimated from above.
+    ///
+    /// No more than the rows take in pages that split, which are two thirds full on average, and no more than was paid
+    /// for, since most rows replace others. Space that the batch frees is not subtracted.
     pub fn growth(&self) -> u64 {
         self.paid.min(self.bytes as u64 * 3 / 2)
     }
@@ -127,7 +129,7 @@ impl Batch {
         self.inodes.get(&inode.0).is_some_and(|row| row.fresh)
     }
 
-    /// What the batch says of an inode.
+    /// The batch's content for an inode.
     #[inline]
     pub fn inode(&self, inode: InodeId) -> Said<&Inode> {
         self.inodes.get(&inode.0).map(|row| row.value.as_ref())
@@ -154,7 +156,7 @@ impl Batch {
         }
     }
 
-    /// What the batch says of an entry.
+    /// The batch's content for an entry.
     pub fn entry(&self, directory: u64, cookie: u64, name: &[u8]) -> Said<Entry> {
         let slot = self.entries.get(&(directory, cookie))?;
         slot.rows().find(|row| *row.name == *name).map(|row| row.value)
@@ -184,7 +186,8 @@ impl Batch {
         }
     }
 
-    /// What the batch says of a directory's entries with cookies above `after`: cookie, name, entry; by cookie, then name.
+    /// The batch's content for a directory's entries with cookies above `after`: cookie, name, entry; by cookie, then
+    /// name.
     pub fn entries(&self, directory: u64, after: u64) -> impl Iterator<Item = (u64, &[u8], Option<Entry>)> {
         use std::ops::Bound::{Excluded, Included};
         self.entries.range((Excluded((directory, after)), Included((directory, u64::MAX)))).flat_map(
@@ -196,7 +199,7 @@ impl Batch {
         )
     }
 
-    /// What the batch says of a chunk.
+    /// The batch's content for a chunk.
     pub fn chunk(&self, inode: InodeId, chunk: u64) -> Said<&Chunk> {
         self.chunks.get(&(inode.0, chunk)).map(Option::as_ref)
     }
@@ -218,7 +221,7 @@ impl Batch {
             .map(|(&(_, number), row)| (number, row.is_some()))
     }
 
-    /// What the batch says of a small file's bytes.
+    /// The batch's content for a small file's bytes.
     pub fn inline(&self, inode: InodeId) -> Said<&Vec<u8>> {
         self.inline.get(&inode.0).map(Option::as_ref)
     }
@@ -241,7 +244,7 @@ impl Batch {
         self.inline.insert(inode.0, bytes);
     }
 
-    /// What the batch says of any other row.
+    /// The batch's content for any other row.
     pub fn row(&self, key: &[u8]) -> Said<&[u8]> {
         self.rows.get(key).map(Option::as_deref)
     }
@@ -257,7 +260,7 @@ impl Batch {
         self.bytes = self.bytes + size(value) - size(old.flatten().as_deref());
     }
 
-    /// What the batch says of the other rows whose keys begin with `prefix`.
+    /// The batch's content for the other rows whose keys begin with `prefix`.
     pub fn rows<'a>(&'a self, prefix: &'a [u8]) -> impl Iterator<Item = (&'a [u8], Option<&'a [u8]>)> {
         self.rows
             .range::<[u8], _>((std::ops::Bound::Included(prefix), std::ops::Bound::Unbounded))

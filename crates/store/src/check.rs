@@ -1,7 +1,7 @@
 //! Checking a committed state from end to end.
 //!
-//! A checker has a view of the last committed state of its own, so it runs beside a store in use. While it lives, freed blocks
-//! are not given out again, so that the blocks of its view keep their content.
+//! A checker has a view of the last committed state of its own, so it runs beside a store in use. While it lives, freed
+//! blocks are not given out again, so that the blocks of its view keep their content.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::segment::{Block, Segment};
 use crate::store::read_counters;
 use crate::{INLINE_BYTES_MAX, Store, StoreError};
 
-/// After so many rows or blocks, progress is told.
+/// Progress is reported after so many rows or blocks.
 const PROGRESS_STEP: u64 = 4096;
 
 /// A check that is ready to run.
@@ -51,13 +51,13 @@ impl Store {
     pub fn check(&mut self, progress: &mut dyn FnMut(Progress)) -> Result<Report, StoreError> {
         self.commit()?;
         let report = self.checker()?.run(progress)?;
-        // What was freed meanwhile has waited for the checker's end.
+        // Blocks that were freed meanwhile have waited for the checker's end.
         self.allocator.reclaim_all();
         Ok(report)
     }
 }
 
-/// What is known of one inode.
+/// The known facts of one inode.
 struct Facts {
     inode: Inode,
     /// Entries that lead to it.
@@ -81,7 +81,7 @@ struct Scan<'a> {
     /// Per segment, what the bitmap rows say.
     marked: BTreeMap<u32, Vec<u64>>,
     reserved: u64,
-    /// What the quota rows say is used.
+    /// The use according to the quota rows.
     quotas: BTreeMap<QuotaKey, QuotaAmount>,
     progress: Progress,
     tell: &'a mut dyn FnMut(Progress),
@@ -409,11 +409,11 @@ impl Scan<'_> {
                 used.inodes += 1;
             }
         }
-        let told = std::mem::take(&mut self.quotas);
-        let keys: BTreeSet<QuotaKey> = told.keys().chain(counted.keys()).copied().collect();
+        let recorded = std::mem::take(&mut self.quotas);
+        let keys: BTreeSet<QuotaKey> = recorded.keys().chain(counted.keys()).copied().collect();
         for key in keys {
             let of = |amounts: &BTreeMap<QuotaKey, QuotaAmount>| amounts.get(&key).copied().unwrap_or_default();
-            let (found, expected) = (of(&told), of(&counted));
+            let (found, expected) = (of(&recorded), of(&counted));
             if found != expected {
                 self.report.add(Problem::WrongQuota { key, found, expected });
             }

@@ -1,8 +1,8 @@
 //! The extents of one chunk of a file.
 //!
-//! A file's map is cut into chunks of [`CHUNK_BLOCKS`] blocks, and each chunk is one row. So a change looks its chunk up by
-//! an exact key and never searches for neighbours, and a row never outgrows a third of an LMDB page's overflow limit, however
-//! fragmented the file is.
+//! A file's map is cut into chunks of [`CHUNK_BLOCKS`] blocks, and each chunk is one row. So a change looks its chunk
+//! up by an exact key and never searches for neighbours, and a row never outgrows a third of an LMDB page's overflow
+//! limit, however fragmented the file is.
 
 use ashlar_types::BlockAddress;
 
@@ -152,7 +152,7 @@ mod tests {
 
     use super::*;
 
-    /// What the chunk says of each block, one by one.
+    /// The chunk's entry for each block, one by one.
     fn expand(chunk: &Chunk) -> Vec<Option<Option<BlockAddress>>> {
         (0..CHUNK_BLOCKS).map(|block| chunk.block(block)).collect()
     }

@@ -1,7 +1,7 @@
-//! What updates do to the content of files.
+//! The effects of updates on the content of files.
 //!
-//! Invariants: a block that a committed row refers to is never overwritten; bytes behind a file's end read as zeros; whatever
-//! needs blocks asks for all of them before it changes anything.
+//! Invariants: a block that a committed row refers to is never overwritten; bytes behind a file's end read as zeros; an
+//! update that needs blocks asks for all of them before it changes anything.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -106,7 +106,7 @@ impl Store {
             return Ok(inode.blocks);
         }
         let keep = blocks_for(size);
-        // What is cut off inside a block must not come back when the file grows again.
+        // Bytes that are cut off inside a block must not come back when the file grows again.
         self.zero_edge(id, size..inode.size.min(keep * BLOCK_BYTES))?;
         self.touched = true;
         Ok(inode.blocks - self.free_blocks(id, keep..u64::MAX)?)
@@ -197,7 +197,8 @@ impl Store {
         if inode.blocks == 1 && inode.size <= INLINE_BYTES_MAX { self.inline(id) } else { Ok(None) }
     }
 
-    /// Whether a file may begin inline: the writer has paid for a block, so the bytes go there when metadata runs short.
+    /// Whether a file may begin inline: the writer has paid for a block, so the bytes go there when metadata runs
+    /// short.
     fn may_inline(&self) -> bool {
         self.metadata_bytes_used() < self.database.budget_bytes() / 2
     }
@@ -319,7 +320,7 @@ impl Store {
         };
         content[within as usize..within as usize + part.len()].copy_from_slice(part);
         segment.store(address.block(), 0, &content)?;
-        // A damaged block stays damaged for whoever reads it: a right checksum would hide that.
+        // A damaged block stays damaged for its readers: a right checksum would hide that.
         let sum = checksum(&content);
         segment.set_checksum(address.block(), if sound { sum } else { !sum })?;
         if !sound {

@@ -1,7 +1,7 @@
 //! The metadata database: LMDB, in three tables.
 //!
-//! Inodes and entries have tables of their own and everything else shares one: measured, two tables take creations a third
-//! faster than one, since new inodes are appended at their table's end (docs/notes/2026-11-21-lmdb-creations.md).
+//! Inodes and entries have tables of their own and everything else shares one: measured, two tables take creations a
+//! third faster than one, since new inodes are appended at their table's end (docs/notes/2026-11-21-lmdb-creations.md).
 
 use std::fs::File;
 use std::ops::Bound;
@@ -27,9 +27,9 @@ const PAGE_BYTES: u64 = 4096;
 const MAP_BYTES_MIN: u64 = 256 << 20;
 /// Pages that a commit may take beside those of its rows: the free list and the tables' upper levels.
 const COMMIT_PAGES_SPARE: u64 = 1024;
-/// The part of the map that accounted metadata may fill. A commit that rewrites every page needs the tree three times: what is
-/// live, what the commit before it freed (not reusable yet), and what it writes itself. The fourth part is for deletions and
-/// half-filled pages.
+/// The part of the map that accounted metadata may fill. A commit that rewrites every page needs the tree three times:
+/// what is live, what the commit before it freed (not reusable yet), and what it writes itself. The fourth part is for
+/// deletions and half-filled pages.
 const BUDGET_DIVISOR: u64 = 4;
 
 #[derive(Clone, Copy, Debug)]
@@ -55,8 +55,8 @@ pub struct Database {
     env: Env,
     tables: Tables,
     map_bytes: u64,
-    /// The database's file, where pages must be allocated before LMDB writes to them through its mapping: a full file system
-    /// would be a fault there, not an error.
+    /// The database's file, where pages must be allocated before LMDB writes to them through its mapping: a full file
+    /// system would be a fault there, not an error.
     reserve: Option<File>,
     /// Bytes of the file whose pages are allocated.
     reserved: AtomicU64,
@@ -120,7 +120,7 @@ impl Database {
             let fresh = (2 * bytes + 64 * rows).div_ceil(PAGE_BYTES);
             let growth = fresh + pages.min(rows * depth) + COMMIT_PAGES_SPARE;
             let end = ((self.env.info().last_page_number as u64 + 1 + growth) * PAGE_BYTES).min(self.map_bytes);
-            // The transaction keeps other writers out, so nobody else changes the mark.
+            // The transaction keeps other writers out, so no other thread changes the mark.
             let start = self.reserved.load(Ordering::Relaxed);
             if end > start {
                 fallocate(file, FallocateFlags::empty(), start, end - start)
@@ -137,8 +137,9 @@ impl Database {
 fn open_environment(directory: &Path, map_bytes: u64, flags: EnvFlags) -> Result<Env, heed::Error> {
     let mut options = EnvOpenOptions::new().read_txn_without_tls();
     options.map_size(map_bytes as usize).max_dbs(3).max_readers(126);
-    // SAFETY: the arena's lock file, which `Arena` holds, keeps every other process out of the directory, so nobody changes
-    // the file under the mapping; the flags give up durability (on memory) and read-ahead, never the lock or consistency.
+    // SAFETY: the arena's lock file, which `Arena` holds, keeps every other process out of the directory, so no process
+    // changes the file under the mapping; the flags give up durability (on memory) and read-ahead, never the lock or
+    // consistency.
     unsafe { options.flags(flags).open(directory) }
 }
 

@@ -1,4 +1,4 @@
-//! What can go wrong in the shared area.
+//! Errors of the shared area.
 
 use std::io;
 
@@ -80,7 +80,7 @@ pub enum StoreError {
     /// An input or output error outside LMDB.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// The attempted operation.
         what: &'static str,
         /// Why it failed.
         source: io::Error,

@@ -1,7 +1,7 @@
 //! Blocks that processes have mapped.
 //!
-//! Such a block is *held*: it is not given out again, also where its file has freed it. It is *loose* from the commit of that on: no
-//! committed row refers to it any more, and it may be overwritten, by what its file has in its place.
+//! Such a block is *held*: it is not given out again, also where its file has freed it. It is *loose* from the commit
+//! of that on: no committed row refers to it any more, and it may be overwritten, by what its file has in its place.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,7 +12,7 @@ use ashlar_types::BlockAddress;
 struct Freed {
     /// The batch with which that is committed.
     batch: u64,
-    /// Nobody else waits for anything: it's free when it is let go.
+    /// No other holder or reader waits for it: it is free when it is let go.
     is_reclaimed: bool,
 }
 
@@ -112,7 +112,7 @@ impl Held {
         self.freed.insert(block.0, Freed { batch: 0, is_reclaimed: true });
     }
 
-    /// Of freed blocks that nobody else waits for any more: those that are free now, as runs of first block and count.
+    /// Of freed blocks that wait for no session any more: those that are free now, as runs of first block and count.
     pub fn reclaim(&mut self, address: BlockAddress, blocks: u64) -> Vec<(u32, u32)> {
         let (start, end) = (address.0, address.0 + blocks);
         let held: Vec<_> = self.within(start, end).collect();

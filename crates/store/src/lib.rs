@@ -1,33 +1,39 @@
 //! The shared area: metadata in LMDB, data in the arena's segments.
 //!
 //! Purpose: hold the file system as the digested logs have made it, through any crash. [`Store`] is the tree that
-//! [`ashlar_update::apply`] works on; [`MemoryStore`] is its twin without I/O, and the two are checked against each other.
+//! [`ashlar_update::apply`] works on; [`MemoryStore`] is its twin without I/O, and the two are checked against each
+//! other.
 //!
 //! # How it works
-//! * **Apply and commit are separate.** An update changes a batch in memory, which is read from at once; data go to their
-//!   blocks at once. [`Store::begin_commit`] freezes the batch, [`CommitJob::run`] writes it in one LMDB transaction without
-//!   the store, [`Store::finish_commit`] lets it go. What is made and deleted within a batch never reaches LMDB.
-//! * **Metadata** are rows of bytes (`docs/format-store.md`). A file's map is cut into chunks of 128 blocks, one row each, so
-//!   that a change needs no search for neighbours. Files of up to [`INLINE_BYTES_MAX`] bytes that never had blocks are rows.
+//! * **Apply and commit are separate.** An update changes a batch in memory, which is read from at once; data goes to
+//!   its blocks at once. [`Store::begin_commit`] freezes the batch, [`CommitJob::run`] writes it in one LMDB
+//!   transaction without the store, [`Store::finish_commit`] lets it go. A file that is made and deleted within a batch
+//!   never reaches LMDB.
+//! * **Metadata** are rows of bytes (`docs/format-store.md`). A file's map is cut into chunks of 128 blocks, one row
+//!   each, so that a change needs no search for neighbours. Files of up to [`INLINE_BYTES_MAX`] bytes that never had
+//!   blocks are rows.
 //! * **Data** are blocks of 4 KiB with a CRC32C each, in the segment beside them.
 //!
 //! # Invariants
-//! * A committed row never refers to a block that is not durable, and such a block is never overwritten. Blocks given out
-//!   since the last freeze may be, so that many small appends cost one block.
-//! * A freed block is given out again only after the commit that freed it, and after the session that freed it has released
-//!   its log that far. Pins are in memory only: who opens the store again sees to it that nobody reads by extents from before.
-//! * A block that a process has mapped is given out to nobody else, and overwritten only when no committed row refers to it.
-//! * A session's committed position changes in the transaction that commits what its log up to there says.
+//! * A committed row never refers to a block that is not durable, and such a block is never overwritten. Blocks given
+//!   out since the last freeze may be, so that many small appends cost one block.
+//! * A freed block is given out again only after the commit that freed it, and after the session that freed it has
+//!   released its log that far. Pins are in memory only: a process that opens the store again must ensure that no
+//!   session reads by extents from before.
+//! * A block that a process has mapped is given out to no other file, and overwritten only when no committed row refers
+//!   to it.
+//! * A session's committed position changes in the transaction that commits its log's updates up to there.
 //! * A commit that fails loses nothing; the same batch is tried again.
 //! * A damaged block that is partly overwritten stays detectably damaged.
-//! * What an owner, a group or a subtree uses is what its inodes count, as applied and as committed.
+//! * The use of an owner, a group or a subtree is the sum over its inodes, as applied and as committed.
 //! * An update that fails leaves the state as it was, or poisons the store until it is opened again.
 //!
 //! Not here: leases, permissions, logs, clocks, and threads: the daemon runs the jobs.
 //!
 //! `unsafe` is needed once, to open LMDB's environment (`database`), and denied everywhere else.
 //!
-//! Source: DESIGN §5 (digest); Assise §3; `docs/notes/2026-11-21-lmdb-creations.md` for the layout's measurements.
+//! Source: `docs/design.md`, section "Data path"; Assise §3; the layout's measurements are in
+//! `docs/decisions/store-and-digest.md`.
 #![deny(unsafe_code)]
 
 mod allocator;

@@ -1,9 +1,10 @@
-//! Files that processes have mapped (DAX): which of their blocks stand in whose memory.
+//! Files that processes have mapped (DAX): which of their blocks stand in which process's memory.
 //!
-//! A mapped block stays where it is, and is given out to nobody else, until it is unmapped ([`crate::held`]). What is written to the file
-//! goes to other blocks, as always: a block that a committed row refers to is never overwritten. A mapping that *follows* its file (a shared
-//! one) is shown what was written by copies: into a block that the file has left for good, when an update is applied, and into the others
-//! when it is committed that the file has left them. Until then the mapping *lags*.
+//! A mapped block stays where it is, and is given out to no other file, until it is unmapped ([`crate::held`]). Writes
+//! to the file go to other blocks, as always: a block that a committed row refers to is never overwritten. A mapping
+//! that *follows* its file (a shared one) is shown new content by copies. A block that the file has left for good gets
+//! its copy when an update is applied. Other blocks get it with the commit by which the file leaves them. Until then
+//! the mapping *lags*.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -21,7 +22,7 @@ const RUNS_MAX: usize = 1024;
 const FOLLOWERS_MAX: usize = 64;
 /// Ranges of a file that lag apart from each other.
 const LAGGING_MAX: usize = 16;
-/// Of all blocks, the part that may be mapped at once: those of files that are no more are in nobody's quota.
+/// Of all blocks, the part that may be mapped at once: blocks of deleted files count against no quota.
 const HELD_PART: u64 = 2;
 
 /// Blocks that follow their file, and for how many mappings.
@@ -39,7 +40,7 @@ impl Follower {
     }
 }
 
-/// What is mapped.
+/// All mapped blocks.
 #[derive(Debug, Default)]
 pub(crate) struct Mapped {
     by_session: BTreeMap<SessionId, Vec<MappedRun>>,
@@ -112,10 +113,10 @@ impl Store {
         Ok(MapBlocks::Done(runs))
     }
 
-    /// Takes up what a session has mapped already, after a start. Nothing may have been given out before. `false` where there are no such
-    /// blocks.
+    /// Takes up what a session has mapped already, after a start. Nothing may have been given out before. `false` where
+    /// there are no such blocks.
     pub fn take_up_mapped(&mut self, session: SessionId, run: &MappedRun) -> bool {
-        // What has moved within its file was followed no more.
+        // Blocks that have moved within their file are followed no more.
         let follows = run.follows && self.is_in_place(run);
         let is_there = self.keep_mapped(session, &MappedRun { follows, ..*run });
         if is_there && follows {
@@ -178,7 +179,7 @@ impl Store {
         }
     }
 
-    /// Whether anybody has mapped a file so that what is written to it is to be seen there.
+    /// Whether any process has mapped a file so that writes to it must show there.
     #[must_use]
     pub fn is_followed(&self, inode: InodeId) -> bool {
         self.mapped.followers.contains_key(&inode)
@@ -201,7 +202,7 @@ impl Store {
             }
             Update::Resize { inode, size, .. } => (inode, size / BLOCK_BYTES..u64::MAX),
             Update::Allocate { how: Allocation::Collapse | Allocation::Insert, inode, .. } => {
-                // Blocks that are mapped are others of the file's now. What is mapped stays as it is.
+                // Mapped blocks are others of the file's now. Their mappings stay as they are.
                 self.mapped.forget_followers(inode);
                 let runs = self.mapped.by_session.values_mut().flatten();
                 runs.filter(|run| run.inode == inode).for_each(|run| run.follows = false);
@@ -260,7 +261,7 @@ impl Store {
         };
         let mut at = blocks.start;
         for Extent { logical_block, blocks, address } in extents {
-            // What is mapped is the file's own, still.
+            // The mapped block is still the file's own.
             if address != Some(follower.address.plus(logical_block - follower.logical_block)) {
                 continue;
             }
@@ -298,7 +299,7 @@ impl Store {
                 segment.set_checksum(mapped.block(), checksum(&content))
             });
             if let Err(error) = shown {
-                // What is damaged is an error to its readers, and stays what it was here.
+                // A damaged block is an error to its readers, and the mapping stays as it was.
                 tracing::debug!(%inode, block, %error, "a mapping is not shown what was written");
             }
         }
@@ -482,7 +483,7 @@ mod tests {
         bench.write(0, &[2; 8 * BLOCK]);
         bench.store.commit().unwrap();
         assert_eq!(bench.seen(&runs), [1; 8]);
-        // Who maps the same later follows, whatever becomes of the first.
+        // A later mapping of the same blocks follows, even if the first ends.
         bench.map(2, true);
         bench.store.unmap_blocks(MAPPER, Some(1));
         assert!(bench.store.is_followed(FILE));

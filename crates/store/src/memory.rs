@@ -21,7 +21,7 @@ pub struct MemoryStore {
     xattrs: BTreeMap<(InodeId, Vec<u8>), Vec<u8>>,
     orphans: BTreeSet<InodeId>,
     files: BTreeMap<InodeId, Blocks>,
-    /// Inodes that somebody has open, so that they stay when they lose their last link.
+    /// Inodes that a session has open, so that they stay when they lose their last link.
     open: BTreeSet<InodeId>,
 }
 
@@ -84,7 +84,7 @@ impl MemoryStore {
         length
     }
 
-    /// What everybody uses, counted afresh.
+    /// The use of every account, counted afresh.
     #[must_use]
     pub fn quotas(&self) -> BTreeMap<QuotaKey, QuotaAmount> {
         let mut quotas = BTreeMap::<QuotaKey, QuotaAmount>::new();

@@ -1,4 +1,4 @@
-//! What the store tells of files, sessions and space.
+//! The store's descriptions of files, sessions and space.
 
 use ashlar_types::{BlockAddress, InodeId, LogGeneration, LogPosition, SessionId};
 
@@ -39,7 +39,7 @@ pub enum Contents {
 pub struct MappedRun {
     /// The number under which the process's session has mapped it.
     pub number: u32,
-    /// What is written to the file is to be seen there.
+    /// Writes to the file must show there.
     pub follows: bool,
     /// The file.
     pub inode: InodeId,
@@ -51,22 +51,22 @@ pub struct MappedRun {
     pub address: BlockAddress,
 }
 
-/// What became of blocks that a process wants to map.
+/// The result for blocks that a process wants to map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MapBlocks {
     /// They stay where they are.
     Done(Vec<MappedRun>),
-    /// What is in them must be committed first.
+    /// Their content must be committed first.
     CommitFirst,
-    /// They can't be mapped: holes, reservations, bytes that stand with the metadata, a segment that is to be emptied, too many pieces, or too much
-    /// that is mapped already.
+    /// They can't be mapped: holes, reservations, bytes that stand with the metadata, a segment that is to be emptied,
+    /// too many pieces, or too much that is mapped already.
     Impossible,
 }
 
 /// Extended attributes, names and values, by name.
 pub type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// What a session's log has come to.
+/// The state of a session's log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SessionState {
     /// The log's generation.
@@ -77,7 +77,7 @@ pub struct SessionState {
     pub committed: LogPosition,
 }
 
-/// What a commit has brought.
+/// The result of a commit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Committed {
     /// The sessions whose logs are committed further than before, and up to where.
@@ -97,8 +97,8 @@ pub struct Space {
     pub blocks_pinned: u64,
     /// Blocks that files have reserved and not written.
     pub blocks_reserved: u64,
-    /// Bytes of metadata that updates may use up in all: a quarter of the database's map, since a commit that touches every
-    /// page needs room for three copies.
+    /// Bytes of metadata that updates may use up in all: a quarter of the database's map, since a commit that touches
+    /// every page needs room for three copies.
     pub metadata_bytes_total: u64,
     /// Bytes of metadata used, with what waits for a commit estimated from above.
     pub metadata_bytes_used: u64,

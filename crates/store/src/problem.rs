@@ -1,4 +1,4 @@
-//! What a check may find.
+//! The possible findings of a check.
 
 use ashlar_types::{BlockAddress, InodeId, QuotaAmount, QuotaKey};
 use thiserror::Error;
@@ -73,7 +73,7 @@ pub enum Problem {
     /// A wrong count of reserved blocks.
     #[error("{found} blocks are counted as reserved, but {expected} are")]
     WrongReserved { found: u64, expected: u64 },
-    /// What an owner, a group or a subtree is said to use is not what its inodes count.
+    /// The recorded use of an owner, a group or a subtree is not the sum over its inodes.
     #[error("{key} is said to use {} blocks and {} inodes, but uses {} and {}", found.blocks, found.inodes, expected.blocks, expected.inodes)]
     WrongQuota { key: QuotaKey, found: QuotaAmount, expected: QuotaAmount },
     /// Inode numbers that might be given out a second time.
@@ -82,8 +82,8 @@ pub enum Problem {
 }
 
 impl Problem {
-    /// Whether [`crate::Store::repair`] puts it right. Lost content it can't bring back: restore such files from a replica or
-    /// a backup.
+    /// Whether [`crate::Store::repair`] puts it right. Lost content it can't bring back: restore such files from a
+    /// replica or a backup.
     #[must_use]
     pub fn is_repairable(&self) -> bool {
         !matches!(self, Self::UnknownRow { .. } | Self::SharedBlock { .. } | Self::DamagedBlock { .. })
@@ -116,7 +116,7 @@ pub struct Progress {
     pub total: u64,
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// The problems, up to [`PROBLEMS_MAX`].

@@ -1,14 +1,15 @@
-//! Who uses how much, and who may.
+//! The accounts of users, groups and subtrees: use and limits.
 //!
-//! All accounts are in memory as applied, a few dozen bytes for each owner, group and subtree that is in use or limited. Every change of
-//! an inode moves its blocks, and itself, between them; a commit writes those that have changed in the transaction of the inodes.
+//! All accounts are in memory as applied, a few dozen bytes for each owner, group and subtree that is in use or
+//! limited. Every change of an inode moves its blocks, and itself, between them. A commit writes those that have
+//! changed in the transaction of the inodes.
 
 use ashlar_types::{Inode, InodeId, QuotaAmount, QuotaId, QuotaKey, QuotaLimits, quota_keys};
 
 use crate::batch::NumberMap;
 use crate::rows;
 
-/// What an inode counts, and against whom.
+/// An inode's use, and the accounts that it counts against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holding {
     uid: u32,
@@ -18,7 +19,7 @@ pub struct Holding {
 }
 
 impl Holding {
-    /// What this inode counts.
+    /// This inode's use.
     pub fn of(inode: &Inode) -> Self {
         Self { uid: inode.uid, gid: inode.gid, quota: inode.quota, blocks: inode.blocks }
     }
@@ -56,7 +57,7 @@ pub struct Quotas {
     accounts: NumberMap<Account>,
     changed: Vec<QuotaKey>,
     limited: usize,
-    /// What was done to accounts with limits since [`Self::take_moves`].
+    /// Changes of accounts with limits since [`Self::take_moves`].
     moves: Vec<Move>,
 }
 
@@ -67,7 +68,7 @@ impl Quotas {
         self.accounts.insert(rows::quota_number(key), Account { used, limits, is_changed: false });
     }
 
-    /// What is used, and what may be.
+    /// The account's use and limits.
     pub fn account(&self, key: QuotaKey) -> (QuotaAmount, QuotaLimits) {
         self.accounts.get(&rows::quota_number(key)).map_or_else(Default::default, |found| (found.used, found.limits))
     }
@@ -195,7 +196,7 @@ impl Quotas {
     }
 }
 
-/// What the root directory of a new file system counts: the rows that go with it.
+/// The rows that count the root directory of a new file system.
 pub fn rows_of_new(root: &Inode) -> impl Iterator<Item = ([u8; 9], Vec<u8>)> {
     let value = rows::encode_quota(root.quota_amount(), QuotaLimits::default());
     quota_keys(root.uid, root.gid, root.quota).map(move |key| (rows::quota_row_key(key), value.clone()))

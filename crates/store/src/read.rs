@@ -100,13 +100,14 @@ impl Store {
         Ok(())
     }
 
-    /// Moves all blocks out of a segment, and gives out none there any more; for an arena that shrinks. Commits what was
-    /// applied before. The old blocks keep their content until [`Self::remove_segment`]. Returns the files whose extents have
-    /// moved: grants that told of their extents must be taken back.
+    /// Moves all blocks out of a segment, and gives out none there any more; for an arena that shrinks.
+    ///
+    /// Commits all applied updates first. The old blocks keep their content until [`Self::remove_segment`]. Returns the
+    /// files whose extents have moved: grants with their extents must be taken back.
     ///
     /// # Errors
-    /// [`StoreError::Segment`]; [`StoreError::Mapped`]; [`StoreError::FullBlocks`] where the other segments can't take the blocks, and then nothing
-    /// has moved; those of a commit.
+    /// [`StoreError::Segment`]; [`StoreError::Mapped`]; [`StoreError::FullBlocks`] if the other segments can't take the
+    /// blocks, and then nothing has moved; those of a commit.
     pub fn retire_segment(&mut self, number: u32) -> Result<Vec<InodeId>, StoreError> {
         if self.allocator.is_held_in(number) {
             return Err(StoreError::Mapped(number));

@@ -1,7 +1,7 @@
 //! Putting right what a check has found.
 //!
-//! Each problem has a small remedy of its own in the rows; the counts that a remedy changes are the next round's problems. So
-//! repair is rounds of check and remedy, each one transaction, until nothing is left that has a remedy.
+//! Each problem has a small remedy of its own in the rows; the counts that a remedy changes are the next round's
+//! problems. So repair is rounds of check and remedy, each one transaction, until nothing is left that has a remedy.
 
 use std::collections::BTreeMap;
 
@@ -21,8 +21,8 @@ const ROUNDS_MAX: usize = 8;
 const LOST_AND_FOUND: &[u8] = b"lost+found";
 
 impl Store {
-    /// Commits what is applied, puts right what can be, and returns what a check of the metadata says afterwards. No session
-    /// may be using the store: blocks and inodes change under it.
+    /// Commits what is applied, puts right what can be, and returns what a check of the metadata says afterwards. No
+    /// session may be using the store: blocks and inodes change under it.
     ///
     /// # Errors
     /// [`StoreError::CommitUnderWay`] while a commit or a checker is at work; those of LMDB.
@@ -185,8 +185,8 @@ impl Remedy<'_> {
         self.put_inode(id, &inode)
     }
 
-    /// The directory `/lost+found`, which is made where it is missing; `None` while there is no root, or where the name is
-    /// taken by something else.
+    /// The directory `/lost+found`, which is made where it is missing; `None` while there is no root, or where the name
+    /// is taken by something else.
     fn lost_and_found(&mut self) -> Result<Option<InodeId>, StoreError> {
         let Some(root) = self.inode(InodeId::ROOT)? else { return Ok(None) };
         let key = EntryKey::new(InodeId::ROOT.0, name_cookie(&self.hash_key, LOST_AND_FOUND), LOST_AND_FOUND);
@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_block_is_told_and_left() {
+    fn a_shared_block_is_reported_and_left() {
         let (_directory, arena, store) = sample();
         let mut writer = store.database.write(1, 100).unwrap();
         let key = rows::key2(kind::CHUNK, FILE.0, 0);

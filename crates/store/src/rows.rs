@@ -1,5 +1,5 @@
-//! The rows of the metadata database: one byte that says what a row is, then big-endian numbers, so that rows sort by them;
-//! values are little-endian. `docs/format-store.md` has the diagrams.
+//! The rows of the metadata database: one byte that says what a row is, then big-endian numbers, so that rows sort by
+//! them; values are little-endian. `docs/format-store.md` has the diagrams.
 
 use ashlar_types::{
     FileKind, Inode, InodeId, LogGeneration, LogPosition, MODE_PERMISSIONS, QuotaAmount, QuotaId, QuotaKey,
@@ -32,7 +32,7 @@ pub mod kind {
     pub const COUNTERS: u8 = b'N';
     /// An orphan.
     pub const ORPHAN: u8 = b'O';
-    /// What an owner, a group or a subtree uses and may use.
+    /// The use and limits of an owner, a group or a subtree.
     pub const QUOTA: u8 = b'Q';
     /// A session.
     pub const SESSION: u8 = b'S';
@@ -378,8 +378,8 @@ mod tests {
         }
     }
 
-    /// Cookies are in the keys of entries, so a release that hashed otherwise would find no file any more. These are the values
-    /// of the reference implementation of SipHash-1-3.
+    /// Cookies are in the keys of entries, so a release that hashed otherwise would find no file any more. These are
+    /// the values of the reference implementation of SipHash-1-3.
     #[test]
     fn cookies_never_change() {
         let key: [u8; 16] = std::array::from_fn(|i| i as u8);

@@ -1,4 +1,4 @@
-//! Inodes that were read from the database, decoded: whoever asks for a file has SharedFS look at all directories above it.
+//! Decoded inodes of the database. For each file that a session asks for, SharedFS reads all directories above it.
 
 use std::cell::RefCell;
 
@@ -7,7 +7,7 @@ use ashlar_types::{Inode, InodeId};
 /// Inodes that are kept: those with these last bits in their numbers, which are given out one after the other.
 const SLOTS: usize = 8192;
 
-/// What rows of inodes say in the snapshot that is read at present.
+/// Decoded rows of inodes, in the snapshot that is read at present.
 #[derive(Debug, Default)]
 pub(crate) struct Seen(RefCell<Vec<Option<(InodeId, Inode)>>>);
 

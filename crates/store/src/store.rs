@@ -29,7 +29,7 @@ use crate::segment::Segment;
 const INODES_AHEAD: u64 = 1 << 20;
 const SESSIONS_AHEAD: u64 = 1 << 10;
 
-/// In place of counters that can't be read: whoever wants a number is refused, since the row must be repaired first.
+/// Replaces counters that can't be read: every request for a number is refused, since the row must be repaired first.
 const COUNTERS_UNKNOWN: Counters =
     Counters { next_inode: u64::MAX >> 1, next_session: u64::MAX >> 1, reserved_blocks: 0 };
 
@@ -37,7 +37,7 @@ const COUNTERS_UNKNOWN: Counters =
 pub struct Store {
     pub(crate) arena: Arc<Arena>,
     pub(crate) snapshot: Snapshot,
-    /// What was read from it.
+    /// Decoded rows of it.
     pub(crate) seen: Seen,
     pub(crate) database: Arc<Database>,
     pub(crate) hash_key: [u8; 16],
@@ -53,11 +53,11 @@ pub struct Store {
     pub(crate) changed_sessions: BTreeMap<SessionId, bool>,
     /// The next numbers, and the reserved blocks of the applied state.
     pub(crate) counters: Counters,
-    /// What the counters row says: numbers below are set aside.
+    /// The content of the counters row: numbers below are set aside.
     pub(crate) stored: Counters,
-    /// Who uses how much, as applied.
+    /// The use of each account, as applied.
     pub(crate) quotas: Quotas,
-    /// What the inodes that the update being applied has looked at count, so that none is looked up again when it changes.
+    /// The use of the inodes that the current update has read, so that none is looked up again when it changes.
     pub(crate) holdings: std::cell::RefCell<Vec<(InodeId, Option<Holding>)>>,
     /// Cloned by each checker, which needs freed blocks to stay as they are.
     pub(crate) hold: Arc<()>,
@@ -68,11 +68,12 @@ pub struct Store {
     pub(crate) batches: u64,
     pub(crate) damaged_blocks: u64,
     pub(crate) committed_bytes: u64,
-    /// Who frees the blocks that the update being applied takes out of use.
+    /// The session that frees the blocks that the current update takes out of use.
     pub(crate) freer: Freer,
     /// Whether the update being applied has changed anything, so that a failure from there on leaves it half done.
     pub(crate) touched: bool,
-    /// A row that the layers below the active batch were just found to lack: updates look a thing up before they make it.
+    /// A row that the layers below the active batch were just found to lack: updates look a thing up before they make
+    /// it.
     pub(crate) absent_inode: std::cell::Cell<Option<InodeId>>,
     pub(crate) absent_entry: std::cell::Cell<Option<(u64, u64)>>,
     /// No layer below the active batch has an inode with this number or a higher one: most of those that are made.
@@ -108,8 +109,8 @@ impl Store {
     /// Opens the shared area of an arena, as of the last commit.
     ///
     /// # Errors
-    /// [`StoreError::NotFormatted`], [`StoreError::WrongVersion`], [`StoreError::WrongArena`], [`StoreError::Corrupt`], and
-    /// those of the arena and of LMDB.
+    /// [`StoreError::NotFormatted`], [`StoreError::WrongVersion`], [`StoreError::WrongArena`], [`StoreError::Corrupt`],
+    /// and those of the arena and of LMDB.
     pub fn open(arena: Arc<Arena>) -> Result<Self, StoreError> {
         if !Database::exists(&arena) {
             return Err(StoreError::NotFormatted);
@@ -170,8 +171,8 @@ impl Store {
         Ok(store)
     }
 
-    /// Reads which blocks are used, and the sessions. Damaged rows leave a store that can be read, checked and repaired, and
-    /// not changed.
+    /// Reads which blocks are used, and the sessions. Damaged rows leave a store that can be read, checked and
+    /// repaired, and not changed.
     pub(crate) fn load_rows(&mut self) -> Result<(), StoreError> {
         self.damaged = false;
         for row in self.snapshot.prefix(&[kind::BITMAP])? {
@@ -203,31 +204,31 @@ impl Store {
 
     // ---- quotas
 
-    /// What an owner, a group or a subtree uses, as applied, and may use.
+    /// The use of an owner, a group or a subtree, as applied, and its limits.
     #[must_use]
     pub fn quota(&self, key: QuotaKey) -> (QuotaAmount, QuotaLimits) {
         self.quotas.account(key)
     }
 
-    /// Everybody who uses something or is limited, with what is used and what may be.
+    /// Every account with use or limits: its use and its limits.
     #[must_use]
     pub fn quotas(&self) -> Vec<(QuotaKey, QuotaAmount, QuotaLimits)> {
         self.quotas.all()
     }
 
-    /// Whether anybody is limited.
+    /// Whether any account is limited.
     #[must_use]
     pub fn has_quota_limits(&self) -> bool {
         self.quotas.has_limits()
     }
 
-    /// Sets limits, or takes them away. Nothing is refused for them here: whoever grants credit does that. They are durable with
-    /// the next commit.
+    /// Sets limits, or removes them. Nothing is refused for them here: the grantor of credit does that. They are
+    /// durable with the next commit.
     pub fn set_quota_limits(&mut self, key: QuotaKey, limits: QuotaLimits) {
         self.quotas.set_limits(key, limits);
     }
 
-    /// How the use of those who are limited has moved since this was called last.
+    /// The changes of limited accounts since the last call.
     pub fn take_quota_moves(&mut self) -> Vec<Move> {
         self.quotas.take_moves()
     }
@@ -277,8 +278,8 @@ impl Store {
         self.changed_sessions.insert(session, true);
     }
 
-    /// The session reads no more by extents that its log before `upto` has changed: blocks that those records freed may be
-    /// given out again once that is committed.
+    /// The session reads no more by extents that its log before `upto` has changed: blocks that those records freed may
+    /// be given out again once that is committed.
     pub fn release(&mut self, session: SessionId, upto: LogPosition) {
         let held = self.is_held();
         self.allocator.release(session, upto, held);
@@ -379,7 +380,7 @@ impl Store {
 
     // ---- reading
 
-    /// What the batches above the database say, the newest first.
+    /// The content of the batches above the database, the newest first.
     pub(crate) fn said<'a, T>(&'a self, ask: impl Fn(&'a Batch) -> Said<T>) -> Said<T> {
         ask(&self.active).or_else(|| ask(&self.frozen.as_ref()?.batch))
     }
@@ -429,8 +430,8 @@ impl Store {
         rows::decode_entry(value).map(Some).ok_or(StoreError::Corrupt("an entry's row is damaged"))
     }
 
-    /// Entries of a directory with cookies above `after`, in the order of cookies. Entries of one cookie are never split, so
-    /// there may be a few more than `limit`.
+    /// Entries of a directory with cookies above `after`, in the order of cookies. Entries of one cookie are never
+    /// split, so there may be a few more than `limit`.
     ///
     /// # Errors
     /// [`StoreError::Corrupt`], [`StoreError::Lmdb`].

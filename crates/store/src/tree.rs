@@ -8,8 +8,8 @@ use crate::quotas::Holding;
 use crate::rows::{self, kind};
 use crate::{Store, StoreError};
 
-/// So much more than the budget is applied: credit is granted within it, but what rows take in pages is an estimate. The map
-/// has room for it.
+/// So much more than the budget is applied: credit is granted within it, but what rows take in pages is an estimate.
+/// The map has room for it.
 const BUDGET_SLACK_PART: u64 = 4;
 
 /// The store during one update.
@@ -19,13 +19,13 @@ struct Applying<'a> {
 }
 
 impl Store {
-    /// Applies an update of a session, whose record ends at `end` in its log. `may_free` says whether an inode without links
-    /// may be freed, as no other session has it open. For what SharedFS does on its own account the session is
+    /// Applies an update of a session, whose record ends at `end` in its log. `may_free` says whether an inode without
+    /// links may be freed, as no other session has it open. For what SharedFS does on its own account the session is
     /// [`crate::NO_SESSION`], and the position means nothing.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`], [`StoreError::FullBlocks`] and [`StoreError::FullMetadata`] leave everything as it was. After
-    /// any other error that struck half-way the store is [`StoreError::Poisoned`].
+    /// [`StoreError::Invalid`], [`StoreError::FullBlocks`] and [`StoreError::FullMetadata`] leave everything as it was.
+    /// After any other error that struck half-way the store is [`StoreError::Poisoned`].
     pub fn apply(
         &mut self,
         session: SessionId,
@@ -60,8 +60,8 @@ impl Store {
 }
 
 impl Store {
-    /// Has an inode count otherwise than before; `None`: it is removed. Updates look at an inode before they change it, so what it
-    /// counted is known already.
+    /// Has an inode count otherwise than before; `None`: it is removed. Updates look at an inode before they change it,
+    /// so what it counted is known already.
     fn shift_quotas(&mut self, id: InodeId, after: Option<Holding>) -> Result<(), StoreError> {
         let known = self.holdings.get_mut().iter().rposition(|(seen, _)| *seen == id);
         let before = match known {

@@ -1,4 +1,4 @@
-//! What the store promises through crashes, failures, damage and growth, one story a test.
+//! The store's promises through crashes, failures, damage and growth, one story per test.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -105,7 +105,7 @@ impl Node {
 }
 
 #[test]
-fn what_was_not_committed_is_gone_after_a_crash_and_positions_say_so() {
+fn uncommitted_updates_are_gone_after_a_crash() {
     let mut node = Node::new(16 * MIB);
     node.create(16, 1, b"kept", FileKind::Regular);
     node.write(16, 0, &[5; 10_000]);
@@ -225,7 +225,7 @@ fn what_is_replaced_in_part_waits_for_its_session() {
     node.create(16, 1, b"a", FileKind::Regular);
     node.write(16, 0, &[1; 5 * 4096]);
     node.store.commit().unwrap();
-    // The session may yet read the beginning of the second block and the end of the last by what it was told before.
+    // The session may yet read the beginning of the second block and the end of the last by its old extents.
     node.write(16, 5000, &[2; 13_000]);
     node.store.commit().unwrap();
     let space = node.store.space();
@@ -255,7 +255,7 @@ fn a_full_arena_changes_nothing_and_frees_after_commit() {
     let too_much = Update::Write { inode: InodeId(17), offset: 0, at, strip: false, data: &[1; 5000] };
     assert!(matches!(node.try_apply(&too_much), Err(StoreError::FullBlocks { needed: 2, free: 0 })));
     assert_eq!(node.store.inode(InodeId(17)).unwrap().unwrap().blocks, 0);
-    // What is reserved can be written, all of it.
+    // All reserved space can be written.
     for block in 0..total {
         node.write(16, block * 4096, &[block as u8; 4096]);
     }
@@ -299,14 +299,14 @@ fn full_metadata_refuses_what_costs_and_lets_deletions_pass() {
 }
 
 #[test]
-fn deletions_that_wait_for_their_commit_take_nothing_of_what_was_promised() {
+fn uncommitted_deletions_take_no_promised_space() {
     const FILES: u64 = 3000;
     let mut node = Node::new(16 * MIB);
     let name = |number: u64| format!("f{number}");
     for number in 0..FILES {
         node.create(16 + number, 1, name(number).as_bytes(), FileKind::Regular);
     }
-    // Only some 100 KiB are left, which somebody was promised.
+    // Only some 100 KiB are left, which a session was promised.
     for number in 0.. {
         node.store.commit().unwrap();
         let space = node.store.space();
@@ -332,7 +332,7 @@ fn deletions_that_wait_for_their_commit_take_nothing_of_what_was_promised() {
 }
 
 #[test]
-fn damage_is_found_by_reads_and_checks_and_survives_partial_overwrites() {
+fn damage_survives_partial_overwrites_and_is_found() {
     let mut node = Node::new(16 * MIB);
     node.create(16, 1, b"a", FileKind::Regular);
     node.write(16, 0, &[1; 8192]);
@@ -360,7 +360,7 @@ fn damage_is_found_by_reads_and_checks_and_survives_partial_overwrites() {
 }
 
 #[test]
-fn zeroing_a_whole_small_file_leaves_a_reservation_as_for_a_large_one() {
+fn zeroing_a_whole_small_file_leaves_a_reservation() {
     for length in [100, 5000u64] {
         let mut node = Node::new(16 * MIB);
         node.create(16, 1, b"a", FileKind::Regular);
@@ -409,14 +409,14 @@ fn a_checker_sees_its_state_while_the_store_goes_on() {
     node.unlink(16, 1, b"a");
     node.store.commit().unwrap();
     node.store.release_all(SESSION);
-    // The blocks of the checker's view are not given out, whoever asks.
+    // The blocks of the checker's view are given out to no session.
     assert_eq!(node.store.space().blocks_pinned, 25);
     node.create(17, 1, b"b", FileKind::Regular);
     let free = node.store.space().blocks_free;
     node.write(17, 0, &vec![2; free as usize * 4096]);
-    let mut told = 0;
-    let report = checker.run(&mut |progress| told = progress.total).unwrap();
-    assert!(report.is_clean() && told > 25, "{report:?}");
+    let mut reported_blocks = 0;
+    let report = checker.run(&mut |progress| reported_blocks = progress.total).unwrap();
+    assert!(report.is_clean() && reported_blocks > 25, "{report:?}");
     assert_eq!((report.counts.inodes, report.counts.blocks, report.counts.bytes), (2, 25, 100_000));
     node.store.commit().unwrap();
     assert_eq!(node.store.space().blocks_pinned, 0);

@@ -1,5 +1,5 @@
-//! The store against its twin: random updates, valid and not, on both, with commits, crashes and releases in between; after
-//! each run everything that can be read is compared, and a full check must find nothing.
+//! The store against its twin: random updates, valid and not, on both, with commits, crashes and releases in between;
+//! after each run everything that can be read is compared, and a full check must find nothing.
 
 use std::path::Path;
 use std::sync::Arc;

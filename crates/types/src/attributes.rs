@@ -13,7 +13,8 @@ pub const MODE_SETGID: u32 = 0o2000;
 /// The sticky bit: in a directory, only an entry's owner may remove it.
 pub const MODE_STICKY: u32 = 0o1000;
 
-/// The device number of a whiteout, 0:0: a character device by which an overlay of file systems says that nothing is there.
+/// The device number of a whiteout, 0:0: a character device by which an overlay of file systems says that nothing is
+/// there.
 pub const WHITEOUT_DEVICE: u64 = 0;
 /// A whiteout's permission bits, as Linux makes it.
 pub const WHITEOUT_MODE: u32 = 0;
@@ -100,8 +101,8 @@ pub struct Inode {
     pub blocks: u64,
     /// Entries in a directory, `.` and `..` not counted.
     pub entries: u64,
-    /// A directory's parent (the root's is itself); for other files the directory of the link made or moved last, or the
-    /// root once that link is removed and others are left.
+    /// A directory's parent (the root's is itself); for other files the directory of the link made or moved last, or
+    /// the root once that link is removed and others are left.
     pub parent: InodeId,
     /// Last access.
     pub accessed: Timestamp,
@@ -153,7 +154,8 @@ impl Inode {
         self.blocks.saturating_mul(BLOCK_BYTES / 512)
     }
 
-    /// `st_rdev`: the low 32 bits of glibc's `dev_t`, which hold 12 bits of the major number and 20 of the minor one, all that Linux has.
+    /// `st_rdev`: the low 32 bits of glibc's `dev_t`, which hold 12 bits of the major number and 20 of the minor one,
+    /// all that Linux has.
     #[must_use]
     pub const fn st_rdev(&self) -> u32 {
         (self.device & 0xffff_ffff) as u32

@@ -48,7 +48,8 @@ impl fmt::Display for Errno {
 impl std::error::Error for Errno {}
 
 impl Errno {
-    /// Whether a mount that answers so has lost its process: it's not connected; or, for calls that were under way, they were aborted (by a ring: cancelled).
+    /// Whether a mount that answers so has lost its process: it's not connected; or, for calls that were under way,
+    /// they were aborted (by a ring: cancelled).
     #[must_use]
     pub const fn is_of_dead_mount(self) -> bool {
         matches!(self.0, libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED)

@@ -30,8 +30,8 @@ number! {
 }
 
 number! {
-    /// A position in an update log: a count of bytes since the log was made, which only grows. It names a record wherever
-    /// the log is copied to; the byte's place in the log's ring is the position modulo the ring's length.
+    /// A position in an update log: a count of bytes since the log was made, which only grows. It names a record
+    /// wherever the log is copied to; the byte's place in the log's ring is the position modulo the ring's length.
     LogPosition(u64)
 }
 
@@ -51,14 +51,16 @@ number! {
 }
 
 number! {
-    /// A subtree with a quota of its own: the number of the directory at its top, so that it is never used twice; 0: none.
+    /// A subtree with a quota of its own: the number of the directory at its top, so that it is never used twice; 0:
+    /// none.
     QuotaId(u64)
 }
 
 impl QuotaId {
-    /// What counts against no subtree.
+    /// No subtree.
     pub const NONE: Self = Self(0);
-    /// Bits of the largest number: the shared area keeps the kind of a quota above them. Inode numbers never come so far.
+    /// Bits of the largest number: the shared area keeps the kind of a quota above them. Inode numbers never come so
+    /// far.
     pub const BITS: u32 = 56;
 
     /// The subtree of which this directory is the top.

@@ -1,4 +1,4 @@
-//! What the kernel says is mounted: the text of `/proc/PID/mountinfo`.
+//! The kernel's table of mounts: the text of `/proc/PID/mountinfo`.
 
 /// The type of file system as which Ashlar is mounted.
 pub const MOUNT_TYPE: &str = "fuse.ashlar";
@@ -6,7 +6,8 @@ pub const MOUNT_TYPE: &str = "fuse.ashlar";
 /// The kernel's switch for FUSE over io_uring, from Linux 6.14 on: `Y` or `N`.
 pub const RING_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 
-/// With what the source of such a mount begins; its arena's directory follows. There is no colon in it: programs take what has one for another machine's (`df -l`, `du`).
+/// With what the source of such a mount begins; its arena's directory follows. There is no colon in it: programs take
+/// what has one for another machine's (`df -l`, `du`).
 pub const MOUNT_SOURCE: &str = "ashlar@";
 
 /// A line: `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw`.
@@ -20,7 +21,7 @@ pub struct MountLine<'a> {
     pub options: &'a [u8],
     /// The type of the file system.
     pub kind: &'a [u8],
-    /// What is mounted, as its type names it.
+    /// The mounted thing, as its type names it.
     pub source: Vec<u8>,
 }
 
@@ -60,7 +61,7 @@ pub fn mount_lines(table: &[u8]) -> impl Iterator<Item = MountLine<'_>> {
     table.rsplit(|&byte| byte == b'\n').filter_map(MountLine::parse)
 }
 
-/// What is mounted topmost on a path.
+/// The topmost mount on a path.
 #[must_use]
 pub fn topmost_mount<'a>(table: &'a [u8], path: &[u8]) -> Option<MountLine<'a>> {
     mount_lines(table).find(|line| line.point == path)

@@ -16,14 +16,16 @@ pub const XATTR_NAME_MAX: usize = 255;
 /// The longest value of an extended attribute, in bytes.
 pub const XATTR_VALUE_MAX: usize = 65536;
 
-/// The place of `.` in a directory's order. All front ends have the same: a listing may begin through one and go on through another.
+/// The place of `.` in a directory's order. All front ends have the same: a listing may begin through one and go on
+/// through another.
 pub const COOKIE_SELF: u64 = 1;
 /// The place of `..`.
 pub const COOKIE_PARENT: u64 = 2;
 
-/// The place of a name in its directory's order: from 3 to 2^63 − 1, so that it fits `d_off` beside `.` and `..`. Two names may
-/// share one, which is why the order is by cookie and then by name. Keyed, so that nobody can make names that collide;
-/// the key and the function stand on media for ever.
+/// The place of a name in its directory's order: from 3 to 2^63 − 1, so that it fits `d_off` beside `.` and `..`.
+///
+/// Two names may share one, which is why the order is by cookie and then by name. Keyed, so that no user can make names
+/// that collide. The key and the function stand on media for ever.
 #[must_use]
 pub fn name_cookie(key: &[u8; 16], name: &[u8]) -> u64 {
     (siphasher::sip::SipHasher13::new_with_key(key).hash(name) >> 1).max(3)

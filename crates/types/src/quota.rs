@@ -1,4 +1,4 @@
-//! Quotas: who may use how much.
+//! Quotas: limits and use of users, groups and subtrees.
 
 use std::fmt;
 
@@ -27,7 +27,7 @@ impl fmt::Display for QuotaKey {
     }
 }
 
-/// What is used, granted or asked for.
+/// An amount that is used, granted or asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuotaAmount {
     /// Data blocks of [`crate::BLOCK_BYTES`].
@@ -54,19 +54,19 @@ impl QuotaLimits {
 }
 
 impl Inode {
-    /// Against whom the inode counts.
+    /// The accounts that the inode counts against.
     pub fn quota_keys(&self) -> impl Iterator<Item = QuotaKey> + use<> {
         quota_keys(self.uid, self.gid, self.quota)
     }
 
-    /// What it counts.
+    /// Its use.
     #[must_use]
     pub const fn quota_amount(&self) -> QuotaAmount {
         QuotaAmount { blocks: self.blocks, inodes: 1 }
     }
 }
 
-/// Against whom an inode with this owner, group and subtree counts.
+/// The accounts that an inode with this owner, group and subtree counts against.
 pub fn quota_keys(uid: u32, gid: u32, subtree: QuotaId) -> impl Iterator<Item = QuotaKey> {
     let subtree = (subtree != QuotaId::NONE).then_some(QuotaKey::Subtree(subtree));
     [QuotaKey::User(uid), QuotaKey::Group(gid)].into_iter().chain(subtree)

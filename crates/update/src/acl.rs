@@ -53,7 +53,7 @@ impl Acl {
         let count = |tag: u16| list.iter().filter(|e| e.tag == tag).count();
         let known = TAG_USER_OWNER | TAG_USER | TAG_GROUP_OWNER | TAG_GROUP | TAG_MASK | TAG_OTHER;
         let well_formed = list.iter().all(|e| e.tag & !known == 0 && e.tag.is_power_of_two() && e.permissions <= 7)
-            // The id that stands for none names nobody.
+            // The id that stands for none names no user or group.
             && !list.iter().any(|e| matches!(e.tag, TAG_USER | TAG_GROUP) && e.id == ID_NONE)
             && count(TAG_USER_OWNER) == 1
             && count(TAG_GROUP_OWNER) == 1
@@ -64,8 +64,8 @@ impl Acl {
         well_formed.then_some(Self(list))
     }
 
-    /// Whether an extended attribute's value is a list that the kernel takes, whose entries it wants in order, and that the nine permission
-    /// bits say all of.
+    /// Whether an extended attribute's value is a list that the kernel takes, whose entries it wants in order, and that
+    /// the nine permission bits say all of.
     #[must_use]
     pub fn is_plain(value: &[u8]) -> bool {
         let tags = || value[4..].chunks_exact(8).map(|e| u16::from_le_bytes([e[0], e[1]]));
@@ -117,8 +117,8 @@ impl Acl {
         self
     }
 
-    /// What a file made with `mode` in a directory with this default list gets: its access list and permission bits.
-    /// The default list takes the place of the umask.
+    /// The access list and permission bits of a file made with `mode` in a directory with this default list. The
+    /// default list takes the place of the umask.
     #[must_use]
     pub fn inherited(&self, mode: u32) -> (Self, u32) {
         let allowed = self.mode() & mode & 0o777;

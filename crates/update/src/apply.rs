@@ -5,10 +5,10 @@ use ashlar_types::{FILE_SIZE_MAX, FileKind, Inode, InodeId, LINK_MAX, MODE_SETGI
 use crate::tree::{Entry, Invalid, Tree};
 use crate::{Allocation, Create, Rename, SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT};
 
-/// What applying an update did beyond the state of the tree.
+/// The effects of an update beyond the state of the tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
-    /// An inode lost its last link and stays as an orphan, as somebody has it open.
+    /// An inode lost its last link and stays as an orphan, since a session has it open.
     pub orphaned: Option<InodeId>,
     /// An inode was freed with all it held.
     pub freed: Option<InodeId>,
@@ -75,8 +75,8 @@ pub fn apply<T: Tree>(tree: &mut T, update: &Update<'_>) -> Result<Applied, T::E
     }
 }
 
-/// Whether moving directory `inode` into `new_parent` would put it below itself. Where damaged parent pointers run in a circle, it
-/// says so too: nothing is to be moved there.
+/// Whether moving directory `inode` into `new_parent` would put it below itself. Where damaged parent pointers run in a
+/// circle, it says so too: nothing is to be moved there.
 ///
 /// # Errors
 /// Those of the tree.
@@ -102,8 +102,8 @@ pub fn would_make_cycle<T: Tree>(tree: &T, inode: InodeId, new_parent: InodeId) 
     }
 }
 
-/// Whether an inode may get a name in a directory as far as quotas of subtrees go: what counts against one must not be in
-/// another. The directory at the top of a subtree may be anywhere, since nothing counts otherwise for it.
+/// Whether an inode may get a name in a directory as far as quotas of subtrees go: what counts against one must not be
+/// in another. The directory at the top of a subtree may be anywhere, since nothing counts otherwise for it.
 #[must_use]
 pub fn quota_allows(id: InodeId, inode: &Inode, directory: &Inode) -> bool {
     inode.quota == directory.quota || inode.quota == QuotaId::of(id)
@@ -155,8 +155,8 @@ fn touch(inode: &mut Inode, at: Timestamp) {
     inode.changed = at;
 }
 
-/// Changes a directory's count of entries and of subdirectories, and its times. Counts that can't be come from a damaged
-/// state, which a record must not make worse.
+/// Changes a directory's count of entries and of subdirectories, and its times. Counts that can't be come from a
+/// damaged state, which a record must not make worse.
 fn change_directory(inode: &mut Inode, entries: i64, subdirectories: i32, at: Timestamp) -> Result<(), Invalid> {
     inode.entries = inode.entries.checked_add_signed(entries).ok_or(Invalid::OutOfRange)?;
     let links = inode.links.checked_add_signed(subdirectories);
@@ -388,7 +388,8 @@ fn move_entry<T: Tree>(tree: &mut T, rename: &Rename<'_>) -> Result<Applied, T::
             return Err(Invalid::InodeExists(create.inode).into());
         }
     }
-    // A replaced entry, and a replaced directory's link, make room for those that come; so does the moved one for a whiteout.
+    // A replaced entry, and a replaced directory's link, make room for those that come; so does the moved one for a
+    // whiteout.
     let (comes, goes) = (replaced.is_none(), made.is_none());
     let from = (-i64::from(goes), -i32::from(is_directory));
     change_parents(&mut parents, from, (i64::from(comes), i32::from(is_directory && comes)), at)?;
@@ -465,7 +466,8 @@ pub fn written_size(inode: &Inode, offset: u64, length: u64) -> Option<u64> {
     Some(if length == 0 { inode.size } else { inode.size.max(end) })
 }
 
-/// Does to a file's attributes what a write does: the size as [`written_size`] says, and the blocks that the file takes up then.
+/// Does to a file's attributes what a write does: the size as [`written_size`] says, and the blocks that the file takes
+/// up then.
 #[inline]
 pub fn note_written(inode: &mut Inode, size: u64, blocks: u64, at: Timestamp, strip: bool) {
     inode.blocks = blocks;
@@ -551,7 +553,7 @@ fn release<T: Tree>(tree: &mut T, id: InodeId) -> Result<Applied, T::Error> {
             tree.remove_inode(id)?;
             Ok(Applied { orphaned: None, freed: Some(id) })
         }
-        // Freed already, linked again, or still open elsewhere: whoever closes it last frees it.
+        // Freed already, linked again, or still open elsewhere: the session that closes it last frees it.
         _ => Ok(Applied::default()),
     }
 }

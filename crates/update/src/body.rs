@@ -89,8 +89,8 @@ pub struct Create<'a> {
     pub acl_default: &'a [u8],
 }
 
-/// What a rename leaves at the old name: a character device of number 0:0 and without permissions, which says to an overlay
-/// of file systems that nothing is there.
+/// The inode that a rename leaves at the old name: a character device of number 0:0 and without permissions. It tells
+/// an overlay of file systems that nothing is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Whiteout<'a> {
     /// Its number, from a range granted to the session.
@@ -129,8 +129,8 @@ pub struct Rename<'a> {
 }
 
 impl<'a> Rename<'a> {
-    /// The whiteout, as an update of its own would make it in the empty place. One record does both, so that nothing can come
-    /// between: neither name is free in the meantime.
+    /// The whiteout, as an update of its own would make it in the empty place. One record does both, so that nothing
+    /// can come between: neither name is free in the meantime.
     #[must_use]
     pub fn makes(&self) -> Option<Create<'a>> {
         self.whiteout.map(|whiteout| Create {
@@ -181,7 +181,8 @@ pub struct SetAttributes {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Update<'a> {
-    /// Writes data into a regular file. `strip` clears set-user-id and set-group-id, as a write by an ordinary user does.
+    /// Writes data into a regular file. `strip` clears set-user-id and set-group-id, as a write by an ordinary user
+    /// does.
     Write { inode: InodeId, offset: u64, at: Timestamp, strip: bool, data: &'a [u8] },
     /// Makes an inode.
     Create(Create<'a>),
@@ -207,9 +208,9 @@ pub enum Update<'a> {
     Accessed { inode: InodeId, at: Timestamp },
     /// The writer has closed its last handle on an orphan.
     Release { inode: InodeId },
-    /// What follows was written by someone who had seen another session's updates up to `position`.
+    /// The writer of the following records had seen another session's updates up to `position`.
     Depend { session: SessionId, position: LogPosition },
-    /// Has an inode count against another subtree's quota. What is made in a directory counts against the same as it.
+    /// Makes an inode count against another subtree's quota. A new inode counts against the same as its directory.
     SetQuota { inode: InodeId, quota: QuotaId, at: Timestamp },
 }
 

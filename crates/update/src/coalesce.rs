@@ -1,27 +1,28 @@
-//! Coalescing: what of a batch need not be applied, as a later record of the batch undoes or overwrites it.
+//! Coalescing: leaves out the records of a batch that a later record of the batch undoes or overwrites.
 //!
-//! Purpose: a log holds many updates that leave nothing behind (temporary files, pages written over and over, attributes set
-//! twice), and whoever applies or ships a batch as a whole can save them: Assise §3.3, after Strata. A batch comes out as
-//! one action for each of its records, and applying the actions ends in the very state in which applying all the records
-//! ends, times, block counts and orphans included.
+//! Purpose: a log holds many updates that leave nothing behind (temporary files, pages written over and over,
+//! attributes set twice), and a node that applies or ships a batch as a whole can save them: Assise §3.3, after Strata.
+//! A batch comes out as one action for each of its records, and applying the actions ends in the very state in which
+//! applying all the records ends, times, block counts and orphans included.
 //!
 //! Invariants:
-//! - The result stands for the batch as a whole only: the states in between are no prefixes. So a batch is committed, and
-//!   shown to others, at its end or not at all.
-//! - The batch is valid: each record was judged against the state that the records before it leave. A batch that holds a
-//!   forged record is cut there first. (What comes out of an invalid batch is unspecified, but nothing panics.)
-//! - An inode that the batch makes is known to nobody else before the batch ends, so no other session has it open:
-//!   [`crate::Tree::may_free`] would say yes. The lease that let it be made has not left in the middle of the batch.
+//! - The result stands for the batch as a whole only: the states in between are no prefixes. So a batch is committed,
+//!   and shown to others, at its end or not at all.
+//! - The batch is valid: each record was validated against the state that the records before it leave. A batch that
+//!   holds a forged record is cut there first. (The result of an invalid batch is unspecified, but nothing panics.)
+//! - No other session knows an inode that the batch makes before the batch ends, so none has it open:
+//!   [`crate::Tree::may_free`] would return true. The lease that let it be made has not left in the middle of the
+//!   batch.
 //! - A dependency is a border: nothing on one side of an [`Update::Depend`] bears on the other side.
-//! - Trees keep to what [`crate::Tree`] says of blocks and sizes: what is left out here is left out because of it.
+//! - Trees keep [`crate::Tree`]'s rules on blocks and sizes: records are left out because of them.
 //! - Nothing is assumed of the state before the batch; every rule holds for all of them.
 //!
 //! Non-goals: joining small writes into a larger one, which copies their data ([`crate::join`]).
 //!
-//! Method: a first pass, forwards, finds the inodes that are both made and freed in the batch (`vanish`). A second, backwards,
-//! keeps for each inode which parts of its state are overwritten later before anything reads them (`later`), as a compiler
-//! removes dead stores: a record all of whose effects are dead is dropped. Both take O(n log n) time, and memory in
-//! proportion to the number of records; the caller bounds that by the batch's length.
+//! Method: a first pass, forwards, finds the inodes that are both made and freed in the batch (`vanish`). A second,
+//! backwards, keeps for each inode which parts of its state are overwritten later before anything reads them (`later`),
+//! as a compiler removes dead stores: a record all of whose effects are dead is dropped. Both take O(n log n) time, and
+//! memory in proportion to the number of records; the caller bounds that by the batch's length.
 
 use std::collections::HashMap;
 
@@ -38,7 +39,7 @@ mod vanish;
 use later::Later;
 use vanish::Vanishing;
 
-/// What becomes of one record of a batch.
+/// The action for one record of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action<'a> {
     /// It is applied.
@@ -53,14 +54,14 @@ pub enum Action<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// Only records that change a file's content are dropped or replaced: [`Update::Write`], [`Update::Resize`] and
-    /// [`Update::Allocate`]. All else stays, so each record may still be judged by owner, mode, names and kinds just before
-    /// its action is applied.
+    /// [`Update::Allocate`]. All others stay, so each record may still be validated by owner, mode, names and kinds
+    /// just before its action is applied.
     Content,
-    /// All kinds of records. They must have been judged before.
+    /// All kinds of records. They must have been validated before.
     All,
 }
 
-/// What coalescing made of a batch.
+/// The result of coalescing a batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Coalesced<'a> {
     /// An action for each record of the batch, in order.
@@ -192,7 +193,7 @@ impl<'a> Pass<'a> {
                 }
                 Update::Accessed { inode, at } => self.on_inode(*inode, |later| later.access_is_dead(*at)),
                 Update::Release { inode } => self.on_inode(*inode, |_| false),
-                // What is made in a directory reads it.
+                // A new entry of a directory reads it.
                 Update::SetQuota { inode, .. } => self.on_inode(*inode, |later| {
                     later.changed = true;
                     false
@@ -200,7 +201,7 @@ impl<'a> Pass<'a> {
                 Update::Depend { .. } => Action::Keep,
                 Update::Create(create) => {
                     let parent = (!create.name.is_empty()).then_some(create.parent);
-                    // What is said of the number before it is made concerns no inode.
+                    // Records on the number before it is made concern no inode.
                     self.later.remove(&create.inode);
                     self.on_entry(create.inode, parent.as_slice(), create.at)
                 }
@@ -261,8 +262,10 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// What is left of a record on a vanishing inode: the times of the directories that stay. At most one of them is still
-    /// to be set: an entry that comes into a directory leaves it again later in the batch, which sets them.
+    /// The remainder of a record on a vanishing inode: the times of the directories that stay.
+    ///
+    /// At most one of them is still to be set: an entry that comes into a directory leaves it again later in the batch,
+    /// which sets them.
     fn touch_only(&mut self, parents: &[InodeId], at: Timestamp) -> Action<'a> {
         for parent in parents {
             if self.vanishing.holds(*parent) {

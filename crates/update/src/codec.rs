@@ -5,11 +5,13 @@
 //! Create         inode:8 parent:8 at:12 mode:4 uid:4 gid:4 device:8 kind:1 name:1+n target:2+n access:2+n default:2+n
 //! Link           inode:8 parent:8 at:12 name:1+n
 //! Unlink         inode:8 parent:8 at:12 release:1 name:1+n             (RemoveDirectory alike)
-//! Rename         parent:8 inode:8 new_parent:8 target:8 (0 = none) at:12 flags:1 (1 exchange, 2 release, 4 whiteout) name:1+n new_name:1+n
+//! Rename         parent:8 inode:8 new_parent:8 target:8 (0 = none) at:12 flags:1 name:1+n new_name:1+n
+//!                flags: 1 exchange, 2 release, 4 whiteout;
 //!                then with a whiteout: inode:8 uid:4 gid:4 access:2+n
 //! Resize         inode:8 size:8 at:12 strip:1
 //! Allocate       inode:8 offset:8 length:8 at:12 how:1 strip:1
-//! SetAttributes  inode:8 at:12 mask:1 (mode 1, uid 2, gid 4, accessed 8, modified 16) then those present: 4, 4, 4, 12, 12
+//! SetAttributes  inode:8 at:12 mask:1 then those present: 4, 4, 4, 12, 12
+//!                mask: mode 1, uid 2, gid 4, accessed 8, modified 16
 //! SetXattr       inode:8 at:12 mode:4 (0xffffffff = unchanged) name:1+n value:4+n
 //! RemoveXattr    inode:8 at:12 mode:4 name:1+n
 //! Accessed       inode:8 at:12
@@ -72,7 +74,7 @@ impl<'a> Encoded<'a> {
 const MODE_UNCHANGED: u32 = u32::MAX;
 const WRITE_FIELDS_BYTES: usize = 29;
 
-/// What stands in front of a write's data.
+/// The fields in front of a write's data.
 #[must_use]
 #[inline]
 pub fn write_fields(inode: InodeId, offset: u64, at: Timestamp, strip: bool) -> [u8; WRITE_FIELDS_BYTES] {

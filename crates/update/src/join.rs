@@ -1,12 +1,12 @@
-//! Short writes of which each goes on where the one before ends, as one.
+//! Joins short writes, each of which begins at the end of the one before.
 //!
-//! Purpose: a program that appends lines to a file, or records to a log of its own, leaves dozens of records for each block. Applied one by
-//! one, each reads the block again, and computes its checksum; what such a program does is digested several times as fast this way. Unlike
-//! [`crate::coalesce`], this copies data; so only short writes are joined.
+//! Purpose: a program that appends lines to a file, or records to a log of its own, leaves dozens of records for each
+//! block. Applied one by one, each reads the block again, and computes its checksum. Joined, they are digested several
+//! times as fast. Unlike [`crate::coalesce`], this copies data; so only short writes are joined.
 //!
 //! Invariants:
-//! - The joined write leaves what the writes leave one after the other: bytes, size, blocks and times.
-//! - Nothing else lies between them, so whoever is shown only the end of the batch misses nothing.
+//! - The joined write leaves the same bytes, size, blocks and times as the writes one after the other.
+//! - Nothing else lies between them, so a session that sees only the end of the batch misses nothing.
 
 use ashlar_types::{BLOCK_BYTES, FILE_SIZE_MAX, InodeId};
 
@@ -25,7 +25,8 @@ fn end_of(update: &Update<'_>) -> Option<(InodeId, bool, u64)> {
     }
 }
 
-/// How many of these updates, from the first on, are writes that [`join`] makes one of: 1 or more, where there is one at all.
+/// How many of these updates, from the first on, are writes that [`join`] makes one of: 1 or more, where there is one
+/// at all.
 pub fn stretch<'a: 'b, 'b>(updates: impl IntoIterator<Item = &'b Update<'a>>) -> usize {
     let mut updates = updates.into_iter();
     let Some(first) = updates.next() else { return 0 };
@@ -40,8 +41,8 @@ pub fn stretch<'a: 'b, 'b>(updates: impl IntoIterator<Item = &'b Update<'a>>) ->
     1 + updates.take_while(joins).count()
 }
 
-/// The write that does what the writes of a [`stretch`] do; their bytes go into `data`, in place of what that holds. `None` where these are
-/// no writes.
+/// The write that does what the writes of a [`stretch`] do; their bytes go into `data`, in place of what that holds.
+/// `None` where these are no writes.
 pub fn join<'a, 'b: 'c, 'c>(
     writes: impl IntoIterator<Item = &'c Update<'b>>,
     data: &'a mut Vec<u8>,
@@ -65,7 +66,7 @@ mod tests {
     use super::*;
     use crate::test_tree::{Choice, TestTree};
 
-    /// What a batch leaves when each stretch of it is joined.
+    /// The result of a batch when each stretch of it is joined.
     fn applied(start: &TestTree, batch: &[Update<'_>]) -> TestTree {
         let (mut tree, mut data) = (start.clone(), Vec::new());
         let mut rest = batch;

@@ -1,14 +1,15 @@
-//! What a record says and what it does: the bodies of update records, and the transition function over them.
+//! The bodies of update records, and the transition function over them.
 //!
-//! Purpose: LibFS and SharedFS must agree to the bit on what an update means: link counts, sizes, times, orphans. So the
-//! meaning is written once, as [`apply`] over the [`Tree`] trait; LibFS runs it on its cached objects when it appends
-//! a record, SharedFS on the shared area when it digests the same record, and the in-memory twin in tests.
+//! Purpose: LibFS and SharedFS must agree to the bit on the meaning of an update: link counts, sizes, times, orphans.
+//! So the meaning is written once, as [`apply`] over the [`Tree`] trait; LibFS runs it on its cached objects when it
+//! appends a record, SharedFS on the shared area when it digests the same record, and the in-memory twin in tests.
 //!
 //! Invariants:
 //! - `apply` is deterministic: no clock, no randomness; times stand in the record.
-//! - `apply` changes nothing where it returns [`Invalid`]; every check comes before the first change.
-//! - [`coalesce`] leaves out of a batch only what makes no difference to the state at the batch's end, and [`join`] none of it.
-//! - The decoder accepts only what the encoder can write, so a forged body is refused before it means anything.
+//! - `apply` changes nothing if it returns [`Invalid`]; every check comes before the first change.
+//! - [`coalesce`] leaves out of a batch only records without effect on the state at the batch's end, and [`join`] none
+//!   of it.
+//! - The decoder accepts only the encoder's output, so a forged body is refused before it means anything.
 //!
 //! Non-goals: permissions of the caller and leases (`libfs` asks before it appends, `daemon` validates before it
 //! applies; both use [`permission`]), and data blocks, which the tree keeps as it likes.
@@ -36,6 +37,6 @@ pub use tree::{Entry, Invalid, Tree};
 pub const XATTR_ACL_ACCESS: &[u8] = b"system.posix_acl_access";
 /// The extended attribute that holds a directory's default ACL.
 pub const XATTR_ACL_DEFAULT: &[u8] = b"system.posix_acl_default";
-/// The extended attribute under which the super-user sees and sets against which subtree's quota an inode counts: the number of
-/// the directory at the top, in decimal; 0 for none. It stands in the inode, and is listed nowhere.
+/// The extended attribute under which the super-user sees and sets against which subtree's quota an inode counts: the
+/// number of the directory at the top, in decimal; 0 for none. It stands in the inode, and is listed nowhere.
 pub const XATTR_QUOTA: &[u8] = b"trusted.ashlar.quota";

@@ -11,7 +11,7 @@ pub fn allows(inode: &Inode, acl: Option<&Acl>, credentials: &Credentials, acces
         return true;
     }
     if credentials.uid == 0 {
-        // The super-user may execute only what somebody may execute; a directory may always be searched.
+        // The super-user may execute only a file with some permission to execute; a directory may always be searched.
         return access.0 & Access::EXECUTE.0 == 0 || inode.is_directory() || inode.mode & 0o111 != 0;
     }
     if let Some(acl) = acl {

@@ -1,4 +1,5 @@
-//! A small tree for tests: maps, byte arrays, and a walk that checks that it is sound; and updates at random that fit it.
+//! A small tree for tests: maps, byte arrays, and a walk that checks that it is sound; and updates at random that fit
+//! it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;

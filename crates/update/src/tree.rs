@@ -5,7 +5,7 @@ use thiserror::Error;
 
 use crate::Allocation;
 
-/// What a directory entry leads to.
+/// The target of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The inode.
@@ -53,11 +53,11 @@ pub enum Invalid {
 /// The state of a file system (or of the part of it that an update names), as [`crate::apply`] sees it.
 ///
 /// Inodes, entries and attributes are plain look-ups and stores. The data calls do the work on a file's content, and
-/// return the number of blocks that the file takes up afterwards ([`Inode::blocks`]), which every tree counts alike:
-/// a block is taken up once a byte in it was written, or it was reserved, until it is punched out or cut off; a
-/// write into an *inline* file is counted in blocks all the same. Only whole blocks are punched out. A new size that is the old
-/// one or less cuts off all blocks behind it, reserved ones too; a larger one leaves reserved blocks as they are. Bytes
-/// behind the end read as zeros when the file grows, whatever was there before it was cut.
+/// return the number of blocks that the file takes up afterwards ([`Inode::blocks`]), which every tree counts alike: a
+/// block is taken up once a byte in it was written, or it was reserved, until it is punched out or cut off; a write
+/// into an *inline* file is counted in blocks all the same. Only whole blocks are punched out. A new size that is the
+/// old one or less cuts off all blocks behind it, reserved ones too; a larger one leaves reserved blocks as they are.
+/// Bytes behind the end read as zeros when the file grows, whatever was there before it was cut.
 pub trait Tree {
     /// Failure of the tree itself (I/O), or an [`Invalid`] update.
     type Error: From<Invalid>;

@@ -11,13 +11,13 @@ pub const APPEND: &str = "append 4 KB";
 pub const STAT: &str = "stat";
 pub const CREATE: &str = "create, write 4 KB, close, rename";
 
-/// What is measured of them, each by itself.
+/// The measured parts of an operation, each by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// The operation itself.
     Whole,
-    /// A call on a descriptor of the same file that does nothing (`lseek` by nothing): under `ashlar run`, the interception;
-    /// else, the way into the kernel and back.
+    /// A call on a descriptor of the same file that does nothing (`lseek` by nothing): under `ashlar run`, the
+    /// interception; else, the way into the kernel and back.
     Empty,
     /// The bytes, copied into memory of the log's size.
     Copy,
@@ -52,7 +52,7 @@ impl Part {
     }
 }
 
-/// A line: a part of an operation, and what it takes on whom, in nanoseconds.
+/// A line: a part of an operation, and its time for each contender, in nanoseconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Share {
     /// Which operation.
@@ -61,11 +61,12 @@ pub struct Share {
     pub part: &'static str,
     /// Found by subtraction.
     pub is_difference: bool,
-    /// What it takes.
+    /// Its time.
     pub ns: BTreeMap<Contender, f64>,
 }
 
-/// The lines of all operations, from what was measured; `found` gives what a part takes on a contender, if it was measured there.
+/// The lines of all operations, from what was measured; `found` gives what a part takes on a contender, if it was
+/// measured there.
 pub fn shares(found: &dyn Fn(&'static str, Part, Contender) -> Option<f64>) -> Vec<Share> {
     let mut lines = Vec::new();
     let mut line = |operation, part, is_difference, value: &dyn Fn(Contender) -> Option<f64>| {

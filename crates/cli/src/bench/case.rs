@@ -1,4 +1,4 @@
-//! What is measured, and on whom.
+//! Cases and contenders.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::timing::Summary;
 
-/// Who is measured.
+/// A contender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Contender {
@@ -40,7 +40,7 @@ impl Contender {
     }
 }
 
-/// What is measured together: `--cases` chooses by these names.
+/// Operations that are measured together: `--cases` chooses by these names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Case {
@@ -122,7 +122,7 @@ impl Case {
         matches!(self, Self::CreateSustained)
     }
 
-    /// Who has figures in it.
+    /// The contenders with figures in it.
     pub fn contenders(self) -> impl Iterator<Item = Contender> {
         let has_floor = matches!(
             self,
@@ -143,11 +143,11 @@ impl Case {
         matches!(self, Self::Start | Self::Script)
     }
 
-    /// What processes do it on a contender, one step after the other.
+    /// The steps of the contender's processes, one after the other.
     pub const fn steps(self, contender: Contender) -> &'static [Step] {
         match (self, contender) {
             (Self::Read, Contender::Floor) => &[Step::Alone],
-            // What others wrote must have been written by another process.
+            // Foreign data must have been written by another process.
             (Self::Read | Self::Map, _) => &[Step::Before, Step::Alone],
             (Self::Create, Contender::Floor) => &[Step::Alone],
             (Self::Create, _) => &[Step::Alone, Step::Pair],
@@ -168,24 +168,24 @@ pub enum Step {
     Pair,
 }
 
-/// What a worker is told to do.
+/// A worker's task.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Task {
-    /// What to measure.
+    /// The case.
     pub case: Case,
-    /// On whom.
+    /// The contender.
     pub contender: Contender,
     /// In which step.
     pub step: Step,
     /// Which one of a pair it is: 0 or 1.
-    pub seat: u64,
+    pub worker: u64,
     /// An empty directory to work in; of a pair's, both have the same one.
     pub directory: PathBuf,
     /// A directory for what is not measured.
     pub aside: PathBuf,
     /// The arena, where its digest must be waited for.
     pub arena: Option<PathBuf>,
-    /// What the arena's medium is called.
+    /// The name of the arena's medium.
     pub medium: String,
     /// The length of an update log.
     pub log_bytes: u64,
@@ -210,7 +210,7 @@ pub enum Figure {
 /// A line of the report, of one contender in one round.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// What was done.
+    /// The operation.
     pub what: String,
     /// Which number counts.
     pub figure: Figure,
@@ -219,12 +219,12 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// What one operation takes.
+    /// The time of one operation.
     pub fn median(what: impl Into<String>, summary: Summary) -> Self {
         Self { what: what.into(), figure: Figure::Median, summary }
     }
 
-    /// What many operations take.
+    /// The mean time of many operations.
     pub fn mean(what: impl Into<String>, summary: Summary) -> Self {
         Self { what: what.into(), figure: Figure::Mean, summary }
     }
@@ -235,8 +235,8 @@ impl Measured {
     }
 }
 
-/// The line of two processes that did the same at once: as many operations as both, in the time of the slower one. A percentile is
-/// the greater of the two.
+/// The line of two processes that did the same at once: as many operations as both, in the time of the slower one. A
+/// percentile is the greater of the two.
 pub fn together(mut one: Measured, other: &Measured) -> Measured {
     let (a, b) = (&mut one.summary, &other.summary);
     let elapsed = (a.mean_ns * a.count as f64).max(b.mean_ns * b.count as f64);
@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_processes_have_done_the_work_of_both_in_the_time_of_the_slower() {
+    fn two_processes_count_as_both_in_the_slower_one_s_time() {
         let summary = |mean_ns, p99_ns| Summary { count: 100, batch: 1, p50_ns: 5.0, p99_ns, max_ns: 90.0, mean_ns };
         let both = together(Measured::rate("x", summary(10.0, 50.0)), &Measured::rate("x", summary(30.0, 40.0)));
         assert_eq!((both.summary.count, both.summary.mean_ns, both.summary.p99_ns), (200, 15.0, 50.0));

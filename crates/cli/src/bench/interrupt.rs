@@ -12,7 +12,7 @@ use crate::error::CliError;
 /// Whether a signal came that ends programs.
 #[derive(Debug)]
 pub struct Interrupt {
-    /// Signals write a byte into the other end, which nobody reads: the first one counts for good.
+    /// Signals write a byte into the other end. Nothing reads it, so the first one counts for good.
     came: UnixStream,
 }
 
@@ -37,7 +37,8 @@ impl Interrupt {
         }
     }
 
-    /// Waits until one of the descriptors has something to read, or has ended; says which ones. Fails if a signal comes first.
+    /// Waits until one of the descriptors has something to read, or has ended; says which ones. Fails if a signal comes
+    /// first.
     pub fn wait_for(&self, descriptors: &[impl AsFd]) -> Result<Vec<bool>, CliError> {
         loop {
             self.check()?;

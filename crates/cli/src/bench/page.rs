@@ -1,4 +1,5 @@
-//! How two processes wait for each other: by words in memory that they share, which they watch, or by pipes, on which they sleep.
+//! How two processes wait for each other: by words in memory that they share, which they watch, or by pipes, on which
+//! they sleep.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -29,7 +30,7 @@ pub struct Page {
 impl Page {
     /// Makes the file that holds it, and the pipes of a [`Bell`] beside it; or makes them anew.
     pub fn make(path: &Path) -> io::Result<()> {
-        for pipe in [0, 1].map(|seat| Bell::pipe(path, seat)) {
+        for pipe in [0, 1].map(|worker| Bell::pipe(path, worker)) {
             let _ = std::fs::remove_file(&pipe);
             mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
         }
@@ -57,20 +58,21 @@ impl Page {
     }
 
     /// Waits for one's turn.
-    pub fn wait_for_turn(&self, seat: u64) -> io::Result<()> {
-        self.wait(TURN, seat)
+    pub fn wait_for_turn(&self, worker: u64) -> io::Result<()> {
+        self.wait(TURN, worker)
     }
 
     /// Gives the turn to the other one.
-    pub fn hand_over(&self, seat: u64) -> io::Result<()> {
-        self.memory.store_u64(TURN, 1 - seat).map_err(outside)
+    pub fn hand_over(&self, worker: u64) -> io::Result<()> {
+        self.memory.store_u64(TURN, 1 - worker).map_err(outside)
     }
 
     fn load(&self, at: u64) -> io::Result<u64> {
         self.memory.load_u64(at).map_err(outside)
     }
 
-    /// Watches a word, which is the fastest way where a core is free; where none is, whoever shall change it needs this one.
+    /// Watches a word, which is the fastest way if a core is free. If none is, the process that changes the word needs
+    /// this one.
     fn wait(&self, at: u64, value: u64) -> io::Result<()> {
         let spins = if self.has_cores { SPINS } else { 1 };
         let mut deadline = None;
@@ -91,7 +93,7 @@ impl Page {
     }
 }
 
-/// A pipe to each process: whoever waits sleeps in the kernel, and is woken.
+/// A pipe to each process: a waiting process sleeps in the kernel, and is woken.
 #[derive(Debug)]
 pub struct Bell {
     own: File,
@@ -99,15 +101,15 @@ pub struct Bell {
 }
 
 impl Bell {
-    fn pipe(page: &Path, seat: u64) -> PathBuf {
-        page.with_extension(format!("pipe{seat}"))
+    fn pipe(page: &Path, worker: u64) -> PathBuf {
+        page.with_extension(format!("pipe{worker}"))
     }
 
     /// Opens the pipes beside a page.
-    pub fn open(page: &Path, seat: u64) -> io::Result<Self> {
-        // Opened for both, a pipe waits for nobody to open its other end.
-        let open = |seat| OpenOptions::new().read(true).write(true).open(Self::pipe(page, seat));
-        Ok(Self { own: open(seat)?, others: open(1 - seat)? })
+    pub fn open(page: &Path, worker: u64) -> io::Result<Self> {
+        // A pipe that is opened for both does not wait until its other end is opened.
+        let open = |worker| OpenOptions::new().read(true).write(true).open(Self::pipe(page, worker));
+        Ok(Self { own: open(worker)?, others: open(1 - worker)? })
     }
 
     /// Wakes the other one.
@@ -136,29 +138,29 @@ mod tests {
         Page::make(&path).expect("made");
         let log = std::sync::Mutex::new(Vec::new());
         std::thread::scope(|scope| {
-            for seat in 0..2 {
+            for worker in 0..2 {
                 let page = Page::open(&path).expect("opened");
-                let mut bell = Bell::open(&path, seat).expect("opened");
+                let mut bell = Bell::open(&path, worker).expect("opened");
                 let log = &log;
                 scope.spawn(move || {
                     page.meet().expect("both are here");
                     for _ in 0..100 {
-                        if seat == 1 {
-                            page.wait_for_turn(seat).expect("its turn");
+                        if worker == 1 {
+                            page.wait_for_turn(worker).expect("its turn");
                         }
-                        log.lock().expect("a log").push(seat);
-                        page.hand_over(seat).expect("handed over");
-                        if seat == 0 {
-                            page.wait_for_turn(seat).expect("its turn");
+                        log.lock().expect("a log").push(worker);
+                        page.hand_over(worker).expect("handed over");
+                        if worker == 0 {
+                            page.wait_for_turn(worker).expect("its turn");
                         }
                     }
                     for _ in 0..100 {
-                        if seat == 1 {
+                        if worker == 1 {
                             bell.sleep().expect("its turn");
                         }
-                        log.lock().expect("a log").push(seat);
+                        log.lock().expect("a log").push(worker);
                         bell.ring().expect("handed over");
-                        if seat == 0 {
+                        if worker == 0 {
                             bell.sleep().expect("its turn");
                         }
                     }

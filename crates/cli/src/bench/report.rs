@@ -1,4 +1,4 @@
-//! What was measured, for people and for machines.
+//! The result, for people and for machines.
 
 use std::collections::BTreeMap;
 
@@ -19,11 +19,11 @@ pub struct Setting {
     pub directory: String,
     /// Its arena.
     pub arena: String,
-    /// What that is made of.
+    /// Its medium.
     pub medium: String,
     /// The length of an update log.
     pub log_bytes: u64,
-    /// What is compared with.
+    /// The directory to compare with.
     pub compared: String,
     /// The type of file system that it is in.
     pub compared_kind: String,
@@ -33,7 +33,7 @@ pub struct Setting {
     pub processors: usize,
     /// Whether FUSE over io_uring is switched on; `None` where the kernel has none.
     pub rings: Option<bool>,
-    /// What a reading of the clock takes: it's in each time of a single operation.
+    /// The time of one reading of the clock: it is in each time of a single operation.
     pub clock_ns: f64,
 }
 
@@ -100,7 +100,7 @@ impl Line {
 /// The numbers of a contender in a line.
 #[derive(Debug, Serialize)]
 struct Numbers {
-    /// What the table shows: nanoseconds, or operations a second.
+    /// The table's figure: nanoseconds, or operations a second.
     value: f64,
     p50_ns: f64,
     p99_ns: f64,
@@ -159,7 +159,8 @@ impl Report {
     pub fn add(&mut self, case: Case, contender: Contender, measured: Measured) {
         let Measured { what, figure, summary } = measured;
         let at = self.lines.iter().position(|line| line.case == case && line.what == what).unwrap_or_else(|| {
-            // Rounds begin with different contenders, and some have lines that others lack: each case's lines stay together.
+            // Rounds begin with different contenders, and some have lines that others lack: each case's lines stay
+            // together.
             let behind = self.lines.iter().rposition(|line| line.case == case);
             let at = behind.map_or(self.lines.len(), |last| last + 1);
             self.lines.insert(at, Line { case, what, figure, rounds: BTreeMap::new() });
@@ -281,7 +282,8 @@ impl Report {
             }
             cells
         };
-        // What is done once a round has none, and the files of one process stand there as single operations already.
+        // Cases that run once per round have none, and the files of one process stand there as single operations
+        // already.
         let is_shown =
             |line: &&Line| line.what != ONE_PROCESS && line.rounds.values().flatten().any(|summary| summary.count > 1);
         let rows: Vec<_> = self.lines().filter(is_shown).map(&mut row).collect();
@@ -297,7 +299,7 @@ impl Report {
     }
 }
 
-/// What stands where there is no number.
+/// The sign for a missing number.
 const NONE: &str = "-";
 
 /// A ratio, with as many digits as tell something.
@@ -347,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_is_the_median_of_the_rounds_and_a_ratio_that_of_their_ratios() {
+    fn figure_is_median_of_rounds_ratio_is_median_of_ratios() {
         let mut report = report();
         for (run, fuse) in [(100.0, 300.0), (200.0, 2000.0), (150.0, 900.0)] {
             report.add(Case::Stat, Contender::Run, Measured::median("stat", summary(run)));
@@ -366,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_a_case_stay_together_and_two_processes_are_held_against_one() {
+    fn lines_of_a_case_stay_together() {
         let mut report = report();
         report.add(Case::Create, Contender::Floor, Measured::rate(ONE_PROCESS, summary(10.0)));
         report.add(Case::Stat, Contender::Run, Measured::median("stat", summary(1.0)));

@@ -1,4 +1,5 @@
-//! The floor of a write: the same bytes copied into memory of the update log's size, checksummed and persisted, and nothing else.
+//! The floor of a write: the same bytes copied into memory of the update log's size, checksummed and persisted, and
+//! nothing else.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -16,7 +17,8 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Mapped shared memory of `bytes`, each page of it touched, in huge pages where there are such. It is persisted as a medium of this name is.
+    /// Mapped shared memory of `bytes`, each page of it touched, in huge pages where there are such. It is persisted as
+    /// a medium of this name is.
     pub fn new(bytes: u64, medium: &str) -> io::Result<Self> {
         let file = File::from(memfd_create("ashlar-bench", MemfdFlags::CLOEXEC)?);
         file.set_len(bytes)?;

@@ -1,4 +1,4 @@
-//! Waiting for the digest, and for what is done behind it: it shall not fall on whoever is measured next.
+//! Waiting for the digest and the work behind it: it must not burden the next contender.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How often it is looked.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Waits until all that is in the logs is in its place, and that in huge pages as far as it goes there. Where others write on, it gives up.
+/// Waits until all that is in the logs is in its place, and that in huge pages as far as it goes there. Where others
+/// write on, it gives up.
 pub fn settle(place: &Place) -> Result<(), CliError> {
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {

@@ -1,5 +1,7 @@
-//! Where it is measured: a directory on a mounted Ashlar, or a mount of its own, and the directory to compare with. What was made is
-//! taken away at the end, however the end comes.
+//! The places of measurement: a directory on a mounted Ashlar, or a mount of its own, and the directory to compare
+//! with.
+//!
+//! Everything that was made is removed at the end, however the end comes.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -18,14 +20,14 @@ use crate::launch::daemon_status;
 use crate::size::Size;
 use crate::{mount, mounts, umount};
 
-/// What to compare with where nothing else is said.
+/// The default directory to compare with.
 const TMPFS: &str = "/dev/shm";
 const TMPFS_MAGIC: u64 = 0x0102_1994;
-/// What the cases take besides what they write in a sustained run.
+/// The space that the cases take, apart from a sustained run.
 const SPACE: u64 = 256 << 20;
 /// The data that a mount of its own has room for: twice what is needed, since blocks are free only behind the digest.
 const SPACE_FACTOR: u64 = 2;
-/// What is busy with programs that were killed just now is tried again for so long, and so often.
+/// An arena that is busy with programs that were just killed is tried again for so long, and so often.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -131,11 +133,11 @@ pub struct Site {
     pub ashlar: Scratch,
     /// On what is compared with.
     pub compared: Scratch,
-    /// What kind of file system that is.
+    /// The kind of that file system.
     pub kind: String,
     /// Ashlar's arena.
     pub place: Place,
-    /// What its medium is called.
+    /// The name of its medium.
     pub medium: String,
     /// The length of an update log.
     pub log_bytes: u64,

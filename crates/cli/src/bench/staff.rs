@@ -34,7 +34,7 @@ impl Worker {
         let program = this_program()?;
         let mut command = Command::new(&program);
         if task.contender == Contender::Run && !task.case.starts_programs() {
-            // What a session costs is not what its calls cost, nor are the first ones, which the kernel serves.
+            // The beginning of a session is not a cost of its calls, nor are the first calls, which the kernel serves.
             command.env(DEFER_VARIABLE, "0").args(["run", "--"]).arg(&program);
         }
         let words = serde_json::to_string(task).map_err(CliError::system("writing the task"))?;
@@ -54,7 +54,7 @@ impl Worker {
         Ok(count == 0)
     }
 
-    /// What it has measured.
+    /// Its figures.
     fn outcome(&mut self, task: &Task) -> Result<Vec<Measured>, CliError> {
         let failed = |words| CliError::Measuring { case: task.case.name(), contender: task.contender.name(), words };
         let status = self.child.wait().map_err(CliError::system("waiting for a worker"))?;
@@ -70,7 +70,8 @@ pub fn is_under_run() -> bool {
     std::env::var_os(MOUNTS_VARIABLE).is_some()
 }
 
-/// Has the tasks done, all at once, and gives what each has measured. Where one fails, or a signal comes, all are ended.
+/// Has the tasks done, all at once, and gives what each has measured. Where one fails, or a signal comes, all are
+/// ended.
 pub fn employ(tasks: &[Task], interrupt: &Interrupt) -> Result<Vec<Vec<Measured>>, CliError> {
     let mut workers = tasks.iter().map(Worker::start).collect::<Result<Vec<_>, _>>()?;
     let mut outcomes = vec![None; tasks.len()];

@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-/// An operation that is faster than this is timed in batches: reading the clock would be a good part of what is measured.
+/// An operation that is faster than this is timed in batches: reading the clock would be a good part of what is
+/// measured.
 const CLOCK_SHARE_NS: f64 = 1000.0;
 /// How many operations make a batch then.
 const BATCH: usize = 32;
@@ -14,7 +15,7 @@ const BATCH: usize = 32;
 const TRIAL_PART: usize = 8;
 const TRIAL_MAX: usize = 256;
 
-/// What so many operations took, in nanoseconds for each.
+/// The time of so many operations, in nanoseconds for each.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// How many there were.
@@ -49,7 +50,7 @@ impl Summary {
     }
 }
 
-/// Does an operation `count` times. It is told which one it is.
+/// Does an operation `count` times, with its number.
 ///
 /// # Errors
 /// The operation's first.
@@ -79,7 +80,7 @@ pub fn measure(count: usize, mut operation: impl FnMut(usize) -> io::Result<()>)
     Ok(Summary::new(&mut times[..taken], batch, count, mean))
 }
 
-/// What one reading of the clock takes, which is in each time that was taken by itself.
+/// The time of one reading of the clock, which is in each time that was taken by itself.
 pub fn clock_ns() -> f64 {
     const READINGS: u32 = 10_000;
     let start = Instant::now();

@@ -1,6 +1,7 @@
 //! `ashlar bench-worker TASK`: the process that does what is measured, once, on one contender.
 //!
-//! It is started plainly or under `ashlar run`, and works on files as any program does: through libc, by the standard library.
+//! It is started plainly or under `ashlar run`, and works on files as any program does: through libc, by the standard
+//! library.
 
 mod breakdown;
 mod data;
@@ -69,12 +70,12 @@ impl Task {
         }
     }
 
-    /// Goes round the update log once, so that all its pages are in the page table of whoever writes it, and empties it.
+    /// Goes round the update log once, so that all its pages are in the page table of its writer, and empties it.
     fn warm_log(&self) -> Result<(), CliError> {
         if self.arena.is_none() {
             return Ok(());
         }
-        let path = self.directory.join(format!("warm-{}", self.seat));
+        let path = self.directory.join(format!("warm-{}", self.worker));
         let file = create(&path)?;
         let data = vec![3; LARGE];
         for _ in 0..=self.log_bytes / LARGE as u64 * 5 / 4 {

@@ -35,7 +35,7 @@ fn field(line: &str, index: usize) -> Option<&str> {
     line.trim_end().split(':').nth(index)
 }
 
-/// What it is called, without its kind; a subtree whose directory is gone has its number.
+/// Its name, without its kind; a subtree whose directory is gone has its number.
 pub fn bare(key: QuotaKey, path: Option<&[u8]>) -> String {
     let named = |database: &str, number: u32| {
         let number = number.to_string();
@@ -49,8 +49,8 @@ pub fn bare(key: QuotaKey, path: Option<&[u8]>) -> String {
     }
 }
 
-/// What it is called, with its kind.
-pub fn told(key: QuotaKey, path: Option<&[u8]>) -> String {
+/// Its name, with its kind.
+pub fn describe(key: QuotaKey, path: Option<&[u8]>) -> String {
     let kind = match key {
         QuotaKey::User(_) => "user",
         QuotaKey::Group(_) => "group",
@@ -70,7 +70,7 @@ mod tests {
         assert_eq!(user("12345").ok(), Some(12345));
         assert!(matches!(user("no such user"), Err(CliError::NoSuchUser(_))));
         assert!(matches!(group("-1"), Err(CliError::NoSuchGroup(_))));
-        assert_eq!(told(QuotaKey::User(0), None), "user root");
-        assert_eq!(told(QuotaKey::Group(4_000_000_000), None), "group 4000000000");
+        assert_eq!(describe(QuotaKey::User(0), None), "user root");
+        assert_eq!(describe(QuotaKey::Group(4_000_000_000), None), "group 4000000000");
     }
 }

@@ -1,7 +1,8 @@
 //! A tree of files that counts against a quota of its own: found in a mount, and walked.
 //!
-//! The walk goes from the top down: what is made in a directory counts as the directory does, so behind the walk nothing is left out.
-//! A name that moves within its directory meanwhile may be passed over; so the walk is repeated until it finds nothing.
+//! The walk goes from the top down: what is made in a directory counts as the directory does, so behind the walk
+//! nothing is left out. A name that moves within its directory meanwhile may be passed over; so the walk is repeated
+//! until it finds nothing.
 
 use std::fs;
 use std::io;
@@ -16,7 +17,7 @@ use rustix::io::Errno;
 use crate::error::CliError;
 use crate::{mounts, progress};
 
-/// A walk that finds something each time is a race with somebody who makes it so, and must end.
+/// A walk that finds something each time is a race with another process, and must end.
 const WALKS_MAX: usize = 10;
 /// How often the number of files is shown anew.
 const SHOWN_EVERY: u64 = 100;
@@ -51,7 +52,7 @@ impl Subtree {
         Ok(Self { directory: path, number: metadata.ino(), arena: record.arena, device: metadata.dev(), is_root })
     }
 
-    /// What the tree counts against where it has no quota of its own: what the directory above it does.
+    /// The quota that the tree counts against without one of its own: its parent directory's.
     fn inherited(&self) -> Result<u64, CliError> {
         match self.directory.parent().filter(|_| !self.is_root) {
             None => Ok(0),

@@ -1,4 +1,5 @@
-//! A program that runs as a child, while nothing of that shows: signals reach it, and what becomes of it becomes of this process.
+//! A program that runs as a child, while nothing of that shows: signals reach it, and what becomes of it becomes of
+//! this process.
 
 use std::fs;
 use std::io;
@@ -18,7 +19,7 @@ use signal_hook::iterator::exfiltrator::origin::Origin;
 
 use crate::error::CliError;
 
-/// Signals that somebody may send to a program whose process number is that of its parent.
+/// Signals that another process may send to a program whose process number is that of its parent.
 const PASSED: [i32; 8] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH];
 /// The exit status of shells for a program that a signal has ended, less the signal.
 const SIGNALLED: i32 = 128;
@@ -38,7 +39,7 @@ pub struct Attended {
     is_over: Arc<AtomicBool>,
 }
 
-/// Starts a program. What it starts in turn, and leaves behind, becomes this process's child, and can be told by that.
+/// Starts a program. Processes that it starts and leaves behind become this process's children, and so are recognised.
 ///
 /// # Errors
 /// Those of running it.
@@ -94,7 +95,7 @@ impl End {
         match self {
             Self::Exited(code) => ExitCode::from(code as u8),
             Self::Signalled(signal) => {
-                // The program has left its memory to be looked at, if anybody wants that, and not this one.
+                // The program has left its memory for inspection, if that is enabled, and not this one.
                 let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
                 // One that does not end a process returns.
                 let _ = signal_hook::low_level::emulate_default_handler(signal);
@@ -108,8 +109,8 @@ fn end_of(status: ExitStatus) -> Option<End> {
     status.code().map(End::Exited).or_else(|| status.signal().map(End::Signalled))
 }
 
-/// Whether the program has not had a signal itself: the kernel sends those of the terminal to the whole process group, and a process of that
-/// group that signals this one has mostly signalled all of it.
+/// Whether the program has not had a signal itself: the kernel sends those of the terminal to the whole process group,
+/// and a process of that group that signals this one has mostly signalled all of it.
 fn is_to_be_passed(origin: &Origin) -> bool {
     let Some(sender) = origin.process.and_then(|process| Pid::from_raw(process.pid)) else { return false };
     getpgid(Some(sender)).map_or(true, |group| group != getpgrp())
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_are_told_apart() {
+    fn exit_status_and_signal_are_distinct() {
         let ended = |script: &str| end_of(Command::new("sh").args(["-c", script]).status().expect("a shell"));
         assert_eq!(ended("exit 7"), Some(End::Exited(7)));
         assert_eq!(ended("kill -TERM $$"), Some(End::Signalled(SIGTERM)));

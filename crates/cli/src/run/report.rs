@@ -1,4 +1,4 @@
-//! What `ashlar run --report` says: how often each call on an Ashlar was accelerated, delegated and missed.
+//! The report of `ashlar run --report`: how often each call on an Ashlar was accelerated, delegated and missed.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -40,7 +40,8 @@ impl Counts {
         let failed = || CliError::system(format!("making {} for the report", path.display()));
         let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path).map_err(failed())?;
         let mut counts = Self { path: path.clone(), file, mounts: Vec::new() };
-        // All of it is there from the beginning: where there is no memory, that shows here, and not in the middle of a program.
+        // All of it is there from the beginning: where there is no memory, that shows here, and not in the middle of a
+        // program.
         let made = fallocate(&counts.file, FallocateFlags::empty(), 0, REPORT_BYTES as u64);
         made.map_err(std::io::Error::from).map_err(failed())?;
         let device = |mount: &PathBuf| fs::metadata(mount).map_or(0, |found| found.dev());
@@ -48,14 +49,14 @@ impl Counts {
         counts.file.write_all_at(&encode_report_header(&devices), 0).map_err(failed())?;
         let attribute = format!("{REPORT_BEGIN}{}", counts.name());
         let begin = |mount: PathBuf| {
-            let told = getxattr(&mount, &attribute, &mut [0u8; 1][..]);
-            (mount, told.err().map(why_not))
+            let answer = getxattr(&mount, &attribute, &mut [0u8; 1][..]);
+            (mount, answer.err().map(why_not))
         };
         counts.mounts = mounts.into_iter().map(begin).collect();
         Ok(counts)
     }
 
-    /// What programs are told.
+    /// The path that programs get.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -64,7 +65,7 @@ impl Counts {
         self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// What was counted.
+    /// Ends the count and returns it.
     ///
     /// # Errors
     /// Those of reading the file.
@@ -94,7 +95,7 @@ impl Counts {
 
 impl Drop for Counts {
     fn drop(&mut self) {
-        // Whoever has it mapped goes on counting, for nobody.
+        // A process that has it mapped goes on counting, without a reader.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -137,7 +138,7 @@ impl Line {
     }
 }
 
-/// What was counted.
+/// The counts.
 #[derive(Debug, Serialize)]
 pub struct Report {
     command: String,
@@ -166,7 +167,7 @@ struct By {
     has_library: bool,
 }
 
-/// What reached the mounts.
+/// The requests that reached the mounts.
 #[derive(Debug, Default, Serialize)]
 struct Requests {
     delegated: u64,
@@ -329,7 +330,7 @@ fn time(ns: u64) -> String {
     }
 }
 
-/// A share of all calls. What there is is never shown as nothing.
+/// A share of all calls. A share above nothing is never shown as nothing.
 fn share(part: u64, whole: u64) -> String {
     let percent = 100.0 * part as f64 / whole.max(1) as f64;
     match part {

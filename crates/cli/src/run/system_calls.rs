@@ -1,4 +1,4 @@
-//! What system calls are called, on x86-64.
+//! The names of system calls, on x86-64.
 
 /// The name of a call.
 pub fn name(number: usize) -> String {

@@ -99,7 +99,7 @@ fn links(tree: &TestTree, inode: InodeId) -> u32 {
     tree.inodes[&inode].links
 }
 
-/// What `stat` tells of changes: modified, changed.
+/// The times of changes according to `stat`: modified, changed.
 fn times(tree: &TestTree, inode: InodeId) -> (i64, i64) {
     let inode = &tree.inodes[&inode];
     (inode.modified.seconds, inode.changed.seconds)
@@ -141,7 +141,7 @@ fn what_can_not_be_made_is_refused() {
     is_refused(&mut made, &file(D, A, b"x"), Invalid::WrongKind(A));
     is_refused(&mut made, &file(D, InodeId(99), b"x"), Invalid::NoInode(InodeId(99)));
     is_refused(&mut made, &directory(D, ROOT, b""), Invalid::WrongKind(D));
-    // A removed directory that somebody has open takes nothing in any more.
+    // A removed directory that a session has open takes no new entries.
     is_refused(&mut made, &file(D, C, b"x"), Invalid::WrongKind(C));
     is_refused(&mut made, &link(A, C, b"x"), Invalid::WrongKind(C));
     is_refused(&mut made, &link(B, ROOT, b"x"), Invalid::WrongKind(B));
@@ -152,10 +152,10 @@ fn what_can_not_be_made_is_refused() {
     is_refused(&mut made, &link(A, ROOT, b"x"), Invalid::OutOfRange);
 }
 
-/// Leases on directories govern files by this place: were it a directory that is gone, an honest writer's records would be
-/// taken for ones without a lease.
+/// Leases on directories govern files by this place: were it a directory that is gone, an honest writer's records would
+/// be taken for ones without a lease.
 #[test]
-fn a_file_keeps_a_place_when_the_directory_of_its_removed_link_goes() {
+fn file_keeps_a_parent_when_its_removed_link_s_directory_goes() {
     let place = |tree: &TestTree| tree.inodes[&A].parent;
     let mut linked = tree(&[file(A, ROOT, b"a"), directory(B, ROOT, b"b"), link(A, B, b"a")]);
     assert_eq!(place(&linked), B);

@@ -1,4 +1,4 @@
-//! What the records behind a point in the batch overwrite of one inode before anything reads it.
+//! The parts of one inode that later records of the batch overwrite before anything reads them.
 
 use std::collections::HashSet;
 
@@ -24,8 +24,8 @@ pub(super) struct Later<'a> {
     mode: bool,
     uid: bool,
     gid: bool,
-    /// Set-id bits are stripped, or the mode is set, further on. Nothing else reads them, and stripping twice is stripping
-    /// once.
+    /// Set-id bits are stripped, or the mode is set, further on. Nothing else reads them, and stripping twice is
+    /// stripping once.
     strip: bool,
     xattrs: HashSet<&'a [u8]>,
     /// The next record that sets attributes, which can take an earlier one's in.
@@ -37,7 +37,7 @@ pub(super) struct Later<'a> {
     content: Content,
 }
 
-/// What became of a record that sets attributes.
+/// The result for a record that sets attributes.
 pub(super) enum Folded {
     /// It stays.
     Kept,
@@ -146,7 +146,7 @@ impl<'a> Later<'a> {
         }
         self.modified = true;
         self.changed = true;
-        // Whoever judges the next write looks at the set-id bits: only one that strips them may stand for this one.
+        // Validation of the next write reads the set-id bits: only a write that strips them may replace this one.
         self.strip = strips || self.mode;
         self.strip_before_set |= strips;
         action
@@ -171,7 +171,7 @@ impl<'a> Later<'a> {
             }
             return Action::Replace(Update::Allocate { inode, how: Allocation::Reserve, offset, length, strip, at });
         };
-        // What is left still makes the file this long, cut or not.
+        // The rest still makes the file this long, cut or not.
         content.note_size(last);
         let kept = (first / BLOCK_BYTES, blocks_for(last));
         let is_rest_dead = (last == end || content.size_is_dead(end))
@@ -194,8 +194,8 @@ struct Content {
     blocks: Ranges,
     /// The size is dead as far as it is made this or less.
     size_upto: u64,
-    /// The next record that cuts or grows the file to a size, before any other that reads the size. It reads whether the file
-    /// is at least that long: then it also frees the blocks reserved behind.
+    /// The next record that cuts or grows the file to a size, before any other that reads the size. It reads whether
+    /// the file is at least that long: then it also frees the blocks reserved behind.
     next_resize: Option<u64>,
 }
 
@@ -208,7 +208,8 @@ impl Content {
         self.blocks.contains(first, last) || planted!(IgnoreBlocks)
     }
 
-    /// Whether it leaves nothing behind that a record takes up the blocks of `offset..end` and makes the file that long.
+    /// Whether it leaves nothing behind that a record takes up the blocks of `offset..end` and makes the file that
+    /// long.
     fn taking_is_dead(&self, offset: u64, end: u64) -> bool {
         offset == end || self.size_is_dead(end) && self.are_blocks_dead(offset / BLOCK_BYTES, blocks_for(end))
     }
@@ -226,7 +227,8 @@ impl Content {
         }
     }
 
-    /// A record that stays takes up the blocks of a range; it may overwrite the range's bytes, and may lengthen the file.
+    /// A record that stays takes up the blocks of a range; it may overwrite the range's bytes, and may lengthen the
+    /// file.
     fn note_taken(&mut self, offset: u64, length: u64, overwrites: bool, lengthens: bool) {
         let Some(end) = offset.checked_add(length).filter(|_| length > 0) else { return };
         if overwrites {

@@ -123,7 +123,8 @@ fn planted_bugs_are_found() {
     assert!((0..3_000).all(|_| comes_out_the_same(&numbers.case(), Scope::All)));
 }
 
-/// Random batches do hold what the rules are about: a coalescer that keeps everything would pass the comparison as well.
+/// Random batches do hold what the rules are about: a coalescer that keeps everything would pass the comparison as
+/// well.
 #[test]
 fn every_rule_is_used_by_random_batches() {
     let mut numbers = Numbers(11);
@@ -270,8 +271,8 @@ fn a_dependency_is_a_border() {
     assert_eq!((coalesced.dropped, coalesced.saved_bytes), (0, 0));
 }
 
-/// Cutting a file to the size that it has frees what was reserved behind its end; growing it to that size does not. So the
-/// size before a cut matters, and a write that is cut off may be what made it a cut.
+/// Cutting a file to the size that it has frees what was reserved behind its end; growing it to that size does not. So
+/// the size before a cut matters, and a write that is cut off may be what made it a cut.
 #[test]
 fn what_is_cut_off_still_makes_it_a_cut() {
     let batch = vec![write(FILE, 8192, PAGE, 1), write(FILE, 8192, PAGE, 2), resize(4096, 3)];

@@ -1,7 +1,8 @@
 //! Inodes that a batch both makes and frees.
 //!
-//! All that is done to such an inode can be left out, if every record that names it can be left out or put in other words. A
-//! record that can't keeps the inode; and if an inode stays, so do the directories in which its records put it.
+//! All that is done to such an inode can be left out, if every record that names it can be left out or put in other
+//! words. A record that can't keeps the inode; and if an inode stays, so do the directories in which its records put
+//! it.
 
 use std::collections::HashMap;
 
@@ -101,7 +102,7 @@ impl Vanishing {
 
     fn create(&mut self, create: &Create<'_>) {
         if let Some(made) = self.made.get_mut(&create.inode) {
-            // A number is never used twice; who does it all the same gets no favours.
+            // A number is never used twice; a session that does it gets no favours.
             made.stays = true;
             return;
         }
@@ -142,16 +143,16 @@ impl Vanishing {
     fn rename(&mut self, rename: &Rename<'_>) {
         let Rename { parent, inode, new_parent, target, release, whiteout, .. } = *rename;
         if let Some(whiteout) = whiteout.filter(|_| !planted!(IgnoreWhiteouts)) {
-            // Without the inode that moves, there is no record left that makes the whiteout. It isn't among those that may vanish
-            // itself: what removes it later needs it then.
+            // Without the inode that moves, there is no record left that makes the whiteout. It isn't among those that
+            // may vanish itself: what removes it later needs it then.
             self.keep(Some(inode));
             self.keep(Some(whiteout.inode));
         }
         self.placed(inode, parent);
         self.placed(inode, new_parent);
         let Some(target) = target else { return };
-        // Where the inode vanishes and the target does not, what is left is the target's removal, and that can't say that
-        // another directory's times change too.
+        // Where the inode vanishes and the target does not, what is left is the target's removal, and that can't say
+        // that another directory's times change too.
         match self.living(target) {
             Some(made) if parent != new_parent => made.dependents.extend([new_parent, inode]),
             Some(made) => made.dependents.push(new_parent),

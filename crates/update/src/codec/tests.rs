@@ -128,7 +128,7 @@ fn bytes(update: &Update<'_>) -> Vec<u8> {
     update.encode().parts().concat()
 }
 
-/// Whatever decodes is what the encoder would have written for it, and was told the right length.
+/// Every body that decodes is the encoder's own output for it, and was given with the right length.
 fn check_canonical(kind: u8, body: &[u8]) -> Result<(), TestCaseError> {
     if let Ok(update) = Update::decode(kind, body) {
         prop_assert_eq!(update.kind() as u8, kind);

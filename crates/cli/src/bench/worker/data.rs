@@ -27,7 +27,8 @@ const WRITES_MAX: usize = 16_384;
 const PIECES: usize = 64;
 /// Bytes of the files that are read, and of a read.
 const READ_BYTES: usize = 64 << 20;
-/// How often they are read through before reads are timed: the processor's outermost cache fills up over some passes where others use it too.
+/// How often they are read through before reads are timed: the processor's outermost cache fills up over some passes
+/// where others use it too.
 const WARM_PASSES: usize = 8;
 const PAGE: usize = 4096;
 /// Bytes of the files that are mapped, and how often.
@@ -55,7 +56,7 @@ pub fn append(task: &Task) -> Result<Vec<Measured>, CliError> {
     measured.into_iter().collect()
 }
 
-/// What is open is shared with processes that are made meanwhile, or is the kernel's from then on.
+/// An open file is shared with processes that are made meanwhile, or handed over to the kernel.
 pub fn after_a_command(task: &Task) -> Result<Vec<Measured>, CliError> {
     if !task.is_floor() {
         task.warm_log()?;
@@ -235,7 +236,7 @@ fn copied(source: &[u8], order: &[usize]) -> Result<Summary, CliError> {
     warm(order, copy).map_err(CliError::system("copying"))
 }
 
-/// What `read` takes with pages in this order, when all were read some times.
+/// The time of `read` with pages in this order, after all were read some times.
 fn warm(order: &[usize], mut read: impl FnMut(usize) -> std::io::Result<()>) -> std::io::Result<Summary> {
     for _ in 0..WARM_PASSES {
         order.iter().try_for_each(|page| read(*page))?;
@@ -243,7 +244,7 @@ fn warm(order: &[usize], mut read: impl FnMut(usize) -> std::io::Result<()>) -> 
     measure(order.len(), |number| read(order[number]))
 }
 
-/// What files that are read hold.
+/// The content of files that are read.
 fn source() -> Vec<u8> {
     (0..READ_BYTES).map(|at| (at / 7) as u8).collect()
 }

@@ -11,11 +11,12 @@ use crate::bench::ring::Ring;
 use crate::bench::timing::{Summary, measure};
 use crate::error::CliError;
 
-/// What a new file holds.
+/// The size of a new file's content.
 const CONTENT: usize = 4096;
-/// What making one takes of the update log at most: the content and the records of four calls.
+/// The update log's bytes for one new file at most: the content and the records of four calls.
 const LOGGED: usize = CONTENT + 512;
-/// The part of the log that two processes may fill together without waiting for the digest; through a mount they share one log.
+/// The part of the log that two processes may fill together without waiting for the digest; through a mount they share
+/// one log.
 const QUIET_PART: usize = 5;
 const FILES_MAX: usize = 2000;
 /// Names that files are renamed to in a sustained run: each file replaces one before it, so that space stays bounded.
@@ -43,7 +44,7 @@ fn made(task: &Task, count: usize, names: usize) -> Result<Summary, CliError> {
         let mut ring = Ring::new(task.log_bytes, &task.medium).map_err(CliError::system("mapping memory"))?;
         return measure(count, |_| ring.write(&content)).map_err(CliError::system("copying"));
     }
-    let directory = task.directory.join(format!("private-{}", task.seat));
+    let directory = task.directory.join(format!("private-{}", task.worker));
     fs::create_dir(&directory).map_err(system("making", &directory))?;
     let fresh = directory.join("new");
     let names: Vec<_> = (0..names).map(|number| directory.join(format!("file-{number}"))).collect();

@@ -1,4 +1,4 @@
-//! What it costs that programs are started.
+//! The cost of starting programs.
 
 use std::fs;
 use std::io;

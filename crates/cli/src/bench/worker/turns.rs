@@ -15,17 +15,17 @@ const TURNS: usize = 1000;
 
 /// How the turn is handed over.
 trait Turn {
-    fn wait(&mut self, seat: u64) -> io::Result<()>;
-    fn hand_over(&mut self, seat: u64) -> io::Result<()>;
+    fn wait(&mut self, worker: u64) -> io::Result<()>;
+    fn hand_over(&mut self, worker: u64) -> io::Result<()>;
 }
 
 impl Turn for Page {
-    fn wait(&mut self, seat: u64) -> io::Result<()> {
-        self.wait_for_turn(seat)
+    fn wait(&mut self, worker: u64) -> io::Result<()> {
+        self.wait_for_turn(worker)
     }
 
-    fn hand_over(&mut self, seat: u64) -> io::Result<()> {
-        Self::hand_over(self, seat)
+    fn hand_over(&mut self, worker: u64) -> io::Result<()> {
+        Self::hand_over(self, worker)
     }
 }
 
@@ -43,7 +43,7 @@ impl Turn for Bell {
 pub fn turns(task: &Task) -> Result<Vec<Measured>, CliError> {
     let path = task.aside.join(PAGE);
     let mut page = Page::open(&path).map_err(system("opening", &path))?;
-    let mut bell = Bell::open(&path, task.seat).map_err(system("opening", &path))?;
+    let mut bell = Bell::open(&path, task.worker).map_err(system("opening", &path))?;
     let path = task.directory.join("turns");
     let mut file = None;
     if !task.is_floor() {
@@ -53,7 +53,7 @@ pub fn turns(task: &Task) -> Result<Vec<Measured>, CliError> {
     page.meet().map_err(system("meeting in", &task.aside))?;
     let spinning = in_turn(task, &mut page, file.as_mut()).map_err(system("appending to", &path))?;
     let waking = in_turn(task, &mut bell, file.as_mut()).map_err(system("appending to", &path))?;
-    if task.seat == 1 {
+    if task.worker == 1 {
         return Ok(Vec::new());
     }
     if let Some(file) = file {
@@ -70,16 +70,16 @@ pub fn turns(task: &Task) -> Result<Vec<Measured>, CliError> {
 }
 
 fn in_turn(task: &Task, turn: &mut dyn Turn, mut file: Option<&mut File>) -> io::Result<Summary> {
-    let data = [b'a' + task.seat as u8; BYTES];
+    let data = [b'a' + task.worker as u8; BYTES];
     measure(TURNS, |_| {
         // The first one's time is from its append to the moment at which it may append again.
-        if task.seat == 1 {
-            turn.wait(task.seat)?;
+        if task.worker == 1 {
+            turn.wait(task.worker)?;
         }
         if let Some(file) = &mut file {
             file.write_all(&data)?;
         }
-        turn.hand_over(task.seat)?;
-        if task.seat == 0 { turn.wait(task.seat) } else { Ok(()) }
+        turn.hand_over(task.worker)?;
+        if task.worker == 0 { turn.wait(task.worker) } else { Ok(()) }
     })
 }
