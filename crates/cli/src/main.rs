@@ -12,7 +12,7 @@
 //!
 //! Non-goals: deciding anything about files: that is SharedFS's and LibFS's.
 //!
-//! Source: DESIGN §3; `docs/architecture.md`, section "Processes".
+//! Source: `docs/architecture.md`, section "Processes".
 #![forbid(unsafe_code)]
 
 mod arena;

@@ -3,7 +3,7 @@
 //! Purpose: give each quantity that crosses a crate boundary one type, so that an inode number is never taken for a
 //! position and a length never for an offset. Nothing here does I/O or keeps state.
 //!
-//! Source: `docs/architecture.md`, section "Words".
+//! Source: `docs/architecture.md`, section "Glossary".
 #![forbid(unsafe_code)]
 
 mod attributes;
