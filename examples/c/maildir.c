@@ -1,13 +1,13 @@
-/* A mailbox as maildir(5) keeps it: each message is a file, written to tmp, made persistent, and moved to new by one rename, so that
- * whoever lists new sees whole messages only, whatever dies meanwhile.
+/* A mail store as maildir(5) describes it: each message is a file, written to tmp, made persistent, and moved to new by
+ * one rename. So a reader of new lists whole messages only, whatever dies meanwhile.
  *
  *     cc -o maildir maildir.c $(pkg-config --cflags --libs ashlar)
  *     ./maildir /srv/files deliver box <message     delivers a message
  *     ./maildir /srv/files list box                 lists those that are there
  *     ./maildir /srv/files read box NAME            prints one, and marks it as seen
  *
- * /srv/files is where an Ashlar is mounted ('ashlar mount /srv/files'). What is delivered here shows there at once, and the other way
- * round.
+ * /srv/files is where an Ashlar is mounted ('ashlar mount /srv/files'). A message that is delivered here shows there at
+ * once, and the other way round.
  */
 #include <ashlar.h>
 
@@ -52,7 +52,7 @@ static void deliver(const char *box)
     make_directory(box);
     make_directory(tmp);
     make_directory(target);
-    /* A name that nobody else takes: the time, to the nanosecond, and the process. */
+    /* A name that no other process takes: the time, to the nanosecond, and the process. */
     clock_gettime(CLOCK_REALTIME, &now);
     snprintf(tmp, sizeof tmp, "%s/tmp/%ld.%09ld.%ld", box, (long)now.tv_sec, now.tv_nsec, (long)getpid());
     snprintf(target, sizeof target, "%s/new/%ld.%09ld.%ld", box, (long)now.tv_sec, now.tv_nsec, (long)getpid());

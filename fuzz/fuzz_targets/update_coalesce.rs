@@ -1,4 +1,5 @@
-//! Coalescing meets whatever records decode. It must answer for each of them, and drop nothing but what the batch holds.
+//! Coalescing meets whatever records decode. It must answer for each of them, and drop nothing but what the batch
+//! holds.
 #![no_main]
 
 use ashlar_update::Update;

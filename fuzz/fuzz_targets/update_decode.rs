@@ -1,4 +1,5 @@
-//! The decoder of update records reads what any session wrote. It must refuse, or find the one update that is written so.
+//! The decoder of update records reads what any session wrote. It must refuse, or find the one update that is written
+//! so.
 #![no_main]
 
 use ashlar_update::Update;

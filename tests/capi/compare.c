@@ -1,8 +1,8 @@
 /* compare MOUNT DIRECTORY: every function of ashlar.h, beside the kernel's call on the mount.
  *
- * The same calls are made in DIRECTORY/ours through the library and in DIRECTORY/theirs through the mount, and must give the same results
- * and the same errors. Then the two trees must be the same, and on one and the same file both sides must tell the same of it. Prints what
- * differs, and how much was compared. Whoever runs it must be able to write DIRECTORY.
+ * The same calls are made in DIRECTORY/ours through the library and in DIRECTORY/theirs through the mount. Results and
+ * errors must be equal. Then the two trees must be the same, and on one and the same file both sides must report the
+ * same. Prints the differences, and how much was compared. The caller must be able to write DIRECTORY.
  */
 #define _GNU_SOURCE
 #include <ashlar.h>
@@ -138,7 +138,7 @@ static void opening(void)
     for (path = 0; path < sizeof paths / sizeof *paths; path++)
         for (flag = 0; flag < sizeof flags / sizeof *flags; flag++) {
             close_both(open_both(paths[path], flags[flag], 0644));
-            /* What a call has made is taken away again, so that each finds the same. */
+            /* Everything that a call has made is removed again, so that each starts from the same. */
             SAME(ashlar_unlink(fs, ours("nowhere")), unlink(theirs("nowhere")));
             SAME(ashlar_unlink(fs, ours("missing")), unlink(theirs("missing")));
         }
@@ -280,7 +280,7 @@ static void transfer(void)
     SAME(ashlar_fallocate(fs, pair.our, FALLOC_FL_PUNCH_HOLE, 0, 5), fallocate(pair.their, FALLOC_FL_PUNCH_HOLE, 0, 5));
     close_both(other);
     close_both(pair);
-    /* What a mount does not know: a block is taken out. */
+    /* A mount can't do this: a block is taken out. */
     pair.our = ashlar_open(fs, ours("blocks"), O_RDWR | O_CREAT, 0600);
     IS(ashlar_write(fs, pair.our, large, 8192), 8192);
     IS(ashlar_fallocate(fs, pair.our, FALLOC_FL_COLLAPSE_RANGE, 0, 4096), 0);
@@ -388,7 +388,7 @@ static void attributes(void)
        1);
     IS(ashlar_fstatvfs(fs, pair.our, &our), 0);
     close_both(pair);
-    /* What the kernel lets another user do, the library lets him do: those below are root's. */
+    /* The library permits another user the same as the kernel: the files below are root's. */
     IS(ashlar_chmod(fs, "/", 0755), user == 0 ? 0 : -EPERM);
     IS(ashlar_umask(fs, 0077), 0022);
     IS(ashlar_umask(fs, 0022), 0077);
@@ -599,7 +599,7 @@ static void same_file(const char *path, unsigned char kind)
     }
 }
 
-/* What the library lists, the kernel lists, and in the same order. */
+/* The library lists the same names as the kernel, in the same order. */
 static void same_listing(const char *below)
 {
     ashlar_dir *dir;
@@ -619,7 +619,7 @@ static void same_listing(const char *below)
         IS(strcmp(entry.d_name, expected->d_name), 0);
         IS(entry.d_type, expected->d_type);
         IS(entry.d_off, expected->d_off);
-        /* What is above the root of a mount the kernel knows. */
+        /* Only the kernel knows the directory above the root of a mount. */
         IS(entry.d_ino, expected->d_ino);
         if (++count == 2)
             second = ashlar_telldir(dir);

@@ -1,5 +1,5 @@
-/* patient MOUNT: opens a session, says so, and makes a directory as soon as its input ends. What is in the mount others may have looked at, and
-   then it is known without a question; to make something takes one. */
+/* patient MOUNT: opens a session, prints a line, and makes a directory as soon as its input ends. An existing name may
+   be known without a request, if another process has looked at it; making one takes a request. */
 #include <ashlar.h>
 
 #include <stdio.h>

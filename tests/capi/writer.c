@@ -1,5 +1,5 @@
-/* writer MOUNT DIRECTORY: until it's killed, appends numbered lines to DIRECTORY/journal, and puts a file with each number in place by a
- * rename. It says each number when all of it has returned: a number that was said must be there.
+/* writer MOUNT DIRECTORY: until it's killed, appends numbered lines to DIRECTORY/journal, and puts a file with each number
+ * in place by a rename. It prints each number when all calls for it have returned: a printed number must be there.
  */
 #include <ashlar.h>
 

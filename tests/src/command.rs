@@ -1,4 +1,4 @@
-//! Running commands: output kept, time limited, failures told with all that is known.
+//! Running commands: output kept, time limited, failures reported in full.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -13,23 +13,23 @@ use crate::{Outcome, tried};
 /// No command of a test takes longer, on two slow cores.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// What a command did.
+/// The result of a command.
 #[derive(Debug)]
 pub struct Done {
     /// The command line, for messages.
     pub line: String,
     /// How it ended.
     pub status: ExitStatus,
-    /// What it printed.
+    /// Its standard output.
     pub output: String,
-    /// What it complained of.
+    /// Its standard error.
     pub errors: String,
 }
 
 impl Done {
     /// Everything about it, for a message.
     #[must_use]
-    pub fn told(&self) -> String {
+    pub fn describe(&self) -> String {
         let cut = |text: &str| {
             let lines: Vec<_> = text.lines().collect();
             lines[lines.len().saturating_sub(40)..].join("\n")
@@ -41,22 +41,22 @@ impl Done {
 
     /// Fails unless it succeeded.
     pub fn success(self) -> Outcome<Self> {
-        if self.status.success() { Ok(self) } else { Err(self.told()) }
+        if self.status.success() { Ok(self) } else { Err(self.describe()) }
     }
 
     /// Fails unless it ended with `code` and complained of all `words`.
     pub fn failure(self, code: i32, words: &[&str]) -> Outcome<Self> {
         if self.status.code() != Some(code) {
-            return Err(format!("expected exit status {code}: {}", self.told()));
+            return Err(format!("expected exit status {code}: {}", self.describe()));
         }
         match words.iter().find(|word| !self.errors.contains(**word)) {
             None => Ok(self),
-            Some(word) => Err(format!("the complaint lacks '{word}': {}", self.told())),
+            Some(word) => Err(format!("the complaint lacks '{word}': {}", self.describe())),
         }
     }
 }
 
-/// What a `make` above hands on to those below, which then talk of levels and directories.
+/// Variables that a `make` above hands on to those below, which then talk of levels and directories.
 const FROM_MAKE: [&str; 3] = ["MAKEFLAGS", "MAKELEVEL", "MFLAGS"];
 
 /// Runs a command to its end. Whether `make` has called the tests makes no difference to it.
@@ -85,7 +85,7 @@ pub fn finish(mut child: Child, line: String) -> Outcome<Done> {
         std::thread::spawn(move || {
             let mut bytes = Vec::new();
             if let Some(mut from) = from {
-                // What could be read before an error is what there is to show.
+                // Output before an error is shown.
                 let _ = from.read_to_end(&mut bytes);
             }
             String::from_utf8_lossy(&bytes).into_owned()

@@ -14,7 +14,7 @@ use crate::{Outcome, command, number, tried};
 pub struct Test {
     /// Its name: the story in a few words, group first (`kill/…`).
     pub name: &'static str,
-    /// What it does.
+    /// The test.
     pub run: fn() -> Outcome<Verdict>,
 }
 
@@ -39,8 +39,8 @@ const ALONE: &str = "--alone";
 /// The exit status of a test that can't run here, as automake has it.
 const SKIPPED: i32 = 77;
 
-/// The main function of a program of tests: `[--list] [WORD…]`. Runs those whose names contain one of the words. Those whose names begin with one of `by_rings` are run
-/// with FUSE over io_uring, too, where the kernel has that.
+/// The main function of a program of tests: `[--list] [WORD…]`. Runs those whose names contain one of the words. Those
+/// whose names begin with one of `by_rings` are run with FUSE over io_uring, too, where the kernel has that.
 pub fn main(tests: &[Test], by_rings: &[&str]) -> ExitCode {
     let words: Vec<_> = std::env::args().skip(1).collect();
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
@@ -80,14 +80,14 @@ fn outcome(test: &Test) -> Outcome<Verdict> {
     let words = child.stdout.take().map(|mut output| {
         std::thread::spawn(move || {
             let mut words = String::new();
-            // What could be read is what there is to tell.
+            // Output before an error is reported.
             let _ = output.read_to_string(&mut words);
             words
         })
     });
     let limit = Duration::from_secs(number("ASHLAR_TEST_SECONDS", LIMIT_SECONDS));
     let Some(status) = command::wait_for(&mut child, limit)? else {
-        // What hangs in a call on a mount can't even be killed before that mount's process is dead.
+        // A process in a call on a mount can't even be killed before that mount's process is dead.
         clear_behind(child.id());
         // Its end is what is waited for, however it ends.
         let _ = command::wait(&mut child, Duration::ZERO);
@@ -109,7 +109,7 @@ impl RingSwitch {
     fn find() -> Option<Self> {
         let before = std::fs::read(RING_SWITCH).ok()?;
         let switch = Self(before);
-        // Who may not switch it may not mount either.
+        // A user that may not switch it may not mount either.
         switch.turn(false).then_some(switch)
     }
 
@@ -126,7 +126,7 @@ impl Drop for RingSwitch {
     }
 }
 
-/// What became of all tests.
+/// The results of all tests.
 #[derive(Default)]
 struct Results {
     passed: usize,
@@ -162,7 +162,8 @@ impl Results {
     }
 }
 
-/// Runs the tests that are wanted with requests from the device; where the kernel has FUSE over io_uring, then those with that whose names begin with one of `by_rings`.
+/// Runs the tests that are wanted with requests from the device; where the kernel has FUSE over io_uring, then those
+/// with that whose names begin with one of `by_rings`.
 fn run(tests: &[Test], by_rings: &[&str], filters: &[String]) -> ExitCode {
     let wanted = |test: &&Test| filters.is_empty() || filters.iter().any(|filter| test.name.contains(filter.as_str()));
     let mut results = Results::default();

@@ -1,8 +1,8 @@
 //! Whole processes: the suite, the demo, and the programs that they run.
 //!
-//! Purpose: show on the real `ashlar` command, with real mounts and real kills, what the crates' own tests show in parts.
-//! This library holds what the programs in `src/bin` share: running commands, mounting, and the *ledger*, a random
-//! workload whose every acknowledged update is written down outside the mount.
+//! Purpose: show on the real `ashlar` command, with real mounts and real kills, what the crates' own tests show in
+//! parts. This library holds what the programs in `src/bin` share: running commands, mounting, and the *ledger*, a
+//! random workload whose every acknowledged update is written down outside the mount.
 //!
 //! Invariants:
 //! - A test that can't run where it is says *skipped* and why; with `CI` set, that counts as a failure.
@@ -23,7 +23,7 @@ pub mod ranges;
 pub mod reference;
 pub mod tree;
 
-/// What a test gives back: nothing, or a sentence that says what was expected and what happened.
+/// A test's result: nothing, or a sentence with the expectation and the event.
 pub type Outcome<T = ()> = Result<T, String>;
 
 /// Fails with a sentence unless a condition holds.
@@ -41,7 +41,7 @@ pub fn tried<E: std::fmt::Display>(what: impl std::fmt::Display) -> impl FnOnce(
     move |error| format!("{what}: {error}")
 }
 
-/// A directory for temporary files through which everybody may go: some programs insist on a user of their own.
+/// A directory for temporary files that every user may search: some programs insist on a user of their own.
 pub fn open_directory(prefix: &str) -> Outcome<tempfile::TempDir> {
     let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o711);
     let made = tempfile::Builder::new().prefix(prefix).permissions(permissions).tempdir();

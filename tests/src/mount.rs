@@ -28,7 +28,7 @@ pub fn program() -> PathBuf {
     beside.unwrap_or_else(|| "ashlar".into())
 }
 
-/// `ashlar` with arguments, not yet run. What the caller's environment says of arenas does not count.
+/// `ashlar` with arguments, not yet run. The caller's environment on arenas does not count.
 pub fn ashlar<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
     let mut command = Command::new(program());
     command.args(arguments).env_remove("ASHLAR_ARENA");
@@ -47,7 +47,7 @@ pub enum Front {
 }
 
 impl Front {
-    /// A program, not yet run, that gets to files this way. What is to be used must be mounted.
+    /// A program, not yet run, that gets to files this way. The file system must be mounted.
     pub fn command<S: AsRef<OsStr>>(self, program: S) -> Command {
         match self {
             Self::Mount => Command::new(program),
@@ -107,7 +107,7 @@ pub fn clear_behind(pid: u32) {
     }
 }
 
-/// What an arena is made of, for tests.
+/// The medium of an arena, for tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Medium {
     /// On tmpfs.
@@ -199,7 +199,7 @@ impl Site {
         !processes_naming(&self.arena.display().to_string()).is_empty()
     }
 
-    /// What `status --json` says of this arena.
+    /// The output of `status --json` for this arena.
     pub fn status(&self) -> Outcome<Value> {
         let done = self.ashlar(&["status", "--json"])?.success()?;
         let report: Value = serde_json::from_str(&done.output).map_err(tried("reading the JSON of status"))?;
@@ -293,7 +293,7 @@ impl Site {
         }
     }
 
-    /// What the daemon has warned of last, for messages.
+    /// The daemon's last warnings, for messages.
     #[must_use]
     pub fn complaints(&self) -> String {
         const SHOWN: usize = 20;
@@ -306,7 +306,7 @@ impl Site {
     pub fn check(&self) -> Outcome<Value> {
         let done = self.ashlar(&["fsck", "--json"])?;
         if !done.status.success() {
-            return Err(format!("the check is not clean: {}", done.told()));
+            return Err(format!("the check is not clean: {}", done.describe()));
         }
         let findings: Value = serde_json::from_str(&done.output).map_err(tried("reading the JSON of fsck"))?;
         ensure!(findings["problems"].as_array().is_some_and(Vec::is_empty), "the check is not clean: {findings}");
@@ -316,14 +316,14 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
-        // A test that failed leaves anything behind: mounts that hang, daemons that run. Processes first, by their numbers.
-        // What can't be ended is told by the tests that follow, when they find it.
+        // A failed test may leave anything behind: mounts that hang, daemons that run. Processes end first, by their
+        // numbers. The following tests report leftovers that can't be ended, when they find them.
         let _ = self.kill_all_there_is();
         self.clear_mounts();
     }
 }
 
-/// What a directory answers on which a mount lies whose process is gone.
+/// Whether an error is that of a directory under a mount whose process is gone.
 fn is_dead(error: &std::io::Error) -> bool {
     error.raw_os_error().is_some_and(|number| ashlar_types::Errno(number).is_of_dead_mount())
 }

@@ -1,5 +1,5 @@
-//! Random operations on the ranges of one file, against a model in memory: what fsx does, and collapsing, inserting, zeroing and
-//! looking for holes besides, which that does not know.
+//! Random operations on the ranges of one file, against a model in memory: what fsx does, and collapsing, inserting,
+//! zeroing and looking for holes besides, which that does not know.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -22,7 +22,7 @@ const BLOCK: u64 = 4096;
 /// After so many operations all of the file is compared.
 const COMPARED_EVERY: u64 = 500;
 
-/// What a file system can do with a range beyond what every one can.
+/// The operations on ranges that only some file systems have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Knows {
     /// Everything.
@@ -33,7 +33,7 @@ pub enum Knows {
     Little,
 }
 
-/// Who reads and writes through a shared mapping: a process of its own, since mapping is no safe Rust.
+/// A process that reads and writes through a shared mapping, since mapping is no safe Rust.
 #[derive(Debug)]
 struct Mapper {
     child: Child,
@@ -51,8 +51,8 @@ struct Subject {
     random: Random,
 }
 
-/// Runs `operations` random operations that `seed` names on a new file at `path`, and leaves the file. `after` is called
-/// after each; the canary spoils the file there.
+/// Runs `operations` random operations that `seed` names on a new file at `path`, and leaves the file. `after` is
+/// called after each; the canary spoils the file there.
 ///
 /// # Errors
 /// The first operation after which the file is not what it should be.
@@ -61,8 +61,8 @@ pub fn run(path: &Path, seed: u64, operations: u64, knows: Knows, after: impl Fn
     let mapper = Mapper::start(path)?;
     let mut subject = Subject { path: path.to_owned(), file, model: Vec::new(), mapper, random: Random::new(seed) };
     for number in 1..=operations {
-        let told = |error| format!("operation {number}: {error}");
-        let what = subject.step(knows).map_err(told)?;
+        let failure = |error| format!("operation {number}: {error}");
+        let what = subject.step(knows).map_err(failure)?;
         after(number, &subject.file);
         let size = subject.file.metadata().map_err(tried("stat"))?.len();
         let expected = subject.model.len() as u64;
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_wrong_byte_is_told() {
+    fn the_first_wrong_byte_is_named() {
         assert!(compare(b"abcd", b"abcd", 7).is_ok());
         let error = compare(b"abxd", b"abcd", 7).expect_err("different");
         assert!(error.contains("byte 9 is 0x78, not 0x63") && error.contains("1 of 4"), "{error}");

@@ -12,8 +12,8 @@ use crate::{Outcome, open_directory, tried};
 /// How long the end of a killed process may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// EXT4_IOC_SHUTDOWN (`_IOR('X', 125, __u32)`) with EXT4_GOING_FLAGS_NOLOGFLUSH, which leaves the journal as it is. Just before, it
-/// looks how long some other files are.
+/// EXT4_IOC_SHUTDOWN (`_IOR('X', 125, __u32)`) with EXT4_GOING_FLAGS_NOLOGFLUSH, which leaves the journal as it is.
+/// Just before, it looks how long some other files are.
 const SHUTDOWN: &str = "import fcntl, os, struct, sys
 disk = os.open(sys.argv[1], os.O_RDONLY)
 lengths = [os.stat(path).st_size for path in sys.argv[2:]]
@@ -54,14 +54,14 @@ impl Reference {
         (!self.mounted).then(|| "no loop device to be had, on which power could be cut".to_owned())
     }
 
-    /// From now on nothing reaches the medium any more: what was not written back is lost, and whoever syncs is told so, but for
-    /// those whose syncs were under way. Returns the lengths of `watched`, files elsewhere, just before.
+    /// From now on nothing reaches the medium: unwritten data is lost, and every sync fails, except those that were
+    /// under way. Returns the lengths of `watched`, files elsewhere, just before.
     pub fn cut_power(&self, watched: &[&Path]) -> Outcome<Vec<usize>> {
         let done = run(Command::new("python3").args(["-c", SHUTDOWN]).arg(self.path()).args(watched))?.success()?;
         done.output.split_whitespace().map(|length| length.parse().map_err(tried("reading a length"))).collect()
     }
 
-    /// The power is back: the file system is what is on the medium, by way of its own recovery. Nobody may use it.
+    /// The power is back: the file system is recovered from the medium. No process may use it.
     pub fn restore_power(&mut self) -> Outcome {
         // Processes that were killed just now may still be giving their memory back.
         let umount = || run(Command::new("umount").arg(self.path()));
@@ -78,7 +78,7 @@ impl Reference {
         self.directory.path().join("mounted")
     }
 
-    /// What it is, for reports.
+    /// A description for reports.
     #[must_use]
     pub fn name(&self) -> &'static str {
         if self.mounted { "ext4" } else { "the host's file system" }
@@ -95,6 +95,6 @@ impl Drop for Reference {
 
 /// Unmounts whatever is there, for clearing up.
 pub fn unmount(path: &Path) {
-    // At the end of a test there is nobody left to tell; a mount that stays shows in the next one.
+    // The end of a test has no reader for an error; a mount that stays shows in the next test.
     let _ = run(Command::new("umount").arg("--lazy").arg(path));
 }

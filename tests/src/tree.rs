@@ -1,4 +1,4 @@
-//! What stands in a directory, so that it can be compared with what should.
+//! The content of a directory, to be compared with an expectation.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,5 @@
-//! `ashlar-again read|write FILE`: reads the same 64 KiB of a file, or writes them, again and again, until it fails or is killed.
+//! `ashlar-again read|write FILE`: reads the same 64 KiB of a file, or writes them, again and again, until it fails or
+//! is killed.
 #![forbid(unsafe_code)]
 
 use std::fs::File;
@@ -37,7 +38,7 @@ fn read(path: &str) -> io::Result<()> {
     }
 }
 
-/// What is only written bypasses the kernel's pages, and has it drop those of readers.
+/// A write-only descriptor bypasses the kernel's pages, and makes it drop those of readers.
 fn write(path: &str) -> io::Result<()> {
     let (file, mut bytes) = (File::options().write(true).open(path)?, vec![0u8; BYTES]);
     loop {

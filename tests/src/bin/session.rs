@@ -1,9 +1,9 @@
-//! `ashlar-session SOCKET DIRECTORY`: a LibFS session of whoever runs it, beside the mount that the directory stands on. It does what
-//! the lines on its standard input say, and answers each with a line: what was asked for, or the symbol of an error.
+//! `ashlar-session SOCKET DIRECTORY`: a LibFS session of its caller, beside the mount that the directory stands on. It
+//! executes the lines on its standard input, and answers each with a line: the result, or the symbol of an error.
 //!
 //! ```text
-//! open NAME                   an inode number   opens a file of the root directory, without looking at its own rights
-//! materialise INODE FLAGS     what can be read through the descriptor, or nothing where it can't be read
+//! open NAME                   an inode number   opens a file of the root directory, without checking its own rights
+//! materialise INODE FLAGS     the content that can be read through the descriptor, or nothing if it can't be read
 //! ```
 #![forbid(unsafe_code)]
 

@@ -14,23 +14,23 @@ use crate::{Outcome, ensure, tried};
 pub enum Bound {
     /// Everything that was acknowledged: after kills.
     Acknowledged,
-    /// Everything up to the last fsync that was acknowledged while the journal was no longer than this: after a power cut, at
-    /// whose beginning it had that length. The cut takes time on a machine that goes on, and an fsync that returns meanwhile
-    /// has no meaning: with the power, the machine would have gone before it could.
+    /// Everything up to the last fsync that was acknowledged while the journal was no longer than this: after a power
+    /// cut, at whose beginning it had that length. The cut takes time on a machine that goes on, and an fsync that
+    /// returns meanwhile has no meaning: with the power, the machine would have gone before it could.
     FsyncWithin {
         /// Bytes of the journal.
         journal_bytes: usize,
     },
 }
 
-/// What was found.
+/// The result.
 #[derive(Clone, Debug)]
 pub struct Verdict {
     /// Calls that had returned.
     pub acknowledged: u64,
     /// Calls whose effects are there: a prefix.
     pub survived: u64,
-    /// What stands there now, for the next round.
+    /// The tree there now, for the next round.
     pub tree: Tree,
 }
 
@@ -170,7 +170,7 @@ mod tests {
             fs::create_dir(&root).expect("made");
             for operation in operations[..count].iter().enumerate().filter(|(n, _)| Some(*n) != skipped).map(|it| it.1)
             {
-                // What comes behind a left-out operation may fail; it's the state that counts.
+                // Operations behind one that was left out may fail; only the state counts.
                 let _ = writer::perform(&root, operation);
             }
             root

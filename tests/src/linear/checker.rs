@@ -9,7 +9,7 @@ use super::operation::{Event, Operation};
 /// States that a search looks at, beyond which it gives up. Rounds are so short that thousands are many.
 const STATES_MAX: usize = 4_000_000;
 
-/// What one worker did, in its order.
+/// The operations of one worker, in its order.
 pub type History = Vec<Event>;
 
 /// Where a search is: how many operations of each worker are done, how far the next ones are, and the state.
@@ -20,11 +20,11 @@ struct Point {
     model: Model,
 }
 
-/// Looks for an order of all operations that agrees with the clock, gives the answers that were given, and ends in a state that
-/// looks like `end`. Tells how many states it took.
+/// Looks for an order of all operations that agrees with the clock, gives the recorded answers, and ends in a state
+/// that looks like `end`. Returns how many states it took.
 ///
 /// # Errors
-/// What can't be brought into any order, in words for people.
+/// The operations that fit no order, in words for people.
 pub fn check(histories: &[History], end: &Picture) -> Result<usize, String> {
     let start = Point {
         next: vec![0; histories.len()],
@@ -46,14 +46,14 @@ pub fn check(histories: &[History], end: &Picture) -> Result<usize, String> {
             furthest.clone_from(&point);
         }
         if seen.len() > STATES_MAX {
-            return Err(format!("undecided after {STATES_MAX} states\n{}", told(histories, &furthest, end)));
+            return Err(format!("undecided after {STATES_MAX} states\n{}", explain(histories, &furthest, end)));
         }
         let mut steps = steps(histories, &point);
-        // What returned first is tried first: it most likely took effect first.
+        // The operation that returned first is tried first: it most likely took effect first.
         steps.reverse();
         open.extend(steps.into_iter().filter(|step| seen.insert(hash(step))));
     }
-    Err(told(histories, &furthest, end))
+    Err(explain(histories, &furthest, end))
 }
 
 fn hash(point: &Point) -> u64 {
@@ -62,8 +62,8 @@ fn hash(point: &Point) -> u64 {
     hasher.finish()
 }
 
-/// The points that one step of one worker leads to. A step may come next if no operation that is not done had returned before
-/// its own was called.
+/// The points that one step of one worker leads to. A step may come next if no operation that is not done had returned
+/// before its own was called.
 fn steps(histories: &[History], point: &Point) -> Vec<Point> {
     let mut ready: Vec<(usize, &Event)> = histories
         .iter()
@@ -92,7 +92,7 @@ fn steps(histories: &[History], point: &Point) -> Vec<Point> {
 }
 
 /// A round that has no order, for people: every operation, those of the longest order that was found marked.
-fn told(histories: &[History], furthest: &Point, end: &Picture) -> String {
+fn explain(histories: &[History], furthest: &Point, end: &Picture) -> String {
     let mut events: Vec<(usize, usize, &Event)> = histories
         .iter()
         .enumerate()

@@ -6,7 +6,7 @@ use rustix::io::Errno;
 
 use super::operation::{Answer, DIRECTORIES, Move, NAMES, Operation, Place};
 
-/// What a name leads to.
+/// The target of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Node {
     /// A directory, by its number in the model.
@@ -18,7 +18,7 @@ pub enum Node {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Directory {
     entries: [Option<Node>; NAMES.len()],
-    /// None for the round's own, which nobody moves.
+    /// None for the round's own, which no worker moves.
     parent: Option<usize>,
     is_removed: bool,
     was_moved: bool,
@@ -30,7 +30,7 @@ struct File {
     links: u32,
 }
 
-/// What one path leads to, as it can be seen from outside.
+/// The target of one path, as it can be seen from outside.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen {
     /// A directory.
@@ -39,7 +39,7 @@ pub enum Seen {
     File(u64, u32, String),
 }
 
-/// What stands in a round's directory, by path.
+/// The content of a round's directory, by path.
 pub type Picture = BTreeMap<String, Seen>;
 
 /// A state.
@@ -75,8 +75,8 @@ impl Default for Model {
 }
 
 impl Model {
-    /// The states after one more step of an operation that gave `answer`, and how far it is then; `None` where it's done. No
-    /// state at all where it can't have given that answer now.
+    /// The states after one more step of an operation that gave `answer`, and how far it is then; `None` where it's
+    /// done. No state at all where it can't have given that answer now.
     #[must_use]
     pub fn step(&self, operation: &Operation, answer: &Answer, progress: Progress) -> Vec<(Self, Option<Progress>)> {
         let mut steps = Vec::new();
@@ -100,7 +100,7 @@ impl Model {
             },
             (Operation::Link(_, to), Progress::Found(node)) => {
                 let mut after = self.clone();
-                // Which of several reasons it's told is open.
+                // Any of several reasons may be given.
                 let refused = match node {
                     Node::Directory(_) => *answer == error(Errno::PERM),
                     Node::File(file) => *answer == error(Errno::NOENT) && self.links(file) == 0,
@@ -260,7 +260,7 @@ impl Model {
         }
     }
 
-    /// What a name that goes leaves behind.
+    /// Releases the target of a removed name.
     fn drop_node(&mut self, node: Node) {
         match node {
             Node::Directory(number) => self.directories[number].is_removed = true,
@@ -309,8 +309,8 @@ impl Model {
         Ok(())
     }
 
-    /// Why a rename of `node` may be refused for what stands at the new name and above it, without a look at the old name.
-    /// Which of several reasons it's told is open.
+    /// Why a rename of `node` may be refused for the new name and the directories above it, without a look at the old
+    /// name. Any of several reasons may be given.
     fn refusals(&self, node: Node, from: Place, to: Place, how: Move) -> Vec<Errno> {
         let target = self.look_up(to);
         let is_above = |node: Option<Node>, directory: usize| matches!(node, Some(Node::Directory(number)) if self.is_within(directory, number));
@@ -328,8 +328,8 @@ impl Model {
         reasons.into_iter().filter(|(applies, _)| *applies).map(|(_, errno)| errno).collect()
     }
 
-    /// Whether a kernel may take a directory for one above another: it stood there before somebody moved it, or what is above
-    /// it, and who works in a directory that is open does not look up what has become of its place.
+    /// Whether a kernel may take a directory for one above another: it stood there before it was moved, or a directory
+    /// above it was. A process that works in an open directory does not look up its new place.
     fn may_seem_above(&self, node: Option<Node>, directory: usize) -> bool {
         let mut at = Some(directory);
         while let Some(number) = at {
@@ -341,10 +341,11 @@ impl Model {
         false
     }
 
-    /// The kernel of one mount does not learn that another has moved a directory before it looks the new name up. That look-up
-    /// fails, and nothing has happened, where the kernel can't move its own entry at that moment, as in the middle of a rename
-    /// (`ESTALE`), or where it would have to put a directory below itself first (`ELOOP`). Until then it may also refuse a
-    /// rename for a cycle that is none any more. Every network file system has that: the kernel alone knows these entries.
+    /// The kernel of one mount does not learn that another has moved a directory before it looks the new name up. That
+    /// look-up fails, and nothing has happened, where the kernel can't move its own entry at that moment, as in the
+    /// middle of a rename (`ESTALE`), or where it would have to put a directory below itself first (`ELOOP`). Until
+    /// then it may also refuse a rename for a cycle that is none any more. Every network file system has that: the
+    /// kernel alone knows these entries.
     fn may_be_stale(&self, operation: &Operation, answer: &Answer) -> bool {
         let places = match operation {
             Operation::Rename(from, to, _) | Operation::Link(from, to) => vec![*from, *to],
@@ -379,8 +380,8 @@ impl Model {
         false
     }
 
-    /// One look at all names of a directory that the listing shows as they are now. Each name may be looked at at a moment of
-    /// its own, as POSIX leaves it open.
+    /// One look at all names of a directory that the listing shows as they are now. Each name may be looked at at a
+    /// moment of its own, as POSIX leaves it open.
     fn list(&self, directory: usize, answer: &Answer, progress: Progress) -> Option<(Self, Option<Progress>)> {
         let all = (1 << NAMES.len()) - 1;
         let before = if let Progress::Listed(seen) = progress { seen } else { 0 };
@@ -400,7 +401,7 @@ impl Model {
         }
     }
 
-    /// What can be seen of the state from outside.
+    /// The visible state.
     #[must_use]
     pub fn picture(&self) -> Picture {
         let mut picture = Picture::new();

@@ -1,11 +1,11 @@
-//! What a worker can do, and what it can be answered.
+//! A worker's operations and their answers.
 
 use serde::{Deserialize, Serialize};
 
 /// Names in a directory: few, so that operations meet.
 pub const NAMES: [&str; 3] = ["a", "b", "c"];
-/// The directories that a round begins with, below the round's own, which is number 0. Workers hold them open, and work in them
-/// wherever they are moved.
+/// The directories that a round begins with, below the round's own, which is number 0. Workers hold them open, and work
+/// in them wherever they are moved.
 pub const DIRECTORIES: [(usize, usize); 3] = [(0, 0), (0, 1), (1, 2)];
 /// All of them, the round's own included.
 pub const HANDLES: usize = DIRECTORIES.len() + 1;
@@ -17,7 +17,7 @@ pub struct Place(pub usize, pub usize);
 /// How a name is to be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Move {
-    /// What stands at the new name is replaced.
+    /// Replaces the target of the new name.
     Replace,
     /// Nothing may stand at the new name.
     NoReplace,
@@ -58,7 +58,7 @@ pub enum Operation {
     StatOpen(u64),
 }
 
-/// What an operation answered.
+/// The answer of an operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
     /// It is done.
@@ -84,8 +84,8 @@ pub struct Event {
     pub called: u64,
     /// When it had returned.
     pub returned: u64,
-    /// What it was.
+    /// The operation.
     pub operation: Operation,
-    /// What it answered.
+    /// Its answer.
     pub answer: Answer,
 }

@@ -1,7 +1,7 @@
 //! A worker: a process of its own, so that it can be stopped, that makes the random operations of a round.
 //!
-//! It reads `DIRECTORY SEED COUNT` from its standard input, opens the directories of that round, answers `ready`, waits for
-//! `go`, and prints an event a line, and `done`.
+//! It reads `DIRECTORY SEED COUNT` from its standard input, opens the directories of that round, answers `ready`, waits
+//! for `go`, and prints an event a line, and `done`.
 
 use std::io::{BufWriter, Write};
 use std::mem::MaybeUninit;
@@ -52,7 +52,7 @@ struct Round {
 /// Works on the mount at `point` until its input ends.
 ///
 /// # Errors
-/// What went wrong that is no answer of an operation.
+/// Failures that are no answer of an operation.
 pub fn run(point: &Path) -> Outcome {
     let (mut input, mut output) = (std::io::stdin().lines(), BufWriter::new(std::io::stdout().lock()));
     let mut say = |words: &str| writeln!(output, "{words}").and_then(|()| output.flush()).map_err(tried("printing"));

@@ -1,9 +1,10 @@
-//! `ashlar-bench applications [WORD…]`: whole programs on a disk's file system, in memory, on a mount of Ashlar, and on one under
-//! `ashlar run`, in one run; only jobs whose names contain one of the words.
+//! `ashlar-bench applications [WORD…]`: whole programs on a disk's file system, in memory, on a mount of Ashlar, and on
+//! one under `ashlar run`, in one run; only jobs whose names contain one of the words.
 //!
-//! Each job runs in all places, one after the other, for several rounds, each round beginning with another place. What a job needs is
-//! made before, in memory, and is the same for all. What it finds (files, rows, operations) must be the same in all places, so that
-//! nobody measures a failure. The method and the last figures stand in `docs/benchmarks.md`.
+//! Each job runs in all places, one after the other, for several rounds, each round beginning with another place. A
+//! job's inputs are made before, in memory, and are the same for all. Its findings (files, rows, operations) must be
+//! the same in all places, so that no failure is measured. The method and the last figures stand in
+//! `docs/benchmarks.md`.
 
 mod jobs;
 mod places;
@@ -28,7 +29,7 @@ const USAGE: &str =
 /// How much the jobs do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// What figures are taken with.
+    /// The conditions that figures are taken with.
     Usual,
     /// As little as shows that everything works. Nothing is waited for, so the figures say nothing.
     Smallest,
@@ -44,7 +45,7 @@ impl Size {
     }
 }
 
-/// What the command line says.
+/// The command line.
 #[derive(Debug, PartialEq, Eq)]
 struct Options {
     words: Vec<String>,

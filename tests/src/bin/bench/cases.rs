@@ -1,4 +1,4 @@
-//! What is done on every contender.
+//! The cases of every contender.
 
 use std::fs::{File, OpenOptions};
 use std::hint::black_box;
@@ -19,7 +19,7 @@ const FILES: usize = 4000;
 const SMALL: usize = 4096;
 /// Length of the large reads and writes.
 const LARGE: usize = 1 << 20;
-/// What the small and the large reads and writes come to.
+/// The total of the small and the large reads and writes.
 const SMALL_TOTAL: usize = 64 << 20;
 const LARGE_TOTAL: usize = 256 << 20;
 /// Files of the tree, where the limit of open files allows as many, and how many of them share a directory.
@@ -29,7 +29,7 @@ const TREE_FANOUT: usize = 20;
 /// A measured time.
 #[derive(Clone, Debug)]
 pub struct Time {
-    /// What was done.
+    /// The action.
     pub what: &'static str,
     /// In which unit it counts.
     pub unit: &'static str,
@@ -53,7 +53,7 @@ pub const CASES: &[(&str, Case)] = &[
 const SMALL_NAMES: [&str; 4] = ["write 4 KB", "overwrite 4 KB", "read 4 KB", "re-read 4 KB"];
 const LARGE_NAMES: [&str; 4] = ["write 1 MB", "overwrite 1 MB", "read 1 MB", "re-read 1 MB"];
 
-/// What the cases need and nobody measures: an archive of a tree under version control.
+/// Unmeasured inputs of the cases: an archive of a tree under version control.
 #[derive(Debug)]
 pub struct Fixture {
     directory: TempDir,
@@ -62,7 +62,8 @@ pub struct Fixture {
 }
 
 impl Fixture {
-    /// Makes the archive, in memory. A process may have `open_files` files open; directories and git's own files take some.
+    /// Makes the archive, in memory. A process may have `open_files` files open; directories and git's own files take
+    /// some.
     pub fn new(open_files: usize) -> Outcome<Self> {
         let files = TREE_FILES.min(open_files / 5 * 4);
         let directory = TempDir::with_prefix_in("ashlar-bench-", "/dev/shm").map_err(tried("making a directory"))?;
@@ -75,7 +76,8 @@ impl Fixture {
     }
 }
 
-/// Makes an archive, `tree.tar`, of a tree of so many files under version control, the same every time but for git's times.
+/// Makes an archive, `tree.tar`, of a tree of so many files under version control, the same every time but for git's
+/// times.
 pub fn make_archive(directory: &Path, files: usize) -> Outcome {
     let tree = directory.join("tree");
     let mut random = Random::new(1);

@@ -1,4 +1,4 @@
-//! What is measured: Ashlar on a `memory` arena, pass-through FUSE file systems over tmpfs, and tmpfs itself.
+//! The contenders: Ashlar on a `memory` arena, pass-through FUSE file systems over tmpfs, and tmpfs itself.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -15,7 +15,8 @@ use crate::settle::settle;
 
 /// How long a mount may take to appear.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How `passthrough_ll` is mounted: for all users, whose permissions the kernel checks, as Ashlar and bindfs always are.
+/// How `passthrough_ll` is mounted: for all users, whose permissions the kernel checks, as Ashlar and bindfs always
+/// are.
 const OPTIONS: &str = "allow_other,default_permissions";
 /// Open files that `passthrough_ll` may have: more than the inodes of any case.
 const OPEN_FILES: u64 = 200_000;
@@ -25,7 +26,7 @@ const ARENA: &str = "3G";
 /// A file system to measure.
 #[derive(Debug)]
 pub struct Contender {
-    /// What it is called in the table.
+    /// Its name in the table.
     pub name: &'static str,
     /// The directory to work in.
     pub root: PathBuf,
@@ -109,7 +110,7 @@ impl Contenders {
         self.all[first..].iter().chain(&self.all[..first])
     }
 
-    /// Waits until what Ashlar does in the background is done: it shall not fall on whoever is measured next.
+    /// Waits until Ashlar's background work is done: it must not burden the next contender.
     pub fn settle(&self) -> Outcome {
         settle(&[self.site.daemon()?]);
         Ok(())
@@ -155,8 +156,8 @@ fn build_passthrough_ll(into: &Path) -> Outcome<PathBuf> {
     Ok(into.join("passthrough_ll_program"))
 }
 
-/// Raises the limit of open files as far as this process may, and says what it is: `passthrough_ll` holds a descriptor for
-/// every inode that the kernel knows.
+/// Raises the limit of open files as far as this process may, and says what it is: `passthrough_ll` holds a descriptor
+/// for every inode that the kernel knows.
 pub fn allow_open_files() -> Outcome<usize> {
     let wish = |maximum| Rlimit { current: Some(maximum), maximum: Some(maximum) };
     let now = getrlimit(Resource::Nofile).maximum.unwrap_or(OPEN_FILES);

@@ -1,9 +1,9 @@
-//! `ashlar-bench [--json] [WORD…]`: what the file system costs through FUSE, against pass-through FUSE file systems over
-//! tmpfs, in one run; only cases whose names contain one of the words.
+//! `ashlar-bench [--json] [WORD…]`: what the file system costs through FUSE, against pass-through FUSE file systems
+//! over tmpfs, in one run; only cases whose names contain one of the words.
 //!
-//! Every case runs on every contender, one after the other, and that for several rounds, so that whatever else the machine
-//! does falls on all alike. A figure is the median over the rounds; a ratio is the median of the rounds' ratios. The method
-//! and the last figures stand in `docs/benchmarks.md`.
+//! Every case runs on every contender, one after the other, and that for several rounds, so that whatever else the
+//! machine does falls on all alike. A figure is the median over the rounds; a ratio is the median of the rounds'
+//! ratios. The method and the last figures stand in `docs/benchmarks.md`.
 //!
 //! `ashlar-bench applications` is another benchmark: whole programs, beside a disk's file system and tmpfs.
 #![forbid(unsafe_code)]

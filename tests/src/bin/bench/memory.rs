@@ -3,7 +3,7 @@
 use ashlar_tests::mount::Site;
 use ashlar_tests::{Outcome, tried};
 
-/// The private memory of each process: its name and bytes. What is mapped from the arena is the arena's.
+/// The private memory of each process: its name and bytes. Memory that is mapped from the arena is the arena's.
 pub fn private_bytes(site: &Site) -> Outcome<Vec<(String, u64)>> {
     let daemon = site.daemon()?;
     let supervisor = field(daemon, "PPid:")?;

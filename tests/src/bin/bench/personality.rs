@@ -1,10 +1,13 @@
-//! `ashlar-bench personality NAME DIRECTORY FILES LOOPS`: the workloads *varmail* and *fileserver* of Filebench, threads of one process on
-//! a set of files, with the parameters of Filebench's own descriptions (`workloads/varmail.f`, `fileserver.f`; Filebench is not in Debian).
+//! `ashlar-bench personality NAME DIRECTORY FILES LOOPS`: the workloads *varmail* and *fileserver* of Filebench,
+//! threads of one process on a set of files, with the parameters of Filebench's own descriptions
+//! (`workloads/varmail.f`, `fileserver.f`; Filebench is not in Debian).
 //!
-//! Not as in Filebench: every thread goes round a fixed number of times, where Filebench goes round for a minute; a file is in one thread's
-//! hands at a time; and what is read is compared with what was written, at its ends and in its length. The set may be smaller.
+//! Not as in Filebench: every thread goes round a fixed number of times, where Filebench goes round for a minute; a
+//! file is in one thread's hands at a time; and what is read is compared with what was written, at its ends and in its
+//! length. The set may be smaller.
 //!
-//! It makes four fifths of the files (Filebench: `prealloc=80`), says so in a line, waits for a line, and then measures.
+//! It makes four fifths of the files (Filebench: `prealloc=80`), says so in a line, waits for a line, and then
+//! measures.
 
 mod files;
 
@@ -23,7 +26,7 @@ const APPEND_MAX: u64 = 16 << 10;
 /// Operations that a thread does in one round, Filebench's flow operations.
 type Round = fn(&Files, &mut Random, &mut [u8]) -> Outcome<u64>;
 
-/// What Filebench's description says.
+/// Filebench's description.
 struct Personality {
     name: &'static str,
     threads: u64,
@@ -80,7 +83,8 @@ impl Personality {
     }
 }
 
-/// Deletes a file; makes one, appends, syncs; opens one, reads it, appends, syncs; opens one and reads it. Each is closed.
+/// Deletes a file; makes one, appends, syncs; opens one, reads it, appends, syncs; opens one and reads it. Each is
+/// closed.
 fn varmail(files: &Files, random: &mut Random, buffer: &mut [u8]) -> Outcome<u64> {
     files.take(true, random)?.delete()?;
     let mut made = files.take(false, random)?;
@@ -100,7 +104,8 @@ fn varmail(files: &Files, random: &mut Random, buffer: &mut [u8]) -> Outcome<u64
     Ok(13)
 }
 
-/// Makes a file and writes it; opens one and appends; opens one and reads it; deletes one; looks at one. Each is closed.
+/// Makes a file and writes it; opens one and appends; opens one and reads it; deletes one; looks at one. Each is
+/// closed.
 fn fileserver(files: &Files, random: &mut Random, buffer: &mut [u8]) -> Outcome<u64> {
     let mut made = files.take(false, random)?;
     made.create()?;

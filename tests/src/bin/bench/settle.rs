@@ -1,8 +1,9 @@
-//! Waiting for what Ashlar does in the background: it shall not fall on whoever is measured next.
+//! Waiting for Ashlar's background work: it must not burden the next contender.
 
 use std::time::{Duration, Instant};
 
-/// Daemons have settled when they have used no processor time for so long; a digest starts 300 ms after the last update.
+/// Daemons have settled when they have used no processor time for so long; a digest starts 300 ms after the last
+/// update.
 const QUIET: Duration = Duration::from_millis(600);
 /// … and are waited for no longer than this.
 const QUIET_MAX: Duration = Duration::from_secs(20);

@@ -1,4 +1,4 @@
-//! What works during the demo, and how its results are verified.
+//! The jobs of the demo, and how their results are verified.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,7 +13,7 @@ use ashlar_tests::{Outcome, ensure, tried};
 pub struct Job {
     /// Name, and directory.
     pub name: &'static str,
-    /// What it is, for the story.
+    /// Its description for the story.
     pub what: &'static str,
     /// The script; it appends a line to `$JOURNAL` for each thing that was acknowledged to it.
     pub work: &'static str,

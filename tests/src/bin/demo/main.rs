@@ -1,4 +1,5 @@
-//! `make demo`: unmodified programs at work on a mount, kills in the middle of it, and a count of what was acknowledged.
+//! `make demo`: unmodified programs at work on a mount, kills in the middle of it, and a count of what was
+//! acknowledged.
 #![forbid(unsafe_code)]
 
 mod jobs;

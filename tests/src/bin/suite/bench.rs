@@ -112,7 +112,7 @@ fn own_mount() -> Outcome<Verdict> {
     let pid = child.id();
     let done = finish(child, "ashlar bench".to_owned())?.success()?;
     for word in ["open + close", "FLOOR", "RUN", "FUSE", "TMPFS", "p99", "/dev/shm"] {
-        ensure!(done.output.contains(word), "the table lacks '{word}': {}", done.told());
+        ensure!(done.output.contains(word), "the table lacks '{word}': {}", done.describe());
     }
     ensure!(left(pid).is_empty(), "it has left something: {:?}", left(pid));
     passed()
@@ -130,7 +130,7 @@ fn interrupted() -> Outcome<Verdict> {
     signal(pid, Signal::INT)?;
     let done = finish(child, "ashlar bench".to_owned())?.failure(1, &["interrupted"])?;
     begun?;
-    ensure!(done.output.is_empty(), "half of the figures are printed: {}", done.told());
+    ensure!(done.output.is_empty(), "half of the figures are printed: {}", done.describe());
     ensure!(left(pid).is_empty(), "it has left something: {:?}", left(pid));
     passed()
 }

@@ -137,7 +137,7 @@ fn every_call() -> Outcome<Verdict> {
         std::os::unix::fs::chown(&path, Some(user), Some(user)).map_err(tried("chown"))?;
         let mut command = Command::new(&program);
         let done = run(command.arg(site.point(0)).arg(&directory).uid(user).gid(user))?.success()?;
-        ensure!(done.output.contains(" 0 different"), "as user {user}: {}", done.told());
+        ensure!(done.output.contains(" 0 different"), "as user {user}: {}", done.describe());
         words.push(format!("as user {user} {}", done.output.trim_end()));
     }
     site.check()?;

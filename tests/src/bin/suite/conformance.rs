@@ -105,7 +105,7 @@ fn verdicts(
     fs::write(configured.path(), configuration).map_err(tried("writing the configuration"))?;
     let done = run(front.command(program).arg("-c").arg(configured.path()).arg("-p").arg(&work).arg("-s").arg(second))?;
     let verdicts: BTreeMap<_, _> = done.output.lines().filter_map(verdict).collect();
-    ensure!(!verdicts.is_empty(), "no verdicts: {}", done.told());
+    ensure!(!verdicts.is_empty(), "no verdicts: {}", done.describe());
     Ok(verdicts)
 }
 

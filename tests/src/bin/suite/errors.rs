@@ -64,7 +64,7 @@ fn not_root() -> Outcome<Verdict> {
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&copy).args(words);
         let done = run(command.arg("--arena").arg(&arena))?;
         let said = format!("{}{}", done.output, done.errors);
-        ensure!(said.contains("another user") && said.contains("sudo"), "{words:?} says: {}", done.told());
+        ensure!(said.contains("another user") && said.contains("sudo"), "{words:?} says: {}", done.describe());
     }
     passed()
 }

@@ -234,8 +234,8 @@ fn damage() -> Outcome<Verdict> {
     }
     ensure!(flipped > 0, "the file's blocks were not found in the segments");
     let done = site.ashlar(&["fsck"])?;
-    ensure!(done.status.code() == Some(4), "fsck does not see the damage: {}", done.told());
-    ensure!(done.output.contains("problem:") && done.output.contains("--repair"), "fsck says: {}", done.told());
+    ensure!(done.status.code() == Some(4), "fsck does not see the damage: {}", done.describe());
+    ensure!(done.output.contains("problem:") && done.output.contains("--repair"), "fsck says: {}", done.describe());
     site.mount(0)?;
     let answer = fs::read(site.point(0).join("victim"));
     ensure!(
@@ -282,13 +282,13 @@ fn flipped() -> Outcome<Verdict> {
         drop(file);
         site.kill_everything()?;
         let done = site.ashlar(&["fsck"])?;
-        ensure!(done.status.code() == Some(4), "fsck says nothing of the log: {}", done.told());
+        ensure!(done.status.code() == Some(4), "fsck says nothing of the log: {}", done.describe());
         site.mount(0)?;
         ensure!(read(&other)? == "sound", "another file suffers");
         ensure!(read(&victim)? == "digested", "a damaged record was digested");
         site.umount(0)?;
         let done = site.ashlar(&["fsck"])?;
-        ensure!(done.output.contains("kept aside"), "fsck does not tell where the log is: {}", done.told());
+        ensure!(done.output.contains("kept aside"), "fsck does not tell where the log is: {}", done.describe());
         let aside = fs::read_dir(site.arena().join("sessions")).map_err(tried("listing"))?;
         aside.flatten().try_for_each(|file| fs::remove_file(file.path())).map_err(tried("removing the log"))?;
         site.check()?;
@@ -582,7 +582,7 @@ with mmap.mmap(file, 0) as mapping:
 print('told' if errors else 'nobody was told')";
     let site = Site::mounted(Medium::Memory, "48M")?;
     let done = ashlar_tests::command::run(Command::new("python3").args(["-c", SCRIPT]).current_dir(site.point(0)))?;
-    ensure!(done.output.trim() == "told", "it says: {}", done.told());
+    ensure!(done.output.trim() == "told", "it says: {}", done.describe());
     site.umount(0)?;
     site.check()?;
     passed()
@@ -615,7 +615,7 @@ fn foreground() -> Outcome<Verdict> {
         daemon = site.daemon()?;
         signal(child.id(), stop)?;
         let done = finish(child, "ashlar mount --foreground".into())?.success()?;
-        ensure!(done.output.contains("mounted"), "it says: {}", done.told());
+        ensure!(done.output.contains("mounted"), "it says: {}", done.describe());
     }
     // Nobody asks it meanwhile: who is asked stays.
     eventually("the daemon ends by itself", SOON, || !is_alive(daemon))?;
@@ -681,7 +681,7 @@ fn died() -> Outcome<Verdict> {
     let error = fs::read(site.point(0).join("f")).map_err(|error| error.raw_os_error());
     ensure!(matches!(error, Err(Some(103 | 107 | 125))), "ECONNABORTED, ENOTCONN or ECANCELED expected, got {error:?}");
     let said = site.mount(0)?;
-    ensure!(said.errors.contains("mounting anew"), "mount says: {}", said.told());
+    ensure!(said.errors.contains("mounting anew"), "mount says: {}", said.describe());
     ensure!(read(&site.point(0).join("f"))? == "acknowledged", "the file is not what was written");
     // What is left of the dead one, whose device number this one may have, does this one no harm.
     let mut used = File::open(site.point(0).join("f")).map_err(tried("opening the file"))?;

@@ -246,7 +246,7 @@ print('done')
     put(&root.join("tail"), &pattern(9000, 2))?;
     let script = format!("{BEGIN}{script}");
     let done = run(Front::RunAtOnce.command("python3").args(["-c", &script]).current_dir(&root))?.success()?;
-    ensure!(done.output == "done\n" && done.errors.is_empty(), "{}", done.told());
+    ensure!(done.output == "done\n" && done.errors.is_empty(), "{}", done.describe());
     end(&site)
 }
 
@@ -487,7 +487,7 @@ print('done')
         round = round.wrapping_add(1);
     }
     let done = finish(child, "a program whose sessions end".into())?.success()?;
-    ensure!(done.output == "done\n", "{}", done.told());
+    ensure!(done.output == "done\n", "{}", done.describe());
     end(&site)
 }
 
@@ -521,7 +521,7 @@ print('done', flush=True)
     put(&root.join("file"), &pattern(MIB, 1))?;
     let script = format!("{BEGIN}\nparent = os.getpid(){script}");
     let done = run(Front::RunAtOnce.command("python3").args(["-c", &script]).current_dir(&root))?.success()?;
-    ensure!(done.output == "done\n" && done.errors.is_empty(), "{}", done.told());
+    ensure!(done.output == "done\n" && done.errors.is_empty(), "{}", done.describe());
     end(&site)
 }
 
@@ -575,6 +575,6 @@ print('done')
     put(&root.join("written"), &pattern(MIB, 1))?;
     let script = format!("{BEGIN}{script}");
     let done = run(Front::RunAtOnce.command("python3").args(["-c", &script]).current_dir(&root))?.success()?;
-    ensure!(done.output == "done\n" && done.errors.is_empty(), "{}", done.told());
+    ensure!(done.output == "done\n" && done.errors.is_empty(), "{}", done.describe());
     end(&site)
 }

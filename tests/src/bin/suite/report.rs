@@ -81,7 +81,7 @@ impl Place {
     /// What is said of one that ends with `code`.
     fn report_of(&self, script: &str, code: i32) -> Outcome<Value> {
         let done = run(&mut self.command(script))?;
-        ensure!(done.status.code() == Some(code), "exit status {code} expected: {}", done.told());
+        ensure!(done.status.code() == Some(code), "exit status {code} expected: {}", done.describe());
         self.written()
     }
 
@@ -414,7 +414,7 @@ fn missed() -> Outcome<Verdict> {
     let output = child.stdout.take().ok_or("it has no output")?;
     BufReader::new(output).read_line(&mut line).map_err(tried("waiting for it"))?;
     let other = run(Command::new(&program).args(["file", "none"]).current_dir(place.site.point(0)))?;
-    ensure!(other.status.code() == Some(3), "{}", other.told());
+    ensure!(other.status.code() == Some(3), "{}", other.describe());
     drop(child.stdin.take());
     ensure!(wait(&mut child, SOON)?.code() == Some(1), "a shell whose input ends fails");
     let report = place.written()?;
@@ -435,8 +435,8 @@ fn ends() -> Outcome<Verdict> {
     let place = Place::new()?;
     for (script, expected) in [("kill -KILL $$", Signal::KILL), ("kill -TERM $$", Signal::TERM)] {
         let done = run(&mut place.command(&format!("echo x > file; {script}")))?;
-        ensure!(done.status.signal() == Some(expected.as_raw()), "{expected:?} expected: {}", done.told());
-        ensure!(was_killed(done.status) == (expected == Signal::KILL), "{}", done.told());
+        ensure!(done.status.signal() == Some(expected.as_raw()), "{expected:?} expected: {}", done.describe());
+        ensure!(was_killed(done.status) == (expected == Signal::KILL), "{}", done.describe());
         ensure!(count(&place.written()?, "write", "accelerated") == 1, "the report is not whole");
     }
     for (sent, code) in [(Signal::USR1, 9), (Signal::USR2, 8), (Signal::TERM, 7)] {
@@ -467,7 +467,7 @@ fn ends() -> Outcome<Verdict> {
         "kill -HUP $$; exit 5",
     ]);
     let done = run(&mut nohup)?;
-    ensure!(done.status.code() == Some(5), "exit status 5 expected: {}", done.told());
+    ensure!(done.status.code() == Some(5), "exit status 5 expected: {}", done.describe());
     // One that is signalled itself, and not by way of the report, ends the run as well.
     let mut child =
         place.command("echo $$; exec sleep 100").stdout(Stdio::piped()).spawn().map_err(tried("starting"))?;

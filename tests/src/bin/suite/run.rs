@@ -139,7 +139,7 @@ fn begins() -> Outcome<Verdict> {
         let mut command = Front::Run.command("python3");
         command.args(["-c", script]).arg(site.point(0)).arg(after.to_string());
         let done = run(command.env(DEFER_VARIABLE, after.to_string()))?.success()?;
-        ensure!(done.output.trim() == "the same", "after {after} calls: {}", done.told());
+        ensure!(done.output.trim() == "the same", "after {after} calls: {}", done.describe());
         let sessions = site.counter("sessions_opened")? - before;
         let expected = u64::from(after < 100_000);
         ensure!(sessions == expected, "after {after} calls: {sessions} sessions, not {expected}");
@@ -204,7 +204,7 @@ fn little_address_space() -> Outcome<Verdict> {
     let script = "ulimit -v 6000; for i in 1 2; do /bin/echo $i; done; exec /bin/echo 3";
     for shell in ["dash", "bash"] {
         let done = run(Front::RunAtOnce.command(shell).args(["-c", script]).current_dir(site.point(0)))?.success()?;
-        ensure!((&done.output[..], &done.errors[..]) == ("1\n2\n3\n", ""), "{shell}: {}", done.told());
+        ensure!((&done.output[..], &done.errors[..]) == ("1\n2\n3\n", ""), "{shell}: {}", done.describe());
     }
     site.check()?;
     site.umount(0)?;
@@ -250,7 +250,7 @@ fn environments() -> Outcome<Verdict> {
         let (without, with) = (format!("{library} {library} told"), format!("libm.so.6 {library} told"));
         let mut expected = [&without[..], &with].repeat(4);
         expected.extend(["EFAULT EFAULT EFAULT", &with]);
-        ensure!(said == expected, "{front:?}: {}", done.told());
+        ensure!(said == expected, "{front:?}: {}", done.describe());
     }
     site.check()?;
     site.umount(0)?;
@@ -359,7 +359,7 @@ except PermissionError:
     }
     for front in [Front::Mount, Front::RunAtOnce, Front::Run] {
         let done = run(front.command("python3").args(["-c", script]).current_dir(&root))?.success()?;
-        ensure!(done.output == "done\n" && done.errors.is_empty(), "{}", done.told());
+        ensure!(done.output == "done\n" && done.errors.is_empty(), "{}", done.describe());
         fs::remove_file(public.join("file")).map_err(tried("removing"))?;
     }
     site.check()?;
@@ -389,7 +389,7 @@ fn short() -> Outcome<Verdict> {
     let before = site.counter("sessions_opened")?;
     let script = "echo one > a; cp a b; cat b; mv b c; ls; test -f c; wc -l < c; rm c";
     let done = shell(script)?;
-    ensure!(done.output.split_whitespace().eq(["one", "a", "c", "1"]), "the commands say {}", done.told());
+    ensure!(done.output.split_whitespace().eq(["one", "a", "c", "1"]), "the commands say {}", done.describe());
     ensure!(site.counter("sessions_opened")? == before, "short commands have opened sessions");
     let script = "i=0; while [ $i -lt 100 ]; do echo $i > f$i; cat f$i > g; i=$((i+1)); done; cat g";
     let done = shell(script)?;
@@ -498,7 +498,7 @@ fn grows() -> Outcome<Verdict> {
     let mut command = Front::RunAtOnce.command("python3");
     command.args(["-c", include_str!("../../../jobs/full.py")]).arg(site.point(0)).arg(&filler);
     let done = run(&mut command)?.success()?;
-    ensure!(done.output.trim() == "No space left on device", "it says {}", done.told());
+    ensure!(done.output.trim() == "No space left on device", "it says {}", done.describe());
     site.umount(0)?;
     run(Command::new("umount").arg(disk.path()))?.success()?;
     passed()

@@ -108,7 +108,7 @@ impl Place {
         command.args(["-c", &script]).env("OTHER", "kept").envs(settings.iter().copied());
         let done = run(command.current_dir(self.site.point(0)))?.success()?;
         let said: Vec<_> = done.output.lines().map(|line| line == "with").collect();
-        ensure!(said.len() == times, "{times} runs expected: {}", done.told());
+        ensure!(said.len() == times, "{times} runs expected: {}", done.describe());
         Ok(said)
     }
 

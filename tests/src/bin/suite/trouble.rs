@@ -183,11 +183,11 @@ fn nothing_mounted() -> Outcome<Verdict> {
     };
     let words = "sh -c 'echo ran; echo x > file; exit 5'";
     let done = run(&mut without(words))?;
-    ensure!(done.status.code() == Some(5) && done.output == "ran\n", "it does not run: {}", done.told());
-    ensure!(done.errors.is_empty(), "it complains where nobody is looking: {}", done.told());
+    ensure!(done.status.code() == Some(5) && done.output == "ran\n", "it does not run: {}", done.describe());
+    ensure!(done.errors.is_empty(), "it complains where nobody is looking: {}", done.describe());
     let said = directory.path().join("said");
     let done = run(&mut watched(&without(words), &said))?;
-    ensure!(done.status.code() == Some(5) && done.output == "ran\n", "it does not run: {}", done.told());
+    ensure!(done.status.code() == Some(5) && done.output == "ran\n", "it does not run: {}", done.describe());
     let lines = told(&said);
     ensure!(lines.lines().count() == 1, "a person is told more than one line:\n{lines}");
     for word in ["no Ashlar file system is mounted", "sh runs as it is", "ashlar mount DIR"] {
@@ -195,7 +195,7 @@ fn nothing_mounted() -> Outcome<Verdict> {
     }
     let done = run(&mut without("--report-json -- sh -c 'exit 6'"))?;
     let report: serde_json::Value = serde_json::from_str(&done.errors).map_err(tried("reading the report"))?;
-    ensure!(done.status.code() == Some(6) && report["accelerated"] == 0, "the report is wrong: {}", done.told());
+    ensure!(done.status.code() == Some(6) && report["accelerated"] == 0, "the report is wrong: {}", done.describe());
     passed()
 }
 
@@ -218,11 +218,11 @@ fn no_library() -> Outcome<Verdict> {
     let hidden = fs::Permissions::from_mode(0o700);
     fs::set_permissions(&library, hidden).map_err(tried("hiding the library"))?;
     let done = as_nobody()?.failure(1, &["libashlar_preload.so", "can't be read", "Permission denied", "chmod a+r"])?;
-    ensure!(done.output.is_empty(), "the program ran all the same: {}", done.told());
+    ensure!(done.output.is_empty(), "the program ran all the same: {}", done.describe());
     let shown = fs::Permissions::from_mode(0o644);
     fs::set_permissions(&library, shown).map_err(tried("showing the library"))?;
     let done = as_nobody()?.success()?;
-    ensure!(done.output == "it ran\n" && done.errors.is_empty(), "{}", done.told());
+    ensure!(done.output == "it ran\n" && done.errors.is_empty(), "{}", done.describe());
     passed()
 }
 
@@ -283,12 +283,12 @@ fn other_version() -> Outcome<Verdict> {
     let times = told(&said_later).matches("is served by the kernel").count();
     ensure!(times == 1, "a person is told {times} times:\n{}", told(&said_later));
     let quiet = quiet?;
-    ensure!(quiet.errors.is_empty(), "it complains where nobody is looking: {}", quiet.told());
+    ensure!(quiet.errors.is_empty(), "it complains where nobody is looking: {}", quiet.describe());
     let text = fs::read_to_string(site.point(0).join("directory/file")).map_err(tried("reading what it wrote"))?;
     ensure!(text == "1\n2\n3\n", "it wrote '{text}'");
     // With the daemon of its own version it is served again.
     let again = run(Front::RunAtOnce.command("cat").arg(site.point(0).join("directory/file")))?.success()?;
-    ensure!(again.output == text, "{}", again.told());
+    ensure!(again.output == text, "{}", again.describe());
     site.check()?;
     site.umount(0)?;
     passed()
@@ -318,10 +318,10 @@ fn check_new_program(site: &Site) -> Outcome<String> {
     let began = Instant::now();
     let done = run(&mut watched(&command, &said))?;
     let most = Duration::from_secs(2 * PATIENCE) + SLACK;
-    ensure!(began.elapsed() < most, "a new program took {:?}: {}", began.elapsed(), done.told());
+    ensure!(began.elapsed() < most, "a new program took {:?}: {}", began.elapsed(), done.describe());
     let lines = told(&said);
     let is_served = done.status.success() && done.output == "content of third";
-    ensure!(is_served || lines.contains("Input/output error"), "a new program: {lines}{}", done.told());
+    ensure!(is_served || lines.contains("Input/output error"), "a new program: {lines}{}", done.describe());
     ensure!(lines.contains("is served by the kernel"), "a person is not told who serves it: {lines}");
     Ok(lines)
 }
@@ -355,7 +355,7 @@ fn gone() -> Outcome<Verdict> {
     program.says(&["answers again"])?;
     program.write(1, BEFORE + 4)?;
     let again = run(Front::RunAtOnce.command("cat").arg(site.point(1).join("second")))?.success()?;
-    ensure!(again.output == "content of second", "a new program reads {}", again.told());
+    ensure!(again.output == "content of second", "a new program reads {}", again.describe());
     let lines = told(&program.said);
     ensure!(
         lines.lines().count() == 3,
@@ -464,7 +464,7 @@ fn within_stopped() -> Outcome<Verdict> {
     let took = began.elapsed();
     processes.iter().try_for_each(|&process| signal(process, Signal::CONT))?;
     let done = done?.success()?;
-    ensure!(done.output == "done\n" && took < SLACK, "after {took:?}: {}", done.told());
+    ensure!(done.output == "done\n" && took < SLACK, "after {took:?}: {}", done.describe());
     run(ashlar(&["umount"]).arg(&point))?.success()?;
     outer.umount(0)?;
     passed()
@@ -476,7 +476,7 @@ fn full() -> Outcome<Verdict> {
     command.args(["-c", include_str!("../../../jobs/fill.py")]).current_dir(site.point(0));
     let done = run(&mut command)?.success()?;
     let expected = "No space left on device\nNo space left on device\ngoes on\n";
-    ensure!(done.output == expected, "it says {}", done.told());
+    ensure!(done.output == expected, "it says {}", done.describe());
     let names = fs::read_dir(site.point(0)).map_err(tried("listing"))?.flatten().map(|entry| entry.path());
     for path in names {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -510,7 +510,7 @@ fn dead() -> Outcome<Verdict> {
     command.args(["-c", SCRIPT]).arg(&file);
     command.args(site.mount_processes()?.iter().map(ToString::to_string));
     let done = run(&mut command)?.success()?;
-    ensure!(done.output.trim().ends_with("Transport endpoint is not connected"), "it says {}", done.told());
+    ensure!(done.output.trim().ends_with("Transport endpoint is not connected"), "it says {}", done.describe());
     site.mount(0)?;
     let text = run(Front::RunAtOnce.command("cat").arg(&file))?.success()?.output;
     ensure!(text == "what was there", "it is mounted again, and the file reads {text}");

@@ -104,7 +104,7 @@ fn checked() -> Outcome<Verdict> {
         if kind == "address" {
             let mut command = Front::Run.command(program.display().to_string());
             let done = run(command.arg("beyond").current_dir(&place))?;
-            ensure!(!done.status.success() && done.told().contains("heap-buffer-overflow"), "{}", done.told());
+            ensure!(!done.status.success() && done.describe().contains("heap-buffer-overflow"), "{}", done.describe());
         }
     }
     // What runs a program's code in its own way has that program to itself.

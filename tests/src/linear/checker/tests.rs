@@ -16,7 +16,7 @@ fn history(events: Vec<(u64, Operation, Answer)>) -> History {
     events.into_iter().map(|(at, operation, answer)| event(at, at + 10, operation, answer)).collect()
 }
 
-/// What stands there with one more file at `path`.
+/// The base picture with one more file at `path`.
 fn with_file(path: &str, content: &str) -> Picture {
     let mut picture = Model::default().picture();
     picture.insert(path.to_owned(), Seen::File(50, 1, content.to_owned()));
@@ -41,8 +41,8 @@ fn a_fresh_read_has_an_order_and_a_stale_one_has_none() {
     let reader = |text: &str| history(vec![read(60, text)]);
     let end = with_file("a/a", "new");
     assert!(check(&[writer.clone(), reader("new")], &end).is_ok());
-    let told = check(&[writer.clone(), reader("old")], &end).expect_err("a stale read");
-    assert!(told.contains("? worker 1"), "{told}");
+    let error = check(&[writer.clone(), reader("old")], &end).expect_err("a stale read");
+    assert!(error.contains("? worker 1"), "{error}");
     // While the write is under way, both are right.
     for text in ["old", "new"] {
         assert!(check(&[writer.clone(), history(vec![read(45, text)])], &end).is_ok(), "{text}");

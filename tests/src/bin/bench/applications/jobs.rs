@@ -1,4 +1,4 @@
-//! What is run: each job prepares its inputs once, and then runs in every place.
+//! The jobs: each prepares its inputs once, and then runs in every place.
 
 mod build;
 mod databases;
@@ -44,20 +44,20 @@ impl Unit {
 /// A figure of one place in one round.
 #[derive(Clone, Debug)]
 pub struct Measured {
-    /// What was done.
+    /// The action.
     pub what: String,
     /// In what it counts.
     pub unit: Unit,
     /// The figure.
     pub value: f64,
-    /// What there was to be found afterwards, which must be the same everywhere.
+    /// The finding afterwards, which must be the same everywhere.
     pub found: String,
 }
 
-/// What programs do.
+/// A job of programs.
 #[derive(Debug)]
 pub struct Job {
-    /// What it is called.
+    /// Its name.
     pub name: &'static str,
     /// Programs that it takes.
     takes: &'static [&'static str],
@@ -120,7 +120,8 @@ impl<'a> Turn<'a> {
         Ok(measured)
     }
 
-    /// A program in the directory, started as this place has it. What the user has set for it elsewhere does not count.
+    /// A program in the directory, started in this place's way. Variables that the user has set for other purposes do
+    /// not count.
     fn command<S: AsRef<OsStr>>(&self, program: S) -> Command {
         let mut command = self.place.front.command(program);
         self.environment(&mut command);
@@ -142,14 +143,14 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// Runs a program when nobody does anything in the background; how many seconds it took, and what it printed.
+    /// Runs a program while nothing works in the background; returns its seconds and its output.
     fn time(&self, command: &mut Command) -> Outcome<(f64, String)> {
         self.places.settle()?;
         let (took, output) = program::time(command)?;
         Ok((took.as_secs_f64(), output))
     }
 
-    /// What a program prints that is not measured.
+    /// The output of a program that is not measured.
     fn ask(&self, command: &mut Command) -> Outcome<String> {
         Ok(program::time(command)?.1)
     }

@@ -14,9 +14,9 @@ const ARENA: &str = "3G";
 /// A directory to work in, and how programs get to it.
 #[derive(Debug)]
 pub struct Place {
-    /// What it is called in the table.
+    /// Its name in the table.
     pub name: &'static str,
-    /// What it is, for people.
+    /// Its description for people.
     pub is: String,
     /// The directory.
     pub root: PathBuf,
@@ -34,8 +34,8 @@ pub struct Places {
 }
 
 impl Places {
-    /// Makes them. There are two Ashlars: for half a minute after another session, a mount's kernel keeps no names, and whoever runs
-    /// a program on a mount alone shall be measured as that.
+    /// Makes the places. There are two Ashlars: for half a minute after another session, a mount's kernel keeps no
+    /// names, and a program on a sole mount must be measured as that.
     pub fn mounted(medium: Medium, disk: &Path, size: Size) -> Outcome<Self> {
         let directory = |below: &Path| {
             let made = TempDir::with_prefix_in("ashlar-bench-", below);
@@ -69,7 +69,7 @@ impl Places {
         self.all[first..].iter().chain(&self.all[..first])
     }
 
-    /// Waits until nobody has anything left to do in the background: digests, and the kernel's writing back.
+    /// Waits until no background work is left: digests, and the kernel's writing back.
     pub fn settle(&self) -> Outcome {
         if self.size == Size::Smallest {
             return Ok(());

@@ -1,4 +1,5 @@
-//! Running a program to be timed. The tests' library looks only every 20 ms whether one has ended; here it's waited for.
+//! Running a program to be timed. The tests' library looks only every 20 ms whether one has ended; here it's waited
+//! for.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
@@ -44,7 +45,8 @@ pub fn time(command: &mut Command) -> Outcome<(Duration, String)> {
     Ok((took, String::from_utf8_lossy(&done.stdout).into_owned()))
 }
 
-/// Runs a program that says a line when it is ready, waits for one, and then does what it times itself. `settle` comes in between.
+/// Runs a program that says a line when it is ready, waits for one, and then does what it times itself. `settle` comes
+/// in between.
 pub fn time_itself(command: &mut Command, settle: impl FnOnce() -> Outcome) -> Outcome<String> {
     let line = format!("{command:?}");
     command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());

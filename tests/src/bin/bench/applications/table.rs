@@ -14,7 +14,7 @@ use crate::report::median;
 struct Line {
     what: String,
     unit: Unit,
-    /// What was found, which is the same everywhere.
+    /// The finding, which is the same everywhere.
     found: String,
     /// By place and round.
     values: Vec<Vec<f64>>,
@@ -59,7 +59,8 @@ impl Table {
         self.places.iter().position(|(known, _)| *known == name)
     }
 
-    /// Notes a figure of a place. Fails where something else was found than elsewhere, or nothing that takes time was done.
+    /// Notes a figure of a place. Fails where something else was found than elsewhere, or nothing that takes time was
+    /// done.
     pub fn add(&mut self, place: &str, measured: Measured) -> Outcome {
         let Some(column) = self.place(place) else { return Err(format!("there is no place '{place}'")) };
         let Measured { what, unit, value, found } = measured;

@@ -1,4 +1,4 @@
-//! The set of files: which there are, how long they are, and who has them in hand.
+//! The set of files: their names, lengths, and users.
 
 use std::f64::consts::TAU;
 use std::fs::{File, OpenOptions};
@@ -17,7 +17,7 @@ pub const TRANSFER: usize = 1 << 20;
 struct Entry {
     /// With which it is made, if it's written as a whole.
     planned: u64,
-    /// What it has now; `None` where it does not exist.
+    /// Its length now; `None` if it does not exist.
     length: Option<u64>,
 }
 
@@ -27,7 +27,7 @@ pub struct Files {
     directory: PathBuf,
     width: u64,
     entries: Mutex<Vec<Entry>>,
-    /// Numbers of files that nobody has in hand: those that are there, and those that are not.
+    /// Numbers of files that no thread has in hand: those that exist, and those that do not.
     idle: Mutex<[Vec<u64>; 2]>,
 }
 
@@ -94,7 +94,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// A length of Filebench's gamma distribution: of shape 1.5, which is an exponential one and half of a squared normal one.
+/// A length of Filebench's gamma distribution: of shape 1.5, which is an exponential one and half of a squared normal
+/// one.
 fn length(random: &mut Random, mean: u64) -> u64 {
     let mut unit = || (random.draw() >> 11) as f64 / (1_u64 << 53) as f64;
     let (first, second, angle) = (1.0 - unit(), 1.0 - unit(), unit() * TAU);
@@ -111,7 +112,7 @@ pub struct Held<'a> {
 }
 
 impl Held<'_> {
-    fn told(&self, what: &str) -> impl FnOnce(std::io::Error) -> String + use<> {
+    fn failure(&self, what: &str) -> impl FnOnce(std::io::Error) -> String + use<> {
         tried(format!("{what} file {}", self.number))
     }
 
@@ -127,7 +128,7 @@ impl Held<'_> {
         lock(&self.files.entries)[self.number as usize].length = length;
     }
 
-    /// What each of its bytes is.
+    /// The value of each of its bytes.
     const fn byte(&self) -> u8 {
         self.number as u8
     }
@@ -135,7 +136,7 @@ impl Held<'_> {
     /// Makes it, empty, and opens it.
     pub fn create(&mut self) -> Outcome {
         let opened = OpenOptions::new().read(true).write(true).create_new(true).open(self.files.path(self.number));
-        self.file = Some(opened.map_err(self.told("making"))?);
+        self.file = Some(opened.map_err(self.failure("making"))?);
         self.set_length(Some(0));
         Ok(())
     }
@@ -143,12 +144,12 @@ impl Held<'_> {
     /// Opens it.
     pub fn open(&mut self) -> Outcome {
         let opened = OpenOptions::new().read(true).write(true).open(self.files.path(self.number));
-        self.file = Some(opened.map_err(self.told("opening"))?);
+        self.file = Some(opened.map_err(self.failure("opening"))?);
         Ok(())
     }
 
     fn write(&mut self, length: u64, buffer: &mut [u8]) -> Outcome {
-        let (byte, told) = (self.byte(), self.told("writing"));
+        let (byte, failure) = (self.byte(), self.failure("writing"));
         let file = self.file()?;
         let most = buffer.len();
         let piece = &mut buffer[..most.min(length as usize)];
@@ -162,7 +163,7 @@ impl Held<'_> {
             }
             Ok(())
         };
-        write().map_err(told)
+        write().map_err(failure)
     }
 
     /// Writes all that is planned for it.
@@ -175,8 +176,8 @@ impl Held<'_> {
 
     /// Writes at its end.
     pub fn append(&mut self, length: u64, buffer: &mut [u8]) -> Outcome {
-        let (before, told) = (self.length(), self.told("seeking in"));
-        let end = self.file()?.seek(SeekFrom::End(0)).map_err(told)?;
+        let (before, failure) = (self.length(), self.failure("seeking in"));
+        let end = self.file()?.seek(SeekFrom::End(0)).map_err(failure)?;
         ensure!(end == before, "file {} ends at {end}, and should at {before}", self.number);
         self.write(length, buffer)?;
         self.set_length(Some(before + length));
@@ -186,9 +187,9 @@ impl Held<'_> {
     /// Reads all of it.
     pub fn read_whole(&mut self, buffer: &mut [u8]) -> Outcome {
         let (length, byte, number) = (self.length(), self.byte(), self.number);
-        let told = self.told("reading");
+        let failure = self.failure("reading");
         let file = self.file()?;
-        // What another file has left in the buffer are other bytes; what this one has left goes, where it is looked at.
+        // Another file's bytes in the buffer differ; this file's own old byte is replaced at the place of the check.
         buffer[0] = !byte;
         let mut total = 0;
         let mut read = || loop {
@@ -201,27 +202,27 @@ impl Held<'_> {
             }
             total += count as u64;
         };
-        read().map_err(told)?;
+        read().map_err(failure)?;
         ensure!(total == length, "of file {number} {total} bytes can be read, and {length} were written");
         Ok(())
     }
 
     /// Has it brought to the medium.
     pub fn sync(&mut self) -> Outcome {
-        let told = self.told("syncing");
-        self.file()?.sync_all().map_err(told)
+        let failure = self.failure("syncing");
+        self.file()?.sync_all().map_err(failure)
     }
 
     /// Looks at it.
     pub fn stat(self) -> Outcome {
-        let found = std::fs::metadata(self.files.path(self.number)).map_err(self.told("looking at"))?.len();
+        let found = std::fs::metadata(self.files.path(self.number)).map_err(self.failure("looking at"))?.len();
         ensure!(found == self.length(), "file {} has {found} bytes, and should have {}", self.number, self.length());
         Ok(())
     }
 
     /// Removes it.
     pub fn delete(self) -> Outcome {
-        std::fs::remove_file(self.files.path(self.number)).map_err(self.told("removing"))?;
+        std::fs::remove_file(self.files.path(self.number)).map_err(self.failure("removing"))?;
         self.set_length(None);
         Ok(())
     }
@@ -229,7 +230,7 @@ impl Held<'_> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        // Closed before anybody else has it.
+        // Closed before another thread has it.
         self.file = None;
         let there = self.files.entry(self.number).length.is_some();
         lock(&self.files.idle)[usize::from(there)].push(self.number);

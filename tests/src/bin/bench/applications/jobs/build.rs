@@ -1,5 +1,5 @@
-//! Building a C project: uClibc-ng, a C library for small machines, which Debian ships as source (`uclibc-source`). It's configured for
-//! its least, a static library of some 550 files, so that a build takes half a minute.
+//! Building a C project: uClibc-ng, a C library for small machines, which Debian ships as source (`uclibc-source`).
+//! It's configured for its least, a static library of some 550 files, so that a build takes half a minute.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,8 +13,8 @@ use crate::applications::{Size, program};
 /// Where Debian's package puts the archive, and how its name begins.
 const SOURCES: &str = "/usr/src";
 const ARCHIVE: &str = "uClibc-ng-";
-/// Takes the library's functions without its headers, which serve the library itself as long as it's not installed. At its least it lacks
-/// a variable of its dynamic linker's.
+/// Takes the library's functions without its headers, which serve the library itself as long as it's not installed. At
+/// its least it lacks a variable of its dynamic linker's.
 const TEST: &str = "unsigned long _dl_pagesize = 4096;
 int snprintf(char *, unsigned long, const char *, ...);
 int puts(const char *);

@@ -20,7 +20,8 @@ fn rows(size: Size) -> u64 {
     size.of(200_000, 1000)
 }
 
-/// Scripts: one with a transaction for each row, one with one for all. The words of the index are random, rows have some 130 bytes.
+/// Scripts: one with a transaction for each row, one with one for all. The words of the index are random, rows have
+/// some 130 bytes.
 pub fn prepare_sqlite(inputs: &Path, size: Size) -> Outcome {
     let write = |name: &str, text: String| std::fs::write(inputs.join(name), text).map_err(tried("writing a script"));
     let mut random = Random::new(1);
@@ -38,7 +39,8 @@ pub fn prepare_sqlite(inputs: &Path, size: Size) -> Outcome {
     write("bulk.sql", format!("{TABLE}BEGIN;\n{}COMMIT;\n", inserts(rows(size))))
 }
 
-/// Rows by a transaction each, with both kinds of journal and every transaction synced, and many rows by one transaction.
+/// Rows by a transaction each, with both kinds of journal and every transaction synced, and many rows by one
+/// transaction.
 pub fn sqlite(turn: &Turn) -> Outcome<Vec<Measured>> {
     let one_each = transactions(turn.size);
     let cases = [
@@ -60,12 +62,12 @@ pub fn sqlite(turn: &Turn) -> Outcome<Vec<Measured>> {
     Ok(measured)
 }
 
-/// LevelDB's five benchmarks, with LevelDB's sizes of keys, values and buffers, by RocksDB's descendant of LevelDB's `db_bench`. Nothing is
-/// compressed. The figure is the benchmark's own.
+/// LevelDB's five benchmarks, with LevelDB's sizes of keys, values and buffers, by RocksDB's descendant of LevelDB's
+/// `db_bench`. Nothing is compressed. The figure is the benchmark's own.
 pub fn rocksdb(turn: &Turn) -> Outcome<Vec<Measured>> {
     let (entries, synced) = (turn.size.of(200_000, 2000), turn.size.of(1000, 20));
-    // `fillsync` divides its number by a thousand; this is what it does. Keys are read at random by another sequence than they were
-    // written by, so some are not there.
+    // `fillsync` divides its number by a thousand; this is what it does. Keys are read at random by another sequence
+    // than they were written by, so some are not there.
     let cases: [(&str, &str, &str, u64, &[&str]); 5] = [
         ("fillseq", "fillseq", "sequential", entries, &["--seed=7"]),
         ("fillrandom", "fillrandom", "random", entries, &["--seed=7"]),
@@ -87,7 +89,7 @@ pub fn rocksdb(turn: &Turn) -> Outcome<Vec<Measured>> {
     Ok(measured)
 }
 
-/// What `db_bench` says of a benchmark: the microseconds of an operation, and how many operations there were, or found something.
+/// Reads `db_bench`'s output on a benchmark: the microseconds of an operation, and the number of operations or of hits.
 fn outcome(benchmark: &str, said: &str) -> Outcome<(f64, String)> {
     let unclear = || format!("db_bench tells nothing of {benchmark}: {said}");
     // It shows its progress on the same line.

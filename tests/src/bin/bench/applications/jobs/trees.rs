@@ -11,7 +11,7 @@ use crate::cases::make_archive;
 
 /// A repository without a working tree, of the one that the benchmark is started in: this one.
 pub fn prepare_clone(inputs: &Path, _: Size) -> Outcome {
-    // A tree may belong to somebody else than root, who mounts.
+    // The tree may belong to another user than root, the one that mounts.
     let mut command = Command::new("git");
     command
         .args(["-c", "safe.directory=*", "clone", "-q", "--bare", "--no-hardlinks", "."])
@@ -62,7 +62,7 @@ pub fn untar(turn: &Turn) -> Outcome<Vec<Measured>> {
     Ok(vec![seconds("untar", unpacked, found.clone()), first, again, seconds("rm -rf", removed, found)])
 }
 
-/// What people do to trees all day, one after the other.
+/// Common work on trees, one command after the other.
 const HANDLING: [(&str, &str); 12] = [
     ("find -type f", "find tree -type f"),
     ("grep -r", "grep -rc 7 tree"),
@@ -85,7 +85,7 @@ pub fn copy(turn: &Turn) -> Outcome<Vec<Measured>> {
     let mut measured = Vec::new();
     for (what, script) in HANDLING {
         let (took, said) = turn.time(turn.command("bash").args(["-c", script]))?;
-        // What is there, and what of its attributes is not of the moment.
+        // Names and attributes, except those of the moment.
         let listing = "find . -path ./tree/.git -prune -o -type f -printf '%m %U:%G %s %P\\n' | sort | cksum";
         let there = turn.ask(turn.plainly("bash").args(["-c", listing]))?;
         let sum = there.split(' ').next().unwrap_or_default();
