@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ashlar_log::RecordAt;
-use ashlar_store::StoreError;
 use ashlar_types::{Access, InodeId, LogPosition, SessionId};
 use ashlar_update::coalesce::{Scope, coalesce};
 use ashlar_update::{Update, join};
@@ -211,7 +210,7 @@ impl State {
     fn admit(&mut self, id: SessionId, update: &Update<'_>, position: LogPosition) -> Result<(), Refusal> {
         self.judge(id, update, position)?;
         self.charge(id, update)?;
-        Ok(self.note_kept_open(id, update)?)
+        Ok(self.keep_rights(update)?)
     }
 
     /// Charges what the session paid when it logged the update, whatever is left of it.
@@ -260,42 +259,8 @@ impl State {
             credentials: &session.credentials,
             leases,
             is_granted: &|inode| session.ranges.contains(inode) || !this_boot && inode >= InodeId::FIRST_FREE,
-            kept_open: &|inode| self.keeps(id, inode, Access::WRITE),
+            keeps_write: &|inode| session.rights.has(inode, Access::WRITE),
         }
         .judge(update)
-    }
-
-    /// Whether a session had a file open with this access before others took it.
-    pub fn keeps(&self, id: SessionId, inode: InodeId, access: Access) -> bool {
-        self.kept_open.get(&(id, inode)).is_some_and(|kept| kept.0 & access.0 == access.0)
-    }
-
-    /// Before a file's rights narrow: who has it open keeps the right to read or write it until it's closed, as POSIX has it.
-    fn note_kept_open(&mut self, by: SessionId, update: &Update<'_>) -> Result<(), StoreError> {
-        let inode = match update {
-            Update::SetAttributes(set) if set.mode.is_some() || set.uid.is_some() || set.gid.is_some() => set.inode,
-            Update::SetXattr { inode, name, .. } | Update::RemoveXattr { inode, name, .. }
-                if *name == ashlar_update::XATTR_ACL_ACCESS =>
-            {
-                *inode
-            }
-            _ => return Ok(()),
-        };
-        self.kept_open.retain(|(id, kept), _| self.sessions.get(id).is_some_and(|s| s.control.has_open(*kept)));
-        for session in self.sessions.values() {
-            if session.id == by || session.credentials.is_privileged() || !session.control.has_open(inode) {
-                continue;
-            }
-            let Some(found) = self.store.inode(inode)? else { return Ok(()) };
-            let acl = self.store.xattr(inode, ashlar_update::XATTR_ACL_ACCESS)?;
-            let acl = acl.and_then(|value| ashlar_update::acl::Acl::parse(&value));
-            for access in [Access::READ, Access::WRITE] {
-                if ashlar_update::permission::allows(&found, acl.as_ref(), &session.credentials, access) {
-                    let kept = self.kept_open.entry((session.id, inode)).or_insert(access);
-                    *kept = *kept | access;
-                }
-            }
-        }
-        Ok(())
     }
 }

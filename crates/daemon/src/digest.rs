@@ -296,7 +296,9 @@ pub fn begin_commit(state: &mut State) -> Option<CommitJob> {
     if is_new {
         note_costs(state);
     }
-    let job = state.store.begin_commit()?;
+    let mut job = state.store.begin_commit()?;
+    let batch = state.store.next_batch() - 1;
+    job.sync_first(state.sessions.values().filter_map(|session| session.rights.unsynced(batch)).cloned().collect());
     if is_new {
         state.oldest_uncommitted = None;
         state.commits_begun += 1;

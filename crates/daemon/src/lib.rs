@@ -44,6 +44,7 @@ mod page;
 mod pool;
 mod quota;
 mod recovery;
+mod rights;
 mod serve;
 mod session;
 mod sessions;

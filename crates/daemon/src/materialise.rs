@@ -10,7 +10,7 @@ use ashlar_helper::OpenError;
 use ashlar_types::{Access, Errno, FileKind, Inode, InodeId, SessionId};
 use ashlar_update::XATTR_ACL_ACCESS;
 use ashlar_update::acl::Acl;
-use ashlar_update::permission::{allows, owns};
+use ashlar_update::permission::{allows, held, owns};
 use ashlar_wire::SessionKind;
 use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
 
@@ -138,17 +138,11 @@ pub fn check_rights(
     if !matches!(found.kind, FileKind::Regular | FileKind::Directory) {
         return Err(Errno::EINVAL);
     }
-    if owns(found, &session.credentials) {
-        return Ok(());
-    }
-    if keeps_time {
+    if keeps_time && !owns(found, &session.credentials) {
         return Err(Errno::EPERM);
     }
-    let acl = access_acl(state, inode)?;
-    let may =
-        |one: Access| allows(found, acl.as_ref(), &session.credentials, one) || state.keeps(session.id, inode, one);
-    let is_permitted = [Access::READ, Access::WRITE].into_iter().all(|one| access.0 & one.0 == 0 || may(one));
-    if is_permitted { Ok(()) } else { Err(Errno::EACCES) }
+    let missing = access.without(held(found, access_acl(state, inode)?.as_ref(), &session.credentials));
+    if session.rights.has(inode, missing) { Ok(()) } else { Err(Errno::EACCES) }
 }
 
 #[cfg(test)]

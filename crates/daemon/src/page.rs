@@ -13,6 +13,7 @@
 //! 2112  4 times  position+1:8 blocks:8 metadata:8 unused:8   cost of all records before the position
 //! 2304  128 times  first inode << 16 | count                 inode numbers granted, oldest overwritten
 //! 3328  16 times  inode:8                 files whose record locks are delegated, by the slot of the control page that has them
+//! 3456  rights:8                          words behind the lease slots that were ever used (`rights.rs`)
 //! ```
 
 use ashlar_pmem::{OutOfBounds, Persistent};
@@ -34,7 +35,8 @@ const RANGES: u64 = 2304;
 const RANGE_SLOTS: u64 = 128;
 const DELEGATED: u64 = 3328;
 const _: () = assert!(COSTS + COST_SLOTS * COST_BYTES <= RANGES && RANGES + 8 * RANGE_SLOTS <= DELEGATED);
-const PAGE_END: u64 = DELEGATED + 8 * LOCK_SLOTS as u64;
+const RIGHTS: u64 = DELEGATED + 8 * LOCK_SLOTS as u64;
+const PAGE_END: u64 = RIGHTS + 8;
 const _: () = assert!(PAGE_END <= 4096);
 
 /// The most inode numbers in one range: the count must fit 16 bits.
@@ -126,6 +128,19 @@ pub fn set_delegated(page: &impl Persistent, slot: u32, inode: Option<InodeId>) 
 /// Notes that the session has nothing delegated any more.
 pub fn forget_delegated(page: &impl Persistent) -> Result<(), OutOfBounds> {
     (0..LOCK_SLOTS).try_for_each(|slot| set_delegated(page, slot, None))
+}
+
+/// How many words for kept rights were ever used.
+pub fn rights_used(page: &impl Persistent) -> u32 {
+    page.load_u64(RIGHTS).map_or(0, |used| u32::try_from(used).unwrap_or(u32::MAX))
+}
+
+/// Notes that number.
+pub fn set_rights_used(page: &impl Persistent, used: u32) -> Result<(), OutOfBounds> {
+    page.store_u64(RIGHTS, used.into())?;
+    page.flush(RIGHTS, 8)?;
+    page.fence();
+    Ok(())
 }
 
 /// The credit granted, less what was recalled.

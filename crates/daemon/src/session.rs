@@ -26,6 +26,7 @@ use crate::mapped::MappedTable;
 use crate::notify::{NoteStale, Notifier};
 use crate::page::{self, InodeRanges};
 use crate::quota::Outstanding;
+use crate::rights::{self, KeptRights, LEASES_FILE_BYTES};
 use crate::walk::Walks;
 
 /// Why a session's files can't be made or taken up.
@@ -120,14 +121,14 @@ impl Blank {
         let [beginning, locks] = CONTROL_ROOM;
         let room = LeaseTable::<Mapping>::bytes_of(LEASE_SLOTS_FIRST);
         // The lease table first: what it does not say is not so.
-        let leases = (SessionFile::Leases, LEASE_TABLE_BYTES, room);
+        let leases = (SessionFile::Leases, LEASES_FILE_BYTES, room);
         let log = (SessionFile::Log, log_room.bytes, log_room.allocated);
         let control = (SessionFile::Control, CONTROL_BYTES, beginning.end);
         let [leases_file, log_file, control_file] = arena.session_files(id, [leases, log, control])?;
         ashlar_pmem::allocate(&control_file, locks)?;
         let log_memory = Arc::new(Mapping::map(&log_file, log_room.bytes, MappingAccess::ReadWrite, medium)?);
         let control = map_control(arena, &control_file)?;
-        let page = Arc::new(Mapping::map(&leases_file, LEASE_TABLE_BYTES, MappingAccess::ReadWrite, medium)?);
+        let page = Arc::new(Mapping::map(&leases_file, LEASES_FILE_BYTES, MappingAccess::ReadWrite, medium)?);
         // There is nothing in any of them yet.
         let fresh = [&log_memory, control.memory(), &page];
         fresh.iter().for_each(|memory| memory.set_read_ahead(false));
@@ -165,6 +166,7 @@ impl Blank {
         control.set_applied(begins);
         control.set_released(begins);
         leases.clear(lease_top.saturating_add(1));
+        rights::clear(&page)?;
         page::begin(&*page, page::lease_room(&*page), begins)?;
         let token = fresh_token(id)?;
         leases.format(id, token);
@@ -195,7 +197,9 @@ impl Blank {
     /// [`SessionError`].
     pub fn give(self, identity: Identity) -> Result<Session, SessionError> {
         identity.store(&*self.leases.1)?;
-        Ok(Session::assemble(self.id, identity, self.token, self.log, self.control, self.leases, self.files))
+        let rights = KeptRights::load(Arc::clone(&self.leases.1))?;
+        let Self { id, token, log, control, leases, files, .. } = self;
+        Ok(Session::assemble(id, identity, token, log, control, leases, rights, files))
     }
 }
 
@@ -223,6 +227,8 @@ pub struct Session {
     pub leases: LeaseTable<Arc<Mapping>>,
     /// The lease table's first page, which only SharedFS writes.
     pub page: Arc<Mapping>,
+    /// What its user might do to open files before others narrowed it.
+    pub rights: KeptRights,
     /// What to hand out when it connects again.
     pub files: SessionFiles,
     /// Its credit.
@@ -325,8 +331,13 @@ impl Session {
         let files = SessionFiles::new(&log_memory, control.memory(), &page)?;
         let used = page::cost_at(&*page, committed);
         let log_room = LogRoom { bytes: log_bytes, allocated: 0 };
-        let mut session =
-            Self::assemble(id, identity, token, (log, log_memory, log_room), control, (leases, page), files);
+        let rights = KeptRights::load(Arc::clone(&page))?;
+        if rights.is_any() {
+            // The daemon was killed, perhaps before the commit that would have done it; the logs are about to be applied again.
+            page.sync_range(0, LEASES_FILE_BYTES)?;
+        }
+        let log = (log, log_memory, log_room);
+        let mut session = Self::assemble(id, identity, token, log, control, (leases, page), rights, files);
         session.is_whole = is_whole;
         session.ranges = InodeRanges::load(&*session.page);
         session.judged = page::validated(&*session.page);
@@ -343,6 +354,7 @@ impl Session {
         Ok(session)
     }
 
+    #[allow(clippy::too_many_arguments, reason = "the parts of one session")]
     fn assemble(
         id: SessionId,
         identity: Identity,
@@ -350,6 +362,7 @@ impl Session {
         (log, log_memory, log_room): (SessionLog, Arc<Mapping>, LogRoom),
         control: Control,
         (leases, page): (LeaseTable<Arc<Mapping>>, Arc<Mapping>),
+        rights: KeptRights,
         files: SessionFiles,
     ) -> Self {
         let (tail, lease_room) = (log.tail(), page::lease_room(&*page));
@@ -368,6 +381,7 @@ impl Session {
             control: Arc::new(control),
             leases,
             page,
+            rights,
             files,
             account: Account::default(),
             quota_era: QuotaEra::default(),
@@ -397,6 +411,11 @@ impl Session {
             kept: None,
             mapped: None,
         }
+    }
+
+    /// Whether its records are judged by its user's rights.
+    pub fn is_judged(&self) -> bool {
+        self.fenced.is_none() && !self.credentials.is_privileged()
     }
 
     /// Whether its log's file was truncated under SharedFS.
@@ -512,7 +531,11 @@ pub fn open_lease_table(arena: &Arena, id: SessionId) -> Result<Mapping, Session
     if file.metadata()?.len() == 0 {
         return Err(SessionError::Unfinished);
     }
-    Ok(Mapping::map(&file, LEASE_TABLE_BYTES, MappingAccess::ReadWrite, arena.medium())?)
+    // One that an earlier version has made has nothing behind the slots.
+    if (LEASE_TABLE_BYTES..LEASES_FILE_BYTES).contains(&file.metadata()?.len()) {
+        file.set_len(LEASES_FILE_BYTES)?;
+    }
+    Ok(Mapping::map(&file, LEASES_FILE_BYTES, MappingAccess::ReadWrite, arena.medium())?)
 }
 
 fn map_control(arena: &Arena, file: &File) -> Result<Control, SessionError> {

@@ -407,7 +407,6 @@ fn begin_end<'a>(
         }
         crate::grant::end_leases(&mut state, id);
         state.locking.end_session(id);
-        state.kept_open.retain(|(owner, _), _| *owner != id);
     }
     shared.drive(&mut state);
     shared.locks_changed.notify_all();
@@ -439,7 +438,6 @@ fn remove(shared: &Shared, state: &mut State, id: SessionId) {
     // What it has freed so far it reads no more; who has its number next may read what is freed from then on.
     state.store.release(id, end);
     state.store.unmap_blocks(id, None);
-    state.kept_open.retain(|(owner, _), _| *owner != id);
     let (is_fit, is_aside) = (Ended::is_fit(state, &session), session.fenced.is_some());
     if is_aside {
         state.store.remove_session(id);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ashlar_store::{Store, StoreError};
-use ashlar_types::{Access, InodeId, LogPosition, SessionId};
+use ashlar_types::{InodeId, LogPosition, SessionId};
 use ashlar_update::{Applied, Update};
 
 use crate::apply::Slice;
@@ -87,8 +87,6 @@ pub struct State {
     pub unmet: BTreeMap<SessionId, Unmet>,
     /// Sessions whose logs could not be read at recovery.
     pub lost: BTreeSet<SessionId>,
-    /// What sessions might do, before others narrowed their rights, to files that they had open.
-    pub kept_open: BTreeMap<(SessionId, InodeId), Access>,
     /// Where batches of records are copied to, one after the other.
     pub scratch: Vec<u8>,
     /// Where writes of a batch are joined.
@@ -121,7 +119,6 @@ impl State {
             phase: Phase::Running,
             unmet: BTreeMap::new(),
             lost: BTreeSet::new(),
-            kept_open: BTreeMap::new(),
             scratch: Vec::new(),
             joined: Vec::new(),
         })
@@ -237,7 +234,6 @@ impl State {
         self.commit_wanted = true;
         self.leasing.drop_later(id);
         self.locking.end_session(id);
-        self.kept_open.retain(|(owner, _), _| *owner != id);
     }
 
     /// The end of the part of a session's log in which every slot is committed or void; a log that makes no sense fences

@@ -6,7 +6,7 @@ use ashlar_types::{
     Access, Credentials, FileKind, Inode, InodeId, MODE_SETGID, MODE_SETUID, SessionId, WHITEOUT_DEVICE,
 };
 use ashlar_update::acl::Acl;
-use ashlar_update::permission::{allows, is_stuck, owns};
+use ashlar_update::permission::{allows, held, is_stuck, owns};
 use ashlar_update::{Create, DecodeError, Invalid, Rename, SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT};
 use thiserror::Error;
 
@@ -85,7 +85,7 @@ pub struct Judge<'a, L> {
     /// Whether it may make an inode of this number.
     pub is_granted: &'a dyn Fn(InodeId) -> bool,
     /// Whether it had the file open for writing before the right to was taken away.
-    pub kept_open: &'a dyn Fn(InodeId) -> bool,
+    pub keeps_write: &'a dyn Fn(InodeId) -> bool,
 }
 
 impl<L: Leases> Judge<'_, L> {
@@ -137,6 +137,12 @@ impl<L: Leases> Judge<'_, L> {
         Ok(allows(inode, acl.as_ref(), self.credentials, access))
     }
 
+    /// How the session's user may have an inode open.
+    fn held(&self, id: InodeId, inode: &Inode) -> Result<Access, Refusal> {
+        let acl = self.store.xattr(id, XATTR_ACL_ACCESS)?.and_then(|value| Acl::parse(&value));
+        Ok(held(inode, acl.as_ref(), self.credentials))
+    }
+
     fn require(&self, id: InodeId, permitted: bool) -> Result<(), Refusal> {
         if permitted { Ok(()) } else { Err(Offence::NotPermitted(id).into()) }
     }
@@ -163,7 +169,7 @@ impl<L: Leases> Judge<'_, L> {
         }
         let inode = self.inode(id)?;
         let owner = owns(&inode, self.credentials);
-        self.require(id, owner || (self.kept_open)(id) || self.may(id, &inode, Access::WRITE)?)?;
+        self.require(id, (self.keeps_write)(id) || self.held(id, &inode)?.contains(Access::WRITE))?;
         // An owner may set these bits again anyway; anyone else would lend them to content of his own.
         let lends = inode.mode & MODE_SETUID != 0 || inode.mode & MODE_SETGID != 0 && inode.mode & 0o010 != 0;
         self.require(id, owner || strip || !lends)

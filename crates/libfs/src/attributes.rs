@@ -101,6 +101,12 @@ impl LibFs {
         permission::allows(inode, acl.as_ref(), who, access)
     }
 
+    /// How `who` may have an inode open.
+    pub(crate) fn held(&self, state: &NodeState, who: &Credentials) -> Access {
+        let acl = state.xattrs.as_ref().and_then(|all| all.get(XATTR_ACL_ACCESS)).and_then(|value| Acl::parse(value));
+        state.inode.as_ref().map_or(Access::NONE, |inode| permission::held(inode, acl.as_ref(), who))
+    }
+
     /// chmod, chown, truncate and utimens in one.
     ///
     /// # Errors

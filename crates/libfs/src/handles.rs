@@ -39,6 +39,23 @@ impl LibFs {
         })
     }
 
+    /// As [`LibFs::open`], of a file that was opened with this access outside the session: its rights are those that `who` has now.
+    ///
+    /// # Errors
+    /// As [`LibFs::open`]; `EACCES` where SharedFS would take what is written for forged, since others have narrowed the rights.
+    pub fn open_again(&self, who: &Credentials, id: InodeId, access: Access) -> Outcome<Found> {
+        if who.is_privileged() {
+            return self.open(id);
+        }
+        self.open_if(id, &|| {
+            let guard = self.view(Claim::read(id).with_xattrs())?;
+            if !self.held(&guard, who).contains(access) {
+                return Err(Errno::EACCES);
+            }
+            Ok(Found { id, inode: guard.inode.clone().ok_or(Errno::ESTALE)? })
+        })
+    }
+
     fn open_if(&self, id: InodeId, look: &dyn Fn() -> Outcome<Found>) -> Outcome<Found> {
         let _measured = self.measured(OperationKind::Name);
         while let Err(stop) = self.note_open(id) {

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use ashlar_pmem::MediumKind;
+use ashlar_pmem::{Mapping, MediumKind, Persistent};
 use ashlar_types::{BlockAddress, LogPosition, SessionId};
 
 use crate::batch::Batch;
@@ -55,6 +55,8 @@ pub struct CommitJob {
     frozen: Arc<Frozen>,
     database: Arc<Database>,
     medium: MediumKind,
+    /// What else must be durable before the rows are.
+    memory: Vec<Arc<Mapping>>,
 }
 
 /// A commit that was run, for [`Store::finish_commit`].
@@ -109,7 +111,8 @@ impl Store {
             None => return None,
         }
         let frozen = Arc::clone(self.frozen.as_ref()?);
-        Some(CommitJob { frozen, database: Arc::clone(&self.database), medium: self.arena.medium().kind })
+        let (database, medium) = (Arc::clone(&self.database), self.arena.medium().kind);
+        Some(CommitJob { frozen, database, medium, memory: Vec::new() })
     }
 
     fn freeze(&mut self) -> Frozen {
@@ -193,6 +196,11 @@ impl Store {
 }
 
 impl CommitJob {
+    /// Has other memory be durable before the rows are.
+    pub fn sync_first(&mut self, memory: Vec<Arc<Mapping>>) {
+        self.memory = memory;
+    }
+
     /// Commits: data first, then the rows that refer to it.
     pub fn run(self) -> CommitDone {
         let result = self.write_data().and_then(|()| self.write_rows());
@@ -216,6 +224,9 @@ impl CommitJob {
         }
         if let Some(Written { segment, .. }) = self.frozen.written.last() {
             segment.fence();
+        }
+        for memory in &self.memory {
+            memory.sync().map_err(StoreError::io("cannot sync the rights of a session"))?;
         }
         Ok(())
     }

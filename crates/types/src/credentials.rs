@@ -47,12 +47,26 @@ impl Credentials {
 pub struct Access(pub u32);
 
 impl Access {
+    /// None of them.
+    pub const NONE: Self = Self(0);
     /// Read.
     pub const READ: Self = Self(4);
     /// Write.
     pub const WRITE: Self = Self(2);
     /// Execute a file; search a directory.
     pub const EXECUTE: Self = Self(1);
+
+    /// Whether all of `other` are among these.
+    #[must_use]
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// These but for `other`.
+    #[must_use]
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
 }
 
 impl BitOr for Access {

@@ -33,6 +33,16 @@ pub fn owns(inode: &Inode, credentials: &Credentials) -> bool {
     credentials.is_privileged() || credentials.uid == inode.uid
 }
 
+/// Returns how `credentials` may have an inode open: its owner both ways, since it may give itself the right again.
+#[must_use]
+pub fn held(inode: &Inode, acl: Option<&Acl>, credentials: &Credentials) -> Access {
+    if owns(inode, credentials) {
+        return Access::READ | Access::WRITE;
+    }
+    let one = |access| if allows(inode, acl, credentials, access) { access } else { Access::NONE };
+    one(Access::READ) | one(Access::WRITE)
+}
+
 /// Whether a sticky `directory` keeps `credentials` from removing or renaming its entry for `inode`.
 #[must_use]
 pub fn is_stuck(directory: &Inode, inode: &Inode, credentials: &Credentials) -> bool {

@@ -211,7 +211,7 @@ pub(crate) fn adopt(descriptor: i32) -> Result<(), Errno> {
     }
     let offset = if is_alone { 0 } else { materialise::offset(descriptor)? };
     let placeholder = session::placeholder()?;
-    session.fs.open(id)?;
+    open_again(session, id, flags)?;
     let file = enter(session, id, inode.kind, flags)?;
     if let Some(mut place) = file.place() {
         place.offset = offset;
@@ -244,12 +244,22 @@ pub(crate) fn adopt_inherited(descriptor: i32) -> Result<(), Errno> {
     if materialise::is_mapped(number, id) {
         return Err(Errno::EOPNOTSUPP);
     }
-    session.fs.open(id)?;
-    let flags = materialise::flags(descriptor);
-    let file = enter(session, id, inode.kind, flags.max(0))?;
+    let flags = materialise::flags(descriptor).max(0);
+    open_again(session, id, flags)?;
+    let file = enter(session, id, inode.kind, flags)?;
     file.share_on(shared.clone());
     descriptors::replace_inherited(&shared, Some(&file));
     Ok(())
+}
+
+/// Opens in a session what was opened outside it. Where others have narrowed the rights since, it stays the kernel's, which knows what it was
+/// opened with: SharedFS takes nobody's word for that.
+fn open_again(session: &Session, id: InodeId, flags: i32) -> Result<(), Errno> {
+    let opened = match flags & libc::O_PATH {
+        0 => session.fs.open_again(&session.who, id, access_of(flags & libc::O_ACCMODE)),
+        _ => session.fs.open(id),
+    };
+    opened.map(drop)
 }
 
 /// Whether a file may be a program that runs, which then can't be written (`ETXTBSY`): the kernel knows.

@@ -18,6 +18,7 @@ mod power;
 mod programs;
 mod quota;
 mod report;
+mod rights;
 mod run;
 mod scratch;
 mod short;
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
         family::TESTS,
         capi::TESTS,
         report::TESTS,
+        rights::TESTS,
         short::TESTS,
         trouble::TESTS,
         conformance::TESTS,
