@@ -7,6 +7,7 @@ use crate::dispatch::{Answer, Call, Then};
 use crate::file_system::FileSystem;
 use crate::proto::{Attr, AttrOut, EntryOut, SetattrIn, StatfsOut, Statx, StatxOut, SxTime, Text, fattr};
 use crate::reply::Check;
+use crate::server::Server;
 
 /// `STATX_BASIC_STATS` and `STATX_BTIME`.
 const STATX_MASK: u32 = 0x7ff | 0x800;
@@ -103,12 +104,21 @@ const fn asks_for_nothing(valid: u32) -> bool {
     valid & (all | fattr::ATIME_NOW | fattr::MTIME_NOW) == 0
 }
 
+impl<F: FileSystem> Server<F> {
+    /// An inode as `fuse_attr`, with the blocks that may be shown of it.
+    fn attr(&self, found: &Found) -> Attr {
+        let attr = attr(found.id, &found.inode);
+        Attr { blocks: self.dirty_pages.shown_blocks(found.id, attr.size, attr.blocks), ..attr }
+    }
+}
+
 impl<F: FileSystem> Call<'_, F> {
     /// The answer that tells of one inode's attributes.
     pub(crate) fn reply_attributes(&mut self, found: &Found) -> Answer {
         let ttl_ms = self.fs().cache_ttl_ms(found.id);
         let (attr_valid, attr_valid_nsec) = validity(ttl_ms);
-        self.reply.structure(&AttrOut { attr_valid, attr_valid_nsec, dummy: 0, attr: attr(found.id, &found.inode) })?;
+        let attr = self.server.attr(found);
+        self.reply.structure(&AttrOut { attr_valid, attr_valid_nsec, dummy: 0, attr })?;
         if ttl_ms > 0 {
             self.reply.check(Check::Attributes(found.id));
         }
@@ -151,7 +161,7 @@ impl<F: FileSystem> Call<'_, F> {
             attr_valid,
             entry_valid_nsec,
             attr_valid_nsec,
-            attr: attr(found.id, &found.inode),
+            attr: self.server.attr(found),
         })?;
         if entry_ttl_ms > 0 {
             self.reply.check(Check::Name(directory, name.place.clone()));
@@ -181,12 +191,14 @@ impl<F: FileSystem> Call<'_, F> {
         let found = self.fs().attributes(self.inode())?;
         let ttl_ms = self.fs().cache_ttl_ms(found.id);
         let (attr_valid, attr_valid_nsec) = validity(ttl_ms);
+        let stat = statx(&found);
+        let blocks = self.server.dirty_pages.shown_blocks(found.id, stat.size, stat.blocks);
         self.reply.structure(&StatxOut {
             attr_valid,
             attr_valid_nsec,
             flags: 0,
             spare: [0; 2],
-            stat: statx(&found),
+            stat: Statx { blocks, ..stat },
         })?;
         if ttl_ms > 0 {
             self.reply.check(Check::Attributes(found.id));

@@ -8,7 +8,7 @@ use crate::attr::{attr, validity};
 use crate::device::TRANSFER_BYTES;
 use crate::dispatch::{Answer, Call, Then};
 use crate::file_system::FileSystem;
-use crate::proto::{Dirent, EntryOut, OpenOut, ReadIn, fopen};
+use crate::proto::{Attr, Dirent, EntryOut, OpenOut, ReadIn, fopen};
 use crate::reply::{Check, Reply};
 
 const ENTRY_BYTES: usize = size_of::<EntryOut>() + size_of::<Dirent>();
@@ -88,7 +88,7 @@ impl<F: FileSystem> Call<'_, F> {
         if cached {
             self.reply.check(Check::Pages(inode));
         }
-        Ok(Then::SendOpened(inode))
+        Ok(Then::SendOpened(inode, 0))
     }
 
     /// RELEASEDIR.
@@ -133,18 +133,20 @@ impl<F: FileSystem> Call<'_, F> {
         page.result
     }
 
-    /// Says how long the kernel may keep the entries of a listing. That is asked after the listing, and not for each entry
-    /// within it, where LibFS may hold its locks.
+    /// Says how long the kernel may keep the entries of a listing, and which blocks it may be shown of each. That is asked after
+    /// the listing, and not for each entry within it, where LibFS may hold its locks.
     fn set_validity(&mut self, directory: InodeId) -> Result<(), Errno> {
         let (entry_valid, entry_valid_nsec) = validity(self.name_ttl_ms(directory));
         let fs = &self.server.file_system;
         for index in 0..self.reply.check_count() {
             let Some(Check::Listed(_, inode, name)) = self.reply.checks().get(index) else { continue };
-            let (attr_valid, attr_valid_nsec) = validity(fs.cache_ttl_ms(*inode));
-            let start = name.start - ENTRY_BYTES;
+            let (inode, start) = (*inode, name.start - ENTRY_BYTES);
+            let (attr_valid, attr_valid_nsec) = validity(fs.cache_ttl_ms(inode));
             let bytes = self.reply.body_mut(start..start + size_of::<EntryOut>());
             let entry = EntryOut::read_from_bytes(bytes).map_err(|_| Errno::EIO)?;
-            let entry = EntryOut { entry_valid, entry_valid_nsec, attr_valid, attr_valid_nsec, ..entry };
+            let blocks = self.server.dirty_pages.shown_blocks(inode, entry.attr.size, entry.attr.blocks);
+            let attr = Attr { blocks, ..entry.attr };
+            let entry = EntryOut { entry_valid, entry_valid_nsec, attr_valid, attr_valid_nsec, attr, ..entry };
             bytes.copy_from_slice(entry.as_bytes());
         }
         Ok(())

@@ -14,7 +14,7 @@ pub(crate) enum Then {
     /// The reply is sent.
     Send,
     /// The reply is sent; if nobody wants it any more, this handle is closed again.
-    SendOpened(InodeId),
+    SendOpened(InodeId, u64),
     /// The request has no reply.
     Nothing,
     /// Another thread sends the reply, by the request's [`Route`].

@@ -10,16 +10,21 @@ use rustix::fs::{AtFlags, CWD, StatxFlags};
 use crate::device::TRANSFER_BYTES;
 use crate::dispatch::{Answer, Call, Then};
 use crate::file_system::FileSystem;
-use crate::invalidate::Stale;
+use crate::invalidate::{SeekAsked, Stale};
 use crate::notify::Pages;
 use crate::proto::{
     CopyFileRangeIn, FallocateIn, FlushIn, LseekIn, OffsetOut, OpenIn, OpenOut, READ_LOCKOWNER, RELEASE_FLOCK_UNLOCK,
     ReadIn, ReleaseIn, WRITE_KILL_SUIDGID, WriteIn, WriteOut, fopen,
 };
 use crate::reply::Check;
+use crate::server::Server;
 
-/// A handle's number is its own as long as the mount lives, and says in its lowest bit whether it bypasses the kernel's pages.
-const HANDLE_DIRECT: u64 = 1;
+/// A handle's number is its own as long as the mount lives. Its lowest bits are flags: the handle bypasses the kernel's pages, …
+const HANDLE_DIRECT: u64 = 1 << 0;
+/// … and the file may be mapped for writing through it.
+const HANDLE_MAPPABLE: u64 = 1 << 1;
+/// The handle after one has a number that is larger by this.
+const HANDLE_STEP: u64 = 1 << 2;
 /// WRITE: the kernel writes pages of a shared mapping back, for nobody in particular.
 const WRITE_CACHE: u32 = 1 << 0;
 /// A user and a group that are none.
@@ -40,6 +45,21 @@ const fn is_direct(flags: u32) -> bool {
     has(flags, libc::O_DIRECT) || only_writes
 }
 
+/// Whether a file can be mapped for writing through a handle opened with `flags`.
+const fn is_mappable(flags: u32) -> bool {
+    flags & libc::O_ACCMODE as u32 == libc::O_RDWR as u32
+}
+
+impl<F: FileSystem> Server<F> {
+    /// Closes a handle of a regular file, or one of a directory, whose number is 0.
+    pub(crate) fn close_handle(&self, inode: InodeId, handle: u64) {
+        if handle & HANDLE_MAPPABLE != 0 {
+            self.dirty_pages.close(inode);
+        }
+        self.file_system.close(inode);
+    }
+}
+
 impl<F: FileSystem> Call<'_, F> {
     /// OPEN.
     pub(crate) fn open(mut self) -> Answer {
@@ -55,7 +75,7 @@ impl<F: FileSystem> Call<'_, F> {
             // attributes are stale. Who has a handle asks for them again.
             self.server.forget_attributes(inode);
         }
-        Ok(Then::SendOpened(inode))
+        Ok(Then::SendOpened(inode, handle))
     }
 
     fn has_set_id(&self) -> Result<bool, Errno> {
@@ -65,7 +85,8 @@ impl<F: FileSystem> Call<'_, F> {
     /// The part of an answer that tells of a new handle. While the lease holds, every page that the kernel has is right: it
     /// was told when one was not.
     pub(crate) fn put_open(&mut self, inode: InodeId, flags: u32) -> Result<u64, Errno> {
-        let mut open = OpenOut { fh: self.server.opened.fetch_add(2, Ordering::Relaxed), ..OpenOut::default() };
+        let mut open =
+            OpenOut { fh: self.server.opened.fetch_add(HANDLE_STEP, Ordering::Relaxed), ..OpenOut::default() };
         if is_direct(flags) || self.is_shared_directly() {
             open.fh |= HANDLE_DIRECT;
             open.open_flags = fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
@@ -73,7 +94,13 @@ impl<F: FileSystem> Call<'_, F> {
             open.open_flags = fopen::KEEP_CACHE;
             self.reply.check(Check::Pages(inode));
         }
+        if is_mappable(flags) {
+            open.fh |= HANDLE_MAPPABLE;
+        }
         self.reply.structure(&open)?;
+        if is_mappable(flags) {
+            self.server.note_mappable(inode);
+        }
         Ok(open.fh)
     }
 
@@ -106,7 +133,7 @@ impl<F: FileSystem> Call<'_, F> {
         let buffer = self.reply.space(size)?;
         // A mapping through a handle that bypasses pages fills pages all the same.
         if asked.fh & HANDLE_DIRECT == 0 || asked.read_flags & READ_LOCKOWNER == 0 {
-            self.server.fills.fill(inode);
+            self.server.note_fill(inode);
         }
         let count = self.server.file_system.read(inode, asked.offset, buffer)?;
         self.reply.fill(count.min(size));
@@ -130,7 +157,7 @@ impl<F: FileSystem> Call<'_, F> {
         let strip = asked.write_flags & WRITE_KILL_SUIDGID != 0;
         let loses_set_id = strip && self.has_set_id()?;
         if !direct {
-            self.server.fills.fill(inode);
+            self.server.note_fill(inode);
         }
         // Nobody can say who wrote into a mapping: it counts as an ordinary user's doing, whom quotas hold.
         let who = if is_page { Credentials::checked(NOBODY, NOBODY) } else { self.who() };
@@ -188,7 +215,7 @@ impl<F: FileSystem> Call<'_, F> {
         } else {
             Ok(())
         };
-        self.fs().close(inode);
+        self.server.close_handle(inode, asked.fh);
         unlocked.map(|()| Then::Send)
     }
 
@@ -220,7 +247,13 @@ impl<F: FileSystem> Call<'_, F> {
             libc::SEEK_HOLE => Seek::Hole,
             _ => return Err(Errno::EINVAL),
         };
-        let offset = self.fs().seek(self.inode(), what, asked.offset)?;
+        let (inode, offset) = (self.inode(), asked.offset);
+        if self.server.dirty_pages.may_be(inode) {
+            let (unique, route) = (self.header.unique, self.route.clone());
+            self.server.invalidations.answer_seek(SeekAsked { inode, what, offset, unique, route });
+            return Ok(Then::Later);
+        }
+        let offset = self.fs().seek(inode, what, offset)?;
         self.reply.structure(&OffsetOut { offset })?;
         Ok(Then::Send)
     }

@@ -1,22 +1,25 @@
 //! What this mount itself has its kernel forget, on a thread of its own.
 //!
-//! Three things need it. A lease may be lost between an operation and its reply: SharedFS had the kernel forget what it did
-//! not have yet. An append may land elsewhere than the kernel thought, whose pages are then wrong. And a write past the kernel's
-//! pages is answered only when no older page is left ([`Fills`]).
+//! Four things need it. A lease may be lost between an operation and its reply: SharedFS had the kernel forget what it did
+//! not have yet. An append may land elsewhere than the kernel thought, whose pages are then wrong. A write past the kernel's
+//! pages is answered only when no older page is left ([`Fills`](crate::fills::Fills)). And a hole is named only when the kernel
+//! has written back what it has of it ([`DirtyPages`](crate::dirty_pages::DirtyPages)).
 //!
 //! What of it may wait for a request in flight goes by the helper, so that this process can be killed meanwhile.
 
 use std::collections::{HashSet, VecDeque};
 use std::os::fd::AsFd;
 
-use ashlar_helper::Line;
+use ashlar_libfs::Seek;
 use ashlar_types::InodeId;
 use parking_lot::{Condvar, Mutex};
 
-use crate::device::Device;
-use crate::fills::Fills;
+use crate::file_system::FileSystem;
 use crate::notify::{self, Pages};
+use crate::proto::OffsetOut;
+use crate::reply::Reply;
 use crate::route::Route;
+use crate::server::Server;
 
 /// The most notifications that wait. One arises for a request in flight at most, save for listings, so this is a hundred
 /// large listings; behind it, all names are invalidated at once instead.
@@ -35,10 +38,24 @@ pub(crate) enum Stale {
 
 /// What the thread does.
 #[derive(Debug)]
-enum Task {
+pub(crate) enum Task {
+    /// Have the kernel forget something.
     Forget(Stale),
     /// Drop all pages of an inode, and then send this reply.
     Answer(InodeId, Route, Box<[u8]>),
+    /// Have pages written back, and then answer LSEEK.
+    Seek(SeekAsked),
+}
+
+/// A request for data or a hole of a file whose pages may be dirty.
+#[derive(Debug)]
+pub(crate) struct SeekAsked {
+    pub(crate) inode: InodeId,
+    pub(crate) what: Seek,
+    pub(crate) offset: u64,
+    /// The request's number.
+    pub(crate) unique: u64,
+    pub(crate) route: Route,
 }
 
 /// The queue in front of the thread. Putting something in never waits for the kernel.
@@ -73,6 +90,13 @@ impl Invalidations {
         self.changed.notify_one();
     }
 
+    /// Has a request answered when the kernel has written pages back. There are at most as many of these as the kernel has
+    /// requests in flight.
+    pub(crate) fn answer_seek(&self, asked: SeekAsked) {
+        self.queue.lock().order.push_back(Task::Seek(asked));
+        self.changed.notify_one();
+    }
+
     /// Ends the thread.
     pub(crate) fn close(&self) {
         self.queue.lock().closed = true;
@@ -80,19 +104,9 @@ impl Invalidations {
     }
 
     /// The thread: works the queue off until it's closed.
-    pub(crate) fn run(&self, device: &Device, line: &Line, fills: &Fills) {
+    pub(crate) fn run(&self, mut carry_out: impl FnMut(Task)) {
         while let Some(task) = self.next() {
-            match task {
-                Task::Forget(stale) => forget(device, line, &stale),
-                Task::Answer(inode, route, reply) => {
-                    let began = fills.begin_drop();
-                    forget(device, line, &Stale::Inode(inode, Pages::ALL));
-                    fills.end_drop(inode, began);
-                    if let Err(errno) = route.send(device, &reply) {
-                        tracing::error!(inode = inode.0, %errno, "the kernel took no answer to a write");
-                    }
-                }
-            }
+            carry_out(task);
         }
     }
 
@@ -115,17 +129,45 @@ impl Invalidations {
     }
 }
 
-fn forget(device: &Device, line: &Line, stale: &Stale) {
-    let device = device.as_fd();
-    let result = match stale {
-        Stale::Inode(inode, Pages::Keep) => notify::inval_inode(&device, *inode, Pages::Keep),
-        Stale::Inode(inode, pages) => notify::inval_inode(&line.to(device), *inode, *pages),
-        Stale::Entry(directory, name) => notify::inval_entry(&line.to(device), *directory, name),
-        // A kernel without epochs forgets by itself when the validity that it was told runs out.
-        Stale::Names => notify::inc_epoch(device).map(|_| ()),
-    };
-    if let Err(errno) = result {
-        tracing::debug!(?stale, %errno, "the kernel took no notification");
+impl<F: FileSystem> Server<F> {
+    /// Does what the thread of [`Invalidations`] has taken from the queue.
+    pub(crate) fn carry_out_task(&self, task: Task) {
+        match task {
+            Task::Forget(stale) => self.forget_waiting(&stale),
+            Task::Answer(inode, route, reply) => {
+                let began = self.fills.begin_drop();
+                self.forget_waiting(&Stale::Inode(inode, Pages::ALL));
+                self.fills.end_drop(inode, began);
+                self.answer_by(&route, inode, &reply);
+            }
+            Task::Seek(SeekAsked { inode, what, offset, unique, route }) => {
+                let mut reply = Reply::new(size_of::<OffsetOut>());
+                let found = self.seek_written_back(inode, what, offset);
+                let result = found.and_then(|offset| reply.structure(&OffsetOut { offset }));
+                self.answer_by(&route, inode, reply.seal(unique, result));
+            }
+        }
+    }
+
+    fn answer_by(&self, route: &Route, inode: InodeId, reply: &[u8]) {
+        if let Err(errno) = route.send(&self.device, reply) {
+            tracing::error!(inode = inode.0, %errno, "the kernel took no answer that waited for it");
+        }
+    }
+
+    /// Has the kernel forget something, and waits until it has.
+    pub(crate) fn forget_waiting(&self, stale: &Stale) {
+        let (device, line) = (self.device.as_fd(), &self.forgetting);
+        let result = match stale {
+            Stale::Inode(inode, Pages::Keep) => notify::inval_inode(&device, *inode, Pages::Keep),
+            Stale::Inode(inode, pages) => notify::inval_inode(&line.to(device), *inode, *pages),
+            Stale::Entry(directory, name) => notify::inval_entry(&line.to(device), *directory, name),
+            // A kernel without epochs forgets by itself when the validity that it was told runs out.
+            Stale::Names => notify::inc_epoch(device).map(|_| ()),
+        };
+        if let Err(errno) = result {
+            tracing::debug!(?stale, %errno, "the kernel took no notification");
+        }
     }
 }
 
@@ -136,7 +178,7 @@ mod tests {
     fn next(invalidations: &Invalidations) -> Option<Stale> {
         invalidations.next().map(|task| match task {
             Task::Forget(stale) => stale,
-            Task::Answer(..) => panic!("{task:?}"),
+            Task::Answer(..) | Task::Seek(_) => panic!("{task:?}"),
         })
     }
 

@@ -14,6 +14,7 @@
 //!   application (a lock that waits has a thread of its own).
 //! - Updates reach LibFS in the order in which applications made them: the kernel's write-back cache is off.
 //! - A write past the kernel's pages is answered only when the kernel has no older page: nobody reads what was there before.
+//! - No hole is named where the kernel may have data that it has not written back.
 //! - The kernel's node numbers are inode numbers, which are never used twice; nothing must be kept per inode.
 //! - A request that makes no sense gives `EIO`; nothing here panics on purpose.
 //!
@@ -28,6 +29,7 @@ mod attr;
 mod cores;
 mod device;
 mod directory;
+mod dirty_pages;
 mod dispatch;
 mod file;
 mod file_system;

@@ -144,12 +144,9 @@ impl<F: FileSystem> Call<'_, F> {
         // As when it is opened: the kernel doesn't know the inode before it has this answer.
         let ttl_ms = if self.fs().is_shared() { 0 } else { self.fs().cache_ttl_ms(found.id) };
         let entry = self.put_entry(directory, name, found, ttl_ms);
-        let result = entry.and_then(|()| self.put_open(found.id, flags));
-        if let Err(errno) = result {
-            self.fs().close(found.id);
-            return Err(errno);
-        }
-        Ok(Then::SendOpened(found.id))
+        let opened = entry.and_then(|()| self.put_open(found.id, flags));
+        let handle = opened.inspect_err(|_| self.fs().close(found.id))?;
+        Ok(Then::SendOpened(found.id, handle))
     }
 
     /// UNLINK.

@@ -18,6 +18,7 @@ use ashlar_wire::Watch;
 use crate::again::Again;
 use crate::cores::Cores;
 use crate::device::{Device, REQUEST_BYTES, Sent, TRANSFER_BYTES};
+use crate::dirty_pages::DirtyPages;
 use crate::dispatch::{Answer, Call, Then};
 use crate::file_system::FileSystem;
 use crate::fills::Fills;
@@ -56,6 +57,7 @@ pub(crate) struct Server<F> {
     pub(crate) locks: Locks,
     pub(crate) invalidations: Invalidations,
     pub(crate) fills: Fills,
+    pub(crate) dirty_pages: DirtyPages,
     pub(crate) agreement: Agreement,
     pub(crate) shown: Shown,
     pub(crate) given: Given,
@@ -63,10 +65,10 @@ pub(crate) struct Server<F> {
     pub(crate) runs: Runs,
     pub(crate) cores: Cores,
     /// Notifications that may wait: pages and single names, …
-    forgetting: Line,
+    pub(crate) forgetting: Line,
     /// … and all names that the kernel keeps, for which a newcomer waits.
     expiring: Line,
-    /// The number of the next handle; even.
+    /// The number of the next handle, without its flags.
     pub(crate) opened: AtomicU64,
     workers: Workers,
 }
@@ -135,6 +137,7 @@ impl<F: FileSystem> Server<F> {
             locks: Locks::default(),
             invalidations: Invalidations::default(),
             fills: Fills::default(),
+            dirty_pages: DirtyPages::default(),
             agreement,
             shown: Shown::default(),
             given: Given::default(),
@@ -163,7 +166,7 @@ impl<F: FileSystem> Server<F> {
         self.device.set_nonblocking()?;
         let invalidating = Arc::clone(self);
         let forgetting = std::thread::Builder::new().name("ashlar-forget".into()).spawn(move || {
-            invalidating.invalidations.run(&invalidating.device, &invalidating.forgetting, &invalidating.fills)
+            invalidating.invalidations.run(|task| invalidating.carry_out_task(task));
         })?;
         self.watch_company()?;
         let mut started = self.start_cores();
@@ -355,8 +358,8 @@ impl<'a, F: FileSystem> Worker<'a, F> {
         match server.device.send(reply) {
             Ok(Sent::Taken) => server.check(request, &self.reply),
             Ok(Sent::Unwanted) => {
-                if let Ok(Then::SendOpened(inode)) = answer {
-                    server.file_system.close(inode);
+                if let Ok(Then::SendOpened(inode, handle)) = answer {
+                    server.close_handle(inode, handle);
                 }
             }
             Err(errno) => tracing::error!(opcode = header.opcode, %errno, "the kernel took no answer"),

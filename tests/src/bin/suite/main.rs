@@ -64,6 +64,7 @@ fn main() -> ExitCode {
         "kill/",
         "programs/git",
         "programs/corners",
+        "programs/mapped_writes",
         "programs/a_flock",
         "run/jobs_survive_the_daemon",
     ];

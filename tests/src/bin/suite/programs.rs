@@ -45,6 +45,7 @@ const NODE: Job = job!("node", "node");
 const JAVA: Job = job!("java", "javac", "jar");
 const KERNEL: Job = job!("kernel", "python3");
 const OVERLAY: Job = job!("overlay", "python3");
+const MAPPED_WRITES: Job = job!("mapped_writes", "python3", "rsync", "tar");
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
@@ -64,6 +65,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "programs/corners_of_the_kernel_interface", run: || same(&KERNEL) },
     Test { name: "programs/overlay", run: overlay },
     Test { name: "programs/asynchronous_writes_leave_no_stale_pages", run: || same(&ASYNCHRONOUS) },
+    Test { name: "programs/mapped_writes_are_data_before_they_are_written_back", run: || same(&MAPPED_WRITES) },
     Test { name: "programs/jobs_survive_the_daemon_being_killed", run: || killed_daemon(Front::Mount) },
     Test { name: "run/jobs_survive_the_daemon_being_killed", run: || killed_daemon(Front::RunAtOnce) },
     Test { name: "run/git", run: || same_through(&GIT, Front::RunAtOnce) },
