@@ -7,6 +7,7 @@ use ashlar_types::{Credentials, Errno, InodeId, MODE_SETGID, MODE_SETUID};
 use ashlar_wire::HELPER_FLAG;
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 
+use crate::caller::Seen;
 use crate::device::TRANSFER_BYTES;
 use crate::dispatch::{Answer, Call, Then};
 use crate::file_system::FileSystem;
@@ -31,6 +32,10 @@ const WRITE_CACHE: u32 = 1 << 0;
 const NOBODY: u32 = u32::MAX;
 /// The most that one COPY_FILE_RANGE copies: callers go on from where it stopped, and can be killed in between.
 const COPY_BYTES_MAX: u64 = 64 << 20;
+
+/// How often a thread that appends is looked at until it waits for the answer. One that does not wait (it writes asynchronously)
+/// is taken to append.
+const APPEND_LOOKS: u32 = 400;
 
 const fn has(flags: u32, flag: i32) -> bool {
     flags & flag as u32 != 0
@@ -152,7 +157,7 @@ impl<F: FileSystem> Call<'_, F> {
         // the answer: the kernel would wait for the end of their writing.
         let is_page = asked.write_flags & WRITE_CACHE != 0;
         let direct = asked.fh & HANDLE_DIRECT != 0 && !is_page;
-        let appends = has(asked.flags, libc::O_APPEND) && !is_page;
+        let appends = has(asked.flags, libc::O_APPEND) && !is_page && !self.writes_at_offset(asked.offset)?;
         let at = if appends { WriteAt::End } else { WriteAt::Offset(asked.offset) };
         let strip = asked.write_flags & WRITE_KILL_SUIDGID != 0;
         let loses_set_id = strip && self.has_set_id()?;
@@ -187,6 +192,14 @@ impl<F: FileSystem> Call<'_, F> {
             return Ok(Then::Later);
         }
         Ok(Then::Send)
+    }
+
+    /// Whether a write through a handle that appends goes to its offset all the same (`RWF_NOAPPEND`), of which the request says
+    /// nothing. The kernel sends an append to the end that it knows; where that is not the end, another session has moved the
+    /// end, or the caller has asked for this offset.
+    fn writes_at_offset(&self, offset: u64) -> Result<bool, Errno> {
+        let size = self.fs().attributes(self.inode())?.inode.size;
+        Ok(offset != size && Seen::look_at(self.header.pid, APPEND_LOOKS).writes_at_offset())
     }
 
     /// FLUSH, one for each `close`: record locks of the process go, but where it closes what it was sent and did not open.

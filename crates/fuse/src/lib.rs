@@ -26,6 +26,7 @@
 
 mod again;
 mod attr;
+mod caller;
 mod cores;
 mod device;
 mod directory;

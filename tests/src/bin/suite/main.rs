@@ -65,6 +65,7 @@ fn main() -> ExitCode {
         "programs/git",
         "programs/corners",
         "programs/mapped_writes",
+        "programs/appends",
         "programs/a_flock",
         "run/jobs_survive_the_daemon",
     ];

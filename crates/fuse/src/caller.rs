@@ -1,0 +1,112 @@
+//! The thread that has sent a request, as `/proc` shows it while it waits for the answer.
+//!
+//! Some requests don't say all that an answer depends on. A thread that waits for an answer shows in `/proc` which call it is
+//! in, and of which kind its process is. Each look takes some microseconds, so only requests ask that need it. A thread whose
+//! process replaces its program is locked for `/proc`, but such a thread waits for no request that is looked at here.
+
+use std::fs;
+use std::time::Duration;
+
+/// After which time a thread is looked at again that has not come to rest. It's on its way into the wait for the answer, unless
+/// it does not wait for this one.
+const PAUSE: Duration = Duration::from_micros(50);
+/// `pwritev2`, by its number for programs of this machine's width and for those of 32 bits.
+const PWRITEV2: [i64; 2] = [libc::SYS_pwritev2, if cfg!(target_arch = "x86_64") { 379 } else { 393 }];
+/// Its flag for writing at the offset though the open file appends.
+const RWF_NOAPPEND: u64 = 0x20;
+
+/// A call of the kernel's: its number, or -1 where a thread waits outside of calls, and its arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SystemCall {
+    pub(crate) number: i64,
+    arguments: [u64; 6],
+}
+
+/// What a look at a thread shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Seen {
+    /// It waits in a call.
+    Waiting(SystemCall),
+    /// It runs.
+    Running,
+    /// It's gone, or may not be looked at.
+    Hidden,
+}
+
+impl Seen {
+    /// Looks at a thread until it waits, `looks` times at most.
+    pub(crate) fn look_at(thread: u32, looks: u32) -> Self {
+        for look in 0..looks {
+            if look > 0 {
+                std::thread::sleep(PAUSE);
+            }
+            let Ok(line) = fs::read_to_string(format!("/proc/{thread}/syscall")) else { return Self::Hidden };
+            if let Some(call) = SystemCall::parse(&line) {
+                return Self::Waiting(call);
+            }
+        }
+        Self::Running
+    }
+
+    /// Whether it's a write that goes to its offset in a file that is open for appending.
+    pub(crate) fn writes_at_offset(self) -> bool {
+        let Self::Waiting(call) = self else { return false };
+        PWRITEV2.contains(&call.number) && call.arguments[5] & RWF_NOAPPEND != 0
+    }
+}
+
+impl SystemCall {
+    /// Reads what `/proc/TID/syscall` says; `None` where the thread runs.
+    pub(crate) fn parse(line: &str) -> Option<Self> {
+        let mut words = line.split_ascii_whitespace();
+        let number = words.next()?.parse().ok()?;
+        let mut arguments = [0; 6];
+        if number >= 0 {
+            for (argument, word) in arguments.iter_mut().zip(words) {
+                *argument = u64::from_str_radix(word.trim_start_matches("0x"), 16).ok()?;
+            }
+        }
+        Some(Self { number, arguments })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn call_is_read_with_its_arguments() {
+        let call = SystemCall::parse("328 0x3 0x7ffe 0x1 0x2 0x0 0x20 0x7ffd 0x7f10\n").expect("a call");
+        assert_eq!((call.number, call.arguments), (328, [3, 0x7ffe, 1, 2, 0, 0x20]));
+        assert_eq!(SystemCall::parse("-1 0x7ffd 0x7f10\n").map(|call| call.number), Some(-1));
+        assert_eq!(SystemCall::parse("running\n"), None);
+    }
+
+    #[test]
+    fn only_a_write_with_the_flag_goes_to_its_offset() {
+        let seen = |number: i64, flags: u64| Seen::Waiting(SystemCall { number, arguments: [0, 0, 0, 0, 0, flags] });
+        assert!(seen(libc::SYS_pwritev2, 0x22).writes_at_offset());
+        assert!(seen(PWRITEV2[1], 0x20).writes_at_offset());
+        assert!(!seen(libc::SYS_pwritev2, 0x10).writes_at_offset());
+        assert!(!seen(libc::SYS_write, 0x20).writes_at_offset());
+        assert!(!Seen::Hidden.writes_at_offset() && !Seen::Running.writes_at_offset());
+    }
+
+    #[test]
+    fn waiting_thread_is_seen_in_its_call() {
+        let (reader, writer) = rustix::pipe::pipe().expect("a pipe");
+        let (told, number) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                told.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).expect("told");
+                rustix::io::read(&reader, &mut [0; 1]).expect("read");
+            });
+            let thread = number.recv().expect("its number");
+            let is_read =
+                || matches!(Seen::look_at(thread, 1000), Seen::Waiting(call) if call.number == libc::SYS_read);
+            while !is_read() {}
+            drop(writer);
+        });
+        assert_eq!(Seen::look_at(u32::MAX, 1), Seen::Hidden);
+    }
+}
