@@ -11,7 +11,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::Instant;
 
 use ashlar_types::Errno;
 use ashlar_wire::{
@@ -20,6 +20,7 @@ use ashlar_wire::{
 };
 use parking_lot::{Mutex, RwLock};
 
+use crate::caller::Seen;
 use crate::proto::{InHeader, Opcode};
 
 /// Runs that are counted at once. Each request that none of them has counted is looked at for each of them.
@@ -28,10 +29,13 @@ const RUNS_MAX: usize = 16;
 const PROGRAMS_MAX: usize = 256;
 /// Processes are not nested deeper than this.
 const ANCESTORS_MAX: usize = 64;
-/// How often a thread that has not come to rest yet is looked at again, and after which time. It's on its way into the wait for the
-/// answer, unless it does not wait for this one.
+/// How long a thread or process that is of no run is known as such, in milliseconds. Its number is another's after that at the
+/// earliest: the kernel gives all others first.
+const STRANGER_TTL_MS: u32 = 200;
+/// Strangers that are known at once, in 32 KiB; one more takes another's place.
+const STRANGERS_MAX: usize = 4096;
+/// How often a thread that has not come to rest yet is looked at.
 const LOOKS: u32 = 20;
-const PAUSE: Duration = Duration::from_micros(50);
 /// So many requests of others are looked at until it's looked whether the run is over without having said so.
 const STRANGERS: u64 = 256;
 
@@ -40,6 +44,23 @@ const STRANGERS: u64 = 256;
 pub(crate) struct Runs {
     is_any: AtomicBool,
     list: RwLock<Vec<Arc<Run>>>,
+    clock: Clock,
+}
+
+/// Milliseconds since the mount began; they begin anew after 49 days.
+#[derive(Debug)]
+struct Clock(Instant);
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self(Instant::now())
+    }
+}
+
+impl Clock {
+    fn now_ms(&self) -> u32 {
+        self.0.elapsed().as_millis() as u32
+    }
 }
 
 #[derive(Debug)]
@@ -50,8 +71,38 @@ struct Run {
     began: u64,
     counts: File,
     counted: AtomicU64,
-    strangers: AtomicU64,
+    /// Threads and processes that are not of this run.
+    strangers: Strangers,
+    stranger_requests: AtomicU64,
     missed: Mutex<Missed>,
+}
+
+/// Numbers of threads and processes that were found to be strangers a moment ago. A stranger stays one: no process takes in
+/// another's children but its own descendants'.
+#[derive(Debug)]
+struct Strangers(Box<[AtomicU64]>);
+
+impl Default for Strangers {
+    fn default() -> Self {
+        Self((0..STRANGERS_MAX).map(|_| AtomicU64::new(0)).collect())
+    }
+}
+
+impl Strangers {
+    fn slot(&self, number: u32) -> &AtomicU64 {
+        &self.0[number as usize % STRANGERS_MAX]
+    }
+
+    fn note(&self, number: u32, now_ms: u32) {
+        let until_ms = now_ms.wrapping_add(STRANGER_TTL_MS);
+        self.slot(number).store(u64::from(number) << 32 | u64::from(until_ms), Ordering::Relaxed);
+    }
+
+    fn has(&self, number: u32, now_ms: u32) -> bool {
+        let slot = self.slot(number).load(Ordering::Relaxed);
+        // By the difference, as the clock begins anew.
+        slot >> 32 == u64::from(number) && (slot as u32).wrapping_sub(now_ms).wrapping_sub(1) < STRANGER_TTL_MS
+    }
 }
 
 #[derive(Debug, Default)]
@@ -88,8 +139,18 @@ impl Runs {
         if header.pid == 0 {
             return;
         }
-        let list = self.list.read().clone();
-        if list.iter().any(|run| !run.note(header.pid, opcode)) {
+        let (thread, now_ms) = (header.pid, self.clock.now_ms());
+        // Each of them counts it, whatever another one says.
+        let known = {
+            let list = self.list.read();
+            let all = list.iter().all(|run| run.strangers.has(thread, now_ms));
+            all.then(|| list.iter().filter(|run| run.pass_stranger()).count())
+        };
+        let due = known.unwrap_or_else(|| {
+            let list = self.list.read().clone();
+            list.iter().filter(|run| run.note(thread, opcode, now_ms)).count()
+        });
+        if due > 0 {
             self.end_where(|run| !run.lives());
         }
     }
@@ -116,7 +177,8 @@ impl Runs {
             began,
             counts,
             counted: AtomicU64::new(0),
-            strangers: AtomicU64::new(0),
+            strangers: Strangers::default(),
+            stranger_requests: AtomicU64::new(0),
             missed: Mutex::default(),
         }));
         self.is_any.store(true, Ordering::Relaxed);
@@ -151,14 +213,17 @@ impl Runs {
 }
 
 impl Run {
-    /// Counts a request, if it is of this run; `false` where it's time to look whether the run is over.
-    fn note(&self, thread: u32, opcode: Opcode) -> bool {
+    /// Counts a request, if it is of this run. Returns whether it's time to look whether the run is over.
+    fn note(&self, thread: u32, opcode: Opcode, now_ms: u32) -> bool {
+        if self.strangers.has(thread, now_ms) {
+            return self.pass_stranger();
+        }
         if self.byte(thread) & THREAD_COUNTED != 0 {
             self.counted.fetch_add(1, Ordering::Relaxed);
-            return true;
+            return false;
         }
-        let Some(asking) = Asking::look_at(thread).filter(|asking| asking.descends_from(self.pid)) else {
-            return self.strangers.fetch_add(1, Ordering::Relaxed) % STRANGERS != STRANGERS - 1;
+        let Some(asking) = Asking::look_at(thread).filter(|asking| self.has(thread, asking, now_ms)) else {
+            return self.pass_stranger();
         };
         let doing = doing(thread, opcode);
         let has_library = self.byte(asking.process) & THREAD_HAS_LIBRARY != 0;
@@ -174,7 +239,21 @@ impl Run {
                 *missed.programs.entry(name).or_default() += 1;
             }
         }
-        true
+        false
+    }
+
+    /// A request is of no concern to this run. Returns whether it's time to look whether the run is over.
+    fn pass_stranger(&self) -> bool {
+        self.stranger_requests.fetch_add(1, Ordering::Relaxed) % STRANGERS == STRANGERS - 1
+    }
+
+    /// Whether a thread is of this run. If it's not, its process and their ancestors are noted as strangers too.
+    fn has(&self, thread: u32, asking: &Asking, now_ms: u32) -> bool {
+        let descent = asking.descent(self.pid, |process| self.strangers.has(process, now_ms));
+        if let Descent::Strange(ancestors) = &descent {
+            [thread, asking.process].iter().chain(ancestors).for_each(|number| self.strangers.note(*number, now_ms));
+        }
+        descent == Descent::Own
     }
 
     /// What the library says of a thread or process; nothing where it has cut the file short, which is its own.
@@ -210,6 +289,17 @@ fn began(pid: u32) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
+/// Where a process descends from.
+#[derive(Debug, PartialEq, Eq)]
+enum Descent {
+    /// The run.
+    Own,
+    /// Elsewhere, by these ancestors.
+    Strange(Vec<u32>),
+    /// There are too many ancestors, or one has ended meanwhile.
+    Unknown,
+}
+
 /// Who asks.
 struct Asking {
     name: String,
@@ -229,19 +319,25 @@ impl Asking {
         })
     }
 
-    /// Whether a process has started this one, or one that has. Those whose parents end are given to it, as it has asked for.
-    fn descends_from(&self, ancestor: u32) -> bool {
-        let mut parent = self.parent;
-        for _ in 0..ANCESTORS_MAX {
-            if parent == ancestor {
-                return true;
+    /// Whether the process `run` has started this one, or one that has. Those whose parents end are given to it, as it has asked
+    /// for. A process that is known as a stranger has only strangers as children.
+    fn descent(&self, run: u32, is_stranger: impl Fn(u32) -> bool) -> Descent {
+        let (mut parent, mut ancestors) = (self.parent, Vec::new());
+        while ancestors.len() < ANCESTORS_MAX {
+            if parent == run {
+                return Descent::Own;
             }
+            if is_stranger(parent) {
+                return Descent::Strange(ancestors);
+            }
+            ancestors.push(parent);
             match Self::look_at(parent) {
-                Some(next) if next.parent != 0 => parent = next.parent,
-                _ => return false,
+                Some(next) if next.parent == 0 => return Descent::Strange(ancestors),
+                Some(next) => parent = next.parent,
+                None => break,
             }
         }
-        false
+        Descent::Unknown
     }
 }
 
@@ -265,20 +361,16 @@ fn is_asked(opcode: Opcode) -> bool {
 
 /// What a thread is doing that has sent a request.
 fn doing(thread: u32, opcode: Opcode) -> Doing {
-    for _ in 0..LOOKS {
-        let Ok(line) = fs::read_to_string(format!("/proc/{thread}/syscall")) else { return Doing::Call(-1) };
-        if let Some(doing) = doing_in(&line, opcode) {
-            return doing;
-        }
-        std::thread::sleep(PAUSE);
+    match Seen::look_at(thread, LOOKS) {
+        Seen::Waiting(call) => doing_in(call.number, opcode),
+        Seen::Running if opcode == Opcode::Read => Doing::Behind,
+        Seen::Running | Seen::Hidden => Doing::Call(-1),
     }
-    if opcode == Opcode::Read { Doing::Behind } else { Doing::Call(-1) }
 }
 
-/// What `/proc/TID/syscall` says; `None` where the thread runs.
-fn doing_in(line: &str, opcode: Opcode) -> Option<Doing> {
-    let number = line.split_ascii_whitespace().next()?.parse::<i64>().ok()?;
-    Some(match number {
+/// What a thread is doing in the call with this number, -1 for none.
+const fn doing_in(number: i64, opcode: Opcode) -> Doing {
+    match number {
         -1
         | libc::SYS_execve
         | libc::SYS_execveat
@@ -291,14 +383,14 @@ fn doing_in(line: &str, opcode: Opcode) -> Option<Doing> {
         | libc::SYS_exit
         | libc::SYS_exit_group => Doing::Memory,
         // The kernel reads ahead, and whoever has begun that does something else by now.
-        _ if opcode == Opcode::Read && !reads(number) => Doing::Behind,
-        _ if (0..REPORT_CALLS as i64).contains(&number) => Doing::Call(number),
+        _ if matches!(opcode, Opcode::Read) && !reads(number) => Doing::Behind,
+        0.. if number < REPORT_CALLS as i64 => Doing::Call(number),
         _ => Doing::Call(-1),
-    })
+    }
 }
 
 /// Whether a call reads from files.
-fn reads(number: i64) -> bool {
+const fn reads(number: i64) -> bool {
     matches!(
         number,
         libc::SYS_read
@@ -325,24 +417,62 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_s_call_is_read_off_its_line() {
-        let doing = |line: &str| doing_in(line, Opcode::Lookup);
-        assert_eq!(doing("257 0xffffff9c 0x7ffe 0x0 0x0 0x0 0x0 0x7ffd 0x7f10\n"), Some(Doing::Call(257)));
-        assert_eq!(doing("-1 0x7ffd 0x7f10\n"), Some(Doing::Memory));
-        assert_eq!(doing(&format!("{} 0x0", libc::SYS_execve)), Some(Doing::Memory));
-        assert_eq!(doing("9999 0x0"), Some(Doing::Call(-1)));
-        assert_eq!(doing("running\n"), None);
-        assert_eq!(doing_in(&format!("{} 0x0", libc::SYS_futex), Opcode::Read), Some(Doing::Behind));
-        assert_eq!(doing_in(&format!("{} 0x0", libc::SYS_read), Opcode::Read), Some(Doing::Call(libc::SYS_read)));
+    fn call_says_what_a_thread_is_doing() {
+        assert_eq!(doing_in(257, Opcode::Lookup), Doing::Call(257));
+        assert_eq!(doing_in(-1, Opcode::Lookup), Doing::Memory);
+        assert_eq!(doing_in(libc::SYS_execve, Opcode::Lookup), Doing::Memory);
+        assert_eq!(doing_in(9999, Opcode::Lookup), Doing::Call(-1));
+        assert_eq!(doing_in(libc::SYS_futex, Opcode::Read), Doing::Behind);
+        assert_eq!(doing_in(libc::SYS_read, Opcode::Read), Doing::Call(libc::SYS_read));
     }
 
     #[test]
     fn descent_is_found_and_ends() {
         let this = Asking::look_at(std::process::id()).expect("this process");
         assert_eq!(this.process, std::process::id());
-        assert!(this.descends_from(std::os::unix::process::parent_id()));
-        assert!(!this.descends_from(std::process::id()), "no process descends from itself");
+        let parent = std::os::unix::process::parent_id();
+        assert_eq!(this.descent(parent, |_| false), Descent::Own);
+        let Descent::Strange(ancestors) = this.descent(std::process::id(), |_| false) else {
+            panic!("no process descends from itself")
+        };
+        assert_eq!(ancestors.first(), Some(&parent));
+        let known = this.descent(std::process::id(), |process| process == parent);
+        assert_eq!(known, Descent::Strange(Vec::new()), "a known stranger's ancestors are not looked at");
         assert!(began(std::process::id()) > began(1));
+    }
+
+    #[test]
+    fn stranger_is_known_for_its_time_alone() {
+        let strangers = Strangers::default();
+        assert!(!strangers.has(0, 0) && !strangers.has(7, 0));
+        for now in [0, 1000, u32::MAX - 10] {
+            strangers.note(7, now);
+            assert!(strangers.has(7, now) && strangers.has(7, now.wrapping_add(STRANGER_TTL_MS - 1)));
+            assert!(!strangers.has(7, now.wrapping_add(STRANGER_TTL_MS)), "its number may be another's");
+            assert!(!strangers.has(7 + STRANGERS_MAX as u32, now), "another number in its place");
+        }
+    }
+
+    #[test]
+    fn stranger_and_its_ancestors_are_known_after_one_look() {
+        let (own, parent) = (std::process::id(), std::os::unix::process::parent_id());
+        let file = File::open("/dev/null").expect("a file");
+        // Nothing descends from a process with this number.
+        let run = Run {
+            pid: u32::MAX,
+            began: 0,
+            counts: file,
+            counted: AtomicU64::new(0),
+            strangers: Strangers::default(),
+            stranger_requests: AtomicU64::new(0),
+            missed: Mutex::default(),
+        };
+        assert!(!run.note(own, Opcode::Lookup, 1));
+        assert!(run.strangers.has(own, 1) && run.strangers.has(parent, 1));
+        let of_parent = Run { pid: parent, strangers: Strangers::default(), ..run };
+        assert!(!of_parent.note(own, Opcode::Lookup, 1));
+        assert!(!of_parent.strangers.has(own, 1), "it's one of the run's");
+        assert_eq!(of_parent.missed.lock().programs.values().sum::<u64>(), 1);
     }
 
     #[test]
