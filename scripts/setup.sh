@@ -47,6 +47,7 @@ things() {
       echo 'has rsync|rsync'
       echo 'has tar|tar'
       echo 'has g++|g++'
+      echo 'test -e /usr/lib32/libc.so|gcc-multilib'
       echo 'has valgrind|valgrind'
       echo 'has pkg-config|pkg-config'
       echo 'has setfattr|attr'

@@ -4,7 +4,8 @@
 //! in, and of which kind its process is. Each look takes some microseconds, so only requests ask that need it. A thread whose
 //! process replaces its program is locked for `/proc`, but such a thread waits for no request that is looked at here.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 /// After which time a thread is looked at again that has not come to rest. It's on its way into the wait for the answer, unless
@@ -70,6 +71,18 @@ impl SystemCall {
     }
 }
 
+/// Whether a thread's program has words of 32 bits. The kernel keeps a program's auxiliary vector as it gave it: pairs of words,
+/// of which the first number is small.
+pub(crate) fn is_32_bit(thread: u32) -> bool {
+    let mut first = [0; 8];
+    let auxiliary = File::open(format!("/proc/{thread}/auxv"));
+    auxiliary.is_ok_and(|auxiliary| auxiliary.read_exact_at(&mut first, 0).is_ok()) && is_pair_of_32_bit(first)
+}
+
+fn is_pair_of_32_bit(first: [u8; 8]) -> bool {
+    u64::from_ne_bytes(first) > u64::from(u32::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -108,5 +121,13 @@ mod tests {
             drop(writer);
         });
         assert_eq!(Seen::look_at(u32::MAX, 1), Seen::Hidden);
+    }
+
+    #[test]
+    fn width_is_read_off_the_auxiliary_vector() {
+        assert!(!is_32_bit(std::process::id()), "this program has 64 bits");
+        assert!(!is_32_bit(u32::MAX), "there is no such thread");
+        // AT_SYSINFO and its address, in words of 32 bits.
+        assert!(is_pair_of_32_bit((0xf7f0_1234 << 32 | 32_u64).to_ne_bytes()) || cfg!(target_endian = "big"));
     }
 }

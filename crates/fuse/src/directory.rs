@@ -1,15 +1,35 @@
 //! Directories: OPENDIR, READDIR, READDIRPLUS, RELEASEDIR.
 
+use std::mem::offset_of;
+
 use ashlar_libfs::Listed;
 use ashlar_types::{COOKIE_PARENT, COOKIE_SELF, Errno, FileKind, InodeId};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::attr::{attr, validity};
+use crate::caller;
 use crate::device::TRANSFER_BYTES;
 use crate::dispatch::{Answer, Call, Then};
 use crate::file_system::FileSystem;
 use crate::proto::{Attr, Dirent, EntryOut, OpenOut, ReadIn, fopen};
 use crate::reply::{Check, Reply};
+
+/// The handle of a directory that a program with words of 32 bits has opened. Its library takes no place of more than 31 bits.
+const HANDLE_NARROW: u64 = 1;
+
+/// The place of an entry in 31 bits: the high half of its place in 63, so the order is the same. Many entries may share one.
+const fn narrowed(cookie: u64) -> u64 {
+    if cookie <= COOKIE_PARENT {
+        return cookie;
+    }
+    let half = cookie >> 32;
+    if half > COOKIE_PARENT { half } else { COOKIE_PARENT + 1 }
+}
+
+/// The last place of 63 bits with this place of 31.
+const fn widened(place: u64) -> u64 {
+    if place <= COOKIE_PARENT || place > i32::MAX as u64 { place } else { place << 32 | u32::MAX as u64 }
+}
 
 const ENTRY_BYTES: usize = size_of::<EntryOut>() + size_of::<Dirent>();
 
@@ -20,34 +40,48 @@ struct Page<'a> {
     size: usize,
     /// Whether attributes come with the names (READDIRPLUS).
     plus: bool,
-    /// The last cookie, and what the body's length and the number of checks were before the first entry that has it.
+    /// Whether places have 31 bits.
+    narrow: bool,
+    /// The last place, and what the body's length and the number of checks were before the first entry that has it.
     last: (u64, usize, usize),
+    /// Where in the body the last entry's `Dirent` begins.
+    last_dirent: usize,
     result: Result<(), Errno>,
 }
 
-impl Page<'_> {
-    /// Adds an entry; `false` where it doesn't fit any more. Two names may share a cookie, and a listing goes on behind a
-    /// cookie: so all entries with the same one are in one page or in the next.
+impl<'a> Page<'a> {
+    const fn new(reply: &'a mut Reply, directory: InodeId, size: usize, plus: bool) -> Self {
+        Page { reply, directory, size, plus, narrow: false, last: (0, 0, 0), last_dirent: 0, result: Ok(()) }
+    }
+
+    /// Adds an entry; `false` where it doesn't fit any more. Two names may share a place, and a listing goes on behind a
+    /// place: so all entries with the same one are in one page or in the next. Behind all of them but the last a listing goes on
+    /// before the first: the kernel hands a page on in parts, and an entry that is shown twice is better than one that is not.
     fn add(&mut self, listed: &Listed) -> bool {
+        let place = if self.narrow { narrowed(listed.cookie) } else { listed.cookie };
         let (length, checks) = (self.reply.body_length(), self.reply.check_count());
         let head = if self.plus { ENTRY_BYTES } else { size_of::<Dirent>() };
         if length + (head + listed.name.len()).next_multiple_of(8) > self.size {
-            let (cookie, length, checks) = self.last;
+            let (last, length, checks) = self.last;
             // A page that has room for nothing else keeps what it has, or the listing would never go on.
-            if cookie == listed.cookie && length > 0 {
+            if last == place && length > 0 {
                 self.reply.truncate(length);
                 self.reply.truncate_checks(checks);
             }
             return false;
         }
-        if self.last.0 != listed.cookie {
-            self.last = (listed.cookie, length, checks);
+        if self.last.0 == place {
+            let off = self.last_dirent + offset_of!(Dirent, off);
+            self.reply.body_mut(off..off + size_of::<u64>()).copy_from_slice((place - 1).as_bytes());
+        } else {
+            self.last = (place, length, checks);
         }
-        self.result = self.put(listed);
+        self.last_dirent = length + head - size_of::<Dirent>();
+        self.result = self.put(listed, place);
         self.result.is_ok()
     }
 
-    fn put(&mut self, listed: &Listed) -> Result<(), Errno> {
+    fn put(&mut self, listed: &Listed, place: u64) -> Result<(), Errno> {
         if self.plus {
             self.reply.structure(&EntryOut {
                 // Node number 0 says that no attributes come with this name.
@@ -57,7 +91,7 @@ impl Page<'_> {
             })?;
         }
         let namelen = u32::try_from(listed.name.len()).map_err(|_| Errno::EIO)?;
-        let dirent = Dirent { ino: listed.id.0, off: listed.cookie, namelen, kind: listed.kind as u32 };
+        let dirent = Dirent { ino: listed.id.0, off: place, namelen, kind: listed.kind as u32 };
         self.reply.structure(&dirent)?;
         let start = self.reply.body_length();
         self.reply.bytes(&listed.name)?;
@@ -78,13 +112,15 @@ fn dot(name: &[u8], id: InodeId, cookie: u64) -> Listed {
 impl<F: FileSystem> Call<'_, F> {
     /// OPENDIR. The handle keeps a removed directory, as it keeps a removed file. The kernel may keep listings while nobody else
     /// can change them: at each start of one it compares the directory's time of change, but may miss an answer to that question
-    /// when it's told to forget at the same moment.
+    /// when it's told to forget at the same moment. A listing that is kept has places of 63 bits.
     pub(crate) fn opendir(self) -> Answer {
         let inode = self.inode();
         self.fs().open(inode)?;
-        let cached = self.fs().name_ttl_ms(inode) > 0;
+        let is_narrow = caller::is_32_bit(self.header.pid);
+        let cached = !is_narrow && self.fs().name_ttl_ms(inode) > 0;
         let open_flags = if cached { fopen::KEEP_CACHE | fopen::CACHE_DIR } else { 0 };
-        self.reply.structure(&OpenOut { open_flags, ..OpenOut::default() })?;
+        let fh = if is_narrow { HANDLE_NARROW } else { 0 };
+        self.reply.structure(&OpenOut { fh, open_flags, ..OpenOut::default() })?;
         if cached {
             self.reply.check(Check::Pages(inode));
         }
@@ -118,7 +154,8 @@ impl<F: FileSystem> Call<'_, F> {
         let directory = self.inode();
         let fs = &self.server.file_system;
         let size = (asked.size as usize).min(TRANSFER_BYTES);
-        let mut page = Page { reply: self.reply, directory, size, plus, last: (0, 0, 0), result: Ok(()) };
+        let narrow = asked.fh & HANDLE_NARROW != 0;
+        let mut page = Page { narrow, ..Page::new(self.reply, directory, size, plus) };
         if asked.offset < COOKIE_SELF && !page.add(&dot(b".", directory, COOKIE_SELF)) {
             return page.result;
         }
@@ -128,7 +165,11 @@ impl<F: FileSystem> Call<'_, F> {
                 return page.result;
             }
         }
-        let after = if asked.offset <= COOKIE_PARENT { 0 } else { asked.offset };
+        let after = match asked.offset {
+            0..=COOKIE_PARENT => 0,
+            place if narrow => widened(place),
+            cookie => cookie,
+        };
         fs.list(directory, after, &mut |listed| page.add(&listed))?;
         page.result
     }
@@ -162,7 +203,7 @@ mod tests {
     }
 
     fn page(reply: &mut Reply, size: usize) -> Page<'_> {
-        Page { reply, directory: InodeId::ROOT, size, plus: false, last: (0, 0, 0), result: Ok(()) }
+        Page::new(reply, InodeId::ROOT, size, false)
     }
 
     #[test]
@@ -184,6 +225,28 @@ mod tests {
         assert!(page.add(&listed(9, "c")));
         assert!(!page.add(&listed(9, "d")));
         assert_eq!(reply.body_length(), 32, "the listing goes on behind 5, not behind 9");
+    }
+
+    #[test]
+    fn listing_goes_on_before_entries_that_share_a_place() {
+        let mut reply = Reply::new(4096);
+        let mut page = Page { narrow: true, ..page(&mut reply, 4096) };
+        for (high, name) in [(7, "a"), (9, "b"), (9, "c"), (9, "d"), (0, "e")] {
+            assert!(page.add(&listed((high << 32) + 5, name)));
+        }
+        let off = |at: usize| Dirent::read_from_bytes(reply.body(at..at + 24)).unwrap().off;
+        assert_eq!([0, 32, 64, 96, 128].map(off), [7, 8, 8, 9, 3]);
+    }
+
+    #[test]
+    fn narrow_places_keep_the_order_and_fit() {
+        let cookies = [1, 2, 3, 4 << 32, (4 << 32) + 7, 5 << 32, i64::MAX as u64];
+        let places = cookies.map(narrowed);
+        assert!(places.is_sorted() && places[6] == i32::MAX as u64);
+        for (cookie, place) in cookies.into_iter().zip(places) {
+            assert!(widened(place) >= cookie && narrowed(widened(place)) == place, "{cookie}");
+        }
+        assert!(widened(4) < cookies[5], "what follows is not passed over");
     }
 
     #[test]

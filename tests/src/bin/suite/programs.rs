@@ -47,6 +47,7 @@ const KERNEL: Job = job!("kernel", "python3");
 const OVERLAY: Job = job!("overlay", "python3");
 const MAPPED_WRITES: Job = job!("mapped_writes", "python3", "rsync", "tar");
 const APPENDS: Job = job!("appends", "python3");
+const NARROW: Job = job!("narrow", "gcc", "/usr/lib32/libc.so");
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
@@ -68,6 +69,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "programs/asynchronous_writes_leave_no_stale_pages", run: || same(&ASYNCHRONOUS) },
     Test { name: "programs/mapped_writes_are_data_before_they_are_written_back", run: || same(&MAPPED_WRITES) },
     Test { name: "programs/appends_go_to_the_end_or_where_they_ask", run: || same(&APPENDS) },
+    Test { name: "programs/narrow_programs_list_directories_whole", run: || same(&NARROW) },
     Test { name: "programs/jobs_survive_the_daemon_being_killed", run: || killed_daemon(Front::Mount) },
     Test { name: "run/jobs_survive_the_daemon_being_killed", run: || killed_daemon(Front::RunAtOnce) },
     Test { name: "run/git", run: || same_through(&GIT, Front::RunAtOnce) },
