@@ -87,7 +87,7 @@ int ashlar_close_fs(ashlar_fs *fs);
  * stays as it is. */
 int ashlar_umask(ashlar_fs *fs, mode_t mask);
 
-/* Makes all that the session did before persistent, as ashlar_fsync() does. */
+/* Makes persistent all that was done in the arena before, by this session and by all others, as syncfs(2) does. */
 int ashlar_sync(ashlar_fs *fs);
 
 /* Words for a result: a text that stays. Takes the error as it was returned, or an errno. */
@@ -140,7 +140,8 @@ ssize_t ashlar_copy_file_range(ashlar_fs *fs, int from, off_t *from_offset, int 
  * offset; a directory's end), -ENXIO (no data behind; beyond the end; a directory's data). */
 off_t ashlar_lseek(ashlar_fs *fs, int file, off_t offset, int whence);
 
-/* Make all that the session did before persistent, on this file and on all others: there is one order. */
+/* Make persistent all that was done to this file and to its names before, whether here, by another process or on a mount; and all that
+ * the session did before, on all files: there is one order. */
 int ashlar_fsync(ashlar_fs *fs, int file);
 int ashlar_fdatasync(ashlar_fs *fs, int file);
 

@@ -115,7 +115,7 @@ impl Session {
         let written = self.fs.write_within(&self.admitted, file.inode, at, data, self.strips(), self.file_limit)?;
         spot.move_to(written.offset + written.bytes as u64);
         if file.is_synchronous() {
-            self.fs.sync()?;
+            self.fs.sync_inode(file.inode)?;
         }
         Ok(written.bytes)
     }
@@ -160,7 +160,7 @@ impl Session {
         moved(&source, from.1, source_start + copied);
         moved(&target, to.1, target_start + copied);
         if target.is_synchronous() {
-            self.fs.sync()?;
+            self.fs.sync_inode(output)?;
         }
         Ok(copied as usize)
     }
@@ -180,13 +180,12 @@ impl Session {
         i64::try_from(*place).map_err(|_| Errno::EOVERFLOW)
     }
 
-    /// `fsync` and its like: the log has one order, so all that came before is made persistent.
+    /// `fsync` and its like: what any session did to the file, and, as the log has one order, all that this one did.
     ///
     /// # Errors
     /// As the header says.
     pub(crate) fn sync_file(&self, file: i32) -> Outcome<()> {
-        self.file(file)?;
-        self.fs.sync()
+        self.fs.sync_inode(self.file(file)?.inode)
     }
 }
 

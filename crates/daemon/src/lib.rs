@@ -26,6 +26,7 @@ mod counters;
 mod crashes;
 mod credit;
 mod digest;
+mod durability;
 mod ended;
 mod error;
 mod grant;

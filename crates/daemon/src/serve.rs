@@ -22,7 +22,7 @@ use crate::notify::{Device, Notifier};
 use crate::sessions::{self, Refused};
 use crate::shared::Shared;
 use crate::state::State;
-use crate::{credit, grant, locking, mapped, quota, status};
+use crate::{credit, durability, grant, locking, mapped, quota, status};
 
 /// The most connections at once, and of one process: each has a thread. A process keeps a few, and one for each thread that
 /// waits for a lock or a commit.
@@ -374,13 +374,15 @@ fn serve_session(
         Request::Digest => digest(shared, id)?.into(),
         Request::MakeRoom { upto } => make_room(shared, id, upto)?.into(),
         Request::SyncDependencies(dependencies) => {
-            let mut state = shared.lock();
-            let store = &state.store;
-            // A position that nobody has seen would be waited for forever.
-            let waits = |(id, position): &(SessionId, _)| store.committed(*id) < store.applied(*id).min(*position);
-            if dependencies.iter().any(waits) {
-                shared.commit_all(&mut state)?;
-            }
+            durability::sync_positions(shared, shared.lock(), &dependencies)?;
+            Reply::Done.into()
+        }
+        Request::SyncInode { inode, dependencies } => {
+            durability::sync_inode(shared, id, inode, dependencies)?;
+            Reply::Done.into()
+        }
+        Request::SyncAll => {
+            durability::sync_all(shared)?;
             Reply::Done.into()
         }
         Request::Segment(number) => {

@@ -291,7 +291,7 @@ fn ranges_of_a_file_are_what_a_model_says() {
                         assert_eq!(result, allocate(&mut model, how, offset, length), "seed {seed}, {number}: {how:?}");
                     }
                 }
-                _ => drop(fs.sync()),
+                _ => drop(fs.sync_inode(file)),
             }
             if number % 10 == 0 {
                 let mut found = vec![0; SIZE_MAX as usize];

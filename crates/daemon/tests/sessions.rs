@@ -247,6 +247,51 @@ fn a_lease_moves_with_everything_that_was_written_under_it() {
     site.check();
 }
 
+/// It asks nothing of the writer, which goes on as if nothing had happened.
+#[test]
+fn fsync_commits_another_sessions_writes_and_moves_no_lease() {
+    let mut site = Site::new(64 << 20);
+    let (mut one, mut two) = (Client::open(&site.socket()), Client::open(&site.socket()));
+    one.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+    let file = one.make(InodeId::ROOT, b"file", FileKind::Regular);
+    // The inode is known to its maker's log alone.
+    two.call(&Request::SyncInode { inode: file, dependencies: Vec::new() }).expect("synced");
+    assert_eq!(one.control.committed(), one.log.tail(), "the maker's log was not committed");
+    let grant = one.acquire(&[(file, true)]).expect("granted");
+    let seal = one.log.seal_count();
+    let written = one.append(&Update::Write { inode: file, offset: 0, at: NOW, strip: false, data: b"hello" });
+    two.call(&Request::SyncInode { inode: file, dependencies: Vec::new() }).expect("synced");
+    assert!(one.control.committed() >= written.end, "the writer's log was not committed");
+    assert!(one.holds(&grant[0]) && one.log.seal_count() == seal, "the writer lost its lease");
+    let made = one.make(InodeId::ROOT, b"made", FileKind::Regular);
+    two.call(&Request::SyncInode { inode: InodeId::ROOT, dependencies: Vec::new() }).expect("synced");
+    assert_eq!(one.control.committed(), one.log.tail(), "the directory's entries were not committed");
+    // What was handed on is applied; it must be committed, too.
+    one.append(&Update::Write { inode: made, offset: 0, at: NOW, strip: false, data: b"hello" });
+    let (_, dependencies) = two.acquire_with(&[(made, true)]).expect("granted");
+    assert!(!dependencies.is_empty(), "nothing is to be committed");
+    let mut three = Client::open(&site.socket());
+    three.call(&Request::SyncInode { inode: made, dependencies: Vec::new() }).expect("synced");
+    assert_eq!(one.control.committed(), one.log.tail(), "what was handed on was not committed");
+    site.check();
+}
+
+#[test]
+fn sync_commits_what_all_sessions_did_also_ended_ones() {
+    let mut site = Site::new(64 << 20);
+    let [mut one, mut two, mut left] = [(); 3].map(|()| Client::open(&site.socket()));
+    for (client, name) in [(&mut one, b"one"), (&mut two, b"two"), (&mut left, b"lef")] {
+        client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
+        client.make(InodeId::ROOT, name, FileKind::Regular);
+    }
+    left.call(&Request::Leave).expect("told");
+    two.call(&Request::SyncAll).expect("synced");
+    for client in [&one, &two, &left] {
+        assert_eq!(client.control.committed(), client.log.tail());
+    }
+    site.check();
+}
+
 #[test]
 fn an_unlinked_file_lives_until_its_last_handle_is_closed() {
     let mut site = Site::new(64 << 20);

@@ -182,7 +182,7 @@ impl<F: FileSystem> Call<'_, F> {
         }
         // For its own pages the kernel asks for FSYNC itself.
         if direct && has(asked.flags, libc::O_DSYNC) {
-            self.fs().sync()?;
+            self.fs().sync_inode(inode)?;
         }
         let size = u32::try_from(bytes).map_err(|_| Errno::EIO)?;
         self.reply.structure(&WriteOut { size, padding: 0 })?;
@@ -232,9 +232,15 @@ impl<F: FileSystem> Call<'_, F> {
         unlocked.map(|()| Then::Send)
     }
 
-    /// FSYNC, FSYNCDIR and SYNCFS: the session's log has one order, so all that came before is made persistent.
-    pub(crate) fn sync(self) -> Answer {
-        self.fs().sync()?;
+    /// FSYNC and FSYNCDIR: what was done to the inode is made persistent, whether by the mount or past it.
+    pub(crate) fn fsync(self) -> Answer {
+        self.fs().sync_inode(self.inode())?;
+        Ok(Then::Send)
+    }
+
+    /// SYNCFS, which today's kernels ask of no FUSE mount like this one.
+    pub(crate) fn syncfs(self) -> Answer {
+        self.fs().sync_all()?;
         Ok(Then::Send)
     }
 

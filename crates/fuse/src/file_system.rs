@@ -48,7 +48,8 @@ pub trait FileSystem: Send + Sync + 'static {
     fn close(&self, inode: InodeId);
     fn read(&self, inode: InodeId, offset: u64, buffer: &mut [u8]) -> Outcome<usize>;
     fn write(&self, who: &Credentials, inode: InodeId, at: WriteAt, data: &[u8], strip: bool) -> Outcome<Written>;
-    fn sync(&self) -> Outcome<()>;
+    fn sync_inode(&self, inode: InodeId) -> Outcome<()>;
+    fn sync_all(&self) -> Outcome<()>;
     fn allocate(
         &self,
         who: &Credentials,
@@ -143,7 +144,8 @@ forward! {
     fn close(inode: InodeId);
     fn read(inode: InodeId, offset: u64, buffer: &mut [u8]) -> Outcome<usize>;
     fn write(who: &Credentials, inode: InodeId, at: WriteAt, data: &[u8], strip: bool) -> Outcome<Written>;
-    fn sync() -> Outcome<()>;
+    fn sync_inode(inode: InodeId) -> Outcome<()>;
+    fn sync_all() -> Outcome<()>;
     fn allocate(who: &Credentials, inode: InodeId, how: Allocation, offset: u64, length: u64, strip: bool) -> Outcome<()>;
     fn seek(inode: InodeId, what: Seek, offset: u64) -> Outcome<u64>;
     fn copy_range(who: &Credentials, from: InodeId, from_offset: u64, to: InodeId, to_offset: u64, length: u64, strip: bool) -> Outcome<u64>;

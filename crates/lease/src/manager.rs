@@ -392,6 +392,35 @@ impl LeaseManager {
         found.into_iter().collect()
     }
 
+    /// Returns the sessions that may have changed an inode, or a directory that leads to it, by records that are not applied yet: those
+    /// whose records [`Self::may_write`] allows there.
+    #[must_use]
+    pub fn writers(&self, inode: InodeId, ancestry: &impl Ancestry) -> BTreeSet<SessionId> {
+        let mut found = BTreeSet::new();
+        for id in path_up(inode, ancestry) {
+            let Some(place) = self.holds.governing(id, ancestry) else { continue };
+            let writes = |&(session, slot): &(SessionId, u32)| {
+                self.holds.slot(session, slot).mode == Mode::Write || self.holds.is_dirty(session, slot)
+            };
+            found.extend(self.holds.holders_of(place).filter(writes).map(|(session, _)| session));
+        }
+        found
+    }
+
+    /// Returns [`Self::dependencies`] of an inode and of all directories that lead to it.
+    #[must_use]
+    pub fn path_dependencies(
+        &self,
+        session: SessionId,
+        inode: InodeId,
+        ancestry: &impl Ancestry,
+    ) -> Vec<(SessionId, LogPosition)> {
+        let mut found = BTreeMap::new();
+        path_up(inode, ancestry).for_each(|id| self.dependencies.collect(id, ancestry, &mut found));
+        found.remove(&session);
+        found.into_iter().collect()
+    }
+
     /// Whether a word need not be written any more: its slot has a newer one, or is another place's already. Written in its turn it would take away what
     /// stands there, for who looks just then: a place that was attached is written ahead ([`Self::take_attached`]), and may have the slot of one that is no more.
     #[must_use]
@@ -662,4 +691,9 @@ impl LeaseManager {
         }
         self.contended.insert(directory, now_us + self.limits.contended_us);
     }
+}
+
+/// An inode, and the directories that lead to it, up to the root.
+fn path_up(inode: InodeId, ancestry: &impl Ancestry) -> impl Iterator<Item = InodeId> {
+    std::iter::successors(Some(inode), |id| ancestry.home(*id).directory)
 }

@@ -3,7 +3,9 @@
 use std::sync::atomic::{Ordering, fence};
 
 use ashlar_pmem::Persistent;
-use ashlar_types::{BLOCK_BYTES, Credentials, Errno, FILE_SIZE_MAX, FileKind, Inode, InodeId, LogPosition, QuotaId};
+use ashlar_types::{
+    BLOCK_BYTES, Credentials, Errno, FILE_SIZE_MAX, FileKind, Inode, InodeId, LogPosition, QuotaId, SessionId,
+};
 use ashlar_update::{Allocation, Update};
 use ashlar_wire::{OperationKind, Reply, Request};
 
@@ -394,19 +396,44 @@ impl LibFs {
         Ok(copied)
     }
 
-    /// Makes everything that this session did before persistent, and all that it depends on.
+    /// Makes persistent what any session did to an inode and to its names before, and everything that this session did before, with all
+    /// that it depends on.
     ///
     /// # Errors
     /// `EIO` where the medium fails.
-    pub fn sync(&self) -> Outcome<()> {
+    pub fn sync_inode(&self, id: InodeId) -> Outcome<()> {
+        // It comes first: what a lease was granted with is among the dependencies before it's here.
+        let is_governed = self.sync_needed && self.is_governed(id);
+        self.sync_with(|dependencies| match is_governed {
+            true if dependencies.is_empty() => None,
+            true => Some(Request::SyncDependencies(dependencies)),
+            false => Some(Request::SyncInode { inode: id, dependencies }),
+        })
+    }
+
+    /// Makes persistent everything that any session did before.
+    ///
+    /// # Errors
+    /// `EIO` where the medium fails.
+    pub fn sync_all(&self) -> Outcome<()> {
+        self.sync_with(|_| Some(Request::SyncAll))
+    }
+
+    /// Whether a lease keeps others from an inode: what they did to it before was named when the lease was granted.
+    fn is_governed(&self, id: InodeId) -> bool {
+        self.nodes.read_existing(id).is_some_and(|state| state.inode.is_some() && self.holds(&state, false))
+    }
+
+    /// Makes the session's log persistent, after what SharedFS is asked for. `request` is given what the session depends on.
+    fn sync_with(&self, request: impl FnOnce(Vec<(SessionId, LogPosition)>) -> Option<Request>) -> Outcome<()> {
         let _measured = self.measured(OperationKind::Sync);
         self.check_alive()?;
         if !self.sync_needed {
             return Ok(());
         }
         let unsynced: Vec<_> = self.dependencies.lock().unsynced.iter().map(|(s, p)| (*s, *p)).collect();
-        if !unsynced.is_empty() {
-            self.call(&Request::SyncDependencies(unsynced.clone()))?;
+        if let Some(request) = request(unsynced.clone()) {
+            self.call(&request)?;
             let mut dependencies = self.dependencies.lock();
             for (session, position) in unsynced {
                 if dependencies.unsynced.get(&session) == Some(&position) {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{OperationCounts, Question};
 
 /// The version of the protocol and of the shared memory's layout. A daemon understands this one only.
-pub const PROTOCOL_VERSION: u32 = 13;
+pub const PROTOCOL_VERSION: u32 = 14;
 
 /// What a session is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -357,6 +357,15 @@ pub enum Request {
     },
     /// Make other sessions' updates persistent, which this session's depend on.
     SyncDependencies(Vec<(SessionId, LogPosition)>),
+    /// Make persistent what other sessions have done to an inode and to its names, and what this session depends on.
+    SyncInode {
+        /// The inode.
+        inode: InodeId,
+        /// Other sessions' updates on which this session's depend.
+        dependencies: Vec<(SessionId, LogPosition)>,
+    },
+    /// Make persistent what all sessions have done.
+    SyncAll,
     /// For `statfs`.
     Space {
         /// The subtree within whose limits it is asked for.

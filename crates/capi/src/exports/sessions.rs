@@ -52,7 +52,7 @@ extern "C" fn ashlar_umask(fs: SessionPointer, mask: libc::mode_t) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_sync(fs: SessionPointer) -> c_int {
-    done(|| fs.session()?.fs.sync())
+    done(|| fs.session()?.fs.sync_all())
 }
 
 #[unsafe(no_mangle)]

@@ -472,7 +472,11 @@ impl ashlar_fuse::FileSystem for Fake {
         Ok(Written { offset: offset as u64, bytes: data.len() })
     }
 
-    fn sync(&self) -> Outcome<()> {
+    fn sync_inode(&self, _: InodeId) -> Outcome<()> {
+        self.sync_all()
+    }
+
+    fn sync_all(&self) -> Outcome<()> {
         let mut state = self.state();
         state.syncs += 1;
         while state.syncs_blocked {

@@ -331,6 +331,25 @@ fn a_lease_passed_on_twice_depends_on_both_writers_though_one_wrote_nothing() {
     assert_eq!(world.manager.dependencies(last, file, &world.applied), vec![]);
 }
 
+/// `fsync` takes the logs of these sessions, and of no others.
+#[test]
+fn writers_are_the_holders_up_to_the_root_until_applied() {
+    let mut world = world(quick());
+    let [holder, writer, reader] = [(); 3].map(|()| world.begin());
+    let directory = world.make(holder, ROOT, true).unwrap();
+    let (file, beside) = (world.make(holder, directory, false).unwrap(), world.make(holder, ROOT, false).unwrap());
+    world.digest(holder, usize::MAX).unwrap();
+    world.run(writer, Op::Write { inode: file, value: 1 }).unwrap();
+    let writers = |world: &World, inode| world.manager.writers(inode, &world.applied).into_iter().collect::<Vec<_>>();
+    assert_eq!(writers(&world, file), [holder, writer]);
+    assert_eq!(writers(&world, beside), [holder], "the other one has no part in it");
+    assert_eq!(world.read(reader, file), Ok(1));
+    assert_eq!(writers(&world, file), [holder], "to be read, the writer's records were applied");
+    let depends = |session| world.manager.path_dependencies(session, file, &world.applied);
+    assert!(depends(reader).iter().any(|(session, _)| *session == writer), "they are not persistent yet");
+    assert!(depends(writer).iter().all(|(session, _)| *session != writer), "its own it knows");
+}
+
 /// Found by random steps: the mover had excepted what he reads himself from his lease on all of it.
 #[test]
 fn what_a_directory_depends_on_goes_with_it_when_it_is_moved() {

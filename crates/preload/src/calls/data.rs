@@ -7,7 +7,7 @@ use super::Served;
 use crate::arch::system_call;
 use crate::descriptors::{self, File, PlaceGuard};
 use crate::session::{self, Session};
-use crate::{materialise, memory, users};
+use crate::{deferred, materialise, memory, users};
 
 /// The most that one call transfers, as in the kernel.
 const TRANSFER_MAX: usize = 0x7fff_f000;
@@ -217,7 +217,7 @@ fn write(file: &File, at: At, parts: &[libc::iovec], flags: u64) -> Served {
     };
     let count = write_parts(session, file.inode(), if appends { None } else { Some(offset) }, parts, &mut place)?;
     if is_synchronous && count > 0 {
-        session.fs.sync()?;
+        session.fs.sync_inode(file.inode())?;
     }
     Ok(Some(count as i64))
 }
@@ -338,20 +338,41 @@ pub(super) fn seek(a: &[u64; 6]) -> Served {
     Ok(Some(to))
 }
 
-/// `fsync` and its like: the log has one order, so all that came before is made persistent.
+/// `fsync` and its like: what any session did to the file, and, as the log has one order, all that this one did.
 pub(super) fn sync(a: &[u64; 6]) -> Served {
     let Some(file) = descriptors::file(a[0] as i32) else { return Ok(None) };
-    file.session()?.fs.sync()?;
+    file.session()?.fs.sync_inode(file.inode())?;
     Ok(Some(0))
 }
 
-/// `sync`, which is for all file systems.
+/// `syncfs`, also by a descriptor of the kernel's: that does not hand the call on to a mount.
+pub(super) fn sync_file_system(a: &[u64; 6]) -> Served {
+    let descriptor = a[0] as i32;
+    if deferred::is_any_candidate() && descriptors::is_candidate(descriptor) {
+        deferred::end();
+    }
+    let Some(file) = descriptors::file(descriptor) else {
+        // SAFETY: the program's own call.
+        let done = unsafe { system_call(libc::SYS_syncfs as u64, *a) };
+        let device = if done == 0 { session::device_of(descriptor) } else { None };
+        if let Some(session) = session::all().find(|session| Some(session.device) == device) {
+            session.fs.sync_all()?;
+        }
+        return Ok(Some(done));
+    };
+    file.session()?.fs.sync_all()?;
+    Ok(Some(0))
+}
+
+/// `sync`, which is for all file systems. The kernel's come first: with them a mount gets what was written to its mapped files.
 pub(super) fn sync_all() -> Served {
+    // SAFETY: it takes nothing.
+    unsafe { system_call(libc::SYS_sync as u64, [0; 6]) };
     for session in session::all().chain(users::aside()) {
         // It has no way to fail.
-        let _ = session.fs.sync();
+        let _ = session.fs.sync_all();
     }
-    Ok(None)
+    Ok(Some(0))
 }
 
 /// The offset that a call was given the address of, or none.
@@ -458,6 +479,9 @@ fn copy(from: &File, from_address: u64, to: &File, to_address: u64, bytes: u64) 
     let copied = copied.inspect_err(|errno| tell_of_limit(*errno, limit))?;
     moved(from, from_address, from_given, from_offset + copied)?;
     moved(to, to_address, to_given, to_offset + copied)?;
+    if to.flags() & (libc::O_SYNC | libc::O_DSYNC) != 0 && copied > 0 {
+        session.fs.sync_inode(output)?;
+    }
     Ok(Some(copied as i64))
 }
 

@@ -70,7 +70,6 @@ pub(super) const fn shape(number: i64) -> Shape {
         | libc::SYS_fadvise64
         | libc::SYS_readahead
         | libc::SYS_sync_file_range
-        | libc::SYS_syncfs
         | libc::SYS_fallocate
         | libc::SYS_finit_module
         | libc::SYS_setns
@@ -204,6 +203,7 @@ pub(super) const fn shape(number: i64) -> Shape {
         | libc::SYS_setrlimit
         | libc::SYS_prlimit64
         | libc::SYS_sync
+        | libc::SYS_syncfs
         | libc::SYS_clone
         | libc::SYS_clone3
         | libc::SYS_fork
@@ -319,7 +319,7 @@ pub(crate) const fn descriptors_of(number: i64) -> &'static [usize] {
         libc::SYS_dup2 | libc::SYS_dup3 | libc::SYS_sendfile | libc::SYS_tee => &[0, 1],
         libc::SYS_copy_file_range | libc::SYS_splice => &[0, 2],
         libc::SYS_epoll_ctl => &[2],
-        libc::SYS_fcntl | libc::SYS_ioctl => &[0],
+        libc::SYS_fcntl | libc::SYS_ioctl | libc::SYS_syncfs => &[0],
         _ if matches!(shape(number), Shape::Descriptor) => &[0],
         _ => &[],
     }

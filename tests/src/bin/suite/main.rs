@@ -22,6 +22,7 @@ mod rights;
 mod run;
 mod scratch;
 mod short;
+mod synced;
 mod top;
 mod trouble;
 mod unlucky;
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
         trouble::TESTS,
         conformance::TESTS,
         power::TESTS,
+        synced::TESTS,
     ];
     // What rests on the way that requests come by more than other things do.
     let by_rings = [

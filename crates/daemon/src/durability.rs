@@ -1,0 +1,76 @@
+//! Makes persistent what sessions did: for `fsync`, whichever session wrote, and for `sync`, all of them.
+//!
+//! A session makes its own log last by itself. The logs of others SharedFS applies as far as they are settled, and commits. It asks
+//! nothing of their processes, and no lease moves. A commit takes all that is applied, so whatever a log's records depend on is part
+//! of it: a record names only updates that were applied before.
+
+use std::collections::BTreeSet;
+
+use ashlar_store::StoreError;
+use ashlar_types::{Errno, InodeId, LogPosition, SessionId};
+use parking_lot::MutexGuard;
+
+use crate::grant::internal;
+use crate::leasing::Ancestors;
+use crate::shared::Shared;
+use crate::state::State;
+
+/// Makes persistent what sessions other than `id` have done to an inode and to the names that lead to it, and their updates up to these
+/// positions.
+///
+/// # Errors
+/// As [`sync_positions`].
+pub fn sync_inode(
+    shared: &Shared,
+    id: SessionId,
+    inode: InodeId,
+    mut positions: Vec<(SessionId, LogPosition)>,
+) -> Result<(), Errno> {
+    let mut state = shared.lock();
+    let mut applied = BTreeSet::from([id]);
+    // What a log says may lead to further ones: it makes the inode, or moves it below another directory.
+    while let Some(writer) =
+        writers(&state, inode).map_err(|error| internal(&error))?.into_iter().find(|writer| !applied.contains(writer))
+    {
+        state = shared.apply_settled(state, writer);
+        applied.insert(writer);
+        positions.push((writer, state.store.applied(writer)));
+    }
+    positions.extend(state.leasing.manager.path_dependencies(id, inode, &Ancestors(&state.store)));
+    sync_positions(shared, state, &positions)
+}
+
+/// The sessions whose logs may hold updates of an inode, or of a directory that leads to it, which are not applied yet.
+fn writers(state: &State, inode: InodeId) -> Result<BTreeSet<SessionId>, StoreError> {
+    if state.store.inode(inode)?.is_some() {
+        return Ok(state.leasing.manager.writers(inode, &Ancestors(&state.store)));
+    }
+    // A process may have a file open, by a descriptor that it was handed, which is known only to the session that made it.
+    let makers = state.sessions.values().filter(|session| session.ranges.contains(inode));
+    Ok(makers.map(|session| session.id).collect())
+}
+
+/// Makes persistent what all sessions have done.
+///
+/// # Errors
+/// As [`Shared::commit_all`].
+pub fn sync_all(shared: &Shared) -> Result<(), Errno> {
+    let mut state = shared.apply_all_settled(shared.lock());
+    shared.commit_all(&mut state)
+}
+
+/// Makes the updates of sessions persistent that are applied, up to these positions.
+///
+/// # Errors
+/// `EIO` where they can't be committed; [`Shared::ENDING`].
+pub fn sync_positions(
+    shared: &Shared,
+    mut state: MutexGuard<'_, State>,
+    positions: &[(SessionId, LogPosition)],
+) -> Result<(), Errno> {
+    // A position that nobody has seen would be waited for forever.
+    let is_behind = |(id, position): &(SessionId, LogPosition)| {
+        state.store.committed(*id) < state.store.applied(*id).min(*position)
+    };
+    if positions.iter().any(is_behind) { shared.commit_all(&mut state) } else { Ok(()) }
+}

@@ -1,0 +1,312 @@
+//! What `fsync` and `sync` make persistent of what other processes did: the power is cut as soon as they have returned.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::time::{Duration, Instant};
+
+use ashlar_tests::command::signal;
+use ashlar_tests::harness::{Test, Verdict};
+use ashlar_tests::mount::{Front, Site, obstacle};
+use ashlar_tests::reference::Reference;
+use ashlar_tests::{Outcome, ensure, tried};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+/// The tests of this group.
+pub const TESTS: &[Test] = &[
+    Test { name: "power/fsync_covers_what_another_process_wrote", run: || with(written) },
+    Test { name: "power/fsync_covers_names_another_process_made", run: || with(named) },
+    Test { name: "power/fsync_covers_what_another_user_wrote", run: || with(by_users) },
+    Test { name: "power/fsync_covers_a_file_passed_by_descriptor", run: || with(passed_on) },
+    Test { name: "power/sync_covers_what_all_sessions_did", run: || with(all) },
+    Test { name: "power/sync_waits_for_no_stopped_process", run: || with(stopped) },
+];
+
+const NOBODY: u32 = 65534;
+const MOUNTS: usize = 2;
+/// A sync takes no longer, whoever is stopped.
+const SOON: Duration = Duration::from_secs(20);
+const OLD: &str = "old";
+const NEW: &str = "new";
+
+fn with(test: fn(&mut Power) -> Outcome<Verdict>) -> Outcome<Verdict> {
+    if let Some(why) = obstacle() {
+        return Ok(Verdict::Skipped(why));
+    }
+    let disk = Reference::new(512)?;
+    if let Some(why) = disk.uncuttable() {
+        return Ok(Verdict::Skipped(why));
+    }
+    let site = Site::within(&disk.path(), "128M")?;
+    let mut power = Power { site, disk, cuts: 0 };
+    power.mount()?;
+    test(&mut power)
+}
+
+/// An arena on a disk whose power can be cut.
+struct Power {
+    // It comes first: the arena's processes end before the disk goes.
+    site: Site,
+    disk: Reference,
+    cuts: usize,
+}
+
+impl Power {
+    fn mount(&self) -> Outcome {
+        (0..MOUNTS).try_for_each(|number| self.site.mount(number).map(drop))
+    }
+
+    /// A directory that everybody may write to, with a file `file` in it that says `old`, both of them persistent.
+    fn prepare(&self, case: &str) -> Outcome {
+        let directory = self.site.point(0).join(case);
+        fs::create_dir(&directory).map_err(tried("making a directory"))?;
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o777)).map_err(tried("chmod"))?;
+        let file = directory.join("file");
+        fs::write(&file, OLD).map_err(tried("writing"))?;
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o666)).map_err(tried("chmod"))?;
+        for path in [file, directory, self.site.point(0)] {
+            fs::File::open(path).and_then(|file| file.sync_all()).map_err(tried("syncing"))?;
+        }
+        Ok(())
+    }
+
+    /// Cuts the power, ends the processes, gives the power back, and mounts again.
+    fn cut(&mut self, hands: impl IntoIterator<Item = Hand>) -> Outcome {
+        self.disk.cut_power(&[])?;
+        // A process whose mount is stopped ends only after that has.
+        self.site.kill_all_there_is()?;
+        hands.into_iter().for_each(drop);
+        self.site.clear_mounts();
+        self.disk.restore_power()?;
+        self.cuts += 1;
+        self.mount()
+    }
+
+    /// Checks that a file says this after a cut.
+    fn check(&self, case: &str, name: &str, text: &str) -> Outcome {
+        let found = fs::read_to_string(self.site.point(0).join(case).join(name));
+        let found = found.map_err(tried(format!("{case}: reading {name}")))?;
+        ensure!(found == text, "{case}: after the cut, {name} says '{found}' and not '{text}'");
+        Ok(())
+    }
+
+    /// A process that works in the directory of a case.
+    fn hand(&self, way: Way, case: &str) -> Outcome<Hand> {
+        self.hand_of(way, case, None)
+    }
+
+    fn hand_of(&self, (front, mount): Way, case: &str, user: Option<u32>) -> Outcome<Hand> {
+        Hand::start(front, &self.site.point(mount).join(case), user)
+    }
+
+    fn end(&self) -> Outcome<Verdict> {
+        (0..MOUNTS).try_for_each(|mount| self.site.umount(mount).map(drop))?;
+        self.site.check()?;
+        Ok(Verdict::Passed(format!("{} cuts, and what was synced was there after each", self.cuts)))
+    }
+}
+
+/// How a process gets to files: with LibFS or through the kernel, and by which mount.
+type Way = (Front, usize);
+
+const RUN: Way = (Front::RunAtOnce, 0);
+const MOUNT: Way = (Front::Mount, 0);
+const OTHER_MOUNT: Way = (Front::Mount, 1);
+
+/// A process that does what it is told.
+struct Hand {
+    child: Child,
+    /// `None`: it ends.
+    told: Option<ChildStdin>,
+    says: BufReader<ChildStdout>,
+}
+
+impl Hand {
+    fn start(front: Front, directory: &Path, user: Option<u32>) -> Outcome<Self> {
+        let mut command = front.command("python3");
+        command.args(["-c", include_str!("../../../jobs/syncer.py")]).current_dir(directory);
+        if let Some(user) = user {
+            command.uid(user).gid(user);
+        }
+        let started = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut child = started.map_err(tried("starting a process"))?;
+        let (told, says) = (child.stdin.take(), child.stdout.take().ok_or("a process without a pipe")?);
+        Ok(Self { child, told, says: BufReader::new(says) })
+    }
+
+    /// Has it do something, and waits until it says that it has.
+    fn does(&mut self, deeds: &[Value]) -> Outcome {
+        for deed in deeds {
+            let told = self.told.as_mut().ok_or("a process that ends is told something")?;
+            writeln!(told, "{deed}").map_err(tried("telling a process"))?;
+            let mut line = String::new();
+            self.says.read_line(&mut line).map_err(tried("reading what a process says"))?;
+            ensure!(!line.is_empty(), "{deed} failed");
+        }
+        Ok(())
+    }
+
+    /// Ends it, as a program that has nothing more to do.
+    fn finish(mut self) -> Outcome {
+        self.told = None;
+        self.child.wait().map(drop).map_err(tried("waiting for a process"))
+    }
+}
+
+impl Drop for Hand {
+    fn drop(&mut self) {
+        // One that has ended can't be killed any more.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// One writes, another syncs: with each way to get to files on both sides, and each call that syncs a file.
+fn written(power: &mut Power) -> Outcome<Verdict> {
+    let cases: [(&str, Way, Way, &[Value]); 9] = [
+        ("run-run", RUN, RUN, &[json!(["fsync", "file"])]),
+        ("run-run-read", RUN, RUN, &[json!(["read", "file"]), json!(["fsync", "file"])]),
+        ("run-run-data", RUN, RUN, &[json!(["fdatasync", "file"])]),
+        ("run-run-syncfs", RUN, RUN, &[json!(["syncfs", "file"])]),
+        ("run-run-mapped", RUN, RUN, &[json!(["map", "file"]), json!(["fsync", "file"])]),
+        ("run-mount", RUN, MOUNT, &[json!(["fsync", "file"])]),
+        ("mount-run", MOUNT, RUN, &[json!(["fsync", "file"])]),
+        ("mount-other", MOUNT, OTHER_MOUNT, &[json!(["fsync", "file"])]),
+        ("mount-other-read", MOUNT, OTHER_MOUNT, &[json!(["read", "file"]), json!(["fdatasync", "file"])]),
+    ];
+    for (case, writes, syncs, sync) in cases {
+        power.prepare(case)?;
+        let (mut writer, mut syncer) = (power.hand(writes, case)?, power.hand(syncs, case)?);
+        let open = [json!(["open", "file"])];
+        syncer.does(&open)?;
+        writer.does(&open)?;
+        writer.does(&[json!(["write", "file", NEW])])?;
+        syncer.does(sync)?;
+        power.cut([writer, syncer])?;
+        power.check(case, "file", NEW)?;
+    }
+    power.end()
+}
+
+/// A case, the ways of the process that makes names and of the one that syncs, what the first does, what the second has open and syncs, and which
+/// file then says what.
+type Naming<'a> = (&'a str, [Way; 2], &'a [Value], &'a str, [&'a str; 2]);
+
+/// One makes names, another syncs the directory or the file.
+fn named(power: &mut Power) -> Outcome<Verdict> {
+    let make = [json!(["open", "made", "w+"]), json!(["write", "made", NEW])];
+    let rename = [json!(["rename", "file", "moved"])];
+    let link = [json!(["link", "file", "second"])];
+    let nested =
+        [json!(["mkdir", "below"]), json!(["open", "below/made", "w+"]), json!(["rename", "file", "below/moved"])];
+    let cases: [Naming<'_>; 5] = [
+        ("made", [RUN, RUN], &make, ".", ["made", NEW]),
+        ("made-mount", [RUN, MOUNT], &make, ".", ["made", NEW]),
+        ("renamed", [RUN, RUN], &rename, "file", ["moved", OLD]),
+        ("linked", [MOUNT, OTHER_MOUNT], &link, "file", ["second", OLD]),
+        ("nested", [RUN, RUN], &nested, "file", ["below/moved", OLD]),
+    ];
+    for (case, [names, syncs], deeds, synced, [name, text]) in cases {
+        power.prepare(case)?;
+        let (mut maker, mut syncer) = (power.hand(names, case)?, power.hand(syncs, case)?);
+        syncer.does(&[json!(["open", synced, if synced == "." { "d" } else { "r+" }])])?;
+        maker.does(deeds)?;
+        syncer.does(&[json!(["fsync", synced])])?;
+        power.cut([maker, syncer])?;
+        power.check(case, name, text)?;
+    }
+    power.end()
+}
+
+/// Writer and syncer are different users.
+fn by_users(power: &mut Power) -> Outcome<Verdict> {
+    for (case, writes, syncs) in [("to-root", Some(NOBODY), None), ("to-user", None, Some(NOBODY))] {
+        power.prepare(case)?;
+        let mut writer = power.hand_of(RUN, case, writes)?;
+        let mut syncer = power.hand_of(RUN, case, syncs)?;
+        let open = [json!(["open", "file"])];
+        syncer.does(&open)?;
+        writer.does(&open)?;
+        writer.does(&[json!(["write", "file", NEW])])?;
+        syncer.does(&[json!(["fsync", "file"])])?;
+        power.cut([writer, syncer])?;
+        power.check(case, "file", NEW)?;
+    }
+    power.end()
+}
+
+/// A process syncs a file after its child, which has it by a descriptor, has written to it and said so by a pipe.
+fn passed_on(power: &mut Power) -> Outcome<Verdict> {
+    for (case, way) in [("child-run", RUN), ("child-mount", MOUNT)] {
+        power.prepare(case)?;
+        let mut parent = power.hand(way, case)?;
+        parent.does(&[
+            json!(["open", "file"]),
+            json!(["write", "file", "own"]),
+            json!(["fork", "write", "file", NEW]),
+            json!(["fsync", "file"]),
+        ])?;
+        power.cut([parent])?;
+        power.check(case, "file", NEW)?;
+    }
+    power.end()
+}
+
+/// `sync` by a process that has nothing to do with what others wrote, whose processes may have ended.
+fn all(power: &mut Power) -> Outcome<Verdict> {
+    for (name, sync) in [("sync", json!(["sync"])), ("syncfs", json!(["syncfs", "."]))] {
+        for ends in [false, true] {
+            let case = &format!("{name}-{ends}");
+            power.prepare(case)?;
+            let mut syncer = power.hand(RUN, case)?;
+            syncer.does(&[json!(["open", ".", "d"])])?;
+            let mut hands = vec![syncer];
+            for (name, way) in [("run", RUN), ("mount", MOUNT), ("other", OTHER_MOUNT)] {
+                let mut writer = power.hand(way, case)?;
+                writer.does(&[json!(["open", name, "w+"]), json!(["write", name, NEW])])?;
+                if ends {
+                    writer.finish()?;
+                } else {
+                    hands.push(writer);
+                }
+            }
+            hands[0].does(std::slice::from_ref(&sync))?;
+            power.cut(hands)?;
+            for name in ["run", "mount", "other"] {
+                power.check(case, name, NEW)?;
+            }
+        }
+    }
+    power.end()
+}
+
+/// Neither `fsync` nor `sync` waits for the process that wrote, nor for one behind a mount.
+fn stopped(power: &mut Power) -> Outcome<Verdict> {
+    let cases = [
+        ("run-fsync", RUN, json!(["fsync", "file"])),
+        ("mount-fsync", MOUNT, json!(["fsync", "file"])),
+        ("run-syncfs", RUN, json!(["syncfs", "file"])),
+        ("mount-syncfs", MOUNT, json!(["syncfs", "file"])),
+    ];
+    for (name, writes, sync) in cases {
+        let case = &format!("stopped-{name}");
+        power.prepare(case)?;
+        let (mut writer, mut syncer) = (power.hand(writes, case)?, power.hand(RUN, case)?);
+        let open = [json!(["open", "file"])];
+        syncer.does(&open)?;
+        writer.does(&open)?;
+        writer.does(&[json!(["write", "file", NEW])])?;
+        let writers = if writes == MOUNT { power.site.mount_processes()? } else { vec![writer.child.id()] };
+        writers.into_iter().try_for_each(|pid| signal(pid, Signal::STOP))?;
+        let began = Instant::now();
+        syncer.does(&[sync])?;
+        ensure!(began.elapsed() < SOON, "{name} took {:?} while the writer was stopped", began.elapsed());
+        power.cut([writer, syncer])?;
+        power.check(case, "file", NEW)?;
+    }
+    power.end()
+}
