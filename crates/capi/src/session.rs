@@ -79,6 +79,7 @@ impl Session {
             notice: |_| {},
             descriptors: OwnDescriptors { from: DESCRIPTORS_FROM, ..OwnDescriptors::KNOWN },
             beside: 0,
+            yields_to_kernel: false,
         };
         let fs = LibFs::connect(&options).map_err(|error| refusal(&site.socket, &error))?;
         Ok(Self {

@@ -46,6 +46,7 @@ pub fn serve(arguments: &MountProcessArguments, ready: &dyn Fn()) -> Result<Exit
         notice: |words| tracing::warn!("{words}"),
         descriptors: OwnDescriptors::KNOWN,
         beside: 0,
+        yields_to_kernel: false,
     })?;
     let options = MountOptions {
         read_only: arguments.read_only,

@@ -107,6 +107,10 @@ pub fn post(state: &mut State, replies: &[GrantReply]) {
     for reply in replies.iter().filter(|reply| may_be_posted(reply)) {
         let (told, word) = (&reply.state, LeaseWord(reply.word));
         let (contents, entries) = (told.contents.is_some(), told.entries.is_some());
+        // What a mount is told of what is reserved for the kernel is nobody else's.
+        if leasing.manager.is_reserved_from(board.session, reply.inode, &Ancestors(store)) {
+            continue;
+        }
         if posts == POSTS_MAX || board.has(reply.inode, Need { contents, entries, xattrs: true, children: false }) {
             continue;
         }

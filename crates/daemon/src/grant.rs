@@ -94,7 +94,7 @@ pub fn applied(shared: &Shared, id: SessionId, patience: Patience) -> Result<Mut
 }
 
 /// Applies what a session has logged, and what others have if there may be no such inodes otherwise.
-fn begin<'a>(
+pub fn begin<'a>(
     shared: &'a Shared,
     id: SessionId,
     wants: &[Want],
@@ -266,6 +266,9 @@ fn request(
     wants: &[Want],
     patience: Patience,
 ) -> Result<Answer, Errno> {
+    if wants.iter().any(|want| state.is_refused(id, want)) {
+        return Err(Errno::RESERVED);
+    }
     shared.drive(state);
     // Where there is none, leases that were granted longer ago make room.
     let top = state.sessions.get(&id).map_or(0, |session| session.lease_top);
@@ -275,6 +278,11 @@ fn request(
     // Where others wait, nobody gets more than he asks for.
     if !state.leasing.manager.is_waited_for() {
         walk::look_ahead(state, id, &mut wants);
+        let mut index = 0;
+        wants.retain(|want| {
+            index += 1;
+            index <= asked || !state.is_refused(id, want)
+        });
     }
     let wanted = Wanted { wants, asked };
     if let Some(answer) = covered(state, id, &wanted) {
@@ -298,6 +306,14 @@ fn request(
         }
         shared.grants_changed.wait_for(state, pause(wait));
     }
+}
+
+/// Has a session hold leases, of which it is told nothing yet.
+///
+/// # Errors
+/// As for what a session asks for.
+pub fn take(shared: &Shared, state: &mut MutexGuard<'_, State>, id: SessionId, wants: &[Want]) -> Result<(), Errno> {
+    request(shared, state, id, wants, Patience::Any)?.grants.map(drop)
 }
 
 /// A want, with what the session is likely to look at next in view.
@@ -406,13 +422,13 @@ fn pause(until_us: Option<u64>) -> Duration {
 
 fn perform(state: &mut State, command: &Command) {
     match command {
-        Command::Revoke { word, reason: Reason::Folded | Reason::Ended } => take(state, word),
+        Command::Revoke { word, reason: Reason::Folded | Reason::Ended } => take_word(state, word),
         Command::Revoke { word, .. } => take_and_tell(state, word, word.inode, word.scope),
-        Command::Downgrade { word } => take(state, word),
+        Command::Downgrade { word } => take_word(state, word),
         Command::Split { word, hole: Some(hole) } if !hole.keeps_read => {
             take_and_tell(state, word, hole.inode, hole.scope);
         }
-        Command::Split { word, .. } => take(state, word),
+        Command::Split { word, .. } => take_word(state, word),
         Command::Attach { word } => write(state, word),
         Command::SealAndApply { session } => {
             state.seal_and_apply(*session);
@@ -425,7 +441,7 @@ fn perform(state: &mut State, command: &Command) {
 
 /// Writes a word that takes something from its session. From here until its log is applied, records that are valid under the
 /// old word may be in the log; a restart must know that.
-fn take(state: &mut State, word: &SlotWord) {
+fn take_word(state: &mut State, word: &SlotWord) {
     if let Some(session) = state.sessions.get_mut(&word.session) {
         state.counters.leases_revoked += 1;
         session.leases_revoked += 1;
@@ -438,7 +454,7 @@ fn take(state: &mut State, word: &SlotWord) {
 /// The same, of a mount too, whose kernel is told what it must forget.
 fn take_and_tell(state: &mut State, word: &SlotWord, inode: InodeId, scope: Scope) {
     invalidation::begin(state, word.session);
-    take(state, word);
+    take_word(state, word);
     invalidation::queue(state, word.session, inode, scope);
 }
 

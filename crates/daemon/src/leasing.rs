@@ -107,14 +107,22 @@ impl Leasing {
 
     /// Takes up what the tables of running sessions say, and how far their logs may have been shown to others.
     pub fn restore<'a>(&mut self, store: &Store, sessions: impl Iterator<Item = &'a Session>) {
-        let (mut words, mut applied, mut rooms) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut words, mut applied, mut all) = (Vec::new(), Vec::new(), Vec::new());
         for session in sessions {
-            rooms.push((session.id, session.lease_room));
+            all.push(session);
             applied.push((session.id, session.judged));
             words.extend((0..session.lease_room).filter_map(|slot| restored(session, slot)));
         }
         self.manager = LeaseManager::restore(self.limits, &words, &applied, &Ancestors(store));
-        rooms.into_iter().for_each(|(id, slots)| self.manager.set_table_slots(id, slots));
+        all.into_iter().for_each(|session| self.take_up(session));
+    }
+
+    /// Tells the manager of a session.
+    pub fn take_up(&mut self, session: &Session) {
+        self.manager.set_table_slots(session.id, session.lease_room);
+        if session.identity.kind == SessionKind::Mount {
+            self.manager.admit_to_reserved(session.id);
+        }
     }
 
     /// The leases of a session, to judge its records by.
@@ -215,6 +223,13 @@ fn restored(session: &Session, slot: u32) -> Option<SlotWord> {
 }
 
 impl State {
+    /// Whether a lease that a session wants would cover what is reserved for the kernel, and the session is not a mount's.
+    pub fn is_refused(&self, id: SessionId, want: &Want) -> bool {
+        let lease =
+            ashlar_lease::Want { inode: want.inode, mode: mode(want.write), scope: scope(want.scope), widens: false };
+        self.leasing.manager.refuses(id, &lease, &Ancestors(&self.store))
+    }
+
     /// Queues a session's request for leases.
     ///
     /// # Errors

@@ -45,6 +45,7 @@ mod page;
 mod pool;
 mod quota;
 mod recovery;
+mod reserved;
 mod rights;
 mod serve;
 mod session;

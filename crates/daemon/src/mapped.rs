@@ -191,6 +191,9 @@ fn try_to_map(
         return Err(Errno::EBADF);
     }
     materialise::check_rights(state, session, (inode, &found), Access::READ, false)?;
+    if state.leasing.manager.is_reserved_from(id, inode, &Ancestors(&state.store)) {
+        return Ok(MapBlocks::Impossible);
+    }
     // Nobody else holds a lease then, and whoever gets one is told.
     if follows && !state.leasing.manager.may_write(id, inode, &Ancestors(&state.store)) {
         return Err(Errno::EAGAIN);

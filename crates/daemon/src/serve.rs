@@ -22,7 +22,7 @@ use crate::notify::{Device, Notifier};
 use crate::sessions::{self, Refused};
 use crate::shared::Shared;
 use crate::state::State;
-use crate::{credit, durability, grant, locking, mapped, quota, status};
+use crate::{credit, durability, grant, locking, mapped, quota, reserved, status};
 
 /// The most connections at once, and of one process: each has a thread. A process keeps a few, and one for each thread that
 /// waits for a lock or a commit.
@@ -314,7 +314,9 @@ fn answer(
             return Err(Errno::EIO);
         }
     }
-    let reclaims = peer.is_reclaiming && matches!(request, Request::Lock { .. } | Request::RegisterMount { .. });
+    let is_told_again =
+        matches!(request, Request::Lock { .. } | Request::RegisterMount { .. } | Request::Reserve { .. });
+    let reclaims = peer.is_reclaiming && is_told_again;
     if peer.is_reclaiming && !reclaims {
         sessions::note_back(&mut shared.lock(), id);
     }
@@ -406,6 +408,14 @@ fn serve_session(
         }
         Request::Show { inode } => {
             mapped::show(shared, id, inode)?;
+            Reply::Done.into()
+        }
+        Request::Reserve { inode, reason } => {
+            reserved::reserve(shared, id, inode, reason)?;
+            Reply::Done.into()
+        }
+        Request::Free { inode, reason } => {
+            reserved::free(shared, id, inode, reason)?;
             Reply::Done.into()
         }
         Request::Goodbye => {

@@ -76,8 +76,8 @@ pub fn hello(shared: &Shared, socket: impl AsFd, hello: &Hello) -> Result<Opened
     }
     let (identity, ending) = Identity::of_peer(socket, hello.kind, &hello.label).map_err(Refused::Because)?;
     match hello.resume {
-        Some(peer) => resume(shared, peer, &identity),
-        None => open(shared, identity, ending, hello.beside),
+        Some(peer) => resume(shared, peer, &identity, hello),
+        None => open(shared, identity, ending, hello),
     }
 }
 
@@ -86,14 +86,14 @@ pub fn wrong_version(version: u32) -> String {
     format!("this daemon speaks protocol version {PROTOCOL_VERSION}, not {version}; use the same release on both sides")
 }
 
-fn open(shared: &Shared, identity: Identity, ending: OwnedFd, beside: u64) -> Result<Opened, Refused> {
+fn open(shared: &Shared, identity: Identity, ending: OwnedFd, hello: &Hello) -> Result<Opened, Refused> {
     {
         let state = shared.lock();
         if state.ending {
             return Err(Refused::Because("the daemon is shutting down".into()));
         }
         // The kernel shows what nobody serves, and so knows nothing of it: what is open could not become the kernel's.
-        if beside != 0 && !materialise::is_mount(&state, beside) {
+        if hello.beside != 0 && !materialise::is_mount(&state, hello.beside) {
             return Err(Refused::Because("nobody serves the mount any more; unmount it, and mount it again".into()));
         }
         check_room(state.sessions.values().map(of_whom), identity.uid)?;
@@ -134,7 +134,8 @@ fn open(shared: &Shared, identity: Identity, ending: OwnedFd, beside: u64) -> Re
         // There was nothing to look at.
         shared.digest_wanted.notify_all();
     }
-    state.leasing.manager.set_table_slots(id, session.lease_room);
+    state.leasing.take_up(&session);
+    admit(&mut state, id, hello);
     state.sessions.insert(id, Session { is_connected: true, ..session });
     let disturbed = state.note_sharing();
     drop(state);
@@ -209,7 +210,7 @@ fn check_room(sessions: impl Iterator<Item = (u32, bool)>, user: u32) -> Result<
     Ok(())
 }
 
-fn resume(shared: &Shared, peer: Peer, identity: &Identity) -> Result<Opened, Refused> {
+fn resume(shared: &Shared, peer: Peer, identity: &Identity, hello: &Hello) -> Result<Opened, Refused> {
     let mut state = shared.lock();
     if state.ending {
         return Err(Refused::Because("the daemon is shutting down".into()));
@@ -220,6 +221,7 @@ fn resume(shared: &Shared, peer: Peer, identity: &Identity) -> Result<Opened, Re
     }
     let opened = welcome(shared, &state, session, (InodeId(0), 0));
     state.counters.sessions_resumed += 1;
+    admit(&mut state, peer.session, hello);
     let State { locking, sessions, .. } = &mut *state;
     // A SharedFS that it has come back to already knows more than its copies tell.
     if sessions.get(&peer.session).is_some_and(|session| !session.is_connected) {
@@ -228,6 +230,13 @@ fn resume(shared: &Shared, peer: Peer, identity: &Identity) -> Result<Opened, Re
     locking.note_reclaimed();
     tracing::info!(session = peer.session.0, "session resumed");
     Ok(opened)
+}
+
+/// Refuses a session nothing that is reserved for the kernel, where the kernel can't serve it instead.
+fn admit(state: &mut State, id: SessionId, hello: &Hello) {
+    if !hello.yields_to_kernel {
+        state.leasing.manager.admit_to_reserved(id);
+    }
 }
 
 /// A session that has resumed has asked for all that an earlier SharedFS knew.
@@ -406,6 +415,7 @@ fn begin_end<'a>(
             let _ = crate::page::forget_delegated(&*session.page);
         }
         crate::grant::end_leases(&mut state, id);
+        crate::reserved::end_session(&mut state, id);
         state.locking.end_session(id);
     }
     shared.drive(&mut state);

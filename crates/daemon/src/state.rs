@@ -13,6 +13,7 @@ use crate::board::Board;
 use crate::counters::Counters;
 use crate::leasing::Leasing;
 use crate::locking::Locking;
+use crate::reserved::{self, Reservations};
 use crate::session::{Control, Session};
 use crate::validate::{Offence, Refusal};
 
@@ -51,6 +52,8 @@ pub struct State {
     pub leasing: Leasing,
     /// What all sessions may read without asking; there is none where the system gave no memory for it.
     pub board: Option<Board>,
+    /// Inodes that only mounts' sessions may hold leases on.
+    pub reservations: Reservations,
     /// File locks.
     pub locking: Locking,
     /// Sessions, the fenced ones too, until their process is gone.
@@ -101,6 +104,7 @@ impl State {
             store,
             leasing,
             board: None,
+            reservations: Reservations::new(),
             locking: Locking::default(),
             sessions: BTreeMap::new(),
             orphans,
@@ -182,6 +186,7 @@ impl State {
         }
         if let Some(inode) = applied.freed {
             self.orphans.remove(&inode);
+            reserved::forget(&mut self.reservations, inode);
         }
         if let Update::Link { inode, .. } = update {
             self.orphans.remove(inode);
@@ -233,6 +238,7 @@ impl State {
         self.counters.sessions_fenced += 1;
         self.commit_wanted = true;
         self.leasing.drop_later(id);
+        reserved::end_session(self, id);
         self.locking.end_session(id);
     }
 

@@ -75,6 +75,11 @@ impl Below {
         found
     }
 
+    /// The inodes in a directory that have leases, or lead to such.
+    pub fn children(&self, directory: InodeId) -> impl Iterator<Item = InodeId> + '_ {
+        self.branches.get(&directory).into_iter().flat_map(|branch| branch.children.iter().copied())
+    }
+
     /// Every inode here with the parent it is counted under.
     pub fn parents(&self) -> impl Iterator<Item = (InodeId, Option<InodeId>)> + '_ {
         self.branches.iter().map(|(inode, branch)| (*inode, branch.parent))

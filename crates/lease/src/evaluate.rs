@@ -121,7 +121,7 @@ impl LeaseManager {
             Work::Acquire { session, wants, .. } => {
                 let may_keep = wants.iter().all(|want| want.scope != Scope::Subtree);
                 for want in &merged(wants) {
-                    let place = self.place_for(now_us, want, ancestry);
+                    let place = self.place_for(now_us, *session, want, ancestry);
                     match place.scope {
                         Scope::Node if self.holds.nodes.contains_key(&want.inode) => {
                             self.demand_shared(*session, want, &mut demands);
@@ -145,7 +145,10 @@ impl LeaseManager {
                 let own = self.holds.holders_at(*inode).filter(|holder| holder.0 == *session);
                 demands.extend(own.map(|(holder, slot)| Demand::remove(holder, slot, Reason::Released)));
             }
-            Work::Expire { session } => self.demand_all(*session, Change::Remove(Reason::Expired), &mut demands),
+            Work::Expire { session } => {
+                self.demand_all(*session, Change::Remove(Reason::Expired), &mut demands);
+                demands.retain(|demand| !self.is_kept(demand.session, demand.slot));
+            }
             Work::End { session } => self.demand_all(*session, Change::Remove(Reason::Ended), &mut demands),
             Work::Refresh { session } => self.demand_all(*session, Change::Refresh, &mut demands),
         }
@@ -168,7 +171,7 @@ impl LeaseManager {
     }
 
     /// Where a session would hold what it wants, if it does not hold it yet.
-    fn place_for(&self, now_us: u64, want: &Want, ancestry: &impl Ancestry) -> Place {
+    fn place_for(&self, now_us: u64, session: SessionId, want: &Want, ancestry: &impl Ancestry) -> Place {
         let Want { inode, mode, scope, .. } = *want;
         if scope == Scope::Subtree {
             return Place::subtree(inode);
@@ -177,7 +180,10 @@ impl LeaseManager {
             return Place::node(inode);
         }
         let may_share = |directory: &InodeId| {
-            self.holds.files.contains_key(directory) || scope == Scope::Files && !self.is_contended(now_us, *directory)
+            let is_shared = self.holds.files.contains_key(directory);
+            let is_wanted = is_shared || scope == Scope::Files && !self.is_contended(now_us, *directory);
+            let is_reader = || self.holds.slot_at(Place::files(*directory), session).is_some();
+            is_wanted && (self.reserved.admits_files(session, *directory) || is_reader())
         };
         ancestry.home(inode).as_file().filter(may_share).map_or(Place::node(inode), Place::files)
     }
@@ -221,7 +227,8 @@ impl LeaseManager {
             Some(Place { inode, scope: Scope::Subtree }) => {
                 self.demand_cut(session, inode, place, keeps_read, demands);
             }
-            Some(Place { inode, scope: Scope::Files }) if want.mode == Mode::Write => {
+            // Who reads along takes nothing from anybody.
+            Some(Place { inode, scope: Scope::Files }) if place.scope != Scope::Files => {
                 self.demand_cut_of_files(session, inode, place, ancestry, demands);
             }
             _ => {}
@@ -283,7 +290,8 @@ impl LeaseManager {
         let state = self.holds.slot(session, slot);
         let is_held = state.live && state.mode == Mode::Write && !self.holds.holders[&session].ending;
         let is_own = self.holds.slot_at(Place::subtree(directory), session).is_some();
-        if !is_held || is_own || self.is_contended(now_us, directory) {
+        let is_open = !self.is_contended(now_us, directory) && self.reserved.admits_below(session, directory);
+        if !is_held || is_own || !is_open {
             return None;
         }
         let others = self.holds.below.with_others(directory, session, self.limits.fill_takes_max);
@@ -317,7 +325,7 @@ impl LeaseManager {
         if !state.live || !is_sole || !state.shadowed.iter().all(is_written) {
             return false;
         }
-        if !is_top || self.is_contended(now_us, directory) {
+        if !is_top || self.is_contended(now_us, directory) || !self.reserved.admits_below(session, directory) {
             return false;
         }
         let others = self.holds.below.with_others(directory, session, self.limits.fill_takes_max);
@@ -365,7 +373,7 @@ impl LeaseManager {
         }
         let change = if place == Place::subtree(top) {
             Change::Remove(Reason::Conflict)
-        } else if self.holds.slot(holder, slot).splits >= self.limits.splits_max {
+        } else if self.holds.slot(holder, slot).splits >= self.limits.splits_max && !self.reserved.keeps(top) {
             Change::Remove(Reason::TooManyHoles)
         } else {
             let has_room = self.holds.holders[&holder].entries() < self.entries_max(holder);
@@ -393,10 +401,16 @@ impl LeaseManager {
         let mut kept: BTreeSet<u32> =
             wants.iter().filter_map(|want| self.holds.slot_governing(session, want.inode, ancestry)).collect();
         kept.extend(demands.iter().filter(|demand| demand.session == session).map(|demand| demand.slot));
-        let oldest = holder.by_stamp.iter().map(|(_, slot)| *slot).filter(|slot| !kept.contains(slot));
+        let oldest = holder.by_stamp.iter().map(|(_, slot)| *slot);
+        let oldest = oldest.filter(|slot| !kept.contains(slot) && !self.is_kept(session, *slot));
         // Some more, so that not every request from now on seals the log.
         let count = excess + most / 16;
         demands.extend(oldest.take(count).map(|slot| Demand::remove(session, slot, Reason::Evicted)));
+    }
+
+    /// Whether a lease stands on what is reserved, and so makes no room for others.
+    fn is_kept(&self, session: SessionId, slot: u32) -> bool {
+        self.holds.slot(session, slot).place.is_some_and(|place| self.reserved.keeps(place.inode))
     }
 
     fn is_unapplied(&self, demand: &Demand) -> bool {
@@ -498,9 +512,12 @@ impl LeaseManager {
                     self.give(now_us, *session, want, was_contended, ancestry);
                 }
                 self.answer(now_us, *session, *request, wants, ancestry);
+                // A log that was applied for it may have brought an inode to where it's reserved.
+                wants.iter().for_each(|want| self.take_if_reserved(want.inode, ancestry));
             }
             Work::End { session } => {
                 self.holds.holders.remove(session);
+                self.reserved.forget_session(*session);
             }
             Work::Trim { session } => {
                 for slot in self.holds.record_all(*session, self.table_slots(*session), ancestry) {
@@ -547,7 +564,7 @@ impl LeaseManager {
         } else {
             self.widest(now_us, session, want.inode, ancestry)
         };
-        let place = self.place_for(now_us, want, ancestry);
+        let place = self.place_for(now_us, session, want, ancestry);
         let (place, mode) = match (widest, place.scope) {
             (Some(top), _) => (Place::subtree(top), Mode::Write),
             (None, Scope::Subtree) => (place, Mode::Write),

@@ -23,6 +23,8 @@
 //! SharedFS itself holds leases, for what it shows to all sessions. Such leases are in nobody's way: whoever takes one has collided with nobody, as
 //! far as contention goes, and they go when they are old ([`Limits::along_us`]) or when their session may hold no more.
 //!
+//! Some inodes are *reserved* ([`LeaseManager::reserve`]): no session but those that are admitted may hold leases that cover them.
+//!
 //! # Invariants
 //!
 //! - No two sessions hold leases that conflict on the place that governs an inode ([`LeaseManager::check`]).
@@ -83,6 +85,7 @@ mod evaluate;
 mod holds;
 pub mod locks;
 mod manager;
+mod reserved;
 #[cfg(test)]
 mod tests;
 
@@ -91,3 +94,4 @@ pub use command::{
     Want,
 };
 pub use manager::LeaseManager;
+pub use reserved::Reach;

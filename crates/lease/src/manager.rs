@@ -7,6 +7,7 @@ use ashlar_types::{InodeId, LogPosition, SessionId};
 use crate::dependencies::Dependencies;
 use crate::evaluate::{Demand, Work};
 use crate::holds::Holds;
+use crate::reserved::Reserved;
 use crate::{
     Ancestry, Command, Grant, Home, Limits, Mode, Place, Reason, RequestError, RequestId, Scope, SlotWord, Stats, Want,
 };
@@ -25,6 +26,7 @@ const CONTENDED_MAX: usize = 1024;
 pub struct LeaseManager {
     pub(crate) limits: Limits,
     pub(crate) holds: Holds,
+    pub(crate) reserved: Reserved,
     pub(crate) dependencies: Dependencies,
     pub(crate) queue: VecDeque<Work>,
     pub(crate) commands: VecDeque<Command>,
@@ -103,6 +105,7 @@ impl LeaseManager {
         Self {
             limits,
             holds: Holds::default(),
+            reserved: Reserved::default(),
             dependencies: Dependencies::new(limits.marks_max, applied),
             queue: VecDeque::new(),
             commands: VecDeque::new(),
@@ -259,6 +262,9 @@ impl LeaseManager {
         if is_ending || !self.awaiting.is_empty() || !self.commands.is_empty() || !self.announced.is_empty() {
             return None;
         }
+        if self.is_reserved_from(session, inode, ancestry) {
+            return None;
+        }
         let slot = self.holds.slot_governing(session, inode, ancestry)?;
         if self.holds.slot(session, slot).mode < mode || slot >= self.table_slots(session) {
             return None;
@@ -277,6 +283,9 @@ impl LeaseManager {
             return None;
         }
         let place = self.holds.governing(inode, ancestry)?;
+        if self.is_reserved_from(session, inode, ancestry) {
+            return None;
+        }
         let reads =
             |(holder, slot)| self.holds.slot(holder, slot).mode == Mode::Read && !self.holds.is_dirty(holder, slot);
         // A lease on a subtree is always one to write.
@@ -366,7 +375,7 @@ impl LeaseManager {
     /// Whoever is granted one of those may be told its state too.
     #[must_use]
     pub fn is_among_files(&self, directory: InodeId, inode: InodeId, home: Home) -> bool {
-        home.as_file() == Some(directory) && !self.holds.nodes.contains_key(&inode)
+        home.as_file() == Some(directory) && !self.holds.nodes.contains_key(&inode) && !self.reserved.keeps(inode)
     }
 
     /// What the state of such a file depends on, besides what that of every file of its directory does.
@@ -495,6 +504,8 @@ impl LeaseManager {
         let has_node = !is_directory && self.holds.nodes.contains_key(&inode);
         let is_own = has_node || self.holds.subtrees.contains_key(&inode);
         self.holds.below.moved(inode, to, ancestry);
+        self.reserved.moved(inode, to, ancestry);
+        self.take_if_reserved(inode, ancestry);
         if is_directory {
             self.dependencies.take_along(inode, from, ancestry);
         }
@@ -513,6 +524,7 @@ impl LeaseManager {
 
     /// The inode does not exist any more.
     pub fn handle_gone(&mut self, inode: InodeId) {
+        self.free_reserved(inode);
         let slots: Vec<_> = self.holds.holders_at(inode).collect();
         for (session, slot) in slots {
             let word = self.holds.end(session, slot);
@@ -669,7 +681,8 @@ impl LeaseManager {
             parent => parent,
         };
         while let Some(directory) = next {
-            if self.is_contended(now_us, directory) || self.holds.below.has_others(directory, session) {
+            let is_taken = self.holds.below.has_others(directory, session);
+            if is_taken || self.is_contended(now_us, directory) || !self.reserved.admits_below(session, directory) {
                 break;
             }
             widest = Some(directory);

@@ -125,6 +125,7 @@ impl Bench {
             notice: |_| {},
             descriptors: OwnDescriptors::KNOWN,
             beside: 0,
+            yields_to_kernel: false,
         };
         let deadline = Instant::now() + Duration::from_secs(20);
         let fs = loop {

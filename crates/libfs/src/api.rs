@@ -20,6 +20,9 @@ pub struct Options {
     pub label: String,
     /// The number of the device that a mount's files show, which the program uses too; 0 where it uses none.
     pub beside: u64,
+    /// The front end has the kernel serve a call that fails with [`Errno::RESERVED`]. A session that does not is refused nothing, and may see what is on the
+    /// medium of a file that the kernel serves.
+    pub yields_to_kernel: bool,
     /// How long a call waits for a SharedFS that is away, or does not answer, before it gives `EIO`, in milliseconds.
     pub patience_ms: u64,
     /// Tells whoever looks after the session in a sentence that SharedFS is waited for, and what came of it.

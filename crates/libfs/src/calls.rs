@@ -42,7 +42,7 @@ pub enum Pause {
     Interrupted,
 }
 
-/// Locks that the session holds, to be asked for again where SharedFS has forgotten them.
+/// What SharedFS has forgotten that was started anew: locks that the session holds, and what it has reserved.
 pub(crate) trait Reclaim: Send + Sync {
     /// The requests that bring a new SharedFS up to date.
     fn requests(&self) -> Vec<Request>;
@@ -81,6 +81,7 @@ pub(crate) struct Calls {
     socket: PathBuf,
     kind: SessionKind,
     label: String,
+    yields_to_kernel: bool,
     patience: Duration,
     notice: fn(&str),
     descriptors: OwnDescriptors,
@@ -111,6 +112,7 @@ impl Calls {
             resume: None,
             label: options.label.clone(),
             beside: options.beside,
+            yields_to_kernel: options.yields_to_kernel,
         };
         let most = if options.kind == SessionKind::Process { patience.min(OPENING_MAX) } else { patience };
         let answer = connection.call_watched(&Request::Hello(hello), &[], &mut until(Instant::now() + most));
@@ -125,6 +127,7 @@ impl Calls {
             socket: options.socket.clone(),
             kind: options.kind,
             label: options.label.clone(),
+            yields_to_kernel: options.yields_to_kernel,
             patience,
             notice: options.notice,
             descriptors: options.descriptors,
@@ -463,6 +466,7 @@ impl Calls {
             resume: Some(self.peer),
             label: self.label.clone(),
             beside: 0,
+            yields_to_kernel: self.yields_to_kernel,
         };
         match connection.call_watched(&Request::Hello(hello), &[], &mut watch) {
             Ok((Reply::Welcome(_), _)) => {}
@@ -475,6 +479,9 @@ impl Calls {
             Ok(_) => return Err(Some(Errno::EIO)),
             Err(_) => return Err(None),
         }
+        for request in reclaim.requests() {
+            connection.call_watched::<_, Reply>(&request, &[], &mut watch).map_err(|_| None)?;
+        }
         let mount = self.mount.lock().clone();
         if let Some(mount) = mount {
             let (reply, _) =
@@ -483,10 +490,7 @@ impl Calls {
                 return Err(None);
             }
         }
-        for request in reclaim.requests() {
-            connection.call_watched::<_, Reply>(&request, &[], &mut watch).map_err(|_| None)?;
-        }
-        // Anything else than a lock says that those which follow are new ones.
+        // Anything else says that those which follow are new ones.
         let none = Request::SyncDependencies(Vec::new());
         connection.call_watched::<_, Reply>(&none, &[], &mut watch).map_err(|_| None)?;
         Ok(connection)

@@ -233,6 +233,10 @@ impl LibFs {
                     (None, Some(offset)) => return Ok(Written { offset, bytes: written }),
                     (None, None) => return Err(errno),
                 },
+                // The kernel, which serves the file from now on, is asked for the rest, and not for all once more.
+                Err(Errno::RESERVED) if start.is_some() => {
+                    return Ok(Written { offset: start.unwrap_or(0), bytes: written });
+                }
                 Err(errno) => return Err(errno),
             }
             if written == length {

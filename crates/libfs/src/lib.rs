@@ -45,11 +45,12 @@ mod pieces;
 mod quota;
 mod record;
 mod record_locks;
+mod reserved;
 mod segments;
 mod stat;
 mod warm;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -69,7 +70,7 @@ pub use api::{
 pub use ashlar_pmem::processor;
 pub use ashlar_update::acl::Acl;
 pub use ashlar_update::{Allocation, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_QUOTA};
-pub use ashlar_wire::{LockKind, LockMode};
+pub use ashlar_wire::{LockKind, LockMode, ReserveReason};
 pub use calls::Pause;
 pub use data::allocation_of;
 pub use mapped::{MappedFile, MappedPiece};
@@ -154,6 +155,8 @@ pub struct LibFs {
     segments: Segments,
     mapping_numbers: Mutex<MappingNumbers>,
     held_locks: HeldLocks,
+    /// What a mount has reserved for its kernel, to be told again to a SharedFS that was started anew.
+    reserved: Mutex<BTreeSet<(InodeId, ReserveReason)>>,
     record_locks: RecordLocks,
     /// The control page's handle table has one writer at a time.
     handles: Mutex<()>,
@@ -251,6 +254,7 @@ impl LibFs {
             segments: Segments::new(welcome.segment_era, first),
             mapping_numbers: Mutex::default(),
             held_locks: HeldLocks::default(),
+            reserved: Mutex::default(),
             record_locks: RecordLocks::default(),
             handles: Mutex::new(()),
             unnamed: Mutex::default(),

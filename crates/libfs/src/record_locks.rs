@@ -295,6 +295,8 @@ impl LibFs {
 impl Reclaim for LibFs {
     fn requests(&self) -> Vec<Request> {
         // What is in slots SharedFS looks at itself: a request might be older than an unlock.
-        self.held_locks.requests()
+        let locks = self.held_locks.requests();
+        // First: while the mount has not come back, SharedFS shows nobody what was taken from it.
+        self.reservations().into_iter().chain(locks).collect()
     }
 }

@@ -273,7 +273,7 @@ pub(crate) fn serve(call: &mut Frame) -> Verdict {
     if users::has_changed()
         && let Err(errno) = leave_others(call)
     {
-        return Verdict::Done(-i64::from(errno.0));
+        return failed(errno);
     }
     if shared::is_any()
         && let Some(result) = look_at_shared(call)
@@ -292,14 +292,20 @@ pub(crate) fn serve(call: &mut Frame) -> Verdict {
             Ok(Way::Done) => return Verdict::Done(0),
             Ok(Way::Instead(descriptor)) => return Verdict::KernelInstead(descriptor),
             Ok(Way::Again) => return Verdict::Again,
-            Ok(Way::Kernel) => {}
-            Err(errno) => return Verdict::Done(-i64::from(errno.0)),
+            // What is reserved for the kernel becomes its own below.
+            Ok(Way::Kernel) | Err(Errno::RESERVED) => {}
+            Err(errno) => return failed(errno),
         }
     }
     let mut tries = 1;
     loop {
         let named = files_named(call);
-        return match answer(call) {
+        // Of an inode that is reserved for the kernel nothing was read and nothing done.
+        let answered = match answer(call) {
+            Err(Errno::RESERVED) => Ok(None),
+            answered => answered,
+        };
+        return match answered {
             Ok(Some(result)) => Verdict::Done(result),
             Ok(None) if deferred::is_on() && files::is_opening(call.rax as i64) => deferred::opening(),
             Ok(None) => match to_kernel(call, &named, tries == TRIES) {
@@ -308,17 +314,22 @@ pub(crate) fn serve(call: &mut Frame) -> Verdict {
                     tries += 1;
                     continue;
                 }
-                Err(errno) => Verdict::Done(-i64::from(errno.0)),
+                Err(errno) => failed(errno),
             },
             // What a path led to is gone: where it leads now shows another look, as the kernel takes one.
             Err(Errno::ESTALE) if tries < TRIES && has_path(call) => {
                 tries += 1;
                 continue;
             }
-            Err(errno) => Verdict::Done(-i64::from(errno.0)),
+            Err(errno) => failed(errno),
         }
         .or(process::verdict(call));
     }
+}
+
+/// The error with which a call ends. Who can't be passed on to the kernel learns no more than that.
+fn failed(errno: Errno) -> Verdict {
+    Verdict::Done(-i64::from(if errno == Errno::RESERVED { Errno::EIO.0 } else { errno.0 }))
 }
 
 /// Before a call by descriptors whose open files other processes have too: those that the kernel has by now become its own, and what the process was

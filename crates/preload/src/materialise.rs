@@ -66,8 +66,10 @@ pub(crate) fn renew_size(real: i32, file: &File) {
 pub(crate) fn renew_size_of(real: i32, session: &Session, inode: InodeId) {
     for _ in 0..SIZE_TRIES {
         let kernel = session::size_of(real);
-        if session.fs.attributes(inode).is_ok_and(|found| Some(found.inode.size) == kernel) {
-            return;
+        match session.fs.attributes(inode) {
+            Ok(found) if Some(found.inode.size) != kernel => {}
+            // What can't be looked at here is reserved for the kernel, which knows its size, or gone.
+            Ok(_) | Err(_) => return,
         }
     }
 }

@@ -255,6 +255,7 @@ fn begin(mount: &Mount, root: BorrowedFd<'_>) -> Result<(Look, Arc<LibFs>, u64),
             forget: descriptors::forget_own,
         },
         beside: device,
+        yields_to_kernel: true,
     };
     let fs = LibFs::connect(&options).map_err(|error| error.to_string())?;
     crate::HEAP.with_room(Room::keep);

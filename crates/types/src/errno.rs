@@ -48,6 +48,11 @@ impl fmt::Display for Errno {
 impl std::error::Error for Errno {}
 
 impl Errno {
+    /// The inode is reserved for the kernel: the caller makes the call again there.
+    ///
+    /// It is no number of the kernel's and never reaches a program: a front end that can get it handles it.
+    pub const RESERVED: Self = Self(i32::MAX);
+
     /// Whether a mount that answers so has lost its process: it's not connected; or, for calls that were under way,
     /// they were aborted (by a ring: cancelled).
     #[must_use]

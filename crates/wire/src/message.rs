@@ -34,6 +34,8 @@ pub struct Hello {
     pub label: String,
     /// The number of the device that a mount's files show, for a program that uses it too: it must be served; 0 for others.
     pub beside: u64,
+    /// The kernel can serve what the session can't: it's refused leases that cover what is reserved for the kernel ([`Request::Reserve`]).
+    pub yields_to_kernel: bool,
 }
 
 /// Proof of being a session: its number and the secret that SharedFS gave it.
@@ -293,6 +295,15 @@ pub struct LockSlot {
     pub word: u64,
 }
 
+/// Why only the kernel may serve an inode: no session but a mount's then holds a lease that covers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum ReserveReason {
+    /// A program may have mapped the file to write it, by pages of the kernel's.
+    Mapped,
+    /// A program is told by the kernel of what is done to the inode, and where that is a directory, to its entries and to the files in it.
+    Watched,
+}
+
 /// A request of a session (or of the command line).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Request {
@@ -485,6 +496,21 @@ pub enum Request {
     Show {
         /// The file.
         inode: InodeId,
+    },
+    /// Reserves an inode for the kernel (a mount's session): when the answer comes, no session but mounts' holds a lease that covers it. Others that ask
+    /// for one get [`Errno::RESERVED`]. It holds until [`Request::Free`], or until the session's end.
+    Reserve {
+        /// The inode.
+        inode: InodeId,
+        /// Why.
+        reason: ReserveReason,
+    },
+    /// Ends what [`Request::Reserve`] began. As long as there is another reason, or another mount has one, the inode stays reserved.
+    Free {
+        /// The inode.
+        inode: InodeId,
+        /// Why it was reserved.
+        reason: ReserveReason,
     },
     /// A descriptor of the kernel's. A directory on a mount of the arena comes with this; back comes a new open file description of the
     /// inode on that mount.

@@ -12,16 +12,22 @@ use super::Site;
 
 pub const ROOT: Credentials = Credentials::checked(0, 0);
 
-/// A session.
+/// A program's session.
 pub fn connect(site: &Site) -> Arc<LibFs> {
+    connect_as(site, SessionKind::Process)
+}
+
+/// A session.
+pub fn connect_as(site: &Site, kind: SessionKind) -> Arc<LibFs> {
     let options = Options {
         socket: site.socket(),
-        kind: SessionKind::Process,
+        kind,
         label: "test".into(),
         patience_ms: 20_000,
         notice: |_| {},
         descriptors: OwnDescriptors::KNOWN,
         beside: 0,
+        yields_to_kernel: kind == SessionKind::Process,
     };
     LibFs::connect(&options).expect("connected")
 }

@@ -254,7 +254,8 @@ pub fn hello(
     resume: Option<Peer>,
 ) -> Result<(Connection, Reply, Vec<OwnedFd>), WireError> {
     let mut line = Connection::connect(socket)?;
-    let hello = Hello { version: PROTOCOL_VERSION, kind, resume, label: "test".into(), beside: 0 };
+    let hello =
+        Hello { version: PROTOCOL_VERSION, kind, resume, label: "test".into(), beside: 0, yields_to_kernel: false };
     let (reply, files) = line.call(&Request::Hello(hello), &[])?;
     Ok((line, reply, files))
 }

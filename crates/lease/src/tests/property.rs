@@ -6,7 +6,7 @@ use ashlar_types::{InodeId, SessionId};
 use proptest::prelude::*;
 
 use super::world::{Check, Op, Plant, World};
-use crate::{Limits, Mode, Scope, Want};
+use crate::{Limits, Mode, Reach, Scope, Want};
 
 const SESSIONS_MAX: usize = 4;
 
@@ -39,6 +39,8 @@ fn step(world: &mut World, step: u64) -> Check {
     let file = pick(&world.inodes(Some(false)), second);
     world.after_seal = if step >> 48 & 1 == 0 { late(world, session, file.unwrap_or(any), step) } else { Vec::new() };
     match action {
+        0 if world.refuses(session, &[wanted(any, Scope::Node, by)]) => {}
+        2..5 | 29 if world.refuses(session, &[wanted(any, Scope::Files, by)]) => {}
         0 => world.read_by(session, wanted(any, Scope::Node, by)).map(|_| ())?,
         1 => {
             let is_joined = world.join(session, any)?;
@@ -73,8 +75,17 @@ fn step(world: &mut World, step: u64) -> Check {
             world.perform(None)?;
         }
         29 => world.look_up_to_write(session, any)?,
+        // Half of the sessions are mounts'.
+        30 if session.0 % 2 == 0 => match by % 4 {
+            0 => world.free_reserved(session, Some(any)),
+            1 if any != InodeId::ROOT && world.state(any).is_directory => {
+                world.reserve(session, any, Reach::Directory)?
+            }
+            _ => world.reserve(session, any, Reach::Inode)?,
+        },
         _ => world.read_kernel(session, any)?,
     }
+    world.check_reserved()?;
     world.check()
 }
 

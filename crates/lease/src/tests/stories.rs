@@ -3,7 +3,7 @@
 use ashlar_types::{InodeId, LogPosition, SessionId};
 
 use super::world::{Op, Plant, World};
-use crate::{Command, LeaseManager, Limits, Mode, Reason, RequestError, Scope, Want};
+use crate::{Command, LeaseManager, Limits, Mode, Reach, Reason, RequestError, Scope, Want};
 
 const ROOT: InodeId = InodeId::ROOT;
 
@@ -877,4 +877,89 @@ fn what_others_read_beside_a_lease_that_would_become_one_to_write_keeps_it_from_
     world.run(reader, Op::Write { inode: files[0], value: 2 }).unwrap();
     assert!(!world.is_valid(along, files[0], Mode::Read));
     world.check().unwrap();
+}
+
+#[test]
+fn reserved_inode_is_refused_and_what_was_held_is_taken() {
+    let mut world = world(quick());
+    let (mount, program) = (world.begin(), world.begin());
+    let directory = world.make(program, ROOT, true).unwrap();
+    let file = world.make(program, directory, false).unwrap();
+    let other = world.make(program, directory, false).unwrap();
+    world.digest(program, usize::MAX).unwrap();
+    world.run(program, Op::Write { inode: file, value: 7 }).unwrap();
+    world.reserve(mount, file, Reach::Inode).unwrap();
+    assert!(!world.is_valid(program, file, Mode::Read));
+    assert!(world.refuses(program, &[read(file)]) && world.refuses(program, &[write(file)]));
+    assert!(!world.refuses(mount, &[write(file)]) && !world.refuses(program, &[write(other)]));
+    // The mount sees what the program wrote.
+    assert_eq!(world.read(mount, file), Ok(7));
+    world.run(program, Op::Write { inode: other, value: 8 }).unwrap();
+    world.free_reserved(mount, None);
+    assert_eq!(world.read(program, file), Ok(7));
+}
+
+#[test]
+fn reserved_inode_gets_no_wider_lease_above_it() {
+    let mut world = world(quick());
+    let (mount, program) = (world.begin(), world.begin());
+    let directory = world.make(mount, ROOT, true).unwrap();
+    let file = world.make(mount, directory, false).unwrap();
+    let other = world.make(mount, directory, false).unwrap();
+    let inner = world.make(mount, directory, true).unwrap();
+    let below = world.make(mount, inner, false).unwrap();
+    world.digest(mount, usize::MAX).unwrap();
+    world.reserve(mount, file, Reach::Inode).unwrap();
+    world.release(mount, ROOT).unwrap();
+    world.release(mount, directory).unwrap();
+    world.run(program, Op::Write { inode: other, value: 1 }).unwrap();
+    assert_eq!(world.word(program, other).scope, Scope::Node);
+    let subtree = |inode| Want { scope: Scope::Subtree, ..write(inode) };
+    assert!(world.refuses(program, &[subtree(directory)]) && world.refuses(program, &[subtree(ROOT)]));
+    assert!(!world.refuses(program, &[subtree(inner)]));
+    // Beside it, all below is the program's.
+    world.run(program, Op::Write { inode: below, value: 2 }).unwrap();
+    assert_eq!((world.word(program, below).inode, world.word(program, below).scope), (inner, Scope::Subtree));
+    let third = world.begin();
+    assert_eq!(world.read_by(third, read_along(other, Scope::Files)), Ok(1));
+    assert_eq!(world.word(third, other).scope, Scope::Node);
+}
+
+#[test]
+fn reserved_directory_covers_its_entries_and_files_alone() {
+    let mut world = world(quick());
+    let (mount, program) = (world.begin(), world.begin());
+    let directory = world.make(program, ROOT, true).unwrap();
+    let file = world.make(program, directory, false).unwrap();
+    let inner = world.make(program, directory, true).unwrap();
+    let below = world.make(program, inner, false).unwrap();
+    world.digest(program, usize::MAX).unwrap();
+    world.reserve(mount, directory, Reach::Directory).unwrap();
+    for inode in [directory, file] {
+        assert!(!world.is_valid(program, inode, Mode::Read));
+        assert!(world.refuses(program, &[read(inode)]));
+    }
+    world.run(program, Op::Write { inode: below, value: 3 }).unwrap();
+    assert!(world.is_valid(program, below, Mode::Write) && !world.refuses(program, &[write(inner)]));
+    // What moves out is anybody's, what moves in is not.
+    world.run(mount, Op::Rename { inode: file, from: directory, to: ROOT }).unwrap();
+    assert_eq!(world.read(program, file), Ok(0));
+    world.run(mount, Op::Rename { inode: file, from: ROOT, to: directory }).unwrap();
+    world.digest(mount, usize::MAX).unwrap();
+    assert!(!world.is_valid(program, file, Mode::Read) && world.refuses(program, &[read(file)]));
+}
+
+#[test]
+fn lease_on_reserved_inode_makes_no_room_for_others() {
+    let mut world = world(Limits { entries_per_session_max: 8, ..quick() });
+    let (mount, other) = (world.begin(), world.begin());
+    let directories: Vec<_> = (0..20).map(|_| world.make(other, ROOT, true).unwrap()).collect();
+    let file = world.make(other, directories[0], false).unwrap();
+    world.digest(other, usize::MAX).unwrap();
+    world.reserve(mount, file, Reach::Inode).unwrap();
+    assert_eq!(world.read(mount, file), Ok(0));
+    for directory in &directories[1..] {
+        world.read(mount, *directory).unwrap();
+    }
+    assert!(world.is_valid(mount, file, Mode::Write));
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ashlar_types::{InodeId, LogPosition, SessionId};
 
-use crate::{Ancestry, Command, Home, LeaseManager, Limits, Mode, Reason, Scope, SlotWord, Want};
+use crate::{Ancestry, Command, Home, LeaseManager, Limits, Mode, Reach, Reason, Scope, SlotWord, Want};
 
 /// A bug in the shell, for the canaries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,6 +165,8 @@ pub struct World {
     ahead: BTreeMap<(SessionId, u32), SlotWord>,
     /// What a session does when its log was sealed and applied, and no word was written since, if its leases stand: one operation after the other.
     pub after_seal: Vec<(SessionId, Op)>,
+    /// Who has reserved what.
+    reserved: BTreeSet<(SessionId, InodeId)>,
 }
 
 pub type Check<T = ()> = Result<T, String>;
@@ -194,6 +196,7 @@ impl World {
             met: BTreeSet::new(),
             ahead: BTreeMap::new(),
             after_seal: Vec::new(),
+            reserved: BTreeSet::new(),
         }
     }
 
@@ -253,6 +256,45 @@ impl World {
         self.words[&(session, self.sessions[&session].cached[&inode].slot)]
     }
 
+    /// Whether a session may not have one of these leases, since it would cover what is reserved.
+    pub fn refuses(&self, session: SessionId, wants: &[Want]) -> bool {
+        wants.iter().any(|want| self.manager.refuses(session, want, &self.applied))
+    }
+
+    /// A session that is admitted reserves an inode, and takes it from all others.
+    pub fn reserve(&mut self, session: SessionId, inode: InodeId, reach: Reach) -> Check {
+        self.manager.admit_to_reserved(session);
+        self.reserved.insert((session, inode));
+        self.manager.reserve(inode, reach, &self.applied);
+        let scope = if reach == Reach::Directory { Scope::Subtree } else { Scope::Node };
+        self.acquire(session, &[Want { inode, mode: Mode::Write, scope, widens: true }])
+    }
+
+    /// Ends reservations of an inode, or of all inodes, by a session.
+    pub fn free_reserved(&mut self, session: SessionId, inode: Option<InodeId>) {
+        let ended =
+            self.reserved.iter().filter(|(owner, of)| *owner == session && inode.is_none_or(|inode| inode == *of));
+        for one in ended.copied().collect::<Vec<_>>() {
+            self.reserved.remove(&one);
+            if !self.reserved.iter().any(|(_, of)| *of == one.1) {
+                self.manager.free_reserved(one.1);
+            }
+        }
+    }
+
+    /// Whether a session knows an inode by a lease that holds, though it may ask for none.
+    pub fn check_reserved(&self) -> Check {
+        for (session, state) in &self.sessions {
+            let known = state.cached.iter().filter(|(_, cached)| self.stands(*session, cached, Mode::Read));
+            for (inode, _) in known {
+                if self.manager.is_reserved_from(*session, *inode, &self.applied) {
+                    return Err(format!("{session} knows {inode}, which is reserved for others"));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// What a read finds, asked for only if the session has no valid state.
     pub fn read(&mut self, session: SessionId, inode: InodeId) -> Check<u64> {
         self.read_in(session, inode, Scope::Node)
@@ -308,9 +350,12 @@ impl World {
         }
     }
 
-    /// Runs an operation, with the leases that it needs.
+    /// Runs an operation, with the leases that it needs. It's the kernel's where one of them is refused.
     pub fn run(&mut self, session: SessionId, op: Op) -> Check {
         let wants = self.wants(op);
+        if self.refuses(session, &wants) {
+            return Ok(());
+        }
         let is_held = |want: &Want| {
             let word =
                 self.sessions[&session].cached.get(&want.inode).map(|cached| self.words[&(session, cached.slot)]);
@@ -327,6 +372,10 @@ impl World {
         if !is_valid(self) {
             self.acquire(session, &wants)?;
         }
+        // A log that was applied for it has brought an inode to where it's reserved.
+        if self.refuses(session, &wants) {
+            return Ok(());
+        }
         if !is_valid(self) {
             return Err(format!("{session} doesn't get to use {wants:?}"));
         }
@@ -335,7 +384,7 @@ impl World {
         Ok(())
     }
 
-    fn wants(&self, op: Op) -> Vec<Want> {
+    pub fn wants(&self, op: Op) -> Vec<Want> {
         let node = |inode| Want { inode, mode: Mode::Write, scope: Scope::Node, widens: true };
         match op {
             Op::Write { inode, .. } => vec![node(inode)],
@@ -676,6 +725,7 @@ impl World {
         if self.plant == Plant::None && !self.sessions[&session].log.is_empty() {
             return Err(format!("{session} ended, but its log was not applied"));
         }
+        self.free_reserved(session, None);
         self.sessions.remove(&session);
         self.words.retain(|(holder, _), _| *holder != session);
         Ok(())
@@ -701,6 +751,7 @@ impl World {
         for (session, slots) in self.rooms.iter().filter(|(session, _)| self.sessions.contains_key(session)) {
             self.manager.set_table_slots(*session, *slots);
         }
+        self.reserved.clear();
         self.perform(None).map(|_| ())
     }
 

@@ -1,0 +1,96 @@
+//! Inodes that are reserved for the kernel, and why.
+//!
+//! LibFS in a program knows nothing of what only the kernel knows of a file: pages that a mapping has changed, or programs that want to be told of changes.
+//! So a mount's session reserves such an inode ([`Request::Reserve`]). From then on the lease manager refuses leases that cover it to all sessions but
+//! mounts', and their front ends have the kernel serve the call.
+//!
+//! A reservation lasts as long as any mount has a reason for it. Where SharedFS is started anew, the mounts reserve again before they are served
+//! otherwise, so it's written down nowhere.
+//!
+//! [`Request::Reserve`]: ashlar_wire::Request::Reserve
+
+use std::collections::BTreeSet;
+
+use ashlar_lease::Reach;
+use ashlar_types::{Errno, InodeId, SessionId};
+use ashlar_wire::{Need, ReserveReason, ScopeKind, SessionKind, Want};
+
+use crate::grant::{self, Patience, internal};
+use crate::leasing::Ancestors;
+use crate::shared::Shared;
+use crate::state::State;
+
+/// Reservations of all mounts: some for each inode that one may have open.
+const RESERVED_MAX: usize = 1 << 18;
+
+/// Who has reserved which inodes, and why.
+pub type Reservations = BTreeSet<(InodeId, SessionId, ReserveReason)>;
+
+/// Reserves an inode for the kernel, and takes all leases that cover it from sessions that may hold none then.
+///
+/// # Errors
+/// `EPERM` for sessions that are no mounts'; `ESTALE` where the inode is gone; `ENFILE` where too many are reserved; `EIO`.
+pub fn reserve(shared: &Shared, id: SessionId, inode: InodeId, reason: ReserveReason) -> Result<(), Errno> {
+    // The session that made it may not be applied yet.
+    let want = |scope| Want { inode, write: true, scope, need: Need::default() };
+    let mut state = grant::begin(shared, id, &[want(ScopeKind::Node)], Patience::Any)?;
+    if state.live(id).ok_or(Errno::EIO)?.identity.kind != SessionKind::Mount {
+        return Err(Errno::EPERM);
+    }
+    let found = state.store.inode(inode).map_err(|error| internal(&error))?.ok_or(Errno::ESTALE)?;
+    if state.reservations.len() >= RESERVED_MAX {
+        return Err(Errno::ENFILE);
+    }
+    // Of what is reserved already, a mount that is told of reasons again may lack the lease.
+    state.reservations.insert((inode, id, reason));
+    renew(&mut state, inode, found.is_directory());
+    let is_whole = reach_of(reason, found.is_directory()) == Reach::Directory;
+    let scope = if is_whole { ScopeKind::Subtree } else { ScopeKind::Node };
+    // The leases are the mount's from now on. It asks for the state when it needs it.
+    grant::take(shared, &mut state, id, &[want(scope)])
+}
+
+/// Ends one reason for a reservation.
+pub fn free(shared: &Shared, id: SessionId, inode: InodeId, reason: ReserveReason) -> Result<(), Errno> {
+    let mut state = shared.lock();
+    if state.reservations.remove(&(inode, id, reason)) {
+        let found = state.store.inode(inode).map_err(|error| internal(&error))?;
+        renew(&mut state, inode, found.is_some_and(|found| found.is_directory()));
+    }
+    Ok(())
+}
+
+/// Ends all reservations of a session.
+pub fn end_session(state: &mut State, id: SessionId) {
+    let ended: Vec<_> = state.reservations.iter().filter(|(_, owner, _)| *owner == id).copied().collect();
+    for reservation @ (inode, ..) in ended {
+        state.reservations.remove(&reservation);
+        let is_directory = state.store.inode(inode).ok().flatten().is_some_and(|found| found.is_directory());
+        renew(state, inode, is_directory);
+    }
+}
+
+/// The inode is no more, and its number may be another's one day.
+pub fn forget(reservations: &mut Reservations, inode: InodeId) {
+    let of_it: Vec<_> = of(reservations, inode).collect();
+    of_it.iter().for_each(|reservation| _ = reservations.remove(reservation));
+}
+
+/// The reservations of one inode.
+fn of(reservations: &Reservations, inode: InodeId) -> impl Iterator<Item = (InodeId, SessionId, ReserveReason)> + '_ {
+    let first = (inode, SessionId(0), ReserveReason::Mapped);
+    reservations.range(first..).take_while(move |(reserved, ..)| *reserved == inode).copied()
+}
+
+fn reach_of(reason: ReserveReason, is_directory: bool) -> Reach {
+    if is_directory && reason == ReserveReason::Watched { Reach::Directory } else { Reach::Inode }
+}
+
+/// Has the lease manager know how far the reasons for an inode's reservation reach.
+fn renew(state: &mut State, inode: InodeId, is_directory: bool) {
+    let State { leasing, store, reservations, .. } = state;
+    match of(reservations, inode).map(|(.., reason)| reach_of(reason, is_directory)).max() {
+        Some(reach) => leasing.manager.reserve(inode, reach, &Ancestors(store)),
+        None => leasing.manager.free_reserved(inode),
+    }
+}
