@@ -20,7 +20,7 @@ use crate::board;
 use crate::invalidation;
 use crate::leasing::{Ancestors, Wanted, home_of};
 use crate::looked;
-use crate::notify::Ticket;
+use crate::notify::{Notifier, Ticket};
 use crate::page;
 use crate::session::Session;
 use crate::shared::Shared;
@@ -45,6 +45,8 @@ pub struct Answer {
     applied: LogPosition,
     /// What kernels must have forgotten before the answer may be seen.
     tickets: Vec<Arc<Ticket>>,
+    /// Files whose pages kernels must have dropped by then.
+    pages: Vec<(Arc<Notifier>, InodeId)>,
 }
 
 /// The time since boot, on a clock that runs through suspension and is the same for all processes.
@@ -186,11 +188,13 @@ pub fn lookup(shared: &Shared, id: SessionId, sought: &Sought<'_>, patience: Pat
         kind: entry.kind,
     });
     let applied = state.store.applied(id);
-    let nothing = || Answer { grants: Ok(Vec::new()), dependencies: Vec::new(), applied, tickets: Vec::new() };
+    let nothing =
+        || Answer { grants: Ok(Vec::new()), dependencies: Vec::new(), applied, tickets: Vec::new(), pages: Vec::new() };
     let mut answer = answer.unwrap_or_else(nothing);
     let (applied, not_before) = (answer.applied, state.not_before);
     drop(state);
     answer.tickets.append(&mut before.tickets);
+    answer.pages.append(&mut before.pages);
     answer.dependencies.append(&mut before.dependencies);
     let (mut grants, dependencies) = answer.finish(not_before, patience)?;
     let directory = within.and_then(|_| if grants.is_empty() { None } else { Some(grants.remove(0)) });
@@ -202,6 +206,7 @@ pub fn lookup(shared: &Shared, id: SessionId, sought: &Sought<'_>, patience: Pat
 struct Before {
     dependencies: Dependencies,
     tickets: Vec<Arc<Ticket>>,
+    pages: Vec<(Arc<Notifier>, InodeId)>,
 }
 
 impl Before {
@@ -209,6 +214,7 @@ impl Before {
     fn note(&mut self, mut answer: Answer) {
         self.dependencies.append(&mut answer.dependencies);
         self.tickets.append(&mut answer.tickets);
+        self.pages.append(&mut answer.pages);
     }
 }
 
@@ -244,7 +250,9 @@ impl Answer {
     /// Waits until no kernel believes what the grants make untrue.
     fn finish(self, not_before: Instant, patience: Patience) -> Result<(Vec<GrantReply>, Dependencies), Errno> {
         let now = Instant::now();
-        let waits = not_before > now || self.tickets.iter().any(|ticket| !ticket.is_done());
+        let waits = not_before > now
+            || self.tickets.iter().any(|ticket| !ticket.is_done())
+            || self.pages.iter().any(|(notifier, inode)| notifier.owes_pages(*inode));
         if waits && patience == Patience::None {
             return Err(Shared::LATER);
         }
@@ -253,6 +261,9 @@ impl Answer {
         }
         for ticket in self.tickets {
             ticket.wait();
+        }
+        for (notifier, inode) in self.pages {
+            notifier.wait_pages(inode);
         }
         Ok((self.grants?, self.dependencies))
     }
@@ -553,7 +564,27 @@ fn answer(
     }
     dependencies.sort_unstable();
     dependencies.dedup();
-    Answer { grants, dependencies, applied: state.store.applied(id), tickets }
+    let pages = pages_to_go(state, id, wanted);
+    Answer { grants, dependencies, applied: state.store.applied(id), tickets, pages }
+}
+
+/// Pages of files that a program is about to write, and that somebody who has them open through a mount may have mapped: what the program writes is to
+/// show there. A mount waits for none, since the request may be in flight that has locked them.
+fn pages_to_go(state: &State, id: SessionId, wanted: &Wanted) -> Vec<(Arc<Notifier>, InodeId)> {
+    let is_program = |session: &Session| session.identity.kind == SessionKind::Process;
+    if !state.sessions.get(&id).is_some_and(is_program) {
+        return Vec::new();
+    }
+    let notifiers = state.sessions.values().filter_map(|session| Some((session, session.notifier.as_ref()?)));
+    let notifiers: Vec<_> = notifiers.collect();
+    let written = wanted.wants.iter().filter(|want| want.write).map(|want| want.inode);
+    let owed = written.flat_map(|inode| {
+        let owes = move |(session, notifier): &&(&Session, &Arc<Notifier>)| {
+            session.control.has_open(inode) && notifier.owes_pages(inode)
+        };
+        notifiers.iter().filter(owes).map(move |(_, notifier)| (Arc::clone(*notifier), inode))
+    });
+    owed.collect()
 }
 
 /// What one answer has told so far besides what it was asked for: it has an end.

@@ -5,8 +5,9 @@
 //!   so whoever answers the grant writes them itself. As the kernel then asks for the attributes before it reads
 //!   from its pages, and drops pages whose file has another time of modification (`AUTO_INVAL_DATA`), reads and writes need no more.
 //! - Pages, afterwards, for shared mappings, by the helper and a thread of the mount's own that waits for it. That waits for pages that a READ or WRITE in flight has
-//!   locked, and such a request may wait for the very lease that moves. So nobody waits for this thread; and a SharedFS that is killed meanwhile ends at once, and leaves
-//!   the helper waiting.
+//!   locked, and such a request may wait for the very lease that moves. So no mount waits for this thread; and a SharedFS that is killed meanwhile ends at once, and leaves
+//!   the helper waiting. A program does that is about to write a file which a mount has open, so that who has mapped it there sees what it writes: what the
+//!   request waits for is taken from the program all the same.
 //!
 //! Names are not told: the one notification that covers all of them (`FUSE_NOTIFY_INC_EPOCH`) unhashes working directories, so
 //! kernels keep names only while there is one session (`ControlPage::is_shared`).
@@ -88,8 +89,10 @@ struct State {
     queue: VecDeque<Stale>,
     queued: u64,
     written: u64,
-    /// Files whose pages are to go.
+    /// Files whose pages are to go, …
     pages: BTreeSet<InodeId>,
+    /// … and the one whose pages are going.
+    dropping: Option<InodeId>,
     /// There was more to tell than could be, or an earlier SharedFS has left something untold: until then the kernel may believe some of it.
     lost_until: Duration,
     ended: bool,
@@ -203,6 +206,18 @@ impl Notifier {
         }
     }
 
+    /// Whether pages of a file are still to be dropped.
+    pub fn owes_pages(&self, inode: InodeId) -> bool {
+        self.state.lock().owes_pages(inode)
+    }
+
+    /// Waits until pages of a file are dropped, but for no longer than the kernel may keep what it was told.
+    pub fn wait_pages(&self, inode: InodeId) {
+        let deadline = Instant::now() + self.ttl;
+        let mut state = self.state.lock();
+        while state.owes_pages(inode) && !self.changed.wait_until(&mut state, deadline).timed_out() {}
+    }
+
     /// Ends the thread and gives the device back. Where the mount's process is dead (`cut_off`), whoever waits for an answer
     /// of it fails now; the kernel of one that lives is told first what it's owed. Whether there was a device.
     pub fn end(&self, cut_off: bool) -> bool {
@@ -258,13 +273,22 @@ impl Notifier {
             }
             let is_told = state.queue.is_empty();
             let pages = if is_told { state.pages.pop_first() } else { None };
+            state.dropping = pages;
             drop(state);
             self.tell(Instant::now() + self.ttl);
             let device = self.device.lock().clone();
             if let (Some(inode), Some(device)) = (pages, device) {
                 let _ = inval_inode(&device.line.to(device.file.as_fd()), inode, Pages::ALL);
+                self.state.lock().dropping = None;
+                self.changed.notify_all();
             }
         }
+    }
+}
+
+impl State {
+    fn owes_pages(&self, inode: InodeId) -> bool {
+        !self.ended && (self.dropping == Some(inode) || self.pages.contains(&inode))
     }
 }
 

@@ -108,7 +108,7 @@ impl<F: FileSystem> Server<F> {
     /// An inode as `fuse_attr`, with the blocks that may be shown of it.
     fn attr(&self, found: &Found) -> Attr {
         let attr = attr(found.id, &found.inode);
-        Attr { blocks: self.dirty_pages.shown_blocks(found.id, attr.size, attr.blocks), ..attr }
+        Attr { blocks: self.mappable.shown_blocks(found.id, attr.size, attr.blocks), ..attr }
     }
 }
 
@@ -192,7 +192,7 @@ impl<F: FileSystem> Call<'_, F> {
         let ttl_ms = self.fs().cache_ttl_ms(found.id);
         let (attr_valid, attr_valid_nsec) = validity(ttl_ms);
         let stat = statx(&found);
-        let blocks = self.server.dirty_pages.shown_blocks(found.id, stat.size, stat.blocks);
+        let blocks = self.server.mappable.shown_blocks(found.id, stat.size, stat.blocks);
         self.reply.structure(&StatxOut {
             attr_valid,
             attr_valid_nsec,

@@ -185,7 +185,7 @@ impl<F: FileSystem> Call<'_, F> {
             let (attr_valid, attr_valid_nsec) = validity(fs.cache_ttl_ms(inode));
             let bytes = self.reply.body_mut(start..start + size_of::<EntryOut>());
             let entry = EntryOut::read_from_bytes(bytes).map_err(|_| Errno::EIO)?;
-            let blocks = self.server.dirty_pages.shown_blocks(inode, entry.attr.size, entry.attr.blocks);
+            let blocks = self.server.mappable.shown_blocks(inode, entry.attr.size, entry.attr.blocks);
             let attr = Attr { blocks, ..entry.attr };
             let entry = EntryOut { entry_valid, entry_valid_nsec, attr_valid, attr_valid_nsec, attr, ..entry };
             bytes.copy_from_slice(entry.as_bytes());

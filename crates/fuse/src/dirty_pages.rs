@@ -1,98 +1,36 @@
-//! Which files may have pages in the kernel that are newer than what this side knows.
+//! Pages of the kernel that are newer than the mount's own state.
 //!
 //! A program that writes through a shared mapping changes the kernel's pages, and the mount learns of it when the kernel writes
-//! them back. Until then a block may look like a hole here and hold data. A writable shared mapping needs a handle that both
-//! reads and writes, whose RELEASE comes after the mapping's end, and pages that READ or WRITE have filled before. So a file
-//! without such a handle, or without a page since it was opened, has no data that are unknown here.
+//! them back. Until then a block may look like a hole here and hold data. [`MappableFiles`] knows the files that it may concern.
 //!
 //! LSEEK of such a file is answered once the kernel has written back the pages of the hole that the answer would name
-//! ([`Server::seek_written_back`]). The number of blocks that a file takes up is never told as none: programs take that for a file
-//! without data, and don't read it. Having pages written back for each look at a file would take them away from a database.
+//! ([`Server::seek_written_back`]). The number of blocks that a file takes up is never shown as none: programs take that for a
+//! file without data, and don't read it. Having pages written back for each `stat` would take them away from a database.
+//!
+//! [`MappableFiles`]: crate::mappable::MappableFiles
 
-use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ashlar_libfs::{Outcome, Seek};
-use ashlar_types::{BLOCK_BYTES, Errno, InodeId};
-use parking_lot::Mutex;
+use ashlar_types::{Errno, InodeId};
 
 use crate::file_system::FileSystem;
 use crate::invalidate::Stale;
 use crate::notify::Pages;
 use crate::server::Server;
 
-/// One file with handles through which it may be mapped for writing.
-#[derive(Debug)]
-struct Mappable {
-    handles: u32,
-    has_pages: bool,
-}
-
-/// The files whose pages may be dirty. There are at most as many as open handles.
-#[derive(Debug, Default)]
-pub(crate) struct DirtyPages {
-    files: Mutex<HashMap<InodeId, Mappable>>,
-    count: AtomicUsize,
-}
-
-impl DirtyPages {
-    /// Counts a handle that may be mapped for writing; `has_pages` if the kernel may have pages of the file already. Returns
-    /// whether pages may be dirty that could not be before.
-    pub(crate) fn open(&self, inode: InodeId, has_pages: bool) -> bool {
-        let mut files = self.files.lock();
-        let file = files.entry(inode).or_insert(Mappable { handles: 0, has_pages: false });
-        file.handles += 1;
-        let begins = has_pages && !file.has_pages;
-        file.has_pages |= has_pages;
-        self.count.store(files.len(), Ordering::Release);
-        begins
-    }
-
-    /// Counts out a handle that [`Self::open`] counted.
-    pub(crate) fn close(&self, inode: InodeId) {
-        let mut files = self.files.lock();
-        if let Some(file) = files.get_mut(&inode) {
-            file.handles -= 1;
-            if file.handles == 0 {
-                files.remove(&inode);
-            }
-        }
-        self.count.store(files.len(), Ordering::Release);
-    }
-
-    /// The kernel is about to fill pages of a file. Returns whether they may be dirty from now on and could not be before.
-    pub(crate) fn fill(&self, inode: InodeId) -> bool {
-        if self.count.load(Ordering::Acquire) == 0 {
-            return false;
-        }
-        let mut files = self.files.lock();
-        files.get_mut(&inode).is_some_and(|file| !std::mem::replace(&mut file.has_pages, true))
-    }
-
-    /// Whether the kernel may have pages of a file that are newer than what stands here.
-    pub(crate) fn may_be(&self, inode: InodeId) -> bool {
-        self.count.load(Ordering::Acquire) > 0 && self.files.lock().get(&inode).is_some_and(|file| file.has_pages)
-    }
-
-    /// The `st_blocks` to show of a file with so many bytes and blocks: not 0 if there may be data.
-    pub(crate) fn shown_blocks(&self, inode: InodeId, size: u64, blocks: u64) -> u64 {
-        if blocks == 0 && size > 0 && self.may_be(inode) { BLOCK_BYTES / 512 } else { blocks }
-    }
-}
-
 impl<F: FileSystem> Server<F> {
     /// The kernel is about to fill pages of a file, by READ or WRITE.
     pub(crate) fn note_fill(&self, inode: InodeId) {
         self.fills.fill(inode);
-        if self.dirty_pages.fill(inode) {
+        if self.mappable.fill(inode) {
             self.forget_no_blocks(inode);
         }
     }
 
     /// A handle was made through which a file may be mapped for writing.
     pub(crate) fn note_mappable(&self, inode: InodeId) {
-        if self.dirty_pages.open(inode, self.fills.must_drop(inode)) {
+        if self.mappable.open(inode, self.fills.must_drop(inode)) {
             self.forget_no_blocks(inode);
         }
     }
@@ -155,32 +93,6 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
-
-    const FILE: InodeId = InodeId(20);
-
-    #[test]
-    fn pages_may_be_dirty_with_a_handle_and_a_fill() {
-        let dirty = DirtyPages::default();
-        assert!(!dirty.fill(FILE), "nothing can be mapped for writing");
-        assert!(!dirty.open(FILE, false) && !dirty.may_be(FILE));
-        assert!(dirty.fill(FILE) && dirty.may_be(FILE));
-        assert!(!dirty.fill(FILE) && !dirty.open(FILE, true), "that was so before");
-        dirty.close(FILE);
-        assert!(dirty.may_be(FILE), "another handle is left");
-        dirty.close(FILE);
-        assert!(!dirty.may_be(FILE));
-        assert!(dirty.open(FILE, true) && dirty.may_be(FILE), "a reader has filled pages");
-    }
-
-    #[test]
-    fn blocks_are_not_none_if_pages_may_be_dirty() {
-        let dirty = DirtyPages::default();
-        dirty.open(FILE, true);
-        assert_eq!(dirty.shown_blocks(FILE, 100, 0), 8);
-        assert_eq!(dirty.shown_blocks(FILE, 0, 0), 0, "an empty file has no pages");
-        assert_eq!(dirty.shown_blocks(FILE, 1 << 20, 16), 16);
-        assert_eq!(dirty.shown_blocks(InodeId(21), 100, 0), 0);
-    }
 
     /// A file of eight blocks: `data` are known, `dirty` ones are the kernel's alone until they are written back.
     struct Model {

@@ -13,7 +13,7 @@ use crate::server::Server;
 pub(crate) enum Then {
     /// The reply is sent.
     Send,
-    /// The reply is sent; if nobody wants it any more, this handle is closed again.
+    /// The reply is sent; if the caller is gone, this handle (its inode and its number) is closed again.
     SendOpened(InodeId, u64),
     /// The request has no reply.
     Nothing,

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use ashlar_libfs::{LockKind, Seek, WriteAt, Written, allocation_of};
+use ashlar_libfs::{LockKind, ReserveReason, Seek, WriteAt, Written, allocation_of};
 use ashlar_types::{Credentials, Errno, InodeId, MODE_SETGID, MODE_SETUID};
 use ashlar_wire::HELPER_FLAG;
 use rustix::fs::{AtFlags, CWD, StatxFlags};
@@ -20,7 +20,8 @@ use crate::proto::{
 use crate::reply::Check;
 use crate::server::Server;
 
-/// A handle's number is its own as long as the mount lives. Its lowest bits are flags: the handle bypasses the kernel's pages, …
+/// A handle's number is its own as long as the mount lives. Its lowest bits are flags: the handle bypasses the kernel's
+/// pages, …
 const HANDLE_DIRECT: u64 = 1 << 0;
 /// … and the file may be mapped for writing through it.
 const HANDLE_MAPPABLE: u64 = 1 << 1;
@@ -50,16 +51,11 @@ const fn is_direct(flags: u32) -> bool {
     has(flags, libc::O_DIRECT) || only_writes
 }
 
-/// Whether a file can be mapped for writing through a handle opened with `flags`.
-const fn is_mappable(flags: u32) -> bool {
-    flags & libc::O_ACCMODE as u32 == libc::O_RDWR as u32
-}
-
 impl<F: FileSystem> Server<F> {
     /// Closes a handle of a regular file, or one of a directory, whose number is 0.
     pub(crate) fn close_handle(&self, inode: InodeId, handle: u64) {
         if handle & HANDLE_MAPPABLE != 0 {
-            self.dirty_pages.close(inode);
+            self.mappable.close(inode, || self.file_system.free_reserved(inode, ReserveReason::Mapped));
         }
         self.file_system.close(inode);
     }
@@ -92,21 +88,35 @@ impl<F: FileSystem> Call<'_, F> {
     pub(crate) fn put_open(&mut self, inode: InodeId, flags: u32) -> Result<u64, Errno> {
         let mut open =
             OpenOut { fh: self.server.opened.fetch_add(HANDLE_STEP, Ordering::Relaxed), ..OpenOut::default() };
-        if is_direct(flags) || self.is_shared_directly() {
+        let is_direct = is_direct(flags) || self.is_shared_directly();
+        let reads_and_writes = flags & libc::O_ACCMODE as u32 == libc::O_RDWR as u32;
+        if reads_and_writes && (!is_direct || self.server.agreement.maps_direct()) {
+            open.fh |= HANDLE_MAPPABLE;
+        }
+        if is_direct {
             open.fh |= HANDLE_DIRECT;
             open.open_flags = fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
-        } else if self.fs().cache_ttl_ms(inode) > 0 {
+        } else if self.fs().cache_ttl_ms(inode) > 0 && !(reads_and_writes && self.fs().is_shared()) {
             open.open_flags = fopen::KEEP_CACHE;
             self.reply.check(Check::Pages(inode));
         }
-        if is_mappable(flags) {
-            open.fh |= HANDLE_MAPPABLE;
-        }
         self.reply.structure(&open)?;
-        if is_mappable(flags) {
+        if open.fh & HANDLE_MAPPABLE != 0 {
             self.server.note_mappable(inode);
         }
         Ok(open.fh)
+    }
+
+    /// Notes that pages of a file are about to be filled, or are written back.
+    ///
+    /// If a program may have mapped the file for writing, the kernel serves it from here on. Without another session no
+    /// other process can have a lease on it.
+    fn note_pages(&self, inode: InodeId) -> Result<(), Errno> {
+        self.server.note_fill(inode);
+        if !self.fs().is_shared() {
+            return Ok(());
+        }
+        self.server.mappable.reserve_once(inode, || self.fs().reserve(inode, ReserveReason::Mapped))
     }
 
     /// Whether the caller is a process of this program, as a helper is.
@@ -135,11 +145,11 @@ impl<F: FileSystem> Call<'_, F> {
         let asked: ReadIn = self.arguments.structure()?;
         let inode = self.inode();
         let size = (asked.size as usize).min(TRANSFER_BYTES);
-        let buffer = self.reply.space(size)?;
         // A mapping through a handle that bypasses pages fills pages all the same.
         if asked.fh & HANDLE_DIRECT == 0 || asked.read_flags & READ_LOCKOWNER == 0 {
-            self.server.note_fill(inode);
+            self.note_pages(inode)?;
         }
+        let buffer = self.reply.space(size)?;
         let count = self.server.file_system.read(inode, asked.offset, buffer)?;
         self.reply.fill(count.min(size));
         if asked.fh & HANDLE_DIRECT == 0 {
@@ -162,7 +172,7 @@ impl<F: FileSystem> Call<'_, F> {
         let strip = asked.write_flags & WRITE_KILL_SUIDGID != 0;
         let loses_set_id = strip && self.has_set_id()?;
         if !direct {
-            self.server.note_fill(inode);
+            self.note_pages(inode)?;
         }
         // Nobody can say who wrote into a mapping: it counts as an ordinary user's doing, whom quotas hold.
         let who = if is_page { Credentials::checked(NOBODY, NOBODY) } else { self.who() };
@@ -267,7 +277,7 @@ impl<F: FileSystem> Call<'_, F> {
             _ => return Err(Errno::EINVAL),
         };
         let (inode, offset) = (self.inode(), asked.offset);
-        if self.server.dirty_pages.may_be(inode) {
+        if self.server.mappable.may_be_dirty(inode) {
             let (unique, route) = (self.header.unique, self.route.clone());
             self.server.invalidations.answer_seek(SeekAsked { inode, what, offset, unique, route });
             return Ok(Then::Later);

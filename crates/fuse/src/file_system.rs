@@ -3,8 +3,8 @@
 use std::os::fd::OwnedFd;
 
 use ashlar_libfs::{
-    Allocation, Change, Found, LibFs, Listed, LockKind, LockMode, Make, Outcome, RenameFlags, Seek, Space, WriteAt,
-    Written, XattrFlags,
+    Allocation, Change, Found, LibFs, Listed, LockKind, LockMode, Make, Outcome, RenameFlags, ReserveReason, Seek,
+    Space, WriteAt, Written, XattrFlags,
 };
 use ashlar_types::{Credentials, InodeId};
 
@@ -21,6 +21,8 @@ pub trait FileSystem: Send + Sync + 'static {
     fn wait_company(&self, company: u64);
     fn forgot_names(&self, company: u64);
     fn is_valid(&self, inode: InodeId) -> bool;
+    fn reserve(&self, inode: InodeId, reason: ReserveReason) -> Outcome<()>;
+    fn free_reserved(&self, inode: InodeId, reason: ReserveReason);
     fn lookup(&self, who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<Found>;
     fn attributes(&self, inode: InodeId) -> Outcome<Found>;
     fn set_attributes(&self, who: &Credentials, inode: InodeId, change: &Change) -> Outcome<Found>;
@@ -129,6 +131,8 @@ forward! {
     fn wait_company(company: u64);
     fn forgot_names(company: u64);
     fn is_valid(inode: InodeId) -> bool;
+    fn reserve(inode: InodeId, reason: ReserveReason) -> Outcome<()>;
+    fn free_reserved(inode: InodeId, reason: ReserveReason);
     fn lookup(who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<Found>;
     fn attributes(inode: InodeId) -> Outcome<Found>;
     fn set_attributes(who: &Credentials, inode: InodeId, change: &Change) -> Outcome<Found>;

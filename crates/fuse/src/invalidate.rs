@@ -3,7 +3,7 @@
 //! Four things need it. A lease may be lost between an operation and its reply: SharedFS had the kernel forget what it did
 //! not have yet. An append may land elsewhere than the kernel thought, whose pages are then wrong. A write past the kernel's
 //! pages is answered only when no older page is left ([`Fills`](crate::fills::Fills)). And a hole is named only when the kernel
-//! has written back what it has of it ([`DirtyPages`](crate::dirty_pages::DirtyPages)).
+//! has written back what it has of it ([`MappableFiles`](crate::mappable::MappableFiles)).
 //!
 //! What of it may wait for a request in flight goes by the helper, so that this process can be killed meanwhile.
 

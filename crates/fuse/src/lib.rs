@@ -39,6 +39,7 @@ mod follow;
 mod given;
 mod invalidate;
 mod locks;
+mod mappable;
 mod mount;
 mod mountinfo;
 mod names;

@@ -18,7 +18,6 @@ use ashlar_wire::Watch;
 use crate::again::Again;
 use crate::cores::Cores;
 use crate::device::{Device, REQUEST_BYTES, Sent, TRANSFER_BYTES};
-use crate::dirty_pages::DirtyPages;
 use crate::dispatch::{Answer, Call, Then};
 use crate::file_system::FileSystem;
 use crate::fills::Fills;
@@ -26,6 +25,7 @@ use crate::follow::Follower;
 use crate::given::Given;
 use crate::invalidate::{Invalidations, Stale};
 use crate::locks::Locks;
+use crate::mappable::MappableFiles;
 use crate::negotiate::Agreement;
 use crate::notify::Pages;
 use crate::proto::{Arguments, InHeader, Opcode};
@@ -57,7 +57,7 @@ pub(crate) struct Server<F> {
     pub(crate) locks: Locks,
     pub(crate) invalidations: Invalidations,
     pub(crate) fills: Fills,
-    pub(crate) dirty_pages: DirtyPages,
+    pub(crate) mappable: MappableFiles,
     pub(crate) agreement: Agreement,
     pub(crate) shown: Shown,
     pub(crate) given: Given,
@@ -137,7 +137,7 @@ impl<F: FileSystem> Server<F> {
             locks: Locks::default(),
             invalidations: Invalidations::default(),
             fills: Fills::default(),
-            dirty_pages: DirtyPages::default(),
+            mappable: MappableFiles::default(),
             agreement,
             shown: Shown::default(),
             given: Given::default(),
@@ -199,12 +199,26 @@ impl<F: FileSystem> Server<F> {
                     continue;
                 }
                 known = company;
-                if file_system.is_shared() && server.forget_names() {
-                    file_system.forgot_names(company);
+                if file_system.is_shared() {
+                    server.drop_mappable_pages();
+                    if server.forget_names() {
+                        file_system.forgot_names(company);
+                    }
                 }
             }
         };
         std::thread::Builder::new().name("ashlar-company".into()).spawn(watch).map(drop)
+    }
+
+    /// Has the kernel write back, and forget, pages of files that programs may have mapped to write them: no other session was there when those were filled,
+    /// so the files are not reserved. The next touch fills them anew.
+    pub(crate) fn drop_mappable_pages(&self) {
+        let device = std::os::fd::AsFd::as_fd(&self.device);
+        for inode in self.mappable.inodes() {
+            if let Err(errno) = crate::notify::inval_inode(&self.expiring.to(device), inode, Pages::ALL) {
+                tracing::debug!(inode = inode.0, %errno, "the kernel has no pages to forget");
+            }
+        }
     }
 
     /// Has the kernel forget all names that it keeps. Whether it could.

@@ -68,8 +68,12 @@ pub(crate) fn renew_size_of(real: i32, session: &Session, inode: InodeId) {
         let kernel = session::size_of(real);
         match session.fs.attributes(inode) {
             Ok(found) if Some(found.inode.size) != kernel => {}
-            // What can't be looked at here is reserved for the kernel, which knows its size, or gone.
-            Ok(_) | Err(_) => return,
+            Ok(_) => return,
+            // What can't be looked at here is gone, or reserved for the kernel: its lease has moved for the last time by now.
+            Err(_) => {
+                session::size_of(real);
+                return;
+            }
         }
     }
 }

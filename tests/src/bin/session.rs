@@ -43,6 +43,7 @@ fn run(socket: &Path, directory: &Path) -> Result<(), Box<dyn std::error::Error>
         notice: |_| {},
         descriptors: OwnDescriptors::KNOWN,
         beside: 0,
+        yields_to_kernel: false,
     };
     let session = LibFs::connect(&options)?;
     let directory = File::open(directory)?;

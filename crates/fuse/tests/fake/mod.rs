@@ -7,8 +7,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use ashlar_fuse::notify::{self, Pages};
 use ashlar_libfs::{
-    Allocation, Change, Found, Listed, LockKind, LockMode, Make, Outcome, RenameFlags, Seek, SetTime, Space, WriteAt,
-    Written, XattrFlags,
+    Allocation, Change, Found, Listed, LockKind, LockMode, Make, Outcome, RenameFlags, ReserveReason, Seek, SetTime,
+    Space, WriteAt, Written, XattrFlags,
 };
 use ashlar_types::{Credentials, Errno, FileKind, Inode, InodeId, Timestamp, blocks_for, name_cookie};
 
@@ -247,6 +247,12 @@ impl ashlar_fuse::FileSystem for Fake {
     fn cache_ttl_ms(&self, inode: InodeId) -> u64 {
         if self.is_valid(inode) { self.shared.ttl_ms } else { 0 }
     }
+
+    fn reserve(&self, _: InodeId, _: ReserveReason) -> Outcome<()> {
+        Ok(())
+    }
+
+    fn free_reserved(&self, _: InodeId, _: ReserveReason) {}
 
     fn is_shared(&self) -> bool {
         self.company() % 2 == 1

@@ -17,6 +17,10 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/files_are_mapped_out_of_the_segments", run: || with(mapped) },
     Test { name: "run/a_shared_mapping_shows_what_anybody_writes", run: || with(follows) },
     Test { name: "run/who_maps_to_read_sees_what_a_mapping_writes", run: || with(written) },
+    Test { name: "run/readers_see_what_others_store_in_a_mapping", run: || with(stored) },
+    Test { name: "run/mapping_of_others_shows_what_is_written", run: || with(shown) },
+    Test { name: "run/mapping_before_the_first_session_is_seen", run: || with(stored_alone) },
+    Test { name: "run/file_mapped_by_others_is_ours_again_at_its_end", run: || with(ours_again) },
     Test { name: "run/what_is_mapped_is_given_to_nobody_else", run: || with(kept) },
     Test { name: "run/an_arena_keeps_the_segments_that_are_mapped", run: || with(resized) },
     Test { name: "run/mappings_outlive_the_kill_of_the_daemon", run: || with(killed) },
@@ -89,6 +93,68 @@ for line in sys.stdin:
         print(seen(address + int(words[2]), 1)[0], flush=True)
     else:
         print(hashlib.sha256(seen(address, length)).hexdigest(), flush=True)
+";
+
+/// Maps a file to write it, and stores what it's told: `OFFSET VALUE`; or says what is seen: `at OFFSET`.
+const STORER: &str = "
+file = os.open('file', os.O_RDWR)
+address = map(file, os.fstat(file).st_size, SHARED, protection=READ | WRITE)
+os.close(file)
+print('ready', flush=True)
+for line in sys.stdin:
+    words = line.split()
+    if words[0] == 'at':
+        print(seen(address + int(words[1]), 1)[0], flush=True)
+        continue
+    ctypes.memset(address + int(words[0]), int(words[1]), 1)
+    print('stored', flush=True)
+";
+
+/// Reads in all ways a byte of a file that it has open, `pread OFFSET` and the like, and writes: `write OFFSET VALUE`.
+const READER: &str = "
+import shutil
+file = os.open('file', os.O_RDWR)
+reader = os.open('file', os.O_RDONLY)
+def read(way, offset):
+    if way == 'pread':
+        return os.pread(file, 1, offset)
+    if way == 'read':
+        os.lseek(reader, offset, os.SEEK_SET)
+        return os.read(reader, 1)
+    if way == 'open':
+        with open('file', 'rb', buffering=0) as again:
+            return os.pread(again.fileno(), 1, offset)
+    if way == 'copy':
+        target = os.open('copy', os.O_RDWR | os.O_CREAT)
+        assert os.copy_file_range(reader, target, 1, offset, 0) == 1
+        data = os.pread(target, 1, 0)
+        os.close(target)
+        return data
+    if way == 'send':
+        target = os.open('sent', os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        assert os.sendfile(target, reader, offset, 1) == 1
+        data = os.pread(target, 1, 0)
+        os.close(target)
+        return data
+    if way in ('private', 'shared'):
+        again = os.open('file', os.O_RDONLY)
+        address = map(again, os.fstat(again).st_size, PRIVATE if way == 'private' else SHARED)
+        data = seen(address + offset, 1)
+        done(libc.munmap(address, os.fstat(again).st_size))
+        os.close(again)
+        return data
+print('ready', flush=True)
+for line in sys.stdin:
+    words = line.split()
+    if words[0] == 'write':
+        assert os.pwrite(file, bytes([int(words[2])]), int(words[1])) == 1
+        print('written', flush=True)
+    elif words[0] == 'link':
+        os.rename('file', 'renamed')
+        os.rename('renamed', 'file')
+        print(os.stat('file').st_size, flush=True)
+    else:
+        print(read(words[0], int(words[1]))[0], flush=True)
 ";
 
 fn with(test: fn() -> Outcome<Verdict>) -> Outcome<Verdict> {
@@ -295,6 +361,126 @@ for line in sys.stdin:
         end(&site)?;
     }
     passed()
+}
+
+/// A program with this script, which serves files in this way.
+fn start(front: Front, root: &Path, script: &str) -> Outcome<Holder> {
+    let mut command = front.command("python3");
+    command.arg("-c").arg(format!("{BEGIN}{script}")).current_dir(root);
+    let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    Holder::of(child.map_err(tried("starting python3"))?)
+}
+
+const WAYS: [&str; 7] = ["pread", "read", "open", "copy", "send", "private", "shared"];
+
+/// Stores values in a mapping, and has them read in all ways.
+fn check_stored(storer: &mut Holder, reader: &mut Holder) -> Outcome {
+    for round in 0..5_u64 {
+        for (at, way) in (0..).zip(WAYS) {
+            // In the same pages again and again, and in others for the first time.
+            let (offset, value) = (at * 9 * 4096 + round * 37, at * 30 + round + 1);
+            ensure!(storer.ask(&format!("{offset} {value}"))? == "stored", "the storer has ended");
+            let seen = reader.ask(&format!("{way} {offset}"))?;
+            ensure!(seen == value.to_string(), "round {round}: {value} was stored, and {way} gives {seen}");
+        }
+    }
+    Ok(())
+}
+
+/// What a program stores in a shared mapping, others see at once, in whatever way they read: such as have read the file before, and such as begin then.
+fn stored() -> Outcome<Verdict> {
+    for front in [Front::Mount, Front::RunAtOnce] {
+        let site = Site::mounted(Medium::Memory, "64M")?;
+        let root = site.point(0);
+        put(&root.join("file"), &pattern(MIB, 1))?;
+        let mut before = start(Front::RunAtOnce, &root, READER)?;
+        for way in WAYS {
+            before.ask(&format!("{way} 5"))?;
+        }
+        ensure!(before.ask("write 6 7")? == "written", "the reader has ended");
+        let mut storer = start(front, &root, STORER)?;
+        ensure!(storer.ask("at 6")? == "7", "the mapping lacks what was written");
+        check_stored(&mut storer, &mut before)?;
+        let mut after = start(Front::RunAtOnce, &root, READER)?;
+        check_stored(&mut storer, &mut after)?;
+        ensure!(after.ask("link")? == MIB.to_string(), "the file has lost its size");
+        check_stored(&mut storer, &mut before)?;
+        for holder in [after, before, storer] {
+            holder.end()?;
+        }
+        end(&site)?;
+    }
+    passed()
+}
+
+/// What a program under `ashlar run` writes to a file that another one has mapped shows there when the call returns, also where that one may only read.
+fn shown() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let root = site.point(0);
+    put(&root.join("file"), &pattern(MIB, 1))?;
+    let mut writer = start(Front::RunAtOnce, &root, READER)?;
+    let mut storer = start(Front::Mount, &root, STORER)?;
+    for round in 0..60_u64 {
+        let (offset, value) = (round % 7 * 8 * 4096 + round, round + 1);
+        ensure!(writer.ask(&format!("write {offset} {value}"))? == "written", "the writer has ended");
+        let seen = storer.ask(&format!("at {offset}"))?;
+        ensure!(seen == value.to_string(), "round {round}: {value} was written at {offset}, and {seen} is seen");
+        ensure!(storer.ask(&format!("{} {value}", offset + 1))? == "stored", "the storer has ended");
+    }
+    writer.end()?;
+    storer.end()?;
+    end(&site)
+}
+
+/// A file that was mapped while the mount was alone, and whose pages the mapping has changed then.
+fn stored_alone() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let root = site.point(0);
+    put(&root.join("file"), &pattern(MIB, 1))?;
+    let mut storer = start(Front::Mount, &root, STORER)?;
+    for at in 0..20_u64 {
+        ensure!(storer.ask(&format!("{} {at}", at * 4096))? == "stored", "the storer has ended");
+    }
+    let mut reader = start(Front::RunAtOnce, &root, READER)?;
+    for at in 0..20_u64 {
+        let seen = reader.ask(&format!("pread {}", at * 4096))?;
+        ensure!(seen == at.to_string(), "{at} was stored, and {seen} is read");
+    }
+    check_stored(&mut storer, &mut reader)?;
+    reader.end()?;
+    storer.end()?;
+    end(&site)
+}
+
+/// Once nobody has it mapped any more, programs that open the file serve it themselves: what they write then reaches the mount by their logs alone.
+fn ours_again() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let root = site.point(0);
+    put(&root.join("file"), &pattern(MIB, 1))?;
+    let mut keeper = start(Front::RunAtOnce, &root, READER)?;
+    let mut storer = start(Front::Mount, &root, STORER)?;
+    check_stored(&mut storer, &mut keeper)?;
+    storer.end()?;
+    keeper.end()?;
+    let script = "
+import time
+stop = time.time() + 10
+while True:
+    file = os.open('file', os.O_RDWR)
+    assert os.pread(file, 1, 0)
+    # A number of ours leads to a path alone.
+    flags = [line.split()[1] for line in open(f'/proc/self/fdinfo/{file}') if line.startswith('flags')][0]
+    if int(flags, 8) & os.O_PATH:
+        break
+    assert time.time() < stop, flags
+    os.close(file)
+    time.sleep(0.01)
+print('done')
+";
+    let script = format!("{BEGIN}{script}");
+    let done = run(Front::RunAtOnce.command("python3").args(["-c", &script]).current_dir(&root))?.success()?;
+    ensure!(done.output == "done\n" && done.errors.is_empty(), "{}", done.told());
+    end(&site)
 }
 
 /// Where somebody has the file open through a mount, and may have it mapped to write it, all share the kernel's pages.

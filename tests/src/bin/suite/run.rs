@@ -61,6 +61,7 @@ fn connect(site: &Site) -> Outcome<Arc<LibFs>> {
         notice: |_| {},
         descriptors: OwnDescriptors::KNOWN,
         beside: 0,
+        yields_to_kernel: false,
     };
     LibFs::connect(&options).map_err(tried("opening a session"))
 }
