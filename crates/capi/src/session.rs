@@ -82,6 +82,8 @@ impl Session {
             yields_to_kernel: false,
         };
         let fs = LibFs::connect(&options).map_err(|error| refusal(&site.socket, &error))?;
+        // A file of this interface has no number in the kernel.
+        drop(fs.take_placeholder());
         Ok(Self {
             fs,
             admitted: Credentials { checked: true, ..who.clone() },

@@ -42,6 +42,7 @@ mod mapped;
 mod materialise;
 mod notify;
 mod page;
+mod placeholder;
 mod pool;
 mod quota;
 mod recovery;

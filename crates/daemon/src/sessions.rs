@@ -55,9 +55,9 @@ pub struct Opened {
     pub welcome: Welcome,
     /// The session's files go with it …
     pub files: SessionFiles,
-    /// … and for a process a data segment and the board. A mount asks for everything: what its kernel keeps is taken back with the mount's own
-    /// leases.
-    pub others: [Option<Arc<File>>; 2],
+    /// … and for a process a data segment, the board, and what it has in the kernel in the place of its files. A mount
+    /// asks for everything: what its kernel keeps is taken back with the mount's own leases.
+    pub others: [Option<Arc<File>>; 3],
 }
 
 /// Why a session can't begin.
@@ -291,7 +291,9 @@ fn welcome(shared: &Shared, state: &State, session: &Session, inodes: (InodeId, 
         inodes,
     };
     let board = state.board.as_ref().filter(|_| is_process).map(|board| Arc::clone(board.file()));
-    Opened { welcome, files: session.files.clone(), others: [segment_file, board] }
+    // The process knows it by its place, behind the board.
+    let placeholder = board.as_ref().and(shared.placeholder.clone());
+    Opened { welcome, files: session.files.clone(), others: [segment_file, board, placeholder] }
 }
 
 /// Gives a session's log room up to a byte.

@@ -1,5 +1,6 @@
 //! What all threads of SharedFS share.
 
+use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ use crate::apply::Slice;
 use crate::digest;
 use crate::grant::drive;
 use crate::mailbox::Mailboxes;
+use crate::placeholder::make_placeholder;
 use crate::pool::Pool;
 use crate::state::State;
 use crate::watch::Watcher;
@@ -30,6 +32,8 @@ pub struct Shared {
     pub watcher: Watcher,
     /// Does what may have to wait for a mount.
     pub helper: Arc<Helper>,
+    /// What processes have in the kernel in the place of their files, if there is any.
+    pub placeholder: Option<Arc<File>>,
     /// When SharedFS started.
     pub started: Instant,
     /// Sessions that are nobody's yet.
@@ -58,11 +62,15 @@ impl Shared {
 
     /// Puts the parts together.
     pub fn new(config: Config, arena: Arc<Arena>, watcher: Watcher, state: State) -> Self {
+        let placeholder = make_placeholder()
+            .inspect_err(|error| tracing::warn!(%error, "code past LibFS finds an empty file in the place of a file that is open"))
+            .ok();
         Self {
             helper: Arc::new(Helper::new(config.helper.clone())),
             config,
             arena,
             watcher,
+            placeholder: placeholder.map(Arc::new),
             started: Instant::now(),
             pool: Pool::default(),
             mailboxes: Mailboxes::default(),

@@ -134,6 +134,9 @@ struct Dependencies {
     unsynced: HashMap<SessionId, LogPosition>,
 }
 
+/// Descriptors that come with each session: log, control page and lease table.
+const SESSION_FILES: usize = 3;
+
 /// A session: one process's half of the file system. Shared between threads.
 #[derive(Debug)]
 pub struct LibFs {
@@ -145,6 +148,8 @@ pub struct LibFs {
     control: ControlPage<Mapping>,
     leases: LeaseTable<Mapping>,
     board: Option<Board>,
+    /// What came with the session for the kernel's side of descriptors, until it is taken.
+    placeholder: Mutex<Option<OwnedFd>>,
     glimpses: Glimpses,
     nodes: NodeTable,
     /// Held by inode while it is asked for.
@@ -197,7 +202,9 @@ impl LibFs {
                 bytes >> 20
             )));
         }
-        let (calls, welcome, descriptors) = Calls::open(options)?;
+        let (calls, welcome, mut descriptors) = Calls::open(options)?;
+        let before = SESSION_FILES + welcome.segment.iter().len() + 1;
+        let placeholder = if descriptors.len() > before { descriptors.pop() } else { None };
         let wrong = || memory(&"the daemon sent the wrong number of descriptors");
         let [log, control, leases, others @ ..] = &descriptors[..] else { return Err(wrong()) };
         // Where there were too few numbers left for all, the last ones are missing.
@@ -245,6 +252,7 @@ impl LibFs {
             control,
             leases,
             board: board.and_then(|memory| Board::new(memory, welcome.segment_era)),
+            placeholder: Mutex::new(placeholder),
             glimpses: Glimpses::new(),
             nodes: NodeTable::new(),
             asking: std::array::from_fn(|_| Mutex::new(())),
@@ -290,6 +298,12 @@ impl LibFs {
             spawned.map_err(|error| memory(&error))?;
         }
         Ok(fs)
+    }
+
+    /// Takes what the kernel may have at descriptors of a process whose files LibFS has open: whatever is done with it
+    /// there fails. A SharedFS that may not mount sends none.
+    pub fn take_placeholder(&self) -> Option<OwnedFd> {
+        self.placeholder.lock().take()
     }
 
     /// Has a SharedFS that was started anew know the mount's device and its locks again, though nobody calls the mount: others may ask for the locks, or for

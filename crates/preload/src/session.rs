@@ -258,6 +258,9 @@ fn begin(mount: &Mount, root: BorrowedFd<'_>) -> Result<(Look, Arc<LibFs>, u64),
         yields_to_kernel: true,
     };
     let fs = LibFs::connect(&options).map_err(|error| error.to_string())?;
+    if let Some(placeholder) = fs.take_placeholder() {
+        keep_placeholder(placeholder);
+    }
     crate::HEAP.with_room(Room::keep);
     Ok((look, fs, device))
 }
@@ -506,7 +509,14 @@ pub(crate) fn placeholder() -> Result<i32, Errno> {
     once(&PLACEHOLDER, open_placeholder)
 }
 
-/// A path alone that leads to nothing: what a call that we do not know does to it, it does to nobody's file.
+/// Has what SharedFS sent be the placeholder, unless there is one: all calls with it fail that go past us.
+fn keep_placeholder(sent: OwnedFd) {
+    // Where it can't be kept, the process makes one of its own.
+    let _ = once(&PLACEHOLDER, || materialise::high(sent));
+}
+
+/// A placeholder where SharedFS has sent none: a path alone that leads to an empty file. Data can't be read or written
+/// by it, but it has attributes.
 fn open_placeholder() -> Result<OwnedFd, Errno> {
     // SAFETY: the name is a string that outlives the call.
     let memory = unsafe {

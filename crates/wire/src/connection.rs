@@ -33,7 +33,7 @@ pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 const BUFFER_BYTES_KEPT: usize = 1 << 20;
 
 /// The most descriptors in one message: what comes with a welcome.
-const DESCRIPTORS_MAX: usize = 5;
+const DESCRIPTORS_MAX: usize = 6;
 
 /// Between two looks whether there is a message: some hundred nanoseconds, so that the socket is not always locked.
 const PAUSE: u32 = 20;
