@@ -23,9 +23,10 @@ use std::path::{Path, PathBuf};
 
 use ashlar_launch::{
     LIBRARY, MAIN, MountRecord, NOT_EXECUTABLE, NOT_FOUND, PRELOAD_VARIABLE, RECORDS, in_order, in_words,
-    is_mount_process, is_record, missing, places, plain, plans_directory, preload, said_of, value_in, with_variables,
+    is_mount_process, is_record, missing, places, plain, plans_directory, preload, preload_without, said_of, value_in,
+    with_variables,
 };
-use ashlar_wire::{MOUNTS_VARIABLE, PLANS_VARIABLE, socket_of};
+use ashlar_wire::{MOUNTS_VARIABLE, PLANS_VARIABLE, loads_library, socket_of};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, FileType, Mode, OFlags, RawDir};
 use rustix::io::Errno;
@@ -71,9 +72,28 @@ fn run_program() -> Option<Infallible> {
         Some([mounts, preload, plans]) => with_variables(process::environment(), &[mounts, preload, plans]),
     };
     let path = value_in(variables.iter().copied(), "PATH").map_or(DEFAULT_PATH, |path| path.as_bytes());
-    let environment = Environment::new(&variables);
+    let others = preload_without(&library, value_in(process::environment(), PRELOAD_VARIABLE));
+    let others = others.and_then(|others| variable(PRELOAD_VARIABLE, others.as_bytes()));
+    let is_preload = |variable: &&CStr| value_in([*variable], PRELOAD_VARIABLE).is_some();
+    let without: Vec<_> =
+        variables.iter().copied().filter(|variable| !is_preload(variable)).chain(others.as_deref()).collect();
+    let (environment, without) = (Environment::new(&variables), Environment::new(&without));
     process::end_at_broken_pipes();
-    search(program.to_bytes(), path, |file| process::execute(file, first, &environment))
+    search(program.to_bytes(), path, |file| {
+        let is_foreign = set.is_some() && !takes_library(file);
+        process::execute(file, first, if is_foreign { &without } else { &environment })
+    })
+}
+
+/// Whether a program can load the library.
+fn takes_library(program: &CStr) -> bool {
+    loads_library(|interpreter, offset, buffer| {
+        let file = match interpreter {
+            None => open(CWD, program, OFlags::RDONLY | OFlags::NONBLOCK),
+            Some(path) => open(CWD, path, OFlags::RDONLY | OFlags::NONBLOCK),
+        };
+        rustix::io::pread(&*file.ok()?, buffer, offset).ok()
+    })
 }
 
 /// What the library is told in the environment, and what brings it into the program.

@@ -53,6 +53,14 @@ pub fn preload(library: &Path, others: Option<&OsStr>) -> OsString {
     preload
 }
 
+/// What the caller has loaded first, without the library; `None` where nothing is left.
+#[must_use]
+pub fn preload_without(library: &Path, others: Option<&OsStr>) -> Option<OsString> {
+    let is_other = |name: &&[u8]| !name.is_empty() && *name != library.as_os_str().as_bytes();
+    let names: Vec<_> = others?.as_bytes().split(|byte| b": ".contains(byte)).filter(is_other).collect();
+    (!names.is_empty()).then(|| OsString::from_vec(names.join(&b':')))
+}
+
 /// The directory for plans, which nobody else writes: root's, or below what a user's `XDG_CACHE_HOME` or else `HOME` says.
 #[must_use]
 pub fn plans_directory(is_root: bool, cache: Option<&OsStr>, home: Option<&OsStr>) -> Option<PathBuf> {
@@ -151,6 +159,15 @@ mod tests {
         {
             assert_eq!(preload(library, others.map(OsStr::new)), expected);
         }
+    }
+
+    #[test]
+    fn preload_without_the_library_keeps_others() {
+        let library = Path::new("/lib/ours.so");
+        let without = |others: &str| preload_without(library, Some(OsStr::new(others)));
+        assert_eq!(without("/lib/ours.so:a /lib/ours.so b").as_deref(), Some(OsStr::new("a:b")));
+        assert_eq!(without("/lib/ours.so:"), None);
+        assert_eq!(preload_without(library, None), None);
     }
 
     #[test]

@@ -19,15 +19,18 @@ use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, IsTerminal};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use ashlar_wire::{MOUNTS_VARIABLE, PLANS_VARIABLE, socket_of};
+use ashlar_wire::{MOUNTS_VARIABLE, PLANS_VARIABLE, loads_library, socket_of};
 use thiserror::Error;
 
 pub use environment::{
-    PRELOAD_VARIABLE, in_words, missing, places, plain, plans_directory, preload, value_in, with_variables,
+    PRELOAD_VARIABLE, in_words, missing, places, plain, plans_directory, preload, preload_without, value_in,
+    with_variables,
 };
 pub use records::{MountRecord, RECORDS, dead_record_of, in_order, is_mount_process, is_record, is_topmost, records};
 
@@ -103,12 +106,37 @@ pub fn prepare(words: &[OsString]) -> Result<Prepared, LaunchError> {
     let told = in_words(&mounts);
     if !told.is_empty() {
         let others = std::env::var_os(PRELOAD_VARIABLE);
-        command.env(MOUNTS_VARIABLE, told).env(PRELOAD_VARIABLE, preload(&library, others.as_deref()));
+        let preload = match found(command.get_program()) {
+            Some(program) if !takes_library(&program) => preload_without(&library, others.as_deref()),
+            _ => Some(preload(&library, others.as_deref())),
+        };
+        match preload {
+            Some(preload) => command.env(PRELOAD_VARIABLE, preload),
+            None => command.env_remove(PRELOAD_VARIABLE),
+        };
+        command.env(MOUNTS_VARIABLE, told);
         if let Some(plans) = plans() {
             command.env(PLANS_VARIABLE, plans);
         }
     }
     Ok(Prepared { command, mounts: mounts.into_iter().map(|(directory, _)| directory).collect() })
+}
+
+/// Where a program is found, as libc looks for it.
+fn found(program: &OsStr) -> Option<PathBuf> {
+    if program.as_bytes().contains(&b'/') {
+        return Some(program.into()).filter(|file: &PathBuf| file.is_file());
+    }
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|directory| directory.join(program)).find(|file| file.is_file())
+}
+
+/// Whether a program can load the library.
+fn takes_library(program: &Path) -> bool {
+    loads_library(|interpreter, offset, buffer| {
+        let path = interpreter.map_or(program, |path| Path::new(OsStr::from_bytes(path)));
+        File::open(path).and_then(|file| file.read_at(buffer, offset)).ok()
+    })
 }
 
 /// Runs a program in place of this one. Returns, with what a shell would say, if that can't be.

@@ -1,10 +1,14 @@
 //! Programs that are run without the library, since they end before it is of use (`habits`), or have so little address space that the kernel serves
-//! them in any case: the dynamic linker would complain of a library that has no room.
+//! them in any case, or can't load it: the dynamic linker would complain of a library that has no room, is not there or
+//! is not for it.
 //!
 //! What they were the times before they need not be this time, so it's looked at what they are to work on: a file that is large, or a directory with
 //! all that may be in it, is worth the library. Where calls are counted for a report, every program has it that has room for it.
 
+use std::io::Write;
+
 use ashlar_types::Errno;
+use ashlar_wire::loads_library;
 
 use crate::arch::system_call;
 use crate::environment::{self, PreloadText};
@@ -16,6 +20,9 @@ const LARGE_BYTES: i64 = 256 << 10;
 /// More arguments than these are much work, and so are more names among them.
 const ARGUMENTS_MAX: u64 = 64;
 const NAMES_MAX: u64 = 16;
+
+/// Room for the path of a script's interpreter, or of a descriptor.
+const SCRIPT_PATH_BYTES: usize = 256;
 
 /// Variables of an environment for which there is room without memory.
 pub(crate) const VARIABLES: usize = 2048;
@@ -29,19 +36,76 @@ pub(crate) fn is_possible() -> bool {
 pub(crate) fn execute(number: i64, a: [u64; 6]) -> Option<i64> {
     let is_short = || number == libc::SYS_execve && is_possible() && may_be(a[0], a[1]);
     if !is_short() && !session::has_little_room() {
-        return None;
+        return execute_foreign(number, a);
     }
     let mut variables = [0; VARIABLES];
     // Where it can't be read, whoever hands it on says so.
-    run(number, a, environment::bare(a[environment_at(number)], &mut variables).ok()??)
+    run(number, a, environment::bare(a[environment_at(number)], &mut variables, None).ok()??)
+}
+
+/// Runs a program that can't load the library without it: one of another libc or another word size, or where the
+/// library is not there (`chroot`). `None` for all others.
+pub(crate) fn execute_foreign(number: i64, a: [u64; 6]) -> Option<i64> {
+    if is_library_there() && loads_library(|path, offset, buffer| read_program(number, a, path, offset, buffer)) {
+        return None;
+    }
+    let (mut variables, mut others) = ([0; VARIABLES], PreloadText::new());
+    run(number, a, environment::bare(a[environment_at(number)], &mut variables, Some(&mut others)).ok()??)
+}
+
+/// Whether the library stands where the dynamic linker will look for it.
+fn is_library_there() -> bool {
+    let mut path = [0; libc::PATH_MAX as usize];
+    // One that is not known is none that could be left out.
+    let Some(library) = environment::library().filter(|library| library.len() < path.len()) else { return true };
+    path[..library.len()].copy_from_slice(library);
+    missing(path.as_ptr() as u64).is_none()
+}
+
+/// Reads a part of the program that a call runs, or of a script's interpreter.
+fn read_program(number: i64, a: [u64; 6], path: Option<&[u8]>, offset: u64, buffer: &mut [u8]) -> Option<usize> {
+    let mut text = [0; SCRIPT_PATH_BYTES];
+    let (directory, address) = match path {
+        Some(path) => {
+            text.get_mut(..path.len()).filter(|_| path.len() < SCRIPT_PATH_BYTES)?.copy_from_slice(path);
+            (libc::AT_FDCWD as u64, text.as_ptr() as u64)
+        }
+        None if number == libc::SYS_execve => (libc::AT_FDCWD as u64, a[0]),
+        None if a[4] & libc::AT_EMPTY_PATH as u64 == 0 || memory::load::<u8>(a[1]).ok()? != 0 => (a[0], a[1]),
+        None => {
+            // By its descriptor, which may be a path alone.
+            let mut rest = &mut text[..];
+            write!(rest, "/proc/self/fd/{}", a[0] as i32).ok()?;
+            (libc::AT_FDCWD as u64, text.as_ptr() as u64)
+        }
+    };
+    // A FIFO, which is no program, would wait.
+    let how = (libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC) as u64;
+    // SAFETY: the kernel reads the path, of which it sees itself whether it can be read.
+    let file = unsafe { system_call(libc::SYS_openat as u64, [directory, address, how, 0, 0, 0]) };
+    if file < 0 {
+        return None;
+    }
+    let arguments = [file as u64, buffer.as_mut_ptr() as u64, buffer.len() as u64, offset, 0, 0];
+    // SAFETY: the descriptor is new, and the buffer as long as said.
+    let count = unsafe {
+        let count = system_call(libc::SYS_pread64 as u64, arguments);
+        system_call(libc::SYS_close as u64, [file as u64, 0, 0, 0, 0, 0]);
+        count
+    };
+    usize::try_from(count).ok()
 }
 
 /// Runs a program in a process that has borrowed the memory: without the library where it may be, and otherwise with what brings it into the program, also
-/// where that is given another environment. `None` where the kernel does so as it is. Nothing is allocated.
-pub(crate) fn execute_lent(number: i64, a: [u64; 6]) -> Option<i64> {
+/// where that is given another environment, unless the kernel serves the process. `None` where the kernel does so as it
+/// is. Nothing is allocated.
+pub(crate) fn execute_lent(number: i64, a: [u64; 6], is_kernels: bool) -> Option<i64> {
     // Where there is no program, the kernel says so.
     if number == libc::SYS_execve && missing(a[0]).is_some() {
         return None;
+    }
+    if is_kernels {
+        return execute_foreign(number, a);
     }
     if let Some(result) = execute(number, a) {
         return Some(result);

@@ -15,7 +15,7 @@ mod waiting;
 mod xattrs;
 
 pub(crate) use descriptor::is_for_terminals;
-pub(crate) use process::give_up;
+pub(crate) use process::{execute_lent, give_up};
 pub(crate) use shape::{descriptors_of, is_apart, is_wanted};
 
 use std::sync::atomic::Ordering;
@@ -76,6 +76,8 @@ pub(crate) fn disarm() {
         let wanted = match number {
             // Signals whose handlers are ours go on being theirs.
             libc::SYS_rt_sigaction => INTEREST_ALWAYS,
+            // Programs may be run that can't load the library.
+            libc::SYS_execve | libc::SYS_execveat => INTEREST_ALWAYS,
             // What begins on a stack of its own, or lends this one, does not find the way back out of the entry.
             libc::SYS_clone | libc::SYS_clone3 | libc::SYS_vfork => INTEREST_ALWAYS,
             _ => INTEREST_NONE,

@@ -107,14 +107,23 @@ pub(crate) fn report() -> Option<&'static CStr> {
     CStr::from_bytes_with_nul(value_of(variable.to_bytes_with_nul(), REPORT_VARIABLE)?).ok()
 }
 
-/// An environment without what has the library loaded, in a list that its caller has room for; `None` where that is too short, or something else is
-/// loaded first as well. Nothing is allocated.
+/// The library's path, as the dynamic linker was told.
+pub(crate) fn library() -> Option<&'static [u8]> {
+    libraries(FOUND.get()?[2]?.to_bytes()).next()
+}
+
+/// An environment without what has the library loaded, in a list that its caller has room for; `None` where that is too
+/// short. If something else is loaded first as well, that is in `others` then, if those are there to be kept; otherwise
+/// it's `None` too. Nothing is allocated.
 ///
 /// # Errors
 /// `EFAULT`, `E2BIG`.
-pub(crate) fn bare(environment: u64, list: &mut [u64]) -> Result<Option<u64>, Errno> {
-    let Some(wanted) = FOUND.get().and_then(|ours| ours[2]) else { return Ok(None) };
-    let Some(own) = libraries(wanted.to_bytes()).next() else { return Ok(None) };
+pub(crate) fn bare(
+    environment: u64,
+    list: &mut [u64],
+    mut others: Option<&mut PreloadText>,
+) -> Result<Option<u64>, Errno> {
+    let Some(own) = library() else { return Ok(None) };
     let mut text = memory::PathBuffer::new();
     let mut length = 0;
     for variable in variables(environment) {
@@ -122,12 +131,18 @@ pub(crate) fn bare(environment: u64, list: &mut [u64]) -> Result<Option<u64>, Er
         let mut start = [0; 16];
         let begin = memory::start_of(variable, &mut start);
         let is_one = |name| value_of(&start[..begin], name).is_some();
-        // Others that are loaded first the program has in any case, and us with them.
-        if is_one(PRELOAD) && !names_only(memory::path(variable, &mut text)?, own) {
-            return Ok(None);
-        }
-        if is_one(PRELOAD) || is_one(carried::VARIABLE) {
+        if is_one(carried::VARIABLE) {
             continue;
+        }
+        let mut variable = variable;
+        if is_one(PRELOAD) {
+            let theirs = memory::path(variable, &mut text)?;
+            if names_only(theirs, own) {
+                continue;
+            }
+            // Others that are loaded first the program has in any case, and us with them.
+            let Some(kept) = others.as_mut().and_then(|others| others.without(own, theirs)) else { return Ok(None) };
+            variable = kept;
         }
         let Some(place) = list.get_mut(length) else { return Ok(None) };
         *place = variable;
@@ -252,16 +267,22 @@ impl PreloadText {
         if libraries(theirs).any(|name| Some(name) == own) {
             return Ok(None);
         }
-        let parts = [wanted, b":", value_of(theirs, PRELOAD).unwrap_or_default(), b"\0"];
-        if parts.iter().map(|part| part.len()).sum::<usize>() > self.0.len() {
-            return Ok(None);
-        }
-        let mut rest = &mut self.0[..];
+        Ok(self.write([wanted, b":", value_of(theirs, PRELOAD).unwrap_or_default(), b"\0"].into_iter()))
+    }
+
+    /// What stands in the environment without ours; `None` where that is too long.
+    fn without(&mut self, own: &[u8], theirs: &[u8]) -> Option<u64> {
+        let others = libraries(theirs).filter(|name| *name != own).flat_map(|name| [&b":"[..], name]).skip(1);
+        self.write([PRELOAD.as_bytes(), b"="].into_iter().chain(others).chain([&b"\0"[..]]))
+    }
+
+    /// Writes down a text in parts; `None` where it's too long.
+    fn write<'a>(&mut self, parts: impl Iterator<Item = &'a [u8]>) -> Option<u64> {
+        let mut length = 0;
         for part in parts {
-            let (place, behind) = rest.split_at_mut(part.len());
-            place.copy_from_slice(part);
-            rest = behind;
+            self.0.get_mut(length..length + part.len())?.copy_from_slice(part);
+            length += part.len();
         }
-        Ok(Some(self.0.as_ptr() as u64))
+        Some(self.0.as_ptr() as u64)
     }
 }

@@ -11,7 +11,7 @@ use crate::arch::{After, Frame, THREAD_ALIGN, THREAD_BYTES, Way, ashlar_on_stack
 use crate::calls::{self, Verdict};
 use crate::shared::Lent;
 use crate::signals::{self, Pending};
-use crate::{bare, parked, report, reserve, stack, threads};
+use crate::{parked, report, reserve, stack, threads};
 
 /// What a thread has of us. No destructor: libc would allocate to note it.
 struct Thread {
@@ -225,7 +225,7 @@ unsafe extern "C" fn look_lent(frame: *mut Frame) {
 unsafe extern "C" fn serve_lent(frame: *mut Frame) {
     // SAFETY: as for the hook.
     let call = unsafe { &mut *frame };
-    if let Ok(Some(result)) = catch_unwind(AssertUnwindSafe(|| bare::execute_lent(call.rax as i64, call.arguments))) {
+    if let Ok(Some(result)) = catch_unwind(AssertUnwindSafe(|| calls::execute_lent(call))) {
         call.rax = result as u64;
         THREAD.with(|thread| thread.after.set(After::Return));
     }

@@ -22,6 +22,7 @@ mod lock_slots;
 mod mailbox;
 mod message;
 mod pace;
+mod program;
 mod report;
 mod run;
 mod watch;
@@ -42,6 +43,7 @@ pub use message::{
     ReserveReason, ScopeKind, SessionKind, SessionStatus, SpaceReply, StatusReply, Want, Welcome, WelcomeSegment,
 };
 pub use pace::{LATENCY_BUCKETS, OperationCounts, OperationKind, latency_bucket, latency_from};
+pub use program::loads_library;
 pub use report::{
     CallCounts, MissedProgram, MissedReply, REPORT_BEGIN, REPORT_BYTES, REPORT_CALLS, REPORT_COUNTS, REPORT_DEVICES,
     REPORT_DEVICES_MAX, REPORT_DIRECTORY, REPORT_END, REPORT_MAGIC, REPORT_PROGRAMS, REPORT_ROW, REPORT_THREADS,

@@ -289,9 +289,17 @@ fn leave_inherited(is_meant: impl Fn(i32) -> bool) {
     descriptors::inherited().filter(|&number| is_meant(number)).for_each(materialise::leave_inherited);
 }
 
+/// Runs a program in a process that has borrowed the memory, if that takes more than the kernel does by itself.
+pub(crate) fn execute_lent(call: &Frame) -> Option<i64> {
+    bare::execute_lent(call.rax as i64, call.arguments, IS_KERNELS.load(Ordering::Relaxed))
+}
+
 /// Runs another program: what it inherits it finds as the kernel's, and what brings us into it in its environment.
 fn execute(number: u64, a: [u64; 6]) -> Served {
     let mut arguments = a;
+    if IS_KERNELS.load(Ordering::Relaxed) {
+        return Ok(bare::execute_foreign(number as i64, a));
+    }
     let (is_by_path, environment_at) = (number as i64 == libc::SYS_execve, bare::environment_at(number as i64));
     // Where there is no program, nothing is given up.
     if is_by_path && let Some(errno) = bare::missing(a[0]) {
