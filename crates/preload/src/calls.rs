@@ -79,7 +79,7 @@ pub(crate) fn disarm() {
             // Programs may be run that can't load the library.
             libc::SYS_execve | libc::SYS_execveat => INTEREST_ALWAYS,
             // What begins on a stack of its own, or lends this one, does not find the way back out of the entry.
-            libc::SYS_clone | libc::SYS_clone3 | libc::SYS_vfork => INTEREST_ALWAYS,
+            libc::SYS_clone | libc::SYS_clone3 | libc::SYS_vfork | libc::SYS_rt_sigreturn => INTEREST_ALWAYS,
             _ => INTEREST_NONE,
         };
         interest.store(wanted, Ordering::Relaxed);

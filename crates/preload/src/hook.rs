@@ -11,7 +11,7 @@ use crate::arch::{After, Frame, THREAD_ALIGN, THREAD_BYTES, Way, ashlar_on_stack
 use crate::calls::{self, Verdict};
 use crate::shared::Lent;
 use crate::signals::{self, Pending};
-use crate::{parked, report, reserve, stack, threads};
+use crate::{parked, patch, report, reserve, stack, threads};
 
 /// What a thread has of us. No destructor: libc would allocate to note it.
 struct Thread {
@@ -278,6 +278,42 @@ pub(crate) extern "C" fn ashlar_after_vfork() {
             signals::set_mask(mask);
         }
     });
+}
+
+/// The dynamic linker has loaded or unloaded objects; it calls this in place of a function of its own that does
+/// nothing.
+pub(crate) extern "C" fn ashlar_objects_changed() {
+    THREAD.with(|thread| {
+        if thread.lent.get() {
+            return;
+        }
+        if thread.depth.get() > 0 {
+            // A call of ours has libc load something.
+            patch::catch_later_objects();
+            return;
+        }
+        // A handler that comes in the middle must find none of our locks held.
+        let mask = signals::block();
+        inside(|| {
+            if thread.stack.get().is_null() {
+                thread.stack.set(stack::take());
+            }
+            let frame = std::ptr::null_mut();
+            // SAFETY: the function uses no frame; the stack is this thread's alone, and nothing is on it.
+            unsafe {
+                match thread.stack.get() {
+                    stack if stack.is_null() => catch_later_objects(frame),
+                    stack => ashlar_on_stack(frame, stack, catch_later_objects),
+                }
+            }
+        });
+        signals::set_mask(mask);
+    });
+}
+
+/// Looks at objects that were loaded. A defect of ours is one object that goes past us.
+unsafe extern "C" fn catch_later_objects(_frame: *mut Frame) {
+    let _ = catch_unwind(patch::catch_later_objects);
 }
 
 /// Gives this thread's stack to another one: the thread ends.

@@ -11,7 +11,7 @@
 //!   stack and its heap are not used (`hook`, `heap`), and nothing here exits, aborts or unwinds.
 //! - Bad pointers give `EFAULT` (`memory`).
 //!
-//! Non-goals: static programs, and those that call the kernel past libc; they use FUSE.
+//! Non-goals: static programs, Go's, and code that is made at run time and calls the kernel itself; they use FUSE.
 //!
 //! Source: DESIGN §5, "Open files"; `docs/interception.md`.
 
@@ -80,7 +80,8 @@ unsafe extern "C" fn initialise(count: c_int, arguments: *const *const c_char, e
         if !patch::catch_libc(told.plans, calls::is_wanted) {
             return;
         }
-        patch::catch_program(told.plans, calls::is_wanted);
+        patch::catch_objects(told.plans, calls::is_wanted);
+        patch::watch_loader(hook::ashlar_objects_changed);
         if told.deferred.is_none() {
             // SAFETY: the linker hands the arguments over as the kernel made them.
             unsafe { habits::begin(told.plans, count, arguments) };

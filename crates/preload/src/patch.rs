@@ -8,15 +8,21 @@
 //! To patch some two hundred pages in each program takes longer than most short programs do. So the patched code is kept too, as an
 //! [`image`] that programs map in place of libc's own: they share its pages, and touch those that they run.
 //!
-//! A program may call the kernel itself (in Rust, through a crate that does). It is patched in the same way, where the call's number is
-//! plain to see; a scan that finds nothing that looks like a call is short. So is a library that is known to do so ([`CALLERS`]).
+//! Other objects call the kernel themselves too: programs, and libraries (in Rust through rustix, in C through
+//! `syscall` instructions of their own, liburing). Each is looked at before the first of its code runs ([`objects`]):
+//! at the start, and when the dynamic linker has loaded it later ([`loader`]). Its plan is kept as libc's is, so that
+//! an object of a known build costs one look into a file.
 //!
-//! What can't be patched goes to the kernel, and through FUSE: slower, and as correct, but for what says how later calls are to be
-//! understood (the working directory, `umask`, descriptors).
+//! Calls that can't be patched, and those of code that is made at run time, go to the kernel, and through FUSE: slower,
+//! and as correct, but for those that say how later calls are to be understood (the working directory, `umask`,
+//! descriptors).
 
 mod apply;
+mod frames;
 mod image;
 mod kept;
+mod loader;
+mod objects;
 mod plan;
 mod scan;
 
@@ -24,16 +30,18 @@ use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
 
 pub(crate) use self::kept::Kept;
+pub(crate) use self::loader::watch_loader;
+pub(crate) use self::objects::{catch_later_objects, catch_objects};
 use self::plan::{Plan, Site, WINDOW_MAX};
 use self::scan::scan;
-use crate::arch::{ashlar_entry, keep_wide_registers};
+use crate::arch::ashlar_entry;
 
-/// A library as it stands in memory.
+/// A program or a library as it stands in memory.
 #[derive(Debug, Default)]
 pub(crate) struct Library {
     /// Where it was loaded.
     pub(crate) base: usize,
-    /// Its code, as addresses.
+    /// Its code, as addresses. Segments that may be written are none: they hold what is made at run time.
     pub(crate) code: Vec<Range<usize>>,
     /// Its build id.
     pub(crate) build_id: Vec<u8>,
@@ -41,9 +49,50 @@ pub(crate) struct Library {
     end: usize,
     /// The Go compiler has made it.
     is_go: bool,
+    /// Its segments, as far as they come from the file and may be read.
+    loaded: Vec<Range<usize>>,
+    /// Where the table of its functions stands.
+    frames: Option<usize>,
 }
 
 impl Library {
+    /// The one that the dynamic linker describes.
+    fn new(info: &libc::dl_phdr_info) -> Self {
+        let base = info.dlpi_addr as usize;
+        // SAFETY: the linker says how many headers there are.
+        let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
+        let mut library = Self { base, ..Self::default() };
+        for header in headers {
+            let start = base.wrapping_add(header.p_vaddr as usize);
+            match header.p_type {
+                libc::PT_LOAD => {
+                    library.end = library.end.max(start + header.p_memsz as usize);
+                    if header.p_flags & libc::PF_R != 0 {
+                        library.loaded.push(start..start + header.p_filesz as usize);
+                    }
+                    if header.p_flags & (libc::PF_X | libc::PF_W) == libc::PF_X {
+                        library.code.push(start..start + header.p_memsz as usize);
+                    }
+                }
+                libc::PT_NOTE => {
+                    // SAFETY: the segment is loaded, and may be read.
+                    let notes = unsafe { std::slice::from_raw_parts(start as *const u8, header.p_memsz as usize) };
+                    let (id, is_go) = build_id(notes);
+                    library.build_id.extend(id);
+                    library.is_go |= is_go;
+                }
+                libc::PT_GNU_EH_FRAME => library.frames = Some(start),
+                _ => {}
+            }
+        }
+        library
+    }
+
+    /// Whether an address lies in its code.
+    fn holds(&self, address: usize) -> bool {
+        self.code.iter().any(|code| code.contains(&address))
+    }
+
     /// The pages from the first of its code to the last.
     fn pages(&self) -> Option<Range<usize>> {
         let (first, last) = (self.code.first()?, self.code.last()?);
@@ -51,71 +100,33 @@ impl Library {
     }
 }
 
-/// What [`find`] looks for, and what it found.
-struct Search {
-    is_it: fn(&Library, &CStr, usize) -> bool,
-    address: usize,
-    found: Option<Library>,
-}
-
 const NOTE_BUILD_ID: u32 = 3;
-
-/// How the names of libraries begin that call the kernel past libc for what must be seen: for an `io_uring` files must be the kernel's.
-const CALLERS: [&[u8]; 2] = [b"liburing.so", b"liburing-ffi.so"];
 
 /// The library in which an address lies.
 pub(crate) fn library_of(address: usize) -> Option<Library> {
-    search(address, |library, _, address| library.code.iter().any(|code| code.contains(&address)))
-}
-
-/// The library that was loaded of those that call the kernel themselves.
-fn caller() -> Option<Library> {
-    search(0, |_, path, _| {
-        let name = path.to_bytes().rsplit(|&byte| byte == b'/').next().unwrap_or_default();
-        CALLERS.iter().any(|caller| name.starts_with(caller))
-    })
-}
-
-fn search(address: usize, is_it: fn(&Library, &CStr, usize) -> bool) -> Option<Library> {
-    let mut search = Search { is_it, address, found: None };
-    // SAFETY: `find` gets the search as its argument, and is called only until this returns.
-    unsafe { libc::dl_iterate_phdr(Some(find), (&raw mut search).cast()) };
-    search.found
-}
-
-unsafe extern "C" fn find(info: *mut libc::dl_phdr_info, _size: usize, search: *mut c_void) -> c_int {
-    // SAFETY: the dynamic linker describes an object that is loaded, and the search is the caller's own.
-    let (info, search) = unsafe { (&*info, &mut *search.cast::<Search>()) };
-    let base = info.dlpi_addr as usize;
-    // SAFETY: the linker says how many headers there are.
-    let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
-    let mut library = Library { base, ..Library::default() };
-    for header in headers {
-        let start = base.wrapping_add(header.p_vaddr as usize);
-        match header.p_type {
-            libc::PT_LOAD => {
-                library.end = library.end.max(start + header.p_memsz as usize);
-                if header.p_flags & libc::PF_X != 0 {
-                    library.code.push(start..start + header.p_memsz as usize);
-                }
-            }
-            libc::PT_NOTE => {
-                // SAFETY: the segment is loaded, and may be read.
-                let notes = unsafe { std::slice::from_raw_parts(start as *const u8, header.p_memsz as usize) };
-                let (id, is_go) = build_id(notes);
-                library.build_id.extend(id);
-                library.is_go |= is_go;
-            }
-            _ => {}
+    let mut found = None;
+    visit(|info| {
+        let library = Library::new(info);
+        let is_it = library.holds(address);
+        if is_it {
+            found = Some(library);
         }
-    }
-    // SAFETY: the linker names what it has loaded, by a string, or not at all.
-    let name = if info.dlpi_name.is_null() { c"" } else { unsafe { CStr::from_ptr(info.dlpi_name) } };
-    let is_it = (search.is_it)(&library, name, search.address);
-    if is_it {
-        search.found = Some(library);
-    }
-    c_int::from(is_it)
+        !is_it
+    });
+    found
+}
+
+/// Shows all objects that are loaded, until `see` says that it has seen enough.
+fn visit(mut see: impl FnMut(&libc::dl_phdr_info) -> bool) {
+    let mut see: &mut dyn FnMut(&libc::dl_phdr_info) -> bool = &mut see;
+    // SAFETY: `show` gets the function as its argument, and is called only until this returns.
+    unsafe { libc::dl_iterate_phdr(Some(show), (&raw mut see).cast()) };
+}
+
+unsafe extern "C" fn show(info: *mut libc::dl_phdr_info, _size: usize, see: *mut c_void) -> c_int {
+    // SAFETY: the dynamic linker describes an object that is loaded, and the function is `visit`'s own.
+    let (info, see) = unsafe { (&*info, &mut *see.cast::<&mut dyn FnMut(&libc::dl_phdr_info) -> bool>()) };
+    c_int::from(!see(info))
 }
 
 /// The build id among a segment of notes (name length, length, type, name and content, each padded to four bytes), and whether one of
@@ -158,7 +169,7 @@ pub(crate) fn catch_libc(plans: Option<&CStr>, wanted: impl Fn(i32) -> bool) -> 
         image::store(&library, &sites, &kept);
         image::map(&library, &kept)
     });
-    is_mapped || apply::apply(&library, &sites)
+    is_mapped || apply::apply(&library, &sites).is_some()
 }
 
 /// Whether the process looks at its own accesses to memory: it would see ours through libc's functions too, of which it doesn't know what orders them.
@@ -167,24 +178,6 @@ fn is_sanitized() -> bool {
         // SAFETY: it takes a string, and looks for its address among the symbols of what is loaded.
         !unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }.is_null()
     })
-}
-
-/// Has the program's own calls come to the entry, and those of a library that is known to make some, where they are plain to see and a plan can be
-/// kept: there are too many programs to scan each whenever it runs. One whose runtime calls the kernel on stacks that have no room for us goes
-/// without.
-pub(crate) fn catch_program(plans: Option<&CStr>, wanted: impl Fn(i32) -> bool) {
-    // SAFETY: it takes a number, and reads what the kernel has told the process at its start.
-    let entry = unsafe { libc::getauxval(libc::AT_ENTRY) };
-    let program = library_of(entry as usize).filter(|program| !program.is_go && !scan::is_plainly_without(program));
-    for object in [program, caller()].into_iter().flatten() {
-        let Some(kept) = plans.and_then(|plans| Kept::at(plans, &object.build_id, None)) else { continue };
-        let plan = known_plan(&object, &kept);
-        let sites = apply::sites(&object, &plan, |number| number >= 0 && wanted(number));
-        if !sites.is_empty() {
-            keep_wide_registers();
-            apply::apply(&object, &sites);
-        }
-    }
 }
 
 fn known_plan(library: &Library, kept: &Kept) -> Plan {

@@ -193,6 +193,8 @@ global_asm!(
     "test byte ptr [r11 + rax], 4",
     "jnz 15b",
     "3:",
+    "cmp eax, {sigreturn}",
+    "je 17f",
     "push rbp",
     "mov rbp, rsp",
     // Beyond the frame there is room for two words, at its upper end.
@@ -332,6 +334,10 @@ global_asm!(
     "lea rsp, [rsp + 128]",
     "7:",
     "jmp r9",
+    // The kernel finds the signal's frame where the stack was before the trampoline, and does not come back.
+    "17:",
+    "lea rsp, [rsp + 136]",
+    "syscall",
     ".size ashlar_entry, . - ashlar_entry",
     "",
     ".hidden ashlar_on_stack",
@@ -356,6 +362,7 @@ global_asm!(
     parked = sym crate::parked::ASHLAR_PARKED,
     lowest = sym crate::parked::ASHLAR_LOWEST,
     close = const libc::SYS_close,
+    sigreturn = const libc::SYS_rt_sigreturn,
     wide = sym ASHLAR_WIDE,
     upper_halves = const UPPER_HALVES,
     hook = sym crate::hook::ashlar_hook,

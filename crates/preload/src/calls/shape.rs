@@ -252,6 +252,8 @@ const fn interests(is_counted: bool) -> [u8; CALLS] {
     let mut number = 0;
     while number < CALLS {
         interests[number] = match shape(number as i64) {
+            // It is caught where its number was not known before, since it must find the stack as it was.
+            _ if number as i64 == libc::SYS_rt_sigreturn => INTEREST_ALWAYS,
             Shape::None | Shape::Maker => INTEREST_NONE,
             Shape::Descriptor if !is_counted => INTEREST_DESCRIPTOR,
             Shape::Address if !is_counted => INTEREST_NONE,

@@ -1,5 +1,6 @@
 //! The trampolines and the jumps to them, and how they are written into a library where it stands.
 
+use std::ops::Range;
 use std::ptr;
 
 use super::{Library, Plan, Site};
@@ -12,6 +13,9 @@ const REACH: usize = (1 << 31) - (1 << 20);
 const STEP: usize = 1 << 24;
 /// Bytes of a trampoline, at most.
 const TRAMPOLINE_BYTES: usize = 64;
+
+/// A jump within reach.
+pub(super) const JUMP_BYTES: usize = 5;
 
 /// `lea rsp, [rsp - 128]`: over the red zone.
 const ENTER: [u8; 5] = [0x48, 0x8d, 0x64, 0x24, 0x80];
@@ -55,22 +59,23 @@ pub(super) fn sites<'a>(library: &Library, plan: &'a Plan, wanted: impl Fn(i32) 
     plan.sites.iter().filter(|site| wanted(site.number) && is_as_planned(library, site)).collect()
 }
 
-/// Patches a library in place. Returns whether it did. No other thread may run yet.
-pub(super) fn apply(library: &Library, sites: &[&Site]) -> bool {
+/// Patches a library in place. Returns where its trampolines stand, if it did. No thread may be in the middle of its
+/// code.
+pub(super) fn apply(library: &Library, sites: &[&Site]) -> Option<Range<usize>> {
     if sites.is_empty() {
-        return false;
+        return None;
     }
-    let Some(code) = library.pages() else { return false };
     let bytes = Layout::room_bytes(sites.len());
-    let Some(room) = reserve(library, bytes) else { return false };
+    let room = reserve(library, bytes)?;
     let layout = Layout::new(library, sites, room);
-    let writable = (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) as u64;
-    let length = code.len() as u64;
-    // SAFETY: the code stays as it is, and executable, so this can go on running whatever it calls.
-    if unsafe { system_call(libc::SYS_mprotect as u64, [code.start as u64, length, writable, 0, 0, 0]) } < 0 {
-        // SAFETY: nothing leads there yet.
-        unsafe { system_call(libc::SYS_munmap as u64, [room as u64, bytes as u64, 0, 0, 0, 0]) };
-        return false;
+    let read_and_run = libc::PROT_READ | libc::PROT_EXEC;
+    let is_patched = |code: &&Range<usize>| layout.jumps.iter().any(|(window, _)| code.contains(window));
+    let patched: Vec<_> = library.code.iter().filter(is_patched).collect();
+    // The code stays as it is, and executable, so this can go on running whatever it calls.
+    if !patched.iter().all(|code| protect(code, read_and_run | libc::PROT_WRITE)) {
+        patched.iter().for_each(|code| _ = protect(code, read_and_run));
+        release(&(room..room + bytes));
+        return None;
     }
     // SAFETY: the room is ours and long enough, and the windows were compared with the plan, in which each is a sequence of whole
     // instructions that nothing jumps into. No other thread runs that could be in the middle of one.
@@ -78,11 +83,43 @@ pub(super) fn apply(library: &Library, sites: &[&Site]) -> bool {
         ptr::write(room as *mut usize, ashlar_entry as *const () as usize);
         copy(&layout.trampolines, room + TRAMPOLINES_AT);
         layout.jumps.iter().for_each(|(window, jump)| copy(jump, *window));
-        let executable = (libc::PROT_READ | libc::PROT_EXEC) as u64;
-        system_call(libc::SYS_mprotect as u64, [code.start as u64, length, executable, 0, 0, 0]);
-        system_call(libc::SYS_mprotect as u64, [room as u64, bytes as u64, executable, 0, 0, 0]);
     }
-    true
+    patched.iter().for_each(|code| _ = protect(code, read_and_run));
+    protect(&(room..room + bytes), read_and_run);
+    Some(room..room + bytes)
+}
+
+/// Puts a jump to a function in the place of code. Returns whether it did. No other thread may run yet.
+pub(super) fn divert(library: &Library, at: usize, function: usize) -> bool {
+    let read_and_run = libc::PROT_READ | libc::PROT_EXEC;
+    let Some(room) = reserve(library, PAGE) else { return false };
+    let code = at..at + JUMP_BYTES;
+    if !protect(&code, read_and_run | libc::PROT_WRITE) {
+        release(&(room..room + PAGE));
+        return false;
+    }
+    // jmp [rip + 2], and behind it, at a multiple of 8, the address
+    let far = [&[0xff, 0x25, 2, 0, 0, 0, NOP, NOP][..], &function.to_le_bytes()].concat();
+    // SAFETY: both are writable and long enough, and no other thread runs that could be in the middle of the code.
+    unsafe {
+        copy(&far, room);
+        copy(&jump(at, room, JUMP_BYTES), at);
+    }
+    protect(&code, read_and_run) && protect(&(room..room + PAGE), read_and_run)
+}
+
+/// Sets the protection of the pages in which a part of the memory lies. Returns whether it could.
+fn protect(part: &Range<usize>, protection: i32) -> bool {
+    let (start, end) = (part.start / PAGE * PAGE, part.end.next_multiple_of(PAGE));
+    let arguments = [start as u64, (end - start) as u64, protection as u64, 0, 0, 0];
+    // SAFETY: the memory is code, or trampolines; it stays readable, and executable if it was.
+    unsafe { system_call(libc::SYS_mprotect as u64, arguments) == 0 }
+}
+
+/// Gives back the room of trampolines to which nothing leads.
+pub(super) fn release(room: &Range<usize>) {
+    // SAFETY: nothing leads there.
+    unsafe { system_call(libc::SYS_munmap as u64, [room.start as u64, room.len() as u64, 0, 0, 0, 0]) };
 }
 
 /// Whether the library's code is what the plan was made for.

@@ -1,7 +1,7 @@
 //! A plan: the places of one build of a library that can be patched, and how it is kept in a file.
 //!
 //! ```text
-//! magic:8 "ASHLPAT2"  build id length:8  build id:32  sites:8  then of each site, 48 bytes:
+//! magic:8 "ASHLPAT3"  build id length:8  build id:32  sites:8  then of each site, 48 bytes:
 //!   offset:4  number:4  length:1  call:1  displacement:1  unused:5  bytes:32
 //! ```
 
@@ -13,11 +13,11 @@ use super::kept::{BUILD_ID_MAX, Kept};
 /// The longest window of instructions that is patched, in bytes.
 pub(crate) const WINDOW_MAX: usize = 32;
 
-const MAGIC: &[u8; 8] = b"ASHLPAT2";
+const MAGIC: &[u8; 8] = b"ASHLPAT3";
 const HEAD_BYTES: usize = 56;
 const SITE_BYTES: usize = 48;
 
-/// More system calls than any libc has.
+/// More system calls than any library has.
 const SITES_MAX: usize = 4096;
 
 /// One place.

@@ -1,17 +1,16 @@
 //! Finds the system calls in a library's code, and the instructions that may make room.
 
+use std::ops::Range;
+
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, OpKind, Register};
 
-use super::{Library, Plan, Site, WINDOW_MAX};
+use super::apply::JUMP_BYTES;
+use super::{Library, Plan, Site, WINDOW_MAX, frames};
 
-/// Bytes of a jump.
-const JUMP: usize = 5;
 /// The instruction.
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// Code, in bytes, that is searched in some ten microseconds.
 const LITTLE_CODE: usize = 32 << 10;
-/// Bytes before a system call in which its number is set.
-const NUMBER_BEFORE: usize = 64;
 /// How many instructions before a system call are looked at for its number, and how many on each side for room.
 const BEFORE: usize = 16;
 const NEIGHBOURS: usize = 4;
@@ -27,50 +26,116 @@ impl Targets {
     }
 }
 
-/// Plans the patches of a library. Code is decoded from the start of each segment on; where data stand between functions the decoder
-/// finds its way back within a few instructions, and what it sees there is no system call, or is left alone by the checks.
+/// Plans the patches of a library. Each function in which the two bytes of a system call stand is decoded from its
+/// first byte on.
+///
+/// Where no table says where functions begin, code is decoded from the start of each segment on, and only calls whose
+/// number is plain to see are planned: behind data between functions the decoder finds its way back within a few
+/// instructions, and what it sees there is no such call.
 pub(crate) fn scan(library: &Library) -> Plan {
     let mut sites = Vec::new();
+    if looks_quiet(library) {
+        return Plan { build_id: library.build_id.clone(), sites };
+    }
+    let functions = frames::functions(library).filter(|functions| !functions.is_empty());
     let mut targets = Vec::new();
     let mut calls: Vec<(Vec<Instruction>, usize)> = Vec::new();
-    for code in &library.code {
-        // SAFETY: the linker has loaded the segment, and nothing changes it while this runs.
-        let bytes = unsafe { std::slice::from_raw_parts(code.start as *const u8, code.len()) };
-        if !may_call(bytes) {
-            continue;
-        }
-        collect(bytes, code.start as u64, &mut targets, &mut calls);
+    for part in parts(library, functions.as_deref().unwrap_or(&library.code)) {
+        collect(bytes_of(&part), part.start as u64, &mut targets, &mut calls);
+    }
+    if functions.is_some() {
+        // All branches within the functions are known by now.
+        collect_from_afar(library, &calls, &mut targets);
     }
     targets.sort_unstable();
     let targets = Targets(targets);
     for (instructions, at) in &calls {
-        sites.extend(plan_site(library, instructions, *at, &targets));
+        let site = plan_site(library, instructions, *at, &targets);
+        sites.extend(site.filter(|site| functions.is_some() || site.number != Site::ANY_NUMBER));
     }
     Plan { build_id: library.build_id.clone(), sites }
 }
 
-/// Whether a library has so little code, without anything in it that looks like a system call, that to see so takes less than to open a file.
-pub(super) fn is_plainly_without(library: &Library) -> bool {
+/// Whether a library has so little code, without the bytes of a system call, that to see so takes less than to open a
+/// file.
+pub(super) fn is_plainly_quiet(library: &Library) -> bool {
     let bytes: usize = library.code.iter().map(ExactSizeIterator::len).sum();
-    // SAFETY: the linker has loaded the segments, and nothing changes them while this runs.
-    let mut codes =
-        library.code.iter().map(|code| unsafe { std::slice::from_raw_parts(code.start as *const u8, code.len()) });
-    bytes <= LITTLE_CODE && !codes.any(may_call)
+    bytes <= LITTLE_CODE && looks_quiet(library)
 }
 
-/// Whether there is anything that looks like a system call: its two bytes, with a number moved to where the kernel looks for it
-/// shortly before.
-fn may_call(bytes: &[u8]) -> bool {
-    let is_number = |five: &[u8]| five[0] == 0xb8 && five[2] <= 1 && five[3..] == [0, 0];
-    let has_number = |at: usize| bytes[at.saturating_sub(NUMBER_BEFORE)..at].windows(5).any(is_number);
-    let mut from = 0;
-    while let Some(at) = find(&bytes[from..], SYSCALL) {
-        if has_number(from + at) {
-            return true;
+/// Whether nothing in a library looks like a system call.
+fn looks_quiet(library: &Library) -> bool {
+    library.code.iter().all(|code| find(bytes_of(code), SYSCALL).is_none())
+}
+
+/// A part of a library's code.
+fn bytes_of<'a>(part: &Range<usize>) -> &'a [u8] {
+    // SAFETY: the linker has loaded the segment that it lies in, and nothing changes it while this runs.
+    unsafe { std::slice::from_raw_parts(part.start as *const u8, part.len()) }
+}
+
+/// Those of some parts of a library's code, in order, in which something looks like a system call.
+fn parts(library: &Library, all: &[Range<usize>]) -> Vec<Range<usize>> {
+    let mut parts: Vec<Range<usize>> = Vec::new();
+    for code in &library.code {
+        let bytes = bytes_of(code);
+        let mut from = 0;
+        while let Some(found) = find(&bytes[from..], SYSCALL) {
+            let at = code.start + from + found;
+            from += found + 1;
+            let behind = all.partition_point(|part| part.start <= at);
+            let Some(part) = all[..behind].last() else { continue };
+            let end = all.get(behind).map_or(code.end, |next| next.start.min(code.end));
+            let part = if part.contains(&at) { part.clone() } else { lengthened(part, end) };
+            if part.contains(&at) && parts.last() != Some(&part) {
+                parts.push(part);
+            }
         }
-        from += at + 1;
     }
-    false
+    parts
+}
+
+/// A function with the code that it runs into behind its end: what is said of libc's `clone` ends where the new thread
+/// has no caller. At most up to `end`.
+fn lengthened(function: &Range<usize>, end: usize) -> Range<usize> {
+    let goes_on = |flow| matches!(flow, FlowControl::Next | FlowControl::ConditionalBranch);
+    let mut decoder =
+        Decoder::with_ip(64, bytes_of(&(function.start..end)), function.start as u64, DecoderOptions::NONE);
+    let mut at = function.start;
+    while decoder.can_decode() {
+        let instruction = decoder.decode();
+        at = instruction.next_ip() as usize;
+        if at >= function.end && (instruction.is_invalid() || !goes_on(instruction.flow_control())) {
+            break;
+        }
+    }
+    function.start..at.max(function.end)
+}
+
+/// Collects where branches of four bytes lead from all of the code, as far as that is beside a system call: a compiler
+/// puts the rarely used part of a function elsewhere. Each byte may begin one here, so some are none.
+fn collect_from_afar(library: &Library, calls: &[(Vec<Instruction>, usize)], targets: &mut Vec<u64>) {
+    let around = calls.iter().filter_map(|(window, _)| Some(window.first()?.ip()..window.last()?.next_ip()));
+    let mut around: Vec<Range<u64>> = around.collect();
+    around.sort_unstable_by_key(|window| window.start);
+    around.dedup_by(|later, kept| {
+        let touches = later.start <= kept.end;
+        if touches {
+            kept.end = kept.end.max(later.end);
+        }
+        touches
+    });
+    for code in &library.code {
+        for (index, bytes) in bytes_of(code).windows(6).enumerate() {
+            let is_branch = matches!(bytes[1], 0xe8 | 0xe9) || bytes[0] == 0x0f && bytes[1] & 0xf0 == 0x80;
+            if is_branch {
+                let distance = i32::from_le_bytes([bytes[2], bytes[3], bytes[4], bytes[5]]);
+                let target = ((code.start + index + bytes.len()) as u64).wrapping_add_signed(distance.into());
+                let before = around.partition_point(|window| window.start <= target);
+                targets.extend(around[..before].last().filter(|window| window.contains(&target)).map(|_| target));
+            }
+        }
+    }
 }
 
 fn find(bytes: &[u8], what: [u8; 2]) -> Option<usize> {
@@ -79,7 +144,7 @@ fn find(bytes: &[u8], what: [u8; 2]) -> Option<usize> {
     (!found.is_null()).then(|| found as usize - bytes.as_ptr() as usize)
 }
 
-/// Decodes a segment: where its branches lead, and its system calls with their neighbours.
+/// Decodes a part of the code: where its branches lead, and its system calls with their neighbours.
 fn collect(bytes: &[u8], start: u64, targets: &mut Vec<u64>, calls: &mut Vec<(Vec<Instruction>, usize)>) {
     let mut decoder = Decoder::with_ip(64, bytes, start, DecoderOptions::NONE);
     let mut before: Vec<Instruction> = Vec::new();
@@ -163,7 +228,7 @@ fn plan_site(library: &Library, instructions: &[Instruction], at: usize, targets
 fn fits(window: &[Instruction], first: usize, at: usize, targets: &Targets) -> bool {
     let length: usize = window.iter().map(Instruction::len).sum();
     let moved = window.iter().enumerate().filter(|(index, _)| first + index != at);
-    (JUMP..=WINDOW_MAX).contains(&length)
+    (JUMP_BYTES..=WINDOW_MAX).contains(&length)
         && moved.clone().all(|(_, instruction)| may_move(instruction))
         && moved.filter(|(_, instruction)| is_relative(instruction)).count() <= 1
         && window.windows(2).all(|pair| pair[0].next_ip() == pair[1].ip())
@@ -206,4 +271,60 @@ fn number_of(before: &[Instruction], call: u64, targets: &Targets) -> Option<i32
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::library_of;
+    use super::*;
+
+    /// Code in memory, as an object of which nothing else is known.
+    fn object(code: &[u8]) -> Library {
+        let start = code.as_ptr() as usize;
+        let part = start..start + code.len();
+        Library { base: start, code: vec![part], ..Library::default() }
+    }
+
+    #[test]
+    fn libc_calls_are_planned_but_the_return_of_handlers() {
+        let library = library_of(libc::gnu_get_libc_version as *const () as usize).expect("loaded");
+        let plan = scan(&library);
+        let has = |number: i64| plan.sites.iter().any(|site| i64::from(site.number) == number);
+        for number in [libc::SYS_openat, libc::SYS_clone, libc::SYS_clone3, libc::SYS_execve, libc::SYS_exit] {
+            assert!(has(number), "{number}");
+        }
+        assert!(has(Site::ANY_NUMBER.into()), "the function that makes any call");
+        assert!(!has(libc::SYS_rt_sigreturn));
+        let restorer = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
+        let is_it = |site: &Site| {
+            let window = library.base + site.offset as usize + usize::from(site.call) - 7;
+            bytes_of(&(window..window + restorer.len())) == restorer
+        };
+        assert!(!plan.sites.iter().any(is_it), "the signal's frame must be where the stack is");
+    }
+
+    #[test]
+    fn code_without_tables_keeps_calls_of_unknown_number() {
+        // mov eax, 1; syscall; ret, and mov rax, rdi; syscall; ret
+        let known = object(&[0xb8, 1, 0, 0, 0, 0x0f, 0x05, 0xc3]);
+        assert_eq!(scan(&known).sites.iter().map(|site| site.number).collect::<Vec<_>>(), [1]);
+        let unknown = object(&[0x48, 0x89, 0xf8, 0x0f, 0x05, 0xc3, 0x90, 0x90]);
+        assert!(scan(&unknown).sites.is_empty());
+    }
+
+    #[test]
+    fn bytes_within_an_instruction_are_no_call() {
+        // mov eax, 0x050f0001; ret
+        let library = object(&[0xb8, 0x01, 0x00, 0x0f, 0x05, 0xc3, 0x90, 0x90]);
+        assert!(!looks_quiet(&library) && scan(&library).sites.is_empty());
+    }
+
+    #[test]
+    fn function_that_falls_through_its_end_is_lengthened() {
+        // mov eax, 56; syscall; ret; nop, of which a table tells the first five bytes
+        let code = [0xb8_u8, 0x38, 0, 0, 0, 0x0f, 0x05, 0xc3, 0x90];
+        let start = code.as_ptr() as usize;
+        assert_eq!(lengthened(&(start..start + 5), start + code.len()), start..start + 8);
+        assert_eq!(lengthened(&(start..start + 8), start + code.len()), start..start + 8, "it has returned");
+    }
 }

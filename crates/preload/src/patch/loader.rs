@@ -1,0 +1,97 @@
+//! The dynamic linker tells when it has loaded an object, before any code of that runs.
+//!
+//! It calls a function of its own that does nothing, for debuggers to stop there (`r_brk` in `<link.h>`): before it
+//! loads or unloads objects, and when all that it was asked for are mapped. That function becomes a jump to ours. Where
+//! it is not empty, nobody is told of objects that are loaded later.
+
+use super::apply::{self, JUMP_BYTES};
+use super::library_of;
+
+/// `struct r_debug`: version:4, unused:4, objects:8, function:8.
+const FUNCTION_AT: usize = 16;
+const ENDBR64: &[u8] = &[0xf3, 0x0f, 0x1e, 0xfa];
+const RETURN: u8 = 0xc3;
+/// How far the function is looked at, in bytes.
+const LENGTH_MAX: usize = 16;
+
+/// Where the dynamic linker's function stands.
+pub(super) fn address() -> Option<usize> {
+    // SAFETY: it takes a string, and looks for its address among the symbols of what is loaded.
+    let debug = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_r_debug".as_ptr()) } as usize;
+    if debug == 0 {
+        return None;
+    }
+    // SAFETY: the structure is as `<link.h>` says, and the dynamic linker has filled it by now.
+    let function = unsafe { ((debug + FUNCTION_AT) as *const usize).read() };
+    (function != 0).then_some(function)
+}
+
+/// Has the dynamic linker call a function whenever it has loaded or unloaded objects. No other thread may run yet.
+pub(crate) fn watch_loader(function: extern "C" fn()) {
+    let Some(at) = address() else { return };
+    let Some(linker) = library_of(at) else { return };
+    let is_inside = linker.code.iter().any(|code| code.contains(&at) && at + LENGTH_MAX <= code.end);
+    // SAFETY: the bytes lie in code that is loaded.
+    if is_inside && is_empty(unsafe { std::slice::from_raw_parts(at as *const u8, LENGTH_MAX) }) {
+        apply::divert(&linker, at, function as *const () as usize);
+    }
+}
+
+/// Whether a function returns at once, and there is room for a jump before the next one. It's told without a decoder,
+/// whose tables take as long as half of what a program takes to begin.
+fn is_empty(bytes: &[u8]) -> bool {
+    let code = bytes.strip_prefix(ENDBR64).unwrap_or(bytes);
+    let Some(mut rest) = code.strip_prefix(&[RETURN]) else { return false };
+    while bytes.len() - rest.len() < JUMP_BYTES {
+        match padding(rest) {
+            Some(length) if length <= rest.len() => rest = &rest[length..],
+            _ => return false,
+        }
+    }
+    true
+}
+
+/// The length of an instruction that does nothing, or of one that nothing runs into.
+fn padding(bytes: &[u8]) -> Option<usize> {
+    let prefixes = bytes.iter().take_while(|byte| matches!(byte, 0x66 | 0x2e)).count();
+    let length = match bytes[prefixes..] {
+        [0x90 | 0xcc, ..] => 1,
+        [0x0f, 0x1f, operand, ..] => match operand {
+            0x00 => 3,
+            0x40 => 4,
+            0x44 => 5,
+            0x80 => 7,
+            0x84 => 8,
+            _ => return None,
+        },
+        _ => return None,
+    };
+    Some(prefixes + length)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_empty_function_makes_room_for_a_jump() {
+        let padded = |code: &[u8], padding: u8| {
+            let mut bytes = code.to_vec();
+            bytes.resize(LENGTH_MAX, padding);
+            bytes
+        };
+        assert!(is_empty(&padded(&[0xc3], 0x90)) && is_empty(&padded(&[0xc3], 0xcc)));
+        assert!(is_empty(&[0xc3, 0x66, 0x66, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0, 0x0f, 0x1f, 0x40, 0]));
+        assert!(is_empty(&padded(&[0xf3, 0x0f, 0x1e, 0xfa, 0xc3], 0x48)), "its own five bytes do");
+        assert!(!is_empty(&padded(&[0xc3], 0x48)), "another function begins");
+        assert!(!is_empty(&padded(&[0xcc, 0xc3], 0x90)), "a debugger has stopped there");
+        assert!(!is_empty(&padded(&[0x31, 0xc0, 0xc3], 0x90)));
+    }
+
+    #[test]
+    fn the_dynamic_linker_of_this_machine_can_be_watched() {
+        let at = address().expect("told");
+        // SAFETY: the function is loaded, and its segment does not end there.
+        assert!(is_empty(unsafe { std::slice::from_raw_parts(at as *const u8, LENGTH_MAX) }));
+    }
+}

@@ -1,0 +1,127 @@
+//! The program and its libraries, other than libc: their own system calls come to the entry too.
+//!
+//! An object is looked at before the first of its code runs, so no thread is in the middle of what is patched: when the
+//! process begins, and when the dynamic linker has loaded it. Libraries of other namespaces (`dlmopen`) are not seen.
+
+use std::ffi::CStr;
+use std::ops::Range;
+use std::sync::{Mutex, OnceLock};
+
+use super::kept::Kept;
+use super::{Library, apply, known_plan, loader, scan, visit};
+use crate::arch::{ashlar_entry, keep_wide_registers};
+
+/// An object that is loaded.
+#[derive(Debug)]
+struct KnownObject {
+    /// Where its program headers stand, which no two objects have in common.
+    headers: usize,
+    /// Where its trampolines stand, if it has any.
+    room: Option<Range<usize>>,
+    is_loaded: bool,
+}
+
+/// All objects that were looked at, in the order of their headers.
+#[derive(Debug)]
+struct KnownObjects {
+    all: Vec<KnownObject>,
+    /// How many objects the dynamic linker has ever loaded and unloaded.
+    changes: Option<(u64, u64)>,
+}
+
+/// How objects are looked at.
+#[derive(Clone, Copy, Debug)]
+struct Manner {
+    plans: Option<&'static CStr>,
+    is_wanted: fn(i32) -> bool,
+}
+
+static OBJECTS: Mutex<KnownObjects> = Mutex::new(KnownObjects { all: Vec::new(), changes: None });
+static MANNER: OnceLock<Manner> = OnceLock::new();
+
+/// Has the calls of all objects that are loaded come to the entry, as far as `is_wanted` says by their numbers. No
+/// other thread may run yet.
+pub(crate) fn catch_objects(plans: Option<&'static CStr>, is_wanted: fn(i32) -> bool) {
+    // It happens once.
+    let _ = MANNER.set(Manner { plans, is_wanted });
+    catch_later_objects();
+}
+
+/// The same for objects that were loaded since, whose code has not run yet.
+pub(crate) fn catch_later_objects() {
+    let Some(manner) = MANNER.get() else { return };
+    // The dynamic linker's own lock lets one thread through at a time. In a process that was forked meanwhile this one
+    // may be held for good.
+    let Ok(mut objects) = OBJECTS.try_lock() else { return };
+    let new = objects.renew();
+    let linker = if new.is_empty() { None } else { loader::address() };
+    for (headers, library) in new {
+        let room = if is_left_alone(&library, linker) { None } else { catch(&library, manner) };
+        objects.insert(KnownObject { headers, room, is_loaded: true });
+    }
+}
+
+impl KnownObjects {
+    /// Looks which objects are loaded: those that are new are returned, and those that are gone are forgotten.
+    fn renew(&mut self) -> Vec<(usize, Library)> {
+        let mut found = Vec::new();
+        let mut is_first = true;
+        visit(|info| {
+            let changes = Some((info.dlpi_adds, info.dlpi_subs));
+            if std::mem::take(&mut is_first) {
+                if self.changes == changes {
+                    return false;
+                }
+                self.changes = changes;
+                self.all.iter_mut().for_each(|object| object.is_loaded = false);
+            }
+            let headers = info.dlpi_phdr.addr();
+            match self.place_of(headers) {
+                Ok(place) => self.all[place].is_loaded = true,
+                Err(_) => found.push((headers, Library::new(info))),
+            }
+            true
+        });
+        self.all.retain(|object| {
+            if !object.is_loaded {
+                object.room.iter().for_each(apply::release);
+            }
+            object.is_loaded
+        });
+        found
+    }
+
+    fn place_of(&self, headers: usize) -> Result<usize, usize> {
+        self.all.binary_search_by_key(&headers, |object| object.headers)
+    }
+
+    fn insert(&mut self, object: KnownObject) {
+        if let Err(place) = self.place_of(object.headers) {
+            self.all.insert(place, object);
+        }
+    }
+}
+
+/// Whether an object is none that may be patched here; an address lies in the dynamic linker. libc is already, the
+/// dynamic linker and this library have descriptors of their own, and the kernel's object is the kernel's. Code of the
+/// Go compiler calls the kernel on stacks that have no room for us.
+fn is_left_alone(library: &Library, linker: Option<usize>) -> bool {
+    // SAFETY: it takes a number, and reads what the kernel has told the process at its start.
+    let kernels = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) } as usize;
+    let others = [libc::gnu_get_libc_version as *const () as usize, ashlar_entry as *const () as usize];
+    library.is_go
+        || library.base == kernels
+        || others.into_iter().chain(linker).any(|address| library.holds(address))
+        || scan::is_plainly_quiet(library)
+}
+
+/// Patches an object. Returns where its trampolines stand, if it has any.
+fn catch(library: &Library, manner: &Manner) -> Option<Range<usize>> {
+    let kept = manner.plans.and_then(|plans| Kept::at(plans, &library.build_id, None));
+    // Without a build id no later process could know it again.
+    let plan = kept.map_or_else(|| scan(library), |kept| known_plan(library, &kept));
+    let sites = apply::sites(library, &plan, manner.is_wanted);
+    let room = apply::apply(library, &sites)?;
+    keep_wide_registers();
+    Some(room)
+}
