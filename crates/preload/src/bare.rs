@@ -53,13 +53,31 @@ pub(crate) fn execute_foreign(number: i64, a: [u64; 6]) -> Option<i64> {
     run(number, a, environment::bare(a[environment_at(number)], &mut variables, Some(&mut others)).ok()??)
 }
 
-/// Whether the library stands where the dynamic linker will look for it.
+/// Whether the library stands where the dynamic linker will look for it, and can be read.
 fn is_library_there() -> bool {
     let mut path = [0; libc::PATH_MAX as usize];
     // One that is not known is none that could be left out.
     let Some(library) = environment::library().filter(|library| library.len() < path.len()) else { return true };
     path[..library.len()].copy_from_slice(library);
-    missing(path.as_ptr() as u64).is_none()
+    let file = open_to_look(libc::AT_FDCWD as u64, path.as_ptr() as u64);
+    if file >= 0 {
+        close(file);
+    }
+    // Where all numbers are taken, the program may have fewer.
+    file >= 0 || file == -i64::from(libc::EMFILE)
+}
+
+/// Opens a file at the address of a path, as one who runs it must; a negative errno where it can't be.
+fn open_to_look(directory: u64, path: u64) -> i64 {
+    // A FIFO, which is no program, would wait.
+    let how = (libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC) as u64;
+    // SAFETY: the kernel reads the path, of which it sees itself whether it can be read.
+    unsafe { system_call(libc::SYS_openat as u64, [directory, path, how, 0, 0, 0]) }
+}
+
+fn close(file: i64) {
+    // SAFETY: it was opened here.
+    unsafe { system_call(libc::SYS_close as u64, [file as u64, 0, 0, 0, 0, 0]) };
 }
 
 /// Reads a part of the program that a call runs, or of a script's interpreter.
@@ -79,20 +97,14 @@ fn read_program(number: i64, a: [u64; 6], path: Option<&[u8]>, offset: u64, buff
             (libc::AT_FDCWD as u64, text.as_ptr() as u64)
         }
     };
-    // A FIFO, which is no program, would wait.
-    let how = (libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC) as u64;
-    // SAFETY: the kernel reads the path, of which it sees itself whether it can be read.
-    let file = unsafe { system_call(libc::SYS_openat as u64, [directory, address, how, 0, 0, 0]) };
+    let file = open_to_look(directory, address);
     if file < 0 {
         return None;
     }
     let arguments = [file as u64, buffer.as_mut_ptr() as u64, buffer.len() as u64, offset, 0, 0];
     // SAFETY: the descriptor is new, and the buffer as long as said.
-    let count = unsafe {
-        let count = system_call(libc::SYS_pread64 as u64, arguments);
-        system_call(libc::SYS_close as u64, [file as u64, 0, 0, 0, 0, 0]);
-        count
-    };
+    let count = unsafe { system_call(libc::SYS_pread64 as u64, arguments) };
+    close(file);
     usize::try_from(count).ok()
 }
 
