@@ -6,6 +6,7 @@ mod capi;
 mod conformance;
 mod errors;
 mod family;
+mod foreign;
 mod hammer;
 mod kill;
 mod launch;
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
         report::TESTS,
         rights::TESTS,
         short::TESTS,
+        foreign::TESTS,
         trouble::TESTS,
         conformance::TESTS,
         power::TESTS,
