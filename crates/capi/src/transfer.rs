@@ -21,6 +21,13 @@ pub(crate) enum At {
     Given(i64),
 }
 
+impl At {
+    /// Fails with `EINVAL` where there is no such place, which the kernel sees before it looks at the descriptor.
+    fn check(self) -> Outcome<()> {
+        if matches!(self, Self::Given(..0)) { Err(Errno::EINVAL) } else { Ok(()) }
+    }
+}
+
 /// The place of a transfer, held for as long as it lasts where it moves the open file's offset.
 enum Spot<'a> {
     Moving(MutexGuard<'a, u64>),
@@ -61,6 +68,7 @@ impl Session {
     /// # Errors
     /// As the header says.
     pub(crate) fn read(&self, file: i32, at: At, parts: &mut [&mut [u8]]) -> Outcome<usize> {
+        at.check()?;
         let file = self.file(file)?;
         if !file.may_read() {
             return Err(Errno::EBADF);
@@ -93,6 +101,7 @@ impl Session {
     /// # Errors
     /// As the header says.
     pub(crate) fn write(&self, file: i32, at: At, parts: &[&[u8]]) -> Outcome<usize> {
+        at.check()?;
         let file = self.file(file)?;
         if !file.may_write() {
             return Err(Errno::EBADF);

@@ -67,13 +67,15 @@ pub struct Aim {
     purpose: Purpose,
     /// What is not there is made next.
     makes: bool,
+    /// It is made by opening it, which makes no directory.
+    opens: bool,
 }
 
 impl Last {
     /// With what is to be done there.
     #[must_use]
     pub fn to(self, purpose: Purpose) -> Aim {
-        Aim { last: self, purpose, makes: false }
+        Aim { last: self, purpose, makes: false, opens: false }
     }
 }
 
@@ -97,7 +99,13 @@ impl Aim {
             _ => Purpose::Read,
         };
         let last = if has(libc::O_NOFOLLOW) || is_new { Last::Keep } else { Last::Follow };
-        Self { last, purpose, makes: has(libc::O_CREAT) && !has(libc::O_PATH) }
+        let makes = has(libc::O_CREAT) && !has(libc::O_PATH);
+        Self { last, purpose, makes, opens: makes }
+    }
+
+    /// Whether the call is about the last name itself: a slash behind it neither follows a link nor asks for a directory.
+    fn is_of_name(self) -> bool {
+        self.purpose == Purpose::Name || self.makes && !self.opens
     }
 
     /// What is claimed of what is found.
@@ -171,7 +179,7 @@ impl LibFs {
     /// # Errors
     /// `ENOENT`, `ENOTDIR`, `EACCES`, `ELOOP`, `ENAMETOOLONG`.
     pub fn walk(&self, around: &impl Surroundings, from: InodeId, path: &[u8], aim: impl Into<Aim>) -> Outcome<Walked> {
-        let aim @ Aim { last, purpose, makes } = aim.into();
+        let aim @ Aim { last, purpose, makes, opens } = aim.into();
         let _measured = self.measured(OperationKind::Name);
         // What is mounted from here on counts: what is remembered is as of now.
         let era = around.era();
@@ -205,6 +213,10 @@ impl LibFs {
                 around.paths().note_beginning(era, from, way_there, &way, at);
             }
             let place = |found| Place { directory: at, name: SmallVec::from_slice(name), found, is_directory_wanted };
+            if is_last && opens && is_directory_wanted && name != b"." && name != b".." {
+                self.check_access(around.who(), at, Access::EXECUTE)?;
+                return Err(Errno::EISDIR);
+            }
             if !is_last {
                 match self.pass(around.who(), at, name, &mut way) {
                     Ok(Some(next)) => {
@@ -228,7 +240,9 @@ impl LibFs {
             if around.is_covered(found.id) {
                 return Ok(Walked::Outside);
             }
-            if found.inode.kind == FileKind::Symlink && (!is_last || is_directory_wanted || last == Last::Follow) {
+            let is_name = is_last && aim.is_of_name();
+            let is_followed = !is_last || last == Last::Follow || is_directory_wanted && !is_name;
+            if found.inode.kind == FileKind::Symlink && is_followed {
                 links += 1;
                 if links > LINKS_MAX {
                     return Err(Errno::ELOOP);
@@ -247,7 +261,7 @@ impl LibFs {
                 path = Cow::Owned(joined);
                 continue;
             }
-            if !found.inode.is_directory() && is_directory_wanted {
+            if !found.inode.is_directory() && is_directory_wanted && !is_name {
                 return Err(Errno::ENOTDIR);
             }
             if is_last {
@@ -367,9 +381,15 @@ impl LibFs {
         if flags.no_replace && target.found.is_some() {
             return Err(Errno::EEXIST);
         }
-        if !moved.inode.is_directory() && (source.is_directory_wanted || !flags.exchange && target.is_directory_wanted)
-        {
+        // Of what is exchanged, each says for itself by a slash that it is a directory.
+        let other = if flags.exchange { target.found.as_ref() } else { Some(moved) };
+        let is_wrong = |place: &Place, found: &Found| place.is_directory_wanted && !found.inode.is_directory();
+        if is_wrong(source, moved) || other.is_some_and(|other| is_wrong(target, other)) {
             return Err(Errno::ENOTDIR);
+        }
+        // Of a file that it replaces with itself nothing is looked at.
+        if target.found.as_ref().is_some_and(|found| found.id == moved.id) {
+            return Ok(());
         }
         let looked_up = (moved.entry(), target.found.as_ref().map(Found::entry));
         self.rename_found(
@@ -443,7 +463,7 @@ impl Place {
         }
         let changes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
         match found.inode.kind {
-            FileKind::Symlink => Err(Errno::ELOOP),
+            FileKind::Symlink if flags & libc::O_DIRECTORY == 0 => Err(Errno::ELOOP),
             FileKind::Directory if changes => Err(Errno::EISDIR),
             FileKind::Directory => Ok(Opening::Existing(found, access_of(flags))),
             _ if flags & libc::O_DIRECTORY != 0 => Err(Errno::ENOTDIR),

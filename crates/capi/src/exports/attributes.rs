@@ -3,11 +3,12 @@
 use std::ffi::c_int;
 
 use ashlar_libfs::Last::{Follow, Keep};
-use ashlar_libfs::Purpose;
+use ashlar_libfs::{Last, Outcome, Purpose};
 use libc::{gid_t, mode_t, stat, statvfs, uid_t};
 
 use super::done;
 use crate::pointers::{Out, SessionPointer, Text, Times};
+use crate::session::Session;
 
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_stat(fs: SessionPointer, path: Text, mut stat: Out<stat>) -> c_int {
@@ -94,11 +95,20 @@ extern "C" fn ashlar_fchown(fs: SessionPointer, file: c_int, owner: uid_t, group
     })
 }
 
+/// Sets the times of what a path leads to. Where both are to stay, nothing is looked at, as in the kernel.
+fn set_times(session: &Session, path: Text, last: Last, times: Times) -> Outcome<()> {
+    let times = times.load();
+    if times.is_some_and(|times| times.iter().all(|time| time.tv_nsec == libc::UTIME_OMIT)) {
+        return Ok(());
+    }
+    session.with(path.path()?, last.to(Purpose::Change), |found| session.set_times(found, times.as_ref()))
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_utimens(fs: SessionPointer, path: Text, times: Times) -> c_int {
     done(|| {
         let session = fs.session()?;
-        session.with(path.path()?, Follow.to(Purpose::Change), |found| session.set_times(found, times.load().as_ref()))
+        set_times(session, path, Follow, times)
     })
 }
 
@@ -106,7 +116,7 @@ extern "C" fn ashlar_utimens(fs: SessionPointer, path: Text, times: Times) -> c_
 extern "C" fn ashlar_lutimens(fs: SessionPointer, path: Text, times: Times) -> c_int {
     done(|| {
         let session = fs.session()?;
-        session.with(path.path()?, Keep.to(Purpose::Change), |found| session.set_times(found, times.load().as_ref()))
+        set_times(session, path, Keep, times)
     })
 }
 

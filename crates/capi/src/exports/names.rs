@@ -47,10 +47,11 @@ extern "C" fn ashlar_symlink(fs: SessionPointer, target: Text, path: Text) -> c_
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_readlink(fs: SessionPointer, path: Text, mut buffer: Output, bytes: usize) -> isize {
     call(|| {
-        let target = fs.session()?.read_link(path.path()?)?;
+        let session = fs.session()?;
         if bytes == 0 {
             return Err(Errno::EINVAL);
         }
+        let target = session.read_link(path.path()?)?;
         let count = target.len().min(bytes);
         buffer.bytes(count)?.copy_from_slice(&target[..count]);
         Ok(isize::from_length(count))
