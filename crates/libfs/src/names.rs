@@ -125,6 +125,11 @@ impl LibFs {
         Ok(made)
     }
 
+    /// Notes that a file was made without a name, by another session: it may get one.
+    pub fn note_unnamed(&self, inode: InodeId) {
+        self.unnamed.lock().insert(inode);
+    }
+
     fn make_inode(
         &self,
         who: &Credentials,

@@ -4,11 +4,13 @@
 //! (`materialise`). So a call that nobody thought of is slower, and never wrong.
 
 mod attributes;
+mod beside;
 mod data;
 mod descriptor;
 mod directory;
 pub(crate) mod files;
 mod names;
+mod passed_descriptors;
 mod process;
 mod shape;
 mod waiting;
@@ -58,8 +60,6 @@ pub(crate) type Served = Result<Option<i64>, Errno>;
 const F_DUPFD_QUERY: i32 = 1027;
 const F_CREATED_QUERY: i32 = 1028;
 
-/// Where the path begins in the address of a socket (`sockaddr_un`).
-const SOCKET_PATH_AT: u64 = 2;
 const READ_AND_WRITE: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
 
 /// Has the entry catch what concerns us.
@@ -105,7 +105,9 @@ fn leave_others(call: &Frame) -> Result<(), Errno> {
 pub(crate) fn concerns(call: &Frame) -> bool {
     let a = &call.arguments;
     match shape(call.rax as i64) {
-        Shape::None | Shape::Address | Shape::Maker => false,
+        Shape::None | Shape::Maker => false,
+        Shape::OtherKind => descriptors::is_ours(a[0] as i32),
+        Shape::Address => descriptors::is_ours(a[0] as i32) || passed_descriptors::is_any(call, descriptors::is_ours),
         Shape::Descriptor => report::page().is_none() || descriptors::is_caught(a[0] as i32),
         Shape::Always => looked_at(call),
         shape => paths_of(shape)
@@ -140,11 +142,7 @@ pub(crate) fn touches(call: &Frame, is_on_mount: impl Fn(i32) -> bool) -> bool {
         libc::SYS_execveat => leads_inside(Some(0), a[1]),
         libc::SYS_fchdir => is_on_mount(a[0] as i32),
         libc::SYS_bind | libc::SYS_connect => {
-            // The kernel's own sockets and the abstract ones have no path.
-            let is_path = memory::load::<u16>(a[1]).is_ok_and(|family| family == libc::AF_UNIX as u16)
-                && a[2] > SOCKET_PATH_AT
-                && memory::load::<u8>(a[1] + SOCKET_PATH_AT).is_ok_and(|first| first != 0);
-            is_path && leads_inside(None, a[1] + SOCKET_PATH_AT)
+            passed_descriptors::socket_path(a[1], a[2]).is_some_and(|path| leads_inside(None, path))
         }
         libc::SYS_mmap if a[3] & libc::MAP_ANONYMOUS as u64 != 0 => false,
         libc::SYS_close_range => descriptors::ours(a[0] as u32, a[1] as u32).next().is_some(),
@@ -222,8 +220,15 @@ fn looked_at(call: &Frame) -> bool {
             }
             is_fixed && direct::may_be_in(a[0], a[1]) || a[3] & libc::MAP_ANONYMOUS as u64 == 0 && is_ours()
         }
-        libc::SYS_fcntl => is_ours() || descriptor::is_record_lock(a[1]),
-        libc::SYS_ioctl => is_ours() || a[1] == descriptor::FICLONE && descriptors::is_followed(a[2] as i32),
+        libc::SYS_fcntl => is_ours() || descriptor::is_record_lock(a[1]) || a[1] as i32 == libc::F_SETLEASE,
+        libc::SYS_ioctl => {
+            let passes_ours = || passed_descriptors::is_any(call, descriptors::is_followed);
+            // By one that is not open, nothing is passed.
+            is_ours() || passes_ours() && descriptors::closes_on_exec(a[0] as i32).is_some()
+        }
+        libc::SYS_kcmp | libc::SYS_pidfd_getfd | libc::SYS_fsconfig | libc::SYS_kexec_file_load => {
+            passed_descriptors::is_any(call, descriptors::is_followed)
+        }
         libc::SYS_wait4 | libc::SYS_waitid => {
             // A child that has ended may have mounted something.
             submounts::suspect();
@@ -302,8 +307,10 @@ pub(crate) fn serve(call: &mut Frame) -> Verdict {
     let mut tries = 1;
     loop {
         let named = files_named(call);
+        let served =
+            answer(call).and_then(|answer| if answer.is_none() { beside::answer(call) } else { Ok(answer) });
         // Of an inode that is reserved for the kernel nothing was read and nothing done.
-        let answered = match answer(call) {
+        let answered = match served {
             Err(Errno::RESERVED) => Ok(None),
             answered => answered,
         };
@@ -384,7 +391,19 @@ fn works_alone(call: &Frame) -> bool {
         | libc::SYS_flistxattr
         | libc::SYS_fsetxattr
         | libc::SYS_fremovexattr
+        | libc::SYS_quotactl_fd
+        | libc::SYS_sendfile
+        | libc::SYS_flock
         | libc::SYS_openat2 => true,
+        // There is no such place, or size.
+        libc::SYS_pread64
+        | libc::SYS_pwrite64
+        | libc::SYS_preadv
+        | libc::SYS_pwritev
+        | libc::SYS_preadv2
+        | libc::SYS_pwritev2 => data::is_nowhere(call.rax as i64, &call.arguments),
+        libc::SYS_ftruncate => call.arguments[1] as i64 <= -1,
+        number if matches!(shape(number), Shape::OtherKind | Shape::Address) => true,
         libc::SYS_fcntl => matches!(
             call.arguments[1] as i32,
             libc::F_DUPFD
@@ -450,7 +469,11 @@ fn to_kernel(call: &Frame, files: &[Option<File>; 2], whatever_is_there: bool) -
     let begun_at = begun_at.filter(|&descriptor| descriptors::is_ours(descriptor));
     let in_paths = paths.iter().filter_map(|&(_, path)| path::descriptor_at(a[path]));
     begun_at.chain(in_paths).try_for_each(materialise::descriptor)?;
-    Ok(true)
+    match passed_descriptors::each(call, &mut materialise::descriptor) {
+        // What is wrong with a call of which a part can't be read, the kernel says.
+        Ok(()) | Err(Errno::EFAULT) => Ok(true),
+        Err(errno) => Err(errno),
+    }
 }
 
 fn answer(call: &mut Frame) -> Served {
@@ -471,13 +494,18 @@ fn answer(call: &mut Frame) -> Served {
         libc::SYS_lseek => data::seek(a),
         libc::SYS_sendfile => data::send_file(a),
         libc::SYS_copy_file_range => data::copy_range(a),
-        libc::SYS_fsync | libc::SYS_fdatasync | libc::SYS_sync_file_range => data::sync(a),
+        libc::SYS_fsync | libc::SYS_fdatasync => data::sync(a),
+        libc::SYS_sync_file_range => data::sync_range(a),
         libc::SYS_syncfs => data::sync_file_system(a),
         libc::SYS_sync => data::sync_all(),
         libc::SYS_truncate | libc::SYS_ftruncate => files::truncate(call.rax as i64, a),
         libc::SYS_fallocate => files::allocate(a),
-        libc::SYS_fadvise64 | libc::SYS_readahead => files::advise(a),
-        libc::SYS_fstatfs => files::file_system(a),
+        libc::SYS_fadvise64 | libc::SYS_readahead => files::advise(call.rax as i64, a),
+        libc::SYS_fstatfs => files::file_system(a[0] as i32, a[1]),
+        libc::SYS_statfs => match path::descriptor_at_end(a[0]) {
+            Some(descriptor) => files::file_system(descriptor, a[1]),
+            None => Ok(None),
+        },
         libc::SYS_fstat
         | libc::SYS_stat
         | libc::SYS_lstat

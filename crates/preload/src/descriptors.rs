@@ -17,7 +17,7 @@ pub(crate) use self::inherited::{
     Inherited, all_shared, forget_ours, inherited, inherited_alike, inherited_at, is_inherited, replace_inherited,
 };
 use self::open_file::{ALONE, OPEN_MAX};
-pub(crate) use self::open_file::{CHANGEABLE, File, OnExec, Place, PlaceGuard, open, open_by};
+pub(crate) use self::open_file::{CHANGEABLE, File, OnExec, Place, PlaceGuard, TMPFILE, open, open_by};
 use crate::arch::{ASHLAR_DESCRIPTORS, DESCRIPTORS, system_call};
 use crate::{parked, session};
 

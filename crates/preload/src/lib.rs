@@ -42,6 +42,7 @@ mod snapshot;
 mod stack;
 mod submounts;
 mod threads;
+mod unnamed;
 mod users;
 
 use std::ffi::{c_char, c_int};

@@ -37,7 +37,7 @@ pub(crate) fn beside(file: &File) -> Result<OwnedFd, Errno> {
         return session.materialise(file.inode(), file.flags());
     }
     let directory = if file.is_directory() { libc::O_DIRECTORY } else { 0 };
-    let real = session.materialise(file.inode(), file.flags() & KEPT_FLAGS | directory)?;
+    let real = session.materialise(file.inode(), file.flags() & (KEPT_FLAGS | directory))?;
     renew_size(real.as_raw_fd(), file);
     Ok(real)
 }

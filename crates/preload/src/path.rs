@@ -12,6 +12,7 @@ use crate::deferred;
 use crate::descriptors;
 use crate::memory;
 use crate::session::{self, MOUNTS_MAX, Session};
+use crate::unnamed;
 
 pub(crate) use ashlar_libfs::{Aim, Last, Place, Purpose, Walked};
 
@@ -213,7 +214,7 @@ pub(crate) fn concerns(directory: i32, address: u64) -> bool {
     let mut start = [0u8; START_BYTES];
     let length = memory::start_of(address, &mut start[..1]);
     match start.first() {
-        _ if length == 0 => directory != libc::AT_FDCWD && descriptors::is_followed(directory),
+        _ if length == 0 => directory != libc::AT_FDCWD && (descriptors::is_followed(directory) || unnamed::is_any()),
         Some(b'/') => {
             let wanted = session::mounts().iter().map(|mount| mount.path.len() + 1).max().unwrap_or(0);
             let wanted = wanted.max(DESCRIPTOR_PATHS[0].len() + 1).min(start.len());
@@ -254,8 +255,8 @@ pub(crate) fn leads_in(address: u64) -> bool {
 /// What names descriptors.
 const DESCRIPTOR_PATHS: [&[u8]; 3] = [b"/proc/self/fd/", b"/dev/fd/", b"/dev/std"];
 
-/// The descriptor of ours with whose name a path begins, and what follows.
-fn descriptor_before(path: &[u8]) -> Option<(i32, &[u8])> {
+/// The descriptor with whose name a path begins, and what follows.
+fn number_before(path: &[u8]) -> Option<(i32, &[u8])> {
     // Most paths are none of these.
     if !matches!(path, [b'/', b'd' | b'p', ..]) {
         return None;
@@ -270,7 +271,17 @@ fn descriptor_before(path: &[u8]) -> Option<(i32, &[u8])> {
             (std::str::from_utf8(digits).ok()?.parse().ok()?, rest)
         }
     };
-    descriptors::is_ours(number).then_some((number, rest))
+    Some((number, rest))
+}
+
+/// The descriptor of ours with whose name a path begins, and what follows.
+fn descriptor_before(path: &[u8]) -> Option<(i32, &[u8])> {
+    number_before(path).filter(|&(number, _)| descriptors::is_ours(number))
+}
+
+/// The descriptor that a path names.
+pub(crate) fn number_named(path: &[u8]) -> Option<i32> {
+    number_before(path).filter(|(_, rest)| rest.is_empty()).map(|(number, _)| number)
 }
 
 /// The descriptor of ours that a path names.
@@ -280,9 +291,18 @@ pub(crate) fn descriptor_named(path: &[u8]) -> Option<i32> {
 
 /// The descriptor of ours with whose name the path at an address begins.
 pub(crate) fn descriptor_at(address: u64) -> Option<i32> {
+    with_start(address, |start| descriptor_before(start).map(|(number, _)| number))
+}
+
+/// The descriptor of ours that the path at an address names.
+pub(crate) fn descriptor_at_end(address: u64) -> Option<i32> {
+    with_start(address, descriptor_named)
+}
+
+fn with_start<R>(address: u64, look: impl FnOnce(&[u8]) -> R) -> R {
     let mut start = [0; 64];
     let length = memory::start_of(address, &mut start);
-    descriptor_before(&start[..length]).map(|(number, _)| number)
+    look(&start[..length])
 }
 
 /// Where a path begins.

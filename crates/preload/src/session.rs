@@ -14,6 +14,7 @@ use crate::arch::{DESCRIPTORS, system_call};
 use crate::heap::Held;
 use crate::reserve::Room;
 use crate::submounts::{Covered, Look};
+use crate::unnamed::{self, UnnamedFile};
 use crate::users::{self, Others};
 use crate::{deferred, descriptors, direct, locks, materialise, path, shared};
 
@@ -543,14 +544,15 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Session> {
     (0..MOUNTS_MAX as u32).filter_map(by_number)
 }
 
-/// What other threads are kept from over a fork: to open sessions, to map data segments, what is known of locks, of mapped files and of the working directory, the
-/// table of descriptors, and the heap.
+/// What other threads are kept from over a fork: to open sessions, to map data segments, what is known of locks, of mapped files, of files without a
+/// name and of the working directory, the table of descriptors, and the heap.
 #[allow(dead_code, reason = "they are held, and no more")]
 pub(crate) struct AllHeld(
     MutexGuard<'static, Others>,
     MutexGuard<'static, direct::Table>,
     locks::Held,
     MutexGuard<'static, Vec<(u32, InodeId)>>,
+    alone::MutexGuard<'static, Vec<UnnamedFile>>,
     alone::MutexGuard<'static, Option<(u32, InodeId)>>,
     alone::MutexGuard<'static, descriptors::Inherited>,
     Held<'static>,
@@ -560,8 +562,8 @@ pub(crate) struct AllHeld(
 pub(crate) fn hold() -> AllHeld {
     let connecting = others();
     let direct = direct::hold();
-    let (locks, mapped, working) = (locks::hold(), materialise::hold(), path::hold());
-    AllHeld(connecting, direct, locks, mapped, working, descriptors::hold(), crate::HEAP.hold())
+    let (locks, mapped, unnamed, working) = (locks::hold(), materialise::hold(), unnamed::hold(), path::hold());
+    AllHeld(connecting, direct, locks, mapped, unnamed, working, descriptors::hold(), crate::HEAP.hold())
 }
 
 impl AllHeld {

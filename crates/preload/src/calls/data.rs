@@ -21,6 +21,12 @@ const COPY_BYTES: usize = 256 << 10;
 const RWF_APPEND: u64 = 0x10;
 const RWF_SYNC: u64 = 0x2 | 0x4;
 const RWF_HARMLESS: u64 = 0x1 | 0x8;
+/// What directories take, too.
+const RWF_OF_ALL: u64 = 0x1;
+/// Writes at the offset, also where the open file appends.
+const RWF_NOAPPEND: u64 = 0x20;
+const SYNC_RANGE_FLAGS: u32 =
+    libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
 
 /// Where a transfer takes place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +78,12 @@ impl Parts {
     }
 }
 
+/// Whether there can be so many bytes from an offset on: what ends behind all places that there are is no place, as one before the first.
+#[inline]
+const fn is_range(offset: u64, bytes: u64) -> bool {
+    (offset | offset.wrapping_add(bytes)) as i64 >= 0
+}
+
 /// `read`, `write`, `pread` and `pwrite` where all that they take is at hand; `None` otherwise, and then nothing has happened.
 #[inline]
 pub(super) fn at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
@@ -88,7 +100,7 @@ pub(super) fn at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
     let offset = place.as_ref().map_or(a[3], |place| place.offset);
     let length = (a[2] as usize).min(TRANSFER_MAX);
     let count = if writes {
-        if flags & (libc::O_SYNC | libc::O_DSYNC) != 0 || offset as i64 <= -1 {
+        if flags & (libc::O_SYNC | libc::O_DSYNC) != 0 || !is_range(offset, a[2]) {
             return None;
         }
         let at = if flags & libc::O_APPEND != 0 { WriteAt::End } else { WriteAt::Offset(offset) };
@@ -103,7 +115,7 @@ pub(super) fn at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
         }
         written.bytes
     } else {
-        if offset as i64 <= -1 {
+        if !is_range(offset, a[2]) {
             return None;
         }
         memory::check_bounds(a[1], a[2]).ok()?;
@@ -116,48 +128,72 @@ pub(super) fn at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
     Some(count as i64)
 }
 
+/// Whether a transfer takes place at an offset that it names.
+const fn names_offset(number: i64, a: &[u64; 6]) -> bool {
+    match number {
+        libc::SYS_pread64 | libc::SYS_pwrite64 | libc::SYS_preadv | libc::SYS_pwritev => true,
+        libc::SYS_preadv2 | libc::SYS_pwritev2 => a[3] != u64::MAX,
+        _ => false,
+    }
+}
+
+/// Whether a transfer is to take place before the first byte, which the kernel sees before it looks at the descriptor.
+pub(super) const fn is_nowhere(number: i64, a: &[u64; 6]) -> bool {
+    names_offset(number, a) && a[3] as i64 <= -1
+}
+
 /// All forms of `read` and `write`.
 pub(super) fn transfer(number: i64, a: &[u64; 6]) -> Served {
-    let Some(file) = descriptors::file(a[0] as i32) else { return Ok(None) };
-    let mut flags = 0;
-    let parts = match number {
-        libc::SYS_read | libc::SYS_pread64 | libc::SYS_write | libc::SYS_pwrite64 => Parts::one(a[1], a[2]),
-        _ => Parts::many(a[1], a[2])?,
-    };
-    let at = match number {
-        libc::SYS_pread64 | libc::SYS_pwrite64 | libc::SYS_preadv | libc::SYS_pwritev => At::Offset(a[3]),
-        libc::SYS_preadv2 | libc::SYS_pwritev2 => {
-            flags = a[5];
-            if a[3] == u64::MAX { At::Place } else { At::Offset(a[3]) }
-        }
-        _ => At::Place,
-    };
-    if flags & !(RWF_APPEND | RWF_SYNC | RWF_HARMLESS) != 0 {
-        return Err(Errno::EOPNOTSUPP);
-    }
-    // What ends behind all places that there are is no place, as one before the first.
-    let length = || parts.as_slice().iter().map(|part| part.iov_len as u64).sum();
-    if matches!(at, At::Offset(offset) if i64::try_from(offset.saturating_add(length())).is_err()) {
+    if is_nowhere(number, a) {
         return Err(Errno::EINVAL);
     }
+    let Some(file) = descriptors::file(a[0] as i32) else { return Ok(None) };
     let writes = matches!(
         number,
         libc::SYS_write | libc::SYS_pwrite64 | libc::SYS_writev | libc::SYS_pwritev | libc::SYS_pwritev2
     );
-    // Who may do neither is told so first.
-    if matches!(parts, Parts::One(_)) && if writes { file.may_write() } else { file.may_read() } {
-        memory::check_bounds(a[1], a[2])?;
+    if !(if writes { file.may_write() } else { file.may_read() }) {
+        return Err(Errno::EBADF);
+    }
+    let (parts, bytes) = match number {
+        libc::SYS_read | libc::SYS_pread64 | libc::SYS_write | libc::SYS_pwrite64 => {
+            memory::check_bounds(a[1], a[2])?;
+            (Parts::one(a[1], a[2]), a[2])
+        }
+        _ => {
+            let parts = Parts::many(a[1], a[2])?;
+            let bytes = parts.as_slice().iter().map(|part| part.iov_len as u64).sum();
+            if bytes == 0 {
+                return Ok(Some(0));
+            }
+            (parts, bytes)
+        }
+    };
+    let at = if names_offset(number, a) { At::Offset(a[3]) } else { At::Place };
+    let start = match at {
+        At::Offset(offset) => offset,
+        At::Place => match file.place() {
+            Some(place) => place.offset,
+            None => return Ok(None),
+        },
+    };
+    if !is_range(start, bytes) {
+        return Err(Errno::EINVAL);
+    }
+    let flags = if matches!(number, libc::SYS_preadv2 | libc::SYS_pwritev2) { a[5] } else { 0 };
+    if flags & !(RWF_APPEND | RWF_NOAPPEND | RWF_SYNC | RWF_HARMLESS) != 0 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    if flags & (RWF_APPEND | RWF_NOAPPEND) == RWF_APPEND | RWF_NOAPPEND {
+        return Err(Errno::EINVAL);
+    }
+    if file.is_directory() {
+        return Err(if flags & !RWF_OF_ALL == 0 { Errno::EISDIR } else { Errno::EOPNOTSUPP });
     }
     if writes { write(&file, at, parts.as_slice(), flags) } else { read(&file, at, parts.as_slice()) }
 }
 
 fn read(file: &File, at: At, parts: &[libc::iovec]) -> Served {
-    if !file.may_read() {
-        return Err(Errno::EBADF);
-    }
-    if file.is_directory() {
-        return Err(Errno::EISDIR);
-    }
     let session = file.session()?;
     if let At::Offset(offset) = at {
         return read_parts(session, file.inode(), offset, parts).map(|count| Some(count as i64));
@@ -194,11 +230,8 @@ fn read_parts(session: &Session, inode: InodeId, offset: u64, parts: &[libc::iov
 }
 
 fn write(file: &File, at: At, parts: &[libc::iovec], flags: u64) -> Served {
-    if !file.may_write() {
-        return Err(Errno::EBADF);
-    }
     let session = file.session()?;
-    let appends = file.flags() & libc::O_APPEND != 0 || flags & RWF_APPEND != 0;
+    let appends = file.flags() & libc::O_APPEND != 0 && flags & RWF_NOAPPEND == 0 || flags & RWF_APPEND != 0;
     let is_synchronous = file.flags() & (libc::O_SYNC | libc::O_DSYNC) != 0 || flags & RWF_SYNC != 0;
     let length = parts.iter().map(|part| part.iov_len as u64).sum();
     let mut place = match at {
@@ -318,14 +351,14 @@ pub(super) fn seek(a: &[u64; 6]) -> Served {
     let Some(mut place) = file.place() else { return Ok(None) };
     let session = file.session()?;
     let size = || session.fs.attributes(file.inode()).map(|found| found.inode.size as i64);
-    let from = |base: i64| base.checked_add(offset).ok_or(Errno::EOVERFLOW);
+    let from = |base: i64| base.checked_add(offset).ok_or(Errno::EINVAL);
     let to = match whence {
         libc::SEEK_SET => offset,
         libc::SEEK_CUR => from(place.offset as i64)?,
         // Where a directory ends is not known before it is read.
         libc::SEEK_END if file.is_directory() => return Err(Errno::EINVAL),
         libc::SEEK_END => from(size()?)?,
-        libc::SEEK_DATA | libc::SEEK_HOLE if file.is_directory() => return Err(Errno::EINVAL),
+        libc::SEEK_DATA | libc::SEEK_HOLE if file.is_directory() => return Err(Errno::ENXIO),
         libc::SEEK_DATA | libc::SEEK_HOLE if offset < 0 => return Err(Errno::ENXIO),
         libc::SEEK_DATA => session.fs.seek(file.inode(), Seek::Data, offset as u64)? as i64,
         libc::SEEK_HOLE => session.fs.seek(file.inode(), Seek::Hole, offset as u64)? as i64,
@@ -362,6 +395,13 @@ pub(super) fn sync_file_system(a: &[u64; 6]) -> Served {
     };
     file.session()?.fs.sync_all()?;
     Ok(Some(0))
+}
+
+/// `sync_file_range`; the kernel says what is wrong with a range.
+pub(super) fn sync_range(a: &[u64; 6]) -> Served {
+    let end = (a[1] as i64).checked_add(a[2] as i64);
+    let is_right = a[1] as i64 >= 0 && a[2] as i64 >= 0 && end.is_some() && a[3] as u32 & !SYNC_RANGE_FLAGS == 0;
+    if is_right { sync(a) } else { Ok(None) }
 }
 
 /// `sync`, which is for all file systems. The kernel's come first: with them a mount gets what was written to its mapped files.
@@ -434,7 +474,12 @@ pub(super) fn copy_range(a: &[u64; 6]) -> Served {
     }
     let (from, to) = (descriptors::file(a[0] as i32), descriptors::file(a[2] as i32));
     if [&from, &to].into_iter().flatten().any(File::is_directory) {
-        return Ok(None);
+        let is_open = |descriptor: i32| descriptors::is_ours(descriptor) || open_flags(descriptor).is_some();
+        if !is_open(a[0] as i32) || !is_open(a[2] as i32) {
+            return Err(Errno::EBADF);
+        }
+        check_offsets(a)?;
+        return Err(Errno::EISDIR);
     }
     let (from, to) = match (from, to) {
         (Some(from), Some(to)) if from.session()?.number == to.session()?.number => (from, to),
@@ -447,6 +492,7 @@ pub(super) fn copy_range(a: &[u64; 6]) -> Served {
             return Err(if may { Errno::EXDEV } else { Errno::EBADF });
         }
     };
+    check_offsets(a)?;
     if !may_be_copied(from.flags(), to.flags()) {
         return Err(Errno::EBADF);
     }
@@ -456,6 +502,14 @@ pub(super) fn copy_range(a: &[u64; 6]) -> Served {
         }
     }
     copy(&from, a[1], &to, a[3], a[4])
+}
+
+/// Fails with `EFAULT` where the offsets of `copy_file_range` can't be read.
+fn check_offsets(a: &[u64; 6]) -> Result<(), Errno> {
+    [a[1], a[3]]
+        .into_iter()
+        .filter(|&address| address != 0)
+        .try_for_each(|address| memory::load::<i64>(address).map(drop))
 }
 
 /// Copies so many bytes between files of one session. For each there is the address of an offset, or null, and then its place is the offset.
@@ -500,17 +554,38 @@ fn moved(file: &File, address: u64, given: Option<u64>, offset: u64) -> Result<(
 
 /// `sendfile` out of a file of ours into whatever it is, and into one of ours out of whatever is a file.
 pub(super) fn send_file(a: &[u64; 6]) -> Served {
-    match (descriptors::file(a[1] as i32), descriptors::file(a[0] as i32)) {
+    if a[2] != 0 {
+        memory::load::<i64>(a[2])?;
+    }
+    let sent = match (descriptors::file(a[1] as i32), descriptors::file(a[0] as i32)) {
+        (Some(from), _) if from.is_alone() => Err(Errno::EBADF),
+        (Some(from), Some(to)) if !to.may_write() || to.is_alone() => check_sent(&from, a).and(Err(Errno::EBADF)),
+        (None, Some(to)) if to.is_alone() => Ok(None),
         (Some(from), None) => send_out(&from, a),
         (from, Some(to)) => receive(from.as_ref(), &to, a),
         (None, None) => Ok(None),
+    };
+    // The kernel stores the offset behind each try, also where that has failed.
+    if a[2] != 0 && sent != Ok(None) {
+        memory::check(a[2], size_of::<i64>() as u64, memory::Use::Write)?;
     }
+    sent
+}
+
+/// Fails with what is wrong with the file that `sendfile` reads, and with where it does, which the kernel sees first.
+fn check_sent(from: &File, a: &[u64; 6]) -> Result<(), Errno> {
+    if !from.may_read() {
+        return Err(Errno::EBADF);
+    }
+    let start = offset_at(a[2])?.or_else(|| from.place().map(|place| place.offset));
+    if start.is_none_or(|start| is_range(start, a[3])) { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
 fn send_out(from: &File, a: &[u64; 6]) -> Served {
     // Into one that appends it's an error, which the kernel finds.
     let appends = || materialise::flags(a[0] as i32) & libc::O_APPEND != 0;
-    if from.is_directory() || !from.may_read() || appends() {
+    check_sent(from, a)?;
+    if from.is_directory() || appends() {
         return Ok(None);
     }
     let given = offset_at(a[2])?;
@@ -540,6 +615,10 @@ fn receive(from: Option<&File>, to: &File, a: &[u64; 6]) -> Served {
         // Within one file it copies over what it has copied, and so it may read that again.
         let is_other = from.session()?.number == session.number && from.inode() != to.inode();
         let is_plain = from.may_read() && !from.is_directory() && is_other;
+        check_sent(from, a)?;
+        if to.place().is_some_and(|place| !is_range(place.offset, a[3])) {
+            return Err(Errno::EINVAL);
+        }
         return if is_plain { copy(from, a[2], to, 0, a[3]) } else { Ok(None) };
     }
     let input = a[1] as i32;

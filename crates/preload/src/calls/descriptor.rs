@@ -4,19 +4,22 @@ use std::sync::atomic::Ordering;
 
 use ashlar_types::Errno;
 
-use super::{Served, data, process};
+use super::{F_CREATED_QUERY, F_DUPFD_QUERY, Served, data, process};
 use crate::arch::system_call;
 use crate::descriptors::{self, CHANGEABLE, File, OnExec};
 use crate::locks::Way;
-use crate::{locks, memory, parked, threads};
+use crate::{locks, memory, parked, session, threads};
 
 /// A file that is larger than 2 GiB may be opened: always so on 64 bits, and shown by `F_GETFL`.
 const LARGE_FILE: i32 = 0o100_000;
 const TCGETS: u64 = libc::TCGETS;
 /// The same with speeds of any number.
 const TCGETS2: u64 = 0x802c_542a;
-/// Copies a file by sharing its blocks.
-pub(crate) const FICLONE: u64 = 0x4004_9409;
+/// Copies a file, or a part of it, by sharing its blocks.
+pub(super) const FICLONE: u64 = 0x4004_9409;
+pub(super) const FICLONERANGE: u64 = 0x4020_940D;
+/// Has parts of files that are the same share their blocks.
+pub(super) const FIDEDUPERANGE: u64 = 0xC018_9436;
 /// How long what is written is expected to live.
 const F_GET_RW_HINT: i32 = 1035;
 const F_SET_RW_HINT: i32 = 1036;
@@ -37,6 +40,14 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
         // No terminal: what stdio asks of each file that it writes to.
         libc::SYS_ioctl if is_for_terminals(a[1]) && descriptors::is_ours(descriptor) => Err(Errno::ENOTTY),
         libc::SYS_ioctl if a[1] == FICLONE => clone_file(descriptor, a[2] as i32),
+        libc::SYS_ioctl if a[1] == FICLONERANGE => clone_file(descriptor, memory::load(a[2])?),
+        libc::SYS_ioctl if a[1] == libc::FIONBIO => match descriptors::file(descriptor) {
+            Some(file) => {
+                let to = if memory::load::<i32>(a[2])? == 0 { 0 } else { libc::O_NONBLOCK };
+                Ok(Some(set_flags(&file, descriptor, libc::O_NONBLOCK, to)))
+            }
+            None => Ok(None),
+        },
         libc::SYS_ioctl if [libc::FIOCLEX, libc::FIONCLEX].contains(&a[1]) => {
             let flag = if a[1] == libc::FIOCLEX { libc::FD_CLOEXEC } else { 0 };
             control(descriptor, libc::F_SETFD, flag as u64)
@@ -251,8 +262,53 @@ fn close_kernel_range(first: u32, last: u32) -> i64 {
     unsafe { system_call(libc::SYS_close_range as u64, [first.into(), last.into(), 0, 0, 0, 0]) }
 }
 
+/// Sets status flags of an open file, of the real one that others have too.
+fn set_flags(file: &File, descriptor: i32, change: i32, to: i32) -> i64 {
+    file.set_flags(change, to);
+    if file.shared().is_none() {
+        return 0;
+    }
+    let arguments = [descriptor as u64, libc::F_SETFL as u64, file.flags() as u64, 0, 0, 0];
+    // SAFETY: it sets flags that the program has asked for.
+    unsafe { system_call(libc::SYS_fcntl as u64, arguments) }
+}
+
+/// Whether the opening of a kernel's open file has made the file.
+pub(super) fn is_made(descriptor: i32) -> bool {
+    // SAFETY: it asks for a flag.
+    unsafe { system_call(libc::SYS_fcntl as u64, [descriptor as u64, F_CREATED_QUERY as u64, 0, 0, 0, 0]) == 1 }
+}
+
+/// Whether another descriptor leads to an open file of ours, too.
+fn is_same(file: &File, other: i32) -> Result<bool, Errno> {
+    if let Some(other) = descriptors::file(other) {
+        return Ok(file.is_same(&other));
+    }
+    let is_there = !descriptors::is_internal(other) && descriptors::closes_on_exec(other).is_some();
+    if is_there { Ok(false) } else { Err(Errno::EBADF) }
+}
+
+/// `F_SETLEASE`. The kernel would grant leases by what it knows of who has the file open, and break them when it opens it; what LibFS opens it does not see.
+/// So it grants none, as for a file that others have open, if nothing else is wrong.
+fn lease(descriptor: i32, argument: u64) -> Served {
+    let is_asked_for = [libc::F_RDLCK, libc::F_WRLCK].contains(&(argument as i32));
+    let command = if is_asked_for { libc::F_UNLCK as u64 } else { argument };
+    let ask = |descriptor: i32| {
+        let arguments = [descriptor as u64, libc::F_SETLEASE as u64, command, 0, 0, 0];
+        // SAFETY: it takes numbers, and gives up no lease, since there is none.
+        let result = unsafe { system_call(libc::SYS_fcntl as u64, arguments) };
+        Ok(Some(if is_asked_for && result >= 0 { -i64::from(Errno::EAGAIN.0) } else { result }))
+    };
+    match descriptors::file(descriptor) {
+        Some(file) => locks::with_real(&file, false, ask),
+        None if descriptors::is_candidate(descriptor) || session::file_of(descriptor).is_some() => ask(descriptor),
+        None => Ok(None),
+    }
+}
+
 fn control(descriptor: i32, command: i32, argument: u64) -> Served {
     match command {
+        libc::F_SETLEASE => return lease(descriptor, argument),
         libc::F_DUPFD => return duplicate(descriptor, argument as i32, false),
         libc::F_DUPFD_CLOEXEC => return duplicate(descriptor, argument as i32, true),
         _ => {}
@@ -269,7 +325,7 @@ fn control(descriptor: i32, command: i32, argument: u64) -> Served {
             Ok(Some(unsafe { system_call(libc::SYS_fcntl as u64, arguments) }))
         }
         libc::F_GETFL if file.is_alone() => Ok(Some(file.flags().into())),
-        libc::F_GETFL => Ok(Some((file.flags() | LARGE_FILE).into())),
+        libc::F_GETFL => Ok(Some((file.flags() & !libc::O_CREAT | LARGE_FILE).into())),
         libc::F_SETFL => {
             let to = argument as i32;
             let gains_noatime = to & libc::O_NOATIME != 0 && file.flags() & libc::O_NOATIME == 0;
@@ -280,14 +336,10 @@ fn control(descriptor: i32, command: i32, argument: u64) -> Served {
                     return Err(Errno::EPERM);
                 }
             }
-            file.set_flags(CHANGEABLE, to);
-            if file.shared().is_some() {
-                let arguments = [descriptor as u64, libc::F_SETFL as u64, argument, 0, 0, 0];
-                // SAFETY: the program's own call, on the real open file that others have too.
-                return Ok(Some(unsafe { system_call(libc::SYS_fcntl as u64, arguments) }));
-            }
-            Ok(Some(0))
+            Ok(Some(set_flags(&file, descriptor, CHANGEABLE, to)))
         }
+        F_DUPFD_QUERY => is_same(&file, argument as i32).map(|is_same| Some(is_same.into())),
+        F_CREATED_QUERY => Ok(Some(i64::from(file.flags() & libc::O_CREAT != 0))),
         F_GET_RW_HINT => {
             memory::store(argument, &u64::from(file.hint().load(Ordering::Relaxed)))?;
             Ok(Some(0))

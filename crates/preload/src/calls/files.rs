@@ -5,8 +5,8 @@ use std::os::fd::AsRawFd;
 use ashlar_libfs::{Allocation, Change, Found, Make, Opening, access_of, allocation_of};
 use ashlar_types::{Access, Credentials, Errno, FileKind, Inode, InodeId, QuotaId};
 
-use super::Served;
-use crate::descriptors::{self, File};
+use super::{Served, descriptor};
+use crate::descriptors::{self, File, TMPFILE};
 use crate::direct;
 use crate::materialise;
 use crate::memory::{self, PathBuffer};
@@ -14,12 +14,10 @@ use crate::parked;
 use crate::path::{self, Aim, Last, Place, Purpose, Start, Walked};
 use crate::session::{self, Session};
 use crate::shared::Shared;
-use crate::snapshot;
+use crate::{snapshot, unnamed};
 
-/// `O_TMPFILE` without `O_DIRECTORY`, which it includes.
-const TMPFILE: i32 = libc::O_TMPFILE & !libc::O_DIRECTORY;
-/// Flags that say how to open, and are forgotten then.
-const OPENING_FLAGS: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TRUNC | libc::O_CLOEXEC | TMPFILE;
+/// Flags that say how to open, and are forgotten then. Of a file that its opening has made, `O_CREAT` is noted.
+const OPENING_FLAGS: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TRUNC | libc::O_CLOEXEC;
 
 /// How often an opening is tried where others make and remove the file at the same time. Then the kernel does it.
 const OPENING_TRIES: u32 = 8;
@@ -30,7 +28,8 @@ pub(super) fn is_opening(number: i64) -> bool {
 }
 
 /// What `open` does that takes more than what is there.
-const NOT_AT_ONCE: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_PATH | libc::O_NOATIME | TMPFILE;
+const NOT_AT_ONCE: i32 =
+    libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_PATH | libc::O_NOATIME | libc::O_DIRECT | TMPFILE;
 
 /// `open` and `openat` of a file or a directory that is there, where all that it takes is at hand; `None` otherwise, and then nothing has happened.
 #[inline]
@@ -39,7 +38,7 @@ pub(super) fn open_at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
         libc::SYS_open => (libc::AT_FDCWD, a[0], a[1] as i32),
         _ => (a[0] as i32, a[1], a[2] as i32),
     };
-    if flags & NOT_AT_ONCE != 0 {
+    if flags & NOT_AT_ONCE != 0 || flags & libc::O_ACCMODE == libc::O_ACCMODE {
         return None;
     }
     let mut buffer = PathBuffer::new();
@@ -84,6 +83,9 @@ pub(super) fn open(number: i64, a: &[u64; 6]) -> Served {
     if let Some(descriptor) = path::descriptor_named(text) {
         return materialise::descriptor(descriptor).map(|()| None);
     }
+    if is_kernels(flags) {
+        return Ok(None);
+    }
     let Some(start) = path::start(directory, text)? else { return Ok(None) };
     let session = start.session;
     if flags & libc::O_PATH != 0 {
@@ -116,6 +118,20 @@ pub(super) fn open(number: i64, a: &[u64; 6]) -> Served {
         }
     }
     Ok(None)
+}
+
+/// Whether flags are the kernel's to judge: it may refuse to make a directory, or a file without a name that can't be written, before it looks at the path;
+/// and it opens files for requests alone (with both bits of the access mode), to be neither read nor written.
+const fn is_kernels(flags: i32) -> bool {
+    if flags & libc::O_PATH != 0 {
+        return false;
+    }
+    if flags & TMPFILE == 0 {
+        let makes_directory = flags & libc::O_CREAT != 0 && flags & libc::O_DIRECTORY != 0;
+        return makes_directory || flags & libc::O_ACCMODE == libc::O_ACCMODE;
+    }
+    let is_whole = flags & libc::O_DIRECTORY != 0 && flags & libc::O_CREAT == 0;
+    !is_whole || flags & libc::O_ACCMODE == libc::O_RDONLY
 }
 
 /// Opens a path alone: what it leads to is known, and neither read nor written. `None` where it leaves the mount.
@@ -178,6 +194,10 @@ fn open_place(session: &'static Session, place: &Place, flags: i32, mode: u32) -
     if access.0 & Access::WRITE.0 != 0 && may_run(&found.inode) || materialise::is_mapped(session.number, found.id) {
         return Ok(None);
     }
+    if flags & libc::O_DIRECT != 0 && found.inode.is_directory() {
+        path::check_access(session, found, access)?;
+        return Err(Errno::EINVAL);
+    }
     let found = session.fs.open_for(&session.who, found.id, access)?;
     if flags & libc::O_NOATIME != 0 && session.who.uid != 0 && session.who.uid != found.inode.uid {
         session.fs.close(found.id);
@@ -206,13 +226,25 @@ pub(crate) fn adopt(descriptor: i32) -> Result<(), Errno> {
     let is_alone = flags & libc::O_PATH != 0;
     let is_served = is_alone || matches!(inode.kind, FileKind::Regular | FileKind::Directory);
     let is_written = flags & libc::O_ACCMODE != libc::O_RDONLY;
-    if !is_served || is_written && may_run(&inode) || materialise::is_mapped(number, id) {
+    // Of a file that the kernel has made without a name, it knows that it may get one.
+    let is_unnamed = flags & TMPFILE != 0 && inode.links == 0;
+    let is_for_requests = flags & libc::O_ACCMODE == libc::O_ACCMODE;
+    if !is_served
+        || is_unnamed
+        || is_for_requests
+        || is_written && may_run(&inode)
+        || materialise::is_mapped(number, id)
+    {
         return Err(Errno::EOPNOTSUPP);
     }
+    let is_made = descriptor::is_made(descriptor);
     let offset = if is_alone { 0 } else { materialise::offset(descriptor)? };
     let placeholder = session::placeholder()?;
     open_again(session, id, flags)?;
     let file = enter(session, id, inode.kind, flags)?;
+    if is_made {
+        file.set_flags(libc::O_CREAT, libc::O_CREAT);
+    }
     if let Some(mut place) = file.place() {
         place.offset = offset;
     }
@@ -279,7 +311,9 @@ fn regular(mode: u32) -> Make<'static> {
 
 fn make(session: &'static Session, place: &Place, flags: i32, mode: u32) -> Result<Option<File>, Errno> {
     let made = session.fs.make_open(&session.who, place.directory, &place.name, &regular(mode))?;
-    enter(session, made.id, FileKind::Regular, flags).map(Some)
+    let file = enter(session, made.id, FileKind::Regular, flags)?;
+    file.set_flags(libc::O_CREAT, libc::O_CREAT);
+    Ok(Some(file))
 }
 
 fn make_unnamed(session: &'static Session, directory: InodeId, flags: i32, mode: u32) -> Result<Option<File>, Errno> {
@@ -288,6 +322,7 @@ fn make_unnamed(session: &'static Session, directory: InodeId, flags: i32, mode:
         return Ok(None);
     }
     let made = session.fs.make_unnamed(&session.who, directory, &regular(mode))?;
+    unnamed::note(session, &made);
     enter(session, made.id, FileKind::Regular, flags).map(Some)
 }
 
@@ -356,11 +391,11 @@ pub(super) fn allocate(a: &[u64; 6]) -> Served {
 }
 
 /// `fstatfs`: the same for all files, but for those in a tree that has a quota.
-pub(super) fn file_system(a: &[u64; 6]) -> Served {
-    let Some(file) = descriptors::file(a[0] as i32) else { return Ok(None) };
+pub(super) fn file_system(descriptor: i32, to: u64) -> Served {
+    let Some(file) = descriptors::file(descriptor) else { return Ok(None) };
     let session = file.session()?;
     let ask = |descriptor: i32| {
-        let arguments = [descriptor as u64, a[1], 0, 0, 0, 0];
+        let arguments = [descriptor as u64, to, 0, 0, 0, 0];
         // SAFETY: the program's own call, but for the number of the descriptor.
         Ok(Some(unsafe { crate::arch::system_call(libc::SYS_fstatfs as u64, arguments) }))
     };
@@ -370,9 +405,14 @@ pub(super) fn file_system(a: &[u64; 6]) -> Served {
     crate::locks::with_real(&file, false, ask)
 }
 
-/// `posix_fadvise`, `readahead`: all is in memory.
-pub(super) fn advise(a: &[u64; 6]) -> Served {
-    if descriptors::is_ours(a[0] as i32) { Ok(Some(0)) } else { Ok(None) }
+/// `posix_fadvise`, `readahead`: all is in memory, and what is wrong with them the kernel says.
+pub(super) fn advise(number: i64, a: &[u64; 6]) -> Served {
+    let Some(file) = descriptors::file(a[0] as i32) else { return Ok(None) };
+    let is_right = match number {
+        libc::SYS_readahead => file.may_read() && !file.is_directory() && a[2] as i64 >= 0,
+        _ => a[2] as i64 >= 0 && (libc::POSIX_FADV_NORMAL..=libc::POSIX_FADV_NOREUSE).contains(&(a[3] as i32)),
+    };
+    Ok(is_right.then_some(0))
 }
 
 /// `mmap` of a file of ours: of a copy, of the data segments, or of a kernel's descriptor on the same file, which lives as long as the mapping.

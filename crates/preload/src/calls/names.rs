@@ -4,10 +4,11 @@ use ashlar_libfs::{Found, Make, RenameFlags};
 use ashlar_types::{Errno, FileKind};
 
 use super::Served;
-use crate::descriptors;
+use crate::arch::system_call;
 use crate::memory::{self, PathBuffer};
 use crate::path::{self, Aim, Last, Place, Purpose, Walked};
 use crate::session::{self, Session};
+use crate::{descriptors, unnamed};
 
 const RENAME_NOREPLACE: u64 = 1;
 const RENAME_EXCHANGE: u64 = 2;
@@ -171,25 +172,66 @@ fn rename(from: (u64, u64), to: (u64, u64), flags: u64) -> Served {
 }
 
 /// What is to get another name: what a path leads to, or an open file, which may have none.
-fn link_source(from: (u64, u64), last: Last) -> Result<Option<(&'static Session, Found)>, Errno> {
+fn link_source(from: (u64, u64), flags: u64) -> Result<Option<(&'static Session, Found)>, Errno> {
     let mut buffer = PathBuffer::new();
     let text = memory::path(from.1, &mut buffer)?;
-    let file = path::descriptor_named(text).filter(|_| last == Last::Follow).and_then(descriptors::file);
-    if let Some(file) = file.filter(descriptors::File::is_of_now) {
-        let session = file.session()?;
-        return Ok(Some((session, session.fs.attributes(file.inode())?)));
+    let last = if flags & libc::AT_SYMLINK_FOLLOW as u64 != 0 { Last::Follow } else { Last::Keep };
+    if text.is_empty() && flags & libc::AT_EMPTY_PATH as u64 != 0 {
+        return match open_source(from.0 as i32)? {
+            // The super-user names any file so, others what they have opened.
+            Some((session, found))
+                if session.who.uid != 0 && (!names_own_files() || unnamed::is_of_another(session, &found)) =>
+            {
+                Err(Errno::ENOENT)
+            }
+            source => Ok(source),
+        };
+    }
+    if let Some(descriptor) = path::number_named(text).filter(|_| last == Last::Follow)
+        && let Some(source) = open_source(descriptor)?
+    {
+        return Ok(Some(source));
     }
     let Some((session, source)) = resolve(from.0, from.1, last.to(Purpose::Change))? else { return Ok(None) };
     Ok(Some((session, source.found.ok_or(Errno::ENOENT)?)))
 }
 
-fn link(from: (u64, u64), to: (u64, u64), flags: u64) -> Served {
-    // A file without a name gets one through its descriptor: whether it may, the kernel says.
-    if flags & !(libc::AT_SYMLINK_FOLLOW as u64) != 0 {
-        return Ok(None);
+/// The file of an open file of ours, or of one of the kernel's of which it does not know that it may get a name.
+fn open_source(descriptor: i32) -> Result<Option<(&'static Session, Found)>, Errno> {
+    let (session, inode) = match descriptors::file(descriptor) {
+        Some(file) if file.is_of_now() => (file.session()?, file.inode()),
+        Some(_) => return Ok(None),
+        None => match unnamed::session_of(descriptor) {
+            Some(known) => known,
+            None => return Ok(None),
+        },
+    };
+    let found = session.fs.attributes(inode)?;
+    if found.inode.links == 0 && unnamed::is_nameless(session, &found) {
+        session.fs.note_unnamed(inode);
     }
-    let last = if flags != 0 { Last::Follow } else { Last::Keep };
-    let Some((session, found)) = link_source(from, last)? else { return Ok(None) };
+    Ok(Some((session, found)))
+}
+
+/// Whether the kernel lets those without a right to read everything name what they have opened themselves (Linux 6.10).
+fn names_own_files() -> bool {
+    // SAFETY: zeros are a `utsname`, which the call fills.
+    let release = unsafe {
+        let mut name: libc::utsname = std::mem::zeroed();
+        system_call(libc::SYS_uname as u64, [(&raw mut name) as u64, 0, 0, 0, 0, 0]);
+        name.release.map(|byte| byte as u8)
+    };
+    let mut numbers = release
+        .split(|byte| !byte.is_ascii_digit())
+        .map(|digits| std::str::from_utf8(digits).ok()?.parse::<u32>().ok());
+    matches!((numbers.next().flatten(), numbers.next().flatten()), (Some(major), Some(minor)) if (major, minor) >= (6, 10))
+}
+
+fn link(from: (u64, u64), to: (u64, u64), flags: u64) -> Served {
+    if flags & !(libc::AT_SYMLINK_FOLLOW | libc::AT_EMPTY_PATH) as u64 != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let Some((session, found)) = link_source(from, flags)? else { return Ok(None) };
     let Some((other, place)) = resolve_new(to.0, to.1, false)? else { return Ok(None) };
     if session.number != other.number {
         return Err(Errno::EXDEV);
@@ -199,5 +241,6 @@ fn link(from: (u64, u64), to: (u64, u64), flags: u64) -> Served {
         return Ok(None);
     }
     session.fs.link(&session.who, found.id, place.directory, &place.name)?;
+    unnamed::note_named(session, found.id);
     Ok(Some(0))
 }

@@ -26,7 +26,6 @@ const SEPARATED: u64 = NAMESPACES | (libc::CLONE_FILES | libc::CLONE_FS) as u64;
 pub(super) const UNSHARED: u64 = SEPARATED | libc::CLONE_NEWPID as u64;
 /// The new process has the same descriptors, and not copies of them.
 const SHARES_DESCRIPTORS: u64 = libc::CLONE_FILES as u64;
-const LANDLOCK_RULE_PATH_BENEATH: u64 = 1;
 /// `struct clone_args` begins with the flags.
 const CLONE_ARGUMENTS_MIN: u64 = 64;
 
@@ -119,25 +118,6 @@ pub(super) fn serve(call: &mut Frame) -> Served {
             shared::change_user();
             users::change();
             Ok(Some(result))
-        }
-        libc::SYS_sendmsg => {
-            passed(a[1])?;
-            Ok(None)
-        }
-        libc::SYS_sendmmsg => {
-            for index in 0..a[2] {
-                passed(a[1] + index * size_of::<libc::mmsghdr>() as u64)?;
-            }
-            Ok(None)
-        }
-        libc::SYS_fanotify_mark => {
-            materialise::descriptor(a[3] as i32)?;
-            Ok(None)
-        }
-        libc::SYS_landlock_add_rule if a[1] == LANDLOCK_RULE_PATH_BENEATH => {
-            // allowed:8 directory:4
-            materialise::descriptor(memory::load(a[2] + 8)?)?;
-            Ok(None)
         }
         libc::SYS_unshare if a[0] & SEPARATED == 0 || a[0] & NAMESPACES == 0 && threads::is_one() => {
             IS_NUMBERED_ANEW.fetch_or(a[0] & libc::CLONE_NEWPID as u64 != 0, Ordering::Relaxed);
@@ -328,35 +308,19 @@ fn execute(number: u64, a: [u64; 6]) -> Served {
 }
 
 fn change_directory(call: &Frame) -> Served {
-    if call.rax as i64 == libc::SYS_fchdir && descriptors::is_ours(call.arguments[0] as i32) {
-        materialise::descriptor(call.arguments[0] as i32)?;
+    let named = match call.rax as i64 {
+        libc::SYS_fchdir => Some(call.arguments[0] as i32),
+        _ => path::descriptor_at(call.arguments[0]),
+    };
+    if let Some((descriptor, file)) = named.and_then(|descriptor| Some((descriptor, descriptors::file(descriptor)?))) {
+        if call.rax as i64 == libc::SYS_fchdir && !file.is_directory() {
+            return Err(Errno::ENOTDIR);
+        }
+        materialise::descriptor(descriptor)?;
     }
     let result = kernel(call);
     if result == 0 {
         path::find_working();
     }
     Ok(Some(result))
-}
-
-/// Makes the descriptors that a message passes on the kernel's.
-fn passed(message: u64) -> Result<(), Errno> {
-    let message: libc::msghdr = memory::load(message)?;
-    let (mut at, length) = (message.msg_control as u64, message.msg_controllen as u64);
-    let end = at + length;
-    // A header: length:8 level:4 kind:4, then content; the next one begins at a multiple of 8.
-    while at + 16 <= end {
-        let length: u64 = memory::load(at)?;
-        let level: i32 = memory::load(at + 8)?;
-        let kind: i32 = memory::load(at + 12)?;
-        if length < 16 || length > end - at {
-            break;
-        }
-        if (level, kind) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-            for place in (at + 16..at + length).step_by(4).filter(|place| place + 4 <= at + length) {
-                materialise::descriptor(memory::load(place)?)?;
-            }
-        }
-        at += length.next_multiple_of(8);
-    }
-    Ok(())
 }

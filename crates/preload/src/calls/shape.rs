@@ -21,15 +21,18 @@ pub(super) enum Shape {
     SecondPath,
     /// A path that is only text, then a directory's descriptor and a path (`symlinkat`).
     SecondAt,
-    /// The address of a socket, which may be a path: the kernel's, and looked at for a report alone.
+    /// A descriptor, then the address of a socket, which may be a path.
     Address,
-    /// It makes a descriptor of the kernel's, or may name one by a path, and concerns us only while a number is parked for one of ours.
+    /// A descriptor of another kind than files' comes first: one of ours the kernel refuses.
+    OtherKind,
+    /// It makes a descriptor of the kernel's, and concerns us only while a number is parked for one of ours.
     Maker,
     /// It is looked at each time.
     Always,
 }
 
 /// Calls that libc has no names for yet.
+const CACHESTAT: i64 = 451;
 const SETXATTRAT: i64 = 463;
 const GETXATTRAT: i64 = 464;
 const LISTXATTRAT: i64 = 465;
@@ -76,11 +79,14 @@ pub(super) const fn shape(number: i64) -> Shape {
         | libc::SYS_vmsplice
         | libc::SYS_openat2
         | libc::SYS_open_by_handle_at
-        | libc::SYS_fspick => Shape::Descriptor,
+        | libc::SYS_fspick
+        | libc::SYS_quotactl_fd
+        | CACHESTAT => Shape::Descriptor,
         libc::SYS_open
         | libc::SYS_creat
         | libc::SYS_stat
         | libc::SYS_lstat
+        | libc::SYS_statfs
         | libc::SYS_access
         | libc::SYS_truncate
         | libc::SYS_mkdir
@@ -129,20 +135,37 @@ pub(super) const fn shape(number: i64) -> Shape {
         libc::SYS_symlink => Shape::SecondPath,
         libc::SYS_symlinkat => Shape::SecondAt,
         libc::SYS_bind | libc::SYS_connect => Shape::Address,
-        libc::SYS_statfs
+        libc::SYS_accept
+        | libc::SYS_accept4
+        | libc::SYS_epoll_pwait
+        | libc::SYS_epoll_pwait2
+        | libc::SYS_epoll_wait
+        | libc::SYS_fsmount
+        | libc::SYS_getpeername
+        | libc::SYS_getsockname
+        | libc::SYS_getsockopt
         | libc::SYS_inotify_add_watch
-        | libc::SYS_pipe
+        | libc::SYS_inotify_rm_watch
+        | libc::SYS_io_uring_enter
+        | libc::SYS_io_uring_register
+        | libc::SYS_landlock_restrict_self
+        | libc::SYS_listen
+        | libc::SYS_recvfrom
+        | libc::SYS_recvmmsg
+        | libc::SYS_recvmsg
+        | libc::SYS_sendto
+        | libc::SYS_setsockopt
+        | libc::SYS_shutdown
+        | libc::SYS_signalfd
+        | libc::SYS_signalfd4
+        | libc::SYS_timerfd_gettime
+        | libc::SYS_timerfd_settime => Shape::OtherKind,
+        libc::SYS_pipe
         | libc::SYS_pipe2
         | libc::SYS_socket
         | libc::SYS_socketpair
-        | libc::SYS_accept
-        | libc::SYS_accept4
-        | libc::SYS_recvmsg
-        | libc::SYS_recvmmsg
         | libc::SYS_eventfd
         | libc::SYS_eventfd2
-        | libc::SYS_signalfd
-        | libc::SYS_signalfd4
         | libc::SYS_timerfd_create
         | libc::SYS_inotify_init
         | libc::SYS_inotify_init1
@@ -154,11 +177,9 @@ pub(super) const fn shape(number: i64) -> Shape {
         | libc::SYS_userfaultfd
         | libc::SYS_mq_open
         | libc::SYS_pidfd_open
-        | libc::SYS_pidfd_getfd
         | libc::SYS_perf_event_open
         | libc::SYS_bpf
         | libc::SYS_fsopen
-        | libc::SYS_fsmount
         | libc::SYS_landlock_create_ruleset => Shape::Maker,
         libc::SYS_mmap
         | libc::SYS_munmap
@@ -214,7 +235,11 @@ pub(super) const fn shape(number: i64) -> Shape {
         | libc::SYS_exit_group
         | libc::SYS_rt_sigaction
         | libc::SYS_fanotify_mark
-        | libc::SYS_landlock_add_rule => Shape::Always,
+        | libc::SYS_landlock_add_rule
+        | libc::SYS_kcmp
+        | libc::SYS_pidfd_getfd
+        | libc::SYS_fsconfig
+        | libc::SYS_kexec_file_load => Shape::Always,
         _ if changes_user(number) => Shape::Always,
         _ => Shape::None,
     }
@@ -256,7 +281,7 @@ const fn interests(is_counted: bool) -> [u8; CALLS] {
             _ if number as i64 == libc::SYS_rt_sigreturn => INTEREST_ALWAYS,
             Shape::None | Shape::Maker => INTEREST_NONE,
             Shape::Descriptor if !is_counted => INTEREST_DESCRIPTOR,
-            Shape::Address if !is_counted => INTEREST_NONE,
+            Shape::OtherKind => INTEREST_DESCRIPTOR,
             _ => INTEREST_ALWAYS,
         };
         if interests[number] != INTEREST_ALWAYS && is_apart(number as i64) {
@@ -310,7 +335,7 @@ pub(super) const fn paths_of(shape: Shape) -> &'static [(Option<usize>, usize)] 
         Shape::TwoAt => &[(Some(0), 1), (Some(2), 3)],
         Shape::SecondPath => &[(None, 1)],
         Shape::SecondAt => &[(Some(1), 2)],
-        Shape::None | Shape::Descriptor | Shape::Address | Shape::Maker | Shape::Always => &[],
+        _ => &[],
     }
 }
 
@@ -321,8 +346,8 @@ pub(crate) const fn descriptors_of(number: i64) -> &'static [usize] {
         libc::SYS_dup2 | libc::SYS_dup3 | libc::SYS_sendfile | libc::SYS_tee => &[0, 1],
         libc::SYS_copy_file_range | libc::SYS_splice => &[0, 2],
         libc::SYS_epoll_ctl => &[2],
-        libc::SYS_fcntl | libc::SYS_ioctl | libc::SYS_syncfs => &[0],
-        _ if matches!(shape(number), Shape::Descriptor) => &[0],
+        libc::SYS_fcntl | libc::SYS_ioctl | libc::SYS_syncfs | libc::SYS_sendmsg | libc::SYS_sendmmsg => &[0],
+        _ if matches!(shape(number), Shape::Descriptor | Shape::OtherKind | Shape::Address) => &[0],
         _ => &[],
     }
 }

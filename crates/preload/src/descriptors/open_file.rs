@@ -11,14 +11,16 @@ use ashlar_libfs::{OpenInode, alone};
 use ashlar_types::{Errno, FileKind, InodeId};
 
 use super::{TABLE, entry, highest, is_file, note_named};
-use crate::materialise;
 use crate::session::Session;
 use crate::shared::{self, Held, Shared};
+use crate::{materialise, unnamed};
 
 /// Open files that there can be. More are the kernel's.
 pub(super) const OPEN_MAX: usize = 65_536;
+/// `O_TMPFILE` without `O_DIRECTORY`, which it includes.
+pub(crate) const TMPFILE: i32 = libc::O_TMPFILE & !libc::O_DIRECTORY;
 /// Flags that `F_SETFL` can change.
-pub(crate) const CHANGEABLE: i32 = libc::O_APPEND | libc::O_NONBLOCK | libc::O_ASYNC | libc::O_DIRECT | libc::O_NOATIME;
+pub(crate) const CHANGEABLE: i32 = libc::O_APPEND | libc::O_NONBLOCK | libc::O_DIRECT | libc::O_NOATIME;
 /// In place of the number of references: the last one is gone, and what ends with it is not done yet.
 const CLOSING: u32 = u32::MAX;
 
@@ -481,8 +483,15 @@ fn take_place() -> Option<usize> {
 /// What ends with the last reference to an open file.
 fn close_last(number: u32) {
     let open = &OPEN[number as usize - 1];
-    if open.flags.load(Ordering::Relaxed) as i32 & libc::O_PATH != 0 {
+    let flags = open.flags.load(Ordering::Relaxed) as i32;
+    if flags & libc::O_PATH != 0 {
         ALONE.fetch_sub(1, Ordering::Relaxed);
+    }
+    if flags & TMPFILE != 0
+        && !open.place.lock().is_gone
+        && let Some(session) = open.session()
+    {
+        unnamed::forget(session, InodeId(open.inode.load(Ordering::Relaxed)));
     }
     // SAFETY: the last reference is gone, and nobody takes the slot before this is done.
     let way = unsafe { (*open.opened.get()).take() };

@@ -104,7 +104,7 @@ impl Place {
 }
 
 /// A number of a call's.
-fn count(report: &Value, call: &str, what: &str) -> u64 {
+pub(crate) fn count(report: &Value, call: &str, what: &str) -> u64 {
     let calls = report["calls"].as_array().map(Vec::as_slice).unwrap_or_default();
     calls.iter().find(|line| line["call"] == call).and_then(|line| line[what].as_u64()).unwrap_or(0)
 }

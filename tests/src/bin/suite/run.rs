@@ -15,11 +15,13 @@ use std::time::{Duration, Instant};
 use ashlar_libfs::{LibFs, Make, Options, OwnDescriptors, RenameFlags, WriteAt};
 use ashlar_tests::command::{eventually, run};
 use ashlar_tests::harness::{Test, Verdict, passed};
-use ashlar_tests::mount::{Front, Medium, Site, obstacle, program};
+use ashlar_tests::mount::{Front, Medium, Site, ashlar, obstacle, program};
 use ashlar_tests::{Outcome, ensure, number, tried};
 use ashlar_types::{Credentials, Errno, FileKind, InodeId};
 use ashlar_wire::{DEFER_VARIABLE, SessionKind};
 use rustix::fs::OFlags;
+
+use crate::report::count;
 
 /// The tests of this group.
 pub const TESTS: &[Test] = &[
@@ -34,6 +36,11 @@ pub const TESTS: &[Test] = &[
     Test { name: "run/little_address_space_is_the_programs_own", run: || with(little_address_space) },
     Test { name: "run/extended_attributes_are_those_of_the_kernel", run: || with(xattrs) },
     Test { name: "run/what_comes_of_copies_is_what_the_kernel_says", run: || with(copied) },
+    Test { name: "run/calls_are_refused_as_by_the_kernel", run: || with(refused_alike) },
+    Test { name: "run/refused_calls_leave_the_file_to_libfs", run: || with(refused) },
+    Test { name: "run/appending_open_file_writes_where_it_is_told", run: || with(appended) },
+    Test { name: "run/leases_on_files_of_libfs_are_refused", run: || with(leases) },
+    Test { name: "run/loop_device_takes_an_open_file", run: || with(loop_device) },
     Test { name: "run/what_is_looked_at_again_is_as_the_kernel_says", run: || with(at_hand) },
     Test { name: "run/a_root_that_its_user_can_not_list_is_in_nobodys_way", run: || with(closed_root) },
     Test { name: "run/a_short_program_needs_no_session", run: || with(short) },
@@ -182,6 +189,86 @@ fn xattrs() -> Outcome<Verdict> {
 /// What comes of copying between descriptors of all kinds is what the kernel says and does.
 fn copied() -> Outcome<Verdict> {
     says_the_same(include_str!("../../../jobs/copies.py"), 1000)
+}
+
+/// Arguments that the kernel looks at, requests that it refuses, names for files without one, and descriptors that are passed on in structures get the
+/// kernel's answer.
+fn refused_alike() -> Outcome<Verdict> {
+    says_the_same(include_str!("../../../jobs/calls.py"), 4000)
+}
+
+/// What the kernel refuses it refuses alone: the file is LibFS's before and after.
+fn refused() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let told = site.outside().join("report");
+    let script = include_str!("../../../jobs/refused.py");
+    let mut command = ashlar(&["run", "--report-json", "--report-to", &told.display().to_string()]);
+    command.args(["python3", "-c", script]).current_dir(site.point(0)).env(DEFER_VARIABLE, "0");
+    run(&mut command)?.success()?;
+    let report = fs::read_to_string(&told).map_err(tried("reading the report"))?;
+    let report: serde_json::Value = serde_json::from_str(&report).map_err(tried("reading the report"))?;
+    let found = ["accelerated", "delegated"].map(|what| ["pread64", "pwrite64"].map(|call| count(&report, call, what)));
+    ensure!(found == [[1000; 2], [0; 2]], "1000 accelerated reads and writes expected, and no others:\n{report:#}");
+    site.check()?;
+    site.umount(0)?;
+    passed()
+}
+
+/// `pwritev2` with flags that say where it writes does by an open file that appends what it does on a local file system.
+fn appended() -> Outcome<Verdict> {
+    let script = include_str!("../../../jobs/appended.py");
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    for (name, front) in [("run", Front::RunAtOnce), ("later", Front::Run)] {
+        let (here, there) = (site.point(0).join(name), site.outside().join(name));
+        for directory in [&here, &there] {
+            fs::create_dir(directory).map_err(tried("making a directory"))?;
+        }
+        let mut command = front.command("python3");
+        let done = run(command.args(["-c", script]).arg(&there).current_dir(&here))?.success()?;
+        ensure!(done.output == "alike\n".repeat(6), "{}", done.output);
+    }
+    site.check()?;
+    site.umount(0)?;
+    passed()
+}
+
+/// The kernel can't break a lease where LibFS opens the file, so that none is granted.
+fn leases() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let expected: String = ["open to read", "open to write", "the kernel's"]
+        .iter()
+        .map(|what| format!("{what} EAGAIN\n{what} EAGAIN\n{what} True\n"))
+        .collect();
+    for front in [Front::RunAtOnce, Front::Run] {
+        let mut command = front.command("python3");
+        let script = include_str!("../../../jobs/leases.py");
+        let done = run(command.args(["-c", script]).current_dir(site.point(0)))?.success()?;
+        ensure!(done.output == expected, "{}", done.output);
+    }
+    site.check()?;
+    site.umount(0)?;
+    passed()
+}
+
+/// What is set up with a descriptor in a structure shows the file.
+fn loop_device() -> Outcome<Verdict> {
+    let site = Site::mounted(Medium::Memory, "64M")?;
+    let image = site.point(0).join("image");
+    fs::write(&image, [7; 1 << 20]).map_err(tried("writing"))?;
+    // Whether there may be any here.
+    let free = || run(Command::new("losetup").args(["--find", "--show"]).arg(&image));
+    let detach = |device: &str| run(Command::new("losetup").args(["--detach", device.trim()]));
+    match free() {
+        Ok(done) if !done.output.is_empty() => drop(detach(&done.output)?.success()?),
+        _ => return Ok(Verdict::Skipped("no loop devices".into())),
+    }
+    let done = run(Front::RunAtOnce.command("losetup").args(["--find", "--show"]).arg(&image))?.success()?;
+    let shown = fs::read(done.output.trim());
+    detach(&done.output)?.success()?;
+    ensure!(shown.is_ok_and(|bytes| bytes == [7; 1 << 20]), "the device does not show the file");
+    site.check()?;
+    site.umount(0)?;
+    passed()
 }
 
 /// A server that becomes the users whom it serves, and threads of different users, get what the kernel says.

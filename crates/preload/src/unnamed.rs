@@ -1,0 +1,107 @@
+//! Files made without a name (`O_TMPFILE`), which may get one.
+//!
+//! The kernel refuses one to a file without links, but for those of which it knows that they were made so. Of files that LibFS has made it does not know
+//! that, whichever descriptor leads to them. So LibFS names them, also where their open files have become the kernel's, and for processes that were
+//! forked since.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ashlar_libfs::Found;
+use ashlar_libfs::alone::{Mutex, MutexGuard};
+use ashlar_types::{InodeId, Timestamp};
+
+use crate::session::{self, Session};
+
+/// Of more files than these, the oldest are forgotten.
+const UNNAMED_MAX: usize = 1024;
+
+/// A file that was made without a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct UnnamedFile {
+    /// The number of its mount.
+    mount: u32,
+    /// `st_dev`.
+    device: u64,
+    inode: InodeId,
+    /// When it was made: one that has its inode later is not taken for it.
+    born: Timestamp,
+    /// The process that has made it, and may name it by its descriptor alone.
+    maker: u32,
+    /// It has got a name: it gets no other one when that is gone.
+    is_named: bool,
+}
+
+static UNNAMED: Mutex<Vec<UnnamedFile>> = Mutex::new(Vec::new());
+static IS_ANY: AtomicBool = AtomicBool::new(false);
+
+/// Notes a file that was made without a name.
+pub(crate) fn note(session: &Session, made: &Found) {
+    let file = UnnamedFile {
+        mount: session.number,
+        device: session.device,
+        inode: made.id,
+        born: made.inode.born,
+        maker: std::process::id(),
+        is_named: false,
+    };
+    let mut unnamed = UNNAMED.lock();
+    if unnamed.len() == UNNAMED_MAX {
+        unnamed.remove(0);
+    }
+    unnamed.push(file);
+    IS_ANY.store(true, Ordering::Relaxed);
+}
+
+/// The session of the file that a descriptor of the kernel's leads to, if that was made without a name. There is one from then on.
+pub(crate) fn session_of(descriptor: i32) -> Option<(&'static Session, InodeId)> {
+    if !is_any() {
+        return None;
+    }
+    let (device, inode) = session::identity_of(descriptor)?;
+    let mount = UNNAMED.lock().iter().find(|file| (file.device, file.inode) == (device, inode))?.mount;
+    let session = session::by_number(mount).or_else(|| session::open(mount))?;
+    Some((session, inode))
+}
+
+/// Whether the process knows of any.
+pub(crate) fn is_any() -> bool {
+    IS_ANY.load(Ordering::Relaxed)
+}
+
+/// Whether a file was made without a name, and has got none.
+pub(crate) fn is_nameless(session: &Session, found: &Found) -> bool {
+    is_any_such(session, found, |file| !file.is_named)
+}
+
+/// Whether another process has made a file without a name.
+pub(crate) fn is_of_another(session: &Session, found: &Found) -> bool {
+    is_any_such(session, found, |file| file.maker != std::process::id())
+}
+
+fn is_any_such(session: &Session, found: &Found, is_such: fn(&UnnamedFile) -> bool) -> bool {
+    let is_it = |file: &UnnamedFile| {
+        (file.device, file.inode, file.born) == (session.device, found.id, found.inode.born) && is_such(file)
+    };
+    is_any() && UNNAMED.lock().iter().any(is_it)
+}
+
+/// Notes that a file has got a name.
+pub(crate) fn note_named(session: &Session, inode: InodeId) {
+    if is_any() {
+        let mut unnamed = UNNAMED.lock();
+        let files = unnamed.iter_mut().filter(|file| (file.device, file.inode) == (session.device, inode));
+        files.for_each(|file| file.is_named = true);
+    }
+}
+
+/// Forgets a file: the process has it open no more.
+pub(crate) fn forget(session: &Session, inode: InodeId) {
+    if is_any() {
+        UNNAMED.lock().retain(|file| (file.device, file.inode) != (session.device, inode));
+    }
+}
+
+/// Keeps other threads from what is known of them, over a fork.
+pub(crate) fn hold() -> MutexGuard<'static, Vec<UnnamedFile>> {
+    UNNAMED.lock()
+}
