@@ -530,10 +530,20 @@ mod tests {
             (directory, false, O_RDONLY | O_TMPFILE, Some(Errno::EINVAL)),
             (file, false, O_RDWR | O_TMPFILE, Some(Errno::ENOTDIR)),
             (Some(FileKind::Symlink), false, O_RDONLY, Some(Errno::ELOOP)),
+            (Some(FileKind::Symlink), false, O_RDONLY | O_DIRECTORY, Some(Errno::ENOTDIR)),
             (Some(FileKind::Fifo), false, O_RDONLY, Some(Errno::ENXIO)),
         ] {
             assert_eq!(refusal(kind, slash, flags), expected, "{kind:?} {slash} {flags:o}");
         }
+    }
+
+    #[test]
+    fn slash_behind_a_name_to_change_follows_no_link() {
+        let (keep, follow) = (Last::Keep, Last::Follow);
+        assert!(keep.to(Purpose::Name).is_of_name() && keep.to(Purpose::Look).making().is_of_name());
+        let opens = [libc::O_RDONLY, libc::O_CREAT, libc::O_CREAT | libc::O_EXCL, libc::O_NOFOLLOW];
+        assert!(opens.into_iter().all(|flags| !Aim::of_opening(flags).is_of_name()));
+        assert!([keep.to(Purpose::Look), follow.to(Purpose::Change)].into_iter().all(|aim| !aim.is_of_name()));
     }
 
     #[test]
