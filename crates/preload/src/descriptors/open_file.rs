@@ -480,18 +480,24 @@ fn take_place() -> Option<usize> {
     Some(index)
 }
 
+/// What is known besides of an open file of a path alone, or of one that was made without a name, ends.
+#[cold]
+fn forget_special(open: &OpenFile, flags: i32) {
+    if flags & libc::O_PATH != 0 {
+        ALONE.fetch_sub(1, Ordering::Relaxed);
+    } else if !open.place.lock().is_gone
+        && let Some(session) = open.session()
+    {
+        unnamed::forget(session, InodeId(open.inode.load(Ordering::Relaxed)));
+    }
+}
+
 /// What ends with the last reference to an open file.
 fn close_last(number: u32) {
     let open = &OPEN[number as usize - 1];
     let flags = open.flags.load(Ordering::Relaxed) as i32;
-    if flags & libc::O_PATH != 0 {
-        ALONE.fetch_sub(1, Ordering::Relaxed);
-    }
-    if flags & TMPFILE != 0
-        && !open.place.lock().is_gone
-        && let Some(session) = open.session()
-    {
-        unnamed::forget(session, InodeId(open.inode.load(Ordering::Relaxed)));
+    if flags & (libc::O_PATH | TMPFILE) != 0 {
+        forget_special(open, flags);
     }
     // SAFETY: the last reference is gone, and nobody takes the slot before this is done.
     let way = unsafe { (*open.opened.get()).take() };
