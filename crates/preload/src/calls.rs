@@ -307,8 +307,7 @@ pub(crate) fn serve(call: &mut Frame) -> Verdict {
     let mut tries = 1;
     loop {
         let named = files_named(call);
-        let served =
-            answer(call).and_then(|answer| if answer.is_none() { beside::answer(call) } else { Ok(answer) });
+        let served = answer(call).and_then(|answer| if answer.is_none() { beside::answer(call) } else { Ok(answer) });
         // Of an inode that is reserved for the kernel nothing was read and nothing done.
         let answered = match served {
             Err(Errno::RESERVED) => Ok(None),
