@@ -74,7 +74,7 @@ fn libraries() -> Outcome<Verdict> {
                 // The second one finds the plan of the first.
                 for _ in 0..2 {
                     let done = run(front.command(&user).arg(&file).arg(&library))?.success()?;
-                    ensure!(done.output.trim() == "0 0 3 7 7", "{name}, {front:?}: {}", done.told());
+                    ensure!(done.output.trim() == "0 0 3 7 7", "{name}, {front:?}: {}", done.describe());
                 }
             }
         }
@@ -120,7 +120,7 @@ fn programs() -> Outcome<Verdict> {
 /// Runs a program that says two lines and nothing else.
 fn silent(what: &str, command: &mut Command, directory: &Path) -> Outcome<()> {
     let done = run(command.current_dir(directory))?.success()?;
-    ensure!(done.output == "one\nchild\n" && done.errors.is_empty(), "{what}: {}", done.told());
+    ensure!(done.output == "one\nchild\n" && done.errors.is_empty(), "{what}: {}", done.describe());
     Ok(())
 }
 
@@ -135,7 +135,7 @@ fn chroot() -> Outcome<Verdict> {
         unshare --mount sh -c 'mount --bind root root && chroot root /bin/true'"#;
     for shell in ["sh", "bash"] {
         let done = run(Front::Run.command(shell).args(["-c", script]).current_dir(site.outside()))?.success()?;
-        ensure!(done.output == "ok\n" && done.errors.is_empty(), "{shell}: {}", done.told());
+        ensure!(done.output == "ok\n" && done.errors.is_empty(), "{shell}: {}", done.describe());
     }
     end(site)
 }

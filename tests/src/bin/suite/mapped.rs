@@ -479,7 +479,7 @@ print('done')
 ";
     let script = format!("{BEGIN}{script}");
     let done = run(Front::RunAtOnce.command("python3").args(["-c", &script]).current_dir(&root))?.success()?;
-    ensure!(done.output == "done\n" && done.errors.is_empty(), "{}", done.told());
+    ensure!(done.output == "done\n" && done.errors.is_empty(), "{}", done.describe());
     end(&site)
 }
 
