@@ -1,7 +1,7 @@
 //! Names: making, removing, moving and linking them; and attributes of what they lead to.
 
 use ashlar_libfs::{Change, Found, Last, Make, Outcome, Purpose, RenameFlags, SetTime};
-use ashlar_types::{Access, Errno, FileKind, MODE_PERMISSIONS, MODE_SETGID, MODE_SETUID, MODE_STICKY};
+use ashlar_types::{Access, Errno, FileKind, MODE_PERMISSIONS, MODE_STICKY};
 
 use crate::session::{Session, retried};
 
@@ -138,13 +138,8 @@ impl Session {
     /// As the header says.
     pub(crate) fn set_owner(&self, found: &Found, uid: u32, gid: u32) -> Outcome<()> {
         let given = |id: u32| Some(id).filter(|id| *id != u32::MAX);
-        let (uid, gid) = (given(uid), given(gid));
-        let has_set_id = found.inode.mode & (MODE_SETUID | MODE_SETGID) != 0;
-        if uid.is_none() && gid.is_none() && !has_set_id {
-            return Ok(());
-        }
-        let strip = !found.inode.is_directory();
-        self.change(found, &Change { uid, gid, strip, ..Change::default() })
+        // Also one that names neither moves the time of change.
+        self.change(found, &Change { uid: given(uid), gid: given(gid), strip: true, ..Change::default() })
     }
 
     /// `utimensat`, of what was found.

@@ -7,7 +7,9 @@ use ashlar_types::{
 };
 use ashlar_update::acl::Acl;
 use ashlar_update::permission::{allows, held, is_stuck, owns};
-use ashlar_update::{Create, DecodeError, Invalid, Rename, SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT};
+use ashlar_update::{
+    Create, DecodeError, Invalid, Rename, SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_CAPABILITY,
+};
 use thiserror::Error;
 
 /// What a session did that no honest session does.
@@ -254,9 +256,11 @@ impl<L: Leases> Judge<'_, L> {
         let writer = || self.may(set.inode, &inode, Access::WRITE);
         let keeps_owner = set.uid.is_none_or(|uid| uid == inode.uid);
         let keeps_shape = set.mode.is_none() && set.gid.is_none_or(|gid| gid == inode.gid);
+        // A change of owner that names neither is allowed to everybody, as on Linux: the file's time of change moves.
+        let keeps_all = keeps_shape && set.accessed.is_none() && set.modified.is_none();
         let permitted = keeps_owner
             && (gid == inode.gid || self.credentials.is_member(gid))
-            && (owner || keeps_shape && is_now && writer()?)
+            && (owner || keeps_all || keeps_shape && is_now && writer()?)
             && set.mode.is_none_or(|mode| mode & MODE_SETGID == 0 || self.credentials.is_member(gid));
         self.require(set.inode, permitted)
     }
@@ -268,7 +272,10 @@ impl<L: Leases> Judge<'_, L> {
         }
         let inode = self.inode(id)?;
         let owner = owns(&inode, self.credentials);
-        let permitted = if name == XATTR_ACL_ACCESS || name == XATTR_ACL_DEFAULT {
+        let permitted = if name == XATTR_CAPABILITY {
+            // Each write takes a program's capabilities away, and each change of owner, also one that names neither.
+            value.is_none() && mode.is_none()
+        } else if name == XATTR_ACL_ACCESS || name == XATTR_ACL_DEFAULT {
             owner
                 && value.is_none_or(|value| Acl::parse(value).is_some())
                 && mode.is_none_or(|mode| mode & MODE_SETGID == 0 || self.credentials.is_member(inode.gid))

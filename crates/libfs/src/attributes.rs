@@ -5,7 +5,9 @@ use ashlar_types::{
     MODE_STICKY, QuotaId, Timestamp, XATTR_NAME_MAX, XATTR_VALUE_MAX,
 };
 use ashlar_update::acl::Acl;
-use ashlar_update::{SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_QUOTA, permission};
+use ashlar_update::{
+    SetAttributes, Update, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_CAPABILITY, XATTR_QUOTA, permission,
+};
 use ashlar_wire::OperationKind;
 
 use crate::LibFs;
@@ -13,9 +15,6 @@ use crate::api::{Change, Found, Outcome, SetTime, XattrFlags};
 use crate::grants::{Claim, Locked, Stop};
 use crate::node::NodeState;
 use crate::warm::OpenInode;
-
-/// The extended attribute that holds a program's capabilities.
-pub(crate) const XATTR_CAPABILITY: &[u8] = b"security.capability";
 
 impl LibFs {
     /// An inode's attributes.
@@ -132,7 +131,7 @@ impl LibFs {
         self.change(&[claim], |locked| {
             locked.act_for(who);
             let set = self.attributes_to_set(locked.state(id)?, who, id, change)?;
-            if set.uid.is_some() || set.gid.is_some() {
+            if set.uid.is_some() || set.gid.is_some() || change.strip {
                 Self::drop_capabilities(locked, id)?;
             }
             self.set_mode_with_acl(locked, id, set)?;
@@ -187,8 +186,7 @@ impl LibFs {
         {
             return Err(Errno::EPERM.into());
         }
-        let only_now =
-            !matches!(change.accessed, Some(SetTime::At(_))) && !matches!(change.modified, Some(SetTime::At(_)));
+        let only_now = change.accessed == Some(SetTime::Now) && change.modified == Some(SetTime::Now);
         if (change.accessed.is_some() || change.modified.is_some()) && !owns {
             if !only_now {
                 return Err(Errno::EPERM.into());
@@ -218,7 +216,7 @@ impl LibFs {
         let strips = change.strip || (changes_owner && !who.is_privileged());
         if strips && mode.is_none() && !inode.is_directory() {
             let mut kept = inode.mode & !MODE_SETUID;
-            if inode.mode & 0o010 != 0 {
+            if inode.mode & 0o010 != 0 || !who.is_privileged() && !who.is_member(inode.gid) {
                 kept &= !MODE_SETGID;
             }
             mode = (kept != inode.mode).then_some(kept);

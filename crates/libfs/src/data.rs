@@ -450,7 +450,9 @@ impl LibFs {
             self.leases.memory().sync().map_err(|_| Errno::EIO)?;
             self.is_known_to_last.store(true, Ordering::Release);
         }
-        self.log.memory().sync().map_err(|_| Errno::EIO)
+        self.log.memory().sync().map_err(|_| Errno::EIO)?;
+        // The disk takes its time, in which the session may have been fenced.
+        self.check_alive()
     }
 
     /// Free and total space, as far as an inode may use it: no more than the limits of the subtree that it counts against.

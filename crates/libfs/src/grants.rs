@@ -2,7 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use ashlar_types::{Credentials, Errno, FileKind, InodeId, LogPosition, Name, SealCount, SessionId, name_cookie};
+use ashlar_types::{
+    Access, Credentials, Errno, FileKind, InodeId, LogPosition, Name, SealCount, SessionId, name_cookie,
+};
 use ashlar_update::{Entry, Update};
 use ashlar_wire::{Credit, GrantReply, InodeState, LeaseWord, Need, QuotaWant, Reply, Request, ScopeKind, Want};
 use smallvec::SmallVec;
@@ -47,6 +49,11 @@ impl Claim {
     /// To change attributes.
     pub(crate) fn write(id: InodeId) -> Self {
         Self { write: true, ..Self::read(id) }
+    }
+
+    /// To change, where `who` needs a right to the inode itself, which its access list may give or take.
+    pub(crate) fn to_change(who: &Credentials, id: InodeId) -> Self {
+        Self { xattrs: !who.is_privileged(), ..Self::write(id) }
     }
 
     pub(crate) fn soon_written(self) -> Self {
@@ -172,6 +179,13 @@ impl Locked<'_> {
     /// Says for whom the operation is done.
     pub(crate) fn act_for(&mut self, who: &Credentials) {
         self.is_exempt = who.uid == 0;
+    }
+
+    /// Fails where `who` may not change the names of a directory that the operation has claimed to ([`Claim::to_change`]): others may
+    /// have narrowed the rights since it was looked at without a lock.
+    pub(crate) fn check_change(&self, who: &Credentials, directory: InodeId) -> Result<(), Stop> {
+        let may_change = self.fs.allows(self.state(directory)?, who, Access::WRITE | Access::EXECUTE);
+        if may_change { Ok(()) } else { Err(Errno::EACCES.into()) }
     }
 
     /// The state of a node that the operation has claimed.

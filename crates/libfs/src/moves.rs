@@ -128,17 +128,17 @@ impl LibFs {
             }
         }
         let crosses = plan.parent != plan.new_parent;
-        let parent = Claim::write(plan.parent);
+        let parent = Claim::to_change(who, plan.parent);
         // A whiteout inherits as all that is made.
         let parent = if plan.whiteout.is_some() { parent.with_xattrs() } else { parent };
-        let mut claims: SmallVec<[Claim; CLAIMS_MAX]> = smallvec![parent, Claim::write(plan.new_parent)];
+        let mut claims: SmallVec<[Claim; CLAIMS_MAX]> = smallvec![parent, Claim::to_change(who, plan.new_parent)];
         let moves_directory = crosses && (source_is_directory || plan.exchange && target_is_directory);
         if moves_directory {
             claims.push(Claim::write(InodeId::RENAME));
         }
         let claim = |entry: Entry| {
-            let claim = Claim::write(entry.inode);
-            if crosses && entry.kind == FileKind::Directory { claim.with_subtree() } else { claim }
+            let moves = crosses && entry.kind == FileKind::Directory;
+            if moves { Claim::to_change(who, entry.inode).with_subtree() } else { Claim::write(entry.inode) }
         };
         claims.push(claim(plan.source));
         // A replaced directory is empty: nothing below it needs a lease.
@@ -176,6 +176,8 @@ impl LibFs {
         if into.links == 0 {
             return Err(Errno::ENOENT.into());
         }
+        locked.check_change(who, parent)?;
+        locked.check_change(who, new_parent)?;
         if parent != new_parent
             && source.kind == FileKind::Directory
             && into.links >= LINK_MAX

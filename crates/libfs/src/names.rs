@@ -187,6 +187,7 @@ impl LibFs {
         if parent.links == 0 {
             return Err(Errno::ENOENT.into());
         }
+        locked.check_change(who, directory)?;
         if !name.is_empty() {
             locked.expect_entry(directory, name, None).map_err(|_| Errno::ECANCELED)?;
         }
@@ -257,7 +258,8 @@ impl LibFs {
             if self.entry_of(directory, name, true)?.is_some() {
                 return Err(Errno::EEXIST);
             }
-            let linked = self.change(&[Claim::write(inode), Claim::write(directory)], |locked| {
+            let claims = [Claim::write(inode), Claim::to_change(who, directory)];
+            let linked = self.change(&claims, |locked| {
                 let found = locked.inode(inode)?;
                 if found.is_directory() {
                     return Err(Errno::EPERM.into());
@@ -274,6 +276,7 @@ impl LibFs {
                 if !quota_allows(inode, found, into) {
                     return Err(Errno::EXDEV.into());
                 }
+                locked.check_change(who, directory)?;
                 // The lease may have gone and come back without the entries: then the name is looked up again.
                 locked.expect_entry(directory, name, None).map_err(|_| Errno::ECANCELED)?;
                 locked.commit(&Update::Link { inode, parent: directory, name, at: Self::now() })?;
@@ -350,8 +353,9 @@ impl LibFs {
             if found.is_some_and(|found| found != inode) {
                 return Err(Errno::ESTALE);
             }
-            let result = self.change(&[Claim::write(parent), Claim::write(inode)], |locked| {
+            let result = self.change(&[Claim::to_change(who, parent), Claim::write(inode)], |locked| {
                 locked.expect_entry(parent, name, Some(entry)).map_err(|_| Errno::ECANCELED)?;
+                locked.check_change(who, parent)?;
                 if permission::is_stuck(locked.inode(parent)?, locked.inode(inode)?, who) {
                     return Err(Errno::EPERM.into());
                 }

@@ -13,12 +13,11 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use ashlar_types::{FileKind, InodeId};
-use ashlar_update::{Update, note_written, write_fields, written_size};
+use ashlar_update::{Update, XATTR_CAPABILITY, note_written, write_fields, written_size};
 use ashlar_wire::{Credit, CreditKind, OperationKind};
 
 use crate::LibFs;
 use crate::api::{WriteAt, Written};
-use crate::attributes::XATTR_CAPABILITY;
 use crate::content::DataChange;
 use crate::data::is_access_time_due;
 use crate::node::{Change, Node, NodeState};

@@ -20,8 +20,6 @@ const STATX_MASK: u32 = 0x7ff | 0x800;
 pub(super) struct Subject {
     pub(super) session: &'static Session,
     pub(super) found: Found,
-    /// By an open file.
-    flags: Option<i32>,
 }
 
 /// `stat` and `access` where all that they take is at hand; `None` otherwise, and then nothing has happened.
@@ -167,7 +165,7 @@ pub(super) fn with_file(descriptor: u64, then: impl FnOnce(&Subject) -> Served) 
     let session = file.session()?;
     let at_hand = file.opened().and_then(|open| session.fs.attributes_open(open));
     let found = at_hand.map_or_else(|| session.fs.attributes(file.inode()), Ok)?;
-    then(&Subject { session, found, flags: Some(file.flags()) })
+    then(&Subject { session, found })
 }
 
 /// With what a path leads to.
@@ -186,7 +184,7 @@ pub(super) fn with_path(
     let Some(start) = path::start(directory, text)? else { return Ok(None) };
     let session = start.session;
     let Walked::Inside(place) = path::walk(session, start.directory, start.rest, aim)? else { return Ok(None) };
-    then(&Subject { session, found: place.found.ok_or(Errno::ENOENT)?, flags: None })
+    then(&Subject { session, found: place.found.ok_or(Errno::ENOENT)? })
 }
 
 /// With what a directory, a path and flags name.
@@ -279,8 +277,8 @@ fn set_mode(subject: &Subject, mode: u64) -> Served {
 
 fn set_owner(subject: &Subject, uid: u64, gid: u64) -> Served {
     let given = |id: u64| Some(id as u32).filter(|id| *id != u32::MAX);
-    let strip = !subject.found.inode.is_directory();
-    apply(subject, &Change { uid: given(uid), gid: given(gid), strip, ..Change::default() })
+    // Also one that names neither moves the time of change.
+    apply(subject, &Change { uid: given(uid), gid: given(gid), strip: true, ..Change::default() })
 }
 
 fn set_times(subject: &Subject, address: u64) -> Served {
@@ -293,15 +291,7 @@ fn set_times(subject: &Subject, address: u64) -> Served {
     if accessed.is_none() && modified.is_none() {
         return Ok(Some(0));
     }
-    let is_now = accessed == Some(SetTime::Now) && modified == Some(SetTime::Now);
-    // Who has a file open for writing may set its times to now.
-    let may_write = subject.flags.is_some_and(|flags| flags & libc::O_ACCMODE != libc::O_RDONLY);
-    let change = Change { accessed, modified, ..Change::default() };
-    if is_now && may_write {
-        subject.session.fs.set_attributes(&subject.session.admitted, subject.found.id, &change)?;
-        return Ok(Some(0));
-    }
-    apply(subject, &change)
+    apply(subject, &Change { accessed, modified, ..Change::default() })
 }
 
 /// Whether both times of a call are to stay.

@@ -6,6 +6,7 @@ mod capi;
 mod conformance;
 mod errors;
 mod family;
+mod fenced;
 mod foreign;
 mod hammer;
 mod kill;
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
         mapped::TESTS,
         unlucky::TESTS,
         family::TESTS,
+        fenced::TESTS,
         capi::TESTS,
         report::TESTS,
         rights::TESTS,
