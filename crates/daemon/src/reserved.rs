@@ -38,13 +38,16 @@ pub fn reserve(shared: &Shared, id: SessionId, inode: InodeId, reason: ReserveRe
         return Err(Errno::EPERM);
     }
     let found = state.store.inode(inode).map_err(|error| internal(&error))?.ok_or(Errno::ESTALE)?;
+    if reason == ReserveReason::WatchedAll && inode != InodeId::ROOT {
+        return Err(Errno::EINVAL);
+    }
     if state.reservations.len() >= RESERVED_MAX {
         return Err(Errno::ENFILE);
     }
     // Of what is reserved already, a mount that is told of reasons again may lack the lease.
     state.reservations.insert((inode, id, reason));
     renew(&mut state, inode, found.is_directory());
-    let is_whole = reach_of(reason, found.is_directory()) == Reach::Directory;
+    let is_whole = reach_of(reason, found.is_directory()) != Reach::Inode;
     let scope = if is_whole { ScopeKind::Subtree } else { ScopeKind::Node };
     // The leases are the mount's from now on. It asks for the state when it needs it.
     grant::take(shared, &mut state, id, &[want(scope)])
@@ -83,7 +86,20 @@ fn of(reservations: &Reservations, inode: InodeId) -> impl Iterator<Item = (Inod
 }
 
 fn reach_of(reason: ReserveReason, is_directory: bool) -> Reach {
-    if is_directory && reason == ReserveReason::Watched { Reach::Directory } else { Reach::Inode }
+    match reason {
+        ReserveReason::WatchedAll => Reach::All,
+        ReserveReason::Watched if is_directory => Reach::Directory,
+        ReserveReason::Watched | ReserveReason::Mapped => Reach::Inode,
+    }
+}
+
+/// Whether a program watches what is in a directory.
+pub fn is_watched(reservations: &Reservations, directory: InodeId) -> bool {
+    let is_watch = |reason| matches!(reason, ReserveReason::Watched | ReserveReason::WatchedAll);
+    [directory, InodeId::ROOT]
+        .into_iter()
+        .flat_map(|inode| of(reservations, inode))
+        .any(|(inode, _, reason)| is_watch(reason) && (inode == directory || reason == ReserveReason::WatchedAll))
 }
 
 /// Has the lease manager know how far the reasons for an inode's reservation reach.

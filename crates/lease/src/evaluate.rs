@@ -290,7 +290,7 @@ impl LeaseManager {
         let state = self.holds.slot(session, slot);
         let is_held = state.live && state.mode == Mode::Write && !self.holds.holders[&session].ending;
         let is_own = self.holds.slot_at(Place::subtree(directory), session).is_some();
-        let is_open = !self.is_contended(now_us, directory) && self.reserved.admits_below(session, directory);
+        let is_open = !self.is_contended(now_us, directory) && self.reserved.admits_below(session, directory, ancestry);
         if !is_held || is_own || !is_open {
             return None;
         }
@@ -325,7 +325,8 @@ impl LeaseManager {
         if !state.live || !is_sole || !state.shadowed.iter().all(is_written) {
             return false;
         }
-        if !is_top || self.is_contended(now_us, directory) || !self.reserved.admits_below(session, directory) {
+        if !is_top || self.is_contended(now_us, directory) || !self.reserved.admits_below(session, directory, ancestry)
+        {
             return false;
         }
         let others = self.holds.below.with_others(directory, session, self.limits.fill_takes_max);

@@ -682,7 +682,10 @@ impl LeaseManager {
         };
         while let Some(directory) = next {
             let is_taken = self.holds.below.has_others(directory, session);
-            if is_taken || self.is_contended(now_us, directory) || !self.reserved.admits_below(session, directory) {
+            if is_taken
+                || self.is_contended(now_us, directory)
+                || !self.reserved.admits_below(session, directory, ancestry)
+            {
                 break;
             }
             widest = Some(directory);

@@ -25,8 +25,10 @@ const COUNTED_AS: SessionId = SessionId(0);
 pub enum Reach {
     /// The inode.
     Inode,
-    /// A directory, its entries, and the files in it.
+    /// A directory, and what is in it: files, and directories without what is in those.
     Directory,
+    /// All inodes that there are, wherever they are: the root's reservation alone.
+    All,
 }
 
 /// What is reserved, and for which sessions.
@@ -34,6 +36,8 @@ pub enum Reach {
 pub(crate) struct Reserved {
     admitted: BTreeSet<SessionId>,
     inodes: BTreeMap<InodeId, Reach>,
+    /// Whether one of them reaches everywhere.
+    is_all: bool,
     /// Where they are.
     below: Below,
 }
@@ -44,19 +48,30 @@ impl Reserved {
     }
 
     fn covers(&self, inode: InodeId, ancestry: &impl Ancestry) -> bool {
-        self.inodes.contains_key(&inode)
-            || ancestry.home(inode).as_file().is_some_and(|home| self.inodes.get(&home) == Some(&Reach::Directory))
+        let home = || ancestry.home(inode).directory;
+        self.is_all || self.inodes.contains_key(&inode) || home().is_some_and(|home| self.reaches_into(home))
+    }
+
+    /// Whether what is in a directory is reserved with it.
+    fn reaches_into(&self, directory: InodeId) -> bool {
+        self.inodes.get(&directory) == Some(&Reach::Directory)
     }
 
     /// Whether a session may hold a lease on all below a directory, as far as reservations go.
-    pub fn admits_below(&self, session: SessionId, directory: InodeId) -> bool {
-        self.is_free_to(session) || !self.below.has_others(directory, SessionId(u64::MAX))
+    pub fn admits_below(&self, session: SessionId, directory: InodeId, ancestry: &impl Ancestry) -> bool {
+        let is_any_below = || self.below.has_others(directory, SessionId(u64::MAX));
+        self.is_free_to(session) || !is_any_below() && !self.covers(directory, ancestry)
     }
 
     /// Whether a session may hold a lease on the files of a directory, as far as reservations go.
     pub fn admits_files(&self, session: SessionId, directory: InodeId) -> bool {
         let is_reserved = |inode: InodeId| self.inodes.contains_key(&inode);
-        self.is_free_to(session) || !is_reserved(directory) && !self.below.children(directory).any(is_reserved)
+        let is_any = || self.is_all || is_reserved(directory) || self.below.children(directory).any(is_reserved);
+        self.is_free_to(session) || !is_any()
+    }
+
+    fn find_all(&mut self) {
+        self.is_all = self.inodes.get(&InodeId::ROOT) == Some(&Reach::All);
     }
 
     /// Whether a lease at an inode is not to make room for others.
@@ -86,12 +101,14 @@ impl LeaseManager {
         if self.reserved.inodes.insert(inode, reach).is_none() {
             self.reserved.below.add(inode, COUNTED_AS, ancestry);
         }
+        self.reserved.find_all();
     }
 
     /// Ends the reservation of an inode.
     pub fn free_reserved(&mut self, inode: InodeId) {
         if self.reserved.inodes.remove(&inode).is_some() {
             self.reserved.below.remove(inode, COUNTED_AS);
+            self.reserved.find_all();
         }
     }
 
@@ -113,6 +130,6 @@ impl LeaseManager {
     #[must_use]
     pub fn refuses(&self, session: SessionId, want: &Want, ancestry: &impl Ancestry) -> bool {
         self.is_reserved_from(session, want.inode, ancestry)
-            || want.scope == Scope::Subtree && !self.reserved.admits_below(session, want.inode)
+            || want.scope == Scope::Subtree && !self.reserved.admits_below(session, want.inode, ancestry)
     }
 }

@@ -300,8 +300,10 @@ pub struct LockSlot {
 pub enum ReserveReason {
     /// A program may have mapped the file to write it, by pages of the kernel's.
     Mapped,
-    /// A program is told by the kernel of what is done to the inode, and where that is a directory, to its entries and to the files in it.
+    /// A program is told by the kernel of what is done to the inode, and where that is a directory, to its entries and to what is in it.
     Watched,
+    /// A program is told by the kernel of what is done on a mount as a whole. The inode is the root.
+    WatchedAll,
 }
 
 /// A request of a session (or of the command line).
