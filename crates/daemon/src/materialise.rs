@@ -15,9 +15,14 @@ use ashlar_wire::SessionKind;
 use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
 
 use crate::grant::internal;
+use crate::quota;
+use crate::reserved;
 use crate::session::Session;
 use crate::shared::Shared;
 use crate::state::State;
+
+/// A file's name is looked for among so many entries of its directory.
+const NAMES_MAX: usize = 100_000;
 
 /// The flags that a session may choose. None of them makes or cuts a file.
 const FLAGS: OFlags = OFlags::RWMODE
@@ -48,7 +53,7 @@ pub fn materialise(
     let access = access(wanted)?;
     let directory = directory.ok_or(Errno::EINVAL)?;
     let device = device(&directory)?;
-    {
+    let entry = {
         // What the session has just done to the inode's rights counts, and what it has just made is there.
         let state = shared.apply_settled(shared.lock(), id);
         let session = state.live(id).ok_or(Errno::EIO)?;
@@ -62,11 +67,21 @@ pub fn materialise(
         } else {
             check_rights(&state, session, (inode, &found), access, wanted.contains(OFlags::NOATIME))?;
         }
-    }
-    shared.helper.open((inode, flags), directory.as_fd(), socket).map_err(|error| match error {
+        watched_entry(&state, (inode, &found))?
+    };
+    shared.helper.open((inode, flags), entry, directory.as_fd(), socket).map_err(|error| match error {
         OpenError::Refused(errno) => errno,
         OpenError::Unknown => Shared::ENDING,
     })
+}
+
+/// A name of a file in a directory that a program watches: by that the kernel knows who is told of what is done to the file.
+fn watched_entry(state: &State, (inode, found): (InodeId, &Inode)) -> Result<Option<(InodeId, Vec<u8>)>, Errno> {
+    if found.is_directory() || found.links == 0 || !reserved::is_watched(&state.reservations, found.parent) {
+        return Ok(None);
+    }
+    let name = quota::name_in(state, found.parent, inode, &mut { NAMES_MAX }).map_err(|error| internal(&error))?;
+    Ok(name.map(|name| (found.parent, name.as_bytes().to_vec())))
 }
 
 /// What the flags ask for.

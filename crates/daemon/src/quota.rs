@@ -250,7 +250,8 @@ fn path_of(state: &State, directory: InodeId, left: &mut usize) -> Result<Option
     Ok(Some(if path.is_empty() { b"/".to_vec() } else { path }))
 }
 
-fn name_in(state: &State, parent: InodeId, inode: InodeId, left: &mut usize) -> Result<Option<Name>, StoreError> {
+/// The name of an inode in a directory; `None` where it is not found among so many entries as may still be looked at.
+pub fn name_in(state: &State, parent: InodeId, inode: InodeId, left: &mut usize) -> Result<Option<Name>, StoreError> {
     const PAGE: usize = 1000;
     let mut after = 0;
     while *left > 0 {

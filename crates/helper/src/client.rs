@@ -76,18 +76,19 @@ impl Helper {
     }
 
     /// Opens an inode, with flags of open(2), on the mount of a directory, and answers with it over the socket of a
-    /// session.
+    /// session. The kernel knows the open file by the `entry`, a name in a directory, if that leads to the inode.
     ///
     /// # Errors
     /// [`OpenError`].
     pub fn open(
         &self,
         (inode, flags): (InodeId, u32),
+        entry: Option<(InodeId, Vec<u8>)>,
         mount: BorrowedFd<'_>,
         session: BorrowedFd<'_>,
     ) -> Result<(), OpenError> {
         let (mut report, theirs) = UnixStream::pair().map_err(Errno::from)?;
-        self.send(Errand::Open { inode, flags }, &[theirs.as_fd(), mount, session])?;
+        self.send(Errand::Open { inode, flags, entry }, &[theirs.as_fd(), mount, session])?;
         drop(theirs);
         match receive_report(&mut report) {
             Ok(0) => {}
@@ -159,7 +160,7 @@ mod tests {
         let (one, two) = UnixStream::pair().expect("sockets");
         let open = |words: &[&str]| {
             let command = words.iter().map(OsString::from).collect();
-            Helper::new(command).open((InodeId::ROOT, 0), one.as_fd(), two.as_fd())
+            Helper::new(command).open((InodeId::ROOT, 0), None, one.as_fd(), two.as_fd())
         };
         assert_eq!(open(&[]), Err(OpenError::Refused(Errno::EOPNOTSUPP)));
         assert_eq!(open(&["/nowhere"]), Err(OpenError::Refused(Errno::EIO)));
@@ -167,7 +168,7 @@ mod tests {
         assert_eq!(open(&["head", "-c", "1"]), Err(OpenError::Refused(Errno::EIO)));
         let none = Helper::new(Vec::new());
         for _ in 0..2 {
-            let refused = none.open((InodeId::ROOT, 0), one.as_fd(), two.as_fd());
+            let refused = none.open((InodeId::ROOT, 0), None, one.as_fd(), two.as_fd());
             assert_eq!(refused, Err(OpenError::Refused(Errno::EOPNOTSUPP)), "that is so each time");
         }
     }

@@ -18,8 +18,8 @@ const HANDLE_KIND: i32 = 0x81;
 /// The generation that mounts tell of every inode: numbers are never used twice.
 const GENERATION: u32 = 0;
 
-/// An inode, and flags of open(2).
-type Wanted = (InodeId, u32);
+/// An inode, flags of open(2), and a name in a directory under which the kernel is to know the open file.
+type Wanted = (InodeId, u32, Option<(InodeId, Vec<u8>)>);
 
 /// An errno, or 0: the session is about to be answered, and, when it comes for the second time, it has been.
 pub(crate) fn receive_report(report: &mut UnixStream) -> io::Result<i32> {
@@ -63,19 +63,28 @@ fn run(wanted: Wanted, mut report: UnixStream, mount: OwnedFd, session: UnixStre
     }
 }
 
-fn open_inode(mount: BorrowedFd<'_>, (inode, flags): Wanted) -> io::Result<OwnedFd> {
+fn open_inode(mount: BorrowedFd<'_>, (inode, flags, entry): Wanted) -> io::Result<OwnedFd> {
     // A process that may not list the directory has only an `O_PATH` descriptor of it. The kernel takes no such thing
     // for a mount.
     let is_path = rustix::fs::fcntl_getfl(mount)?.contains(OFlags::PATH);
     let how = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = if is_path { Some(rustix::fs::openat(mount, c".", how, Mode::empty())?) } else { None };
     let mount = opened.as_ref().map_or(mount, AsFd::as_fd);
+    // As long as the name is held, the kernel opens the inode under it. Without one, it tells those who watch the directory nothing of what is done.
+    let _named = entry.and_then(|(directory, name)| open_name(mount, directory, &name).ok());
     let opened = ashlar_pmem::open_by_handle(mount, HANDLE_KIND, &handle(inode), flags as i32 | HELPER_FLAG)?;
     let wanted = OFlags::from_bits_retain(flags);
     if !wanted.intersects(OFlags::PATH | OFlags::NONBLOCK) {
         rustix::fs::fcntl_setfl(&opened, wanted)?;
     }
     Ok(opened)
+}
+
+/// Opens a name in a directory as an `O_PATH` descriptor.
+fn open_name(mount: BorrowedFd<'_>, directory: InodeId, name: &[u8]) -> io::Result<OwnedFd> {
+    let how = OFlags::PATH | OFlags::CLOEXEC;
+    let directory = ashlar_pmem::open_by_handle(mount, HANDLE_KIND, &handle(directory), how.bits() as i32)?;
+    Ok(rustix::fs::openat(&directory, name, how | OFlags::NOFOLLOW, Mode::empty())?)
 }
 
 /// The handle that the kernel's FUSE makes of an inode: words of four bytes in the machine's order, the upper half of
@@ -108,7 +117,7 @@ mod tests {
         let (mut report, their_report) = UnixStream::pair().expect("sockets");
         let (mut session, their_session) = UnixStream::pair().expect("sockets");
         let no_directory = tempfile::tempfile().expect("a file");
-        let errand = Errand::Open { inode: InodeId(77), flags: 0 };
+        let errand = Errand::Open { inode: InodeId(77), flags: 0, entry: None };
         let descriptors = [their_report.as_fd(), no_directory.as_fd(), their_session.as_fd()];
         line.send(&errand, &descriptors).expect("sent");
         assert_ne!(receive_report(&mut report).expect("a report"), 0);

@@ -14,11 +14,13 @@ use crate::{notify, open};
 const STACK_BYTES: usize = 128 << 10;
 
 /// A task.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Errand {
-    /// Open an inode with flags of open(2). Three descriptors come with it: a socket for the report, a directory on the
-    /// mount, and the socket of the session that the answer goes to.
-    Open { inode: InodeId, flags: u32 },
+    /// Open an inode with flags of open(2), under this name in this directory if that leads to it.
+    ///
+    /// Three descriptors come with it: a socket for the report, a directory on the mount, and the socket of the session
+    /// that the answer goes to.
+    Open { inode: InodeId, flags: u32, entry: Option<(InodeId, Vec<u8>)> },
     /// Write what comes over a socket to a mount's device, as long as it comes. The two come with it.
     Notify,
 }
@@ -34,7 +36,7 @@ pub fn run(line: UnixStream) {
         let mut descriptors = descriptors.into_iter();
         let Some(first) = descriptors.next().map(UnixStream::from) else { continue };
         match errand {
-            Errand::Open { inode, flags } => open::begin((inode, flags), first, descriptors),
+            Errand::Open { inode, flags, entry } => open::begin((inode, flags, entry), first, descriptors),
             Errand::Notify => notify::begin(first, descriptors),
         }
     }
