@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use ashlar_store::{Store, StoreError};
 use ashlar_types::{InodeId, LogPosition, SessionId};
 use ashlar_update::{Applied, Update};
+use ashlar_wire::SessionKind;
 
 use crate::apply::Slice;
 use crate::board::Board;
@@ -140,8 +141,14 @@ impl State {
             self.last_shared = Some(Instant::now());
         }
         let is_shared = self.is_shared();
+        let is_program = |session: &&Session| session.identity.kind == SessionKind::Process;
+        let programs = self.sessions.values().filter(is_program).count() as u64;
         let mut disturbed = Vec::new();
         for session in self.sessions.values() {
+            if session.identity.kind == SessionKind::Mount && session.control.programs() != programs {
+                session.control.set_programs(programs);
+                session.control.wake_programs();
+            }
             let is_disturbed = is_shared && session.notifier.is_some() && !session.control.is_shared();
             let company = session.control.set_shared(is_shared);
             if is_disturbed {

@@ -19,6 +19,8 @@ pub trait FileSystem: Send + Sync + 'static {
     fn cache_ttl_max_ms(&self) -> u64;
     fn company(&self) -> u64;
     fn wait_company(&self, company: u64);
+    fn programs(&self) -> u64;
+    fn wait_programs(&self);
     fn forgot_names(&self, company: u64);
     fn is_valid(&self, inode: InodeId) -> bool;
     fn reserve(&self, inode: InodeId, reason: ReserveReason) -> Outcome<()>;
@@ -129,6 +131,8 @@ forward! {
     fn cache_ttl_max_ms() -> u64;
     fn company() -> u64;
     fn wait_company(company: u64);
+    fn programs() -> u64;
+    fn wait_programs();
     fn forgot_names(company: u64);
     fn is_valid(inode: InodeId) -> bool;
     fn reserve(inode: InodeId, reason: ReserveReason) -> Outcome<()>;

@@ -54,6 +54,8 @@ mod runs;
 mod server;
 mod shown;
 mod turns;
+mod watch_finder;
+mod watches;
 mod xattr;
 
 pub use file_system::FileSystem;

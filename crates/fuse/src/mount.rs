@@ -148,7 +148,7 @@ impl<F: FileSystem> Mount<F> {
     /// # Errors
     /// [`MountError::NoThread`].
     pub fn run(&self) -> Result<(), MountError> {
-        self.server.run().map_err(MountError::NoThread)
+        self.server.run(self.device_number).map_err(MountError::NoThread)
     }
 }
 

@@ -30,7 +30,10 @@ impl<F: FileSystem> Call<'_, F> {
             self.server.shown.note(self.inode(), name.bytes, directory.map(|found| found.id));
         }
         match answer {
-            Ok(found) => self.reply_entry(&name, &found),
+            Ok(found) => {
+                self.server.watches.note_found(self.fs(), &self.header, name.bytes, found.id);
+                self.reply_entry(&name, &found)
+            }
             Err(Errno::ENOENT) => self.reply_absent(&name),
             Err(errno) => Err(errno),
         }

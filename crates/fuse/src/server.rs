@@ -34,6 +34,7 @@ use crate::route::Route;
 use crate::runs::Runs;
 use crate::shown::Shown;
 use crate::turns::Turns;
+use crate::watches::Watches;
 
 /// The most threads that serve at once; a kernel has at most as many requests in flight as there are threads in it that
 /// wait, and more than these would wait for the same leases.
@@ -63,6 +64,7 @@ pub(crate) struct Server<F> {
     pub(crate) given: Given,
     pub(crate) again: Again,
     pub(crate) runs: Runs,
+    pub(crate) watches: Watches,
     pub(crate) cores: Cores,
     /// Notifications that may wait: pages and single names, …
     pub(crate) forgetting: Line,
@@ -143,6 +145,7 @@ impl<F: FileSystem> Server<F> {
             given: Given::default(),
             again: Again::default(),
             runs: Runs::default(),
+            watches: Watches::default(),
             cores,
             forgetting: Line::new(Arc::clone(&helper)),
             expiring: Line::new(helper),
@@ -160,15 +163,16 @@ impl<F: FileSystem> Server<F> {
         }
     }
 
-    /// Serves until the mount is gone. The calling thread looks after the others.
-    pub(crate) fn run(self: &Arc<Self>) -> std::io::Result<()> {
+    /// Serves until the mount is gone, whose files show the device number `shown`. The calling thread looks after the others.
+    pub(crate) fn run(self: &Arc<Self>, shown: u64) -> std::io::Result<()> {
         let _ = self.workers.supervisor.set(std::thread::current());
         self.device.set_nonblocking()?;
         let invalidating = Arc::clone(self);
         let forgetting = std::thread::Builder::new().name("ashlar-forget".into()).spawn(move || {
             invalidating.invalidations.run(|task| invalidating.carry_out_task(task));
         })?;
-        self.watch_company()?;
+        self.watch_company(shown)?;
+        self.look_for_watches(shown)?;
         let mut started = self.start_cores();
         for _ in 0..self.workers.base {
             started = started.and_then(|()| self.start_worker());
@@ -187,7 +191,7 @@ impl<F: FileSystem> Server<F> {
 
     /// Starts the thread that has the kernel forget names when the mount is no longer alone. It ends with the process, and keeps nothing of
     /// the mount but its file system.
-    fn watch_company(self: &Arc<Self>) -> std::io::Result<()> {
+    fn watch_company(self: &Arc<Self>, shown: u64) -> std::io::Result<()> {
         let (file_system, server) = (Arc::clone(&self.file_system), Arc::downgrade(self));
         let mut known = file_system.company();
         let watch = move || {
@@ -200,6 +204,8 @@ impl<F: FileSystem> Server<F> {
                 }
                 known = company;
                 if file_system.is_shared() {
+                    // The session that has come waits until this is done.
+                    server.watches.renew_all(&*file_system, shown);
                     server.drop_mappable_pages();
                     if server.forget_names() {
                         file_system.forgot_names(company);
@@ -219,6 +225,23 @@ impl<F: FileSystem> Server<F> {
                 tracing::debug!(inode = inode.0, %errno, "the kernel has no pages to forget");
             }
         }
+    }
+
+    /// Starts the thread that looks for watches on the mount. It ends with the process, and keeps nothing of the mount but its file system.
+    fn look_for_watches(self: &Arc<Self>, shown: u64) -> std::io::Result<()> {
+        let (file_system, server) = (Arc::clone(&self.file_system), Arc::downgrade(self));
+        let look = move || {
+            loop {
+                let Some(server) = server.upgrade() else { return };
+                let pause = server.watches.renew_while_used(&*file_system, shown);
+                drop(server);
+                match pause {
+                    Some(pause) => std::thread::sleep(pause),
+                    None => file_system.wait_programs(),
+                }
+            }
+        };
+        std::thread::Builder::new().name("ashlar-watches".into()).spawn(look).map(drop)
     }
 
     /// Has the kernel forget all names that it keeps. Whether it could.

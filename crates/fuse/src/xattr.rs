@@ -28,7 +28,8 @@ impl<F: FileSystem> Call<'_, F> {
     pub(crate) fn getxattr(mut self) -> Answer {
         let asked: GetxattrIn = self.arguments.structure()?;
         let name = self.arguments.text()?.bytes;
-        let value = match self.server.runs.attribute(&self.header, name) {
+        let told = self.server.runs.attribute(&self.header, name);
+        let value = match told.or_else(|| self.server.watches.attribute(self.fs(), &self.header, name)) {
             Some(told) => told?,
             None => self.fs().xattr(self.inode(), name)?,
         };

@@ -360,6 +360,17 @@ impl LibFs {
         self.control.wait_company(company);
     }
 
+    /// How many sessions of programs there are beside a mount's.
+    #[must_use]
+    pub fn programs(&self) -> u64 {
+        self.control.programs()
+    }
+
+    /// Sleeps while there are no sessions of programs beside a mount's. It may return sooner.
+    pub fn wait_programs(&self) {
+        self.control.wait_programs();
+    }
+
     /// Says that the kernel has forgotten all names that it kept before the company changed to this.
     pub fn forgot_names(&self, company: u64) {
         self.control.set_company_known(company);

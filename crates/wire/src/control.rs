@@ -7,6 +7,7 @@
 //!   64  SharedFS writes:  committed:8  applied:8  fenced:8  block_era:8  company:8  quota:8  segment_era:8  handle_slots:8
 //!  128  the session writes: released:8  company_known:8  using:8
 //!  192  both change by compare-and-swap: credit_blocks:8  credit_metadata_bytes:8  kept_blocks:8  kept_metadata_bytes:8
+//!  224  SharedFS writes: programs:8
 //!  256  the session writes: 24 lanes of 4 operations:8 (32 bytes unused), by thread
 //! 2048  the session writes: 4 times 64 of sampled:8, by kind of operation and bucket of time
 //! 4096  handles: 512 near slots of inode:8 count:8, 65,024 far ones, of which handle_slots have room; an inode stands in one of the 64 slots
@@ -79,13 +80,14 @@ const CREDIT_BLOCKS: u64 = 192;
 const CREDIT_METADATA: u64 = 200;
 const KEPT_BLOCKS: u64 = 208;
 const KEPT_METADATA: u64 = 216;
+const PROGRAMS: u64 = 224;
 const TOKEN: u64 = 16;
 const OPERATIONS: u64 = 256;
 const LANE_BYTES: u64 = 64;
 const SAMPLED: u64 = 2048;
 const SAMPLED_BYTES: u64 = LATENCY_BUCKETS as u64 * 8;
 
-const _: () = assert!(KEPT_METADATA + 8 <= OPERATIONS);
+const _: () = assert!(KEPT_METADATA + 8 <= PROGRAMS && PROGRAMS + 8 <= OPERATIONS);
 const _: () = assert!(OPERATION_KINDS * 8 <= LANE_BYTES);
 const _: () = assert!(OPERATIONS + OPERATION_LANES as u64 * LANE_BYTES <= SAMPLED);
 const _: () = assert!(SAMPLED + OPERATION_KINDS * SAMPLED_BYTES <= TABLE);
@@ -234,6 +236,16 @@ impl<M: Persistent> ControlPage<M> {
         self.0.store(COMPANY, company.wrapping_add(1));
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
         company.wrapping_add(1)
+    }
+
+    /// How many sessions of programs there are beside a mount's.
+    pub fn programs(&self) -> u64 {
+        self.0.load(PROGRAMS)
+    }
+
+    /// Says how many sessions of programs there are.
+    pub fn set_programs(&self, programs: u64) {
+        self.0.store(PROGRAMS, programs);
     }
 
     /// Which change the session's mount has come to terms with: its kernel has forgotten the names that it kept alone.
@@ -488,6 +500,16 @@ impl<M: Persistent + Borrow<Mapping>> ControlPage<M> {
     /// Sleeps while [`Self::company`] is this. It may return sooner.
     pub fn wait_company(&self, company: u64) {
         self.memory().borrow().wait(COMPANY, company as u32);
+    }
+
+    /// Sleeps while there are no sessions of programs. It may return sooner.
+    pub fn wait_programs(&self) {
+        self.memory().borrow().wait(PROGRAMS, 0);
+    }
+
+    /// Wakes a thread that sleeps until there are such sessions.
+    pub fn wake_programs(&self) {
+        self.memory().borrow().wake(PROGRAMS);
     }
 
     /// Wakes who sleeps until there is company.

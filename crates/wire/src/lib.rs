@@ -18,6 +18,7 @@
 mod board;
 mod connection;
 mod control;
+mod event_watch;
 mod lock_slots;
 mod mailbox;
 mod message;
@@ -33,6 +34,7 @@ pub use control::{
     CONTROL_BYTES, CONTROL_BYTES_BEFORE, CONTROL_ROOM, CONTROL_ROOM_FAR, ControlPage, CreditKind, HANDLE_SLOTS,
     HandleSlot, LEASE_SLOTS, LEASE_SLOTS_FIRST, LEASE_TABLE_BYTES, LeaseTable, LeaseWord, OPERATION_LANES,
 };
+pub use event_watch::{WATCH_ALL_ATTRIBUTE, WATCH_ATTRIBUTE};
 pub use lock_slots::{
     LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_RANGES_MAX, LOCK_SLOTS, LockChange, LockList, LockSlotState, LockedRange,
 };

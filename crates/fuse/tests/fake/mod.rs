@@ -254,6 +254,14 @@ impl ashlar_fuse::FileSystem for Fake {
 
     fn free_reserved(&self, _: InodeId, _: ReserveReason) {}
 
+    fn programs(&self) -> u64 {
+        0
+    }
+
+    fn wait_programs(&self) {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+
     fn is_shared(&self) -> bool {
         self.company() % 2 == 1
     }

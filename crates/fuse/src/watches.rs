@@ -1,0 +1,300 @@
+//! Watches on the mount, by inotify and fanotify: what is watched is reserved for the kernel, which alone tells of it.
+//!
+//! The kernel knows which inodes are watched, and tells no file system. So the mount finds out in three ways:
+//!
+//! - While a thread is in a call that begins a watch, the kernel looks the path up here. The request names the thread, and `/proc/TID/syscall` the call. The
+//!   inode is reserved before the answer, so nothing is missed.
+//! - The library in a program under `ashlar run` asks for an attribute ([`WATCH_ATTRIBUTE`]) of what the program is about to watch.
+//! - A thread looks at the watches of all processes again and again ([`WatchFinder`]). It finds those whose path needed no look-up (the mount's root, the working
+//!   directory, a descriptor), and sees watches end.
+//!
+//! All this goes on only while programs have sessions, and for a while after that. If nobody was there for longer, the first session waits until the thread
+//! has looked once.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use ashlar_types::{Errno, InodeId};
+use ashlar_wire::{ReserveReason, WATCH_ALL_ATTRIBUTE, WATCH_ATTRIBUTE};
+use parking_lot::Mutex;
+
+use crate::file_system::FileSystem;
+use crate::proto::InHeader;
+use crate::watch_finder::{FoundWatches, WatchFinder};
+
+/// A watch that is announced must show in `/proc` after this time. Until then, the call that begins it may be under way.
+const ANNOUNCED: Duration = Duration::from_secs(2);
+/// The shortest time between two looks at all processes, and the longest.
+const PAUSE_MIN: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// Looking takes so small a part of the time.
+const PART: u32 = 200;
+/// For so long the thread goes on looking when the last program's session has ended: as long as SharedFS takes a mount not to be alone.
+const LINGERING: Duration = Duration::from_secs(30);
+/// The longest path that is read from a thread that begins a watch.
+const PATH_MAX: usize = 4096;
+/// Marks of fanotify on a mount or a file system (`FAN_MARK_MOUNT`, `FAN_MARK_FILESYSTEM`).
+const MARKS_ALL: u64 = 0x110;
+/// Both calls by their numbers for programs of 32 bits on this processor. In the other numbering these are calls that look up nothing, or none.
+#[cfg(target_arch = "x86_64")]
+const CALLS_OF_32_BITS: [i64; 2] = [292, 339];
+#[cfg(not(target_arch = "x86_64"))]
+const CALLS_OF_32_BITS: [i64; 2] = [316, 367];
+
+/// What is watched.
+#[derive(Debug, Default)]
+pub(crate) struct Watches {
+    /// Whether anybody looks.
+    is_looking: AtomicBool,
+    /// When a program was last seen to have a session.
+    last_used: Mutex<Option<Instant>>,
+    finder: Mutex<WatchFinder>,
+    reserved: Mutex<BTreeMap<InodeId, ReservedWatch>>,
+}
+
+/// An inode that is reserved, or is about to be.
+#[derive(Clone, Copy, Debug)]
+struct ReservedWatch {
+    reason: ReserveReason,
+    /// It stays reserved until then, whether a watch is found or not.
+    until: Instant,
+    is_done: bool,
+}
+
+/// A call that begins a watch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum WatchCall {
+    /// On what a path leads to, if that could be read.
+    Path(Option<Vec<u8>>),
+    /// On a mount or a file system as a whole.
+    All,
+}
+
+thread_local! {
+    /// The thread that asked last, and what says which call it is in.
+    static ASKING: RefCell<Option<(u32, File)>> = const { RefCell::new(None) };
+}
+
+impl Watches {
+    /// Looks at the watches of all processes, and says when to look again; `None` where no program has had a session for long.
+    pub(crate) fn renew_while_used<F: FileSystem>(&self, file_system: &F, device: u64) -> Option<Duration> {
+        let mut last_used = self.last_used.lock();
+        if file_system.programs() > 0 {
+            *last_used = Some(Instant::now());
+        }
+        if last_used.is_none_or(|last| last.elapsed() >= LINGERING) {
+            self.is_looking.store(false, Ordering::SeqCst);
+            return None;
+        }
+        drop(last_used);
+        Some((self.renew_all(file_system, device) * PART).clamp(PAUSE_MIN, PAUSE_MAX))
+    }
+
+    /// Looks at the watches of all processes, and says how long that took.
+    pub(crate) fn renew_all<F: FileSystem>(&self, file_system: &F, device: u64) -> Duration {
+        self.is_looking.store(true, Ordering::SeqCst);
+        let mut finder = self.finder.lock();
+        let (began, busy) = (Instant::now(), thread_time());
+        let found = finder.find(device);
+        let took = thread_time().saturating_sub(busy);
+        drop(finder);
+        self.take_up(file_system, &found, began);
+        took
+    }
+
+    /// Reserves what is watched, and frees what is so no more. What was announced since the look began may not show yet.
+    fn take_up<F: FileSystem>(&self, file_system: &F, found: &FoundWatches, began: Instant) {
+        let wanted = |inode: InodeId| found.reason_of(inode);
+        let is_over = |(inode, watch): (&InodeId, &ReservedWatch)| {
+            (wanted(*inode).is_none() && watch.until <= began).then_some((*inode, watch.reason))
+        };
+        let over: Vec<_> = self.reserved.lock().iter().filter_map(is_over).collect();
+        for (inode, reason) in over {
+            self.reserved.lock().remove(&inode);
+            file_system.free_reserved(inode, reason);
+        }
+        for (inode, reason) in found.reasons() {
+            let _ = self.reserve(file_system, inode, reason, began);
+        }
+    }
+
+    /// Reserves an inode, at least until a time.
+    fn reserve<F: FileSystem>(
+        &self,
+        file_system: &F,
+        inode: InodeId,
+        reason: ReserveReason,
+        until: Instant,
+    ) -> Result<(), Errno> {
+        let before = {
+            let mut reserved = self.reserved.lock();
+            let watch = reserved.entry(inode).or_insert(ReservedWatch { reason, until, is_done: false });
+            watch.until = watch.until.max(until);
+            let before = *watch;
+            if before.reason < reason {
+                (watch.reason, watch.is_done) = (reason, false);
+            }
+            before
+        };
+        if before.is_done && before.reason >= reason {
+            return Ok(());
+        }
+        let result = file_system.reserve(inode, before.reason.max(reason));
+        if before.reason < reason {
+            file_system.free_reserved(inode, before.reason);
+        }
+        // One that is gone needs nothing.
+        if matches!(result, Ok(()) | Err(Errno::ESTALE))
+            && let Some(watch) = self.reserved.lock().get_mut(&inode)
+        {
+            watch.is_done = true;
+        }
+        result
+    }
+
+    /// Reserves what is about to be watched.
+    fn announce<F: FileSystem>(&self, file_system: &F, inode: InodeId, reason: ReserveReason) -> Result<(), Errno> {
+        self.reserve(file_system, inode, reason, Instant::now() + ANNOUNCED)
+    }
+
+    /// Serves the attribute by which the library in a program announces a watch; `None` for all others.
+    pub(crate) fn attribute<F: FileSystem>(
+        &self,
+        file_system: &F,
+        header: &InHeader,
+        name: &[u8],
+    ) -> Option<Result<Vec<u8>, Errno>> {
+        let inode = InodeId(header.nodeid);
+        let announced = if name == WATCH_ATTRIBUTE.as_bytes() {
+            self.announce(file_system, inode, ReserveReason::Watched)
+        } else if name == WATCH_ALL_ATTRIBUTE.as_bytes() {
+            // The kernel lets nobody else mark a file system.
+            if header.uid != 0 {
+                return Some(Err(Errno::EPERM));
+            }
+            self.announce(file_system, InodeId::ROOT, ReserveReason::WatchedAll)
+        } else {
+            return None;
+        };
+        Some(announced.map(|()| vec![1]))
+    }
+
+    /// Before a look-up is answered: if the thread that asks begins a watch on what was found, that is reserved.
+    pub(crate) fn note_found<F: FileSystem>(&self, file_system: &F, header: &InHeader, name: &[u8], inode: InodeId) {
+        if header.pid == 0 || !self.is_looking.load(Ordering::Relaxed) {
+            return;
+        }
+        let announced = match call_of(header.pid) {
+            Some(WatchCall::Path(path)) if path.as_deref().is_none_or(|path| is_last(path, name)) => {
+                self.announce(file_system, inode, ReserveReason::Watched)
+            }
+            Some(WatchCall::All) => self.announce(file_system, InodeId::ROOT, ReserveReason::WatchedAll),
+            _ => return,
+        };
+        if let Err(errno) = announced {
+            tracing::debug!(inode = inode.0, %errno, "what is watched can't be reserved");
+        }
+    }
+}
+
+/// For how long this thread has kept a core busy.
+fn thread_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+}
+
+/// The call that a thread is in, if that begins a watch. The thread waits for an answer.
+fn call_of(thread: u32) -> Option<WatchCall> {
+    let mut text = [0; 256];
+    let length = ASKING.with_borrow_mut(|asking| {
+        let read = |file: &File, text: &mut [u8]| file.read_at(text, 0).ok();
+        let known = asking.as_ref().filter(|(known, _)| *known == thread);
+        if let Some(length) = known.and_then(|(_, file)| read(file, &mut text)) {
+            return Some(length);
+        }
+        let file = File::open(format!("/proc/{thread}/syscall")).ok()?;
+        let length = read(&file, &mut text);
+        *asking = Some((thread, file));
+        length
+    })?;
+    let (number, arguments) = arguments_in(std::str::from_utf8(text.get(..length)?).ok()?)?;
+    let at = match number {
+        libc::SYS_inotify_add_watch => arguments[1],
+        libc::SYS_fanotify_mark if arguments[1] & MARKS_ALL != 0 => return Some(WatchCall::All),
+        libc::SYS_fanotify_mark => arguments[4],
+        _ if CALLS_OF_32_BITS.contains(&number) => return Some(WatchCall::Path(None)),
+        _ => return None,
+    };
+    Some(WatchCall::Path(path_at(thread, at)))
+}
+
+/// The number of a call and its arguments, as `/proc/TID/syscall` says them; `None` where the thread is in none.
+fn arguments_in(line: &str) -> Option<(i64, [u64; 6])> {
+    let mut words = line.split_ascii_whitespace();
+    let number = words.next()?.parse().ok().filter(|number| *number >= 0)?;
+    let mut arguments = [0; 6];
+    for argument in &mut arguments {
+        *argument = u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()?;
+    }
+    Some((number, arguments))
+}
+
+/// The path at an address of a thread's memory.
+fn path_at(thread: u32, address: u64) -> Option<Vec<u8>> {
+    let memory = File::open(format!("/proc/{thread}/mem")).ok()?;
+    let mut path = vec![0; PATH_MAX];
+    let length = memory.read_at(&mut path, address).ok()?;
+    let end = path.get(..length)?.iter().position(|byte| *byte == 0)?;
+    path.truncate(end);
+    Some(path)
+}
+
+/// Whether a name that is looked up along a path may be that of what the path leads to. One that is no part of the path comes from a symbolic link.
+fn is_last(path: &[u8], name: &[u8]) -> bool {
+    let mut names = path.split(|byte| *byte == b'/').rev().filter(|part| !matches!(part, [] | [b'.']));
+    match names.next() {
+        Some(b"..") | None => true,
+        Some(last) => last == name || !names.any(|part| part == name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_name_of_path_is_told_from_those_before() {
+        for (path, name, expected) in [
+            ("/mnt/a/b", "b", true),
+            ("/mnt/a/b", "a", false),
+            ("/mnt/a/b//./", "b", true),
+            ("/mnt/a/b/", "a", false),
+            ("/mnt/a/a", "a", true),
+            ("/mnt/a/..", "a", true),
+            ("/mnt/link", "target", true),
+            (".", "a", true),
+        ] {
+            assert_eq!(is_last(path.as_bytes(), name.as_bytes()), expected, "{name} in {path}");
+        }
+    }
+
+    #[test]
+    fn arguments_are_read_off_the_line_of_a_thread() {
+        let line = "254 0x3 0x7ffe 0xfff 0x0 0x0 0x1f 0x7ffd 0x7f10\n";
+        assert_eq!(arguments_in(line), Some((254, [3, 0x7ffe, 0xfff, 0, 0, 0x1f])));
+        assert_eq!(arguments_in("running\n"), None);
+        assert_eq!(arguments_in("-1 0x7ffd 0x7f10\n"), None);
+    }
+
+    #[test]
+    fn path_of_a_thread_is_read_from_its_memory() {
+        let path = c"/some/path";
+        let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        assert_eq!(path_at(thread, path.as_ptr().expose_provenance() as u64).as_deref(), Some(path.to_bytes()));
+        assert_eq!(path_at(thread, 0), None);
+    }
+}
