@@ -14,6 +14,7 @@ mod passed_descriptors;
 mod process;
 mod shape;
 mod waiting;
+mod watching;
 mod xattrs;
 
 pub(crate) use descriptor::is_for_terminals;
@@ -562,6 +563,7 @@ fn answer(call: &mut Frame) -> Served {
         libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 | libc::SYS_epoll_ctl => {
             waiting::serve(call.rax as i64, a)
         }
+        libc::SYS_inotify_add_watch | libc::SYS_fanotify_mark => watching::serve(call.rax as i64, a),
         libc::SYS_mmap => files::map(a),
         libc::SYS_munmap => Ok(Some(direct::unmap(*a))),
         libc::SYS_mprotect | libc::SYS_pkey_mprotect | libc::SYS_remap_file_pages => {

@@ -70,6 +70,7 @@ fn named_file(call: &Frame) -> Option<(usize, File)> {
         Shape::Descriptor | Shape::OtherKind | Shape::Address => file(0),
         _ => match call.rax as i64 {
             libc::SYS_fcntl | libc::SYS_ioctl | libc::SYS_sendmsg | libc::SYS_sendmmsg => file(0),
+            libc::SYS_inotify_add_watch => file(0),
             _ => None,
         },
     }

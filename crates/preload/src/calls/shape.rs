@@ -144,7 +144,6 @@ pub(super) const fn shape(number: i64) -> Shape {
         | libc::SYS_getpeername
         | libc::SYS_getsockname
         | libc::SYS_getsockopt
-        | libc::SYS_inotify_add_watch
         | libc::SYS_inotify_rm_watch
         | libc::SYS_io_uring_enter
         | libc::SYS_io_uring_register
@@ -234,6 +233,7 @@ pub(super) const fn shape(number: i64) -> Shape {
         | libc::SYS_exit
         | libc::SYS_exit_group
         | libc::SYS_rt_sigaction
+        | libc::SYS_inotify_add_watch
         | libc::SYS_fanotify_mark
         | libc::SYS_landlock_add_rule
         | libc::SYS_kcmp

@@ -1,0 +1,73 @@
+//! Watching by inotify and fanotify. The kernel does it, and knows only what is done through it: before a watch begins, the mount reserves for the kernel
+//! what is to be watched, and what the process has open of that becomes the kernel's.
+
+use std::ffi::{CStr, CString};
+
+use ashlar_types::Errno;
+use ashlar_wire::{WATCH_ALL_ATTRIBUTE, WATCH_ATTRIBUTE};
+
+use super::Served;
+use crate::arch::system_call;
+use crate::memory::{self, PathBuffer};
+use crate::session::Session;
+use crate::{descriptors, materialise, path};
+
+/// `FAN_MARK_ADD`, `FAN_MARK_DONT_FOLLOW`, `FAN_MARK_MOUNT` and `FAN_MARK_FILESYSTEM`.
+const MARK_ADD: u64 = 0x1;
+const MARK_DONT_FOLLOW: u64 = 0x4;
+const MARK_ALL: u64 = 0x110;
+
+/// Serves `inotify_add_watch` and `fanotify_mark`, as far as something is to be done before the kernel does.
+pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
+    match number {
+        libc::SYS_inotify_add_watch => {
+            announce(libc::AT_FDCWD, a[1], a[2] & u64::from(libc::IN_DONT_FOLLOW) == 0, false)?;
+        }
+        _ => {
+            materialise::descriptor(a[3] as i32)?;
+            if a[1] & MARK_ADD != 0 {
+                announce(a[3] as i32, a[4], a[1] & MARK_DONT_FOLLOW == 0, a[1] & MARK_ALL != 0)?;
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Has the mount on which something is reserve it, or all of the mount. What is on none of ours, or not there, the kernel finds out.
+fn announce(directory: i32, address: u64, follows: bool, is_all: bool) -> Result<(), Errno> {
+    if let Some(number) = path::descriptor_at(address) {
+        materialise::descriptor(number)?;
+    }
+    let mut buffer = PathBuffer::new();
+    let text = if address == 0 { None } else { Some(memory::path(address, &mut buffer)?) };
+    let text = match text {
+        Some(text) if directory == libc::AT_FDCWD || text.first() == Some(&b'/') => text.to_vec(),
+        // The way from a descriptor, which no call for attributes takes.
+        text => [format!("/proc/self/fd/{directory}/").as_bytes(), text.unwrap_or(b".")].concat(),
+    };
+    let text = CString::new(text).map_err(|_| Errno::EINVAL)?;
+    let attribute = if is_all { WATCH_ALL_ATTRIBUTE } else { WATCH_ATTRIBUTE };
+    let attribute = CString::new(attribute).map_err(|_| Errno::EINVAL)?;
+    if has_attribute(&text, &attribute, follows) {
+        leave_reserved();
+    }
+    Ok(())
+}
+
+fn has_attribute(path: &CStr, name: &CStr, follows: bool) -> bool {
+    let call = if follows { libc::SYS_getxattr } else { libc::SYS_lgetxattr };
+    // SAFETY: both are strings that outlive the call, which is only asked for the length of the value.
+    unsafe { system_call(call as u64, [path.as_ptr() as u64, name.as_ptr() as u64, 0, 0, 0, 0]) > 0 }
+}
+
+/// Makes what is open and reserved the kernel's, so that the watch sees no opening of it.
+fn leave_reserved() {
+    for number in descriptors::ours(0, u32::MAX) {
+        let Some(file) = descriptors::file(number) else { continue };
+        let is_reserved = |session: &Session| session.fs.attributes(file.inode()) == Err(Errno::RESERVED);
+        if file.session().is_ok_and(is_reserved) {
+            // One that can't be is so with the next call.
+            let _ = materialise::descriptor(number);
+        }
+    }
+}
