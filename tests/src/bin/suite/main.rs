@@ -28,6 +28,7 @@ mod synced;
 mod top;
 mod trouble;
 mod unlucky;
+mod watched;
 
 use std::process::ExitCode;
 
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
         locks::TESTS,
         mapped::TESTS,
         unlucky::TESTS,
+        watched::TESTS,
         family::TESTS,
         fenced::TESTS,
         capi::TESTS,
