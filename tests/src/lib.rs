@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod command;
+pub mod differ;
 pub mod harness;
 pub mod ledger;
 pub mod linear;

@@ -44,12 +44,13 @@ fn in_tree(path: &str) -> PathBuf {
 }
 
 /// What `make install` installs, in a directory of a test's own.
-struct Installed {
+pub struct Installed {
     prefix: PathBuf,
 }
 
 impl Installed {
-    fn new(site: &Site) -> Outcome<Self> {
+    /// Installs it beside a mount.
+    pub fn new(site: &Site) -> Outcome<Self> {
         let prefix = site.outside().join("prefix");
         let program = std::env::current_exe().map_err(tried("finding this program"))?;
         let built = program.parent().and_then(Path::parent).ok_or("this program stands nowhere")?;
@@ -72,14 +73,22 @@ impl Installed {
 
     /// Compiles a program of the tree; gives where it is.
     fn compile(&self, source: &str) -> Outcome<PathBuf> {
-        let source = in_tree(source);
-        let name = source.file_stem().ok_or("a source without a name")?;
+        let name = Path::new(source).file_stem().and_then(OsStr::to_str).ok_or("a source without a name")?;
+        self.compile_as(name, &[source], true)
+    }
+
+    /// Compiles a program of several sources, which links the library (`WITH_LIBRARY`) or does not; gives where it is.
+    pub fn compile_as(&self, name: &str, sources: &[&str], with_library: bool) -> Outcome<PathBuf> {
         let program = self.prefix.join("bin").join(name);
         let mut command = Command::new("cc");
         // Null pointers and lengths that can't be are what some of the calls are tried with.
         command.args(["-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-nonnull", "-Wno-stringop-overflow"]);
-        command.args(["-Wno-stringop-overread", "-pthread", "-o"]).arg(&program).arg(source).args(self.flags()?);
-        command.arg(format!("-Wl,-rpath,{}", self.prefix.join("lib").display()));
+        command.args(["-Wno-stringop-overread", "-pthread", "-o"]).arg(&program);
+        command.args(sources.iter().map(|source| in_tree(source)));
+        if with_library {
+            command.arg("-DWITH_LIBRARY").args(self.flags()?);
+            command.arg(format!("-Wl,-rpath,{}", self.prefix.join("lib").display()));
+        }
         run(&mut command)?.success()?;
         Ok(program)
     }

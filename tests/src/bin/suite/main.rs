@@ -4,6 +4,7 @@
 mod bench;
 mod capi;
 mod conformance;
+mod differ;
 mod errors;
 mod family;
 mod fenced;
@@ -62,6 +63,7 @@ fn main() -> ExitCode {
         foreign::TESTS,
         trouble::TESTS,
         conformance::TESTS,
+        differ::TESTS,
         power::TESTS,
         synced::TESTS,
     ];
