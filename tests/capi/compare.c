@@ -508,6 +508,17 @@ static void xattrs(void)
     SAME(ashlar_getxattr(fs, ours("file"), "user.none", our, 300), getxattr(theirs("file"), "user.none", their, 300));
     SAME(ashlar_getxattr(fs, ours("file"), "strange.one", our, 300), getxattr(theirs("file"), "strange.one", their, 300));
     SAME(ashlar_getxattr(fs, ours("file"), "trusted.one", our, 300), getxattr(theirs("file"), "trusted.one", their, 300));
+    SAME(ashlar_setxattr(fs, ours("file"), "user.", "x", 1, 0), setxattr(theirs("file"), "user.", "x", 1, 0));
+    SAME(ashlar_getxattr(fs, ours("file"), "user.", our, 300), getxattr(theirs("file"), "user.", their, 300));
+    SAME(ashlar_removexattr(fs, ours("file"), "strange"), removexattr(theirs("file"), "strange"));
+    SAME(ashlar_removexattr(fs, ours("file"), "system.posix_acl_access"), removexattr(theirs("file"), "system.posix_acl_access"));
+    SAME(ashlar_lgetxattr(fs, ours("link"), "system.posix_acl_access", our, 300),
+         lgetxattr(theirs("link"), "system.posix_acl_access", their, 300));
+    SAME(ashlar_getxattr(fs, ours("missing"), "", our, 300), getxattr(theirs("missing"), "", their, 300));
+    SAME(ashlar_setxattr(fs, ours("missing"), "user.one", our, 65537, 0), setxattr(theirs("missing"), "user.one", our, 65537, 0));
+    SAME(ashlar_pread(fs, pair.our, NULL, 5, -1), pread(pair.their, NULL, 5, -1));
+    SAME(ashlar_read(fs, -1, NULL, 5), read(-1, NULL, 5));
+    SAME(ashlar_writev(fs, -1, NULL, 2000), writev(-1, NULL, 2000));
     SAME(ashlar_getxattr(fs, ours("file"), "", our, 300), getxattr(theirs("file"), "", their, 300));
     SAME(ashlar_getxattr(fs, ours("none_may"), "user.one", our, 300), getxattr(theirs("none_may"), "user.one", their, 300));
     SAME(ashlar_lgetxattr(fs, ours("link"), "user.one", our, 300), lgetxattr(theirs("link"), "user.one", their, 300));

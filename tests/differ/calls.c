@@ -337,11 +337,25 @@ static int is_whole_blocks(const struct step *step)
     return offset % 4096 == 0 && step->arguments[1] % 4096 == 0 && step->arguments[2] % 4096 == 0 && step->arguments[3] % 4096 == 0;
 }
 
+/* Whether a call goes by the offset of the open file. */
+static int has_offset(const struct step *step)
+{
+    static const long locks[] = {F_GETLK, F_SETLK, F_OFD_GETLK, F_OFD_SETLK};
+    size_t at;
+    if (!is_called(step, "fcntl"))
+        return !is_called(step, "preadv2") || step->arguments[3] == -1;
+    for (at = 0; at < sizeof locks / sizeof *locks; at++)
+        if (step->arguments[1] == locks[at])
+            return 1;
+    return 0;
+}
+
 const char *find_exception(const struct step *step)
 {
     static const char *const vectors[] = {"readv", "preadv", "preadv2", "writev", "pwritev", "pwritev2", "copy_file_range", "sendfile",
                                           "splice", "mmap", NULL};
     static const char *const transfers[] = {"read", "pread64", "write", "pwrite64", "fallocate", NULL};
+    static const char *const by_offset[] = {"read", "readv", "preadv2", "fcntl", NULL};
     static const char *const copies[] = {"copy_file_range", "sendfile", NULL};
     const long *arguments = step->arguments;
     struct stat found;
@@ -375,6 +389,10 @@ const char *find_exception(const struct step *step)
         return "takes more room than there is";
     if (is_called(step, "lseek") && describe(arguments[0], &found) && S_ISDIR(found.st_mode) &&
         (arguments[1] != 0 || arguments[2] != SEEK_SET))
+        return "offsets of directories are each file system's own";
+    if (is_called(step, "ioctl") && arguments[1] == FICLONE && describe(arguments[0], &found) && describe(arguments[2], &found))
+        return "ext4 has no files that share blocks";
+    if (is_one_of(step, by_offset) && has_offset(step) && describe(arguments[0], &found) && S_ISDIR(found.st_mode))
         return "offsets of directories are each file system's own";
     return NULL;
 }

@@ -218,8 +218,9 @@ static void draw_descriptor(struct step *step)
     static const int odd[] = {-1, 999999, 40, INT_MIN, AT_FDCWD};
     uint64_t one = draw_below(7), two = draw_below(7);
     int drawn = FIRST_DESCRIPTOR + (int)(one < two ? one : two);
+    /* The kernel's calls have a meaning of their own for AT_FDCWD. */
     if (is_one_in(25))
-        drawn = PICK(odd);
+        drawn = odd[draw_below(COUNT(odd) - (profile == PROFILE_CAPI))];
     say(step, "%d", drawn);
     push(step, drawn);
 }
@@ -402,12 +403,12 @@ static void fill_buffer(char *at, size_t bytes)
 }
 
 /* A buffer and its length: as a rule whole, else at the edge of what may be touched, or nowhere. */
-static void draw_buffer(struct step *step, int is_input, long *pointer, long *bytes)
+static void draw_buffer(struct step *step, int is_input, int is_part, long *pointer, long *bytes)
 {
     static const long excessive[] = {INT_MAX, 1L << 31, 1L << 32, LONG_MAX, LONG_MIN, -1};
     size_t length = draw_length(), there;
     *bytes = (long)length;
-    if (is_bad_pointer(step, pointer)) {
+    if (!is_part && is_bad_pointer(step, pointer)) {
         say(step, ", %ld", *bytes);
         return;
     }
@@ -456,7 +457,7 @@ static void draw_vector(struct step *step, int is_input)
     for (at = 0; at < count; at++) {
         size_t outputs = (size_t)step->outputs_used;
         /* Parts lie one behind the other, so that each is seen. */
-        draw_buffer(step, is_input, &pointer, &bytes);
+        draw_buffer(step, is_input, profile == PROFILE_CAPI, &pointer, &bytes);
         if (pointer >= (long)buffer && pointer < (long)buffer + 4096 && bytes >= 0 && bytes <= 131072) {
             long moved = (long)buffer + at * (BUFFER_BYTES / 4);
             if (bytes > BUFFER_BYTES / 4)
@@ -542,6 +543,9 @@ static void draw_xattr_name(struct step *step)
         memset(text + 5, 'N', 249 + draw_below(3));
     } else
         strcpy(text, PICK(names));
+    /* The kernel itself looks at the values of capabilities. */
+    if (profile == PROFILE_CAPI && strcmp(text, "security.capability") == 0)
+        strcpy(text, "security.two");
     say(step, "\"");
     say_place(step, text, strlen(text));
     say(step, "\"");
@@ -633,6 +637,9 @@ static void draw_lock(struct step *step, long command, const char *name)
     lock->l_whence = profile == PROFILE_CAPI ? SEEK_SET : is_one_in(30) ? whences[5] : whences[draw_below(5)];
     lock->l_start = is_one_in(4) ? draw_offset() : (long)draw_below(10);
     lock->l_len = is_one_in(4) ? draw_offset() : (long)draw_below(5);
+    /* libashlar counts bytes from the start on. */
+    if (profile == PROFILE_CAPI && lock->l_len < 0)
+        lock->l_len = 0;
     lock->l_pid = profile != PROFILE_CAPI && is_one_in(20);
     say(step, "{type %d, whence %d, %ld, %ld, pid %d}", lock->l_type, lock->l_whence, (long)lock->l_start, (long)lock->l_len, lock->l_pid);
     push(step, (long)lock);
@@ -732,6 +739,8 @@ static void draw_ioctl(struct step *step)
                     {"FIOQSIZE", FIOQSIZE, 0, 8},
                     {"FICLONE", FICLONE, 'f', 0},
                     {"FIBMAP", FIBMAP, 0, 4},
+                    {"FIONBIO", FIONBIO, 0, 4},
+                    {"FS_IOC_GETFLAGS", FS_IOC_GETFLAGS, 0, 8},
                     {"TIOCGWINSZ", TIOCGWINSZ, 0, 64},
                     {"0x12345678", 0x12345678, 0, 64},
                     {"BLKGETSIZE64", BLKGETSIZE64, 0, 8}};
@@ -744,8 +753,10 @@ static void draw_ioctl(struct step *step)
     else if (is_bad_pointer(step, &pointer))
         push(step, pointer);
     else {
-        void *at = take_room(commands[which].bytes);
-        say(step, "&");
+        int *at = take_room(commands[which].bytes);
+        /* FIFOs stay such as are not waited for. */
+        *at = commands[which].value == FIONBIO;
+        say(step, "&%d", *at);
         push(step, (long)at);
         push_output(step, commands[which].kind, at, commands[which].bytes);
     }
@@ -786,7 +797,7 @@ static void draw_kind(struct step *step, char kind)
     static const struct flag unlink_flags[] = {F(AT_REMOVEDIR, 3), {"0x8", 8, 60}, F(AT_SYMLINK_NOFOLLOW, 60)};
     static const struct flag rename_flags[] = {F(RENAME_NOREPLACE, 6), F(RENAME_EXCHANGE, 4), F(RENAME_WHITEOUT, 12), {"0x8", 8, 60}};
     static const struct flag chmod_flags[] = {F(AT_SYMLINK_NOFOLLOW, 5), F(AT_EMPTY_PATH, 6), {"0x8", 8, 60}};
-    static const struct flag rwf[] = {F(RWF_HIPRI, 20), F(RWF_DSYNC, 12), F(RWF_SYNC, 12), F(RWF_APPEND, 6), {"0x8000", 0x8000, 40}};
+    static const struct flag rwf[] = {F(RWF_HIPRI, 20), F(RWF_DSYNC, 12), F(RWF_SYNC, 12), F(RWF_APPEND, 6), {"RWF_NOAPPEND", 0x20, 10}, {"0x8000", 0x8000, 40}};
     static const struct flag xattr_flags[] = {F(XATTR_CREATE, 5), F(XATTR_REPLACE, 5), {"0x8", 8, 60}};
     static const struct flag fallocate_flags[] = {F(FALLOC_FL_KEEP_SIZE, 2), F(FALLOC_FL_PUNCH_HOLE, 4), F(FALLOC_FL_ZERO_RANGE, 5),
                                                   {"0x8000", 0x8000, 60}, F(FALLOC_FL_NO_HIDE_STALE, 60)};
@@ -811,7 +822,7 @@ static void draw_kind(struct step *step, char kind)
     case 'm': push(step, draw_mode()); say(step, "0%lo", (unsigned long)step->arguments[step->arguments_used - 1]); return;
     case 'R':
     case 'W':
-        draw_buffer(step, kind == 'W', &first, &second);
+        draw_buffer(step, kind == 'W', 0, &first, &second);
         push(step, first);
         push(step, second);
         return;

@@ -63,6 +63,19 @@ impl<'a> Spot<'a> {
 }
 
 impl Session {
+    /// Returns the error of a transfer whose bytes are wrong in the way that `errno` says.
+    ///
+    /// The kernel judges the offset and the open file before the bytes.
+    pub(crate) fn refusal(&self, file: i32, at: At, writes: bool, errno: Errno) -> Errno {
+        let judge = || {
+            at.check()?;
+            let file = self.file(file)?;
+            if if writes { file.may_write() } else { file.may_read() } { Err(errno) } else { Err(Errno::EBADF) }
+        };
+        let judged: Outcome<()> = judge();
+        judged.err().unwrap_or(errno)
+    }
+
     /// All forms of `read`.
     ///
     /// # Errors

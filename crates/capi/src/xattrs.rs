@@ -1,7 +1,7 @@
 //! Extended attributes.
 
 use ashlar_libfs::{Outcome, XattrFlags, xattr_list};
-use ashlar_types::{Errno, InodeId, XATTR_NAME_MAX};
+use ashlar_types::InodeId;
 
 use crate::session::Session;
 
@@ -11,9 +11,6 @@ impl Session {
     /// # Errors
     /// As the header says.
     pub(crate) fn xattr(&self, id: InodeId, name: &[u8]) -> Outcome<Vec<u8>> {
-        if name.is_empty() || name.len() > XATTR_NAME_MAX {
-            return Err(Errno::ERANGE);
-        }
         self.fs.check_xattr_read(&self.who, id, name)?;
         self.fs.xattr(id, name)
     }
@@ -30,8 +27,7 @@ impl Session {
     ///
     /// # Errors
     /// As the header says.
-    pub(crate) fn set_xattr(&self, id: InodeId, name: &[u8], value: &[u8], flags: i32) -> Outcome<()> {
-        let flags = XattrFlags::of(flags)?;
+    pub(crate) fn set_xattr(&self, id: InodeId, name: &[u8], value: &[u8], flags: XattrFlags) -> Outcome<()> {
         let group = self.fs.attributes(id)?.inode.gid;
         let strip_sgid = !self.who.is_privileged() && !self.who.is_member(group);
         self.fs.set_xattr(&self.who, id, name, value, flags, strip_sgid)
@@ -42,9 +38,6 @@ impl Session {
     /// # Errors
     /// As the header says.
     pub(crate) fn remove_xattr(&self, id: InodeId, name: &[u8]) -> Outcome<()> {
-        if name.is_empty() || name.len() > XATTR_NAME_MAX {
-            return Err(Errno::ERANGE);
-        }
         self.fs.remove_xattr(&self.who, id, name)
     }
 }

@@ -244,6 +244,35 @@ fn the_short_way_is_taken_only_where_all_is_at_hand() {
     assert_eq!((one.write_open(&way, WriteAt::End, b"x", false, 100), read(&one, &way)), (None, None));
 }
 
+/// Names outside of all namespaces, namespaces without a name, and access lists that are not there: as ext4 answers.
+#[test]
+fn xattr_name_that_can_not_be_is_refused_as_by_ext4() {
+    let site = Site::new(64 << 20);
+    let one = connect(&site);
+    let file = one.make_open(&ROOT, InodeId::ROOT, b"file", &make(FileKind::Regular)).expect("made").id;
+    let set = |name: &[u8], value: &[u8]| one.set_xattr(&ROOT, file, name, value, XattrFlags::default(), false);
+    for name in [&b"user."[..], b"trusted.", b"security."] {
+        let expected = Err(Errno::EINVAL);
+        assert_eq!((set(name, b"x"), one.remove_xattr(&ROOT, file, name)), (expected, expected), "{name:?}");
+        assert_eq!(one.xattr(file, name), Err(Errno::EINVAL), "{name:?}");
+    }
+    for name in [&b"user"[..], b"USER.one", b"other.one", b"system.other"] {
+        let expected = Err(Errno::EOPNOTSUPP);
+        assert_eq!((set(name, b"x"), one.remove_xattr(&ROOT, file, name)), (expected, expected), "{name:?}");
+        assert_eq!(one.xattr(file, name), Err(Errno::EOPNOTSUPP), "{name:?}");
+    }
+    for name in [&b"system.posix_acl_access"[..], b"system.posix_acl_default"] {
+        assert_eq!(one.xattr(file, name), Err(Errno::ENODATA), "{name:?}");
+        // One without entries removes the list, and so does removing; that there is none is no error.
+        for empty in [&b""[..], b"\x02\0\0\0"] {
+            assert_eq!(set(name, empty), Ok(()), "{name:?}");
+        }
+        assert_eq!(one.remove_xattr(&ROOT, file, name), Ok(()), "{name:?}");
+        assert_eq!(set(name, b"\x03\0\0\0"), Err(Errno::EOPNOTSUPP), "{name:?}");
+        assert_eq!(set(name, b"\x02\0"), Err(Errno::EINVAL), "{name:?}");
+    }
+}
+
 #[test]
 fn ranges_of_a_file_are_what_a_model_says() {
     const SIZE_MAX: u64 = 192 << 10;

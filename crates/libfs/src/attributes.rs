@@ -271,7 +271,7 @@ impl LibFs {
     /// The value of an extended attribute.
     ///
     /// # Errors
-    /// `ENODATA` where there is none.
+    /// `ENODATA` where there is none; `EINVAL`, `EOPNOTSUPP` where there can be none of this name.
     pub fn xattr(&self, id: InodeId, name: &[u8]) -> Outcome<Vec<u8>> {
         let _measured = self.measured(OperationKind::Name);
         let guard = self.view(Claim::read(id).with_xattrs())?;
@@ -279,13 +279,14 @@ impl LibFs {
             let quota = guard.inode.as_ref().map_or(QuotaId::NONE, |inode| inode.quota);
             return if quota == QuotaId::NONE { Err(Errno::ENODATA) } else { Ok(quota.to_string().into_bytes()) };
         }
-        guard.xattrs.as_ref().and_then(|all| all.get(name)).cloned().ok_or(Errno::ENODATA)
+        let value = guard.xattrs.as_ref().and_then(|all| all.get(name)).cloned();
+        value.ok_or_else(|| check_xattr_name(name).err().unwrap_or(Errno::ENODATA))
     }
 
     /// Fails unless `who` may read an extended attribute of this name: what the kernel asks before [`LibFs::xattr`].
     ///
     /// # Errors
-    /// `EACCES`; `ENODATA` for a name that this kind of file never has, or that is not for this user.
+    /// `EACCES`; `ENODATA` for a name that this kind of file never has, or that is not for this user; `EOPNOTSUPP` for a list of a link.
     pub fn check_xattr_read(&self, who: &Credentials, id: InodeId, name: &[u8]) -> Outcome<()> {
         if name.starts_with(b"user.") {
             let kind = self.attributes(id)?.inode.kind;
@@ -294,7 +295,16 @@ impl LibFs {
             }
             return self.check_access(who, id, Access::READ);
         }
-        if name.starts_with(b"trusted.") && !who.is_privileged() { Err(Errno::ENODATA) } else { Ok(()) }
+        if is_acl(name) {
+            let kind = self.attributes(id)?.inode.kind;
+            return if kind == FileKind::Symlink { Err(Errno::EOPNOTSUPP) } else { Ok(()) };
+        }
+        if name.starts_with(b"trusted.") {
+            return if who.is_privileged() { Ok(()) } else { Err(Errno::ENODATA) };
+        }
+        // Of these two the file system alone says who may read them.
+        let is_system = name.starts_with(b"security.") || name.starts_with(b"system.");
+        if is_system { Ok(()) } else { self.check_access(who, id, Access::READ) }
     }
 
     /// The names of all extended attributes.
@@ -331,8 +341,12 @@ impl LibFs {
         if name == XATTR_QUOTA {
             return self.set_quota(who, id, value);
         }
+        if is_acl(name) {
+            return self.set_acl(who, id, name, value, strip_sgid);
+        }
         self.change(&[Claim::write(id).with_xattrs()], |locked| {
             self.check_xattr_access(locked.state(id)?, who, name)?;
+            check_xattr_name(name)?;
             let exists = locked.state(id)?.xattrs.as_ref().is_some_and(|all| all.contains_key(name));
             if flags.create && exists {
                 return Err(Errno::EEXIST.into());
@@ -340,22 +354,30 @@ impl LibFs {
             if flags.replace && !exists {
                 return Err(Errno::ENODATA.into());
             }
-            let at = Self::now();
+            locked.commit(&Update::SetXattr { inode: id, name, value, mode: None, at: Self::now() }).map(drop)
+        })
+    }
+
+    /// Sets an access list; one without entries removes it. Flags say nothing to the kernel here.
+    fn set_acl(&self, who: &Credentials, id: InodeId, name: &[u8], value: &[u8], strip_sgid: bool) -> Outcome<()> {
+        if Acl::check_form(value)? == 0 {
+            return self.remove_xattr(who, id, name);
+        }
+        self.change(&[Claim::write(id).with_xattrs()], |locked| {
             let inode = locked.inode(id)?;
+            if name == XATTR_ACL_DEFAULT && inode.kind != FileKind::Symlink && !inode.is_directory() {
+                return Err(Errno::EACCES.into());
+            }
+            self.check_xattr_access(locked.state(id)?, who, name)?;
+            let acl = Acl::parse(value).ok_or(Errno::EINVAL)?;
+            let at = Self::now();
             let mut mode = None;
-            if name == XATTR_ACL_ACCESS || name == XATTR_ACL_DEFAULT {
-                let acl = Acl::parse(value).ok_or(Errno::EINVAL)?;
-                if name == XATTR_ACL_DEFAULT && !inode.is_directory() {
-                    return Err(Errno::EACCES.into());
-                }
-                if name == XATTR_ACL_ACCESS {
-                    let strips = strip_sgid || !who.is_privileged() && !who.is_member(inode.gid);
-                    let kept = if strips { inode.mode & !MODE_SETGID } else { inode.mode };
-                    let new = kept & !0o777 | acl.mode();
-                    mode = Some(new);
-                    if acl.is_mode_only() {
-                        return locked.commit(&Update::RemoveXattr { inode: id, name, mode, at }).map(drop);
-                    }
+            if name == XATTR_ACL_ACCESS {
+                let strips = strip_sgid || !who.is_privileged() && !who.is_member(inode.gid);
+                let kept = if strips { inode.mode & !MODE_SETGID } else { inode.mode };
+                mode = Some(kept & !0o777 | acl.mode());
+                if acl.is_mode_only() {
+                    return locked.commit(&Update::RemoveXattr { inode: id, name, mode, at }).map(drop);
                 }
             }
             locked.commit(&Update::SetXattr { inode: id, name, value, mode, at }).map(drop)
@@ -365,16 +387,22 @@ impl LibFs {
     /// Removes an extended attribute.
     ///
     /// # Errors
-    /// `ENODATA` where there is none; `EPERM`, `EACCES`.
+    /// `ENODATA` where there is none that is no access list; `EPERM`, `EACCES`, `EINVAL`, `EOPNOTSUPP`.
     pub fn remove_xattr(&self, who: &Credentials, id: InodeId, name: &[u8]) -> Outcome<()> {
         let _measured = self.measured(OperationKind::Name);
         if name == XATTR_QUOTA {
             return self.set_quota(who, id, b"0");
         }
         self.change(&[Claim::write(id).with_xattrs()], |locked| {
+            let inode = locked.inode(id)?;
+            if name == XATTR_ACL_DEFAULT && inode.kind != FileKind::Symlink && !inode.is_directory() {
+                // There is none, whoever asks.
+                return Ok(());
+            }
             self.check_xattr_access(locked.state(id)?, who, name)?;
+            check_xattr_name(name)?;
             if !locked.state(id)?.xattrs.as_ref().is_some_and(|all| all.contains_key(name)) {
-                return Err(Errno::ENODATA.into());
+                return if is_acl(name) { Ok(()) } else { Err(Errno::ENODATA.into()) };
             }
             locked.commit(&Update::RemoveXattr { inode: id, name, mode: None, at: Self::now() }).map(drop)
         })
@@ -407,7 +435,7 @@ impl LibFs {
             }
             return if self.allows(state, who, Access::WRITE) { Ok(()) } else { Err(Errno::EACCES.into()) };
         }
-        if name == XATTR_ACL_ACCESS || name == XATTR_ACL_DEFAULT {
+        if is_acl(name) {
             if inode.kind == FileKind::Symlink {
                 return Err(Errno::EOPNOTSUPP.into());
             }
@@ -416,6 +444,26 @@ impl LibFs {
         if name.starts_with(b"trusted.") || name.starts_with(b"security.") {
             return if who.is_privileged() { Ok(()) } else { Err(Errno::EPERM.into()) };
         }
-        Err(Errno::EOPNOTSUPP.into())
+        // Who may not write the file is told so before there is a word of the name.
+        let is_refused = !name.starts_with(b"system.") && !self.allows(state, who, Access::WRITE);
+        Err(if is_refused { Errno::EACCES } else { Errno::EOPNOTSUPP }.into())
+    }
+}
+
+fn is_acl(name: &[u8]) -> bool {
+    name == XATTR_ACL_ACCESS || name == XATTR_ACL_DEFAULT
+}
+
+/// Fails if there can be no extended attribute of this name, as the kernel's file systems do: `EINVAL` for a namespace
+/// alone, `EOPNOTSUPP` for a name in none.
+fn check_xattr_name(name: &[u8]) -> Outcome<()> {
+    if is_acl(name) {
+        return Ok(());
+    }
+    let below = [&b"user."[..], b"trusted.", b"security."].into_iter().find_map(|space| name.strip_prefix(space));
+    match below {
+        Some([]) => Err(Errno::EINVAL),
+        Some(_) => Ok(()),
+        None => Err(Errno::EOPNOTSUPP),
     }
 }

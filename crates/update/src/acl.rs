@@ -6,7 +6,7 @@
 //!
 //! Rules: POSIX.1e draft 17 and `acl(5)`.
 
-use ashlar_types::{Access, Credentials, Inode};
+use ashlar_types::{Access, Credentials, Errno, Inode};
 
 const VERSION: u32 = 2;
 const TAG_USER_OWNER: u16 = 0x01;
@@ -62,6 +62,21 @@ impl Acl {
             && (count(TAG_MASK) == 1 || count(TAG_USER) + count(TAG_GROUP) == 0)
             && list.windows(2).all(|w| w[0].tag != w[1].tag || w[0].id != w[1].id);
         well_formed.then_some(Self(list))
+    }
+
+    /// Looks at the form of an extended attribute's value; returns how many entries it has. An empty value has none.
+    ///
+    /// # Errors
+    /// `EINVAL`: it is cut off. `EOPNOTSUPP`: another version.
+    pub fn check_form(value: &[u8]) -> Result<usize, Errno> {
+        if value.is_empty() {
+            return Ok(0);
+        }
+        let (version, entries) = value.split_first_chunk::<4>().ok_or(Errno::EINVAL)?;
+        if u32::from_le_bytes(*version) != VERSION {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if entries.len() % 8 == 0 { Ok(entries.len() / 8) } else { Err(Errno::EINVAL) }
     }
 
     /// Whether an extended attribute's value is a list that the kernel takes, whose entries it wants in order, and that

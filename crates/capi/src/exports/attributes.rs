@@ -95,10 +95,15 @@ extern "C" fn ashlar_fchown(fs: SessionPointer, file: c_int, owner: uid_t, group
     })
 }
 
-/// Sets the times of what a path leads to. Where both are to stay, nothing is looked at, as in the kernel.
+/// Whether both times are to stay: then nothing is looked at, as in the kernel.
+fn is_nothing_to_set(times: Option<&[libc::timespec; 2]>) -> bool {
+    times.is_some_and(|times| times.iter().all(|time| time.tv_nsec == libc::UTIME_OMIT))
+}
+
+/// Sets the times of what a path leads to.
 fn set_times(session: &Session, path: Text, last: Last, times: Times) -> Outcome<()> {
     let times = times.load();
-    if times.is_some_and(|times| times.iter().all(|time| time.tv_nsec == libc::UTIME_OMIT)) {
+    if is_nothing_to_set(times.as_ref()) {
         return Ok(());
     }
     session.with(path.path()?, last.to(Purpose::Change), |found| session.set_times(found, times.as_ref()))
@@ -124,6 +129,10 @@ extern "C" fn ashlar_lutimens(fs: SessionPointer, path: Text, times: Times) -> c
 extern "C" fn ashlar_futimens(fs: SessionPointer, file: c_int, times: Times) -> c_int {
     done(|| {
         let session = fs.session()?;
-        session.set_times(&session.found(file)?, times.load().as_ref())
+        let times = times.load();
+        if is_nothing_to_set(times.as_ref()) {
+            return Ok(());
+        }
+        session.set_times(&session.found(file)?, times.as_ref())
     })
 }

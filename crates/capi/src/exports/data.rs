@@ -36,7 +36,8 @@ fn checked(bytes: usize) -> Outcome<usize> {
 fn read(fs: &SessionPointer, file: c_int, buffer: &mut Output, bytes: usize, at: At) -> isize {
     call(|| {
         let session = fs.session()?;
-        let count = session.read(file, at, &mut [buffer.bytes(checked(bytes)?)?])?;
+        let room = checked(bytes).and_then(|bytes| buffer.bytes(bytes));
+        let count = session.read(file, at, &mut [room.map_err(|errno| session.refusal(file, at, false, errno))?])?;
         Ok(isize::from_length(count))
     })
 }
@@ -44,17 +45,26 @@ fn read(fs: &SessionPointer, file: c_int, buffer: &mut Output, bytes: usize, at:
 fn write(fs: &SessionPointer, file: c_int, buffer: &Input, bytes: usize, at: At) -> isize {
     call(|| {
         let session = fs.session()?;
-        let count = session.write(file, at, &[buffer.bytes(checked(bytes)?)?])?;
+        let data = checked(bytes).and_then(|bytes| buffer.bytes(bytes));
+        let count = session.write(file, at, &[data.map_err(|errno| session.refusal(file, at, true, errno))?])?;
         Ok(isize::from_length(count))
     })
 }
 
 fn read_parts(fs: &SessionPointer, file: c_int, parts: &mut Parts, count: c_int, at: At) -> isize {
-    call(|| Ok(isize::from_length(fs.session()?.read(file, at, &mut parts.outputs(count)?)?)))
+    call(|| {
+        let session = fs.session()?;
+        let mut parts = parts.outputs(count).map_err(|errno| session.refusal(file, at, false, errno))?;
+        Ok(isize::from_length(session.read(file, at, &mut parts)?))
+    })
 }
 
 fn write_parts(fs: &SessionPointer, file: c_int, parts: &Parts, count: c_int, at: At) -> isize {
-    call(|| Ok(isize::from_length(fs.session()?.write(file, at, &parts.inputs(count)?)?)))
+    call(|| {
+        let session = fs.session()?;
+        let parts = parts.inputs(count).map_err(|errno| session.refusal(file, at, true, errno))?;
+        Ok(isize::from_length(session.write(file, at, &parts)?))
+    })
 }
 
 #[unsafe(no_mangle)]

@@ -3,14 +3,21 @@
 use std::ffi::c_int;
 
 use ashlar_libfs::Last::{self, Follow, Keep};
-use ashlar_libfs::Purpose;
+use ashlar_libfs::{Outcome, Purpose, XattrFlags};
+use ashlar_types::{Errno, XATTR_NAME_MAX, XATTR_VALUE_MAX};
 
 use super::{call, done, sized};
 use crate::pointers::{Input, Output, SessionPointer, Text};
 
+/// A name, which is judged before the path, as in the kernel.
+fn checked(name: &Text) -> Outcome<&[u8]> {
+    let name = name.bytes()?;
+    if name.is_empty() || name.len() > XATTR_NAME_MAX { Err(Errno::ERANGE) } else { Ok(name) }
+}
+
 fn value(fs: &SessionPointer, path: &Text, last: Last, name: &Text, room: &mut Output, bytes: usize) -> isize {
     call(|| {
-        let (session, name) = (fs.session()?, name.bytes()?);
+        let (session, name) = (fs.session()?, checked(name)?);
         let value = session.with(path.path()?, last, |found| session.xattr(found.id, name))?;
         sized(&value, room, bytes)
     })
@@ -24,25 +31,32 @@ fn list(fs: &SessionPointer, path: &Text, last: Last, room: &mut Output, bytes: 
     })
 }
 
-/// A value that is to be set, where it has so many bytes.
-struct Set<'a> {
+/// An attribute that is to be set, as the caller says it.
+struct GivenXattr<'a> {
     name: &'a Text,
     value: &'a Input,
     bytes: usize,
     flags: c_int,
 }
 
-fn set(fs: &SessionPointer, path: &Text, last: Last, set: &Set<'_>) -> c_int {
+impl GivenXattr<'_> {
+    /// Returns flags, name and value, which are judged in this order, and before the path.
+    fn checked(&self) -> Outcome<(XattrFlags, &[u8], &[u8])> {
+        let (flags, name) = (XattrFlags::of(self.flags)?, checked(self.name)?);
+        if self.bytes > XATTR_VALUE_MAX { Err(Errno::E2BIG) } else { Ok((flags, name, self.value.bytes(self.bytes)?)) }
+    }
+}
+
+fn set(fs: &SessionPointer, path: &Text, last: Last, given: &GivenXattr<'_>) -> c_int {
     done(|| {
-        let (session, name, value) = (fs.session()?, set.name.bytes()?, set.value.bytes(set.bytes)?);
-        session
-            .with(path.path()?, last.to(Purpose::Change), |found| session.set_xattr(found.id, name, value, set.flags))
+        let (session, (flags, name, value)) = (fs.session()?, given.checked()?);
+        session.with(path.path()?, last.to(Purpose::Change), |found| session.set_xattr(found.id, name, value, flags))
     })
 }
 
 fn remove(fs: &SessionPointer, path: &Text, last: Last, name: &Text) -> c_int {
     done(|| {
-        let (session, name) = (fs.session()?, name.bytes()?);
+        let (session, name) = (fs.session()?, checked(name)?);
         session.with(path.path()?, last.to(Purpose::Change), |found| session.remove_xattr(found.id, name))
     })
 }
@@ -60,8 +74,8 @@ extern "C" fn ashlar_lgetxattr(fs: SessionPointer, path: Text, name: Text, mut r
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_fgetxattr(fs: SessionPointer, file: c_int, name: Text, mut room: Output, bytes: usize) -> isize {
     call(|| {
-        let session = fs.session()?;
-        let value = session.xattr(session.file(file)?.inode, name.bytes()?)?;
+        let (session, name) = (fs.session()?, checked(&name)?);
+        let value = session.xattr(session.file(file)?.inode, name)?;
         sized(&value, &mut room, bytes)
     })
 }
@@ -75,7 +89,7 @@ extern "C" fn ashlar_setxattr(
     bytes: usize,
     flags: c_int,
 ) -> c_int {
-    set(&fs, &path, Follow, &Set { name: &name, value: &value, bytes, flags })
+    set(&fs, &path, Follow, &GivenXattr { name: &name, value: &value, bytes, flags })
 }
 
 #[unsafe(no_mangle)]
@@ -87,7 +101,7 @@ extern "C" fn ashlar_lsetxattr(
     bytes: usize,
     flags: c_int,
 ) -> c_int {
-    set(&fs, &path, Keep, &Set { name: &name, value: &value, bytes, flags })
+    set(&fs, &path, Keep, &GivenXattr { name: &name, value: &value, bytes, flags })
 }
 
 #[unsafe(no_mangle)]
@@ -100,8 +114,9 @@ extern "C" fn ashlar_fsetxattr(
     flags: c_int,
 ) -> c_int {
     done(|| {
-        let session = fs.session()?;
-        session.set_xattr(session.file(file)?.inode, name.bytes()?, value.bytes(bytes)?, flags)
+        let given = GivenXattr { name: &name, value: &value, bytes, flags };
+        let (session, (flags, name, value)) = (fs.session()?, given.checked()?);
+        session.set_xattr(session.file(file)?.inode, name, value, flags)
     })
 }
 
@@ -136,7 +151,7 @@ extern "C" fn ashlar_lremovexattr(fs: SessionPointer, path: Text, name: Text) ->
 #[unsafe(no_mangle)]
 extern "C" fn ashlar_fremovexattr(fs: SessionPointer, file: c_int, name: Text) -> c_int {
     done(|| {
-        let session = fs.session()?;
-        session.remove_xattr(session.file(file)?.inode, name.bytes()?)
+        let (session, name) = (fs.session()?, checked(&name)?);
+        session.remove_xattr(session.file(file)?.inode, name)
     })
 }
