@@ -926,7 +926,7 @@ fn reserved_inode_gets_no_wider_lease_above_it() {
 }
 
 #[test]
-fn reserved_directory_covers_its_entries_and_files_alone() {
+fn reserved_directory_covers_what_is_in_it_and_no_more() {
     let mut world = world(quick());
     let (mount, program) = (world.begin(), world.begin());
     let directory = world.make(program, ROOT, true).unwrap();
@@ -935,18 +935,36 @@ fn reserved_directory_covers_its_entries_and_files_alone() {
     let below = world.make(program, inner, false).unwrap();
     world.digest(program, usize::MAX).unwrap();
     world.reserve(mount, directory, Reach::Directory).unwrap();
-    for inode in [directory, file] {
+    for inode in [directory, file, inner] {
         assert!(!world.is_valid(program, inode, Mode::Read));
         assert!(world.refuses(program, &[read(inode)]));
     }
     world.run(program, Op::Write { inode: below, value: 3 }).unwrap();
-    assert!(world.is_valid(program, below, Mode::Write) && !world.refuses(program, &[write(inner)]));
+    assert!(world.is_valid(program, below, Mode::Write) && !world.refuses(program, &[write(below)]));
+    // A lease on all below the inner directory would cover that one, too.
+    assert_eq!(world.word(program, below).scope, Scope::Node);
     // What moves out is anybody's, what moves in is not.
     world.run(mount, Op::Rename { inode: file, from: directory, to: ROOT }).unwrap();
     assert_eq!(world.read(program, file), Ok(0));
     world.run(mount, Op::Rename { inode: file, from: ROOT, to: directory }).unwrap();
     world.digest(mount, usize::MAX).unwrap();
     assert!(!world.is_valid(program, file, Mode::Read) && world.refuses(program, &[read(file)]));
+}
+
+#[test]
+fn reservation_of_all_covers_every_inode_until_it_ends() {
+    let mut world = world(quick());
+    let (mount, program) = (world.begin(), world.begin());
+    let directory = world.make(program, ROOT, true).unwrap();
+    let file = world.make(program, directory, false).unwrap();
+    world.digest(program, usize::MAX).unwrap();
+    world.reserve(mount, ROOT, Reach::All).unwrap();
+    for inode in [ROOT, directory, file] {
+        assert!(!world.is_valid(program, inode, Mode::Read) && world.refuses(program, &[read(inode)]));
+    }
+    assert!(!world.refuses(mount, &[write(file)]));
+    world.free_reserved(mount, None);
+    assert_eq!(world.read(program, file), Ok(0));
 }
 
 #[test]
