@@ -48,6 +48,8 @@ things() {
       echo 'has tar|tar'
       echo 'has g++|g++'
       echo 'test -e /usr/lib32/libc.so|gcc-multilib'
+      echo 'has musl-gcc|musl-tools'
+      echo 'has inotifywait|inotify-tools'
       echo 'has valgrind|valgrind'
       echo 'has pkg-config|pkg-config'
       echo 'has setfattr|attr'

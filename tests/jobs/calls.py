@@ -1,5 +1,6 @@
-# Calls with arguments that the kernel looks at, requests that it refuses, and what becomes of the files then, by descriptors of files, directories and
-# paths alone. Each line says what the kernel said. The directory beside the mount is the argument.
+# Calls with arguments that the kernel looks at, requests that it refuses, and what becomes of the files then, by
+# descriptors of files, directories and paths alone. Each line says what the kernel said. The directory beside the mount
+# is the argument.
 import ctypes, errno, fcntl, mmap, os, select, shutil, socket, stat, struct, sys
 
 libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-# Asks for leases on files that LibFS and the kernel have open, and says what it was told.
+# Asks for leases on files that LibFS and the kernel have open, and prints the answers.
 import errno, fcntl, os
 
 with open("file", "wb") as file:

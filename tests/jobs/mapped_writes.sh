@@ -1,5 +1,5 @@
-# What a program has written through a shared mapping, and the kernel has not written back, is data for all others: for those that
-# look for holes, that copy what is no hole, and that look how many blocks a file takes up.
+# Data that a program has written through a shared mapping, and that the kernel has not written back, is data for all
+# others: for programs that look for holes, that copy all but holes, and that look how many blocks a file takes up.
 cat >mapped.py <<'EOF'
 import errno, mmap, os, subprocess
 

@@ -1,4 +1,4 @@
-/* Uses a library that makes its system calls itself on a descriptor of libc's: FILE LIBRARY; or generated code: FILE. */
+/* Uses a library with system calls of its own on a descriptor of libc's: FILE LIBRARY; or generated code: FILE. */
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
-# What inotify tells of a script of operations. The first argument is a role:
-#   compare DIR WATCHER ACTOR   runs both as processes, and prints all events; each is `plain` or `run`, or ACTOR is `same`
-#   serve DIR [INSTANCE]        the processes themselves, which get their orders line by line; with an open inotify instance
+# Prints the events of inotify for a script of operations. The first argument is a role:
+#   compare DIR WATCHER ACTOR   runs both as processes, prints all events; each is `plain` or `run`, ACTOR also `same`
+#   serve DIR [INSTANCE]        the processes themselves, which get orders by lines; with an open inotify instance
 # Names that change from run to run (cookies, inode numbers) are printed by the order in which they come.
 import ctypes, os, struct, subprocess, sys
 
@@ -195,7 +195,7 @@ class Actor:
             os.stat(self.at(name))
 
 
-# `+` orders the watcher, all else the actor. What is open before the watch begins is written before it, too.
+# `+` orders the watcher, all else the actor. Files that are open before the watch begins are written before it.
 SCRIPT = """
 mkdir in
 mkdir out

@@ -1,8 +1,8 @@
 //! Makes persistent what sessions did: for `fsync`, whichever session wrote, and for `sync`, all of them.
 //!
-//! A session makes its own log last by itself. The logs of others SharedFS applies as far as they are settled, and commits. It asks
-//! nothing of their processes, and no lease moves. A commit takes all that is applied, so whatever a log's records depend on is part
-//! of it: a record names only updates that were applied before.
+//! A session makes its own log last by itself. The logs of others SharedFS applies as far as they are settled, and
+//! commits. It asks nothing of their processes, and no lease moves. A commit takes all that is applied, so whatever a
+//! log's records depend on is part of it: a record names only updates that were applied before.
 
 use std::collections::BTreeSet;
 
@@ -15,8 +15,8 @@ use crate::leasing::Ancestors;
 use crate::shared::Shared;
 use crate::state::State;
 
-/// Makes persistent what sessions other than `id` have done to an inode and to the names that lead to it, and their updates up to these
-/// positions.
+/// Makes persistent what sessions other than `id` have done to an inode and to the names that lead to it, and their
+/// updates up to these positions.
 ///
 /// # Errors
 /// As [`sync_positions`].
@@ -28,7 +28,7 @@ pub fn sync_inode(
 ) -> Result<(), Errno> {
     let mut state = shared.lock();
     let mut applied = BTreeSet::from([id]);
-    // What a log says may lead to further ones: it makes the inode, or moves it below another directory.
+    // A log may lead to further ones: it makes the inode, or moves it below another directory.
     while let Some(writer) =
         writers(&state, inode).map_err(|error| internal(&error))?.into_iter().find(|writer| !applied.contains(writer))
     {
@@ -45,7 +45,8 @@ fn writers(state: &State, inode: InodeId) -> Result<BTreeSet<SessionId>, StoreEr
     if state.store.inode(inode)?.is_some() {
         return Ok(state.leasing.manager.writers(inode, &Ancestors(&state.store)));
     }
-    // A process may have a file open, by a descriptor that it was handed, which is known only to the session that made it.
+    // A process may have a file open, by a descriptor that it was handed, which is known only to the session that made
+    // it.
     let makers = state.sessions.values().filter(|session| session.ranges.contains(inode));
     Ok(makers.map(|session| session.id).collect())
 }
@@ -68,7 +69,7 @@ pub fn sync_positions(
     mut state: MutexGuard<'_, State>,
     positions: &[(SessionId, LogPosition)],
 ) -> Result<(), Errno> {
-    // A position that nobody has seen would be waited for forever.
+    // A position that no session has reached would be waited for forever.
     let is_behind = |(id, position): &(SessionId, LogPosition)| {
         state.store.committed(*id) < state.store.applied(*id).min(*position)
     };

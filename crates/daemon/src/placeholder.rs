@@ -1,8 +1,8 @@
-//! The descriptor that stands for a file of a process in the kernel, while LibFS has it open there.
+//! The descriptor that stands in for a file of a process in the kernel, while LibFS has the file open.
 //!
 //! Code that calls the kernel past LibFS must fail with it, whatever the call. It is the root of a FUSE mount that
-//! stands in no tree, with nothing that answers: a path alone (`O_PATH`), so that nothing is read or written by it, and
-//! what asks for attributes gets `ENOTCONN`.
+//! stands in no tree and that no process answers for. As an `O_PATH` descriptor it reads and writes nothing, and a call
+//! for attributes gets `ENOTCONN`.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;

@@ -1,11 +1,12 @@
-//! Inodes that are reserved for the kernel, and why.
+//! Inodes that are reserved for the kernel, and the reasons.
 //!
-//! LibFS in a program knows nothing of what only the kernel knows of a file: pages that a mapping has changed, or programs that want to be told of changes.
-//! So a mount's session reserves such an inode ([`Request::Reserve`]). From then on the lease manager refuses leases that cover it to all sessions but
-//! mounts', and their front ends have the kernel serve the call.
+//! LibFS in a program does not know the kernel's own knowledge of a file: pages that a mapping has changed, or programs
+//! that watch for changes. So a mount's session reserves such an inode ([`Request::Reserve`]). From then on the lease
+//! manager refuses leases that cover it to all sessions but mounts', and their front ends let the kernel serve the
+//! call.
 //!
-//! A reservation lasts as long as any mount has a reason for it. Where SharedFS is started anew, the mounts reserve again before they are served
-//! otherwise, so it's written down nowhere.
+//! A reservation lasts as long as any mount has a reason for it. If SharedFS is started anew, the mounts reserve again
+//! before they are served otherwise, so it is written down nowhere.
 //!
 //! [`Request::Reserve`]: ashlar_wire::Request::Reserve
 
@@ -23,13 +24,14 @@ use crate::state::State;
 /// Reservations of all mounts: some for each inode that one may have open.
 const RESERVED_MAX: usize = 1 << 18;
 
-/// Who has reserved which inodes, and why.
+/// The reserved inodes, with the reserving session and its reason.
 pub type Reservations = BTreeSet<(InodeId, SessionId, ReserveReason)>;
 
 /// Reserves an inode for the kernel, and takes all leases that cover it from sessions that may hold none then.
 ///
 /// # Errors
-/// `EPERM` for sessions that are no mounts'; `ESTALE` where the inode is gone; `ENFILE` where too many are reserved; `EIO`.
+/// `EPERM` for sessions that are no mounts'; `ESTALE` where the inode is gone; `ENFILE` where too many are reserved;
+/// `EIO`.
 pub fn reserve(shared: &Shared, id: SessionId, inode: InodeId, reason: ReserveReason) -> Result<(), Errno> {
     // The session that made it may not be applied yet.
     let want = |scope| Want { inode, write: true, scope, need: Need::default() };
@@ -44,7 +46,7 @@ pub fn reserve(shared: &Shared, id: SessionId, inode: InodeId, reason: ReserveRe
     if state.reservations.len() >= RESERVED_MAX {
         return Err(Errno::ENFILE);
     }
-    // Of what is reserved already, a mount that is told of reasons again may lack the lease.
+    // A mount that repeats its reasons may lack the lease of an inode that is reserved already.
     state.reservations.insert((inode, id, reason));
     renew(&mut state, inode, found.is_directory());
     let is_whole = reach_of(reason, found.is_directory()) != Reach::Inode;

@@ -1,26 +1,29 @@
-//! Rights to open files that others have narrowed: a process keeps what it had when it opened the file, as POSIX has it.
+//! Rights to open files that others have narrowed.
 //!
-//! Purpose: a record that changes a file's content is judged by the file's mode and list as they are now. A session that had
-//! the file open before they narrowed may go on to write it, and its records are honest.
+//! A process keeps the rights that it had when it opened the file, as POSIX has it.
+//!
+//! Purpose: a record that changes a file's content is validated by the file's mode and list as they are now. A session
+//! that had the file open before they narrowed may go on to write it, and its records are honest.
 //!
 //! Invariants:
-//! - SharedFS believes no claim. It notes a right only if the session's user has it at that moment by mode, list or ownership,
-//!   and the narrowing update is about to take it away.
-//! - A right is noted before that update is applied. So at every point at which SharedFS can be killed, the right is noted or
-//!   the old rights stand, in the state that the next SharedFS begins with and in the logs that it applies.
-//! - It stays noted until the file is closed and all that the session logged by then is committed: a restart judges the
-//!   records from the committed position on once more.
-//! - On a disk it is durable before the commit of the narrowing update is. A record written under a kept right depends on that
-//!   update, so a synced record never comes back without its right.
+//! - SharedFS believes no claim. It notes a right only if the session's user has it at that moment by mode, list or
+//!   ownership, and the narrowing update is about to take it away.
+//! - A right is noted before that update is applied. So at every point at which SharedFS can be killed, the right is
+//!   noted or the old rights stand, in the state that the next SharedFS begins with and in the logs that it applies.
+//! - It stays noted until the file is closed and all that the session logged by then is committed: a restart validates
+//!   the records from the committed position on once more.
+//! - On a disk it is durable before the commit of the narrowing update is. A record written under a kept right depends
+//!   on that update, so a synced record never comes back without its right.
 //!
-//! What is noted stands behind the slots of the session's lease table, which SharedFS alone writes:
+//! The words stand behind the slots of the session's lease table, which SharedFS alone writes:
 //!
 //! ```text
 //! word n, of 8 bytes, from byte 8 n behind the slots on
-//!   inode << 16 | access         0 where there is none; 4: to read, 2: to write
+//!   inode << 16 | access         0: none; 4: to read, 2: to write
 //! ```
 //!
-//! Non-goals: the super-user's sessions, which nobody judges; directories above a file, which nobody asks about once it is open.
+//! Non-goals: the super-user's sessions, which are not validated; directories above a file, which no longer matter once
+//! it is open.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -87,7 +90,7 @@ impl KeptRights {
                 }
             }
         }
-        // What else has room isn't known, and making it twice does no harm.
+        // Other words may have room too; making it twice does no harm.
         Ok(Self { table, kept, free, used, room: used, batch: 0 })
     }
 
@@ -168,7 +171,7 @@ pub fn clear(table: &Mapping) -> Result<(), OutOfBounds> {
     page::set_rights_used(table, 0)
 }
 
-/// What decides who may open a file.
+/// The attributes that decide which users may open a file.
 struct OpenRules {
     inode: Inode,
     acl: Option<Acl>,
@@ -186,8 +189,8 @@ impl OpenRules {
             }
             _ => return Ok(None),
         };
-        // Most of what is changed nobody else has open.
-        let is_open = |session: &Session| session.is_judged() && session.control.has_open(id);
+        // Most changed files are open in no other session.
+        let is_open = |session: &Session| session.needs_validation() && session.control.has_open(id);
         if !state.sessions.values().any(is_open) {
             return Ok(None);
         }
@@ -230,7 +233,7 @@ impl State {
         let batch = self.store.next_batch();
         for session in self.sessions.values_mut() {
             let lost = before.held_by(session).without(after.held_by(session));
-            if lost == Access::NONE || !session.is_judged() || !session.control.has_open(inode) {
+            if lost == Access::NONE || !session.needs_validation() || !session.control.has_open(inode) {
                 continue;
             }
             let (control, log, committed) = (&session.control, &session.log, self.store.committed(session.id));

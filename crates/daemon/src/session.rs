@@ -414,7 +414,7 @@ impl Session {
     }
 
     /// Whether its records are judged by its user's rights.
-    pub fn is_judged(&self) -> bool {
+    pub fn needs_validation(&self) -> bool {
         self.fenced.is_none() && !self.credentials.is_privileged()
     }
 

@@ -53,7 +53,7 @@ fn for_modes(client: &mut Client, inode: InodeId, modes: &[u32]) {
 }
 
 fn set_list(client: &mut Client, inode: InodeId, user: u16) {
-    // Owner rw, the user as told, group nothing, mask rw, others nothing.
+    // Owner rw, the user as given, group nothing, mask rw, others nothing.
     let entries: [(u16, u16, u32); 5] =
         [(1, 6, u32::MAX), (2, user, USER), (4, 0, u32::MAX), (0x10, 6, u32::MAX), (0x20, 0, u32::MAX)];
     let mut value = 2u32.to_le_bytes().to_vec();
@@ -107,7 +107,7 @@ const NARROWINGS: [Narrowing; 7] = [
 /// Where SharedFS is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Point {
-    /// The narrowing update stands in the log, and nobody has looked at it.
+    /// The narrowing update stands in the log and is not applied.
     Logged,
     /// It is applied, and not committed.
     Applied,
@@ -183,7 +183,7 @@ fn narrowed_open_file_is_written_wherever_sharedfs_is_killed() {
     }
     for narrowing in &NARROWINGS {
         for point in POINTS {
-            let told = format!("{}, {point:?}", narrowing.name);
+            let case = format!("{}, {point:?}", narrowing.name);
             let mut story = Story::begin(narrowing);
             story.narrow(narrowing);
             if point == Point::Committed {
@@ -195,14 +195,14 @@ fn narrowed_open_file_is_written_wherever_sharedfs_is_killed() {
             story.restart();
             story.resume();
             story.write(b"later");
-            story.user.digest().unwrap_or_else(|error| panic!("{told}: {error:?}"));
-            assert_eq!(story.content(), b"later", "{told}");
-            // What the second one knows only from the first.
+            story.user.digest().unwrap_or_else(|error| panic!("{case}: {error:?}"));
+            assert_eq!(story.content(), b"later", "{case}");
+            // The second session knows this only from the first.
             story.restart();
             story.resume();
             story.write(b"again");
-            story.user.digest().unwrap_or_else(|error| panic!("{told}, a second time: {error:?}"));
-            assert_eq!(story.content(), b"again", "{told}");
+            story.user.digest().unwrap_or_else(|error| panic!("{case}, a second time: {error:?}"));
+            assert_eq!(story.content(), b"again", "{case}");
             story.site.check();
         }
     }
@@ -216,7 +216,7 @@ fn write_before_close_counts_though_the_file_is_closed_by_then() {
     let other = &NARROWINGS[2];
     for narrowing in &NARROWINGS {
         for point in [Point::Applied, Point::Committed] {
-            let told = format!("{}, {point:?}", narrowing.name);
+            let case = format!("{}, {point:?}", narrowing.name);
             let mut story = Story::begin(narrowing);
             story.root.acquire(&[(InodeId::ROOT, true)]).expect("granted");
             let beside = story.root.make(InodeId::ROOT, b"beside", FileKind::Regular);
@@ -234,16 +234,16 @@ fn write_before_close_counts_though_the_file_is_closed_by_then() {
             story.root.digest().expect("digested");
             story.restart();
             story.resume();
-            story.user.digest().unwrap_or_else(|error| panic!("{told}: {error:?}"));
-            assert_eq!(story.content(), b"late", "{told}");
+            story.user.digest().unwrap_or_else(|error| panic!("{case}: {error:?}"));
+            assert_eq!(story.content(), b"late", "{case}");
             story.site.check();
         }
     }
 }
 
-/// What both have logged is there, and no process is any more.
+/// The records of both sessions are there, and their processes have ended.
 #[test]
-fn write_under_a_kept_right_is_there_after_a_restart_of_the_machine() {
+fn write_under_a_kept_right_survives_a_machine_restart() {
     if !is_root() {
         return;
     }
@@ -303,7 +303,7 @@ fn handle_claimed_after_the_narrowing_gives_no_right() {
         let mut story = Story::begin(narrowing);
         story.user.control.close_handle(story.file);
         story.narrow(narrowing);
-        // Somebody has it applied.
+        // A request of another session makes SharedFS apply it.
         story.user.acquire(&[(story.file, false)]).expect("granted");
         if point == Point::Committed {
             story.root.digest().expect("digested");
@@ -321,7 +321,7 @@ fn handle_claimed_after_the_narrowing_gives_no_right() {
 
 /// Sessions that end leave their files to the next ones of the same user.
 #[test]
-fn session_that_goes_on_in_the_files_of_another_keeps_nothing_of_its_rights() {
+fn session_in_the_files_of_another_keeps_none_of_its_rights() {
     if !is_root() {
         return;
     }

@@ -1,15 +1,16 @@
 //! The thread that has sent a request, as `/proc` shows it while it waits for the answer.
 //!
-//! Some requests don't say all that an answer depends on. A thread that waits for an answer shows in `/proc` which call it is
-//! in, and of which kind its process is. Each look takes some microseconds, so only requests ask that need it. A thread whose
-//! process replaces its program is locked for `/proc`, but such a thread waits for no request that is looked at here.
+//! Some requests don't say all that an answer depends on. A thread that waits for an answer shows in `/proc` which call
+//! it is in, and of which kind its process is. Each look takes some microseconds, so only requests ask that need it. A
+//! thread whose process replaces its program is locked for `/proc`, but such a thread waits for no request that is
+//! looked at here.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-/// After which time a thread is looked at again that has not come to rest. It's on its way into the wait for the answer, unless
-/// it does not wait for this one.
+/// After which time a thread is looked at again that has not come to rest. It's on its way into the wait for the
+/// answer, unless it does not wait for this one.
 const PAUSE: Duration = Duration::from_micros(50);
 /// `pwritev2`, by its number for programs of this machine's width and for those of 32 bits.
 const PWRITEV2: [i64; 2] = [libc::SYS_pwritev2, if cfg!(target_arch = "x86_64") { 379 } else { 393 }];
@@ -23,9 +24,9 @@ pub(crate) struct SystemCall {
     arguments: [u64; 6],
 }
 
-/// What a look at a thread shows.
+/// The call in which a thread stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Seen {
+pub(crate) enum ThreadCall {
     /// It waits in a call.
     Waiting(SystemCall),
     /// It runs.
@@ -34,7 +35,7 @@ pub(crate) enum Seen {
     Hidden,
 }
 
-impl Seen {
+impl ThreadCall {
     /// Looks at a thread until it waits, `looks` times at most.
     pub(crate) fn look_at(thread: u32, looks: u32) -> Self {
         for look in 0..looks {
@@ -71,8 +72,8 @@ impl SystemCall {
     }
 }
 
-/// Whether a thread's program has words of 32 bits. The kernel keeps a program's auxiliary vector as it gave it: pairs of words,
-/// of which the first number is small.
+/// Whether a thread's program has words of 32 bits. The kernel keeps a program's auxiliary vector as it gave it: pairs
+/// of words, of which the first number is small.
 pub(crate) fn is_32_bit(thread: u32) -> bool {
     let mut first = [0; 8];
     let auxiliary = File::open(format!("/proc/{thread}/auxv"));
@@ -97,30 +98,30 @@ mod tests {
 
     #[test]
     fn only_a_write_with_the_flag_goes_to_its_offset() {
-        let seen = |number: i64, flags: u64| Seen::Waiting(SystemCall { number, arguments: [0, 0, 0, 0, 0, flags] });
+        let seen =
+            |number: i64, flags: u64| ThreadCall::Waiting(SystemCall { number, arguments: [0, 0, 0, 0, 0, flags] });
         assert!(seen(libc::SYS_pwritev2, 0x22).writes_at_offset());
         assert!(seen(PWRITEV2[1], 0x20).writes_at_offset());
         assert!(!seen(libc::SYS_pwritev2, 0x10).writes_at_offset());
         assert!(!seen(libc::SYS_write, 0x20).writes_at_offset());
-        assert!(!Seen::Hidden.writes_at_offset() && !Seen::Running.writes_at_offset());
+        assert!(!ThreadCall::Hidden.writes_at_offset() && !ThreadCall::Running.writes_at_offset());
     }
 
     #[test]
     fn waiting_thread_is_seen_in_its_call() {
         let (reader, writer) = rustix::pipe::pipe().expect("a pipe");
-        let (told, number) = std::sync::mpsc::channel();
+        let (sender, number) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
             scope.spawn(move || {
-                told.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).expect("told");
+                sender.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).expect("sent");
                 rustix::io::read(&reader, &mut [0; 1]).expect("read");
             });
             let thread = number.recv().expect("its number");
-            let is_read =
-                || matches!(Seen::look_at(thread, 1000), Seen::Waiting(call) if call.number == libc::SYS_read);
+            let is_read = || matches!(ThreadCall::look_at(thread, 1000), ThreadCall::Waiting(call) if call.number == libc::SYS_read);
             while !is_read() {}
             drop(writer);
         });
-        assert_eq!(Seen::look_at(u32::MAX, 1), Seen::Hidden);
+        assert_eq!(ThreadCall::look_at(u32::MAX, 1), ThreadCall::Hidden);
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! Pages of the kernel that are newer than the mount's own state.
 //!
-//! A program that writes through a shared mapping changes the kernel's pages, and the mount learns of it when the kernel writes
-//! them back. Until then a block may look like a hole here and hold data. [`MappableFiles`] knows the files that it may concern.
+//! A program that writes through a shared mapping changes the kernel's pages, and the mount learns of it when the
+//! kernel writes them back. Until then a block may look like a hole here and hold data. [`MappableFiles`] knows the
+//! files that it may concern.
 //!
 //! LSEEK of such a file is answered once the kernel has written back the pages of the hole that the answer would name
-//! ([`Server::seek_written_back`]). The number of blocks that a file takes up is never shown as none: programs take that for a
-//! file without data, and don't read it. Having pages written back for each `stat` would take them away from a database.
+//! ([`Server::seek_written_back`]). The number of blocks that a file takes up is never shown as none: programs take
+//! that for a file without data, and don't read it. Having pages written back for each `stat` would take them away from
+//! a database.
 //!
 //! [`MappableFiles`]: crate::mappable::MappableFiles
 
@@ -35,7 +37,7 @@ impl<F: FileSystem> Server<F> {
         }
     }
 
-    /// Has the kernel ask again how many blocks a file takes up, if it was told that there are none.
+    /// Makes the kernel ask again how many blocks a file takes up, if it was given none.
     fn forget_no_blocks(&self, inode: InodeId) {
         let found = self.file_system.attributes(inode);
         if found.is_ok_and(|found| found.inode.blocks == 0 && found.inode.size > 0) {
@@ -43,7 +45,8 @@ impl<F: FileSystem> Server<F> {
         }
     }
 
-    /// Finds data or a hole once the kernel has written back whatever it has of the hole that is found. Waits for the kernel.
+    /// Finds data or a hole once the kernel has written back whatever it has of the hole that is found. Waits for the
+    /// kernel.
     pub(crate) fn seek_written_back(&self, inode: InodeId, what: Seek, offset: u64) -> Outcome<u64> {
         let seek = |what, offset| self.file_system.seek(inode, what, offset);
         let write_back = |hole: Range<u64>| {
@@ -54,7 +57,7 @@ impl<F: FileSystem> Server<F> {
     }
 }
 
-/// See [`Server::seek_written_back`]. What was a hole and was written back is not written back again: it holds what stands here.
+/// See [`Server::seek_written_back`]. A hole that was written back is not written back again: it holds no newer data.
 fn seek_past_dirty(
     seek: &dyn Fn(Seek, u64) -> Outcome<u64>,
     write_back: &dyn Fn(Range<u64>),

@@ -7,7 +7,7 @@ use ashlar_types::{Credentials, Errno, InodeId, MODE_SETGID, MODE_SETUID};
 use ashlar_wire::HELPER_FLAG;
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 
-use crate::caller::Seen;
+use crate::caller::ThreadCall;
 use crate::device::TRANSFER_BYTES;
 use crate::dispatch::{Answer, Call, Then};
 use crate::file_system::FileSystem;
@@ -209,7 +209,7 @@ impl<F: FileSystem> Call<'_, F> {
     /// end, or the caller has asked for this offset.
     fn writes_at_offset(&self, offset: u64) -> Result<bool, Errno> {
         let size = self.fs().attributes(self.inode())?.inode.size;
-        Ok(offset != size && Seen::look_at(self.header.pid, APPEND_LOOKS).writes_at_offset())
+        Ok(offset != size && ThreadCall::look_at(self.header.pid, APPEND_LOOKS).writes_at_offset())
     }
 
     /// FLUSH, one for each `close`: record locks of the process go, but where it closes what it was sent and did not open.

@@ -1,18 +1,18 @@
 //! Files that programs may have mapped for writing, by pages of this mount's kernel.
 //!
-//! The kernel reports neither mappings nor stores to their pages until it writes those back. But a writable shared mapping
-//! needs a handle that both reads and writes, and its RELEASE comes after the mapping's end. And the first touch of a page
-//! that the kernel lacks is a READ that fills it. So without such a handle, or without a page since it was opened, a file has
-//! no data that is unknown to the mount.
+//! The kernel reports neither mappings nor stores to their pages until it writes those back. But a writable shared
+//! mapping needs a handle that both reads and writes, and its RELEASE comes after the mapping's end. And the first
+//! touch of a page that the kernel lacks is a READ that fills it. So without such a handle, or without a page since it
+//! was opened, a file has no data that is unknown to the mount.
 //!
 //! If such a page is filled while other sessions exist, the mount reserves the file for the kernel before it answers.
 //! Programs of other sessions then read and write the file by the same pages, until the last such handle is released.
 //!
-//! - Handles that bypass pages, as all do that are opened beside other sessions, fill none but for mappings. So a program
-//!   that opens a file for reading and writing, and never maps it, reserves nothing.
+//! - Handles that bypass pages, as all do that are opened beside other sessions, fill none but for mappings. So a
+//!   program that opens a file for reading and writing, and never maps it, reserves nothing.
 //! - Pages that were filled before there were other sessions are dropped when the first one begins
-//!   ([`Server::drop_mappable_pages`]), which writes back changed ones. A mapping by a handle that bypasses pages drops those
-//!   that exist.
+//!   ([`Server::drop_mappable_pages`]), which writes back changed ones. A mapping by a handle that bypasses pages drops
+//!   those that exist.
 //!
 //! [`Server::drop_mappable_pages`]: crate::server::Server::drop_mappable_pages
 
@@ -40,8 +40,8 @@ pub(crate) struct MappableFiles {
 }
 
 impl MappableFiles {
-    /// Counts a handle that may be mapped for writing; `has_pages` if the kernel may have pages of the file already. Returns
-    /// whether pages may be dirty that could not be before.
+    /// Counts a handle that may be mapped for writing; `has_pages` if the kernel may have pages of the file already.
+    /// Returns whether pages may be dirty that could not be before.
     pub(crate) fn open(&self, inode: InodeId, has_pages: bool) -> bool {
         let mut files = self.files.lock();
         let file = files.entry(inode).or_default();
@@ -52,7 +52,8 @@ impl MappableFiles {
         begins
     }
 
-    /// Counts out a handle that [`Self::open`] counted. `free` ends the file's reservation, if this was its last handle.
+    /// Counts out a handle that [`Self::open`] counted. `free` ends the file's reservation, if this was its last
+    /// handle.
     pub(crate) fn close(&self, inode: InodeId, free: impl FnOnce()) {
         {
             let mut files = self.files.lock();
@@ -70,8 +71,8 @@ impl MappableFiles {
         }
     }
 
-    /// Notes that the kernel is about to fill pages of a file. Returns whether they may be dirty from now on and could not be
-    /// before.
+    /// Notes that the kernel is about to fill pages of a file. Returns whether they may be dirty from now on and could
+    /// not be before.
     pub(crate) fn fill(&self, inode: InodeId) -> bool {
         if self.count.load(Ordering::Acquire) == 0 {
             return false;

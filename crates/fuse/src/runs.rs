@@ -20,7 +20,7 @@ use ashlar_wire::{
 };
 use parking_lot::{Mutex, RwLock};
 
-use crate::caller::Seen;
+use crate::caller::ThreadCall;
 use crate::proto::{InHeader, Opcode};
 
 /// Runs that are counted at once. Each request that none of them has counted is looked at for each of them.
@@ -361,10 +361,10 @@ fn is_asked(opcode: Opcode) -> bool {
 
 /// What a thread is doing that has sent a request.
 fn doing(thread: u32, opcode: Opcode) -> Doing {
-    match Seen::look_at(thread, LOOKS) {
-        Seen::Waiting(call) => doing_in(call.number, opcode),
-        Seen::Running if opcode == Opcode::Read => Doing::Behind,
-        Seen::Running | Seen::Hidden => Doing::Call(-1),
+    match ThreadCall::look_at(thread, LOOKS) {
+        ThreadCall::Waiting(call) => doing_in(call.number, opcode),
+        ThreadCall::Running if opcode == Opcode::Read => Doing::Behind,
+        ThreadCall::Running | ThreadCall::Hidden => Doing::Call(-1),
     }
 }
 

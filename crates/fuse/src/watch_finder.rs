@@ -1,7 +1,8 @@
-//! Finds what processes watch on a mount, by inotify and fanotify, in `/proc`.
+//! Finds watches of inotify and fanotify on a mount, in `/proc`.
 //!
-//! The kernel tells nobody that a watch begins or ends. It shows the watches of a descriptor in `/proc/PID/fdinfo`, and that is looked at again and again. To list the descriptors of
-//! all processes takes long, so a process whose number of descriptors is what it was is listed again only now and then.
+//! The kernel reports neither the beginning nor the end of a watch to a file system. It shows the watches of a
+//! descriptor in `/proc/PID/fdinfo`, which is read again and again. Listing the descriptors of all processes takes
+//! long. So a process with an unchanged number of descriptors is listed again only now and then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,14 +13,15 @@ use std::path::Path;
 use ashlar_types::InodeId;
 use ashlar_wire::ReserveReason;
 
-/// A process that seems to have the descriptors that it had is listed again after so many rounds: it may have closed one and opened another.
+/// A process that seems to have the descriptors that it had is listed again after so many rounds: it may have closed
+/// one and opened another.
 const ROUNDS: u64 = 32;
 /// So many watched inodes are told apart. If there are more, all inodes count as watched.
 const INODES_MAX: usize = 1 << 16;
 /// Kinds of descriptors, as their links in `/proc/PID/fd` read.
 const INSTANCES: [&[u8]; 2] = [b"anon_inode:inotify", b"anon_inode:[fanotify]"];
 
-/// What is watched on a mount.
+/// The watches on a mount.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FoundWatches {
     inodes: BTreeSet<InodeId>,
@@ -28,7 +30,7 @@ pub(crate) struct FoundWatches {
 }
 
 impl FoundWatches {
-    /// What is to be reserved, and why.
+    /// The inodes to reserve, and the reasons.
     pub(crate) fn reasons(&self) -> impl Iterator<Item = (InodeId, ReserveReason)> + '_ {
         let all = self.is_all.then_some((InodeId::ROOT, ReserveReason::WatchedAll));
         all.into_iter().chain(self.inodes.iter().map(|inode| (*inode, ReserveReason::Watched)))
@@ -43,7 +45,7 @@ impl FoundWatches {
     }
 }
 
-/// What is known of a process.
+/// The known descriptors of a process.
 #[derive(Debug, Default)]
 struct KnownProcess {
     /// It has so many descriptors, and the directory that shows them is this one.
@@ -88,7 +90,8 @@ impl WatchFinder {
     fn look_at(&mut self, pid: u32, device: u64, found: &mut FoundWatches) {
         let process = Path::new("/proc").join(pid.to_string());
         let directory = process.join("fd");
-        // The size is the number of descriptors from Linux 6.2 on, and 0 before. Another process of this number has another directory.
+        // The size is the number of descriptors from Linux 6.2 on, and 0 before. Another process of this number has
+        // another directory.
         let Ok(stat) = fs::metadata(&directory) else { return };
         let seen = (stat.size(), stat.ino(), stat.ctime(), stat.ctime_nsec());
         let known = self.processes.entry(pid).or_default();

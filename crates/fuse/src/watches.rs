@@ -1,15 +1,16 @@
-//! Watches on the mount, by inotify and fanotify: what is watched is reserved for the kernel, which alone tells of it.
+//! Watches on the mount, by inotify and fanotify: watched inodes are reserved for the kernel, which alone makes events.
 //!
-//! The kernel knows which inodes are watched, and tells no file system. So the mount finds out in three ways:
+//! The kernel does not tell a file system which inodes are watched. So the mount finds out in three ways:
 //!
-//! - While a thread is in a call that begins a watch, the kernel looks the path up here. The request names the thread, and `/proc/TID/syscall` the call. The
-//!   inode is reserved before the answer, so nothing is missed.
-//! - The library in a program under `ashlar run` asks for an attribute ([`WATCH_ATTRIBUTE`]) of what the program is about to watch.
-//! - A thread looks at the watches of all processes again and again ([`WatchFinder`]). It finds those whose path needed no look-up (the mount's root, the working
-//!   directory, a descriptor), and sees watches end.
+//! - While a thread is in a call that begins a watch, the kernel looks the path up here. The request names the thread,
+//!   and `/proc/TID/syscall` the call. The inode is reserved before the answer, so no event is missed.
+//! - The library in a program under `ashlar run` asks for an attribute ([`WATCH_ATTRIBUTE`]) of the path that the
+//!   program is about to watch.
+//! - A thread reads the watches of all processes again and again ([`WatchFinder`]). It finds those whose path needed no
+//!   look-up (the mount's root, the working directory, a descriptor), and sees watches end.
 //!
-//! All this goes on only while programs have sessions, and for a while after that. If nobody was there for longer, the first session waits until the thread
-//! has looked once.
+//! All this goes on only while programs have sessions, and for a while after that. After a longer time without any, the
+//! first session waits until the thread has searched once.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -26,29 +27,32 @@ use crate::file_system::FileSystem;
 use crate::proto::InHeader;
 use crate::watch_finder::{FoundWatches, WatchFinder};
 
-/// A watch that is announced must show in `/proc` after this time. Until then, the call that begins it may be under way.
+/// A watch that is announced must show in `/proc` after this time. Until then, the call that begins it may be under
+/// way.
 const ANNOUNCED: Duration = Duration::from_secs(2);
 /// The shortest time between two looks at all processes, and the longest.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Looking takes so small a part of the time.
 const PART: u32 = 200;
-/// For so long the thread goes on looking when the last program's session has ended: as long as SharedFS takes a mount not to be alone.
+/// For so long the thread goes on looking when the last program's session has ended: as long as SharedFS takes a mount
+/// not to be alone.
 const LINGERING: Duration = Duration::from_secs(30);
 /// The longest path that is read from a thread that begins a watch.
 const PATH_MAX: usize = 4096;
 /// Marks of fanotify on a mount or a file system (`FAN_MARK_MOUNT`, `FAN_MARK_FILESYSTEM`).
 const MARKS_ALL: u64 = 0x110;
-/// Both calls by their numbers for programs of 32 bits on this processor. In the other numbering these are calls that look up nothing, or none.
+/// Both calls by their numbers for programs of 32 bits on this processor. In the other numbering these are calls that
+/// look up nothing, or none.
 #[cfg(target_arch = "x86_64")]
 const CALLS_OF_32_BITS: [i64; 2] = [292, 339];
 #[cfg(not(target_arch = "x86_64"))]
 const CALLS_OF_32_BITS: [i64; 2] = [316, 367];
 
-/// What is watched.
+/// The watched inodes.
 #[derive(Debug, Default)]
 pub(crate) struct Watches {
-    /// Whether anybody looks.
+    /// Whether a search is under way.
     is_looking: AtomicBool,
     /// When a program was last seen to have a session.
     last_used: Mutex<Option<Instant>>,
@@ -80,7 +84,8 @@ thread_local! {
 }
 
 impl Watches {
-    /// Looks at the watches of all processes, and says when to look again; `None` where no program has had a session for long.
+    /// Looks at the watches of all processes, and says when to look again; `None` where no program has had a session
+    /// for long.
     pub(crate) fn renew_while_used<F: FileSystem>(&self, file_system: &F, device: u64) -> Option<Duration> {
         let mut last_used = self.last_used.lock();
         if file_system.programs() > 0 {
@@ -106,7 +111,8 @@ impl Watches {
         took
     }
 
-    /// Reserves what is watched, and frees what is so no more. What was announced since the look began may not show yet.
+    /// Reserves watched inodes, and frees those that are watched no more. A watch that was announced since the search
+    /// began may not show yet.
     fn take_up<F: FileSystem>(&self, file_system: &F, found: &FoundWatches, began: Instant) {
         let wanted = |inode: InodeId| found.reason_of(inode);
         let is_over = |(inode, watch): (&InodeId, &ReservedWatch)| {
@@ -172,7 +178,7 @@ impl Watches {
         let announced = if name == WATCH_ATTRIBUTE.as_bytes() {
             self.announce(file_system, inode, ReserveReason::Watched)
         } else if name == WATCH_ALL_ATTRIBUTE.as_bytes() {
-            // The kernel lets nobody else mark a file system.
+            // The kernel lets only root mark a file system.
             if header.uid != 0 {
                 return Some(Err(Errno::EPERM));
             }
@@ -253,7 +259,8 @@ fn path_at(thread: u32, address: u64) -> Option<Vec<u8>> {
     Some(path)
 }
 
-/// Whether a name that is looked up along a path may be that of what the path leads to. One that is no part of the path comes from a symbolic link.
+/// Whether a name that is looked up along a path may be that of what the path leads to. One that is no part of the path
+/// comes from a symbolic link.
 fn is_last(path: &[u8], name: &[u8]) -> bool {
     let mut names = path.split(|byte| *byte == b'/').rev().filter(|part| !matches!(part, [] | [b'.']));
     match names.next() {
@@ -267,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn last_name_of_path_is_told_from_those_before() {
+    fn last_name_of_path_differs_from_earlier_ones() {
         for (path, name, expected) in [
             ("/mnt/a/b", "b", true),
             ("/mnt/a/b", "a", false),

@@ -7,7 +7,7 @@ use ashlar_types::{InodeId, LogPosition, SessionId};
 use crate::dependencies::Dependencies;
 use crate::evaluate::{Demand, Work};
 use crate::holds::Holds;
-use crate::reserved::Reserved;
+use crate::reserved::ReservedInodes;
 use crate::{
     Ancestry, Command, Grant, Home, Limits, Mode, Place, Reason, RequestError, RequestId, Scope, SlotWord, Stats, Want,
 };
@@ -26,7 +26,7 @@ const CONTENDED_MAX: usize = 1024;
 pub struct LeaseManager {
     pub(crate) limits: Limits,
     pub(crate) holds: Holds,
-    pub(crate) reserved: Reserved,
+    pub(crate) reserved: ReservedInodes,
     pub(crate) dependencies: Dependencies,
     pub(crate) queue: VecDeque<Work>,
     pub(crate) commands: VecDeque<Command>,
@@ -105,7 +105,7 @@ impl LeaseManager {
         Self {
             limits,
             holds: Holds::default(),
-            reserved: Reserved::default(),
+            reserved: ReservedInodes::default(),
             dependencies: Dependencies::new(limits.marks_max, applied),
             queue: VecDeque::new(),
             commands: VecDeque::new(),

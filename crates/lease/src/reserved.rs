@@ -1,11 +1,13 @@
 //! Reserved inodes: only admitted sessions may hold leases that cover them.
 //!
-//! SharedFS admits the sessions of mounts, and those of programs that the kernel can't serve instead. A request of another session for such a lease is refused
-//! ([`LeaseManager::refuses`]) before it enters the queue. The manager itself sees to it that nothing wider reaches a reserved inode: a session that is
-//! not admitted gets no subtree lease with one below, and no lease on the files of a directory in which one is.
+//! SharedFS admits the sessions of mounts, and those of programs that the kernel can't serve instead. A request of
+//! another session for such a lease is refused ([`LeaseManager::refuses`]) before it enters the queue. The manager
+//! itself lets nothing wider reach a reserved inode: a session that is not admitted gets no subtree lease with one
+//! below, and no lease on the files of a directory in which one is.
 //!
-//! A reservation takes nothing from anybody by itself. The session that reserves asks for a lease to write on the inode, or on all below the directory;
-//! that one takes what others hold there, in its turn. It stays until another session asks for it: no lease on a reserved inode makes room for others.
+//! A reservation by itself takes no lease. The session that reserves asks for a lease to write on the inode, or on all
+//! below the directory; that one takes the leases of others there, in its turn. It stays until another session asks for
+//! it: no lease on a reserved inode makes room for others.
 //!
 //! Invariant: as long as an admitted session holds a lease at a reserved inode, no other session's lease governs it.
 
@@ -31,9 +33,9 @@ pub enum Reach {
     All,
 }
 
-/// What is reserved, and for which sessions.
+/// The reserved inodes, and the admitted sessions.
 #[derive(Debug, Default)]
-pub(crate) struct Reserved {
+pub(crate) struct ReservedInodes {
     admitted: BTreeSet<SessionId>,
     inodes: BTreeMap<InodeId, Reach>,
     /// Whether one of them reaches everywhere.
@@ -42,7 +44,7 @@ pub(crate) struct Reserved {
     below: Below,
 }
 
-impl Reserved {
+impl ReservedInodes {
     fn is_free_to(&self, session: SessionId) -> bool {
         self.inodes.is_empty() || self.admitted.contains(&session)
     }

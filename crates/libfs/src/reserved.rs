@@ -7,15 +7,17 @@ use crate::LibFs;
 use crate::api::Outcome;
 
 impl LibFs {
-    /// Reserves an inode for the kernel (a mount's session): when this returns, no session but mounts' holds a lease that covers it, and their calls fail
-    /// with [`Errno::RESERVED`], so that the kernel serves them. It holds until [`Self::free_reserved`], also where SharedFS is started anew.
+    /// Reserves an inode for the kernel (a mount's session): when this returns, no session but mounts' holds a lease
+    /// that covers it, and their calls fail with [`Errno::RESERVED`], so that the kernel serves them. It holds until
+    /// [`Self::free_reserved`], also where SharedFS is started anew.
     ///
     /// [`Errno::RESERVED`]: ashlar_types::Errno::RESERVED
     ///
     /// # Errors
-    /// `EPERM` where the session is no mount's; `ESTALE` where the inode is gone; `ENFILE` where too many are reserved; `EIO`.
+    /// `EPERM` where the session is no mount's; `ESTALE` where the inode is gone; `ENFILE` where too many are reserved;
+    /// `EIO`.
     pub fn reserve(&self, inode: InodeId, reason: ReserveReason) -> Outcome<()> {
-        // Noted first: a SharedFS that is started anew meanwhile is told of it in any case.
+        // Noted first: a SharedFS that is started anew meanwhile gets it in any case.
         self.reserved.lock().insert((inode, reason));
         let reserved = self.call(&Request::Reserve { inode, reason });
         if reserved.is_err() {

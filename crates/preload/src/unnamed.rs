@@ -1,8 +1,8 @@
 //! Files made without a name (`O_TMPFILE`), which may get one.
 //!
-//! The kernel refuses one to a file without links, but for those of which it knows that they were made so. Of files that LibFS has made it does not know
-//! that, whichever descriptor leads to them. So LibFS names them, also where their open files have become the kernel's, and for processes that were
-//! forked since.
+//! The kernel refuses a name to a file without links, unless it knows that the file was made so. It does not know that
+//! of files that LibFS has made, whichever descriptor leads to them. So LibFS names them, also after their open files
+//! were handed over to the kernel, and for processes that were forked since.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -52,7 +52,8 @@ pub(crate) fn note(session: &Session, made: &Found) {
     IS_ANY.store(true, Ordering::Relaxed);
 }
 
-/// The session of the file that a descriptor of the kernel's leads to, if that was made without a name. There is one from then on.
+/// The session of the file that a descriptor of the kernel's leads to, if that was made without a name. There is one
+/// from then on.
 pub(crate) fn session_of(descriptor: i32) -> Option<(&'static Session, InodeId)> {
     if !is_any() {
         return None;

@@ -32,7 +32,7 @@ const PT_INTERP: u32 = 3;
 /// How the names of glibc's dynamic linkers for x86-64 begin.
 const LINKER: &[u8] = b"ld-linux-x86-64.so";
 
-/// What the beginning of a file says.
+/// The kind of a program, by the beginning of its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum ProgramKind {
     /// The kernel runs another program for it, whose path stands here.
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_program_is_the_kernels_to_judge() {
+    fn file_that_is_no_program_is_left_to_the_kernel() {
         for head in [&b""[..], b"#!", b"#!\n", b"#! ", b"echo", b"\x7fELF", &[0x7f, b'E', b'L', b'F', 2, 1, 1]] {
             assert_ne!(loads(&[("", head.to_vec())]), head.starts_with(ELF), "{head:?}");
         }

@@ -9,7 +9,7 @@ use ashlar_types::{Errno, XATTR_NAME_MAX, XATTR_VALUE_MAX};
 use super::{call, done, sized};
 use crate::pointers::{Input, Output, SessionPointer, Text};
 
-/// A name, which is judged before the path, as in the kernel.
+/// A name, which is checked before the path, as in the kernel.
 fn checked(name: &Text) -> Outcome<&[u8]> {
     let name = name.bytes()?;
     if name.is_empty() || name.len() > XATTR_NAME_MAX { Err(Errno::ERANGE) } else { Ok(name) }
@@ -40,7 +40,7 @@ struct GivenXattr<'a> {
 }
 
 impl GivenXattr<'_> {
-    /// Returns flags, name and value, which are judged in this order, and before the path.
+    /// Returns flags, name and value, which are checked in this order, and before the path.
     fn checked(&self) -> Outcome<(XattrFlags, &[u8], &[u8])> {
         let (flags, name) = (XattrFlags::of(self.flags)?, checked(self.name)?);
         if self.bytes > XATTR_VALUE_MAX { Err(Errno::E2BIG) } else { Ok((flags, name, self.value.bytes(self.bytes)?)) }

@@ -1,7 +1,8 @@
 //! Calls that the kernel answers on a real open file beside ours.
 //!
-//! They look at the file or change it, and neither keep the open file nor use its offset, its flags or its locks. So it's the same for them which open
-//! file of that file they are made with, and ours stays ours. Most of them are refused: regular files know few requests, and are no sockets.
+//! They look at the file or change it, and neither keep the open file nor use its offset, its flags or its locks. So
+//! it's the same for them which open file of that file they are made with, and ours stays ours. Most of them are
+//! refused: regular files know few requests, and are no sockets.
 
 use super::Served;
 use super::shape::{Shape, paths_of, shape};
@@ -9,7 +10,7 @@ use crate::arch::{Frame, system_call};
 use crate::descriptors::{self, File};
 use crate::{hook, locks, materialise, memory};
 
-/// The process that gets an open file's signals, which signal, and who has said so.
+/// The process that gets an open file's signals, which signal, and the user that has set it.
 const F_GETOWN_EX: i32 = 16;
 const F_SETOWN_EX: i32 = 15;
 const F_GETOWNER_UIDS: i32 = 17;
@@ -21,7 +22,7 @@ const F_GETSIG: i32 = 11;
 const F_GET_FILE_RW_HINT: i32 = 1037;
 const F_SET_FILE_RW_HINT: i32 = 1038;
 
-/// What a call is about.
+/// The subject of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Subject {
     /// The file: any open file of it will do.
@@ -32,7 +33,8 @@ enum Subject {
     OpenFileAlone,
 }
 
-/// Has the kernel answer a call by a descriptor of ours that we do not serve; `None` where the open file must become the kernel's for it.
+/// Has the kernel answer a call by a descriptor of ours that we do not serve; `None` where the open file must become
+/// the kernel's for it.
 pub(super) fn answer(call: &Frame) -> Served {
     let a = &call.arguments;
     let Some((at, file)) = named_file(call) else { return Ok(None) };
@@ -57,7 +59,8 @@ pub(super) fn answer(call: &Frame) -> Served {
     })
 }
 
-/// The open file of ours that a call is about, and where its descriptor stands: it comes first, or before a path that is empty.
+/// The open file of ours that a call is about, and where its descriptor stands: it comes first, or before a path that
+/// is empty.
 fn named_file(call: &Frame) -> Option<(usize, File)> {
     let a = &call.arguments;
     let file = |at: usize| Some((at, descriptors::file(a[at] as i32)?));
@@ -86,7 +89,8 @@ fn subject(number: i64, a: &[u64; 6], file: &File) -> Subject {
             libc::F_NOTIFY if file.is_directory() => Subject::OpenFileAlone,
             _ => Subject::OpenFile,
         },
-        // Where they are not done, another thread has the open file become the kernel's, or it is one that other processes have too.
+        // If LibFS does not serve them, another thread has handed the open file over to the kernel, or other processes
+        // share it.
         libc::SYS_read
         | libc::SYS_write
         | libc::SYS_readv

@@ -1,4 +1,5 @@
-//! Descriptors that a call passes to the kernel elsewhere than where it names what it is about: in a later argument, in a structure, or in a path.
+//! Descriptors that a call passes to the kernel elsewhere than where it names what it is about: in a later argument, in
+//! a structure, or in a path.
 //!
 //! The kernel goes on using most of them after the call, so they become its own.
 
@@ -16,7 +17,8 @@ const FSCONFIG_SET_PATH: u64 = 3;
 const FSCONFIG_SET_PATH_EMPTY: u64 = 4;
 const FSCONFIG_SET_FD: u64 = 5;
 
-/// Requests whose argument is a descriptor: `FICLONE`, `LOOP_SET_FD`, `LOOP_CHANGE_FD`, `NBD_SET_SOCK`, `PERF_EVENT_IOC_SET_OUTPUT` and `…_SET_BPF`.
+/// Requests whose argument is a descriptor: `FICLONE`, `LOOP_SET_FD`, `LOOP_CHANGE_FD`, `NBD_SET_SOCK`,
+/// `PERF_EVENT_IOC_SET_OUTPUT` and `…_SET_BPF`.
 const ARGUMENTS: [u64; 6] = [FICLONE, 0x4C00, 0x4C06, 0xAB00, 0x2405, 0x4004_2408];
 /// Requests whose argument leads to a structure with descriptors of four bytes, and where they stand in it.
 const IN_STRUCTURES: [(u64, &[u64]); 18] = [
@@ -48,14 +50,16 @@ const IN_STRUCTURES: [(u64, &[u64]); 18] = [
     (0x4008_AF30, &[4]),
     (0x4004_AF07, &[0]),
 ];
-/// `struct file_dedupe_range`: how many files there are stands here, and they follow behind so many bytes, each in so many.
+/// `struct file_dedupe_range`: how many files there are stands here, and they follow behind so many bytes, each in so
+/// many.
 const DEDUPED_COUNT_AT: u64 = 16;
 const DEDUPED_AT: u64 = 24;
 const DEDUPED_BYTES: u64 = 32;
 /// As many as fit into the memory that the kernel takes for them.
 const DEDUPED_MAX: u16 = 4096 / DEDUPED_BYTES as u16;
 
-/// Whether a call passes a descriptor of which `is_meant` is true. What can't be read passes none: the kernel says so.
+/// Whether a call passes a descriptor of which `is_meant` is true. Unreadable memory passes none: the kernel reports
+/// it.
 pub(super) fn is_any(call: &Frame, is_meant: impl Fn(i32) -> bool) -> bool {
     let mut is_any = false;
     let _ = each(call, &mut |descriptor| {

@@ -1,5 +1,7 @@
-//! Watching by inotify and fanotify. The kernel does it, and knows only what is done through it: before a watch begins, the mount reserves for the kernel
-//! what is to be watched, and what the process has open of that becomes the kernel's.
+//! Watching by inotify and fanotify, which the kernel does.
+//!
+//! The kernel knows only of operations through itself. So before a watch begins, the mount reserves its inode for the
+//! kernel, and the process hands its own open files of that inode over.
 
 use std::ffi::{CStr, CString};
 
@@ -33,7 +35,8 @@ pub(super) fn serve(number: i64, a: &[u64; 6]) -> Served {
     Ok(None)
 }
 
-/// Has the mount on which something is reserve it, or all of the mount. What is on none of ours, or not there, the kernel finds out.
+/// Makes the mount of a path reserve its inode, or all of the mount. A path elsewhere, or to nothing, is left to the
+/// kernel.
 fn announce(directory: i32, address: u64, follows: bool, is_all: bool) -> Result<(), Errno> {
     if let Some(number) = path::descriptor_at(address) {
         materialise::descriptor(number)?;

@@ -117,7 +117,7 @@ fn function(library: &Library, frame: usize, common: &mut Common) -> Option<Opti
     Some((is_code && !common.is_of_signals).then_some(start..end))
 }
 
-/// What an entry says that several functions share.
+/// The part of an entry that several functions share.
 #[derive(Debug, Default)]
 struct Common {
     /// Where it stands.

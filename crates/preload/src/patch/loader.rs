@@ -1,8 +1,8 @@
-//! The dynamic linker tells when it has loaded an object, before any code of that runs.
+//! The dynamic linker's report that it has loaded an object, before any code of that runs.
 //!
 //! It calls a function of its own that does nothing, for debuggers to stop there (`r_brk` in `<link.h>`): before it
-//! loads or unloads objects, and when all that it was asked for are mapped. That function becomes a jump to ours. Where
-//! it is not empty, nobody is told of objects that are loaded later.
+//! loads or unloads objects, and when all requested ones are mapped. That function becomes a jump to ours. If it is not
+//! empty, the library learns of no objects that are loaded later.
 
 use super::apply::{self, JUMP_BYTES};
 use super::library_of;
@@ -37,8 +37,8 @@ pub(crate) fn watch_loader(function: extern "C" fn()) {
     }
 }
 
-/// Whether a function returns at once, and there is room for a jump before the next one. It's told without a decoder,
-/// whose tables take as long as half of what a program takes to begin.
+/// Whether a function returns at once, with room for a jump before the next one. Found without a decoder, whose tables
+/// take as long as half of a program's start.
 fn is_empty(bytes: &[u8]) -> bool {
     let code = bytes.strip_prefix(ENDBR64).unwrap_or(bytes);
     let Some(mut rest) = code.strip_prefix(&[RETURN]) else { return false };

@@ -106,7 +106,7 @@ impl KnownObjects {
 /// dynamic linker and this library have descriptors of their own, and the kernel's object is the kernel's. Code of the
 /// Go compiler calls the kernel on stacks that have no room for us.
 fn is_left_alone(library: &Library, linker: Option<usize>) -> bool {
-    // SAFETY: it takes a number, and reads what the kernel has told the process at its start.
+    // SAFETY: it takes a number, and reads the kernel's data from the process's start.
     let kernels = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) } as usize;
     let others = [libc::gnu_get_libc_version as *const () as usize, ashlar_entry as *const () as usize];
     library.is_go

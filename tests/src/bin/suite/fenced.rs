@@ -60,7 +60,7 @@ fn fenced(front: Front) -> Outcome<Verdict> {
         writeln!(to).map_err(tried("asking"))?;
         let mut answers = String::new();
         from.read_to_string(&mut answers).map_err(tried("reading answers"))?;
-        // What a mount has answered a moment ago its kernel knows.
+        // The kernel knows the mount's answers of a moment ago.
         let is_kernels = |line: &str| front == Front::Mount && line.starts_with("look, ");
         let is_right = |line: &&str| line.ends_with(": Input/output error") || is_kernels(line);
         let wrong: Vec<_> = answers.lines().filter(|line| !is_right(line)).collect();

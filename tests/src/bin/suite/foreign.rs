@@ -21,7 +21,7 @@ pub const TESTS: &[Test] = &[
 
 const LIBRARY: &str = include_str!("../../../jobs/own_calls.c");
 const USER: &str = include_str!("../../../jobs/own_calls_user.c");
-/// Says its arguments, and then has a shell say what it's told.
+/// Prints its arguments, and then makes a shell print its own.
 const SPEAKER: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-//! What a process has open it may go on to use, whoever narrows the rights to it, and wherever SharedFS is killed.
+//! A process may go on to use its open files, whichever rights to them are narrowed, and wherever SharedFS is killed.
 
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader, Write};
@@ -124,8 +124,8 @@ fn narrowed(front: Front) -> Outcome<Verdict> {
         return Ok(Verdict::Skipped(why));
     }
     for (medium, is_committed) in [(Medium::Memory, false), (Medium::Memory, true), (Medium::Disk, true)] {
-        let told = |error: String| format!("{medium:?}, committed {is_committed}: {error}");
-        one_story(front, medium, is_committed).map_err(told)?;
+        let failure = |error: String| format!("{medium:?}, committed {is_committed}: {error}");
+        one_story(front, medium, is_committed).map_err(failure)?;
     }
     passed()
 }

@@ -1,4 +1,4 @@
-//! What `fsync` and `sync` make persistent of what other processes did: the power is cut as soon as they have returned.
+//! `fsync` and `sync` make other processes' updates persistent: the power is cut as soon as they have returned.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -28,7 +28,7 @@ pub const TESTS: &[Test] = &[
 
 const NOBODY: u32 = 65534;
 const MOUNTS: usize = 2;
-/// A sync takes no longer, whoever is stopped.
+/// A sync takes no longer, even if a process is stopped.
 const SOON: Duration = Duration::from_secs(20);
 const OLD: &str = "old";
 const NEW: &str = "new";
@@ -60,7 +60,7 @@ impl Power {
         (0..MOUNTS).try_for_each(|number| self.site.mount(number).map(drop))
     }
 
-    /// A directory that everybody may write to, with a file `file` in it that says `old`, both of them persistent.
+    /// A directory that every user may write to, with a file `file` in it that holds `old`, both of them persistent.
     fn prepare(&self, case: &str) -> Outcome {
         let directory = self.site.point(0).join(case);
         fs::create_dir(&directory).map_err(tried("making a directory"))?;
@@ -117,11 +117,11 @@ const RUN: Way = (Front::RunAtOnce, 0);
 const MOUNT: Way = (Front::Mount, 0);
 const OTHER_MOUNT: Way = (Front::Mount, 1);
 
-/// A process that does what it is told.
+/// A process that follows orders.
 struct Hand {
     child: Child,
     /// `None`: it ends.
-    told: Option<ChildStdin>,
+    orders: Option<ChildStdin>,
     says: BufReader<ChildStdout>,
 }
 
@@ -134,15 +134,15 @@ impl Hand {
         }
         let started = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut child = started.map_err(tried("starting a process"))?;
-        let (told, says) = (child.stdin.take(), child.stdout.take().ok_or("a process without a pipe")?);
-        Ok(Self { child, told, says: BufReader::new(says) })
+        let (orders, says) = (child.stdin.take(), child.stdout.take().ok_or("a process without a pipe")?);
+        Ok(Self { child, orders, says: BufReader::new(says) })
     }
 
     /// Has it do something, and waits until it says that it has.
     fn does(&mut self, deeds: &[Value]) -> Outcome {
         for deed in deeds {
-            let told = self.told.as_mut().ok_or("a process that ends is told something")?;
-            writeln!(told, "{deed}").map_err(tried("telling a process"))?;
+            let orders = self.orders.as_mut().ok_or("a process that ends gets orders")?;
+            writeln!(orders, "{deed}").map_err(tried("telling a process"))?;
             let mut line = String::new();
             self.says.read_line(&mut line).map_err(tried("reading what a process says"))?;
             ensure!(!line.is_empty(), "{deed} failed");
@@ -152,7 +152,7 @@ impl Hand {
 
     /// Ends it, as a program that has nothing more to do.
     fn finish(mut self) -> Outcome {
-        self.told = None;
+        self.orders = None;
         self.child.wait().map(drop).map_err(tried("waiting for a process"))
     }
 }
@@ -192,8 +192,8 @@ fn written(power: &mut Power) -> Outcome<Verdict> {
     power.end()
 }
 
-/// A case, the ways of the process that makes names and of the one that syncs, what the first does, what the second has open and syncs, and which
-/// file then says what.
+/// A case, the ways of the process that makes names and of the one that syncs, what the first does, what the second has
+/// open and syncs, and which file then says what.
 type Naming<'a> = (&'a str, [Way; 2], &'a [Value], &'a str, [&'a str; 2]);
 
 /// One makes names, another syncs the directory or the file.

@@ -97,14 +97,16 @@ fn events_of(directory: &Path, watcher: &str, actor: &str) -> Outcome<Vec<String
     Ok(done.output.lines().map(str::to_owned).collect())
 }
 
-/// The events of files that were open in another process under `ashlar run` before the watch began: each shows one opening more, when it becomes the kernel's.
+/// The events of files that were open in another process under `ashlar run` before the watch began: each shows one
+/// opening more, when it is handed over to the kernel.
 fn without_opening(line: &str) -> String {
     ["dir open early", "file open -"]
         .iter()
         .fold(line.to_owned(), |line, event| line.replace(&format!("'{event}', "), ""))
 }
 
-/// Each combination of watcher and actor, through the kernel and under `ashlar run`, sees what it would see in a local directory.
+/// Each combination of watcher and actor, through the kernel and under `ashlar run`, sees what it would see in a local
+/// directory.
 fn compared() -> Outcome<Verdict> {
     let site = site()?;
     let expected = events_of(&site.outside().join("local"), "plain", "plain")?;
@@ -135,8 +137,8 @@ fn found_soon() -> Outcome<Verdict> {
         let began = Instant::now();
         let mut is_seen = false;
         eventually("an event of the watch", SOON, || {
-            let told = actor.order("write file").and_then(|_| watcher.order("+events"));
-            is_seen |= told.is_ok_and(|told| told.contains("dir modify file"));
+            let events = actor.order("write file").and_then(|_| watcher.order("+events"));
+            is_seen |= events.is_ok_and(|events| events.contains("dir modify file"));
             is_seen
         })?;
         longest = longest.max(began.elapsed());
@@ -207,7 +209,7 @@ fn watched_directory() -> Outcome<(Site, Ordered, Ordered)> {
     Ok((site, actor, watcher))
 }
 
-/// A SharedFS that is started anew knows what is watched before it serves anybody.
+/// A SharedFS that is started anew knows the watches before it serves any session.
 fn killed() -> Outcome<Verdict> {
     let (site, mut actor, mut watcher) = watched_directory()?;
     for round in 0..4 {
@@ -239,7 +241,7 @@ fn inherited() -> Outcome<Verdict> {
     passed()
 }
 
-/// What fanotify is to tell of a whole file system is done by the kernel.
+/// The kernel serves operations that fanotify reports for a whole file system.
 fn marked() -> Outcome<Verdict> {
     let site = site()?;
     let mut actor = Ordered::served(&site.point(0))?;
@@ -273,7 +275,8 @@ print('seen', flush=True)
     passed()
 }
 
-/// A program that says `ready` (or such) when it watches the directory `sub`, and then the names of which it is told, sees what another program under `ashlar run` makes.
+/// A program that prints `ready` (or such) when it watches the directory `sub`, and then the names in its events, sees
+/// the files that another program makes under `ashlar run`.
 fn sees_changes(program: &str, arguments: &[&str], ready: &str) -> Outcome<Verdict> {
     if run(Command::new("sh").args(["-c", &format!("command -v {program}")]))?.success().is_err() {
         return Ok(Verdict::Skipped(format!("there is no {program}")));
@@ -294,11 +297,11 @@ fn sees_changes(program: &str, arguments: &[&str], ready: &str) -> Outcome<Verdi
         until(ready)?;
         let name = format!("made-{front:?}");
         actor.order(&format!("open made sub/{name} x"))?;
-        let told = until(&name);
+        let events = until(&name);
         actor.order("close made")?;
         watcher.kill().map_err(tried("killing"))?;
         wait(&mut watcher, SOON)?;
-        told?;
+        events?;
     }
     actor.end()?;
     site.umount(0)?;

@@ -1,4 +1,4 @@
-//! Whatever LibFS logs for an ordinary user SharedFS takes for honest: the checks of one and the judge of the other agree.
+//! SharedFS accepts every record that LibFS logs for an ordinary user: the checks of both agree.
 
 mod common;
 
@@ -25,7 +25,7 @@ const IDS: [u32; 3] = [0, USER, 4242];
 const NAMES: [&[u8]; 6] = [b"a", b"b", b"c", b"d", b"e", b"f"];
 const STEPS: u64 = 6000;
 /// Steps after which SharedFS judges what was logged.
-const JUDGED_AFTER: u64 = 5;
+const VALIDATED_AFTER: u64 = 5;
 
 fn is_root() -> bool {
     let is_root = rustix::process::geteuid().is_root();
@@ -96,7 +96,7 @@ struct World {
     user: Arc<LibFs>,
     who: Credentials,
     directories: Vec<InodeId>,
-    /// What the user has open to write.
+    /// The files that the user has open for writing.
     open: Vec<InodeId>,
 }
 
@@ -230,7 +230,7 @@ impl World {
 
 /// Random attributes, lists, owners, sticky and set-id bits, and what a user tries among them.
 #[test]
-fn whatever_libfs_logs_for_a_user_is_judged_honest() {
+fn every_record_libfs_logs_for_a_user_is_accepted() {
     if !is_root() {
         return;
     }
@@ -242,19 +242,19 @@ fn whatever_libfs_logs_for_a_user_is_judged_honest() {
         root.set_attributes(&ROOT, InodeId::ROOT, &all).expect("opened to all");
         let random = Random::new(seed);
         let mut world = World { random, root, user, who, directories: vec![InodeId::ROOT], open: Vec::new() };
-        let (mut told, mut done) = (Vec::new(), 0);
+        let (mut steps, mut done) = (Vec::new(), 0);
         for step in 0..STEPS {
             if world.random.below(3) == 0 {
                 let _ = world.govern();
                 continue;
             }
             let (what, result) = world.act();
-            assert_ne!(result, Err(Errno::EIO), "seed {seed}, step {step}: {what}, after {told:#?}");
+            assert_ne!(result, Err(Errno::EIO), "seed {seed}, step {step}: {what}, after {steps:#?}");
             done += u64::from(result.is_ok());
-            told.push(format!("{what}: {result:?}"));
-            if step % JUDGED_AFTER == 0 {
-                assert_eq!(world.user.make_room(), Ok(()), "seed {seed}, step {step}: fenced after {told:#?}");
-                told.clear();
+            steps.push(format!("{what}: {result:?}"));
+            if step % VALIDATED_AFTER == 0 {
+                assert_eq!(world.user.make_room(), Ok(()), "seed {seed}, step {step}: fenced after {steps:#?}");
+                steps.clear();
             }
         }
         assert!(done > STEPS / 10, "only {done} of {STEPS} steps were allowed: little was tried");
@@ -264,7 +264,7 @@ fn whatever_libfs_logs_for_a_user_is_judged_honest() {
 
 /// Between the look at a directory's rights and the record that changes it, others may close the directory.
 #[test]
-fn names_changed_while_the_directory_closes_are_judged_honest() {
+fn names_changed_as_their_directory_closes_are_accepted() {
     if !is_root() {
         return;
     }
