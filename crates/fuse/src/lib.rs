@@ -21,7 +21,7 @@
 //! Non-goals: mounting as an ordinary user; the session's life (its owner ends it after [`Mount::run`]).
 //!
 //! Source: `docs/architecture.md`, section "FUSE"; the kernel's `include/uapi/linux/fuse.h`; why there is a protocol layer of
-//! its own: `docs/notes/2026-11-21-own-fuse-protocol.md`.
+//! its own: `docs/decisions/mount.md`.
 #![deny(unsafe_code)]
 
 mod again;

@@ -70,8 +70,8 @@ fn open_inode(mount: BorrowedFd<'_>, (inode, flags, entry): Wanted) -> io::Resul
     let how = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = if is_path { Some(rustix::fs::openat(mount, c".", how, Mode::empty())?) } else { None };
     let mount = opened.as_ref().map_or(mount, AsFd::as_fd);
-    // While the name is held, the kernel opens the inode under it. Without a name, watches of the directory get no events
-    // of the file.
+    // While the name is held, the kernel opens the inode under it. Without a name, watches of the directory get no
+    // events of the file.
     let _named = entry.and_then(|(directory, name)| open_name(mount, directory, &name).ok());
     let opened = ashlar_pmem::open_by_handle(mount, HANDLE_KIND, &handle(inode), flags as i32 | HELPER_FLAG)?;
     let wanted = OFlags::from_bits_retain(flags);

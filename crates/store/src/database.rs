@@ -1,7 +1,7 @@
 //! The metadata database: LMDB, in three tables.
 //!
 //! Inodes and entries have tables of their own and everything else shares one: measured, two tables take creations a
-//! third faster than one, since new inodes are appended at their table's end (docs/notes/2026-11-21-lmdb-creations.md).
+//! third faster than one, since new inodes are appended at their table's end (docs/decisions/store-and-digest.md).
 
 use std::fs::File;
 use std::ops::Bound;
