@@ -269,8 +269,9 @@ fn the_time_of_access_is_not_kept_back_by_the_board() {
 fn no_session_can_write_the_board() {
     let site = Site::new(64 << 20);
     let (_line, _, files) = common::hello(&site.socket(), SessionKind::Process, None).expect("answered");
-    assert_eq!(files.len(), 5);
-    let board = files.last().expect("the board comes last");
+    // The placeholder of open files comes last, if this process may mount.
+    assert!(files.len() == 5 || files.len() == 6, "{} files", files.len());
+    let board = &files[4];
     let path = format!("/proc/self/fd/{}", board.as_raw_fd());
     let again = std::fs::OpenOptions::new().read(true).write(true).open(path).expect("it's root's file");
     assert!(again.set_len(0).is_err() && again.set_len(BOARD_BYTES * 2).is_err(), "it stays as long as it is");

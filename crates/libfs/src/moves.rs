@@ -50,9 +50,9 @@ impl LibFs {
         if let Some((source, target)) = looked_up {
             self.check_above((parent, source), (new_parent, target), flags.exchange)?;
         }
-        self.check_change(who, parent)?;
-        if new_parent != parent {
-            self.check_change(who, new_parent)?;
+        if looked_up.is_none() {
+            self.check_access(who, parent, Access::EXECUTE)?;
+            self.check_access(who, new_parent, Access::EXECUTE)?;
         }
         loop {
             let (source, target) = match looked_up.take() {
@@ -73,7 +73,8 @@ impl LibFs {
             if let Some(found) = target
                 && found.inode == source.inode
             {
-                // Two names of one inode: nothing to do, says POSIX. But a name that moves meanwhile may be seen at both places.
+                // Two names of one inode: nothing to do, says POSIX, whatever the rights to change the directories. But a name
+                // that moves meanwhile may be seen at both places.
                 let claims = [parent, new_parent].map(|directory| Claim::read(directory).with_entries());
                 let are_both_there = self.change(&claims, |locked| {
                     locked.expect_entry(parent, name, Some(source)).map_err(|_| Errno::ECANCELED)?;
@@ -83,6 +84,10 @@ impl LibFs {
                     Err(Errno::ECANCELED | Errno::ESTALE) => continue,
                     result => return result,
                 }
+            }
+            self.check_change(who, parent)?;
+            if new_parent != parent {
+                self.check_change(who, new_parent)?;
             }
             let whiteout = flags.whiteout.then(|| self.next_inode()).transpose()?;
             let plan = Move { parent, name, new_parent, new_name, source, target, exchange: flags.exchange, whiteout };

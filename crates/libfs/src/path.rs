@@ -387,10 +387,6 @@ impl LibFs {
         if is_wrong(source, moved) || other.is_some_and(|other| is_wrong(target, other)) {
             return Err(Errno::ENOTDIR);
         }
-        // Of a file that it replaces with itself nothing is looked at.
-        if target.found.as_ref().is_some_and(|found| found.id == moved.id) {
-            return Ok(());
-        }
         let looked_up = (moved.entry(), target.found.as_ref().map(Found::entry));
         self.rename_found(
             who,

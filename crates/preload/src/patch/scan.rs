@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, OpKind, Register};
+use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
 use super::apply::JUMP_BYTES;
 use super::{Library, Plan, Site, WINDOW_MAX, frames};
@@ -98,14 +98,17 @@ fn parts(library: &Library, all: &[Range<usize>]) -> Vec<Range<usize>> {
 /// A function with the code that it runs into behind its end: what is said of libc's `clone` ends where the new thread
 /// has no caller. At most up to `end`.
 fn lengthened(function: &Range<usize>, end: usize) -> Range<usize> {
-    let goes_on = |flow| matches!(flow, FlowControl::Next | FlowControl::ConditionalBranch);
+    let goes_on = |instruction: &Instruction| {
+        instruction.mnemonic() == Mnemonic::Syscall
+            || matches!(instruction.flow_control(), FlowControl::Next | FlowControl::ConditionalBranch)
+    };
     let mut decoder =
         Decoder::with_ip(64, bytes_of(&(function.start..end)), function.start as u64, DecoderOptions::NONE);
     let mut at = function.start;
     while decoder.can_decode() {
         let instruction = decoder.decode();
         at = instruction.next_ip() as usize;
-        if at >= function.end && (instruction.is_invalid() || !goes_on(instruction.flow_control())) {
+        if at >= function.end && (instruction.is_invalid() || !goes_on(&instruction)) {
             break;
         }
     }
