@@ -78,6 +78,7 @@ extern const struct call calls[];
 extern const size_t calls_count;
 /* Makes the call with the kernel; returns its result, or a negative errno. */
 long make_kernel_call(struct step *step);
+extern int has_reserved;
 /* Why the answers of this call can't be compared in this state; null if they can. */
 const char *find_exception(const struct step *step);
 

@@ -95,6 +95,11 @@ void say_place(struct step *step, const char *text, size_t bytes)
         say(step, "%.20s... (%zu bytes, %016lx)", text, bytes, hash_bytes(1, text, bytes));
         return;
     }
+    /* The beginning of the place's name, cut off. */
+    if (bytes > 1 && bytes < length && memcmp(text, place, bytes) == 0) {
+        say(step, "@*%zu", bytes);
+        return;
+    }
     for (at = 0; at < bytes;) {
         size_t run = 1;
         if (bytes - at >= length && memcmp(text + at, place, length) == 0) {
@@ -531,7 +536,7 @@ static void draw_xattr_name(struct step *step)
 {
     static const char *const names[] = {"user.one", "user.one", "user.two", "user.empty", "user.new", "user.", "trusted.one", "security.one",
                                         "system.posix_acl_access", "system.posix_acl_default", "system.other", "other.one", "one", "",
-                                        "user", "security.capability", "userx.one", "USER.one"};
+                                        "user", "security.two", "userx.one", "USER.one"};
     char *text = take_room(400);
     long pointer;
     if (is_bad_pointer(step, &pointer)) {
@@ -543,9 +548,6 @@ static void draw_xattr_name(struct step *step)
         memset(text + 5, 'N', 249 + draw_below(3));
     } else
         strcpy(text, PICK(names));
-    /* The kernel itself looks at the values of capabilities. */
-    if (profile == PROFILE_CAPI && strcmp(text, "security.capability") == 0)
-        strcpy(text, "security.two");
     say(step, "\"");
     say_place(step, text, strlen(text));
     say(step, "\"");

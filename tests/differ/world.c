@@ -50,24 +50,17 @@ const char *name_of_time(long seconds, long nanoseconds)
     return texts[next];
 }
 
-/* Sizes of directories are each file system's own. */
+/* Access times are not shown: an Ashlar moves them for fewer reasons. Sizes of directories are each file system's own. */
 static long shown_size(unsigned mode, long size)
 {
     return S_ISDIR(mode) ? -1 : size;
 }
 
-/* Access times of directories and links stay as they are on an Ashlar. */
-static const char *name_of_access(unsigned mode, long seconds, long nanoseconds)
-{
-    return S_ISDIR(mode) || S_ISLNK(mode) ? "-" : name_of_time(seconds, nanoseconds);
-}
-
 void say_stat(struct step *step, const void *at)
 {
     const struct stat *found = at;
-    say(step, " %o %u:%u size %ld links %lu times %s %s %s device %lx", found->st_mode, found->st_uid, found->st_gid,
-        shown_size(found->st_mode, found->st_size), (unsigned long)found->st_nlink, name_of_access(found->st_mode, found->st_atim.tv_sec, found->st_atim.tv_nsec),
-        name_of_time(found->st_mtim.tv_sec, found->st_mtim.tv_nsec), name_of_time(found->st_ctim.tv_sec, found->st_ctim.tv_nsec),
+    say(step, " %o %u:%u size %ld links %lu times %s %s device %lx", found->st_mode, found->st_uid, found->st_gid,
+        shown_size(found->st_mode, found->st_size), (unsigned long)found->st_nlink, name_of_time(found->st_mtim.tv_sec, found->st_mtim.tv_nsec), name_of_time(found->st_ctim.tv_sec, found->st_ctim.tv_nsec),
         (unsigned long)found->st_rdev);
 }
 
@@ -85,8 +78,7 @@ void say_statx(struct step *step, const void *at, unsigned mask)
     if (told & STATX_NLINK)
         say(step, " links %u", found->stx_nlink);
     if (told & STATX_MTIME)
-        say(step, " times %s %s %s", name_of_access(found->stx_mode, found->stx_atime.tv_sec, found->stx_atime.tv_nsec),
-            name_of_time(found->stx_mtime.tv_sec, found->stx_mtime.tv_nsec), name_of_time(found->stx_ctime.tv_sec, found->stx_ctime.tv_nsec));
+        say(step, " times %s %s", name_of_time(found->stx_mtime.tv_sec, found->stx_mtime.tv_nsec), name_of_time(found->stx_ctime.tv_sec, found->stx_ctime.tv_nsec));
 }
 
 /* ---- Removing -------------------------------------------------------------------------------------------------------------- */
@@ -232,13 +224,15 @@ enum { IDENTITIES_MAX = 512, NAMES_MAX = 512, DEPTH_MAX = 12 };
 static ino_t identities[IDENTITIES_MAX];
 static int identities_used;
 
-/* Numbers inodes in the order in which they are met. */
-static int number_identity(ino_t inode)
+/* Numbers inodes in the order in which they are met; -1: not met in the tree. */
+static int number_identity(ino_t inode, int is_in_tree)
 {
     int at;
     for (at = 0; at < identities_used; at++)
         if (identities[at] == inode)
             return at;
+    if (!is_in_tree)
+        return -1;
     if (identities_used < IDENTITIES_MAX)
         identities[identities_used++] = inode;
     return at;
@@ -331,7 +325,7 @@ static void print_below(const char *path, size_t start, int depth)
         return;
     }
     say_stat(&line, &found);
-    say(&line, " file %d", number_identity(found.st_ino));
+    say(&line, " file %d", number_identity(found.st_ino, 1));
     say_xattrs(&line, path);
     say_content(&line, path, &found);
     print_text("%s\n", line.text);
@@ -378,7 +372,7 @@ void print_world(void)
             continue;
         }
         say_stat(&line, &found);
-        say(&line, " file %d", number_identity(found.st_ino));
+        say(&line, " file %d", number_identity(found.st_ino, 0));
         print_text("  descriptor %d flags %x %x offset %ld%s\n", number, (unsigned)fcntl(number, F_GETFL), (unsigned)fcntl(number, F_GETFD),
                    S_ISDIR(found.st_mode) ? -1 : (long)lseek(number, 0, SEEK_CUR), line.text);
     }

@@ -16,8 +16,20 @@ use crate::session::{self, Session};
 use crate::shared::Shared;
 use crate::{snapshot, unnamed};
 
-/// Flags that say how to open, and are forgotten then. Of a file that its opening has made, `O_CREAT` is noted.
-const OPENING_FLAGS: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TRUNC | libc::O_CLOEXEC;
+/// Flags that an open file keeps, and `F_GETFL` shows. The others say how to open, or nothing. Of a file that its opening has made,
+/// `O_CREAT` is noted.
+const KEPT_FLAGS: i32 = libc::O_ACCMODE
+    | libc::O_APPEND
+    | libc::O_NONBLOCK
+    | libc::O_SYNC
+    | libc::O_ASYNC
+    | libc::O_DIRECT
+    | libc::O_LARGEFILE
+    | libc::O_DIRECTORY
+    | libc::O_NOFOLLOW
+    | libc::O_NOATIME
+    | libc::O_PATH
+    | TMPFILE;
 
 /// How often an opening is tried where others make and remove the file at the same time. Then the kernel does it.
 const OPENING_TRIES: u32 = 8;
@@ -58,7 +70,7 @@ pub(super) fn open_at_once(number: i64, a: &[u64; 6]) -> Option<i64> {
         return None;
     };
     let inode = way.id();
-    match descriptors::open_by(session, way, kind, flags & !OPENING_FLAGS) {
+    match descriptors::open_by(session, way, kind, flags & KEPT_FLAGS) {
         Ok(file) => {
             descriptors::enter_first(&file, descriptor, cloexec);
             Some(descriptor.into())
@@ -301,7 +313,7 @@ fn may_run(inode: &Inode) -> bool {
 
 /// Notes an open file that the session knows as open; where that fails it is open no more.
 fn enter(session: &'static Session, id: InodeId, kind: FileKind, flags: i32) -> Result<File, Errno> {
-    descriptors::open(session, id, kind, flags & !OPENING_FLAGS).inspect_err(|_| session.fs.close(id))
+    descriptors::open(session, id, kind, flags & KEPT_FLAGS).inspect_err(|_| session.fs.close(id))
 }
 
 fn regular(mode: u32) -> Make<'static> {
