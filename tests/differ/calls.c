@@ -31,7 +31,7 @@ static long answer(long result)
     return result < 0 ? -(long)errno : result;
 }
 
-/* ---- Calls of several steps ------------------------------------------------------------------------------------------------ */
+/* ---- Calls of several steps ---- */
 
 static int compare_names(const void *one, const void *other)
 {
@@ -145,7 +145,7 @@ static long open_by_proc(struct step *step)
     return answer(syscall(SYS_openat, AT_FDCWD, text, step->arguments[1], step->arguments[2]));
 }
 
-/* What the kernel has for functions of libashlar that no call of it has the name of. */
+/* The kernel's calls for functions of libashlar with other names. */
 
 static long link_descriptor(struct step *step)
 {
@@ -189,7 +189,7 @@ static long rename_with_flags(struct step *step)
     return answer(syscall(SYS_renameat2, AT_FDCWD, step->arguments[0], AT_FDCWD, step->arguments[1], step->arguments[2]));
 }
 
-/* ---- The table ------------------------------------------------------------------------------------------------------------- */
+/* ---- The table ---- */
 
 #define K(name, kinds, weight) {#name, kinds, weight, SYS_##name, NULL, NULL}
 #define S(name, kinds, weight, function) {#name, kinds, weight, 0, function, NULL}
@@ -299,7 +299,7 @@ const struct call calls[] = {
 };
 const size_t calls_count = sizeof calls / sizeof *calls;
 
-/* ---- Exceptions ------------------------------------------------------------------------------------------------------------ */
+/* ---- Exceptions ---- */
 
 static int is_called(const struct step *step, const char *name)
 {
@@ -350,13 +350,6 @@ static int has_offset(const struct step *step)
     return 0;
 }
 
-/* Whether neither owner nor group are to change. */
-static int leaves_owner(const struct step *step)
-{
-    const long *owners = step->arguments + (is_called(step, "fchownat") ? 2 : 1);
-    return owners[0] == -1 && owners[1] == -1;
-}
-
 /* Whether the sequence has reserved or zeroed ranges. */
 int has_reserved;
 
@@ -396,9 +389,6 @@ const char *find_exception(const struct step *step)
         return "offsets of directories are each file system's own";
     if (is_called(step, "ioctl") && arguments[1] == FICLONE && describe(arguments[0], &found) && describe(arguments[2], &found))
         return "ext4 has no files that share blocks";
-    /* To be tried again when a session survives it: another user's file that is given to whom it belongs already. */
-    if (geteuid() != 0 && strstr(step->call->name, "chown") != NULL && leaves_owner(step))
-        return "known to fence the session";
     if (is_one_of(step, xattrs) && describe(arguments[0], &found) && found.st_nlink == 0)
         return "known to keep a file without a name from becoming the kernel's";
     if (is_called(step, "lseek") && (arguments[2] == SEEK_DATA || arguments[2] == SEEK_HOLE) && has_reserved)
@@ -408,7 +398,7 @@ const char *find_exception(const struct step *step)
     return NULL;
 }
 
-/* ---- Results --------------------------------------------------------------------------------------------------------------- */
+/* ---- Results ---- */
 
 static void say_buffer(struct step *step, const struct output *output, long result)
 {

@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* ---- draw.c: numbers, and the arguments of a step ------------------------------------------------------------------------ */
+/* ---- draw.c: numbers, and the arguments of a step ---- */
 
 enum {
     ARGUMENTS_MAX = 6,
@@ -72,7 +72,7 @@ void say(struct step *step, const char *format, ...) __attribute__((format(print
 void say_place(struct step *step, const char *text, size_t bytes);
 uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t count);
 
-/* ---- calls.c: the calls -------------------------------------------------------------------------------------------------- */
+/* ---- calls.c: the calls ---- */
 
 extern const struct call calls[];
 extern const size_t calls_count;
@@ -82,7 +82,7 @@ extern int has_reserved;
 /* Why the answers of this call can't be compared in this state; null if they can. */
 const char *find_exception(const struct step *step);
 
-/* ---- world.c: the tree in which calls are made ---------------------------------------------------------------------------- */
+/* ---- world.c: the tree in which calls are made ---- */
 
 void build_world(void);
 void print_world(void);
@@ -93,7 +93,7 @@ const char *name_of_time(long seconds, long nanoseconds);
 void print_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void stop_program(const char *what);
 
-/* ---- library.c: libashlar, in a program that links it --------------------------------------------------------------------- */
+/* ---- library.c: libashlar, in a program that links it ---- */
 
 #ifdef WITH_LIBRARY
 void open_library(const char *mount_point);

@@ -1,5 +1,5 @@
-/* Draws the arguments of calls. What is drawn depends on the sequence's and the step's numbers alone, so that a step stays
- * the same if others are left out. */
+/* Draws the arguments of calls. They depend on the sequence's and the step's numbers alone, so that a step stays the
+ * same if others are left out. */
 #define _GNU_SOURCE
 #include "differ.h"
 
@@ -29,7 +29,7 @@ const char *place;
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 #define PICK(list) ((list)[draw_below(COUNT(list))])
 
-/* ---- Numbers --------------------------------------------------------------------------------------------------------------- */
+/* ---- Numbers ---- */
 
 static uint64_t state;
 
@@ -74,7 +74,7 @@ uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t count)
     return hash ^ (hash >> 32);
 }
 
-/* ---- Text ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Text ---- */
 
 void say(struct step *step, const char *format, ...)
 {
@@ -120,7 +120,7 @@ void say_place(struct step *step, const char *text, size_t bytes)
     }
 }
 
-/* ---- Memory ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Memory ---- */
 
 static char *buffer, *read_only, *forbidden;
 /* Room for what pointers lead to: given anew for each step. */
@@ -170,7 +170,7 @@ static void push_output(struct step *step, char kind, const void *at, size_t byt
         step->outputs[step->outputs_used++] = output;
 }
 
-/* Perhaps a pointer that leads nowhere, which is then said; null pointers alone if the library dereferences the others. */
+/* Perhaps a pointer that leads nowhere, which is then printed; a null pointer if the library dereferences others. */
 static int is_bad_pointer(struct step *step, long *pointer)
 {
     static const struct {
@@ -191,7 +191,7 @@ static int is_bad_pointer(struct step *step, long *pointer)
     return 1;
 }
 
-/* ---- Kinds of arguments ---------------------------------------------------------------------------------------------------- */
+/* ---- Kinds of arguments ---- */
 
 /* Flags of a set, some of them by chance, with their names. */
 struct flag {
@@ -275,7 +275,7 @@ static void draw_path_text(char *text)
         strcat(text, PICK(behind));
 }
 
-/* Paths that are long: a name that is as long as names may be, or longer; one that is as long as paths may be, or longer. */
+/* Long paths: a name as long as names may be, or longer; a path as long as paths may be, or longer. */
 static void draw_long_path(char *text)
 {
     size_t length, at = 0;

@@ -1,4 +1,4 @@
-/* Calls of the table by libashlar. A program that does not link it has them as well, to draw the same calls, and makes none. */
+/* Calls of the table by libashlar. A program without it has them as well, to draw the same calls, and makes none. */
 #define _GNU_SOURCE
 #include "differ.h"
 #include "library.h"

@@ -1,10 +1,10 @@
-/* differ: makes random calls in a directory, and prints what came of them.
+/* differ: makes random calls in a directory, and prints their results.
  *
  *     differ PROFILE PLACE FIRST SEQUENCES STEPS [OPTION=VALUE...]
  *
- * PROFILE is kernel, huge or capi; PLACE a directory with a name as long as in all other places. A sequence of STEPS calls is
- * named by its number, and so are those that follow, up to SEQUENCES of them. Each begins with a new tree in PLACE/world, and ends with all that
- * can be seen of it. What is printed is to be the same in all places.
+ * PROFILE is kernel, huge or capi; PLACE a directory with a name as long as in all other places. A sequence of STEPS
+ * calls is named by its number, and so are those that follow, up to SEQUENCES of them. Each begins with a new tree in
+ * PLACE/world, and ends with all that can be seen of it. The output must be the same in all places.
  *
  * only=1,5,7  makes only these steps of each sequence
  * each=1      prints the tree after each call
@@ -121,7 +121,7 @@ int main(int argc, char **argv)
     umask(022);
     signal(SIGIO, SIG_IGN);
     signal(SIGPIPE, SIG_IGN);
-    /* What the program has inherited is the same in no two places. */
+    /* Inherited descriptors differ from place to place. */
     syscall(SYS_close_range, FIRST_DESCRIPTOR, 900, 0);
     map_buffers();
     for (at = 6; at < argc; at++) {

@@ -19,7 +19,7 @@
 
 enum { PATH_ROOM = 4 * PATH_MAX };
 
-/* ---- What is printed ------------------------------------------------------------------------------------------------------- */
+/* ---- Output ---- */
 
 void print_text(const char *format, ...)
 {
@@ -50,7 +50,7 @@ const char *name_of_time(long seconds, long nanoseconds)
     return texts[next];
 }
 
-/* Access times are not shown: an Ashlar moves them for fewer reasons. Sizes of directories are each file system's own. */
+/* Access times are not shown: Ashlar moves them for fewer reasons. Sizes of directories are each file system's own. */
 static long shown_size(unsigned mode, long size)
 {
     return S_ISDIR(mode) ? -1 : size;
@@ -81,7 +81,7 @@ void say_statx(struct step *step, const void *at, unsigned mask)
         say(step, " times %s %s", name_of_time(found->stx_mtime.tv_sec, found->stx_mtime.tv_nsec), name_of_time(found->stx_ctime.tv_sec, found->stx_ctime.tv_nsec));
 }
 
-/* ---- Removing -------------------------------------------------------------------------------------------------------------- */
+/* ---- Removing ---- */
 
 static void remove_below(const char *path, int depth)
 {
@@ -116,7 +116,7 @@ static void remove_xattrs(const char *path)
         lremovexattr(path, list + at);
 }
 
-/* ---- Building -------------------------------------------------------------------------------------------------------------- */
+/* ---- Building ---- */
 
 static void make_file(const char *name, mode_t mode, size_t bytes)
 {
@@ -217,7 +217,7 @@ void build_world(void)
         stop_program("utimensat");
 }
 
-/* ---- Printing -------------------------------------------------------------------------------------------------------------- */
+/* ---- Printing ---- */
 
 enum { IDENTITIES_MAX = 512, NAMES_MAX = 512, DEPTH_MAX = 12 };
 

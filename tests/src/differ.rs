@@ -1,8 +1,9 @@
 //! Random system calls whose answers are compared between places.
 //!
-//! The program of `tests/differ` draws calls from the number of a sequence, makes them in a directory, and prints each answer and
-//! the tree in the end. Here it runs in two places, and what it printed is compared line by line. The first difference of a
-//! sequence counts alone: after it, the two trees may differ. A difference is made smaller by leaving out steps while it stays.
+//! The program of `tests/differ` draws calls from the number of a sequence, makes them in a directory, and prints each
+//! answer and the tree in the end. Here it runs in two places, and what it printed is compared line by line. The first
+//! difference of a sequence counts alone: after it, the two trees may differ. A difference is made smaller by leaving
+//! out steps while it stays.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
@@ -46,7 +47,7 @@ impl DrawnCalls {
     }
 }
 
-/// What serves the calls of a place.
+/// The server of a place's calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServedBy {
     /// The kernel's own file system: the reference.
@@ -74,7 +75,7 @@ pub struct DifferPlace {
 pub struct Drawn {
     /// The calls.
     pub calls: DrawnCalls,
-    /// The user who makes them.
+    /// The user that makes them.
     pub user: u32,
     /// The number of the first sequence.
     pub first: u64,
@@ -84,11 +85,11 @@ pub struct Drawn {
     pub steps: u64,
 }
 
-/// What the program has printed, by sequence.
+/// The program's output, by sequence.
 #[derive(Debug, Default)]
 pub struct Answers {
     sequences: BTreeMap<u64, Vec<String>>,
-    /// What the program said when it ended before its end.
+    /// The program's error if it ended early.
     complaint: Option<String>,
     /// The part of calls that LibFS served in the process, where that was asked for.
     pub accelerated_share: Option<f64>,
@@ -110,9 +111,9 @@ impl Answers {
 pub struct Difference {
     /// The sequence.
     pub sequence: u64,
-    /// What the reference says.
+    /// The reference's answer.
     pub expected: String,
-    /// What the other place says.
+    /// The other place's answer.
     pub found: String,
 }
 
@@ -123,7 +124,7 @@ impl Difference {
         number.split(' ').next()?.parse().ok()
     }
 
-    /// What differs, without what is drawn: the same for differences that look alike.
+    /// The kind of the difference, without drawn values: the same for differences that look alike.
     fn kind(&self) -> String {
         let call = self.expected.split(['(', ' ']).nth(1).unwrap_or_default();
         let result = |line: &str| line.rsplit_once(") = ").map(|(_, result)| first_word(result).to_owned());
@@ -145,7 +146,7 @@ impl DifferPlace {
         Self { served_by, mount: mount.to_owned(), program: program.to_owned() }
     }
 
-    /// What the place has in the mount's root. What paths with many ".." lead to is the place's own too.
+    /// The place's directory in the mount's root. Paths with many ".." lead into the place, too.
     fn top(&self) -> PathBuf {
         self.mount.join(format!("{:?}", self.served_by).to_lowercase())
     }
@@ -266,7 +267,7 @@ pub struct Comparison<'a> {
     pub options: Vec<String>,
 }
 
-/// What a comparison has found.
+/// The result of a comparison.
 #[derive(Debug)]
 pub struct Compared {
     /// How many calls were compared.
@@ -290,7 +291,7 @@ impl Comparison<'_> {
         let found = self.other.run(self.scratch, drawn, &theirs)?;
         let mut differences = differences(self.other.served_by, &expected, &found);
         if let Some(complaint) = &found.complaint {
-            // The sequence that did not come to its end has a difference, and the reason is told with it.
+            // The sequence that did not come to its end has a difference, and is reported with the reason.
             let last = found.sequences.keys().next_back().copied().unwrap_or(drawn.first);
             differences.retain(|difference| difference.sequence <= last);
             if let Some(difference) = differences.iter_mut().find(|difference| difference.sequence == last) {
@@ -303,7 +304,8 @@ impl Comparison<'_> {
         Ok(Compared { calls: expected.calls(), accelerated_share: found.accelerated_share, differences })
     }
 
-    /// Makes a difference smaller: leaves out steps while the sequence differs in the same way. Returns the steps that are left.
+    /// Makes a difference smaller: leaves out steps while the sequence differs in the same way. Returns the steps that
+    /// are left.
     pub fn shrink(&self, drawn: &Drawn, difference: &Difference) -> Outcome<Vec<u64>> {
         let alone = Drawn { first: difference.sequence, sequences: 1, ..*drawn };
         let mut steps: Vec<u64> = (0..difference.step().map_or(drawn.steps, |step| step + 1)).collect();

@@ -18,7 +18,7 @@ struct Line<'a> {
     whole: &'a str,
     /// The call's name; empty where the line tells of the tree.
     call: &'a str,
-    /// What it returned: a number, or an errno with a minus sign.
+    /// The call's result: a number, or an errno with a minus sign.
     result: &'a str,
 }
 
@@ -59,8 +59,8 @@ const EXCEPTIONS: &[Exception] = &[
         named_in: ("limits.md", "`F_OFD_GETLK`"),
         places: &[ServedBy::Mount, ServedBy::Run],
         holds: |expected, found| {
-            let told = expected.whole.strip_suffix("pid own");
-            expected.whole.contains("F_OFD_GETLK") && told.is_some() && told == found.whole.strip_suffix("pid -1")
+            let own_pid = expected.whole.strip_suffix("pid own");
+            expected.whole.contains("F_OFD_GETLK") && own_pid.is_some() && own_pid == found.whole.strip_suffix("pid -1")
         },
     },
     Exception {
@@ -163,8 +163,8 @@ const OTHER_ERROR_OF_LIBRARY: &[(&str, &str, &str)] = &[
     ("copy_file_range", "-EOVERFLOW", "-EINVAL"),
 ];
 
-/// Whether two lines differ so that what comes after them in the sequence says nothing: a mapping that ends with `SIGBUS` was not
-/// written to. Named in interception.md.
+/// Whether two lines differ so that what comes after them in the sequence says nothing: a mapping that ends with
+/// `SIGBUS` was not written to. Named in interception.md.
 pub fn ends_comparison(place: ServedBy, expected: &str, found: &str) -> bool {
     place == ServedBy::Run && expected.contains(" mmap(") && !expected.contains("SIGBUS") && found.contains(" SIGBUS")
 }

@@ -25,7 +25,7 @@ pub const TESTS: &[Test] = &[
 
 /// Calls of a sequence, before all that can be seen of the tree is compared.
 const STEPS: u64 = 60;
-/// The super-user, and nobody.
+/// The super-user, and an ordinary user.
 const USERS: [u32; 2] = [0, 65534];
 /// Calls that are compared in all places together.
 const CALLS: u64 = 100_000;
@@ -120,7 +120,7 @@ fn compare(served_by: ServedBy) -> Outcome<Verdict> {
     let scratch = ground.scratch()?;
     let all = number("ASHLAR_DIFFER_CALLS", CALLS);
     let first = number("ASHLAR_DIFFER_SEED", 1);
-    let (mut calls, mut told, mut shares) = (0, Vec::new(), Vec::new());
+    let (mut calls, mut reports, mut shares) = (0, Vec::new(), Vec::new());
     for (drawn_calls, part) in draws(served_by) {
         for user in USERS {
             let sequences = (all * part / 100 / USERS.len() as u64).div_ceil(STEPS).max(1);
@@ -132,15 +132,15 @@ fn compare(served_by: ServedBy) -> Outcome<Verdict> {
             calls += compared.calls;
             shares.extend(compared.accelerated_share);
             if let Some(difference) = compared.differences.first() {
-                told.push(comparison.tell(&drawn, difference)?);
-                told.push(format!(
+                reports.push(comparison.tell(&drawn, difference)?);
+                reports.push(format!(
                     "kinds of differences, with their sequences: {:?}",
                     count_kinds(&compared.differences)
                 ));
             }
         }
     }
-    ensure!(told.is_empty(), "{}", told.join("\n"));
+    ensure!(reports.is_empty(), "{}", reports.join("\n"));
     if served_by == ServedBy::Run {
         let least = shares.iter().copied().fold(f64::INFINITY, f64::min);
         ensure!(least >= ACCELERATED_MIN, "of the calls, only {shares:?} were served in the process");
@@ -173,8 +173,8 @@ fn planted() -> Outcome<Verdict> {
     let difference = found.first().ok_or("the planted fault is not found")?;
     let steps = faulty.shrink(&drawn, difference)?;
     ensure!(steps.len() <= 2, "it is not made small: {steps:?}");
-    let told = faulty.tell(&drawn, difference)?;
-    ensure!(told.contains("= -ENOTEMPTY") && told.contains("= -EEXIST"), "it is told as\n{told}");
+    let report = faulty.tell(&drawn, difference)?;
+    ensure!(report.contains("= -ENOTEMPTY") && report.contains("= -EEXIST"), "it is reported as\n{report}");
     ground.end()?;
     passed()
 }
