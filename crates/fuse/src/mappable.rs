@@ -185,8 +185,12 @@ mod tests {
         let files = MappableFiles::default();
         files.open(FILE, false);
         assert_eq!(files.reserve_once(FILE, || Err(Errno::EIO)), Err(Errno::EIO));
-        let mut is_reserved = false;
-        assert_eq!(files.reserve_once(FILE, || Ok(is_reserved = true)), Ok(()));
-        assert!(is_reserved);
+        let mut reserved = 0;
+        let reserve = || {
+            reserved += 1;
+            Ok(())
+        };
+        assert_eq!(files.reserve_once(FILE, reserve), Ok(()));
+        assert_eq!(reserved, 1);
     }
 }
