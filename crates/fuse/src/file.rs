@@ -113,7 +113,11 @@ impl<F: FileSystem> Call<'_, F> {
     /// other process can have a lease on it.
     fn note_pages(&self, inode: InodeId) -> Result<(), Errno> {
         self.server.note_fill(inode);
-        if !self.fs().is_shared() {
+        if !self.fs().is_shared() || !self.server.mappable.is_unreserved(inode) {
+            return Ok(());
+        }
+        // A file without a name may get one, which only LibFS can give to a file of its own: a reserved one would get none.
+        if self.fs().attributes(inode).is_ok_and(|found| found.inode.links == 0) {
             return Ok(());
         }
         self.server.mappable.reserve_once(inode, || self.fs().reserve(inode, ReserveReason::Mapped))

@@ -81,6 +81,11 @@ impl MappableFiles {
         files.get_mut(&inode).is_some_and(|file| !std::mem::replace(&mut file.has_pages, true))
     }
 
+    /// Whether [`Self::reserve_once`] would reserve the file.
+    pub(crate) fn is_unreserved(&self, inode: InodeId) -> bool {
+        self.count.load(Ordering::Acquire) > 0 && self.has(inode) && !self.reserved.lock().contains(&inode)
+    }
+
     /// Reserves a file whose pages are about to be filled or written back, if it may be mapped for writing and is not
     /// reserved yet.
     ///

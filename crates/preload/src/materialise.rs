@@ -83,12 +83,18 @@ pub(crate) fn renew_size_of(real: i32, session: &Session, inode: InodeId) {
 /// # Errors
 /// As [`beside`].
 pub(crate) fn to_read(session: &Session, inode: InodeId) -> Result<OwnedFd, Errno> {
-    session.fs.open(inode)?;
+    // A reserved inode can't be opened here, and SharedFS hands it over all the same.
+    let is_open = match session.fs.open(inode) {
+        Err(Errno::RESERVED) => false,
+        opened => opened.map(|_| true)?,
+    };
     let real = session.materialise(inode, libc::O_RDONLY);
     if let Ok(real) = &real {
         renew_size_of(real.as_raw_fd(), session, inode);
     }
-    session.fs.close(inode);
+    if is_open {
+        session.fs.close(inode);
+    }
     real
 }
 

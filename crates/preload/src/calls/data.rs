@@ -565,8 +565,8 @@ pub(super) fn send_file(a: &[u64; 6]) -> Served {
         (from, Some(to)) => receive(from.as_ref(), &to, a),
         (None, None) => Ok(None),
     };
-    // The kernel stores the offset behind each try, also where that has failed.
-    if a[2] != 0 && sent != Ok(None) {
+    // The kernel stores the offset after each try, also a failed one; it makes those itself that LibFS leaves to it.
+    if a[2] != 0 && !matches!(sent, Ok(None) | Err(Errno::RESERVED)) {
         memory::check(a[2], size_of::<i64>() as u64, memory::Use::Write)?;
     }
     sent

@@ -73,7 +73,8 @@ impl Ordered {
         let link = format!("/proc/{}/fd/{}", self.child.id(), number.trim_matches(['[', ']', '\'']));
         let link = fs::read_link(link).map_err(tried("looking at a descriptor"))?;
         self.order("close again")?;
-        Ok(link.to_string_lossy().contains("memfd:ashlar"))
+        // A placeholder stands in no tree; the kernel knows its own files by their names here.
+        Ok(!link.ends_with(name))
     }
 
     fn end(mut self) -> Outcome {
