@@ -21,7 +21,7 @@ const RWF_NOAPPEND: u64 = 0x20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SystemCall {
     pub(crate) number: i64,
-    arguments: [u64; 6],
+    pub(crate) arguments: [u64; 6],
 }
 
 /// The call in which a thread stands.
@@ -92,6 +92,8 @@ mod tests {
     fn call_is_read_with_its_arguments() {
         let call = SystemCall::parse("328 0x3 0x7ffe 0x1 0x2 0x0 0x20 0x7ffd 0x7f10\n").expect("a call");
         assert_eq!((call.number, call.arguments), (328, [3, 0x7ffe, 1, 2, 0, 0x20]));
+        let call = SystemCall::parse("254 0x3 0x7ffe 0xfff 0x0 0x0 0x1f 0x7ffd 0x7f10\n").expect("a call");
+        assert_eq!((call.number, call.arguments), (254, [3, 0x7ffe, 0xfff, 0, 0, 0x1f]));
         assert_eq!(SystemCall::parse("-1 0x7ffd 0x7f10\n").map(|call| call.number), Some(-1));
         assert_eq!(SystemCall::parse("running\n"), None);
     }

@@ -23,6 +23,7 @@ use ashlar_types::{Errno, InodeId};
 use ashlar_wire::{ReserveReason, WATCH_ALL_ATTRIBUTE, WATCH_ATTRIBUTE};
 use parking_lot::Mutex;
 
+use crate::caller::SystemCall;
 use crate::file_system::FileSystem;
 use crate::proto::InHeader;
 use crate::watch_finder::{FoundWatches, WatchFinder};
@@ -227,7 +228,7 @@ fn call_of(thread: u32) -> Option<WatchCall> {
         *asking = Some((thread, file));
         length
     })?;
-    let (number, arguments) = arguments_in(std::str::from_utf8(text.get(..length)?).ok()?)?;
+    let SystemCall { number, arguments } = SystemCall::parse(std::str::from_utf8(text.get(..length)?).ok()?)?;
     let at = match number {
         libc::SYS_inotify_add_watch => arguments[1],
         libc::SYS_fanotify_mark if arguments[1] & MARKS_ALL != 0 => return Some(WatchCall::All),
@@ -236,17 +237,6 @@ fn call_of(thread: u32) -> Option<WatchCall> {
         _ => return None,
     };
     Some(WatchCall::Path(path_at(thread, at)))
-}
-
-/// The number of a call and its arguments, as `/proc/TID/syscall` says them; `None` where the thread is in none.
-fn arguments_in(line: &str) -> Option<(i64, [u64; 6])> {
-    let mut words = line.split_ascii_whitespace();
-    let number = words.next()?.parse().ok().filter(|number| *number >= 0)?;
-    let mut arguments = [0; 6];
-    for argument in &mut arguments {
-        *argument = u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()?;
-    }
-    Some((number, arguments))
 }
 
 /// The path at an address of a thread's memory.
@@ -287,14 +277,6 @@ mod tests {
         ] {
             assert_eq!(is_last(path.as_bytes(), name.as_bytes()), expected, "{name} in {path}");
         }
-    }
-
-    #[test]
-    fn arguments_are_read_off_the_line_of_a_thread() {
-        let line = "254 0x3 0x7ffe 0xfff 0x0 0x0 0x1f 0x7ffd 0x7f10\n";
-        assert_eq!(arguments_in(line), Some((254, [3, 0x7ffe, 0xfff, 0, 0, 0x1f])));
-        assert_eq!(arguments_in("running\n"), None);
-        assert_eq!(arguments_in("-1 0x7ffd 0x7f10\n"), None);
     }
 
     #[test]
