@@ -39,7 +39,7 @@ impl<'a> Line<'a> {
 
 const EXCEPTIONS: &[Exception] = &[
     Exception {
-        named_in: ("limits.md", "files that are replaced just when a program looks at them"),
+        named_in: ("limits.md", "files that are replaced during a look"),
         places: &[ServedBy::Mount],
         holds: |expected, found| {
             let is_path_alone = expected.whole.contains("descriptor ") && expected.whole.contains("flags 2");
