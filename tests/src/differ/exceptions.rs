@@ -80,7 +80,7 @@ const EXCEPTIONS: &[Exception] = &[
         },
     },
     Exception {
-        named_in: ("capi.md", "of a path before"),
+        named_in: ("capi.md", "A path's error comes before"),
         places: &[ServedBy::Library],
         holds: |expected, found| {
             let is_empty = found.result == "-ENOENT" && expected.whole.contains("\"\"");
