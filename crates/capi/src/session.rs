@@ -240,7 +240,7 @@ impl Surroundings for Session {
         false
     }
 
-    fn era(&self) -> u64 {
+    fn submount_version(&self) -> u64 {
         0
     }
 

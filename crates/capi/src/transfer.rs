@@ -67,13 +67,13 @@ impl Session {
     ///
     /// The kernel judges the offset and the open file before the bytes.
     pub(crate) fn refusal(&self, file: i32, at: At, writes: bool, errno: Errno) -> Errno {
-        let judge = || {
+        let validate = || {
             at.check()?;
             let file = self.file(file)?;
             if if writes { file.may_write() } else { file.may_read() } { Err(errno) } else { Err(Errno::EBADF) }
         };
-        let judged: Outcome<()> = judge();
-        judged.err().unwrap_or(errno)
+        let validated: Outcome<()> = validate();
+        validated.err().unwrap_or(errno)
     }
 
     /// All forms of `read`.

@@ -15,7 +15,7 @@ use ashlar_update::{Update, join};
 use crate::page;
 use crate::session::SessionLog;
 use crate::state::{Phase, State};
-use crate::validate::{Judge, Offence, Refusal};
+use crate::validate::{Refusal, Validator, Violation};
 
 /// Records and bytes of log in one batch: short enough that nobody notices the wait for the lock, well below a millisecond.
 const BATCH_RECORDS: usize = 256;
@@ -37,7 +37,7 @@ struct Batch {
     bytes: Vec<u8>,
     records: Vec<RecordAt>,
     /// What stands behind the records is none.
-    damage: Option<Offence>,
+    damage: Option<Violation>,
     /// There is nothing more up to where the log is to be applied.
     is_last: bool,
 }
@@ -59,7 +59,7 @@ impl Batch {
                     batch.records.push(record);
                 }
                 Some(Err(corrupt)) => {
-                    batch.damage = Some(Offence::Log(corrupt.to_string()));
+                    batch.damage = Some(Violation::Log(corrupt.to_string()));
                     break;
                 }
             }
@@ -68,7 +68,7 @@ impl Batch {
     }
 
     /// The updates that the records are. The batch ends before one that is none.
-    fn decode(&self) -> (Vec<Update<'_>>, Option<Offence>) {
+    fn decode(&self) -> (Vec<Update<'_>>, Option<Violation>) {
         let mut updates = Vec::with_capacity(self.records.len());
         for record in &self.records {
             match Update::decode(record.kind, &self.bytes[record.body.clone()]) {
@@ -208,7 +208,7 @@ impl State {
 
     /// Judges a record as it stands in the log, and takes what it costs.
     fn admit(&mut self, id: SessionId, update: &Update<'_>, position: LogPosition) -> Result<(), Refusal> {
-        self.judge(id, update, position)?;
+        self.validate(id, update, position)?;
         self.charge(id, update)?;
         Ok(self.keep_rights(update)?)
     }
@@ -217,7 +217,7 @@ impl State {
     fn charge(&mut self, id: SessionId, update: &Update<'_>) -> Result<(), Refusal> {
         let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
         if !session.account.spend(update.cost().into()) && session.is_whole {
-            return Err(Offence::NoCredit.into());
+            return Err(Violation::NoCredit.into());
         }
         Ok(())
     }
@@ -235,32 +235,32 @@ impl State {
             session.digested_bytes += applied.0.saturating_sub(from.0);
             session.control.set_applied(applied);
             // The page is mapped whole, so the store can't miss it.
-            let _ = page::set_validated(&*session.page, applied.max(session.judged));
+            let _ = page::set_validated(&*session.page, applied.max(session.validated));
         }
     }
 
-    fn judge(&self, id: SessionId, update: &Update<'_>, position: LogPosition) -> Result<(), Refusal> {
+    fn validate(&self, id: SessionId, update: &Update<'_>, position: LogPosition) -> Result<(), Refusal> {
         let Some(session) = self.sessions.get(&id) else { return Ok(()) };
         if let Update::Depend { session: other, position } = update {
             // A session that is no more was committed as a whole before it went.
             let is_known = *other != id && (self.sessions.contains_key(other) || self.lost.contains(other));
             return match is_known && *position > self.store.applied(*other) {
                 true if self.phase == Phase::Recovering => Err(Refusal::Unmet(*other)),
-                true if !self.lost.contains(other) => Err(Offence::ForgedDependency.into()),
+                true if !self.lost.contains(other) => Err(Violation::ForgedDependency.into()),
                 _ => Ok(()),
             };
         }
         // The lease table and the page of a session from before the machine's last start may be older than its log.
         let this_boot = session.is_whole;
         let leases =
-            (this_boot && position >= session.judged.max(session.trusted)).then(|| self.leasing.of(id, &self.store));
-        Judge {
+            (this_boot && position >= session.validated.max(session.trusted)).then(|| self.leasing.of(id, &self.store));
+        Validator {
             store: &self.store,
             credentials: &session.credentials,
             leases,
             is_granted: &|inode| session.ranges.contains(inode) || !this_boot && inode >= InodeId::FIRST_FREE,
             keeps_write: &|inode| session.rights.has(inode, Access::WRITE),
         }
-        .judge(update)
+        .validate(update)
     }
 }

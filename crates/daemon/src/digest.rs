@@ -151,7 +151,7 @@ pub fn take_unreleased_blocks(state: &mut State) {
     for session in state.sessions.values().filter(|session| session.fenced.is_none()) {
         let committed = state.store.committed(session.id);
         if state.store.has_unreleased(session.id, committed) {
-            session.control.begin_block_era();
+            session.control.raise_extent_version();
             state.store.release(session.id, committed);
         }
     }
@@ -354,8 +354,8 @@ fn publish(state: &mut State, committed: &Committed) {
         }
         state.leasing.manager.handle_persistent(id, position);
     }
-    if let (Some(board), Some(batch)) = (&state.board, committed.batch) {
-        board.set_persistent(batch);
+    if let (Some(grant_cache), Some(batch)) = (&state.grant_cache, committed.batch) {
+        grant_cache.set_persistent(batch);
     }
 }
 

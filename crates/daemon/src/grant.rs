@@ -16,7 +16,7 @@ use ashlar_wire::{
 use parking_lot::MutexGuard;
 
 use crate::apply::Slice;
-use crate::board;
+use crate::grant_cache;
 use crate::invalidation;
 use crate::leasing::{Ancestors, Wanted, home_of};
 use crate::looked;
@@ -509,8 +509,8 @@ fn write(state: &mut State, word: &SlotWord) {
             let slot = if is_recorded { word.slot } else { session.lease_room };
             let _ = make_lease_room(state, word.session, slot);
         }
-    } else if let Some(board) = state.board.as_ref().filter(|_| is_recorded) {
-        board.write(word);
+    } else if let Some(grant_cache) = state.grant_cache.as_ref().filter(|_| is_recorded) {
+        grant_cache.write(word);
     }
 }
 
@@ -560,7 +560,7 @@ fn answer(
     let tickets: Vec<_> = tickets.map(Arc::clone).collect();
     let grants = grant_replies(state, id, wanted, grants, &mut dependencies);
     if state.not_before <= Instant::now() && tickets.iter().all(|ticket| ticket.is_done()) {
-        board::post(state, grants.as_deref().unwrap_or(&[]));
+        grant_cache::post(state, grants.as_deref().unwrap_or(&[]));
     }
     dependencies.sort_unstable();
     dependencies.dedup();
@@ -692,7 +692,7 @@ fn files_beside(
         return Ok(());
     }
     // What a process finds on the board need not be told.
-    let reads_board = session.identity.kind == SessionKind::Process;
+    let reads_grant_cache = session.identity.kind == SessionKind::Process;
     let mut is_left_out = false;
     for (_, _, entry) in state.store.entries(directory, 0, usize::MAX)? {
         let is_shown = shows && told.content_bytes < looked::CONTENT_BYTES && entry.kind == FileKind::Regular;
@@ -703,7 +703,8 @@ fn files_beside(
             continue;
         }
         let need = Need { contents: is_shown, xattrs: true, ..Need::default() };
-        if reads_board && state.board.as_ref().is_some_and(|board| board.has(entry.inode, need)) {
+        if reads_grant_cache && state.grant_cache.as_ref().is_some_and(|grant_cache| grant_cache.has(entry.inode, need))
+        {
             is_left_out = true;
             continue;
         }

@@ -110,7 +110,7 @@ impl Leasing {
         let (mut words, mut applied, mut all) = (Vec::new(), Vec::new(), Vec::new());
         for session in sessions {
             all.push(session);
-            applied.push((session.id, session.judged));
+            applied.push((session.id, session.validated));
             words.extend((0..session.lease_room).filter_map(|slot| restored(session, slot)));
         }
         self.manager = LeaseManager::restore(self.limits, &words, &applied, &Ancestors(store));

@@ -19,7 +19,6 @@
 
 mod account;
 mod apply;
-mod board;
 mod config;
 mod counters;
 #[cfg(test)]
@@ -30,6 +29,7 @@ mod durability;
 mod ended;
 mod error;
 mod grant;
+mod grant_cache;
 mod huge;
 mod identity;
 mod invalidation;
@@ -37,7 +37,6 @@ mod leasing;
 mod locking;
 mod logs;
 mod looked;
-mod mailbox;
 mod mapped;
 mod materialise;
 mod notify;
@@ -46,6 +45,7 @@ mod placeholder;
 mod pool;
 mod quota;
 mod recovery;
+mod request_slots;
 mod reserved;
 mod rights;
 mod serve;

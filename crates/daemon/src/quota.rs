@@ -14,13 +14,13 @@ use std::time::Instant;
 
 use ashlar_store::{Move, StoreError};
 use ashlar_types::{Errno, InodeId, Name, QuotaAmount, QuotaKey, QuotaLimits, SessionId};
-use ashlar_wire::{QuotaEra, QuotaGrant, QuotaStatus, QuotaWant, Reply};
+use ashlar_wire::{QuotaGrant, QuotaStatus, QuotaVersion, QuotaWant, Reply};
 use parking_lot::MutexGuard;
 
 use crate::session::Session;
 use crate::shared::Shared;
 use crate::state::State;
-use crate::validate::Offence;
+use crate::validate::Violation;
 
 /// What a session gets at a time while there is plenty, so that it asks seldom.
 const CHUNK: QuotaAmount = QuotaAmount { blocks: (16 << 20) / ashlar_types::BLOCK_BYTES, inodes: 1024 };
@@ -96,7 +96,7 @@ impl State {
     }
 
     /// Grants all that is wanted, or nothing.
-    fn grant_quota(&mut self, id: SessionId, wants: &[QuotaWant]) -> Option<(QuotaEra, Vec<QuotaGrant>)> {
+    fn grant_quota(&mut self, id: SessionId, wants: &[QuotaWant]) -> Option<(QuotaVersion, Vec<QuotaGrant>)> {
         let is_privileged = self.live(id)?.credentials.is_privileged();
         let mut grants = Vec::with_capacity(wants.len());
         for want in wants {
@@ -116,12 +116,12 @@ impl State {
             QuotaGrant { key, blocks, inodes }
         });
         let told: Vec<_> = told.collect();
-        Some((session.quota_era, told))
+        Some((session.quota_version, told))
     }
 
     /// Books what a batch of a session has used of what is limited. Whoever used more than was granted forged a record; of
     /// root's sessions it is not asked, which act for many and are trusted.
-    pub fn spend_quota(&mut self, id: SessionId) -> Result<(), Offence> {
+    pub fn spend_quota(&mut self, id: SessionId) -> Result<(), Violation> {
         let moves = self.store.take_quota_moves();
         if moves.is_empty() {
             return Ok(());
@@ -132,20 +132,20 @@ impl State {
         for moved in &moves {
             is_granted &= session.outstanding.spend(moved, store.quota(moved.key).1);
         }
-        if is_granted || !session.is_quota_judged {
+        if is_granted || !session.is_quota_validated {
             return Ok(());
         }
         if session.credentials.is_privileged() {
             counters.quota_unpaid += 1;
             return Ok(());
         }
-        Err(Offence::NoQuota)
+        Err(Violation::NoQuota)
     }
 
     /// Takes back all that a session holds: what it appends from here on is paid for anew, and what it has appended is applied.
-    pub fn end_quota_era(&mut self, id: SessionId, has_limits: bool) {
+    pub fn invalidate_quota_balances(&mut self, id: SessionId, has_limits: bool) {
         let Some(session) = self.sessions.get_mut(&id).filter(|session| session.fenced.is_none()) else { return };
-        session.begin_quota_era(has_limits);
+        session.raise_quota_version(has_limits);
         self.seal_and_apply(id);
         if let Some(session) = self.sessions.get_mut(&id) {
             session.outstanding.clear();
@@ -155,9 +155,9 @@ impl State {
 
 impl Session {
     /// Begins another era of quotas; the log must be sealed next.
-    pub fn begin_quota_era(&mut self, has_limits: bool) {
-        self.quota_era = self.quota_era.next(has_limits);
-        self.control.set_quota_era(self.quota_era);
+    pub fn raise_quota_version(&mut self, has_limits: bool) {
+        self.quota_version = self.quota_version.next(has_limits);
+        self.control.set_quota_version(self.quota_version);
     }
 }
 
@@ -170,8 +170,8 @@ pub fn grant(shared: &Shared, id: SessionId, wants: &[QuotaWant]) -> Result<Repl
         return Err(Errno::EINVAL);
     }
     let mut state = shared.apply_settled(shared.lock(), id);
-    if let Some((era, grants)) = state.grant_quota(id, wants) {
-        return Ok(Reply::Quota { era, grants });
+    if let Some((version, grants)) = state.grant_quota(id, wants) {
+        return Ok(Reply::Quota { version, grants });
     }
     state = reclaim(shared, state, wants);
     // Nobody had the lock in between: this answer is exact.
@@ -179,7 +179,7 @@ pub fn grant(shared: &Shared, id: SessionId, wants: &[QuotaWant]) -> Result<Repl
         return Err(Errno::EIO);
     }
     match state.grant_quota(id, wants) {
-        Some((era, grants)) => Ok(Reply::Quota { era, grants }),
+        Some((version, grants)) => Ok(Reply::Quota { version, grants }),
         None => {
             state.counters.quota_refused += 1;
             Err(Errno::EDQUOT)
@@ -195,7 +195,7 @@ fn reclaim<'a>(shared: &'a Shared, mut state: MutexGuard<'a, State>, wants: &[Qu
             |session: &Session| wants.iter().any(|want| session.outstanding.of(want.key) != QuotaAmount::default());
         if state.live(id).is_some_and(holds) {
             let has_limits = state.store.has_quota_limits();
-            state.end_quota_era(id, has_limits);
+            state.invalidate_quota_balances(id, has_limits);
         }
     }
     shared.drive(&mut state);
@@ -208,7 +208,7 @@ pub fn set(shared: &Shared, key: QuotaKey, limits: QuotaLimits) -> Result<(), Er
     let others = state.store.quotas().into_iter().any(|(other, _, limits)| other != key && !limits.is_none());
     for id in state.live_ids() {
         // What was logged before was not paid for under these limits, so it is applied before they hold.
-        state.end_quota_era(id, others || !limits.is_none());
+        state.invalidate_quota_balances(id, others || !limits.is_none());
     }
     state.store.set_quota_limits(key, limits);
     state.oldest_uncommitted.get_or_insert_with(Instant::now);

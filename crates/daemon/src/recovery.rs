@@ -15,9 +15,9 @@ use ashlar_types::{LogPosition, SessionId};
 use ashlar_wire::SessionKind;
 
 use crate::apply::Slice;
-use crate::board::Board;
 use crate::digest;
 use crate::ended;
+use crate::grant_cache::GrantPublisher;
 use crate::leasing::Leasing;
 use crate::mapped;
 use crate::notify::Notifier;
@@ -25,7 +25,7 @@ use crate::page;
 use crate::session::{Session, SessionError};
 use crate::shared::Shared;
 use crate::state::{Phase, State, Unmet};
-use crate::validate::Offence;
+use crate::validate::Violation;
 use crate::watch::Watcher;
 use crate::{Config, DaemonError};
 
@@ -49,8 +49,8 @@ pub fn recover(config: Config) -> Result<Shared, DaemonError> {
     let bounds: Vec<(SessionId, LogPosition)> =
         ids.iter().filter_map(|&id| log_end(&mut state, id).map(|end| (id, end))).collect();
     // First what was judged before, then the rest under the leases that stand: they are about the state between the two.
-    let judged: Vec<_> = bounds.iter().map(|&(id, end)| (id, judged_end(&mut state, id, end))).collect();
-    apply_in_order(&mut state, &judged);
+    let validated: Vec<_> = bounds.iter().map(|&(id, end)| (id, validated_end(&mut state, id, end))).collect();
+    apply_in_order(&mut state, &validated);
     restore_leases(&mut state);
     apply_in_order(&mut state, &bounds);
     while make_room(&mut state)? {
@@ -60,9 +60,9 @@ pub fn recover(config: Config) -> Result<Shared, DaemonError> {
     state.phase = Phase::Running;
     digest::commit(&mut state)?;
     state.store.show_lagging();
-    match Board::make(state.store.next_session_id()?) {
-        Ok(board) => state.board = Some(board),
-        Err(error) => tracing::warn!(%error, "no memory for the board: every session asks for all that it reads"),
+    match GrantPublisher::make(state.store.next_session_id()?) {
+        Ok(grant_cache) => state.grant_cache = Some(grant_cache),
+        Err(error) => tracing::warn!(%error, "no memory for the grant cache: every session asks for all that it reads"),
     }
     let shared = Shared::new(config, arena, watcher, state);
     settle(&shared)?;
@@ -120,7 +120,7 @@ fn take_up_sessions(arena: &Arena, state: &mut State) -> Result<Left, DaemonErro
         match Session::take_up(arena, id, committed) {
             Ok(session) => {
                 // First of all: from here on its process reads no more by what an earlier SharedFS told it of blocks.
-                session.control.begin_segment_era();
+                session.control.raise_segment_version();
                 if !rows.iter().any(|(row, _)| *row == id) {
                     state.store.set_session(id, session.log.generation(), LogPosition(0));
                 }
@@ -154,7 +154,7 @@ fn log_end(state: &mut State, id: SessionId) -> Option<LogPosition> {
         // Whether it is torn, or goes backwards.
         Ok((_, end)) => state.settled(id).map(|_| end),
         Err(damaged) => {
-            state.fence(id, &Offence::Log(damaged.to_string()));
+            state.fence(id, &Violation::Log(damaged.to_string()));
             None
         }
     }
@@ -163,13 +163,13 @@ fn log_end(state: &mut State, id: SessionId) -> Option<LogPosition> {
 /// Up to where a session's records were judged. Where SharedFS was killed while it took one of its leases, all that is there
 /// was written before the session could know; what of it was not judged yet is applied under the leases that stand, since what
 /// it makes and moves changes them, but is not judged by them.
-fn judged_end(state: &mut State, id: SessionId, end: LogPosition) -> LogPosition {
+fn validated_end(state: &mut State, id: SessionId, end: LogPosition) -> LogPosition {
     let Some(session) = state.sessions.get_mut(&id) else { return end };
     if page::is_revoking(&*session.page) {
         session.trusted = end;
     }
-    session.judged = session.judged.min(end);
-    session.judged
+    session.validated = session.validated.min(end);
+    session.validated
 }
 
 /// Applies logs up to their bounds, each one only as far as what it depends on is applied. What it could not go on without is
@@ -293,11 +293,14 @@ fn settle(shared: &Shared) -> Result<(), DaemonError> {
     // What an earlier SharedFS has granted is over: it has been used, or is asked for again.
     let has_limits = state.store.has_quota_limits();
     for id in state.live_ids() {
-        if state.live(id).is_some_and(|session| !session.is_ending && (has_limits || session.quota_era.has_limits())) {
-            state.end_quota_era(id, has_limits);
+        if state
+            .live(id)
+            .is_some_and(|session| !session.is_ending && (has_limits || session.quota_version.has_limits()))
+        {
+            state.invalidate_quota_balances(id, has_limits);
         }
         if let Some(session) = state.sessions.get_mut(&id) {
-            session.is_quota_judged = true;
+            session.is_quota_validated = true;
         }
     }
     shared.drive(&mut state);

@@ -16,9 +16,9 @@ use ashlar_wire::{Acceptor, Connection, Listener, Reply, Request, SessionKind, W
 use parking_lot::{Condvar, Mutex};
 
 use crate::grant::{Patience, Sought};
-use crate::mailbox::Asker;
 use crate::materialise::materialise;
 use crate::notify::{Device, Notifier};
+use crate::request_slots::Asker;
 use crate::sessions::{self, Refused};
 use crate::shared::Shared;
 use crate::state::State;
@@ -225,10 +225,10 @@ struct Peer {
 fn serve(shared: &Arc<Shared>, connection: &mut Connection) {
     let mut peer = Peer::default();
     loop {
-        shared.mailboxes.attend(shared, connection, peer.asker.as_ref());
+        shared.request_slots.attend(shared, connection, peer.asker.as_ref());
         let Ok((request, descriptors)) = connection.receive_limited::<Request>(REQUEST_BYTES_MAX) else { return };
         if peer.asker.is_some() {
-            shared.mailboxes.note_message();
+            shared.request_slots.note_message();
         }
         let answer = match answer(shared, connection, &mut peer, request, descriptors) {
             Ok(answer) => answer,

@@ -14,7 +14,7 @@ use ashlar_pmem::{
 use ashlar_types::{Credentials, InodeId, LogGeneration, LogPosition, SessionId};
 use ashlar_wire::{
     CONTROL_BYTES, CONTROL_BYTES_BEFORE, CONTROL_ROOM, CONTROL_ROOM_FAR, ControlPage, Credit, CreditKind, LEASE_SLOTS,
-    LEASE_SLOTS_FIRST, LEASE_TABLE_BYTES, LeaseTable, LeaseWord, Question, QuotaEra, Reply,
+    LEASE_SLOTS_FIRST, LEASE_TABLE_BYTES, LeaseTable, LeaseWord, Question, QuotaVersion, Reply,
 };
 use thiserror::Error;
 
@@ -234,17 +234,17 @@ pub struct Session {
     /// Its credit.
     pub account: Account,
     /// The era of quotas that it is in.
-    pub quota_era: QuotaEra,
+    pub quota_version: QuotaVersion,
     /// What it was granted in this era of what quotas limit.
     pub outstanding: Outstanding,
     /// Whether its records must have been granted what they use; those from before SharedFS's last start were, by another.
-    pub is_quota_judged: bool,
+    pub is_quota_validated: bool,
     /// Inode numbers that it may use.
     pub ranges: InodeRanges,
     /// Its lease table and page are as new as its log.
     pub is_whole: bool,
     /// Records before this position were judged under the leases of their time, before SharedFS was restarted.
-    pub judged: LogPosition,
+    pub validated: LogPosition,
     /// Records before this position are not judged by leases: SharedFS was killed while it took one of them.
     pub trusted: LogPosition,
     /// Records applied since this SharedFS started or the session began.
@@ -340,13 +340,13 @@ impl Session {
         let mut session = Self::assemble(id, identity, token, log, control, (leases, page), rights, files);
         session.is_whole = is_whole;
         session.ranges = InodeRanges::load(&*session.page);
-        session.judged = page::validated(&*session.page);
+        session.validated = page::validated(&*session.page);
         let is_used = |slot: &u32| session.leases.word(*slot) != LeaseWord::default();
         session.lease_top = (0..session.lease_room).rev().find(is_used).unwrap_or(0);
-        session.quota_era = session.control.quota_era();
-        session.is_quota_judged = false;
+        session.quota_version = session.control.quota_version();
+        session.is_quota_validated = false;
         // An earlier SharedFS may have been killed while it looked.
-        session.control.mailbox().set_listening(false);
+        session.control.request_slot().set_listening(false);
         session.mount_device = page::mount_device(&*session.page);
         session.account.granted = page::granted(&*session.page);
         // A commit that the page knows nothing of can't be; where it is so all the same (damage), nothing counts as used.
@@ -384,12 +384,12 @@ impl Session {
             rights,
             files,
             account: Account::default(),
-            quota_era: QuotaEra::default(),
+            quota_version: QuotaVersion::default(),
             outstanding: Outstanding::default(),
-            is_quota_judged: true,
+            is_quota_validated: true,
             ranges: InodeRanges::default(),
             is_whole: true,
-            judged: LogPosition(0),
+            validated: LogPosition(0),
             trusted: LogPosition(0),
             records: 0,
             digested_bytes: 0,

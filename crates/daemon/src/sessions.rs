@@ -122,7 +122,7 @@ fn open(shared: &Shared, identity: Identity, ending: OwnedFd, hello: &Hello) -> 
         SessionKind::Process => tracing::debug!(session = id.0, pid = process.pid, uid, %label, "session opened"),
     }
     if state.store.has_quota_limits() {
-        session.begin_quota_era(true);
+        session.raise_quota_version(true);
     }
     if is_new {
         state.store.set_session(id, session.log.generation(), LogPosition(0));
@@ -286,14 +286,15 @@ fn welcome(shared: &Shared, state: &State, session: &Session, inodes: (InodeId, 
         emulated: medium.emulated,
         hash_key: state.store.hash_key(),
         cache_ttl_ms: shared.config.cache_ttl_ms,
-        segment_era: session.control.segment_era(),
+        segment_version: session.control.segment_version(),
         segment,
         inodes,
     };
-    let board = state.board.as_ref().filter(|_| is_process).map(|board| Arc::clone(board.file()));
+    let grant_cache =
+        state.grant_cache.as_ref().filter(|_| is_process).map(|grant_cache| Arc::clone(grant_cache.file()));
     // The process knows it by its place, behind the board.
-    let placeholder = board.as_ref().and(shared.placeholder.clone());
-    Opened { welcome, files: session.files.clone(), others: [segment_file, board, placeholder] }
+    let placeholder = grant_cache.as_ref().and(shared.placeholder.clone());
+    Opened { welcome, files: session.files.clone(), others: [segment_file, grant_cache, placeholder] }
 }
 
 /// Gives a session's log room up to a byte.
@@ -409,7 +410,7 @@ fn begin_end<'a>(
                 }
                 state.sessions.entry(id).and_modify(|session| session.enders -= 1);
             }
-            Err(damaged) => state.fence(id, &crate::validate::Offence::Log(damaged.to_string())),
+            Err(damaged) => state.fence(id, &crate::validate::Violation::Log(damaged.to_string())),
         }
         if let Some(session) = state.sessions.get_mut(&id) {
             session.outstanding.clear();

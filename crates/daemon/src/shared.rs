@@ -13,9 +13,9 @@ use crate::Config;
 use crate::apply::Slice;
 use crate::digest;
 use crate::grant::drive;
-use crate::mailbox::Mailboxes;
 use crate::placeholder::make_placeholder;
 use crate::pool::Pool;
+use crate::request_slots::RequestSlots;
 use crate::state::State;
 use crate::watch::Watcher;
 
@@ -39,7 +39,7 @@ pub struct Shared {
     /// Sessions that are nobody's yet.
     pub pool: Pool,
     /// Who asks in shared memory.
-    pub mailboxes: Mailboxes,
+    pub request_slots: RequestSlots,
     state: Mutex<State>,
     /// Something to digest.
     pub digest_wanted: Condvar,
@@ -73,7 +73,7 @@ impl Shared {
             placeholder: placeholder.map(Arc::new),
             started: Instant::now(),
             pool: Pool::default(),
-            mailboxes: Mailboxes::default(),
+            request_slots: RequestSlots::default(),
             state: Mutex::new(state),
             digest_wanted: Condvar::new(),
             commit_wanted: Condvar::new(),

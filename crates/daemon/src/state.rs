@@ -10,13 +10,13 @@ use ashlar_update::{Applied, Update};
 use ashlar_wire::SessionKind;
 
 use crate::apply::Slice;
-use crate::board::Board;
 use crate::counters::Counters;
+use crate::grant_cache::GrantPublisher;
 use crate::leasing::Leasing;
 use crate::locking::Locking;
 use crate::reserved::{self, Reservations};
 use crate::session::{Control, Session};
-use crate::validate::{Offence, Refusal};
+use crate::validate::{Refusal, Violation};
 
 /// The session under whose name SharedFS itself applies updates: the freeing of orphans.
 pub const OWN_SESSION: SessionId = SessionId(0);
@@ -52,7 +52,7 @@ pub struct State {
     /// Leases.
     pub leasing: Leasing,
     /// What all sessions may read without asking; there is none where the system gave no memory for it.
-    pub board: Option<Board>,
+    pub grant_cache: Option<GrantPublisher>,
     /// Inodes that only mounts' sessions may hold leases on.
     pub reservations: Reservations,
     /// File locks.
@@ -104,7 +104,7 @@ impl State {
         Ok(Self {
             store,
             leasing,
-            board: None,
+            grant_cache: None,
             reservations: Reservations::new(),
             locking: Locking::default(),
             sessions: BTreeMap::new(),
@@ -184,9 +184,9 @@ impl State {
         let moves = Leasing::before(&self.store, update)?;
         let applied = self.store.apply(id, end, update, &may_free)?;
         self.leasing.after(&self.store, id, update, applied, moves)?;
-        if let (Update::Accessed { inode, at }, Some(board)) = (update, &mut self.board) {
+        if let (Update::Accessed { inode, at }, Some(grant_cache)) = (update, &mut self.grant_cache) {
             // It takes no lease, so the post stands.
-            board.note_accessed(*inode, *at, self.store.next_batch());
+            grant_cache.note_accessed(*inode, *at, self.store.next_batch());
         }
         if let Some(inode) = applied.orphaned {
             self.orphans.insert(inode);
@@ -204,7 +204,7 @@ impl State {
     /// What follows from a record that can't be applied.
     pub fn refuse(&mut self, id: SessionId, refusal: Refusal) {
         match refusal {
-            Refusal::Forged(offence) => self.fence(id, &offence),
+            Refusal::Forged(violation) => self.fence(id, &violation),
             Refusal::Unmet(other) => {
                 self.unmet.insert(id, Unmet::Session(other));
             }
@@ -216,7 +216,7 @@ impl State {
             Refusal::Store(error @ (StoreError::FullBlocks { .. } | StoreError::FullMetadata { .. })) => {
                 // Credit covers every record, so only damage leads here. The record is kept aside with its log.
                 tracing::error!(session = id.0, %error, "a record that was paid for finds no room");
-                self.fence(id, &Offence::Log(error.to_string()));
+                self.fence(id, &Violation::Log(error.to_string()));
             }
             Refusal::Store(error) => {
                 tracing::error!(session = id.0, %error, "the shared area failed");
@@ -226,15 +226,15 @@ impl State {
     }
 
     /// Fences a session: nothing more of its log is taken, and all its calls fail. Its leases go after the current step.
-    pub fn fence(&mut self, id: SessionId, offence: &Offence) {
+    pub fn fence(&mut self, id: SessionId, violation: &Violation) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         if session.fenced.is_some() {
             return;
         }
-        let offence = if session.is_torn() { &Offence::Torn } else { offence };
+        let violation = if session.is_torn() { &Violation::Torn } else { violation };
         let (pid, uid, label) = (session.identity.process.pid, session.identity.uid, &session.identity.label);
-        tracing::error!(session = id.0, pid, uid, %label, reason = %offence, "session fenced for a forged log");
-        session.fenced = Some(offence.to_string());
+        tracing::error!(session = id.0, pid, uid, %label, reason = %violation, "session fenced for a forged log");
+        session.fenced = Some(violation.to_string());
         // A log that is damaged is fenced all the same.
         let _ = session.log.fence_session();
         session.control.set_fenced();
@@ -259,7 +259,7 @@ impl State {
             Ok(_) => "it goes backwards".to_owned(),
             Err(damaged) => damaged.to_string(),
         };
-        self.fence(id, &Offence::Log(reason));
+        self.fence(id, &Violation::Log(reason));
         None
     }
 
@@ -272,7 +272,7 @@ impl State {
             Ok((_, end)) => {
                 self.apply(id, end, Slice::All);
             }
-            Err(damaged) => self.fence(id, &Offence::Log(damaged.to_string())),
+            Err(damaged) => self.fence(id, &Violation::Log(damaged.to_string())),
         }
     }
 

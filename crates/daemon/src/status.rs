@@ -175,7 +175,7 @@ fn empty_segment(shared: &Shared, state: &mut MutexGuard<'_, State>, number: u32
     shared.commit_all(state)?;
     digest::commit(state).map_err(|error| errno(&error))?;
     state.store.remove_segment(number).map_err(|error| errno(&error))?;
-    state.sessions.values().for_each(|session| session.control.begin_segment_era());
+    state.sessions.values().for_each(|session| session.control.raise_segment_version());
     shared.arena.remove_segment(number).map_err(|error| {
         tracing::error!(number, %error, "an empty segment can't be removed");
         Errno::EIO

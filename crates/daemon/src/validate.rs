@@ -14,7 +14,7 @@ use thiserror::Error;
 
 /// What a session did that no honest session does.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum Offence {
+pub enum Violation {
     /// The log's own structure is broken.
     #[error("its log is damaged: {0}")]
     Log(String),
@@ -52,7 +52,7 @@ pub enum Offence {
 pub enum Refusal {
     /// The session forged it.
     #[error(transparent)]
-    Forged(#[from] Offence),
+    Forged(#[from] Violation),
     /// What the record depends on is not applied yet (at recovery).
     #[error("a record depends on updates of session {0} that are not there")]
     Unmet(SessionId),
@@ -64,7 +64,7 @@ pub enum Refusal {
 impl From<StoreError> for Refusal {
     fn from(error: StoreError) -> Self {
         match error {
-            StoreError::Invalid(invalid) => Self::Forged(Offence::Misfit(invalid)),
+            StoreError::Invalid(invalid) => Self::Forged(Violation::Misfit(invalid)),
             error => Self::Store(error),
         }
     }
@@ -77,7 +77,7 @@ pub trait Leases {
 }
 
 /// What a record is judged by.
-pub struct Judge<'a, L> {
+pub struct Validator<'a, L> {
     /// The applied state.
     pub store: &'a Store,
     /// The session's rights.
@@ -90,12 +90,12 @@ pub struct Judge<'a, L> {
     pub keeps_write: &'a dyn Fn(InodeId) -> bool,
 }
 
-impl<L: Leases> Judge<'_, L> {
+impl<L: Leases> Validator<'_, L> {
     /// Judges one record.
     ///
     /// # Errors
     /// [`Refusal::Forged`] where no honest session could have written it.
-    pub fn judge(&self, update: &Update<'_>) -> Result<(), Refusal> {
+    pub fn validate(&self, update: &Update<'_>) -> Result<(), Refusal> {
         match update {
             Update::Write { inode, strip, .. }
             | Update::Resize { inode, strip, .. }
@@ -125,13 +125,13 @@ impl<L: Leases> Judge<'_, L> {
     fn leased(&self, inodes: &[InodeId]) -> Result<(), Refusal> {
         let Some(leases) = &self.leases else { return Ok(()) };
         match inodes.iter().find(|inode| !leases.may_write(**inode)) {
-            Some(inode) => Err(Offence::NoLease(*inode).into()),
+            Some(inode) => Err(Violation::NoLease(*inode).into()),
             None => Ok(()),
         }
     }
 
     fn inode(&self, id: InodeId) -> Result<Inode, Refusal> {
-        self.store.inode(id)?.ok_or_else(|| Offence::Misfit(Invalid::NoInode(id)).into())
+        self.store.inode(id)?.ok_or_else(|| Violation::Misfit(Invalid::NoInode(id)).into())
     }
 
     fn may(&self, id: InodeId, inode: &Inode, access: Access) -> Result<bool, Refusal> {
@@ -146,7 +146,7 @@ impl<L: Leases> Judge<'_, L> {
     }
 
     fn require(&self, id: InodeId, permitted: bool) -> Result<(), Refusal> {
-        if permitted { Ok(()) } else { Err(Offence::NotPermitted(id).into()) }
+        if permitted { Ok(()) } else { Err(Violation::NotPermitted(id).into()) }
     }
 
     /// A directory in which the session's user may make and remove entries.
@@ -180,7 +180,7 @@ impl<L: Leases> Judge<'_, L> {
     fn create(&self, create: &Create<'_>) -> Result<(), Refusal> {
         self.leased(&[create.parent])?;
         if !(self.is_granted)(create.inode) {
-            return Err(Offence::ForeignNumber(create.inode).into());
+            return Err(Violation::ForeignNumber(create.inode).into());
         }
         let Some(parent) = self.directory(create.parent)? else { return Ok(()) };
         let inherits = parent.mode & MODE_SETGID != 0 && create.gid == parent.gid;
@@ -231,7 +231,7 @@ impl<L: Leases> Judge<'_, L> {
         let mut at = to;
         loop {
             if at == id {
-                return Err(Offence::Misfit(Invalid::Cycle(id)).into());
+                return Err(Violation::Misfit(Invalid::Cycle(id)).into());
             }
             match self.inode(at)?.parent {
                 parent if parent == at => break,

@@ -496,7 +496,7 @@ fn forged_handles_keep_no_more_than_open_ones_would_and_end_with_their_session()
         site.check();
         let id = hostile.welcome.peer.session;
         let shown = site.status().sessions.into_iter().find(|session| session.session == id).expect("it lives");
-        assert_eq!(shown.fenced, None, "{story}: open handles are no offence");
+        assert_eq!(shown.fenced, None, "{story}: open handles are no violation");
         hostile.digest().expect("it is served");
         assert!(hostile.call(&Request::Goodbye).is_ok());
     }

@@ -5,7 +5,7 @@ mod common;
 use ashlar_log::AppendError;
 use ashlar_types::{Errno, FileKind, InodeId, QuotaAmount, QuotaKey, QuotaLimits};
 use ashlar_update::{Create, Update};
-use ashlar_wire::{Connection, QuotaEra, QuotaGrant, QuotaStatus, QuotaWant, Reply, Request};
+use ashlar_wire::{Connection, QuotaGrant, QuotaStatus, QuotaVersion, QuotaWant, Reply, Request};
 use common::{Client, NOW, Site, create};
 
 #[test]
@@ -33,17 +33,17 @@ fn status(site: &Site) -> QuotaStatus {
     all.into_iter().find(|status| status.key == KEY).expect("the user is known")
 }
 
-fn ask_as(client: &mut Client, blocks: u64, inodes: u64, exempt: bool) -> Result<(QuotaEra, QuotaGrant), Errno> {
+fn ask_as(client: &mut Client, blocks: u64, inodes: u64, exempt: bool) -> Result<(QuotaVersion, QuotaGrant), Errno> {
     let want = QuotaWant { key: KEY, amount: QuotaAmount { blocks, inodes }, exempt };
     match client.call(&Request::Quota(vec![want]))? {
-        Reply::Quota { era, grants } => Ok((era, grants[0])),
+        Reply::Quota { version, grants } => Ok((version, grants[0])),
         other => panic!("{other:?}"),
     }
 }
 
 fn ask(client: &mut Client, blocks: u64, inodes: u64) -> Result<QuotaGrant, Errno> {
-    ask_as(client, blocks, inodes, false).map(|(era, grant)| {
-        assert_eq!(era, client.control.quota_era());
+    ask_as(client, blocks, inodes, false).map(|(version, grant)| {
+        assert_eq!(version, client.control.quota_version());
         grant
     })
 }
@@ -64,17 +64,17 @@ fn write(inode: InodeId, block: u64, data: &[u8]) -> Update<'_> {
 fn what_one_session_holds_is_taken_back_for_another() {
     let mut site = Site::new(64 << 20);
     let (mut one, mut two) = (Client::open(&site.socket()), Client::open(&site.socket()));
-    assert!(!one.control.quota_era().has_limits(), "without limits nobody has to ask");
+    assert!(!one.control.quota_version().has_limits(), "without limits nobody has to ask");
     let seal = one.log.seal_count();
     limit(&site, Some(160), None);
-    assert!(one.control.quota_era().has_limits());
+    assert!(one.control.quota_version().has_limits());
     let stale = one.log.append(seal, 12, &[&[0; 20]]);
     assert!(matches!(stale, Err(AppendError::Sealed)), "what was not paid for comes too late: {stale:?}");
     let first = ask(&mut one, 1, 1).expect("there is plenty");
     assert_eq!((first.blocks, first.inodes), (Some(10), None), "a part of what is free; files are not limited");
-    let era = one.control.quota_era();
+    let version = one.control.quota_version();
     assert_eq!(ask(&mut two, 160, 0).expect("all of it").blocks, Some(160));
-    assert!(one.control.quota_era() > era, "the first one's purse is worth nothing now");
+    assert!(one.control.quota_version() > version, "the first one's balance is worth nothing now");
     assert_eq!(ask(&mut one, 161, 0), Err(Errno::EDQUOT));
     let half = QuotaWant { key: KEY, amount: QuotaAmount { blocks: 160, inodes: 0 }, exempt: false };
     assert_eq!(one.call(&Request::Quota(vec![half, half])).err(), Some(Errno::EINVAL), "no limit is given twice");
@@ -88,7 +88,7 @@ fn what_one_session_holds_is_taken_back_for_another() {
     one.append(&Update::Resize { inode: file, size: 0, strip: false, at: NOW });
     assert_eq!(ask(&mut two, 160, 0).expect("all of it").blocks, Some(160));
     limit(&site, None, None);
-    assert!(!one.control.quota_era().has_limits() && !two.control.quota_era().has_limits());
+    assert!(!one.control.quota_version().has_limits() && !two.control.quota_version().has_limits());
     let counters = site.check();
     assert_eq!((counters["quota_refused"], counters["quota_unpaid"], counters["sessions_fenced"]), (2, 0, 0));
 }
@@ -124,7 +124,7 @@ fn a_killed_daemon_has_granted_nothing_and_forgets_nothing_that_is_used() {
     for round in 0..3u64 {
         client.acquire(&[(file, true)]).expect("granted");
         ask(&mut client, 20, 0).expect("granted");
-        let era = client.control.quota_era();
+        let version = client.control.quota_version();
         client.append(&write(file, round * 20, &vec![1; 10 * BLOCK]));
         site.kill();
         // What was granted may still be used while nobody is there.
@@ -132,7 +132,7 @@ fn a_killed_daemon_has_granted_nothing_and_forgets_nothing_that_is_used() {
         site.start();
         client.resume(&site.socket());
         other.resume(&site.socket());
-        assert!(client.control.quota_era() > era, "the new daemon has granted nothing yet");
+        assert!(client.control.quota_version() > version, "the new daemon has granted nothing yet");
         let used = 20 * (round + 1);
         assert_eq!(status(&site).used.blocks, used);
         assert_eq!(ask(&mut other, 101 - used, 0), Err(Errno::EDQUOT));

@@ -35,7 +35,7 @@ fn a_killed_daemon_is_a_pause_for_its_sessions() {
         client.append_unpaid(&Update::Accessed { inode: file, at: NOW }).expect("appended");
         site.start();
         client.resume(&site.socket());
-        assert_eq!(client.control.block_era(), u64::from(round) + 1);
+        assert_eq!(client.control.extent_version(), u64::from(round) + 1);
     }
     assert!(!client.holds(&root[0]), "a restart has all state asked for again");
     let root = client.acquire(&[(InodeId::ROOT, true)]).expect("granted");

@@ -28,7 +28,7 @@ use crate::file_system::FileSystem;
 use crate::notify;
 use crate::proto::Opcode;
 use crate::reply::Reply;
-use crate::ring::{Event, Mailbox, Ring};
+use crate::ring::{Event, Ring, WorkerInbox};
 use crate::route::Route;
 use crate::server::{Server, opened};
 
@@ -66,7 +66,7 @@ struct Core {
 
 #[derive(Debug, Default)]
 struct Threads {
-    started: Vec<(Arc<Mailbox>, JoinHandle<Ring>)>,
+    started: Vec<(Arc<WorkerInbox>, JoinHandle<Ring>)>,
     closed: bool,
 }
 
@@ -112,8 +112,8 @@ impl Cores {
             threads.closed = true;
             std::mem::take(&mut threads.started)
         };
-        for (mailbox, _) in &started {
-            mailbox.close();
+        for (inbox, _) in &started {
+            inbox.close();
         }
         for (_, thread) in started {
             // What a thread gave the kernel may be written to for as long as there is that thread. A panic there has been reported, and leaves its memory.
@@ -168,29 +168,29 @@ impl<F: FileSystem> Server<F> {
     /// Starts the threads that serve by rings.
     pub(crate) fn start_cores(self: &Arc<Self>) -> io::Result<()> {
         let rings = std::mem::take(&mut *self.cores.rings.lock());
-        rings.into_iter().try_for_each(|(ring, post)| self.start_seat(ring, post))
+        rings.into_iter().try_for_each(|(ring, post)| self.start_core_worker(ring, post))
     }
 
-    fn start_seat(self: &Arc<Self>, ring: Ring, post: Post) -> io::Result<()> {
+    fn start_core_worker(self: &Arc<Self>, ring: Ring, post: Post) -> io::Result<()> {
         let mut threads = self.cores.threads.lock();
         if threads.closed {
             return Ok(());
         }
-        let (server, mailbox) = (Arc::clone(self), Arc::clone(ring.mailbox()));
+        let (server, inbox) = (Arc::clone(self), Arc::clone(ring.inbox()));
         let thread = std::thread::Builder::new().name("ashlar-ring".into());
-        let joined = thread.spawn(move || Seat::new(&server, ring).run(&post))?;
-        threads.started.push((mailbox, joined));
+        let joined = thread.spawn(move || Worker::new(&server, ring).run(&post))?;
+        threads.started.push((inbox, joined));
         Ok(())
     }
 
     /// One more thread for a core most of whose threads are at work.
-    fn add_seat(self: &Arc<Self>, place: usize) {
+    fn add_worker(self: &Arc<Self>, place: usize) {
         let core = &self.cores.cores[place];
         if core.seats.load(Ordering::Relaxed) >= SEATS_MAX || core.grows.swap(true, Ordering::Relaxed) {
             return;
         }
         let post = Post::Core { place, late: true };
-        if let Err(error) = Ring::new(self.device.as_fd()).and_then(|ring| self.start_seat(ring, post)) {
+        if let Err(error) = Ring::new(self.device.as_fd()).and_then(|ring| self.start_core_worker(ring, post)) {
             core.grows.store(false, Ordering::Relaxed);
             tracing::warn!(%error, "no further thread could be started to serve the mount");
         }
@@ -198,7 +198,7 @@ impl<F: FileSystem> Server<F> {
 }
 
 /// One thread, its ring and its buffers.
-struct Seat<'a, F> {
+struct Worker<'a, F> {
     server: &'a Arc<Server<F>>,
     ring: Ring,
     request: Vec<u8>,
@@ -207,7 +207,7 @@ struct Seat<'a, F> {
     large: u32,
 }
 
-impl<'a, F: FileSystem> Seat<'a, F> {
+impl<'a, F: FileSystem> Worker<'a, F> {
     fn new(server: &'a Arc<Server<F>>, ring: Ring) -> Self {
         Self { server, ring, request: Vec::new(), reply: Reply::new(TRANSFER_BYTES), large: 0 }
     }
@@ -237,14 +237,14 @@ impl<'a, F: FileSystem> Seat<'a, F> {
             core.grows.store(false, Ordering::Relaxed);
         }
         begun?;
-        let _seat = Counted::new(&core.seats);
+        let _worker = Counted::new(&core.seats);
         let mut free = Some(Counted::new(&core.free));
         loop {
             match self.ring.next()? {
                 Event::Request(entry) => {
                     drop(free.take());
                     if core.free.load(Ordering::Relaxed) <= 1 {
-                        self.server.add_seat(place);
+                        self.server.add_worker(place);
                     }
                     if !self.serve(entry)? {
                         continue;
@@ -292,7 +292,7 @@ impl<'a, F: FileSystem> Seat<'a, F> {
 
     /// Gives the kernel what came by the mailbox; `false` once it's closed.
     fn pass_on(&mut self) -> io::Result<bool> {
-        let Some(answers) = self.ring.mailbox().take() else { return Ok(false) };
+        let Some(answers) = self.ring.inbox().take() else { return Ok(false) };
         for (entry, answer) in answers {
             self.ring.answer(entry, &answer)?;
         }
@@ -311,7 +311,7 @@ impl<'a, F: FileSystem> Seat<'a, F> {
         if Opcode::from_u32(header.opcode).is_some_and(|opcode| of_file.contains(&opcode)) {
             server.cores.file.store(header.nodeid, Ordering::Relaxed);
         }
-        let route = Route::Ring(Arc::clone(self.ring.mailbox()), entry);
+        let route = Route::Ring(Arc::clone(self.ring.inbox()), entry);
         let answer = server.carry_out(header, arguments, &mut self.reply, &route);
         match answer {
             Ok(Then::Later) => return Ok(false),

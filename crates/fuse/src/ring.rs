@@ -59,7 +59,7 @@ pub(crate) enum Event {
 
 /// Answers that other threads have for requests of a ring. Its own thread gives them to the kernel, which takes back what a thread has asked that ends.
 #[derive(Debug)]
-pub(crate) struct Mailbox {
+pub(crate) struct WorkerInbox {
     posted: Mutex<Posted>,
     bell: OwnedFd,
 }
@@ -70,7 +70,7 @@ struct Posted {
     closed: bool,
 }
 
-impl Mailbox {
+impl WorkerInbox {
     /// Posts the answer to the request in an entry.
     pub(crate) fn post(&self, entry: usize, answer: &[u8]) {
         self.posted.lock().answers.push((entry, answer.into()));
@@ -103,7 +103,7 @@ pub(crate) struct Ring {
     io: IoUring<Entry128, cqueue::Entry>,
     device: types::Fd,
     entries: Vec<Entry>,
-    mailbox: Arc<Mailbox>,
+    inbox: Arc<WorkerInbox>,
 }
 
 #[derive(Debug)]
@@ -167,13 +167,13 @@ impl Ring {
     pub(crate) fn new(device: BorrowedFd<'_>) -> io::Result<Self> {
         let io = IoUring::builder().build(QUESTIONS)?;
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let mailbox = Arc::new(Mailbox { posted: Mutex::default(), bell });
-        Ok(Self { io, device: types::Fd(device.as_raw_fd()), entries: Vec::new(), mailbox })
+        let inbox = Arc::new(WorkerInbox { posted: Mutex::default(), bell });
+        Ok(Self { io, device: types::Fd(device.as_raw_fd()), entries: Vec::new(), inbox })
     }
 
     /// Where other threads post answers.
-    pub(crate) const fn mailbox(&self) -> &Arc<Mailbox> {
-        &self.mailbox
+    pub(crate) const fn inbox(&self) -> &Arc<WorkerInbox> {
+        &self.inbox
     }
 
     /// Whether an entry of this queue waits for a request.
@@ -183,7 +183,7 @@ impl Ring {
 
     /// Asks to be told once something is in the mailbox.
     pub(crate) fn watch_mail(&mut self) -> io::Result<()> {
-        let bell = types::Fd(self.mailbox.bell.as_raw_fd());
+        let bell = types::Fd(self.inbox.bell.as_raw_fd());
         let question = opcode::PollAdd::new(bell, libc::POLLIN as u32).build().user_data(MAIL);
         self.push(&question.into())
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use crate::device::{Device, Sent};
-use crate::ring::Mailbox;
+use crate::ring::WorkerInbox;
 
 /// Where an answer goes that another thread than the one that serves sends.
 #[derive(Clone, Debug)]
@@ -13,7 +13,7 @@ pub(crate) enum Route {
     /// To the device.
     Device,
     /// To a ring, into this entry.
-    Ring(Arc<Mailbox>, usize),
+    Ring(Arc<WorkerInbox>, usize),
 }
 
 impl Route {
@@ -21,8 +21,8 @@ impl Route {
     pub(crate) fn send(&self, device: &Device, answer: &[u8]) -> Result<Sent, Errno> {
         match self {
             Self::Device => device.send(answer),
-            Self::Ring(mailbox, entry) => {
-                mailbox.post(*entry, answer);
+            Self::Ring(inbox, entry) => {
+                inbox.post(*entry, answer);
                 Ok(Sent::Taken)
             }
         }

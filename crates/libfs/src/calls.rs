@@ -18,8 +18,8 @@ use ashlar_wire::{
 
 use crate::alone::Mutex;
 use crate::api::{ConnectError, Options};
-use crate::mailbox::{Asker, is_short};
 use crate::own::{Own, OwnDescriptors};
+use crate::request_slot::{Asker, is_short};
 
 /// Idle connections that are kept. More threads than this may call at once; they open and close their own.
 const IDLE_MAX: usize = 8;
@@ -52,7 +52,7 @@ pub(crate) trait Reclaim: Send + Sync {
 struct Pool {
     idle: Vec<Own<Connection>>,
     /// Counts resumptions, so that a thread whose connection broke knows whether another has resumed already.
-    era: u64,
+    generation: u64,
 }
 
 /// A SharedFS that does not answer, as far as it was noticed.
@@ -135,7 +135,7 @@ impl Calls {
             asker: Mutex::default(),
             is_away: AtomicBool::new(false),
             absence: Mutex::default(),
-            pool: Mutex::new(Pool { idle: vec![connection], era: 0 }),
+            pool: Mutex::new(Pool { idle: vec![connection], generation: 0 }),
             resuming: Mutex::new(()),
             resumptions: AtomicU64::new(0),
             mount: Mutex::new(None),
@@ -162,7 +162,7 @@ impl Calls {
         control: Option<&ControlPage<Mapping>>,
         reclaim: &dyn Reclaim,
     ) -> Result<Reply, Errno> {
-        let control = control.filter(|control| is_short(request) && control.mailbox().is_listened_to());
+        let control = control.filter(|control| is_short(request) && control.request_slot().is_listened_to());
         self.call_somehow(request, &[], control, reclaim).map(|(reply, _)| reply)
     }
 
@@ -185,7 +185,7 @@ impl Calls {
     ) -> Result<(Reply, Vec<OwnedFd>), Errno> {
         let mut wait = self.begin_waiting();
         loop {
-            let era = self.pool.lock().era;
+            let generation = self.pool.lock().generation;
             let answer = self.try_call(request, descriptors, control, &mut wait);
             if answer.is_ok() {
                 self.note_present();
@@ -196,7 +196,7 @@ impl Calls {
                 Ok(answer) => return Ok(answer),
                 Err(WireError::TooLong(_) | WireError::Malformed) => return Err(Errno::EIO),
                 Err(WireError::Silent) => return Err(self.give_up()),
-                Err(WireError::Closed | WireError::Io(_)) => self.resume(era, wait.deadline, reclaim)?,
+                Err(WireError::Closed | WireError::Io(_)) => self.resume(generation, wait.deadline, reclaim)?,
             }
         }
     }
@@ -208,9 +208,9 @@ impl Calls {
         control: Option<&ControlPage<Mapping>>,
         wait: &mut Wait,
     ) -> Result<(Reply, Vec<OwnedFd>), WireError> {
-        let (idle, era) = {
+        let (idle, generation) = {
             let mut pool = self.pool.lock();
-            (pool.idle.pop(), pool.era)
+            (pool.idle.pop(), pool.generation)
         };
         let mut connection = match idle {
             Some(connection) => connection,
@@ -226,7 +226,7 @@ impl Calls {
         };
         let mut pool = self.pool.lock();
         // What was answered in memory says nothing of the connection: it may be that of a SharedFS that is gone.
-        if pool.idle.len() < IDLE_MAX && pool.era == era {
+        if pool.idle.len() < IDLE_MAX && pool.generation == generation {
             pool.idle.push(connection);
         }
         Ok(answer)
@@ -257,7 +257,7 @@ impl Calls {
         let mut wait = self.begin_waiting();
         let mut is_cancelled = false;
         loop {
-            let era = self.pool.lock().era;
+            let generation = self.pool.lock().generation;
             let answer = self.try_interruptible(request, &mut wait, pause, &mut || {
                 is_cancelled = true;
                 self.call(cancel, None, reclaim).map(drop)
@@ -269,7 +269,7 @@ impl Calls {
                 Err(WireError::Silent) => return Err(self.give_up()),
                 // A SharedFS that has forgotten the waiting has ended it.
                 Err(WireError::Closed | WireError::Io(_)) if is_cancelled => return Err(Errno::EINTR),
-                Err(WireError::Closed | WireError::Io(_)) => self.resume(era, wait.deadline, reclaim)?,
+                Err(WireError::Closed | WireError::Io(_)) => self.resume(generation, wait.deadline, reclaim)?,
             }
         }
     }
@@ -428,11 +428,11 @@ impl Calls {
     }
 
     /// Waits until SharedFS is back and knows the session again.
-    fn resume(&self, era: u64, deadline: Instant, reclaim: &dyn Reclaim) -> Result<(), Errno> {
+    fn resume(&self, generation: u64, deadline: Instant, reclaim: &dyn Reclaim) -> Result<(), Errno> {
         let _one_at_a_time = self.resuming.lock();
         {
             let mut pool = self.pool.lock();
-            if pool.era != era {
+            if pool.generation != generation {
                 return Ok(());
             }
             pool.idle.clear();
@@ -442,7 +442,7 @@ impl Calls {
             match self.try_resume(deadline, reclaim) {
                 Ok(connection) => {
                     let mut pool = self.pool.lock();
-                    pool.era += 1;
+                    pool.generation += 1;
                     pool.idle.push(connection);
                     return Ok(());
                 }

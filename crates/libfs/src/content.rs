@@ -87,7 +87,7 @@ pub(crate) struct Content {
 
 impl Content {
     /// The map of a file as SharedFS told it, `size` bytes long at that time, in this era of blocks.
-    pub(crate) fn from_grant(contents: &Contents, size: u64, era: u64) -> Self {
+    pub(crate) fn from_grant(contents: &Contents, size: u64, version: u64) -> Self {
         let mut content = Self { size, ..Self::default() };
         match contents {
             Contents::Inline(bytes) => {
@@ -99,7 +99,7 @@ impl Content {
                 }
             }
             Contents::Extents(extents) => {
-                content.told_in = Some(era);
+                content.told_in = Some(version);
                 for extent in extents {
                     content.blocks.insert(extent.logical_block, extent.logical_block + extent.blocks);
                     if let Some(block) = extent.address {
@@ -116,8 +116,8 @@ impl Content {
     }
 
     /// Whether data blocks are still where the map says in this era.
-    pub(crate) fn is_current(&self, era: u64) -> bool {
-        self.told_in.is_none_or(|told_in| told_in == era)
+    pub(crate) fn is_current(&self, version: u64) -> bool {
+        self.told_in.is_none_or(|told_in| told_in == version)
     }
 
     /// Blocks that the file takes up.

@@ -59,7 +59,7 @@ impl LibFs {
             fence(Ordering::Acquire);
             // The copy is good if the lease held when it was finished, in the era in which SharedFS told where the blocks are:
             // nobody could change the file or free its blocks.
-            if !self.holds(&guard, false) || !content.is_current(self.control.block_era()) {
+            if !self.holds(&guard, false) || !content.is_current(self.control.extent_version()) {
                 continue;
             }
             match copied {

@@ -235,8 +235,8 @@ impl LibFs {
 
     /// What the slot of a lease says now.
     fn word_of(&self, lease: Lease) -> LeaseWord {
-        match &self.board {
-            Some(board) if lease.is_posted => board.word(lease.slot, &self.control),
+        match &self.grant_cache {
+            Some(grant_cache) if lease.is_posted => grant_cache.word(lease.slot, &self.control),
             _ => self.leases.word(lease.slot),
         }
     }
@@ -253,7 +253,7 @@ impl LibFs {
         // Nothing else has contents, however often it is asked for; the operation says what is wrong with it.
         let has_contents = state.inode.as_ref().is_none_or(|inode| inode.kind == FileKind::Regular);
         let contents =
-            claim.contents && has_contents && !(held && state.content_at(self.control.block_era()).is_some());
+            claim.contents && has_contents && !(held && state.content_at(self.control.extent_version()).is_some());
         let xattrs = claim.xattrs && !(held && state.xattrs.is_some());
         if held && covered && !entries && !contents && !xattrs {
             return None;
@@ -393,12 +393,12 @@ impl LibFs {
     /// there.
     fn acquire(&self, wants: &[(Want, u64)]) -> Outcome<()> {
         if let [(want, revision)] = wants
-            && self.read_board(want, *revision)
+            && self.read_grant_cache(want, *revision)
         {
             return Ok(());
         }
         self.begin_use();
-        let (era, evictions) = (self.control.block_era(), self.nodes.evictions());
+        let (version, evictions) = (self.control.extent_version(), self.nodes.evictions());
         let request = Request::Acquire(wants.iter().map(|(want, _)| *want).collect());
         let (grants, applied, dependencies) = match self.call(&request) {
             Ok(Reply::Granted { grants, applied, dependencies }) => (grants, applied, dependencies),
@@ -410,7 +410,7 @@ impl LibFs {
             Err(errno) => return Err(errno),
         };
         self.depend(&dependencies)?;
-        let told = Told { applied, era, evictions };
+        let told = Told { applied, version, evictions };
         let mut behind = false;
         for (index, grant) in grants.iter().enumerate() {
             // Of children that came along no revision was known.
@@ -549,7 +549,7 @@ impl LibFs {
                         (self.lacks(&guard, &claim), guard.revision)
                     };
                     if let Some(within) = want
-                        && !self.read_board(&within, revision)
+                        && !self.read_grant_cache(&within, revision)
                     {
                         self.ask_for_name(&claim, found, name, want, revision)?;
                     }
@@ -568,7 +568,7 @@ impl LibFs {
         revision: u64,
     ) -> Outcome<()> {
         self.begin_use();
-        let (era, evictions) = (self.control.block_era(), self.nodes.evictions());
+        let (version, evictions) = (self.control.extent_version(), self.nodes.evictions());
         let directory = claim.id;
         // What stands there is told as to somebody who knows nothing of it.
         let want = self.lacks(&NodeState::default(), &found(directory)).ok_or(Errno::EIO)?;
@@ -584,7 +584,7 @@ impl LibFs {
             Err(errno) => return Err(errno),
         };
         self.depend(&dependencies)?;
-        let told = Told { applied, era, evictions };
+        let told = Told { applied, version, evictions };
         let mut behind = false;
         for grant in &grants {
             behind |= !self.install(grant, told, None);

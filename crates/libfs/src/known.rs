@@ -97,7 +97,7 @@ impl LibFs {
     /// What a path leads to, if it was followed before and that still holds.
     fn known_end(&self, around: &impl Surroundings, from: InodeId, path: &[u8]) -> Option<InodeId> {
         self.check_alive().ok()?;
-        Some(around.paths().end(self, around.era(), from, path)?.id)
+        Some(around.paths().end(self, around.submount_version(), from, path)?.id)
     }
 
     /// A node's state, if it can be looked at as it is.

@@ -19,19 +19,18 @@
 pub mod alone;
 mod api;
 mod attributes;
-mod board;
 mod calls;
 mod children;
 mod clock;
 mod content;
 mod counted;
 mod data;
+mod grant_cache;
 mod grants;
 mod handles;
 mod intervals;
 mod known;
 mod ledger;
-mod mailbox;
 mod mapped;
 mod materialise;
 mod moves;
@@ -45,6 +44,7 @@ mod pieces;
 mod quota;
 mod record;
 mod record_locks;
+mod request_slot;
 mod reserved;
 mod segments;
 mod stat;
@@ -59,7 +59,7 @@ use ashlar_log::Log;
 use ashlar_pmem::{Mapping, MappingAccess, Medium};
 use ashlar_types::{Errno, InodeId, LogPosition, SessionId};
 use ashlar_wire::{
-    BOARD_BYTES, CONTROL_BYTES, ControlPage, LEASE_TABLE_BYTES, LeaseTable, Reply, Request, SessionKind,
+    CONTROL_BYTES, ControlPage, GRANT_CACHE_BYTES, LEASE_TABLE_BYTES, LeaseTable, Reply, Request, SessionKind,
 };
 
 pub use api::{
@@ -82,15 +82,15 @@ pub use stat::{stat_of, xattr_list};
 pub use warm::OpenInode;
 
 use alone::Mutex;
-use board::{Board, Glimpses};
 use calls::Calls;
+use grant_cache::{Glimpses, GrantCacheReader};
 use handles::HeldLocks;
 use ledger::Ledger;
 use mapped::MappingNumbers;
 use node::NodeTable;
 use own::Own;
 use paths::Detours;
-use quota::Purses;
+use quota::QuotaBalances;
 use record::LOG_STEP_LEAST;
 use record_locks::RecordLocks;
 use segments::{Segment, Segments};
@@ -147,16 +147,16 @@ pub struct LibFs {
     log: Log<Mapping>,
     control: ControlPage<Mapping>,
     leases: LeaseTable<Mapping>,
-    board: Option<Board>,
+    grant_cache: Option<GrantCacheReader>,
     /// What came with the session for the kernel's side of descriptors, until it is taken.
     placeholder: Mutex<Option<OwnedFd>>,
     glimpses: Glimpses,
     nodes: NodeTable,
     /// Held by inode while it is asked for.
     asking: [Mutex<()>; grants::ASKING],
-    detours: Detours,
+    directory_versions: Detours,
     ledger: Ledger,
-    purses: Purses,
+    quota_balances: QuotaBalances,
     segments: Segments,
     mapping_numbers: Mutex<MappingNumbers>,
     held_locks: HeldLocks,
@@ -208,7 +208,7 @@ impl LibFs {
         let wrong = || memory(&"the daemon sent the wrong number of descriptors");
         let [log, control, leases, others @ ..] = &descriptors[..] else { return Err(wrong()) };
         // Where there were too few numbers left for all, the last ones are missing.
-        let (first, board) = others.split_at(welcome.segment.iter().len().min(others.len()));
+        let (first, grant_cache) = others.split_at(welcome.segment.iter().len().min(others.len()));
         let medium = match &welcome {
             welcome if welcome.sync_needed => Medium::DISK,
             welcome if welcome.emulated => Medium::emulated_pmem(),
@@ -242,8 +242,10 @@ impl LibFs {
             .first()
             .zip(welcome.segment.as_ref())
             .and_then(|(file, told)| Some((told.number, Segment::new(file, told, medium, options.descriptors).ok()?)));
-        let board = board.first().and_then(|board| map(board, BOARD_BYTES, MappingAccess::ReadOnly, volatile).ok());
-        let mapped = [log.memory(), control.memory(), leases.memory()].into_iter().chain(&board);
+        let grant_cache = grant_cache
+            .first()
+            .and_then(|grant_cache| map(grant_cache, GRANT_CACHE_BYTES, MappingAccess::ReadOnly, volatile).ok());
+        let mapped = [log.memory(), control.memory(), leases.memory()].into_iter().chain(&grant_cache);
         let mapped = mapped.map(|memory| Own::new(memory.file().as_raw_fd(), options.descriptors)).collect();
         let fs = Arc::new(Self {
             mapped,
@@ -251,15 +253,15 @@ impl LibFs {
             log,
             control,
             leases,
-            board: board.and_then(|memory| Board::new(memory, welcome.segment_era)),
+            grant_cache: grant_cache.and_then(|memory| GrantCacheReader::new(memory, welcome.segment_version)),
             placeholder: Mutex::new(placeholder),
             glimpses: Glimpses::new(),
             nodes: NodeTable::new(),
             asking: std::array::from_fn(|_| Mutex::new(())),
-            detours: Detours::new(),
+            directory_versions: Detours::new(),
             ledger: Ledger::default(),
-            purses: Purses::default(),
-            segments: Segments::new(welcome.segment_era, first),
+            quota_balances: QuotaBalances::default(),
+            segments: Segments::new(welcome.segment_version, first),
             mapping_numbers: Mutex::default(),
             held_locks: HeldLocks::default(),
             reserved: Mutex::default(),
@@ -286,10 +288,10 @@ impl LibFs {
             // A mount is a process of its own, so a thread disturbs nobody; inside an application there is none.
             let spawned = std::thread::Builder::new().name("ashlar-tidy".into()).spawn(move || {
                 let mut memory = FreedMemory::default();
-                let mut era = welcome.segment_era;
+                let mut version = welcome.segment_version;
                 while let Some(fs) = weak.upgrade() {
                     fs.tidy(&fs.tidying.lock());
-                    fs.come_back(&mut era);
+                    fs.come_back(&mut version);
                     memory.give_back_when_idle(fs.tidied.load(Ordering::Relaxed));
                     drop(fs);
                     std::thread::sleep(std::time::Duration::from_millis(IDLE_TIDY_MS));
@@ -309,10 +311,10 @@ impl LibFs {
     /// Has a SharedFS that was started anew know the mount's device and its locks again, though nobody calls the mount: others may ask for the locks, or for
     /// what its kernel believes to know, and the mount is not waited for for long. Such a SharedFS begins an era of segments.
     fn come_back(&self, known: &mut u64) {
-        let era = self.control.segment_era();
+        let version = self.control.segment_version();
         // Whatever it is that is asked for first: device and locks come before it.
-        if era != *known && self.call(&Request::SyncDependencies(Vec::new())).is_ok() {
-            *known = era;
+        if version != *known && self.call(&Request::SyncDependencies(Vec::new())).is_ok() {
+            *known = version;
         }
     }
 

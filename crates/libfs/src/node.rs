@@ -28,7 +28,7 @@ pub(crate) struct Told {
     /// The session's updates before this position were in it.
     pub(crate) applied: LogPosition,
     /// The era of blocks that it was asked in.
-    pub(crate) era: u64,
+    pub(crate) version: u64,
     /// How many times nodes had been dropped when it was asked.
     pub(crate) evictions: u64,
 }
@@ -136,10 +136,10 @@ impl NodeState {
 
     /// Takes over the parts that are not known yet. Attributes that a valid lease covers are never older here.
     pub(crate) fn merge(&mut self, state: &InodeState, told: Told, cookie: &dyn Fn(&[u8]) -> u64) {
-        let Told { applied, era, .. } = told;
+        let Told { applied, version, .. } = told;
         self.is_followed |= state.is_followed;
-        if let (false, Some(contents)) = (self.content_at(era).is_some(), &state.contents) {
-            let mut content = Content::from_grant(contents, state.attributes.size, era);
+        if let (false, Some(contents)) = (self.content_at(version).is_some(), &state.contents) {
+            let mut content = Content::from_grant(contents, state.attributes.size, version);
             for (_, change) in self.changes.iter().filter(|(position, _)| *position >= applied) {
                 if let Change::Data(change) = change {
                     content.apply(change);
@@ -176,8 +176,8 @@ impl NodeState {
     }
 
     /// The map of the file, if blocks are still where it says in this era.
-    pub(crate) fn content_at(&self, era: u64) -> Option<&Content> {
-        self.content.as_ref().filter(|content| content.is_current(era))
+    pub(crate) fn content_at(&self, version: u64) -> Option<&Content> {
+        self.content.as_ref().filter(|content| content.is_current(version))
     }
 
     /// Notes a change.
@@ -415,7 +415,7 @@ mod tests {
     #[test]
     fn a_directory_whose_lease_goes_before_its_names_are_used_is_asked_by_name() {
         let lease = Lease { is_posted: false, slot: 0, word: LeaseWord(0) };
-        let when = Told { applied: LogPosition(0), era: 0, evictions: 0 };
+        let when = Told { applied: LogPosition(0), version: 0, evictions: 0 };
         let mut state = NodeState::default();
         let grant = |state: &mut NodeState, names| state.reset(lease, &told(100, names), when, &|_| 7);
         let look_up = |state: &NodeState, times: u32| (0..times).for_each(|_| state.note_looked_up());
@@ -459,7 +459,7 @@ mod tests {
             is_followed: false,
         };
         for (applied, expected) in [(40, vec![(2, false), (4, true), (2, false)]), (51, vec![(8, false)])] {
-            let when = Told { applied: LogPosition(applied), era: 1, evictions: 0 };
+            let when = Told { applied: LogPosition(applied), version: 1, evictions: 0 };
             let mut state = NodeState::default();
             state.reset(lease, &told(None), when, &|_| 0);
             let body = LogPosition(60);

@@ -161,7 +161,7 @@ pub trait Surroundings {
     fn is_covered(&self, directory: InodeId) -> bool;
 
     /// Changes where [`Self::is_covered`] does.
-    fn era(&self) -> u64;
+    fn submount_version(&self) -> u64;
 
     /// The paths that were followed here lately, by this user.
     fn paths(&self) -> &Paths;
@@ -182,12 +182,12 @@ impl LibFs {
         let aim @ Aim { last, purpose, makes, opens } = aim.into();
         let _measured = self.measured(OperationKind::Name);
         // What is mounted from here on counts: what is remembered is as of now.
-        let era = around.era();
-        if let Some(place) = self.known_place(around, era, from, path, aim) {
+        let submount_version = around.submount_version();
+        if let Some(place) = self.known_place(around, submount_version, from, path, aim) {
             return Ok(Walked::Inside(place));
         }
         let (mut at, mut cursor, mut way) =
-            self.known_beginning(around, era, from, path).unwrap_or((from, 0, Way::default()));
+            self.known_beginning(around, submount_version, from, path).unwrap_or((from, 0, Way::default()));
         let is_begun = cursor != 0;
         let asked = path;
         let mut links = 0;
@@ -210,7 +210,7 @@ impl LibFs {
             }
             if is_last && !is_begun && way.can_be_remembered() {
                 let way_there = &asked[..asked.len() - rest.len()];
-                around.paths().note_beginning(era, from, way_there, &way, at);
+                around.paths().note_beginning(submount_version, from, way_there, &way, at);
             }
             let place = |found| Place { directory: at, name: SmallVec::from_slice(name), found, is_directory_wanted };
             if is_last && opens && is_directory_wanted && name != b"." && name != b".." {
@@ -228,14 +228,14 @@ impl LibFs {
                         continue;
                     }
                     Ok(None) => {}
-                    Err(errno) => return Err(self.judged(errno, at, from)),
+                    Err(errno) => return Err(self.validated(errno, at, from)),
                 }
             }
             let meant = if is_last { (purpose, makes) } else { (Purpose::Look, false) };
             let found = match self.step(around.who(), at, name, meant, &mut way) {
                 Ok(found) => found,
                 Err(Errno::ENOENT) if is_last => return Ok(Walked::Inside(place(None))),
-                Err(errno) => return Err(self.judged(errno, at, from)),
+                Err(errno) => return Err(self.validated(errno, at, from)),
             };
             if around.is_covered(found.id) {
                 return Ok(Walked::Outside);
@@ -266,7 +266,7 @@ impl LibFs {
             }
             if is_last {
                 if !is_directory_wanted && way.can_be_remembered() {
-                    around.paths().note_end(era, from, asked, &way, End { directory: at, id: found.id });
+                    around.paths().note_end(submount_version, from, asked, &way, End { directory: at, id: found.id });
                 }
                 return Ok(Walked::Inside(place(Some(found))));
             }
@@ -276,8 +276,15 @@ impl LibFs {
     }
 
     /// Where a path leads that was followed before; `None` where it must be followed again.
-    fn known_place(&self, around: &impl Surroundings, era: u64, from: InodeId, path: &[u8], aim: Aim) -> Option<Place> {
-        let end = around.paths().end(self, era, from, path)?;
+    fn known_place(
+        &self,
+        around: &impl Surroundings,
+        submount_version: u64,
+        from: InodeId,
+        path: &[u8],
+        aim: Aim,
+    ) -> Option<Place> {
+        let end = around.paths().end(self, submount_version, from, path)?;
         // What is at the end may be gone, and a link may lead on.
         let found = self.looked_at(aim.claim(end.id)).ok()?;
         if found.inode.kind == FileKind::Symlink && aim.follows() {
@@ -291,17 +298,17 @@ impl LibFs {
     fn known_beginning(
         &self,
         around: &impl Surroundings,
-        era: u64,
+        submount_version: u64,
         from: InodeId,
         path: &[u8],
     ) -> Option<(InodeId, usize, Way)> {
         let length = path.len() - last_name(path)?.len();
-        let (directory, way) = around.paths().beginning(self, era, from, &path[..length])?;
+        let (directory, way) = around.paths().beginning(self, submount_version, from, &path[..length])?;
         Some((directory, length, way))
     }
 
     /// What a failed step says of the whole path: a directory on the way that was removed since it was looked up is not there.
-    fn judged(&self, errno: Errno, directory: InodeId, from: InodeId) -> Errno {
+    fn validated(&self, errno: Errno, directory: InodeId, from: InodeId) -> Errno {
         let is_gone = errno == Errno::ESTALE && directory != from && self.found(directory).err() == Some(Errno::ESTALE);
         if is_gone { Errno::ENOENT } else { errno }
     }
@@ -312,13 +319,13 @@ impl LibFs {
         if name == b"." || name == b".." {
             return Ok(None);
         }
-        let detours = self.detours.of(directory);
+        let directory_versions = self.directory_versions.of(directory);
         let (entry, lease) = self.look_up_entry(who, Claim::read(directory), name, &|id| Purpose::Pass.claim(id))?;
         let entry = entry.ok_or(Errno::ENOENT)?;
         if entry.kind != FileKind::Directory {
             return Ok(None);
         }
-        way.went_through(directory, detours, lease);
+        way.went_through(directory, directory_versions, lease);
         Ok(Some(entry.inode))
     }
 
@@ -335,9 +342,9 @@ impl LibFs {
             way.winds();
             return self.lookup_dot(who, directory, name);
         }
-        let detours = self.detours.of(directory);
+        let directory_versions = self.directory_versions.of(directory);
         let (found, lease) = self.look_up(who, directory, name, purpose, makes)?;
-        way.went_through(directory, detours, lease);
+        way.went_through(directory, directory_versions, lease);
         Ok(found)
     }
 

@@ -18,7 +18,7 @@ use crate::node::Lease;
 /// few paths twice.
 const SHELVES: usize = 64;
 /// A shelf's boards.
-const BOARDS: usize = 16;
+const SHARDS: usize = 16;
 /// Paths that stand on a board; a path has its place on one.
 const PLACES: usize = 4;
 /// Inodes share counts: that one has changed only means another look.
@@ -58,7 +58,7 @@ impl Detours {
 #[derive(Clone, Copy, Debug)]
 struct Step {
     directory: InodeId,
-    detours: u64,
+    directory_versions: u64,
     lease: Lease,
 }
 
@@ -74,9 +74,9 @@ pub(crate) struct Way {
 
 impl Way {
     /// Notes a directory in which a name was found, with its detours as they were before the name was looked up.
-    pub(crate) fn went_through(&mut self, directory: InodeId, detours: u64, lease: Option<Lease>) {
+    pub(crate) fn went_through(&mut self, directory: InodeId, directory_versions: u64, lease: Option<Lease>) {
         match lease {
-            Some(lease) if self.length() < STEPS_MAX => self.steps.push(Step { directory, detours, lease }),
+            Some(lease) if self.length() < STEPS_MAX => self.steps.push(Step { directory, directory_versions, lease }),
             _ => self.is_winding = true,
         }
     }
@@ -121,7 +121,7 @@ pub(crate) struct End {
 #[derive(Debug)]
 struct Known {
     from: InodeId,
-    era: u64,
+    submount_version: u64,
     end: End,
     beginning: Arc<[Step]>,
     last: Option<Step>,
@@ -129,12 +129,14 @@ struct Known {
 }
 
 impl Known {
-    fn is(&self, era: u64, from: InodeId, path: &[u8]) -> bool {
-        self.from == from && self.era == era && self.path[..] == *path
+    fn is(&self, submount_version: u64, from: InodeId, path: &[u8]) -> bool {
+        self.from == from && self.submount_version == submount_version && self.path[..] == *path
     }
 
     fn is_open(&self, fs: &LibFs) -> bool {
-        let is_as_it_was = |step: &Step| fs.stands(step.lease, false) && fs.detours.of(step.directory) == step.detours;
+        let is_as_it_was = |step: &Step| {
+            fs.stands(step.lease, false) && fs.directory_versions.of(step.directory) == step.directory_versions
+        };
         self.last.iter().chain(&self.beginning[..]).all(is_as_it_was)
     }
 }
@@ -167,9 +169,9 @@ impl Places {
 /// In a line of the cache by itself.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Board(Mutex<Places>);
+struct PathShard(Mutex<Places>);
 
-type Shelf = OnceLock<Box<[Board]>>;
+type Shelf = OnceLock<Box<[PathShard]>>;
 
 /// Paths that were followed for one user, in surroundings of one kind.
 #[derive(Debug)]
@@ -183,49 +185,68 @@ impl Default for Paths {
 
 impl Paths {
     fn shelf(&self, hash: u32) -> &Shelf {
-        &self.0[hash as usize / BOARDS % SHELVES]
+        &self.0[hash as usize / SHARDS % SHELVES]
     }
 
     /// Where a path leads, if that is remembered and still so.
-    pub(crate) fn end(&self, fs: &LibFs, era: u64, from: InodeId, path: &[u8]) -> Option<End> {
-        self.find(fs, era, from, path, |known| known.end)
+    pub(crate) fn end(&self, fs: &LibFs, submount_version: u64, from: InodeId, path: &[u8]) -> Option<End> {
+        self.find(fs, submount_version, from, path, |known| known.end)
     }
 
     /// As [`Self::end`] for the directory that a path goes on from, with the way there.
-    pub(crate) fn beginning(&self, fs: &LibFs, era: u64, from: InodeId, path: &[u8]) -> Option<(InodeId, Way)> {
-        self.find(fs, era, from, path, |known| {
+    pub(crate) fn beginning(
+        &self,
+        fs: &LibFs,
+        submount_version: u64,
+        from: InodeId,
+        path: &[u8],
+    ) -> Option<(InodeId, Way)> {
+        self.find(fs, submount_version, from, path, |known| {
             let (beginning, steps) = (Some(Arc::clone(&known.beginning)), known.last.into_iter().collect());
             (known.end.id, Way { beginning, steps, is_winding: false })
         })
     }
 
-    fn find<R>(&self, fs: &LibFs, era: u64, from: InodeId, path: &[u8], take: impl FnOnce(&Known) -> R) -> Option<R> {
+    fn find<R>(
+        &self,
+        fs: &LibFs,
+        submount_version: u64,
+        from: InodeId,
+        path: &[u8],
+        take: impl FnOnce(&Known) -> R,
+    ) -> Option<R> {
         let hash = hash(from, path);
-        let places = self.shelf(hash).get()?[hash as usize % BOARDS].0.try_lock()?;
+        let places = self.shelf(hash).get()?[hash as usize % SHARDS].0.try_lock()?;
         let known = places.known[places.position(hash)?].as_ref()?;
-        (known.is(era, from, path) && known.is_open(fs)).then(|| take(known))
+        (known.is(submount_version, from, path) && known.is_open(fs)).then(|| take(known))
     }
 
     /// Remembers where a path has led, if it comes for the second time.
-    pub(crate) fn note_end(&self, era: u64, from: InodeId, path: &[u8], way: &Way, end: End) {
-        self.note(era, from, path, || (way.parts(false), end));
+    pub(crate) fn note_end(&self, submount_version: u64, from: InodeId, path: &[u8], way: &Way, end: End) {
+        self.note(submount_version, from, path, || (way.parts(false), end));
     }
 
     /// As [`Self::note_end`], for a path that others go on from.
-    pub(crate) fn note_beginning(&self, era: u64, from: InodeId, path: &[u8], way: &Way, id: InodeId) {
-        self.note(era, from, path, || (way.parts(true), End { directory: id, id }));
+    pub(crate) fn note_beginning(&self, submount_version: u64, from: InodeId, path: &[u8], way: &Way, id: InodeId) {
+        self.note(submount_version, from, path, || (way.parts(true), End { directory: id, id }));
     }
 
-    fn note(&self, era: u64, from: InodeId, path: &[u8], found: impl FnOnce() -> ((Arc<[Step]>, Option<Step>), End)) {
+    fn note(
+        &self,
+        submount_version: u64,
+        from: InodeId,
+        path: &[u8],
+        found: impl FnOnce() -> ((Arc<[Step]>, Option<Step>), End),
+    ) {
         let hash = hash(from, path);
-        let shelf = self.shelf(hash).get_or_init(|| (0..BOARDS).map(|_| Board::default()).collect());
-        let Some(mut places) = shelf[hash as usize % BOARDS].0.try_lock() else { return };
+        let shelf = self.shelf(hash).get_or_init(|| (0..SHARDS).map(|_| PathShard::default()).collect());
+        let Some(mut places) = shelf[hash as usize % SHARDS].0.try_lock() else { return };
         let Some(place) = places.position(hash) else {
             places.clear(hash);
             return;
         };
         let ((beginning, last), end) = found();
-        places.known[place] = Some(Box::new(Known { from, era, end, beginning, last, path: path.into() }));
+        places.known[place] = Some(Box::new(Known { from, submount_version, end, beginning, last, path: path.into() }));
     }
 }
 
@@ -247,14 +268,15 @@ mod tests {
     /// Files of one directory have names that differ little, and are used together.
     #[test]
     fn paths_that_differ_little_stand_apart() {
-        const PATHS: usize = SHELVES * BOARDS;
+        const PATHS: usize = SHELVES * SHARDS;
         for pattern in ["/directory/file-", "/d/f", "/mail/cur/1795382347.M", "/a/rather/long/way/to/some/object_"] {
-            let mut boards = [0; SHELVES * BOARDS];
+            let mut grant_caches = [0; SHELVES * SHARDS];
             for number in 0..PATHS {
-                boards[hash(InodeId(1), format!("{pattern}{number}").as_bytes()) as usize % boards.len()] += 1;
+                grant_caches
+                    [hash(InodeId(1), format!("{pattern}{number}").as_bytes()) as usize % grant_caches.len()] += 1;
             }
             // One for each on the average; by chance four in a thousand have more than there are places.
-            let lost: usize = boards.iter().map(|&paths: &usize| paths.saturating_sub(PLACES)).sum();
+            let lost: usize = grant_caches.iter().map(|&paths: &usize| paths.saturating_sub(PLACES)).sum();
             assert!(lost < PATHS / 50, "{lost} of {PATHS} paths like {pattern} have no place");
         }
     }
@@ -263,7 +285,7 @@ mod tests {
     fn paths_that_come_twice_stay_though_others_come_once() {
         let known = || {
             let (from, end, path) = (InodeId(1), End { directory: InodeId(1), id: InodeId(2) }, SmallVec::new());
-            Some(Box::new(Known { from, era: 0, end, beginning: Arc::default(), last: None, path }))
+            Some(Box::new(Known { from, submount_version: 0, end, beginning: Arc::default(), last: None, path }))
         };
         let mut places = Places::default();
         let hashes = 1..=PLACES as u32;

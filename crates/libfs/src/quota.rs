@@ -11,7 +11,7 @@ use std::collections::HashMap;
 
 use ashlar_types::{BLOCK_BYTES, Errno, InodeId, QuotaAmount, QuotaId, QuotaKey, blocks_for, quota_keys};
 use ashlar_update::{Allocation, Create, Update};
-use ashlar_wire::{QuotaEra, QuotaGrant, QuotaWant, Reply, Request};
+use ashlar_wire::{QuotaGrant, QuotaVersion, QuotaWant, Reply, Request};
 
 use crate::LibFs;
 use crate::alone::Mutex;
@@ -19,16 +19,16 @@ use crate::api::Outcome;
 use crate::grants::{Locked, Stop};
 
 /// Purses kept at the most. Where there are more they are all dropped, which wastes what is in them until SharedFS takes it back.
-const PURSES_MAX: usize = 4096;
+const BALANCES_MAX: usize = 4096;
 
 /// What may still be used; `None`: it is not limited.
 #[derive(Clone, Copy, Debug, Default)]
-struct Purse {
+struct QuotaBalance {
     blocks: Option<u64>,
     inodes: Option<u64>,
 }
 
-impl Purse {
+impl QuotaBalance {
     fn holds(&self, amount: QuotaAmount) -> bool {
         self.blocks.is_none_or(|blocks| blocks >= amount.blocks)
             && self.inodes.is_none_or(|inodes| inodes >= amount.inodes)
@@ -47,60 +47,62 @@ impl Purse {
 
 #[derive(Debug, Default)]
 struct Inner {
-    era: QuotaEra,
-    purses: HashMap<QuotaKey, Purse>,
+    version: QuotaVersion,
+    quota_balances: HashMap<QuotaKey, QuotaBalance>,
 }
 
 /// The purses of one era.
 #[derive(Debug, Default)]
-pub(crate) struct Purses(Mutex<Inner>);
+pub(crate) struct QuotaBalances(Mutex<Inner>);
 
-impl Purses {
+impl QuotaBalances {
     /// Pays, all or nothing; `false` where a purse holds too little, or nothing is known of it in this era.
-    pub(crate) fn pay(&self, era: QuotaEra, wants: &[QuotaWant]) -> bool {
+    pub(crate) fn pay(&self, version: QuotaVersion, wants: &[QuotaWant]) -> bool {
         if wants.is_empty() {
             return true;
         }
         let mut inner = self.0.lock();
-        let holds = |want: &QuotaWant| inner.purses.get(&want.key).is_some_and(|purse| purse.holds(want.amount));
-        if inner.era != era || !wants.iter().all(holds) {
+        let holds =
+            |want: &QuotaWant| inner.quota_balances.get(&want.key).is_some_and(|balance| balance.holds(want.amount));
+        if inner.version != version || !wants.iter().all(holds) {
             return false;
         }
         for want in wants {
-            if let Some(purse) = inner.purses.get_mut(&want.key) {
-                purse.take(want.amount);
+            if let Some(balance) = inner.quota_balances.get_mut(&want.key) {
+                balance.take(want.amount);
             }
         }
         true
     }
 
     /// Gives back what was paid for an update that was not appended.
-    pub(crate) fn give_back(&self, era: QuotaEra, wants: &[QuotaWant]) {
+    pub(crate) fn give_back(&self, version: QuotaVersion, wants: &[QuotaWant]) {
         let mut inner = self.0.lock();
-        if inner.era != era {
+        if inner.version != version {
             return;
         }
         for want in wants {
-            if let Some(purse) = inner.purses.get_mut(&want.key) {
-                purse.give(want.amount);
+            if let Some(balance) = inner.quota_balances.get_mut(&want.key) {
+                balance.give(want.amount);
             }
         }
     }
 
     /// Fills purses. A grant of an era that is over is worth nothing.
-    fn fill(&self, era: QuotaEra, grants: &[QuotaGrant]) {
+    fn fill(&self, version: QuotaVersion, grants: &[QuotaGrant]) {
         let mut inner = self.0.lock();
-        if era < inner.era {
+        if version < inner.version {
             return;
         }
-        if era > inner.era || inner.purses.len() > PURSES_MAX {
-            inner.era = era;
-            inner.purses.clear();
+        if version > inner.version || inner.quota_balances.len() > BALANCES_MAX {
+            inner.version = version;
+            inner.quota_balances.clear();
         }
         for grant in grants {
-            let purse = inner.purses.entry(grant.key).or_default();
+            let balance = inner.quota_balances.entry(grant.key).or_default();
             let sum = |had: Option<u64>, more: Option<u64>| more.map(|more| had.unwrap_or(0).saturating_add(more));
-            *purse = Purse { blocks: sum(purse.blocks, grant.blocks), inodes: sum(purse.inodes, grant.inodes) };
+            *balance =
+                QuotaBalance { blocks: sum(balance.blocks, grant.blocks), inodes: sum(balance.inodes, grant.inodes) };
         }
     }
 }
@@ -167,8 +169,8 @@ impl LibFs {
     /// Asks SharedFS for what an update will have whom use.
     pub(crate) fn ask_quota(&self, wants: Vec<QuotaWant>) -> Outcome<()> {
         match self.call(&Request::Quota(wants))? {
-            Reply::Quota { era, grants } => {
-                self.purses.fill(era, &grants);
+            Reply::Quota { version, grants } => {
+                self.quota_balances.fill(version, &grants);
                 Ok(())
             }
             _ => Err(Errno::EIO),
@@ -180,7 +182,7 @@ impl LibFs {
 mod tests {
     use super::*;
 
-    const ERA: QuotaEra = QuotaEra(3);
+    const VERSION: QuotaVersion = QuotaVersion(3);
 
     fn want(uid: u32, blocks: u64, inodes: u64) -> QuotaWant {
         QuotaWant { key: QuotaKey::User(uid), amount: QuotaAmount { blocks, inodes }, exempt: false }
@@ -191,29 +193,29 @@ mod tests {
     }
 
     #[test]
-    fn purses_pay_all_or_nothing_and_take_back() {
-        let purses = Purses::default();
-        assert!(!purses.pay(ERA, &[want(1, 0, 1)]), "nothing is known yet");
-        purses.fill(ERA, &[grant(1, Some(3), None), grant(2, None, Some(1))]);
-        assert!(purses.pay(ERA, &[want(1, 2, 1000), want(2, 1000, 1)]));
-        assert!(!purses.pay(ERA, &[want(1, 1, 0), want(2, 0, 1)]), "the second has nothing left");
-        assert!(purses.pay(ERA, &[want(1, 1, 0)]), "so the first has lost nothing");
-        purses.give_back(ERA, &[want(2, 0, 1)]);
-        assert!(purses.pay(ERA, &[want(2, 0, 1)]));
-        purses.fill(ERA, &[grant(1, Some(2), None)]);
-        purses.fill(ERA, &[grant(1, Some(2), None)]);
-        assert!(purses.pay(ERA, &[want(1, 4, 0)]));
+    fn balances_pay_all_or_nothing() {
+        let quota_balances = QuotaBalances::default();
+        assert!(!quota_balances.pay(VERSION, &[want(1, 0, 1)]), "nothing is known yet");
+        quota_balances.fill(VERSION, &[grant(1, Some(3), None), grant(2, None, Some(1))]);
+        assert!(quota_balances.pay(VERSION, &[want(1, 2, 1000), want(2, 1000, 1)]));
+        assert!(!quota_balances.pay(VERSION, &[want(1, 1, 0), want(2, 0, 1)]), "the second has nothing left");
+        assert!(quota_balances.pay(VERSION, &[want(1, 1, 0)]), "so the first has lost nothing");
+        quota_balances.give_back(VERSION, &[want(2, 0, 1)]);
+        assert!(quota_balances.pay(VERSION, &[want(2, 0, 1)]));
+        quota_balances.fill(VERSION, &[grant(1, Some(2), None)]);
+        quota_balances.fill(VERSION, &[grant(1, Some(2), None)]);
+        assert!(quota_balances.pay(VERSION, &[want(1, 4, 0)]));
     }
 
     #[test]
-    fn a_purse_is_worth_nothing_in_another_era() {
-        let purses = Purses::default();
-        purses.fill(ERA, &[grant(1, Some(10), None)]);
-        let next = ERA.next(true);
-        assert!(!purses.pay(next, &[want(1, 1, 0)]));
-        purses.fill(next, &[grant(1, Some(1), None)]);
-        purses.fill(ERA, &[grant(1, Some(10), None)]);
-        purses.give_back(ERA, &[want(1, 10, 0)]);
-        assert!(purses.pay(next, &[want(1, 1, 0)]) && !purses.pay(next, &[want(1, 1, 0)]));
+    fn balance_is_void_in_another_version() {
+        let quota_balances = QuotaBalances::default();
+        quota_balances.fill(VERSION, &[grant(1, Some(10), None)]);
+        let next = VERSION.next(true);
+        assert!(!quota_balances.pay(next, &[want(1, 1, 0)]));
+        quota_balances.fill(next, &[grant(1, Some(1), None)]);
+        quota_balances.fill(VERSION, &[grant(1, Some(10), None)]);
+        quota_balances.give_back(VERSION, &[want(1, 10, 0)]);
+        assert!(quota_balances.pay(next, &[want(1, 1, 0)]) && !quota_balances.pay(next, &[want(1, 1, 0)]));
     }
 }

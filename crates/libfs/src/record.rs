@@ -30,20 +30,20 @@ impl Locked<'_> {
     pub(crate) fn commit(&mut self, update: &Update<'_>) -> Result<Applied, Stop> {
         let fs = self.fs;
         // The log's seal was looked at before: an era that begins from here on stops the record at the log.
-        let era = fs.control.quota_era();
-        let wants = if era.has_limits() { self.quota_wants(update)? } else { Vec::new() };
-        if !fs.purses.pay(era, &wants) {
+        let version = fs.control.quota_version();
+        let wants = if version.has_limits() { self.quota_wants(update)? } else { Vec::new() };
+        if !fs.quota_balances.pay(version, &wants) {
             return Err(Stop::Quota(wants));
         }
         let credit = Credit::from(update.cost());
-        let kind = self.take_credit(credit, update).inspect_err(|_| fs.purses.give_back(era, &wants))?;
+        let kind = self.take_credit(credit, update).inspect_err(|_| fs.quota_balances.give_back(version, &wants))?;
         let encoded = update.encode();
         // Until it is dropped nobody takes the record for one whose changes are noted.
         let (appended, _held) = match fs.log.append_held(self.seal, update.kind() as u8, &encoded.parts()) {
             Ok(appended) => appended,
             Err(error) => {
                 fs.control.give_credit(credit, kind);
-                fs.purses.give_back(era, &wants);
+                fs.quota_balances.give_back(version, &wants);
                 return Err(match error {
                     AppendError::Sealed => Stop::Sealed,
                     AppendError::Full { needed } => Stop::Full { needed },
@@ -252,7 +252,7 @@ impl LibFs {
         }
         self.log.release(bound);
         self.control.set_released(bound);
-        self.segments.keep_current(self.control.segment_era());
+        self.segments.keep_current(self.control.segment_version());
         self.nodes.keep_bounded();
     }
 }
@@ -311,15 +311,15 @@ impl LockedTree<'_> {
         let guard = self.guard(parent)?;
         // A name that goes is kept in memory already.
         let gone = if entry.is_none() { guard.children.remove(cookie, name) } else { None };
-        let (name, is_detour) = match gone {
+        let (name, changes_paths) = match gone {
             Some(name) => (name, true),
             None => {
                 let name = Name::new(name).map_err(|_| Misfit::Invalid(Invalid::BadName))?;
                 (name.clone(), guard.children.set(cookie, name, entry))
             }
         };
-        if is_detour {
-            fs.detours.note(parent);
+        if changes_paths {
+            fs.directory_versions.note(parent);
         }
         guard.note(position, Change::Entry(name, entry));
         Ok(())
@@ -327,7 +327,7 @@ impl LockedTree<'_> {
 }
 
 /// Whether a path through a directory may lead elsewhere once its attributes have changed so.
-fn is_detour(old: &Inode, new: &Inode) -> bool {
+fn changes_paths(old: &Inode, new: &Inode) -> bool {
     old.is_directory() && (old.mode, old.uid, old.gid, old.links == 0) != (new.mode, new.uid, new.gid, new.links == 0)
 }
 
@@ -342,8 +342,8 @@ impl Tree for LockedTree<'_> {
     fn put_inode(&mut self, id: InodeId, value: Inode) -> Result<(), Misfit> {
         let (fs, position) = (self.fs, self.position);
         let guard = self.guard(id)?;
-        if guard.inode.as_ref().is_some_and(|old| is_detour(old, &value)) {
-            fs.detours.note(id);
+        if guard.inode.as_ref().is_some_and(|old| changes_paths(old, &value)) {
+            fs.directory_versions.note(id);
         }
         if guard.inode.is_none() {
             // Made by this update: all that there is to know of it is known.
@@ -358,7 +358,7 @@ impl Tree for LockedTree<'_> {
 
     fn remove_inode(&mut self, id: InodeId) -> Result<(), Misfit> {
         let position = self.position;
-        self.fs.detours.note(id);
+        self.fs.directory_versions.note(id);
         let guard = self.guard(id)?;
         guard.gone = true;
         guard.content = None;
@@ -399,7 +399,7 @@ impl Tree for LockedTree<'_> {
 
     fn put_xattr(&mut self, id: InodeId, name: &[u8], value: &[u8]) -> Result<(), Misfit> {
         let position = self.position;
-        self.fs.detours.note(id);
+        self.fs.directory_versions.note(id);
         let guard = self.guard(id)?;
         guard.xattrs.as_mut().ok_or(Misfit::NotLoaded(id))?.insert(name.to_vec(), value.to_vec());
         guard.note(position, Change::Xattr(name.to_vec(), Some(value.to_vec())));
@@ -408,7 +408,7 @@ impl Tree for LockedTree<'_> {
 
     fn remove_xattr(&mut self, id: InodeId, name: &[u8]) -> Result<(), Misfit> {
         let position = self.position;
-        self.fs.detours.note(id);
+        self.fs.directory_versions.note(id);
         let guard = self.guard(id)?;
         guard.xattrs.as_mut().ok_or(Misfit::NotLoaded(id))?.remove(name);
         guard.note(position, Change::Xattr(name.to_vec(), None));

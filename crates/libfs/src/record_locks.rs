@@ -156,7 +156,7 @@ impl LibFs {
     /// Which SharedFS a lock is asked of: each begins an era of segments before it looks at anything. Where this is another once the answer is noted, one may
     /// have looked at what the session has before that.
     pub(crate) fn asked_of(&self) -> (u64, u64) {
-        (self.control.segment_era(), self.calls.resumptions())
+        (self.control.segment_version(), self.calls.resumptions())
     }
 
     /// A slot for a file: a free one, or one of a file that the process has no locks on.

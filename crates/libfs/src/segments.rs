@@ -210,30 +210,33 @@ pub(crate) struct Segments(RwLock<Mapped>);
 #[derive(Debug, Default)]
 struct Mapped {
     /// The era of segments in which they were asked for.
-    era: u64,
+    version: u64,
     by_number: HashMap<u32, Segment, BuildHasherDefault<NumberHasher>>,
 }
 
 impl Segments {
     /// The one that came when the session began, in that era.
-    pub(crate) fn new(era: u64, first: Option<(u32, Segment)>) -> Self {
-        Self(RwLock::new(Mapped { era, by_number: first.into_iter().collect() }))
+    pub(crate) fn new(version: u64, first: Option<(u32, Segment)>) -> Self {
+        Self(RwLock::new(Mapped { version, by_number: first.into_iter().collect() }))
     }
 
     /// Unmaps the segments of earlier eras: memory that the arena has given back is free only then.
-    pub(crate) fn keep_current(&self, era: u64) {
-        if self.0.read().era < era {
+    pub(crate) fn keep_current(&self, version: u64) {
+        if self.0.read().version < version {
             let mut mapped = self.0.write();
-            if mapped.era < era {
-                *mapped = Mapped { era, by_number: HashMap::default() };
+            if mapped.version < version {
+                *mapped = Mapped { version, by_number: HashMap::default() };
             }
         }
     }
 
-    fn get(&self, number: u32, era: u64) -> Option<MappedRwLockReadGuard<'_, Segment>> {
+    fn get(&self, number: u32, version: u64) -> Option<MappedRwLockReadGuard<'_, Segment>> {
         let mapped = self.0.read();
-        RwLockReadGuard::try_map(mapped, |mapped| if mapped.era == era { mapped.by_number.get(&number) } else { None })
-            .ok()
+        RwLockReadGuard::try_map(
+            mapped,
+            |mapped| if mapped.version == version { mapped.by_number.get(&number) } else { None },
+        )
+        .ok()
     }
 
     /// Has the blocks of a file that was granted anew verified when they are first read.
@@ -253,16 +256,16 @@ impl LibFs {
     /// A segment, mapped when it's first needed. Whether it is still that one shows the era of blocks, afterwards.
     pub(crate) fn segment(&self, number: u32) -> Outcome<MappedRwLockReadGuard<'_, Segment>> {
         loop {
-            let era = self.control.segment_era();
-            if let Some(segment) = self.segments.get(number, era) {
+            let version = self.control.segment_version();
+            if let Some(segment) = self.segments.get(number, version) {
                 return Ok(segment);
             }
-            self.segments.keep_current(era);
+            self.segments.keep_current(version);
             let (reply, descriptors) = self.call_with(&Request::Segment(number), &[])?;
             let (Reply::Segment(info), Some(file)) = (reply, descriptors.first()) else { return Err(Errno::EIO) };
             let segment = Segment::new(file, &info, self.medium, self.descriptors).map_err(|_| Errno::EIO)?;
             let mut mapped = self.segments.0.write();
-            if mapped.era == era {
+            if mapped.version == version {
                 mapped.by_number.insert(number, segment);
             }
         }

@@ -82,7 +82,7 @@ impl LibFs {
             return None;
         }
         let inode = state.inode.as_ref().filter(|inode| inode.kind == FileKind::Regular)?;
-        let content = state.content_at(self.control.block_era())?;
+        let content = state.content_at(self.control.extent_version())?;
         let length = inode.size.saturating_sub(offset).min(most as u64) as usize;
         if length > 0 {
             let reads_on = open.read_to.load(Ordering::Relaxed) == offset;
@@ -91,7 +91,7 @@ impl LibFs {
             self.copy_out(content, offset, buffer(length)?, ahead).ok()?;
         }
         fence(Ordering::Acquire);
-        let is_good = self.holds(&state, false) && content.is_current(self.control.block_era());
+        let is_good = self.holds(&state, false) && content.is_current(self.control.extent_version());
         if !is_good || length > 0 && is_access_time_due(inode) {
             return None;
         }
@@ -127,8 +127,8 @@ impl LibFs {
         // The log's seal was looked at before: an era of quotas that begins from here on stops the record at the log.
         if !is_held
             || !is_plain
-            || !content.is_current(self.control.block_era())
-            || self.control.quota_era().has_limits()
+            || !content.is_current(self.control.extent_version())
+            || self.control.quota_version().has_limits()
         {
             return None;
         }

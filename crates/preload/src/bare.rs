@@ -13,7 +13,7 @@ use ashlar_wire::loads_library;
 use crate::arch::system_call;
 use crate::environment::{self, PreloadText};
 use crate::memory::{self, PathBuffer};
-use crate::{descriptors, habits, report, session};
+use crate::{descriptors, program_profile, report, session};
 
 /// A file is large from so many bytes on: they take longer through the kernel than the library takes to load.
 const LARGE_BYTES: i64 = 256 << 10;
@@ -29,7 +29,7 @@ pub(crate) const VARIABLES: usize = 2048;
 
 /// Whether programs may be run so at all.
 pub(crate) fn is_possible() -> bool {
-    habits::is_any() && report::page().is_none()
+    program_profile::is_any() && report::page().is_none()
 }
 
 /// Runs a program without the library, if it may be (`execve`, `execveat`); `None` where it may not. Nothing is allocated: the memory may be lent.
@@ -153,7 +153,7 @@ fn may_be(path: u64, arguments: u64) -> bool {
     let Ok(path) = memory::path(path, &mut buffer) else { return false };
     let (first, second) = (argument(arguments, 1, &mut first), argument(arguments, 2, &mut second));
     let reads_much = || descriptors::is_ours(0) || is_much(0, c"".as_ptr() as u64, libc::AT_EMPTY_PATH);
-    habits::is_short(path, first, second) && !reads_much() && works_on_little(arguments).unwrap_or(false)
+    program_profile::is_short(path, first, second) && !reads_much() && works_on_little(arguments).unwrap_or(false)
 }
 
 /// The text of an argument, if there is one, and it's no longer than a path.

@@ -31,8 +31,8 @@ use crate::arch::{ASHLAR_INTEREST, Frame, INTEREST_ALWAYS, INTEREST_NONE};
 use crate::descriptors::File;
 use crate::locks::Way;
 use crate::{
-    deferred, descriptors, direct, habits, hook, materialise, memory, parked, path, report, session, shared, snapshot,
-    submounts, users,
+    deferred, descriptors, direct, hook, materialise, memory, path, program_profile, recycled, report, session, shared,
+    snapshot, submounts, users,
 };
 
 /// What becomes of a call.
@@ -85,7 +85,7 @@ pub(crate) fn disarm() {
         };
         interest.store(wanted, Ordering::Relaxed);
     }
-    parked::stop();
+    recycled::stop();
 }
 
 /// Whether a call of a process that has borrowed memory must be served here. What it does to its descriptors and its signals is no business of the
@@ -118,10 +118,10 @@ pub(crate) fn concerns(call: &Frame) -> bool {
 }
 
 /// Whether a number that is parked may stay so while a call is looked at.
-pub(crate) fn keeps_parked(call: &Frame, parked: i32) -> bool {
+pub(crate) fn keeps_recycled(call: &Frame, recycled: i32) -> bool {
     let number = call.rax as i64;
     let shape = shape(number);
-    let is_it = |at: usize| call.arguments[at] as i32 == parked;
+    let is_it = |at: usize| call.arguments[at] as i32 == recycled;
     match shape {
         Shape::Always if !matches!(number, libc::SYS_fcntl | libc::SYS_ioctl) => is_apart(number),
         _ => {
@@ -208,7 +208,7 @@ fn looked_at(call: &Frame) -> bool {
             false
         }
         libc::SYS_exit_group => {
-            hook::inside(habits::note_end);
+            hook::inside(program_profile::note_end);
             false
         }
         libc::SYS_mmap => {

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::calls::{self, Verdict, files};
 use crate::carried::Carried;
-use crate::{descriptors, habits, locks, session};
+use crate::{descriptors, locks, program_profile, session};
 
 /// Calls that the kernel serves first: about what a session costs.
 const CALLS: u32 = 64;
@@ -31,7 +31,7 @@ static LEFT: AtomicU32 = AtomicU32::new(0);
 static USED: AtomicU32 = AtomicU32::new(0);
 /// Whether it counts what the program did the times before, and will count what it does: the number of calls was not set, and no other process was
 /// made.
-static HAS_HABITS: AtomicBool = AtomicBool::new(false);
+static HAS_PROFILE: AtomicBool = AtomicBool::new(false);
 static IS_ANY_CANDIDATE: AtomicBool = AtomicBool::new(false);
 /// Whether candidates were there before the program began.
 static IS_ANY_CARRIED: AtomicBool = AtomicBool::new(false);
@@ -39,7 +39,7 @@ static IS_ANY_CARRIED: AtomicBool = AtomicBool::new(false);
 /// Begins, before the program does, with what it has from the one that was there before.
 pub(crate) fn begin(given: Option<u32>, carried: &Carried) {
     GIVEN.store(given.unwrap_or(CALLS), Ordering::Relaxed);
-    HAS_HABITS.store(given.is_none(), Ordering::Relaxed);
+    HAS_PROFILE.store(given.is_none(), Ordering::Relaxed);
     begin_again();
     if carried.numbers.is_empty() {
         return;
@@ -68,9 +68,9 @@ fn count_again() {
 /// The process makes another one. All that is open is the kernel's then, and what a session knows the other one changes: a shell that does
 /// little between the programs that it runs gets none.
 pub(crate) fn make_process() {
-    habits::note_long();
+    program_profile::note_long();
     if is_on() {
-        HAS_HABITS.store(false, Ordering::Relaxed);
+        HAS_PROFILE.store(false, Ordering::Relaxed);
         count_again();
     }
 }
@@ -106,8 +106,8 @@ pub(crate) fn puts_off(mount: u32) -> bool {
         return false;
     }
     let used = USED.fetch_or(1 << mount, Ordering::Relaxed);
-    if used == 0 && HAS_HABITS.load(Ordering::Relaxed) && habits::will_go_on() {
-        HAS_HABITS.store(false, Ordering::Relaxed);
+    if used == 0 && HAS_PROFILE.load(Ordering::Relaxed) && program_profile::will_go_on() {
+        HAS_PROFILE.store(false, Ordering::Relaxed);
         end();
         return false;
     }
@@ -121,8 +121,8 @@ pub(crate) fn count(calls: u32) {
     if left > calls {
         LEFT.store(left - calls, Ordering::Relaxed);
     } else {
-        if HAS_HABITS.swap(false, Ordering::Relaxed) {
-            habits::note_going_on();
+        if HAS_PROFILE.swap(false, Ordering::Relaxed) {
+            program_profile::note_going_on();
         }
         end();
     }
@@ -133,7 +133,7 @@ pub(crate) fn end() {
     if LEFT.swap(0, Ordering::Relaxed) == 0 {
         return;
     }
-    habits::note_long();
+    program_profile::note_long();
     for mount in mounts_of(mounts()) {
         // Where there is none to be had, the kernel goes on.
         session::open(mount);

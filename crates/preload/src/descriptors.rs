@@ -19,7 +19,7 @@ pub(crate) use self::inherited::{
 use self::open_file::{ALONE, OPEN_MAX};
 pub(crate) use self::open_file::{CHANGEABLE, File, OnExec, Place, PlaceGuard, TMPFILE, open, open_by};
 use crate::arch::{ASHLAR_DESCRIPTORS, DESCRIPTORS, system_call};
-use crate::{parked, session};
+use crate::{recycled, session};
 
 /// In place of an open file: a descriptor that we use ourselves.
 const INTERNAL: u32 = u32::MAX;
@@ -245,7 +245,7 @@ pub(crate) fn forget_internal(descriptor: i32) {
 /// The same for one that is about to be closed, with which nobody but the kernel has anything to do any more.
 pub(crate) fn forget_own(descriptor: i32) {
     forget_internal(descriptor);
-    parked::note_freed(descriptor as u32);
+    recycled::note_freed(descriptor as u32);
 }
 
 /// Whether there was ever one.
@@ -276,9 +276,9 @@ pub(crate) fn install(file: &File, from: i32, cloexec: bool) -> Result<i32, Errn
 pub(crate) fn reserve(from: i32, cloexec: bool) -> Result<i32, Errno> {
     if from > 0 {
         // It is not the lowest one that counts.
-        parked::end();
-    } else if let Some(parked) = parked::take(cloexec) {
-        return Ok(parked);
+        recycled::end();
+    } else if let Some(recycled) = recycled::take(cloexec) {
+        return Ok(recycled);
     }
     let command = if cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD } as u64;
     let duplicate = |placeholder: i32| {
@@ -299,14 +299,14 @@ pub(crate) fn reserve(from: i32, cloexec: bool) -> Result<i32, Errno> {
         return Err(Errno::EMFILE);
     }
     if from == 0 {
-        parked::note_lowest(number);
+        recycled::note_lowest(number);
     }
     Ok(number)
 }
 
 /// Gives back a number that was reserved and not used.
 pub(crate) fn give_back(number: i32, cloexec: bool) {
-    if !parked::park(number, cloexec) {
+    if !recycled::park(number, cloexec) {
         close_number(number);
     }
 }
@@ -345,7 +345,7 @@ pub(crate) fn closes_on_exec(descriptor: i32) -> Option<bool> {
 
 /// Closes the kernel's descriptor.
 pub(crate) fn close_number(descriptor: i32) -> i64 {
-    parked::note_freed(descriptor as u32);
+    recycled::note_freed(descriptor as u32);
     // SAFETY: the program, or we, are done with it.
     unsafe { system_call(libc::SYS_close as u64, [descriptor as u64, 0, 0, 0, 0, 0]) }
 }

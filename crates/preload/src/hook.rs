@@ -11,7 +11,7 @@ use crate::arch::{After, Frame, THREAD_ALIGN, THREAD_BYTES, Way, ashlar_on_stack
 use crate::calls::{self, Verdict};
 use crate::shared::Lent;
 use crate::signals::{self, Pending};
-use crate::{parked, patch, report, reserve, stack, threads};
+use crate::{patch, recycled, report, reserve, stack, threads};
 
 /// What a thread has of us. No destructor: libc would allocate to note it.
 struct Thread {
@@ -139,9 +139,9 @@ pub(crate) unsafe extern "C" fn ashlar_hook(frame: *mut Frame) -> Way {
             }
         }
         let concerns = thread.depth.get() == 0 && !thread.lent.get() && calls::concerns(call);
-        if !concerns && (thread.depth.get() > 0 || thread.lent.get() || !parked::is_in_the_way(call)) {
+        if !concerns && (thread.depth.get() > 0 || thread.lent.get() || !recycled::is_in_the_way(call)) {
             if !thread.lent.get() {
-                parked::look(call);
+                recycled::look(call);
             }
             let past = report::page().filter(|_| thread.depth.get() == 0).map(|page| page.past(call));
             let (after, word) = past.unwrap_or((After::Kernel, 0));
@@ -195,7 +195,7 @@ pub(crate) unsafe extern "C" fn ashlar_hook(frame: *mut Frame) -> Way {
 unsafe extern "C" fn serve(frame: *mut Frame) {
     // SAFETY: as for the hook.
     let call = unsafe { &mut *frame };
-    parked::before(call);
+    recycled::before(call);
     if reserve::is_short() && !matches!(call.rax as i64, libc::SYS_execve | libc::SYS_execveat) {
         // No session is in use by this thread yet.
         let _ = catch_unwind(calls::give_up);
@@ -204,8 +204,8 @@ unsafe extern "C" fn serve(frame: *mut Frame) {
         call.rax = -i64::from(libc::EIO) as u64;
         THREAD.with(|thread| thread.after.set(After::Return));
     }
-    if THREAD.with(|thread| thread.after.get()) != After::Return && parked::is_in_the_way(call) {
-        parked::end();
+    if THREAD.with(|thread| thread.after.get()) != After::Return && recycled::is_in_the_way(call) {
+        recycled::end();
     }
 }
 
@@ -234,8 +234,8 @@ unsafe extern "C" fn serve_lent(frame: *mut Frame) {
 /// Lets a call through that does not concern us, when the number that is parked has made way.
 unsafe extern "C" fn make_way(frame: *mut Frame) {
     // SAFETY: as for the hook.
-    parked::look(unsafe { &*frame });
-    parked::end();
+    recycled::look(unsafe { &*frame });
+    recycled::end();
     THREAD.with(|thread| thread.after.set(After::Kernel));
 }
 

@@ -23,16 +23,16 @@ mod deferred;
 mod descriptors;
 mod direct;
 mod environment;
-mod habits;
 mod heap;
 mod hook;
 mod imports;
 mod locks;
 mod materialise;
 mod memory;
-mod parked;
 mod patch;
 mod path;
+mod program_profile;
+mod recycled;
 mod report;
 mod reserve;
 mod session;
@@ -85,7 +85,7 @@ unsafe extern "C" fn initialise(count: c_int, arguments: *const *const c_char, e
         patch::watch_loader(hook::ashlar_objects_changed);
         if told.deferred.is_none() {
             // SAFETY: the linker hands the arguments over as the kernel made them.
-            unsafe { habits::begin(told.plans, count, arguments) };
+            unsafe { program_profile::begin(told.plans, count, arguments) };
         }
         deferred::begin(told.deferred, &told.open.map(carried::taken).unwrap_or_default());
         threads::begin();

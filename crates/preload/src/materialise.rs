@@ -11,7 +11,7 @@ use crate::arch::system_call;
 use crate::descriptors::{self, File, Place};
 use crate::session::Session;
 use crate::shared::{Identity, Shared};
-use crate::{direct, locks, parked, session, shared};
+use crate::{direct, locks, recycled, session, shared};
 
 /// Status flags that a new open file of the kernel's takes over.
 const KEPT_FLAGS: i32 = libc::O_ACCMODE
@@ -31,7 +31,7 @@ const SIZE_TRIES: u32 = 64;
 /// Those of SharedFS, which opens it.
 pub(crate) fn beside(file: &File) -> Result<OwnedFd, Errno> {
     // It may be the last number that there is.
-    parked::end();
+    recycled::end();
     let session = file.session()?;
     if file.is_alone() {
         return session.materialise(file.inode(), file.flags());

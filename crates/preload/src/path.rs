@@ -414,8 +414,8 @@ impl Surroundings for Session {
         self.covered.contains(directory)
     }
 
-    fn era(&self) -> u64 {
-        self.covered.era()
+    fn submount_version(&self) -> u64 {
+        self.covered.version()
     }
 
     fn paths(&self) -> &Paths {

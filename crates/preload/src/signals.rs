@@ -16,7 +16,7 @@ use ashlar_types::Errno;
 use crate::arch::system_call;
 use crate::hook;
 use crate::memory::{self, Use};
-use crate::parked;
+use crate::recycled;
 
 /// Signals are numbered from 1.
 const SIGNALS: usize = 65;
@@ -173,7 +173,7 @@ unsafe extern "C" fn deliver(signal: i32, info: *mut libc::siginfo_t, context: *
                 std::mem::transmute(handler as usize);
             handler(signal, info, context);
         }
-        parked::begin_again();
+        recycled::begin_again();
     }
 }
 

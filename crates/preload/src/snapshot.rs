@@ -18,7 +18,7 @@ use ashlar_types::{BLOCK_BYTES, Errno, FileKind, InodeId};
 
 use crate::arch::system_call;
 use crate::descriptors::File;
-use crate::{materialise, parked, session};
+use crate::{materialise, recycled, session};
 
 /// Longer files are not copied: a part may be all that is looked at, and the kernel's pages of a file are there once for all who map it.
 const FILE_BYTES_MAX: u64 = 256 << 10;
@@ -213,7 +213,7 @@ impl Copied {
 /// A file in memory with these bytes; `None` where there is no room, and for programs that may not have one.
 fn in_memory(name: &str, bytes: &[u8]) -> Option<OwnedFd> {
     // It may be the last number that there is.
-    parked::end();
+    recycled::end();
     let name = CString::new(name).ok()?;
     let arguments = [name.as_ptr() as u64, libc::MFD_CLOEXEC.into(), 0, 0, 0, 0];
     // SAFETY: the name is a string that outlives the call.

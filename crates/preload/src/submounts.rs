@@ -183,7 +183,7 @@ pub(crate) struct Covered {
     table: OnceLock<Option<File>>,
     looked: AtomicU64,
     is_any: AtomicBool,
-    era: AtomicU64,
+    version: AtomicU64,
     directories: Mutex<Vec<InodeId>>,
     /// Whether the mount itself is not to be seen at its path any more: it was taken out of the tree (`ashlar umount --lazy`), or
     /// something was mounted over it. It stays so.
@@ -198,7 +198,7 @@ impl Covered {
             table: OnceLock::new(),
             looked: AtomicU64::new(ticks()),
             is_any: AtomicBool::new(false),
-            era: AtomicU64::new(0),
+            version: AtomicU64::new(0),
             directories: Mutex::default(),
             is_gone: AtomicBool::new(false),
         };
@@ -220,7 +220,7 @@ impl Covered {
         let directories = below(table, path, fs);
         self.is_any.store(!directories.is_empty(), Ordering::Relaxed);
         *self.directories.lock().unwrap_or_else(PoisonError::into_inner) = directories;
-        self.era.fetch_add(1, Ordering::Release);
+        self.version.fetch_add(1, Ordering::Release);
     }
 
     /// Looks at the table again if it has changed, and was not looked at just now; at once, if `now` says so.
@@ -258,8 +258,8 @@ impl Covered {
     }
 
     /// Changes with the directories on which something is mounted.
-    pub(crate) fn era(&self) -> u64 {
-        self.era.load(Ordering::Acquire)
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
     }
 
     /// Whether the kernel is to follow the mount's paths.

@@ -33,8 +33,10 @@ use ashlar_types::{InodeId, LogPosition, SessionId};
 
 pub use self::handles::HandleSlot;
 use crate::lock_slots::{LOCK_SLOTS_BYTES, LockChange, LockList, LockSlotState, LockSlots, LockedRange};
-use crate::mailbox::{MAILBOX_BYTES, Mailbox};
-use crate::{Credit, LATENCY_BUCKETS, LockSlot, OperationCounts, OperationKind, QuotaEra, ScopeKind, latency_bucket};
+use crate::request_slot::{REQUEST_SLOT_BYTES, RequestSlot};
+use crate::{
+    Credit, LATENCY_BUCKETS, LockSlot, OperationCounts, OperationKind, QuotaVersion, ScopeKind, latency_bucket,
+};
 
 /// Slots in the table of open handles: as many different inodes as a session may have open.
 pub const HANDLE_SLOTS: u64 = 65_536;
@@ -47,7 +49,7 @@ pub const LEASE_SLOTS: u32 = 65_536;
 /// Slots of the lease table that have room from the beginning.
 pub const LEASE_SLOTS_FIRST: u32 = 1024;
 /// Bytes of the control page's file.
-pub const CONTROL_BYTES: u64 = MAILBOX + MAILBOX_BYTES;
+pub const CONTROL_BYTES: u64 = REQUEST_SLOT + REQUEST_SLOT_BYTES;
 /// What of it has room from the beginning.
 pub const CONTROL_ROOM: [Range<u64>; 2] = [0..TABLE + HANDLE_SLOTS_NEAR * SLOT_BYTES, LOCKS..CONTROL_BYTES];
 /// What gets room when more handles are open than have a slot: [`ControlPage::set_all_handle_slots`].
@@ -61,17 +63,17 @@ pub const OPERATION_LANES: u32 = 24;
 const TABLE: u64 = 4096;
 const SLOT_BYTES: u64 = 16;
 const LOCKS: u64 = TABLE + HANDLE_SLOTS * SLOT_BYTES;
-const MAILBOX: u64 = (LOCKS + LOCK_SLOTS_BYTES).next_multiple_of(4096);
+const REQUEST_SLOT: u64 = (LOCKS + LOCK_SLOTS_BYTES).next_multiple_of(4096);
 const CONTROL_MAGIC: u64 = u64::from_le_bytes(*b"ASHLCTL1");
 const LEASE_MAGIC: u64 = u64::from_le_bytes(*b"ASHLLSE1");
 const SESSION: u64 = 8;
 const COMMITTED: u64 = 64;
 const APPLIED: u64 = 72;
 const FENCED: u64 = 80;
-const BLOCK_ERA: u64 = 88;
+const EXTENT_VERSION: u64 = 88;
 const COMPANY: u64 = 96;
 const QUOTA: u64 = 104;
-const SEGMENT_ERA: u64 = 112;
+const SEGMENT_VERSION: u64 = 112;
 const HANDLES: u64 = 120;
 const RELEASED: u64 = 128;
 const COMPANY_KNOWN: u64 = 136;
@@ -91,7 +93,7 @@ const _: () = assert!(KEPT_METADATA + 8 <= PROGRAMS && PROGRAMS + 8 <= OPERATION
 const _: () = assert!(OPERATION_KINDS * 8 <= LANE_BYTES);
 const _: () = assert!(OPERATIONS + OPERATION_LANES as u64 * LANE_BYTES <= SAMPLED);
 const _: () = assert!(SAMPLED + OPERATION_KINDS * SAMPLED_BYTES <= TABLE);
-const _: () = assert!(MAILBOX == 1_073_152);
+const _: () = assert!(REQUEST_SLOT == 1_073_152);
 const OPERATION_KINDS: u64 = OperationKind::ALL.len() as u64;
 
 /// What credit may be used for.
@@ -274,38 +276,38 @@ impl<M: Persistent> ControlPage<M> {
     }
 
     /// The era of quotas, which changes with every limit and whenever what was granted under the last one is taken back.
-    pub fn quota_era(&self) -> QuotaEra {
-        QuotaEra(self.0.load(QUOTA))
+    pub fn quota_version(&self) -> QuotaVersion {
+        QuotaVersion(self.0.load(QUOTA))
     }
 
     /// Begins an era of quotas. The log must be sealed next, so that no record is appended that was paid for under the last one.
-    pub fn set_quota_era(&self, era: QuotaEra) {
-        self.0.store(QUOTA, era.0);
+    pub fn set_quota_version(&self, version: QuotaVersion) {
+        self.0.store(QUOTA, version.0);
     }
 
     /// The era of blocks. What the session was told of data blocks in an earlier one is no longer so. An era ends with a life of
     /// SharedFS, which may have put data into blocks that it did not live to commit; and when blocks are taken away that the
     /// session might read yet.
-    pub fn block_era(&self) -> u64 {
-        self.0.load(BLOCK_ERA)
+    pub fn extent_version(&self) -> u64 {
+        self.0.load(EXTENT_VERSION)
     }
 
     /// Begins an era of blocks, for everyone to see before any block is written that comes after it in the program.
-    pub fn begin_block_era(&self) {
-        self.0.store(BLOCK_ERA, self.block_era().wrapping_add(1));
+    pub fn raise_extent_version(&self) {
+        self.0.store(EXTENT_VERSION, self.extent_version().wrapping_add(1));
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     }
 
     /// The era of segments. One that was mapped in an earlier era may be another one now: a removed segment's number is given out
     /// again.
-    pub fn segment_era(&self) -> u64 {
-        self.0.load(SEGMENT_ERA)
+    pub fn segment_version(&self) -> u64 {
+        self.0.load(SEGMENT_VERSION)
     }
 
     /// Begins an era of segments, and with it one of blocks.
-    pub fn begin_segment_era(&self) {
-        self.0.store(SEGMENT_ERA, self.segment_era().wrapping_add(1));
-        self.begin_block_era();
+    pub fn raise_segment_version(&self) {
+        self.0.store(SEGMENT_VERSION, self.segment_version().wrapping_add(1));
+        self.raise_extent_version();
     }
 
     /// The session reads no block any more that updates before this position have replaced in part.
@@ -491,8 +493,8 @@ impl<M: Persistent> ControlPage<M> {
     }
 
     /// Where the session asks SharedFS without a message.
-    pub fn mailbox(&self) -> Mailbox<'_, M> {
-        Mailbox::new(&self.0, MAILBOX)
+    pub fn request_slot(&self) -> RequestSlot<'_, M> {
+        RequestSlot::new(&self.0, REQUEST_SLOT)
     }
 }
 

@@ -2,9 +2,9 @@
 //!
 //! Purpose: one place for everything that both sides must agree on. A session has any number of connections to SharedFS;
 //! on each, a request is followed by its reply before the next request. While SharedFS is awake anyway, requests for leases go through memory
-//! ([`Mailbox`]). What must cost no message stands in shared
+//! ([`RequestSlot`]). What must cost no message stands in shared
 //! memory: the lease words that make a cached state valid, the committed position that frees log space, credits, the
-//! table of open handles, and what anybody was told of inodes that are only read ([`Board`]).
+//! table of open handles, and what anybody was told of inodes that are only read ([`GrantCache`]).
 //!
 //! Invariants:
 //! - A message has a length, then that many bytes; a peer that breaks the frame or the encoding loses its connection.
@@ -15,33 +15,32 @@
 //! Non-goals: deciding anything. Source: `docs/format-session.md`.
 #![forbid(unsafe_code)]
 
-mod board;
 mod connection;
 mod control;
 mod event_watch;
+mod grant_cache;
 mod lock_slots;
-mod mailbox;
 mod message;
 mod pace;
 mod program;
 mod report;
+mod request_slot;
 mod run;
 mod watch;
 
-pub use board::{BOARD_BYTES, Board, BoardWriter, Post};
 pub use connection::{Acceptor, Connection, Listener, MESSAGE_BYTES_MAX, WireError, socket_of};
 pub use control::{
     CONTROL_BYTES, CONTROL_BYTES_BEFORE, CONTROL_ROOM, CONTROL_ROOM_FAR, ControlPage, CreditKind, HANDLE_SLOTS,
     HandleSlot, LEASE_SLOTS, LEASE_SLOTS_FIRST, LEASE_TABLE_BYTES, LeaseTable, LeaseWord, OPERATION_LANES,
 };
 pub use event_watch::{WATCH_ALL_ATTRIBUTE, WATCH_ATTRIBUTE};
+pub use grant_cache::{GRANT_CACHE_BYTES, GrantCache, GrantCacheWriter, Post};
 pub use lock_slots::{
     LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_RANGES_MAX, LOCK_SLOTS, LockChange, LockList, LockSlotState, LockedRange,
 };
-pub use mailbox::{Mailbox, Progress, Question};
 pub use message::{
     Contents, Credit, DirectoryEntry, Extent, FsckReply, GrantReply, HELPER_FLAG, Hello, InodeState, LockKind,
-    LockMode, LockSlot, Need, PROTOCOL_VERSION, Peer, QuotaEra, QuotaGrant, QuotaStatus, QuotaWant, Reply, Request,
+    LockMode, LockSlot, Need, PROTOCOL_VERSION, Peer, QuotaGrant, QuotaStatus, QuotaVersion, QuotaWant, Reply, Request,
     ReserveReason, ScopeKind, SessionKind, SessionStatus, SpaceReply, StatusReply, Want, Welcome, WelcomeSegment,
 };
 pub use pace::{LATENCY_BUCKETS, OperationCounts, OperationKind, latency_bucket, latency_from};
@@ -51,6 +50,7 @@ pub use report::{
     REPORT_DEVICES_MAX, REPORT_DIRECTORY, REPORT_END, REPORT_MAGIC, REPORT_PROGRAMS, REPORT_ROW, REPORT_THREADS,
     REPORT_THREADS_MAX, REPORT_VARIABLE, THREAD_COUNTED, THREAD_HAS_LIBRARY, decode_report, encode_report_header,
 };
+pub use request_slot::{Progress, Question, RequestSlot};
 pub use run::{
     DEFER_VARIABLE, MOUNTS_VARIABLE, PATIENCE_MS, PATIENCE_VARIABLE, PLANS_VARIABLE, decode_mounts, encode_mounts,
     patience_ms,

@@ -84,7 +84,7 @@ pub struct Welcome {
     pub cache_ttl_ms: u64,
     /// The era of segments ([`crate::ControlPage::segment_era`]) in which the board that comes along is good: the SharedFS that writes it
     /// has not ended yet.
-    pub segment_era: u64,
+    pub segment_version: u64,
     /// The first data segment, in the same era: most arenas have no other, and most sessions read from it.
     pub segment: Option<WelcomeSegment>,
     /// Inode numbers that the session may give out: the first, and how many. It asks for more ([`Request::InodeRange`]).
@@ -213,9 +213,9 @@ impl From<Cost> for Credit {
 /// An era of quotas: what was granted in one is worth nothing in the next. Odd: there are limits; even: there is none, and nothing
 /// needs to be asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct QuotaEra(pub u64);
+pub struct QuotaVersion(pub u64);
 
-impl QuotaEra {
+impl QuotaVersion {
     /// Whether anybody is limited.
     #[must_use]
     pub const fn has_limits(self) -> bool {
@@ -665,7 +665,7 @@ pub enum Reply {
     /// To `Quota`: what was granted, at least what was asked for, in the order of the wants.
     Quota {
         /// The era in which it may be used.
-        era: QuotaEra,
+        version: QuotaVersion,
         /// How much.
         grants: Vec<QuotaGrant>,
     },

@@ -76,7 +76,7 @@ impl Surroundings for Alone {
     fn is_covered(&self, _: InodeId) -> bool {
         false
     }
-    fn era(&self) -> u64 {
+    fn submount_version(&self) -> u64 {
         0
     }
     fn paths(&self) -> &Paths {

@@ -8,7 +8,7 @@ use super::{F_CREATED_QUERY, F_DUPFD_QUERY, Served, data, process};
 use crate::arch::system_call;
 use crate::descriptors::{self, CHANGEABLE, File, OnExec};
 use crate::locks::Way;
-use crate::{locks, memory, parked, session, threads};
+use crate::{locks, memory, recycled, session, threads};
 
 /// A file that is larger than 2 GiB may be opened: always so on 64 bits, and shown by `F_GETFL`.
 const LARGE_FILE: i32 = 0o100_000;
@@ -89,18 +89,18 @@ fn clone_file(to: i32, from: i32) -> Served {
 pub(super) fn close_at_once(descriptor: i32) -> Option<i64> {
     let file = descriptors::remove(descriptor)?;
     locks::forget(&file);
-    let is_parked = match file.on_exec() {
+    let is_recycled = match file.on_exec() {
         OnExec::Unknown => false,
-        known => parked::park(descriptor, known == OnExec::Closes),
+        known => recycled::park(descriptor, known == OnExec::Closes),
     };
-    Some(if is_parked { 0 } else { descriptors::close_number(descriptor) })
+    Some(if is_recycled { 0 } else { descriptors::close_number(descriptor) })
 }
 
 fn close(descriptor: i32) -> Option<i64> {
     if let Some(closed) = close_at_once(descriptor) {
         return Some(closed);
     }
-    parked::note_freed(descriptor as u32);
+    recycled::note_freed(descriptor as u32);
     let named = locks::file_of_named(descriptor);
     descriptors::forget_kernels(descriptor);
     let named = named?;
@@ -124,7 +124,7 @@ fn duplicate(descriptor: i32, from: i32, cloexec: bool) -> Served {
 
 /// Duplicates a descriptor of ours at which the kernel has a real open file, that forked processes have too.
 fn duplicate_real(file: &File, descriptor: i32, from: i32, cloexec: bool) -> Served {
-    parked::end();
+    recycled::end();
     let made = kernel_duplicate(descriptor, from, cloexec);
     if made >= 0 {
         if made as usize >= crate::arch::DESCRIPTORS {
@@ -148,7 +148,7 @@ fn duplicate_followed(descriptor: i32, from: i32, cloexec: bool) -> Option<i64> 
     if !descriptors::is_named(descriptor) && !descriptors::is_candidate(descriptor) {
         return None;
     }
-    parked::end();
+    recycled::end();
     let made = kernel_duplicate(descriptor, from, cloexec);
     if made >= 0 {
         note_followed(descriptor, made as i32);
@@ -231,7 +231,7 @@ fn close_range(a: &[u64; 6]) -> Served {
     }
     let is_closed = |descriptor: &i32| (first..=last).contains(&(*descriptor as u32));
     descriptors::candidates().filter(is_closed).for_each(descriptors::forget_kernels);
-    parked::note_freed(first);
+    recycled::note_freed(first);
     let named = locks::files_of_named(first, last);
     descriptors::inherited().filter(is_closed).for_each(descriptors::forget_kernels);
     descriptors::forget_named(first, last);

@@ -10,8 +10,8 @@ use crate::descriptors::{self, File, TMPFILE};
 use crate::direct;
 use crate::materialise;
 use crate::memory::{self, PathBuffer};
-use crate::parked;
 use crate::path::{self, Aim, Last, Place, Purpose, Start, Walked};
+use crate::recycled;
 use crate::session::{self, Session};
 use crate::shared::Shared;
 use crate::{snapshot, unnamed};
@@ -168,7 +168,7 @@ fn gone(errno: Errno) -> Errno {
 
 /// Has the kernel open a path, and notes the descriptor. From a directory of ours it does so beside it: that one stays ours.
 fn open_named(number: i64, directory: i32, a: &[u64; 6]) -> Result<i64, Errno> {
-    parked::end();
+    recycled::end();
     let open = |arguments: [u64; 6]| {
         // SAFETY: the program's own call, but for the number of the directory.
         unsafe { crate::arch::system_call(number as u64, arguments) }

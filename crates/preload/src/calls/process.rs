@@ -13,8 +13,8 @@ use crate::environment::PreloadText;
 use crate::memory;
 use crate::shared::Lent;
 use crate::{
-    bare, deferred, descriptors, direct, environment, habits, hook, locks, materialise, parked, path, report, reserve,
-    session, shared, threads, users,
+    bare, deferred, descriptors, direct, environment, hook, locks, materialise, path, program_profile, recycled,
+    report, reserve, session, shared, threads, users,
 };
 
 /// Namespaces in which paths or users mean something else.
@@ -229,7 +229,7 @@ fn make_process(call: &Frame) -> Served {
         Making::Fork => {
             deferred::make_process();
             let locks = hold_all(shares)?;
-            let closing = parked::hold();
+            let closing = recycled::hold();
             let result = kernel(call);
             drop((closing, locks));
             if result == 0 {
@@ -298,7 +298,7 @@ fn execute(number: u64, a: [u64; 6]) -> Served {
     leave_files();
     leave_inherited(|number| descriptors::closes_on_exec(number) != Some(true));
     users::end_all();
-    habits::note_long();
+    program_profile::note_long();
     report::leaving();
     if let Some(result) = bare::execute(number as i64, a) {
         return Ok(Some(result));

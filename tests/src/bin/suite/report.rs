@@ -23,7 +23,10 @@ pub const TESTS: &[Test] = &[
     },
     Test { name: "run/paths_that_begin_from_the_kernels_directories_are_served", run: || with(kernels_directories) },
     Test { name: "run/paths_that_lead_into_the_mount_from_beside_it_are_served", run: || with(beside) },
-    Test { name: "run/a_program_that_goes_on_each_time_is_served_from_its_first_call_on", run: || with(habits) },
+    Test {
+        name: "run/a_program_that_goes_on_each_time_is_served_from_its_first_call_on",
+        run: || with(program_profile),
+    },
     Test { name: "run/programs_that_make_a_file_at_the_same_time_have_it_served", run: || with(at_once) },
     Test { name: "run/programs_that_copy_files_leave_them_where_they_are", run: || with(copies) },
     Test { name: "run/a_report_counts_sockets_with_a_path_on_the_mount", run: || with(sockets) },
@@ -360,11 +363,11 @@ for path in (real[1:] + '//inner', './/' + real[1:] + '/./inner'):
 }
 
 /// The program has a name that nobody knows yet: what others did is remembered on this machine.
-fn habits() -> Outcome<Verdict> {
+fn program_profile() -> Outcome<Verdict> {
     const FILES: usize = 100;
     let place = Place::new()?;
     // Others' names may have its place there.
-    let _ = fs::remove_file(crate::short::HABITS);
+    let _ = fs::remove_file(crate::short::PROFILE);
     let name = format!("look-{}", std::process::id());
     let program = place.site.outside().join(name);
     fs::copy("/usr/bin/stat", &program).map_err(tried("copying a program"))?;

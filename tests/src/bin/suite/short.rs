@@ -66,7 +66,7 @@ int main(int count, char **words) {
 }
 "#;
 /// Where it's kept what programs did the times before.
-pub const HABITS: &str = "/var/cache/ashlar/plans/habits";
+pub const PROFILE: &str = "/var/cache/ashlar/plans/program_profile";
 /// How often it must have ended before that is believed.
 const BELIEVED: usize = 8;
 /// How often it's run then. One run in sixteen is looked at.
@@ -93,7 +93,7 @@ impl Place {
     /// What was remembered on this machine before is forgotten.
     fn new() -> Outcome<Self> {
         let site = Site::mounted(Medium::Memory, "64M")?;
-        let _ = fs::remove_file(HABITS);
+        let _ = fs::remove_file(PROFILE);
         let program = compiled(&site, "says-what-it-has", PROGRAM)?;
         fs::write(site.point(0).join("file"), "x").map_err(tried("writing a file"))?;
         fs::write(site.point(0).join("large"), vec![0; 1 << 20]).map_err(tried("writing a file"))?;

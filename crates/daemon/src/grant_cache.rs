@@ -1,4 +1,4 @@
-//! SharedFS's hand on the board, where sessions read what others were told ([`ashlar_wire::Board`]).
+//! SharedFS's hand on the board, where sessions read what others were told ([`ashlar_wire::GrantCache`]).
 //!
 //! What a session is told of an inode that it only reads is posted too, if the board can read along without anything being taken from
 //! anybody ([`LeaseManager::join`]). So where one process writes in a tree, under a lease on all of it, nothing is posted; where many
@@ -22,7 +22,7 @@ use std::sync::Arc;
 use ashlar_lease::SlotWord;
 use ashlar_pmem::{Mapping, MappingAccess, Medium};
 use ashlar_types::{InodeId, SessionId, Timestamp};
-use ashlar_wire::{BOARD_BYTES, BoardWriter, Contents, GrantReply, LeaseWord, Need, Post, ScopeKind};
+use ashlar_wire::{Contents, GRANT_CACHE_BYTES, GrantCacheWriter, GrantReply, LeaseWord, Need, Post, ScopeKind};
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use crate::grant::{lease_word, now_us};
@@ -37,28 +37,28 @@ const ENTRIES_MAX: usize = 2048;
 const EXTENTS_MAX: usize = 4096;
 
 /// The board.
-pub struct Board {
+pub struct GrantPublisher {
     /// The session of no process that holds its leases.
     session: SessionId,
-    writer: BoardWriter<Arc<Mapping>>,
+    writer: GrantCacheWriter<Arc<Mapping>>,
     file: Arc<File>,
 }
 
-impl Board {
+impl GrantPublisher {
     /// An empty board.
     ///
     /// # Errors
     /// Where the system gives no memory for it, or no address space.
     pub fn make(session: SessionId) -> io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = File::from(rustix::fs::memfd_create("ashlar-board", flags)?);
-        file.set_len(BOARD_BYTES)?;
-        let memory = Mapping::map(&file, BOARD_BYTES, MappingAccess::ReadWrite, Medium::MEMORY);
+        let file = File::from(rustix::fs::memfd_create("ashlar-grant-cache", flags)?);
+        file.set_len(GRANT_CACHE_BYTES)?;
+        let memory = Mapping::map(&file, GRANT_CACHE_BYTES, MappingAccess::ReadWrite, Medium::MEMORY);
         let memory = memory.map_err(|error| io::Error::other(error.to_string()))?;
         // Whoever has a descriptor could open it again to write: from here on nobody can, but by the mapping that is there.
         let seals = SealFlags::FUTURE_WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals)?;
-        let writer = BoardWriter::new(Arc::new(memory)).ok_or(io::ErrorKind::InvalidData)?;
+        let writer = GrantCacheWriter::new(Arc::new(memory)).ok_or(io::ErrorKind::InvalidData)?;
         Ok(Self { session, writer, file: Arc::new(read_only(&file)?) })
     }
 
@@ -74,7 +74,7 @@ impl Board {
 
     /// Has what stands of an inode say when it was last accessed: that has changed, though no lease says so. `batch` is the store's next one.
     pub fn note_accessed(&mut self, inode: InodeId, at: Timestamp, batch: u64) {
-        let mut found = self.writer.board().find(inode, Need::default());
+        let mut found = self.writer.grant_cache().find(inode, Need::default());
         let is_noted = found.as_mut().is_some_and(|post| {
             let attributes = &mut post.state.attributes;
             attributes.accessed = attributes.accessed.max(at);
@@ -87,20 +87,20 @@ impl Board {
 
     /// Whether all that is needed of an inode stands there and is true.
     pub fn has(&self, inode: InodeId, need: Need) -> bool {
-        self.writer.board().has(inode, need)
+        self.writer.grant_cache().has(inode, need)
     }
 
     /// Writes a word, if it is one of the board's.
     pub fn write(&self, word: &SlotWord) {
         if word.session == self.session {
-            self.writer.board().set_word(word.slot, lease_word(word), word.inode);
+            self.writer.grant_cache().set_word(word.slot, lease_word(word), word.inode);
         }
     }
 }
 
 /// Posts what a session is told, as far as it may only read that and nobody else may write it.
 pub fn post(state: &mut State, replies: &[GrantReply]) {
-    let State { board: Some(board), leasing, store, counters, .. } = state else { return };
+    let State { grant_cache: Some(grant_cache), leasing, store, counters, .. } = state else { return };
     // The files of a directory stand under one lease, so the board joins its readers once for all of them.
     let mut joined: Option<(LeaseWord, u32, SlotWord)> = None;
     let mut posts = 0;
@@ -108,26 +108,27 @@ pub fn post(state: &mut State, replies: &[GrantReply]) {
         let (told, word) = (&reply.state, LeaseWord(reply.word));
         let (contents, entries) = (told.contents.is_some(), told.entries.is_some());
         // What a mount is told of what is reserved for the kernel is nobody else's.
-        if leasing.manager.is_reserved_from(board.session, reply.inode, &Ancestors(store)) {
+        if leasing.manager.is_reserved_from(grant_cache.session, reply.inode, &Ancestors(store)) {
             continue;
         }
-        if posts == POSTS_MAX || board.has(reply.inode, Need { contents, entries, xattrs: true, children: false }) {
+        if posts == POSTS_MAX || grant_cache.has(reply.inode, Need { contents, entries, xattrs: true, children: false })
+        {
             continue;
         }
         let is_under_it = |joined: &(LeaseWord, u32, SlotWord)| (joined.0, joined.1) == (word, reply.slot);
         let lease = match joined.filter(|joined| word.scope() == ScopeKind::Files && is_under_it(joined)) {
             Some((_, _, lease)) => lease,
-            None => match leasing.manager.join(now_us(), board.session, reply.inode, &Ancestors(store)) {
+            None => match leasing.manager.join(now_us(), grant_cache.session, reply.inode, &Ancestors(store)) {
                 Some(lease) => lease.word,
                 None => continue,
             },
         };
-        board.write(&lease);
+        grant_cache.write(&lease);
         joined = Some((word, reply.slot, lease));
-        let dependencies = leasing.manager.dependencies(board.session, reply.inode, &Ancestors(store));
+        let dependencies = leasing.manager.dependencies(grant_cache.session, reply.inode, &Ancestors(store));
         let (slot, word, mut posted) = (lease.slot, lease_word(&lease), told.clone());
         // What stands there already is as true as this.
-        let before = board.writer.board().find(reply.inode, Need::default());
+        let before = grant_cache.writer.grant_cache().find(reply.inode, Need::default());
         if let Some(before) = before.filter(|before| (before.slot, before.word) == (slot, word)) {
             posted.contents = posted.contents.or(before.state.contents);
             posted.entries = posted.entries.or(before.state.entries);
@@ -139,7 +140,7 @@ pub fn post(state: &mut State, replies: &[GrantReply]) {
             posted.xattrs = Some(xattrs);
         }
         let post = Post { slot, word, state: posted, dependencies };
-        posts += u64::from(board.writer.post(&post, reply.inode, store.next_batch()));
+        posts += u64::from(grant_cache.writer.post(&post, reply.inode, store.next_batch()));
     }
     counters.posts += posts;
 }
@@ -217,7 +218,8 @@ mod tests {
             log.append(log.seal_count(), update.kind() as u8, &update.encode().parts()).expect("appended");
         };
         let is_posted_as_persistent = |state: &State| {
-            let post = state.board.as_ref().expect("a board").writer.board().find(InodeId::ROOT, need);
+            let post =
+                state.grant_cache.as_ref().expect("a grant cache").writer.grant_cache().find(InodeId::ROOT, need);
             post.expect("posted").dependencies.is_empty()
         };
         acquire(writer, true);

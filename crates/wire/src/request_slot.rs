@@ -24,7 +24,7 @@ use crate::control::Words;
 use crate::{Reply, Request, WireError};
 
 /// Bytes that a mailbox takes.
-pub(crate) const MAILBOX_BYTES: u64 = 32_768;
+pub(crate) const REQUEST_SLOT_BYTES: u64 = 32_768;
 const LISTENING: u64 = 0;
 const WORD: u64 = 64;
 const QUESTION_LENGTH: u64 = 72;
@@ -32,7 +32,7 @@ const ANSWER_LENGTH: u64 = 80;
 const QUESTION: u64 = 128;
 const ANSWER: u64 = 4096;
 const QUESTION_BYTES: u64 = ANSWER - QUESTION;
-const ANSWER_BYTES: u64 = MAILBOX_BYTES - ANSWER;
+const ANSWER_BYTES: u64 = REQUEST_SLOT_BYTES - ANSWER;
 
 const STATE_BITS: u32 = 3;
 const FREE: u64 = 0;
@@ -69,12 +69,12 @@ pub enum Progress {
 
 /// A session's mailbox.
 #[derive(Debug)]
-pub struct Mailbox<'a, M> {
+pub struct RequestSlot<'a, M> {
     words: &'a Words<M>,
     base: u64,
 }
 
-impl<'a, M: Persistent> Mailbox<'a, M> {
+impl<'a, M: Persistent> RequestSlot<'a, M> {
     pub(crate) fn new(words: &'a Words<M>, base: u64) -> Self {
         Self { words, base }
     }
@@ -238,71 +238,71 @@ mod tests {
     #[test]
     fn a_question_is_answered_kept_or_declined() {
         let page = page();
-        let mailbox = page.mailbox();
+        let request_slot = page.request_slot();
         let mut bytes = Vec::new();
-        assert!(mailbox.take(&mut bytes).is_none() && !mailbox.is_asked());
+        assert!(request_slot.take(&mut bytes).is_none() && !request_slot.is_asked());
         for turn in 0..10 {
-            let question = mailbox.ask(&lookup(&[turn; 100]), &mut bytes).expect("asked");
-            assert!(mailbox.is_asked() && mailbox.progress(question) == Progress::Asked);
-            assert!(mailbox.ask(&lookup(b"another"), &mut bytes).is_none(), "one at a time");
-            let (taken, request) = mailbox.take(&mut bytes).expect("it is there");
+            let question = request_slot.ask(&lookup(&[turn; 100]), &mut bytes).expect("asked");
+            assert!(request_slot.is_asked() && request_slot.progress(question) == Progress::Asked);
+            assert!(request_slot.ask(&lookup(b"another"), &mut bytes).is_none(), "one at a time");
+            let (taken, request) = request_slot.take(&mut bytes).expect("it is there");
             assert!(taken == question && is_lookup(&request, &[turn; 100]));
-            assert!(!mailbox.take_back(question) && mailbox.progress(question) == Progress::Taken);
-            assert!(mailbox.answer(taken, &Reply::Inodes(InodeId(u64::from(turn)), 5), &mut bytes));
-            assert_eq!(mailbox.progress(question), Progress::Answered);
-            let reply = mailbox.read(&mut bytes).expect("a reply");
+            assert!(!request_slot.take_back(question) && request_slot.progress(question) == Progress::Taken);
+            assert!(request_slot.answer(taken, &Reply::Inodes(InodeId(u64::from(turn)), 5), &mut bytes));
+            assert_eq!(request_slot.progress(question), Progress::Answered);
+            let reply = request_slot.read(&mut bytes).expect("a reply");
             assert!(matches!(reply, Reply::Inodes(first, 5) if first.0 == u64::from(turn)));
-            mailbox.end(question);
+            request_slot.end(question);
         }
         for progress in [Progress::Kept, Progress::Declined] {
-            let question = mailbox.ask(&lookup(b"x"), &mut bytes).expect("asked");
-            let (taken, _) = mailbox.take(&mut bytes).expect("it is there");
+            let question = request_slot.ask(&lookup(b"x"), &mut bytes).expect("asked");
+            let (taken, _) = request_slot.take(&mut bytes).expect("it is there");
             match progress {
-                Progress::Kept => mailbox.keep(taken),
-                _ => mailbox.decline(taken),
+                Progress::Kept => request_slot.keep(taken),
+                _ => request_slot.decline(taken),
             }
-            assert_eq!(mailbox.progress(question), progress);
-            mailbox.end(question);
+            assert_eq!(request_slot.progress(question), progress);
+            request_slot.end(question);
         }
-        let question = mailbox.ask(&lookup(&[7; 3900]), &mut bytes).expect("asked");
-        assert!(mailbox.take_back(question) && mailbox.take(&mut bytes).is_none());
-        assert!(mailbox.ask(&lookup(&[7; 3969]), &mut bytes).is_none(), "too long");
-        let question = mailbox.ask(&lookup(b"x"), &mut bytes).expect("asked");
-        let (taken, _) = mailbox.take(&mut bytes).expect("it is there");
-        assert!(!mailbox.answer(taken, &entry(28_672), &mut bytes), "too long");
-        assert_eq!(mailbox.progress(question), Progress::Taken);
-        assert!(mailbox.answer(taken, &entry(28_600), &mut bytes));
-        let reply = mailbox.read(&mut bytes).expect("a reply");
+        let question = request_slot.ask(&lookup(&[7; 3900]), &mut bytes).expect("asked");
+        assert!(request_slot.take_back(question) && request_slot.take(&mut bytes).is_none());
+        assert!(request_slot.ask(&lookup(&[7; 3969]), &mut bytes).is_none(), "too long");
+        let question = request_slot.ask(&lookup(b"x"), &mut bytes).expect("asked");
+        let (taken, _) = request_slot.take(&mut bytes).expect("it is there");
+        assert!(!request_slot.answer(taken, &entry(28_672), &mut bytes), "too long");
+        assert_eq!(request_slot.progress(question), Progress::Taken);
+        assert!(request_slot.answer(taken, &entry(28_600), &mut bytes));
+        let reply = request_slot.read(&mut bytes).expect("a reply");
         assert!(matches!(reply, Reply::Entries(entries) if entries[0].name == [7; 28_600]));
     }
 
     #[test]
     fn a_late_answer_is_nobodys() {
         let page = page();
-        let mailbox = page.mailbox();
+        let request_slot = page.request_slot();
         let mut bytes = Vec::new();
-        let first = mailbox.ask(&lookup(b"first"), &mut bytes).expect("asked");
-        let (taken, _) = mailbox.take(&mut bytes).expect("it is there");
+        let first = request_slot.ask(&lookup(b"first"), &mut bytes).expect("asked");
+        let (taken, _) = request_slot.take(&mut bytes).expect("it is there");
         // SharedFS seems to be gone.
-        mailbox.end(first);
-        let second = mailbox.ask(&lookup(b"second"), &mut bytes).expect("asked");
-        assert!(mailbox.answer(taken, &entry(20), &mut bytes), "nobody is told");
-        mailbox.decline(taken);
-        assert_eq!(mailbox.progress(second), Progress::Asked);
-        let (taken, request) = mailbox.take(&mut bytes).expect("it is there");
+        request_slot.end(first);
+        let second = request_slot.ask(&lookup(b"second"), &mut bytes).expect("asked");
+        assert!(request_slot.answer(taken, &entry(20), &mut bytes), "nobody is told");
+        request_slot.decline(taken);
+        assert_eq!(request_slot.progress(second), Progress::Asked);
+        let (taken, request) = request_slot.take(&mut bytes).expect("it is there");
         assert!(taken == second && is_lookup(&request, b"second"));
     }
 
     #[test]
     fn nonsense_of_a_session_stays_harmless() {
         let page = page();
-        let base = CONTROL_BYTES - MAILBOX_BYTES;
-        let (mailbox, mut bytes) = (page.mailbox(), Vec::new());
+        let base = CONTROL_BYTES - REQUEST_SLOT_BYTES;
+        let (request_slot, mut bytes) = (page.request_slot(), Vec::new());
         for word in (0..1 << (STATE_BITS + 1)).chain([u64::MAX, u64::MAX - 6]) {
             page.memory().store_u64(base + WORD, word).expect("stored");
             page.memory().store_u64(base + QUESTION_LENGTH, u64::MAX).expect("stored");
             page.memory().store(base + QUESTION, &[0xff; 64]).expect("stored");
-            assert!(mailbox.take(&mut bytes).is_none(), "{word:#x}");
+            assert!(request_slot.take(&mut bytes).is_none(), "{word:#x}");
             let after = page.memory().load_u64(base + WORD).expect("loaded");
             assert_eq!(after & 7, if word & 7 == ASKED { DECLINED } else { word & 7 }, "{word:#x}");
         }

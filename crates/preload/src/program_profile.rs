@@ -51,7 +51,7 @@ const SHORT_CPU: std::time::Duration = std::time::Duration::from_millis(5);
 const PLANS_MAX: usize = 256;
 
 /// The file's name.
-const NAME: &str = "habits";
+const NAME: &str = "program_profile";
 
 /// Where a program's bytes stand.
 #[derive(Clone, Copy, Debug)]

@@ -41,7 +41,7 @@ const POST_BYTES_MAX: u64 = RING_BYTES / 64;
 /// Bytes of most posts of files, and of all that is needed of any to know its attributes, unless they are a long link's.
 const SHORT_BYTES: usize = 512;
 /// Bytes of the board's file.
-pub const BOARD_BYTES: u64 = RING + RING_BYTES;
+pub const GRANT_CACHE_BYTES: u64 = RING + RING_BYTES;
 
 const _: () = assert!(KEPT_FROM == 1_052_672 && INDEX == 1_052_736 && RING == 2_101_312);
 
@@ -87,15 +87,15 @@ struct Header {
 
 /// The board.
 #[derive(Debug)]
-pub struct Board<M> {
+pub struct GrantCache<M> {
     words: Words<M>,
     leases: LeaseTable<M>,
 }
 
-impl<M: Persistent + Clone> Board<M> {
+impl<M: Persistent + Clone> GrantCache<M> {
     /// Takes memory as a board; `None` where it has less than [`BOARD_BYTES`].
     pub fn new(memory: M) -> Option<Self> {
-        Some(Self { leases: LeaseTable::new(memory.clone())?, words: Words::new(memory, BOARD_BYTES)? })
+        Some(Self { leases: LeaseTable::new(memory.clone())?, words: Words::new(memory, GRANT_CACHE_BYTES)? })
     }
 
     /// The word of a slot, now.
@@ -184,28 +184,28 @@ const _: () = assert!(1 << (64 - 50) == ROWS);
 
 /// SharedFS's hand on the board.
 #[derive(Debug)]
-pub struct BoardWriter<M> {
-    board: Board<M>,
+pub struct GrantCacheWriter<M> {
+    grant_cache: GrantCache<M>,
     /// Where the next post goes.
     next: u64,
 }
 
-impl<M: Persistent + Clone> BoardWriter<M> {
+impl<M: Persistent + Clone> GrantCacheWriter<M> {
     /// Takes memory that holds zeros as an empty board; `None` where it has less than [`BOARD_BYTES`].
     pub fn new(memory: M) -> Option<Self> {
-        let board = Board::new(memory)?;
-        board.words.store(KEPT_FROM, RING_BYTES);
-        Some(Self { board, next: RING_BYTES })
+        let grant_cache = GrantCache::new(memory)?;
+        grant_cache.words.store(KEPT_FROM, RING_BYTES);
+        Some(Self { grant_cache, next: RING_BYTES })
     }
 
     /// The board, as sessions see it.
-    pub fn board(&self) -> &Board<M> {
-        &self.board
+    pub fn grant_cache(&self) -> &GrantCache<M> {
+        &self.grant_cache
     }
 
     /// Says which batch of updates is committed. Batches are counted from 1 on.
     pub fn set_persistent(&self, batch: u64) {
-        self.board.words.store(PERSISTENT, batch);
+        self.grant_cache.words.store(PERSISTENT, batch);
     }
 
     /// Posts what is known of an inode, in place of what stood here of it. `false` where it is too long. Its dependencies are persistent
@@ -217,7 +217,7 @@ impl<M: Persistent + Clone> BoardWriter<M> {
         if length > POST_BYTES_MAX {
             return false;
         }
-        let (words, size) = (&self.board.words, (HEADER_BYTES + length).next_multiple_of(8));
+        let (words, size) = (&self.grant_cache.words, (HEADER_BYTES + length).next_multiple_of(8));
         let room = RING_BYTES - self.next % RING_BYTES;
         let position = if room < size { self.next + room } else { self.next };
         self.next = position + size;
@@ -244,7 +244,7 @@ impl<M: Persistent + Clone> BoardWriter<M> {
 
     /// Takes away what stands of an inode.
     pub fn forget(&mut self, inode: InodeId) {
-        let words = &self.board.words;
+        let words = &self.grant_cache.words;
         ways(inode).into_iter().filter(|way| words.load(*way) == inode.0).for_each(|way| words.store(way, 0));
     }
 }
@@ -260,12 +260,12 @@ mod tests {
     use super::*;
     use crate::ScopeKind;
 
-    fn boards() -> (BoardWriter<Arc<Mapping>>, Board<Arc<Mapping>>) {
+    fn grant_caches() -> (GrantCacheWriter<Arc<Mapping>>, GrantCache<Arc<Mapping>>) {
         let file = tempfile::tempfile().expect("a file");
-        file.set_len(BOARD_BYTES).expect("a length");
-        let map = |access| Arc::new(Mapping::map(&file, BOARD_BYTES, access, Medium::MEMORY).expect("mapped"));
-        let writer = BoardWriter::new(map(MappingAccess::ReadWrite)).expect("a board");
-        (writer, Board::new(map(MappingAccess::ReadOnly)).expect("a board"))
+        file.set_len(GRANT_CACHE_BYTES).expect("a length");
+        let map = |access| Arc::new(Mapping::map(&file, GRANT_CACHE_BYTES, access, Medium::MEMORY).expect("mapped"));
+        let writer = GrantCacheWriter::new(map(MappingAccess::ReadWrite)).expect("a grant cache");
+        (writer, GrantCache::new(map(MappingAccess::ReadOnly)).expect("a grant cache"))
     }
 
     /// A state that shows by each of its parts whose it is.
@@ -289,64 +289,67 @@ mod tests {
         LeaseWord::new(generation, ScopeKind::Node, false)
     }
 
-    fn post(writer: &mut BoardWriter<Arc<Mapping>>, id: u64, lease: (u32, LeaseWord), state: InodeState) -> bool {
+    fn post(writer: &mut GrantCacheWriter<Arc<Mapping>>, id: u64, lease: (u32, LeaseWord), state: InodeState) -> bool {
         let dependencies = vec![(SessionId(4), LogPosition(id))];
         writer.post(&Post { slot: lease.0, word: lease.1, state, dependencies }, InodeId(id), 2)
     }
 
     #[test]
     fn a_post_is_found_while_its_lease_stands() {
-        let (mut writer, board) = boards();
+        let (mut writer, grant_cache) = grant_caches();
         let id = InodeId(77);
-        assert!(board.find(id, XATTRS).is_none() && board.find(InodeId(0), Need::default()).is_none());
-        writer.board().set_word(3, word(WORD), id);
+        assert!(grant_cache.find(id, XATTRS).is_none() && grant_cache.find(InodeId(0), Need::default()).is_none());
+        writer.grant_cache().set_word(3, word(WORD), id);
         assert!(post(&mut writer, id.0, (3, word(WORD)), state(5, 9)));
-        let found = board.find(id, XATTRS).expect("posted");
+        let found = grant_cache.find(id, XATTRS).expect("posted");
         assert!(is_of(&found, 5) && (found.slot, found.word) == (3, word(WORD)));
-        let seen = board.attributes(id).expect("posted");
+        let seen = grant_cache.attributes(id).expect("posted");
         assert!(seen.state == found.state.attributes && (seen.slot, seen.word) == (3, word(WORD)));
         assert_eq!(seen.dependencies, found.dependencies);
         assert_eq!(found.dependencies, [(SessionId(4), LogPosition(77))]);
         writer.set_persistent(1);
-        assert_eq!(board.find(id, XATTRS).expect("posted").dependencies.len(), 1, "that was another batch");
+        assert_eq!(grant_cache.find(id, XATTRS).expect("posted").dependencies.len(), 1, "that was another batch");
         writer.set_persistent(2);
-        assert!(board.find(id, XATTRS).expect("posted").dependencies.is_empty());
-        assert!(board.has(id, XATTRS) && board.find(InodeId(78), XATTRS).is_none());
+        assert!(grant_cache.find(id, XATTRS).expect("posted").dependencies.is_empty());
+        assert!(grant_cache.has(id, XATTRS) && grant_cache.find(InodeId(78), XATTRS).is_none());
         // What it has not is not there; what no file has is there with it.
-        assert!(!board.has(id, Need { contents: true, ..XATTRS }) && board.has(id, Need { entries: true, ..XATTRS }));
+        assert!(
+            !grant_cache.has(id, Need { contents: true, ..XATTRS })
+                && grant_cache.has(id, Need { entries: true, ..XATTRS })
+        );
         for gone in [LeaseWord::revoked(WORD + 1), word(WORD + 1), LeaseWord::revoked(WORD)] {
-            writer.board().set_word(3, gone, id);
-            assert!(board.find(id, XATTRS).is_none() && !board.has(id, Need::default()));
-            assert!(board.attributes(id).is_none());
+            writer.grant_cache().set_word(3, gone, id);
+            assert!(grant_cache.find(id, XATTRS).is_none() && !grant_cache.has(id, Need::default()));
+            assert!(grant_cache.attributes(id).is_none());
         }
         assert!(post(&mut writer, id.0, (3, word(WORD + 2)), state(6, 9)));
-        writer.board().set_word(3, word(WORD + 2), id);
-        assert!(is_of(&board.find(id, XATTRS).expect("posted anew"), 6));
+        writer.grant_cache().set_word(3, word(WORD + 2), id);
+        assert!(is_of(&grant_cache.find(id, XATTRS).expect("posted anew"), 6));
         writer.forget(id);
-        assert!(board.find(id, XATTRS).is_none());
+        assert!(grant_cache.find(id, XATTRS).is_none());
         assert!(post(&mut writer, id.0, (3, word(WORD + 2)), state(6, 9)));
         assert!(!post(&mut writer, id.0, (3, word(WORD + 2)), state(8, POST_BYTES_MAX as usize)), "too long");
-        assert!(is_of(&board.find(id, XATTRS).expect("what was there stays"), 6));
+        assert!(is_of(&grant_cache.find(id, XATTRS).expect("what was there stays"), 6));
         // The attributes are at the beginning, however long the rest is.
         assert!(post(&mut writer, id.0, (3, word(WORD + 2)), state(9, 100_000)));
-        assert_eq!(board.attributes(id).expect("posted").state.size, 9);
+        assert_eq!(grant_cache.attributes(id).expect("posted").state.size, 9);
         let mut link = state(10, 0);
         link.attributes.target = vec![b'l'; SHORT_BYTES];
         assert!(post(&mut writer, id.0, (3, word(WORD + 2)), link));
-        assert!(board.attributes(id).is_none() && is_of(&board.find(id, XATTRS).expect("posted"), 10));
+        assert!(grant_cache.attributes(id).is_none() && is_of(&grant_cache.find(id, XATTRS).expect("posted"), 10));
     }
 
     #[test]
     fn who_reads_while_all_is_written_over_finds_whole_posts_or_none() {
-        let (mut writer, board) = boards();
-        writer.board().set_word(0, word(WORD), InodeId(1));
+        let (mut writer, grant_cache) = grant_caches();
+        writer.grant_cache().set_word(0, word(WORD), InodeId(1));
         let is_over = AtomicBool::new(false);
         let found = std::thread::scope(|scope| {
             let reading = scope.spawn(|| {
                 let mut found = 0_u64;
                 while !is_over.load(Ordering::Relaxed) {
                     for id in 1..=300 {
-                        if let Some(post) = board.find(InodeId(id), XATTRS) {
+                        if let Some(post) = grant_cache.find(InodeId(id), XATTRS) {
                             assert!(is_of(&post, id));
                             found += 1;
                         }
@@ -365,18 +368,19 @@ mod tests {
             is_over.store(true, Ordering::Relaxed);
             reading.join().expect("no post was torn")
         });
-        assert!(found > 0 && writer.board().words.load(KEPT_FROM) > 2 * RING_BYTES, "{found} found");
+        assert!(found > 0 && writer.grant_cache().words.load(KEPT_FROM) > 2 * RING_BYTES, "{found} found");
     }
 
     #[test]
     fn a_full_index_gives_up_what_was_posted_longest_ago() {
-        let (mut writer, board) = boards();
-        writer.board().set_word(0, word(WORD), InodeId(1));
+        let (mut writer, grant_cache) = grant_caches();
+        writer.grant_cache().set_word(0, word(WORD), InodeId(1));
         let most = 2 * ROWS * WAYS;
         for id in 1..=most {
             assert!(post(&mut writer, id, (0, word(WORD)), state(id, 0)));
         }
-        let found = (1..=most).filter(|id| board.find(InodeId(*id), XATTRS).is_some_and(|post| is_of(&post, *id)));
+        let found =
+            (1..=most).filter(|id| grant_cache.find(InodeId(*id), XATTRS).is_some_and(|post| is_of(&post, *id)));
         let (old, new): (Vec<_>, Vec<_>) = found.partition(|id| *id <= most / 2);
         assert!(old.len() < new.len() / 8 && new.len() as u64 > most / 3, "{} and {}", old.len(), new.len());
     }

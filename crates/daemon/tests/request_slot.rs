@@ -52,20 +52,21 @@ fn ask_whole(client: &mut Client, request: &Request, wake: &mut dyn FnMut(&mut C
     let (mut buffer, deadline) = (Vec::new(), Instant::now() + Duration::from_secs(20));
     while Instant::now() < deadline {
         wake(client);
-        let mailbox = client.control.mailbox();
-        let question = mailbox.ask(request, &mut buffer).expect("it's free");
+        let request_slot = client.control.request_slot();
+        let question = request_slot.ask(request, &mut buffer).expect("it's free");
         let asked = Instant::now();
         loop {
-            match mailbox.progress(question) {
+            match request_slot.progress(question) {
                 Progress::Asked if asked.elapsed() > Duration::from_micros(100) => {
-                    if mailbox.take_back(question) {
+                    if request_slot.take_back(question) {
                         break;
                     }
                 }
                 Progress::Asked | Progress::Taken => assert!(asked.elapsed() < Duration::from_secs(20)),
                 progress => {
-                    let reply = (progress == Progress::Answered).then(|| mailbox.read(&mut buffer).expect("a reply"));
-                    mailbox.end(question);
+                    let reply =
+                        (progress == Progress::Answered).then(|| request_slot.read(&mut buffer).expect("a reply"));
+                    request_slot.end(question);
                     return Asked { question, progress, reply };
                 }
             }

@@ -43,18 +43,18 @@ impl Asker {
         silence: Duration,
         bear: &mut dyn FnMut() -> Result<(), WireError>,
     ) -> Result<Option<Reply>, WireError> {
-        let mailbox = control.mailbox();
-        if !mailbox.is_listened_to() {
+        let request_slot = control.request_slot();
+        if !request_slot.is_listened_to() {
             return Ok(None);
         }
         if self.skips > 0 {
             self.skips -= 1;
             return Ok(None);
         }
-        let Some(question) = mailbox.ask(request, &mut self.buffer) else { return Ok(None) };
+        let Some(question) = request_slot.ask(request, &mut self.buffer) else { return Ok(None) };
         let waited = self.wait(control, question, connection, silence, bear);
         let told = match waited {
-            Ok(Progress::Answered) => mailbox.read(&mut self.buffer).map(Some),
+            Ok(Progress::Answered) => request_slot.read(&mut self.buffer).map(Some),
             // Before anybody else asks: one answer is kept for the session.
             Ok(Progress::Kept) => match connection.call_watched(&Request::Kept(question), &[], bear) {
                 Ok((Reply::Error(Errno::EPROTO), _)) => Ok(None),
@@ -65,7 +65,7 @@ impl Asker {
             Ok(Progress::Taken | Progress::Declined) => Ok(None),
             Err(error) => Err(error),
         };
-        mailbox.end(question);
+        request_slot.end(question);
         told
     }
 
@@ -77,14 +77,14 @@ impl Asker {
         silence: Duration,
         bear: &mut dyn FnMut() -> Result<(), WireError>,
     ) -> Result<Progress, WireError> {
-        let mailbox = control.mailbox();
+        let request_slot = control.request_slot();
         let asked = Instant::now();
         let mut silent_since = asked;
         let mut pause = PAUSE_MIN;
         loop {
-            match mailbox.progress(question) {
-                Progress::Asked if !mailbox.is_listened_to() || asked.elapsed() > HEARING_MAX => {
-                    if mailbox.take_back(question) {
+            match request_slot.progress(question) {
+                Progress::Asked if !request_slot.is_listened_to() || asked.elapsed() > HEARING_MAX => {
+                    if request_slot.take_back(question) {
                         self.skips = UNHEARD;
                         return Ok(Progress::Asked);
                     }

@@ -51,7 +51,7 @@ impl Known {
 
 /// Who looks after whom.
 #[derive(Default)]
-pub struct Mailboxes {
+pub struct RequestSlots {
     /// Those that asked lately, the last one last. Held by the thread that looks.
     watched: Mutex<Vec<Known>>,
     /// Those that came while it was held.
@@ -69,7 +69,7 @@ struct Pace {
     soon: u32,
 }
 
-impl Mailboxes {
+impl RequestSlots {
     /// A message has come from a process's session.
     pub fn note_message(&self) {
         let mut pace = self.pace.lock();
@@ -128,37 +128,37 @@ impl Mailboxes {
 fn enter(watched: &mut Vec<Asker>, asker: Asker) {
     watched.retain(|other| !Arc::ptr_eq(&other.control, &asker.control));
     if watched.len() == WATCHED_MAX {
-        watched.remove(0).control.mailbox().set_listening(false);
+        watched.remove(0).control.request_slot().set_listening(false);
     }
     watched.push(asker);
 }
 
 fn listen(watched: &[Asker], listens: bool) {
-    watched.iter().for_each(|asker| asker.control.mailbox().set_listening(listens));
+    watched.iter().for_each(|asker| asker.control.request_slot().set_listening(listens));
 }
 
 /// Answers what a session asks, if it does; says whether it did.
 fn serve(shared: &Shared, asker: &Asker, buffer: &mut Vec<u8>) -> bool {
-    let mailbox = asker.control.mailbox();
-    if !mailbox.is_asked() {
+    let request_slot = asker.control.request_slot();
+    if !request_slot.is_asked() {
         return false;
     }
-    let Some((question, request)) = mailbox.take(buffer) else { return false };
+    let Some((question, request)) = request_slot.take(buffer) else { return false };
     let reply = match answer(shared, asker.id, request) {
         Err(Shared::ENDING | Shared::LATER) => {
-            mailbox.decline(question);
+            request_slot.decline(question);
             return true;
         }
         Err(errno) => Reply::Error(errno),
         Ok(reply) => reply,
     };
-    if !mailbox.answer(question, &reply, buffer) {
+    if !request_slot.answer(question, &reply, buffer) {
         match shared.lock().sessions.get_mut(&asker.id) {
             Some(session) => {
                 session.kept = Some((question, reply));
-                mailbox.keep(question);
+                request_slot.keep(question);
             }
-            None => mailbox.decline(question),
+            None => request_slot.decline(question),
         }
     }
     true

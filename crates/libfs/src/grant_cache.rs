@@ -52,57 +52,58 @@ impl Glimpses {
 
 /// The board of the SharedFS that welcomed the session.
 #[derive(Debug)]
-pub(crate) struct Board {
-    board: ashlar_wire::Board<Arc<Mapping>>,
+pub(crate) struct GrantCacheReader {
+    grant_cache: ashlar_wire::GrantCache<Arc<Mapping>>,
     /// The era of segments in which that SharedFS lives; another one begins a new era before it grants anything.
-    era: u64,
+    version: u64,
 }
 
-impl Board {
-    pub(crate) fn new(memory: Mapping, era: u64) -> Option<Self> {
-        Some(Self { board: ashlar_wire::Board::new(Arc::new(memory))?, era })
+impl GrantCacheReader {
+    pub(crate) fn new(memory: Mapping, version: u64) -> Option<Self> {
+        Some(Self { grant_cache: ashlar_wire::GrantCache::new(Arc::new(memory))?, version })
     }
 
     /// The word of a slot of the board's leases, now; one that allows nothing once another SharedFS has begun.
     pub(crate) fn word(&self, slot: u32, control: &ControlPage<Mapping>) -> LeaseWord {
-        let word = self.board.word(slot);
+        let word = self.grant_cache.word(slot);
         fence(Ordering::Acquire);
         if self.is_good(control) { word } else { LeaseWord::default() }
     }
 
     fn is_good(&self, control: &ControlPage<Mapping>) -> bool {
-        control.segment_era() == self.era
+        control.segment_version() == self.version
     }
 }
 
 impl LibFs {
     /// Takes over what is wanted from the board, if all of it stands there. Whoever called looks again whether it is there.
-    pub(crate) fn read_board(&self, want: &Want, revision: u64) -> bool {
-        let Some(board) = &self.board else { return false };
-        if want.write || want.scope == ScopeKind::Subtree || !board.is_good(&self.control) || !self.is_clean(want) {
+    pub(crate) fn read_grant_cache(&self, want: &Want, revision: u64) -> bool {
+        let Some(grant_cache) = &self.grant_cache else { return false };
+        if want.write || want.scope == ScopeKind::Subtree || !grant_cache.is_good(&self.control) || !self.is_clean(want)
+        {
             return false;
         }
-        let (era, evictions) = (self.control.block_era(), self.nodes.evictions());
-        let Some(post) = board.board.find(want.inode, want.need) else { return false };
+        let (version, evictions) = (self.control.extent_version(), self.nodes.evictions());
+        let Some(post) = grant_cache.grant_cache.find(want.inode, want.need) else { return false };
         if !self.depend_on_post(&post.dependencies) {
             return false;
         }
         let lease = Lease { is_posted: true, slot: post.slot, word: post.word };
         // The session has changed nothing since, nor before, that would have to be done to it again.
-        let told = Told { applied: LogPosition(u64::MAX), era, evictions };
+        let told = Told { applied: LogPosition(u64::MAX), version, evictions };
         let state = &mut self.nodes.write(want.inode);
         self.install_in(state, lease, &post.state, told, Some(revision)) && self.stands(lease, false)
     }
 
     /// The attributes of what this session knows nothing of, looked at for the first time, as they stand on the board.
     pub(crate) fn glimpse(&self, claim: &Claim) -> Option<Inode> {
-        let board = self.board.as_ref()?;
+        let grant_cache = self.grant_cache.as_ref()?;
         // Whose node is there it may have changed.
         if !claim.is_a_look() || !self.glimpses.is_first(claim.id) || self.nodes.has(claim.id) {
             return None;
         }
         self.check_alive().ok()?;
-        let post = board.board.attributes(claim.id)?;
+        let post = grant_cache.grant_cache.attributes(claim.id)?;
         let lease = Lease { is_posted: true, slot: post.slot, word: post.word };
         if !self.depend_on_post(&post.dependencies) || !self.stands(lease, false) {
             return None;

@@ -9,7 +9,7 @@ use ashlar_libfs::{Change, LibFs, RenameFlags, WriteAt};
 use ashlar_pmem::{Mapping, MappingAccess, Medium};
 use ashlar_tests::random::Random;
 use ashlar_types::{Access, Credentials, Errno, FileKind, InodeId};
-use ashlar_wire::{BOARD_BYTES, SessionKind};
+use ashlar_wire::{GRANT_CACHE_BYTES, SessionKind};
 use common::Site;
 use common::libfs::{ROOT, connect, make, requests, user};
 
@@ -133,7 +133,7 @@ fn who_reads_a_directory_and_then_changes_its_files_asks_once_for_all() {
             fs.set_attributes(&ROOT, *id, &change).expect("changed");
         }
         let asked = requests(&site) - asked;
-        assert!(asked <= 8, "{asked} requests, on the board: {is_posted}");
+        assert!(asked <= 8, "{asked} requests, on the grant cache: {is_posted}");
         fs.end();
     }
 }
@@ -254,7 +254,7 @@ fn the_time_of_access_is_not_kept_back_by_the_board() {
     let next = connect(&site);
     let asked = requests(&site);
     assert!(stat(&next).inode.accessed > before.accessed);
-    assert!(requests(&site) - asked <= 1, "it stands on the board");
+    assert!(requests(&site) - asked <= 1, "it stands on the grant cache");
     // It is noted once, and not by each that comes.
     assert_eq!(read(&next, directory, &name(7)), Ok(text(7, 0)));
     next.end();
@@ -271,12 +271,15 @@ fn no_session_can_write_the_board() {
     let (_line, _, files) = common::hello(&site.socket(), SessionKind::Process, None).expect("answered");
     // The placeholder of open files comes last, if this process may mount.
     assert!(files.len() == 5 || files.len() == 6, "{} files", files.len());
-    let board = &files[4];
-    let path = format!("/proc/self/fd/{}", board.as_raw_fd());
+    let grant_cache = &files[4];
+    let path = format!("/proc/self/fd/{}", grant_cache.as_raw_fd());
     let again = std::fs::OpenOptions::new().read(true).write(true).open(path).expect("it's root's file");
-    assert!(again.set_len(0).is_err() && again.set_len(BOARD_BYTES * 2).is_err(), "it stays as long as it is");
-    assert!(std::os::unix::fs::FileExt::write_at(&again, &[1; 8], BOARD_BYTES / 2).is_err(), "nothing is written");
-    let map = |access| Mapping::map(&again, BOARD_BYTES, access, Medium::MEMORY);
+    assert!(again.set_len(0).is_err() && again.set_len(GRANT_CACHE_BYTES * 2).is_err(), "it stays as long as it is");
+    assert!(
+        std::os::unix::fs::FileExt::write_at(&again, &[1; 8], GRANT_CACHE_BYTES / 2).is_err(),
+        "nothing is written"
+    );
+    let map = |access| Mapping::map(&again, GRANT_CACHE_BYTES, access, Medium::MEMORY);
     assert!(map(MappingAccess::ReadWrite).is_err() && map(MappingAccess::ReadOnly).is_ok());
     let (_mount, _, files) = common::hello(&site.socket(), SessionKind::Mount, None).expect("answered");
     assert_eq!(files.len(), 3, "a mount asks for all that its kernel keeps");

@@ -12,7 +12,7 @@ use crate::arch::{DESCRIPTORS, Frame};
 use crate::{calls, descriptors, hook, signals};
 
 /// The parked number (`code`), or one that is being closed ([`IS_CLOSING`]), or 0. The entry looks at it.
-pub(crate) static ASHLAR_PARKED: AtomicU32 = AtomicU32::new(0);
+pub(crate) static ASHLAR_RECYCLED: AtomicU32 = AtomicU32::new(0);
 
 /// All numbers below this one are in use, as far as we have seen: only the lowest free one is parked. The entry looks at it. Where threads open and
 /// close at the same time it may say too much: those that are closed while another one is taken are not seen.
@@ -29,7 +29,7 @@ const _: () = assert!((DESCRIPTORS as u32) << 1 < IS_CLOSING);
 static CLOSING: alone::Mutex<()> = alone::Mutex::new(());
 
 /// Lower ones programs give up in order to get them for what they open next, maybe past the library.
-const LOWEST_PARKED: i32 = 3;
+const LOWEST_RECYCLED: i32 = 3;
 
 /// A number, and whether the kernel closes it where another program is run: never 0.
 fn code(descriptor: i32, cloexec: bool) -> u32 {
@@ -43,21 +43,21 @@ fn number_of(code: u32) -> i32 {
 /// Parks a number that leads nowhere any more, rather than to close it. `false` where it must be closed.
 pub(crate) fn park(descriptor: i32, cloexec: bool) -> bool {
     // Where one is parked already, that one is lower.
-    if descriptor < LOWEST_PARKED || ASHLAR_LOWEST.load(Ordering::Relaxed) < descriptor as u32 {
+    if descriptor < LOWEST_RECYCLED || ASHLAR_LOWEST.load(Ordering::Relaxed) < descriptor as u32 {
         return false;
     }
     end();
     note_freed(descriptor as u32);
     descriptors::note_internal(descriptor);
-    let parked = alone::exchange(&ASHLAR_PARKED, 0, code(descriptor, cloexec));
-    if parked.is_err() {
+    let recycled = alone::exchange(&ASHLAR_RECYCLED, 0, code(descriptor, cloexec));
+    if recycled.is_err() {
         // Another thread was faster.
         descriptors::forget_internal(descriptor);
     }
     if IS_OVER.load(Ordering::SeqCst) {
         end();
     }
-    parked.is_ok()
+    recycled.is_ok()
 }
 
 /// Parks nothing any more: the kernel serves the process.
@@ -73,7 +73,7 @@ pub(crate) fn begin_again() {
         // The number is the lender's, and so is what is known of them.
         return;
     }
-    if ASHLAR_PARKED.load(Ordering::Relaxed) != 0 {
+    if ASHLAR_RECYCLED.load(Ordering::Relaxed) != 0 {
         // The program is in no call of ours, so that another handler would come in the middle, and might open a file.
         let mask = signals::block();
         end();
@@ -84,15 +84,15 @@ pub(crate) fn begin_again() {
 
 /// Takes the parked number for a new descriptor. Where there is `None`, none is parked, and another thread that was about to close it has done so.
 pub(crate) fn take(cloexec: bool) -> Option<i32> {
-    let parked = ASHLAR_PARKED.load(Ordering::Relaxed);
-    if parked == 0 {
+    let recycled = ASHLAR_RECYCLED.load(Ordering::Relaxed);
+    if recycled == 0 {
         return None;
     }
-    let (number, is_closing) = (number_of(parked), parked & IS_CLOSING != 0);
+    let (number, is_closing) = (number_of(recycled), recycled & IS_CLOSING != 0);
     // A lower one may be free since.
     let is_lowest = ASHLAR_LOWEST.load(Ordering::Relaxed) >= number as u32;
-    let is_it = !is_closing && is_lowest && parked & 1 == u32::from(cloexec);
-    if !is_it || alone::exchange(&ASHLAR_PARKED, parked, 0).is_err() {
+    let is_it = !is_closing && is_lowest && recycled & 1 == u32::from(cloexec);
+    if !is_it || alone::exchange(&ASHLAR_RECYCLED, recycled, 0).is_err() {
         end();
         return None;
     }
@@ -123,20 +123,20 @@ pub(crate) fn look(call: &Frame) {
 /// Closes the parked number, if there is one; behind it none is that was before. Where another thread closes it this one waits: the program may have closed
 /// it here, and be about to open a file.
 pub(crate) fn end() {
-    if ASHLAR_PARKED.load(Ordering::SeqCst) == 0 {
+    if ASHLAR_RECYCLED.load(Ordering::SeqCst) == 0 {
         return;
     }
     let _one_at_a_time = CLOSING.lock();
     loop {
-        let parked = ASHLAR_PARKED.load(Ordering::Acquire);
-        if parked == 0 {
+        let recycled = ASHLAR_RECYCLED.load(Ordering::Acquire);
+        if recycled == 0 {
             return;
         }
         // Another thread may take it, and park another one.
-        if alone::exchange(&ASHLAR_PARKED, parked, parked | IS_CLOSING).is_ok() {
-            descriptors::forget_internal(number_of(parked));
-            descriptors::close_number(number_of(parked));
-            ASHLAR_PARKED.store(0, Ordering::Release);
+        if alone::exchange(&ASHLAR_RECYCLED, recycled, recycled | IS_CLOSING).is_ok() {
+            descriptors::forget_internal(number_of(recycled));
+            descriptors::close_number(number_of(recycled));
+            ASHLAR_RECYCLED.store(0, Ordering::Release);
             return;
         }
     }
@@ -150,8 +150,8 @@ pub(crate) fn hold() -> alone::MutexGuard<'static, ()> {
 /// Before a call is served that concerns us.
 #[inline]
 pub(crate) fn before(call: &Frame) {
-    let parked = ASHLAR_PARKED.load(Ordering::Relaxed);
-    if parked != 0 && !calls::keeps_parked(call, number_of(parked)) {
+    let recycled = ASHLAR_RECYCLED.load(Ordering::Relaxed);
+    if recycled != 0 && !calls::keeps_recycled(call, number_of(recycled)) {
         end();
     }
 }
@@ -159,5 +159,5 @@ pub(crate) fn before(call: &Frame) {
 /// Whether a number is parked that must be closed before the kernel serves a call.
 #[inline]
 pub(crate) fn is_in_the_way(call: &Frame) -> bool {
-    ASHLAR_PARKED.load(Ordering::Relaxed) != 0 && !calls::is_apart(call.rax as i64)
+    ASHLAR_RECYCLED.load(Ordering::Relaxed) != 0 && !calls::is_apart(call.rax as i64)
 }
