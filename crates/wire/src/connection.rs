@@ -29,42 +29,42 @@ use crate::Watch;
 /// The longest message, in bytes: a directory's entries or a file's extents with room to spare.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
-/// A buffer that is longer than this is given back after its message: long messages are rare, and connections many.
+/// A buffer longer than this is freed after its message: long messages are rare, and connections are many.
 const BUFFER_BYTES_KEPT: usize = 1 << 20;
 
-/// The most descriptors in one message: what comes with a welcome.
+/// The most descriptors in one message, which is the number that a welcome carries.
 const DESCRIPTORS_MAX: usize = 6;
 
-/// Between two looks whether there is a message: some hundred nanoseconds, so that the socket is not always locked.
+/// Spins between two polls of the socket: some hundred nanoseconds, so that the socket is not always locked.
 const PAUSE: u32 = 20;
 
-/// Where the daemon of an arena listens, unless it was told another place.
+/// Returns the default path of the socket on which an arena's daemon listens.
 #[must_use]
 pub fn socket_of(arena: &Path) -> PathBuf {
     arena.join("socket")
 }
 
-/// Why a message did not get through.
+/// Reasons why a message did not get through.
 #[derive(Debug, Error)]
 pub enum WireError {
     /// The peer is gone.
     #[error("the other side has closed the connection")]
     Closed,
-    /// Nothing has come for as long as the connection waits.
+    /// Nothing has arrived for as long as the connection waits.
     #[error("the other side does not answer")]
     Silent,
-    /// The socket failed.
+    /// The socket reported an error.
     #[error("the connection failed: {0}")]
     Io(#[from] io::Error),
-    /// The bytes are no message.
+    /// The bytes are not a message.
     #[error("the other side sent bytes that are no message of this protocol")]
     Malformed,
-    /// The message is longer than [`MESSAGE_BYTES_MAX`], or than the receiver takes.
+    /// The message is longer than [`MESSAGE_BYTES_MAX`], or longer than the receiver accepts.
     #[error("a message of {0} bytes is too long")]
     TooLong(usize),
 }
 
-/// One connection: requests and replies in turn.
+/// One connection, on which requests and replies take turns.
 #[derive(Debug)]
 pub struct Connection {
     socket: UnixStream,
@@ -82,12 +82,14 @@ impl Connection {
     /// Connects to SharedFS's socket.
     ///
     /// # Errors
-    /// [`WireError::Io`] where nobody listens there.
+    /// [`WireError::Io`] if no process listens there.
     pub fn connect(path: &Path) -> Result<Self, WireError> {
         Ok(Self::from_socket(UnixStream::connect(path)?))
     }
 
-    /// As [`Self::connect`], with a descriptor whose number is at least `least`, where there is such a one. The other side may be silent for
+    /// Connects like [`Self::connect`], with a descriptor numbered `least` or higher.
+    ///
+    /// If the process may have no such number, the descriptor keeps a lower one. The other side may be silent for
     /// `silence` at a time: see [`Self::call_watched`].
     ///
     /// # Errors
@@ -95,8 +97,8 @@ impl Connection {
     pub fn connect_above(path: &Path, least: i32, silence: Duration) -> Result<Self, WireError> {
         let kind = SocketFlags::CLOEXEC;
         let mut socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, kind, None).map_err(io::Error::from)?;
-        // At once: its number is one that another thread may be about to get. There may be no such numbers any more, where the process has lowered its
-        // limit since.
+        // Move the descriptor at once: another thread may be about to get its number. If the process has lowered its
+        // limit since, no higher numbers may exist any more.
         if socket.as_raw_fd() < least
             && let Ok(moved) = rustix::io::fcntl_dupfd_cloexec(&socket, least)
         {
@@ -105,7 +107,7 @@ impl Connection {
         for direction in [Timeout::Recv, Timeout::Send] {
             set_socket_timeout(&socket, direction, Some(silence)).map_err(io::Error::from)?;
         }
-        // A side that accepts nothing has room for some connections only: then this waits too.
+        // A listener that accepts nothing has room for some connections only. Then this call waits too.
         connect(&socket, &SocketAddrUnix::new(path).map_err(io::Error::from)?).map_err(io::Error::from)?;
         Ok(Self::from_socket(UnixStream::from(socket)))
     }
@@ -116,7 +118,7 @@ impl Connection {
         Self { socket, watch: Watch::default(), buffer: Vec::new() }
     }
 
-    /// The socket, for `poll` and for peer credentials.
+    /// Returns the socket, for `poll` and for peer credentials.
     #[must_use]
     pub fn socket(&self) -> &UnixStream {
         &self.socket
@@ -125,7 +127,7 @@ impl Connection {
     /// Sends a message with descriptors.
     ///
     /// # Errors
-    /// [`WireError`] where the peer is gone or the message too long.
+    /// [`WireError`] if the peer is gone or the message is too long.
     pub fn send<M: Serialize>(&mut self, message: &M, descriptors: &[BorrowedFd<'_>]) -> Result<(), WireError> {
         self.buffer.clear();
         self.buffer.extend_from_slice(&[0; 4]);
@@ -163,19 +165,20 @@ impl Connection {
         Ok(())
     }
 
-    /// Receives a message and the descriptors that came with it.
+    /// Receives a message and its descriptors.
     ///
     /// # Errors
-    /// [`WireError`] where the peer is gone or sent something else.
+    /// [`WireError`] if the peer is gone or has sent something else.
     pub fn receive<M: DeserializeOwned>(&mut self) -> Result<(M, Vec<OwnedFd>), WireError> {
         self.receive_limited(MESSAGE_BYTES_MAX)
     }
 
-    /// As [`Self::receive`], but takes no message longer than `bytes_max`: no memory is spent on one, and the connection is of no
-    /// use afterwards.
+    /// Receives like [`Self::receive`], but refuses messages longer than `bytes_max`.
+    ///
+    /// No memory is allocated for a refused message, and the connection is unusable afterwards.
     ///
     /// # Errors
-    /// [`WireError`] where the peer is gone, or sent something else or too much.
+    /// [`WireError`] if the peer is gone, or has sent something else or too much.
     pub fn receive_limited<M: DeserializeOwned>(&mut self, bytes_max: usize) -> Result<(M, Vec<OwnedFd>), WireError> {
         self.receive_watched(bytes_max, &mut || Err(WireError::Silent))
     }
@@ -201,9 +204,11 @@ impl Connection {
         Ok((message?, descriptors))
     }
 
-    /// Watches for the next message for a moment. The core is not given away meanwhile: where others have work for it one would get it back only when
-    /// their time is over, while who sleeps is woken at once. `other` looks for something else that would be to be done, does it, and says whether it has;
-    /// then the moment begins anew. How long that is may be known.
+    /// Watches for the next message for a moment, without yielding the core.
+    ///
+    /// A thread that yields a core on which others have work gets it back only after their time slice. A sleeping
+    /// thread is woken at once. `other` looks for other work, does it, and returns whether it did any; then the moment
+    /// begins anew. `known` is the length of the moment, if the caller knows it.
     pub fn watch(&mut self, known: Option<Duration>, other: &mut dyn FnMut() -> bool) {
         let Self { socket, watch, .. } = self;
         watch.begin(known);
@@ -220,7 +225,7 @@ impl Connection {
         watch.end();
     }
 
-    /// Whether the other side has closed the connection, where no message is due.
+    /// Whether the other side has closed the connection, when no message is due.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         let found = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&Timespec::default()));
@@ -265,10 +270,10 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends a message and waits for its answer.
+    /// Sends a message and waits for the reply.
     ///
     /// # Errors
-    /// [`WireError`] where the peer is gone or sent something else.
+    /// [`WireError`] if the peer is gone or has sent something else.
     pub fn call<M: Serialize, R: DeserializeOwned>(
         &mut self,
         message: &M,
@@ -278,8 +283,10 @@ impl Connection {
         self.receive()
     }
 
-    /// As [`Self::call`]. Each time that nothing has come for as long as the connection was made to bear, `watch` says whether it is to
-    /// be waited on: its error ends the call, and then the connection is of no use any more.
+    /// Sends a message and waits for the reply, asking `watch` at each timeout.
+    ///
+    /// Each time that nothing has arrived for as long as the connection may be silent, `watch` decides whether to wait
+    /// on. Its error ends the call, and then the connection is unusable.
     ///
     /// # Errors
     /// As [`Self::call`], and those of `watch`.
@@ -293,10 +300,10 @@ impl Connection {
         self.receive_reply(watch)
     }
 
-    /// The second half of [`Self::call_watched`]: the answer to what was sent.
+    /// Waits for the reply to a message that was sent: the second half of [`Self::call_watched`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Self::call_watched`].
     pub fn receive_reply<R: DeserializeOwned>(
         &mut self,
         watch: &mut dyn FnMut() -> Result<(), WireError>,
@@ -311,7 +318,7 @@ impl Connection {
 pub struct Listener {
     socket: Arc<UnixListener>,
     path: PathBuf,
-    /// Device and inode number of the socket's file.
+    /// The device and inode number of the socket's file.
     file: (u64, u64),
 }
 
@@ -320,10 +327,10 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 }
 
 impl Listener {
-    /// Listens at `path`, taking the place of a socket that a dead daemon has left there.
+    /// Listens at `path`, and replaces a socket that a dead daemon has left there.
     ///
     /// # Errors
-    /// The socket's.
+    /// The errors of the socket.
     pub fn bind(path: &Path) -> io::Result<Self> {
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -333,7 +340,7 @@ impl Listener {
         Ok(Self { socket, path: path.to_owned(), file: identity(path)? })
     }
 
-    /// For threads that wait for connections there.
+    /// Returns a handle for threads that wait for connections.
     #[must_use]
     pub fn acceptor(&self) -> Acceptor {
         Acceptor(Arc::clone(&self.socket))
@@ -341,31 +348,33 @@ impl Listener {
 
     /// Ends the waiting of all acceptors, for good.
     pub fn end(&self) {
-        // It fails only where it is no socket.
+        // This fails only if the descriptor is not a socket.
         let _ = shutdown(&*self.socket, Shutdown::Both);
     }
 }
 
-/// Who waits for connections at a [`Listener`].
+/// A handle that waits for connections at a [`Listener`].
 #[derive(Clone, Debug)]
 pub struct Acceptor(Arc<UnixListener>);
 
 impl Acceptor {
-    /// Waits for the next connection; of several acceptors one gets it.
+    /// Waits for the next connection; of several acceptors, one receives it.
     ///
     /// # Errors
-    /// The socket's, of kind [`io::ErrorKind::InvalidInput`] after [`Listener::end`].
+    /// The errors of the socket, of kind [`io::ErrorKind::InvalidInput`] after [`Listener::end`].
     pub fn accept(&self) -> io::Result<Connection> {
         Ok(Connection::from_socket(self.0.accept()?.0))
     }
 }
 
 impl Drop for Listener {
-    /// Takes the socket's file away, unless another one stands in its place: an arena may be removed and made anew while the old
-    /// one's daemon still lingers. As long as this socket is open, its file's number is not used again.
+    /// Removes the socket's file, unless another socket has replaced it.
+    ///
+    /// An arena may be removed and created anew while the old arena's daemon still runs. As long as this socket is
+    /// open, the number of its file is not used again.
     fn drop(&mut self) {
         if identity(&self.path).is_ok_and(|file| file == self.file) {
-            // The next daemon takes the place of one that stays.
+            // If the file stays, the next daemon replaces it.
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -434,7 +443,7 @@ mod tests {
         let listener = Listener::bind(&path).expect("bound");
         let mut near = Connection::connect_above(&path, 0, Duration::from_millis(20)).expect("connected");
         let mut far = listener.acceptor().accept().expect("accepted");
-        // A message that comes in two parts, with silence between them.
+        // A message that arrives in two parts, with silence between them.
         let (mut turns, far_end) = (0, far.socket().try_clone().expect("a copy"));
         let whole = [&[3, 0, 0, 0][..], &postcard::to_allocvec(&b"ab"[..]).expect("bytes")].concat();
         std::io::Write::write_all(&mut &far_end, &whole[..5]).expect("written");

@@ -1,19 +1,20 @@
-//! Words in shared memory.
+//! Control page and lease table: the words in shared memory.
 //!
 //! Control page (one file a session; the session may write all of it):
 //!
 //! ```text
 //!    0  magic:8 "ASHLCTL1"   session:8
-//!   64  SharedFS writes:  committed:8  applied:8  fenced:8  block_era:8  company:8  quota:8  segment_era:8  handle_slots:8
+//!   64  SharedFS writes:  committed:8  applied:8  fenced:8  extent_version:8  company:8  quota_version:8
+//!                         segment_version:8  handle_slots:8
 //!  128  the session writes: released:8  company_known:8  using:8
 //!  192  both change by compare-and-swap: credit_blocks:8  credit_metadata_bytes:8  kept_blocks:8  kept_metadata_bytes:8
 //!  224  SharedFS writes: programs:8
 //!  256  the session writes: 24 lanes of 4 operations:8 (32 bytes unused), by thread
 //! 2048  the session writes: 4 times 64 of sampled:8, by kind of operation and bucket of time
-//! 4096  handles: 512 near slots of inode:8 count:8, 65,024 far ones, of which handle_slots have room; an inode stands in one of the 64 slots
-//!       from its hash on, among the far ones where the near ones were all taken
+//! 4096  handles: 512 near slots of inode:8 count:8, 65,024 far ones, of which handle_slots have room; an inode stands
+//!       in one of the 64 slots that begin at its hash, or among the far ones if those near ones were all taken
 //! 1052672  record locks                                                      (`lock_slots.rs`)
-//! 1073152  a question to SharedFS and its answer                             (`mailbox.rs`)
+//! 1073152  a question to SharedFS and its answer                             (`request_slot.rs`)
 //! ```
 //!
 //! Lease table (one file a session; the session may only read it):
@@ -38,26 +39,30 @@ use crate::{
     Credit, LATENCY_BUCKETS, LockSlot, OperationCounts, OperationKind, QuotaVersion, ScopeKind, latency_bucket,
 };
 
-/// Slots in the table of open handles: as many different inodes as a session may have open.
+/// Slots in the table of open handles, which limit the different inodes that a session may have open.
 pub const HANDLE_SLOTS: u64 = 65_536;
-/// Those of them that have room from the beginning: few programs have more files open, and each page costs microseconds to make and to free.
+/// Handle slots that have room from the beginning.
+///
+/// Few programs have more files open, and each page costs microseconds to create and to free.
 const HANDLE_SLOTS_NEAR: u64 = 512;
-/// Bytes of a control page that an earlier version has made, without record locks and a mailbox.
+/// Bytes of a control page that an earlier version made, without record locks and a request slot.
 pub const CONTROL_BYTES_BEFORE: u64 = LOCKS;
-/// Slots in the lease table: as many leases as a session may hold.
+/// Slots in the lease table, which limit the leases that a session may hold.
 pub const LEASE_SLOTS: u32 = 65_536;
 /// Slots of the lease table that have room from the beginning.
 pub const LEASE_SLOTS_FIRST: u32 = 1024;
 /// Bytes of the control page's file.
 pub const CONTROL_BYTES: u64 = REQUEST_SLOT + REQUEST_SLOT_BYTES;
-/// What of it has room from the beginning.
+/// The parts of the control page that have room from the beginning.
 pub const CONTROL_ROOM: [Range<u64>; 2] = [0..TABLE + HANDLE_SLOTS_NEAR * SLOT_BYTES, LOCKS..CONTROL_BYTES];
-/// What gets room when more handles are open than have a slot: [`ControlPage::set_all_handle_slots`].
+/// The part of the control page that gets room when the near handle slots are taken.
+///
+/// See [`ControlPage::set_all_handle_slots`].
 pub const CONTROL_ROOM_FAR: Range<u64> = CONTROL_ROOM[0].end..LOCKS;
 /// Bytes of the lease table's file.
 pub const LEASE_TABLE_BYTES: u64 = TABLE + LEASE_SLOTS as u64 * SLOT_BYTES;
 
-/// Lanes in which operations are counted.
+/// The lanes in which operations are counted.
 pub const OPERATION_LANES: u32 = 24;
 
 const TABLE: u64 = 4096;
@@ -96,20 +101,20 @@ const _: () = assert!(SAMPLED + OPERATION_KINDS * SAMPLED_BYTES <= TABLE);
 const _: () = assert!(REQUEST_SLOT == 1_073_152);
 const OPERATION_KINDS: u64 = OperationKind::ALL.len() as u64;
 
-/// What credit may be used for.
+/// The use that credit may be put to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CreditKind {
     /// Every update.
     Common,
-    /// Updates that replace: they give back as much as they take, once they are committed. Of a full arena they get what is
-    /// kept back for them.
+    /// Updates that replace: once committed, they free as much as they take. If the arena is full, they use the credit
+    /// that is kept back for them.
     Kept,
 }
 
 impl CreditKind {
     const ALL: [Self; 2] = [Self::Common, Self::Kept];
 
-    /// Where it stands in the control page: blocks, metadata bytes.
+    /// Returns the offsets of this credit in the control page: blocks, metadata bytes.
     const fn words(self) -> (u64, u64) {
         match self {
             Self::Common => (CREDIT_BLOCKS, CREDIT_METADATA),
@@ -118,7 +123,7 @@ impl CreditKind {
     }
 }
 
-/// Memory that is long enough for every word that is asked of it, so that no access can fail.
+/// Memory that is long enough for every word that is accessed, so that no access fails.
 #[derive(Debug)]
 pub(crate) struct Words<M>(pub(crate) M);
 
@@ -132,18 +137,20 @@ impl<M: Persistent> Words<M> {
         self.0.load_u64(offset).unwrap_or(0)
     }
 
-    /// A store to memory that is mapped read-only does nothing: only the owner of a word writes it.
+    /// Stores a word, and does nothing if the memory is mapped read-only.
+    ///
+    /// Only the owner of a word writes it.
     #[inline]
     pub(crate) fn store(&self, offset: u64, value: u64) {
         let _ = self.0.store_u64(offset, value);
     }
 
-    /// Makes words zero. Pages that nobody has written to stay as they are.
+    /// Sets words to zero. Pages that were never written stay untouched.
     fn clear(&self, bytes: Range<u64>) {
         bytes.step_by(8).filter(|&at| self.load(at) != 0).for_each(|at| self.store(at, 0));
     }
 
-    /// As [`Self::store`]: where nothing can be written, there is nothing to count.
+    /// Adds to a word. Memory that can't be written has nothing to count.
     #[inline]
     fn add(&self, offset: u64, amount: u64) -> u64 {
         self.0.add_u64(offset, amount).unwrap_or(1)
@@ -160,7 +167,7 @@ impl<M: Persistent> Words<M> {
 pub struct ControlPage<M>(Words<M>);
 
 impl<M: Persistent> ControlPage<M> {
-    /// Takes memory as a control page; `None` where it has less than [`CONTROL_BYTES`].
+    /// Takes memory as a control page; `None` if it is shorter than [`CONTROL_BYTES`].
     pub fn new(memory: M) -> Option<Self> {
         Words::new(memory, CONTROL_BYTES).map(Self)
     }
@@ -172,24 +179,26 @@ impl<M: Persistent> ControlPage<M> {
         self.0.store(SESSION, session.0);
     }
 
-    /// Takes out what a session has left, as far as pages have room from the beginning; `false` where it has had more.
+    /// Clears all that a session has left in the pages that have room from the beginning.
+    ///
+    /// Returns `false` if the session has had more pages.
     pub fn clear(&self) -> bool {
         let is_near = self.0.load(HANDLES) == HANDLE_SLOTS_NEAR;
         CONTROL_ROOM.iter().for_each(|room| self.0.clear(room.clone()));
         is_near
     }
 
-    /// The session whose page it is; `None` if it is none.
+    /// Returns the session that owns the page; `None` if this is not a control page.
     pub fn session(&self) -> Option<SessionId> {
         (self.0.load(0) == CONTROL_MAGIC).then(|| SessionId(self.0.load(SESSION)))
     }
 
-    /// The memory.
+    /// Returns the memory.
     pub fn memory(&self) -> &M {
         &self.0.0
     }
 
-    /// The session's log is committed up to here.
+    /// Returns the position up to which the session's log is committed.
     pub fn committed(&self) -> LogPosition {
         LogPosition(self.0.load(COMMITTED))
     }
@@ -199,7 +208,7 @@ impl<M: Persistent> ControlPage<M> {
         self.0.store(COMMITTED, position.0);
     }
 
-    /// The session's log is applied up to here.
+    /// Returns the position up to which the session's log is applied.
     pub fn applied(&self) -> LogPosition {
         LogPosition(self.0.load(APPLIED))
     }
@@ -209,7 +218,7 @@ impl<M: Persistent> ControlPage<M> {
         self.0.store(APPLIED, position.0);
     }
 
-    /// Whether the session was fenced: all its calls give `EIO`.
+    /// Whether the session was fenced: all its calls return `EIO`.
     pub fn is_fenced(&self) -> bool {
         self.0.load(FENCED) != 0
     }
@@ -219,17 +228,17 @@ impl<M: Persistent> ControlPage<M> {
         self.0.store(FENCED, 1);
     }
 
-    /// Whether there are other sessions. A kernel then keeps no names.
+    /// Whether other sessions exist. A kernel then caches no names.
     pub fn is_shared(&self) -> bool {
         self.company() % 2 == 1
     }
 
-    /// How often it has changed whether there are other sessions: odd while there are.
+    /// Counts how often other sessions have appeared and gone: odd while other sessions exist.
     pub fn company(&self) -> u64 {
         self.0.load(COMPANY)
     }
 
-    /// Says whether there are other sessions, and how often that has changed then.
+    /// Publishes whether other sessions exist, and returns the new count of changes.
     pub fn set_shared(&self, is_shared: bool) -> u64 {
         let company = self.company();
         if is_shared == self.is_shared() {
@@ -240,77 +249,90 @@ impl<M: Persistent> ControlPage<M> {
         company.wrapping_add(1)
     }
 
-    /// How many sessions of programs there are beside a mount's.
+    /// Returns how many sessions of programs exist beside a mount's.
     pub fn programs(&self) -> u64 {
         self.0.load(PROGRAMS)
     }
 
-    /// Says how many sessions of programs there are.
+    /// Publishes how many sessions of programs exist.
     pub fn set_programs(&self, programs: u64) {
         self.0.store(PROGRAMS, programs);
     }
 
-    /// Which change the session's mount has come to terms with: its kernel has forgotten the names that it kept alone.
+    /// Returns the last change of company that the session's mount has handled.
+    ///
+    /// After a change is handled, the mount's kernel has forgotten the names that it cached as sole mount.
     pub fn company_known(&self) -> u64 {
         self.0.load(COMPANY_KNOWN)
     }
 
-    /// Says which change the mount has come to terms with.
+    /// Publishes the last change that the mount has handled.
     pub fn set_company_known(&self, company: u64) {
         self.0.store(COMPANY_KNOWN, company);
     }
 
-    /// Notes an operation that asks for leases, before it does, until it is done with them.
+    /// Begins an operation that uses leases, before it asks for them.
     pub fn begin_use(&self) {
         self.0.add(USING, 1);
     }
 
-    /// The operation is done.
+    /// Ends an operation that uses leases.
     pub fn end_use(&self) {
         self.0.add(USING, u64::MAX);
     }
 
-    /// Whether the session has operations that were granted leases, or are about to be, and are not done with them.
+    /// Whether the session has operations that use leases, or are about to ask for them.
     pub fn is_using(&self) -> bool {
         self.0.load(USING) != 0
     }
 
-    /// The era of quotas, which changes with every limit and whenever what was granted under the last one is taken back.
+    /// Returns the quota version.
+    ///
+    /// It changes with every limit, and whenever SharedFS takes back quota balances of the last version.
     pub fn quota_version(&self) -> QuotaVersion {
         QuotaVersion(self.0.load(QUOTA))
     }
 
-    /// Begins an era of quotas. The log must be sealed next, so that no record is appended that was paid for under the last one.
+    /// Begins a quota version.
+    ///
+    /// The caller must seal the log next, so that no record is appended that was paid for under the last version.
     pub fn set_quota_version(&self, version: QuotaVersion) {
         self.0.store(QUOTA, version.0);
     }
 
-    /// The era of blocks. What the session was told of data blocks in an earlier one is no longer so. An era ends with a life of
-    /// SharedFS, which may have put data into blocks that it did not live to commit; and when blocks are taken away that the
-    /// session might read yet.
+    /// Returns the extent version: extents that the session read under an earlier version are invalid.
+    ///
+    /// A version ends with a life of SharedFS, which may have put data into blocks and died before the commit. It ends
+    /// too when SharedFS takes away blocks that the session might still read.
     pub fn extent_version(&self) -> u64 {
         self.0.load(EXTENT_VERSION)
     }
 
-    /// Begins an era of blocks, for everyone to see before any block is written that comes after it in the program.
+    /// Begins an extent version.
+    ///
+    /// All sessions see it before any block is written that the program writes later.
     pub fn raise_extent_version(&self) {
         self.0.store(EXTENT_VERSION, self.extent_version().wrapping_add(1));
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     }
 
-    /// The era of segments. One that was mapped in an earlier era may be another one now: a removed segment's number is given out
-    /// again.
+    /// Returns the segment version.
+    ///
+    /// A segment that was mapped under an earlier version may be another segment now: the number of a removed segment
+    /// is used again.
     pub fn segment_version(&self) -> u64 {
         self.0.load(SEGMENT_VERSION)
     }
 
-    /// Begins an era of segments, and with it one of blocks.
+    /// Begins a segment version, and with it an extent version.
     pub fn raise_segment_version(&self) {
         self.0.store(SEGMENT_VERSION, self.segment_version().wrapping_add(1));
         self.raise_extent_version();
     }
 
-    /// The session reads no block any more that updates before this position have replaced in part.
+    /// Returns the released position.
+    ///
+    /// The session no longer reads blocks that updates before this position have replaced in part.
     pub fn released(&self) -> LogPosition {
         LogPosition(self.0.load(RELEASED))
     }
@@ -320,7 +342,7 @@ impl<M: Persistent> ControlPage<M> {
         self.0.store(RELEASED, position.0);
     }
 
-    /// Takes credit of one kind for an update, all of it or none; `false` where there is too little.
+    /// Takes credit of one kind for an update, all of it or none; `false` if too little is left.
     pub fn take_credit(&self, credit: Credit, kind: CreditKind) -> bool {
         let (blocks, metadata) = kind.words();
         if !self.take(blocks, credit.blocks) {
@@ -333,20 +355,20 @@ impl<M: Persistent> ControlPage<M> {
         true
     }
 
-    /// Gives credit: SharedFS grants it, or the session returns what it did not use.
+    /// Adds credit: SharedFS grants it, or the session returns unused credit.
     pub fn give_credit(&self, credit: Credit, kind: CreditKind) {
         let (blocks, metadata) = kind.words();
         self.give(blocks, credit.blocks);
         self.give(metadata, credit.metadata_bytes);
     }
 
-    /// Credit of one kind that is not used yet.
+    /// Returns the unused credit of one kind.
     pub fn credit_left(&self, kind: CreditKind) -> Credit {
         let (blocks, metadata) = kind.words();
         Credit { blocks: self.0.load(blocks), metadata_bytes: self.0.load(metadata) }
     }
 
-    /// Takes away all credit that is not used yet, and tells how much it was.
+    /// Takes away all unused credit, and returns how much it was.
     pub fn recall_credit(&self) -> Credit {
         CreditKind::ALL.iter().fold(Credit::default(), |sum, kind| {
             let (blocks, metadata) = kind.words();
@@ -389,8 +411,9 @@ impl<M: Persistent> ControlPage<M> {
         current
     }
 
-    /// Counts an operation in a lane: number 0 is for all threads, each of the others for one, which needs no other's leave to count there.
-    /// Returns how many were counted there before.
+    /// Counts an operation in a lane, and returns the lane's count before.
+    ///
+    /// All threads share lane 0. Each other lane belongs to one thread, which counts there without atomic operations.
     #[inline]
     pub fn count_operation(&self, kind: OperationKind, lane: u32) -> u64 {
         let word = Self::operations_at(kind, lane);
@@ -402,7 +425,7 @@ impl<M: Persistent> ControlPage<M> {
         before
     }
 
-    /// How many were counted in a lane.
+    /// Returns how many operations were counted in a lane.
     #[inline]
     pub fn operations_in(&self, kind: OperationKind, lane: u32) -> u64 {
         self.0.load(Self::operations_at(kind, lane))
@@ -414,12 +437,12 @@ impl<M: Persistent> ControlPage<M> {
         OPERATIONS + u64::from(lane) * LANE_BYTES + kind as u64 * 8
     }
 
-    /// Counts how long an operation took that was measured.
+    /// Counts the time of an operation that was measured.
     pub fn note_latency(&self, kind: OperationKind, nanoseconds: u64) {
         self.0.add(SAMPLED + kind as u64 * SAMPLED_BYTES + latency_bucket(nanoseconds) as u64 * 8, 1);
     }
 
-    /// What the session says that it has done, by kind.
+    /// Returns the operations that the session has counted, by kind.
     pub fn operations(&self) -> Vec<OperationCounts> {
         let counts = |kind: &OperationKind| {
             let lanes = (0..u64::from(OPERATION_LANES)).map(|lane| OPERATIONS + lane * LANE_BYTES + *kind as u64 * 8);
@@ -436,30 +459,35 @@ impl<M: Persistent> ControlPage<M> {
         LockSlots { words: &self.0, at: LOCKS }
     }
 
-    /// The slot in which the session has its record locks on a file, if there is one. The session calls this.
+    /// Returns the slot that holds the session's record locks on a file, if one does. The session calls this.
     pub fn lock_slot_of(&self, inode: InodeId) -> Option<u32> {
         self.lock_slots().of(inode)
     }
 
-    /// Takes a free slot for a file's record locks, shared and empty; `None` where there is none. The session calls this, one thread at a
-    /// time.
+    /// Claims a free slot for a file's record locks, shared and empty; `None` if no slot is free.
+    ///
+    /// The session calls this, one thread at a time.
     pub fn claim_lock_slot(&self, inode: InodeId) -> Option<u32> {
         self.lock_slots().claim(inode)
     }
 
-    /// Gives a slot back with what is in it; `false` where SharedFS has just changed its state. The session calls this, under the same
-    /// lock as [`Self::change_locks`].
+    /// Frees a slot with the locks in it; `false` if SharedFS has just changed its state.
+    ///
+    /// The session calls this, under the same lock as [`Self::change_locks`].
     pub fn free_lock_slot(&self, slot: u32) -> bool {
         self.lock_slots().free(slot)
     }
 
-    /// What is in a slot, as the session reads it under the same lock as [`Self::change_locks`].
+    /// Returns the content of a slot, for the session.
+    ///
+    /// The session calls this under the same lock as [`Self::change_locks`].
     pub fn lock_slot(&self, slot: u32) -> (InodeId, LockSlotState, LockList) {
         self.lock_slots().own(slot)
     }
 
-    /// Changes the locks in a slot, if it's that file's and in that state; `change` says whether there was room. The session calls this,
-    /// one thread at a time for each file.
+    /// Changes the locks in a slot, if the slot is that file's and in that state.
+    ///
+    /// `change` returns whether the slot had room. The session calls this, one thread at a time for each file.
     #[inline]
     pub fn change_locks(
         &self,
@@ -471,61 +499,65 @@ impl<M: Persistent> ControlPage<M> {
         self.lock_slots().change(slot, inode, state, change)
     }
 
-    /// A slot, as a request tells SharedFS of it. The session calls this under the same lock as [`Self::change_locks`].
+    /// Returns a slot as a request describes it to SharedFS.
+    ///
+    /// The session calls this under the same lock as [`Self::change_locks`].
     pub fn lock_slot_at_present(&self, slot: u32) -> LockSlot {
         self.lock_slots().at_present(slot)
     }
 
-    /// Gives the session the say over its record locks on a file, which are these; `false` where the slot is not as the session has said.
-    /// SharedFS calls this while the session waits for its answer.
+    /// Delegates a file's record locks to the session, and writes them into the slot.
+    ///
+    /// Returns `false` if the slot differs from the session's description. SharedFS calls this while the session waits
+    /// for its answer.
     pub fn delegate_locks(&self, slot: LockSlot, inode: InodeId, locks: &[LockedRange]) -> bool {
         self.lock_slots().delegate(slot, inode, locks)
     }
 
-    /// Takes that away, and tells which locks the session has on the file. SharedFS calls this.
+    /// Recalls delegated locks, and returns the session's locks on the file. SharedFS calls this.
     pub fn recall_locks(&self, slot: u32, inode: InodeId) -> Vec<LockedRange> {
         self.lock_slots().recall(slot, inode)
     }
 
-    /// All slots that are in use, with their locks. SharedFS calls this when it was started anew.
+    /// Returns all slots in use, with their locks. SharedFS calls this after a restart.
     pub fn claimed_lock_slots(&self) -> Vec<(u32, InodeId, LockSlotState, Vec<LockedRange>)> {
         self.lock_slots().claimed()
     }
 
-    /// Where the session asks SharedFS without a message.
+    /// Returns the slot through which the session asks SharedFS without a message.
     pub fn request_slot(&self) -> RequestSlot<'_, M> {
         RequestSlot::new(&self.0, REQUEST_SLOT)
     }
 }
 
 impl<M: Persistent + Borrow<Mapping>> ControlPage<M> {
-    /// Sleeps while [`Self::company`] is this. It may return sooner.
+    /// Sleeps while [`Self::company`] has this value. It may return sooner.
     pub fn wait_company(&self, company: u64) {
         self.memory().borrow().wait(COMPANY, company as u32);
     }
 
-    /// Sleeps while there are no sessions of programs. It may return sooner.
+    /// Sleeps while no sessions of programs exist. It may return sooner.
     pub fn wait_programs(&self) {
         self.memory().borrow().wait(PROGRAMS, 0);
     }
 
-    /// Wakes a thread that sleeps until there are such sessions.
+    /// Wakes a thread that sleeps until sessions of programs exist.
     pub fn wake_programs(&self) {
         self.memory().borrow().wake(PROGRAMS);
     }
 
-    /// Wakes who sleeps until there is company.
+    /// Wakes the threads that sleep until the company changes.
     pub fn wake_company(&self) {
         self.memory().borrow().wake(COMPANY);
     }
 }
 
-/// What a lease slot says: the generation changes with every grant and every revocation.
+/// The word of a lease slot. Its generation changes with every grant and every revocation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeaseWord(pub u64);
 
 impl LeaseWord {
-    /// The word of a lease.
+    /// Makes the word of a lease.
     #[must_use]
     pub fn new(generation: u64, scope: ScopeKind, write: bool) -> Self {
         let scope: u64 = match scope {
@@ -536,13 +568,13 @@ impl LeaseWord {
         Self(generation << 16 | scope << 8 | if write { 2 } else { 1 })
     }
 
-    /// The word of no lease.
+    /// Makes the word of a revoked lease.
     #[must_use]
     pub fn revoked(generation: u64) -> Self {
         Self(generation << 16)
     }
 
-    /// The generation.
+    /// Returns the generation.
     #[must_use]
     pub fn generation(self) -> u64 {
         self.0 >> 16
@@ -560,7 +592,7 @@ impl LeaseWord {
         self.0 & 0xff == 2
     }
 
-    /// What it covers.
+    /// Returns the scope that the lease covers.
     #[must_use]
     pub fn scope(self) -> ScopeKind {
         match self.0 >> 8 & 0xff {
@@ -576,7 +608,7 @@ impl LeaseWord {
 pub struct LeaseTable<M>(Words<M>);
 
 impl<M: Persistent> LeaseTable<M> {
-    /// Takes memory as a lease table; `None` where it has less than [`LEASE_TABLE_BYTES`].
+    /// Takes memory as a lease table; `None` if it is shorter than [`LEASE_TABLE_BYTES`].
     pub fn new(memory: M) -> Option<Self> {
         Words::new(memory, LEASE_TABLE_BYTES).map(Self)
     }
@@ -588,38 +620,38 @@ impl<M: Persistent> LeaseTable<M> {
         self.0.store(TOKEN, token);
     }
 
-    /// Takes the first slots out.
+    /// Clears the first slots.
     pub fn clear(&self, slots: u32) {
         self.0.clear(TABLE..Self::bytes_of(slots.min(LEASE_SLOTS)));
     }
 
-    /// The memory.
+    /// Returns the memory.
     pub fn memory(&self) -> &M {
         &self.0.0
     }
 
-    /// The session and its secret; `None` if this is no lease table.
+    /// Returns the session and its secret; `None` if this is not a lease table.
     pub fn owner(&self) -> Option<(SessionId, u64)> {
         (self.0.load(0) == LEASE_MAGIC).then(|| (SessionId(self.0.load(SESSION)), self.0.load(TOKEN)))
     }
 
-    /// A slot's word, now.
+    /// Returns a slot's current word.
     pub fn word(&self, slot: u32) -> LeaseWord {
         LeaseWord(self.0.load(Self::offset(slot)))
     }
 
-    /// A slot's inode.
+    /// Returns a slot's inode.
     pub fn inode(&self, slot: u32) -> InodeId {
         InodeId(self.0.load(Self::offset(slot) + 8))
     }
 
-    /// Writes a slot: the word last, as it makes the rest valid.
+    /// Writes a slot: the word last, since it makes the rest valid.
     pub fn set(&self, slot: u32, word: LeaseWord, inode: InodeId) {
         self.0.store(Self::offset(slot) + 8, inode.0);
         self.0.store(Self::offset(slot), word.0);
     }
 
-    /// The bytes of the file that so many slots take, with what is before them.
+    /// Returns the bytes of the file up to the end of so many slots.
     pub const fn bytes_of(slots: u32) -> u64 {
         TABLE + slots as u64 * SLOT_BYTES
     }
@@ -649,7 +681,7 @@ mod tests {
         assert!(page.open_handle(InodeId(9)));
         for lane in 0..OPERATION_LANES + 2 {
             for (number, kind) in (1..).zip(OperationKind::ALL) {
-                // Those beyond the last lane go to the one that is for all.
+                // Threads beyond the last lane use the lane that all threads share.
                 let before = page.count_operation(kind, lane);
                 assert_eq!(before, u64::from(lane.saturating_sub(OPERATION_LANES - 1)), "lane {lane}");
                 (0..number).for_each(|_| page.note_latency(kind, 1 << (10 * number)));
@@ -663,7 +695,7 @@ mod tests {
         }
         page.note_latency(OperationKind::Sync, u64::MAX);
         assert_eq!(page.operations()[3].sampled.len(), LATENCY_BUCKETS);
-        // Nothing else was written over.
+        // No other word was overwritten.
         assert_eq!((page.session(), page.open_inodes()), (Some(SessionId(7)), vec![InodeId(9)]));
         assert_eq!(page.recall_credit(), Credit { blocks: 5, metadata_bytes: 6 });
     }

@@ -1,8 +1,9 @@
-//! How the library in a program tells a mount that the program is about to watch something.
+//! Attributes by which a program's library announces a watch to the mount.
 //!
-//! It reads an extended attribute of that, which the mount answers when it has reserved the inode.
+//! The library reads such an extended attribute of the inode that the program is about to watch. The mount answers when
+//! it has reserved the inode.
 
-/// Of an inode that is about to be watched.
+/// The attribute of an inode that a program is about to watch.
 pub const WATCH_ATTRIBUTE: &str = "ashlar.watch";
-/// Of any inode of a mount or a file system that is about to be watched as a whole.
+/// The attribute of any inode of a mount, or file system, that a program is about to watch as a whole.
 pub const WATCH_ALL_ATTRIBUTE: &str = "ashlar.watch.all";

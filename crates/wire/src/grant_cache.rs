@@ -1,21 +1,23 @@
-//! The board: what SharedFS has told of inodes that are only read, where all sessions may read it without asking.
+//! The grant cache: grants on inodes that are only read, which all sessions may use without asking.
 //!
-//! One file, made anew by each SharedFS, which alone writes it; sessions map it read-only.
+//! The cache is one file. Each SharedFS makes it anew and alone writes it; sessions map it read-only.
 //!
 //! ```text
-//!       0  lease table of the board itself: what stands on it holds as long as the words there (`control.rs`)
-//! 1052672  kept from:8                     what the ring holds from this position on is whole
+//!       0  lease table of the cache itself: its posts hold as long as the words there (`control.rs`)
+//! 1052672  kept from:8                     the ring is whole from this position on
 //! 1052680  persistent:8 (unused:48)        the last batch of updates that is committed
 //! 1052736  16,384 rows of 4 times inode:8 position:8; an inode stands in the row of its hash
 //! 2101312  ring of 32 MiB; position p is at byte p modulo its length
-//!          inode:8  word:8  slot:4 length:4  parts:8  then `length` bytes, in postcard encoding: dependencies, their batch, state
+//!          inode:8  word:8  slot:4 length:4  parts:8  then `length` bytes, in postcard encoding: dependencies, their
+//!          batch, state
 //! ```
 //!
-//! # How it is read
+//! # How sessions read it
 //!
-//! SharedFS raises *kept from* before it writes over the oldest posts, and a reader looks at it after it has copied: what it copied
-//! is whole if its position was still kept then. Whether it is still so, the lease word says, as with any lease: the board holds leases
-//! to read like a session, and they are taken from it like from a session, only that nobody needs to be waited for.
+//! SharedFS raises *kept from* before it overwrites the oldest posts. A reader checks it after copying a post: the copy
+//! is whole if its position was still kept. The lease word says whether the post is still true, as with any lease: the
+//! cache holds read leases like a session. SharedFS revokes them like a session's, except that it need not wait for an
+//! answer.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -36,34 +38,38 @@ const WAY_BYTES: u64 = 16;
 const RING: u64 = INDEX + ROWS * WAYS * WAY_BYTES;
 const RING_BYTES: u64 = 32 << 20;
 const HEADER_BYTES: u64 = 32;
-/// The longest post: so that one directory does not push out all others.
+/// The longest post, so that one directory does not push out all others.
 const POST_BYTES_MAX: u64 = RING_BYTES / 64;
-/// Bytes of most posts of files, and of all that is needed of any to know its attributes, unless they are a long link's.
+/// Bytes of most files' posts.
+///
+/// An inode's attributes take fewer bytes than this, unless they belong to a long symbolic link.
 const SHORT_BYTES: usize = 512;
-/// Bytes of the board's file.
+/// Bytes of the grant cache's file.
 pub const GRANT_CACHE_BYTES: u64 = RING + RING_BYTES;
 
 const _: () = assert!(KEPT_FROM == 1_052_672 && INDEX == 1_052_736 && RING == 2_101_312);
 
-/// What stands on the board of an inode: its state, or a part of that.
+/// A published grant on an inode: its state, or a part of that.
 #[derive(Clone, Debug)]
 pub struct Post<S = InodeState> {
-    /// The slot of the board's own lease table.
+    /// The slot of the grant cache's own lease table.
     pub slot: u32,
-    /// The slot's word for as long as the post is true.
+    /// The slot's word as long as the post is true.
     pub word: LeaseWord,
     /// The inode's state.
     pub state: S,
-    /// Updates that the state shows and that may not be persistent yet.
+    /// Updates that the state includes and that may not be persistent yet.
     pub dependencies: Vec<(SessionId, LogPosition)>,
 }
 
-/// Parts of a state, as bits.
+/// Encodes the parts of a state as bits.
 fn parts(contents: bool, entries: bool, xattrs: bool) -> u64 {
     u64::from(contents) | u64::from(entries) << 1 | u64::from(xattrs) << 2
 }
 
-/// The parts of which there is nothing more to tell: whoever asks for an inode that it does not know asks for what only others have, too.
+/// Returns the parts about which SharedFS has nothing more to send.
+///
+/// A session that asks for an unknown inode also asks for parts that only other kinds of inodes have.
 fn parts_of(state: &InodeState) -> u64 {
     let inode = &state.attributes;
     let has_contents = state.contents.is_some() || inode.kind != FileKind::Regular;
@@ -85,7 +91,7 @@ struct Header {
     parts: u64,
 }
 
-/// The board.
+/// The grant cache, as sessions and SharedFS read it.
 #[derive(Debug)]
 pub struct GrantCache<M> {
     words: Words<M>,
@@ -93,39 +99,39 @@ pub struct GrantCache<M> {
 }
 
 impl<M: Persistent + Clone> GrantCache<M> {
-    /// Takes memory as a board; `None` where it has less than [`BOARD_BYTES`].
+    /// Takes memory as a grant cache; `None` if it is shorter than [`GRANT_CACHE_BYTES`].
     pub fn new(memory: M) -> Option<Self> {
         Some(Self { leases: LeaseTable::new(memory.clone())?, words: Words::new(memory, GRANT_CACHE_BYTES)? })
     }
 
-    /// The word of a slot, now.
+    /// Returns a slot's current word.
     #[inline]
     pub fn word(&self, slot: u32) -> LeaseWord {
         self.leases.word(slot)
     }
 
-    /// Writes a slot of the board's leases. SharedFS calls this.
+    /// Writes a slot of the grant cache's leases. SharedFS calls this.
     pub fn set_word(&self, slot: u32, word: LeaseWord, inode: InodeId) {
         self.leases.set(slot, word, inode);
     }
 
-    /// Whether all that is needed of an inode stands here and is true now.
+    /// Whether the cache holds everything needed of an inode, and it is true now.
     pub fn has(&self, inode: InodeId, need: Need) -> bool {
         let header = self.position(inode).and_then(|position| self.header(inode, position));
         header.is_some_and(|header| has_all(header.parts, need) && self.stands(&header))
     }
 
-    /// What stands here of an inode, if it is true now and has all that is needed.
+    /// Returns an inode's post, if it is true now and has everything needed.
     pub fn find(&self, inode: InodeId, need: Need) -> Option<Post> {
         self.read(inode, need, POST_BYTES_MAX)
     }
 
-    /// The attributes of what stands here of an inode, with which its state begins, if that is true now.
+    /// Returns the attributes in an inode's post, with which its state begins, if they are true now.
     pub fn attributes(&self, inode: InodeId) -> Option<Post<Inode>> {
         self.read(inode, Need::default(), SHORT_BYTES as u64)
     }
 
-    /// As [`Self::find`], of so many bytes at the most.
+    /// Reads an inode's post like [`Self::find`], at most so many bytes of it.
     fn read<S: DeserializeOwned>(&self, inode: InodeId, need: Need, most: u64) -> Option<Post<S>> {
         let position = self.position(inode)?;
         let header = self.header(inode, position)?;
@@ -155,14 +161,16 @@ impl<M: Persistent + Clone> GrantCache<M> {
         position >= self.words.load(KEPT_FROM)
     }
 
-    /// Where an inode was posted last. Positions begin behind the ring's length, so that none is 0.
+    /// Returns the position of an inode's last post.
+    ///
+    /// Positions begin behind the ring's length, so that no position is 0.
     fn position(&self, inode: InodeId) -> Option<u64> {
         let ways = ways(inode);
         let found = ways.into_iter().find(|way| self.words.load(*way) == inode.0)?;
         Some(self.words.load(found + 8)).filter(|position| self.is_kept(*position))
     }
 
-    /// The header at a position; `None` where another post has taken the place.
+    /// Returns the header at a position; `None` if another post has overwritten it.
     fn header(&self, inode: InodeId, position: u64) -> Option<Header> {
         let at = RING + position % RING_BYTES;
         let word = LeaseWord(self.words.load(at + 8));
@@ -174,7 +182,7 @@ impl<M: Persistent + Clone> GrantCache<M> {
     }
 }
 
-/// The places of an inode in the index.
+/// Returns the offsets in the index where an inode may stand.
 fn ways(inode: InodeId) -> [u64; WAYS as usize] {
     let row = inode.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 50;
     std::array::from_fn(|way| INDEX + (row * WAYS + way as u64) * WAY_BYTES)
@@ -182,34 +190,35 @@ fn ways(inode: InodeId) -> [u64; WAYS as usize] {
 
 const _: () = assert!(1 << (64 - 50) == ROWS);
 
-/// SharedFS's hand on the board.
+/// SharedFS's writer of the grant cache.
 #[derive(Debug)]
 pub struct GrantCacheWriter<M> {
     grant_cache: GrantCache<M>,
-    /// Where the next post goes.
+    /// The position of the next post.
     next: u64,
 }
 
 impl<M: Persistent + Clone> GrantCacheWriter<M> {
-    /// Takes memory that holds zeros as an empty board; `None` where it has less than [`BOARD_BYTES`].
+    /// Takes memory that holds zeros as an empty grant cache; `None` if it is shorter than [`GRANT_CACHE_BYTES`].
     pub fn new(memory: M) -> Option<Self> {
         let grant_cache = GrantCache::new(memory)?;
         grant_cache.words.store(KEPT_FROM, RING_BYTES);
         Some(Self { grant_cache, next: RING_BYTES })
     }
 
-    /// The board, as sessions see it.
+    /// Returns the grant cache, as sessions see it.
     pub fn grant_cache(&self) -> &GrantCache<M> {
         &self.grant_cache
     }
 
-    /// Says which batch of updates is committed. Batches are counted from 1 on.
+    /// Publishes the batch of updates that is committed. Batches are counted from 1.
     pub fn set_persistent(&self, batch: u64) {
         self.grant_cache.words.store(PERSISTENT, batch);
     }
 
-    /// Posts what is known of an inode, in place of what stood here of it. `false` where it is too long. Its dependencies are persistent
-    /// with this batch.
+    /// Publishes an inode's state in place of its last post; `false` if it is too long.
+    ///
+    /// The state's dependencies are persistent with this batch.
     pub fn post(&mut self, post: &Post, inode: InodeId, batch: u64) -> bool {
         let Post { slot, word, state, dependencies } = post;
         let Ok(bytes) = postcard::to_allocvec(&(dependencies, batch, state)) else { return false };
@@ -232,7 +241,8 @@ impl<M: Persistent + Clone> GrantCacheWriter<M> {
         if words.0.store(at + HEADER_BYTES, &bytes).is_err() {
             return false;
         }
-        // The row's own place, or that of what was posted longest ago; a reader of a row that changes finds another inode in the ring.
+        // Take the inode's own place in the row, or that of the oldest post. A reader of a row that changes finds
+        // another inode in the ring.
         let by_age = |way: &u64| if words.load(*way) == inode.0 { 0 } else { words.load(way + 8).max(1) };
         if let Some(way) = ways(inode).into_iter().min_by_key(by_age) {
             words.store(way, 0);
@@ -242,7 +252,7 @@ impl<M: Persistent + Clone> GrantCacheWriter<M> {
         true
     }
 
-    /// Takes away what stands of an inode.
+    /// Removes an inode's post from the index.
     pub fn forget(&mut self, inode: InodeId) {
         let words = &self.grant_cache.words;
         ways(inode).into_iter().filter(|way| words.load(*way) == inode.0).for_each(|way| words.store(way, 0));
@@ -268,7 +278,7 @@ mod tests {
         (writer, GrantCache::new(map(MappingAccess::ReadOnly)).expect("a grant cache"))
     }
 
-    /// A state that shows by each of its parts whose it is.
+    /// Makes a state that shows its inode in each of its parts.
     fn state(number: u64, length: usize) -> InodeState {
         let mut attributes = Inode::new(FileKind::Regular, 0o644, InodeId::ROOT, Timestamp::default());
         attributes.size = number;
@@ -312,7 +322,7 @@ mod tests {
         writer.set_persistent(2);
         assert!(grant_cache.find(id, XATTRS).expect("posted").dependencies.is_empty());
         assert!(grant_cache.has(id, XATTRS) && grant_cache.find(InodeId(78), XATTRS).is_none());
-        // What it has not is not there; what no file has is there with it.
+        // Parts that the state lacks are absent. Parts that no regular file has count as present.
         assert!(
             !grant_cache.has(id, Need { contents: true, ..XATTRS })
                 && grant_cache.has(id, Need { entries: true, ..XATTRS })
@@ -357,7 +367,7 @@ mod tests {
                 }
                 found
             });
-            // Four times round the ring, with posts of all lengths.
+            // Write four times round the ring, with posts of all lengths.
             for round in 0..4_u64 {
                 for step in 0..1000 {
                     let id = 1 + (step * 7 + round) % 300;

@@ -1,18 +1,24 @@
-//! The session protocol between LibFS and SharedFS: messages over a unix socket, and words in shared memory.
+//! The session protocol between LibFS and SharedFS: messages, and words in shared memory.
 //!
-//! Purpose: one place for everything that both sides must agree on. A session has any number of connections to SharedFS;
-//! on each, a request is followed by its reply before the next request. While SharedFS is awake anyway, requests for leases go through memory
-//! ([`RequestSlot`]). What must cost no message stands in shared
-//! memory: the lease words that make a cached state valid, the committed position that frees log space, credits, the
-//! table of open handles, and what anybody was told of inodes that are only read ([`GrantCache`]).
+//! Purpose: one place for everything on which both sides must agree. Messages go over a unix socket. A session has any
+//! number of connections to SharedFS. On each connection, a request is followed by its reply before the next request.
+//! While SharedFS is awake anyway, requests for leases go through memory ([`RequestSlot`]).
+//!
+//! State that must cost no message stands in shared memory:
+//! - the lease words that make cached state valid,
+//! - the committed position that frees log space,
+//! - the credits,
+//! - the table of open handles,
+//! - the grants on inodes that are only read ([`GrantCache`]).
 //!
 //! Invariants:
-//! - A message has a length, then that many bytes; a peer that breaks the frame or the encoding loses its connection.
-//! - The first message on a connection says the protocol's version; another version is refused with a clear error.
-//! - SharedFS trusts nothing that a session can write: the control page's session half is a hint or a claim, which
-//!   SharedFS checks against its own account.
+//! - A message has a length, then that many bytes. A peer that breaks the frame or the encoding loses its connection.
+//! - The first message on a connection names the protocol's version. SharedFS refuses another version with a clear
+//!   error.
+//! - SharedFS trusts nothing that a session can write. The words that a session writes in the control page are hints or
+//!   claims, which SharedFS checks against its own account.
 //!
-//! Non-goals: deciding anything. Source: `docs/format-session.md`.
+//! Non-goals: decisions. Source: `docs/format-session.md`.
 #![forbid(unsafe_code)]
 
 mod connection;

@@ -1,26 +1,29 @@
-//! Record locks in shared memory, so that a session which has a file to itself locks it without a message.
+//! Record locks in shared memory: a session that alone locks a file needs no message.
 //!
-//! A session's control page has some slots, each for the record locks that its process has on one file:
+//! A session's control page has some slots. Each slot holds the record locks of the session's process on one file:
 //!
 //! ```text
 //!    0  16 headers of word:8 inode:8          word = generation << 8 | active list << 2 | state
 //!  256  16 times 2 lists of count:8, 8 bytes unused, 31 times (write << 63 | first):8 last:8
 //! ```
 //!
-//! The state says who has the say over these locks:
+//! The state says which side decides about these locks:
 //!
-//! - *free*: the slot is nobody's. The session claims one (→ shared), and gives one back that is empty (→ free).
-//! - *shared*: SharedFS's table has. The slot has a copy, from which SharedFS takes the locks when it was started anew.
-//! - *delegated*: the slot itself has. Nobody else has a record lock on the file, or waits for one.
+//! - *free*: no file uses the slot. The session claims a free slot (→ shared), and frees an empty one (→ free).
+//! - *shared*: SharedFS's table decides. The slot holds a copy, from which SharedFS restores the locks after a restart.
+//! - *delegated*: the slot itself decides. No other session has a record lock on the file, or waits for one.
 //!
-//! Whoever changes a list writes the one that is not active, and then makes it so by a compare-and-swap of the word. SharedFS delegates
-//! (shared → delegated) in answer to a request of the session, which changes nothing of the slot meanwhile: the request says which word the
-//! slot had, so that one which comes late delegates nothing. SharedFS recalls (delegated → shared) at any time, and then reads the active
-//! list: nobody writes to that one, as a change that the session has begun goes to the other, and fails. Where the word has moved on over
-//! the reading, the session has unlocked something in its copy, and the list is read again. So a list is never taken in part, and nobody
-//! is waited for.
+//! A side that changes a list writes the inactive one, and then activates it by a compare-and-swap of the word.
 //!
-//! The session can write all of it. What SharedFS reads there are claims of the session about its own locks.
+//! SharedFS delegates (shared → delegated) in answer to a request of the session. The session leaves the slot unchanged
+//! until the answer. The request names the slot's word, so that a late request delegates nothing.
+//!
+//! SharedFS recalls (delegated → shared) at any time, and then reads the active list. Neither side writes to that list:
+//! a change that the session has begun goes to the other list, and fails. If the word has changed during the reading,
+//! the session has unlocked something in its copy, and SharedFS reads the list again. So a list is never taken in part,
+//! and neither side waits for the other.
+//!
+//! The session can write all of it. SharedFS reads there only the session's claims about its own locks.
 
 use ashlar_pmem::Persistent;
 use ashlar_types::InodeId;
@@ -30,11 +33,11 @@ use crate::{LockMode, LockSlot};
 
 /// Slots of one session: files that it locks at the same time without messages. Databases use two or three.
 pub const LOCK_SLOTS: u32 = 16;
-/// Ranges that a slot has room for. SQLite has three.
+/// Ranges for which a slot has room. SQLite uses three.
 pub const LOCK_RANGES_MAX: usize = 31;
 /// The owner of a process's own record locks in its session. No other owner in a session has this number.
 pub const LOCK_OWNER_PROCESS: u64 = u64::MAX;
-/// The last byte that there is to lock.
+/// The last byte that can be locked.
 pub const LOCK_LAST: u64 = i64::MAX as u64;
 
 /// Bytes that the slots take.
@@ -43,30 +46,32 @@ const HEADER_BYTES: u64 = 16;
 const LISTS: u64 = LOCK_SLOTS as u64 * HEADER_BYTES;
 const LIST_BYTES: u64 = 16 + LOCK_RANGES_MAX as u64 * 16;
 const WRITE: u64 = 1 << 63;
-/// How often SharedFS tries to recall or to read a slot. A session that changes it each time does so on purpose, and what is read is its loss.
+/// How often SharedFS tries to recall or to read a slot.
+///
+/// A session that changes the slot each time does so on purpose, and harms only itself by the result.
 const TRIES: u32 = 1000;
 
 const _: () = assert!(LISTS == 256 && LIST_BYTES == 512);
 
-/// Who has the say over a slot's locks.
+/// The side that decides about a slot's locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockSlotState {
-    /// Nobody uses it.
+    /// No file uses the slot.
     Free,
-    /// SharedFS's table.
+    /// SharedFS's table decides.
     Shared,
-    /// The slot itself.
+    /// The slot itself decides.
     Delegated,
 }
 
-/// What became of a change.
+/// The result of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockChange {
-    /// It is done.
+    /// The change was made.
     Done,
-    /// There is no room for so many ranges. Nothing has changed.
+    /// The list has no room for so many ranges. Nothing has changed.
     Full,
-    /// The slot is not in that state, or not that file's, any more. Nothing has changed.
+    /// The slot is no longer in that state, or no longer that file's. Nothing has changed.
     Moved,
 }
 
@@ -86,7 +91,7 @@ impl Word {
         self.0 >> 2 & 1
     }
 
-    /// The word that follows, with this state, and this list active.
+    /// Returns the word that follows, with this state and this active list.
     fn next(self, state: LockSlotState, active: u64) -> Self {
         let state = match state {
             LockSlotState::Free => 0,
@@ -97,26 +102,28 @@ impl Word {
     }
 }
 
-/// A range that is locked.
+/// A locked range of bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LockedRange {
-    /// First byte.
+    /// The first byte.
     pub first: u64,
-    /// Last byte.
+    /// The last byte.
     pub last: u64,
-    /// Whether to write.
+    /// Whether it is a write lock.
     pub write: bool,
 }
 
 impl LockedRange {
-    /// What it lets others do.
+    /// Returns the mode of the lock.
     #[must_use]
     pub fn mode(self) -> LockMode {
         if self.write { LockMode::Write } else { LockMode::Read }
     }
 }
 
-/// A process's record locks on one file: in order, apart from each other; neighbours of one mode are one.
+/// A process's record locks on one file.
+///
+/// The ranges are sorted and disjoint. Adjacent ranges of one mode are merged.
 #[derive(Clone, Debug)]
 pub struct LockList {
     ranges: [LockedRange; LOCK_RANGES_MAX],
@@ -130,13 +137,13 @@ impl Default for LockList {
 }
 
 impl LockList {
-    /// The ranges.
+    /// Returns the ranges.
     #[must_use]
     pub fn ranges(&self) -> &[LockedRange] {
         &self.ranges[..self.count]
     }
 
-    /// Whether there are none.
+    /// Whether the list has no ranges.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.count == 0
@@ -148,7 +155,7 @@ impl LockList {
         self.ranges().iter().any(|range| range.first <= last && range.last >= first)
     }
 
-    /// Locks or unlocks a range; `false` where there is no room for what comes of it. Then it stays as it is.
+    /// Locks or unlocks a range; `false` if the list has no room for the result, and then it stays unchanged.
     #[must_use]
     pub fn set(&mut self, first: u64, last: u64, mode: LockMode) -> bool {
         let mut new = Self::default();
@@ -176,7 +183,7 @@ impl LockList {
         has_room
     }
 
-    /// Adds a range behind all others; `false` where there is no room.
+    /// Appends a range behind all others; `false` if the list has no room.
     fn push(&mut self, range: LockedRange) -> bool {
         if let Some(before) = self.ranges[..self.count].last_mut() {
             if before.write == range.write && before.last.checked_add(1) == Some(range.first) {
@@ -191,7 +198,7 @@ impl LockList {
     }
 }
 
-/// The slots of one session, from a place in its control page on.
+/// The slots of one session, at an offset of its control page.
 #[derive(Debug)]
 pub(crate) struct LockSlots<'a, M> {
     pub(crate) words: &'a Words<M>,
@@ -228,7 +235,7 @@ impl<M: Persistent> LockSlots<'_, M> {
         self.words.store(list, ranges.len() as u64);
     }
 
-    /// The ranges of a list, whatever may stand there.
+    /// Returns the valid ranges of a list, whatever bytes stand there.
     fn read(&self, slot: u32, which: u64) -> impl Iterator<Item = LockedRange> + '_ {
         let list = self.list(slot, which);
         let count = self.words.load(list).min(LOCK_RANGES_MAX as u64);
@@ -243,7 +250,7 @@ impl<M: Persistent> LockSlots<'_, M> {
     fn read_own(&self, slot: u32, which: u64) -> LockList {
         let mut list = LockList::default();
         for range in self.read(slot, which) {
-            // As many were written as there is room for.
+            // The list has room for all ranges that were written.
             list.push(range);
         }
         list
@@ -326,7 +333,7 @@ impl<M: Persistent> LockSlots<'_, M> {
         Vec::new()
     }
 
-    /// The locks of a file as they are in its slot at one moment.
+    /// Returns the locks in a file's slot as they were at one moment.
     fn read_settled(&self, slot: u32, inode: InodeId) -> Vec<LockedRange> {
         let mut ranges = Vec::new();
         for _ in 0..TRIES {

@@ -1,4 +1,4 @@
-//! The messages.
+//! The messages of the session protocol.
 
 use ashlar_types::{
     BlockAddress, Errno, FileKind, Inode, InodeId, LogGeneration, LogPosition, QuotaAmount, QuotaId, QuotaKey,
@@ -9,15 +9,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::{OperationCounts, Question};
 
-/// The version of the protocol and of the shared memory's layout. A daemon understands this one only.
+/// The version of the protocol and of the shared memory's layout. A daemon accepts only this one.
 pub const PROTOCOL_VERSION: u32 = 14;
 
-/// What a session is.
+/// The kind of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SessionKind {
-    /// A process that acts for the user who runs it.
+    /// A process that acts for the user that runs it.
     Process,
-    /// A FUSE mount: acts for many users (so it must be root), and a kernel caches what it answers.
+    /// A FUSE mount. It acts for many users, so it must be root, and a kernel caches its answers.
     Mount,
 }
 
@@ -26,15 +26,19 @@ pub enum SessionKind {
 pub struct Hello {
     /// [`PROTOCOL_VERSION`] of the sender.
     pub version: u32,
-    /// What the session is.
+    /// The kind of the session.
     pub kind: SessionKind,
-    /// After SharedFS has restarted: go on with this session.
+    /// After a restart of SharedFS: the session to resume.
     pub resume: Option<Peer>,
-    /// Where a mount is mounted, or the program's name: for `status`.
+    /// For `status`: the mount point, or the program's name.
     pub label: String,
-    /// The number of the device that a mount's files show, for a program that uses it too: it must be served; 0 for others.
+    /// The device number of a mount's files, for a program that uses that mount too; otherwise 0.
+    ///
+    /// SharedFS must serve that mount.
     pub beside: u64,
-    /// The kernel can serve what the session can't: it's refused leases that cover what is reserved for the kernel ([`Request::Reserve`]).
+    /// Whether the kernel can serve inodes that the session can't.
+    ///
+    /// Such a session is refused leases that cover reserved inodes ([`Request::Reserve`]).
     pub yields_to_kernel: bool,
 }
 
@@ -54,19 +58,21 @@ pub struct WelcomeSegment {
     pub number: u32,
     /// Blocks in it.
     pub blocks: u32,
-    /// Where block 0 begins in the file, in bytes; the checksums (one `u32` a block) stand from byte 0.
+    /// The offset of block 0 in the file, in bytes. The checksums (one `u32` a block) begin at byte 0.
     pub data_offset: u64,
 }
 
-/// SharedFS's answer to [`Hello`]. Descriptors come with it: log (read-write), control page (read-write), lease
-/// table (read-only); to a process also a data segment (read-only), if the answer tells of one, and the board (read-only), if there is one.
+/// SharedFS's answer to [`Hello`].
+///
+/// Its descriptors are the log (read-write), the control page (read-write) and the lease table (read-only). A process
+/// also receives a data segment (read-only), if the answer names one, and the grant cache (read-only), if one exists.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Welcome {
     /// The session, and its secret for further connections.
     pub peer: Peer,
     /// Bytes of the log file.
     pub log_bytes: u64,
-    /// Bytes of it, from its beginning, that have room; for more it asks ([`Request::LogSpace`]).
+    /// Bytes of the log file, from its beginning, that have room. The session asks for more ([`Request::LogSpace`]).
     pub log_allocated: u64,
     /// The log's generation.
     pub log_generation: LogGeneration,
@@ -76,71 +82,78 @@ pub struct Welcome {
     pub sync_needed: bool,
     /// Whether stores need flush instructions (`pmem`, real or emulated).
     pub flush_needed: bool,
-    /// Whether memory stands in for persistent memory, which then cannot be mapped as such.
+    /// Whether ordinary memory replaces persistent memory, and so can't be mapped as persistent.
     pub emulated: bool,
     /// The key of the name hash that orders directories (see [`DirectoryEntry::cookie`]).
     pub hash_key: [u8; 16],
-    /// Milliseconds for which a kernel may cache what the mount answers.
+    /// Milliseconds for which a kernel may cache the mount's answers.
     pub cache_ttl_ms: u64,
-    /// The era of segments ([`crate::ControlPage::segment_era`]) in which the board that comes along is good: the SharedFS that writes it
-    /// has not ended yet.
+    /// The segment version ([`crate::ControlPage::segment_version`]) in which the grant cache of this answer is valid.
+    ///
+    /// Under that version, the SharedFS that writes the cache has not ended.
     pub segment_version: u64,
-    /// The first data segment, in the same era: most arenas have no other, and most sessions read from it.
+    /// The first data segment, of the same version.
+    ///
+    /// Most arenas have no other segment, and most sessions read from it.
     pub segment: Option<WelcomeSegment>,
-    /// Inode numbers that the session may give out: the first, and how many. It asks for more ([`Request::InodeRange`]).
+    /// Inode numbers that the session may use: the first, and how many.
+    ///
+    /// The session asks for more ([`Request::InodeRange`]).
     pub inodes: (InodeId, u64),
 }
 
-/// What a lease covers.
+/// The inodes that a lease covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ScopeKind {
     /// One inode.
     Node,
     /// The files of a directory that have no lease of their own, to read.
     Files,
-    /// A directory and all below it.
+    /// A directory and everything below it.
     Subtree,
 }
 
-/// Which state shall come with a lease. Attributes always come.
+/// The state to send with a lease. Attributes are always sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Need {
     /// A file's content: inline bytes or all its extents.
     pub contents: bool,
     /// A directory's entries, if there are at most [`Need::ENTRIES_MAX`].
     pub entries: bool,
-    /// With the entries, the attributes of those children that are governed by the same lease.
+    /// With the entries, the attributes of those children that the same lease covers.
     pub children: bool,
     /// All extended attributes.
     pub xattrs: bool,
 }
 
 impl Need {
-    /// The most entries that come with a lease; larger directories are asked for name by name and page by page.
+    /// The most entries that SharedFS sends with a lease.
+    ///
+    /// A session reads larger directories name by name and page by page.
     pub const ENTRIES_MAX: u64 = 8192;
 }
 
-/// A lease that is wanted.
+/// A lease that a session asks for.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Want {
-    /// On which inode.
+    /// The inode.
     pub inode: InodeId,
-    /// To write, or only to read.
+    /// Whether to write, or only to read.
     pub write: bool,
-    /// On the inode or on all below it.
+    /// Whether on the inode alone, on a directory's files, or on everything below it.
     pub scope: ScopeKind,
-    /// What to send with it.
+    /// The state to send with it.
     pub need: Need,
 }
 
 /// An extent of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
-    /// The first block of the file.
+    /// The first block within the file.
     pub logical_block: u64,
-    /// How many blocks.
+    /// The number of blocks.
     pub blocks: u64,
-    /// Where the first one lies, the others behind it in the same segment; `None`: reserved, and read as zeros.
+    /// The address of the first block; the others follow it in the same segment. `None`: reserved, and read as zeros.
     pub address: Option<BlockAddress>,
 }
 
@@ -149,24 +162,24 @@ pub struct Extent {
 pub enum Contents {
     /// The bytes themselves.
     Inline(Vec<u8>),
-    /// Extents, in order; what lies between them is a hole.
+    /// Extents, in order. Gaps between them are holes.
     Extents(Vec<Extent>),
 }
 
 /// A directory entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirectoryEntry {
-    /// The name's place in the directory's order: from 3 to 2^63 − 1, the same as long as the entry lives.
+    /// The name's place in the directory's order: from 3 to 2^63 − 1. It is constant for the life of the entry.
     pub cookie: u64,
     /// The name.
     pub name: Vec<u8>,
-    /// Where it leads.
+    /// The inode to which it leads.
     pub inode: InodeId,
-    /// Kind of that inode.
+    /// The kind of that inode.
     pub kind: FileKind,
 }
 
-/// What SharedFS knows of an inode, as far as it was asked for.
+/// The state of an inode, as far as the session asked for it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct InodeState {
     /// Attributes.
@@ -177,21 +190,23 @@ pub struct InodeState {
     pub entries: Option<Vec<DirectoryEntry>>,
     /// All extended attributes, if asked for.
     pub xattrs: Option<Vec<(Vec<u8>, Vec<u8>)>>,
-    /// Processes have mapped the file, and are to see what is written to it: who writes says so ([`Request::Show`]). It is told to all who may
-    /// write: nobody else has a lease on a file when it is mapped so.
+    /// Whether processes have mapped the file and must see what is written to it.
+    ///
+    /// A session that writes reports the write ([`Request::Show`]). SharedFS sends the flag to all sessions that may
+    /// write: no other session holds a lease on a file while it is mapped so.
     pub is_followed: bool,
 }
 
-/// A lease that was granted.
+/// A lease that SharedFS has granted.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct GrantReply {
-    /// On which inode.
+    /// The inode.
     pub inode: InodeId,
     /// The slot of the lease table whose word makes the lease valid.
     pub slot: u32,
-    /// The word that the slot holds as long as the lease holds.
+    /// The slot's word as long as the lease holds.
     pub word: u64,
-    /// The state that comes with it.
+    /// The state that comes with the lease.
     pub state: InodeState,
 }
 
@@ -210,58 +225,60 @@ impl From<Cost> for Credit {
     }
 }
 
-/// An era of quotas: what was granted in one is worth nothing in the next. Odd: there are limits; even: there is none, and nothing
-/// needs to be asked for.
+/// A quota version: balances that were granted under one version are worthless under the next.
+///
+/// An odd version has limits. An even version has none, and sessions need not ask for balances.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct QuotaVersion(pub u64);
 
 impl QuotaVersion {
-    /// Whether anybody is limited.
+    /// Whether any user, group or subtree is limited.
     #[must_use]
     pub const fn has_limits(self) -> bool {
         self.0 % 2 == 1
     }
 
-    /// The next era, with limits or without.
+    /// Returns the next version, with limits or without.
     #[must_use]
     pub const fn next(self, has_limits: bool) -> Self {
-        // The session can write the word that this is read back from, so any number may come.
+        // The session can write the word that this is read from, so any number is possible.
         Self(self.0.wrapping_add(if self.has_limits() == has_limits { 2 } else { 1 }))
     }
 }
 
-/// What an update will have somebody use.
+/// An amount by which an update raises a user's, group's or subtree's usage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuotaWant {
-    /// Who.
+    /// The user, group or subtree.
     pub key: QuotaKey,
-    /// How much more.
+    /// The additional amount.
     pub amount: QuotaAmount,
-    /// The super-user does it, whom this limit does not hold. Only a privileged session is believed.
+    /// Whether the super-user makes the update and this limit does not bind it. SharedFS believes only a privileged
+    /// session.
     pub exempt: bool,
 }
 
-/// What a session may have somebody use.
+/// A quota balance that a session was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuotaGrant {
-    /// Who.
+    /// The user, group or subtree.
     pub key: QuotaKey,
-    /// Blocks; `None`: they are not limited.
+    /// Blocks; `None` if they are not limited.
     pub blocks: Option<u64>,
-    /// Inodes; `None`: they are not limited.
+    /// Inodes; `None` if they are not limited.
     pub inodes: Option<u64>,
 }
 
 /// An owner, a group or a subtree, for `ashlar quota show`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct QuotaStatus {
-    /// Who.
+    /// The user, group or subtree.
     pub key: QuotaKey,
-    /// What is used.
+    /// The amount in use.
     pub used: QuotaAmount,
-    /// What may be.
+    /// The limits.
     pub limits: QuotaLimits,
-    /// Where the directory at the top of a subtree is, from the root of the file system.
+    /// The path of the directory at the top of a subtree, from the root of the file system.
     pub path: Option<Vec<u8>>,
 }
 
@@ -274,162 +291,174 @@ pub enum LockKind {
     Flock,
 }
 
-/// What is asked of a lock.
+/// The mode of a requested lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LockMode {
     /// Shared.
     Read,
     /// Exclusive.
     Write,
-    /// Take away.
+    /// Removes the lock.
     Unlock,
 }
 
-/// A slot of the session's control page as it was when the session asked. A request may be served after the session has given it up: it
-/// says nothing of a slot that has changed since.
+/// A slot of the session's control page, as it was when the session asked.
+///
+/// SharedFS may serve a request after the session has abandoned it. Such a request does not affect a slot that has
+/// changed since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LockSlot {
-    /// Which one.
+    /// The slot's number.
     pub number: u32,
-    /// Its word.
+    /// The slot's word.
     pub word: u64,
 }
 
-/// Why only the kernel may serve an inode: no session but a mount's then holds a lease that covers it.
+/// The reason why only the kernel may serve an inode.
+///
+/// No session but a mount's then holds a lease that covers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ReserveReason {
-    /// A program may have mapped the file to write it, by pages of the kernel's.
+    /// A program may have mapped the file for writing, through the kernel's pages.
     Mapped,
-    /// A program is told by the kernel of what is done to the inode, and where that is a directory, to its entries and to what is in it.
+    /// The kernel notifies a program of operations on the inode.
+    ///
+    /// If the inode is a directory, that includes operations on its entries and on the files in it.
     Watched,
-    /// A program is told by the kernel of what is done on a mount as a whole. The inode is the root.
+    /// The kernel notifies a program of operations on a mount as a whole. The inode is the root.
     WatchedAll,
 }
 
-/// A request of a session (or of the command line).
+/// A request of a session, or of the command line.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Request {
     /// Opens or resumes a session.
     Hello(Hello),
-    /// A further connection of a session.
+    /// Adds a connection to a session.
     Attach {
-        /// Version of the sender.
+        /// [`PROTOCOL_VERSION`] of the sender.
         version: u32,
         /// The session.
         peer: Peer,
     },
-    /// All of these leases or none, with state.
+    /// Asks for all of these leases or none, with state.
     Acquire(Vec<Want>),
-    /// One entry of a directory, and a lease on what it leads to.
+    /// Looks up one entry of a directory, and asks for a lease on its inode.
     Lookup {
         /// The directory.
         directory: InodeId,
         /// The name.
         name: Vec<u8>,
-        /// The lease on the directory, where the session holds none that is enough.
+        /// The lease on the directory, if the session holds none that suffices.
         within: Option<Want>,
-        /// Where there is no such entry, one is to be made: then the lease on the directory is to be one to write.
+        /// Whether the session creates the entry if it is missing. The lease on the directory is then a write lease.
         makes: bool,
-        /// Whether what is found is to be written.
+        /// Whether the session writes the inode that is found.
         write: bool,
-        /// What to send of it.
+        /// The state of the inode to send.
         need: Need,
     },
-    /// Entries of a directory on which the session holds a lease, in cookie order, without leases.
+    /// Reads entries of a directory on which the session holds a lease, in cookie order, without leases.
     ReadDirectory {
         /// The directory.
         directory: InodeId,
         /// Entries with larger cookies only.
         after: u64,
-        /// At most so many.
+        /// The most entries to return.
         limit: u32,
     },
-    /// A range of inode numbers.
+    /// Asks for a range of inode numbers.
     InodeRange,
-    /// More credit.
+    /// Asks for more credit.
     Credit {
-        /// At least so much.
+        /// The least amount.
         want: Credit,
-        /// It is for an update that gives back as much as it takes, once it is committed.
+        /// Whether it is for an update that, once committed, frees as much as it takes.
         replaces: bool,
     },
-    /// Give the log's file room up to this byte.
+    /// Asks for room in the log's file up to this byte.
     LogSpace {
         /// Bytes from its beginning.
         bytes: u64,
     },
-    /// Give all slots for open handles room.
+    /// Asks for room for all slots for open handles.
     HandleSpace,
-    /// Digest the session's log up to its tail and commit; the reply tells the committed position.
+    /// Digests the session's log up to its tail, and commits. The reply holds the committed position.
     Digest,
-    /// Digest the session's log up to this position at least, or up to its tail, and commit that. The reply tells the committed position, as soon as that
-    /// is so: the rest is digested while the session goes on.
+    /// Digests the session's log at least up to this position, or up to its tail, and commits that part.
+    ///
+    /// The reply holds the committed position and arrives as soon as that part is committed. SharedFS digests the rest
+    /// while the session goes on.
     MakeRoom {
         /// The position.
         upto: LogPosition,
     },
-    /// Make other sessions' updates persistent, which this session's depend on.
+    /// Makes other sessions' updates persistent on which this session's updates depend.
     SyncDependencies(Vec<(SessionId, LogPosition)>),
-    /// Make persistent what other sessions have done to an inode and to its names, and what this session depends on.
+    /// Makes persistent the changes of other sessions to an inode and its names, and this session's dependencies.
     SyncInode {
         /// The inode.
         inode: InodeId,
-        /// Other sessions' updates on which this session's depend.
+        /// Other sessions' updates on which this session's updates depend.
         dependencies: Vec<(SessionId, LogPosition)>,
     },
-    /// Make persistent what all sessions have done.
+    /// Makes the changes of all sessions persistent.
     SyncAll,
-    /// For `statfs`.
+    /// Asks for free space, for `statfs`.
     Space {
-        /// The subtree within whose limits it is asked for.
+        /// The subtree whose limits apply.
         subtree: QuotaId,
     },
-    /// A data segment; its descriptor (read-only) comes with the reply.
+    /// Asks for a data segment; its descriptor (read-only) comes with the reply.
     Segment(u32),
-    /// The mount's `/dev/fuse` descriptor comes with this, through which SharedFS makes the kernel forget what is no longer true.
+    /// Registers a mount. Its `/dev/fuse` descriptor comes with this request.
+    ///
+    /// Through that descriptor, SharedFS makes the kernel forget state that is no longer true.
     RegisterMount {
         /// The device number that the mount's files show (`st_dev`).
         device: u64,
     },
-    /// Sets or removes a lock. A `wait` reply comes when it's granted, or on `CancelLock` from another connection.
+    /// Sets or removes a lock.
+    ///
+    /// If `wait` is set, the reply comes when the lock is granted, or after `CancelLock` from another connection.
     Lock {
         /// The file.
         inode: InodeId,
-        /// Kind.
+        /// The kind.
         kind: LockKind,
-        /// Who owns it within the session.
+        /// The owner within the session.
         owner: u64,
-        /// The process to name to others who ask.
+        /// The process that other lock queries report.
         pid: u32,
         /// First byte.
         start: u64,
         /// Last byte.
         end: u64,
-        /// Mode.
+        /// The mode.
         mode: LockMode,
-        /// `Some(ticket)`: wait; the ticket is the session's name for this waiting.
+        /// `Some(ticket)`: wait. The ticket is the session's name for this wait.
         wait: Option<u64>,
-        /// The slot in which the session has a copy of the process's locks on the file, and may be delegated them.
+        /// The slot that holds the session's copy of the process's locks on the file, and that may be delegated.
         slot: Option<LockSlot>,
     },
-    /// Which lock is in the way of this record lock.
+    /// Asks which lock conflicts with this record lock.
     QueryLock {
         /// The file.
         inode: InodeId,
-        /// Kind.
+        /// The kind.
         kind: LockKind,
-        /// Who asks.
+        /// The owner within the session.
         owner: u64,
         /// First byte.
         start: u64,
         /// Last byte.
         end: u64,
-        /// Mode.
+        /// The mode.
         mode: LockMode,
     },
-    /// Stops waiting.
+    /// Cancels a wait.
     CancelLock {
-        /// The ticket of the waiting.
+        /// The ticket of the wait.
         ticket: u64,
     },
     /// Removes all locks of an owner on a file, as `close` does.
@@ -438,21 +467,23 @@ pub enum Request {
         inode: InodeId,
         /// The owner.
         owner: u64,
-        /// Which of its locks.
+        /// The kind of the locks.
         kind: LockKind,
     },
-    /// Takes the process's record locks on a file back, if they are delegated, and tells which ones there are.
+    /// Recalls the process's delegated record locks on a file, and asks which ones exist.
     YieldLocks {
         /// The file.
         inode: InodeId,
-        /// From here on until they are released, the same process may lock the file over them through a mount: they move there.
+        /// Whether the same process may from now on lock the file through a mount.
+        ///
+        /// Until they are released, the locks then move to that mount.
         moves: bool,
     },
-    /// The session ends in order; the reply comes when all of it is committed.
+    /// Ends the session in order. The reply comes when all of its log is committed.
     Goodbye,
-    /// The session ends, as if its process had died: the reply comes when all of it is applied.
+    /// Ends the session as if its process had died. The reply comes when all of its log is applied.
     Leave,
-    /// What is going on (command line).
+    /// Asks for the state of SharedFS (command line).
     Status,
     /// Checks the file system while it is in use (command line).
     Fsck,
@@ -463,69 +494,78 @@ pub enum Request {
     },
     /// Commits everything and ends SharedFS, if no session is left (command line).
     Shutdown,
-    /// More of what is limited: all of these or none. The limits that hold are told with what is granted.
+    /// Asks for quota balances: all of these or none. The reply names the version of the limits.
     Quota(Vec<QuotaWant>),
-    /// Sets limits, or takes them away, at once (command line).
+    /// Sets or removes limits, at once (command line).
     SetQuota {
-        /// Whose.
+        /// The user, group or subtree.
         key: QuotaKey,
         /// The limits.
         limits: QuotaLimits,
     },
-    /// Who uses how much, and who may (command line).
+    /// Asks for all usages and limits (command line).
     Quotas,
-    /// The answer to this question in the session's mailbox, which was too long for that.
+    /// Fetches the answer to this question, which was too long for the session's request slot.
     Kept(Question),
-    /// Blocks of a file that this session has open are to stay where they are: the process maps them.
+    /// Fixes blocks of a file that this session has open: the process maps them.
     Map {
         /// The file.
         inode: InodeId,
         /// The first block.
         first: u64,
-        /// How many: all of them must be in data segments.
+        /// The number of blocks. All of them must be in data segments.
         blocks: u64,
-        /// What is written to the file from now on is to be seen there. The session must hold the lease to write it.
+        /// Whether later writes to the file must be visible in the mapping. The session must hold the file's write
+        /// lease.
         follows: bool,
-        /// What the session calls it, below 2^31. What it called so before is unmapped.
+        /// The session's number for the mapping, below 2^31. It replaces an earlier mapping of that number.
         number: u32,
     },
-    /// The process has unmapped what it had mapped under this number.
+    /// Reports that the process has removed its mapping of this number.
     Unmap {
         /// The number.
         number: u32,
     },
-    /// What this session has written to a file is to be seen where the file is mapped.
+    /// Makes this session's writes to a file visible where the file is mapped.
     Show {
         /// The file.
         inode: InodeId,
     },
-    /// Reserves an inode for the kernel (a mount's session): when the answer comes, no session but mounts' holds a lease that covers it. Others that ask
-    /// for one get [`Errno::RESERVED`]. It holds until [`Request::Free`], or until the session's end.
+    /// Reserves an inode for the kernel (a mount's session).
+    ///
+    /// When the reply comes, no session but mounts' holds a lease that covers the inode. Other sessions that ask for
+    /// one get [`Errno::RESERVED`]. The reservation ends with [`Request::Free`], or with the session.
     Reserve {
         /// The inode.
         inode: InodeId,
-        /// Why.
+        /// The reason.
         reason: ReserveReason,
     },
-    /// Ends what [`Request::Reserve`] began. As long as there is another reason, or another mount has one, the inode stays reserved.
+    /// Ends a reservation by [`Request::Reserve`].
+    ///
+    /// While another reason exists, or another mount has one, the inode stays reserved.
     Free {
         /// The inode.
         inode: InodeId,
-        /// Why it was reserved.
+        /// The reason for the reservation.
         reason: ReserveReason,
     },
-    /// A descriptor of the kernel's. A directory on a mount of the arena comes with this; back comes a new open file description of the
-    /// inode on that mount.
+    /// Asks for a kernel descriptor of an inode.
+    ///
+    /// A directory on a mount of the arena comes with the request. A new open file description of the inode on that
+    /// mount comes with the reply.
     Materialise {
-        /// Which inode: a regular file or a directory.
+        /// The inode: a regular file or a directory.
         inode: InodeId,
-        /// How to open it, as for open(2): the access mode, and flags that neither make nor cut anything.
+        /// The flags of open(2): the access mode, and flags that neither create nor truncate.
         flags: u32,
     },
 }
 
-/// A helper opens what it sends to a session with this flag (`O_NONBLOCK`, which means nothing to a file) and clears it then: by that a mount knows that the
-/// first closing by another process is no closing by a program ([`Request::Materialise`]).
+/// The flag with which a helper opens a file that it sends to a session: `O_NONBLOCK`.
+///
+/// The flag means nothing to a file, and the helper clears it before sending. By the flag, a mount knows that the first
+/// close by another process is not a program's close ([`Request::Materialise`]).
 pub const HELPER_FLAG: i32 = libc::O_NONBLOCK;
 
 /// Free and total space.
@@ -533,63 +573,63 @@ pub const HELPER_FLAG: i32 = libc::O_NONBLOCK;
 pub struct SpaceReply {
     /// Data blocks in the arena.
     pub blocks_total: u64,
-    /// Data blocks neither used nor promised to others.
+    /// Data blocks that are neither used nor granted to others.
     pub blocks_free: u64,
-    /// Files that there may be.
+    /// The largest number of inodes.
     pub inodes_total: u64,
-    /// Files that can still be made.
+    /// Inodes that can still be created.
     pub inodes_free: u64,
 }
 
 /// One session, for `status`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SessionStatus {
-    /// Number.
+    /// Its number.
     pub session: SessionId,
-    /// What it is.
+    /// Its kind.
     pub kind: SessionKind,
-    /// Process.
+    /// Its process.
     pub pid: u32,
-    /// User.
+    /// Its user.
     pub uid: u32,
-    /// Mount point, or program.
+    /// Its mount point, or its program.
     pub label: String,
-    /// Bytes in the log that are not yet committed.
+    /// Bytes in the log that are not committed yet.
     pub log_used_bytes: u64,
-    /// Size of the log.
+    /// The size of the log.
     pub log_bytes: u64,
     /// Records digested so far.
     pub records: u64,
     /// Bytes of log digested so far.
     pub digested_bytes: u64,
-    /// Leases granted to it so far.
+    /// Leases granted to the session so far.
     pub leases_granted: u64,
-    /// Lease words taken from it, narrowed or renewed so far.
+    /// Lease words of the session that were revoked, narrowed or renewed so far.
     pub leases_revoked: u64,
-    /// What it says that it has done, by the number of [`crate::OperationKind`].
+    /// Operations that the session has counted, by the number of [`crate::OperationKind`].
     pub operations: Vec<OperationCounts>,
-    /// Whether it was fenced for forged records, and why.
+    /// If the session was fenced for forged records: the violation.
     pub fenced: Option<String>,
 }
 
-/// What is going on.
+/// The state of SharedFS.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StatusReply {
-    /// Version of the daemon.
+    /// The daemon's version.
     pub version: String,
-    /// Process of the daemon.
+    /// The daemon's process.
     pub pid: u32,
     /// Seconds since it started.
     pub uptime_seconds: u64,
-    /// Where the arena is.
+    /// The path of the arena.
     pub arena: String,
-    /// Kind of its medium.
+    /// The kind of its medium.
     pub medium: String,
-    /// Size, in bytes.
+    /// The size, in bytes.
     pub arena_bytes: u64,
-    /// Space.
+    /// The space.
     pub space: SpaceReply,
-    /// Sessions.
+    /// The sessions.
     pub sessions: Vec<SessionStatus>,
     /// Named counters since the start, in a fixed order.
     pub counters: Vec<(String, u64)>,
@@ -598,31 +638,32 @@ pub struct StatusReply {
 /// The result of a check.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct FsckReply {
-    /// What was counted: name and number.
+    /// Counted things: name and number.
     pub counts: Vec<(String, u64)>,
-    /// What is wrong, a sentence each.
+    /// The problems found, a sentence each.
     pub problems: Vec<String>,
 }
 
-/// SharedFS's answers.
+/// SharedFS's replies.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[allow(clippy::large_enum_variant, reason = "a reply lives for one call, on the stack")]
 pub enum Reply {
-    /// It failed.
+    /// The request failed.
     Error(Errno),
-    /// The connection's first message was refused, with a sentence for people.
+    /// SharedFS refused the connection's first message, with a sentence for people.
     Refused(String),
     /// To `Hello`.
     Welcome(Box<Welcome>),
-    /// It's done.
+    /// The request is done.
     Done,
-    /// To `Acquire`: the grants in the order of the wants, children of directories behind them.
+    /// To `Acquire`: the grants in the order of the request, then those on children of directories.
     Granted {
         /// The grants.
         grants: Vec<GrantReply>,
-        /// The session's own log is part of the state up to here.
+        /// The position up to which the states include the session's own log.
         applied: LogPosition,
-        /// What these states show of other sessions: to be logged before anything that could depend on it.
+        /// Other sessions' updates that the states include. The session must log them before any record that could
+        /// depend on them.
         dependencies: Vec<(SessionId, LogPosition)>,
     },
     /// To `Lookup`: `None` if there is no such entry.
@@ -631,7 +672,7 @@ pub enum Reply {
         entry: Option<DirectoryEntry>,
         /// The directory, if a lease on it was asked for.
         directory: Option<GrantReply>,
-        /// What the entry leads to, and what was told along with it.
+        /// The grants on the entry's inode, and on inodes that were sent along with it.
         grants: Vec<GrantReply>,
         /// As in `Granted`.
         applied: LogPosition,
@@ -642,7 +683,7 @@ pub enum Reply {
     Entries(Vec<DirectoryEntry>),
     /// To `InodeRange`: the first number and how many.
     Inodes(InodeId, u64),
-    /// To `Credit`: what was granted, at least what was asked for.
+    /// To `Credit`: the granted credit, at least the amount asked for.
     Credit(Credit),
     /// To `Digest`.
     Committed(LogPosition),
@@ -650,27 +691,27 @@ pub enum Reply {
     Space(SpaceReply),
     /// To `Segment`.
     Segment(WelcomeSegment),
-    /// To `Lock`: it is done, and the slot is delegated, with all of the process's locks on the file.
+    /// To `Lock`: the lock is set, and all of the process's locks on the file are delegated to the slot.
     Delegated,
-    /// To `Lock` and `QueryLock`: the process has locks on this file through a mount, and must go on there.
+    /// To `Lock` and `QueryLock`: the process has locks on this file through a mount, and must continue there.
     LockedOnMount,
-    /// To `YieldLocks`: mode, first and last byte of each.
+    /// To `YieldLocks`: mode, first and last byte of each lock.
     Locks(Vec<(LockMode, u64, u64)>),
-    /// To `QueryLock`: mode, first and last byte, and process of a lock that is in the way.
+    /// To `QueryLock`: mode, first and last byte, and process of a lock that conflicts.
     Conflict(Option<(LockMode, u64, u64, u32)>),
     /// To `Status`.
     Status(Box<StatusReply>),
     /// To `Fsck`.
     Fsck(FsckReply),
-    /// To `Quota`: what was granted, at least what was asked for, in the order of the wants.
+    /// To `Quota`: the granted balances, at least the amounts asked for, in the order of the request.
     Quota {
-        /// The era in which it may be used.
+        /// The version under which the session may use the balances.
         version: QuotaVersion,
-        /// How much.
+        /// The balances.
         grants: Vec<QuotaGrant>,
     },
     /// To `Quotas`.
     Quotas(Vec<QuotaStatus>),
-    /// To `Map`: where the blocks are, in order; none where they can't be mapped.
+    /// To `Map`: the places of the blocks, in order; empty if they can't be mapped.
     Mapped(Vec<Extent>),
 }

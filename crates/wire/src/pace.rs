@@ -1,32 +1,32 @@
-//! How busy a session is: counts of operations, and the time of a sample of them, as its control page has them.
+//! Counts of a session's operations, and the sampled times of some, as in its control page.
 //!
-//! LibFS serves most operations without a message, so only it knows how many there are and how long they take. It counts each one, in one of
-//! a few lines of words so that threads don't share one, and measures some.
+//! LibFS serves most operations without a message, so only LibFS knows how many they are and how long they take. It
+//! counts each one, in one of a few lines of words so that threads do not share a line, and measures some.
 
 use serde::{Deserialize, Serialize};
 
-/// Kinds of operations that are counted apart.
+/// Kinds of operations that are counted separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OperationKind {
-    /// Of content.
+    /// Reads of content.
     Read = 0,
-    /// And reserving, punching.
+    /// Writes of content, and reserving and punching.
     Write = 1,
-    /// On names and attributes: looking up, making, removing, renaming, listing, `stat`, `chmod`.
+    /// Operations on names and attributes: look up, create, remove, rename, list, `stat`, `chmod`.
     Name = 2,
     /// `fsync`.
     Sync = 3,
 }
 
 impl OperationKind {
-    /// All of them, in the order of their numbers.
+    /// All kinds, in the order of their numbers.
     pub const ALL: [Self; 4] = [Self::Read, Self::Write, Self::Name, Self::Sync];
 }
 
-/// Buckets of times: two for each power of two nanoseconds. The last one holds what takes longer than 3 seconds.
+/// Buckets of times: two for each power of two nanoseconds. The last one holds times of more than 3 seconds.
 pub const LATENCY_BUCKETS: usize = 64;
 
-/// Which bucket a time is in.
+/// Returns the bucket of a time.
 #[must_use]
 pub fn latency_bucket(nanoseconds: u64) -> usize {
     let power = nanoseconds.max(1).ilog2() as usize;
@@ -34,7 +34,7 @@ pub fn latency_bucket(nanoseconds: u64) -> usize {
     (2 * power + usize::from(is_upper_half)).min(LATENCY_BUCKETS - 1)
 }
 
-/// The shortest time in a bucket, in nanoseconds.
+/// Returns the shortest time in a bucket, in nanoseconds.
 #[must_use]
 pub fn latency_from(bucket: usize) -> u64 {
     match bucket {
@@ -47,14 +47,16 @@ pub fn latency_from(bucket: usize) -> u64 {
 /// Operations of one kind since the session began.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OperationCounts {
-    /// How many there were.
+    /// The number of operations.
     pub operations: u64,
-    /// How many of a sample took how long, by bucket, without empty ones at the end.
+    /// The number of sampled operations by bucket of time, without empty buckets at the end.
     pub sampled: Vec<u64>,
 }
 
 impl OperationCounts {
-    /// What was counted since an earlier moment. A session may write what it likes, so nothing is taken for growing.
+    /// Returns the counts since an earlier moment.
+    ///
+    /// A session can write any numbers, so a count may also have shrunk.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let before = earlier.sampled.iter().copied().chain(std::iter::repeat(0));
@@ -64,7 +66,7 @@ impl OperationCounts {
         }
     }
 
-    /// Adds those of another kind or session.
+    /// Adds the counts of another kind or session.
     pub fn add(&mut self, other: &Self) {
         self.operations = self.operations.saturating_add(other.operations);
         let length = self.sampled.len().max(other.sampled.len()).min(LATENCY_BUCKETS);
@@ -74,8 +76,9 @@ impl OperationCounts {
         }
     }
 
-    /// The time in nanoseconds below which this share of the sample is, the times in a bucket taken for evenly spread; `None` without a
-    /// sample.
+    /// Returns the time, in nanoseconds, below which this share of the sample lies.
+    ///
+    /// Times within a bucket count as evenly spread. Returns `None` without a sample.
     #[must_use]
     pub fn percentile(&self, share: f64) -> Option<u64> {
         let all = self.sampled.iter().fold(0.0, |sum, &count| sum + count as f64);

@@ -1,18 +1,17 @@
-//! Whether a program can load the library: by the beginning of its file, as the kernel looks at it when it runs the
-//! program.
+//! Whether a program can load the library, by the beginning of its file.
 //!
-//! The library is for x86-64 and glibc. The dynamic linker of another libc, or of another word size, complains of it,
-//! or ends the program.
+//! The check follows the kernel's, which looks at the same bytes to run the program. The library is for x86-64 and
+//! glibc. The dynamic linker of another libc, or of another word size, reports an error, or ends the program.
 
 use core::ops::Range;
 
-/// Bytes at the beginning of a file that say all, in most programs.
+/// Bytes at the beginning of a file that suffice for most programs.
 const HEAD_BYTES: usize = 1024;
-/// Bytes of a script that the kernel looks at for its interpreter.
+/// Bytes of a script in which the kernel looks for its interpreter.
 const SCRIPT_BYTES: usize = 256;
-/// The longest path of a dynamic linker that is looked at.
+/// The longest path of a dynamic linker that is checked.
 const LINKER_BYTES: usize = 256;
-/// The kernel follows scripts that are interpreters of scripts no further.
+/// The most scripts, each the interpreter of the last, that the kernel follows.
 const SCRIPTS_MAX: usize = 5;
 
 const ELF: &[u8] = b"\x7fELF";
@@ -20,7 +19,7 @@ const CLASS_AT: usize = 4;
 const CLASS_64: u8 = 2;
 const MACHINE_AT: usize = 18;
 const MACHINE_X86_64: u16 = 62;
-/// Where the ELF header says where the program headers are, of how many bytes each, and how many.
+/// The offset in the ELF header of the program headers' offset, size and number.
 const HEADERS_AT: usize = 32;
 const HEADER_BYTES_AT: usize = 54;
 const HEADER_COUNT_AT: usize = 56;
@@ -29,25 +28,27 @@ const SEGMENT_OFFSET_AT: usize = 8;
 const SEGMENT_BYTES_AT: usize = 32;
 const SEGMENT_BYTES: usize = 56;
 const PT_INTERP: u32 = 3;
-/// How the names of glibc's dynamic linkers for x86-64 begin.
+/// The beginning of the names of glibc's dynamic linkers for x86-64.
 const LINKER: &[u8] = b"ld-linux-x86-64.so";
 
 /// The kind of a program, by the beginning of its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum ProgramKind {
-    /// The kernel runs another program for it, whose path stands here.
+    /// A script: the kernel runs another program for it, whose path stands here.
     Script(Range<usize>),
     /// A dynamic linker loads it, whose path stands here in the file.
     Linked(Range<u64>),
-    /// It is for another processor, or another word size.
+    /// The program is for another processor, or another word size.
     Foreign,
-    /// No dynamic linker looks at it, or the kernel alone knows what it is.
+    /// No dynamic linker loads it, or only the kernel knows its kind.
     Other,
 }
 
-/// Whether a program can load the library, or loads none at all, so that what it runs may. `read` fills a buffer from a
-/// place in a file, and says how much there was; the path is that of a script's interpreter, or nothing for the program
-/// itself. A program that can't be read is taken to be one.
+/// Whether a program can load the library.
+///
+/// The answer is also yes for a program that loads no library at all, since the programs that it runs may load one.
+/// `read` fills a buffer from an offset in a file and returns the number of bytes. Its path is that of a script's
+/// interpreter, or `None` for the program itself. A program that can't be read counts as one that can load the library.
 pub fn loads_library(mut read: impl FnMut(Option<&[u8]>, u64, &mut [u8]) -> Option<usize>) -> bool {
     let mut head = [0; HEAD_BYTES];
     let mut interpreter = [0; SCRIPT_BYTES];
@@ -110,7 +111,7 @@ fn kind_of(head: &[u8]) -> ProgramKind {
     linked().map_or(ProgramKind::Other, ProgramKind::Linked)
 }
 
-/// The interpreter that the first line of a script names.
+/// Returns the interpreter that the first line of a script names.
 fn script(head: &[u8]) -> ProgramKind {
     let is_blank = |byte: &u8| matches!(byte, b' ' | b'\t');
     let line = head.split(|&byte| byte == b'\n' || byte == 0).next().unwrap_or_default();
@@ -123,7 +124,7 @@ fn script(head: &[u8]) -> ProgramKind {
 mod tests {
     use super::*;
 
-    /// The beginning of a program for a class and a machine, whose linker has a path at some place in the file.
+    /// Makes the beginning of a program of a class and a machine, with a linker's path at an offset.
     fn program(class: u8, machine: u16, linker: Option<(&str, usize)>) -> Vec<u8> {
         let mut bytes = vec![0; 64 + SEGMENT_BYTES];
         bytes[..4].copy_from_slice(ELF);

@@ -1,52 +1,52 @@
-//! What `ashlar run --report`, the library that it has programs load, and the mounts tell each other.
+//! Counts of `ashlar run --report`, which its library and the mounts share.
 //!
-//! The counts stand in one file, which every process of the run maps and adds to, so that those of a process that was killed are
+//! The counts stand in one file, which every process of the run maps and adds to. So the counts of a killed process are
 //! there too:
 //!
 //! ```text
 //!       0  magic:8 "ASHLRPT1"
 //!       8  programs:8                                   that have begun with the library
-//!      64  8 of device:8                                what the mounts' files show as st_dev; 0: none
+//!      64  8 of device:8                                the mounts' files show this as st_dev; 0: none
 //!    4096  512 of calls:8 ns:8 calls:8 ns:8             by system call: accelerated, delegated
 //!   20480  4,194,304 bytes                              by thread (process): what it is doing, THREAD_*
 //! ```
 //!
-//! A mount is asked to count what reaches it by attributes of its root directory that are read and don't exist:
+//! The run asks a mount to count requests by reading attributes of its root directory that do not exist:
 //! `ashlar.report.begin.FILE`, with the file's name in [`REPORT_DIRECTORY`], and `ashlar.report.end`, whose value is a
-//! [`MissedReply`]. Both are about the process that reads them and all that it has started.
+//! [`MissedReply`]. Both concern the reading process and all processes that it has started.
 
 use serde::{Deserialize, Serialize};
 
 /// The variable that names the file of counts.
 pub const REPORT_VARIABLE: &str = "ASHLAR_REPORT";
-/// Where files of counts are: in memory, where every user may make some.
+/// The directory of files of counts: in memory, where every user may create files.
 pub const REPORT_DIRECTORY: &str = "/dev/shm";
-/// The attribute that has a mount begin to count.
+/// The attribute that makes a mount begin to count.
 pub const REPORT_BEGIN: &str = "ashlar.report.begin.";
-/// The attribute that has it end, and say what it has counted.
+/// The attribute that makes a mount stop counting and return the counts.
 pub const REPORT_END: &str = "ashlar.report.end";
 
 /// The first word of a file of counts.
 pub const REPORT_MAGIC: u64 = u64::from_le_bytes(*b"ASHLRPT1");
-/// Where the number of programs stands.
+/// The offset of the number of programs.
 pub const REPORT_PROGRAMS: usize = 8;
-/// Where the devices stand.
+/// The offset of the devices.
 pub const REPORT_DEVICES: usize = 64;
-/// How many devices there are.
+/// The number of devices.
 pub const REPORT_DEVICES_MAX: usize = 8;
-/// Where the counts begin.
+/// The offset of the counts.
 pub const REPORT_COUNTS: usize = 4096;
 /// System calls that are counted: those with smaller numbers.
 pub const REPORT_CALLS: usize = 512;
 /// Bytes of one call's counts.
 pub const REPORT_ROW: usize = 32;
-/// Where the threads' bytes begin.
+/// The offset of the threads' bytes.
 pub const REPORT_THREADS: usize = REPORT_COUNTS + REPORT_CALLS * REPORT_ROW;
-/// Linux numbers no thread higher than this.
+/// The highest number that Linux gives to a thread.
 pub const REPORT_THREADS_MAX: usize = 1 << 22;
 /// Bytes of the file.
 pub const REPORT_BYTES: usize = REPORT_THREADS + REPORT_THREADS_MAX;
-/// The thread is in a call that is counted.
+/// The thread is in a counted call.
 pub const THREAD_COUNTED: u8 = 1;
 /// The process has the library.
 pub const THREAD_HAS_LIBRARY: u8 = 2;
@@ -54,20 +54,22 @@ pub const THREAD_HAS_LIBRARY: u8 = 2;
 const _: () = assert!(REPORT_DEVICES + REPORT_DEVICES_MAX * 8 <= REPORT_COUNTS);
 const _: () = assert!(REPORT_THREADS == 20_480);
 
-/// How often a system call was made on an Ashlar, and how long that took in all.
+/// The number of calls of one system call on an Ashlar, and their total time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallCounts {
-    /// Served by LibFS.
+    /// Calls that LibFS served.
     pub accelerated: u64,
     /// Nanoseconds in them.
     pub accelerated_ns: u64,
-    /// Given to the kernel.
+    /// Calls that the kernel served.
     pub delegated: u64,
     /// Nanoseconds in them.
     pub delegated_ns: u64,
 }
 
-/// The counts in a file's content, by system call, and the number of programs; `None` where it is no such file.
+/// Returns the counts in a file's content, by system call, and the number of programs.
+///
+/// Returns `None` if it is not a file of counts.
 #[must_use]
 pub fn decode_report(content: &[u8]) -> Option<(Vec<CallCounts>, u64)> {
     let word = |at: usize| content.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);
@@ -86,7 +88,7 @@ pub fn decode_report(content: &[u8]) -> Option<(Vec<CallCounts>, u64)> {
     Some(((0..REPORT_CALLS).map(row).collect::<Option<_>>()?, word(REPORT_PROGRAMS)?))
 }
 
-/// What a file of counts begins with.
+/// Returns the beginning of a file of counts.
 #[must_use]
 pub fn encode_report_header(devices: &[u64]) -> Vec<u8> {
     let mut header = vec![0; REPORT_DEVICES + REPORT_DEVICES_MAX * 8];
@@ -97,25 +99,25 @@ pub fn encode_report_header(devices: &[u64]) -> Vec<u8> {
     header
 }
 
-/// What reached a mount from a run and its library had not counted.
+/// Requests of a run that reached a mount and that the run's library had not counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MissedReply {
-    /// Requests by calls that the library did not see, by the call's number; -1 where it could not be found out.
+    /// Requests by calls that the library did not see, by the call's number; -1 if the number is not known.
     pub calls: Vec<(i64, u64)>,
     /// Requests in calls that the library had counted.
     pub counted: u64,
-    /// Requests for what is no call on a file: programs that are loaded, and mapped memory.
+    /// Requests that belong to no call on a file: programs that are loaded, and mapped memory.
     pub memory: u64,
-    /// Requests that the kernel made by itself behind a call: reading ahead.
+    /// Requests that the kernel made on its own: read-ahead.
     pub behind: u64,
-    /// Whose calls were missed, by name.
+    /// The programs whose calls were missed, by name.
     pub programs: Vec<MissedProgram>,
 }
 
-/// A program of which calls were missed.
+/// A program some of whose calls were missed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MissedProgram {
-    /// Its name, as the kernel has it.
+    /// The program's name in the kernel.
     pub name: String,
     /// Whether the library was loaded into it.
     pub has_library: bool,
@@ -124,19 +126,19 @@ pub struct MissedProgram {
 }
 
 impl MissedReply {
-    /// As the value of an attribute; `None` where that would be too long.
+    /// Encodes the reply as the value of an attribute; `None` if it would be too long.
     #[must_use]
     pub fn encode(&self) -> Option<Vec<u8>> {
         postcard::to_extend(self, Vec::new()).ok()
     }
 
-    /// Out of such a value.
+    /// Decodes the value of an attribute.
     #[must_use]
     pub fn decode(value: &[u8]) -> Option<Self> {
         postcard::from_bytes(value).ok()
     }
 
-    /// All requests by missed calls.
+    /// Returns the number of all requests by missed calls.
     #[must_use]
     pub fn missed(&self) -> u64 {
         self.calls.iter().fold(0, |sum, (_, count)| sum.saturating_add(*count))

@@ -1,21 +1,28 @@
-//! A question to SharedFS and its answer in shared memory: where both sides are awake, no system call is made and nobody is woken.
+//! A question to SharedFS and its answer in shared memory.
 //!
-//! Each session has one mailbox, at the end of its control page:
+//! While both sides are awake, they make no system call and wake no thread. Each session has one request slot, at the
+//! end of its control page:
 //!
 //! ```text
-//!     0  listening:8                             SharedFS writes; 0: nobody looks
+//!     0  listening:8                             SharedFS writes; 0: SharedFS does not check the slot
 //!    64  word:8 = turn << 3 | state              both
 //!    72  length:8   length:8                     of the question, the session writes; of the answer, SharedFS
 //!   128  the question, in postcard encoding, up to byte 4096
 //!  4096  the answer, likewise, up to byte 32,768
 //! ```
 //!
-//! States: *free* → *asked* (the session) → *taken* (SharedFS) → *answered*, *kept* or *declined* (SharedFS) → *free* (the session). *Kept*: the
-//! answer is too long, and is fetched by a message ([`crate::Request::Kept`]). *Declined*: it is to be asked by a message. The session takes back
-//! (asked → free) what is not taken soon, and asks by a message; so a SharedFS that stops looking need tell nobody in time. It
-//! gives up (→ free) what a SharedFS has taken that is no more; the turn keeps a late answer from being taken for another's.
+//! States: *free* → *asked* (the session) → *taken* (SharedFS) → *answered*, *kept* or *declined* (SharedFS) → *free*
+//! (the session).
 //!
-//! The session can write all of it: SharedFS copies the question before it looks at it, and answers nothing that it would not say by a message.
+//! - *Kept*: the answer is too long, and the session fetches it by a message ([`crate::Request::Kept`]).
+//! - *Declined*: the session must ask by a message.
+//!
+//! If SharedFS does not take a question soon, the session takes it back (asked → free) and asks by a message. So a
+//! SharedFS that stops checking the slot need not announce it. If a SharedFS has taken a question and ended, the
+//! session abandons the question (→ free). The turn keeps a late answer from being read as another question's.
+//!
+//! The session can write all of it. SharedFS copies the question before it decodes it, and answers nothing that it
+//! would not say by a message.
 
 use ashlar_pmem::Persistent;
 use serde::{Deserialize, Serialize};
@@ -23,7 +30,7 @@ use serde::{Deserialize, Serialize};
 use crate::control::Words;
 use crate::{Reply, Request, WireError};
 
-/// Bytes that a mailbox takes.
+/// Bytes that a request slot takes.
 pub(crate) const REQUEST_SLOT_BYTES: u64 = 32_768;
 const LISTENING: u64 = 0;
 const WORD: u64 = 64;
@@ -42,7 +49,7 @@ const ANSWERED: u64 = 3;
 const KEPT: u64 = 4;
 const DECLINED: u64 = 5;
 
-/// A question on its way: its turn.
+/// A question on its way, named by its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Question(u64);
 
@@ -52,22 +59,22 @@ impl Question {
     }
 }
 
-/// What has become of a question.
+/// The progress of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Nobody has looked at it yet.
+    /// SharedFS has not taken it yet.
     Asked,
     /// SharedFS works on it.
     Taken,
-    /// The answer is there.
+    /// The answer is in the slot.
     Answered,
-    /// The answer is to be fetched.
+    /// The session must fetch the answer by a message.
     Kept,
-    /// It's to be asked by a message.
+    /// The session must ask by a message.
     Declined,
 }
 
-/// A session's mailbox.
+/// A session's request slot.
 #[derive(Debug)]
 pub struct RequestSlot<'a, M> {
     words: &'a Words<M>,
@@ -87,17 +94,19 @@ impl<'a, M: Persistent> RequestSlot<'a, M> {
         self.words.exchange(self.base + WORD, current, new).is_ok()
     }
 
-    /// Whether SharedFS looks.
+    /// Whether SharedFS checks the slot.
     pub fn is_listened_to(&self) -> bool {
         self.load(LISTENING) != 0
     }
 
-    /// Says whether SharedFS looks.
+    /// Publishes whether SharedFS checks the slot.
     pub fn set_listening(&self, listens: bool) {
         self.words.store(self.base + LISTENING, u64::from(listens));
     }
 
-    /// Puts a question; `None` where it is too long. The session calls this, and what follows, one thread at a time.
+    /// Puts a question into the slot; `None` if it is too long.
+    ///
+    /// The session calls this, and the methods up to [`Self::end`], one thread at a time.
     pub fn ask(&self, request: &Request, buffer: &mut Vec<u8>) -> Option<Question> {
         let before = self.load(WORD);
         if before & ((1 << STATE_BITS) - 1) != FREE {
@@ -114,7 +123,7 @@ impl<'a, M: Persistent> RequestSlot<'a, M> {
         self.change(before, turn.word(ASKED)).then_some(turn)
     }
 
-    /// What has become of it.
+    /// Returns the progress of a question.
     pub fn progress(&self, question: Question) -> Progress {
         let word = self.load(WORD);
         if word == question.word(ASKED) {
@@ -130,18 +139,18 @@ impl<'a, M: Persistent> RequestSlot<'a, M> {
         }
     }
 
-    /// Takes a question back that nobody has looked at; `false` where somebody has.
+    /// Takes back a question that SharedFS has not taken; `false` if it has.
     pub fn take_back(&self, question: Question) -> bool {
         self.change(question.word(ASKED), question.word(FREE))
     }
 
-    /// The answer.
+    /// Reads the answer.
     ///
     /// # Errors
-    /// [`WireError::Malformed`].
+    /// [`WireError::Malformed`] if it can't be decoded.
     pub fn read(&self, buffer: &mut Vec<u8>) -> Result<Reply, WireError> {
         buffer.resize(self.load(ANSWER_LENGTH).min(ANSWER_BYTES) as usize, 0);
-        // It is within the mailbox.
+        // The answer lies within the slot.
         let _ = self.words.0.load(self.base + ANSWER, buffer);
         postcard::from_bytes(buffer).map_err(|_| WireError::Malformed)
     }
@@ -151,12 +160,14 @@ impl<'a, M: Persistent> RequestSlot<'a, M> {
         self.words.store(self.base + WORD, question.word(FREE));
     }
 
-    /// Whether there is a question that nobody has taken.
+    /// Whether the slot holds a question that SharedFS has not taken.
     pub fn is_asked(&self) -> bool {
         self.load(WORD) & ((1 << STATE_BITS) - 1) == ASKED
     }
 
-    /// Takes a question, if there is one, and one that can be read: others are declined. SharedFS calls this, and what follows.
+    /// Takes a question, if the slot holds one that can be decoded; others are declined.
+    ///
+    /// SharedFS calls this, and the methods that follow.
     pub fn take(&self, buffer: &mut Vec<u8>) -> Option<(Question, Request)> {
         let word = self.load(WORD);
         let turn = Question(word >> STATE_BITS);
@@ -164,7 +175,7 @@ impl<'a, M: Persistent> RequestSlot<'a, M> {
             return None;
         }
         buffer.resize(self.load(QUESTION_LENGTH).min(QUESTION_BYTES) as usize, 0);
-        // It is within the mailbox.
+        // The question lies within the slot.
         let _ = self.words.0.load(self.base + QUESTION, buffer);
         match postcard::from_bytes(buffer) {
             Ok(request) => Some((turn, request)),
@@ -175,7 +186,9 @@ impl<'a, M: Persistent> RequestSlot<'a, M> {
         }
     }
 
-    /// Answers a question that was taken; `false` where the answer is too long. Where the session has given it up meanwhile, nobody hears it.
+    /// Answers a question that was taken; `false` if the answer is too long.
+    ///
+    /// If the session has abandoned the question meanwhile, the answer has no reader.
     pub fn answer(&self, question: Question, reply: &Reply, buffer: &mut Vec<u8>) -> bool {
         buffer.clear();
         match postcard::to_extend(reply, std::mem::take(buffer)) {
@@ -186,7 +199,7 @@ impl<'a, M: Persistent> RequestSlot<'a, M> {
             return false;
         }
         if self.load(WORD) == question.word(TAKEN) {
-            // It fits.
+            // The answer fits.
             let _ = self.words.0.store(self.base + ANSWER, buffer);
             self.words.store(self.base + ANSWER_LENGTH, buffer.len() as u64);
             self.change(question.word(TAKEN), question.word(ANSWERED));
@@ -194,12 +207,12 @@ impl<'a, M: Persistent> RequestSlot<'a, M> {
         true
     }
 
-    /// Says that the answer is to be fetched.
+    /// Marks the answer as one that the session must fetch.
     pub fn keep(&self, question: Question) {
         self.change(question.word(TAKEN), question.word(KEPT));
     }
 
-    /// Says that the question is to be asked by a message.
+    /// Marks the question as one that the session must ask by a message.
     pub fn decline(&self, question: Question) {
         self.change(question.word(TAKEN), question.word(DECLINED));
     }
@@ -229,7 +242,7 @@ mod tests {
         matches!(request, Request::Lookup { name, .. } if name == expected)
     }
 
-    /// An answer whose encoding is a dozen bytes longer than this.
+    /// Makes a reply whose encoding is a dozen bytes longer than this.
     fn entry(bytes: usize) -> Reply {
         let kind = ashlar_types::FileKind::Regular;
         Reply::Entries(vec![DirectoryEntry { cookie: 3, name: vec![7; bytes], inode: InodeId(1), kind }])
@@ -283,7 +296,7 @@ mod tests {
         let mut bytes = Vec::new();
         let first = request_slot.ask(&lookup(b"first"), &mut bytes).expect("asked");
         let (taken, _) = request_slot.take(&mut bytes).expect("it is there");
-        // SharedFS seems to be gone.
+        // The session takes SharedFS for dead.
         request_slot.end(first);
         let second = request_slot.ask(&lookup(b"second"), &mut bytes).expect("asked");
         assert!(request_slot.answer(taken, &entry(20), &mut bytes), "nobody is told");

@@ -1,32 +1,39 @@
-//! What `ashlar run` tells the library that it has programs load, through their environment.
+//! Environment variables by which `ashlar run` configures the library in its programs.
 
 /// The variable that holds the mounts, as [`encode_mounts`] writes them.
 pub const MOUNTS_VARIABLE: &str = "ASHLAR_RUN";
-/// The variable that names the directory in which the library keeps what it has found out about programs.
+/// The variable that names the directory of the library's knowledge about programs.
 pub const PLANS_VARIABLE: &str = "ASHLAR_PLANS";
-/// How many calls of a program the kernel serves before the library opens a session; a default where it is not set.
+/// The variable with the number of calls that the kernel serves before the library opens a session.
+///
+/// If it is not set, a default applies.
 pub const DEFER_VARIABLE: &str = "ASHLAR_DEFER";
-/// How many seconds a call waits for a SharedFS that does not answer, under `ashlar run`, on a mount and through libashlar; [`PATIENCE_MS`] where it
-/// is not set.
+/// The variable with the seconds for which a call waits for a SharedFS that does not answer.
+///
+/// It applies under `ashlar run`, on a mount and through libashlar. If it is not set, [`PATIENCE_MS`] applies.
 pub const PATIENCE_VARIABLE: &str = "ASHLAR_PATIENCE";
-/// How long a call waits for a SharedFS that does not answer, in milliseconds. A restart takes well below a second; recovery of full
-/// logs on a slow disk takes longer, and nothing is gained by failing before it is through.
+/// Milliseconds for which a call waits for a SharedFS that does not answer.
+///
+/// A restart takes well below a second. Recovery of full logs on a slow disk takes longer, and failing before it ends
+/// gains nothing.
 pub const PATIENCE_MS: u64 = 120_000;
-/// A longer patience than this, in seconds, is none: a day.
+/// The longest patience, in seconds: a day.
 const PATIENCE_SECONDS_MAX: u64 = 86_400;
 
-/// The patience in milliseconds that [`PATIENCE_VARIABLE`] asks for.
+/// Returns the patience in milliseconds that [`PATIENCE_VARIABLE`] asks for.
 #[must_use]
 pub fn patience_ms(said: Option<&[u8]>) -> u64 {
     let seconds = said.and_then(|said| std::str::from_utf8(said).ok()?.parse::<u64>().ok());
     seconds.map_or(PATIENCE_MS, |seconds| seconds.clamp(1, PATIENCE_SECONDS_MAX) * 1000)
 }
 
-/// Between a mount point and the socket of its daemon, and between mounts.
+/// The separator between a mount point and the socket of its daemon, and between mounts.
 const FIELD: u8 = 0x1f;
 const RECORD: u8 = 0x1e;
 
-/// Mount points with the sockets of their daemons, as text; those are left out in which the text's own separators stand.
+/// Encodes mount points with the sockets of their daemons as text.
+///
+/// It leaves out mounts whose paths contain the separator.
 #[must_use]
 pub fn encode_mounts<'a>(mounts: impl IntoIterator<Item = (&'a [u8], &'a [u8])>) -> Vec<u8> {
     let is_plain = |bytes: &[u8]| !bytes.contains(&FIELD) && !bytes.contains(&RECORD);
@@ -35,7 +42,7 @@ pub fn encode_mounts<'a>(mounts: impl IntoIterator<Item = (&'a [u8], &'a [u8])>)
     records.join(&RECORD)
 }
 
-/// The mounts in such a text.
+/// Decodes the mounts from such a text.
 pub fn decode_mounts(text: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     text.split(|&byte| byte == RECORD).filter_map(|record| {
         let mut fields = record.split(|&byte| byte == FIELD);

@@ -1,24 +1,30 @@
-//! Watching for what is to come before one sleeps: to send a thread to sleep and to wake it on another core takes an interrupt from core to core, which
-//! is several times as long as the work of most requests.
+//! A short busy wait before a thread sleeps.
+//!
+//! To send a thread to sleep and to wake it on another core takes an interrupt from core to core. That takes several
+//! times as long as the work of most requests.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// How long a thread watches before it sleeps: longer than a program takes that asks again at once, or than most requests do, and no longer than
-/// it takes to send a thread to sleep and to wake it.
+/// How long a thread watches before it sleeps.
+///
+/// The time is longer than most requests take, and longer than a program takes before it asks again at once. It is no
+/// longer than it takes to send a thread to sleep and to wake it.
 const WATCH: Duration = Duration::from_micros(50);
-/// After so many watches in vain …
+/// After so many watches in vain, a thread watches less often.
 const VAIN_MAX: u32 = 4;
-/// … only one in so many is tried.
+/// After that, it watches only once in so many waits.
 const TRIED_EVERY: u32 = 16;
 
-/// Whether a thread that waits watches before it sleeps. That pays only while what it waits for comes at once.
+/// Decides whether a waiting thread watches before it sleeps.
+///
+/// Watching pays only while the awaited event comes at once.
 #[derive(Debug)]
 pub struct Watch {
-    /// There is a second core, on which somebody may act meanwhile.
+    /// Whether a second core exists, on which another thread may act meanwhile.
     is_possible: bool,
     vain: u32,
-    /// Until when, if it's on.
+    /// The end of the current watch, if one is on.
     until: Option<Instant>,
 }
 
@@ -32,21 +38,24 @@ impl Default for Watch {
 }
 
 impl Watch {
-    /// Takes a process that may not use more than one core at a time, though there are more, for one that has no other: a server looks once. To ask takes
-    /// some files, which is too long for each program.
+    /// Disables watching if a quota limits the process to one core, though the machine has more.
+    ///
+    /// A server checks this once. The check reads some files, which takes too long for each program.
     pub fn respect_quota() {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        // Said before the first wait, or not at all.
+        // This is set before the first wait, or not at all.
         let _ = IS_POSSIBLE.set(cores > 1);
     }
 
-    /// One that never watches.
+    /// Makes a watch that never begins.
     #[must_use]
     pub const fn never() -> Self {
         Self { is_possible: false, vain: 0, until: None }
     }
 
-    /// A wait begins. Who knows that others come so soon watches for so long, whatever came of it before.
+    /// Begins a wait.
+    ///
+    /// A caller that knows how soon the event comes watches for that time, whatever earlier watches achieved.
     pub fn begin(&mut self, known: Option<Duration>) {
         let is_tried = known.is_some() || self.vain < VAIN_MAX || self.vain % TRIED_EVERY == 0;
         self.until = (self.is_possible && is_tried).then(|| Instant::now() + known.unwrap_or(WATCH));
@@ -59,7 +68,7 @@ impl Watch {
         self.vain = self.vain.checked_add(1).unwrap_or(VAIN_MAX);
     }
 
-    /// Nothing has come yet: whether to look again at once.
+    /// Returns whether to check again at once, after nothing has come yet.
     pub fn goes_on(&mut self) -> bool {
         let goes_on = self.until.is_some_and(|until| Instant::now() < until);
         if !goes_on && self.until.take().is_some() {
@@ -68,7 +77,7 @@ impl Watch {
         goes_on
     }
 
-    /// What was waited for has come.
+    /// Ends a wait: the awaited event has come.
     pub fn end(&mut self) {
         if self.until.take().is_some() {
             self.vain = 0;

@@ -5,33 +5,40 @@ use ashlar_types::InodeId;
 
 use super::{ControlPage, HANDLE_SLOTS, HANDLE_SLOTS_NEAR, HANDLES, SLOT_BYTES, TABLE};
 
-/// Slots in which an inode's handles may be counted. Short, so that SharedFS's look-ups are; 64 in a row are taken by others
-/// only where the table is all but full.
+/// Slots in which an inode's handles may be counted.
+///
+/// The window is short, so that SharedFS's look-ups are short. Other inodes take 64 slots in a row only when the table
+/// is almost full.
 const HANDLE_WINDOW: u64 = 64;
 
-/// Where an inode's handle was noted last in the control page: another inode may have the slot by now. By default that is not known.
+/// The slot of the control page that held an inode's handle last.
+///
+/// Another inode may have the slot by now. The default means that the slot is not known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HandleSlot(pub u64);
 
 impl<M: Persistent> ControlPage<M> {
-    /// Notes one more open handle on an inode; `false` where the table is full. One writer at a time: LibFS calls this
-    /// under its own lock.
+    /// Records one more open handle on an inode; `false` if the table is full.
+    ///
+    /// One writer at a time: LibFS calls this under its own lock.
     pub fn open_handle(&self, inode: InodeId) -> bool {
         self.open_handle_at(inode, HandleSlot::default()).is_some()
     }
 
-    /// As [`Self::open_handle`], for who has kept the slot at which the inode's handle was noted last, whoever did; says which one it is now. What the caller
-    /// looks at behind this, such as a lease, it looks at when SharedFS can see the handle.
+    /// Records one more open handle, for a caller that knows the inode's last slot.
+    ///
+    /// Returns the slot that the handle has now. State that the caller reads after this call, such as a lease, is read
+    /// when SharedFS can see the handle.
     pub fn open_handle_at(&self, inode: InodeId, HandleSlot(last): HandleSlot) -> Option<HandleSlot> {
         let slot = match last {
             0 => self.probe(inode)?,
             _ if self.0.load(last) == inode.0 => last,
-            // Another inode has taken it, so that this one has none.
+            // Another inode has taken the slot, so this inode has none.
             _ => self.windows(inode).find(|slot| self.0.load(slot + 8) == 0)?,
         };
         let (found, count) = (self.0.load(slot), self.0.load(slot + 8));
-        // The count stands before the inode does, so that SharedFS never sees an inode without one. The last of the two is an exchange, which no later look
-        // gets ahead of.
+        // The count is stored before the inode, so that SharedFS never sees an inode without a count. The last of the
+        // two stores is an exchange, which no later load overtakes.
         if found == inode.0 {
             let _ = self.0.exchange(slot + 8, count, count + 1);
         } else {
@@ -41,12 +48,12 @@ impl<M: Persistent> ControlPage<M> {
         Some(HandleSlot(slot))
     }
 
-    /// Notes one handle less; tells whether it was the last. A slot keeps its inode until another takes it.
+    /// Removes one handle, and returns whether it was the last. A slot keeps its inode until another inode takes it.
     pub fn close_handle(&self, inode: InodeId) -> bool {
         self.close_handle_at(inode, HandleSlot::default())
     }
 
-    /// As [`Self::close_handle`], for who has kept the slot at which it was noted.
+    /// Removes one handle, for a caller that knows the inode's last slot.
     pub fn close_handle_at(&self, inode: InodeId, HandleSlot(last): HandleSlot) -> bool {
         let known = (last != 0 && self.0.load(last) == inode.0).then_some(last);
         let Some(slot) = known.or_else(|| self.probe(inode)) else { return false };
@@ -60,21 +67,21 @@ impl<M: Persistent> ControlPage<M> {
         self.probe(inode).is_some_and(|slot| self.0.load(slot) == inode.0 && self.0.load(slot + 8) > 0)
     }
 
-    /// Whether all slots for handles may be used.
+    /// Whether all slots for handles are in use.
     pub fn has_all_handle_slots(&self) -> bool {
         self.0.load(HANDLES) != HANDLE_SLOTS_NEAR
     }
 
-    /// All slots for handles may be used: they have room ([`super::CONTROL_ROOM_FAR`]). SharedFS calls this.
+    /// Lets all slots for handles be used, after [`super::CONTROL_ROOM_FAR`] has got room. SharedFS calls this.
     pub fn set_all_handle_slots(&self) {
         self.0.store(HANDLES, HANDLE_SLOTS);
     }
 
-    /// All inodes that the session has open.
+    /// Returns all inodes that the session has open.
     pub fn open_inodes(&self) -> Vec<InodeId> {
         let slots = if self.has_all_handle_slots() { HANDLE_SLOTS } else { HANDLE_SLOTS_NEAR };
         let mut table = vec![0; (slots * SLOT_BYTES) as usize];
-        // The page is mapped whole; a word that changes meanwhile is the old one or the new one.
+        // The page is mapped whole. A word that changes meanwhile is the old one or the new one.
         if self.0.0.load(TABLE, &mut table).is_err() {
             return Vec::new();
         }
@@ -83,7 +90,7 @@ impl<M: Persistent> ControlPage<M> {
         slots.filter(|(_, count)| word(count) > 0).map(|(inode, _)| InodeId(word(inode))).collect()
     }
 
-    /// The slots at which an inode may stand, in the windows that its hash names.
+    /// Returns the slots at which an inode may stand, in the windows that its hash names.
     fn windows(&self, inode: InodeId) -> impl Iterator<Item = u64> {
         let start = inode.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
         let window = |first: u64, slots: u64| {
@@ -95,13 +102,13 @@ impl<M: Persistent> ControlPage<M> {
         near.chain(far.into_iter().flatten())
     }
 
-    /// The inode's slot, or one that is free for it: it has one at most.
+    /// Returns the inode's slot, or a free one. An inode has at most one slot.
     fn probe(&self, inode: InodeId) -> Option<u64> {
         let mut free = None;
         for slot in self.windows(inode) {
             match self.0.load(slot) {
                 found if found == inode.0 => return Some(slot),
-                // Never used: whatever was noted took the first free slot, so nothing is behind it.
+                // This slot was never used. Each inode took the first free slot, so none stands behind it.
                 0 => return Some(free.unwrap_or(slot)),
                 _ => {}
             }
@@ -140,7 +147,7 @@ mod tests {
         );
         page.set_all_handle_slots();
         assert!((near..MANY).all(|inode| page.open_handle(InodeId(inode))) && is_open(&page, 1..MANY));
-        // Those that are opened again have their slots, wherever others have become free.
+        // Inodes that are opened again keep their slots, even if nearer slots have become free.
         assert!((1..near).all(|inode| page.close_handle(InodeId(inode))) && is_open(&page, near..MANY));
         assert!((near..MANY).all(|inode| page.open_handle(InodeId(inode)) && !page.close_handle(InodeId(inode))));
         assert!((near..MANY).all(|inode| page.close_handle(InodeId(inode))) && is_open(&page, 1..1));
@@ -154,7 +161,7 @@ mod tests {
         let first = open(1, HandleSlot::default());
         assert_eq!(open(1, first), first);
         assert!(!page.close_handle_at(InodeId(1), first) && page.close_handle_at(InodeId(1), first));
-        // One that falls on the same slot takes it, and then the first one's slot is another.
+        // Another inode with the same slot takes it, and then the first inode moves.
         let other = (2..).find(|&inode| page.probe(InodeId(inode)) == Some(first.0)).expect("one of them");
         assert_eq!(open(other, HandleSlot::default()), first);
         let moved = open(1, first);

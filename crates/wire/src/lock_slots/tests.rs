@@ -12,21 +12,23 @@ const FILE: InodeId = InodeId(20);
 const OTHER: InodeId = InodeId(21);
 
 thread_local! {
-    /// Which of the two actors this thread is, if it is one.
+    /// The number of the actor that this thread is, if it is one of the two.
     static ACTOR: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// Who may touch the memory next.
+/// The schedule, and the actor that may touch the memory next.
 #[derive(Debug, Default)]
 struct Turns {
     schedule: Vec<usize>,
     at: usize,
     is_done: [bool; 2],
-    /// How often each has touched it.
+    /// How often each actor has touched the memory.
     counts: [usize; 2],
 }
 
-/// Memory in which two threads take turns, access by access, as a schedule says. Behind its end each goes on as it can.
+/// Memory in which two threads take turns, access by access, as a schedule says.
+///
+/// After the end of the schedule, both threads go on freely.
 #[derive(Debug, Default)]
 struct Stepped {
     words: Vec<AtomicU64>,
@@ -54,7 +56,7 @@ impl Stepped {
         &self.words[offset as usize / 8]
     }
 
-    /// Runs something as one of the two.
+    /// Runs a closure as one of the two actors.
     fn act<R>(&self, actor: usize, run: impl FnOnce() -> R) -> R {
         ACTOR.set(Some(actor));
         let result = run();
@@ -98,7 +100,7 @@ impl Persistent for Stepped {
     }
 }
 
-/// All orders of so many steps of the one and so many of the other.
+/// Returns all orders of so many steps of the first actor and so many of the second.
 fn orders(first: usize, second: usize) -> Vec<Vec<usize>> {
     if first == 0 || second == 0 {
         let rest = if first == 0 { vec![1; second] } else { vec![0; first] };
@@ -113,14 +115,14 @@ fn words(memory: &Arc<Stepped>) -> Words<Arc<Stepped>> {
     Words::new(Arc::clone(memory), LOCK_SLOTS_BYTES).unwrap()
 }
 
-/// First byte, last byte, and whether to write.
+/// The first byte, the last byte, and whether it is a write lock.
 type Spans = Vec<(u64, u64, bool)>;
 
 fn spans(ranges: &[LockedRange]) -> Spans {
     ranges.iter().map(|range| (range.first, range.last, range.write)).collect()
 }
 
-/// What the session does in every run: it replaces two ranges by one, step by step, until its slot is recalled.
+/// Replaces two ranges by one, step by step, until the slot is recalled: the session's part of every run.
 fn changes(slots: &LockSlots<'_, Arc<Stepped>>, is_broken: bool) -> Spans {
     let mut expected = vec![(0, 0, false), (8, 9, true)];
     let steps =
@@ -132,7 +134,7 @@ fn changes(slots: &LockSlots<'_, Arc<Stepped>>, is_broken: bool) -> Spans {
             if word.state() != LockSlotState::Delegated {
                 break;
             }
-            // It writes to the list that is active.
+            // The broken session writes to the active list.
             let mut list = slots.read_own(0, word.active());
             assert!(change(&mut list));
             slots.write(0, word.active(), list.ranges());
@@ -153,8 +155,9 @@ fn changes(slots: &LockSlots<'_, Arc<Stepped>>, is_broken: bool) -> Spans {
     expected
 }
 
-/// Runs the session's changes and a recall in one order of their steps; gives what the session has done, what SharedFS has read, and how
-/// many steps each took.
+/// Runs the session's changes and a recall in one order of their steps.
+///
+/// Returns the session's locks, the locks that SharedFS has read, and how many steps each took.
 fn race(schedule: &[usize], is_broken: bool) -> (Spans, Spans, [usize; 2]) {
     let memory = Stepped::new(schedule);
     let words = words(&memory);
@@ -171,16 +174,16 @@ fn race(schedule: &[usize], is_broken: bool) -> (Spans, Spans, [usize; 2]) {
     (done, spans(&read), memory.counts())
 }
 
-/// Orders that are long enough for both to be done with in them, thinned to so many.
+/// Returns orders that are long enough for both actors to finish, thinned to so many.
 fn schedules(most: usize) -> Vec<Vec<usize>> {
-    // The session comes first, so that it has all of its steps.
+    // The session comes first, so that it takes all of its steps.
     let (_, _, alone) = race(&[0; 256], false);
     let all = orders(alone[0].min(14), alone[1].min(8));
     let step = all.len().div_ceil(most);
     all.into_iter().step_by(step).collect()
 }
 
-/// All orders of the first steps, in which the one's change and the other's recall lie, and some of longer ones.
+/// All orders of the first steps, in which the change and the recall lie, and some longer ones.
 #[test]
 fn a_recall_gets_all_that_was_done_and_nothing_else_in_every_order_of_steps() {
     for schedule in orders(12, 5).into_iter().chain(schedules(3000)) {
@@ -189,7 +192,7 @@ fn a_recall_gets_all_that_was_done_and_nothing_else_in_every_order_of_steps() {
     }
 }
 
-/// A session that writes to the active list is found out.
+/// The test detects a session that writes to the active list.
 #[test]
 fn the_orders_of_steps_show_a_list_that_is_read_in_part() {
     let is_torn = |schedule: &Vec<usize>| {
@@ -243,7 +246,7 @@ fn nonsense_in_a_slot_stays_harmless() {
     let words = words(&memory);
     let slots = LockSlots { words: &words, at: 0 };
     assert!(slots.claimed().iter().all(|(.., ranges)| ranges.len() <= LOCK_RANGES_MAX));
-    // Delegated, of FILE, and with as many ranges as may be, all of which end before they begin.
+    // Write a delegated slot of FILE with the largest number of ranges, all of which end before they begin.
     memory.words[0].store(2, Ordering::SeqCst);
     memory.words[1].store(FILE.0, Ordering::SeqCst);
     for range in 0..LOCK_RANGES_MAX {
@@ -273,7 +276,7 @@ proptest! {
         steps in prop::collection::vec((0_u64..40, 0_u64..40, 0_u8..3, any::<bool>()), 1..60),
     ) {
         let mut list = LockList::default();
-        // The last place stands for all that is behind it.
+        // The last byte stands for all bytes behind it.
         let mut bytes = [None; 41];
         for (a, b, mode, is_open) in steps {
             let (first, end) = (a.min(b), if is_open { 40 } else { a.max(b) });
