@@ -1,4 +1,4 @@
-//! Which sessions hold leases below which directory.
+//! Counts of leases below directories, by session.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,8 +6,9 @@ use ashlar_types::{InodeId, SessionId};
 
 use crate::Ancestry;
 
-/// The parts of the tree that lead to inodes with leases, with counts of leases at and below each. It keeps its own
-/// parents, changed by reports of moves, so that counts always come off where they were put on.
+/// The parts of the tree that lead to inodes with leases, with counts of leases at and below each.
+///
+/// It keeps its own parents, which change only by reports of moves. So each count is subtracted where it was added.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Below {
     branches: BTreeMap<InodeId, Branch>,
@@ -28,13 +29,13 @@ impl Below {
         self.count(Some(inode), session, |count| count + 1);
     }
 
-    /// Takes a lease at `inode` off.
+    /// Subtracts a lease at `inode`.
     pub fn remove(&mut self, inode: InodeId, session: SessionId) {
         self.count(Some(inode), session, |count| count - 1);
         self.prune(inode);
     }
 
-    /// The inode is below `to` now; `None`: below nothing.
+    /// Records that the inode is below `to` now; `None`: below no directory.
     pub fn moved(&mut self, inode: InodeId, to: Option<InodeId>, ancestry: &impl Ancestry) {
         let Some(branch) = self.branches.get_mut(&inode) else { return };
         let counts = branch.counts.clone();
@@ -62,7 +63,9 @@ impl Below {
         self.branches.get(&inode).is_some_and(|branch| branch.counts.keys().any(|holder| *holder != session))
     }
 
-    /// Inodes at or below `inode` that have leases of other sessions, or lead to such. Where there are more than `most`, some of them, but more than that.
+    /// Returns inodes at or below `inode` that have leases of other sessions, or lead to such leases.
+    ///
+    /// If there are more than `most`, it returns only some of them, but more than `most`.
     pub fn with_others(&self, inode: InodeId, session: SessionId, most: usize) -> Vec<InodeId> {
         let mut found = Vec::new();
         let mut rest = vec![inode];
@@ -75,17 +78,17 @@ impl Below {
         found
     }
 
-    /// The inodes in a directory that have leases, or lead to such.
+    /// Returns the inodes in a directory that have leases, or lead to leases.
     pub fn children(&self, directory: InodeId) -> impl Iterator<Item = InodeId> + '_ {
         self.branches.get(&directory).into_iter().flat_map(|branch| branch.children.iter().copied())
     }
 
-    /// Every inode here with the parent it is counted under.
+    /// Returns every inode here with the parent under which it is counted.
     pub fn parents(&self) -> impl Iterator<Item = (InodeId, Option<InodeId>)> + '_ {
         self.branches.iter().map(|(inode, branch)| (*inode, branch.parent))
     }
 
-    /// Makes the branch from `inode` up to its top.
+    /// Adds the branch from `inode` up to its top.
     fn grow(&mut self, inode: InodeId, ancestry: &impl Ancestry) {
         if self.branches.contains_key(&inode) {
             return;
@@ -117,7 +120,7 @@ impl Below {
         }
     }
 
-    /// Removes what leads to no lease, from `inode` upwards.
+    /// Removes branches that lead to no lease, from `inode` upwards.
     fn prune(&mut self, inode: InodeId) {
         let mut next = Some(inode);
         while let Some(inode) = next {

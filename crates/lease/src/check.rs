@@ -1,4 +1,4 @@
-//! The invariants, for tests and for `ashlar fsck`.
+//! The invariants of the lease manager, for tests and for `ashlar fsck`.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ impl LeaseManager {
     ///
     /// # Errors
     ///
-    /// What is broken, in words.
+    /// A description of the broken invariant.
     pub fn check(&self, ancestry: &impl Ancestry) -> Result<(), String> {
         self.check_conflicts()?;
         self.check_slots()?;

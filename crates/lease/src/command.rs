@@ -1,9 +1,9 @@
-//! What the shell says to the lease manager, and what it is told to do.
+//! The commands, requests and limits of the lease manager.
 
 use ashlar_types::{InodeId, LogPosition, SessionId};
 use thiserror::Error;
 
-/// What a lease lets its holder do.
+/// The right that a lease gives its holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mode {
     /// Read; shared with other readers.
@@ -12,22 +12,23 @@ pub enum Mode {
     Write,
 }
 
-/// What a lease covers.
+/// The inodes that a lease covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scope {
     /// One inode: attributes, content, entries.
     Node,
-    /// The files of one directory: what is in it, is no directory itself, has no other link, and has no lease of its own. To read only,
-    /// and shared with other readers.
+    /// The files of one directory that have no other link and no lease of their own.
+    ///
+    /// Such a lease is for reading only, and is shared with other readers.
     Files,
-    /// A directory and all below it that has no lease of its own.
+    /// A directory and everything below it that has no lease of its own.
     Subtree,
 }
 
-/// Where a lease stands.
+/// The target of a lease: an inode and a scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
-    /// The inode; for [`Scope::Files`] the directory, for [`Scope::Subtree`] the topmost one.
+    /// The inode; for [`Scope::Files`] the directory, for [`Scope::Subtree`] the topmost directory.
     pub inode: InodeId,
     /// The scope.
     pub scope: Scope,
@@ -49,48 +50,53 @@ impl Place {
 
 /// The tree as it is applied in SharedFS's memory. It has no cycles but the root's.
 pub trait Ancestry {
-    /// Where an inode is. [`InodeId::RENAME`] counts as a directory in the root.
+    /// Returns the place of an inode in the tree. [`InodeId::RENAME`] counts as a directory in the root.
     fn home(&self, inode: InodeId) -> Home;
 }
 
-/// Where an inode is in the tree.
+/// The place of an inode in the tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Home {
-    /// The directory through which it may be governed. `None` for the root, for what is in no directory or in several, and for what is
-    /// unknown.
+    /// The directory through which a lease may govern the inode.
+    ///
+    /// `None` for the root, for an inode in no directory or in several, and for an unknown inode.
     pub directory: Option<InodeId>,
-    /// Whether it is a directory itself.
+    /// Whether the inode is itself a directory.
     pub is_directory: bool,
 }
 
 impl Home {
-    /// The directory whose files it is one of.
+    /// Returns the directory whose files include the inode.
     #[must_use]
     pub fn as_file(self) -> Option<InodeId> {
         self.directory.filter(|_| !self.is_directory)
     }
 }
 
-/// A lease that is wanted.
+/// A lease that a session asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Want {
-    /// On which inode.
+    /// The inode.
     pub inode: InodeId,
-    /// To read or to write; a subtree lease is to write in any case.
+    /// Read or write; a subtree lease is always a write lease.
     pub mode: Mode,
-    /// `Subtree` takes everything below the directory from everybody else. `Node` may be answered with more. `Files`: as `Node`; what is
-    /// to be read and is a file is best held together with the other files of its directory.
+    /// The scope.
+    ///
+    /// `Subtree` takes everything below the directory from all other sessions. `Node` may be answered with more.
+    /// `Files` is like `Node`, but a file to be read is best held together with the other files of its directory.
     pub scope: Scope,
-    /// It may be answered with one to write, on as much of the tree around as nobody else has anything in. Who only reads is better off without:
-    /// others can read along ([`LeaseManager::join`](crate::LeaseManager::join)), and whoever comes next finds what he was told.
+    /// Whether a write lease may answer it, on as much of the tree around as no other session uses.
+    ///
+    /// A session that only reads should not set this. Then other sessions can read along ([`LeaseManager::join`]), and
+    /// the next session finds the published grants.
     pub widens: bool,
 }
 
-/// A request, as its grant names it.
+/// The number of a request, which its grant repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// What a slot of a session's lease table says, or shall say.
+/// The content of a slot in a session's lease table, as it is or as the shell must write it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotWord {
     /// The session.
@@ -108,41 +114,45 @@ pub struct SlotWord {
 }
 
 impl SlotWord {
-    /// The lease was attached when the table was full: there is nothing to write. It gets a slot as soon as the queue
-    /// comes to it; a restart before that loses it.
+    /// The slot number of a lease that was attached when the table was full.
+    ///
+    /// The shell has nothing to write. The lease gets a slot as soon as the queue reaches it; a restart before that
+    /// loses it.
     pub const UNRECORDED: u32 = u32::MAX;
 }
 
-/// A lease that was granted.
+/// A lease that the manager has granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// The inode that was wanted.
+    /// The inode that the session asked for.
     pub inode: InodeId,
-    /// The slot that validates it, as it shall be written. Its inode and scope name the place that governs the wanted
-    /// inode.
+    /// The slot that makes the lease valid, as the shell must write it.
+    ///
+    /// Its inode and scope name the target that governs the inode asked for.
     pub word: SlotWord,
 }
 
-/// What was cut out of a lease on more than one inode.
+/// A part cut out of a lease on more than one inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hole {
     /// The inode, or the directory.
     pub inode: InodeId,
     /// The scope.
     pub scope: Scope,
-    /// The holder keeps a read lease of its own on it, so that its kernel's cache stays valid; otherwise the shell
-    /// invalidates that.
+    /// Whether the holder keeps its own read lease on the part, so that its kernel's cache stays valid.
+    ///
+    /// Otherwise the shell invalidates that cache.
     pub keeps_read: bool,
 }
 
-/// Why a lease was revoked.
+/// The reason for a revocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
-    /// Another session wants what it covers.
+    /// Another session asks for inodes that the lease covers.
     Conflict,
     /// A lease on more than one inode was split too often.
     TooManyHoles,
-    /// The session holds too many leases; this one was granted least recently.
+    /// The session holds too many leases, and this one was granted least recently.
     Evicted,
     /// The session gave it back.
     Released,
@@ -150,37 +160,42 @@ pub enum Reason {
     Expired,
     /// The session has ended.
     Ended,
-    /// The inode does not exist any more.
+    /// The inode no longer exists.
     Gone,
     /// A subtree lease of the same session covers the inode now; its kernel's cache stays valid.
     Folded,
 }
 
-/// What the shell shall do, at once and in this order.
+/// An action for the shell, to perform at once and in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Write the word: the lease is gone. Invalidate the kernel's cache of the word's inode, or of all below it, if
-    /// the session is a mount.
+    /// Write the word: the lease is revoked.
+    ///
+    /// If the session is a mount, invalidate the kernel's cache of the word's inode, or of everything below it.
     Revoke {
-        /// The word, without mode.
+        /// The word, without a mode.
         word: SlotWord,
-        /// Why.
+        /// The reason.
         reason: Reason,
     },
-    /// Write the word: from write to read. What is cached stays valid.
+    /// Write the word: the lease changes from write to read. Cached state stays valid.
     Downgrade {
-        /// The word, with the generation it had.
+        /// The word, with the generation that it had.
         word: SlotWord,
     },
-    /// Write the word: the lease stays, but all that was granted on it must be asked for again.
+    /// Write the word: the lease stays, but the session must ask again for everything granted on it.
     Split {
         /// The word, with a new generation.
         word: SlotWord,
-        /// What it no longer covers. Only that is invalidated in the kernel's cache. `None`: it covers what it did.
+        /// The part that the lease no longer covers. `None` if it covers as much as before.
+        ///
+        /// The kernel's cache of that part alone is invalidated.
         hole: Option<Hole>,
     },
-    /// Write the word: the session holds this lease, though it was not told. It's found in the table after a restart,
-    /// so it's written before the session's applied position is published.
+    /// Write the word: the session holds this lease without a grant of it.
+    ///
+    /// A restart finds the lease in the table, so the shell writes it before it publishes the session's applied
+    /// position.
     Attach {
         /// The word.
         word: SlotWord,
@@ -196,12 +211,12 @@ pub enum Command {
         session: SessionId,
         /// The request.
         request: RequestId,
-        /// In the order of the wants.
+        /// The grants, in the order of the request.
         grants: Vec<Grant>,
-        /// Updates of other sessions that these grants show and that are not known to be persistent.
+        /// Updates of other sessions that these grants include and that are not known to be persistent.
         dependencies: Vec<(SessionId, LogPosition)>,
     },
-    /// Nothing can be done before this time; poll again then, or after the next event.
+    /// Nothing can be done before this time. Poll again then, or after the next event.
     Wait {
         /// The time, on the clock of the calls.
         until_us: u64,
@@ -218,7 +233,7 @@ impl Command {
         }
     }
 
-    /// The words that the command says to write, in order.
+    /// Returns the words that the command writes, in order.
     pub fn words(&self) -> impl Iterator<Item = SlotWord> + '_ {
         let (one, many) = match self {
             Self::Revoke { word, .. } | Self::Downgrade { word } | Self::Split { word, .. } | Self::Attach { word } => {
@@ -231,13 +246,13 @@ impl Command {
     }
 }
 
-/// Why a request was not taken.
+/// The reason why a request was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum RequestError {
     /// The queue is full.
     #[error("{0} lease requests are waiting already; try again")]
     QueueFull(usize),
-    /// More leases than may be asked for at once.
+    /// The request asks for more leases than one request may.
     #[error("{0} leases were asked for at once; ask for fewer")]
     TooManyWants(usize),
     /// The session has ended or is about to.
@@ -248,19 +263,23 @@ pub enum RequestError {
 /// Limits, each with its reason.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// A lease is not taken for so long after its grant, unless it was used, so that two sessions which want the same both get
-    /// on. Longer than an answer needs to reach its session and be used, and short enough that a session which is stopped in
-    /// that time delays nobody noticeably.
+    /// How long a lease stays with its holder after its grant, unless the holder has used it sooner.
+    ///
+    /// So two sessions that ask for the same lease both make progress. The time is longer than an answer needs to reach
+    /// its session and be used. It is so short that a session that is stopped in that time causes no noticeable delay.
     pub hold_us: u64,
-    /// After so long without activity a session's leases are revoked; 0: never.
+    /// After so long without activity, a session's leases are revoked; 0: never.
     pub lease_ttl_us: u64,
-    /// A lease of a session that reads along goes after so long: whether it is still of use is not known.
+    /// The age at which a passive reader's lease is revoked: the manager can't know whether it is still of use.
     pub along_us: u64,
-    /// Leases of one session. Beyond, the least recently granted are revoked. Well below `table_slots`, as leases
-    /// that are attached while a log is applied come on top.
+    /// The most leases of one session. Beyond, the least recently granted are revoked.
+    ///
+    /// The number is well below `table_slots`, since leases that are attached while a log is applied are added to it.
     pub entries_per_session_max: usize,
-    /// A session that has made so much in a directory which it holds (a power of two, or from the next one on) gets a lease on all below it,
-    /// if that costs others no more than `fill_takes_max` leases on files there, each of them granted `fill_spares_us` ago or before.
+    /// Entries that a session makes in a directory that it holds, before the directory's lease is widened.
+    ///
+    /// The manager tries at the next power of two, and at each further one. The lease then covers everything below.
+    /// Others may lose at most `fill_takes_max` leases on files there, each granted at least `fill_spares_us` ago.
     pub fills_from: u32,
     /// See `fills_from`.
     pub fill_takes_max: usize,
@@ -270,14 +289,17 @@ pub struct Limits {
     pub table_slots: u32,
     /// Holes cut into one lease before it is revoked as a whole.
     pub splits_max: u32,
-    /// For so long after that, nobody gets a subtree lease on that directory, or above, without asking for it, nor one on its files: the
-    /// sessions would collide again.
+    /// How long leases stay narrow at a directory where sessions collided.
+    ///
+    /// During that time, a session gets a subtree lease there or above only on request, and no lease on the directory's
+    /// files. Otherwise the sessions would collide again.
     pub contended_us: u64,
-    /// Places whose last writers are remembered one by one. Beyond, all are merged, and every grant depends on them.
+    /// The most targets whose last writers are remembered one by one. Beyond, all are merged, and every grant depends
+    /// on them.
     pub marks_max: usize,
-    /// Requests that may wait.
+    /// The most requests that may wait.
     pub queue_max: usize,
-    /// Leases asked for at once: a rename needs seven.
+    /// The most leases in one request: a rename needs seven.
     pub wants_max: usize,
 }
 
@@ -304,17 +326,17 @@ impl Default for Limits {
 /// Counts, for `ashlar status`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Requests granted, and answers past the queue.
+    /// Requests granted, and answers that bypassed the queue.
     pub grants: u64,
-    /// Leases revoked, for whatever reason.
+    /// Leases revoked, for any reason.
     pub revocations: u64,
-    /// Leases turned from write to read.
+    /// Leases changed from write to read.
     pub downgrades: u64,
     /// Holes cut into leases on more than one inode.
     pub splits: u64,
     /// Logs sealed and applied because a lease moved.
     pub applications: u64,
-    /// Leases held now, but for those of sessions that read along.
+    /// Leases held now, without those of passive readers.
     pub entries: u64,
     /// Sessions that hold leases now.
     pub sessions: u64,

@@ -1,4 +1,4 @@
-//! Who wrote what was handed on, and how far its log must survive for it.
+//! The last writers of shared inodes, and how far their logs must be persistent.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,12 +6,14 @@ use ashlar_types::{InodeId, LogPosition, SessionId};
 
 use crate::{Ancestry, Place};
 
-/// Marks at the places that writers have left. A mark at a subtree counts for all below it, also when it moves out of it.
+/// Marks at targets that writers have left.
+///
+/// A mark at a subtree counts for all inodes below it, also after they move out of it.
 #[derive(Debug)]
 pub(crate) struct Dependencies {
     marks: BTreeMap<Place, BTreeMap<SessionId, LogPosition>>,
     by_position: BTreeSet<(SessionId, LogPosition, Place)>,
-    /// Counts for every inode.
+    /// Marks that count for every inode.
     floor: BTreeMap<SessionId, LogPosition>,
     marks_max: usize,
 }
@@ -25,7 +27,7 @@ impl Dependencies {
         Self { marks: BTreeMap::new(), by_position: BTreeSet::new(), floor, marks_max }
     }
 
-    /// What `session` wrote at `place` shows in its log up to `position`.
+    /// Marks that `session` wrote at `target`, in its log up to `position`.
     pub fn mark(&mut self, place: Place, session: SessionId, position: LogPosition) {
         if position == LogPosition(0) {
             return;
@@ -48,7 +50,7 @@ impl Dependencies {
         }
     }
 
-    /// The session's log is persistent up to `position`.
+    /// Removes marks, since the session's log is persistent up to `position`.
     pub fn forget(&mut self, session: SessionId, position: LogPosition) {
         if self.floor.get(&session).is_some_and(|floor| *floor <= position) {
             self.floor.remove(&session);
@@ -67,8 +69,10 @@ impl Dependencies {
         }
     }
 
-    /// A directory has moved, from where it was below `from`. What was marked there counts for all below it as before: its mover's log depends on that,
-    /// but what the mover had excepted from his lease is handed on without it.
+    /// Moves marks along with a directory that has moved away from below `from`.
+    ///
+    /// Marks there count for all inodes below the directory as before. The log of the moving session depends on them,
+    /// but holes in its lease are granted to others without that log.
     pub fn take_along(&mut self, directory: InodeId, from: Option<InodeId>, ancestry: &impl Ancestry) {
         if self.marks.is_empty() {
             return;
@@ -80,9 +84,9 @@ impl Dependencies {
         }
     }
 
-    /// Adds to `found` what the state of `inode` shows.
+    /// Adds to `found` the updates that the state of `inode` includes.
     pub fn collect(&self, inode: InodeId, ancestry: &impl Ancestry, found: &mut BTreeMap<SessionId, LogPosition>) {
-        // Mostly all is persistent, and no way up has to be looked for.
+        // Usually everything is persistent, so the path upwards need not be walked.
         if !self.marks.is_empty() {
             let home = ancestry.home(inode);
             self.collect_at(Place::node(inode), found);
@@ -97,7 +101,7 @@ impl Dependencies {
         }
     }
 
-    /// Adds to `found` what is marked for all below a directory, there and further up.
+    /// Adds to `found` the marks for everything below a directory, there and further up.
     fn collect_from(
         &self,
         directory: Option<InodeId>,
@@ -111,7 +115,7 @@ impl Dependencies {
         }
     }
 
-    /// Adds to `found` what is marked at one place.
+    /// Adds to `found` the marks at one target.
     pub fn collect_at(&self, place: Place, found: &mut BTreeMap<SessionId, LogPosition>) {
         for (session, position) in self.marks.get(&place).into_iter().flatten() {
             raise(found, *session, *position);

@@ -1,4 +1,6 @@
-//! One piece of work at a time: what stands in its way, taking that away, and granting.
+//! The evaluation of queued work: find the obstacles, remove them, grant.
+//!
+//! One piece of work is evaluated at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +8,7 @@ use ashlar_types::{InodeId, SessionId};
 
 use crate::{Ancestry, Command, Grant, Hole, LeaseManager, Mode, Place, Reason, RequestId, Scope, SlotWord, Want};
 
-/// What waits in the queue.
+/// A piece of work in the queue.
 #[derive(Clone, Debug)]
 pub(crate) enum Work {
     Acquire {
@@ -27,18 +29,18 @@ pub(crate) enum Work {
     Refresh {
         session: SessionId,
     },
-    /// More was attached than a session may hold.
+    /// The session has more attached leases than it may hold.
     Trim {
         session: SessionId,
     },
-    /// A session fills a directory that it holds, and would be attached each file by itself.
+    /// The session fills a directory that it holds, and each new file would be attached separately.
     Widen {
         session: SessionId,
         directory: InodeId,
     },
 }
 
-/// What a piece of work needs to be done to a lease that is held.
+/// A change to a held lease that a piece of work needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Demand {
     session: SessionId,
@@ -48,18 +50,18 @@ pub(crate) struct Demand {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Change {
-    /// It goes.
+    /// The lease is removed.
     Remove(Reason),
     /// A lease on more than one inode loses a part.
     Cut { place: Place, keeps_read: bool },
-    /// A write lease becomes a read lease.
+    /// The write lease becomes a read lease.
     ReadOnly,
-    /// It stays, but nothing that was granted on it counts any more.
+    /// The lease stays, but everything that was granted on it is invalid.
     Refresh,
 }
 
 impl LeaseManager {
-    /// Takes the first piece of work one step on; `false` if there is none.
+    /// Advances the first piece of work by one step; `false` if the queue is empty.
     pub(crate) fn advance(
         &mut self,
         now_us: u64,
@@ -86,7 +88,7 @@ impl LeaseManager {
         if let Work::End { session } | Work::Refresh { session } = work
             && self.announced.insert(Demand { session, slot: u32::MAX, change: Change::Refresh })
         {
-            // The whole log is to be applied, whatever leases are left.
+            // The whole log must be applied, whatever leases are left.
             dirty.insert(session);
         }
         if dirty.is_empty() {
@@ -102,7 +104,7 @@ impl LeaseManager {
         true
     }
 
-    /// Until when a demand must be put off so that its holder gets to use what it was granted.
+    /// Returns the time until which a demand is delayed, so that the holder can use its grant.
     fn held_until_us(&self, demand: &Demand, work: &Work) -> Option<u64> {
         let Work::Acquire { session, .. } = work else { return None };
         if *session == demand.session || self.holds.holders[&demand.session].ending || self.limits.hold_us == 0 {
@@ -114,7 +116,7 @@ impl LeaseManager {
     }
 
     fn demands(&self, now_us: u64, work: &Work, ancestry: &impl Ancestry) -> Vec<Demand> {
-        // What was revoked goes, even if it has moved out of the way by now.
+        // Revoked leases are removed, even if they have moved out of the way since.
         let revoked = self.announced.iter().filter(|demand| matches!(demand.change, Change::Remove(_)));
         let mut demands: BTreeSet<Demand> = revoked.copied().collect();
         match work {
@@ -152,7 +154,7 @@ impl LeaseManager {
             Work::End { session } => self.demand_all(*session, Change::Remove(Reason::Ended), &mut demands),
             Work::Refresh { session } => self.demand_all(*session, Change::Refresh, &mut demands),
         }
-        // A slot that goes needs nothing else; a word written for that would outlive it.
+        // A slot that is removed needs no other change: a word written for that change would outlive it.
         let mut needed: Vec<Demand> = Vec::with_capacity(demands.len());
         for demand in demands {
             let is_going = needed.last().is_some_and(|last| {
@@ -170,7 +172,7 @@ impl LeaseManager {
         demands.extend(slots.map(|(_, slot)| Demand { session, slot: *slot, change }));
     }
 
-    /// Where a session would hold what it wants, if it does not hold it yet.
+    /// Returns the target at which a session would hold the lease that it asks for, if it does not hold it yet.
     fn place_for(&self, now_us: u64, session: SessionId, want: &Want, ancestry: &impl Ancestry) -> Place {
         let Want { inode, mode, scope, .. } = *want;
         if scope == Scope::Subtree {
@@ -188,7 +190,7 @@ impl LeaseManager {
         ancestry.home(inode).as_file().filter(may_share).map_or(Place::node(inode), Place::files)
     }
 
-    /// Others have leases on the inode itself.
+    /// Demands changes of the leases on the inode itself.
     fn demand_shared(&self, session: SessionId, want: &Want, demands: &mut BTreeSet<Demand>) {
         let Want { inode, mode, .. } = *want;
         for (holder, slot) in self.holds.nodes.get(&inode).into_iter().flatten() {
@@ -199,10 +201,10 @@ impl LeaseManager {
                     continue;
                 }
                 if self.holds.slot_at(Place::subtree(inode), session).is_some() {
-                    // It has all below to write, and needs no other lease on the directory itself.
+                    // The session may write everything below, and needs no other lease on the directory itself.
                     demands.insert(Demand::remove(session, slot, Reason::Folded));
                 } else if !state.shadowed.is_empty() {
-                    // What else is known on this slot does not become writable with it.
+                    // Other state known on this slot must not become writable with it.
                     demands.insert(Demand { session, slot, change: Change::Refresh });
                 }
             } else if mode == Mode::Write {
@@ -213,7 +215,7 @@ impl LeaseManager {
         }
     }
 
-    /// `place` becomes a part of its own, of whatever governs the wanted inode now.
+    /// Demands that `target` becomes a part of its own, cut out of the lease that governs the inode now.
     fn demand_part(
         &self,
         session: SessionId,
@@ -227,7 +229,7 @@ impl LeaseManager {
             Some(Place { inode, scope: Scope::Subtree }) => {
                 self.demand_cut(session, inode, place, keeps_read, demands);
             }
-            // Who reads along takes nothing from anybody.
+            // A passive reader takes no lease from any session.
             Some(Place { inode, scope: Scope::Files }) if place.scope != Scope::Files => {
                 self.demand_cut_of_files(session, inode, place, ancestry, demands);
             }
@@ -235,7 +237,7 @@ impl LeaseManager {
         }
     }
 
-    /// Cuts `place` out of what others hold on the files of a directory.
+    /// Demands that `target` is cut out of other sessions' leases on the files of a directory.
     fn demand_cut_of_files(
         &self,
         session: SessionId,
@@ -257,7 +259,7 @@ impl LeaseManager {
         demands.extend(along.into_iter().map(|(holder, slot)| Demand::remove(holder, slot, Reason::Conflict)));
         if let [(holder, slot)] = holders[..] {
             if holder == session && self.has_below(session, directory, ancestry) {
-                // It reads alone what it could write without asking.
+                // The session alone reads files that it may write without asking.
                 demands.insert(Demand::remove(session, slot, Reason::Folded));
             }
         }
@@ -274,7 +276,7 @@ impl LeaseManager {
         demands: &mut BTreeSet<Demand>,
     ) {
         self.demand_others_below(session, directory, demands);
-        // One slot must stand for the directory and for what is below it.
+        // One slot must stand for the directory and for everything below it.
         if let Some(slot) = self.holds.slot_at(Place::node(directory), session) {
             demands.insert(Demand::remove(session, slot, Reason::Folded));
         }
@@ -283,8 +285,10 @@ impl LeaseManager {
         }
     }
 
-    /// The slot on which a session holds a directory that it fills, if that may become one on all below: nobody else has more there than leases on a
-    /// few files, and not just now, such as a mount on what was made through it before the session began.
+    /// Returns the slot on which a session holds a directory that it fills, if its lease may cover everything below.
+    ///
+    /// That requires that others hold there only leases on a few files, and that none of these is new. A mount holds
+    /// such leases, for example, on files that were made through it before the session began.
     fn filled_on(&self, now_us: u64, session: SessionId, directory: InodeId, ancestry: &impl Ancestry) -> Option<u32> {
         let slot = self.holds.slot_at(Place::node(directory), session)?;
         let state = self.holds.slot(session, slot);
@@ -303,7 +307,8 @@ impl LeaseManager {
             let is_elsewhere = *inode != directory && ancestry.home(*inode).as_file() != Some(directory);
             is_elsewhere || self.holds.holders_at(*inode).any(is_new)
         };
-        // What it is cut out of loses a part as well. Where that is the session's own, it knows files there by it, on another slot.
+        // The lease out of which it is cut loses a part as well. If that is the session's own lease, the session knows
+        // files there by it, on another slot.
         let top = self.holds.governing_subtree(Some(directory), ancestry).map(|top| self.holds.subtrees[&top]);
         let is_whole = |(holder, slot): (SessionId, u32)| {
             let has_room = self.holds.slot(holder, slot).splits < self.limits.splits_max;
@@ -313,13 +318,15 @@ impl LeaseManager {
         (is_free && top.is_none_or(is_whole)).then_some(slot)
     }
 
-    /// Whether a session that reads the files of a directory on this slot, and now writes one, may have all below the directory on it instead, so that it
-    /// goes on without asking: nobody else has anything there, but who reads along, and nobody all above it.
+    /// Whether the lease on a directory's files may become a write lease on everything below, on the same slot.
+    ///
+    /// The session reads the files on this slot and now writes one, and so continues without asking. The condition is
+    /// that only passive readers hold leases there, and that no session holds all of it from above.
     fn reads_alone(&self, now_us: u64, session: SessionId, slot: u32, ancestry: &impl Ancestry) -> bool {
         let state = self.holds.slot(session, slot);
         let Some(Place { inode: directory, scope: Scope::Files }) = state.place else { return false };
         let is_sole = self.holds.holders_of(Place::files(directory)).all(|(holder, _)| holder == session);
-        // What it knows by this lease and holds by another one becomes writable, too.
+        // Inodes that the session knows by this lease and holds by another one become writable, too.
         let is_written = |other: &u32| self.holds.slot(session, *other).mode == Mode::Write;
         let is_top = self.holds.governing_subtree(Some(directory), ancestry).is_none();
         if !state.live || !is_sole || !state.shadowed.iter().all(is_written) {
@@ -343,7 +350,7 @@ impl LeaseManager {
         demands: &mut BTreeSet<Demand>,
     ) {
         self.demand_others_below(session, directory, demands);
-        // What is read together is governed so before all else.
+        // Files that are read together come under the new lease first.
         if let Some(slot) = self.holds.slot_at(Place::files(directory), session) {
             demands.insert(Demand::remove(session, slot, Reason::Folded));
         }
@@ -359,7 +366,7 @@ impl LeaseManager {
         }
     }
 
-    /// Cuts `place` out of the subtree lease on `top`, if another session holds that.
+    /// Demands that `target` is cut out of the subtree lease on `top`, if another session holds that lease.
     fn demand_cut(
         &self,
         session: SessionId,
@@ -383,7 +390,7 @@ impl LeaseManager {
         demands.insert(Demand { session: holder, slot, change });
     }
 
-    /// Makes room for the wanted leases: those of the session go that were granted least recently.
+    /// Demands room for the leases asked for: the session's least recently granted leases are removed.
     fn demand_room(
         &self,
         session: SessionId,
@@ -404,12 +411,12 @@ impl LeaseManager {
         kept.extend(demands.iter().filter(|demand| demand.session == session).map(|demand| demand.slot));
         let oldest = holder.by_stamp.iter().map(|(_, slot)| *slot);
         let oldest = oldest.filter(|slot| !kept.contains(slot) && !self.is_kept(session, *slot));
-        // Some more, so that not every request from now on seals the log.
+        // Remove a few more, so that not every later request seals the log.
         let count = excess + most / 16;
         demands.extend(oldest.take(count).map(|slot| Demand::remove(session, slot, Reason::Evicted)));
     }
 
-    /// Whether a lease stands on what is reserved, and so makes no room for others.
+    /// Whether a lease stands at a reserved inode, and so is not evicted.
     fn is_kept(&self, session: SessionId, slot: u32) -> bool {
         self.holds.slot(session, slot).place.is_some_and(|place| self.reserved.keeps(place.inode))
     }
@@ -418,12 +425,14 @@ impl LeaseManager {
         self.holds.is_dirty(demand.session, demand.slot)
     }
 
-    /// Changes the words so that the holder's checks fail. Told again where nothing was granted since: the holder's
-    /// kernel may still have what the session forgot.
+    /// Changes the words so that the holder's checks fail.
+    ///
+    /// The command is repeated even if nothing was granted since: the holder's kernel may still cache state that the
+    /// session has forgotten.
     fn press(&mut self, demand: Demand) {
         let Demand { session, slot, change } = demand;
         let is_new = self.announced.insert(demand);
-        // A reader may go on reading on the slot on which it knows the inode.
+        // A reader may continue to read on the slot on which it knows the inode.
         self.press_shadows(session, slot, if change == Change::ReadOnly { Mode::Write } else { Mode::Read });
         let is_live = self.holds.slot(session, slot).live;
         match change {
@@ -445,7 +454,9 @@ impl LeaseManager {
         }
     }
 
-    /// Changes the words of the slots on which else the session knows the slot's place, and may do that much there or more.
+    /// Changes the words of the other slots on which the session knows the slot's target.
+    ///
+    /// Only slots whose mode is `least` or more are changed.
     pub(crate) fn press_shadows(&mut self, session: SessionId, slot: u32, least: Mode) {
         for shadow in self.holds.slot(session, slot).shadows.clone() {
             if self.holds.slot(session, shadow).mode >= least {
@@ -460,14 +471,14 @@ impl LeaseManager {
         let word = self.holds.word(session, slot);
         self.push(Command::Downgrade { word });
         if self.holds.is_dirty(session, slot) {
-            // Marked once it's applied.
+            // The target is marked once the log is applied.
             self.holds.set_dirty(session, slot);
         } else {
             self.mark(session, slot, None);
         }
     }
 
-    /// Notes that what the session wrote at the slot's place, or at a part of it, is handed on.
+    /// Marks that other sessions may now read the session's writes at the slot's target, or at a part of it.
     pub(crate) fn mark(&mut self, session: SessionId, slot: u32, part: Option<Place>) {
         let state = self.holds.slot(session, slot);
         if let Some(place) = part.or(state.place) {
@@ -475,7 +486,7 @@ impl LeaseManager {
         }
     }
 
-    /// Takes away what is demanded; nobody uses it any more.
+    /// Removes the demanded lease or part, which is no longer in use.
     fn take(&mut self, now_us: u64, demand: &Demand, ancestry: &impl Ancestry) {
         let Demand { session, slot, change } = *demand;
         match change {
@@ -498,7 +509,7 @@ impl LeaseManager {
         }
     }
 
-    /// Nothing stands in the way any more: changes the tables, and answers.
+    /// Completes a piece of work without obstacles: changes the tables, and answers.
     fn commit(&mut self, now_us: u64, work: &Work, demands: &[Demand], ancestry: &impl Ancestry) {
         let was_contended = demands.iter().any(|demand| !self.is_along(demand.session, demand.slot));
         for demand in demands {
@@ -513,7 +524,7 @@ impl LeaseManager {
                     self.give(now_us, *session, want, was_contended, ancestry);
                 }
                 self.answer(now_us, *session, *request, wants, ancestry);
-                // A log that was applied for it may have brought an inode to where it's reserved.
+                // A log that was applied for this request may have moved an inode to where it is reserved.
                 wants.iter().for_each(|want| self.take_if_reserved(want.inode, ancestry));
             }
             Work::End { session } => {
@@ -536,7 +547,7 @@ impl LeaseManager {
         }
     }
 
-    /// Has the session hold what it wants, with nobody in its way.
+    /// Gives a session the lease that it asks for, after all obstacles are removed.
     fn give(&mut self, now_us: u64, session: SessionId, want: &Want, was_contended: bool, ancestry: &impl Ancestry) {
         let mut shadows = BTreeSet::new();
         if let Some(slot) = self.holds.slot_governing(session, want.inode, ancestry) {
@@ -553,7 +564,7 @@ impl LeaseManager {
                     self.holds.widen(session, slot);
                     return;
                 }
-                // It has read the file on this slot, together with others.
+                // The session has read the file on this slot, together with others.
                 shadows.extend(state.live.then_some(slot));
             } else if self.holds.slot_at(Place::node(want.inode), session).is_none() {
                 return;
@@ -597,7 +608,7 @@ impl LeaseManager {
     }
 }
 
-/// One want for each inode, in order.
+/// Merges requests so that one is left for each inode, in order.
 fn merged(wants: &[Want]) -> Vec<Want> {
     let mut merged: BTreeMap<InodeId, Want> = BTreeMap::new();
     for want in wants {
@@ -610,12 +621,12 @@ fn merged(wants: &[Want]) -> Vec<Want> {
 }
 
 impl Demand {
-    /// Whether it is about this slot.
+    /// Whether the demand concerns this slot.
     pub(crate) fn is_about(&self, session: SessionId, slot: u32) -> bool {
         (self.session, self.slot) == (session, slot)
     }
 
-    /// Whether it takes the lease on this slot.
+    /// Whether the demand removes the lease on this slot.
     pub(crate) fn removes(&self, session: SessionId, slot: u32) -> bool {
         self.is_about(session, slot) && matches!(self.change, Change::Remove(_))
     }

@@ -1,4 +1,4 @@
-//! Who holds what, on which slot.
+//! The table of held leases: sessions, targets and slots.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,32 +10,34 @@ use crate::{Ancestry, Mode, Place, Scope, SlotWord};
 /// A slot of a session's lease table.
 #[derive(Clone, Debug)]
 pub(crate) struct Slot {
-    /// `None`: the slot is free. Its generation outlives the lease.
+    /// `None` if the slot is free. Its generation outlives the lease.
     pub place: Option<Place>,
     pub mode: Mode,
     pub generation: u64,
-    /// The generation was granted: the session may take it for valid.
+    /// Whether the generation was granted, so that the session may consider it valid.
     pub live: bool,
-    /// The session's log may hold records, not applied yet, that were written on this slot.
+    /// Whether the session's log may hold unapplied records that were written on this slot.
     pub dirty: bool,
-    /// It was known on a slot that went while a log was applied, and whose word was written after that: the next seal may come before the word, and only what is
-    /// applied for the one after it is all.
+    /// Whether the slot's records may still be in the log after the next apply.
+    ///
+    /// The target was known on a slot that was removed while a log was applied, and whose word is written later. The
+    /// next seal may come before that word. Only the seal after it covers all records.
     pub late: bool,
     /// The log's position when it was last applied with this slot dirty.
     pub written: LogPosition,
-    /// When it last became live.
+    /// The time at which it last became live.
     pub granted_us: u64,
-    /// When the session was last told of it.
+    /// The time of the last grant to the session, also if the slot was live before.
     pub told_us: u64,
-    /// Orders the session's leases by their last grant.
+    /// The order of the session's leases by their last grant.
     pub stamp: u64,
-    /// Holes cut into it.
+    /// The number of holes cut into the lease.
     pub splits: u32,
-    /// What the session has made in the directory since it holds it on this slot.
+    /// The number of entries that the session has made in the directory while it held it on this slot.
     pub made: u32,
-    /// Live slots on which the session came to know this slot's place before it had this one.
+    /// Live slots on which the session came to know this slot's target before it had this slot.
     pub shadows: BTreeSet<u32>,
-    /// The slots whose shadow this one is.
+    /// The slots that name this one as their shadow.
     pub shadowed: BTreeSet<u32>,
 }
 
@@ -60,7 +62,7 @@ impl Slot {
     }
 }
 
-/// A session.
+/// A session's leases.
 #[derive(Debug, Default)]
 pub(crate) struct Holder {
     pub slots: Vec<Slot>,
@@ -69,18 +71,18 @@ pub(crate) struct Holder {
     pub dirty: BTreeSet<u32>,
     pub applied: LogPosition,
     pub active_us: u64,
-    /// It has ended, and isn't waited for.
+    /// Whether the session has ended, and is not waited for.
     pub ending: bool,
-    /// A [`crate::evaluate::Work::Trim`] is in the queue.
+    /// Whether a [`crate::evaluate::Work::Trim`] is in the queue.
     pub trimming: bool,
-    /// It reads along with others ([`crate::LeaseManager::join`]), and is in nobody's way.
+    /// Whether the session is a passive reader ([`crate::LeaseManager::join`]), which obstructs no session.
     pub is_along: bool,
-    /// Slots of its table that have room, where not all have.
+    /// The slots of the session's table that have room, if not all have.
     pub table_slots: Option<u32>,
 }
 
 impl Holder {
-    /// Makes slots up to this one.
+    /// Adds slots up to this one.
     fn grow(&mut self, slot: u32) {
         while self.slots.len() <= slot as usize {
             self.free.insert(self.slots.len() as u32);
@@ -88,13 +90,13 @@ impl Holder {
         }
     }
 
-    /// How many leases it holds.
+    /// Returns the number of leases that the session holds.
     pub fn entries(&self) -> usize {
         self.by_stamp.len()
     }
 }
 
-/// Who holds places that several sessions may hold, on which slots.
+/// Sessions that hold shareable targets, and the slots on which they do.
 pub(crate) type Shared = BTreeMap<InodeId, BTreeMap<SessionId, u32>>;
 
 /// All leases.
@@ -109,7 +111,7 @@ pub(crate) struct Holds {
 }
 
 impl Holds {
-    /// The subtree lease that governs an inode with this parent or, inclusive, this directory.
+    /// Returns the subtree lease that governs an inode in directory `from`, or `from` itself.
     pub fn governing_subtree(&self, from: Option<InodeId>, ancestry: &impl Ancestry) -> Option<InodeId> {
         let mut next = from;
         while let Some(inode) = next {
@@ -121,7 +123,7 @@ impl Holds {
         None
     }
 
-    /// The place that governs an inode.
+    /// Returns the target whose leases govern an inode.
     pub fn governing(&self, inode: InodeId, ancestry: &impl Ancestry) -> Option<Place> {
         if self.nodes.contains_key(&inode) {
             return Some(Place::node(inode));
@@ -133,7 +135,7 @@ impl Holds {
         self.governing_in(home.directory, home.is_directory, ancestry)
     }
 
-    /// The place that governs what is in a directory and has no lease of its own.
+    /// Returns the target that governs inodes of a directory that have no lease of their own.
     pub fn governing_in(
         &self,
         directory: Option<InodeId>,
@@ -146,7 +148,7 @@ impl Holds {
         }
     }
 
-    /// The slot on which a session holds a place.
+    /// Returns the slot on which a session holds a target.
     pub fn slot_at(&self, place: Place, session: SessionId) -> Option<u32> {
         match place.scope {
             Scope::Node => self.nodes.get(&place.inode)?.get(&session).copied(),
@@ -157,13 +159,13 @@ impl Holds {
         }
     }
 
-    /// Who holds leases at an inode, whatever their scope, and on which slots.
+    /// Returns the holders of leases at an inode, of any scope, with their slots.
     pub fn holders_at(&self, inode: InodeId) -> impl Iterator<Item = (SessionId, u32)> + '_ {
         let shared = [&self.nodes, &self.files].into_iter().filter_map(move |shared| shared.get(&inode)).flatten();
         shared.map(|(session, slot)| (*session, *slot)).chain(self.subtrees.get(&inode).copied())
     }
 
-    /// Who holds a place, and on which slots.
+    /// Returns the holders of a target, with their slots.
     pub fn holders_of(&self, place: Place) -> impl Iterator<Item = (SessionId, u32)> + '_ {
         let Place { inode, scope } = place;
         let shared = match scope {
@@ -175,7 +177,7 @@ impl Holds {
         shared.into_iter().flatten().map(|(session, slot)| (*session, *slot)).chain(alone.copied())
     }
 
-    /// The slot on which a session governs an inode.
+    /// Returns the slot on which a session governs an inode.
     pub fn slot_governing(&self, session: SessionId, inode: InodeId, ancestry: &impl Ancestry) -> Option<u32> {
         self.slot_at(self.governing(inode, ancestry)?, session)
     }
@@ -188,12 +190,12 @@ impl Holds {
         &mut self.holder(session).slots[slot as usize]
     }
 
-    /// The session's state, made if it has none.
+    /// Returns the session's state, and adds it if it is missing.
     pub fn holder(&mut self, session: SessionId) -> &mut Holder {
         self.holders.entry(session).or_default()
     }
 
-    /// The slot's word as it stands.
+    /// Returns the slot's current word.
     pub fn word(&self, session: SessionId, slot: u32) -> SlotWord {
         let state = self.slot(session, slot);
         let place = state.place.unwrap_or(Place::node(InodeId(0)));
@@ -207,14 +209,14 @@ impl Holds {
         }
     }
 
-    /// Whether records written on the slot, or on one of its shadows, may wait to be applied.
+    /// Whether unapplied records may exist that were written on the slot, or on one of its shadows.
     pub fn is_dirty(&self, session: SessionId, slot: u32) -> bool {
         let slots = &self.holders[&session].slots;
         let state = &slots[slot as usize];
         state.dirty || state.shadows.iter().any(|shadow| slots[*shadow as usize].dirty)
     }
 
-    /// Gives a place to a session, on a free slot; on one beyond its table if that is full.
+    /// Gives a target to a session, on a free slot; beyond its table if the table is full.
     pub fn add(&mut self, place: Place, session: SessionId, mode: Mode, ancestry: &impl Ancestry) -> u32 {
         let holder = self.holder(session);
         let slot = holder.free.first().copied().unwrap_or(holder.slots.len() as u32);
@@ -222,7 +224,7 @@ impl Holds {
         slot
     }
 
-    /// Gives a place to a session on this slot, which is free.
+    /// Gives a target to a session on this slot, which is free.
     pub fn take(&mut self, slot: u32, place: Place, session: SessionId, mode: Mode, ancestry: &impl Ancestry) {
         self.stamp += 1;
         let stamp = self.stamp;
@@ -236,14 +238,16 @@ impl Holds {
         self.below.add(place.inode, session, ancestry);
     }
 
-    /// A slot as the lease table had it before a restart, without its lease.
+    /// Restores a slot from the lease table after a restart, without its lease.
     pub fn restore_slot(&mut self, word: &SlotWord) {
         let holder = self.holder(word.session);
         holder.grow(word.slot);
         holder.slots[word.slot as usize].generation = word.generation;
     }
 
-    /// Gives the slot a new generation, and returns its new word. Who was granted something on it no longer knows that.
+    /// Gives the slot a new generation, and returns its new word.
+    ///
+    /// State that was granted on the slot is no longer valid.
     pub fn bump(&mut self, session: SessionId, slot: u32) -> SlotWord {
         let holder = self.holder(session);
         let state = &mut holder.slots[slot as usize];
@@ -261,7 +265,7 @@ impl Holds {
         self.word(session, slot)
     }
 
-    /// What is known of the slot's place is also known on these slots, which are live.
+    /// Records other live slots on which the session also knows the slot's target.
     pub fn set_shadows(&mut self, session: SessionId, slot: u32, shadows: BTreeSet<u32>) {
         let holder = self.holder(session);
         for shadow in &shadows {
@@ -279,7 +283,7 @@ impl Holds {
         shadows
     }
 
-    /// Moves leases, which were never granted, from slots beyond the table to free ones in it. Returns their new slots.
+    /// Moves ungranted leases from slots beyond the table to free slots in it, and returns the new slots.
     pub fn record_all(&mut self, session: SessionId, table_slots: u32, ancestry: &impl Ancestry) -> Vec<u32> {
         let holder = self.holder(session);
         let beyond = table_slots..holder.slots.len() as u32;
@@ -303,7 +307,10 @@ impl Holds {
         to
     }
 
-    /// The place is no more. What was known on the slot beside it is known until the new word is written, though the log may have been sealed before.
+    /// Removes a target that no longer exists.
+    ///
+    /// State known on the slot beside it stays valid until the new word is written, though the log may have been sealed
+    /// before.
     pub fn end(&mut self, session: SessionId, slot: u32) -> SlotWord {
         let state = self.slot(session, slot);
         let is_known = state.dirty && (state.live || state.late);
@@ -317,7 +324,7 @@ impl Holds {
         word
     }
 
-    /// Takes a slot's place away from the session, and frees the slot. Its generation must have changed.
+    /// Removes a slot's lease, and frees the slot. The caller has changed its generation.
     pub fn remove(&mut self, session: SessionId, slot: u32) {
         self.drop_shadows(session, slot);
         let holder = self.holder(session);
@@ -336,7 +343,9 @@ impl Holds {
         self.below.remove(place.inode, session);
     }
 
-    /// The lease on one directory, or on the files in it, becomes one on all below it. What is known on the slot stays known.
+    /// Widens the lease on one directory, or on its files, to everything below it.
+    ///
+    /// State that is known on the slot stays known.
     pub fn widen(&mut self, session: SessionId, slot: u32) {
         let Some(Place { inode, scope }) = self.slot(session, slot).place else { return };
         match scope {
@@ -350,7 +359,9 @@ impl Holds {
         (state.place, state.mode) = (Some(place), Mode::Write);
     }
 
-    /// The session has made something in the directory that it holds on the slot, so that lease is in use. Returns how much it has made there.
+    /// Records that the session has made an entry in the directory that it holds on the slot.
+    ///
+    /// So the lease is in use. Returns the number of entries made there.
     pub fn note_made(&mut self, session: SessionId, slot: u32) -> u32 {
         self.freshen(session, slot);
         let state = self.slot_mut(session, slot);
@@ -358,7 +369,7 @@ impl Holds {
         state.made
     }
 
-    /// The lease is the last to go to make room.
+    /// Makes the lease the last one to be evicted.
     fn freshen(&mut self, session: SessionId, slot: u32) {
         self.stamp += 1;
         let stamp = self.stamp;
@@ -369,7 +380,7 @@ impl Holds {
         state.stamp = stamp;
     }
 
-    /// The slot is granted.
+    /// Records that the slot is granted.
     pub fn touch(&mut self, session: SessionId, slot: u32, now_us: u64) {
         self.freshen(session, slot);
         let holder = self.holder(session);
@@ -385,7 +396,7 @@ impl Holds {
         }
     }
 
-    /// The session's log may hold records that were written on the slot.
+    /// Records that the session's log may hold records written on the slot.
     pub fn set_dirty(&mut self, session: SessionId, slot: u32) {
         let holder = self.holder(session);
         holder.slots[slot as usize].dirty = true;

@@ -12,13 +12,14 @@ use crate::{
     Ancestry, Command, Grant, Home, Limits, Mode, Place, Reason, RequestError, RequestId, Scope, SlotWord, Stats, Want,
 };
 
-/// Directories remembered as contended: enough for every session to quarrel in several, and forgetting one only costs
-/// time.
+/// The most directories remembered as contended.
+///
+/// The number suffices for every session to collide in several directories. Forgetting one costs only time.
 const CONTENDED_MAX: usize = 1024;
 
-/// Decides over the leases of one machine's sessions.
+/// Decides on the leases of one machine's sessions.
 ///
-/// The shell calls [`LeaseManager::poll_command`] after every event until it gives nothing, and performs each command
+/// The shell calls [`LeaseManager::poll_command`] after every event until it returns `None`, and performs each command
 /// before it asks for the next one. It reports every change that it applies to the tree with
 /// [`LeaseManager::handle_made`], [`LeaseManager::handle_moved`] and [`LeaseManager::handle_gone`], each right after
 /// the update and before the next.
@@ -30,34 +31,36 @@ pub struct LeaseManager {
     pub(crate) dependencies: Dependencies,
     pub(crate) queue: VecDeque<Work>,
     pub(crate) commands: VecDeque<Command>,
-    /// How many of them [`Self::take_attached`] has looked at.
+    /// How many of the commands [`Self::take_attached`] has already searched.
     looked_at: usize,
-    /// Sessions whose logs are to be applied before the first piece of work is looked at again.
+    /// Sessions whose logs must be applied before the first piece of work is evaluated again.
     pub(crate) awaiting: BTreeSet<SessionId>,
-    /// What the sessions were already told for the first piece of work.
+    /// The changes that the first piece of work has already announced to the sessions.
     pub(crate) announced: BTreeSet<Demand>,
     pub(crate) wait_until_us: Option<u64>,
-    /// Sessions that have not used yet what is to be taken from them: they are waited for until then.
+    /// Sessions that have not used a lease yet that is to be taken from them: the manager waits until they have.
     pub(crate) waited_for: BTreeSet<SessionId>,
-    /// Directories whose subtree leases collided too often, and until when nobody gets a wide one there.
+    /// Directories whose subtree leases collided too often, with the time until which leases there stay narrow.
     contended: BTreeMap<InodeId, u64>,
     next_request: u64,
     pub(crate) stats: Stats,
 }
 
 impl LeaseManager {
-    /// A manager of no leases.
+    /// Makes a manager without leases.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self::with_floor(limits, &[])
     }
 
-    /// A manager after SharedFS's restart. `words` are all slots of all lease tables, free ones too if they were ever
-    /// used; `applied` says how far each session's log may be part of what grants show. Before anything else it makes
-    /// the shell change all words and apply all logs.
+    /// Makes a manager after SharedFS's restart.
     ///
-    /// The ancestry is the tree before the logs are applied again. Records that had been applied before the restart
-    /// don't validate against leases: what they were written under may have moved on.
+    /// `words` are all slots of all lease tables, including free slots that were ever used. `applied` says how far
+    /// grants may include each session's log. Before anything else, the manager makes the shell change all words and
+    /// apply all logs.
+    ///
+    /// The ancestry is the tree before the logs are applied again. Records applied before the restart are not validated
+    /// against leases: the leases under which they were written may have moved.
     #[must_use]
     pub fn restore(
         limits: Limits,
@@ -84,7 +87,8 @@ impl LeaseManager {
             manager.holds.take(word.slot, place, word.session, mode, ancestry);
             let slot = manager.holds.slot_mut(word.session, word.slot);
             slot.live = true;
-            // What can be read may have been written before. A directory's files can't, on that slot.
+            // A node or subtree that the session can read may have been written before. A directory's files can't, on
+            // that slot.
             if place.scope != Scope::Files {
                 manager.holds.set_dirty(word.session, word.slot);
             }
@@ -120,7 +124,7 @@ impl LeaseManager {
         }
     }
 
-    /// Whether a restored lease could not have been held beside those restored before.
+    /// Whether a restored lease conflicts with those restored before.
     fn conflicts(&self, place: Place, mode: Mode, session: SessionId) -> bool {
         match place.scope {
             Scope::Subtree => self.holds.subtrees.contains_key(&place.inode),
@@ -133,8 +137,9 @@ impl LeaseManager {
         }
     }
 
-    /// The first slots of a session's table have room, and no others; all have, unless this is said. What was held beyond them is written now, where it
-    /// has come to lie in the table.
+    /// Sets the number of slots of a session's table that have room. Without this call, all have.
+    ///
+    /// Leases beyond the former number are written now, if they have come to lie in the table.
     pub fn set_table_slots(&mut self, session: SessionId, slots: u32) {
         let before = self.table_slots(session);
         let holder = self.holds.holder(session);
@@ -142,20 +147,20 @@ impl LeaseManager {
         let beyond = before..slots.min(holder.slots.len() as u32);
         let held: Vec<_> = beyond.filter(|slot| !holder.free.contains(slot)).collect();
         for slot in held {
-            // One that is being taken is revoked already.
+            // A lease that is being taken is revoked already.
             let is_going = self.announced.iter().any(|demand| demand.removes(session, slot));
             let word = self.holds.word(session, slot);
             self.push(Command::Attach { word: if is_going { SlotWord { mode: None, ..word } } else { word } });
         }
     }
 
-    /// How many slots of the session's table have room.
+    /// Returns the number of slots in the session's table that have room.
     pub(crate) fn table_slots(&self, session: SessionId) -> u32 {
         let own = self.holds.holders.get(&session).and_then(|holder| holder.table_slots);
         own.map_or(self.limits.table_slots, |own| own.min(self.limits.table_slots))
     }
 
-    /// How many leases a session may hold: half of what a small table has room for.
+    /// Returns the most leases of a session: half of the slots of a small table.
     pub(crate) fn entries_max(&self, session: SessionId) -> usize {
         self.limits.entries_per_session_max.min(match self.table_slots(session) {
             all if all == self.limits.table_slots => usize::MAX,
@@ -163,7 +168,7 @@ impl LeaseManager {
         })
     }
 
-    /// A session asks for leases, all or none. They come with [`Command::Grant`].
+    /// Queues a session's request for leases, all or none. They are granted by [`Command::Grant`].
     ///
     /// # Errors
     ///
@@ -191,8 +196,10 @@ impl LeaseManager {
         Ok(request)
     }
 
-    /// The next thing to do; `None` until the next event, or until the time of the last [`Command::Wait`]. `is_using` says whether a
-    /// session has not yet used all that it was granted; sooner than at that time there is something to do once it says no.
+    /// Returns the next command; `None` until the next event, or until the time of the last [`Command::Wait`].
+    ///
+    /// `is_using` says whether a session has not yet used all its grants. When it returns false, a command may be ready
+    /// before that time.
     pub fn poll_command(
         &mut self,
         now_us: u64,
@@ -214,15 +221,16 @@ impl LeaseManager {
         }
     }
 
-    /// When to poll again though nothing has happened.
+    /// Returns the time to poll again even if nothing has happened.
     #[must_use]
     pub fn next_time_us(&self) -> Option<u64> {
         self.wait_until_us
     }
 
-    /// The session's log was sealed and all of it applied, for [`Command::SealAndApply`]. `position` is its end.
-    /// Applying without sealing is not reported. A log that could not be applied to its end is reported just as well;
-    /// the session ends then.
+    /// Records that the session's log was sealed and applied, for [`Command::SealAndApply`].
+    ///
+    /// `position` is the log's end. The shell does not report an apply without a seal. It also reports a log that it
+    /// could not apply to the end; the session ends then.
     pub fn handle_applied(&mut self, session: SessionId, position: LogPosition) {
         if !self.awaiting.remove(&session) {
             return;
@@ -248,8 +256,10 @@ impl LeaseManager {
         }
     }
 
-    /// The lease that lets the session do this, if it holds one, and what the inode's state depends on: an answer
-    /// past the queue. The shell writes the word, then answers.
+    /// Returns the lease that covers this access, and the dependencies of the inode's state.
+    ///
+    /// This is an answer outside the queue: `None` if the session holds no such lease. The shell writes the word, then
+    /// answers.
     pub fn covered(
         &mut self,
         now_us: u64,
@@ -275,9 +285,10 @@ impl LeaseManager {
         Some((grant, self.dependencies(session, inode, ancestry)))
     }
 
-    /// Has a session read along with those who hold an inode to read, if nothing is to be taken from anybody for that. The shell writes the
-    /// word, then tells the state, and what it depends on ([`Self::dependencies`]). Where the session may hold no more, the lease to read goes
-    /// that it was granted least recently, and there is room the next time.
+    /// Gives a session a passive read lease on an inode, if nothing must be taken from other sessions.
+    ///
+    /// The shell writes the word, then publishes the state and its dependencies ([`Self::dependencies`]). If the
+    /// session may hold no more leases, its least recently granted read lease is removed, and the next call finds room.
     pub fn join(&mut self, now_us: u64, session: SessionId, inode: InodeId, ancestry: &impl Ancestry) -> Option<Grant> {
         if !self.awaiting.is_empty() || !self.commands.is_empty() || !self.announced.is_empty() {
             return None;
@@ -288,7 +299,7 @@ impl LeaseManager {
         }
         let reads =
             |(holder, slot)| self.holds.slot(holder, slot).mode == Mode::Read && !self.holds.is_dirty(holder, slot);
-        // A lease on a subtree is always one to write.
+        // A subtree lease is always a write lease.
         if !self.holds.holders_of(place).all(reads) {
             return None;
         }
@@ -306,13 +317,13 @@ impl LeaseManager {
         Some(Grant { inode, word: self.holds.word(session, slot) })
     }
 
-    /// Whether somebody waits for leases.
+    /// Whether any session waits for leases.
     #[must_use]
     pub fn is_waited_for(&self) -> bool {
         !self.queue.is_empty()
     }
 
-    /// Whether a session may read an inode without taking anything from a session that may have written there, and needn't be waited for.
+    /// Whether a session may read an inode at once, without taking a lease from a possible writer.
     #[must_use]
     pub fn is_free_to_read(&self, session: SessionId, inode: InodeId, ancestry: &impl Ancestry) -> bool {
         let Some(place) = self.holds.governing(inode, ancestry) else { return true };
@@ -322,21 +333,22 @@ impl LeaseManager {
         })
     }
 
-    /// Whether a lease of the session's on a directory, or on one that this one is in, is one on all that is below it.
+    /// Whether the session has a subtree lease on a directory or on one of its ancestors.
     #[must_use]
     pub fn has_below(&self, session: SessionId, directory: InodeId, ancestry: &impl Ancestry) -> bool {
         let top = self.holds.governing_subtree(Some(directory), ancestry);
         top.is_some_and(|top| self.holds.slot_at(Place::subtree(top), session).is_some())
     }
 
-    /// Whether a lease is that of a session which reads along: it goes without anything to wait for, and whoever takes it collides with
-    /// nobody.
+    /// Whether a lease is that of a passive reader.
+    ///
+    /// It is removed without waiting, and taking it does not count as a collision.
     pub(crate) fn is_along(&self, session: SessionId, slot: u32) -> bool {
         let state = self.holds.slot(session, slot);
         self.holds.holders[&session].is_along && state.mode == Mode::Read && !self.holds.is_dirty(session, slot)
     }
 
-    /// Takes from a session the lease to read that it was granted least recently, and nothing that it may have written on.
+    /// Removes a session's least recently granted read lease that has no unapplied records.
     fn evict_one(&mut self, session: SessionId) {
         let is_read =
             |slot: &u32| self.holds.slot(session, *slot).mode == Mode::Read && !self.holds.is_dirty(session, *slot);
@@ -346,7 +358,7 @@ impl LeaseManager {
         }
     }
 
-    /// Takes a lease to read, on which nothing waits to be applied.
+    /// Removes a read lease without unapplied records.
     fn drop_read(&mut self, session: SessionId, slot: u32, reason: Reason) {
         self.press_shadows(session, slot, Mode::Read);
         let word = SlotWord { mode: None, ..self.holds.bump(session, slot) };
@@ -355,7 +367,7 @@ impl LeaseManager {
         self.holds.remove(session, slot);
     }
 
-    /// Takes the leases of sessions that read along which are older than they may be.
+    /// Removes the passive readers' leases that are older than [`Limits::along_us`].
     fn drop_along(&mut self, now_us: u64) {
         if !self.awaiting.is_empty() || !self.commands.is_empty() || !self.announced.is_empty() {
             return;
@@ -371,14 +383,15 @@ impl LeaseManager {
         }
     }
 
-    /// Whether an inode, of which it is known where it is, is governed as all files of the directory are that have no lease of their own.
-    /// Whoever is granted one of those may be told its state too.
+    /// Whether an inode at `home` is governed like all files of the directory without a lease of their own.
+    ///
+    /// A session that is granted one of those files may get the state of this one too.
     #[must_use]
     pub fn is_among_files(&self, directory: InodeId, inode: InodeId, home: Home) -> bool {
         home.as_file() == Some(directory) && !self.holds.nodes.contains_key(&inode) && !self.reserved.keeps(inode)
     }
 
-    /// What the state of such a file depends on, besides what that of every file of its directory does.
+    /// Returns the dependencies of such a file beyond those of every file of its directory.
     #[must_use]
     pub fn own_dependencies(&self, session: SessionId, inode: InodeId) -> Vec<(SessionId, LogPosition)> {
         let mut found = BTreeMap::new();
@@ -387,7 +400,7 @@ impl LeaseManager {
         found.into_iter().collect()
     }
 
-    /// Updates of other sessions that the inode's applied state shows and that are not known to be persistent.
+    /// Returns updates of other sessions that the inode's applied state includes and that may not be persistent.
     #[must_use]
     pub fn dependencies(
         &self,
@@ -401,8 +414,9 @@ impl LeaseManager {
         found.into_iter().collect()
     }
 
-    /// Returns the sessions that may have changed an inode, or a directory that leads to it, by records that are not applied yet: those
-    /// whose records [`Self::may_write`] allows there.
+    /// Returns the sessions whose unapplied records may change an inode, or a directory that leads to it.
+    ///
+    /// These are the sessions whose records [`Self::may_write`] allows there.
     #[must_use]
     pub fn writers(&self, inode: InodeId, ancestry: &impl Ancestry) -> BTreeSet<SessionId> {
         let mut found = BTreeSet::new();
@@ -430,19 +444,23 @@ impl LeaseManager {
         found.into_iter().collect()
     }
 
-    /// Whether a word need not be written any more: its slot has a newer one, or is another place's already. Written in its turn it would take away what
-    /// stands there, for who looks just then: a place that was attached is written ahead ([`Self::take_attached`]), and may have the slot of one that is no more.
+    /// Whether a word need not be written any more, since its slot has a newer word or a new target.
+    ///
+    /// Written in its turn, it would remove the new lease for a session that reads the slot just then. An attached
+    /// target is written ahead of its turn ([`Self::take_attached`]), and may have the slot of a target that no longer
+    /// exists.
     #[must_use]
     pub fn is_superseded(&self, word: &SlotWord) -> bool {
         let holder = self.holds.holders.get(&word.session);
         let Some(now) = holder.and_then(|holder| holder.slots.get(word.slot as usize)) else { return false };
-        // What is being taken stays where it is until nobody uses it any more.
+        // A lease that is being taken stays in place until no session uses it.
         let is_going = || self.announced.iter().any(|demand| demand.removes(word.session, word.slot));
         now.generation > word.generation || word.mode.is_none() && now.place.is_some() && !is_going()
     }
 
-    /// The words of [`Command::Attach`] that neither this nor [`Self::poll_command`] has given yet. A shell that publishes a position
-    /// in between writes them first; that they are written again in their turn does no harm.
+    /// Returns the words of [`Command::Attach`] that neither this nor [`Self::poll_command`] has returned yet.
+    ///
+    /// A shell that publishes a position in between writes them first. Writing them again in their turn does no harm.
     pub fn take_attached(&mut self) -> impl Iterator<Item = SlotWord> + '_ {
         let from = std::mem::replace(&mut self.looked_at, self.commands.len());
         let attaches = self.commands.range(from..).filter(|command| matches!(command, Command::Attach { .. }));
@@ -457,8 +475,10 @@ impl LeaseManager {
         })
     }
 
-    /// The session's log has made `inode` in `parent`. It knows the new inode on the lease by which it governs
-    /// `parent`: where that one doesn't cover it, or the files of `parent` are read by others, the inode gets one of its own.
+    /// Records that the session's log has made `inode` in `parent`.
+    ///
+    /// The session knows the new inode on the lease by which it governs `parent`. If that lease does not cover the
+    /// inode, or if others read the files of `parent`, the inode gets a lease of its own.
     pub fn handle_made(
         &mut self,
         session: SessionId,
@@ -482,16 +502,17 @@ impl LeaseManager {
             self.attach(place, session, slot, ancestry);
         }
         if let Some(made) = filled.map(|slot| self.holds.note_made(session, slot)) {
-            // Where that is in vain, it's tried again when twice as much was made.
+            // If widening fails, the manager tries again after twice as many entries.
             if made >= self.limits.fills_from && made.is_power_of_two() {
                 self.queue.push_back(Work::Widen { session, directory: parent });
             }
         }
     }
 
-    /// The directory through which an inode may be governed has changed, and the ancestry with it: by a rename, by a
-    /// second link or the removal of the second-last or the last one, by the first link of an unnamed file. `None`:
-    /// it had or has none (several links, or no link).
+    /// Records that the directory through which an inode may be governed has changed, and the ancestry with it.
+    ///
+    /// The cause is a rename, a second link, the removal of the second-last or last link, or the first link of an
+    /// unnamed file. `None`: the inode had or has no such directory (several links, or no link).
     pub fn handle_moved(
         &mut self,
         inode: InodeId,
@@ -514,7 +535,7 @@ impl LeaseManager {
         }
         let before = self.holds.governing_in(from, is_directory, ancestry);
         let after = self.holds.governing_in(to, is_directory, ancestry);
-        // Who moves one of the files that are read together holds a lease of its own on it.
+        // A session that moves one of several files that are read together holds a lease of its own on it.
         let top = before.filter(|before| before.scope == Scope::Subtree && Some(*before) != after);
         if let Some(top) = top {
             let (session, slot) = self.holds.subtrees[&top.inode];
@@ -522,7 +543,7 @@ impl LeaseManager {
         }
     }
 
-    /// The inode does not exist any more.
+    /// Records that the inode no longer exists.
     pub fn handle_gone(&mut self, inode: InodeId) {
         self.free_reserved(inode);
         let slots: Vec<_> = self.holds.holders_at(inode).collect();
@@ -533,7 +554,7 @@ impl LeaseManager {
         }
     }
 
-    /// Gives `place` to the session, which knows it on `slot` so far.
+    /// Gives `target` to the session, which knows it on `slot` so far.
     fn attach(&mut self, place: Place, session: SessionId, slot: u32, ancestry: &impl Ancestry) {
         let known_on = self.holds.slot(session, slot);
         if !known_on.live && !self.holds.is_dirty(session, slot) {
@@ -550,27 +571,29 @@ impl LeaseManager {
         self.record(session, own);
         let (most, slots) = (self.entries_max(session), self.table_slots(session));
         let holder = self.holds.holder(session);
-        // Some more than it may hold, so that not every one that is made seals the log.
+        // The session may exceed its limit by a few, so that not every new inode seals the log.
         if (own >= slots || holder.entries() > most + most / 16) && !holder.trimming {
             holder.trimming = true;
             self.queue.push_back(Work::Trim { session });
         }
     }
 
-    /// Has the slot written, if it is in the table: beyond it a lease is held all the same, until the next restart.
+    /// Makes the shell write the slot, if it is in the table.
+    ///
+    /// A lease beyond the table is held all the same, until the next restart.
     pub(crate) fn record(&mut self, session: SessionId, slot: u32) {
         let word = self.holds.word(session, slot);
         self.push(Command::Attach { word });
     }
 
-    /// The session gives back what it holds on the inode itself.
+    /// Queues the release of the session's leases on the inode itself.
     pub fn handle_release(&mut self, session: SessionId, inode: InodeId) {
         if self.holds.holders_at(inode).any(|holder| holder.0 == session) {
             self.queue.push_back(Work::Release { session, inode });
         }
     }
 
-    /// A request that is not granted yet is taken back. What was taken from others for it, they ask for again.
+    /// Cancels a request that is not granted yet. Sessions that lost leases for it ask for them again.
     pub fn handle_cancel(&mut self, request: RequestId) {
         let is_it = |work: &Work| matches!(work, Work::Acquire { request: asked, .. } if *asked == request);
         let Some(at) = self.queue.iter().position(is_it) else { return };
@@ -581,7 +604,7 @@ impl LeaseManager {
         }
     }
 
-    /// The session ends: its requests are dropped, its log is applied, and its leases vanish.
+    /// Ends a session: its requests are dropped, its log is applied, and its leases are removed.
     pub fn handle_session_end(&mut self, session: SessionId) {
         let holder = self.holds.holder(session);
         if holder.ending {
@@ -603,20 +626,22 @@ impl LeaseManager {
         self.queue.push_back(Work::End { session });
     }
 
-    /// Whether nothing is known of the session: it has ended, and nobody waits for a lease that it had.
+    /// Whether the manager has forgotten the session.
+    ///
+    /// The session has ended, and no session waits for a lease that it had.
     #[must_use]
     pub fn has_ended(&self, session: SessionId) -> bool {
         !self.holds.holders.contains_key(&session)
     }
 
-    /// The shell saw the session do something.
+    /// Records that the session was active.
     pub fn handle_activity(&mut self, session: SessionId, now_us: u64) {
         if let Some(holder) = self.holds.holders.get_mut(&session) {
             holder.active_us = holder.active_us.max(now_us);
         }
     }
 
-    /// Time has passed: leases of idle sessions expire, and old ones of those that read along.
+    /// Expires the leases of idle sessions, and old leases of passive readers.
     pub fn handle_time(&mut self, now_us: u64) {
         self.drop_along(now_us);
         if self.limits.lease_ttl_us == 0 {
@@ -624,7 +649,7 @@ impl LeaseManager {
         }
         for (session, holder) in &mut self.holds.holders {
             if holder.active_us == 0 {
-                // Restored: what it did before the restart is not known.
+                // A restored session's last activity before the restart is not known.
                 holder.active_us = now_us;
             }
             let is_idle = now_us.saturating_sub(holder.active_us) >= self.limits.lease_ttl_us;
@@ -635,12 +660,12 @@ impl LeaseManager {
         }
     }
 
-    /// The session's log is persistent up to `position` wherever it must be: nothing depends on that any more.
+    /// Records that the session's log is persistent up to `position`: nothing depends on that part any more.
     pub fn handle_persistent(&mut self, session: SessionId, position: LogPosition) {
         self.dependencies.forget(session, position);
     }
 
-    /// Counts.
+    /// Returns the counts.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let holders = self.holds.holders.values().filter(|holder| !holder.is_along);
@@ -667,7 +692,7 @@ impl LeaseManager {
         self.commands.push_back(command);
     }
 
-    /// The highest ancestor of an inode that nobody governs below which nobody else holds anything.
+    /// Returns the highest ancestor of an inode below which no other session holds a lease.
     pub(crate) fn widest(
         &self,
         now_us: u64,
@@ -694,12 +719,12 @@ impl LeaseManager {
         widest
     }
 
-    /// Whether sessions have collided below this directory not long ago.
+    /// Whether sessions have collided below this directory recently.
     pub(crate) fn is_contended(&self, now_us: u64, directory: InodeId) -> bool {
         self.contended.get(&directory).is_some_and(|until_us| now_us < *until_us)
     }
 
-    /// Sessions collide below this directory: for a while, leases don't get as wide again.
+    /// Records that sessions collide below this directory: for a while, leases stay narrower.
     pub(crate) fn note_contention(&mut self, now_us: u64, directory: InodeId) {
         self.contended.retain(|_, until_us| now_us < *until_us);
         if self.contended.len() >= CONTENDED_MAX {
@@ -709,7 +734,7 @@ impl LeaseManager {
     }
 }
 
-/// An inode, and the directories that lead to it, up to the root.
+/// Returns an inode, and the directories that lead to it, up to the root.
 fn path_up(inode: InodeId, ancestry: &impl Ancestry) -> impl Iterator<Item = InodeId> {
     std::iter::successors(Some(inode), |id| ancestry.home(*id).directory)
 }

@@ -1,13 +1,13 @@
 //! Reserved inodes: only admitted sessions may hold leases that cover them.
 //!
-//! SharedFS admits the sessions of mounts, and those of programs that the kernel can't serve instead. A request of
-//! another session for such a lease is refused ([`LeaseManager::refuses`]) before it enters the queue. The manager
-//! itself lets nothing wider reach a reserved inode: a session that is not admitted gets no subtree lease with one
-//! below, and no lease on the files of a directory in which one is.
+//! SharedFS admits the sessions of mounts, and those of programs that the kernel can't serve instead. It refuses a
+//! request of another session for such a lease ([`LeaseManager::refuses`]) before the request enters the queue. The
+//! manager itself lets no wider lease reach a reserved inode. A session that is not admitted gets no subtree lease with
+//! a reserved inode below, and no lease on the files of a directory that contains one.
 //!
-//! A reservation by itself takes no lease. The session that reserves asks for a lease to write on the inode, or on all
-//! below the directory; that one takes the leases of others there, in its turn. It stays until another session asks for
-//! it: no lease on a reserved inode makes room for others.
+//! A reservation by itself takes no lease. The session that reserves asks for a write lease on the inode, or on
+//! everything below the directory. That request takes the leases of other sessions there, in its turn. The write lease
+//! stays until another session asks for it: no lease on a reserved inode is evicted.
 //!
 //! Invariant: as long as an admitted session holds a lease at a reserved inode, no other session's lease governs it.
 
@@ -19,17 +19,17 @@ use crate::below::Below;
 use crate::evaluate::Work;
 use crate::{Ancestry, LeaseManager, Scope, Want};
 
-/// Stands for all reservations where leases are counted by session.
+/// The session id under which all reservations are counted.
 const COUNTED_AS: SessionId = SessionId(0);
 
-/// How far a reservation reaches.
+/// The inodes that a reservation covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reach {
-    /// The inode.
+    /// The inode alone.
     Inode,
-    /// A directory, and what is in it: files, and directories without what is in those.
+    /// A directory, its files, and its subdirectories without their content.
     Directory,
-    /// All inodes that there are, wherever they are: the root's reservation alone.
+    /// All inodes, wherever they are. Only the root's reservation has this reach.
     All,
 }
 
@@ -38,9 +38,9 @@ pub enum Reach {
 pub(crate) struct ReservedInodes {
     admitted: BTreeSet<SessionId>,
     inodes: BTreeMap<InodeId, Reach>,
-    /// Whether one of them reaches everywhere.
+    /// Whether one of them covers all inodes.
     is_all: bool,
-    /// Where they are.
+    /// The places of the reserved inodes in the tree.
     below: Below,
 }
 
@@ -54,18 +54,18 @@ impl ReservedInodes {
         self.is_all || self.inodes.contains_key(&inode) || home().is_some_and(|home| self.reaches_into(home))
     }
 
-    /// Whether what is in a directory is reserved with it.
+    /// Whether the content of a directory is reserved with it.
     fn reaches_into(&self, directory: InodeId) -> bool {
         self.inodes.get(&directory) == Some(&Reach::Directory)
     }
 
-    /// Whether a session may hold a lease on all below a directory, as far as reservations go.
+    /// Whether reservations allow a session a subtree lease on a directory.
     pub fn admits_below(&self, session: SessionId, directory: InodeId, ancestry: &impl Ancestry) -> bool {
         let is_any_below = || self.below.has_others(directory, SessionId(u64::MAX));
         self.is_free_to(session) || !is_any_below() && !self.covers(directory, ancestry)
     }
 
-    /// Whether a session may hold a lease on the files of a directory, as far as reservations go.
+    /// Whether reservations allow a session a lease on the files of a directory.
     pub fn admits_files(&self, session: SessionId, directory: InodeId) -> bool {
         let is_reserved = |inode: InodeId| self.inodes.contains_key(&inode);
         let is_any = || self.is_all || is_reserved(directory) || self.below.children(directory).any(is_reserved);
@@ -76,29 +76,29 @@ impl ReservedInodes {
         self.is_all = self.inodes.get(&InodeId::ROOT) == Some(&Reach::All);
     }
 
-    /// Whether a lease at an inode is not to make room for others.
+    /// Whether a lease at an inode is exempt from eviction.
     pub fn keeps(&self, inode: InodeId) -> bool {
         self.inodes.contains_key(&inode)
     }
 
-    /// The inode is below `to` now; `None`: below nothing.
+    /// Records that the inode is below `to` now; `None`: below no directory.
     pub fn moved(&mut self, inode: InodeId, to: Option<InodeId>, ancestry: &impl Ancestry) {
         self.below.moved(inode, to, ancestry);
     }
 
-    /// The session is no more.
+    /// Removes a session that has ended.
     pub fn forget_session(&mut self, session: SessionId) {
         self.admitted.remove(&session);
     }
 }
 
 impl LeaseManager {
-    /// The session may hold leases on what is reserved, from now on.
+    /// Allows the session to hold leases on reserved inodes, from now on.
     pub fn admit_to_reserved(&mut self, session: SessionId) {
         self.reserved.admitted.insert(session);
     }
 
-    /// Reserves an inode, or changes how far its reservation reaches.
+    /// Reserves an inode, or changes the reach of its reservation.
     pub fn reserve(&mut self, inode: InodeId, reach: Reach, ancestry: &impl Ancestry) {
         if self.reserved.inodes.insert(inode, reach).is_none() {
             self.reserved.below.add(inode, COUNTED_AS, ancestry);
@@ -114,7 +114,7 @@ impl LeaseManager {
         }
     }
 
-    /// The inode has come to where it's reserved: sessions that may hold none lose the leases on itself.
+    /// Takes the leases on an inode that has moved to where it is reserved, from sessions that are not admitted.
     pub(crate) fn take_if_reserved(&mut self, inode: InodeId, ancestry: &impl Ancestry) {
         let holders: Vec<_> = self.holds.holders_at(inode).map(|(session, _)| session).collect();
         let refused = holders.into_iter().filter(|session| self.is_reserved_from(*session, inode, ancestry));
@@ -122,13 +122,13 @@ impl LeaseManager {
         self.queue.extend(releases);
     }
 
-    /// Whether a session may hold no lease on an inode, since it is reserved for others.
+    /// Whether a session may hold no lease on an inode, since the inode is reserved.
     #[must_use]
     pub fn is_reserved_from(&self, session: SessionId, inode: InodeId, ancestry: &impl Ancestry) -> bool {
         !self.reserved.is_free_to(session) && self.reserved.covers(inode, ancestry)
     }
 
-    /// Whether a session may not have a lease that it wants, since that would cover what is reserved for others.
+    /// Whether a session may not have a lease, since the lease would cover reserved inodes of others.
     #[must_use]
     pub fn refuses(&self, session: SessionId, want: &Want, ancestry: &impl Ancestry) -> bool {
         self.is_reserved_from(session, want.inode, ancestry)

@@ -1,7 +1,7 @@
-//! Files whose record locks a session keeps itself.
+//! Delegations: files whose record locks a session keeps itself.
 //!
-//! Invariants: what is delegated has nothing in the table, nobody waits for it, and every request about it recalls it first. So table
-//! and delegations together are, at each request, what a table alone would be.
+//! Invariants: the table holds no lock on a delegated file, no owner waits for one, and every request about the file
+//! first recalls it. So table and delegations together equal, at each request, a table alone.
 
 use std::collections::BTreeMap;
 
@@ -9,18 +9,20 @@ use ashlar_types::{InodeId, SessionId};
 
 use super::{ByteRange, LockAction, LockKind, LockMode, LockOwner, LockRequest, LockTable};
 
-/// A file is delegated only if no two owners have asked about it within this time, in milliseconds: each recall costs the one who asks,
-/// and the one who is recalled sends messages until it is delegated again.
+/// Milliseconds for which a file must have had requests from one owner only, before it is delegated.
+///
+/// Each recall costs the requesting owner time. The session that is recalled sends messages until the file is delegated
+/// again.
 const QUIET_MS: u64 = 100;
-/// Files are remembered for that time; when there are more, those are forgotten whose time is over.
+/// The most files remembered for that time. If there are more, files whose time is over are forgotten.
 const ASKED_MAX: usize = 1024;
 
-/// The memory in which sessions keep what is delegated to them.
+/// The memory in which sessions keep their delegated locks.
 pub trait Slots {
-    /// Gives a session the say over its locks on a file, which are these; `false` where it can't have them.
+    /// Delegates a session's locks on a file to it; `false` if the session can't have them.
     fn delegate(&mut self, to: SessionId, slot: u32, inode: InodeId, locks: &[(ByteRange, LockMode)]) -> bool;
 
-    /// Takes that away, and gives the locks that the session has on the file.
+    /// Recalls the delegation, and returns the locks that the session has on the file.
     fn recall(&mut self, from: SessionId, slot: u32, inode: InodeId) -> Vec<(ByteRange, LockMode)>;
 }
 
@@ -37,14 +39,14 @@ impl Delegation {
     }
 }
 
-/// Who asked last about a file, and when it last was another one than before.
+/// The owner that asked last about a file, and the time of the last change of owner.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     by: LockOwner,
     changed_ms: Option<u64>,
 }
 
-/// What is delegated to whom.
+/// The delegated files and their owners.
 #[derive(Debug, Default)]
 pub struct Delegations {
     delegated: BTreeMap<InodeId, Delegation>,
@@ -54,7 +56,9 @@ pub struct Delegations {
 }
 
 impl Delegations {
-    /// Somebody asks about record locks on a file, whether for one or what there are: if they are delegated, they come back into the table.
+    /// Recalls a file's locks into the table before a request about record locks on it.
+    ///
+    /// The request may ask for a lock or only query them.
     pub fn handle_request(
         &mut self,
         now_ms: u64,
@@ -73,14 +77,16 @@ impl Delegations {
         self.asked.insert(inode, Asked { by, changed_ms });
     }
 
-    /// Takes a file back, into the table; says whose it was.
+    /// Recalls a file's locks into the table, and returns their former owner.
     pub fn recall(&mut self, inode: InodeId, table: &mut LockTable, slots: &mut impl Slots) -> Option<LockOwner> {
         let Delegation { owner, pid, slot } = self.remove(inode)?;
         enter(inode, owner, pid, &slots.recall(owner.session, slot, inode), table);
         Some(owner)
     }
 
-    /// Delegates a file to an owner that has just been answered, if it may have it; whether it was done. Its locks leave the table.
+    /// Delegates a file to the owner that was just answered, if allowed, and returns whether it did.
+    ///
+    /// The owner's locks leave the table.
     pub fn delegate(
         &mut self,
         now_ms: u64,
@@ -102,7 +108,7 @@ impl Delegations {
     }
 
     fn insert(&mut self, inode: InodeId, delegation: Delegation) {
-        // What stood in this slot the session has given back.
+        // The session has given back the file that stood in this slot before.
         if let Some(before) = self.slots.insert(delegation.place(), inode) {
             self.delegated.remove(&before);
         }
@@ -115,8 +121,10 @@ impl Delegations {
         Some(delegation)
     }
 
-    /// After a restart: a session has the say over a file, or had its locks in the table, in which case `locks` says which. Where two claim
-    /// the same file, the later one's locks are entered in the table as far as they can be.
+    /// Takes over a session's claim on a file after a restart.
+    ///
+    /// The session had the file delegated, or had its locks in the table, and then `locks` lists them. If two sessions
+    /// claim the same file, the later one's locks are entered in the table as far as possible.
     pub fn take_up(
         &mut self,
         (inode, owner, pid, slot): (InodeId, LockOwner, u32, u32),
@@ -137,7 +145,7 @@ impl Delegations {
         }
     }
 
-    /// The session has ended, and what it had is free.
+    /// Removes the delegations of a session that has ended.
     pub fn handle_session_end(&mut self, session: SessionId) {
         let own: Vec<_> = self.slots.range((session, 0)..=(session, u32::MAX)).map(|(_, inode)| *inode).collect();
         for inode in own {
@@ -145,7 +153,7 @@ impl Delegations {
         }
     }
 
-    /// How many files are delegated.
+    /// Returns the number of delegated files.
     #[must_use]
     pub fn count(&self) -> usize {
         self.delegated.len()
@@ -155,7 +163,7 @@ impl Delegations {
 fn enter(inode: InodeId, owner: LockOwner, pid: u32, locks: &[(ByteRange, LockMode)], table: &mut LockTable) {
     for &(range, mode) in locks {
         let kind = LockKind::Record;
-        // Only a session that has claimed what it does not have is refused here, and that is all that becomes of it.
+        // Only a session that has claimed locks of others is refused here, and the refusal has no other effect.
         table.handle_lock(LockRequest { inode, kind, owner, pid, range, action: LockAction::Lock(mode), wait: None });
     }
 }

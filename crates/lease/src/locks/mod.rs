@@ -1,18 +1,19 @@
 //! Record locks (`fcntl`) and `flock` locks.
 //!
-//! Record locks belong to an owner (a process, or an open file description), cover ranges of bytes, and split and
-//! merge as POSIX says; `flock` locks belong to an open file description and cover the file. The two don't see each
-//! other.
+//! Record locks belong to an owner (a process, or an open file description), cover ranges of bytes, and split and merge
+//! as POSIX says. `flock` locks belong to an open file description and cover the file. The two kinds do not interact.
 //!
-//! Invariants: no byte is locked to write by one owner and locked at all by another; an owner's spans on a file don't
-//! overlap, and neighbours of one mode are one; a request that waits conflicts with a held lock; no wait for a record
-//! lock closes a circle of owners that wait for each other.
+//! Invariants:
+//! - No byte is write-locked by one owner and locked in any mode by another.
+//! - An owner's spans on a file don't overlap, and adjacent spans of one mode are merged.
+//! - A request that waits conflicts with a held lock.
+//! - No wait for a record lock closes a circle of owners that wait for each other.
 //!
-//! A lock that can be had is given even though others wait for more, as Linux does; those who wait are served in the
-//! order in which they came.
+//! A lock that is free is granted even though other owners wait for more, as on Linux. Waiting owners are served in the
+//! order of their requests.
 //!
-//! A session may have a file's record locks delegated, where nobody else has any: then it changes them alone, in memory that it shares with
-//! SharedFS, and the table learns of them when somebody else asks ([`Delegations`]).
+//! If no other session has record locks on a file, a session may have them delegated. Then it changes them alone, in
+//! memory that it shares with SharedFS. The table receives them when another owner asks ([`Delegations`]).
 //!
 //! Source: `fcntl(2)`, `flock(2)`, POSIX.1-2024 `fcntl`.
 

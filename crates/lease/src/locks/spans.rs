@@ -2,7 +2,9 @@
 
 use super::LockMode;
 
-/// A range of bytes, both ends inclusive. To the end of the file and beyond: `last` is the largest offset.
+/// A range of bytes, both ends inclusive.
+///
+/// If it reaches to the end of the file and beyond, `last` is the largest offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ByteRange {
     /// First byte.
@@ -22,7 +24,7 @@ impl ByteRange {
     }
 }
 
-/// Ranges with their modes, in order, apart from each other; neighbours of one mode are one.
+/// Ranges with their modes, sorted and disjoint; adjacent ranges of one mode are merged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Spans(Vec<(ByteRange, LockMode)>);
 
@@ -55,7 +57,7 @@ impl Spans {
         }
     }
 
-    /// The first span in the way of another owner's lock.
+    /// Returns the first span that conflicts with another owner's lock.
     pub fn in_the_way(&self, range: ByteRange, mode: LockMode) -> Option<(ByteRange, LockMode)> {
         let conflicts = |held: LockMode| mode == LockMode::Write || held == LockMode::Write;
         self.0.iter().find(|(span, held)| span.overlaps(range) && conflicts(*held)).copied()

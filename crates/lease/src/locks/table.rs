@@ -1,4 +1,4 @@
-//! All locks, and who waits for them.
+//! All locks, and the owners that wait for them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -7,7 +7,7 @@ use ashlar_types::{InodeId, SessionId};
 use super::ByteRange;
 use super::spans::Spans;
 
-/// Which locks exclude each other.
+/// The kind of a lock. Locks exclude only locks of their own kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LockKind {
     /// `fcntl` record locks.
@@ -16,7 +16,7 @@ pub enum LockKind {
     Flock,
 }
 
-/// What a lock lets others do.
+/// The right that a lock leaves to other owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LockMode {
     /// Others may read-lock.
@@ -25,16 +25,16 @@ pub enum LockMode {
     Write,
 }
 
-/// What is asked for.
+/// The action of a lock request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockAction {
-    /// A lock; it takes the place of what the owner has on the range.
+    /// Sets a lock, in place of the owner's locks on the range.
     Lock(LockMode),
-    /// No lock.
+    /// Removes the owner's locks.
     Unlock,
 }
 
-/// Whom a lock belongs to.
+/// The owner of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LockOwner {
     /// The session.
@@ -43,12 +43,12 @@ pub struct LockOwner {
     pub owner: u64,
 }
 
-/// One that waits: the session's ticket.
+/// A wait for a lock, named by the session's ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WaiterId {
     /// The session.
     pub session: SessionId,
-    /// Its name for this waiting, unique while it lasts.
+    /// The session's number for the wait, unique while it lasts.
     pub ticket: u64,
 }
 
@@ -61,13 +61,13 @@ pub struct LockRequest {
     pub kind: LockKind,
     /// The owner.
     pub owner: LockOwner,
-    /// The process to name to others who ask.
+    /// The process that other lock queries report.
     pub pid: u32,
     /// The range, of a record lock.
     pub range: ByteRange,
-    /// What is asked.
+    /// The action.
     pub action: LockAction,
-    /// The ticket under which to wait; `None`: don't wait.
+    /// The ticket under which to wait; `None`: do not wait.
     pub wait: Option<u64>,
 }
 
@@ -88,37 +88,38 @@ pub struct HeldLock {
     pub mode: LockMode,
 }
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockOutcome {
-    /// It is done.
+    /// The request is done.
     Granted,
-    /// The owner waits; [`LockTable::poll_woken`] tells when it's over.
+    /// The owner waits; [`LockTable::poll_woken`] reports the end of the wait.
     Blocked,
-    /// This lock is in the way (`EAGAIN`).
+    /// This lock conflicts (`EAGAIN`).
     WouldBlock(HeldLock),
     /// Waiting would never end (`EDEADLK`).
     Deadlock,
     /// The session has as many locks as it may (`ENOLCK`).
     Full,
-    /// The process has its locks on the file in another owner's name now, and must ask in that one's.
+    /// The process now has its locks on the file under another owner, and must ask as that one.
     Moved,
 }
 
-/// A waiting that is over.
+/// A wait that is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Woken {
-    /// Who waited.
+    /// The waiter.
     pub waiter: WaiterId,
-    /// `Granted`: it holds the lock. `Deadlock`: a lock given to another closed a circle.
+    /// `Granted`: the waiter holds the lock. `Deadlock`: a lock granted to another owner closed a circle.
     pub outcome: LockOutcome,
 }
 
 /// Limits, each with its reason.
 #[derive(Clone, Copy, Debug)]
 pub struct LockLimits {
-    /// Locks and waits of one session, which cost SharedFS's memory. Linux has no limit of its own any more; a database
-    /// that locks record by record needs thousands.
+    /// The most locks and waits of one session, which cost SharedFS memory.
+    ///
+    /// Linux no longer has a limit of its own. A database that locks record by record needs thousands.
     pub per_session_max: usize,
 }
 
@@ -128,13 +129,13 @@ impl Default for LockLimits {
     }
 }
 
-/// What an owner has on a file.
+/// The locks of an owner on a file.
 #[derive(Debug, Default)]
 struct Held {
-    /// The process that it has named.
+    /// The process that the owner named.
     pid: u32,
     spans: Spans,
-    /// Its locks move to another owner of the same process, and are not in that one's way.
+    /// Whether its locks move to another owner of the same process, and do not conflict with that owner.
     yields: bool,
 }
 
@@ -146,7 +147,7 @@ struct File {
 }
 
 impl File {
-    /// What others have that a request must respect.
+    /// Returns the locks of other owners that a request must respect.
     fn others(&self, request: &LockRequest) -> impl Iterator<Item = (LockOwner, &Held)> {
         let (asking, pid) = (request.owner, request.pid);
         let is_other =
@@ -160,7 +161,7 @@ impl File {
 pub struct LockTable {
     limits: LockLimits,
     files: BTreeMap<(InodeId, LockKind), File>,
-    /// Which files an owner of record locks waits for.
+    /// The files for whose record locks an owner waits.
     waiting: BTreeMap<LockOwner, Vec<InodeId>>,
     tickets: BTreeMap<WaiterId, (InodeId, LockKind)>,
     used: BTreeMap<SessionId, usize>,
@@ -168,14 +169,16 @@ pub struct LockTable {
 }
 
 impl LockTable {
-    /// A table of no locks.
+    /// Makes an empty table.
     #[must_use]
     pub fn new(limits: LockLimits) -> Self {
         Self { limits, ..Self::default() }
     }
 
-    /// Sets or removes a lock. A `flock` of another mode first gives up the one held, and has lost it if it can't
-    /// have the new one, as `flock(2)` says.
+    /// Sets or removes a lock.
+    ///
+    /// A `flock` request of another mode first removes the held lock. If the new lock can't be granted, the old one is
+    /// lost, as `flock(2)` says.
     pub fn handle_lock(&mut self, request: LockRequest) -> LockOutcome {
         let mut request = request;
         if request.kind == LockKind::Flock {
@@ -186,7 +189,7 @@ impl LockTable {
             self.settle(request.inode, request.kind);
             return LockOutcome::Granted;
         };
-        // A lock in the middle of another makes three of one.
+        // A lock in the middle of another makes three locks of one.
         if self.used(request.owner.session) + 2 > self.limits.per_session_max {
             return LockOutcome::Full;
         }
@@ -207,18 +210,18 @@ impl LockTable {
         outcome
     }
 
-    /// The next waiting that is over.
+    /// Returns the next wait that is over.
     pub fn poll_woken(&mut self) -> Option<Woken> {
         self.woken.pop_front()
     }
 
-    /// Whether a waiting goes on.
+    /// Whether a wait continues.
     #[must_use]
     pub fn is_waiting(&self, waiter: WaiterId) -> bool {
         self.tickets.contains_key(&waiter)
     }
 
-    /// Ends a waiting; `false` if it's over already (its outcome is or was in [`LockTable::poll_woken`]).
+    /// Ends a wait; `false` if it is over already (its outcome is or was in [`LockTable::poll_woken`]).
     pub fn handle_cancel(&mut self, waiter: WaiterId) -> bool {
         let Some((inode, kind)) = self.tickets.get(&waiter).copied() else { return false };
         let Some(file) = self.files.get_mut(&(inode, kind)) else { return false };
@@ -231,7 +234,7 @@ impl LockTable {
         true
     }
 
-    /// The lock in the way of this one that begins first (`F_GETLK`). Nothing changes.
+    /// Returns the conflicting lock that begins first (`F_GETLK`). Nothing changes.
     #[must_use]
     pub fn query(&self, request: &LockRequest) -> Option<HeldLock> {
         let LockAction::Lock(mode) = request.action else { return None };
@@ -242,19 +245,21 @@ impl LockTable {
         self.in_the_way(&request, mode)
     }
 
-    /// The owner has closed a descriptor of the file: its locks go. Whoever waits in its name goes on waiting.
+    /// Removes an owner's locks on a file, since the owner has closed a descriptor of it.
+    ///
+    /// Waits under the owner's name continue.
     pub fn handle_close(&mut self, owner: LockOwner, inode: InodeId, kind: LockKind) {
         let request =
             LockRequest { inode, kind, owner, pid: 0, range: ByteRange::ALL, action: LockAction::Unlock, wait: None };
         self.handle_lock(request);
     }
 
-    /// The owner is gone: all its locks of this kind go, and its waits.
+    /// Removes all locks and waits of this kind of an owner that is gone.
     pub fn handle_owner_end(&mut self, owner: LockOwner, kind: LockKind) {
         self.handle_end(kind, |other| other == owner);
     }
 
-    /// The session has ended: all its locks go, and its waits.
+    /// Removes all locks and waits of a session that has ended.
     pub fn handle_session_end(&mut self, session: SessionId) {
         for kind in [LockKind::Record, LockKind::Flock] {
             self.handle_end(kind, |owner| owner.session == session);
@@ -263,7 +268,9 @@ impl LockTable {
         self.used.remove(&session);
     }
 
-    /// The locks that a session holds, in order of files, owners and ranges. Those who wait ask again after a restart.
+    /// Returns the locks of a session, in order of files, owners and ranges.
+    ///
+    /// Waiting owners ask again after a restart.
     #[must_use]
     pub fn export(&self, session: SessionId) -> Vec<HeldLock> {
         let mut locks = Vec::new();
@@ -282,7 +289,9 @@ impl LockTable {
         locks
     }
 
-    /// Takes exported locks back after a restart. Returns those that conflict with locks held by now, and are lost.
+    /// Restores exported locks after a restart.
+    ///
+    /// Returns the locks that conflict with locks held by now, and are lost.
     pub fn import(&mut self, locks: &[HeldLock]) -> Vec<HeldLock> {
         let is_lost = |lock: &&HeldLock| {
             let request = LockRequest {
@@ -299,14 +308,14 @@ impl LockTable {
         locks.iter().filter(is_lost).copied().collect()
     }
 
-    /// How many locks are held, and how many waits there are.
+    /// Returns the number of held locks, and the number of waits.
     #[must_use]
     pub fn counts(&self) -> (usize, usize) {
         let held = self.files.values().flat_map(|file| file.owners.values()).map(|held| held.spans.len()).sum();
         (held, self.tickets.len())
     }
 
-    /// Whether nothing is kept for anybody.
+    /// Whether the table is empty.
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.files.is_empty() && self.waiting.is_empty() && self.tickets.is_empty() && self.used.is_empty()
@@ -322,21 +331,21 @@ impl LockTable {
         held.is_some_and(|held| held.spans.iter().any(|(_, held)| held != mode))
     }
 
-    /// The record locks that an owner has on a file.
+    /// Returns the record locks of an owner on a file.
     #[must_use]
     pub fn records(&self, inode: InodeId, owner: LockOwner) -> Vec<(ByteRange, LockMode)> {
         let file = self.files.get(&(inode, LockKind::Record));
         file.and_then(|file| file.owners.get(&owner)).map(|held| held.spans.iter().collect()).unwrap_or_default()
     }
 
-    /// Whether nobody else has a record lock on a file, and nobody waits for one.
+    /// Whether no other owner has a record lock on a file or waits for one.
     #[must_use]
     pub fn is_alone(&self, inode: InodeId, owner: LockOwner) -> bool {
         let file = self.files.get(&(inode, LockKind::Record));
         file.is_none_or(|file| file.waiters.is_empty() && file.owners.keys().all(|other| *other == owner))
     }
 
-    /// Whether an owner in another session, which names the same process, has record locks on a file.
+    /// Whether an owner in another session, with the same process, has record locks on a file.
     #[must_use]
     pub fn is_held_elsewhere(&self, inode: InodeId, owner: LockOwner, pid: u32) -> bool {
         let file = self.files.get(&(inode, LockKind::Record));
@@ -344,8 +353,10 @@ impl LockTable {
         file.is_some_and(|file| file.owners.iter().any(is_it))
     }
 
-    /// The owner's record locks on a file move: until it has closed it, they are in the way of no owner that names the same process. Its
-    /// waits there are over: what has moved would be in their way for ever.
+    /// Moves an owner's record locks on a file to other owners of the same process.
+    ///
+    /// Until the owner has closed the file, its locks conflict with no owner that names the same process. Its waits
+    /// there end: the moved locks would block them for ever.
     pub fn handle_move(&mut self, inode: InodeId, owner: LockOwner) {
         self.end_waits(inode, |wait| wait.owner == owner);
         let file = self.files.get_mut(&(inode, LockKind::Record));
@@ -354,7 +365,9 @@ impl LockTable {
         }
     }
 
-    /// A process has got a record lock on a file: its waits there in the name of an owner of this number, in other sessions, are over.
+    /// Ends a process's waits on a file under other sessions' owners of this number.
+    ///
+    /// The process has got a record lock on the file in session `by`.
     pub fn handle_elsewhere(&mut self, inode: InodeId, by: SessionId, pid: u32, number: u64) {
         self.end_waits(inode, |wait| wait.pid == pid && wait.owner.owner == number && wait.owner.session != by);
     }
@@ -380,7 +393,7 @@ impl LockTable {
         conflicts.min_by_key(|lock| (lock.range, lock.owner))
     }
 
-    /// Every owner in the way of a request.
+    /// Returns every owner that conflicts with a request.
     fn blockers(&self, request: &LockRequest) -> Vec<LockOwner> {
         let (LockAction::Lock(mode), Some(file)) = (request.action, self.files.get(&(request.inode, request.kind)))
         else {
@@ -392,7 +405,7 @@ impl LockTable {
             .collect()
     }
 
-    /// Whether those in the way of a request wait, directly or not, for its owner.
+    /// Whether the conflicting owners wait, directly or indirectly, for the request's owner.
     fn closes_circle(&self, request: &LockRequest) -> bool {
         if request.kind != LockKind::Record {
             return false;
@@ -430,7 +443,7 @@ impl LockTable {
         LockOutcome::Blocked
     }
 
-    /// Changes what the owner holds.
+    /// Changes the owner's locks.
     fn apply(&mut self, request: &LockRequest, mode: Option<LockMode>) {
         let key = (request.inode, request.kind);
         if mode.is_none() && !self.files.contains_key(&key) {
@@ -455,7 +468,7 @@ impl LockTable {
         self.tidy(request.inode, request.kind);
     }
 
-    /// Gives what can be had now to those who wait, in the order in which they came.
+    /// Grants free locks to waiting owners, in the order of their requests.
     fn settle(&mut self, inode: InodeId, kind: LockKind) {
         let mut at = 0;
         while let Some(request) = self.files.get(&(inode, kind)).and_then(|file| file.waiters.get(at)).copied() {
@@ -474,7 +487,7 @@ impl LockTable {
             self.forget_waiter(&request);
             if outcome == LockOutcome::Granted {
                 self.apply(&request, Some(mode));
-                // An owner that has got a weaker lock may have let in one that came earlier.
+                // An owner that has got a weaker lock may have unblocked an earlier waiter.
                 at = 0;
             }
             self.woken.extend(waiter_id(&request).map(|waiter| Woken { waiter, outcome }));
@@ -533,7 +546,7 @@ impl LockTable {
                 self.give_back(session, count);
             }
         }
-        // Only now, so that nothing is given to an owner, or refused because of one, that ends as well.
+        // Settle only now, so that no owner that also ends is granted a lock or blocks one.
         for (inode, kind) in changed {
             self.settle(inode, kind);
         }

@@ -106,7 +106,7 @@ fn a_circle_over_two_files_is_a_deadlock() {
     table.handle_lock(elsewhere(two));
     assert_eq!(table.handle_lock(waiting(elsewhere(one), 1)), LockOutcome::Blocked);
     assert_eq!(table.handle_lock(waiting(lock(two, 0, 0, LockMode::Write), 1)), LockOutcome::Deadlock);
-    // Without waiting there's no circle, and a wait that was cancelled closes none.
+    // A request without waiting closes no circle, and neither does a cancelled wait.
     assert!(matches!(table.handle_lock(lock(two, 0, 0, LockMode::Write)), LockOutcome::WouldBlock(_)));
     assert!(table.handle_cancel(WaiterId { session: SessionId(1), ticket: 1 }));
     assert_eq!(table.handle_lock(waiting(lock(two, 0, 0, LockMode::Write), 1)), LockOutcome::Blocked);
@@ -119,7 +119,7 @@ fn a_circle_closed_by_a_grant_wakes_the_one_that_waits() {
     let elsewhere = |by| LockRequest { inode: OTHER, ..lock(by, 0, 0, LockMode::Write) };
     table.handle_lock(lock(three, 0, 0, LockMode::Write));
     table.handle_lock(elsewhere(one));
-    // One thread of `two` waits for `one` elsewhere; then another thread gets the lock that `one` waits for.
+    // One thread of `two` waits for `one` elsewhere. Then another thread gets the lock that `one` waits for.
     assert_eq!(table.handle_lock(waiting(elsewhere(two), 1)), LockOutcome::Blocked);
     assert_eq!(table.handle_lock(waiting(lock(two, 0, 0, LockMode::Write), 2)), LockOutcome::Blocked);
     assert_eq!(table.handle_lock(waiting(lock(one, 0, 0, LockMode::Write), 3)), LockOutcome::Blocked);
@@ -198,7 +198,7 @@ fn a_session_with_too_many_locks_is_refused_more() {
 const BYTES: u64 = 12;
 type Bytes = BTreeMap<(InodeId, u64), BTreeMap<LockOwner, LockMode>>;
 
-/// Locks byte by byte, without any notion of ranges.
+/// A model of locks byte by byte, without ranges.
 #[derive(Default)]
 struct Model {
     bytes: Bytes,
@@ -226,7 +226,7 @@ impl Model {
         self.bytes.retain(|_, holders| !holders.is_empty());
     }
 
-    /// Whether `from` waits for `to` by any number of steps, found by adding steps until there are no more.
+    /// Whether `from` waits for `to` over any number of steps: adds steps until none are left.
     fn reaches(&self, from: BTreeSet<LockOwner>, to: LockOwner) -> bool {
         let mut reached = from;
         loop {
@@ -240,7 +240,7 @@ impl Model {
         }
     }
 
-    /// Only waits for this file can be over: others have no new blockers and lost none.
+    /// Only waits for this file can end: other files gained and lost no blockers.
     fn settle(&mut self, inode: InodeId, woken: &mut Vec<(u64, bool)>) {
         'again: loop {
             for at in 0..self.waits.len() {
@@ -325,7 +325,7 @@ proptest! {
     }
 }
 
-/// What sessions keep themselves: a table each, of one owner and file, by session and slot.
+/// A model of the locks that sessions keep: a table each, of one owner and file, by session and slot.
 #[derive(Default)]
 struct Kept {
     slots: BTreeMap<(SessionId, InodeId), LockTable>,
@@ -347,7 +347,7 @@ impl Slots for Kept {
     }
 }
 
-/// Does as SharedFS does with a request.
+/// Handles a request as SharedFS does.
 fn ask(table: &mut LockTable, kept: (&mut Delegations, &mut Kept), now_ms: u64, request: LockRequest) -> LockOutcome {
     let (delegations, slots) = kept;
     delegations.handle_request(now_ms, request.inode, request.owner, table, slots);
@@ -371,7 +371,7 @@ fn a_file_is_delegated_to_who_has_it_alone_and_again_after_a_quiet_time() {
     assert!(
         matches!(ask(1000, lock(mount, 5, 5, LockMode::Read)), (LockOutcome::WouldBlock(held), 0, 1) if held.pid == 1)
     );
-    // It has not been quiet for long enough; then it has, but the other one has a lock; then it has none any more.
+    // First the quiet time is too short. Then it suffices, but another owner has a lock. Then the other owner has none.
     assert_eq!(ask(1010, lock(me, 20, 29, LockMode::Read)), (LockOutcome::Granted, 0, 2));
     assert_eq!(ask(1100, lock(mount, 20, 20, LockMode::Read)), (LockOutcome::Granted, 0, 3));
     assert_eq!(ask(1200, record(me, 0, 9, LockAction::Unlock)), (LockOutcome::Granted, 0, 2));
@@ -392,7 +392,7 @@ fn a_slot_has_one_file_and_goes_with_its_session_alone() {
         }
     }
     assert_eq!(delegations.count(), 4);
-    // What was in a slot before is not asked for, as the session has given it back.
+    // The former file of a slot is not recalled, since the session has given it back.
     assert_eq!(delegations.recall(InodeId(100), &mut table, &mut slots), None);
     delegations.handle_session_end(SessionId(1));
     assert_eq!(delegations.count(), 2);
@@ -443,7 +443,7 @@ fn waits_of_a_process_end_where_its_locks_move() {
     let moved = |ticket| Woken { waiter: WaiterId { session: SessionId(1), ticket }, outcome: LockOutcome::Moved };
     assert_eq!((table.poll_woken(), table.poll_woken()), (Some(moved(4)), None));
     table.handle_close(me, FILE, LockKind::Record);
-    // One that comes before the lock which the process gets in the other name; those of others stay.
+    // One wait is queued before the process gets its lock under the other owner. Waits of other processes stay.
     let late = waiting(mine(lock(me, 0, 39, LockMode::Write)), 5);
     let others = waiting(lock(owner(3, 0), 0, 0, LockMode::Read), 6);
     assert_eq!((table.handle_lock(late), table.handle_lock(others)), (LockOutcome::Blocked, LockOutcome::Blocked));
@@ -470,7 +470,7 @@ fn two_that_claim_the_same_after_a_restart_do_not_both_get_it() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Three sessions that keep locks themselves where they may, and two owners on a mount, get the answers that a table alone gives.
+    /// Three sessions with delegations, and two owners on a mount, get the same answers as from a table alone.
     #[test]
     fn table_and_delegations_are_a_table(
         steps in prop::collection::vec(

@@ -10,7 +10,7 @@ use crate::{Limits, Mode, Reach, Scope, Want};
 
 const SESSIONS_MAX: usize = 4;
 
-/// So tight that every limit is met.
+/// Limits so small that every one of them is reached.
 fn tight(hold_us: u64) -> Limits {
     let few = Limits {
         entries_per_session_max: 8,
@@ -75,7 +75,7 @@ fn step(world: &mut World, step: u64) -> Check {
             world.perform(None)?;
         }
         29 => world.look_up_to_write(session, any)?,
-        // Half of the sessions are mounts'.
+        // Half of the sessions are mounts.
         30 if session.0 % 2 == 0 => match by % 4 {
             0 => world.free_reserved(session, Some(any)),
             1 if any != InodeId::ROOT && world.state(any).is_directory => {
@@ -89,7 +89,7 @@ fn step(world: &mut World, step: u64) -> Check {
     world.check()
 }
 
-/// What others than the session that asks do just when their logs were sealed.
+/// Returns operations of the other sessions, to run just when their logs were sealed.
 fn late(world: &World, asking: SessionId, inode: InodeId, value: u64) -> Vec<(SessionId, Op)> {
     let is_linked = world.state(inode).is_directory || world.state(inode).parents.contains(&InodeId::ROOT);
     let link = (!is_linked).then_some(Op::Link { inode, to: InodeId::ROOT });
@@ -123,7 +123,7 @@ fn run_in(world: &mut World, steps: &[u64]) -> Check {
     Ok(())
 }
 
-/// Tables that begin with little room.
+/// Makes a world whose tables begin with little room.
 fn small_tables(hold_us: u64) -> World {
     let limits = Limits {
         entries_per_session_max: 32,
@@ -164,7 +164,7 @@ proptest! {
     }
 }
 
-/// Numbers from a seed, so that the canaries sing the same song every time.
+/// Returns numbers from a seed, so that the canaries run the same steps every time.
 fn steps_of(seed: u64) -> Vec<u64> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {

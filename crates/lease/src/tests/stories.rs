@@ -1,4 +1,4 @@
-//! One story each.
+//! Scenarios of leases, one test each.
 
 use ashlar_types::{InodeId, LogPosition, SessionId};
 
@@ -19,7 +19,7 @@ fn read(inode: InodeId) -> Want {
     Want { inode, mode: Mode::Read, scope: Scope::Node, widens: true }
 }
 
-/// As [`read`], by a lease of this scope with which others can read along.
+/// Makes a request like [`read`], for a lease of this scope that other readers can join.
 fn read_along(inode: InodeId, scope: Scope) -> Want {
     Want { scope, widens: false, ..read(inode) }
 }
@@ -50,17 +50,19 @@ fn a_second_session_cuts_a_hole_and_sees_what_the_first_has_logged() {
     world.digest(first, usize::MAX).unwrap();
     assert_eq!(world.read(second, file), Ok(7));
     assert_eq!(world.seals[&first], 1);
-    // The holder's other inodes stay under its lease, which it is given again for the asking.
+    // The holder's other inodes stay under its lease, which it gets again on request.
     assert!(!world.is_valid(first, other, Mode::Read));
     world.run(first, Op::Write { inode: other, value: 8 }).unwrap();
     assert_eq!((world.word(first, other).inode, world.word(first, other).scope), (ROOT, Scope::Subtree));
-    // Both read the file, on leases of their own.
+    // Both sessions read the file, on leases of their own.
     assert_eq!(world.read(first, file), Ok(7));
     assert!(world.is_valid(second, file, Mode::Read));
 }
 
-/// A directory that goes takes a lease with it that something else was known by. Its word is written when the log was applied, which was sealed before:
-/// until then the session goes on by it.
+/// The lease of a removed directory, by which the session also knew another inode, is removed with it.
+///
+/// The lease's word is written after the log was applied, which was sealed before. Until then the session continues to
+/// use the lease.
 #[test]
 fn what_was_known_by_a_directory_that_goes_is_known_until_its_word_is_written() {
     let mut world = world(quick());
@@ -69,7 +71,7 @@ fn what_was_known_by_a_directory_that_goes_is_known_until_its_word_is_written() 
     let parent = world.make(session, ROOT, true).unwrap();
     let directory = world.make(session, parent, true).unwrap();
     let file = world.make(session, directory, false).unwrap();
-    // From here on the session has all below the directory by a lease that it was granted.
+    // From here on, the session has a granted lease on everything below the directory.
     world.make(other, ROOT, false).unwrap();
     world
         .make(session, parent, false)
@@ -101,7 +103,7 @@ fn a_stopped_session_is_sealed_once_and_delays_nobody() {
         world.run(busy, Op::Write { inode: *file, value: 9 }).unwrap();
     }
     assert_eq!((world.seals[&stopped], world.now_us), (1, 0));
-    // It goes on unharmed.
+    // The stopped session continues unharmed.
     assert!(files.iter().all(|file| world.read(stopped, *file) == Ok(9)));
 }
 
@@ -139,7 +141,7 @@ fn a_request_that_is_taken_back_keeps_nobody_waiting() {
     let first = world.manager.handle_request(50, other, &[write(ROOT)]).unwrap();
     assert_eq!(world.manager.poll_command(50, &world.applied, &|_| true), Some(Command::Wait { until_us: 100 }));
     let behind = world.manager.handle_request(60, third, &[read(ROOT)]).unwrap();
-    // One that comes first and has something announced, one that waits behind others, and one that there is no more.
+    // The first request has announced changes, the second waits behind others, and the third no longer exists.
     world.manager.handle_cancel(first);
     let again = world.manager.handle_request(70, other, &[write(ROOT)]).unwrap();
     world.manager.handle_cancel(again);
@@ -166,7 +168,7 @@ fn a_lease_that_was_used_is_not_waited_for() {
     let uses = |who| move |session| session == who;
     assert_eq!(world.manager.poll_command(10, &world.applied, &uses(holder)), Some(Command::Wait { until_us: 100 }));
     assert_eq!(world.manager.poll_command(20, &world.applied, &uses(holder)), None);
-    // Whoever else is in the middle of something delays nobody.
+    // Other sessions in the middle of an operation cause no delay.
     assert!(matches!(world.manager.poll_command(20, &world.applied, &uses(other)), Some(Command::Split { .. })));
 }
 
@@ -178,7 +180,8 @@ fn a_session_works_in_its_own_directory_beside_others() {
     let theirs = world.make(first, ROOT, true).unwrap();
     world.digest(first, usize::MAX).unwrap();
     world.release(first, ROOT).unwrap();
-    // Both have the root to read, so neither gets all of it; below their directories nobody else has anything.
+    // Both sessions hold a read lease on the root, so neither gets all of it. Below their directories, no other session
+    // holds anything.
     world.read(second, ROOT).unwrap();
     world.read(first, ROOT).unwrap();
     let (a, b) = (world.make(first, mine, false).unwrap(), world.make(second, theirs, false).unwrap());
@@ -202,7 +205,7 @@ fn a_lease_that_was_split_too_often_is_revoked_as_a_whole() {
         world.run(narrow, Op::Write { inode: *file, value: 2 }).unwrap();
     }
     assert_eq!(world.manager.stats().splits, 3);
-    // From here on the two don't collide: what is granted anew to one doesn't cover the other's.
+    // From here on the two do not collide: a new grant to one does not cover the other's inodes.
     world.run(wide, Op::Write { inode: ROOT, value: 3 }).unwrap();
     assert_eq!(world.word(wide, ROOT).scope, Scope::Node);
     assert!(files.iter().all(|file| world.is_valid(narrow, *file, Mode::Write)));
@@ -227,7 +230,7 @@ fn a_file_made_under_a_node_lease_is_still_its_makers() {
     world.acquire(other, &[write(ROOT)]).unwrap();
     let file = world.make(maker, ROOT, false).unwrap();
     world.run(maker, Op::Write { inode: file, value: 5 }).unwrap();
-    // The other may read the directory while the maker goes on reading the file that it was never granted.
+    // The other session may read the directory while its maker continues to read the file that was never granted.
     world.read(other, ROOT).unwrap();
     assert!(world.is_valid(maker, file, Mode::Read));
     world.run(other, Op::Write { inode: file, value: 6 }).unwrap();
@@ -235,8 +238,10 @@ fn a_file_made_under_a_node_lease_is_still_its_makers() {
     assert_eq!(world.read(maker, file), Ok(6));
 }
 
-/// A shell that published how far it has applied, and was killed before it polled, judged the maker's next record by a table
-/// in which the file was nobody's: acknowledged updates were refused as forged.
+/// A shell that was killed after publishing the applied position must find the maker's lease in the table.
+///
+/// Without the attached word, the file belonged to no session after the restart. SharedFS then refused acknowledged
+/// updates of the maker as forged.
 #[test]
 fn what_a_maker_holds_untold_is_known_before_it_is_polled() {
     let mut world = world(quick());
@@ -250,7 +255,7 @@ fn what_a_maker_holds_untold_is_known_before_it_is_polled() {
     let given = world.manager.poll_command(world.now_us, &world.applied, &|_| true);
     assert_eq!(given, Some(Command::Attach { word: words[0] }));
     assert_eq!(world.manager.take_attached().count(), 0);
-    // Each word is given once, and none that was polled meanwhile.
+    // Each word is returned once, and none that was polled meanwhile.
     let [first, second, third] = [1, 2, 3].map(|more| InodeId(file.0 + more));
     world.manager.handle_made(maker, first, ROOT, false, &world.applied);
     world.manager.handle_made(maker, second, ROOT, false, &world.applied);
@@ -297,7 +302,7 @@ fn a_directory_is_moved_between_subtrees_of_different_sessions() {
     world.run(mover, Op::Rename { inode: moved, from: mine, to: theirs }).unwrap();
     world.read(mover, file).unwrap();
     world.digest(mover, usize::MAX).unwrap();
-    // What is below goes on under the mover's lease, though the other session's directory is above it now.
+    // Inodes below the directory stay under the mover's lease, though the other session's directory is above it now.
     assert!(world.is_valid(mover, file, Mode::Write));
     world.run(other, Op::Write { inode: file, value: 5 }).unwrap();
     assert_eq!(world.read(mover, file), Ok(5));
@@ -350,7 +355,7 @@ fn writers_are_the_holders_up_to_the_root_until_applied() {
     assert!(depends(writer).iter().all(|(session, _)| *session != writer), "its own it knows");
 }
 
-/// Found by random steps: the mover had excepted what he reads himself from his lease on all of it.
+/// A moving session had itself excepted an inode that it reads from its lease on everything. Found by random steps.
 #[test]
 fn what_a_directory_depends_on_goes_with_it_when_it_is_moved() {
     let mut world = world(quick());
@@ -442,7 +447,7 @@ fn the_least_recently_granted_leases_make_room() {
     assert!(!world.is_valid(reader, files[1], Mode::Write));
 }
 
-/// What was made while there was no room for it in the table is written down as soon as there is some.
+/// An inode that was made while its table had no room is recorded as soon as the table has room.
 #[test]
 fn what_lies_beyond_a_table_is_written_when_it_grows() {
     let mut world = world(quick());
@@ -455,7 +460,7 @@ fn what_lies_beyond_a_table_is_written_when_it_grows() {
     assert_eq!(slots(&mut world), [1, 2, 3]);
     world.manager.set_table_slots(maker, 16);
     assert_eq!(slots(&mut world), [4, 5]);
-    // What has no room for more than two leases takes the oldest for a third.
+    // A session with room for only two leases loses the oldest for a third.
     world.manager.set_table_slots(other, 4);
     let files: Vec<_> = (0..3).map(|_| world.make(other, ROOT, false).unwrap()).collect();
     world.digest(other, usize::MAX).unwrap();
@@ -521,7 +526,7 @@ fn a_revocation_says_why() {
     assert_eq!((word.session, word.inode, word.mode), (other, file, None));
 }
 
-/// A directory of files that nobody holds anything on.
+/// Makes a directory of files without holders.
 fn files_of_one_that_ended(world: &mut World, count: usize) -> (InodeId, Vec<InodeId>) {
     let maker = world.begin();
     let directory = world.make(maker, ROOT, true).unwrap();
@@ -530,7 +535,7 @@ fn files_of_one_that_ended(world: &mut World, count: usize) -> (InodeId, Vec<Ino
     (directory, files)
 }
 
-/// The same, but for the directory itself, so that nobody gets all of it.
+/// Makes such a directory whose own lease is held, so that no session gets everything.
 fn files_of_nobody(world: &mut World, count: usize) -> (InodeId, Vec<InodeId>) {
     let (directory, files) = files_of_one_that_ended(world, count);
     let (first, second) = (world.begin(), world.begin());
@@ -551,7 +556,7 @@ fn one_lease_to_read_stands_for_all_files_of_a_directory() {
         assert!(files.iter().all(|file| world.is_valid(reader, *file, Mode::Read)));
     }
     assert!(files.iter().all(|file| world.is_valid(readers[0], *file, Mode::Read)), "readers share it");
-    // Who asks for less joins them.
+    // A session that asks for less joins the readers.
     let third = world.begin();
     world.read(third, files[1]).unwrap();
     assert_eq!(world.word(third, files[1]).scope, Scope::Files);
@@ -569,17 +574,17 @@ fn a_writer_cuts_its_file_out_of_what_others_read_and_is_cut_off_with_its_own_re
     world.run(writer, Op::Write { inode: files[0], value: 1 }).unwrap();
     assert!(files.iter().all(|file| !world.is_valid(reader, *file, Mode::Read)));
     assert!(world.is_valid(writer, files[0], Mode::Write) && world.is_valid(writer, files[1], Mode::Read));
-    // The writer knew the file on its lease to read, too: whoever takes one takes both.
+    // The writer knew the file on its read lease, too: a session that takes one lease takes both.
     world.read(writer, files[1]).unwrap();
     world.run(third, Op::Write { inode: files[0], value: 2 }).unwrap();
     assert!(!world.is_valid(writer, files[1], Mode::Read));
     world.check().unwrap();
-    // All it needs to be told anew is told with one file.
+    // One file's grant renews everything that the session needs.
     world.read(reader, files[1]).unwrap();
     assert!(world.is_valid(reader, files[2], Mode::Read));
 }
 
-/// The lease on one file goes to make room, and the file was known on the lease on all files too, which stays.
+/// One file's lease is evicted, and the lease on all files, by which the file was known too, stays.
 #[test]
 fn who_reads_along_forgets_what_it_had_written_with_the_lease_on_that() {
     let mut world = world(Limits { entries_per_session_max: 4, ..quick() });
@@ -588,7 +593,7 @@ fn who_reads_along_forgets_what_it_had_written_with_the_lease_on_that() {
     world.run(other, Op::Write { inode: files[1], value: 1 }).unwrap();
     world.read(third, files[1]).unwrap();
     world.read_in(session, files[0], Scope::Files).unwrap();
-    // To write is granted, and taken again before anything is written: what was read on the wide lease stays known on it.
+    // A write lease is granted and taken again before any write. State read on the wide lease stays known on it.
     world.acquire(session, &[write(files[0])]).unwrap();
     world.read(other, files[0]).unwrap();
     world.acquire(session, &[read(files[2])]).unwrap();
@@ -606,7 +611,7 @@ fn a_reader_in_the_middle_is_told_though_its_session_has_written_since() {
     let (_, files) = files_of_nobody(&mut world, 2);
     let (session, other) = (world.begin(), world.begin());
     world.read_in(session, files[0], Scope::Files).unwrap();
-    // The lease to write it is granted, and taken again before anything is written.
+    // A write lease is granted and taken again before any write.
     world.acquire(session, &[write(files[0])]).unwrap();
     world.run(other, Op::Write { inode: files[0], value: 1 }).unwrap();
     world.check().unwrap();
@@ -624,7 +629,7 @@ fn who_reads_alone_what_it_could_write_writes_it_all() {
     world.read(owner, files[0]).unwrap();
     world.read(owner, files[1]).unwrap();
     assert_eq!(world.word(owner, files[1]).scope, Scope::Files);
-    // While somebody else reads, one file at a time is cut out, and what its kernel knows of the others stays true.
+    // While another session reads, one file at a time is cut out, and the kernel's cache of the others stays valid.
     world.run(owner, Op::Write { inode: files[0], value: 1 }).unwrap();
     assert_eq!(world.word(owner, files[0]).scope, Scope::Node);
     world.run(reader, Op::Write { inode: files[1], value: 1 }).unwrap();
@@ -696,7 +701,9 @@ fn a_directory_that_is_removed_leaves_no_lease_on_its_files() {
     world.read(reader, ROOT).unwrap();
 }
 
-/// A program, and a mount that has made the directory and some files in it, as it does for programs that have no session yet.
+/// Makes a program, and a mount that has made the directory and some files in it.
+///
+/// A mount does so for programs that have no session yet.
 fn filled(limits: Limits) -> (World, SessionId, SessionId, InodeId, InodeId) {
     let mut world = world(Limits { fills_from: 4, ..limits });
     let (mount, program) = (world.begin(), world.begin());
@@ -724,13 +731,13 @@ fn who_fills_a_directory_gets_all_below_it_from_those_who_have_left_something_th
     fill(&mut world, program, directory, 3);
     assert_eq!(world.word(program, directory).scope, Scope::Node);
     fill(&mut world, program, directory, 1);
-    // What it knew it goes on knowing.
+    // State that the program knew stays known.
     assert!(world.is_valid(program, directory, Mode::Write) && !world.is_valid(mount, left, Mode::Read));
     assert_eq!(world.word(program, directory).scope, Scope::Subtree);
     let entries = world.manager.stats().entries;
     fill(&mut world, program, directory, 100);
     assert_eq!(world.manager.stats().entries, entries, "none has a lease of its own");
-    // Who has left something has it back for the asking.
+    // A session that has left a file there gets it back on request.
     world.run(mount, Op::Write { inode: left, value: 7 }).unwrap();
     assert_eq!(world.read(program, left), Ok(7));
     fill(&mut world, program, directory, 1);
@@ -739,12 +746,12 @@ fn who_fills_a_directory_gets_all_below_it_from_those_who_have_left_something_th
 
 #[test]
 fn who_fills_a_directory_takes_nothing_that_others_use() {
-    // Granted just now.
+    // The lease was granted just now.
     let (mut world, mount, program, directory, left) = filled(quick());
     world.run(mount, Op::Write { inode: left, value: 7 }).unwrap();
     fill(&mut world, program, directory, 4);
     assert!(world.is_valid(mount, left, Mode::Write));
-    // By twice as many, it's old enough.
+    // At twice as many entries, the lease is old enough.
     world.now_us += 1000;
     fill(&mut world, program, directory, 3);
     assert!(world.is_valid(mount, left, Mode::Write));
@@ -752,7 +759,7 @@ fn who_fills_a_directory_takes_nothing_that_others_use() {
     assert!(!world.is_valid(mount, left, Mode::Write));
     assert_eq!(world.word(program, directory).scope, Scope::Subtree);
 
-    // A directory, with all below it.
+    // The other holder's lease covers a directory and everything below it.
     let (mut world, _, program, directory, _) = filled(quick());
     let other = world.begin();
     let below = world.make(other, directory, true).unwrap();
@@ -762,7 +769,7 @@ fn who_fills_a_directory_takes_nothing_that_others_use() {
     fill(&mut world, program, directory, 64);
     assert_eq!(world.word(program, directory).scope, Scope::Node);
 
-    // More than a few.
+    // There are more leases than a few.
     let (mut world, _, program, directory, _) = filled(Limits { fill_takes_max: 2, ..quick() });
     let other = world.begin();
     fill(&mut world, other, directory, 3);
@@ -774,7 +781,7 @@ fn who_fills_a_directory_takes_nothing_that_others_use() {
 
 #[test]
 fn the_lease_on_a_directory_that_is_filled_is_not_the_first_to_make_room() {
-    // Somebody else's directory there keeps the lease from becoming wider.
+    // Another session's directory there keeps the lease from being widened.
     let (mut world, _, program, directory, _) = filled(Limits { entries_per_session_max: 32, ..quick() });
     let other = world.begin();
     let below = world.make(other, directory, true).unwrap();
@@ -797,7 +804,7 @@ fn who_fills_a_directory_below_a_lease_of_its_own_is_told_of_what_it_knows_by_th
     world.digest(other, usize::MAX).unwrap();
     world.acquire(program, &[write(directory)]).unwrap();
     world.end(other).unwrap();
-    // With nobody else there, it has everything.
+    // Without another session there, the program has everything.
     world.acquire(program, &[write(beside)]).unwrap();
     assert_eq!((world.word(program, beside).inode, world.word(program, directory).scope), (ROOT, Scope::Node));
     world.read(program, inside).unwrap();
@@ -830,14 +837,14 @@ fn who_only_reads_leaves_the_tree_to_others_and_has_his_directory_when_he_writes
         world.run(reader, Op::Write { inode: *file, value: 8 }).unwrap();
     }
     assert_eq!(world.manager.stats().grants, grants + 1, "all that was known can be written");
-    // The directory itself goes under that lease when it is changed, and what is made there needs none of its own.
+    // The directory itself comes under that lease when it is changed, and new inodes there need no lease of their own.
     for _ in 0..3 {
         world.make(reader, directory, false).unwrap();
         world.digest(reader, usize::MAX).unwrap();
     }
     assert_eq!(world.word(reader, directory).scope, Scope::Subtree);
     assert_eq!(world.manager.stats().entries, 1);
-    // Somebody else comes, and it is as with any lease on all below a directory.
+    // Another session comes, and the lease behaves like any subtree lease.
     let other = world.begin();
     assert_eq!(world.read(other, files[3]), Ok(8));
     world.check().unwrap();
@@ -857,7 +864,9 @@ fn who_reads_beside_others_writes_one_file_at_a_time() {
     world.check().unwrap();
 }
 
-/// A file that was looked up to be written, and is known by the lease on all files still: others read it by now, and that lease must not become one to write.
+/// A file was looked up for writing, and is still known by the lease on all files.
+///
+/// Others read it by now, and that lease must not become a write lease.
 #[test]
 fn what_others_read_beside_a_lease_that_would_become_one_to_write_keeps_it_from_that() {
     let mut world = world(quick());
@@ -892,7 +901,7 @@ fn reserved_inode_is_refused_and_what_was_held_is_taken() {
     assert!(!world.is_valid(program, file, Mode::Read));
     assert!(world.refuses(program, &[read(file)]) && world.refuses(program, &[write(file)]));
     assert!(!world.refuses(mount, &[write(file)]) && !world.refuses(program, &[write(other)]));
-    // The mount sees what the program wrote.
+    // The mount sees the program's writes.
     assert_eq!(world.read(mount, file), Ok(7));
     world.run(program, Op::Write { inode: other, value: 8 }).unwrap();
     world.free_reserved(mount, None);
@@ -917,7 +926,7 @@ fn reserved_inode_gets_no_wider_lease_above_it() {
     let subtree = |inode| Want { scope: Scope::Subtree, ..write(inode) };
     assert!(world.refuses(program, &[subtree(directory)]) && world.refuses(program, &[subtree(ROOT)]));
     assert!(!world.refuses(program, &[subtree(inner)]));
-    // Beside it, all below is the program's.
+    // Beside it, everything below belongs to the program.
     world.run(program, Op::Write { inode: below, value: 2 }).unwrap();
     assert_eq!((world.word(program, below).inode, world.word(program, below).scope), (inner, Scope::Subtree));
     let third = world.begin();
@@ -941,9 +950,9 @@ fn reserved_directory_covers_what_is_in_it_and_no_more() {
     }
     world.run(program, Op::Write { inode: below, value: 3 }).unwrap();
     assert!(world.is_valid(program, below, Mode::Write) && !world.refuses(program, &[write(below)]));
-    // A lease on all below the inner directory would cover that one, too.
+    // A lease on everything below the inner directory would cover that file, too.
     assert_eq!(world.word(program, below).scope, Scope::Node);
-    // What moves out is anybody's, what moves in is not.
+    // A file that moves out is free for all sessions; a file that moves in is not.
     world.run(mount, Op::Rename { inode: file, from: directory, to: ROOT }).unwrap();
     assert_eq!(world.read(program, file), Ok(0));
     world.run(mount, Op::Rename { inode: file, from: ROOT, to: directory }).unwrap();

@@ -1,5 +1,6 @@
-//! A shell and sessions in one thread: what every operation finds is compared with a tree on which all operations run
-//! at once.
+//! A model shell and sessions in one thread.
+//!
+//! Every operation's result is compared with a tree on which all operations run at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -51,7 +52,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// The inodes whose state it changes.
+    /// Returns the inodes whose state the operation changes.
     fn touches(self) -> Vec<InodeId> {
         match self {
             Self::Write { inode, .. } => vec![inode],
@@ -130,7 +131,7 @@ type Clock = BTreeMap<SessionId, LogPosition>;
 #[derive(Debug, Default)]
 struct Session {
     cached: BTreeMap<InodeId, Cached>,
-    /// Threads that are in the middle of reading: they look at the word again when they are done.
+    /// Threads in the middle of a read: they check the word again at the end.
     readers: BTreeMap<InodeId, Cached>,
     kernel: BTreeMap<InodeId, Inode>,
     log: Vec<(Op, LogPosition)>,
@@ -145,10 +146,10 @@ pub struct World {
     truth: Tree,
     words: BTreeMap<(SessionId, u32), SlotWord>,
     sessions: BTreeMap<SessionId, Session>,
-    /// What each session's log depends on, by its position.
+    /// The dependencies of each session's log, by its position.
     clocks: BTreeMap<SessionId, Vec<(LogPosition, Clock)>>,
     persistent: Clock,
-    /// What the commit takes that is under way.
+    /// The updates that the commit under way includes.
     commit: Option<Clock>,
     next_inode: u64,
     next_session: u64,
@@ -156,16 +157,18 @@ pub struct World {
     limits: Limits,
     plant: Plant,
     pub seals: BTreeMap<SessionId, u64>,
-    /// With how many slots a session's table begins, where it's not all.
+    /// The slots with which a session's table begins, if not all.
     pub first_slots: Option<u32>,
     rooms: BTreeMap<SessionId, u32>,
-    /// What the manager ever said.
+    /// Everything that the manager ever reported.
     pub met: BTreeSet<String>,
     /// Words that were written ahead of their turn.
     ahead: BTreeMap<(SessionId, u32), SlotWord>,
-    /// What a session does when its log was sealed and applied, and no word was written since, if its leases stand: one operation after the other.
+    /// Operations that a session runs, one after the other, if its leases hold.
+    ///
+    /// They run after its log was sealed and applied, when no word was written since.
     pub after_seal: Vec<(SessionId, Op)>,
-    /// Who has reserved what.
+    /// The reservations: session and inode.
     reserved: BTreeSet<(SessionId, InodeId)>,
 }
 
@@ -215,7 +218,7 @@ impl World {
         self.sessions.keys().copied().collect()
     }
 
-    /// Inodes that exist for SharedFS and for everybody.
+    /// Returns the inodes that exist for SharedFS and for all sessions.
     pub fn inodes(&self, is_directory: Option<bool>) -> Vec<InodeId> {
         let is_it = |(inode, state): &(&InodeId, &Inode)| {
             **inode != InodeId::RENAME
@@ -238,8 +241,9 @@ impl World {
         word.generation == cached.generation && word.mode.is_some_and(|held| held >= mode)
     }
 
-    /// Asks for a lease to write, and goes on by the one under which it knows the inode already, if it does: as who looks up a name that it will
-    /// write, and is told again of what it knows.
+    /// Asks for a write lease, but continues on the lease by which the session knows the inode already.
+    ///
+    /// A session does so when it looks up a name to write, and receives state again that it knows.
     pub fn look_up_to_write(&mut self, session: SessionId, inode: InodeId) -> Check {
         let known = self.sessions[&session].cached.get(&inode).cloned();
         self.acquire(session, &[Want { inode, mode: Mode::Write, scope: Scope::Node, widens: true }])?;
@@ -256,12 +260,12 @@ impl World {
         self.words[&(session, self.sessions[&session].cached[&inode].slot)]
     }
 
-    /// Whether a session may not have one of these leases, since it would cover what is reserved.
+    /// Whether a session may not have one of these leases, since it would cover reserved inodes.
     pub fn refuses(&self, session: SessionId, wants: &[Want]) -> bool {
         wants.iter().any(|want| self.manager.refuses(session, want, &self.applied))
     }
 
-    /// A session that is admitted reserves an inode, and takes it from all others.
+    /// Reserves an inode for an admitted session, and takes it from all others.
     pub fn reserve(&mut self, session: SessionId, inode: InodeId, reach: Reach) -> Check {
         self.manager.admit_to_reserved(session);
         self.reserved.insert((session, inode));
@@ -270,7 +274,7 @@ impl World {
         self.acquire(session, &[Want { inode, mode: Mode::Write, scope, widens: true }])
     }
 
-    /// Ends reservations of an inode, or of all inodes, by a session.
+    /// Ends a session's reservations of an inode, or of all inodes.
     pub fn free_reserved(&mut self, session: SessionId, inode: Option<InodeId>) {
         let ended =
             self.reserved.iter().filter(|(owner, of)| *owner == session && inode.is_none_or(|inode| inode == *of));
@@ -282,7 +286,7 @@ impl World {
         }
     }
 
-    /// Whether a session knows an inode by a lease that holds, though it may ask for none.
+    /// Fails if a session knows an inode by a valid lease, though it may not ask for one.
     pub fn check_reserved(&self) -> Check {
         for (session, state) in &self.sessions {
             let known = state.cached.iter().filter(|(_, cached)| self.stands(*session, cached, Mode::Read));
@@ -295,17 +299,17 @@ impl World {
         Ok(())
     }
 
-    /// What a read finds, asked for only if the session has no valid state.
+    /// Reads an inode, and asks for a lease only if the session has no valid state.
     pub fn read(&mut self, session: SessionId, inode: InodeId) -> Check<u64> {
         self.read_in(session, inode, Scope::Node)
     }
 
-    /// The same, by a lease of this scope.
+    /// Reads an inode by a lease of this scope.
     pub fn read_in(&mut self, session: SessionId, inode: InodeId, scope: Scope) -> Check<u64> {
         self.read_by(session, Want { inode, mode: Mode::Read, scope, widens: true })
     }
 
-    /// The same, by this lease.
+    /// Reads an inode by this lease.
     pub fn read_by(&mut self, session: SessionId, want: Want) -> Check<u64> {
         let inode = want.inode;
         if !self.is_valid(session, inode, Mode::Read) {
@@ -320,7 +324,7 @@ impl World {
         Ok(value)
     }
 
-    /// The session reads along, where it can without disturbing anybody. Whether it does.
+    /// Joins the readers of an inode if that disturbs no session, and returns whether it did.
     pub fn join(&mut self, session: SessionId, inode: InodeId) -> Check<bool> {
         let joined = self.manager.join(self.now_us, session, inode, &self.applied);
         let Some(grant) = joined else { return self.perform(None).map(|_| false) };
@@ -340,7 +344,7 @@ impl World {
         Ok(true)
     }
 
-    /// What a read finds that the kernel answers.
+    /// Reads an inode from the kernel's cache.
     pub fn read_kernel(&mut self, session: SessionId, inode: InodeId) -> Check {
         match self.sessions[&session].kernel.get(&inode) {
             Some(state) if self.truth.0.get(&inode).is_some_and(|truth| truth != state) => {
@@ -350,7 +354,7 @@ impl World {
         }
     }
 
-    /// Runs an operation, with the leases that it needs. It's the kernel's where one of them is refused.
+    /// Runs an operation, with the leases that it needs. If one of them is refused, the kernel runs it.
     pub fn run(&mut self, session: SessionId, op: Op) -> Check {
         let wants = self.wants(op);
         if self.refuses(session, &wants) {
@@ -362,17 +366,18 @@ impl World {
             self.is_valid(session, want.inode, want.mode)
                 && (want.scope == Scope::Node || word.is_some_and(|word| word.scope == Scope::Subtree))
         };
-        // A subtree lease that is held may have holes: only SharedFS knows.
+        // A held subtree lease may have holes: only SharedFS knows.
         let needs_subtree = wants.iter().any(|want| want.scope == Scope::Subtree);
         if needs_subtree || !wants.iter().all(is_held) {
             self.acquire(session, &wants)?;
         }
-        // What another session fills may have taken it again, which nothing puts off: who finds that asks once more.
+        // A lease may have been taken again for another session that fills a directory, which nothing delays. A session
+        // that finds that asks once more.
         let is_valid = |world: &Self| wants.iter().all(|want| world.is_valid(session, want.inode, want.mode));
         if !is_valid(self) {
             self.acquire(session, &wants)?;
         }
-        // A log that was applied for it has brought an inode to where it's reserved.
+        // A log that was applied for the request has moved an inode to where it is reserved.
         if self.refuses(session, &wants) {
             return Ok(());
         }
@@ -414,7 +419,7 @@ impl World {
                 _ => self.sessions[&session].cached[&inode].clone(),
             };
             let session = self.session(session);
-            // Threads of one session know of each other.
+            // Threads of one session see each other's changes.
             session.readers.remove(&inode);
             session.kernel.insert(inode, state.clone());
             session.cached.insert(inode, Cached { state, ..known_on });
@@ -459,7 +464,7 @@ impl World {
         Ok(())
     }
 
-    /// Performs commands until there are none; tells whether this request was granted.
+    /// Performs commands until none is left; returns whether this request was granted.
     pub fn perform(&mut self, request: Option<crate::RequestId>) -> Check<bool> {
         let mut is_granted = false;
         for _ in 0..10_000 {
@@ -496,7 +501,7 @@ impl World {
                 }
                 Command::Wait { until_us } => {
                     self.now_us = self.now_us.max(until_us);
-                    // Others ask meanwhile, and have their tables made larger.
+                    // Others ask meanwhile, and their tables are enlarged.
                     let asks = |session: &SessionId| (session.0 + self.now_us) % 3 == 0;
                     let asking: Vec<_> = self.rooms.keys().copied().filter(asks).collect();
                     asking.into_iter().for_each(|session| self.make_room(session));
@@ -507,7 +512,7 @@ impl World {
         Err("the manager never comes to an end".to_owned())
     }
 
-    /// The tables say what the manager means.
+    /// Checks that the tables agree with the manager.
     fn check_words(&self) -> Check {
         for session in self.sessions.keys().filter(|session| self.manager.holds.holders.contains_key(session)) {
             let holder = &self.manager.holds.holders[session];
@@ -516,7 +521,7 @@ impl World {
                 let written = self.words.get(&(*session, slot)).copied();
                 let is_same = match (meant.mode, written.and_then(|word| word.mode)) {
                     (None, None) => true,
-                    // A lease is written with its grant, or when it's attached.
+                    // A lease is written with its grant, or when it is attached.
                     (Some(_), _) => written == Some(meant),
                     _ => false,
                 };
@@ -540,7 +545,7 @@ impl World {
             self.met.insert("superseded".to_owned());
             return Ok(());
         }
-        // A table is made larger in time, but not always: there may be no room for it.
+        // A table is enlarged in time, but not always: there may be no room for it.
         if word.slot >= room / 2 && word.generation % 3 == 0 {
             self.make_room(word.session);
         }
@@ -572,7 +577,7 @@ impl World {
         if writer != session && position.0 > 0 && !is_known(&known) && !is_known(&self.persistent) {
             return Err(format!("{session} doesn't know that {inode} depends on {writer} up to {position}"));
         }
-        // What the session has in its own log and is not applied yet counts, too.
+        // Unapplied state in the session's own log counts, too.
         let state = if self.has_logged(session, inode) { self.truth.0.get(&inode).cloned() } else { Some(state) };
         if let Some(state) = state {
             let cached = Cached { slot: word.slot, generation: word.generation, state };
@@ -581,7 +586,7 @@ impl World {
         Ok(())
     }
 
-    /// What else is in the directory comes along, as far as the lease covers it.
+    /// Takes the directory's other files from the grant, as far as the lease covers them.
     fn take_files(&mut self, session: SessionId, granted: InodeId, word: SlotWord) -> Check {
         let directory = self.applied.home(granted).as_file().filter(|_| word.scope != Scope::Node);
         let Some(directory) = directory else { return Ok(()) };
@@ -678,7 +683,7 @@ impl World {
         ahead.into_iter().try_for_each(|word| self.write(word, &Command::Attach { word }))
     }
 
-    /// What was written ahead stands there as long as nobody takes it: a restart relies on it.
+    /// Checks that words written ahead stand until a session takes them: a restart relies on it.
     fn check_ahead(&self) -> Check {
         for ((session, slot), ahead) in &self.ahead {
             let meant = self.manager.holds.holders.get(session).and_then(|holder| holder.slots.get(*slot as usize));
@@ -736,12 +741,12 @@ impl World {
         self.perform(None).map(|_| ())
     }
 
-    /// SharedFS dies and comes back; sessions, words and logs stay.
+    /// Kills and restarts SharedFS; sessions, words and logs stay.
     pub fn restart(&mut self) -> Check {
         self.commit = None;
         let words: Vec<_> = self.words.values().copied().collect();
         let mut applied: Vec<_> = self.sessions.iter().map(|(id, session)| (*id, session.applied)).collect();
-        // The logs of sessions that have ended are digested before anyone is served.
+        // The logs of ended sessions are digested before any session is served.
         let ended: Vec<_> = self.ended().collect();
         for session in ended {
             self.persistent.insert(session, LogPosition(u64::MAX));
@@ -755,8 +760,10 @@ impl World {
         self.perform(None).map(|_| ())
     }
 
-    /// Begins a commit, or ends the one that was begun. It has all that was applied when it began, whoever wrote it: what goes on from something is never
-    /// persistent without it.
+    /// Begins a commit, or completes the one under way.
+    ///
+    /// It includes all updates that were applied when it began, of every session. No update becomes persistent without
+    /// the updates on which it depends.
     pub fn commit(&mut self) {
         let Some(commit) = self.commit.take() else {
             let ended = self.ended().map(|id| (id, LogPosition(u64::MAX)));
@@ -771,19 +778,19 @@ impl World {
         }
     }
 
-    /// Sessions that have ended: all of their logs is applied.
+    /// Returns sessions that have ended: all of their logs are applied.
     fn ended(&self) -> impl Iterator<Item = SessionId> + '_ {
         self.clocks.keys().copied().filter(|id| !self.sessions.contains_key(id))
     }
 
-    /// Commits all that was applied.
+    /// Commits all applied updates.
     pub fn commit_all(&mut self) {
         self.commit = None;
         self.commit();
         self.commit();
     }
 
-    /// Every state that any session takes for valid is the true one.
+    /// Checks that every state that any session considers valid is the true one.
     pub fn check(&self) -> Check {
         for (session, state) in &self.sessions {
             for inode in state.cached.keys().filter(|inode| self.is_valid(*session, **inode, Mode::Read)) {
