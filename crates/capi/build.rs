@@ -1,6 +1,8 @@
-//! Gives the library the name under which programs that were linked with it look for it. Its number changes with what breaks them.
+//! Sets the library's soname, the name under which linked programs search for the library.
+//!
+//! Its number changes with each incompatible change.
 
-/// As `scripts/install.sh` installs it.
+/// The name under which `scripts/install.sh` installs the library.
 const SONAME: &str = "libashlar.so.0";
 
 fn main() {

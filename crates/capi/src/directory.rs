@@ -1,4 +1,4 @@
-//! Listing directories.
+//! The listing of directories.
 
 use std::collections::VecDeque;
 use std::ffi::c_char;
@@ -9,10 +9,10 @@ use ashlar_types::{Access, Errno, InodeId, NAME_MAX};
 
 use crate::session::{Session, locked};
 
-/// Entries that are fetched at a time.
+/// The entries fetched at a time.
 const PAGE_ENTRIES: usize = 256;
 
-/// `ashlar_dirent`.
+/// `ashlar_dirent`: an entry for the caller.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
@@ -27,22 +27,22 @@ const _: () = assert!(std::mem::offset_of!(Entry, name) == 17 && size_of::<Entry
 impl Entry {
     fn of(listed: &ListedName<'_>) -> Self {
         let mut name = [0; NAME_MAX + 1];
-        // A name has no more than `NAME_MAX` bytes, so the last one stays a NUL.
+        // A name has at most `NAME_MAX` bytes, so the last one stays a NUL.
         name.iter_mut().zip(listed.name.iter().take(NAME_MAX)).for_each(|(to, byte)| *to = *byte as c_char);
         Self { inode: listed.id.0, next: listed.cookie as i64, kind: listed.kind as u8, name }
     }
 }
 
-/// Where a listing stands.
+/// The position of a listing.
 #[derive(Debug, Default)]
 struct Position {
-    /// Behind which entry it goes on.
+    /// The cookie of the last entry returned.
     after: u64,
-    /// Entries that were fetched and not told yet.
+    /// Entries that were fetched and not returned yet.
     ahead: VecDeque<Entry>,
 }
 
-/// `ashlar_dir`.
+/// `ashlar_dir`: a directory stream.
 #[derive(Debug)]
 pub struct Stream {
     pub(crate) session: Arc<Session>,
@@ -68,7 +68,7 @@ impl Stream {
         Ok(Self { session: Arc::clone(session), directory, number, position: Mutex::default() })
     }
 
-    /// The next entry, if there is one.
+    /// Returns the next entry, if one is left.
     ///
     /// # Errors
     /// As the header says.
@@ -77,7 +77,7 @@ impl Stream {
         if position.ahead.is_empty() {
             let ahead = &mut position.ahead;
             self.session.fs.list_with_dots(self.directory, position.after, &mut |listed| {
-                // Names that share a cookie are fetched together: a listing goes on behind a cookie.
+                // Names that share a cookie are fetched together, since a listing continues behind a cookie.
                 let is_full =
                     ahead.len() >= PAGE_ENTRIES && ahead.back().is_none_or(|last| last.next != listed.cookie as i64);
                 if !is_full {
@@ -93,22 +93,22 @@ impl Stream {
         Ok(next)
     }
 
-    /// Where the listing stands.
+    /// Returns the position of the listing.
     pub(crate) fn tell(&self) -> i64 {
         locked(&self.position).after as i64
     }
 
-    /// Has the listing go on elsewhere.
+    /// Moves the listing to another position.
     ///
     /// # Errors
-    /// `EINVAL`.
+    /// `EINVAL` if the position is negative.
     pub(crate) fn seek(&self, place: i64) -> Outcome<()> {
         let after = u64::try_from(place).map_err(|_| Errno::EINVAL)?;
         *locked(&self.position) = Position { after, ahead: VecDeque::new() };
         Ok(())
     }
 
-    /// Ends the listing. In a child of the session's process, its session is left alone.
+    /// Ends the listing. In a child of the session's process, the session stays untouched.
     pub(crate) fn close(self) {
         if self.session.is_of_this_process() {
             self.session.close_stream(self.number);

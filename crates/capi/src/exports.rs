@@ -1,4 +1,6 @@
-//! The functions of the header. Each takes C's arguments apart, has a safe one do the work, and puts its result into C's form.
+//! The functions of the header.
+//!
+//! Each function converts C's arguments, calls a safe function, and converts its result for C.
 
 mod attributes;
 mod data;
@@ -13,7 +15,7 @@ use ashlar_types::Errno;
 
 use crate::pointers::Output;
 
-/// A number that C gets: a result, or a negative errno.
+/// A number that C receives: a result, or a negative errno.
 trait Returned: From<i8> {
     fn from_errno(errno: Errno) -> Self;
     fn from_length(length: usize) -> Self;
@@ -35,26 +37,26 @@ macro_rules! returned {
 
 returned!(i32, i64, isize);
 
-/// Does what a function does. Nothing unwinds into its caller.
+/// Runs the body of an exported function. No panic unwinds into its caller.
 fn call<R: Returned>(act: impl FnOnce() -> Outcome<R>) -> R {
-    // What a panic leaves behind are LibFS's states, which stand under locks and leases, and counts of open files.
+    // A panic leaves behind LibFS's state, which locks and leases protect, and counts of open files.
     match catch_unwind(AssertUnwindSafe(act)) {
         Ok(Ok(result)) => result,
         Ok(Err(errno)) => R::from_errno(errno),
         Err(payload) => {
-            // It could panic once more when it's dropped.
+            // Dropping the payload could panic once more.
             std::mem::forget(payload);
             R::from_errno(Errno::EIO)
         }
     }
 }
 
-/// As [`call`], for what has no result but that it's done.
+/// Runs a body like [`call`], which returns nothing but success.
 fn done(act: impl FnOnce() -> Outcome<()>) -> i32 {
     call(|| act().map(|()| 0))
 }
 
-/// Puts bytes of unknown length where there is room for them, or tells their length where there is none given.
+/// Stores bytes of unknown length, or returns their length if the caller gives no room.
 fn sized(bytes: &[u8], room: &mut Output, length: usize) -> Outcome<isize> {
     if length > 0 {
         let room = room.bytes(length)?.get_mut(..bytes.len()).ok_or(Errno::ERANGE)?;
@@ -72,7 +74,7 @@ mod tests {
         std::panic::set_hook(Box::new(|_| {}));
         assert_eq!(call::<i32>(|| panic!("a defect")), -libc::EIO);
         assert_eq!(call::<isize>(|| std::panic::panic_any(7)), -(libc::EIO as isize));
-        // The test harness's own is the default one.
+        // The test harness's own hook is the default one.
         drop(std::panic::take_hook());
         assert_eq!(call::<i64>(|| Err(Errno::ENXIO)), -i64::from(libc::ENXIO));
         assert_eq!(done(|| Ok(())), 0);

@@ -1,4 +1,4 @@
-//! Open files, and the numbers that lead to them.
+//! Open files, and their numbers.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -10,14 +10,16 @@ use ashlar_types::{Access, Errno, FileKind, InodeId};
 
 use crate::session::Session;
 
-/// The first number: no descriptor of the kernel's is as high, so what is mixed up fails on either side.
+/// The first number.
+///
+/// No descriptor of the kernel is as high, so a descriptor of the wrong kind fails on either side.
 const FIRST: i32 = 1 << 30;
-/// Open files of one session. SharedFS's table of its open inodes has as many places.
+/// The most open files of one session. SharedFS's table of a session's open inodes has as many slots.
 const OPEN_MAX: usize = 65_536;
 
 /// `O_TMPFILE` without `O_DIRECTORY`, which it includes.
 const TMPFILE: i32 = libc::O_TMPFILE & !libc::O_DIRECTORY;
-/// What `ashlar_open` takes beside an access mode.
+/// The flags that `ashlar_open` accepts beside an access mode.
 const KNOWN_FLAGS: i32 = libc::O_CREAT
     | libc::O_EXCL
     | libc::O_TRUNC
@@ -33,45 +35,45 @@ const KNOWN_FLAGS: i32 = libc::O_CREAT
     | libc::O_NOCTTY
     | libc::O_NONBLOCK
     | LARGE_FILE;
-/// `O_LARGEFILE`, which libc says is 0 where all files may be large, and the kernel says is this.
+/// The kernel's value of `O_LARGEFILE`. Libc defines it as 0 if all files may be large.
 const LARGE_FILE: i32 = 0o100_000;
 
-/// An open file. It lives until the last number that leads to it and the last call with it are gone.
+/// An open file. It lives until the last number that refers to it and the last call with it are gone.
 #[derive(Debug)]
 pub(crate) struct OpenFile {
     fs: Arc<LibFs>,
     pub(crate) inode: InodeId,
     pub(crate) is_directory: bool,
     flags: i32,
-    /// Its offset, which a call that moves it holds.
+    /// Its offset. A call that moves the offset holds the lock.
     pub(crate) offset: Mutex<u64>,
-    /// As whose its locks stand.
+    /// The owner of its locks.
     pub(crate) lock_owner: u64,
     pub(crate) has_locks: AtomicBool,
 }
 
 impl OpenFile {
-    /// Whether its access mode allows reading.
+    /// Whether its access mode allows reads.
     pub(crate) fn may_read(&self) -> bool {
         self.flags & libc::O_ACCMODE != libc::O_WRONLY
     }
 
-    /// Whether its access mode allows writing.
+    /// Whether its access mode allows writes.
     pub(crate) fn may_write(&self) -> bool {
         self.flags & libc::O_ACCMODE != libc::O_RDONLY
     }
 
-    /// Whether what is written goes to the end.
+    /// Whether writes go to the end.
     pub(crate) fn appends(&self) -> bool {
         self.flags & libc::O_APPEND != 0
     }
 
-    /// Whether what is written is persistent when the call returns.
+    /// Whether a write is persistent when the call returns.
     pub(crate) fn is_synchronous(&self) -> bool {
         self.flags & (libc::O_SYNC | libc::O_DSYNC) != 0
     }
 
-    /// Whether it was made without a name, never to get one.
+    /// Whether it was created without a name and may never get one.
     pub(crate) fn stays_unnamed(&self) -> bool {
         self.flags & TMPFILE != 0 && self.flags & libc::O_EXCL != 0
     }
@@ -81,7 +83,7 @@ impl Drop for OpenFile {
     fn drop(&mut self) {
         if self.has_locks.load(Ordering::Relaxed) {
             for kind in [LockKind::Flock, LockKind::Record] {
-                // Where SharedFS is away for good, it frees them with the session.
+                // If SharedFS is away for good, it frees the locks with the session.
                 let _ = self.fs.release_locks(self.inode, self.lock_owner, kind);
             }
         }
@@ -92,19 +94,19 @@ impl Drop for OpenFile {
 #[derive(Debug, Default)]
 struct Slots {
     files: Vec<Option<Arc<OpenFile>>>,
-    /// Free places below the end.
+    /// Free indices below the end.
     free: BinaryHeap<Reverse<usize>>,
 }
 
-/// The numbers of a session, and what they lead to.
+/// The numbers of a session, and their open files.
 #[derive(Debug, Default)]
 pub(crate) struct Files(RwLock<Slots>);
 
 impl Files {
-    /// Gives an open file the lowest number that is free.
+    /// Gives an open file the lowest free number.
     ///
     /// # Errors
-    /// `EMFILE`.
+    /// `EMFILE` if none is free.
     pub(crate) fn add(&self, file: Arc<OpenFile>) -> Outcome<i32> {
         let mut slots = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let index = match slots.free.pop() {
@@ -119,27 +121,28 @@ impl Files {
         Ok(FIRST + index as i32)
     }
 
-    /// Fails with `EMFILE` where there is no number left: before a file is made or cut off. Another thread may take the last one
-    /// between that and [`Files::add`].
+    /// Fails with `EMFILE` if no number is free, before a file is created or truncated.
+    ///
+    /// Another thread may take the last number between that and [`Files::add`].
     pub(crate) fn check_room(&self) -> Outcome<()> {
         let slots = self.0.read().unwrap_or_else(PoisonError::into_inner);
         if slots.free.is_empty() && slots.files.len() == OPEN_MAX { Err(Errno::EMFILE) } else { Ok(()) }
     }
 
-    /// The open file behind a number.
+    /// Returns the open file of a number.
     ///
     /// # Errors
-    /// `EBADF`.
+    /// `EBADF` if the number is unused.
     pub(crate) fn get(&self, number: i32) -> Outcome<Arc<OpenFile>> {
         let slots = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let index = usize::try_from(number.wrapping_sub(FIRST)).map_err(|_| Errno::EBADF)?;
         slots.files.get(index).and_then(Option::as_ref).cloned().ok_or(Errno::EBADF)
     }
 
-    /// Takes a number away.
+    /// Removes a number.
     ///
     /// # Errors
-    /// `EBADF`.
+    /// `EBADF` if the number is unused.
     pub(crate) fn remove(&self, number: i32) -> Outcome<Arc<OpenFile>> {
         let mut slots = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let index = usize::try_from(number.wrapping_sub(FIRST)).map_err(|_| Errno::EBADF)?;
@@ -148,7 +151,7 @@ impl Files {
         Ok(file)
     }
 
-    /// Takes all numbers away.
+    /// Removes all numbers.
     pub(crate) fn close_all(&self) {
         let slots = std::mem::take(&mut *self.0.write().unwrap_or_else(PoisonError::into_inner));
         drop(slots);
@@ -177,7 +180,7 @@ impl Session {
         self.files.add(Arc::new(file))
     }
 
-    /// What a slash at its end says to be a directory is not made by `open`, whatever it leads to.
+    /// Fails for a path with a slash at its end: it names a directory, which `open` does not create.
     fn check_makes_file(&self, path: &[u8]) -> Outcome<()> {
         let Some(end) = path.iter().rposition(|&byte| byte != b'/').filter(|end| end + 1 < path.len()) else {
             return Ok(());
@@ -192,7 +195,7 @@ impl Session {
         let make = Make { kind: FileKind::Regular, mode: mode & 0o7777, umask: self.umask(), device: 0, target: &[] };
         match place.opening(flags)? {
             Opening::Make => match self.fs.make_open(&self.who, place.directory, &place.name, &make) {
-                // Somebody was faster: what he has made is opened.
+                // Another session was faster: its file is opened.
                 Err(Errno::EEXIST) if flags & libc::O_EXCL == 0 => Err(Errno::ESTALE),
                 made => Ok(self.opened(made?.id, FileKind::Regular, flags)),
             },
@@ -225,7 +228,7 @@ impl Session {
         Ok(file)
     }
 
-    /// An open file for a handle that LibFS has noted.
+    /// Makes an open file for a handle that LibFS has recorded.
     fn opened(&self, inode: InodeId, kind: FileKind, flags: i32) -> OpenFile {
         OpenFile {
             fs: Arc::clone(&self.fs),

@@ -1,7 +1,8 @@
-//! Whose a session is: that of the process that opened it, and of no child of it.
+//! The process of a session: the process that opened it, and no child.
 //!
-//! One page of memory is wiped by the kernel in every child, however it is made (`MADV_WIPEONFORK`). It holds the process's token, so
-//! a call needs to load one word, where a call of the kernel for the process's number would cost as much as a read.
+//! The kernel wipes one page of memory in every child, however the child is made (`MADV_WIPEONFORK`). The page holds
+//! the process's token. So a call only loads one word; asking the kernel for the process's number would cost as much as
+//! a read.
 
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -11,9 +12,9 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 const PAGE: usize = 4096;
 
-/// The page's first word. It's mapped once, and stays.
+/// The page's first word. The page is mapped once, and stays.
 static WORD: AtomicPtr<AtomicU64> = AtomicPtr::new(null_mut());
-/// Children inherit it, so that no process has a token of one that it descends from.
+/// The last token. Children inherit it, so that no process has the token of an ancestor.
 static LAST: AtomicU64 = AtomicU64::new(0);
 
 /// A process, as its sessions remember it.
@@ -21,10 +22,10 @@ static LAST: AtomicU64 = AtomicU64::new(0);
 pub(crate) struct Token(u64);
 
 impl Token {
-    /// This process.
+    /// Returns the token of this process.
     ///
     /// # Errors
-    /// `ENOMEM`.
+    /// `ENOMEM` if the page can't be mapped.
     pub(crate) fn of_process() -> Result<Self, Errno> {
         let word = match word() {
             Some(word) => word,
@@ -48,12 +49,13 @@ impl Token {
 }
 
 fn word() -> Option<&'static AtomicU64> {
-    // SAFETY: what stands there is null, or a page that was mapped for reading and writing and is never unmapped.
+    // SAFETY: the pointer is null, or leads to a page that was mapped for reading and writing and is never unmapped.
     unsafe { WORD.load(Ordering::Acquire).as_ref() }
 }
 
 fn map() -> Result<&'static AtomicU64, Errno> {
-    // SAFETY: a new mapping at a place of the kernel's choice, which touches no memory of anybody's; and advice about it.
+    // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory, and `madvise` only
+    // advises.
     let page = unsafe {
         let page = mmap_anonymous(null_mut(), PAGE, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
         let page = page.map_err(|error| Errno(error.raw_os_error()))?;
@@ -64,13 +66,13 @@ fn map() -> Result<&'static AtomicU64, Errno> {
     let word = match first {
         Ok(_) => page.cast(),
         Err(other) => {
-            // SAFETY: nobody knows of this page but this thread. Where it stays, that's a page.
+            // SAFETY: only this thread knows of the page. If it stays mapped, one page is lost.
             let _ = unsafe { munmap(page, PAGE) };
             other
         }
     };
     NonNull::new(word)
-        // SAFETY: it is the page that counts from now on; it's aligned, and zeros are a word.
+        // SAFETY: this page counts from now on; it is aligned, and zeros are a valid word.
         .map(|word| unsafe { word.as_ref() })
         .ok_or(Errno::ENOMEM)
 }
@@ -89,7 +91,7 @@ mod tests {
         if child == 0 {
             let is_stranger = !parent.is_here();
             let has_another = Token::of_process().is_ok_and(|token| token != parent && token.is_here());
-            // SAFETY: it takes a number, and runs nothing of this process.
+            // SAFETY: it takes a number, and runs no code of this process.
             unsafe { libc::_exit(i32::from(!(is_stranger && has_another))) };
         }
         let mut status = -1;

@@ -1,5 +1,6 @@
-//! What the kernel keeps users from in directories that many may write, where the machine's administrator has switched it on
-//! (`fs.protected_*`, `Documentation/admin-guide/sysctl/fs.rst`).
+//! The kernel's guards for directories that many users may write (`fs.protected_*`).
+//!
+//! The machine's administrator switches them on (`Documentation/admin-guide/sysctl/fs.rst`).
 
 use ashlar_types::{Inode, MODE_SETGID, MODE_SETUID, MODE_STICKY};
 
@@ -7,17 +8,17 @@ const OTHERS_WRITE: u32 = 0o002;
 const GROUP_WRITES: u32 = 0o020;
 const GROUP_EXECUTES: u32 = 0o010;
 
-/// Which guards are on, as they were when the session was opened.
+/// The guards that were on when the session was opened.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Guards {
     symlinks: bool,
     hardlinks: bool,
-    /// 1: in directories that all may write; 2: in those that a group may write, too.
+    /// 1: in directories that all users may write; 2: also in directories that a group may write.
     regular: u32,
 }
 
 impl Guards {
-    /// As the machine has them; on, where that can't be read.
+    /// Reads the machine's guards; a guard that can't be read counts as on.
     pub(crate) fn of_machine() -> Self {
         let level = |name: &str| {
             let text = std::fs::read_to_string(format!("/proc/sys/fs/protected_{name}")).unwrap_or_default();
@@ -32,7 +33,7 @@ impl Guards {
         !self.symlinks || link.uid == uid || !is_shared || directory.uid == link.uid
     }
 
-    /// Whether a user may open with `O_CREAT` a file that is there already.
+    /// Whether a user may open an existing file with `O_CREAT`.
     pub(crate) fn allow_creating(&self, uid: u32, directory: &Inode, file: &Inode) -> bool {
         let writers = if self.regular >= 2 { OTHERS_WRITE | GROUP_WRITES } else { OTHERS_WRITE };
         self.regular == 0
@@ -42,7 +43,7 @@ impl Guards {
             || directory.mode & writers == 0
     }
 
-    /// Whether a user may make another name for a file; `may_change` says whether he may read and write it.
+    /// Whether a user may link a file; `may_change` returns whether the user may read and write it.
     pub(crate) fn allow_linking(&self, uid: u32, file: &Inode, may_change: impl FnOnce() -> bool) -> bool {
         let runs_as_group = file.mode & (MODE_SETGID | GROUP_EXECUTES) == MODE_SETGID | GROUP_EXECUTES;
         let is_safe = file.kind == ashlar_types::FileKind::Regular && file.mode & MODE_SETUID == 0 && !runs_as_group;

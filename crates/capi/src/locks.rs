@@ -1,4 +1,4 @@
-//! Locks of open files. SharedFS has them, beside those that come through mounts.
+//! Locks of open files. SharedFS keeps them, beside the locks that come through mounts.
 
 use std::sync::atomic::Ordering;
 
@@ -22,7 +22,7 @@ impl Session {
         self.lock(file, LockKind::Flock, (0, u64::MAX), mode, operation & libc::LOCK_NB == 0)
     }
 
-    /// A lock of bytes.
+    /// Sets or removes a lock of a range of bytes.
     ///
     /// # Errors
     /// As the header says.
@@ -44,13 +44,13 @@ impl Session {
     fn lock(&self, file: i32, kind: LockKind, range: (u64, u64), mode: LockMode, waits: bool) -> Outcome<()> {
         let file = self.file(file)?;
         let wait = (waits && mode != LockMode::Unlock).then(|| self.ticket());
-        // Noted first: what a lock that comes late leaves behind goes with the file.
+        // Recorded first: a lock that is granted late is then removed with the file.
         file.has_locks.store(true, Ordering::Relaxed);
         self.fs.lock(file.inode, kind, file.lock_owner, std::process::id(), range, mode, wait)
     }
 }
 
-/// The first and the last byte.
+/// Returns the first and the last byte of a range.
 fn range(start: i64, bytes: i64) -> Outcome<(u64, u64)> {
     let first = u64::try_from(start).map_err(|_| Errno::EINVAL)?;
     match u64::try_from(bytes).map_err(|_| Errno::EINVAL)? {

@@ -1,4 +1,4 @@
-//! Names: making, removing, moving and linking them; and attributes of what they lead to.
+//! Operations on names, and on the attributes of the inodes that they name.
 
 use ashlar_libfs::{Change, Found, Last, Make, Outcome, Purpose, RenameFlags, SetTime};
 use ashlar_types::{Access, Errno, FileKind, MODE_PERMISSIONS, MODE_STICKY};
@@ -15,7 +15,7 @@ impl Session {
     /// # Errors
     /// As the header says.
     pub(crate) fn make_directory(&self, path: &[u8], mode: u32) -> Outcome<()> {
-        // The set-id bits of a new directory are its parent's to give.
+        // A new directory takes its set-id bits from its parent.
         let mode = mode & (0o777 | MODE_STICKY);
         let make = Make { kind: FileKind::Directory, mode, umask: self.umask(), device: 0, target: &[] };
         self.make(path, &make)
@@ -75,7 +75,7 @@ impl Session {
         self.with(from, Last::Keep.to(Purpose::Change), |found| self.link_found(found, to))
     }
 
-    /// A name for an open file.
+    /// Gives an open file a name.
     ///
     /// # Errors
     /// As the header says.
@@ -124,7 +124,7 @@ impl Session {
         self.fs.set_attributes(&self.who, found.id, change).map(drop)
     }
 
-    /// `chmod`, of what was found.
+    /// `chmod` of an inode.
     ///
     /// # Errors
     /// As the header says.
@@ -132,17 +132,17 @@ impl Session {
         self.change(found, &Change { mode: Some(mode & MODE_PERMISSIONS), ..Change::default() })
     }
 
-    /// `chown`, of what was found.
+    /// `chown` of an inode.
     ///
     /// # Errors
     /// As the header says.
     pub(crate) fn set_owner(&self, found: &Found, uid: u32, gid: u32) -> Outcome<()> {
         let given = |id: u32| Some(id).filter(|id| *id != u32::MAX);
-        // Also one that names neither moves the time of change.
+        // A change that names neither owner nor group also moves the change time.
         self.change(found, &Change { uid: given(uid), gid: given(gid), strip: true, ..Change::default() })
     }
 
-    /// `utimensat`, of what was found.
+    /// `utimensat` of an inode.
     ///
     /// # Errors
     /// As the header says.
@@ -157,10 +157,10 @@ impl Session {
         self.change(found, &Change { accessed, modified, ..Change::default() })
     }
 
-    /// What an open file is now.
+    /// Returns the current inode of an open file.
     ///
     /// # Errors
-    /// `EBADF`.
+    /// `EBADF` if the number is unused.
     pub(crate) fn found(&self, file: i32) -> Outcome<Found> {
         self.fs.attributes(self.file(file)?.inode)
     }

@@ -1,7 +1,8 @@
 //! C's pointers, as the exported functions take them.
 //!
-//! Each type is one pointer of C's, and only C makes one. That it leads to what the header says, for as long as the call lasts, is the
-//! caller's promise; every `SAFETY` here rests on it. The methods borrow from the pointer, which lives for one call.
+//! Each type is one pointer of C's, and only C makes one. The caller promises that it leads to the value that the
+//! header names, for as long as the call lasts. Every `SAFETY` here rests on that promise. The methods borrow from the
+//! pointer, which lives for one call.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::slice;
@@ -13,7 +14,7 @@ use ashlar_types::{Errno, PATH_MAX};
 use crate::directory::Stream;
 use crate::session::Session;
 
-/// The most that one call transfers, as in the kernel.
+/// The most bytes of one transfer, as in the kernel.
 pub(crate) const TRANSFER_MAX: usize = 0x7fff_f000;
 /// The most parts of one transfer (`IOV_MAX`).
 const PARTS_MAX: usize = 1024;
@@ -23,12 +24,12 @@ const PARTS_MAX: usize = 1024;
 pub struct SessionPointer(*mut Arc<Session>);
 
 impl SessionPointer {
-    /// The session, in the process that opened it.
+    /// Returns the session, in the process that opened it.
     ///
     /// # Errors
     /// `EFAULT`, `EBADF`.
     pub(crate) fn session(&self) -> Outcome<&Arc<Session>> {
-        // SAFETY: the header says: null, or what `ashlar_open_fs` has stored and `ashlar_close_fs` has not taken.
+        // SAFETY: by the header, it is null or was stored by `ashlar_open_fs` and not yet passed to `ashlar_close_fs`.
         let session = unsafe { self.0.as_ref() }.ok_or(Errno::EFAULT)?;
         session.check_alive()?;
         Ok(session)
@@ -36,7 +37,7 @@ impl SessionPointer {
 
     /// Takes the session back for good.
     pub(crate) fn into_session(self) -> Option<Arc<Session>> {
-        // SAFETY: as above; the header says that it's the last call with it.
+        // SAFETY: as above; by the header, this is the last call with it.
         (!self.0.is_null()).then(|| *unsafe { Box::from_raw(self.0) })
     }
 }
@@ -46,12 +47,12 @@ impl SessionPointer {
 pub struct StreamPointer(*mut Stream);
 
 impl StreamPointer {
-    /// The stream, in the process that opened it.
+    /// Returns the stream, in the process that opened it.
     ///
     /// # Errors
     /// `EFAULT`, `EBADF`.
     pub(crate) fn stream(&self) -> Outcome<&Stream> {
-        // SAFETY: the header says: null, or what `ashlar_opendir` has stored and `ashlar_closedir` has not taken.
+        // SAFETY: by the header, it is null or was stored by `ashlar_opendir` and not yet passed to `ashlar_closedir`.
         let stream = unsafe { self.0.as_ref() }.ok_or(Errno::EFAULT)?;
         stream.session.check_alive()?;
         Ok(stream)
@@ -59,7 +60,7 @@ impl StreamPointer {
 
     /// Takes the stream back for good.
     pub(crate) fn into_stream(self) -> Option<Stream> {
-        // SAFETY: as above; the header says that it's the last call with it.
+        // SAFETY: as above; by the header, this is the last call with it.
         (!self.0.is_null()).then(|| *unsafe { Box::from_raw(self.0) })
     }
 }
@@ -69,7 +70,7 @@ impl StreamPointer {
 pub struct Text(*const c_char);
 
 impl Text {
-    /// Its bytes, without the NUL.
+    /// Returns its bytes, without the NUL.
     ///
     /// # Errors
     /// `EFAULT`.
@@ -77,14 +78,14 @@ impl Text {
         if self.0.is_null() {
             return Err(Errno::EFAULT);
         }
-        // SAFETY: the header says that it's a string.
+        // SAFETY: by the header, it is a string.
         Ok(unsafe { CStr::from_ptr(self.0) }.to_bytes())
     }
 
-    /// A path.
+    /// Returns it as a path.
     ///
     /// # Errors
-    /// `EFAULT`, `ENAMETOOLONG`; `ENOENT` where it's empty.
+    /// `EFAULT`, `ENAMETOOLONG`; `ENOENT` if it is empty.
     pub(crate) fn path(&self) -> Outcome<&[u8]> {
         match self.bytes()? {
             [] => Err(Errno::ENOENT),
@@ -99,7 +100,7 @@ impl Text {
 pub struct Input(*const c_void);
 
 impl Input {
-    /// So many of them.
+    /// Returns so many of the bytes.
     ///
     /// # Errors
     /// `EFAULT`.
@@ -107,7 +108,7 @@ impl Input {
         if self.0.is_null() {
             return if count == 0 { Ok(&[]) } else { Err(Errno::EFAULT) };
         }
-        // SAFETY: the header says that there are so many bytes; the length is one that a slice may have.
+        // SAFETY: by the header, so many bytes exist; the length is valid for a slice.
         Ok(unsafe { slice::from_raw_parts(self.0.cast(), count.min(isize::MAX as usize)) })
     }
 }
@@ -117,7 +118,7 @@ impl Input {
 pub struct Output(*mut c_void);
 
 impl Output {
-    /// So much of it.
+    /// Returns so much of the room.
     ///
     /// # Errors
     /// `EFAULT`.
@@ -125,11 +126,12 @@ impl Output {
         if self.0.is_null() {
             return if count == 0 { Ok(&mut []) } else { Err(Errno::EFAULT) };
         }
-        // SAFETY: the header says that there is so much room, which nobody else uses meanwhile; the length is one that a slice may have.
+        // SAFETY: by the header, so much room exists, and no other thread uses it meanwhile; the length is valid for a
+        // slice.
         Ok(unsafe { slice::from_raw_parts_mut(self.0.cast(), count.min(isize::MAX as usize)) })
     }
 
-    /// Whether it leads nowhere.
+    /// Whether it is null.
     pub(crate) fn is_null(&self) -> bool {
         self.0.is_null()
     }
@@ -140,7 +142,7 @@ impl Output {
 pub struct Out<T>(*mut T);
 
 impl<T: Copy> Out<T> {
-    /// Fails where it leads nowhere, before anything is done.
+    /// Fails if it is null, before anything is done.
     ///
     /// # Errors
     /// `EFAULT`.
@@ -154,24 +156,24 @@ impl<T: Copy> Out<T> {
     /// `EFAULT`.
     pub(crate) fn store(&mut self, value: T) -> Outcome<()> {
         self.check()?;
-        // SAFETY: the header says that a value of this type has room there.
+        // SAFETY: by the header, a value of this type has room there.
         unsafe { self.0.write(value) };
         Ok(())
     }
 
-    /// The value that stands there, if it leads anywhere.
+    /// Returns the value at the pointer, unless it is null.
     pub(crate) fn load(&self) -> Option<T> {
-        // SAFETY: where the header has a call load a value, it says that one stands there.
+        // SAFETY: if a call loads a value, the header requires that one stands there.
         (!self.0.is_null()).then(|| unsafe { self.0.read() })
     }
 }
 
-/// `ashlar_fs **` and `ashlar_dir **`: where what was opened is stored.
+/// `ashlar_fs **` and `ashlar_dir **`: room for the pointer to an opened object.
 #[repr(transparent)]
 pub struct OpenedPlace<T>(*mut *mut T);
 
 impl<T> OpenedPlace<T> {
-    /// Stores what `open` opens.
+    /// Stores the object that `open` returns.
     ///
     /// # Errors
     /// `EFAULT`; those of `open`.
@@ -180,7 +182,7 @@ impl<T> OpenedPlace<T> {
             return Err(Errno::EFAULT);
         }
         let opened = Box::into_raw(Box::new(open()?));
-        // SAFETY: the header says that a pointer has room there.
+        // SAFETY: by the header, a pointer has room there.
         unsafe { self.0.write(opened) };
         Ok(())
     }
@@ -191,9 +193,9 @@ impl<T> OpenedPlace<T> {
 pub struct Times(*const libc::timespec);
 
 impl Times {
-    /// Both, if they are given.
+    /// Returns both times, unless the pointer is null.
     pub(crate) fn load(&self) -> Option<[libc::timespec; 2]> {
-        // SAFETY: the header says: null, or two times.
+        // SAFETY: by the header, it is null or leads to two times.
         (!self.0.is_null()).then(|| unsafe { self.0.cast::<[libc::timespec; 2]>().read() })
     }
 }
@@ -208,13 +210,13 @@ impl Parts {
         if self.0.is_null() {
             return if count == 0 { Ok(&[]) } else { Err(Errno::EFAULT) };
         }
-        // SAFETY: the header says that there are so many parts.
+        // SAFETY: by the header, so many parts exist.
         let parts = unsafe { slice::from_raw_parts(self.0, count) };
         let sum = parts.iter().try_fold(0usize, |sum, part| sum.checked_add(part.iov_len));
         if sum.is_none_or(|sum| sum > isize::MAX as usize) { Err(Errno::EINVAL) } else { Ok(parts) }
     }
 
-    /// Room for bytes, part by part.
+    /// Returns the room for bytes, part by part.
     ///
     /// # Errors
     /// `EFAULT`, `EINVAL`.
@@ -233,7 +235,7 @@ impl Parts {
         self.list(count)?.iter().map(part).collect()
     }
 
-    /// Bytes to be read, part by part.
+    /// Returns the bytes to be read, part by part.
     ///
     /// # Errors
     /// `EFAULT`, `EINVAL`.

@@ -1,4 +1,4 @@
-//! A session: LibFS, and what stands around it in this process.
+//! A session: LibFS, and its surroundings in this process.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -18,36 +18,39 @@ use crate::fork::Token;
 use crate::guards::Guards;
 use crate::site::{Refusal, Site};
 
-/// Descriptors of our own are none of those that a program takes for its input and output, also where it has closed them.
+/// The lowest number of the library's own descriptors.
+///
+/// They avoid the numbers of a program's standard input and output, even if the program has closed those.
 const DESCRIPTORS_FROM: i32 = 3;
-/// How often a path is followed anew where what it led to was removed meanwhile. Each time somebody else has replaced it in the
-/// microseconds between two looks.
+/// How often a path is followed anew after its inode was removed meanwhile.
+///
+/// Each failed attempt means that another process replaced the file in the microseconds between two look-ups.
 const ATTEMPTS: u32 = 1000;
 
-/// A session.
+/// A process's session with one file system.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) fs: Arc<LibFs>,
-    /// On whose behalf it acts.
+    /// The user on whose behalf it acts.
     pub(crate) who: Credentials,
-    /// The same, for what is done through an open file: the right to was checked when it was opened.
+    /// The same user, for operations through an open file: the right was checked when the file was opened.
     pub(crate) admitted: Credentials,
     pub(crate) guards: Guards,
     pub(crate) files: Files,
-    /// The longest that a file may become by this process.
+    /// The largest size that this process may give a file.
     pub(crate) file_limit: u64,
-    /// Names for owners of locks, and for waits.
+    /// Numbers for owners of locks, and for waits.
     tickets: AtomicU64,
     site: Site,
     umask: AtomicU32,
     process: Token,
     is_over: AtomicBool,
-    /// Directories that are being listed, by number.
+    /// The directories with open streams, by number.
     streams: Mutex<HashMap<u64, InodeId>>,
     paths: Paths,
 }
 
-/// What a call that came to harm has left is still what it was.
+/// Locks a mutex. A call that panicked has left its value intact.
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -75,7 +78,7 @@ impl Session {
             kind: SessionKind::Process,
             label,
             patience_ms: patience_ms(said.as_deref().map(OsStr::as_bytes)),
-            // The program gets an errno, and its standard error is its own.
+            // The program gets an errno; the library writes nothing to the program's standard error.
             notice: |_| {},
             descriptors: OwnDescriptors { from: DESCRIPTORS_FROM, ..OwnDescriptors::KNOWN },
             beside: 0,
@@ -101,16 +104,17 @@ impl Session {
         })
     }
 
-    /// Fails with `EBADF` in another process than the one that opened the session, and when it has ended.
+    /// Fails with `EBADF` after the session has ended, or in a process that did not open it.
     pub(crate) fn check_alive(&self) -> Outcome<()> {
         if self.process.is_here() && !self.is_over.load(Ordering::Relaxed) { Ok(()) } else { Err(Errno::EBADF) }
     }
 
-    /// Ends the session. In a child of its process, only what the child has of it goes.
+    /// Ends the session. In a child of its process, only the child's copy is freed.
     pub(crate) fn end(self: Arc<Self>) {
         if !self.process.is_here() {
             self.fs.hang_up();
-            // Its memory is the parent's log: nothing there may be touched, and locks in it may be held by threads of the parent.
+            // The session's memory is the parent's log. The child must not touch it, and threads of the parent may hold
+            // locks in it.
             std::mem::forget(self);
             return;
         }
@@ -130,41 +134,43 @@ impl Session {
         self.umask.swap(mask & 0o777, Ordering::Relaxed)
     }
 
-    /// The file creation mask.
+    /// Returns the file creation mask.
     pub(crate) fn umask(&self) -> u32 {
         self.umask.load(Ordering::Relaxed)
     }
 
-    /// Whether a change of content clears set-id bits: for all but the super-user.
+    /// Whether a change of content clears set-id bits: for all users but the super-user.
     pub(crate) fn strips(&self) -> bool {
         self.who.uid != 0
     }
 
-    /// A number that the session has not used yet.
+    /// Returns a number that the session has not used yet.
     pub(crate) fn ticket(&self) -> u64 {
         self.tickets.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Notes a directory that is open and listed.
+    /// Records a directory with an open stream, and returns the stream's number.
     pub(crate) fn note_stream(&self, directory: InodeId) -> u64 {
         let number = self.ticket();
         locked(&self.streams).insert(number, directory);
         number
     }
 
-    /// Closes a directory that was listed, unless the session's end has done so.
+    /// Closes a stream's directory, unless the session's end has done so.
     pub(crate) fn close_stream(&self, number: u64) {
         if let Some(directory) = locked(&self.streams).remove(&number) {
             self.fs.close(directory);
         }
     }
 
-    /// An open file.
+    /// Returns an open file.
     pub(crate) fn file(&self, number: i32) -> Outcome<Arc<OpenFile>> {
         self.files.get(number)
     }
 
-    /// Follows a path from the root, and does something with what it leads to; again from the start where that was removed in between.
+    /// Follows a path from the root, and passes the result to `act`.
+    ///
+    /// If the inode was removed in between, it starts again.
     ///
     /// # Errors
     /// Those of paths; those of `act`.
@@ -178,7 +184,7 @@ impl Session {
         retried(|| act(&self.walk(path, aim)?))
     }
 
-    /// As [`Self::at`], for what is there.
+    /// Acts on the inode at a path like [`Self::at`], if it exists.
     ///
     /// # Errors
     /// `ENOENT`, and as [`Self::at`].
@@ -191,7 +197,7 @@ impl Session {
         self.at(path, aim, |place| act(place.found.as_ref().ok_or(Errno::ENOENT)?))
     }
 
-    /// Where a path leads.
+    /// Follows a path from the root.
     ///
     /// # Errors
     /// Those of paths.
@@ -202,18 +208,18 @@ impl Session {
         }
     }
 
-    /// Attributes as `stat` tells them.
+    /// Converts attributes to the form of `stat`.
     pub(crate) fn stat(&self, found: &Found) -> libc::stat {
         found.stat(self.site.device)
     }
 
-    /// Space as `statvfs` tells it.
+    /// Returns the space in the form of `statvfs`.
     ///
     /// # Errors
     /// `EIO`.
     pub(crate) fn space(&self, id: InodeId) -> Outcome<libc::statvfs> {
         let Space { blocks_total, blocks_free, inodes_total, inodes_free } = self.fs.space(id)?;
-        // SAFETY: zeros are a `statvfs`.
+        // SAFETY: zeros are a valid `statvfs`.
         let mut space: libc::statvfs = unsafe { std::mem::zeroed() };
         space.f_bsize = ashlar_types::BLOCK_BYTES as _;
         space.f_frsize = ashlar_types::BLOCK_BYTES as _;
@@ -254,7 +260,7 @@ impl Surroundings for Session {
     }
 }
 
-/// Does something again for as long as it finds an inode gone to which a name has just led.
+/// Repeats an action as long as an inode is gone to which a name has just led.
 ///
 /// # Errors
 /// Those of `act`.
@@ -295,13 +301,15 @@ fn credentials() -> Outcome<Credentials> {
     })
 }
 
-/// Elsewhere, numbers of users mean others than to SharedFS, which would take what the session logs for forged.
+/// Whether the process's user numbers mean the same users as in SharedFS.
+///
+/// In another user namespace they differ, and SharedFS would take the session's records for forged.
 fn is_in_first_user_namespace() -> bool {
     let map = std::fs::read_to_string("/proc/self/uid_map");
     map.is_ok_and(|map| map.split_ascii_whitespace().eq(["0", "0", "4294967295"]))
 }
 
-/// The process's own mask, read without setting it: other threads may be making files.
+/// Returns the process's own mask, read without setting it: other threads may be creating files.
 fn umask_of_process() -> u32 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("Umask:"));
@@ -315,7 +323,7 @@ mod tests {
     #[test]
     fn the_process_s_mask_is_read_and_not_set() {
         let mask = umask_of_process();
-        // SAFETY: it takes a number; the test sets back at once what it has set.
+        // SAFETY: it takes a number, and the test restores at once the mask that it has set.
         let real = unsafe { libc::umask(mask) };
         assert_eq!(mask, real);
     }

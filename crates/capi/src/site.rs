@@ -1,4 +1,6 @@
-//! From what a program names to the daemon that serves it: the kernel's table of mounts says which arena a mount is of.
+//! The search for the daemon of the file system that a program names.
+//!
+//! The kernel's table of mounts says to which arena a mount belongs.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -15,9 +17,9 @@ const TABLE: &str = "/proc/self/mountinfo";
 /// A file system, as a program has named it.
 #[derive(Debug)]
 pub(crate) struct Site {
-    /// Where its daemon listens.
+    /// The socket on which its daemon listens.
     pub(crate) socket: PathBuf,
-    /// Where it's mounted, without a slash at the end; `None` where only the socket was named.
+    /// Its mount point, without a slash at the end; `None` if the program named only the socket.
     pub(crate) point: Option<Vec<u8>>,
     /// The device number that its files show, or 0.
     pub(crate) device: u64,
@@ -68,7 +70,7 @@ fn unreachable(place: &Path, error: &std::io::Error) -> Refusal {
     (Errno::from(std::io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(libc::EIO))), sentence)
 }
 
-/// The arena that is mounted topmost on a path.
+/// Returns the arena of the topmost mount on a path.
 fn arena_on(table: &[u8], point: &[u8]) -> Result<Vec<u8>, Refusal> {
     let name = point.escape_ascii();
     let Some(line) = topmost_mount(table, point) else {

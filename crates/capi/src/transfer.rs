@@ -1,4 +1,4 @@
-//! Reading, writing, copying, and the offset of an open file.
+//! Reads, writes, copies, and the offset of an open file.
 
 use std::sync::MutexGuard;
 
@@ -9,33 +9,35 @@ use crate::files::OpenFile;
 use crate::pointers::TRANSFER_MAX;
 use crate::session::{Session, locked};
 
-/// The most that one call writes of several parts: the caller goes on from there, as after any short write.
+/// The most bytes that one call writes from several parts.
+///
+/// The caller continues from there, as after any short write.
 const JOINED_MAX: usize = 64 << 20;
 
-/// Where a transfer takes place.
+/// The position of a transfer, as the caller gives it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum At {
-    /// Where the open file stands, which moves it.
+    /// At the open file's offset, which the transfer moves.
     Offset,
     /// At a given offset.
     Given(i64),
 }
 
 impl At {
-    /// Fails with `EINVAL` where there is no such place, which the kernel sees before it looks at the descriptor.
+    /// Fails with `EINVAL` if the offset is not valid. The kernel checks that before the descriptor.
     fn check(self) -> Outcome<()> {
         if matches!(self, Self::Given(..0)) { Err(Errno::EINVAL) } else { Ok(()) }
     }
 }
 
-/// The place of a transfer, held for as long as it lasts where it moves the open file's offset.
+/// The position of a transfer, locked for its duration if it moves the open file's offset.
 enum Spot<'a> {
     Moving(MutexGuard<'a, u64>),
     Fixed(u64),
 }
 
 impl<'a> Spot<'a> {
-    /// For a transfer of so many bytes.
+    /// Locks the position of a transfer of so many bytes.
     fn of(file: &'a OpenFile, at: At, bytes: usize) -> Outcome<Self> {
         let spot = match at {
             At::Offset => Self::Moving(locked(&file.offset)),
@@ -65,7 +67,7 @@ impl<'a> Spot<'a> {
 impl Session {
     /// Returns the error of a transfer whose bytes are wrong in the way that `errno` says.
     ///
-    /// The kernel judges the offset and the open file before the bytes.
+    /// The kernel checks the offset and the open file before the bytes.
     pub(crate) fn refusal(&self, file: i32, at: At, writes: bool, errno: Errno) -> Errno {
         let validate = || {
             at.check()?;
@@ -76,7 +78,7 @@ impl Session {
         validated.err().unwrap_or(errno)
     }
 
-    /// All forms of `read`.
+    /// Reads, for all forms of `read`.
     ///
     /// # Errors
     /// As the header says.
@@ -109,7 +111,7 @@ impl Session {
         Ok(done)
     }
 
-    /// All forms of `write`. One call is one write, so that nobody sees a part of it.
+    /// Writes, for all forms of `write`. One call is one write, so that no reader sees a part of it.
     ///
     /// # Errors
     /// As the header says.
@@ -142,7 +144,7 @@ impl Session {
         Ok(written.bytes)
     }
 
-    /// `copy_file_range`; an offset that is given moves.
+    /// `copy_file_range`; an offset that the caller gives is moved.
     ///
     /// # Errors
     /// As the header says.
@@ -164,7 +166,7 @@ impl Session {
             return Err(Errno::EBADF);
         }
         let at = |given: &Option<&mut i64>| given.as_ref().map_or(At::Offset, |offset| At::Given(**offset));
-        // The two may be one open file, whose offset can't be held twice.
+        // The two may be one open file, whose offset can't be locked twice.
         let source_start = Spot::of(&source, at(&from.1), 0)?.offset();
         let target_start = Spot::of(&target, at(&to.1), 0)?.offset();
         let left = self.size(source.inode)?.saturating_sub(source_start);
@@ -202,7 +204,10 @@ impl Session {
         i64::try_from(*place).map_err(|_| Errno::EOVERFLOW)
     }
 
-    /// `fsync` and its like: what any session did to the file, and, as the log has one order, all that this one did.
+    /// `fsync` and similar calls.
+    ///
+    /// They make persistent every session's changes to the file and, since the log has one order, all changes of this
+    /// session.
     ///
     /// # Errors
     /// As the header says.

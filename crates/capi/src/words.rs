@@ -1,15 +1,15 @@
-//! What is said to people: errors in words.
+//! Error texts for people.
 
 use std::ffi::{CString, c_char};
 use std::sync::OnceLock;
 
-/// The highest errno that Linux has, and one more.
+/// The number behind Linux's highest errno.
 const ERRNO_END: i32 = 134;
 const UNKNOWN: &std::ffi::CStr = c"Unknown error";
 
 static TEXTS: OnceLock<Vec<CString>> = OnceLock::new();
 
-/// Words for an error, as it was returned or as an errno; they stay.
+/// Returns the text of an error, given as a result or as an errno. The text is never freed.
 pub(crate) fn text_of(error: i32) -> *const c_char {
     let texts = TEXTS.get_or_init(|| (0..ERRNO_END).map(text).collect());
     let number = usize::try_from(error.unsigned_abs()).unwrap_or(usize::MAX);
@@ -22,7 +22,7 @@ fn text(errno: i32) -> CString {
     CString::new(words).unwrap_or_else(|_| UNKNOWN.to_owned())
 }
 
-/// Puts a sentence into room that may be too short for it, with a NUL behind; no character is cut in two.
+/// Stores a sentence with a NUL, cut to the room. No character is cut in two.
 pub(crate) fn put(sentence: &str, room: &mut [u8]) {
     let Some(most) = room.len().checked_sub(1) else { return };
     let mut length = sentence.len().min(most);
@@ -39,7 +39,7 @@ mod tests {
     use std::ffi::CStr;
 
     fn words(error: i32) -> &'static str {
-        // SAFETY: it is a string that stays.
+        // SAFETY: it is a string that is never freed.
         unsafe { CStr::from_ptr(text_of(error)) }.to_str().expect("words")
     }
 

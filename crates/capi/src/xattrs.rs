@@ -1,4 +1,4 @@
-//! Extended attributes.
+//! Operations on extended attributes.
 
 use ashlar_libfs::{Outcome, XattrFlags, xattr_list};
 use ashlar_types::InodeId;
@@ -6,7 +6,7 @@ use ashlar_types::InodeId;
 use crate::session::Session;
 
 impl Session {
-    /// The value of one.
+    /// Returns an attribute's value.
     ///
     /// # Errors
     /// As the header says.
@@ -15,7 +15,7 @@ impl Session {
         self.fs.xattr(id, name)
     }
 
-    /// The names of all, with a NUL behind each.
+    /// Returns the names of all attributes, with a NUL behind each.
     ///
     /// # Errors
     /// As the header says.
@@ -23,7 +23,7 @@ impl Session {
         Ok(xattr_list(&self.fs.xattr_names(id)?))
     }
 
-    /// Sets one.
+    /// Sets an attribute.
     ///
     /// # Errors
     /// As the header says.
@@ -33,7 +33,7 @@ impl Session {
         self.fs.set_xattr(&self.who, id, name, value, flags, strip_sgid)
     }
 
-    /// Removes one.
+    /// Removes an attribute.
     ///
     /// # Errors
     /// As the header says.

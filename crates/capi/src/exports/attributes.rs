@@ -1,4 +1,4 @@
-//! Attributes of files, and of the file system.
+//! Exports for attributes of files and of the file system.
 
 use std::ffi::c_int;
 
@@ -95,12 +95,12 @@ extern "C" fn ashlar_fchown(fs: SessionPointer, file: c_int, owner: uid_t, group
     })
 }
 
-/// Whether both times are to stay: then nothing is looked at, as in the kernel.
+/// Whether both times stay unchanged: then the path is not followed, as in the kernel.
 fn is_nothing_to_set(times: Option<&[libc::timespec; 2]>) -> bool {
     times.is_some_and(|times| times.iter().all(|time| time.tv_nsec == libc::UTIME_OMIT))
 }
 
-/// Sets the times of what a path leads to.
+/// Sets the times of the inode at a path.
 fn set_times(session: &Session, path: Text, last: Last, times: Times) -> Outcome<()> {
     let times = times.load();
     if is_nothing_to_set(times.as_ref()) {

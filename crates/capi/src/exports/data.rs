@@ -1,4 +1,4 @@
-//! Files: opening, reading, writing, locks.
+//! Exports for files: open, read, write, lock.
 
 use std::ffi::{c_int, c_uint};
 
@@ -28,7 +28,7 @@ extern "C" fn ashlar_dup(fs: SessionPointer, file: c_int) -> c_int {
     })
 }
 
-/// How much of it one call transfers.
+/// Limits the bytes of one transfer.
 fn checked(bytes: usize) -> Outcome<usize> {
     if bytes > isize::MAX as usize { Err(Errno::EINVAL) } else { Ok(bytes.min(TRANSFER_MAX)) }
 }

@@ -1,4 +1,4 @@
-//! Names and directories.
+//! Exports for names and directories.
 
 use std::ffi::{c_int, c_uint};
 
@@ -71,7 +71,7 @@ extern "C" fn ashlar_opendir(fs: SessionPointer, path: Text, mut dir: OpenedPlac
 extern "C" fn ashlar_readdir(dir: StreamPointer, mut entry: Out<Entry>) -> c_int {
     call(|| {
         let stream = dir.stream()?;
-        // Otherwise an entry would be passed over.
+        // Check before the read: otherwise the listing would skip an entry.
         entry.check()?;
         match stream.next()? {
             Some(next) => entry.store(next).map(|()| 1),

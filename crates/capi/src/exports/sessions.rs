@@ -1,4 +1,4 @@
-//! Sessions, and words.
+//! Exports for sessions, and for error texts.
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Extended attributes.
+//! Exports for extended attributes.
 
 use std::ffi::c_int;
 
@@ -9,7 +9,7 @@ use ashlar_types::{Errno, XATTR_NAME_MAX, XATTR_VALUE_MAX};
 use super::{call, done, sized};
 use crate::pointers::{Input, Output, SessionPointer, Text};
 
-/// A name, which is checked before the path, as in the kernel.
+/// Checks a name. The kernel also checks it before the path.
 fn checked(name: &Text) -> Outcome<&[u8]> {
     let name = name.bytes()?;
     if name.is_empty() || name.len() > XATTR_NAME_MAX { Err(Errno::ERANGE) } else { Ok(name) }
@@ -31,7 +31,7 @@ fn list(fs: &SessionPointer, path: &Text, last: Last, room: &mut Output, bytes: 
     })
 }
 
-/// An attribute that is to be set, as the caller says it.
+/// An attribute for the caller to set.
 struct GivenXattr<'a> {
     name: &'a Text,
     value: &'a Input,
