@@ -29,7 +29,7 @@ static ashlar_fs *fs;
 static const char *mount_point, *directory;
 static int compared, different;
 
-/* A path of the library's, and the same one of the kernel's: a few can be in use at once. */
+/* The library's path of a file, and the kernel's path of its counterpart. A few can be in use at once. */
 static const char *path_in(const char *start, const char *side, const char *path)
 {
     static char paths[16][PATH_MAX + 512];
@@ -74,14 +74,14 @@ static void same(const char *what, int line, long our, long their)
            their, their < 0 ? strerror((int)-their) : "");
 }
 
-/* Both calls, in order, and what they give. */
+/* Makes both calls, in order, and compares their results. */
 #define SAME(our, their)                                   \
     do {                                                   \
         long our_result = (long)(our);                     \
         errno = 0;                                         \
         same(#our, __LINE__, our_result, kernel(their));   \
     } while (0)
-/* The same, where each side gives a number of its own: only errors are compared. */
+/* Compares only errors, since each side returns a number of its own. */
 #define SAME_ERROR(our, their)                                                                        \
     do {                                                                                              \
         long our_result = (long)(our), their_result;                                                  \
@@ -138,7 +138,7 @@ static void opening(void)
     for (path = 0; path < sizeof paths / sizeof *paths; path++)
         for (flag = 0; flag < sizeof flags / sizeof *flags; flag++) {
             close_both(open_both(paths[path], flags[flag], 0644));
-            /* Everything that a call has made is removed again, so that each starts from the same. */
+            /* Remove everything that a call has created, so that each starts from the same state. */
             SAME(ashlar_unlink(fs, ours("nowhere")), unlink(theirs("nowhere")));
             SAME(ashlar_unlink(fs, ours("missing")), unlink(theirs("missing")));
         }
@@ -156,7 +156,7 @@ static void opening(void)
         longer[4999] = 0;
         close_both(open_both(longer, O_RDONLY, 0));
     }
-    /* A file without a name gets one, unless it was made so that it can't. */
+    /* A file without a name gets one, unless its flags forbid it. */
     pair = open_both(".", O_RDWR | O_TMPFILE, 0640);
     SAME(ashlar_write(fs, pair.our, "unnamed", 7), write(pair.their, "unnamed", 7));
     SAME(ashlar_flink(fs, pair.our, ours("file")), linkat(pair.their, "", AT_FDCWD, theirs("file"), AT_EMPTY_PATH));
@@ -280,7 +280,7 @@ static void transfer(void)
     SAME(ashlar_fallocate(fs, pair.our, FALLOC_FL_PUNCH_HOLE, 0, 5), fallocate(pair.their, FALLOC_FL_PUNCH_HOLE, 0, 5));
     close_both(other);
     close_both(pair);
-    /* A mount can't do this: a block is taken out. */
+    /* A mount can't do this: it removes a block. */
     pair.our = ashlar_open(fs, ours("blocks"), O_RDWR | O_CREAT, 0600);
     IS(ashlar_write(fs, pair.our, large, 8192), 8192);
     IS(ashlar_fallocate(fs, pair.our, FALLOC_FL_COLLAPSE_RANGE, 0, 4096), 0);
@@ -311,7 +311,7 @@ static void locks(void)
     SAME(ashlar_flock(fs, first.our, LOCK_EX), flock(first.their, LOCK_EX));
     SAME(ashlar_flock(fs, second.our, LOCK_SH | LOCK_NB), flock(second.their, LOCK_SH | LOCK_NB));
     SAME(ashlar_flock(fs, second.our, 77), flock(second.their, 77));
-    /* The kernel's locks on the same file know of ours. */
+    /* The kernel's locks on the same file respect the library's. */
     IS(kernel(flock(there, LOCK_SH | LOCK_NB)), -EAGAIN);
     SAME(ashlar_flock(fs, first.our, LOCK_UN), flock(first.their, LOCK_UN));
     IS(kernel(flock(there, LOCK_EX | LOCK_NB)), 0);
@@ -332,7 +332,7 @@ static void locks(void)
     IS(ashlar_lock(fs, first.our, F_WRLCK, 0, 0, 0), -EAGAIN);
     lock.l_start = -1;
     SAME(ashlar_lock(fs, first.our, F_WRLCK, -1, 5, 0), fcntl(first.their, F_OFD_SETLK, &lock));
-    /* Locks go with the open file. */
+    /* Locks end with the open file. */
     close_both(first);
     lock.l_start = 10;
     IS(kernel(fcntl(there, F_OFD_SETLK, &lock)), 0);
@@ -466,7 +466,7 @@ static void leaving(void)
     char target[PATH_MAX * 2];
     struct stat stat;
 
-    /* Inside by an absolute path, by "..", and out. */
+    /* Stay inside by an absolute path, stay inside by "..", and leave. */
     snprintf(target, sizeof target, "%s/%s/ours/file", mount_point, directory);
     IS(ashlar_symlink(fs, target, ours("absolute")), 0);
     IS(ashlar_stat(fs, ours("absolute"), &stat), 0);
@@ -536,7 +536,7 @@ static void xattrs(void)
     close_both(pair);
 }
 
-/* Both trees have the same names, and what they lead to is the same. */
+/* Both trees have the same names, and the inodes that the names lead to are equal. */
 static void same_trees(const char *below)
 {
     const char *const sides[] = {ours_there(below), theirs(below)};
@@ -572,7 +572,7 @@ static void same_trees(const char *below)
     }
 }
 
-/* Of one file, the library and the kernel tell the same. */
+/* The library and the kernel report the same about one file. */
 static void same_file(const char *path, unsigned char kind)
 {
     struct stat our, their;
@@ -717,7 +717,7 @@ static void threads(void)
     IS(ashlar_unlink(fs, ours("appended")), 0);
 }
 
-/* A child has no part in its parent's session, and can open one of its own. */
+/* A child can't use its parent's session, and can open one of its own. */
 static void children(void)
 {
     int file = ashlar_open(fs, ours("file"), O_RDONLY, 0), status = -1;
@@ -760,7 +760,7 @@ static void sessions(void)
     IS(ashlar_open_fs(&other, "/", 0, message, sizeof message), -ENODEV);
     IS(strstr(message, "no Ashlar") != NULL, 1);
     IS(ashlar_open_fs(&other, mount_point, 0, message, sizeof message), 0);
-    /* Two sessions of one process are two clients: each sees at once what the other does. */
+    /* Two sessions of one process are two clients: each sees the other's changes at once. */
     file = ashlar_open(other, ours("shared"), O_RDWR | O_CREAT, 0644);
     IS(ashlar_write(other, file, "shared", 6), 6);
     IS(ashlar_truncate(fs, ours("shared"), 3), 0);

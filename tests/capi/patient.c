@@ -1,5 +1,5 @@
-/* patient MOUNT: opens a session, prints a line, and makes a directory as soon as its input ends. An existing name may
-   be known without a request, if another process has looked at it; making one takes a request. */
+/* patient MOUNT: opens a session, prints a line, and creates a directory when its input ends. Creating a name takes a
+   request. An existing name may need none, if another process has looked it up. */
 #include <ashlar.h>
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* writer MOUNT DIRECTORY: until it's killed, appends numbered lines to DIRECTORY/journal, and puts a file with each number
- * in place by a rename. It prints each number when all calls for it have returned: a printed number must be there.
+/* writer MOUNT DIRECTORY: appends numbered lines to DIRECTORY/journal until it is killed. For each number it also puts a
+ * file in place by a rename. It prints each number when all calls for it have returned: a printed number must be there.
  */
 #include <ashlar.h>
 
@@ -44,7 +44,7 @@ int main(int argc, char **argv)
         check(ashlar_write(fs, file, line, (size_t)length), "writing a file");
         check(ashlar_close(fs, file), "closing a file");
         check(ashlar_rename(fs, path, target, 0), "renaming");
-        /* One call, so that a number is said whole or not at all. */
+        /* One call, so that a number is printed whole or not at all. */
         if (write(1, line, (size_t)length) != length)
             return 1;
     }

@@ -280,7 +280,7 @@ fn refusal(socket: &Path, error: &ConnectError) -> Refusal {
             Err(rustix::io::Errno::ACCESS) => {
                 let name = socket.as_os_str().as_bytes().escape_ascii();
                 let sentence =
-                    format!("this user may not reach the daemon's socket {name}; root can open its directory to him");
+                    format!("this user may not reach the daemon's socket {name}; root can open the socket's directory to this user");
                 return (Errno::EACCES, sentence);
             }
             _ => Errno::ENOTCONN,

@@ -38,7 +38,7 @@ impl Site {
         }
         let real = fs::canonicalize(place).map_err(|error| unreachable(place, &error))?;
         let table = fs::read(TABLE).map_err(|error| {
-            (error.into(), format!("which file systems are mounted can't be read from {TABLE} (is /proc mounted?)"))
+            (error.into(), format!("the mounted file systems can't be read from {TABLE} (is /proc mounted?)"))
         })?;
         let point = real.into_os_string().into_vec();
         let arena = arena_on(&table, &point)?;
@@ -65,7 +65,7 @@ fn unreachable(place: &Path, error: &std::io::Error) -> Refusal {
         _ if error.raw_os_error().is_some_and(|number| Errno(number).is_of_dead_mount()) => {
             format!("the process behind the mount on {name} is gone; mount it again with 'ashlar mount {name}'")
         }
-        _ => format!("{name} can't be looked at: {error}"),
+        _ => format!("{name} can't be read: {error}"),
     };
     (Errno::from(std::io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(libc::EIO))), sentence)
 }
@@ -83,7 +83,7 @@ fn arena_on(table: &[u8], point: &[u8]) -> Result<Vec<u8>, Refusal> {
         return Err((Errno::ENODEV, sentence));
     };
     let Some(arena) = line.arena() else {
-        return Err((Errno::ENODEV, format!("what is mounted on {name} is no Ashlar; 'ashlar status' lists those")));
+        return Err((Errno::ENODEV, format!("the file system on {name} is no Ashlar; 'ashlar status' lists the mounts")));
     };
     if line.is_read_only() {
         return Err((

@@ -87,8 +87,8 @@ pub struct Want {
     pub scope: Scope,
     /// Whether a write lease may answer it, on as much of the tree around as no other session uses.
     ///
-    /// A session that only reads should not set this. Then other sessions can read along ([`LeaseManager::join`]), and
-    /// the next session finds the published grants.
+    /// A session that only reads should not set this. Then other sessions can join as passive readers
+    /// ([`LeaseManager::join`](crate::LeaseManager::join)), and the next session finds the published grants.
     pub widens: bool,
 }
 

@@ -13,7 +13,7 @@ const RAMFS_MAGIC: u64 = 0x8584_58f6;
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 const PROBE_BYTES: usize = 4096;
 
-/// The kind of an arena, which decides what persist means and what survives (DESIGN §4).
+/// The kind of an arena, which decides what persist means and what survives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MediumKind {
     /// Persistent memory under a DAX file system: what is flushed and fenced survives power loss.

@@ -13,7 +13,7 @@
 //!
 //! Non-goals: static programs, Go's, and code that is made at run time and calls the kernel itself; they use FUSE.
 //!
-//! Source: DESIGN §5, "Open files"; `docs/interception.md`.
+//! Source: `docs/interception.md`, `docs/design.md`.
 
 mod arch;
 mod bare;

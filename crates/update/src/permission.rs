@@ -1,4 +1,4 @@
-//! Who may do what: the rules of POSIX for permission bits, lists, sticky directories and ownership.
+//! The rules of POSIX for permission bits, access lists, sticky directories and ownership.
 
 use ashlar_types::{Access, Credentials, Inode, MODE_STICKY};
 
@@ -33,7 +33,9 @@ pub fn owns(inode: &Inode, credentials: &Credentials) -> bool {
     credentials.is_privileged() || credentials.uid == inode.uid
 }
 
-/// Returns how `credentials` may have an inode open: its owner both ways, since it may give itself the right again.
+/// Returns the access with which `credentials` may have an inode open.
+///
+/// The owner may have both accesses, since it can grant itself the right again.
 #[must_use]
 pub fn held(inode: &Inode, acl: Option<&Acl>, credentials: &Credentials) -> Access {
     if owns(inode, credentials) {
