@@ -24,7 +24,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-use crate::Watch;
+use crate::BusyWait;
 
 /// The longest message, in bytes: a directory's entries or a file's extents with room to spare.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
@@ -36,7 +36,7 @@ const BUFFER_BYTES_KEPT: usize = 1 << 20;
 const DESCRIPTORS_MAX: usize = 6;
 
 /// Spins between two polls of the socket: some hundred nanoseconds, so that the socket is not always locked.
-const PAUSE: u32 = 20;
+const SPINS_BETWEEN_POLLS: u32 = 20;
 
 /// Returns the default path of the socket on which an arena's daemon listens.
 #[must_use]
@@ -68,7 +68,7 @@ pub enum WireError {
 #[derive(Debug)]
 pub struct Connection {
     socket: UnixStream,
-    watch: Watch,
+    watch: BusyWait,
     buffer: Vec<u8>,
 }
 
@@ -115,7 +115,7 @@ impl Connection {
     /// Wraps a connected socket.
     #[must_use]
     pub fn from_socket(socket: UnixStream) -> Self {
-        Self { socket, watch: Watch::default(), buffer: Vec::new() }
+        Self { socket, watch: BusyWait::default(), buffer: Vec::new() }
     }
 
     /// Returns the socket, for `poll` and for peer credentials.
@@ -139,7 +139,7 @@ impl Connection {
         }
         buffer[..4].copy_from_slice(&(length as u32).to_le_bytes());
         let result = self.send_all(&buffer, descriptors);
-        self.keep(buffer);
+        self.keep_buffer(buffer);
         result
     }
 
@@ -200,7 +200,7 @@ impl Connection {
         buffer.resize(length, 0);
         let received = self.receive_all(&mut buffer, &mut descriptors, watch);
         let message = received.and_then(|()| postcard::from_bytes(&buffer).map_err(|_| WireError::Malformed));
-        self.keep(buffer);
+        self.keep_buffer(buffer);
         Ok((message?, descriptors))
     }
 
@@ -211,18 +211,18 @@ impl Connection {
     /// begins anew. `known` is the length of the moment, if the caller knows it.
     pub fn watch(&mut self, known: Option<Duration>, other: &mut dyn FnMut() -> bool) {
         let Self { socket, watch, .. } = self;
-        watch.begin(known);
+        watch.begin_wait(known);
         let mut awaited = [PollFd::new(&*socket, PollFlags::IN)];
         while poll(&mut awaited, Some(&Timespec::default())) == Ok(0) {
             if other() {
-                watch.end();
-                watch.begin(known);
-            } else if !watch.goes_on() {
+                watch.end_wait();
+                watch.begin_wait(known);
+            } else if !watch.check_again() {
                 return;
             }
-            (0..PAUSE).for_each(|_| std::hint::spin_loop());
+            (0..SPINS_BETWEEN_POLLS).for_each(|_| std::hint::spin_loop());
         }
-        watch.end();
+        watch.end_wait();
     }
 
     /// Whether the other side has closed the connection, when no message is due.
@@ -233,7 +233,7 @@ impl Connection {
     }
 
     /// Keeps a buffer for the next message, unless it's long.
-    fn keep(&mut self, buffer: Vec<u8>) {
+    fn keep_buffer(&mut self, buffer: Vec<u8>) {
         if buffer.capacity() <= BUFFER_BYTES_KEPT {
             self.buffer = buffer;
         }
@@ -347,7 +347,7 @@ impl Listener {
     }
 
     /// Ends the waiting of all acceptors, for good.
-    pub fn end(&self) {
+    pub fn stop_accepting(&self) {
         // This fails only if the descriptor is not a socket.
         let _ = shutdown(&*self.socket, Shutdown::Both);
     }
@@ -361,7 +361,7 @@ impl Acceptor {
     /// Waits for the next connection; of several acceptors, one receives it.
     ///
     /// # Errors
-    /// The errors of the socket, of kind [`io::ErrorKind::InvalidInput`] after [`Listener::end`].
+    /// The errors of the socket, of kind [`io::ErrorKind::InvalidInput`] after [`Listener::stop_accepting`].
     pub fn accept(&self) -> io::Result<Connection> {
         Ok(Connection::from_socket(self.0.accept()?.0))
     }
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_takes_only_its_own_socket_away() {
+    fn listener_removes_only_its_own_socket() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("socket");
         let old = Listener::bind(&path).expect("bound");
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn a_receiver_limits_what_it_takes() {
+    fn receiver_refuses_messages_over_its_limit() {
         let (a, b) = UnixStream::pair().expect("a pair of sockets");
         let (mut a, mut b) = (Connection::from_socket(a), Connection::from_socket(b));
         a.send(&lookup(900), &[]).expect("sent");
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_side_is_noticed_also_in_the_middle_of_a_message() {
+    fn silent_side_is_noticed_within_a_message() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("socket");
         let listener = Listener::bind(&path).expect("bound");
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_an_error_and_never_a_panic() {
+    fn garbage_gives_an_error_and_no_panic() {
         let (a, b) = UnixStream::pair().expect("a pair of sockets");
         let mut b = Connection::from_socket(b);
         std::io::Write::write_all(&mut &a, &[3, 0, 0, 0, 0xff, 0xff, 0xff]).expect("written");

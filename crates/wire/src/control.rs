@@ -24,7 +24,7 @@
 //! 4096  65,536 slots of word:8 inode:8; word = generation << 16 | scope << 8 | mode
 //! ```
 
-mod handles;
+mod open_handles;
 
 use std::borrow::Borrow;
 use std::ops::Range;
@@ -32,7 +32,7 @@ use std::ops::Range;
 use ashlar_pmem::{Mapping, Persistent};
 use ashlar_types::{InodeId, LogPosition, SessionId};
 
-pub use self::handles::HandleSlot;
+pub use self::open_handles::HandleSlot;
 use crate::lock_slots::{LOCK_SLOTS_BYTES, LockChange, LockList, LockSlotState, LockSlots, LockedRange};
 use crate::request_slot::{REQUEST_SLOT_BYTES, RequestSlot};
 use crate::{
@@ -115,7 +115,7 @@ impl CreditKind {
     const ALL: [Self; 2] = [Self::Common, Self::Kept];
 
     /// Returns the offsets of this credit in the control page: blocks, metadata bytes.
-    const fn words(self) -> (u64, u64) {
+    const fn offsets(self) -> (u64, u64) {
         match self {
             Self::Common => (CREDIT_BLOCKS, CREDIT_METADATA),
             Self::Kept => (KEPT_BLOCKS, KEPT_METADATA),
@@ -344,7 +344,7 @@ impl<M: Persistent> ControlPage<M> {
 
     /// Takes credit of one kind for an update, all of it or none; `false` if too little is left.
     pub fn take_credit(&self, credit: Credit, kind: CreditKind) -> bool {
-        let (blocks, metadata) = kind.words();
+        let (blocks, metadata) = kind.offsets();
         if !self.take(blocks, credit.blocks) {
             return false;
         }
@@ -357,21 +357,21 @@ impl<M: Persistent> ControlPage<M> {
 
     /// Adds credit: SharedFS grants it, or the session returns unused credit.
     pub fn give_credit(&self, credit: Credit, kind: CreditKind) {
-        let (blocks, metadata) = kind.words();
+        let (blocks, metadata) = kind.offsets();
         self.give(blocks, credit.blocks);
         self.give(metadata, credit.metadata_bytes);
     }
 
     /// Returns the unused credit of one kind.
     pub fn credit_left(&self, kind: CreditKind) -> Credit {
-        let (blocks, metadata) = kind.words();
+        let (blocks, metadata) = kind.offsets();
         Credit { blocks: self.0.load(blocks), metadata_bytes: self.0.load(metadata) }
     }
 
     /// Takes away all unused credit, and returns how much it was.
     pub fn recall_credit(&self) -> Credit {
         CreditKind::ALL.iter().fold(Credit::default(), |sum, kind| {
-            let (blocks, metadata) = kind.words();
+            let (blocks, metadata) = kind.offsets();
             Credit {
                 blocks: sum.blocks.saturating_add(self.swap(blocks, 0)),
                 metadata_bytes: sum.metadata_bytes.saturating_add(self.swap(metadata, 0)),
@@ -438,7 +438,7 @@ impl<M: Persistent> ControlPage<M> {
     }
 
     /// Counts the time of an operation that was measured.
-    pub fn note_latency(&self, kind: OperationKind, nanoseconds: u64) {
+    pub fn record_latency(&self, kind: OperationKind, nanoseconds: u64) {
         self.0.add(SAMPLED + kind as u64 * SAMPLED_BYTES + latency_bucket(nanoseconds) as u64 * 8, 1);
     }
 
@@ -684,7 +684,7 @@ mod tests {
                 // Threads beyond the last lane use the lane that all threads share.
                 let before = page.count_operation(kind, lane);
                 assert_eq!(before, u64::from(lane.saturating_sub(OPERATION_LANES - 1)), "lane {lane}");
-                (0..number).for_each(|_| page.note_latency(kind, 1 << (10 * number)));
+                (0..number).for_each(|_| page.record_latency(kind, 1 << (10 * number)));
             }
         }
         for (number, counts) in (1..).zip(page.operations()) {
@@ -693,7 +693,7 @@ mod tests {
             assert_eq!(counts.sampled.len(), latency_bucket(1 << (10 * number)) + 1);
             assert_eq!((counts.sampled.iter().sum::<u64>(), counts.sampled.last()), (expected, Some(&expected)));
         }
-        page.note_latency(OperationKind::Sync, u64::MAX);
+        page.record_latency(OperationKind::Sync, u64::MAX);
         assert_eq!(page.operations()[3].sampled.len(), LATENCY_BUCKETS);
         // No other word was overwritten.
         assert_eq!((page.session(), page.open_inodes()), (Some(SessionId(7)), vec![InodeId(9)]));
@@ -701,7 +701,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_share_a_lane_lose_nothing() {
+    fn threads_sharing_a_lane_lose_no_count() {
         let page = page(MappingAccess::ReadWrite);
         std::thread::scope(|scope| {
             for _ in 0..4 {
@@ -716,7 +716,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_of_a_session_stays_harmless() {
+    fn forged_counts_stay_harmless() {
         let page = page(MappingAccess::ReadWrite);
         page.memory().store(OPERATIONS, &[0xff; (TABLE - OPERATIONS) as usize]).expect("stored");
         assert!(page.operations().iter().all(|counts| counts.operations == u64::MAX));

@@ -51,7 +51,7 @@ const _: () = assert!(KEPT_FROM == 1_052_672 && INDEX == 1_052_736 && RING == 2_
 
 /// A published grant on an inode: its state, or a part of that.
 #[derive(Clone, Debug)]
-pub struct Post<S = InodeState> {
+pub struct PublishedGrant<S = InodeState> {
     /// The slot of the grant cache's own lease table.
     pub slot: u32,
     /// The slot's word as long as the post is true.
@@ -118,24 +118,24 @@ impl<M: Persistent + Clone> GrantCache<M> {
     /// Whether the cache holds everything needed of an inode, and it is true now.
     pub fn has(&self, inode: InodeId, need: Need) -> bool {
         let header = self.position(inode).and_then(|position| self.header(inode, position));
-        header.is_some_and(|header| has_all(header.parts, need) && self.stands(&header))
+        header.is_some_and(|header| has_all(header.parts, need) && self.is_current(&header))
     }
 
     /// Returns an inode's post, if it is true now and has everything needed.
-    pub fn find(&self, inode: InodeId, need: Need) -> Option<Post> {
+    pub fn find(&self, inode: InodeId, need: Need) -> Option<PublishedGrant> {
         self.read(inode, need, POST_BYTES_MAX)
     }
 
     /// Returns the attributes in an inode's post, with which its state begins, if they are true now.
-    pub fn attributes(&self, inode: InodeId) -> Option<Post<Inode>> {
+    pub fn attributes(&self, inode: InodeId) -> Option<PublishedGrant<Inode>> {
         self.read(inode, Need::default(), SHORT_BYTES as u64)
     }
 
     /// Reads an inode's post like [`Self::find`], at most so many bytes of it.
-    fn read<S: DeserializeOwned>(&self, inode: InodeId, need: Need, most: u64) -> Option<Post<S>> {
+    fn read<S: DeserializeOwned>(&self, inode: InodeId, need: Need, most: u64) -> Option<PublishedGrant<S>> {
         let position = self.position(inode)?;
         let header = self.header(inode, position)?;
-        if !has_all(header.parts, need) || header.length > POST_BYTES_MAX || !self.stands(&header) {
+        if !has_all(header.parts, need) || header.length > POST_BYTES_MAX || !self.is_current(&header) {
             return None;
         }
         let mut bytes: SmallVec<[u8; SHORT_BYTES]> = SmallVec::new();
@@ -149,10 +149,10 @@ impl<M: Persistent + Clone> GrantCache<M> {
         if self.words.load(PERSISTENT) >= batch {
             dependencies.clear();
         }
-        Some(Post { slot: header.slot, word: header.word, state, dependencies })
+        Some(PublishedGrant { slot: header.slot, word: header.word, state, dependencies })
     }
 
-    fn stands(&self, header: &Header) -> bool {
+    fn is_current(&self, header: &Header) -> bool {
         let word = self.word(header.slot);
         word.generation() == header.word.generation() && word.may_read()
     }
@@ -165,7 +165,7 @@ impl<M: Persistent + Clone> GrantCache<M> {
     ///
     /// Positions begin behind the ring's length, so that no position is 0.
     fn position(&self, inode: InodeId) -> Option<u64> {
-        let ways = ways(inode);
+        let ways = index_slots(inode);
         let found = ways.into_iter().find(|way| self.words.load(*way) == inode.0)?;
         Some(self.words.load(found + 8)).filter(|position| self.is_kept(*position))
     }
@@ -183,7 +183,7 @@ impl<M: Persistent + Clone> GrantCache<M> {
 }
 
 /// Returns the offsets in the index where an inode may stand.
-fn ways(inode: InodeId) -> [u64; WAYS as usize] {
+fn index_slots(inode: InodeId) -> [u64; WAYS as usize] {
     let row = inode.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 50;
     std::array::from_fn(|way| INDEX + (row * WAYS + way as u64) * WAY_BYTES)
 }
@@ -219,8 +219,8 @@ impl<M: Persistent + Clone> GrantCacheWriter<M> {
     /// Publishes an inode's state in place of its last post; `false` if it is too long.
     ///
     /// The state's dependencies are persistent with this batch.
-    pub fn post(&mut self, post: &Post, inode: InodeId, batch: u64) -> bool {
-        let Post { slot, word, state, dependencies } = post;
+    pub fn publish(&mut self, post: &PublishedGrant, inode: InodeId, batch: u64) -> bool {
+        let PublishedGrant { slot, word, state, dependencies } = post;
         let Ok(bytes) = postcard::to_allocvec(&(dependencies, batch, state)) else { return false };
         let length = bytes.len() as u64;
         if length > POST_BYTES_MAX {
@@ -244,7 +244,7 @@ impl<M: Persistent + Clone> GrantCacheWriter<M> {
         // Take the inode's own place in the row, or that of the oldest post. A reader of a row that changes finds
         // another inode in the ring.
         let by_age = |way: &u64| if words.load(*way) == inode.0 { 0 } else { words.load(way + 8).max(1) };
-        if let Some(way) = ways(inode).into_iter().min_by_key(by_age) {
+        if let Some(way) = index_slots(inode).into_iter().min_by_key(by_age) {
             words.store(way, 0);
             words.store(way + 8, position);
             words.store(way, inode.0);
@@ -253,9 +253,9 @@ impl<M: Persistent + Clone> GrantCacheWriter<M> {
     }
 
     /// Removes an inode's post from the index.
-    pub fn forget(&mut self, inode: InodeId) {
+    pub fn withdraw(&mut self, inode: InodeId) {
         let words = &self.grant_cache.words;
-        ways(inode).into_iter().filter(|way| words.load(*way) == inode.0).for_each(|way| words.store(way, 0));
+        index_slots(inode).into_iter().filter(|way| words.load(*way) == inode.0).for_each(|way| words.store(way, 0));
     }
 }
 
@@ -286,7 +286,7 @@ mod tests {
         InodeState { attributes, contents: None, entries: None, xattrs, is_followed: false }
     }
 
-    fn is_of(post: &Post, number: u64) -> bool {
+    fn is_of(post: &PublishedGrant, number: u64) -> bool {
         let [(name, value)] = &post.state.xattrs.as_ref().expect("xattrs")[..] else { return false };
         let is_its = value.iter().all(|byte| *byte == number as u8);
         post.state.attributes.size == number && name[..] == number.to_le_bytes() && is_its
@@ -299,18 +299,23 @@ mod tests {
         LeaseWord::new(generation, ScopeKind::Node, false)
     }
 
-    fn post(writer: &mut GrantCacheWriter<Arc<Mapping>>, id: u64, lease: (u32, LeaseWord), state: InodeState) -> bool {
+    fn publish(
+        writer: &mut GrantCacheWriter<Arc<Mapping>>,
+        id: u64,
+        lease: (u32, LeaseWord),
+        state: InodeState,
+    ) -> bool {
         let dependencies = vec![(SessionId(4), LogPosition(id))];
-        writer.post(&Post { slot: lease.0, word: lease.1, state, dependencies }, InodeId(id), 2)
+        writer.publish(&PublishedGrant { slot: lease.0, word: lease.1, state, dependencies }, InodeId(id), 2)
     }
 
     #[test]
-    fn a_post_is_found_while_its_lease_stands() {
+    fn post_is_found_while_its_lease_holds() {
         let (mut writer, grant_cache) = grant_caches();
         let id = InodeId(77);
         assert!(grant_cache.find(id, XATTRS).is_none() && grant_cache.find(InodeId(0), Need::default()).is_none());
         writer.grant_cache().set_word(3, word(WORD), id);
-        assert!(post(&mut writer, id.0, (3, word(WORD)), state(5, 9)));
+        assert!(publish(&mut writer, id.0, (3, word(WORD)), state(5, 9)));
         let found = grant_cache.find(id, XATTRS).expect("posted");
         assert!(is_of(&found, 5) && (found.slot, found.word) == (3, word(WORD)));
         let seen = grant_cache.attributes(id).expect("posted");
@@ -332,25 +337,25 @@ mod tests {
             assert!(grant_cache.find(id, XATTRS).is_none() && !grant_cache.has(id, Need::default()));
             assert!(grant_cache.attributes(id).is_none());
         }
-        assert!(post(&mut writer, id.0, (3, word(WORD + 2)), state(6, 9)));
+        assert!(publish(&mut writer, id.0, (3, word(WORD + 2)), state(6, 9)));
         writer.grant_cache().set_word(3, word(WORD + 2), id);
         assert!(is_of(&grant_cache.find(id, XATTRS).expect("posted anew"), 6));
-        writer.forget(id);
+        writer.withdraw(id);
         assert!(grant_cache.find(id, XATTRS).is_none());
-        assert!(post(&mut writer, id.0, (3, word(WORD + 2)), state(6, 9)));
-        assert!(!post(&mut writer, id.0, (3, word(WORD + 2)), state(8, POST_BYTES_MAX as usize)), "too long");
+        assert!(publish(&mut writer, id.0, (3, word(WORD + 2)), state(6, 9)));
+        assert!(!publish(&mut writer, id.0, (3, word(WORD + 2)), state(8, POST_BYTES_MAX as usize)), "too long");
         assert!(is_of(&grant_cache.find(id, XATTRS).expect("what was there stays"), 6));
         // The attributes are at the beginning, however long the rest is.
-        assert!(post(&mut writer, id.0, (3, word(WORD + 2)), state(9, 100_000)));
+        assert!(publish(&mut writer, id.0, (3, word(WORD + 2)), state(9, 100_000)));
         assert_eq!(grant_cache.attributes(id).expect("posted").state.size, 9);
         let mut link = state(10, 0);
         link.attributes.target = vec![b'l'; SHORT_BYTES];
-        assert!(post(&mut writer, id.0, (3, word(WORD + 2)), link));
+        assert!(publish(&mut writer, id.0, (3, word(WORD + 2)), link));
         assert!(grant_cache.attributes(id).is_none() && is_of(&grant_cache.find(id, XATTRS).expect("posted"), 10));
     }
 
     #[test]
-    fn who_reads_while_all_is_written_over_finds_whole_posts_or_none() {
+    fn reader_of_overwritten_ring_finds_whole_posts_or_none() {
         let (mut writer, grant_cache) = grant_caches();
         writer.grant_cache().set_word(0, word(WORD), InodeId(1));
         let is_over = AtomicBool::new(false);
@@ -372,7 +377,7 @@ mod tests {
                 for step in 0..1000 {
                     let id = 1 + (step * 7 + round) % 300;
                     let length = (step * step * 31 % 60_000) as usize;
-                    assert!(post(&mut writer, id, (0, word(WORD)), state(id, length)));
+                    assert!(publish(&mut writer, id, (0, word(WORD)), state(id, length)));
                 }
             }
             is_over.store(true, Ordering::Relaxed);
@@ -382,12 +387,12 @@ mod tests {
     }
 
     #[test]
-    fn a_full_index_gives_up_what_was_posted_longest_ago() {
+    fn full_index_drops_the_oldest_posts() {
         let (mut writer, grant_cache) = grant_caches();
         writer.grant_cache().set_word(0, word(WORD), InodeId(1));
         let most = 2 * ROWS * WAYS;
         for id in 1..=most {
-            assert!(post(&mut writer, id, (0, word(WORD)), state(id, 0)));
+            assert!(publish(&mut writer, id, (0, word(WORD)), state(id, 0)));
         }
         let found =
             (1..=most).filter(|id| grant_cache.find(InodeId(*id), XATTRS).is_some_and(|post| is_of(&post, *id)));

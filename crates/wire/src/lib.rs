@@ -21,44 +21,45 @@
 //! Non-goals: decisions. Source: `docs/format-session.md`.
 #![forbid(unsafe_code)]
 
+mod busy_wait;
 mod connection;
 mod control;
-mod event_watch;
 mod grant_cache;
 mod lock_slots;
 mod message;
-mod pace;
-mod program;
+mod operation_counts;
+mod program_file;
 mod report;
 mod request_slot;
-mod run;
-mod watch;
+mod run_environment;
+mod watch_attributes;
 
+pub use busy_wait::BusyWait;
 pub use connection::{Acceptor, Connection, Listener, MESSAGE_BYTES_MAX, WireError, socket_of};
 pub use control::{
     CONTROL_BYTES, CONTROL_BYTES_BEFORE, CONTROL_ROOM, CONTROL_ROOM_FAR, ControlPage, CreditKind, HANDLE_SLOTS,
     HandleSlot, LEASE_SLOTS, LEASE_SLOTS_FIRST, LEASE_TABLE_BYTES, LeaseTable, LeaseWord, OPERATION_LANES,
 };
-pub use event_watch::{WATCH_ALL_ATTRIBUTE, WATCH_ATTRIBUTE};
-pub use grant_cache::{GRANT_CACHE_BYTES, GrantCache, GrantCacheWriter, Post};
+pub use grant_cache::{GRANT_CACHE_BYTES, GrantCache, GrantCacheWriter, PublishedGrant};
 pub use lock_slots::{
     LOCK_LAST, LOCK_OWNER_PROCESS, LOCK_RANGES_MAX, LOCK_SLOTS, LockChange, LockList, LockSlotState, LockedRange,
 };
 pub use message::{
-    Contents, Credit, DirectoryEntry, Extent, FsckReply, GrantReply, HELPER_FLAG, Hello, InodeState, LockKind,
-    LockMode, LockSlot, Need, PROTOCOL_VERSION, Peer, QuotaGrant, QuotaStatus, QuotaVersion, QuotaWant, Reply, Request,
-    ReserveReason, ScopeKind, SessionKind, SessionStatus, SpaceReply, StatusReply, Want, Welcome, WelcomeSegment,
+    Contents, Credit, DirectoryEntry, Extent, FsckReply, GrantReply, HELPER_FLAG, Hello, InodeState, LeaseRequest,
+    LockKind, LockMode, LockSlot, Need, PROTOCOL_VERSION, Peer, QuotaGrant, QuotaRequest, QuotaStatus, QuotaVersion,
+    Reply, Request, ReserveReason, ScopeKind, SessionKind, SessionStatus, SpaceReply, StatusReply, Welcome,
+    WelcomeSegment,
 };
-pub use pace::{LATENCY_BUCKETS, OperationCounts, OperationKind, latency_bucket, latency_from};
-pub use program::loads_library;
+pub use operation_counts::{LATENCY_BUCKETS, OperationCounts, OperationKind, latency_bucket, latency_from};
+pub use program_file::can_load_library;
 pub use report::{
     CallCounts, MissedProgram, MissedReply, REPORT_BEGIN, REPORT_BYTES, REPORT_CALLS, REPORT_COUNTS, REPORT_DEVICES,
     REPORT_DEVICES_MAX, REPORT_DIRECTORY, REPORT_END, REPORT_MAGIC, REPORT_PROGRAMS, REPORT_ROW, REPORT_THREADS,
     REPORT_THREADS_MAX, REPORT_VARIABLE, THREAD_COUNTED, THREAD_HAS_LIBRARY, decode_report, encode_report_header,
 };
-pub use request_slot::{Progress, Question, RequestSlot};
-pub use run::{
+pub use request_slot::{Question, QuestionProgress, RequestSlot};
+pub use run_environment::{
     DEFER_VARIABLE, MOUNTS_VARIABLE, PATIENCE_MS, PATIENCE_VARIABLE, PLANS_VARIABLE, decode_mounts, encode_mounts,
     patience_ms,
 };
-pub use watch::Watch;
+pub use watch_attributes::{WATCH_ALL_ATTRIBUTE, WATCH_ATTRIBUTE};

@@ -135,7 +135,7 @@ impl Need {
 
 /// A lease that a session asks for.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Want {
+pub struct LeaseRequest {
     /// The inode.
     pub inode: InodeId,
     /// Whether to write, or only to read.
@@ -248,7 +248,7 @@ impl QuotaVersion {
 
 /// An amount by which an update raises a user's, group's or subtree's usage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct QuotaWant {
+pub struct QuotaRequest {
     /// The user, group or subtree.
     pub key: QuotaKey,
     /// The additional amount.
@@ -342,7 +342,7 @@ pub enum Request {
         peer: Peer,
     },
     /// Asks for all of these leases or none, with state.
-    Acquire(Vec<Want>),
+    Acquire(Vec<LeaseRequest>),
     /// Looks up one entry of a directory, and asks for a lease on its inode.
     Lookup {
         /// The directory.
@@ -350,7 +350,7 @@ pub enum Request {
         /// The name.
         name: Vec<u8>,
         /// The lease on the directory, if the session holds none that suffices.
-        within: Option<Want>,
+        within: Option<LeaseRequest>,
         /// Whether the session creates the entry if it is missing. The lease on the directory is then a write lease.
         makes: bool,
         /// Whether the session writes the inode that is found.
@@ -495,7 +495,7 @@ pub enum Request {
     /// Commits everything and ends SharedFS, if no session is left (command line).
     Shutdown,
     /// Asks for quota balances: all of these or none. The reply names the version of the limits.
-    Quota(Vec<QuotaWant>),
+    Quota(Vec<QuotaRequest>),
     /// Sets or removes limits, at once (command line).
     SetQuota {
         /// The user, group or subtree.

@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_are_read_as_they_were_written() {
+    fn counts_are_decoded_as_written() {
         let mut content = encode_report_header(&[7, 8]);
         assert_eq!(
             content[REPORT_DEVICES..REPORT_DEVICES + 16],
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_missed_is_read_as_it_was_written() {
+    fn missed_reply_is_decoded_as_encoded() {
         let program = MissedProgram { name: "busybox".into(), has_library: false, requests: 12 };
         let reply = MissedReply { calls: vec![(-1, 5), (257, 7)], programs: vec![program], ..MissedReply::default() };
         let value = reply.encode().expect("a value");

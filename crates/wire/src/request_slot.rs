@@ -61,7 +61,7 @@ impl Question {
 
 /// The progress of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum QuestionProgress {
     /// SharedFS has not taken it yet.
     Asked,
     /// SharedFS works on it.
@@ -106,8 +106,8 @@ impl<'a, M: Persistent> RequestSlot<'a, M> {
 
     /// Puts a question into the slot; `None` if it is too long.
     ///
-    /// The session calls this, and the methods up to [`Self::end`], one thread at a time.
-    pub fn ask(&self, request: &Request, buffer: &mut Vec<u8>) -> Option<Question> {
+    /// The session calls this, and the methods up to [`Self::end_question`], one thread at a time.
+    pub fn ask_question(&self, request: &Request, buffer: &mut Vec<u8>) -> Option<Question> {
         let before = self.load(WORD);
         if before & ((1 << STATE_BITS) - 1) != FREE {
             return None;
@@ -124,18 +124,18 @@ impl<'a, M: Persistent> RequestSlot<'a, M> {
     }
 
     /// Returns the progress of a question.
-    pub fn progress(&self, question: Question) -> Progress {
+    pub fn progress(&self, question: Question) -> QuestionProgress {
         let word = self.load(WORD);
         if word == question.word(ASKED) {
-            Progress::Asked
+            QuestionProgress::Asked
         } else if word == question.word(TAKEN) {
-            Progress::Taken
+            QuestionProgress::Taken
         } else if word == question.word(ANSWERED) {
-            Progress::Answered
+            QuestionProgress::Answered
         } else if word == question.word(KEPT) {
-            Progress::Kept
+            QuestionProgress::Kept
         } else {
-            Progress::Declined
+            QuestionProgress::Declined
         }
     }
 
@@ -148,7 +148,7 @@ impl<'a, M: Persistent> RequestSlot<'a, M> {
     ///
     /// # Errors
     /// [`WireError::Malformed`] if it can't be decoded.
-    pub fn read(&self, buffer: &mut Vec<u8>) -> Result<Reply, WireError> {
+    pub fn read_answer(&self, buffer: &mut Vec<u8>) -> Result<Reply, WireError> {
         buffer.resize(self.load(ANSWER_LENGTH).min(ANSWER_BYTES) as usize, 0);
         // The answer lies within the slot.
         let _ = self.words.0.load(self.base + ANSWER, buffer);
@@ -156,7 +156,7 @@ impl<'a, M: Persistent> RequestSlot<'a, M> {
     }
 
     /// Ends a question, answered or not.
-    pub fn end(&self, question: Question) {
+    pub fn end_question(&self, question: Question) {
         self.words.store(self.base + WORD, question.word(FREE));
     }
 
@@ -168,7 +168,7 @@ impl<'a, M: Persistent> RequestSlot<'a, M> {
     /// Takes a question, if the slot holds one that can be decoded; others are declined.
     ///
     /// SharedFS calls this, and the methods that follow.
-    pub fn take(&self, buffer: &mut Vec<u8>) -> Option<(Question, Request)> {
+    pub fn take_question(&self, buffer: &mut Vec<u8>) -> Option<(Question, Request)> {
         let word = self.load(WORD);
         let turn = Question(word >> STATE_BITS);
         if word != turn.word(ASKED) || !self.change(word, turn.word(TAKEN)) {
@@ -180,7 +180,7 @@ impl<'a, M: Persistent> RequestSlot<'a, M> {
         match postcard::from_bytes(buffer) {
             Ok(request) => Some((turn, request)),
             Err(_) => {
-                self.decline(turn);
+                self.decline_question(turn);
                 None
             }
         }
@@ -189,7 +189,7 @@ impl<'a, M: Persistent> RequestSlot<'a, M> {
     /// Answers a question that was taken; `false` if the answer is too long.
     ///
     /// If the session has abandoned the question meanwhile, the answer has no reader.
-    pub fn answer(&self, question: Question, reply: &Reply, buffer: &mut Vec<u8>) -> bool {
+    pub fn send_answer(&self, question: Question, reply: &Reply, buffer: &mut Vec<u8>) -> bool {
         buffer.clear();
         match postcard::to_extend(reply, std::mem::take(buffer)) {
             Ok(bytes) => *buffer = bytes,
@@ -208,12 +208,12 @@ impl<'a, M: Persistent> RequestSlot<'a, M> {
     }
 
     /// Marks the answer as one that the session must fetch.
-    pub fn keep(&self, question: Question) {
+    pub fn keep_answer(&self, question: Question) {
         self.change(question.word(TAKEN), question.word(KEPT));
     }
 
     /// Marks the question as one that the session must ask by a message.
-    pub fn decline(&self, question: Question) {
+    pub fn decline_question(&self, question: Question) {
         self.change(question.word(TAKEN), question.word(DECLINED));
     }
 }
@@ -249,65 +249,65 @@ mod tests {
     }
 
     #[test]
-    fn a_question_is_answered_kept_or_declined() {
+    fn question_is_answered_kept_or_declined() {
         let page = page();
         let request_slot = page.request_slot();
         let mut bytes = Vec::new();
-        assert!(request_slot.take(&mut bytes).is_none() && !request_slot.is_asked());
+        assert!(request_slot.take_question(&mut bytes).is_none() && !request_slot.is_asked());
         for turn in 0..10 {
-            let question = request_slot.ask(&lookup(&[turn; 100]), &mut bytes).expect("asked");
-            assert!(request_slot.is_asked() && request_slot.progress(question) == Progress::Asked);
-            assert!(request_slot.ask(&lookup(b"another"), &mut bytes).is_none(), "one at a time");
-            let (taken, request) = request_slot.take(&mut bytes).expect("it is there");
+            let question = request_slot.ask_question(&lookup(&[turn; 100]), &mut bytes).expect("asked");
+            assert!(request_slot.is_asked() && request_slot.progress(question) == QuestionProgress::Asked);
+            assert!(request_slot.ask_question(&lookup(b"another"), &mut bytes).is_none(), "one at a time");
+            let (taken, request) = request_slot.take_question(&mut bytes).expect("it is there");
             assert!(taken == question && is_lookup(&request, &[turn; 100]));
-            assert!(!request_slot.take_back(question) && request_slot.progress(question) == Progress::Taken);
-            assert!(request_slot.answer(taken, &Reply::Inodes(InodeId(u64::from(turn)), 5), &mut bytes));
-            assert_eq!(request_slot.progress(question), Progress::Answered);
-            let reply = request_slot.read(&mut bytes).expect("a reply");
+            assert!(!request_slot.take_back(question) && request_slot.progress(question) == QuestionProgress::Taken);
+            assert!(request_slot.send_answer(taken, &Reply::Inodes(InodeId(u64::from(turn)), 5), &mut bytes));
+            assert_eq!(request_slot.progress(question), QuestionProgress::Answered);
+            let reply = request_slot.read_answer(&mut bytes).expect("a reply");
             assert!(matches!(reply, Reply::Inodes(first, 5) if first.0 == u64::from(turn)));
-            request_slot.end(question);
+            request_slot.end_question(question);
         }
-        for progress in [Progress::Kept, Progress::Declined] {
-            let question = request_slot.ask(&lookup(b"x"), &mut bytes).expect("asked");
-            let (taken, _) = request_slot.take(&mut bytes).expect("it is there");
+        for progress in [QuestionProgress::Kept, QuestionProgress::Declined] {
+            let question = request_slot.ask_question(&lookup(b"x"), &mut bytes).expect("asked");
+            let (taken, _) = request_slot.take_question(&mut bytes).expect("it is there");
             match progress {
-                Progress::Kept => request_slot.keep(taken),
-                _ => request_slot.decline(taken),
+                QuestionProgress::Kept => request_slot.keep_answer(taken),
+                _ => request_slot.decline_question(taken),
             }
             assert_eq!(request_slot.progress(question), progress);
-            request_slot.end(question);
+            request_slot.end_question(question);
         }
-        let question = request_slot.ask(&lookup(&[7; 3900]), &mut bytes).expect("asked");
-        assert!(request_slot.take_back(question) && request_slot.take(&mut bytes).is_none());
-        assert!(request_slot.ask(&lookup(&[7; 3969]), &mut bytes).is_none(), "too long");
-        let question = request_slot.ask(&lookup(b"x"), &mut bytes).expect("asked");
-        let (taken, _) = request_slot.take(&mut bytes).expect("it is there");
-        assert!(!request_slot.answer(taken, &entry(28_672), &mut bytes), "too long");
-        assert_eq!(request_slot.progress(question), Progress::Taken);
-        assert!(request_slot.answer(taken, &entry(28_600), &mut bytes));
-        let reply = request_slot.read(&mut bytes).expect("a reply");
+        let question = request_slot.ask_question(&lookup(&[7; 3900]), &mut bytes).expect("asked");
+        assert!(request_slot.take_back(question) && request_slot.take_question(&mut bytes).is_none());
+        assert!(request_slot.ask_question(&lookup(&[7; 3969]), &mut bytes).is_none(), "too long");
+        let question = request_slot.ask_question(&lookup(b"x"), &mut bytes).expect("asked");
+        let (taken, _) = request_slot.take_question(&mut bytes).expect("it is there");
+        assert!(!request_slot.send_answer(taken, &entry(28_672), &mut bytes), "too long");
+        assert_eq!(request_slot.progress(question), QuestionProgress::Taken);
+        assert!(request_slot.send_answer(taken, &entry(28_600), &mut bytes));
+        let reply = request_slot.read_answer(&mut bytes).expect("a reply");
         assert!(matches!(reply, Reply::Entries(entries) if entries[0].name == [7; 28_600]));
     }
 
     #[test]
-    fn a_late_answer_is_nobodys() {
+    fn late_answer_reaches_no_other_question() {
         let page = page();
         let request_slot = page.request_slot();
         let mut bytes = Vec::new();
-        let first = request_slot.ask(&lookup(b"first"), &mut bytes).expect("asked");
-        let (taken, _) = request_slot.take(&mut bytes).expect("it is there");
+        let first = request_slot.ask_question(&lookup(b"first"), &mut bytes).expect("asked");
+        let (taken, _) = request_slot.take_question(&mut bytes).expect("it is there");
         // The session takes SharedFS for dead.
-        request_slot.end(first);
-        let second = request_slot.ask(&lookup(b"second"), &mut bytes).expect("asked");
-        assert!(request_slot.answer(taken, &entry(20), &mut bytes), "nobody is told");
-        request_slot.decline(taken);
-        assert_eq!(request_slot.progress(second), Progress::Asked);
-        let (taken, request) = request_slot.take(&mut bytes).expect("it is there");
+        request_slot.end_question(first);
+        let second = request_slot.ask_question(&lookup(b"second"), &mut bytes).expect("asked");
+        assert!(request_slot.send_answer(taken, &entry(20), &mut bytes), "no question receives it");
+        request_slot.decline_question(taken);
+        assert_eq!(request_slot.progress(second), QuestionProgress::Asked);
+        let (taken, request) = request_slot.take_question(&mut bytes).expect("it is there");
         assert!(taken == second && is_lookup(&request, b"second"));
     }
 
     #[test]
-    fn nonsense_of_a_session_stays_harmless() {
+    fn forged_question_stays_harmless() {
         let page = page();
         let base = CONTROL_BYTES - REQUEST_SLOT_BYTES;
         let (request_slot, mut bytes) = (page.request_slot(), Vec::new());
@@ -315,7 +315,7 @@ mod tests {
             page.memory().store_u64(base + WORD, word).expect("stored");
             page.memory().store_u64(base + QUESTION_LENGTH, u64::MAX).expect("stored");
             page.memory().store(base + QUESTION, &[0xff; 64]).expect("stored");
-            assert!(request_slot.take(&mut bytes).is_none(), "{word:#x}");
+            assert!(request_slot.take_question(&mut bytes).is_none(), "{word:#x}");
             let after = page.memory().load_u64(base + WORD).expect("loaded");
             assert_eq!(after & 7, if word & 7 == ASKED { DECLINED } else { word & 7 }, "{word:#x}");
         }

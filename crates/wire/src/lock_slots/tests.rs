@@ -185,7 +185,7 @@ fn schedules(most: usize) -> Vec<Vec<usize>> {
 
 /// All orders of the first steps, in which the change and the recall lie, and some longer ones.
 #[test]
-fn a_recall_gets_all_that_was_done_and_nothing_else_in_every_order_of_steps() {
+fn recall_gets_exactly_the_changes_made_in_every_order() {
     for schedule in orders(12, 5).into_iter().chain(schedules(3000)) {
         let (done, read, _) = race(&schedule, false);
         assert_eq!(done, read, "in the order {schedule:?}");
@@ -194,7 +194,7 @@ fn a_recall_gets_all_that_was_done_and_nothing_else_in_every_order_of_steps() {
 
 /// The test detects a session that writes to the active list.
 #[test]
-fn the_orders_of_steps_show_a_list_that_is_read_in_part() {
+fn step_orders_reveal_a_partly_read_list() {
     let is_torn = |schedule: &Vec<usize>| {
         let (done, read, _) = race(schedule, true);
         done != read
@@ -203,7 +203,7 @@ fn the_orders_of_steps_show_a_list_that_is_read_in_part() {
 }
 
 #[test]
-fn a_slot_is_claimed_delegated_recalled_and_freed() {
+fn slot_is_claimed_delegated_recalled_and_freed() {
     let memory = Stepped::new(&[]);
     let words = words(&memory);
     let slots = LockSlots { words: &words, at: 0 };
@@ -238,7 +238,7 @@ fn a_slot_is_claimed_delegated_recalled_and_freed() {
 }
 
 #[test]
-fn nonsense_in_a_slot_stays_harmless() {
+fn forged_slot_stays_harmless() {
     let memory = Stepped::new(&[]);
     for word in &memory.words {
         word.store(u64::MAX, Ordering::SeqCst);
@@ -257,7 +257,7 @@ fn nonsense_in_a_slot_stays_harmless() {
 }
 
 #[test]
-fn a_list_that_is_full_stays_as_it_is() {
+fn full_list_stays_unchanged() {
     let mut list = LockList::default();
     for at in 0..LOCK_RANGES_MAX as u64 {
         assert!(list.set(at * 10, at * 10 + 4, LockMode::Read));
@@ -272,7 +272,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_list_is_what_it_is_byte_by_byte(
+    fn list_equals_byte_by_byte_model(
         steps in prop::collection::vec((0_u64..40, 0_u64..40, 0_u8..3, any::<bool>()), 1..60),
     ) {
         let mut list = LockList::default();

@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_in_the_bucket_that_begins_before_them() {
+    fn time_falls_into_the_bucket_that_contains_it() {
         for nanoseconds in (0..10_000).chain((0..64).map(|power| 1 << power)).chain([u64::MAX, 3 << 29, (3 << 29) - 1])
         {
             let bucket = latency_bucket(nanoseconds);
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn percentiles_lie_where_the_times_do() {
+    fn percentiles_match_the_sampled_times() {
         let mut counts = OperationCounts::default();
         assert_eq!(counts.percentile(0.5), None);
         counts.sampled = vec![0; LATENCY_BUCKETS];
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_of_a_session_stays_harmless() {
+    fn forged_counts_stay_harmless() {
         let wild = OperationCounts { operations: u64::MAX, sampled: vec![u64::MAX; LATENCY_BUCKETS] };
         let mut sum = wild.clone();
         sum.add(&wild);

@@ -20,7 +20,7 @@ const TRIED_EVERY: u32 = 16;
 ///
 /// Watching pays only while the awaited event comes at once.
 #[derive(Debug)]
-pub struct Watch {
+pub struct BusyWait {
     /// Whether a second core exists, on which another thread may act meanwhile.
     is_possible: bool,
     vain: u32,
@@ -30,14 +30,14 @@ pub struct Watch {
 
 static IS_POSSIBLE: OnceLock<bool> = OnceLock::new();
 
-impl Default for Watch {
+impl Default for BusyWait {
     fn default() -> Self {
         let has_cores = || rustix::thread::sched_getaffinity(None).is_ok_and(|cores| cores.count() > 1);
         Self { is_possible: *IS_POSSIBLE.get_or_init(has_cores), vain: 0, until: None }
     }
 }
 
-impl Watch {
+impl BusyWait {
     /// Disables watching if a quota limits the process to one core, though the machine has more.
     ///
     /// A server checks this once. The check reads some files, which takes too long for each program.
@@ -56,29 +56,29 @@ impl Watch {
     /// Begins a wait.
     ///
     /// A caller that knows how soon the event comes watches for that time, whatever earlier watches achieved.
-    pub fn begin(&mut self, known: Option<Duration>) {
+    pub fn begin_wait(&mut self, known: Option<Duration>) {
         let is_tried = known.is_some() || self.vain < VAIN_MAX || self.vain % TRIED_EVERY == 0;
         self.until = (self.is_possible && is_tried).then(|| Instant::now() + known.unwrap_or(WATCH));
         if !is_tried {
-            self.note_vain();
+            self.record_vain();
         }
     }
 
-    fn note_vain(&mut self) {
+    fn record_vain(&mut self) {
         self.vain = self.vain.checked_add(1).unwrap_or(VAIN_MAX);
     }
 
     /// Returns whether to check again at once, after nothing has come yet.
-    pub fn goes_on(&mut self) -> bool {
-        let goes_on = self.until.is_some_and(|until| Instant::now() < until);
-        if !goes_on && self.until.take().is_some() {
-            self.note_vain();
+    pub fn check_again(&mut self) -> bool {
+        let may_go_on = self.until.is_some_and(|until| Instant::now() < until);
+        if !may_go_on && self.until.take().is_some() {
+            self.record_vain();
         }
-        goes_on
+        may_go_on
     }
 
     /// Ends a wait: the awaited event has come.
-    pub fn end(&mut self) {
+    pub fn end_wait(&mut self) {
         if self.until.take().is_some() {
             self.vain = 0;
         }
@@ -89,31 +89,31 @@ impl Watch {
 mod tests {
     use super::*;
 
-    fn wait(watch: &mut Watch, comes_soon: bool) -> bool {
-        watch.begin(None);
+    fn wait(watch: &mut BusyWait, comes_soon: bool) -> bool {
+        watch.begin_wait(None);
         let watches = watch.until.is_some();
         if !comes_soon {
             watch.until = watch.until.and(Some(Instant::now()));
-            assert!(!watch.goes_on());
+            assert!(!watch.check_again());
         }
-        watch.end();
+        watch.end_wait();
         watches
     }
 
     #[test]
-    fn who_watches_in_vain_watches_less_until_it_pays_again() {
-        let mut watch = Watch { is_possible: true, vain: 0, until: None };
+    fn vain_watches_become_rarer_until_one_pays() {
+        let mut watch = BusyWait { is_possible: true, vain: 0, until: None };
         assert!((0..10).all(|_| wait(&mut watch, true)));
         assert!((0..VAIN_MAX).all(|_| wait(&mut watch, false)));
         let tried = (0..10 * TRIED_EVERY).filter(|_| wait(&mut watch, false)).count();
         assert!((9..=11).contains(&tried), "{tried}");
         while !wait(&mut watch, true) {}
         assert!((0..VAIN_MAX).all(|_| wait(&mut watch, false)), "it pays again");
-        let mut alone = Watch { is_possible: false, ..Watch::default() };
-        assert!(!wait(&mut alone, true));
-        watch.begin(Some(WATCH));
-        assert!(watch.goes_on(), "it knows better");
-        alone.begin(Some(WATCH));
-        assert!(!alone.goes_on(), "there is nobody else");
+        let mut sole = BusyWait { is_possible: false, ..BusyWait::default() };
+        assert!(!wait(&mut sole, true));
+        watch.begin_wait(Some(WATCH));
+        assert!(watch.check_again(), "the caller knows the time");
+        sole.begin_wait(Some(WATCH));
+        assert!(!sole.check_again(), "there is no second core");
     }
 }

@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn handles_have_more_slots_once_there_is_room() {
+    fn far_handle_slots_are_used_once_they_have_room() {
         const MANY: u64 = 5000;
         let page = page(MappingAccess::ReadWrite);
         page.format(SessionId(7));
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_that_another_inode_has_taken_is_its_own() {
+    fn handle_moves_when_another_inode_took_its_slot() {
         let page = page(MappingAccess::ReadWrite);
         page.format(SessionId(7));
         let open = |inode: u64, known| page.open_handle_at(InodeId(inode), known).expect("room");
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn handles_in_a_page_of_an_earlier_version_are_found() {
+    fn handles_of_an_earlier_page_version_are_found() {
         let page = page(MappingAccess::ReadWrite);
         page.format(SessionId(7));
         page.0.store(HANDLES, 0);

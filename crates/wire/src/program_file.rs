@@ -49,7 +49,7 @@ enum ProgramKind {
 /// The answer is also yes for a program that loads no library at all, since the programs that it runs may load one.
 /// `read` fills a buffer from an offset in a file and returns the number of bytes. Its path is that of a script's
 /// interpreter, or `None` for the program itself. A program that can't be read counts as one that can load the library.
-pub fn loads_library(mut read: impl FnMut(Option<&[u8]>, u64, &mut [u8]) -> Option<usize>) -> bool {
+pub fn can_load_library(mut read: impl FnMut(Option<&[u8]>, u64, &mut [u8]) -> Option<usize>) -> bool {
     let mut head = [0; HEAD_BYTES];
     let mut interpreter = [0; SCRIPT_BYTES];
     let mut path: Option<&[u8]> = None;
@@ -145,7 +145,7 @@ mod tests {
     }
 
     fn loads(files: &[(&str, Vec<u8>)]) -> bool {
-        loads_library(|path, offset, buffer| {
+        can_load_library(|path, offset, buffer| {
             let name = path.map_or(Ok(""), std::str::from_utf8).ok()?;
             let (_, bytes) = files.iter().find(|(file, _)| *file == name)?;
             let rest = bytes.get(offset as usize..)?;
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn file_that_is_no_program_is_left_to_the_kernel() {
+    fn file_without_program_is_left_to_the_kernel() {
         for head in [&b""[..], b"#!", b"#!\n", b"#! ", b"echo", b"\x7fELF", &[0x7f, b'E', b'L', b'F', 2, 1, 1]] {
             assert_ne!(loads(&[("", head.to_vec())]), head.starts_with(ELF), "{head:?}");
         }

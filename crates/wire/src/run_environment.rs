@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_patience_is_a_number_of_seconds() {
+    fn patience_is_parsed_as_seconds() {
         let expected = [(None, PATIENCE_MS), (Some("3"), 3000), (Some("0"), 1000), (Some("soon"), PATIENCE_MS)];
         for (said, patience) in expected {
             assert_eq!(patience_ms(said.map(str::as_bytes)), patience, "{said:?}");
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn mounts_are_read_as_they_were_written() {
+    fn mounts_are_decoded_as_encoded() {
         let mounts = [(&b"/mnt/a b"[..], &b"/run/socket"[..]), (b"/mnt/\x1f", b"/left/out"), (b"/mnt/c", b"/other")];
         let text = encode_mounts(mounts);
         assert_eq!(decode_mounts(&text).collect::<Vec<_>>(), [mounts[0], mounts[2]]);
