@@ -7,7 +7,8 @@
 //!   64  SharedFS writes:  committed:8  applied:8  fenced:8  extent_version:8  company:8  quota_version:8
 //!                         segment_version:8  handle_slots:8
 //!  128  the session writes: released:8  company_known:8  using:8
-//!  192  both change by compare-and-swap: credit_blocks:8  credit_metadata_bytes:8  kept_blocks:8  kept_metadata_bytes:8
+//!  192  both change by compare-and-swap: credit_blocks:8  credit_metadata_bytes:8  kept_blocks:8
+//!                         kept_metadata_bytes:8
 //!  224  SharedFS writes: programs:8
 //!  256  the session writes: 24 lanes of 4 operations:8 (32 bytes unused), by thread
 //! 2048  the session writes: 4 times 64 of sampled:8, by kind of operation and bucket of time
