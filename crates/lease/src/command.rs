@@ -14,7 +14,7 @@ pub enum Mode {
 
 /// The inodes that a lease covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Scope {
+pub enum LeaseScope {
     /// One inode: attributes, content, entries.
     Node,
     /// The files of one directory that have no other link and no lease of their own.
@@ -27,36 +27,36 @@ pub enum Scope {
 
 /// The target of a lease: an inode and a scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
-    /// The inode; for [`Scope::Files`] the directory, for [`Scope::Subtree`] the topmost directory.
+pub struct LeaseTarget {
+    /// The inode; for [`LeaseScope::Files`] the directory, for [`LeaseScope::Subtree`] the topmost directory.
     pub inode: InodeId,
     /// The scope.
-    pub scope: Scope,
+    pub scope: LeaseScope,
 }
 
-impl Place {
+impl LeaseTarget {
     pub(crate) const fn node(inode: InodeId) -> Self {
-        Self { inode, scope: Scope::Node }
+        Self { inode, scope: LeaseScope::Node }
     }
 
     pub(crate) const fn files(inode: InodeId) -> Self {
-        Self { inode, scope: Scope::Files }
+        Self { inode, scope: LeaseScope::Files }
     }
 
     pub(crate) const fn subtree(inode: InodeId) -> Self {
-        Self { inode, scope: Scope::Subtree }
+        Self { inode, scope: LeaseScope::Subtree }
     }
 }
 
 /// The tree as it is applied in SharedFS's memory. It has no cycles but the root's.
 pub trait Ancestry {
     /// Returns the place of an inode in the tree. [`InodeId::RENAME`] counts as a directory in the root.
-    fn home(&self, inode: InodeId) -> Home;
+    fn home(&self, inode: InodeId) -> InodeHome;
 }
 
 /// The place of an inode in the tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Home {
+pub struct InodeHome {
     /// The directory through which a lease may govern the inode.
     ///
     /// `None` for the root, for an inode in no directory or in several, and for an unknown inode.
@@ -65,7 +65,7 @@ pub struct Home {
     pub is_directory: bool,
 }
 
-impl Home {
+impl InodeHome {
     /// Returns the directory whose files include the inode.
     #[must_use]
     pub fn as_file(self) -> Option<InodeId> {
@@ -75,7 +75,7 @@ impl Home {
 
 /// A lease that a session asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Want {
+pub struct WantedLease {
     /// The inode.
     pub inode: InodeId,
     /// Read or write; a subtree lease is always a write lease.
@@ -84,12 +84,13 @@ pub struct Want {
     ///
     /// `Subtree` takes everything below the directory from all other sessions. `Node` may be answered with more.
     /// `Files` is like `Node`, but a file to be read is best held together with the other files of its directory.
-    pub scope: Scope,
+    pub scope: LeaseScope,
     /// Whether a write lease may answer it, on as much of the tree around as no other session uses.
     ///
     /// A session that only reads should not set this. Then other sessions can join as passive readers
-    /// ([`LeaseManager::join`](crate::LeaseManager::join)), and the next session finds the published grants.
-    pub widens: bool,
+    /// ([`LeaseManager::join_readers`](crate::LeaseManager::join_readers)), and the next session finds the published
+    /// grants.
+    pub may_widen: bool,
 }
 
 /// The number of a request, which its grant repeats.
@@ -110,7 +111,7 @@ pub struct SlotWord {
     /// The mode; `None`: no lease.
     pub mode: Option<Mode>,
     /// The scope.
-    pub scope: Scope,
+    pub scope: LeaseScope,
 }
 
 impl SlotWord {
@@ -134,11 +135,11 @@ pub struct Grant {
 
 /// A part cut out of a lease on more than one inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hole {
+pub struct LeaseHole {
     /// The inode, or the directory.
     pub inode: InodeId,
     /// The scope.
-    pub scope: Scope,
+    pub scope: LeaseScope,
     /// Whether the holder keeps its own read lease on the part, so that its kernel's cache stays valid.
     ///
     /// Otherwise the shell invalidates that cache.
@@ -147,7 +148,7 @@ pub struct Hole {
 
 /// The reason for a revocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Reason {
+pub enum RevokeReason {
     /// Another session asks for inodes that the lease covers.
     Conflict,
     /// A lease on more than one inode was split too often.
@@ -176,7 +177,7 @@ pub enum Command {
         /// The word, without a mode.
         word: SlotWord,
         /// The reason.
-        reason: Reason,
+        reason: RevokeReason,
     },
     /// Write the word: the lease changes from write to read. Cached state stays valid.
     Downgrade {
@@ -190,7 +191,7 @@ pub enum Command {
         /// The part that the lease no longer covers. `None` if it covers as much as before.
         ///
         /// The kernel's cache of that part alone is invalidated.
-        hole: Option<Hole>,
+        hole: Option<LeaseHole>,
     },
     /// Write the word: the session holds this lease without a grant of it.
     ///
@@ -271,7 +272,7 @@ pub struct Limits {
     /// After so long without activity, a session's leases are revoked; 0: never.
     pub lease_ttl_us: u64,
     /// The age at which a passive reader's lease is revoked: the manager can't know whether it is still of use.
-    pub along_us: u64,
+    pub passive_ttl_us: u64,
     /// The most leases of one session. Beyond, the least recently granted are revoked.
     ///
     /// The number is well below `table_slots`, since leases that are attached while a log is applied are added to it.
@@ -279,12 +280,12 @@ pub struct Limits {
     /// Entries that a session makes in a directory that it holds, before the directory's lease is widened.
     ///
     /// The manager tries at the next power of two, and at each further one. The lease then covers everything below.
-    /// Others may lose at most `fill_takes_max` leases on files there, each granted at least `fill_spares_us` ago.
-    pub fills_from: u32,
-    /// See `fills_from`.
-    pub fill_takes_max: usize,
-    /// See `fills_from`.
-    pub fill_spares_us: u64,
+    /// Others may lose at most `widen_takes_max` leases on files there, each granted at least `widen_min_age_us` ago.
+    pub widen_after_entries: u32,
+    /// See `widen_after_entries`.
+    pub widen_takes_max: usize,
+    /// See `widen_after_entries`.
+    pub widen_min_age_us: u64,
     /// Slots in a session's lease table.
     pub table_slots: u32,
     /// Holes cut into one lease before it is revoked as a whole.
@@ -308,11 +309,11 @@ impl Default for Limits {
         Self {
             hold_us: 200,
             lease_ttl_us: 0,
-            along_us: 60_000_000,
+            passive_ttl_us: 60_000_000,
             entries_per_session_max: 16_384,
-            fills_from: 64,
-            fill_takes_max: 64,
-            fill_spares_us: 1000,
+            widen_after_entries: 64,
+            widen_takes_max: 64,
+            widen_min_age_us: 1000,
             table_slots: 65_536,
             splits_max: 32,
             contended_us: 2_000_000,

@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ashlar_types::{InodeId, LogPosition, SessionId};
 
-use crate::{Ancestry, Place};
+use crate::{Ancestry, LeaseTarget};
 
 /// Marks at targets that writers have left.
 ///
 /// A mark at a subtree counts for all inodes below it, also after they move out of it.
 #[derive(Debug)]
 pub(crate) struct Dependencies {
-    marks: BTreeMap<Place, BTreeMap<SessionId, LogPosition>>,
-    by_position: BTreeSet<(SessionId, LogPosition, Place)>,
+    marks: BTreeMap<LeaseTarget, BTreeMap<SessionId, LogPosition>>,
+    by_position: BTreeSet<(SessionId, LogPosition, LeaseTarget)>,
     /// Marks that count for every inode.
     floor: BTreeMap<SessionId, LogPosition>,
     marks_max: usize,
@@ -28,20 +28,20 @@ impl Dependencies {
     }
 
     /// Marks that `session` wrote at `target`, in its log up to `position`.
-    pub fn mark(&mut self, place: Place, session: SessionId, position: LogPosition) {
+    pub fn mark(&mut self, target: LeaseTarget, session: SessionId, position: LogPosition) {
         if position == LogPosition(0) {
             return;
         }
-        let marks = self.marks.entry(place).or_default();
+        let marks = self.marks.entry(target).or_default();
         let before = marks.get(&session).copied();
         if before.is_some_and(|before| before >= position) {
             return;
         }
         marks.insert(session, position);
         if let Some(before) = before {
-            self.by_position.remove(&(session, before, place));
+            self.by_position.remove(&(session, before, target));
         }
-        self.by_position.insert((session, position, place));
+        self.by_position.insert((session, position, target));
         if self.by_position.len() > self.marks_max {
             for (session, position, _) in std::mem::take(&mut self.by_position) {
                 raise(&mut self.floor, session, position);
@@ -73,14 +73,14 @@ impl Dependencies {
     ///
     /// Marks there count for all inodes below the directory as before. The log of the moving session depends on them,
     /// but holes in its lease are granted to others without that log.
-    pub fn take_along(&mut self, directory: InodeId, from: Option<InodeId>, ancestry: &impl Ancestry) {
+    pub fn move_marks(&mut self, directory: InodeId, from: Option<InodeId>, ancestry: &impl Ancestry) {
         if self.marks.is_empty() {
             return;
         }
         let mut found = BTreeMap::new();
         self.collect_from(from, ancestry, &mut found);
         for (session, position) in found {
-            self.mark(Place::subtree(directory), session, position);
+            self.mark(LeaseTarget::subtree(directory), session, position);
         }
     }
 
@@ -89,10 +89,10 @@ impl Dependencies {
         // Usually everything is persistent, so the path upwards need not be walked.
         if !self.marks.is_empty() {
             let home = ancestry.home(inode);
-            self.collect_at(Place::node(inode), found);
-            self.collect_at(Place::subtree(inode), found);
+            self.collect_at(LeaseTarget::node(inode), found);
+            self.collect_at(LeaseTarget::subtree(inode), found);
             if let Some(directory) = home.as_file() {
-                self.collect_at(Place::files(directory), found);
+                self.collect_at(LeaseTarget::files(directory), found);
             }
             self.collect_from(home.directory, ancestry, found);
         }
@@ -110,20 +110,20 @@ impl Dependencies {
     ) {
         let mut next = directory;
         while let Some(directory) = next {
-            self.collect_at(Place::subtree(directory), found);
+            self.collect_at(LeaseTarget::subtree(directory), found);
             next = ancestry.home(directory).directory;
         }
     }
 
     /// Adds to `found` the marks at one target.
-    pub fn collect_at(&self, place: Place, found: &mut BTreeMap<SessionId, LogPosition>) {
-        for (session, position) in self.marks.get(&place).into_iter().flatten() {
+    pub fn collect_at(&self, target: LeaseTarget, found: &mut BTreeMap<SessionId, LogPosition>) {
+        for (session, position) in self.marks.get(&target).into_iter().flatten() {
             raise(found, *session, *position);
         }
     }
 }
 
-const LOWEST: Place = Place::node(InodeId(0));
+const LOWEST: LeaseTarget = LeaseTarget::node(InodeId(0));
 
 fn raise(positions: &mut BTreeMap<SessionId, LogPosition>, session: SessionId, position: LogPosition) {
     let known = positions.entry(session).or_insert(position);

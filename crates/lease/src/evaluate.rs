@@ -6,7 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ashlar_types::{InodeId, SessionId};
 
-use crate::{Ancestry, Command, Grant, Hole, LeaseManager, Mode, Place, Reason, RequestId, Scope, SlotWord, Want};
+use crate::{
+    Ancestry, Command, Grant, LeaseHole, LeaseManager, LeaseScope, LeaseTarget, Mode, RequestId, RevokeReason,
+    SlotWord, WantedLease,
+};
 
 /// A piece of work in the queue.
 #[derive(Clone, Debug)]
@@ -14,7 +17,7 @@ pub(crate) enum Work {
     Acquire {
         session: SessionId,
         request: RequestId,
-        wants: Vec<Want>,
+        wants: Vec<WantedLease>,
     },
     Release {
         session: SessionId,
@@ -51,9 +54,9 @@ pub(crate) struct Demand {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Change {
     /// The lease is removed.
-    Remove(Reason),
+    Remove(RevokeReason),
     /// A lease on more than one inode loses a part.
-    Cut { place: Place, keeps_read: bool },
+    Cut { target: LeaseTarget, keeps_read: bool },
     /// The write lease becomes a read lease.
     ReadOnly,
     /// The lease stays, but everything that was granted on it is invalid.
@@ -62,7 +65,7 @@ enum Change {
 
 impl LeaseManager {
     /// Advances the first piece of work by one step; `false` if the queue is empty.
-    pub(crate) fn advance(
+    pub(crate) fn advance_work(
         &mut self,
         now_us: u64,
         ancestry: &impl Ancestry,
@@ -81,7 +84,7 @@ impl LeaseManager {
         }
         self.wait_until_us = None;
         for demand in &demands {
-            self.press(*demand);
+            self.announce_change(*demand);
         }
         let mut dirty: BTreeSet<_> =
             demands.iter().filter(|demand| self.is_unapplied(demand)).map(|d| d.session).collect();
@@ -93,7 +96,7 @@ impl LeaseManager {
         }
         if dirty.is_empty() {
             self.announced.clear();
-            self.commit(now_us, &work, &demands, ancestry);
+            self.complete_work(now_us, &work, &demands, ancestry);
             self.queue.pop_front();
             return true;
         }
@@ -107,11 +110,11 @@ impl LeaseManager {
     /// Returns the time until which a demand is delayed, so that the holder can use its grant.
     fn held_until_us(&self, demand: &Demand, work: &Work) -> Option<u64> {
         let Work::Acquire { session, .. } = work else { return None };
-        if *session == demand.session || self.holds.holders[&demand.session].ending || self.limits.hold_us == 0 {
+        if *session == demand.session || self.leases.holders[&demand.session].ending || self.limits.hold_us == 0 {
             return None;
         }
-        let slot = self.holds.slot(demand.session, demand.slot);
-        let shadows = slot.shadows.iter().map(|shadow| self.holds.slot(demand.session, *shadow).granted_us);
+        let slot = self.leases.slot(demand.session, demand.slot);
+        let shadows = slot.shadows.iter().map(|shadow| self.leases.slot(demand.session, *shadow).granted_us);
         slot.live.then_some(slot.granted_us).into_iter().chain(shadows).max().map(|at| at + self.limits.hold_us)
     }
 
@@ -121,18 +124,18 @@ impl LeaseManager {
         let mut demands: BTreeSet<Demand> = revoked.copied().collect();
         match work {
             Work::Acquire { session, wants, .. } => {
-                let may_keep = wants.iter().all(|want| want.scope != Scope::Subtree);
+                let may_keep = wants.iter().all(|want| want.scope != LeaseScope::Subtree);
                 for want in &merged(wants) {
-                    let place = self.place_for(now_us, *session, want, ancestry);
-                    match place.scope {
-                        Scope::Node if self.holds.nodes.contains_key(&want.inode) => {
+                    let target = self.target_for(now_us, *session, want, ancestry);
+                    match target.scope {
+                        LeaseScope::Node if self.leases.nodes.contains_key(&want.inode) => {
                             self.demand_shared(*session, want, &mut demands);
                         }
-                        Scope::Node | Scope::Files => {
+                        LeaseScope::Node | LeaseScope::Files => {
                             let keeps_read = may_keep && want.mode == Mode::Read;
-                            self.demand_part(*session, want, place, keeps_read, ancestry, &mut demands);
+                            self.demand_part(*session, want, target, keeps_read, ancestry, &mut demands);
                         }
-                        Scope::Subtree => self.demand_subtree(*session, want.inode, ancestry, &mut demands),
+                        LeaseScope::Subtree => self.demand_subtree(*session, want.inode, ancestry, &mut demands),
                     }
                 }
                 self.demand_room(*session, wants, ancestry, &mut demands);
@@ -144,14 +147,14 @@ impl LeaseManager {
                 }
             }
             Work::Release { session, inode } => {
-                let own = self.holds.holders_at(*inode).filter(|holder| holder.0 == *session);
-                demands.extend(own.map(|(holder, slot)| Demand::remove(holder, slot, Reason::Released)));
+                let own = self.leases.holders_at(*inode).filter(|holder| holder.0 == *session);
+                demands.extend(own.map(|(holder, slot)| Demand::remove(holder, slot, RevokeReason::Released)));
             }
             Work::Expire { session } => {
-                self.demand_all(*session, Change::Remove(Reason::Expired), &mut demands);
+                self.demand_all(*session, Change::Remove(RevokeReason::Expired), &mut demands);
                 demands.retain(|demand| !self.is_kept(demand.session, demand.slot));
             }
-            Work::End { session } => self.demand_all(*session, Change::Remove(Reason::Ended), &mut demands),
+            Work::End { session } => self.demand_all(*session, Change::Remove(RevokeReason::Ended), &mut demands),
             Work::Refresh { session } => self.demand_all(*session, Change::Refresh, &mut demands),
         }
         // A slot that is removed needs no other change: a word written for that change would outlive it.
@@ -168,48 +171,48 @@ impl LeaseManager {
     }
 
     fn demand_all(&self, session: SessionId, change: Change, demands: &mut BTreeSet<Demand>) {
-        let slots = self.holds.holders.get(&session).into_iter().flat_map(|holder| &holder.by_stamp);
+        let slots = self.leases.holders.get(&session).into_iter().flat_map(|holder| &holder.by_stamp);
         demands.extend(slots.map(|(_, slot)| Demand { session, slot: *slot, change }));
     }
 
     /// Returns the target at which a session would hold the lease that it asks for, if it does not hold it yet.
-    fn place_for(&self, now_us: u64, session: SessionId, want: &Want, ancestry: &impl Ancestry) -> Place {
-        let Want { inode, mode, scope, .. } = *want;
-        if scope == Scope::Subtree {
-            return Place::subtree(inode);
+    fn target_for(&self, now_us: u64, session: SessionId, want: &WantedLease, ancestry: &impl Ancestry) -> LeaseTarget {
+        let WantedLease { inode, mode, scope, .. } = *want;
+        if scope == LeaseScope::Subtree {
+            return LeaseTarget::subtree(inode);
         }
-        if mode == Mode::Write || self.holds.nodes.contains_key(&inode) {
-            return Place::node(inode);
+        if mode == Mode::Write || self.leases.nodes.contains_key(&inode) {
+            return LeaseTarget::node(inode);
         }
         let may_share = |directory: &InodeId| {
-            let is_shared = self.holds.files.contains_key(directory);
-            let is_wanted = is_shared || scope == Scope::Files && !self.is_contended(now_us, *directory);
-            let is_reader = || self.holds.slot_at(Place::files(*directory), session).is_some();
+            let is_shared = self.leases.files.contains_key(directory);
+            let is_wanted = is_shared || scope == LeaseScope::Files && !self.is_contended(now_us, *directory);
+            let is_reader = || self.leases.slot_at(LeaseTarget::files(*directory), session).is_some();
             is_wanted && (self.reserved.admits_files(session, *directory) || is_reader())
         };
-        ancestry.home(inode).as_file().filter(may_share).map_or(Place::node(inode), Place::files)
+        ancestry.home(inode).as_file().filter(may_share).map_or(LeaseTarget::node(inode), LeaseTarget::files)
     }
 
     /// Demands changes of the leases on the inode itself.
-    fn demand_shared(&self, session: SessionId, want: &Want, demands: &mut BTreeSet<Demand>) {
-        let Want { inode, mode, .. } = *want;
-        for (holder, slot) in self.holds.nodes.get(&inode).into_iter().flatten() {
+    fn demand_shared(&self, session: SessionId, want: &WantedLease, demands: &mut BTreeSet<Demand>) {
+        let WantedLease { inode, mode, .. } = *want;
+        for (holder, slot) in self.leases.nodes.get(&inode).into_iter().flatten() {
             let (holder, slot) = (*holder, *slot);
             if holder == session {
-                let state = self.holds.slot(holder, slot);
+                let state = self.leases.slot(holder, slot);
                 if state.mode >= mode {
                     continue;
                 }
-                if self.holds.slot_at(Place::subtree(inode), session).is_some() {
+                if self.leases.slot_at(LeaseTarget::subtree(inode), session).is_some() {
                     // The session may write everything below, and needs no other lease on the directory itself.
-                    demands.insert(Demand::remove(session, slot, Reason::Folded));
+                    demands.insert(Demand::remove(session, slot, RevokeReason::Folded));
                 } else if !state.shadowed.is_empty() {
                     // Other state known on this slot must not become writable with it.
                     demands.insert(Demand { session, slot, change: Change::Refresh });
                 }
             } else if mode == Mode::Write {
-                demands.insert(Demand::remove(holder, slot, Reason::Conflict));
-            } else if self.holds.slot(holder, slot).mode == Mode::Write || self.holds.is_dirty(holder, slot) {
+                demands.insert(Demand::remove(holder, slot, RevokeReason::Conflict));
+            } else if self.leases.slot(holder, slot).mode == Mode::Write || self.leases.is_dirty(holder, slot) {
                 demands.insert(Demand { session: holder, slot, change: Change::ReadOnly });
             }
         }
@@ -219,19 +222,19 @@ impl LeaseManager {
     fn demand_part(
         &self,
         session: SessionId,
-        want: &Want,
-        place: Place,
+        want: &WantedLease,
+        target: LeaseTarget,
         keeps_read: bool,
         ancestry: &impl Ancestry,
         demands: &mut BTreeSet<Demand>,
     ) {
-        match self.holds.governing(want.inode, ancestry) {
-            Some(Place { inode, scope: Scope::Subtree }) => {
-                self.demand_cut(session, inode, place, keeps_read, demands);
+        match self.leases.governing(want.inode, ancestry) {
+            Some(LeaseTarget { inode, scope: LeaseScope::Subtree }) => {
+                self.demand_cut(session, inode, target, keeps_read, demands);
             }
             // A passive reader takes no lease from any session.
-            Some(Place { inode, scope: Scope::Files }) if place.scope != Scope::Files => {
-                self.demand_cut_of_files(session, inode, place, ancestry, demands);
+            Some(LeaseTarget { inode, scope: LeaseScope::Files }) if target.scope != LeaseScope::Files => {
+                self.demand_cut_of_files(session, inode, target, ancestry, demands);
             }
             _ => {}
         }
@@ -242,28 +245,30 @@ impl LeaseManager {
         &self,
         session: SessionId,
         directory: InodeId,
-        place: Place,
+        target: LeaseTarget,
         ancestry: &impl Ancestry,
         demands: &mut BTreeSet<Demand>,
     ) {
-        let holders = self.holds.files.get(&directory).into_iter().flatten();
+        let holders = self.leases.files.get(&directory).into_iter().flatten();
         let holders: Vec<(SessionId, u32)> = holders.map(|(holder, slot)| (*holder, *slot)).collect();
         let is_split =
-            |(holder, slot): &(SessionId, u32)| self.holds.slot(*holder, *slot).splits >= self.limits.splits_max;
+            |(holder, slot): &(SessionId, u32)| self.leases.slot(*holder, *slot).splits >= self.limits.splits_max;
         if holders.iter().any(is_split) {
-            demands.extend(holders.iter().map(|(holder, slot)| Demand::remove(*holder, *slot, Reason::TooManyHoles)));
+            demands.extend(
+                holders.iter().map(|(holder, slot)| Demand::remove(*holder, *slot, RevokeReason::TooManyHoles)),
+            );
             return;
         }
-        let (along, holders): (Vec<_>, Vec<_>) =
-            holders.into_iter().partition(|(holder, slot)| *holder != session && self.is_along(*holder, *slot));
-        demands.extend(along.into_iter().map(|(holder, slot)| Demand::remove(holder, slot, Reason::Conflict)));
+        let (passive, holders): (Vec<_>, Vec<_>) =
+            holders.into_iter().partition(|(holder, slot)| *holder != session && self.is_passive(*holder, *slot));
+        demands.extend(passive.into_iter().map(|(holder, slot)| Demand::remove(holder, slot, RevokeReason::Conflict)));
         if let [(holder, slot)] = holders[..] {
             if holder == session && self.has_below(session, directory, ancestry) {
                 // The session alone reads files that it may write without asking.
-                demands.insert(Demand::remove(session, slot, Reason::Folded));
+                demands.insert(Demand::remove(session, slot, RevokeReason::Folded));
             }
         }
-        let change = Change::Cut { place, keeps_read: false };
+        let change = Change::Cut { target, keeps_read: false };
         let others = holders.iter().filter(|holder| holder.0 != session);
         demands.extend(others.map(|(holder, slot)| Demand { session: *holder, slot: *slot, change }));
     }
@@ -277,11 +282,11 @@ impl LeaseManager {
     ) {
         self.demand_others_below(session, directory, demands);
         // One slot must stand for the directory and for everything below it.
-        if let Some(slot) = self.holds.slot_at(Place::node(directory), session) {
-            demands.insert(Demand::remove(session, slot, Reason::Folded));
+        if let Some(slot) = self.leases.slot_at(LeaseTarget::node(directory), session) {
+            demands.insert(Demand::remove(session, slot, RevokeReason::Folded));
         }
-        if let Some(top) = self.holds.governing_subtree(Some(directory), ancestry) {
-            self.demand_cut(session, top, Place::subtree(directory), false, demands);
+        if let Some(top) = self.leases.governing_subtree(Some(directory), ancestry) {
+            self.demand_cut(session, top, LeaseTarget::subtree(directory), false, demands);
         }
     }
 
@@ -290,31 +295,31 @@ impl LeaseManager {
     /// That requires that others hold there only leases on a few files, and that none of these is new. A mount holds
     /// such leases, for example, on files that were made through it before the session began.
     fn filled_on(&self, now_us: u64, session: SessionId, directory: InodeId, ancestry: &impl Ancestry) -> Option<u32> {
-        let slot = self.holds.slot_at(Place::node(directory), session)?;
-        let state = self.holds.slot(session, slot);
-        let is_held = state.live && state.mode == Mode::Write && !self.holds.holders[&session].ending;
-        let is_own = self.holds.slot_at(Place::subtree(directory), session).is_some();
+        let slot = self.leases.slot_at(LeaseTarget::node(directory), session)?;
+        let state = self.leases.slot(session, slot);
+        let is_held = state.live && state.mode == Mode::Write && !self.leases.holders[&session].ending;
+        let is_own = self.leases.slot_at(LeaseTarget::subtree(directory), session).is_some();
         let is_open = !self.is_contended(now_us, directory) && self.reserved.admits_below(session, directory, ancestry);
         if !is_held || is_own || !is_open {
             return None;
         }
-        let others = self.holds.below.with_others(directory, session, self.limits.fill_takes_max);
+        let others = self.leases.below.inodes_with_others(directory, session, self.limits.widen_takes_max);
         let is_new = |(holder, slot): (SessionId, u32)| {
-            let told_us = self.holds.slot(holder, slot).told_us;
-            holder != session && now_us < told_us + self.limits.fill_spares_us
+            let last_grant_us = self.leases.slot(holder, slot).last_grant_us;
+            holder != session && now_us < last_grant_us + self.limits.widen_min_age_us
         };
         let is_in_the_way = |inode: &InodeId| {
             let is_elsewhere = *inode != directory && ancestry.home(*inode).as_file() != Some(directory);
-            is_elsewhere || self.holds.holders_at(*inode).any(is_new)
+            is_elsewhere || self.leases.holders_at(*inode).any(is_new)
         };
         // The lease out of which it is cut loses a part as well. If that is the session's own lease, the session knows
         // files there by it, on another slot.
-        let top = self.holds.governing_subtree(Some(directory), ancestry).map(|top| self.holds.subtrees[&top]);
+        let top = self.leases.governing_subtree(Some(directory), ancestry).map(|top| self.leases.subtrees[&top]);
         let is_whole = |(holder, slot): (SessionId, u32)| {
-            let has_room = self.holds.slot(holder, slot).splits < self.limits.splits_max;
+            let has_room = self.leases.slot(holder, slot).splits < self.limits.splits_max;
             holder != session && has_room && !is_new((holder, slot))
         };
-        let is_free = others.len() <= self.limits.fill_takes_max && !others.iter().any(is_in_the_way);
+        let is_free = others.len() <= self.limits.widen_takes_max && !others.iter().any(is_in_the_way);
         (is_free && top.is_none_or(is_whole)).then_some(slot)
     }
 
@@ -322,13 +327,13 @@ impl LeaseManager {
     ///
     /// The session reads the files on this slot and now writes one, and so continues without asking. The condition is
     /// that only passive readers hold leases there, and that no session holds all of it from above.
-    fn reads_alone(&self, now_us: u64, session: SessionId, slot: u32, ancestry: &impl Ancestry) -> bool {
-        let state = self.holds.slot(session, slot);
-        let Some(Place { inode: directory, scope: Scope::Files }) = state.place else { return false };
-        let is_sole = self.holds.holders_of(Place::files(directory)).all(|(holder, _)| holder == session);
+    fn is_sole_reader(&self, now_us: u64, session: SessionId, slot: u32, ancestry: &impl Ancestry) -> bool {
+        let state = self.leases.slot(session, slot);
+        let Some(LeaseTarget { inode: directory, scope: LeaseScope::Files }) = state.target else { return false };
+        let is_sole = self.leases.holders_of(LeaseTarget::files(directory)).all(|(holder, _)| holder == session);
         // Inodes that the session knows by this lease and holds by another one become writable, too.
-        let is_written = |other: &u32| self.holds.slot(session, *other).mode == Mode::Write;
-        let is_top = self.holds.governing_subtree(Some(directory), ancestry).is_none();
+        let is_written = |other: &u32| self.leases.slot(session, *other).mode == Mode::Write;
+        let is_top = self.leases.governing_subtree(Some(directory), ancestry).is_none();
         if !state.live || !is_sole || !state.shadowed.iter().all(is_written) {
             return false;
         }
@@ -336,10 +341,10 @@ impl LeaseManager {
         {
             return false;
         }
-        let others = self.holds.below.with_others(directory, session, self.limits.fill_takes_max);
-        let mut holders = others.iter().flat_map(|inode| self.holds.holders_at(*inode));
-        others.len() <= self.limits.fill_takes_max
-            && holders.all(|(holder, slot)| holder == session || self.is_along(holder, slot))
+        let others = self.leases.below.inodes_with_others(directory, session, self.limits.widen_takes_max);
+        let mut holders = others.iter().flat_map(|inode| self.leases.holders_at(*inode));
+        others.len() <= self.limits.widen_takes_max
+            && holders.all(|(holder, slot)| holder == session || self.is_passive(holder, slot))
     }
 
     fn demand_filled(
@@ -351,18 +356,18 @@ impl LeaseManager {
     ) {
         self.demand_others_below(session, directory, demands);
         // Files that are read together come under the new lease first.
-        if let Some(slot) = self.holds.slot_at(Place::files(directory), session) {
-            demands.insert(Demand::remove(session, slot, Reason::Folded));
+        if let Some(slot) = self.leases.slot_at(LeaseTarget::files(directory), session) {
+            demands.insert(Demand::remove(session, slot, RevokeReason::Folded));
         }
-        if let Some(top) = self.holds.governing_subtree(Some(directory), ancestry) {
-            self.demand_cut(session, top, Place::subtree(directory), false, demands);
+        if let Some(top) = self.leases.governing_subtree(Some(directory), ancestry) {
+            self.demand_cut(session, top, LeaseTarget::subtree(directory), false, demands);
         }
     }
 
     fn demand_others_below(&self, session: SessionId, directory: InodeId, demands: &mut BTreeSet<Demand>) {
-        for inode in self.holds.below.with_others(directory, session, usize::MAX) {
-            let others = self.holds.holders_at(inode).filter(|holder| holder.0 != session);
-            demands.extend(others.map(|(holder, slot)| Demand::remove(holder, slot, Reason::Conflict)));
+        for inode in self.leases.below.inodes_with_others(directory, session, usize::MAX) {
+            let others = self.leases.holders_at(inode).filter(|holder| holder.0 != session);
+            demands.extend(others.map(|(holder, slot)| Demand::remove(holder, slot, RevokeReason::Conflict)));
         }
     }
 
@@ -371,21 +376,21 @@ impl LeaseManager {
         &self,
         session: SessionId,
         top: InodeId,
-        place: Place,
+        target: LeaseTarget,
         keeps_read: bool,
         demands: &mut BTreeSet<Demand>,
     ) {
-        let (holder, slot) = self.holds.subtrees[&top];
+        let (holder, slot) = self.leases.subtrees[&top];
         if holder == session {
             return;
         }
-        let change = if place == Place::subtree(top) {
-            Change::Remove(Reason::Conflict)
-        } else if self.holds.slot(holder, slot).splits >= self.limits.splits_max && !self.reserved.keeps(top) {
-            Change::Remove(Reason::TooManyHoles)
+        let change = if target == LeaseTarget::subtree(top) {
+            Change::Remove(RevokeReason::Conflict)
+        } else if self.leases.slot(holder, slot).splits >= self.limits.splits_max && !self.reserved.keeps(top) {
+            Change::Remove(RevokeReason::TooManyHoles)
         } else {
-            let has_room = self.holds.holders[&holder].entries() < self.entries_max(holder);
-            Change::Cut { place, keeps_read: keeps_read && has_room }
+            let has_room = self.leases.holders[&holder].entries() < self.entries_max(holder);
+            Change::Cut { target, keeps_read: keeps_read && has_room }
         };
         demands.insert(Demand { session: holder, slot, change });
     }
@@ -394,11 +399,11 @@ impl LeaseManager {
     fn demand_room(
         &self,
         session: SessionId,
-        wants: &[Want],
+        wants: &[WantedLease],
         ancestry: &impl Ancestry,
         demands: &mut BTreeSet<Demand>,
     ) {
-        let Some(holder) = self.holds.holders.get(&session) else { return };
+        let Some(holder) = self.leases.holders.get(&session) else { return };
         let is_going = |demand: &&Demand| demand.session == session && matches!(demand.change, Change::Remove(_));
         let going = demands.iter().filter(is_going).count();
         let most = self.entries_max(session);
@@ -407,47 +412,47 @@ impl LeaseManager {
             return;
         }
         let mut kept: BTreeSet<u32> =
-            wants.iter().filter_map(|want| self.holds.slot_governing(session, want.inode, ancestry)).collect();
+            wants.iter().filter_map(|want| self.leases.slot_governing(session, want.inode, ancestry)).collect();
         kept.extend(demands.iter().filter(|demand| demand.session == session).map(|demand| demand.slot));
         let oldest = holder.by_stamp.iter().map(|(_, slot)| *slot);
         let oldest = oldest.filter(|slot| !kept.contains(slot) && !self.is_kept(session, *slot));
         // Remove a few more, so that not every later request seals the log.
         let count = excess + most / 16;
-        demands.extend(oldest.take(count).map(|slot| Demand::remove(session, slot, Reason::Evicted)));
+        demands.extend(oldest.take(count).map(|slot| Demand::remove(session, slot, RevokeReason::Evicted)));
     }
 
     /// Whether a lease stands at a reserved inode, and so is not evicted.
     fn is_kept(&self, session: SessionId, slot: u32) -> bool {
-        self.holds.slot(session, slot).place.is_some_and(|place| self.reserved.keeps(place.inode))
+        self.leases.slot(session, slot).target.is_some_and(|target| self.reserved.keeps(target.inode))
     }
 
     fn is_unapplied(&self, demand: &Demand) -> bool {
-        self.holds.is_dirty(demand.session, demand.slot)
+        self.leases.is_dirty(demand.session, demand.slot)
     }
 
     /// Changes the words so that the holder's checks fail.
     ///
     /// The command is repeated even if nothing was granted since: the holder's kernel may still cache state that the
     /// session has forgotten.
-    fn press(&mut self, demand: Demand) {
+    fn announce_change(&mut self, demand: Demand) {
         let Demand { session, slot, change } = demand;
         let is_new = self.announced.insert(demand);
         // A reader may continue to read on the slot on which it knows the inode.
-        self.press_shadows(session, slot, if change == Change::ReadOnly { Mode::Write } else { Mode::Read });
-        let is_live = self.holds.slot(session, slot).live;
+        self.announce_to_shadows(session, slot, if change == Change::ReadOnly { Mode::Write } else { Mode::Read });
+        let is_live = self.leases.slot(session, slot).live;
         match change {
             Change::Remove(reason) if is_live || is_new => {
-                let word = SlotWord { mode: None, ..self.holds.bump(session, slot) };
+                let word = SlotWord { mode: None, ..self.leases.raise_generation(session, slot) };
                 self.push(Command::Revoke { word, reason });
             }
-            Change::Cut { place, keeps_read } if is_live || is_new => {
-                let word = self.holds.bump(session, slot);
-                let hole = Hole { inode: place.inode, scope: place.scope, keeps_read };
+            Change::Cut { target, keeps_read } if is_live || is_new => {
+                let word = self.leases.raise_generation(session, slot);
+                let hole = LeaseHole { inode: target.inode, scope: target.scope, keeps_read };
                 self.push(Command::Split { word, hole: Some(hole) });
             }
-            Change::ReadOnly if self.holds.slot(session, slot).mode == Mode::Write => self.downgrade(session, slot),
+            Change::ReadOnly if self.leases.slot(session, slot).mode == Mode::Write => self.downgrade(session, slot),
             Change::Refresh if is_live => {
-                let word = self.holds.bump(session, slot);
+                let word = self.leases.raise_generation(session, slot);
                 self.push(Command::Split { word, hole: None });
             }
             _ => {}
@@ -457,52 +462,52 @@ impl LeaseManager {
     /// Changes the words of the other slots on which the session knows the slot's target.
     ///
     /// Only slots whose mode is `least` or more are changed.
-    pub(crate) fn press_shadows(&mut self, session: SessionId, slot: u32, least: Mode) {
-        for shadow in self.holds.slot(session, slot).shadows.clone() {
-            if self.holds.slot(session, shadow).mode >= least {
-                let word = self.holds.bump(session, shadow);
+    pub(crate) fn announce_to_shadows(&mut self, session: SessionId, slot: u32, least: Mode) {
+        for shadow in self.leases.slot(session, slot).shadows.clone() {
+            if self.leases.slot(session, shadow).mode >= least {
+                let word = self.leases.raise_generation(session, shadow);
                 self.push(Command::Split { word, hole: None });
             }
         }
     }
 
     fn downgrade(&mut self, session: SessionId, slot: u32) {
-        self.holds.slot_mut(session, slot).mode = Mode::Read;
-        let word = self.holds.word(session, slot);
+        self.leases.slot_mut(session, slot).mode = Mode::Read;
+        let word = self.leases.word(session, slot);
         self.push(Command::Downgrade { word });
-        if self.holds.is_dirty(session, slot) {
+        if self.leases.is_dirty(session, slot) {
             // The target is marked once the log is applied.
-            self.holds.set_dirty(session, slot);
+            self.leases.set_dirty(session, slot);
         } else {
-            self.mark(session, slot, None);
+            self.mark_dependency(session, slot, None);
         }
     }
 
     /// Marks that other sessions may now read the session's writes at the slot's target, or at a part of it.
-    pub(crate) fn mark(&mut self, session: SessionId, slot: u32, part: Option<Place>) {
-        let state = self.holds.slot(session, slot);
-        if let Some(place) = part.or(state.place) {
-            self.dependencies.mark(place, session, state.written);
+    pub(crate) fn mark_dependency(&mut self, session: SessionId, slot: u32, part: Option<LeaseTarget>) {
+        let state = self.leases.slot(session, slot);
+        if let Some(target) = part.or(state.target) {
+            self.dependencies.mark(target, session, state.written);
         }
     }
 
     /// Removes the demanded lease or part, which is no longer in use.
-    fn take(&mut self, now_us: u64, demand: &Demand, ancestry: &impl Ancestry) {
+    fn take_lease(&mut self, now_us: u64, demand: &Demand, ancestry: &impl Ancestry) {
         let Demand { session, slot, change } = *demand;
         match change {
             Change::Remove(reason) => {
-                if let (Reason::TooManyHoles, Some(place)) = (reason, self.holds.slot(session, slot).place) {
-                    self.note_contention(now_us, place.inode);
+                if let (RevokeReason::TooManyHoles, Some(target)) = (reason, self.leases.slot(session, slot).target) {
+                    self.record_contention(now_us, target.inode);
                 }
-                self.mark(session, slot, None);
-                self.holds.remove(session, slot);
+                self.mark_dependency(session, slot, None);
+                self.leases.remove(session, slot);
             }
-            Change::Cut { place, keeps_read } => {
-                self.holds.slot_mut(session, slot).splits += 1;
-                self.mark(session, slot, Some(place));
-                if keeps_read && self.holds.slot_at(place, session).is_none() {
-                    let kept = self.holds.add(place, session, Mode::Read, ancestry);
-                    self.record(session, kept);
+            Change::Cut { target, keeps_read } => {
+                self.leases.slot_mut(session, slot).splits += 1;
+                self.mark_dependency(session, slot, Some(target));
+                if keeps_read && self.leases.slot_at(target, session).is_none() {
+                    let kept = self.leases.add(target, session, Mode::Read, ancestry);
+                    self.record_slot(session, kept);
                 }
             }
             Change::ReadOnly | Change::Refresh => {}
@@ -510,37 +515,37 @@ impl LeaseManager {
     }
 
     /// Completes a piece of work without obstacles: changes the tables, and answers.
-    fn commit(&mut self, now_us: u64, work: &Work, demands: &[Demand], ancestry: &impl Ancestry) {
-        let was_contended = demands.iter().any(|demand| !self.is_along(demand.session, demand.slot));
+    fn complete_work(&mut self, now_us: u64, work: &Work, demands: &[Demand], ancestry: &impl Ancestry) {
+        let was_contended = demands.iter().any(|demand| !self.is_passive(demand.session, demand.slot));
         for demand in demands {
-            self.take(now_us, demand, ancestry);
+            self.take_lease(now_us, demand, ancestry);
         }
         match work {
             Work::Acquire { session, request, wants } => {
-                for slot in self.holds.record_all(*session, self.table_slots(*session), ancestry) {
-                    self.record(*session, slot);
+                for slot in self.leases.record_all(*session, self.table_slots(*session), ancestry) {
+                    self.record_slot(*session, slot);
                 }
                 for want in &merged(wants) {
-                    self.give(now_us, *session, want, was_contended, ancestry);
+                    self.give_lease(now_us, *session, want, was_contended, ancestry);
                 }
                 self.answer(now_us, *session, *request, wants, ancestry);
                 // A log that was applied for this request may have moved an inode to where it is reserved.
                 wants.iter().for_each(|want| self.take_if_reserved(want.inode, ancestry));
             }
             Work::End { session } => {
-                self.holds.holders.remove(session);
+                self.leases.holders.remove(session);
                 self.reserved.forget_session(*session);
             }
             Work::Trim { session } => {
-                for slot in self.holds.record_all(*session, self.table_slots(*session), ancestry) {
-                    self.record(*session, slot);
+                for slot in self.leases.record_all(*session, self.table_slots(*session), ancestry) {
+                    self.record_slot(*session, slot);
                 }
-                self.holds.holder(*session).trimming = false;
+                self.leases.holder(*session).trimming = false;
             }
             Work::Widen { session, directory } => {
                 if let Some(slot) = self.filled_on(now_us, *session, *directory, ancestry) {
-                    self.holds.widen(*session, slot);
-                    self.record(*session, slot);
+                    self.leases.widen_lease(*session, slot);
+                    self.record_slot(*session, slot);
                 }
             }
             Work::Release { .. } | Work::Expire { .. } | Work::Refresh { .. } => {}
@@ -548,42 +553,49 @@ impl LeaseManager {
     }
 
     /// Gives a session the lease that it asks for, after all obstacles are removed.
-    fn give(&mut self, now_us: u64, session: SessionId, want: &Want, was_contended: bool, ancestry: &impl Ancestry) {
+    fn give_lease(
+        &mut self,
+        now_us: u64,
+        session: SessionId,
+        want: &WantedLease,
+        was_contended: bool,
+        ancestry: &impl Ancestry,
+    ) {
         let mut shadows = BTreeSet::new();
-        if let Some(slot) = self.holds.slot_governing(session, want.inode, ancestry) {
-            let state = self.holds.slot(session, slot);
-            if want.scope != Scope::Subtree {
+        if let Some(slot) = self.leases.slot_governing(session, want.inode, ancestry) {
+            let state = self.leases.slot(session, slot);
+            if want.scope != LeaseScope::Subtree {
                 if state.mode >= want.mode {
                     return;
                 }
-                if state.place.is_some_and(|place| place.scope == Scope::Node) {
-                    self.holds.slot_mut(session, slot).mode = want.mode;
+                if state.target.is_some_and(|target| target.scope == LeaseScope::Node) {
+                    self.leases.slot_mut(session, slot).mode = want.mode;
                     return;
                 }
-                if want.widens && !was_contended && self.reads_alone(now_us, session, slot, ancestry) {
-                    self.holds.widen(session, slot);
+                if want.may_widen && !was_contended && self.is_sole_reader(now_us, session, slot, ancestry) {
+                    self.leases.widen_lease(session, slot);
                     return;
                 }
                 // The session has read the file on this slot, together with others.
                 shadows.extend(state.live.then_some(slot));
-            } else if self.holds.slot_at(Place::node(want.inode), session).is_none() {
+            } else if self.leases.slot_at(LeaseTarget::node(want.inode), session).is_none() {
                 return;
             }
         }
-        let is_governed = self.holds.governing(want.inode, ancestry).is_some();
-        let widest = if !want.widens || is_governed || was_contended {
+        let is_governed = self.leases.governing(want.inode, ancestry).is_some();
+        let widest = if !want.may_widen || is_governed || was_contended {
             None
         } else {
-            self.widest(now_us, session, want.inode, ancestry)
+            self.find_widest(now_us, session, want.inode, ancestry)
         };
-        let place = self.place_for(now_us, session, want, ancestry);
-        let (place, mode) = match (widest, place.scope) {
-            (Some(top), _) => (Place::subtree(top), Mode::Write),
-            (None, Scope::Subtree) => (place, Mode::Write),
-            (None, Scope::Node | Scope::Files) => (place, want.mode),
+        let target = self.target_for(now_us, session, want, ancestry);
+        let (target, mode) = match (widest, target.scope) {
+            (Some(top), _) => (LeaseTarget::subtree(top), Mode::Write),
+            (None, LeaseScope::Subtree) => (target, Mode::Write),
+            (None, LeaseScope::Node | LeaseScope::Files) => (target, want.mode),
         };
-        let slot = self.holds.add(place, session, mode, ancestry);
-        self.holds.set_shadows(session, slot, shadows);
+        let slot = self.leases.add(target, session, mode, ancestry);
+        self.leases.set_shadows(session, slot, shadows);
     }
 
     fn answer(
@@ -591,16 +603,16 @@ impl LeaseManager {
         now_us: u64,
         session: SessionId,
         request: RequestId,
-        wants: &[Want],
+        wants: &[WantedLease],
         ancestry: &impl Ancestry,
     ) {
         let mut grants = Vec::with_capacity(wants.len());
         let mut dependencies = BTreeMap::new();
         for want in wants {
-            let governing = self.holds.slot_governing(session, want.inode, ancestry);
+            let governing = self.leases.slot_governing(session, want.inode, ancestry);
             let Some(slot) = governing else { unreachable!("a lease was given a moment ago") };
-            self.holds.touch(session, slot, now_us);
-            grants.push(Grant { inode: want.inode, word: self.holds.word(session, slot) });
+            self.leases.record_grant(session, slot, now_us);
+            grants.push(Grant { inode: want.inode, word: self.leases.word(session, slot) });
             self.dependencies.collect(want.inode, ancestry, &mut dependencies);
         }
         dependencies.remove(&session);
@@ -609,13 +621,13 @@ impl LeaseManager {
 }
 
 /// Merges requests so that one is left for each inode, in order.
-fn merged(wants: &[Want]) -> Vec<Want> {
-    let mut merged: BTreeMap<InodeId, Want> = BTreeMap::new();
+fn merged(wants: &[WantedLease]) -> Vec<WantedLease> {
+    let mut merged: BTreeMap<InodeId, WantedLease> = BTreeMap::new();
     for want in wants {
         let known = merged.entry(want.inode).or_insert(*want);
         known.mode = known.mode.max(want.mode);
         known.scope = known.scope.max(want.scope);
-        known.widens |= want.widens;
+        known.may_widen |= want.may_widen;
     }
     merged.into_values().collect()
 }
@@ -631,7 +643,7 @@ impl Demand {
         self.is_about(session, slot) && matches!(self.change, Change::Remove(_))
     }
 
-    const fn remove(session: SessionId, slot: u32, reason: Reason) -> Self {
+    const fn remove(session: SessionId, slot: u32, reason: RevokeReason) -> Self {
         Self { session, slot, change: Change::Remove(reason) }
     }
 }

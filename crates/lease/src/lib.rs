@@ -11,9 +11,9 @@
 //! session's cached state is valid as long as the slot on which it was granted has the generation of the grant. So a
 //! revocation is a store by SharedFS and needs no help from the holder: a stopped holder causes no delay.
 //!
-//! A lease has a [`Place`]: one inode, the files of a directory, or a directory and everything below it. Node leases
-//! are read (shared) or write (exclusive). Leases on files are always read and shared. Subtree leases are always write,
-//! with one holder.
+//! A lease has a [`LeaseTarget`]: one inode, the files of a directory, or a directory and everything below it. Node
+//! leases are read (shared) or write (exclusive). Leases on files are always read and shared. Subtree leases are always
+//! write, with one holder.
 //!
 //! **Governing rule**: the leases that govern an inode are the first that exist of these:
 //! - the node leases on it,
@@ -23,11 +23,11 @@
 //! So a narrower lease below another session's wider one is a hole in it. An inode with several links (not a
 //! directory), or with none, has no ancestors here.
 //!
-//! A session may be a *passive reader* ([`LeaseManager::join`]). It gets a read lease on the target that governs an
-//! inode if all its holders only read and have no records there that wait to be applied. So nothing is taken from any
-//! session. Otherwise it gets no lease, and does not wait. SharedFS itself holds leases in this way, for the grants
-//! that it publishes to all sessions. Such leases obstruct no session: taking one does not count as a collision. They
-//! are removed when they are old ([`Limits::along_us`]), or when their session may hold no more.
+//! A session may be a *passive reader* ([`LeaseManager::join_readers`]). It gets a read lease on the target that
+//! governs an inode if all its holders only read and have no records there that wait to be applied. So nothing is taken
+//! from any session. Otherwise it gets no lease, and does not wait. SharedFS itself holds leases in this way, for the
+//! grants that it publishes to all sessions. Such leases obstruct no session: taking one does not count as a collision.
+//! They are removed when they are old ([`Limits::passive_ttl_us`]), or when their session may hold no more.
 //!
 //! Some inodes are *reserved* ([`LeaseManager::reserve`]): only admitted sessions may hold leases that cover them.
 //!
@@ -58,10 +58,10 @@
 //!   write lease below it to be removed: a file with a write lease is a hole from the start. The next reader joins that
 //!   lease, since a lease cut out of it would have to be cut out for all its readers. A session that writes one of the
 //!   files knows that file on both slots, so the wide slot becomes the shadow of the narrow one.
-//! - *A session that only reads* must not get a lease that excludes other readers ([`Want::widens`]). Nor should it ask
-//!   for each file when it begins to write. If no other session holds anything there, its lease on all files of a
-//!   directory becomes one on everything below, on the same slot. A session that has read one of those files meanwhile
-//!   is known by the narrower lease that the session got on that file, whose shadow the wide one is.
+//! - *A session that only reads* must not get a lease that excludes other readers ([`WantedLease::may_widen`]). Nor
+//!   should it ask for each file when it begins to write. If no other session holds anything there, its lease on all
+//!   files of a directory becomes one on everything below, on the same slot. A session that has read one of those files
+//!   meanwhile is known by the narrower lease that the session got on that file, whose shadow the wide one is.
 //! - *A session's own new lease may hide its older one.* When the slot that governs an inode changes, the former slot
 //!   gets a new generation even if both belong to the same session: a reader in the middle of a copy checks the old
 //!   one.
@@ -71,7 +71,7 @@
 //! - *Kernel caches* live longer than the words: the shell is notified also when a lease that is not live is taken.
 //! - *Head-of-line waiting*: the minimum hold ([`Limits::hold_us`]) delays the queue, not only its first request. It is
 //!   short and ends when the holder has used its grant. Requests for leases that a session already holds are answered
-//!   outside the queue ([`LeaseManager::covered`]).
+//!   outside the queue ([`LeaseManager::find_covering`]).
 //! - *Restart*: shadows are not in shared memory. So all restored leases are validated again before the first request
 //!   is served (words change, logs are applied), and dependencies begin with everything that was applied.
 //! - *A full lease table* must not stop a log from being applied. A lease that is attached then stands outside the
@@ -85,12 +85,12 @@
 //! Source: Assise §3.3; `docs/architecture.md`, section "Leases".
 #![forbid(unsafe_code)]
 
-mod below;
-mod check;
 mod command;
 mod dependencies;
 mod evaluate;
-mod holds;
+mod held_leases;
+mod invariants;
+mod leases_below;
 pub mod locks;
 mod manager;
 mod reserved;
@@ -98,8 +98,8 @@ mod reserved;
 mod tests;
 
 pub use command::{
-    Ancestry, Command, Grant, Hole, Home, Limits, Mode, Place, Reason, RequestError, RequestId, Scope, SlotWord, Stats,
-    Want,
+    Ancestry, Command, Grant, InodeHome, LeaseHole, LeaseScope, LeaseTarget, Limits, Mode, RequestError, RequestId,
+    RevokeReason, SlotWord, Stats, WantedLease,
 };
 pub use manager::LeaseManager;
 pub use reserved::Reach;

@@ -6,10 +6,11 @@ use ashlar_types::{InodeId, LogPosition, SessionId};
 
 use crate::dependencies::Dependencies;
 use crate::evaluate::{Demand, Work};
-use crate::holds::Holds;
+use crate::held_leases::HeldLeases;
 use crate::reserved::ReservedInodes;
 use crate::{
-    Ancestry, Command, Grant, Home, Limits, Mode, Place, Reason, RequestError, RequestId, Scope, SlotWord, Stats, Want,
+    Ancestry, Command, Grant, InodeHome, LeaseScope, LeaseTarget, Limits, Mode, RequestError, RequestId, RevokeReason,
+    SlotWord, Stats, WantedLease,
 };
 
 /// The most directories remembered as contended.
@@ -26,13 +27,13 @@ const CONTENDED_MAX: usize = 1024;
 #[derive(Debug)]
 pub struct LeaseManager {
     pub(crate) limits: Limits,
-    pub(crate) holds: Holds,
+    pub(crate) leases: HeldLeases,
     pub(crate) reserved: ReservedInodes,
     pub(crate) dependencies: Dependencies,
     pub(crate) queue: VecDeque<Work>,
     pub(crate) commands: VecDeque<Command>,
     /// How many of the commands [`Self::take_attached`] has already searched.
-    looked_at: usize,
+    attach_scanned: usize,
     /// Sessions whose logs must be applied before the first piece of work is evaluated again.
     pub(crate) awaiting: BTreeSet<SessionId>,
     /// The changes that the first piece of work has already announced to the sessions.
@@ -72,30 +73,30 @@ impl LeaseManager {
         let mut words = words.to_vec();
         words.sort_by_key(|word| (word.session, word.slot));
         for word in &words {
-            manager.holds.restore_slot(word);
+            manager.leases.restore_slot(word);
         }
         let mut sessions = BTreeSet::new();
         for word in &words {
             sessions.insert(word.session);
             let Some(mode) = word.mode else { continue };
-            let place = Place { inode: word.inode, scope: word.scope };
-            if manager.conflicts(place, mode, word.session) {
-                let word = manager.holds.bump(word.session, word.slot);
-                manager.commands.push_back(Command::Revoke { word, reason: Reason::Conflict });
+            let target = LeaseTarget { inode: word.inode, scope: word.scope };
+            if manager.conflicts(target, mode, word.session) {
+                let word = manager.leases.raise_generation(word.session, word.slot);
+                manager.commands.push_back(Command::Revoke { word, reason: RevokeReason::Conflict });
                 continue;
             }
-            manager.holds.take(word.slot, place, word.session, mode, ancestry);
-            let slot = manager.holds.slot_mut(word.session, word.slot);
+            manager.leases.take(word.slot, target, word.session, mode, ancestry);
+            let slot = manager.leases.slot_mut(word.session, word.slot);
             slot.live = true;
             // A node or subtree that the session can read may have been written before. A directory's files can't, on
             // that slot.
-            if place.scope != Scope::Files {
-                manager.holds.set_dirty(word.session, word.slot);
+            if target.scope != LeaseScope::Files {
+                manager.leases.set_dirty(word.session, word.slot);
             }
         }
         for (session, position) in applied {
             sessions.insert(*session);
-            manager.holds.holder(*session).applied = *position;
+            manager.leases.holder(*session).applied = *position;
         }
         manager.queue.extend(sessions.into_iter().map(|session| Work::Refresh { session }));
         manager
@@ -108,12 +109,12 @@ impl LeaseManager {
         );
         Self {
             limits,
-            holds: Holds::default(),
+            leases: HeldLeases::default(),
             reserved: ReservedInodes::default(),
             dependencies: Dependencies::new(limits.marks_max, applied),
             queue: VecDeque::new(),
             commands: VecDeque::new(),
-            looked_at: 0,
+            attach_scanned: 0,
             awaiting: BTreeSet::new(),
             announced: BTreeSet::new(),
             wait_until_us: None,
@@ -125,13 +126,13 @@ impl LeaseManager {
     }
 
     /// Whether a restored lease conflicts with those restored before.
-    fn conflicts(&self, place: Place, mode: Mode, session: SessionId) -> bool {
-        match place.scope {
-            Scope::Subtree => self.holds.subtrees.contains_key(&place.inode),
-            Scope::Files => mode == Mode::Write || self.holds.slot_at(place, session).is_some(),
-            Scope::Node => self.holds.nodes.get(&place.inode).is_some_and(|holders| {
+    fn conflicts(&self, target: LeaseTarget, mode: Mode, session: SessionId) -> bool {
+        match target.scope {
+            LeaseScope::Subtree => self.leases.subtrees.contains_key(&target.inode),
+            LeaseScope::Files => mode == Mode::Write || self.leases.slot_at(target, session).is_some(),
+            LeaseScope::Node => self.leases.nodes.get(&target.inode).is_some_and(|holders| {
                 holders.iter().any(|(holder, slot)| {
-                    *holder == session || mode == Mode::Write || self.holds.slot(*holder, *slot).mode == Mode::Write
+                    *holder == session || mode == Mode::Write || self.leases.slot(*holder, *slot).mode == Mode::Write
                 })
             }),
         }
@@ -142,21 +143,21 @@ impl LeaseManager {
     /// Leases beyond the former number are written now, if they have come to lie in the table.
     pub fn set_table_slots(&mut self, session: SessionId, slots: u32) {
         let before = self.table_slots(session);
-        let holder = self.holds.holder(session);
+        let holder = self.leases.holder(session);
         holder.table_slots = Some(slots);
         let beyond = before..slots.min(holder.slots.len() as u32);
         let held: Vec<_> = beyond.filter(|slot| !holder.free.contains(slot)).collect();
         for slot in held {
             // A lease that is being taken is revoked already.
             let is_going = self.announced.iter().any(|demand| demand.removes(session, slot));
-            let word = self.holds.word(session, slot);
+            let word = self.leases.word(session, slot);
             self.push(Command::Attach { word: if is_going { SlotWord { mode: None, ..word } } else { word } });
         }
     }
 
     /// Returns the number of slots in the session's table that have room.
     pub(crate) fn table_slots(&self, session: SessionId) -> u32 {
-        let own = self.holds.holders.get(&session).and_then(|holder| holder.table_slots);
+        let own = self.leases.holders.get(&session).and_then(|holder| holder.table_slots);
         own.map_or(self.limits.table_slots, |own| own.min(self.limits.table_slots))
     }
 
@@ -177,7 +178,7 @@ impl LeaseManager {
         &mut self,
         now_us: u64,
         session: SessionId,
-        wants: &[Want],
+        wants: &[WantedLease],
     ) -> Result<RequestId, RequestError> {
         if self.queue.len() >= self.limits.queue_max {
             return Err(RequestError::QueueFull(self.queue.len()));
@@ -185,7 +186,7 @@ impl LeaseManager {
         if wants.len() > self.limits.wants_max.min(self.entries_max(session) / 2) {
             return Err(RequestError::TooManyWants(wants.len()));
         }
-        let holder = self.holds.holder(session);
+        let holder = self.leases.holder(session);
         if holder.ending {
             return Err(RequestError::Ended(session));
         }
@@ -208,14 +209,14 @@ impl LeaseManager {
     ) -> Option<Command> {
         loop {
             if let Some(command) = self.commands.pop_front() {
-                self.looked_at = self.looked_at.saturating_sub(1);
+                self.attach_scanned = self.attach_scanned.saturating_sub(1);
                 return Some(command);
             }
             let is_early = self.wait_until_us.is_some_and(|until_us| now_us < until_us);
             if !self.awaiting.is_empty() || is_early && self.waited_for.iter().any(|session| is_using(*session)) {
                 return None;
             }
-            if !self.advance(now_us, ancestry, is_using) {
+            if !self.advance_work(now_us, ancestry, is_using) {
                 return None;
             }
         }
@@ -236,7 +237,7 @@ impl LeaseManager {
             return;
         }
         self.stats.applications += 1;
-        let holder = self.holds.holder(session);
+        let holder = self.leases.holder(session);
         holder.applied = holder.applied.max(position);
         for number in std::mem::take(&mut holder.dirty) {
             let slot = &mut holder.slots[number as usize];
@@ -247,8 +248,8 @@ impl LeaseManager {
             }
             slot.dirty = false;
             slot.written = position;
-            if let (Some(place), Mode::Read) = (slot.place, slot.mode) {
-                self.dependencies.mark(place, session, position);
+            if let (Some(target), Mode::Read) = (slot.target, slot.mode) {
+                self.dependencies.mark(target, session, position);
             }
             for shadowed in slot.shadowed.clone() {
                 holder.slots[shadowed as usize].written = position;
@@ -260,7 +261,7 @@ impl LeaseManager {
     ///
     /// This is an answer outside the queue: `None` if the session holds no such lease. The shell writes the word, then
     /// answers.
-    pub fn covered(
+    pub fn find_covering(
         &mut self,
         now_us: u64,
         session: SessionId,
@@ -268,20 +269,20 @@ impl LeaseManager {
         mode: Mode,
         ancestry: &impl Ancestry,
     ) -> Option<(Grant, Vec<(SessionId, LogPosition)>)> {
-        let is_ending = self.holds.holders.get(&session).is_none_or(|holder| holder.ending);
+        let is_ending = self.leases.holders.get(&session).is_none_or(|holder| holder.ending);
         if is_ending || !self.awaiting.is_empty() || !self.commands.is_empty() || !self.announced.is_empty() {
             return None;
         }
         if self.is_reserved_from(session, inode, ancestry) {
             return None;
         }
-        let slot = self.holds.slot_governing(session, inode, ancestry)?;
-        if self.holds.slot(session, slot).mode < mode || slot >= self.table_slots(session) {
+        let slot = self.leases.slot_governing(session, inode, ancestry)?;
+        if self.leases.slot(session, slot).mode < mode || slot >= self.table_slots(session) {
             return None;
         }
         self.stats.grants += 1;
-        self.holds.touch(session, slot, now_us);
-        let grant = Grant { inode, word: self.holds.word(session, slot) };
+        self.leases.record_grant(session, slot, now_us);
+        let grant = Grant { inode, word: self.leases.word(session, slot) };
         Some((grant, self.dependencies(session, inode, ancestry)))
     }
 
@@ -289,97 +290,103 @@ impl LeaseManager {
     ///
     /// The shell writes the word, then publishes the state and its dependencies ([`Self::dependencies`]). If the
     /// session may hold no more leases, its least recently granted read lease is removed, and the next call finds room.
-    pub fn join(&mut self, now_us: u64, session: SessionId, inode: InodeId, ancestry: &impl Ancestry) -> Option<Grant> {
+    pub fn join_readers(
+        &mut self,
+        now_us: u64,
+        session: SessionId,
+        inode: InodeId,
+        ancestry: &impl Ancestry,
+    ) -> Option<Grant> {
         if !self.awaiting.is_empty() || !self.commands.is_empty() || !self.announced.is_empty() {
             return None;
         }
-        let place = self.holds.governing(inode, ancestry)?;
+        let target = self.leases.governing(inode, ancestry)?;
         if self.is_reserved_from(session, inode, ancestry) {
             return None;
         }
         let reads =
-            |(holder, slot)| self.holds.slot(holder, slot).mode == Mode::Read && !self.holds.is_dirty(holder, slot);
+            |(holder, slot)| self.leases.slot(holder, slot).mode == Mode::Read && !self.leases.is_dirty(holder, slot);
         // A subtree lease is always a write lease.
-        if !self.holds.holders_of(place).all(reads) {
+        if !self.leases.holders_of(target).all(reads) {
             return None;
         }
-        let slot = match self.holds.slot_at(place, session) {
+        let slot = match self.leases.slot_at(target, session) {
             Some(slot) => slot,
-            None if self.holds.holder(session).entries() >= self.entries_max(session) => {
+            None if self.leases.holder(session).entries() >= self.entries_max(session) => {
                 self.evict_one(session);
                 return None;
             }
-            None => self.holds.add(place, session, Mode::Read, ancestry),
+            None => self.leases.add(target, session, Mode::Read, ancestry),
         };
         self.stats.grants += 1;
-        self.holds.holder(session).is_along = true;
-        self.holds.touch(session, slot, now_us);
-        Some(Grant { inode, word: self.holds.word(session, slot) })
+        self.leases.holder(session).is_passive = true;
+        self.leases.record_grant(session, slot, now_us);
+        Some(Grant { inode, word: self.leases.word(session, slot) })
     }
 
     /// Whether any session waits for leases.
     #[must_use]
-    pub fn is_waited_for(&self) -> bool {
+    pub fn has_requests(&self) -> bool {
         !self.queue.is_empty()
     }
 
     /// Whether a session may read an inode at once, without taking a lease from a possible writer.
     #[must_use]
     pub fn is_free_to_read(&self, session: SessionId, inode: InodeId, ancestry: &impl Ancestry) -> bool {
-        let Some(place) = self.holds.governing(inode, ancestry) else { return true };
-        self.holds.holders_of(place).all(|(holder, slot)| {
-            let is_read = self.holds.slot(holder, slot).mode == Mode::Read || place.scope == Scope::Subtree;
-            holder == session || is_read && !self.holds.is_dirty(holder, slot)
+        let Some(target) = self.leases.governing(inode, ancestry) else { return true };
+        self.leases.holders_of(target).all(|(holder, slot)| {
+            let is_read = self.leases.slot(holder, slot).mode == Mode::Read || target.scope == LeaseScope::Subtree;
+            holder == session || is_read && !self.leases.is_dirty(holder, slot)
         })
     }
 
     /// Whether the session has a subtree lease on a directory or on one of its ancestors.
     #[must_use]
     pub fn has_below(&self, session: SessionId, directory: InodeId, ancestry: &impl Ancestry) -> bool {
-        let top = self.holds.governing_subtree(Some(directory), ancestry);
-        top.is_some_and(|top| self.holds.slot_at(Place::subtree(top), session).is_some())
+        let top = self.leases.governing_subtree(Some(directory), ancestry);
+        top.is_some_and(|top| self.leases.slot_at(LeaseTarget::subtree(top), session).is_some())
     }
 
     /// Whether a lease is that of a passive reader.
     ///
     /// It is removed without waiting, and taking it does not count as a collision.
-    pub(crate) fn is_along(&self, session: SessionId, slot: u32) -> bool {
-        let state = self.holds.slot(session, slot);
-        self.holds.holders[&session].is_along && state.mode == Mode::Read && !self.holds.is_dirty(session, slot)
+    pub(crate) fn is_passive(&self, session: SessionId, slot: u32) -> bool {
+        let state = self.leases.slot(session, slot);
+        self.leases.holders[&session].is_passive && state.mode == Mode::Read && !self.leases.is_dirty(session, slot)
     }
 
     /// Removes a session's least recently granted read lease that has no unapplied records.
     fn evict_one(&mut self, session: SessionId) {
         let is_read =
-            |slot: &u32| self.holds.slot(session, *slot).mode == Mode::Read && !self.holds.is_dirty(session, *slot);
-        let oldest = self.holds.holders[&session].by_stamp.iter().map(|(_, slot)| *slot).find(is_read);
+            |slot: &u32| self.leases.slot(session, *slot).mode == Mode::Read && !self.leases.is_dirty(session, *slot);
+        let oldest = self.leases.holders[&session].by_stamp.iter().map(|(_, slot)| *slot).find(is_read);
         if let Some(slot) = oldest {
-            self.drop_read(session, slot, Reason::Evicted);
+            self.drop_read(session, slot, RevokeReason::Evicted);
         }
     }
 
     /// Removes a read lease without unapplied records.
-    fn drop_read(&mut self, session: SessionId, slot: u32, reason: Reason) {
-        self.press_shadows(session, slot, Mode::Read);
-        let word = SlotWord { mode: None, ..self.holds.bump(session, slot) };
+    fn drop_read(&mut self, session: SessionId, slot: u32, reason: RevokeReason) {
+        self.announce_to_shadows(session, slot, Mode::Read);
+        let word = SlotWord { mode: None, ..self.leases.raise_generation(session, slot) };
         self.push(Command::Revoke { word, reason });
-        self.mark(session, slot, None);
-        self.holds.remove(session, slot);
+        self.mark_dependency(session, slot, None);
+        self.leases.remove(session, slot);
     }
 
-    /// Removes the passive readers' leases that are older than [`Limits::along_us`].
-    fn drop_along(&mut self, now_us: u64) {
+    /// Removes the passive readers' leases that are older than [`Limits::passive_ttl_us`].
+    fn expire_passive(&mut self, now_us: u64) {
         if !self.awaiting.is_empty() || !self.commands.is_empty() || !self.announced.is_empty() {
             return;
         }
-        let along = self.holds.holders.iter().filter(|(_, holder)| holder.is_along);
-        let slots = along.flat_map(|(session, holder)| holder.by_stamp.iter().map(|(_, slot)| (*session, *slot)));
+        let passive = self.leases.holders.iter().filter(|(_, holder)| holder.is_passive);
+        let slots = passive.flat_map(|(session, holder)| holder.by_stamp.iter().map(|(_, slot)| (*session, *slot)));
         let is_old = |(session, slot): &(SessionId, u32)| {
-            let granted_us = self.holds.slot(*session, *slot).granted_us;
-            self.is_along(*session, *slot) && now_us.saturating_sub(granted_us) >= self.limits.along_us
+            let granted_us = self.leases.slot(*session, *slot).granted_us;
+            self.is_passive(*session, *slot) && now_us.saturating_sub(granted_us) >= self.limits.passive_ttl_us
         };
         for (session, slot) in slots.filter(is_old).collect::<Vec<_>>() {
-            self.drop_read(session, slot, Reason::Expired);
+            self.drop_read(session, slot, RevokeReason::Expired);
         }
     }
 
@@ -387,15 +394,15 @@ impl LeaseManager {
     ///
     /// A session that is granted one of those files may get the state of this one too.
     #[must_use]
-    pub fn is_among_files(&self, directory: InodeId, inode: InodeId, home: Home) -> bool {
-        home.as_file() == Some(directory) && !self.holds.nodes.contains_key(&inode) && !self.reserved.keeps(inode)
+    pub fn is_among_files(&self, directory: InodeId, inode: InodeId, home: InodeHome) -> bool {
+        home.as_file() == Some(directory) && !self.leases.nodes.contains_key(&inode) && !self.reserved.keeps(inode)
     }
 
     /// Returns the dependencies of such a file beyond those of every file of its directory.
     #[must_use]
     pub fn own_dependencies(&self, session: SessionId, inode: InodeId) -> Vec<(SessionId, LogPosition)> {
         let mut found = BTreeMap::new();
-        self.dependencies.collect_at(Place::node(inode), &mut found);
+        self.dependencies.collect_at(LeaseTarget::node(inode), &mut found);
         found.remove(&session);
         found.into_iter().collect()
     }
@@ -421,11 +428,11 @@ impl LeaseManager {
     pub fn writers(&self, inode: InodeId, ancestry: &impl Ancestry) -> BTreeSet<SessionId> {
         let mut found = BTreeSet::new();
         for id in path_up(inode, ancestry) {
-            let Some(place) = self.holds.governing(id, ancestry) else { continue };
+            let Some(target) = self.leases.governing(id, ancestry) else { continue };
             let writes = |&(session, slot): &(SessionId, u32)| {
-                self.holds.slot(session, slot).mode == Mode::Write || self.holds.is_dirty(session, slot)
+                self.leases.slot(session, slot).mode == Mode::Write || self.leases.is_dirty(session, slot)
             };
-            found.extend(self.holds.holders_of(place).filter(writes).map(|(session, _)| session));
+            found.extend(self.leases.holders_of(target).filter(writes).map(|(session, _)| session));
         }
         found
     }
@@ -451,18 +458,18 @@ impl LeaseManager {
     /// exists.
     #[must_use]
     pub fn is_superseded(&self, word: &SlotWord) -> bool {
-        let holder = self.holds.holders.get(&word.session);
+        let holder = self.leases.holders.get(&word.session);
         let Some(now) = holder.and_then(|holder| holder.slots.get(word.slot as usize)) else { return false };
         // A lease that is being taken stays in place until no session uses it.
         let is_going = || self.announced.iter().any(|demand| demand.removes(word.session, word.slot));
-        now.generation > word.generation || word.mode.is_none() && now.place.is_some() && !is_going()
+        now.generation > word.generation || word.mode.is_none() && now.target.is_some() && !is_going()
     }
 
     /// Returns the words of [`Command::Attach`] that neither this nor [`Self::poll_command`] has returned yet.
     ///
     /// A shell that publishes a position in between writes them first. Writing them again in their turn does no harm.
     pub fn take_attached(&mut self) -> impl Iterator<Item = SlotWord> + '_ {
-        let from = std::mem::replace(&mut self.looked_at, self.commands.len());
+        let from = std::mem::replace(&mut self.attach_scanned, self.commands.len());
         let attaches = self.commands.range(from..).filter(|command| matches!(command, Command::Attach { .. }));
         attaches.flat_map(Command::words)
     }
@@ -470,8 +477,8 @@ impl LeaseManager {
     /// Whether a record of the session on this inode, found in its log now, may have been written under a lease.
     #[must_use]
     pub fn may_write(&self, session: SessionId, inode: InodeId, ancestry: &impl Ancestry) -> bool {
-        self.holds.slot_governing(session, inode, ancestry).is_some_and(|slot| {
-            self.holds.slot(session, slot).mode == Mode::Write || self.holds.is_dirty(session, slot)
+        self.leases.slot_governing(session, inode, ancestry).is_some_and(|slot| {
+            self.leases.slot(session, slot).mode == Mode::Write || self.leases.is_dirty(session, slot)
         })
     }
 
@@ -487,23 +494,23 @@ impl LeaseManager {
         is_directory: bool,
         ancestry: &impl Ancestry,
     ) {
-        let place = Place { inode, scope: if is_directory { Scope::Subtree } else { Scope::Node } };
-        let is_known = self.holds.nodes.contains_key(&inode) || self.holds.subtrees.contains_key(&inode);
+        let target = LeaseTarget { inode, scope: if is_directory { LeaseScope::Subtree } else { LeaseScope::Node } };
+        let is_known = self.leases.nodes.contains_key(&inode) || self.leases.subtrees.contains_key(&inode);
         if is_known {
             return;
         }
-        let filled = self.holds.slot_at(Place::node(parent), session);
+        let filled = self.leases.slot_at(LeaseTarget::node(parent), session);
         let slot = filled.or_else(|| {
-            let is_read = !is_directory && self.holds.files.contains_key(&parent);
-            let top = if is_read { self.holds.governing_subtree(Some(parent), ancestry) } else { None };
-            self.holds.slot_at(Place::subtree(top?), session)
+            let is_read = !is_directory && self.leases.files.contains_key(&parent);
+            let top = if is_read { self.leases.governing_subtree(Some(parent), ancestry) } else { None };
+            self.leases.slot_at(LeaseTarget::subtree(top?), session)
         });
         if let Some(slot) = slot {
-            self.attach(place, session, slot, ancestry);
+            self.attach(target, session, slot, ancestry);
         }
-        if let Some(made) = filled.map(|slot| self.holds.note_made(session, slot)) {
+        if let Some(made) = filled.map(|slot| self.leases.record_made(session, slot)) {
             // If widening fails, the manager tries again after twice as many entries.
-            if made >= self.limits.fills_from && made.is_power_of_two() {
+            if made >= self.limits.widen_after_entries && made.is_power_of_two() {
                 self.queue.push_back(Work::Widen { session, directory: parent });
             }
         }
@@ -521,56 +528,56 @@ impl LeaseManager {
         is_directory: bool,
         ancestry: &impl Ancestry,
     ) {
-        let place = Place { inode, scope: if is_directory { Scope::Subtree } else { Scope::Node } };
-        let has_node = !is_directory && self.holds.nodes.contains_key(&inode);
-        let is_own = has_node || self.holds.subtrees.contains_key(&inode);
-        self.holds.below.moved(inode, to, ancestry);
-        self.reserved.moved(inode, to, ancestry);
+        let target = LeaseTarget { inode, scope: if is_directory { LeaseScope::Subtree } else { LeaseScope::Node } };
+        let has_node = !is_directory && self.leases.nodes.contains_key(&inode);
+        let is_own = has_node || self.leases.subtrees.contains_key(&inode);
+        self.leases.below.record_move(inode, to, ancestry);
+        self.reserved.record_move(inode, to, ancestry);
         self.take_if_reserved(inode, ancestry);
         if is_directory {
-            self.dependencies.take_along(inode, from, ancestry);
+            self.dependencies.move_marks(inode, from, ancestry);
         }
         if is_own {
             return;
         }
-        let before = self.holds.governing_in(from, is_directory, ancestry);
-        let after = self.holds.governing_in(to, is_directory, ancestry);
+        let before = self.leases.governing_in(from, is_directory, ancestry);
+        let after = self.leases.governing_in(to, is_directory, ancestry);
         // A session that moves one of several files that are read together holds a lease of its own on it.
-        let top = before.filter(|before| before.scope == Scope::Subtree && Some(*before) != after);
+        let top = before.filter(|before| before.scope == LeaseScope::Subtree && Some(*before) != after);
         if let Some(top) = top {
-            let (session, slot) = self.holds.subtrees[&top.inode];
-            self.attach(place, session, slot, ancestry);
+            let (session, slot) = self.leases.subtrees[&top.inode];
+            self.attach(target, session, slot, ancestry);
         }
     }
 
     /// Records that the inode no longer exists.
     pub fn handle_gone(&mut self, inode: InodeId) {
         self.free_reserved(inode);
-        let slots: Vec<_> = self.holds.holders_at(inode).collect();
+        let slots: Vec<_> = self.leases.holders_at(inode).collect();
         for (session, slot) in slots {
-            let word = self.holds.end(session, slot);
-            self.push(Command::Revoke { word: SlotWord { mode: None, ..word }, reason: Reason::Gone });
+            let word = self.leases.end_lease(session, slot);
+            self.push(Command::Revoke { word: SlotWord { mode: None, ..word }, reason: RevokeReason::Gone });
             self.announced.retain(|demand| !demand.is_about(session, slot));
         }
     }
 
     /// Gives `target` to the session, which knows it on `slot` so far.
-    fn attach(&mut self, place: Place, session: SessionId, slot: u32, ancestry: &impl Ancestry) {
-        let known_on = self.holds.slot(session, slot);
-        if !known_on.live && !self.holds.is_dirty(session, slot) {
+    fn attach(&mut self, target: LeaseTarget, session: SessionId, slot: u32, ancestry: &impl Ancestry) {
+        let known_on = self.leases.slot(session, slot);
+        if !known_on.live && !self.leases.is_dirty(session, slot) {
             return;
         }
         let (mut shadows, is_late) = (known_on.shadows.clone(), known_on.late);
         if known_on.live {
             shadows.insert(slot);
         }
-        let own = self.holds.add(place, session, Mode::Write, ancestry);
-        self.holds.set_shadows(session, own, shadows);
-        self.holds.set_dirty(session, own);
-        self.holds.slot_mut(session, own).late = is_late;
-        self.record(session, own);
+        let own = self.leases.add(target, session, Mode::Write, ancestry);
+        self.leases.set_shadows(session, own, shadows);
+        self.leases.set_dirty(session, own);
+        self.leases.slot_mut(session, own).late = is_late;
+        self.record_slot(session, own);
         let (most, slots) = (self.entries_max(session), self.table_slots(session));
-        let holder = self.holds.holder(session);
+        let holder = self.leases.holder(session);
         // The session may exceed its limit by a few, so that not every new inode seals the log.
         if (own >= slots || holder.entries() > most + most / 16) && !holder.trimming {
             holder.trimming = true;
@@ -581,14 +588,14 @@ impl LeaseManager {
     /// Makes the shell write the slot, if it is in the table.
     ///
     /// A lease beyond the table is held all the same, until the next restart.
-    pub(crate) fn record(&mut self, session: SessionId, slot: u32) {
-        let word = self.holds.word(session, slot);
+    pub(crate) fn record_slot(&mut self, session: SessionId, slot: u32) {
+        let word = self.leases.word(session, slot);
         self.push(Command::Attach { word });
     }
 
     /// Queues the release of the session's leases on the inode itself.
     pub fn handle_release(&mut self, session: SessionId, inode: InodeId) {
-        if self.holds.holders_at(inode).any(|holder| holder.0 == session) {
+        if self.leases.holders_at(inode).any(|holder| holder.0 == session) {
             self.queue.push_back(Work::Release { session, inode });
         }
     }
@@ -606,7 +613,7 @@ impl LeaseManager {
 
     /// Ends a session: its requests are dropped, its log is applied, and its leases are removed.
     pub fn handle_session_end(&mut self, session: SessionId) {
-        let holder = self.holds.holder(session);
+        let holder = self.leases.holder(session);
         if holder.ending {
             return;
         }
@@ -631,23 +638,23 @@ impl LeaseManager {
     /// The session has ended, and no session waits for a lease that it had.
     #[must_use]
     pub fn has_ended(&self, session: SessionId) -> bool {
-        !self.holds.holders.contains_key(&session)
+        !self.leases.holders.contains_key(&session)
     }
 
     /// Records that the session was active.
     pub fn handle_activity(&mut self, session: SessionId, now_us: u64) {
-        if let Some(holder) = self.holds.holders.get_mut(&session) {
+        if let Some(holder) = self.leases.holders.get_mut(&session) {
             holder.active_us = holder.active_us.max(now_us);
         }
     }
 
     /// Expires the leases of idle sessions, and old leases of passive readers.
     pub fn handle_time(&mut self, now_us: u64) {
-        self.drop_along(now_us);
+        self.expire_passive(now_us);
         if self.limits.lease_ttl_us == 0 {
             return;
         }
-        for (session, holder) in &mut self.holds.holders {
+        for (session, holder) in &mut self.leases.holders {
             if holder.active_us == 0 {
                 // A restored session's last activity before the restart is not known.
                 holder.active_us = now_us;
@@ -668,7 +675,7 @@ impl LeaseManager {
     /// Returns the counts.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let holders = self.holds.holders.values().filter(|holder| !holder.is_along);
+        let holders = self.leases.holders.values().filter(|holder| !holder.is_passive);
         let holders = holders.map(|holder| holder.entries() as u64);
         Stats {
             entries: holders.clone().sum(),
@@ -693,7 +700,7 @@ impl LeaseManager {
     }
 
     /// Returns the highest ancestor of an inode below which no other session holds a lease.
-    pub(crate) fn widest(
+    pub(crate) fn find_widest(
         &self,
         now_us: u64,
         session: SessionId,
@@ -706,7 +713,7 @@ impl LeaseManager {
             parent => parent,
         };
         while let Some(directory) = next {
-            let is_taken = self.holds.below.has_others(directory, session);
+            let is_taken = self.leases.below.has_others(directory, session);
             if is_taken
                 || self.is_contended(now_us, directory)
                 || !self.reserved.admits_below(session, directory, ancestry)
@@ -725,7 +732,7 @@ impl LeaseManager {
     }
 
     /// Records that sessions collide below this directory: for a while, leases stay narrower.
-    pub(crate) fn note_contention(&mut self, now_us: u64, directory: InodeId) {
+    pub(crate) fn record_contention(&mut self, now_us: u64, directory: InodeId) {
         self.contended.retain(|_, until_us| now_us < *until_us);
         if self.contended.len() >= CONTENDED_MAX {
             self.contended.pop_first();

@@ -15,9 +15,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ashlar_types::{InodeId, SessionId};
 
-use crate::below::Below;
 use crate::evaluate::Work;
-use crate::{Ancestry, LeaseManager, Scope, Want};
+use crate::leases_below::LeasesBelow;
+use crate::{Ancestry, LeaseManager, LeaseScope, WantedLease};
 
 /// The session id under which all reservations are counted.
 const COUNTED_AS: SessionId = SessionId(0);
@@ -41,7 +41,7 @@ pub(crate) struct ReservedInodes {
     /// Whether one of them covers all inodes.
     is_all: bool,
     /// The places of the reserved inodes in the tree.
-    below: Below,
+    below: LeasesBelow,
 }
 
 impl ReservedInodes {
@@ -72,7 +72,7 @@ impl ReservedInodes {
         self.is_free_to(session) || !is_any()
     }
 
-    fn find_all(&mut self) {
+    fn update_is_all(&mut self) {
         self.is_all = self.inodes.get(&InodeId::ROOT) == Some(&Reach::All);
     }
 
@@ -82,8 +82,8 @@ impl ReservedInodes {
     }
 
     /// Records that the inode is below `to` now; `None`: below no directory.
-    pub fn moved(&mut self, inode: InodeId, to: Option<InodeId>, ancestry: &impl Ancestry) {
-        self.below.moved(inode, to, ancestry);
+    pub fn record_move(&mut self, inode: InodeId, to: Option<InodeId>, ancestry: &impl Ancestry) {
+        self.below.record_move(inode, to, ancestry);
     }
 
     /// Removes a session that has ended.
@@ -103,20 +103,20 @@ impl LeaseManager {
         if self.reserved.inodes.insert(inode, reach).is_none() {
             self.reserved.below.add(inode, COUNTED_AS, ancestry);
         }
-        self.reserved.find_all();
+        self.reserved.update_is_all();
     }
 
     /// Ends the reservation of an inode.
     pub fn free_reserved(&mut self, inode: InodeId) {
         if self.reserved.inodes.remove(&inode).is_some() {
             self.reserved.below.remove(inode, COUNTED_AS);
-            self.reserved.find_all();
+            self.reserved.update_is_all();
         }
     }
 
     /// Takes the leases on an inode that has moved to where it is reserved, from sessions that are not admitted.
     pub(crate) fn take_if_reserved(&mut self, inode: InodeId, ancestry: &impl Ancestry) {
-        let holders: Vec<_> = self.holds.holders_at(inode).map(|(session, _)| session).collect();
+        let holders: Vec<_> = self.leases.holders_at(inode).map(|(session, _)| session).collect();
         let refused = holders.into_iter().filter(|session| self.is_reserved_from(*session, inode, ancestry));
         let releases: Vec<_> = refused.map(|session| Work::Release { session, inode }).collect();
         self.queue.extend(releases);
@@ -130,8 +130,8 @@ impl LeaseManager {
 
     /// Whether a session may not have a lease, since the lease would cover reserved inodes of others.
     #[must_use]
-    pub fn refuses(&self, session: SessionId, want: &Want, ancestry: &impl Ancestry) -> bool {
+    pub fn refuses(&self, session: SessionId, want: &WantedLease, ancestry: &impl Ancestry) -> bool {
         self.is_reserved_from(session, want.inode, ancestry)
-            || want.scope == Scope::Subtree && !self.reserved.admits_below(session, want.inode, ancestry)
+            || want.scope == LeaseScope::Subtree && !self.reserved.admits_below(session, want.inode, ancestry)
     }
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use ashlar_types::{InodeId, SessionId};
 
-use super::{ByteRange, LockAction, LockKind, LockMode, LockOwner, LockRequest, LockTable};
+use super::{ByteRange, HeldLockMode, LockAction, LockClass, LockOwner, LockRequest, LockTable};
 
 /// Milliseconds for which a file must have had requests from one owner only, before it is delegated.
 ///
@@ -18,12 +18,12 @@ const QUIET_MS: u64 = 100;
 const ASKED_MAX: usize = 1024;
 
 /// The memory in which sessions keep their delegated locks.
-pub trait Slots {
+pub trait DelegationSlots {
     /// Delegates a session's locks on a file to it; `false` if the session can't have them.
-    fn delegate(&mut self, to: SessionId, slot: u32, inode: InodeId, locks: &[(ByteRange, LockMode)]) -> bool;
+    fn delegate(&mut self, to: SessionId, slot: u32, inode: InodeId, locks: &[(ByteRange, HeldLockMode)]) -> bool;
 
     /// Recalls the delegation, and returns the locks that the session has on the file.
-    fn recall(&mut self, from: SessionId, slot: u32, inode: InodeId) -> Vec<(ByteRange, LockMode)>;
+    fn recall(&mut self, from: SessionId, slot: u32, inode: InodeId) -> Vec<(ByteRange, HeldLockMode)>;
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +34,7 @@ struct Delegation {
 }
 
 impl Delegation {
-    fn place(self) -> (SessionId, u32) {
+    fn slot_key(self) -> (SessionId, u32) {
         (self.owner.session, self.slot)
     }
 }
@@ -65,7 +65,7 @@ impl Delegations {
         inode: InodeId,
         by: LockOwner,
         table: &mut LockTable,
-        slots: &mut impl Slots,
+        slots: &mut impl DelegationSlots,
     ) {
         let recalled = self.recall(inode, table, slots);
         let before = self.asked.get(&inode).map(|asked| asked.by).or(recalled);
@@ -78,7 +78,12 @@ impl Delegations {
     }
 
     /// Recalls a file's locks into the table, and returns their former owner.
-    pub fn recall(&mut self, inode: InodeId, table: &mut LockTable, slots: &mut impl Slots) -> Option<LockOwner> {
+    pub fn recall(
+        &mut self,
+        inode: InodeId,
+        table: &mut LockTable,
+        slots: &mut impl DelegationSlots,
+    ) -> Option<LockOwner> {
         let Delegation { owner, pid, slot } = self.remove(inode)?;
         enter(inode, owner, pid, &slots.recall(owner.session, slot, inode), table);
         Some(owner)
@@ -92,24 +97,24 @@ impl Delegations {
         now_ms: u64,
         (inode, owner, pid, slot): (InodeId, LockOwner, u32, u32),
         table: &mut LockTable,
-        slots: &mut impl Slots,
+        slots: &mut impl DelegationSlots,
     ) -> bool {
         let is_quiet =
             self.asked.get(&inode).and_then(|asked| asked.changed_ms).is_none_or(|at| now_ms >= at + QUIET_MS);
-        if !is_quiet || !table.is_alone(inode, owner) {
+        if !is_quiet || !table.is_sole_owner(inode, owner) {
             return false;
         }
         if !slots.delegate(owner.session, slot, inode, &table.records(inode, owner)) {
             return false;
         }
-        table.handle_close(owner, inode, LockKind::Record);
+        table.handle_close(owner, inode, LockClass::Record);
         self.insert(inode, Delegation { owner, pid, slot });
         true
     }
 
     fn insert(&mut self, inode: InodeId, delegation: Delegation) {
         // The session has given back the file that stood in this slot before.
-        if let Some(before) = self.slots.insert(delegation.place(), inode) {
+        if let Some(before) = self.slots.insert(delegation.slot_key(), inode) {
             self.delegated.remove(&before);
         }
         self.delegated.insert(inode, delegation);
@@ -117,7 +122,7 @@ impl Delegations {
 
     fn remove(&mut self, inode: InodeId) -> Option<Delegation> {
         let delegation = self.delegated.remove(&inode)?;
-        self.slots.remove(&delegation.place());
+        self.slots.remove(&delegation.slot_key());
         Some(delegation)
     }
 
@@ -125,15 +130,15 @@ impl Delegations {
     ///
     /// The session had the file delegated, or had its locks in the table, and then `locks` lists them. If two sessions
     /// claim the same file, the later one's locks are entered in the table as far as possible.
-    pub fn take_up(
+    pub fn restore_claim(
         &mut self,
         (inode, owner, pid, slot): (InodeId, LockOwner, u32, u32),
         is_delegated: bool,
-        locks: &[(ByteRange, LockMode)],
+        locks: &[(ByteRange, HeldLockMode)],
         table: &mut LockTable,
-        slots: &mut impl Slots,
+        slots: &mut impl DelegationSlots,
     ) {
-        if is_delegated && table.is_alone(inode, owner) && !self.delegated.contains_key(&inode) {
+        if is_delegated && table.is_sole_owner(inode, owner) && !self.delegated.contains_key(&inode) {
             self.insert(inode, Delegation { owner, pid, slot });
             return;
         }
@@ -160,9 +165,9 @@ impl Delegations {
     }
 }
 
-fn enter(inode: InodeId, owner: LockOwner, pid: u32, locks: &[(ByteRange, LockMode)], table: &mut LockTable) {
+fn enter(inode: InodeId, owner: LockOwner, pid: u32, locks: &[(ByteRange, HeldLockMode)], table: &mut LockTable) {
     for &(range, mode) in locks {
-        let kind = LockKind::Record;
+        let kind = LockClass::Record;
         // Only a session that has claimed locks of others is refused here, and the refusal has no other effect.
         table.handle_lock(LockRequest { inode, kind, owner, pid, range, action: LockAction::Lock(mode), wait: None });
     }

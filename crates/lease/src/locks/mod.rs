@@ -23,9 +23,9 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use delegations::{Delegations, Slots};
+pub use delegations::{DelegationSlots, Delegations};
 pub use spans::ByteRange;
 pub use table::{
-    HeldLock, LockAction, LockKind, LockLimits, LockMode, LockOutcome, LockOwner, LockRequest, LockTable, WaiterId,
-    Woken,
+    HeldLock, HeldLockMode, LockAction, LockClass, LockLimits, LockOutcome, LockOwner, LockRequest, LockTable,
+    WaiterId, Woken,
 };

@@ -1,6 +1,6 @@
 //! The locks of one owner on one file.
 
-use super::LockMode;
+use super::HeldLockMode;
 
 /// A range of bytes, both ends inclusive.
 ///
@@ -26,11 +26,11 @@ impl ByteRange {
 
 /// Ranges with their modes, sorted and disjoint; adjacent ranges of one mode are merged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Spans(Vec<(ByteRange, LockMode)>);
+pub(super) struct Spans(Vec<(ByteRange, HeldLockMode)>);
 
 impl Spans {
     /// Sets the mode of a range; `None` unlocks it.
-    pub fn set(&mut self, range: ByteRange, mode: Option<LockMode>) {
+    pub fn set(&mut self, range: ByteRange, mode: Option<HeldLockMode>) {
         let mut spans = Vec::with_capacity(self.0.len() + 2);
         for (span, span_mode) in &self.0 {
             if !span.overlaps(range) {
@@ -58,12 +58,12 @@ impl Spans {
     }
 
     /// Returns the first span that conflicts with another owner's lock.
-    pub fn in_the_way(&self, range: ByteRange, mode: LockMode) -> Option<(ByteRange, LockMode)> {
-        let conflicts = |held: LockMode| mode == LockMode::Write || held == LockMode::Write;
+    pub fn find_conflict(&self, range: ByteRange, mode: HeldLockMode) -> Option<(ByteRange, HeldLockMode)> {
+        let conflicts = |held: HeldLockMode| mode == HeldLockMode::Write || held == HeldLockMode::Write;
         self.0.iter().find(|(span, held)| span.overlaps(range) && conflicts(*held)).copied()
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (ByteRange, LockMode)> + '_ {
+    pub fn iter(&self) -> impl Iterator<Item = (ByteRange, HeldLockMode)> + '_ {
         self.0.iter().copied()
     }
 

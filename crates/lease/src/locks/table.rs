@@ -9,7 +9,7 @@ use super::spans::Spans;
 
 /// The kind of a lock. Locks exclude only locks of their own kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum LockKind {
+pub enum LockClass {
     /// `fcntl` record locks.
     Record,
     /// `flock`: always the whole file.
@@ -18,7 +18,7 @@ pub enum LockKind {
 
 /// The right that a lock leaves to other owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum LockMode {
+pub enum HeldLockMode {
     /// Others may read-lock.
     Read,
     /// Others may not lock.
@@ -29,7 +29,7 @@ pub enum LockMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockAction {
     /// Sets a lock, in place of the owner's locks on the range.
-    Lock(LockMode),
+    Lock(HeldLockMode),
     /// Removes the owner's locks.
     Unlock,
 }
@@ -58,7 +58,7 @@ pub struct LockRequest {
     /// The file.
     pub inode: InodeId,
     /// The kind.
-    pub kind: LockKind,
+    pub kind: LockClass,
     /// The owner.
     pub owner: LockOwner,
     /// The process that other lock queries report.
@@ -77,7 +77,7 @@ pub struct HeldLock {
     /// The file.
     pub inode: InodeId,
     /// The kind.
-    pub kind: LockKind,
+    pub kind: LockClass,
     /// The owner.
     pub owner: LockOwner,
     /// The process that the owner named.
@@ -85,7 +85,7 @@ pub struct HeldLock {
     /// The range.
     pub range: ByteRange,
     /// The mode.
-    pub mode: LockMode,
+    pub mode: HeldLockMode,
 }
 
 /// The result of a request.
@@ -131,7 +131,7 @@ impl Default for LockLimits {
 
 /// The locks of an owner on a file.
 #[derive(Debug, Default)]
-struct Held {
+struct OwnerLocks {
     /// The process that the owner named.
     pid: u32,
     spans: Spans,
@@ -142,16 +142,16 @@ struct Held {
 /// The locks on one file of one kind.
 #[derive(Debug, Default)]
 struct File {
-    owners: BTreeMap<LockOwner, Held>,
+    owners: BTreeMap<LockOwner, OwnerLocks>,
     waiters: VecDeque<LockRequest>,
 }
 
 impl File {
     /// Returns the locks of other owners that a request must respect.
-    fn others(&self, request: &LockRequest) -> impl Iterator<Item = (LockOwner, &Held)> {
+    fn others(&self, request: &LockRequest) -> impl Iterator<Item = (LockOwner, &OwnerLocks)> {
         let (asking, pid) = (request.owner, request.pid);
         let is_other =
-            move |(owner, held): &(&LockOwner, &Held)| **owner != asking && !(held.yields && held.pid == pid);
+            move |(owner, held): &(&LockOwner, &OwnerLocks)| **owner != asking && !(held.yields && held.pid == pid);
         self.owners.iter().filter(is_other).map(|(owner, held)| (*owner, held))
     }
 }
@@ -160,11 +160,11 @@ impl File {
 #[derive(Debug, Default)]
 pub struct LockTable {
     limits: LockLimits,
-    files: BTreeMap<(InodeId, LockKind), File>,
+    files: BTreeMap<(InodeId, LockClass), File>,
     /// The files for whose record locks an owner waits.
     waiting: BTreeMap<LockOwner, Vec<InodeId>>,
-    tickets: BTreeMap<WaiterId, (InodeId, LockKind)>,
-    used: BTreeMap<SessionId, usize>,
+    tickets: BTreeMap<WaiterId, (InodeId, LockClass)>,
+    count_of: BTreeMap<SessionId, usize>,
     woken: VecDeque<Woken>,
 }
 
@@ -181,7 +181,7 @@ impl LockTable {
     /// lost, as `flock(2)` says.
     pub fn handle_lock(&mut self, request: LockRequest) -> LockOutcome {
         let mut request = request;
-        if request.kind == LockKind::Flock {
+        if request.kind == LockClass::Flock {
             request.range = ByteRange::ALL;
         }
         let LockAction::Lock(mode) = request.action else {
@@ -190,14 +190,14 @@ impl LockTable {
             return LockOutcome::Granted;
         };
         // A lock in the middle of another makes three locks of one.
-        if self.used(request.owner.session) + 2 > self.limits.per_session_max {
+        if self.count_of(request.owner.session) + 2 > self.limits.per_session_max {
             return LockOutcome::Full;
         }
-        let is_conversion = request.kind == LockKind::Flock && self.holds_other_mode(&request, mode);
+        let is_conversion = request.kind == LockClass::Flock && self.holds_other_mode(&request, mode);
         if is_conversion {
             self.apply(&request, None);
         }
-        let outcome = match self.in_the_way(&request, mode) {
+        let outcome = match self.find_conflict(&request, mode) {
             None => {
                 self.apply(&request, Some(mode));
                 LockOutcome::Granted
@@ -230,7 +230,7 @@ impl LockTable {
         if let Some(request) = file.waiters.remove(at) {
             self.forget_waiter(&request);
         }
-        self.tidy(inode, kind);
+        self.remove_if_empty(inode, kind);
         true
     }
 
@@ -239,33 +239,33 @@ impl LockTable {
     pub fn query(&self, request: &LockRequest) -> Option<HeldLock> {
         let LockAction::Lock(mode) = request.action else { return None };
         let mut request = *request;
-        if request.kind == LockKind::Flock {
+        if request.kind == LockClass::Flock {
             request.range = ByteRange::ALL;
         }
-        self.in_the_way(&request, mode)
+        self.find_conflict(&request, mode)
     }
 
     /// Removes an owner's locks on a file, since the owner has closed a descriptor of it.
     ///
     /// Waits under the owner's name continue.
-    pub fn handle_close(&mut self, owner: LockOwner, inode: InodeId, kind: LockKind) {
+    pub fn handle_close(&mut self, owner: LockOwner, inode: InodeId, kind: LockClass) {
         let request =
             LockRequest { inode, kind, owner, pid: 0, range: ByteRange::ALL, action: LockAction::Unlock, wait: None };
         self.handle_lock(request);
     }
 
     /// Removes all locks and waits of this kind of an owner that is gone.
-    pub fn handle_owner_end(&mut self, owner: LockOwner, kind: LockKind) {
+    pub fn handle_owner_end(&mut self, owner: LockOwner, kind: LockClass) {
         self.handle_end(kind, |other| other == owner);
     }
 
     /// Removes all locks and waits of a session that has ended.
     pub fn handle_session_end(&mut self, session: SessionId) {
-        for kind in [LockKind::Record, LockKind::Flock] {
+        for kind in [LockClass::Record, LockClass::Flock] {
             self.handle_end(kind, |owner| owner.session == session);
         }
         self.woken.retain(|woken| woken.waiter.session != session);
-        self.used.remove(&session);
+        self.count_of.remove(&session);
     }
 
     /// Returns the locks of a session, in order of files, owners and ranges.
@@ -318,14 +318,14 @@ impl LockTable {
     /// Whether the table is empty.
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        self.files.is_empty() && self.waiting.is_empty() && self.tickets.is_empty() && self.used.is_empty()
+        self.files.is_empty() && self.waiting.is_empty() && self.tickets.is_empty() && self.count_of.is_empty()
     }
 
-    fn used(&self, session: SessionId) -> usize {
-        self.used.get(&session).copied().unwrap_or(0)
+    fn count_of(&self, session: SessionId) -> usize {
+        self.count_of.get(&session).copied().unwrap_or(0)
     }
 
-    fn holds_other_mode(&self, request: &LockRequest, mode: LockMode) -> bool {
+    fn holds_other_mode(&self, request: &LockRequest, mode: HeldLockMode) -> bool {
         let file = self.files.get(&(request.inode, request.kind));
         let held = file.and_then(|file| file.owners.get(&request.owner));
         held.is_some_and(|held| held.spans.iter().any(|(_, held)| held != mode))
@@ -333,23 +333,23 @@ impl LockTable {
 
     /// Returns the record locks of an owner on a file.
     #[must_use]
-    pub fn records(&self, inode: InodeId, owner: LockOwner) -> Vec<(ByteRange, LockMode)> {
-        let file = self.files.get(&(inode, LockKind::Record));
+    pub fn records(&self, inode: InodeId, owner: LockOwner) -> Vec<(ByteRange, HeldLockMode)> {
+        let file = self.files.get(&(inode, LockClass::Record));
         file.and_then(|file| file.owners.get(&owner)).map(|held| held.spans.iter().collect()).unwrap_or_default()
     }
 
     /// Whether no other owner has a record lock on a file or waits for one.
     #[must_use]
-    pub fn is_alone(&self, inode: InodeId, owner: LockOwner) -> bool {
-        let file = self.files.get(&(inode, LockKind::Record));
+    pub fn is_sole_owner(&self, inode: InodeId, owner: LockOwner) -> bool {
+        let file = self.files.get(&(inode, LockClass::Record));
         file.is_none_or(|file| file.waiters.is_empty() && file.owners.keys().all(|other| *other == owner))
     }
 
     /// Whether an owner in another session, with the same process, has record locks on a file.
     #[must_use]
     pub fn is_held_elsewhere(&self, inode: InodeId, owner: LockOwner, pid: u32) -> bool {
-        let file = self.files.get(&(inode, LockKind::Record));
-        let is_it = |(other, held): (&LockOwner, &Held)| other.session != owner.session && held.pid == pid;
+        let file = self.files.get(&(inode, LockClass::Record));
+        let is_it = |(other, held): (&LockOwner, &OwnerLocks)| other.session != owner.session && held.pid == pid;
         file.is_some_and(|file| file.owners.iter().any(is_it))
     }
 
@@ -359,7 +359,7 @@ impl LockTable {
     /// there end: the moved locks would block them for ever.
     pub fn handle_move(&mut self, inode: InodeId, owner: LockOwner) {
         self.end_waits(inode, |wait| wait.owner == owner);
-        let file = self.files.get_mut(&(inode, LockKind::Record));
+        let file = self.files.get_mut(&(inode, LockClass::Record));
         if let Some(held) = file.and_then(|file| file.owners.get_mut(&owner)) {
             held.yields = true;
         }
@@ -368,12 +368,12 @@ impl LockTable {
     /// Ends a process's waits on a file under other sessions' owners of this number.
     ///
     /// The process has got a record lock on the file in session `by`.
-    pub fn handle_elsewhere(&mut self, inode: InodeId, by: SessionId, pid: u32, number: u64) {
+    pub fn handle_lock_elsewhere(&mut self, inode: InodeId, by: SessionId, pid: u32, number: u64) {
         self.end_waits(inode, |wait| wait.pid == pid && wait.owner.owner == number && wait.owner.session != by);
     }
 
     fn end_waits(&mut self, inode: InodeId, is_it: impl Fn(&LockRequest) -> bool) {
-        let Some(file) = self.files.get_mut(&(inode, LockKind::Record)) else { return };
+        let Some(file) = self.files.get_mut(&(inode, LockClass::Record)) else { return };
         let waiters = std::mem::take(&mut file.waiters).into_iter();
         let (ended, kept): (VecDeque<_>, VecDeque<_>) = waiters.partition(is_it);
         file.waiters = kept;
@@ -381,13 +381,13 @@ impl LockTable {
             self.forget_waiter(request);
             self.woken.extend(waiter_id(request).map(|waiter| Woken { waiter, outcome: LockOutcome::Moved }));
         }
-        self.tidy(inode, LockKind::Record);
+        self.remove_if_empty(inode, LockClass::Record);
     }
 
-    fn in_the_way(&self, request: &LockRequest, mode: LockMode) -> Option<HeldLock> {
+    fn find_conflict(&self, request: &LockRequest, mode: HeldLockMode) -> Option<HeldLock> {
         let file = self.files.get(&(request.inode, request.kind))?;
         let conflicts = file.others(request).filter_map(|(owner, held)| {
-            let (range, mode) = held.spans.in_the_way(request.range, mode)?;
+            let (range, mode) = held.spans.find_conflict(request.range, mode)?;
             Some(HeldLock { inode: request.inode, kind: request.kind, owner, pid: held.pid, range, mode })
         });
         conflicts.min_by_key(|lock| (lock.range, lock.owner))
@@ -400,14 +400,14 @@ impl LockTable {
             return Vec::new();
         };
         file.others(request)
-            .filter(|(_, held)| held.spans.in_the_way(request.range, mode).is_some())
+            .filter(|(_, held)| held.spans.find_conflict(request.range, mode).is_some())
             .map(|(owner, _)| owner)
             .collect()
     }
 
     /// Whether the conflicting owners wait, directly or indirectly, for the request's owner.
     fn closes_circle(&self, request: &LockRequest) -> bool {
-        if request.kind != LockKind::Record {
+        if request.kind != LockClass::Record {
             return false;
         }
         let mut rest = self.blockers(request);
@@ -420,7 +420,7 @@ impl LockTable {
                 continue;
             }
             for inode in self.waiting.get(&owner).into_iter().flatten() {
-                let file = self.files.get(&(*inode, LockKind::Record));
+                let file = self.files.get(&(*inode, LockClass::Record));
                 let waits = file.into_iter().flat_map(|file| &file.waiters).filter(|wait| wait.owner == owner);
                 rest.extend(waits.flat_map(|wait| self.blockers(wait)));
             }
@@ -428,23 +428,23 @@ impl LockTable {
         false
     }
 
-    fn block(&mut self, request: LockRequest, mode: LockMode, holder: HeldLock) -> LockOutcome {
+    fn block(&mut self, request: LockRequest, mode: HeldLockMode, holder: HeldLock) -> LockOutcome {
         debug_assert_eq!(request.action, LockAction::Lock(mode));
         let Some(waiter) = waiter_id(&request) else { return LockOutcome::WouldBlock(holder) };
         if self.closes_circle(&request) {
             return LockOutcome::Deadlock;
         }
-        if request.kind == LockKind::Record {
+        if request.kind == LockClass::Record {
             self.waiting.entry(request.owner).or_default().push(request.inode);
         }
         self.tickets.insert(waiter, (request.inode, request.kind));
-        *self.used.entry(waiter.session).or_insert(0) += 1;
+        *self.count_of.entry(waiter.session).or_insert(0) += 1;
         self.files.entry((request.inode, request.kind)).or_default().waiters.push_back(request);
         LockOutcome::Blocked
     }
 
     /// Changes the owner's locks.
-    fn apply(&mut self, request: &LockRequest, mode: Option<LockMode>) {
+    fn apply(&mut self, request: &LockRequest, mode: Option<HeldLockMode>) {
         let key = (request.inode, request.kind);
         if mode.is_none() && !self.files.contains_key(&key) {
             return;
@@ -460,20 +460,20 @@ impl LockTable {
         if held.spans.is_empty() {
             file.owners.remove(&request.owner);
         }
-        let used = self.used.entry(request.owner.session).or_insert(0);
-        *used = *used + after - before;
-        if *used == 0 {
-            self.used.remove(&request.owner.session);
+        let count_of = self.count_of.entry(request.owner.session).or_insert(0);
+        *count_of = *count_of + after - before;
+        if *count_of == 0 {
+            self.count_of.remove(&request.owner.session);
         }
-        self.tidy(request.inode, request.kind);
+        self.remove_if_empty(request.inode, request.kind);
     }
 
     /// Grants free locks to waiting owners, in the order of their requests.
-    fn settle(&mut self, inode: InodeId, kind: LockKind) {
+    fn settle(&mut self, inode: InodeId, kind: LockClass) {
         let mut at = 0;
         while let Some(request) = self.files.get(&(inode, kind)).and_then(|file| file.waiters.get(at)).copied() {
             let LockAction::Lock(mode) = request.action else { unreachable!("only locks are waited for") };
-            let outcome = if self.in_the_way(&request, mode).is_none() {
+            let outcome = if self.find_conflict(&request, mode).is_none() {
                 LockOutcome::Granted
             } else if self.closes_circle(&request) {
                 LockOutcome::Deadlock
@@ -492,7 +492,7 @@ impl LockTable {
             }
             self.woken.extend(waiter_id(&request).map(|waiter| Woken { waiter, outcome }));
         }
-        self.tidy(inode, kind);
+        self.remove_if_empty(inode, kind);
     }
 
     fn forget_waiter(&mut self, request: &LockRequest) {
@@ -500,7 +500,7 @@ impl LockTable {
             self.tickets.remove(&waiter);
         }
         self.give_back(request.owner.session, 1);
-        if let Some(inodes) = self.waiting.get_mut(&request.owner).filter(|_| request.kind == LockKind::Record) {
+        if let Some(inodes) = self.waiting.get_mut(&request.owner).filter(|_| request.kind == LockClass::Record) {
             if let Some(at) = inodes.iter().position(|inode| *inode == request.inode) {
                 inodes.swap_remove(at);
             }
@@ -511,15 +511,15 @@ impl LockTable {
     }
 
     fn give_back(&mut self, session: SessionId, count: usize) {
-        if let Some(used) = self.used.get_mut(&session) {
-            *used -= count;
-            if *used == 0 {
-                self.used.remove(&session);
+        if let Some(count_of) = self.count_of.get_mut(&session) {
+            *count_of -= count;
+            if *count_of == 0 {
+                self.count_of.remove(&session);
             }
         }
     }
 
-    fn handle_end(&mut self, kind: LockKind, is_ended: impl Fn(LockOwner) -> bool) {
+    fn handle_end(&mut self, kind: LockClass, is_ended: impl Fn(LockOwner) -> bool) {
         let keys: Vec<_> = self.files.keys().filter(|key| key.1 == kind).copied().collect();
         let mut changed = Vec::new();
         for key in keys {
@@ -552,7 +552,7 @@ impl LockTable {
         }
     }
 
-    fn tidy(&mut self, inode: InodeId, kind: LockKind) {
+    fn remove_if_empty(&mut self, inode: InodeId, kind: LockClass) {
         let key = (inode, kind);
         if self.files.get(&key).is_some_and(|file| file.owners.is_empty() && file.waiters.is_empty()) {
             self.files.remove(&key);

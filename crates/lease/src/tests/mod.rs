@@ -1,3 +1,3 @@
 mod property;
-mod stories;
+mod scenarios;
 mod world;

@@ -6,7 +6,7 @@ use ashlar_types::{InodeId, SessionId};
 use proptest::prelude::*;
 
 use super::world::{Check, Op, Plant, World};
-use crate::{Limits, Mode, Reach, Scope, Want};
+use crate::{LeaseScope, Limits, Mode, Reach, WantedLease};
 
 const SESSIONS_MAX: usize = 4;
 
@@ -14,14 +14,14 @@ const SESSIONS_MAX: usize = 4;
 fn tight(hold_us: u64) -> Limits {
     let few = Limits {
         entries_per_session_max: 8,
-        fills_from: 2,
-        fill_spares_us: 3,
+        widen_after_entries: 2,
+        widen_min_age_us: 3,
         table_slots: 10,
         splits_max: 2,
         marks_max: 4,
         ..Limits::default()
     };
-    Limits { hold_us, along_us: 30, ..few }
+    Limits { hold_us, passive_ttl_us: 30, ..few }
 }
 
 fn pick<T: Copy>(choices: &[T], by: u64) -> Option<T> {
@@ -39,14 +39,14 @@ fn step(world: &mut World, step: u64) -> Check {
     let file = pick(&world.inodes(Some(false)), second);
     world.after_seal = if step >> 48 & 1 == 0 { late(world, session, file.unwrap_or(any), step) } else { Vec::new() };
     match action {
-        0 if world.refuses(session, &[wanted(any, Scope::Node, by)]) => {}
-        2..5 | 29 if world.refuses(session, &[wanted(any, Scope::Files, by)]) => {}
-        0 => world.read_by(session, wanted(any, Scope::Node, by)).map(|_| ())?,
+        0 if world.refuses(session, &[wanted(any, LeaseScope::Node, by)]) => {}
+        2..5 | 29 if world.refuses(session, &[wanted(any, LeaseScope::Files, by)]) => {}
+        0 => world.read_by(session, wanted(any, LeaseScope::Node, by)).map(|_| ())?,
         1 => {
-            let is_joined = world.join(session, any)?;
+            let is_joined = world.join_readers(session, any)?;
             world.met.extend(is_joined.then(|| "join".to_owned()));
         }
-        2..5 => world.read_by(session, wanted(any, Scope::Files, by)).map(|_| ())?,
+        2..5 => world.read_by(session, wanted(any, LeaseScope::Files, by)).map(|_| ())?,
         5..9 => world.run(session, Op::Write { inode: any, value: step })?,
         9..13 => world.make(session, directory, action == 9).map(|_| ())?,
         13..16 => rename(world, session, any, directory)?,
@@ -98,8 +98,8 @@ fn late(world: &World, asking: SessionId, inode: InodeId, value: u64) -> Vec<(Se
     ops.flat_map(|op| others.iter().map(move |session| (*session, op))).collect()
 }
 
-fn wanted(inode: InodeId, scope: Scope, by: u64) -> Want {
-    Want { inode, mode: Mode::Read, scope, widens: by & 0x80 == 0 }
+fn wanted(inode: InodeId, scope: LeaseScope, by: u64) -> WantedLease {
+    WantedLease { inode, mode: Mode::Read, scope, may_widen: by & 0x80 == 0 }
 }
 
 fn rename(world: &mut World, session: SessionId, inode: InodeId, to: InodeId) -> Check {
@@ -127,9 +127,9 @@ fn run_in(world: &mut World, steps: &[u64]) -> Check {
 fn small_tables(hold_us: u64) -> World {
     let limits = Limits {
         entries_per_session_max: 32,
-        fills_from: 2,
-        fill_spares_us: 3,
-        fill_takes_max: 3,
+        widen_after_entries: 2,
+        widen_min_age_us: 3,
+        widen_takes_max: 3,
         table_slots: 128,
         hold_us,
         ..Limits::default()
@@ -177,7 +177,7 @@ fn steps_of(seed: u64) -> Vec<u64> {
 }
 
 #[test]
-fn random_steps_meet_everything_that_the_manager_can_say() {
+fn random_steps_meet_every_command_and_reason() {
     let mut met = BTreeSet::new();
     for seed in 0..100 {
         let mut world = World::new(tight(seed % 3), Plant::None);
@@ -227,27 +227,27 @@ fn is_caught(plant: Plant) -> bool {
 }
 
 #[test]
-fn canary_a_move_that_is_not_reported_is_caught() {
+fn canary_unreported_move_is_caught() {
     assert!(is_caught(Plant::MoveNotReported));
 }
 
 #[test]
-fn canary_a_made_inode_that_is_not_reported_is_caught() {
+fn canary_unreported_new_inode_is_caught() {
     assert!(is_caught(Plant::MakeNotReported));
 }
 
 #[test]
-fn canary_a_log_that_is_not_applied_is_caught() {
+fn canary_unapplied_log_is_caught() {
     assert!(is_caught(Plant::LogNotApplied));
 }
 
 #[test]
-fn canary_a_split_that_is_not_written_is_caught() {
+fn canary_unwritten_split_is_caught() {
     assert!(is_caught(Plant::SplitNotWritten));
 }
 
 #[test]
-fn canary_a_kernel_that_is_not_told_is_caught() {
+fn canary_kernel_cache_not_invalidated_is_caught() {
     assert!(is_caught(Plant::KernelNotInvalidated));
 }
 
@@ -257,6 +257,6 @@ fn canary_lost_dependencies_are_caught() {
 }
 
 #[test]
-fn the_canaries_steps_are_clean_without_a_bug() {
+fn canary_steps_are_clean_without_a_bug() {
     assert_eq!((0..100).try_for_each(|seed| run(tight(seed % 3), Plant::None, &steps_of(seed))), Ok(()));
 }

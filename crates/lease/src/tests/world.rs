@@ -6,7 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ashlar_types::{InodeId, LogPosition, SessionId};
 
-use crate::{Ancestry, Command, Home, LeaseManager, Limits, Mode, Reach, Reason, Scope, SlotWord, Want};
+use crate::{
+    Ancestry, Command, InodeHome, LeaseManager, LeaseScope, Limits, Mode, Reach, RevokeReason, SlotWord, WantedLease,
+};
 
 /// A bug in the shell, for the canaries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,12 +35,12 @@ pub struct Inode {
 pub struct Tree(pub BTreeMap<InodeId, Inode>);
 
 impl Ancestry for Tree {
-    fn home(&self, inode: InodeId) -> Home {
+    fn home(&self, inode: InodeId) -> InodeHome {
         if inode == InodeId::RENAME {
-            return Home { directory: Some(InodeId::ROOT), is_directory: true };
+            return InodeHome { directory: Some(InodeId::ROOT), is_directory: true };
         }
         let is_directory = self.0.get(&inode).is_some_and(|inode| inode.is_directory);
-        Home { directory: self.governing_parent(inode), is_directory }
+        InodeHome { directory: self.governing_parent(inode), is_directory }
     }
 }
 
@@ -246,11 +248,11 @@ impl World {
     /// A session does so when it looks up a name to write, and receives state again that it knows.
     pub fn look_up_to_write(&mut self, session: SessionId, inode: InodeId) -> Check {
         let known = self.sessions[&session].cached.get(&inode).cloned();
-        self.acquire(session, &[Want { inode, mode: Mode::Write, scope: Scope::Node, widens: true }])?;
+        self.acquire(session, &[WantedLease { inode, mode: Mode::Write, scope: LeaseScope::Node, may_widen: true }])?;
         if let Some(known) = known {
-            let told = self.session(session).cached.insert(inode, known);
-            if let Some(told) = told.filter(|_| !self.is_valid(session, inode, Mode::Read)) {
-                self.session(session).cached.insert(inode, told);
+            let latest = self.session(session).cached.insert(inode, known);
+            if let Some(latest) = latest.filter(|_| !self.is_valid(session, inode, Mode::Read)) {
+                self.session(session).cached.insert(inode, latest);
             }
         }
         self.check_cached(session, inode)
@@ -261,7 +263,7 @@ impl World {
     }
 
     /// Whether a session may not have one of these leases, since it would cover reserved inodes.
-    pub fn refuses(&self, session: SessionId, wants: &[Want]) -> bool {
+    pub fn refuses(&self, session: SessionId, wants: &[WantedLease]) -> bool {
         wants.iter().any(|want| self.manager.refuses(session, want, &self.applied))
     }
 
@@ -270,8 +272,8 @@ impl World {
         self.manager.admit_to_reserved(session);
         self.reserved.insert((session, inode));
         self.manager.reserve(inode, reach, &self.applied);
-        let scope = if reach == Reach::Directory { Scope::Subtree } else { Scope::Node };
-        self.acquire(session, &[Want { inode, mode: Mode::Write, scope, widens: true }])
+        let scope = if reach == Reach::Directory { LeaseScope::Subtree } else { LeaseScope::Node };
+        self.acquire(session, &[WantedLease { inode, mode: Mode::Write, scope, may_widen: true }])
     }
 
     /// Ends a session's reservations of an inode, or of all inodes.
@@ -301,16 +303,16 @@ impl World {
 
     /// Reads an inode, and asks for a lease only if the session has no valid state.
     pub fn read(&mut self, session: SessionId, inode: InodeId) -> Check<u64> {
-        self.read_in(session, inode, Scope::Node)
+        self.read_in(session, inode, LeaseScope::Node)
     }
 
     /// Reads an inode by a lease of this scope.
-    pub fn read_in(&mut self, session: SessionId, inode: InodeId, scope: Scope) -> Check<u64> {
-        self.read_by(session, Want { inode, mode: Mode::Read, scope, widens: true })
+    pub fn read_in(&mut self, session: SessionId, inode: InodeId, scope: LeaseScope) -> Check<u64> {
+        self.read_by(session, WantedLease { inode, mode: Mode::Read, scope, may_widen: true })
     }
 
     /// Reads an inode by this lease.
-    pub fn read_by(&mut self, session: SessionId, want: Want) -> Check<u64> {
+    pub fn read_by(&mut self, session: SessionId, want: WantedLease) -> Check<u64> {
         let inode = want.inode;
         if !self.is_valid(session, inode, Mode::Read) {
             self.acquire(session, &[want])?;
@@ -325,18 +327,18 @@ impl World {
     }
 
     /// Joins the readers of an inode if that disturbs no session, and returns whether it did.
-    pub fn join(&mut self, session: SessionId, inode: InodeId) -> Check<bool> {
-        let joined = self.manager.join(self.now_us, session, inode, &self.applied);
+    pub fn join_readers(&mut self, session: SessionId, inode: InodeId) -> Check<bool> {
+        let joined = self.manager.join_readers(self.now_us, session, inode, &self.applied);
         let Some(grant) = joined else { return self.perform(None).map(|_| false) };
         let dependencies = self.manager.dependencies(session, inode, &self.applied);
         let command =
             Command::Grant { session, request: crate::RequestId(0), grants: vec![grant], dependencies: Vec::new() };
         self.write(grant.word, &command)?;
         if self.plant != Plant::DependenciesLost {
-            join(&mut self.session(session).pending, &dependencies.into_iter().collect());
+            merge_clock(&mut self.session(session).pending, &dependencies.into_iter().collect());
         }
-        if grant.word.mode != Some(Mode::Read) || grant.word.scope == Scope::Subtree {
-            return Err(format!("who reads along was granted {:?}", grant.word));
+        if grant.word.mode != Some(Mode::Read) || grant.word.scope == LeaseScope::Subtree {
+            return Err(format!("a passive reader was granted {:?}", grant.word));
         }
         self.take_grant(session, inode, grant.word)?;
         self.perform(None)?;
@@ -360,14 +362,14 @@ impl World {
         if self.refuses(session, &wants) {
             return Ok(());
         }
-        let is_held = |want: &Want| {
+        let is_held = |want: &WantedLease| {
             let word =
                 self.sessions[&session].cached.get(&want.inode).map(|cached| self.words[&(session, cached.slot)]);
             self.is_valid(session, want.inode, want.mode)
-                && (want.scope == Scope::Node || word.is_some_and(|word| word.scope == Scope::Subtree))
+                && (want.scope == LeaseScope::Node || word.is_some_and(|word| word.scope == LeaseScope::Subtree))
         };
         // A held subtree lease may have holes: only SharedFS knows.
-        let needs_subtree = wants.iter().any(|want| want.scope == Scope::Subtree);
+        let needs_subtree = wants.iter().any(|want| want.scope == LeaseScope::Subtree);
         if needs_subtree || !wants.iter().all(is_held) {
             self.acquire(session, &wants)?;
         }
@@ -389,13 +391,13 @@ impl World {
         Ok(())
     }
 
-    pub fn wants(&self, op: Op) -> Vec<Want> {
-        let node = |inode| Want { inode, mode: Mode::Write, scope: Scope::Node, widens: true };
+    pub fn wants(&self, op: Op) -> Vec<WantedLease> {
+        let node = |inode| WantedLease { inode, mode: Mode::Write, scope: LeaseScope::Node, may_widen: true };
         match op {
             Op::Write { inode, .. } => vec![node(inode)],
             Op::Make { parent, .. } => vec![node(parent)],
             Op::Rename { inode, from, to } if self.truth.0[&inode].is_directory => {
-                let moved = Want { scope: Scope::Subtree, ..node(inode) };
+                let moved = WantedLease { scope: LeaseScope::Subtree, ..node(inode) };
                 vec![node(from), node(to), moved, node(InodeId::RENAME)]
             }
             Op::Rename { inode, from, to } => vec![node(from), node(to), node(inode)],
@@ -455,7 +457,7 @@ impl World {
         }
     }
 
-    pub fn acquire(&mut self, session: SessionId, wants: &[Want]) -> Check {
+    pub fn acquire(&mut self, session: SessionId, wants: &[WantedLease]) -> Check {
         let request =
             self.manager.handle_request(self.now_us, session, wants).map_err(|error| format!("refused: {error}"))?;
         if !self.perform(Some(request))? {
@@ -489,7 +491,7 @@ impl World {
                     is_granted |= request == Some(granted);
                     if self.plant != Plant::DependenciesLost {
                         let pending = &mut self.session(session).pending;
-                        join(pending, &dependencies.into_iter().collect());
+                        merge_clock(pending, &dependencies.into_iter().collect());
                     }
                     for grant in grants {
                         if self.words.get(&(session, grant.word.slot)) != Some(&grant.word) {
@@ -514,10 +516,10 @@ impl World {
 
     /// Checks that the tables agree with the manager.
     fn check_words(&self) -> Check {
-        for session in self.sessions.keys().filter(|session| self.manager.holds.holders.contains_key(session)) {
-            let holder = &self.manager.holds.holders[session];
+        for session in self.sessions.keys().filter(|session| self.manager.leases.holders.contains_key(session)) {
+            let holder = &self.manager.leases.holders[session];
             for slot in 0..holder.slots.len() as u32 {
-                let meant = self.manager.holds.word(*session, slot);
+                let meant = self.manager.leases.word(*session, slot);
                 let written = self.words.get(&(*session, slot)).copied();
                 let is_same = match (meant.mode, written.and_then(|word| word.mode)) {
                     (None, None) => true,
@@ -588,7 +590,7 @@ impl World {
 
     /// Takes the directory's other files from the grant, as far as the lease covers them.
     fn take_files(&mut self, session: SessionId, granted: InodeId, word: SlotWord) -> Check {
-        let directory = self.applied.home(granted).as_file().filter(|_| word.scope != Scope::Node);
+        let directory = self.applied.home(granted).as_file().filter(|_| word.scope != LeaseScope::Node);
         let Some(directory) = directory else { return Ok(()) };
         let files: Vec<_> = self.applied.0[&directory].children.iter().copied().collect();
         for inode in files {
@@ -596,7 +598,7 @@ impl World {
             if is_covered && !self.is_valid(session, inode, Mode::Read) {
                 let shown = self.manager.own_dependencies(session, inode);
                 if self.plant != Plant::DependenciesLost {
-                    join(&mut self.session(session).pending, &shown.into_iter().collect());
+                    merge_clock(&mut self.session(session).pending, &shown.into_iter().collect());
                 }
                 self.take_grant(session, inode, word)?;
             }
@@ -611,8 +613,8 @@ impl World {
     fn known(&self, session: SessionId, pending: &Clock) -> Clock {
         let mut known = self.clock_at(session, LogPosition(u64::MAX));
         for (other, position) in pending {
-            join(&mut known, &[(*other, *position)].into());
-            join(&mut known, &self.clock_at(*other, *position));
+            merge_clock(&mut known, &[(*other, *position)].into());
+            merge_clock(&mut known, &self.clock_at(*other, *position));
         }
         known
     }
@@ -624,7 +626,7 @@ impl World {
 
     fn invalidate(&mut self, command: &Command) {
         let (session, inode, scope) = match command {
-            Command::Revoke { reason: Reason::Folded, .. } => return,
+            Command::Revoke { reason: RevokeReason::Folded, .. } => return,
             Command::Revoke { word, .. } => (word.session, word.inode, word.scope),
             Command::Split { word, hole: Some(hole) } if !hole.keeps_read => (word.session, hole.inode, hole.scope),
             _ => return,
@@ -634,10 +636,10 @@ impl World {
             return;
         };
         match scope {
-            Scope::Node => {
+            LeaseScope::Node => {
                 session.kernel.remove(&inode);
             }
-            Scope::Files | Scope::Subtree => session.kernel.clear(),
+            LeaseScope::Files | LeaseScope::Subtree => session.kernel.clear(),
         }
     }
 
@@ -686,9 +688,10 @@ impl World {
     /// Checks that words written ahead stand until a session takes them: a restart relies on it.
     fn check_ahead(&self) -> Check {
         for ((session, slot), ahead) in &self.ahead {
-            let meant = self.manager.holds.holders.get(session).and_then(|holder| holder.slots.get(*slot as usize));
+            let meant = self.manager.leases.holders.get(session).and_then(|holder| holder.slots.get(*slot as usize));
             let is_meant = meant.is_some_and(|meant| {
-                let is_same = meant.place.is_some_and(|place| (place.inode, place.scope) == (ahead.inode, ahead.scope));
+                let is_same =
+                    meant.target.is_some_and(|target| (target.inode, target.scope) == (ahead.inode, ahead.scope));
                 is_same && meant.generation == ahead.generation && Some(meant.mode) == ahead.mode
             });
             let written = self.words.get(&(*session, *slot));
@@ -807,7 +810,7 @@ impl World {
 
 fn label(command: &Command) -> String {
     match command {
-        Command::Revoke { word, reason } if word.scope == Scope::Files => format!("revoke files {reason:?}"),
+        Command::Revoke { word, reason } if word.scope == LeaseScope::Files => format!("revoke files {reason:?}"),
         Command::Revoke { reason, .. } => format!("revoke {reason:?}"),
         Command::Split { hole, .. } => format!("split {:?}", hole.map(|hole| (hole.scope, hole.keeps_read))),
         Command::Attach { word } if word.slot == SlotWord::UNRECORDED => "attach beyond the table".to_owned(),
@@ -818,7 +821,7 @@ fn label(command: &Command) -> String {
     }
 }
 
-fn join(clock: &mut Clock, other: &Clock) {
+fn merge_clock(clock: &mut Clock, other: &Clock) {
     for (session, position) in other {
         let known = clock.entry(*session).or_insert(*position);
         *known = (*known).max(*position);

@@ -3,7 +3,7 @@
 use ashlar_types::{InodeId, LogPosition, SessionId};
 
 use super::world::{Op, Plant, World};
-use crate::{Command, LeaseManager, Limits, Mode, Reach, Reason, RequestError, Scope, Want};
+use crate::{Command, LeaseManager, LeaseScope, Limits, Mode, Reach, RequestError, RevokeReason, WantedLease};
 
 const ROOT: InodeId = InodeId::ROOT;
 
@@ -15,33 +15,33 @@ fn quick() -> Limits {
     Limits { hold_us: 0, ..Limits::default() }
 }
 
-fn read(inode: InodeId) -> Want {
-    Want { inode, mode: Mode::Read, scope: Scope::Node, widens: true }
+fn read(inode: InodeId) -> WantedLease {
+    WantedLease { inode, mode: Mode::Read, scope: LeaseScope::Node, may_widen: true }
 }
 
 /// Makes a request like [`read`], for a lease of this scope that other readers can join.
-fn read_along(inode: InodeId, scope: Scope) -> Want {
-    Want { scope, widens: false, ..read(inode) }
+fn read_passively(inode: InodeId, scope: LeaseScope) -> WantedLease {
+    WantedLease { scope, may_widen: false, ..read(inode) }
 }
 
-fn write(inode: InodeId) -> Want {
-    Want { inode, mode: Mode::Write, scope: Scope::Node, widens: true }
+fn write(inode: InodeId) -> WantedLease {
+    WantedLease { inode, mode: Mode::Write, scope: LeaseScope::Node, may_widen: true }
 }
 
 #[test]
-fn the_only_session_gets_the_whole_tree_and_never_asks_again() {
+fn only_session_gets_the_whole_tree_and_never_asks_again() {
     let mut world = world(quick());
     let only = world.begin();
     let directory = world.make(only, ROOT, true).unwrap();
     let file = world.make(only, directory, false).unwrap();
     world.run(only, Op::Write { inode: file, value: 7 }).unwrap();
     assert_eq!(world.read(only, file), Ok(7));
-    assert_eq!(world.word(only, file).scope, Scope::Subtree);
+    assert_eq!(world.word(only, file).scope, LeaseScope::Subtree);
     assert_eq!((world.manager.stats().grants, world.manager.stats().entries), (1, 1));
 }
 
 #[test]
-fn a_second_session_cuts_a_hole_and_sees_what_the_first_has_logged() {
+fn second_session_cuts_a_hole_and_sees_logged_updates() {
     let mut world = world(quick());
     let (first, second) = (world.begin(), world.begin());
     let file = world.make(first, ROOT, false).unwrap();
@@ -53,7 +53,7 @@ fn a_second_session_cuts_a_hole_and_sees_what_the_first_has_logged() {
     // The holder's other inodes stay under its lease, which it gets again on request.
     assert!(!world.is_valid(first, other, Mode::Read));
     world.run(first, Op::Write { inode: other, value: 8 }).unwrap();
-    assert_eq!((world.word(first, other).inode, world.word(first, other).scope), (ROOT, Scope::Subtree));
+    assert_eq!((world.word(first, other).inode, world.word(first, other).scope), (ROOT, LeaseScope::Subtree));
     // Both sessions read the file, on leases of their own.
     assert_eq!(world.read(first, file), Ok(7));
     assert!(world.is_valid(second, file, Mode::Read));
@@ -64,7 +64,7 @@ fn a_second_session_cuts_a_hole_and_sees_what_the_first_has_logged() {
 /// The lease's word is written after the log was applied, which was sealed before. Until then the session continues to
 /// use the lease.
 #[test]
-fn what_was_known_by_a_directory_that_goes_is_known_until_its_word_is_written() {
+fn state_known_by_a_removed_directory_holds_until_its_word() {
     let mut world = world(quick());
     let (session, other) = (world.begin(), world.begin());
     world.make(other, ROOT, false).unwrap();
@@ -94,7 +94,7 @@ fn what_was_known_by_a_directory_that_goes_is_known_until_its_word_is_written() 
 }
 
 #[test]
-fn a_stopped_session_is_sealed_once_and_delays_nobody() {
+fn stopped_session_is_sealed_once_and_delays_no_other() {
     let mut world = world(Limits { hold_us: 0, ..Limits::default() });
     let (stopped, busy) = (world.begin(), world.begin());
     let files: Vec<_> = (0..10).map(|_| world.make(stopped, ROOT, false).unwrap()).collect();
@@ -108,7 +108,7 @@ fn a_stopped_session_is_sealed_once_and_delays_nobody() {
 }
 
 #[test]
-fn two_sessions_that_want_the_same_both_get_their_minimum_hold() {
+fn competing_sessions_both_get_their_minimum_hold() {
     let mut world = world(Limits { hold_us: 100, ..Limits::default() });
     let (first, second) = (world.begin(), world.begin());
     let file = world.make(first, ROOT, false).unwrap();
@@ -121,7 +121,7 @@ fn two_sessions_that_want_the_same_both_get_their_minimum_hold() {
 }
 
 #[test]
-fn a_wait_is_told_once_and_ends_with_the_holder() {
+fn wait_is_reported_once_and_ends_with_the_holder() {
     let mut world = world(Limits { hold_us: 100, ..Limits::default() });
     let (holder, other) = (world.begin(), world.begin());
     world.acquire(holder, &[write(ROOT)]).unwrap();
@@ -134,7 +134,7 @@ fn a_wait_is_told_once_and_ends_with_the_holder() {
 }
 
 #[test]
-fn a_request_that_is_taken_back_keeps_nobody_waiting() {
+fn cancelled_request_delays_no_other() {
     let mut world = world(Limits { hold_us: 100, ..Limits::default() });
     let (holder, other, third) = (world.begin(), world.begin(), world.begin());
     world.acquire(holder, &[write(ROOT)]).unwrap();
@@ -160,7 +160,7 @@ fn a_request_that_is_taken_back_keeps_nobody_waiting() {
 }
 
 #[test]
-fn a_lease_that_was_used_is_not_waited_for() {
+fn used_lease_is_taken_without_waiting() {
     let mut world = world(Limits { hold_us: 100, ..Limits::default() });
     let (holder, other) = (world.begin(), world.begin());
     world.acquire(holder, &[write(ROOT)]).unwrap();
@@ -173,15 +173,15 @@ fn a_lease_that_was_used_is_not_waited_for() {
 }
 
 #[test]
-fn a_session_works_in_its_own_directory_beside_others() {
+fn session_keeps_its_own_directory_beside_others() {
     let mut world = world(quick());
     let (first, second) = (world.begin(), world.begin());
     let mine = world.make(first, ROOT, true).unwrap();
     let theirs = world.make(first, ROOT, true).unwrap();
     world.digest(first, usize::MAX).unwrap();
     world.release(first, ROOT).unwrap();
-    // Both sessions hold a read lease on the root, so neither gets all of it. Below their directories, no other session
-    // holds anything.
+    // Both sessions hold a read lease on the root, so neither gets all of it. LeasesBelow their directories, no other
+    // session holds anything.
     world.read(second, ROOT).unwrap();
     world.read(first, ROOT).unwrap();
     let (a, b) = (world.make(first, mine, false).unwrap(), world.make(second, theirs, false).unwrap());
@@ -196,7 +196,7 @@ fn a_session_works_in_its_own_directory_beside_others() {
 }
 
 #[test]
-fn a_lease_that_was_split_too_often_is_revoked_as_a_whole() {
+fn lease_split_too_often_is_revoked_as_a_whole() {
     let mut world = world(Limits { splits_max: 3, ..quick() });
     let (wide, narrow) = (world.begin(), world.begin());
     let files: Vec<_> = (0..5).map(|_| world.make(wide, ROOT, false).unwrap()).collect();
@@ -207,12 +207,12 @@ fn a_lease_that_was_split_too_often_is_revoked_as_a_whole() {
     assert_eq!(world.manager.stats().splits, 3);
     // From here on the two do not collide: a new grant to one does not cover the other's inodes.
     world.run(wide, Op::Write { inode: ROOT, value: 3 }).unwrap();
-    assert_eq!(world.word(wide, ROOT).scope, Scope::Node);
+    assert_eq!(world.word(wide, ROOT).scope, LeaseScope::Node);
     assert!(files.iter().all(|file| world.is_valid(narrow, *file, Mode::Write)));
 }
 
 #[test]
-fn a_reader_keeps_what_it_has_cached_when_its_write_lease_is_downgraded() {
+fn downgraded_writer_keeps_its_cached_state() {
     let mut world = world(quick());
     let (writer, reader, third) = (world.begin(), world.begin(), world.begin());
     let file = world.make(writer, ROOT, false).unwrap();
@@ -224,7 +224,7 @@ fn a_reader_keeps_what_it_has_cached_when_its_write_lease_is_downgraded() {
 }
 
 #[test]
-fn a_file_made_under_a_node_lease_is_still_its_makers() {
+fn file_made_under_a_node_lease_stays_with_its_maker() {
     let mut world = world(quick());
     let (other, maker) = (world.begin(), world.begin());
     world.acquire(other, &[write(ROOT)]).unwrap();
@@ -243,7 +243,7 @@ fn a_file_made_under_a_node_lease_is_still_its_makers() {
 /// Without the attached word, the file belonged to no session after the restart. SharedFS then refused acknowledged
 /// updates of the maker as forged.
 #[test]
-fn what_a_maker_holds_untold_is_known_before_it_is_polled() {
+fn attached_word_is_returned_before_it_is_polled() {
     let mut world = world(quick());
     let (other, maker) = (world.begin(), world.begin());
     world.acquire(other, &[write(ROOT)]).unwrap();
@@ -266,7 +266,7 @@ fn what_a_maker_holds_untold_is_known_before_it_is_polled() {
 }
 
 #[test]
-fn a_file_that_gets_a_second_link_stays_with_whom_it_was() {
+fn file_with_a_second_link_stays_with_its_holder() {
     let mut world = world(quick());
     let (linker, other) = (world.begin(), world.begin());
     let directory = world.make(linker, ROOT, true).unwrap();
@@ -280,7 +280,7 @@ fn a_file_that_gets_a_second_link_stays_with_whom_it_was() {
 }
 
 #[test]
-fn an_unlinked_file_that_is_open_stays_with_whom_it_was() {
+fn unlinked_open_file_stays_with_its_holder() {
     let mut world = world(quick());
     let (remover, other) = (world.begin(), world.begin());
     let file = world.make(remover, ROOT, false).unwrap();
@@ -291,14 +291,14 @@ fn an_unlinked_file_that_is_open_stays_with_whom_it_was() {
 }
 
 #[test]
-fn a_directory_is_moved_between_subtrees_of_different_sessions() {
+fn directory_moves_between_subtrees_of_two_sessions() {
     let mut world = world(quick());
     let (mover, other) = (world.begin(), world.begin());
     let (mine, theirs) = (world.make(mover, ROOT, true).unwrap(), world.make(mover, ROOT, true).unwrap());
     let moved = world.make(mover, mine, true).unwrap();
     let file = world.make(mover, moved, false).unwrap();
     world.digest(mover, usize::MAX).unwrap();
-    world.acquire(other, &[Want { scope: Scope::Subtree, ..write(theirs) }]).unwrap();
+    world.acquire(other, &[WantedLease { scope: LeaseScope::Subtree, ..write(theirs) }]).unwrap();
     world.run(mover, Op::Rename { inode: moved, from: mine, to: theirs }).unwrap();
     world.read(mover, file).unwrap();
     world.digest(mover, usize::MAX).unwrap();
@@ -309,7 +309,7 @@ fn a_directory_is_moved_between_subtrees_of_different_sessions() {
 }
 
 #[test]
-fn a_subtree_lease_takes_everything_below_from_everybody_else() {
+fn subtree_lease_takes_everything_below_from_others() {
     let mut world = world(quick());
     let (first, second) = (world.begin(), world.begin());
     let directory = world.make(first, ROOT, true).unwrap();
@@ -317,13 +317,13 @@ fn a_subtree_lease_takes_everything_below_from_everybody_else() {
     let file = world.make(first, below, false).unwrap();
     world.digest(first, usize::MAX).unwrap();
     world.run(second, Op::Write { inode: file, value: 1 }).unwrap();
-    world.acquire(first, &[Want { scope: Scope::Subtree, ..write(directory) }]).unwrap();
+    world.acquire(first, &[WantedLease { scope: LeaseScope::Subtree, ..write(directory) }]).unwrap();
     assert!(!world.is_valid(second, file, Mode::Read));
     assert_eq!(world.seals[&second], 1);
 }
 
 #[test]
-fn a_lease_passed_on_twice_depends_on_both_writers_though_one_wrote_nothing() {
+fn lease_passed_on_twice_keeps_both_dependencies() {
     let mut world = world(quick());
     let (writer, idle, last) = (world.begin(), world.begin(), world.begin());
     let file = world.make(writer, ROOT, false).unwrap();
@@ -357,7 +357,7 @@ fn writers_are_the_holders_up_to_the_root_until_applied() {
 
 /// A moving session had itself excepted an inode that it reads from its lease on everything. Found by random steps.
 #[test]
-fn what_a_directory_depends_on_goes_with_it_when_it_is_moved() {
+fn moved_directory_keeps_its_dependencies() {
     let mut world = world(quick());
     let [writer, mover, reader, last] = [(); 4].map(|()| world.begin());
     world.acquire(mover, &[write(ROOT)]).unwrap();
@@ -366,7 +366,7 @@ fn what_a_directory_depends_on_goes_with_it_when_it_is_moved() {
     let moved = world.make(writer, above, true).unwrap();
     let below = world.make(writer, moved, true).unwrap();
     world.release(writer, above).unwrap();
-    world.read_in(reader, below, Scope::Files).unwrap();
+    world.read_in(reader, below, LeaseScope::Files).unwrap();
     world.run(mover, Op::Rename { inode: moved, from: above, to: ROOT }).unwrap();
     world.digest(mover, usize::MAX).unwrap();
     let shown = world.manager.dependencies(last, below, &world.applied);
@@ -375,7 +375,7 @@ fn what_a_directory_depends_on_goes_with_it_when_it_is_moved() {
 }
 
 #[test]
-fn an_ended_session_leaves_its_updates_and_no_leases() {
+fn ended_session_leaves_updates_and_no_leases() {
     let mut world = world(quick());
     let (ending, other) = (world.begin(), world.begin());
     let file = world.make(ending, ROOT, false).unwrap();
@@ -387,7 +387,7 @@ fn an_ended_session_leaves_its_updates_and_no_leases() {
 }
 
 #[test]
-fn a_session_that_ends_takes_its_requests_along() {
+fn ended_session_drops_its_requests() {
     let mut world = world(Limits { hold_us: 100, ..Limits::default() });
     let (holder, asking) = (world.begin(), world.begin());
     world.acquire(holder, &[write(ROOT)]).unwrap();
@@ -415,7 +415,7 @@ fn leases_and_unapplied_records_outlive_a_restart() {
 }
 
 #[test]
-fn idle_sessions_lose_their_leases_and_nothing_else() {
+fn idle_session_loses_only_its_leases() {
     let mut world = world(Limits { lease_ttl_us: 1000, ..quick() });
     let (idle, busy) = (world.begin(), world.begin());
     let file = world.make(idle, ROOT, false).unwrap();
@@ -433,7 +433,7 @@ fn idle_sessions_lose_their_leases_and_nothing_else() {
 }
 
 #[test]
-fn the_least_recently_granted_leases_make_room() {
+fn least_recently_granted_leases_are_evicted() {
     let mut world = world(Limits { entries_per_session_max: 8, ..quick() });
     let (maker, reader) = (world.begin(), world.begin());
     let files: Vec<_> = (0..12).map(|_| world.make(maker, ROOT, false).unwrap()).collect();
@@ -449,7 +449,7 @@ fn the_least_recently_granted_leases_make_room() {
 
 /// An inode that was made while its table had no room is recorded as soon as the table has room.
 #[test]
-fn what_lies_beyond_a_table_is_written_when_it_grows() {
+fn leases_beyond_the_table_are_written_when_it_grows() {
     let mut world = world(quick());
     let (other, maker) = (world.begin(), world.begin());
     world.acquire(other, &[write(ROOT)]).unwrap();
@@ -474,7 +474,7 @@ fn what_lies_beyond_a_table_is_written_when_it_grows() {
 }
 
 #[test]
-fn a_deleted_file_leaves_no_lease() {
+fn deleted_file_leaves_no_lease() {
     let mut world = world(quick());
     let (maker, other) = (world.begin(), world.begin());
     let file = world.make(maker, ROOT, false).unwrap();
@@ -487,20 +487,20 @@ fn a_deleted_file_leaves_no_lease() {
 }
 
 #[test]
-fn what_is_held_is_answered_past_the_queue() {
+fn held_lease_is_answered_outside_the_queue() {
     let mut world = world(Limits { hold_us: 100, ..Limits::default() });
     let (holder, other) = (world.begin(), world.begin());
     let file = world.make(holder, ROOT, false).unwrap();
     world.digest(holder, usize::MAX).unwrap();
     world.manager.handle_request(0, other, &[write(ROOT)]).unwrap();
     assert!(matches!(world.manager.poll_command(0, &world.applied, &|_| true), Some(Command::Wait { .. })));
-    let (grant, dependencies) = world.manager.covered(0, holder, file, Mode::Write, &world.applied).unwrap();
+    let (grant, dependencies) = world.manager.find_covering(0, holder, file, Mode::Write, &world.applied).unwrap();
     assert_eq!((grant.word.inode, dependencies), (ROOT, vec![]));
-    assert_eq!(world.manager.covered(0, other, file, Mode::Read, &world.applied), None);
+    assert_eq!(world.manager.find_covering(0, other, file, Mode::Read, &world.applied), None);
 }
 
 #[test]
-fn too_much_is_refused() {
+fn request_over_the_limits_is_refused() {
     let limits = Limits { queue_max: 2, wants_max: 3, ..quick() };
     let mut manager = LeaseManager::new(limits);
     let session = SessionId(1);
@@ -514,7 +514,7 @@ fn too_much_is_refused() {
 }
 
 #[test]
-fn a_revocation_says_why() {
+fn revocation_names_its_reason() {
     let mut world = world(quick());
     let (holder, other) = (world.begin(), world.begin());
     let file = world.make(holder, ROOT, false).unwrap();
@@ -522,12 +522,12 @@ fn a_revocation_says_why() {
     world.acquire(other, &[write(file)]).unwrap();
     world.manager.handle_release(other, file);
     let command = world.manager.poll_command(0, &world.applied, &|_| true);
-    let Some(Command::Revoke { word, reason: Reason::Released }) = command else { panic!("{command:?}") };
+    let Some(Command::Revoke { word, reason: RevokeReason::Released }) = command else { panic!("{command:?}") };
     assert_eq!((word.session, word.inode, word.mode), (other, file, None));
 }
 
 /// Makes a directory of files without holders.
-fn files_of_one_that_ended(world: &mut World, count: usize) -> (InodeId, Vec<InodeId>) {
+fn files_of_ended_session(world: &mut World, count: usize) -> (InodeId, Vec<InodeId>) {
     let maker = world.begin();
     let directory = world.make(maker, ROOT, true).unwrap();
     let files = (0..count).map(|_| world.make(maker, directory, false).unwrap()).collect();
@@ -536,8 +536,8 @@ fn files_of_one_that_ended(world: &mut World, count: usize) -> (InodeId, Vec<Ino
 }
 
 /// Makes such a directory whose own lease is held, so that no session gets everything.
-fn files_of_nobody(world: &mut World, count: usize) -> (InodeId, Vec<InodeId>) {
-    let (directory, files) = files_of_one_that_ended(world, count);
+fn files_of_no_session(world: &mut World, count: usize) -> (InodeId, Vec<InodeId>) {
+    let (directory, files) = files_of_ended_session(world, count);
     let (first, second) = (world.begin(), world.begin());
     world.read(first, directory).unwrap();
     world.read(second, directory).unwrap();
@@ -546,30 +546,33 @@ fn files_of_nobody(world: &mut World, count: usize) -> (InodeId, Vec<InodeId>) {
 }
 
 #[test]
-fn one_lease_to_read_stands_for_all_files_of_a_directory() {
+fn one_read_lease_covers_all_files_of_a_directory() {
     let mut world = world(quick());
-    let (directory, files) = files_of_nobody(&mut world, 5);
+    let (directory, files) = files_of_no_session(&mut world, 5);
     let readers = [world.begin(), world.begin()];
     for reader in readers {
-        world.read_in(reader, files[0], Scope::Files).unwrap();
-        assert_eq!((world.word(reader, files[0]).inode, world.word(reader, files[0]).scope), (directory, Scope::Files));
+        world.read_in(reader, files[0], LeaseScope::Files).unwrap();
+        assert_eq!(
+            (world.word(reader, files[0]).inode, world.word(reader, files[0]).scope),
+            (directory, LeaseScope::Files)
+        );
         assert!(files.iter().all(|file| world.is_valid(reader, *file, Mode::Read)));
     }
     assert!(files.iter().all(|file| world.is_valid(readers[0], *file, Mode::Read)), "readers share it");
     // A session that asks for less joins the readers.
     let third = world.begin();
     world.read(third, files[1]).unwrap();
-    assert_eq!(world.word(third, files[1]).scope, Scope::Files);
+    assert_eq!(world.word(third, files[1]).scope, LeaseScope::Files);
     assert!(!world.is_valid(third, files[2], Mode::Write));
 }
 
 #[test]
-fn a_writer_cuts_its_file_out_of_what_others_read_and_is_cut_off_with_its_own_reading() {
+fn writer_cuts_its_file_out_of_a_shared_read_lease() {
     let mut world = world(quick());
-    let (_, files) = files_of_nobody(&mut world, 3);
+    let (_, files) = files_of_no_session(&mut world, 3);
     let (reader, writer, third) = (world.begin(), world.begin(), world.begin());
     for session in [reader, writer] {
-        world.read_in(session, files[0], Scope::Files).unwrap();
+        world.read_in(session, files[0], LeaseScope::Files).unwrap();
     }
     world.run(writer, Op::Write { inode: files[0], value: 1 }).unwrap();
     assert!(files.iter().all(|file| !world.is_valid(reader, *file, Mode::Read)));
@@ -586,31 +589,31 @@ fn a_writer_cuts_its_file_out_of_what_others_read_and_is_cut_off_with_its_own_re
 
 /// One file's lease is evicted, and the lease on all files, by which the file was known too, stays.
 #[test]
-fn who_reads_along_forgets_what_it_had_written_with_the_lease_on_that() {
+fn evicted_file_lease_leaves_the_lease_on_all_files() {
     let mut world = world(Limits { entries_per_session_max: 4, ..quick() });
-    let (directory, files) = files_of_nobody(&mut world, 3);
+    let (directory, files) = files_of_no_session(&mut world, 3);
     let (session, other, third) = (world.begin(), world.begin(), world.begin());
     world.run(other, Op::Write { inode: files[1], value: 1 }).unwrap();
     world.read(third, files[1]).unwrap();
-    world.read_in(session, files[0], Scope::Files).unwrap();
+    world.read_in(session, files[0], LeaseScope::Files).unwrap();
     // A write lease is granted and taken again before any write. State read on the wide lease stays known on it.
     world.acquire(session, &[write(files[0])]).unwrap();
     world.read(other, files[0]).unwrap();
     world.acquire(session, &[read(files[2])]).unwrap();
     world.read(session, ROOT).unwrap();
     world.read(session, directory).unwrap();
-    assert_eq!(world.join(session, files[1]), Ok(false), "there is no room");
+    assert_eq!(world.join_readers(session, files[1]), Ok(false), "there is no room");
     world.run(other, Op::Write { inode: files[0], value: 2 }).unwrap();
     world.check().unwrap();
-    assert_eq!(world.join(session, files[1]), Ok(true));
+    assert_eq!(world.join_readers(session, files[1]), Ok(true));
 }
 
 #[test]
-fn a_reader_in_the_middle_is_told_though_its_session_has_written_since() {
+fn read_in_progress_notices_a_lease_taken_on_its_old_slot() {
     let mut world = world(quick());
-    let (_, files) = files_of_nobody(&mut world, 2);
+    let (_, files) = files_of_no_session(&mut world, 2);
     let (session, other) = (world.begin(), world.begin());
-    world.read_in(session, files[0], Scope::Files).unwrap();
+    world.read_in(session, files[0], LeaseScope::Files).unwrap();
     // A write lease is granted and taken again before any write.
     world.acquire(session, &[write(files[0])]).unwrap();
     world.run(other, Op::Write { inode: files[0], value: 1 }).unwrap();
@@ -618,35 +621,35 @@ fn a_reader_in_the_middle_is_told_though_its_session_has_written_since() {
 }
 
 #[test]
-fn who_reads_alone_what_it_could_write_writes_it_all() {
+fn owner_writes_all_files_again_when_it_alone_reads_them() {
     let mut world = world(quick());
     let (owner, reader) = (world.begin(), world.begin());
     let directory = world.make(owner, ROOT, true).unwrap();
     let files: Vec<_> = (0..3).map(|_| world.make(owner, directory, false).unwrap()).collect();
     world.digest(owner, usize::MAX).unwrap();
-    world.read_in(reader, files[0], Scope::Files).unwrap();
+    world.read_in(reader, files[0], LeaseScope::Files).unwrap();
     assert_eq!(world.seals[&owner], 1);
     world.read(owner, files[0]).unwrap();
     world.read(owner, files[1]).unwrap();
-    assert_eq!(world.word(owner, files[1]).scope, Scope::Files);
+    assert_eq!(world.word(owner, files[1]).scope, LeaseScope::Files);
     // While another session reads, one file at a time is cut out, and the kernel's cache of the others stays valid.
     world.run(owner, Op::Write { inode: files[0], value: 1 }).unwrap();
-    assert_eq!(world.word(owner, files[0]).scope, Scope::Node);
+    assert_eq!(world.word(owner, files[0]).scope, LeaseScope::Node);
     world.run(reader, Op::Write { inode: files[1], value: 1 }).unwrap();
     world.read_kernel(owner, files[1]).unwrap();
     world.end(reader).unwrap();
     world.run(owner, Op::Write { inode: files[2], value: 2 }).unwrap();
-    assert_eq!(world.word(owner, files[2]).scope, Scope::Subtree);
+    assert_eq!(world.word(owner, files[2]).scope, LeaseScope::Subtree);
 }
 
 #[test]
-fn a_file_that_is_moved_among_files_that_others_read_stays_with_whom_it_was() {
+fn file_moved_among_shared_files_stays_with_its_holder() {
     let mut world = world(quick());
     let (mover, reader) = (world.begin(), world.begin());
     let (here, there) = (world.make(mover, ROOT, true).unwrap(), world.make(mover, ROOT, true).unwrap());
     let (moved, read) = (world.make(mover, here, false).unwrap(), world.make(mover, there, false).unwrap());
     world.digest(mover, usize::MAX).unwrap();
-    world.read_in(reader, read, Scope::Files).unwrap();
+    world.read_in(reader, read, LeaseScope::Files).unwrap();
     world.run(mover, Op::Rename { inode: moved, from: here, to: there }).unwrap();
     let made = world.make(mover, there, false).unwrap();
     world.digest(mover, usize::MAX).unwrap();
@@ -660,11 +663,11 @@ fn a_file_that_is_moved_among_files_that_others_read_stays_with_whom_it_was() {
 }
 
 #[test]
-fn who_reads_alone_what_it_could_not_write_keeps_what_its_kernel_knows() {
+fn sole_reader_that_writes_keeps_its_kernel_cache_valid() {
     let mut world = world(quick());
-    let (_, files) = files_of_nobody(&mut world, 2);
+    let (_, files) = files_of_no_session(&mut world, 2);
     let (reader, other) = (world.begin(), world.begin());
-    world.read_in(reader, files[0], Scope::Files).unwrap();
+    world.read_in(reader, files[0], LeaseScope::Files).unwrap();
     world.read(reader, files[1]).unwrap();
     world.run(reader, Op::Write { inode: files[0], value: 1 }).unwrap();
     world.run(other, Op::Write { inode: files[1], value: 2 }).unwrap();
@@ -672,29 +675,29 @@ fn who_reads_alone_what_it_could_not_write_keeps_what_its_kernel_knows() {
 }
 
 #[test]
-fn a_lease_on_files_that_was_split_too_often_goes_from_all_who_read() {
+fn files_lease_split_too_often_is_taken_from_all_readers() {
     let mut world = world(Limits { splits_max: 2, ..quick() });
-    let (_, files) = files_of_nobody(&mut world, 4);
+    let (_, files) = files_of_no_session(&mut world, 4);
     let (first, second, writer) = (world.begin(), world.begin(), world.begin());
     for reader in [first, second, writer] {
-        world.read_in(reader, files[3], Scope::Files).unwrap();
+        world.read_in(reader, files[3], LeaseScope::Files).unwrap();
     }
     for file in &files[..3] {
         world.run(writer, Op::Write { inode: *file, value: 1 }).unwrap();
     }
     // For a while the files are read one by one.
     for reader in [first, second, writer] {
-        world.read_in(reader, files[3], Scope::Files).unwrap();
-        assert_eq!(world.word(reader, files[3]).scope, Scope::Node);
+        world.read_in(reader, files[3], LeaseScope::Files).unwrap();
+        assert_eq!(world.word(reader, files[3]).scope, LeaseScope::Node);
     }
 }
 
 #[test]
-fn a_directory_that_is_removed_leaves_no_lease_on_its_files() {
+fn removed_directory_leaves_no_lease_on_its_files() {
     let mut world = world(quick());
-    let (directory, files) = files_of_nobody(&mut world, 1);
+    let (directory, files) = files_of_no_session(&mut world, 1);
     let (reader, remover) = (world.begin(), world.begin());
-    world.read_in(reader, files[0], Scope::Files).unwrap();
+    world.read_in(reader, files[0], LeaseScope::Files).unwrap();
     world.run(remover, Op::Unlink { inode: files[0], from: directory, keep: false }).unwrap();
     world.run(remover, Op::Unlink { inode: directory, from: ROOT, keep: false }).unwrap();
     world.digest(remover, usize::MAX).unwrap();
@@ -705,7 +708,7 @@ fn a_directory_that_is_removed_leaves_no_lease_on_its_files() {
 ///
 /// A mount does so for programs that have no session yet.
 fn filled(limits: Limits) -> (World, SessionId, SessionId, InodeId, InodeId) {
-    let mut world = world(Limits { fills_from: 4, ..limits });
+    let mut world = world(Limits { widen_after_entries: 4, ..limits });
     let (mount, program) = (world.begin(), world.begin());
     let directory = world.make(mount, ROOT, true).unwrap();
     world.digest(mount, usize::MAX).unwrap();
@@ -725,15 +728,15 @@ fn fill(world: &mut World, session: SessionId, directory: InodeId, count: usize)
 }
 
 #[test]
-fn who_fills_a_directory_gets_all_below_it_from_those_who_have_left_something_there() {
+fn session_filling_a_directory_takes_files_left_by_others() {
     let (mut world, mount, program, directory, left) = filled(quick());
     world.now_us += 1000;
     fill(&mut world, program, directory, 3);
-    assert_eq!(world.word(program, directory).scope, Scope::Node);
+    assert_eq!(world.word(program, directory).scope, LeaseScope::Node);
     fill(&mut world, program, directory, 1);
     // State that the program knew stays known.
     assert!(world.is_valid(program, directory, Mode::Write) && !world.is_valid(mount, left, Mode::Read));
-    assert_eq!(world.word(program, directory).scope, Scope::Subtree);
+    assert_eq!(world.word(program, directory).scope, LeaseScope::Subtree);
     let entries = world.manager.stats().entries;
     fill(&mut world, program, directory, 100);
     assert_eq!(world.manager.stats().entries, entries, "none has a lease of its own");
@@ -741,11 +744,11 @@ fn who_fills_a_directory_gets_all_below_it_from_those_who_have_left_something_th
     world.run(mount, Op::Write { inode: left, value: 7 }).unwrap();
     assert_eq!(world.read(program, left), Ok(7));
     fill(&mut world, program, directory, 1);
-    assert_eq!(world.word(program, directory).scope, Scope::Subtree);
+    assert_eq!(world.word(program, directory).scope, LeaseScope::Subtree);
 }
 
 #[test]
-fn who_fills_a_directory_takes_nothing_that_others_use() {
+fn session_filling_a_directory_takes_nothing_in_use() {
     // The lease was granted just now.
     let (mut world, mount, program, directory, left) = filled(quick());
     world.run(mount, Op::Write { inode: left, value: 7 }).unwrap();
@@ -757,7 +760,7 @@ fn who_fills_a_directory_takes_nothing_that_others_use() {
     assert!(world.is_valid(mount, left, Mode::Write));
     fill(&mut world, program, directory, 1);
     assert!(!world.is_valid(mount, left, Mode::Write));
-    assert_eq!(world.word(program, directory).scope, Scope::Subtree);
+    assert_eq!(world.word(program, directory).scope, LeaseScope::Subtree);
 
     // The other holder's lease covers a directory and everything below it.
     let (mut world, _, program, directory, _) = filled(quick());
@@ -767,20 +770,20 @@ fn who_fills_a_directory_takes_nothing_that_others_use() {
     world.acquire(program, &[write(directory)]).unwrap();
     world.now_us += 1000;
     fill(&mut world, program, directory, 64);
-    assert_eq!(world.word(program, directory).scope, Scope::Node);
+    assert_eq!(world.word(program, directory).scope, LeaseScope::Node);
 
     // There are more leases than a few.
-    let (mut world, _, program, directory, _) = filled(Limits { fill_takes_max: 2, ..quick() });
+    let (mut world, _, program, directory, _) = filled(Limits { widen_takes_max: 2, ..quick() });
     let other = world.begin();
     fill(&mut world, other, directory, 3);
     world.acquire(program, &[write(directory)]).unwrap();
     world.now_us += 1000;
     fill(&mut world, program, directory, 64);
-    assert_eq!(world.word(program, directory).scope, Scope::Node);
+    assert_eq!(world.word(program, directory).scope, LeaseScope::Node);
 }
 
 #[test]
-fn the_lease_on_a_directory_that_is_filled_is_not_the_first_to_make_room() {
+fn lease_on_a_filled_directory_is_not_evicted_first() {
     // Another session's directory there keeps the lease from being widened.
     let (mut world, _, program, directory, _) = filled(Limits { entries_per_session_max: 32, ..quick() });
     let other = world.begin();
@@ -791,13 +794,13 @@ fn the_lease_on_a_directory_that_is_filled_is_not_the_first_to_make_room() {
     for _ in 0..8 {
         fill(&mut world, program, directory, 16);
         let now = world.word(program, directory);
-        assert_eq!((now.slot, now.mode, now.scope), (lease.slot, Some(Mode::Write), Scope::Node));
+        assert_eq!((now.slot, now.mode, now.scope), (lease.slot, Some(Mode::Write), LeaseScope::Node));
     }
 }
 
 #[test]
-fn who_fills_a_directory_below_a_lease_of_its_own_is_told_of_what_it_knows_by_that() {
-    let mut world = world(Limits { fills_from: 4, ..quick() });
+fn filling_below_an_own_lease_revokes_state_known_by_it() {
+    let mut world = world(Limits { widen_after_entries: 4, ..quick() });
     let (other, program) = (world.begin(), world.begin());
     let directory = world.make(other, ROOT, true).unwrap();
     let (inside, beside) = (world.make(other, directory, false).unwrap(), world.make(other, ROOT, false).unwrap());
@@ -806,7 +809,7 @@ fn who_fills_a_directory_below_a_lease_of_its_own_is_told_of_what_it_knows_by_th
     world.end(other).unwrap();
     // Without another session there, the program has everything.
     world.acquire(program, &[write(beside)]).unwrap();
-    assert_eq!((world.word(program, beside).inode, world.word(program, directory).scope), (ROOT, Scope::Node));
+    assert_eq!((world.word(program, beside).inode, world.word(program, directory).scope), (ROOT, LeaseScope::Node));
     world.read(program, inside).unwrap();
     world.now_us += 1000;
     fill(&mut world, program, directory, 8);
@@ -817,22 +820,28 @@ fn who_fills_a_directory_below_a_lease_of_its_own_is_told_of_what_it_knows_by_th
 }
 
 #[test]
-fn who_only_reads_leaves_the_tree_to_others_and_has_his_directory_when_he_writes() {
+fn reader_admits_others_and_widens_its_lease_on_write() {
     let mut world = world(quick());
-    let (directory, files) = files_of_one_that_ended(&mut world, 4);
-    let (reader, along) = (world.begin(), world.begin());
-    world.read_by(reader, read_along(directory, Scope::Node)).unwrap();
-    world.read_by(reader, read_along(files[0], Scope::Files)).unwrap();
-    assert_eq!((world.word(reader, directory).scope, world.word(reader, files[0]).scope), (Scope::Node, Scope::Files));
-    assert!(world.join(along, directory).unwrap() && world.join(along, files[0]).unwrap(), "others read along");
+    let (directory, files) = files_of_ended_session(&mut world, 4);
+    let (reader, passive) = (world.begin(), world.begin());
+    world.read_by(reader, read_passively(directory, LeaseScope::Node)).unwrap();
+    world.read_by(reader, read_passively(files[0], LeaseScope::Files)).unwrap();
+    assert_eq!(
+        (world.word(reader, directory).scope, world.word(reader, files[0]).scope),
+        (LeaseScope::Node, LeaseScope::Files)
+    );
+    assert!(
+        world.join_readers(passive, directory).unwrap() && world.join_readers(passive, files[0]).unwrap(),
+        "others join the readers"
+    );
     for file in &files {
         world.read(reader, *file).unwrap();
     }
     let (known, grants) = (world.word(reader, files[0]), world.manager.stats().grants);
     world.run(reader, Op::Write { inode: files[0], value: 7 }).unwrap();
     let now = world.word(reader, files[0]);
-    assert_eq!((now.slot, now.generation, now.scope), (known.slot, known.generation, Scope::Subtree));
-    assert!(!world.join(along, files[1]).unwrap(), "nobody reads along any more");
+    assert_eq!((now.slot, now.generation, now.scope), (known.slot, known.generation, LeaseScope::Subtree));
+    assert!(!world.join_readers(passive, files[1]).unwrap(), "no session can join any more");
     for file in &files {
         world.run(reader, Op::Write { inode: *file, value: 8 }).unwrap();
     }
@@ -842,7 +851,7 @@ fn who_only_reads_leaves_the_tree_to_others_and_has_his_directory_when_he_writes
         world.make(reader, directory, false).unwrap();
         world.digest(reader, usize::MAX).unwrap();
     }
-    assert_eq!(world.word(reader, directory).scope, Scope::Subtree);
+    assert_eq!(world.word(reader, directory).scope, LeaseScope::Subtree);
     assert_eq!(world.manager.stats().entries, 1);
     // Another session comes, and the lease behaves like any subtree lease.
     let other = world.begin();
@@ -851,14 +860,14 @@ fn who_only_reads_leaves_the_tree_to_others_and_has_his_directory_when_he_writes
 }
 
 #[test]
-fn who_reads_beside_others_writes_one_file_at_a_time() {
+fn reader_beside_others_writes_one_file_at_a_time() {
     let mut world = world(quick());
-    let (_, files) = files_of_nobody(&mut world, 3);
+    let (_, files) = files_of_no_session(&mut world, 3);
     let (reader, other) = (world.begin(), world.begin());
-    world.read_by(reader, read_along(files[0], Scope::Files)).unwrap();
+    world.read_by(reader, read_passively(files[0], LeaseScope::Files)).unwrap();
     world.run(other, Op::Write { inode: files[2], value: 1 }).unwrap();
     world.run(reader, Op::Write { inode: files[0], value: 2 }).unwrap();
-    assert_eq!(world.word(reader, files[0]).scope, Scope::Node);
+    assert_eq!(world.word(reader, files[0]).scope, LeaseScope::Node);
     world.run(other, Op::Write { inode: files[2], value: 3 }).unwrap();
     assert_eq!((world.read(reader, files[2]), world.read(other, files[0])), (Ok(3), Ok(2)));
     world.check().unwrap();
@@ -868,28 +877,28 @@ fn who_reads_beside_others_writes_one_file_at_a_time() {
 ///
 /// Others read it by now, and that lease must not become a write lease.
 #[test]
-fn what_others_read_beside_a_lease_that_would_become_one_to_write_keeps_it_from_that() {
+fn other_readers_keep_a_files_lease_from_widening() {
     let mut world = world(quick());
-    let (directory, files) = files_of_one_that_ended(&mut world, 2);
-    let (reader, other, along) = (world.begin(), world.begin(), world.begin());
+    let (directory, files) = files_of_ended_session(&mut world, 2);
+    let (reader, other, passive) = (world.begin(), world.begin(), world.begin());
     for file in &files {
-        world.read_by(reader, read_along(*file, Scope::Files)).unwrap();
+        world.read_by(reader, read_passively(*file, LeaseScope::Files)).unwrap();
     }
-    world.read_by(other, read_along(directory, Scope::Node)).unwrap();
+    world.read_by(other, read_passively(directory, LeaseScope::Node)).unwrap();
     world.look_up_to_write(reader, files[0]).unwrap();
-    assert_eq!(world.word(reader, files[0]).scope, Scope::Files);
+    assert_eq!(world.word(reader, files[0]).scope, LeaseScope::Files);
     world.read(other, files[0]).unwrap();
     world.end(other).unwrap();
-    assert!(world.join(along, files[0]).unwrap());
+    assert!(world.join_readers(passive, files[0]).unwrap());
     world.run(reader, Op::Write { inode: files[1], value: 1 }).unwrap();
-    assert!(!world.is_valid(reader, files[0], Mode::Write), "somebody reads it");
+    assert!(!world.is_valid(reader, files[0], Mode::Write), "another session reads it");
     world.run(reader, Op::Write { inode: files[0], value: 2 }).unwrap();
-    assert!(!world.is_valid(along, files[0], Mode::Read));
+    assert!(!world.is_valid(passive, files[0], Mode::Read));
     world.check().unwrap();
 }
 
 #[test]
-fn reserved_inode_is_refused_and_what_was_held_is_taken() {
+fn reserved_inode_is_refused_and_held_leases_are_taken() {
     let mut world = world(quick());
     let (mount, program) = (world.begin(), world.begin());
     let directory = world.make(program, ROOT, true).unwrap();
@@ -922,20 +931,20 @@ fn reserved_inode_gets_no_wider_lease_above_it() {
     world.release(mount, ROOT).unwrap();
     world.release(mount, directory).unwrap();
     world.run(program, Op::Write { inode: other, value: 1 }).unwrap();
-    assert_eq!(world.word(program, other).scope, Scope::Node);
-    let subtree = |inode| Want { scope: Scope::Subtree, ..write(inode) };
+    assert_eq!(world.word(program, other).scope, LeaseScope::Node);
+    let subtree = |inode| WantedLease { scope: LeaseScope::Subtree, ..write(inode) };
     assert!(world.refuses(program, &[subtree(directory)]) && world.refuses(program, &[subtree(ROOT)]));
     assert!(!world.refuses(program, &[subtree(inner)]));
     // Beside it, everything below belongs to the program.
     world.run(program, Op::Write { inode: below, value: 2 }).unwrap();
-    assert_eq!((world.word(program, below).inode, world.word(program, below).scope), (inner, Scope::Subtree));
+    assert_eq!((world.word(program, below).inode, world.word(program, below).scope), (inner, LeaseScope::Subtree));
     let third = world.begin();
-    assert_eq!(world.read_by(third, read_along(other, Scope::Files)), Ok(1));
-    assert_eq!(world.word(third, other).scope, Scope::Node);
+    assert_eq!(world.read_by(third, read_passively(other, LeaseScope::Files)), Ok(1));
+    assert_eq!(world.word(third, other).scope, LeaseScope::Node);
 }
 
 #[test]
-fn reserved_directory_covers_what_is_in_it_and_no_more() {
+fn reserved_directory_covers_only_its_own_content() {
     let mut world = world(quick());
     let (mount, program) = (world.begin(), world.begin());
     let directory = world.make(program, ROOT, true).unwrap();
@@ -951,7 +960,7 @@ fn reserved_directory_covers_what_is_in_it_and_no_more() {
     world.run(program, Op::Write { inode: below, value: 3 }).unwrap();
     assert!(world.is_valid(program, below, Mode::Write) && !world.refuses(program, &[write(below)]));
     // A lease on everything below the inner directory would cover that file, too.
-    assert_eq!(world.word(program, below).scope, Scope::Node);
+    assert_eq!(world.word(program, below).scope, LeaseScope::Node);
     // A file that moves out is free for all sessions; a file that moves in is not.
     world.run(mount, Op::Rename { inode: file, from: directory, to: ROOT }).unwrap();
     assert_eq!(world.read(program, file), Ok(0));
@@ -977,7 +986,7 @@ fn reservation_of_all_covers_every_inode_until_it_ends() {
 }
 
 #[test]
-fn lease_on_reserved_inode_makes_no_room_for_others() {
+fn lease_on_reserved_inode_is_not_evicted() {
     let mut world = world(Limits { entries_per_session_max: 8, ..quick() });
     let (mount, other) = (world.begin(), world.begin());
     let directories: Vec<_> = (0..20).map(|_| world.make(other, ROOT, true).unwrap()).collect();

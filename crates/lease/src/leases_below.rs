@@ -10,7 +10,7 @@ use crate::Ancestry;
 ///
 /// It keeps its own parents, which change only by reports of moves. So each count is subtracted where it was added.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Below {
+pub(crate) struct LeasesBelow {
     branches: BTreeMap<InodeId, Branch>,
 }
 
@@ -22,21 +22,21 @@ struct Branch {
     counts: BTreeMap<SessionId, u32>,
 }
 
-impl Below {
+impl LeasesBelow {
     /// Counts a lease at `inode`.
     pub fn add(&mut self, inode: InodeId, session: SessionId, ancestry: &impl Ancestry) {
-        self.grow(inode, ancestry);
+        self.add_branch(inode, ancestry);
         self.count(Some(inode), session, |count| count + 1);
     }
 
     /// Subtracts a lease at `inode`.
     pub fn remove(&mut self, inode: InodeId, session: SessionId) {
         self.count(Some(inode), session, |count| count - 1);
-        self.prune(inode);
+        self.prune_branch(inode);
     }
 
     /// Records that the inode is below `to` now; `None`: below no directory.
-    pub fn moved(&mut self, inode: InodeId, to: Option<InodeId>, ancestry: &impl Ancestry) {
+    pub fn record_move(&mut self, inode: InodeId, to: Option<InodeId>, ancestry: &impl Ancestry) {
         let Some(branch) = self.branches.get_mut(&inode) else { return };
         let counts = branch.counts.clone();
         let from = std::mem::replace(&mut branch.parent, to);
@@ -47,10 +47,10 @@ impl Below {
             if let Some(branch) = self.branches.get_mut(&from) {
                 branch.children.remove(&inode);
             }
-            self.prune(from);
+            self.prune_branch(from);
         }
         if let Some(to) = to {
-            self.grow(to, ancestry);
+            self.add_branch(to, ancestry);
             self.branches.entry(to).or_default().children.insert(inode);
             for (session, come) in &counts {
                 self.count(Some(to), *session, |count| count + come);
@@ -66,7 +66,7 @@ impl Below {
     /// Returns inodes at or below `inode` that have leases of other sessions, or lead to such leases.
     ///
     /// If there are more than `most`, it returns only some of them, but more than `most`.
-    pub fn with_others(&self, inode: InodeId, session: SessionId, most: usize) -> Vec<InodeId> {
+    pub fn inodes_with_others(&self, inode: InodeId, session: SessionId, most: usize) -> Vec<InodeId> {
         let mut found = Vec::new();
         let mut rest = vec![inode];
         while let Some(inode) = rest.pop().filter(|_| found.len() <= most) {
@@ -89,7 +89,7 @@ impl Below {
     }
 
     /// Adds the branch from `inode` up to its top.
-    fn grow(&mut self, inode: InodeId, ancestry: &impl Ancestry) {
+    fn add_branch(&mut self, inode: InodeId, ancestry: &impl Ancestry) {
         if self.branches.contains_key(&inode) {
             return;
         }
@@ -121,7 +121,7 @@ impl Below {
     }
 
     /// Removes branches that lead to no lease, from `inode` upwards.
-    fn prune(&mut self, inode: InodeId) {
+    fn prune_branch(&mut self, inode: InodeId) {
         let mut next = Some(inode);
         while let Some(inode) = next {
             let Some(branch) = self.branches.get(&inode) else { return };

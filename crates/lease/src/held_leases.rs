@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ashlar_types::{InodeId, LogPosition, SessionId};
 
-use crate::below::Below;
-use crate::{Ancestry, Mode, Place, Scope, SlotWord};
+use crate::leases_below::LeasesBelow;
+use crate::{Ancestry, LeaseScope, LeaseTarget, Mode, SlotWord};
 
 /// A slot of a session's lease table.
 #[derive(Clone, Debug)]
-pub(crate) struct Slot {
+pub(crate) struct LeaseSlot {
     /// `None` if the slot is free. Its generation outlives the lease.
-    pub place: Option<Place>,
+    pub target: Option<LeaseTarget>,
     pub mode: Mode,
     pub generation: u64,
     /// Whether the generation was granted, so that the session may consider it valid.
@@ -28,7 +28,7 @@ pub(crate) struct Slot {
     /// The time at which it last became live.
     pub granted_us: u64,
     /// The time of the last grant to the session, also if the slot was live before.
-    pub told_us: u64,
+    pub last_grant_us: u64,
     /// The order of the session's leases by their last grant.
     pub stamp: u64,
     /// The number of holes cut into the lease.
@@ -41,10 +41,10 @@ pub(crate) struct Slot {
     pub shadowed: BTreeSet<u32>,
 }
 
-impl Slot {
+impl LeaseSlot {
     const fn free() -> Self {
         Self {
-            place: None,
+            target: None,
             mode: Mode::Read,
             generation: 1,
             live: false,
@@ -52,7 +52,7 @@ impl Slot {
             late: false,
             written: LogPosition(0),
             granted_us: 0,
-            told_us: 0,
+            last_grant_us: 0,
             stamp: 0,
             splits: 0,
             made: 0,
@@ -65,7 +65,7 @@ impl Slot {
 /// A session's leases.
 #[derive(Debug, Default)]
 pub(crate) struct Holder {
-    pub slots: Vec<Slot>,
+    pub slots: Vec<LeaseSlot>,
     pub free: BTreeSet<u32>,
     pub by_stamp: BTreeSet<(u64, u32)>,
     pub dirty: BTreeSet<u32>,
@@ -75,8 +75,8 @@ pub(crate) struct Holder {
     pub ending: bool,
     /// Whether a [`crate::evaluate::Work::Trim`] is in the queue.
     pub trimming: bool,
-    /// Whether the session is a passive reader ([`crate::LeaseManager::join`]), which obstructs no session.
-    pub is_along: bool,
+    /// Whether the session is a passive reader ([`crate::LeaseManager::join_readers`]), which obstructs no session.
+    pub is_passive: bool,
     /// The slots of the session's table that have room, if not all have.
     pub table_slots: Option<u32>,
 }
@@ -86,7 +86,7 @@ impl Holder {
     fn grow(&mut self, slot: u32) {
         while self.slots.len() <= slot as usize {
             self.free.insert(self.slots.len() as u32);
-            self.slots.push(Slot::free());
+            self.slots.push(LeaseSlot::free());
         }
     }
 
@@ -97,20 +97,20 @@ impl Holder {
 }
 
 /// Sessions that hold shareable targets, and the slots on which they do.
-pub(crate) type Shared = BTreeMap<InodeId, BTreeMap<SessionId, u32>>;
+pub(crate) type SharedHolders = BTreeMap<InodeId, BTreeMap<SessionId, u32>>;
 
 /// All leases.
 #[derive(Debug, Default)]
-pub(crate) struct Holds {
-    pub nodes: Shared,
-    pub files: Shared,
+pub(crate) struct HeldLeases {
+    pub nodes: SharedHolders,
+    pub files: SharedHolders,
     pub subtrees: BTreeMap<InodeId, (SessionId, u32)>,
     pub holders: BTreeMap<SessionId, Holder>,
-    pub below: Below,
+    pub below: LeasesBelow,
     stamp: u64,
 }
 
-impl Holds {
+impl HeldLeases {
     /// Returns the subtree lease that governs an inode in directory `from`, or `from` itself.
     pub fn governing_subtree(&self, from: Option<InodeId>, ancestry: &impl Ancestry) -> Option<InodeId> {
         let mut next = from;
@@ -124,12 +124,12 @@ impl Holds {
     }
 
     /// Returns the target whose leases govern an inode.
-    pub fn governing(&self, inode: InodeId, ancestry: &impl Ancestry) -> Option<Place> {
+    pub fn governing(&self, inode: InodeId, ancestry: &impl Ancestry) -> Option<LeaseTarget> {
         if self.nodes.contains_key(&inode) {
-            return Some(Place::node(inode));
+            return Some(LeaseTarget::node(inode));
         }
         if self.subtrees.contains_key(&inode) {
-            return Some(Place::subtree(inode));
+            return Some(LeaseTarget::subtree(inode));
         }
         let home = ancestry.home(inode);
         self.governing_in(home.directory, home.is_directory, ancestry)
@@ -141,20 +141,20 @@ impl Holds {
         directory: Option<InodeId>,
         is_directory: bool,
         ancestry: &impl Ancestry,
-    ) -> Option<Place> {
+    ) -> Option<LeaseTarget> {
         match directory.filter(|directory| !is_directory && self.files.contains_key(directory)) {
-            Some(directory) => Some(Place::files(directory)),
-            None => self.governing_subtree(directory, ancestry).map(Place::subtree),
+            Some(directory) => Some(LeaseTarget::files(directory)),
+            None => self.governing_subtree(directory, ancestry).map(LeaseTarget::subtree),
         }
     }
 
     /// Returns the slot on which a session holds a target.
-    pub fn slot_at(&self, place: Place, session: SessionId) -> Option<u32> {
-        match place.scope {
-            Scope::Node => self.nodes.get(&place.inode)?.get(&session).copied(),
-            Scope::Files => self.files.get(&place.inode)?.get(&session).copied(),
-            Scope::Subtree => {
-                self.subtrees.get(&place.inode).filter(|holder| holder.0 == session).map(|holder| holder.1)
+    pub fn slot_at(&self, target: LeaseTarget, session: SessionId) -> Option<u32> {
+        match target.scope {
+            LeaseScope::Node => self.nodes.get(&target.inode)?.get(&session).copied(),
+            LeaseScope::Files => self.files.get(&target.inode)?.get(&session).copied(),
+            LeaseScope::Subtree => {
+                self.subtrees.get(&target.inode).filter(|holder| holder.0 == session).map(|holder| holder.1)
             }
         }
     }
@@ -166,14 +166,14 @@ impl Holds {
     }
 
     /// Returns the holders of a target, with their slots.
-    pub fn holders_of(&self, place: Place) -> impl Iterator<Item = (SessionId, u32)> + '_ {
-        let Place { inode, scope } = place;
+    pub fn holders_of(&self, target: LeaseTarget) -> impl Iterator<Item = (SessionId, u32)> + '_ {
+        let LeaseTarget { inode, scope } = target;
         let shared = match scope {
-            Scope::Node => self.nodes.get(&inode),
-            Scope::Files => self.files.get(&inode),
-            Scope::Subtree => None,
+            LeaseScope::Node => self.nodes.get(&inode),
+            LeaseScope::Files => self.files.get(&inode),
+            LeaseScope::Subtree => None,
         };
-        let alone = self.subtrees.get(&inode).filter(|_| scope == Scope::Subtree);
+        let alone = self.subtrees.get(&inode).filter(|_| scope == LeaseScope::Subtree);
         shared.into_iter().flatten().map(|(session, slot)| (*session, *slot)).chain(alone.copied())
     }
 
@@ -182,11 +182,11 @@ impl Holds {
         self.slot_at(self.governing(inode, ancestry)?, session)
     }
 
-    pub fn slot(&self, session: SessionId, slot: u32) -> &Slot {
+    pub fn slot(&self, session: SessionId, slot: u32) -> &LeaseSlot {
         &self.holders[&session].slots[slot as usize]
     }
 
-    pub fn slot_mut(&mut self, session: SessionId, slot: u32) -> &mut Slot {
+    pub fn slot_mut(&mut self, session: SessionId, slot: u32) -> &mut LeaseSlot {
         &mut self.holder(session).slots[slot as usize]
     }
 
@@ -198,14 +198,14 @@ impl Holds {
     /// Returns the slot's current word.
     pub fn word(&self, session: SessionId, slot: u32) -> SlotWord {
         let state = self.slot(session, slot);
-        let place = state.place.unwrap_or(Place::node(InodeId(0)));
+        let target = state.target.unwrap_or(LeaseTarget::node(InodeId(0)));
         SlotWord {
             session,
             slot,
-            inode: place.inode,
+            inode: target.inode,
             generation: state.generation,
-            mode: state.place.map(|_| state.mode),
-            scope: place.scope,
+            mode: state.target.map(|_| state.mode),
+            scope: target.scope,
         }
     }
 
@@ -217,25 +217,25 @@ impl Holds {
     }
 
     /// Gives a target to a session, on a free slot; beyond its table if the table is full.
-    pub fn add(&mut self, place: Place, session: SessionId, mode: Mode, ancestry: &impl Ancestry) -> u32 {
+    pub fn add(&mut self, target: LeaseTarget, session: SessionId, mode: Mode, ancestry: &impl Ancestry) -> u32 {
         let holder = self.holder(session);
         let slot = holder.free.first().copied().unwrap_or(holder.slots.len() as u32);
-        self.take(slot, place, session, mode, ancestry);
+        self.take(slot, target, session, mode, ancestry);
         slot
     }
 
     /// Gives a target to a session on this slot, which is free.
-    pub fn take(&mut self, slot: u32, place: Place, session: SessionId, mode: Mode, ancestry: &impl Ancestry) {
+    pub fn take(&mut self, slot: u32, target: LeaseTarget, session: SessionId, mode: Mode, ancestry: &impl Ancestry) {
         self.stamp += 1;
         let stamp = self.stamp;
         let holder = self.holder(session);
         holder.grow(slot);
         holder.free.remove(&slot);
         let state = &mut holder.slots[slot as usize];
-        *state = Slot { place: Some(place), mode, generation: state.generation, stamp, ..Slot::free() };
+        *state = LeaseSlot { target: Some(target), mode, generation: state.generation, stamp, ..LeaseSlot::free() };
         holder.by_stamp.insert((stamp, slot));
-        self.enter(place, session, slot);
-        self.below.add(place.inode, session, ancestry);
+        self.enter_lease(target, session, slot);
+        self.below.add(target.inode, session, ancestry);
     }
 
     /// Restores a slot from the lease table after a restart, without its lease.
@@ -248,7 +248,7 @@ impl Holds {
     /// Gives the slot a new generation, and returns its new word.
     ///
     /// State that was granted on the slot is no longer valid.
-    pub fn bump(&mut self, session: SessionId, slot: u32) -> SlotWord {
+    pub fn raise_generation(&mut self, session: SessionId, slot: u32) -> SlotWord {
         let holder = self.holder(session);
         let state = &mut holder.slots[slot as usize];
         state.generation += 1;
@@ -293,11 +293,11 @@ impl Holds {
 
     fn relocate(&mut self, session: SessionId, slot: u32, ancestry: &impl Ancestry) -> u32 {
         let state = self.slot(session, slot);
-        let (Some(place), mode, written) = (state.place, state.mode, state.written) else { return slot };
+        let (Some(target), mode, written) = (state.target, state.mode, state.written) else { return slot };
         let (is_dirty, is_late) = (state.dirty, state.late);
         let shadows = self.drop_shadows(session, slot);
         self.remove(session, slot);
-        let to = self.add(place, session, mode, ancestry);
+        let to = self.add(target, session, mode, ancestry);
         self.set_shadows(session, to, shadows);
         self.slot_mut(session, to).written = written;
         if is_dirty {
@@ -311,11 +311,11 @@ impl Holds {
     ///
     /// State known on the slot beside it stays valid until the new word is written, though the log may have been sealed
     /// before.
-    pub fn end(&mut self, session: SessionId, slot: u32) -> SlotWord {
+    pub fn end_lease(&mut self, session: SessionId, slot: u32) -> SlotWord {
         let state = self.slot(session, slot);
         let is_known = state.dirty && (state.live || state.late);
         let shadowed = if is_known { state.shadowed.clone() } else { BTreeSet::new() };
-        let word = self.bump(session, slot);
+        let word = self.raise_generation(session, slot);
         self.remove(session, slot);
         for known in shadowed {
             self.set_dirty(session, known);
@@ -330,47 +330,47 @@ impl Holds {
         let holder = self.holder(session);
         let state = &mut holder.slots[slot as usize];
         assert!(!state.live && state.shadowed.is_empty(), "a slot is freed only behind its revocation");
-        let Some(place) = state.place.take() else { return };
+        let Some(target) = state.target.take() else { return };
         state.dirty = false;
         holder.dirty.remove(&slot);
         holder.by_stamp.remove(&(state.stamp, slot));
         holder.free.insert(slot);
-        match place.scope {
-            Scope::Node => leave(&mut self.nodes, place.inode, session),
-            Scope::Files => leave(&mut self.files, place.inode, session),
-            Scope::Subtree => drop(self.subtrees.remove(&place.inode)),
+        match target.scope {
+            LeaseScope::Node => remove_holder(&mut self.nodes, target.inode, session),
+            LeaseScope::Files => remove_holder(&mut self.files, target.inode, session),
+            LeaseScope::Subtree => drop(self.subtrees.remove(&target.inode)),
         }
-        self.below.remove(place.inode, session);
+        self.below.remove(target.inode, session);
     }
 
     /// Widens the lease on one directory, or on its files, to everything below it.
     ///
     /// State that is known on the slot stays known.
-    pub fn widen(&mut self, session: SessionId, slot: u32) {
-        let Some(Place { inode, scope }) = self.slot(session, slot).place else { return };
+    pub fn widen_lease(&mut self, session: SessionId, slot: u32) {
+        let Some(LeaseTarget { inode, scope }) = self.slot(session, slot).target else { return };
         match scope {
-            Scope::Node => leave(&mut self.nodes, inode, session),
-            Scope::Files => leave(&mut self.files, inode, session),
-            Scope::Subtree => return,
+            LeaseScope::Node => remove_holder(&mut self.nodes, inode, session),
+            LeaseScope::Files => remove_holder(&mut self.files, inode, session),
+            LeaseScope::Subtree => return,
         }
-        let place = Place::subtree(inode);
-        self.enter(place, session, slot);
+        let target = LeaseTarget::subtree(inode);
+        self.enter_lease(target, session, slot);
         let state = self.slot_mut(session, slot);
-        (state.place, state.mode) = (Some(place), Mode::Write);
+        (state.target, state.mode) = (Some(target), Mode::Write);
     }
 
     /// Records that the session has made an entry in the directory that it holds on the slot.
     ///
     /// So the lease is in use. Returns the number of entries made there.
-    pub fn note_made(&mut self, session: SessionId, slot: u32) -> u32 {
-        self.freshen(session, slot);
+    pub fn record_made(&mut self, session: SessionId, slot: u32) -> u32 {
+        self.mark_recent(session, slot);
         let state = self.slot_mut(session, slot);
         state.made = state.made.saturating_add(1);
         state.made
     }
 
     /// Makes the lease the last one to be evicted.
-    fn freshen(&mut self, session: SessionId, slot: u32) {
+    fn mark_recent(&mut self, session: SessionId, slot: u32) {
         self.stamp += 1;
         let stamp = self.stamp;
         let holder = self.holder(session);
@@ -381,12 +381,12 @@ impl Holds {
     }
 
     /// Records that the slot is granted.
-    pub fn touch(&mut self, session: SessionId, slot: u32, now_us: u64) {
-        self.freshen(session, slot);
+    pub fn record_grant(&mut self, session: SessionId, slot: u32, now_us: u64) {
+        self.mark_recent(session, slot);
         let holder = self.holder(session);
         holder.active_us = now_us;
         let state = &mut holder.slots[slot as usize];
-        state.told_us = now_us;
+        state.last_grant_us = now_us;
         if !state.live {
             state.live = true;
             state.granted_us = now_us;
@@ -403,16 +403,16 @@ impl Holds {
         holder.dirty.insert(slot);
     }
 
-    fn enter(&mut self, place: Place, session: SessionId, slot: u32) {
-        match place.scope {
-            Scope::Node => drop(self.nodes.entry(place.inode).or_default().insert(session, slot)),
-            Scope::Files => drop(self.files.entry(place.inode).or_default().insert(session, slot)),
-            Scope::Subtree => drop(self.subtrees.insert(place.inode, (session, slot))),
+    fn enter_lease(&mut self, target: LeaseTarget, session: SessionId, slot: u32) {
+        match target.scope {
+            LeaseScope::Node => drop(self.nodes.entry(target.inode).or_default().insert(session, slot)),
+            LeaseScope::Files => drop(self.files.entry(target.inode).or_default().insert(session, slot)),
+            LeaseScope::Subtree => drop(self.subtrees.insert(target.inode, (session, slot))),
         }
     }
 }
 
-fn leave(shared: &mut Shared, inode: InodeId, session: SessionId) {
+fn remove_holder(shared: &mut SharedHolders, inode: InodeId, session: SessionId) {
     if let Some(holders) = shared.get_mut(&inode) {
         holders.remove(&session);
         if holders.is_empty() {
