@@ -3,7 +3,7 @@
 #![no_main]
 
 use ashlar_update::Update;
-use ashlar_update::coalesce::{Scope, coalesce};
+use ashlar_update::coalesce::{CoalesceScope, coalesce};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -16,7 +16,7 @@ fuzz_target!(|data: &[u8]| {
         rest = tail;
     }
     let whole: u64 = batch.iter().map(Update::body_bytes).sum();
-    for scope in [Scope::All, Scope::Content] {
+    for scope in [CoalesceScope::All, CoalesceScope::Content] {
         let coalesced = coalesce(&batch, scope);
         assert_eq!(coalesced.actions.len(), batch.len());
         assert_eq!(coalesced.updates(&batch).count() as u64 + coalesced.dropped, batch.len() as u64);

@@ -5,13 +5,13 @@ use std::sync::atomic::Ordering;
 use ashlar_pmem::{Crc32c, Persistent};
 use ashlar_types::{LogPosition, SealCount};
 
-use crate::chunk::Chunk;
 use crate::layout::HEAD_AT;
 use crate::pins::Pin;
 use crate::record::{
-    HEADER_BYTES, POSITION_MAX, PREFIX_BYTES, PREFIX_CRC_AT, PREFIX_OWN_AT, UNIT_BYTES, Verdict, place, units_for,
+    HEADER_BYTES, POSITION_MAX, PREFIX_BYTES, PREFIX_CRC_AT, PREFIX_OWN_AT, SlotVerdict, UNIT_BYTES, place, units_for,
 };
-use crate::slots::{Slot, SlotState, TRIES_MAX, Undecided};
+use crate::slots::{LogSlot, SlotState, TRIES_MAX, Undecided};
+use crate::stack_buffer::StackBuffer;
 use crate::{AppendError, Bug, Log};
 
 /// Records with a body up to this length are put together on the stack and stored at once.
@@ -39,7 +39,7 @@ pub struct Appended {
 /// A slot in hand.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reserved {
-    pub(crate) slot: Slot,
+    pub(crate) slot: LogSlot,
     /// Where the slot begins: the record's position.
     pub(crate) start: LogPosition,
     /// Where its record begins; further on than the slot where the record would not fit before the ring's end.
@@ -133,10 +133,10 @@ impl<M: Persistent> Log<M> {
                     AppendError::Full { needed: missing }
                 });
             }
-            let slot = Slot { number: tail.number, state: SlotState::Reserved, units };
+            let slot = LogSlot { number: tail.number, state: SlotState::Reserved, units };
             if self.swap_slot(entry, slot)? {
                 self.advance_past(tail, units, end)?;
-                let (at, mark) = (self.ring_offset(record), self.stamp(start).mark(Verdict::Record, units));
+                let (at, mark) = (self.ring_offset(record), self.stamp(start).mark(SlotVerdict::Record, units));
                 return Ok(Reserved { slot, start, record, end, at, mark });
             }
         }
@@ -178,7 +178,7 @@ impl<M: Persistent> Log<M> {
             return self.fill_large(reserved, prefix, parts);
         }
         self.expect_next(reserved);
-        let mut chunk = Chunk::<{ PREFIX_BYTES + SMALL_BODY_BYTES + UNIT_BYTES as usize }>::new();
+        let mut chunk = StackBuffer::<{ PREFIX_BYTES + SMALL_BODY_BYTES + UNIT_BYTES as usize }>::new();
         chunk.push(&prefix);
         // Piece by piece, since a load that spans two stores waits for both.
         let mut sum = Crc32c::default();
@@ -231,7 +231,7 @@ impl<M: Persistent> Log<M> {
     /// Commits a filled slot and makes it durable; returns false if another process or thread has voided it.
     pub(crate) fn commit(&self, reserved: &Reserved) -> Result<bool, AppendError> {
         let Reserved { slot, at, mark, .. } = *reserved;
-        let committed = Slot { state: SlotState::Committed, ..slot };
+        let committed = LogSlot { state: SlotState::Committed, ..slot };
         if !self.swap_slot(slot, committed)? {
             return Ok(false);
         }
@@ -241,7 +241,7 @@ impl<M: Persistent> Log<M> {
         // A large body was flushed as it was stored.
         self.persist_at(at, if body_bytes as usize > SMALL_BODY_BYTES { HEADER_BYTES } else { bytes })?;
         // A failure means that a waiter for this slot has made it durable.
-        self.swap_slot(committed, Slot { state: SlotState::Durable, ..slot })?;
+        self.swap_slot(committed, LogSlot { state: SlotState::Durable, ..slot })?;
         Ok(true)
     }
 
@@ -261,21 +261,21 @@ impl<M: Persistent> Log<M> {
 /// looks at it.
 struct Body<'a, M> {
     log: &'a Log<M>,
-    slot: Slot,
+    slot: LogSlot,
     /// Where what comes next goes, but for what is gathered.
     to: u64,
     /// Whether the slot's memory was fetched ahead.
     is_fetched: bool,
     sum: Crc32c,
     /// The beginning of a line, and at last what stands behind the body.
-    gathered: Chunk<{ LINE_BYTES + UNIT_BYTES as usize }>,
+    gathered: StackBuffer<{ LINE_BYTES + UNIT_BYTES as usize }>,
 }
 
 impl<'a, M: Persistent> Body<'a, M> {
-    fn new(log: &'a Log<M>, slot: Slot, to: u64, prefix: &[u8], is_fetched: bool) -> Self {
+    fn new(log: &'a Log<M>, slot: LogSlot, to: u64, prefix: &[u8], is_fetched: bool) -> Self {
         let mut sum = Crc32c::default();
         sum.update(prefix);
-        Self { log, slot, to, is_fetched, sum, gathered: Chunk::new() }
+        Self { log, slot, to, is_fetched, sum, gathered: StackBuffer::new() }
     }
 
     /// Stores a part, but for the beginning of a line at its end; false where the slot turned out void on the way.

@@ -6,7 +6,7 @@ use ashlar_pmem::Persistent;
 use ashlar_types::{LogPosition, SealCount};
 
 use crate::layout::{FENCED_AT, SLOTS};
-use crate::slots::{Slot, SlotState, TRIES_MAX, Undecided};
+use crate::slots::{LogSlot, SlotState, TRIES_MAX, Undecided};
 use crate::{Damaged, Log};
 
 impl<M: Persistent> Log<M> {
@@ -22,7 +22,7 @@ impl<M: Persistent> Log<M> {
             let tail = self.load_tail()?;
             let Some(entry) = self.free_entry(tail, Undecided::Void)? else { continue };
             let start = self.load_start(tail.number)?;
-            if !self.swap_slot(entry, Slot { number: tail.number, state: SlotState::Voided, units: 0 })? {
+            if !self.swap_slot(entry, LogSlot { number: tail.number, state: SlotState::Voided, units: 0 })? {
                 continue;
             }
             self.advance(tail, Undecided::Void)?;

@@ -62,7 +62,7 @@ impl From<OutOfBounds> for AppendError {
 
 /// Why memory cannot be formatted, opened or recovered as a log.
 #[derive(Debug, Error)]
-pub enum OpenError {
+pub enum LogOpenError {
     /// The memory is smaller than the smallest log.
     #[error("{available} bytes are too few for a log; {needed} are needed")]
     TooSmall {
@@ -90,7 +90,7 @@ pub enum OpenError {
     System(#[from] io::Error),
 }
 
-impl From<OutOfBounds> for OpenError {
+impl From<OutOfBounds> for LogOpenError {
     fn from(_: OutOfBounds) -> Self {
         Self::DamagedHeader
     }

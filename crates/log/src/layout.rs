@@ -26,7 +26,7 @@
 use ashlar_pmem::{Crc32c, Persistent};
 use ashlar_types::{LogGeneration, LogPosition};
 
-use crate::OpenError;
+use crate::LogOpenError;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"ASHLRLOG");
 pub(crate) const VERSION: u32 = 1;
@@ -66,15 +66,15 @@ pub(crate) struct Header {
 
 impl Header {
     /// The header of a new log in `available` bytes.
-    pub(crate) fn new(available: u64, generation: LogGeneration, key: u64) -> Result<Self, OpenError> {
+    pub(crate) fn new(available: u64, generation: LogGeneration, key: u64) -> Result<Self, LogOpenError> {
         let capacity = available.saturating_sub(RING_AT) / RING_UNIT_BYTES * RING_UNIT_BYTES;
         if capacity < RING_BYTES_MIN {
-            return Err(OpenError::TooSmall { available, needed: RING_AT + RING_BYTES_MIN });
+            return Err(LogOpenError::TooSmall { available, needed: RING_AT + RING_BYTES_MIN });
         }
         Ok(Self { capacity, key, generation, boundary: LogPosition(0) })
     }
 
-    pub(crate) fn write(&self, memory: &impl Persistent) -> Result<(), OpenError> {
+    pub(crate) fn write(&self, memory: &impl Persistent) -> Result<(), LogOpenError> {
         memory.store_u64(MAGIC_AT, MAGIC)?;
         memory.store_u64(VERSION_AT, u64::from(VERSION))?;
         memory.store_u64(CAPACITY_AT, self.capacity)?;
@@ -90,7 +90,7 @@ impl Header {
     }
 
     /// Writes generation and boundary, over the incarnation that is not in force.
-    pub(crate) fn write_incarnation(&self, memory: &impl Persistent) -> Result<(), OpenError> {
+    pub(crate) fn write_incarnation(&self, memory: &impl Persistent) -> Result<(), LogOpenError> {
         let at = INCARNATIONS_AT[self.generation.0 as usize % 2];
         let crc = incarnation_crc(self.key, self.generation, self.boundary);
         memory.store_u64(at, u64::from(self.generation.0) << 32 | u64::from(crc))?;
@@ -100,17 +100,17 @@ impl Header {
         Ok(())
     }
 
-    pub(crate) fn read(memory: &impl Persistent) -> Result<Self, OpenError> {
+    pub(crate) fn read(memory: &impl Persistent) -> Result<Self, LogOpenError> {
         let available = memory.len();
         if available < RING_AT + RING_BYTES_MIN {
-            return Err(OpenError::TooSmall { available, needed: RING_AT + RING_BYTES_MIN });
+            return Err(LogOpenError::TooSmall { available, needed: RING_AT + RING_BYTES_MIN });
         }
         if memory.load_u64(MAGIC_AT)? != MAGIC {
-            return Err(OpenError::NotALog);
+            return Err(LogOpenError::NotALog);
         }
         let found = memory.load_u64(VERSION_AT)?;
         if found != u64::from(VERSION) {
-            return Err(OpenError::WrongVersion { found: found as u32, supported: VERSION });
+            return Err(LogOpenError::WrongVersion { found: found as u32, supported: VERSION });
         }
         let capacity = memory.load_u64(CAPACITY_AT)?;
         let key = memory.load_u64(KEY_AT)?;
@@ -119,7 +119,7 @@ impl Header {
             || capacity % RING_UNIT_BYTES != 0
             || capacity > available - RING_AT
         {
-            return Err(OpenError::DamagedHeader);
+            return Err(LogOpenError::DamagedHeader);
         }
         let mut incarnations = Vec::new();
         for at in INCARNATIONS_AT {
@@ -129,7 +129,7 @@ impl Header {
                 incarnations.push((generation, boundary));
             }
         }
-        let (generation, boundary) = incarnations.into_iter().max().ok_or(OpenError::DamagedHeader)?;
+        let (generation, boundary) = incarnations.into_iter().max().ok_or(LogOpenError::DamagedHeader)?;
         Ok(Self { capacity, key, generation, boundary })
     }
 }

@@ -25,7 +25,6 @@
 //! Source: `docs/design.md`, section "Data path"; the log of Assise (OSDI 2020), §3.2.
 
 mod append;
-mod chunk;
 mod daemon;
 mod error;
 mod layout;
@@ -34,6 +33,7 @@ mod record;
 mod recover;
 mod scan;
 mod slots;
+mod stack_buffer;
 #[cfg(test)]
 mod tests;
 
@@ -45,7 +45,7 @@ use ashlar_pmem::{FetchedAhead, OutOfBounds, Persistent};
 use ashlar_types::{LogGeneration, LogPosition, SealCount};
 
 pub use append::Appended;
-pub use error::{AppendError, Corrupt, Damaged, Fault, OpenError};
+pub use error::{AppendError, Corrupt, Damaged, Fault, LogOpenError};
 pub use pins::Pin;
 pub use scan::{Record, RecordAt, RecordRef, Scanner};
 
@@ -107,8 +107,8 @@ impl<M: Persistent> Log<M> {
     /// Makes an empty log, durably. Earlier content of the memory is no part of it.
     ///
     /// # Errors
-    /// [`OpenError::TooSmall`], [`OpenError::System`].
-    pub fn format(memory: M, generation: LogGeneration) -> Result<Self, OpenError> {
+    /// [`LogOpenError::TooSmall`], [`LogOpenError::System`].
+    pub fn format(memory: M, generation: LogGeneration) -> Result<Self, LogOpenError> {
         use std::hash::{BuildHasher, Hasher, RandomState};
         // The standard library seeds its hashers from the system's random generator.
         Self::format_with_key(memory, generation, RandomState::new().build_hasher().finish())
@@ -118,14 +118,14 @@ impl<M: Persistent> Log<M> {
     ///
     /// # Errors
     /// As [`Self::format`].
-    pub fn format_with_key(memory: M, generation: LogGeneration, key: u64) -> Result<Self, OpenError> {
+    pub fn format_with_key(memory: M, generation: LogGeneration, key: u64) -> Result<Self, LogOpenError> {
         let header = Header::new(memory.len(), generation, key)?;
         header.write(&memory)?;
         let log = Self::over(memory, header, LogPosition(0));
         log.memory.store_u64(FENCED_AT, 0)?;
         log.store_head(LogPosition(0))?;
         log.reset_slots(Tail { number: 0, seal: SealCount(0) }, LogPosition(0))
-            .map_err(|_| OpenError::DamagedHeader)?;
+            .map_err(|_| LogOpenError::DamagedHeader)?;
         log.memory.flush(0, RING_AT)?;
         log.memory.fence();
         log.memory.sync()?;
@@ -136,8 +136,8 @@ impl<M: Persistent> Log<M> {
     /// is.
     ///
     /// # Errors
-    /// [`OpenError`].
-    pub fn open(memory: M) -> Result<Self, OpenError> {
+    /// [`LogOpenError`].
+    pub fn open(memory: M) -> Result<Self, LogOpenError> {
         let header = Header::read(&memory)?;
         let head = LogPosition(memory.load_u64(HEAD_AT)?);
         let log = Self::over(memory, header, head);

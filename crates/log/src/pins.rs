@@ -135,7 +135,7 @@ mod tests {
     use std::convert::Infallible;
 
     #[test]
-    fn the_lowest_pin_counts_until_it_is_lifted() {
+    fn lowest_pin_holds_until_it_is_lifted() {
         let pins = Pins::new();
         let at = |position: u64| move || Ok::<_, Infallible>(position);
         assert_eq!(pins.lowest(), LogPosition(FREE));
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pin_that_is_renewed_follows_a_head_that_moves_under_it() {
+    fn renewed_pin_follows_a_moving_head() {
         let pins = Pins::new();
         let head = Cell::new(0);
         let moving = || {
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn pins_run_out() {
+    fn pin_is_refused_when_all_are_taken() {
         let pins = Pins::new();
         let take = || pins.pin(|| Ok::<_, Infallible>(8)).unwrap();
         let all: Vec<_> = std::iter::from_fn(take).take(PINS + 1).collect();
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_pin_and_lift_never_hold_the_same_place() {
+    fn concurrent_pins_never_share_a_place() {
         let pins = Pins::new();
         std::thread::scope(|scope| {
             for thread in 1..9u64 {

@@ -4,7 +4,8 @@
 //! offset size
 //!      0    8  mark: bits 0–25 length of the slot in units of 8 bytes, this header included; 26–27 verdict (1 record,
 //!              2 void); 28–35 lowest bits of the generation; 36–63 check
-//!      8    8  bits 0–2 unused bytes at the slot's end; the rest of 0–55 the record's position (a multiple of 8); 56–63 kind
+//!      8    8  bits 0–2 unused bytes at the slot's end; the rest of 0–55 the record's position (a multiple of 8);
+//!              56–63 kind
 //!     16    4  CRC32C of key, mark, the second word, generation, and body
 //!     20    4  generation
 //!     24    …  body, then up to 7 zero bytes
@@ -36,7 +37,7 @@ const CHECK_SHIFT: u32 = 36;
 
 /// The verdict on a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum SlotVerdict {
     Record = 1,
     Void = 2,
 }
@@ -52,14 +53,14 @@ pub(crate) struct Stamp {
 /// A mark that proved to be genuine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
-    pub verdict: Verdict,
+    pub verdict: SlotVerdict,
     pub units: u64,
     pub generation: LogGeneration,
 }
 
 impl Stamp {
     /// The mark of a slot.
-    pub(crate) fn mark(&self, verdict: Verdict, units: u64) -> u64 {
+    pub(crate) fn mark(&self, verdict: SlotVerdict, units: u64) -> u64 {
         let bare = units | (verdict as u64) << VERDICT_SHIFT | u64::from(self.generation.0 & 0xff) << GENERATION_SHIFT;
         bare | self.check(bare) << CHECK_SHIFT
     }
@@ -75,8 +76,8 @@ impl Stamp {
         let generation = LogGeneration(self.generation.0.checked_sub(u32::from(age))?);
         let units = word & UNITS_MAX;
         let verdict = match (word >> VERDICT_SHIFT) & 3 {
-            1 => Verdict::Record,
-            2 => Verdict::Void,
+            1 => SlotVerdict::Record,
+            2 => SlotVerdict::Void,
             _ => return None,
         };
         let written = Self { generation, ..*self };
@@ -86,7 +87,7 @@ impl Stamp {
     /// The bytes that the checksum covers before the body, with zeros for the checksum itself: key, mark, second word,
     /// checksum, generation. From byte 16 on they are the record's own.
     pub(crate) fn prefix(&self, units: u64, kind: u8, body_bytes: u64) -> [u8; PREFIX_BYTES] {
-        self.prefix_with(self.mark(Verdict::Record, units), units, kind, body_bytes)
+        self.prefix_with(self.mark(SlotVerdict::Record, units), units, kind, body_bytes)
     }
 
     /// As [`Self::prefix`], for a caller that has made the mark already.
@@ -138,8 +139,8 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_is_read_back_by_its_own_log_only() {
-        for verdict in [Verdict::Record, Verdict::Void] {
+    fn mark_is_valid_only_in_its_own_log() {
+        for verdict in [SlotVerdict::Record, SlotVerdict::Void] {
             let word = stamp(7).mark(verdict, 19);
             let mark = Mark { verdict, units: 19, generation: LogGeneration(7) };
             assert_eq!(stamp(7).read_mark(word), Some(mark));

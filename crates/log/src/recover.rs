@@ -5,7 +5,7 @@ use ashlar_types::{LogGeneration, LogPosition, SealCount};
 
 use crate::layout::Header;
 use crate::slots::Tail;
-use crate::{Bug, Log, OpenError};
+use crate::{Bug, Log, LogOpenError};
 
 impl<M: Persistent> Log<M> {
     /// Finds the valid prefix from `committed` on and makes the log one that ends there.
@@ -18,12 +18,16 @@ impl<M: Persistent> Log<M> {
     /// prefix's end on only records of that generation count. That is durable before this returns.
     ///
     /// # Errors
-    /// [`OpenError`]. The log is then as it was.
-    pub fn recover(memory: M, committed: LogPosition) -> Result<(Self, LogPosition), OpenError> {
+    /// [`LogOpenError`]. The log is then as it was.
+    pub fn recover(memory: M, committed: LogPosition) -> Result<(Self, LogPosition), LogOpenError> {
         Self::recover_with(memory, committed, Bug::None)
     }
 
-    pub(crate) fn recover_with(memory: M, committed: LogPosition, bug: Bug) -> Result<(Self, LogPosition), OpenError> {
+    pub(crate) fn recover_with(
+        memory: M,
+        committed: LogPosition,
+        bug: Bug,
+    ) -> Result<(Self, LogPosition), LogOpenError> {
         let mut header = Header::read(&memory)?;
         let mut log = Self::over(memory, header, committed);
         #[cfg(test)]
@@ -46,7 +50,7 @@ impl<M: Persistent> Log<M> {
         log.memory.sync()?;
         log.header = header;
         let seal = log.load_tail().map_or(SealCount(0), |tail| SealCount(tail.seal.0.wrapping_add(1)));
-        log.reset_slots(Tail { number: 0, seal }, end).map_err(|_| OpenError::DamagedHeader)?;
+        log.reset_slots(Tail { number: 0, seal }, end).map_err(|_| LogOpenError::DamagedHeader)?;
         log.store_head(committed)?;
         Ok((log, end))
     }

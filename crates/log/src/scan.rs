@@ -6,7 +6,7 @@ use ashlar_pmem::{Crc32c, Persistent};
 use ashlar_types::{LogGeneration, LogPosition};
 
 use crate::layout::RING_AT;
-use crate::record::{HEADER_BYTES, Mark, PREFIX_BYTES, PREFIX_CRC_AT, PREFIX_OWN_AT, UNIT_BYTES, Verdict, place};
+use crate::record::{HEADER_BYTES, Mark, PREFIX_BYTES, PREFIX_CRC_AT, PREFIX_OWN_AT, SlotVerdict, UNIT_BYTES, place};
 use crate::{Bug, Corrupt, Fault, Log};
 
 /// A record, copied out of the log.
@@ -103,8 +103,8 @@ impl<M: Persistent> Log<M> {
         let scanner = self.scanner(position, position);
         let verified = if position.0 % UNIT_BYTES == 0 {
             scanner.find_slot().and_then(|found| match found.mark.verdict {
-                Verdict::Record => scanner.verify(&found),
-                Verdict::Void => Err(Fault::NoRecord),
+                SlotVerdict::Record => scanner.verify(&found),
+                SlotVerdict::Void => Err(Fault::NoRecord),
             })
         } else {
             Err(Fault::Range)
@@ -180,7 +180,7 @@ impl<M: Persistent> Scanner<'_, M> {
             if found.end > self.to {
                 return Err(Fault::Length);
             }
-            if found.mark.verdict == Verdict::Record {
+            if found.mark.verdict == SlotVerdict::Record {
                 let (kind, body) = self.take(&found, buffer, at)?;
                 self.generation = found.mark.generation;
                 return Ok(Some((found, kind, body)));

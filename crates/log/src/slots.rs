@@ -34,7 +34,7 @@ use ashlar_pmem::Persistent;
 use ashlar_types::{LogPosition, SealCount};
 
 use crate::layout::{RING_AT, SLOT_BYTES, SLOTS, SLOTS_AT, TAIL_AT};
-use crate::record::{POSITION_MAX, Stamp, UNIT_BYTES, UNITS_MAX, Verdict, place};
+use crate::record::{POSITION_MAX, SlotVerdict, Stamp, UNIT_BYTES, UNITS_MAX, place};
 use crate::{Damaged, Log};
 
 /// How often a step is tried while others keep winning. Each loss means that another thread succeeded, so only forged
@@ -59,7 +59,7 @@ pub(crate) enum SlotState {
 
 /// A state word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Slot {
+pub(crate) struct LogSlot {
     pub number: u32,
     pub state: SlotState,
     pub units: u64,
@@ -67,7 +67,7 @@ pub(crate) struct Slot {
 
 const STATE_SHIFT: u32 = 29;
 
-impl Slot {
+impl LogSlot {
     pub(crate) const fn pack(self) -> u64 {
         (self.number as u64) << 32 | (self.state as u64) << STATE_SHIFT | self.units
     }
@@ -137,7 +137,7 @@ impl<M: Persistent> Log<M> {
     pub(crate) fn reset_slots(&self, tail: Tail, start: LogPosition) -> Result<(), Damaged> {
         for ahead in 0..SLOTS {
             let number = tail.number.wrapping_add(ahead);
-            let before = Slot { number: number.wrapping_sub(SLOTS), state: SlotState::Voided, units: 0 };
+            let before = LogSlot { number: number.wrapping_sub(SLOTS), state: SlotState::Voided, units: 0 };
             self.memory.store_u64(state_at(number), before.pack())?;
             self.memory.store_u64(start_at(number), start.0)?;
         }
@@ -152,8 +152,8 @@ impl<M: Persistent> Log<M> {
     }
 
     #[inline]
-    pub(crate) fn load_slot(&self, number: u32) -> Result<Slot, Damaged> {
-        Slot::unpack(self.memory.load_u64(state_at(number))?)
+    pub(crate) fn load_slot(&self, number: u32) -> Result<LogSlot, Damaged> {
+        LogSlot::unpack(self.memory.load_u64(state_at(number))?)
     }
 
     #[inline]
@@ -167,7 +167,7 @@ impl<M: Persistent> Log<M> {
 
     /// Changes a slot's state word; false where it was not as expected.
     #[inline]
-    pub(crate) fn swap_slot(&self, from: Slot, to: Slot) -> Result<bool, Damaged> {
+    pub(crate) fn swap_slot(&self, from: LogSlot, to: LogSlot) -> Result<bool, Damaged> {
         Ok(self.memory.compare_exchange_u64(state_at(to.number), from.pack(), to.pack())?.is_ok())
     }
 
@@ -189,7 +189,7 @@ impl<M: Persistent> Log<M> {
 
     /// The entry that the tail's slot will take, if it is free to be taken. None where the tail has moved, or was moved
     /// here.
-    pub(crate) fn free_entry(&self, tail: Tail, undecided: Undecided) -> Result<Option<Slot>, Damaged> {
+    pub(crate) fn free_entry(&self, tail: Tail, undecided: Undecided) -> Result<Option<LogSlot>, Damaged> {
         let entry = self.load_slot(tail.number)?;
         if entry.number == tail.number {
             self.advance(tail, undecided)?;
@@ -271,16 +271,16 @@ impl<M: Persistent> Log<M> {
                     if undecided == Undecided::Wait {
                         self.spin_while(slot, SPINS)?;
                     }
-                    self.finish(slot, Verdict::Record, SlotState::Durable)?;
+                    self.finish(slot, SlotVerdict::Record, SlotState::Durable)?;
                 }
-                SlotState::Void => self.finish(slot, Verdict::Void, SlotState::Voided)?,
+                SlotState::Void => self.finish(slot, SlotVerdict::Void, SlotState::Voided)?,
             }
         }
         Err(Damaged)
     }
 
     /// Writes the mark of a decided slot, makes the slot durable, and says so. Nothing where it is done already.
-    fn finish(&self, slot: Slot, verdict: Verdict, settled: SlotState) -> Result<(), Damaged> {
+    fn finish(&self, slot: LogSlot, verdict: SlotVerdict, settled: SlotState) -> Result<(), Damaged> {
         // A thread that settles another's slot on the way to its own has exchanged nothing yet that made its pin known
         // (`pins`).
         fence(Ordering::SeqCst);
@@ -295,7 +295,7 @@ impl<M: Persistent> Log<M> {
         let start = LogPosition(start);
         let (record, _) = place(start, slot.units, self.header.capacity);
         // A record's content may still be in its owner's caches as far as persistence goes, so all of it is flushed.
-        let flushed = if verdict == Verdict::Record { bytes } else { UNIT_BYTES };
+        let flushed = if verdict == SlotVerdict::Record { bytes } else { UNIT_BYTES };
         self.write_mark(start, record, verdict, slot.units)?;
         self.persist(record, flushed)?;
         self.swap_slot(slot, slot.with(settled))?;
@@ -308,7 +308,7 @@ impl<M: Persistent> Log<M> {
         &self,
         start: LogPosition,
         record: LogPosition,
-        verdict: Verdict,
+        verdict: SlotVerdict,
         units: u64,
     ) -> Result<(), Damaged> {
         let mark = self.stamp(start).mark(verdict, units);
@@ -344,7 +344,7 @@ impl<M: Persistent> Log<M> {
         Stamp { key: self.header.key, generation: self.header.generation, position }
     }
 
-    fn spin_while(&self, slot: Slot, spins: u32) -> Result<bool, Damaged> {
+    fn spin_while(&self, slot: LogSlot, spins: u32) -> Result<bool, Damaged> {
         for _ in 0..spins {
             if self.load_slot(slot.number)? != slot {
                 return Ok(false);
@@ -355,7 +355,7 @@ impl<M: Persistent> Log<M> {
     }
 
     /// Waits for as long as an owner that runs needs for its slot, or until it is decided.
-    fn wait_for_owner(&self, slot: Slot) -> Result<(), Damaged> {
+    fn wait_for_owner(&self, slot: LogSlot) -> Result<(), Damaged> {
         if !self.spin_while(slot, SPINS)? {
             return Ok(());
         }
@@ -372,16 +372,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_read_as_they_were_written() {
+    fn words_are_decoded_as_encoded() {
         use SlotState::{Committed, Durable, Reserved, Void, Voided};
         for state in [Reserved, Committed, Void, Durable, Voided] {
             for (number, units) in [(0, 0), (u32::MAX, UNITS_MAX), (7, 3)] {
-                let slot = Slot { number, state, units };
-                assert_eq!(Slot::unpack(slot.pack()), Ok(slot));
+                let slot = LogSlot { number, state, units };
+                assert_eq!(LogSlot::unpack(slot.pack()), Ok(slot));
             }
         }
-        assert_eq!(Slot::unpack(7 << STATE_SHIFT), Err(Damaged));
-        assert_eq!(Slot::unpack(1 << 27), Err(Damaged));
+        assert_eq!(LogSlot::unpack(7 << STATE_SHIFT), Err(Damaged));
+        assert_eq!(LogSlot::unpack(1 << 27), Err(Damaged));
         let tail = Tail { number: u32::MAX, seal: SealCount(5) };
         assert_eq!(Tail::unpack(tail.pack()), tail);
     }

@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_the_checksum_that_others_know() {
+    fn checksum_equals_the_standard_crc32c() {
         assert_eq!(Crc32c::of(b"123456789"), 0xe306_9283);
         assert_eq!(Crc32c::of(b""), 0);
         // RFC 3720, B.4.
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn it_does_not_matter_in_which_pieces_bytes_come() {
+    fn checksum_is_independent_of_the_pieces() {
         let text = text(10_000);
         let whole = Crc32c::of(&text);
         for piece in [1, 7, 64, 777, 4033] {
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_copied_is_what_is_summed_up_wherever_it_goes() {
+    fn copied_bytes_match_their_checksum_at_any_target() {
         with_each_width(copies);
     }
 
@@ -503,7 +503,7 @@ mod tests {
 
     /// Another thread may change the source meanwhile: the checksum is that of the copy.
     #[test]
-    fn a_source_that_changes_meanwhile_is_read_once() {
+    fn changing_source_is_read_once() {
         use std::sync::atomic::{AtomicBool, AtomicU64};
         let source: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(0)).collect();
         let is_over = AtomicBool::new(false);

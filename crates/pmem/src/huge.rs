@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_used_is_made_once() {
+    fn used_huge_page_is_taken_once() {
         let pages = HugePages::new(5 * HUGE_PAGE_BYTES + 4096);
         assert_eq!(pages.take(), None);
         pages.note_used(HUGE_PAGE_BYTES - 1..HUGE_PAGE_BYTES + 1);

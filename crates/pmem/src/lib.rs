@@ -28,33 +28,33 @@
 //!
 //! Source: `docs/design.md`, section "Arenas"; the crash model is that of the verified-storage and SquirrelFS work.
 
-mod ahead;
 mod arena;
 mod crash;
 mod crc32c;
+mod file_handle;
 mod flush;
-mod handle;
 pub mod huge;
 mod mapping;
 mod medium;
 mod persistent;
 #[cfg(target_arch = "x86_64")]
 pub mod processor;
+mod read_ahead;
 pub mod sigbus;
 mod superblock;
 #[cfg(feature = "witness")]
 pub mod witness;
 
-pub use ahead::FetchedAhead;
 pub use arena::{
     ARENA_BYTES_MIN, Arena, ArenaError, ArenaOptions, Resized, SEGMENT_BYTES_MAX, SegmentInfo, SessionFile, allocate,
 };
 pub use crash::{CrashImages, CrashMedium, CrashState, CrashTwin};
 pub use crc32c::Crc32c;
+pub use file_handle::open_by_handle;
 pub use flush::FlushMethod;
-pub use handle::open_by_handle;
 pub use huge::{HUGE_PAGE_BYTES, HugePages};
 pub use mapping::{MapError, Mapping, MappingAccess};
 pub use medium::{Medium, MediumKind};
 pub use persistent::{OutOfBounds, Persistent};
+pub use read_ahead::FetchedAhead;
 pub use superblock::ArenaSummary;

@@ -596,7 +596,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_there_whole_and_never_past_the_end() {
+    fn write_is_complete_or_refused_past_the_end() {
         let file = file(64 << 10);
         for (round, medium) in [Medium::MEMORY, Medium::DISK, Medium::emulated_pmem()].into_iter().enumerate() {
             let mapping = Mapping::map(&file, 64 << 10, MappingAccess::ReadWrite, medium).unwrap();
@@ -682,7 +682,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_copied_is_what_is_summed_up() {
+    fn copied_bytes_match_their_checksum() {
         const BYTES: u64 = 64 << 10;
         let file = file(BYTES);
         let bytes: Vec<u8> = (0..BYTES as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_not_there_is_an_error() {
+    fn missing_directory_gives_an_error() {
         assert_eq!(Medium::probe(Path::new("/nonexistent"), false).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }

@@ -89,7 +89,7 @@ mod tests {
         ArenaSummary { id: 0x0123_4567_89ab_cdef, size_bytes: 1 << 40, segment_bytes: 1 << 28, emulated: true };
 
     #[test]
-    fn what_is_encoded_is_decoded() {
+    fn superblock_is_decoded_as_encoded() {
         assert_eq!(ArenaSummary::decode(&SUMMARY.encode()).unwrap(), SUMMARY);
     }
 

@@ -117,7 +117,7 @@ mod tests {
     use crate::{Mapping, MappingAccess, Persistent};
 
     #[test]
-    fn a_witness_sees_everything_but_its_own_deeds() {
+    fn witness_sees_all_operations_but_its_own() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(4096).unwrap();
         let map = || Mapping::map(&file, 4096, MappingAccess::ReadWrite, Medium::emulated_pmem()).unwrap();

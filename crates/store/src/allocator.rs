@@ -8,13 +8,13 @@
 //! Where a record has replaced the block in part, it stays busy also until the session has released its log up to that
 //! record, since the session reads the other part by its older extent as long as its own log covers what changed.
 //!
-//! A block that a process has mapped stays busy in any case until it is unmapped ([`crate::held`]).
+//! A block that a process has mapped stays busy in any case until it is unmapped ([`crate::held_blocks`]).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use ashlar_types::{BlockAddress, LogPosition, SessionId};
 
-use crate::held::Held;
+use crate::held_blocks::HeldBlocks;
 use crate::rows;
 
 /// Blocks in one bitmap row: 512 bytes, for 16 MiB of data.
@@ -91,7 +91,7 @@ pub struct Allocator {
     pinned: u64,
     /// Free blocks of all segments that are not closed.
     free: u64,
-    held: Held,
+    held: HeldBlocks,
 }
 
 impl Allocator {
@@ -583,7 +583,7 @@ mod tests {
     }
 
     #[test]
-    fn who_lets_go_before_the_commit_changes_nothing() {
+    fn hold_released_before_the_commit_changes_nothing() {
         let mut allocator = full();
         assert!(allocator.hold(BlockAddress::new(0, 10), 4));
         allocator.free(BlockAddress::new(0, 10), 2, Freer::NOBODY);

@@ -11,16 +11,16 @@ use std::ops::Range;
 use ashlar_types::{Inode, InodeId};
 use ashlar_update::Entry;
 
-use crate::chunk::Chunk;
+use crate::chunk::ExtentChunk;
 
 /// Bytes that a row takes in the database beside its key and value, pages being two thirds full.
 const ROW_OVERHEAD_BYTES: usize = 32;
 
 /// A hasher for inode numbers, which no program outside can choose: they come from ranges that SharedFS grants.
 #[derive(Default)]
-pub struct NumberHasher(u64);
+pub struct InodeHasher(u64);
 
-impl Hasher for NumberHasher {
+impl Hasher for InodeHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -35,10 +35,10 @@ impl Hasher for NumberHasher {
 }
 
 /// A map by inode number.
-pub type NumberMap<T> = HashMap<u64, T, BuildHasherDefault<NumberHasher>>;
+pub type InodeMap<T> = HashMap<u64, T, BuildHasherDefault<InodeHasher>>;
 
 /// A layer's content for a row: `None`: nothing; `Some(None)`: it is deleted.
-pub type Said<T> = Option<Option<T>>;
+pub type LayerValue<T> = Option<Option<T>>;
 
 #[derive(Debug)]
 struct InodeRow {
@@ -70,10 +70,10 @@ impl EntrySlot {
 /// One batch.
 #[derive(Debug, Default)]
 pub struct Batch {
-    inodes: NumberMap<InodeRow>,
+    inodes: InodeMap<InodeRow>,
     entries: BTreeMap<(u64, u64), EntrySlot>,
-    chunks: BTreeMap<(u64, u64), Option<Chunk>>,
-    inline: NumberMap<Option<Vec<u8>>>,
+    chunks: BTreeMap<(u64, u64), Option<ExtentChunk>>,
+    inline: InodeMap<Option<Vec<u8>>>,
     rows: BTreeMap<Box<[u8]>, Option<Box<[u8]>>>,
     bytes: usize,
     paid: u64,
@@ -131,7 +131,7 @@ impl Batch {
 
     /// The batch's content for an inode.
     #[inline]
-    pub fn inode(&self, inode: InodeId) -> Said<&Inode> {
+    pub fn inode(&self, inode: InodeId) -> LayerValue<&Inode> {
         self.inodes.get(&inode.0).map(|row| row.value.as_ref())
     }
 
@@ -157,7 +157,7 @@ impl Batch {
     }
 
     /// The batch's content for an entry.
-    pub fn entry(&self, directory: u64, cookie: u64, name: &[u8]) -> Said<Entry> {
+    pub fn entry(&self, directory: u64, cookie: u64, name: &[u8]) -> LayerValue<Entry> {
         let slot = self.entries.get(&(directory, cookie))?;
         slot.rows().find(|row| *row.name == *name).map(|row| row.value)
     }
@@ -200,12 +200,12 @@ impl Batch {
     }
 
     /// The batch's content for a chunk.
-    pub fn chunk(&self, inode: InodeId, chunk: u64) -> Said<&Chunk> {
+    pub fn chunk(&self, inode: InodeId, chunk: u64) -> LayerValue<&ExtentChunk> {
         self.chunks.get(&(inode.0, chunk)).map(Option::as_ref)
     }
 
     /// Stores a chunk; an empty one is deleted.
-    pub fn put_chunk(&mut self, inode: InodeId, number: u64, chunk: Chunk) {
+    pub fn put_chunk(&mut self, inode: InodeId, number: u64, chunk: ExtentChunk) {
         let empty = chunk.is_empty();
         if empty && self.made(inode) {
             self.chunks.remove(&(inode.0, number));
@@ -222,12 +222,12 @@ impl Batch {
     }
 
     /// The batch's content for a small file's bytes.
-    pub fn inline(&self, inode: InodeId) -> Said<&Vec<u8>> {
+    pub fn inline(&self, inode: InodeId) -> LayerValue<&Vec<u8>> {
         self.inline.get(&inode.0).map(Option::as_ref)
     }
 
     /// Takes a small file's bytes out of the batch, to be put back changed.
-    pub fn take_inline(&mut self, inode: InodeId) -> Said<Vec<u8>> {
+    pub fn take_inline(&mut self, inode: InodeId) -> LayerValue<Vec<u8>> {
         let bytes = self.inline.get_mut(&inode.0)?.take();
         self.bytes -= bytes.as_ref().map_or(0, |bytes| bytes.len() + ROW_OVERHEAD_BYTES);
         Some(bytes)
@@ -245,7 +245,7 @@ impl Batch {
     }
 
     /// The batch's content for any other row.
-    pub fn row(&self, key: &[u8]) -> Said<&[u8]> {
+    pub fn row(&self, key: &[u8]) -> LayerValue<&[u8]> {
         self.rows.get(key).map(Option::as_deref)
     }
 
@@ -283,7 +283,7 @@ impl Batch {
     }
 
     /// All chunks, in order, for the commit.
-    pub fn sorted_chunks(&self) -> impl Iterator<Item = (u64, u64, Option<&Chunk>)> {
+    pub fn sorted_chunks(&self) -> impl Iterator<Item = (u64, u64, Option<&ExtentChunk>)> {
         self.chunks.iter().map(|(&(inode, number), chunk)| (inode, number, chunk.as_ref()))
     }
 

@@ -10,12 +10,12 @@ use ashlar_types::{BlockAddress, FileKind, Inode, InodeId, Name, QuotaAmount, Qu
 use ashlar_update::Entry;
 
 use crate::allocator::{PIECE_BLOCKS, PIECE_BYTES};
-use crate::batch::NumberMap;
-use crate::chunk::{CHUNK_BLOCKS, Chunk};
+use crate::batch::InodeMap;
+use crate::chunk::{CHUNK_BLOCKS, ExtentChunk};
 use crate::database::Snapshot;
-use crate::problem::{Problem, Progress, Report};
+use crate::problem::{CheckProgress, CheckReport, Problem};
 use crate::rows::{self, kind};
-use crate::segment::{Block, Segment};
+use crate::segment::{Block, MappedSegment};
 use crate::store::read_counters;
 use crate::{INLINE_BYTES_MAX, Store, StoreError};
 
@@ -25,7 +25,7 @@ const PROGRESS_STEP: u64 = 4096;
 /// A check that is ready to run.
 pub struct Checker {
     snapshot: Snapshot,
-    segments: BTreeMap<u32, Arc<Segment>>,
+    segments: BTreeMap<u32, Arc<MappedSegment>>,
     hash_key: [u8; 16],
     _hold: Arc<()>,
 }
@@ -48,7 +48,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of a commit and of [`Checker::run`].
-    pub fn check(&mut self, progress: &mut dyn FnMut(Progress)) -> Result<Report, StoreError> {
+    pub fn check(&mut self, progress: &mut dyn FnMut(CheckProgress)) -> Result<CheckReport, StoreError> {
         self.commit()?;
         let report = self.checker()?.run(progress)?;
         // Blocks that were freed meanwhile have waited for the checker's end.
@@ -74,8 +74,8 @@ struct Facts {
 struct Scan<'a> {
     checker: &'a Checker,
     with_checksums: bool,
-    report: Report,
-    inodes: NumberMap<Facts>,
+    report: CheckReport,
+    inodes: InodeMap<Facts>,
     /// Per segment, what extents use.
     used: BTreeMap<u32, Vec<u64>>,
     /// Per segment, what the bitmap rows say.
@@ -83,8 +83,8 @@ struct Scan<'a> {
     reserved: u64,
     /// The use according to the quota rows.
     quotas: BTreeMap<QuotaKey, QuotaAmount>,
-    progress: Progress,
-    tell: &'a mut dyn FnMut(Progress),
+    progress: CheckProgress,
+    tell: &'a mut dyn FnMut(CheckProgress),
 }
 
 impl Checker {
@@ -92,31 +92,35 @@ impl Checker {
     ///
     /// # Errors
     /// [`StoreError::Lmdb`]; what is wrong with the state itself is in the report.
-    pub fn run(self, progress: &mut dyn FnMut(Progress)) -> Result<Report, StoreError> {
+    pub fn run(self, progress: &mut dyn FnMut(CheckProgress)) -> Result<CheckReport, StoreError> {
         Ok(self.scan(true, progress)?.report)
     }
 
     /// Runs the check without reading data, for repair.
-    pub(crate) fn run_metadata(&self) -> Result<(Report, BTreeMap<u32, Vec<u64>>), StoreError> {
-        let mut tell = |_: Progress| {};
+    pub(crate) fn run_metadata(&self) -> Result<(CheckReport, BTreeMap<u32, Vec<u64>>), StoreError> {
+        let mut tell = |_: CheckProgress| {};
         let scan = self.scan(false, &mut tell)?;
         Ok((scan.report, scan.used))
     }
 
-    fn scan<'a>(&'a self, with_checksums: bool, tell: &'a mut dyn FnMut(Progress)) -> Result<Scan<'a>, StoreError> {
-        let words = |segment: &Arc<Segment>| vec![0; (segment.info().blocks as usize).div_ceil(64)];
+    fn scan<'a>(
+        &'a self,
+        with_checksums: bool,
+        tell: &'a mut dyn FnMut(CheckProgress),
+    ) -> Result<Scan<'a>, StoreError> {
+        let words = |segment: &Arc<MappedSegment>| vec![0; (segment.info().blocks as usize).div_ceil(64)];
         let empty: BTreeMap<u32, Vec<u64>> = self.segments.iter().map(|(&n, segment)| (n, words(segment))).collect();
         let total = self.snapshot.rows()?;
         let mut scan = Scan {
             checker: self,
             with_checksums,
-            report: Report::default(),
-            inodes: NumberMap::default(),
+            report: CheckReport::default(),
+            inodes: InodeMap::default(),
             used: empty.clone(),
             marked: empty,
             reserved: 0,
             quotas: BTreeMap::new(),
-            progress: Progress { done: 0, total },
+            progress: CheckProgress { done: 0, total },
             tell,
         };
         // Inodes come first, then entries, then all that belongs to inodes.
@@ -129,7 +133,7 @@ impl Checker {
         scan.check_reachable();
         scan.check_space()?;
         scan.check_quotas();
-        (scan.tell)(Progress { done: scan.progress.total, ..scan.progress });
+        (scan.tell)(CheckProgress { done: scan.progress.total, ..scan.progress });
         Ok(scan)
     }
 }
@@ -164,7 +168,7 @@ impl Scan<'_> {
                 }
                 _ => self.damaged(key),
             },
-            (kind::CHUNK, _) => match (rows::split_key2(key), Chunk::decode(value)) {
+            (kind::CHUNK, _) => match (rows::split_key2(key), ExtentChunk::decode(value)) {
                 (Some((inode, number, [])), Some(chunk)) if number < u64::MAX / CHUNK_BLOCKS => {
                     self.chunk(key, InodeId(inode), number, &chunk)?;
                 }
@@ -260,7 +264,7 @@ impl Scan<'_> {
         }
     }
 
-    fn chunk(&mut self, key: &[u8], id: InodeId, number: u64, chunk: &Chunk) -> Result<(), StoreError> {
+    fn chunk(&mut self, key: &[u8], id: InodeId, number: u64, chunk: &ExtentChunk) -> Result<(), StoreError> {
         let Some(facts) = self.inodes.get_mut(&id.0).filter(|facts| facts.inode.kind == FileKind::Regular) else {
             self.stray(id.0, key);
             return Ok(());

@@ -55,11 +55,11 @@ impl Run {
 
 /// A chunk's runs, in order, as few as can be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Chunk {
+pub struct ExtentChunk {
     runs: Vec<Run>,
 }
 
-impl Chunk {
+impl ExtentChunk {
     /// The runs.
     pub fn runs(&self) -> &[Run] {
         &self.runs
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     /// The chunk's entry for each block, one by one.
-    fn expand(chunk: &Chunk) -> Vec<Option<Option<BlockAddress>>> {
+    fn expand(chunk: &ExtentChunk) -> Vec<Option<Option<BlockAddress>>> {
         (0..CHUNK_BLOCKS).map(|block| chunk.block(block)).collect()
     }
 
@@ -162,7 +162,7 @@ mod tests {
         fn a_chunk_is_an_array_of_blocks(
             changes in prop::collection::vec((0..CHUNK_BLOCKS, 1..40u64, 0..4u64, 0..300u64), 1..60)
         ) {
-            let mut chunk = Chunk::default();
+            let mut chunk = ExtentChunk::default();
             let mut model = vec![None; CHUNK_BLOCKS as usize];
             for (start, blocks, what, address) in changes {
                 let end = (start + blocks).min(CHUNK_BLOCKS);
@@ -185,14 +185,14 @@ mod tests {
                 let mut row = Vec::new();
                 chunk.encode(&mut row);
                 if !chunk.is_empty() {
-                    prop_assert_eq!(Chunk::decode(&row), Some(chunk.clone()));
+                    prop_assert_eq!(ExtentChunk::decode(&row), Some(chunk.clone()));
                 }
             }
         }
 
         #[test]
         fn any_bytes_decode_to_a_sound_chunk_or_none(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
-            if let Some(chunk) = Chunk::decode(&bytes) {
+            if let Some(chunk) = ExtentChunk::decode(&bytes) {
                 prop_assert!(chunk.runs.windows(2).all(|pair| pair[0].end() <= pair[1].start));
                 prop_assert!(chunk.runs.last().unwrap().end() <= CHUNK_BLOCKS);
             }

@@ -1,9 +1,10 @@
-//! From the applied state to the committed one.
+//! The commit: from the applied state to the committed one.
 //!
-//! A commit has three steps. `begin_commit` freezes what is applied, which is quick and needs the store. [`CommitJob::run`]
-//! makes data durable and then writes the frozen rows in one transaction, on any thread, while the store goes on. And
-//! `finish_commit` lets the frozen rows go. The order makes a crash at any point harmless: rows never refer to blocks that are
-//! not durable, and the sessions' positions are rows of the same transaction as what their logs have changed.
+//! A commit has three steps. `begin_commit` freezes the applied state, which is quick and needs the store.
+//! [`CommitJob::run`] makes data durable and then writes the frozen rows in one transaction. It runs on any thread,
+//! while the store goes on. `finish_commit` drops the frozen rows. The order makes a crash at any point harmless: rows
+//! never refer to blocks that are not durable, and the sessions' positions are rows of the same transaction as the
+//! changes of their logs.
 
 use std::sync::Arc;
 
@@ -13,8 +14,8 @@ use ashlar_types::{BlockAddress, LogPosition, SessionId};
 use crate::batch::Batch;
 use crate::database::{Database, Writer};
 use crate::model::Committed;
-use crate::rows::{self, Counters, EntryKey, kind};
-use crate::segment::Segment;
+use crate::rows::{self, EntryKey, StoredCounters, kind};
+use crate::segment::MappedSegment;
 use crate::{Store, StoreError};
 
 /// A batch that no longer changes.
@@ -24,7 +25,7 @@ pub(crate) struct Frozen {
     /// Bitmap, quota and session rows.
     rows: Vec<([u8; 9], Option<Vec<u8>>)>,
     positions: Vec<(SessionId, LogPosition)>,
-    counters: Counters,
+    counters: StoredCounters,
     written: Vec<Written>,
     number: u64,
 }
@@ -43,7 +44,7 @@ impl Frozen {
 /// Blocks of a segment that were written since the freeze before.
 #[derive(Debug)]
 struct Written {
-    segment: Arc<Segment>,
+    segment: Arc<MappedSegment>,
     /// First blocks and counts.
     runs: Vec<(u32, u32)>,
 }
@@ -55,7 +56,7 @@ pub struct CommitJob {
     frozen: Arc<Frozen>,
     database: Arc<Database>,
     medium: MediumKind,
-    /// What else must be durable before the rows are.
+    /// Mapped memory that must be durable before the rows are.
     memory: Vec<Arc<Mapping>>,
 }
 
@@ -84,21 +85,26 @@ impl Store {
         self.active.bytes()
     }
 
-    /// The batch in which all is committed, at the latest, that is applied by now. Batches are counted from 1 on, as they are frozen: one that
-    /// is tried again keeps its number.
+    /// Returns the last batch that may commit the updates applied by now.
+    ///
+    /// Batches are counted from 1, as they are frozen: a batch that is tried again keeps its number.
     #[must_use]
     pub fn next_batch(&self) -> u64 {
         self.batches + 1
     }
 
-    /// Whether a batch is frozen already: its commit is under way, or has failed and is tried again before anything else is committed.
+    /// Whether a batch is frozen already.
+    ///
+    /// Its commit is under way, or has failed and is tried again before anything else is committed.
     #[must_use]
     pub fn is_frozen(&self) -> bool {
         self.frozen.is_some()
     }
 
-    /// Freezes what is applied, for a commit. `None`: there is nothing to commit, a commit is under way, or the applied state
-    /// can't be trusted. After a commit has failed, this tries the same batch again.
+    /// Freezes the applied state for a commit.
+    ///
+    /// Returns `None` if nothing is to be committed, if a commit is under way, or if the applied state can't be
+    /// trusted. After a failed commit, this tries the same batch again.
     pub fn begin_commit(&mut self) -> Option<CommitJob> {
         if self.poisoned {
             return None;
@@ -148,10 +154,13 @@ impl Store {
         }
     }
 
-    /// Takes note that a commit was run. What it has freed may be used again, and logs may be cut at the positions returned.
+    /// Records that a commit was run.
+    ///
+    /// Blocks that it has freed may be used again, and logs may be truncated at the returned positions.
     ///
     /// # Errors
-    /// Those of the commit: nothing is committed then, nothing is lost, and the next [`Self::begin_commit`] tries again.
+    /// Those of the commit. Then nothing is committed and nothing is lost, and the next [`Self::begin_commit`] tries
+    /// again.
     pub fn finish_commit(&mut self, done: CommitDone) -> Result<Committed, StoreError> {
         done.result?;
         let Some(frozen) = self.frozen.as_ref().filter(|frozen| frozen.number == done.number) else {

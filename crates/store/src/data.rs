@@ -10,7 +10,7 @@ use ashlar_types::{BLOCK_BYTES, BlockAddress, Inode, InodeId, blocks_for};
 use ashlar_update::Allocation;
 
 use crate::allocator::Freer;
-use crate::chunk::{CHUNK_BLOCKS, Chunk, Run};
+use crate::chunk::{CHUNK_BLOCKS, ExtentChunk, Run};
 use crate::segment::{Block, checksum};
 use crate::{INLINE_BYTES_MAX, Store, StoreError};
 
@@ -257,7 +257,7 @@ impl Store {
         &mut self,
         id: InodeId,
         number: u64,
-        chunk: &mut Chunk,
+        chunk: &mut ExtentChunk,
         blocks: Range<u64>,
         (offset, data): (u64, &[u8]),
     ) -> Result<(), StoreError> {
@@ -299,7 +299,7 @@ impl Store {
         Ok(())
     }
 
-    fn fresh_block(&self, chunk: &Chunk, block: u64) -> Option<BlockAddress> {
+    fn fresh_block(&self, chunk: &ExtentChunk, block: u64) -> Option<BlockAddress> {
         chunk.block(block).flatten().filter(|address| self.allocator.is_fresh(*address))
     }
 
@@ -346,7 +346,7 @@ impl Store {
     }
 
     /// Takes what a range of a chunk holds out of use; the chunk still names it.
-    fn free_runs(&mut self, chunk: &Chunk, range: Range<u64>, freer: Freer) -> u64 {
+    fn free_runs(&mut self, chunk: &ExtentChunk, range: Range<u64>, freer: Freer) -> u64 {
         let mut freed = 0;
         for run in chunk.within(range.start, range.end) {
             match run.address {
@@ -456,7 +456,7 @@ impl Store {
     /// Moves all blocks from block `from` on so that they begin at block `to`.
     fn shift(&mut self, id: InodeId, from: u64, to: u64) -> Result<(), StoreError> {
         let mut moved = Vec::new();
-        let mut changed: BTreeMap<u64, Chunk> = BTreeMap::new();
+        let mut changed: BTreeMap<u64, ExtentChunk> = BTreeMap::new();
         for number in self.chunk_numbers(id, chunks_of(&(from..u64::MAX)))? {
             let Some(mut chunk) = self.chunk(id, number)? else { continue };
             let Range { start, end } = within_chunk(&(from..u64::MAX), number);
@@ -492,7 +492,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn edges_are_what_whole_blocks_leave() {
+    fn edges_are_the_parts_beside_whole_blocks() {
         const KIB: u64 = 1024;
         let found = |from: u64, to: u64| {
             edges(&(from * KIB..to * KIB)).iter().map(|edge| (edge.start / KIB, edge.end / KIB)).collect::<Vec<_>>()

@@ -1,10 +1,10 @@
 //! Files that processes have mapped (DAX): which of their blocks stand in which process's memory.
 //!
-//! A mapped block stays where it is, and is given out to no other file, until it is unmapped ([`crate::held`]). Writes
-//! to the file go to other blocks, as always: a block that a committed row refers to is never overwritten. A mapping
-//! that *follows* its file (a shared one) is shown new content by copies. A block that the file has left for good gets
-//! its copy when an update is applied. Other blocks get it with the commit by which the file leaves them. Until then
-//! the mapping *lags*.
+//! A mapped block stays where it is, and is given out to no other file, until it is unmapped ([`crate::held_blocks`]).
+//! Writes to the file go to other blocks, as always: a block that a committed row refers to is never overwritten. A
+//! mapping that *follows* its file (a shared one) is shown new content by copies. A block that the file has left for
+//! good gets its copy when an update is applied. Other blocks get it with the commit by which the file leaves them.
+//! Until then the mapping *lags*.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -12,7 +12,7 @@ use std::ops::Range;
 use ashlar_types::{BLOCK_BYTES, BlockAddress, InodeId, SessionId, blocks_for};
 use ashlar_update::{Allocation, Update};
 
-use crate::model::{Contents, Extent, MapBlocks, MappedRun};
+use crate::model::{MapBlocks, MappedRun, StoredContents, StoredExtent};
 use crate::segment::{Block, checksum};
 use crate::{Store, StoreError};
 
@@ -79,12 +79,12 @@ impl Store {
         blocks: Range<u64>,
     ) -> Result<MapBlocks, StoreError> {
         let most = self.allocator.total_blocks() / HELD_PART;
-        let Contents::Extents(extents) = self.contents_range(inode, blocks.clone())? else {
+        let StoredContents::Extents(extents) = self.contents_range(inode, blocks.clone())? else {
             return Ok(MapBlocks::Impossible);
         };
         let mut runs = Vec::with_capacity(extents.len());
         let (mut at, mut is_fresh) = (blocks.start, false);
-        for Extent { logical_block, blocks, address } in extents {
+        for StoredExtent { logical_block, blocks, address } in extents {
             let address = address.filter(|address| logical_block == at && !self.allocator.is_closed(address.segment()));
             let Some(address) = address else { return Ok(MapBlocks::Impossible) };
             at += blocks;
@@ -128,12 +128,12 @@ impl Store {
     /// Whether no block of a mapping is the file's at another place.
     fn is_in_place(&self, run: &MappedRun) -> bool {
         let end = run.logical_block + run.blocks;
-        let Ok(Contents::Extents(extents)) = self.contents_range(run.inode, run.logical_block..end) else {
+        let Ok(StoredContents::Extents(extents)) = self.contents_range(run.inode, run.logical_block..end) else {
             return false;
         };
         let is_own = |block: u64| {
             let at = run.address.plus(block - run.logical_block);
-            let is_here = |extent: &Extent| {
+            let is_here = |extent: &StoredExtent| {
                 let step = block.checked_sub(extent.logical_block).filter(|step| *step < extent.blocks);
                 step.is_some_and(|step| extent.address.is_some_and(|address| address.plus(step) == at))
             };
@@ -256,11 +256,11 @@ impl Store {
             return Ok(());
         }
         let extents = match self.contents_range(inode, blocks.clone())? {
-            Contents::Extents(extents) => extents,
-            Contents::Inline(_) => Vec::new(),
+            StoredContents::Extents(extents) => extents,
+            StoredContents::Inline(_) => Vec::new(),
         };
         let mut at = blocks.start;
-        for Extent { logical_block, blocks, address } in extents {
+        for StoredExtent { logical_block, blocks, address } in extents {
             // The mapped block is still the file's own.
             if address != Some(follower.address.plus(logical_block - follower.logical_block)) {
                 continue;
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_mapped_alone_stays_as_it_was() {
+    fn mapping_that_does_not_follow_keeps_its_content() {
         let mut bench = Bench::new();
         let runs = bench.map(1, false);
         for round in 0..4 {
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_follower_sees_what_is_written_once_its_blocks_are_nobodys() {
+    fn follower_sees_writes_once_no_committed_row_refers() {
         let mut bench = Bench::new();
         let runs = bench.map(1, true);
         assert!(bench.store.is_followed(FILE) && !bench.store.lags(FILE));
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn mappings_of_the_same_are_one_and_there_is_an_end_to_others() {
+    fn equal_mappings_count_once_and_others_are_limited() {
         let mut bench = Bench::new();
         let runs: Vec<_> = (0..100).flat_map(|number| bench.map(number, true)).collect();
         bench.write(0, &[2; BLOCK]);
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn what_moves_within_its_file_is_followed_no_more() {
+    fn blocks_moved_within_a_file_are_no_longer_followed() {
         let mut bench = Bench::new();
         let runs = bench.map(1, true);
         let (at, how) = (Timestamp::default(), Allocation::Collapse);
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_of_a_commit_that_is_not_done_are_not_mapped() {
+    fn uncommitted_blocks_are_not_mapped() {
         let mut bench = Bench::new();
         bench.write(0, &[2; 8 * BLOCK]);
         let job = bench.store.begin_commit().expect("a job");
@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_lag_are_kept_apart_but_not_without_end() {
+    fn lagging_ranges_are_kept_separate_up_to_a_limit() {
         let mut mapped = Mapped::default();
         for block in [5, 7, 6, 100] {
             mapped.note_lagging(FILE, block..block + 1);
@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn holes_small_files_and_segments_that_go_are_not_mapped() {
+    fn holes_inline_files_and_leaving_segments_are_not_mapped() {
         let mut bench = Bench::new();
         let try_to = |bench: &mut Bench, blocks| bench.store.map_blocks(MAPPER, (1, false), FILE, blocks).unwrap();
         assert_eq!(try_to(&mut bench, 190..201), MapBlocks::Impossible, "there are 200");
@@ -531,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_mapped_is_kept_by_who_opens_the_store_again() {
+    fn reopened_store_keeps_mapped_blocks() {
         let mut bench = Bench::new();
         let runs = bench.map(1, true);
         bench.write(0, &[2; 8 * BLOCK]);

@@ -4,7 +4,7 @@ use ashlar_types::{BlockAddress, InodeId, LogGeneration, LogPosition, SessionId}
 
 /// An extent of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
+pub struct StoredExtent {
     /// The first block in the file.
     pub logical_block: u64,
     /// How many blocks.
@@ -13,7 +13,7 @@ pub struct Extent {
     pub address: Option<BlockAddress>,
 }
 
-impl Extent {
+impl StoredExtent {
     /// Whether `next` goes on where this one ends, in the file and in the arena.
     pub(crate) fn continues(&self, next: &Self) -> bool {
         self.logical_block + self.blocks == next.logical_block
@@ -27,11 +27,11 @@ impl Extent {
 
 /// A file's content.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Contents {
+pub enum StoredContents {
     /// The bytes themselves, of a small file. There may be fewer than the file's size; zeros follow.
     Inline(Vec<u8>),
     /// Extents, in order; what lies between and behind them is a hole.
-    Extents(Vec<Extent>),
+    Extents(Vec<StoredExtent>),
 }
 
 /// Blocks of a file that stand in a process's memory, one behind the other.
@@ -88,7 +88,7 @@ pub struct Committed {
 
 /// Space in the arena.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Space {
+pub struct ArenaSpace {
     /// Blocks in all segments.
     pub blocks_total: u64,
     /// Blocks that can be written now: those that files have reserved are not among them.

@@ -92,7 +92,7 @@ impl Problem {
 
 /// How much there is, by the way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct TreeCounts {
     /// Inodes.
     pub inodes: u64,
     /// Directories among them.
@@ -109,7 +109,7 @@ pub struct Counts {
 
 /// How far a check has come, in rows and blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
+pub struct CheckProgress {
     /// Looked at.
     pub done: u64,
     /// To be looked at, as far as is known.
@@ -118,16 +118,16 @@ pub struct Progress {
 
 /// The result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct CheckReport {
     /// The problems, up to [`PROBLEMS_MAX`].
     pub problems: Vec<Problem>,
     /// Problems that the list has no room for.
     pub omitted: u64,
     /// How much there is.
-    pub counts: Counts,
+    pub counts: TreeCounts,
 }
 
-impl Report {
+impl CheckReport {
     /// Whether all is as it must be.
     #[must_use]
     pub fn is_clean(&self) -> bool {

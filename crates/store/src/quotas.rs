@@ -6,7 +6,7 @@
 
 use ashlar_types::{Inode, InodeId, QuotaAmount, QuotaId, QuotaKey, QuotaLimits, quota_keys};
 
-use crate::batch::NumberMap;
+use crate::batch::InodeMap;
 use crate::rows;
 
 /// An inode's use, and the accounts that it counts against.
@@ -54,7 +54,7 @@ impl Account {
 /// The accounts.
 #[derive(Debug, Default)]
 pub struct Quotas {
-    accounts: NumberMap<Account>,
+    accounts: InodeMap<Account>,
     changed: Vec<QuotaKey>,
     limited: usize,
     /// Changes of accounts with limits since [`Self::take_moves`].
@@ -157,7 +157,7 @@ impl Quotas {
     }
 
     fn changing<'a>(
-        accounts: &'a mut NumberMap<Account>,
+        accounts: &'a mut InodeMap<Account>,
         changed: &mut Vec<QuotaKey>,
         key: QuotaKey,
     ) -> &'a mut Account {

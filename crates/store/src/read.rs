@@ -5,8 +5,8 @@ use std::ops::Range;
 use ashlar_types::{BLOCK_BYTES, BlockAddress, InodeId};
 
 use crate::allocator::Freer;
-use crate::chunk::{CHUNK_BLOCKS, Chunk, Run};
-use crate::model::{Contents, Extent};
+use crate::chunk::{CHUNK_BLOCKS, ExtentChunk, Run};
+use crate::model::{StoredContents, StoredExtent};
 use crate::rows::{self, kind};
 use crate::segment::Block;
 use crate::{Store, StoreError};
@@ -16,7 +16,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Corrupt`], [`StoreError::Lmdb`].
-    pub fn contents(&self, inode: InodeId) -> Result<Contents, StoreError> {
+    pub fn contents(&self, inode: InodeId) -> Result<StoredContents, StoreError> {
         self.contents_range(inode, 0..u64::MAX)
     }
 
@@ -24,27 +24,27 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Corrupt`], [`StoreError::Lmdb`].
-    pub fn contents_range(&self, id: InodeId, blocks: Range<u64>) -> Result<Contents, StoreError> {
-        let mut extents: Vec<Extent> = Vec::new();
+    pub fn contents_range(&self, id: InodeId, blocks: Range<u64>) -> Result<StoredContents, StoreError> {
+        let mut extents: Vec<StoredExtent> = Vec::new();
         let Some(inode) = self.inode(id)?.filter(|inode| inode.blocks > 0) else {
-            return Ok(Contents::Extents(extents));
+            return Ok(StoredContents::Extents(extents));
         };
         if let Some(bytes) = self.inline_of(id, &inode)? {
-            return Ok(Contents::Inline(bytes));
+            return Ok(StoredContents::Inline(bytes));
         }
         for number in self.chunk_numbers(id, blocks.start / CHUNK_BLOCKS..blocks.end.div_ceil(CHUNK_BLOCKS))? {
             let Some(chunk) = self.chunk(id, number)? else { continue };
             let base = number * CHUNK_BLOCKS;
             let (from, to) = (blocks.start.max(base) - base, blocks.end.clamp(base, base + CHUNK_BLOCKS) - base);
             for run in chunk.within(from, to) {
-                let extent = Extent { logical_block: base + run.start, blocks: run.blocks, address: run.address };
+                let extent = StoredExtent { logical_block: base + run.start, blocks: run.blocks, address: run.address };
                 match extents.last_mut().filter(|last| last.continues(&extent)) {
                     Some(last) => last.blocks += extent.blocks,
                     None => extents.push(extent),
                 }
             }
         }
-        Ok(Contents::Extents(extents))
+        Ok(StoredContents::Extents(extents))
     }
 
     /// Reads up to `into.len()` bytes of a file from `offset` on, and says how many there were before the file's end.
@@ -66,7 +66,7 @@ impl Store {
             return Ok(length);
         }
         let mut done = 0;
-        let mut chunk: Option<(u64, Option<Chunk>)> = None;
+        let mut chunk: Option<(u64, Option<ExtentChunk>)> = None;
         while done < length {
             let at = offset + done as u64;
             let (block, within) = (at / BLOCK_BYTES, at % BLOCK_BYTES);
@@ -123,7 +123,7 @@ impl Store {
         let mut moving = Vec::new();
         for row in self.snapshot.prefix(&[kind::CHUNK])? {
             let (key, value) = row?;
-            let chunk = Chunk::decode(value).ok_or(StoreError::Corrupt("a file's map is damaged"))?;
+            let chunk = ExtentChunk::decode(value).ok_or(StoreError::Corrupt("a file's map is damaged"))?;
             let place = rows::split_key2(key).ok_or(StoreError::Corrupt("a file's map is damaged"))?;
             if chunk.runs().iter().any(|run| run.address.is_some_and(|address| address.segment() == number)) {
                 moving.push((place.0, place.1, chunk));
@@ -145,7 +145,7 @@ impl Store {
     }
 
     /// Copies a run with its checksums, right or wrong: damage is not this copy's to hide.
-    fn move_run(&mut self, chunk: &mut Chunk, run: Run, address: BlockAddress) -> Result<(), StoreError> {
+    fn move_run(&mut self, chunk: &mut ExtentChunk, run: Run, address: BlockAddress) -> Result<(), StoreError> {
         let mut done = 0;
         while done < run.blocks {
             let (to, count) = self.allocator.allocate(run.blocks - done, None).ok_or(StoreError::Poisoned)?;

@@ -9,10 +9,10 @@ use ashlar_types::{FileKind, Inode, InodeId, QuotaAmount, Timestamp, name_cookie
 use ashlar_update::Entry;
 
 use crate::allocator::{Allocator, PIECE_BLOCKS};
-use crate::chunk::Chunk;
+use crate::chunk::ExtentChunk;
 use crate::database::Writer;
-use crate::problem::{Problem, Report};
-use crate::rows::{self, Counters, EntryKey, kind};
+use crate::problem::{CheckReport, Problem};
+use crate::rows::{self, EntryKey, StoredCounters, kind};
 use crate::store::root_directory;
 use crate::{Store, StoreError};
 
@@ -26,7 +26,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::CommitUnderWay`] while a commit or a checker is at work; those of LMDB.
-    pub fn repair(&mut self) -> Result<Report, StoreError> {
+    pub fn repair(&mut self) -> Result<CheckReport, StoreError> {
         if !self.damaged {
             self.commit()?;
         }
@@ -49,7 +49,7 @@ impl Store {
         Ok(self.checker()?.run_metadata()?.0)
     }
 
-    fn remedy(&self, report: &Report, used: &BTreeMap<u32, Vec<u64>>) -> Result<(), StoreError> {
+    fn remedy(&self, report: &CheckReport, used: &BTreeMap<u32, Vec<u64>>) -> Result<(), StoreError> {
         let writer = self.database.write(2 * report.problems.len() as u64 + 64, 1 << 20)?;
         let mut remedy = Remedy { writer, hash_key: self.hash_key, used };
         for problem in &report.problems {
@@ -89,7 +89,7 @@ impl Remedy<'_> {
             Problem::NoRoot => self.put_inode(InodeId::ROOT, &root_directory(Timestamp::default())),
             Problem::DamagedRow { bytes, .. } if **bytes == [kind::COUNTERS] => {
                 // Numbers that were given out must stay behind; the next rounds raise what is too low all the same.
-                self.put_counters(Counters { next_inode: 1 << 40, next_session: 1 << 40, reserved_blocks: 0 })
+                self.put_counters(StoredCounters { next_inode: 1 << 40, next_session: 1 << 40, reserved_blocks: 0 })
             }
             Problem::DamagedRow { bytes, .. }
             | Problem::StrayRow { bytes, .. }
@@ -117,7 +117,7 @@ impl Remedy<'_> {
             Problem::WrongBitmap { segment, .. } => self.put_bitmap(*segment),
             Problem::WrongReserved { expected, .. } => {
                 let counters = self.counters()?;
-                self.put_counters(Counters { reserved_blocks: *expected, ..counters })
+                self.put_counters(StoredCounters { reserved_blocks: *expected, ..counters })
             }
             Problem::WrongQuota { key, expected, .. } => {
                 let row = rows::quota_row_key(*key);
@@ -130,17 +130,17 @@ impl Remedy<'_> {
             }
             Problem::WrongNextInode { used, .. } => {
                 let counters = self.counters()?;
-                self.put_counters(Counters { next_inode: counters.next_inode.max(used + 1), ..counters })
+                self.put_counters(StoredCounters { next_inode: counters.next_inode.max(used + 1), ..counters })
             }
         }
     }
 
-    fn counters(&self) -> Result<Counters, StoreError> {
+    fn counters(&self) -> Result<StoredCounters, StoreError> {
         let row = self.writer.get(&[kind::COUNTERS])?;
         row.and_then(rows::decode_counters).ok_or(StoreError::Corrupt("the counters' row is damaged"))
     }
 
-    fn put_counters(&mut self, counters: Counters) -> Result<(), StoreError> {
+    fn put_counters(&mut self, counters: StoredCounters) -> Result<(), StoreError> {
         self.writer.put(&[kind::COUNTERS], &rows::encode_counters(counters))
     }
 
@@ -195,7 +195,7 @@ impl Remedy<'_> {
         }
         let counters = self.counters()?;
         let id = InodeId(counters.next_inode);
-        self.put_counters(Counters { next_inode: id.0 + 1, ..counters })?;
+        self.put_counters(StoredCounters { next_inode: id.0 + 1, ..counters })?;
         let times = Inode { accessed: root.modified, modified: root.modified, changed: root.modified, ..root };
         self.put_inode(
             id,
@@ -207,7 +207,7 @@ impl Remedy<'_> {
 
     /// Makes a block of a chunk a hole.
     fn cut_block(&mut self, block: u64, key: &[u8]) -> Result<(), StoreError> {
-        let Some(mut chunk) = self.writer.get(key)?.and_then(Chunk::decode) else { return Ok(()) };
+        let Some(mut chunk) = self.writer.get(key)?.and_then(ExtentChunk::decode) else { return Ok(()) };
         chunk.clear(block, block + 1);
         if chunk.is_empty() {
             return self.writer.delete(key);
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_counts_and_parents_are_set_right() {
+    fn wrong_counts_and_parents_are_corrected() {
         let store = damage(
             |rows| {
                 rows.change(DIRECTORY, |inode| (inode.links, inode.entries, inode.parent) = (9, 7, FILE)).unwrap();
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_path_leads_to_comes_back_in_lost_and_found() {
+    fn unreachable_inodes_move_to_lost_and_found() {
         let store = damage(
             |rows| {
                 let key = entry_key(rows, InodeId::ROOT, b"d");
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_of_directories_is_cut_open() {
+    fn directory_cycle_is_broken() {
         let store = damage(
             |rows| {
                 // `/d` moves to `/e/d`, and `/e` to `/d/e`.
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_that_lead_nowhere_or_lie_are_dropped_or_corrected() {
+    fn dangling_entries_are_dropped_and_wrong_ones_corrected() {
         let store = damage(
             |rows| {
                 let put = |rows: &mut Remedy<'_>, key: &[u8], inode, kind| {
@@ -449,14 +449,14 @@ mod tests {
                 value[0] ^= 0b1001;
                 rows.writer.put(&key, &value).unwrap();
                 let key = rows::key2(kind::CHUNK, FILE.0, 0);
-                let mut chunk = Chunk::decode(rows.writer.get(&key).unwrap().unwrap()).unwrap();
+                let mut chunk = ExtentChunk::decode(rows.writer.get(&key).unwrap().unwrap()).unwrap();
                 chunk.set(Run { start: 1, blocks: 1, address: Some(BlockAddress::new(77, 5)) });
                 chunk.set(Run { start: 60, blocks: 4, address: None });
                 let mut value = Vec::new();
                 chunk.encode(&mut value);
                 rows.writer.put(&key, &value).unwrap();
                 let counters = rows.counters().unwrap();
-                rows.put_counters(Counters { next_inode: 17, ..counters }).unwrap();
+                rows.put_counters(StoredCounters { next_inode: 17, ..counters }).unwrap();
             },
             |found| {
                 found.iter().any(|p| matches!(p, Problem::WrongBitmap { segment: 0, .. }))
@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn what_owners_and_groups_use_is_counted_anew_and_limits_stay() {
+    fn usage_is_recounted_and_limits_stay() {
         let limits = QuotaLimits { blocks: Some(100), inodes: None };
         let store = damage(
             |rows| {
@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_root_and_lost_counters_are_made_anew() {
+    fn lost_root_and_counters_are_recreated() {
         let mut store = damage(
             |rows| rows.writer.delete(&rows::key1(kind::INODE, InodeId::ROOT.0)).unwrap(),
             |found| found.contains(&Problem::NoRoot),

@@ -69,7 +69,7 @@ const _: () = {
 
 /// The counters that outlive the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Counters {
+pub struct StoredCounters {
     /// No inode number from here on was ever given out.
     pub next_inode: u64,
     /// No session number from here on was ever given out.
@@ -239,7 +239,7 @@ pub fn decode_session(key: &[u8], value: &[u8]) -> Option<(SessionId, LogGenerat
 }
 
 /// The counters row's value.
-pub fn encode_counters(counters: Counters) -> Vec<u8> {
+pub fn encode_counters(counters: StoredCounters) -> Vec<u8> {
     [counters.next_inode, counters.next_session, counters.reserved_blocks]
         .iter()
         .flat_map(|n| n.to_le_bytes())
@@ -247,9 +247,10 @@ pub fn encode_counters(counters: Counters) -> Vec<u8> {
 }
 
 /// Reads the counters row's value.
-pub fn decode_counters(value: &[u8]) -> Option<Counters> {
+pub fn decode_counters(value: &[u8]) -> Option<StoredCounters> {
     let mut fields = Fields(value);
-    let counters = Counters { next_inode: fields.u64()?, next_session: fields.u64()?, reserved_blocks: fields.u64()? };
+    let counters =
+        StoredCounters { next_inode: fields.u64()?, next_session: fields.u64()?, reserved_blocks: fields.u64()? };
     fields.0.is_empty().then_some(counters)
 }
 
@@ -404,7 +405,7 @@ mod tests {
                 assert_eq!(decode_quota(&row[..8], &value), None);
             }
         }
-        let counters = Counters { next_inode: 1, next_session: 2, reserved_blocks: 3 };
+        let counters = StoredCounters { next_inode: 1, next_session: 2, reserved_blocks: 3 };
         assert_eq!(encode_counters(counters).len(), COUNTERS_BYTES);
         assert_eq!(decode_counters(&encode_counters(counters)), Some(counters));
         let superblock = Superblock { version: 1, arena: 9, hash_key: [4; 16] };

@@ -13,16 +13,16 @@ use ashlar_update::Entry;
 
 use crate::StoreError;
 use crate::allocator::{Allocator, Freer, NO_SESSION};
-use crate::batch::{Batch, Said};
-use crate::chunk::Chunk;
+use crate::batch::{Batch, LayerValue};
+use crate::chunk::ExtentChunk;
 use crate::commit::Frozen;
 use crate::database::{Database, Snapshot};
+use crate::inode_cache::InodeCache;
 use crate::mapped::Mapped;
-use crate::model::{SessionState, Space, Xattrs};
+use crate::model::{ArenaSpace, SessionState, Xattrs};
 use crate::quotas::{self, Holding, Move, Quotas};
-use crate::rows::{self, Counters, EntryKey, Superblock, kind};
-use crate::seen::Seen;
-use crate::segment::Segment;
+use crate::rows::{self, EntryKey, StoredCounters, Superblock, kind};
+use crate::segment::MappedSegment;
 
 /// How many numbers are set aside with one row: so many are skipped at most after a crash, and so many are given out
 /// without a commit in between.
@@ -30,31 +30,31 @@ const INODES_AHEAD: u64 = 1 << 20;
 const SESSIONS_AHEAD: u64 = 1 << 10;
 
 /// Replaces counters that can't be read: every request for a number is refused, since the row must be repaired first.
-const COUNTERS_UNKNOWN: Counters =
-    Counters { next_inode: u64::MAX >> 1, next_session: u64::MAX >> 1, reserved_blocks: 0 };
+const COUNTERS_UNKNOWN: StoredCounters =
+    StoredCounters { next_inode: u64::MAX >> 1, next_session: u64::MAX >> 1, reserved_blocks: 0 };
 
 /// The shared area of one arena. See the crate's documentation.
 pub struct Store {
     pub(crate) arena: Arc<Arena>,
     pub(crate) snapshot: Snapshot,
     /// Decoded rows of it.
-    pub(crate) seen: Seen,
+    pub(crate) seen: InodeCache,
     pub(crate) database: Arc<Database>,
     pub(crate) hash_key: [u8; 16],
     /// Changes since the last freeze.
     pub(crate) active: Batch,
     /// Changes that are being committed, or whose commit has failed and must be tried again.
     pub(crate) frozen: Option<Arc<Frozen>>,
-    pub(crate) segments: BTreeMap<u32, Arc<Segment>>,
+    pub(crate) segments: BTreeMap<u32, Arc<MappedSegment>>,
     pub(crate) allocator: Allocator,
     pub(crate) mapped: Mapped,
     pub(crate) sessions: HashMap<SessionId, SessionState>,
     /// Sessions whose rows differ from the last freeze's; `false`: removed.
     pub(crate) changed_sessions: BTreeMap<SessionId, bool>,
     /// The next numbers, and the reserved blocks of the applied state.
-    pub(crate) counters: Counters,
+    pub(crate) counters: StoredCounters,
     /// The content of the counters row: numbers below are set aside.
-    pub(crate) stored: Counters,
+    pub(crate) stored: StoredCounters,
     /// The use of each account, as applied.
     pub(crate) quotas: Quotas,
     /// The use of the inodes that the current update has read, so that none is looked up again when it changes.
@@ -94,7 +94,7 @@ impl Store {
         rustix::rand::getrandom(&mut hash_key, rustix::rand::GetRandomFlags::empty())
             .map_err(|error| StoreError::Io { what: "no random numbers", source: error.into() })?;
         let superblock = Superblock { version: rows::FORMAT_VERSION, arena: arena.summary().id, hash_key };
-        let counters = Counters { next_inode: InodeId::FIRST_FREE.0, next_session: 1, reserved_blocks: 0 };
+        let counters = StoredCounters { next_inode: InodeId::FIRST_FREE.0, next_session: 1, reserved_blocks: 0 };
         let mut writer = database.write(5, 1024)?;
         writer.put(&[kind::SUPERBLOCK], &rows::encode_superblock(superblock))?;
         writer.put(&[kind::COUNTERS], &rows::encode_counters(counters))?;
@@ -135,7 +135,7 @@ impl Store {
             committed_bytes: snapshot.used_bytes()?,
             arena,
             snapshot,
-            seen: Seen::default(),
+            seen: InodeCache::default(),
             database,
             hash_key: superblock.hash_key,
             active: Batch::default(),
@@ -355,9 +355,9 @@ impl Store {
     }
 
     /// The counters that the next commit is to store: numbers are set aside well before they run out.
-    pub(crate) fn counters_to_store(&self) -> Counters {
+    pub(crate) fn counters_to_store(&self) -> StoredCounters {
         let ahead = |next: u64, stored: u64, step: u64| if next + step / 2 > stored { next + step } else { stored };
-        Counters {
+        StoredCounters {
             next_inode: ahead(self.counters.next_inode, self.stored.next_inode, INODES_AHEAD),
             next_session: ahead(self.counters.next_session, self.stored.next_session, SESSIONS_AHEAD),
             reserved_blocks: self.counters.reserved_blocks,
@@ -381,7 +381,7 @@ impl Store {
     // ---- reading
 
     /// The content of the batches above the database, the newest first.
-    pub(crate) fn said<'a, T>(&'a self, ask: impl Fn(&'a Batch) -> Said<T>) -> Said<T> {
+    pub(crate) fn said<'a, T>(&'a self, ask: impl Fn(&'a Batch) -> LayerValue<T>) -> LayerValue<T> {
         ask(&self.active).or_else(|| ask(&self.frozen.as_ref()?.batch))
     }
 
@@ -536,19 +536,19 @@ impl Store {
     }
 
     /// A chunk's map as applied, or `None` where it is a hole.
-    pub(crate) fn chunk(&self, inode: InodeId, number: u64) -> Result<Option<Chunk>, StoreError> {
+    pub(crate) fn chunk(&self, inode: InodeId, number: u64) -> Result<Option<ExtentChunk>, StoreError> {
         match self.said(|batch| batch.chunk(inode, number)) {
             Some(said) => Ok(said.cloned()),
             None => self.stored_chunk(inode, number),
         }
     }
 
-    pub(crate) fn stored_chunk(&self, inode: InodeId, number: u64) -> Result<Option<Chunk>, StoreError> {
+    pub(crate) fn stored_chunk(&self, inode: InodeId, number: u64) -> Result<Option<ExtentChunk>, StoreError> {
         if self.active.made(inode) {
             return Ok(None);
         }
         let Some(value) = self.snapshot.get(&rows::key2(kind::CHUNK, inode.0, number))? else { return Ok(None) };
-        Chunk::decode(value).map(Some).ok_or(StoreError::Corrupt("a file's map is damaged"))
+        ExtentChunk::decode(value).map(Some).ok_or(StoreError::Corrupt("a file's map is damaged"))
     }
 
     /// The numbers of the chunks in a range that are not holes.
@@ -586,9 +586,9 @@ impl Store {
 
     /// How much space there is.
     #[must_use]
-    pub fn space(&self) -> Space {
+    pub fn space(&self) -> ArenaSpace {
         let reserved = self.counters.reserved_blocks;
-        Space {
+        ArenaSpace {
             blocks_total: self.allocator.total_blocks(),
             blocks_free: self.allocator.free_blocks().saturating_sub(reserved),
             blocks_pinned: self.allocator.pinned_blocks(),
@@ -616,24 +616,24 @@ impl Store {
         if self.segments.contains_key(&info.number) {
             return Err(StoreError::Segment(info.number));
         }
-        let segment = Segment::open(&self.arena, info)?;
+        let segment = MappedSegment::open(&self.arena, info)?;
         self.segments.insert(info.number, Arc::new(segment));
         self.allocator.add_segment(info.number, info.blocks);
         Ok(())
     }
 
     /// The segments, mapped.
-    pub fn segments(&self) -> impl Iterator<Item = &Arc<Segment>> {
+    pub fn segments(&self) -> impl Iterator<Item = &Arc<MappedSegment>> {
         self.segments.values()
     }
 
-    pub(crate) fn segment(&self, address: BlockAddress) -> Result<&Segment, StoreError> {
+    pub(crate) fn segment(&self, address: BlockAddress) -> Result<&MappedSegment, StoreError> {
         let segment = self.segments.get(&address.segment());
         segment.map(|segment| &**segment).ok_or(StoreError::Corrupt("an extent lies in a segment that does not exist"))
     }
 }
 
-pub(crate) fn read_counters(snapshot: &Snapshot) -> Result<Counters, StoreError> {
+pub(crate) fn read_counters(snapshot: &Snapshot) -> Result<StoredCounters, StoreError> {
     let row = snapshot.get(&[kind::COUNTERS])?;
     row.and_then(rows::decode_counters).ok_or(StoreError::Corrupt("the counters' row is damaged"))
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ashlar_pmem::{Arena, ArenaOptions};
-use ashlar_store::{Contents, NO_SESSION, Problem, Store, StoreError};
+use ashlar_store::{NO_SESSION, Problem, Store, StoreError, StoredContents};
 use ashlar_types::{BlockAddress, FileKind, InodeId, LogGeneration, LogPosition, SessionId, Timestamp};
 use ashlar_update::{Allocation, Create, Invalid, Update};
 
@@ -84,7 +84,9 @@ impl Node {
     }
 
     fn address(&self, inode: u64, block: u64) -> Option<BlockAddress> {
-        let Contents::Extents(extents) = self.store.contents(InodeId(inode)).unwrap() else { panic!("it is inline") };
+        let StoredContents::Extents(extents) = self.store.contents(InodeId(inode)).unwrap() else {
+            panic!("it is inline")
+        };
         let extent = extents.iter().find(|e| (e.logical_block..e.logical_block + e.blocks).contains(&block))?;
         Some(extent.address?.plus(block - extent.logical_block))
     }
@@ -169,7 +171,7 @@ fn the_store_goes_on_while_a_commit_runs() {
 }
 
 #[test]
-fn a_commit_that_never_came_back_is_tried_again() {
+fn lost_commit_is_tried_again() {
     let mut node = Node::new(16 * MIB);
     node.create(16, 1, b"a", FileKind::Regular);
     drop(node.store.begin_commit().unwrap());
@@ -219,7 +221,7 @@ fn small_appends_to_one_block_take_one_block() {
 }
 
 #[test]
-fn what_is_replaced_in_part_waits_for_its_session() {
+fn partly_replaced_block_waits_for_its_session() {
     let mut node = Node::new(16 * MIB);
     let total = node.store.space().blocks_total;
     node.create(16, 1, b"a", FileKind::Regular);
@@ -268,7 +270,7 @@ fn a_full_arena_changes_nothing_and_frees_after_commit() {
 }
 
 #[test]
-fn full_metadata_refuses_what_costs_and_lets_deletions_pass() {
+fn full_metadata_refuses_additions_and_allows_deletions() {
     let mut node = Node::new(16 * MIB);
     let value = vec![7; 60_000];
     let mut last = 0;
@@ -374,7 +376,7 @@ fn zeroing_a_whole_small_file_leaves_a_reservation() {
 }
 
 #[test]
-fn a_segment_is_emptied_and_taken_out_and_another_put_in() {
+fn segment_is_emptied_removed_and_replaced() {
     let mut node = Node::new(600 * MIB);
     let segments = node.arena.segments();
     assert!(segments.len() >= 2);
@@ -433,7 +435,7 @@ fn an_invalid_update_changes_nothing_and_poisons_nothing() {
 }
 
 #[test]
-fn opening_what_is_no_store_or_another_arenas_store_fails() {
+fn opening_an_invalid_or_foreign_store_fails() {
     let node = Node::new(16 * MIB);
     let options = ArenaOptions { size_bytes: 16 * MIB, emulate_pmem: false };
     let other = Arc::new(Arena::create(&node.directory.path().join("other"), &options).unwrap());

@@ -52,7 +52,7 @@ pub enum Action<'a> {
 
 /// How far coalescing goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
+pub enum CoalesceScope {
     /// Only records that change a file's content are dropped or replaced: [`Update::Write`], [`Update::Resize`] and
     /// [`Update::Allocate`]. All others stay, so each record may still be validated by owner, mode, names and kinds
     /// just before its action is applied.
@@ -145,7 +145,7 @@ use planted;
 
 /// Says what of a batch need not be applied. The module's header states what the batch must be.
 #[must_use]
-pub fn coalesce<'a>(batch: &[Update<'a>], scope: Scope) -> Coalesced<'a> {
+pub fn coalesce<'a>(batch: &[Update<'a>], scope: CoalesceScope) -> Coalesced<'a> {
     let mut actions = vec![Action::Keep; batch.len()];
     let mut start = 0;
     for part in batch.split_inclusive(|update| matches!(update, Update::Depend { .. })) {
@@ -170,14 +170,14 @@ pub fn coalesce<'a>(batch: &[Update<'a>], scope: Scope) -> Coalesced<'a> {
 
 /// The pass backwards over the records between two dependencies.
 struct Pass<'a> {
-    scope: Scope,
+    scope: CoalesceScope,
     vanishing: Vanishing,
     later: HashMap<InodeId, Later<'a>>,
 }
 
 impl<'a> Pass<'a> {
-    fn new(part: &[Update<'a>], scope: Scope) -> Self {
-        let vanishing = if scope == Scope::All { Vanishing::of(part) } else { Vanishing::default() };
+    fn new(part: &[Update<'a>], scope: CoalesceScope) -> Self {
+        let vanishing = if scope == CoalesceScope::All { Vanishing::of(part) } else { Vanishing::default() };
         Self { scope, vanishing, later: HashMap::new() }
     }
 
@@ -222,7 +222,7 @@ impl<'a> Pass<'a> {
         if self.vanishing.holds(inode) {
             return Action::Drop;
         }
-        let may_drop = self.scope == Scope::All;
+        let may_drop = self.scope == CoalesceScope::All;
         if is_dead(self.later(inode)) && may_drop { Action::Drop } else { Action::Keep }
     }
 
@@ -230,7 +230,7 @@ impl<'a> Pass<'a> {
         if self.vanishing.holds(set.inode) {
             return Action::Drop;
         }
-        if self.scope == Scope::Content {
+        if self.scope == CoalesceScope::Content {
             self.later(set.inode).note_attributes(index, set);
             return Action::Keep;
         }

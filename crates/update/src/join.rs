@@ -83,7 +83,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_joined_leaves_the_same(
+        fn joined_writes_leave_the_same_state(
             before in prop::collection::vec(any::<Choice>(), 0..15),
             offset in 0u64..9000,
             writes in prop::collection::vec((0usize..5000, 0u8..8, any::<u32>()), 1..40),
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn short_writes_that_go_on_are_one() {
+    fn consecutive_short_writes_are_joined() {
         let write = |inode, offset, length: usize| Update::Write {
             inode: InodeId(inode),
             offset,

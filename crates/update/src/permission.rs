@@ -37,7 +37,7 @@ pub fn owns(inode: &Inode, credentials: &Credentials) -> bool {
 ///
 /// The owner may have both accesses, since it can grant itself the right again.
 #[must_use]
-pub fn held(inode: &Inode, acl: Option<&Acl>, credentials: &Credentials) -> Access {
+pub fn granted_access(inode: &Inode, acl: Option<&Acl>, credentials: &Credentials) -> Access {
     if owns(inode, credentials) {
         return Access::READ | Access::WRITE;
     }

@@ -10,7 +10,7 @@ use crate::{Allocation, Applied, Create, Entry, Invalid, Rename, SetAttributes, 
 
 /// A file's content: bytes up to the last one that is not zero, and the blocks that are taken up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct File {
+pub(crate) struct TestFile {
     pub bytes: Vec<u8>,
     pub blocks: BTreeSet<u64>,
 }
@@ -20,7 +20,7 @@ pub(crate) struct TestTree {
     pub inodes: BTreeMap<InodeId, Inode>,
     pub entries: BTreeMap<(InodeId, Vec<u8>), Entry>,
     pub xattrs: BTreeMap<(InodeId, Vec<u8>), Vec<u8>>,
-    pub files: BTreeMap<InodeId, File>,
+    pub files: BTreeMap<InodeId, TestFile>,
     pub orphans: BTreeSet<InodeId>,
     /// Inodes that another session has open.
     pub open_elsewhere: BTreeSet<InodeId>,
@@ -82,7 +82,7 @@ impl TestTree {
             assert_eq!(self.orphans.contains(&id), inode.links == 0, "orphan {id}");
             let file = self.files.get(&id).cloned().unwrap_or_default();
             assert_eq!(inode.blocks as usize, file.blocks.len(), "blocks of {id}");
-            assert!(inode.kind == FileKind::Regular || file == File::default());
+            assert!(inode.kind == FileKind::Regular || file == TestFile::default());
             assert!(file.bytes.len() as u64 <= inode.size, "bytes behind the end of {id}");
         }
         for ((parent, _), entry) in &self.entries {
@@ -96,7 +96,7 @@ impl TestTree {
         }
     }
 
-    fn file(&mut self, id: InodeId, change: impl FnOnce(&mut File)) -> Result<u64, Invalid> {
+    fn file(&mut self, id: InodeId, change: impl FnOnce(&mut TestFile)) -> Result<u64, Invalid> {
         let file = self.files.entry(id).or_default();
         change(file);
         while file.bytes.last() == Some(&0) {
@@ -104,14 +104,14 @@ impl TestTree {
         }
         let blocks = file.blocks.len() as u64;
         // A file that was never written and one whose content is gone are the same.
-        if *file == File::default() {
+        if *file == TestFile::default() {
             self.files.remove(&id);
         }
         Ok(blocks)
     }
 }
 
-impl File {
+impl TestFile {
     fn fill(&mut self, start: u64, bytes: &[u8]) {
         let (start, end) = (start as usize, start as usize + bytes.len());
         self.bytes.resize(self.bytes.len().max(end), 0);

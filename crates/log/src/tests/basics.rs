@@ -9,10 +9,10 @@ use super::{GENERATION, Random, log, mappings, records};
 use crate::layout::{RING_AT, TAIL_AT};
 use crate::record::HEADER_BYTES;
 use crate::slots::Tail;
-use crate::{AppendError, Log, OpenError};
+use crate::{AppendError, Log, LogOpenError};
 
 #[test]
-fn what_is_appended_is_scanned_and_read_in_order() {
+fn appended_records_are_scanned_and_read_in_order() {
     let log = log(4096);
     let seal = log.seal_count();
     let first = log.append(seal, 1, &[b"hello ", b"world"]).unwrap();
@@ -145,15 +145,15 @@ fn only_a_log_of_this_version_is_opened() {
     let make = || log(1024).memory().state().current();
     let open = |image: &[u8]| Log::open(ashlar_pmem::CrashTwin::from_image(ashlar_pmem::CrashMedium::Words, image));
     assert!(open(&make()).is_ok());
-    assert!(matches!(open(&make()[..9000]), Err(OpenError::TooSmall { .. })));
+    assert!(matches!(open(&make()[..9000]), Err(LogOpenError::TooSmall { .. })));
     for (at, check) in [(0usize, 0), (8, 1), (16, 2), (24, 2), (32, 2), (128, 2), (136, 2)] {
         let mut image = make();
         image[at] ^= 1;
         let error = open(&image).unwrap_err();
         let fits = match check {
-            0 => matches!(error, OpenError::NotALog),
-            1 => matches!(error, OpenError::WrongVersion { found: 0, supported: 1 }),
-            _ => matches!(error, OpenError::DamagedHeader),
+            0 => matches!(error, LogOpenError::NotALog),
+            1 => matches!(error, LogOpenError::WrongVersion { found: 0, supported: 1 }),
+            _ => matches!(error, LogOpenError::DamagedHeader),
         };
         assert!(fits, "byte {at}: {error}");
     }
@@ -169,7 +169,7 @@ fn record_longer_than_the_ring_is_refused() {
 }
 
 #[test]
-fn a_flipped_bit_anywhere_in_a_record_is_noticed() {
+fn flipped_bit_anywhere_in_a_record_is_detected() {
     // One that is verified in one piece, and one that takes several.
     for content in [&b"some content"[..], &[7; 2500]] {
         let log = log(16 << 10);
@@ -219,7 +219,7 @@ fn cost_of_an_append() {
 }
 
 #[test]
-fn nothing_is_written_where_the_log_is_not_ready() {
+fn append_writes_nothing_beyond_the_ready_position() {
     let log = log(1024);
     log.set_ready(LogPosition(500));
     let append = || log.append(log.seal_count(), 1, &[&[1; 176]]);

@@ -54,7 +54,7 @@ fn garbage_in_any_word_gives_answers_and_no_forged_record() {
 }
 
 #[test]
-fn words_that_keep_changing_do_not_hold_up_the_daemon() {
+fn changing_words_do_not_delay_the_daemon() {
     let [session, daemon] = mappings(4096, Medium::MEMORY);
     let log = Log::format(daemon, GENERATION).unwrap();
     let stop = AtomicBool::new(false);
@@ -76,7 +76,7 @@ fn words_that_keep_changing_do_not_hold_up_the_daemon() {
 }
 
 #[test]
-fn stale_bytes_that_a_user_wrote_are_no_record() {
+fn stale_user_bytes_are_not_taken_for_a_record() {
     // A user that knows everything but the key writes a body full of records for the place where that body will lie one
     // lap later, and the machine goes down when the log's end is there.
     let attacker =

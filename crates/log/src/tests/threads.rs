@@ -178,7 +178,7 @@ fn appenders_and_sealing_daemon_agree_on_emulated_pmem() {
 }
 
 #[test]
-fn an_append_within_an_append_gets_past_the_one_it_interrupts() {
+fn nested_append_passes_the_append_it_interrupts() {
     let [session, daemon] = mappings(4096, Medium::MEMORY);
     let session = Log::format(session, GENERATION).unwrap();
     let daemon = Log::open(daemon).unwrap();

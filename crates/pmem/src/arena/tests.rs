@@ -52,7 +52,7 @@ fn segments_are_allocated_when_they_are_added() {
 }
 
 #[test]
-fn a_segment_is_known_by_the_size_of_its_file() {
+fn segment_is_recognised_by_its_file_size() {
     for count in (1..3000).chain([65535, 65536, 1 << 26]) {
         let segment = SegmentInfo { number: 3, blocks: count };
         assert_eq!(SegmentInfo::from_file(3, segment.file_bytes()), Some(segment));

@@ -113,7 +113,7 @@ fn is_refused(tree: &mut TestTree, update: &Update<'_>, expected: Invalid) {
 }
 
 #[test]
-fn what_is_made_has_links_and_times() {
+fn created_inode_has_links_and_times() {
     let mut made = tree(&[directory(A, ROOT, b"a"), file(B, A, b"b"), create(C, A, b"c", FileKind::Symlink)]);
     assert_eq!((links(&made, ROOT), links(&made, A), links(&made, B)), (3, 2, 1));
     assert_eq!((made.inodes[&A].entries, made.inodes[&C].size), (2, 5));
@@ -131,7 +131,7 @@ fn what_is_made_has_links_and_times() {
 }
 
 #[test]
-fn what_can_not_be_made_is_refused() {
+fn impossible_creation_is_refused() {
     let mut made = tree(&[file(A, ROOT, b"a"), directory(B, ROOT, b"b"), directory(C, ROOT, b"c")]);
     made.open_elsewhere.insert(C);
     made.apply(&remove(C, ROOT, b"c")).expect("it is empty");
@@ -194,7 +194,7 @@ fn the_last_link_frees_or_leaves_an_orphan() {
 }
 
 #[test]
-fn what_can_not_be_removed_is_refused() {
+fn impossible_removal_is_refused() {
     let mut made = tree(&[file(A, ROOT, b"a"), directory(B, ROOT, b"b"), file(C, B, b"c")]);
     is_refused(&mut made, &unlink(A, ROOT, b"x"), Invalid::WrongEntry);
     is_refused(&mut made, &unlink(C, ROOT, b"a"), Invalid::WrongEntry);
@@ -509,7 +509,7 @@ fn damaged_counts_are_refused() {
 }
 
 #[test]
-fn what_is_made_in_a_subtree_counts_there_and_does_not_leave_it() {
+fn inode_created_in_a_subtree_counts_and_stays_there() {
     let quota = |inode, id| Update::SetQuota { inode, quota: QuotaId(id), at: at(9) };
     let mut tree = tree(&[directory(A, ROOT, b"a"), quota(A, A.0), file(B, A, b"b"), file(C, ROOT, b"c")]);
     assert_eq!((tree.inodes[&A].changed, tree.inodes[&B].quota), (at(1), QuotaId::of(A)), "the new name came after");

@@ -32,7 +32,7 @@ fn replay(case: &Case, coalesced: &Coalesced<'_>) -> Option<TestTree> {
     Some(tree)
 }
 
-fn comes_out_the_same(case: &Case, scope: Scope) -> bool {
+fn comes_out_the_same(case: &Case, scope: CoalesceScope) -> bool {
     replay(case, &coalesce(&case.batch, scope)).as_ref() == Some(&case.end)
 }
 
@@ -86,7 +86,7 @@ proptest! {
             let depend = Update::Depend { session: SessionId(1), position: LogPosition(8) };
             case.batch.insert(border.min(case.batch.len()), depend);
         }
-        for scope in [Scope::All, Scope::Content] {
+        for scope in [CoalesceScope::All, CoalesceScope::Content] {
             let coalesced = coalesce(&case.batch, scope);
             let state = replay(&case, &coalesced);
             prop_assert_eq!(state.as_ref(), Some(&case.end), "{:?}: {:#?}\n{:#?}", scope, &case.batch, coalesced);
@@ -94,14 +94,14 @@ proptest! {
     }
 
     #[test]
-    fn nothing_is_assumed_of_a_batch_that_makes_no_sense(
+    fn jumbled_batch_gets_an_action_for_each_record(
         before in prop::collection::vec(any::<Choice>(), 0..40),
         order in prop::collection::vec(any::<prop::sample::Index>(), 0..60),
     ) {
         let batch = case(&[], &before, 0).batch;
         if !batch.is_empty() {
             let jumbled: Vec<_> = order.iter().map(|index| index.get(&batch).clone()).collect();
-            prop_assert_eq!(coalesce(&jumbled, Scope::All).actions.len(), jumbled.len());
+            prop_assert_eq!(coalesce(&jumbled, CoalesceScope::All).actions.len(), jumbled.len());
         }
     }
 }
@@ -114,13 +114,13 @@ fn planted_bugs_are_found() {
         BUG.set(bug);
         let found = (0..30_000).any(|_| {
             let case = numbers.case();
-            !comes_out_the_same(&case, Scope::All)
+            !comes_out_the_same(&case, CoalesceScope::All)
         });
         BUG.set(Bug::None);
         assert!(found, "{bug:?} was not found");
     }
     let mut numbers = Numbers(7);
-    assert!((0..3_000).all(|_| comes_out_the_same(&numbers.case(), Scope::All)));
+    assert!((0..3_000).all(|_| comes_out_the_same(&numbers.case(), CoalesceScope::All)));
 }
 
 /// Random batches do hold what the rules are about: a coalescer that keeps everything would pass the comparison as
@@ -132,7 +132,7 @@ fn every_rule_is_used_by_random_batches() {
         (0, 0, 0, 0, 0, 0, 0);
     for _ in 0..3_000 {
         let case = numbers.case();
-        let coalesced = coalesce(&case.batch, Scope::All);
+        let coalesced = coalesce(&case.batch, CoalesceScope::All);
         dropped += coalesced.dropped;
         for (action, update) in coalesced.actions.iter().zip(&case.batch) {
             match (action, update) {
@@ -193,7 +193,7 @@ const PAGE: &[u8] = &[7; 4096];
 fn a_page_written_over_and_over_is_written_once() {
     let batch =
         vec![write(FILE, 0, PAGE, 1), write(FILE, 4096, PAGE, 2), write(FILE, 0, PAGE, 3), write(FILE, 0, PAGE, 4)];
-    let coalesced = coalesce(&batch, Scope::Content);
+    let coalesced = coalesce(&batch, CoalesceScope::Content);
     assert_eq!(coalesced.actions, [Action::Drop, Action::Keep, Action::Drop, Action::Keep]);
     assert_eq!((coalesced.dropped, coalesced.saved_bytes), (2, 2 * (4096 + 29)));
 }
@@ -208,11 +208,11 @@ fn a_temporary_file_leaves_only_its_directorys_times() {
         write(FILE, 0, PAGE, 5),
         Update::Release { inode: FILE },
     ];
-    let coalesced = coalesce(&batch, Scope::All);
+    let coalesced = coalesce(&batch, CoalesceScope::All);
     assert_eq!(coalesced.dropped, 5);
     let Action::Replace(Update::SetAttributes(set)) = coalesced.actions[3] else { panic!("{coalesced:?}") };
     assert_eq!((set.inode, set.modified, set.at, set.mode, set.accessed), (DIRECTORY, Some(at(4)), at(4), None, None));
-    assert_eq!(coalesce(&batch, Scope::Content).dropped, 1);
+    assert_eq!(coalesce(&batch, CoalesceScope::Content).dropped, 1);
 }
 
 /// An editor saves a file twice by writing a new one and renaming it over the old one.
@@ -227,7 +227,7 @@ fn a_file_replaced_twice_is_replaced_once() {
         write(second, 0, PAGE, 2),
         rename(second, b"tmp", b"file", Some(first)),
     ];
-    let coalesced = coalesce(&batch, Scope::All);
+    let coalesced = coalesce(&batch, CoalesceScope::All);
     let unlink = Update::Unlink { inode: old, parent: DIRECTORY, name: b"file", release: true, at: at(9) };
     let Update::Rename(last) = batch[5].clone() else { unreachable!() };
     let into = Update::Rename(Rename { target: None, release: false, ..last });
@@ -239,7 +239,7 @@ fn a_file_replaced_twice_is_replaced_once() {
 
 /// An overlay moves a file away and the file goes: what hides the one below must stay.
 #[test]
-fn a_whiteout_stays_whatever_vanishes() {
+fn whiteout_stays_when_its_file_vanishes() {
     let (file, other, left) = (InodeId(20), InodeId(21), InodeId(22));
     let whiteout = Some(Whiteout { inode: left, uid: 0, gid: 0, acl_access: b"" });
     let leaving = |update: Update<'static>| {
@@ -255,18 +255,18 @@ fn a_whiteout_stays_whatever_vanishes() {
     ];
     let Update::Rename(last) = batch[2].clone() else { unreachable!() };
     let into = Update::Rename(Rename { target: None, release: false, ..last });
-    let coalesced = coalesce(&batch, Scope::All);
+    let coalesced = coalesce(&batch, CoalesceScope::All);
     assert_eq!(coalesced.actions, [Action::Keep, Action::Drop, Action::Replace(into), Action::Keep]);
-    assert_eq!(coalesce(&batch, Scope::Content).dropped, 0);
+    assert_eq!(coalesce(&batch, CoalesceScope::Content).dropped, 0);
 }
 
 #[test]
-fn a_dependency_is_a_border() {
+fn no_record_is_coalesced_across_a_dependency() {
     let depend = Update::Depend { session: SessionId(1), position: LogPosition(8) };
     let unlink = Update::Unlink { inode: FILE, parent: DIRECTORY, name: b"a", release: true, at: at(4) };
     let batch =
         vec![create(FILE, b"a", 1), write(FILE, 0, PAGE, 1), depend.clone(), write(FILE, 0, PAGE, 2), depend, unlink];
-    let coalesced = coalesce(&batch, Scope::All);
+    let coalesced = coalesce(&batch, CoalesceScope::All);
     assert!(coalesced.actions.iter().all(|action| *action == Action::Keep));
     assert_eq!((coalesced.dropped, coalesced.saved_bytes), (0, 0));
 }
@@ -274,21 +274,21 @@ fn a_dependency_is_a_border() {
 /// Cutting a file to the size that it has frees what was reserved behind its end; growing it to that size does not. So
 /// the size before a cut matters, and a write that is cut off may be what made it a cut.
 #[test]
-fn what_is_cut_off_still_makes_it_a_cut() {
+fn write_that_makes_a_resize_a_truncation_keeps_its_blocks() {
     let batch = vec![write(FILE, 8192, PAGE, 1), write(FILE, 8192, PAGE, 2), resize(4096, 3)];
-    let coalesced = coalesce(&batch, Scope::All);
+    let coalesced = coalesce(&batch, CoalesceScope::All);
     assert_eq!(coalesced.actions[0], Action::Drop);
     let reserved =
         Update::Allocate { inode: FILE, how: Allocation::Reserve, offset: 8192, length: 4096, strip: false, at: at(2) };
     assert_eq!(coalesced.actions[1], Action::Replace(reserved));
     let to_nothing = vec![write(FILE, 8192, PAGE, 1), write(FILE, 8192, PAGE, 2), resize(0, 3)];
-    assert_eq!(coalesce(&to_nothing, Scope::All).dropped, 2);
+    assert_eq!(coalesce(&to_nothing, CoalesceScope::All).dropped, 2);
 }
 
 #[test]
-fn a_chain_of_cuts_is_two() {
+fn chain_of_truncations_becomes_two() {
     let batch: Vec<_> = (1..=50).rev().map(|n| resize(n * 100, 60 - n as i64)).collect();
-    let coalesced = coalesce(&batch, Scope::All);
+    let coalesced = coalesce(&batch, CoalesceScope::All);
     assert_eq!(coalesced.dropped, 48);
     assert!(coalesced.actions[48..].iter().all(|action| *action == Action::Keep));
 }
@@ -302,7 +302,7 @@ fn attributes_set_one_by_one_are_set_at_once() {
         Update::SetAttributes(SetAttributes { mode: Some(0o600), at: at(2), ..none }),
         Update::SetAttributes(SetAttributes { modified: Some(at(0)), gid: Some(6), at: at(3), ..none }),
     ];
-    let coalesced = coalesce(&batch, Scope::All);
+    let coalesced = coalesce(&batch, CoalesceScope::All);
     let (mode, uid, gid) = (Some(0o600), Some(4), Some(6));
     let joined = SetAttributes { mode, uid, gid, modified: Some(at(0)), at: at(3), ..none };
     assert_eq!(coalesced.actions, [Action::Drop, Action::Drop, Action::Replace(Update::SetAttributes(joined))]);
@@ -313,7 +313,7 @@ fn attributes_set_one_by_one_are_set_at_once() {
 fn a_large_batch_takes_no_time() {
     let batch: Vec<_> = (0..8192u64).map(|n| write(FILE, n * 37 % 8192 * 2, b"abc", n as i64)).collect();
     let began = std::time::Instant::now();
-    let coalesced = coalesce(&batch, Scope::All);
+    let coalesced = coalesce(&batch, CoalesceScope::All);
     assert_eq!(coalesced.actions.len(), 8192);
     assert!(began.elapsed().as_secs() < 2, "{:?}", began.elapsed());
 }

@@ -142,7 +142,7 @@ fn check_canonical(kind: u8, body: &[u8]) -> Result<(), TestCaseError> {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(fields in fields(), kind in 1u8..=15) {
+    fn encoded_updates_are_decoded(fields in fields(), kind in 1u8..=15) {
         let update = fields.update(kind);
         let body = bytes(&update);
         prop_assert_eq!(Update::decode(kind, &body), Ok(update.clone()));
@@ -228,7 +228,7 @@ fn a_whiteout_stands_behind_the_names() {
 }
 
 #[test]
-fn names_that_are_none_are_refused() {
+fn invalid_names_are_refused() {
     for name in [&b""[..], b".", b"..", b"a/b", b"a\0b"] {
         assert_eq!(Update::decode(4, &bytes(&unlink(name))), Err(DecodeError::BadName), "{name:?}");
     }

@@ -37,7 +37,7 @@ fn the_first_class_that_fits_decides() {
 }
 
 #[test]
-fn the_super_user_executes_what_somebody_may_execute() {
+fn super_user_executes_files_with_any_execute_bit() {
     let root = Credentials::root();
     assert!(allows(&inode(FileKind::Regular, 0), None, &root, Access::READ | Access::WRITE));
     assert!(!allows(&inode(FileKind::Regular, 0o666), None, &root, Access::EXECUTE));

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_handle_opens_nothing() {
+    fn invalid_handle_opens_nothing() {
         let directory = std::fs::File::open("/").expect("open");
         let errno = |content: &[u8]| {
             let opened = open_by_handle(directory.as_fd(), 0x81, content, libc::O_RDONLY);

@@ -9,13 +9,13 @@ const SLOTS: usize = 8192;
 
 /// Decoded rows of inodes, in the snapshot that is read at present.
 #[derive(Debug, Default)]
-pub(crate) struct Seen(RefCell<Vec<Option<(InodeId, Inode)>>>);
+pub(crate) struct InodeCache(RefCell<Vec<Option<(InodeId, Inode)>>>);
 
 fn slot(inode: InodeId) -> usize {
     inode.0 as usize % SLOTS
 }
 
-impl Seen {
+impl InodeCache {
     pub fn get(&self, inode: InodeId) -> Option<Inode> {
         let slots = self.0.borrow();
         let (_, found) = slots.get(slot(inode))?.as_ref().filter(|(id, _)| *id == inode)?;

@@ -4,12 +4,12 @@ use std::mem::MaybeUninit;
 
 /// Up to `N` bytes. Nothing clears those that are not used: for a record of a page, clearing a buffer costs as much as
 /// copying to it.
-pub(crate) struct Chunk<const N: usize> {
+pub(crate) struct StackBuffer<const N: usize> {
     bytes: [MaybeUninit<u8>; N],
     filled: usize,
 }
 
-impl<const N: usize> Chunk<N> {
+impl<const N: usize> StackBuffer<N> {
     #[inline]
     pub(crate) fn new() -> Self {
         Self { bytes: [MaybeUninit::uninit(); N], filled: 0 }
@@ -58,8 +58,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chunk_holds_what_was_added_since_it_was_emptied() {
-        let mut chunk = Chunk::<8>::new();
+    fn buffer_holds_bytes_added_since_it_was_cleared() {
+        let mut chunk = StackBuffer::<8>::new();
         chunk.push(b"abc");
         chunk.push(b"");
         chunk.push(b"defgh");

@@ -25,13 +25,13 @@ struct Stretch {
 
 /// All blocks that are held. Addresses are one line of numbers: no stretch goes on from one segment into another.
 #[derive(Debug, Default)]
-pub struct Held {
+pub struct HeldBlocks {
     stretches: BTreeMap<u64, Stretch>,
     freed: HashMap<u64, Freed>,
     blocks: u64,
 }
 
-impl Held {
+impl HeldBlocks {
     /// The stretches with any of these blocks, each as first address and end.
     fn within(&self, from: u64, to: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
         let before = self.stretches.range(..from).next_back().filter(move |(at, one)| **at + one.blocks > from);
@@ -158,7 +158,7 @@ mod tests {
         /// As a count for each block.
         #[test]
         fn holds_are_counted_for_each_block(steps in prop::collection::vec((0u32..60, 1u64..30, 0usize..4), 1..60)) {
-            let (mut held, mut all, mut counts) = (Held::default(), Vec::new(), [0_u32; 100]);
+            let (mut held, mut all, mut counts) = (HeldBlocks::default(), Vec::new(), [0_u32; 100]);
             for (first, blocks, what) in steps {
                 let range = |(first, blocks): (u32, u64)| first as usize..first as usize + blocks as usize;
                 if what == 0 && !all.is_empty() {
