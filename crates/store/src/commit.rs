@@ -11,11 +11,11 @@ use std::sync::Arc;
 use ashlar_pmem::{Mapping, MediumKind, Persistent};
 use ashlar_types::{BlockAddress, LogPosition, SessionId};
 
-use crate::batch::Batch;
-use crate::database::{Database, Writer};
+use crate::blocks::segment::MappedSegment;
+use crate::metadata::batch::Batch;
+use crate::metadata::database::{Database, Writer};
+use crate::metadata::rows::{self, EntryKey, StoredCounters, kind};
 use crate::model::Committed;
-use crate::rows::{self, EntryKey, StoredCounters, kind};
-use crate::segment::MappedSegment;
 use crate::{Store, StoreError};
 
 /// A batch that no longer changes.

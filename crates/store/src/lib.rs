@@ -36,37 +36,27 @@
 //! `docs/decisions/store-and-digest.md`.
 #![deny(unsafe_code)]
 
-mod allocator;
-mod batch;
-mod check;
-mod chunk;
+mod blocks;
+mod checking;
 mod commit;
-mod data;
-mod database;
 mod error;
-mod held_blocks;
-mod inode_cache;
-mod mapped;
+mod files;
 mod memory;
+mod metadata;
 mod model;
-mod problem;
 mod quotas;
-mod read;
-mod repair;
-mod rows;
-mod segment;
 mod store;
 mod tree;
 
-pub use allocator::NO_SESSION;
-pub use check::Checker;
+pub use blocks::allocator::NO_SESSION;
+pub use blocks::segment::MappedSegment;
+pub use checking::checker::Checker;
+pub use checking::problem::{CheckProgress, CheckReport, PROBLEMS_MAX, Problem, TreeCounts};
 pub use commit::{CommitDone, CommitJob};
 pub use error::StoreError;
 pub use memory::MemoryStore;
 pub use model::{ArenaSpace, Committed, MapBlocks, MappedRun, SessionState, StoredContents, StoredExtent, Xattrs};
-pub use problem::{CheckProgress, CheckReport, PROBLEMS_MAX, Problem, TreeCounts};
 pub use quotas::Move;
-pub use segment::MappedSegment;
 pub use store::Store;
 
 /// Bytes of the largest file that is kept in a row instead of blocks.

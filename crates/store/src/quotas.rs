@@ -6,8 +6,8 @@
 
 use ashlar_types::{Inode, InodeId, QuotaAmount, QuotaId, QuotaKey, QuotaLimits, quota_keys};
 
-use crate::batch::InodeMap;
-use crate::rows;
+use crate::metadata::batch::InodeMap;
+use crate::metadata::rows;
 
 /// An inode's use, and the accounts that it counts against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,17 +12,17 @@ use ashlar_types::{
 use ashlar_update::Entry;
 
 use crate::StoreError;
-use crate::allocator::{Allocator, Freer, NO_SESSION};
-use crate::batch::{Batch, LayerValue};
-use crate::chunk::ExtentChunk;
+use crate::blocks::allocator::{Allocator, Freer, NO_SESSION};
+use crate::blocks::segment::MappedSegment;
 use crate::commit::Frozen;
-use crate::database::{Database, Snapshot};
-use crate::inode_cache::InodeCache;
-use crate::mapped::Mapped;
+use crate::files::mapped::Mapped;
+use crate::metadata::batch::{Batch, LayerValue};
+use crate::metadata::chunk::ExtentChunk;
+use crate::metadata::database::{Database, Snapshot};
+use crate::metadata::inode_cache::InodeCache;
+use crate::metadata::rows::{self, EntryKey, StoredCounters, Superblock, kind};
 use crate::model::{ArenaSpace, SessionState, Xattrs};
 use crate::quotas::{self, Holding, Move, Quotas};
-use crate::rows::{self, EntryKey, StoredCounters, Superblock, kind};
-use crate::segment::MappedSegment;
 
 /// How many numbers are set aside with one row: so many are skipped at most after a crash, and so many are given out
 /// without a commit in between.

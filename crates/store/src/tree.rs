@@ -3,9 +3,9 @@
 use ashlar_types::{Inode, InodeId, LogPosition, SessionId};
 use ashlar_update::{Allocation, Applied, Entry, Tree, Update};
 
-use crate::allocator::Freer;
+use crate::blocks::allocator::Freer;
+use crate::metadata::rows::{self, kind};
 use crate::quotas::Holding;
-use crate::rows::{self, kind};
 use crate::{Store, StoreError};
 
 /// So much more than the budget is applied: credit is granted within it, but what rows take in pages is an estimate.

@@ -14,7 +14,7 @@ use heed::{CommitOrAbort, EnvFlags, EnvOpenOptions, PutFlags, RoTxn, RwTxn, With
 use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::StoreError;
-use crate::rows::kind;
+use crate::metadata::rows::kind;
 
 type Env = heed::Env<WithoutTls>;
 /// A row's key and value, as an iterator yields them.
@@ -169,7 +169,7 @@ impl Snapshot {
 
     /// No inode with this number or a higher one has a row.
     pub fn inode_end(&self) -> Result<u64, StoreError> {
-        let last = self.tables.inodes.last(&self.txn)?.and_then(|(key, _)| crate::rows::split_key1(key));
+        let last = self.tables.inodes.last(&self.txn)?.and_then(|(key, _)| crate::metadata::rows::split_key1(key));
         Ok(last.map_or(0, |(number, _)| number.saturating_add(1)))
     }
 

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use ashlar_types::{BlockAddress, FileKind, Inode, InodeId, Name, QuotaAmount, QuotaKey, name_cookie};
 use ashlar_update::Entry;
 
-use crate::allocator::{PIECE_BLOCKS, PIECE_BYTES};
-use crate::batch::InodeMap;
-use crate::chunk::{CHUNK_BLOCKS, ExtentChunk};
-use crate::database::Snapshot;
-use crate::problem::{CheckProgress, CheckReport, Problem};
-use crate::rows::{self, kind};
-use crate::segment::{Block, MappedSegment};
+use crate::blocks::allocator::{PIECE_BLOCKS, PIECE_BYTES};
+use crate::blocks::segment::{Block, MappedSegment};
+use crate::checking::problem::{CheckProgress, CheckReport, Problem};
+use crate::metadata::batch::InodeMap;
+use crate::metadata::chunk::{CHUNK_BLOCKS, ExtentChunk};
+use crate::metadata::database::Snapshot;
+use crate::metadata::rows::{self, kind};
 use crate::store::read_counters;
 use crate::{INLINE_BYTES_MAX, Store, StoreError};
 

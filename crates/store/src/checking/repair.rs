@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 use ashlar_types::{FileKind, Inode, InodeId, QuotaAmount, Timestamp, name_cookie};
 use ashlar_update::Entry;
 
-use crate::allocator::{Allocator, PIECE_BLOCKS};
-use crate::chunk::ExtentChunk;
-use crate::database::Writer;
-use crate::problem::{CheckReport, Problem};
-use crate::rows::{self, EntryKey, StoredCounters, kind};
+use crate::blocks::allocator::{Allocator, PIECE_BLOCKS};
+use crate::checking::problem::{CheckReport, Problem};
+use crate::metadata::chunk::ExtentChunk;
+use crate::metadata::database::Writer;
+use crate::metadata::rows::{self, EntryKey, StoredCounters, kind};
 use crate::store::root_directory;
 use crate::{Store, StoreError};
 
@@ -113,7 +113,9 @@ impl Remedy<'_> {
             Problem::UnmarkedOrphan { inode } => self.writer.put(&rows::key1(kind::ORPHAN, inode.0), &[]),
             Problem::MarkedOrphan { inode } => self.writer.delete(&rows::key1(kind::ORPHAN, inode.0)),
             Problem::InlineAndBlocks { inode } => self.writer.delete(&rows::key1(kind::INLINE, inode.0)),
-            Problem::ExtentOutside { block, bytes, .. } => self.cut_block(*block % crate::chunk::CHUNK_BLOCKS, bytes),
+            Problem::ExtentOutside { block, bytes, .. } => {
+                self.cut_block(*block % crate::metadata::chunk::CHUNK_BLOCKS, bytes)
+            }
             Problem::WrongBitmap { segment, .. } => self.put_bitmap(*segment),
             Problem::WrongReserved { expected, .. } => {
                 let counters = self.counters()?;
@@ -226,7 +228,7 @@ impl Remedy<'_> {
                 continue;
             }
             let mut value: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-            value.resize(crate::allocator::PIECE_BYTES, 0);
+            value.resize(crate::blocks::allocator::PIECE_BYTES, 0);
             self.writer.put(&key, &value)?;
         }
         Ok(())
@@ -243,7 +245,7 @@ mod tests {
 
     use super::*;
     use crate::NO_SESSION;
-    use crate::chunk::Run;
+    use crate::metadata::chunk::Run;
 
     const DIRECTORY: InodeId = InodeId(16);
     const FILE: InodeId = InodeId(17);

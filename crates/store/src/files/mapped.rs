@@ -1,6 +1,6 @@
 //! Files that processes have mapped (DAX): which of their blocks stand in which process's memory.
 //!
-//! A mapped block stays where it is, and is given out to no other file, until it is unmapped ([`crate::held_blocks`]).
+//! A mapped block stays where it is, and is given out to no other file, until it is unmapped ([`crate::blocks::held_blocks`]).
 //! Writes to the file go to other blocks, as always: a block that a committed row refers to is never overwritten. A
 //! mapping that *follows* its file (a shared one) is shown new content by copies. A block that the file has left for
 //! good gets its copy when an update is applied. Other blocks get it with the commit by which the file leaves them.
@@ -12,8 +12,8 @@ use std::ops::Range;
 use ashlar_types::{BLOCK_BYTES, BlockAddress, InodeId, SessionId, blocks_for};
 use ashlar_update::{Allocation, Update};
 
+use crate::blocks::segment::{Block, checksum};
 use crate::model::{MapBlocks, MappedRun, StoredContents, StoredExtent};
-use crate::segment::{Block, checksum};
 use crate::{Store, StoreError};
 
 /// More pieces than these are not mapped: each is a mapping of the kernel's.

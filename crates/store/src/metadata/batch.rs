@@ -11,7 +11,7 @@ use std::ops::Range;
 use ashlar_types::{Inode, InodeId};
 use ashlar_update::Entry;
 
-use crate::chunk::ExtentChunk;
+use crate::metadata::chunk::ExtentChunk;
 
 /// Bytes that a row takes in the database beside its key and value, pages being two thirds full.
 const ROW_OVERHEAD_BYTES: usize = 32;
@@ -140,7 +140,7 @@ impl Batch {
         match self.inodes.entry(inode.0) {
             std::collections::hash_map::Entry::Occupied(mut row) => row.get_mut().value = Some(value),
             std::collections::hash_map::Entry::Vacant(place) => {
-                self.bytes += crate::rows::INODE_BYTES + value.target.len() + 9 + ROW_OVERHEAD_BYTES;
+                self.bytes += crate::metadata::rows::INODE_BYTES + value.target.len() + 9 + ROW_OVERHEAD_BYTES;
                 self.inode_end = self.inode_end.max(inode.0 + 1);
                 place.insert(InodeRow { value: Some(value), fresh: absent });
             }

@@ -9,9 +9,9 @@ use std::ops::Range;
 use ashlar_types::{BLOCK_BYTES, BlockAddress, Inode, InodeId, blocks_for};
 use ashlar_update::Allocation;
 
-use crate::allocator::Freer;
-use crate::chunk::{CHUNK_BLOCKS, ExtentChunk, Run};
-use crate::segment::{Block, checksum};
+use crate::blocks::allocator::Freer;
+use crate::blocks::segment::{Block, checksum};
+use crate::metadata::chunk::{CHUNK_BLOCKS, ExtentChunk, Run};
 use crate::{INLINE_BYTES_MAX, Store, StoreError};
 
 const ZEROS: Block = [0; BLOCK_BYTES as usize];

@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use ashlar_types::{BLOCK_BYTES, BlockAddress, InodeId};
 
-use crate::allocator::Freer;
-use crate::chunk::{CHUNK_BLOCKS, ExtentChunk, Run};
+use crate::blocks::allocator::Freer;
+use crate::blocks::segment::Block;
+use crate::metadata::chunk::{CHUNK_BLOCKS, ExtentChunk, Run};
+use crate::metadata::rows::{self, kind};
 use crate::model::{StoredContents, StoredExtent};
-use crate::rows::{self, kind};
-use crate::segment::Block;
 use crate::{Store, StoreError};
 
 impl Store {

@@ -8,14 +8,14 @@
 //! Where a record has replaced the block in part, it stays busy also until the session has released its log up to that
 //! record, since the session reads the other part by its older extent as long as its own log covers what changed.
 //!
-//! A block that a process has mapped stays busy in any case until it is unmapped ([`crate::held_blocks`]).
+//! A block that a process has mapped stays busy in any case until it is unmapped ([`crate::blocks::held_blocks`]).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use ashlar_types::{BlockAddress, LogPosition, SessionId};
 
-use crate::held_blocks::HeldBlocks;
-use crate::rows;
+use crate::blocks::held_blocks::HeldBlocks;
+use crate::metadata::rows;
 
 /// Blocks in one bitmap row: 512 bytes, for 16 MiB of data.
 pub const PIECE_BLOCKS: u32 = 4096;
