@@ -1,36 +1,37 @@
-//! Locks that cost next to nothing in a process with one thread.
+//! Locks and counts that cost next to nothing in a single-threaded process.
 //!
-//! An exchange takes the processor as long as a third of a small write's other work, and an operation takes several locks. Where a program
-//! has one thread only, nobody can be in the way. Who knows that (`ashlar-preload` sees the calls that make threads) says so, and
-//! says it no longer holds before the second thread runs. Meanwhile a lock is a plain word. It is kept beside the real one, so it
-//! doesn't matter which of the two was in use when a lock was taken: who lets it go finds it in the one or the other.
+//! An atomic exchange takes the processor as long as a third of a small write's other work, and an operation takes
+//! several locks. In a single-threaded process no other thread can hold a lock. `ashlar-preload` sees the calls that
+//! start threads: it declares the process single-threaded, and withdraws that before the second thread runs. Meanwhile
+//! a lock is a plain word beside the real lock. A thread that unlocks finds out which of the two it holds, so the
+//! declaration may change while a lock is held.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 static IS_ALONE: AtomicBool = AtomicBool::new(false);
 
-/// Says that the process has one thread only.
+/// Declares the process single-threaded.
 ///
 /// # Safety
-/// It has, and nothing that LibFS does is interrupted by a handler of a signal that comes back into LibFS. [`end_alone`] is
-/// called before there is another thread, by the one that there is, outside of LibFS.
+/// The process has one thread, and no signal handler that re-enters LibFS interrupts LibFS. Before another thread
+/// starts, the only thread calls [`end_alone`], outside of LibFS.
 pub unsafe fn begin_alone() {
     IS_ALONE.store(true, Ordering::Relaxed);
 }
 
-/// Says that there may be other threads from now on.
+/// Withdraws the declaration: from now on there may be other threads.
 pub fn end_alone() {
     IS_ALONE.store(false, Ordering::Relaxed);
 }
 
-/// Whether the process has one thread only.
+/// Returns whether the process is declared single-threaded.
 #[must_use]
 #[inline]
 pub fn is_alone() -> bool {
     IS_ALONE.load(Ordering::Relaxed)
 }
 
-/// Adds to a word that only threads of this process change; returns what it was.
+/// Adds to a word that only threads of this process change; returns its old value.
 #[inline]
 pub fn add(word: &AtomicU32, amount: u32, order: Ordering) -> u32 {
     if !is_alone() {
@@ -41,10 +42,10 @@ pub fn add(word: &AtomicU32, amount: u32, order: Ordering) -> u32 {
     before
 }
 
-/// Exchanges a word that only threads of this process change, if it is as expected; returns what it was.
+/// Exchanges a word that only threads of this process change, if it has the value `current`.
 ///
 /// # Errors
-/// What it was, where that was not as expected.
+/// The word's value, if it is another one.
 #[inline]
 pub fn exchange(word: &AtomicU32, current: u32, new: u32) -> Result<u32, u32> {
     if !is_alone() {
@@ -58,7 +59,7 @@ pub fn exchange(word: &AtomicU32, current: u32, new: u32) -> Result<u32, u32> {
     Ok(before)
 }
 
-/// Puts another value into a word that only threads of this process change; returns what it was.
+/// Replaces the value of a word that only threads of this process change; returns its old value.
 #[inline]
 pub fn swap(word: &AtomicU32, new: u32) -> u32 {
     if !is_alone() {
@@ -69,17 +70,17 @@ pub fn swap(word: &AtomicU32, new: u32) -> u32 {
     before
 }
 
-/// In the plain word: held by who changes what it guards. Lower numbers count those who only look.
+/// In the plain word: a writer holds the lock. Lower numbers count the readers.
 const WRITER: u32 = u32::MAX;
 
-/// A lock for one who changes or many who look.
+/// A reader-writer lock: a plain word while the process is single-threaded, else a real lock.
 pub struct RawRwLock {
     plain: AtomicU32,
     shared: rustix_futex_sync::RawRwLock,
 }
 
 impl RawRwLock {
-    /// Takes the plain word, where the process is alone and the word is as it must be.
+    /// Tries to take the plain word. `None` if the process isn't single-threaded.
     #[inline]
     fn try_plain(&self, write: bool) -> Option<bool> {
         if !is_alone() {
@@ -94,14 +95,15 @@ impl RawRwLock {
     }
 }
 
-/// A thread that is alone waits for itself: a defect, which costs the one call and not the program.
+/// Panics when a single thread waits for itself: a defect, which fails this call and spares the program.
 #[cold]
 fn stuck() -> ! {
     panic!("a lock of LibFS is held by the thread that asks for it")
 }
 
-// SAFETY: while there is one thread, the plain word says who holds the lock, and is looked at before the shared lock by who lets go;
-// nothing holds it when a second thread begins ([`begin_alone`]). From then on the shared lock is a lock.
+// SAFETY: while there is one thread, the plain word says how the lock is held, and unlocking reads it before the shared
+// lock. No thread holds the plain word when a second thread starts ([`begin_alone`]). From then on the shared lock
+// excludes.
 unsafe impl lock_api::RawRwLock for RawRwLock {
     #[allow(clippy::declare_interior_mutable_const, reason = "it is what each lock begins as")]
     const INIT: Self = Self { plain: AtomicU32::new(0), shared: rustix_futex_sync::RawRwLock::INIT };
@@ -157,7 +159,7 @@ unsafe impl lock_api::RawRwLock for RawRwLock {
     }
 }
 
-/// A lock for one at a time.
+/// A mutual exclusion lock: a plain word while the process is single-threaded, else a real lock.
 pub struct RawMutex {
     plain: AtomicU32,
     shared: rustix_futex_sync::RawMutex,
@@ -177,7 +179,7 @@ impl RawMutex {
     }
 }
 
-// SAFETY: as for the other lock.
+// SAFETY: as for [`RawRwLock`].
 unsafe impl lock_api::RawMutex for RawMutex {
     #[allow(clippy::declare_interior_mutable_const, reason = "it is what each lock begins as")]
     const INIT: Self = Self { plain: AtomicU32::new(0), shared: rustix_futex_sync::RawMutex::INIT };
@@ -208,11 +210,11 @@ unsafe impl lock_api::RawMutex for RawMutex {
     }
 }
 
-/// A value that one at a time may look at.
+/// A value that one thread at a time may access.
 pub type Mutex<T> = lock_api::Mutex<RawMutex, T>;
-/// Its holder's way to it.
+/// Gives the lock's holder access to the value.
 pub type MutexGuard<'a, T> = lock_api::MutexGuard<'a, RawMutex, T>;
-/// A value that many may look at, or one may change.
+/// A value that many threads may read, or one may change.
 pub(crate) type RwLock<T> = lock_api::RwLock<RawRwLock, T>;
 pub(crate) type RwLockReadGuard<'a, T> = lock_api::RwLockReadGuard<'a, RawRwLock, T>;
 pub(crate) type MappedRwLockReadGuard<'a, T> = lock_api::MappedRwLockReadGuard<'a, RawRwLock, T>;
@@ -227,7 +229,7 @@ mod tests {
     fn a_lock_that_was_taken_in_one_way_is_let_go_in_that_way() {
         let raw = RawRwLock::INIT;
         let mutex = RawMutex::INIT;
-        // By the words themselves: the process is not alone, since tests are threads of it.
+        // Sets the words directly: tests are threads, so the process is not single-threaded.
         let plain = |write: bool| {
             let held = raw.plain.load(Ordering::Relaxed);
             raw.plain.store(if write { WRITER } else { held + 1 }, Ordering::Relaxed);
@@ -247,7 +249,7 @@ mod tests {
             raw.unlock_exclusive();
             mutex.unlock();
         }
-        // And now the shared ones.
+        // The shared locks follow.
         raw.lock_shared();
         assert!(!raw.try_lock_exclusive() && raw.try_lock_shared());
         // SAFETY: both are held.

@@ -1,4 +1,4 @@
-//! What callers say and get.
+//! Options, arguments and results of LibFS's operations.
 
 use std::path::PathBuf;
 
@@ -14,35 +14,35 @@ use crate::own::OwnDescriptors;
 pub struct Options {
     /// SharedFS's socket.
     pub socket: PathBuf,
-    /// What the session is.
+    /// The kind of session.
     pub kind: SessionKind,
-    /// Mount point or program, for `status`.
+    /// The mount point or program, for `status`.
     pub label: String,
-    /// The number of the device that a mount's files show, which the program uses too; 0 where it uses none.
+    /// The device number of the files of the mount that the program uses too; 0 if it uses none.
     pub beside: u64,
-    /// The front end has the kernel serve a call that fails with [`Errno::RESERVED`]. A session that does not is refused nothing, and may see what is on the
-    /// medium of a file that the kernel serves.
+    /// The front end lets the kernel serve a call that fails with [`Errno::RESERVED`]. SharedFS refuses nothing to a
+    /// session without it, which may then see a reserved file as it is on the medium.
     pub yields_to_kernel: bool,
-    /// How long a call waits for a SharedFS that is away, or does not answer, before it gives `EIO`, in milliseconds.
+    /// How long, in milliseconds, a call waits for a SharedFS that is away or silent before it fails with `EIO`.
     pub patience_ms: u64,
-    /// Tells whoever looks after the session in a sentence that SharedFS is waited for, and what came of it.
+    /// Receives a sentence for the session's user when calls wait for SharedFS, and when that ends.
     pub notice: fn(&str),
-    /// How it keeps its descriptors.
+    /// How LibFS keeps its descriptors.
     pub descriptors: OwnDescriptors,
 }
 
-/// Why no session could be opened.
+/// Why a session could not be opened.
 #[derive(Debug, Error)]
 pub enum ConnectError {
-    /// Nobody listens.
+    /// No daemon listens.
     #[error("no ashlar daemon answers at {path}: {reason}; start one with 'ashlar daemon' or 'ashlar mount'")]
     NoDaemon {
         /// The socket.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// The daemon said no, and why.
+    /// The daemon refused, with its reason.
     #[error("the daemon refused the session: {0}")]
     Refused(String),
     /// Shared memory could not be mapped.
@@ -60,20 +60,20 @@ pub struct Found {
 }
 
 impl Found {
-    /// What the entry says that leads to it.
+    /// Returns the directory entry that leads to the inode.
     pub(crate) fn entry(&self) -> Entry {
         Entry { inode: self.id, kind: self.inode.kind }
     }
 }
 
-/// What to make.
+/// An inode to create.
 #[derive(Clone, Copy, Debug)]
 pub struct Make<'a> {
-    /// Kind.
+    /// Its kind.
     pub kind: FileKind,
     /// Permission bits as the caller gave them.
     pub mode: u32,
-    /// The caller's umask; a default ACL of the directory takes its place.
+    /// The caller's umask; a default ACL of the directory replaces it.
     pub umask: u32,
     /// Device number, for devices.
     pub device: u64,
@@ -81,12 +81,12 @@ pub struct Make<'a> {
     pub target: &'a [u8],
 }
 
-/// A time to set: one given, or the clock's.
+/// A time to set: a given one, or the clock's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetTime {
     /// The time at which the operation runs.
     Now,
-    /// This one.
+    /// This time.
     At(Timestamp),
 }
 
@@ -105,52 +105,53 @@ pub struct Change {
     pub accessed: Option<SetTime>,
     /// Last change of content.
     pub modified: Option<SetTime>,
-    /// The change also clears set-user-id and set-group-id (a truncation or change of owner by an ordinary user).
+    /// The change also clears set-user-id and set-group-id, as a truncation or change of owner by an ordinary user
+    /// does.
     pub strip: bool,
 }
 
-/// Where a write goes.
+/// Where a write begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteAt {
-    /// To this offset.
+    /// At this offset.
     Offset(u64),
-    /// To the end of the file, wherever it is now.
+    /// At the end of the file, wherever that is when the write runs.
     End,
 }
 
-/// What a write has done.
+/// The outcome of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Written {
-    /// Where it began.
+    /// The offset at which it began.
     pub offset: u64,
-    /// How many bytes were written: fewer than asked for only where a quota has room for no more.
+    /// Bytes written: fewer than asked for if the arena, a quota or a file-size limit has no room for more.
     pub bytes: usize,
 }
 
 /// How to rename.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RenameFlags {
-    /// Fail with `EEXIST` rather than replace (`RENAME_NOREPLACE`).
+    /// Fail with `EEXIST` instead of replacing (`RENAME_NOREPLACE`).
     pub no_replace: bool,
     /// Exchange the two names (`RENAME_EXCHANGE`).
     pub exchange: bool,
     /// Leave a whiteout at the old name, in the same step (`RENAME_WHITEOUT`).
     pub whiteout: bool,
-    /// The directory that the caller found at the new name. It will take that one for removed, so where another stands there by
-    /// now nothing happens, and the answer is `ESTALE`.
+    /// The directory that the caller found at the new name and will treat as removed. If another inode is there by now,
+    /// nothing happens and the result is `ESTALE`.
     pub replaced: Option<InodeId>,
 }
 
 /// How to set an extended attribute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct XattrFlags {
-    /// Only make (`XATTR_CREATE`).
+    /// Only create (`XATTR_CREATE`).
     pub create: bool,
     /// Only replace (`XATTR_REPLACE`).
     pub replace: bool,
 }
 
-/// What to look for in a file.
+/// The kind of range that a seek searches for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seek {
     /// Data (`SEEK_DATA`).
@@ -159,31 +160,31 @@ pub enum Seek {
     Hole,
 }
 
-/// An entry as `getdents` tells it.
+/// A directory entry as `getdents` returns it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// Where to go on after this entry.
+    /// The cookie to continue a listing after this entry.
     pub cookie: u64,
     /// The name.
     pub name: Vec<u8>,
-    /// Where it leads.
+    /// The inode that it leads to.
     pub id: InodeId,
-    /// Kind.
+    /// The inode's kind.
     pub kind: FileKind,
-    /// Attributes, where they are at hand without asking.
+    /// The inode's attributes, if they are cached under a valid lease.
     pub inode: Option<Inode>,
 }
 
-/// An entry's name, and where it leads.
+/// An entry's name and the inode that it leads to.
 #[derive(Clone, Copy, Debug)]
 pub struct ListedName<'a> {
-    /// Where to go on after this entry.
+    /// The cookie to continue a listing after this entry.
     pub cookie: u64,
     /// The name.
     pub name: &'a [u8],
-    /// Where it leads.
+    /// The inode that it leads to.
     pub id: InodeId,
-    /// Kind.
+    /// The inode's kind.
     pub kind: FileKind,
 }
 

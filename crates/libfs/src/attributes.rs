@@ -1,4 +1,4 @@
-//! Attributes, access checks, extended attributes.
+//! Attributes, access checks and extended attributes of inodes.
 
 use ashlar_types::{
     Access, Credentials, Errno, FILE_SIZE_MAX, FileKind, Inode, InodeId, MODE_PERMISSIONS, MODE_SETGID, MODE_SETUID,
@@ -17,22 +17,24 @@ use crate::node::NodeState;
 use crate::warm::OpenInode;
 
 impl LibFs {
-    /// An inode's attributes.
+    /// Returns an inode's attributes.
     ///
     /// # Errors
-    /// `ESTALE` where it is gone.
+    /// `ESTALE` if the inode is gone.
     pub fn attributes(&self, id: InodeId) -> Outcome<Found> {
         let _measured = self.measured(OperationKind::Name);
         self.looked_at(Claim::read(id))
     }
 
-    /// The attributes of an inode that the caller has opened, if they are at hand. `None` where it takes more: [`LibFs::attributes`] knows.
+    /// Returns the attributes of an inode that the caller has open, by the fast path.
+    ///
+    /// `None` if that takes more; the caller then calls [`LibFs::attributes`].
     #[must_use]
     pub fn attributes_open(&self, open: &OpenInode) -> Option<Found> {
         self.look_at_open(open, |id, inode| Found { id, inode: inode.clone() })
     }
 
-    /// What `look` finds in them.
+    /// Calls `look` with the attributes of an inode that the caller has open, by the fast path; returns its result.
     #[inline]
     pub fn look_at_open<R>(&self, open: &OpenInode, look: impl FnOnce(InodeId, &Inode) -> R) -> Option<R> {
         self.check_alive().ok()?;
@@ -49,13 +51,15 @@ impl LibFs {
         self.found_by(Claim::read(id))
     }
 
-    /// As [`LibFs::found`], with what else is claimed.
+    /// As [`LibFs::found`], with all that `claim` asks for.
     pub(crate) fn found_by(&self, claim: Claim) -> Outcome<Found> {
         let (id, guard) = (claim.id, self.view(claim)?);
         Ok(Found { id, inode: guard.inode.clone().ok_or(Errno::ESTALE)? })
     }
 
-    /// As [`LibFs::found_by`], for an operation that is done with it: what is only looked at, and for the first time, need not become known.
+    /// As [`LibFs::found_by`], for an operation that needs no more of the inode.
+    ///
+    /// Attributes that are only read, and for the first time, need not be cached.
     pub(crate) fn looked_at(&self, claim: Claim) -> Outcome<Found> {
         match self.glimpse(&claim) {
             Some(inode) => Ok(Found { id: claim.id, inode }),
@@ -63,7 +67,7 @@ impl LibFs {
         }
     }
 
-    /// An inode's attributes, if they are known without asking.
+    /// Returns an inode's attributes if they are cached under a valid lease.
     pub(crate) fn attributes_at_hand(&self, id: InodeId) -> Option<Inode> {
         let node = self.nodes.existing(id)?;
         let state = node.read();
@@ -71,15 +75,15 @@ impl LibFs {
         if state.gone || !self.holds(&state, false) { None } else { state.inode.clone() }
     }
 
-    /// Fails with `EACCES` where `who` has not the access.
+    /// Checks that `who` has an access to an inode.
     ///
     /// # Errors
-    /// `EACCES`; `ESTALE` where the inode is gone.
+    /// `EACCES` if not; `ESTALE` if the inode is gone.
     pub fn check_access(&self, who: &Credentials, id: InodeId, access: Access) -> Outcome<()> {
         self.check_claimed(who, Claim::read(id), access)
     }
 
-    /// As [`LibFs::check_access`], for a directory in which a name is made, removed or moved next.
+    /// As [`LibFs::check_access`], for a directory in which a name is created, removed or moved next.
     pub(crate) fn check_change(&self, who: &Credentials, directory: InodeId) -> Outcome<()> {
         let claim = Claim::read(directory).soon_written().with_entries();
         self.check_claimed(who, claim, Access::WRITE | Access::EXECUTE)
@@ -100,13 +104,13 @@ impl LibFs {
         permission::allows(inode, acl.as_ref(), who, access)
     }
 
-    /// How `who` may have an inode open.
+    /// Returns the access with which `who` may have an inode open.
     pub(crate) fn held(&self, state: &NodeState, who: &Credentials) -> Access {
         let acl = state.xattrs.as_ref().and_then(|all| all.get(XATTR_ACL_ACCESS)).and_then(|value| Acl::parse(value));
         state.inode.as_ref().map_or(Access::NONE, |inode| permission::held(inode, acl.as_ref(), who))
     }
 
-    /// chmod, chown, truncate and utimens in one.
+    /// Sets attributes: chmod, chown, truncate and utimens in one.
     ///
     /// # Errors
     /// `EPERM`, `EACCES`, `EINVAL`, `EISDIR`, `EFBIG`, `ENOSPC`, `EDQUOT`.
@@ -165,7 +169,7 @@ impl LibFs {
         locked.commit(&Update::Resize { inode: id, size, strip, at: Self::now() }).map(drop)
     }
 
-    /// What a change of attributes sets, once the rules of POSIX were asked.
+    /// Checks POSIX's rules for a change of attributes; returns the attributes to set.
     fn attributes_to_set(
         &self,
         state: &NodeState,
@@ -220,7 +224,8 @@ impl LibFs {
                 kept &= !MODE_SETGID;
             }
             mode = (kept != inode.mode).then_some(kept);
-            // A change of owner that names neither is allowed to everybody, but takes nothing away from a stranger's file.
+            // POSIX allows every user a change of owner that names neither user nor group. It must not clear bits of
+            // another user's file.
             if mode.is_some() && !owns {
                 return Err(Errno::EPERM.into());
             }
@@ -236,7 +241,7 @@ impl LibFs {
         })
     }
 
-    /// Sets attributes; where the inode has an access list, a new mode changes the list with it.
+    /// Sets attributes. If the inode has an access list, a new mode changes the list with it.
     fn set_mode_with_acl(&self, locked: &mut Locked<'_>, id: InodeId, set: SetAttributes) -> Result<(), Stop> {
         let acl = locked.state(id)?.xattrs.as_ref().and_then(|all| all.get(XATTR_ACL_ACCESS)).cloned();
         let acl = acl.as_deref().and_then(Acl::parse);
@@ -248,8 +253,9 @@ impl LibFs {
         locked.commit(&Update::SetAttributes(set)).map(drop)
     }
 
-    /// Takes away a file's capabilities, as every change of its content or owner does. The kernel leaves this to the file
-    /// system (`FUSE_HANDLE_KILLPRIV_V2`).
+    /// Removes a file's capabilities, as every change of its content or owner does.
+    ///
+    /// The kernel leaves this to the file system (`FUSE_HANDLE_KILLPRIV_V2`).
     pub(crate) fn drop_capabilities(locked: &mut Locked<'_>, id: InodeId) -> Result<(), Stop> {
         if locked.state(id)?.xattrs.as_ref().is_some_and(|all| all.contains_key(XATTR_CAPABILITY)) {
             let at = Self::now();
@@ -258,20 +264,20 @@ impl LibFs {
         Ok(())
     }
 
-    /// The target of a symbolic link.
+    /// Returns the target of a symbolic link.
     ///
     /// # Errors
-    /// `EINVAL` where it is none.
+    /// `EINVAL` if the inode is no symbolic link.
     pub fn read_link(&self, id: InodeId) -> Outcome<Vec<u8>> {
         let _measured = self.measured(OperationKind::Name);
         let inode = self.found(id)?.inode;
         if inode.kind == FileKind::Symlink { Ok(inode.target) } else { Err(Errno::EINVAL) }
     }
 
-    /// The value of an extended attribute.
+    /// Returns the value of an extended attribute.
     ///
     /// # Errors
-    /// `ENODATA` where there is none; `EINVAL`, `EOPNOTSUPP` where there can be none of this name.
+    /// `ENODATA` if there is none; `EINVAL`, `EOPNOTSUPP` if no attribute can have this name.
     pub fn xattr(&self, id: InodeId, name: &[u8]) -> Outcome<Vec<u8>> {
         let _measured = self.measured(OperationKind::Name);
         let guard = self.view(Claim::read(id).with_xattrs())?;
@@ -283,10 +289,11 @@ impl LibFs {
         value.ok_or_else(|| check_xattr_name(name).err().unwrap_or(Errno::ENODATA))
     }
 
-    /// Fails unless `who` may read an extended attribute of this name: what the kernel asks before [`LibFs::xattr`].
+    /// Checks that `who` may read an extended attribute of this name, as the kernel does before [`LibFs::xattr`].
     ///
     /// # Errors
-    /// `EACCES`; `ENODATA` for a name that this kind of file never has, or that is not for this user; `EOPNOTSUPP` for a list of a link.
+    /// `EACCES`; `ENODATA` for a name that this kind of file never has, or that this user may not see; `EOPNOTSUPP` for
+    /// an access list of a link.
     pub fn check_xattr_read(&self, who: &Credentials, id: InodeId, name: &[u8]) -> Outcome<()> {
         if name.starts_with(b"user.") {
             let kind = self.attributes(id)?.inode.kind;
@@ -302,23 +309,25 @@ impl LibFs {
         if name.starts_with(b"trusted.") {
             return if who.is_privileged() { Ok(()) } else { Err(Errno::ENODATA) };
         }
-        // Of these two the file system alone says who may read them.
+        // For these two namespaces, the file system alone decides about reading.
         let is_system = name.starts_with(b"security.") || name.starts_with(b"system.");
         if is_system { Ok(()) } else { self.check_access(who, id, Access::READ) }
     }
 
-    /// The names of all extended attributes.
+    /// Returns the names of all extended attributes.
     ///
     /// # Errors
-    /// `ESTALE` where the inode is gone.
+    /// `ESTALE` if the inode is gone.
     pub fn xattr_names(&self, id: InodeId) -> Outcome<Vec<Vec<u8>>> {
         let _measured = self.measured(OperationKind::Name);
         let guard = self.view(Claim::read(id).with_xattrs())?;
         Ok(guard.xattrs.as_ref().map(|all| all.keys().cloned().collect()).unwrap_or_default())
     }
 
-    /// Sets an extended attribute. An access list sets the permission bits with it, and is kept only where they do not
-    /// say all of it; `strip_sgid` clears set-group-id too.
+    /// Sets an extended attribute.
+    ///
+    /// An access list sets the permission bits with it. LibFS keeps the list only if the bits don't express all of it.
+    /// `strip_sgid` also clears set-group-id.
     ///
     /// # Errors
     /// `EEXIST`, `ENODATA`, `EPERM`, `EACCES`, `EINVAL`, `E2BIG`, `ERANGE`, `EOPNOTSUPP`, `ENOSPC`.
@@ -358,7 +367,7 @@ impl LibFs {
         })
     }
 
-    /// Sets an access list; one without entries removes it. Flags say nothing to the kernel here.
+    /// Sets an access list; a list without entries removes it. The kernel ignores flags here.
     fn set_acl(&self, who: &Credentials, id: InodeId, name: &[u8], value: &[u8], strip_sgid: bool) -> Outcome<()> {
         if Acl::check_form(value)? == 0 {
             return self.remove_xattr(who, id, name);
@@ -387,7 +396,7 @@ impl LibFs {
     /// Removes an extended attribute.
     ///
     /// # Errors
-    /// `ENODATA` where there is none that is no access list; `EPERM`, `EACCES`, `EINVAL`, `EOPNOTSUPP`.
+    /// `ENODATA` if there is none and the name is no access list's; `EPERM`, `EACCES`, `EINVAL`, `EOPNOTSUPP`.
     pub fn remove_xattr(&self, who: &Credentials, id: InodeId, name: &[u8]) -> Outcome<()> {
         let _measured = self.measured(OperationKind::Name);
         if name == XATTR_QUOTA {
@@ -396,7 +405,7 @@ impl LibFs {
         self.change(&[Claim::write(id).with_xattrs()], |locked| {
             let inode = locked.inode(id)?;
             if name == XATTR_ACL_DEFAULT && inode.kind != FileKind::Symlink && !inode.is_directory() {
-                // There is none, whoever asks.
+                // There is none, so the result is the same for every user.
                 return Ok(());
             }
             self.check_xattr_access(locked.state(id)?, who, name)?;
@@ -408,7 +417,7 @@ impl LibFs {
         })
     }
 
-    /// Has an inode count against the subtree whose number is written in decimal.
+    /// Sets the subtree, as a decimal number, against whose quota an inode counts.
     fn set_quota(&self, who: &Credentials, id: InodeId, value: &[u8]) -> Outcome<()> {
         let number = std::str::from_utf8(value).ok().and_then(|text| text.trim_ascii().parse::<u64>().ok());
         let quota = QuotaId(number.filter(|number| number >> QuotaId::BITS == 0).ok_or(Errno::EINVAL)?);
@@ -421,15 +430,17 @@ impl LibFs {
         })
     }
 
-    /// `xattr(7)`: user attributes follow the file's permissions, trusted and security ones are the super-user's, lists
-    /// the owner's.
+    /// Checks that `who` may change an extended attribute (`xattr(7)`).
+    ///
+    /// User attributes follow the file's permissions. Trusted and security attributes belong to the super-user, access
+    /// lists to the owner.
     fn check_xattr_access(&self, state: &NodeState, who: &Credentials, name: &[u8]) -> Result<(), Stop> {
         let inode = state.inode.as_ref().ok_or(Errno::ESTALE)?;
         if name.starts_with(b"user.") {
             if !matches!(inode.kind, FileKind::Regular | FileKind::Directory) {
                 return Err(Errno::EPERM.into());
             }
-            // In a directory that many write, attributes are its owner's.
+            // In a directory that many users write, attributes belong to its owner.
             if inode.is_directory() && inode.mode & MODE_STICKY != 0 && !permission::owns(inode, who) {
                 return Err(Errno::EPERM.into());
             }
@@ -444,7 +455,7 @@ impl LibFs {
         if name.starts_with(b"trusted.") || name.starts_with(b"security.") {
             return if who.is_privileged() { Ok(()) } else { Err(Errno::EPERM.into()) };
         }
-        // Who may not write the file is told so before there is a word of the name.
+        // A user without the right to write the file gets that error before any about the name.
         let is_refused = !name.starts_with(b"system.") && !self.allows(state, who, Access::WRITE);
         Err(if is_refused { Errno::EACCES } else { Errno::EOPNOTSUPP }.into())
     }
@@ -454,8 +465,9 @@ fn is_acl(name: &[u8]) -> bool {
     name == XATTR_ACL_ACCESS || name == XATTR_ACL_DEFAULT
 }
 
-/// Fails if there can be no extended attribute of this name, as the kernel's file systems do: `EINVAL` for a namespace
-/// alone, `EOPNOTSUPP` for a name in none.
+/// Checks that an extended attribute can have this name, as the kernel's file systems do.
+///
+/// `EINVAL` for a namespace alone, `EOPNOTSUPP` for a name in no namespace.
 fn check_xattr_name(name: &[u8]) -> Outcome<()> {
     if is_acl(name) {
         return Ok(());

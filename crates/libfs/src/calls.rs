@@ -1,8 +1,9 @@
-//! Calls to SharedFS: a pool of connections, and patience while SharedFS restarts, or does not answer.
+//! Calls to SharedFS: connection pool, patience, and resuming the session.
 //!
-//! A call may take as long as its work does: a lock waits for whoever has it. So an answer that does not come says nothing by itself; it is
-//! looked at whether SharedFS answers anything. Where it does not for the session's patience, the call fails, and those that follow do so
-//! sooner, until it answers again.
+//! A call may take as long as its work does: a lock waits for its holder. So silence on one connection proves nothing.
+//! When a call gets no answer for a while, LibFS checks on another connection whether SharedFS answers anything. If
+//! SharedFS answers nothing for as long as the session's patience, the call fails. Later calls then fail sooner, until
+//! SharedFS answers again.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -21,61 +22,61 @@ use crate::api::{ConnectError, Options};
 use crate::own::{Own, OwnDescriptors};
 use crate::request_slot::{Asker, is_short};
 
-/// Idle connections that are kept. More threads than this may call at once; they open and close their own.
+/// Idle connections to keep. More threads than this may call at once; they open and close their own.
 const IDLE_MAX: usize = 8;
-/// How long to wait before asking again whether SharedFS is back.
+/// How long to wait before the next attempt to reach SharedFS.
 const RETRY: Duration = Duration::from_millis(5);
-/// How long nothing may come from SharedFS before it is looked at whether it is there, and how long it may be away before a person is
-/// told; a quarter of the patience, where that is less.
+/// How long SharedFS may be silent before LibFS checks whether it answers, and before a person is warned. If a quarter
+/// of the patience is less, that counts.
 const SILENCE: Duration = Duration::from_secs(3);
-/// How long the answer to a session's first message is waited for in a program: the kernel serves it as well.
+/// How long a program waits for the answer to its session's first message: the kernel can serve the program as well.
 const OPENING_MAX: Duration = Duration::from_secs(10);
 
-/// What a thread that waits for an answer has found out.
+/// Why a waiting thread woke up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pause {
-    /// Something has come.
+    /// There is something to read.
     Ready,
-    /// Nothing has, for as long as was asked.
+    /// Nothing came for the time that was asked for.
     Silent,
-    /// A signal has.
+    /// A signal came.
     Interrupted,
 }
 
-/// What SharedFS has forgotten that was started anew: locks that the session holds, and what it has reserved.
+/// The state that a restarted SharedFS lacks: the session's locks and reservations.
 pub(crate) trait Reclaim: Send + Sync {
-    /// The requests that bring a new SharedFS up to date.
+    /// Returns the requests that restore it.
     fn requests(&self) -> Vec<Request>;
 }
 
 #[derive(Debug)]
 struct Pool {
     idle: Vec<Own<Connection>>,
-    /// Counts resumptions, so that a thread whose connection broke knows whether another has resumed already.
+    /// Counts resumptions. A thread whose connection broke sees by it whether another thread has resumed already.
     generation: u64,
 }
 
-/// A SharedFS that does not answer, as far as it was noticed.
+/// LibFS's observations of a SharedFS that does not answer.
 #[derive(Debug, Default)]
 struct Absence {
     since: Option<Instant>,
     is_told: bool,
-    /// When a call has last waited in vain.
+    /// When a call last gave up waiting.
     given_up: Option<Instant>,
 }
 
-/// How long an answer is waited for.
+/// How long a call waits for an answer.
 #[derive(Debug)]
 struct Wait {
     deadline: Instant,
-    /// When to look again whether SharedFS is there.
+    /// When to check again whether SharedFS answers.
     look: Instant,
 }
 
-/// A mount as SharedFS is told of it: the request, and the kernel's device that goes with it.
+/// A mount as registered with SharedFS: the request, and the kernel's device that is sent with it.
 type Registration = (Request, OwnedFd);
 
-/// The session's line to SharedFS.
+/// The session's connection to SharedFS.
 #[derive(Debug)]
 pub(crate) struct Calls {
     socket: PathBuf,
@@ -86,20 +87,20 @@ pub(crate) struct Calls {
     notice: fn(&str),
     descriptors: OwnDescriptors,
     peer: Peer,
-    /// The session's mailbox, for one thread at a time.
+    /// The session's request slot, for one thread at a time.
     asker: Mutex<Asker>,
-    /// Whether there is anything in `absence`, so that calls need not look.
+    /// Whether `absence` holds anything, so that calls need not lock it.
     is_away: AtomicBool,
     absence: Mutex<Absence>,
     pool: Mutex<Pool>,
     resuming: Mutex<()>,
-    /// How often the session has begun to come back.
+    /// How often the session has begun to resume.
     resumptions: AtomicU64,
     mount: Mutex<Option<Arc<Registration>>>,
 }
 
 impl Calls {
-    /// Opens a session; returns what SharedFS said, and the descriptors that came with it.
+    /// Opens a session; returns SharedFS's welcome and the descriptors that came with it.
     pub(crate) fn open(options: &Options) -> Result<(Self, Welcome, Vec<OwnedFd>), ConnectError> {
         let no_daemon = |reason: String| ConnectError::NoDaemon { path: options.socket.clone(), reason };
         let patience = Duration::from_millis(options.patience_ms);
@@ -143,19 +144,21 @@ impl Calls {
         Ok((calls, welcome, descriptors))
     }
 
-    /// The session's number.
+    /// Returns the session's number.
     pub(crate) fn session(&self) -> SessionId {
         self.peer.session
     }
 
-    /// Keeps the mount's device and its number, and tells SharedFS of them.
+    /// Keeps the mount's device and its number, and sends both to SharedFS.
     pub(crate) fn register_mount(&self, device: OwnedFd, number: u64, reclaim: &dyn Reclaim) -> Result<(), Errno> {
         let mount = Arc::new((Request::RegisterMount { device: number }, device));
         *self.mount.lock() = Some(Arc::clone(&mount));
         self.call_with(&mount.0, &[mount.1.as_fd()], reclaim).map(drop)
     }
 
-    /// Calls SharedFS, and waits for it while it restarts. With the control page, it may be asked there.
+    /// Sends a request and waits for the answer, also while SharedFS restarts.
+    ///
+    /// With `control`, a short request may take the request slot.
     pub(crate) fn call(
         &self,
         request: &Request,
@@ -166,7 +169,7 @@ impl Calls {
         self.call_somehow(request, &[], control, reclaim).map(|(reply, _)| reply)
     }
 
-    /// As [`Self::call`], with descriptors that go with the request, and those that come back.
+    /// As [`Self::call`], with descriptors to send; also returns those that came back.
     pub(crate) fn call_with(
         &self,
         request: &Request,
@@ -225,15 +228,17 @@ impl Calls {
             None => connection.call_watched(request, descriptors, &mut || self.watch(wait))?,
         };
         let mut pool = self.pool.lock();
-        // What was answered in memory says nothing of the connection: it may be that of a SharedFS that is gone.
+        // An answer in memory proves nothing about the connection, which may be that of a SharedFS that is gone.
         if pool.idle.len() < IDLE_MAX && pool.generation == generation {
             pool.idle.push(connection);
         }
         Ok(answer)
     }
 
-    /// Asks in the session's mailbox, unless another thread does. The connection, on which nothing is under way, shows whether it's the same SharedFS that
-    /// has the question.
+    /// Asks in the session's request slot, unless another thread uses it.
+    ///
+    /// Nothing is under way on the connection, so its state shows whether the SharedFS that has the question still
+    /// lives.
     fn ask(
         &self,
         control: &ControlPage<Mapping>,
@@ -245,8 +250,10 @@ impl Calls {
         asker.ask(control, request, connection, silence_of(self.patience), &mut || self.watch(wait))
     }
 
-    /// As [`Self::call`], for what may take any time: `pause` waits until there is something to read from a socket, or a time is over, or
-    /// the call is to be broken off. Then `cancel` is asked for, once, and the answer says whether it came in time.
+    /// As [`Self::call`], for a request that may take any time.
+    ///
+    /// `pause` waits until a socket has something to read, a time is over, or the call is to be interrupted. In the
+    /// last case LibFS sends `cancel` once, and the answer shows whether it came in time.
     pub(crate) fn call_interruptible(
         &self,
         request: &Request,
@@ -310,7 +317,7 @@ impl Calls {
         let mut connection = self.connect()?;
         match self.ask_attached(&mut connection, deadline)? {
             Reply::Done => Ok(connection),
-            // A new SharedFS that does not know the session yet: it must be resumed first.
+            // A restarted SharedFS doesn't know the session yet: it must be resumed first.
             _ => Err(WireError::Closed),
         }
     }
@@ -320,7 +327,7 @@ impl Calls {
         connection.call_watched(&request, &[], &mut self.bear(deadline)).map(|(reply, _)| reply)
     }
 
-    /// Bears silence up to a deadline, and tells of it.
+    /// Returns a watch that accepts silence up to a deadline and records it.
     fn bear(&self, deadline: Instant) -> impl FnMut() -> Result<(), WireError> + '_ {
         let mut until = until(deadline);
         move || {
@@ -329,7 +336,9 @@ impl Calls {
         }
     }
 
-    /// Nothing has come for a while: SharedFS may have much to do, or wait for somebody's lock; or it is stopped, or hangs.
+    /// Checks on another connection whether SharedFS answers, after a while without an answer.
+    ///
+    /// SharedFS may be busy or wait for another session's lock; or it is stopped, or hangs.
     fn watch(&self, wait: &mut Wait) -> Result<(), WireError> {
         let now = Instant::now();
         if now < wait.look {
@@ -337,7 +346,7 @@ impl Calls {
         }
         let is_there = match self.connect() {
             Ok(mut other) => match self.ask_attached(&mut other, wait.deadline) {
-                // Also who is turned away was answered.
+                // A refusal is an answer, too.
                 Ok(_) | Err(WireError::Closed) => true,
                 Err(_) => false,
             },
@@ -349,12 +358,12 @@ impl Calls {
             *wait = Wait { deadline: now + self.patience, look: now + self.patience / 4 };
             return Ok(());
         }
-        // One that is gone has closed the connection on which is waited.
+        // A SharedFS that is gone has closed the connection on which the caller waits.
         self.note_absent();
         if now < wait.deadline { Ok(()) } else { Err(WireError::Silent) }
     }
 
-    /// A call begins. Where one has waited in vain a while ago, this one need not do so again.
+    /// Returns how long a new call may wait: less if another call gave up a while ago.
     fn begin_waiting(&self) -> Wait {
         let now = Instant::now();
         let is_lost = self.is_away.load(Ordering::Relaxed)
@@ -363,7 +372,7 @@ impl Calls {
         Wait { deadline: now + most, look: now }
     }
 
-    /// SharedFS has answered.
+    /// Records that SharedFS has answered.
     fn note_present(&self) {
         if !self.is_away.swap(false, Ordering::Relaxed) {
             return;
@@ -374,7 +383,7 @@ impl Calls {
         }
     }
 
-    /// SharedFS does not answer at this moment.
+    /// Records that SharedFS does not answer at this moment.
     fn note_absent(&self) {
         let mut absence = self.absence.lock();
         self.is_away.store(true, Ordering::Relaxed);
@@ -390,7 +399,7 @@ impl Calls {
         }
     }
 
-    /// The patience is at its end.
+    /// Records that the patience has run out; returns the call's error.
     fn give_up(&self) -> Errno {
         let mut absence = self.absence.lock();
         self.is_away.store(true, Ordering::Relaxed);
@@ -408,20 +417,22 @@ impl Calls {
         Errno::EIO
     }
 
-    /// How often the session has begun to come back to a SharedFS: a change says that one may have looked at what the session has.
+    /// Returns how often the session has begun to resume.
+    ///
+    /// A change shows that a new SharedFS may have read the session's state.
     pub(crate) fn resumptions(&self) -> u64 {
         self.resumptions.load(Ordering::SeqCst)
     }
 
     /// Closes the connections that no call uses.
     pub(crate) fn hang_up(&self) {
-        // In a forked process, another thread may have held the lock that is not there to let it go.
+        // In a forked process, a thread that doesn't exist any more may hold the lock.
         if let Some(mut pool) = self.pool.try_lock() {
             pool.idle.clear();
         }
     }
 
-    /// Connects to SharedFS, out of the way of the program's own descriptors.
+    /// Connects to SharedFS, at a descriptor number outside the program's own.
     fn connect(&self) -> Result<Own<Connection>, WireError> {
         let connection = Connection::connect_above(&self.socket, self.descriptors.from, silence_of(self.patience))?;
         Ok(Own::new(connection, self.descriptors))
@@ -456,7 +467,7 @@ impl Calls {
         }
     }
 
-    /// `Err(None)`: not yet; `Err(Some)`: never.
+    /// Tries to resume the session once. `Err(None)`: not yet; `Err(Some)`: never.
     fn try_resume(&self, deadline: Instant, reclaim: &dyn Reclaim) -> Result<Own<Connection>, Option<Errno>> {
         let mut watch = self.bear(deadline);
         let mut connection = self.connect().map_err(|_| None)?;
@@ -490,20 +501,20 @@ impl Calls {
                 return Err(None);
             }
         }
-        // Anything else says that those which follow are new ones.
+        // Any other request ends the restoring: those that follow are new.
         let none = Request::SyncDependencies(Vec::new());
         connection.call_watched::<_, Reply>(&none, &[], &mut watch).map_err(|_| None)?;
         Ok(connection)
     }
 }
 
-/// How long nothing may come at a time.
+/// Returns how long SharedFS may be silent at a time.
 fn silence_of(patience: Duration) -> Duration {
-    // No time at all would be any time to the kernel.
+    // To the kernel, a zero timeout means no limit.
     SILENCE.min(patience / 4).max(Duration::from_millis(1))
 }
 
-/// Bears silence up to a deadline.
+/// Returns a watch that accepts silence up to a deadline.
 fn until(deadline: Instant) -> impl FnMut() -> Result<(), WireError> {
     move || if Instant::now() < deadline { Ok(()) } else { Err(WireError::Silent) }
 }

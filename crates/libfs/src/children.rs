@@ -1,4 +1,4 @@
-//! A directory's entries as far as the session knows them.
+//! The cached entries of a directory.
 
 use std::collections::{BTreeSet, HashMap, hash_map};
 use std::hash::BuildHasherDefault;
@@ -10,22 +10,22 @@ use ashlar_update::Entry;
 
 use crate::node::NumberHasher;
 
-/// What is known of a name.
+/// The cached knowledge of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Known {
     /// The entry, or that there is none.
     Yes(Option<Entry>),
-    /// SharedFS must be asked.
+    /// LibFS must ask SharedFS.
     No,
 }
 
-/// What is known of a name, with the name.
+/// A name and its entry; `None` if the name is known to be absent.
 type Noted = (Name, Option<Entry>);
 
 #[derive(Clone, Debug)]
 enum Slot {
     One(Noted),
-    /// Names that share a cookie, by name.
+    /// Names that share a cookie, sorted.
     Many(Vec<Noted>),
 }
 
@@ -38,8 +38,10 @@ impl Slot {
     }
 }
 
-/// Entries by cookie. Where not all are known, a name without an entry is kept too, as known to be absent. Names are looked up far more often than
-/// they are listed, so their order is kept from when somebody lists them first.
+/// Cached entries by cookie.
+///
+/// If the directory isn't known as a whole, a name without an entry is kept too: as known to be absent. Lookups are far
+/// more frequent than listings, so the sorted order is built at the first listing.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Children {
     slots: HashMap<u64, Slot, BuildHasherDefault<NumberHasher>>,
@@ -48,20 +50,21 @@ pub(crate) struct Children {
     complete: bool,
 }
 
-/// Places that are kept for names to come where nearly all that there were are gone.
+/// Slots to keep for new names after nearly all names were removed.
 const KEPT_PLACES: usize = 64;
 
-/// Names kept of a directory that is not wholly known; beyond, what was digested is dropped. Bounds the memory that
-/// look-ups in a directory with millions of entries leave behind.
+/// Names to keep of a directory that isn't known as a whole; beyond, digested names are dropped.
+///
+/// It bounds the memory that lookups in a directory with millions of entries leave behind.
 pub(crate) const PARTIAL_MAX: usize = 16_384;
 
 impl Children {
-    /// No entries, and none anywhere else: a directory just made.
+    /// Returns a new directory's entries: none, and all known.
     pub(crate) fn empty_directory() -> Self {
         Self { complete: true, ..Self::default() }
     }
 
-    /// Nothing known.
+    /// Returns the entries of a directory of which nothing is known.
     pub(crate) fn unknown() -> Self {
         Self::default()
     }
@@ -87,7 +90,7 @@ impl Children {
         }
     }
 
-    /// Notes that `name` leads to `entry`, or that there is no such entry. Returns whether it may have led anywhere before.
+    /// Records that `name` leads to `entry`, or to nothing. Returns whether it may have led anywhere before.
     pub(crate) fn set(&mut self, cookie: u64, name: Name, entry: Option<Entry>) -> bool {
         if self.complete && entry.is_none() {
             self.remove(cookie, name.as_bytes());
@@ -122,7 +125,9 @@ impl Children {
         }
     }
 
-    /// Takes out a name, where all that are left are known; `None` where it wasn't there, or that is not so.
+    /// Removes a name from a directory that is known as a whole.
+    ///
+    /// `None` if the name wasn't there, or the directory isn't known as a whole.
     pub(crate) fn remove(&mut self, cookie: u64, name: &[u8]) -> Option<Name> {
         if !self.complete {
             return None;
@@ -147,7 +152,7 @@ impl Children {
         gone
     }
 
-    /// What is known of names with cookies in `after < cookie <= until`, in order.
+    /// Returns the known names with cookies in `after < cookie <= until`, in order.
     pub(crate) fn between(&self, after: u64, until: u64) -> impl Iterator<Item = (u64, &Name, Option<Entry>)> {
         let order = self.order.get_or_init(|| self.slots.keys().copied().collect());
         let cookies =

@@ -1,9 +1,10 @@
-//! The times of changes.
+//! Timestamps of changes, from the coarse clock where that is enough.
 //!
-//! The exact time costs as much as a fifth of a small write, the time of the system's last tick next to nothing. Two changes may have the
-//! same time only if nobody has looked in between, and none may have an earlier time than one that its writer could know of. So a
-//! write into a file has the time of the tick only where the file was changed in that tick before, and nobody can have looked at it since;
-//! and never less than the latest time that this process has given or was told. Linux's own file systems do much the same since 6.13.
+//! The exact time costs as much as a fifth of a small write; the time of the system's last tick costs next to nothing.
+//! Two changes may have the same time only if no process has read the inode between them. No change may have an earlier
+//! time than one that its writer could know of. So a write gets the tick's time only if two conditions hold. The file
+//! was last changed in the same tick, and no process can have read it since. The write's time is never earlier than the
+//! latest time that this process has used or received. Linux's own file systems do much the same since 6.13.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,10 +15,10 @@ use crate::LibFs;
 use crate::alone;
 
 const SECOND_NS: u64 = 1_000_000_000;
-/// No tick is longer; a time that is further ahead is from before the clock was set back.
+/// No tick is longer. A time further ahead dates from before the clock was set back.
 const TICK_NS: u64 = SECOND_NS / 100;
 
-/// The latest exact time that was given or told, in nanoseconds.
+/// The latest exact time that this process has used or received, in nanoseconds.
 static LATEST: AtomicU64 = AtomicU64::new(0);
 
 fn of(clock: ClockId) -> Timestamp {
@@ -29,7 +30,7 @@ fn nanoseconds(time: Timestamp) -> u64 {
     u64::try_from(time.seconds).unwrap_or(0).saturating_mul(SECOND_NS).saturating_add(time.nanoseconds.into())
 }
 
-/// Notes a time behind which none may stay that comes later.
+/// Records a time that no later change of this process may precede.
 pub(crate) fn note(time: Timestamp) {
     let time = nanoseconds(time);
     if LATEST.load(Ordering::Relaxed) >= time {
@@ -42,9 +43,11 @@ pub(crate) fn note(time: Timestamp) {
     }
 }
 
-/// The tick's time for a file that was last changed at `changed`, or the latest time, if that is less than a tick ahead. `None` where
-/// only the exact time will do: the file's last change is longer ago, so that others may have changed files since; or the latest time is
-/// further ahead, since the tick is late, or the clock was set back.
+/// Returns a timestamp from the coarse clock for a file that was last changed at `changed`.
+///
+/// It is the tick's time, or the latest time if that is less than a tick ahead. `None` if only the exact time will do.
+/// Either the file's last change is longer ago, so that other processes may have changed files since. Or the latest
+/// time is further ahead, since the tick is late or the clock was set back.
 fn not_before(tick: Timestamp, latest: u64, changed: Timestamp) -> Option<Timestamp> {
     let (tick_ns, changed_ns) = (nanoseconds(tick), nanoseconds(changed));
     if tick_ns.saturating_sub(changed_ns) > TICK_NS {
@@ -61,20 +64,20 @@ fn not_before(tick: Timestamp, latest: u64, changed: Timestamp) -> Option<Timest
 }
 
 impl LibFs {
-    /// The time at which an operation runs.
+    /// Returns the exact time, for an operation that runs now.
     pub(crate) fn now() -> Timestamp {
         let now = of(ClockId::Realtime);
         note(now);
         now
     }
 
-    /// The time of the system's last tick, a few milliseconds old at the most: where that is good enough, it costs a fraction.
+    /// Returns the time of the system's last tick, a few milliseconds old at most, for a fraction of the cost.
     #[inline]
     pub(crate) fn about_now() -> Timestamp {
         of(ClockId::RealtimeCoarse)
     }
 
-    /// The time of a change of what nobody has looked at since its last one, at `changed`.
+    /// Returns the time for a change of a file that no process has read since its last change, at `changed`.
     #[inline]
     pub(crate) fn now_unseen(changed: Timestamp) -> Timestamp {
         not_before(Self::about_now(), LATEST.load(Ordering::Relaxed), changed).unwrap_or_else(Self::now)

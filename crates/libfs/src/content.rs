@@ -1,4 +1,4 @@
-//! Where the bytes of a file lie: pieces in the update log, in data segments, inline, or zeros.
+//! A file's map from offsets to bytes: in the log, a data segment, memory, or zeros.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ impl Source {
 pub(crate) struct Piece {
     pub(crate) length: u64,
     pub(crate) source: Source,
-    /// Whether the record of the log that the bytes stand in was found whole. Readers share the map, so it is set under their feet.
+    /// Whether the piece's record in the log was found whole. Readers share the map, so any of them may set it.
     is_verified: AtomicBool,
 }
 
@@ -48,7 +48,7 @@ impl Piece {
         Self { length, source, is_verified: AtomicBool::new(false) }
     }
 
-    /// Cuts off all but the first `length` bytes, and returns them.
+    /// Cuts the piece after its first `length` bytes, and returns the rest.
     pub(crate) fn cut(&mut self, length: u64) -> Self {
         let rest = Self::new(self.length - length, self.source.advanced(length));
         self.length = length;
@@ -64,29 +64,29 @@ impl Piece {
     }
 }
 
-/// A change of a file's content, as it stands in the log.
+/// A change of a file's content, as logged.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum DataChange {
     /// Bytes at `offset`; they lie in the log at `body`, in the record that begins at `record`.
     Write { offset: u64, length: u64, record: LogPosition, body: LogPosition },
     /// A new size.
     Resize { size: u64 },
-    /// `fallocate`; the size afterwards stands beside it.
+    /// `fallocate`, with the size afterwards.
     Allocate { how: Allocation, offset: u64, length: u64, size: u64 },
 }
 
-/// The map of a file: which bytes lie where, which blocks are taken up. What no piece covers reads as zeros.
+/// A file's map: where its bytes lie, and which blocks it takes up. Bytes that no piece covers are zeros.
 #[derive(Debug, Default)]
 pub(crate) struct Content {
     pieces: Pieces,
     blocks: Intervals,
     size: u64,
-    /// The era of blocks in which SharedFS told of them; `None` where it told of none.
+    /// The extent version for which SharedFS sent the extents; `None` if it sent none.
     told_in: Option<u64>,
 }
 
 impl Content {
-    /// The map of a file as SharedFS told it, `size` bytes long at that time, in this era of blocks.
+    /// Returns the map of a file as SharedFS sent it, for a file of `size` bytes, valid for this extent version.
     pub(crate) fn from_grant(contents: &Contents, size: u64, version: u64) -> Self {
         let mut content = Self { size, ..Self::default() };
         match contents {
@@ -107,31 +107,31 @@ impl Content {
                         content.pieces.put(extent.logical_block * BLOCK_BYTES, piece);
                     }
                 }
-                // A block's bytes behind the end of the file are zeros on media, and must not turn up in the map, where
-                // a later growth would take them for written data.
+                // On media, a block's bytes behind the end of the file are zeros. They must not be in the map: a later
+                // growth would take them for written data.
                 content.pieces.clear(size, u64::MAX);
             }
         }
         content
     }
 
-    /// Whether data blocks are still where the map says in this era.
+    /// Returns whether data blocks are still where the map says, at this extent version.
     pub(crate) fn is_current(&self, version: u64) -> bool {
         self.told_in.is_none_or(|told_in| told_in == version)
     }
 
-    /// Blocks that the file takes up.
+    /// Returns how many blocks the file takes up.
     #[cfg(test)]
     fn block_count(&self) -> u64 {
         self.blocks.count()
     }
 
-    /// How many blocks of a range are not taken up.
+    /// Returns how many blocks of a range the file does not take up.
     pub(crate) fn blocks_missing(&self, range: Range<u64>) -> u64 {
         (range.end - range.start).saturating_sub(self.blocks.count_within(range.start, range.end))
     }
 
-    /// Applies a change; returns the blocks that the file takes up afterwards.
+    /// Applies a change; returns how many blocks the file takes up afterwards.
     pub(crate) fn apply(&mut self, change: &DataChange) -> u64 {
         match *change {
             DataChange::Write { offset, length, record, body } => {
@@ -187,8 +187,10 @@ impl Content {
         self.size = size;
     }
 
-    /// Calls `each` with the parts of `start..end` in order: where the part begins, its length, and the piece that its bytes
-    /// are in, from which byte of it on (`None`: zeros). Stops at the first error.
+    /// Calls `each` with the parts of `start..end` in order; stops at the first error.
+    ///
+    /// Each call gets the part's offset, its length, its piece, and the part's offset in the piece. A part without a
+    /// piece (`None`) is zeros.
     pub(crate) fn walk<E>(
         &self,
         start: u64,
@@ -198,7 +200,7 @@ impl Content {
         let mut at = start;
         let before = self.pieces.at_or_before(start);
         if let Some((piece_start, piece)) = before.filter(|(at, piece)| at + piece.length >= end) {
-            // The common read lies in one piece.
+            // Most reads lie in one piece.
             return if start < end { each(start, end - start, Some((piece, start - piece_start))) } else { Ok(()) };
         }
         let first = before.map_or(start, |(at, _)| at);
@@ -221,7 +223,7 @@ impl Content {
         Ok(())
     }
 
-    /// The first offset at or after `offset`, and before the end of the file, in a block that is taken up (`data`) or not.
+    /// Returns the first offset from `offset` on, before the file's end, in a block that is taken up (`data`) or isn't.
     pub(crate) fn seek(&self, offset: u64, data: bool) -> Option<u64> {
         let block = self.blocks.next(offset / BLOCK_BYTES, data)?;
         let found = (block.checked_mul(BLOCK_BYTES)?).max(offset);
@@ -236,7 +238,7 @@ mod tests {
 
     const SPACE: usize = 20 * 4096;
 
-    /// A file as an array of bytes: each byte is the log position that it came from (0: zero).
+    /// A file as an array of bytes: each is the log position that it came from (0: zero).
     #[derive(Clone)]
     struct Model {
         bytes: Vec<u64>,

@@ -1,5 +1,7 @@
-//! What several hold, and what is locked for as long as somebody holds the lock's guard, as `Arc` and its guards are, but that a count costs
-//! no exchange in a process with one thread ([`crate::alone`]). An operation on a name counts ten times.
+//! Reference counting and held lock guards, cheaper than `Arc` in one thread.
+//!
+//! In a single-threaded process a count costs no atomic exchange ([`crate::alone`]). An operation on a name changes
+//! counts ten times. A guard keeps its value alive.
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
@@ -13,13 +15,13 @@ struct Inner<T> {
     value: T,
 }
 
-/// A value that goes with the last of those who hold it.
+/// A reference-counted value; the last reference drops it.
 pub(crate) struct Counted<T> {
     inner: NonNull<Inner<T>>,
     holds: PhantomData<Inner<T>>,
 }
 
-// SAFETY: as for `Arc`: who holds it looks at the value, which may go in any thread that was given it.
+// SAFETY: as for `Arc`: all references share the value, and the thread that drops the last one drops it.
 unsafe impl<T: Send + Sync> Send for Counted<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send + Sync> Sync for Counted<T> {}
@@ -30,13 +32,15 @@ impl<T> Counted<T> {
         Self { inner: inner.into(), holds: PhantomData }
     }
 
-    /// Whether nobody else holds it. Who knows that nobody can get at it but through this one knows that it stays so.
+    /// Returns whether this is the only reference.
+    ///
+    /// If no thread can get at the value except through this reference, the answer stays true.
     pub(crate) fn is_sole(&self) -> bool {
         self.inner().count.load(Ordering::Acquire) == 1
     }
 
     fn inner(&self) -> &Inner<T> {
-        // SAFETY: it is there as long as somebody holds it.
+        // SAFETY: the allocation lives as long as a reference to it.
         unsafe { self.inner.as_ref() }
     }
 }
@@ -51,7 +55,7 @@ impl<T> Clone for Counted<T> {
     #[inline]
     fn clone(&self) -> Self {
         let before = add(&self.inner().count, 1, Ordering::Relaxed);
-        // Only who forgets his own without end comes here.
+        // Only a caller that forgets references without end gets here.
         assert!(before < u32::MAX / 2, "too many hold one thing");
         Self { inner: self.inner, holds: PhantomData }
     }
@@ -64,7 +68,7 @@ impl<T> Drop for Counted<T> {
             return;
         }
         fence(Ordering::Acquire);
-        // SAFETY: it came from a box, and this was the last one that held it.
+        // SAFETY: the pointer came from a box, and this was the last reference.
         drop(unsafe { Box::from_raw(self.inner.as_ptr()) });
     }
 }
@@ -85,28 +89,28 @@ impl<T: std::fmt::Debug> std::fmt::Debug for Counted<T> {
 }
 
 impl<T> Counted<RwLock<T>> {
-    /// Locks it to look at.
+    /// Locks the value for reading.
     #[inline]
     pub(crate) fn read_held(self) -> ReadGuard<T> {
         std::mem::forget(self.read());
         Guard { lock: self }
     }
 
-    /// As [`Self::read_held`], if nobody is in the way.
+    /// As [`Self::read_held`], if that needs no waiting.
     #[inline]
     pub(crate) fn try_read_held(&self) -> Option<ReadGuard<T>> {
         std::mem::forget(self.try_read()?);
         Some(Guard { lock: self.clone() })
     }
 
-    /// Locks it to change.
+    /// Locks the value for writing.
     #[inline]
     pub(crate) fn write_held(self) -> WriteGuard<T> {
         std::mem::forget(self.write());
         Guard { lock: self }
     }
 
-    /// As [`Self::write_held`], if nobody is in the way.
+    /// As [`Self::write_held`], if that needs no waiting.
     #[inline]
     pub(crate) fn try_write_held(&self) -> Option<WriteGuard<T>> {
         std::mem::forget(self.try_write()?);
@@ -114,7 +118,7 @@ impl<T> Counted<RwLock<T>> {
     }
 }
 
-/// Who looks at a value or changes it (`CHANGES`), and has it stay.
+/// Holds a value's lock, for reading or (`CHANGES`) writing, and keeps the value alive.
 #[derive(Debug)]
 pub(crate) struct Guard<T, const CHANGES: bool> {
     lock: Counted<RwLock<T>>,
@@ -128,7 +132,7 @@ impl<T, const CHANGES: bool> Deref for Guard<T, CHANGES> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: it was locked when this was made, and is so until it is dropped.
+        // SAFETY: the guard's constructor locked the value, and it stays locked until the guard is dropped.
         unsafe { &*self.lock.data_ptr() }
     }
 }
@@ -136,7 +140,7 @@ impl<T, const CHANGES: bool> Deref for Guard<T, CHANGES> {
 impl<T> DerefMut for WriteGuard<T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: it was locked to change when this was made, and is so until it is dropped.
+        // SAFETY: the guard's constructor locked the value for writing, and it stays locked until the guard is dropped.
         unsafe { &mut *self.lock.data_ptr() }
     }
 }
@@ -144,7 +148,7 @@ impl<T> DerefMut for WriteGuard<T> {
 impl<T, const CHANGES: bool> Drop for Guard<T, CHANGES> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: it was locked so when this was made.
+        // SAFETY: the guard's constructor locked the value in this way.
         unsafe { if CHANGES { self.lock.force_unlock_write() } else { self.lock.force_unlock_read() } };
     }
 }

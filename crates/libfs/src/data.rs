@@ -1,4 +1,4 @@
-//! Reading and writing files.
+//! Reading, writing, seeking, copying and syncing files, by the slow path.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -15,18 +15,18 @@ use crate::content::{Content, Source};
 use crate::grants::{Claim, Stop};
 use crate::node::NodeState;
 
-/// The most data in one record: short enough that a small log holds several.
+/// The most data in one record: short enough for a small log to hold several records.
 const RECORD_DATA_MAX: usize = 1 << 20;
 /// Room for the fields of a write in front of its data.
 const WRITE_FIELDS_BYTES: u64 = 64;
-/// How long an access time may lie behind, in seconds, before a read moves it (`relatime`).
+/// How many seconds an access time may lie behind before a read updates it (`relatime`).
 const RELATIME_SECONDS: i64 = 24 * 60 * 60;
-/// How many times a block whose checksum is wrong is asked for again: SharedFS may have been rewriting it.
+/// How often LibFS requests a block with a wrong checksum again: SharedFS may have been rewriting it.
 const CHECKSUM_ATTEMPTS: u32 = 3;
 
-/// Why a copy did not succeed.
+/// Why a copy failed.
 pub(crate) enum ReadStop {
-    /// The bytes on the medium are not those that were written.
+    /// The bytes on the medium are not the written ones.
     Corrupt,
     Errno(Errno),
 }
@@ -38,10 +38,10 @@ impl From<Errno> for ReadStop {
 }
 
 impl LibFs {
-    /// Reads into `buffer`; fewer bytes than asked for only at the end of the file.
+    /// Reads into `buffer`; returns fewer bytes than asked for only at the end of the file.
     ///
     /// # Errors
-    /// `EISDIR`, `EINVAL`; `EIO` where the medium does not hold what was written.
+    /// `EISDIR`, `EINVAL`; `EIO` if the medium does not hold the written bytes.
     pub fn read(&self, id: InodeId, offset: u64, buffer: &mut [u8]) -> Outcome<usize> {
         let _measured = self.measured(OperationKind::Read);
         let mut attempts = 0;
@@ -57,8 +57,8 @@ impl LibFs {
             let content = guard.content.as_ref().ok_or(Errno::EIO)?;
             let copied = self.copy_out(content, offset, &mut buffer[..length as usize], 0);
             fence(Ordering::Acquire);
-            // The copy is good if the lease held when it was finished, in the era in which SharedFS told where the blocks are:
-            // nobody could change the file or free its blocks.
+            // The copy counts if, after it, the lease held and the extent version was the map's: no process could
+            // change the file or free its blocks.
             if !self.holds(&guard, false) || !content.is_current(self.control.extent_version()) {
                 continue;
             }
@@ -85,7 +85,9 @@ impl LibFs {
         }
     }
 
-    /// How many of `length` bytes the file has from an offset on. A read of them that follows asks SharedFS for nothing more.
+    /// Returns how many of `length` bytes the file has from an offset on.
+    ///
+    /// A read of these bytes that follows needs no further request.
     ///
     /// # Errors
     /// As [`LibFs::read`].
@@ -96,7 +98,7 @@ impl LibFs {
         Ok(length.min(usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX)))
     }
 
-    /// Copies bytes out of a file's map. Up to `ahead` bytes behind them are fetched from memory, as far as they lie beside them.
+    /// Copies bytes out of a file's map; prefetches up to `ahead` bytes that follow them in the same piece.
     pub(crate) fn copy_out(
         &self,
         content: &Content,
@@ -138,7 +140,7 @@ impl LibFs {
         })
     }
 
-    /// Checks the whole of a record in the session's own log, as its first reader does.
+    /// Checks a whole record in the session's own log, for its first reader.
     #[cold]
     fn verify_record(&self, record: LogPosition) -> Result<(), ReadStop> {
         self.log.verify(record).map_err(|_| ReadStop::Corrupt)
@@ -158,19 +160,21 @@ impl LibFs {
             locked.commit(&Update::Accessed { inode: id, at: Self::now() }).map(drop)
         });
         match result {
-            // The data are read all the same where there is no room for a time.
+            // If there is no room for a time, the read succeeds all the same.
             Err(Errno::ENOSPC | Errno::EDQUOT | Errno::ESTALE) => Ok(()),
             result => result,
         }
     }
 
-    /// The most data that one record takes.
+    /// Returns the most data that one record takes.
     #[inline]
     pub(crate) fn record_data_max(&self) -> usize {
         RECORD_DATA_MAX.min(self.log.body_bytes_max().saturating_sub(WRITE_FIELDS_BYTES) as usize)
     }
 
-    /// Writes `data`, and says where. Where the arena or a quota has no room for all of it, what there is room for is written.
+    /// Writes `data`; returns where, and how many bytes.
+    ///
+    /// If the arena or a quota lacks room for all of it, LibFS writes as much as there is room for.
     ///
     /// # Errors
     /// `EINVAL`, `EISDIR`, `EFBIG`, `ENOSPC`, `EDQUOT`.
@@ -178,10 +182,10 @@ impl LibFs {
         self.write_within(who, id, at, data, strip, FILE_SIZE_MAX)
     }
 
-    /// As [`LibFs::write`]; of what would lie beyond `limit`, in bytes from the file's beginning, nothing is written.
+    /// As [`LibFs::write`]; writes nothing beyond `limit`, in bytes from the file's beginning.
     ///
     /// # Errors
-    /// As [`LibFs::write`]; `EFBIG` where the first byte lies at or beyond the limit.
+    /// As [`LibFs::write`]; `EFBIG` if the first byte lies at or beyond the limit.
     pub fn write_within(
         &self,
         who: &Credentials,
@@ -233,7 +237,8 @@ impl LibFs {
                     (None, Some(offset)) => return Ok(Written { offset, bytes: written }),
                     (None, None) => return Err(errno),
                 },
-                // The kernel, which serves the file from now on, is asked for the rest, and not for all once more.
+                // The kernel serves the file from now on. The front end asks it for the rest, not for all bytes once
+                // more.
                 Err(Errno::RESERVED) if start.is_some() => {
                     return Ok(Written { offset: start.unwrap_or(0), bytes: written });
                 }
@@ -287,10 +292,12 @@ impl LibFs {
         })
     }
 
-    /// The next data or hole at or behind `offset`. Data are blocks that are taken up; the end of the file is a hole.
+    /// Returns the next data or hole at or behind `offset`.
+    ///
+    /// Blocks that are taken up are data; the end of the file is a hole.
     ///
     /// # Errors
-    /// `ENXIO` at or behind the end, or where no data follow.
+    /// `ENXIO` at or behind the end, or if no data follow.
     pub fn seek(&self, id: InodeId, what: Seek, offset: u64) -> Outcome<u64> {
         let _measured = self.measured(OperationKind::Read);
         let guard = self.view(Claim::read(id).with_contents())?;
@@ -306,11 +313,11 @@ impl LibFs {
         }
     }
 
-    /// Where `lseek` leads on a file that stands at `place`; `whence` as the C library numbers it.
+    /// Returns the offset that `lseek` sets for a file at offset `place`; `whence` as the C library numbers it.
     ///
     /// # Errors
-    /// `EINVAL` before the beginning and beyond the largest offset, for a directory's end, and for another `whence`; `ENXIO` as
-    /// [`LibFs::seek`], and for a directory's data and holes.
+    /// `EINVAL` before the beginning, beyond the largest offset, for a directory's end, and for another `whence`;
+    /// `ENXIO` as [`LibFs::seek`], and for a directory's data and holes.
     pub fn seek_from(&self, id: InodeId, place: u64, offset: i64, whence: i32) -> Outcome<u64> {
         let from = |base: u64| (base as i64).checked_add(offset).ok_or(Errno::EINVAL);
         let to = match whence {
@@ -318,7 +325,7 @@ impl LibFs {
             libc::SEEK_CUR => from(place)?,
             libc::SEEK_END => {
                 let inode = self.attributes(id)?.inode;
-                // Where a directory ends is not known before it is read.
+                // A directory's end is not known before it is read.
                 if inode.is_directory() {
                     return Err(Errno::EINVAL);
                 }
@@ -337,10 +344,13 @@ impl LibFs {
         u64::try_from(to).map_err(|_| Errno::EINVAL)
     }
 
-    /// Copies up to `length` bytes between files, or within one; returns how many. The ranges may not overlap in one file.
+    /// Copies up to `length` bytes between files, or within one; returns how many.
+    ///
+    /// In one file, the ranges may not overlap.
     ///
     /// # Errors
-    /// `EINVAL`, `EISDIR`, `EFBIG`, `ENOSPC`, `EDQUOT`; after some bytes were copied, their number instead.
+    /// `EINVAL`, `EISDIR`, `EFBIG`, `ENOSPC`, `EDQUOT`. After an error behind some copied bytes it returns their number
+    /// instead.
     #[allow(clippy::too_many_arguments, reason = "those of the call")]
     pub fn copy_range(
         &self,
@@ -355,7 +365,7 @@ impl LibFs {
         self.copy_range_within(who, from, from_offset, to, to_offset, length, strip, FILE_SIZE_MAX)
     }
 
-    /// As [`LibFs::copy_range`]; of what would lie beyond `limit`, nothing is written.
+    /// As [`LibFs::copy_range`]; writes nothing beyond `limit`.
     ///
     /// # Errors
     /// As [`LibFs::copy_range`] and [`LibFs::write_within`].
@@ -400,13 +410,15 @@ impl LibFs {
         Ok(copied)
     }
 
-    /// Makes persistent what any session did to an inode and to its names before, and everything that this session did before, with all
-    /// that it depends on.
+    /// Makes earlier changes of an inode persistent, and all earlier changes of this session.
+    ///
+    /// It covers changes of the inode and of its names by any session, and all changes that this session's changes
+    /// depend on.
     ///
     /// # Errors
-    /// `EIO` where the medium fails.
+    /// `EIO` if the medium fails.
     pub fn sync_inode(&self, id: InodeId) -> Outcome<()> {
-        // It comes first: what a lease was granted with is among the dependencies before it's here.
+        // The lease is checked first: a grant's dependencies are recorded before its lease is installed.
         let is_governed = self.sync_needed && self.is_governed(id);
         self.sync_with(|dependencies| match is_governed {
             true if dependencies.is_empty() => None,
@@ -415,20 +427,24 @@ impl LibFs {
         })
     }
 
-    /// Makes persistent everything that any session did before.
+    /// Makes persistent all earlier changes of all sessions.
     ///
     /// # Errors
-    /// `EIO` where the medium fails.
+    /// `EIO` if the medium fails.
     pub fn sync_all(&self) -> Outcome<()> {
         self.sync_with(|_| Some(Request::SyncAll))
     }
 
-    /// Whether a lease keeps others from an inode: what they did to it before was named when the lease was granted.
+    /// Returns whether a lease keeps other sessions from an inode.
+    ///
+    /// Their earlier changes are among the dependencies that came with the lease.
     fn is_governed(&self, id: InodeId) -> bool {
         self.nodes.read_existing(id).is_some_and(|state| state.inode.is_some() && self.holds(&state, false))
     }
 
-    /// Makes the session's log persistent, after what SharedFS is asked for. `request` is given what the session depends on.
+    /// Makes the session's log persistent, after a request to SharedFS.
+    ///
+    /// `request` gets the session's dependencies, and returns the request if one is needed.
     fn sync_with(&self, request: impl FnOnce(Vec<(SessionId, LogPosition)>) -> Option<Request>) -> Outcome<()> {
         let _measured = self.measured(OperationKind::Sync);
         self.check_alive()?;
@@ -445,20 +461,20 @@ impl LibFs {
                 }
             }
         }
-        // Whose log it is must last as well, and nobody has made that last yet.
+        // The record of whose session the log is must survive too, and no thread has synced it yet.
         if !self.is_known_to_last.load(Ordering::Acquire) {
             self.leases.memory().sync().map_err(|_| Errno::EIO)?;
             self.is_known_to_last.store(true, Ordering::Release);
         }
         self.log.memory().sync().map_err(|_| Errno::EIO)?;
-        // The disk takes its time, in which the session may have been fenced.
+        // The disk takes its time; meanwhile SharedFS may have fenced the session.
         self.check_alive()
     }
 
-    /// Free and total space, as far as an inode may use it: no more than the limits of the subtree that it counts against.
+    /// Returns the free and total space that an inode may use: within the limits of its subtree.
     ///
     /// # Errors
-    /// `EIO` where SharedFS is away.
+    /// `EIO` if SharedFS is away.
     pub fn space(&self, id: InodeId) -> Outcome<crate::Space> {
         let subtree = self.found(id).map_or(QuotaId::NONE, |found| found.inode.quota);
         match self.call(&Request::Space { subtree })? {
@@ -468,7 +484,7 @@ impl LibFs {
     }
 }
 
-/// What `fallocate` with this mode does; `None` for what it does not know.
+/// Returns the operation that `fallocate` does with this mode; `None` for an unknown mode.
 #[must_use]
 pub fn allocation_of(mode: i32) -> Option<Allocation> {
     match mode {
@@ -483,7 +499,9 @@ pub fn allocation_of(mode: i32) -> Option<Allocation> {
     }
 }
 
-/// About half of a write that there was no room for, up to the end of a block; `None` where it is all in one block.
+/// Returns about half of a write for which there was no room, up to the end of a block.
+///
+/// `None` if the write lies in one block.
 fn shorter(offset: u64, length: usize) -> Option<usize> {
     let middle = (offset + length as u64 / 2) / BLOCK_BYTES * BLOCK_BYTES;
     let end = middle.max((offset / BLOCK_BYTES + 1) * BLOCK_BYTES);
@@ -498,7 +516,9 @@ fn check_regular(inode: &Inode) -> Result<(), Stop> {
     }
 }
 
-/// `relatime`: an access moves the time where it is not newer than the last change, or a day old.
+/// Returns whether an access updates the access time (`relatime`).
+///
+/// It does if the time is not newer than the last change, or a day old.
 pub(crate) fn is_access_time_due(inode: &Inode) -> bool {
     inode.accessed <= inode.modified
         || inode.accessed <= inode.changed
@@ -506,7 +526,7 @@ pub(crate) fn is_access_time_due(inode: &Inode) -> bool {
 }
 
 impl NodeState {
-    /// Whether the inode has no link left.
+    /// Returns whether the inode has no link left.
     pub(crate) fn is_orphan(&self) -> bool {
         self.inode.as_ref().is_some_and(|inode| inode.links == 0)
     }

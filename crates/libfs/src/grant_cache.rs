@@ -1,11 +1,11 @@
-//! What others were told, read from the board without a question.
+//! Reading published grants from the grant cache, without a request.
 //!
-//! What is taken over from there is known like what was granted, only that the lease that it stands under is the board's. Nothing is
-//! taken over of what this session has changed and not yet forgotten: a state that it was told by SharedFS says up to which of its
-//! updates are in it, and one that was told to another session does not.
+//! LibFS treats a state from the grant cache like a granted one, except that its lease is the grant cache's. It
+//! installs no such state for an inode with changes that this session has not forgotten yet. A grant to this session
+//! says which of the session's updates it includes; a published grant does not.
 //!
-//! Who looks at the attributes of what he does not know gets them from the board as they stand there, and nothing is taken over: a program
-//! that walks through a tree looks at most of it once. With the second look they are.
+//! An inode's attributes that are read for the first time are copied from the grant cache and not installed: a program
+//! that walks through a tree reads most attributes once. At the second read they are installed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -18,14 +18,14 @@ use crate::grants::Claim;
 use crate::node::{Lease, Told};
 use crate::{LibFs, clock};
 
-/// Words of bits, one for several inodes.
+/// Words of bits; several inodes share a bit.
 const WORDS: usize = 1024;
 
-/// Which inodes were looked at once.
+/// The inodes whose attributes were read once.
 #[derive(Debug)]
 pub(crate) struct Glimpses {
     bits: Box<[AtomicU64]>,
-    /// How many are set.
+    /// How many bits are set.
     count: AtomicU32,
 }
 
@@ -34,14 +34,14 @@ impl Glimpses {
         Self { bits: (0..WORDS).map(|_| AtomicU64::new(0)).collect(), count: AtomicU32::new(0) }
     }
 
-    /// Whether an inode is looked at for the first time. By chance it is said of one that it isn't.
+    /// Returns whether an inode is read for the first time. It may wrongly return `false` for one that shares a bit.
     fn is_first(&self, id: InodeId) -> bool {
         let (word, bit) = (&self.bits[id.0 as usize / 64 % WORDS], 1 << (id.0 % 64));
         if word.load(Ordering::Relaxed) & bit != 0 {
             return false;
         }
         word.fetch_or(bit, Ordering::Relaxed);
-        // With too many set, chance would be the rule.
+        // With too many bits set, wrong answers would be the rule.
         if self.count.fetch_add(1, Ordering::Relaxed) as usize == WORDS * 64 / 2 {
             self.bits.iter().for_each(|word| word.store(0, Ordering::Relaxed));
             self.count.store(0, Ordering::Relaxed);
@@ -50,11 +50,11 @@ impl Glimpses {
     }
 }
 
-/// The board of the SharedFS that welcomed the session.
+/// The grant cache of the SharedFS that opened the session.
 #[derive(Debug)]
 pub(crate) struct GrantCacheReader {
     grant_cache: ashlar_wire::GrantCache<Arc<Mapping>>,
-    /// The era of segments in which that SharedFS lives; another one begins a new era before it grants anything.
+    /// The segment version of that SharedFS; another SharedFS begins a new version before it grants anything.
     version: u64,
 }
 
@@ -63,7 +63,7 @@ impl GrantCacheReader {
         Some(Self { grant_cache: ashlar_wire::GrantCache::new(Arc::new(memory))?, version })
     }
 
-    /// The word of a slot of the board's leases, now; one that allows nothing once another SharedFS has begun.
+    /// Returns the lease word of a slot, as it is now; after a restart of SharedFS, a word that allows nothing.
     pub(crate) fn word(&self, slot: u32, control: &ControlPage<Mapping>) -> LeaseWord {
         let word = self.grant_cache.word(slot);
         fence(Ordering::Acquire);
@@ -76,7 +76,7 @@ impl GrantCacheReader {
 }
 
 impl LibFs {
-    /// Takes over what is wanted from the board, if all of it stands there. Whoever called looks again whether it is there.
+    /// Installs a wanted grant from the grant cache, if it holds all of it. The caller checks the node again.
     pub(crate) fn read_grant_cache(&self, want: &Want, revision: u64) -> bool {
         let Some(grant_cache) = &self.grant_cache else { return false };
         if want.write || want.scope == ScopeKind::Subtree || !grant_cache.is_good(&self.control) || !self.is_clean(want)
@@ -89,16 +89,16 @@ impl LibFs {
             return false;
         }
         let lease = Lease { is_posted: true, slot: post.slot, word: post.word };
-        // The session has changed nothing since, nor before, that would have to be done to it again.
+        // The session has changed nothing since or before that would have to be applied again.
         let told = Told { applied: LogPosition(u64::MAX), version, evictions };
         let state = &mut self.nodes.write(want.inode);
         self.install_in(state, lease, &post.state, told, Some(revision)) && self.stands(lease, false)
     }
 
-    /// The attributes of what this session knows nothing of, looked at for the first time, as they stand on the board.
+    /// Returns attributes from the grant cache, for an inode that is read for the first time and has no node.
     pub(crate) fn glimpse(&self, claim: &Claim) -> Option<Inode> {
         let grant_cache = self.grant_cache.as_ref()?;
-        // Whose node is there it may have changed.
+        // If there is a node, this session may have changed the inode.
         if !claim.is_a_look() || !self.glimpses.is_first(claim.id) || self.nodes.has(claim.id) {
             return None;
         }
@@ -112,14 +112,14 @@ impl LibFs {
         Some(post.state)
     }
 
-    /// Logs that what follows depends on what others have written; says whether it could.
+    /// Logs that later updates depend on other sessions' updates; returns whether it could.
     fn depend_on_post(&self, dependencies: &[(SessionId, LogPosition)]) -> bool {
         let is_others = |(session, _): &&(SessionId, LogPosition)| *session != self.calls.session();
         let dependencies: Vec<_> = dependencies.iter().filter(is_others).copied().collect();
         dependencies.is_empty() || self.depend(&dependencies).is_ok()
     }
 
-    /// Whether the session has changed nothing of an inode that SharedFS has not committed, as far as it knows.
+    /// Returns whether this session has no changes of an inode that SharedFS has not committed, as far as it knows.
     fn is_clean(&self, want: &Want) -> bool {
         self.nodes.existing(want.inode).is_none_or(|node| {
             let state = node.read();

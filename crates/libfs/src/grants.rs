@@ -1,4 +1,4 @@
-//! Leases: asking for them, taking over the state that comes with them, and holding nodes still under them.
+//! Requesting leases, installing granted state, and locking nodes under leases.
 
 use std::sync::atomic::Ordering;
 
@@ -16,14 +16,14 @@ use crate::clock;
 use crate::names::check_name;
 use crate::node::{Lease, NodeState, ReadGuard, Told, WriteGuard};
 
-/// What an operation needs of an inode.
+/// An operation's needs of one inode.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Claim {
     pub(crate) id: InodeId,
     pub(crate) write: bool,
-    /// What is written soon: where SharedFS must be asked anyhow, it is asked for a lease to write.
+    /// The operation writes it soon: if LibFS must send a request anyhow, it requests a lease to write.
     pub(crate) soon_written: bool,
-    /// Where a name is looked up in it and is not there, it is made next.
+    /// If a name is looked up in it and is absent, the operation creates the name next.
     pub(crate) makes: bool,
     pub(crate) contents: bool,
     pub(crate) entries: bool,
@@ -32,7 +32,7 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// To read attributes.
+    /// Returns a claim to read attributes.
     pub(crate) fn read(id: InodeId) -> Self {
         Self {
             id,
@@ -46,12 +46,12 @@ impl Claim {
         }
     }
 
-    /// To change attributes.
+    /// Returns a claim to change attributes.
     pub(crate) fn write(id: InodeId) -> Self {
         Self { write: true, ..Self::read(id) }
     }
 
-    /// To change, where `who` needs a right to the inode itself, which its access list may give or take.
+    /// Returns a claim to change an inode to which `who` needs a right. Its access list may give or take that.
     pub(crate) fn to_change(who: &Credentials, id: InodeId) -> Self {
         Self { xattrs: !who.is_privileged(), ..Self::write(id) }
     }
@@ -72,47 +72,47 @@ impl Claim {
         Self { xattrs: true, ..self }
     }
 
-    /// The lease must cover all below a directory: before it moves to another parent.
+    /// Demands a lease that covers all below a directory: before it moves to another parent.
     pub(crate) fn with_subtree(self) -> Self {
         Self { subtree: true, ..self }
     }
 
-    /// Whether it's attributes that are to be read, and nothing else.
+    /// Returns whether the claim is to read attributes and nothing else.
     pub(crate) fn is_a_look(&self) -> bool {
         let Self { id: _, write, soon_written, makes, contents, entries, xattrs, subtree } = *self;
         !(write || soon_written || makes || contents || entries || xattrs || subtree)
     }
 }
 
-/// The lease that a grant gives.
+/// Returns a grant's lease.
 fn lease_of(grant: &GrantReply) -> Lease {
     Lease { is_posted: false, slot: grant.slot, word: LeaseWord(grant.word) }
 }
 
-/// Why an operation must let go of its nodes, and what to do before it tries again.
+/// Why an operation must unlock its nodes, and the remedy before it tries again.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// It failed.
+    /// The operation failed.
     Errno(Errno),
-    /// The log was sealed meanwhile: some lease may be gone.
+    /// The log was sealed meanwhile: a lease may be gone.
     Sealed,
     /// The log is full.
     Full {
-        /// So many bytes are lacking; none, where another thread's record is in the way.
+        /// How many bytes are lacking; 0 if another thread's record is in the way.
         needed: u64,
     },
     /// The log must be made ready up to a position.
     Unready {
-        /// Which one.
+        /// That position.
         upto: LogPosition,
     },
     /// The table of open handles must get room.
     Handles,
-    /// Credit has run out, for an update that replaces what is there or for one that does not.
+    /// Credit has run out, for an update that replaces existing blocks or for another one.
     Credit { want: Credit, replaces: bool },
-    /// Somebody who is limited would use more than is granted yet.
+    /// A user, group or subtree with a limit would use more than is granted so far.
     Quota(Vec<QuotaWant>),
-    /// What was looked up before is not so any more.
+    /// An entry that was looked up before has changed.
     Changed,
 }
 
@@ -122,13 +122,14 @@ impl From<Errno> for Stop {
     }
 }
 
-/// Threads ask for different inodes at the same time, but for those that share a place.
+/// Locks for requests. Threads request different inodes at the same time, unless the inodes share a lock.
 pub(crate) const ASKING: usize = 64;
 
-/// A rename claims the most: two directories, the rename lease, what moves, what is replaced, and it makes a whiteout.
+/// The most claims of an operation. A rename claims two directories, the rename lease, the moved and the replaced
+/// inode, and creates a whiteout.
 pub(crate) const CLAIMS_MAX: usize = 6;
 
-/// What has no name, open for one operation.
+/// A nameless inode that is kept open for one operation.
 struct HeldOrphan<'a> {
     fs: &'a LibFs,
     id: InodeId,
@@ -140,7 +141,7 @@ impl Drop for HeldOrphan<'_> {
     }
 }
 
-/// The nodes of one operation.
+/// The locked nodes of one operation.
 pub(crate) type Nodes = SmallVec<[(InodeId, WriteGuard); CLAIMS_MAX]>;
 
 /// Nodes locked for writing, in inode order, under valid leases.
@@ -148,22 +149,22 @@ pub(crate) struct Locked<'a> {
     pub(crate) fs: &'a LibFs,
     pub(crate) seal: SealCount,
     pub(crate) nodes: Nodes,
-    /// The super-user asks, whom the limits of owners and groups do not hold.
+    /// The operation acts for the super-user, whom the limits of users and groups do not bind.
     pub(crate) is_exempt: bool,
-    /// A file whose content was changed, which is to be seen where it is mapped.
+    /// A file whose content was changed and must be shown where it is mapped.
     pub(crate) shows: Option<InodeId>,
     /// The names that were looked up under the locks, of which the update will be.
     pub(crate) looked_up: LookedUp,
 }
 
-/// What an operation has looked up in the directories that it has locked. A rename has two names.
+/// The entries that an operation has found in its locked directories. A rename has two names.
 pub(crate) type LookedUp = SmallVec<[LookedUpName; 2]>;
 
-/// A name, as it was found.
+/// A name and the entry that was found.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LookedUpName {
     directory: InodeId,
-    /// Where the name stands in memory: the operation has it from its caller, and is over before that is.
+    /// The address of the name's bytes. The operation has them from its caller and ends before they go.
     at: *const [u8],
     pub(crate) cookie: u64,
     pub(crate) entry: Option<Entry>,
@@ -176,29 +177,30 @@ impl LookedUpName {
 }
 
 impl Locked<'_> {
-    /// Says for whom the operation is done.
+    /// Sets the user for whom the operation runs.
     pub(crate) fn act_for(&mut self, who: &Credentials) {
         self.is_exempt = who.uid == 0;
     }
 
-    /// Fails where `who` may not change the names of a directory that the operation has claimed to ([`Claim::to_change`]): others may
-    /// have narrowed the rights since it was looked at without a lock.
+    /// Checks that `who` may change the names of a directory that the operation has claimed ([`Claim::to_change`]).
+    ///
+    /// Another session may have narrowed the rights since the check without a lock.
     pub(crate) fn check_change(&self, who: &Credentials, directory: InodeId) -> Result<(), Stop> {
         let may_change = self.fs.allows(self.state(directory)?, who, Access::WRITE | Access::EXECUTE);
         if may_change { Ok(()) } else { Err(Errno::EACCES.into()) }
     }
 
-    /// The state of a node that the operation has claimed.
+    /// Returns the state of a node that the operation has claimed.
     pub(crate) fn state(&self, id: InodeId) -> Result<&NodeState, Stop> {
         self.nodes.iter().find(|(found, _)| *found == id).map(|(_, guard)| &**guard).ok_or(Stop::Errno(Errno::EIO))
     }
 
-    /// The attributes of a node that the operation has claimed.
+    /// Returns the attributes of a node that the operation has claimed.
     pub(crate) fn inode(&self, id: InodeId) -> Result<&ashlar_types::Inode, Stop> {
         self.state(id)?.inode.as_ref().ok_or(Stop::Errno(Errno::ESTALE))
     }
 
-    /// The entry `name` of a directory that the operation has claimed, if it is still what was looked up before.
+    /// Checks that `name` in a claimed directory still leads where it was found to lead.
     pub(crate) fn expect_entry(
         &mut self,
         directory: InodeId,
@@ -217,23 +219,23 @@ impl Locked<'_> {
 }
 
 impl LibFs {
-    /// A name's place in its directory's order.
+    /// Returns a name's cookie: its place in its directory's order.
     pub(crate) fn cookie(&self, name: &[u8]) -> u64 {
         name_cookie(&self.hash_key, name)
     }
 
-    /// Whether a node's lease holds now.
+    /// Returns whether a node's lease holds now.
     pub(crate) fn holds(&self, state: &NodeState, write: bool) -> bool {
         state.lease.is_some_and(|lease| self.stands(lease, write))
     }
 
-    /// Whether a lease holds now.
+    /// Returns whether a lease holds now.
     pub(crate) fn stands(&self, lease: Lease, write: bool) -> bool {
         let word = self.word_of(lease);
         word.generation() == lease.word.generation() && if write { word.may_write() } else { word.may_read() }
     }
 
-    /// What the slot of a lease says now.
+    /// Returns the lease word of a lease's slot, as it is now.
     fn word_of(&self, lease: Lease) -> LeaseWord {
         match &self.grant_cache {
             Some(grant_cache) if lease.is_posted => grant_cache.word(lease.slot, &self.control),
@@ -241,7 +243,7 @@ impl LibFs {
         }
     }
 
-    /// What a claim lacks in a node's state; `None` where it has all.
+    /// Returns the parts of a claim that a node's state lacks; `None` if it has all.
     pub(crate) fn lacks(&self, state: &NodeState, claim: &Claim) -> Option<Want> {
         let held = state.inode.is_some() && self.holds(state, claim.write);
         let covered = !claim.subtree || state.lease.is_some_and(|lease| lease.word.scope() == ScopeKind::Subtree);
@@ -250,7 +252,7 @@ impl LibFs {
             || state.inode.as_ref().is_some_and(|inode| inode.entries > Need::ENTRIES_MAX)
             || !is_directory;
         let entries = claim.entries && !(held && complete) && !state.goes_by_name(held);
-        // Nothing else has contents, however often it is asked for; the operation says what is wrong with it.
+        // Only regular files have contents, so a request would never end; the operation itself fails for other kinds.
         let has_contents = state.inode.as_ref().is_none_or(|inode| inode.kind == FileKind::Regular);
         let contents =
             claim.contents && has_contents && !(held && state.content_at(self.control.extent_version()).is_some());
@@ -259,7 +261,7 @@ impl LibFs {
             return None;
         }
         if claim.soon_written && !claim.write {
-            // Under another lease nothing is known of what was told under this one.
+            // A lease to write replaces this lease, and all state that is known under it.
             return self.lacks(state, &Claim { write: true, ..*claim });
         }
         Some(Want {
@@ -270,7 +272,9 @@ impl LibFs {
         })
     }
 
-    /// Runs a changing operation: claims and locks its nodes, and tries again for as long as somebody else is in the way.
+    /// Runs an operation that changes nodes, until no other session or thread is in the way.
+    ///
+    /// It claims and locks the nodes, runs the operation, and repeats both after each obstacle.
     pub(crate) fn change<R>(
         &self,
         claims: &[Claim],
@@ -279,8 +283,9 @@ impl LibFs {
         self.change_held(claims, true, operation)
     }
 
-    /// As [`LibFs::change`]; what has no name and is not open is opened for as long as it takes, if `holds_orphans` says so: SharedFS may
-    /// free it otherwise, and this session would change what is not there.
+    /// As [`LibFs::change`]. With `holds_orphans`, it opens a nameless inode that isn't open while the operation runs.
+    ///
+    /// Otherwise SharedFS could free the inode, and this session would change an inode that doesn't exist.
     pub(crate) fn change_held<R>(
         &self,
         claims: &[Claim],
@@ -360,7 +365,9 @@ impl LibFs {
         }
     }
 
-    /// Asks for what a claim lacks, unless another thread has just asked: whoever looks into a directory gets to know what is in it too.
+    /// Requests the parts that a claim lacks, unless another thread has just done so.
+    ///
+    /// All threads that look into a directory also learn its entries from one request.
     fn acquire_once(&self, claim: &Claim) -> Outcome<()> {
         let _one_at_a_time = self.asking[claim.id.0 as usize % ASKING].lock();
         let (want, revision) = {
@@ -376,7 +383,7 @@ impl LibFs {
         self.acquire(&[(want, revision)])
     }
 
-    /// Does what a stopped operation needs before it can be tried again.
+    /// Applies the remedy for a stopped operation, before it tries again.
     pub(crate) fn recover_from(&self, stop: Stop) -> Outcome<()> {
         match stop {
             Stop::Errno(errno) => Err(errno),
@@ -389,8 +396,7 @@ impl LibFs {
         }
     }
 
-    /// Asks SharedFS for leases and state that don't stand on the board, and takes them over. Whoever called looks again whether they are
-    /// there.
+    /// Requests leases and state that the grant cache lacks, and installs them. The caller checks the nodes again.
     fn acquire(&self, wants: &[(Want, u64)]) -> Outcome<()> {
         if let [(want, revision)] = wants
             && self.read_grant_cache(want, *revision)
@@ -423,8 +429,9 @@ impl LibFs {
         self.nodes.existing(id).is_some_and(|node| !node.read().is_clean())
     }
 
-    /// Takes over a grant, unless it is stale: revoked again, or older than what this session has done since it asked.
-    /// `false` where the state lacks changes that this session has logged: SharedFS must apply them first.
+    /// Installs a grant, unless it is stale: revoked again, or older than this session's changes since the request.
+    ///
+    /// `false` if the state lacks changes that this session has logged: SharedFS must apply them first.
     fn install(&self, grant: &GrantReply, told: Told, revision: Option<u64>) -> bool {
         self.install_in(&mut self.nodes.write(grant.inode), lease_of(grant), &grant.state, told, revision)
     }
@@ -440,7 +447,7 @@ impl LibFs {
     ) -> bool {
         clock::note(granted.attributes.changed);
         state.note_seen();
-        // A node that was dropped and made again knows nothing of what was done to it meanwhile. This one can't be dropped now.
+        // A node that was dropped and made again lacks the changes that it had before. This node can't be dropped now.
         let forgotten = self.nodes.evictions() != told.evictions;
         let current = self.word_of(lease).generation() == lease.word.generation();
         if forgotten || state.gone || !current || revision.is_some_and(|r| r != state.revision) {
@@ -451,17 +458,18 @@ impl LibFs {
         }
         let held = state.inode.is_some() && self.holds(state, false);
         if held && revision.is_some() {
-            // What a lease has covered without a break is the newest there is; only parts may be missing.
+            // State that a lease has covered without a break is the newest; only parts may be missing.
             state.lease = Some(lease);
             state.merge(granted, told, &|name| self.cookie(name));
         } else if held {
-            // It came along, and no revision was known. What this session has done since is still noted, and is done to it again here,
-            // unless some of it was forgotten meanwhile.
+            // The grant came along, and no revision was known. This session's changes since the request are still
+            // noted, so they are applied to the new state again. If some were forgotten meanwhile, the state is not
+            // merged.
             if told.has_all_since(self.tidied.load(Ordering::Acquire)) {
                 state.merge(granted, told, &|name| self.cookie(name));
             }
         } else {
-            // It may lack what this session has done and forgotten since.
+            // The state may lack changes that this session has made and forgotten since.
             if !told.has_all_since(self.tidied.load(Ordering::Acquire)) {
                 return true;
             }
@@ -473,13 +481,13 @@ impl LibFs {
         true
     }
 
-    /// Logs that what follows may depend on what others have written, before it can.
+    /// Logs that later updates may depend on other sessions' updates, before they can.
     pub(crate) fn depend(&self, dependencies: &[(SessionId, LogPosition)]) -> Outcome<()> {
         for &(session, position) in dependencies {
             if self.dependencies.lock().logged.get(&session).is_some_and(|newest| *newest >= position) {
                 continue;
             }
-            // It counts as logged only when it is: another thread goes on from what is known here. Twice does no harm.
+            // It counts as logged only when it is: another thread goes on from `logged`. Logging it twice does no harm.
             self.append_alone(&Update::Depend { session, position })?;
             let known = &mut *self.dependencies.lock();
             for positions in [&mut known.logged, &mut known.unsynced] {
@@ -490,14 +498,17 @@ impl LibFs {
         Ok(())
     }
 
-    /// What `name` leads to in a directory. With `write`, the lease that it takes lets the caller change the directory next.
+    /// Returns the entry of `name` in a directory. With `write`, the lease also allows the next change of the
+    /// directory.
     pub(crate) fn entry_of(&self, directory: InodeId, name: &[u8], write: bool) -> Outcome<Option<Entry>> {
         let found = |id| Claim { soon_written: write, ..Claim::read(id) };
         self.entry_if(Claim { write, ..Claim::read(directory) }, &found, name, |_| Ok(())).map(|(entry, _)| entry)
     }
 
-    /// What `name` leads to in a directory, if a check of the directory allows the question; and the lease by which that is known. Where
-    /// SharedFS is asked, it tells of what is found there too, as far as `found` claims it.
+    /// Returns the entry of `name` in a directory, if `check` passes, and the lease by which it is known.
+    ///
+    /// If that takes a request, SharedFS also sends the state of the inode that the entry leads to, as far as `found`
+    /// claims it.
     pub(crate) fn entry_if(
         &self,
         claim: Claim,
@@ -535,14 +546,14 @@ impl LibFs {
             };
             match want {
                 None => {
-                    // The lease that is there becomes one to write, if it comes to that.
+                    // The lease that is there becomes a lease to write, if the operation needs one.
                     let need = Need { xattrs: true, ..Need::default() };
                     let again = Want { inode: claim.id, write: claim.soon_written, scope: ScopeKind::Node, need };
                     let changes = claim.soon_written || claim.makes;
                     self.ask_for_name(&claim, found, name, changes.then_some(again), revision)?;
                 }
                 Some(_) => {
-                    // Another thread may just have asked: whoever looks into a directory gets to know what is in it too.
+                    // Another thread may just have made this request; it also brings the directory's entries.
                     let _one_at_a_time = self.asking[claim.id.0 as usize % ASKING].lock();
                     let (want, revision) = {
                         let guard = self.nodes.read(claim.id);
@@ -558,7 +569,7 @@ impl LibFs {
         }
     }
 
-    /// Asks SharedFS for an entry and what it leads to, and for a lease on the directory, where one is wanted.
+    /// Requests an entry and the state of its inode; and, if `within` is given, a lease on the directory.
     fn ask_for_name(
         &self,
         claim: &Claim,
@@ -570,7 +581,7 @@ impl LibFs {
         self.begin_use();
         let (version, evictions) = (self.control.extent_version(), self.nodes.evictions());
         let directory = claim.id;
-        // What stands there is told as to somebody who knows nothing of it.
+        // The inode's state is requested as for a session that knows nothing of it.
         let want = self.lacks(&NodeState::default(), &found(directory)).ok_or(Errno::EIO)?;
         let (write, need) = (want.write, want.need);
         let request = Request::Lookup { directory, name: name.to_vec(), within, makes: claim.makes, write, need };

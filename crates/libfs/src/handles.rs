@@ -1,4 +1,4 @@
-//! Open handles, and file locks.
+//! Open handles, and the file locks of a mount's owners.
 
 use std::collections::HashMap;
 
@@ -14,15 +14,15 @@ use crate::node::{KnownHandle, NodeState};
 use crate::warm::OpenInode;
 
 impl LibFs {
-    /// Notes a handle: the inode lives on until its last handle is closed, whoever removes its last name.
+    /// Records a handle: the inode lives until its last handle is closed, even if its last name is removed.
     ///
     /// # Errors
-    /// `ESTALE` where it is gone; `ENFILE` where too many are open.
+    /// `ESTALE` if it is gone; `ENFILE` if too many are open.
     pub fn open(&self, id: InodeId) -> Outcome<Found> {
         self.open_if(id, &|| self.found(id))
     }
 
-    /// As [`LibFs::open`], where `who` has the access.
+    /// As [`LibFs::open`], if `who` has the access.
     ///
     /// # Errors
     /// As [`LibFs::open`]; `EACCES`.
@@ -39,10 +39,13 @@ impl LibFs {
         })
     }
 
-    /// As [`LibFs::open`], of a file that was opened with this access outside the session: its rights are those that `who` has now.
+    /// As [`LibFs::open`], for a file that was opened with this access outside the session.
+    ///
+    /// Its rights are those that `who` has now.
     ///
     /// # Errors
-    /// As [`LibFs::open`]; `EACCES` where SharedFS would take what is written for forged, since others have narrowed the rights.
+    /// As [`LibFs::open`]; `EACCES` if another session has narrowed the rights, so that SharedFS would take writes for
+    /// forged.
     pub fn open_again(&self, who: &Credentials, id: InodeId, access: Access) -> Outcome<Found> {
         if who.is_privileged() {
             return self.open(id);
@@ -61,12 +64,12 @@ impl LibFs {
         while let Err(stop) = self.note_open(id) {
             self.recover_from(stop)?;
         }
-        // The handle stands in the table before the inode is looked at: whoever frees inodes looks there after it has
-        // taken away the lease that this look needs.
+        // The handle is recorded before the inode is read. SharedFS reads the handles after it has revoked the lease
+        // that this read needs, and frees no inode with a handle.
         let mut found = look();
         if found.as_ref().is_ok_and(|found| found.inode.links == 0) {
-            // What has no name may be freed under a lease of its own, while it is known here by that of the directory where it
-            // had one: only SharedFS can tell, and what it said before does not count.
+            // SharedFS may free a nameless inode under the inode's own lease, while this session knows it by the lease
+            // of its former directory. Only SharedFS knows, and its earlier answers don't count.
             self.nodes.begin_eviction();
             self.nodes.write(id).lease = None;
             found = look();
@@ -77,7 +80,7 @@ impl LibFs {
         found
     }
 
-    /// Takes a handle away; the last one on an inode without names frees it.
+    /// Removes a handle. Closing the last handle of a nameless inode frees the inode.
     pub fn close(&self, id: InodeId) {
         if self.note_closed(id) {
             let is_freed = self.nodes.read_existing(id).is_some_and(|state| self.is_freed(&state));
@@ -85,25 +88,27 @@ impl LibFs {
         }
     }
 
-    /// As [`LibFs::close`], by the way to the inode.
+    /// As [`LibFs::close`], for an inode that is open by its node.
     pub fn close_open(&self, open: OpenInode) {
         let id = open.id();
         let Some(state) = open.state(self) else { return self.close(id) };
         let (is_last, is_freed) = (self.note_closed_of(id, &state), self.is_freed(&state));
         drop(state);
-        // The node may go with what is freed.
+        // The node must not outlive an inode that is freed.
         drop(open);
         if is_last {
             self.closed(id, is_freed);
         }
     }
 
-    /// Whether what is closed for the last time is freed by this session. Where another one removed the last name, SharedFS finds the inode among its orphans.
+    /// Returns whether this session frees an inode at its last close.
+    ///
+    /// If another session removed the last name, SharedFS finds the inode among its orphans.
     fn is_freed(&self, state: &NodeState) -> bool {
         !state.gone && state.is_orphan() && self.holds(state, true)
     }
 
-    /// The last handle is gone.
+    /// Ends the last close of an inode: frees it if `is_freed`.
     fn closed(&self, id: InodeId, is_freed: bool) {
         let mut unnamed = self.unnamed.lock();
         if !unnamed.is_empty() {
@@ -126,51 +131,53 @@ impl LibFs {
         }
     }
 
-    /// Notes a handle in the table, which has few slots at first: most sessions need no more.
+    /// Records a handle in the table. It has few slots at first: most sessions need no more.
     pub(crate) fn note_open(&self, id: InodeId) -> Result<(), Stop> {
-        // By its node, which is made here if it must be: one that is made meanwhile would go on from a slot that is the inode's no more.
+        // The node is created here if there is none. A node that another thread created meanwhile would start with a
+        // slot that is no longer the inode's.
         self.note_open_of(id, &self.nodes.node(id).read())
     }
 
-    /// As [`LibFs::note_open`], of an inode that nobody knows yet; says where, for its node to come.
+    /// As [`LibFs::note_open`], for a new inode that no other thread knows; returns the slot for its future node.
     pub(crate) fn note_open_new(&self, id: InodeId) -> Result<HandleSlot, Stop> {
         self.note_open_in(id, None)
     }
 
-    /// As [`LibFs::note_open`], of a node.
+    /// As [`LibFs::note_open`], for a node.
     pub(crate) fn note_open_of(&self, id: InodeId, state: &NodeState) -> Result<(), Stop> {
         self.note_open_in(id, Some(&state.handle)).map(drop)
     }
 
     fn note_open_in(&self, id: InodeId, known: Option<&KnownHandle>) -> Result<HandleSlot, Stop> {
         let _one_writer = self.handles.lock();
-        // Looked at first: another thread may just have had room made.
+        // Read first: another thread may just have made room in the table.
         let has_all = self.control.has_all_handle_slots();
         let last = known.map_or(HandleSlot::default(), KnownHandle::slot);
         let Some(noted) = self.control.open_handle_at(id, last) else {
             return Err(if has_all { Errno::ENFILE.into() } else { Stop::Handles });
         };
-        // Before anybody else may note another one.
+        // Under the lock, before another thread can record a handle of the inode.
         known.into_iter().for_each(|known| known.note(noted));
         Ok(noted)
     }
 
-    /// As [`LibFs::note_closed`], of a node.
+    /// As [`LibFs::note_closed`], for a node.
     fn note_closed_of(&self, id: InodeId, state: &NodeState) -> bool {
         let _one_writer = self.handles.lock();
         self.control.close_handle_at(id, state.handle.slot())
     }
 
-    /// `true` where it was the last handle on the inode.
+    /// Removes a handle from the table; returns whether it was the inode's last one.
     pub(crate) fn note_closed(&self, id: InodeId) -> bool {
         let _one_writer = self.handles.lock();
         self.control.close_handle(id)
     }
 
-    /// Sets or removes a lock. `wait` is the caller's name for the waiting, unique as long as it lasts.
+    /// Sets or removes a lock. `wait` is the caller's ticket for the waiting, unique while it lasts.
     ///
     /// # Errors
-    /// `EAGAIN` where another lock is in the way and the call does not wait; `EINTR` after [`LibFs::cancel_lock`]; `EDEADLK`.
+    /// `EAGAIN` if another lock is in the way and the call does not wait; `EINTR` after [`LibFs::cancel_lock`];
+    /// `EDEADLK`.
     #[allow(clippy::too_many_arguments, reason = "the parts of one call")]
     pub fn lock(
         &self,
@@ -191,12 +198,14 @@ impl LibFs {
         loop {
             let asked_of = self.asked_of();
             let done = self.call(&request);
-            // Of one that was not answered nobody knows what became of it, or will: it goes with the file.
+            // After a request without an answer, the lock may exist or come into being. It then goes when the file is
+            // closed.
             let may_be_there = done.as_ref().err() == Some(&Errno::EIO) && mode != LockMode::Unlock;
             if done.is_ok() || may_be_there {
                 self.held_locks.note(&request);
             }
-            // Another SharedFS may have been told of the locks before this was noted: it's asked, too.
+            // Another SharedFS may have been sent the locks before this one was recorded, so this SharedFS is asked
+            // too.
             if done.is_err() || self.asked_of() == asked_of {
                 return done.map(drop);
             }
@@ -207,15 +216,15 @@ impl LibFs {
     /// Stops a waiting.
     ///
     /// # Errors
-    /// `EIO` where SharedFS is away.
+    /// `EIO` if SharedFS is away.
     pub fn cancel_lock(&self, ticket: u64) -> Outcome<()> {
         self.call(&Request::CancelLock { ticket }).map(drop)
     }
 
-    /// The first lock that is in the way of one: mode, first byte, last byte, process.
+    /// Returns the first lock that conflicts with a wanted one: mode, first byte, last byte, process.
     ///
     /// # Errors
-    /// `EIO` where SharedFS is away.
+    /// `EIO` if SharedFS is away.
     pub fn query_lock(
         &self,
         inode: InodeId,
@@ -230,10 +239,10 @@ impl LibFs {
         }
     }
 
-    /// Removes all locks of an owner on a file. Costs nothing where it has none.
+    /// Removes all locks of an owner on a file. It costs nothing if the owner has none.
     ///
     /// # Errors
-    /// `EIO` where SharedFS is away.
+    /// `EIO` if SharedFS is away.
     pub fn release_locks(&self, inode: InodeId, owner: u64, kind: LockKind) -> Outcome<()> {
         if !self.held_locks.forget(inode, owner, kind) {
             return Ok(());
@@ -242,8 +251,9 @@ impl LibFs {
     }
 }
 
-/// The lock requests that were granted, per owner, in order: sent again to a SharedFS that has restarted, they bring it to
-/// the same locks.
+/// The granted lock requests of each owner, in order.
+///
+/// Sent again to a restarted SharedFS, they restore the same locks.
 #[derive(Debug, Default)]
 pub(crate) struct HeldLocks(Mutex<HashMap<(InodeId, u64, LockKindKey), Vec<Request>>>);
 
@@ -253,7 +263,7 @@ enum LockKindKey {
     Flock,
 }
 
-/// Requests kept for one owner and file; beyond, those that an `Unlock` of everything follows are dropped first.
+/// Requests to keep for one owner and file. Later requests beyond this number are not kept.
 const HISTORY_MAX: usize = 4096;
 
 fn key(inode: InodeId, owner: u64, kind: LockKind) -> (InodeId, u64, LockKindKey) {
@@ -269,12 +279,12 @@ impl HeldLocks {
         self.0.lock().contains_key(&key(inode, owner, kind))
     }
 
-    /// What was granted of an owner's locks on a file, in order.
+    /// Returns the granted requests of an owner on a file, in order.
     fn history(&self, inode: InodeId, owner: u64, kind: LockKind) -> Option<Vec<Request>> {
         self.0.lock().get(&key(inode, owner, kind)).cloned()
     }
 
-    /// Puts that back.
+    /// Restores such a history.
     fn restore(&self, inode: InodeId, owner: u64, kind: LockKind, history: Option<Vec<Request>>) {
         let mut all = self.0.lock();
         match history {
@@ -292,7 +302,7 @@ impl HeldLocks {
             return;
         }
         let history = all.entry(key).or_default();
-        // A request makes those void that lie wholly within its range.
+        // A request replaces all earlier ones that lie within its range.
         history.retain(|old| !matches!(old, Request::Lock { start: s, end: e, .. } if s >= start && e <= end));
         if history.len() < HISTORY_MAX {
             history.push(request.clone());
@@ -307,7 +317,7 @@ impl HeldLocks {
         self.0.lock().remove(&key(inode, owner, kind)).is_some()
     }
 
-    /// The requests, in order, without waiting.
+    /// Returns the requests in order, without waiting.
     pub(crate) fn requests(&self) -> Vec<Request> {
         let mut requests: Vec<Request> = self.0.lock().values().flatten().cloned().collect();
         for request in &mut requests {

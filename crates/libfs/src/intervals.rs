@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// Ranges `start..end`, disjoint and not touching, by start.
+/// Ranges `start..end`, disjoint and not adjacent, by start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Intervals {
     ranges: BTreeMap<u64, u64>,
@@ -15,7 +15,7 @@ impl Intervals {
         self.count
     }
 
-    /// How many numbers of `start..end` are in the set.
+    /// Returns how many numbers of `start..end` the set has.
     pub(crate) fn count_within(&self, start: u64, end: u64) -> u64 {
         let before = self.ranges.range(..start).next_back();
         let overlap = |(&s, &e): (&u64, &u64)| e.min(end).saturating_sub(s.max(start));
@@ -27,7 +27,7 @@ impl Intervals {
         if start >= end {
             return;
         }
-        // The common write makes the last range grow, or lies in one.
+        // Most writes extend the last range, or lie in it.
         if let Some(mut last) = self.ranges.last_entry() {
             let (s, e) = (*last.key(), *last.get());
             if s <= start && start <= e {
@@ -75,7 +75,7 @@ impl Intervals {
         }
     }
 
-    /// Takes `start..end` out and moves all that follows down.
+    /// Removes `start..end` and moves all later ranges down.
     pub(crate) fn collapse(&mut self, start: u64, end: u64) {
         self.remove(start, end);
         let tail = self.ranges.split_off(&end);
@@ -85,7 +85,7 @@ impl Intervals {
         }
     }
 
-    /// Opens a gap of `length` at `at` and moves all that follows up.
+    /// Opens a gap of `length` at `at` and moves all later ranges up.
     pub(crate) fn open_gap(&mut self, at: u64, length: u64) {
         if length == 0 {
             return;
@@ -101,7 +101,7 @@ impl Intervals {
         self.ranges.extend(tail.into_iter().map(|(s, e)| (s + length, e + length)));
     }
 
-    /// The first number at or after `from` that is in the set (`true`) or not in it (`false`).
+    /// Returns the first number from `from` on that is in the set (`inside`) or not in it.
     pub(crate) fn next(&self, from: u64, inside: bool) -> Option<u64> {
         let covering = self.ranges.range(..=from).next_back().filter(|&(_, &e)| e > from);
         match (covering, inside) {

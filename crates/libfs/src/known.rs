@@ -1,7 +1,8 @@
-//! Looking at and opening what paths lead to that were followed before: the way of most calls that name a path.
+//! The fast path for calls that name a path which was followed before.
 //!
-//! As for open files ([`crate::warm`]): the same is looked at as in general ([`LibFs::walk`] and what follows it), of one inode and without copies of its
-//! attributes, and wherever something does not come out at once nothing has happened, and the caller takes the general way.
+//! Most calls that name a path take it: stat, access and open. As for open files ([`crate::warm`]), it makes the same
+//! checks as the slow path ([`LibFs::walk`] and the operations behind it). It checks one inode and copies no
+//! attributes. If any check fails, nothing has happened, and the caller takes the slow path.
 
 use ashlar_types::{Access, Errno, FileKind, Inode, InodeId};
 use ashlar_wire::OperationKind;
@@ -33,7 +34,8 @@ impl LibFs {
         Some(found)
     }
 
-    /// Whether the user of the surroundings has an access to what a path leads to, if that is at hand. `None` where it takes more.
+    /// Whether the user of the surroundings has an access to what a path leads to, if that is at hand. `None` where it
+    /// takes more.
     #[must_use]
     pub fn access_known(
         &self,
@@ -53,8 +55,9 @@ impl LibFs {
         Some(if allows { Ok(()) } else { Err(Errno::EACCES) })
     }
 
-    /// Opens the regular file or the directory that a path leads to for an aim, if all that takes is at hand, the user of the surroundings has the access, and
-    /// the front end `admits` it. `None` where it takes more, and then nothing is open.
+    /// Opens the regular file or the directory that a path leads to for an aim, if all that takes is at hand, the user
+    /// of the surroundings has the access, and the front end `admits` it. `None` where it takes more, and then nothing
+    /// is open.
     #[must_use]
     pub fn open_known(
         &self,

@@ -1,4 +1,6 @@
-//! Which nodes have changes that SharedFS has not committed, so that what is committed can be forgotten in time.
+//! The dirty list: nodes with changes that SharedFS has not committed.
+//!
+//! It tells which nodes can forget changes after a commit.
 
 use std::collections::VecDeque;
 

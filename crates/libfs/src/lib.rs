@@ -1,19 +1,23 @@
-//! LibFS: POSIX operations over the update log, granted state and data segments.
+//! LibFS: POSIX operations over update log, granted state and data segments.
 //!
-//! Purpose: a session's half of the file system. Every operation works on cached objects that a lease makes valid; what
-//! changes state is one record in the session's update log, and the same transition function that SharedFS will run
-//! on the record (`ashlar-update`) runs on the cached objects. A warm operation costs no message.
+//! Purpose: LibFS is a session's half of the file system. Each operation works on cached inodes that a lease makes
+//! valid. A change is one record in the session's update log. LibFS runs the transition function of `ashlar-update` on
+//! its cached inodes, and SharedFS later runs the same function on the record. A warm operation costs no message.
 //!
 //! Invariants:
-//! - A record is appended only while every lease that it needs holds: the log's seal count is read first, then the lease
-//!   words; a revocation between that and the reservation makes the reservation fail, and the operation starts again.
-//! - What is committed is forgotten only up to the first record that is on its way, or whose changes are not noted yet.
-//! - What a read returns was true at one moment between call and return: it's copied, and then the lease word is looked at.
+//! - LibFS appends a record only while every lease that it needs holds. It reads the log's seal count first, then the
+//!   lease words. If SharedFS revokes a lease between that and the reservation, the reservation fails and the operation
+//!   starts again.
+//! - LibFS forgets committed changes only up to the first record that is being written, or whose changes are not noted
+//!   yet.
+//! - A read returns bytes that were true at one moment between call and return: LibFS copies them and reads the lease
+//!   word afterwards.
 //! - Nothing here exits, aborts or unwinds on purpose; a failure is an [`Errno`].
-//! - The call that asks for space gets the refusal: every record is paid for with credit, and from the purses of those whom quotas
-//!   limit, before it is appended.
+//! - The call that asks for space gets the refusal. LibFS pays for each record before it appends it: with credit, and
+//!   from the quota balances of the user, group and subtree if quotas limit them.
 //!
-//! Non-goals: descriptors, and what lies around the file system (front ends have them), kernel caches (`ashlar-fuse`).
+//! Non-goals: descriptors and all else around the file system (front ends have them), and kernel caches
+//! (`ashlar-fuse`).
 //!
 //! Source: `docs/architecture.md`; Assise §3.2 and §3.3.
 pub mod alone;
@@ -95,13 +99,14 @@ use record::LOG_STEP_LEAST;
 use record_locks::RecordLocks;
 use segments::{Segment, Segments};
 
-/// How often a mount forgets what was committed while nothing calls it, in milliseconds.
+/// Milliseconds between two rounds in which an idle mount forgets committed changes.
 const IDLE_TIDY_MS: u64 = 200;
-/// After so many such times without anything to forget, a mount gives memory that has become free back to the system.
+/// Rounds without anything to forget after which a mount returns freed memory to the system.
 const TRIM_AFTER: u32 = 5;
 
-/// When memory that was freed goes back to the system: once, after a busy time. The allocator keeps it otherwise, and an idle
-/// mount shall not hold what an unpacked archive took.
+/// Decides when freed memory returns to the system: once, after a busy time.
+///
+/// The allocator keeps freed memory otherwise. An idle mount should not hold the memory that an unpacked archive took.
 #[derive(Debug, Default)]
 struct FreedMemory {
     tidied: u64,
@@ -114,7 +119,7 @@ impl FreedMemory {
         self.tidied = tidied;
         if self.idle_times == TRIM_AFTER {
             #[cfg(target_env = "gnu")]
-            // SAFETY: it takes no pointers, and may be called at any time from any thread.
+            // SAFETY: `malloc_trim` takes no pointers; any thread may call it at any time.
             unsafe {
                 libc::malloc_trim(0);
             }
@@ -122,25 +127,28 @@ impl FreedMemory {
     }
 }
 
-/// A process that may have less address space than this, in bytes, has no session, which takes some 100 MiB of it beside data segments.
+/// The least address space, in bytes, that a process must be allowed if it is to have a session.
+///
+/// A session takes some 100 MiB of it, beside data segments.
 pub const ADDRESS_SPACE_LEAST: u64 = 256 << 20;
 
-/// What this session has seen of others.
+/// The other sessions' updates that this session's updates depend on.
 #[derive(Debug, Default)]
 struct Dependencies {
-    /// The newest position of each session for which a record was logged.
+    /// For each session, the newest position for which this session has logged a dependency.
     logged: HashMap<SessionId, LogPosition>,
-    /// Those that `fsync` has not yet made persistent.
+    /// The positions that `fsync` has not made persistent yet.
     unsynced: HashMap<SessionId, LogPosition>,
 }
 
 /// Descriptors that come with each session: log, control page and lease table.
 const SESSION_FILES: usize = 3;
 
-/// A session: one process's half of the file system. Shared between threads.
+/// A session: one process's half of the file system. Its threads share it.
 #[derive(Debug)]
 pub struct LibFs {
-    /// The numbers of what is mapped for as long as the session. They are forgotten before that is closed.
+    /// The descriptor numbers of the session's mappings. Field order drops them before the mappings close the
+    /// descriptors.
     #[allow(dead_code, reason = "they are held, and no more")]
     mapped: Vec<Own<RawFd>>,
     calls: Calls,
@@ -148,11 +156,12 @@ pub struct LibFs {
     control: ControlPage<Mapping>,
     leases: LeaseTable<Mapping>,
     grant_cache: Option<GrantCacheReader>,
-    /// What came with the session for the kernel's side of descriptors, until it is taken.
+    /// The descriptor that the front end puts at the kernel's side of LibFS's descriptors, until the front end takes
+    /// it.
     placeholder: Mutex<Option<OwnedFd>>,
     glimpses: Glimpses,
     nodes: NodeTable,
-    /// Held by inode while it is asked for.
+    /// One lock for several inodes, held while a thread requests one of them.
     asking: [Mutex<()>; grants::ASKING],
     directory_versions: Detours,
     ledger: Ledger,
@@ -160,32 +169,33 @@ pub struct LibFs {
     segments: Segments,
     mapping_numbers: Mutex<MappingNumbers>,
     held_locks: HeldLocks,
-    /// What a mount has reserved for its kernel, to be told again to a SharedFS that was started anew.
+    /// The inodes that a mount has reserved for its kernel. A restarted SharedFS is sent them again.
     reserved: Mutex<BTreeSet<(InodeId, ReserveReason)>>,
     record_locks: RecordLocks,
-    /// The control page's handle table has one writer at a time.
+    /// Serialises writers of the control page's handle table.
     handles: Mutex<()>,
-    /// Open files that this session has made without a name (`O_TMPFILE`): they may get one.
+    /// Open files that this session created without a name (`O_TMPFILE`): they may get a name.
     unnamed: Mutex<HashSet<InodeId>>,
-    /// Held from the look at what is above a directory that moves until it has moved: threads of one session share its leases.
+    /// Held while a directory moves, from the check of its ancestors until it has moved. Threads of one session share
+    /// its leases, so leases alone don't keep them apart.
     moving: Mutex<()>,
-    /// Inode numbers that may be given out: the next, and how many.
+    /// Free inode numbers: the next one, and how many there are.
     inodes: Mutex<(u64, u64)>,
     dependencies: Mutex<Dependencies>,
     hash_key: [u8; 16],
     cache_ttl_ms: u64,
     descriptors: OwnDescriptors,
     sync_needed: bool,
-    /// Where this session's part of the log begins: others may have logged before.
+    /// Where this session's part of the log begins. Earlier sessions may have logged before it.
     log_began: LogPosition,
-    /// Bytes of the log's file that have room.
+    /// Bytes of the log's file that have room on the medium.
     log_room: AtomicU64,
-    /// A loss of power would leave what says whose session it is.
+    /// The record of whose session this is would survive a loss of power.
     is_known_to_last: AtomicBool,
     medium: Medium,
     poisoned: AtomicBool,
     tidying: Mutex<()>,
-    /// Up to where what was committed is forgotten.
+    /// The position up to which committed changes are forgotten.
     tidied: AtomicU64,
 }
 
@@ -207,7 +217,7 @@ impl LibFs {
         let placeholder = if descriptors.len() > before { descriptors.pop() } else { None };
         let wrong = || memory(&"the daemon sent the wrong number of descriptors");
         let [log, control, leases, others @ ..] = &descriptors[..] else { return Err(wrong()) };
-        // Where there were too few numbers left for all, the last ones are missing.
+        // If the process has too few free descriptor numbers, the last descriptors are missing.
         let (first, grant_cache) = others.split_at(welcome.segment.iter().len().min(others.len()));
         let medium = match &welcome {
             welcome if welcome.sync_needed => Medium::DISK,
@@ -222,7 +232,7 @@ impl LibFs {
         let log = Log::open(map(log, welcome.log_bytes, MappingAccess::ReadWrite, medium)?).map_err(|e| memory(&e))?;
         let log_began = log.tail();
         if options.kind != SessionKind::Mount {
-            // Who writes no more than the beginning of it ends soon.
+            // A session that writes no more than the log's beginning ends soon.
             let room = welcome.log_allocated.saturating_sub(log.bytes_upto(log_began));
             let has_all = log.bytes_upto(log_began.plus(LOG_STEP_LEAST)) <= welcome.log_allocated;
             log.set_ready(log_began.plus(if has_all { LOG_STEP_LEAST } else { room }));
@@ -237,7 +247,8 @@ impl LibFs {
         let (Some(control), Some(leases)) = (control, leases) else {
             return Err(memory(&"the control page is too short"));
         };
-        // Without these all is asked for: little address space is no reason to do without the session.
+        // A session works without these two: LibFS then requests everything. So little address space is no reason to
+        // refuse the session.
         let first = first
             .first()
             .zip(welcome.segment.as_ref())
@@ -285,7 +296,8 @@ impl LibFs {
         });
         if options.kind == SessionKind::Mount {
             let weak = Arc::downgrade(&fs);
-            // A mount is a process of its own, so a thread disturbs nobody; inside an application there is none.
+            // A mount is a process of its own, so this thread disturbs no program. A session inside a program has no
+            // thread.
             let spawned = std::thread::Builder::new().name("ashlar-tidy".into()).spawn(move || {
                 let mut memory = FreedMemory::default();
                 let mut version = welcome.segment_version;
@@ -302,67 +314,74 @@ impl LibFs {
         Ok(fs)
     }
 
-    /// Takes what the kernel may have at descriptors of a process whose files LibFS has open: whatever is done with it
-    /// there fails. A SharedFS that may not mount sends none.
+    /// Takes the descriptor that the kernel may keep at the numbers of files that LibFS has open.
+    ///
+    /// All that a process does with it in the kernel fails. A SharedFS that may not mount sends none.
     pub fn take_placeholder(&self) -> Option<OwnedFd> {
         self.placeholder.lock().take()
     }
 
-    /// Has a SharedFS that was started anew know the mount's device and its locks again, though nobody calls the mount: others may ask for the locks, or for
-    /// what its kernel believes to know, and the mount is not waited for for long. Such a SharedFS begins an era of segments.
+    /// Registers the mount again with a restarted SharedFS, without waiting for a call of the mount.
+    ///
+    /// Other sessions may ask for the mount's locks, or for inodes that its kernel caches, and SharedFS does not wait
+    /// long for a mount. A restarted SharedFS begins a new segment version, which shows here.
     fn come_back(&self, known: &mut u64) {
         let version = self.control.segment_version();
-        // Whatever it is that is asked for first: device and locks come before it.
+        // Any request will do: the client sends device and locks before it.
         if version != *known && self.call(&Request::SyncDependencies(Vec::new())).is_ok() {
             *known = version;
         }
     }
 
-    /// Hands SharedFS the mount's `/dev/fuse` descriptor, through which it makes the kernel forget what is no longer true, and the
-    /// device number that the mount's files show (`st_dev`). After a restart of SharedFS this happens again by itself.
+    /// Hands SharedFS the mount's `/dev/fuse` descriptor and its files' device number (`st_dev`).
+    ///
+    /// SharedFS uses the descriptor to invalidate stale entries of the kernel's caches. After a restart of SharedFS,
+    /// LibFS registers the mount again by itself.
     ///
     /// # Errors
-    /// `EIO` where SharedFS is away.
+    /// `EIO` if SharedFS is away.
     pub fn register_mount(&self, device: OwnedFd, number: u64) -> Outcome<()> {
         self.calls.register_mount(device, number, self)
     }
 
-    /// For how long a kernel may keep what was just answered about an inode, in milliseconds; 0 where it's no longer true.
+    /// Returns how long, in milliseconds, a kernel may cache the last answer about an inode; 0 if it is stale.
     #[must_use]
     pub fn cache_ttl_ms(&self, id: InodeId) -> u64 {
         if self.is_valid(id) { self.cache_ttl_ms } else { 0 }
     }
 
-    /// The longest that a kernel may keep anything of what it's answered, in milliseconds.
+    /// Returns the longest time, in milliseconds, that a kernel may cache any answer.
     #[must_use]
     pub fn cache_ttl_max_ms(&self) -> u64 {
         self.cache_ttl_ms
     }
 
-    /// For how long a kernel may keep names of a directory, in milliseconds: not at all while others share the arena.
+    /// Returns how long, in milliseconds, a kernel may cache names of a directory.
+    ///
+    /// It is 0 while other sessions share the arena.
     #[must_use]
     pub fn name_ttl_ms(&self, directory: InodeId) -> u64 {
         if self.is_shared() { 0 } else { self.cache_ttl_ms(directory) }
     }
 
-    /// Whether there are other sessions.
+    /// Returns whether there are other sessions.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         self.control.is_shared()
     }
 
-    /// How often it has changed whether there are other sessions: odd while there are.
+    /// Returns how often the answer of [`Self::is_shared`] has changed; odd while there are other sessions.
     #[must_use]
     pub fn company(&self) -> u64 {
         self.control.company()
     }
 
-    /// Sleeps while [`Self::company`] is this. It may return sooner.
+    /// Sleeps while [`Self::company`] is still `company`. It may return sooner.
     pub fn wait_company(&self, company: u64) {
         self.control.wait_company(company);
     }
 
-    /// How many sessions of programs there are beside a mount's.
+    /// Returns how many sessions of programs there are beside a mount's.
     #[must_use]
     pub fn programs(&self) -> u64 {
         self.control.programs()
@@ -373,12 +392,12 @@ impl LibFs {
         self.control.wait_programs();
     }
 
-    /// Says that the kernel has forgotten all names that it kept before the company changed to this.
+    /// Records that the kernel has dropped all names that it cached before `company` began.
     pub fn forgot_names(&self, company: u64) {
         self.control.set_company_known(company);
     }
 
-    /// Whether the lease under which an inode was answered still holds.
+    /// Returns whether the lease under which an inode was last answered still holds.
     #[must_use]
     pub fn is_valid(&self, id: InodeId) -> bool {
         self.nodes.existing(id).is_some_and(|node| {
@@ -387,21 +406,23 @@ impl LibFs {
         })
     }
 
-    /// Ends the session in order: everything is digested, leases and locks go back.
+    /// Ends the session in order: SharedFS digests its log and takes back its leases and locks.
     pub fn end(&self) {
         if self.make_room().and_then(|()| self.call(&Request::Goodbye).map(drop)).is_err() {
             tracing::warn!("the daemon is away; it will digest the session's log when it is back");
         }
     }
 
-    /// Ends the session without waiting for a commit: what it did, others see. Nothing may be open in it, and nobody use it any more.
+    /// Ends the session without waiting for a commit; other sessions see all that it did.
+    ///
+    /// The caller has nothing open in the session and uses it no more.
     pub fn leave(&self) {
-        // A SharedFS that restarts at this moment finds the session resumed by nobody; it ends with its process then.
+        // If SharedFS restarts at this moment, no process resumes the session. SharedFS then ends it with its process.
         let _ = self.call(&Request::Leave);
         self.calls.hang_up();
     }
 
-    /// Closes the connections, in a process that was forked from the session's: the session is the other's.
+    /// Closes the connections in a forked process: the session belongs to the parent.
     pub fn hang_up(&self) {
         self.calls.hang_up();
     }
@@ -418,12 +439,12 @@ impl LibFs {
         self.calls.call_with(request, descriptors, self)
     }
 
-    /// Whether there is a number for a new inode without asking for some.
+    /// Returns whether there is a number for a new inode without a request.
     pub(crate) fn has_inodes(&self) -> bool {
         self.inodes.lock().1 > 0
     }
 
-    /// Takes back the number that was given last, if it is: nothing was logged of it.
+    /// Takes back an inode number of which nothing was logged, if it was given out last.
     pub(crate) fn return_inode(&self, id: InodeId) {
         let mut range = self.inodes.lock();
         if range.0 == id.0 + 1 {
@@ -431,7 +452,7 @@ impl LibFs {
         }
     }
 
-    /// A number for a new inode.
+    /// Returns a number for a new inode.
     pub(crate) fn next_inode(&self) -> Outcome<InodeId> {
         let mut range = self.inodes.lock();
         if range.1 == 0 {

@@ -1,4 +1,4 @@
-//! Files that a process maps out of the data segments (DAX).
+//! Files whose blocks a process maps out of the data segments (DAX).
 
 use std::os::fd::BorrowedFd;
 
@@ -9,17 +9,19 @@ use crate::LibFs;
 use crate::api::Outcome;
 use crate::grants::Claim;
 
-/// So much is checked against its checksums when it's mapped. Who maps more may look at a part, and would wait for all of it; that is checked with the
-/// whole arena (`ashlar fsck`).
+/// Bytes of a mapping up to which its checksums are verified at once.
+///
+/// A process that maps more may read only a part of it, and would wait for the whole. `ashlar fsck` verifies the rest
+/// with the whole arena.
 const CHECKED_BYTES_MAX: u64 = 1 << 20;
-/// How often a lease to write is asked for that others take again before the file is mapped.
+/// Attempts to get a lease to write before another session revokes it and the file can't be mapped.
 const TRIES: u32 = 16;
 
 /// The numbers of a session's mappings.
 #[derive(Debug, Default)]
 pub(crate) struct MappingNumbers {
     next: u32,
-    /// Of those that were asked for in vain, or so it seems.
+    /// Numbers of requests that failed, as far as LibFS knows.
     unsure: Vec<u32>,
 }
 
@@ -36,9 +38,9 @@ impl MappingNumbers {
 /// A file's blocks that stay where they are until [`LibFs::unmap`].
 #[derive(Debug)]
 pub struct MappedFile {
-    /// What the session calls it.
+    /// The mapping's number in this session.
     pub number: u32,
-    /// Where the blocks are, one behind the other.
+    /// The blocks, in the file's order.
     pub pieces: Vec<MappedPiece>,
 }
 
@@ -49,24 +51,27 @@ pub struct MappedPiece {
     pub segment: u32,
     /// The first block in the segment.
     pub block: u32,
-    /// Bytes, whole blocks.
+    /// Bytes, in whole blocks.
     pub bytes: u64,
 }
 
 impl LibFs {
-    /// Has `blocks` blocks of a file from the block `first` on stay where they are, for the process to map; the caller has the file open. With
-    /// `follows` all that is written to the file from now on, by whomever, is to be seen there when the write returns; else nothing need be. It
-    /// holds until [`LibFs::unmap`], or the session's end, after which the memory may show other files' content.
+    /// Pins `blocks` blocks of a file from the block `first` on, so that the process can map them.
     ///
-    /// `None` where that can't be: holes, small files, files in many pieces, damaged ones as far as they are checked.
+    /// The caller has the file open. With `follows`, every later write to the file, by any session, shows in the
+    /// mapping when it returns. The blocks stay until [`LibFs::unmap`] or the session's end. After that the memory may
+    /// show other files' content.
+    ///
+    /// `None` if the blocks can't be mapped: holes, small files, files in many pieces, files that a check finds
+    /// damaged.
     ///
     /// # Errors
-    /// `EBADF`, `ESTALE`, `EACCES`, `EINVAL`; `EIO` where SharedFS is away.
+    /// `EBADF`, `ESTALE`, `EACCES`, `EINVAL`; `EIO` if SharedFS is away.
     pub fn map(&self, id: InodeId, first: u64, blocks: u64, follows: bool) -> Outcome<Option<MappedFile>> {
         let number = self.mapping_numbers.lock().take();
         let request = Request::Map { inode: id, first, blocks, follows, number };
         let asked = if follows { self.map_followed(id, &request) } else { self.map_as_is(id, &request) };
-        // SharedFS may have done it all the same. Who is given the number next has that end.
+        // SharedFS may have pinned the blocks all the same. The next request with this number ends that.
         let extents = asked.inspect_err(|_| self.mapping_numbers.lock().unsure.push(number))?;
         if extents.is_empty() {
             return Ok(None);
@@ -76,13 +81,13 @@ impl LibFs {
             Ok(pieces) => Ok(Some(MappedFile { number, pieces })),
             Err(errno) => {
                 self.unmap(id, number);
-                // Who reads it otherwise is told what is wrong with it.
+                // A read by another way reports the damage.
                 if errno == Errno::EIO { Ok(None) } else { Err(errno) }
             }
         }
     }
 
-    /// An extent as a piece of a mapping of so many blocks, if it is sound.
+    /// Returns an extent as a piece of a mapping of `all` blocks, if the checksums match.
     fn piece(&self, &Extent { address, blocks, .. }: &Extent, all: u64) -> Outcome<MappedPiece> {
         let address = address.ok_or(Errno::EIO)?;
         let bytes = blocks * BLOCK_BYTES;
@@ -94,7 +99,7 @@ impl LibFs {
     }
 
     fn map_as_is(&self, id: InodeId, request: &Request) -> Outcome<Vec<Extent>> {
-        // What others have written by now is applied when the lease is granted.
+        // The grant of the lease waits until other sessions' earlier writes are applied.
         drop(self.view(Claim::read(id))?);
         self.ask_for_blocks(request)
     }
@@ -107,12 +112,12 @@ impl LibFs {
             })
         };
         for _ in 0..TRIES {
-            // What another thread writes while SharedFS is asked is shown too.
+            // Another thread's writes during the request must show too.
             note()?;
             match self.ask_for_blocks(request) {
                 Err(Errno::EAGAIN) => {}
                 Ok(extents) if !extents.is_empty() => {
-                    // The lease may have gone and come back meanwhile, before SharedFS could tell that the file is followed.
+                    // The lease may have gone and come back meanwhile, before SharedFS knew that the file is followed.
                     note()?;
                     self.show(id);
                     return Ok(extents);
@@ -134,14 +139,14 @@ impl LibFs {
         }
     }
 
-    /// Ends what [`LibFs::map`] began: the process has unmapped it.
+    /// Ends a mapping of [`LibFs::map`] that the process has unmapped.
     pub fn unmap(&self, id: InodeId, number: u32) {
         // A SharedFS that is away keeps the blocks until the session's end.
         let _ = self.call(&Request::Unmap { number });
         self.ask_anew(id);
     }
 
-    /// Whether writes are to be shown is told with the next lease.
+    /// Drops the lease of a followed file: the next grant says whether writes must be shown.
     fn ask_anew(&self, id: InodeId) {
         if let Some(node) = self.nodes.existing(id) {
             let mut state = node.write();
@@ -151,10 +156,10 @@ impl LibFs {
         }
     }
 
-    /// A data segment's file, which can only be read, and where in it a block begins.
+    /// Calls `use_it` with a data segment's read-only file and a block's offset in it.
     ///
     /// # Errors
-    /// `EIO` where SharedFS is away.
+    /// `EIO` if SharedFS is away.
     pub fn with_segment_file<R>(
         &self,
         piece: &MappedPiece,
@@ -164,10 +169,10 @@ impl LibFs {
         Ok(use_it(segment.file(), segment.offset_of(piece.block)))
     }
 
-    /// Has what was just written to a file be seen where it is mapped.
+    /// Shows the latest writes to a file where it is mapped.
     #[cold]
     pub(crate) fn show(&self, id: InodeId) {
-        // It is written all the same where SharedFS is away: one that comes back shows it when it has applied the log.
+        // The write succeeds even if SharedFS is away; a restarted SharedFS shows it when it has applied the log.
         let _ = self.call(&Request::Show { inode: id });
     }
 }

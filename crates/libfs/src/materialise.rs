@@ -1,4 +1,4 @@
-//! Descriptors of the kernel's for files that LibFS serves.
+//! Real kernel descriptors for files that LibFS serves.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -9,19 +9,24 @@ use crate::LibFs;
 use crate::api::Outcome;
 
 impl LibFs {
-    /// A descriptor of the kernel's on an inode: a new open file description on the mount on which the directory `directory` stands,
-    /// opened with `flags` (of open(2): an access mode, and flags that neither make nor cut anything), closed on exec. What was done
-    /// through LibFS shows through it and the other way round; offset and locks are its own.
+    /// Returns a kernel descriptor for an inode: a new open file description on a mount.
     ///
-    /// The caller has the inode open meanwhile, so that it stays where it has no name.
+    /// `directory` stands on that mount. `flags` are those of open(2): an access mode, and flags that neither create
+    /// nor truncate. The descriptor is closed on exec. Changes through it and through LibFS show in both; its offset
+    /// and locks are its own.
+    ///
+    /// The caller has the inode open meanwhile, so that an inode without a name lives on.
     ///
     /// # Errors
-    /// `EINVAL` where `directory` is no directory on a mount of this arena, or was opened with `O_PATH`; for other flags; and for what
-    /// is neither a regular file nor a directory. `ESTALE` where the inode is gone; `EACCES`, and `EPERM` for `O_NOATIME`, where this
-    /// process's user may not, unless it had the inode open when that changed; `EMFILE`; those of open(2).
+    /// - `EINVAL`: `directory` is no directory on a mount of this arena, or was opened with `O_PATH`; other flags; an
+    ///   inode that is neither a regular file nor a directory.
+    /// - `ESTALE`: the inode is gone.
+    /// - `EACCES`, and `EPERM` for `O_NOATIME`: this process's user lacks the right, unless the process had the inode
+    ///   open when the right changed.
+    /// - `EMFILE`; those of open(2).
     pub fn materialise(&self, directory: BorrowedFd<'_>, id: InodeId, flags: u32) -> Outcome<OwnedFd> {
         match self.call_with(&Request::Materialise { inode: id, flags }, &[directory])? {
-            // Without room for it in this process, the kernel leaves the descriptor out.
+            // If this process has no free descriptor number, the kernel leaves the descriptor out.
             (Reply::Done, descriptors) => descriptors.into_iter().next().ok_or(Errno::EMFILE),
             _ => Err(Errno::EIO),
         }

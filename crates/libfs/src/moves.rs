@@ -1,4 +1,4 @@
-//! Operations on names: moving one, and exchanging two.
+//! Renaming: moving a name, and exchanging two names.
 
 use ashlar_types::{Access, Credentials, Errno, FileKind, InodeId, LINK_MAX, WHITEOUT_DEVICE, WHITEOUT_MODE};
 use ashlar_update::{Entry, Rename, Update, Whiteout, permission, quota_allows};
@@ -10,7 +10,7 @@ use crate::api::{Make, Outcome, RenameFlags};
 use crate::grants::{CLAIMS_MAX, Claim, Locked, Stop};
 use crate::names::{Inheritance, check_new_name};
 
-/// What a rename leaves at the old name where it is asked to.
+/// The inode that a rename leaves at the old name if it is asked for a whiteout.
 const WHITEOUT: Make<'_> =
     Make { kind: FileKind::CharDevice, mode: WHITEOUT_MODE, umask: 0, device: WHITEOUT_DEVICE, target: &[] };
 
@@ -18,8 +18,9 @@ impl LibFs {
     /// Moves a name, or exchanges two.
     ///
     /// # Errors
-    /// `ENOENT`, `EEXIST`, `ENOTDIR`, `EISDIR`, `ENOTEMPTY`, `EINVAL` (a directory into itself, flags that exclude each other), `EBUSY`,
-    /// `EACCES`, `EPERM`, `EMLINK`, `EXDEV` (another subtree's quota), `ENOSPC`; for a whiteout `EDQUOT`.
+    /// `ENOENT`, `EEXIST`, `ENOTDIR`, `EISDIR`, `ENOTEMPTY`, `EINVAL` (a directory into itself, flags that exclude each
+    /// other), `EBUSY`, `EACCES`, `EPERM`, `EMLINK`, `EXDEV` (another subtree's quota), `ENOSPC`; for a whiteout
+    /// `EDQUOT`.
     pub fn rename(
         &self,
         who: &Credentials,
@@ -30,7 +31,7 @@ impl LibFs {
         self.rename_found(who, from, to, flags, None)
     }
 
-    /// As [`LibFs::rename`], of what was just looked up at the two names, if they were.
+    /// As [`LibFs::rename`], for the entries that were just looked up at the two names, if they were.
     pub(crate) fn rename_found(
         &self,
         who: &Credentials,
@@ -73,8 +74,9 @@ impl LibFs {
             if let Some(found) = target
                 && found.inode == source.inode
             {
-                // Two names of one inode: nothing to do, says POSIX, whatever the rights to change the directories. But a name
-                // that moves meanwhile may be seen at both places.
+                // Both names lead to one inode: POSIX asks for no change, whatever the rights to change the
+                // directories. But during another rename, a name may be seen at both places; so both are checked under
+                // the locks.
                 let claims = [parent, new_parent].map(|directory| Claim::read(directory).with_entries());
                 let are_both_there = self.change(&claims, |locked| {
                     locked.expect_entry(parent, name, Some(source)).map_err(|_| Errno::ECANCELED)?;
@@ -100,8 +102,10 @@ impl LibFs {
         }
     }
 
-    /// Fails where a directory would come into itself, or take the place of one above it, which has it in it: the kernel says so before it looks at kinds and
-    /// rights. It holds for sure where directories stand still ([`Self::move_once`]).
+    /// Fails if a directory would move into itself, or replace one of its ancestors.
+    ///
+    /// The kernel reports this before kinds and rights. The result is certain only while directories stand still
+    /// ([`Self::move_once`]).
     fn check_above(
         &self,
         (parent, source): (InodeId, Entry),
@@ -134,7 +138,7 @@ impl LibFs {
         }
         let crosses = plan.parent != plan.new_parent;
         let parent = Claim::to_change(who, plan.parent);
-        // A whiteout inherits as all that is made.
+        // A whiteout inherits from its directory like every new inode.
         let parent = if plan.whiteout.is_some() { parent.with_xattrs() } else { parent };
         let mut claims: SmallVec<[Claim; CLAIMS_MAX]> = smallvec![parent, Claim::to_change(who, plan.new_parent)];
         let moves_directory = crosses && (source_is_directory || plan.exchange && target_is_directory);
@@ -151,8 +155,8 @@ impl LibFs {
         let _one_at_a_time = moves_directory.then(|| self.moving.lock());
         let mut lease = None;
         if moves_directory {
-            // The lease keeps the ancestors where they are while it is held; it is claimed again with the rest below, and must be
-            // the same one then.
+            // The rename lease keeps the ancestors where they are while it is held. It is claimed again with the other
+            // nodes below, and must be the same lease then.
             lease = self.change(&[Claim::write(InodeId::RENAME)], |locked| Ok(locked.state(InodeId::RENAME)?.lease))?;
             if source_is_directory && self.is_ancestor(plan.source.inode, plan.new_parent)? {
                 return Err(Errno::EINVAL);
@@ -235,7 +239,7 @@ impl LibFs {
         self.commit_making(locked, &Update::Rename(rename), inode, parent)
     }
 
-    /// Whether `ancestor` is `inode` or above it. Where the caller holds the rename lease, nothing moves meanwhile.
+    /// Returns whether `ancestor` is `inode` or above it. While the caller holds the rename lease, nothing moves.
     fn is_ancestor(&self, ancestor: InodeId, inode: InodeId) -> Outcome<bool> {
         let mut at = inode;
         loop {
@@ -251,7 +255,7 @@ impl LibFs {
     }
 }
 
-/// A rename as it was looked up.
+/// A rename with the entries that were looked up.
 struct Move<'a> {
     parent: InodeId,
     name: &'a [u8],
@@ -260,11 +264,13 @@ struct Move<'a> {
     source: Entry,
     target: Option<Entry>,
     exchange: bool,
-    /// The number of the whiteout that it leaves.
+    /// The inode number of the whiteout that it leaves.
     whiteout: Option<InodeId>,
 }
 
-/// What counts against one subtree's quota can't move to where another's counts: who moves it makes a copy, which is counted there.
+/// Checks that no inode moves to where another subtree's quota counts.
+///
+/// The program then copies the inode, and the copy counts there.
 fn check_quotas(locked: &Locked<'_>, plan: &Move<'_>) -> Result<(), Stop> {
     if plan.parent == plan.new_parent {
         return Ok(());
