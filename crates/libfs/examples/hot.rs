@@ -1,11 +1,14 @@
-//! What warm operations of LibFS cost, beside their floors, in one run on a real daemon over an arena in memory.
+//! The costs of LibFS's warm operations beside their floors.
 //!
-//! `cargo run --release -p ashlar-libfs --example hot [FILTER [LAPS]]`: cases whose names hold FILTER, steady writes going round the log
-//! LAPS times (5).
+//! One run measures all of them on a real daemon over an arena in memory.
 //!
-//! The floor of a write is the same bytes copied into mapped memory of the update log's size, checksummed and persisted, with
-//! nothing else; that of a read is a plain copy of the same bytes. Medians are over batches. *short* writes fit in the log, so
-//! that no digest is in the way; *steady* ones go round it several times, so that they wait for the digest where it is slower.
+//! `cargo run --release -p ashlar-libfs --example hot [FILTER [LAPS]]`: cases whose names hold FILTER; steady writes go
+//! round the log LAPS times (5).
+//!
+//! The floor of a write is the same bytes copied into mapped memory of the update log's size, checksummed and
+//! persisted, with nothing else. The floor of a read is a plain copy of the same bytes. Medians are over batches.
+//! *short* writes fit in the log, so that no digest is in the way. *steady* writes go round the log several times, so
+//! that they wait for the digest if it is slower.
 #![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
@@ -86,7 +89,7 @@ struct Bench {
     _daemon: Daemon,
 }
 
-/// The median of a batch's time over its operations, in nanoseconds.
+/// Returns the median of the batches' times per operation, in nanoseconds.
 fn median(batches: usize, per_batch: usize, mut operation: impl FnMut()) -> f64 {
     let mut times: Vec<f64> = (0..batches)
         .map(|_| {
@@ -99,7 +102,7 @@ fn median(batches: usize, per_batch: usize, mut operation: impl FnMut()) -> f64 
     times[times.len() / 2]
 }
 
-/// As [`median`], and the mean over all.
+/// As [`median`]; also returns the mean over all operations.
 fn median_and_mean(batches: usize, per_batch: usize, operation: impl FnMut()) -> (f64, f64) {
     let start = Instant::now();
     let middle = median(batches, per_batch, operation);
@@ -158,12 +161,12 @@ impl Bench {
         self.fs.make_open(&ROOT, InodeId::ROOT, name.as_bytes(), &make(FileKind::Regular)).expect("made").id
     }
 
-    /// Has everything digested, so that the next case begins with an empty log.
+    /// Digests everything, so that the next case begins with an empty log.
     fn digest(&self) {
         self.fs.make_room().expect("digested");
     }
 
-    /// What it costs to copy so many bytes round a log-sized memory, checksum and persist them.
+    /// Measures copying `bytes` bytes round a log-sized memory, checksumming and persisting them.
     fn write_floor(bytes: usize, count: usize) -> f64 {
         let file = tempfile::tempfile_in("/dev/shm").expect("a file");
         file.set_len(RING_BYTES).expect("its length");
@@ -204,7 +207,7 @@ impl Bench {
                     }
                     self.warm_log(how == "short");
                     let mut at = 0;
-                    // Small batches, so that most of a steady case's are not those that wait for the digest.
+                    // Small batches, so that most of a steady case's batches don't wait for the digest.
                     let (ns, mean) = median_and_mean((count / 256).max(64), 256.min(count / 64), || {
                         let offset = if overwrites { at % span } else { at };
                         self.fs.write(&ROOT, file, WriteAt::Offset(offset), &data, false).expect("written");
@@ -222,7 +225,7 @@ impl Bench {
         }
     }
 
-    /// Brings every page of the log into this process's page table, and then, for a short case, empties it.
+    /// Brings every page of the log into this process's page table; if `empty`, then empties the log.
     fn warm_log(&self, empty: bool) {
         static WARM: std::sync::Once = std::sync::Once::new();
         WARM.call_once(|| {
@@ -382,7 +385,7 @@ impl Bench {
     }
 }
 
-/// The numbers below `count` in an order of no pattern, the same each time.
+/// Returns the numbers below `count` in a random order that is the same each time.
 fn shuffled(count: usize) -> Vec<usize> {
     let mut all: Vec<usize> = (0..count).collect();
     let mut state = 0x9e37_79b9_7f4a_7c15u64;

@@ -149,11 +149,11 @@ pub(crate) struct Locked<'a> {
     pub(crate) fs: &'a LibFs,
     pub(crate) seal: SealCount,
     pub(crate) nodes: Nodes,
-    /// The operation acts for the super-user, whom the limits of users and groups do not bind.
+    /// The operation acts for the super-user: the limits of users and groups do not apply.
     pub(crate) is_exempt: bool,
     /// A file whose content was changed and must be shown where it is mapped.
     pub(crate) shows: Option<InodeId>,
-    /// The names that were looked up under the locks, of which the update will be.
+    /// The names that were looked up under the locks, which the update will change.
     pub(crate) looked_up: LookedUp,
 }
 
@@ -177,7 +177,7 @@ impl LookedUpName {
 }
 
 impl Locked<'_> {
-    /// Sets the user for whom the operation runs.
+    /// Sets the operation's user.
     pub(crate) fn act_for(&mut self, who: &Credentials) {
         self.is_exempt = who.uid == 0;
     }
@@ -419,7 +419,7 @@ impl LibFs {
         let told = Told { applied, version, evictions };
         let mut behind = false;
         for (index, grant) in grants.iter().enumerate() {
-            // Of children that came along no revision was known.
+            // For children that came along, no revision was known.
             behind |= !self.install(grant, told, wants.get(index).map(|(_, revision)| *revision));
         }
         if behind { self.make_room() } else { Ok(()) }

@@ -10,7 +10,7 @@ pub(crate) struct Intervals {
 }
 
 impl Intervals {
-    /// How many numbers are in the set.
+    /// Returns how many numbers the set has.
     pub(crate) fn count(&self) -> u64 {
         self.count
     }

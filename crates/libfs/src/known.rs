@@ -14,7 +14,9 @@ use crate::path::{Aim, Last, Surroundings};
 use crate::warm::OpenInode;
 
 impl LibFs {
-    /// What `look` finds in the attributes of what a path leads to, if they are at hand. `None` where it takes more.
+    /// Calls `look` with the attributes of the inode that a path leads to; returns its result.
+    ///
+    /// `None` if that takes the slow path.
     #[inline]
     pub fn look_at_known<R>(
         &self,
@@ -34,8 +36,9 @@ impl LibFs {
         Some(found)
     }
 
-    /// Whether the user of the surroundings has an access to what a path leads to, if that is at hand. `None` where it
-    /// takes more.
+    /// Checks that the user of `around` has an access to the inode that a path leads to.
+    ///
+    /// `None` if that takes the slow path.
     #[must_use]
     pub fn access_known(
         &self,
@@ -55,9 +58,10 @@ impl LibFs {
         Some(if allows { Ok(()) } else { Err(Errno::EACCES) })
     }
 
-    /// Opens the regular file or the directory that a path leads to for an aim, if all that takes is at hand, the user
-    /// of the surroundings has the access, and the front end `admits` it. `None` where it takes more, and then nothing
-    /// is open.
+    /// Opens the regular file or the directory that a path leads to.
+    ///
+    /// The user of `around` must have the access, and the front end must `admit` the inode. `None` if that takes the
+    /// slow path; then nothing is open.
     #[must_use]
     pub fn open_known(
         &self,
@@ -72,7 +76,7 @@ impl LibFs {
         let node = self.nodes.existing(id)?;
         let state = node.read();
         self.note_open_of(id, &state).ok()?;
-        // As in general: the handle stands in the table before the lease is looked at.
+        // As on the slow path, the handle is recorded before the lease is checked.
         let kind = self.at_hand(&state).and_then(|state| {
             let inode = state.inode.as_ref()?;
             let is_served = match inode.kind {
@@ -88,7 +92,7 @@ impl LibFs {
             is_good.then_some(inode.kind)
         });
         let Some(kind) = kind else {
-            // The general way finds out what is wrong, or does what is left.
+            // The slow path finds the error, or does the rest.
             self.note_closed(id);
             return None;
         };
@@ -97,13 +101,13 @@ impl LibFs {
         Some((self.open_node(id, node), kind))
     }
 
-    /// What a path leads to, if it was followed before and that still holds.
+    /// Returns the inode that a path leads to, if the path was followed before and still leads there.
     fn known_end(&self, around: &impl Surroundings, from: InodeId, path: &[u8]) -> Option<InodeId> {
         self.check_alive().ok()?;
         Some(around.paths().end(self, around.submount_version(), from, path)?.id)
     }
 
-    /// A node's state, if it can be looked at as it is.
+    /// Returns a node's state, if a lease covers it now.
     #[inline]
     pub(crate) fn at_hand<'a>(&self, state: &'a NodeState) -> Option<&'a NodeState> {
         if state.gone || state.inode.is_none() || !self.holds(state, false) {

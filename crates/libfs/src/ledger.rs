@@ -8,15 +8,15 @@ use ashlar_types::{InodeId, LogPosition};
 
 use crate::alone::Mutex;
 
-/// Places that are kept for nodes to come when the account is nearly empty.
+/// Entries of capacity to keep when the list is nearly empty.
 const KEPT_PLACES: usize = 1024;
 
-/// The account of nodes with changes: each stands in it once, in the order of their first changes.
+/// The nodes with uncommitted changes: each once, in the order of their first changes.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger(Mutex<VecDeque<(LogPosition, InodeId)>>);
 
 impl Ledger {
-    /// Enters a node that is not in it. Nearly always its first change is the newest of all.
+    /// Adds a node that is not in the list. Nearly always, its first change is the newest of all.
     pub(crate) fn enter(&self, first: LogPosition, node: InodeId) {
         let mut all = self.0.lock();
         if all.back().is_none_or(|&(last, _)| last <= first) {
@@ -27,7 +27,7 @@ impl Ledger {
         }
     }
 
-    /// Enters nodes again that were taken out.
+    /// Adds nodes again that were taken out.
     pub(crate) fn enter_again(&self, nodes: &[(LogPosition, InodeId)]) {
         if !nodes.is_empty() {
             let mut all = self.0.lock();
@@ -36,7 +36,7 @@ impl Ledger {
         }
     }
 
-    /// Takes out the nodes whose first change is before `bound`. Those that have later ones must be entered again.
+    /// Takes out the nodes whose first change is before `bound`. The caller adds those with later changes again.
     pub(crate) fn take(&self, bound: LogPosition) -> Vec<InodeId> {
         let mut all = self.0.lock();
         let count = all.partition_point(|&(first, _)| first < bound);

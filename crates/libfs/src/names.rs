@@ -1,4 +1,6 @@
-//! Operations on names: look up, make, link, remove, list. How they move: [`crate::moves`].
+//! Looking up, creating, linking, removing and listing names in directories.
+//!
+//! Renaming: [`crate::moves`].
 
 use std::sync::atomic::Ordering;
 
@@ -17,7 +19,7 @@ use crate::grants::{Claim, Locked, Stop};
 use crate::node::Lease;
 use crate::path::Purpose;
 
-/// Entries asked for at a time where a directory is too large to be known as a whole.
+/// Entries to request at a time of a directory that is too large to be known as a whole.
 const PAGE_ENTRIES: u32 = 1024;
 
 pub(crate) fn check_name(name: &[u8]) -> Outcome<()> {
@@ -27,13 +29,13 @@ pub(crate) fn check_name(name: &[u8]) -> Outcome<()> {
     })
 }
 
-/// As [`check_name`], for names that must exist or be made: `.` and `..` can be neither removed nor made.
+/// As [`check_name`], for names that must exist or be created: `.` and `..` can be neither removed nor created.
 pub(crate) fn check_new_name(name: &[u8], dots: Errno) -> Outcome<()> {
     if name == b"." || name == b".." { Err(dots) } else { check_name(name) }
 }
 
 impl LibFs {
-    /// Looks up a name, `.` and `..` too.
+    /// Looks up a name; `.` and `..` too.
     ///
     /// # Errors
     /// `ENOENT`, `ENOTDIR`, `EACCES`, `ENAMETOOLONG`.
@@ -45,14 +47,16 @@ impl LibFs {
         self.look_up(who, directory, name, Purpose::Look, false).map(|(found, _)| found)
     }
 
-    /// `.` or `..` of a directory.
+    /// Looks up `.` or `..` of a directory.
     pub(crate) fn lookup_dot(&self, who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<Found> {
         self.check_access(who, directory, Access::EXECUTE)?;
         let found = self.found(directory)?;
         if name == b"." { Ok(found) } else { self.found(found.inode.parent) }
     }
 
-    /// What a name leads to, and the lease by which the directory is known. `makes`: it is made next, if it is not there.
+    /// Returns the inode that a name leads to, and the lease by which the directory is known.
+    ///
+    /// `makes`: if the name is absent, the caller creates it next.
     pub(crate) fn look_up(
         &self,
         who: &Credentials,
@@ -66,17 +70,17 @@ impl LibFs {
         loop {
             let (entry, lease) = self.look_up_entry(who, claim, name, &claim_found)?;
             let entry = entry.ok_or(Errno::ENOENT)?;
-            // A link is followed, or only looked at, as a rule.
+            // Most calls follow a link or read its attributes, so a link needs no more than those.
             let is_link = entry.kind == FileKind::Symlink && purpose != Purpose::Name;
             match self.looked_at(if is_link { Claim::read(entry.inode) } else { claim_found(entry.inode) }) {
-                // Removed since it was looked up: the next look-up says so.
+                // The inode was removed after its name was looked up; the next lookup shows that.
                 Err(Errno::ESTALE) if self.entry_of(directory, name, false)? != Some(entry) => {}
                 found => return found.map(|found| (found, lease)),
             }
         }
     }
 
-    /// An entry of a directory that `who` may search, and the lease by which it is known.
+    /// Returns an entry of a directory that `who` may search, and the lease by which it is known.
     pub(crate) fn look_up_entry(
         &self,
         who: &Credentials,
@@ -84,7 +88,7 @@ impl LibFs {
         name: &[u8],
         found: &dyn Fn(InodeId) -> Claim,
     ) -> Outcome<(Option<Entry>, Option<Lease>)> {
-        // One look at the directory answers both who may search it and what the name leads to.
+        // One read of the directory gives both the right to search it and the name's entry.
         let directory = if who.checked { directory } else { directory.with_xattrs() };
         self.entry_if(directory, found, name, |state| {
             if !who.checked && !self.allows(state, who, Access::EXECUTE) {
@@ -94,10 +98,11 @@ impl LibFs {
         })
     }
 
-    /// mkdir, mknod, symlink, creat. What is made is not open.
+    /// Creates an inode: mkdir, mknod, symlink, creat. The inode is not open.
     ///
     /// # Errors
-    /// `EEXIST`, `ENOENT` (a removed directory), `ENOTDIR`, `EACCES`, `ENAMETOOLONG`, `EMLINK`, `ENOSPC`, `EDQUOT`, `EINVAL`.
+    /// `EEXIST`, `ENOENT` (a removed directory), `ENOTDIR`, `EACCES`, `ENAMETOOLONG`, `EMLINK`, `ENOSPC`, `EDQUOT`,
+    /// `EINVAL`.
     pub fn make(&self, who: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found> {
         let _measured = self.measured(OperationKind::Name);
         check_new_name(name, Errno::EEXIST)?;
@@ -114,7 +119,7 @@ impl LibFs {
         self.make_inode(who, directory, name, make, true)
     }
 
-    /// `O_TMPFILE`: a file without a name, open.
+    /// Creates and opens a file without a name (`O_TMPFILE`).
     ///
     /// # Errors
     /// As [`LibFs::make_open`].
@@ -125,7 +130,7 @@ impl LibFs {
         Ok(made)
     }
 
-    /// Notes that a file was made without a name, by another session: it may get one.
+    /// Records that another session created a file without a name: it may get one.
     pub fn note_unnamed(&self, inode: InodeId) {
         self.unnamed.lock().insert(inode);
     }
@@ -146,7 +151,8 @@ impl LibFs {
         }
         self.check_change(who, directory)?;
         let is_there = || Ok(!name.is_empty() && self.entry_of(directory, name, true)?.is_some());
-        // Most callers have just looked. Where a number must be asked for, it is looked first, so that what is there already is the error.
+        // Most callers have just looked the name up. If a number takes a request, the name is checked first: an
+        // existing name is then the error, whatever the request would give.
         if !self.has_inodes() && is_there()? {
             return Err(Errno::EEXIST);
         }
@@ -156,7 +162,7 @@ impl LibFs {
         let made = loop {
             let made = self.change(&claims, |locked| self.make_locked(locked, who, directory, name, make, id, open));
             match made {
-                // The name is there, or is not known.
+                // The name exists, or is not known.
                 Err(Errno::ECANCELED) => match is_there() {
                     Ok(false) => {}
                     Ok(true) => break Err(Errno::EEXIST),
@@ -222,7 +228,7 @@ impl LibFs {
         Ok(Found { id, inode: locked.inode(id)?.clone() })
     }
 
-    /// As [`Locked::commit`], for an update that makes an inode in a directory.
+    /// As [`Locked::commit`], for an update that creates an inode in a directory.
     pub(crate) fn commit_making(
         &self,
         locked: &mut Locked<'_>,
@@ -237,19 +243,19 @@ impl LibFs {
             self.nodes.remove(id);
             return Err(stop);
         }
-        // Whoever wants the new inode must learn of it from the directory: until SharedFS takes one of the two, the directory's lease
-        // holds for both.
+        // Another session must learn of the new inode from the directory. So the directory's lease covers both, until
+        // SharedFS revokes one of the two.
         if let Some((_, guard)) = locked.nodes.last_mut() {
             guard.lease = lease;
         }
         Ok(())
     }
 
-    /// Makes another name for an inode.
+    /// Creates another name for an inode.
     ///
     /// # Errors
-    /// `EEXIST`, `EPERM` (a directory), `EMLINK`, `ENOENT` (no link left and not made by `O_TMPFILE`), `ENOTDIR`, `EACCES`,
-    /// `ENOSPC`, `EXDEV` (another subtree's quota).
+    /// `EEXIST`, `EPERM` (a directory), `EMLINK`, `ENOENT` (no link left and not made by `O_TMPFILE`), `ENOTDIR`,
+    /// `EACCES`, `ENOSPC`, `EXDEV` (another subtree's quota).
     pub fn link(&self, who: &Credentials, inode: InodeId, directory: InodeId, name: &[u8]) -> Outcome<Found> {
         let _measured = self.measured(OperationKind::Name);
         check_new_name(name, Errno::EEXIST)?;
@@ -290,7 +296,7 @@ impl LibFs {
         }
     }
 
-    /// Removes a name of anything but a directory.
+    /// Removes a name that leads to no directory.
     ///
     /// # Errors
     /// `ENOENT`, `EISDIR`, `EACCES`, `EPERM` (sticky directory).
@@ -299,7 +305,7 @@ impl LibFs {
         self.unlink_found(who, directory, name, None)
     }
 
-    /// As [`LibFs::unlink`], of what was just looked up there, if anything was.
+    /// As [`LibFs::unlink`], for the entry that was just looked up, if one was.
     pub(crate) fn unlink_found(
         &self,
         who: &Credentials,
@@ -311,10 +317,11 @@ impl LibFs {
         self.remove(who, directory, name, false, (None, looked_up))
     }
 
-    /// Removes an empty directory; `found` is the one that the caller found there, if it says so.
+    /// Removes an empty directory. If `found` is given, it is the directory that the caller found at the name.
     ///
     /// # Errors
-    /// `ENOENT`, `ENOTDIR`, `ENOTEMPTY`, `EINVAL` (`.`), `EACCES`, `EPERM`; `ESTALE` where another than `found` stands there by now.
+    /// `ENOENT`, `ENOTDIR`, `ENOTEMPTY`, `EINVAL` (`.`), `EACCES`, `EPERM`; `ESTALE` if the name leads to another inode
+    /// than `found`.
     pub fn remove_directory(
         &self,
         who: &Credentials,
@@ -371,7 +378,7 @@ impl LibFs {
                 locked.commit(&update).map(drop)
             });
             match result {
-                // Changed between look-up and lock.
+                // The entry changed between lookup and lock.
                 Err(Errno::ECANCELED | Errno::ESTALE) if self.entry_of(parent, name, true)? != Some(entry) => {}
                 Err(Errno::ECANCELED) => {}
                 result => return result,
@@ -379,9 +386,11 @@ impl LibFs {
         }
     }
 
-    /// Calls `each` with the entries behind cookie `after` (0: from the start; `.` and `..` are not among them), in cookie
-    /// order, until it returns `false` or the directory ends. Entries that share a cookie come together or not at all
-    /// only as far as `each` takes them: a front end must not stop between two entries with the same cookie.
+    /// Calls `each` with the entries behind cookie `after`, until it returns `false` or the directory ends.
+    ///
+    /// `after` 0 starts at the beginning; `.` and `..` are not among the entries. They come in cookie order. A front
+    /// end must not stop between two entries with the same cookie: a listing that continues at that cookie skips the
+    /// second one.
     ///
     /// # Errors
     /// `ENOTDIR`, `ENOENT`.
@@ -418,8 +427,9 @@ impl LibFs {
         }
     }
 
-    /// As [`LibFs::list`], without attributes and with no memory for the names. `each` may be called while the directory is held: it must not
-    /// call LibFS.
+    /// As [`LibFs::list`], without attributes and without memory for the names.
+    ///
+    /// LibFS may hold the directory's lock while it calls `each`, which therefore must not call LibFS.
     ///
     /// # Errors
     /// As [`LibFs::list`].
@@ -454,7 +464,7 @@ impl LibFs {
         }
     }
 
-    /// As [`LibFs::list_names`], with `.` and `..` before the others, at the cookies that all front ends give them.
+    /// As [`LibFs::list_names`], with `.` and `..` before the others, at the cookies that all front ends use.
     ///
     /// # Errors
     /// As [`LibFs::list`]; `ENOENT` for a directory that was removed.
@@ -477,7 +487,7 @@ impl LibFs {
         self.list_names(directory, after.max(COOKIE_PARENT), each)
     }
 
-    /// Looks at the names of a directory, where all are known.
+    /// Calls `read` with the entries of a directory, if all are known.
     fn read_known<R>(&self, directory: InodeId, read: impl FnOnce(&Children) -> R) -> Outcome<Option<R>> {
         loop {
             let guard = self.view(Claim::read(directory).with_entries())?;
@@ -487,13 +497,15 @@ impl LibFs {
             if !guard.goes_by_name(true) {
                 return Ok(guard.children.is_complete().then(|| read(&guard.children)));
             }
-            // Who lists it looks at all names.
+            // A listing reads all names.
             guard.looked_up.store(u32::MAX, Ordering::Relaxed);
         }
     }
 
-    /// A page of a directory that is too large to be known as a whole: SharedFS's entries, and over them what this
-    /// session knows; and where the next page begins, if there is one.
+    /// Returns a page of a directory that is too large to be known as a whole.
+    ///
+    /// The page has SharedFS's entries, overlaid with this session's. With it comes the cookie where the next page
+    /// begins, if there is one.
     fn remote_page(&self, directory: InodeId, after: u64) -> Outcome<Page> {
         let request = Request::ReadDirectory { directory, after, limit: PAGE_ENTRIES };
         let Reply::Entries(theirs) = self.call(&request)? else { return Err(Errno::EIO) };
@@ -515,7 +527,7 @@ impl LibFs {
 /// Entries by cookie, and the cookie behind which the next page begins, if there is one.
 type Page = (Vec<(u64, Name, Entry)>, Option<u64>);
 
-/// What a new inode takes from its directory.
+/// The attributes that a new inode inherits from its directory.
 pub(crate) struct Inheritance {
     mode: u32,
     pub(crate) gid: u32,
@@ -524,7 +536,7 @@ pub(crate) struct Inheritance {
 }
 
 impl Inheritance {
-    /// Of a directory that the operation has claimed with its extended attributes.
+    /// Returns the inheritance of a directory that the operation has claimed with its extended attributes.
     pub(crate) fn from(
         locked: &Locked<'_>,
         directory: InodeId,

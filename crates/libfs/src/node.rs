@@ -1,4 +1,4 @@
-//! Cached inodes: what a lease makes valid, and what the session has changed since SharedFS last committed.
+//! Cached inodes: state under a lease, and changes that SharedFS has not committed.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -16,42 +16,45 @@ use crate::counted::{self, Counted};
 /// The lease under which a node's state was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lease {
-    /// It's the board's, not the session's own.
+    /// The lease is the grant cache's, not the session's own.
     pub(crate) is_posted: bool,
     pub(crate) slot: u32,
     pub(crate) word: LeaseWord,
 }
 
-/// When SharedFS told a state.
+/// When SharedFS sent a state.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Told {
-    /// The session's updates before this position were in it.
+    /// The state includes the session's updates before this position.
     pub(crate) applied: LogPosition,
-    /// The era of blocks that it was asked in.
+    /// The extent version at the time of the request.
     pub(crate) version: u64,
-    /// How many times nodes had been dropped when it was asked.
+    /// The count of evictions at the time of the request.
     pub(crate) evictions: u64,
 }
 
 impl Told {
-    /// Whether all that this session has done since is still noted where it was done, if what is before `forgotten` may not be.
+    /// Returns whether nodes still note all changes of this session that the state lacks.
+    ///
+    /// Changes before `forgotten` may not be noted any more.
     pub(crate) fn has_all_since(&self, forgotten: u64) -> bool {
         forgotten <= self.applied.0
     }
 }
 
-/// A change that the session has logged and SharedFS has not yet committed. What comes from SharedFS is older than those
-/// behind its applied position, and gets them again.
+/// A change that the session has logged and SharedFS has not yet committed.
+///
+/// A state from SharedFS includes changes before its applied position. Later changes are applied to it again.
 #[derive(Clone, Debug)]
 pub(crate) enum Change {
     Data(DataChange),
     Entry(Name, Option<Entry>),
     Xattr(Vec<u8>, Option<Vec<u8>>),
-    /// Attributes only; the cached ones are the newest.
+    /// A change of attributes only; the cached attributes are the newest.
     Attributes,
 }
 
-/// An inode's state.
+/// The state of a cached inode.
 #[derive(Debug, Default)]
 pub(crate) struct NodeState {
     pub(crate) lease: Option<Lease>,
@@ -60,27 +63,29 @@ pub(crate) struct NodeState {
     pub(crate) children: Children,
     pub(crate) content: Option<Content>,
     pub(crate) xattrs: Option<BTreeMap<Vec<u8>, Vec<u8>>>,
-    /// In the order of their positions: each is noted under the lock below which its record was appended.
+    /// Changes in the order of their positions: each is noted under the lock under which its record was appended.
     pub(crate) changes: VecDeque<(LogPosition, Change)>,
     /// Whether the ledger has the node.
     pub(crate) is_listed: bool,
-    /// Removed by this session; kept until that is committed, so that an older state is never taken for it.
+    /// This session has removed the inode. The node stays until that is committed, so that an older state is never
+    /// taken for it.
     pub(crate) gone: bool,
     /// Names looked up here since the lease was granted.
     pub(crate) looked_up: AtomicU32,
-    /// A directory whose names are asked for one by one: all of them came with an earlier lease, and it went before many were looked up.
+    /// The directory's names are requested one by one. All of them came with an earlier lease, which went before many
+    /// were looked up.
     pub(crate) by_name: bool,
-    /// Nobody has looked at it since its last change, so another one may have the same time (`clock`).
+    /// No process has read the inode since its last change, so the next change may have the same time (`clock`).
     pub(crate) is_unseen: AtomicBool,
-    /// Processes have mapped the file, and are to be shown what is written to it.
+    /// Processes have mapped the file, and writes to it must show there.
     pub(crate) is_followed: bool,
-    /// Counts the changes made here; a state that was asked for before a change does not overwrite it.
+    /// Counts the changes made here. A state that was requested before a change does not overwrite it.
     pub(crate) revision: u64,
-    /// Where its handles stand in the control page.
+    /// The slot of its handles in the control page.
     pub(crate) handle: KnownHandle,
 }
 
-/// Where handles were noted last.
+/// The slot in which an inode's handles were recorded last.
 #[derive(Debug, Default)]
 pub(crate) struct KnownHandle(AtomicU64);
 
@@ -94,25 +99,26 @@ impl KnownHandle {
     }
 }
 
-/// Entries that are told in the time that one more question takes.
+/// Entries that SharedFS can send in the time that one more request takes.
 const ENTRIES_A_QUESTION: u64 = 32;
 
 impl NodeState {
     /// Counts a name that is looked up.
     pub(crate) fn note_looked_up(&self) {
-        // A count that another thread takes back does no harm.
+        // Losing a count to another thread does no harm.
         self.looked_up.store(self.looked_up.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
     }
 
-    /// Whether a directory's names are better asked for one by one than told all with its lease, which may go again before they are
-    /// looked up. `held`: the lease is there.
+    /// Returns whether a directory's names are better requested one by one than all with its lease.
+    ///
+    /// The lease may go again before the names are looked up. `held`: the lease is there.
     pub(crate) fn goes_by_name(&self, held: bool) -> bool {
         let entries = self.inode.as_ref().map_or(0, |inode| inode.entries);
         let is_little_used = u64::from(self.looked_up.load(Ordering::Relaxed)) * ENTRIES_A_QUESTION < entries;
         is_little_used && (self.by_name || !held && self.children.is_complete())
     }
 
-    /// Says that somebody looks at it.
+    /// Records that the inode is read.
     #[inline]
     pub(crate) fn note_seen(&self) {
         if self.is_unseen.load(Ordering::Relaxed) {
@@ -120,7 +126,7 @@ impl NodeState {
         }
     }
 
-    /// Takes over what SharedFS told, in place of all that was known.
+    /// Replaces all cached state by a state from SharedFS.
     pub(crate) fn reset(&mut self, lease: Lease, state: &InodeState, told: Told, cookie: &dyn Fn(&[u8]) -> u64) {
         self.by_name = self.goes_by_name(false);
         *self.looked_up.get_mut() = 0;
@@ -134,7 +140,9 @@ impl NodeState {
         self.merge(state, told, cookie);
     }
 
-    /// Takes over the parts that are not known yet. Attributes that a valid lease covers are never older here.
+    /// Adds the parts of a state from SharedFS that are not cached yet.
+    ///
+    /// Attributes that a valid lease covers are never older here.
     pub(crate) fn merge(&mut self, state: &InodeState, told: Told, cookie: &dyn Fn(&[u8]) -> u64) {
         let Told { applied, version, .. } = told;
         self.is_followed |= state.is_followed;
@@ -175,25 +183,26 @@ impl NodeState {
         }
     }
 
-    /// The map of the file, if blocks are still where it says in this era.
+    /// Returns the file's map, if blocks are still where it says at this extent version.
     pub(crate) fn content_at(&self, version: u64) -> Option<&Content> {
         self.content.as_ref().filter(|content| content.is_current(version))
     }
 
-    /// Notes a change.
+    /// Records a change.
     #[inline(always)]
     pub(crate) fn note(&mut self, position: LogPosition, change: Change) {
         self.revision += 1;
         match self.changes.back_mut() {
-            // Whatever else a record changes, it changes attributes as well: one note says both.
+            // A record that changes anything also changes attributes: one note covers both.
             Some((last, _)) if *last == position && matches!(change, Change::Attributes) => {}
             Some((last, noted @ Change::Attributes)) if *last == position => *noted = change,
             _ => self.changes.push_back((position, change)),
         }
     }
 
-    /// Forgets the changes before `bound`, which SharedFS has committed, and what referred to them: the log may overwrite
-    /// their data, and the blocks that they replaced may be used again.
+    /// Forgets the changes before `bound`, which SharedFS has committed, and the state that refers to them.
+    ///
+    /// The log may overwrite their data, and SharedFS may reuse the blocks that they replaced.
     pub(crate) fn prune(&mut self, bound: LogPosition) {
         let mut data_moved = false;
         let kept = self.changes.partition_point(|(position, _)| *position < bound);
@@ -213,7 +222,7 @@ impl NodeState {
         }
     }
 
-    /// Whether nothing would be lost if the node were dropped.
+    /// Returns whether the node can be dropped without losing a change.
     pub(crate) fn is_clean(&self) -> bool {
         self.changes.is_empty()
     }
@@ -225,7 +234,9 @@ pub(crate) type Node = Counted<RwLock<NodeState>>;
 pub(crate) type WriteGuard = counted::WriteGuard<NodeState>;
 pub(crate) type ReadGuard = counted::ReadGuard<NodeState>;
 
-/// For inode numbers, which are handed out in order, so that one multiplication spreads them well; and for what is spread already.
+/// A hasher for inode numbers and for numbers that are spread already.
+///
+/// Inode numbers are given out in order, so one multiplication spreads them well.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct NumberHasher(u64);
 
@@ -248,16 +259,16 @@ impl Hasher for NumberHasher {
 
 type Shard = RwLock<HashMap<InodeId, Node, BuildHasherDefault<NumberHasher>>>;
 
-/// Two threads that make nodes seldom meet.
+/// Enough that two threads that create nodes seldom meet.
 const SHARDS: usize = 64;
 
-/// Nodes kept at the most, unless more are dirty or in use: about 500 bytes each, so at most 16 MiB or so.
+/// Nodes to keep, unless more are dirty or in use: about 500 bytes each, so some 16 MiB.
 const NODES_MAX: usize = 32_768;
 
-/// All cached inodes.
+/// All cached inodes of a session.
 #[derive(Debug)]
 pub(crate) struct NodeTable {
-    /// Tells it from all others of this process: a node is good for the session that it is known in.
+    /// Distinguishes the table from all others of this process: a node is valid in its own session only.
     number: u64,
     shards: Vec<Shard>,
     evictions: AtomicU64,
@@ -270,7 +281,7 @@ impl NodeTable {
         Self { number, shards: (0..SHARDS).map(|_| Shard::default()).collect(), evictions: AtomicU64::new(0) }
     }
 
-    /// Which of this process's tables it is.
+    /// Returns the table's number among this process's tables.
     #[inline]
     pub(crate) fn number(&self) -> u64 {
         self.number
@@ -280,39 +291,41 @@ impl NodeTable {
         &self.shards[id.0 as usize % SHARDS]
     }
 
-    /// The node, made empty if there is none.
+    /// Returns the node; creates an empty one if there is none.
     pub(crate) fn node(&self, id: InodeId) -> Node {
         self.existing(id).unwrap_or_else(|| self.made(id))
     }
 
-    /// The node, made empty if there is still none.
+    /// Returns the node; creates an empty one if there is still none.
     fn made(&self, id: InodeId) -> Node {
         self.shard(id).write().entry(id).or_default().clone()
     }
 
-    /// The node, locked for writing: one that most probably is not there yet.
+    /// Returns the node, locked for writing, if it most probably doesn't exist yet.
     pub(crate) fn write_new(&self, id: InodeId) -> WriteGuard {
         self.made(id).write_held()
     }
 
-    /// The node, locked for reading; made empty if there is none.
+    /// Returns the node, locked for reading; creates an empty one if there is none.
     pub(crate) fn read(&self, id: InodeId) -> ReadGuard {
         self.read_existing(id).unwrap_or_else(|| self.made(id).read_held())
     }
 
-    /// The node, locked for writing; made empty if there is none.
+    /// Returns the node, locked for writing; creates an empty one if there is none.
     pub(crate) fn write(&self, id: InodeId) -> WriteGuard {
         self.write_existing(id).unwrap_or_else(|| self.made(id).write_held())
     }
 
-    /// The node, locked for reading, if there is one.
+    /// Returns the node, locked for reading, if there is one.
     pub(crate) fn read_existing(&self, id: InodeId) -> Option<ReadGuard> {
-        // Where nobody is in the way it is locked below the shard's lock, which spares a count of the node.
+        // A free lock is taken under the shard's lock, which saves a count of the node.
         let free = self.shard(id).read().get(&id)?.try_read_held();
         free.or_else(|| Some(self.existing(id)?.read_held()))
     }
 
-    /// What `look` finds in the node's state, if there is one, and nobody is in the way. It's held still meanwhile, and so is what it stands with.
+    /// Calls `look` with the node's state, if there is a node and its lock is free.
+    ///
+    /// The state can't change meanwhile. The shard stays locked for reading.
     #[inline]
     pub(crate) fn look<R>(&self, id: InodeId, look: impl FnOnce(&NodeState) -> Option<R>) -> Option<R> {
         let shard = self.shard(id).try_read()?;
@@ -320,44 +333,44 @@ impl NodeTable {
         look(&state)
     }
 
-    /// The node, locked for writing, if there is one.
+    /// Returns the node, locked for writing, if there is one.
     pub(crate) fn write_existing(&self, id: InodeId) -> Option<WriteGuard> {
         let free = self.shard(id).read().get(&id)?.try_write_held();
         free.or_else(|| Some(self.existing(id)?.write_held()))
     }
 
-    /// Whether there is a node.
+    /// Returns whether there is a node.
     pub(crate) fn has(&self, id: InodeId) -> bool {
         self.shard(id).read().contains_key(&id)
     }
 
-    /// The node, if there is one.
+    /// Returns the node, if there is one.
     pub(crate) fn existing(&self, id: InodeId) -> Option<Node> {
         self.shard(id).read().get(&id).cloned()
     }
 
-    /// How many times nodes were dropped: what was asked for before is not taken over after.
+    /// Returns how often nodes were dropped. A state that was requested before an eviction is not installed after it.
     pub(crate) fn evictions(&self) -> u64 {
         self.evictions.load(Ordering::Acquire)
     }
 
-    /// Says that nodes are to be dropped: what was asked for before is not taken over any more.
+    /// Announces that nodes will be dropped: no state that was requested before is installed any more.
     pub(crate) fn begin_eviction(&self) {
         self.evictions.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Drops a node of which nobody can have asked, or since [`Self::begin_eviction`] only after it was gone.
+    /// Drops a node that no thread can have requested, or only after it was gone, since [`Self::begin_eviction`].
     pub(crate) fn remove(&self, id: InodeId) {
         self.shard(id).write().remove(&id);
     }
 
-    /// Drops clean nodes that nobody uses, down to `most` of those.
+    /// Drops clean nodes that no thread uses, until `most` of those are left.
     pub(crate) fn evict(&self, most: usize) {
         let total: usize = self.shards.iter().map(|shard| shard.read().len()).sum();
         if total <= most {
             return;
         }
-        // Those of open files stay, however many they are.
+        // Nodes of open files stay, however many they are.
         let is_unused = |node: &&Node| node.is_sole();
         let unused: usize = self.shards.iter().map(|shard| shard.read().values().filter(is_unused).count()).sum();
         if unused <= most {
@@ -365,7 +378,8 @@ impl NodeTable {
         }
         self.begin_eviction();
         let mut surplus = unused - most / 2;
-        // A directory too large to be told as a whole costs a question for each of its names; all else costs one.
+        // A directory too large to be granted as a whole costs a request for each of its names; any other inode costs
+        // one request.
         for spares_large in [true, false] {
             for shard in &self.shards {
                 shard.write().retain(|&id, node| {
@@ -467,7 +481,7 @@ mod tests {
             state.note(LogPosition(50), Change::Data(change));
             state.merge(&told(Some(Contents::Inline(vec![7; 8]))), when, &|_| 0);
             assert_eq!(state.content_at(1).map(read), Some(expected));
-            // Once it is forgotten what was done, what is older does not count.
+            // Once the change is forgotten, an older state is not installed.
             assert_eq!(when.has_all_since(51), applied == 51);
         }
     }

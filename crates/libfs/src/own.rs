@@ -1,7 +1,8 @@
-//! Descriptors that LibFS keeps for itself, among those of a program that knows nothing of them.
+//! LibFS's own descriptors inside a program that doesn't know of them.
 //!
-//! A program may close all numbers that there are, or put a file of its own at any of them. So whoever serves it is told of each that is LibFS's, from when it is there
-//! until it is closed: he leaves those open, and refuses them to the program.
+//! A program may close all descriptor numbers, or put a file of its own at any of them. So LibFS reports each of its
+//! descriptors to the front end, from its creation until it is closed. The front end leaves them open and refuses them
+//! to the program.
 
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsRawFd, RawFd};
@@ -9,20 +10,20 @@ use std::os::fd::{AsRawFd, RawFd};
 /// How LibFS keeps its descriptors.
 #[derive(Clone, Copy, Debug)]
 pub struct OwnDescriptors {
-    /// The least number that a lasting one may have: inside a program, those below are the program's.
+    /// The least number of a lasting descriptor: inside a program, lower numbers are the program's.
     pub from: i32,
-    /// Is told of each that is there from now on.
+    /// Receives each new descriptor.
     pub note: fn(RawFd),
-    /// Is told of each that is about to be closed.
+    /// Receives each descriptor that is about to be closed.
     pub forget: fn(RawFd),
 }
 
 impl OwnDescriptors {
-    /// Of a process that knows its descriptors: any number will do, and nobody is told.
+    /// For a process that knows LibFS's descriptors: any number will do, and no report is needed.
     pub const KNOWN: Self = Self { from: 0, note: |_| {}, forget: |_| {} };
 }
 
-/// Something with a descriptor that is LibFS's own.
+/// A value with a descriptor that is LibFS's own; reported until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Own<T: AsRawFd> {
     own: OwnDescriptors,

@@ -1,5 +1,6 @@
-//! How many operations there are, and how long some of them take, in the control page for `ashlar top`; and whether one is about to use what
-//! it was granted.
+//! Counts and latencies of operations, in the control page for `ashlar top`.
+//!
+//! The same scopes tell SharedFS whether an operation still uses the leases that it was granted.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,31 +10,34 @@ use ashlar_wire::{OPERATION_LANES, OperationKind};
 
 use crate::LibFs;
 
-/// One of so many operations is measured: two looks at the clock take as long as the shortest operation. It's a prime, so that a program that
-/// does the same few things again and again has all of them measured.
+/// One of so many operations is measured: two reads of the clock take as long as the shortest operation.
+///
+/// It is a prime, so all operations of a program that repeats a few things get measured.
 const SAMPLED: u64 = 61;
-/// Threads that have counted so far, in whatever session: the first ones have a lane for themselves in each, so they add to it as to any memory
-/// of their own. All others share one, and add with the lock of the processor, which takes as long as a tenth of the shortest operation.
+/// Threads that have counted so far, in any session.
+///
+/// Each of the first threads has a lane for itself in each session, and adds to it as to memory of its own. All later
+/// threads share one lane and add atomically, which takes as long as a tenth of the shortest operation.
 static THREADS: AtomicU32 = AtomicU32::new(0);
 const UNKNOWN: u32 = u32::MAX;
 
 thread_local! {
     /// This thread's lane.
     static LANE: Cell<u32> = const { Cell::new(UNKNOWN) };
-    /// This thread's operations, each a part of the one before.
+    /// How deeply this thread's operations are nested.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
-    /// Whether they have asked for leases.
+    /// Whether these operations have requested leases.
     static HAS_ASKED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// An operation that is going on.
+/// An operation that is running, counted from its beginning.
 pub(crate) struct Measured<'a> {
     using: Using<'a>,
     kind: OperationKind,
     began: Option<Instant>,
 }
 
-/// An operation that counts only if it is done: otherwise another one takes its place.
+/// An operation by the fast path, counted only at its end: if it fails, the slow path takes its place.
 pub(crate) struct Trial {
     kind: OperationKind,
     lane: u32,
@@ -41,7 +45,7 @@ pub(crate) struct Trial {
 }
 
 impl Trial {
-    /// It is done.
+    /// Counts the operation, which has succeeded.
     #[inline]
     pub(crate) fn done(self, fs: &LibFs) {
         fs.control.count_operation(self.kind, self.lane);
@@ -51,7 +55,7 @@ impl Trial {
     }
 }
 
-/// An operation of this thread's, or a part of one.
+/// The scope of an operation of this thread, or of a part of one.
 pub(crate) struct Using<'a> {
     fs: &'a LibFs,
 }
@@ -68,7 +72,7 @@ impl Drop for Using<'_> {
 }
 
 impl LibFs {
-    /// Counts an operation that begins, until the value is dropped.
+    /// Counts an operation that begins; it lasts until the value is dropped.
     #[inline]
     pub(crate) fn measured(&self, kind: OperationKind) -> Measured<'_> {
         let before = self.control.count_operation(kind, lane());
@@ -76,7 +80,7 @@ impl LibFs {
         Measured { using: self.using(), kind, began }
     }
 
-    /// An operation that begins and asks for no leases; it is counted when it is done.
+    /// Begins an operation that requests no leases and is counted when it has succeeded.
     #[inline]
     pub(crate) fn try_measured(&self, kind: OperationKind) -> Trial {
         let lane = lane();
@@ -84,16 +88,18 @@ impl LibFs {
         Trial { kind, lane, began: if before % SAMPLED == 0 { now() } else { None } }
     }
 
-    /// An operation that begins, or a part of one, and is not counted.
+    /// Begins an operation, or a part of one, that is not counted.
     #[inline]
     pub(crate) fn using(&self) -> Using<'_> {
         DEPTH.set(DEPTH.get() + 1);
         Using { fs: self }
     }
 
-    /// The operation that goes on is about to ask for leases: SharedFS leaves them to it until it is done with them, for a while.
+    /// Announces that the running operation requests leases.
+    ///
+    /// SharedFS leaves them to it until it ends, for a limited time.
     pub(crate) fn begin_use(&self) {
-        // Nobody would say when it is done.
+        // Without a scope, nothing would announce the end.
         if DEPTH.get() != 0 && !HAS_ASKED.replace(true) {
             self.control.begin_use();
         }

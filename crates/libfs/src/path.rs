@@ -1,6 +1,7 @@
-//! Paths: where one leads, as the kernel follows it, and what follows from that for a call.
+//! Path resolution, as the kernel does it, and the calls that follow from it.
 //!
-//! A front end says what it knows of the file system's surroundings ([`Surroundings`]); what a path means within is the same for all.
+//! A front end describes the file system's surroundings ([`Surroundings`]). A path's meaning inside the file system is
+//! the same for all front ends.
 
 use std::borrow::Cow;
 
@@ -13,32 +14,34 @@ use crate::api::{Found, Outcome, RenameFlags};
 use crate::grants::Claim;
 use crate::paths::{End, Paths, Way};
 
-/// Symbolic links that are followed in one path, as in the kernel.
+/// Symbolic links to follow in one path, as in the kernel.
 const LINKS_MAX: u32 = 40;
-/// Bytes of names that need no memory of their own.
+/// Bytes of a name that need no allocation.
 const NAME_BYTES: usize = 64;
 /// `O_TMPFILE` without `O_DIRECTORY`, which it includes.
 const TMPFILE: i32 = libc::O_TMPFILE & !libc::O_DIRECTORY;
 
-/// What becomes of a symbolic link at the end of a path.
+/// Whether a symbolic link at the end of a path is followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Last {
     /// It is followed.
     Follow,
-    /// It is what the path leads to.
+    /// The path leads to the link itself.
     Keep,
 }
 
-/// What a call is about to do with what a path leads to. Where SharedFS must be asked for it anyhow, it is asked for all that this takes.
+/// The call's next step with the inode that a path leads to.
+///
+/// If LibFS must send a request for the inode anyhow, it requests all that this step takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Look at its attributes.
+    /// Read its attributes.
     Look,
     /// Go on to a name in it.
     Pass,
     /// Read it, or list it.
     Read,
-    /// Write into it, or cut it off.
+    /// Write into it, or truncate it.
     Write,
     /// Change its attributes.
     Change,
@@ -47,7 +50,7 @@ pub enum Purpose {
 }
 
 impl Purpose {
-    /// What is claimed of what is found.
+    /// Returns the claim on the inode that a path leads to.
     pub(crate) fn claim(self, id: InodeId) -> Claim {
         let claim = Claim::read(id);
         match self {
@@ -60,19 +63,19 @@ impl Purpose {
     }
 }
 
-/// How the end of a path is meant.
+/// The call's intent for the end of a path.
 #[derive(Clone, Copy, Debug)]
 pub struct Aim {
     last: Last,
     purpose: Purpose,
-    /// What is not there is made next.
+    /// If the name is absent, the call creates it next.
     makes: bool,
-    /// It is made by opening it, which makes no directory.
+    /// It creates it by opening it, which creates no directory.
     opens: bool,
 }
 
 impl Last {
-    /// With what is to be done there.
+    /// Returns the intent for a purpose.
     #[must_use]
     pub fn to(self, purpose: Purpose) -> Aim {
         Aim { last: self, purpose, makes: false, opens: false }
@@ -80,13 +83,13 @@ impl Last {
 }
 
 impl Aim {
-    /// What is not there is made next.
+    /// If the name is absent, the call creates it next.
     #[must_use]
     pub fn making(self) -> Self {
         Self { makes: true, ..self }
     }
 
-    /// What `open` with these flags is for.
+    /// Returns the intent of `open` with these flags.
     #[must_use]
     pub fn of_opening(flags: i32) -> Self {
         let has = |flag| flags & flag != 0;
@@ -95,7 +98,7 @@ impl Aim {
             _ if has(libc::O_PATH) || is_new => Purpose::Look,
             libc::O_WRONLY => Purpose::Write,
             _ if has(libc::O_TRUNC) => Purpose::Write,
-            // Who may write may be content to read, and others with him.
+            // A caller that may write may only read, and other sessions along with it.
             _ => Purpose::Read,
         };
         let last = if has(libc::O_NOFOLLOW) || is_new { Last::Keep } else { Last::Follow };
@@ -103,17 +106,19 @@ impl Aim {
         Self { last, purpose, makes, opens: makes }
     }
 
-    /// Whether the call is about the last name itself: a slash behind it neither follows a link nor asks for a directory.
+    /// Returns whether the call concerns the last name itself.
+    ///
+    /// A slash behind such a name neither follows a link nor demands a directory.
     fn is_of_name(self) -> bool {
         self.purpose == Purpose::Name || self.makes && !self.opens
     }
 
-    /// What is claimed of what is found.
+    /// Returns the claim on the inode that a path leads to.
     pub(crate) fn claim(self, id: InodeId) -> Claim {
         self.purpose.claim(id)
     }
 
-    /// Whether a symbolic link at the end is followed.
+    /// Returns whether a symbolic link at the end is followed.
     #[must_use]
     pub fn follows(self) -> bool {
         self.last == Last::Follow
@@ -131,11 +136,11 @@ impl From<Last> for Aim {
 pub struct Place {
     /// The directory of the last name.
     pub directory: InodeId,
-    /// The last name; `.` or `..` where the path ends so, or leads to its own beginning.
+    /// The last name; `.` or `..` if the path ends so, or leads to its own beginning.
     pub name: SmallVec<[u8; NAME_BYTES]>,
-    /// What is there.
+    /// The inode at the name, if the name exists.
     pub found: Option<Found>,
-    /// The path says by a slash at its end that it is a directory.
+    /// The path ends with a slash, so it must lead to a directory.
     pub is_directory_wanted: bool,
 }
 
@@ -145,43 +150,43 @@ pub struct Place {
 pub enum Walked {
     /// In the file system.
     Inside(Place),
-    /// The path leaves it.
+    /// The path leaves the file system.
     Outside,
 }
 
-/// What a front end knows of what is around the file system.
+/// A front end's knowledge of the world around the file system.
 pub trait Surroundings {
-    /// On whose behalf paths are followed.
+    /// Returns the user whose rights decide on paths.
     fn who(&self) -> &Credentials;
 
-    /// What is left of an absolute path that leads into the file system; `None` where it leads elsewhere.
+    /// Returns the rest of an absolute path that leads into the file system; `None` if it leads elsewhere.
     fn inside<'a>(&self, path: &'a [u8]) -> Option<&'a [u8]>;
 
-    /// Whether something else is mounted on a directory, so that the path leaves there.
+    /// Returns whether another file system is mounted on a directory, so that the path leaves there.
     fn is_covered(&self, directory: InodeId) -> bool;
 
-    /// Changes where [`Self::is_covered`] does.
+    /// Changes when a result of [`Self::is_covered`] changes.
     fn submount_version(&self) -> u64;
 
-    /// The paths that were followed here lately, by this user.
+    /// The paths that were followed here lately, for this user.
     fn paths(&self) -> &Paths;
 
-    /// Whether a link that stands in `directory` at a path's end may be followed here: if not, the path leaves.
+    /// Returns whether a link in `directory` at a path's end may be followed here; if not, the path leaves.
     ///
     /// # Errors
-    /// `EACCES` where nobody may follow it.
+    /// `EACCES` if no process may follow it.
     fn may_follow(&self, directory: InodeId, link: &Found) -> Outcome<bool>;
 }
 
 impl LibFs {
-    /// Follows a path from a directory as the kernel does. A slash at its beginning means nothing here.
+    /// Follows a path from a directory as the kernel does. A slash at its beginning is ignored.
     ///
     /// # Errors
     /// `ENOENT`, `ENOTDIR`, `EACCES`, `ELOOP`, `ENAMETOOLONG`.
     pub fn walk(&self, around: &impl Surroundings, from: InodeId, path: &[u8], aim: impl Into<Aim>) -> Outcome<Walked> {
         let aim @ Aim { last, purpose, makes, opens } = aim.into();
         let _measured = self.measured(OperationKind::Name);
-        // What is mounted from here on counts: what is remembered is as of now.
+        // The version is read first: the path is remembered as of now, and later mounts make it stale.
         let submount_version = around.submount_version();
         if let Some(place) = self.known_place(around, submount_version, from, path, aim) {
             return Ok(Walked::Inside(place));
@@ -275,7 +280,7 @@ impl LibFs {
         }
     }
 
-    /// Where a path leads that was followed before; `None` where it must be followed again.
+    /// Returns where a path leads that was followed before; `None` if it must be followed again.
     fn known_place(
         &self,
         around: &impl Surroundings,
@@ -285,7 +290,7 @@ impl LibFs {
         aim: Aim,
     ) -> Option<Place> {
         let end = around.paths().end(self, submount_version, from, path)?;
-        // What is at the end may be gone, and a link may lead on.
+        // The inode at the end may be gone, and a link may lead on.
         let found = self.looked_at(aim.claim(end.id)).ok()?;
         if found.inode.kind == FileKind::Symlink && aim.follows() {
             return None;
@@ -294,7 +299,9 @@ impl LibFs {
         Some(Place { directory: end.directory, name, found: Some(found), is_directory_wanted: false })
     }
 
-    /// The directory of a path's last name, where that name begins, and the way there, if it was gone before.
+    /// Returns the directory of a path's last name, if the way there was followed before.
+    ///
+    /// With it come the offset of that name, and the way.
     fn known_beginning(
         &self,
         around: &impl Surroundings,
@@ -307,14 +314,18 @@ impl LibFs {
         Some((directory, length, way))
     }
 
-    /// What a failed step says of the whole path: a directory on the way that was removed since it was looked up is not there.
+    /// Returns the whole path's error for a failed step.
+    ///
+    /// If a directory on the way was removed after it was looked up, the path does not exist.
     fn validated(&self, errno: Errno, directory: InodeId, from: InodeId) -> Errno {
         let is_gone = errno == Errno::ESTALE && directory != from && self.found(directory).err() == Some(Errno::ESTALE);
         if is_gone { Errno::ENOENT } else { errno }
     }
 
-    /// The directory to which a name leads that is not the last one of its path; `None` where it leads to none, or the name is `.` or `..`.
-    /// Nothing is asked of it: that is done with the next name.
+    /// Returns the directory that a name leads to, for a name that isn't its path's last one.
+    ///
+    /// `None` if it leads to no directory, or the name is `.` or `..`. The directory itself is not requested: the next
+    /// name's lookup does that.
     fn pass(&self, who: &Credentials, directory: InodeId, name: &[u8], way: &mut Way) -> Outcome<Option<InodeId>> {
         if name == b"." || name == b".." {
             return Ok(None);
@@ -348,7 +359,7 @@ impl LibFs {
         Ok(found)
     }
 
-    /// `unlink` and `rmdir` of what a path leads to.
+    /// Removes the name at the end of a path: `unlink` and `rmdir`.
     ///
     /// # Errors
     /// As [`LibFs::unlink`] and [`LibFs::remove_directory`]; `EBUSY` for the root.
@@ -370,7 +381,7 @@ impl LibFs {
         self.unlink_found(who, place.directory, &place.name, Some(found.entry()))
     }
 
-    /// `rename` of what a path leads to.
+    /// Renames the name at the end of a path.
     ///
     /// # Errors
     /// As [`LibFs::rename`]; `EBUSY` for `.` and `..`.
@@ -388,7 +399,7 @@ impl LibFs {
         if flags.no_replace && target.found.is_some() {
             return Err(Errno::EEXIST);
         }
-        // Of what is exchanged, each says for itself by a slash that it is a directory.
+        // In an exchange, a slash behind each path demands a directory at that path.
         let other = if flags.exchange { target.found.as_ref() } else { Some(moved) };
         let is_wrong = |place: &Place, found: &Found| place.is_directory_wanted && !found.inode.is_directory();
         if is_wrong(source, moved) || other.is_some_and(|other| is_wrong(target, other)) {
@@ -405,33 +416,33 @@ impl LibFs {
     }
 }
 
-/// What stands behind a path's last slash; `None` where that is nothing.
+/// Returns the name behind a path's last slash; `None` if nothing follows it.
 fn last_name(path: &[u8]) -> Option<&[u8]> {
     path.rsplit(|&byte| byte == b'/').next().filter(|name| !name.is_empty())
 }
 
-/// What `open` has to do.
+/// The action that `open` takes.
 #[derive(Debug)]
 pub enum Opening<'a> {
-    /// Make a regular file at the place.
+    /// Create a regular file at the name.
     Make,
-    /// Make one without a name, in the directory.
+    /// Create a file without a name in this directory.
     MakeUnnamed(InodeId),
-    /// Open what is there: a regular file or a directory, with this access.
+    /// Open an existing regular file or directory, with this access.
     Existing(&'a Found, Access),
 }
 
 impl Place {
-    /// Whether the path ends with `.` or `..`, or leads to its own beginning.
+    /// Returns whether the path ends with `.` or `..`, or leads to its own beginning.
     #[must_use]
     pub fn is_dot(&self) -> bool {
         self.name[..] == *b"." || self.name[..] == *b".."
     }
 
-    /// Fails unless something new can be made here.
+    /// Checks that a new inode can be created here.
     ///
     /// # Errors
-    /// `EEXIST`; `ENOENT` where the path says by a slash at its end that it is a directory, and none is made.
+    /// `EEXIST`; `ENOENT` if the path ends with a slash and the new inode is no directory.
     pub fn check_new(&self, makes_directory: bool) -> Outcome<()> {
         if self.found.is_some() {
             return Err(Errno::EEXIST);
@@ -439,11 +450,11 @@ impl Place {
         if self.is_directory_wanted && !makes_directory { Err(Errno::ENOENT) } else { Ok(()) }
     }
 
-    /// What `open` with these flags has to do here.
+    /// Returns the action that `open` with these flags takes here.
     ///
     /// # Errors
-    /// `ENOENT`, `EEXIST`, `EISDIR`, `ENOTDIR`, `EINVAL`; `ELOOP` where a link is not to be followed; `ENXIO` for devices, pipes and
-    /// sockets, which LibFS can't open.
+    /// `ENOENT`, `EEXIST`, `EISDIR`, `ENOTDIR`, `EINVAL`; `ELOOP` if a link must not be followed; `ENXIO` for devices,
+    /// pipes and sockets, which LibFS can't open.
     pub fn opening(&self, flags: i32) -> Outcome<Opening<'_>> {
         if flags & TMPFILE != 0 {
             return self.opening_unnamed(flags);
@@ -487,7 +498,7 @@ impl Place {
     }
 }
 
-/// The access that `open` with these flags needs to what is there.
+/// Returns the access that `open` with these flags needs to an existing inode.
 #[must_use]
 pub fn access_of(flags: i32) -> Access {
     let mode = match flags & libc::O_ACCMODE {

@@ -1,8 +1,9 @@
-//! Paths that were followed: what each rests on, so that the next time a look at a few words is enough.
+//! A cache of paths that were followed, checked by comparing a few words.
 //!
-//! A path is remembered with the directories on its way. Two words stand for each: its lease's, which SharedFS changes before somebody else
-//! may change the directory, and a count of what this session has done to it that may lead a path elsewhere. While both are as they
-//! were, the path leads where it led. What is at its end is looked at each time.
+//! A path is remembered with the directories on its way. Two words stand for each directory. The first is its lease
+//! word, which SharedFS changes before another session may change the directory. The second is the directory version: a
+//! count of this session's own changes that may lead a path elsewhere. While both are unchanged, the path leads where
+//! it led. The inode at its end is checked at each use.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -14,23 +15,25 @@ use crate::LibFs;
 use crate::alone::Mutex;
 use crate::node::Lease;
 
-/// Paths remembered by a front end stand on shelves, by a hash. A shelf is made when the first path comes to it, since most programs use
-/// few paths twice.
+/// The groups of a path cache, by hash. A group is allocated with its first path, since most programs use few paths
+/// twice.
 const SHELVES: usize = 64;
-/// A shelf's boards.
+/// Shards of a group.
 const SHARDS: usize = 16;
-/// Paths that stand on a board; a path has its place on one.
+/// Paths of a shard; a path has its place in one shard.
 const PLACES: usize = 4;
-/// Inodes share counts: that one has changed only means another look.
+/// Directory versions; inodes share them. If one has changed for another inode, the only cost is another walk.
 const COUNTS: usize = 1024;
-/// Directories on the way of a path that is remembered, at the most.
+/// The most directories on the way of a remembered path.
 const STEPS_MAX: usize = 32;
 /// Directories on the way of most paths.
 const WAY: usize = 6;
 /// Bytes of most paths.
 const PATH_BYTES: usize = 64;
 
-/// Counts what this session does to directories and links that may lead a path elsewhere: a name removed or replaced, other rights.
+/// Directory versions: counts of this session's changes that may lead a path elsewhere.
+///
+/// Such a change removes or replaces a name, or changes rights.
 #[derive(Debug)]
 pub(crate) struct Detours(Box<[AtomicU64]>);
 
@@ -43,12 +46,13 @@ impl Detours {
         &self.0[id.0 as usize % COUNTS]
     }
 
-    /// How often it has happened to an inode.
+    /// Returns an inode's version.
     pub(crate) fn of(&self, id: InodeId) -> u64 {
         self.count(id).load(Ordering::Acquire)
     }
 
-    /// Notes that paths through an inode may lead elsewhere from now on. The caller holds the inode's node for writing.
+    /// Records that paths through an inode may lead elsewhere from now on. The caller has locked the inode's node for
+    /// writing.
     pub(crate) fn note(&self, id: InodeId) {
         self.count(id).fetch_add(1, Ordering::Release);
     }
@@ -65,15 +69,15 @@ struct Step {
 /// The way of a path that is being followed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Way {
-    /// Of a path that was remembered and that this one begins with. Paths of one directory share it.
+    /// The way of a remembered path that this one begins with. Paths of one directory share it.
     beginning: Option<Arc<[Step]>>,
     steps: SmallVec<[Step; WAY]>,
-    /// It has gone where another look is needed each time: over a link, or up again.
+    /// The path crosses a link or goes up again, so it must be followed anew each time.
     is_winding: bool,
 }
 
 impl Way {
-    /// Notes a directory in which a name was found, with its detours as they were before the name was looked up.
+    /// Records a directory in which a name was found, with its version from before the lookup.
     pub(crate) fn went_through(&mut self, directory: InodeId, directory_versions: u64, lease: Option<Lease>) {
         match lease {
             Some(lease) if self.length() < STEPS_MAX => self.steps.push(Step { directory, directory_versions, lease }),
@@ -81,7 +85,7 @@ impl Way {
         }
     }
 
-    /// Notes that it has gone over a link, or up again.
+    /// Records that the path crosses a link or goes up again.
     pub(crate) fn winds(&mut self) {
         self.is_winding = true;
     }
@@ -94,7 +98,7 @@ impl Way {
         self.beginning.as_ref().map_or(0, |steps| steps.len()) + self.steps.len()
     }
 
-    /// It in two parts: what other paths share, and the last step, unless all of it is shared.
+    /// Returns the way in two parts: the steps that other paths share, and the last step unless that is shared too.
     fn parts(&self, is_shared: bool) -> (Arc<[Step]>, Option<Step>) {
         let (last, before) = match self.steps.split_last() {
             Some((last, before)) if !is_shared => (Some(*last), before),
@@ -114,7 +118,7 @@ impl Way {
 pub(crate) struct End {
     /// The directory of its last name.
     pub(crate) directory: InodeId,
-    /// What is there.
+    /// The inode at its end.
     pub(crate) id: InodeId,
 }
 
@@ -141,14 +145,14 @@ impl Known {
     }
 }
 
-/// Paths that fall together. All that it takes to see that a path is not here lies in one line of the processor's cache.
+/// The paths of one shard. One line of the processor's cache shows that a path is not here.
 #[derive(Debug, Default)]
 struct Places {
-    /// Of the paths that have come here, their hashes; 0 where none has.
+    /// The hashes of the paths that have come here; 0 for a free place.
     hashes: [u32; PLACES],
-    /// Those that came twice.
+    /// The paths that came twice.
     known: [Option<Box<Known>>; PLACES],
-    /// Which one gives way to a new path first.
+    /// The place that the next new path takes first.
     next: u8,
 }
 
@@ -157,7 +161,9 @@ impl Places {
         self.hashes.iter().position(|&here| here == hash)
     }
 
-    /// The place for a path that comes for the first time: those that came once give way in turn, then the others.
+    /// Takes a place for a path that comes for the first time.
+    ///
+    /// Paths that came once are replaced in turn, then the others.
     fn clear(&mut self, hash: u32) {
         let in_turn = || (0..PLACES).map(|offset| (usize::from(self.next) + offset) % PLACES);
         let place = in_turn().find(|&place| self.known[place].is_none()).unwrap_or(usize::from(self.next));
@@ -166,7 +172,7 @@ impl Places {
     }
 }
 
-/// In a line of the cache by itself.
+/// A shard, in a cache line of its own.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct PathShard(Mutex<Places>);
@@ -188,12 +194,12 @@ impl Paths {
         &self.0[hash as usize / SHARDS % SHELVES]
     }
 
-    /// Where a path leads, if that is remembered and still so.
+    /// Returns where a path leads, if that is remembered and still true.
     pub(crate) fn end(&self, fs: &LibFs, submount_version: u64, from: InodeId, path: &[u8]) -> Option<End> {
         self.find(fs, submount_version, from, path, |known| known.end)
     }
 
-    /// As [`Self::end`] for the directory that a path goes on from, with the way there.
+    /// As [`Self::end`], for the directory of a path's last name; also returns the way there.
     pub(crate) fn beginning(
         &self,
         fs: &LibFs,
@@ -226,7 +232,7 @@ impl Paths {
         self.note(submount_version, from, path, || (way.parts(false), end));
     }
 
-    /// As [`Self::note_end`], for a path that others go on from.
+    /// As [`Self::note_end`], for the directory that other paths go on from.
     pub(crate) fn note_beginning(&self, submount_version: u64, from: InodeId, path: &[u8], way: &Way, id: InodeId) {
         self.note(submount_version, from, path, || (way.parts(true), End { directory: id, id }));
     }
@@ -250,14 +256,14 @@ impl Paths {
     }
 }
 
-/// Eight bytes at a time. Never 0.
+/// Hashes a path, eight bytes at a time. The hash is never 0.
 fn hash(from: InodeId, path: &[u8]) -> u32 {
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
     let mix = |state: u64, word: u64| (state ^ word).wrapping_mul(FACTOR).rotate_left(29);
     let (words, rest) = path.as_chunks();
     let mixed = words.iter().fold(mix(path.len() as u64, from.0), |state, word| mix(state, u64::from_le_bytes(*word)));
     let rest = rest.iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
-    // The upper half of a product hangs on all bits of what was multiplied.
+    // The upper half of a product depends on all bits of its factors.
     ((mix(mixed, rest).wrapping_mul(FACTOR) >> 32) as u32).max(1)
 }
 
@@ -275,7 +281,7 @@ mod tests {
                 grant_caches
                     [hash(InodeId(1), format!("{pattern}{number}").as_bytes()) as usize % grant_caches.len()] += 1;
             }
-            // One for each on the average; by chance four in a thousand have more than there are places.
+            // The average is one path each. By chance, four in a thousand have more than there are places.
             let lost: usize = grant_caches.iter().map(|&paths: &usize| paths.saturating_sub(PLACES)).sum();
             assert!(lost < PATHS / 50, "{lost} of {PATHS} paths like {pattern} have no place");
         }

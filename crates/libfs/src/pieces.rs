@@ -1,32 +1,34 @@
-//! The pieces of a file, by where they begin.
+//! The pieces of a file's map, by offset.
 
 use std::collections::BTreeMap;
 
 use crate::content::Piece;
 
-/// Disjoint pieces in order. Those that were appended since anything else happened behind them stand in a list, where one more
-/// costs next to nothing; all others in a tree. A file to which only is appended is one list.
+/// Disjoint pieces in order, in a tree and a list behind it.
+///
+/// Pieces that were appended one after the other stand in the list, where one more costs next to nothing. A file that
+/// is only appended to is one list.
 #[derive(Debug, Default)]
 pub(crate) struct Pieces {
     tree: BTreeMap<u64, Piece>,
-    /// All behind those in the tree.
+    /// Pieces behind all those in the tree.
     tail: Vec<(u64, Piece)>,
 }
 
 impl Pieces {
-    /// The end of the last piece.
+    /// Returns the end of the last piece.
     fn end(&self) -> u64 {
         let last = self.tail.last().map(|(at, piece)| (at, piece)).or_else(|| self.tree.last_key_value());
         last.map_or(0, |(at, piece)| at + piece.length)
     }
 
-    /// Puts in a piece in place of all that is there.
+    /// Puts in a piece, in place of all bytes there.
     pub(crate) fn put(&mut self, at: u64, piece: Piece) {
         if at >= self.end() {
             self.tail.push((at, piece));
             return;
         }
-        // The common overwrite takes the very place of an earlier write.
+        // Most overwrites cover exactly an earlier write.
         let place = match self.in_tail(at) {
             Some(index) => self.tail.get_mut(index).map(|(start, found)| (*start, found)),
             None => self.tree.range_mut(..=at).next_back().map(|(start, found)| (*start, found)),
@@ -40,17 +42,17 @@ impl Pieces {
         }
     }
 
-    /// The last piece of the tail that begins at or before `at`.
+    /// Returns the last piece of the tail that begins at or before `at`.
     fn in_tail(&self, at: u64) -> Option<usize> {
         let first = self.tail.first().filter(|(first, _)| *first <= at)?.0;
-        // Pieces of one length, as most appends are, need no search.
+        // Most appends have one length, so a division finds their piece without a search.
         let (last, length) = (self.tail.len() - 1, self.tail[0].1.length.max(1));
         let guess = ((at - first) / length).min(last as u64) as usize;
         let fits = |index: usize| self.tail[index].0 <= at && self.tail.get(index + 1).is_none_or(|next| next.0 > at);
         if fits(guess) { Some(guess) } else { Some(self.tail.partition_point(|(start, _)| *start <= at) - 1) }
     }
 
-    /// Moves the tail to the tree, if it goes on behind `at`.
+    /// Moves the tail to the tree, if the pieces end behind `at`.
     fn settle(&mut self, at: u64) {
         if self.end() <= at || self.tail.is_empty() {
             return;
@@ -78,7 +80,7 @@ impl Pieces {
         }
     }
 
-    /// Takes all pieces out of `start..end`.
+    /// Removes all pieces from `start..end`.
     pub(crate) fn clear(&mut self, start: u64, end: u64) {
         if start >= self.end() {
             return;
@@ -99,14 +101,14 @@ impl Pieces {
         }
     }
 
-    /// Has all pieces from `from` on begin elsewhere, in the same order and behind those before.
+    /// Moves all pieces from `from` on to other offsets, in the same order and behind those before.
     pub(crate) fn shift(&mut self, from: u64, moved: impl Fn(u64) -> u64) {
         self.settle(from);
         let behind = self.tree.split_off(&from);
         self.tree.extend(behind.into_iter().map(|(at, piece)| (moved(at), piece)));
     }
 
-    /// The last piece that begins at or before `at`.
+    /// Returns the last piece that begins at or before `at`.
     pub(crate) fn at_or_before(&self, at: u64) -> Option<(u64, &Piece)> {
         match self.in_tail(at) {
             Some(index) => self.tail.get(index).map(|(start, piece)| (*start, piece)),
@@ -114,7 +116,7 @@ impl Pieces {
         }
     }
 
-    /// The pieces that begin in `start..end`, in order.
+    /// Returns the pieces that begin in `start..end`, in order.
     pub(crate) fn between(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &Piece)> {
         let first = self.tail.partition_point(|(at, _)| *at < start);
         let tail = self.tail[first..].iter().take_while(move |(at, _)| *at < end);

@@ -1,11 +1,12 @@
-//! Quotas: what an update has whom use, and what SharedFS has granted of it.
+//! Quota balances: paying for an update before it is appended.
 //!
-//! Where nobody is limited, which one word of the control page says, nothing here costs anything. Where somebody is, each update that
-//! takes up blocks or makes an inode is paid for before it is appended, from *purses* that SharedFS fills: those of the inode's owner, of
-//! its group, and of the subtree that it counts against. So `EDQUOT` comes from the call that asked.
+//! Without any limit, which one word of the control page shows, nothing here costs anything. If there are limits, LibFS
+//! pays for each update that takes up blocks or creates an inode before it appends it. It pays from *quota balances*
+//! that SharedFS fills: those of the inode's owner, of its group, and of the subtree that it counts against. So the
+//! call that asks for space gets `EDQUOT`.
 //!
-//! A purse is good for one era. SharedFS takes back what is in all purses of a session by beginning another era, and then seals
-//! the log: a record that was paid for before can't be appended after.
+//! A balance is valid for one quota version. SharedFS takes back all balances of a session by beginning another version
+//! and then sealing the log. After that, no record can be appended that was paid for before.
 
 use std::collections::HashMap;
 
@@ -18,10 +19,10 @@ use crate::alone::Mutex;
 use crate::api::Outcome;
 use crate::grants::{Locked, Stop};
 
-/// Purses kept at the most. Where there are more they are all dropped, which wastes what is in them until SharedFS takes it back.
+/// Balances to keep. Beyond, all are dropped, which wastes their amounts until SharedFS takes them back.
 const BALANCES_MAX: usize = 4096;
 
-/// What may still be used; `None`: it is not limited.
+/// The amounts that may still be used; `None`: not limited.
 #[derive(Clone, Copy, Debug, Default)]
 struct QuotaBalance {
     blocks: Option<u64>,
@@ -51,12 +52,14 @@ struct Inner {
     quota_balances: HashMap<QuotaKey, QuotaBalance>,
 }
 
-/// The purses of one era.
+/// The balances of one quota version.
 #[derive(Debug, Default)]
 pub(crate) struct QuotaBalances(Mutex<Inner>);
 
 impl QuotaBalances {
-    /// Pays, all or nothing; `false` where a purse holds too little, or nothing is known of it in this era.
+    /// Pays all amounts or none.
+    ///
+    /// `false` if a balance is too small or not known for this version.
     pub(crate) fn pay(&self, version: QuotaVersion, wants: &[QuotaWant]) -> bool {
         if wants.is_empty() {
             return true;
@@ -75,7 +78,7 @@ impl QuotaBalances {
         true
     }
 
-    /// Gives back what was paid for an update that was not appended.
+    /// Gives back the payment for an update that was not appended.
     pub(crate) fn give_back(&self, version: QuotaVersion, wants: &[QuotaWant]) {
         let mut inner = self.0.lock();
         if inner.version != version {
@@ -88,7 +91,7 @@ impl QuotaBalances {
         }
     }
 
-    /// Fills purses. A grant of an era that is over is worth nothing.
+    /// Adds grants to balances. A grant of an earlier version is worth nothing.
     fn fill(&self, version: QuotaVersion, grants: &[QuotaGrant]) {
         let mut inner = self.0.lock();
         if version < inner.version {
@@ -108,7 +111,7 @@ impl QuotaBalances {
 }
 
 impl Locked<'_> {
-    /// What an update will have whom use: never less than what SharedFS will find.
+    /// Returns the amounts that an update will use, by owner, group and subtree: never less than SharedFS will count.
     pub(crate) fn quota_wants(&self, update: &Update<'_>) -> Result<Vec<QuotaWant>, Stop> {
         let wants = match *update {
             Update::Write { inode, offset, data, .. } => self.wants_of_range(inode, offset, data.len() as u64)?,
@@ -132,7 +135,7 @@ impl Locked<'_> {
             Update::SetQuota { inode, quota, .. } => {
                 let inode = self.inode(inode)?;
                 let is_new = quota != inode.quota && quota != QuotaId::NONE;
-                // The super-user's own doing: a tree that is too large already is counted, and grows no further.
+                // Only the super-user does this. A tree that is too large already is counted, and grows no further.
                 let want = QuotaWant { key: QuotaKey::Subtree(quota), amount: inode.quota_amount(), exempt: true };
                 is_new.then_some(want).into_iter().collect()
             }
@@ -141,13 +144,13 @@ impl Locked<'_> {
         Ok(wants)
     }
 
-    /// What it takes to make an inode.
+    /// Returns the amounts for a new inode.
     fn wants_of_new(&self, create: &Create<'_>) -> Result<Vec<QuotaWant>, Stop> {
         let keys = quota_keys(create.uid, create.gid, self.inode(create.parent)?.quota);
         Ok(keys.map(|key| self.want(key, QuotaAmount { blocks: 0, inodes: 1 })).collect())
     }
 
-    /// What it takes to have all blocks of a range taken up.
+    /// Returns the amounts for taking up all blocks of a range.
     fn wants_of_range(&self, id: InodeId, offset: u64, length: u64) -> Result<Vec<QuotaWant>, Stop> {
         let state = self.state(id)?;
         let (Some(inode), Some(content)) = (&state.inode, &state.content) else { return Err(Errno::EIO.into()) };
@@ -159,14 +162,14 @@ impl Locked<'_> {
         Ok(inode.quota_keys().map(|key| self.want(key, QuotaAmount { blocks, inodes: 0 })).collect())
     }
 
-    /// The super-user is held by the limits of subtrees only.
+    /// Returns a want. Only the limits of subtrees bind the super-user.
     fn want(&self, key: QuotaKey, amount: QuotaAmount) -> QuotaWant {
         QuotaWant { key, amount, exempt: self.is_exempt && !matches!(key, QuotaKey::Subtree(_)) }
     }
 }
 
 impl LibFs {
-    /// Asks SharedFS for what an update will have whom use.
+    /// Requests amounts that an update will use.
     pub(crate) fn ask_quota(&self, wants: Vec<QuotaWant>) -> Outcome<()> {
         match self.call(&Request::Quota(wants))? {
             Reply::Quota { version, grants } => {

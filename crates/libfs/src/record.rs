@@ -1,4 +1,4 @@
-//! Appending records: credit, the log, the transition function on the cached objects; and room in the log.
+//! Appending records to the update log, applying them to nodes, and log space.
 
 use std::sync::atomic::Ordering;
 
@@ -15,21 +15,25 @@ use crate::content::{Content, DataChange};
 use crate::grants::{Locked, LookedUp, Nodes, Stop};
 use crate::node::{Change, NodeState, WriteGuard};
 
-/// The part of the log that may fill with records whose commit was not noticed yet, as a divisor of its length.
+/// The part of the log, as a divisor, that may fill with committed records before they are forgotten.
 const TIDY_PART: u64 = 8;
-/// Who needs room waits until this part of the log is free, and goes on while the rest is digested.
+/// The part of the log, as a divisor, whose space a session that needs room waits for. It goes on while SharedFS
+/// digests the rest.
 const ROOM_PART: u64 = 4;
-/// The most of a log that is made ready at once: pages are cleared meanwhile, which takes about a millisecond.
+/// The most bytes of a log that are made ready at once: the kernel clears the pages, about a millisecond.
 const LOG_STEP_BYTES: u64 = 4 << 20;
-/// How much is made ready first.
+/// The bytes that are made ready first.
 pub(crate) const LOG_STEP_LEAST: u64 = 64 << 10;
 
 impl Locked<'_> {
-    /// Logs an update and does to the locked nodes what it says. Every check must have been made: from here on the
-    /// operation cannot fail but for want of room, credit or leases, and then nothing has happened.
+    /// Logs an update and applies it to the locked nodes.
+    ///
+    /// The caller has made all checks. From here on the operation fails only for lack of room, credit or leases, and
+    /// then nothing has happened.
     pub(crate) fn commit(&mut self, update: &Update<'_>) -> Result<Applied, Stop> {
         let fs = self.fs;
-        // The log's seal was looked at before: an era that begins from here on stops the record at the log.
+        // The operation has read the log's seal count before. If a quota version begins from here on, the log refuses
+        // the record.
         let version = fs.control.quota_version();
         let wants = if version.has_limits() { self.quota_wants(update)? } else { Vec::new() };
         if !fs.quota_balances.pay(version, &wants) {
@@ -38,7 +42,7 @@ impl Locked<'_> {
         let credit = Credit::from(update.cost());
         let kind = self.take_credit(credit, update).inspect_err(|_| fs.quota_balances.give_back(version, &wants))?;
         let encoded = update.encode();
-        // Until it is dropped nobody takes the record for one whose changes are noted.
+        // While `_held` lives, tidying does not treat the record's changes as noted.
         let (appended, _held) = match fs.log.append_held(self.seal, update.kind() as u8, &encoded.parts()) {
             Ok(appended) => appended,
             Err(error) => {
@@ -64,22 +68,22 @@ impl Locked<'_> {
         let applied = apply(&mut tree, update);
         self.list_changed();
         applied.map_err(|errno| {
-            // The record says something that does not fit the state that it was checked against: a defect. The session
-            // must not go on from a state that SharedFS will refuse.
+            // The record does not fit the state against which it was checked: a defect. The session must not go on from
+            // a state that SharedFS will refuse.
             tracing::error!(?update, ?errno, "a logged update does not fit the session's state");
             fs.poisoned.store(true, Ordering::Release);
             Stop::Errno(Errno::EIO)
         })
     }
 
-    /// Enters the nodes that have changes now in the ledger.
+    /// Adds the nodes that have changes now to the ledger.
     fn list_changed(&mut self) {
         for (id, node) in &mut self.nodes {
             self.fs.list_if_new(*id, node);
         }
     }
 
-    /// Takes credit for an update; what is kept back only for one that replaces, and where there is no other.
+    /// Takes credit for an update. The reserved credit is for updates that replace, when no other is left.
     fn take_credit(&self, want: Credit, update: &Update<'_>) -> Result<CreditKind, Stop> {
         let takes = |kind| self.fs.control.take_credit(want, kind);
         if takes(CreditKind::Common) {
@@ -89,8 +93,9 @@ impl Locked<'_> {
         if replaces && takes(CreditKind::Kept) { Ok(CreditKind::Kept) } else { Err(Stop::Credit { want, replaces }) }
     }
 
-    /// Whether an update gives back as much as it takes, once it is committed: it writes where blocks are taken up already,
-    /// be it by data or by a reservation, or cuts some off.
+    /// Returns whether an update, once committed, gives back as much as it takes.
+    ///
+    /// It does if it writes where data or a reservation takes up blocks already, or cuts some off.
     fn replaces(&self, update: &Update<'_>) -> Result<bool, Stop> {
         let is_taken = |inode: InodeId, offset: u64, length: u64| {
             let content = self.state(inode)?.content.as_ref().ok_or(Stop::Errno(Errno::EIO))?;
@@ -99,7 +104,7 @@ impl Locked<'_> {
         match *update {
             Update::Write { inode, offset, data, .. } => {
                 let (found, length) = (self.inode(inode)?, data.len() as u64);
-                // The one block of a file as small as that may be none yet: its content may stand with the metadata.
+                // The one block of a file as small as that may not exist yet: its content may stand with the metadata.
                 let may_spill = found.blocks == 1 && found.size < BLOCK_BYTES.min(offset + length);
                 Ok(!may_spill && is_taken(inode, offset, length)?)
             }
@@ -113,7 +118,7 @@ impl Locked<'_> {
 }
 
 impl LibFs {
-    /// Enters a node in the ledger, if it has changes and is not there.
+    /// Adds a node to the ledger, if it has changes and is not in it.
     #[inline]
     pub(crate) fn list_if_new(&self, id: InodeId, node: &mut NodeState) {
         if node.is_listed {
@@ -125,7 +130,7 @@ impl LibFs {
         }
     }
 
-    /// Appends a record that needs no lease and changes no cached object.
+    /// Appends a record that needs no lease and changes no node.
     pub(crate) fn append_alone(&self, update: &Update<'_>) -> Outcome<()> {
         loop {
             self.check_alive()?;
@@ -140,27 +145,30 @@ impl LibFs {
         }
     }
 
-    /// Fails where the session is fenced or has come to harm.
+    /// Fails if the session is fenced or poisoned.
     pub(crate) fn check_alive(&self) -> Outcome<()> {
         if self.control.is_fenced() || self.poisoned.load(Ordering::Acquire) { Err(Errno::EIO) } else { Ok(()) }
     }
 
-    /// Has SharedFS digest all of the log, and forgets what was committed. The caller holds no node: whoever tidies already
-    /// is waited for, since it may have begun before this digest.
+    /// Waits until SharedFS has digested the whole log, and forgets the committed changes.
+    ///
+    /// The caller has locked no node. A thread that tidies already is waited for, since it may have begun before this
+    /// digest.
     ///
     /// # Errors
-    /// `EIO` where SharedFS is away.
+    /// `EIO` if SharedFS is away.
     pub fn make_room(&self) -> Outcome<()> {
         self.call(&Request::Digest)?;
         self.tidy(&self.tidying.lock());
         Ok(())
     }
 
-    /// Has SharedFS digest as much of the log as makes room for `needed` more bytes, and for some of what comes next, and forgets that. The caller
-    /// holds no node.
+    /// Waits until SharedFS has digested enough of the log for `needed` more bytes, and forgets those changes.
+    ///
+    /// It also makes some room for the records that follow. The caller has locked no node.
     ///
     /// # Errors
-    /// `EIO` where SharedFS is away.
+    /// `EIO` if SharedFS is away.
     pub(crate) fn make_log_room(&self, needed: u64) -> Outcome<()> {
         if needed == 0 {
             return self.make_room();
@@ -168,7 +176,7 @@ impl LibFs {
         let capacity = self.log.capacity();
         let enough = self.log.tail().0.saturating_sub(capacity - capacity / ROOM_PART);
         let upto = LogPosition(self.tidied.load(Ordering::Acquire)).plus(needed).max(LogPosition(enough));
-        // What is committed by now may be enough, once it's forgotten.
+        // The records that are committed by now may be enough, once they are forgotten.
         if self.control.committed() < upto {
             self.call(&Request::MakeRoom { upto })?;
         }
@@ -176,11 +184,12 @@ impl LibFs {
         Ok(())
     }
 
-    /// Gets the log ready up to a position, and further, so that a session that goes on logging seldom needs to: its file has room there, and the
-    /// pages are mapped.
+    /// Makes the log ready up to a position and beyond: its file has room there, and its pages are mapped.
+    ///
+    /// Going beyond means that a session that keeps logging seldom waits here.
     ///
     /// # Errors
-    /// `ENOSPC` where the file system that the arena is on is full.
+    /// `ENOSPC` if the arena's file system is full.
     pub(crate) fn make_ready(&self, upto: LogPosition) -> Outcome<()> {
         let before = self.log.ready();
         if upto <= before {
@@ -200,18 +209,18 @@ impl LibFs {
             };
             self.log_room.fetch_max(bytes, Ordering::Relaxed);
         }
-        // One that uses more than the beginning will use this too.
+        // A session that uses more than the beginning will use this part too.
         self.log.memory().set_read_ahead(true);
         for part in self.log.parts(before, ready) {
             self.log.memory().prepare(part.start, part.end - part.start);
         }
-        // Once round, all of it is.
+        // After one round, all of the log is ready.
         let is_all = ready.0 - self.log_began.0 >= self.log.capacity();
         self.log.note_ready(if is_all { LogPosition(u64::MAX) } else { ready });
         Ok(())
     }
 
-    /// Asks for credit for an update.
+    /// Requests credit for an update.
     pub(crate) fn ask_credit(&self, want: Credit, replaces: bool) -> Outcome<()> {
         match self.call(&Request::Credit { want, replaces })? {
             Reply::Credit(_) => Ok(()),
@@ -219,7 +228,7 @@ impl LibFs {
         }
     }
 
-    /// Forgets what was committed, if enough of it has come together to be worth it, and nobody does that already.
+    /// Forgets committed changes, if there are enough of them and no other thread does it already.
     pub(crate) fn tidy_if_due(&self) {
         let waiting = self.control.committed().0.saturating_sub(self.tidied.load(Ordering::Relaxed));
         if waiting > self.log.capacity() / TIDY_PART {
@@ -227,10 +236,10 @@ impl LibFs {
         }
     }
 
-    /// Forgets what SharedFS has committed: the log may overwrite it, and freed blocks may be used again.
+    /// Forgets changes that SharedFS has committed: the log may overwrite them, and SharedFS may reuse freed blocks.
     pub(crate) fn tidy(&self, _turn: &MutexGuard<'_, ()>) {
         let bound = self.log.before_held(self.control.committed());
-        // Before anything is forgotten: what was told without it is not taken over any more.
+        // The bound is raised before anything is forgotten: no state without these changes is installed from now on.
         self.tidied.fetch_max(bound.0, Ordering::AcqRel);
         let (mut finished, mut again) = (Vec::new(), Vec::new());
         for id in self.ledger.take(bound) {
@@ -268,7 +277,7 @@ struct LockedTree<'a> {
     data: LogPosition,
 }
 
-/// Why an update does not fit the cached objects: any of these is a defect of LibFS.
+/// Why an update does not fit the nodes: each of these is a defect of LibFS.
 #[derive(Debug)]
 #[allow(dead_code, reason = "the fields are for the log line")]
 enum Misfit {
@@ -309,7 +318,7 @@ impl LockedTree<'_> {
         };
         let (fs, position) = (self.fs, self.position);
         let guard = self.guard(parent)?;
-        // A name that goes is kept in memory already.
+        // A removed name is in memory already.
         let gone = if entry.is_none() { guard.children.remove(cookie, name) } else { None };
         let (name, changes_paths) = match gone {
             Some(name) => (name, true),
@@ -326,7 +335,7 @@ impl LockedTree<'_> {
     }
 }
 
-/// Whether a path through a directory may lead elsewhere once its attributes have changed so.
+/// Returns whether a path through a directory may lead elsewhere after this change of its attributes.
 fn changes_paths(old: &Inode, new: &Inode) -> bool {
     old.is_directory() && (old.mode, old.uid, old.gid, old.links == 0) != (new.mode, new.uid, new.gid, new.links == 0)
 }
@@ -346,7 +355,7 @@ impl Tree for LockedTree<'_> {
             fs.directory_versions.note(id);
         }
         if guard.inode.is_none() {
-            // Made by this update: all that there is to know of it is known.
+            // This update creates the inode, so all of its state is known.
             guard.children = Children::empty_directory();
             guard.content = Some(Content::default());
             guard.xattrs = Some(std::collections::BTreeMap::new());
@@ -388,12 +397,12 @@ impl Tree for LockedTree<'_> {
     }
 
     fn set_orphan(&mut self, _inode: InodeId, _orphan: bool) -> Result<(), Misfit> {
-        // An inode without links says it already.
+        // An inode with no links is an orphan already.
         Ok(())
     }
 
     fn may_free(&self, _inode: InodeId) -> bool {
-        // Whether others have it open is SharedFS's to know; for this session it is gone.
+        // Only SharedFS knows whether other sessions have it open; for this session it is gone.
         true
     }
 

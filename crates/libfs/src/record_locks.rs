@@ -1,12 +1,13 @@
-//! A process's own record locks (`fcntl`), which cost no message where nobody else locks the file.
+//! A process's record locks (`fcntl`), without a message while it alone locks a file.
 //!
-//! They stand in the slots of the control page, which say who has the say over them (`ashlar-wire`, `lock_slots`): the slot itself, where
-//! SharedFS has delegated them, or SharedFS's table. In the second case a lock is a request, and the slot has a copy, so that a SharedFS
-//! that was started anew finds them without asking anybody. Where there is no slot to be had, or no room in it, requests are noted as those
-//! of a mount are (`HeldLocks`), and asked for again.
+//! The locks stand in slots of the control page. A slot says which side decides about its locks (`ashlar-wire`,
+//! `lock_slots`): the slot itself, if SharedFS has delegated them, or SharedFS's table. In the second case a lock is a
+//! request, and the slot has a copy, so that a restarted SharedFS finds the locks without asking a process. If no slot
+//! is free, or a slot has no room, the caller gets [`RecordLock::NoRoom`] and locks through a mount.
 //!
-//! The copy never has what the table has not been asked for: locks are copied when they were granted, and taken out before they are
-//! given back. Where another SharedFS has begun meanwhile, it's its table that counts, and it is asked anew.
+//! The copy never has locks that the table was not asked for. LibFS copies locks after they were granted, and removes
+//! them from the copy before it gives them back. If another SharedFS has begun meanwhile, its table counts, and LibFS
+//! asks it again.
 
 use std::collections::HashSet;
 use std::os::fd::BorrowedFd;
@@ -27,33 +28,34 @@ use crate::calls::{Pause, Reclaim};
 /// Locks of files, by inode: more than threads that lock at the same moment.
 const GUARDS: usize = 16;
 
-/// What a lock is asked for by: first byte, last byte.
+/// A lock's range: first byte, last byte.
 type Range = (u64, u64);
-/// A lock that is in the way: mode, first byte, last byte, process.
+/// A conflicting lock: mode, first byte, last byte, process.
 pub type Conflict = (LockMode, u64, u64, u32);
 
-/// What became of a record lock.
+/// The outcome of a request for a record lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordLock {
     /// It is done.
     Done,
-    /// The process has locked this file through a mount, and must go on there. Nothing was done.
+    /// The process has locked this file through a mount and must continue there. Nothing was done.
     OfMount,
-    /// There is no room for it here, and the process must go on through a mount, where what it has must move ([`LibFs::yield_records`]).
-    /// Whether it was done does not matter: it is to be asked for there.
+    /// There is no room for the lock here. The process must move its locks to a mount ([`LibFs::yield_records`]) and
+    /// lock there. Whether this lock was set does not matter: the process asks for it there again.
     NoRoom,
 }
 
-/// What a session knows of its process's record locks beside the slots.
+/// A session's knowledge of its process's record locks, beside the slots.
 #[derive(Debug, Default)]
 pub(crate) struct RecordLocks {
     /// Held over each change of the locks of a file.
     guards: [Mutex<()>; GUARDS],
-    /// Held while a slot is looked for.
+    /// Held while a thread searches for a slot.
     claiming: Mutex<()>,
-    /// The last name of a waiting.
+    /// The last ticket for a waiting.
     ticket: AtomicU64,
-    /// Files on which the process may have locks that it knows nothing of, as SharedFS gave no answer: they go with the file.
+    /// Files on which the process may have unknown locks, since SharedFS gave no answer. Such locks go when the file is
+    /// closed.
     doubtful: Mutex<HashSet<InodeId>>,
 }
 
@@ -62,7 +64,7 @@ impl RecordLocks {
         &self.guards[inode.0 as usize % GUARDS]
     }
 
-    /// Notes that a request for a lock has failed: where SharedFS was away, the lock may come all the same.
+    /// Records that a lock request has failed: if SharedFS was away, the lock may be set all the same.
     fn failed(&self, inode: InodeId, errno: Errno) -> Errno {
         if errno == Errno::EIO {
             self.doubtful.lock().insert(inode);
@@ -84,11 +86,11 @@ impl LibFs {
     /// Sets or removes a record lock of the process, without waiting.
     ///
     /// # Errors
-    /// `EAGAIN` where another lock is in the way; `ENOLCK`; `EIO` where SharedFS is needed, and away.
+    /// `EAGAIN` if another lock is in the way; `ENOLCK`; `EIO` if SharedFS is needed and away.
     pub fn lock_record(&self, inode: InodeId, range: Range, mode: LockMode) -> Outcome<RecordLock> {
         let _one_at_a_time = self.record_locks.guard(inode).lock();
         if self.control.is_fenced() {
-            // What it has in its slots is worth nothing any more.
+            // The slots of a fenced session are worth nothing.
             return Err(Errno::EIO);
         }
         if let Some(slot) = self.control.lock_slot_of(inode) {
@@ -108,7 +110,7 @@ impl LibFs {
         }
     }
 
-    /// SharedFS's table has the locks, and the slot a copy.
+    /// Sets or removes a lock in SharedFS's table, with a copy in the slot.
     fn lock_shared(&self, slot: u32, inode: InodeId, range: Range, mode: LockMode) -> Outcome<RecordLock> {
         let copy = || {
             let set = |list: &mut LockList| list.set(range.0, range.1, mode);
@@ -138,13 +140,15 @@ impl LibFs {
             if !copy() {
                 return Ok(RecordLock::NoRoom);
             }
-            // A SharedFS that was started anew begins an era before it looks at the copies: it has found this one, or is asked. So it waits for no
-            // session to come back before it gives others what they ask for.
+            // A restarted SharedFS begins a segment version before it reads the copies. So it has found this copy, or
+            // it is asked below. Therefore it need not wait for sessions to return before it grants other sessions'
+            // locks.
             fence(Ordering::SeqCst);
             if self.asked_of() == asked_of {
                 return Ok(RecordLock::Done);
             }
-            // Until it has answered, the process has what it had before; what it has found of this it is asked to take back with the file.
+            // Until the new SharedFS has answered, the process has its former locks. If it has found this lock in the
+            // copy, it is asked to remove it when the file is closed.
             self.record_locks.doubtful.lock().insert(inode);
             self.control.change_locks(slot, inode, LockSlotState::Shared, |list| {
                 *list = before.clone();
@@ -153,25 +157,27 @@ impl LibFs {
         }
     }
 
-    /// Which SharedFS a lock is asked of: each begins an era of segments before it looks at anything. Where this is another once the answer is noted, one may
-    /// have looked at what the session has before that.
+    /// Returns which SharedFS a lock is requested from: its segment version, and this session's resumptions.
+    ///
+    /// Each SharedFS begins a segment version before it reads anything. If the value has changed once an answer is
+    /// noted, another SharedFS may have read the session's state before that.
     pub(crate) fn asked_of(&self) -> (u64, u64) {
         (self.control.segment_version(), self.calls.resumptions())
     }
 
-    /// A slot for a file: a free one, or one of a file that the process has no locks on.
+    /// Returns a slot for a file: a free one, or one of a file on which the process has no locks.
     fn claim_slot(&self, inode: InodeId) -> Option<u32> {
         let _one_at_a_time = self.record_locks.claiming.lock();
         if let Some(slot) = self.control.claim_lock_slot(inode) {
             return Some(slot);
         }
-        // Each time another one: what was used last comes last, more or less.
+        // Each search starts at another slot, so that slots are reused roughly in turn.
         let begin = self.record_locks.ticket.fetch_add(1, Ordering::Relaxed) as u32;
         let is_freed = |slot: u32| {
             let (other, ..) = self.control.lock_slot(slot);
             let guard = self.record_locks.guard(other);
             let held: Option<MutexGuard<'_, ()>> = guard.try_lock();
-            // The caller holds its own.
+            // The caller holds its own file's guard.
             let may_look = held.is_some() || std::ptr::eq(guard, self.record_locks.guard(inode));
             let (now, _, list) = self.control.lock_slot(slot);
             may_look && now == other && list.is_empty() && self.control.free_lock_slot(slot)
@@ -180,12 +186,14 @@ impl LibFs {
         self.control.claim_lock_slot(inode)
     }
 
-    /// Waits until a record lock could be had; it must then be asked for with [`LibFs::lock_record`], which may find that it can't be had
-    /// any more. `pause` waits for a socket, as long as it likes to.
+    /// Waits until a record lock can be had.
+    ///
+    /// The caller then asks for it with [`LibFs::lock_record`], which may find that it can't be had any more. `pause`
+    /// waits for a socket, for as long as it decides.
     ///
     /// # Errors
-    /// `EINTR` where `pause` says so, and no lock has come; `EDEADLK`; `EIO` where SharedFS is away, and then the lock may come all the same
-    /// and stays up to [`LibFs::release_records`].
+    /// `EINTR` if `pause` says so and no lock has come; `EDEADLK`; `EIO` if SharedFS is away. In the last case the lock
+    /// may be set all the same, and stays up to [`LibFs::release_records`].
     pub fn await_record(
         &self,
         inode: InodeId,
@@ -203,25 +211,27 @@ impl LibFs {
         }
     }
 
-    /// Gives back what came of [`LibFs::await_record`], where nobody wants it any more.
+    /// Gives back the lock that [`LibFs::await_record`] got, if the process does not want it any more.
     ///
     /// # Errors
-    /// `EIO` where SharedFS is away.
+    /// `EIO` if SharedFS is away.
     pub fn drop_awaited(&self, inode: InodeId, range: Range) -> Outcome<()> {
         let _one_at_a_time = self.record_locks.guard(inode).lock();
         let dropped = self.call(&request(inode, range, LockMode::Unlock, None, None));
         dropped.map(drop).map_err(|errno| self.record_locks.failed(inode, errno))
     }
 
-    /// Says that SharedFS may have locks of the process on a file that it knows nothing of: they go with the file.
+    /// Records that SharedFS may have unknown locks of the process on a file: they go when the file is closed.
     pub fn doubt_records(&self, inode: InodeId) {
         self.record_locks.doubtful.lock().insert(inode);
     }
 
-    /// The first lock that is in the way of a record lock of the process: `Err` in the answer where the process must ask on a mount.
+    /// Returns the first lock that conflicts with a record lock of the process.
+    ///
+    /// `Err` in the answer if the process must ask on a mount.
     ///
     /// # Errors
-    /// `EIO` where SharedFS is needed, and away.
+    /// `EIO` if SharedFS is needed and away.
     pub fn query_record(
         &self,
         inode: InodeId,
@@ -243,7 +253,7 @@ impl LibFs {
         }
     }
 
-    /// Whether the process has record locks of the session on a file.
+    /// Returns whether the process has record locks of the session on a file.
     #[must_use]
     pub fn has_records(&self, inode: InodeId) -> bool {
         let _one_at_a_time = self.record_locks.guard(inode).lock();
@@ -254,7 +264,7 @@ impl LibFs {
     /// Removes all record locks of the process on a file.
     ///
     /// # Errors
-    /// `EIO` where SharedFS is needed, and away. It then has them, and is asked again the next time.
+    /// `EIO` if SharedFS is needed and away. It then keeps them, and is asked again the next time.
     pub fn release_records(&self, inode: InodeId) -> Outcome<()> {
         let _one_at_a_time = self.record_locks.guard(inode).lock();
         let clear = |list: &mut LockList| list.set(0, LOCK_LAST, LockMode::Unlock);
@@ -274,15 +284,16 @@ impl LibFs {
         }
         let (owner, kind) = (LOCK_OWNER_PROCESS, LockKind::Record);
         let released = self.call(&Request::ReleaseLocks { inode, owner, kind });
-        // Nothing else tells of them any more: the copy is empty.
+        // No other record of them is left: the copy is empty.
         released.map(drop).map_err(|errno| self.record_locks.failed(inode, errno))
     }
 
-    /// Lets the process take its record locks on a file over on a mount: mode, first and last byte of each. Until
-    /// [`LibFs::release_records`] they are in nobody else's reach.
+    /// Lets the process take over its record locks on a file through a mount: mode, first and last byte of each.
+    ///
+    /// Until [`LibFs::release_records`] no other process can get them.
     ///
     /// # Errors
-    /// `EIO` where SharedFS is away.
+    /// `EIO` if SharedFS is away.
     pub fn yield_records(&self, inode: InodeId) -> Outcome<Vec<(LockMode, u64, u64)>> {
         let _one_at_a_time = self.record_locks.guard(inode).lock();
         match self.call(&Request::YieldLocks { inode, moves: true })? {
@@ -294,9 +305,10 @@ impl LibFs {
 
 impl Reclaim for LibFs {
     fn requests(&self) -> Vec<Request> {
-        // What is in slots SharedFS looks at itself: a request might be older than an unlock.
+        // SharedFS reads the locks in slots itself: a request might be older than an unlock.
         let locks = self.held_locks.requests();
-        // First: while the mount has not come back, SharedFS shows nobody what was taken from it.
+        // Reservations come first: until the mount has resumed, SharedFS gives no other session the inodes that were
+        // reserved.
         self.reservations().into_iter().chain(locks).collect()
     }
 }

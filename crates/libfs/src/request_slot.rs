@@ -1,4 +1,6 @@
-//! Questions to a SharedFS that is awake, through shared memory: the program's thread waits for the answer without sleeping.
+//! Requests through shared memory to a SharedFS that listens.
+//!
+//! The program's thread waits for the answer without sleeping.
 
 use std::time::{Duration, Instant};
 
@@ -6,35 +8,37 @@ use ashlar_pmem::Mapping;
 use ashlar_types::Errno;
 use ashlar_wire::{Connection, ControlPage, Progress, Question, Reply, Request, WireError};
 
-/// How long SharedFS may take to look: it answers somebody else meanwhile, as a rule.
+/// How long SharedFS may take to notice a request: it usually answers another session meanwhile.
 const HEARING_MAX: Duration = Duration::from_micros(30);
-/// How long the answer is watched for before the thread sleeps in between.
+/// How long the thread watches for the answer before it sleeps in between.
 const WATCH: Duration = Duration::from_micros(100);
-/// How long it sleeps first, and at most; in between twice as long each time.
+/// The first sleep and the longest one; each is twice as long as the one before.
 const PAUSE_MIN: Duration = Duration::from_micros(50);
 const PAUSE_MAX: Duration = Duration::from_millis(5);
-/// Questions that go by messages after one that nobody has heard: whoever listens is busy.
+/// Requests to send as messages after one that SharedFS has not noticed: its listening thread is busy.
 const UNHEARD: u32 = 4;
 
-/// What the thread needs whose turn it is.
+/// The state of the thread that uses the slot.
 #[derive(Debug, Default)]
 pub(crate) struct Asker {
     buffer: Vec<u8>,
-    /// So many questions go by messages yet.
+    /// How many more requests go as messages.
     skips: u32,
 }
 
-/// Whether a request may be asked there: those for which programs wait most, and that SharedFS answers at once.
+/// Returns whether a request may take the slot: one that programs wait for most and SharedFS answers at once.
 pub(crate) fn is_short(request: &Request) -> bool {
     use Request::{Acquire, Lookup, Map, ReadDirectory, Unmap};
     matches!(request, Acquire(_) | Lookup { .. } | ReadDirectory { .. } | Map { .. } | Unmap { .. })
 }
 
 impl Asker {
-    /// Asks, and waits for the answer; `None` where it's to be asked by a message. Silence is borne as `bear` says.
+    /// Sends a request and waits for the answer; `None` if it must go as a message.
+    ///
+    /// `bear` decides how long to accept silence.
     ///
     /// # Errors
-    /// [`WireError::Closed`] where the connection of the same SharedFS is, and those of `bear`.
+    /// [`WireError::Closed`] if the connection to the same SharedFS is closed, and the errors of `bear`.
     pub(crate) fn ask(
         &mut self,
         control: &ControlPage<Mapping>,
@@ -55,7 +59,7 @@ impl Asker {
         let waited = self.wait(control, question, connection, silence, bear);
         let told = match waited {
             Ok(Progress::Answered) => request_slot.read(&mut self.buffer).map(Some),
-            // Before anybody else asks: one answer is kept for the session.
+            // The answer is fetched before another thread asks: SharedFS keeps one answer for a session.
             Ok(Progress::Kept) => match connection.call_watched(&Request::Kept(question), &[], bear) {
                 Ok((Reply::Error(Errno::EPROTO), _)) => Ok(None),
                 fetched => fetched.map(|(reply, _)| Some(reply)),

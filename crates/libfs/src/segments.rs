@@ -1,4 +1,6 @@
-//! Data segments, mapped read-only, and their checksums. A process whose address space is limited needs it for itself: it reads them by calls.
+//! Data segments, mapped for reading, and their block checksums.
+//!
+//! A process with limited address space needs it for itself: LibFS then reads segments by system calls.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -23,7 +25,7 @@ const BLOCK: usize = BLOCK_BYTES as usize;
 #[derive(Debug)]
 enum Bytes {
     Mapped(Mapping),
-    /// What there is no address space for.
+    /// A file for which there is no address space.
     File {
         file: File,
         length: u64,
@@ -74,14 +76,14 @@ impl AsRawFd for Bytes {
 
 #[cold]
 fn read(file: &File, length: u64, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds> {
-    // Who has cut the file off has taken away what was granted.
+    // If a process has truncated the file, the granted bytes are gone.
     let read = file.read_exact_at(into, offset);
-    // As behind a copy: what is looked at next is looked at afterwards.
+    // As behind a copy: the checks that follow must not read memory earlier.
     fence(Ordering::Acquire);
     read.map_err(|_| OutOfBounds { offset, length: into.len() as u64, available: length })
 }
 
-/// How much address space the process may have, in bytes; `None` where as much as there is.
+/// Returns how much address space the process may have, in bytes; `None` if it is not limited.
 pub(crate) fn address_space() -> Option<u64> {
     rustix::process::getrlimit(rustix::process::Resource::As).current
 }
@@ -91,12 +93,12 @@ pub(crate) fn address_space() -> Option<u64> {
 pub(crate) struct Segment {
     bytes: Own<Bytes>,
     data_offset: u64,
-    /// A bit for each block: it was found to match its checksum since it was last granted.
+    /// A bit for each block: the block matched its checksum since it was last granted.
     verified: Box<[AtomicU64]>,
 }
 
 impl Segment {
-    /// A segment out of its file.
+    /// Opens a segment by its file.
     pub(crate) fn new(
         file: &OwnedFd,
         told: &WelcomeSegment,
@@ -109,8 +111,9 @@ impl Segment {
         Ok(Self { bytes, data_offset: told.data_offset, verified })
     }
 
-    /// Copies bytes that begin `skip` bytes behind the start of `block`, and may go on over the blocks behind it. `false`
-    /// where a block does not match its checksum, which is looked at when it is first read under a grant.
+    /// Copies bytes that begin `skip` bytes behind the start of `block`, possibly over several blocks.
+    ///
+    /// `false` if a block does not match its checksum, which is verified at the first read under a grant.
     pub(crate) fn read(&self, block: u32, skip: u64, into: &mut [u8]) -> Result<bool, OutOfBounds> {
         let (mut block, mut skip, mut done) = (block, skip as usize, 0);
         while done < into.len() {
@@ -135,13 +138,14 @@ impl Segment {
         Ok(true)
     }
 
-    /// Has the processor fetch bytes that begin `skip` bytes behind the start of `block`, since they will be read next.
+    /// Prefetches bytes that begin `skip` bytes behind the start of `block`, for a read that follows.
     pub(crate) fn expect_read(&self, block: u32, skip: u64, bytes: u64) {
         self.bytes.expect_copy_out(self.offset_of(block) + skip, bytes);
     }
 
-    /// Copies bytes of one block that may not have been verified yet. What is verified is a copy of our own: threads of the
-    /// program may write to the caller's memory meanwhile.
+    /// Copies bytes of one block that may not have been verified yet.
+    ///
+    /// It verifies a copy of its own: threads of the program may write to the caller's memory meanwhile.
     #[cold]
     fn read_first(&self, block: u32, skip: usize, into: &mut [u8]) -> Result<bool, OutOfBounds> {
         let mut copy = [0; BLOCK];
@@ -156,7 +160,8 @@ impl Segment {
         Ok(true)
     }
 
-    /// Whether blocks match their checksums. Those that were looked at since they were granted are not looked at again.
+    /// Returns whether blocks match their checksums. It verifies only blocks that were not verified since they were
+    /// granted.
     pub(crate) fn are_sound(&self, first: u32, blocks: u64) -> Result<bool, OutOfBounds> {
         let mut byte = [0];
         for block in (first..).take(blocks as usize).filter(|block| !self.is_verified(*block)).collect::<Vec<_>>() {
@@ -172,7 +177,7 @@ impl Segment {
         self.bytes.file()
     }
 
-    /// Where a block begins in the file, in bytes.
+    /// Returns a block's offset in the file, in bytes.
     pub(crate) fn offset_of(&self, block: u32) -> u64 {
         self.data_offset + u64::from(block) * BLOCK_BYTES
     }
@@ -182,8 +187,9 @@ impl Segment {
         word.is_some_and(|word| word.load(Ordering::Relaxed) & 1 << (block % u64::BITS) != 0)
     }
 
-    /// Has blocks verified again when they are read next. A reader of an earlier grant that was stopped just then may spare one of
-    /// them that.
+    /// Demands that blocks are verified again at their next read.
+    ///
+    /// A reader under an earlier grant that was stopped just then may mark one of them as verified.
     fn distrust(&self, first: u32, blocks: u64) {
         let end = u64::from(first).saturating_add(blocks).min(self.verified.len() as u64 * u64::from(u64::BITS)) as u32;
         let mut at = first;
@@ -203,24 +209,24 @@ impl Segment {
     }
 }
 
-/// The segments that were asked for so far.
+/// The segments that LibFS has opened so far.
 #[derive(Debug)]
 pub(crate) struct Segments(RwLock<Mapped>);
 
 #[derive(Debug, Default)]
 struct Mapped {
-    /// The era of segments in which they were asked for.
+    /// The segment version for which they were requested.
     version: u64,
     by_number: HashMap<u32, Segment, BuildHasherDefault<NumberHasher>>,
 }
 
 impl Segments {
-    /// The one that came when the session began, in that era.
+    /// Returns the table with the segment that came with the session, for its segment version.
     pub(crate) fn new(version: u64, first: Option<(u32, Segment)>) -> Self {
         Self(RwLock::new(Mapped { version, by_number: first.into_iter().collect() }))
     }
 
-    /// Unmaps the segments of earlier eras: memory that the arena has given back is free only then.
+    /// Unmaps the segments of earlier versions: memory that the arena has given back is free only then.
     pub(crate) fn keep_current(&self, version: u64) {
         if self.0.read().version < version {
             let mut mapped = self.0.write();
@@ -239,7 +245,7 @@ impl Segments {
         .ok()
     }
 
-    /// Has the blocks of a file that was granted anew verified when they are first read.
+    /// Demands that the blocks of a newly granted file are verified at their first read.
     pub(crate) fn distrust(&self, contents: &Contents) {
         let Contents::Extents(extents) = contents else { return };
         let mapped = self.0.read();
@@ -253,7 +259,9 @@ impl Segments {
 }
 
 impl LibFs {
-    /// A segment, mapped when it's first needed. Whether it is still that one shows the era of blocks, afterwards.
+    /// Returns a segment; maps it at the first use.
+    ///
+    /// Afterwards the extent version shows whether it is still the same segment.
     pub(crate) fn segment(&self, number: u32) -> Outcome<MappedRwLockReadGuard<'_, Segment>> {
         loop {
             let version = self.control.segment_version();

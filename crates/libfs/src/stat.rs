@@ -1,4 +1,4 @@
-//! Attributes, times and extended attributes in the forms of the C library.
+//! Conversions of attributes, times and flags to and from the C library's forms.
 
 use std::mem::zeroed;
 
@@ -7,17 +7,17 @@ use ashlar_types::{BLOCK_BYTES, Errno, Inode, InodeId, Timestamp};
 use crate::api::{Found, Outcome, SetTime, XattrFlags};
 
 impl Found {
-    /// As `stat` tells it, on a mount whose files show `device`.
+    /// Returns the `stat` of the inode on a mount whose files show `device`.
     #[must_use]
     pub fn stat(&self, device: u64) -> libc::stat {
         stat_of(self.id, &self.inode, device)
     }
 }
 
-/// What `stat` tells of an inode, on a mount whose files show `device`.
+/// Returns the `stat` of an inode on a mount whose files show `device`.
 #[must_use]
 pub fn stat_of(id: InodeId, inode: &Inode, device: u64) -> libc::stat {
-    // SAFETY: zeros are a `stat`.
+    // SAFETY: zeros are a valid `stat`.
     let mut stat: libc::stat = unsafe { zeroed() };
     stat.st_dev = device;
     stat.st_ino = id.0;
@@ -36,10 +36,10 @@ pub fn stat_of(id: InodeId, inode: &Inode, device: u64) -> libc::stat {
 }
 
 impl SetTime {
-    /// What `utimensat` takes; `None` for a time that is to stay as it is.
+    /// Converts a time of `utimensat`; `None` for a time that stays as it is.
     ///
     /// # Errors
-    /// `EINVAL` for nanoseconds that make no time.
+    /// `EINVAL` for nanoseconds out of range.
     pub fn from_timespec(time: &libc::timespec) -> Outcome<Option<Self>> {
         match time.tv_nsec {
             libc::UTIME_NOW => Ok(Some(Self::Now)),
@@ -51,10 +51,10 @@ impl SetTime {
 }
 
 impl XattrFlags {
-    /// What `setxattr` takes.
+    /// Converts the flags of `setxattr`.
     ///
     /// # Errors
-    /// `EINVAL` for a flag that there is none of.
+    /// `EINVAL` for an unknown flag.
     pub fn of(flags: i32) -> Outcome<Self> {
         if flags & !(libc::XATTR_CREATE | libc::XATTR_REPLACE) != 0 {
             return Err(Errno::EINVAL);
@@ -63,7 +63,7 @@ impl XattrFlags {
     }
 }
 
-/// The names of extended attributes as `listxattr` gives them: each with a NUL behind it.
+/// Returns the names of extended attributes as `listxattr` does: each with a NUL behind it.
 #[must_use]
 pub fn xattr_list(names: &[Vec<u8>]) -> Vec<u8> {
     names.iter().flat_map(|name| name.iter().copied().chain([0])).collect()

@@ -1,13 +1,15 @@
-//! Reading and writing open files of which all is at hand: the way that nearly every transfer of a program takes.
+//! The fast path for reading and writing open files.
 //!
-//! What an operation needs in general (claims of several inodes, waiting for leases, room, credit and quotas, repeating) costs more than
-//! copying a few bytes. Here the same checks are made of one inode, in the same order, and wherever one of them does not come out at
-//! once nothing has happened, and the caller takes the general way, which knows what to do. An open file keeps its inode's node,
-//! so that it isn't looked up.
+//! Nearly every transfer of a program takes it. The slow path claims several inodes, waits for leases, room, credit and
+//! quotas, and repeats; that costs more than copying a few bytes. The fast path makes the same checks for one inode, in
+//! the same order. If one of them fails, nothing has happened, and the caller takes the slow path. An open file keeps
+//! its inode's node, so that no lookup is needed.
 //!
-//! What must hold here as there (`grants`, `record`): the log's seal count is read before the lease word; the record is paid for
-//! before it is appended; a change is noted under the lock under which its record was appended, while the record is held; a copy
-//! counts only if lease and era held after it.
+//! These rules hold as on the slow path (`grants`, `record`):
+//! - The log's seal count is read before the lease word.
+//! - The record is paid for before it is appended.
+//! - A change is noted under the lock under which its record was appended, while the record is held.
+//! - A copy counts only if lease and extent version held after it.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -22,32 +24,37 @@ use crate::content::DataChange;
 use crate::data::is_access_time_due;
 use crate::node::{Change, Node, NodeState};
 
-/// Who reads on finds so many of the bytes that follow in the processor's cache, or on their way there: the program returns and calls again meanwhile. The
-/// processor itself fetches ahead of a copy only once it has begun.
+/// Bytes to prefetch behind a sequential read, for the program's next read.
+///
+/// The program returns and calls again meanwhile. The processor itself fetches ahead of a copy only once the copy has
+/// begun.
 const AHEAD_BYTES: u64 = 2048;
-/// No more of them than so many times what was read.
+/// The most bytes to prefetch, as a multiple of the bytes read.
 const AHEAD_TIMES: u64 = 4;
 
-/// What an open file keeps of its inode. Whoever has one has noted a handle on the inode ([`LibFs::open`]), and not yet closed it.
+/// An open file's reference to its inode.
+///
+/// Its owner has recorded a handle on the inode ([`LibFs::open`]) and not yet closed it.
 #[derive(Debug)]
 pub struct OpenInode {
     id: InodeId,
-    /// The table that the node is of. In another session, such as one with another user's rights, it means nothing.
+    /// The number of the node's table. The node means nothing in another session, such as one with another user's
+    /// rights.
     table: u64,
     node: Node,
-    /// Where the last read ended: one that begins there reads on.
+    /// Where the last read ended: a read that begins there is sequential.
     read_to: AtomicU64,
 }
 
 impl OpenInode {
-    /// The inode.
+    /// Returns the inode's number.
     #[must_use]
     #[inline]
     pub fn id(&self) -> InodeId {
         self.id
     }
 
-    /// What a session knows of it, if it is the session that it is of.
+    /// Returns the node's state, if `fs` is the node's session.
     #[inline]
     pub(crate) fn state(&self, fs: &LibFs) -> Option<impl Deref<Target = NodeState>> {
         (self.table == fs.nodes.number()).then(|| self.node.read())
@@ -55,7 +62,7 @@ impl OpenInode {
 }
 
 impl LibFs {
-    /// The way to an inode that the caller has opened.
+    /// Returns the reference to an inode that the caller has opened.
     #[must_use]
     pub fn open_inode(&self, id: InodeId) -> OpenInode {
         self.open_node(id, self.nodes.node(id))
@@ -65,8 +72,10 @@ impl LibFs {
         OpenInode { id, table: self.nodes.number(), node, read_to: AtomicU64::new(0) }
     }
 
-    /// Reads up to `most` bytes, if that needs nothing but a copy. `buffer` gives room for as many bytes as there are, if it
-    /// can. `None` where it takes more: [`LibFs::read`] knows.
+    /// Reads up to `most` bytes, if that takes nothing but a copy.
+    ///
+    /// `buffer` gives room for as many bytes as there are, if it can. `None` if the read takes more; the caller then
+    /// calls [`LibFs::read`].
     #[inline]
     pub fn read_open<'b>(
         &self,
@@ -100,8 +109,9 @@ impl LibFs {
         Some(length)
     }
 
-    /// Writes `data`, if all that it takes is a record, and the file does not grow beyond `limit`. `None` where it takes more, and then
-    /// nothing has happened: [`LibFs::write`] knows.
+    /// Writes `data`, if that takes nothing but a record, and the file does not grow beyond `limit`.
+    ///
+    /// `None` if the write takes more, and then nothing has happened; the caller then calls [`LibFs::write`].
     #[inline]
     pub fn write_open(&self, open: &OpenInode, at: WriteAt, data: &[u8], strip: bool, limit: u64) -> Option<Written> {
         self.check_alive().ok()?;
@@ -116,7 +126,7 @@ impl LibFs {
         if open.table != self.nodes.number() || state.gone || !self.holds(state, true) {
             return None;
         }
-        // What is followed is shown, which takes a question.
+        // Writes to a followed file must show in mappings, which takes a request.
         let NodeState { inode: Some(inode), content: Some(content), xattrs: Some(xattrs), is_followed: false, .. } =
             state
         else {
@@ -124,7 +134,7 @@ impl LibFs {
         };
         let is_held = inode.links > 0 || self.control.has_open(open.id);
         let is_plain = inode.kind == FileKind::Regular && !xattrs.contains_key(XATTR_CAPABILITY);
-        // The log's seal was looked at before: an era of quotas that begins from here on stops the record at the log.
+        // The log's seal count was read before: if a quota version begins from here on, the log refuses the record.
         if !is_held
             || !is_plain
             || !content.is_current(self.control.extent_version())
@@ -150,7 +160,8 @@ impl LibFs {
             return None;
         };
         let body = appended.body.plus(fields.len() as u64);
-        // Each is made where it goes: what was stored word by word just now would be waited for where it is copied by larger pieces.
+        // Each change is built at its destination. A value stored word by word and then copied in larger pieces would
+        // stall the processor.
         let change = || DataChange::Write { offset, length, record: appended.position, body };
         let blocks = content.apply(&change());
         note_written(inode, size, blocks, at, strip);
