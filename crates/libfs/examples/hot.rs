@@ -16,7 +16,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ashlar_libfs::{LibFs, Make, Options, OwnDescriptors, RenameFlags, WriteAt};
+use ashlar_libfs::{DescriptorPolicy, LibFs, NewInode, Options, RenameFlags, WriteAt};
 use ashlar_pmem::{Arena, ArenaOptions, Crc32c, Mapping, MappingAccess, Medium, Persistent};
 use ashlar_types::{Access, Credentials, FileKind, InodeId, Timestamp};
 use ashlar_wire::SessionKind;
@@ -41,7 +41,7 @@ fn main() {
     bench.writes();
     bench.reads();
     bench.names();
-    bench.fs.end();
+    bench.fs.close_session();
 }
 
 fn run_daemon(directory: &Path) {
@@ -113,8 +113,8 @@ fn crc(bytes: &[u8]) -> u32 {
     Crc32c::of(bytes)
 }
 
-fn make(kind: FileKind) -> Make<'static> {
-    Make { kind, mode: 0o755, umask: 0, device: 0, target: &[] }
+fn make(kind: FileKind) -> NewInode<'static> {
+    NewInode { kind, mode: 0o755, umask: 0, device: 0, target: &[] }
 }
 
 impl Bench {
@@ -126,7 +126,7 @@ impl Bench {
             label: "hot".into(),
             patience_ms: 20_000,
             notice: |_| {},
-            descriptors: OwnDescriptors::KNOWN,
+            descriptors: DescriptorPolicy::ANY,
             beside: 0,
             yields_to_kernel: false,
         };
@@ -328,12 +328,12 @@ impl Bench {
         }
         self.digest();
         let names: Vec<String> = (0..1000).map(|number| format!("file-{number}")).collect();
-        for who in [&ROOT, &user].into_iter().filter(|_| self.wants("lookup")) {
-            let label = if who.checked { "" } else { ", permissions checked" };
+        for credentials in [&ROOT, &user].into_iter().filter(|_| self.wants("lookup")) {
+            let label = if credentials.checked { "" } else { ", permissions checked" };
             let mut next = names.iter().cycle();
             let ns = median(64, 4000, || {
                 let name = next.next().expect("one");
-                std::hint::black_box(fs.lookup(who, directory, name.as_bytes()).expect("found"));
+                std::hint::black_box(fs.lookup(credentials, directory, name.as_bytes()).expect("found"));
             });
             self.report(&format!("lookup{label}"), ns, 0.0);
         }

@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use ashlar_types::{Errno, FileKind, Inode, InodeId, Timestamp};
+use ashlar_types::{Errno, FileKind, Inode, InodeId, Name, NameError, Timestamp};
 use ashlar_update::Entry;
 use ashlar_wire::SessionKind;
 use thiserror::Error;
 
-use crate::own::OwnDescriptors;
+use crate::own_descriptors::DescriptorPolicy;
 
 /// How to open a session.
 #[derive(Clone, Debug)]
@@ -28,7 +28,7 @@ pub struct Options {
     /// Receives a sentence for the session's user when calls wait for SharedFS, and when that ends.
     pub notice: fn(&str),
     /// How LibFS keeps its descriptors.
-    pub descriptors: OwnDescriptors,
+    pub descriptors: DescriptorPolicy,
 }
 
 /// Why a session could not be opened.
@@ -52,14 +52,14 @@ pub enum ConnectError {
 
 /// An inode as an operation found or left it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundInode {
     /// Its number.
     pub id: InodeId,
     /// Its attributes.
     pub inode: Inode,
 }
 
-impl Found {
+impl FoundInode {
     /// Returns the directory entry that leads to the inode.
     pub(crate) fn entry(&self) -> Entry {
         Entry { inode: self.id, kind: self.inode.kind }
@@ -68,7 +68,7 @@ impl Found {
 
 /// An inode to create.
 #[derive(Clone, Copy, Debug)]
-pub struct Make<'a> {
+pub struct NewInode<'a> {
     /// Its kind.
     pub kind: FileKind,
     /// Permission bits as the caller gave them.
@@ -92,7 +92,7 @@ pub enum SetTime {
 
 /// Attributes to set: those that are `Some`.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Change {
+pub struct AttributeChange {
     /// Permission bits.
     pub mode: Option<u32>,
     /// Owner.
@@ -162,7 +162,7 @@ pub enum Seek {
 
 /// A directory entry as `getdents` returns it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct ListedEntry {
     /// The cookie to continue a listing after this entry.
     pub cookie: u64,
     /// The name.
@@ -188,8 +188,18 @@ pub struct ListedName<'a> {
     pub kind: FileKind,
 }
 
-/// Space, for `statfs`.
-pub type Space = ashlar_wire::SpaceReply;
-
 /// The result of an operation.
 pub type Outcome<T> = Result<T, Errno>;
+
+/// Checks that a name is well-formed.
+pub(crate) fn check_name(name: &[u8]) -> Outcome<()> {
+    Name::check(name).map_err(|error| match error {
+        NameError::TooLong => Errno::ENAMETOOLONG,
+        NameError::Invalid => Errno::EINVAL,
+    })
+}
+
+/// As [`check_name`], for names that must exist or be created: `.` and `..` can be neither removed nor created.
+pub(crate) fn check_new_name(name: &[u8], dots: Errno) -> Outcome<()> {
+    if name == b"." || name == b".." { Err(dots) } else { check_name(name) }
+}

@@ -11,111 +11,111 @@ use ashlar_update::{
 use ashlar_wire::OperationKind;
 
 use crate::LibFs;
-use crate::api::{Change, Found, Outcome, SetTime, XattrFlags};
-use crate::grants::{Claim, Locked, Stop};
+use crate::api::{AttributeChange, FoundInode, Outcome, SetTime, XattrFlags};
+use crate::grants::{Claim, LockedNodes, Stop};
 use crate::node::NodeState;
-use crate::warm::OpenInode;
+use crate::open_file::OpenInode;
 
 impl LibFs {
     /// Returns an inode's attributes.
     ///
     /// # Errors
     /// `ESTALE` if the inode is gone.
-    pub fn attributes(&self, id: InodeId) -> Outcome<Found> {
-        let _measured = self.measured(OperationKind::Name);
-        self.looked_at(Claim::read(id))
+    pub fn attributes(&self, id: InodeId) -> Outcome<FoundInode> {
+        let _measured = self.begin_operation(OperationKind::Name);
+        self.find_attributes(Claim::read(id))
     }
 
     /// Returns the attributes of an inode that the caller has open, by the fast path.
     ///
     /// `None` if that takes more; the caller then calls [`LibFs::attributes`].
     #[must_use]
-    pub fn attributes_open(&self, open: &OpenInode) -> Option<Found> {
-        self.look_at_open(open, |id, inode| Found { id, inode: inode.clone() })
+    pub fn attributes_open(&self, open: &OpenInode) -> Option<FoundInode> {
+        self.inspect_open(open, |id, inode| FoundInode { id, inode: inode.clone() })
     }
 
     /// Calls `look` with the attributes of an inode that the caller has open, by the fast path; returns its result.
     #[inline]
-    pub fn look_at_open<R>(&self, open: &OpenInode, look: impl FnOnce(InodeId, &Inode) -> R) -> Option<R> {
+    pub fn inspect_open<R>(&self, open: &OpenInode, look: impl FnOnce(InodeId, &Inode) -> R) -> Option<R> {
         self.check_alive().ok()?;
-        let trial = self.try_measured(OperationKind::Name);
+        let trial = self.try_operation(OperationKind::Name);
         let state = open.state(self)?;
-        let found = self.at_hand(&state).and_then(|state| Some(look(open.id(), state.inode.as_ref()?)))?;
+        let found = self.covered_state(&state).and_then(|state| Some(look(open.id(), state.inode.as_ref()?)))?;
         drop(state);
-        trial.done(self);
+        trial.count_done(self);
         Some(found)
     }
 
     /// As [`LibFs::attributes`], as a part of another operation.
-    pub(crate) fn found(&self, id: InodeId) -> Outcome<Found> {
-        self.found_by(Claim::read(id))
+    pub(crate) fn find_inode(&self, id: InodeId) -> Outcome<FoundInode> {
+        self.find_inode_by(Claim::read(id))
     }
 
-    /// As [`LibFs::found`], with all that `claim` asks for.
-    pub(crate) fn found_by(&self, claim: Claim) -> Outcome<Found> {
-        let (id, guard) = (claim.id, self.view(claim)?);
-        Ok(Found { id, inode: guard.inode.clone().ok_or(Errno::ESTALE)? })
+    /// As [`LibFs::find_inode`], with all that `claim` asks for.
+    pub(crate) fn find_inode_by(&self, claim: Claim) -> Outcome<FoundInode> {
+        let (id, guard) = (claim.id, self.view_node(claim)?);
+        Ok(FoundInode { id, inode: guard.inode.clone().ok_or(Errno::ESTALE)? })
     }
 
-    /// As [`LibFs::found_by`], for an operation that needs no more of the inode.
+    /// As [`LibFs::find_inode_by`], for an operation that needs no more of the inode.
     ///
     /// Attributes that are only read, and for the first time, need not be cached.
-    pub(crate) fn looked_at(&self, claim: Claim) -> Outcome<Found> {
-        match self.glimpse(&claim) {
-            Some(inode) => Ok(Found { id: claim.id, inode }),
-            None => self.found_by(claim),
+    pub(crate) fn find_attributes(&self, claim: Claim) -> Outcome<FoundInode> {
+        match self.cached_grant_attributes(&claim) {
+            Some(inode) => Ok(FoundInode { id: claim.id, inode }),
+            None => self.find_inode_by(claim),
         }
     }
 
     /// Returns an inode's attributes if they are cached under a valid lease.
-    pub(crate) fn attributes_at_hand(&self, id: InodeId) -> Option<Inode> {
+    pub(crate) fn cached_attributes(&self, id: InodeId) -> Option<Inode> {
         let node = self.nodes.existing(id)?;
         let state = node.read();
-        state.note_seen();
-        if state.gone || !self.holds(&state, false) { None } else { state.inode.clone() }
+        state.mark_seen();
+        if state.is_gone || !self.holds_lease(&state, false) { None } else { state.inode.clone() }
     }
 
-    /// Checks that `who` has an access to an inode.
+    /// Checks that `user` has an access to an inode.
     ///
     /// # Errors
     /// `EACCES` if not; `ESTALE` if the inode is gone.
-    pub fn check_access(&self, who: &Credentials, id: InodeId, access: Access) -> Outcome<()> {
-        self.check_claimed(who, Claim::read(id), access)
+    pub fn check_access(&self, user: &Credentials, id: InodeId, access: Access) -> Outcome<()> {
+        self.check_claimed_access(user, Claim::read(id), access)
     }
 
     /// As [`LibFs::check_access`], for a directory in which a name is created, removed or moved next.
-    pub(crate) fn check_change(&self, who: &Credentials, directory: InodeId) -> Outcome<()> {
+    pub(crate) fn check_change(&self, user: &Credentials, directory: InodeId) -> Outcome<()> {
         let claim = Claim::read(directory).soon_written().with_entries();
-        self.check_claimed(who, claim, Access::WRITE | Access::EXECUTE)
+        self.check_claimed_access(user, claim, Access::WRITE | Access::EXECUTE)
     }
 
-    fn check_claimed(&self, who: &Credentials, claim: Claim, access: Access) -> Outcome<()> {
-        if who.checked {
+    fn check_claimed_access(&self, user: &Credentials, claim: Claim, access: Access) -> Outcome<()> {
+        if user.checked {
             return Ok(());
         }
-        let _using = self.using();
-        let guard = self.view(claim.with_xattrs())?;
-        if self.allows(&guard, who, access) { Ok(()) } else { Err(Errno::EACCES) }
+        let _using = self.enter_operation();
+        let guard = self.view_node(claim.with_xattrs())?;
+        if self.allows_access(&guard, user, access) { Ok(()) } else { Err(Errno::EACCES) }
     }
 
-    pub(crate) fn allows(&self, state: &NodeState, who: &Credentials, access: Access) -> bool {
+    pub(crate) fn allows_access(&self, state: &NodeState, user: &Credentials, access: Access) -> bool {
         let Some(inode) = &state.inode else { return false };
         let acl = state.xattrs.as_ref().and_then(|all| all.get(XATTR_ACL_ACCESS)).and_then(|value| Acl::parse(value));
-        permission::allows(inode, acl.as_ref(), who, access)
+        permission::allows(inode, acl.as_ref(), user, access)
     }
 
-    /// Returns the access with which `who` may have an inode open.
-    pub(crate) fn held(&self, state: &NodeState, who: &Credentials) -> Access {
+    /// Returns the access with which `user` may have an inode open.
+    pub(crate) fn held_access(&self, state: &NodeState, user: &Credentials) -> Access {
         let acl = state.xattrs.as_ref().and_then(|all| all.get(XATTR_ACL_ACCESS)).and_then(|value| Acl::parse(value));
-        state.inode.as_ref().map_or(Access::NONE, |inode| permission::held(inode, acl.as_ref(), who))
+        state.inode.as_ref().map_or(Access::NONE, |inode| permission::held(inode, acl.as_ref(), user))
     }
 
     /// Sets attributes: chmod, chown, truncate and utimens in one.
     ///
     /// # Errors
     /// `EPERM`, `EACCES`, `EINVAL`, `EISDIR`, `EFBIG`, `ENOSPC`, `EDQUOT`.
-    pub fn set_attributes(&self, who: &Credentials, id: InodeId, change: &Change) -> Outcome<Found> {
-        let _measured = self.measured(OperationKind::Name);
+    pub fn set_attributes(&self, user: &Credentials, id: InodeId, change: &AttributeChange) -> Outcome<FoundInode> {
+        let _measured = self.begin_operation(OperationKind::Name);
         let mut claim = Claim::write(id).with_xattrs();
         if change.size.is_some() {
             claim = claim.with_contents();
@@ -127,31 +127,31 @@ impl LibFs {
             || change.modified.is_some()
             || (change.strip && change.size.is_none());
         if let Some(size) = change.size {
-            self.change(&[claim], |locked| self.set_size(locked, who, id, size, change.strip))?;
+            self.change_nodes(&[claim], |locked| self.set_size(locked, user, id, size, change.strip))?;
         }
         if !attributes {
-            return self.found(id);
+            return self.find_inode(id);
         }
-        self.change(&[claim], |locked| {
-            locked.act_for(who);
-            let set = self.attributes_to_set(locked.state(id)?, who, id, change)?;
+        self.change_nodes(&[claim], |locked| {
+            locked.act_for(user);
+            let set = self.attributes_to_set(locked.state(id)?, user, id, change)?;
             if set.uid.is_some() || set.gid.is_some() || change.strip {
                 Self::drop_capabilities(locked, id)?;
             }
             self.set_mode_with_acl(locked, id, set)?;
-            Ok(Found { id, inode: locked.inode(id)?.clone() })
+            Ok(FoundInode { id, inode: locked.inode(id)?.clone() })
         })
     }
 
     fn set_size(
         &self,
-        locked: &mut Locked<'_>,
-        who: &Credentials,
+        locked: &mut LockedNodes<'_>,
+        user: &Credentials,
         id: InodeId,
         size: u64,
         strip: bool,
     ) -> Result<(), Stop> {
-        locked.act_for(who);
+        locked.act_for(user);
         let inode = locked.inode(id)?;
         match inode.kind {
             FileKind::Regular => {}
@@ -161,31 +161,31 @@ impl LibFs {
         if size > FILE_SIZE_MAX {
             return Err(Errno::EFBIG.into());
         }
-        if !self.allows(locked.state(id)?, who, Access::WRITE) {
+        if !self.allows_access(locked.state(id)?, user, Access::WRITE) {
             return Err(Errno::EACCES.into());
         }
-        let strip = strip || !who.is_privileged();
+        let strip = strip || !user.is_privileged();
         Self::drop_capabilities(locked, id)?;
-        locked.commit(&Update::Resize { inode: id, size, strip, at: Self::now() }).map(drop)
+        locked.log_update(&Update::Resize { inode: id, size, strip, at: Self::now() }).map(drop)
     }
 
     /// Checks POSIX's rules for a change of attributes; returns the attributes to set.
     fn attributes_to_set(
         &self,
         state: &NodeState,
-        who: &Credentials,
+        user: &Credentials,
         id: InodeId,
-        change: &Change,
+        change: &AttributeChange,
     ) -> Result<SetAttributes, Stop> {
         let inode = state.inode.as_ref().ok_or(Errno::ESTALE)?;
-        let owns = permission::owns(inode, who);
+        let owns = permission::owns(inode, user);
         if change.mode.is_some() && !owns {
             return Err(Errno::EPERM.into());
         }
         let gives_away = change.uid.is_some_and(|uid| uid != inode.uid);
-        let foreign_group = change.gid.is_some_and(|gid| gid != inode.gid && !who.is_member(gid));
+        let foreign_group = change.gid.is_some_and(|gid| gid != inode.gid && !user.is_member(gid));
         if (change.uid.is_some() || change.gid.is_some())
-            && !who.is_privileged()
+            && !user.is_privileged()
             && (!owns || gives_away || foreign_group)
         {
             return Err(Errno::EPERM.into());
@@ -195,7 +195,7 @@ impl LibFs {
             if !only_now {
                 return Err(Errno::EPERM.into());
             }
-            if !self.allows(state, who, Access::WRITE) {
+            if !self.allows_access(state, user, Access::WRITE) {
                 return Err(Errno::EACCES.into());
             }
         }
@@ -212,15 +212,15 @@ impl LibFs {
         if let Some(mode) = mode.as_mut() {
             // Only a member of the file's group may set its set-group-id bit.
             let gid = change.gid.unwrap_or(inode.gid);
-            if !who.is_privileged() && !who.is_member(gid) {
+            if !user.is_privileged() && !user.is_member(gid) {
                 *mode &= !MODE_SETGID;
             }
         }
         let changes_owner = change.uid.is_some() || change.gid.is_some();
-        let strips = change.strip || (changes_owner && !who.is_privileged());
+        let strips = change.strip || (changes_owner && !user.is_privileged());
         if strips && mode.is_none() && !inode.is_directory() {
             let mut kept = inode.mode & !MODE_SETUID;
-            if inode.mode & 0o010 != 0 || !who.is_privileged() && !who.is_member(inode.gid) {
+            if inode.mode & 0o010 != 0 || !user.is_privileged() && !user.is_member(inode.gid) {
                 kept &= !MODE_SETGID;
             }
             mode = (kept != inode.mode).then_some(kept);
@@ -242,24 +242,24 @@ impl LibFs {
     }
 
     /// Sets attributes. If the inode has an access list, a new mode changes the list with it.
-    fn set_mode_with_acl(&self, locked: &mut Locked<'_>, id: InodeId, set: SetAttributes) -> Result<(), Stop> {
+    fn set_mode_with_acl(&self, locked: &mut LockedNodes<'_>, id: InodeId, set: SetAttributes) -> Result<(), Stop> {
         let acl = locked.state(id)?.xattrs.as_ref().and_then(|all| all.get(XATTR_ACL_ACCESS)).cloned();
         let acl = acl.as_deref().and_then(Acl::parse);
         if let (Some(mode), Some(acl)) = (set.mode, acl) {
             let value = acl.with_mode(mode).to_bytes();
             let name = XATTR_ACL_ACCESS;
-            locked.commit(&Update::SetXattr { inode: id, name, value: &value, mode: Some(mode), at: set.at })?;
+            locked.log_update(&Update::SetXattr { inode: id, name, value: &value, mode: Some(mode), at: set.at })?;
         }
-        locked.commit(&Update::SetAttributes(set)).map(drop)
+        locked.log_update(&Update::SetAttributes(set)).map(drop)
     }
 
     /// Removes a file's capabilities, as every change of its content or owner does.
     ///
     /// The kernel leaves this to the file system (`FUSE_HANDLE_KILLPRIV_V2`).
-    pub(crate) fn drop_capabilities(locked: &mut Locked<'_>, id: InodeId) -> Result<(), Stop> {
+    pub(crate) fn drop_capabilities(locked: &mut LockedNodes<'_>, id: InodeId) -> Result<(), Stop> {
         if locked.state(id)?.xattrs.as_ref().is_some_and(|all| all.contains_key(XATTR_CAPABILITY)) {
             let at = Self::now();
-            locked.commit(&Update::RemoveXattr { inode: id, name: XATTR_CAPABILITY, mode: None, at })?;
+            locked.log_update(&Update::RemoveXattr { inode: id, name: XATTR_CAPABILITY, mode: None, at })?;
         }
         Ok(())
     }
@@ -269,8 +269,8 @@ impl LibFs {
     /// # Errors
     /// `EINVAL` if the inode is no symbolic link.
     pub fn read_link(&self, id: InodeId) -> Outcome<Vec<u8>> {
-        let _measured = self.measured(OperationKind::Name);
-        let inode = self.found(id)?.inode;
+        let _measured = self.begin_operation(OperationKind::Name);
+        let inode = self.find_inode(id)?.inode;
         if inode.kind == FileKind::Symlink { Ok(inode.target) } else { Err(Errno::EINVAL) }
     }
 
@@ -279,8 +279,8 @@ impl LibFs {
     /// # Errors
     /// `ENODATA` if there is none; `EINVAL`, `EOPNOTSUPP` if no attribute can have this name.
     pub fn xattr(&self, id: InodeId, name: &[u8]) -> Outcome<Vec<u8>> {
-        let _measured = self.measured(OperationKind::Name);
-        let guard = self.view(Claim::read(id).with_xattrs())?;
+        let _measured = self.begin_operation(OperationKind::Name);
+        let guard = self.view_node(Claim::read(id).with_xattrs())?;
         if name == XATTR_QUOTA {
             let quota = guard.inode.as_ref().map_or(QuotaId::NONE, |inode| inode.quota);
             return if quota == QuotaId::NONE { Err(Errno::ENODATA) } else { Ok(quota.to_string().into_bytes()) };
@@ -289,29 +289,29 @@ impl LibFs {
         value.ok_or_else(|| check_xattr_name(name).err().unwrap_or(Errno::ENODATA))
     }
 
-    /// Checks that `who` may read an extended attribute of this name, as the kernel does before [`LibFs::xattr`].
+    /// Checks that `user` may read an extended attribute of this name, as the kernel does before [`LibFs::xattr`].
     ///
     /// # Errors
     /// `EACCES`; `ENODATA` for a name that this kind of file never has, or that this user may not see; `EOPNOTSUPP` for
     /// an access list of a link.
-    pub fn check_xattr_read(&self, who: &Credentials, id: InodeId, name: &[u8]) -> Outcome<()> {
+    pub fn check_xattr_read(&self, user: &Credentials, id: InodeId, name: &[u8]) -> Outcome<()> {
         if name.starts_with(b"user.") {
             let kind = self.attributes(id)?.inode.kind;
             if !matches!(kind, FileKind::Regular | FileKind::Directory) {
                 return Err(Errno::ENODATA);
             }
-            return self.check_access(who, id, Access::READ);
+            return self.check_access(user, id, Access::READ);
         }
         if is_acl(name) {
             let kind = self.attributes(id)?.inode.kind;
             return if kind == FileKind::Symlink { Err(Errno::EOPNOTSUPP) } else { Ok(()) };
         }
         if name.starts_with(b"trusted.") {
-            return if who.is_privileged() { Ok(()) } else { Err(Errno::ENODATA) };
+            return if user.is_privileged() { Ok(()) } else { Err(Errno::ENODATA) };
         }
         // For these two namespaces, the file system alone decides about reading.
         let is_system = name.starts_with(b"security.") || name.starts_with(b"system.");
-        if is_system { Ok(()) } else { self.check_access(who, id, Access::READ) }
+        if is_system { Ok(()) } else { self.check_access(user, id, Access::READ) }
     }
 
     /// Returns the names of all extended attributes.
@@ -319,8 +319,8 @@ impl LibFs {
     /// # Errors
     /// `ESTALE` if the inode is gone.
     pub fn xattr_names(&self, id: InodeId) -> Outcome<Vec<Vec<u8>>> {
-        let _measured = self.measured(OperationKind::Name);
-        let guard = self.view(Claim::read(id).with_xattrs())?;
+        let _measured = self.begin_operation(OperationKind::Name);
+        let guard = self.view_node(Claim::read(id).with_xattrs())?;
         Ok(guard.xattrs.as_ref().map(|all| all.keys().cloned().collect()).unwrap_or_default())
     }
 
@@ -333,14 +333,14 @@ impl LibFs {
     /// `EEXIST`, `ENODATA`, `EPERM`, `EACCES`, `EINVAL`, `E2BIG`, `ERANGE`, `EOPNOTSUPP`, `ENOSPC`.
     pub fn set_xattr(
         &self,
-        who: &Credentials,
+        user: &Credentials,
         id: InodeId,
         name: &[u8],
         value: &[u8],
         flags: XattrFlags,
         strip_sgid: bool,
     ) -> Outcome<()> {
-        let _measured = self.measured(OperationKind::Name);
+        let _measured = self.begin_operation(OperationKind::Name);
         if name.is_empty() || name.len() > XATTR_NAME_MAX {
             return Err(Errno::ERANGE);
         }
@@ -348,13 +348,13 @@ impl LibFs {
             return Err(Errno::E2BIG);
         }
         if name == XATTR_QUOTA {
-            return self.set_quota(who, id, value);
+            return self.set_quota(user, id, value);
         }
         if is_acl(name) {
-            return self.set_acl(who, id, name, value, strip_sgid);
+            return self.set_acl(user, id, name, value, strip_sgid);
         }
-        self.change(&[Claim::write(id).with_xattrs()], |locked| {
-            self.check_xattr_access(locked.state(id)?, who, name)?;
+        self.change_nodes(&[Claim::write(id).with_xattrs()], |locked| {
+            self.check_xattr_access(locked.state(id)?, user, name)?;
             check_xattr_name(name)?;
             let exists = locked.state(id)?.xattrs.as_ref().is_some_and(|all| all.contains_key(name));
             if flags.create && exists {
@@ -363,33 +363,33 @@ impl LibFs {
             if flags.replace && !exists {
                 return Err(Errno::ENODATA.into());
             }
-            locked.commit(&Update::SetXattr { inode: id, name, value, mode: None, at: Self::now() }).map(drop)
+            locked.log_update(&Update::SetXattr { inode: id, name, value, mode: None, at: Self::now() }).map(drop)
         })
     }
 
     /// Sets an access list; a list without entries removes it. The kernel ignores flags here.
-    fn set_acl(&self, who: &Credentials, id: InodeId, name: &[u8], value: &[u8], strip_sgid: bool) -> Outcome<()> {
+    fn set_acl(&self, user: &Credentials, id: InodeId, name: &[u8], value: &[u8], strip_sgid: bool) -> Outcome<()> {
         if Acl::check_form(value)? == 0 {
-            return self.remove_xattr(who, id, name);
+            return self.remove_xattr(user, id, name);
         }
-        self.change(&[Claim::write(id).with_xattrs()], |locked| {
+        self.change_nodes(&[Claim::write(id).with_xattrs()], |locked| {
             let inode = locked.inode(id)?;
             if name == XATTR_ACL_DEFAULT && inode.kind != FileKind::Symlink && !inode.is_directory() {
                 return Err(Errno::EACCES.into());
             }
-            self.check_xattr_access(locked.state(id)?, who, name)?;
+            self.check_xattr_access(locked.state(id)?, user, name)?;
             let acl = Acl::parse(value).ok_or(Errno::EINVAL)?;
             let at = Self::now();
             let mut mode = None;
             if name == XATTR_ACL_ACCESS {
-                let strips = strip_sgid || !who.is_privileged() && !who.is_member(inode.gid);
+                let strips = strip_sgid || !user.is_privileged() && !user.is_member(inode.gid);
                 let kept = if strips { inode.mode & !MODE_SETGID } else { inode.mode };
                 mode = Some(kept & !0o777 | acl.mode());
                 if acl.is_mode_only() {
-                    return locked.commit(&Update::RemoveXattr { inode: id, name, mode, at }).map(drop);
+                    return locked.log_update(&Update::RemoveXattr { inode: id, name, mode, at }).map(drop);
                 }
             }
-            locked.commit(&Update::SetXattr { inode: id, name, value, mode, at }).map(drop)
+            locked.log_update(&Update::SetXattr { inode: id, name, value, mode, at }).map(drop)
         })
     }
 
@@ -397,66 +397,66 @@ impl LibFs {
     ///
     /// # Errors
     /// `ENODATA` if there is none and the name is no access list's; `EPERM`, `EACCES`, `EINVAL`, `EOPNOTSUPP`.
-    pub fn remove_xattr(&self, who: &Credentials, id: InodeId, name: &[u8]) -> Outcome<()> {
-        let _measured = self.measured(OperationKind::Name);
+    pub fn remove_xattr(&self, user: &Credentials, id: InodeId, name: &[u8]) -> Outcome<()> {
+        let _measured = self.begin_operation(OperationKind::Name);
         if name == XATTR_QUOTA {
-            return self.set_quota(who, id, b"0");
+            return self.set_quota(user, id, b"0");
         }
-        self.change(&[Claim::write(id).with_xattrs()], |locked| {
+        self.change_nodes(&[Claim::write(id).with_xattrs()], |locked| {
             let inode = locked.inode(id)?;
             if name == XATTR_ACL_DEFAULT && inode.kind != FileKind::Symlink && !inode.is_directory() {
                 // There is none, so the result is the same for every user.
                 return Ok(());
             }
-            self.check_xattr_access(locked.state(id)?, who, name)?;
+            self.check_xattr_access(locked.state(id)?, user, name)?;
             check_xattr_name(name)?;
             if !locked.state(id)?.xattrs.as_ref().is_some_and(|all| all.contains_key(name)) {
                 return if is_acl(name) { Ok(()) } else { Err(Errno::ENODATA.into()) };
             }
-            locked.commit(&Update::RemoveXattr { inode: id, name, mode: None, at: Self::now() }).map(drop)
+            locked.log_update(&Update::RemoveXattr { inode: id, name, mode: None, at: Self::now() }).map(drop)
         })
     }
 
     /// Sets the subtree, as a decimal number, against whose quota an inode counts.
-    fn set_quota(&self, who: &Credentials, id: InodeId, value: &[u8]) -> Outcome<()> {
+    fn set_quota(&self, user: &Credentials, id: InodeId, value: &[u8]) -> Outcome<()> {
         let number = std::str::from_utf8(value).ok().and_then(|text| text.trim_ascii().parse::<u64>().ok());
         let quota = QuotaId(number.filter(|number| number >> QuotaId::BITS == 0).ok_or(Errno::EINVAL)?);
-        self.change(&[Claim::write(id).with_xattrs()], |locked| {
-            self.check_xattr_access(locked.state(id)?, who, XATTR_QUOTA)?;
+        self.change_nodes(&[Claim::write(id).with_xattrs()], |locked| {
+            self.check_xattr_access(locked.state(id)?, user, XATTR_QUOTA)?;
             if locked.inode(id)?.quota == quota {
                 return Ok(());
             }
-            locked.commit(&Update::SetQuota { inode: id, quota, at: Self::now() }).map(drop)
+            locked.log_update(&Update::SetQuota { inode: id, quota, at: Self::now() }).map(drop)
         })
     }
 
-    /// Checks that `who` may change an extended attribute (`xattr(7)`).
+    /// Checks that `user` may change an extended attribute (`xattr(7)`).
     ///
     /// User attributes follow the file's permissions. Trusted and security attributes belong to the super-user, access
     /// lists to the owner.
-    fn check_xattr_access(&self, state: &NodeState, who: &Credentials, name: &[u8]) -> Result<(), Stop> {
+    fn check_xattr_access(&self, state: &NodeState, user: &Credentials, name: &[u8]) -> Result<(), Stop> {
         let inode = state.inode.as_ref().ok_or(Errno::ESTALE)?;
         if name.starts_with(b"user.") {
             if !matches!(inode.kind, FileKind::Regular | FileKind::Directory) {
                 return Err(Errno::EPERM.into());
             }
             // In a directory that many users write, attributes belong to its owner.
-            if inode.is_directory() && inode.mode & MODE_STICKY != 0 && !permission::owns(inode, who) {
+            if inode.is_directory() && inode.mode & MODE_STICKY != 0 && !permission::owns(inode, user) {
                 return Err(Errno::EPERM.into());
             }
-            return if self.allows(state, who, Access::WRITE) { Ok(()) } else { Err(Errno::EACCES.into()) };
+            return if self.allows_access(state, user, Access::WRITE) { Ok(()) } else { Err(Errno::EACCES.into()) };
         }
         if is_acl(name) {
             if inode.kind == FileKind::Symlink {
                 return Err(Errno::EOPNOTSUPP.into());
             }
-            return if permission::owns(inode, who) { Ok(()) } else { Err(Errno::EPERM.into()) };
+            return if permission::owns(inode, user) { Ok(()) } else { Err(Errno::EPERM.into()) };
         }
         if name.starts_with(b"trusted.") || name.starts_with(b"security.") {
-            return if who.is_privileged() { Ok(()) } else { Err(Errno::EPERM.into()) };
+            return if user.is_privileged() { Ok(()) } else { Err(Errno::EPERM.into()) };
         }
         // A user without the right to write the file gets that error before any about the name.
-        let is_refused = !name.starts_with(b"system.") && !self.allows(state, who, Access::WRITE);
+        let is_refused = !name.starts_with(b"system.") && !self.allows_access(state, user, Access::WRITE);
         Err(if is_refused { Errno::EACCES } else { Errno::EOPNOTSUPP }.into())
     }
 }

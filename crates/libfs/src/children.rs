@@ -8,29 +8,29 @@ use std::sync::OnceLock;
 use ashlar_types::Name;
 use ashlar_update::Entry;
 
-use crate::node::NumberHasher;
+use crate::inode_hasher::InodeHasher;
 
 /// The cached knowledge of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Known {
+pub(crate) enum CachedEntry {
     /// The entry, or that there is none.
-    Yes(Option<Entry>),
+    Known(Option<Entry>),
     /// LibFS must ask SharedFS.
-    No,
+    Unknown,
 }
 
 /// A name and its entry; `None` if the name is known to be absent.
-type Noted = (Name, Option<Entry>);
+type CachedName = (Name, Option<Entry>);
 
 #[derive(Clone, Debug)]
-enum Slot {
-    One(Noted),
+enum CookieSlot {
+    One(CachedName),
     /// Names that share a cookie, sorted.
-    Many(Vec<Noted>),
+    Many(Vec<CachedName>),
 }
 
-impl Slot {
-    fn noted(&self) -> &[Noted] {
+impl CookieSlot {
+    fn names(&self) -> &[CachedName] {
         match self {
             Self::One(one) => std::slice::from_ref(one),
             Self::Many(all) => all,
@@ -44,7 +44,7 @@ impl Slot {
 /// more frequent than listings, so the sorted order is built at the first listing.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Children {
-    slots: HashMap<u64, Slot, BuildHasherDefault<NumberHasher>>,
+    slots: HashMap<u64, CookieSlot, BuildHasherDefault<InodeHasher>>,
     /// All cookies.
     order: OnceLock<BTreeSet<u64>>,
     complete: bool,
@@ -81,40 +81,40 @@ impl Children {
         self.slots.len()
     }
 
-    pub(crate) fn known(&self, cookie: u64, name: &[u8]) -> Known {
-        let noted = self.slots.get(&cookie).map_or(&[][..], Slot::noted);
-        match noted.iter().find(|(found, _)| found.as_bytes() == name) {
-            Some((_, entry)) => Known::Yes(*entry),
-            None if self.complete => Known::Yes(None),
-            None => Known::No,
+    pub(crate) fn find_cached(&self, cookie: u64, name: &[u8]) -> CachedEntry {
+        let names = self.slots.get(&cookie).map_or(&[][..], CookieSlot::names);
+        match names.iter().find(|(found, _)| found.as_bytes() == name) {
+            Some((_, entry)) => CachedEntry::Known(*entry),
+            None if self.complete => CachedEntry::Known(None),
+            None => CachedEntry::Unknown,
         }
     }
 
     /// Records that `name` leads to `entry`, or to nothing. Returns whether it may have led anywhere before.
-    pub(crate) fn set(&mut self, cookie: u64, name: Name, entry: Option<Entry>) -> bool {
+    pub(crate) fn set_entry(&mut self, cookie: u64, name: Name, entry: Option<Entry>) -> bool {
         if self.complete && entry.is_none() {
-            self.remove(cookie, name.as_bytes());
+            self.remove_name(cookie, name.as_bytes());
             return true;
         }
         let is_unknown = !self.complete;
         match self.slots.get_mut(&cookie) {
             None => {
-                self.slots.insert(cookie, Slot::One((name, entry)));
+                self.slots.insert(cookie, CookieSlot::One((name, entry)));
                 if let Some(order) = self.order.get_mut() {
                     order.insert(cookie);
                 }
                 is_unknown
             }
-            Some(Slot::One((found, old))) if *found == name => std::mem::replace(old, entry).is_some(),
-            Some(slot @ Slot::One(..)) => {
-                if let Slot::One(old) = std::mem::replace(slot, Slot::Many(Vec::new())) {
+            Some(CookieSlot::One((found, old))) if *found == name => std::mem::replace(old, entry).is_some(),
+            Some(slot @ CookieSlot::One(..)) => {
+                if let CookieSlot::One(old) = std::mem::replace(slot, CookieSlot::Many(Vec::new())) {
                     let mut all = vec![old, (name, entry)];
                     all.sort_by(|a, b| a.0.cmp(&b.0));
-                    *slot = Slot::Many(all);
+                    *slot = CookieSlot::Many(all);
                 }
                 is_unknown
             }
-            Some(Slot::Many(all)) => match all.iter_mut().find(|(found, _)| *found == name) {
+            Some(CookieSlot::Many(all)) => match all.iter_mut().find(|(found, _)| *found == name) {
                 Some((_, old)) => std::mem::replace(old, entry).is_some(),
                 None => {
                     all.push((name, entry));
@@ -128,20 +128,20 @@ impl Children {
     /// Removes a name from a directory that is known as a whole.
     ///
     /// `None` if the name wasn't there, or the directory isn't known as a whole.
-    pub(crate) fn remove(&mut self, cookie: u64, name: &[u8]) -> Option<Name> {
+    pub(crate) fn remove_name(&mut self, cookie: u64, name: &[u8]) -> Option<Name> {
         if !self.complete {
             return None;
         }
         let hash_map::Entry::Occupied(mut slot) = self.slots.entry(cookie) else { return None };
-        let at = slot.get().noted().iter().position(|(found, _)| found.as_bytes() == name)?;
-        if let Slot::Many(all) = slot.get_mut()
+        let at = slot.get().names().iter().position(|(found, _)| found.as_bytes() == name)?;
+        if let CookieSlot::Many(all) = slot.get_mut()
             && all.len() > 1
         {
             return Some(all.remove(at).0);
         }
         let gone = match slot.remove() {
-            Slot::One((gone, _)) => Some(gone),
-            Slot::Many(mut all) => all.pop().map(|(gone, _)| gone),
+            CookieSlot::One((gone, _)) => Some(gone),
+            CookieSlot::Many(mut all) => all.pop().map(|(gone, _)| gone),
         };
         if let Some(order) = self.order.get_mut() {
             order.remove(&cookie);
@@ -158,7 +158,7 @@ impl Children {
         let cookies =
             order.range((Bound::Excluded(after), Bound::Unbounded)).take_while(move |&&cookie| cookie <= until);
         let slots = cookies.filter_map(|&cookie| Some((cookie, self.slots.get(&cookie)?)));
-        slots.flat_map(|(cookie, slot)| slot.noted().iter().map(move |(name, entry)| (cookie, name, *entry)))
+        slots.flat_map(|(cookie, slot)| slot.names().iter().map(move |(name, entry)| (cookie, name, *entry)))
     }
 }
 
@@ -176,46 +176,46 @@ mod tests {
     }
 
     #[test]
-    fn names_that_share_a_cookie_stay_apart() {
+    fn names_sharing_a_cookie_stay_separate() {
         let mut children = Children::empty_directory();
         for (text, number) in [("b", 2), ("a", 1), ("c", 3)] {
-            children.set(7, name(text), entry(number));
+            children.set_entry(7, name(text), entry(number));
         }
-        children.set(9, name("z"), entry(9));
-        children.set(7, name("b"), None);
-        assert_eq!(children.known(7, b"a"), Known::Yes(entry(1)));
-        assert_eq!(children.known(7, b"b"), Known::Yes(None));
+        children.set_entry(9, name("z"), entry(9));
+        children.set_entry(7, name("b"), None);
+        assert_eq!(children.find_cached(7, b"a"), CachedEntry::Known(entry(1)));
+        assert_eq!(children.find_cached(7, b"b"), CachedEntry::Known(None));
         let listed: Vec<_> = children.between(0, u64::MAX).map(|(c, n, e)| (c, n.clone(), e)).collect();
         assert_eq!(listed, vec![(7, name("a"), entry(1)), (7, name("c"), entry(3)), (9, name("z"), entry(9))]);
         assert_eq!(children.between(7, u64::MAX).count(), 1);
     }
 
     #[test]
-    fn a_partly_known_directory_tells_absent_from_unknown() {
+    fn partly_known_directory_separates_absent_from_unknown() {
         let mut children = Children::unknown();
-        assert_eq!(children.known(7, b"a"), Known::No);
-        children.set(7, name("a"), None);
-        assert_eq!(children.known(7, b"a"), Known::Yes(None));
-        assert_eq!(children.known(7, b"b"), Known::No);
+        assert_eq!(children.find_cached(7, b"a"), CachedEntry::Unknown);
+        children.set_entry(7, name("a"), None);
+        assert_eq!(children.find_cached(7, b"a"), CachedEntry::Known(None));
+        assert_eq!(children.find_cached(7, b"b"), CachedEntry::Unknown);
     }
 
     #[test]
-    fn names_come_in_order_whatever_was_done_between_two_listings() {
+    fn listing_after_changes_is_in_cookie_order() {
         let mut children = Children::empty_directory();
         let listed =
             |children: &Children, after| children.between(after, 900).map(|(cookie, ..)| cookie).collect::<Vec<_>>();
         for cookie in [500, 3, 1000, 77] {
-            children.set(cookie, name("a"), entry(cookie));
+            children.set_entry(cookie, name("a"), entry(cookie));
         }
         assert_eq!(listed(&children, 0), [3, 77, 500]);
-        children.set(77, name("a"), None);
-        children.set(78, name("a"), entry(1));
+        children.set_entry(77, name("a"), None);
+        children.set_entry(78, name("a"), entry(1));
         assert_eq!(listed(&children, 3), [78, 500]);
         for cookie in [78, 3, 1000] {
-            children.set(cookie, name("a"), None);
+            children.set_entry(cookie, name("a"), None);
             assert!(listed(&children, cookie).iter().all(|&found| found == 500));
         }
-        children.set(78, name("a"), entry(1));
+        children.set_entry(78, name("a"), entry(1));
         assert_eq!(listed(&children, 0), [78, 500]);
     }
 }

@@ -15,7 +15,7 @@ use ashlar_types::{Inode, InodeId, LogPosition, SessionId};
 use ashlar_wire::{ControlPage, LeaseWord, ScopeKind, Want};
 
 use crate::grants::Claim;
-use crate::node::{Lease, Told};
+use crate::node::{GrantContext, Lease};
 use crate::{LibFs, clock};
 
 /// Words of bits; several inodes share a bit.
@@ -23,19 +23,19 @@ const WORDS: usize = 1024;
 
 /// The inodes whose attributes were read once.
 #[derive(Debug)]
-pub(crate) struct Glimpses {
+pub(crate) struct FirstReads {
     bits: Box<[AtomicU64]>,
     /// How many bits are set.
     count: AtomicU32,
 }
 
-impl Glimpses {
+impl FirstReads {
     pub(crate) fn new() -> Self {
         Self { bits: (0..WORDS).map(|_| AtomicU64::new(0)).collect(), count: AtomicU32::new(0) }
     }
 
     /// Returns whether an inode is read for the first time. It may wrongly return `false` for one that shares a bit.
-    fn is_first(&self, id: InodeId) -> bool {
+    fn is_first_read(&self, id: InodeId) -> bool {
         let (word, bit) = (&self.bits[id.0 as usize / 64 % WORDS], 1 << (id.0 % 64));
         if word.load(Ordering::Relaxed) & bit != 0 {
             return false;
@@ -67,10 +67,10 @@ impl GrantCacheReader {
     pub(crate) fn word(&self, slot: u32, control: &ControlPage<Mapping>) -> LeaseWord {
         let word = self.grant_cache.word(slot);
         fence(Ordering::Acquire);
-        if self.is_good(control) { word } else { LeaseWord::default() }
+        if self.is_current(control) { word } else { LeaseWord::default() }
     }
 
-    fn is_good(&self, control: &ControlPage<Mapping>) -> bool {
+    fn is_current(&self, control: &ControlPage<Mapping>) -> bool {
         control.segment_version() == self.version
     }
 }
@@ -79,51 +79,55 @@ impl LibFs {
     /// Installs a wanted grant from the grant cache, if it holds all of it. The caller checks the node again.
     pub(crate) fn read_grant_cache(&self, want: &Want, revision: u64) -> bool {
         let Some(grant_cache) = &self.grant_cache else { return false };
-        if want.write || want.scope == ScopeKind::Subtree || !grant_cache.is_good(&self.control) || !self.is_clean(want)
+        if want.write
+            || want.scope == ScopeKind::Subtree
+            || !grant_cache.is_current(&self.control)
+            || !self.is_clean(want)
         {
             return false;
         }
         let (version, evictions) = (self.control.extent_version(), self.nodes.evictions());
-        let Some(post) = grant_cache.grant_cache.find(want.inode, want.need) else { return false };
-        if !self.depend_on_post(&post.dependencies) {
+        let Some(published) = grant_cache.grant_cache.find(want.inode, want.need) else { return false };
+        if !self.depend_on_published(&published.dependencies) {
             return false;
         }
-        let lease = Lease { is_posted: true, slot: post.slot, word: post.word };
+        let lease = Lease { is_published: true, slot: published.slot, word: published.word };
         // The session has changed nothing since or before that would have to be applied again.
-        let told = Told { applied: LogPosition(u64::MAX), version, evictions };
+        let context = GrantContext { applied: LogPosition(u64::MAX), version, evictions };
         let state = &mut self.nodes.write(want.inode);
-        self.install_in(state, lease, &post.state, told, Some(revision)) && self.stands(lease, false)
+        self.install_state(state, lease, &published.state, context, Some(revision)) && self.lease_holds(lease, false)
     }
 
     /// Returns attributes from the grant cache, for an inode that is read for the first time and has no node.
-    pub(crate) fn glimpse(&self, claim: &Claim) -> Option<Inode> {
+    pub(crate) fn cached_grant_attributes(&self, claim: &Claim) -> Option<Inode> {
         let grant_cache = self.grant_cache.as_ref()?;
         // If there is a node, this session may have changed the inode.
-        if !claim.is_a_look() || !self.glimpses.is_first(claim.id) || self.nodes.has(claim.id) {
+        if !claim.reads_attributes_only() || !self.first_reads.is_first_read(claim.id) || self.nodes.has_node(claim.id)
+        {
             return None;
         }
         self.check_alive().ok()?;
-        let post = grant_cache.grant_cache.attributes(claim.id)?;
-        let lease = Lease { is_posted: true, slot: post.slot, word: post.word };
-        if !self.depend_on_post(&post.dependencies) || !self.stands(lease, false) {
+        let published = grant_cache.grant_cache.attributes(claim.id)?;
+        let lease = Lease { is_published: true, slot: published.slot, word: published.word };
+        if !self.depend_on_published(&published.dependencies) || !self.lease_holds(lease, false) {
             return None;
         }
-        clock::note(post.state.changed);
-        Some(post.state)
+        clock::record_time(published.state.changed);
+        Some(published.state)
     }
 
     /// Logs that later updates depend on other sessions' updates; returns whether it could.
-    fn depend_on_post(&self, dependencies: &[(SessionId, LogPosition)]) -> bool {
-        let is_others = |(session, _): &&(SessionId, LogPosition)| *session != self.calls.session();
+    fn depend_on_published(&self, dependencies: &[(SessionId, LogPosition)]) -> bool {
+        let is_others = |(session, _): &&(SessionId, LogPosition)| *session != self.client.session();
         let dependencies: Vec<_> = dependencies.iter().filter(is_others).copied().collect();
-        dependencies.is_empty() || self.depend(&dependencies).is_ok()
+        dependencies.is_empty() || self.log_dependencies(&dependencies).is_ok()
     }
 
     /// Returns whether this session has no changes of an inode that SharedFS has not committed, as far as it knows.
     fn is_clean(&self, want: &Want) -> bool {
         self.nodes.existing(want.inode).is_none_or(|node| {
             let state = node.read();
-            state.is_clean() && !state.gone
+            state.is_clean() && !state.is_gone
         })
     }
 }
@@ -133,11 +137,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_looked_at_once_is_known_until_most_of_all_was() {
-        let glimpses = Glimpses::new();
+    fn first_read_is_recorded_until_half_the_bits_are_set() {
+        let first_reads = FirstReads::new();
         let most = WORDS as u64 * 32;
-        assert!((0..most).all(|id| glimpses.is_first(InodeId(id))));
-        assert!((0..most).all(|id| !glimpses.is_first(InodeId(id))));
-        assert!(glimpses.is_first(InodeId(most)) && glimpses.is_first(InodeId(0)), "it begins anew");
+        assert!((0..most).all(|id| first_reads.is_first_read(InodeId(id))));
+        assert!((0..most).all(|id| !first_reads.is_first_read(InodeId(id))));
+        assert!(
+            first_reads.is_first_read(InodeId(most)) && first_reads.is_first_read(InodeId(0)),
+            "the bits are cleared"
+        );
     }
 }

@@ -10,11 +10,10 @@ use ashlar_wire::{Credit, GrantReply, InodeState, LeaseWord, Need, QuotaWant, Re
 use smallvec::SmallVec;
 
 use crate::LibFs;
-use crate::api::Outcome;
-use crate::children::Known;
+use crate::api::{Outcome, check_name};
+use crate::children::CachedEntry;
 use crate::clock;
-use crate::names::check_name;
-use crate::node::{Lease, NodeState, ReadGuard, Told, WriteGuard};
+use crate::node::{GrantContext, Lease, NodeReadGuard, NodeState, NodeWriteGuard};
 
 /// An operation's needs of one inode.
 #[derive(Clone, Copy, Debug)]
@@ -51,9 +50,9 @@ impl Claim {
         Self { write: true, ..Self::read(id) }
     }
 
-    /// Returns a claim to change an inode to which `who` needs a right. Its access list may give or take that.
-    pub(crate) fn to_change(who: &Credentials, id: InodeId) -> Self {
-        Self { xattrs: !who.is_privileged(), ..Self::write(id) }
+    /// Returns a claim to change an inode to which `user` needs a right. Its access list may give or take that.
+    pub(crate) fn to_change(user: &Credentials, id: InodeId) -> Self {
+        Self { xattrs: !user.is_privileged(), ..Self::write(id) }
     }
 
     pub(crate) fn soon_written(self) -> Self {
@@ -78,15 +77,15 @@ impl Claim {
     }
 
     /// Returns whether the claim is to read attributes and nothing else.
-    pub(crate) fn is_a_look(&self) -> bool {
+    pub(crate) fn reads_attributes_only(&self) -> bool {
         let Self { id: _, write, soon_written, makes, contents, entries, xattrs, subtree } = *self;
         !(write || soon_written || makes || contents || entries || xattrs || subtree)
     }
 }
 
 /// Returns a grant's lease.
-fn lease_of(grant: &GrantReply) -> Lease {
-    Lease { is_posted: false, slot: grant.slot, word: LeaseWord(grant.word) }
+fn lease_of_grant(grant: &GrantReply) -> Lease {
+    Lease { is_published: false, slot: grant.slot, word: LeaseWord(grant.word) }
 }
 
 /// Why an operation must unlock its nodes, and the remedy before it tries again.
@@ -123,7 +122,7 @@ impl From<Errno> for Stop {
 }
 
 /// Locks for requests. Threads request different inodes at the same time, unless the inodes share a lock.
-pub(crate) const ASKING: usize = 64;
+pub(crate) const REQUEST_LOCKS: usize = 64;
 
 /// The most claims of an operation. A rename claims two directories, the rename lease, the moved and the replaced
 /// inode, and creates a whiteout.
@@ -142,27 +141,27 @@ impl Drop for HeldOrphan<'_> {
 }
 
 /// The locked nodes of one operation.
-pub(crate) type Nodes = SmallVec<[(InodeId, WriteGuard); CLAIMS_MAX]>;
+pub(crate) type Nodes = SmallVec<[(InodeId, NodeWriteGuard); CLAIMS_MAX]>;
 
 /// Nodes locked for writing, in inode order, under valid leases.
-pub(crate) struct Locked<'a> {
+pub(crate) struct LockedNodes<'a> {
     pub(crate) fs: &'a LibFs,
     pub(crate) seal: SealCount,
     pub(crate) nodes: Nodes,
     /// The operation acts for the super-user: the limits of users and groups do not apply.
     pub(crate) is_exempt: bool,
     /// A file whose content was changed and must be shown where it is mapped.
-    pub(crate) shows: Option<InodeId>,
+    pub(crate) to_show: Option<InodeId>,
     /// The names that were looked up under the locks, which the update will change.
-    pub(crate) looked_up: LookedUp,
+    pub(crate) found_names: FoundNames,
 }
 
 /// The entries that an operation has found in its locked directories. A rename has two names.
-pub(crate) type LookedUp = SmallVec<[LookedUpName; 2]>;
+pub(crate) type FoundNames = SmallVec<[FoundName; 2]>;
 
 /// A name and the entry that was found.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct LookedUpName {
+pub(crate) struct FoundName {
     directory: InodeId,
     /// The address of the name's bytes. The operation has them from its caller and ends before they go.
     at: *const [u8],
@@ -170,23 +169,23 @@ pub(crate) struct LookedUpName {
     pub(crate) entry: Option<Entry>,
 }
 
-impl LookedUpName {
-    pub(crate) fn is(&self, directory: InodeId, name: &[u8]) -> bool {
+impl FoundName {
+    pub(crate) fn is_for(&self, directory: InodeId, name: &[u8]) -> bool {
         self.directory == directory && std::ptr::eq(self.at, name)
     }
 }
 
-impl Locked<'_> {
+impl LockedNodes<'_> {
     /// Sets the operation's user.
-    pub(crate) fn act_for(&mut self, who: &Credentials) {
-        self.is_exempt = who.uid == 0;
+    pub(crate) fn act_for(&mut self, user: &Credentials) {
+        self.is_exempt = user.uid == 0;
     }
 
-    /// Checks that `who` may change the names of a directory that the operation has claimed ([`Claim::to_change`]).
+    /// Checks that `user` may change the names of a directory that the operation has claimed ([`Claim::to_change`]).
     ///
     /// Another session may have narrowed the rights since the check without a lock.
-    pub(crate) fn check_change(&self, who: &Credentials, directory: InodeId) -> Result<(), Stop> {
-        let may_change = self.fs.allows(self.state(directory)?, who, Access::WRITE | Access::EXECUTE);
+    pub(crate) fn check_change(&self, user: &Credentials, directory: InodeId) -> Result<(), Stop> {
+        let may_change = self.fs.allows_access(self.state(directory)?, user, Access::WRITE | Access::EXECUTE);
         if may_change { Ok(()) } else { Err(Errno::EACCES.into()) }
     }
 
@@ -208,9 +207,9 @@ impl Locked<'_> {
         expected: Option<Entry>,
     ) -> Result<(), Stop> {
         let cookie = self.fs.cookie(name);
-        match self.state(directory)?.children.known(cookie, name) {
-            Known::Yes(entry) if entry == expected => {
-                self.looked_up.push(LookedUpName { directory, at: name, cookie, entry });
+        match self.state(directory)?.children.find_cached(cookie, name) {
+            CachedEntry::Known(entry) if entry == expected => {
+                self.found_names.push(FoundName { directory, at: name, cookie, entry });
                 Ok(())
             }
             _ => Err(Stop::Changed),
@@ -225,33 +224,33 @@ impl LibFs {
     }
 
     /// Returns whether a node's lease holds now.
-    pub(crate) fn holds(&self, state: &NodeState, write: bool) -> bool {
-        state.lease.is_some_and(|lease| self.stands(lease, write))
+    pub(crate) fn holds_lease(&self, state: &NodeState, write: bool) -> bool {
+        state.lease.is_some_and(|lease| self.lease_holds(lease, write))
     }
 
     /// Returns whether a lease holds now.
-    pub(crate) fn stands(&self, lease: Lease, write: bool) -> bool {
-        let word = self.word_of(lease);
+    pub(crate) fn lease_holds(&self, lease: Lease, write: bool) -> bool {
+        let word = self.current_lease_word(lease);
         word.generation() == lease.word.generation() && if write { word.may_write() } else { word.may_read() }
     }
 
     /// Returns the lease word of a lease's slot, as it is now.
-    fn word_of(&self, lease: Lease) -> LeaseWord {
+    fn current_lease_word(&self, lease: Lease) -> LeaseWord {
         match &self.grant_cache {
-            Some(grant_cache) if lease.is_posted => grant_cache.word(lease.slot, &self.control),
+            Some(grant_cache) if lease.is_published => grant_cache.word(lease.slot, &self.control),
             _ => self.leases.word(lease.slot),
         }
     }
 
     /// Returns the parts of a claim that a node's state lacks; `None` if it has all.
-    pub(crate) fn lacks(&self, state: &NodeState, claim: &Claim) -> Option<Want> {
-        let held = state.inode.is_some() && self.holds(state, claim.write);
+    pub(crate) fn find_missing(&self, state: &NodeState, claim: &Claim) -> Option<Want> {
+        let held = state.inode.is_some() && self.holds_lease(state, claim.write);
         let covered = !claim.subtree || state.lease.is_some_and(|lease| lease.word.scope() == ScopeKind::Subtree);
         let is_directory = state.inode.as_ref().is_none_or(ashlar_types::Inode::is_directory);
         let complete = state.children.is_complete()
             || state.inode.as_ref().is_some_and(|inode| inode.entries > Need::ENTRIES_MAX)
             || !is_directory;
-        let entries = claim.entries && !(held && complete) && !state.goes_by_name(held);
+        let entries = claim.entries && !(held && complete) && !state.prefers_single_names(held);
         // Only regular files have contents, so a request would never end; the operation itself fails for other kinds.
         let has_contents = state.inode.as_ref().is_none_or(|inode| inode.kind == FileKind::Regular);
         let contents =
@@ -262,7 +261,7 @@ impl LibFs {
         }
         if claim.soon_written && !claim.write {
             // A lease to write replaces this lease, and all state that is known under it.
-            return self.lacks(state, &Claim { write: true, ..*claim });
+            return self.find_missing(state, &Claim { write: true, ..*claim });
         }
         Some(Want {
             inode: claim.id,
@@ -275,29 +274,30 @@ impl LibFs {
     /// Runs an operation that changes nodes, until no other session or thread is in the way.
     ///
     /// It claims and locks the nodes, runs the operation, and repeats both after each obstacle.
-    pub(crate) fn change<R>(
+    pub(crate) fn change_nodes<R>(
         &self,
         claims: &[Claim],
-        operation: impl FnMut(&mut Locked<'_>) -> Result<R, Stop>,
+        operation: impl FnMut(&mut LockedNodes<'_>) -> Result<R, Stop>,
     ) -> Outcome<R> {
-        self.change_held(claims, true, operation)
+        self.change_nodes_holding(claims, true, operation)
     }
 
-    /// As [`LibFs::change`]. With `holds_orphans`, it opens a nameless inode that isn't open while the operation runs.
+    /// As [`LibFs::change_nodes`]. With `holds_orphans`, it opens a nameless inode that isn't open while the operation
+    /// runs.
     ///
     /// Otherwise SharedFS could free the inode, and this session would change an inode that doesn't exist.
-    pub(crate) fn change_held<R>(
+    pub(crate) fn change_nodes_holding<R>(
         &self,
         claims: &[Claim],
         holds_orphans: bool,
-        mut operation: impl FnMut(&mut Locked<'_>) -> Result<R, Stop>,
+        mut operation: impl FnMut(&mut LockedNodes<'_>) -> Result<R, Stop>,
     ) -> Outcome<R> {
         let mut held: SmallVec<[HeldOrphan<'_>; 1]> = SmallVec::new();
         let mut claims: SmallVec<[Claim; CLAIMS_MAX]> = claims.into();
         claims.sort_unstable_by_key(|claim| claim.id);
         loop {
             self.check_alive()?;
-            self.tidy_if_due();
+            self.forget_committed_if_due();
             let seal = self.log.seal_count();
             let mut nodes = Nodes::new();
             let mut wants = Vec::new();
@@ -306,21 +306,21 @@ impl LibFs {
                     continue;
                 }
                 let guard = self.nodes.write(claim.id);
-                if guard.gone {
+                if guard.is_gone {
                     return Err(Errno::ESTALE);
                 }
-                guard.note_seen();
-                if let Some(want) = self.lacks(&guard, claim) {
+                guard.mark_seen();
+                if let Some(want) = self.find_missing(&guard, claim) {
                     wants.push((want, guard.revision));
                 }
                 nodes.push((claim.id, guard));
             }
             if !wants.is_empty() {
                 drop(nodes);
-                self.acquire(&wants)?;
+                self.acquire_leases(&wants)?;
                 continue;
             }
-            let is_unheld = |node: &&(InodeId, WriteGuard)| node.1.is_orphan() && !self.control.has_open(node.0);
+            let is_unheld = |node: &&(InodeId, NodeWriteGuard)| node.1.is_orphan() && !self.control.has_open(node.0);
             if let Some(id) = nodes.iter().find(is_unheld).map(|node| node.0).filter(|_| holds_orphans) {
                 drop(nodes);
                 self.open(id)?;
@@ -328,12 +328,12 @@ impl LibFs {
                 continue;
             }
             let mut locked =
-                Locked { fs: self, seal, nodes, is_exempt: false, shows: None, looked_up: LookedUp::new() };
+                LockedNodes { fs: self, seal, nodes, is_exempt: false, to_show: None, found_names: FoundNames::new() };
             match operation(&mut locked) {
                 Ok(result) => {
-                    let shows = locked.shows;
+                    let to_show = locked.to_show;
                     drop(locked);
-                    shows.into_iter().for_each(|id| self.show(id));
+                    to_show.into_iter().for_each(|id| self.show_writes(id));
                     return Ok(result);
                 }
                 Err(stop) => {
@@ -345,21 +345,21 @@ impl LibFs {
     }
 
     /// Locks one node for reading under a valid lease.
-    pub(crate) fn view(&self, claim: Claim) -> Outcome<ReadGuard> {
+    pub(crate) fn view_node(&self, claim: Claim) -> Outcome<NodeReadGuard> {
         loop {
             self.check_alive()?;
             let guard = self.nodes.read(claim.id);
-            if guard.gone {
+            if guard.is_gone {
                 return Err(Errno::ESTALE);
             }
-            match self.lacks(&guard, &claim) {
+            match self.find_missing(&guard, &claim) {
                 None => {
-                    guard.note_seen();
+                    guard.mark_seen();
                     return Ok(guard);
                 }
                 Some(_) => {
                     drop(guard);
-                    self.acquire_once(&claim)?;
+                    self.acquire_missing(&claim)?;
                 }
             }
         }
@@ -368,19 +368,19 @@ impl LibFs {
     /// Requests the parts that a claim lacks, unless another thread has just done so.
     ///
     /// All threads that look into a directory also learn its entries from one request.
-    fn acquire_once(&self, claim: &Claim) -> Outcome<()> {
-        let _one_at_a_time = self.asking[claim.id.0 as usize % ASKING].lock();
+    fn acquire_missing(&self, claim: &Claim) -> Outcome<()> {
+        let _one_at_a_time = self.request_locks[claim.id.0 as usize % REQUEST_LOCKS].lock();
         let (want, revision) = {
             let guard = self.nodes.read(claim.id);
-            if guard.gone {
+            if guard.is_gone {
                 return Err(Errno::ESTALE);
             }
-            match self.lacks(&guard, claim) {
+            match self.find_missing(&guard, claim) {
                 None => return Ok(()),
                 Some(want) => (want, guard.revision),
             }
         };
-        self.acquire(&[(want, revision)])
+        self.acquire_leases(&[(want, revision)])
     }
 
     /// Applies the remedy for a stopped operation, before it tries again.
@@ -391,13 +391,13 @@ impl LibFs {
             Stop::Full { needed } => self.make_log_room(needed),
             Stop::Unready { upto } => self.make_ready(upto),
             Stop::Handles => self.call(&Request::HandleSpace).map(drop),
-            Stop::Credit { want, replaces } => self.ask_credit(want, replaces),
-            Stop::Quota(wants) => self.ask_quota(wants),
+            Stop::Credit { want, replaces } => self.request_credit(want, replaces),
+            Stop::Quota(wants) => self.request_quota(wants),
         }
     }
 
     /// Requests leases and state that the grant cache lacks, and installs them. The caller checks the nodes again.
-    fn acquire(&self, wants: &[(Want, u64)]) -> Outcome<()> {
+    fn acquire_leases(&self, wants: &[(Want, u64)]) -> Outcome<()> {
         if let [(want, revision)] = wants
             && self.read_grant_cache(want, *revision)
         {
@@ -415,12 +415,12 @@ impl LibFs {
             }
             Err(errno) => return Err(errno),
         };
-        self.depend(&dependencies)?;
-        let told = Told { applied, version, evictions };
+        self.log_dependencies(&dependencies)?;
+        let context = GrantContext { applied, version, evictions };
         let mut behind = false;
         for (index, grant) in grants.iter().enumerate() {
             // For children that came along, no revision was known.
-            behind |= !self.install(grant, told, wants.get(index).map(|(_, revision)| *revision));
+            behind |= !self.install_grant(grant, context, wants.get(index).map(|(_, revision)| *revision));
         }
         if behind { self.make_room() } else { Ok(()) }
     }
@@ -432,63 +432,63 @@ impl LibFs {
     /// Installs a grant, unless it is stale: revoked again, or older than this session's changes since the request.
     ///
     /// `false` if the state lacks changes that this session has logged: SharedFS must apply them first.
-    fn install(&self, grant: &GrantReply, told: Told, revision: Option<u64>) -> bool {
-        self.install_in(&mut self.nodes.write(grant.inode), lease_of(grant), &grant.state, told, revision)
+    fn install_grant(&self, grant: &GrantReply, context: GrantContext, revision: Option<u64>) -> bool {
+        self.install_state(&mut self.nodes.write(grant.inode), lease_of_grant(grant), &grant.state, context, revision)
     }
 
-    /// As [`LibFs::install`], into a node that is locked.
-    pub(crate) fn install_in(
+    /// As [`LibFs::install_grant`], into a node that is locked.
+    pub(crate) fn install_state(
         &self,
         state: &mut NodeState,
         lease: Lease,
         granted: &InodeState,
-        told: Told,
+        context: GrantContext,
         revision: Option<u64>,
     ) -> bool {
-        clock::note(granted.attributes.changed);
-        state.note_seen();
+        clock::record_time(granted.attributes.changed);
+        state.mark_seen();
         // A node that was dropped and made again lacks the changes that it had before. This node can't be dropped now.
-        let forgotten = self.nodes.evictions() != told.evictions;
-        let current = self.word_of(lease).generation() == lease.word.generation();
-        if forgotten || state.gone || !current || revision.is_some_and(|r| r != state.revision) {
+        let forgotten = self.nodes.evictions() != context.evictions;
+        let current = self.current_lease_word(lease).generation() == lease.word.generation();
+        if forgotten || state.is_gone || !current || revision.is_some_and(|r| r != state.revision) {
             return true;
         }
         if let Some(contents) = &granted.contents {
-            self.segments.distrust(contents);
+            self.segments.mark_unverified(contents);
         }
-        let held = state.inode.is_some() && self.holds(state, false);
+        let held = state.inode.is_some() && self.holds_lease(state, false);
         if held && revision.is_some() {
             // State that a lease has covered without a break is the newest; only parts may be missing.
             state.lease = Some(lease);
-            state.merge(granted, told, &|name| self.cookie(name));
+            state.merge_state(granted, context, &|name| self.cookie(name));
         } else if held {
             // The grant came along, and no revision was known. This session's changes since the request are still
             // noted, so they are applied to the new state again. If some were forgotten meanwhile, the state is not
             // merged.
-            if told.has_all_since(self.tidied.load(Ordering::Acquire)) {
-                state.merge(granted, told, &|name| self.cookie(name));
+            if context.has_all_since(self.tidied.load(Ordering::Acquire)) {
+                state.merge_state(granted, context, &|name| self.cookie(name));
             }
         } else {
             // The state may lack changes that this session has made and forgotten since.
-            if !told.has_all_since(self.tidied.load(Ordering::Acquire)) {
+            if !context.has_all_since(self.tidied.load(Ordering::Acquire)) {
                 return true;
             }
-            if state.changes.iter().any(|(position, _)| *position >= told.applied) {
+            if state.changes.iter().any(|(position, _)| *position >= context.applied) {
                 return false;
             }
-            state.reset(lease, granted, told, &|name| self.cookie(name));
+            state.replace_state(lease, granted, context, &|name| self.cookie(name));
         }
         true
     }
 
     /// Logs that later updates may depend on other sessions' updates, before they can.
-    pub(crate) fn depend(&self, dependencies: &[(SessionId, LogPosition)]) -> Outcome<()> {
+    pub(crate) fn log_dependencies(&self, dependencies: &[(SessionId, LogPosition)]) -> Outcome<()> {
         for &(session, position) in dependencies {
             if self.dependencies.lock().logged.get(&session).is_some_and(|newest| *newest >= position) {
                 continue;
             }
             // It counts as logged only when it is: another thread goes on from `logged`. Logging it twice does no harm.
-            self.append_alone(&Update::Depend { session, position })?;
+            self.append_plain(&Update::Depend { session, position })?;
             let known = &mut *self.dependencies.lock();
             for positions in [&mut known.logged, &mut known.unsynced] {
                 let newest = positions.entry(session).or_default();
@@ -500,16 +500,16 @@ impl LibFs {
 
     /// Returns the entry of `name` in a directory. With `write`, the lease also allows the next change of the
     /// directory.
-    pub(crate) fn entry_of(&self, directory: InodeId, name: &[u8], write: bool) -> Outcome<Option<Entry>> {
+    pub(crate) fn find_entry(&self, directory: InodeId, name: &[u8], write: bool) -> Outcome<Option<Entry>> {
         let found = |id| Claim { soon_written: write, ..Claim::read(id) };
-        self.entry_if(Claim { write, ..Claim::read(directory) }, &found, name, |_| Ok(())).map(|(entry, _)| entry)
+        self.find_entry_if(Claim { write, ..Claim::read(directory) }, &found, name, |_| Ok(())).map(|(entry, _)| entry)
     }
 
     /// Returns the entry of `name` in a directory, if `check` passes, and the lease by which it is known.
     ///
     /// If that takes a request, SharedFS also sends the state of the inode that the entry leads to, as far as `found`
     /// claims it.
-    pub(crate) fn entry_if(
+    pub(crate) fn find_entry_if(
         &self,
         claim: Claim,
         found: &dyn Fn(InodeId) -> Claim,
@@ -517,7 +517,7 @@ impl LibFs {
         check: impl Fn(&NodeState) -> Outcome<()>,
     ) -> Outcome<(Option<Entry>, Option<Lease>)> {
         if let Err(errno) = check_name(name) {
-            check(&*self.view(claim)?)?;
+            check(&*self.view_node(claim)?)?;
             return Err(errno);
         }
         let claim = claim.with_entries();
@@ -526,19 +526,19 @@ impl LibFs {
             self.check_alive()?;
             let (want, revision) = {
                 let guard = self.nodes.read(claim.id);
-                if guard.gone {
+                if guard.is_gone {
                     return Err(Errno::ESTALE);
                 }
-                let want = self.lacks(&guard, &claim);
+                let want = self.find_missing(&guard, &claim);
                 if want.is_none() {
-                    guard.note_seen();
+                    guard.mark_seen();
                     check(&guard)?;
                     let inode = guard.inode.as_ref().ok_or(Errno::ESTALE)?;
                     if !inode.is_directory() {
                         return Err(Errno::ENOTDIR);
                     }
-                    guard.note_looked_up();
-                    if let Known::Yes(entry) = guard.children.known(cookie, name) {
+                    guard.count_lookup();
+                    if let CachedEntry::Known(entry) = guard.children.find_cached(cookie, name) {
                         return Ok((entry, guard.lease));
                     }
                 }
@@ -550,19 +550,19 @@ impl LibFs {
                     let need = Need { xattrs: true, ..Need::default() };
                     let again = Want { inode: claim.id, write: claim.soon_written, scope: ScopeKind::Node, need };
                     let changes = claim.soon_written || claim.makes;
-                    self.ask_for_name(&claim, found, name, changes.then_some(again), revision)?;
+                    self.request_entry(&claim, found, name, changes.then_some(again), revision)?;
                 }
                 Some(_) => {
                     // Another thread may just have made this request; it also brings the directory's entries.
-                    let _one_at_a_time = self.asking[claim.id.0 as usize % ASKING].lock();
+                    let _one_at_a_time = self.request_locks[claim.id.0 as usize % REQUEST_LOCKS].lock();
                     let (want, revision) = {
                         let guard = self.nodes.read(claim.id);
-                        (self.lacks(&guard, &claim), guard.revision)
+                        (self.find_missing(&guard, &claim), guard.revision)
                     };
                     if let Some(within) = want
                         && !self.read_grant_cache(&within, revision)
                     {
-                        self.ask_for_name(&claim, found, name, want, revision)?;
+                        self.request_entry(&claim, found, name, want, revision)?;
                     }
                 }
             }
@@ -570,7 +570,7 @@ impl LibFs {
     }
 
     /// Requests an entry and the state of its inode; and, if `within` is given, a lease on the directory.
-    fn ask_for_name(
+    fn request_entry(
         &self,
         claim: &Claim,
         found: &dyn Fn(InodeId) -> Claim,
@@ -582,7 +582,7 @@ impl LibFs {
         let (version, evictions) = (self.control.extent_version(), self.nodes.evictions());
         let directory = claim.id;
         // The inode's state is requested as for a session that knows nothing of it.
-        let want = self.lacks(&NodeState::default(), &found(directory)).ok_or(Errno::EIO)?;
+        let want = self.find_missing(&NodeState::default(), &found(directory)).ok_or(Errno::EIO)?;
         let (write, need) = (want.write, want.need);
         let request = Request::Lookup { directory, name: name.to_vec(), within, makes: claim.makes, write, need };
         let (entry, granted, grants, applied, dependencies) = match self.call(&request) {
@@ -594,22 +594,23 @@ impl LibFs {
             Err(Errno::ESTALE) if self.has_changes(directory) => return self.make_room(),
             Err(errno) => return Err(errno),
         };
-        self.depend(&dependencies)?;
-        let told = Told { applied, version, evictions };
+        self.log_dependencies(&dependencies)?;
+        let context = GrantContext { applied, version, evictions };
         let mut behind = false;
         for grant in &grants {
-            behind |= !self.install(grant, told, None);
+            behind |= !self.install_grant(grant, context, None);
         }
         {
             let mut state = self.nodes.write(directory);
             let is_unchanged = state.revision == revision && self.nodes.evictions() == evictions;
             if let Some(granted) = &granted {
-                behind |= !self.install_in(&mut state, lease_of(granted), &granted.state, told, Some(revision));
+                behind |=
+                    !self.install_state(&mut state, lease_of_grant(granted), &granted.state, context, Some(revision));
             }
-            if is_unchanged && !behind && self.holds(&state, false) && !state.children.is_complete() {
+            if is_unchanged && !behind && self.holds_lease(&state, false) && !state.children.is_complete() {
                 let name = Name::new(name).map_err(|_| Errno::EINVAL)?;
                 let entry = entry.map(|found| Entry { inode: found.inode, kind: found.kind });
-                state.children.set(self.cookie(name.as_bytes()), name, entry);
+                state.children.set_entry(self.cookie(name.as_bytes()), name, entry);
             }
         }
         if behind { self.make_room() } else { Ok(()) }

@@ -7,61 +7,61 @@ use ashlar_update::Update;
 use ashlar_wire::{HandleSlot, LockKind, LockMode, OperationKind, Reply, Request};
 
 use crate::LibFs;
-use crate::alone::Mutex;
-use crate::api::{Found, Outcome};
+use crate::api::{FoundInode, Outcome};
 use crate::grants::{Claim, Stop};
-use crate::node::{KnownHandle, NodeState};
-use crate::warm::OpenInode;
+use crate::node::{HandleHint, NodeState};
+use crate::open_file::OpenInode;
+use crate::single_threaded::Mutex;
 
 impl LibFs {
     /// Records a handle: the inode lives until its last handle is closed, even if its last name is removed.
     ///
     /// # Errors
     /// `ESTALE` if it is gone; `ENFILE` if too many are open.
-    pub fn open(&self, id: InodeId) -> Outcome<Found> {
-        self.open_if(id, &|| self.found(id))
+    pub fn open(&self, id: InodeId) -> Outcome<FoundInode> {
+        self.open_if(id, &|| self.find_inode(id))
     }
 
-    /// As [`LibFs::open`], if `who` has the access.
+    /// As [`LibFs::open`], if `user` has the access.
     ///
     /// # Errors
     /// As [`LibFs::open`]; `EACCES`.
-    pub fn open_for(&self, who: &Credentials, id: InodeId, access: Access) -> Outcome<Found> {
-        if who.checked {
+    pub fn open_for(&self, user: &Credentials, id: InodeId, access: Access) -> Outcome<FoundInode> {
+        if user.checked {
             return self.open(id);
         }
         self.open_if(id, &|| {
-            let guard = self.view(Claim::read(id).with_xattrs())?;
-            if !self.allows(&guard, who, access) {
+            let guard = self.view_node(Claim::read(id).with_xattrs())?;
+            if !self.allows_access(&guard, user, access) {
                 return Err(Errno::EACCES);
             }
-            Ok(Found { id, inode: guard.inode.clone().ok_or(Errno::ESTALE)? })
+            Ok(FoundInode { id, inode: guard.inode.clone().ok_or(Errno::ESTALE)? })
         })
     }
 
     /// As [`LibFs::open`], for a file that was opened with this access outside the session.
     ///
-    /// Its rights are those that `who` has now.
+    /// Its rights are those that `user` has now.
     ///
     /// # Errors
     /// As [`LibFs::open`]; `EACCES` if another session has narrowed the rights, so that SharedFS would take writes for
     /// forged.
-    pub fn open_again(&self, who: &Credentials, id: InodeId, access: Access) -> Outcome<Found> {
-        if who.is_privileged() {
+    pub fn open_adopted(&self, user: &Credentials, id: InodeId, access: Access) -> Outcome<FoundInode> {
+        if user.is_privileged() {
             return self.open(id);
         }
         self.open_if(id, &|| {
-            let guard = self.view(Claim::read(id).with_xattrs())?;
-            if !self.held(&guard, who).contains(access) {
+            let guard = self.view_node(Claim::read(id).with_xattrs())?;
+            if !self.held_access(&guard, user).contains(access) {
                 return Err(Errno::EACCES);
             }
-            Ok(Found { id, inode: guard.inode.clone().ok_or(Errno::ESTALE)? })
+            Ok(FoundInode { id, inode: guard.inode.clone().ok_or(Errno::ESTALE)? })
         })
     }
 
-    fn open_if(&self, id: InodeId, look: &dyn Fn() -> Outcome<Found>) -> Outcome<Found> {
-        let _measured = self.measured(OperationKind::Name);
-        while let Err(stop) = self.note_open(id) {
+    fn open_if(&self, id: InodeId, look: &dyn Fn() -> Outcome<FoundInode>) -> Outcome<FoundInode> {
+        let _measured = self.begin_operation(OperationKind::Name);
+        while let Err(stop) = self.record_open(id) {
             self.recover_from(stop)?;
         }
         // The handle is recorded before the inode is read. SharedFS reads the handles after it has revoked the lease
@@ -75,16 +75,16 @@ impl LibFs {
             found = look();
         }
         if found.is_err() {
-            self.note_closed(id);
+            self.record_closed(id);
         }
         found
     }
 
     /// Removes a handle. Closing the last handle of a nameless inode frees the inode.
     pub fn close(&self, id: InodeId) {
-        if self.note_closed(id) {
+        if self.record_closed(id) {
             let is_freed = self.nodes.read_existing(id).is_some_and(|state| self.is_freed(&state));
-            self.closed(id, is_freed);
+            self.finish_close(id, is_freed);
         }
     }
 
@@ -92,12 +92,12 @@ impl LibFs {
     pub fn close_open(&self, open: OpenInode) {
         let id = open.id();
         let Some(state) = open.state(self) else { return self.close(id) };
-        let (is_last, is_freed) = (self.note_closed_of(id, &state), self.is_freed(&state));
+        let (is_last, is_freed) = (self.record_closed_of(id, &state), self.is_freed(&state));
         drop(state);
         // The node must not outlive an inode that is freed.
         drop(open);
         if is_last {
-            self.closed(id, is_freed);
+            self.finish_close(id, is_freed);
         }
     }
 
@@ -105,11 +105,11 @@ impl LibFs {
     ///
     /// If another session removed the last name, SharedFS finds the inode among its orphans.
     fn is_freed(&self, state: &NodeState) -> bool {
-        !state.gone && state.is_orphan() && self.holds(state, true)
+        !state.is_gone && state.is_orphan() && self.holds_lease(state, true)
     }
 
     /// Ends the last close of an inode: frees it if `is_freed`.
-    fn closed(&self, id: InodeId, is_freed: bool) {
+    fn finish_close(&self, id: InodeId, is_freed: bool) {
         let mut unnamed = self.unnamed.lock();
         if !unnamed.is_empty() {
             unnamed.remove(&id);
@@ -118,10 +118,10 @@ impl LibFs {
         if !is_freed {
             return;
         }
-        let _using = self.using();
-        let freed = self.change_held(&[Claim::write(id)], false, |locked| {
+        let _using = self.enter_operation();
+        let freed = self.change_nodes_holding(&[Claim::write(id)], false, |locked| {
             if locked.inode(id)?.links == 0 && !self.control.has_open(id) {
-                locked.commit(&Update::Release { inode: id }).map(drop)
+                locked.log_update(&Update::Release { inode: id }).map(drop)
             } else {
                 Ok(())
             }
@@ -132,43 +132,43 @@ impl LibFs {
     }
 
     /// Records a handle in the table. It has few slots at first: most sessions need no more.
-    pub(crate) fn note_open(&self, id: InodeId) -> Result<(), Stop> {
+    pub(crate) fn record_open(&self, id: InodeId) -> Result<(), Stop> {
         // The node is created here if there is none. A node that another thread created meanwhile would start with a
         // slot that is no longer the inode's.
-        self.note_open_of(id, &self.nodes.node(id).read())
+        self.record_open_of(id, &self.nodes.node(id).read())
     }
 
-    /// As [`LibFs::note_open`], for a new inode that no other thread knows; returns the slot for its future node.
-    pub(crate) fn note_open_new(&self, id: InodeId) -> Result<HandleSlot, Stop> {
-        self.note_open_in(id, None)
+    /// As [`LibFs::record_open`], for a new inode that no other thread knows; returns the slot for its future node.
+    pub(crate) fn record_open_new(&self, id: InodeId) -> Result<HandleSlot, Stop> {
+        self.record_open_in(id, None)
     }
 
-    /// As [`LibFs::note_open`], for a node.
-    pub(crate) fn note_open_of(&self, id: InodeId, state: &NodeState) -> Result<(), Stop> {
-        self.note_open_in(id, Some(&state.handle)).map(drop)
+    /// As [`LibFs::record_open`], for a node.
+    pub(crate) fn record_open_of(&self, id: InodeId, state: &NodeState) -> Result<(), Stop> {
+        self.record_open_in(id, Some(&state.handle)).map(drop)
     }
 
-    fn note_open_in(&self, id: InodeId, known: Option<&KnownHandle>) -> Result<HandleSlot, Stop> {
+    fn record_open_in(&self, id: InodeId, known: Option<&HandleHint>) -> Result<HandleSlot, Stop> {
         let _one_writer = self.handles.lock();
         // Read first: another thread may just have made room in the table.
         let has_all = self.control.has_all_handle_slots();
-        let last = known.map_or(HandleSlot::default(), KnownHandle::slot);
+        let last = known.map_or(HandleSlot::default(), HandleHint::slot);
         let Some(noted) = self.control.open_handle_at(id, last) else {
             return Err(if has_all { Errno::ENFILE.into() } else { Stop::Handles });
         };
         // Under the lock, before another thread can record a handle of the inode.
-        known.into_iter().for_each(|known| known.note(noted));
+        known.into_iter().for_each(|known| known.set_slot(noted));
         Ok(noted)
     }
 
-    /// As [`LibFs::note_closed`], for a node.
-    fn note_closed_of(&self, id: InodeId, state: &NodeState) -> bool {
+    /// As [`LibFs::record_closed`], for a node.
+    fn record_closed_of(&self, id: InodeId, state: &NodeState) -> bool {
         let _one_writer = self.handles.lock();
         self.control.close_handle_at(id, state.handle.slot())
     }
 
     /// Removes a handle from the table; returns whether it was the inode's last one.
-    pub(crate) fn note_closed(&self, id: InodeId) -> bool {
+    pub(crate) fn record_closed(&self, id: InodeId) -> bool {
         let _one_writer = self.handles.lock();
         self.control.close_handle(id)
     }
@@ -178,7 +178,7 @@ impl LibFs {
     /// # Errors
     /// `EAGAIN` if another lock is in the way and the call does not wait; `EINTR` after [`LibFs::cancel_lock`];
     /// `EDEADLK`.
-    #[allow(clippy::too_many_arguments, reason = "the parts of one call")]
+    #[allow(clippy::too_many_arguments, reason = "the parameters of one call")]
     pub fn lock(
         &self,
         inode: InodeId,
@@ -191,25 +191,25 @@ impl LibFs {
     ) -> Outcome<()> {
         let (start, end) = range;
         let request = Request::Lock { inode, kind, owner, pid, start, end, mode, wait, slot: None };
-        if mode == LockMode::Unlock && !self.held_locks.owns(inode, owner, kind) {
+        if mode == LockMode::Unlock && !self.held_locks.has_locks(inode, owner, kind) {
             return Ok(());
         }
         let before = self.held_locks.history(inode, owner, kind);
         loop {
-            let asked_of = self.asked_of();
+            let sharedfs_generation = self.sharedfs_generation();
             let done = self.call(&request);
             // After a request without an answer, the lock may exist or come into being. It then goes when the file is
             // closed.
             let may_be_there = done.as_ref().err() == Some(&Errno::EIO) && mode != LockMode::Unlock;
             if done.is_ok() || may_be_there {
-                self.held_locks.note(&request);
+                self.held_locks.record_request(&request);
             }
             // Another SharedFS may have been sent the locks before this one was recorded, so this SharedFS is asked
             // too.
-            if done.is_err() || self.asked_of() == asked_of {
+            if done.is_err() || self.sharedfs_generation() == sharedfs_generation {
                 return done.map(drop);
             }
-            self.held_locks.restore(inode, owner, kind, before.clone());
+            self.held_locks.restore_history(inode, owner, kind, before.clone());
         }
     }
 
@@ -244,7 +244,7 @@ impl LibFs {
     /// # Errors
     /// `EIO` if SharedFS is away.
     pub fn release_locks(&self, inode: InodeId, owner: u64, kind: LockKind) -> Outcome<()> {
-        if !self.held_locks.forget(inode, owner, kind) {
+        if !self.held_locks.forget_locks(inode, owner, kind) {
             return Ok(());
         }
         self.call(&Request::ReleaseLocks { inode, owner, kind }).map(drop)
@@ -266,7 +266,7 @@ enum LockKindKey {
 /// Requests to keep for one owner and file. Later requests beyond this number are not kept.
 const HISTORY_MAX: usize = 4096;
 
-fn key(inode: InodeId, owner: u64, kind: LockKind) -> (InodeId, u64, LockKindKey) {
+fn owner_key(inode: InodeId, owner: u64, kind: LockKind) -> (InodeId, u64, LockKindKey) {
     let kind = match kind {
         LockKind::Record => LockKindKey::Record,
         LockKind::Flock => LockKindKey::Flock,
@@ -275,27 +275,27 @@ fn key(inode: InodeId, owner: u64, kind: LockKind) -> (InodeId, u64, LockKindKey
 }
 
 impl HeldLocks {
-    fn owns(&self, inode: InodeId, owner: u64, kind: LockKind) -> bool {
-        self.0.lock().contains_key(&key(inode, owner, kind))
+    fn has_locks(&self, inode: InodeId, owner: u64, kind: LockKind) -> bool {
+        self.0.lock().contains_key(&owner_key(inode, owner, kind))
     }
 
     /// Returns the granted requests of an owner on a file, in order.
     fn history(&self, inode: InodeId, owner: u64, kind: LockKind) -> Option<Vec<Request>> {
-        self.0.lock().get(&key(inode, owner, kind)).cloned()
+        self.0.lock().get(&owner_key(inode, owner, kind)).cloned()
     }
 
     /// Restores such a history.
-    fn restore(&self, inode: InodeId, owner: u64, kind: LockKind, history: Option<Vec<Request>>) {
+    fn restore_history(&self, inode: InodeId, owner: u64, kind: LockKind, history: Option<Vec<Request>>) {
         let mut all = self.0.lock();
         match history {
-            Some(history) => drop(all.insert(key(inode, owner, kind), history)),
-            None => drop(all.remove(&key(inode, owner, kind))),
+            Some(history) => drop(all.insert(owner_key(inode, owner, kind), history)),
+            None => drop(all.remove(&owner_key(inode, owner, kind))),
         }
     }
 
-    fn note(&self, request: &Request) {
+    fn record_request(&self, request: &Request) {
         let Request::Lock { inode, kind, owner, start, end, mode, .. } = request else { return };
-        let key = key(*inode, *owner, *kind);
+        let key = owner_key(*inode, *owner, *kind);
         let mut all = self.0.lock();
         if *mode == LockMode::Unlock && (*start, *end >= i64::MAX as u64) == (0, true) {
             all.remove(&key);
@@ -313,8 +313,8 @@ impl HeldLocks {
         }
     }
 
-    fn forget(&self, inode: InodeId, owner: u64, kind: LockKind) -> bool {
-        self.0.lock().remove(&key(inode, owner, kind)).is_some()
+    fn forget_locks(&self, inode: InodeId, owner: u64, kind: LockKind) -> bool {
+        self.0.lock().remove(&owner_key(inode, owner, kind)).is_some()
     }
 
     /// Returns the requests in order, without waiting.
@@ -348,16 +348,16 @@ mod tests {
     }
 
     #[test]
-    fn what_was_granted_is_asked_for_again_without_waiting() {
+    fn granted_locks_are_requested_again_without_waiting() {
         let held = HeldLocks::default();
-        held.note(&request(0, 9, LockMode::Read));
-        held.note(&request(20, 29, LockMode::Write));
-        held.note(&request(0, 9, LockMode::Unlock));
-        assert!(held.owns(InodeId(9), 1, LockKind::Record));
+        held.record_request(&request(0, 9, LockMode::Read));
+        held.record_request(&request(20, 29, LockMode::Write));
+        held.record_request(&request(0, 9, LockMode::Unlock));
+        assert!(held.has_locks(InodeId(9), 1, LockKind::Record));
         assert_eq!(held.requests().len(), 2);
         assert!(held.requests().iter().all(|r| matches!(r, Request::Lock { wait: None, .. })));
-        held.note(&request(0, u64::MAX, LockMode::Unlock));
+        held.record_request(&request(0, u64::MAX, LockMode::Unlock));
         assert!(held.requests().is_empty());
-        assert!(!held.forget(InodeId(9), 1, LockKind::Record));
+        assert!(!held.forget_locks(InodeId(9), 1, LockKind::Record));
     }
 }

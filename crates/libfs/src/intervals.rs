@@ -139,7 +139,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn behaves_like_a_set_of_numbers(steps in prop::collection::vec(step(), 1..40)) {
+        fn random_steps_behave_like_a_set_of_numbers(steps in prop::collection::vec(step(), 1..40)) {
             let (mut set, mut model) = (Intervals::default(), BTreeSet::new());
             for step in steps {
                 match step {

@@ -20,39 +20,40 @@
 //! (`ashlar-fuse`).
 //!
 //! Source: `docs/architecture.md`; Assise §3.2 and §3.3.
-pub mod alone;
 mod api;
 mod attributes;
-mod calls;
+mod cached_path;
 mod children;
 mod clock;
-mod content;
-mod counted;
-mod data;
+mod dax;
+mod dirty_list;
+mod file_io;
+mod file_map;
 mod grant_cache;
 mod grants;
 mod handles;
+mod inode_hasher;
 mod intervals;
-mod known;
-mod ledger;
-mod mapped;
+mod log_append;
 mod materialise;
-mod moves;
 mod names;
 mod node;
-mod own;
-mod pace;
-mod path;
-mod paths;
+mod open_file;
+mod operation_stats;
+mod own_descriptors;
+mod path_cache;
+mod path_walk;
 mod pieces;
 mod quota;
-mod record;
 mod record_locks;
+mod reference_count;
+mod rename;
 mod request_slot;
-mod reserved;
+mod reserved_inodes;
 mod segments;
+mod sharedfs_client;
+pub mod single_threaded;
 mod stat;
-mod warm;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -67,37 +68,39 @@ use ashlar_wire::{
 };
 
 pub use api::{
-    Change, ConnectError, Found, Listed, ListedName, Make, Options, Outcome, RenameFlags, Seek, SetTime, Space,
-    WriteAt, Written, XattrFlags,
+    AttributeChange, ConnectError, FoundInode, ListedEntry, ListedName, NewInode, Options, Outcome, RenameFlags, Seek,
+    SetTime, WriteAt, Written, XattrFlags,
 };
 #[cfg(target_arch = "x86_64")]
 pub use ashlar_pmem::processor;
 pub use ashlar_update::acl::Acl;
 pub use ashlar_update::{Allocation, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_QUOTA};
-pub use ashlar_wire::{LockKind, LockMode, ReserveReason};
-pub use calls::Pause;
-pub use data::allocation_of;
-pub use mapped::{MappedFile, MappedPiece};
-pub use own::OwnDescriptors;
-pub use path::{Aim, Last, Opening, Place, Purpose, Surroundings, Walked, access_of};
-pub use paths::Paths;
-pub use record_locks::{Conflict, RecordLock};
+pub use ashlar_wire::{LockKind, LockMode, ReserveReason, SpaceReply};
+pub use dax::{MappedFile, MappedPiece};
+pub use file_io::allocation_of;
+pub use open_file::OpenInode;
+pub use own_descriptors::DescriptorPolicy;
+pub use path_cache::PathCache;
+pub use path_walk::{
+    FinalLink, OpenAction, PathContext, PathIntent, PathPurpose, ResolvedPath, WalkOutcome, access_of,
+};
+pub use record_locks::{ConflictingLock, RecordLockOutcome};
+pub use sharedfs_client::WakeReason;
 pub use stat::{stat_of, xattr_list};
-pub use warm::OpenInode;
 
-use alone::Mutex;
-use calls::Calls;
-use grant_cache::{Glimpses, GrantCacheReader};
+use dax::MappingNumbers;
+use dirty_list::DirtyList;
+use grant_cache::{FirstReads, GrantCacheReader};
 use handles::HeldLocks;
-use ledger::Ledger;
-use mapped::MappingNumbers;
+use log_append::LOG_STEP_LEAST;
 use node::NodeTable;
-use own::Own;
-use paths::Detours;
+use own_descriptors::OwnDescriptor;
+use path_cache::DirectoryVersions;
 use quota::QuotaBalances;
-use record::LOG_STEP_LEAST;
 use record_locks::RecordLocks;
-use segments::{Segment, Segments};
+use segments::{MappedSegment, Segments};
+use sharedfs_client::SharedFsClient;
+use single_threaded::Mutex;
 
 /// Milliseconds between two rounds in which an idle mount forgets committed changes.
 const IDLE_TIDY_MS: u64 = 200;
@@ -149,9 +152,9 @@ const SESSION_FILES: usize = 3;
 pub struct LibFs {
     /// The descriptor numbers of the session's mappings. Field order drops them before the mappings close the
     /// descriptors.
-    #[allow(dead_code, reason = "they are held, and no more")]
-    mapped: Vec<Own<RawFd>>,
-    calls: Calls,
+    #[allow(dead_code, reason = "held only for its drop")]
+    mapped: Vec<OwnDescriptor<RawFd>>,
+    client: SharedFsClient,
     log: Log<Mapping>,
     control: ControlPage<Mapping>,
     leases: LeaseTable<Mapping>,
@@ -159,12 +162,12 @@ pub struct LibFs {
     /// The descriptor that the front end puts at the kernel's side of LibFS's descriptors, until the front end takes
     /// it.
     placeholder: Mutex<Option<OwnedFd>>,
-    glimpses: Glimpses,
+    first_reads: FirstReads,
     nodes: NodeTable,
     /// One lock for several inodes, held while a thread requests one of them.
-    asking: [Mutex<()>; grants::ASKING],
-    directory_versions: Detours,
-    ledger: Ledger,
+    request_locks: [Mutex<()>; grants::REQUEST_LOCKS],
+    directory_versions: DirectoryVersions,
+    dirty_list: DirtyList,
     quota_balances: QuotaBalances,
     segments: Segments,
     mapping_numbers: Mutex<MappingNumbers>,
@@ -184,7 +187,7 @@ pub struct LibFs {
     dependencies: Mutex<Dependencies>,
     hash_key: [u8; 16],
     cache_ttl_ms: u64,
-    descriptors: OwnDescriptors,
+    descriptors: DescriptorPolicy,
     sync_needed: bool,
     /// Where this session's part of the log begins. Earlier sessions may have logged before it.
     log_began: LogPosition,
@@ -212,7 +215,7 @@ impl LibFs {
                 bytes >> 20
             )));
         }
-        let (calls, welcome, mut descriptors) = Calls::open(options)?;
+        let (client, welcome, mut descriptors) = SharedFsClient::open(options)?;
         let before = SESSION_FILES + welcome.segment.iter().len() + 1;
         let placeholder = if descriptors.len() > before { descriptors.pop() } else { None };
         let wrong = || memory(&"the daemon sent the wrong number of descriptors");
@@ -249,28 +252,27 @@ impl LibFs {
         };
         // A session works without these two: LibFS then requests everything. So little address space is no reason to
         // refuse the session.
-        let first = first
-            .first()
-            .zip(welcome.segment.as_ref())
-            .and_then(|(file, told)| Some((told.number, Segment::new(file, told, medium, options.descriptors).ok()?)));
+        let first = first.first().zip(welcome.segment.as_ref()).and_then(|(file, info)| {
+            Some((info.number, MappedSegment::new(file, info, medium, options.descriptors).ok()?))
+        });
         let grant_cache = grant_cache
             .first()
             .and_then(|grant_cache| map(grant_cache, GRANT_CACHE_BYTES, MappingAccess::ReadOnly, volatile).ok());
         let mapped = [log.memory(), control.memory(), leases.memory()].into_iter().chain(&grant_cache);
-        let mapped = mapped.map(|memory| Own::new(memory.file().as_raw_fd(), options.descriptors)).collect();
+        let mapped = mapped.map(|memory| OwnDescriptor::new(memory.file().as_raw_fd(), options.descriptors)).collect();
         let fs = Arc::new(Self {
             mapped,
-            calls,
+            client,
             log,
             control,
             leases,
             grant_cache: grant_cache.and_then(|memory| GrantCacheReader::new(memory, welcome.segment_version)),
             placeholder: Mutex::new(placeholder),
-            glimpses: Glimpses::new(),
+            first_reads: FirstReads::new(),
             nodes: NodeTable::new(),
-            asking: std::array::from_fn(|_| Mutex::new(())),
-            directory_versions: Detours::new(),
-            ledger: Ledger::default(),
+            request_locks: std::array::from_fn(|_| Mutex::new(())),
+            directory_versions: DirectoryVersions::new(),
+            dirty_list: DirtyList::default(),
             quota_balances: QuotaBalances::default(),
             segments: Segments::new(welcome.segment_version, first),
             mapping_numbers: Mutex::default(),
@@ -302,8 +304,8 @@ impl LibFs {
                 let mut memory = FreedMemory::default();
                 let mut version = welcome.segment_version;
                 while let Some(fs) = weak.upgrade() {
-                    fs.tidy(&fs.tidying.lock());
-                    fs.come_back(&mut version);
+                    fs.forget_committed(&fs.tidying.lock());
+                    fs.register_again(&mut version);
                     memory.give_back_when_idle(fs.tidied.load(Ordering::Relaxed));
                     drop(fs);
                     std::thread::sleep(std::time::Duration::from_millis(IDLE_TIDY_MS));
@@ -325,7 +327,7 @@ impl LibFs {
     ///
     /// Other sessions may ask for the mount's locks, or for inodes that its kernel caches, and SharedFS does not wait
     /// long for a mount. A restarted SharedFS begins a new segment version, which shows here.
-    fn come_back(&self, known: &mut u64) {
+    fn register_again(&self, known: &mut u64) {
         let version = self.control.segment_version();
         // Any request will do: the client sends device and locks before it.
         if version != *known && self.call(&Request::SyncDependencies(Vec::new())).is_ok() {
@@ -341,7 +343,7 @@ impl LibFs {
     /// # Errors
     /// `EIO` if SharedFS is away.
     pub fn register_mount(&self, device: OwnedFd, number: u64) -> Outcome<()> {
-        self.calls.register_mount(device, number, self)
+        self.client.register_mount(device, number, self)
     }
 
     /// Returns how long, in milliseconds, a kernel may cache the last answer about an inode; 0 if it is stale.
@@ -393,7 +395,7 @@ impl LibFs {
     }
 
     /// Records that the kernel has dropped all names that it cached before `company` began.
-    pub fn forgot_names(&self, company: u64) {
+    pub fn confirm_names_dropped(&self, company: u64) {
         self.control.set_company_known(company);
     }
 
@@ -402,12 +404,12 @@ impl LibFs {
     pub fn is_valid(&self, id: InodeId) -> bool {
         self.nodes.existing(id).is_some_and(|node| {
             let state = node.read();
-            !state.gone && self.holds(&state, false)
+            !state.is_gone && self.holds_lease(&state, false)
         })
     }
 
     /// Ends the session in order: SharedFS digests its log and takes back its leases and locks.
-    pub fn end(&self) {
+    pub fn close_session(&self) {
         if self.make_room().and_then(|()| self.call(&Request::Goodbye).map(drop)).is_err() {
             tracing::warn!("the daemon is away; it will digest the session's log when it is back");
         }
@@ -416,19 +418,19 @@ impl LibFs {
     /// Ends the session without waiting for a commit; other sessions see all that it did.
     ///
     /// The caller has nothing open in the session and uses it no more.
-    pub fn leave(&self) {
+    pub fn leave_session(&self) {
         // If SharedFS restarts at this moment, no process resumes the session. SharedFS then ends it with its process.
         let _ = self.call(&Request::Leave);
-        self.calls.hang_up();
+        self.client.close_connections();
     }
 
     /// Closes the connections in a forked process: the session belongs to the parent.
-    pub fn hang_up(&self) {
-        self.calls.hang_up();
+    pub fn close_connections(&self) {
+        self.client.close_connections();
     }
 
     pub(crate) fn call(&self, request: &Request) -> Outcome<Reply> {
-        self.calls.call(request, Some(&self.control), self)
+        self.client.call(request, Some(&self.control), self)
     }
 
     pub(crate) fn call_with(
@@ -436,7 +438,7 @@ impl LibFs {
         request: &Request,
         descriptors: &[BorrowedFd<'_>],
     ) -> Outcome<(Reply, Vec<OwnedFd>)> {
-        self.calls.call_with(request, descriptors, self)
+        self.client.call_with(request, descriptors, self)
     }
 
     /// Returns whether there is a number for a new inode without a request.

@@ -1,57 +1,44 @@
 //! Looking up, creating, linking, removing and listing names in directories.
 //!
-//! Renaming: [`crate::moves`].
+//! Renaming: [`crate::rename`].
 
 use std::sync::atomic::Ordering;
 
 use ashlar_types::{
     Access, COOKIE_PARENT, COOKIE_SELF, Credentials, Errno, FileKind, Inode, InodeId, LINK_MAX, MODE_SETGID, Name,
-    NameError,
 };
 use ashlar_update::acl::Acl;
 use ashlar_update::{Create, Entry, Update, XATTR_ACL_DEFAULT, permission, quota_allows};
 use ashlar_wire::{OperationKind, Reply, Request};
 
 use crate::LibFs;
-use crate::api::{Found, Listed, ListedName, Make, Outcome};
+use crate::api::{FoundInode, ListedEntry, ListedName, NewInode, Outcome, check_name, check_new_name};
 use crate::children::Children;
-use crate::grants::{Claim, Locked, Stop};
+use crate::grants::{Claim, LockedNodes, Stop};
 use crate::node::Lease;
-use crate::path::Purpose;
+use crate::path_walk::PathPurpose;
 
 /// Entries to request at a time of a directory that is too large to be known as a whole.
 const PAGE_ENTRIES: u32 = 1024;
-
-pub(crate) fn check_name(name: &[u8]) -> Outcome<()> {
-    Name::check(name).map_err(|error| match error {
-        NameError::TooLong => Errno::ENAMETOOLONG,
-        NameError::Invalid => Errno::EINVAL,
-    })
-}
-
-/// As [`check_name`], for names that must exist or be created: `.` and `..` can be neither removed nor created.
-pub(crate) fn check_new_name(name: &[u8], dots: Errno) -> Outcome<()> {
-    if name == b"." || name == b".." { Err(dots) } else { check_name(name) }
-}
 
 impl LibFs {
     /// Looks up a name; `.` and `..` too.
     ///
     /// # Errors
     /// `ENOENT`, `ENOTDIR`, `EACCES`, `ENAMETOOLONG`.
-    pub fn lookup(&self, who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<Found> {
-        let _measured = self.measured(OperationKind::Name);
+    pub fn lookup(&self, user: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<FoundInode> {
+        let _measured = self.begin_operation(OperationKind::Name);
         if name == b"." || name == b".." {
-            return self.lookup_dot(who, directory, name);
+            return self.lookup_dot(user, directory, name);
         }
-        self.look_up(who, directory, name, Purpose::Look, false).map(|(found, _)| found)
+        self.look_up(user, directory, name, PathPurpose::Look, false).map(|(found, _)| found)
     }
 
     /// Looks up `.` or `..` of a directory.
-    pub(crate) fn lookup_dot(&self, who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<Found> {
-        self.check_access(who, directory, Access::EXECUTE)?;
-        let found = self.found(directory)?;
-        if name == b"." { Ok(found) } else { self.found(found.inode.parent) }
+    pub(crate) fn lookup_dot(&self, user: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<FoundInode> {
+        self.check_access(user, directory, Access::EXECUTE)?;
+        let found = self.find_inode(directory)?;
+        if name == b"." { Ok(found) } else { self.find_inode(found.inode.parent) }
     }
 
     /// Returns the inode that a name leads to, and the lease by which the directory is known.
@@ -59,39 +46,39 @@ impl LibFs {
     /// `makes`: if the name is absent, the caller creates it next.
     pub(crate) fn look_up(
         &self,
-        who: &Credentials,
+        user: &Credentials,
         directory: InodeId,
         name: &[u8],
-        purpose: Purpose,
+        purpose: PathPurpose,
         makes: bool,
-    ) -> Outcome<(Found, Option<Lease>)> {
-        let claim = Claim { soon_written: purpose == Purpose::Name, makes, ..Claim::read(directory) };
+    ) -> Outcome<(FoundInode, Option<Lease>)> {
+        let claim = Claim { soon_written: purpose == PathPurpose::Name, makes, ..Claim::read(directory) };
         let claim_found = |id| purpose.claim(id);
         loop {
-            let (entry, lease) = self.look_up_entry(who, claim, name, &claim_found)?;
+            let (entry, lease) = self.look_up_entry(user, claim, name, &claim_found)?;
             let entry = entry.ok_or(Errno::ENOENT)?;
             // Most calls follow a link or read its attributes, so a link needs no more than those.
-            let is_link = entry.kind == FileKind::Symlink && purpose != Purpose::Name;
-            match self.looked_at(if is_link { Claim::read(entry.inode) } else { claim_found(entry.inode) }) {
+            let is_link = entry.kind == FileKind::Symlink && purpose != PathPurpose::Name;
+            match self.find_attributes(if is_link { Claim::read(entry.inode) } else { claim_found(entry.inode) }) {
                 // The inode was removed after its name was looked up; the next lookup shows that.
-                Err(Errno::ESTALE) if self.entry_of(directory, name, false)? != Some(entry) => {}
+                Err(Errno::ESTALE) if self.find_entry(directory, name, false)? != Some(entry) => {}
                 found => return found.map(|found| (found, lease)),
             }
         }
     }
 
-    /// Returns an entry of a directory that `who` may search, and the lease by which it is known.
+    /// Returns an entry of a directory that `user` may search, and the lease by which it is known.
     pub(crate) fn look_up_entry(
         &self,
-        who: &Credentials,
+        user: &Credentials,
         directory: Claim,
         name: &[u8],
         found: &dyn Fn(InodeId) -> Claim,
     ) -> Outcome<(Option<Entry>, Option<Lease>)> {
         // One read of the directory gives both the right to search it and the name's entry.
-        let directory = if who.checked { directory } else { directory.with_xattrs() };
-        self.entry_if(directory, found, name, |state| {
-            if !who.checked && !self.allows(state, who, Access::EXECUTE) {
+        let directory = if user.checked { directory } else { directory.with_xattrs() };
+        self.find_entry_if(directory, found, name, |state| {
+            if !user.checked && !self.allows_access(state, user, Access::EXECUTE) {
                 return Err(Errno::EACCES);
             }
             check_name(name)
@@ -103,29 +90,41 @@ impl LibFs {
     /// # Errors
     /// `EEXIST`, `ENOENT` (a removed directory), `ENOTDIR`, `EACCES`, `ENAMETOOLONG`, `EMLINK`, `ENOSPC`, `EDQUOT`,
     /// `EINVAL`.
-    pub fn make(&self, who: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found> {
-        let _measured = self.measured(OperationKind::Name);
+    pub fn make(
+        &self,
+        user: &Credentials,
+        directory: InodeId,
+        name: &[u8],
+        make: &NewInode<'_>,
+    ) -> Outcome<FoundInode> {
+        let _measured = self.begin_operation(OperationKind::Name);
         check_new_name(name, Errno::EEXIST)?;
-        self.make_inode(who, directory, name, make, false)
+        self.make_inode(user, directory, name, make, false)
     }
 
     /// As [`LibFs::make`], and opens the file in one step.
     ///
     /// # Errors
     /// As [`LibFs::make`]; `ENFILE`.
-    pub fn make_open(&self, who: &Credentials, directory: InodeId, name: &[u8], make: &Make<'_>) -> Outcome<Found> {
-        let _measured = self.measured(OperationKind::Name);
+    pub fn make_open(
+        &self,
+        user: &Credentials,
+        directory: InodeId,
+        name: &[u8],
+        make: &NewInode<'_>,
+    ) -> Outcome<FoundInode> {
+        let _measured = self.begin_operation(OperationKind::Name);
         check_new_name(name, Errno::EEXIST)?;
-        self.make_inode(who, directory, name, make, true)
+        self.make_inode(user, directory, name, make, true)
     }
 
     /// Creates and opens a file without a name (`O_TMPFILE`).
     ///
     /// # Errors
     /// As [`LibFs::make_open`].
-    pub fn make_unnamed(&self, who: &Credentials, directory: InodeId, make: &Make<'_>) -> Outcome<Found> {
-        let _measured = self.measured(OperationKind::Name);
-        let made = self.make_inode(who, directory, b"", make, true)?;
+    pub fn make_unnamed(&self, user: &Credentials, directory: InodeId, make: &NewInode<'_>) -> Outcome<FoundInode> {
+        let _measured = self.begin_operation(OperationKind::Name);
+        let made = self.make_inode(user, directory, b"", make, true)?;
         self.unnamed.lock().insert(made.id);
         Ok(made)
     }
@@ -137,20 +136,20 @@ impl LibFs {
 
     fn make_inode(
         &self,
-        who: &Credentials,
+        user: &Credentials,
         directory: InodeId,
         name: &[u8],
-        make: &Make<'_>,
+        make: &NewInode<'_>,
         open: bool,
-    ) -> Outcome<Found> {
+    ) -> Outcome<FoundInode> {
         if make.kind == FileKind::Symlink && make.target.is_empty() {
             return Err(Errno::ENOENT);
         }
         if make.target.len() > ashlar_types::SYMLINK_MAX {
             return Err(Errno::ENAMETOOLONG);
         }
-        self.check_change(who, directory)?;
-        let is_there = || Ok(!name.is_empty() && self.entry_of(directory, name, true)?.is_some());
+        self.check_change(user, directory)?;
+        let is_there = || Ok(!name.is_empty() && self.find_entry(directory, name, true)?.is_some());
         // Most callers have just looked the name up. If a number takes a request, the name is checked first: an
         // existing name is then the error, whatever the request would give.
         if !self.has_inodes() && is_there()? {
@@ -160,7 +159,8 @@ impl LibFs {
         let claim = Claim::write(directory).with_xattrs();
         let claims = [if name.is_empty() { claim } else { claim.with_entries() }];
         let made = loop {
-            let made = self.change(&claims, |locked| self.make_locked(locked, who, directory, name, make, id, open));
+            let made =
+                self.change_nodes(&claims, |locked| self.make_locked(locked, user, directory, name, make, id, open));
             match made {
                 // The name exists, or is not known.
                 Err(Errno::ECANCELED) => match is_there() {
@@ -174,18 +174,18 @@ impl LibFs {
         made.inspect_err(|_| self.return_inode(id))
     }
 
-    #[allow(clippy::too_many_arguments, reason = "the parts of one call")]
+    #[allow(clippy::too_many_arguments, reason = "the parameters of one call")]
     fn make_locked(
         &self,
-        locked: &mut Locked<'_>,
-        who: &Credentials,
+        locked: &mut LockedNodes<'_>,
+        user: &Credentials,
         directory: InodeId,
         name: &[u8],
-        make: &Make<'_>,
+        make: &NewInode<'_>,
         id: InodeId,
         open: bool,
-    ) -> Result<Found, Stop> {
-        locked.act_for(who);
+    ) -> Result<FoundInode, Stop> {
+        locked.act_for(user);
         let parent = locked.inode(directory)?;
         if !parent.is_directory() {
             return Err(Errno::ENOTDIR.into());
@@ -193,21 +193,21 @@ impl LibFs {
         if parent.links == 0 {
             return Err(Errno::ENOENT.into());
         }
-        locked.check_change(who, directory)?;
+        locked.check_change(user, directory)?;
         if !name.is_empty() {
             locked.expect_entry(directory, name, None).map_err(|_| Errno::ECANCELED)?;
         }
         if make.kind == FileKind::Directory && locked.inode(directory)?.links >= LINK_MAX {
             return Err(Errno::EMLINK.into());
         }
-        let plan = Inheritance::from(locked, directory, who, make)?;
+        let plan = Inheritance::from(locked, directory, user, make)?;
         let create = Create {
             inode: id,
             parent: directory,
             name,
             kind: make.kind,
             mode: plan.mode,
-            uid: who.uid,
+            uid: user.uid,
             gid: plan.gid,
             device: make.device,
             at: Self::now(),
@@ -215,30 +215,30 @@ impl LibFs {
             acl_access: &plan.acl_access,
             acl_default: &plan.acl_default,
         };
-        let handle = if open { Some(self.note_open_new(id)?) } else { None };
-        if let Err(stop) = self.commit_making(locked, &Update::Create(create), id, directory) {
+        let handle = if open { Some(self.record_open_new(id)?) } else { None };
+        if let Err(stop) = self.log_creation(locked, &Update::Create(create), id, directory) {
             if open {
-                self.note_closed(id);
+                self.record_closed(id);
             }
             return Err(stop);
         }
         if let Some(handle) = handle {
-            locked.state(id)?.handle.note(handle);
+            locked.state(id)?.handle.set_slot(handle);
         }
-        Ok(Found { id, inode: locked.inode(id)?.clone() })
+        Ok(FoundInode { id, inode: locked.inode(id)?.clone() })
     }
 
-    /// As [`Locked::commit`], for an update that creates an inode in a directory.
-    pub(crate) fn commit_making(
+    /// As [`LockedNodes::log_update`], for an update that creates an inode in a directory.
+    pub(crate) fn log_creation(
         &self,
-        locked: &mut Locked<'_>,
+        locked: &mut LockedNodes<'_>,
         update: &Update<'_>,
         id: InodeId,
         directory: InodeId,
     ) -> Result<(), Stop> {
         let lease = locked.state(directory)?.lease;
         locked.nodes.push((id, self.nodes.write_new(id)));
-        if let Err(stop) = locked.commit(update) {
+        if let Err(stop) = locked.log_update(update) {
             drop(locked.nodes.pop());
             self.nodes.remove(id);
             return Err(stop);
@@ -256,16 +256,16 @@ impl LibFs {
     /// # Errors
     /// `EEXIST`, `EPERM` (a directory), `EMLINK`, `ENOENT` (no link left and not made by `O_TMPFILE`), `ENOTDIR`,
     /// `EACCES`, `ENOSPC`, `EXDEV` (another subtree's quota).
-    pub fn link(&self, who: &Credentials, inode: InodeId, directory: InodeId, name: &[u8]) -> Outcome<Found> {
-        let _measured = self.measured(OperationKind::Name);
+    pub fn link(&self, user: &Credentials, inode: InodeId, directory: InodeId, name: &[u8]) -> Outcome<FoundInode> {
+        let _measured = self.begin_operation(OperationKind::Name);
         check_new_name(name, Errno::EEXIST)?;
-        self.check_change(who, directory)?;
+        self.check_change(user, directory)?;
         loop {
-            if self.entry_of(directory, name, true)?.is_some() {
+            if self.find_entry(directory, name, true)?.is_some() {
                 return Err(Errno::EEXIST);
             }
-            let claims = [Claim::write(inode), Claim::to_change(who, directory)];
-            let linked = self.change(&claims, |locked| {
+            let claims = [Claim::write(inode), Claim::to_change(user, directory)];
+            let linked = self.change_nodes(&claims, |locked| {
                 let found = locked.inode(inode)?;
                 if found.is_directory() {
                     return Err(Errno::EPERM.into());
@@ -282,12 +282,12 @@ impl LibFs {
                 if !quota_allows(inode, found, into) {
                     return Err(Errno::EXDEV.into());
                 }
-                locked.check_change(who, directory)?;
+                locked.check_change(user, directory)?;
                 // The lease may have gone and come back without the entries: then the name is looked up again.
                 locked.expect_entry(directory, name, None).map_err(|_| Errno::ECANCELED)?;
-                locked.commit(&Update::Link { inode, parent: directory, name, at: Self::now() })?;
+                locked.log_update(&Update::Link { inode, parent: directory, name, at: Self::now() })?;
                 self.unnamed.lock().remove(&inode);
-                Ok(Found { id: inode, inode: locked.inode(inode)?.clone() })
+                Ok(FoundInode { id: inode, inode: locked.inode(inode)?.clone() })
             });
             match linked {
                 Err(Errno::ECANCELED) => {}
@@ -300,21 +300,21 @@ impl LibFs {
     ///
     /// # Errors
     /// `ENOENT`, `EISDIR`, `EACCES`, `EPERM` (sticky directory).
-    pub fn unlink(&self, who: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<()> {
-        let _measured = self.measured(OperationKind::Name);
-        self.unlink_found(who, directory, name, None)
+    pub fn unlink(&self, user: &Credentials, directory: InodeId, name: &[u8]) -> Outcome<()> {
+        let _measured = self.begin_operation(OperationKind::Name);
+        self.unlink_found(user, directory, name, None)
     }
 
     /// As [`LibFs::unlink`], for the entry that was just looked up, if one was.
     pub(crate) fn unlink_found(
         &self,
-        who: &Credentials,
+        user: &Credentials,
         directory: InodeId,
         name: &[u8],
-        looked_up: Option<Entry>,
+        found_entry: Option<Entry>,
     ) -> Outcome<()> {
         check_new_name(name, Errno::EISDIR)?;
-        self.remove(who, directory, name, false, (None, looked_up))
+        self.remove_name(user, directory, name, false, (None, found_entry))
     }
 
     /// Removes an empty directory. If `found` is given, it is the directory that the caller found at the name.
@@ -324,32 +324,32 @@ impl LibFs {
     /// than `found`.
     pub fn remove_directory(
         &self,
-        who: &Credentials,
+        user: &Credentials,
         directory: InodeId,
         name: &[u8],
         found: Option<InodeId>,
     ) -> Outcome<()> {
-        let _measured = self.measured(OperationKind::Name);
+        let _measured = self.begin_operation(OperationKind::Name);
         if name == b".." {
             return Err(Errno::ENOTEMPTY);
         }
         check_new_name(name, Errno::EINVAL)?;
-        self.remove(who, directory, name, true, (found, None))
+        self.remove_name(user, directory, name, true, (found, None))
     }
 
-    fn remove(
+    fn remove_name(
         &self,
-        who: &Credentials,
+        user: &Credentials,
         parent: InodeId,
         name: &[u8],
         is_directory: bool,
-        (found, mut looked_up): (Option<InodeId>, Option<Entry>),
+        (found, mut found_entry): (Option<InodeId>, Option<Entry>),
     ) -> Outcome<()> {
-        self.check_change(who, parent)?;
+        self.check_change(user, parent)?;
         loop {
-            let entry = match looked_up.take() {
+            let entry = match found_entry.take() {
                 Some(entry) => entry,
-                None => self.entry_of(parent, name, true)?.ok_or(Errno::ENOENT)?,
+                None => self.find_entry(parent, name, true)?.ok_or(Errno::ENOENT)?,
             };
             match (entry.kind == FileKind::Directory, is_directory) {
                 (true, false) => return Err(Errno::EISDIR),
@@ -360,10 +360,10 @@ impl LibFs {
             if found.is_some_and(|found| found != inode) {
                 return Err(Errno::ESTALE);
             }
-            let result = self.change(&[Claim::to_change(who, parent), Claim::write(inode)], |locked| {
+            let result = self.change_nodes(&[Claim::to_change(user, parent), Claim::write(inode)], |locked| {
                 locked.expect_entry(parent, name, Some(entry)).map_err(|_| Errno::ECANCELED)?;
-                locked.check_change(who, parent)?;
-                if permission::is_stuck(locked.inode(parent)?, locked.inode(inode)?, who) {
+                locked.check_change(user, parent)?;
+                if permission::is_stuck(locked.inode(parent)?, locked.inode(inode)?, user) {
                     return Err(Errno::EPERM.into());
                 }
                 if locked.inode(inode)?.entries != 0 {
@@ -375,11 +375,11 @@ impl LibFs {
                 } else {
                     Update::Unlink { inode, parent, name, release, at }
                 };
-                locked.commit(&update).map(drop)
+                locked.log_update(&update).map(drop)
             });
             match result {
                 // The entry changed between lookup and lock.
-                Err(Errno::ECANCELED | Errno::ESTALE) if self.entry_of(parent, name, true)? != Some(entry) => {}
+                Err(Errno::ECANCELED | Errno::ESTALE) if self.find_entry(parent, name, true)? != Some(entry) => {}
                 Err(Errno::ECANCELED) => {}
                 result => return result,
             }
@@ -394,11 +394,11 @@ impl LibFs {
     ///
     /// # Errors
     /// `ENOTDIR`, `ENOENT`.
-    pub fn list(&self, directory: InodeId, after: u64, each: &mut dyn FnMut(Listed) -> bool) -> Outcome<()> {
-        let _measured = self.measured(OperationKind::Name);
+    pub fn list(&self, directory: InodeId, after: u64, each: &mut dyn FnMut(ListedEntry) -> bool) -> Outcome<()> {
+        let _measured = self.begin_operation(OperationKind::Name);
         let mut after = after;
         loop {
-            let at_hand = self.read_known(directory, |children| {
+            let at_hand = self.read_all_entries(directory, |children| {
                 let mut page: Vec<(u64, Name, Entry)> = Vec::new();
                 for (cookie, name, entry) in children.between(after, u64::MAX) {
                     // Entries that share a cookie stay on one page.
@@ -414,9 +414,9 @@ impl LibFs {
                 None => self.remote_page(directory, after)?,
             };
             for (cookie, name, entry) in page {
-                let inode = self.attributes_at_hand(entry.inode);
+                let inode = self.cached_attributes(entry.inode);
                 let name = name.as_bytes().to_vec();
-                if !each(Listed { cookie, name, id: entry.inode, kind: entry.kind, inode }) {
+                if !each(ListedEntry { cookie, name, id: entry.inode, kind: entry.kind, inode }) {
                     return Ok(());
                 }
             }
@@ -439,13 +439,13 @@ impl LibFs {
         after: u64,
         each: &mut dyn FnMut(ListedName<'_>) -> bool,
     ) -> Outcome<()> {
-        let _measured = self.measured(OperationKind::Name);
+        let _measured = self.begin_operation(OperationKind::Name);
         let mut give = |cookie, name: &Name, entry: Entry| {
             each(ListedName { cookie, name: name.as_bytes(), id: entry.inode, kind: entry.kind })
         };
         let mut after = after;
         loop {
-            let is_done = self.read_known(directory, |children| {
+            let is_done = self.read_all_entries(directory, |children| {
                 let known = children.between(after, u64::MAX);
                 let mut entries = known.filter_map(|(cookie, name, entry)| Some((cookie, name, entry?)));
                 entries.all(|(cookie, name, entry)| give(cookie, name, entry));
@@ -488,17 +488,17 @@ impl LibFs {
     }
 
     /// Calls `read` with the entries of a directory, if all are known.
-    fn read_known<R>(&self, directory: InodeId, read: impl FnOnce(&Children) -> R) -> Outcome<Option<R>> {
+    fn read_all_entries<R>(&self, directory: InodeId, read: impl FnOnce(&Children) -> R) -> Outcome<Option<R>> {
         loop {
-            let guard = self.view(Claim::read(directory).with_entries())?;
+            let guard = self.view_node(Claim::read(directory).with_entries())?;
             if !guard.inode.as_ref().is_some_and(Inode::is_directory) {
                 return Err(Errno::ENOTDIR);
             }
-            if !guard.goes_by_name(true) {
+            if !guard.prefers_single_names(true) {
                 return Ok(guard.children.is_complete().then(|| read(&guard.children)));
             }
             // A listing reads all names.
-            guard.looked_up.store(u32::MAX, Ordering::Relaxed);
+            guard.lookups.store(u32::MAX, Ordering::Relaxed);
         }
     }
 
@@ -510,7 +510,7 @@ impl LibFs {
         let request = Request::ReadDirectory { directory, after, limit: PAGE_ENTRIES };
         let Reply::Entries(theirs) = self.call(&request)? else { return Err(Errno::EIO) };
         let next = if theirs.len() < PAGE_ENTRIES as usize { None } else { theirs.last().map(|entry| entry.cookie) };
-        let guard = self.view(Claim::read(directory))?;
+        let guard = self.view_node(Claim::read(directory))?;
         let mut merged = std::collections::BTreeMap::new();
         for entry in theirs {
             let name = Name::new(&entry.name).map_err(|_| Errno::EIO)?;
@@ -538,26 +538,26 @@ pub(crate) struct Inheritance {
 impl Inheritance {
     /// Returns the inheritance of a directory that the operation has claimed with its extended attributes.
     pub(crate) fn from(
-        locked: &Locked<'_>,
+        locked: &LockedNodes<'_>,
         directory: InodeId,
-        who: &Credentials,
-        make: &Make<'_>,
+        user: &Credentials,
+        make: &NewInode<'_>,
     ) -> Result<Self, Stop> {
         let xattrs = locked.state(directory)?.xattrs.as_ref();
         let default = xattrs.and_then(|all| all.get(XATTR_ACL_DEFAULT));
-        Ok(Self::of(locked.inode(directory)?, default.map(Vec::as_slice), who, make))
+        Ok(Self::compute(locked.inode(directory)?, default.map(Vec::as_slice), user, make))
     }
 
-    fn of(parent: &Inode, default: Option<&[u8]>, who: &Credentials, make: &Make<'_>) -> Self {
+    fn compute(parent: &Inode, default: Option<&[u8]>, user: &Credentials, make: &NewInode<'_>) -> Self {
         let mut mode = make.mode & ashlar_types::MODE_PERMISSIONS;
-        let mut gid = who.gid;
+        let mut gid = user.gid;
         if parent.mode & MODE_SETGID != 0 {
             gid = parent.gid;
             if make.kind == FileKind::Directory {
                 mode |= MODE_SETGID;
             } else if mode & (MODE_SETGID | 0o010) == (MODE_SETGID | 0o010)
-                && !who.is_privileged()
-                && !who.is_member(gid)
+                && !user.is_privileged()
+                && !user.is_member(gid)
             {
                 mode &= !MODE_SETGID;
             }

@@ -1,30 +1,31 @@
 //! Cached inodes: state under a lease, and changes that SharedFS has not committed.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::BuildHasherDefault;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use ashlar_types::{Inode, InodeId, LogPosition, Name};
 use ashlar_update::Entry;
 use ashlar_wire::{HandleSlot, InodeState, LeaseWord, Need};
 
-use crate::alone::RwLock;
 use crate::children::{Children, PARTIAL_MAX};
-use crate::content::{Content, DataChange};
-use crate::counted::{self, Counted};
+use crate::file_map::{DataChange, FileMap};
+use crate::inode_hasher::InodeHasher;
+use crate::reference_count::{self, Counted};
+use crate::single_threaded::RwLock;
 
 /// The lease under which a node's state was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lease {
     /// The lease is the grant cache's, not the session's own.
-    pub(crate) is_posted: bool,
+    pub(crate) is_published: bool,
     pub(crate) slot: u32,
     pub(crate) word: LeaseWord,
 }
 
 /// When SharedFS sent a state.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Told {
+pub(crate) struct GrantContext {
     /// The state includes the session's updates before this position.
     pub(crate) applied: LogPosition,
     /// The extent version at the time of the request.
@@ -33,7 +34,7 @@ pub(crate) struct Told {
     pub(crate) evictions: u64,
 }
 
-impl Told {
+impl GrantContext {
     /// Returns whether nodes still note all changes of this session that the state lacks.
     ///
     /// Changes before `forgotten` may not be noted any more.
@@ -46,7 +47,7 @@ impl Told {
 ///
 /// A state from SharedFS includes changes before its applied position. Later changes are applied to it again.
 #[derive(Clone, Debug)]
-pub(crate) enum Change {
+pub(crate) enum NodeChange {
     Data(DataChange),
     Entry(Name, Option<Entry>),
     Xattr(Vec<u8>, Option<Vec<u8>>),
@@ -61,20 +62,20 @@ pub(crate) struct NodeState {
     /// Attributes; `None` before the first grant.
     pub(crate) inode: Option<Inode>,
     pub(crate) children: Children,
-    pub(crate) content: Option<Content>,
+    pub(crate) content: Option<FileMap>,
     pub(crate) xattrs: Option<BTreeMap<Vec<u8>, Vec<u8>>>,
     /// Changes in the order of their positions: each is noted under the lock under which its record was appended.
-    pub(crate) changes: VecDeque<(LogPosition, Change)>,
-    /// Whether the ledger has the node.
-    pub(crate) is_listed: bool,
+    pub(crate) changes: VecDeque<(LogPosition, NodeChange)>,
+    /// Whether the dirty list has the node.
+    pub(crate) is_dirty_listed: bool,
     /// This session has removed the inode. The node stays until that is committed, so that an older state is never
     /// taken for it.
-    pub(crate) gone: bool,
+    pub(crate) is_gone: bool,
     /// Names looked up here since the lease was granted.
-    pub(crate) looked_up: AtomicU32,
+    pub(crate) lookups: AtomicU32,
     /// The directory's names are requested one by one. All of them came with an earlier lease, which went before many
     /// were looked up.
-    pub(crate) by_name: bool,
+    pub(crate) is_by_name: bool,
     /// No process has read the inode since its last change, so the next change may have the same time (`clock`).
     pub(crate) is_unseen: AtomicBool,
     /// Processes have mapped the file, and writes to it must show there.
@@ -82,54 +83,60 @@ pub(crate) struct NodeState {
     /// Counts the changes made here. A state that was requested before a change does not overwrite it.
     pub(crate) revision: u64,
     /// The slot of its handles in the control page.
-    pub(crate) handle: KnownHandle,
+    pub(crate) handle: HandleHint,
 }
 
 /// The slot in which an inode's handles were recorded last.
 #[derive(Debug, Default)]
-pub(crate) struct KnownHandle(AtomicU64);
+pub(crate) struct HandleHint(AtomicU64);
 
-impl KnownHandle {
+impl HandleHint {
     pub(crate) fn slot(&self) -> HandleSlot {
         HandleSlot(self.0.load(Ordering::Relaxed))
     }
 
-    pub(crate) fn note(&self, slot: HandleSlot) {
+    pub(crate) fn set_slot(&self, slot: HandleSlot) {
         self.0.store(slot.0, Ordering::Relaxed);
     }
 }
 
 /// Entries that SharedFS can send in the time that one more request takes.
-const ENTRIES_A_QUESTION: u64 = 32;
+const ENTRIES_PER_REQUEST: u64 = 32;
 
 impl NodeState {
     /// Counts a name that is looked up.
-    pub(crate) fn note_looked_up(&self) {
+    pub(crate) fn count_lookup(&self) {
         // Losing a count to another thread does no harm.
-        self.looked_up.store(self.looked_up.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
+        self.lookups.store(self.lookups.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
     }
 
     /// Returns whether a directory's names are better requested one by one than all with its lease.
     ///
     /// The lease may go again before the names are looked up. `held`: the lease is there.
-    pub(crate) fn goes_by_name(&self, held: bool) -> bool {
+    pub(crate) fn prefers_single_names(&self, held: bool) -> bool {
         let entries = self.inode.as_ref().map_or(0, |inode| inode.entries);
-        let is_little_used = u64::from(self.looked_up.load(Ordering::Relaxed)) * ENTRIES_A_QUESTION < entries;
-        is_little_used && (self.by_name || !held && self.children.is_complete())
+        let is_little_used = u64::from(self.lookups.load(Ordering::Relaxed)) * ENTRIES_PER_REQUEST < entries;
+        is_little_used && (self.is_by_name || !held && self.children.is_complete())
     }
 
     /// Records that the inode is read.
     #[inline]
-    pub(crate) fn note_seen(&self) {
+    pub(crate) fn mark_seen(&self) {
         if self.is_unseen.load(Ordering::Relaxed) {
             self.is_unseen.store(false, Ordering::Relaxed);
         }
     }
 
     /// Replaces all cached state by a state from SharedFS.
-    pub(crate) fn reset(&mut self, lease: Lease, state: &InodeState, told: Told, cookie: &dyn Fn(&[u8]) -> u64) {
-        self.by_name = self.goes_by_name(false);
-        *self.looked_up.get_mut() = 0;
+    pub(crate) fn replace_state(
+        &mut self,
+        lease: Lease,
+        state: &InodeState,
+        context: GrantContext,
+        cookie: &dyn Fn(&[u8]) -> u64,
+    ) {
+        self.is_by_name = self.prefers_single_names(false);
+        *self.lookups.get_mut() = 0;
         self.lease = Some(lease);
         self.inode = Some(state.attributes.clone());
         self.children = Children::unknown();
@@ -137,19 +144,19 @@ impl NodeState {
         self.xattrs = None;
         self.is_followed = false;
         self.revision += 1;
-        self.merge(state, told, cookie);
+        self.merge_state(state, context, cookie);
     }
 
     /// Adds the parts of a state from SharedFS that are not cached yet.
     ///
     /// Attributes that a valid lease covers are never older here.
-    pub(crate) fn merge(&mut self, state: &InodeState, told: Told, cookie: &dyn Fn(&[u8]) -> u64) {
-        let Told { applied, version, .. } = told;
+    pub(crate) fn merge_state(&mut self, state: &InodeState, context: GrantContext, cookie: &dyn Fn(&[u8]) -> u64) {
+        let GrantContext { applied, version, .. } = context;
         self.is_followed |= state.is_followed;
         if let (false, Some(contents)) = (self.content_at(version).is_some(), &state.contents) {
-            let mut content = Content::from_grant(contents, state.attributes.size, version);
+            let mut content = FileMap::from_grant(contents, state.attributes.size, version);
             for (_, change) in self.changes.iter().filter(|(position, _)| *position >= applied) {
-                if let Change::Data(change) = change {
+                if let NodeChange::Data(change) = change {
                     content.apply(change);
                 }
             }
@@ -159,8 +166,8 @@ impl NodeState {
             let mut all: BTreeMap<_, _> = xattrs.iter().cloned().collect();
             for (_, change) in self.changes.iter().filter(|(position, _)| *position >= applied) {
                 match change {
-                    Change::Xattr(name, Some(value)) => drop(all.insert(name.clone(), value.clone())),
-                    Change::Xattr(name, None) => drop(all.remove(name)),
+                    NodeChange::Xattr(name, Some(value)) => drop(all.insert(name.clone(), value.clone())),
+                    NodeChange::Xattr(name, None) => drop(all.remove(name)),
                     _ => {}
                 }
             }
@@ -170,13 +177,13 @@ impl NodeState {
             let mut children = Children::unknown();
             for entry in entries {
                 if let Ok(name) = Name::new(&entry.name) {
-                    children.set(entry.cookie, name, Some(Entry { inode: entry.inode, kind: entry.kind }));
+                    children.set_entry(entry.cookie, name, Some(Entry { inode: entry.inode, kind: entry.kind }));
                 }
             }
             children.set_complete();
             for (_, change) in self.changes.iter().filter(|(position, _)| *position >= applied) {
-                if let Change::Entry(name, entry) = change {
-                    children.set(cookie(name.as_bytes()), name.clone(), *entry);
+                if let NodeChange::Entry(name, entry) = change {
+                    children.set_entry(cookie(name.as_bytes()), name.clone(), *entry);
                 }
             }
             self.children = children;
@@ -184,18 +191,18 @@ impl NodeState {
     }
 
     /// Returns the file's map, if blocks are still where it says at this extent version.
-    pub(crate) fn content_at(&self, version: u64) -> Option<&Content> {
+    pub(crate) fn content_at(&self, version: u64) -> Option<&FileMap> {
         self.content.as_ref().filter(|content| content.is_current(version))
     }
 
     /// Records a change.
     #[inline(always)]
-    pub(crate) fn note(&mut self, position: LogPosition, change: Change) {
+    pub(crate) fn note_change(&mut self, position: LogPosition, change: NodeChange) {
         self.revision += 1;
         match self.changes.back_mut() {
             // A record that changes anything also changes attributes: one note covers both.
-            Some((last, _)) if *last == position && matches!(change, Change::Attributes) => {}
-            Some((last, noted @ Change::Attributes)) if *last == position => *noted = change,
+            Some((last, _)) if *last == position && matches!(change, NodeChange::Attributes) => {}
+            Some((last, noted @ NodeChange::Attributes)) if *last == position => *noted = change,
             _ => self.changes.push_back((position, change)),
         }
     }
@@ -203,11 +210,11 @@ impl NodeState {
     /// Forgets the changes before `bound`, which SharedFS has committed, and the state that refers to them.
     ///
     /// The log may overwrite their data, and SharedFS may reuse the blocks that they replaced.
-    pub(crate) fn prune(&mut self, bound: LogPosition) {
+    pub(crate) fn prune_changes(&mut self, bound: LogPosition) {
         let mut data_moved = false;
         let kept = self.changes.partition_point(|(position, _)| *position < bound);
         for (_, change) in self.changes.drain(..kept) {
-            data_moved |= matches!(change, Change::Data(_));
+            data_moved |= matches!(change, NodeChange::Data(_));
         }
         if data_moved {
             self.content = None;
@@ -229,35 +236,12 @@ impl NodeState {
 }
 
 /// A cached inode.
-pub(crate) type Node = Counted<RwLock<NodeState>>;
+pub(crate) type CachedNode = Counted<RwLock<NodeState>>;
 
-pub(crate) type WriteGuard = counted::WriteGuard<NodeState>;
-pub(crate) type ReadGuard = counted::ReadGuard<NodeState>;
+pub(crate) type NodeWriteGuard = reference_count::WriteGuard<NodeState>;
+pub(crate) type NodeReadGuard = reference_count::ReadGuard<NodeState>;
 
-/// A hasher for inode numbers and for numbers that are spread already.
-///
-/// Inode numbers are given out in order, so one multiplication spreads them well.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct NumberHasher(u64);
-
-impl Hasher for NumberHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(byte.into());
-        }
-    }
-    fn write_u32(&mut self, value: u32) {
-        self.write_u64(value.into());
-    }
-    fn write_u64(&mut self, value: u64) {
-        self.0 = (self.0 ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
-    }
-}
-
-type Shard = RwLock<HashMap<InodeId, Node, BuildHasherDefault<NumberHasher>>>;
+type Shard = RwLock<HashMap<InodeId, CachedNode, BuildHasherDefault<InodeHasher>>>;
 
 /// Enough that two threads that create nodes seldom meet.
 const SHARDS: usize = 64;
@@ -292,32 +276,32 @@ impl NodeTable {
     }
 
     /// Returns the node; creates an empty one if there is none.
-    pub(crate) fn node(&self, id: InodeId) -> Node {
-        self.existing(id).unwrap_or_else(|| self.made(id))
+    pub(crate) fn node(&self, id: InodeId) -> CachedNode {
+        self.existing(id).unwrap_or_else(|| self.create_node(id))
     }
 
     /// Returns the node; creates an empty one if there is still none.
-    fn made(&self, id: InodeId) -> Node {
+    fn create_node(&self, id: InodeId) -> CachedNode {
         self.shard(id).write().entry(id).or_default().clone()
     }
 
     /// Returns the node, locked for writing, if it most probably doesn't exist yet.
-    pub(crate) fn write_new(&self, id: InodeId) -> WriteGuard {
-        self.made(id).write_held()
+    pub(crate) fn write_new(&self, id: InodeId) -> NodeWriteGuard {
+        self.create_node(id).write_held()
     }
 
     /// Returns the node, locked for reading; creates an empty one if there is none.
-    pub(crate) fn read(&self, id: InodeId) -> ReadGuard {
-        self.read_existing(id).unwrap_or_else(|| self.made(id).read_held())
+    pub(crate) fn read(&self, id: InodeId) -> NodeReadGuard {
+        self.read_existing(id).unwrap_or_else(|| self.create_node(id).read_held())
     }
 
     /// Returns the node, locked for writing; creates an empty one if there is none.
-    pub(crate) fn write(&self, id: InodeId) -> WriteGuard {
-        self.write_existing(id).unwrap_or_else(|| self.made(id).write_held())
+    pub(crate) fn write(&self, id: InodeId) -> NodeWriteGuard {
+        self.write_existing(id).unwrap_or_else(|| self.create_node(id).write_held())
     }
 
     /// Returns the node, locked for reading, if there is one.
-    pub(crate) fn read_existing(&self, id: InodeId) -> Option<ReadGuard> {
+    pub(crate) fn read_existing(&self, id: InodeId) -> Option<NodeReadGuard> {
         // A free lock is taken under the shard's lock, which saves a count of the node.
         let free = self.shard(id).read().get(&id)?.try_read_held();
         free.or_else(|| Some(self.existing(id)?.read_held()))
@@ -327,25 +311,25 @@ impl NodeTable {
     ///
     /// The state can't change meanwhile. The shard stays locked for reading.
     #[inline]
-    pub(crate) fn look<R>(&self, id: InodeId, look: impl FnOnce(&NodeState) -> Option<R>) -> Option<R> {
+    pub(crate) fn inspect_node<R>(&self, id: InodeId, look: impl FnOnce(&NodeState) -> Option<R>) -> Option<R> {
         let shard = self.shard(id).try_read()?;
         let state = shard.get(&id)?.try_read()?;
         look(&state)
     }
 
     /// Returns the node, locked for writing, if there is one.
-    pub(crate) fn write_existing(&self, id: InodeId) -> Option<WriteGuard> {
+    pub(crate) fn write_existing(&self, id: InodeId) -> Option<NodeWriteGuard> {
         let free = self.shard(id).read().get(&id)?.try_write_held();
         free.or_else(|| Some(self.existing(id)?.write_held()))
     }
 
     /// Returns whether there is a node.
-    pub(crate) fn has(&self, id: InodeId) -> bool {
+    pub(crate) fn has_node(&self, id: InodeId) -> bool {
         self.shard(id).read().contains_key(&id)
     }
 
     /// Returns the node, if there is one.
-    pub(crate) fn existing(&self, id: InodeId) -> Option<Node> {
+    pub(crate) fn existing(&self, id: InodeId) -> Option<CachedNode> {
         self.shard(id).read().get(&id).cloned()
     }
 
@@ -365,13 +349,13 @@ impl NodeTable {
     }
 
     /// Drops clean nodes that no thread uses, until `most` of those are left.
-    pub(crate) fn evict(&self, most: usize) {
+    pub(crate) fn evict_nodes(&self, most: usize) {
         let total: usize = self.shards.iter().map(|shard| shard.read().len()).sum();
         if total <= most {
             return;
         }
         // Nodes of open files stay, however many they are.
-        let is_unused = |node: &&Node| node.is_sole();
+        let is_unused = |node: &&CachedNode| node.is_sole();
         let unused: usize = self.shards.iter().map(|shard| shard.read().values().filter(is_unused).count()).sum();
         if unused <= most {
             return;
@@ -403,7 +387,7 @@ impl NodeTable {
 
     /// Keeps the table within its usual bound.
     pub(crate) fn keep_bounded(&self) {
-        self.evict(NODES_MAX);
+        self.evict_nodes(NODES_MAX);
     }
 }
 
@@ -413,7 +397,7 @@ mod tests {
     use ashlar_types::{FileKind, Timestamp};
     use ashlar_wire::{Contents, ScopeKind};
 
-    fn told(entries: u64, names: Option<u64>) -> InodeState {
+    fn context(entries: u64, names: Option<u64>) -> InodeState {
         let mut attributes = Inode::new(FileKind::Directory, 0o755, InodeId::ROOT, Timestamp::default());
         attributes.entries = entries;
         let entry = |number: u64| ashlar_wire::DirectoryEntry {
@@ -427,33 +411,33 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_whose_lease_goes_before_its_names_are_used_is_asked_by_name() {
-        let lease = Lease { is_posted: false, slot: 0, word: LeaseWord(0) };
-        let when = Told { applied: LogPosition(0), version: 0, evictions: 0 };
+    fn little_used_directory_is_requested_by_name() {
+        let lease = Lease { is_published: false, slot: 0, word: LeaseWord(0) };
+        let when = GrantContext { applied: LogPosition(0), version: 0, evictions: 0 };
         let mut state = NodeState::default();
-        let grant = |state: &mut NodeState, names| state.reset(lease, &told(100, names), when, &|_| 7);
-        let look_up = |state: &NodeState, times: u32| (0..times).for_each(|_| state.note_looked_up());
-        assert!(!state.goes_by_name(false), "nothing is known of it");
+        let grant = |state: &mut NodeState, names| state.replace_state(lease, &context(100, names), when, &|_| 7);
+        let look_up = |state: &NodeState, times: u32| (0..times).for_each(|_| state.count_lookup());
+        assert!(!state.prefers_single_names(false), "the directory is unknown");
         grant(&mut state, Some(100));
         look_up(&state, 3);
-        assert!(!state.goes_by_name(true), "all names are there");
-        assert!(state.goes_by_name(false));
+        assert!(!state.prefers_single_names(true), "all names are cached");
+        assert!(state.prefers_single_names(false));
         grant(&mut state, None);
         look_up(&state, 3);
-        assert!(state.goes_by_name(true));
+        assert!(state.prefers_single_names(true));
         look_up(&state, 1);
-        assert!(!state.goes_by_name(true), "by now all would have been cheaper");
+        assert!(!state.prefers_single_names(true), "one request for all names would have been cheaper");
         grant(&mut state, Some(100));
         look_up(&state, 4);
-        assert!(!state.goes_by_name(false), "they were used");
+        assert!(!state.prefers_single_names(false), "enough names were used");
     }
 
-    fn read(content: &Content) -> Vec<(u64, bool)> {
+    fn read(content: &FileMap) -> Vec<(u64, bool)> {
         let mut seen = Vec::new();
-        let walked = content.walk::<()>(0, 8, |_, length, found| {
+        let walked = content.walk_parts::<()>(0, 8, |_, length, found| {
             seen.push((
                 length,
-                found.is_some_and(|(piece, _)| matches!(piece.source, crate::content::Source::Log { .. })),
+                found.is_some_and(|(piece, _)| matches!(piece.source, crate::pieces::PieceSource::Log { .. })),
             ));
             Ok(())
         });
@@ -461,11 +445,11 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_gets_what_was_done_since() {
+    fn older_state_gets_later_changes_applied() {
         let mut inode = Inode::new(FileKind::Regular, 0o644, InodeId::ROOT, Timestamp::default());
         inode.size = 8;
-        let lease = Lease { is_posted: false, slot: 1, word: LeaseWord::new(1, ScopeKind::Files, false) };
-        let told = |contents| InodeState {
+        let lease = Lease { is_published: false, slot: 1, word: LeaseWord::new(1, ScopeKind::Files, false) };
+        let context = |contents| InodeState {
             attributes: inode.clone(),
             contents,
             entries: None,
@@ -473,13 +457,13 @@ mod tests {
             is_followed: false,
         };
         for (applied, expected) in [(40, vec![(2, false), (4, true), (2, false)]), (51, vec![(8, false)])] {
-            let when = Told { applied: LogPosition(applied), version: 1, evictions: 0 };
+            let when = GrantContext { applied: LogPosition(applied), version: 1, evictions: 0 };
             let mut state = NodeState::default();
-            state.reset(lease, &told(None), when, &|_| 0);
+            state.replace_state(lease, &context(None), when, &|_| 0);
             let body = LogPosition(60);
             let change = DataChange::Write { offset: 2, length: 4, record: LogPosition(50), body };
-            state.note(LogPosition(50), Change::Data(change));
-            state.merge(&told(Some(Contents::Inline(vec![7; 8]))), when, &|_| 0);
+            state.note_change(LogPosition(50), NodeChange::Data(change));
+            state.merge_state(&context(Some(Contents::Inline(vec![7; 8]))), when, &|_| 0);
             assert_eq!(state.content_at(1).map(read), Some(expected));
             // Once the change is forgotten, an older state is not installed.
             assert_eq!(when.has_all_since(51), applied == 51);

@@ -1,8 +1,63 @@
 //! The pieces of a file's map, by offset.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::content::Piece;
+use ashlar_types::{BLOCK_BYTES, BlockAddress, LogPosition};
+
+/// Where a piece's bytes are.
+#[derive(Clone, Debug)]
+pub(crate) enum PieceSource {
+    /// In the session's own log: the bytes from `body` on, in the record that begins at `record`.
+    Log { record: LogPosition, body: LogPosition },
+    /// In a data segment: `skip` bytes behind the start of a block.
+    Segment { block: BlockAddress, skip: u64 },
+    /// In memory, as they came with the grant, from this index on.
+    Inline(Arc<[u8]>, usize),
+}
+
+impl PieceSource {
+    pub(crate) fn advanced(&self, bytes: u64) -> Self {
+        match self {
+            Self::Log { record, body } => Self::Log { record: *record, body: body.plus(bytes) },
+            Self::Segment { block, skip } => {
+                let at = skip + bytes;
+                Self::Segment { block: block.plus(at / BLOCK_BYTES), skip: at % BLOCK_BYTES }
+            }
+            Self::Inline(data, index) => Self::Inline(Arc::clone(data), index + bytes as usize),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Piece {
+    pub(crate) length: u64,
+    pub(crate) source: PieceSource,
+    /// Whether the piece's record in the log was found whole. Readers share the map, so any of them may set it.
+    is_verified: AtomicBool,
+}
+
+impl Piece {
+    pub(crate) fn new(length: u64, source: PieceSource) -> Self {
+        Self { length, source, is_verified: AtomicBool::new(false) }
+    }
+
+    /// Cuts the piece after its first `length` bytes, and returns the rest.
+    pub(crate) fn cut(&mut self, length: u64) -> Self {
+        let rest = Self::new(self.length - length, self.source.advanced(length));
+        self.length = length;
+        rest
+    }
+
+    pub(crate) fn is_verified(&self) -> bool {
+        self.is_verified.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_verified(&self) {
+        self.is_verified.store(true, Ordering::Relaxed);
+    }
+}
 
 /// Disjoint pieces in order, in a tree and a list behind it.
 ///
@@ -29,7 +84,7 @@ impl Pieces {
             return;
         }
         // Most overwrites cover exactly an earlier write.
-        let place = match self.in_tail(at) {
+        let place = match self.find_in_tail(at) {
             Some(index) => self.tail.get_mut(index).map(|(start, found)| (*start, found)),
             None => self.tree.range_mut(..=at).next_back().map(|(start, found)| (*start, found)),
         };
@@ -43,7 +98,7 @@ impl Pieces {
     }
 
     /// Returns the last piece of the tail that begins at or before `at`.
-    fn in_tail(&self, at: u64) -> Option<usize> {
+    fn find_in_tail(&self, at: u64) -> Option<usize> {
         let first = self.tail.first().filter(|(first, _)| *first <= at)?.0;
         // Most appends have one length, so a division finds their piece without a search.
         let (last, length) = (self.tail.len() - 1, self.tail[0].1.length.max(1));
@@ -53,7 +108,7 @@ impl Pieces {
     }
 
     /// Moves the tail to the tree, if the pieces end behind `at`.
-    fn settle(&mut self, at: u64) {
+    fn move_tail_to_tree(&mut self, at: u64) {
         if self.end() <= at || self.tail.is_empty() {
             return;
         }
@@ -67,7 +122,7 @@ impl Pieces {
 
     /// Makes `at` a border between pieces.
     pub(crate) fn split(&mut self, at: u64) {
-        self.settle(at);
+        self.move_tail_to_tree(at);
         self.split_in_tree(at);
     }
 
@@ -89,7 +144,7 @@ impl Pieces {
             if start <= first && end >= self.end() {
                 self.tail.clear();
             } else {
-                self.settle(start);
+                self.move_tail_to_tree(start);
             }
         }
         self.split_in_tree(start);
@@ -103,14 +158,14 @@ impl Pieces {
 
     /// Moves all pieces from `from` on to other offsets, in the same order and behind those before.
     pub(crate) fn shift(&mut self, from: u64, moved: impl Fn(u64) -> u64) {
-        self.settle(from);
+        self.move_tail_to_tree(from);
         let behind = self.tree.split_off(&from);
         self.tree.extend(behind.into_iter().map(|(at, piece)| (moved(at), piece)));
     }
 
     /// Returns the last piece that begins at or before `at`.
     pub(crate) fn at_or_before(&self, at: u64) -> Option<(u64, &Piece)> {
-        match self.in_tail(at) {
+        match self.find_in_tail(at) {
             Some(index) => self.tail.get(index).map(|(start, piece)| (*start, piece)),
             None => self.tree.range(..=at).next_back().map(|(start, piece)| (*start, piece)),
         }

@@ -15,9 +15,9 @@ use ashlar_update::{Allocation, Create, Update};
 use ashlar_wire::{QuotaGrant, QuotaVersion, QuotaWant, Reply, Request};
 
 use crate::LibFs;
-use crate::alone::Mutex;
 use crate::api::Outcome;
-use crate::grants::{Locked, Stop};
+use crate::grants::{LockedNodes, Stop};
+use crate::single_threaded::Mutex;
 
 /// Balances to keep. Beyond, all are dropped, which wastes their amounts until SharedFS takes them back.
 const BALANCES_MAX: usize = 4096;
@@ -30,7 +30,7 @@ struct QuotaBalance {
 }
 
 impl QuotaBalance {
-    fn holds(&self, amount: QuotaAmount) -> bool {
+    fn covers(&self, amount: QuotaAmount) -> bool {
         self.blocks.is_none_or(|blocks| blocks >= amount.blocks)
             && self.inodes.is_none_or(|inodes| inodes >= amount.inodes)
     }
@@ -47,14 +47,14 @@ impl QuotaBalance {
 }
 
 #[derive(Debug, Default)]
-struct Inner {
+struct BalanceTable {
     version: QuotaVersion,
     quota_balances: HashMap<QuotaKey, QuotaBalance>,
 }
 
 /// The balances of one quota version.
 #[derive(Debug, Default)]
-pub(crate) struct QuotaBalances(Mutex<Inner>);
+pub(crate) struct QuotaBalances(Mutex<BalanceTable>);
 
 impl QuotaBalances {
     /// Pays all amounts or none.
@@ -65,9 +65,9 @@ impl QuotaBalances {
             return true;
         }
         let mut inner = self.0.lock();
-        let holds =
-            |want: &QuotaWant| inner.quota_balances.get(&want.key).is_some_and(|balance| balance.holds(want.amount));
-        if inner.version != version || !wants.iter().all(holds) {
+        let covers =
+            |want: &QuotaWant| inner.quota_balances.get(&want.key).is_some_and(|balance| balance.covers(want.amount));
+        if inner.version != version || !wants.iter().all(covers) {
             return false;
         }
         for want in wants {
@@ -110,7 +110,7 @@ impl QuotaBalances {
     }
 }
 
-impl Locked<'_> {
+impl LockedNodes<'_> {
     /// Returns the amounts that an update will use, by owner, group and subtree: never less than SharedFS will count.
     pub(crate) fn quota_wants(&self, update: &Update<'_>) -> Result<Vec<QuotaWant>, Stop> {
         let wants = match *update {
@@ -130,7 +130,7 @@ impl Locked<'_> {
                 let inode = self.inode(set.inode)?;
                 let owner = set.uid.filter(|uid| *uid != inode.uid).map(QuotaKey::User);
                 let group = set.gid.filter(|gid| *gid != inode.gid).map(QuotaKey::Group);
-                owner.into_iter().chain(group).map(|key| self.want(key, inode.quota_amount())).collect()
+                owner.into_iter().chain(group).map(|key| self.build_want(key, inode.quota_amount())).collect()
             }
             Update::SetQuota { inode, quota, .. } => {
                 let inode = self.inode(inode)?;
@@ -147,7 +147,7 @@ impl Locked<'_> {
     /// Returns the amounts for a new inode.
     fn wants_of_new(&self, create: &Create<'_>) -> Result<Vec<QuotaWant>, Stop> {
         let keys = quota_keys(create.uid, create.gid, self.inode(create.parent)?.quota);
-        Ok(keys.map(|key| self.want(key, QuotaAmount { blocks: 0, inodes: 1 })).collect())
+        Ok(keys.map(|key| self.build_want(key, QuotaAmount { blocks: 0, inodes: 1 })).collect())
     }
 
     /// Returns the amounts for taking up all blocks of a range.
@@ -159,18 +159,18 @@ impl Locked<'_> {
         if blocks == 0 {
             return Ok(Vec::new());
         }
-        Ok(inode.quota_keys().map(|key| self.want(key, QuotaAmount { blocks, inodes: 0 })).collect())
+        Ok(inode.quota_keys().map(|key| self.build_want(key, QuotaAmount { blocks, inodes: 0 })).collect())
     }
 
     /// Returns a want. Only the limits of subtrees bind the super-user.
-    fn want(&self, key: QuotaKey, amount: QuotaAmount) -> QuotaWant {
+    fn build_want(&self, key: QuotaKey, amount: QuotaAmount) -> QuotaWant {
         QuotaWant { key, amount, exempt: self.is_exempt && !matches!(key, QuotaKey::Subtree(_)) }
     }
 }
 
 impl LibFs {
     /// Requests amounts that an update will use.
-    pub(crate) fn ask_quota(&self, wants: Vec<QuotaWant>) -> Outcome<()> {
+    pub(crate) fn request_quota(&self, wants: Vec<QuotaWant>) -> Outcome<()> {
         match self.call(&Request::Quota(wants))? {
             Reply::Quota { version, grants } => {
                 self.quota_balances.fill(version, &grants);

@@ -3,7 +3,7 @@
 //! The locks stand in slots of the control page. A slot says which side decides about its locks (`ashlar-wire`,
 //! `lock_slots`): the slot itself, if SharedFS has delegated them, or SharedFS's table. In the second case a lock is a
 //! request, and the slot has a copy, so that a restarted SharedFS finds the locks without asking a process. If no slot
-//! is free, or a slot has no room, the caller gets [`RecordLock::NoRoom`] and locks through a mount.
+//! is free, or a slot has no room, the caller gets [`RecordLockOutcome::NoRoom`] and locks through a mount.
 //!
 //! The copy never has locks that the table was not asked for. LibFS copies locks after they were granted, and removes
 //! them from the copy before it gives them back. If another SharedFS has begun meanwhile, its table counts, and LibFS
@@ -23,7 +23,7 @@ use rustix_futex_sync::{Mutex, MutexGuard};
 
 use crate::LibFs;
 use crate::api::Outcome;
-use crate::calls::{Pause, Reclaim};
+use crate::sharedfs_client::{Reclaim, WakeReason};
 
 /// Locks of files, by inode: more than threads that lock at the same moment.
 const GUARDS: usize = 16;
@@ -31,11 +31,11 @@ const GUARDS: usize = 16;
 /// A lock's range: first byte, last byte.
 type Range = (u64, u64);
 /// A conflicting lock: mode, first byte, last byte, process.
-pub type Conflict = (LockMode, u64, u64, u32);
+pub type ConflictingLock = (LockMode, u64, u64, u32);
 
 /// The outcome of a request for a record lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RecordLock {
+pub enum RecordLockOutcome {
     /// It is done.
     Done,
     /// The process has locked this file through a mount and must continue there. Nothing was done.
@@ -65,7 +65,7 @@ impl RecordLocks {
     }
 
     /// Records that a lock request has failed: if SharedFS was away, the lock may be set all the same.
-    fn failed(&self, inode: InodeId, errno: Errno) -> Errno {
+    fn record_failure(&self, inode: InodeId, errno: Errno) -> Errno {
         if errno == Errno::EIO {
             self.doubtful.lock().insert(inode);
         }
@@ -77,7 +77,13 @@ impl RecordLocks {
     }
 }
 
-fn request(inode: InodeId, (start, end): Range, mode: LockMode, wait: Option<u64>, slot: Option<LockSlot>) -> Request {
+fn lock_request(
+    inode: InodeId,
+    (start, end): Range,
+    mode: LockMode,
+    wait: Option<u64>,
+    slot: Option<LockSlot>,
+) -> Request {
     let pid = std::process::id();
     Request::Lock { inode, kind: LockKind::Record, owner: LOCK_OWNER_PROCESS, pid, start, end, mode, wait, slot }
 }
@@ -87,7 +93,7 @@ impl LibFs {
     ///
     /// # Errors
     /// `EAGAIN` if another lock is in the way; `ENOLCK`; `EIO` if SharedFS is needed and away.
-    pub fn lock_record(&self, inode: InodeId, range: Range, mode: LockMode) -> Outcome<RecordLock> {
+    pub fn lock_record(&self, inode: InodeId, range: Range, mode: LockMode) -> Outcome<RecordLockOutcome> {
         let _one_at_a_time = self.record_locks.guard(inode).lock();
         if self.control.is_fenced() {
             // The slots of a fenced session are worth nothing.
@@ -96,22 +102,22 @@ impl LibFs {
         if let Some(slot) = self.control.lock_slot_of(inode) {
             let set = |list: &mut LockList| list.set(range.0, range.1, mode);
             return match self.control.change_locks(slot, inode, LockSlotState::Delegated, set) {
-                LockChange::Done => Ok(RecordLock::Done),
-                LockChange::Full => Ok(RecordLock::NoRoom),
+                LockChange::Done => Ok(RecordLockOutcome::Done),
+                LockChange::Full => Ok(RecordLockOutcome::NoRoom),
                 LockChange::Moved => self.lock_shared(slot, inode, range, mode),
             };
         }
         if mode == LockMode::Unlock && !self.record_locks.is_doubtful(inode) {
-            return Ok(RecordLock::Done);
+            return Ok(RecordLockOutcome::Done);
         }
         match self.claim_slot(inode) {
             Some(slot) => self.lock_shared(slot, inode, range, mode),
-            None => Ok(RecordLock::NoRoom),
+            None => Ok(RecordLockOutcome::NoRoom),
         }
     }
 
     /// Sets or removes a lock in SharedFS's table, with a copy in the slot.
-    fn lock_shared(&self, slot: u32, inode: InodeId, range: Range, mode: LockMode) -> Outcome<RecordLock> {
+    fn lock_shared(&self, slot: u32, inode: InodeId, range: Range, mode: LockMode) -> Outcome<RecordLockOutcome> {
         let copy = || {
             let set = |list: &mut LockList| list.set(range.0, range.1, mode);
             self.control.change_locks(slot, inode, LockSlotState::Shared, set) != LockChange::Full
@@ -119,33 +125,33 @@ impl LibFs {
         if mode == LockMode::Unlock {
             let is_locked = self.control.lock_slot(slot).2.overlaps(range.0, range.1);
             if !is_locked && !self.record_locks.is_doubtful(inode) {
-                return Ok(RecordLock::Done);
+                return Ok(RecordLockOutcome::Done);
             }
             if !copy() {
-                return Ok(RecordLock::NoRoom);
+                return Ok(RecordLockOutcome::NoRoom);
             }
         }
         let before = self.control.lock_slot(slot).2;
         loop {
-            let asked_of = self.asked_of();
+            let sharedfs_generation = self.sharedfs_generation();
             let asked = self.control.lock_slot_at_present(slot);
-            match self.call(&request(inode, range, mode, None, Some(asked))) {
-                Ok(Reply::Done) if mode == LockMode::Unlock => return Ok(RecordLock::Done),
-                Ok(Reply::Delegated) => return Ok(RecordLock::Done),
+            match self.call(&lock_request(inode, range, mode, None, Some(asked))) {
+                Ok(Reply::Done) if mode == LockMode::Unlock => return Ok(RecordLockOutcome::Done),
+                Ok(Reply::Delegated) => return Ok(RecordLockOutcome::Done),
                 Ok(Reply::Done) => {}
-                Ok(Reply::LockedOnMount) => return Ok(RecordLock::OfMount),
+                Ok(Reply::LockedOnMount) => return Ok(RecordLockOutcome::OfMount),
                 Ok(_) => return Err(Errno::EIO),
-                Err(errno) => return Err(self.record_locks.failed(inode, errno)),
+                Err(errno) => return Err(self.record_locks.record_failure(inode, errno)),
             }
             if !copy() {
-                return Ok(RecordLock::NoRoom);
+                return Ok(RecordLockOutcome::NoRoom);
             }
             // A restarted SharedFS begins a segment version before it reads the copies. So it has found this copy, or
             // it is asked below. Therefore it need not wait for sessions to return before it grants other sessions'
             // locks.
             fence(Ordering::SeqCst);
-            if self.asked_of() == asked_of {
-                return Ok(RecordLock::Done);
+            if self.sharedfs_generation() == sharedfs_generation {
+                return Ok(RecordLockOutcome::Done);
             }
             // Until the new SharedFS has answered, the process has its former locks. If it has found this lock in the
             // copy, it is asked to remove it when the file is closed.
@@ -161,8 +167,8 @@ impl LibFs {
     ///
     /// Each SharedFS begins a segment version before it reads anything. If the value has changed once an answer is
     /// noted, another SharedFS may have read the session's state before that.
-    pub(crate) fn asked_of(&self) -> (u64, u64) {
-        (self.control.segment_version(), self.calls.resumptions())
+    pub(crate) fn sharedfs_generation(&self) -> (u64, u64) {
+        (self.control.segment_version(), self.client.resumptions())
     }
 
     /// Returns a slot for a file: a free one, or one of a file on which the process has no locks.
@@ -199,15 +205,15 @@ impl LibFs {
         inode: InodeId,
         range: Range,
         mode: LockMode,
-        pause: &mut dyn FnMut(BorrowedFd<'_>, Duration) -> Pause,
-    ) -> Outcome<RecordLock> {
+        pause: &mut dyn FnMut(BorrowedFd<'_>, Duration) -> WakeReason,
+    ) -> Outcome<RecordLockOutcome> {
         let ticket = self.record_locks.ticket.fetch_add(1, Ordering::Relaxed);
-        let asked = request(inode, range, mode, Some(ticket), None);
+        let asked = lock_request(inode, range, mode, Some(ticket), None);
         let cancel = Request::CancelLock { ticket };
-        match self.calls.call_interruptible(&asked, &cancel, self, pause) {
-            Ok(Reply::LockedOnMount) => Ok(RecordLock::OfMount),
-            Ok(_) => Ok(RecordLock::Done),
-            Err(errno) => Err(self.record_locks.failed(inode, errno)),
+        match self.client.call_interruptible(&asked, &cancel, self, pause) {
+            Ok(Reply::LockedOnMount) => Ok(RecordLockOutcome::OfMount),
+            Ok(_) => Ok(RecordLockOutcome::Done),
+            Err(errno) => Err(self.record_locks.record_failure(inode, errno)),
         }
     }
 
@@ -215,14 +221,14 @@ impl LibFs {
     ///
     /// # Errors
     /// `EIO` if SharedFS is away.
-    pub fn drop_awaited(&self, inode: InodeId, range: Range) -> Outcome<()> {
+    pub fn release_awaited(&self, inode: InodeId, range: Range) -> Outcome<()> {
         let _one_at_a_time = self.record_locks.guard(inode).lock();
-        let dropped = self.call(&request(inode, range, LockMode::Unlock, None, None));
-        dropped.map(drop).map_err(|errno| self.record_locks.failed(inode, errno))
+        let dropped = self.call(&lock_request(inode, range, LockMode::Unlock, None, None));
+        dropped.map(drop).map_err(|errno| self.record_locks.record_failure(inode, errno))
     }
 
     /// Records that SharedFS may have unknown locks of the process on a file: they go when the file is closed.
-    pub fn doubt_records(&self, inode: InodeId) {
+    pub fn mark_records_doubtful(&self, inode: InodeId) {
         self.record_locks.doubtful.lock().insert(inode);
     }
 
@@ -237,7 +243,7 @@ impl LibFs {
         inode: InodeId,
         range: Range,
         mode: LockMode,
-    ) -> Outcome<Result<Option<Conflict>, RecordLock>> {
+    ) -> Outcome<Result<Option<ConflictingLock>, RecordLockOutcome>> {
         let slot = self.control.lock_slot_of(inode);
         if slot.is_some_and(|slot| {
             let (found, state, _) = self.control.lock_slot(slot);
@@ -248,7 +254,7 @@ impl LibFs {
         let (kind, owner) = (LockKind::Record, LOCK_OWNER_PROCESS);
         match self.call(&Request::QueryLock { inode, kind, owner, start: range.0, end: range.1, mode })? {
             Reply::Conflict(conflict) => Ok(Ok(conflict)),
-            Reply::LockedOnMount => Ok(Err(RecordLock::OfMount)),
+            Reply::LockedOnMount => Ok(Err(RecordLockOutcome::OfMount)),
             _ => Err(Errno::EIO),
         }
     }
@@ -285,7 +291,7 @@ impl LibFs {
         let (owner, kind) = (LOCK_OWNER_PROCESS, LockKind::Record);
         let released = self.call(&Request::ReleaseLocks { inode, owner, kind });
         // No other record of them is left: the copy is empty.
-        released.map(drop).map_err(|errno| self.record_locks.failed(inode, errno))
+        released.map(drop).map_err(|errno| self.record_locks.record_failure(inode, errno))
     }
 
     /// Lets the process take over its record locks on a file through a mount: mode, first and last byte of each.

@@ -20,7 +20,7 @@ const UNHEARD: u32 = 4;
 
 /// The state of the thread that uses the slot.
 #[derive(Debug, Default)]
-pub(crate) struct Asker {
+pub(crate) struct SlotClient {
     buffer: Vec<u8>,
     /// How many more requests go as messages.
     skips: u32,
@@ -32,7 +32,7 @@ pub(crate) fn is_short(request: &Request) -> bool {
     matches!(request, Acquire(_) | Lookup { .. } | ReadDirectory { .. } | Map { .. } | Unmap { .. })
 }
 
-impl Asker {
+impl SlotClient {
     /// Sends a request and waits for the answer; `None` if it must go as a message.
     ///
     /// `bear` decides how long to accept silence.
@@ -56,8 +56,8 @@ impl Asker {
             return Ok(None);
         }
         let Some(question) = request_slot.ask(request, &mut self.buffer) else { return Ok(None) };
-        let waited = self.wait(control, question, connection, silence, bear);
-        let told = match waited {
+        let waited = self.wait_for_answer(control, question, connection, silence, bear);
+        let answer = match waited {
             Ok(Progress::Answered) => request_slot.read(&mut self.buffer).map(Some),
             // The answer is fetched before another thread asks: SharedFS keeps one answer for a session.
             Ok(Progress::Kept) => match connection.call_watched(&Request::Kept(question), &[], bear) {
@@ -70,10 +70,10 @@ impl Asker {
             Err(error) => Err(error),
         };
         request_slot.end(question);
-        told
+        answer
     }
 
-    fn wait(
+    fn wait_for_answer(
         &mut self,
         control: &ControlPage<Mapping>,
         question: Question,

@@ -14,16 +14,16 @@ use ashlar_types::{BLOCK_BYTES, BlockAddress, Errno};
 use ashlar_wire::{Contents, Reply, Request, WelcomeSegment};
 
 use crate::LibFs;
-use crate::alone::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 use crate::api::Outcome;
-use crate::node::NumberHasher;
-use crate::own::{Own, OwnDescriptors};
+use crate::inode_hasher::InodeHasher;
+use crate::own_descriptors::{DescriptorPolicy, OwnDescriptor};
+use crate::single_threaded::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
 /// The bytes of a segment's file.
 #[derive(Debug)]
-enum Bytes {
+enum SegmentBytes {
     Mapped(Mapping),
     /// A file for which there is no address space.
     File {
@@ -32,7 +32,7 @@ enum Bytes {
     },
 }
 
-impl Bytes {
+impl SegmentBytes {
     fn of(file: &OwnedFd, length: u64, medium: Medium, least: i32) -> Result<Self, MapError> {
         if address_space().is_none() {
             match Mapping::map_above(file, length, MappingAccess::ReadOnly, medium, least) {
@@ -68,7 +68,7 @@ impl Bytes {
     }
 }
 
-impl AsRawFd for Bytes {
+impl AsRawFd for SegmentBytes {
     fn as_raw_fd(&self) -> RawFd {
         self.file().as_raw_fd()
     }
@@ -90,25 +90,25 @@ pub(crate) fn address_space() -> Option<u64> {
 
 /// A data segment.
 #[derive(Debug)]
-pub(crate) struct Segment {
-    bytes: Own<Bytes>,
+pub(crate) struct MappedSegment {
+    bytes: OwnDescriptor<SegmentBytes>,
     data_offset: u64,
     /// A bit for each block: the block matched its checksum since it was last granted.
     verified: Box<[AtomicU64]>,
 }
 
-impl Segment {
+impl MappedSegment {
     /// Opens a segment by its file.
     pub(crate) fn new(
         file: &OwnedFd,
-        told: &WelcomeSegment,
+        info: &WelcomeSegment,
         medium: Medium,
-        own: OwnDescriptors,
+        own: DescriptorPolicy,
     ) -> Result<Self, MapError> {
-        let bytes = told.data_offset + u64::from(told.blocks) * BLOCK_BYTES;
-        let bytes = Own::new(Bytes::of(file, bytes, medium, own.from)?, own);
-        let verified = (0..told.blocks.div_ceil(u64::BITS)).map(|_| AtomicU64::new(0)).collect();
-        Ok(Self { bytes, data_offset: told.data_offset, verified })
+        let bytes = info.data_offset + u64::from(info.blocks) * BLOCK_BYTES;
+        let bytes = OwnDescriptor::new(SegmentBytes::of(file, bytes, medium, own.from)?, own);
+        let verified = (0..info.blocks.div_ceil(u64::BITS)).map(|_| AtomicU64::new(0)).collect();
+        Ok(Self { bytes, data_offset: info.data_offset, verified })
     }
 
     /// Copies bytes that begin `skip` bytes behind the start of `block`, possibly over several blocks.
@@ -139,7 +139,7 @@ impl Segment {
     }
 
     /// Prefetches bytes that begin `skip` bytes behind the start of `block`, for a read that follows.
-    pub(crate) fn expect_read(&self, block: u32, skip: u64, bytes: u64) {
+    pub(crate) fn prefetch_read(&self, block: u32, skip: u64, bytes: u64) {
         self.bytes.expect_copy_out(self.offset_of(block) + skip, bytes);
     }
 
@@ -190,7 +190,7 @@ impl Segment {
     /// Demands that blocks are verified again at their next read.
     ///
     /// A reader under an earlier grant that was stopped just then may mark one of them as verified.
-    fn distrust(&self, first: u32, blocks: u64) {
+    fn mark_unverified(&self, first: u32, blocks: u64) {
         let end = u64::from(first).saturating_add(blocks).min(self.verified.len() as u64 * u64::from(u64::BITS)) as u32;
         let mut at = first;
         while at < end {
@@ -211,19 +211,19 @@ impl Segment {
 
 /// The segments that LibFS has opened so far.
 #[derive(Debug)]
-pub(crate) struct Segments(RwLock<Mapped>);
+pub(crate) struct Segments(RwLock<SegmentTable>);
 
 #[derive(Debug, Default)]
-struct Mapped {
+struct SegmentTable {
     /// The segment version for which they were requested.
     version: u64,
-    by_number: HashMap<u32, Segment, BuildHasherDefault<NumberHasher>>,
+    by_number: HashMap<u32, MappedSegment, BuildHasherDefault<InodeHasher>>,
 }
 
 impl Segments {
     /// Returns the table with the segment that came with the session, for its segment version.
-    pub(crate) fn new(version: u64, first: Option<(u32, Segment)>) -> Self {
-        Self(RwLock::new(Mapped { version, by_number: first.into_iter().collect() }))
+    pub(crate) fn new(version: u64, first: Option<(u32, MappedSegment)>) -> Self {
+        Self(RwLock::new(SegmentTable { version, by_number: first.into_iter().collect() }))
     }
 
     /// Unmaps the segments of earlier versions: memory that the arena has given back is free only then.
@@ -231,12 +231,12 @@ impl Segments {
         if self.0.read().version < version {
             let mut mapped = self.0.write();
             if mapped.version < version {
-                *mapped = Mapped { version, by_number: HashMap::default() };
+                *mapped = SegmentTable { version, by_number: HashMap::default() };
             }
         }
     }
 
-    fn get(&self, number: u32, version: u64) -> Option<MappedRwLockReadGuard<'_, Segment>> {
+    fn find_segment(&self, number: u32, version: u64) -> Option<MappedRwLockReadGuard<'_, MappedSegment>> {
         let mapped = self.0.read();
         RwLockReadGuard::try_map(
             mapped,
@@ -246,13 +246,13 @@ impl Segments {
     }
 
     /// Demands that the blocks of a newly granted file are verified at their first read.
-    pub(crate) fn distrust(&self, contents: &Contents) {
+    pub(crate) fn mark_unverified(&self, contents: &Contents) {
         let Contents::Extents(extents) = contents else { return };
         let mapped = self.0.read();
         for extent in extents {
             let found = extent.address.and_then(|at: BlockAddress| Some((at, mapped.by_number.get(&at.segment())?)));
             if let Some((address, segment)) = found {
-                segment.distrust(address.block(), extent.blocks);
+                segment.mark_unverified(address.block(), extent.blocks);
             }
         }
     }
@@ -262,16 +262,16 @@ impl LibFs {
     /// Returns a segment; maps it at the first use.
     ///
     /// Afterwards the extent version shows whether it is still the same segment.
-    pub(crate) fn segment(&self, number: u32) -> Outcome<MappedRwLockReadGuard<'_, Segment>> {
+    pub(crate) fn segment(&self, number: u32) -> Outcome<MappedRwLockReadGuard<'_, MappedSegment>> {
         loop {
             let version = self.control.segment_version();
-            if let Some(segment) = self.segments.get(number, version) {
+            if let Some(segment) = self.segments.find_segment(number, version) {
                 return Ok(segment);
             }
             self.segments.keep_current(version);
             let (reply, descriptors) = self.call_with(&Request::Segment(number), &[])?;
             let (Reply::Segment(info), Some(file)) = (reply, descriptors.first()) else { return Err(Errno::EIO) };
-            let segment = Segment::new(file, &info, self.medium, self.descriptors).map_err(|_| Errno::EIO)?;
+            let segment = MappedSegment::new(file, &info, self.medium, self.descriptors).map_err(|_| Errno::EIO)?;
             let mut mapped = self.segments.0.write();
             if mapped.version == version {
                 mapped.by_number.insert(number, segment);

@@ -4,9 +4,9 @@ use std::mem::zeroed;
 
 use ashlar_types::{BLOCK_BYTES, Errno, Inode, InodeId, Timestamp};
 
-use crate::api::{Found, Outcome, SetTime, XattrFlags};
+use crate::api::{FoundInode, Outcome, SetTime, XattrFlags};
 
-impl Found {
+impl FoundInode {
     /// Returns the `stat` of the inode on a mount whose files show `device`.
     #[must_use]
     pub fn stat(&self, device: u64) -> libc::stat {
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_taken_as_utimensat_takes_them() {
+    fn utimensat_times_are_converted() {
         let time =
             |seconds, nanoseconds| SetTime::from_timespec(&libc::timespec { tv_sec: seconds, tv_nsec: nanoseconds });
         assert_eq!(time(-5, 7), Ok(Some(SetTime::At(Timestamp { seconds: -5, nanoseconds: 7 }))));

@@ -17,10 +17,10 @@ use ashlar_wire::{
     Connection, ControlPage, Hello, PROTOCOL_VERSION, Peer, Reply, Request, SessionKind, Welcome, WireError,
 };
 
-use crate::alone::Mutex;
 use crate::api::{ConnectError, Options};
-use crate::own::{Own, OwnDescriptors};
-use crate::request_slot::{Asker, is_short};
+use crate::own_descriptors::{DescriptorPolicy, OwnDescriptor};
+use crate::request_slot::{SlotClient, is_short};
+use crate::single_threaded::Mutex;
 
 /// Idle connections to keep. More threads than this may call at once; they open and close their own.
 const IDLE_MAX: usize = 8;
@@ -34,7 +34,7 @@ const OPENING_MAX: Duration = Duration::from_secs(10);
 
 /// Why a waiting thread woke up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pause {
+pub enum WakeReason {
     /// There is something to read.
     Ready,
     /// Nothing came for the time that was asked for.
@@ -51,7 +51,7 @@ pub(crate) trait Reclaim: Send + Sync {
 
 #[derive(Debug)]
 struct Pool {
-    idle: Vec<Own<Connection>>,
+    idle: Vec<OwnDescriptor<Connection>>,
     /// Counts resumptions. A thread whose connection broke sees by it whether another thread has resumed already.
     generation: u64,
 }
@@ -60,17 +60,17 @@ struct Pool {
 #[derive(Debug, Default)]
 struct Absence {
     since: Option<Instant>,
-    is_told: bool,
+    is_announced: bool,
     /// When a call last gave up waiting.
     given_up: Option<Instant>,
 }
 
 /// How long a call waits for an answer.
 #[derive(Debug)]
-struct Wait {
+struct CallWait {
     deadline: Instant,
     /// When to check again whether SharedFS answers.
-    look: Instant,
+    next_check: Instant,
 }
 
 /// A mount as registered with SharedFS: the request, and the kernel's device that is sent with it.
@@ -78,17 +78,17 @@ type Registration = (Request, OwnedFd);
 
 /// The session's connection to SharedFS.
 #[derive(Debug)]
-pub(crate) struct Calls {
+pub(crate) struct SharedFsClient {
     socket: PathBuf,
     kind: SessionKind,
     label: String,
     yields_to_kernel: bool,
     patience: Duration,
     notice: fn(&str),
-    descriptors: OwnDescriptors,
+    descriptors: DescriptorPolicy,
     peer: Peer,
     /// The session's request slot, for one thread at a time.
-    asker: Mutex<Asker>,
+    slot_client: Mutex<SlotClient>,
     /// Whether `absence` holds anything, so that calls need not lock it.
     is_away: AtomicBool,
     absence: Mutex<Absence>,
@@ -99,14 +99,14 @@ pub(crate) struct Calls {
     mount: Mutex<Option<Arc<Registration>>>,
 }
 
-impl Calls {
+impl SharedFsClient {
     /// Opens a session; returns SharedFS's welcome and the descriptors that came with it.
     pub(crate) fn open(options: &Options) -> Result<(Self, Welcome, Vec<OwnedFd>), ConnectError> {
         let no_daemon = |reason: String| ConnectError::NoDaemon { path: options.socket.clone(), reason };
         let patience = Duration::from_millis(options.patience_ms);
         let connection = Connection::connect_above(&options.socket, options.descriptors.from, silence_of(patience));
         let connection = connection.map_err(|error| no_daemon(error.to_string()))?;
-        let mut connection = Own::new(connection, options.descriptors);
+        let mut connection = OwnDescriptor::new(connection, options.descriptors);
         let hello = Hello {
             version: PROTOCOL_VERSION,
             kind: options.kind,
@@ -116,15 +116,15 @@ impl Calls {
             yields_to_kernel: options.yields_to_kernel,
         };
         let most = if options.kind == SessionKind::Process { patience.min(OPENING_MAX) } else { patience };
-        let answer = connection.call_watched(&Request::Hello(hello), &[], &mut until(Instant::now() + most));
+        let answer = connection.call_watched(&Request::Hello(hello), &[], &mut silence_until(Instant::now() + most));
         let answer = answer.map_err(|error| no_daemon(error.to_string()))?;
         let (welcome, descriptors) = match answer {
             (Reply::Welcome(welcome), descriptors) => (*welcome, descriptors),
             (Reply::Refused(reason), _) => return Err(ConnectError::Refused(reason)),
             (Reply::Error(errno), _) => return Err(ConnectError::Refused(errno.to_string())),
-            _ => return Err(ConnectError::Refused("it answered something else".into())),
+            _ => return Err(ConnectError::Refused("it sent an unexpected answer".into())),
         };
-        let calls = Self {
+        let client = Self {
             socket: options.socket.clone(),
             kind: options.kind,
             label: options.label.clone(),
@@ -133,7 +133,7 @@ impl Calls {
             notice: options.notice,
             descriptors: options.descriptors,
             peer: welcome.peer,
-            asker: Mutex::default(),
+            slot_client: Mutex::default(),
             is_away: AtomicBool::new(false),
             absence: Mutex::default(),
             pool: Mutex::new(Pool { idle: vec![connection], generation: 0 }),
@@ -141,7 +141,7 @@ impl Calls {
             resumptions: AtomicU64::new(0),
             mount: Mutex::new(None),
         };
-        Ok((calls, welcome, descriptors))
+        Ok((client, welcome, descriptors))
     }
 
     /// Returns the session's number.
@@ -166,7 +166,7 @@ impl Calls {
         reclaim: &dyn Reclaim,
     ) -> Result<Reply, Errno> {
         let control = control.filter(|control| is_short(request) && control.request_slot().is_listened_to());
-        self.call_somehow(request, &[], control, reclaim).map(|(reply, _)| reply)
+        self.send_request(request, &[], control, reclaim).map(|(reply, _)| reply)
     }
 
     /// As [`Self::call`], with descriptors to send; also returns those that came back.
@@ -176,10 +176,10 @@ impl Calls {
         descriptors: &[BorrowedFd<'_>],
         reclaim: &dyn Reclaim,
     ) -> Result<(Reply, Vec<OwnedFd>), Errno> {
-        self.call_somehow(request, descriptors, None, reclaim)
+        self.send_request(request, descriptors, None, reclaim)
     }
 
-    fn call_somehow(
+    fn send_request(
         &self,
         request: &Request,
         descriptors: &[BorrowedFd<'_>],
@@ -191,7 +191,7 @@ impl Calls {
             let generation = self.pool.lock().generation;
             let answer = self.try_call(request, descriptors, control, &mut wait);
             if answer.is_ok() {
-                self.note_present();
+                self.record_answer();
             }
             match answer {
                 Ok((Reply::Error(errno), _)) => return Err(errno),
@@ -209,7 +209,7 @@ impl Calls {
         request: &Request,
         descriptors: &[BorrowedFd<'_>],
         control: Option<&ControlPage<Mapping>>,
-        wait: &mut Wait,
+        wait: &mut CallWait,
     ) -> Result<(Reply, Vec<OwnedFd>), WireError> {
         let (idle, generation) = {
             let mut pool = self.pool.lock();
@@ -219,13 +219,13 @@ impl Calls {
             Some(connection) => connection,
             None => self.attach(wait.deadline)?,
         };
-        let told = match control {
-            Some(control) => self.ask(control, request, &mut connection, wait)?,
+        let reply = match control {
+            Some(control) => self.ask_in_slot(control, request, &mut connection, wait)?,
             None => None,
         };
-        let answer = match told {
+        let answer = match reply {
             Some(reply) => (reply, Vec::new()),
-            None => connection.call_watched(request, descriptors, &mut || self.watch(wait))?,
+            None => connection.call_watched(request, descriptors, &mut || self.check_presence(wait))?,
         };
         let mut pool = self.pool.lock();
         // An answer in memory proves nothing about the connection, which may be that of a SharedFS that is gone.
@@ -239,15 +239,15 @@ impl Calls {
     ///
     /// Nothing is under way on the connection, so its state shows whether the SharedFS that has the question still
     /// lives.
-    fn ask(
+    fn ask_in_slot(
         &self,
         control: &ControlPage<Mapping>,
         request: &Request,
         connection: &mut Connection,
-        wait: &mut Wait,
+        wait: &mut CallWait,
     ) -> Result<Option<Reply>, WireError> {
-        let Some(mut asker) = self.asker.try_lock() else { return Ok(None) };
-        asker.ask(control, request, connection, silence_of(self.patience), &mut || self.watch(wait))
+        let Some(mut slot_client) = self.slot_client.try_lock() else { return Ok(None) };
+        slot_client.ask(control, request, connection, silence_of(self.patience), &mut || self.check_presence(wait))
     }
 
     /// As [`Self::call`], for a request that may take any time.
@@ -259,7 +259,7 @@ impl Calls {
         request: &Request,
         cancel: &Request,
         reclaim: &dyn Reclaim,
-        pause: &mut dyn FnMut(BorrowedFd<'_>, Duration) -> Pause,
+        pause: &mut dyn FnMut(BorrowedFd<'_>, Duration) -> WakeReason,
     ) -> Result<Reply, Errno> {
         let mut wait = self.begin_waiting();
         let mut is_cancelled = false;
@@ -284,8 +284,8 @@ impl Calls {
     fn try_interruptible(
         &self,
         request: &Request,
-        wait: &mut Wait,
-        pause: &mut dyn FnMut(BorrowedFd<'_>, Duration) -> Pause,
+        wait: &mut CallWait,
+        pause: &mut dyn FnMut(BorrowedFd<'_>, Duration) -> WakeReason,
         cancel: &mut dyn FnMut() -> Result<(), Errno>,
     ) -> Result<Reply, WireError> {
         let idle = self.pool.lock().idle.pop();
@@ -296,16 +296,16 @@ impl Calls {
         connection.send(request, &[])?;
         loop {
             match pause(connection.socket().as_fd(), silence_of(self.patience)) {
-                Pause::Ready => break,
-                Pause::Silent => self.watch(wait)?,
-                Pause::Interrupted => {
+                WakeReason::Ready => break,
+                WakeReason::Silent => self.check_presence(wait)?,
+                WakeReason::Interrupted => {
                     cancel().map_err(|_| WireError::Silent)?;
                     break;
                 }
             }
         }
-        let (reply, _) = connection.receive_reply(&mut || self.watch(wait))?;
-        self.note_present();
+        let (reply, _) = connection.receive_reply(&mut || self.check_presence(wait))?;
+        self.record_answer();
         let mut pool = self.pool.lock();
         if pool.idle.len() < IDLE_MAX {
             pool.idle.push(connection);
@@ -313,39 +313,39 @@ impl Calls {
         Ok(reply)
     }
 
-    fn attach(&self, deadline: Instant) -> Result<Own<Connection>, WireError> {
+    fn attach(&self, deadline: Instant) -> Result<OwnDescriptor<Connection>, WireError> {
         let mut connection = self.connect()?;
-        match self.ask_attached(&mut connection, deadline)? {
+        match self.send_attach(&mut connection, deadline)? {
             Reply::Done => Ok(connection),
             // A restarted SharedFS doesn't know the session yet: it must be resumed first.
             _ => Err(WireError::Closed),
         }
     }
 
-    fn ask_attached(&self, connection: &mut Connection, deadline: Instant) -> Result<Reply, WireError> {
+    fn send_attach(&self, connection: &mut Connection, deadline: Instant) -> Result<Reply, WireError> {
         let request = Request::Attach { version: PROTOCOL_VERSION, peer: self.peer };
-        connection.call_watched(&request, &[], &mut self.bear(deadline)).map(|(reply, _)| reply)
+        connection.call_watched(&request, &[], &mut self.accept_silence(deadline)).map(|(reply, _)| reply)
     }
 
     /// Returns a watch that accepts silence up to a deadline and records it.
-    fn bear(&self, deadline: Instant) -> impl FnMut() -> Result<(), WireError> + '_ {
-        let mut until = until(deadline);
+    fn accept_silence(&self, deadline: Instant) -> impl FnMut() -> Result<(), WireError> + '_ {
+        let mut silence = silence_until(deadline);
         move || {
-            self.note_absent();
-            until()
+            self.record_silence();
+            silence()
         }
     }
 
     /// Checks on another connection whether SharedFS answers, after a while without an answer.
     ///
     /// SharedFS may be busy or wait for another session's lock; or it is stopped, or hangs.
-    fn watch(&self, wait: &mut Wait) -> Result<(), WireError> {
+    fn check_presence(&self, wait: &mut CallWait) -> Result<(), WireError> {
         let now = Instant::now();
-        if now < wait.look {
+        if now < wait.next_check {
             return Ok(());
         }
         let is_there = match self.connect() {
-            Ok(mut other) => match self.ask_attached(&mut other, wait.deadline) {
+            Ok(mut other) => match self.send_attach(&mut other, wait.deadline) {
                 // A refusal is an answer, too.
                 Ok(_) | Err(WireError::Closed) => true,
                 Err(_) => false,
@@ -354,42 +354,42 @@ impl Calls {
         };
         let now = Instant::now();
         if is_there {
-            self.note_present();
-            *wait = Wait { deadline: now + self.patience, look: now + self.patience / 4 };
+            self.record_answer();
+            *wait = CallWait { deadline: now + self.patience, next_check: now + self.patience / 4 };
             return Ok(());
         }
         // A SharedFS that is gone has closed the connection on which the caller waits.
-        self.note_absent();
+        self.record_silence();
         if now < wait.deadline { Ok(()) } else { Err(WireError::Silent) }
     }
 
     /// Returns how long a new call may wait: less if another call gave up a while ago.
-    fn begin_waiting(&self) -> Wait {
+    fn begin_waiting(&self) -> CallWait {
         let now = Instant::now();
         let is_lost = self.is_away.load(Ordering::Relaxed)
             && self.absence.lock().given_up.is_some_and(|then| now.duration_since(then) < self.patience);
         let most = if is_lost { silence_of(self.patience) } else { self.patience };
-        Wait { deadline: now + most, look: now }
+        CallWait { deadline: now + most, next_check: now }
     }
 
     /// Records that SharedFS has answered.
-    fn note_present(&self) {
+    fn record_answer(&self) {
         if !self.is_away.swap(false, Ordering::Relaxed) {
             return;
         }
         let before = std::mem::take(&mut *self.absence.lock());
-        if before.is_told {
+        if before.is_announced {
             (self.notice)(&format!("the daemon at {} answers again", self.socket.display()));
         }
     }
 
     /// Records that SharedFS does not answer at this moment.
-    fn note_absent(&self) {
+    fn record_silence(&self) {
         let mut absence = self.absence.lock();
         self.is_away.store(true, Ordering::Relaxed);
         let since = *absence.since.get_or_insert_with(Instant::now);
-        if !absence.is_told && since.elapsed() >= silence_of(self.patience) {
-            absence.is_told = true;
+        if !absence.is_announced && since.elapsed() >= silence_of(self.patience) {
+            absence.is_announced = true;
             drop(absence);
             (self.notice)(&format!(
                 "the daemon at {} does not answer; calls that need it wait, for {} seconds at most",
@@ -403,12 +403,12 @@ impl Calls {
     fn give_up(&self) -> Errno {
         let mut absence = self.absence.lock();
         self.is_away.store(true, Ordering::Relaxed);
-        absence.is_told = true;
+        absence.is_announced = true;
         let is_first = absence.given_up.replace(Instant::now()).is_none();
         drop(absence);
         if is_first {
             (self.notice)(&format!(
-                "the daemon at {} has not answered for {} seconds: what needs it fails with an I/O error until it does; \
+                "the daemon at {} has not answered for {} seconds: calls that need it fail with an I/O error until it does; \
                  'ashlar status' shows whether it runs, 'ashlar daemon' starts it",
                 self.socket.display(),
                 self.patience.as_secs()
@@ -425,7 +425,7 @@ impl Calls {
     }
 
     /// Closes the connections that no call uses.
-    pub(crate) fn hang_up(&self) {
+    pub(crate) fn close_connections(&self) {
         // In a forked process, a thread that doesn't exist any more may hold the lock.
         if let Some(mut pool) = self.pool.try_lock() {
             pool.idle.clear();
@@ -433,9 +433,9 @@ impl Calls {
     }
 
     /// Connects to SharedFS, at a descriptor number outside the program's own.
-    fn connect(&self) -> Result<Own<Connection>, WireError> {
+    fn connect(&self) -> Result<OwnDescriptor<Connection>, WireError> {
         let connection = Connection::connect_above(&self.socket, self.descriptors.from, silence_of(self.patience))?;
-        Ok(Own::new(connection, self.descriptors))
+        Ok(OwnDescriptor::new(connection, self.descriptors))
     }
 
     /// Waits until SharedFS is back and knows the session again.
@@ -460,7 +460,7 @@ impl Calls {
                 Err(Some(errno)) => return Err(errno),
                 Err(None) if Instant::now() >= deadline => return Err(self.give_up()),
                 Err(None) => {
-                    self.note_absent();
+                    self.record_silence();
                     std::thread::sleep(RETRY);
                 }
             }
@@ -468,8 +468,8 @@ impl Calls {
     }
 
     /// Tries to resume the session once. `Err(None)`: not yet; `Err(Some)`: never.
-    fn try_resume(&self, deadline: Instant, reclaim: &dyn Reclaim) -> Result<Own<Connection>, Option<Errno>> {
-        let mut watch = self.bear(deadline);
+    fn try_resume(&self, deadline: Instant, reclaim: &dyn Reclaim) -> Result<OwnDescriptor<Connection>, Option<Errno>> {
+        let mut watch = self.accept_silence(deadline);
         let mut connection = self.connect().map_err(|_| None)?;
         let hello = Hello {
             version: PROTOCOL_VERSION,
@@ -484,7 +484,7 @@ impl Calls {
             Ok((Reply::Error(errno), _)) => return Err(Some(errno)),
             Ok((Reply::Refused(reason), _)) => {
                 let socket = self.socket.display();
-                (self.notice)(&format!("the daemon at {socket} does not take the session on: {reason}"));
+                (self.notice)(&format!("the daemon at {socket} does not resume the session: {reason}"));
                 return Err(Some(Errno::EIO));
             }
             Ok(_) => return Err(Some(Errno::EIO)),
@@ -515,6 +515,6 @@ fn silence_of(patience: Duration) -> Duration {
 }
 
 /// Returns a watch that accepts silence up to a deadline.
-fn until(deadline: Instant) -> impl FnMut() -> Result<(), WireError> {
+fn silence_until(deadline: Instant) -> impl FnMut() -> Result<(), WireError> {
     move || if Instant::now() < deadline { Ok(()) } else { Err(WireError::Silent) }
 }

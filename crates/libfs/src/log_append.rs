@@ -8,12 +8,12 @@ use ashlar_update::{Allocation, Applied, Entry, Invalid, Tree, Update, apply};
 use ashlar_wire::{Credit, CreditKind, Reply, Request};
 
 use crate::LibFs;
-use crate::alone::MutexGuard;
 use crate::api::Outcome;
-use crate::children::{Children, Known};
-use crate::content::{Content, DataChange};
-use crate::grants::{Locked, LookedUp, Nodes, Stop};
-use crate::node::{Change, NodeState, WriteGuard};
+use crate::children::{CachedEntry, Children};
+use crate::file_map::{DataChange, FileMap};
+use crate::grants::{FoundNames, LockedNodes, Nodes, Stop};
+use crate::node::{NodeChange, NodeState, NodeWriteGuard};
+use crate::single_threaded::MutexGuard;
 
 /// The part of the log, as a divisor, that may fill with committed records before they are forgotten.
 const TIDY_PART: u64 = 8;
@@ -25,12 +25,12 @@ const LOG_STEP_BYTES: u64 = 4 << 20;
 /// The bytes that are made ready first.
 pub(crate) const LOG_STEP_LEAST: u64 = 64 << 10;
 
-impl Locked<'_> {
+impl LockedNodes<'_> {
     /// Logs an update and applies it to the locked nodes.
     ///
     /// The caller has made all checks. From here on the operation fails only for lack of room, credit or leases, and
     /// then nothing has happened.
-    pub(crate) fn commit(&mut self, update: &Update<'_>) -> Result<Applied, Stop> {
+    pub(crate) fn log_update(&mut self, update: &Update<'_>) -> Result<Applied, Stop> {
         let fs = self.fs;
         // The operation has read the log's seal count before. If a quota version begins from here on, the log refuses
         // the record.
@@ -60,13 +60,13 @@ impl Locked<'_> {
         let mut tree = LockedTree {
             fs,
             nodes: &mut self.nodes,
-            shows: &mut self.shows,
-            looked_up: &mut self.looked_up,
+            to_show: &mut self.to_show,
+            found_names: &mut self.found_names,
             position: appended.position,
             data: appended.body.plus(encoded.data_offset()),
         };
         let applied = apply(&mut tree, update);
-        self.list_changed();
+        self.list_dirty_nodes();
         applied.map_err(|errno| {
             // The record does not fit the state against which it was checked: a defect. The session must not go on from
             // a state that SharedFS will refuse.
@@ -76,10 +76,10 @@ impl Locked<'_> {
         })
     }
 
-    /// Adds the nodes that have changes now to the ledger.
-    fn list_changed(&mut self) {
+    /// Adds the nodes that have changes now to the dirty list.
+    fn list_dirty_nodes(&mut self) {
         for (id, node) in &mut self.nodes {
-            self.fs.list_if_new(*id, node);
+            self.fs.list_if_dirty(*id, node);
         }
     }
 
@@ -89,14 +89,14 @@ impl Locked<'_> {
         if takes(CreditKind::Common) {
             return Ok(CreditKind::Common);
         }
-        let replaces = self.replaces(update)?;
+        let replaces = self.is_replacing(update)?;
         if replaces && takes(CreditKind::Kept) { Ok(CreditKind::Kept) } else { Err(Stop::Credit { want, replaces }) }
     }
 
     /// Returns whether an update, once committed, gives back as much as it takes.
     ///
     /// It does if it writes where data or a reservation takes up blocks already, or cuts some off.
-    fn replaces(&self, update: &Update<'_>) -> Result<bool, Stop> {
+    fn is_replacing(&self, update: &Update<'_>) -> Result<bool, Stop> {
         let is_taken = |inode: InodeId, offset: u64, length: u64| {
             let content = self.state(inode)?.content.as_ref().ok_or(Stop::Errno(Errno::EIO))?;
             Ok(content.blocks_missing(offset / BLOCK_BYTES..blocks_for(offset + length)) == 0)
@@ -118,20 +118,20 @@ impl Locked<'_> {
 }
 
 impl LibFs {
-    /// Adds a node to the ledger, if it has changes and is not in it.
+    /// Adds a node to the dirty list, if it has changes and is not in it.
     #[inline]
-    pub(crate) fn list_if_new(&self, id: InodeId, node: &mut NodeState) {
-        if node.is_listed {
+    pub(crate) fn list_if_dirty(&self, id: InodeId, node: &mut NodeState) {
+        if node.is_dirty_listed {
             return;
         }
         if let Some((first, _)) = node.changes.front() {
-            node.is_listed = true;
-            self.ledger.enter(*first, id);
+            node.is_dirty_listed = true;
+            self.dirty_list.add_node(*first, id);
         }
     }
 
     /// Appends a record that needs no lease and changes no node.
-    pub(crate) fn append_alone(&self, update: &Update<'_>) -> Outcome<()> {
+    pub(crate) fn append_plain(&self, update: &Update<'_>) -> Outcome<()> {
         loop {
             self.check_alive()?;
             let seal = self.log.seal_count();
@@ -159,7 +159,7 @@ impl LibFs {
     /// `EIO` if SharedFS is away.
     pub fn make_room(&self) -> Outcome<()> {
         self.call(&Request::Digest)?;
-        self.tidy(&self.tidying.lock());
+        self.forget_committed(&self.tidying.lock());
         Ok(())
     }
 
@@ -180,7 +180,7 @@ impl LibFs {
         if self.control.committed() < upto {
             self.call(&Request::MakeRoom { upto })?;
         }
-        self.tidy(&self.tidying.lock());
+        self.forget_committed(&self.tidying.lock());
         Ok(())
     }
 
@@ -221,7 +221,7 @@ impl LibFs {
     }
 
     /// Requests credit for an update.
-    pub(crate) fn ask_credit(&self, want: Credit, replaces: bool) -> Outcome<()> {
+    pub(crate) fn request_credit(&self, want: Credit, replaces: bool) -> Outcome<()> {
         match self.call(&Request::Credit { want, replaces })? {
             Reply::Credit(_) => Ok(()),
             _ => Err(Errno::EIO),
@@ -229,32 +229,32 @@ impl LibFs {
     }
 
     /// Forgets committed changes, if there are enough of them and no other thread does it already.
-    pub(crate) fn tidy_if_due(&self) {
+    pub(crate) fn forget_committed_if_due(&self) {
         let waiting = self.control.committed().0.saturating_sub(self.tidied.load(Ordering::Relaxed));
         if waiting > self.log.capacity() / TIDY_PART {
-            self.tidying.try_lock().inspect(|turn| self.tidy(turn));
+            self.tidying.try_lock().inspect(|turn| self.forget_committed(turn));
         }
     }
 
     /// Forgets changes that SharedFS has committed: the log may overwrite them, and SharedFS may reuse freed blocks.
-    pub(crate) fn tidy(&self, _turn: &MutexGuard<'_, ()>) {
+    pub(crate) fn forget_committed(&self, _turn: &MutexGuard<'_, ()>) {
         let bound = self.log.before_held(self.control.committed());
         // The bound is raised before anything is forgotten: no state without these changes is installed from now on.
         self.tidied.fetch_max(bound.0, Ordering::AcqRel);
         let (mut finished, mut again) = (Vec::new(), Vec::new());
-        for id in self.ledger.take(bound) {
+        for id in self.dirty_list.take_nodes(bound) {
             if let Some(mut state) = self.nodes.write_existing(id) {
-                state.prune(bound);
+                state.prune_changes(bound);
                 match state.changes.front().map(|(position, _)| *position) {
                     Some(first) => again.push((first, id)),
-                    None => state.is_listed = false,
+                    None => state.is_dirty_listed = false,
                 }
-                if state.gone && state.is_clean() {
+                if state.is_gone && state.is_clean() {
                     finished.push(id);
                 }
             }
         }
-        self.ledger.enter_again(&again);
+        self.dirty_list.add_nodes_again(&again);
         if !finished.is_empty() {
             self.nodes.begin_eviction();
             finished.into_iter().for_each(|id| self.nodes.remove(id));
@@ -270,8 +270,8 @@ impl LibFs {
 struct LockedTree<'a> {
     fs: &'a LibFs,
     nodes: &'a mut Nodes,
-    shows: &'a mut Option<InodeId>,
-    looked_up: &'a mut LookedUp,
+    to_show: &'a mut Option<InodeId>,
+    found_names: &'a mut FoundNames,
     position: LogPosition,
     /// Where the update's data lie in the log.
     data: LogPosition,
@@ -279,7 +279,7 @@ struct LockedTree<'a> {
 
 /// Why an update does not fit the nodes: each of these is a defect of LibFS.
 #[derive(Debug)]
-#[allow(dead_code, reason = "the fields are for the log line")]
+#[allow(dead_code, reason = "only the log line reads the fields")]
 enum Misfit {
     Invalid(Invalid),
     NotLocked(InodeId),
@@ -293,23 +293,23 @@ impl From<Invalid> for Misfit {
 }
 
 impl LockedTree<'_> {
-    fn guard(&mut self, id: InodeId) -> Result<&mut WriteGuard, Misfit> {
+    fn locked_node(&mut self, id: InodeId) -> Result<&mut NodeWriteGuard, Misfit> {
         self.nodes.iter_mut().find(|(found, _)| *found == id).map(|(_, guard)| guard).ok_or(Misfit::NotLocked(id))
     }
 
     fn change_data(&mut self, id: InodeId, change: DataChange) -> Result<u64, Misfit> {
         let position = self.position;
-        let guard = self.guard(id)?;
+        let guard = self.locked_node(id)?;
         let blocks = guard.content.as_mut().ok_or(Misfit::NotLoaded(id))?.apply(&change);
-        guard.note(position, Change::Data(change));
+        guard.note_change(position, NodeChange::Data(change));
         if guard.is_followed {
-            *self.shows = Some(id);
+            *self.to_show = Some(id);
         }
         Ok(blocks)
     }
 
     fn change_entry(&mut self, parent: InodeId, name: &[u8], entry: Option<Entry>) -> Result<(), Misfit> {
-        let cookie = match self.looked_up.iter_mut().find(|known| known.is(parent, name)) {
+        let cookie = match self.found_names.iter_mut().find(|known| known.is_for(parent, name)) {
             Some(known) => {
                 known.entry = entry;
                 known.cookie
@@ -317,20 +317,20 @@ impl LockedTree<'_> {
             None => self.fs.cookie(name),
         };
         let (fs, position) = (self.fs, self.position);
-        let guard = self.guard(parent)?;
+        let guard = self.locked_node(parent)?;
         // A removed name is in memory already.
-        let gone = if entry.is_none() { guard.children.remove(cookie, name) } else { None };
+        let gone = if entry.is_none() { guard.children.remove_name(cookie, name) } else { None };
         let (name, changes_paths) = match gone {
             Some(name) => (name, true),
             None => {
                 let name = Name::new(name).map_err(|_| Misfit::Invalid(Invalid::BadName))?;
-                (name.clone(), guard.children.set(cookie, name, entry))
+                (name.clone(), guard.children.set_entry(cookie, name, entry))
             }
         };
         if changes_paths {
-            fs.directory_versions.note(parent);
+            fs.directory_versions.raise_version(parent);
         }
-        guard.note(position, Change::Entry(name, entry));
+        guard.note_change(position, NodeChange::Entry(name, entry));
         Ok(())
     }
 }
@@ -345,46 +345,46 @@ impl Tree for LockedTree<'_> {
 
     fn inode(&self, id: InodeId) -> Result<Option<Inode>, Misfit> {
         let guard = self.nodes.iter().find(|(found, _)| *found == id).ok_or(Misfit::NotLocked(id))?;
-        Ok(guard.1.inode.clone().filter(|_| !guard.1.gone))
+        Ok(guard.1.inode.clone().filter(|_| !guard.1.is_gone))
     }
 
     fn put_inode(&mut self, id: InodeId, value: Inode) -> Result<(), Misfit> {
         let (fs, position) = (self.fs, self.position);
-        let guard = self.guard(id)?;
+        let guard = self.locked_node(id)?;
         if guard.inode.as_ref().is_some_and(|old| changes_paths(old, &value)) {
-            fs.directory_versions.note(id);
+            fs.directory_versions.raise_version(id);
         }
         if guard.inode.is_none() {
             // This update creates the inode, so all of its state is known.
             guard.children = Children::empty_directory();
-            guard.content = Some(Content::default());
+            guard.content = Some(FileMap::default());
             guard.xattrs = Some(std::collections::BTreeMap::new());
         }
         guard.inode = Some(value);
-        guard.note(position, Change::Attributes);
+        guard.note_change(position, NodeChange::Attributes);
         Ok(())
     }
 
     fn remove_inode(&mut self, id: InodeId) -> Result<(), Misfit> {
         let position = self.position;
-        self.fs.directory_versions.note(id);
-        let guard = self.guard(id)?;
-        guard.gone = true;
+        self.fs.directory_versions.raise_version(id);
+        let guard = self.locked_node(id)?;
+        guard.is_gone = true;
         guard.content = None;
         guard.xattrs = None;
         guard.children = Children::unknown();
-        guard.note(position, Change::Attributes);
+        guard.note_change(position, NodeChange::Attributes);
         Ok(())
     }
 
     fn entry(&self, parent: InodeId, name: &[u8]) -> Result<Option<Entry>, Misfit> {
-        if let Some(known) = self.looked_up.iter().find(|known| known.is(parent, name)) {
+        if let Some(known) = self.found_names.iter().find(|known| known.is_for(parent, name)) {
             return Ok(known.entry);
         }
         let guard = self.nodes.iter().find(|(found, _)| *found == parent).ok_or(Misfit::NotLocked(parent))?;
-        match guard.1.children.known(self.fs.cookie(name), name) {
-            Known::Yes(entry) => Ok(entry),
-            Known::No => Err(Misfit::NotLoaded(parent)),
+        match guard.1.children.find_cached(self.fs.cookie(name), name) {
+            CachedEntry::Known(entry) => Ok(entry),
+            CachedEntry::Unknown => Err(Misfit::NotLoaded(parent)),
         }
     }
 
@@ -408,19 +408,19 @@ impl Tree for LockedTree<'_> {
 
     fn put_xattr(&mut self, id: InodeId, name: &[u8], value: &[u8]) -> Result<(), Misfit> {
         let position = self.position;
-        self.fs.directory_versions.note(id);
-        let guard = self.guard(id)?;
+        self.fs.directory_versions.raise_version(id);
+        let guard = self.locked_node(id)?;
         guard.xattrs.as_mut().ok_or(Misfit::NotLoaded(id))?.insert(name.to_vec(), value.to_vec());
-        guard.note(position, Change::Xattr(name.to_vec(), Some(value.to_vec())));
+        guard.note_change(position, NodeChange::Xattr(name.to_vec(), Some(value.to_vec())));
         Ok(())
     }
 
     fn remove_xattr(&mut self, id: InodeId, name: &[u8]) -> Result<(), Misfit> {
         let position = self.position;
-        self.fs.directory_versions.note(id);
-        let guard = self.guard(id)?;
+        self.fs.directory_versions.raise_version(id);
+        let guard = self.locked_node(id)?;
         guard.xattrs.as_mut().ok_or(Misfit::NotLoaded(id))?.remove(name);
-        guard.note(position, Change::Xattr(name.to_vec(), None));
+        guard.note_change(position, NodeChange::Xattr(name.to_vec(), None));
         Ok(())
     }
 

@@ -7,13 +7,14 @@ use ashlar_types::{
     BLOCK_BYTES, Credentials, Errno, FILE_SIZE_MAX, FileKind, Inode, InodeId, LogPosition, QuotaId, SessionId,
 };
 use ashlar_update::{Allocation, Update};
-use ashlar_wire::{OperationKind, Reply, Request};
+use ashlar_wire::{OperationKind, Reply, Request, SpaceReply};
 
 use crate::LibFs;
 use crate::api::{Outcome, Seek, WriteAt, Written};
-use crate::content::{Content, Source};
+use crate::file_map::FileMap;
 use crate::grants::{Claim, Stop};
 use crate::node::NodeState;
+use crate::pieces::PieceSource;
 
 /// The most data in one record: short enough for a small log to hold several records.
 const RECORD_DATA_MAX: usize = 1 << 20;
@@ -43,10 +44,10 @@ impl LibFs {
     /// # Errors
     /// `EISDIR`, `EINVAL`; `EIO` if the medium does not hold the written bytes.
     pub fn read(&self, id: InodeId, offset: u64, buffer: &mut [u8]) -> Outcome<usize> {
-        let _measured = self.measured(OperationKind::Read);
+        let _measured = self.begin_operation(OperationKind::Read);
         let mut attempts = 0;
         loop {
-            let guard = self.view(Claim::read(id).with_contents())?;
+            let guard = self.view_node(Claim::read(id).with_contents())?;
             let inode = guard.inode.as_ref().ok_or(Errno::ESTALE)?;
             match inode.kind {
                 FileKind::Regular => {}
@@ -59,7 +60,7 @@ impl LibFs {
             fence(Ordering::Acquire);
             // The copy counts if, after it, the lease held and the extent version was the map's: no process could
             // change the file or free its blocks.
-            if !self.holds(&guard, false) || !content.is_current(self.control.extent_version()) {
+            if !self.holds_lease(&guard, false) || !content.is_current(self.control.extent_version()) {
                 continue;
             }
             match copied {
@@ -91,9 +92,9 @@ impl LibFs {
     ///
     /// # Errors
     /// As [`LibFs::read`].
-    pub fn readable(&self, id: InodeId, offset: u64, length: usize) -> Outcome<usize> {
-        let _using = self.using();
-        let guard = self.view(Claim::read(id).with_contents())?;
+    pub fn readable_bytes(&self, id: InodeId, offset: u64, length: usize) -> Outcome<usize> {
+        let _using = self.enter_operation();
+        let guard = self.view_node(Claim::read(id).with_contents())?;
         let size = guard.inode.as_ref().ok_or(Errno::ESTALE)?.size;
         Ok(length.min(usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX)))
     }
@@ -101,38 +102,38 @@ impl LibFs {
     /// Copies bytes out of a file's map; prefetches up to `ahead` bytes that follow them in the same piece.
     pub(crate) fn copy_out(
         &self,
-        content: &Content,
+        content: &FileMap,
         offset: u64,
         buffer: &mut [u8],
         ahead: u64,
     ) -> Result<(), ReadStop> {
         let end = offset + buffer.len() as u64;
-        content.walk(offset, end, |at, length, found| {
+        content.walk_parts(offset, end, |at, length, found| {
             let into = &mut buffer[(at - offset) as usize..(at - offset + length) as usize];
             let Some((piece, from)) = found else {
                 into.fill(0);
                 return Ok(());
             };
             match &piece.source {
-                Source::Inline(bytes, index) => {
+                PieceSource::Inline(bytes, index) => {
                     let index = index + from as usize;
                     into.copy_from_slice(bytes.get(index..index + into.len()).ok_or(Errno::EIO)?);
                 }
-                Source::Log { record, body } => {
+                PieceSource::Log { record, body } => {
                     if !piece.is_verified() {
                         self.verify_record(*record)?;
                         piece.set_verified();
                     }
                     self.log.read(body.plus(from), into).map_err(|_| ReadStop::Errno(Errno::EIO))?;
                 }
-                Source::Segment { block, skip } => {
+                PieceSource::Segment { block, skip } => {
                     let (block, skip) = (block.plus((skip + from) / BLOCK_BYTES), (skip + from) % BLOCK_BYTES);
                     let segment = self.segment(block.segment())?;
                     if !segment.read(block.block(), skip, into).map_err(|_| Errno::EIO)? {
                         return Err(ReadStop::Corrupt);
                     }
                     if ahead > 0 && at + length == end {
-                        segment.expect_read(block.block(), skip + length, ahead.min(piece.length - from - length));
+                        segment.prefetch_read(block.block(), skip + length, ahead.min(piece.length - from - length));
                     }
                 }
             }
@@ -153,11 +154,11 @@ impl LibFs {
     }
 
     fn touch_accessed(&self, id: InodeId) -> Outcome<()> {
-        let result = self.change(&[Claim::read(id)], |locked| {
+        let result = self.change_nodes(&[Claim::read(id)], |locked| {
             if !is_access_time_due(locked.inode(id)?) {
                 return Ok(());
             }
-            locked.commit(&Update::Accessed { inode: id, at: Self::now() }).map(drop)
+            locked.log_update(&Update::Accessed { inode: id, at: Self::now() }).map(drop)
         });
         match result {
             // If there is no room for a time, the read succeeds all the same.
@@ -178,8 +179,8 @@ impl LibFs {
     ///
     /// # Errors
     /// `EINVAL`, `EISDIR`, `EFBIG`, `ENOSPC`, `EDQUOT`.
-    pub fn write(&self, who: &Credentials, id: InodeId, at: WriteAt, data: &[u8], strip: bool) -> Outcome<Written> {
-        self.write_within(who, id, at, data, strip, FILE_SIZE_MAX)
+    pub fn write(&self, user: &Credentials, id: InodeId, at: WriteAt, data: &[u8], strip: bool) -> Outcome<Written> {
+        self.write_within(user, id, at, data, strip, FILE_SIZE_MAX)
     }
 
     /// As [`LibFs::write`]; writes nothing beyond `limit`, in bytes from the file's beginning.
@@ -188,22 +189,22 @@ impl LibFs {
     /// As [`LibFs::write`]; `EFBIG` if the first byte lies at or beyond the limit.
     pub fn write_within(
         &self,
-        who: &Credentials,
+        user: &Credentials,
         id: InodeId,
         at: WriteAt,
         data: &[u8],
         strip: bool,
         limit: u64,
     ) -> Outcome<Written> {
-        let _measured = self.measured(OperationKind::Write);
+        let _measured = self.begin_operation(OperationKind::Write);
         let limit = limit.min(FILE_SIZE_MAX);
         let mut start = None;
         let (mut written, mut length) = (0_usize, data.len());
         let mut most = self.record_data_max();
         loop {
             let mut tried = (0, 0);
-            let result = self.change(&[Claim::write(id).with_contents().with_xattrs()], |locked| {
-                locked.act_for(who);
+            let result = self.change_nodes(&[Claim::write(id).with_contents().with_xattrs()], |locked| {
+                locked.act_for(user);
                 let inode = locked.inode(id)?;
                 check_regular(inode)?;
                 let offset = match (start, at) {
@@ -220,7 +221,7 @@ impl LibFs {
                 tried = (offset, part.len());
                 if !part.is_empty() {
                     Self::drop_capabilities(locked, id)?;
-                    locked.commit(&Update::Write { inode: id, offset, at: Self::now(), strip, data: part })?;
+                    locked.log_update(&Update::Write { inode: id, offset, at: Self::now(), strip, data: part })?;
                 }
                 Ok((offset, part.len()))
             });
@@ -229,7 +230,7 @@ impl LibFs {
                     start.get_or_insert(offset);
                     written += bytes;
                 }
-                Err(errno @ (Errno::EDQUOT | Errno::ENOSPC)) => match (shorter(tried.0, tried.1), start) {
+                Err(errno @ (Errno::EDQUOT | Errno::ENOSPC)) => match (halve_write(tried.0, tried.1), start) {
                     (Some(less), _) => {
                         most = less;
                         continue;
@@ -256,14 +257,14 @@ impl LibFs {
     /// `EINVAL`, `ENODEV`, `EISDIR`, `EFBIG`, `ENOSPC`, `EDQUOT`.
     pub fn allocate(
         &self,
-        who: &Credentials,
+        user: &Credentials,
         id: InodeId,
         how: Allocation,
         offset: u64,
         length: u64,
         strip: bool,
     ) -> Outcome<()> {
-        let _measured = self.measured(OperationKind::Write);
+        let _measured = self.begin_operation(OperationKind::Write);
         let end = offset.checked_add(length).filter(|&end| end <= FILE_SIZE_MAX).ok_or(Errno::EFBIG)?;
         if length == 0 {
             return Err(Errno::EINVAL);
@@ -272,8 +273,8 @@ impl LibFs {
         if moves && (offset % BLOCK_BYTES != 0 || length % BLOCK_BYTES != 0) {
             return Err(Errno::EINVAL);
         }
-        self.change(&[Claim::write(id).with_contents().with_xattrs()], |locked| {
-            locked.act_for(who);
+        self.change_nodes(&[Claim::write(id).with_contents().with_xattrs()], |locked| {
+            locked.act_for(user);
             let inode = locked.inode(id)?;
             match inode.kind {
                 FileKind::Regular => {}
@@ -288,7 +289,7 @@ impl LibFs {
                 _ => {}
             }
             Self::drop_capabilities(locked, id)?;
-            locked.commit(&Update::Allocate { inode: id, how, offset, length, strip, at: Self::now() }).map(drop)
+            locked.log_update(&Update::Allocate { inode: id, how, offset, length, strip, at: Self::now() }).map(drop)
         })
     }
 
@@ -299,8 +300,8 @@ impl LibFs {
     /// # Errors
     /// `ENXIO` at or behind the end, or if no data follow.
     pub fn seek(&self, id: InodeId, what: Seek, offset: u64) -> Outcome<u64> {
-        let _measured = self.measured(OperationKind::Read);
-        let guard = self.view(Claim::read(id).with_contents())?;
+        let _measured = self.begin_operation(OperationKind::Read);
+        let guard = self.view_node(Claim::read(id).with_contents())?;
         let inode = guard.inode.as_ref().ok_or(Errno::ESTALE)?;
         check_regular(inode).map_err(|_| Errno::EINVAL)?;
         if offset >= inode.size {
@@ -351,10 +352,10 @@ impl LibFs {
     /// # Errors
     /// `EINVAL`, `EISDIR`, `EFBIG`, `ENOSPC`, `EDQUOT`. After an error behind some copied bytes it returns their number
     /// instead.
-    #[allow(clippy::too_many_arguments, reason = "those of the call")]
+    #[allow(clippy::too_many_arguments, reason = "the parameters of the system call")]
     pub fn copy_range(
         &self,
-        who: &Credentials,
+        user: &Credentials,
         from: InodeId,
         from_offset: u64,
         to: InodeId,
@@ -362,17 +363,17 @@ impl LibFs {
         length: u64,
         strip: bool,
     ) -> Outcome<u64> {
-        self.copy_range_within(who, from, from_offset, to, to_offset, length, strip, FILE_SIZE_MAX)
+        self.copy_range_within(user, from, from_offset, to, to_offset, length, strip, FILE_SIZE_MAX)
     }
 
     /// As [`LibFs::copy_range`]; writes nothing beyond `limit`.
     ///
     /// # Errors
     /// As [`LibFs::copy_range`] and [`LibFs::write_within`].
-    #[allow(clippy::too_many_arguments, reason = "those of the call")]
+    #[allow(clippy::too_many_arguments, reason = "the parameters of the system call")]
     pub fn copy_range_within(
         &self,
-        who: &Credentials,
+        user: &Credentials,
         from: InodeId,
         from_offset: u64,
         to: InodeId,
@@ -397,7 +398,7 @@ impl LibFs {
             let step = (length - copied).min(RECORD_DATA_MAX as u64) as usize;
             let done = self.read(from, from_offset + copied, &mut buffer[..step]).and_then(|count| {
                 let at = WriteAt::Offset(to_offset + copied);
-                let written = self.write_within(who, to, at, &buffer[..count], strip, limit)?;
+                let written = self.write_within(user, to, at, &buffer[..count], strip, limit)?;
                 Ok(written.bytes)
             });
             match done {
@@ -419,8 +420,8 @@ impl LibFs {
     /// `EIO` if the medium fails.
     pub fn sync_inode(&self, id: InodeId) -> Outcome<()> {
         // The lease is checked first: a grant's dependencies are recorded before its lease is installed.
-        let is_governed = self.sync_needed && self.is_governed(id);
-        self.sync_with(|dependencies| match is_governed {
+        let is_leased = self.sync_needed && self.is_leased(id);
+        self.sync_after_request(|dependencies| match is_leased {
             true if dependencies.is_empty() => None,
             true => Some(Request::SyncDependencies(dependencies)),
             false => Some(Request::SyncInode { inode: id, dependencies }),
@@ -432,21 +433,24 @@ impl LibFs {
     /// # Errors
     /// `EIO` if the medium fails.
     pub fn sync_all(&self) -> Outcome<()> {
-        self.sync_with(|_| Some(Request::SyncAll))
+        self.sync_after_request(|_| Some(Request::SyncAll))
     }
 
     /// Returns whether a lease keeps other sessions from an inode.
     ///
     /// Their earlier changes are among the dependencies that came with the lease.
-    fn is_governed(&self, id: InodeId) -> bool {
-        self.nodes.read_existing(id).is_some_and(|state| state.inode.is_some() && self.holds(&state, false))
+    fn is_leased(&self, id: InodeId) -> bool {
+        self.nodes.read_existing(id).is_some_and(|state| state.inode.is_some() && self.holds_lease(&state, false))
     }
 
     /// Makes the session's log persistent, after a request to SharedFS.
     ///
     /// `request` gets the session's dependencies, and returns the request if one is needed.
-    fn sync_with(&self, request: impl FnOnce(Vec<(SessionId, LogPosition)>) -> Option<Request>) -> Outcome<()> {
-        let _measured = self.measured(OperationKind::Sync);
+    fn sync_after_request(
+        &self,
+        request: impl FnOnce(Vec<(SessionId, LogPosition)>) -> Option<Request>,
+    ) -> Outcome<()> {
+        let _measured = self.begin_operation(OperationKind::Sync);
         self.check_alive()?;
         if !self.sync_needed {
             return Ok(());
@@ -475,8 +479,8 @@ impl LibFs {
     ///
     /// # Errors
     /// `EIO` if SharedFS is away.
-    pub fn space(&self, id: InodeId) -> Outcome<crate::Space> {
-        let subtree = self.found(id).map_or(QuotaId::NONE, |found| found.inode.quota);
+    pub fn space(&self, id: InodeId) -> Outcome<SpaceReply> {
+        let subtree = self.find_inode(id).map_or(QuotaId::NONE, |found| found.inode.quota);
         match self.call(&Request::Space { subtree })? {
             Reply::Space(space) => Ok(space),
             _ => Err(Errno::EIO),
@@ -502,7 +506,7 @@ pub fn allocation_of(mode: i32) -> Option<Allocation> {
 /// Returns about half of a write for which there was no room, up to the end of a block.
 ///
 /// `None` if the write lies in one block.
-fn shorter(offset: u64, length: usize) -> Option<usize> {
+fn halve_write(offset: u64, length: usize) -> Option<usize> {
     let middle = (offset + length as u64 / 2) / BLOCK_BYTES * BLOCK_BYTES;
     let end = middle.max((offset / BLOCK_BYTES + 1) * BLOCK_BYTES);
     (end < offset + length as u64).then_some((end - offset) as usize)
@@ -522,7 +526,7 @@ fn check_regular(inode: &Inode) -> Result<(), Stop> {
 pub(crate) fn is_access_time_due(inode: &Inode) -> bool {
     inode.accessed <= inode.modified
         || inode.accessed <= inode.changed
-        || inode.accessed.seconds.saturating_add(RELATIME_SECONDS) < LibFs::about_now().seconds
+        || inode.accessed.seconds.saturating_add(RELATIME_SECONDS) < LibFs::coarse_now().seconds
 }
 
 impl NodeState {
@@ -537,7 +541,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_mode_of_fallocate_has_its_meaning() {
+    fn fallocate_mode_maps_to_its_operation() {
         let modes = [0, 1, 3, 0x10, 0x11, 0x08, 0x20];
         let meanings = modes.map(|mode| allocation_of(mode).unwrap() as u8);
         assert_eq!(meanings, [0, 1, 2, 3, 4, 5, 6]);

@@ -8,33 +8,33 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-static IS_ALONE: AtomicBool = AtomicBool::new(false);
+static IS_SINGLE_THREADED: AtomicBool = AtomicBool::new(false);
 
 /// Declares the process single-threaded.
 ///
 /// # Safety
 /// The process has one thread, and no signal handler that re-enters LibFS interrupts LibFS. Before another thread
-/// starts, the only thread calls [`end_alone`], outside of LibFS.
-pub unsafe fn begin_alone() {
-    IS_ALONE.store(true, Ordering::Relaxed);
+/// starts, the only thread calls [`end_single_threaded`], outside of LibFS.
+pub unsafe fn begin_single_threaded() {
+    IS_SINGLE_THREADED.store(true, Ordering::Relaxed);
 }
 
 /// Withdraws the declaration: from now on there may be other threads.
-pub fn end_alone() {
-    IS_ALONE.store(false, Ordering::Relaxed);
+pub fn end_single_threaded() {
+    IS_SINGLE_THREADED.store(false, Ordering::Relaxed);
 }
 
 /// Returns whether the process is declared single-threaded.
 #[must_use]
 #[inline]
-pub fn is_alone() -> bool {
-    IS_ALONE.load(Ordering::Relaxed)
+pub fn is_single_threaded() -> bool {
+    IS_SINGLE_THREADED.load(Ordering::Relaxed)
 }
 
 /// Adds to a word that only threads of this process change; returns its old value.
 #[inline]
 pub fn add(word: &AtomicU32, amount: u32, order: Ordering) -> u32 {
-    if !is_alone() {
+    if !is_single_threaded() {
         return word.fetch_add(amount, order);
     }
     let before = word.load(Ordering::Relaxed);
@@ -48,7 +48,7 @@ pub fn add(word: &AtomicU32, amount: u32, order: Ordering) -> u32 {
 /// The word's value, if it is another one.
 #[inline]
 pub fn exchange(word: &AtomicU32, current: u32, new: u32) -> Result<u32, u32> {
-    if !is_alone() {
+    if !is_single_threaded() {
         return word.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire);
     }
     let before = word.load(Ordering::Relaxed);
@@ -62,7 +62,7 @@ pub fn exchange(word: &AtomicU32, current: u32, new: u32) -> Result<u32, u32> {
 /// Replaces the value of a word that only threads of this process change; returns its old value.
 #[inline]
 pub fn swap(word: &AtomicU32, new: u32) -> u32 {
-    if !is_alone() {
+    if !is_single_threaded() {
         return word.swap(new, Ordering::SeqCst);
     }
     let before = word.load(Ordering::Relaxed);
@@ -83,7 +83,7 @@ impl RawRwLock {
     /// Tries to take the plain word. `None` if the process isn't single-threaded.
     #[inline]
     fn try_plain(&self, write: bool) -> Option<bool> {
-        if !is_alone() {
+        if !is_single_threaded() {
             return None;
         }
         let held = self.plain.load(Ordering::Relaxed);
@@ -97,15 +97,15 @@ impl RawRwLock {
 
 /// Panics when a single thread waits for itself: a defect, which fails this call and spares the program.
 #[cold]
-fn stuck() -> ! {
+fn panic_self_deadlock() -> ! {
     panic!("a lock of LibFS is held by the thread that asks for it")
 }
 
 // SAFETY: while there is one thread, the plain word says how the lock is held, and unlocking reads it before the shared
-// lock. No thread holds the plain word when a second thread starts ([`begin_alone`]). From then on the shared lock
-// excludes.
+// lock. No thread holds the plain word when a second thread starts ([`begin_single_threaded`]). From then on the shared
+// lock excludes.
 unsafe impl lock_api::RawRwLock for RawRwLock {
-    #[allow(clippy::declare_interior_mutable_const, reason = "it is what each lock begins as")]
+    #[allow(clippy::declare_interior_mutable_const, reason = "the initial value of each lock")]
     const INIT: Self = Self { plain: AtomicU32::new(0), shared: rustix_futex_sync::RawRwLock::INIT };
     type GuardMarker = <rustix_futex_sync::RawRwLock as lock_api::RawRwLock>::GuardMarker;
 
@@ -113,7 +113,7 @@ unsafe impl lock_api::RawRwLock for RawRwLock {
     fn lock_shared(&self) {
         match self.try_plain(false) {
             Some(true) => {}
-            Some(false) => stuck(),
+            Some(false) => panic_self_deadlock(),
             None => self.shared.lock_shared(),
         }
     }
@@ -138,7 +138,7 @@ unsafe impl lock_api::RawRwLock for RawRwLock {
     fn lock_exclusive(&self) {
         match self.try_plain(true) {
             Some(true) => {}
-            Some(false) => stuck(),
+            Some(false) => panic_self_deadlock(),
             None => self.shared.lock_exclusive(),
         }
     }
@@ -168,7 +168,7 @@ pub struct RawMutex {
 impl RawMutex {
     #[inline]
     fn try_plain(&self) -> Option<bool> {
-        if !is_alone() {
+        if !is_single_threaded() {
             return None;
         }
         let is_free = self.plain.load(Ordering::Relaxed) == 0;
@@ -181,7 +181,7 @@ impl RawMutex {
 
 // SAFETY: as for [`RawRwLock`].
 unsafe impl lock_api::RawMutex for RawMutex {
-    #[allow(clippy::declare_interior_mutable_const, reason = "it is what each lock begins as")]
+    #[allow(clippy::declare_interior_mutable_const, reason = "the initial value of each lock")]
     const INIT: Self = Self { plain: AtomicU32::new(0), shared: rustix_futex_sync::RawMutex::INIT };
     type GuardMarker = <rustix_futex_sync::RawMutex as lock_api::RawMutex>::GuardMarker;
 
@@ -189,7 +189,7 @@ unsafe impl lock_api::RawMutex for RawMutex {
     fn lock(&self) {
         match self.try_plain() {
             Some(true) => {}
-            Some(false) => stuck(),
+            Some(false) => panic_self_deadlock(),
             None => self.shared.lock(),
         }
     }
@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lock_that_was_taken_in_one_way_is_let_go_in_that_way() {
+    fn lock_taken_by_one_word_is_unlocked_by_that_word() {
         let raw = RawRwLock::INIT;
         let mutex = RawMutex::INIT;
         // Sets the words directly: tests are threads, so the process is not single-threaded.
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn words_change_as_they_are_told() {
+    fn plain_words_change_like_atomic_ones() {
         let word = AtomicU32::new(5);
         assert_eq!(add(&word, 3, Ordering::AcqRel), 5);
         assert_eq!(exchange(&word, 7, 9), Err(8));

@@ -6,13 +6,13 @@ use ashlar_wire::OperationKind;
 use smallvec::{SmallVec, smallvec};
 
 use crate::LibFs;
-use crate::api::{Make, Outcome, RenameFlags};
-use crate::grants::{CLAIMS_MAX, Claim, Locked, Stop};
-use crate::names::{Inheritance, check_new_name};
+use crate::api::{NewInode, Outcome, RenameFlags, check_new_name};
+use crate::grants::{CLAIMS_MAX, Claim, LockedNodes, Stop};
+use crate::names::Inheritance;
 
 /// The inode that a rename leaves at the old name if it is asked for a whiteout.
-const WHITEOUT: Make<'_> =
-    Make { kind: FileKind::CharDevice, mode: WHITEOUT_MODE, umask: 0, device: WHITEOUT_DEVICE, target: &[] };
+const WHITEOUT: NewInode<'_> =
+    NewInode { kind: FileKind::CharDevice, mode: WHITEOUT_MODE, umask: 0, device: WHITEOUT_DEVICE, target: &[] };
 
 impl LibFs {
     /// Moves a name, or exchanges two.
@@ -23,24 +23,24 @@ impl LibFs {
     /// `EDQUOT`.
     pub fn rename(
         &self,
-        who: &Credentials,
+        user: &Credentials,
         from: (InodeId, &[u8]),
         to: (InodeId, &[u8]),
         flags: RenameFlags,
     ) -> Outcome<()> {
-        self.rename_found(who, from, to, flags, None)
+        self.rename_found(user, from, to, flags, None)
     }
 
     /// As [`LibFs::rename`], for the entries that were just looked up at the two names, if they were.
     pub(crate) fn rename_found(
         &self,
-        who: &Credentials,
+        user: &Credentials,
         from: (InodeId, &[u8]),
         to: (InodeId, &[u8]),
         flags: RenameFlags,
-        mut looked_up: Option<(Entry, Option<Entry>)>,
+        mut found_entries: Option<(Entry, Option<Entry>)>,
     ) -> Outcome<()> {
-        let _measured = self.measured(OperationKind::Name);
+        let _measured = self.begin_operation(OperationKind::Name);
         let (parent, name) = from;
         let (new_parent, new_name) = to;
         check_new_name(name, Errno::EBUSY)?;
@@ -48,19 +48,19 @@ impl LibFs {
         if flags.exchange && (flags.no_replace || flags.whiteout) {
             return Err(Errno::EINVAL);
         }
-        if let Some((source, target)) = looked_up {
+        if let Some((source, target)) = found_entries {
             self.check_above((parent, source), (new_parent, target), flags.exchange)?;
         }
-        if looked_up.is_none() {
-            self.check_access(who, parent, Access::EXECUTE)?;
-            self.check_access(who, new_parent, Access::EXECUTE)?;
+        if found_entries.is_none() {
+            self.check_access(user, parent, Access::EXECUTE)?;
+            self.check_access(user, new_parent, Access::EXECUTE)?;
         }
         loop {
-            let (source, target) = match looked_up.take() {
+            let (source, target) = match found_entries.take() {
                 Some(found) => found,
                 None => {
-                    let source = self.entry_of(parent, name, true)?.ok_or(Errno::ENOENT)?;
-                    (source, self.entry_of(new_parent, new_name, true)?)
+                    let source = self.find_entry(parent, name, true)?.ok_or(Errno::ENOENT)?;
+                    (source, self.find_entry(new_parent, new_name, true)?)
                 }
             };
             if flags.replaced.is_some_and(|replaced| target.is_none_or(|target| target.inode != replaced)) {
@@ -78,7 +78,7 @@ impl LibFs {
                 // directories. But during another rename, a name may be seen at both places; so both are checked under
                 // the locks.
                 let claims = [parent, new_parent].map(|directory| Claim::read(directory).with_entries());
-                let are_both_there = self.change(&claims, |locked| {
+                let are_both_there = self.change_nodes(&claims, |locked| {
                     locked.expect_entry(parent, name, Some(source)).map_err(|_| Errno::ECANCELED)?;
                     Ok(locked.expect_entry(new_parent, new_name, target).map_err(|_| Errno::ECANCELED)?)
                 });
@@ -87,16 +87,17 @@ impl LibFs {
                     result => return result,
                 }
             }
-            self.check_change(who, parent)?;
+            self.check_change(user, parent)?;
             if new_parent != parent {
-                self.check_change(who, new_parent)?;
+                self.check_change(user, new_parent)?;
             }
             let whiteout = flags.whiteout.then(|| self.next_inode()).transpose()?;
-            let plan = Move { parent, name, new_parent, new_name, source, target, exchange: flags.exchange, whiteout };
-            match self.move_once(who, &plan) {
+            let plan =
+                RenamePlan { parent, name, new_parent, new_name, source, target, exchange: flags.exchange, whiteout };
+            match self.move_once(user, &plan) {
                 Err(Errno::ECANCELED) => {}
-                Err(Errno::ESTALE) if self.entry_of(parent, name, true)? != Some(source) => {}
-                Err(Errno::ESTALE) if self.entry_of(new_parent, new_name, true)? != target => {}
+                Err(Errno::ESTALE) if self.find_entry(parent, name, true)? != Some(source) => {}
+                Err(Errno::ESTALE) if self.find_entry(new_parent, new_name, true)? != target => {}
                 result => return result,
             }
         }
@@ -126,7 +127,7 @@ impl LibFs {
         }
     }
 
-    fn move_once(&self, who: &Credentials, plan: &Move<'_>) -> Outcome<()> {
+    fn move_once(&self, user: &Credentials, plan: &RenamePlan<'_>) -> Outcome<()> {
         let source_is_directory = plan.source.kind == FileKind::Directory;
         let target_is_directory = plan.target.is_some_and(|target| target.kind == FileKind::Directory);
         if !plan.exchange {
@@ -137,17 +138,17 @@ impl LibFs {
             }
         }
         let crosses = plan.parent != plan.new_parent;
-        let parent = Claim::to_change(who, plan.parent);
+        let parent = Claim::to_change(user, plan.parent);
         // A whiteout inherits from its directory like every new inode.
         let parent = if plan.whiteout.is_some() { parent.with_xattrs() } else { parent };
-        let mut claims: SmallVec<[Claim; CLAIMS_MAX]> = smallvec![parent, Claim::to_change(who, plan.new_parent)];
+        let mut claims: SmallVec<[Claim; CLAIMS_MAX]> = smallvec![parent, Claim::to_change(user, plan.new_parent)];
         let moves_directory = crosses && (source_is_directory || plan.exchange && target_is_directory);
         if moves_directory {
             claims.push(Claim::write(InodeId::RENAME));
         }
         let claim = |entry: Entry| {
             let moves = crosses && entry.kind == FileKind::Directory;
-            if moves { Claim::to_change(who, entry.inode).with_subtree() } else { Claim::write(entry.inode) }
+            if moves { Claim::to_change(user, entry.inode).with_subtree() } else { Claim::write(entry.inode) }
         };
         claims.push(claim(plan.source));
         // A replaced directory is empty: nothing below it needs a lease.
@@ -157,7 +158,8 @@ impl LibFs {
         if moves_directory {
             // The rename lease keeps the ancestors where they are while it is held. It is claimed again with the other
             // nodes below, and must be the same lease then.
-            lease = self.change(&[Claim::write(InodeId::RENAME)], |locked| Ok(locked.state(InodeId::RENAME)?.lease))?;
+            lease =
+                self.change_nodes(&[Claim::write(InodeId::RENAME)], |locked| Ok(locked.state(InodeId::RENAME)?.lease))?;
             if source_is_directory && self.is_ancestor(plan.source.inode, plan.new_parent)? {
                 return Err(Errno::EINVAL);
             }
@@ -168,25 +170,25 @@ impl LibFs {
             }
         }
         // An ancestor can't be replaced: it isn't empty.
-        self.change(&claims, |locked| {
+        self.change_nodes(&claims, |locked| {
             if moves_directory && locked.state(InodeId::RENAME)?.lease != lease {
                 return Err(Errno::ECANCELED.into());
             }
-            self.move_locked(locked, who, plan)
+            self.move_locked(locked, user, plan)
         })
     }
 
-    fn move_locked(&self, locked: &mut Locked<'_>, who: &Credentials, plan: &Move<'_>) -> Result<(), Stop> {
-        let &Move { parent, name, new_parent, new_name, source, target, exchange, whiteout } = plan;
-        locked.act_for(who);
+    fn move_locked(&self, locked: &mut LockedNodes<'_>, user: &Credentials, plan: &RenamePlan<'_>) -> Result<(), Stop> {
+        let &RenamePlan { parent, name, new_parent, new_name, source, target, exchange, whiteout } = plan;
+        locked.act_for(user);
         locked.expect_entry(parent, name, Some(source)).map_err(|_| Errno::ECANCELED)?;
         locked.expect_entry(new_parent, new_name, target).map_err(|_| Errno::ECANCELED)?;
         let into = locked.inode(new_parent)?;
         if into.links == 0 {
             return Err(Errno::ENOENT.into());
         }
-        locked.check_change(who, parent)?;
-        locked.check_change(who, new_parent)?;
+        locked.check_change(user, parent)?;
+        locked.check_change(user, new_parent)?;
         if parent != new_parent
             && source.kind == FileKind::Directory
             && into.links >= LINK_MAX
@@ -194,21 +196,21 @@ impl LibFs {
         {
             return Err(Errno::EMLINK.into());
         }
-        if permission::is_stuck(locked.inode(parent)?, locked.inode(source.inode)?, who) {
+        if permission::is_stuck(locked.inode(parent)?, locked.inode(source.inode)?, user) {
             return Err(Errno::EPERM.into());
         }
         check_quotas(locked, plan)?;
         // A directory that moves gets a new "..": that is a write to it.
-        let needs_write = |locked: &Locked<'_>, entry: Entry| -> Result<bool, Stop> {
+        let needs_write = |locked: &LockedNodes<'_>, entry: Entry| -> Result<bool, Stop> {
             let crosses = parent != new_parent && entry.kind == FileKind::Directory;
-            Ok(crosses && !self.allows(locked.state(entry.inode)?, who, Access::WRITE))
+            Ok(crosses && !self.allows_access(locked.state(entry.inode)?, user, Access::WRITE))
         };
         if needs_write(locked, source)? {
             return Err(Errno::EACCES.into());
         }
         let mut release = false;
         if let Some(target) = target {
-            if permission::is_stuck(into, locked.inode(target.inode)?, who) {
+            if permission::is_stuck(into, locked.inode(target.inode)?, user) {
                 return Err(Errno::EPERM.into());
             }
             if exchange {
@@ -232,11 +234,11 @@ impl LibFs {
             release,
             at: Self::now(),
         };
-        let Some(inode) = whiteout else { return locked.commit(&Update::Rename(rename)).map(drop) };
-        let Inheritance { gid, acl_access, .. } = Inheritance::from(locked, parent, who, &WHITEOUT)?;
-        let whiteout = Whiteout { inode, uid: who.uid, gid, acl_access: &acl_access };
+        let Some(inode) = whiteout else { return locked.log_update(&Update::Rename(rename)).map(drop) };
+        let Inheritance { gid, acl_access, .. } = Inheritance::from(locked, parent, user, &WHITEOUT)?;
+        let whiteout = Whiteout { inode, uid: user.uid, gid, acl_access: &acl_access };
         let rename = Rename { whiteout: Some(whiteout), ..rename };
-        self.commit_making(locked, &Update::Rename(rename), inode, parent)
+        self.log_creation(locked, &Update::Rename(rename), inode, parent)
     }
 
     /// Returns whether `ancestor` is `inode` or above it. While the caller holds the rename lease, nothing moves.
@@ -246,7 +248,7 @@ impl LibFs {
             if at == ancestor {
                 return Ok(true);
             }
-            let parent = self.found(at)?.inode.parent;
+            let parent = self.find_inode(at)?.inode.parent;
             if parent == at {
                 return Ok(false);
             }
@@ -256,7 +258,7 @@ impl LibFs {
 }
 
 /// A rename with the entries that were looked up.
-struct Move<'a> {
+struct RenamePlan<'a> {
     parent: InodeId,
     name: &'a [u8],
     new_parent: InodeId,
@@ -271,7 +273,7 @@ struct Move<'a> {
 /// Checks that no inode moves to where another subtree's quota counts.
 ///
 /// The program then copies the inode, and the copy counts there.
-fn check_quotas(locked: &Locked<'_>, plan: &Move<'_>) -> Result<(), Stop> {
+fn check_quotas(locked: &LockedNodes<'_>, plan: &RenamePlan<'_>) -> Result<(), Stop> {
     if plan.parent == plan.new_parent {
         return Ok(());
     }

@@ -1,6 +1,6 @@
 //! Path resolution, as the kernel does it, and the calls that follow from it.
 //!
-//! A front end describes the file system's surroundings ([`Surroundings`]). A path's meaning inside the file system is
+//! A front end describes the file system's surroundings ([`PathContext`]). A path's meaning inside the file system is
 //! the same for all front ends.
 
 use std::borrow::Cow;
@@ -10,9 +10,9 @@ use ashlar_wire::OperationKind;
 use smallvec::SmallVec;
 
 use crate::LibFs;
-use crate::api::{Found, Outcome, RenameFlags};
+use crate::api::{FoundInode, Outcome, RenameFlags};
 use crate::grants::Claim;
-use crate::paths::{End, Paths, Way};
+use crate::path_cache::{PathCache, PathEnd, PathWay};
 
 /// Symbolic links to follow in one path, as in the kernel.
 const LINKS_MAX: u32 = 40;
@@ -23,7 +23,7 @@ const TMPFILE: i32 = libc::O_TMPFILE & !libc::O_DIRECTORY;
 
 /// Whether a symbolic link at the end of a path is followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Last {
+pub enum FinalLink {
     /// It is followed.
     Follow,
     /// The path leads to the link itself.
@@ -34,7 +34,7 @@ pub enum Last {
 ///
 /// If LibFS must send a request for the inode anyhow, it requests all that this step takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
+pub enum PathPurpose {
     /// Read its attributes.
     Look,
     /// Go on to a name in it.
@@ -49,7 +49,7 @@ pub enum Purpose {
     Name,
 }
 
-impl Purpose {
+impl PathPurpose {
     /// Returns the claim on the inode that a path leads to.
     pub(crate) fn claim(self, id: InodeId) -> Claim {
         let claim = Claim::read(id);
@@ -65,24 +65,24 @@ impl Purpose {
 
 /// The call's intent for the end of a path.
 #[derive(Clone, Copy, Debug)]
-pub struct Aim {
-    last: Last,
-    purpose: Purpose,
+pub struct PathIntent {
+    last: FinalLink,
+    purpose: PathPurpose,
     /// If the name is absent, the call creates it next.
     makes: bool,
     /// It creates it by opening it, which creates no directory.
     opens: bool,
 }
 
-impl Last {
+impl FinalLink {
     /// Returns the intent for a purpose.
     #[must_use]
-    pub fn to(self, purpose: Purpose) -> Aim {
-        Aim { last: self, purpose, makes: false, opens: false }
+    pub fn to(self, purpose: PathPurpose) -> PathIntent {
+        PathIntent { last: self, purpose, makes: false, opens: false }
     }
 }
 
-impl Aim {
+impl PathIntent {
     /// If the name is absent, the call creates it next.
     #[must_use]
     pub fn making(self) -> Self {
@@ -91,17 +91,17 @@ impl Aim {
 
     /// Returns the intent of `open` with these flags.
     #[must_use]
-    pub fn of_opening(flags: i32) -> Self {
+    pub fn of_open_flags(flags: i32) -> Self {
         let has = |flag| flags & flag != 0;
         let is_new = has(libc::O_CREAT) && has(libc::O_EXCL);
         let purpose = match flags & libc::O_ACCMODE {
-            _ if has(libc::O_PATH) || is_new => Purpose::Look,
-            libc::O_WRONLY => Purpose::Write,
-            _ if has(libc::O_TRUNC) => Purpose::Write,
+            _ if has(libc::O_PATH) || is_new => PathPurpose::Look,
+            libc::O_WRONLY => PathPurpose::Write,
+            _ if has(libc::O_TRUNC) => PathPurpose::Write,
             // A caller that may write may only read, and other sessions along with it.
-            _ => Purpose::Read,
+            _ => PathPurpose::Read,
         };
-        let last = if has(libc::O_NOFOLLOW) || is_new { Last::Keep } else { Last::Follow };
+        let last = if has(libc::O_NOFOLLOW) || is_new { FinalLink::Keep } else { FinalLink::Follow };
         let makes = has(libc::O_CREAT) && !has(libc::O_PATH);
         Self { last, purpose, makes, opens: makes }
     }
@@ -110,7 +110,7 @@ impl Aim {
     ///
     /// A slash behind such a name neither follows a link nor demands a directory.
     fn is_of_name(self) -> bool {
-        self.purpose == Purpose::Name || self.makes && !self.opens
+        self.purpose == PathPurpose::Name || self.makes && !self.opens
     }
 
     /// Returns the claim on the inode that a path leads to.
@@ -121,25 +121,25 @@ impl Aim {
     /// Returns whether a symbolic link at the end is followed.
     #[must_use]
     pub fn follows(self) -> bool {
-        self.last == Last::Follow
+        self.last == FinalLink::Follow
     }
 }
 
-impl From<Last> for Aim {
-    fn from(last: Last) -> Self {
-        last.to(Purpose::Look)
+impl From<FinalLink> for PathIntent {
+    fn from(last: FinalLink) -> Self {
+        last.to(PathPurpose::Look)
     }
 }
 
 /// Where a path leads.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct ResolvedPath {
     /// The directory of the last name.
     pub directory: InodeId,
     /// The last name; `.` or `..` if the path ends so, or leads to its own beginning.
     pub name: SmallVec<[u8; NAME_BYTES]>,
     /// The inode at the name, if the name exists.
-    pub found: Option<Found>,
+    pub found: Option<FoundInode>,
     /// The path ends with a slash, so it must lead to a directory.
     pub is_directory_wanted: bool,
 }
@@ -147,17 +147,17 @@ pub struct Place {
 /// Where a walk ended.
 #[allow(clippy::large_enum_variant, reason = "it lives for one call, on the stack")]
 #[derive(Debug)]
-pub enum Walked {
+pub enum WalkOutcome {
     /// In the file system.
-    Inside(Place),
+    Inside(ResolvedPath),
     /// The path leaves the file system.
     Outside,
 }
 
 /// A front end's knowledge of the world around the file system.
-pub trait Surroundings {
+pub trait PathContext {
     /// Returns the user whose rights decide on paths.
-    fn who(&self) -> &Credentials;
+    fn user(&self) -> &Credentials;
 
     /// Returns the rest of an absolute path that leads into the file system; `None` if it leads elsewhere.
     fn inside<'a>(&self, path: &'a [u8]) -> Option<&'a [u8]>;
@@ -169,13 +169,13 @@ pub trait Surroundings {
     fn submount_version(&self) -> u64;
 
     /// The paths that were followed here lately, for this user.
-    fn paths(&self) -> &Paths;
+    fn paths(&self) -> &PathCache;
 
     /// Returns whether a link in `directory` at a path's end may be followed here; if not, the path leaves.
     ///
     /// # Errors
     /// `EACCES` if no process may follow it.
-    fn may_follow(&self, directory: InodeId, link: &Found) -> Outcome<bool>;
+    fn may_follow(&self, directory: InodeId, link: &FoundInode) -> Outcome<bool>;
 }
 
 impl LibFs {
@@ -183,16 +183,22 @@ impl LibFs {
     ///
     /// # Errors
     /// `ENOENT`, `ENOTDIR`, `EACCES`, `ELOOP`, `ENAMETOOLONG`.
-    pub fn walk(&self, around: &impl Surroundings, from: InodeId, path: &[u8], aim: impl Into<Aim>) -> Outcome<Walked> {
-        let aim @ Aim { last, purpose, makes, opens } = aim.into();
-        let _measured = self.measured(OperationKind::Name);
+    pub fn walk(
+        &self,
+        context: &impl PathContext,
+        from: InodeId,
+        path: &[u8],
+        intent: impl Into<PathIntent>,
+    ) -> Outcome<WalkOutcome> {
+        let intent @ PathIntent { last, purpose, makes, opens } = intent.into();
+        let _measured = self.begin_operation(OperationKind::Name);
         // The version is read first: the path is remembered as of now, and later mounts make it stale.
-        let submount_version = around.submount_version();
-        if let Some(place) = self.known_place(around, submount_version, from, path, aim) {
-            return Ok(Walked::Inside(place));
+        let submount_version = context.submount_version();
+        if let Some(place) = self.resolve_cached(context, submount_version, from, path, intent) {
+            return Ok(WalkOutcome::Inside(place));
         }
         let (mut at, mut cursor, mut way) =
-            self.known_beginning(around, submount_version, from, path).unwrap_or((from, 0, Way::default()));
+            self.cached_beginning(context, submount_version, from, path).unwrap_or((from, 0, PathWay::default()));
         let is_begun = cursor != 0;
         let asked = path;
         let mut links = 0;
@@ -202,64 +208,65 @@ impl LibFs {
             let begin = rest.iter().position(|&byte| byte != b'/').unwrap_or(rest.len());
             let rest = &rest[begin..];
             if rest.is_empty() {
-                let found = Some(self.found(at)?);
+                let found = Some(self.find_inode(at)?);
                 let name = SmallVec::from_slice(b".");
-                return Ok(Walked::Inside(Place { directory: at, name, found, is_directory_wanted: true }));
+                return Ok(WalkOutcome::Inside(ResolvedPath { directory: at, name, found, is_directory_wanted: true }));
             }
             let end = rest.iter().position(|&byte| byte == b'/').unwrap_or(rest.len());
             let (name, behind) = rest.split_at(end);
             let is_directory_wanted = !behind.is_empty();
             let is_last = behind.iter().all(|&byte| byte == b'/');
             if name == b".." && at == InodeId::ROOT {
-                return Ok(Walked::Outside);
+                return Ok(WalkOutcome::Outside);
             }
             if is_last && !is_begun && way.can_be_remembered() {
                 let way_there = &asked[..asked.len() - rest.len()];
-                around.paths().note_beginning(submount_version, from, way_there, &way, at);
+                context.paths().remember_beginning(submount_version, from, way_there, &way, at);
             }
-            let place = |found| Place { directory: at, name: SmallVec::from_slice(name), found, is_directory_wanted };
+            let place =
+                |found| ResolvedPath { directory: at, name: SmallVec::from_slice(name), found, is_directory_wanted };
             if is_last && opens && is_directory_wanted && name != b"." && name != b".." {
-                self.check_access(around.who(), at, Access::EXECUTE)?;
+                self.check_access(context.user(), at, Access::EXECUTE)?;
                 return Err(Errno::EISDIR);
             }
             if !is_last {
-                match self.pass(around.who(), at, name, &mut way) {
+                match self.pass_directory(context.user(), at, name, &mut way) {
                     Ok(Some(next)) => {
-                        if around.is_covered(next) {
-                            return Ok(Walked::Outside);
+                        if context.is_covered(next) {
+                            return Ok(WalkOutcome::Outside);
                         }
                         at = next;
                         cursor = path.len() - behind.len();
                         continue;
                     }
                     Ok(None) => {}
-                    Err(errno) => return Err(self.validated(errno, at, from)),
+                    Err(errno) => return Err(self.path_error(errno, at, from)),
                 }
             }
-            let meant = if is_last { (purpose, makes) } else { (Purpose::Look, false) };
-            let found = match self.step(around.who(), at, name, meant, &mut way) {
+            let meant = if is_last { (purpose, makes) } else { (PathPurpose::Look, false) };
+            let found = match self.walk_step(context.user(), at, name, meant, &mut way) {
                 Ok(found) => found,
-                Err(Errno::ENOENT) if is_last => return Ok(Walked::Inside(place(None))),
-                Err(errno) => return Err(self.validated(errno, at, from)),
+                Err(Errno::ENOENT) if is_last => return Ok(WalkOutcome::Inside(place(None))),
+                Err(errno) => return Err(self.path_error(errno, at, from)),
             };
-            if around.is_covered(found.id) {
-                return Ok(Walked::Outside);
+            if context.is_covered(found.id) {
+                return Ok(WalkOutcome::Outside);
             }
-            let is_name = is_last && aim.is_of_name();
-            let is_followed = !is_last || last == Last::Follow || is_directory_wanted && !is_name;
+            let is_name = is_last && intent.is_of_name();
+            let is_followed = !is_last || last == FinalLink::Follow || is_directory_wanted && !is_name;
             if found.inode.kind == FileKind::Symlink && is_followed {
                 links += 1;
                 if links > LINKS_MAX {
                     return Err(Errno::ELOOP);
                 }
-                if is_last && !around.may_follow(at, &found)? {
-                    return Ok(Walked::Outside);
+                if is_last && !context.may_follow(at, &found)? {
+                    return Ok(WalkOutcome::Outside);
                 }
-                way.winds();
+                way.mark_winding();
                 let joined = [&found.inode.target[..], behind].concat();
                 cursor = 0;
                 if joined.first() == Some(&b'/') {
-                    let Some(inside) = around.inside(&joined) else { return Ok(Walked::Outside) };
+                    let Some(inside) = context.inside(&joined) else { return Ok(WalkOutcome::Outside) };
                     at = InodeId::ROOT;
                     cursor = joined.len() - inside.len();
                 }
@@ -271,9 +278,15 @@ impl LibFs {
             }
             if is_last {
                 if !is_directory_wanted && way.can_be_remembered() {
-                    around.paths().note_end(submount_version, from, asked, &way, End { directory: at, id: found.id });
+                    context.paths().remember_end(
+                        submount_version,
+                        from,
+                        asked,
+                        &way,
+                        PathEnd { directory: at, id: found.id },
+                    );
                 }
-                return Ok(Walked::Inside(place(Some(found))));
+                return Ok(WalkOutcome::Inside(place(Some(found))));
             }
             at = found.id;
             cursor = path.len() - behind.len();
@@ -281,44 +294,45 @@ impl LibFs {
     }
 
     /// Returns where a path leads that was followed before; `None` if it must be followed again.
-    fn known_place(
+    fn resolve_cached(
         &self,
-        around: &impl Surroundings,
+        context: &impl PathContext,
         submount_version: u64,
         from: InodeId,
         path: &[u8],
-        aim: Aim,
-    ) -> Option<Place> {
-        let end = around.paths().end(self, submount_version, from, path)?;
+        intent: PathIntent,
+    ) -> Option<ResolvedPath> {
+        let end = context.paths().find_end(self, submount_version, from, path)?;
         // The inode at the end may be gone, and a link may lead on.
-        let found = self.looked_at(aim.claim(end.id)).ok()?;
-        if found.inode.kind == FileKind::Symlink && aim.follows() {
+        let found = self.find_attributes(intent.claim(end.id)).ok()?;
+        if found.inode.kind == FileKind::Symlink && intent.follows() {
             return None;
         }
         let name = SmallVec::from_slice(last_name(path)?);
-        Some(Place { directory: end.directory, name, found: Some(found), is_directory_wanted: false })
+        Some(ResolvedPath { directory: end.directory, name, found: Some(found), is_directory_wanted: false })
     }
 
     /// Returns the directory of a path's last name, if the way there was followed before.
     ///
     /// With it come the offset of that name, and the way.
-    fn known_beginning(
+    fn cached_beginning(
         &self,
-        around: &impl Surroundings,
+        context: &impl PathContext,
         submount_version: u64,
         from: InodeId,
         path: &[u8],
-    ) -> Option<(InodeId, usize, Way)> {
+    ) -> Option<(InodeId, usize, PathWay)> {
         let length = path.len() - last_name(path)?.len();
-        let (directory, way) = around.paths().beginning(self, submount_version, from, &path[..length])?;
+        let (directory, way) = context.paths().find_beginning(self, submount_version, from, &path[..length])?;
         Some((directory, length, way))
     }
 
     /// Returns the whole path's error for a failed step.
     ///
     /// If a directory on the way was removed after it was looked up, the path does not exist.
-    fn validated(&self, errno: Errno, directory: InodeId, from: InodeId) -> Errno {
-        let is_gone = errno == Errno::ESTALE && directory != from && self.found(directory).err() == Some(Errno::ESTALE);
+    fn path_error(&self, errno: Errno, directory: InodeId, from: InodeId) -> Errno {
+        let is_gone =
+            errno == Errno::ESTALE && directory != from && self.find_inode(directory).err() == Some(Errno::ESTALE);
         if is_gone { Errno::ENOENT } else { errno }
     }
 
@@ -326,36 +340,43 @@ impl LibFs {
     ///
     /// `None` if it leads to no directory, or the name is `.` or `..`. The directory itself is not requested: the next
     /// name's lookup does that.
-    fn pass(&self, who: &Credentials, directory: InodeId, name: &[u8], way: &mut Way) -> Outcome<Option<InodeId>> {
+    fn pass_directory(
+        &self,
+        user: &Credentials,
+        directory: InodeId,
+        name: &[u8],
+        way: &mut PathWay,
+    ) -> Outcome<Option<InodeId>> {
         if name == b"." || name == b".." {
             return Ok(None);
         }
-        let directory_versions = self.directory_versions.of(directory);
-        let (entry, lease) = self.look_up_entry(who, Claim::read(directory), name, &|id| Purpose::Pass.claim(id))?;
+        let directory_versions = self.directory_versions.version_of(directory);
+        let (entry, lease) =
+            self.look_up_entry(user, Claim::read(directory), name, &|id| PathPurpose::Pass.claim(id))?;
         let entry = entry.ok_or(Errno::ENOENT)?;
         if entry.kind != FileKind::Directory {
             return Ok(None);
         }
-        way.went_through(directory, directory_versions, lease);
+        way.add_step(directory, directory_versions, lease);
         Ok(Some(entry.inode))
     }
 
     /// Looks up a name on a path's way.
-    fn step(
+    fn walk_step(
         &self,
-        who: &Credentials,
+        user: &Credentials,
         directory: InodeId,
         name: &[u8],
-        (purpose, makes): (Purpose, bool),
-        way: &mut Way,
-    ) -> Outcome<Found> {
+        (purpose, makes): (PathPurpose, bool),
+        way: &mut PathWay,
+    ) -> Outcome<FoundInode> {
         if name == b"." || name == b".." {
-            way.winds();
-            return self.lookup_dot(who, directory, name);
+            way.mark_winding();
+            return self.lookup_dot(user, directory, name);
         }
-        let directory_versions = self.directory_versions.of(directory);
-        let (found, lease) = self.look_up(who, directory, name, purpose, makes)?;
-        way.went_through(directory, directory_versions, lease);
+        let directory_versions = self.directory_versions.version_of(directory);
+        let (found, lease) = self.look_up(user, directory, name, purpose, makes)?;
+        way.add_step(directory, directory_versions, lease);
         Ok(found)
     }
 
@@ -363,29 +384,35 @@ impl LibFs {
     ///
     /// # Errors
     /// As [`LibFs::unlink`] and [`LibFs::remove_directory`]; `EBUSY` for the root.
-    pub fn remove_at(&self, who: &Credentials, place: &Place, removes_directory: bool) -> Outcome<()> {
+    pub fn remove_at(&self, user: &Credentials, place: &ResolvedPath, removes_directory: bool) -> Outcome<()> {
         let Some(found) = &place.found else {
-            self.check_change(who, place.directory)?;
+            self.check_change(user, place.directory)?;
             return Err(Errno::ENOENT);
         };
         if removes_directory {
             if found.id == InodeId::ROOT {
                 return Err(Errno::EBUSY);
             }
-            return self.remove_directory(who, place.directory, &place.name, None);
+            return self.remove_directory(user, place.directory, &place.name, None);
         }
         if place.is_directory_wanted && !found.inode.is_directory() {
             return Err(Errno::ENOTDIR);
         }
-        let _measured = self.measured(OperationKind::Name);
-        self.unlink_found(who, place.directory, &place.name, Some(found.entry()))
+        let _measured = self.begin_operation(OperationKind::Name);
+        self.unlink_found(user, place.directory, &place.name, Some(found.entry()))
     }
 
     /// Renames the name at the end of a path.
     ///
     /// # Errors
     /// As [`LibFs::rename`]; `EBUSY` for `.` and `..`.
-    pub fn rename_at(&self, who: &Credentials, source: &Place, target: &Place, flags: RenameFlags) -> Outcome<()> {
+    pub fn rename_at(
+        &self,
+        user: &Credentials,
+        source: &ResolvedPath,
+        target: &ResolvedPath,
+        flags: RenameFlags,
+    ) -> Outcome<()> {
         if source.is_dot() {
             return Err(Errno::EBUSY);
         }
@@ -393,7 +420,7 @@ impl LibFs {
             return Err(if flags.no_replace { Errno::EEXIST } else { Errno::EBUSY });
         }
         let Some(moved) = &source.found else {
-            self.check_access(who, source.directory, Access::EXECUTE)?;
+            self.check_access(user, source.directory, Access::EXECUTE)?;
             return Err(Errno::ENOENT);
         };
         if flags.no_replace && target.found.is_some() {
@@ -401,17 +428,18 @@ impl LibFs {
         }
         // In an exchange, a slash behind each path demands a directory at that path.
         let other = if flags.exchange { target.found.as_ref() } else { Some(moved) };
-        let is_wrong = |place: &Place, found: &Found| place.is_directory_wanted && !found.inode.is_directory();
+        let is_wrong =
+            |place: &ResolvedPath, found: &FoundInode| place.is_directory_wanted && !found.inode.is_directory();
         if is_wrong(source, moved) || other.is_some_and(|other| is_wrong(target, other)) {
             return Err(Errno::ENOTDIR);
         }
-        let looked_up = (moved.entry(), target.found.as_ref().map(Found::entry));
+        let found_entries = (moved.entry(), target.found.as_ref().map(FoundInode::entry));
         self.rename_found(
-            who,
+            user,
             (source.directory, &source.name),
             (target.directory, &target.name),
             flags,
-            Some(looked_up),
+            Some(found_entries),
         )
     }
 }
@@ -423,16 +451,16 @@ fn last_name(path: &[u8]) -> Option<&[u8]> {
 
 /// The action that `open` takes.
 #[derive(Debug)]
-pub enum Opening<'a> {
+pub enum OpenAction<'a> {
     /// Create a regular file at the name.
     Make,
     /// Create a file without a name in this directory.
     MakeUnnamed(InodeId),
     /// Open an existing regular file or directory, with this access.
-    Existing(&'a Found, Access),
+    Existing(&'a FoundInode, Access),
 }
 
-impl Place {
+impl ResolvedPath {
     /// Returns whether the path ends with `.` or `..`, or leads to its own beginning.
     #[must_use]
     pub fn is_dot(&self) -> bool {
@@ -455,7 +483,7 @@ impl Place {
     /// # Errors
     /// `ENOENT`, `EEXIST`, `EISDIR`, `ENOTDIR`, `EINVAL`; `ELOOP` if a link must not be followed; `ENXIO` for devices,
     /// pipes and sockets, which LibFS can't open.
-    pub fn opening(&self, flags: i32) -> Outcome<Opening<'_>> {
+    pub fn opening(&self, flags: i32) -> Outcome<OpenAction<'_>> {
         if flags & TMPFILE != 0 {
             return self.opening_unnamed(flags);
         }
@@ -464,7 +492,7 @@ impl Place {
                 flags if flags & libc::O_CREAT == 0 => Err(Errno::ENOENT),
                 _ if self.is_directory_wanted => Err(Errno::EISDIR),
                 flags if flags & libc::O_DIRECTORY != 0 => Err(Errno::EINVAL),
-                _ => Ok(Opening::Make),
+                _ => Ok(OpenAction::Make),
             };
         };
         if flags & libc::O_CREAT != 0 {
@@ -479,14 +507,14 @@ impl Place {
         match found.inode.kind {
             FileKind::Symlink if flags & libc::O_DIRECTORY == 0 => Err(Errno::ELOOP),
             FileKind::Directory if changes => Err(Errno::EISDIR),
-            FileKind::Directory => Ok(Opening::Existing(found, access_of(flags))),
+            FileKind::Directory => Ok(OpenAction::Existing(found, access_of(flags))),
             _ if flags & libc::O_DIRECTORY != 0 => Err(Errno::ENOTDIR),
-            FileKind::Regular => Ok(Opening::Existing(found, access_of(flags))),
+            FileKind::Regular => Ok(OpenAction::Existing(found, access_of(flags))),
             _ => Err(Errno::ENXIO),
         }
     }
 
-    fn opening_unnamed(&self, flags: i32) -> Outcome<Opening<'_>> {
+    fn opening_unnamed(&self, flags: i32) -> Outcome<OpenAction<'_>> {
         let found = self.found.as_ref().ok_or(Errno::ENOENT)?;
         if !found.inode.is_directory() {
             return Err(Errno::ENOTDIR);
@@ -494,7 +522,7 @@ impl Place {
         if flags & libc::O_ACCMODE == libc::O_RDONLY {
             return Err(Errno::EINVAL);
         }
-        Ok(Opening::MakeUnnamed(found.id))
+        Ok(OpenAction::MakeUnnamed(found.id))
     }
 }
 
@@ -514,10 +542,10 @@ mod tests {
     use super::*;
     use ashlar_types::{Inode, Timestamp};
 
-    fn place(kind: Option<FileKind>, is_directory_wanted: bool) -> Place {
+    fn place(kind: Option<FileKind>, is_directory_wanted: bool) -> ResolvedPath {
         let inode = |kind| Inode::new(kind, 0o644, InodeId::ROOT, Timestamp::default());
-        let found = kind.map(|kind| Found { id: InodeId(20), inode: inode(kind) });
-        Place { directory: InodeId::ROOT, name: SmallVec::from_slice(b"name"), found, is_directory_wanted }
+        let found = kind.map(|kind| FoundInode { id: InodeId(20), inode: inode(kind) });
+        ResolvedPath { directory: InodeId::ROOT, name: SmallVec::from_slice(b"name"), found, is_directory_wanted }
     }
 
     fn refusal(kind: Option<FileKind>, slash: bool, flags: i32) -> Option<Errno> {
@@ -525,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn open_refuses_what_the_kernel_refuses() {
+    fn open_refuses_flags_that_the_kernel_refuses() {
         use libc::{O_CREAT, O_DIRECTORY, O_EXCL, O_RDONLY, O_RDWR, O_TMPFILE, O_TRUNC, O_WRONLY};
         let (file, directory) = (Some(FileKind::Regular), Some(FileKind::Directory));
         for (kind, slash, flags, expected) in [
@@ -553,22 +581,26 @@ mod tests {
 
     #[test]
     fn slash_behind_a_name_to_change_follows_no_link() {
-        let (keep, follow) = (Last::Keep, Last::Follow);
-        assert!(keep.to(Purpose::Name).is_of_name() && keep.to(Purpose::Look).making().is_of_name());
+        let (keep, follow) = (FinalLink::Keep, FinalLink::Follow);
+        assert!(keep.to(PathPurpose::Name).is_of_name() && keep.to(PathPurpose::Look).making().is_of_name());
         let opens = [libc::O_RDONLY, libc::O_CREAT, libc::O_CREAT | libc::O_EXCL, libc::O_NOFOLLOW];
-        assert!(opens.into_iter().all(|flags| !Aim::of_opening(flags).is_of_name()));
-        assert!([keep.to(Purpose::Look), follow.to(Purpose::Change)].into_iter().all(|aim| !aim.is_of_name()));
+        assert!(opens.into_iter().all(|flags| !PathIntent::of_open_flags(flags).is_of_name()));
+        assert!(
+            [keep.to(PathPurpose::Look), follow.to(PathPurpose::Change)].into_iter().all(|intent| !intent.is_of_name())
+        );
     }
 
     #[test]
-    fn truncation_is_a_change() {
+    fn truncating_open_needs_write_access() {
         let file = place(Some(FileKind::Regular), false);
-        let Ok(Opening::Existing(_, access)) = file.opening(libc::O_RDONLY | libc::O_TRUNC) else { panic!("refused") };
+        let Ok(OpenAction::Existing(_, access)) = file.opening(libc::O_RDONLY | libc::O_TRUNC) else {
+            panic!("refused")
+        };
         assert_eq!(access, Access::READ | Access::WRITE);
     }
 
     #[test]
-    fn only_directories_are_made_with_a_slash_behind() {
+    fn only_directories_are_created_with_a_trailing_slash() {
         assert_eq!(place(None, true).check_new(true), Ok(()));
         assert_eq!(place(None, true).check_new(false), Err(Errno::ENOENT));
         assert_eq!(place(Some(FileKind::Regular), false).check_new(false), Err(Errno::EEXIST));

@@ -1,68 +1,13 @@
 //! A file's map from offsets to bytes: in the log, a data segment, memory, or zeros.
 
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use ashlar_types::{BLOCK_BYTES, BlockAddress, LogPosition, blocks_for};
+use ashlar_types::{BLOCK_BYTES, LogPosition, blocks_for};
 use ashlar_update::Allocation;
 use ashlar_wire::Contents;
 
 use crate::intervals::Intervals;
-use crate::pieces::Pieces;
-
-/// Where a piece's bytes are.
-#[derive(Clone, Debug)]
-pub(crate) enum Source {
-    /// In the session's own log: the bytes from `body` on, in the record that begins at `record`.
-    Log { record: LogPosition, body: LogPosition },
-    /// In a data segment: `skip` bytes behind the start of a block.
-    Segment { block: BlockAddress, skip: u64 },
-    /// In memory, as they came with the grant, from this index on.
-    Inline(Arc<[u8]>, usize),
-}
-
-impl Source {
-    pub(crate) fn advanced(&self, bytes: u64) -> Self {
-        match self {
-            Self::Log { record, body } => Self::Log { record: *record, body: body.plus(bytes) },
-            Self::Segment { block, skip } => {
-                let at = skip + bytes;
-                Self::Segment { block: block.plus(at / BLOCK_BYTES), skip: at % BLOCK_BYTES }
-            }
-            Self::Inline(data, index) => Self::Inline(Arc::clone(data), index + bytes as usize),
-        }
-    }
-}
-
-#[derive(Debug)]
-pub(crate) struct Piece {
-    pub(crate) length: u64,
-    pub(crate) source: Source,
-    /// Whether the piece's record in the log was found whole. Readers share the map, so any of them may set it.
-    is_verified: AtomicBool,
-}
-
-impl Piece {
-    fn new(length: u64, source: Source) -> Self {
-        Self { length, source, is_verified: AtomicBool::new(false) }
-    }
-
-    /// Cuts the piece after its first `length` bytes, and returns the rest.
-    pub(crate) fn cut(&mut self, length: u64) -> Self {
-        let rest = Self::new(self.length - length, self.source.advanced(length));
-        self.length = length;
-        rest
-    }
-
-    pub(crate) fn is_verified(&self) -> bool {
-        self.is_verified.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn set_verified(&self) {
-        self.is_verified.store(true, Ordering::Relaxed);
-    }
-}
+use crate::pieces::{Piece, PieceSource, Pieces};
 
 /// A change of a file's content, as logged.
 #[derive(Clone, Copy, Debug)]
@@ -77,15 +22,15 @@ pub(crate) enum DataChange {
 
 /// A file's map: where its bytes lie, and which blocks it takes up. Bytes that no piece covers are zeros.
 #[derive(Debug, Default)]
-pub(crate) struct Content {
+pub(crate) struct FileMap {
     pieces: Pieces,
     blocks: Intervals,
     size: u64,
     /// The extent version for which SharedFS sent the extents; `None` if it sent none.
-    told_in: Option<u64>,
+    extent_version: Option<u64>,
 }
 
-impl Content {
+impl FileMap {
     /// Returns the map of a file as SharedFS sent it, for a file of `size` bytes, valid for this extent version.
     pub(crate) fn from_grant(contents: &Contents, size: u64, version: u64) -> Self {
         let mut content = Self { size, ..Self::default() };
@@ -93,17 +38,17 @@ impl Content {
             Contents::Inline(bytes) => {
                 if !bytes.is_empty() {
                     let length = bytes.len() as u64;
-                    let source = Source::Inline(bytes.as_slice().into(), 0);
+                    let source = PieceSource::Inline(bytes.as_slice().into(), 0);
                     content.pieces.put(0, Piece::new(length, source));
                     content.blocks.insert(0, blocks_for(length));
                 }
             }
             Contents::Extents(extents) => {
-                content.told_in = Some(version);
+                content.extent_version = Some(version);
                 for extent in extents {
                     content.blocks.insert(extent.logical_block, extent.logical_block + extent.blocks);
                     if let Some(block) = extent.address {
-                        let piece = Piece::new(extent.blocks * BLOCK_BYTES, Source::Segment { block, skip: 0 });
+                        let piece = Piece::new(extent.blocks * BLOCK_BYTES, PieceSource::Segment { block, skip: 0 });
                         content.pieces.put(extent.logical_block * BLOCK_BYTES, piece);
                     }
                 }
@@ -117,7 +62,7 @@ impl Content {
 
     /// Returns whether data blocks are still where the map says, at this extent version.
     pub(crate) fn is_current(&self, version: u64) -> bool {
-        self.told_in.is_none_or(|told_in| told_in == version)
+        self.extent_version.is_none_or(|extent_version| extent_version == version)
     }
 
     /// Returns how many blocks the file takes up.
@@ -135,7 +80,7 @@ impl Content {
     pub(crate) fn apply(&mut self, change: &DataChange) -> u64 {
         match *change {
             DataChange::Write { offset, length, record, body } => {
-                self.write(offset, length, Source::Log { record, body });
+                self.write(offset, length, PieceSource::Log { record, body });
             }
             DataChange::Resize { size } => self.resize(size),
             DataChange::Allocate { how, offset, length, size } => self.allocate(how, offset, length, size),
@@ -143,7 +88,7 @@ impl Content {
         self.blocks.count()
     }
 
-    fn write(&mut self, offset: u64, length: u64, source: Source) {
+    fn write(&mut self, offset: u64, length: u64, source: PieceSource) {
         if length == 0 {
             return;
         }
@@ -191,7 +136,7 @@ impl Content {
     ///
     /// Each call gets the part's offset, its length, its piece, and the part's offset in the piece. A part without a
     /// piece (`None`) is zeros.
-    pub(crate) fn walk<E>(
+    pub(crate) fn walk_parts<E>(
         &self,
         start: u64,
         end: u64,
@@ -250,7 +195,7 @@ mod tests {
         (0u8..9, 0u64..40_000, 1u64..9_000)
     }
 
-    fn apply(model: &mut Model, content: &mut Content, (what, offset, length): (u8, u64, u64), clock: &mut u64) {
+    fn apply(model: &mut Model, content: &mut FileMap, (what, offset, length): (u8, u64, u64), clock: &mut u64) {
         let block = BLOCK_BYTES as usize;
         // Appends, one behind the other.
         let offset = if what == 0 && model.size + length < 60_000 { model.size } else { offset };
@@ -329,18 +274,18 @@ mod tests {
 
     proptest! {
         #[test]
-        fn maps_bytes_like_an_array(changes in prop::collection::vec(change(), 1..40)) {
+        fn random_changes_map_bytes_like_an_array(changes in prop::collection::vec(change(), 1..40)) {
             let mut model = Model { bytes: vec![0; SPACE], blocks: vec![false; SPACE / 4096], size: 0 };
-            let (mut content, mut clock) = (Content::default(), 1_000_000);
+            let (mut content, mut clock) = (FileMap::default(), 1_000_000);
             for change in changes {
                 apply(&mut model, &mut content, change, &mut clock);
                 prop_assert_eq!(content.block_count(), model.blocks.iter().filter(|b| **b).count() as u64);
                 let mut seen = Vec::new();
-                content.walk::<()>(0, model.size, |at, length, found| {
+                content.walk_parts::<()>(0, model.size, |at, length, found| {
                     let source = found.map(|(piece, skip)| piece.source.advanced(skip));
                     assert_eq!(at, seen.len() as u64);
                     for i in 0..length {
-                        seen.push(match &source { Some(Source::Log { body, .. }) => body.0 + i, _ => 0 });
+                        seen.push(match &source { Some(PieceSource::Log { body, .. }) => body.0 + i, _ => 0 });
                     }
                     Ok(())
                 }).expect("nothing fails");

@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, RawFd};
 
 /// How LibFS keeps its descriptors.
 #[derive(Clone, Copy, Debug)]
-pub struct OwnDescriptors {
+pub struct DescriptorPolicy {
     /// The least number of a lasting descriptor: inside a program, lower numbers are the program's.
     pub from: i32,
     /// Receives each new descriptor.
@@ -18,32 +18,32 @@ pub struct OwnDescriptors {
     pub forget: fn(RawFd),
 }
 
-impl OwnDescriptors {
+impl DescriptorPolicy {
     /// For a process that knows LibFS's descriptors: any number will do, and no report is needed.
-    pub const KNOWN: Self = Self { from: 0, note: |_| {}, forget: |_| {} };
+    pub const ANY: Self = Self { from: 0, note: |_| {}, forget: |_| {} };
 }
 
 /// A value with a descriptor that is LibFS's own; reported until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Own<T: AsRawFd> {
-    own: OwnDescriptors,
+pub(crate) struct OwnDescriptor<T: AsRawFd> {
+    own: DescriptorPolicy,
     value: T,
 }
 
-impl<T: AsRawFd> Own<T> {
-    pub(crate) fn new(value: T, own: OwnDescriptors) -> Self {
+impl<T: AsRawFd> OwnDescriptor<T> {
+    pub(crate) fn new(value: T, own: DescriptorPolicy) -> Self {
         (own.note)(value.as_raw_fd());
         Self { own, value }
     }
 }
 
-impl<T: AsRawFd> Drop for Own<T> {
+impl<T: AsRawFd> Drop for OwnDescriptor<T> {
     fn drop(&mut self) {
         (self.own.forget)(self.value.as_raw_fd());
     }
 }
 
-impl<T: AsRawFd> Deref for Own<T> {
+impl<T: AsRawFd> Deref for OwnDescriptor<T> {
     type Target = T;
 
     #[inline]
@@ -52,7 +52,7 @@ impl<T: AsRawFd> Deref for Own<T> {
     }
 }
 
-impl<T: AsRawFd> DerefMut for Own<T> {
+impl<T: AsRawFd> DerefMut for OwnDescriptor<T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         &mut self.value
@@ -66,20 +66,20 @@ mod tests {
 
     use super::*;
 
-    static TOLD: Mutex<Vec<(RawFd, bool)>> = Mutex::new(Vec::new());
+    static REPORTS: Mutex<Vec<(RawFd, bool)>> = Mutex::new(Vec::new());
 
     #[test]
-    fn who_serves_the_program_is_told_of_each() {
-        let own = OwnDescriptors {
+    fn own_descriptor_is_reported_until_closed() {
+        let own = DescriptorPolicy {
             from: 0,
-            note: |number| TOLD.lock().expect("told").push((number, true)),
-            forget: |number| TOLD.lock().expect("told").push((number, false)),
+            note: |number| REPORTS.lock().expect("locked").push((number, true)),
+            forget: |number| REPORTS.lock().expect("locked").push((number, false)),
         };
         let file = File::open("/dev/null").expect("opened");
         let number = file.as_raw_fd();
-        let kept = Own::new(file, own);
-        assert_eq!(*TOLD.lock().expect("told"), [(number, true)]);
+        let kept = OwnDescriptor::new(file, own);
+        assert_eq!(*REPORTS.lock().expect("locked"), [(number, true)]);
         drop(kept);
-        assert_eq!(*TOLD.lock().expect("told"), [(number, true), (number, false)]);
+        assert_eq!(*REPORTS.lock().expect("locked"), [(number, true), (number, false)]);
     }
 }

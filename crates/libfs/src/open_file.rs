@@ -20,9 +20,9 @@ use ashlar_wire::{Credit, CreditKind, OperationKind};
 
 use crate::LibFs;
 use crate::api::{WriteAt, Written};
-use crate::content::DataChange;
-use crate::data::is_access_time_due;
-use crate::node::{Change, Node, NodeState};
+use crate::file_io::is_access_time_due;
+use crate::file_map::DataChange;
+use crate::node::{CachedNode, NodeChange, NodeState};
 
 /// Bytes to prefetch behind a sequential read, for the program's next read.
 ///
@@ -41,7 +41,7 @@ pub struct OpenInode {
     /// The number of the node's table. The node means nothing in another session, such as one with another user's
     /// rights.
     table: u64,
-    node: Node,
+    node: CachedNode,
     /// Where the last read ended: a read that begins there is sequential.
     read_to: AtomicU64,
 }
@@ -68,7 +68,7 @@ impl LibFs {
         self.open_node(id, self.nodes.node(id))
     }
 
-    pub(crate) fn open_node(&self, id: InodeId, node: Node) -> OpenInode {
+    pub(crate) fn open_node(&self, id: InodeId, node: CachedNode) -> OpenInode {
         OpenInode { id, table: self.nodes.number(), node, read_to: AtomicU64::new(0) }
     }
 
@@ -85,9 +85,9 @@ impl LibFs {
         buffer: impl FnOnce(usize) -> Option<&'b mut [u8]>,
     ) -> Option<usize> {
         self.check_alive().ok()?;
-        let trial = self.try_measured(OperationKind::Read);
+        let trial = self.try_operation(OperationKind::Read);
         let state = open.state(self)?;
-        if state.gone || !self.holds(&state, false) {
+        if state.is_gone || !self.holds_lease(&state, false) {
             return None;
         }
         let inode = state.inode.as_ref().filter(|inode| inode.kind == FileKind::Regular)?;
@@ -100,12 +100,12 @@ impl LibFs {
             self.copy_out(content, offset, buffer(length)?, ahead).ok()?;
         }
         fence(Ordering::Acquire);
-        let is_good = self.holds(&state, false) && content.is_current(self.control.extent_version());
+        let is_good = self.holds_lease(&state, false) && content.is_current(self.control.extent_version());
         if !is_good || length > 0 && is_access_time_due(inode) {
             return None;
         }
         drop(state);
-        trial.done(self);
+        trial.count_done(self);
         Some(length)
     }
 
@@ -118,12 +118,12 @@ impl LibFs {
         if data.is_empty() || data.len() > self.record_data_max() {
             return None;
         }
-        self.tidy_if_due();
-        let trial = self.try_measured(OperationKind::Write);
+        self.forget_committed_if_due();
+        let trial = self.try_operation(OperationKind::Write);
         let seal = self.log.seal_count();
         let mut guard = open.node.write();
         let state = &mut *guard;
-        if open.table != self.nodes.number() || state.gone || !self.holds(state, true) {
+        if open.table != self.nodes.number() || state.is_gone || !self.holds_lease(state, true) {
             return None;
         }
         // Writes to a followed file must show in mappings, which takes a request.
@@ -165,11 +165,11 @@ impl LibFs {
         let change = || DataChange::Write { offset, length, record: appended.position, body };
         let blocks = content.apply(&change());
         note_written(inode, size, blocks, at, strip);
-        state.note(appended.position, Change::Data(change()));
+        state.note_change(appended.position, NodeChange::Data(change()));
         *state.is_unseen.get_mut() = true;
-        self.list_if_new(open.id, state);
+        self.list_if_dirty(open.id, state);
         drop(guard);
-        trial.done(self);
+        trial.count_done(self);
         Some(Written { offset, bytes: data.len() })
     }
 }

@@ -1,24 +1,24 @@
 //! Reference counting and held lock guards, cheaper than `Arc` in one thread.
 //!
-//! In a single-threaded process a count costs no atomic exchange ([`crate::alone`]). An operation on a name changes
-//! counts ten times. A guard keeps its value alive.
+//! In a single-threaded process a count costs no atomic exchange ([`crate::single_threaded`]). An operation on a name
+//! changes counts ten times. A guard keeps its value alive.
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use crate::alone::{RwLock, add};
+use crate::single_threaded::{RwLock, add};
 
-struct Inner<T> {
+struct CountedInner<T> {
     count: AtomicU32,
     value: T,
 }
 
 /// A reference-counted value; the last reference drops it.
 pub(crate) struct Counted<T> {
-    inner: NonNull<Inner<T>>,
-    holds: PhantomData<Inner<T>>,
+    inner: NonNull<CountedInner<T>>,
+    holds: PhantomData<CountedInner<T>>,
 }
 
 // SAFETY: as for `Arc`: all references share the value, and the thread that drops the last one drops it.
@@ -28,7 +28,7 @@ unsafe impl<T: Send + Sync> Sync for Counted<T> {}
 
 impl<T> Counted<T> {
     pub(crate) fn new(value: T) -> Self {
-        let inner = Box::leak(Box::new(Inner { count: AtomicU32::new(1), value }));
+        let inner = Box::leak(Box::new(CountedInner { count: AtomicU32::new(1), value }));
         Self { inner: inner.into(), holds: PhantomData }
     }
 
@@ -39,7 +39,7 @@ impl<T> Counted<T> {
         self.inner().count.load(Ordering::Acquire) == 1
     }
 
-    fn inner(&self) -> &Inner<T> {
+    fn inner(&self) -> &CountedInner<T> {
         // SAFETY: the allocation lives as long as a reference to it.
         unsafe { self.inner.as_ref() }
     }
@@ -56,7 +56,7 @@ impl<T> Clone for Counted<T> {
     fn clone(&self) -> Self {
         let before = add(&self.inner().count, 1, Ordering::Relaxed);
         // Only a caller that forgets references without end gets here.
-        assert!(before < u32::MAX / 2, "too many hold one thing");
+        assert!(before < u32::MAX / 2, "too many references to one value");
         Self { inner: self.inner, holds: PhantomData }
     }
 }
@@ -93,41 +93,41 @@ impl<T> Counted<RwLock<T>> {
     #[inline]
     pub(crate) fn read_held(self) -> ReadGuard<T> {
         std::mem::forget(self.read());
-        Guard { lock: self }
+        HeldGuard { lock: self }
     }
 
     /// As [`Self::read_held`], if that needs no waiting.
     #[inline]
     pub(crate) fn try_read_held(&self) -> Option<ReadGuard<T>> {
         std::mem::forget(self.try_read()?);
-        Some(Guard { lock: self.clone() })
+        Some(HeldGuard { lock: self.clone() })
     }
 
     /// Locks the value for writing.
     #[inline]
     pub(crate) fn write_held(self) -> WriteGuard<T> {
         std::mem::forget(self.write());
-        Guard { lock: self }
+        HeldGuard { lock: self }
     }
 
     /// As [`Self::write_held`], if that needs no waiting.
     #[inline]
     pub(crate) fn try_write_held(&self) -> Option<WriteGuard<T>> {
         std::mem::forget(self.try_write()?);
-        Some(Guard { lock: self.clone() })
+        Some(HeldGuard { lock: self.clone() })
     }
 }
 
 /// Holds a value's lock, for reading or (`CHANGES`) writing, and keeps the value alive.
 #[derive(Debug)]
-pub(crate) struct Guard<T, const CHANGES: bool> {
+pub(crate) struct HeldGuard<T, const CHANGES: bool> {
     lock: Counted<RwLock<T>>,
 }
 
-pub(crate) type ReadGuard<T> = Guard<T, false>;
-pub(crate) type WriteGuard<T> = Guard<T, true>;
+pub(crate) type ReadGuard<T> = HeldGuard<T, false>;
+pub(crate) type WriteGuard<T> = HeldGuard<T, true>;
 
-impl<T, const CHANGES: bool> Deref for Guard<T, CHANGES> {
+impl<T, const CHANGES: bool> Deref for HeldGuard<T, CHANGES> {
     type Target = T;
 
     #[inline]
@@ -145,7 +145,7 @@ impl<T> DerefMut for WriteGuard<T> {
     }
 }
 
-impl<T, const CHANGES: bool> Drop for Guard<T, CHANGES> {
+impl<T, const CHANGES: bool> Drop for HeldGuard<T, CHANGES> {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: the guard's constructor locked the value in this way.
@@ -160,23 +160,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_goes_with_the_last_that_holds_it() {
-        let told = Arc::new(());
-        let one = Counted::new(Arc::clone(&told));
+    fn last_reference_drops_the_value() {
+        let shared = Arc::new(());
+        let one = Counted::new(Arc::clone(&shared));
         assert!(one.is_sole());
         let two = one.clone();
         assert!(!one.is_sole() && !two.is_sole());
         drop(one);
         assert!(two.is_sole());
-        assert_eq!(Arc::strong_count(&told), 2);
+        assert_eq!(Arc::strong_count(&shared), 2);
         drop(two);
-        assert_eq!(Arc::strong_count(&told), 1);
+        assert_eq!(Arc::strong_count(&shared), 1);
     }
 
     #[test]
-    fn a_guard_locks_and_holds() {
+    fn guard_locks_the_value_and_keeps_it_alive() {
         let lock = Counted::new(RwLock::new(5));
-        let (one, two) = (lock.clone().read_held(), lock.try_read_held().expect("free to look at"));
+        let (one, two) = (lock.clone().read_held(), lock.try_read_held().expect("free to read"));
         assert!(lock.try_write_held().is_none() && (*one, *two) == (5, 5));
         drop((one, two));
         let mut writer = lock.try_write_held().expect("free");
@@ -191,8 +191,8 @@ mod tests {
 
     #[test]
     fn many_threads_count_one_value() {
-        let told = Arc::new(());
-        let lock = Counted::new(RwLock::new((0, Arc::clone(&told))));
+        let shared = Arc::new(());
+        let lock = Counted::new(RwLock::new((0, Arc::clone(&shared))));
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 let lock = lock.clone();
@@ -207,6 +207,6 @@ mod tests {
         assert_eq!(lock.read().0, 40_000);
         assert!(lock.is_sole());
         drop(lock);
-        assert_eq!(Arc::strong_count(&told), 1);
+        assert_eq!(Arc::strong_count(&shared), 1);
     }
 }

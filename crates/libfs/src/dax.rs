@@ -26,7 +26,7 @@ pub(crate) struct MappingNumbers {
 }
 
 impl MappingNumbers {
-    fn take(&mut self) -> u32 {
+    fn take_number(&mut self) -> u32 {
         self.unsure.pop().unwrap_or_else(|| {
             let number = self.next;
             self.next = number.wrapping_add(1);
@@ -68,7 +68,7 @@ impl LibFs {
     /// # Errors
     /// `EBADF`, `ESTALE`, `EACCES`, `EINVAL`; `EIO` if SharedFS is away.
     pub fn map(&self, id: InodeId, first: u64, blocks: u64, follows: bool) -> Outcome<Option<MappedFile>> {
-        let number = self.mapping_numbers.lock().take();
+        let number = self.mapping_numbers.lock().take_number();
         let request = Request::Map { inode: id, first, blocks, follows, number };
         let asked = if follows { self.map_followed(id, &request) } else { self.map_as_is(id, &request) };
         // SharedFS may have pinned the blocks all the same. The next request with this number ends that.
@@ -76,7 +76,8 @@ impl LibFs {
         if extents.is_empty() {
             return Ok(None);
         }
-        let found: Outcome<Vec<MappedPiece>> = extents.iter().map(|extent| self.piece(extent, blocks)).collect();
+        let found: Outcome<Vec<MappedPiece>> =
+            extents.iter().map(|extent| self.checked_piece(extent, blocks)).collect();
         match found {
             Ok(pieces) => Ok(Some(MappedFile { number, pieces })),
             Err(errno) => {
@@ -88,7 +89,7 @@ impl LibFs {
     }
 
     /// Returns an extent as a piece of a mapping of `all` blocks, if the checksums match.
-    fn piece(&self, &Extent { address, blocks, .. }: &Extent, all: u64) -> Outcome<MappedPiece> {
+    fn checked_piece(&self, &Extent { address, blocks, .. }: &Extent, all: u64) -> Outcome<MappedPiece> {
         let address = address.ok_or(Errno::EIO)?;
         let bytes = blocks * BLOCK_BYTES;
         let is_checked = all * BLOCK_BYTES <= CHECKED_BYTES_MAX;
@@ -100,13 +101,13 @@ impl LibFs {
 
     fn map_as_is(&self, id: InodeId, request: &Request) -> Outcome<Vec<Extent>> {
         // The grant of the lease waits until other sessions' earlier writes are applied.
-        drop(self.view(Claim::read(id))?);
-        self.ask_for_blocks(request)
+        drop(self.view_node(Claim::read(id))?);
+        self.request_blocks(request)
     }
 
     fn map_followed(&self, id: InodeId, request: &Request) -> Outcome<Vec<Extent>> {
         let note = || {
-            self.change(&[Claim::write(id)], |locked| {
+            self.change_nodes(&[Claim::write(id)], |locked| {
                 locked.nodes.iter_mut().filter(|node| node.0 == id).for_each(|node| node.1.is_followed = true);
                 Ok(())
             })
@@ -114,25 +115,25 @@ impl LibFs {
         for _ in 0..TRIES {
             // Another thread's writes during the request must show too.
             note()?;
-            match self.ask_for_blocks(request) {
+            match self.request_blocks(request) {
                 Err(Errno::EAGAIN) => {}
                 Ok(extents) if !extents.is_empty() => {
                     // The lease may have gone and come back meanwhile, before SharedFS knew that the file is followed.
                     note()?;
-                    self.show(id);
+                    self.show_writes(id);
                     return Ok(extents);
                 }
                 done => {
-                    self.ask_anew(id);
+                    self.drop_followed_lease(id);
                     return done;
                 }
             }
         }
-        self.ask_anew(id);
+        self.drop_followed_lease(id);
         Ok(Vec::new())
     }
 
-    fn ask_for_blocks(&self, request: &Request) -> Outcome<Vec<Extent>> {
+    fn request_blocks(&self, request: &Request) -> Outcome<Vec<Extent>> {
         match self.call(request)? {
             Reply::Mapped(extents) => Ok(extents),
             _ => Err(Errno::EIO),
@@ -143,11 +144,11 @@ impl LibFs {
     pub fn unmap(&self, id: InodeId, number: u32) {
         // A SharedFS that is away keeps the blocks until the session's end.
         let _ = self.call(&Request::Unmap { number });
-        self.ask_anew(id);
+        self.drop_followed_lease(id);
     }
 
     /// Drops the lease of a followed file: the next grant says whether writes must be shown.
-    fn ask_anew(&self, id: InodeId) {
+    fn drop_followed_lease(&self, id: InodeId) {
         if let Some(node) = self.nodes.existing(id) {
             let mut state = node.write();
             if state.is_followed {
@@ -171,7 +172,7 @@ impl LibFs {
 
     /// Shows the latest writes to a file where it is mapped.
     #[cold]
-    pub(crate) fn show(&self, id: InodeId) {
+    pub(crate) fn show_writes(&self, id: InodeId) {
         // The write succeeds even if SharedFS is away; a restarted SharedFS shows it when it has applied the log.
         let _ = self.call(&Request::Show { inode: id });
     }

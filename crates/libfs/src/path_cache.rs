@@ -12,22 +12,22 @@ use ashlar_types::InodeId;
 use smallvec::SmallVec;
 
 use crate::LibFs;
-use crate::alone::Mutex;
 use crate::node::Lease;
+use crate::single_threaded::Mutex;
 
 /// The groups of a path cache, by hash. A group is allocated with its first path, since most programs use few paths
 /// twice.
-const SHELVES: usize = 64;
+const GROUPS: usize = 64;
 /// Shards of a group.
-const SHARDS: usize = 16;
+const SHARDS_PER_GROUP: usize = 16;
 /// Paths of a shard; a path has its place in one shard.
-const PLACES: usize = 4;
+const PATHS_PER_SHARD: usize = 4;
 /// Directory versions; inodes share them. If one has changed for another inode, the only cost is another walk.
-const COUNTS: usize = 1024;
+const VERSIONS: usize = 1024;
 /// The most directories on the way of a remembered path.
 const STEPS_MAX: usize = 32;
 /// Directories on the way of most paths.
-const WAY: usize = 6;
+const INLINE_STEPS: usize = 6;
 /// Bytes of most paths.
 const PATH_BYTES: usize = 64;
 
@@ -35,32 +35,32 @@ const PATH_BYTES: usize = 64;
 ///
 /// Such a change removes or replaces a name, or changes rights.
 #[derive(Debug)]
-pub(crate) struct Detours(Box<[AtomicU64]>);
+pub(crate) struct DirectoryVersions(Box<[AtomicU64]>);
 
-impl Detours {
+impl DirectoryVersions {
     pub(crate) fn new() -> Self {
-        Self((0..COUNTS).map(|_| AtomicU64::new(0)).collect())
+        Self((0..VERSIONS).map(|_| AtomicU64::new(0)).collect())
     }
 
     fn count(&self, id: InodeId) -> &AtomicU64 {
-        &self.0[id.0 as usize % COUNTS]
+        &self.0[id.0 as usize % VERSIONS]
     }
 
     /// Returns an inode's version.
-    pub(crate) fn of(&self, id: InodeId) -> u64 {
+    pub(crate) fn version_of(&self, id: InodeId) -> u64 {
         self.count(id).load(Ordering::Acquire)
     }
 
     /// Records that paths through an inode may lead elsewhere from now on. The caller has locked the inode's node for
     /// writing.
-    pub(crate) fn note(&self, id: InodeId) {
+    pub(crate) fn raise_version(&self, id: InodeId) {
         self.count(id).fetch_add(1, Ordering::Release);
     }
 }
 
 /// A directory on a path's way, as it was before the next name was looked up in it.
 #[derive(Clone, Copy, Debug)]
-struct Step {
+struct PathStep {
     directory: InodeId,
     directory_versions: u64,
     lease: Lease,
@@ -68,25 +68,27 @@ struct Step {
 
 /// The way of a path that is being followed.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Way {
+pub(crate) struct PathWay {
     /// The way of a remembered path that this one begins with. Paths of one directory share it.
-    beginning: Option<Arc<[Step]>>,
-    steps: SmallVec<[Step; WAY]>,
+    beginning: Option<Arc<[PathStep]>>,
+    steps: SmallVec<[PathStep; INLINE_STEPS]>,
     /// The path crosses a link or goes up again, so it must be followed anew each time.
     is_winding: bool,
 }
 
-impl Way {
+impl PathWay {
     /// Records a directory in which a name was found, with its version from before the lookup.
-    pub(crate) fn went_through(&mut self, directory: InodeId, directory_versions: u64, lease: Option<Lease>) {
+    pub(crate) fn add_step(&mut self, directory: InodeId, directory_versions: u64, lease: Option<Lease>) {
         match lease {
-            Some(lease) if self.length() < STEPS_MAX => self.steps.push(Step { directory, directory_versions, lease }),
+            Some(lease) if self.length() < STEPS_MAX => {
+                self.steps.push(PathStep { directory, directory_versions, lease })
+            }
             _ => self.is_winding = true,
         }
     }
 
     /// Records that the path crosses a link or goes up again.
-    pub(crate) fn winds(&mut self) {
+    pub(crate) fn mark_winding(&mut self) {
         self.is_winding = true;
     }
 
@@ -99,7 +101,7 @@ impl Way {
     }
 
     /// Returns the way in two parts: the steps that other paths share, and the last step unless that is shared too.
-    fn parts(&self, is_shared: bool) -> (Arc<[Step]>, Option<Step>) {
+    fn split_parts(&self, is_shared: bool) -> (Arc<[PathStep]>, Option<PathStep>) {
         let (last, before) = match self.steps.split_last() {
             Some((last, before)) if !is_shared => (Some(*last), before),
             _ => (None, &self.steps[..]),
@@ -115,7 +117,7 @@ impl Way {
 
 /// Where a remembered path leads.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct End {
+pub(crate) struct PathEnd {
     /// The directory of its last name.
     pub(crate) directory: InodeId,
     /// The inode at its end.
@@ -123,23 +125,24 @@ pub(crate) struct End {
 }
 
 #[derive(Debug)]
-struct Known {
+struct CachedPath {
     from: InodeId,
     submount_version: u64,
-    end: End,
-    beginning: Arc<[Step]>,
-    last: Option<Step>,
+    end: PathEnd,
+    beginning: Arc<[PathStep]>,
+    last: Option<PathStep>,
     path: SmallVec<[u8; PATH_BYTES]>,
 }
 
-impl Known {
-    fn is(&self, submount_version: u64, from: InodeId, path: &[u8]) -> bool {
+impl CachedPath {
+    fn matches(&self, submount_version: u64, from: InodeId, path: &[u8]) -> bool {
         self.from == from && self.submount_version == submount_version && self.path[..] == *path
     }
 
-    fn is_open(&self, fs: &LibFs) -> bool {
-        let is_as_it_was = |step: &Step| {
-            fs.stands(step.lease, false) && fs.directory_versions.of(step.directory) == step.directory_versions
+    fn is_current(&self, fs: &LibFs) -> bool {
+        let is_as_it_was = |step: &PathStep| {
+            fs.lease_holds(step.lease, false)
+                && fs.directory_versions.version_of(step.directory) == step.directory_versions
         };
         self.last.iter().chain(&self.beginning[..]).all(is_as_it_was)
     }
@@ -147,16 +150,16 @@ impl Known {
 
 /// The paths of one shard. One line of the processor's cache shows that a path is not here.
 #[derive(Debug, Default)]
-struct Places {
+struct ShardPaths {
     /// The hashes of the paths that have come here; 0 for a free place.
-    hashes: [u32; PLACES],
+    hashes: [u32; PATHS_PER_SHARD],
     /// The paths that came twice.
-    known: [Option<Box<Known>>; PLACES],
+    known: [Option<Box<CachedPath>>; PATHS_PER_SHARD],
     /// The place that the next new path takes first.
     next: u8,
 }
 
-impl Places {
+impl ShardPaths {
     fn position(&self, hash: u32) -> Option<usize> {
         self.hashes.iter().position(|&here| here == hash)
     }
@@ -164,10 +167,10 @@ impl Places {
     /// Takes a place for a path that comes for the first time.
     ///
     /// Paths that came once are replaced in turn, then the others.
-    fn clear(&mut self, hash: u32) {
-        let in_turn = || (0..PLACES).map(|offset| (usize::from(self.next) + offset) % PLACES);
+    fn take_place(&mut self, hash: u32) {
+        let in_turn = || (0..PATHS_PER_SHARD).map(|offset| (usize::from(self.next) + offset) % PATHS_PER_SHARD);
         let place = in_turn().find(|&place| self.known[place].is_none()).unwrap_or(usize::from(self.next));
-        self.next = ((place + 1) % PLACES) as u8;
+        self.next = ((place + 1) % PATHS_PER_SHARD) as u8;
         (self.hashes[place], self.known[place]) = (hash, None);
     }
 }
@@ -175,41 +178,41 @@ impl Places {
 /// A shard, in a cache line of its own.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct PathShard(Mutex<Places>);
+struct PathShard(Mutex<ShardPaths>);
 
-type Shelf = OnceLock<Box<[PathShard]>>;
+type ShardGroup = OnceLock<Box<[PathShard]>>;
 
 /// Paths that were followed for one user, in surroundings of one kind.
 #[derive(Debug)]
-pub struct Paths([Shelf; SHELVES]);
+pub struct PathCache([ShardGroup; GROUPS]);
 
-impl Default for Paths {
+impl Default for PathCache {
     fn default() -> Self {
-        Self([const { OnceLock::new() }; SHELVES])
+        Self([const { OnceLock::new() }; GROUPS])
     }
 }
 
-impl Paths {
-    fn shelf(&self, hash: u32) -> &Shelf {
-        &self.0[hash as usize / SHARDS % SHELVES]
+impl PathCache {
+    fn group(&self, hash: u32) -> &ShardGroup {
+        &self.0[hash as usize / SHARDS_PER_GROUP % GROUPS]
     }
 
     /// Returns where a path leads, if that is remembered and still true.
-    pub(crate) fn end(&self, fs: &LibFs, submount_version: u64, from: InodeId, path: &[u8]) -> Option<End> {
+    pub(crate) fn find_end(&self, fs: &LibFs, submount_version: u64, from: InodeId, path: &[u8]) -> Option<PathEnd> {
         self.find(fs, submount_version, from, path, |known| known.end)
     }
 
-    /// As [`Self::end`], for the directory of a path's last name; also returns the way there.
-    pub(crate) fn beginning(
+    /// As [`Self::find_end`], for the directory of a path's last name; also returns the way there.
+    pub(crate) fn find_beginning(
         &self,
         fs: &LibFs,
         submount_version: u64,
         from: InodeId,
         path: &[u8],
-    ) -> Option<(InodeId, Way)> {
+    ) -> Option<(InodeId, PathWay)> {
         self.find(fs, submount_version, from, path, |known| {
             let (beginning, steps) = (Some(Arc::clone(&known.beginning)), known.last.into_iter().collect());
-            (known.end.id, Way { beginning, steps, is_winding: false })
+            (known.end.id, PathWay { beginning, steps, is_winding: false })
         })
     }
 
@@ -219,40 +222,48 @@ impl Paths {
         submount_version: u64,
         from: InodeId,
         path: &[u8],
-        take: impl FnOnce(&Known) -> R,
+        take: impl FnOnce(&CachedPath) -> R,
     ) -> Option<R> {
         let hash = hash(from, path);
-        let places = self.shelf(hash).get()?[hash as usize % SHARDS].0.try_lock()?;
+        let places = self.group(hash).get()?[hash as usize % SHARDS_PER_GROUP].0.try_lock()?;
         let known = places.known[places.position(hash)?].as_ref()?;
-        (known.is(submount_version, from, path) && known.is_open(fs)).then(|| take(known))
+        (known.matches(submount_version, from, path) && known.is_current(fs)).then(|| take(known))
     }
 
     /// Remembers where a path has led, if it comes for the second time.
-    pub(crate) fn note_end(&self, submount_version: u64, from: InodeId, path: &[u8], way: &Way, end: End) {
-        self.note(submount_version, from, path, || (way.parts(false), end));
+    pub(crate) fn remember_end(&self, submount_version: u64, from: InodeId, path: &[u8], way: &PathWay, end: PathEnd) {
+        self.remember(submount_version, from, path, || (way.split_parts(false), end));
     }
 
-    /// As [`Self::note_end`], for the directory that other paths go on from.
-    pub(crate) fn note_beginning(&self, submount_version: u64, from: InodeId, path: &[u8], way: &Way, id: InodeId) {
-        self.note(submount_version, from, path, || (way.parts(true), End { directory: id, id }));
-    }
-
-    fn note(
+    /// As [`Self::remember_end`], for the directory that other paths go on from.
+    pub(crate) fn remember_beginning(
         &self,
         submount_version: u64,
         from: InodeId,
         path: &[u8],
-        found: impl FnOnce() -> ((Arc<[Step]>, Option<Step>), End),
+        way: &PathWay,
+        id: InodeId,
+    ) {
+        self.remember(submount_version, from, path, || (way.split_parts(true), PathEnd { directory: id, id }));
+    }
+
+    fn remember(
+        &self,
+        submount_version: u64,
+        from: InodeId,
+        path: &[u8],
+        found: impl FnOnce() -> ((Arc<[PathStep]>, Option<PathStep>), PathEnd),
     ) {
         let hash = hash(from, path);
-        let shelf = self.shelf(hash).get_or_init(|| (0..SHARDS).map(|_| PathShard::default()).collect());
-        let Some(mut places) = shelf[hash as usize % SHARDS].0.try_lock() else { return };
+        let group = self.group(hash).get_or_init(|| (0..SHARDS_PER_GROUP).map(|_| PathShard::default()).collect());
+        let Some(mut places) = group[hash as usize % SHARDS_PER_GROUP].0.try_lock() else { return };
         let Some(place) = places.position(hash) else {
-            places.clear(hash);
+            places.take_place(hash);
             return;
         };
         let ((beginning, last), end) = found();
-        places.known[place] = Some(Box::new(Known { from, submount_version, end, beginning, last, path: path.into() }));
+        places.known[place] =
+            Some(Box::new(CachedPath { from, submount_version, end, beginning, last, path: path.into() }));
     }
 }
 
@@ -273,39 +284,42 @@ mod tests {
 
     /// Files of one directory have names that differ little, and are used together.
     #[test]
-    fn paths_that_differ_little_stand_apart() {
-        const PATHS: usize = SHELVES * SHARDS;
+    fn similar_paths_spread_over_the_shards() {
+        const PATHS: usize = GROUPS * SHARDS_PER_GROUP;
         for pattern in ["/directory/file-", "/d/f", "/mail/cur/1795382347.M", "/a/rather/long/way/to/some/object_"] {
-            let mut grant_caches = [0; SHELVES * SHARDS];
+            let mut shards = [0; GROUPS * SHARDS_PER_GROUP];
             for number in 0..PATHS {
-                grant_caches
-                    [hash(InodeId(1), format!("{pattern}{number}").as_bytes()) as usize % grant_caches.len()] += 1;
+                shards[hash(InodeId(1), format!("{pattern}{number}").as_bytes()) as usize % shards.len()] += 1;
             }
             // The average is one path each. By chance, four in a thousand have more than there are places.
-            let lost: usize = grant_caches.iter().map(|&paths: &usize| paths.saturating_sub(PLACES)).sum();
+            let lost: usize = shards.iter().map(|&paths: &usize| paths.saturating_sub(PATHS_PER_SHARD)).sum();
             assert!(lost < PATHS / 50, "{lost} of {PATHS} paths like {pattern} have no place");
         }
     }
 
     #[test]
-    fn paths_that_come_twice_stay_though_others_come_once() {
+    fn paths_followed_twice_outlive_paths_followed_once() {
         let known = || {
-            let (from, end, path) = (InodeId(1), End { directory: InodeId(1), id: InodeId(2) }, SmallVec::new());
-            Some(Box::new(Known { from, submount_version: 0, end, beginning: Arc::default(), last: None, path }))
+            let (from, end, path) = (InodeId(1), PathEnd { directory: InodeId(1), id: InodeId(2) }, SmallVec::new());
+            Some(Box::new(CachedPath { from, submount_version: 0, end, beginning: Arc::default(), last: None, path }))
         };
-        let mut places = Places::default();
-        let hashes = 1..=PLACES as u32;
-        hashes.clone().for_each(|hash| places.clear(hash));
+        let mut places = ShardPaths::default();
+        let hashes = 1..=PATHS_PER_SHARD as u32;
+        hashes.clone().for_each(|hash| places.take_place(hash));
         assert!(hashes.clone().all(|hash| places.position(hash).is_some()), "each has a place: {places:?}");
-        for hash in 1..PLACES {
+        for hash in 1..PATHS_PER_SHARD {
             places.known[places.position(hash as u32).expect("a place")] = known();
         }
-        (100..200).for_each(|hash| places.clear(hash));
-        assert!((1..PLACES).all(|hash| places.position(hash as u32).is_some()), "{places:?}");
+        (100..200).for_each(|hash| places.take_place(hash));
+        assert!((1..PATHS_PER_SHARD).all(|hash| places.position(hash as u32).is_some()), "{places:?}");
         assert!(places.position(199).is_some(), "{places:?}");
         places.known[places.position(199).expect("a place")] = known();
-        (200..204).for_each(|hash| places.clear(hash));
+        (200..204).for_each(|hash| places.take_place(hash));
         let left = places.known.iter().flatten().count();
-        assert_eq!(left, PLACES - 1, "one more gives way, and then that place is for those that come once: {places:?}");
+        assert_eq!(
+            left,
+            PATHS_PER_SHARD - 1,
+            "one of them is replaced, and its place then serves paths that come once: {places:?}"
+        );
     }
 }

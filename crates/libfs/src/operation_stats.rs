@@ -31,36 +31,36 @@ thread_local! {
 }
 
 /// An operation that is running, counted from its beginning.
-pub(crate) struct Measured<'a> {
-    using: Using<'a>,
+pub(crate) struct MeasuredOperation<'a> {
+    using: OperationScope<'a>,
     kind: OperationKind,
     began: Option<Instant>,
 }
 
 /// An operation by the fast path, counted only at its end: if it fails, the slow path takes its place.
-pub(crate) struct Trial {
+pub(crate) struct TrialOperation {
     kind: OperationKind,
     lane: u32,
     began: Option<Instant>,
 }
 
-impl Trial {
+impl TrialOperation {
     /// Counts the operation, which has succeeded.
     #[inline]
-    pub(crate) fn done(self, fs: &LibFs) {
+    pub(crate) fn count_done(self, fs: &LibFs) {
         fs.control.count_operation(self.kind, self.lane);
         if let Some(began) = self.began {
-            note(fs, self.kind, began);
+            record_latency(fs, self.kind, began);
         }
     }
 }
 
 /// The scope of an operation of this thread, or of a part of one.
-pub(crate) struct Using<'a> {
+pub(crate) struct OperationScope<'a> {
     fs: &'a LibFs,
 }
 
-impl Drop for Using<'_> {
+impl Drop for OperationScope<'_> {
     #[inline]
     fn drop(&mut self) {
         DEPTH.set(DEPTH.get() - 1);
@@ -74,25 +74,25 @@ impl Drop for Using<'_> {
 impl LibFs {
     /// Counts an operation that begins; it lasts until the value is dropped.
     #[inline]
-    pub(crate) fn measured(&self, kind: OperationKind) -> Measured<'_> {
-        let before = self.control.count_operation(kind, lane());
-        let began = if before % SAMPLED == 0 { now() } else { None };
-        Measured { using: self.using(), kind, began }
+    pub(crate) fn begin_operation(&self, kind: OperationKind) -> MeasuredOperation<'_> {
+        let before = self.control.count_operation(kind, thread_lane());
+        let began = if before % SAMPLED == 0 { start_timer() } else { None };
+        MeasuredOperation { using: self.enter_operation(), kind, began }
     }
 
     /// Begins an operation that requests no leases and is counted when it has succeeded.
     #[inline]
-    pub(crate) fn try_measured(&self, kind: OperationKind) -> Trial {
-        let lane = lane();
+    pub(crate) fn try_operation(&self, kind: OperationKind) -> TrialOperation {
+        let lane = thread_lane();
         let before = self.control.operations_in(kind, lane);
-        Trial { kind, lane, began: if before % SAMPLED == 0 { now() } else { None } }
+        TrialOperation { kind, lane, began: if before % SAMPLED == 0 { start_timer() } else { None } }
     }
 
     /// Begins an operation, or a part of one, that is not counted.
     #[inline]
-    pub(crate) fn using(&self) -> Using<'_> {
+    pub(crate) fn enter_operation(&self) -> OperationScope<'_> {
         DEPTH.set(DEPTH.get() + 1);
-        Using { fs: self }
+        OperationScope { fs: self }
     }
 
     /// Announces that the running operation requests leases.
@@ -106,33 +106,33 @@ impl LibFs {
     }
 }
 
-impl Drop for Measured<'_> {
+impl Drop for MeasuredOperation<'_> {
     #[inline]
     fn drop(&mut self) {
         if let Some(began) = self.began {
-            note(self.using.fs, self.kind, began);
+            record_latency(self.using.fs, self.kind, began);
         }
     }
 }
 
 #[cold]
-fn now() -> Option<Instant> {
+fn start_timer() -> Option<Instant> {
     Some(Instant::now())
 }
 
 #[cold]
-fn note(fs: &LibFs, kind: OperationKind, began: Instant) {
+fn record_latency(fs: &LibFs, kind: OperationKind, began: Instant) {
     fs.control.note_latency(kind, u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
 }
 
 #[inline]
-fn lane() -> u32 {
+fn thread_lane() -> u32 {
     // A thread that is about to end may have lost its variables.
-    LANE.try_with(|lane| if lane.get() == UNKNOWN { choose(lane) } else { lane.get() }).unwrap_or(0)
+    LANE.try_with(|lane| if lane.get() == UNKNOWN { choose_lane(lane) } else { lane.get() }).unwrap_or(0)
 }
 
 #[cold]
-fn choose(lane: &Cell<u32>) -> u32 {
+fn choose_lane(lane: &Cell<u32>) -> u32 {
     let next = |taken: u32| (taken < OPERATION_LANES - 1).then_some(taken + 1);
     let chosen = THREADS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).map_or(0, |taken| taken + 1);
     lane.set(chosen);
