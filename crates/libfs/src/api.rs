@@ -162,7 +162,7 @@ pub enum Seek {
 
 /// A directory entry as `getdents` returns it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ListedEntry {
+pub struct Listed {
     /// The cookie to continue a listing after this entry.
     pub cookie: u64,
     /// The name.

@@ -68,14 +68,14 @@ use ashlar_wire::{
 };
 
 pub use api::{
-    AttributeChange, ConnectError, FoundInode, ListedEntry, ListedName, NewInode, Options, Outcome, RenameFlags, Seek,
+    AttributeChange, ConnectError, FoundInode, Listed, ListedName, NewInode, Options, Outcome, RenameFlags, Seek,
     SetTime, WriteAt, Written, XattrFlags,
 };
 #[cfg(target_arch = "x86_64")]
 pub use ashlar_pmem::processor;
 pub use ashlar_update::acl::Acl;
 pub use ashlar_update::{Allocation, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_QUOTA};
-pub use ashlar_wire::{LockKind, LockMode, ReserveReason, SpaceReply};
+pub use ashlar_wire::{LockKind, LockMode, ReserveReason, SpaceReply as Space};
 pub use dax::{MappedFile, MappedPiece};
 pub use file_io::allocation_of;
 pub use open_file::OpenInode;

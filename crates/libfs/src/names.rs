@@ -12,7 +12,7 @@ use ashlar_update::{Create, Entry, Update, XATTR_ACL_DEFAULT, permission, quota_
 use ashlar_wire::{OperationKind, Reply, Request};
 
 use crate::LibFs;
-use crate::api::{FoundInode, ListedEntry, ListedName, NewInode, Outcome, check_name, check_new_name};
+use crate::api::{FoundInode, Listed, ListedName, NewInode, Outcome, check_name, check_new_name};
 use crate::children::Children;
 use crate::grants::{Claim, LockedNodes, Stop};
 use crate::node::Lease;
@@ -394,7 +394,7 @@ impl LibFs {
     ///
     /// # Errors
     /// `ENOTDIR`, `ENOENT`.
-    pub fn list(&self, directory: InodeId, after: u64, each: &mut dyn FnMut(ListedEntry) -> bool) -> Outcome<()> {
+    pub fn list(&self, directory: InodeId, after: u64, each: &mut dyn FnMut(Listed) -> bool) -> Outcome<()> {
         let _measured = self.begin_operation(OperationKind::Name);
         let mut after = after;
         loop {
@@ -416,7 +416,7 @@ impl LibFs {
             for (cookie, name, entry) in page {
                 let inode = self.cached_attributes(entry.inode);
                 let name = name.as_bytes().to_vec();
-                if !each(ListedEntry { cookie, name, id: entry.inode, kind: entry.kind, inode }) {
+                if !each(Listed { cookie, name, id: entry.inode, kind: entry.kind, inode }) {
                     return Ok(());
                 }
             }

@@ -44,7 +44,7 @@ pub enum PathPurpose {
     /// Write into it, or truncate it.
     Write,
     /// Change its attributes.
-    Change,
+    SetAttributes,
     /// Remove or move the name.
     Name,
 }
@@ -58,7 +58,7 @@ impl PathPurpose {
             Self::Pass => claim.with_entries(),
             Self::Read => claim.with_contents().with_entries(),
             Self::Write => claim.soon_written().with_contents(),
-            Self::Change | Self::Name => claim.soon_written(),
+            Self::SetAttributes | Self::Name => claim.soon_written(),
         }
     }
 }
@@ -453,9 +453,9 @@ fn last_name(path: &[u8]) -> Option<&[u8]> {
 #[derive(Debug)]
 pub enum OpenAction<'a> {
     /// Create a regular file at the name.
-    Make,
+    Create,
     /// Create a file without a name in this directory.
-    MakeUnnamed(InodeId),
+    CreateUnnamed(InodeId),
     /// Open an existing regular file or directory, with this access.
     Existing(&'a FoundInode, Access),
 }
@@ -492,7 +492,7 @@ impl ResolvedPath {
                 flags if flags & libc::O_CREAT == 0 => Err(Errno::ENOENT),
                 _ if self.is_directory_wanted => Err(Errno::EISDIR),
                 flags if flags & libc::O_DIRECTORY != 0 => Err(Errno::EINVAL),
-                _ => Ok(OpenAction::Make),
+                _ => Ok(OpenAction::Create),
             };
         };
         if flags & libc::O_CREAT != 0 {
@@ -522,7 +522,7 @@ impl ResolvedPath {
         if flags & libc::O_ACCMODE == libc::O_RDONLY {
             return Err(Errno::EINVAL);
         }
-        Ok(OpenAction::MakeUnnamed(found.id))
+        Ok(OpenAction::CreateUnnamed(found.id))
     }
 }
 
@@ -586,7 +586,9 @@ mod tests {
         let opens = [libc::O_RDONLY, libc::O_CREAT, libc::O_CREAT | libc::O_EXCL, libc::O_NOFOLLOW];
         assert!(opens.into_iter().all(|flags| !PathIntent::of_open_flags(flags).is_of_name()));
         assert!(
-            [keep.to(PathPurpose::Look), follow.to(PathPurpose::Change)].into_iter().all(|intent| !intent.is_of_name())
+            [keep.to(PathPurpose::Look), follow.to(PathPurpose::SetAttributes)]
+                .into_iter()
+                .all(|intent| !intent.is_of_name())
         );
     }
 
