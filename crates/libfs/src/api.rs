@@ -7,7 +7,7 @@ use ashlar_update::Entry;
 use ashlar_wire::SessionKind;
 use thiserror::Error;
 
-use crate::own_descriptors::DescriptorPolicy;
+use crate::client::own_descriptors::DescriptorPolicy;
 
 /// How to open a session.
 #[derive(Clone, Debug)]

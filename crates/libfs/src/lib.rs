@@ -16,44 +16,28 @@
 //! - The call that asks for space gets the refusal. LibFS pays for each record before it appends it: with credit, and
 //!   from the quota balances of the user, group and subtree if quotas limit them.
 //!
+//! Folders:
+//! - `client`: requests to SharedFS, by messages or in the request slot.
+//! - `cache`: cached inodes, with entries, file maps and uncommitted changes.
+//! - `leases`: grants, the grant cache and reserved inodes.
+//! - `log`: appending records, and paying for them.
+//! - `files`: content, handles, locks and mappings of files; the fast path of open files.
+//! - `names`: directory entries, paths and attributes; the fast path of cached paths.
+//!
 //! Non-goals: descriptors and all else around the file system (front ends have them), and kernel caches
 //! (`ashlar-fuse`).
 //!
 //! Source: `docs/architecture.md`; Assise §3.2 and §3.3.
 mod api;
-mod attributes;
-mod cached_path;
-mod children;
+mod cache;
+mod client;
 mod clock;
-mod dax;
-mod dirty_list;
-mod file_io;
-mod file_map;
-mod grant_cache;
-mod grants;
-mod handles;
-mod inode_hasher;
-mod intervals;
-mod log_append;
-mod materialise;
+mod files;
+mod leases;
+mod log;
 mod names;
-mod node;
-mod open_file;
 mod operation_stats;
-mod own_descriptors;
-mod path_cache;
-mod path_walk;
-mod pieces;
-mod quota;
-mod record_locks;
-mod reference_count;
-mod rename;
-mod request_slot;
-mod reserved_inodes;
-mod segments;
-mod sharedfs_client;
 pub mod single_threaded;
-mod stat;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -76,30 +60,30 @@ pub use ashlar_pmem::processor;
 pub use ashlar_update::acl::Acl;
 pub use ashlar_update::{Allocation, XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, XATTR_QUOTA};
 pub use ashlar_wire::{LockKind, LockMode, ReserveReason, SpaceReply as Space};
-pub use dax::{MappedFile, MappedPiece};
-pub use file_io::allocation_of;
-pub use open_file::OpenInode;
-pub use own_descriptors::DescriptorPolicy;
-pub use path_cache::PathCache;
-pub use path_walk::{
+pub use client::own_descriptors::DescriptorPolicy;
+pub use client::sharedfs_client::WakeReason;
+pub use files::dax::{MappedFile, MappedPiece};
+pub use files::file_io::allocation_of;
+pub use files::open_file::OpenInode;
+pub use files::record_locks::{ConflictingLock, RecordLockOutcome};
+pub use names::path_cache::PathCache;
+pub use names::path_walk::{
     FinalLink, OpenAction, PathContext, PathIntent, PathPurpose, ResolvedPath, WalkOutcome, access_of,
 };
-pub use record_locks::{ConflictingLock, RecordLockOutcome};
-pub use sharedfs_client::WakeReason;
-pub use stat::{stat_of, xattr_list};
+pub use names::stat::{stat_of, xattr_list};
 
-use dax::MappingNumbers;
-use dirty_list::DirtyList;
-use grant_cache::{FirstReads, GrantCacheReader};
-use handles::HeldLocks;
-use log_append::LOG_STEP_LEAST;
-use node::NodeTable;
-use own_descriptors::OwnDescriptor;
-use path_cache::DirectoryVersions;
-use quota::QuotaBalances;
-use record_locks::RecordLocks;
-use segments::{MappedSegment, Segments};
-use sharedfs_client::SharedFsClient;
+use cache::dirty_list::DirtyList;
+use cache::node::NodeTable;
+use client::own_descriptors::OwnDescriptor;
+use client::sharedfs_client::SharedFsClient;
+use files::dax::MappingNumbers;
+use files::handles::HeldLocks;
+use files::record_locks::RecordLocks;
+use files::segments::{MappedSegment, Segments};
+use leases::grant_cache::{FirstReads, GrantCacheReader};
+use log::append::LOG_STEP_LEAST;
+use log::quota::QuotaBalances;
+use names::path_cache::DirectoryVersions;
 use single_threaded::Mutex;
 
 /// Milliseconds between two rounds in which an idle mount forgets committed changes.
@@ -165,7 +149,7 @@ pub struct LibFs {
     first_reads: FirstReads,
     nodes: NodeTable,
     /// One lock for several inodes, held while a thread requests one of them.
-    request_locks: [Mutex<()>; grants::REQUEST_LOCKS],
+    request_locks: [Mutex<()>; leases::grants::REQUEST_LOCKS],
     directory_versions: DirectoryVersions,
     dirty_list: DirtyList,
     quota_balances: QuotaBalances,
@@ -209,7 +193,7 @@ impl LibFs {
     /// [`ConnectError`], with what to do next.
     pub fn connect(options: &Options) -> Result<Arc<Self>, ConnectError> {
         let memory = |error: &dyn std::fmt::Display| ConnectError::Memory(error.to_string());
-        if let Some(bytes) = segments::address_space().filter(|bytes| *bytes < ADDRESS_SPACE_LEAST) {
+        if let Some(bytes) = files::segments::address_space().filter(|bytes| *bytes < ADDRESS_SPACE_LEAST) {
             return Err(memory(&format!(
                 "the process may have no more than {} MiB of address space (ulimit -v)",
                 bytes >> 20

@@ -8,9 +8,9 @@ use ashlar_wire::{HandleSlot, LockKind, LockMode, OperationKind, Reply, Request}
 
 use crate::LibFs;
 use crate::api::{FoundInode, Outcome};
-use crate::grants::{Claim, Stop};
-use crate::node::{HandleHint, NodeState};
-use crate::open_file::OpenInode;
+use crate::cache::node::{HandleHint, NodeState};
+use crate::files::open_file::OpenInode;
+use crate::leases::grants::{Claim, Stop};
 use crate::single_threaded::Mutex;
 
 impl LibFs {

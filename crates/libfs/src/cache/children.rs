@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use ashlar_types::Name;
 use ashlar_update::Entry;
 
-use crate::inode_hasher::InodeHasher;
+use crate::cache::inode_hasher::InodeHasher;
 
 /// The cached knowledge of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

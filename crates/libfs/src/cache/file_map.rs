@@ -6,8 +6,8 @@ use ashlar_types::{BLOCK_BYTES, LogPosition, blocks_for};
 use ashlar_update::Allocation;
 use ashlar_wire::Contents;
 
-use crate::intervals::Intervals;
-use crate::pieces::{Piece, PieceSource, Pieces};
+use crate::cache::intervals::Intervals;
+use crate::cache::pieces::{Piece, PieceSource, Pieces};
 
 /// A change of a file's content, as logged.
 #[derive(Clone, Copy, Debug)]

@@ -15,8 +15,8 @@ use ashlar_wire::{Contents, Reply, Request, WelcomeSegment};
 
 use crate::LibFs;
 use crate::api::Outcome;
-use crate::inode_hasher::InodeHasher;
-use crate::own_descriptors::{DescriptorPolicy, OwnDescriptor};
+use crate::cache::inode_hasher::InodeHasher;
+use crate::client::own_descriptors::{DescriptorPolicy, OwnDescriptor};
 use crate::single_threaded::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 
 const BLOCK: usize = BLOCK_BYTES as usize;

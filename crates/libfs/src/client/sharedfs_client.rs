@@ -18,8 +18,8 @@ use ashlar_wire::{
 };
 
 use crate::api::{ConnectError, Options};
-use crate::own_descriptors::{DescriptorPolicy, OwnDescriptor};
-use crate::request_slot::{SlotClient, is_short};
+use crate::client::own_descriptors::{DescriptorPolicy, OwnDescriptor};
+use crate::client::request_slot::{SlotClient, is_short};
 use crate::single_threaded::Mutex;
 
 /// Idle connections to keep. More threads than this may call at once; they open and close their own.

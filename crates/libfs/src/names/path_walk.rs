@@ -11,8 +11,8 @@ use smallvec::SmallVec;
 
 use crate::LibFs;
 use crate::api::{FoundInode, Outcome, RenameFlags};
-use crate::grants::Claim;
-use crate::path_cache::{PathCache, PathEnd, PathWay};
+use crate::leases::grants::Claim;
+use crate::names::path_cache::{PathCache, PathEnd, PathWay};
 
 /// Symbolic links to follow in one path, as in the kernel.
 const LINKS_MAX: u32 = 40;

@@ -12,9 +12,9 @@ use ashlar_wire::OperationKind;
 
 use crate::LibFs;
 use crate::api::{AttributeChange, FoundInode, Outcome, SetTime, XattrFlags};
-use crate::grants::{Claim, LockedNodes, Stop};
-use crate::node::NodeState;
-use crate::open_file::OpenInode;
+use crate::cache::node::NodeState;
+use crate::files::open_file::OpenInode;
+use crate::leases::grants::{Claim, LockedNodes, Stop};
 
 impl LibFs {
     /// Returns an inode's attributes.

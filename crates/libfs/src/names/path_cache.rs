@@ -12,7 +12,7 @@ use ashlar_types::InodeId;
 use smallvec::SmallVec;
 
 use crate::LibFs;
-use crate::node::Lease;
+use crate::cache::node::Lease;
 use crate::single_threaded::Mutex;
 
 /// The groups of a path cache, by hash. A group is allocated with its first path, since most programs use few paths

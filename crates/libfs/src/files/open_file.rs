@@ -5,7 +5,7 @@
 //! the same order. If one of them fails, nothing has happened, and the caller takes the slow path. An open file keeps
 //! its inode's node, so that no lookup is needed.
 //!
-//! These rules hold as on the slow path (`grants`, `record`):
+//! These rules hold as on the slow path (`leases/grants.rs`, `log/append.rs`):
 //! - The log's seal count is read before the lease word.
 //! - The record is paid for before it is appended.
 //! - A change is noted under the lock under which its record was appended, while the record is held.
@@ -20,9 +20,9 @@ use ashlar_wire::{Credit, CreditKind, OperationKind};
 
 use crate::LibFs;
 use crate::api::{WriteAt, Written};
-use crate::file_io::is_access_time_due;
-use crate::file_map::DataChange;
-use crate::node::{CachedNode, NodeChange, NodeState};
+use crate::cache::file_map::DataChange;
+use crate::cache::node::{CachedNode, NodeChange, NodeState};
+use crate::files::file_io::is_access_time_due;
 
 /// Bytes to prefetch behind a sequential read, for the program's next read.
 ///

@@ -7,7 +7,7 @@ use ashlar_wire::{Extent, Reply, Request};
 
 use crate::LibFs;
 use crate::api::Outcome;
-use crate::grants::Claim;
+use crate::leases::grants::Claim;
 
 /// Bytes of a mapping up to which its checksums are verified at once.
 ///

@@ -11,10 +11,10 @@ use ashlar_wire::{OperationKind, Reply, Request, SpaceReply};
 
 use crate::LibFs;
 use crate::api::{Outcome, Seek, WriteAt, Written};
-use crate::file_map::FileMap;
-use crate::grants::{Claim, Stop};
-use crate::node::NodeState;
-use crate::pieces::PieceSource;
+use crate::cache::file_map::FileMap;
+use crate::cache::node::NodeState;
+use crate::cache::pieces::PieceSource;
+use crate::leases::grants::{Claim, Stop};
 
 /// The most data in one record: short enough for a small log to hold several records.
 const RECORD_DATA_MAX: usize = 1 << 20;

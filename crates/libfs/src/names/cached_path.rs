@@ -1,17 +1,17 @@
 //! The fast path for calls that name a path which was followed before.
 //!
-//! Most calls that name a path take it: stat, access and open. As for open files ([`crate::open_file`]), it makes the
-//! same checks as the slow path ([`LibFs::walk`] and the operations behind it). It checks one inode and copies no
-//! attributes. If any check fails, nothing has happened, and the caller takes the slow path.
+//! Most calls that name a path take it: stat, access and open. As for open files ([`crate::files::open_file`]), it
+//! makes the same checks as the slow path ([`LibFs::walk`] and the operations behind it). It checks one inode and
+//! copies no attributes. If any check fails, nothing has happened, and the caller takes the slow path.
 
 use ashlar_types::{Access, Errno, FileKind, Inode, InodeId};
 use ashlar_wire::OperationKind;
 
 use crate::LibFs;
 use crate::api::Outcome;
-use crate::node::NodeState;
-use crate::open_file::OpenInode;
-use crate::path_walk::{FinalLink, PathContext, PathIntent};
+use crate::cache::node::NodeState;
+use crate::files::open_file::OpenInode;
+use crate::names::path_walk::{FinalLink, PathContext, PathIntent};
 
 impl LibFs {
     /// Calls `look` with the attributes of the inode that a path leads to; returns its result.

@@ -9,10 +9,10 @@ use ashlar_wire::{Credit, CreditKind, Reply, Request};
 
 use crate::LibFs;
 use crate::api::Outcome;
-use crate::children::{CachedEntry, Children};
-use crate::file_map::{DataChange, FileMap};
-use crate::grants::{FoundNames, LockedNodes, Nodes, Stop};
-use crate::node::{NodeChange, NodeState, NodeWriteGuard};
+use crate::cache::children::{CachedEntry, Children};
+use crate::cache::file_map::{DataChange, FileMap};
+use crate::cache::node::{NodeChange, NodeState, NodeWriteGuard};
+use crate::leases::grants::{FoundNames, LockedNodes, Nodes, Stop};
 use crate::single_threaded::MutexGuard;
 
 /// The part of the log, as a divisor, that may fill with committed records before they are forgotten.

@@ -11,9 +11,9 @@ use smallvec::SmallVec;
 
 use crate::LibFs;
 use crate::api::{Outcome, check_name};
-use crate::children::CachedEntry;
+use crate::cache::children::CachedEntry;
+use crate::cache::node::{GrantContext, Lease, NodeReadGuard, NodeState, NodeWriteGuard};
 use crate::clock;
-use crate::node::{GrantContext, Lease, NodeReadGuard, NodeState, NodeWriteGuard};
 
 /// An operation's needs of one inode.
 #[derive(Clone, Copy, Debug)]

@@ -14,8 +14,8 @@ use ashlar_pmem::Mapping;
 use ashlar_types::{Inode, InodeId, LogPosition, SessionId};
 use ashlar_wire::{ControlPage, LeaseWord, ScopeKind, Want};
 
-use crate::grants::Claim;
-use crate::node::{GrantContext, Lease};
+use crate::cache::node::{GrantContext, Lease};
+use crate::leases::grants::Claim;
 use crate::{LibFs, clock};
 
 /// Words of bits; several inodes share a bit.

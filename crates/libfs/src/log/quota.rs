@@ -16,7 +16,7 @@ use ashlar_wire::{QuotaGrant, QuotaVersion, QuotaWant, Reply, Request};
 
 use crate::LibFs;
 use crate::api::Outcome;
-use crate::grants::{LockedNodes, Stop};
+use crate::leases::grants::{LockedNodes, Stop};
 use crate::single_threaded::Mutex;
 
 /// Balances to keep. Beyond, all are dropped, which wastes their amounts until SharedFS takes them back.

@@ -23,7 +23,7 @@ use rustix_futex_sync::{Mutex, MutexGuard};
 
 use crate::LibFs;
 use crate::api::Outcome;
-use crate::sharedfs_client::{Reclaim, WakeReason};
+use crate::client::sharedfs_client::{Reclaim, WakeReason};
 
 /// Locks of files, by inode: more than threads that lock at the same moment.
 const GUARDS: usize = 16;

@@ -8,10 +8,10 @@ use ashlar_types::{Inode, InodeId, LogPosition, Name};
 use ashlar_update::Entry;
 use ashlar_wire::{HandleSlot, InodeState, LeaseWord, Need};
 
-use crate::children::{Children, PARTIAL_MAX};
-use crate::file_map::{DataChange, FileMap};
-use crate::inode_hasher::InodeHasher;
-use crate::reference_count::{self, Counted};
+use crate::cache::children::{Children, PARTIAL_MAX};
+use crate::cache::file_map::{DataChange, FileMap};
+use crate::cache::inode_hasher::InodeHasher;
+use crate::cache::reference_count::{self, Counted};
 use crate::single_threaded::RwLock;
 
 /// The lease under which a node's state was granted.
@@ -437,7 +437,7 @@ mod tests {
         let walked = content.walk_parts::<()>(0, 8, |_, length, found| {
             seen.push((
                 length,
-                found.is_some_and(|(piece, _)| matches!(piece.source, crate::pieces::PieceSource::Log { .. })),
+                found.is_some_and(|(piece, _)| matches!(piece.source, crate::cache::pieces::PieceSource::Log { .. })),
             ));
             Ok(())
         });

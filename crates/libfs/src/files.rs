@@ -1,0 +1,9 @@
+//! Operations on a file's content, its handles, its locks and its mappings.
+
+pub(crate) mod dax;
+pub(crate) mod file_io;
+pub(crate) mod handles;
+pub(crate) mod materialise;
+pub(crate) mod open_file;
+pub(crate) mod record_locks;
+pub(crate) mod segments;

@@ -1,0 +1,4 @@
+//! The session's update log: appending records, and paying for them.
+
+pub(crate) mod append;
+pub(crate) mod quota;
