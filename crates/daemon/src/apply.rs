@@ -1,8 +1,8 @@
-//! The application of logs to the state, in batches.
+//! Applies logs to the state, in batches.
 //!
-//! A batch is copied out of the log, coalesced, judged record by record, and applied. What is served, committed or moved is never
-//! the state in the middle of a batch: a coalesced batch is right at its end only, so SharedFS's lock is held from its beginning
-//! to its end.
+//! A batch is copied out of the log, coalesced, validated record by record, and applied. A coalesced batch is right at
+//! its end only. So SharedFS holds its lock from the batch's beginning to its end, and no thread serves, commits or
+//! moves the state in the middle of a batch.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,7 +17,9 @@ use crate::session::SessionLog;
 use crate::state::{Phase, State};
 use crate::validate::{Refusal, Validator, Violation};
 
-/// Records and bytes of log in one batch: short enough that nobody notices the wait for the lock, well below a millisecond.
+/// The most records and bytes of log in one batch.
+///
+/// They keep the wait for the lock well below a millisecond, too short to notice.
 const BATCH_RECORDS: usize = 256;
 const BATCH_BYTES: u64 = 256 << 10;
 /// The batch buffer is kept up to this size; a single record may be longer.
@@ -26,24 +28,24 @@ const SCRATCH_BYTES_KEPT: usize = 2 << 20;
 /// How much of a log is applied while the lock is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slice {
-    /// One batch, so that others get the lock after it.
+    /// One batch, so that other threads get the lock after it.
     Batch,
-    /// All there is: a lease can't move before its holder's log is applied.
+    /// All of the log: a lease can't move before its holder's log is applied.
     All,
 }
 
-/// Records of a log, in a copy that nobody changes any more.
+/// Records of a log, in a copy that no process changes any more.
 struct Batch {
     bytes: Vec<u8>,
     records: Vec<RecordAt>,
-    /// What stands behind the records is none.
+    /// The log behind the records is damaged.
     damage: Option<Violation>,
-    /// There is nothing more up to where the log is to be applied.
+    /// There is nothing more up to the position to which the log is to be applied.
     is_last: bool,
 }
 
 impl Batch {
-    /// Copies a batch out of a log, into `bytes`, whatever they hold.
+    /// Copies a batch out of a log into `bytes`, whatever they hold.
     fn copy(log: &SessionLog, from: LogPosition, to: LogPosition, bytes: Vec<u8>) -> Self {
         let mut batch = Self { bytes, records: Vec::new(), damage: None, is_last: false };
         let mut scanner = log.scanner(from, to);
@@ -67,7 +69,7 @@ impl Batch {
         batch
     }
 
-    /// The updates that the records are. The batch ends before one that is none.
+    /// Decodes the records into updates. The batch ends before a record that is not one.
     fn decode(&self) -> (Vec<Update<'_>>, Option<Violation>) {
         let mut updates = Vec::with_capacity(self.records.len());
         for record in &self.records {
@@ -85,8 +87,10 @@ fn changes_content(update: &&Update<'_>) -> bool {
 }
 
 impl State {
-    /// Applies a session's log up to `to`, or one batch of it. Whether `to` was reached; a session that forged a record is
-    /// fenced, and then there is nothing more to reach.
+    /// Applies a session's log up to `to`, or one batch of it.
+    ///
+    /// Returns whether `to` was reached. A session that forged a record is fenced, and then nothing more is left to
+    /// reach.
     pub fn apply(&mut self, id: SessionId, to: LogPosition, slice: Slice) -> bool {
         loop {
             let reached = self.apply_batch(id, to);
@@ -106,7 +110,7 @@ impl State {
         let (updates, damage) = batch.decode();
         self.store.take_quota_moves();
         let refusal = self.apply_updates(id, &batch.records, &updates).err().or(damage.map(Refusal::from));
-        // Of a batch only its end is right, so what it uses is known only now.
+        // Only the end of a batch is right, so its use of quota is known only now.
         let refusal = refusal.or(self.spend_quota(id).err().map(Refusal::from));
         drop(updates);
         let is_last = batch.is_last;
@@ -127,34 +131,36 @@ impl State {
         }
     }
 
-    /// Judges every record as it stands in the log, each against the state that the ones before it left, and applies what
-    /// coalescing left of it; short writes that follow each other are applied as one. Only content is coalesced and joined, which no
-    /// judgement depends on.
+    /// Validates every record as it stands in the log, each against the state that the earlier ones left.
     ///
-    /// Where a record is refused, content that the batch had written before it and that the refused or later records would have
-    /// overwritten may be missing: nobody has seen it, and its session is fenced. A missing dependency, which is nobody's
-    /// offence, cuts the log exactly, as nothing is coalesced across it.
+    /// It applies what coalescing left of the records; short writes that follow each other are applied as one. Only
+    /// content is coalesced and joined, and no validation depends on content.
+    ///
+    /// If a record is refused, earlier content of the batch that the refused or later records would have overwritten
+    /// may be missing. No session has seen that content, and the writing session is fenced. A missing dependency, which
+    /// is no session's violation, cuts the log exactly, as nothing is coalesced across it.
     fn apply_updates(&mut self, id: SessionId, records: &[RecordAt], updates: &[Update<'_>]) -> Result<(), Refusal> {
-        // Less than two changes of content leave nothing to be saved.
+        // With less than two changes of content, coalescing saves nothing.
         let coalesced =
             (updates.iter().filter(changes_content).nth(1).is_some()).then(|| coalesce(updates, Scope::Content));
         if let Some(coalesced) = &coalesced {
             self.counters.coalesced_records += coalesced.dropped;
             self.counters.coalesced_bytes += coalesced.saved_bytes;
         }
-        // What coalescing left of each record; `None`: nothing.
+        // The updates that coalescing left, record by record; `None`: it dropped the record.
         let left: Vec<Option<&Update<'_>>> = match &coalesced {
             None => updates.iter().map(Some).collect(),
             Some(coalesced) => coalesced.left(updates).collect(),
         };
         let mut index = 0;
-        // A record that is no update ends them.
+        // A record that is not an update ends the list.
         while index < updates.len() {
             let length = join::stretch(left[index..].iter().map_while(|left| *left)).max(1);
             let these = index..index + length;
             let applied = self.apply_records(id, &records[these.clone()], &updates[these.clone()], &left[these]);
             if let Err((refused, refusal)) = applied {
-                // Void slots in front of it count as applied: another log may wait for the position at which they end.
+                // Void slots in front of the record count as applied: another log may wait for the position at which
+                // they end.
                 self.store.advance(id, refused);
                 return Err(refusal);
             }
@@ -163,7 +169,9 @@ impl State {
         Ok(())
     }
 
-    /// Applies a record, or writes that are joined; an error comes with the position of the first record that is not applied.
+    /// Applies a record, or writes that are joined.
+    ///
+    /// An error comes with the position of the first record that is not applied.
     fn apply_records(
         &mut self,
         id: SessionId,
@@ -197,7 +205,7 @@ impl State {
             }
         };
         if let Err(error) = applied {
-            // They may be tried again, and are paid for once.
+            // The records may be tried again, and are charged once.
             if let Some(session) = self.sessions.get_mut(&id) {
                 updates[..admitted].iter().for_each(|update| session.account.refund(update.cost().into()));
             }
@@ -206,14 +214,14 @@ impl State {
         refusal.map_or(Ok(()), Err)
     }
 
-    /// Judges a record as it stands in the log, and takes what it costs.
+    /// Validates a record as it stands in the log, and charges its cost.
     fn admit(&mut self, id: SessionId, update: &Update<'_>, position: LogPosition) -> Result<(), Refusal> {
         self.validate(id, update, position)?;
         self.charge(id, update)?;
         Ok(self.keep_rights(update)?)
     }
 
-    /// Charges what the session paid when it logged the update, whatever is left of it.
+    /// Charges the cost that the session paid when it logged the update, whatever coalescing left of it.
     fn charge(&mut self, id: SessionId, update: &Update<'_>) -> Result<(), Refusal> {
         let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
         if !session.account.spend(update.cost().into()) && session.is_whole {
@@ -242,7 +250,7 @@ impl State {
     fn validate(&self, id: SessionId, update: &Update<'_>, position: LogPosition) -> Result<(), Refusal> {
         let Some(session) = self.sessions.get(&id) else { return Ok(()) };
         if let Update::Depend { session: other, position } = update {
-            // A session that is no more was committed as a whole before it went.
+            // A session that is gone was committed as a whole before it ended.
             let is_known = *other != id && (self.sessions.contains_key(other) || self.lost.contains(other));
             return match is_known && *position > self.store.applied(*other) {
                 true if self.phase == Phase::Recovering => Err(Refusal::Unmet(*other)),
@@ -250,7 +258,8 @@ impl State {
                 _ => Ok(()),
             };
         }
-        // The lease table and the page of a session from before the machine's last start may be older than its log.
+        // The lease table and the control page of a session from before the machine's last start may be older than its
+        // log.
         let this_boot = session.is_whole;
         let leases =
             (this_boot && position >= session.validated.max(session.trusted)).then(|| self.leasing.of(id, &self.store));

@@ -1,4 +1,4 @@
-//! What SharedFS is told at its start.
+//! The configuration of SharedFS.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -10,33 +10,34 @@ const LOG_BYTES_MIN: u64 = 4 << 20;
 
 /// Longer than an answer takes to reach its session and be used.
 const LEASE_HOLD_US: u64 = 200;
-/// Long enough that a session that only reads, and so is not heard of, asks again seldom.
+/// So long that a session that only reads, and so shows no activity, asks again seldom.
 const LEASE_TTL_US: u64 = 600_000_000;
 
 /// How to run SharedFS.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The arena's directory, which must have been made.
+    /// The arena's directory, which must exist already.
     pub arena: PathBuf,
-    /// Where to listen; `ARENA/socket` by default.
+    /// The socket to listen at; `ARENA/socket` by default.
     pub socket: PathBuf,
     /// Bytes of each session's log; a small arena gets smaller ones (an eighth of it, 4 MiB at least).
     pub log_bytes: u64,
-    /// Milliseconds for which a mount's kernel may believe what it was told.
+    /// Milliseconds for which a mount's kernel may believe its cache.
     pub cache_ttl_ms: u64,
-    /// Microseconds for which a fresh lease isn't revoked, so that its holder gets something done.
+    /// Microseconds for which a fresh lease isn't revoked, so that its holder makes progress.
     pub lease_hold_us: u64,
-    /// Microseconds after which a session that neither logged nor asked anything loses its leases; 0: never.
+    /// Microseconds after which a session loses its leases if it neither logged nor asked anything; 0: never.
     pub lease_ttl_us: u64,
-    /// End when there was no session for so many seconds; `None`: stay.
+    /// Seconds without any session after which SharedFS ends; `None`: it stays.
     pub linger_seconds: Option<u64>,
-    /// The command whose process does what may have to wait for a mount: it runs [`ashlar_helper::run`] on its standard input. Empty:
-    /// sessions get no descriptors.
+    /// The command of the process that does the work that may have to wait for a mount.
+    ///
+    /// It runs [`ashlar_helper::run`] on its standard input. If it's empty, sessions get no descriptors.
     pub helper: Vec<OsString>,
 }
 
 impl Config {
-    /// The defaults for an arena.
+    /// Returns the defaults for an arena.
     #[must_use]
     pub fn new(arena: impl Into<PathBuf>) -> Self {
         let arena = arena.into();
@@ -52,7 +53,7 @@ impl Config {
         }
     }
 
-    /// Bytes of a log on an arena of `arena_bytes`.
+    /// Returns the bytes of a log on an arena of `arena_bytes`.
     pub(crate) fn log_bytes_for(&self, arena_bytes: u64) -> u64 {
         self.log_bytes.min(arena_bytes / 8).max(LOG_BYTES_MIN) / 4096 * 4096
     }
@@ -63,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_arenas_get_small_logs() {
+    fn log_bytes_for_small_arena_are_smaller() {
         let config = Config::new("/arena");
         assert_eq!(config.log_bytes_for(1 << 40), 64 << 20);
         assert_eq!(config.log_bytes_for(64 << 20), 8 << 20);

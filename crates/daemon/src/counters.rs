@@ -1,15 +1,15 @@
-//! What happened since the start, for `status`.
+//! Counts of events since the start, for `status`.
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident)*) => {
-        /// Counts since the start.
+        /// Counts of events since the start.
         #[derive(Clone, Copy, Debug, Default)]
         pub struct Counters {
             $($(#[$doc])* pub $name: u64,)*
         }
 
         impl Counters {
-            /// Names and numbers, in a fixed order.
+            /// Returns names and numbers, in a fixed order.
             pub fn list(&self) -> Vec<(String, u64)> {
                 vec![$((stringify!($name).to_owned(), self.$name),)*]
             }
@@ -22,7 +22,7 @@ counters! {
     sessions_opened
     /// Sessions that went on after a restart of SharedFS.
     sessions_resumed
-    /// Sessions that ended in order.
+    /// Sessions that a process closed.
     sessions_ended
     /// Sessions whose process died.
     sessions_died
@@ -30,15 +30,15 @@ counters! {
     sessions_fenced
     /// Requests served.
     requests
-    /// Those of them that were asked in shared memory.
+    /// Requests that came through request slots in shared memory.
     questions
     /// Records applied.
     records_applied
     /// Bytes of log applied.
     bytes_applied
-    /// Records that later ones of their batch made needless.
+    /// Records that coalescing dropped, since later ones of their batch replace them.
     coalesced_records
-    /// Bytes of records that were not applied for this reason.
+    /// Bytes of records that coalescing dropped.
     coalesced_bytes
     /// Commits of a batch.
     commits
@@ -46,9 +46,9 @@ counters! {
     commits_failed
     /// Leases granted.
     leases_granted
-    /// Lease words taken away, narrowed or renewed.
+    /// Lease words revoked, narrowed or renewed.
     leases_revoked
-    /// Inodes put on the board, for all to read.
+    /// Grants published in the grant cache.
     posts
     /// Logs sealed because a lease moved.
     seals
@@ -56,14 +56,14 @@ counters! {
     invalidations
     /// Huge pages made of small ones.
     huge_pages
-    /// Orphans freed because nobody had them open any more.
+    /// Orphans freed because no session had them open any more.
     orphans_freed
     /// Requests for credit that were refused.
     credit_refused
     /// Requests to use more of what a quota limits that were refused.
     quota_refused
-    /// Batches by which root's sessions used more of what a quota limits than they were granted: an honest LibFS has none.
+    /// Batches of root's sessions that used more of a quota than was granted; an honest LibFS has none.
     quota_unpaid
-    /// Logs cut at recovery, because what they depend on was lost with the machine's memory.
+    /// Logs cut at recovery, because their dependencies were lost with the machine's memory.
     logs_cut
 }

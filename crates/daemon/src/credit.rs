@@ -1,4 +1,4 @@
-//! Space: what sessions were promised, what is left, and what `statfs` says.
+//! Free space: credit that sessions hold, space that is left, and the answer to `statfs`.
 
 use ashlar_types::{Errno, QuotaId, QuotaKey, SessionId};
 use ashlar_wire::{Credit, CreditKind, SpaceReply};
@@ -8,22 +8,23 @@ use crate::digest::{release_blocks, take_unreleased_blocks};
 use crate::shared::Shared;
 use crate::state::State;
 
-/// What a session gets at a time while there is plenty, so that it asks seldom.
+/// The credit that a session gets at a time while there is plenty, so that it asks seldom.
 const CHUNK: Credit = Credit { blocks: (16 << 20) / ashlar_types::BLOCK_BYTES, metadata_bytes: 4 << 20 };
-/// What a session begins with, without asking: enough for a short program's output.
+/// The credit that a session begins with, without asking: enough for a short program's output.
 const BEGINNING: Credit = Credit { blocks: (256 << 10) / ashlar_types::BLOCK_BYTES, metadata_bytes: 64 << 10 };
-/// The part of what is free that one chunk may take at most; with less, sessions get exactly what they ask for.
+/// The part of the free space that one chunk takes at most; with less, sessions get exactly what they ask for.
 const PLENTY_PART: u64 = 16;
-/// Kept back for updates that replace what is there: a block is copied before the old one is free. A hundredth of the
-/// arena, and at least 64 blocks.
+/// The part of the arena that is kept back for updates that replace content.
+///
+/// SharedFS copies a block before it frees the old one. A hundredth of the arena is kept, and at least 64 blocks.
 const KEPT_PART: u64 = 100;
 const KEPT_BLOCKS_MIN: u64 = 64;
-/// How many times everything is reclaimed before the answer is no: what comes back may be taken by others.
+/// How many times SharedFS reclaims everything before it refuses: other sessions may take what was reclaimed.
 const ATTEMPTS: u32 = 4;
 /// Metadata bytes that a file takes at least: its inode and its entry.
 const FILE_METADATA_BYTES: u64 = 1024;
 
-/// What is neither used nor promised, and for common use not kept back either.
+/// Returns the space that is neither used nor granted as credit, and, for common use, not kept back either.
 fn free(state: &State, kind: CreditKind) -> Credit {
     let space = state.store.space();
     let promised = state.sessions.values().map(|session| session.account.outstanding());
@@ -43,7 +44,7 @@ fn free(state: &State, kind: CreditKind) -> Credit {
     }
 }
 
-/// What a session begins with, while there is plenty.
+/// Returns the credit that a session begins with, while there is plenty.
 pub fn to_begin_with(state: &State) -> Credit {
     let free = free(state, CreditKind::Common);
     Credit {
@@ -52,8 +53,10 @@ pub fn to_begin_with(state: &State) -> Credit {
     }
 }
 
-/// What to grant of `free` to a session that wants `want` and has `left`; `None` where it's too little. Of what it has enough of it gets no more:
-/// who writes data would come to hold all metadata, and who makes files all blocks.
+/// Decides how much of `free` to grant to a session that wants `want` and has `left`; `None` if there is too little.
+///
+/// A session gets no more of a kind of which it has enough. Otherwise a session that writes data would come to hold all
+/// metadata bytes, and one that makes files all blocks.
 fn decide(free: Credit, want: Credit, left: Credit) -> Option<Credit> {
     let amount = |free: u64, want: u64, left: u64, chunk: u64| {
         if want <= left { Some(0) } else { (want <= free).then(|| want.max(chunk.min(free / PLENTY_PART))) }
@@ -64,10 +67,12 @@ fn decide(free: Credit, want: Credit, left: Credit) -> Option<Credit> {
     })
 }
 
-/// Grants credit; to updates that replace what is there, in the end out of what is kept back: it comes back with their commit.
-/// A session that only says so gets no more than that hundredth. Where there is too little, what other sessions hold
-/// unused is taken back, and everything digested, so that each record counts with what it really took; only then the
-/// answer is no.
+/// Grants credit to a session.
+///
+/// Updates that replace content get it, in the end, out of the space that is kept back: it returns with their commit. A
+/// session that only claims to replace content gets no more than that hundredth. If there is too little space, SharedFS
+/// takes back the unused credit of other sessions. It also digests everything, so that each record counts with the
+/// space that it really took. Only then SharedFS refuses.
 pub fn grant(shared: &Shared, id: SessionId, want: Credit, replaces: bool) -> Result<Credit, Errno> {
     let kinds: &[CreditKind] = if replaces { &[CreditKind::Common, CreditKind::Kept] } else { &[CreditKind::Common] };
     let mut state = shared.lock();
@@ -86,7 +91,7 @@ pub fn grant(shared: &Shared, id: SessionId, want: Credit, replaces: bool) -> Re
             break;
         }
         state = reclaim(shared, state)?;
-        // Sessions must ask again where their data are, so their blocks are taken only where that is of use.
+        // Sessions that lose blocks must ask again where their data are, so SharedFS takes blocks only if that helps.
         let most = kinds.iter().map(|&kind| free(&state, kind).blocks).max().unwrap_or(0);
         if want.blocks > most && want.blocks <= most + state.store.space().blocks_pinned {
             take_unreleased_blocks(&mut state);
@@ -96,7 +101,7 @@ pub fn grant(shared: &Shared, id: SessionId, want: Credit, replaces: bool) -> Re
     Err(Errno::ENOSPC)
 }
 
-/// Makes free what sessions hold unused or have deleted.
+/// Makes free the space that sessions hold unused or have deleted.
 pub fn reclaim<'a>(shared: &'a Shared, mut state: MutexGuard<'a, State>) -> Result<MutexGuard<'a, State>, Errno> {
     for id in state.live_ids() {
         if let Some(session) = state.sessions.get_mut(&id) {
@@ -110,11 +115,11 @@ pub fn reclaim<'a>(shared: &'a Shared, mut state: MutexGuard<'a, State>) -> Resu
     Ok(state)
 }
 
-/// What `statfs` says to a session: as [`space_of_all`], but no more than the limits of a subtree leave.
+/// Returns the answer to a session's `statfs`: [`space_of_all`], but no more than the limits of a subtree leave.
 pub fn space(shared: &Shared, id: Option<SessionId>, subtree: QuotaId) -> SpaceReply {
     let mut state = shared.lock();
     if let Some(id) = id {
-        // What the session itself has just written and deleted counts.
+        // The session's own latest writes and deletions count.
         state = shared.apply_settled(state, id);
     }
     let (used, limits) = state.store.quota(QuotaKey::Subtree(subtree));
@@ -128,8 +133,9 @@ pub fn space(shared: &Shared, id: Option<SessionId>, subtree: QuotaId) -> SpaceR
     SpaceReply { blocks_total, blocks_free, inodes_total, inodes_free }
 }
 
-/// What there is in all: what a session could still write is what is free and what it was promised. Freed blocks that wait
-/// for a commit count, since [`grant`] does not refuse anything before that commit.
+/// Returns the space of the whole arena: a session may write what is free and what it was granted.
+///
+/// Freed blocks that wait for a commit count, since [`grant`] doesn't refuse anything before that commit.
 pub fn space_of_all(state: &State, id: Option<SessionId>) -> SpaceReply {
     let total = state.store.space();
     let mut free = free(state, CreditKind::Common);
@@ -156,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_while_there_is_plenty_and_the_exact_wish_when_it_is_tight() {
+    fn grant_is_chunk_if_plenty_else_exact_want() {
         let nothing = credit(0, 0);
         assert_eq!(decide(credit(1 << 30, 1 << 40), credit(1, 1), nothing), Some(CHUNK));
         assert_eq!(decide(credit(1 << 30, 1 << 40), credit(1 << 29, 1), nothing).map(|c| c.blocks), Some(1 << 29));
@@ -166,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_gets_what_he_has_enough_of() {
+    fn grant_of_sufficient_kind_is_zero() {
         let plenty = credit(1 << 30, 1 << 40);
         assert_eq!(decide(plenty, credit(1, 256), credit(0, 256)), Some(credit(CHUNK.blocks, 0)));
         assert_eq!(decide(plenty, credit(0, 1024), credit(500, 1023)), Some(credit(0, CHUNK.metadata_bytes)));

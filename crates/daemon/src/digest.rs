@@ -1,4 +1,4 @@
-//! The threads that digest: apply in slices, commit in batches without the lock, and keep house.
+//! The threads that digest: they apply in slices, commit in batches without the lock, and free orphans.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,32 +21,33 @@ use crate::session::Session;
 use crate::shared::Shared;
 use crate::state::{OWN_SESSION, State};
 
-/// A log is digested when more than this part of it waits …
+/// A log is digested when more than this part of it waits,
 const UNAPPLIED_PART: u64 = 4;
-/// … or when nothing was appended for so long.
+/// or when nothing was appended for so long.
 const IDLE: Duration = Duration::from_millis(300);
-/// A batch is committed when this part of a log waits for it …
+/// A batch is committed when this part of a log waits for it,
 const UNCOMMITTED_PART: u64 = 3;
-/// … or so many bytes of metadata do …
+/// or so many bytes of metadata do,
 const UNCOMMITTED_BYTES: usize = 32 << 20;
-/// … or the oldest update in it has waited so long.
+/// or the oldest update in it has waited so long.
 const COMMIT_AGE: Duration = Duration::from_millis(500);
-/// How often logs are looked at while sessions write, and when nothing has happened for a while.
+/// How often logs are checked while sessions write, and when nothing has happened for a while.
 const LOOK_BUSY: Duration = Duration::from_millis(5);
 const LOOK_IDLE: Duration = Duration::from_millis(250);
-/// How often orphans are looked at.
+/// How often orphans are checked.
 const SWEEP: Duration = Duration::from_secs(1);
-/// Fenced sessions whose files are kept for inspection.
+/// The number of quarantined sessions whose files are kept for inspection.
 const FENCED_KEPT: usize = 8;
-/// A commit that failed is tried again after so long.
+/// How long a commit that failed waits until it is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// The digest thread: looks at all logs, and applies what is due.
+/// Runs the digest thread: checks all logs, and applies those that are due.
 pub fn digest_thread(shared: &Shared) {
     let (mut swept, mut moved) = (Instant::now(), Instant::now());
     let mut state = shared.lock();
     while !state.ending {
-        // What is wanted from here on is looked at in the next round, the latest: the lock is given away in between.
+        // A digest that is wanted from here on happens in the next round at the latest: the lock is released in
+        // between.
         state.digest_wanted = false;
         let (mut busy, mut has_more) = (false, false);
         for id in state.live_ids() {
@@ -67,7 +68,7 @@ pub fn digest_thread(shared: &Shared) {
         crate::sessions::remove_ended(shared, &mut state);
         if swept.elapsed() >= SWEEP {
             state = sweep_orphans(shared, state);
-            // What lagged behind while the arena was checked.
+            // Segments that lagged behind while the arena was checked.
             state.store.show_lagging();
             state.note_sharing();
             swept = Instant::now();
@@ -92,7 +93,7 @@ pub fn digest_thread(shared: &Shared) {
     }
 }
 
-/// Whether a session's log should be applied now.
+/// Returns whether a session's log should be applied now.
 fn is_due(state: &mut State, id: SessionId, busy: &mut bool) -> bool {
     let applied = state.store.applied(id);
     let Some(session) = state.sessions.get_mut(&id) else { return false };
@@ -109,13 +110,13 @@ fn is_due(state: &mut State, id: SessionId, busy: &mut bool) -> bool {
     session.due.max(session.wanted) > applied
 }
 
-/// Whether it's time for a commit.
+/// Returns whether it's time for a commit.
 fn is_commit_due(state: &State) -> bool {
     let is_old = || state.oldest_uncommitted.is_none_or(|oldest| oldest.elapsed() > COMMIT_AGE);
     can_commit(state) && (is_old() || is_much_uncommitted(state, state.sessions.values()))
 }
 
-/// Whether a commit is due now that more of this session's log is applied, by how much that is.
+/// Returns whether a commit is due, now that more of this session's log is applied.
 pub fn is_commit_due_after(state: &State, id: SessionId) -> bool {
     can_commit(state) && is_much_uncommitted(state, state.sessions.get(&id))
 }
@@ -124,7 +125,7 @@ fn can_commit(state: &State) -> bool {
     state.store.is_dirty() && !state.is_committing
 }
 
-/// Whether much of these sessions' logs is applied and not committed, or as much as somebody waits for.
+/// Returns whether much of these sessions' logs is applied and not committed, or as much as a thread waits for.
 fn is_much_uncommitted<'a>(state: &State, sessions: impl IntoIterator<Item = &'a Session>) -> bool {
     let is_long = |session: &Session| {
         let (applied, committed) = (state.store.applied(session.id), state.store.committed(session.id));
@@ -134,19 +135,21 @@ fn is_much_uncommitted<'a>(state: &State, sessions: impl IntoIterator<Item = &'a
     state.store.uncommitted_bytes() > UNCOMMITTED_BYTES || sessions.into_iter().any(is_long)
 }
 
-/// Blocks that sessions have freed and refer to no more may be used again.
+/// Makes blocks usable again that sessions have freed and refer to no more.
 pub fn release_blocks(state: &mut State) {
     let released: Vec<_> =
         state.sessions.values().filter(|s| s.fenced.is_none()).map(|s| (s.id, s.control.released())).collect();
     for (id, position) in released {
-        // What it says of positions to come would be taken for the word of whoever has its number next.
+        // A word about positions to come would count as the word of the session that gets this number next.
         state.store.release(id, position.min(state.store.applied(id)));
     }
     state.store.release_all(OWN_SESSION);
 }
 
-/// Takes the blocks whose freeing is committed from sessions that might read them yet: they begin a new era, in which they ask again
-/// where their data are. That needs nothing of them now.
+/// Takes blocks whose freeing is committed from sessions that might still read them.
+///
+/// These sessions begin a new extent version, in which they ask again where their data are. That needs no action of
+/// theirs now.
 pub fn take_unreleased_blocks(state: &mut State) {
     for session in state.sessions.values().filter(|session| session.fenced.is_none()) {
         let committed = state.store.committed(session.id);
@@ -157,8 +160,9 @@ pub fn take_unreleased_blocks(state: &mut State) {
     }
 }
 
-/// Keeps the files of fenced sessions for inspection, under names that no start takes up. The log goes only after all that
-/// was taken from it is committed: until then a restart needs it.
+/// Quarantines fenced sessions: keeps their files for inspection, under names that no start takes up.
+///
+/// SharedFS renames the log only after all that it applied from it is committed: until then a restart needs the log.
 pub fn set_fenced_aside(shared: &Shared, state: &mut State) {
     let settled: Vec<SessionId> = state
         .sessions
@@ -181,19 +185,21 @@ pub fn set_fenced_aside(shared: &Shared, state: &mut State) {
     }
 }
 
-/// Renames a session's files. The log goes first: without it, no start takes the session up.
+/// Renames a session's files. The log is first: without it, no start takes the session up.
 pub fn set_aside(arena: &Arena, id: SessionId) -> io::Result<()> {
     let sessions = arena.dir().join("sessions");
     for extension in ["log", "control", "leases"] {
         fs::rename(sessions.join(format!("{id}.{extension}")), sessions.join(format!("fenced-{id}.{extension}")))?;
     }
-    // What its process has mapped is known until that has ended, and nobody takes it up.
+    // The table of the process's mapped segments is needed until the process has ended, and no start takes it up.
     arena.remove_session(id).map_err(io::Error::other)?;
     forget_oldest_aside(&sessions)
 }
 
-/// Keeps the files of the last few fenced sessions only: whoever forges logs all day shall not fill the arena with them. Which came last is told by
-/// when they were renamed: numbers are used again.
+/// Removes all but the files of the last few quarantined sessions.
+///
+/// A session that forges logs all day must not fill the arena. The times of the renames say which session came last,
+/// since numbers are used again.
 fn forget_oldest_aside(sessions: &Path) -> io::Result<()> {
     let number = |name: &str| name.strip_prefix("fenced-")?.split('.').next()?.parse::<u64>().ok();
     let mut kept = BTreeMap::<u64, ((i64, i64), Vec<PathBuf>)>::new();
@@ -224,7 +230,7 @@ pub fn sweep_orphans<'a>(shared: &'a Shared, mut state: MutexGuard<'a, State>) -
     if closed.is_empty() {
         return state;
     }
-    // A record on its way may give an orphan a name again, or open it.
+    // A record that is still in a log may give an orphan a name again, or open it.
     state = shared.apply_all_settled(state);
     for inode in closed {
         if state.is_open(inode) || !state.orphans.contains(&inode) {
@@ -236,12 +242,12 @@ pub fn sweep_orphans<'a>(shared: &'a Shared, mut state: MutexGuard<'a, State>) -
     state
 }
 
-/// Frees the orphans that no session has open, though a log may write to them yet.
+/// Frees the orphans that no session has open, though a log may still write to them.
 pub fn free_orphans(state: &mut State) {
     closed_orphans(state).into_iter().for_each(|inode| free_orphan(state, inode));
 }
 
-/// Frees one orphan that nobody has open.
+/// Frees one orphan that no session has open.
 fn free_orphan(state: &mut State, inode: InodeId) {
     let end = state.store.applied(OWN_SESSION).plus(1);
     match state.apply_update(OWN_SESSION, end, &Update::Release { inode }) {
@@ -255,7 +261,7 @@ fn free_orphan(state: &mut State, inode: InodeId) {
     }
 }
 
-/// The commit thread: one batch after the other, as they are wanted.
+/// Runs the commit thread: commits one batch after the other, as they are wanted.
 pub fn commit_thread(shared: &Shared) {
     let mut state = shared.lock();
     loop {
@@ -278,20 +284,21 @@ pub fn commit_thread(shared: &Shared) {
                 return;
             }
             shared.progress.notify_all();
-            // Whoever wants it meanwhile would have it fail again and again.
+            // Threads that want a commit meanwhile would otherwise make it fail over and over.
             let until = Instant::now() + RETRY;
             while !state.ending && !shared.commit_wanted.wait_until(&mut state, until).timed_out() {}
             state.commit_wanted = true;
         }
-        // As much may have been applied meanwhile.
+        // Meanwhile, enough may have been applied for another commit.
         state.commit_wanted |= can_commit(&state) && is_much_uncommitted(&state, state.sessions.values());
         shared.progress.notify_all();
     }
 }
 
-/// Freezes what is applied, for a commit; `None` where there is nothing to commit, or none can begin now.
+/// Freezes the applied updates for a commit; `None` if there is nothing to commit, or no commit can begin now.
 pub fn begin_commit(state: &mut State) -> Option<CommitJob> {
-    // A batch that is tried again holds what was applied when it was first tried: it's no other commit, and its costs are noted.
+    // A batch that is tried again holds the updates of its first try: it's the same commit, and its costs are noted
+    // already.
     let is_new = !state.store.is_frozen();
     if is_new {
         note_costs(state);
@@ -307,14 +314,14 @@ pub fn begin_commit(state: &mut State) -> Option<CommitJob> {
     Some(job)
 }
 
-/// Takes note of a commit that was run, and gives the log space free that it has made free.
+/// Records the outcome of a commit that was run, and frees the log space that it made free.
 ///
 /// # Errors
 /// Those of the commit, which must be tried again.
 pub fn finish_commit(state: &mut State, done: CommitDone) -> Result<(), StoreError> {
     state.is_committing = false;
     let committed = state.store.finish_commit(done)?;
-    // It may have been ended by somebody else, who may have begun another one.
+    // Another thread may have ended this commit, and may have begun another one.
     if committed.batch.is_some() {
         state.counters.commits += 1;
         state.commits_ended = state.commits_begun;
@@ -338,7 +345,8 @@ pub fn commit(state: &mut State) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Notes the cost of all records that the coming commit takes, so that a restart knows what the rest of a log may cost.
+/// Notes the cost of all records that the coming commit takes, so that a restart knows the possible cost of the rest of
+/// a log.
 fn note_costs(state: &mut State) {
     for session in state.sessions.values() {
         // The page is mapped whole, so the store can't miss it.
@@ -346,7 +354,7 @@ fn note_costs(state: &mut State) {
     }
 }
 
-/// Tells sessions how far their logs are committed: that much of them is free.
+/// Tells sessions how far their logs are committed: the log space up to there is free.
 fn publish(state: &mut State, committed: &Committed) {
     for &(id, position) in &committed.sessions {
         if let Some(session) = state.sessions.get(&id).filter(|session| session.fenced.is_none()) {
@@ -359,7 +367,7 @@ fn publish(state: &mut State, committed: &Committed) {
     }
 }
 
-/// Applies all logs and commits everything, on the way out.
+/// Applies all logs and commits everything when SharedFS ends.
 pub fn finish(shared: &Shared) -> Result<(), StoreError> {
     let mut state = shared.lock();
     if let Some(error) = state.failure.take() {
@@ -374,7 +382,7 @@ pub fn finish(shared: &Shared) -> Result<(), StoreError> {
     commit(&mut state)
 }
 
-/// Starts these threads, and the one that makes huge pages.
+/// Starts the digest and commit threads, and the one that makes huge pages.
 pub fn start(shared: &Arc<Shared>) -> io::Result<Vec<std::thread::JoinHandle<()>>> {
     type Work = fn(&Shared);
     let threads: [(&str, Work); 2] = [("digest", digest_thread), ("commit", commit_thread)];

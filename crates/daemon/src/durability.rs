@@ -1,8 +1,8 @@
-//! Makes persistent what sessions did: for `fsync`, whichever session wrote, and for `sync`, all of them.
+//! Makes persistent what sessions did: any session's writes for `fsync`, all sessions' for `sync`.
 //!
-//! A session makes its own log last by itself. The logs of others SharedFS applies as far as they are settled, and
-//! commits. It asks nothing of their processes, and no lease moves. A commit takes all that is applied, so whatever a
-//! log's records depend on is part of it: a record names only updates that were applied before.
+//! A session makes its own log persistent by itself. SharedFS applies the logs of other sessions as far as they are
+//! settled, and commits. It asks nothing of their processes, and no lease moves. A commit takes all applied updates, so
+//! the dependencies of a log's records are part of it: a record names only updates that were applied before.
 
 use std::collections::BTreeSet;
 
@@ -15,8 +15,9 @@ use crate::leasing::Ancestors;
 use crate::shared::Shared;
 use crate::state::State;
 
-/// Makes persistent what sessions other than `id` have done to an inode and to the names that lead to it, and their
-/// updates up to these positions.
+/// Makes persistent what sessions other than `id` have done to an inode and to the names that lead to it.
+///
+/// It also makes their updates persistent up to `positions`.
 ///
 /// # Errors
 /// As [`sync_positions`].
@@ -40,12 +41,12 @@ pub fn sync_inode(
     sync_positions(shared, state, &positions)
 }
 
-/// The sessions whose logs may hold updates of an inode, or of a directory that leads to it, which are not applied yet.
+/// Returns the sessions whose logs may hold unapplied updates of an inode, or of a directory that leads to it.
 fn writers(state: &State, inode: InodeId) -> Result<BTreeSet<SessionId>, StoreError> {
     if state.store.inode(inode)?.is_some() {
         return Ok(state.leasing.manager.writers(inode, &Ancestors(&state.store)));
     }
-    // A process may have a file open, by a descriptor that it was handed, which is known only to the session that made
+    // A process may have a file open by a descriptor that it received. Then only the session that made the file knows
     // it.
     let makers = state.sessions.values().filter(|session| session.ranges.contains(inode));
     Ok(makers.map(|session| session.id).collect())
@@ -60,16 +61,16 @@ pub fn sync_all(shared: &Shared) -> Result<(), Errno> {
     shared.commit_all(&mut state)
 }
 
-/// Makes the updates of sessions persistent that are applied, up to these positions.
+/// Makes applied updates of sessions persistent, up to these positions.
 ///
 /// # Errors
-/// `EIO` where they can't be committed; [`Shared::ENDING`].
+/// `EIO` if they can't be committed; [`Shared::ENDING`].
 pub fn sync_positions(
     shared: &Shared,
     mut state: MutexGuard<'_, State>,
     positions: &[(SessionId, LogPosition)],
 ) -> Result<(), Errno> {
-    // A position that no session has reached would be waited for forever.
+    // A wait for a position that no session has reached would never end.
     let is_behind = |(id, position): &(SessionId, LogPosition)| {
         state.store.committed(*id) < state.store.applied(*id).min(*position)
     };

@@ -1,18 +1,21 @@
-//! Sessions that have ended, whose files are for sessions to come.
+//! Retired sessions: sessions that have ended and whose files are kept for sessions to come.
 //!
-//! Purpose: most of what the beginning and the end of a session take is the making and the removal of its files, the syncs of a disk above all. A
-//! program that follows another one of the same user has what that one has left: number, files and SharedFS's mappings, and the log goes on where it
-//! ended. So neither costs more than a few words in memory, and the log has its pages.
+//! Purpose: most of the time that a session takes to begin and to end goes into making and removing its files, above
+//! all into the syncs of a disk. A program that follows another one of the same user gets the files of its predecessor:
+//! the session's number, files and SharedFS's mappings of them. The log goes on where it ended. So beginning and end
+//! cost no more than a few words in memory, and the log has its pages.
 //!
 //! Invariants:
-//! - All that the session has logged is committed, and up to there its row in the shared area stays: a position in its log means one record for ever.
-//! - Nobody who had the files can write to them any more: no thread of SharedFS serves the one that has ended, and no other process has them open
-//!   or mapped. What the kernel has pinned of them for another (for an `io_uring`) can't be seen; so they go to a process of the same user and groups
-//!   only, to whom that one might do worse, and who may know all that it knew.
-//! - Until somebody has them they are nobody's: a start removes them.
-//! - It takes nobody's time: the thread that makes sessions in advance does it ([`crate::pool`]).
+//! - All that the session has logged is committed, and its row in the shared area stays up to there. A position in its
+//!   log means one record for ever.
+//! - No process that had the files can write to them any more. No thread of SharedFS serves the ended process, and no
+//!   other process has the files open or mapped. Pages that the kernel has pinned for another process (for an
+//!   `io_uring`) can't be seen. So the files pass only to a process of the same user and groups. The ended process
+//!   could do worse to such a process anyway, and such a process may know all that the ended one knew.
+//! - Until a process takes the files they have no owner: a start removes them.
+//! - No process waits for this: the thread that prepares sessions does it ([`crate::pool`]).
 //!
-//! Non-goals: the sessions of mounts, which last; those that had more than most, or had something mapped.
+//! Non-goals: sessions of mounts, which last; sessions that had more than most, or had something mapped.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,19 +28,20 @@ use crate::session::{Blank, Control, LogRoom, Session, SessionLog};
 use crate::shared::Shared;
 use crate::state::State;
 
-/// A process that has said goodbye has its files mapped until it ends: so often, and so long each time, it's waited for.
+/// A process that has closed its session has the files mapped until it ends. SharedFS waits for it so often, and so
+/// long each time.
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// What a session has left.
+/// A retired session.
 pub struct Ended {
     /// Its number.
     pub id: SessionId,
-    /// Whose session it was, and whose the next one must be.
+    /// The user and groups of the session, and of the next process that may take it.
     pub owner: Credentials,
-    /// Its log …
+    /// The log.
     pub log: Arc<SessionLog>,
-    /// … and that log's memory.
+    /// The log's memory.
     pub log_memory: Arc<Mapping>,
     /// Bytes of the log's file.
     pub log_room: LogRoom,
@@ -54,7 +58,7 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// Whether the files of a session that is committed as a whole may be another's.
+    /// Returns whether the files of a session that is committed as a whole may pass to another session.
     pub fn is_fit(state: &State, session: &Session) -> bool {
         session.identity.kind == SessionKind::Process
             && session.fenced.is_none()
@@ -62,19 +66,19 @@ impl Ended {
             && !session.is_cut
             && !session.is_torn()
             && session.mapped.is_none()
-            // Of one that an earlier SharedFS made it's not known.
+            // The allocated size of a log that an earlier SharedFS made is not known.
             && session.log_room.allocated > 0
             && state.leasing.manager.has_ended(session.id)
     }
 
-    /// What such a session leaves, whose log ends here.
+    /// Makes a retired session of one whose log ends at `end`.
     pub fn of(session: Session, end: LogPosition) -> Self {
         let Session { id, credentials: owner, log, log_memory, log_room, control, leases, page, lease_top, .. } =
             session;
         Self { id, owner, log, log_memory, log_room, control, leases, page, lease_top, end }
     }
 
-    /// Makes a session of it that is nobody's; what is good for none is removed.
+    /// Prepares a session from it, or removes its files if they can't be used again.
     pub fn clean(self, shared: &Shared) -> Option<Blank> {
         let id = self.id;
         for attempt in 0..TRIES {
@@ -85,7 +89,7 @@ impl Ended {
                 match Blank::of_ended(self) {
                     Ok(blank) => return Some(blank),
                     Err(error) => {
-                        tracing::debug!(session = id.0, %error, "what a session has left can't be used again")
+                        tracing::debug!(session = id.0, %error, "a retired session's files can't be used again")
                     }
                 }
                 break;
@@ -95,7 +99,9 @@ impl Ended {
         None
     }
 
-    /// Whether nobody uses it any more, and it has the room that it was given: who had it could cut it.
+    /// Returns whether no process uses the files any more, and they still have their room.
+    ///
+    /// The process that had them could truncate them.
     fn is_free(&self, shared: &Shared) -> bool {
         let [near, locks] = CONTROL_ROOM;
         let room = near.end + (locks.end - locks.start);
@@ -103,7 +109,7 @@ impl Ended {
             let found = rustix::fs::fstat(memory.file());
             found.is_ok_and(|file| file.st_size as u64 == bytes && file.st_blocks as u64 * 512 >= allocated)
         };
-        // A table of what it has mapped may have been made while it was ended.
+        // A thread may have made a table of mapped segments while the session ended.
         shared.arena.open_session_file(self.id, SessionFile::Mapped).is_err()
             && Arc::strong_count(&self.control) == 1
             && Arc::strong_count(&self.log) == 1
@@ -115,21 +121,21 @@ impl Ended {
     }
 }
 
-/// Removes what a session has left that is nobody's. Nobody waits for the disk meanwhile.
+/// Removes the files of a retired session. No thread waits for the disk meanwhile.
 pub fn remove(shared: &Shared, id: SessionId) {
     if has_removed_files(shared, id) {
         shared.lock().store.remove_session(id);
     }
 }
 
-/// As [`remove`].
+/// Removes the files of a retired session, with the lock held.
 pub fn remove_with(shared: &Shared, state: &mut State, id: SessionId) {
     if has_removed_files(shared, id) {
         state.store.remove_session(id);
     }
 }
 
-/// The files go before the row does: files without a row would look like a new session's, and be applied again.
+/// Removes the files before the row: files without a row would look like a new session's, and be applied again.
 fn has_removed_files(shared: &Shared, id: SessionId) -> bool {
     let removed = shared.arena.remove_session(id);
     removed

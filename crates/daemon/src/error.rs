@@ -1,4 +1,4 @@
-//! Why SharedFS or its supervisor gave up.
+//! Errors with which SharedFS or its supervisor ends.
 
 use std::io;
 use std::path::PathBuf;
@@ -14,23 +14,23 @@ pub enum DaemonError {
     /// The shared area can't be opened.
     #[error(transparent)]
     Store(#[from] ashlar_store::StoreError),
-    /// The shared area has failed at work. Recovery may mend that, so the supervisor starts SharedFS again.
+    /// The shared area failed while SharedFS ran. Recovery may mend that, so the supervisor restarts SharedFS.
     #[error("the shared area failed: {0}")]
     Failed(ashlar_store::StoreError),
     /// The socket can't be made.
     #[error("cannot listen at {path}: {error}; give another place with --socket")]
     Socket {
-        /// Where.
+        /// The socket's path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         error: io::Error,
     },
-    /// Something of the operating system's that SharedFS needs is not to be had.
+    /// The operating system refuses something that SharedFS needs.
     #[error("{what}: {error}")]
     System {
-        /// What was tried.
+        /// The attempt that failed.
         what: &'static str,
-        /// Why it failed.
+        /// The cause.
         error: io::Error,
     },
 }
@@ -41,20 +41,20 @@ pub enum SupervisorError {
     /// The program can't be started.
     #[error("cannot start {program}: {error}")]
     Start {
-        /// Which.
+        /// The program.
         program: PathBuf,
-        /// Why.
+        /// The cause.
         error: io::Error,
     },
-    /// It died again and again, each time within a second.
+    /// SharedFS died repeatedly, each time within a second.
     #[error("SharedFS died {deaths} times, each time within a second of its start (last: {last}); its log says why")]
     KeepsDying {
-        /// How often.
+        /// The number of deaths.
         deaths: u32,
         /// The last exit status.
         last: std::process::ExitStatus,
     },
-    /// It ended by itself with an error: starting it again would end the same way.
+    /// SharedFS ended by itself with an error: another start would end the same way.
     #[error("SharedFS gave up: {0}")]
     GaveUp(std::process::ExitStatus),
     /// Signals can't be watched.

@@ -1,4 +1,4 @@
-//! Leases for sessions: performs what the lease manager decides, and sends the state along.
+//! Grants leases to sessions: performs the lease manager's decisions, and sends the state along.
 
 use std::io;
 use std::sync::Arc;
@@ -27,29 +27,29 @@ use crate::shared::Shared;
 use crate::state::State;
 use crate::walk;
 
-/// Updates of other sessions.
+/// Updates of other sessions on which a grant depends.
 type Dependencies = Vec<(SessionId, LogPosition)>;
 
-/// How long a request that must wait pauses before it looks again.
+/// How long a request that must wait pauses before it checks again.
 const PAUSE_MIN: Duration = Duration::from_micros(20);
 const PAUSE_MAX: Duration = Duration::from_millis(10);
-/// The same where it waits for somebody to use what he was granted, which takes no longer as a rule.
+/// The same while it waits for a session to use its fresh grant, which rarely takes longer.
 const PAUSE_IN_USE: Duration = Duration::from_micros(50);
 
-/// A request's answer, made in the moment its leases were granted, until its thread takes it.
+/// The answer to a request, made when its leases were granted, until the requesting thread takes it.
 #[derive(Debug)]
 pub struct Answer {
     grants: Result<Vec<GrantReply>, Errno>,
     dependencies: Dependencies,
     /// How far the session's own log was part of the state then.
     applied: LogPosition,
-    /// What kernels must have forgotten before the answer may be seen.
+    /// Notifications that kernels must have received before the answer may be sent.
     tickets: Vec<Arc<Ticket>>,
     /// Files whose pages kernels must have dropped by then.
     pages: Vec<(Arc<Notifier>, InodeId)>,
 }
 
-/// The time since boot, on a clock that runs through suspension and is the same for all processes.
+/// Returns the time since boot, on a clock that runs through suspension and is the same for all processes.
 pub fn boot_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
@@ -64,26 +64,27 @@ pub fn now_us() -> u64 {
 pub enum Patience {
     /// It may.
     Any,
-    /// It fails with [`Shared::LATER`], and is made again by who may wait: what was granted by then, that one is told.
+    /// It fails with [`Shared::LATER`]. The session asks again by message, and then receives whatever was granted
+    /// meanwhile.
     None,
 }
 
-/// What a session looks up.
+/// The entry that a session looks up.
 #[derive(Debug)]
 pub struct Sought<'a> {
     pub directory: InodeId,
     pub name: &'a [u8],
-    /// The lease on the directory that it lacks.
+    /// The lease on the directory that the session lacks.
     pub within: Option<Want>,
-    /// Where there is none, one is made next.
+    /// If the entry is missing, the session makes it next.
     pub makes: bool,
-    /// What is found is to be written.
+    /// The session will write the found inode.
     pub write: bool,
-    /// What to tell of it.
+    /// The state to send of the found inode.
     pub need: Need,
 }
 
-/// Applies what a session has logged; without patience only where that takes no while.
+/// Applies what a session has logged; without patience, only if one batch suffices.
 pub fn applied(shared: &Shared, id: SessionId, patience: Patience) -> Result<MutexGuard<'_, State>, Errno> {
     let mut state = shared.lock();
     if patience == Patience::Any {
@@ -95,7 +96,7 @@ pub fn applied(shared: &Shared, id: SessionId, patience: Patience) -> Result<Mut
     if is_applied { Ok(state) } else { Err(Shared::LATER) }
 }
 
-/// Applies what a session has logged, and what others have if there may be no such inodes otherwise.
+/// Applies what a session has logged, and the logs of other sessions if one of them may have made a missing inode.
 pub fn begin<'a>(
     shared: &'a Shared,
     id: SessionId,
@@ -107,7 +108,7 @@ pub fn begin<'a>(
         return if check_exists(&state, wants).is_ok() { Ok(state) } else { Err(Shared::LATER) };
     }
     if check_exists(&state, wants).is_err() {
-        // Who has the number from a descriptor may be faster than the log of the session that made the inode.
+        // A session that has the number from a descriptor may ask before the log of the inode's maker is applied.
         let may_be_made = |want: &Want| {
             state.sessions.values().any(|session| session.id != id && session.ranges.contains(want.inode))
         };
@@ -120,7 +121,7 @@ pub fn begin<'a>(
     Ok(state)
 }
 
-/// Leases, with state.
+/// Grants leases, with state.
 pub fn acquire(shared: &Shared, id: SessionId, wants: &[Want], patience: Patience) -> Result<Reply, Errno> {
     let mut state = shared.lock();
     if !reads_back(&mut state, id, wants) {
@@ -134,10 +135,13 @@ pub fn acquire(shared: &Shared, id: SessionId, wants: &[Want], patience: Patienc
     Ok(Reply::Granted { grants, applied, dependencies })
 }
 
-/// Whether a session only asks where the bytes of files are that it holds leases on. What it has logged and SharedFS has not applied yet it does to the
-/// answer itself, and need not wait for: a program that reads back what it has written would wait for the digest of all that it has written since.
+/// Returns whether a session asks only for the extents of files on which it holds leases.
+///
+/// The session itself applies to the answer what it has logged and SharedFS has not applied yet. So it need not wait
+/// for that: otherwise a program that reads back what it wrote would wait for the digest of all that it has written
+/// since.
 fn reads_back(state: &mut State, id: SessionId, wants: &[Want]) -> bool {
-    // Who knows nothing of an inode wants its extended attributes, too.
+    // A session that knows nothing of an inode wants its extended attributes, too.
     let is_of_bytes = |want: &Want| {
         let Need { contents, entries, xattrs, .. } = want.need;
         contents && !entries && !xattrs && want.scope == ScopeKind::Node
@@ -148,7 +152,7 @@ fn reads_back(state: &mut State, id: SessionId, wants: &[Want]) -> bool {
         && wants.iter().all(|want| state.covering_lease(now_us(), id, want.inode, want.write).is_some())
 }
 
-/// One entry of a directory, with a lease on what it leads to, and one on the directory if it is asked for.
+/// Looks up one entry of a directory, with a lease on its inode, and on the directory if the session asks for one.
 pub fn lookup(shared: &Shared, id: SessionId, sought: &Sought<'_>, patience: Patience) -> Result<Reply, Errno> {
     let &Sought { directory, name, within, makes, write, need } = sought;
     Name::check(name).map_err(|_| Errno::EINVAL)?;
@@ -159,7 +163,7 @@ pub fn lookup(shared: &Shared, id: SessionId, sought: &Sought<'_>, patience: Pat
     let mut state = begin(shared, id, within.as_slice(), patience)?;
     let mut before = Before::default();
     if let Some(within) = within {
-        // What others have changed in the directory is known when the lease is taken from them, and not before.
+        // Changes that other sessions have made in the directory are visible only after the lease is taken from them.
         before.note(request(shared, &mut state, id, &[Want { need: Need::default(), ..within }], patience)?);
     }
     let (entry, answer) = loop {
@@ -167,15 +171,15 @@ pub fn lookup(shared: &Shared, id: SessionId, sought: &Sought<'_>, patience: Pat
         wants.clear();
         wants.extend(within.map(|within| Want { write: within.write || makes && found.is_none(), ..within }));
         wants.extend(found.map(|found| {
-            // Who writes into a file follows a link to it, and does nothing to the link.
+            // A session that writes into a file follows a link to it, and does nothing to the link.
             let write = write && !(need.contents && found.kind == FileKind::Symlink);
-            // Who holds it already has asked for all that he wants to know of it.
+            // A session that holds the lease already has asked for all the state that it wants.
             let is_held = need.entries && state.covering_lease(now_us(), id, found.inode, write).is_some();
             let need = Need { entries: need.entries && !is_held, children: need.children && !is_held, ..need };
             Want { inode: found.inode, write, scope: ScopeKind::Node, need }
         }));
         let answer = if wants.is_empty() { None } else { Some(request(shared, &mut state, id, &wants, patience)?) };
-        // To grant it, another session's log may have been applied, and that may have changed the entry.
+        // For the grant, SharedFS may have applied another session's log, and that may have changed the entry.
         if state.store.entry(directory, name).map_err(|error| internal(&error))? == found {
             break (found, answer);
         }
@@ -201,7 +205,7 @@ pub fn lookup(shared: &Shared, id: SessionId, sought: &Sought<'_>, patience: Pat
     Ok(Reply::Entry { entry, directory, grants, applied, dependencies })
 }
 
-/// What is left of answers in whose place a later one is given.
+/// The remains of answers that a later answer replaces.
 #[derive(Debug, Default)]
 struct Before {
     dependencies: Dependencies,
@@ -210,7 +214,9 @@ struct Before {
 }
 
 impl Before {
-    /// The leases stay; the states are told again, and whether there were any then says nothing.
+    /// Keeps the conditions of a replaced answer.
+    ///
+    /// The leases stay. The states are sent again, so whether the replaced answer had any means nothing.
     fn note(&mut self, mut answer: Answer) {
         self.dependencies.append(&mut answer.dependencies);
         self.tickets.append(&mut answer.tickets);
@@ -218,7 +224,7 @@ impl Before {
     }
 }
 
-/// A page of a directory.
+/// Returns a page of a directory.
 pub fn read_directory(shared: &Shared, directory: InodeId, after: u64, limit: u32) -> Result<Reply, Errno> {
     let limit = (limit as usize).min(Need::ENTRIES_MAX as usize);
     let state = shared.lock();
@@ -247,7 +253,7 @@ fn check_exists(state: &State, wants: &[Want]) -> Result<(), Errno> {
 }
 
 impl Answer {
-    /// Waits until no kernel believes what the grants make untrue.
+    /// Waits until no kernel believes anything that the grants make untrue.
     fn finish(self, not_before: Instant, patience: Patience) -> Result<(Vec<GrantReply>, Dependencies), Errno> {
         let now = Instant::now();
         let waits = not_before > now
@@ -269,7 +275,7 @@ impl Answer {
     }
 }
 
-/// Has a request granted. Others' requests that come first are served on the way.
+/// Requests a grant and waits for it. On the way, requests of other sessions that come first are served.
 fn request(
     shared: &Shared,
     state: &mut MutexGuard<'_, State>,
@@ -281,12 +287,12 @@ fn request(
         return Err(Errno::RESERVED);
     }
     shared.drive(state);
-    // Where there is none, leases that were granted longer ago make room.
+    // If there is no room, older leases make room.
     let top = state.sessions.get(&id).map_or(0, |session| session.lease_top);
     let _ = make_lease_room(state, id, top + wants.len() as u32);
     let mut wants: Vec<_> = wants.iter().map(|want| widened(state, id, want)).collect();
     let asked = wants.len();
-    // Where others wait, nobody gets more than he asks for.
+    // While other sessions wait, no session gets more than it asks for.
     if !state.leasing.manager.is_waited_for() {
         walk::look_ahead(state, id, &mut wants);
         let mut index = 0;
@@ -319,17 +325,17 @@ fn request(
     }
 }
 
-/// Has a session hold leases, of which it is told nothing yet.
+/// Takes leases for a session without sending it any state yet.
 ///
 /// # Errors
-/// As for what a session asks for.
+/// As for leases that a session asks for.
 pub fn take(shared: &Shared, state: &mut MutexGuard<'_, State>, id: SessionId, wants: &[Want]) -> Result<(), Errno> {
     request(shared, state, id, wants, Patience::Any)?.grants.map(drop)
 }
 
-/// A want, with what the session is likely to look at next in view.
+/// Widens a want to what the session is likely to access next.
 fn widened(state: &mut State, id: SessionId, want: &Want) -> Want {
-    // Where nothing is to be told, nothing more is.
+    // If no state is to be sent, no further state is sent either.
     if want.write || want.scope != ScopeKind::Node || want.need == Need::default() {
         return *want;
     }
@@ -348,11 +354,11 @@ fn widened(state: &mut State, id: SessionId, want: &Want) -> Want {
     Want { scope, ..*want }
 }
 
-/// What the session holds already is answered at once, past whoever waits.
+/// Answers a want that the session's leases cover at once, ahead of all waiting sessions.
 fn covered(state: &mut State, id: SessionId, wanted: &Wanted) -> Option<Answer> {
     let (mut grants, mut dependencies) = (Vec::with_capacity(wanted.wants.len()), Vec::new());
     for want in &wanted.wants {
-        // Others may hold leases below a directory that a session's lease covers: only the manager takes those.
+        // Other sessions may hold leases below a directory that a session's lease covers: only the manager takes those.
         if want.scope == ScopeKind::Subtree {
             return None;
         }
@@ -363,8 +369,9 @@ fn covered(state: &mut State, id: SessionId, wanted: &Wanted) -> Option<Answer> 
     Some(answer(state, id, wanted, &grants, dependencies))
 }
 
-/// Performs the lease manager's commands until there is none. Returns whether requests were answered, and when to go on, if
-/// there is such a time.
+/// Performs the lease manager's commands until there is none.
+///
+/// Returns whether requests were answered, and when to go on, if there is such a time.
 pub fn drive(state: &mut State) -> (bool, Option<u64>) {
     let mut answered = false;
     loop {
@@ -400,11 +407,12 @@ pub fn end_leases(state: &mut State, id: SessionId) {
     drive(state);
 }
 
-/// Takes the leases on these inodes from everybody: what was granted with them is not so any more. A session of no process asks
-/// for them, and ends.
+/// Takes the leases on these inodes from all sessions, as the state granted with them is no longer true.
+///
+/// A session without a process asks for them, and ends.
 ///
 /// # Errors
-/// `EIO` where the shared area fails; [`Shared::ENDING`].
+/// `EIO` if the shared area fails; [`Shared::ENDING`].
 pub fn take_from_all(shared: &Shared, state: &mut MutexGuard<'_, State>, inodes: &[InodeId]) -> Result<(), Errno> {
     let nobody = state.store.next_session_id().map_err(|error| internal(&error))?;
     for &inode in inodes {
@@ -425,7 +433,7 @@ pub fn take_from_all(shared: &Shared, state: &mut MutexGuard<'_, State>, inodes:
     Ok(())
 }
 
-/// How long to wait for a grant before the lease manager is asked again.
+/// Returns how long to wait for a grant before asking the lease manager again.
 fn pause(until_us: Option<u64>) -> Duration {
     until_us
         .map_or(PAUSE_MAX, |until| Duration::from_micros(until.saturating_sub(now_us())).clamp(PAUSE_MIN, PAUSE_IN_USE))
@@ -450,8 +458,10 @@ fn perform(state: &mut State, command: &Command) {
     }
 }
 
-/// Writes a word that takes something from its session. From here until its log is applied, records that are valid under the
-/// old word may be in the log; a restart must know that.
+/// Writes a word that takes something from its session.
+///
+/// From here until its log is applied, the log may hold records that are valid under the old word. A restart must know
+/// that.
 fn take_word(state: &mut State, word: &SlotWord) {
     if let Some(session) = state.sessions.get_mut(&word.session) {
         state.counters.leases_revoked += 1;
@@ -462,27 +472,29 @@ fn take_word(state: &mut State, word: &SlotWord) {
     write(state, word);
 }
 
-/// The same, of a mount too, whose kernel is told what it must forget.
+/// Writes such a word also for a mount, and queues a notification of its kernel.
 fn take_and_tell(state: &mut State, word: &SlotWord, inode: InodeId, scope: Scope) {
     invalidation::begin(state, word.session);
     take_word(state, word);
     invalidation::queue(state, word.session, inode, scope);
 }
 
-/// Writes down what sessions hold though they were not told, before the position is published up to which their records were
-/// judged: a restart in between would judge later ones by a table that lacks it.
+/// Writes down leases that sessions hold without having been sent them.
+///
+/// That must happen before SharedFS publishes the position up to which it has validated their records. After a restart
+/// in between, SharedFS would otherwise validate later records by a table that lacks these leases.
 pub fn write_attached(state: &mut State) {
     loop {
         let words: Vec<_> = state.leasing.manager.take_attached().collect();
         if words.is_empty() {
             return;
         }
-        // Where a table is made larger for one, others come to lie in it.
+        // If a table grows for one word, further words have room in it.
         words.iter().for_each(|word| write(state, word));
     }
 }
 
-/// The word that says this.
+/// Returns the lease word for a slot word.
 pub fn lease_word(word: &SlotWord) -> LeaseWord {
     let scope = match word.scope {
         Scope::Node => ScopeKind::Node,
@@ -504,7 +516,7 @@ fn write(state: &mut State, word: &SlotWord) {
         if is_recorded {
             session.set_lease(word.slot, lease_word(word), word.inode);
         }
-        // Where there was none a moment ago, it's tried again with the next request.
+        // If there was no room a moment ago, the next request tries again.
         if !session.lacks_lease_room {
             let slot = if is_recorded { word.slot } else { session.lease_room };
             let _ = make_lease_room(state, word.session, slot);
@@ -514,7 +526,7 @@ fn write(state: &mut State, word: &SlotWord) {
     }
 }
 
-/// Gives a session's lease table more room, if this slot is not far from the end of what has some.
+/// Gives a session's lease table more room if this slot is near the end of its room.
 ///
 /// # Errors
 /// As [`Session::make_lease_room`].
@@ -532,7 +544,7 @@ pub fn make_lease_room(state: &mut State, id: SessionId, slot: u32) -> io::Resul
 fn grant(state: &mut State, id: SessionId, request: RequestId, grants: &[Grant], dependencies: Dependencies) {
     let wanted = state.leasing.wanted.remove(&request);
     let is_waited_for = wanted.is_some();
-    // The words must stand even where nobody waits for the answer any more.
+    // The words must stand even if no thread waits for the answer any more.
     let answer = answer(state, id, &wanted.unwrap_or_default(), grants, dependencies);
     if is_waited_for {
         state.leasing.answers.insert(request, answer);
@@ -568,8 +580,10 @@ fn answer(
     Answer { grants, dependencies, applied: state.store.applied(id), tickets, pages }
 }
 
-/// Pages of files that a program is about to write, and that somebody who has them open through a mount may have mapped: what the program writes is to
-/// show there. A mount waits for none, since the request may be in flight that has locked them.
+/// Returns files that a program is about to write and whose pages a mount's kernel must drop first.
+///
+/// A program may have them mapped through the mount, and is to see these writes. A mount waits for no pages, since the
+/// request may be in flight that has locked them.
 fn pages_to_go(state: &State, id: SessionId, wanted: &Wanted) -> Vec<(Arc<Notifier>, InodeId)> {
     let is_program = |session: &Session| session.identity.kind == SessionKind::Process;
     if !state.sessions.get(&id).is_some_and(is_program) {
@@ -587,12 +601,12 @@ fn pages_to_go(state: &State, id: SessionId, wanted: &Wanted) -> Vec<(Arc<Notifi
     owed.collect()
 }
 
-/// What one answer has told so far besides what it was asked for: it has an end.
+/// Bytes of state in one answer that the session did not ask for, as they are limited.
 #[derive(Debug, Default)]
 struct Told {
-    /// Attributes, the extended ones with them.
+    /// Attributes, including extended ones.
     bytes: usize,
-    /// What is in files.
+    /// Contents of files.
     content_bytes: usize,
 }
 
@@ -616,7 +630,7 @@ fn grant_replies(
         let mut described = match describe(state, grant.inode, need).map_err(|error| internal(&error))? {
             Some(described) => described,
             None if is_asked => return Err(Errno::ESTALE),
-            // It went while others' logs were applied.
+            // It was freed while logs of other sessions were applied.
             None => continue,
         };
         told.bytes += xattr_bytes(&described);
@@ -646,7 +660,9 @@ fn reply(grant: &Grant, state: InodeState) -> GrantReply {
     GrantReply { inode: grant.inode, slot: grant.word.slot, word: lease_word(&grant.word).0, state }
 }
 
-/// The attributes of those entries that the directory's own lease governs too; with the extended ones, until there are enough of those.
+/// Adds the attributes of those entries that the directory's own lease governs too.
+///
+/// Extended attributes go along until there are enough of them.
 fn children_of(
     state: &mut State,
     id: SessionId,
@@ -661,7 +677,7 @@ fn children_of(
         if found.word != grant.word {
             continue;
         }
-        // With the access lists, or opening one would take a question.
+        // With the access lists: otherwise opening such a file would take a request.
         let need = Need { xattrs: told.bytes < looked::BYTES, ..Need::default() };
         if let Some(described) = describe(state, entry.inode, need)? {
             told.bytes += xattr_bytes(&described);
@@ -672,8 +688,10 @@ fn children_of(
     Ok(())
 }
 
-/// The other files of a file's directory, if the session is likely to look at them, as far as the lease covers them; and what is in them,
-/// if it is likely to read them, and may.
+/// Adds the other files of a file's directory, as far as the lease covers them, if the session is likely to access
+/// them.
+///
+/// Their contents go along if the session is likely to read them, and may.
 fn files_beside(
     state: &mut State,
     id: SessionId,
@@ -691,7 +709,7 @@ fn files_beside(
     if !tells && !shows {
         return Ok(());
     }
-    // What a process finds on the board need not be told.
+    // A process need not be sent grants that it finds in the grant cache.
     let reads_grant_cache = session.identity.kind == SessionKind::Process;
     let mut is_left_out = false;
     for (_, _, entry) in state.store.entries(directory, 0, usize::MAX)? {
@@ -730,7 +748,9 @@ fn files_beside(
     Ok(())
 }
 
-/// Whether a session that looks at a short file for the first time is told what is in it: that costs a twentieth of the question.
+/// Returns whether a session that accesses a short file for the first time gets its contents too.
+///
+/// They cost a twentieth of the request that they save.
 fn is_read_next(want: &Want, file: &InodeState) -> bool {
     let is_short = file.attributes.kind == FileKind::Regular && file.attributes.blocks <= looked::SHORT_BLOCKS;
     is_short && !want.write && !want.need.contents && want.need.xattrs
@@ -747,9 +767,9 @@ fn content_bytes(contents: &Contents) -> usize {
     }
 }
 
-/// Whether what is in a file that was not asked for is told: to who may read it.
+/// Returns whether a file's contents may be sent unasked: only to a session that may read them.
 fn may_be_shown(state: &State, id: SessionId, file: &InodeState) -> bool {
-    // Without its access list nobody knows.
+    // Without the access list, this is unknown.
     let may_read = |session: &Session| file.xattrs.is_some() && allows_reading(file, &session.credentials);
     file.attributes.blocks <= looked::CONTENT_BLOCKS && state.sessions.get(&id).is_some_and(may_read)
 }
@@ -760,7 +780,7 @@ fn allows_reading(file: &InodeState, credentials: &Credentials) -> bool {
     allows(&file.attributes, acl.as_ref(), credentials, Access::READ)
 }
 
-/// The state of an inode, as far as it is needed; `None` if it does not exist.
+/// Returns the needed state of an inode; `None` if it does not exist.
 fn describe(state: &State, id: InodeId, need: Need) -> Result<Option<InodeState>, StoreError> {
     // The right to move directories is a lease on no inode: the root's attributes stand in.
     let id = if id == InodeId::RENAME { InodeId::ROOT } else { id };
@@ -797,7 +817,7 @@ mod tests {
     use ashlar_types::Timestamp;
 
     #[test]
-    fn a_file_is_shown_unasked_to_who_may_read_it() {
+    fn unasked_contents_sent_only_to_session_that_may_read() {
         let mut file = Inode::new(FileKind::Regular, 0o640, InodeId::ROOT, Timestamp::default());
         (file.uid, file.gid) = (7, 8);
         let mut state = InodeState {
@@ -820,6 +840,6 @@ mod tests {
             list.extend(tag.to_le_bytes().iter().chain(&permissions.to_le_bytes()).chain(&id.to_le_bytes()));
         }
         state.xattrs = Some(vec![(XATTR_ACL_ACCESS.to_vec(), list)]);
-        assert!(is_shown(&state, 1, 1) && !is_shown(&state, 2, 8), "the access list says who may");
+        assert!(is_shown(&state, 1, 1) && !is_shown(&state, 2, 8), "the access list decides");
     }
 }

@@ -1,17 +1,23 @@
-//! SharedFS's hand on the board, where sessions read what others were told ([`ashlar_wire::GrantCache`]).
+//! Publishes grants into the grant cache, where all sessions read them ([`ashlar_wire::GrantCache`]).
 //!
-//! What a session is told of an inode that it only reads is posted too, if the board can read along without anything being taken from
-//! anybody ([`LeaseManager::join`]). So where one process writes in a tree, under a lease on all of it, nothing is posted; where many
-//! look at the same directories and files, as the programs of a build do, or one command after the other, the first asks for all of them.
+//! SharedFS publishes each grant that a session only reads, if the grant cache can hold a read lease beside that
+//! session without a lease being taken from another one ([`LeaseManager::join`]). So nothing is published where one
+//! process writes in a tree under a lease on all of it. Where many processes access the same directories and files, the
+//! first one asks for all of them. Programs of a build do so, or commands that follow each other.
 //!
-//! - A post is true while its lease stands, which is taken like any other: by a store, with nobody to wait for.
-//! - Nothing is posted while a kernel may still believe what was so before: who reads the board waits for no kernel.
-//! - A post names the updates of others that it shows and that may be lost yet, and the batch with which they are committed: from then on
-//!   its readers need not write down that they depend on them.
-//! - When a file was last accessed is noted without a lease, so its post is made anew then.
-//! - Leases of the board that are a minute old go: it can't be seen whether they are of use, and they keep others from wider ones.
-//! - The board lives as long as this SharedFS. Sessions that outlive it see that by their own control page, before anybody is granted anything.
-//! - All sessions can read all posts, as they can read all data segments and ask for any inode: LibFS is trusted to read, not to write.
+//! - A published grant is true while its lease stands. SharedFS takes that lease like any other: by a store, with no
+//!   process to wait for.
+//! - SharedFS publishes nothing while a kernel may still believe the old state: a reader of the grant cache waits for
+//!   no kernel.
+//! - A published grant names the updates of other sessions that it shows and that may still be lost. It also names the
+//!   batch that commits them: after that commit, its readers need not record that they depend on them.
+//! - An access changes a file's access time without a lease, so SharedFS then publishes the grant anew.
+//! - SharedFS takes the grant cache's leases after a minute: it can't see whether they are of use, and they keep
+//!   sessions from wider ones.
+//! - The grant cache lives as long as this SharedFS. A session that outlives it sees that in its own control page,
+//!   before any session is granted anything.
+//! - All sessions can read all published grants, as they can read all data segments and ask for any inode: SharedFS
+//!   trusts LibFS to read, not to write.
 //!
 //! [`LeaseManager::join`]: ashlar_lease::LeaseManager::join
 
@@ -30,49 +36,52 @@ use crate::leasing::Ancestors;
 use crate::session::read_only;
 use crate::state::State;
 
-/// Posts of one answer: what else a directory holds is posted with those that follow.
+/// The most grants published for one answer: later answers publish the rest of a directory.
 const POSTS_MAX: u64 = 1024;
-/// The most entries of a directory, and pieces of a file, that are posted.
+/// The most entries of a directory, and extents of a file, in one published grant.
 const ENTRIES_MAX: usize = 2048;
 const EXTENTS_MAX: usize = 4096;
 
-/// The board.
+/// The writing side of the grant cache.
 pub struct GrantPublisher {
-    /// The session of no process that holds its leases.
+    /// The session without a process that holds the grant cache's leases.
     session: SessionId,
     writer: GrantCacheWriter<Arc<Mapping>>,
     file: Arc<File>,
 }
 
 impl GrantPublisher {
-    /// An empty board.
+    /// Makes an empty grant cache.
     ///
     /// # Errors
-    /// Where the system gives no memory for it, or no address space.
+    /// The system's, if it gives no memory or no address space for the grant cache.
     pub fn make(session: SessionId) -> io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = File::from(rustix::fs::memfd_create("ashlar-grant-cache", flags)?);
         file.set_len(GRANT_CACHE_BYTES)?;
         let memory = Mapping::map(&file, GRANT_CACHE_BYTES, MappingAccess::ReadWrite, Medium::MEMORY);
         let memory = memory.map_err(|error| io::Error::other(error.to_string()))?;
-        // Whoever has a descriptor could open it again to write: from here on nobody can, but by the mapping that is there.
+        // A process with a descriptor could open the file again to write. From here on only the existing mapping can
+        // write.
         let seals = SealFlags::FUTURE_WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals)?;
         let writer = GrantCacheWriter::new(Arc::new(memory)).ok_or(io::ErrorKind::InvalidData)?;
         Ok(Self { session, writer, file: Arc::new(read_only(&file)?) })
     }
 
-    /// What sessions map.
+    /// Returns the file that sessions map.
     pub fn file(&self) -> &Arc<File> {
         &self.file
     }
 
-    /// All updates of the store's batches up to this one are committed.
+    /// Publishes that all updates of the store's batches up to this one are committed.
     pub fn set_persistent(&self, batch: u64) {
         self.writer.set_persistent(batch);
     }
 
-    /// Has what stands of an inode say when it was last accessed: that has changed, though no lease says so. `batch` is the store's next one.
+    /// Changes the access time in an inode's published grant, which needs no lease.
+    ///
+    /// `batch` is the store's next one.
     pub fn note_accessed(&mut self, inode: InodeId, at: Timestamp, batch: u64) {
         let mut found = self.writer.grant_cache().find(inode, Need::default());
         let is_noted = found.as_mut().is_some_and(|post| {
@@ -85,12 +94,12 @@ impl GrantPublisher {
         }
     }
 
-    /// Whether all that is needed of an inode stands there and is true.
+    /// Returns whether the grant cache holds all the needed state of an inode, and it is true.
     pub fn has(&self, inode: InodeId, need: Need) -> bool {
         self.writer.grant_cache().has(inode, need)
     }
 
-    /// Writes a word, if it is one of the board's.
+    /// Writes a lease word, if it is one of the grant cache's.
     pub fn write(&self, word: &SlotWord) {
         if word.session == self.session {
             self.writer.grant_cache().set_word(word.slot, lease_word(word), word.inode);
@@ -98,16 +107,16 @@ impl GrantPublisher {
     }
 }
 
-/// Posts what a session is told, as far as it may only read that and nobody else may write it.
+/// Publishes an answer's grants, as far as the session may only read and no other session may write.
 pub fn post(state: &mut State, replies: &[GrantReply]) {
     let State { grant_cache: Some(grant_cache), leasing, store, counters, .. } = state else { return };
-    // The files of a directory stand under one lease, so the board joins its readers once for all of them.
+    // The files of a directory stand under one lease, so the grant cache joins its readers once for all of them.
     let mut joined: Option<(LeaseWord, u32, SlotWord)> = None;
     let mut posts = 0;
     for reply in replies.iter().filter(|reply| may_be_posted(reply)) {
         let (told, word) = (&reply.state, LeaseWord(reply.word));
         let (contents, entries) = (told.contents.is_some(), told.entries.is_some());
-        // What a mount is told of what is reserved for the kernel is nobody else's.
+        // A mount's grants on inodes that are reserved for the kernel are for that mount alone.
         if leasing.manager.is_reserved_from(grant_cache.session, reply.inode, &Ancestors(store)) {
             continue;
         }
@@ -127,7 +136,7 @@ pub fn post(state: &mut State, replies: &[GrantReply]) {
         joined = Some((word, reply.slot, lease));
         let dependencies = leasing.manager.dependencies(grant_cache.session, reply.inode, &Ancestors(store));
         let (slot, word, mut posted) = (lease.slot, lease_word(&lease), told.clone());
-        // What stands there already is as true as this.
+        // State that is published under the same lease is as true as this.
         let before = grant_cache.writer.grant_cache().find(reply.inode, Need::default());
         if let Some(before) = before.filter(|before| (before.slot, before.word) == (slot, word)) {
             posted.contents = posted.contents.or(before.state.contents);
@@ -135,7 +144,7 @@ pub fn post(state: &mut State, replies: &[GrantReply]) {
             posted.xattrs = posted.xattrs.or(before.state.xattrs);
         }
         if posted.xattrs.is_none() {
-            // Who asked has been told already.
+            // The session that asked has its answer already.
             let Ok(xattrs) = store.xattrs(reply.inode) else { continue };
             posted.xattrs = Some(xattrs);
         }
@@ -145,7 +154,7 @@ pub fn post(state: &mut State, replies: &[GrantReply]) {
     counters.posts += posts;
 }
 
-/// Whether it is something to read for all, and has room on the board.
+/// Returns whether a grant is for reading, and short enough for the grant cache.
 fn may_be_posted(reply: &GrantReply) -> bool {
     let (told, word) = (&reply.state, LeaseWord(reply.word));
     let is_long = match (&told.entries, &told.contents) {
@@ -154,7 +163,7 @@ fn may_be_posted(reply: &GrantReply) -> bool {
         _ => false,
     };
     let is_read = !word.may_write() && word.scope() != ScopeKind::Subtree;
-    // What has no name may be freed under leases that say nothing of it.
+    // An inode without a name may be freed under leases that do not cover it.
     is_read && reply.inode != InodeId::RENAME && told.attributes.links > 0 && !is_long
 }
 
@@ -175,7 +184,7 @@ mod tests {
 
     const LOG_BYTES: u64 = 1 << 20;
 
-    /// A session of this process, and its log.
+    /// Opens a session of this process, and its log.
     fn session(shared: &Shared) -> (SessionId, Log<Arc<Mapping>>) {
         let process = Process::find(std::process::id()).expect("this process");
         let (kind, label) = (SessionKind::Process, "test".into());
@@ -192,10 +201,12 @@ mod tests {
         (id, Log::open(Arc::new(memory)).expect("a log"))
     }
 
-    /// Where an arena was resized and the commit for that failed, the frozen batch counted once more when it was tried again: so it stood for
-    /// updates that were applied after it was frozen, and that a crash could still lose.
+    /// A commit that failed after a resize and is tried again covers only the frozen batch.
+    ///
+    /// It once counted one batch more on its second try. So it stood for updates that were applied after the freeze,
+    /// and that a crash could still lose.
     #[test]
-    fn what_is_applied_after_a_commit_has_failed_is_not_taken_for_persistent_with_its_second_try() {
+    fn commit_retry_persists_only_frozen_batch() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("arena");
         let arena =
@@ -232,7 +243,7 @@ mod tests {
         acquire(reader, false);
         let mut state = shared.lock();
         assert!(!is_posted_as_persistent(&state));
-        // Who waits now for all that is applied waits for this commit.
+        // A thread that waits now for all that is applied waits for this commit.
         let target = state.commits_begun + 1;
         let job = digest::begin_commit(&mut state).expect("the frozen batch");
         digest::finish_commit(&mut state, job.run()).expect("committed");

@@ -1,6 +1,8 @@
-//! The thread that has the kernel put what is used of logs and segments into huge pages, where the arena lies in memory: who reads and writes them finds them faster
-//! ([`ashlar_pmem::huge`]). It looks for them when something was committed, and makes one at a time, since who uses a page meanwhile waits. Where memory is in pieces
-//! the kernel takes several milliseconds for one, so most of the time is left to who has something to do.
+//! The thread that turns the used parts of logs and segments into huge pages, if the arena lies in memory.
+//!
+//! Processes then access them faster ([`ashlar_pmem::huge`]). The thread searches for such parts after a commit, and
+//! makes one huge page at a time, since processes that use the page wait meanwhile. If memory is fragmented, the kernel
+//! takes several milliseconds for one, so the thread leaves most of the time to other work.
 
 use std::io;
 use std::sync::Arc;
@@ -12,17 +14,17 @@ use ashlar_store::Segment;
 use crate::shared::Shared;
 use crate::state::State;
 
-/// Others have the processor and the file for so long at least after each page,
+/// After each huge page, the thread leaves the processor and the file to others for at least so long,
 const PAUSE: Duration = Duration::from_millis(1);
-/// and for as many times as long as it took to make, while somebody writes.
+/// and for so many times as long as the page took to make, while any session writes.
 const BUSY_TIMES: u32 = 16;
 
-/// Whether there is anything to do for such a thread.
+/// Returns whether such a thread has anything to do.
 pub fn is_wanted(shared: &Shared) -> bool {
     shared.arena.medium().kind == MediumKind::Memory && huge::is_allowed()
 }
 
-/// How many are to be made.
+/// Returns how many huge pages are still to be made.
 pub fn waiting(state: &State) -> u64 {
     if !state.makes_huge_pages {
         return 0;
@@ -31,21 +33,21 @@ pub fn waiting(state: &State) -> u64 {
     of_segments + state.sessions.values().map(|session| session.log_used.waiting()).sum::<u64>()
 }
 
-/// The thread. It ends where the kernel makes none.
+/// Runs the thread. It ends if the kernel makes no huge pages.
 pub fn huge_thread(shared: &Shared) {
     shared.lock().makes_huge_pages = true;
     make_as_used(shared);
     shared.lock().makes_huge_pages = false;
 }
 
-/// What holds a page that is worth it.
+/// The holder of memory that is worth a huge page.
 enum Holder {
     Log(Arc<Mapping>, Arc<HugePages>),
     Segment(Arc<Segment>),
 }
 
 impl Holder {
-    /// One, if there is any. All that is written goes through the logs, so they come first.
+    /// Returns one, if there is any. All written bytes pass through the logs, so logs come first.
     fn next(state: &State) -> Option<Self> {
         let log = state.sessions.values().find(|session| session.log_used.waiting() > 0);
         let log = log.map(|session| Self::Log(Arc::clone(&session.log_memory), Arc::clone(&session.log_used)));
@@ -73,7 +75,7 @@ fn make_as_used(shared: &Shared) {
             }
             match Holder::next(&state) {
                 Some(holder) => break holder,
-                // What is written is worth it once it's committed, if not before.
+                // Written memory is worth a huge page once it's committed, if not before.
                 None => shared.progress.wait(&mut state),
             }
         };
@@ -81,17 +83,17 @@ fn make_as_used(shared: &Shared) {
         let began = Instant::now();
         let made = holder.make_one();
         let took = began.elapsed();
-        // A log that its session has made shorter says nothing about the kernel.
+        // A log that its session has truncated says nothing about the kernel.
         if let (Holder::Segment(_), Some(Err(error))) = (&holder, &made)
             && error.raw_os_error() == Some(libc::EINVAL)
         {
             tracing::info!("this kernel makes no huge pages of small ones");
             return;
         }
-        // Nobody goes on in a log that somebody holds.
+        // No process reuses a log while another thread holds it.
         drop(holder);
         let mut state = shared.lock();
-        // Of others there is no memory in one piece, or somebody else uses a page: they stay as they are.
+        // Otherwise there is no memory in one piece, or another process uses a page: such pages stay as they are.
         state.counters.huge_pages += u64::from(matches!(made, Some(Ok(()))));
         let before = std::mem::replace(&mut applied, state.counters.bytes_applied);
         let until = Instant::now() + PAUSE.max(took * if applied == before { 1 } else { BUSY_TIMES });

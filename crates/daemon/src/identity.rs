@@ -1,4 +1,4 @@
-//! Who a session's process is, and how SharedFS knows it again after its own restart.
+//! Identifies a session's process, also after SharedFS's own restart.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -11,19 +11,19 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// The most groups that a session may have: as many as the identity page holds.
 pub const GROUPS_MAX: usize = 256;
-/// Room for what is read of `/proc` at once, in bytes: as many groups as there may be, and what stands before them.
+/// Room for one read of `/proc`, in bytes: as many groups as there may be, and the text before them.
 const TEXT_BYTES: usize = 4096;
 /// The longest label that is kept, in bytes.
 const LABEL_BYTES_MAX: usize = 256;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ASHLIDN2");
-/// As an earlier version wrote it, without a checksum.
+/// The magic of an earlier version, which wrote no checksum.
 const MAGIC_BEFORE: u64 = u64::from_le_bytes(*b"ASHLIDN1");
 const AT_MAGIC: u64 = 64;
 const AT_PROCESS: u64 = 72;
-/// Where the start of the process stands in the page …
+/// Offset of the process's start time in the page.
 pub const AT_START: u64 = 80;
-/// … and its boot.
+/// Offset of the process's boot in the page.
 pub const AT_BOOT: u64 = 88;
 const AT_USER: u64 = 104;
 const AT_SHAPE: u64 = 112;
@@ -33,38 +33,41 @@ const AT_LABEL: u64 = AT_GROUPS + 4 * GROUPS_MAX as u64;
 const AT_END: u64 = AT_LABEL + LABEL_BYTES_MAX as u64;
 const _: () = assert!(AT_END <= 2048, "the account stands behind the identity");
 
-/// A process, so exactly that a number used again is not taken for it.
+/// A process, identified so exactly that a reused number does not pass for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Its number.
+    /// The process's number.
     pub pid: u32,
     /// When it started, in clock ticks since boot.
     pub start_ticks: u64,
-    /// In which boot of the machine.
+    /// The boot of the machine in which it started.
     pub boot: [u8; 16],
 }
 
 impl Process {
-    /// The process that has the number now; `None` if none has.
+    /// Returns the process that has the number now; `None` if none has.
     pub fn find(pid: u32) -> Option<Self> {
         Some(Self { pid, start_ticks: start_ticks(pid)?, boot: boot_id() })
     }
 
-    /// The process that has the number now, and a descriptor that becomes readable when it ends; `None` if none has.
+    /// Returns the process that has the number now, and a descriptor that becomes readable when it ends.
+    ///
+    /// `None` if no process has the number.
     pub fn find_open(pid: u32) -> Option<(Self, OwnedFd)> {
         let pidfd = pidfd_open(Pid::from_raw(i32::try_from(pid).ok()?)?, PidfdFlags::empty()).ok()?;
-        // Looked at after the descriptor was opened: the number can't pass to another process unnoticed.
+        // This check comes after the opening of the descriptor: the number can't pass to another process unnoticed.
         Some((Self::find(pid)?, pidfd)).filter(|(_, pidfd)| !has_ended(pidfd))
     }
 
-    /// A descriptor that becomes readable when the process ends; `None` if it's gone.
+    /// Returns a descriptor that becomes readable when the process ends; `None` if it's gone.
     pub fn open(&self) -> Option<OwnedFd> {
         let (found, pidfd) = Self::find_open(self.pid)?;
         (found == *self).then_some(pidfd)
     }
 
-    /// Whether no process has its number any more, or one that has ended. Where another one has it by now, it's `false`: then the end of this
-    /// one was told before.
+    /// Returns whether no process has the number any more, or one that has ended.
+    ///
+    /// If another process has the number by now, this is `false`: the end of this one was reported before.
     pub fn is_gone(&self) -> bool {
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
         match pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
@@ -74,30 +77,32 @@ impl Process {
         }
     }
 
-    /// Whether it ran in this boot of the machine, so that what it wrote to memory is all there.
+    /// Returns whether the process ran in this boot of the machine, so that all that it wrote to memory is there.
     pub fn is_of_this_boot(&self) -> bool {
         self.boot == boot_id()
     }
 }
 
-/// Whether the process of a pidfd has ended.
+/// Returns whether the process of a pidfd has ended.
 pub fn has_ended(pidfd: &OwnedFd) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
     matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(count) if count > 0)
 }
 
-/// What `/proc` says of a process.
+/// Reads a file of a process in `/proc`.
 fn text(pid: u32, name: &str) -> Option<String> {
     let mut text = Vec::with_capacity(TEXT_BYTES);
-    // Whole at the first attempt, as the kernel writes it anew for each: a reader that knows nothing of the length begins with little.
+    // The first read gets it whole, as the kernel writes the text anew for each. A reader that does not know the length
+    // begins with little.
     File::open(format!("/proc/{pid}/{name}")).ok()?.take(u64::MAX).read_to_end(&mut text).ok()?;
-    // A process may be called anything.
+    // A process may have any name.
     Some(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// Field 22 of `/proc/PID/stat`; a zombie counts as gone. The second field may hold anything, so the count starts behind
-/// its last parenthesis.
+/// Reads field 22 of `/proc/PID/stat`; a zombie counts as gone.
+///
+/// The second field may hold anything, so the count starts behind its last parenthesis.
 fn start_ticks(pid: u32) -> Option<u64> {
     let stat = text(pid, "stat")?;
     let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
@@ -120,7 +125,7 @@ fn boot_id() -> [u8; 16] {
     })
 }
 
-/// A session as SharedFS knows it.
+/// A session's process, user and label as SharedFS knows them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// Its process.
@@ -131,20 +136,22 @@ pub struct Identity {
     pub gid: u32,
     /// Supplementary groups.
     pub groups: Vec<u32>,
-    /// What it is.
+    /// Whether it is a mount's or a program's.
     pub kind: SessionKind,
-    /// Mount point, or program.
+    /// The mount point, or the program.
     pub label: String,
 }
 
 impl Identity {
-    /// The identity of a socket's peer, and a descriptor that tells of the end of its process. Everything comes from the kernel but the label.
+    /// Returns the identity of a socket's peer, and a descriptor that reports the end of its process.
+    ///
+    /// Everything but the label comes from the kernel.
     ///
     /// # Errors
-    /// A sentence for people where the peer can't be served.
+    /// A sentence for people if the peer can't be served.
     pub fn of_peer(socket: impl AsFd, kind: SessionKind, label: &str) -> Result<(Self, OwnedFd), String> {
         let peer = rustix::net::sockopt::socket_peercred(socket)
-            .map_err(|error| format!("the kernel does not tell who asks: {}", io::Error::from(error)))?;
+            .map_err(|error| format!("the kernel does not identify the peer: {}", io::Error::from(error)))?;
         let pid = peer.pid.as_raw_nonzero().get().unsigned_abs();
         let gone = || format!("process {pid} cannot be seen from here; run the daemon in the same PID namespace");
         let (process, ending) = Process::find_open(pid).ok_or_else(gone)?;
@@ -162,7 +169,7 @@ impl Identity {
         Ok((Self { process, uid, gid, groups, kind, label }, ending))
     }
 
-    /// Under which rights its records are judged: a mount's were judged by its kernel.
+    /// Returns the credentials under which its records are validated: a mount's kernel has validated them already.
     pub fn credentials(&self) -> Credentials {
         Credentials {
             uid: self.uid,
@@ -172,7 +179,7 @@ impl Identity {
         }
     }
 
-    /// Takes the identity out of a lease table's first page: then its files are nobody's.
+    /// Removes the identity from a lease table's first page: then its files have no owner.
     pub fn wipe(page: &impl Persistent) -> Result<(), OutOfBounds> {
         page.store_u64(AT_MAGIC, 0)?;
         page.flush(AT_MAGIC, 8)?;
@@ -180,9 +187,10 @@ impl Identity {
         Ok(())
     }
 
-    /// Writes it into a lease table's first page, which has its owner already; the magic goes last, so half an identity is
-    /// none. When this returns, both are durable as far as the medium goes without a sync. Until there was one, a disk may have any part of it:
-    /// the checksum tells.
+    /// Writes the identity into a lease table's first page, which has its owner already.
+    ///
+    /// The magic is written last, so half an identity counts as none. On return, both are durable as far as the medium
+    /// allows without a sync. Before a sync a disk may have any part of it: the checksum shows that.
     pub fn store(&self, page: &impl Persistent) -> Result<(), OutOfBounds> {
         page.store_u64(AT_PROCESS, u64::from(self.process.pid))?;
         page.store_u64(AT_START, self.process.start_ticks)?;
@@ -203,7 +211,7 @@ impl Identity {
         Ok(())
     }
 
-    /// Reads it from a lease table's first page; `None` where there is none.
+    /// Reads the identity from a lease table's first page; `None` if there is none.
     pub fn load(page: &impl Persistent) -> Option<Self> {
         match page.load_u64(AT_MAGIC).ok()? {
             MAGIC if page.load_u64(AT_CRC).ok()? == checksum(page).ok()? => {}
@@ -235,7 +243,9 @@ impl Identity {
     }
 }
 
-/// Of the owner of a page and of whom it's for. Not of the process: where power was lost, it is gone, whatever is written of it.
+/// Returns the checksum of a page's owner and of the user it's for.
+///
+/// The process is left out: after a power loss it is gone, whatever the page says of it.
 fn checksum(page: &impl Persistent) -> Result<u64, OutOfBounds> {
     let mut bytes = [0; AT_END as usize];
     page.load(0, &mut bytes)?;
@@ -250,7 +260,7 @@ fn groups(pid: u32) -> Option<Vec<u32>> {
     line.split_ascii_whitespace().map(|group| group.parse().ok()).collect()
 }
 
-/// A secret that proves a connection to belong to a session.
+/// Returns a secret that proves that a connection belongs to a session.
 pub fn fresh_token(session: SessionId) -> io::Result<u64> {
     let mut bytes = [0; 8];
     File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut bytes))?;
@@ -268,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn an_identity_is_read_back_as_it_was_written() {
+    fn identity_stored_loads_equal() {
         let (one, _two) = UnixStream::pair().expect("sockets");
         let label = format!("{}é", "x".repeat(LABEL_BYTES_MAX - 1));
         let (mut identity, _) = Identity::of_peer(&one, SessionKind::Process, &label).expect("this very process");
@@ -282,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_was_welcomed_keeps_its_owner_through_a_power_loss() {
+    fn identity_stored_survives_power_loss() {
         use ashlar_pmem::{CrashMedium, CrashTwin};
         use ashlar_wire::{LEASE_TABLE_BYTES, LeaseTable};
         let twin = std::sync::Arc::new(CrashTwin::new(CrashMedium::Words, LEASE_TABLE_BYTES as usize));
@@ -298,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_number_used_again_is_not_taken_for_the_old_process() {
+    fn process_with_reused_number_is_distinct() {
         let me = Process::find(std::process::id()).expect("this process");
         assert!(me.open().is_some());
         assert!(Process { start_ticks: me.start_ticks + 1, ..me }.open().is_none());

@@ -1,4 +1,4 @@
-//! What a mount's kernel must forget where a lease is taken from the mount.
+//! Queues what a mount's kernel must forget when a lease is taken from the mount.
 
 use std::sync::Arc;
 
@@ -9,19 +9,21 @@ use crate::leasing::Ancestors;
 use crate::notify::Stale;
 use crate::state::State;
 
-/// A lease is about to be taken: a restart from here on waits for what the kernel may believe.
+/// Records that a lease is about to be taken: a restart from here on waits until the kernel no longer believes it.
 pub fn begin(state: &State, id: SessionId) {
     if let Some(notifier) = state.sessions.get(&id).and_then(|session| session.notifier.as_ref()) {
         notifier.begin();
     }
 }
 
-/// Queues what the kernel must forget. What it knows below a directory can't be listed: it looks up all names afresh,
-/// which brings attributes too, and what is reached without a name is open.
+/// Queues what the kernel must forget.
+///
+/// The kernel's cache below a directory can't be listed. The kernel looks up all names afresh, which brings attributes
+/// too, and an inode that is reached without a name is open.
 pub fn queue(state: &mut State, id: SessionId, inode: InodeId, scope: Scope) {
     let Some(session) = state.sessions.get(&id) else { return };
     let Some(notifier) = session.notifier.clone() else { return };
-    // What it knows of a directory's files can't be listed either.
+    // The kernel's cache of a directory's files can't be listed either.
     let subtree = scope != Scope::Node;
     let stale = |inode: InodeId, subtree| {
         let found = state.store.inode(inode).ok().flatten();
@@ -30,15 +32,17 @@ pub fn queue(state: &mut State, id: SessionId, inode: InodeId, scope: Scope) {
     let is_below = |open: &InodeId| *open != inode && is_below(&Ancestors(&state.store), *open, inode);
     let open = if subtree { session.control.open_inodes() } else { Vec::new() };
     let open: Vec<_> = open.into_iter().filter(is_below).map(|open| stale(open, false)).collect();
-    // It's told behind the others, so its ticket stands for all of them. Names need no telling: kernels keep none while there is
-    // more than one session.
+    // It is queued behind the others, so its ticket stands for all of them. Names need no notification: kernels keep
+    // none while there is more than one session.
     let ticket = notifier.queue(&open, stale(inode, subtree));
     state.counters.invalidations += 1;
     state.leasing.tickets.retain(|ticket| !ticket.is_done());
     state.leasing.tickets.push(Arc::new(ticket));
 }
 
-/// Whether a lease on everything below `top` may govern the inode. One without a place may have had its place there.
+/// Returns whether a lease on everything below `top` may govern the inode.
+///
+/// An inode without a home may have had its home there.
 fn is_below(ancestors: &Ancestors<'_>, inode: InodeId, top: InodeId) -> bool {
     let mut at = inode;
     loop {

@@ -1,4 +1,4 @@
-//! The lease manager, and what SharedFS keeps beside it: who waits for which grant, and what the leases are judged by.
+//! The lease manager with its requests and answers, and the leases by which records are validated.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,25 +16,25 @@ use crate::session::Session;
 use crate::state::State;
 use crate::validate::Leases;
 
-/// What a request wants.
+/// The leases that a request wants.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
-    /// Leases, and what to tell with each.
+    /// Leases, and the state to send with each.
     pub wants: Vec<Want>,
-    /// The session asks for so many of them, the first ones. With the others it is told what it may need next.
+    /// How many of them, the first ones, the session asks for. The others are grants that it may need next.
     pub asked: usize,
 }
 
-/// Leases.
+/// The lease manager, and the requests and answers that pass through it.
 pub struct Leasing {
-    /// Who decides.
+    /// Decides on all leases.
     pub manager: LeaseManager,
     limits: Limits,
-    /// What was asked for with it, by request.
+    /// The wants of each request that waits.
     pub wanted: BTreeMap<RequestId, Wanted>,
     /// Answers that their threads have not fetched yet.
     pub answers: BTreeMap<RequestId, Answer>,
-    /// What kernels are being told.
+    /// Notifications of kernels that are under way.
     pub tickets: Vec<Arc<Ticket>>,
     dropped: Vec<SessionId>,
 }
@@ -51,7 +51,7 @@ impl Ancestry for Ancestors<'_> {
     }
 }
 
-/// Where an inode is, as the lease manager sees it.
+/// Returns where an inode is, as the lease manager sees it.
 pub fn home_of(id: InodeId, inode: &Inode) -> Home {
     let is_directory = inode.is_directory();
     let is_below = inode.links == 1 || is_directory && inode.links > 0;
@@ -83,11 +83,11 @@ fn scope(scope: ScopeKind) -> Scope {
     }
 }
 
-/// What an update may move, and where it was before.
+/// Inodes that an update may move, and where each was before.
 pub type Moves = Vec<(InodeId, Home)>;
 
 impl Leasing {
-    /// No leases yet.
+    /// Returns a state without leases.
     pub fn new(config: &Config) -> Self {
         let limits = Limits {
             hold_us: config.lease_hold_us,
@@ -105,7 +105,7 @@ impl Leasing {
         }
     }
 
-    /// Takes up what the tables of running sessions say, and how far their logs may have been shown to others.
+    /// Takes up the tables of running sessions, and how far other sessions may have seen their logs.
     pub fn restore<'a>(&mut self, store: &Store, sessions: impl Iterator<Item = &'a Session>) {
         let (mut words, mut applied, mut all) = (Vec::new(), Vec::new(), Vec::new());
         for session in sessions {
@@ -117,7 +117,7 @@ impl Leasing {
         all.into_iter().for_each(|session| self.take_up(session));
     }
 
-    /// Tells the manager of a session.
+    /// Registers a session with the manager.
     pub fn take_up(&mut self, session: &Session) {
         self.manager.set_table_slots(session.id, session.lease_room);
         if session.identity.kind == SessionKind::Mount {
@@ -125,12 +125,12 @@ impl Leasing {
         }
     }
 
-    /// The leases of a session, to judge its records by.
+    /// Returns the leases of a session, by which its records are validated.
     pub fn of<'a>(&'a self, session: SessionId, store: &'a Store) -> Held<'a> {
         Held { manager: &self.manager, session, store }
     }
 
-    /// What an update may move, before it's applied.
+    /// Returns the inodes that an update may move, before it's applied.
     pub fn before(store: &Store, update: &Update<'_>) -> Result<Moves, StoreError> {
         let inodes = match update {
             Update::Rename(rename) => [Some(rename.inode), rename.target],
@@ -148,7 +148,7 @@ impl Leasing {
         Ok(moves)
     }
 
-    /// Tells the manager what an applied update has made, moved and freed.
+    /// Reports to the manager what an applied update has made, moved and freed.
     pub fn after(
         &mut self,
         store: &Store,
@@ -163,7 +163,7 @@ impl Leasing {
                 let is_directory = create.kind == ashlar_types::FileKind::Directory;
                 self.manager.handle_made(session, create.inode, create.parent, is_directory, &ancestors);
                 if create.name.is_empty() {
-                    // Its maker knows it through the directory, where it has no place.
+                    // Its maker knows it through the directory, where it has no name.
                     self.manager.handle_moved(create.inode, Some(create.parent), None, is_directory, &ancestors);
                 }
             }
@@ -186,17 +186,17 @@ impl Leasing {
         Ok(())
     }
 
-    /// Has a fenced session's leases taken after the current step.
+    /// Queues a fenced session: its leases are taken after the current step.
     pub fn drop_later(&mut self, session: SessionId) {
         self.dropped.push(session);
     }
 
-    /// A session whose leases are to be taken.
+    /// Returns a session whose leases are to be taken.
     pub fn take_dropped(&mut self) -> Option<SessionId> {
         self.dropped.pop()
     }
 
-    /// Names and numbers, for `status`.
+    /// Returns names and numbers, for `status`.
     pub fn counters(&self) -> Vec<(String, u64)> {
         let stats = self.manager.stats();
         let named = [
@@ -209,7 +209,7 @@ impl Leasing {
     }
 }
 
-/// What a slot of a session's table says, if it was ever used.
+/// Returns the content of a slot of a session's table, if the slot was ever used.
 fn restored(session: &Session, slot: u32) -> Option<SlotWord> {
     let word = session.leases.word(slot);
     (word != LeaseWord::default()).then(|| SlotWord {
@@ -223,7 +223,7 @@ fn restored(session: &Session, slot: u32) -> Option<SlotWord> {
 }
 
 impl State {
-    /// Whether a lease that a session wants would cover what is reserved for the kernel, and the session is not a mount's.
+    /// Returns whether a wanted lease would cover a reserved inode, and the session is not a mount's.
     pub fn is_refused(&self, id: SessionId, want: &Want) -> bool {
         let lease =
             ashlar_lease::Want { inode: want.inode, mode: mode(want.write), scope: scope(want.scope), widens: false };
@@ -233,9 +233,10 @@ impl State {
     /// Queues a session's request for leases.
     ///
     /// # Errors
-    /// `EAGAIN` where too many wait, `EINVAL` where it asks for too many at once, `EIO` where the session has ended.
+    /// `EAGAIN` if too many wait, `EINVAL` if it asks for too many at once, `EIO` if the session has ended.
     pub fn request_leases(&mut self, now_us: u64, id: SessionId, wanted: Wanted) -> Result<RequestId, Errno> {
-        // A kernel that looks through a tree has no board, and would have to be told of each lease that is taken back.
+        // A kernel that goes through a tree has no grant cache, and would have to be notified of each lease that is
+        // taken back.
         let is_mount = self.sessions.get(&id).is_some_and(|session| session.identity.kind == SessionKind::Mount);
         let lease = |want: &Want| ashlar_lease::Want {
             inode: want.inode,
@@ -253,7 +254,7 @@ impl State {
         Ok(request)
     }
 
-    /// The lease that a session holds on an inode already, and what the inode's state depends on.
+    /// Returns the lease that a session holds on an inode already, and the dependencies of the inode's state.
     pub fn covering_lease(
         &mut self,
         now_us: u64,

@@ -1,14 +1,16 @@
 //! SharedFS: sessions, digest, recovery and leases on one node.
 //!
-//! Purpose: the one process of a node that opens the shared area. Sessions (LibFS in other processes) append to their own
-//! logs; SharedFS grants them leases with state, applies their logs in memory, commits in batches, and frees what nobody needs.
+//! Purpose: SharedFS is the one process of a node that opens the shared area. Sessions (LibFS in other processes)
+//! append to their own logs. SharedFS grants them leases with state, applies their logs in memory, and commits in
+//! batches. It frees inodes and blocks that no session needs any more.
 //!
 //! Invariants:
-//! - What decides is sans-I/O (`ashlar-lease`) or a plain function of the state (the validation); one mutex guards all
-//!   of it, and nobody waits for a session, a disk or a kernel while holding it.
-//! - A record is validated and applied from one private copy; what a session does to its log meanwhile changes nothing.
-//! - A forged record fences its own session and nobody else's; being slow or stopped is no offence.
-//! - A session's log file goes before its row in the store does, so no crash makes a log that was digested look new.
+//! - Decisions are sans-I/O (`ashlar-lease`) or a plain function of the state (the validation). One mutex guards all of
+//!   the state. No thread waits for a session, a disk or a kernel while it holds the mutex.
+//! - SharedFS validates and applies a record from one private copy. A session that changes its log meanwhile changes
+//!   nothing.
+//! - A forged record fences its own session and no other one. Being slow or stopped is no violation.
+//! - SharedFS removes a session's log file before its row in the store. So no crash makes a digested log look new.
 //! - Killing SharedFS at any instruction loses nothing: identity, leases, inode ranges and credit of a session stand in
 //!   memory that SharedFS alone writes and that outlives it.
 //!
@@ -72,14 +74,15 @@ use ashlar_wire::{Listener, Watch};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// Everyone may ask for a session; what it may do is decided by who it is.
+/// Any process may ask for a session; its user and groups decide what the session may do.
 const SOCKET_MODE: u32 = 0o666;
 
-/// Runs SharedFS: opens the arena, recovers, listens, and serves until it's told to end (SIGTERM, SIGINT, a shutdown
-/// request, or the end of its lingering). Everything is committed then.
+/// Runs SharedFS: opens the arena, recovers, listens, and serves until it must end.
+///
+/// SIGTERM, SIGINT, a shutdown request or the end of its lingering ends it. Everything is committed then.
 ///
 /// # Errors
-/// [`DaemonError`] where the arena or the socket can't be opened, or recovery fails.
+/// [`DaemonError`] if the arena or the socket can't be opened, or recovery fails.
 pub fn run(config: Config) -> Result<(), DaemonError> {
     let system = |what| move |error| DaemonError::System { what, error };
     ashlar_helper::raise_descriptor_limit();
@@ -103,7 +106,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     threads.push(std::thread::spawn(move || pool::fill_thread(&filler)));
     threads.push(std::thread::spawn(move || {
         for _ in signals.forever() {
-            tracing::info!("told to end");
+            tracing::info!("a signal asks for the end");
             stopper.stop();
         }
     }));
@@ -112,7 +115,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     shared.stop();
     stop_signals.close();
     for thread in threads {
-        // A thread that panicked has said so, and may have ended the process; its work is done again at the next start.
+        // A thread that panicked has logged that, and may have ended the process. The next start repeats its work.
         let _ = thread.join();
     }
     let result = digest::finish(&shared);

@@ -1,10 +1,11 @@
-//! File locks: the table decides, connections' threads wait.
+//! File locks: the lock table decides, and the threads of connections wait.
 //!
-//! A restart of SharedFS forgets all locks but those that processes keep in their control pages; the sessions ask for the others again, first
-//! of all. Until every running session that has had such has done so, nobody gets a lock that another one may have held.
+//! A restart of SharedFS forgets all locks but those that processes keep in their control pages. Sessions first of all
+//! ask for the others again. Until every running session that had such locks has done so, SharedFS grants no lock that
+//! another session may have held.
 //!
-//! A process may have a file's record locks delegated; whoever else asks about that file takes them back into the table, from the
-//! process's control page.
+//! SharedFS may delegate a file's record locks to a process. If another session asks about that file, SharedFS takes
+//! the locks back into the table, from the process's control page.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::BorrowedFd;
@@ -28,30 +29,30 @@ use crate::session::Session;
 use crate::shared::Shared;
 use crate::state::State;
 
-/// How long a restarted SharedFS waits for sessions that do not come back: they may be stopped.
+/// How long a restarted SharedFS waits for sessions that do not return: they may be stopped.
 const GRACE_MAX: Duration = Duration::from_secs(5);
-/// A session that has come back asks for its locks one behind the other; so long after the last one, it has them all.
+/// A session that has returned asks for its locks one after the other; so long after the last one, it has them all.
 const GRACE_PAUSE: Duration = Duration::from_millis(200);
 
-/// How often it is looked whether somebody is there yet who waits.
+/// How often a waiting thread checks whether its peer has hung up.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// A cancellation that finds nothing to cancel is remembered for so long, and only so many are.
+/// How long, and how many at most, cancellations are remembered that find nothing to cancel.
 const EARLY_MAX: Duration = Duration::from_secs(1);
 const EARLY_COUNT_MAX: usize = 1024;
 
-/// File locks, and who waits for them.
+/// File locks, and the threads that wait for them.
 #[derive(Debug, Default)]
 pub struct Locking {
     table: LockTable,
     delegations: Delegations,
-    /// Waits that are over, until their threads notice.
+    /// Waits that have ended, until their threads notice.
     over: BTreeMap<WaiterId, LockOutcome>,
-    /// Whether there are any that their threads were not told of.
+    /// Whether there are ended waits whose threads were not woken yet.
     has_news: bool,
-    /// Who waits.
+    /// Threads that wait.
     waiting: BTreeSet<WaiterId>,
-    /// Cancellations that came before what they cancel, on another connection.
+    /// Cancellations that arrived before the wait that they cancel, on another connection.
     early: VecDeque<(WaiterId, Instant)>,
     grace: Option<Grace>,
 }
@@ -64,7 +65,7 @@ struct Grace {
 }
 
 impl Locking {
-    /// A running session may have held locks before the restart.
+    /// Records that a running session may have held locks before the restart.
     pub fn expect(&mut self, session: SessionId) {
         let now = Instant::now();
         let grace =
@@ -72,14 +73,14 @@ impl Locking {
         grace.expected.insert(session);
     }
 
-    /// One comes back, and asks for the locks that it had.
+    /// Records that a session has returned, and asks for a lock that it had.
     pub fn note_reclaimed(&mut self) {
         if let Some(grace) = &mut self.grace {
             grace.last = Instant::now();
         }
     }
 
-    /// It has asked for all of them.
+    /// Records that a session has asked for all locks that it had.
     pub fn note_back(&mut self, session: SessionId) {
         self.note_reclaimed();
         if let Some(grace) = &mut self.grace {
@@ -87,7 +88,7 @@ impl Locking {
         }
     }
 
-    /// The session is over: its locks are free.
+    /// Frees the locks of a session that is over.
     pub fn end_session(&mut self, session: SessionId) {
         self.delegations.handle_session_end(session);
         self.table.handle_session_end(session);
@@ -100,7 +101,7 @@ impl Locking {
         self.collect_woken();
     }
 
-    /// Until when new locks must wait, if they must.
+    /// Returns until when new locks must wait, if they must.
     fn grace_until(&mut self) -> Option<Instant> {
         let grace = self.grace.as_ref()?;
         let settled = grace.last + GRACE_PAUSE;
@@ -112,15 +113,17 @@ impl Locking {
         Some(until.min(Instant::now() + GRACE_PAUSE))
     }
 
-    /// Whether a waiting that is about to begin was cancelled already.
+    /// Returns whether a wait that is about to begin was cancelled already.
     fn is_cancelled(&mut self, waiter: WaiterId) -> bool {
         self.early.retain(|(_, at)| at.elapsed() < EARLY_MAX);
         let found = self.early.iter().position(|(early, _)| *early == waiter);
         found.and_then(|at| self.early.remove(at)).is_some()
     }
 
-    /// Takes up what running sessions have in their control pages after the restart: first what is theirs alone by what an earlier SharedFS
-    /// has noted, and then what they only say.
+    /// Takes up the locks in running sessions' control pages after the restart.
+    ///
+    /// Locks that an earlier SharedFS noted as delegated come first: these are the session's alone. Locks that only the
+    /// control pages claim come second.
     pub fn take_up(&mut self, ids: &[SessionId], sessions: &BTreeMap<SessionId, Session>) {
         for is_noted in [true, false] {
             for session in ids.iter().filter_map(|id| sessions.get(id)) {
@@ -141,7 +144,7 @@ impl Locking {
                 number == slot && state == LockSlotState::Delegated && noted == Some(inode)
             };
             if noted.is_some() && !claimed.iter().any(is_there) {
-                // It was given up, and is not to be believed at the next restart.
+                // The session gave it up, so the next restart must not believe it.
                 let _ = page::set_delegated(&*session.page, slot, None);
             }
         }
@@ -150,7 +153,7 @@ impl Locking {
             if is_noted != (is_delegated && page::delegated(&*session.page, slot) == Some(inode)) {
                 continue;
             }
-            // Who was not delegated anything has a copy at best.
+            // A session without a delegation has a copy at best.
             let ranges = if is_delegated && !is_noted { session.control.recall_locks(slot, inode) } else { ranges };
             if ranges.is_empty() && !is_noted {
                 continue;
@@ -161,23 +164,27 @@ impl Locking {
         }
     }
 
-    /// The session has come back after the restart: it may have made copies meanwhile of what an earlier SharedFS had granted.
+    /// Takes up the locks of a session that has returned after the restart.
+    ///
+    /// Meanwhile, it may have made copies of locks that an earlier SharedFS had granted.
     pub fn take_up_again(&mut self, id: SessionId, sessions: &BTreeMap<SessionId, Session>) {
         if let Some(session) = sessions.get(&id) {
             self.take_up_of(session, false, sessions);
         }
     }
 
-    /// Somebody asks about record locks on a file: what is delegated comes back, and dead processes lose what is in the way.
+    /// Prepares for a request about record locks on a file.
+    ///
+    /// Delegated locks return to the table, and dead processes lose locks that conflict.
     fn prepare(&mut self, request: &LockRequest, sessions: &BTreeMap<SessionId, Session>) {
         if request.kind == Kind::Record {
             let now_ms = boot_time().as_millis() as u64;
             let pages = &mut Pages { sessions, word: 0 };
             self.delegations.handle_request(now_ms, request.inode, request.owner, &mut self.table, pages);
         }
-        // A process that has ended holds nothing from the moment on at which others can know of it.
+        // A process that has ended holds no lock from the moment at which other processes can know of its end.
         while let Some(holder) = self.table.query(request).map(|held| held.owner.session) {
-            // One that nobody knows any more has ended as well.
+            // A holder that SharedFS does not know any more has ended as well.
             let is_gone =
                 |session: &Session| session.identity.kind == SessionKind::Process && session.identity.process.is_gone();
             if sessions.get(&holder).is_some_and(|session| !is_gone(session)) {
@@ -187,12 +194,12 @@ impl Locking {
         }
     }
 
-    /// Whether the process of a session must ask on a mount: it has locks on the file there.
+    /// Returns whether the session's process must ask on a mount, since it has locks on the file there.
     fn is_of_mount(&self, request: &LockRequest) -> bool {
         is_own(request) && self.table.is_held_elsewhere(request.inode, request.owner, request.pid)
     }
 
-    /// Prepares for a request. `false` where the process must ask on a mount.
+    /// Prepares for a request; returns `false` if the process must ask on a mount.
     fn is_ready_for(
         &mut self,
         request: &LockRequest,
@@ -204,7 +211,7 @@ impl Locking {
         !self.is_of_mount(request)
     }
 
-    /// Takes note of waits that are over.
+    /// Collects waits that have ended.
     fn collect_woken(&mut self) {
         while let Some(woken) = self.table.poll_woken() {
             self.over.insert(woken.waiter, woken.outcome);
@@ -212,7 +219,7 @@ impl Locking {
         }
     }
 
-    /// Tells those whose waits are over.
+    /// Wakes the threads whose waits have ended.
     fn tell_woken(&mut self, shared: &Shared) {
         self.collect_woken();
         if std::mem::take(&mut self.has_news) {
@@ -220,7 +227,9 @@ impl Locking {
         }
     }
 
-    /// A lock was granted. Where it is a mount's, its process waits on that file in no other name any more: it would wait for itself.
+    /// Follows up on a granted lock.
+    ///
+    /// If it is a mount's, its process no longer waits on that file as a session: it would wait for itself.
     fn handle_granted(&mut self, request: &LockRequest) {
         if request.kind == Kind::Record && request.action != LockAction::Unlock && !is_own(request) {
             let LockRequest { inode, owner, pid, .. } = *request;
@@ -229,7 +238,7 @@ impl Locking {
     }
 }
 
-/// The slots in sessions' control pages.
+/// The lock slots in sessions' control pages.
 struct Pages<'a> {
     sessions: &'a BTreeMap<SessionId, Session>,
     /// The word of the slot that may be delegated.
@@ -238,7 +247,7 @@ struct Pages<'a> {
 
 impl Slots for Pages<'_> {
     fn delegate(&mut self, to: SessionId, slot: u32, inode: InodeId, locks: &[(ByteRange, Mode)]) -> bool {
-        // Where it is almost full, the next lock would have it recalled.
+        // If the slot is almost full, the next lock would recall it.
         if locks.len() > LOCK_RANGES_MAX / 2 {
             return false;
         }
@@ -249,7 +258,7 @@ impl Slots for Pages<'_> {
         let is_delegated =
             is_noted && session.control.delegate_locks(LockSlot { number: slot, word: self.word }, inode, &ranges);
         if !is_delegated {
-            // What is noted would be believed after a restart. The page has a word for each slot there is.
+            // A restart would believe the note. The page has a word for each lock slot.
             let _ = page::set_delegated(&*session.page, slot, before);
         }
         is_delegated
@@ -258,7 +267,7 @@ impl Slots for Pages<'_> {
     fn recall(&mut self, from: SessionId, slot: u32, inode: InodeId) -> Vec<(ByteRange, Mode)> {
         let Some(session) = self.sessions.get(&from) else { return Vec::new() };
         let ranges = session.control.recall_locks(slot, inode);
-        // The page has a word for each slot there is, and others are refused.
+        // The page has a word for each lock slot, and other slots are refused.
         let _ = page::set_delegated(&*session.page, slot, None);
         ranges.into_iter().map(from_slot).collect()
     }
@@ -273,7 +282,7 @@ fn from_slot(range: LockedRange) -> (ByteRange, Mode) {
     (ByteRange { first: range.first, last: range.last }, mode)
 }
 
-/// The owner of a process's own record locks.
+/// Returns the owner of a process's own record locks.
 fn process(session: SessionId) -> LockOwner {
     LockOwner { session, owner: LOCK_OWNER_PROCESS }
 }
@@ -319,7 +328,9 @@ fn asked(session: SessionId, request: &Request) -> Option<LockRequest> {
     })
 }
 
-/// A request as the table takes it. A process's locks bear the number by which SharedFS knows it, whatever it calls itself.
+/// Returns a request as the table takes it.
+///
+/// A process's locks bear the number by which SharedFS knows it, whatever the process says.
 fn asked_by(state: &State, id: SessionId, request: &Request) -> Result<LockRequest, Errno> {
     let mut asked = asked(id, request).ok_or(Errno::EINVAL)?;
     let session = present(state, id)?;
@@ -329,12 +340,12 @@ fn asked_by(state: &State, id: SessionId, request: &Request) -> Result<LockReque
     Ok(asked)
 }
 
-/// The session, if it's one that may have locks.
+/// Returns the session, if it may have locks.
 fn present(state: &State, id: SessionId) -> Result<&Session, Errno> {
     state.live(id).filter(|session| !session.is_ending).ok_or(Errno::EIO)
 }
 
-/// Sets or removes a lock, and waits for it where that was asked, as long as there is somebody at the other end of the socket.
+/// Sets or removes a lock, and waits for it if the session asks for that, as long as the peer of the socket is there.
 pub fn lock(
     shared: &Shared,
     id: SessionId,
@@ -389,8 +400,9 @@ pub fn lock(
     }
 }
 
-/// A process's record locks may have moved to a mount just before the restart, and stand in its control page still: they are not in the way of those that the mount
-/// asks for again in its name.
+/// Moves a process's record locks out of the way of those that a mount asks for again in its name.
+///
+/// They may have moved to the mount just before the restart, and still stand in the process's control page.
 fn take_over_moved(state: &mut State, request: &LockRequest) {
     if request.kind != Kind::Record || is_own(request) {
         return;
@@ -402,7 +414,9 @@ fn take_over_moved(state: &mut State, request: &LockRequest) {
     of_process.for_each(|session| locking.table.handle_move(request.inode, process(session.id)));
 }
 
-/// Waits until all that may have held locks before a restart have said so; the session that asks may have ended by then.
+/// Waits until all sessions that may have held locks before a restart have asked for them again.
+///
+/// The asking session may have ended by then.
 fn await_grace(shared: &Shared, state: &mut MutexGuard<'_, State>, id: SessionId) -> Result<(), Errno> {
     while let Some(until) = state.locking.grace_until() {
         if state.ending {
@@ -423,7 +437,7 @@ fn answer(outcome: LockOutcome) -> Result<Reply, Errno> {
     }
 }
 
-/// Whether nobody can hear an answer any more.
+/// Returns whether the peer has closed its end, so that no answer reaches it.
 fn is_hung_up(socket: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -460,7 +474,7 @@ fn wait(
             continue;
         }
         look = Instant::now() + LOOK;
-        // Whoever has gone would have a lock that nobody knows of.
+        // A peer that has hung up would hold a lock without knowing.
         if is_hung_up(socket) && state.locking.table.handle_cancel(waiter) {
             state.locking.waiting.remove(&waiter);
             return Err(Errno::EINTR);
@@ -468,7 +482,7 @@ fn wait(
     }
 }
 
-/// Ends a waiting. One that has just got its lock keeps it.
+/// Ends a wait. A wait that has just got its lock keeps it.
 pub fn cancel(shared: &Shared, id: SessionId, ticket: u64) -> Reply {
     let waiter = WaiterId { session: id, ticket };
     let mut state = shared.lock();
@@ -484,7 +498,7 @@ pub fn cancel(shared: &Shared, id: SessionId, ticket: u64) -> Reply {
     Reply::Done
 }
 
-/// The lock that is in the way of one that is asked about.
+/// Returns the lock that conflicts with the requested one.
 pub fn query(shared: &Shared, id: SessionId, request: &Request) -> Result<Reply, Errno> {
     let mut state = shared.lock();
     let request = asked_by(&state, id, request)?;
@@ -503,7 +517,9 @@ pub fn query(shared: &Shared, id: SessionId, request: &Request) -> Result<Reply,
     Ok(Reply::Conflict(conflict))
 }
 
-/// Takes a process's own record locks on a file back into the table, and tells them; from then on they may move to its mount.
+/// Takes a process's own record locks on a file back into the table, and returns them.
+///
+/// If `moves`, they may move to a mount from then on.
 pub fn yield_locks(shared: &Shared, id: SessionId, inode: InodeId, moves: bool) -> Reply {
     let mut state = shared.lock();
     let State { locking, sessions, .. } = &mut *state;
@@ -513,11 +529,11 @@ pub fn yield_locks(shared: &Shared, id: SessionId, inode: InodeId, moves: bool) 
         locking.table.handle_move(inode, process(id));
         locking.tell_woken(shared);
     }
-    let told = locks.into_iter().map(|(range, mode)| {
+    let locks = locks.into_iter().map(|(range, mode)| {
         let mode = if mode == Mode::Write { LockMode::Write } else { LockMode::Read };
         (mode, range.first, range.last)
     });
-    Reply::Locks(told.collect())
+    Reply::Locks(locks.collect())
 }
 
 /// Removes an owner's locks on a file.

@@ -1,5 +1,6 @@
-//! What `fsck` says of the logs in an arena that is not in use: their records are not in the shared area yet, and the next start
-//! takes them up.
+//! Checks the logs of an arena that is not in use, for `fsck`.
+//!
+//! Their records are not in the shared area yet; the next start digests them.
 
 use std::ffi::OsStr;
 
@@ -13,24 +14,24 @@ use crate::DaemonError;
 use crate::identity::Identity;
 use crate::session::{SessionError, open_lease_table};
 
-/// What the logs hold.
+/// The records and faults that the logs hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogFindings {
     /// Records that the next start digests.
     pub records: u64,
-    /// What is wrong, a sentence each.
+    /// The faults, a sentence each.
     pub problems: Vec<String>,
 }
 
 /// Reads the logs of all sessions that left one, from where the shared area has committed them.
 ///
 /// # Errors
-/// [`DaemonError`] where the arena's directory can't be read.
+/// [`DaemonError`] if the arena's directory can't be read.
 pub fn check_logs(arena: &Arena, store: &Store) -> Result<LogFindings, DaemonError> {
     sigbus::install().map_err(|error| DaemonError::System { what: "cannot guard against truncated files", error })?;
     let mut findings = LogFindings::default();
     for id in arena.sessions()? {
-        // One that has not come as far as saying whose it is holds nothing either.
+        // A session whose identity was not written yet has an empty log.
         if let Err(error) = check_log(arena, id, store.committed(id), &mut findings) {
             if !matches!(error, SessionError::Unfinished) {
                 findings.problems.push(format!("the log of session {id} cannot be read: {error}"));
@@ -52,7 +53,8 @@ fn check_log(
     let log_file = arena.open_session_file(id, SessionFile::Log)?;
     let log_bytes = log_file.metadata()?.len();
     let log = Log::open(Mapping::map(&log_file, log_bytes, MappingAccess::ReadWrite, arena.medium())?)?;
-    // What processes wrote before the machine went down may end anywhere: the next start finds where, and that is no damage.
+    // Records that processes wrote before the machine went down may end anywhere. The next start finds the end; that is
+    // no damage.
     if !identity.process.is_of_this_boot() {
         return Ok(());
     }
@@ -83,7 +85,7 @@ fn check_log(
     Ok(())
 }
 
-/// Logs that an earlier start has kept aside.
+/// Lists logs that an earlier start has quarantined.
 fn fenced(arena: &Arena) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(arena.dir().join("sessions")) else { return Vec::new() };
     let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
@@ -92,8 +94,8 @@ fn fenced(arena: &Arena) -> Vec<String> {
         is_fenced && path.extension() == Some(OsStr::new("log"))
     });
     paths.sort();
-    let told = paths.iter().map(|path| {
+    let findings = paths.iter().map(|path| {
         format!("a damaged or forged log was kept aside as {}; what it holds was not digested; remove it once you have looked at it", path.display())
     });
-    told.collect()
+    findings.collect()
 }

@@ -1,31 +1,37 @@
-//! Where a session has looked at files lately. Who looks at several of one directory is best told of all of them at once.
+//! Detects directory scans: when a session accesses several files of a directory, all of them are granted at once.
 
 use std::collections::VecDeque;
 
 use ashlar_types::InodeId;
 
-/// Directories remembered: as many as threads look into at the same time, and as they are told of ahead.
+/// Directories remembered: as many as threads scan at the same time, and as many as read-ahead grants.
 const SEEN_MAX: usize = 128;
-/// What is in a directory so small is told with the first look at it or at one of its files: that takes no longer than one more question.
+/// A directory of at most so many entries is granted with the first access to it or to one of its files.
+///
+/// That takes no longer than one more request.
 pub const FEW: u64 = 16;
-/// The names in a directory of no more are told with the first look at it: most who look at a directory look into it next.
+/// A directory of at most so many entries is listed with the first access to it.
+///
+/// Most programs that access a directory list it next.
 pub const LISTED: u64 = 64;
-/// One look at a file again for so many of the directory, before all are told again.
+/// A session must access one file of so many in the directory again before all are granted again.
 const LOOKS: u64 = 16;
-/// One read for so many of the directory, before it is told what is in all of them: that costs as much as a question for each of those.
+/// A session must read one file of so many in the directory before the contents of all are sent.
+///
+/// Sending them costs as much as a request for each of those reads.
 const READS: u64 = 32;
-/// Files of a larger directory are not told together: whoever waits for one would wait for all.
+/// Files of a larger directory are not granted together: a thread that waits for one would wait for all.
 const MANY: u64 = 1024;
-/// Nor more than so much, with their extended attributes: the rest is told when it is asked for.
+/// The most bytes of attributes, with the extended ones, that go along unasked: the rest is sent on request.
 pub const BYTES: usize = 256 << 10;
-/// Nor so much of what is in the files: small ones stand in the answer itself, of others where their blocks are.
+/// The most bytes of contents that go along unasked: small files stand in the answer itself, others as their extents.
 pub const CONTENT_BYTES: usize = 128 << 10;
-/// Files of more blocks are not told of along with others: their maps may be long.
+/// Contents of files with more blocks do not go along unasked: their extent lists may be long.
 pub const CONTENT_BLOCKS: u64 = 256;
-/// Of a file of so many blocks it is told with the first look where they are.
+/// The extents of a file of at most so many blocks go along with the first access to it.
 pub const SHORT_BLOCKS: u64 = 16;
 
-/// The directories in which a session has looked at files, the last one first.
+/// The directories in which a session has accessed files, the latest first.
 #[derive(Debug, Default)]
 pub struct Looked(VecDeque<Seen>);
 
@@ -37,19 +43,20 @@ struct Seen {
     reads: Looks,
 }
 
-/// Looks at files of one directory, of one kind.
+/// Accesses to files of one directory, of one kind.
 #[derive(Debug)]
 struct Looks {
     count: u64,
-    /// After so many the others are likely to be looked at.
+    /// After more than so many accesses, the session is likely to access the other files.
     needed: u64,
-    /// The slot and generation of the lease under which all was told.
+    /// The slot and generation of the lease under which all files were granted.
     told: (u32, u64),
 }
 
 impl Looked {
-    /// The session looks at a file of a directory with so many entries, or reads it for the first time. Whether it is likely to look at
-    /// others.
+    /// Records that the session accesses a file of a directory with so many entries, or reads it for the first time.
+    ///
+    /// Returns whether the session is likely to access further files.
     pub fn note(&mut self, directory: InodeId, entries: u64, reads: bool) -> bool {
         let known = self.0.iter().position(|seen| seen.directory == directory).and_then(|at| self.0.remove(at));
         let looks = |needed| Looks { count: 0, needed, told: (0, 0) };
@@ -63,7 +70,7 @@ impl Looked {
         is_likely
     }
 
-    /// The session will look at the files of a directory with so many entries.
+    /// Records that the session will access the files of a directory with so many entries.
     pub fn foresee(&mut self, directory: InodeId, entries: u64) {
         self.0.retain(|seen| seen.directory != directory);
         let looks = |count, needed| Looks { count, needed, told: (0, 0) };
@@ -71,19 +78,23 @@ impl Looked {
         self.0.truncate(SEEN_MAX);
     }
 
-    /// Whether all files of the directory are to be told with one of them, under a lease on this slot, of this generation. They are
-    /// told once; after that only to who has looked at some of them again, lest a reader of one file is told all each time that somebody
-    /// writes another.
+    /// Returns whether all files of the directory are to be granted with one of them, under a lease of this slot and
+    /// generation.
+    ///
+    /// They are granted once. After that, the session must access some of them again. Otherwise a reader of one file
+    /// would be sent all of them each time that another session writes one.
     pub fn is_to_be_told(&mut self, directory: InodeId, slot: u32, generation: u64) -> bool {
         self.is_due(directory, (slot, generation), |seen| &mut seen.looks)
     }
 
-    /// As [`Self::is_to_be_told`], of what is in the files, with one that is read.
+    /// Returns whether the contents of all files are to be sent with one that is read; as [`Self::is_to_be_told`].
     pub fn is_to_be_shown(&mut self, directory: InodeId, slot: u32, generation: u64) -> bool {
         self.is_due(directory, (slot, generation), |seen| &mut seen.reads)
     }
 
-    /// Some of a directory's files were not told, since they stood on the board. Where one is asked for next, they don't any more.
+    /// Records that some of a directory's files were not granted, since the grant cache held them.
+    ///
+    /// If the session asks for one next, the grant cache holds them no more.
     pub fn note_left_out(&mut self, directory: InodeId) {
         if let Some(seen) = self.0.iter_mut().find(|seen| seen.directory == directory) {
             seen.looks = Looks { count: 0, needed: 0, told: (0, 0) };
@@ -117,13 +128,13 @@ mod tests {
     const LARGE: InodeId = InodeId(1121);
 
     #[test]
-    fn the_second_file_of_a_directory_brings_all_of_them() {
+    fn second_access_grants_all_files() {
         let mut looked = Looked::default();
         assert!(!looked.note(LARGE, 100, false));
         assert!(!looked.is_to_be_told(LARGE, 0, 7));
         assert!(looked.note(LARGE, 100, false));
         assert!(looked.is_to_be_told(LARGE, 0, 7));
-        // Once, until the lease is another one, and some were looked at again.
+        // Once, until the lease is another one, and the session accessed some again.
         assert!(!looked.is_to_be_told(LARGE, 0, 7));
         assert!((0..7).all(|_| !looked.note(LARGE, 100, false)));
         assert!(!looked.is_to_be_told(LARGE, 0, 8));
@@ -133,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stood_on_the_board_is_told_when_one_is_asked_for() {
+    fn files_left_out_granted_on_next_request() {
         let mut looked = Looked::default();
         assert!(!looked.note(LARGE, 100, false) && looked.note(LARGE, 100, false));
         assert!(looked.is_to_be_told(LARGE, 0, 7));
@@ -144,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_files_is_told_to_who_reads_some() {
+    fn contents_sent_after_some_reads() {
         let mut looked = Looked::default();
         assert!((0..3).map(|_| looked.note(LARGE, 100, true)).eq([false, true, true]));
         assert!(looked.is_to_be_told(LARGE, 0, 7) && !looked.is_to_be_shown(LARGE, 0, 7));
@@ -154,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn few_files_are_told_at_once_and_very_many_one_by_one() {
+    fn small_directory_granted_at_once_large_never() {
         let mut looked = Looked::default();
         assert!(looked.note(SMALL, FEW, false) && looked.is_to_be_told(SMALL, 0, 1));
         looked.note(LARGE, MANY + 1, false);
@@ -162,13 +173,13 @@ mod tests {
     }
 
     #[test]
-    fn as_many_directories_are_remembered_as_are_looked_into_at_once() {
+    fn oldest_directory_is_forgotten_first() {
         let mut looked = Looked::default();
         for directory in 0..SEEN_MAX as u64 {
             looked.note(InodeId(directory), 100, false);
         }
         assert!(looked.note(InodeId(0), 100, false));
         looked.note(LARGE, 100, false);
-        assert!(!looked.note(InodeId(1), 100, false), "it was the one that was looked into longest ago");
+        assert!(!looked.note(InodeId(1), 100, false), "it was the oldest one");
     }
 }

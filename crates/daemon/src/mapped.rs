@@ -1,18 +1,20 @@
-//! Files that processes have mapped (DAX): who may, and what a SharedFS that starts anew must know of it.
+//! Files that processes map directly (DAX), and the tables from which a restarted SharedFS knows these mappings.
 //!
-//! A process maps blocks of data segments where it was told that they stay. That they do it must not have to remind anybody of: it may sleep, or
-//! be stopped, while SharedFS is killed and started again. So what a session has mapped stands in a file of its own, which SharedFS alone writes:
+//! A process maps blocks of data segments after SharedFS has promised that they stay in place. The process can't repeat
+//! that promise to a later SharedFS: it may sleep or be stopped while SharedFS is killed and started again. So a
+//! session's mappings stand in a file of their own, which SharedFS alone writes:
 //!
 //! ```text
 //! record n, of 32 bytes, from byte 32 n on
 //!   0  inode:8
 //!   8  first block in the file:8
 //!  16  address:8
-//!  24  follows:1 number:31 blocks:32         0 where there is none; written last, and taken away first
+//!  24  follows:1 number:31 blocks:32         0: no mapping; written last, and cleared first
 //! ```
 //!
-//! A mapping ends with its session, unless it was unmapped: a process that ends its session and lives on has unmapped all. One that was fenced, for a forged
-//! log, keeps what it has mapped until SharedFS starts anew, and may see other content there from then on.
+//! A mapping ends with its session, unless it was unmapped: a process that ends its session and lives on has unmapped
+//! all. A session that was fenced for a forged log keeps its mappings until SharedFS is restarted. From then on its
+//! process may see other content there.
 
 use std::io::ErrorKind;
 use std::ops::Range;
@@ -35,16 +37,16 @@ const WORD: u64 = 24;
 const NUMBER_AT: u32 = 32;
 const NUMBER_MAX: u32 = u32::MAX >> 1;
 const FOLLOWS: u64 = 1 << 63;
-/// Pieces that a session may have mapped. Who has more has them mapped by the kernel.
+/// The most extents that a session may have mapped. Beyond that, the kernel maps files for it.
 const RECORDS_MAX: u64 = 4096;
-/// How often what others write meanwhile is committed, so that a file can be mapped.
+/// How often SharedFS commits concurrent writes of other sessions so that a file can be mapped.
 const TRIES: u32 = 3;
-/// How often it's looked whether another thread has made the table, and how long in between.
+/// How often a thread checks whether another thread has made the table, and the pause in between.
 const TABLE_TRIES: u32 = 1000;
 const PAUSE: Duration = Duration::from_millis(1);
 const TABLE_BYTES: u64 = RECORDS_MAX * RECORD_BYTES;
 
-/// What a session has mapped, as it stands in its file.
+/// A session's mappings, as they stand in its file.
 #[derive(Debug)]
 pub struct MappedTable {
     memory: Mapping,
@@ -53,7 +55,7 @@ pub struct MappedTable {
 }
 
 impl MappedTable {
-    /// An empty table for a session that has none.
+    /// Makes an empty table for a session that has none.
     ///
     /// # Errors
     /// [`SessionError`].
@@ -62,7 +64,7 @@ impl MappedTable {
         Ok(Self { memory: map(arena, &file)?, used: Vec::new() })
     }
 
-    /// The table that an earlier SharedFS has left, if there is one, and what stands in it.
+    /// Returns the table that an earlier SharedFS has left, if there is one, and the mappings in it.
     ///
     /// # Errors
     /// [`SessionError`].
@@ -109,7 +111,7 @@ impl MappedTable {
         put(WORD, follows | u64::from(run.number) << NUMBER_AT | run.blocks)
     }
 
-    /// Notes what is mapped under a number; all of it or, where there is no room, nothing.
+    /// Records the runs that are mapped under a number: all of them or, without room, none.
     fn note(&mut self, runs: &[MappedRun]) -> bool {
         let free: Vec<u64> = (0..RECORDS_MAX)
             .filter(|&record| self.used.get(record as usize).is_none_or(Option::is_none))
@@ -129,7 +131,7 @@ impl MappedTable {
         true
     }
 
-    /// Takes note that what was mapped under a number is mapped no more.
+    /// Removes the runs that were mapped under a number.
     fn forget(&mut self, number: u32) {
         for (record, used) in (0..).zip(&mut self.used).filter(|(_, used)| **used == Some(number)) {
             // The table is mapped whole.
@@ -143,11 +145,12 @@ fn map(arena: &Arena, file: &std::fs::File) -> Result<Mapping, SessionError> {
     Ok(Mapping::map(file, TABLE_BYTES, MappingAccess::ReadWrite, arena.medium())?)
 }
 
-/// Has a session map blocks of a file.
+/// Maps blocks of a file for a session.
 ///
 /// # Errors
-/// `EBADF` where it has not opened the file; `ESTALE` where that is gone; `EACCES` where its user may not read it; `EAGAIN` where it does not hold
-/// the lease to write it, and is to follow; `EINVAL`; `EIO`; [`Shared::LATER`] without patience.
+/// `EBADF` if the session has not opened the file; `ESTALE` if the file is gone; `EACCES` if the user may not read it;
+/// `EAGAIN` if the mapping is to follow writes and the session does not hold the write lease; `EINVAL`; `EIO`;
+/// [`Shared::LATER`] without patience.
 pub fn map_blocks(
     shared: &Shared,
     id: SessionId,
@@ -164,7 +167,7 @@ pub fn map_blocks(
     for tries in 1.. {
         match try_to_map(&mut state, id, inode, (number, follows), first..end)? {
             MapBlocks::Done(runs) => return Ok(Reply::Mapped(runs.iter().map(extent).collect())),
-            // That takes longer than to have the kernel map it.
+            // A commit takes longer than a mapping by the kernel.
             MapBlocks::CommitFirst if shared.arena.medium().kind == MediumKind::Disk => break,
             MapBlocks::CommitFirst if patience == Patience::None => return Err(Shared::LATER),
             MapBlocks::CommitFirst if tries < TRIES => shared.commit_all(&mut state)?,
@@ -194,18 +197,18 @@ fn try_to_map(
     if state.leasing.manager.is_reserved_from(id, inode, &Ancestors(&state.store)) {
         return Ok(MapBlocks::Impossible);
     }
-    // Nobody else holds a lease then, and whoever gets one is told.
+    // Then no other session holds a lease, and a session that gets one learns of the mapping.
     if follows && !state.leasing.manager.may_write(id, inode, &Ancestors(&state.store)) {
         return Err(Errno::EAGAIN);
     }
-    // What is written through a mapping of the kernel's pages would be seen only when it's written back.
+    // Writes through a mapping of the kernel's pages would be visible only after their write-back.
     let is_mounts = |other: &Session| other.identity.kind == SessionKind::Mount && other.control.has_open(inode);
     if follows && state.sessions.values().any(is_mounts) {
         return Ok(MapBlocks::Impossible);
     }
     let State { store, sessions, .. } = state;
     let table = sessions.get_mut(&id).and_then(|session| session.mapped.as_mut()).ok_or(Shared::LATER)?;
-    // It asks again, where the answer was lost.
+    // The session asks again if it lost the answer.
     store.unmap_blocks(id, Some(number));
     table.forget(number);
     let mapped = store.map_blocks(id, (number, follows), inode, blocks).map_err(|error| internal(&error))?;
@@ -225,7 +228,7 @@ fn make_table(shared: &Shared, id: SessionId) -> Result<(), Errno> {
         if shared.lock().live(id).ok_or(Errno::EIO)?.mapped.is_some() {
             return Ok(());
         }
-        // It takes a while on a disk, so nobody waits for it.
+        // It takes a while on a disk, so the lock is free meanwhile.
         match MappedTable::make(&shared.arena, id) {
             Ok(table) => {
                 let mut state = shared.lock();
@@ -233,12 +236,12 @@ fn make_table(shared: &Shared, id: SessionId) -> Result<(), Errno> {
                 session.mapped = Some(table);
                 return Ok(());
             }
-            // Another thread of the process is about to have made it.
+            // Another thread of the process has nearly made it.
             Err(SessionError::Arena(ArenaError::Io { source, .. })) if source.kind() == ErrorKind::AlreadyExists => {
                 std::thread::sleep(PAUSE);
             }
             Err(error) => {
-                tracing::warn!(session = id.0, %error, "nothing can be mapped");
+                tracing::warn!(session = id.0, %error, "the table of mapped files can't be made");
                 return Err(Errno::EIO);
             }
         }
@@ -246,32 +249,33 @@ fn make_table(shared: &Shared, id: SessionId) -> Result<(), Errno> {
     Err(Errno::EIO)
 }
 
-/// A session has unmapped what it had mapped under a number.
+/// Removes the mappings that a session has unmapped under a number.
 pub fn unmap_blocks(shared: &Shared, id: SessionId, number: u32) {
     let mut state = shared.lock();
-    // In the table last: a kill in between leaves blocks unused, and not in two hands.
+    // Remove them from the table last: after a kill in between, blocks stay unused, and never have two owners.
     state.store.unmap_blocks(id, Some(number));
     if let Some(table) = state.sessions.get_mut(&id).and_then(|session| session.mapped.as_mut()) {
         table.forget(number);
     }
 }
 
-/// Has what a session has written to a file be seen where it is mapped.
+/// Shows what a session has written to a file in the file's mappings.
 ///
 /// # Errors
-/// `EIO` where the session is fenced or the shared area has failed.
+/// `EIO` if the session is fenced or the shared area has failed.
 pub fn show(shared: &Shared, id: SessionId, inode: InodeId) -> Result<(), Errno> {
     let mut state = shared.apply_settled(shared.lock(), id);
     state.live(id).ok_or(Errno::EIO)?;
     if state.store.lags(inode) {
         shared.commit_all(&mut state)?;
-        // Where there was nothing to commit. A check of the arena that is under way has mappings lag until it has ended; nobody waits for that.
+        // For the case that there was nothing to commit. A running check of the arena makes mappings lag until it has
+        // ended; no thread waits for that.
         state.store.show_lagging();
     }
     Ok(())
 }
 
-/// Takes up what a session that lives has mapped. A dead one has nothing mapped any more.
+/// Takes up the mappings of a session whose process lives. A dead process has nothing mapped any more.
 ///
 /// # Errors
 /// [`SessionError`].
@@ -283,7 +287,7 @@ pub fn take_up(arena: &Arena, state: &mut State, id: SessionId) -> Result<(), Se
     session.mapped = Some(table);
     for run in runs {
         if !state.store.take_up_mapped(id, &run) {
-            tracing::error!(session = id.0, ?run, "what a session has mapped is not there");
+            tracing::error!(session = id.0, ?run, "the blocks that a session has mapped are not there");
         }
     }
     Ok(())
@@ -296,7 +300,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_mapped_is_found_again_and_what_was_unmapped_is_not() {
+    fn mapped_table_taken_up_holds_only_mapped_runs() {
         let directory = tempfile::tempdir().expect("a directory");
         let options = ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false };
         let arena = Arena::create(&directory.path().join("arena"), &options).expect("an arena");

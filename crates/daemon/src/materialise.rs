@@ -1,8 +1,9 @@
-//! Descriptors of the kernel's for sessions that serve their files themselves: what leaves a session's sight must be a real one.
+//! Opens real files on a mount for sessions that serve their files themselves.
 //!
-//! A session names an inode and shows a directory on a mount of the arena; it gets a new open file description of the inode on that
-//! mount. The helper makes it; here is decided who may have it. As for records, an inode is judged by itself, and
-//! not by the directories that lead to it.
+//! A file that leaves a session's sight must become a real one. A session names an inode and passes a directory on a
+//! mount of the arena. It gets a new open file description of the inode on that mount. The helper opens it; this module
+//! decides whether the session may have it. As for records, the rights to the inode itself decide, and not those to the
+//! directories that lead to it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -21,10 +22,10 @@ use crate::session::Session;
 use crate::shared::Shared;
 use crate::state::State;
 
-/// A file's name is looked for among so many entries of its directory.
+/// The most entries of a directory that SharedFS searches for a file's name.
 const NAMES_MAX: usize = 100_000;
 
-/// The flags that a session may choose. None of them makes or cuts a file.
+/// The flags that a session may choose. None of them makes or truncates a file.
 const FLAGS: OFlags = OFlags::RWMODE
     .union(OFlags::APPEND)
     .union(OFlags::NONBLOCK)
@@ -37,11 +38,11 @@ const FLAGS: OFlags = OFlags::RWMODE
     .union(OFlags::NOFOLLOW)
     .union(OFlags::LARGEFILE);
 
-/// Has a session answered, over its own `socket`, with a descriptor of an inode on the mount that `directory` stands on.
+/// Answers a session, over its own `socket`, with a descriptor of an inode on the mount that holds `directory`.
 ///
 /// # Errors
-/// `EINVAL` where the directory is none or on no mount of this arena, or the flags or the inode's kind are not for this; `ESTALE` where
-/// the inode is gone; `EACCES`, and `EPERM` for `O_NOATIME`, where the session's user may not; what the kernel says.
+/// `EINVAL` if `directory` is none or on no mount of this arena, or the flags or the inode's kind do not fit; `ESTALE`
+/// if the inode is gone; `EACCES`, and `EPERM` for `O_NOATIME`, if the session's user may not; errors of the kernel.
 pub fn materialise(
     shared: &Shared,
     id: SessionId,
@@ -54,7 +55,7 @@ pub fn materialise(
     let directory = directory.ok_or(Errno::EINVAL)?;
     let device = device(&directory)?;
     let entry = {
-        // What the session has just done to the inode's rights counts, and what it has just made is there.
+        // The session's latest changes of the inode's rights count, and an inode that it has just made is there.
         let state = shared.apply_settled(shared.lock(), id);
         let session = state.live(id).ok_or(Errno::EIO)?;
         if !is_mount(&state, device) {
@@ -62,7 +63,7 @@ pub fn materialise(
         }
         let found = state.store.inode(inode).map_err(|error| internal(&error))?.ok_or(Errno::ESTALE)?;
         if wanted.contains(OFlags::PATH) {
-            // A path alone neither reads nor writes, and opens nothing; but more can be done with it than with a number.
+            // An O_PATH descriptor neither reads nor writes, and opens nothing; but it allows more than a number does.
             check_way(&state, session, &found)?;
         } else {
             check_rights(&state, session, (inode, &found), access, wanted.contains(OFlags::NOATIME))?;
@@ -75,7 +76,9 @@ pub fn materialise(
     })
 }
 
-/// A name of a file in a directory that a program watches: by that the kernel knows who is told of what is done to the file.
+/// Returns a name of a file in a directory that a program watches.
+///
+/// By that name the kernel knows which watchers to notify of changes to the file.
 fn watched_entry(state: &State, (inode, found): (InodeId, &Inode)) -> Result<Option<(InodeId, Vec<u8>)>, Errno> {
     if found.is_directory() || found.links == 0 || !reserved::is_watched(&state.reservations, found.parent) {
         return Ok(None);
@@ -84,7 +87,7 @@ fn watched_entry(state: &State, (inode, found): (InodeId, &Inode)) -> Result<Opt
     Ok(name.map(|name| (found.parent, name.as_bytes().to_vec())))
 }
 
-/// What the flags ask for.
+/// Returns the access that the flags ask for.
 fn access(flags: OFlags) -> Result<Access, Errno> {
     if !FLAGS.contains(flags) {
         return Err(Errno::EINVAL);
@@ -97,8 +100,10 @@ fn access(flags: OFlags) -> Result<Access, Errno> {
     }
 }
 
-/// The number of the device that a directory is on, as the kernel knows it: a file system that does not answer is not asked. Only
-/// directories are taken, as closing one asks no file system either.
+/// Returns the number of the device that a directory is on, as the kernel knows it.
+///
+/// That asks no file system, which might not answer. Only directories are taken, as closing one asks no file system
+/// either.
 fn device(directory: &OwnedFd) -> Result<u64, Errno> {
     let system = |errno: rustix::io::Errno| Errno(errno.raw_os_error());
     let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
@@ -109,7 +114,7 @@ fn device(directory: &OwnedFd) -> Result<u64, Errno> {
     Ok(rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor))
 }
 
-/// Whether a living session serves a mount whose files show this device.
+/// Returns whether a living session serves a mount whose files show this device.
 pub fn is_mount(state: &State, device: u64) -> bool {
     let is_it = |session: &Session| {
         session.identity.kind == SessionKind::Mount
@@ -120,13 +125,13 @@ pub fn is_mount(state: &State, device: u64) -> bool {
     device != 0 && state.sessions.values().any(is_it)
 }
 
-/// An inode's access list, if it has one.
+/// Returns an inode's access list, if it has one.
 fn access_acl(state: &State, inode: InodeId) -> Result<Option<Acl>, Errno> {
     let value = state.store.xattr(inode, XATTR_ACL_ACCESS).map_err(|error| internal(&error))?;
     Ok(value.and_then(|value| Acl::parse(&value)))
 }
 
-/// Whether the session's user may search all directories above an inode.
+/// Fails unless the session's user may search all directories above an inode.
 fn check_way(state: &State, session: &Session, found: &Inode) -> Result<(), Errno> {
     let mut at = found.parent;
     loop {
@@ -141,8 +146,9 @@ fn check_way(state: &State, session: &Session, found: &Inode) -> Result<(), Errn
     }
 }
 
-/// Fails unless the session may open an inode. Devices, pipes and sockets are the kernel's from the beginning, and opening one may
-/// wait for ever or do something.
+/// Fails unless the session may open an inode.
+///
+/// Devices, pipes and sockets are the kernel's from the beginning. Opening one may wait for ever or have effects.
 pub fn check_rights(
     state: &State,
     session: &Session,
@@ -165,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_that_make_or_cut_are_refused() {
+    fn flags_that_make_or_truncate_are_refused() {
         let asked = |flags: OFlags| access(flags).map(|access| access.0);
         assert_eq!(asked(OFlags::RDONLY | OFlags::DIRECTORY), Ok(4));
         assert_eq!(asked(OFlags::WRONLY | OFlags::APPEND | OFlags::LARGEFILE), Ok(2));
@@ -176,13 +182,13 @@ mod tests {
     }
 
     #[test]
-    fn only_directories_lead_to_mounts() {
+    fn device_of_non_directory_is_refused() {
         let open = |path: &str, flags| {
             rustix::fs::open(path, flags | OFlags::CLOEXEC, rustix::fs::Mode::empty()).expect("opened")
         };
         let found = device(&open("/", OFlags::RDONLY));
         assert!(found.is_ok_and(|number| number != 0));
-        assert_eq!(device(&open("/", OFlags::PATH)), found, "also shown as a path alone");
+        assert_eq!(device(&open("/", OFlags::PATH)), found, "also by an O_PATH descriptor");
         for flags in [OFlags::RDONLY, OFlags::PATH] {
             assert_eq!(device(&open("/proc/self/stat", flags)), Err(Errno::EINVAL));
         }

@@ -1,21 +1,25 @@
-//! Makes mounts' kernels forget what is no longer true.
+//! Makes mounts' kernels forget cached state that is no longer true.
 //!
-//! Two things are told, in two steps:
-//! - Attributes, before the grant that makes them untrue is answered. This never makes the writer wait for the mount's process,
-//!   so whoever answers the grant writes them itself. As the kernel then asks for the attributes before it reads
-//!   from its pages, and drops pages whose file has another time of modification (`AUTO_INVAL_DATA`), reads and writes need no more.
-//! - Pages, afterwards, for shared mappings, by the helper and a thread of the mount's own that waits for it. That waits for pages that a READ or WRITE in flight has
-//!   locked, and such a request may wait for the very lease that moves. So no mount waits for this thread; and a SharedFS that is killed meanwhile ends at once, and leaves
-//!   the helper waiting. A program does that is about to write a file which a mount has open, so that who has mapped it there sees what it writes: what the
-//!   request waits for is taken from the program all the same.
+//! SharedFS notifies in two steps:
+//! - Attributes, before it answers the grant that makes them untrue. This never makes the writer wait for the mount's
+//!   process, so the thread that answers the grant writes the notification itself. The kernel then asks for the
+//!   attributes before it reads from its pages. It drops pages whose file has another modification time
+//!   (`AUTO_INVAL_DATA`). So reads and writes need no more.
+//! - Pages, afterwards, for shared mappings. The helper does this, and a thread of the mount's own waits for it. It
+//!   waits for pages that a READ or WRITE in flight has locked, and such a request may wait for the very lease that
+//!   moves. So no mount waits for this thread. A SharedFS that is killed meanwhile ends at once, and leaves the helper
+//!   waiting. A program does wait if it is about to write a file that a mount has open: processes that have mapped the
+//!   file there are to see its writes. SharedFS still takes from that program the leases that the request waits for.
 //!
-//! Names are not told: the one notification that covers all of them (`FUSE_NOTIFY_INC_EPOCH`) unhashes working directories, so
-//! kernels keep names only while there is one session (`ControlPage::is_shared`).
+//! Names get no notification: the one that covers all of them (`FUSE_NOTIFY_INC_EPOCH`) unhashes working directories.
+//! So kernels keep names only while there is one session (`ControlPage::is_shared`).
 //!
-//! A mount whose process is gone is cut off at once: a copy of its device in our hands would keep its users waiting for answers.
+//! SharedFS cuts off a mount whose process is gone at once: SharedFS's copy of the device would keep the mount's users
+//! waiting for answers.
 //!
-//! A SharedFS that was started anew has no mount's device, until the mount's process has come back with it. What is taken from such a mount
-//! waits until its kernel can be told, or can't believe any more what it was told under leases from before the start.
+//! A restarted SharedFS has no device of a mount until the mount's process has returned with it. A grant that takes a
+//! lease from such a mount waits. It waits until SharedFS can notify the kernel, or until the kernel no longer believes
+//! what it learned under leases from before the start.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fs;
@@ -36,27 +40,28 @@ use crate::grant::boot_time;
 /// Notifications that may wait; a mount that falls behind so far gets one that covers all.
 const QUEUE_MAX: usize = 4096;
 
-/// What a kernel shall forget.
+/// Cached state that a kernel must forget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stale {
-    /// Of which inode.
+    /// The inode that it belongs to.
     pub inode: InodeId,
-    /// Its pages too, not only its attributes.
+    /// Whether pages are stale too, not only attributes.
     pub data: bool,
-    /// It stands for everything below it as well.
+    /// Whether everything below the inode is stale as well.
     pub subtree: bool,
 }
 
-/// Notes until when, on the clock that counts from the machine's start, a mount's kernel may believe what is not so any more: a SharedFS that is started
-/// anew waits so long. Zero: it was told all.
+/// Records until when a mount's kernel may believe stale state, on the clock that counts from the machine's start.
+///
+/// A restarted SharedFS waits so long. Zero: the kernel has received all notifications.
 pub type NoteStale = Box<dyn Fn(Duration) + Send + Sync>;
 
-/// A mount's notifier.
+/// Notifies one mount's kernel.
 pub struct Notifier {
     device: Mutex<Option<Arc<Device>>>,
     state: Mutex<State>,
     changed: Condvar,
-    /// Held while attributes are written, so that whoever sees them written may rely on it.
+    /// Held while attributes are written, so that a thread that sees them written may rely on it.
     telling: Mutex<()>,
     ttl: Duration,
     note_stale: NoteStale,
@@ -74,31 +79,33 @@ pub struct Device {
     file: OwnedFd,
     /// The device number that the mount's files show.
     shown: u64,
-    /// What may have to wait.
+    /// The line to the helper for writes that may have to wait.
     line: Line,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// The mount has not come back yet. Its kernel believes nothing any more from then on.
+    /// The mount has not returned yet. From then on its kernel believes nothing any more.
     absent_until: Option<Instant>,
-    /// There is a thread.
+    /// Whether the thread runs.
     has_worker: bool,
-    /// A lease is being taken, and what is to be told for that is not queued yet.
+    /// A lease is being taken, and its notifications are not queued yet.
     is_owing: bool,
     queue: VecDeque<Stale>,
     queued: u64,
     written: u64,
-    /// Files whose pages are to go, …
+    /// Files whose pages are to be dropped.
     pages: BTreeSet<InodeId>,
-    /// … and the one whose pages are going.
+    /// The file whose pages are being dropped.
     dropping: Option<InodeId>,
-    /// There was more to tell than could be, or an earlier SharedFS has left something untold: until then the kernel may believe some of it.
+    /// Until when the kernel may believe stale state because notifications were lost.
+    ///
+    /// Either the queue was full, or an earlier SharedFS has left notifications unsent.
     lost_until: Duration,
     ended: bool,
 }
 
-/// Something to wait for before what made the cache stale may be told to anyone.
+/// A wait for a notification: it must end before any session may learn of the change that made the cache stale.
 #[derive(Debug)]
 pub struct Ticket {
     notifier: Arc<Notifier>,
@@ -113,14 +120,16 @@ impl Notifier {
     /// Starts the thread of a mount whose device is `device`.
     ///
     /// # Errors
-    /// The system's, where no thread can be started.
+    /// The system's, if no thread can be started.
     pub fn start(device: Device, ttl: Duration, note_stale: NoteStale) -> std::io::Result<Arc<Self>> {
         let notifier = Self::without_device(State::default(), ttl, note_stale);
         notifier.connect(device)?;
         Ok(notifier)
     }
 
-    /// Of a mount that has not come back yet after a restart. An earlier SharedFS has left it untold what it may believe until `lost_until`.
+    /// Returns the notifier of a mount that has not returned yet after a restart.
+    ///
+    /// An earlier SharedFS has left its kernel without notifications of state that it may believe until `lost_until`.
     pub fn absent(ttl: Duration, lost_until: Duration, note_stale: NoteStale) -> Arc<Self> {
         let absent_until = Some(Instant::now() + ttl);
         Self::without_device(State { absent_until, lost_until, ..State::default() }, ttl, note_stale)
@@ -137,12 +146,14 @@ impl Notifier {
         })
     }
 
-    /// Whether the mount has not come back yet.
+    /// Returns whether the mount has not returned yet.
     pub fn is_absent(&self) -> bool {
         self.state.lock().absent_until.is_some()
     }
 
-    /// Until now a mount that has not come back could still hold leases from before the start, and let its kernel believe what they say.
+    /// Restarts the time for which an absent mount's kernel may believe its cache.
+    ///
+    /// Until now the mount could still hold leases from before the start.
     pub fn renew_absence(&self) {
         let mut state = self.state.lock();
         if state.absent_until.is_some() {
@@ -150,7 +161,7 @@ impl Notifier {
         }
     }
 
-    /// The mount is there, with this device, or has come back with one: its thread begins with what it was not told yet.
+    /// Connects the mount's device when it registers or returns: the thread begins with the queued notifications.
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -168,14 +179,18 @@ impl Notifier {
         Ok(())
     }
 
-    /// A lease is about to be taken of which the kernel must be told: a restart from here on waits for what it may believe. What is to be told is queued next.
+    /// Records that a lease is about to be taken of which the kernel must be notified.
+    ///
+    /// A restart from here on waits for the kernel. The notifications are queued next.
     pub fn begin(&self) {
         let mut state = self.state.lock();
         state.is_owing = true;
         (self.note_stale)(boot_time() + self.ttl);
     }
 
-    /// Queues a notification behind others; called with SharedFS's lock held, so it never waits. The ticket is its, and so stands for all.
+    /// Queues a notification behind others; called with SharedFS's lock held, so it never waits.
+    ///
+    /// The ticket is the last one's, and so stands for all.
     pub fn queue(self: &Arc<Self>, before: &[Stale], stale: Stale) -> Ticket {
         let all = || before.iter().chain([&stale]);
         let mut state = self.state.lock();
@@ -206,20 +221,22 @@ impl Notifier {
         }
     }
 
-    /// Whether pages of a file are still to be dropped.
+    /// Returns whether pages of a file are still to be dropped.
     pub fn owes_pages(&self, inode: InodeId) -> bool {
         self.state.lock().owes_pages(inode)
     }
 
-    /// Waits until pages of a file are dropped, but for no longer than the kernel may keep what it was told.
+    /// Waits until pages of a file are dropped, but no longer than the kernel may keep them.
     pub fn wait_pages(&self, inode: InodeId) {
         let deadline = Instant::now() + self.ttl;
         let mut state = self.state.lock();
         while state.owes_pages(inode) && !self.changed.wait_until(&mut state, deadline).timed_out() {}
     }
 
-    /// Ends the thread and gives the device back. Where the mount's process is dead (`cut_off`), whoever waits for an answer
-    /// of it fails now; the kernel of one that lives is told first what it's owed. Whether there was a device.
+    /// Ends the thread and closes the device; returns whether there was a device.
+    ///
+    /// If the mount's process is dead (`cut_off`), all processes that wait for its answers fail now. A living mount's
+    /// kernel first receives the queued notifications.
     pub fn end(&self, cut_off: bool) -> bool {
         if !cut_off && !self.is_absent() {
             self.tell(Instant::now() + self.ttl);
@@ -233,8 +250,9 @@ impl Notifier {
         device.is_some()
     }
 
-    /// Tells the kernel of attributes that are queued; does not wait for another that does so, or for a mount to come back, longer than to
-    /// `deadline`.
+    /// Writes the queued notifications of attributes to the kernel.
+    ///
+    /// Until `deadline` at most, it waits for another thread that does so, or for a mount to return.
     fn tell(&self, deadline: Instant) {
         let Some(_telling) = self.telling.try_lock_until(deadline) else { return };
         let mut state = self.state.lock();
@@ -249,7 +267,7 @@ impl Notifier {
         let device = self.device.lock().clone();
         if let Some(device) = device {
             for stale in &batch {
-                // A mount that is gone needs no forgetting.
+                // A mount that is gone has nothing to forget.
                 let _ = inval_inode(&device.file.as_fd(), stale.inode, Pages::Keep);
             }
         }
@@ -293,12 +311,12 @@ impl State {
 }
 
 impl Ticket {
-    /// What is to be forgotten.
+    /// Returns the state that the kernel must forget.
     pub fn stale(&self) -> Stale {
         self.stale
     }
 
-    /// Whether nobody need wait for it any more.
+    /// Returns whether the wait has ended.
     pub fn is_done(&self) -> bool {
         self.is_told(&self.notifier.state.lock()) || Instant::now() >= self.deadline
     }
@@ -307,7 +325,7 @@ impl Ticket {
         state.ended || state.written >= self.number && !self.needs_time
     }
 
-    /// Waits until the kernel has forgotten, or may not believe it any more.
+    /// Waits until the kernel has forgotten the state, or may not believe it any more.
     pub fn wait(&self) {
         let is_due = {
             let state = self.notifier.state.lock();
@@ -326,12 +344,14 @@ impl Ticket {
 }
 
 impl Device {
-    /// A mount's, whose files show the device number `shown`.
+    /// Makes the device of a mount whose files show the device number `shown`.
     pub fn new(file: OwnedFd, shown: u64, helper: &Arc<Helper>) -> Self {
         Self { file, shown, line: Line::new(Arc::clone(helper)) }
     }
 
-    /// Whether it's a device, and its mount still there. The kernel gives the number of one that is gone to others.
+    /// Returns whether it's a FUSE device whose mount is still there.
+    ///
+    /// The kernel reuses the number of a mount that is gone.
     fn is_connected(&self) -> bool {
         const FUSE: (u32, u32) = (10, 229);
         let is_fuse = |found: Stat| (rustix::fs::major(found.st_rdev), rustix::fs::minor(found.st_rdev)) == FUSE;
@@ -342,9 +362,9 @@ impl Device {
             && !fds[0].revents().contains(PollFlags::ERR)
     }
 
-    /// Ends the connection if its mount is still there, whoever else has the device.
+    /// Ends the connection if its mount is still there, whichever other processes have the device.
     fn abort(&self) {
-        // Once we close our copy, the connection most often ends too.
+        // Once SharedFS closes its copy, the connection most often ends too.
         if self.is_connected()
             && let Err(error) = end_connection(self.shown)
         {
@@ -353,12 +373,13 @@ impl Device {
     }
 }
 
-/// Ends the connection of a mount of this arena whose process is dead, and whose files showed this device number: a helper that waits for one of its requests has its device
-/// still, and its users would wait for ever.
+/// Ends the connection of a mount of this arena whose process is dead, and whose files showed this device number.
+///
+/// A helper that waits for one of its requests still has its device, and the mount's users would wait for ever.
 pub fn abort_dead(shown: u64, arena: &Path) {
     let table = fs::read("/proc/self/mountinfo").unwrap_or_default();
     let device = format!("{}:{}", rustix::fs::major(shown), rustix::fs::minor(shown));
-    // The number of a mount that is gone is given to others.
+    // The kernel reuses the number of a mount that is gone.
     let is_it =
         |line: MountLine<'_>| line.device == device.as_bytes() && line.arena() == Some(arena.as_os_str().as_bytes());
     if mount_lines(&table).any(is_it)
@@ -377,7 +398,7 @@ mod tests {
     const INVAL_INODE: i32 = 2;
     const STALE: Stale = Stale { inode: InodeId(77), data: true, subtree: false };
 
-    /// A device that is none, and has no helper.
+    /// A socket in place of a device, without a helper.
     fn device(socket: UnixStream) -> Device {
         Device::new(socket.into(), 0, &Arc::new(Helper::new(Vec::new())))
     }
@@ -394,12 +415,12 @@ mod tests {
     }
 
     #[test]
-    fn attributes_are_told_at_once_and_pages_behind_them() {
+    fn attributes_are_notified_at_once_pages_after() {
         let (ours, mut kernel) = UnixStream::pair().expect("sockets");
         let notifier = Notifier::start(device(ours), Duration::from_secs(60), Box::new(|_| {})).expect("started");
         let start = Instant::now();
         queue(&notifier).wait();
-        assert!(start.elapsed() < Duration::from_secs(30), "a kernel that takes it delays nobody");
+        assert!(start.elapsed() < Duration::from_secs(30), "a kernel that takes it causes no delay");
         let attributes = message(&mut kernel, 40);
         assert_eq!((attributes[4], attributes[16], attributes[24]), (INVAL_INODE as u8, 77, 0xff));
         kernel.set_read_timeout(Some(Duration::from_secs(30))).expect("set");
@@ -409,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_waits_for_what_was_not_told() {
+    fn stale_note_lasts_until_all_is_notified() {
         use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
         let (ours, mut kernel) = UnixStream::pair().expect("sockets");
         let noted = Arc::new(AtomicU64::new(0));
@@ -422,7 +443,7 @@ mod tests {
         notifier.connect(device(ours)).expect("started");
         ticket.wait();
         message(&mut kernel, 40);
-        assert_eq!(noted.load(SeqCst), 0, "it was told all");
+        assert_eq!(noted.load(SeqCst), 0, "all notifications are written");
         notifier.begin();
         notifier.tell(Instant::now());
         assert_ne!(noted.load(SeqCst), 0, "a lease is being taken");
@@ -432,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_sharedfs_has_left_untold_stays_noted() {
+    fn stale_note_of_earlier_sharedfs_stays() {
         use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
         let (ours, _kernel) = UnixStream::pair().expect("sockets");
         let noted = Arc::new(AtomicU64::new(0));
@@ -447,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_that_comes_back_is_told_what_was_taken_from_it_meanwhile() {
+    fn returning_mount_gets_queued_notifications() {
         let notifier = Notifier::absent(Duration::from_secs(60), Duration::ZERO, Box::new(|_| {}));
         let ticket = queue(&notifier);
         assert!(!ticket.is_done());
@@ -457,23 +478,23 @@ mod tests {
             notifier.connect(device(ours)).expect("started");
             waiting.join().expect("no panic");
             kernel.set_nonblocking(true).expect("set");
-            assert_eq!(message(&mut kernel, 40)[24], 0xff, "who waited goes on when it is told");
+            assert_eq!(message(&mut kernel, 40)[24], 0xff, "the waiting thread goes on after the notification");
         });
         notifier.end(false);
     }
 
     #[test]
-    fn a_mount_that_does_not_come_back_is_waited_for_as_long_as_its_kernel_believes() {
+    fn absent_mount_is_awaited_for_cache_ttl() {
         let ttl = Duration::from_millis(50);
         let (start, notifier) = (Instant::now(), Notifier::absent(ttl, Duration::ZERO, Box::new(|_| {})));
         queue(&notifier).wait();
         assert!(start.elapsed() >= ttl);
-        assert!(queue(&notifier).is_done(), "what was told before the restart is believed no more");
+        assert!(queue(&notifier).is_done(), "the kernel no longer believes its cache from before the restart");
         notifier.end(false);
     }
 
     #[test]
-    fn an_ended_mount_holds_up_nobody_and_its_device_is_closed() {
+    fn ended_mount_delays_no_ticket_and_closes_device() {
         let (ours, mut kernel) = UnixStream::pair().expect("sockets");
         let notifier = Notifier::start(device(ours), Duration::from_secs(60), Box::new(|_| {})).expect("started");
         for _ in 0..QUEUE_MAX {
@@ -490,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_device_has_a_connection() {
+    fn socket_is_no_connected_device() {
         let (ours, _theirs) = UnixStream::pair().expect("sockets");
         assert!(!device(ours).is_connected());
     }

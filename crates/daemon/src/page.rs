@@ -1,18 +1,20 @@
-//! What SharedFS must know of a session after its own restart, in the first page of the session's lease table, which the
-//! session can only read. Each fact is one word, or guarded by one, so a kill between two stores never shows half a fact.
+//! Facts about a session that SharedFS must know after its own restart.
+//!
+//! They stand in the first page of the session's lease table, which the session can only read. Each fact is one word,
+//! or guarded by one, so a kill between two stores never shows half a fact.
 //!
 //! ```text
 //!   64  identity                                                              (`identity.rs`)
-//! 2048  validated:8                       records before it were judged under the leases of their time
+//! 2048  validated:8                       records before it were validated under the leases of their time
 //! 2056  granted blocks:8  metadata:8      credit granted so far, less what was recalled
-//! 2072  revoking:8                        a lease is being taken, and the records written under it were not judged yet
-//! 2080  stale until:8                     milliseconds since boot up to which a mount's kernel may believe what is no longer so
-//! 2088  mount's device:8                  what its files show as st_dev, 0 where it is no mount
-//! 2096  lease slots:8                     of the table, that have room; 0 where all have, as an earlier version made it
+//! 2072  revoking:8                        a lease is being taken, and records written under it are not validated yet
+//! 2080  stale until:8                     milliseconds since boot until which a mount's kernel may believe stale state
+//! 2088  mount's device:8                  the device number that its files show, 0 if it is no mount
+//! 2096  lease slots:8                     of the table, that have room; 0 if all have, as an earlier version made it
 //! 2104  other locks:8                     1: it has had a lock that does not stand in its control page
 //! 2112  4 times  position+1:8 blocks:8 metadata:8 unused:8   cost of all records before the position
 //! 2304  128 times  first inode << 16 | count                 inode numbers granted, oldest overwritten
-//! 3328  16 times  inode:8                 files whose record locks are delegated, by the slot of the control page that has them
+//! 3328  16 times  inode:8                 files whose record locks are delegated, by the control page's slot
 //! 3456  rights:8                          words behind the lease slots that were ever used (`rights.rs`)
 //! ```
 
@@ -42,7 +44,9 @@ const _: () = assert!(PAGE_END <= 4096);
 /// The most inode numbers in one range: the count must fit 16 bits.
 pub const RANGE_MAX: u64 = 0xffff;
 
-/// Makes a page that says nothing but that so many slots of the table have room, and that all before a position of the log is over and done with.
+/// Formats a page that states only how many slots of the table have room, and the position at which the log begins.
+///
+/// All before that position is settled and committed.
 pub fn begin(page: &impl Persistent, slots: u32, position: LogPosition) -> Result<(), OutOfBounds> {
     let noted = (VALIDATED..PAGE_END).step_by(8);
     noted.filter(|at| page.load_u64(*at).is_ok_and(|word| word != 0)).try_for_each(|at| page.store_u64(at, 0))?;
@@ -51,27 +55,27 @@ pub fn begin(page: &impl Persistent, slots: u32, position: LogPosition) -> Resul
     set_cost_at(page, position, Credit::default())
 }
 
-/// The position before which records were judged under the leases of their time.
+/// Returns the position before which records were validated under the leases of their time.
 pub fn validated(page: &impl Persistent) -> LogPosition {
     LogPosition(page.load_u64(VALIDATED).unwrap_or(0))
 }
 
-/// Notes that position.
+/// Sets that position.
 pub fn set_validated(page: &impl Persistent, position: LogPosition) -> Result<(), OutOfBounds> {
     page.store_u64(VALIDATED, position.0)
 }
 
-/// Whether a kill came between a lease's end and the judgement of the records written under it.
+/// Returns whether a kill came between a lease's end and the validation of the records written under it.
 pub fn is_revoking(page: &impl Persistent) -> bool {
     page.load_u64(REVOKING).unwrap_or(0) != 0
 }
 
-/// Notes that a lease is about to be taken, or that all that was written under it was judged.
+/// Notes that a lease is about to be taken, or that all records written under it are validated.
 pub fn set_revoking(page: &impl Persistent, revoking: bool) -> Result<(), OutOfBounds> {
     page.store_u64(REVOKING, u64::from(revoking))
 }
 
-/// Whether the session may have locks that only an earlier SharedFS knew of: it asks for them again.
+/// Returns whether the session may have locks that only an earlier SharedFS knew: the session asks for them again.
 pub fn has_other_locks(page: &impl Persistent) -> bool {
     page.load_u64(OTHER_LOCKS).unwrap_or(0) != 0
 }
@@ -81,27 +85,29 @@ pub fn set_other_locks(page: &impl Persistent) -> Result<(), OutOfBounds> {
     page.store_u64(OTHER_LOCKS, 1)
 }
 
-/// Until when a mount's kernel may believe what is no longer so, in milliseconds since boot.
+/// Returns until when a mount's kernel may believe stale state, in milliseconds since boot.
 pub fn stale_until_ms(page: &impl Persistent) -> u64 {
     page.load_u64(STALE_UNTIL).unwrap_or(0)
 }
 
-/// Notes that time.
+/// Sets that time.
 pub fn set_stale_until_ms(page: &impl Persistent, until_ms: u64) -> Result<(), OutOfBounds> {
     page.store_u64(STALE_UNTIL, until_ms)
 }
 
-/// The device number that the files of the session's mount show; 0 where it has told none, a number that no file system has.
+/// Returns the device number that the files of the session's mount show; 0 before the mount has registered one.
+///
+/// No file system has the number 0.
 pub fn mount_device(page: &impl Persistent) -> u64 {
     page.load_u64(MOUNT_DEVICE).unwrap_or(0)
 }
 
-/// Notes that number.
+/// Sets that number.
 pub fn set_mount_device(page: &impl Persistent, device: u64) -> Result<(), OutOfBounds> {
     page.store_u64(MOUNT_DEVICE, device)
 }
 
-/// How many slots of the lease table have room.
+/// Returns how many slots of the lease table have room.
 pub fn lease_room(page: &impl Persistent) -> u32 {
     match page.load_u64(LEASE_ROOM) {
         Ok(slots @ 1..) => slots.min(LEASE_SLOTS.into()) as u32,
@@ -109,18 +115,20 @@ pub fn lease_room(page: &impl Persistent) -> u32 {
     }
 }
 
-/// Notes that number.
+/// Sets that number.
 pub fn set_lease_room(page: &impl Persistent, slots: u32) -> Result<(), OutOfBounds> {
     page.store_u64(LEASE_ROOM, slots.into())
 }
 
-/// The file whose record locks are delegated in a slot; `None` where there is none.
+/// Returns the file whose record locks are delegated in a slot; `None` if there is none.
 pub fn delegated(page: &impl Persistent, slot: u32) -> Option<InodeId> {
     let noted = page.load_u64(DELEGATED + 8 * u64::from(slot % LOCK_SLOTS)).unwrap_or(0);
     (noted != 0).then_some(InodeId(noted))
 }
 
-/// Notes that file, before the session can see that it is so, or that there is none, before anybody else gets a lock on it.
+/// Notes that file, or that there is none.
+///
+/// A file is noted before the session can see the delegation, and removed before another session gets a lock on it.
 pub fn set_delegated(page: &impl Persistent, slot: u32, inode: Option<InodeId>) -> Result<(), OutOfBounds> {
     page.store_u64(DELEGATED + 8 * u64::from(slot % LOCK_SLOTS), inode.map_or(0, |inode| inode.0))
 }
@@ -130,12 +138,12 @@ pub fn forget_delegated(page: &impl Persistent) -> Result<(), OutOfBounds> {
     (0..LOCK_SLOTS).try_for_each(|slot| set_delegated(page, slot, None))
 }
 
-/// How many words for kept rights were ever used.
+/// Returns how many words for kept rights were ever used.
 pub fn rights_used(page: &impl Persistent) -> u32 {
     page.load_u64(RIGHTS).map_or(0, |used| u32::try_from(used).unwrap_or(u32::MAX))
 }
 
-/// Notes that number.
+/// Sets that number.
 pub fn set_rights_used(page: &impl Persistent, used: u32) -> Result<(), OutOfBounds> {
     page.store_u64(RIGHTS, used.into())?;
     page.flush(RIGHTS, 8)?;
@@ -143,7 +151,7 @@ pub fn set_rights_used(page: &impl Persistent, used: u32) -> Result<(), OutOfBou
     Ok(())
 }
 
-/// The credit granted, less what was recalled.
+/// Returns the credit granted, less what was recalled.
 pub fn granted(page: &impl Persistent) -> Credit {
     Credit {
         blocks: page.load_u64(GRANTED_BLOCKS).unwrap_or(0),
@@ -151,13 +159,15 @@ pub fn granted(page: &impl Persistent) -> Credit {
     }
 }
 
-/// Notes that credit. A grant is noted before the session sees it, a recall after: a kill in between errs to the session's good.
+/// Sets that credit.
+///
+/// A grant is noted before the session sees it, a recall after: a kill in between errs in the session's favour.
 pub fn set_granted(page: &impl Persistent, credit: Credit) -> Result<(), OutOfBounds> {
     page.store_u64(GRANTED_BLOCKS, credit.blocks)?;
     page.store_u64(GRANTED_METADATA, credit.metadata_bytes)
 }
 
-/// The cost of all records before a position that was about to be committed; `None` where none was noted for it.
+/// Returns the cost of all records before a position that was about to be committed; `None` if none was noted for it.
 pub fn cost_at(page: &impl Persistent, position: LogPosition) -> Option<Credit> {
     if position.0 == 0 {
         return Some(Credit::default());
@@ -169,8 +179,9 @@ pub fn cost_at(page: &impl Persistent, position: LogPosition) -> Option<Credit> 
     })
 }
 
-/// Notes the cost before a commit up to `position` begins. The slot of the last commit stays: which of the two the store
-/// holds after a kill is not known yet.
+/// Notes the cost before a commit up to `position` begins.
+///
+/// The slot of the last commit stays: SharedFS does not know yet which of the two the store holds after a kill.
 pub fn set_cost_at(page: &impl Persistent, position: LogPosition, cost: Credit) -> Result<(), OutOfBounds> {
     if cost_at(page, position).is_some() {
         return Ok(());
@@ -188,16 +199,16 @@ pub fn set_cost_at(page: &impl Persistent, position: LogPosition, cost: Credit) 
     page.store_u64(oldest, position.0 + 1)
 }
 
-/// The inode numbers that a session may give to what it makes.
+/// The inode numbers that a session may give to inodes that it makes.
 #[derive(Debug, Default)]
 pub struct InodeRanges {
-    /// First and count by slot of the page.
+    /// First number and count, by slot of the page.
     slots: Vec<(u64, u64)>,
     next: usize,
 }
 
 impl InodeRanges {
-    /// Reads them from the page. Numbers only grow, so the newest is the largest.
+    /// Reads the ranges from the page. Numbers only grow, so the newest range is the largest.
     pub fn load(page: &impl Persistent) -> Self {
         let slots: Vec<_> = (0..RANGE_SLOTS)
             .map_while(|slot| page.load_u64(RANGES + 8 * slot).ok().filter(|&word| word != 0))
@@ -207,7 +218,8 @@ impl InodeRanges {
         Self { next: newest.map_or(0, |slot| (slot + 1) % RANGE_SLOTS as usize), slots }
     }
 
-    /// Whether the next range takes the place of an old one, whose numbers are then refused: the log must be applied first.
+    /// Returns whether the next range replaces an old one, whose numbers are then refused: the log must be applied
+    /// first.
     pub fn is_full(&self) -> bool {
         self.slots.len() == RANGE_SLOTS as usize
     }
@@ -229,7 +241,7 @@ impl InodeRanges {
         Ok(())
     }
 
-    /// Whether the number was granted.
+    /// Returns whether the number was granted.
     pub fn contains(&self, inode: InodeId) -> bool {
         self.slots.iter().any(|&(first, count)| inode.0 >= first && inode.0 - first < count)
     }
@@ -245,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_survive_and_the_oldest_gives_way() {
+    fn ranges_survive_reload_and_oldest_is_replaced() {
         let page = page();
         let mut ranges = InodeRanges::load(&page);
         for n in 0..200 {
@@ -264,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_take_one_slot() {
+    fn adjacent_ranges_share_one_slot() {
         let page = page();
         let mut ranges = InodeRanges::load(&page);
         for n in 0..100 {
@@ -274,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cost_of_both_the_last_and_the_coming_commit_is_known() {
+    fn costs_of_last_and_coming_commit_are_kept() {
         let page = page();
         for n in 1..50 {
             let cost = Credit { blocks: n, metadata_bytes: 2 * n };

@@ -1,8 +1,8 @@
-//! The descriptor that stands in for a file of a process in the kernel, while LibFS has the file open.
+//! Makes the placeholder descriptor that a process has in the kernel while LibFS has the file open.
 //!
-//! Code that calls the kernel past LibFS must fail with it, whatever the call. It is the root of a FUSE mount that
-//! stands in no tree and that no process answers for. As an `O_PATH` descriptor it reads and writes nothing, and a call
-//! for attributes gets `ENOTCONN`.
+//! Code that calls the kernel without LibFS must fail on it in every call. It is the root of a FUSE mount that stands
+//! in no tree and that no process answers for. As an `O_PATH` descriptor it reads and writes nothing, and a call for
+//! attributes gets `ENOTCONN`.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -14,7 +14,7 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, 
 /// Makes the descriptor.
 ///
 /// # Errors
-/// Those of the system: it takes the right to mount, and Linux 5.2.
+/// The system's: it takes the right to mount, and Linux 5.2.
 pub fn make_placeholder() -> Result<File> {
     let device = open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let context = fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
@@ -27,7 +27,7 @@ pub fn make_placeholder() -> Result<File> {
         | MountAttrFlags::MOUNT_ATTR_NOEXEC
         | MountAttrFlags::MOUNT_ATTR_RDONLY;
     let mount = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
-    // With the device the connection ends: from here on each request fails at once.
+    // The connection ends with the device: from here on each request fails at once.
     Ok(File::from(mount))
 }
 

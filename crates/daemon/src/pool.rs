@@ -1,10 +1,12 @@
-//! Sessions that are made before anybody asks for one: most of what a beginning takes is files that are the same for all.
+//! Prepares sessions before a process asks for one.
 //!
-//! A [`Blank`] has a number and all its files, and no owner. Some are new, and for all; the others are what sessions of the same user have left
-//! ([`crate::ended`]), and are taken first. When SharedFS is killed a blank is what is left of a session whose making was cut: files without an
-//! identity, which the next start removes ([`Session::take_up`]).
+//! Most of a session's beginning goes into files that are the same for all. A [`Blank`] has a number and all its files,
+//! and no owner. Some are new, and for any process. The others are retired sessions ([`crate::ended`]); a process of
+//! the same user takes those first. After a kill of SharedFS, a prepared session looks like one whose making was cut
+//! short: files without an identity, which the next start removes ([`Session::take_up`]).
 //!
-//! There are some from the first process on that asks; a machine on which all go through mounts has none.
+//! SharedFS prepares sessions after the first process has asked for one; on a machine that uses mounts only, it
+//! prepares none.
 //!
 //! [`Session::take_up`]: crate::session::Session::take_up
 
@@ -19,17 +21,21 @@ use crate::session::{Blank, LogRoom};
 use crate::sessions;
 use crate::shared::Shared;
 
-/// The most blanks at once that are for all. Each takes as much room as a session's beginning, and a third of a millisecond to make:
-/// programs that begin together find one each, and a long row of them is not faster than that.
+/// The most prepared sessions that are for any process.
+///
+/// Each takes as much room as a session's beginning, and a third of a millisecond to make. Programs that begin together
+/// find one each, and a longer row of programs is not faster than that.
 const BLANKS_MAX: usize = 4;
-/// The most that wait to be made blanks of what sessions have left, and the most such blanks: as many programs as run at once on most machines.
+/// The most retired sessions that wait to be prepared, and the most prepared ones made of them.
+///
+/// That is as many programs as run at once on most machines.
 const ENDED_MAX: usize = 8;
-/// The most of these whose logs have more room than a new one: what a machine keeps of memory for programs to come.
+/// The most of these whose logs have more room than a new one: memory that a machine keeps for programs to come.
 const LARGE_MAX: usize = 2;
-/// How long those blanks stay where nothing else happens.
+/// How long these stay if nothing else happens.
 const ENDED_KEPT: Duration = Duration::from_secs(60);
 
-/// Blanks.
+/// The prepared sessions and the retired ones.
 #[derive(Default)]
 pub struct Pool {
     blanks: Mutex<Blanks>,
@@ -39,15 +45,15 @@ pub struct Pool {
 #[derive(Default)]
 struct Blanks {
     made: VecDeque<Blank>,
-    /// What blanks can be made of.
+    /// Retired sessions that can be prepared.
     ended: Vec<Ended>,
-    /// One was asked for since they could last not be made.
+    /// A session was asked for since the last one failed to be made.
     is_wanted: bool,
     is_ending: bool,
 }
 
 impl Pool {
-    /// Takes a blank for somebody, if there is one: first of those that are for nobody else.
+    /// Takes a prepared session for a process, if there is one, and preferably one that only its user may take.
     pub fn take(&self, whom: &Credentials) -> Option<Blank> {
         let made = &mut self.blanks.lock().made;
         let is_first = |wanted: Option<&Credentials>| made.iter().position(|blank| blank.only_for.as_ref() == wanted);
@@ -55,13 +61,13 @@ impl Pool {
         made.remove(index)
     }
 
-    /// Has others be made in place of those that were taken.
+    /// Asks for new ones in place of those that were taken.
     pub fn refill(&self) {
         self.blanks.lock().is_wanted = true;
         self.changed.notify_all();
     }
 
-    /// Has a blank be made of what a session has left; it comes back where there are enough.
+    /// Keeps a retired session to prepare another of it; returns it if there are enough.
     pub fn keep(&self, ended: Ended) -> Option<Ended> {
         let mut blanks = self.blanks.lock();
         let large = || blanks.ended.iter().filter(|ended| is_large(ended.log_room)).count();
@@ -74,7 +80,7 @@ impl Pool {
         None
     }
 
-    /// Removes what is kept of sessions that have ended: its room is wanted. Whether there was any.
+    /// Removes all retired sessions, as their room is wanted; returns whether there were any.
     pub fn give_up_kept(&self, shared: &Shared) -> bool {
         let (made, ended) = {
             let mut blanks = self.blanks.lock();
@@ -86,13 +92,13 @@ impl Pool {
         were_any
     }
 
-    /// No more are made.
+    /// Stops the preparation.
     pub fn end(&self) {
         self.blanks.lock().is_ending = true;
         self.changed.notify_all();
     }
 
-    /// Waits until there is something to do; `None` at the end.
+    /// Waits until there is something to do; returns `None` at the end.
     fn wait(&self) -> Option<Job> {
         let mut blanks = self.blanks.lock();
         loop {
@@ -101,7 +107,7 @@ impl Pool {
             }
             let for_all = blanks.made.iter().filter(|blank| blank.only_for.is_none()).count();
             let lacks = blanks.is_wanted && for_all < BLANKS_MAX;
-            // Whoever begins next waits if there is none.
+            // If there is none, the process that begins next waits.
             if !(lacks && for_all < BLANKS_MAX / 2) {
                 if let Some(ended) = blanks.ended.pop() {
                     return Some(Job::MakeOf(ended));
@@ -118,7 +124,8 @@ impl Pool {
         }
     }
 
-    /// Puts a blank of what a session has left where it is taken first, and returns one that is too much of those.
+    /// Puts a session prepared of a retired one where it is taken first; returns one of those that exceeds their
+    /// number.
     fn put_first(&self, blank: Blank) -> Option<Blank> {
         let made = &mut self.blanks.lock().made;
         made.push_front(blank);
@@ -131,7 +138,7 @@ impl Pool {
 }
 
 impl Blanks {
-    /// Those that were somebody's.
+    /// Takes the sessions that were prepared of retired ones.
     fn take_used(&mut self) -> Vec<Blank> {
         let (used, others) = std::mem::take(&mut self.made).into_iter().partition(|blank| blank.only_for.is_some());
         self.made = others;
@@ -139,20 +146,20 @@ impl Blanks {
     }
 }
 
-/// What there is to do.
+/// A task of the thread.
 enum Job {
     Make,
     MakeOf(Ended),
-    /// Nobody has taken these for a while.
+    /// No process has taken these for a while.
     Forget(Vec<Blank>),
 }
 
-/// Whether a log has more room than a new one.
+/// Returns whether a log has more room than a new one.
 fn is_large(room: LogRoom) -> bool {
     room.allocated > sessions::LOG_BEGINNING
 }
 
-/// The thread that makes blanks, and removes those that nobody has taken.
+/// Runs the thread that prepares sessions, and removes those that no process has taken.
 pub fn fill_thread(shared: &Shared) {
     let pool = &shared.pool;
     while let Some(job) = pool.wait() {
@@ -161,7 +168,7 @@ pub fn fill_thread(shared: &Shared) {
                 Ok(blank) => pool.blanks.lock().made.push_back(blank),
                 Err(reason) => {
                     tracing::debug!(reason, "no session can be made in advance");
-                    // Whoever asks next hears why.
+                    // The process that asks next receives the reason.
                     pool.blanks.lock().is_wanted = false;
                 }
             },

@@ -1,13 +1,14 @@
-//! Quotas: what sessions were granted of what is limited, and the limits.
+//! Quotas: the limits, and the quota balances that sessions were granted.
 //!
-//! A session uses what is limited only as far as it was granted (`ashlar-libfs`, `quota`). For each session and each owner,
-//! group or subtree with limits, SharedFS knows what is *outstanding*: granted, and not yet found used in applied records. It grants
-//! where what is used, what is outstanding to all, and what is wanted stay within the limit. Where they do not, it takes back what is
-//! outstanding, so that only what is used counts: a new era begins, the log is sealed, and all of it is applied. The super-user asks
-//! too, and is refused nothing but for subtrees, so that what is outstanding is always told in full.
+//! A session uses what is limited only as far as it was granted (`ashlar-libfs`, `quota`). SharedFS knows the
+//! *outstanding* balance of each session for each owner, group or subtree with limits: granted, and not yet found used
+//! in applied records. It grants if the use, all outstanding balances, and the wanted amount stay within the limit.
+//! Otherwise it takes back the outstanding balances, so that only real use counts: it begins a new quota version, seals
+//! the logs, and applies all of them. The super-user asks too, and is refused only for subtrees, so that SharedFS
+//! always knows all outstanding balances.
 //!
-//! Nothing of it outlives SharedFS. The next one applies the logs as they are, begins another era for everybody who runs, and
-//! has granted nothing.
+//! No balance outlives SharedFS. The next one applies the logs as they are, begins another quota version for every
+//! running session, and has granted nothing.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -22,18 +23,18 @@ use crate::shared::Shared;
 use crate::state::State;
 use crate::validate::Violation;
 
-/// What a session gets at a time while there is plenty, so that it asks seldom.
+/// The balance that a session gets at a time while there is plenty, so that it asks seldom.
 const CHUNK: QuotaAmount = QuotaAmount { blocks: (16 << 20) / ashlar_types::BLOCK_BYTES, inodes: 1024 };
-/// The part of what is free that one chunk may take at most; with less, sessions get exactly what they ask for.
+/// The part of the free amount that one chunk takes at most; with less, sessions get exactly what they ask for.
 const PLENTY_PART: u64 = 16;
-/// No update has more use something than an owner, a group and a subtree.
+/// No update makes more than an owner, a group and a subtree use something.
 const WANTS_MAX: usize = 4;
-/// Entries of a directory that are looked at for a name, when the path of a subtree is to be shown.
+/// Entries of directories that SharedFS searches for names to show the paths of subtrees.
 const ENTRIES_SEEN_MAX: usize = 100_000;
-/// Directories above one whose path is to be shown.
+/// The most directories above one whose path is to be shown.
 const DEPTH_MAX: usize = 1000;
 
-/// What a session was granted and has not been found to have used, by whose account it is.
+/// A session's outstanding balances: granted, and not yet found used, by account.
 #[derive(Debug, Default)]
 pub struct Outstanding {
     amounts: BTreeMap<QuotaKey, QuotaAmount>,
@@ -50,7 +51,7 @@ impl Outstanding {
         held.inodes = held.inodes.saturating_add(amount.inodes);
     }
 
-    /// Books what a batch has used of what is limited; `false` where that is more than was granted.
+    /// Books the use of a limited resource by a batch; returns `false` if that is more than was granted.
     fn spend(&mut self, moved: &Move, limits: QuotaLimits) -> bool {
         let held = self.amounts.entry(moved.key).or_default();
         let spend = |held: &mut u64, limit: Option<u64>, more: i64| {
@@ -64,16 +65,17 @@ impl Outstanding {
         blocks && inodes
     }
 
-    /// Nothing is outstanding any more.
+    /// Clears all outstanding balances.
     pub fn clear(&mut self) {
         self.amounts.clear();
     }
 }
 
-/// What may be granted at once where so much is free (`None`: it's not limited), and `exempt` says that the limit does not
-/// hold; `None`: it's too little.
+/// Decides how much to grant at once of a free amount; `None` if it's too little.
+///
+/// A `free` of `None` means that there is no limit; `exempt` says that the limit does not hold.
 fn decide(free: Option<u64>, want: u64, chunk: u64, exempt: bool) -> Option<u64> {
-    // Nothing is held that nobody has asked for.
+    // A session holds nothing that it did not ask for.
     let Some(free) = free.filter(|_| want > 0) else { return Some(want) };
     match want <= free {
         true => Some(want.max(chunk.min(free / PLENTY_PART))),
@@ -82,7 +84,7 @@ fn decide(free: Option<u64>, want: u64, chunk: u64, exempt: bool) -> Option<u64>
 }
 
 impl State {
-    /// What can still be granted of what is limited.
+    /// Returns the amount that can still be granted under a limit.
     fn quota_left(&self, key: QuotaKey) -> QuotaLimits {
         let (used, limits) = self.store.quota(key);
         let held = self.sessions.values().map(|session| session.outstanding.of(key));
@@ -106,7 +108,7 @@ impl State {
             grants.push((want.key, left, QuotaAmount { blocks, inodes }));
         }
         let session = self.sessions.get_mut(&id)?;
-        let told = grants.into_iter().map(|(key, left, amount)| {
+        let granted = grants.into_iter().map(|(key, left, amount)| {
             let (blocks, inodes) = (left.blocks.map(|_| amount.blocks), left.inodes.map(|_| amount.inodes));
             if !left.is_none() {
                 session
@@ -115,12 +117,14 @@ impl State {
             }
             QuotaGrant { key, blocks, inodes }
         });
-        let told: Vec<_> = told.collect();
-        Some((session.quota_version, told))
+        let granted: Vec<_> = granted.collect();
+        Some((session.quota_version, granted))
     }
 
-    /// Books what a batch of a session has used of what is limited. Whoever used more than was granted forged a record; of
-    /// root's sessions it is not asked, which act for many and are trusted.
+    /// Books the use of limited resources by a batch of a session.
+    ///
+    /// A session that used more than it was granted forged a record. Root's sessions are exempt: they act for many
+    /// users and are trusted.
     pub fn spend_quota(&mut self, id: SessionId) -> Result<(), Violation> {
         let moves = self.store.take_quota_moves();
         if moves.is_empty() {
@@ -142,7 +146,7 @@ impl State {
         Err(Violation::NoQuota)
     }
 
-    /// Takes back all that a session holds: what it appends from here on is paid for anew, and what it has appended is applied.
+    /// Takes back all balances of a session: it pays anew for later records, and its logged ones are applied.
     pub fn invalidate_quota_balances(&mut self, id: SessionId, has_limits: bool) {
         let Some(session) = self.sessions.get_mut(&id).filter(|session| session.fenced.is_none()) else { return };
         session.raise_quota_version(has_limits);
@@ -154,17 +158,19 @@ impl State {
 }
 
 impl Session {
-    /// Begins another era of quotas; the log must be sealed next.
+    /// Begins another quota version; the log must be sealed next.
     pub fn raise_quota_version(&mut self, has_limits: bool) {
         self.quota_version = self.quota_version.next(has_limits);
         self.control.set_quota_version(self.quota_version);
     }
 }
 
-/// Grants what a session wants to use of what is limited. Where there is too little, what all sessions hold of it is taken back, and
-/// all logs are applied, so that only what is really used counts; only then the answer is no.
+/// Grants what a session wants to use of what is limited.
+///
+/// If there is too little, SharedFS takes back the balances of all sessions and applies all logs, so that only real use
+/// counts. Only then it refuses.
 pub fn grant(shared: &Shared, id: SessionId, wants: &[QuotaWant]) -> Result<Reply, Errno> {
-    // Who asks twice at once for the same would get twice what is left.
+    // A session that asks twice at once for the same account would get its rest twice.
     let is_repeated = |(index, want): (usize, &QuotaWant)| wants[..index].iter().any(|other| other.key == want.key);
     if wants.len() > WANTS_MAX || wants.iter().enumerate().any(is_repeated) {
         return Err(Errno::EINVAL);
@@ -174,7 +180,7 @@ pub fn grant(shared: &Shared, id: SessionId, wants: &[QuotaWant]) -> Result<Repl
         return Ok(Reply::Quota { version, grants });
     }
     state = reclaim(shared, state, wants);
-    // Nobody had the lock in between: this answer is exact.
+    // No other thread had the lock in between: this answer is exact.
     if state.live(id).is_none() {
         return Err(Errno::EIO);
     }
@@ -202,12 +208,12 @@ fn reclaim<'a>(shared: &'a Shared, mut state: MutexGuard<'a, State>, wants: &[Qu
     state
 }
 
-/// Sets limits, or takes them away. They hold from here on, for everybody, and are durable on return.
+/// Sets or removes limits. They hold from here on, for all sessions, and are durable on return.
 pub fn set(shared: &Shared, key: QuotaKey, limits: QuotaLimits) -> Result<(), Errno> {
     let mut state = shared.apply_all_settled(shared.lock());
     let others = state.store.quotas().into_iter().any(|(other, _, limits)| other != key && !limits.is_none());
     for id in state.live_ids() {
-        // What was logged before was not paid for under these limits, so it is applied before they hold.
+        // Earlier records were not paid for under these limits, so they are applied before the limits hold.
         state.invalidate_quota_balances(id, others || !limits.is_none());
     }
     state.store.set_quota_limits(key, limits);
@@ -216,7 +222,7 @@ pub fn set(shared: &Shared, key: QuotaKey, limits: QuotaLimits) -> Result<(), Er
     shared.commit_all(&mut state)
 }
 
-/// Everybody who uses something or is limited.
+/// Returns all owners, groups and subtrees with use or limits.
 pub fn list(shared: &Shared) -> Result<Vec<QuotaStatus>, Errno> {
     let state = shared.apply_all_settled(shared.lock());
     let mut left = ENTRIES_SEEN_MAX;
@@ -234,7 +240,7 @@ pub fn list(shared: &Shared) -> Result<Vec<QuotaStatus>, Errno> {
     Ok(list)
 }
 
-/// The path of a directory from the root; `None` where it is gone, or not found among so many entries as may still be looked at.
+/// Returns the path of a directory from the root; `None` if it is gone, or not found within `left` entries.
 fn path_of(state: &State, directory: InodeId, left: &mut usize) -> Result<Option<Vec<u8>>, StoreError> {
     let mut names: Vec<Name> = Vec::new();
     let mut at = directory;
@@ -250,7 +256,7 @@ fn path_of(state: &State, directory: InodeId, left: &mut usize) -> Result<Option
     Ok(Some(if path.is_empty() { b"/".to_vec() } else { path }))
 }
 
-/// The name of an inode in a directory; `None` where it is not found among so many entries as may still be looked at.
+/// Returns the name of an inode in a directory; `None` if it is not found within `left` entries.
 pub fn name_in(state: &State, parent: InodeId, inode: InodeId, left: &mut usize) -> Result<Option<Name>, StoreError> {
     const PAGE: usize = 1000;
     let mut after = 0;
@@ -271,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chunk_while_there_is_plenty_the_exact_wish_when_it_is_tight_and_always_for_the_super_user() {
+    fn grant_is_chunk_if_plenty_exact_if_tight_any_if_exempt() {
         assert_eq!(decide(None, 7, 100, false), Some(7));
         assert_eq!(decide(Some(1 << 20), 0, 100, false), Some(0));
         assert_eq!(decide(Some(0), 0, 100, false), Some(0));
@@ -284,13 +290,13 @@ mod tests {
     }
 
     #[test]
-    fn who_uses_more_than_was_granted_is_found_out_and_what_is_free_is_not_counted() {
+    fn use_beyond_grant_is_detected_and_freeing_grants_nothing() {
         let (key, limits) = (QuotaKey::User(1), QuotaLimits { blocks: Some(100), inodes: None });
         let moved = |blocks, inodes| Move { key, blocks, inodes };
         let mut outstanding = Outstanding::default();
         outstanding.grant(key, QuotaAmount { blocks: 10, inodes: 0 });
         assert!(outstanding.spend(&moved(4, 1000), limits));
-        assert!(outstanding.spend(&moved(-50, -1), limits), "what is freed is no new grant");
+        assert!(outstanding.spend(&moved(-50, -1), limits), "freeing is no new grant");
         assert_eq!(outstanding.of(key).blocks, 6);
         assert!(!outstanding.spend(&moved(7, 0), limits));
         assert_eq!(outstanding.of(key).blocks, 0);

@@ -1,10 +1,12 @@
-//! The start: every session that left files is taken up. Those whose process lives go on as if nothing had happened; the
-//! logs of the others are digested, and forgotten.
+//! Starts SharedFS: takes up every session that left files.
 //!
-//! A kill at any point of it changes nothing: it begins again at what is committed.
+//! Sessions whose process lives go on as if nothing had happened. The logs of the others are digested, and these
+//! sessions are removed.
 //!
-//! Handles are as they are now, and logs tell of a time before: an inode that lost its last name may have been open then, and
-//! written to. So nothing is freed that another session may have used until all logs are applied.
+//! A kill at any point of it changes nothing: the next start begins again at the committed state.
+//!
+//! Handles show the present, and logs an earlier time: an inode that lost its last name may have been open then, and
+//! written to. So nothing that another session may have used is freed until all logs are applied.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,13 +31,13 @@ use crate::validate::Violation;
 use crate::watch::Watcher;
 use crate::{Config, DaemonError};
 
-/// How long another process may hold the arena before this one gives up.
+/// How long another process may hold the arena before this start gives up.
 const HANDOVER: Duration = Duration::from_secs(1);
 
 /// Opens the arena and brings it up to date with all that sessions have logged.
 ///
 /// # Errors
-/// [`DaemonError`] where the arena can't be opened, or its shared area fails.
+/// [`DaemonError`] if the arena can't be opened, or its shared area fails.
 pub fn recover(config: Config) -> Result<Shared, DaemonError> {
     let system = |what| move |error| DaemonError::System { what, error };
     ashlar_pmem::sigbus::install().map_err(system("cannot guard against truncated files"))?;
@@ -48,7 +50,8 @@ pub fn recover(config: Config) -> Result<Shared, DaemonError> {
     let ids = state.live_ids();
     let bounds: Vec<(SessionId, LogPosition)> =
         ids.iter().filter_map(|&id| log_end(&mut state, id).map(|end| (id, end))).collect();
-    // First what was judged before, then the rest under the leases that stand: they are about the state between the two.
+    // First the records that were validated before, then the rest under the leases that stand: the leases describe the
+    // state between the two.
     let validated: Vec<_> = bounds.iter().map(|&(id, end)| (id, validated_end(&mut state, id, end))).collect();
     apply_in_order(&mut state, &validated);
     restore_leases(&mut state);
@@ -66,7 +69,7 @@ pub fn recover(config: Config) -> Result<Shared, DaemonError> {
     }
     let shared = Shared::new(config, arena, watcher, state);
     settle(&shared)?;
-    // Not before what depends on them is given up.
+    // Not before the logs that depend on them are given up.
     left.damaged.into_iter().try_for_each(|id| put_away(&shared.arena, id))?;
     left.unfinished.into_iter().for_each(|id| ended::remove(&shared, id));
     Ok(shared)
@@ -75,21 +78,24 @@ pub fn recover(config: Config) -> Result<Shared, DaemonError> {
 /// Sessions whose files can't be taken up.
 #[derive(Default)]
 struct Left {
-    /// Nobody has them.
+    /// Sessions without an owner.
     unfinished: Vec<SessionId>,
-    /// Their owner, or the medium, has made nonsense of them.
+    /// Sessions whose files contradict themselves, by their owner or by the medium.
     damaged: Vec<SessionId>,
 }
 
-/// Keeps damaged files for inspection, as far as they can be.
+/// Quarantines damaged files, as far as they can be kept.
 fn put_away(arena: &Arena, id: SessionId) -> Result<(), DaemonError> {
     digest::set_aside(arena, id).or_else(|error| {
-        tracing::warn!(session = id.0, %error, "not all of them could be set aside");
+        tracing::warn!(session = id.0, %error, "not all of the files could be quarantined");
         Ok(arena.remove_session(id)?)
     })
 }
 
-/// Opens the arena. Somebody may just look whether it is in use, or be a SharedFS that is going; not where one serves.
+/// Opens the arena.
+///
+/// Another process may hold it for a moment: one that checks whether it is in use, or a SharedFS that is ending. If a
+/// SharedFS serves it, this fails at once.
 fn open_arena(config: &Config) -> Result<Arena, ArenaError> {
     let deadline = Instant::now() + HANDOVER;
     let serves = || std::os::unix::net::UnixStream::connect(&config.socket).is_ok();
@@ -103,15 +109,17 @@ fn open_arena(config: &Config) -> Result<Arena, ArenaError> {
     }
 }
 
-/// Takes up the sessions that have left files, and returns the others. On a disk somebody may have had what is nobody's for all that, who made nothing
-/// of it last: what others have gone on from is lost then.
+/// Takes up the sessions that have left files, and returns the others.
+///
+/// On a disk, a session without an owner may still have had a process that made nothing persistent. Updates that other
+/// sessions based on it are lost then.
 fn take_up_sessions(arena: &Arena, state: &mut State) -> Result<Left, DaemonError> {
     let mut left = Left::default();
     let files = arena.sessions()?;
     let rows = state.store.sessions();
     for (id, _) in &rows {
         if *id != crate::state::OWN_SESSION && !files.contains(id) {
-            // Its files went first when it ended.
+            // Its files were removed first when it ended.
             state.store.remove_session(*id);
         }
     }
@@ -119,15 +127,16 @@ fn take_up_sessions(arena: &Arena, state: &mut State) -> Result<Left, DaemonErro
         let committed = state.store.committed(id);
         match Session::take_up(arena, id, committed) {
             Ok(session) => {
-                // First of all: from here on its process reads no more by what an earlier SharedFS told it of blocks.
+                // This comes first: from here on its process no longer uses block addresses that an earlier SharedFS
+                // sent.
                 session.control.raise_segment_version();
                 if !rows.iter().any(|(row, _)| *row == id) {
                     state.store.set_session(id, session.log.generation(), LogPosition(0));
                 }
                 state.sessions.insert(id, session);
-                // Before anything is given out.
+                // Before any block is given out.
                 if let Err(error) = mapped::take_up(arena, state, id) {
-                    tracing::error!(session = id.0, %error, "what its process has mapped is not known");
+                    tracing::error!(session = id.0, %error, "the table of its process's mapped files can't be read");
                 }
             }
             Err(SessionError::Unfinished) => {
@@ -144,14 +153,16 @@ fn take_up_sessions(arena: &Arena, state: &mut State) -> Result<Left, DaemonErro
     Ok(left)
 }
 
-/// The end of what a session's log holds now, which is sealed. What is half done there is void: a dead process has left it so, and a living one does it
-/// again. It looks at its leases before that, as it does before all that comes after: SharedFS may have been killed between taking a lease and sealing the
-/// log, and who had looked before that could still write.
+/// Seals a session's log and returns the end of its records.
+///
+/// The seal voids records that are half done. A dead process has left them so, and a living one appends them again. The
+/// living process checks its leases before that, as before all later appends. SharedFS may have been killed between
+/// taking a lease and sealing the log, and a process that had checked before that could still append.
 fn log_end(state: &mut State, id: SessionId) -> Option<LogPosition> {
     let sealed = state.live(id)?.log.seal();
     state.counters.seals += 1;
     match sealed {
-        // Whether it is torn, or goes backwards.
+        // Whether the log is truncated, or goes backwards.
         Ok((_, end)) => state.settled(id).map(|_| end),
         Err(damaged) => {
             state.fence(id, &Violation::Log(damaged.to_string()));
@@ -160,9 +171,11 @@ fn log_end(state: &mut State, id: SessionId) -> Option<LogPosition> {
     }
 }
 
-/// Up to where a session's records were judged. Where SharedFS was killed while it took one of its leases, all that is there
-/// was written before the session could know; what of it was not judged yet is applied under the leases that stand, since what
-/// it makes and moves changes them, but is not judged by them.
+/// Returns the position up to which a session's records were validated.
+///
+/// If SharedFS was killed while it took one of the session's leases, all present records were written before the
+/// session could know. The ones not validated yet are applied under the leases that stand. Their inodes and moves
+/// change these leases, but the leases do not decide on them.
 fn validated_end(state: &mut State, id: SessionId, end: LogPosition) -> LogPosition {
     let Some(session) = state.sessions.get_mut(&id) else { return end };
     if page::is_revoking(&*session.page) {
@@ -172,8 +185,9 @@ fn validated_end(state: &mut State, id: SessionId, end: LogPosition) -> LogPosit
     session.validated
 }
 
-/// Applies logs up to their bounds, each one only as far as what it depends on is applied. What it could not go on without is
-/// left in [`State::unmet`].
+/// Applies logs up to their bounds, each one only as far as its dependencies are applied.
+///
+/// [`State::unmet`] then holds the conditions that are missing.
 fn apply_in_order(state: &mut State, bounds: &[(SessionId, LogPosition)]) {
     loop {
         let before: Vec<_> = bounds.iter().map(|(id, _)| state.store.applied(*id)).collect();
@@ -191,8 +205,10 @@ fn apply_in_order(state: &mut State, bounds: &[(SessionId, LogPosition)]) {
     }
 }
 
-/// Makes room for logs that could not go on for want of it, when nothing else lets them: what has no link and is open nowhere
-/// goes, and what has been freed is committed. Whether there is more room now.
+/// Makes room for logs that stopped for lack of it, when nothing else lets them go on.
+///
+/// It frees inodes that have no link and are open in no session, and commits what has been freed. Returns whether there
+/// is more room now.
 fn make_room(state: &mut State) -> Result<bool, DaemonError> {
     if !state.unmet.values().any(|unmet| *unmet == Unmet::Room) {
         return Ok(false);
@@ -201,14 +217,14 @@ fn make_room(state: &mut State) -> Result<bool, DaemonError> {
     let (free, used) = room(state);
     digest::free_orphans(state);
     digest::commit(state)?;
-    // Extents from before the start are void, so nobody reads by them what was freed.
+    // Extents from before the start are void, so no session reads freed blocks by them.
     digest::release_blocks(state);
     digest::take_unreleased_blocks(state);
     let (free_now, used_now) = room(state);
     Ok(free_now > free || used_now < used)
 }
 
-/// Gives up what logs could not go on without: what depends on it is cut off, unless the other log is the one to blame.
+/// Gives up missing dependencies of logs: it cuts the depending logs, unless the other log is at fault.
 fn cut_unmet(state: &mut State, bounds: &[(SessionId, LogPosition)]) {
     let unmet = std::mem::take(&mut state.unmet);
     for (id, unmet) in unmet {
@@ -217,11 +233,12 @@ fn cut_unmet(state: &mut State, bounds: &[(SessionId, LogPosition)]) {
         let this_boot = state.live(id).is_some_and(|session| session.is_whole);
         state.counters.logs_cut += 1;
         if this_boot {
-            // Memory has lost nothing: the other session has destroyed its own log, for which this one shall not suffer.
+            // Memory has lost nothing: the other session has destroyed its own log, and this one must not suffer for
+            // that.
             tracing::error!(session = id.0, other = other.0, %position, "a log that this one depends on is damaged");
             state.lost.insert(other);
         } else {
-            tracing::warn!(session = id.0, other = other.0, %position, "the log is cut: what follows depends on lost updates");
+            tracing::warn!(session = id.0, other = other.0, %position, "the log is cut: its further records depend on lost updates");
             if let Some(session) = state.sessions.get_mut(&id) {
                 (session.is_ending, session.is_cut) = (true, true);
             }
@@ -243,14 +260,16 @@ fn restore_leases(state: &mut State) {
     leasing.restore(store, sessions.values().filter(|s| s.fenced.is_none() && s.is_whole));
 }
 
-/// Makes the logs that were cut nobody's. Only then may what they depend on go: a start that knows nothing of that would take it for met.
+/// Removes the owners of logs that were cut.
+///
+/// Only then their dependencies may be removed: a start that does not know these would count them as met.
 fn disown_cut(state: &State) -> Result<(), DaemonError> {
     let mut cut = state.sessions.values().filter(|session| session.is_cut);
     let what = "a log that depends on lost updates can't be given up";
     cut.try_for_each(Session::disown).map_err(|error| DaemonError::System { what, error })
 }
 
-/// Lets the living go on, and forgets the dead.
+/// Lets living sessions go on, and removes dead ones.
 fn settle(shared: &Shared) -> Result<(), DaemonError> {
     let mut state = shared.lock();
     disown_cut(&state)?;
@@ -290,7 +309,7 @@ fn settle(shared: &Shared) -> Result<(), DaemonError> {
         let State { locking, sessions, .. } = &mut *state;
         locking.take_up(&running, sessions);
     }
-    // What an earlier SharedFS has granted is over: it has been used, or is asked for again.
+    // Grants of an earlier SharedFS are over: they have been used, or are asked for again.
     let has_limits = state.store.has_quota_limits();
     for id in state.live_ids() {
         if state
@@ -304,11 +323,11 @@ fn settle(shared: &Shared) -> Result<(), DaemonError> {
         }
     }
     shared.drive(&mut state);
-    // From here on none of the leases stands that there were before the start.
+    // From here on, none of the leases from before the start stands.
     state.sessions.values().filter_map(|session| session.notifier.as_ref()).for_each(|absent| absent.renew_absence());
     crate::sessions::remove_ended(shared, &mut state);
-    // What recovery has kept counts as used until it goes. Who goes on may have closed a file just now that its log still writes
-    // to; the sweep looks at that.
+    // Inodes that recovery has kept count as used until they are freed. A session that goes on may just have closed a
+    // file to which its log still writes; the sweep checks that.
     state = digest::sweep_orphans(shared, state);
     if dead > 0 {
         tracing::info!(sessions = dead, "the logs of sessions that are gone were digested");

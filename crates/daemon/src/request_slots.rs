@@ -1,8 +1,9 @@
-//! Questions that sessions ask in shared memory: whoever has just served a session looks for more of them for a moment.
+//! Serves requests that sessions put into request slots in shared memory.
 //!
-//! One thread looks, for all sessions that have asked something lately: several that did would take each other's cores, and those of the
-//! programs. It's the thread of one of their connections, and that must not wait long for what another session asked. So what can't be answered
-//! at once is declined, and comes again as a message, to a thread of its own session.
+//! A thread that has just served a session polls the request slots for a moment. Only one thread polls, for all
+//! sessions that asked lately: several polling threads would take each other's cores, and those of the programs. It is
+//! the thread of one of their connections, and that must not wait long for another session's request. So it declines a
+//! request that can't be answered at once. The session then sends it as a message, to a thread of its own.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -17,23 +18,24 @@ use crate::mapped;
 use crate::session::Control;
 use crate::shared::Shared;
 
-/// Messages that come so soon after an answer, so many in a row, are waited for without sleeping: several processes use something in turn, and
-/// between two requests one of them is woken.
+/// A thread waits without sleeping for messages that follow an answer so soon, so many in a row.
+///
+/// Several processes use something in turn then, and one of them is woken between two requests.
 const SOON: Duration = Duration::from_micros(300);
 const SOON_COUNT: u32 = 8;
-/// Sessions that are looked after at once: those that asked last.
+/// Sessions that are polled at once: those that asked last.
 const WATCHED_MAX: usize = 8;
 
-/// A session that may ask.
+/// A session that may ask in a request slot.
 #[derive(Clone)]
 pub struct Asker {
     /// Its number.
     pub id: SessionId,
-    /// Its control page, with the mailbox.
+    /// Its control page, with the request slot.
     pub control: Arc<Control>,
 }
 
-/// The same, of one that may be over.
+/// The same, of a session that may be over.
 struct Known {
     id: SessionId,
     control: Weak<Control>,
@@ -49,43 +51,44 @@ impl Known {
     }
 }
 
-/// Who looks after whom.
+/// The sessions whose request slots are polled.
 #[derive(Default)]
 pub struct RequestSlots {
-    /// Those that asked lately, the last one last. Held by the thread that looks.
+    /// Sessions that asked lately, the latest last. The polling thread holds the lock.
     watched: Mutex<Vec<Known>>,
-    /// Those that came while it was held.
+    /// Sessions that arrived while it was held.
     joining: Mutex<Vec<Known>>,
     has_joining: AtomicBool,
     pace: Mutex<Pace>,
 }
 
-/// How soon messages come.
+/// How soon messages follow answers.
 #[derive(Default)]
 struct Pace {
-    /// When the last one was answered.
+    /// When the last message was answered.
     answered: Option<Instant>,
-    /// How many came soon after one that was, in a row.
+    /// How many messages in a row came soon after an answer.
     soon: u32,
 }
 
 impl RequestSlots {
-    /// A message has come from a process's session.
+    /// Records a message of a process's session.
     pub fn note_message(&self) {
         let mut pace = self.pace.lock();
         let is_soon = pace.answered.is_some_and(|answered| answered.elapsed() < SOON);
         pace.soon = if is_soon { (pace.soon + 1).min(2 * SOON_COUNT) } else { pace.soon.saturating_sub(4) };
     }
 
-    /// For how long to look for the next one, as far as that is known.
+    /// Records an answer; returns for how long to poll for the next message, as far as that is known.
     fn note_answered(&self) -> Option<Duration> {
         let mut pace = self.pace.lock();
         pace.answered = Some(Instant::now());
         (pace.soon >= SOON_COUNT).then_some(SOON)
     }
 
-    /// Watches a connection for a moment, and the mailboxes of sessions that asked lately, if no other thread does; `own` is the session of
-    /// the connection.
+    /// Watches a connection for a moment, and polls request slots if no other thread does.
+    ///
+    /// It polls the slots of sessions that asked lately; `own` is the session of the connection.
     pub fn attend(&self, shared: &Shared, connection: &mut Connection, own: Option<&Asker>) {
         let Some(own) = own else { return connection.watch(None, &mut || false) };
         let known = self.note_answered();
@@ -108,7 +111,7 @@ impl RequestSlots {
         *recent = watched.iter().map(Known::of).collect();
     }
 
-    /// Serves all who have asked; says whether anybody has.
+    /// Serves all sessions that have asked; returns whether any has.
     fn look(&self, shared: &Shared, watched: &mut Vec<Asker>, buffer: &mut Vec<u8>) -> bool {
         let mut is_asked = false;
         if self.has_joining.load(Ordering::Relaxed) && self.has_joining.swap(false, Ordering::Acquire) {
@@ -137,7 +140,7 @@ fn listen(watched: &[Asker], listens: bool) {
     watched.iter().for_each(|asker| asker.control.request_slot().set_listening(listens));
 }
 
-/// Answers what a session asks, if it does; says whether it did.
+/// Answers a session's request, if there is one; returns whether there was.
 fn serve(shared: &Shared, asker: &Asker, buffer: &mut Vec<u8>) -> bool {
     let request_slot = asker.control.request_slot();
     if !request_slot.is_asked() {

@@ -1,12 +1,12 @@
 //! Inodes that are reserved for the kernel, and the reasons.
 //!
-//! LibFS in a program does not know the kernel's own knowledge of a file: pages that a mapping has changed, or programs
+//! LibFS in a program does not know all that the kernel knows of a file: pages that a mapping has changed, or programs
 //! that watch for changes. So a mount's session reserves such an inode ([`Request::Reserve`]). From then on the lease
 //! manager refuses leases that cover it to all sessions but mounts', and their front ends let the kernel serve the
 //! call.
 //!
-//! A reservation lasts as long as any mount has a reason for it. If SharedFS is started anew, the mounts reserve again
-//! before they are served otherwise, so it is written down nowhere.
+//! A reservation lasts as long as any mount has a reason for it. After a restart of SharedFS, the mounts reserve again
+//! before SharedFS serves them otherwise, so reservations are not stored.
 //!
 //! [`Request::Reserve`]: ashlar_wire::Request::Reserve
 
@@ -21,7 +21,7 @@ use crate::leasing::Ancestors;
 use crate::shared::Shared;
 use crate::state::State;
 
-/// Reservations of all mounts: some for each inode that one may have open.
+/// The most reservations of all mounts: some for each inode that a mount may have open.
 const RESERVED_MAX: usize = 1 << 18;
 
 /// The reserved inodes, with the reserving session and its reason.
@@ -30,10 +30,9 @@ pub type Reservations = BTreeSet<(InodeId, SessionId, ReserveReason)>;
 /// Reserves an inode for the kernel, and takes all leases that cover it from sessions that may hold none then.
 ///
 /// # Errors
-/// `EPERM` for sessions that are no mounts'; `ESTALE` where the inode is gone; `ENFILE` where too many are reserved;
-/// `EIO`.
+/// `EPERM` for sessions other than mounts'; `ESTALE` if the inode is gone; `ENFILE` if too many are reserved; `EIO`.
 pub fn reserve(shared: &Shared, id: SessionId, inode: InodeId, reason: ReserveReason) -> Result<(), Errno> {
-    // The session that made it may not be applied yet.
+    // The log of the session that made it may not be applied yet.
     let want = |scope| Want { inode, write: true, scope, need: Need::default() };
     let mut state = grant::begin(shared, id, &[want(ScopeKind::Node)], Patience::Any)?;
     if state.live(id).ok_or(Errno::EIO)?.identity.kind != SessionKind::Mount {
@@ -51,7 +50,7 @@ pub fn reserve(shared: &Shared, id: SessionId, inode: InodeId, reason: ReserveRe
     renew(&mut state, inode, found.is_directory());
     let is_whole = reach_of(reason, found.is_directory()) != Reach::Inode;
     let scope = if is_whole { ScopeKind::Subtree } else { ScopeKind::Node };
-    // The leases are the mount's from now on. It asks for the state when it needs it.
+    // The mount holds the leases from now on. It asks for the state when it needs it.
     grant::take(shared, &mut state, id, &[want(scope)])
 }
 
@@ -75,13 +74,13 @@ pub fn end_session(state: &mut State, id: SessionId) {
     }
 }
 
-/// The inode is no more, and its number may be another's one day.
+/// Removes the reservations of a freed inode, whose number may be reused one day.
 pub fn forget(reservations: &mut Reservations, inode: InodeId) {
     let of_it: Vec<_> = of(reservations, inode).collect();
     of_it.iter().for_each(|reservation| _ = reservations.remove(reservation));
 }
 
-/// The reservations of one inode.
+/// Returns the reservations of one inode.
 fn of(reservations: &Reservations, inode: InodeId) -> impl Iterator<Item = (InodeId, SessionId, ReserveReason)> + '_ {
     let first = (inode, SessionId(0), ReserveReason::Mapped);
     reservations.range(first..).take_while(move |(reserved, ..)| *reserved == inode).copied()
@@ -95,7 +94,7 @@ fn reach_of(reason: ReserveReason, is_directory: bool) -> Reach {
     }
 }
 
-/// Whether a program watches what is in a directory.
+/// Returns whether a program watches the entries of a directory.
 pub fn is_watched(reservations: &Reservations, directory: InodeId) -> bool {
     let is_watch = |reason| matches!(reason, ReserveReason::Watched | ReserveReason::WatchedAll);
     [directory, InodeId::ROOT]
@@ -104,7 +103,7 @@ pub fn is_watched(reservations: &Reservations, directory: InodeId) -> bool {
         .any(|(inode, _, reason)| is_watch(reason) && (inode == directory || reason == ReserveReason::WatchedAll))
 }
 
-/// Has the lease manager know how far the reasons for an inode's reservation reach.
+/// Reports to the lease manager how far the reasons for an inode's reservation reach.
 fn renew(state: &mut State, inode: InodeId, is_directory: bool) {
     let State { leasing, store, reservations, .. } = state;
     match of(reservations, inode).map(|(.., reason)| reach_of(reason, is_directory)).max() {

@@ -1,13 +1,13 @@
-//! Rights to open files that others have narrowed.
+//! Keeps rights to open files that other sessions have narrowed.
 //!
-//! A process keeps the rights that it had when it opened the file, as POSIX has it.
+//! A process keeps the rights that it had when it opened the file, as POSIX requires.
 //!
-//! Purpose: a record that changes a file's content is validated by the file's mode and list as they are now. A session
-//! that had the file open before they narrowed may go on to write it, and its records are honest.
+//! Purpose: a record that changes a file's content is validated by the file's mode and access list as they are now. A
+//! session that had the file open before they were narrowed may go on to write it, and its records are honest.
 //!
 //! Invariants:
-//! - SharedFS believes no claim. It notes a right only if the session's user has it at that moment by mode, list or
-//!   ownership, and the narrowing update is about to take it away.
+//! - SharedFS believes no claim. It notes a right only if the session's user has it at that moment by mode, access list
+//!   or ownership, and the narrowing update is about to take it away.
 //! - A right is noted before that update is applied. So at every point at which SharedFS can be killed, the right is
 //!   noted or the old rights stand, in the state that the next SharedFS begins with and in the logs that it applies.
 //! - It stays noted until the file is closed and all that the session logged by then is committed: a restart validates
@@ -47,14 +47,14 @@ const ROOM_FIRST: u32 = 512;
 const ROOM_GROWTH: u32 = 4;
 const WORD_BYTES: u64 = 8;
 const INODE_AT: u32 = 16;
-/// Bytes of a lease table's file, with what stands behind the slots.
+/// Bytes of a lease table's file, with the words behind the slots.
 pub const LEASES_FILE_BYTES: u64 = LEASE_TABLE_BYTES + RIGHTS_MAX as u64 * WORD_BYTES;
 
 /// A right that is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct KeptRight {
     access: Access,
-    /// Where it stands in the table; `None` where the table got no room: it is lost with this SharedFS.
+    /// Its position in the table; `None` if the table got no room: the right is lost with this SharedFS.
     word: Option<u32>,
 }
 
@@ -69,15 +69,15 @@ pub struct KeptRights {
     used: u32,
     /// Words of the table that have room.
     room: u32,
-    /// The batch of the store in which a narrowing update is committed at the latest whose rights were noted last.
+    /// The batch of the store that commits, at the latest, the narrowing update whose rights were noted last.
     batch: u64,
 }
 
 impl KeptRights {
-    /// Reads what stands in a session's lease table.
+    /// Reads the kept rights from a session's lease table.
     ///
     /// # Errors
-    /// [`OutOfBounds`] where the table is too short.
+    /// [`OutOfBounds`] if the table is too short.
     pub fn load(table: Arc<Mapping>) -> Result<Self, OutOfBounds> {
         let used = page::rights_used(&*table).min(RIGHTS_MAX);
         let (mut kept, mut free) = (BTreeMap::new(), Vec::new());
@@ -94,17 +94,17 @@ impl KeptRights {
         Ok(Self { table, kept, free, used, room: used, batch: 0 })
     }
 
-    /// Whether the session keeps any.
+    /// Returns whether the session keeps any right.
     pub fn is_any(&self) -> bool {
         !self.kept.is_empty()
     }
 
-    /// Whether the session keeps this access to an inode.
+    /// Returns whether the session keeps this access to an inode.
     pub fn has(&self, inode: InodeId, access: Access) -> bool {
         self.kept.get(&inode).map_or(Access::NONE, |right| right.access).contains(access)
     }
 
-    /// Notes a right, in the table first. `is_over` says whether one that was noted before is of no more use.
+    /// Notes a right, in the table first. `is_over` returns those of the noted inodes whose rights are of no more use.
     fn keep(&mut self, inode: InodeId, access: Access, batch: u64, is_over: impl FnOnce(&[InodeId]) -> Vec<InodeId>) {
         let before = self.kept.get(&inode).copied().unwrap_or(KeptRight { access: Access::NONE, word: None });
         if before.access.contains(access) {
@@ -132,7 +132,7 @@ impl KeptRights {
         }
     }
 
-    /// A word that was never used, with room.
+    /// Returns a word that was never used, with room.
     fn next_word(&mut self) -> Option<u32> {
         if self.used == self.room {
             let room = (self.room * ROOM_GROWTH).clamp(ROOM_FIRST, RIGHTS_MAX);
@@ -152,7 +152,7 @@ impl KeptRights {
         Ok(())
     }
 
-    /// The table, if it must be durable before this batch of the store is.
+    /// Returns the table, if it must be durable before this batch of the store is.
     pub fn unsynced(&self, batch: u64) -> Option<&Arc<Mapping>> {
         (self.batch >= batch).then_some(&self.table)
     }
@@ -162,10 +162,10 @@ fn at(number: u32) -> u64 {
     LEASE_TABLE_BYTES + u64::from(number) * WORD_BYTES
 }
 
-/// Makes a table that says nothing of rights.
+/// Clears all rights from a table.
 ///
 /// # Errors
-/// [`OutOfBounds`] where it is too short.
+/// [`OutOfBounds`] if it is too short.
 pub fn clear(table: &Mapping) -> Result<(), OutOfBounds> {
     (0..page::rights_used(table).min(RIGHTS_MAX)).try_for_each(|number| table.store_u64(at(number), 0))?;
     page::set_rights_used(table, 0)
@@ -178,7 +178,7 @@ struct OpenRules {
 }
 
 impl OpenRules {
-    /// The rules before and after an update; `None` where it changes none.
+    /// Returns the rules before and after an update; `None` if it changes none.
     fn around(state: &State, update: &Update<'_>) -> Result<Option<(InodeId, Self, Self)>, StoreError> {
         let id = match update {
             Update::SetAttributes(set) if set.mode.is_some() || set.uid.is_some() || set.gid.is_some() => set.inode,
@@ -224,7 +224,7 @@ impl OpenRules {
 }
 
 impl State {
-    /// Notes what sessions lose of their rights to what they have open, before an update is applied that takes it.
+    /// Notes the rights to open files that sessions lose by an update, before it is applied.
     ///
     /// # Errors
     /// Those of the store.
@@ -239,7 +239,7 @@ impl State {
             let (control, log, committed) = (&session.control, &session.log, self.store.committed(session.id));
             session.rights.keep(inode, lost, batch, |noted| {
                 let closed: Vec<_> = noted.iter().copied().filter(|inode| !control.has_open(*inode)).collect();
-                // Read after that: what was logged before the file was closed lies before the tail.
+                // The tail is read after that: records from before the file was closed lie before the tail.
                 if committed >= log.tail() { closed } else { Vec::new() }
             });
         }
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn kept_rights_are_found_again_after_a_kill() {
+    fn kept_rights_loaded_after_kill_are_equal() {
         let table = table();
         let mut rights = KeptRights::load(Arc::clone(&table)).expect("read");
         rights.keep(InodeId(7), Access::READ, 3, all_stay);
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_closed_files_are_used_again() {
+    fn words_of_closed_files_are_reused() {
         let table = table();
         let mut rights = KeptRights::load(Arc::clone(&table)).expect("read");
         (0..u64::from(ROOM_FIRST)).for_each(|inode| rights.keep(InodeId(inode), Access::WRITE, 1, all_stay));
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_rights_have_room_as_inodes_can_be_open() {
+    fn table_has_room_for_rights_of_all_handles() {
         let table = table();
         let mut rights = KeptRights::load(Arc::clone(&table)).expect("read");
         (0..=u64::from(RIGHTS_MAX)).for_each(|inode| rights.keep(InodeId(inode), Access::WRITE, 1, all_stay));

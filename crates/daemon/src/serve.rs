@@ -1,7 +1,7 @@
-//! Connections: a thread each, which receives a request, has it served, and sends the reply.
+//! Serves connections: each has a thread, which receives a request, serves it, and sends the reply.
 //!
-//! The thread that accepts a connection serves it, and another one waits for the next: programs begin and end all the time, and each waits for
-//! the answer to its first message, so that nobody is to be made or woken meanwhile.
+//! The thread that accepts a connection serves it, and another one waits for the next. Programs begin and end all the
+//! time, and each waits for the answer to its first message. So no thread is to be made or woken meanwhile.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -24,23 +24,24 @@ use crate::shared::Shared;
 use crate::state::State;
 use crate::{credit, durability, grant, locking, mapped, quota, reserved, status};
 
-/// The most connections at once, and of one process: each has a thread. A process keeps a few, and one for each thread that
-/// waits for a lock or a commit.
+/// The most connections at once, and of one process: each has a thread.
+///
+/// A process keeps a few, and one for each thread that waits for a lock or a commit.
 const CONNECTIONS_MAX: usize = 1024;
 const CONNECTIONS_OF_PROCESS_MAX: usize = 256;
 /// The longest request: a thousand wants are far below it, and a peer must not make SharedFS hold more.
 const REQUEST_BYTES_MAX: usize = 1 << 20;
 /// Stack of a connection's thread: requests don't nest.
 const STACK_BYTES: usize = 512 << 10;
-/// Threads that wait for a connection: so many at least, where there are threads to be had, and so many at most.
+/// Threads that wait for a connection: so many at least, if the system has threads, and so many at most.
 const ACCEPTORS: std::ops::RangeInclusive<usize> = 2..=4;
-/// How often it's looked whether SharedFS is to end, and how long after a connection that can't be accepted the next one is tried.
+/// How often SharedFS checks whether it is to end, and how long it waits after a connection that can't be accepted.
 const LOOK: Duration = Duration::from_millis(200);
 const RETRY: Duration = Duration::from_millis(10);
-/// How long connections get to end at the end of SharedFS.
+/// How long connections may take to end when SharedFS ends.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The connections there are.
+/// The open connections.
 #[derive(Debug, Default)]
 pub struct Connections {
     open: Mutex<Open>,
@@ -57,7 +58,7 @@ struct Open {
 }
 
 impl Connections {
-    /// Enters a connection; `None` where there are too many.
+    /// Registers a connection; returns `None` if there are too many.
     fn enter(&self, connection: &Connection) -> Option<u64> {
         let socket = connection.socket().try_clone().ok()?;
         let pid = rustix::net::sockopt::socket_peercred(&socket).ok()?.pid.as_raw_nonzero().get();
@@ -77,7 +78,7 @@ impl Connections {
         self.closed.notify_all();
     }
 
-    /// A thread is about to wait for a connection, if there are not enough that do; says whether there are not.
+    /// Records that a thread is about to wait for a connection; returns `false` if enough threads do.
     fn begin_waiting(&self) -> bool {
         let mut open = self.open.lock();
         let is_wanted = open.acceptors < *ACCEPTORS.end();
@@ -85,18 +86,18 @@ impl Connections {
         is_wanted
     }
 
-    /// It waits no more; says how many do.
+    /// Records that a thread no longer waits; returns how many others do.
     fn end_waiting(&self) -> usize {
         let mut open = self.open.lock();
         open.acceptors -= 1;
         open.acceptors
     }
 
-    /// Ends all connections: what is being answered is answered, nothing more is read.
+    /// Ends all connections: requests under way are answered, and nothing more is read.
     fn end(&self) {
         let mut open = self.open.lock();
         for (_, socket) in open.sockets.values() {
-            // One that is closed already needs no end.
+            // A connection that is closed already needs no end.
             let _ = socket.shutdown(std::net::Shutdown::Read);
         }
         let deadline = Instant::now() + PATIENCE;
@@ -107,7 +108,7 @@ impl Connections {
 /// Serves connections until SharedFS is to end.
 ///
 /// # Errors
-/// The system's, where there is no thread to be had for the first ones.
+/// The system's, if there is no thread for the first ones.
 pub fn listen(shared: &Arc<Shared>, listener: &Listener) -> io::Result<()> {
     let connections = Arc::new(Connections::default());
     for _ in 0..*ACCEPTORS.start() {
@@ -115,7 +116,7 @@ pub fn listen(shared: &Arc<Shared>, listener: &Listener) -> io::Result<()> {
     }
     let (mut unused_since, mut count) = (Instant::now(), 0);
     while !shared.lock().ending {
-        // Whoever asks may be about to open a session: a mount first looks whether there is a daemon.
+        // A connecting process may be about to open a session: a mount first checks whether there is a daemon.
         let before = std::mem::replace(&mut count, connections.open.lock().count);
         if count != before || !shared.lock().sessions.is_empty() {
             unused_since = Instant::now();
@@ -133,7 +134,7 @@ pub fn listen(shared: &Arc<Shared>, listener: &Listener) -> io::Result<()> {
     Ok(())
 }
 
-/// Starts a thread that accepts connections, if there are not enough that do.
+/// Starts a thread that accepts connections, if too few do.
 fn start(shared: &Arc<Shared>, acceptor: Acceptor, connections: &Arc<Connections>) -> io::Result<()> {
     if !connections.begin_waiting() {
         return Ok(());
@@ -144,7 +145,7 @@ fn start(shared: &Arc<Shared>, acceptor: Acceptor, connections: &Arc<Connections
     started.map(drop).inspect_err(|_| _ = connections.end_waiting())
 }
 
-/// Accepts a connection, and serves it; then the next, while there are not enough others that wait for one.
+/// Accepts a connection and serves it; then the next, while too few other threads wait for one.
 fn accept(shared: &Arc<Shared>, acceptor: &Acceptor, connections: &Arc<Connections>) {
     let mut is_failing = false;
     loop {
@@ -155,7 +156,7 @@ fn accept(shared: &Arc<Shared>, acceptor: &Acceptor, connections: &Arc<Connectio
             Ok(connection) => {
                 let another = || start(shared, acceptor.clone(), connections);
                 match if others < *ACCEPTORS.start() { another() } else { Ok(()) } {
-                    // Somebody must wait for those that come.
+                    // Some thread must wait for further connections.
                     Err(error) if others == 0 => tracing::warn!(%error, "no thread for a connection"),
                     _ => attend(shared, connection, connections),
                 }
@@ -165,7 +166,7 @@ fn accept(shared: &Arc<Shared>, acceptor: &Acceptor, connections: &Arc<Connectio
                 if !was_failing {
                     tracing::warn!(%error, "connections can't be accepted");
                 }
-                // Out of descriptors, most likely: give others time to close some.
+                // Most likely there are no descriptors left: give others time to close some.
                 std::thread::sleep(RETRY);
             }
         }
@@ -191,12 +192,12 @@ fn attend(shared: &Arc<Shared>, mut connection: Connection, connections: &Connec
     }
 }
 
-/// A reply, and the descriptors that go with it.
+/// A reply, and the descriptors that are sent with it.
 struct Answer {
     /// `None`: the helper has sent it.
     reply: Option<Reply>,
     files: Vec<Arc<dyn AsFd + Send + Sync>>,
-    /// A session that was made in advance was taken for it.
+    /// A prepared session was taken for it.
     takes_blank: bool,
 }
 
@@ -212,13 +213,13 @@ impl From<Reply> for Answer {
     }
 }
 
-/// What a connection is.
+/// The session behind a connection.
 #[derive(Default)]
 struct Peer {
     session: Option<SessionId>,
-    /// A process's may ask in shared memory.
+    /// A process's session may ask in a request slot.
     asker: Option<Asker>,
-    /// It has just resumed its session, and sends again what SharedFS has forgotten.
+    /// It has just resumed its session, and repeats requests that SharedFS has forgotten.
     is_reclaiming: bool,
 }
 
@@ -238,7 +239,7 @@ fn serve(shared: &Arc<Shared>, connection: &mut Connection) {
         let Some(reply) = &answer.reply else { continue };
         let files: Vec<BorrowedFd<'_>> = answer.files.iter().map(|file| file.as_fd()).collect();
         let sent = match connection.send(reply, &files) {
-            // Who asked is told so: he would ask the same again on another connection.
+            // The session receives an error: otherwise it would ask the same again on another connection.
             Err(WireError::TooLong(bytes)) => {
                 tracing::error!(bytes, "an answer is too long");
                 connection.send(&Reply::Error(Errno::EIO), &[])
@@ -246,7 +247,7 @@ fn serve(shared: &Arc<Shared>, connection: &mut Connection) {
             sent => sent,
         };
         if answer.takes_blank {
-            // Not before whoever asked has it: that wants the same lock and the same cores.
+            // Not before the session has its answer: the preparation wants the same lock and the same cores.
             shared.pool.refill();
         }
         if sent.is_err() {
@@ -284,7 +285,7 @@ fn answer(
         }
         (Request::Attach { peer: proof, .. }, None) => {
             let state = shared.lock();
-            // A session must resume first: only then its mount and its locks are known again.
+            // A session must resume first: only then SharedFS knows its mount and its locks again.
             let session = sessions::find(&state, *proof).filter(|session| session.is_connected).ok_or(Errno::ESTALE)?;
             peer.session = Some(session.id);
             peer.asker = asker(&state, session.id);
@@ -332,7 +333,7 @@ fn answer(
     serve_session(shared, id, request, descriptors)
 }
 
-/// A process's session, as one that may ask in shared memory. A mount has many threads, which have many connections.
+/// Returns a process's session as one that may ask in a request slot. A mount has many threads with many connections.
 fn asker(state: &State, id: SessionId) -> Option<Asker> {
     let session = state.sessions.get(&id).filter(|session| session.identity.kind == SessionKind::Process)?;
     Some(Asker { id, control: Arc::clone(&session.control) })
@@ -472,7 +473,7 @@ fn make_room(shared: &Shared, id: SessionId, upto: LogPosition) -> Result<Reply,
     Ok(Reply::Committed(shared.wait_digested(&mut state, id, upto.min(settled))?))
 }
 
-/// A data segment, and its file.
+/// Returns a data segment, and its file.
 pub fn segment(shared: &Shared, number: u32) -> Result<(WelcomeSegment, File), Errno> {
     let found = shared.arena.segments().into_iter().find(|segment| segment.number == number).ok_or(Errno::EINVAL)?;
     let file = shared.arena.segment_file(number, false).map_err(|error| {

@@ -1,4 +1,4 @@
-//! One session: its files, its memory, and what SharedFS knows of it.
+//! One session: its files, its memory, and its state in SharedFS.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -35,7 +35,7 @@ pub enum SessionError {
     /// The arena refused.
     #[error(transparent)]
     Arena(#[from] ArenaError),
-    /// A file can't be mapped: too short, for one.
+    /// A file can't be mapped: it may be too short.
     #[error(transparent)]
     Map(#[from] MapError),
     /// The log can't be opened.
@@ -44,7 +44,7 @@ pub enum SessionError {
     /// A file is too small for what it must hold.
     #[error(transparent)]
     OutOfBounds(#[from] OutOfBounds),
-    /// The files don't say whose they are: the session was never welcomed.
+    /// The files name no owner: the session was never welcomed.
     #[error("the session's files were never finished")]
     Unfinished,
     /// The system refused.
@@ -52,7 +52,7 @@ pub enum SessionError {
     Io(#[from] io::Error),
 }
 
-/// The lease table gets room for so many times as many leases when it is made larger.
+/// How many times as many leases the lease table gets room for when it grows.
 const LEASE_GROWTH: u32 = 4;
 
 /// The log in SharedFS's memory.
@@ -72,7 +72,8 @@ pub struct SessionFiles {
 }
 
 impl SessionFiles {
-    /// Opens the files again for who is to have them: by SharedFS's own descriptions it's told whether anybody has others.
+    /// Opens the files again for the session's process: SharedFS's own descriptions show whether any process has
+    /// others.
     fn new(log: &Mapping, control: &Mapping, leases: &Mapping) -> io::Result<Self> {
         let open = |memory: &Mapping, access| open_again(memory.file(), access).map(Arc::new);
         let (both, read) = (MappingAccess::ReadWrite, MappingAccess::ReadOnly);
@@ -85,15 +86,15 @@ impl SessionFiles {
 pub struct LogRoom {
     /// All of them.
     pub bytes: u64,
-    /// So many of them have room for certain, from the first on.
+    /// How many of them have room for certain, from the first on.
     pub allocated: u64,
 }
 
-/// A session without an owner: all its files are there, and say nothing of whose they are.
+/// A prepared session: all its files are there, and it has no owner.
 pub struct Blank {
     /// Its number.
     pub id: SessionId,
-    /// It was a session of theirs, and is for nobody else.
+    /// The user of the session that these files come from; no other user may take them.
     pub only_for: Option<Credentials>,
     token: u64,
     log: (SessionLog, Arc<Mapping>, LogRoom),
@@ -103,14 +104,14 @@ pub struct Blank {
 }
 
 impl Blank {
-    /// Makes the files of a session. The log has the room that is said, and the others what most sessions need.
+    /// Makes the files of a session. The log has room for `room`, and the others what most sessions need.
     ///
     /// # Errors
-    /// [`SessionError`]; what was made is removed again.
+    /// [`SessionError`]; the files are removed again.
     pub fn make(arena: &Arena, id: SessionId, room: LogRoom) -> Result<Self, SessionError> {
         let made = Self::make_files(arena, id, room);
         if made.is_err() {
-            // What can't be removed now goes at the next start.
+            // The next start removes files that can't be removed now.
             let _ = arena.remove_session(id);
         }
         made
@@ -120,7 +121,7 @@ impl Blank {
         let medium = arena.medium();
         let [beginning, locks] = CONTROL_ROOM;
         let room = LeaseTable::<Mapping>::bytes_of(LEASE_SLOTS_FIRST);
-        // The lease table first: what it does not say is not so.
+        // The lease table is first: without its entries, the other files mean nothing.
         let leases = (SessionFile::Leases, LEASES_FILE_BYTES, room);
         let log = (SessionFile::Log, log_room.bytes, log_room.allocated);
         let control = (SessionFile::Control, CONTROL_BYTES, beginning.end);
@@ -129,7 +130,7 @@ impl Blank {
         let log_memory = Arc::new(Mapping::map(&log_file, log_room.bytes, MappingAccess::ReadWrite, medium)?);
         let control = map_control(arena, &control_file)?;
         let page = Arc::new(Mapping::map(&leases_file, LEASES_FILE_BYTES, MappingAccess::ReadWrite, medium)?);
-        // There is nothing in any of them yet.
+        // None of them has content yet.
         let fresh = [&log_memory, control.memory(), &page];
         fresh.iter().for_each(|memory| memory.set_read_ahead(false));
         let log = Log::format(Arc::clone(&log_memory), LogGeneration(1))?;
@@ -144,17 +145,17 @@ impl Blank {
         Ok(Self { id, only_for: None, token, log, control, leases, files })
     }
 
-    /// Makes one of a session that has ended: all of its log is committed, and nobody else has its files.
+    /// Prepares a retired session again: all of its log is committed, and no other process has its files.
     ///
     /// # Errors
-    /// [`SessionError`]; then the files are good for nothing.
+    /// [`SessionError`]; then the files can't be used.
     pub fn of_ended(ended: Ended) -> Result<Self, SessionError> {
         let Ended { id, owner, log, log_memory, log_room, control, leases, page, lease_top, end: begins } = ended;
-        // Who has asked for them by the threads that share them has been answered.
+        // Threads that share them have answered all requests about them.
         let (Some(_), Some(control)) = (Arc::into_inner(log), Arc::into_inner(control)) else {
             return Err(SessionError::Unfinished);
         };
-        // From here on its files are nobody's, wherever it is cut.
+        // From here on its files have no owner, wherever a kill cuts this.
         Identity::wipe(&*page)?;
         let log = Log::open(Arc::clone(&log_memory))?;
         let is_sound = !log.is_fenced() && log.head() == begins && log.settled().is_ok_and(|settled| settled == begins);
@@ -190,8 +191,11 @@ impl Blank {
         Ok(page::set_lease_room(&*self.leases.1, LEASE_SLOTS)?)
     }
 
-    /// Gives it to an owner. The identity goes last: files without one were never welcomed. On a disk it lasts from the owner's first `fsync` on;
-    /// what was written without one goes with it, and all that depends on that.
+    /// Gives the session to an owner.
+    ///
+    /// The identity is written last: a session whose files have none was never welcomed. On a disk the identity is
+    /// durable from the owner's first `fsync` on. Updates from before it are lost with it, and all that depends on
+    /// them.
     ///
     /// # Errors
     /// [`SessionError`].
@@ -207,19 +211,19 @@ impl Blank {
 pub struct Session {
     /// Its number.
     pub id: SessionId,
-    /// Who it is.
+    /// Its process, user and label.
     pub identity: Identity,
-    /// The rights under which its records are judged.
+    /// The credentials under which its records are validated.
     pub credentials: Credentials,
     /// The secret that its connections show.
     pub token: u64,
     /// Its log.
     pub log: Arc<SessionLog>,
-    /// The mapping under the log, which knows whether the file was torn away.
+    /// The mapping under the log, which knows whether the file was truncated.
     pub log_memory: Arc<Mapping>,
     /// Bytes of the log's file.
     pub log_room: LogRoom,
-    /// What of the file was gone through.
+    /// The parts of the log's file that were used.
     pub log_used: Arc<HugePages>,
     /// Its control page.
     pub control: Arc<Control>,
@@ -227,77 +231,82 @@ pub struct Session {
     pub leases: LeaseTable<Arc<Mapping>>,
     /// The lease table's first page, which only SharedFS writes.
     pub page: Arc<Mapping>,
-    /// What its user might do to open files before others narrowed it.
+    /// Rights to open files that its user had before other sessions narrowed them.
     pub rights: KeptRights,
-    /// What to hand out when it connects again.
+    /// The descriptors that it receives when it connects again.
     pub files: SessionFiles,
     /// Its credit.
     pub account: Account,
-    /// The era of quotas that it is in.
+    /// Its quota version.
     pub quota_version: QuotaVersion,
-    /// What it was granted in this era of what quotas limit.
+    /// Its outstanding quota balances in this version.
     pub outstanding: Outstanding,
-    /// Whether its records must have been granted what they use; those from before SharedFS's last start were, by another.
+    /// Whether its records must have been granted what they use. Another SharedFS granted those from before the last
+    /// start.
     pub is_quota_validated: bool,
     /// Inode numbers that it may use.
     pub ranges: InodeRanges,
-    /// Its lease table and page are as new as its log.
+    /// Whether its lease table and page are as new as its log.
     pub is_whole: bool,
-    /// Records before this position were judged under the leases of their time, before SharedFS was restarted.
+    /// Records before this position were validated under the leases of their time, before SharedFS was restarted.
     pub validated: LogPosition,
-    /// Records before this position are not judged by leases: SharedFS was killed while it took one of them.
+    /// Records before this position are not validated by leases: SharedFS was killed while it took one of them.
     pub trusted: LogPosition,
     /// Records applied since this SharedFS started or the session began.
     pub records: u64,
     /// Bytes of its log applied since then.
     pub digested_bytes: u64,
-    /// Slots of the lease table that have room, and the last one that was used.
+    /// Slots of the lease table that have room.
     pub lease_room: u32,
     pub lease_top: u32,
-    /// It could not get more when it last should have.
+    /// Whether it could not get more room when it last should have.
     pub lacks_lease_room: bool,
     /// Leases granted to it since then.
     pub leases_granted: u64,
-    /// Lease words taken from it, narrowed or renewed since then.
+    /// Lease words revoked, narrowed or renewed since then.
     pub leases_revoked: u64,
-    /// Somebody waits until its log is digested up to here.
+    /// A thread waits until its log is digested up to here.
     pub wanted: LogPosition,
-    /// Its log is to be applied up to here, which was its tail when that was last due.
+    /// The log is to be applied up to here, which was its tail when it was last due.
     pub due: LogPosition,
-    /// What the log's tail was when it was last seen to move, and when that was.
+    /// The log's tail when it was last seen to move, and the time of that.
     pub moved: (LogPosition, Instant),
-    /// Whether a process has connected for it since this SharedFS started, and has told what an earlier one knew.
+    /// Whether its process has connected since this SharedFS started, and has repeated what an earlier one knew.
     pub is_connected: bool,
-    /// Its process is gone or said goodbye: it goes as soon as all of it is committed.
+    /// Whether its process is gone or closed it: it is removed as soon as all of it is committed.
     pub is_ending: bool,
-    /// Threads that apply the last of its log, in steps between which others have the lock. It doesn't go while there are any.
+    /// Threads that apply the last of its log, in steps between which other threads have the lock.
+    ///
+    /// The session is not removed while there are any.
     pub enders: u32,
-    /// What its log holds beyond what is applied depends on lost updates: no more of it is applied.
+    /// Whether its further records depend on lost updates: no more of its log is applied.
     pub is_cut: bool,
-    /// Its files were set aside after it was fenced.
+    /// Whether its files are quarantined.
     pub is_aside: bool,
     /// Why it was fenced, if it was.
     pub fenced: Option<String>,
     /// Its mount's notifier.
     pub notifier: Option<Arc<Notifier>>,
-    /// The device number that its mount's files show; 0 where it has told none.
+    /// The device number that its mount's files show; 0 before it has registered.
     pub mount_device: u64,
-    /// Where it has looked at files lately.
+    /// Detects directories that it scans.
     pub looked: Looked,
-    /// How it goes through directories.
+    /// Its walks through directory trees.
     pub walks: Walks,
-    /// An answer that was too long for its mailbox, until it's fetched.
+    /// An answer that was too long for its request slot, until it's fetched.
     pub kept: Option<(Question, Reply)>,
-    /// What its process has mapped, once it has mapped anything.
+    /// The files that its process has mapped, once it has mapped any.
     pub mapped: Option<MappedTable>,
 }
 
 impl Session {
-    /// Takes up the files of a session that this or an earlier SharedFS made. A session that is alive may be appending at
-    /// this moment, so its log is only opened; one from before the machine's last start is recovered from `committed` on.
+    /// Takes up the files of a session that this or an earlier SharedFS made.
+    ///
+    /// A living session may be appending at this moment, so its log is only opened. A log from before the machine's
+    /// last start is recovered from `committed` on.
     ///
     /// # Errors
-    /// [`SessionError::Unfinished`] where the session was never welcomed; others where the files are damaged.
+    /// [`SessionError::Unfinished`] if the session was never welcomed; others if the files are damaged.
     pub fn take_up(arena: &Arena, id: SessionId, committed: LogPosition) -> Result<Self, SessionError> {
         let medium = arena.medium();
         let page = open_lease_table(arena, id)?;
@@ -309,7 +318,7 @@ impl Session {
             return Err(SessionError::Unfinished);
         }
         let control_file = arena.open_session_file(id, SessionFile::Control)?;
-        // What an earlier version has made knows nothing of record locks, and what it lacks is zeros.
+        // A page of an earlier version lacks record locks, and the missing bytes are zeros.
         if (CONTROL_BYTES_BEFORE..CONTROL_BYTES).contains(&control_file.metadata()?.len()) {
             ashlar_pmem::allocate(&control_file, 0..CONTROL_BYTES)?;
             control_file.set_len(CONTROL_BYTES)?;
@@ -318,9 +327,9 @@ impl Session {
         let log_file = arena.open_session_file(id, SessionFile::Log)?;
         let log_bytes = log_file.metadata()?.len();
         let log_memory = Arc::new(Mapping::map(&log_file, log_bytes, MappingAccess::ReadWrite, medium)?);
-        // What a dead process wrote to a disk may be there in part, even where the machine did not start anew since (the disk
-        // was taken away under it). Its log then holds a valid prefix; its lease table and page may be older than that, so
-        // they judge nobody but those who could use that.
+        // A dead process's writes to a disk may be there in part, even if the machine did not restart since (the disk
+        // was taken away under it). Its log then holds a valid prefix. Its lease table and page may be older than that,
+        // so they validate only sessions whose user could exploit that.
         let is_whole = identity.process.is_of_this_boot()
             && (medium.kind != MediumKind::Disk || identity.uid != 0 || identity.process.open().is_some());
         let log = if is_whole {
@@ -333,7 +342,8 @@ impl Session {
         let log_room = LogRoom { bytes: log_bytes, allocated: 0 };
         let rights = KeptRights::load(Arc::clone(&page))?;
         if rights.is_any() {
-            // The daemon was killed, perhaps before the commit that would have done it; the logs are about to be applied again.
+            // SharedFS was killed, perhaps before the commit that would have synced it; the logs are about to be
+            // applied again.
             page.sync_range(0, LEASES_FILE_BYTES)?;
         }
         let log = (log, log_memory, log_room);
@@ -345,11 +355,12 @@ impl Session {
         session.lease_top = (0..session.lease_room).rev().find(is_used).unwrap_or(0);
         session.quota_version = session.control.quota_version();
         session.is_quota_validated = false;
-        // An earlier SharedFS may have been killed while it looked.
+        // An earlier SharedFS may have been killed while it polled.
         session.control.request_slot().set_listening(false);
         session.mount_device = page::mount_device(&*session.page);
         session.account.granted = page::granted(&*session.page);
-        // A commit that the page knows nothing of can't be; where it is so all the same (damage), nothing counts as used.
+        // A commit that the page does not know is impossible. If there is one all the same (damage), nothing counts as
+        // used.
         session.account.used = used.unwrap_or_default();
         Ok(session)
     }
@@ -413,12 +424,12 @@ impl Session {
         }
     }
 
-    /// Whether its records are judged by its user's rights.
+    /// Returns whether its records are validated by its user's rights.
     pub fn needs_validation(&self) -> bool {
         self.fenced.is_none() && !self.credentials.is_privileged()
     }
 
-    /// Whether its log's file was truncated under SharedFS.
+    /// Returns whether its log's or control page's file was truncated under SharedFS.
     pub fn is_torn(&self) -> bool {
         self.log_memory.is_torn() || self.control.memory().is_torn()
     }
@@ -429,11 +440,12 @@ impl Session {
         self.leases.set(slot, word, inode);
     }
 
-    /// Gives the lease table more room, unless this slot is well below half of it: so many leases a session may hold, and those that are given
-    /// without being asked for come on top.
+    /// Gives the lease table more room, unless this slot is well below half of it.
+    ///
+    /// A session may hold so many leases, and leases that it did not ask for come on top.
     ///
     /// # Errors
-    /// `ENOSPC` where the file system that the arena is on is full.
+    /// `ENOSPC` if the arena's file system is full.
     pub fn make_lease_room(&mut self, slot: u32) -> io::Result<()> {
         let was_lacking = std::mem::replace(&mut self.lacks_lease_room, true);
         while self.lease_room < LEASE_SLOTS && slot >= self.lease_room / 8 * 3 {
@@ -461,27 +473,28 @@ impl Session {
         Ok(())
     }
 
-    /// Takes the number of its mount's device, where a restart of SharedFS finds it: sessions may ask for descriptors on the mount
-    /// before its process has noticed the restart.
+    /// Records the number of its mount's device, so that a restarted SharedFS finds it.
+    ///
+    /// Sessions may ask for descriptors on the mount before the mount's process has noticed the restart.
     pub fn set_mount_device(&mut self, device: u64) -> Result<(), OutOfBounds> {
         page::set_mount_device(&*self.page, device)?;
         self.mount_device = device;
         Ok(())
     }
 
-    /// The log is committed up to here: it's free so far, and what it goes through will be gone through again.
+    /// Sets the committed position of the log: the log is free up to there, and will be used there again.
     pub fn set_committed(&self, position: LogPosition) {
         let before = self.log.head();
         self.log.set_head(position);
         self.control.set_committed(position);
-        // Where the file has no room, a huge page would make some.
+        // If the file has no room there, a huge page would make some.
         let room = self.log_room.allocated / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
         for part in self.log.parts(before, position) {
             self.log_used.note_used(part.start..part.end.min(room));
         }
     }
 
-    /// Notes what its mount's kernel was not told yet where a restart of SharedFS finds it.
+    /// Returns a function that notes, for a restarted SharedFS, until when the mount's kernel may believe stale state.
     pub fn note_stale(&self) -> NoteStale {
         let page = Arc::clone(&self.page);
         // The page is mapped whole, so the store can't miss it.
@@ -496,7 +509,7 @@ impl Session {
         Ok(())
     }
 
-    /// Credit of one kind that the session has left, as it says; no more than its account shows.
+    /// Returns the credit of one kind that the session claims to have left; no more than its account shows.
     pub fn credit_left(&self, kind: CreditKind) -> Credit {
         let (said, outstanding) = (self.control.credit_left(kind), self.account.outstanding());
         Credit {
@@ -505,7 +518,7 @@ impl Session {
         }
     }
 
-    /// Makes its files nobody's, and that durable: no start takes them up any more.
+    /// Removes the owner from its files, durably: no start takes them up any more.
     ///
     /// # Errors
     /// Those of the medium; then a start may still take them up.
@@ -514,7 +527,7 @@ impl Session {
         self.page.sync_range(0, LEASE_TABLE_BYTES)
     }
 
-    /// Takes back the credit that the session holds unused.
+    /// Takes back the session's unused credit.
     pub fn recall_credit(&mut self) -> Result<(), OutOfBounds> {
         let taken = self.control.recall_credit();
         self.account.recall(taken);
@@ -522,16 +535,16 @@ impl Session {
     }
 }
 
-/// A session's lease table.
+/// Opens a session's lease table.
 ///
 /// # Errors
-/// [`SessionError::Unfinished`] where its making was cut; others.
+/// [`SessionError::Unfinished`] if its making was cut short; others.
 pub fn open_lease_table(arena: &Arena, id: SessionId) -> Result<Mapping, SessionError> {
     let file = arena.open_session_file(id, SessionFile::Leases)?;
     if file.metadata()?.len() == 0 {
         return Err(SessionError::Unfinished);
     }
-    // One that an earlier version has made has nothing behind the slots.
+    // A table of an earlier version has nothing behind the slots.
     if (LEASE_TABLE_BYTES..LEASES_FILE_BYTES).contains(&file.metadata()?.len()) {
         file.set_len(LEASES_FILE_BYTES)?;
     }
@@ -543,7 +556,7 @@ fn map_control(arena: &Arena, file: &File) -> Result<Control, SessionError> {
     ControlPage::new(Arc::new(mapping)).ok_or(SessionError::Unfinished)
 }
 
-/// A second open file description of the same file, for reading only, whatever its path is by now.
+/// Opens the file again for reading only, whatever its path is by now.
 pub fn read_only(file: &File) -> io::Result<File> {
     open_again(file.as_fd(), MappingAccess::ReadOnly)
 }

@@ -1,4 +1,4 @@
-//! Beginnings and ends of sessions.
+//! Opens and ends sessions.
 
 use std::fs::File;
 use std::io;
@@ -25,38 +25,46 @@ use crate::state::State;
 const RANGE: u64 = 4096;
 /// Inode numbers that a process begins with: most make few files or none.
 const FIRST_RANGE: u64 = 64;
-/// Slots of a session's lease table that are not for what it makes: for what it asks for at once.
+/// Slots of a session's lease table that are not for inodes that it makes, but for leases that it asks for at once.
 const LEASES_KEPT: u64 = 128;
 const _: () = assert!(FIRST_RANGE <= RANGE && RANGE <= crate::page::RANGE_MAX);
 
-/// The most sessions at once: each has a log in the arena. One ordinary user gets a part of them, and all of them together leave
-/// some to root, as which mounts run: nobody can keep others out.
+/// The most sessions at once: each has a log in the arena.
+///
+/// One ordinary user gets a part of them. All ordinary users together leave some to root, as which mounts run: no user
+/// can keep others out.
 const SESSIONS_MAX: usize = 256;
 const SESSIONS_OF_USER_MAX: usize = 32;
-/// So many of a user's that are ending don't count for that part. They go with the next commit, and programs that follow one another end faster
-/// than batches are committed; all of them count for the whole, so that there are never more logs.
+/// How many ending sessions of a user do not count for that part.
+///
+/// They are removed with the next commit, and programs that follow one another end faster than batches are committed.
+/// All of them count for the whole, so that there are never more logs.
 const SESSIONS_OF_USER_ENDING: usize = 32;
 const SESSIONS_OF_ROOT: usize = 64;
 
-/// How long a new session sleeps before it looks again whether kernels have forgotten names: about as long as that takes.
+/// How long a new session sleeps before it checks again whether kernels have forgotten names: about as long as that
+/// takes.
 const FORGETTING_PAUSE: Duration = Duration::from_micros(100);
 /// Bytes of a process's log that have room in the arena when it begins.
 pub const LOG_BEGINNING: u64 = 64 << 10;
 
-/// How much of a log has room when it begins. A mount can write as much as its log holds, whatever else becomes full; of processes
-/// most log little before they end, and those that go on ask for more.
+/// Returns how much of a log has room when its session begins.
+///
+/// A mount can write as much as its log holds, whatever else becomes full. Most processes log little before they end,
+/// and those that go on ask for more.
 fn log_beginning(kind: SessionKind, log_bytes: u64) -> u64 {
     if kind == SessionKind::Mount { log_bytes } else { LOG_BEGINNING.min(log_bytes) }
 }
 
 /// The answer to a first message.
 pub struct Opened {
-    /// What to say.
+    /// The welcome message.
     pub welcome: Welcome,
-    /// The session's files go with it …
+    /// The session's files, which are sent with it.
     pub files: SessionFiles,
-    /// … and for a process a data segment, the board, and what it has in the kernel in the place of its files. A mount
-    /// asks for everything: what its kernel keeps is taken back with the mount's own leases.
+    /// Further files for a process: a data segment, the grant cache, and the placeholder.
+    ///
+    /// A mount asks for everything: its kernel's cache is taken back with the mount's own leases.
     pub others: [Option<Arc<File>>; 3],
 }
 
@@ -65,11 +73,11 @@ pub struct Opened {
 pub enum Refused {
     /// A sentence for people.
     Because(String),
-    /// A number for programs.
+    /// An error number for programs.
     Errno(Errno),
 }
 
-/// Opens a new session for the peer of a socket, or lets it go on with one it had.
+/// Opens a new session for the peer of a socket, or resumes one that it had.
 pub fn hello(shared: &Shared, socket: impl AsFd, hello: &Hello) -> Result<Opened, Refused> {
     if hello.version != PROTOCOL_VERSION {
         return Err(Refused::Because(wrong_version(hello.version)));
@@ -81,7 +89,7 @@ pub fn hello(shared: &Shared, socket: impl AsFd, hello: &Hello) -> Result<Opened
     }
 }
 
-/// What to say to a peer of another version.
+/// Returns the sentence for a peer of another version.
 pub fn wrong_version(version: u32) -> String {
     format!("this daemon speaks protocol version {PROTOCOL_VERSION}, not {version}; use the same release on both sides")
 }
@@ -92,9 +100,12 @@ fn open(shared: &Shared, identity: Identity, ending: OwnedFd, hello: &Hello) -> 
         if state.ending {
             return Err(Refused::Because("the daemon is shutting down".into()));
         }
-        // The kernel shows what nobody serves, and so knows nothing of it: what is open could not become the kernel's.
+        // The kernel shows a mount without a server, and so knows nothing of it: open files could not be handed over to
+        // the kernel.
         if hello.beside != 0 && !materialise::is_mount(&state, hello.beside) {
-            return Err(Refused::Because("nobody serves the mount any more; unmount it, and mount it again".into()));
+            return Err(Refused::Because(
+                "no process serves the mount any more; unmount it, and mount it again".into(),
+            ));
         }
         check_room(state.sessions.values().map(of_whom), identity.uid)?;
     }
@@ -111,7 +122,7 @@ fn open(shared: &Shared, identity: Identity, ending: OwnedFd, hello: &Hello) -> 
     })?;
     let mut state = shared.lock();
     if let Err(refused) = check_room(state.sessions.values().map(of_whom), session.identity.uid) {
-        // Others were faster.
+        // Other sessions were faster.
         ended::remove_with(shared, &mut state, id);
         return Err(refused);
     }
@@ -131,7 +142,7 @@ fn open(shared: &Shared, identity: Identity, ending: OwnedFd, hello: &Hello) -> 
     let inodes = begin_with_means(&mut state, &mut session);
     let opened = welcome(shared, &state, &session, inodes);
     if state.sessions.is_empty() {
-        // There was nothing to look at.
+        // There was nothing to check before.
         shared.digest_wanted.notify_all();
     }
     state.leasing.take_up(&session);
@@ -144,40 +155,44 @@ fn open(shared: &Shared, identity: Identity, ending: OwnedFd, hello: &Hello) -> 
     Ok(opened)
 }
 
-/// Has the end of a session's process be told.
+/// Watches for the end of a session's process.
 pub fn watch(shared: &Shared, id: SessionId, process: OwnedFd) {
     if let Err(error) = shared.watcher.add(id, process) {
-        tracing::error!(session = id.0, %error, "a process can't be watched; what is left of it goes at the next start");
+        tracing::error!(session = id.0, %error, "a process can't be watched; the next start removes its session");
     }
 }
 
-/// Makes a process's session that is nobody's yet; else says why there is none.
+/// Prepares a session for a process; an error says why that fails.
 pub fn blank(shared: &Shared) -> Result<Blank, String> {
     make(shared, SessionKind::Process)
 }
 
 fn make(shared: &Shared, kind: SessionKind) -> Result<Blank, String> {
     let id = shared.lock().store.next_session_id().map_err(|error| error.to_string())?;
-    // Making the files may take a while on a disk, so nobody waits for it.
+    // Making the files may take a while on a disk, so the lock is free meanwhile.
     let bytes = shared.config.log_bytes_for(shared.arena.summary().size_bytes);
     let room = LogRoom { bytes, allocated: log_beginning(kind, bytes) };
     let made = with_room(shared, || Blank::make(&shared.arena, id, room));
     let make_whole = |blank: &Blank| if kind == SessionKind::Mount { blank.make_whole() } else { Ok(()) };
     let whole = made.and_then(|blank| with_room(shared, || make_whole(&blank)).map(|()| blank));
     whole.map_err(|error| {
-        // What can't be removed now goes at the next start.
+        // The next start removes files that can't be removed now.
         let _ = shared.arena.remove_session(id);
         error.to_string()
     })
 }
 
-/// Makes something that takes room of the arena's file system. Where that fails, there may be none but what is kept for programs to come.
+/// Makes something that takes room in the arena's file system.
+///
+/// If that fails, it removes the retired sessions and tries again.
 fn with_room<T, E>(shared: &Shared, make: impl Fn() -> Result<T, E>) -> Result<T, E> {
     make().or_else(|error| if shared.pool.give_up_kept(shared) { make() } else { Err(error) })
 }
 
-/// Waits until mounts that were alone have had their kernels forget names: a kernel keeps some only for a lone mount. One that cannot
-/// have it forget, or does not answer, is waited for until it may not believe them any more.
+/// Waits until kernels of mounts that were alone have forgotten names: a kernel keeps some only for a sole mount.
+///
+/// If a mount can't make its kernel forget, or does not answer, this waits until the kernel may not believe them any
+/// more.
 fn await_forgetting(shared: &Shared, disturbed: &[(Arc<Control>, u64)]) {
     let deadline = Instant::now() + shared.cache_ttl();
     let is_due = || disturbed.iter().any(|(control, company)| control.company_known() != *company);
@@ -186,12 +201,12 @@ fn await_forgetting(shared: &Shared, disturbed: &[(Arc<Control>, u64)]) {
     }
 }
 
-/// Whose session it is, and whether it's ending.
+/// Returns a session's user, and whether the session is ending.
 fn of_whom(session: &Session) -> (u32, bool) {
     (session.identity.uid, session.is_ending)
 }
 
-/// Whether there is room for one more session of a user beside those of others and of its own, each with whether it's ending.
+/// Checks whether a user may have one more session; `sessions` gives the user of each, and whether it's ending.
 fn check_room(sessions: impl Iterator<Item = (u32, bool)>, user: u32) -> Result<(), Refused> {
     let (mut all, mut own, mut ending) = (0, 0, 0_usize);
     for (other, is_ending) in sessions {
@@ -223,7 +238,7 @@ fn resume(shared: &Shared, peer: Peer, identity: &Identity, hello: &Hello) -> Re
     state.counters.sessions_resumed += 1;
     admit(&mut state, peer.session, hello);
     let State { locking, sessions, .. } = &mut *state;
-    // A SharedFS that it has come back to already knows more than its copies tell.
+    // A SharedFS to which it has returned already knows more than its copies show.
     if sessions.get(&peer.session).is_some_and(|session| !session.is_connected) {
         locking.take_up_again(peer.session, sessions);
     }
@@ -232,14 +247,14 @@ fn resume(shared: &Shared, peer: Peer, identity: &Identity, hello: &Hello) -> Re
     Ok(opened)
 }
 
-/// Refuses a session nothing that is reserved for the kernel, where the kernel can't serve it instead.
+/// Admits a session to reserved inodes, if the kernel can't serve it instead.
 fn admit(state: &mut State, id: SessionId, hello: &Hello) {
     if !hello.yields_to_kernel {
         state.leasing.manager.admit_to_reserved(id);
     }
 }
 
-/// A session that has resumed has asked for all that an earlier SharedFS knew.
+/// Records that a resumed session has repeated all that an earlier SharedFS knew.
 pub fn note_back(state: &mut State, id: SessionId) {
     if let Some(session) = state.sessions.get_mut(&id) {
         session.is_connected = true;
@@ -247,13 +262,15 @@ pub fn note_back(state: &mut State, id: SessionId) {
     state.locking.note_back(id);
 }
 
-/// The session that a connection proves to belong to.
+/// Returns the session to which a connection proves to belong.
 pub fn find(state: &State, peer: Peer) -> Option<&Session> {
     state.sessions.get(&peer.session).filter(|session| session.token == peer.token)
 }
 
-/// Gives a process's session what nearly every one asks for that makes or writes anything: inode numbers, and credit. Where there is none to be
-/// had it asks, and hears why.
+/// Gives a process's session inode numbers and credit at once.
+///
+/// Nearly every session that makes or writes anything asks for them. If there are none, the session asks, and receives
+/// the error.
 fn begin_with_means(state: &mut State, session: &mut Session) -> (InodeId, u64) {
     let none = (InodeId(0), 0);
     if session.identity.kind == SessionKind::Mount
@@ -268,10 +285,10 @@ fn begin_with_means(state: &mut State, session: &mut Session) -> (InodeId, u64) 
 
 fn welcome(shared: &Shared, state: &State, session: &Session, inodes: (InodeId, u64)) -> Opened {
     let medium = shared.arena.medium();
-    // Of a session that was found it isn't known how much there is, but at least that.
+    // The room of a session that was taken up is not known, but it is at least that.
     let log_beginning = log_beginning(session.identity.kind, session.log_room.bytes);
     let is_process = session.identity.kind == SessionKind::Process;
-    // Who is told of none asks, and hears what is wrong.
+    // A session that receives none asks for one, and receives the error.
     let first = shared.arena.segments().first().filter(|_| is_process).map(|segment| segment.number);
     let segment = first.and_then(|number| serve::segment(shared, number).ok());
     let (segment, segment_file) = segment.map_or((None, None), |(segment, file)| (Some(segment), Some(Arc::new(file))));
@@ -292,7 +309,7 @@ fn welcome(shared: &Shared, state: &State, session: &Session, inodes: (InodeId, 
     };
     let grant_cache =
         state.grant_cache.as_ref().filter(|_| is_process).map(|grant_cache| Arc::clone(grant_cache.file()));
-    // The process knows it by its place, behind the board.
+    // The process knows it by its position, behind the grant cache.
     let placeholder = grant_cache.as_ref().and(shared.placeholder.clone());
     Opened { welcome, files: session.files.clone(), others: [segment_file, grant_cache, placeholder] }
 }
@@ -310,7 +327,7 @@ pub fn log_space(shared: &Shared, id: SessionId, bytes: u64) -> Result<(), Errno
     if bytes <= before {
         return Ok(());
     }
-    // It takes a while, so nobody waits for it.
+    // It takes a while, so the lock is free meanwhile.
     with_room(shared, || ashlar_pmem::allocate(&log, before..bytes)).map_err(|error| errno(&error))?;
     if let Some(session) = shared.lock().sessions.get_mut(&id) {
         session.log_room.allocated = session.log_room.allocated.max(bytes);
@@ -321,7 +338,7 @@ pub fn log_space(shared: &Shared, id: SessionId, bytes: u64) -> Result<(), Errno
 /// Gives all slots for a session's open handles room.
 pub fn handle_space(shared: &Shared, id: SessionId) -> Result<(), Errno> {
     let control = Arc::clone(&shared.lock().live(id).ok_or(Errno::EIO)?.control);
-    // It takes a while, so nobody waits for it.
+    // It takes a while, so the lock is free meanwhile.
     with_room(shared, || Session::make_handle_room(&control)).map_err(|error| errno(&error))
 }
 
@@ -329,14 +346,15 @@ fn errno(error: &io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno)
 }
 
-/// A range of inode numbers for a session.
+/// Grants a session a range of inode numbers.
 pub fn inode_range(shared: &Shared, id: SessionId) -> Result<(InodeId, u64), Errno> {
     let mut state = shared.lock();
     if state.live(id).ok_or(Errno::EIO)?.ranges.is_full() {
-        // The oldest range is forgotten next; records that use its numbers must have been judged by then.
+        // The oldest range is forgotten next; records that use its numbers must have been validated by then.
         state = shared.apply_settled(state, id);
     }
-    // What others see of what is made may get a lease of its own, which nobody asks for: there are no more numbers than have room for that.
+    // A new inode that other sessions see may get a lease of its own, for which no session asks. So a session gets no
+    // more numbers than have room for that.
     let free = |state: &State| {
         let left = |session: &Session| u64::from(session.lease_room - session.lease_top);
         state.live(id).map(|session| if session.lease_room == LEASE_SLOTS { u64::MAX } else { left(session) })
@@ -359,13 +377,16 @@ pub fn inode_range(shared: &Shared, id: SessionId) -> Result<(InodeId, u64), Err
     Ok((first, count))
 }
 
-/// Ends sessions whose processes are gone, or that said goodbye: everything they logged is digested, and what they held is
-/// free. One commit serves all of them.
+/// Ends sessions whose processes are gone or closed them.
+///
+/// All that they logged is digested, and all that they held is free. One commit serves all of them.
 pub fn end(shared: &Shared, ids: &[SessionId]) {
     end_where(shared, ids, |_, _| true);
 }
 
-/// As [`end`], as far as a number is still that of the session which is meant: another one may go on with it at any time that the lock is free.
+/// Does as [`end`], but only for sessions that `is_meant` accepts.
+///
+/// While the lock is free, a session's number may pass to another process at any time.
 fn end_where(shared: &Shared, ids: &[SessionId], is_meant: impl Fn(SessionId, &Session) -> bool) {
     let mut state = begin_end(shared, ids, is_meant);
     if shared.commit_all(&mut state).is_err() {
@@ -378,14 +399,16 @@ fn end_where(shared: &Shared, ids: &[SessionId], is_meant: impl Fn(SessionId, &S
     drop(state);
 }
 
-/// Ends a session that waits for nothing more than that others see what it did: it is committed and removed in the background.
+/// Ends a session that need not wait for the commit: it is committed and removed in the background.
+///
+/// Other sessions see its updates on return.
 pub fn leave(shared: &Shared, id: SessionId) {
     let mut state = begin_end(shared, &[id], |_, _| true);
     shared.want_commit(&mut state);
     shared.want_digest(&mut state);
 }
 
-/// Applies all of what sessions have logged, and takes their leases and locks.
+/// Applies all that sessions have logged, and takes their leases and locks.
 fn begin_end<'a>(
     shared: &'a Shared,
     ids: &[SessionId],
@@ -400,10 +423,10 @@ fn begin_end<'a>(
         }
         state.store.unmap_blocks(id, None);
         let Some(session) = state.live(id) else { continue };
-        // Sealing voids what a thread that is no more had begun to append.
+        // The seal voids records that a thread of the ended process had begun to append.
         match session.log.seal() {
             Ok((_, sealed)) => {
-                // The lock is free between two steps: whoever commits then must not take it for done.
+                // The lock is free between two steps: a thread that commits then must not take the session for done.
                 state.sessions.entry(id).and_modify(|session| session.enders += 1);
                 while !state.apply(id, sealed, Slice::Batch) {
                     parking_lot::MutexGuard::bump(&mut state);
@@ -426,7 +449,7 @@ fn begin_end<'a>(
     state
 }
 
-/// Forgets the ended sessions that are committed as a whole.
+/// Removes the ended sessions that are committed as a whole.
 pub fn remove_ended(shared: &Shared, state: &mut State) {
     crate::digest::set_fenced_aside(shared, state);
     let ended: Vec<SessionId> = state
@@ -440,7 +463,7 @@ pub fn remove_ended(shared: &Shared, state: &mut State) {
     }
 }
 
-/// Forgets a session that is committed as a whole.
+/// Removes a session that is committed as a whole.
 fn remove(shared: &Shared, state: &mut State, id: SessionId) {
     let Some(session) = state.sessions.remove(&id) else { return };
     match session.identity.kind {
@@ -448,7 +471,7 @@ fn remove(shared: &Shared, state: &mut State, id: SessionId) {
         SessionKind::Process => tracing::debug!(session = id.0, records = session.records, "session ended"),
     }
     let end = state.store.applied(id);
-    // What it has freed so far it reads no more; who has its number next may read what is freed from then on.
+    // It no longer reads blocks freed so far; the session that has its number next may read those that are freed later.
     state.store.release(id, end);
     state.store.unmap_blocks(id, None);
     let (is_fit, is_aside) = (Ended::is_fit(state, &session), session.fenced.is_some());
@@ -462,8 +485,9 @@ fn remove(shared: &Shared, state: &mut State, id: SessionId) {
     shared.watcher.remove(id);
 }
 
-/// Cuts off the mounts of sessions whose processes have died. Their ends take a commit; programs that use the mounts shall
-/// not wait for that.
+/// Cuts off the mounts of sessions whose processes have died.
+///
+/// Their ends take a commit, and programs that use the mounts must not wait for that.
 fn cut_off(shared: &Shared, ids: &[SessionId]) {
     let mounts: Vec<_> = {
         let mut state = shared.lock();
@@ -473,13 +497,13 @@ fn cut_off(shared: &Shared, ids: &[SessionId]) {
     };
     for (notifier, device) in mounts {
         if !notifier.end(true) {
-            // It had not come back to this SharedFS yet.
+            // It had not returned to this SharedFS yet.
             crate::notify::abort_dead(device, &shared.config.arena);
         }
     }
 }
 
-/// The thread that ends sessions whose processes have died, all that have by then with one commit.
+/// Runs the thread that ends sessions whose processes have died, all that have by then with one commit.
 pub fn end_thread(shared: &Shared, died: &Receiver<Vec<SessionId>>) {
     while let Ok(mut ids) = died.recv() {
         ids.extend(died.try_iter().flatten());
@@ -493,7 +517,7 @@ pub fn end_thread(shared: &Shared, died: &Receiver<Vec<SessionId>>) {
     }
 }
 
-/// The thread that learns of the deaths of processes.
+/// Runs the thread that learns of the deaths of processes.
 pub fn watch_thread(shared: &Shared, died: &Sender<Vec<SessionId>>) {
     loop {
         match shared.watcher.wait() {
@@ -519,9 +543,11 @@ pub fn watch_thread(shared: &Shared, died: &Sender<Vec<SessionId>>) {
 mod tests {
     use super::*;
 
-    /// Whoever committed between two of the steps in which a long log is applied at its session's end took the session for done: the rest was lost.
+    /// A session whose long log is applied in steps at its end must not be removed by a commit between two steps.
+    ///
+    /// The rest of its log was lost once.
     #[test]
-    fn a_session_whose_log_is_being_applied_in_steps_stays() {
+    fn ending_session_stays_while_its_log_is_applied_in_steps() {
         let place = tempfile::tempdir().expect("a directory");
         let options = ashlar_pmem::ArenaOptions { size_bytes: 16 << 20, emulate_pmem: false };
         let arena = ashlar_pmem::Arena::create(place.path(), &options).expect("an arena");
@@ -538,13 +564,13 @@ mod tests {
         state.store.set_session(id, session.log.generation(), LogPosition(0));
         state.sessions.insert(id, session);
         remove_ended(&shared, &mut state);
-        assert!(state.sessions.contains_key(&id), "all that is applied of it is committed, and there is more");
+        assert!(state.sessions.contains_key(&id), "its applied records are committed, but there are more");
         state.sessions.entry(id).and_modify(|session| session.enders = 0);
         remove_ended(&shared, &mut state);
         assert!(!state.sessions.contains_key(&id));
     }
 
-    /// How many sessions of a user find room beside others.
+    /// Returns how many sessions of a user find room beside others.
     fn fitting(user: u32, mut sessions: Vec<(u32, bool)>) -> usize {
         let before = sessions.len();
         while check_room(sessions.iter().copied(), user).is_ok() {
@@ -554,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn no_user_takes_the_sessions_of_others() {
+    fn user_cannot_take_sessions_of_others() {
         assert_eq!(fitting(7, Vec::new()), SESSIONS_OF_USER_MAX);
         assert_eq!(fitting(8, vec![(7, false); SESSIONS_OF_USER_MAX]), SESSIONS_OF_USER_MAX);
         let crowd: Vec<(u32, bool)> =
@@ -564,9 +590,11 @@ mod tests {
         assert_eq!(fitting(0, Vec::new()), SESSIONS_MAX);
     }
 
-    /// A user's thirty-third program in a moment was refused its session, though none of the others ran any more.
+    /// Ending sessions do not use up their user's share.
+    ///
+    /// A user's thirty-third program in a moment was once refused, though none of the others ran any more.
     #[test]
-    fn sessions_that_are_ending_leave_their_user_room_but_not_without_end() {
+    fn ending_sessions_leave_their_user_limited_room() {
         let ending = |count| vec![(7, true); count];
         assert_eq!(fitting(7, ending(SESSIONS_OF_USER_ENDING)), SESSIONS_OF_USER_MAX);
         assert_eq!(fitting(7, ending(SESSIONS_OF_USER_ENDING + 5)), SESSIONS_OF_USER_MAX - 5);

@@ -1,4 +1,4 @@
-//! What all threads of SharedFS share.
+//! State, locks and condition variables that all threads of SharedFS share.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -19,51 +19,55 @@ use crate::request_slots::RequestSlots;
 use crate::state::State;
 use crate::watch::Watcher;
 
-/// So many batches of one session's log are applied before it's the next one's turn.
+/// Batches of one session's log that the digest thread applies before it turns to the next session.
 const BATCHES_IN_TURN: usize = 8;
 
-/// What all threads share.
+/// The state that all threads of SharedFS share.
 pub struct Shared {
-    /// What SharedFS was told.
+    /// How SharedFS was started.
     pub config: Config,
     /// The arena.
     pub arena: Arc<Arena>,
-    /// Ends of processes.
+    /// Reports the ends of processes.
     pub watcher: Watcher,
-    /// Does what may have to wait for a mount.
+    /// Does the work that may have to wait for a mount.
     pub helper: Arc<Helper>,
-    /// What processes have in the kernel in the place of their files, if there is any.
+    /// The file that LibFS opens as a placeholder of its open files, if one could be made.
     pub placeholder: Option<Arc<File>>,
     /// When SharedFS started.
     pub started: Instant,
-    /// Sessions that are nobody's yet.
+    /// Sessions that are made in advance and have no owner yet.
     pub pool: Pool,
-    /// Who asks in shared memory.
+    /// Sessions that ask through request slots in shared memory.
     pub request_slots: RequestSlots,
     state: Mutex<State>,
-    /// Something to digest.
+    /// Signals that a log should be digested.
     pub digest_wanted: Condvar,
-    /// Something to commit.
+    /// Signals that a commit is wanted.
     pub commit_wanted: Condvar,
-    /// A commit has ended, a session was fenced or has gone, or SharedFS is ending.
+    /// Signals that a commit has ended, a session was fenced or removed, or SharedFS is ending.
     pub progress: Condvar,
-    /// Lease requests were answered.
+    /// Signals that lease requests were answered.
     pub grants_changed: Condvar,
-    /// A lock was freed, a waiting was cancelled, a session has gone, or SharedFS is ending.
+    /// Signals that a lock was freed, a wait was cancelled, a session was removed, or SharedFS is ending.
     pub locks_changed: Condvar,
 }
 
 impl Shared {
-    /// What a wait gives when SharedFS ends under it. It never reaches a session: its connection is closed instead, and it
-    /// asks the next SharedFS.
+    /// The error of a wait during which SharedFS ends.
+    ///
+    /// It never reaches a session: SharedFS closes the session's connection instead, and the session asks the next
+    /// SharedFS.
     pub const ENDING: Errno = Errno::ECANCELED;
-    /// What a question gives that can't be answered at once. It never reaches a program: its session asks again by a message.
+    /// The error of a request in a request slot that can't be answered at once.
+    ///
+    /// It never reaches a program: the session asks again by a message.
     pub const LATER: Errno = Errno(libc::EINPROGRESS);
 
     /// Puts the parts together.
     pub fn new(config: Config, arena: Arc<Arena>, watcher: Watcher, state: State) -> Self {
         let placeholder = make_placeholder()
-            .inspect_err(|error| tracing::warn!(%error, "code past LibFS finds an empty file in the place of a file that is open"))
+            .inspect_err(|error| tracing::warn!(%error, "code that bypasses LibFS finds an empty file in the place of an open file"))
             .ok();
         Self {
             helper: Arc::new(Helper::new(config.helper.clone())),
@@ -83,17 +87,17 @@ impl Shared {
         }
     }
 
-    /// Takes the lock.
+    /// Locks the state.
     pub fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
 
-    /// Milliseconds for which a mount's kernel may believe its cache.
+    /// Returns for how long a mount's kernel may believe its cache.
     pub fn cache_ttl(&self) -> Duration {
         Duration::from_millis(self.config.cache_ttl_ms)
     }
 
-    /// Starts the end of SharedFS.
+    /// Begins the end of SharedFS.
     pub fn stop(&self) {
         self.lock().ending = true;
         self.wake_all();
@@ -109,7 +113,9 @@ impl Shared {
         self.pool.end();
     }
 
-    /// Applies some of a session's log, at most [`BATCHES_IN_TURN`] batches, and has what is due committed meanwhile. Whether there is more.
+    /// Applies at most [`BATCHES_IN_TURN`] batches of a session's log, and requests commits that are due meanwhile.
+    ///
+    /// Returns whether there is more to apply.
     pub fn apply_some<'a>(&'a self, mut state: MutexGuard<'a, State>, id: SessionId) -> (MutexGuard<'a, State>, bool) {
         let mut has_more = false;
         if let Some(settled) = state.settled(id) {
@@ -122,13 +128,15 @@ impl Shared {
             }
         }
         if state.live(id).is_none() {
-            // Who waits for it waits for nothing more.
+            // A thread that waits for the session need not wait any longer.
             self.progress.notify_all();
         }
         (state, has_more)
     }
 
-    /// Applies a batch of a session's log, and has it committed if it's time; whether that was the last one up to `settled`.
+    /// Applies a batch of a session's log, and requests a commit if one is due.
+    ///
+    /// Returns whether that batch was the last one up to `settled`.
     fn apply_batch(&self, state: &mut MutexGuard<'_, State>, id: SessionId, settled: LogPosition) -> bool {
         let is_last = state.apply(id, settled, Slice::Batch);
         self.drive(state);
@@ -138,20 +146,21 @@ impl Shared {
         is_last
     }
 
-    /// Has the commit thread commit.
+    /// Asks the commit thread to commit.
     pub fn want_commit(&self, state: &mut State) {
         state.commit_wanted = true;
         self.commit_wanted.notify_all();
     }
 
-    /// Has the digest thread look at all logs.
+    /// Asks the digest thread to check all logs.
     pub fn want_digest(&self, state: &mut State) {
         state.digest_wanted = true;
         self.digest_wanted.notify_all();
     }
 
-    /// Applies a session's log up to what is settled now, in slices, so that others get the lock in between. The lock is
-    /// held again on return.
+    /// Applies a session's log up to what is settled now, in slices, so that other threads get the lock in between.
+    ///
+    /// The lock is held again on return.
     pub fn apply_settled<'a>(&'a self, mut state: MutexGuard<'a, State>, id: SessionId) -> MutexGuard<'a, State> {
         let Some(settled) = state.settled(id) else { return state };
         while !self.apply_batch(&mut state, id, settled) {
@@ -160,7 +169,7 @@ impl Shared {
         state
     }
 
-    /// [`Self::apply_settled`] for all sessions, one after the other.
+    /// Calls [`Self::apply_settled`] for all sessions, one after the other.
     pub fn apply_all_settled<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         for id in state.live_ids() {
             state = self.apply_settled(state, id);
@@ -168,7 +177,7 @@ impl Shared {
         state
     }
 
-    /// Performs what the lease manager has decided; returns when to go on, if there is such a time.
+    /// Performs the lease manager's decisions; returns when to go on, if there is such a time.
     pub fn drive(&self, state: &mut MutexGuard<'_, State>) -> Option<u64> {
         let (answered, until) = drive(state);
         if answered {
@@ -177,10 +186,10 @@ impl Shared {
         until
     }
 
-    /// Waits until all of a session's log up to `target`, which is applied, is committed, or the session is gone.
+    /// Waits until a session's log, which is applied up to `target`, is committed up to there, or the session is gone.
     ///
     /// # Errors
-    /// `EIO` where the session is fenced or the shared area has failed; [`Shared::ENDING`].
+    /// `EIO` if the session is fenced or the shared area has failed; [`Shared::ENDING`].
     pub fn wait_committed(
         &self,
         state: &mut MutexGuard<'_, State>,
@@ -190,7 +199,9 @@ impl Shared {
         self.wait_while_behind(state, id, target, |state| self.want_commit(state))
     }
 
-    /// Waits until the digest thread has applied a session's log up to `target`, and that is committed, or the session is gone.
+    /// Waits until a session's log is applied and committed up to `target`, or the session is gone.
+    ///
+    /// The digest thread does the application.
     ///
     /// # Errors
     /// As [`Self::wait_committed`].
@@ -234,7 +245,7 @@ impl Shared {
 
     /// Waits until everything that is applied now is committed.
     pub fn commit_all(&self, state: &mut MutexGuard<'_, State>) -> Result<(), Errno> {
-        // A batch that is under way may not hold the newest updates; the one that begins next does.
+        // A batch that is under way may lack the newest updates; the next one that begins has them.
         let (target, failed) = (state.commits_begun + 1, state.counters.commits_failed);
         while state.store.is_dirty() && state.commits_ended < target {
             if state.failure.is_some() || state.counters.commits_failed > failed {

@@ -1,4 +1,4 @@
-//! What the one lock guards.
+//! The state that SharedFS's one lock guards.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,25 +18,26 @@ use crate::reserved::{self, Reservations};
 use crate::session::{Control, Session};
 use crate::validate::{Refusal, Violation};
 
-/// The session under whose name SharedFS itself applies updates: the freeing of orphans.
+/// The session number under which SharedFS itself applies updates: it frees orphans.
 pub const OWN_SESSION: SessionId = SessionId(0);
 
-/// For so long a lone mount has its kernel keep no names after the last other session has ended: where programs come and go, each would
-/// have to wait until those are forgotten.
+/// How long a sole mount goes on keeping its kernel from caching names after the last other session has ended.
+///
+/// Where programs start and end all the time, each would otherwise wait until the kernel has forgotten those names.
 const SOLITUDE: Duration = Duration::from_secs(30);
 
 /// How far SharedFS has come since its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// The logs of sessions from before the start are applied, each as far as what it depends on is applied.
+    /// SharedFS applies the logs of sessions from before the start, each as far as its dependencies are applied.
     Recovering,
-    /// What they depend on is lost in part, and is not waited for any more.
+    /// Some dependencies are lost, and no log waits for them any more.
     Salvaging,
-    /// All of them are applied.
+    /// All of these logs are applied.
     Running,
 }
 
-/// What a log can't be applied further without.
+/// A condition without which a log can't be applied further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unmet {
     /// Another session's log must be applied first.
@@ -45,60 +46,60 @@ pub enum Unmet {
     Room,
 }
 
-/// What the one lock guards.
+/// The state that SharedFS's one lock guards.
 pub struct State {
     /// The shared area.
     pub store: Store,
-    /// Leases.
+    /// Leases, and the requests for them.
     pub leasing: Leasing,
-    /// What all sessions may read without asking; there is none where the system gave no memory for it.
+    /// Grants that all sessions may read without asking; `None` if the system gave no memory for them.
     pub grant_cache: Option<GrantPublisher>,
     /// Inodes that only mounts' sessions may hold leases on.
     pub reservations: Reservations,
     /// File locks.
     pub locking: Locking,
-    /// Sessions, the fenced ones too, until their process is gone.
+    /// Sessions, also fenced ones, until their process is gone.
     pub sessions: BTreeMap<SessionId, Session>,
-    /// Inodes without links that may be open somewhere.
+    /// Inodes without links that may be open in a session.
     pub orphans: BTreeSet<InodeId>,
-    /// What happened.
+    /// Counts of events since the start.
     pub counters: Counters,
     /// When the oldest update was applied that no commit has taken yet.
     pub oldest_uncommitted: Option<Instant>,
-    /// Somebody waits for a commit.
+    /// A thread waits for a commit.
     pub commit_wanted: bool,
-    /// A batch is being written.
+    /// The commit thread is writing a batch.
     pub is_committing: bool,
-    /// Commits begun, and commits ended well.
+    /// Commits begun.
     pub commits_begun: u64,
-    /// See [`Self::commits_begun`].
+    /// Commits that ended well; see [`Self::commits_begun`].
     pub commits_ended: u64,
-    /// Somebody waits for a digest.
+    /// A thread waits for a digest.
     pub digest_wanted: bool,
-    /// Huge pages are made of small ones.
+    /// The huge page thread runs.
     pub makes_huge_pages: bool,
     /// When there was last more than one session.
     pub last_shared: Option<Instant>,
-    /// No grant is told before this time: an earlier SharedFS may have left kernels with stale caches.
+    /// No grant is sent before this time: an earlier SharedFS may have left kernels with stale caches.
     pub not_before: Instant,
     /// SharedFS is about to end.
     pub ending: bool,
-    /// The shared area is unusable: SharedFS must end, and say why.
+    /// The shared area is unusable: SharedFS must end with this error.
     pub failure: Option<StoreError>,
-    /// What the application of logs may rely on.
+    /// How far the recovery of logs has come.
     pub phase: Phase,
-    /// At recovery: who waits for what.
+    /// At recovery: what each session's log waits for.
     pub unmet: BTreeMap<SessionId, Unmet>,
     /// Sessions whose logs could not be read at recovery.
     pub lost: BTreeSet<SessionId>,
-    /// Where batches of records are copied to, one after the other.
+    /// The buffer into which batches of records are copied, one after the other.
     pub scratch: Vec<u8>,
-    /// Where writes of a batch are joined.
+    /// The buffer in which writes of a batch are joined.
     pub joined: Vec<u8>,
 }
 
 impl State {
-    /// The state of a store without sessions.
+    /// Returns the state of a store without sessions.
     pub fn new(store: Store, leasing: Leasing) -> Result<Self, StoreError> {
         let orphans = store.orphans()?.into_iter().collect();
         Ok(Self {
@@ -129,13 +130,14 @@ impl State {
         })
     }
 
-    /// Whether there are several sessions, or were a moment ago.
+    /// Returns whether there are several sessions, or were within [`SOLITUDE`].
     pub fn is_shared(&self) -> bool {
         self.last_shared.is_some_and(|last| last.elapsed() < SOLITUDE)
     }
 
-    /// Tells all sessions whether there are others, or were a moment ago. The mounts that were alone and are so no more, each with the
-    /// change that it must come to terms with.
+    /// Writes into all control pages whether there are other sessions, or were within [`SOLITUDE`].
+    ///
+    /// Returns the sole mounts that have become shared, each with the number of the change that its kernel must follow.
     pub fn note_sharing(&mut self) -> Vec<(Arc<Control>, u64)> {
         if self.sessions.len() > 1 {
             self.last_shared = Some(Instant::now());
@@ -159,17 +161,17 @@ impl State {
         disturbed
     }
 
-    /// The session, unless it's gone or fenced.
+    /// Returns the session, unless it's gone or fenced.
     pub fn live(&self, id: SessionId) -> Option<&Session> {
         self.sessions.get(&id).filter(|session| session.fenced.is_none())
     }
 
-    /// The sessions that are neither gone nor fenced.
+    /// Returns the sessions that are neither gone nor fenced.
     pub fn live_ids(&self) -> Vec<SessionId> {
         self.sessions.values().filter(|session| session.fenced.is_none()).map(|session| session.id).collect()
     }
 
-    /// Applies an update that was found good, and tells the leases what it moved.
+    /// Applies a validated update, and reports to the lease manager which inodes it moved.
     pub fn apply_update(
         &mut self,
         id: SessionId,
@@ -177,15 +179,15 @@ impl State {
         update: &Update<'_>,
     ) -> Result<Applied, StoreError> {
         let others = || self.sessions.values().filter(|other| other.id != id && other.fenced.is_none());
-        // Recovery sees handles as they are now, and logs of a time when somebody may have had the inode open still, and
-        // written to it: it may go when all of them are applied.
+        // Recovery sees handles as they are now, and logs of a time when a session may still have had the inode open
+        // and written to it. The inode may be freed when all logs are applied.
         let keeps_all = self.phase != Phase::Running && id != OWN_SESSION && others().next().is_some();
         let may_free = |inode: InodeId| !keeps_all && !others().any(|other| other.control.has_open(inode));
         let moves = Leasing::before(&self.store, update)?;
         let applied = self.store.apply(id, end, update, &may_free)?;
         self.leasing.after(&self.store, id, update, applied, moves)?;
         if let (Update::Accessed { inode, at }, Some(grant_cache)) = (update, &mut self.grant_cache) {
-            // It takes no lease, so the post stands.
+            // It takes no lease, so the published grant stands.
             grant_cache.note_accessed(*inode, *at, self.store.next_batch());
         }
         if let Some(inode) = applied.orphaned {
@@ -201,7 +203,7 @@ impl State {
         Ok(applied)
     }
 
-    /// What follows from a record that can't be applied.
+    /// Draws the consequences of a record that can't be applied.
     pub fn refuse(&mut self, id: SessionId, refusal: Refusal) {
         match refusal {
             Refusal::Forged(violation) => self.fence(id, &violation),
@@ -214,8 +216,9 @@ impl State {
                 self.unmet.insert(id, Unmet::Room);
             }
             Refusal::Store(error @ (StoreError::FullBlocks { .. } | StoreError::FullMetadata { .. })) => {
-                // Credit covers every record, so only damage leads here. The record is kept aside with its log.
-                tracing::error!(session = id.0, %error, "a record that was paid for finds no room");
+                // Credit covers every record, so only damage leads here. The record is kept with its log in the
+                // quarantine.
+                tracing::error!(session = id.0, %error, "a record that its credit covers finds no room");
                 self.fence(id, &Violation::Log(error.to_string()));
             }
             Refusal::Store(error) => {
@@ -225,7 +228,9 @@ impl State {
         }
     }
 
-    /// Fences a session: nothing more of its log is taken, and all its calls fail. Its leases go after the current step.
+    /// Fences a session: nothing more of its log is taken, and all its calls fail.
+    ///
+    /// Its leases are taken after the current step.
     pub fn fence(&mut self, id: SessionId, violation: &Violation) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         if session.fenced.is_some() {
@@ -249,8 +254,9 @@ impl State {
         self.locking.end_session(id);
     }
 
-    /// The end of the part of a session's log in which every slot is committed or void; a log that makes no sense fences
-    /// its session.
+    /// Returns the end of the part of a session's log in which every slot is committed or void.
+    ///
+    /// A log that contradicts itself fences its session.
     pub fn settled(&mut self, id: SessionId) -> Option<LogPosition> {
         let session = self.live(id)?;
         let reason = match session.log.settled() {
@@ -276,7 +282,7 @@ impl State {
         }
     }
 
-    /// Whether any session that is not fenced has the inode open.
+    /// Returns whether any session that is not fenced has the inode open.
     pub fn is_open(&self, inode: InodeId) -> bool {
         self.sessions.values().any(|session| session.fenced.is_none() && session.control.has_open(inode))
     }

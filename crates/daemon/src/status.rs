@@ -1,4 +1,4 @@
-//! Requests of the command line.
+//! Answers requests of the command line.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -12,11 +12,13 @@ use crate::digest;
 use crate::shared::Shared;
 use crate::state::State;
 
-/// How long a shrinking arena tries to empty a segment, and how often.
+/// How long SharedFS tries to empty a segment of a shrinking arena, and how often.
 const PATIENCE: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Answers a request of the command line. Whoever asks for more than the status must be root or who runs SharedFS.
+/// Answers a request of the command line.
+///
+/// Any user may ask for the status; all else is for root and the user that runs SharedFS.
 pub fn command(shared: &Shared, socket: impl AsFd, request: &Request) -> Result<Reply, Errno> {
     if matches!(request, Request::Status) {
         return Ok(Reply::Status(Box::new(status(shared))));
@@ -77,7 +79,7 @@ fn status(shared: &Shared) -> StatusReply {
     }
 }
 
-/// Checks the last committed state while everything goes on.
+/// Checks the last committed state while sessions go on.
 fn fsck(shared: &Shared) -> Result<FsckReply, Errno> {
     let failed = |error: StoreError| {
         tracing::error!(%error, "the check failed");
@@ -96,7 +98,7 @@ fn fsck(shared: &Shared) -> Result<FsckReply, Errno> {
         ("blocks", report.counts.blocks),
         ("bytes", report.counts.bytes),
     ];
-    // A fenced session is no damage: what it forged is kept out, and `status` tells of it.
+    // A fenced session is no damage: its forged records are kept out, and `status` shows it.
     let problems = report.problems.iter().map(ToString::to_string).collect();
     Ok(FsckReply { counts: counts.map(|(name, count)| (name.to_owned(), count)).to_vec(), problems })
 }
@@ -129,7 +131,7 @@ fn resize(shared: &Shared, bytes: u64) -> Result<(), Errno> {
         match empty_when_freed(shared, state, segment.number) {
             Ok(next) => state = next,
             Err(errno) => {
-                // The size is what is left, not what was asked for.
+                // The size is the space that is left, not the requested one.
                 let left: u64 = shared.arena.segments().iter().map(|left| u64::from(left.blocks) * BLOCK_BYTES).sum();
                 if let Err(error) = shared.arena.resize(left) {
                     tracing::error!(%error, "the arena's size can't be noted");
@@ -141,8 +143,10 @@ fn resize(shared: &Shared, bytes: u64) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Empties a segment and gives it back. Where the others have no room for its blocks, what sessions have removed may not be free
-/// yet, and what they go on removing frees more; a commit may be under way.
+/// Empties a segment and gives it back.
+///
+/// If the other segments have no room for its blocks, this tries again for a while. Blocks that sessions have removed
+/// may not be free yet, and further removals free more; a commit may be under way.
 fn empty_when_freed<'a>(
     shared: &'a Shared,
     mut state: MutexGuard<'a, State>,
@@ -165,10 +169,13 @@ fn empty_when_freed<'a>(
     }
 }
 
-/// Empties a segment and gives it back. Others may have its number later, so sessions begin a new era; none can ask for a segment
+/// Empties a segment and gives it back.
+///
+/// Another segment may have its number later, so sessions begin a new segment version. None can ask for a segment
 /// before this is done, since that takes the lock.
 fn empty_segment(shared: &Shared, state: &mut MutexGuard<'_, State>, number: u32) -> Result<(), Errno> {
-    // Of what the store commits by itself in the next step, and in the last, no session would be told: nothing is left to it.
+    // Sessions would not learn of a commit that the store does by itself in the next step, or in the last: leave it
+    // none.
     digest::commit(state).map_err(|error| errno(&error))?;
     let moved = state.store.retire_segment(number).map_err(|error| errno(&error))?;
     crate::grant::take_from_all(shared, state, &moved)?;

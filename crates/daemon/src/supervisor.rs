@@ -1,8 +1,8 @@
 //! The supervisor: keeps SharedFS running.
 //!
-//! It holds nothing that could break: a child process, and the signals to hand on. A death by signal is answered by a new
-//! start at once, and so is an exit with [`RESTART_EXIT`]; an exit with another error is final, since it is SharedFS's own
-//! word (wrong arena, no space).
+//! It holds nothing that could break: a child process, and the signals to pass on. It restarts SharedFS at once after a
+//! death by signal, and after an exit with [`RESTART_EXIT`]. An exit with another error is final, since SharedFS itself
+//! decided to end (wrong arena, no space).
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -18,15 +18,15 @@ use crate::SupervisorError;
 
 /// A run shorter than this counts as a failure to start.
 const QUICK: Duration = Duration::from_secs(1);
-/// So many quick deaths in a row, and starting again is pointless.
+/// After so many quick deaths in a row, another start is pointless.
 const QUICK_DEATHS_MAX: u32 = 5;
 
 /// How supervision ended in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Supervised {
-    /// SharedFS ended by itself: it was asked to, or nobody needed it any more.
+    /// SharedFS ended by itself: it was asked to, or no session needed it any more.
     Ended,
-    /// The supervisor was told to end, and SharedFS has ended.
+    /// The supervisor received a signal to end, and SharedFS has ended.
     Stopped,
 }
 
@@ -35,11 +35,12 @@ enum Event {
     Died(std::io::Result<ExitStatus>),
 }
 
-/// Runs `program` with `args` and starts it again each time it is killed, until it ends with success or the supervisor
-/// gets SIGTERM or SIGINT, which it hands on.
+/// Runs `program` with `args` and restarts it each time it is killed, until it ends with success.
+///
+/// If the supervisor gets SIGTERM or SIGINT, it passes the signal on.
 ///
 /// # Errors
-/// [`SupervisorError`] where the program can't be started, ends with an error, or keeps dying.
+/// [`SupervisorError`] if the program can't be started, ends with an error, or keeps dying.
 pub fn supervise(program: &Path, args: &[OsString]) -> Result<Supervised, SupervisorError> {
     let (events, inbox) = channel();
     let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(SupervisorError::Signals)?;
@@ -65,18 +66,23 @@ pub fn supervise(program: &Path, args: &[OsString]) -> Result<Supervised, Superv
         if quick_deaths >= QUICK_DEATHS_MAX {
             return Err(SupervisorError::KeepsDying { deaths: quick_deaths, last: status });
         }
-        // The first restart is at once, since sessions wait; a repeated death gets a pause, so that it burns no processor.
+        // The first restart is at once, since sessions wait; a repeated death gets a pause, so that it burns no
+        // processor.
         std::thread::sleep(Duration::from_millis(u64::from(quick_deaths.saturating_sub(1)) * 50));
         tracing::warn!(%status, restarts = quick_deaths, "SharedFS died and is started again");
     }
 }
 
-/// The exit code of a SharedFS that a new start with recovery may mend: also that of a Rust program whose main thread panicked.
+/// The exit code of a SharedFS that a restart with recovery may mend.
+///
+/// It is also that of a Rust program whose main thread panicked.
 pub const RESTART_EXIT: u8 = 101;
 
-/// How SharedFS's allocator is to give memory back (mallopt(3)). Tables grow by tens of megabytes under load, in one thread after
-/// the other; with glibc's defaults each thread keeps its own share of that: 74 MB after 100,000 files had come and gone, 15 MB
-/// with these. The one lock leaves threads little to contend for.
+/// How SharedFS's allocator is to give memory back (mallopt(3)).
+///
+/// Tables grow by tens of megabytes under load, in one thread after the other. With glibc's defaults each thread keeps
+/// its own share of that: 74 MB after 100,000 files were made and removed, 15 MB with these. The one lock leaves
+/// threads little to contend for.
 const ALLOCATOR: [(&str, &str); 3] =
     [("MALLOC_ARENA_MAX", "1"), ("MALLOC_TRIM_THRESHOLD_", "262144"), ("MALLOC_MMAP_THRESHOLD_", "131072")];
 
@@ -114,7 +120,7 @@ fn run_once(
 fn watch(mut child: Child, events: Sender<Event>) {
     std::thread::spawn(move || {
         let status = child.wait();
-        // Nobody listens where the supervisor has returned.
+        // The channel is closed once the supervisor has returned.
         let _ = events.send(Event::Died(status));
     });
 }
@@ -128,23 +134,23 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_ends_well_ends_supervision() {
+    fn child_that_ends_well_ends_supervision() {
         assert_eq!(shell("exit 0").expect("ended"), Supervised::Ended);
     }
 
     #[test]
-    fn a_child_gives_memory_back() {
-        let told = ALLOCATOR.map(|(name, _)| format!("test -n \"${name}\"")).join(" && ");
-        assert_eq!(shell(&told).expect("ended"), Supervised::Ended);
+    fn child_gets_allocator_settings() {
+        let script = ALLOCATOR.map(|(name, _)| format!("test -n \"${name}\"")).join(" && ");
+        assert_eq!(shell(&script).expect("ended"), Supervised::Ended);
     }
 
     #[test]
-    fn a_child_that_says_no_is_not_asked_again() {
+    fn child_that_exits_with_error_is_not_restarted() {
         assert!(matches!(shell("exit 3"), Err(SupervisorError::GaveUp(status)) if status.code() == Some(3)));
     }
 
     #[test]
-    fn a_killed_child_is_started_again() {
+    fn killed_child_is_restarted() {
         let directory = tempfile::tempdir().expect("a directory");
         let mark = directory.path().join("mark").display().to_string();
         let script = format!("test -e {mark} && exit 0; : > {mark}; kill -9 $$");
@@ -152,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_asks_for_a_new_start_gets_one() {
+    fn child_that_asks_for_restart_is_restarted() {
         let directory = tempfile::tempdir().expect("a directory");
         let mark = directory.path().join("mark").display().to_string();
         let script = format!("test -e {mark} && exit 0; : > {mark}; exit {RESTART_EXIT}");
@@ -160,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_keeps_dying_is_given_up() {
+    fn child_that_keeps_dying_is_given_up() {
         assert!(matches!(shell("kill -9 $$"), Err(SupervisorError::KeepsDying { deaths: 5, .. })));
     }
 }

@@ -1,5 +1,7 @@
-//! Judges a record before it is applied: whether an honest session, acting for its user under its leases, could have
-//! written it. What the state itself decides (entries, kinds, counts) is checked by the transition function.
+//! Validates a record before it is applied.
+//!
+//! An honest session that acts for its user under its leases must be able to have written the record. The transition
+//! function checks what the state itself decides (entries, kinds, counts).
 
 use ashlar_store::{Store, StoreError};
 use ashlar_types::{
@@ -12,13 +14,13 @@ use ashlar_update::{
 };
 use thiserror::Error;
 
-/// What a session did that no honest session does.
+/// An act of a session that no honest session does.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Violation {
     /// The log's own structure is broken.
     #[error("its log is damaged: {0}")]
     Log(String),
-    /// The log's file was cut off.
+    /// The log's file was truncated.
     #[error("its log's file was truncated")]
     Torn,
     /// The record's body is no update.
@@ -39,11 +41,11 @@ pub enum Violation {
     /// The session had no credit left for it.
     #[error("a record uses space that was not granted")]
     NoCredit,
-    /// Somebody who is limited uses more by it than the session was granted.
+    /// The records use more of a limited quota than the session was granted.
     #[error("its records use more than a quota granted it")]
     NoQuota,
     /// The record depends on an update that was not made.
-    #[error("a record depends on updates that nobody has seen")]
+    #[error("a record depends on updates that do not exist")]
     ForgedDependency,
 }
 
@@ -53,7 +55,7 @@ pub enum Refusal {
     /// The session forged it.
     #[error(transparent)]
     Forged(#[from] Violation),
-    /// What the record depends on is not applied yet (at recovery).
+    /// A dependency of the record is not applied yet (at recovery).
     #[error("a record depends on updates of session {0} that are not there")]
     Unmet(SessionId),
     /// SharedFS itself failed.
@@ -70,31 +72,31 @@ impl From<StoreError> for Refusal {
     }
 }
 
-/// The leases of the session whose record is judged.
+/// The leases of the session whose record is validated.
 pub trait Leases {
-    /// Whether it holds a write lease that governs the inode.
+    /// Returns whether it holds a write lease that governs the inode.
     fn may_write(&self, inode: InodeId) -> bool;
 }
 
-/// What a record is judged by.
+/// The state, credentials and leases by which a record is validated.
 pub struct Validator<'a, L> {
     /// The applied state.
     pub store: &'a Store,
     /// The session's rights.
     pub credentials: &'a Credentials,
-    /// Its leases; `None` where they were judged already, or were lost with the machine's memory.
+    /// Its leases; `None` if the record was validated by leases already, or they were lost with the machine's memory.
     pub leases: Option<L>,
     /// Whether it may make an inode of this number.
     pub is_granted: &'a dyn Fn(InodeId) -> bool,
-    /// Whether it had the file open for writing before the right to was taken away.
+    /// Whether it had the file open for writing before that right was taken away.
     pub keeps_write: &'a dyn Fn(InodeId) -> bool,
 }
 
 impl<L: Leases> Validator<'_, L> {
-    /// Judges one record.
+    /// Validates one record.
     ///
     /// # Errors
-    /// [`Refusal::Forged`] where no honest session could have written it.
+    /// [`Refusal::Forged`] if no honest session could have written it.
     pub fn validate(&self, update: &Update<'_>) -> Result<(), Refusal> {
         match update {
             Update::Write { inode, strip, .. }
@@ -117,7 +119,7 @@ impl<L: Leases> Validator<'_, L> {
             }
             Update::SetXattr { inode, name, value, mode, .. } => self.xattr(*inode, name, Some(value), *mode),
             Update::RemoveXattr { inode, name, mode, .. } => self.xattr(*inode, name, None, *mode),
-            // These need no lease: they merge, free what nobody has open, or only say something.
+            // These need no lease: they merge, free an inode that no session has open, or only state a fact.
             Update::Accessed { .. } | Update::Release { .. } | Update::Depend { .. } => Ok(()),
         }
     }
@@ -139,7 +141,7 @@ impl<L: Leases> Validator<'_, L> {
         Ok(allows(inode, acl.as_ref(), self.credentials, access))
     }
 
-    /// How the session's user may have an inode open.
+    /// Returns the access with which the session's user may have an inode open.
     fn held(&self, id: InodeId, inode: &Inode) -> Result<Access, Refusal> {
         let acl = self.store.xattr(id, XATTR_ACL_ACCESS)?.and_then(|value| Acl::parse(&value));
         Ok(held(inode, acl.as_ref(), self.credentials))
@@ -149,7 +151,7 @@ impl<L: Leases> Validator<'_, L> {
         if permitted { Ok(()) } else { Err(Violation::NotPermitted(id).into()) }
     }
 
-    /// A directory in which the session's user may make and remove entries.
+    /// Returns a directory in which the session's user may make and remove entries.
     fn directory(&self, id: InodeId) -> Result<Option<Inode>, Refusal> {
         if self.credentials.is_privileged() {
             return Ok(None);
@@ -172,7 +174,7 @@ impl<L: Leases> Validator<'_, L> {
         let inode = self.inode(id)?;
         let owner = owns(&inode, self.credentials);
         self.require(id, (self.keeps_write)(id) || self.held(id, &inode)?.contains(Access::WRITE))?;
-        // An owner may set these bits again anyway; anyone else would lend them to content of his own.
+        // An owner may set these bits again anyway; any other user would lend them to content of its own.
         let lends = inode.mode & MODE_SETUID != 0 || inode.mode & MODE_SETGID != 0 && inode.mode & 0o010 != 0;
         self.require(id, owner || strip || !lends)
     }
@@ -187,7 +189,7 @@ impl<L: Leases> Validator<'_, L> {
         let member = self.credentials.is_member(create.gid);
         let lends_group =
             create.mode & MODE_SETGID != 0 && create.kind != FileKind::Directory && create.mode & 0o010 != 0;
-        // A whiteout opens nothing, so Linux lets anybody make one.
+        // A whiteout opens nothing, so Linux lets any user make one.
         let is_device = match create.kind {
             FileKind::CharDevice => create.device != WHITEOUT_DEVICE,
             kind => kind == FileKind::BlockDevice,
@@ -218,7 +220,9 @@ impl<L: Leases> Validator<'_, L> {
         }
     }
 
-    /// Nobody else may be moving directories to other parents, or two moves could close a circle.
+    /// Checks the move of a directory to another parent.
+    ///
+    /// No other session may do such a move at the same time, or two moves could close a cycle.
     fn moved_directory(&self, id: InodeId, from: InodeId, to: InodeId) -> Result<(), Refusal> {
         if from == to {
             return Ok(());
@@ -251,12 +255,13 @@ impl<L: Leases> Validator<'_, L> {
         let inode = self.inode(set.inode)?;
         let owner = owns(&inode, self.credentials);
         let gid = set.gid.unwrap_or(inode.gid);
-        // Times of the present may be set by whoever may write.
+        // A user with write access may set times of the present.
         let is_now = set.accessed.is_none_or(|at| at == set.at) && set.modified.is_none_or(|at| at == set.at);
         let writer = || self.may(set.inode, &inode, Access::WRITE);
         let keeps_owner = set.uid.is_none_or(|uid| uid == inode.uid);
         let keeps_shape = set.mode.is_none() && set.gid.is_none_or(|gid| gid == inode.gid);
-        // A change of owner that names neither is allowed to everybody, as on Linux: the file's time of change moves.
+        // A change of owner that names neither is allowed to every user, as on Linux: only the file's time of change
+        // moves.
         let keeps_all = keeps_shape && set.accessed.is_none() && set.modified.is_none();
         let permitted = keeps_owner
             && (gid == inode.gid || self.credentials.is_member(gid))
@@ -273,7 +278,8 @@ impl<L: Leases> Validator<'_, L> {
         let inode = self.inode(id)?;
         let owner = owns(&inode, self.credentials);
         let permitted = if name == XATTR_CAPABILITY {
-            // Each write takes a program's capabilities away, and each change of owner, also one that names neither.
+            // Each write removes a program's capabilities, and so does each change of owner, also one that names
+            // neither.
             value.is_none() && mode.is_none()
         } else if name == XATTR_ACL_ACCESS || name == XATTR_ACL_DEFAULT {
             owner

@@ -1,9 +1,10 @@
-//! Directories that a session is told before it asks for them: one that goes through a tree asks for one directory after the other.
+//! Grants directories ahead to a session that walks through a tree, one directory after the other.
 //!
-//! As a kernel reads a file ahead. What comes after a directory is what one comes to next who looks into each directory before those beside
-//! it, by name or in the order of a listing. A session that asks for the one that comes after the last is told of some more with it, and of what is
-//! in them; each time it has used those up, of more. One that asks for any other begins anew. Nothing is taken from anybody who may have written
-//! there: where the next directory is somebody's, the session will have to ask.
+//! This resembles a kernel that reads a file ahead. The next directory is the one that a depth-first walk visits next,
+//! by name or in the order of a listing. When a session asks for the one after its last, it is granted some more with
+//! it, and their files. Each time it has used those up, it is granted more. A session that asks for any other directory
+//! begins anew. No lease is taken from a session that may have written there: if another session holds the next
+//! directory, the walking session must ask.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -16,36 +17,37 @@ use crate::looked;
 use crate::session::Session;
 use crate::state::State;
 
-/// How many more a session is told of when it goes on for the first time, how that grows, and the most. Each takes two leases, of which there may be 64
-/// in one answer.
+/// How many further directories a session is granted when it first goes on, how that grows, and the most.
+///
+/// Each takes two leases, and one answer holds at most 64.
 const FIRST: usize = 4;
 const GROWTH: usize = 4;
 const MOST: usize = 30;
-/// The most where it is told what is in the files too.
+/// The most if the contents of files go along too.
 const MOST_READ: usize = 4;
-/// Entries of the directories that one answer tells of ahead.
+/// The most entries of the directories that one answer grants ahead.
 const ENTRIES_MAX: u64 = 1024;
-/// Where the directories of a larger one are is not looked for.
+/// SharedFS does not search a larger directory for its subdirectories.
 const SIBLINGS_MAX: u64 = 256;
-/// How far up it is looked for where a directory is.
+/// How many levels up SharedFS searches for the position of a directory.
 const DEPTH_MAX: usize = 64;
-/// A program may leave out so many.
+/// A program may leave out so many directories.
 const SKIPPED_MAX: usize = 2;
 
-/// Walks that are remembered: as many as threads go through a tree at the same time.
+/// Walks that are remembered: as many as threads walk through trees at the same time.
 const WALKS_MAX: usize = 32;
 
-/// The ways on which a session goes through trees, the last one first.
+/// A session's walks through trees, the latest first.
 #[derive(Debug, Default)]
 pub struct Walks(VecDeque<Walk>);
 
-/// One of them.
+/// One walk through a tree.
 #[derive(Debug)]
 struct Walk {
-    /// The last directory that was asked for or told of ahead, and those that it is in, up to the root.
+    /// The last directory that was asked for or granted ahead, and its ancestors up to the root.
     above: Vec<InodeId>,
     order: Order,
-    /// How many were told of ahead with the last question.
+    /// How many directories the last request granted ahead.
     window: usize,
 }
 
@@ -55,7 +57,7 @@ enum Order {
     Listing = 1,
 }
 
-/// The directories below directories, in both orders, as far as they were looked for.
+/// The subdirectories of directories, in both orders, as far as they were searched.
 struct Tree<'a> {
     store: &'a Store,
     below: HashMap<InodeId, [Vec<InodeId>; 2]>,
@@ -79,7 +81,7 @@ impl<'a> Tree<'a> {
         Ok(self.below.get(&directory).map_or(&[], |orders| &orders[order as usize]))
     }
 
-    /// The directory that comes after this one.
+    /// Returns the directory that a walk visits after this one.
     fn after(&mut self, directory: InodeId, order: Order) -> Result<Option<InodeId>, StoreError> {
         if let Some(first) = self.below(directory, order)?.first() {
             return Ok(Some(*first));
@@ -97,7 +99,7 @@ impl<'a> Tree<'a> {
         Ok(None)
     }
 
-    /// The first of the walks that a directory goes on with, and in which order.
+    /// Returns the first of the walks that this directory continues, and in which order.
     fn find(
         &mut self,
         walks: &VecDeque<Walk>,
@@ -115,8 +117,10 @@ impl<'a> Tree<'a> {
         Ok(None)
     }
 
-    /// Whether a directory in `parent` comes after the last one of a walk, or nearly so: it is one of the first in that one, or behind it or one that
-    /// it is in.
+    /// Returns whether a directory in `parent` continues a walk, or nearly so.
+    ///
+    /// It must be one of the first in the walk's last directory, or come soon behind that one or behind one of its
+    /// ancestors.
     fn goes_on(&mut self, walk: &Walk, directory: InodeId, parent: InodeId, order: Order) -> Result<bool, StoreError> {
         let Some(depth) = walk.above.iter().position(|above| *above == parent) else { return Ok(false) };
         let beside = self.below(parent, order)?;
@@ -129,9 +133,9 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// Adds to what a session asks for what it is likely to ask for next.
+/// Adds to a session's wants the leases that it is likely to ask for next.
 pub fn look_ahead(state: &mut State, id: SessionId, wants: &mut Vec<Want>) {
-    // A kernel would have to be told of each that is taken back.
+    // A mount's kernel would have to be notified of each lease that is taken back.
     let is_process = |session: &Session| session.identity.kind == SessionKind::Process;
     if wants.len() > 2 || !state.sessions.get(&id).is_some_and(is_process) {
         return;
@@ -143,7 +147,7 @@ pub fn look_ahead(state: &mut State, id: SessionId, wants: &mut Vec<Want>) {
     };
     let reads = wants[place].need.contents;
     let mut walks = state.sessions.get_mut(&id).map(|session| std::mem::take(&mut session.walks)).unwrap_or_default();
-    // Where the shared area can't be read, the request itself will show it.
+    // If the shared area can't be read, the request itself will show that.
     let ahead = next(state, id, &mut walks.0, directory, if reads { MOST_READ } else { MOST }).unwrap_or_default();
     for told in &ahead {
         let is_first = *told == directory;
@@ -168,7 +172,7 @@ pub fn look_ahead(state: &mut State, id: SessionId, wants: &mut Vec<Want>) {
     }
 }
 
-/// The directory that a session looks into which wants this: itself, or the one of a file.
+/// Returns the directory that a session with this want reads: the wanted one, or a wanted file's.
 fn looks_into(state: &State, want: &Want) -> Option<InodeId> {
     if want.write || want.scope == ScopeKind::Subtree || want.need == Need::default() {
         return None;
@@ -180,7 +184,7 @@ fn looks_into(state: &State, want: &Want) -> Option<InodeId> {
     home_of(want.inode, &found).as_file()
 }
 
-/// How a walk goes on with a directory that is asked for: which ones to tell of, that one among them.
+/// Continues a walk with a directory that is asked for; returns the directories to grant, with that one.
 fn next(
     state: &State,
     id: SessionId,
@@ -215,7 +219,7 @@ fn next(
     Ok(told)
 }
 
-/// A directory, and those that it is in.
+/// Returns a directory and its ancestors.
 fn above(store: &Store, directory: InodeId) -> Result<Vec<InodeId>, StoreError> {
     let (mut above, mut at) = (vec![directory], directory);
     while above.len() < DEPTH_MAX {
@@ -226,8 +230,11 @@ fn above(store: &Store, directory: InodeId) -> Result<Vec<InodeId>, StoreError> 
     Ok(above)
 }
 
-/// A file that stands for all of its directory that have no lease of their own, and how many entries that has: `asked`, or any. `None` where there is
-/// none, or a lease of the session's on the whole directory covers them.
+/// Returns a file that stands for all files of its directory without a lease of their own, and the directory's entry
+/// count.
+///
+/// It is `asked`, if given, or any file. `None` if there is none, or the session's lease on the whole directory covers
+/// them.
 fn file_of(state: &State, id: SessionId, directory: InodeId, asked: Option<InodeId>) -> Option<(InodeId, u64)> {
     let (store, manager) = (&state.store, &state.leasing.manager);
     let entries = store.inode(directory).ok()??.entries;

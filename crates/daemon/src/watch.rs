@@ -1,4 +1,4 @@
-//! Tells when sessions' processes end.
+//! Reports the ends of sessions' processes.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,12 +9,12 @@ use parking_lot::Mutex;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 
-/// The most ends that are told at once.
+/// The most ends that are reported at once.
 const ENDS_MAX: usize = 64;
-/// No process has this number: it is that of whoever wakes a waiting thread.
+/// The number of the descriptor that wakes a waiting thread. No process has it.
 const WAKER: u64 = 0;
 
-/// The processes that are watched. Those that come and go while a thread waits do not wake it.
+/// The watched processes. Adding and removing one does not wake the waiting thread.
 #[derive(Debug)]
 pub struct Watcher {
     processes: Mutex<Processes>,
@@ -22,7 +22,7 @@ pub struct Watcher {
     waker: OwnedFd,
 }
 
-/// Each has a number of its own, since a session's may be another's when the end of the one before is told.
+/// Each process has a number of its own: by the time that an end is reported, its session's number may be another's.
 #[derive(Debug, Default)]
 struct Processes {
     watched: BTreeMap<SessionId, (u64, OwnedFd)>,
@@ -30,10 +30,10 @@ struct Processes {
 }
 
 impl Watcher {
-    /// Watches nobody yet.
+    /// Returns a watcher without processes.
     ///
     /// # Errors
-    /// The system's, where there is no descriptor to be had.
+    /// The system's, if there is no descriptor left.
     pub fn new() -> io::Result<Self> {
         let ends = epoll::create(CreateFlags::CLOEXEC)?;
         let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -44,7 +44,7 @@ impl Watcher {
     /// Watches a session's process.
     ///
     /// # Errors
-    /// The system's, where it can watch no more.
+    /// The system's, if it can watch no more.
     pub fn add(&self, session: SessionId, process: OwnedFd) -> io::Result<()> {
         let mut processes = self.processes.lock();
         let number = processes.last + 1;
@@ -54,22 +54,24 @@ impl Watcher {
         Ok(())
     }
 
-    /// Watches it no longer.
+    /// Stops watching a session's process.
     pub fn remove(&self, session: SessionId) {
         let mut processes = self.processes.lock();
         if let Some((_, process)) = processes.watched.remove(&session) {
-            // It fails only for what is not watched.
+            // It fails only if the process is not watched.
             let _ = epoll::delete(&self.ends, &process);
         }
     }
 
-    /// Makes a waiting [`Self::wait`] return, so that it may see that all is over.
+    /// Makes a waiting [`Self::wait`] return, so that its thread sees the end of SharedFS.
     pub fn wake(&self) {
         // A counter that is full has woken the thread already.
         let _ = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
     }
 
-    /// Waits until processes end or it is woken; returns the sessions whose processes have ended, which are watched no longer.
+    /// Waits until processes end or the thread is woken; returns the sessions whose processes have ended.
+    ///
+    /// Those are watched no longer.
     ///
     /// # Errors
     /// The system's.
@@ -82,10 +84,10 @@ impl Watcher {
         let mut count = [0; 8];
         let _ = rustix::io::read(&self.waker, &mut count);
         let numbers: Vec<_> = events.iter().map(|event: &Event| event.data.u64()).collect();
-        // Who is watched no longer has been ended otherwise.
+        // Another thread has ended a session that is watched no longer.
         let mut processes = self.processes.lock();
-        let is_told = |watched: &(&SessionId, &(u64, OwnedFd))| numbers.contains(&watched.1.0);
-        let ended: Vec<_> = processes.watched.iter().filter(is_told).map(|(session, _)| *session).collect();
+        let has_ended = |watched: &(&SessionId, &(u64, OwnedFd))| numbers.contains(&watched.1.0);
+        let ended: Vec<_> = processes.watched.iter().filter(has_ended).map(|(session, _)| *session).collect();
         for (_, process) in ended.iter().filter_map(|session| processes.watched.remove(session)) {
             let _ = epoll::delete(&self.ends, &process);
         }
@@ -105,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_one_is_not_that_of_the_next_with_its_session() {
+    fn process_end_is_not_reported_for_reused_session() {
         let watcher = Watcher::new().expect("a watcher");
         let ((mut one, first), (mut two, second)) = (start(), start());
         watcher.add(SessionId(5), first).expect("watched");
@@ -120,13 +122,13 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_process_is_told_once() {
+    fn process_end_is_reported_once() {
         let watcher = Watcher::new().expect("a watcher");
         let ((mut child, pidfd), (mut other, another)) = (start(), start());
         watcher.add(SessionId(5), pidfd).expect("watched");
         watcher.add(SessionId(6), another).expect("watched");
         watcher.remove(SessionId(6));
-        other.kill().and_then(|()| other.wait()).expect("ended, and nobody is told");
+        other.kill().and_then(|()| other.wait()).expect("ended, and not reported");
         child.kill().expect("killed");
         assert_eq!(watcher.wait().expect("woken by the end"), [SessionId(5)]);
         watcher.wake();

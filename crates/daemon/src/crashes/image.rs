@@ -19,7 +19,7 @@ pub struct Content {
 pub struct Image(pub BTreeMap<PathBuf, Content>);
 
 impl Image {
-    /// Makes the directory one that holds these files and nothing else.
+    /// Makes `directory` hold these files and nothing else.
     pub fn write(&self, directory: &Path) {
         if directory.exists() {
             fs::remove_dir_all(directory).expect("removed");
@@ -39,7 +39,7 @@ impl Image {
     }
 }
 
-/// A file as it is now, up to a number of bytes.
+/// Reads a file as it is now, up to a number of bytes.
 pub fn read(path: &Path, limit: usize) -> Content {
     let file = File::open(path).expect("opened");
     let length = file.metadata().expect("known").len();
@@ -48,7 +48,7 @@ pub fn read(path: &Path, limit: usize) -> Content {
     Content { length, bytes }
 }
 
-/// LMDB's file: as much as its two first pages say that there is. A page more than one of them knows does no harm.
+/// Reads as much of LMDB's file as its two first pages count. A page more than one of them knows does no harm.
 pub fn read_metadata(path: &Path) -> Content {
     const LAST_PAGE_AT: usize = 136;
     let first = read(path, 2 * PAGE_BYTES);
@@ -59,8 +59,10 @@ pub fn read_metadata(path: &Path) -> Content {
     read(path, (last_page(0).max(last_page(1)) as usize + 1) * PAGE_BYTES)
 }
 
-/// What LMDB's file may be in the middle of a commit: the new pages are there in part, and neither of the two first pages,
-/// which LMDB writes after all others are synced, is.
+/// Returns LMDB's file as it may be in the middle of a commit.
+///
+/// The new pages are there in part. The two first pages are the old ones, as LMDB writes them after all others are
+/// synced.
 pub fn torn_metadata(old: &Content, new: &Content, choose: &mut dyn FnMut(usize) -> usize) -> Content {
     let mut torn = Content { length: old.length.max(new.length), bytes: old.bytes.clone() };
     torn.bytes.resize(old.bytes.len().max(new.bytes.len()), 0);

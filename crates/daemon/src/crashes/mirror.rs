@@ -1,4 +1,4 @@
-//! What the medium under an arena's files may hold at this moment.
+//! Follows an arena's files, and makes images that a crash at this moment may leave.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,10 +12,10 @@ use ashlar_tests::random::Random;
 use super::image::{Content, Image, read, read_metadata, torn_metadata};
 use crate::identity::{AT_BOOT, AT_START};
 
-/// Control pages and lease tables are followed this far: the tables behind it matter to processes that live only.
+/// Control pages and lease tables are followed this far: the tables behind it matter only to living processes.
 const PAGE_BYTES: u64 = 4096;
 
-/// Who dies.
+/// The processes that a crash ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crash {
     /// The machine.
@@ -31,7 +31,7 @@ pub struct Mirror {
     directory: PathBuf,
     medium: CrashMedium,
     files: BTreeMap<FileNumber, Option<Followed>>,
-    /// LMDB's file after the last commit, and in the middle of one after the next.
+    /// LMDB's file after the last commit, or in the middle of the commit after it.
     metadata: Content,
     superblock: Content,
 }
@@ -65,7 +65,7 @@ impl Mirror {
         self.files.insert(number, Some(Followed { path, length: content.length, twin }));
     }
 
-    /// The files that may be mapped.
+    /// Returns the files that may be mapped.
     fn listed(&self) -> Vec<(FileNumber, PathBuf)> {
         let mut listed = Vec::new();
         for folder in ["segments", "sessions"] {
@@ -79,7 +79,7 @@ impl Mirror {
         listed
     }
 
-    /// The twin of a file; a file that is met for the first time was made since, of zeros.
+    /// Returns the twin of a file; a file that is met for the first time was made since, of zeros.
     fn twin(&mut self, number: FileNumber) -> Option<&CrashTwin> {
         if !self.files.contains_key(&number) {
             match self.listed().into_iter().find(|(found, _)| *found == number) {
@@ -98,7 +98,7 @@ impl Mirror {
         self.files.values().flatten()
     }
 
-    /// Takes note of a deed.
+    /// Applies a deed to the twins.
     pub fn see(&mut self, deed: &Deed<'_>) {
         match *deed {
             Deed::Store { file, offset, bytes } => {
@@ -129,7 +129,9 @@ impl Mirror {
         followed.twin.write_back_page(random.below(followed.twin.len().div_ceil(PAGE_BYTES)) as usize);
     }
 
-    /// What a crash at this moment may leave. `in_commit`: LMDB has written its pages, and did not come to the end.
+    /// Returns what a crash at this moment may leave.
+    ///
+    /// `in_commit`: LMDB has written its pages, and not reached the end of the commit.
     pub fn image(&self, crash: Crash, in_commit: bool, random: &mut Random) -> Image {
         let mut image = Image::default();
         image.0.insert("ARENA".into(), self.superblock.clone());
@@ -145,7 +147,7 @@ impl Mirror {
                 Crash::Power => {
                     Content { length: followed.length, bytes: followed.twin.crash_image(&mut chooser(random)) }
                 }
-                // The page cache outlives them, and the tables behind the first pages with it.
+                // The page cache outlives the processes, and so do the tables behind the first pages.
                 Crash::SharedFs | Crash::Processes => read(&self.directory.join(&followed.path), usize::MAX),
             };
             if followed.path.extension().is_some_and(|extension| extension == "leases") {
@@ -168,8 +170,10 @@ fn followed_bytes(path: &Path) -> usize {
     }
 }
 
-/// How the unsettled words or pages of one file come out: all new, all old, one against all others, or each by chance. What
-/// breaks an order between files is that one is all new and another all old.
+/// Chooses how the unsettled words or pages of one file come out.
+///
+/// All are new, all are old, one differs from all others, or each is drawn. If one file is all new and another one all
+/// old, an order between files shows as broken.
 fn chooser(random: &mut Random) -> impl FnMut(usize) -> usize {
     let (shape, mut ahead) = (random.below(6), random.below(40));
     let mut random = Random::new(random.draw());

@@ -1,26 +1,31 @@
 //! Crash enumeration of digest and recovery, on the crash-injecting twin.
 //!
-//! A session works (`script`) and SharedFS digests what it logs: the real log, the real apply and commit, the real store with
-//! LMDB, in one thread and from one seed. Every store, flush, fence and sync of the arena's mapped files is followed on a twin
-//! (`mirror`). At every persist point, and at both ends of each of LMDB's transactions, crashes are tried: files are made that
-//! the crash may leave (`image`), the real recovery runs on them, and what it ends with is compared with what the session did
-//! (`reference`). It must be a prefix of the updates, byte for byte, with all that was durable by then; the check must be clean,
-//! checksums and allocation included; a second recovery, and one after a recovery that was itself cut by a crash, must end the
-//! same. At the end of a life the next one goes on with the arena that a crash has left.
+//! A session works (`script`) and SharedFS digests what it logs. These are the real log, the real apply and commit, and
+//! the real store with LMDB, in one thread and from one seed. A twin (`mirror`) follows every store, flush, fence and
+//! sync of the arena's mapped files. Crashes are tried at every persist point, and at both ends of each of LMDB's
+//! transactions. Each try makes files that the crash may leave (`image`) and runs the real recovery on them. The result
+//! is compared with what the session did (`reference`):
+//! * It must be a prefix of the updates, byte for byte, with all that was durable by then.
+//! * The check must be clean, checksums and allocation included.
+//! * A second recovery, and one after a recovery that was itself cut by a crash, must end the same.
 //!
-//! What a crash leaves:
-//! * *Power*, persistent memory: of every unsettled 8-byte word any value that it was given. Disk: of every page that is not
-//!   synced the old or the new content. In the middle of LMDB's commit, its new pages are there in part, and its head is the
-//!   old one: LMDB syncs before it writes that. (On persistent memory LMDB's own files are taken to work as on a disk.)
+//! At the end of a life the next one goes on with the arena that a crash has left.
+//!
+//! The files that a crash leaves:
+//! * *Power*, persistent memory: of every unsettled 8-byte word any value that it was given. Disk: of every page that
+//!   is not synced the old or the new content. In the middle of LMDB's commit, its new pages are there in part, and its
+//!   head is the old one: LMDB syncs before it writes that. (On persistent memory LMDB's own files are assumed to work
+//!   as on a disk.)
 //! * *Processes*: everything, but SharedFS is dead, with its session or without.
 //!
-//! That the enumeration bites was tried by planting faults by hand, each alone. Caught on both media: rows written before data;
-//! blocks that a committed row refers to taken for fresh and overwritten; the session's position committed in a transaction
-//! before that of its updates; recovery that removes a session's files before it commits, or the session's row before the
-//! files. Caught on persistent memory: no fence behind the flushes of data; checksums not flushed; the log's head moved as a
-//! commit begins; a freed block given out before the commit that freed it. Caught on disk: data segments not synced;
-//! coalescing with records behind the end of what is applied; recovery from the log's own head instead of the committed
-//! position. On the other medium each of the last seven does no harm, or too seldom for the few scripts that run every time.
+//! That the enumeration bites was tried by planting faults by hand, each alone. Caught on both media: rows written
+//! before data; blocks that a committed row refers to taken for fresh and overwritten; the session's position committed
+//! in a transaction before that of its updates; recovery that removes a session's files before it commits, or the
+//! session's row before the files. Caught on persistent memory: no fence behind the flushes of data; checksums not
+//! flushed; the log's head moved as a commit begins; a freed block given out before the commit that freed it. Caught on
+//! disk: data segments not synced; coalescing with records behind the end of what is applied; recovery from the log's
+//! own head instead of the committed position. On the other medium each of the last seven does no harm, or too seldom
+//! for the few scripts that run every time.
 #![allow(clippy::print_stdout, reason = "the number of images tried is part of the result")]
 
 mod image;
@@ -44,21 +49,21 @@ use mirror::{Crash, Mirror};
 use reference::Tree;
 use script::{Live, Story};
 
-/// Blocks of the only segment: few, so that they are soon used again.
+/// Blocks of the only segment: few, so that they are soon reused.
 const SEGMENT_BLOCKS: u32 = 24;
-/// Persist points of a recovery among which those where it is cut are drawn.
+/// Persist points of a recovery among which its cuts are drawn.
 const CUT_POINTS: u64 = 40;
 
 #[derive(Clone, Copy)]
 struct Setup {
     kind: MediumKind,
     seed: u64,
-    /// Steps in one life, and lives.
+    /// Steps in one life.
     steps: u64,
     lives: u64,
-    /// Power losses tried at each persist point while a commit is under way; …
+    /// Power losses tried at each persist point while a commit is under way.
     images: u64,
-    /// … elsewhere at one in so many points, one each: `crates/log` tries those of appends.
+    /// Elsewhere one power loss is tried at one in so many points: `crates/log` tries those of appends.
     thinness: u64,
 }
 
@@ -115,7 +120,7 @@ impl fmt::Display for Tally {
 /// The crashes of one life.
 struct Crashes {
     setup: Setup,
-    /// Where images are recovered.
+    /// The directory in which images are recovered.
     place: PathBuf,
     random: Random,
     story: Rc<RefCell<Story>>,
@@ -124,14 +129,16 @@ struct Crashes {
     violation: Option<String>,
 }
 
-/// What recovery has made of an image.
+/// The result of the recovery of an image.
 struct Recovered {
     tree: Tree,
-    /// What was left when recovery was cut.
+    /// Images that cuts of the recovery left.
     cuts: Vec<Image>,
 }
 
-/// Runs SharedFS's recovery on an image, and the check. `cut_at`: the persist points of it at which images are taken.
+/// Runs SharedFS's recovery on an image, and the check.
+///
+/// `cut_at`: the persist points of the recovery at which images are taken.
 fn recover(
     setup: Setup,
     place: &Path,
@@ -177,7 +184,7 @@ fn recover(
 }
 
 impl Crashes {
-    /// A persist point, or the end of a transaction.
+    /// Handles a persist point, or the end of a transaction.
     fn see(&mut self, deed: &Deed<'_>) {
         if !matches!(deed, Deed::Store { .. }) && self.violation.is_none() {
             self.tally.points += 1;
@@ -243,7 +250,7 @@ impl Crashes {
         Ok(survived)
     }
 
-    /// How many updates have survived: a prefix that holds all that had to.
+    /// Returns how many updates have survived: a prefix that holds all that had to.
     fn survived(&self, tree: &Tree, crash: Crash) -> Result<usize, String> {
         let story = self.story.borrow();
         let least = if crash == Crash::Power { story.durable } else { story.returned };
@@ -269,7 +276,7 @@ fn make_arena(place: &Path) {
     file.set_len(segment.file_bytes()).expect("sized");
 }
 
-/// Runs one script with all its crashes, and says what was wrong first.
+/// Runs one script with all its crashes, and returns the first violation.
 fn enumerate(setup: Setup) -> (Tally, Option<String>) {
     let memory = Path::new("/dev/shm");
     let directory = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.expect("made");
@@ -343,12 +350,12 @@ const MEMORY: Setup = Setup { kind: MediumKind::Pmem, seed: 0, steps: 180, lives
 const DISK: Setup = Setup { kind: MediumKind::Disk, ..MEMORY };
 
 #[test]
-fn every_crash_of_digest_and_recovery_on_persistent_memory_keeps_a_prefix() {
+fn crash_of_digest_or_recovery_on_memory_keeps_a_prefix() {
     all_is_well(MEMORY, 0..4);
 }
 
 #[test]
-fn every_crash_of_digest_and_recovery_on_disk_keeps_a_prefix() {
+fn crash_of_digest_or_recovery_on_disk_keeps_a_prefix() {
     all_is_well(DISK, 100..104);
 }
 

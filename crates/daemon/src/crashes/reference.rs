@@ -1,4 +1,4 @@
-//! What a tree holds, as the store tells it and as its model does.
+//! The content of a tree, read from the store or from its model.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -6,8 +6,10 @@ use std::rc::Rc;
 use ashlar_store::{Contents, MemoryStore, Store, StoreError, Xattrs};
 use ashlar_types::{Inode, InodeId};
 
-/// All there is to know of an inode. Of a file's blocks: which there are. Whether one that reads as zeros was written or only
-/// reserved is nobody's business, and coalescing may turn the one into the other.
+/// All that is known of an inode, with the numbers of a file's blocks.
+///
+/// Whether a block that reads as zeros was written or only reserved does not count, as coalescing may turn one into the
+/// other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     id: InodeId,
@@ -17,7 +19,7 @@ pub struct Node {
     content: Vec<u8>,
 }
 
-/// What can be reached from the root, by path.
+/// All nodes that can be reached from the root, by path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tree(BTreeMap<Vec<u8>, Rc<Node>>);
 
@@ -26,7 +28,7 @@ fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
 }
 
 impl Tree {
-    /// What the store has applied.
+    /// Reads the tree that the store has applied.
     ///
     /// # Errors
     /// The store's: a block that does not match its checksum, for one.
@@ -53,7 +55,8 @@ impl Tree {
         Ok(tree)
     }
 
-    /// What the model holds. What has not changed since `before` is taken from there: every update leaves a time of its own.
+    /// Reads the model's tree. Nodes that have not changed since `before` come from there: every update leaves a time
+    /// of its own.
     pub fn of_model(model: &MemoryStore, before: &Self) -> Self {
         let inodes: BTreeMap<InodeId, &Inode> = model.inodes().collect();
         let known: BTreeMap<InodeId, &Rc<Node>> = before.0.values().map(|node| (node.id, node)).collect();
@@ -78,13 +81,13 @@ impl Tree {
         tree
     }
 
-    /// How many paths differ.
+    /// Returns how many paths differ.
     pub fn distance(&self, other: &Self) -> usize {
         let paths = self.0.keys().chain(other.0.keys().filter(|path| !self.0.contains_key(*path)));
         paths.filter(|path| self.0.get(*path) != other.0.get(*path)).count()
     }
 
-    /// Where the two differ first, in words.
+    /// Describes the first difference of the two.
     pub fn difference(&self, other: &Self) -> Option<String> {
         for path in self.0.keys().chain(other.0.keys()) {
             let name = String::from_utf8_lossy(path);

@@ -25,13 +25,13 @@ use crate::{Config, digest, grant, recovery, sessions};
 
 /// Small, so that the log goes round often; a record may take a quarter of it.
 const RING_BYTES: u64 = 24 << 10;
-/// Blocks that are left when there is nothing but deletions any more: those copy blocks too.
+/// Blocks that are left when only deletions are possible any more: those copy blocks too.
 const SPARE_BLOCKS: u64 = 5;
 const BLOCK: u64 = 4096;
 const FILE_BLOCKS_MAX: u64 = 5;
 const NAMES: [&[u8]; 5] = [b"a", b"b", b"c", b"d", b"a long name, so that rows differ in length"];
 
-/// What was done so far, as far as crashes are concerned.
+/// The history so far, as far as crashes are concerned.
 #[derive(Default)]
 pub struct Story {
     /// The tree after each update, and before the first. The last update may be under way.
@@ -40,7 +40,7 @@ pub struct Story {
     pub returned: usize,
     /// How many of them the loss of power must not take.
     pub durable: usize,
-    /// How many of them are in the batch whose commit has begun last.
+    /// How many of them are in the batch whose commit began last.
     pub frozen: usize,
     /// A commit is under way: begun and not finished.
     pub is_committing: bool,
@@ -58,14 +58,14 @@ pub struct Live {
     story: Rc<RefCell<Story>>,
     mirror: Rc<RefCell<Mirror>>,
     pub random: Random,
-    /// How often commits go on, of four times.
+    /// How many of four chances to go on with a commit are taken.
     haste: u64,
     model: MemoryStore,
-    /// The updates, encoded, with the ends of their records and the blocks that they may take.
+    /// The encoded updates.
     pub records: Vec<(u8, Vec<u8>)>,
     ends: Vec<(LogPosition, u64)>,
     inodes: Range<u64>,
-    /// What was written last: file, offset and length.
+    /// The file, offset and length of the last write.
     written: Option<(InodeId, u64, u64)>,
     /// Leases on single inodes: slot and word.
     leased: BTreeMap<InodeId, (u32, u64)>,
@@ -74,19 +74,19 @@ pub struct Live {
     pub commits: u64,
 }
 
-/// How the tests have SharedFS run.
+/// Returns the configuration of SharedFS in these tests.
 pub fn config(arena: &Path) -> Config {
     Config { cache_ttl_ms: 0, lease_hold_us: 0, ..Config::new(arena) }
 }
 
 impl Story {
-    /// Begins with what was recovered after these updates.
+    /// Begins with the tree that was recovered after these updates.
     pub fn after(records: &[(u8, Vec<u8>)]) -> Self {
         Self { trees: vec![Tree::of_model(&replayed(records), &Tree::default())], ..Self::default() }
     }
 }
 
-/// The model of a tree that was recovered after these updates: its orphans are gone.
+/// Returns the model of a tree that was recovered after these updates: its orphans are gone.
 fn replayed(records: &[(u8, Vec<u8>)]) -> MemoryStore {
     let mut model = MemoryStore::new();
     for (kind, body) in records {
@@ -152,17 +152,17 @@ impl Live {
         live
     }
 
-    /// How often the log went round.
+    /// Returns how often the log went round.
     pub fn laps(&self) -> u64 {
         self.log.tail().0 / self.log.capacity()
     }
 
-    /// How many updates SharedFS did not have to apply.
+    /// Returns how many updates SharedFS did not have to apply.
     pub fn coalesced(&self) -> u64 {
         self.shared.lock().counters.coalesced_records
     }
 
-    /// One step.
+    /// Makes one random step.
     pub fn step(&mut self) {
         match self.random.below(30) {
             0..=20 => self.update(),
@@ -186,13 +186,13 @@ impl Live {
         tree.difference(self.story.borrow().trees.last()?)
     }
 
-    // ---- what SharedFS does
+    // ---- SharedFS's part
 
     fn applied(&self) -> LogPosition {
         self.shared.lock().store.applied(self.id)
     }
 
-    /// Applies the log up to any record, as it happens when a lease moves at that moment.
+    /// Applies the log up to any record, as happens when a lease moves at that moment.
     fn apply_some(&mut self) {
         let applied = self.applied();
         let waiting: Vec<LogPosition> = self.ends.iter().map(|(end, _)| *end).filter(|end| *end > applied).collect();
@@ -202,7 +202,7 @@ impl Live {
         self.shared.drive(&mut state);
     }
 
-    /// Brings the commit one stage further: others may do something between any two of them.
+    /// Brings the commit one stage further: other steps may come between any two stages.
     fn advance_commit(&mut self) {
         if let Some(done) = self.done.take() {
             digest::finish_commit(&mut self.shared.lock(), done).expect("committed");
@@ -223,7 +223,8 @@ impl Live {
         }
     }
 
-    /// The session lets go of what is committed, and reads by no extent older than what is applied.
+    /// Releases the committed part of the log, and declares that the session reads by no extent older than what is
+    /// applied.
     fn release(&mut self) {
         let mut state = self.shared.lock();
         self.log.release(self.control.committed());
@@ -236,7 +237,7 @@ impl Live {
             self.mirror.borrow().write_back(&mut self.random);
             return;
         }
-        // As LibFS does it.
+        // As LibFS does.
         let state = self.shared.lock();
         let session = state.live(self.id).expect("it goes on");
         session.page.sync().expect("synced");
@@ -257,7 +258,7 @@ impl Live {
         self.release();
     }
 
-    // ---- what the session does
+    // ---- the session's part
 
     fn acquire(&mut self, inode: InodeId) {
         let need = Need { contents: false, entries: false, children: false, xattrs: false };
@@ -267,7 +268,7 @@ impl Live {
         self.leased.insert(inode, (grants[0].slot, grants[0].word));
     }
 
-    /// Whether a lease that was granted on the inode still holds, as LibFS finds out.
+    /// Returns whether a lease that was granted on the inode still holds, as LibFS checks it.
     fn holds(&self, inode: InodeId) -> bool {
         let state = self.shared.lock();
         self.leased.get(&inode).is_some_and(|&(slot, word)| state.sessions[&self.id].leases.word(slot).0 == word)
@@ -281,7 +282,7 @@ impl Live {
         InodeId(self.inodes.next().expect("not empty"))
     }
 
-    /// Blocks that are neither used nor spoken for by what waits in the log.
+    /// Returns the blocks that are neither used nor needed by records that wait in the log.
     fn room(&self) -> u64 {
         let state = self.shared.lock();
         let applied = state.store.applied(self.id);
@@ -289,7 +290,7 @@ impl Live {
         state.store.space().blocks_free.saturating_sub(promised)
     }
 
-    /// Does what an update says, if it can be done.
+    /// Makes an update, if it is valid.
     fn try_update(&mut self, update: &Update<'_>) {
         let blocks = update.cost().blocks;
         if self.room() < blocks + SPARE_BLOCKS {
@@ -358,7 +359,7 @@ impl Live {
         self.model.inodes().filter(|(_, inode)| inode.kind == FileKind::Regular).map(|(id, _)| id).collect()
     }
 
-    /// A file: mostly the newest, so that much is written more than once.
+    /// Picks a file: mostly the newest, so that much is written more than once.
     fn file(&mut self) -> Option<InodeId> {
         let files = self.files();
         if self.random.one_in(3) { self.random.pick(&files).copied() } else { files.last().copied() }
@@ -451,7 +452,7 @@ impl Live {
     fn write(&mut self, at: Timestamp) {
         let Some(inode) = self.file() else { return };
         let place = match self.written {
-            // Over what was written last: it need not be applied any more.
+            // Over the last write, which then need not be applied any more.
             Some(place) if self.random.one_in(3) => place,
             _ => {
                 let within = [0, 0, 0, 100, 4000][self.random.below(5) as usize];
@@ -524,7 +525,7 @@ impl Live {
         self.try_update(&Update::Rename(rename));
     }
 
-    /// Closes what is open without a name.
+    /// Closes files that are open without a name.
     fn close(&mut self) {
         let orphans = self.model.orphans();
         let Some(inode) = self.random.pick(&orphans).copied() else { return };
