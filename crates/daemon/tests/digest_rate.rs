@@ -1,4 +1,6 @@
-//! How fast logs are applied: `cargo test --release --test digest_rate -- --ignored --nocapture digest_rate`.
+//! Measures how fast logs are applied.
+//!
+//! `cargo test --release --test digest_rate -- --ignored --nocapture digest_rate`
 
 mod common;
 
@@ -17,7 +19,7 @@ fn daemon_process() {
     common::run_daemon();
 }
 
-/// Has everything in the log applied, and says how long that took.
+/// Makes SharedFS apply everything in the log, and prints how long that took.
 fn apply(client: &mut Client, what: &str, records: usize) {
     let start = Instant::now();
     client.acquire(&[(InodeId::ROOT, true)]).expect("granted");

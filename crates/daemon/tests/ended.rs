@@ -1,4 +1,4 @@
-//! What sessions that have ended leave, with which others go on.
+//! Retired sessions, whose files later sessions take over.
 
 mod common;
 
@@ -15,11 +15,11 @@ use ashlar_update::Update;
 use ashlar_wire::{LeaseWord, Peer, Reply, Request, SessionKind};
 use common::{Client, NOW, Site};
 
-/// What a session writes: so often, so many bytes, each this one.
+/// The writes of a session: so many, so many bytes each, of this value.
 const WRITES: usize = 48;
 const BYTES: usize = 16 << 10;
 const FILL: u8 = 0xee;
-/// More than what a log has of room from the beginning.
+/// More than a log has room for from the beginning.
 const MANY: u64 = 512 << 10;
 
 #[test]
@@ -28,7 +28,7 @@ fn daemon_process() {
     common::run_daemon();
 }
 
-/// A session that has written much.
+/// Opens a session that has written much.
 fn large(site: &Site, name: &str) -> Client {
     let mut client = Client::open(&site.socket());
     client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
@@ -49,7 +49,7 @@ fn number(file: &File) -> u64 {
     file.metadata().expect("known").ino()
 }
 
-/// The logs in the arena that have more memory than a new one: the names of their files, and their numbers.
+/// Returns the logs in the arena that take more memory than a new one: the names of their files, and their inodes.
 fn large_logs(site: &Site) -> Vec<(String, u64)> {
     let logs = fs::read_dir(site.arena().join("sessions")).expect("listed").filter_map(|entry| {
         let path: PathBuf = entry.expect("an entry").path();
@@ -69,7 +69,7 @@ fn wait_for(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// The next session that has the number of one that has ended.
+/// Opens sessions until one has the number of a session that has ended.
 fn next_of(site: &Site, number: SessionId) -> Client {
     site.await_blank_of(number);
     let deadline = Instant::now() + Duration::from_secs(20);
@@ -78,13 +78,15 @@ fn next_of(site: &Site, number: SessionId) -> Client {
         if next.welcome.peer.session == number {
             return next;
         }
-        assert!(Instant::now() < deadline, "nobody goes on with session {number}");
+        assert!(Instant::now() < deadline, "no session takes over session {number}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// Ends a session, and waits until it's over. A process that another test starts meanwhile would hold what this one has, and nobody goes on with a
-/// session that somebody holds.
+/// Ends a session, and waits until it's over.
+///
+/// A process that another test starts meanwhile would hold this session's files, and no session takes files over that a
+/// process holds.
 fn goodbye(site: &Site, mut client: Client) -> Peer {
     let _none = common::none_starts();
     client.call(&Request::Goodbye).expect("answered");
@@ -95,7 +97,7 @@ fn goodbye(site: &Site, mut client: Client) -> Peer {
 }
 
 #[test]
-fn the_next_session_goes_on_where_one_has_ended_and_knows_nothing_of_it() {
+fn reused_session_goes_on_in_log_and_keeps_nothing_else() {
     let mut site = Site::new(64 << 20);
     let first = large(&site, "first");
     let (log, handle) = (number(&file_of(&first)), InodeId(77));
@@ -106,12 +108,12 @@ fn the_next_session_goes_on_where_one_has_ended_and_knows_nothing_of_it() {
     assert!(second.log.tail() >= end, "its log begins anew");
     assert_eq!(second.log.head(), second.log.tail());
     assert_ne!(second.welcome.peer.token, before.token);
-    assert!(!second.control.has_open(handle), "what another had open is open");
-    assert!((0..64).all(|slot| second.leases.word(slot) == LeaseWord::default()), "it has another's leases");
-    // Who had it is nobody.
+    assert!(!second.control.has_open(handle), "its predecessor's handle is open");
+    assert!((0..64).all(|slot| second.leases.word(slot) == LeaseWord::default()), "it has its predecessor's leases");
+    // The old session is unknown.
     let (_, reply, _) = common::hello(&site.socket(), SessionKind::Process, Some(before)).expect("answered");
     assert!(matches!(reply, Reply::Error(Errno::ESTALE)), "{reply:?}");
-    // It is a session as any other, up to the end of the room that it has, and beyond.
+    // It is a session like any other, up to the end of its room, and beyond.
     second.acquire(&[(InodeId::ROOT, true)]).expect("granted");
     second.call(&Request::LogSpace { bytes: 2 << 20 }).expect("room");
     let inode = second.make(InodeId::ROOT, b"second", FileKind::Regular);
@@ -127,9 +129,9 @@ fn the_next_session_goes_on_where_one_has_ended_and_knows_nothing_of_it() {
     site.check();
 }
 
-/// A log that goes round several times, though each of the sessions that had it was short.
+/// A log goes round several times, though each of its sessions was short.
 #[test]
-fn one_log_serves_many_sessions_and_nothing_of_any_is_lost_or_comes_back() {
+fn log_reused_by_many_sessions_loses_and_repeats_nothing() {
     const SESSIONS: usize = 60;
     let mut site = Site::new(64 << 20);
     let (mut numbers, mut tail, mut ring) = (BTreeSet::new(), 0, 0);
@@ -138,7 +140,7 @@ fn one_log_serves_many_sessions_and_nothing_of_any_is_lost_or_comes_back() {
         numbers.insert(client.welcome.peer.session);
         (tail, ring) = (client.log.tail().0.max(tail), client.log.capacity());
         if n % 20 == 10 {
-            // It dies where it stands, and SharedFS with it.
+            // It dies at this point, and SharedFS with it.
             site.kill();
             drop(client);
             site.start();
@@ -159,10 +161,10 @@ fn one_log_serves_many_sessions_and_nothing_of_any_is_lost_or_comes_back() {
     site.check();
 }
 
-/// So many sessions of another user. What they leave takes the place of nothing that was there.
+/// How many sessions another user opens. Their files replace none that are there.
 const OTHERS: usize = 4;
 
-/// Opens sessions as whoever runs it, and says which they are.
+/// Opens sessions as the user that runs it, and prints their numbers.
 #[test]
 #[ignore = "this is a process of another user, which another test starts"]
 fn others_sessions() {
@@ -173,7 +175,7 @@ fn others_sessions() {
 }
 
 #[test]
-fn what_one_users_session_has_left_is_no_other_users() {
+fn retired_session_passes_to_no_other_user() {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: only root can be another user");
         return;
@@ -184,15 +186,15 @@ fn what_one_users_session_has_left_is_no_other_users() {
     let mut other = common::this_test("others_sessions");
     std::os::unix::process::CommandExt::uid(&mut other, 12_345);
     let child = common::spawn(other.env("ASHLAR_TEST_SOCKET", site.socket()).stdout(std::process::Stdio::piped()));
-    let told = String::from_utf8(child.wait_with_output().expect("run").stdout).expect("text");
-    let sessions = told.split_once("sessions: ").unwrap_or_else(|| panic!("{told}")).1;
-    assert_eq!(sessions.split_whitespace().take_while(|word| *word != ".").count(), OTHERS, "{told}");
-    assert!(!sessions.split_whitespace().any(|word| word == before.session.to_string()), "{told}");
+    let output = String::from_utf8(child.wait_with_output().expect("run").stdout).expect("text");
+    let sessions = output.split_once("sessions: ").unwrap_or_else(|| panic!("{output}")).1;
+    assert_eq!(sessions.split_whitespace().take_while(|word| *word != ".").count(), OTHERS, "{output}");
+    assert!(!sessions.split_whitespace().any(|word| word == before.session.to_string()), "{output}");
     assert_eq!(Client::open(&site.socket()).welcome.peer.session, before.session, "its own user has it");
 }
 
 #[test]
-fn what_somebody_holds_is_nobodys_any_more() {
+fn session_whose_files_are_held_is_not_reused() {
     let site = Site::new(64 << 20);
     let (log, mapped_log, control, mapped_control) = (0, 1, 2, 3);
     for what in [log, mapped_log, control, mapped_control] {
@@ -210,9 +212,9 @@ fn what_somebody_holds_is_nobodys_any_more() {
     }
 }
 
-/// Who cuts its log, or makes nonsense of it, does so for itself only.
+/// A session that truncates its log, or destroys it, harms only itself.
 #[test]
-fn what_somebody_has_spoilt_is_nobodys_any_more() {
+fn session_whose_files_are_damaged_is_not_reused() {
     let mut site = Site::new(64 << 20);
     let spoilt: [fn(&Client); 4] = [
         |client| rustix::fs::ftruncate(&client.control_file, 8192).expect("cut"),
@@ -237,9 +239,9 @@ fn what_somebody_has_spoilt_is_nobodys_any_more() {
     site.check();
 }
 
-/// Of a session that nobody has made last a disk may have what another one has left, or that it is nobody's.
+/// After a power loss, a session without a sync may have its predecessor's lease table, or one without an owner.
 #[test]
-fn after_a_power_loss_a_log_that_was_anothers_ends_where_it_is_known() {
+fn reused_log_after_power_loss_ends_at_known_position() {
     for is_nobodys in [false, true] {
         let mut site = Site::new(64 << 20);
         let table = |client: &Client| site.arena().join(format!("sessions/{}.leases", client.welcome.peer.session));
@@ -282,7 +284,7 @@ fn after_a_power_loss_a_log_that_was_anothers_ends_where_it_is_known() {
 }
 
 #[test]
-fn few_are_kept_and_none_over_a_start() {
+fn few_retired_sessions_are_kept_and_none_over_start() {
     let mut site = Site::new(64 << 20);
     let clients: Vec<_> = (0..6).map(|n| large(&site, &n.to_string())).collect();
     for client in clients {

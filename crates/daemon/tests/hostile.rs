@@ -1,4 +1,4 @@
-//! Hostile sessions: whatever they forge changes nothing, fences them, and harms nobody else.
+//! Hostile sessions: their forgeries change nothing, fence them, and harm no other session.
 
 mod common;
 
@@ -24,7 +24,8 @@ const NOBODYS: QuotaKey = QuotaKey::User(NOBODY);
 /// Writes that take more blocks than a session begins with.
 const MORE_THAN_GRANTED: u32 = 400;
 
-/// What the tree looks like to an honest session: names, inodes and attributes of the root's entries, and the root's own.
+/// Returns the tree as an honest session sees it: names, inodes and attributes of the root's entries, and the root's
+/// own.
 fn picture(socket: &std::path::Path) -> String {
     let mut honest = Client::open(socket);
     let root = honest.acquire(&[(InodeId::ROOT, false)]).expect("granted");
@@ -38,12 +39,12 @@ fn picture(socket: &std::path::Path) -> String {
     picture
 }
 
-/// Runs one attack by a session of its own that holds the leases it asks for, and checks what became of it.
+/// Runs one attack by a session of its own that holds the leases it asks for, and checks the outcome.
 fn attack(site: &mut Site, story: &str, forge: impl FnOnce(&mut Client)) {
     let before = picture(&site.socket());
     let mut hostile = Client::open(&site.socket());
     forge(&mut hostile);
-    // The call finds out, or the daemon has by itself.
+    // The call fences it, or the daemon has done so by itself.
     assert_eq!(hostile.digest().err(), Some(Errno::EIO), "{story}");
     hostile.wait_fenced();
     assert!(hostile.log.append(hostile.log.seal_count(), 12, &[&[0; 20]]).is_err(), "{story}: the log takes no more");
@@ -51,17 +52,17 @@ fn attack(site: &mut Site, story: &str, forge: impl FnOnce(&mut Client)) {
     let id = hostile.welcome.peer.session;
     let status = site.status();
     let shown = status.sessions.iter().find(|session| session.session == id).expect("shown while it lives");
-    assert!(shown.fenced.is_some(), "{story}: the status says why");
+    assert!(shown.fenced.is_some(), "{story}: the status shows the reason");
     let aside = site.arena().join(format!("sessions/fenced-{id}.log"));
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
     while !aside.exists() {
-        assert!(std::time::Instant::now() < deadline, "{story}: the log is kept aside");
+        assert!(std::time::Instant::now() < deadline, "{story}: the log is not quarantined");
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
     site.check();
 }
 
-/// A file and a directory with one below it, made by an honest root.
+/// Makes a file and a directory with one below it, by an honest root.
 fn furnish(site: &Site) -> (InodeId, InodeId, InodeId) {
     let mut honest = Client::open(&site.socket());
     honest.acquire(&[(InodeId::ROOT, true)]).expect("granted");
@@ -124,7 +125,7 @@ fn forged_records_change_nothing() {
         let (parent, name) = (InodeId::ROOT, &b"outer"[..]);
         c.append(&Update::RemoveDirectory { inode: outer, parent, name, release: true, at: NOW });
     });
-    attack(&mut site, "a dependency on what nobody wrote", |c| {
+    attack(&mut site, "a dependency on records that do not exist", |c| {
         let session = bystander.welcome.peer.session;
         c.append_unpaid(&Update::Depend { session, position: LogPosition(1 << 40) }).expect("appended");
     });
@@ -162,7 +163,7 @@ fn forged_records_change_nothing() {
 }
 
 #[test]
-fn a_torn_log_and_a_rewritten_one_hurt_only_their_session() {
+fn truncated_or_rewritten_log_hurts_only_its_session() {
     let mut site = Site::new(64 << 20);
     furnish(&site);
     attack(&mut site, "the log's file cut off", |c| {
@@ -194,7 +195,7 @@ fn a_torn_log_and_a_rewritten_one_hurt_only_their_session() {
 }
 
 #[test]
-fn records_edited_while_they_are_digested_are_whole_or_refused() {
+fn records_edited_during_digest_are_whole_or_refused() {
     let mut site = Site::new(64 << 20);
     furnish(&site);
     for round in 0..8u64 {
@@ -212,7 +213,7 @@ fn records_edited_while_they_are_digested_are_whole_or_refused() {
                 let _ = rustix::io::pwrite(&file, &step.to_le_bytes(), 4096 + at);
             }
         });
-        // It may be fenced in the middle of it, or be quicker than the scribbler.
+        // The session may be fenced in the middle of it, or be quicker than the scribbler.
         let _ = hostile.digest();
         scribbler.join().expect("done");
         let _ = hostile.digest();
@@ -236,7 +237,7 @@ fn as_nobody(site: &Site, story: &str, inodes: [InodeId; 2]) -> bool {
 }
 
 #[test]
-fn an_ordinary_user_can_do_nothing_to_others_files() {
+fn ordinary_user_cannot_change_files_of_others() {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: only root can become another user");
         return;
@@ -254,9 +255,9 @@ fn an_ordinary_user_can_do_nothing_to_others_files() {
     assert!(as_nobody(&site, "mount", [file, outer]));
 }
 
-/// Linux lets anybody make character devices of number 0:0, and has them left by renames; and no others.
+/// Linux lets any user make character devices of number 0:0, and leave them by renames; and no others.
 #[test]
-fn an_ordinary_user_makes_whiteouts_of_his_own_and_no_other_devices() {
+fn ordinary_user_makes_own_whiteouts_and_no_other_devices() {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: only root can become another user");
         return;
@@ -290,7 +291,7 @@ fn open_to_all(root: &mut Client, directory: InodeId) {
     root.digest().expect("digested");
 }
 
-/// Moves a file within a directory, so that whiteout `left` of this owner and group is left.
+/// Moves a file within a directory, so that it leaves whiteout `left` of this owner and group.
 fn move_away(
     c: &mut Client,
     left: InodeId,
@@ -302,7 +303,7 @@ fn move_away(
     c.append(&Update::Rename(Rename { whiteout, ..rename(inode, (parent, name), (parent, new_name)) }))
 }
 
-/// Moves a name to where there is none.
+/// Returns a rename to a name that does not exist yet.
 fn rename<'a>(
     inode: InodeId,
     (parent, name): (InodeId, &'a [u8]),
@@ -313,7 +314,7 @@ fn rename<'a>(
 }
 
 #[test]
-fn an_ordinary_user_uses_no_more_than_a_quota_granted() {
+fn ordinary_user_uses_no_more_than_quota_granted() {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: only root can become another user");
         return;
@@ -332,7 +333,7 @@ fn an_ordinary_user_uses_no_more_than_a_quota_granted() {
         assert!(as_nobody(&site, story, [file, outer]), "{story}");
         assert_eq!(site.check()["sessions_fenced"], done as u64 + 1, "{story}");
     }
-    // Mounts are root's, and act for many: what they write is counted, whoever paid for it.
+    // Mounts are root's, and act for many users: their writes count, whichever session paid for them.
     root.acquire(&[(outer, true)]).expect("granted");
     let inode = root.inode();
     let owned = ashlar_update::Create { uid: NOBODY, ..create(inode, outer, b"of nobody", FileKind::Regular) };
@@ -410,7 +411,7 @@ fn hostile_user() {
         "steal" => c.append(&Update::Rename(rename(file, (InodeId::ROOT, b"file"), (directory, b"mine")))),
         quota if quota.starts_with("quota") => {
             let ask = |c: &mut Client, blocks, inodes| {
-                // It says that no limit holds it, and is not believed.
+                // The session claims that no limit holds for it, and is not believed.
                 let want = QuotaWant { key: NOBODYS, amount: QuotaAmount { blocks, inodes }, exempt: true };
                 c.call(&Request::Quota(vec![want])).map(drop)
             };
@@ -425,7 +426,7 @@ fn hostile_user() {
             let write = Update::Write { inode: new, offset: 0, at: NOW, strip: true, data: &[1; 3 * 4096] };
             let appended = c.append(&write);
             if quota == "quota, honest" {
-                c.digest().expect("what was granted may be used");
+                c.digest().expect("a granted amount may be used");
                 return;
             }
             appended
@@ -438,10 +439,10 @@ fn hostile_user() {
         "whiteout" => {
             let (file, left) = (c.make(directory, b"file", FileKind::Regular), c.inode());
             move_away(&mut c, left, (file, directory), [b"file", b"moved"], (NOBODY, NOBODY));
-            // The whiteout is known on the lease that it was made under, as all that is made.
+            // The whiteout is known by the lease under which it was made, as every new inode.
             c.append(&Update::SetAttributes(SetAttributes { inode: left, modified: Some(NOW), ..set }));
             c.append(&Update::Create(create(new, directory, b"made", FileKind::CharDevice)));
-            c.digest().expect("anybody may");
+            c.digest().expect("any user may");
             return;
         }
         whiteout if whiteout.starts_with("whiteout") => {
@@ -471,12 +472,12 @@ fn forge_handles(c: &Client, entry: impl Fn(u64) -> (u64, u64)) {
         .collect();
     let written = rustix::io::pwrite(&c.control_file, &table, 4096).expect("written");
     assert_eq!(written, table.len());
-    // That all of it has room only SharedFS says, to honest ones.
+    // Only SharedFS says, to honest sessions, that all of it has room.
     rustix::io::pwrite(&c.control_file, &ashlar_wire::HANDLE_SLOTS.to_le_bytes(), 120).expect("written");
 }
 
 #[test]
-fn forged_handles_keep_no_more_than_open_ones_would_and_end_with_their_session() {
+fn forged_handles_keep_inodes_only_until_session_ends() {
     let mut site = Site::new(64 << 20);
     let (file, ..) = furnish(&site);
     let mut honest = Client::open(&site.socket());
@@ -500,7 +501,7 @@ fn forged_handles_keep_no_more_than_open_ones_would_and_end_with_their_session()
         hostile.digest().expect("it is served");
         assert!(hostile.call(&Request::Goodbye).is_ok());
     }
-    // What nobody has open any more is freed.
+    // Inodes that no session has open any more are freed.
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
     while site.check()["orphans_freed"] < 3 {
         assert!(std::time::Instant::now() < deadline, "orphans are left: {:?}", site.status().counters);
@@ -509,14 +510,15 @@ fn forged_handles_keep_no_more_than_open_ones_would_and_end_with_their_session()
 }
 
 #[test]
-fn a_control_page_that_is_cut_off_fences_its_session() {
+fn truncated_control_page_fences_its_session() {
     let mut site = Site::new(64 << 20);
     furnish(&site);
     let before = picture(&site.socket());
     let mut hostile = Client::open(&site.socket());
     hostile.append_unpaid(&Update::Accessed { inode: InodeId(99), at: NOW }).expect("appended");
     rustix::fs::ftruncate(&hostile.control_file, 0).expect("truncated");
-    // SharedFS finds out when it next writes there. The session can't read there any more that it's fenced: its calls say so.
+    // SharedFS notices when it next writes there. The session can't read there any more that it's fenced: its calls say
+    // so.
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
     while hostile.digest().is_ok() {
         assert!(std::time::Instant::now() < deadline, "the session is not fenced");

@@ -1,4 +1,5 @@
-//! Sessions of LibFS on a real daemon, without a kernel in between: what the kernel never hands on, and what it would hide.
+//! Sessions of LibFS on a real daemon, without a kernel: calls that the kernel never passes on, and effects that it
+//! hides.
 
 mod common;
 
@@ -17,7 +18,7 @@ fn daemon_process() {
 }
 
 #[test]
-fn a_removed_file_gets_no_new_name() {
+fn removed_file_gets_no_new_name() {
     let site = Site::new(64 << 20);
     let (one, two) = (connect(&site), connect(&site));
     let file = one.make_open(&ROOT, InodeId::ROOT, b"file", &make(FileKind::Regular)).expect("made").id;
@@ -35,9 +36,11 @@ fn a_removed_file_gets_no_new_name() {
     two.close(unnamed);
 }
 
-/// A file that its maker knows by the lease of its directory was changed by him after SharedFS had freed it, and he was shut out for that.
+/// A freed file must not be changed by a session that knows it by the lease of its directory.
+///
+/// Its maker once changed it after SharedFS had freed it, and was fenced for that.
 #[test]
-fn what_was_freed_is_changed_by_nobody() {
+fn freed_file_is_changed_by_no_session() {
     let site = Site::new(64 << 20);
     let (zero, one, two) = (connect(&site), connect(&site), connect(&site));
     let directory = zero.make(&ROOT, InodeId::ROOT, b"directory", &make(FileKind::Directory)).expect("made").id;
@@ -61,9 +64,9 @@ fn what_was_freed_is_changed_by_nobody() {
     two.close(theirs);
 }
 
-/// A descriptor says a file's number before SharedFS has seen in any log that there is such a file.
+/// A descriptor shows a file's number before SharedFS has seen in any log that the file exists.
 #[test]
-fn a_number_is_known_before_its_log_was_read() {
+fn inode_number_is_known_before_its_log_is_applied() {
     let site = Site::new(64 << 20);
     let (one, two) = (connect(&site), connect(&site));
     let made = one.make(&ROOT, InodeId::ROOT, b"directory", &make(FileKind::Directory)).expect("made").id;
@@ -75,9 +78,9 @@ fn a_number_is_known_before_its_log_was_read() {
     one.close(file);
 }
 
-/// A file that is replaced all the time is there all the time: an answer about the one before said otherwise.
+/// A file that is replaced all the time is there all the time; an answer about the file before once denied that.
 #[test]
-fn what_is_replaced_is_there_at_all_times() {
+fn replaced_file_is_there_at_all_times() {
     const SECONDS: u64 = 2;
     let site = Site::new(64 << 20);
     let sessions: Vec<_> = (0..4).map(|_| connect(&site)).collect();
@@ -97,7 +100,7 @@ fn what_is_replaced_is_there_at_all_times() {
         while Instant::now() < end {
             let aim = Last::Follow.to(if found % 2 == 0 { Purpose::Read } else { Purpose::Write });
             match user.place(fs, "top/file", aim) {
-                Ok(place) => assert!(place.found.is_some(), "it is said not to be there"),
+                Ok(place) => assert!(place.found.is_some(), "it is denied"),
                 // A front end tries again.
                 Err(errno) => assert_eq!(errno, Errno::ESTALE),
             }
@@ -114,9 +117,12 @@ fn what_is_replaced_is_there_at_all_times() {
     });
 }
 
-/// What has no contents was asked for them again and again, for ever: the kernel refuses before it asks, and nobody had seen it.
+/// Reads and writes of an inode without contents must fail.
+///
+/// LibFS once asked for its contents again and again, for ever. The kernel refuses such calls itself, so this never
+/// showed.
 #[test]
-fn what_has_no_contents_is_refused_and_not_waited_for() {
+fn inode_without_contents_is_refused_at_once() {
     let site = Site::new(64 << 20);
     let fs = connect(&site);
     let id = fs.make(&ROOT, InodeId::ROOT, b"pipe", &make(FileKind::Fifo)).expect("made").id;
@@ -131,10 +137,11 @@ fn what_has_no_contents_is_refused_and_not_waited_for() {
     }
 }
 
-/// A change of owner that names neither owner nor group takes set-id bits away, from one's own files only. A record that did it to a
-/// stranger's would be refused by SharedFS, and the session with it.
+/// A change of owner that names neither owner nor group takes set-id bits away, from the caller's own files only.
+///
+/// SharedFS would refuse a record that does it to another user's file, and fence the session.
 #[test]
-fn a_stranger_takes_no_set_id_bits_away() {
+fn other_user_takes_no_set_id_bits_away() {
     let site = Site::new(64 << 20);
     let fs = connect(&site);
     let (owner, stranger) = (user(5), user(7));
@@ -147,10 +154,12 @@ fn a_stranger_takes_no_set_id_bits_away() {
     assert_eq!(fs.set_attributes(&owner, file, &neither).expect("changed").inode.mode, 0o755);
 }
 
-/// A rename that leaves a whiteout is one update: the session that made it knows the whiteout at once, others find it, and it is
-/// a file as any other from then on.
+/// A rename that leaves a whiteout is one update: the session that made it knows the whiteout at once, and others find
+/// it.
+///
+/// From then on it is a file like any other.
 #[test]
-fn a_whiteout_is_left_for_everybody() {
+fn whiteout_of_rename_is_seen_by_all_sessions() {
     let mut site = Site::new(64 << 20);
     let (one, two) = (connect(&site), connect(&site));
     let user = Credentials::checked(5, 6);
@@ -167,14 +176,14 @@ fn a_whiteout_is_left_for_everybody() {
             let left = looking.lookup(&ROOT, from.0, from.1).expect("found");
             let inode = &left.inode;
             assert_eq!((inode.kind, inode.device, inode.mode, inode.links), (FileKind::CharDevice, 0, 0, 1));
-            assert_eq!((inode.uid, inode.gid), (5, 9), "as all that is made in a directory with set-group-id");
+            assert_eq!((inode.uid, inode.gid), (5, 9), "as all new files in a directory with set-group-id");
             assert_eq!(looking.attributes(directory).expect("there").inode.entries, 1);
         }
         let both = RenameFlags { exchange: true, ..flags };
         assert_eq!(session.rename(&user, from, to, both), Err(Errno::EINVAL));
         let neither = RenameFlags { no_replace: true, ..flags };
         assert_eq!(session.rename(&user, from, to, neither), Err(Errno::EEXIST));
-        // The whiteout moves over the file, and goes.
+        // The whiteout moves over the file, and is removed.
         session.rename(&ROOT, from, to, RenameFlags::default()).expect("moved");
         assert_eq!(session.lookup(&ROOT, from.0, from.1).err(), Some(Errno::ENOENT));
         session.unlink(&ROOT, to.0, to.1).expect("removed");
@@ -182,10 +191,12 @@ fn a_whiteout_is_left_for_everybody() {
     assert_eq!(site.check()["sessions_fenced"], 0);
 }
 
-/// The kernel hands neither collapsing nor inserting on to FUSE, so they are tried here, between all else that changes a file.
-/// Each thing that the short way does not look after must send the caller the long way, and the short way must be taken where it can.
+/// The fast path is taken only where it can serve the call, and there it must be taken.
+///
+/// The kernel passes neither collapsing nor inserting on to FUSE, so they are tried here, between all else that changes
+/// a file. Each case that the fast path does not handle must send the caller to the slow path.
 #[test]
-fn the_short_way_is_taken_only_where_all_is_at_hand() {
+fn fast_path_is_taken_only_on_warm_state() {
     let site = Site::new(64 << 20);
     let (one, two) = (connect(&site), connect(&site));
     let file = one.make_open(&ROOT, InodeId::ROOT, b"file", &make(FileKind::Regular)).expect("made").id;
@@ -196,7 +207,7 @@ fn the_short_way_is_taken_only_where_all_is_at_hand() {
         let count = fs.read_open(way, 0, room.len(), |length| room.get_mut(..length))?;
         Some(room[..count].to_vec())
     };
-    // Credit is asked for the long way.
+    // The slow path asks for credit.
     let set_id = Change { mode: Some(0o4755), ..Change::default() };
     one.write(&ROOT, file, WriteAt::Offset(0), b"long way", false).expect("written");
     one.set_attributes(&ROOT, file, &set_id).expect("set");
@@ -211,10 +222,10 @@ fn the_short_way_is_taken_only_where_all_is_at_hand() {
     assert_eq!(&room[..14], b"longshortshort");
     let fresh = read(&one, &way);
     assert!(fresh.is_none() || fresh.as_deref() == Some(b"longshortshort"));
-    // A buffer that is not there yet, and one that is not asked for behind the end.
+    // A buffer that is not there yet, and one that is not requested behind the end.
     assert_eq!(one.read_open(&way, 0, 16, |_| None), None);
     assert_eq!(one.read_open(&way, 14, 16, |_| panic!("nothing is to be copied")), Some(0));
-    // The other session takes the lease away, and sees what was written.
+    // The other session takes the lease away, and sees the writes.
     let theirs = two.open(file).map(|found| two.open_inode(found.id)).expect("opened");
     assert_eq!(two.write_open(&theirs, WriteAt::Offset(0), b"x", false, FILE_SIZE_MAX), None, "nothing is known yet");
     two.write(&ROOT, file, WriteAt::Offset(0), b"LONG", false).expect("written");
@@ -222,8 +233,8 @@ fn the_short_way_is_taken_only_where_all_is_at_hand() {
     assert!(two.write_open(&theirs, WriteAt::End, b"!", false, FILE_SIZE_MAX).is_some());
     assert_eq!(one.read(file, 0, &mut room), Ok(15));
     assert_eq!(&room[..15], b"LONGshortshort!");
-    assert_eq!((read(&one, &theirs), read(&two, &way)), (None, None), "a way is good in its own session");
-    // Capabilities are taken away by a record of their own.
+    assert_eq!((read(&one, &theirs), read(&two, &way)), (None, None), "an open inode is good in its own session");
+    // Capabilities are removed by a record of their own.
     one.set_xattr(&ROOT, file, b"security.capability", b"value", XattrFlags::default(), false).expect("set");
     one.write(&ROOT, file, WriteAt::Offset(0), b"l", false).expect("written");
     one.set_xattr(&ROOT, file, b"security.capability", b"value", XattrFlags::default(), false).expect("set");
@@ -231,22 +242,22 @@ fn the_short_way_is_taken_only_where_all_is_at_hand() {
     one.write(&ROOT, file, WriteAt::Offset(0), b"l", false).expect("written");
     assert_eq!(one.xattr(file, b"security.capability"), Err(Errno::ENODATA));
     assert!(write(WriteAt::Offset(0), 100).is_some());
-    // Without a name it goes on for as long as it is open.
+    // Without a name the file goes on for as long as it is open.
     two.close(file);
     one.unlink(&ROOT, InodeId::ROOT, b"file").expect("removed");
     let _ = one.write(&ROOT, file, WriteAt::Offset(0), b"l", false).expect("written");
     assert!(write(WriteAt::Offset(0), 100).is_some());
     one.close(file);
     assert_eq!((write(WriteAt::Offset(0), 100), read(&one, &way)), (None, None), "it is gone");
-    // What is no file.
+    // A directory.
     let directory = one.make(&ROOT, InodeId::ROOT, b"directory", &make(FileKind::Directory)).expect("made").id;
     let way = one.open_inode(directory);
     assert_eq!((one.write_open(&way, WriteAt::End, b"x", false, 100), read(&one, &way)), (None, None));
 }
 
-/// Names outside of all namespaces, namespaces without a name, and access lists that are not there: as ext4 answers.
+/// Names outside of all namespaces, namespaces without a name, and absent access lists: as ext4 answers.
 #[test]
-fn xattr_name_that_can_not_be_is_refused_as_by_ext4() {
+fn xattr_invalid_name_is_refused_as_by_ext4() {
     let site = Site::new(64 << 20);
     let one = connect(&site);
     let file = one.make_open(&ROOT, InodeId::ROOT, b"file", &make(FileKind::Regular)).expect("made").id;
@@ -263,7 +274,7 @@ fn xattr_name_that_can_not_be_is_refused_as_by_ext4() {
     }
     for name in [&b"system.posix_acl_access"[..], b"system.posix_acl_default"] {
         assert_eq!(one.xattr(file, name), Err(Errno::ENODATA), "{name:?}");
-        // One without entries removes the list, and so does removing; that there is none is no error.
+        // A list without entries removes the list, and so does a removal; it is no error if there is none.
         for empty in [&b""[..], b"\x02\0\0\0"] {
             assert_eq!(set(name, empty), Ok(()), "{name:?}");
         }
@@ -274,7 +285,7 @@ fn xattr_name_that_can_not_be_is_refused_as_by_ext4() {
 }
 
 #[test]
-fn ranges_of_a_file_are_what_a_model_says() {
+fn file_ranges_match_model() {
     const SIZE_MAX: u64 = 192 << 10;
     let mut site = Site::new(64 << 20);
     let sessions = [connect(&site), connect(&site)];
@@ -282,10 +293,10 @@ fn ranges_of_a_file_are_what_a_model_says() {
         let (mut random, mut model) = (Random::new(seed), Vec::<u8>::new());
         let name = format!("ranges{seed}");
         let file = sessions[0].make(&ROOT, InodeId::ROOT, name.as_bytes(), &make(FileKind::Regular)).expect("made").id;
-        // Who has not looked a file up can't know of it.
+        // A session that has not looked a file up can't know it.
         assert_eq!(sessions[1].lookup(&ROOT, InodeId::ROOT, name.as_bytes()).expect("found").id, file);
         for number in 0..1500 {
-            // Mostly the same session: its own log is what it reads from then.
+            // Mostly the same session: it then reads from its own log.
             let fs = &sessions[usize::from(random.below(20) == 0)];
             let size = model.len() as u64;
             let (mut offset, mut length) = (random.below(SIZE_MAX - (16 << 10)), 1 + random.below(16 << 10));
@@ -356,10 +367,11 @@ fn allocate(model: &mut Vec<u8>, how: Allocation, offset: u64, length: u64) -> R
     Ok(())
 }
 
-/// More files open and more leases held than a session has room for when it begins: over the death of SharedFS too, and what is open is
-/// not freed.
+/// More files open and more leases held than a session has room for when it begins, also over the death of SharedFS.
+///
+/// Open files are not freed.
 #[test]
-fn a_session_gets_room_for_more_handles_and_leases_than_it_begins_with() {
+fn session_gets_room_for_more_handles_and_leases() {
     const FILES: u64 = 3000;
     let mut site = Site::new(128 << 20);
     let maker = connect(&site);
@@ -369,7 +381,7 @@ fn a_session_gets_room_for_more_handles_and_leases_than_it_begins_with() {
     let files: Vec<_> = made.map(|made| made.expect("made").id).collect();
     maker.end();
     let (one, other) = (connect(&site), connect(&site));
-    // Where another holds a lease below a directory, nobody gets one on all of it.
+    // While another session holds a lease below a directory, no session gets one on all of it.
     other.write(&ROOT, files[0], WriteAt::Offset(0), b"other", false).expect("written");
     for file in &files[1..] {
         one.open_for(&ROOT, *file, Access::READ | Access::WRITE).expect("opened");
@@ -398,7 +410,7 @@ fn a_session_gets_room_for_more_handles_and_leases_than_it_begins_with() {
     assert_eq!(site.check()["sessions_fenced"], 0);
 }
 
-/// Bytes of a session's log, as this process has it mapped, that are there without a fault.
+/// Returns how many bytes of a session's log this process has mapped without a fault.
 fn mapped_bytes_of_log(site: &Site, session: SessionId) -> u64 {
     let log = site.arena().join(format!("sessions/{session}.log"));
     let maps = std::fs::read_to_string("/proc/self/smaps").expect("read");
@@ -407,12 +419,14 @@ fn mapped_bytes_of_log(site: &Site, session: SessionId) -> u64 {
     resident.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
 }
 
-/// Who goes on in the log of sessions that have ended has its pages mapped in steps, as in a new one: also where the log has gone round.
+/// A session that goes on in a retired session's log has its pages mapped in steps, as in a new one.
+///
+/// That also holds where the log has gone round.
 #[test]
-fn a_log_that_was_anothers_is_mapped_in_steps_too() {
+fn log_of_retired_session_is_mapped_in_steps() {
     const WRITES: u64 = 1000;
     let site = Site::new(128 << 20);
-    // One that was made in advance may come in between: each goes on in its own log.
+    // A prepared session may come in between: each goes on in its own log.
     let mut logged_by = std::collections::BTreeMap::new();
     let mut is_round = false;
     while !is_round {
@@ -442,10 +456,11 @@ fn a_log_that_was_anothers_is_mapped_in_steps_too() {
     }
 }
 
-/// Who only writes data holds no room for names that he does not use, and who only makes files none for data: others would be granted crumbs, and
-/// ask for each file.
+/// A session that only writes data holds no room for names, and one that only makes files holds none for data.
+///
+/// Otherwise other sessions would be granted crumbs, and ask for each file.
 #[test]
-fn what_a_session_does_not_use_it_does_not_hoard() {
+fn session_hoards_no_credit_that_it_does_not_use() {
     const CHUNK_BLOCKS: u64 = 4096;
     const CHUNK_INODES: u64 = 4096;
     let site = Site::new(512 << 20);
@@ -457,7 +472,7 @@ fn what_a_session_does_not_use_it_does_not_hoard() {
         fs.write(&ROOT, file, WriteAt::Offset((number % 16) << 20), &data, false).expect("written");
     }
     let inodes = before.inodes_free - site.status().space.inodes_free;
-    assert!(inodes < 2 * CHUNK_INODES, "who has written 256 MB holds room for {inodes} inodes");
+    assert!(inodes < 2 * CHUNK_INODES, "a session that wrote 256 MB holds room for {inodes} inodes");
     fs.make_room().expect("digested");
     let other = connect(&site);
     let directory = other.make(&ROOT, InodeId::ROOT, b"directory", &make(FileKind::Directory)).expect("made").id;
@@ -467,6 +482,6 @@ fn what_a_session_does_not_use_it_does_not_hoard() {
         other.make(&ROOT, directory, name.as_bytes(), &make(FileKind::Regular)).expect("made");
     }
     let blocks = before.blocks_free - site.status().space.blocks_free;
-    assert!(blocks < CHUNK_BLOCKS, "who has made 12,000 files holds {blocks} blocks");
+    assert!(blocks < CHUNK_BLOCKS, "a session that made 12,000 files holds {blocks} blocks");
     fs.close(file);
 }

@@ -1,4 +1,4 @@
-//! What one session is told others read from the board: without a question, and never when it's no longer so.
+//! Grants that sessions read from the grant cache: without a request, and never stale.
 
 mod common;
 
@@ -25,12 +25,14 @@ fn name(number: u64) -> String {
     format!("file-{number:03}")
 }
 
-/// Some stand in the post itself, some in blocks.
+/// Returns a file's text: some texts stand in the published grant itself, some in blocks.
 fn text(number: u64, version: u64) -> Vec<u8> {
     vec![(number + 41 * version) as u8; (number * 331 % 9000) as usize]
 }
 
-/// A directory of files, one below another, by a session that has ended: so it's all applied, and nobody holds leases to write it.
+/// Makes a directory of files, below another directory, by a session that has ended.
+///
+/// So it's all applied, and no session holds leases to write it.
 fn plant(site: &Site) -> InodeId {
     let fs = connect(site);
     let outer = fs.make(&ROOT, InodeId::ROOT, b"outer", &make(FileKind::Directory)).expect("made").id;
@@ -61,17 +63,19 @@ fn read_all(fs: &LibFs, directory: InodeId, version: u64) {
     }
 }
 
-/// A session that comes now reads all without a question.
+/// Checks that a new session reads all without a request.
 fn reads_all_unasked(site: &Site, directory: InodeId) {
     let fs = connect(site);
     let asked = requests(site);
     read_all(&fs, directory, 0);
     let asked = requests(site) - asked;
-    // The status itself, and the segment that the blocks are in.
+    // The status request itself, and the segment that holds the blocks.
     assert!(asked <= 2, "{asked} requests");
 }
 
-/// Two that read at the same time share their leases, and from then on nobody asks. The first two note when that was.
+/// Opens two sessions that read at the same time, and so share their leases: from then on no session asks.
+///
+/// Two earlier ones record the access times.
 fn shown_to_two(site: &Site, directory: InodeId, version: u64) -> [Arc<LibFs>; 2] {
     let shown = || {
         let sessions = [connect(site), connect(site)];
@@ -84,25 +88,28 @@ fn shown_to_two(site: &Site, directory: InodeId, version: u64) -> [Arc<LibFs>; 2
     shown()
 }
 
-/// Each program of a build asked for the directories and headers that the one before it had asked for.
+/// Programs of a build once asked for the same directories and headers, one after the other.
 #[test]
-fn what_others_were_told_is_read_without_a_question() {
+fn published_grants_are_read_without_a_request() {
     let site = Site::new(64 << 20);
     let directory = plant(&site);
     let before = shown_to_two(&site, directory, 0);
     for _ in 0..3 {
         reads_all_unasked(&site, directory);
     }
-    // Nor does it matter that those who asked are gone.
+    // It does not matter that the sessions that asked are gone.
     drop(before);
     reads_all_unasked(&site, directory);
     let posts = site.status().counters.iter().find(|(name, _)| name == "posts").expect("a counter").1;
     assert!(posts > FILES, "{posts} posts");
 }
 
-/// The first reader had all of the tree to write, where nobody else had anything: so whoever came next asked for all of it again.
+/// The first reader must leave grants for the next ones.
+///
+/// It once got a write lease on the whole tree where no other session had anything. So the next session asked for all
+/// of it again.
 #[test]
-fn one_reader_is_enough_for_those_who_come_next() {
+fn grants_of_one_reader_serve_the_next_sessions() {
     let site = Site::new(64 << 20);
     let directory = plant(&site);
     let first = connect(&site);
@@ -113,12 +120,12 @@ fn one_reader_is_enough_for_those_who_come_next() {
     }
 }
 
-/// ... and who reads files before it changes them asks for them once, not for each.
+/// A session that reads files before it changes them asks for them once, not for each.
 #[test]
-fn who_reads_a_directory_and_then_changes_its_files_asks_once_for_all() {
+fn reader_that_changes_files_asks_once_for_all() {
     let site = Site::new(64 << 20);
     let directory = plant(&site);
-    // One that reads the files by itself, and one that knows them from the board.
+    // One that reads the files by itself, and one that knows them from the grant cache.
     for is_posted in [false, true] {
         if is_posted {
             shown_to_two(&site, directory, 0).iter().for_each(|fs| fs.end());
@@ -133,23 +140,23 @@ fn who_reads_a_directory_and_then_changes_its_files_asks_once_for_all() {
             fs.set_attributes(&ROOT, *id, &change).expect("changed");
         }
         let asked = requests(&site) - asked;
-        assert!(asked <= 8, "{asked} requests, on the grant cache: {is_posted}");
+        assert!(asked <= 8, "{asked} requests, in the grant cache: {is_posted}");
         fs.end();
     }
 }
 
-/// Whatever is done to a file or its directory shows at once to who knows it from the board, and to who comes next.
+/// Each change of a file or its directory shows at once, to a reader of the grant cache and to a new session.
 #[test]
-fn what_is_done_shows_at_once_to_who_reads_the_board() {
+fn change_shows_at_once_to_readers_of_grant_cache() {
     let site = Site::new(64 << 20);
     let directory = plant(&site);
     let _first = shown_to_two(&site, directory, 0);
     let (writer, reader) = (connect(&site), connect(&site));
     read_all(&reader, directory, 0);
-    let seen = |what: &dyn Fn(&LibFs)| {
-        what(&reader);
-        what(&connect(&site));
-        what(&writer);
+    let seen = |check: &dyn Fn(&LibFs)| {
+        check(&reader);
+        check(&connect(&site));
+        check(&writer);
     };
     let id = |number: u64| writer.lookup(&ROOT, directory, name(number).as_bytes()).expect("found").id;
     for number in 0..8 {
@@ -171,14 +178,14 @@ fn what_is_done_shows_at_once_to_who_reads_the_board() {
         seen(&|fs| assert_eq!(read(fs, directory, &first), Ok(text(number, 1))));
         writer.unlink(&ROOT, directory, second.as_bytes()).expect("removed");
         seen(&|fs| assert_eq!(read(fs, directory, &second).err(), Some(Errno::ENOENT)));
-        // Who has it open reads on.
+        // A session that has it open reads on.
         reader.open(file).expect("opened");
         writer.unlink(&ROOT, directory, first.as_bytes()).expect("removed");
         seen(&|fs| assert_eq!(read(fs, directory, &first).err(), Some(Errno::ENOENT)));
         let mut room = vec![0; 10_000];
         assert_eq!(reader.read(file, 0, &mut room), Ok(text(number, 1).len()));
         reader.close(file);
-        // It goes when SharedFS comes to it.
+        // SharedFS frees it within a while.
         let left = reader.attributes(file);
         assert!(
             left.as_ref().is_err_and(|errno| *errno == Errno::ESTALE) || left.is_ok_and(|left| left.inode.links == 0)
@@ -188,7 +195,7 @@ fn what_is_done_shows_at_once_to_who_reads_the_board() {
 
 /// Short sessions, one after the other and beside each other, each of which reads much and writes little.
 #[test]
-fn many_short_sessions_see_each_others_work() {
+fn short_sessions_see_each_others_writes() {
     let site = Site::new(64 << 20);
     let directory = plant(&site);
     let mut versions = vec![0; FILES as usize];
@@ -213,16 +220,16 @@ fn many_short_sessions_see_each_others_work() {
     }
 }
 
-/// A session that outlives SharedFS still has the board of the one that is gone, whose leases nobody takes any more.
+/// A session that outlives SharedFS still maps the old grant cache, whose leases SharedFS takes no more.
 #[test]
-fn the_board_of_a_daemon_that_is_gone_is_not_believed() {
+fn grant_cache_of_dead_sharedfs_is_not_believed() {
     let mut site = Site::new(64 << 20);
     let directory = plant(&site);
     let _first = shown_to_two(&site, directory, 0);
     let reader = connect(&site);
     read_all(&reader, directory, 0);
     site.kill();
-    // All of it was known from the board: with nobody there to ask it's not.
+    // All of it was known from the grant cache; while there is no SharedFS to ask, it is not.
     site.start();
     let writer = connect(&site);
     for number in 0..FILES {
@@ -232,7 +239,7 @@ fn the_board_of_a_daemon_that_is_gone_is_not_believed() {
     }
     read_all(&reader, directory, 1);
     writer.end();
-    // The new one has a board, too.
+    // The new SharedFS has a grant cache, too.
     let _second = shown_to_two(&site, directory, 1);
     let fs = connect(&site);
     let asked = requests(&site);
@@ -240,9 +247,9 @@ fn the_board_of_a_daemon_that_is_gone_is_not_believed() {
     assert!(requests(&site) - asked <= 2);
 }
 
-/// A read notes when it was, without a lease.
+/// A read records the access time, without a lease.
 #[test]
-fn the_time_of_access_is_not_kept_back_by_the_board() {
+fn access_time_shows_through_grant_cache() {
     let site = Site::new(64 << 20);
     let directory = plant(&site);
     let stat = |fs: &LibFs| fs.lookup(&ROOT, directory, name(7).as_bytes()).expect("found");
@@ -254,8 +261,8 @@ fn the_time_of_access_is_not_kept_back_by_the_board() {
     let next = connect(&site);
     let asked = requests(&site);
     assert!(stat(&next).inode.accessed > before.accessed);
-    assert!(requests(&site) - asked <= 1, "it stands on the grant cache");
-    // It is noted once, and not by each that comes.
+    assert!(requests(&site) - asked <= 1, "it stands in the grant cache");
+    // It is recorded once, and not by each session.
     assert_eq!(read(&next, directory, &name(7)), Ok(text(7, 0)));
     next.end();
     let records = site.status().counters.iter().find(|(name, _)| name == "records_applied").expect("a counter").1;
@@ -264,12 +271,12 @@ fn the_time_of_access_is_not_kept_back_by_the_board() {
     assert_eq!(after, records);
 }
 
-/// A session gets the board's file, and could open it again: nothing that it does there may reach others.
+/// A session gets the grant cache's file, and could open it again: no change that it makes there may reach others.
 #[test]
-fn no_session_can_write_the_board() {
+fn session_cannot_write_grant_cache() {
     let site = Site::new(64 << 20);
     let (_line, _, files) = common::hello(&site.socket(), SessionKind::Process, None).expect("answered");
-    // The placeholder of open files comes last, if this process may mount.
+    // The placeholder of open files is last, if this process may mount.
     assert!(files.len() == 5 || files.len() == 6, "{} files", files.len());
     let grant_cache = &files[4];
     let path = format!("/proc/self/fd/{}", grant_cache.as_raw_fd());
@@ -282,5 +289,5 @@ fn no_session_can_write_the_board() {
     let map = |access| Mapping::map(&again, GRANT_CACHE_BYTES, access, Medium::MEMORY);
     assert!(map(MappingAccess::ReadWrite).is_err() && map(MappingAccess::ReadOnly).is_ok());
     let (_mount, _, files) = common::hello(&site.socket(), SessionKind::Mount, None).expect("answered");
-    assert_eq!(files.len(), 3, "a mount asks for all that its kernel keeps");
+    assert_eq!(files.len(), 3, "a mount asks for all that its kernel caches");
 }

@@ -1,4 +1,4 @@
-//! What sessions of LibFS do at the same time, held against a model: it must have been done in some order.
+//! Concurrent calls of LibFS sessions, checked against a model: some order of them must explain all answers.
 
 mod common;
 
@@ -27,7 +27,7 @@ struct Worker {
     fs: Arc<LibFs>,
     directories: Vec<InodeId>,
     open: Vec<InodeId>,
-    /// Ways to open files that were read or written, kept as open files keep them.
+    /// Open inodes that were read or written, kept as open files keep them.
     ways: HashMap<u64, OpenInode>,
     random: Random,
 }
@@ -56,7 +56,7 @@ impl Worker {
         }
     }
 
-    /// Writes as a front end does: by what is at hand where that is enough.
+    /// Writes as a front end does: by the fast path if it serves the call.
     fn write(&mut self, file: u64, at: WriteAt, text: &str) -> Result<Answer, Errno> {
         let way = self.ways.entry(file).or_insert_with(|| self.fs.open_inode(InodeId(file)));
         match self.fs.write_open(way, at, text.as_bytes(), false, FILE_SIZE_MAX) {
@@ -73,7 +73,7 @@ impl Worker {
         (self.directories[place.0], NAMES[place.1].as_bytes())
     }
 
-    /// Calls LibFS as the kernel does: a look-up first, where a path leads to what is meant.
+    /// Calls LibFS as the kernel does: a lookup comes first if the call names a path.
     fn try_make(&mut self, operation: &Operation) -> Result<Answer, Errno> {
         let fs = Arc::clone(&self.fs);
         match operation {
@@ -196,11 +196,11 @@ fn operations_of_two_sessions_are_linearizable() {
 }
 
 #[test]
-fn operations_of_two_sessions_are_linearizable_while_the_daemon_is_killed() {
+fn operations_are_linearizable_while_daemon_is_killed() {
     linearizable(60, true);
 }
 
-/// Rounds of random operations, held against the model. With `kills`, the daemon dies somewhere in each round.
+/// Runs rounds of random operations, checked against the model. With `kills`, the daemon dies somewhere in each round.
 fn linearizable(rounds: u64, kills: bool) {
     const OPERATIONS: usize = 14;
     let mut site = Site::new(64 << 20);
@@ -217,7 +217,7 @@ fn linearizable(rounds: u64, kills: bool) {
             directories.push(made.id);
         }
         for session in &sessions {
-            // Who has not looked a directory up can't know of it.
+            // A session that has not looked a directory up can't know it.
             session.lookup(&ROOT, InodeId::ROOT, format!("r{seed}").as_bytes()).expect("found");
             for (above, name) in DIRECTORIES {
                 session.lookup(&ROOT, directories[above], NAMES[name].as_bytes()).expect("found");
@@ -265,8 +265,8 @@ fn linearizable(rounds: u64, kills: bool) {
         for session in &sessions {
             let mut end = Picture::new();
             picture(session, directories[0], "", &mut end);
-            if let Err(told) = check(&histories, &end) {
-                panic!("seed {seed}: {told}");
+            if let Err(found) = check(&histories, &end) {
+                panic!("seed {seed}: {found}");
             }
             directories.iter().for_each(|id| session.close(*id));
         }

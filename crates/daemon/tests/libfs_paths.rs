@@ -14,9 +14,9 @@ fn daemon_process() {
     common::run_daemon();
 }
 
-/// Whoever changes what about the directories on their way, remembered paths lead where paths lead that nobody remembers.
+/// However the directories on their way change, remembered paths lead where paths lead that are not remembered.
 #[test]
-fn a_remembered_path_leads_where_it_leads_now() {
+fn remembered_path_leads_where_fresh_path_leads() {
     const STEPS: u64 = 1500;
     const NAMES: [&str; 4] = ["a", "b", "c", "link"];
     let site = Site::new(64 << 20);
@@ -28,10 +28,10 @@ fn a_remembered_path_leads_where_it_leads_now() {
     for step in 0..STEPS {
         let name = |random: &mut Random| *random.pick(&NAMES).expect("a name");
         let path = |random: &mut Random| (0..=random.below(3)).map(|_| name(random)).collect::<Vec<_>>().join("/");
-        // For a while one is alone, and no lease moves.
+        // For a while one session is alone, and no lease moves.
         let company = if step / 50 % 2 == 0 { 1 } else { sessions.len() };
         let fs = &sessions[random.below(company as u64) as usize];
-        // The directory and the last name of a path, if there is such a directory.
+        // Returns the directory and the last name of a random path, if there is such a directory.
         let place = |random: &mut Random| {
             let path = path(random);
             let (way, name) = path.rsplit_once('/').unwrap_or(("", &path));
@@ -40,7 +40,7 @@ fn a_remembered_path_leads_where_it_leads_now() {
         };
         if let Some((directory, name)) = place(&mut random) {
             let name = name.as_bytes();
-            // Most of them fail, as they should where the name is there or is not.
+            // Most of them fail, as they should where the name exists or does not.
             let _ = match random.below(8) {
                 0 | 1 => fs.make(&ROOT, directory, name, &make(FileKind::Directory)).map(drop),
                 2 => fs.make(&ROOT, directory, name, &make(FileKind::Regular)).map(drop),
@@ -76,9 +76,11 @@ fn a_remembered_path_leads_where_it_leads_now() {
     assert!(remembered > STEPS, "only {remembered} paths led anywhere");
 }
 
-/// A name that is too long was asked for before it was looked at, and refused as if it were wrong in another way.
+/// A name that is too long fails as such.
+///
+/// LibFS once asked for it before it checked the length, and failed with another error.
 #[test]
-fn a_name_that_is_too_long_is_refused_as_such() {
+fn too_long_name_fails_with_enametoolong() {
     let site = Site::new(64 << 20);
     let (one, two) = (connect(&site), connect(&site));
     let top = Make { mode: 0o700, ..make(FileKind::Directory) };
@@ -92,9 +94,10 @@ fn a_name_that_is_too_long_is_refused_as_such() {
     }
 }
 
-/// Two move one name at once: one of them has it. The other one may see the file at both places, before and after.
+/// Two sessions move one name at once: one of them gets it. The other one may see the file at both names, before and
+/// after.
 #[test]
-fn a_name_that_somebody_else_has_moved_is_moved_once() {
+fn name_moved_by_two_sessions_is_moved_once() {
     let site = Site::new(64 << 20);
     let (one, other) = (connect(&site), connect(&site));
     let file = one.make(&ROOT, InodeId::ROOT, b"job", &make(FileKind::Regular)).expect("made").id;
@@ -111,13 +114,13 @@ fn a_name_that_somebody_else_has_moved_is_moved_once() {
         assert_eq!(moved, Err(Errno::ENOENT));
         one.rename(&ROOT, (InodeId::ROOT, b"taken"), (InodeId::ROOT, b"job"), RenameFlags::default()).expect("back");
     }
-    // Where both are there, nothing is done.
+    // If both names lead to one file, nothing is done.
     one.link(&ROOT, file, InodeId::ROOT, b"second").expect("linked");
     let (source, target) =
         (who.place(&one, "job", aim()).expect("there"), who.place(&one, "second", aim()).expect("there"));
     assert_eq!(one.rename_at(&who.who, &source, &target, RenameFlags::default()), Ok(()));
     assert_eq!(one.attributes(file).expect("there").inode.links, 2);
-    // What is not there is so before it matters what is at the new name.
+    // A missing source fails before the new name matters.
     let (none, there) = (who.place(&one, "none", aim()).expect("followed"), target);
     let flags = RenameFlags { no_replace: true, ..RenameFlags::default() };
     assert_eq!(one.rename_at(&who.who, &none, &there, flags), Err(Errno::ENOENT));

@@ -1,4 +1,4 @@
-//! Inodes that a mount has reserved for its kernel: sessions of programs are refused, and hold nothing there.
+//! Inodes that a mount has reserved for its kernel: programs' sessions are refused, and hold no leases there.
 
 mod common;
 
@@ -53,7 +53,7 @@ fn reserved_file_is_refused_to_programs_until_freed() {
     let change = Change { size: Some(0), ..Change::default() };
     assert_eq!(program.set_attributes(&ROOT, file, &change).map(drop), Err(REFUSED));
     assert_eq!(program.copy_range(&ROOT, file, 0, other, 0, 6, false), Err(REFUSED));
-    // All else goes on.
+    // All other files go on.
     write(&program, other, b"other").expect("written");
     assert_eq!(program.lookup(&ROOT, directory, b"other").expect("found").id, other);
     assert_eq!(read(&mount, file).expect("read"), b"before");
@@ -82,7 +82,7 @@ fn reserved_directory_is_refused_with_its_files() {
     write(&program, below, b"below").expect("written");
     let move_out = program.rename(&ROOT, (InodeId::ROOT, b"directory"), (inner, b"x"), RenameFlags::default());
     assert!(move_out.is_err());
-    // As long as one reason is left it stays so.
+    // As long as one reason is left, the file stays reserved.
     mount.reserve(file, ReserveReason::Mapped).expect("reserved");
     mount.free_reserved(directory, ReserveReason::Watched);
     program.make(&ROOT, directory, b"new", &make(FileKind::Regular)).expect("made");
@@ -100,7 +100,7 @@ fn reservations_outlive_a_killed_daemon_and_not_their_mount() {
     mount.reserve(file, ReserveReason::Mapped).expect("reserved");
     site.kill();
     site.start();
-    // Its first call brings it back.
+    // Its first call makes it resume.
     mount.attributes(InodeId::ROOT).expect("there");
     mount.reserve(InodeId::ROOT, ReserveReason::Mapped).expect("reserved");
     mount.free_reserved(InodeId::ROOT, ReserveReason::Mapped);
@@ -110,7 +110,7 @@ fn reservations_outlive_a_killed_daemon_and_not_their_mount() {
         std::thread::sleep(std::time::Duration::from_millis(5));
         write(&program, file, b"after").ok()
     });
-    assert_eq!(written, Some(5), "with the mount its reservations go");
+    assert_eq!(written, Some(5), "its reservations end with the mount");
     site.check();
 }
 

@@ -1,4 +1,4 @@
-//! What SharedFS tells sessions of LibFS together, and ahead: few questions, and nothing that is old.
+//! State that SharedFS grants LibFS sessions together and ahead: few requests, and nothing stale.
 
 mod common;
 
@@ -17,10 +17,12 @@ fn daemon_process() {
     common::run_daemon();
 }
 
-/// Files that were made where another session held something below, or beside, were asked for one by one, and each time the log was
-/// digested first.
+/// A session that makes files in a shared directory need not ask for each.
+///
+/// If another session held something below, or beside, it once asked for them one by one, and each time waited for a
+/// digest.
 #[test]
-fn what_is_made_in_a_shared_directory_takes_no_questions() {
+fn files_made_in_shared_directory_take_few_requests() {
     const FILES: u64 = 200;
     let site = Site::new(64 << 20);
     let (one, two) = (connect(&site), connect(&site));
@@ -42,7 +44,7 @@ fn what_is_made_in_a_shared_directory_takes_no_questions() {
     }
     let asked = requests() - before;
     assert!(asked < FILES / 8, "{asked} requests for {FILES} files");
-    // The other session sees all of it at once, changes it, and that shows here.
+    // The other session sees all of it at once and changes it, and that shows here.
     let outer = |fs: &LibFs, number: u64| fs.lookup(&ROOT, directory, name(number).as_bytes()).expect("found");
     let file = |fs: &LibFs, number: u64| match outer(fs, number) {
         found if found.inode.is_directory() => fs.lookup(&ROOT, found.id, b"inner").expect("found"),
@@ -57,9 +59,11 @@ fn what_is_made_in_a_shared_directory_takes_no_questions() {
     two.close(theirs);
 }
 
-/// Who had made a directory asked for all below it whenever it looked at it again: a mount that had, took from everybody what they had read.
+/// A directory's maker that looks at it again must not take the leases below it from readers.
+///
+/// It once asked for all below the directory. A mount that did so took all that other sessions had read.
 #[test]
-fn who_has_made_a_directory_leaves_others_what_is_below_it() {
+fn maker_of_directory_leaves_leases_below_to_readers() {
     const DIRECTORIES: u64 = 30;
     let site = Site::new(64 << 20);
     let (maker, reader) = (connect(&site), connect(&site));
@@ -78,20 +82,20 @@ fn who_has_made_a_directory_leaves_others_what_is_below_it() {
         requests(&site) - before
     };
     let asked = looks();
-    assert!(asked > 5, "{asked} requests for what the maker had for itself");
+    assert!(asked > 5, "{asked} requests while the maker held the leases");
     for _ in 0..3 {
         maker.attributes(directory).expect("there");
         let asked = looks();
-        assert!(asked < 3, "{asked} requests for what the reader had read");
+        assert!(asked < 3, "{asked} requests for files that the reader had read");
     }
     maker.make(&ROOT, directory, b"another", &make(FileKind::Directory)).expect("made");
     let asked = looks();
     assert!(asked < 5, "{asked} requests where only the directory has changed");
 }
 
-/// Who looked at the files of a directory that others use as well asked for each of them.
+/// A session that stats the files of a shared directory gets them together; it once asked for each of them.
 #[test]
-fn files_of_a_shared_directory_are_told_together() {
+fn files_of_shared_directory_are_granted_together() {
     const FILES: u64 = 200;
     let site = Site::new(64 << 20);
     let requests = || requests(&site);
@@ -116,7 +120,7 @@ fn files_of_a_shared_directory_are_told_together() {
             fs.rename(&ROOT, (directory, from.as_bytes()), (directory, to.as_bytes()), RenameFlags::default());
         renamed.expect("renamed");
     };
-    // What either changes, the other sees at once.
+    // A change by either session shows to the other at once.
     for number in 0..FILES {
         let (writer, reader) = if number % 3 == 0 { (&one, &two) } else { (&two, &one) };
         let file = find(writer, number).id;
@@ -130,14 +134,16 @@ fn files_of_a_shared_directory_are_told_together() {
     }
 }
 
-/// Who read the files of a directory asked for what is in each of them, and once more for the access list of each by which it was opened.
+/// A session that reads the files of a directory gets their contents together.
+///
+/// It once asked for the contents of each, and once more for the access list by which it opened each.
 #[test]
-fn what_is_in_the_files_of_a_directory_is_told_together() {
+fn contents_of_directory_files_are_granted_together() {
     const FILES: u64 = 100;
     let site = Site::new(64 << 20);
     let requests = || requests(&site);
     let name = |number: u64| format!("file-{number:04}");
-    // Some stand in the answer itself, some in blocks, some in many.
+    // Some texts stand in the answer itself, some in blocks, some in many.
     let text = |number: u64, version: u64| vec![(number + version) as u8; (number * 331 % 9000) as usize];
     let maker = connect(&site);
     let directory = maker.make(&ROOT, InodeId::ROOT, b"directory", &make(FileKind::Directory)).expect("made").id;
@@ -157,14 +163,14 @@ fn what_is_in_the_files_of_a_directory_is_told_together() {
         room.truncate(count);
         (found.id, room)
     };
-    // Alone, under one lease on all; then beside another, under one on the files.
+    // Alone, under one lease on all; then beside another session, under one on the files.
     for session in [&one, &two] {
         let before = requests();
         (0..FILES).for_each(|number| assert_eq!(read(session, number).1, text(number, 0), "{}", name(number)));
         let asked = requests() - before;
         assert!(asked < 15, "{asked} requests for {FILES} files");
     }
-    // What either writes, both see at once, and all else is as it was.
+    // A write by either session shows to both at once, and all else is unchanged.
     for number in 0..FILES {
         let (writer, reader) = if number % 3 == 0 { (&one, &two) } else { (&two, &one) };
         let file = read(writer, number).0;
@@ -177,9 +183,9 @@ fn what_is_in_the_files_of_a_directory_is_told_together() {
     }
 }
 
-/// What comes along with the answer for one file is about others that either session writes meanwhile.
+/// An answer for one file brings along others that either session writes meanwhile.
 #[test]
-fn what_is_told_along_takes_back_nothing_that_was_written_meanwhile() {
+fn grants_along_hide_no_concurrent_write() {
     const FILES: u64 = 12;
     const ROUNDS: u64 = 1500;
     let mut site = Site::new(64 << 20);
@@ -194,7 +200,7 @@ fn what_is_told_along_takes_back_nothing_that_was_written_meanwhile() {
     };
     let files: Vec<_> = (0..FILES).map(made).collect();
     let writers = AtomicU64::new(2);
-    // Nobody reads less than what was written when he began.
+    // No session reads less than was written when it began to read.
     let read = |fs: &LibFs, (file, written): &(InodeId, AtomicU64)| {
         let least = written.load(Ordering::SeqCst);
         let mut room = [0; 4000];
@@ -229,9 +235,11 @@ fn what_is_told_along_takes_back_nothing_that_was_written_meanwhile() {
     assert_eq!(site.check()["sessions_fenced"], 0);
 }
 
-/// What one session has changed last, another had to ask for twice or three times before it could change it: to look, and then to write.
+/// A file that another session has changed last takes one request to change.
+///
+/// It once took two or three: to look, and then to write.
 #[test]
-fn what_another_has_changed_is_asked_for_once() {
+fn file_changed_by_other_session_takes_one_request() {
     const FILES: u64 = 100;
     let site = Site::new(64 << 20);
     let requests = || requests(&site);
@@ -292,7 +300,7 @@ fn what_another_has_changed_is_asked_for_once() {
             create(&one, &path);
             let before = requests();
             step(&two, &path);
-            // The question how many there were is one as well.
+            // The request for the counters is counted as well.
             asked += requests() - before - 1;
         }
         // Now and then the others of the directory are asked for as well.
@@ -301,9 +309,11 @@ fn what_another_has_changed_is_asked_for_once() {
     assert_eq!(one.attributes(directory).expect("known").inode.entries, 7 * FILES);
 }
 
-/// Files with long extended attributes were all told of with their directory, until an answer was longer than any may be.
+/// The state that comes with a directory is limited.
+///
+/// Files with long extended attributes once all came with their directory, until an answer was longer than allowed.
 #[test]
-fn what_comes_with_a_directory_has_an_end() {
+fn state_granted_with_directory_is_limited() {
     const FILES: usize = 60;
     let (site, value) = (Site::new(64 << 20), vec![7; 32 << 10]);
     let fs = connect(&site);
@@ -318,14 +328,14 @@ fn what_comes_with_a_directory_has_an_end() {
     let want = Want { scope: ScopeKind::Subtree, ..common::Client::want(top, true) };
     let Ok(Reply::Granted { grants, .. }) = client.call(&Request::Acquire(vec![want])) else { panic!("not granted") };
     assert_eq!(grants.len(), 1 + FILES);
-    let told = grants.iter().filter(|grant| grant.state.xattrs.is_some()).count();
-    assert!((8..=12).contains(&told), "{told} with all their attributes");
+    let complete = grants.iter().filter(|grant| grant.state.xattrs.is_some()).count();
+    assert!((8..=12).contains(&complete), "{complete} with all their attributes");
     let fs = connect(&site);
     let id = fs.lookup(&ROOT, top, b"file-59").expect("found").id;
     assert_eq!(fs.xattr(id, b"user.long").expect("read"), value);
 }
 
-/// A tree of so many directories with files in them, in two levels, and where they are: by name.
+/// Makes a tree of so many directories with files in them, in two levels; returns them by name.
 fn tree(fs: &LibFs, directories: u64, files: u64) -> Vec<(String, InodeId)> {
     let mut made = Vec::new();
     for outer in 0..directories.div_ceil(20) {
@@ -343,7 +353,7 @@ fn tree(fs: &LibFs, directories: u64, files: u64) -> Vec<(String, InodeId)> {
     made
 }
 
-/// Looks at all files of a directory by their paths. Fails where one is not as long as `length` says.
+/// Checks the lengths of all files of a directory by their paths.
 fn look(fs: &LibFs, alone: &Alone, path: &str, length: impl Fn(u64) -> u64) {
     for file in 0..FILES_OF_TREE {
         let place = alone.place(fs, &format!("{path}/file-{file:02}"), Last::Follow).expect("walked");
@@ -353,11 +363,13 @@ fn look(fs: &LibFs, alone: &Alone, path: &str, length: impl Fn(u64) -> u64) {
 
 const FILES_OF_TREE: u64 = 25;
 
-/// Who went through a tree asked for each directory, and twice for what is in it.
+/// A session that walks through a tree gets the next directories ahead.
+///
+/// It once asked for each directory, and twice for its files.
 #[test]
-fn who_goes_through_a_tree_is_told_what_comes_next() {
+fn walk_through_tree_is_granted_ahead() {
     const DIRECTORIES: u64 = 200;
-    // By name, in the order of a listing, from several places at once, and in no order.
+    // By name, in the order of a listing, from several positions at once, and in no order.
     for (order, most) in [("by name", 40), ("listed", 40), ("at once", 120), ("in no order", 3 * DIRECTORIES)] {
         let site = Site::new(64 << 20);
         let granted = || site.status().counters.iter().find(|(name, _)| name == "leases_granted").expect("a counter").1;
@@ -376,7 +388,7 @@ fn who_goes_through_a_tree_is_told_what_comes_next() {
             _ => (0..all.len()).for_each(|at| all.swap(at, random.below(DIRECTORIES) as usize)),
         }
         assert_eq!(all.len() as u64, DIRECTORIES);
-        // Beside one who has made them, and holds leases there.
+        // Beside the session that has made them, and holds leases there.
         let (fs, alone) = (connect(&site), Alone::of(0));
         let (asked, given) = (requests(&site), granted());
         all.iter().for_each(|(path, _)| look(&fs, &alone, path, |_| 0));
@@ -386,7 +398,7 @@ fn who_goes_through_a_tree_is_told_what_comes_next() {
     }
 }
 
-/// Goes through all directories below one in the order of listings.
+/// Visits all directories below one in the order of listings.
 fn list(fs: &LibFs, directory: InodeId, each: &mut dyn FnMut(InodeId)) {
     let mut inner = Vec::new();
     let mut note = |listed: Listed| {
@@ -400,9 +412,9 @@ fn list(fs: &LibFs, directory: InodeId, each: &mut dyn FnMut(InodeId)) {
     }
 }
 
-/// What was told ahead, others go on changing.
+/// Other sessions go on changing files that were granted ahead.
 #[test]
-fn what_was_told_of_a_tree_ahead_is_as_new_as_what_is_asked_for() {
+fn grants_ahead_of_walk_are_not_stale() {
     let site = Site::new(64 << 20);
     let (maker, writer) = (connect(&site), connect(&site));
     let all = tree(&maker, 60, FILES_OF_TREE);
@@ -412,7 +424,7 @@ fn what_was_told_of_a_tree_ahead_is_as_new_as_what_is_asked_for() {
         let (fs, alone) = (connect(&site), Alone::of(0));
         for (at, (path, _)) in all.iter().enumerate() {
             for _ in 0..4 {
-                // Often one that was told of a moment ago.
+                // Often one that was granted a moment ago.
                 let near = (at + random.below(30) as usize) % all.len();
                 let (file, fs) = (random.below(FILES_OF_TREE), if random.below(2) == 0 { &writer } else { &maker });
                 let id = fs.lookup(&ROOT, all[near].1, format!("file-{file:02}").as_bytes()).expect("found").id;
@@ -426,7 +438,7 @@ fn what_was_told_of_a_tree_ahead_is_as_new_as_what_is_asked_for() {
 
 /// A directory whose lease moves often is known by a few of its names. They are the right ones.
 #[test]
-fn a_crowded_directory_has_the_names_that_it_has() {
+fn crowded_directory_matches_model() {
     const NAMES: u64 = 120;
     let site = Site::new(64 << 20);
     let sessions = [connect(&site), connect(&site), connect(&site)];
@@ -472,10 +484,9 @@ fn a_crowded_directory_has_the_names_that_it_has() {
     }
 }
 
-/// What was told ahead of a file that nobody had asked for is worth nothing once another session has changed the file, in whatever way; nor
-/// is what is told again after that.
+/// A grant ahead is void once another session has changed the file, in whatever way; so is a repeated one.
 #[test]
-fn what_was_told_ahead_is_not_believed_once_another_has_changed_it() {
+fn grant_ahead_is_void_after_change_by_other_session() {
     const FILES: u64 = 6;
     const NAME: &str = "user.note";
     let mut site = Site::new(64 << 20);
@@ -515,7 +526,7 @@ fn what_was_told_ahead_is_not_believed_once_another_has_changed_it() {
             fs.rename(&ROOT, (top, b"file-5"), (top, name.as_bytes()), flags).expect("renamed");
         }),
     ];
-    // All that can be seen of a file; where a stranger can't open it, why not.
+    // Returns all visible state of a file; and, if another user can't open it, the error.
     let seen = |fs: &LibFs, directory: InodeId, name: &str| {
         let found = fs.lookup(&ROOT, directory, name.as_bytes()).expect("found");
         let mut room = vec![0; 20_000];
@@ -536,18 +547,18 @@ fn what_was_told_ahead_is_not_believed_once_another_has_changed_it() {
             maker.set_xattr(&ROOT, id, NAME.as_bytes(), b"old", XattrFlags::default(), false).expect("set");
         }
         drop(maker);
-        // With these the others come, or with the next one where the file with which the directory was told is among them: two of the others
-        // are looked at to see that they have.
+        // The others come with these files, or with the next one if the file that came with its directory is among
+        // them. Two of the others are read to see that they have come.
         drop([0, 1].map(|file| seen(&one, top, &name(file))));
         let before = requests(&site);
         drop([2, 5].map(|file| seen(&one, top, &name(file))));
         let asked = requests(&site) - before - 1;
-        assert!(asked <= 1, "{what}: the files of the directory were not told with the first ones");
+        assert!(asked <= 1, "{what}: the files of the directory were not granted with the first ones");
         for (round, file) in [3, 2, 3, 4].into_iter().enumerate() {
             deed(&two, top, &name(file));
             for file in [file, 5, 0, 2, 3, 4] {
                 let (expected, found) = (seen(&two, top, &name(file)), seen(&one, top, &name(file)));
-                assert_eq!(found, expected, "{} after another was {what}, round {round}", name(file));
+                assert_eq!(found, expected, "{} after another file was {what}, round {round}", name(file));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Record locks that sessions ask for, honest ones and others: whoever has a lock has it alone, over ends and restarts.
+//! Record locks of honest and hostile sessions: they exclude other sessions, over ends and restarts.
 
 mod common;
 
@@ -12,7 +12,7 @@ use ashlar_wire::{
 use common::{Client, Site};
 
 const FILE: InodeId = InodeId(77);
-/// For what takes moments.
+/// For waits that take moments.
 const SOON: Duration = Duration::from_secs(10);
 
 #[test]
@@ -21,13 +21,13 @@ fn daemon_process() {
     common::run_daemon();
 }
 
-/// A lock of a session, as a mount asks for it.
+/// Returns a session's request for a lock, as a mount sends it.
 fn lock(owner: u64, range: (u64, u64), mode: LockMode, wait: Option<u64>) -> Request {
     let (kind, (start, end)) = (LockKind::Record, range);
     Request::Lock { inode: FILE, kind, owner, pid: 42, start, end, mode, wait, slot: None }
 }
 
-/// A lock of a process's own.
+/// Returns a request for a process's own lock.
 fn own(client: &Client, slot: u32, range: (u64, u64), mode: LockMode) -> Request {
     late(slot_of(client, slot), range, mode)
 }
@@ -36,7 +36,7 @@ fn slot_of(client: &Client, slot: u32) -> LockSlot {
     LockSlot { number: slot, word: client.control.lock_slot_at_present(slot % LOCK_SLOTS).word }
 }
 
-/// The same, of a slot as it was once.
+/// The same, for a slot as it was once.
 fn late(slot: LockSlot, range: (u64, u64), mode: LockMode) -> Request {
     let (kind, (start, end), owner) = (LockKind::Record, range, LOCK_OWNER_PROCESS);
     Request::Lock { inode: FILE, kind, owner, pid: 42, start, end, mode, wait: None, slot: Some(slot) }
@@ -50,7 +50,7 @@ fn conflict(client: &mut Client, range: (u64, u64)) -> Option<(LockMode, u64, u6
     }
 }
 
-/// Asks for a lock through a slot until it is delegated: nobody else has a lock then, or waits.
+/// Asks for a lock through a slot until it is delegated: no other session has a lock then, or waits.
 fn await_delegation(client: &mut Client, slot: u32, range: (u64, u64)) {
     let begun = Instant::now();
     loop {
@@ -63,13 +63,13 @@ fn await_delegation(client: &mut Client, slot: u32, range: (u64, u64)) {
     }
 }
 
-/// A session writes into its own page that all of the file is delegated to it.
+/// Writes into a session's own page that all of the file is delegated to it.
 fn claim_all(hostile: &Client, slot: u32) {
     let all = [LockedRange { first: 0, last: LOCK_LAST, write: true }];
     assert!(hostile.control.delegate_locks(slot_of(hostile, slot), FILE, &all));
 }
 
-/// After a restart there is the lock that was delegated, and no other.
+/// Checks that after a restart the delegated lock exists, and no other.
 fn check_honest_alone(site: &mut Site, sessions: [&mut Client; 2], (first, last): (u64, u64)) {
     site.kill();
     site.start();
@@ -80,7 +80,7 @@ fn check_honest_alone(site: &mut Site, sessions: [&mut Client; 2], (first, last)
 }
 
 #[test]
-fn a_slot_that_there_is_none_of_is_refused() {
+fn slot_number_out_of_range_is_refused() {
     let mut site = Site::new(64 << 20);
     let mut client = Client::open(&site.socket());
     assert_eq!(client.control.claim_lock_slot(FILE), Some(0));
@@ -93,7 +93,7 @@ fn a_slot_that_there_is_none_of_is_refused() {
 }
 
 #[test]
-fn a_lock_that_waits_for_others_to_come_back_is_not_given_to_a_session_that_ends_meanwhile() {
+fn lock_awaiting_returns_is_not_given_to_ended_session() {
     let mut site = Site::new(64 << 20);
     let (mut stays_away, mut two) = (Client::open(&site.socket()), Client::open(&site.socket()));
     stays_away.call(&lock(1, (100, 109), LockMode::Write, None)).expect("locked");
@@ -113,9 +113,9 @@ fn a_lock_that_waits_for_others_to_come_back_is_not_given_to_a_session_that_ends
     site.check();
 }
 
-/// A shell that waits for what it runs comes back to no SharedFS that was started anew.
+/// A shell that waits for its child does not return to a restarted SharedFS.
 #[test]
-fn nobody_waits_after_a_restart_for_who_has_had_no_locks() {
+fn restart_waits_for_no_session_without_locks() {
     let mut site = Site::new(64 << 20);
     let (idle, mut busy) = (Client::open(&site.socket()), Client::open(&site.socket()));
     site.kill();
@@ -123,20 +123,20 @@ fn nobody_waits_after_a_restart_for_who_has_had_no_locks() {
     busy.resume(&site.socket());
     let begin = Instant::now();
     busy.call(&lock(7, (0, 9), LockMode::Write, None)).expect("locked");
-    assert!(begin.elapsed() < Duration::from_secs(3), "somebody is waited for");
+    assert!(begin.elapsed() < Duration::from_secs(3), "the lock waits for the idle session");
     drop(idle);
     site.check();
 }
 
 #[test]
-fn a_delegation_that_was_never_given_is_not_believed_after_a_restart() {
+fn delegation_never_given_is_not_believed_after_restart() {
     let mut site = Site::new(64 << 20);
     let (mut hostile, mut honest) = (Client::open(&site.socket()), Client::open(&site.socket()));
     let slot = honest.control.claim_lock_slot(FILE).expect("a slot");
     await_delegation(&mut honest, slot, (10, 19));
     let claimed = hostile.control.claim_lock_slot(FILE).expect("a slot");
     claim_all(&hostile, claimed);
-    // And one that only has a copy, it says.
+    // It also claims one of which it only has a copy.
     let other = hostile.control.claim_lock_slot(FILE).expect("a slot");
     let set = |list: &mut ashlar_wire::LockList| list.set(15, 15, LockMode::Write);
     assert_eq!(hostile.control.change_locks(other, FILE, LockSlotState::Shared, set), LockChange::Done);
@@ -144,19 +144,19 @@ fn a_delegation_that_was_never_given_is_not_believed_after_a_restart() {
 }
 
 #[test]
-fn a_delegation_that_came_to_nothing_is_not_believed_after_a_restart() {
+fn failed_delegation_is_not_believed_after_restart() {
     let mut site = Site::new(64 << 20);
     let (mut hostile, mut honest) = (Client::open(&site.socket()), Client::open(&site.socket()));
     let claimed = hostile.control.claim_lock_slot(FILE).expect("a slot");
     let present = slot_of(&hostile, claimed);
     let wrong = LockSlot { word: present.word ^ 1 << 40, ..present };
-    // It is tried when nobody else has asked for a while.
+    // SharedFS tries it when no other session has asked for a while.
     for _ in 0..30 {
         let reply = hostile.call(&late(wrong, (50, 59), LockMode::Write)).expect("nobody has it");
         assert!(matches!(reply, Reply::Done), "{reply:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
-    hostile.call(&late(wrong, (50, 59), LockMode::Unlock)).expect("it's his own");
+    hostile.call(&late(wrong, (50, 59), LockMode::Unlock)).expect("it's its own");
     let slot = honest.control.claim_lock_slot(FILE).expect("a slot");
     await_delegation(&mut honest, slot, (10, 19));
     claim_all(&hostile, claimed);
@@ -164,20 +164,20 @@ fn a_delegation_that_came_to_nothing_is_not_believed_after_a_restart() {
 }
 
 #[test]
-fn a_process_locks_in_its_own_name_alone() {
+fn process_locks_only_under_its_own_pid() {
     let mut site = Site::new(64 << 20);
     let mut client = Client::open(&site.socket());
     client.call(&lock(1, (0, 9), LockMode::Write, None)).expect("nobody has it");
     let mut mount = Client::open_as(&site.socket(), SessionKind::Mount);
     let query =
         Request::QueryLock { inode: FILE, kind: LockKind::Record, owner: 1, start: 0, end: 9, mode: LockMode::Write };
-    let Ok(Reply::Conflict(Some((.., pid)))) = mount.call(&query) else { panic!("nobody has it") };
+    let Ok(Reply::Conflict(Some((.., pid)))) = mount.call(&query) else { panic!("no session has it") };
     assert_eq!(pid, std::process::id(), "it said 42");
     site.check();
 }
 
 #[test]
-fn what_a_session_has_copied_since_is_locked_when_it_comes_back() {
+fn lock_copied_since_restart_holds_when_session_returns() {
     let mut site = Site::new(64 << 20);
     let (mut one, mut two) = (Client::open(&site.socket()), Client::open(&site.socket()));
     let slot = one.control.claim_lock_slot(FILE).expect("a slot");
@@ -195,17 +195,17 @@ fn what_a_session_has_copied_since_is_locked_when_it_comes_back() {
 }
 
 #[test]
-fn who_waits_on_a_connection_that_is_gone_waits_no_more() {
+fn wait_on_closed_connection_ends() {
     let mut site = Site::new(64 << 20);
     let (mut one, two) = (Client::open(&site.socket()), Client::open(&site.socket()));
     let slot = one.control.claim_lock_slot(FILE).expect("a slot");
     await_delegation(&mut one, slot, (0, 9));
     let mut side = two.attach(&site.socket());
     side.send(&lock(1, (5, 5), LockMode::Write, Some(3)), &[]).expect("sent");
-    // It is delegated no more, as it is waited for.
+    // It is delegated no more, as another session waits for it.
     let begun = Instant::now();
     while one.control.lock_slot(slot).1 != LockSlotState::Shared {
-        assert!(begun.elapsed() < SOON, "nobody waits");
+        assert!(begun.elapsed() < SOON, "the lock is not waited for");
         std::thread::sleep(Duration::from_millis(1));
     }
     drop(side);
@@ -214,7 +214,7 @@ fn who_waits_on_a_connection_that_is_gone_waits_no_more() {
 }
 
 #[test]
-fn a_request_that_comes_late_delegates_nothing() {
+fn late_request_delegates_nothing() {
     let mut site = Site::new(64 << 20);
     let mut client = Client::open(&site.socket());
     let slot = client.control.claim_lock_slot(FILE).expect("a slot");
@@ -229,7 +229,7 @@ fn a_request_that_comes_late_delegates_nothing() {
 }
 
 #[test]
-fn a_log_that_an_earlier_version_has_left_is_not_lost() {
+fn log_with_earlier_control_page_is_not_lost() {
     let mut site = Site::new(64 << 20);
     let mut client = Client::open(&site.socket());
     client.acquire(&[(InodeId::ROOT, true)]).expect("granted");

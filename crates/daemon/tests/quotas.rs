@@ -1,4 +1,4 @@
-//! Quotas over the bare protocol: what is granted stays within the limit whoever holds what, and whatever dies.
+//! Quotas over the bare protocol: grants stay within the limit, whatever sessions hold, and whatever dies.
 
 mod common;
 
@@ -48,7 +48,7 @@ fn ask(client: &mut Client, blocks: u64, inodes: u64) -> Result<QuotaGrant, Errn
     })
 }
 
-/// A file of the user's, made by root.
+/// Makes a file of the user's, by root.
 fn user_file(client: &mut Client, name: &[u8]) -> InodeId {
     client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
     let inode = client.inode();
@@ -61,17 +61,17 @@ fn write(inode: InodeId, block: u64, data: &[u8]) -> Update<'_> {
 }
 
 #[test]
-fn what_one_session_holds_is_taken_back_for_another() {
+fn balance_of_one_session_is_taken_back_for_another() {
     let mut site = Site::new(64 << 20);
     let (mut one, mut two) = (Client::open(&site.socket()), Client::open(&site.socket()));
-    assert!(!one.control.quota_version().has_limits(), "without limits nobody has to ask");
+    assert!(!one.control.quota_version().has_limits(), "without limits no session has to ask");
     let seal = one.log.seal_count();
     limit(&site, Some(160), None);
     assert!(one.control.quota_version().has_limits());
     let stale = one.log.append(seal, 12, &[&[0; 20]]);
-    assert!(matches!(stale, Err(AppendError::Sealed)), "what was not paid for comes too late: {stale:?}");
+    assert!(matches!(stale, Err(AppendError::Sealed)), "an unpaid record comes too late: {stale:?}");
     let first = ask(&mut one, 1, 1).expect("there is plenty");
-    assert_eq!((first.blocks, first.inodes), (Some(10), None), "a part of what is free; files are not limited");
+    assert_eq!((first.blocks, first.inodes), (Some(10), None), "a part of the free blocks; files are not limited");
     let version = one.control.quota_version();
     assert_eq!(ask(&mut two, 160, 0).expect("all of it").blocks, Some(160));
     assert!(one.control.quota_version() > version, "the first one's balance is worth nothing now");
@@ -84,7 +84,7 @@ fn what_one_session_holds_is_taken_back_for_another() {
     assert_eq!(ask(&mut two, 61, 0), Err(Errno::EDQUOT));
     assert_eq!(ask(&mut two, 60, 0).expect("the rest").blocks, Some(60));
     assert_eq!(status(&site).used, QuotaAmount { blocks: 100, inodes: 1 });
-    // What is freed can be granted at once, as soon as it is asked for.
+    // Freed blocks can be granted as soon as a session asks for them.
     one.append(&Update::Resize { inode: file, size: 0, strip: false, at: NOW });
     assert_eq!(ask(&mut two, 160, 0).expect("all of it").blocks, Some(160));
     limit(&site, None, None);
@@ -94,7 +94,7 @@ fn what_one_session_holds_is_taken_back_for_another() {
 }
 
 #[test]
-fn the_super_user_is_refused_nothing_and_what_it_uses_counts() {
+fn super_user_is_never_refused_and_its_use_counts() {
     let mut site = Site::new(64 << 20);
     let mut client = Client::open(&site.socket());
     let file = user_file(&mut client, b"file");
@@ -109,17 +109,17 @@ fn the_super_user_is_refused_nothing_and_what_it_uses_counts() {
     assert_eq!(site.check()["quota_unpaid"], 0);
     client.append(&write(file, 30, &[1; BLOCK]));
     client.digest().expect("root's sessions are trusted");
-    assert_eq!(site.check()["quota_unpaid"], 1, "but it is told of");
+    assert_eq!(site.check()["quota_unpaid"], 1, "but it is counted");
 }
 
 #[test]
-fn a_killed_daemon_has_granted_nothing_and_forgets_nothing_that_is_used() {
+fn killed_daemon_forgets_grants_and_keeps_use() {
     let mut site = Site::new(64 << 20);
     limit(&site, Some(100), None);
     let mut client = Client::open(&site.socket());
     let mut other = Client::open(&site.socket());
     let file = user_file(&mut client, b"file");
-    // There is nobody who could be asked for credit later.
+    // There is no SharedFS to ask for credit later.
     client.credit(1000, 1 << 20).expect("granted");
     for round in 0..3u64 {
         client.acquire(&[(file, true)]).expect("granted");
@@ -127,7 +127,7 @@ fn a_killed_daemon_has_granted_nothing_and_forgets_nothing_that_is_used() {
         let version = client.control.quota_version();
         client.append(&write(file, round * 20, &vec![1; 10 * BLOCK]));
         site.kill();
-        // What was granted may still be used while nobody is there.
+        // A granted balance may still be used while there is no SharedFS.
         client.append(&write(file, round * 20 + 10, &vec![2; 10 * BLOCK]));
         site.start();
         client.resume(&site.socket());

@@ -1,4 +1,4 @@
-//! Questions in shared memory: answered while SharedFS is awake anyway, and asked by messages otherwise.
+//! Requests in request slots: answered while SharedFS is awake anyway, and sent as messages otherwise.
 
 mod common;
 
@@ -21,21 +21,21 @@ fn daemon_process() {
     common::run_daemon();
 }
 
-/// On one core nobody looks while somebody else could work.
+/// On one core no thread polls while another one could work.
 fn has_cores() -> bool {
     let has = std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1);
     if !has {
-        println!("skipped: there is one core only, and nobody looks for questions");
+        println!("skipped: there is one core only, and no thread polls the request slots");
     }
     has
 }
 
-/// A message, after which SharedFS looks for a moment whether more is asked.
+/// Sends a message, after which SharedFS polls for a moment.
 fn wake(client: &mut Client) {
     client.call(&Request::Credit { want: Credit::default(), replaces: false }).expect("answered");
 }
 
-/// A question that somebody has looked at.
+/// A request in the slot that SharedFS has handled.
 struct Asked {
     question: Question,
     progress: Progress,
@@ -47,7 +47,7 @@ fn ask(client: &mut Client, request: &Request, wake: &mut dyn FnMut(&mut Client)
     (asked.progress, asked.reply)
 }
 
-/// Asks in the mailbox, as often as it takes until somebody looks, and says what became of the question; `wake` has somebody look.
+/// Asks in the request slot until SharedFS handles the request, and returns the outcome; `wake` makes a thread poll.
 fn ask_whole(client: &mut Client, request: &Request, wake: &mut dyn FnMut(&mut Client)) -> Asked {
     let (mut buffer, deadline) = (Vec::new(), Instant::now() + Duration::from_secs(20));
     while Instant::now() < deadline {
@@ -72,7 +72,7 @@ fn ask_whole(client: &mut Client, request: &Request, wake: &mut dyn FnMut(&mut C
             }
         }
     }
-    panic!("nobody looks");
+    panic!("no thread polls");
 }
 
 fn look_at(inode: InodeId) -> Request {
@@ -84,7 +84,7 @@ fn is_granted(reply: Option<&Reply>, client: &Client) -> bool {
 }
 
 #[test]
-fn who_has_just_served_looks_for_questions_of_all() {
+fn thread_that_served_polls_slots_of_all_sessions() {
     if !has_cores() {
         return;
     }
@@ -94,7 +94,7 @@ fn who_has_just_served_looks_for_questions_of_all() {
         let (progress, reply) = ask(&mut one, &look_at(InodeId::ROOT), &mut wake);
         assert!(is_granted(reply.as_ref(), &one), "{progress:?}: {reply:?}");
     }
-    // The other one has asked lately; a message of the first is enough.
+    // The other session has asked lately; a message of the first is enough.
     let (progress, reply) = ask(&mut two, &look_at(InodeId::ROOT), &mut |_| wake(&mut one));
     assert!(is_granted(reply.as_ref(), &two), "{progress:?}: {reply:?}");
     let counters = site.check();
@@ -102,7 +102,7 @@ fn who_has_just_served_looks_for_questions_of_all() {
 }
 
 #[test]
-fn what_does_not_fit_is_kept_and_what_takes_long_is_declined() {
+fn long_answer_is_kept_and_slow_request_declined() {
     if !has_cores() {
         return;
     }
@@ -137,7 +137,7 @@ fn what_does_not_fit_is_kept_and_what_takes_long_is_declined() {
 }
 
 #[test]
-fn nonsense_in_a_mailbox_harms_nobody() {
+fn nonsense_in_request_slot_harms_no_session() {
     let mut site = Site::new(64 << 20);
     let (hostile, mut honest) = (Client::open(&site.socket()), Client::open(&site.socket()));
     let (over, base) = (AtomicBool::new(false), CONTROL_BYTES - 32_768);
@@ -163,9 +163,9 @@ fn nonsense_in_a_mailbox_harms_nobody() {
     site.check();
 }
 
-/// Two threads of a session that are told more than has room in the mailbox get each its own.
+/// Two threads of a session whose answers do not fit into the request slot get each its own.
 #[test]
-fn long_answers_are_not_mixed_up() {
+fn long_answers_reach_their_own_threads() {
     const FILES: u64 = 700;
     let site = Site::new(64 << 20);
     let fs = connect(&site);
@@ -202,19 +202,19 @@ fn letter(at: u64) -> u8 {
     b'a' + (at % 26) as u8
 }
 
-/// Appends a byte each time that it's this one's turn.
+/// Appends a byte each time that it's this session's turn.
 fn append_in_turn(fs: &LibFs, file: InodeId, turns: Receiver<u64>, others: Sender<u64>, over: &AtomicBool) {
     while let Ok(at) = turns.recv() {
         if over.load(Ordering::Relaxed) {
             return;
         }
         fs.write(&ROOT, file, WriteAt::End, &[letter(at)], false).expect("appended");
-        // The other one may have ended.
+        // The other thread may have ended.
         let _ = others.send(at + 1);
     }
 }
 
-/// Has two sessions append in turn while something else happens; says how often they did.
+/// Lets two sessions append in turn while `meanwhile` runs; returns how often they did.
 fn in_turn(sessions: [Arc<LibFs>; 2], meanwhile: impl FnOnce()) -> u64 {
     let file = sessions[0].make(&ROOT, InodeId::ROOT, b"file", &make(FileKind::Regular)).expect("made").id;
     let ([to_one, to_two], [one, two]) = {
@@ -239,17 +239,17 @@ fn in_turn(sessions: [Arc<LibFs>; 2], meanwhile: impl FnOnce()) -> u64 {
 }
 
 #[test]
-fn a_lease_that_goes_to_and_fro_moves_through_memory() {
+fn alternating_lease_moves_by_request_slots() {
     if !has_cores() {
         return;
     }
     let mut site = Site::new(64 << 20);
     let questions = || site.status().counters.iter().find(|(name, _)| name == "questions").map_or(0, |found| found.1);
-    // How often somebody is awake depends on what else the machine does.
+    // How often a thread is awake depends on the machine's other work.
     in_turn([connect(&site), connect(&site)], || {
         let deadline = Instant::now() + Duration::from_secs(30);
         while questions() < 200 {
-            assert!(Instant::now() < deadline, "nobody asks in memory");
+            assert!(Instant::now() < deadline, "no session asks in its request slot");
             std::thread::sleep(Duration::from_millis(50));
         }
     });
@@ -257,7 +257,7 @@ fn a_lease_that_goes_to_and_fro_moves_through_memory() {
 }
 
 #[test]
-fn questions_that_a_killed_daemon_has_taken_are_asked_again() {
+fn requests_taken_by_killed_daemon_are_repeated() {
     let mut site = Site::new(64 << 20);
     let mut pauses = Random::new(3);
     let turns = in_turn([connect(&site), connect(&site)], || {

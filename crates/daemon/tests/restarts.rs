@@ -1,4 +1,4 @@
-//! What a SharedFS that is started anew finds of sessions that go on.
+//! The state in which a restarted SharedFS finds sessions that go on.
 
 mod common;
 
@@ -16,7 +16,7 @@ fn daemon_process() {
 }
 
 #[test]
-fn a_killed_daemon_is_a_pause_for_its_sessions() {
+fn killed_daemon_is_a_pause_for_its_sessions() {
     let mut site = Site::new(64 << 20);
     let mut client = Client::open(&site.socket());
     let root = client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
@@ -30,14 +30,14 @@ fn a_killed_daemon_is_a_pause_for_its_sessions() {
             client.digest().expect("digested");
         }
         site.kill();
-        // What is logged while nobody is there counts as well.
+        // Records that are logged while there is no SharedFS count as well.
         let file = made[made.len() - 1].1;
         client.append_unpaid(&Update::Accessed { inode: file, at: NOW }).expect("appended");
         site.start();
         client.resume(&site.socket());
         assert_eq!(client.control.extent_version(), u64::from(round) + 1);
     }
-    assert!(!client.holds(&root[0]), "a restart has all state asked for again");
+    assert!(!client.holds(&root[0]), "after a restart, sessions ask for all state again");
     let root = client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
     assert_eq!(root[0].state.attributes.entries, 300);
     for (name, inode) in &made {
@@ -50,7 +50,7 @@ fn a_killed_daemon_is_a_pause_for_its_sessions() {
 }
 
 #[test]
-fn what_is_written_to_a_file_without_a_name_is_no_offence_after_a_restart() {
+fn write_to_unnamed_file_is_honest_after_restart() {
     let mut site = Site::new(64 << 20);
     let (mut one, mut two) = (Client::open(&site.socket()), Client::open(&site.socket()));
     one.acquire(&[(InodeId::ROOT, true)]).expect("granted");
@@ -78,14 +78,16 @@ fn what_is_written_to_a_file_without_a_name_is_no_offence_after_a_restart() {
         std::thread::sleep(Duration::from_millis(10));
         one.acquire(&[(file, false)]).is_err()
     });
-    assert!(is_gone, "nobody has it open, and still it is there");
+    assert!(is_gone, "no session has it open, and still it is there");
     site.check();
 }
 
-/// A thread that looks at its lease, and is not scheduled again before it writes: the lease was taken meanwhile, SharedFS was killed before it had sealed the log,
-/// and the next one has read the log by then.
+/// A thread that writes late, on a lease that was being taken at a kill, is honest.
+///
+/// The thread checks its lease, and is not scheduled again before it writes. Meanwhile the lease was taken. SharedFS
+/// was killed before it sealed the log, and the next one has read the log by then.
 #[test]
-fn who_writes_late_on_a_lease_that_was_being_taken_when_sharedfs_was_killed_is_not_fenced() {
+fn late_write_under_lease_taken_at_kill_is_not_fenced() {
     let mut site = Site::new(64 << 20);
     let mut client = Client::open(&site.socket());
     client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
@@ -93,7 +95,7 @@ fn who_writes_late_on_a_lease_that_was_being_taken_when_sharedfs_was_killed_is_n
     client.digest().expect("digested");
     let granted = client.acquire(&[(file, true)]).expect("granted");
     client.credit(10_000, 16 << 20).expect("credit");
-    let looked = client.log.seal_count();
+    let checked = client.log.seal_count();
     site.kill();
     let table = site.arena().join(format!("sessions/{}.leases", client.welcome.peer.session));
     let table = std::fs::File::options().write(true).open(table).expect("a lease table");
@@ -108,10 +110,10 @@ fn who_writes_late_on_a_lease_that_was_being_taken_when_sharedfs_was_killed_is_n
                 let data = written.to_le_bytes();
                 let update = Update::Write { inode: file, offset: 0, at: NOW, strip: false, data: &data };
                 assert!(client.control.take_credit(update.cost().into(), CreditKind::Common));
-                if client.append_at(looked, &update).is_err() {
+                if client.append_at(checked, &update).is_err() {
                     return written - 1;
                 }
-                assert!(Instant::now() < deadline, "nobody seals the log");
+                assert!(Instant::now() < deadline, "the log is not sealed");
                 std::thread::sleep(Duration::from_micros(20));
             }
             unreachable!("the numbers don't end")
@@ -124,13 +126,13 @@ fn who_writes_late_on_a_lease_that_was_being_taken_when_sharedfs_was_killed_is_n
     client.digest().expect("an honest session goes on");
     let found = client.acquire(&[(file, false)]).expect("granted");
     let Some(Contents::Inline(bytes)) = &found[0].state.contents else { panic!("{:?}", found[0]) };
-    assert_eq!(bytes[..], written.to_le_bytes(), "what was written is there");
+    assert_eq!(bytes[..], written.to_le_bytes(), "the last write is there");
     site.check();
 }
 
-/// What its kernel was told before the restart it believes for a while, and nobody can tell it otherwise.
+/// A mount's kernel believes its cache from before the restart for a while, and no SharedFS can notify it.
 #[test]
-fn a_mount_that_has_not_come_back_after_a_restart_is_waited_for() {
+fn grant_waits_for_mount_absent_after_restart() {
     use std::os::fd::AsFd;
     for comes_back in [false, true] {
         let mut site = Site::new(64 << 20);
@@ -150,7 +152,7 @@ fn a_mount_that_has_not_come_back_after_a_restart_is_waited_for() {
                 changing.join().expect("no panic").expect("granted");
                 assert!(
                     killed.elapsed() >= Duration::from_secs(1),
-                    "it believes what it was told just before the kill"
+                    "its kernel believes its cache from just before the kill"
                 );
                 return;
             }
@@ -160,9 +162,9 @@ fn a_mount_that_has_not_come_back_after_a_restart_is_waited_for() {
             assert!(matches!(reply, Reply::Done));
             changing.join().expect("no panic").expect("granted");
             kernel.set_nonblocking(true).expect("set");
-            let told = std::io::Read::read(&mut kernel, &mut [0; 40]);
-            // The kernel is told before anybody may change anything, unless so much time has passed that it needs no telling.
-            assert!(told.is_ok() || killed.elapsed() >= Duration::from_secs(1), "{told:?}");
+            let notified = std::io::Read::read(&mut kernel, &mut [0; 40]);
+            // The kernel is notified before any session may change anything, unless its cache has expired meanwhile.
+            assert!(notified.is_ok() || killed.elapsed() >= Duration::from_secs(1), "{notified:?}");
         });
         site.check();
     }

@@ -1,4 +1,4 @@
-//! Rights to open files that others narrow, wherever SharedFS is killed.
+//! Rights to open files that other sessions narrow, wherever SharedFS is killed.
 
 mod common;
 
@@ -25,7 +25,7 @@ fn is_root() -> bool {
     is_root
 }
 
-/// A session of an ordinary user, of this process: a thread opens it that has become the user.
+/// Opens a session of an ordinary user, of this process: a thread opens it that has become the user.
 fn open_as_user(site: &Site) -> Client {
     let open = || {
         let (gid, uid) = (Gid::from_raw(USER), Uid::from_raw(USER));
@@ -36,7 +36,7 @@ fn open_as_user(site: &Site) -> Client {
     std::thread::scope(|scope| scope.spawn(open).join().expect("opened"))
 }
 
-/// A way to narrow the rights to a file: how it is before, and the updates that narrow it.
+/// A way to narrow the rights to a file: its rights before, and the updates that narrow them.
 struct Narrowing {
     name: &'static str,
     before: fn(&mut Client, InodeId),
@@ -104,7 +104,7 @@ const NARROWINGS: [Narrowing; 7] = [
     },
 ];
 
-/// Where SharedFS is killed.
+/// The point at which SharedFS is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Point {
     /// The narrowing update stands in the log and is not applied.
@@ -227,7 +227,7 @@ fn write_before_close_counts_though_the_file_is_closed_by_then() {
             }
             story.write(b"late");
             story.user.control.close_handle(story.file);
-            // That others narrow something else meanwhile takes nothing away.
+            // Other files that are narrowed meanwhile take nothing away.
             assert!(story.user.control.open_handle(beside));
             story.root.acquire(&[(beside, true)]).expect("granted");
             (other.updates)(&mut story.root, beside);
@@ -292,7 +292,7 @@ fn narrowed_file_without_a_name_is_written_after_a_kill() {
     }
 }
 
-/// A session that has not opened the file in time says after the kill that it has.
+/// A session that opened the file too late claims after the kill that it has.
 #[test]
 fn handle_claimed_after_the_narrowing_gives_no_right() {
     if !is_root() {

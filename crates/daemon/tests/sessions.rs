@@ -1,4 +1,4 @@
-//! Honest sessions: what they log is there for others, outlives every kill, and space comes back.
+//! Honest sessions: their updates show to other sessions, outlive every kill, and freed space returns.
 
 mod common;
 
@@ -24,7 +24,7 @@ fn inline(grant: &ashlar_wire::GrantReply) -> Vec<u8> {
 }
 
 #[test]
-fn a_session_logs_and_reads_back_what_it_logged() {
+fn session_reads_back_its_records() {
     let mut site = Site::new(64 << 20);
     let mut client = Client::open(&site.socket());
     let root = client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
@@ -44,14 +44,14 @@ fn a_session_logs_and_reads_back_what_it_logged() {
     assert_eq!(counters["records_applied"], 2);
     assert!(matches!(client.call(&Request::Goodbye), Ok(Reply::Done)));
     assert!(site.status().sessions.is_empty());
-    assert!(site.terminate(), "a daemon that is told to end does so with success");
+    assert!(site.terminate(), "a daemon that gets a signal to end does so with success");
     site.start();
     let mut client = Client::open(&site.socket());
     assert_eq!(client.lookup(InodeId::ROOT, b"file").expect("answered"), Some(file));
 }
 
 #[test]
-fn who_asks_where_his_bytes_are_waits_for_no_digest_of_what_he_wrote_since() {
+fn extent_request_waits_for_no_digest_of_later_writes() {
     let site = Site::new(64 << 20);
     let mut client = Client::open(&site.socket());
     client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
@@ -70,8 +70,8 @@ fn who_asks_where_his_bytes_are_waits_for_no_digest_of_what_he_wrote_since() {
         assert_eq!(applied.0 > end.0, grants[0].state.attributes.size == (number + 1) * 8192, "both are of one time");
         applied.0 <= end.0
     });
-    assert!(is_ahead, "each question waits until all is applied");
-    // Others see all of it, and so does who looks for more than bytes.
+    assert!(is_ahead, "each request waits until all is applied");
+    // Other sessions see all of it, and so does a session that asks for more than extents.
     let all = client.acquire(&[(file, false)]).expect("granted")[0].state.attributes.size;
     let mut other = Client::open(&site.socket());
     assert_eq!(other.acquire(&[(file, false)]).expect("granted")[0].state.attributes.size, all);
@@ -79,7 +79,7 @@ fn who_asks_where_his_bytes_are_waits_for_no_digest_of_what_he_wrote_since() {
 }
 
 #[test]
-fn leases_of_an_idle_session_expire_and_those_of_a_busy_one_stay() {
+fn leases_of_idle_session_expire_of_busy_session_stay() {
     let mut site = Site::with_lease_ttl(64 << 20, Some(500_000));
     let (mut busy, mut idle) = (Client::open(&site.socket()), Client::open(&site.socket()));
     busy.acquire(&[(InodeId::ROOT, true)]).expect("granted");
@@ -98,7 +98,7 @@ fn leases_of_an_idle_session_expire_and_those_of_a_busy_one_stay() {
         std::thread::sleep(Duration::from_millis(20));
     }
     assert!(busy.holds(&busy_grant[0]), "the busy session has lost its lease");
-    // What the idle one had logged before counts, and it goes on where it was.
+    // Records that the idle one logged before count, and it goes on from there.
     idle.acquire(&[(file, true)]).expect("granted");
     idle.append(&Update::Write { inode: file, offset: 0, at: NOW, strip: false, data: b"late" });
     idle.digest().expect("digested");
@@ -107,7 +107,7 @@ fn leases_of_an_idle_session_expire_and_those_of_a_busy_one_stay() {
 }
 
 #[test]
-fn what_a_dead_session_logged_is_digested_whether_or_not_the_daemon_lives() {
+fn log_of_dead_session_is_digested_also_after_restart() {
     for daemon_dies in [false, true] {
         let mut site = Site::new(64 << 20);
         let mut child = common::this_test("short_life");
@@ -125,10 +125,10 @@ fn what_a_dead_session_logged_is_digested_whether_or_not_the_daemon_lives() {
             site.start();
         }
         let mut client = Client::open(&site.socket());
-        // Whoever comes next finds it: its leases are gone, or its log is applied before they move.
+        // The next session finds it: the dead one's leases are gone, or its log is applied before they move.
         let grants = client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
         assert_eq!(grants[0].state.attributes.entries, 20);
-        // What is left of it becomes nobody's when its process is gone.
+        // The rest of its files loses its owner when its process is gone.
         let deadline = Instant::now() + Duration::from_secs(20);
         while site.status().sessions.len() > 1 || site.left().owned != 1 {
             assert!(Instant::now() < deadline, "there are {:?}", site.left());
@@ -138,18 +138,18 @@ fn what_a_dead_session_logged_is_digested_whether_or_not_the_daemon_lives() {
     }
 }
 
-/// As many sessions as SharedFS makes in advance.
+/// As many sessions as SharedFS prepares.
 const BLANKS: usize = 4;
 
 #[test]
-fn sessions_made_in_advance_are_nobodys_until_they_are_taken() {
+fn prepared_sessions_have_no_owner_until_taken() {
     let mut site = Site::new(64 << 20);
-    assert_eq!(site.left(), Left { owned: 0, blank: 0 }, "nobody has asked yet");
+    assert_eq!(site.left(), Left { owned: 0, blank: 0 }, "no process has asked yet");
     let mut clients = vec![Client::open(&site.socket())];
     site.await_blanks(BLANKS);
     for n in 1..=BLANKS + 2 {
         let mut client = Client::open(&site.socket());
-        assert!(clients.iter().all(|other| other.welcome.peer != client.welcome.peer), "it is another's");
+        assert!(clients.iter().all(|other| other.welcome.peer != client.welcome.peer), "each process gets its own");
         assert_eq!(client.log.tail(), LogPosition(0), "its log is empty");
         assert_eq!(client.control.committed(), LogPosition(0));
         client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
@@ -158,7 +158,7 @@ fn sessions_made_in_advance_are_nobodys_until_they_are_taken() {
         clients.push(client);
     }
     site.await_blanks(BLANKS);
-    assert_eq!(site.status().sessions.len(), clients.len(), "what nobody has taken is no session");
+    assert_eq!(site.status().sessions.len(), clients.len(), "prepared sessions are not counted");
     site.kill();
     assert_eq!(site.left(), Left { owned: clients.len(), blank: BLANKS });
     site.start();
@@ -170,18 +170,18 @@ fn sessions_made_in_advance_are_nobodys_until_they_are_taken() {
     clients.push(Client::open(&site.socket()));
     site.await_blanks(BLANKS);
     drop(clients.pop().map(|mut client| client.call(&Request::Goodbye).expect("answered")));
-    assert!(site.terminate(), "told to end");
+    assert!(site.terminate(), "ended by a signal");
     assert_eq!(site.left(), Left { owned: clients.len(), blank: 0 }, "an end removes them");
 }
 
 #[test]
-fn where_no_session_can_be_made_whoever_asks_hears_why() {
+fn session_that_cannot_be_made_is_refused_with_reason() {
     let site = Site::new(64 << 20);
     let first = Client::open(&site.socket());
     site.await_blanks(BLANKS);
     let sessions = site.arena().join("sessions");
-    // A directory in the place of the next sessions' files is as much in the way as a full disk. The first session may have a later number
-    // than some of those that were made because it came.
+    // A directory in the place of the next sessions' files blocks them as a full disk does. The first session may have
+    // a later number than some of those that were prepared after it asked.
     let number = first.welcome.peer.session.0;
     let paths = (number..number + 200).map(|number| sessions.join(format!("{}.log", ashlar_types::SessionId(number))));
     let in_the_way: Vec<_> = paths.filter(|path| !path.exists()).collect();
@@ -209,12 +209,12 @@ fn short_life() {
     for n in 0..20u32 {
         client.make(InodeId::ROOT, &n.to_le_bytes().map(|b| b'a' + b), FileKind::Regular);
     }
-    std::fs::write(socket.with_file_name("done"), "").expect("told");
+    std::fs::write(socket.with_file_name("done"), "").expect("written");
     std::thread::sleep(Duration::from_secs(100));
 }
 
 #[test]
-fn a_lease_moves_with_everything_that_was_written_under_it() {
+fn moved_lease_shows_all_writes_under_it() {
     let mut site = Site::new(64 << 20);
     let (mut one, mut two) = (Client::open(&site.socket()), Client::open(&site.socket()));
     let mut grant = one.acquire(&[(InodeId::ROOT, true)]).expect("granted");
@@ -226,7 +226,7 @@ fn a_lease_moves_with_everything_that_was_written_under_it() {
         }
         let seal = writer.log.seal_count();
         let written = writer.append(&Update::Write { inode: file, offset: 0, at: NOW, strip: false, data: &[n; 100] });
-        // The way to a file goes through its directory.
+        // The path to a file leads through its directory.
         reader.acquire(&[(InodeId::ROOT, false)]).expect("granted");
         let (found, dependencies) = reader.acquire_with(&[(file, true)]).expect("granted");
         assert_eq!(inline(&found[0]), [n; 100]);
@@ -236,7 +236,7 @@ fn a_lease_moves_with_everything_that_was_written_under_it() {
             "the reader learns what it has seen: {dependencies:?}"
         );
         assert!(!writer.holds(&grant[0]) && reader.holds(&found[0]));
-        // Who was about to write finds out.
+        // A thread that was about to write notices.
         let late = Update::Write { inode: file, offset: 0, at: NOW, strip: false, data: b"late" };
         assert!(writer.log.append(seal, late.kind() as u8, &late.encode().parts()).is_err());
         reader.append(&Update::Depend { session: writer_id, position: written.end });
@@ -249,12 +249,12 @@ fn a_lease_moves_with_everything_that_was_written_under_it() {
 
 /// It asks nothing of the writer, which goes on as if nothing had happened.
 #[test]
-fn fsync_commits_another_sessions_writes_and_moves_no_lease() {
+fn fsync_commits_writes_of_other_session_and_moves_no_lease() {
     let mut site = Site::new(64 << 20);
     let (mut one, mut two) = (Client::open(&site.socket()), Client::open(&site.socket()));
     one.acquire(&[(InodeId::ROOT, true)]).expect("granted");
     let file = one.make(InodeId::ROOT, b"file", FileKind::Regular);
-    // The inode is known to its maker's log alone.
+    // Only its maker's log knows the inode.
     two.call(&Request::SyncInode { inode: file, dependencies: Vec::new() }).expect("synced");
     assert_eq!(one.control.committed(), one.log.tail(), "the maker's log was not committed");
     let grant = one.acquire(&[(file, true)]).expect("granted");
@@ -266,25 +266,25 @@ fn fsync_commits_another_sessions_writes_and_moves_no_lease() {
     let made = one.make(InodeId::ROOT, b"made", FileKind::Regular);
     two.call(&Request::SyncInode { inode: InodeId::ROOT, dependencies: Vec::new() }).expect("synced");
     assert_eq!(one.control.committed(), one.log.tail(), "the directory's entries were not committed");
-    // What was handed on is applied; it must be committed, too.
+    // Updates that another session has seen are applied; they must be committed, too.
     one.append(&Update::Write { inode: made, offset: 0, at: NOW, strip: false, data: b"hello" });
     let (_, dependencies) = two.acquire_with(&[(made, true)]).expect("granted");
     assert!(!dependencies.is_empty(), "nothing is to be committed");
     let mut three = Client::open(&site.socket());
     three.call(&Request::SyncInode { inode: made, dependencies: Vec::new() }).expect("synced");
-    assert_eq!(one.control.committed(), one.log.tail(), "what was handed on was not committed");
+    assert_eq!(one.control.committed(), one.log.tail(), "updates that another session saw were not committed");
     site.check();
 }
 
 #[test]
-fn sync_commits_what_all_sessions_did_also_ended_ones() {
+fn sync_commits_all_sessions_also_ended_ones() {
     let mut site = Site::new(64 << 20);
     let [mut one, mut two, mut left] = [(); 3].map(|()| Client::open(&site.socket()));
     for (client, name) in [(&mut one, b"one"), (&mut two, b"two"), (&mut left, b"lef")] {
         client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
         client.make(InodeId::ROOT, name, FileKind::Regular);
     }
-    left.call(&Request::Leave).expect("told");
+    left.call(&Request::Leave).expect("answered");
     two.call(&Request::SyncAll).expect("synced");
     for client in [&one, &two, &left] {
         assert_eq!(client.control.committed(), client.log.tail());
@@ -293,7 +293,7 @@ fn sync_commits_what_all_sessions_did_also_ended_ones() {
 }
 
 #[test]
-fn an_unlinked_file_lives_until_its_last_handle_is_closed() {
+fn unlinked_file_lives_until_last_handle_is_closed() {
     let mut site = Site::new(64 << 20);
     let (mut one, mut two) = (Client::open(&site.socket()), Client::open(&site.socket()));
     one.acquire(&[(InodeId::ROOT, true)]).expect("granted");
@@ -307,7 +307,7 @@ fn an_unlinked_file_lives_until_its_last_handle_is_closed() {
     assert_eq!(two.lookup(InodeId::ROOT, b"file").expect("answered"), None);
     let found = two.acquire(&[(file, false)]).expect("granted");
     assert_eq!(inline(&found[0]), b"still here");
-    // The restart knows it too.
+    // A restart knows it too.
     site.kill();
     site.start();
     two.resume(&site.socket());
@@ -316,18 +316,18 @@ fn an_unlinked_file_lives_until_its_last_handle_is_closed() {
     assert!(two.control.close_handle(file));
     let deadline = Instant::now() + Duration::from_secs(10);
     while two.acquire(&[(file, false)]).err() != Some(Errno::ESTALE) {
-        assert!(Instant::now() < deadline, "nobody frees the orphan");
+        assert!(Instant::now() < deadline, "the orphan is not freed");
         std::thread::sleep(Duration::from_millis(20));
     }
     assert_eq!(site.check()["orphans_freed"], 1);
 }
 
 #[test]
-fn a_full_arena_refuses_the_call_that_asks_and_nothing_else() {
+fn full_arena_refuses_only_requests_for_credit() {
     let mut site = Site::new(16 << 20);
     let (mut one, mut two) = (Client::open(&site.socket()), Client::open(&site.socket()));
     one.acquire(&[(InodeId::ROOT, true)]).expect("granted");
-    // Credit that another session sits on is no space lost.
+    // Credit that another session holds is not lost.
     two.credit(1000, 1000).expect("granted");
     let (mut files, data) = (Vec::new(), vec![7; 64 << 10]);
     let write = |file, offset| Update::Write { inode: file, offset, at: NOW, strip: false, data: &data };
@@ -364,7 +364,7 @@ fn a_full_arena_refuses_the_call_that_asks_and_nothing_else() {
     else {
         panic!("no space")
     };
-    assert!(space.blocks_free > 3000, "what was deleted just now is free: {space:?}");
+    assert!(space.blocks_free > 3000, "deleted files' blocks are free at once: {space:?}");
     one.make_room();
     two.credit(1500, 1000).expect("there is room again");
     assert!(!one.control.is_fenced() && !two.control.is_fenced());
@@ -386,7 +386,7 @@ fn lock(inode: InodeId, owner: u64, range: (u64, u64), mode: LockMode, wait: Opt
 }
 
 #[test]
-fn locks_exclude_wait_are_cancelled_and_outlive_the_daemon() {
+fn locks_exclude_wait_cancel_and_outlive_daemon() {
     let mut site = Site::new(64 << 20);
     let (mut one, mut two) = (Client::open(&site.socket()), Client::open(&site.socket()));
     let file = InodeId(77);
@@ -396,9 +396,9 @@ fn locks_exclude_wait_are_cancelled_and_outlive_the_daemon() {
     let query =
         Request::QueryLock { inode: file, kind: LockKind::Record, owner: 1, start: 5, end: 20, mode: LockMode::Write };
     let Ok(Reply::Conflict(conflict)) = two.call(&query) else { panic!("no answer") };
-    // A process has the number by which SharedFS knows it, and not the one that it says.
+    // A process has the number by which SharedFS knows it, and not the one that it sends.
     assert_eq!(conflict, Some((LockMode::Write, 0, 9, std::process::id())));
-    // A waiting that is cancelled ends, even where the cancellation is the quicker.
+    // A cancelled wait ends, even if the cancellation arrives first.
     let mut side = two.attach(&site.socket());
     let waiter = std::thread::spawn(move || {
         let reply = two.call(&lock(file, 1, (5, 5), LockMode::Read, Some(8)));
@@ -407,7 +407,7 @@ fn locks_exclude_wait_are_cancelled_and_outlive_the_daemon() {
     assert!(matches!(side.call(&Request::CancelLock { ticket: 8 }, &[]).expect("answered").0, Reply::Done));
     let (mut two, reply) = waiter.join().expect("answered");
     assert_eq!(reply.err(), Some(Errno::EINTR));
-    // After a restart the holder asks first, and who comes new does not get between.
+    // After a restart the holder asks first, and a new request does not overtake it.
     site.kill();
     site.start();
     two.resume(&site.socket());
@@ -417,19 +417,19 @@ fn locks_exclude_wait_are_cancelled_and_outlive_the_daemon() {
     });
     std::thread::sleep(Duration::from_millis(50));
     one.begin_to_resume(&site.socket());
-    // It's not back before it has asked for what it had, however long it stands still.
+    // It has not returned before it has asked for its locks, however long it pauses.
     std::thread::sleep(Duration::from_millis(500));
     one.call(&held).expect("it has its lock again");
     one.call(&Request::SyncDependencies(Vec::new())).expect("that was all");
     let (mut two, reply) = waiter.join().expect("answered");
-    assert_eq!(reply.err(), Some(Errno::EAGAIN), "nobody got between");
-    // Who waits gets it when it's free.
+    assert_eq!(reply.err(), Some(Errno::EAGAIN), "no other request came between");
+    // A waiting session gets it when it's free.
     let waiter = std::thread::spawn(move || two.call(&lock(file, 1, (5, 5), LockMode::Read, Some(9))));
     one.call(&lock(file, 1, (0, u64::MAX), LockMode::Unlock, None)).expect("unlocked");
     assert!(waiter.join().expect("answered").is_ok());
 }
 
-/// Adds one to the number in `file`, which others do at the same time; tells what it was.
+/// Adds one to the number in `file`, as other sessions do at the same time; returns the old number.
 fn increment(client: &mut Client, socket: &std::path::Path, file: InodeId) -> u64 {
     loop {
         let wants = vec![Client::want(file, true)];
@@ -459,7 +459,7 @@ fn increment(client: &mut Client, socket: &std::path::Path, file: InodeId) -> u6
 }
 
 #[test]
-fn no_increment_is_lost_while_the_daemon_is_killed_again_and_again() {
+fn no_increment_is_lost_while_daemon_is_killed_repeatedly() {
     const SESSIONS: u64 = 3;
     let mut site = Site::new(64 << 20);
     let mut first = Client::open(&site.socket());
@@ -504,7 +504,7 @@ fn no_increment_is_lost_while_the_daemon_is_killed_again_and_again() {
 }
 
 #[test]
-fn who_makes_room_goes_on_when_that_much_is_committed() {
+fn make_room_returns_when_that_much_is_committed() {
     const LAPS: u64 = 3;
     let mut site = Site::new(256 << 20);
     let mut client = Client::open(&site.socket());
@@ -540,7 +540,7 @@ fn who_makes_room_goes_on_when_that_much_is_committed() {
 }
 
 #[test]
-fn who_waits_for_room_behind_a_forged_record_is_told_at_once() {
+fn wait_for_room_behind_forged_record_fails_at_once() {
     let site = Site::new(64 << 20);
     for _ in 0..3 {
         let mut client = Client::open(&site.socket());
@@ -554,7 +554,7 @@ fn who_waits_for_room_behind_a_forged_record_is_told_at_once() {
     }
 }
 
-/// Has an append of `client` be sealed under way, so that it leaves a void slot at the end of the log.
+/// Seals the log while an append of `client` is under way, so that it leaves a void slot at the end.
 fn leave_void(client: &mut Client, file: InodeId) {
     let data = vec![7; 256 << 10];
     let write = Update::Write { inode: file, offset: 0, at: NOW, strip: false, data: &data };
@@ -585,7 +585,7 @@ fn leave_void(client: &mut Client, file: InodeId) {
 }
 
 #[test]
-fn logs_that_wait_for_each_other_across_void_slots_are_applied_after_a_restart() {
+fn logs_depending_across_void_slots_apply_after_restart() {
     let mut site = Site::new(64 << 20);
     let (mut one, mut two) = (Client::open(&site.socket()), Client::open(&site.socket()));
     two.acquire(&[(InodeId::ROOT, true)]).expect("granted");
@@ -604,7 +604,7 @@ fn logs_that_wait_for_each_other_across_void_slots_are_applied_after_a_restart()
         }
         client.make(InodeId::ROOT, name, FileKind::Regular);
     }
-    // All of it is applied before the restart, which does not judge it anew.
+    // All of it is applied before the restart, which does not validate it again.
     one.acquire(&[(InodeId::ROOT, true)]).expect("granted");
     site.kill();
     site.start();
@@ -619,7 +619,7 @@ fn logs_that_wait_for_each_other_across_void_slots_are_applied_after_a_restart()
 }
 
 #[test]
-fn what_a_lost_update_led_to_is_cut_off_after_a_power_loss() {
+fn records_depending_on_lost_update_are_cut_after_power_loss() {
     let mut site = Site::new(64 << 20);
     let (mut one, mut two) = (Client::open(&site.socket()), Client::open(&site.socket()));
     one.acquire(&[(InodeId::ROOT, true)]).expect("granted");
@@ -653,9 +653,9 @@ fn what_a_lost_update_led_to_is_cut_off_after_a_power_loss() {
     );
 }
 
-/// A start that is cut after it has removed some of the sessions that others depend on.
+/// A start is cut after it has removed some of the sessions on which others depend.
 #[test]
-fn what_is_cut_off_after_a_power_loss_stays_so_whatever_is_removed_first() {
+fn cut_records_stay_cut_in_any_order_of_removal() {
     let mut site = Site::new(64 << 20);
     let mut clients = [(); 3].map(|()| Client::open(&site.socket()));
     let mut first_lost = None;
@@ -699,7 +699,7 @@ fn what_is_cut_off_after_a_power_loss_stays_so_whatever_is_removed_first() {
 }
 
 #[test]
-fn a_mounts_kernel_forgets_before_others_change_what_it_knows() {
+fn kernel_of_mount_is_notified_before_others_change_file() {
     use std::io::Read;
     use std::os::fd::AsFd;
     let mut site = Site::new(64 << 20);
@@ -714,24 +714,24 @@ fn a_mounts_kernel_forgets_before_others_change_what_it_knows() {
     mount.acquire(&[(file, true)]).expect("granted");
     let start = Instant::now();
     other.acquire(&[(file, true)]).expect("granted");
-    assert!(start.elapsed() < Duration::from_millis(900), "a kernel that listens delays nobody");
+    assert!(start.elapsed() < Duration::from_millis(900), "a kernel that listens causes no delay");
     kernel.set_nonblocking(true).expect("set");
-    let mut told = Vec::new();
+    let mut notifications = Vec::new();
     // All of it is there already, as the answer came later.
-    let _ = kernel.read_to_end(&mut told);
+    let _ = kernel.read_to_end(&mut notifications);
     let mut inodes = Vec::new();
-    while let Some((header, rest)) = told.split_at_checked(16) {
+    while let Some((header, rest)) = notifications.split_at_checked(16) {
         let length = header[0] as usize - 16;
         if header[4] == 2 {
             inodes.push(rest[..8].try_into().map(u64::from_le_bytes).expect("an inode"));
         }
-        told = rest[length..].to_vec();
+        notifications = rest[length..].to_vec();
     }
     assert!(inodes.contains(&file.0), "{inodes:?}");
     site.check();
 }
 
-/// A file's content as SharedFS's segments have it.
+/// Returns a file's content as SharedFS's segments have it.
 fn read_file(site: &Site, file: InodeId) -> Vec<u8> {
     use std::os::unix::fs::FileExt;
     let mut client = Client::open(&site.socket());
@@ -755,7 +755,7 @@ fn read_file(site: &Site, file: InodeId) -> Vec<u8> {
 }
 
 #[test]
-fn what_a_session_overwrites_at_once_is_not_applied_again_and_again() {
+fn repeated_overwrites_are_coalesced() {
     let mut site = Site::new(64 << 20);
     let mut client = Client::open(&site.socket());
     client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
@@ -773,7 +773,7 @@ fn what_a_session_overwrites_at_once_is_not_applied_again_and_again() {
     assert!(counters["coalesced_bytes"] > 900 * 4096, "{counters:?}");
     let grants = client.acquire(&[(file, true)]).expect("granted");
     assert_eq!(grants[0].state.attributes.size, 4100);
-    // What the log said last stands there, and the rest of the block is gone.
+    // The last logged content stands there, and the rest of the block is gone.
     client.append(&Update::Resize { inode: file, size: 4104, at: NOW, strip: false });
     assert!(matches!(client.call(&Request::Goodbye), Ok(Reply::Done)));
     let content = read_file(&site, file);

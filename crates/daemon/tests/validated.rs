@@ -24,7 +24,7 @@ const USER: u32 = 2000;
 const IDS: [u32; 3] = [0, USER, 4242];
 const NAMES: [&[u8]; 6] = [b"a", b"b", b"c", b"d", b"e", b"f"];
 const STEPS: u64 = 6000;
-/// Steps after which SharedFS judges what was logged.
+/// Steps after which SharedFS validates the logged records.
 const VALIDATED_AFTER: u64 = 5;
 
 fn is_root() -> bool {
@@ -35,7 +35,7 @@ fn is_root() -> bool {
     is_root
 }
 
-/// A session of the ordinary user, and how LibFS knows that one.
+/// Opens a session of the ordinary user, with that user's credentials as LibFS knows them.
 fn connect_as_user(site: &Site) -> (Arc<LibFs>, Credentials) {
     let open = || {
         let (gid, uid) = (Gid::from_raw(USER), Uid::from_raw(USER));
@@ -49,7 +49,7 @@ fn connect_as_user(site: &Site) -> (Arc<LibFs>, Credentials) {
     (fs, Credentials { uid: USER, gid: USER, groups, checked: false })
 }
 
-/// A list for the user and its group, with a mask.
+/// Makes a list for the user and its group, with a mask.
 fn list(random: &mut Random) -> Vec<u8> {
     let mut any = || random.below(8) as u16;
     let entries: [(u16, u16, u32); 6] = [
@@ -75,7 +75,7 @@ fn maybe<T>(random: &mut Random, value: T) -> Option<T> {
     (random.below(3) == 0).then_some(value)
 }
 
-/// Permission bits, set-id and sticky ones too; those that allow much more often than not.
+/// Draws permission bits, set-id and sticky ones too; those that allow much more often than not.
 fn mode(random: &mut Random) -> u32 {
     let special = if random.below(3) == 0 { random.below(8) as u32 } else { 0 };
     let plain = if random.below(2) == 0 { 0o777 } else { random.below(0o1000) as u32 };
@@ -89,7 +89,7 @@ fn time(random: &mut Random) -> SetTime {
     }
 }
 
-/// Sessions of the super-user and of the user, and what there is.
+/// Sessions of the super-user and of the user, and the files.
 struct World {
     random: Random,
     root: Arc<LibFs>,
@@ -105,7 +105,7 @@ impl World {
         one_of(&mut self.random, &self.directories)
     }
 
-    /// Something that there is; most often.
+    /// Picks an inode that exists, most often.
     fn any(&mut self) -> Option<InodeId> {
         let (directory, name) = (self.directory(), one_of(&mut self.random, &NAMES));
         match self.random.below(5) {
@@ -117,7 +117,7 @@ impl World {
     fn change(&mut self) -> Change {
         let random = &mut self.random;
         let (mode, uid, gid) = (mode(random), one_of(random, &IDS), one_of(random, &IDS));
-        // Also one that names nothing.
+        // It may also name nothing.
         Change {
             mode: maybe(random, mode),
             uid: maybe(random, uid),
@@ -144,7 +144,7 @@ impl World {
         Ok(())
     }
 
-    /// The super-user changes what the user may do.
+    /// Lets the super-user change the user's rights.
     fn govern(&mut self) -> Result<(), Errno> {
         let Some(id) = self.any() else {
             let (directory, name, make) = (self.directory(), one_of(&mut self.random, &NAMES), self.make());
@@ -166,7 +166,7 @@ impl World {
         }
     }
 
-    /// The user does something, or is not allowed to.
+    /// Makes a random call of the user, which may be refused.
     fn act(&mut self) -> (String, Result<(), Errno>) {
         let (user, who) = (Arc::clone(&self.user), self.who.clone());
         let admitted = Credentials { checked: true, ..who.clone() };
@@ -228,7 +228,7 @@ impl World {
     }
 }
 
-/// Random attributes, lists, owners, sticky and set-id bits, and what a user tries among them.
+/// Random attributes, lists, owners, sticky and set-id bits, and calls of a user among them.
 #[test]
 fn every_record_libfs_logs_for_a_user_is_accepted() {
     if !is_root() {
@@ -262,7 +262,7 @@ fn every_record_libfs_logs_for_a_user_is_accepted() {
     }
 }
 
-/// Between the look at a directory's rights and the record that changes it, others may close the directory.
+/// Between the check of a directory's rights and the record that changes it, another session may close the directory.
 #[test]
 fn names_changed_as_their_directory_closes_are_accepted() {
     if !is_root() {

@@ -1,4 +1,4 @@
-//! Sessions of LibFS, and what tests ask of them.
+//! Sessions of LibFS, and requests that tests make to them.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use super::Site;
 
 pub const ROOT: Credentials = Credentials::checked(0, 0);
 
-/// A program's session.
+/// Opens a program's session.
 pub fn connect(site: &Site) -> Arc<LibFs> {
     connect_as(site, SessionKind::Process)
 }
 
-/// A session.
+/// Opens a session.
 pub fn connect_as(site: &Site, kind: SessionKind) -> Arc<LibFs> {
     let options = Options {
         socket: site.socket(),
@@ -32,17 +32,17 @@ pub fn connect_as(site: &Site, kind: SessionKind) -> Arc<LibFs> {
     LibFs::connect(&options).expect("connected")
 }
 
-/// What is made where nothing of it matters but its kind.
+/// Returns what to make if only the kind matters.
 pub fn make(kind: FileKind) -> Make<'static> {
     Make { kind, mode: 0o755, umask: 0, device: 0, target: &[] }
 }
 
-/// How often SharedFS was asked, this question included.
+/// Returns how many requests SharedFS has served, this one included.
 pub fn requests(site: &Site) -> u64 {
     site.status().counters.iter().find(|(name, _)| name == "requests").expect("a counter").1
 }
 
-/// Surroundings of nothing else, for one user.
+/// Surroundings of one user, without other mounts.
 pub struct Alone {
     pub who: Credentials,
     pub paths: Paths,
@@ -53,7 +53,7 @@ impl Alone {
         Self { who: Credentials { uid, gid: uid, groups: Vec::new(), checked: false }, paths: Paths::default() }
     }
 
-    /// Where a path leads, or why not.
+    /// Returns the inode to which a path leads, or the error.
     pub fn walk(&self, fs: &LibFs, path: &str, last: Last) -> Result<Option<InodeId>, Errno> {
         self.place(fs, path, last).map(|place| place.found.map(|found| found.id))
     }
@@ -87,7 +87,7 @@ impl Surroundings for Alone {
     }
 }
 
-/// A user without groups, whose rights are checked.
+/// Returns a user without groups, whose rights are checked.
 pub fn user(uid: u32) -> Credentials {
     Credentials { uid, gid: uid, groups: Vec::new(), checked: false }
 }

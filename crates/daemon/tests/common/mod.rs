@@ -1,4 +1,6 @@
-//! A session without LibFS: the bare protocol and the bare log, honest or not; and the daemon as a process of its own.
+//! Test sessions without LibFS, on the bare protocol and the bare log; and the daemon in a process of its own.
+//!
+//! Such a session may be honest or not.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 pub mod libfs;
@@ -18,13 +20,14 @@ use ashlar_wire::{
     PROTOCOL_VERSION, Peer, Reply, Request, ScopeKind, SessionKind, Want, Welcome, WireError,
 };
 
-/// Names the hidden test that runs a daemon, and tells it where.
+/// Names the directory of the hidden test that runs a daemon.
 pub const DAEMON_ENV: &str = "ASHLAR_TEST_DAEMON";
 
 pub const NOW: Timestamp = Timestamp { seconds: 1_700_000_000, nanoseconds: 5 };
 
-/// Held while this process has an arena's lock file open, and while it starts another: a child has copies of all descriptors
-/// until it executes its program, and so holds the lock too.
+/// Held while this process has an arena's lock file open, and while it starts another process.
+///
+/// A child has copies of all descriptors until it executes its program, and so holds the lock too.
 static STARTING: Mutex<()> = Mutex::new(());
 
 /// Keeps other tests from starting processes, for as long as it is held.
@@ -49,12 +52,12 @@ pub struct Site {
 }
 
 impl Site {
-    /// A fresh arena on memory, with a daemon.
+    /// Makes a fresh arena on memory, with a daemon.
     pub fn new(size_bytes: u64) -> Self {
         Self::with_lease_ttl(size_bytes, None)
     }
 
-    /// A fresh arena whose daemon has leases expire so early.
+    /// Makes a fresh arena whose daemon expires leases so early.
     pub fn with_lease_ttl(size_bytes: u64, lease_ttl_us: Option<u64>) -> Self {
         let directory = tempfile::Builder::new().prefix("ashlar").tempdir_in("/dev/shm").expect("a directory");
         open_to_all(directory.path());
@@ -104,11 +107,11 @@ impl Site {
         }
     }
 
-    /// Asks the daemon to end, and tells whether it did with success.
+    /// Asks the daemon to end, and returns whether it did with success.
     pub fn terminate(&mut self) -> bool {
         let Some(mut daemon) = self.daemon.take() else { return false };
         let pid = rustix::process::Pid::from_child(&daemon);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("told");
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("signalled");
         daemon.wait().expect("reaped").success()
     }
 
@@ -131,7 +134,7 @@ impl Site {
     }
 }
 
-/// The sessions that left files, owned ones and those made in advance: nobody's identity stands in their lease tables.
+/// The sessions that left files: owned ones, and prepared ones without an identity in their lease tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Left {
     pub owned: usize,
@@ -143,7 +146,7 @@ impl Site {
         let mut left = Left { owned: 0, blank: 0 };
         for entry in std::fs::read_dir(self.arena().join("sessions")).expect("listed") {
             let path = entry.expect("an entry").path();
-            // A session comes or goes at this moment: its other files count.
+            // A session is made or removed at this moment: its other files count.
             let Ok(file) = std::fs::File::open(&path) else { continue };
             let mut magic = [0; 8];
             if path.extension().is_some_and(|extension| extension == "leases") {
@@ -158,19 +161,21 @@ impl Site {
         left
     }
 
-    /// Whether a session has left files.
+    /// Returns whether a session has left files.
     pub fn has_files_of(&self, session: ashlar_types::SessionId) -> bool {
         self.arena().join(format!("sessions/{session}.log")).exists()
     }
 
-    /// Has a session's files be of an earlier boot, as after a power loss.
+    /// Makes a session's files look like ones of an earlier boot, as after a power loss.
     pub fn age(&self, session: ashlar_types::SessionId) {
         let table = self.arena().join(format!("sessions/{session}.leases"));
         let table = std::fs::File::options().write(true).open(table).expect("a lease table");
         rustix::io::pwrite(&table, &[0; 16], 88).expect("another boot");
     }
 
-    /// Waits until what a session has left can be another's, or is gone: where there is enough in advance, no more is kept.
+    /// Waits until the files of a session that has ended are prepared again, or removed.
+    ///
+    /// The daemon removes them if enough are prepared.
     pub fn await_blank_of(&self, session: ashlar_types::SessionId) {
         let deadline = Instant::now() + Duration::from_secs(20);
         let path = self.arena().join(format!("sessions/{session}.leases"));
@@ -184,7 +189,7 @@ impl Site {
         }
     }
 
-    /// Waits until so many sessions are made in advance.
+    /// Waits until so many sessions are prepared.
     pub fn await_blanks(&self, count: usize) {
         let deadline = Instant::now() + Duration::from_secs(20);
         while self.left().blank != count {
@@ -205,14 +210,14 @@ fn open_to_all(path: &Path) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("permissions");
 }
 
-/// This very test program, to run one of its hidden tests in a process of its own.
+/// Returns this test program as a command, to run one of its hidden tests in a process of its own.
 pub fn this_test(name: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command.args(["--exact", name, "--ignored", "--nocapture", "--test-threads=1"]);
     command
 }
 
-/// The body of the hidden test that is a daemon.
+/// Runs the daemon: the body of a hidden test.
 pub fn run_daemon() {
     let Some(directory) = std::env::var_os(DAEMON_ENV).map(PathBuf::from) else { return };
     // A test that dies leaves no daemon behind.
@@ -234,7 +239,7 @@ pub fn run_daemon() {
 
 pub type Dependencies = Vec<(ashlar_types::SessionId, LogPosition)>;
 
-/// A session.
+/// A session on the bare protocol.
 pub struct Client {
     pub line: Connection,
     pub welcome: Welcome,
@@ -266,7 +271,7 @@ impl Client {
     }
 
     pub fn open_as(socket: &Path, kind: SessionKind) -> Self {
-        // Who truncates its own log must live to see what comes of it.
+        // A session that truncates its own log must live to see the consequences.
         ashlar_pmem::sigbus::install().expect("installed");
         let (line, reply, files) = hello(socket, kind, None).expect("answered");
         let Reply::Welcome(welcome) = reply else { panic!("{reply:?}") };
@@ -299,14 +304,14 @@ impl Client {
     pub fn resume(&mut self, socket: &Path) {
         loop {
             self.begin_to_resume(socket);
-            // Where it's killed again, once more.
+            // If it's killed again, repeat.
             if let Ok((reply, _)) = self.line.call(&Request::SyncDependencies(Vec::new()), &[]) {
                 return assert!(matches!(reply, Reply::Done), "{reply:?}");
             }
         }
     }
 
-    /// Comes back after a restart of the daemon, and may ask for the locks that it had.
+    /// Returns after a restart of the daemon, and may ask for the locks that it had.
     pub fn begin_to_resume(&mut self, socket: &Path) {
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {
@@ -355,7 +360,7 @@ impl Client {
         }
     }
 
-    /// Whether a granted lease still holds.
+    /// Returns whether a granted lease still holds.
     pub fn holds(&self, grant: &GrantReply) -> bool {
         self.leases.word(grant.slot).0 == grant.word
     }
@@ -367,7 +372,7 @@ impl Client {
         }
     }
 
-    /// A number for a new inode.
+    /// Returns a number for a new inode.
     pub fn inode(&mut self) -> InodeId {
         if self.inodes.is_empty() {
             match self.call(&Request::InodeRange).expect("a range") {
@@ -378,7 +383,7 @@ impl Client {
         InodeId(self.inodes.next().expect("not empty"))
     }
 
-    /// Appends a record as it is, without asking anybody.
+    /// Appends a record as it is, without any request.
     pub fn append_raw(&self, kind: u8, parts: &[&[u8]]) -> Result<Appended, AppendError> {
         self.log.append(self.log.seal_count(), kind, parts)
     }
@@ -404,7 +409,7 @@ impl Client {
         }
     }
 
-    /// Has the log digested, and lets go of it and of the blocks that its updates have freed.
+    /// Asks for the log's digest, and releases the log and the blocks that its updates have freed.
     pub fn make_room(&mut self) {
         let end = self.digest().expect("digested");
         self.log.release(end);
@@ -415,7 +420,7 @@ impl Client {
         self.append_at(self.log.seal_count(), update)
     }
 
-    /// Appends an update as one who looked at its leases when the log had been sealed so often.
+    /// Appends an update of a thread that checked its leases at this seal count.
     pub fn append_at(&self, seal: SealCount, update: &Update<'_>) -> Result<Appended, AppendError> {
         self.log.append(seal, update.kind() as u8, &update.encode().parts())
     }
@@ -424,7 +429,7 @@ impl Client {
         self.committed_by(&Request::Digest)
     }
 
-    /// Asks for what has a part of the log committed, and says how far it is.
+    /// Makes a request that commits a part of the log, and returns the committed position.
     pub fn committed_by(&mut self, request: &Request) -> Result<LogPosition, Errno> {
         match self.call(request)? {
             Reply::Committed(position) => Ok(position),
