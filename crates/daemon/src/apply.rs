@@ -12,10 +12,10 @@ use ashlar_types::{Access, InodeId, LogPosition, SessionId};
 use ashlar_update::coalesce::{Scope, coalesce};
 use ashlar_update::{Update, join};
 
-use crate::page;
 use crate::session::SessionLog;
-use crate::state::{Phase, State};
-use crate::validate::{Refusal, Validator, Violation};
+use crate::session_page;
+use crate::state::{RecoveryPhase, State};
+use crate::validate::{RecordRefusal, Validator, Violation};
 
 /// The most records and bytes of log in one batch.
 ///
@@ -109,9 +109,9 @@ impl State {
         let batch = Batch::copy(&log, from, to, std::mem::take(&mut self.scratch));
         let (updates, damage) = batch.decode();
         self.store.take_quota_moves();
-        let refusal = self.apply_updates(id, &batch.records, &updates).err().or(damage.map(Refusal::from));
+        let refusal = self.apply_updates(id, &batch.records, &updates).err().or(damage.map(RecordRefusal::from));
         // Only the end of a batch is right, so its use of quota is known only now.
-        let refusal = refusal.or(self.spend_quota(id).err().map(Refusal::from));
+        let refusal = refusal.or(self.spend_quota(id).err().map(RecordRefusal::from));
         drop(updates);
         let is_last = batch.is_last;
         if is_last && refusal.is_none() {
@@ -121,11 +121,11 @@ impl State {
             self.scratch = batch.bytes;
         }
         let applied = self.store.applied(id);
-        self.note_applied(id, from, batch.records.partition_point(|record| record.end <= applied) as u64);
+        self.record_applied(id, from, batch.records.partition_point(|record| record.end <= applied) as u64);
         match refusal {
             None => is_last,
             Some(error) => {
-                self.refuse(id, error);
+                self.handle_refusal(id, error);
                 true
             }
         }
@@ -139,7 +139,12 @@ impl State {
     /// If a record is refused, earlier content of the batch that the refused or later records would have overwritten
     /// may be missing. No session has seen that content, and the writing session is fenced. A missing dependency, which
     /// is no session's violation, cuts the log exactly, as nothing is coalesced across it.
-    fn apply_updates(&mut self, id: SessionId, records: &[RecordAt], updates: &[Update<'_>]) -> Result<(), Refusal> {
+    fn apply_updates(
+        &mut self,
+        id: SessionId,
+        records: &[RecordAt],
+        updates: &[Update<'_>],
+    ) -> Result<(), RecordRefusal> {
         // With less than two changes of content, coalescing saves nothing.
         let coalesced =
             (updates.iter().filter(changes_content).nth(1).is_some()).then(|| coalesce(updates, Scope::Content));
@@ -178,11 +183,11 @@ impl State {
         records: &[RecordAt],
         updates: &[Update<'_>],
         left: &[Option<&Update<'_>>],
-    ) -> Result<(), (LogPosition, Refusal)> {
+    ) -> Result<(), (LogPosition, RecordRefusal)> {
         let mut admitted = 0;
         let mut refusal = None;
         for (record, update) in records.iter().zip(updates) {
-            if let Err(error) = self.admit(id, update, record.position) {
+            if let Err(error) = self.admit_record(id, update, record.position) {
                 refusal = Some((record.position, error));
                 break;
             }
@@ -215,14 +220,14 @@ impl State {
     }
 
     /// Validates a record as it stands in the log, and charges its cost.
-    fn admit(&mut self, id: SessionId, update: &Update<'_>, position: LogPosition) -> Result<(), Refusal> {
-        self.validate(id, update, position)?;
-        self.charge(id, update)?;
+    fn admit_record(&mut self, id: SessionId, update: &Update<'_>, position: LogPosition) -> Result<(), RecordRefusal> {
+        self.validate_record(id, update, position)?;
+        self.charge_record(id, update)?;
         Ok(self.keep_rights(update)?)
     }
 
     /// Charges the cost that the session paid when it logged the update, whatever coalescing left of it.
-    fn charge(&mut self, id: SessionId, update: &Update<'_>) -> Result<(), Refusal> {
+    fn charge_record(&mut self, id: SessionId, update: &Update<'_>) -> Result<(), RecordRefusal> {
         let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
         if !session.account.spend(update.cost().into()) && session.is_whole {
             return Err(Violation::NoCredit.into());
@@ -230,7 +235,7 @@ impl State {
         Ok(())
     }
 
-    fn note_applied(&mut self, id: SessionId, from: LogPosition, records: u64) {
+    fn record_applied(&mut self, id: SessionId, from: LogPosition, records: u64) {
         let applied = self.store.applied(id);
         self.counters.records_applied += records;
         self.counters.bytes_applied += applied.0.saturating_sub(from.0);
@@ -243,17 +248,17 @@ impl State {
             session.digested_bytes += applied.0.saturating_sub(from.0);
             session.control.set_applied(applied);
             // The page is mapped whole, so the store can't miss it.
-            let _ = page::set_validated(&*session.page, applied.max(session.validated));
+            let _ = session_page::set_validated(&*session.page, applied.max(session.validated));
         }
     }
 
-    fn validate(&self, id: SessionId, update: &Update<'_>, position: LogPosition) -> Result<(), Refusal> {
+    fn validate_record(&self, id: SessionId, update: &Update<'_>, position: LogPosition) -> Result<(), RecordRefusal> {
         let Some(session) = self.sessions.get(&id) else { return Ok(()) };
         if let Update::Depend { session: other, position } = update {
             // A session that is gone was committed as a whole before it ended.
             let is_known = *other != id && (self.sessions.contains_key(other) || self.lost.contains(other));
             return match is_known && *position > self.store.applied(*other) {
-                true if self.phase == Phase::Recovering => Err(Refusal::Unmet(*other)),
+                true if self.phase == RecoveryPhase::Recovering => Err(RecordRefusal::Unmet(*other)),
                 true if !self.lost.contains(other) => Err(Violation::ForgedDependency.into()),
                 _ => Ok(()),
             };
@@ -261,8 +266,8 @@ impl State {
         // The lease table and the control page of a session from before the machine's last start may be older than its
         // log.
         let this_boot = session.is_whole;
-        let leases =
-            (this_boot && position >= session.validated.max(session.trusted)).then(|| self.leasing.of(id, &self.store));
+        let leases = (this_boot && position >= session.validated.max(session.trusted))
+            .then(|| self.leasing.leases_of(id, &self.store));
         Validator {
             store: &self.store,
             credentials: &session.credentials,

@@ -4,11 +4,11 @@ macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident)*) => {
         /// Counts of events since the start.
         #[derive(Clone, Copy, Debug, Default)]
-        pub struct Counters {
+        pub struct EventCounters {
             $($(#[$doc])* pub $name: u64,)*
         }
 
-        impl Counters {
+        impl EventCounters {
             /// Returns names and numbers, in a fixed order.
             pub fn list(&self) -> Vec<(String, u64)> {
                 vec![$((stringify!($name).to_owned(), self.$name),)*]

@@ -5,7 +5,7 @@ use ashlar_wire::{Credit, CreditKind, SpaceReply};
 use parking_lot::MutexGuard;
 
 use crate::digest::{release_blocks, take_unreleased_blocks};
-use crate::shared::Shared;
+use crate::shared_state::SharedState;
 use crate::state::State;
 
 /// The credit that a session gets at a time while there is plenty, so that it asks seldom.
@@ -25,7 +25,7 @@ const ATTEMPTS: u32 = 4;
 const FILE_METADATA_BYTES: u64 = 1024;
 
 /// Returns the space that is neither used nor granted as credit, and, for common use, not kept back either.
-fn free(state: &State, kind: CreditKind) -> Credit {
+fn free_credit(state: &State, kind: CreditKind) -> Credit {
     let space = state.store.space();
     let promised = state.sessions.values().map(|session| session.account.outstanding());
     let (blocks, metadata_bytes) =
@@ -45,8 +45,8 @@ fn free(state: &State, kind: CreditKind) -> Credit {
 }
 
 /// Returns the credit that a session begins with, while there is plenty.
-pub fn to_begin_with(state: &State) -> Credit {
-    let free = free(state, CreditKind::Common);
+pub fn initial_credit(state: &State) -> Credit {
+    let free = free_credit(state, CreditKind::Common);
     Credit {
         blocks: BEGINNING.blocks.min(free.blocks / PLENTY_PART),
         metadata_bytes: BEGINNING.metadata_bytes.min(free.metadata_bytes / PLENTY_PART),
@@ -57,7 +57,7 @@ pub fn to_begin_with(state: &State) -> Credit {
 ///
 /// A session gets no more of a kind of which it has enough. Otherwise a session that writes data would come to hold all
 /// metadata bytes, and one that makes files all blocks.
-fn decide(free: Credit, want: Credit, left: Credit) -> Option<Credit> {
+fn decide_grant(free: Credit, want: Credit, left: Credit) -> Option<Credit> {
     let amount = |free: u64, want: u64, left: u64, chunk: u64| {
         if want <= left { Some(0) } else { (want <= free).then(|| want.max(chunk.min(free / PLENTY_PART))) }
     };
@@ -73,13 +73,13 @@ fn decide(free: Credit, want: Credit, left: Credit) -> Option<Credit> {
 /// session that only claims to replace content gets no more than that hundredth. If there is too little space, SharedFS
 /// takes back the unused credit of other sessions. It also digests everything, so that each record counts with the
 /// space that it really took. Only then SharedFS refuses.
-pub fn grant(shared: &Shared, id: SessionId, want: Credit, replaces: bool) -> Result<Credit, Errno> {
+pub fn grant(shared: &SharedState, id: SessionId, want: Credit, replaces: bool) -> Result<Credit, Errno> {
     let kinds: &[CreditKind] = if replaces { &[CreditKind::Common, CreditKind::Kept] } else { &[CreditKind::Common] };
     let mut state = shared.lock();
     for attempt in 0.. {
         let session = state.live(id).ok_or(Errno::EIO)?;
         let found = kinds.iter().find_map(|&kind| {
-            let granted = decide(free(&state, kind), want, session.credit_left(kind))?;
+            let granted = decide_grant(free_credit(&state, kind), want, session.credit_left(kind))?;
             Some((granted, kind))
         });
         if let Some((credit, kind)) = found {
@@ -92,7 +92,7 @@ pub fn grant(shared: &Shared, id: SessionId, want: Credit, replaces: bool) -> Re
         }
         state = reclaim(shared, state)?;
         // Sessions that lose blocks must ask again where their data are, so SharedFS takes blocks only if that helps.
-        let most = kinds.iter().map(|&kind| free(&state, kind).blocks).max().unwrap_or(0);
+        let most = kinds.iter().map(|&kind| free_credit(&state, kind).blocks).max().unwrap_or(0);
         if want.blocks > most && want.blocks <= most + state.store.space().blocks_pinned {
             take_unreleased_blocks(&mut state);
         }
@@ -102,7 +102,7 @@ pub fn grant(shared: &Shared, id: SessionId, want: Credit, replaces: bool) -> Re
 }
 
 /// Makes free the space that sessions hold unused or have deleted.
-pub fn reclaim<'a>(shared: &'a Shared, mut state: MutexGuard<'a, State>) -> Result<MutexGuard<'a, State>, Errno> {
+pub fn reclaim<'a>(shared: &'a SharedState, mut state: MutexGuard<'a, State>) -> Result<MutexGuard<'a, State>, Errno> {
     for id in state.live_ids() {
         if let Some(session) = state.sessions.get_mut(&id) {
             session.recall_credit().map_err(|_| Errno::EIO)?;
@@ -116,7 +116,7 @@ pub fn reclaim<'a>(shared: &'a Shared, mut state: MutexGuard<'a, State>) -> Resu
 }
 
 /// Returns the answer to a session's `statfs`: [`space_of_all`], but no more than the limits of a subtree leave.
-pub fn space(shared: &Shared, id: Option<SessionId>, subtree: QuotaId) -> SpaceReply {
+pub fn space(shared: &SharedState, id: Option<SessionId>, subtree: QuotaId) -> SpaceReply {
     let mut state = shared.lock();
     if let Some(id) = id {
         // The session's own latest writes and deletions count.
@@ -138,7 +138,7 @@ pub fn space(shared: &Shared, id: Option<SessionId>, subtree: QuotaId) -> SpaceR
 /// Freed blocks that wait for a commit count, since [`grant`] doesn't refuse anything before that commit.
 pub fn space_of_all(state: &State, id: Option<SessionId>) -> SpaceReply {
     let total = state.store.space();
-    let mut free = free(state, CreditKind::Common);
+    let mut free = free_credit(state, CreditKind::Common);
     free.blocks += total.blocks_pinned;
     if let Some(session) = id.and_then(|id| state.sessions.get(&id)) {
         let own = session.account.outstanding();
@@ -164,19 +164,22 @@ mod tests {
     #[test]
     fn grant_is_chunk_if_plenty_else_exact_want() {
         let nothing = credit(0, 0);
-        assert_eq!(decide(credit(1 << 30, 1 << 40), credit(1, 1), nothing), Some(CHUNK));
-        assert_eq!(decide(credit(1 << 30, 1 << 40), credit(1 << 29, 1), nothing).map(|c| c.blocks), Some(1 << 29));
-        assert_eq!(decide(credit(20, 2000), credit(3, 1500), nothing), Some(credit(3, 1500)));
-        assert_eq!(decide(credit(20, 2000), credit(21, 1), nothing), None);
-        assert_eq!(decide(credit(20, 2000), credit(1, 2001), nothing), None);
+        assert_eq!(decide_grant(credit(1 << 30, 1 << 40), credit(1, 1), nothing), Some(CHUNK));
+        assert_eq!(
+            decide_grant(credit(1 << 30, 1 << 40), credit(1 << 29, 1), nothing).map(|c| c.blocks),
+            Some(1 << 29)
+        );
+        assert_eq!(decide_grant(credit(20, 2000), credit(3, 1500), nothing), Some(credit(3, 1500)));
+        assert_eq!(decide_grant(credit(20, 2000), credit(21, 1), nothing), None);
+        assert_eq!(decide_grant(credit(20, 2000), credit(1, 2001), nothing), None);
     }
 
     #[test]
     fn grant_of_sufficient_kind_is_zero() {
         let plenty = credit(1 << 30, 1 << 40);
-        assert_eq!(decide(plenty, credit(1, 256), credit(0, 256)), Some(credit(CHUNK.blocks, 0)));
-        assert_eq!(decide(plenty, credit(0, 1024), credit(500, 1023)), Some(credit(0, CHUNK.metadata_bytes)));
-        assert_eq!(decide(credit(0, 2000), credit(1, 2000), credit(1, 0)), Some(credit(0, 2000)));
-        assert_eq!(decide(plenty, credit(1, 1), credit(1, 1)), Some(credit(0, 0)));
+        assert_eq!(decide_grant(plenty, credit(1, 256), credit(0, 256)), Some(credit(CHUNK.blocks, 0)));
+        assert_eq!(decide_grant(plenty, credit(0, 1024), credit(500, 1023)), Some(credit(0, CHUNK.metadata_bytes)));
+        assert_eq!(decide_grant(credit(0, 2000), credit(1, 2000), credit(1, 0)), Some(credit(0, 2000)));
+        assert_eq!(decide_grant(plenty, credit(1, 1), credit(1, 1)), Some(credit(0, 0)));
     }
 }

@@ -15,10 +15,10 @@ use ashlar_update::Update;
 use parking_lot::MutexGuard;
 
 use crate::apply::Slice;
-use crate::huge::{self, huge_thread};
-use crate::page;
-use crate::session::Session;
-use crate::shared::Shared;
+use crate::huge_pages::{self, huge_thread};
+use crate::session::ServedSession;
+use crate::session_page;
+use crate::shared_state::SharedState;
 use crate::state::{OWN_SESSION, State};
 
 /// A log is digested when more than this part of it waits,
@@ -42,7 +42,7 @@ const FENCED_KEPT: usize = 8;
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Runs the digest thread: checks all logs, and applies those that are due.
-pub fn digest_thread(shared: &Shared) {
+pub fn digest_thread(shared: &SharedState) {
     let (mut swept, mut moved) = (Instant::now(), Instant::now());
     let mut state = shared.lock();
     while !state.ending {
@@ -64,17 +64,17 @@ pub fn digest_thread(shared: &Shared) {
         if swept.elapsed() >= SWEEP {
             state.leasing.manager.handle_time(crate::grant::now_us());
         }
-        shared.drive(&mut state);
+        shared.perform_decisions(&mut state);
         crate::sessions::remove_ended(shared, &mut state);
         if swept.elapsed() >= SWEEP {
             state = sweep_orphans(shared, state);
             // Segments that lagged behind while the arena was checked.
             state.store.show_lagging();
-            state.note_sharing();
+            state.publish_sharing();
             swept = Instant::now();
         }
         if is_commit_due(&state) {
-            shared.want_commit(&mut state);
+            shared.request_commit(&mut state);
         }
         if state.failure.is_some() {
             drop(state);
@@ -126,8 +126,8 @@ fn can_commit(state: &State) -> bool {
 }
 
 /// Returns whether much of these sessions' logs is applied and not committed, or as much as a thread waits for.
-fn is_much_uncommitted<'a>(state: &State, sessions: impl IntoIterator<Item = &'a Session>) -> bool {
-    let is_long = |session: &Session| {
+fn is_much_uncommitted<'a>(state: &State, sessions: impl IntoIterator<Item = &'a ServedSession>) -> bool {
+    let is_long = |session: &ServedSession| {
         let (applied, committed) = (state.store.applied(session.id), state.store.committed(session.id));
         let is_wanted = committed < session.wanted && session.wanted <= applied;
         is_wanted || applied.0.saturating_sub(committed.0) > session.log.capacity() / UNCOMMITTED_PART
@@ -163,44 +163,44 @@ pub fn take_unreleased_blocks(state: &mut State) {
 /// Quarantines fenced sessions: keeps their files for inspection, under names that no start takes up.
 ///
 /// SharedFS renames the log only after all that it applied from it is committed: until then a restart needs the log.
-pub fn set_fenced_aside(shared: &Shared, state: &mut State) {
+pub fn quarantine_fenced(shared: &SharedState, state: &mut State) {
     let settled: Vec<SessionId> = state
         .sessions
         .values()
-        .filter(|s| s.fenced.is_some() && !s.is_aside && state.store.committed(s.id) >= state.store.applied(s.id))
+        .filter(|s| s.fenced.is_some() && !s.is_quarantined && state.store.committed(s.id) >= state.store.applied(s.id))
         .map(|s| s.id)
         .collect();
     for id in settled {
-        if let Err(error) = set_aside(&shared.arena, id) {
+        if let Err(error) = quarantine_session(&shared.arena, id) {
             if error.kind() != io::ErrorKind::NotFound {
-                tracing::warn!(session = id.0, %error, "a fenced session's files can't be set aside");
+                tracing::warn!(session = id.0, %error, "a fenced session's files can't be quarantined");
             }
             continue;
         }
         tracing::warn!(session = id.0, "the fenced session's log is kept as sessions/fenced-{}.log", id.0);
         state.store.remove_session(id);
         if let Some(session) = state.sessions.get_mut(&id) {
-            session.is_aside = true;
+            session.is_quarantined = true;
         }
     }
 }
 
 /// Renames a session's files. The log is first: without it, no start takes the session up.
-pub fn set_aside(arena: &Arena, id: SessionId) -> io::Result<()> {
+pub fn quarantine_session(arena: &Arena, id: SessionId) -> io::Result<()> {
     let sessions = arena.dir().join("sessions");
     for extension in ["log", "control", "leases"] {
         fs::rename(sessions.join(format!("{id}.{extension}")), sessions.join(format!("fenced-{id}.{extension}")))?;
     }
     // The table of the process's mapped segments is needed until the process has ended, and no start takes it up.
     arena.remove_session(id).map_err(io::Error::other)?;
-    forget_oldest_aside(&sessions)
+    remove_oldest_quarantined(&sessions)
 }
 
 /// Removes all but the files of the last few quarantined sessions.
 ///
 /// A session that forges logs all day must not fill the arena. The times of the renames say which session came last,
 /// since numbers are used again.
-fn forget_oldest_aside(sessions: &Path) -> io::Result<()> {
+fn remove_oldest_quarantined(sessions: &Path) -> io::Result<()> {
     let number = |name: &str| name.strip_prefix("fenced-")?.split('.').next()?.parse::<u64>().ok();
     let mut kept = BTreeMap::<u64, ((i64, i64), Vec<PathBuf>)>::new();
     for file in fs::read_dir(sessions)? {
@@ -225,7 +225,7 @@ fn closed_orphans(state: &State) -> Vec<InodeId> {
 }
 
 /// Frees orphans that no session has open.
-pub fn sweep_orphans<'a>(shared: &'a Shared, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+pub fn sweep_orphans<'a>(shared: &'a SharedState, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
     let closed = closed_orphans(&state);
     if closed.is_empty() {
         return state;
@@ -238,7 +238,7 @@ pub fn sweep_orphans<'a>(shared: &'a Shared, mut state: MutexGuard<'a, State>) -
         }
         free_orphan(&mut state, inode);
     }
-    shared.drive(&mut state);
+    shared.perform_decisions(&mut state);
     state
 }
 
@@ -262,7 +262,7 @@ fn free_orphan(state: &mut State, inode: InodeId) {
 }
 
 /// Runs the commit thread: commits one batch after the other, as they are wanted.
-pub fn commit_thread(shared: &Shared) {
+pub fn commit_thread(shared: &SharedState) {
     let mut state = shared.lock();
     loop {
         while !state.commit_wanted {
@@ -301,7 +301,7 @@ pub fn begin_commit(state: &mut State) -> Option<CommitJob> {
     // already.
     let is_new = !state.store.is_frozen();
     if is_new {
-        note_costs(state);
+        record_costs(state);
     }
     let mut job = state.store.begin_commit()?;
     let batch = state.store.next_batch() - 1;
@@ -326,7 +326,7 @@ pub fn finish_commit(state: &mut State, done: CommitDone) -> Result<(), StoreErr
         state.counters.commits += 1;
         state.commits_ended = state.commits_begun;
     }
-    publish(state, &committed);
+    publish_committed(state, &committed);
     Ok(())
 }
 
@@ -347,15 +347,15 @@ pub fn commit(state: &mut State) -> Result<(), StoreError> {
 
 /// Notes the cost of all records that the coming commit takes, so that a restart knows the possible cost of the rest of
 /// a log.
-fn note_costs(state: &mut State) {
+fn record_costs(state: &mut State) {
     for session in state.sessions.values() {
         // The page is mapped whole, so the store can't miss it.
-        let _ = page::set_cost_at(&*session.page, state.store.applied(session.id), session.account.used);
+        let _ = session_page::set_cost_at(&*session.page, state.store.applied(session.id), session.account.used);
     }
 }
 
 /// Tells sessions how far their logs are committed: the log space up to there is free.
-fn publish(state: &mut State, committed: &Committed) {
+fn publish_committed(state: &mut State, committed: &Committed) {
     for &(id, position) in &committed.sessions {
         if let Some(session) = state.sessions.get(&id).filter(|session| session.fenced.is_none()) {
             session.set_committed(position);
@@ -368,7 +368,7 @@ fn publish(state: &mut State, committed: &Committed) {
 }
 
 /// Applies all logs and commits everything when SharedFS ends.
-pub fn finish(shared: &Shared) -> Result<(), StoreError> {
+pub fn digest_all(shared: &SharedState) -> Result<(), StoreError> {
     let mut state = shared.lock();
     if let Some(error) = state.failure.take() {
         return Err(error);
@@ -378,15 +378,15 @@ pub fn finish(shared: &Shared) -> Result<(), StoreError> {
             state.apply(id, settled, Slice::All);
         }
     }
-    shared.drive(&mut state);
+    shared.perform_decisions(&mut state);
     commit(&mut state)
 }
 
 /// Starts the digest and commit threads, and the one that makes huge pages.
-pub fn start(shared: &Arc<Shared>) -> io::Result<Vec<std::thread::JoinHandle<()>>> {
-    type Work = fn(&Shared);
+pub fn start_threads(shared: &Arc<SharedState>) -> io::Result<Vec<std::thread::JoinHandle<()>>> {
+    type Work = fn(&SharedState);
     let threads: [(&str, Work); 2] = [("digest", digest_thread), ("commit", commit_thread)];
-    let huge: Option<(&str, Work)> = huge::is_wanted(shared).then_some(("huge", huge_thread));
+    let huge: Option<(&str, Work)> = huge_pages::is_wanted(shared).then_some(("huge", huge_thread));
     threads
         .into_iter()
         .chain(huge)

@@ -10,9 +10,9 @@ use ashlar_store::StoreError;
 use ashlar_types::{Errno, InodeId, LogPosition, SessionId};
 use parking_lot::MutexGuard;
 
-use crate::grant::internal;
+use crate::grant::report_store_error;
 use crate::leasing::Ancestors;
-use crate::shared::Shared;
+use crate::shared_state::SharedState;
 use crate::state::State;
 
 /// Makes persistent what sessions other than `id` have done to an inode and to the names that lead to it.
@@ -22,7 +22,7 @@ use crate::state::State;
 /// # Errors
 /// As [`sync_positions`].
 pub fn sync_inode(
-    shared: &Shared,
+    shared: &SharedState,
     id: SessionId,
     inode: InodeId,
     mut positions: Vec<(SessionId, LogPosition)>,
@@ -30,8 +30,10 @@ pub fn sync_inode(
     let mut state = shared.lock();
     let mut applied = BTreeSet::from([id]);
     // A log may lead to further ones: it makes the inode, or moves it below another directory.
-    while let Some(writer) =
-        writers(&state, inode).map_err(|error| internal(&error))?.into_iter().find(|writer| !applied.contains(writer))
+    while let Some(writer) = find_writers(&state, inode)
+        .map_err(|error| report_store_error(&error))?
+        .into_iter()
+        .find(|writer| !applied.contains(writer))
     {
         state = shared.apply_settled(state, writer);
         applied.insert(writer);
@@ -42,7 +44,7 @@ pub fn sync_inode(
 }
 
 /// Returns the sessions whose logs may hold unapplied updates of an inode, or of a directory that leads to it.
-fn writers(state: &State, inode: InodeId) -> Result<BTreeSet<SessionId>, StoreError> {
+fn find_writers(state: &State, inode: InodeId) -> Result<BTreeSet<SessionId>, StoreError> {
     if state.store.inode(inode)?.is_some() {
         return Ok(state.leasing.manager.writers(inode, &Ancestors(&state.store)));
     }
@@ -55,8 +57,8 @@ fn writers(state: &State, inode: InodeId) -> Result<BTreeSet<SessionId>, StoreEr
 /// Makes persistent what all sessions have done.
 ///
 /// # Errors
-/// As [`Shared::commit_all`].
-pub fn sync_all(shared: &Shared) -> Result<(), Errno> {
+/// As [`SharedState::commit_all`].
+pub fn sync_all(shared: &SharedState) -> Result<(), Errno> {
     let mut state = shared.apply_all_settled(shared.lock());
     shared.commit_all(&mut state)
 }
@@ -64,9 +66,9 @@ pub fn sync_all(shared: &Shared) -> Result<(), Errno> {
 /// Makes applied updates of sessions persistent, up to these positions.
 ///
 /// # Errors
-/// `EIO` if they can't be committed; [`Shared::ENDING`].
+/// `EIO` if they can't be committed; [`SharedState::ENDING`].
 pub fn sync_positions(
-    shared: &Shared,
+    shared: &SharedState,
     mut state: MutexGuard<'_, State>,
     positions: &[(SessionId, LogPosition)],
 ) -> Result<(), Errno> {

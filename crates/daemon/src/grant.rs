@@ -18,14 +18,14 @@ use parking_lot::MutexGuard;
 use crate::apply::Slice;
 use crate::grant_cache;
 use crate::invalidation;
-use crate::leasing::{Ancestors, Wanted, home_of};
-use crate::looked;
-use crate::notify::{Notifier, Ticket};
-use crate::page;
-use crate::session::Session;
-use crate::shared::Shared;
+use crate::leasing::{Ancestors, WantedLeases, home_of};
+use crate::mount_notifier::{NotificationTicket, Notifier};
+use crate::read_ahead;
+use crate::scan_detection;
+use crate::session::ServedSession;
+use crate::session_page;
+use crate::shared_state::SharedState;
 use crate::state::State;
-use crate::walk;
 
 /// Updates of other sessions on which a grant depends.
 type Dependencies = Vec<(SessionId, LogPosition)>;
@@ -38,13 +38,13 @@ const PAUSE_IN_USE: Duration = Duration::from_micros(50);
 
 /// The answer to a request, made when its leases were granted, until the requesting thread takes it.
 #[derive(Debug)]
-pub struct Answer {
+pub struct GrantAnswer {
     grants: Result<Vec<GrantReply>, Errno>,
     dependencies: Dependencies,
     /// How far the session's own log was part of the state then.
     applied: LogPosition,
     /// Notifications that kernels must have received before the answer may be sent.
-    tickets: Vec<Arc<Ticket>>,
+    tickets: Vec<Arc<NotificationTicket>>,
     /// Files whose pages kernels must have dropped by then.
     pages: Vec<(Arc<Notifier>, InodeId)>,
 }
@@ -64,14 +64,14 @@ pub fn now_us() -> u64 {
 pub enum Patience {
     /// It may.
     Any,
-    /// It fails with [`Shared::LATER`]. The session asks again by message, and then receives whatever was granted
+    /// It fails with [`SharedState::LATER`]. The session asks again by message, and then receives whatever was granted
     /// meanwhile.
     None,
 }
 
 /// The entry that a session looks up.
 #[derive(Debug)]
-pub struct Sought<'a> {
+pub struct LookupTarget<'a> {
     pub directory: InodeId,
     pub name: &'a [u8],
     /// The lease on the directory that the session lacks.
@@ -85,27 +85,27 @@ pub struct Sought<'a> {
 }
 
 /// Applies what a session has logged; without patience, only if one batch suffices.
-pub fn applied(shared: &Shared, id: SessionId, patience: Patience) -> Result<MutexGuard<'_, State>, Errno> {
+pub fn lock_applied(shared: &SharedState, id: SessionId, patience: Patience) -> Result<MutexGuard<'_, State>, Errno> {
     let mut state = shared.lock();
     if patience == Patience::Any {
         return Ok(shared.apply_settled(state, id));
     }
     // More than one batch takes a while.
     let is_applied = state.settled(id).is_none_or(|settled| state.apply(id, settled, Slice::Batch));
-    shared.drive(&mut state);
-    if is_applied { Ok(state) } else { Err(Shared::LATER) }
+    shared.perform_decisions(&mut state);
+    if is_applied { Ok(state) } else { Err(SharedState::LATER) }
 }
 
 /// Applies what a session has logged, and the logs of other sessions if one of them may have made a missing inode.
-pub fn begin<'a>(
-    shared: &'a Shared,
+pub fn begin_request<'a>(
+    shared: &'a SharedState,
     id: SessionId,
     wants: &[Want],
     patience: Patience,
 ) -> Result<MutexGuard<'a, State>, Errno> {
-    let mut state = applied(shared, id, patience)?;
+    let mut state = lock_applied(shared, id, patience)?;
     if patience == Patience::None {
-        return if check_exists(&state, wants).is_ok() { Ok(state) } else { Err(Shared::LATER) };
+        return if check_exists(&state, wants).is_ok() { Ok(state) } else { Err(SharedState::LATER) };
     }
     if check_exists(&state, wants).is_err() {
         // A session that has the number from a descriptor may ask before the log of the inode's maker is applied.
@@ -122,13 +122,13 @@ pub fn begin<'a>(
 }
 
 /// Grants leases, with state.
-pub fn acquire(shared: &Shared, id: SessionId, wants: &[Want], patience: Patience) -> Result<Reply, Errno> {
+pub fn acquire(shared: &SharedState, id: SessionId, wants: &[Want], patience: Patience) -> Result<Reply, Errno> {
     let mut state = shared.lock();
-    if !reads_back(&mut state, id, wants) {
+    if !is_extent_request(&mut state, id, wants) {
         drop(state);
-        state = begin(shared, id, wants, patience)?;
+        state = begin_request(shared, id, wants, patience)?;
     }
-    let answer = request(shared, &mut state, id, wants, patience)?;
+    let answer = request_grant(shared, &mut state, id, wants, patience)?;
     let (applied, not_before) = (answer.applied, state.not_before);
     drop(state);
     let (grants, dependencies) = answer.finish(not_before, patience)?;
@@ -140,7 +140,7 @@ pub fn acquire(shared: &Shared, id: SessionId, wants: &[Want], patience: Patienc
 /// The session itself applies to the answer what it has logged and SharedFS has not applied yet. So it need not wait
 /// for that: otherwise a program that reads back what it wrote would wait for the digest of all that it has written
 /// since.
-fn reads_back(state: &mut State, id: SessionId, wants: &[Want]) -> bool {
+fn is_extent_request(state: &mut State, id: SessionId, wants: &[Want]) -> bool {
     // A session that knows nothing of an inode wants its extended attributes, too.
     let is_of_bytes = |want: &Want| {
         let Need { contents, entries, xattrs, .. } = want.need;
@@ -153,21 +153,32 @@ fn reads_back(state: &mut State, id: SessionId, wants: &[Want]) -> bool {
 }
 
 /// Looks up one entry of a directory, with a lease on its inode, and on the directory if the session asks for one.
-pub fn lookup(shared: &Shared, id: SessionId, sought: &Sought<'_>, patience: Patience) -> Result<Reply, Errno> {
-    let &Sought { directory, name, within, makes, write, need } = sought;
+pub fn lookup(
+    shared: &SharedState,
+    id: SessionId,
+    sought: &LookupTarget<'_>,
+    patience: Patience,
+) -> Result<Reply, Errno> {
+    let &LookupTarget { directory, name, within, makes, write, need } = sought;
     Name::check(name).map_err(|_| Errno::EINVAL)?;
     if within.is_some_and(|within| within.inode != directory) {
         return Err(Errno::EINVAL);
     }
     let mut wants = Vec::with_capacity(2);
-    let mut state = begin(shared, id, within.as_slice(), patience)?;
-    let mut before = Before::default();
+    let mut state = begin_request(shared, id, within.as_slice(), patience)?;
+    let mut before = ReplacedAnswers::default();
     if let Some(within) = within {
         // Changes that other sessions have made in the directory are visible only after the lease is taken from them.
-        before.note(request(shared, &mut state, id, &[Want { need: Need::default(), ..within }], patience)?);
+        before.keep_conditions(request_grant(
+            shared,
+            &mut state,
+            id,
+            &[Want { need: Need::default(), ..within }],
+            patience,
+        )?);
     }
     let (entry, answer) = loop {
-        let found = state.store.entry(directory, name).map_err(|error| internal(&error))?;
+        let found = state.store.entry(directory, name).map_err(|error| report_store_error(&error))?;
         wants.clear();
         wants.extend(within.map(|within| Want { write: within.write || makes && found.is_none(), ..within }));
         wants.extend(found.map(|found| {
@@ -178,12 +189,13 @@ pub fn lookup(shared: &Shared, id: SessionId, sought: &Sought<'_>, patience: Pat
             let need = Need { entries: need.entries && !is_held, children: need.children && !is_held, ..need };
             Want { inode: found.inode, write, scope: ScopeKind::Node, need }
         }));
-        let answer = if wants.is_empty() { None } else { Some(request(shared, &mut state, id, &wants, patience)?) };
+        let answer =
+            if wants.is_empty() { None } else { Some(request_grant(shared, &mut state, id, &wants, patience)?) };
         // For the grant, SharedFS may have applied another session's log, and that may have changed the entry.
-        if state.store.entry(directory, name).map_err(|error| internal(&error))? == found {
+        if state.store.entry(directory, name).map_err(|error| report_store_error(&error))? == found {
             break (found, answer);
         }
-        answer.into_iter().for_each(|answer| before.note(answer));
+        answer.into_iter().for_each(|answer| before.keep_conditions(answer));
     };
     let entry = entry.map(|entry| DirectoryEntry {
         cookie: state.store.name_cookie(name),
@@ -192,8 +204,13 @@ pub fn lookup(shared: &Shared, id: SessionId, sought: &Sought<'_>, patience: Pat
         kind: entry.kind,
     });
     let applied = state.store.applied(id);
-    let nothing =
-        || Answer { grants: Ok(Vec::new()), dependencies: Vec::new(), applied, tickets: Vec::new(), pages: Vec::new() };
+    let nothing = || GrantAnswer {
+        grants: Ok(Vec::new()),
+        dependencies: Vec::new(),
+        applied,
+        tickets: Vec::new(),
+        pages: Vec::new(),
+    };
     let mut answer = answer.unwrap_or_else(nothing);
     let (applied, not_before) = (answer.applied, state.not_before);
     drop(state);
@@ -207,17 +224,17 @@ pub fn lookup(shared: &Shared, id: SessionId, sought: &Sought<'_>, patience: Pat
 
 /// The remains of answers that a later answer replaces.
 #[derive(Debug, Default)]
-struct Before {
+struct ReplacedAnswers {
     dependencies: Dependencies,
-    tickets: Vec<Arc<Ticket>>,
+    tickets: Vec<Arc<NotificationTicket>>,
     pages: Vec<(Arc<Notifier>, InodeId)>,
 }
 
-impl Before {
+impl ReplacedAnswers {
     /// Keeps the conditions of a replaced answer.
     ///
     /// The leases stay. The states are sent again, so whether the replaced answer had any means nothing.
-    fn note(&mut self, mut answer: Answer) {
+    fn keep_conditions(&mut self, mut answer: GrantAnswer) {
         self.dependencies.append(&mut answer.dependencies);
         self.tickets.append(&mut answer.tickets);
         self.pages.append(&mut answer.pages);
@@ -225,10 +242,10 @@ impl Before {
 }
 
 /// Returns a page of a directory.
-pub fn read_directory(shared: &Shared, directory: InodeId, after: u64, limit: u32) -> Result<Reply, Errno> {
+pub fn read_directory(shared: &SharedState, directory: InodeId, after: u64, limit: u32) -> Result<Reply, Errno> {
     let limit = (limit as usize).min(Need::ENTRIES_MAX as usize);
     let state = shared.lock();
-    let entries = state.store.entries(directory, after, limit).map_err(|error| internal(&error))?;
+    let entries = state.store.entries(directory, after, limit).map_err(|error| report_store_error(&error))?;
     Ok(Reply::Entries(entries.into_iter().map(directory_entry).collect()))
 }
 
@@ -236,15 +253,15 @@ fn directory_entry((cookie, name, entry): (u64, Name, ashlar_update::Entry)) -> 
     DirectoryEntry { cookie, name: name.as_bytes().to_vec(), inode: entry.inode, kind: entry.kind }
 }
 
-pub fn internal(error: &StoreError) -> Errno {
+pub fn report_store_error(error: &StoreError) -> Errno {
     tracing::error!(%error, "the shared area can't be read");
     Errno::EIO
 }
 
 fn check_exists(state: &State, wants: &[Want]) -> Result<(), Errno> {
     for want in wants {
-        let exists =
-            want.inode == InodeId::RENAME || state.store.inode(want.inode).map_err(|error| internal(&error))?.is_some();
+        let exists = want.inode == InodeId::RENAME
+            || state.store.inode(want.inode).map_err(|error| report_store_error(&error))?.is_some();
         if !exists {
             return Err(Errno::ESTALE);
         }
@@ -252,7 +269,7 @@ fn check_exists(state: &State, wants: &[Want]) -> Result<(), Errno> {
     Ok(())
 }
 
-impl Answer {
+impl GrantAnswer {
     /// Waits until no kernel believes anything that the grants make untrue.
     fn finish(self, not_before: Instant, patience: Patience) -> Result<(Vec<GrantReply>, Dependencies), Errno> {
         let now = Instant::now();
@@ -260,7 +277,7 @@ impl Answer {
             || self.tickets.iter().any(|ticket| !ticket.is_done())
             || self.pages.iter().any(|(notifier, inode)| notifier.owes_pages(*inode));
         if waits && patience == Patience::None {
-            return Err(Shared::LATER);
+            return Err(SharedState::LATER);
         }
         if not_before > now {
             std::thread::sleep(not_before - now);
@@ -276,52 +293,52 @@ impl Answer {
 }
 
 /// Requests a grant and waits for it. On the way, requests of other sessions that come first are served.
-fn request(
-    shared: &Shared,
+fn request_grant(
+    shared: &SharedState,
     state: &mut MutexGuard<'_, State>,
     id: SessionId,
     wants: &[Want],
     patience: Patience,
-) -> Result<Answer, Errno> {
+) -> Result<GrantAnswer, Errno> {
     if wants.iter().any(|want| state.is_refused(id, want)) {
         return Err(Errno::RESERVED);
     }
-    shared.drive(state);
+    shared.perform_decisions(state);
     // If there is no room, older leases make room.
     let top = state.sessions.get(&id).map_or(0, |session| session.lease_top);
     let _ = make_lease_room(state, id, top + wants.len() as u32);
-    let mut wants: Vec<_> = wants.iter().map(|want| widened(state, id, want)).collect();
+    let mut wants: Vec<_> = wants.iter().map(|want| widen_want(state, id, want)).collect();
     let asked = wants.len();
     // While other sessions wait, no session gets more than it asks for.
     if !state.leasing.manager.is_waited_for() {
-        walk::look_ahead(state, id, &mut wants);
+        read_ahead::add_read_ahead(state, id, &mut wants);
         let mut index = 0;
         wants.retain(|want| {
             index += 1;
             index <= asked || !state.is_refused(id, want)
         });
     }
-    let wanted = Wanted { wants, asked };
-    if let Some(answer) = covered(state, id, &wanted) {
+    let wanted = WantedLeases { wants, asked };
+    if let Some(answer) = answer_covered(state, id, &wanted) {
         return Ok(answer);
     }
     let request = state.request_leases(now_us(), id, wanted)?;
     loop {
-        let wait = shared.drive(state);
+        let wait = shared.perform_decisions(state);
         if let Some(answer) = state.leasing.answers.remove(&request) {
             return Ok(answer);
         }
         if state.ending || state.live(id).is_none_or(|session| session.is_ending) {
             state.leasing.wanted.remove(&request);
-            return Err(if state.ending { Shared::ENDING } else { Errno::EIO });
+            return Err(if state.ending { SharedState::ENDING } else { Errno::EIO });
         }
         if patience == Patience::None {
             state.leasing.wanted.remove(&request);
             state.leasing.manager.handle_cancel(request);
-            shared.drive(state);
-            return Err(Shared::LATER);
+            shared.perform_decisions(state);
+            return Err(SharedState::LATER);
         }
-        shared.grants_changed.wait_for(state, pause(wait));
+        shared.grants_changed.wait_for(state, pause_until(wait));
     }
 }
 
@@ -329,19 +346,24 @@ fn request(
 ///
 /// # Errors
 /// As for leases that a session asks for.
-pub fn take(shared: &Shared, state: &mut MutexGuard<'_, State>, id: SessionId, wants: &[Want]) -> Result<(), Errno> {
-    request(shared, state, id, wants, Patience::Any)?.grants.map(drop)
+pub fn take_leases(
+    shared: &SharedState,
+    state: &mut MutexGuard<'_, State>,
+    id: SessionId,
+    wants: &[Want],
+) -> Result<(), Errno> {
+    request_grant(shared, state, id, wants, Patience::Any)?.grants.map(drop)
 }
 
 /// Widens a want to what the session is likely to access next.
-fn widened(state: &mut State, id: SessionId, want: &Want) -> Want {
+fn widen_want(state: &mut State, id: SessionId, want: &Want) -> Want {
     // If no state is to be sent, no further state is sent either.
     if want.write || want.scope != ScopeKind::Node || want.need == Need::default() {
         return *want;
     }
     let inode = |inode| state.store.inode(inode).ok().flatten();
     let Some(found) = inode(want.inode) else { return *want };
-    if found.is_directory() && found.entries <= looked::LISTED {
+    if found.is_directory() && found.entries <= scan_detection::LISTED_ENTRIES_MAX {
         return Want { need: Need { entries: true, children: true, ..want.need }, ..*want };
     }
     let directory = home_of(want.inode, &found).as_file();
@@ -349,13 +371,16 @@ fn widened(state: &mut State, id: SessionId, want: &Want) -> Want {
     let (Some(directory), Some(entries), Some(session)) = (directory, entries, state.sessions.get_mut(&id)) else {
         return *want;
     };
-    let scope =
-        if session.looked.note(directory, entries, want.need.contents) { ScopeKind::Files } else { ScopeKind::Node };
+    let scope = if session.scans.record_access(directory, entries, want.need.contents) {
+        ScopeKind::Files
+    } else {
+        ScopeKind::Node
+    };
     Want { scope, ..*want }
 }
 
 /// Answers a want that the session's leases cover at once, ahead of all waiting sessions.
-fn covered(state: &mut State, id: SessionId, wanted: &Wanted) -> Option<Answer> {
+fn answer_covered(state: &mut State, id: SessionId, wanted: &WantedLeases) -> Option<GrantAnswer> {
     let (mut grants, mut dependencies) = (Vec::with_capacity(wanted.wants.len()), Vec::new());
     for want in &wanted.wants {
         // Other sessions may hold leases below a directory that a session's lease covers: only the manager takes those.
@@ -366,13 +391,13 @@ fn covered(state: &mut State, id: SessionId, wanted: &Wanted) -> Option<Answer> 
         grants.push(grant);
         dependencies.extend(shown);
     }
-    Some(answer(state, id, wanted, &grants, dependencies))
+    Some(make_answer(state, id, wanted, &grants, dependencies))
 }
 
 /// Performs the lease manager's commands until there is none.
 ///
 /// Returns whether requests were answered, and when to go on, if there is such a time.
-pub fn drive(state: &mut State) -> (bool, Option<u64>) {
+pub fn perform_decisions(state: &mut State) -> (bool, Option<u64>) {
     let mut answered = false;
     loop {
         let State { leasing, store, sessions, .. } = state;
@@ -380,9 +405,9 @@ pub fn drive(state: &mut State) -> (bool, Option<u64>) {
         match leasing.manager.poll_command(now_us(), &Ancestors(store), &is_using) {
             Some(Command::Grant { session, request, grants, dependencies }) => {
                 answered = true;
-                grant(state, session, request, &grants, dependencies);
+                store_answer(state, session, request, &grants, dependencies);
             }
-            Some(command) => perform(state, &command),
+            Some(command) => perform_command(state, &command),
             None => match state.leasing.take_dropped() {
                 Some(fenced) => {
                     state.store.release_all(fenced);
@@ -393,9 +418,9 @@ pub fn drive(state: &mut State) -> (bool, Option<u64>) {
         }
     }
     for session in state.sessions.values() {
-        if page::is_revoking(&*session.page) {
+        if session_page::is_revoking(&*session.page) {
             // The page is mapped whole, so the store can't miss it.
-            let _ = page::set_revoking(&*session.page, false);
+            let _ = session_page::set_revoking(&*session.page, false);
         }
     }
     (answered, state.leasing.manager.next_time_us())
@@ -404,7 +429,7 @@ pub fn drive(state: &mut State) -> (bool, Option<u64>) {
 /// Takes all leases of a session that is over.
 pub fn end_leases(state: &mut State, id: SessionId) {
     state.leasing.manager.handle_session_end(id);
-    drive(state);
+    perform_decisions(state);
 }
 
 /// Takes the leases on these inodes from all sessions, as the state granted with them is no longer true.
@@ -412,21 +437,21 @@ pub fn end_leases(state: &mut State, id: SessionId) {
 /// A session without a process asks for them, and ends.
 ///
 /// # Errors
-/// `EIO` if the shared area fails; [`Shared::ENDING`].
-pub fn take_from_all(shared: &Shared, state: &mut MutexGuard<'_, State>, inodes: &[InodeId]) -> Result<(), Errno> {
-    let nobody = state.store.next_session_id().map_err(|error| internal(&error))?;
+/// `EIO` if the shared area fails; [`SharedState::ENDING`].
+pub fn take_from_all(shared: &SharedState, state: &mut MutexGuard<'_, State>, inodes: &[InodeId]) -> Result<(), Errno> {
+    let nobody = state.store.next_session_id().map_err(|error| report_store_error(&error))?;
     for &inode in inodes {
         let want = Want { inode, write: true, scope: ScopeKind::Node, need: Need::default() };
-        let request = state.request_leases(now_us(), nobody, Wanted { wants: vec![want], asked: 1 })?;
+        let request = state.request_leases(now_us(), nobody, WantedLeases { wants: vec![want], asked: 1 })?;
         loop {
-            let wait = shared.drive(state);
+            let wait = shared.perform_decisions(state);
             if state.leasing.answers.remove(&request).is_some() {
                 break;
             }
             if state.ending {
-                return Err(Shared::ENDING);
+                return Err(SharedState::ENDING);
             }
-            shared.grants_changed.wait_for(state, pause(wait));
+            shared.grants_changed.wait_for(state, pause_until(wait));
         }
     }
     end_leases(state, nobody);
@@ -434,21 +459,21 @@ pub fn take_from_all(shared: &Shared, state: &mut MutexGuard<'_, State>, inodes:
 }
 
 /// Returns how long to wait for a grant before asking the lease manager again.
-fn pause(until_us: Option<u64>) -> Duration {
+fn pause_until(until_us: Option<u64>) -> Duration {
     until_us
         .map_or(PAUSE_MAX, |until| Duration::from_micros(until.saturating_sub(now_us())).clamp(PAUSE_MIN, PAUSE_IN_USE))
 }
 
-fn perform(state: &mut State, command: &Command) {
+fn perform_command(state: &mut State, command: &Command) {
     match command {
         Command::Revoke { word, reason: Reason::Folded | Reason::Ended } => take_word(state, word),
-        Command::Revoke { word, .. } => take_and_tell(state, word, word.inode, word.scope),
+        Command::Revoke { word, .. } => take_word_and_notify(state, word, word.inode, word.scope),
         Command::Downgrade { word } => take_word(state, word),
         Command::Split { word, hole: Some(hole) } if !hole.keeps_read => {
-            take_and_tell(state, word, hole.inode, hole.scope);
+            take_word_and_notify(state, word, hole.inode, hole.scope);
         }
         Command::Split { word, .. } => take_word(state, word),
-        Command::Attach { word } => write(state, word),
+        Command::Attach { word } => write_word(state, word),
         Command::SealAndApply { session } => {
             state.seal_and_apply(*session);
             let position = state.store.applied(*session);
@@ -467,16 +492,16 @@ fn take_word(state: &mut State, word: &SlotWord) {
         state.counters.leases_revoked += 1;
         session.leases_revoked += 1;
         // The page is mapped whole, so the store can't miss it.
-        let _ = page::set_revoking(&*session.page, true);
+        let _ = session_page::set_revoking(&*session.page, true);
     }
-    write(state, word);
+    write_word(state, word);
 }
 
 /// Writes such a word also for a mount, and queues a notification of its kernel.
-fn take_and_tell(state: &mut State, word: &SlotWord, inode: InodeId, scope: Scope) {
-    invalidation::begin(state, word.session);
+fn take_word_and_notify(state: &mut State, word: &SlotWord, inode: InodeId, scope: Scope) {
+    invalidation::begin_invalidation(state, word.session);
     take_word(state, word);
-    invalidation::queue(state, word.session, inode, scope);
+    invalidation::queue_invalidation(state, word.session, inode, scope);
 }
 
 /// Writes down leases that sessions hold without having been sent them.
@@ -490,7 +515,7 @@ pub fn write_attached(state: &mut State) {
             return;
         }
         // If a table grows for one word, further words have room in it.
-        words.iter().for_each(|word| write(state, word));
+        words.iter().for_each(|word| write_word(state, word));
     }
 }
 
@@ -507,7 +532,7 @@ pub fn lease_word(word: &SlotWord) -> LeaseWord {
     }
 }
 
-fn write(state: &mut State, word: &SlotWord) {
+fn write_word(state: &mut State, word: &SlotWord) {
     let is_recorded = word.slot != SlotWord::UNRECORDED;
     if is_recorded && state.leasing.manager.is_superseded(word) {
         return;
@@ -522,14 +547,14 @@ fn write(state: &mut State, word: &SlotWord) {
             let _ = make_lease_room(state, word.session, slot);
         }
     } else if let Some(grant_cache) = state.grant_cache.as_ref().filter(|_| is_recorded) {
-        grant_cache.write(word);
+        grant_cache.write_word(word);
     }
 }
 
 /// Gives a session's lease table more room if this slot is near the end of its room.
 ///
 /// # Errors
-/// As [`Session::make_lease_room`].
+/// As [`ServedSession::make_lease_room`].
 pub fn make_lease_room(state: &mut State, id: SessionId, slot: u32) -> io::Result<()> {
     let Some(session) = state.sessions.get_mut(&id) else { return Ok(()) };
     let before = session.lease_room;
@@ -541,25 +566,25 @@ pub fn make_lease_room(state: &mut State, id: SessionId, slot: u32) -> io::Resul
     made
 }
 
-fn grant(state: &mut State, id: SessionId, request: RequestId, grants: &[Grant], dependencies: Dependencies) {
+fn store_answer(state: &mut State, id: SessionId, request: RequestId, grants: &[Grant], dependencies: Dependencies) {
     let wanted = state.leasing.wanted.remove(&request);
     let is_waited_for = wanted.is_some();
     // The words must stand even if no thread waits for the answer any more.
-    let answer = answer(state, id, &wanted.unwrap_or_default(), grants, dependencies);
+    let answer = make_answer(state, id, &wanted.unwrap_or_default(), grants, dependencies);
     if is_waited_for {
         state.leasing.answers.insert(request, answer);
     }
 }
 
-fn answer(
+fn make_answer(
     state: &mut State,
     id: SessionId,
-    wanted: &Wanted,
+    wanted: &WantedLeases,
     grants: &[Grant],
     mut dependencies: Dependencies,
-) -> Answer {
+) -> GrantAnswer {
     for grant in grants {
-        write(state, &grant.word);
+        write_word(state, &grant.word);
         if let Some(session) = state.sessions.get_mut(&grant.word.session) {
             session.leases_granted += 1;
         }
@@ -572,20 +597,20 @@ fn answer(
     let tickets: Vec<_> = tickets.map(Arc::clone).collect();
     let grants = grant_replies(state, id, wanted, grants, &mut dependencies);
     if state.not_before <= Instant::now() && tickets.iter().all(|ticket| ticket.is_done()) {
-        grant_cache::post(state, grants.as_deref().unwrap_or(&[]));
+        grant_cache::publish(state, grants.as_deref().unwrap_or(&[]));
     }
     dependencies.sort_unstable();
     dependencies.dedup();
-    let pages = pages_to_go(state, id, wanted);
-    Answer { grants, dependencies, applied: state.store.applied(id), tickets, pages }
+    let pages = find_pages_to_drop(state, id, wanted);
+    GrantAnswer { grants, dependencies, applied: state.store.applied(id), tickets, pages }
 }
 
 /// Returns files that a program is about to write and whose pages a mount's kernel must drop first.
 ///
 /// A program may have them mapped through the mount, and is to see these writes. A mount waits for no pages, since the
 /// request may be in flight that has locked them.
-fn pages_to_go(state: &State, id: SessionId, wanted: &Wanted) -> Vec<(Arc<Notifier>, InodeId)> {
-    let is_program = |session: &Session| session.identity.kind == SessionKind::Process;
+fn find_pages_to_drop(state: &State, id: SessionId, wanted: &WantedLeases) -> Vec<(Arc<Notifier>, InodeId)> {
+    let is_program = |session: &ServedSession| session.identity.kind == SessionKind::Process;
     if !state.sessions.get(&id).is_some_and(is_program) {
         return Vec::new();
     }
@@ -593,7 +618,7 @@ fn pages_to_go(state: &State, id: SessionId, wanted: &Wanted) -> Vec<(Arc<Notifi
     let notifiers: Vec<_> = notifiers.collect();
     let written = wanted.wants.iter().filter(|want| want.write).map(|want| want.inode);
     let owed = written.flat_map(|inode| {
-        let owes = move |(session, notifier): &&(&Session, &Arc<Notifier>)| {
+        let owes = move |(session, notifier): &&(&ServedSession, &Arc<Notifier>)| {
             session.control.has_open(inode) && notifier.owes_pages(inode)
         };
         notifiers.iter().filter(owes).map(move |(_, notifier)| (Arc::clone(*notifier), inode))
@@ -603,7 +628,7 @@ fn pages_to_go(state: &State, id: SessionId, wanted: &Wanted) -> Vec<(Arc<Notifi
 
 /// Bytes of state in one answer that the session did not ask for, as they are limited.
 #[derive(Debug, Default)]
-struct Told {
+struct UnaskedBytes {
     /// Attributes, including extended ones.
     bytes: usize,
     /// Contents of files.
@@ -613,42 +638,43 @@ struct Told {
 fn grant_replies(
     state: &mut State,
     id: SessionId,
-    wanted: &Wanted,
+    wanted: &WantedLeases,
     grants: &[Grant],
     dependencies: &mut Dependencies,
 ) -> Result<Vec<GrantReply>, Errno> {
     let mut replies = Vec::with_capacity(grants.len());
     let mut children = Vec::new();
-    let mut told = Told::default();
+    let mut unasked = UnaskedBytes::default();
     for (index, (want, grant)) in wanted.wants.iter().zip(grants).enumerate() {
         let is_asked = index < wanted.asked;
         let need = Need {
-            xattrs: want.need.xattrs && told.bytes < looked::BYTES,
+            xattrs: want.need.xattrs && unasked.bytes < scan_detection::ATTRIBUTE_BYTES_MAX,
             contents: want.need.contents && is_asked,
             ..want.need
         };
-        let mut described = match describe(state, grant.inode, need).map_err(|error| internal(&error))? {
+        let mut described = match load_state(state, grant.inode, need).map_err(|error| report_store_error(&error))? {
             Some(described) => described,
             None if is_asked => return Err(Errno::ESTALE),
             // It was freed while logs of other sessions were applied.
             None => continue,
         };
-        told.bytes += xattr_bytes(&described);
-        let is_shown = !is_asked && want.need.contents && told.content_bytes < looked::CONTENT_BYTES;
-        if (is_shown || is_read_next(want, &described)) && may_be_shown(state, id, &described) {
-            let contents = contents_of(state, grant.inode).map_err(|error| internal(&error))?;
-            told.content_bytes += content_bytes(&contents);
+        unasked.bytes += xattr_bytes(&described);
+        let sends_contents =
+            !is_asked && want.need.contents && unasked.content_bytes < scan_detection::CONTENT_BYTES_MAX;
+        if (sends_contents || is_short_first_access(want, &described)) && may_send_contents(state, id, &described) {
+            let contents = load_contents(state, grant.inode).map_err(|error| report_store_error(&error))?;
+            unasked.content_bytes += content_bytes(&contents);
             described.contents = Some(contents);
         }
-        let reply = reply(grant, described);
+        let reply = make_reply(grant, described);
         if want.need.children && grant.word.scope == Scope::Subtree {
-            children_of(state, id, &reply, grant, &mut told, &mut children, dependencies)
-                .map_err(|error| internal(&error))?;
+            add_children(state, id, &reply, grant, &mut unasked, &mut children, dependencies)
+                .map_err(|error| report_store_error(&error))?;
         }
         if !want.write && grant.word.scope != Scope::Node {
             let reads = want.need.contents;
-            files_beside(state, id, (&reply, reads), grant, &mut told, &mut children, dependencies)
-                .map_err(|error| internal(&error))?;
+            add_siblings(state, id, (&reply, reads), grant, &mut unasked, &mut children, dependencies)
+                .map_err(|error| report_store_error(&error))?;
         }
         replies.push(reply);
     }
@@ -656,19 +682,19 @@ fn grant_replies(
     Ok(replies)
 }
 
-fn reply(grant: &Grant, state: InodeState) -> GrantReply {
+fn make_reply(grant: &Grant, state: InodeState) -> GrantReply {
     GrantReply { inode: grant.inode, slot: grant.word.slot, word: lease_word(&grant.word).0, state }
 }
 
 /// Adds the attributes of those entries that the directory's own lease governs too.
 ///
 /// Extended attributes go along until there are enough of them.
-fn children_of(
+fn add_children(
     state: &mut State,
     id: SessionId,
     directory: &GrantReply,
     grant: &Grant,
-    told: &mut Told,
+    unasked: &mut UnaskedBytes,
     children: &mut Vec<GrantReply>,
     dependencies: &mut Dependencies,
 ) -> Result<(), StoreError> {
@@ -678,10 +704,10 @@ fn children_of(
             continue;
         }
         // With the access lists: otherwise opening such a file would take a request.
-        let need = Need { xattrs: told.bytes < looked::BYTES, ..Need::default() };
-        if let Some(described) = describe(state, entry.inode, need)? {
-            told.bytes += xattr_bytes(&described);
-            children.push(reply(&found, described));
+        let need = Need { xattrs: unasked.bytes < scan_detection::ATTRIBUTE_BYTES_MAX, ..Need::default() };
+        if let Some(described) = load_state(state, entry.inode, need)? {
+            unasked.bytes += xattr_bytes(&described);
+            children.push(make_reply(&found, described));
             dependencies.extend(shown);
         }
     }
@@ -692,20 +718,20 @@ fn children_of(
 /// them.
 ///
 /// Their contents go along if the session is likely to read them, and may.
-fn files_beside(
+fn add_siblings(
     state: &mut State,
     id: SessionId,
     (file, reads): (&GrantReply, bool),
     grant: &Grant,
-    told: &mut Told,
+    unasked: &mut UnaskedBytes,
     files: &mut Vec<GrantReply>,
     dependencies: &mut Dependencies,
 ) -> Result<(), StoreError> {
     let Some(directory) = home_of(file.inode, &file.state.attributes).as_file() else { return Ok(()) };
     let Some(session) = state.sessions.get_mut(&id) else { return Ok(()) };
     let (slot, generation) = (grant.word.slot, grant.word.generation);
-    let tells = session.looked.is_to_be_told(directory, slot, generation);
-    let shows = reads && session.looked.is_to_be_shown(directory, slot, generation);
+    let tells = session.scans.is_grant_due(directory, slot, generation);
+    let shows = reads && session.scans.is_content_due(directory, slot, generation);
     if !tells && !shows {
         return Ok(());
     }
@@ -713,15 +739,17 @@ fn files_beside(
     let reads_grant_cache = session.identity.kind == SessionKind::Process;
     let mut is_left_out = false;
     for (_, _, entry) in state.store.entries(directory, 0, usize::MAX)? {
-        let is_shown = shows && told.content_bytes < looked::CONTENT_BYTES && entry.kind == FileKind::Regular;
-        if told.bytes >= looked::BYTES {
+        let sends_contents =
+            shows && unasked.content_bytes < scan_detection::CONTENT_BYTES_MAX && entry.kind == FileKind::Regular;
+        if unasked.bytes >= scan_detection::ATTRIBUTE_BYTES_MAX {
             break;
         }
-        if !tells && !is_shown || entry.kind == FileKind::Directory || entry.inode == file.inode {
+        if !tells && !sends_contents || entry.kind == FileKind::Directory || entry.inode == file.inode {
             continue;
         }
-        let need = Need { contents: is_shown, xattrs: true, ..Need::default() };
-        if reads_grant_cache && state.grant_cache.as_ref().is_some_and(|grant_cache| grant_cache.has(entry.inode, need))
+        let need = Need { contents: sends_contents, xattrs: true, ..Need::default() };
+        if reads_grant_cache
+            && state.grant_cache.as_ref().is_some_and(|grant_cache| grant_cache.has_grant(entry.inode, need))
         {
             is_left_out = true;
             continue;
@@ -730,20 +758,20 @@ fn files_beside(
         if !state.leasing.manager.is_among_files(directory, entry.inode, home_of(entry.inode, &found)) {
             continue;
         }
-        let mut described = describe_found(state, entry.inode, found, Need { xattrs: true, ..Need::default() })?;
-        if is_shown && may_be_shown(state, id, &described) {
-            let contents = contents_of(state, entry.inode)?;
-            told.content_bytes += content_bytes(&contents);
+        let mut described = complete_state(state, entry.inode, found, Need { xattrs: true, ..Need::default() })?;
+        if sends_contents && may_send_contents(state, id, &described) {
+            let contents = load_contents(state, entry.inode)?;
+            unasked.content_bytes += content_bytes(&contents);
             described.contents = Some(contents);
         } else if !tells {
             continue;
         }
-        told.bytes += xattr_bytes(&described) + size_of::<Inode>() + described.attributes.target.len();
-        files.push(reply(&Grant { inode: entry.inode, word: grant.word }, described));
+        unasked.bytes += xattr_bytes(&described) + size_of::<Inode>() + described.attributes.target.len();
+        files.push(make_reply(&Grant { inode: entry.inode, word: grant.word }, described));
         dependencies.extend(state.leasing.manager.own_dependencies(id, entry.inode));
     }
     if let Some(session) = state.sessions.get_mut(&id).filter(|_| is_left_out && !reads) {
-        session.looked.note_left_out(directory);
+        session.scans.record_left_out(directory);
     }
     Ok(())
 }
@@ -751,8 +779,9 @@ fn files_beside(
 /// Returns whether a session that accesses a short file for the first time gets its contents too.
 ///
 /// They cost a twentieth of the request that they save.
-fn is_read_next(want: &Want, file: &InodeState) -> bool {
-    let is_short = file.attributes.kind == FileKind::Regular && file.attributes.blocks <= looked::SHORT_BLOCKS;
+fn is_short_first_access(want: &Want, file: &InodeState) -> bool {
+    let is_short =
+        file.attributes.kind == FileKind::Regular && file.attributes.blocks <= scan_detection::SHORT_FILE_BLOCKS;
     is_short && !want.write && !want.need.contents && want.need.xattrs
 }
 
@@ -768,10 +797,10 @@ fn content_bytes(contents: &Contents) -> usize {
 }
 
 /// Returns whether a file's contents may be sent unasked: only to a session that may read them.
-fn may_be_shown(state: &State, id: SessionId, file: &InodeState) -> bool {
+fn may_send_contents(state: &State, id: SessionId, file: &InodeState) -> bool {
     // Without the access list, this is unknown.
-    let may_read = |session: &Session| file.xattrs.is_some() && allows_reading(file, &session.credentials);
-    file.attributes.blocks <= looked::CONTENT_BLOCKS && state.sessions.get(&id).is_some_and(may_read)
+    let may_read = |session: &ServedSession| file.xattrs.is_some() && allows_reading(file, &session.credentials);
+    file.attributes.blocks <= scan_detection::CONTENT_BLOCKS_MAX && state.sessions.get(&id).is_some_and(may_read)
 }
 
 fn allows_reading(file: &InodeState, credentials: &Credentials) -> bool {
@@ -781,16 +810,16 @@ fn allows_reading(file: &InodeState, credentials: &Credentials) -> bool {
 }
 
 /// Returns the needed state of an inode; `None` if it does not exist.
-fn describe(state: &State, id: InodeId, need: Need) -> Result<Option<InodeState>, StoreError> {
+fn load_state(state: &State, id: InodeId, need: Need) -> Result<Option<InodeState>, StoreError> {
     // The right to move directories is a lease on no inode: the root's attributes stand in.
     let id = if id == InodeId::RENAME { InodeId::ROOT } else { id };
-    state.store.inode(id)?.map(|found| describe_found(state, id, found, need)).transpose()
+    state.store.inode(id)?.map(|found| complete_state(state, id, found, need)).transpose()
 }
 
-fn describe_found(state: &State, id: InodeId, attributes: Inode, need: Need) -> Result<InodeState, StoreError> {
+fn complete_state(state: &State, id: InodeId, attributes: Inode, need: Need) -> Result<InodeState, StoreError> {
     let store = &state.store;
     let contents =
-        if need.contents && attributes.kind == FileKind::Regular { Some(contents_of(state, id)?) } else { None };
+        if need.contents && attributes.kind == FileKind::Regular { Some(load_contents(state, id)?) } else { None };
     let entries = if need.entries && attributes.is_directory() && attributes.entries <= Need::ENTRIES_MAX {
         Some(store.entries(id, 0, usize::MAX)?.into_iter().map(directory_entry).collect())
     } else {
@@ -800,14 +829,16 @@ fn describe_found(state: &State, id: InodeId, attributes: Inode, need: Need) -> 
     Ok(InodeState { attributes, contents, entries, xattrs, is_followed: store.is_followed(id) })
 }
 
-fn contents_of(state: &State, id: InodeId) -> Result<Contents, StoreError> {
+fn load_contents(state: &State, id: InodeId) -> Result<Contents, StoreError> {
     Ok(match state.store.contents(id)? {
         ashlar_store::Contents::Inline(bytes) => Contents::Inline(bytes),
-        ashlar_store::Contents::Extents(extents) => Contents::Extents(extents.into_iter().map(extent).collect()),
+        ashlar_store::Contents::Extents(extents) => {
+            Contents::Extents(extents.into_iter().map(to_wire_extent).collect())
+        }
     })
 }
 
-fn extent(extent: ashlar_store::Extent) -> Extent {
+fn to_wire_extent(extent: ashlar_store::Extent) -> Extent {
     Extent { logical_block: extent.logical_block, blocks: extent.blocks, address: extent.address }
 }
 
@@ -827,11 +858,11 @@ mod tests {
             xattrs: Some(Vec::new()),
             is_followed: false,
         };
-        let is_shown = |state: &InodeState, uid, gid| {
+        let sends_contents = |state: &InodeState, uid, gid| {
             allows_reading(state, &Credentials { checked: false, ..Credentials::checked(uid, gid) })
         };
-        assert!(is_shown(&state, 7, 0) && is_shown(&state, 1, 8) && is_shown(&state, 0, 0));
-        assert!(!is_shown(&state, 1, 1));
+        assert!(sends_contents(&state, 7, 0) && sends_contents(&state, 1, 8) && sends_contents(&state, 0, 0));
+        assert!(!sends_contents(&state, 1, 1));
         // An access list: owner rw, user 1 r, group nothing, mask r, others nothing.
         let entries: [(u16, u16, u32); 5] =
             [(1, 6, u32::MAX), (2, 4, 1), (4, 0, u32::MAX), (0x10, 4, u32::MAX), (0x20, 0, u32::MAX)];
@@ -840,6 +871,6 @@ mod tests {
             list.extend(tag.to_le_bytes().iter().chain(&permissions.to_le_bytes()).chain(&id.to_le_bytes()));
         }
         state.xattrs = Some(vec![(XATTR_ACL_ACCESS.to_vec(), list)]);
-        assert!(is_shown(&state, 1, 1) && !is_shown(&state, 2, 8), "the access list decides");
+        assert!(sends_contents(&state, 1, 1) && !sends_contents(&state, 2, 8), "the access list decides");
     }
 }

@@ -37,7 +37,7 @@ use crate::session::read_only;
 use crate::state::State;
 
 /// The most grants published for one answer: later answers publish the rest of a directory.
-const POSTS_MAX: u64 = 1024;
+const PUBLISHED_MAX: u64 = 1024;
 /// The most entries of a directory, and extents of a file, in one published grant.
 const ENTRIES_MAX: usize = 2048;
 const EXTENTS_MAX: usize = 4096;
@@ -82,7 +82,7 @@ impl GrantPublisher {
     /// Changes the access time in an inode's published grant, which needs no lease.
     ///
     /// `batch` is the store's next one.
-    pub fn note_accessed(&mut self, inode: InodeId, at: Timestamp, batch: u64) {
+    pub fn record_access_time(&mut self, inode: InodeId, at: Timestamp, batch: u64) {
         let mut found = self.writer.grant_cache().find(inode, Need::default());
         let is_noted = found.as_mut().is_some_and(|post| {
             let attributes = &mut post.state.attributes;
@@ -95,12 +95,12 @@ impl GrantPublisher {
     }
 
     /// Returns whether the grant cache holds all the needed state of an inode, and it is true.
-    pub fn has(&self, inode: InodeId, need: Need) -> bool {
+    pub fn has_grant(&self, inode: InodeId, need: Need) -> bool {
         self.writer.grant_cache().has(inode, need)
     }
 
     /// Writes a lease word, if it is one of the grant cache's.
-    pub fn write(&self, word: &SlotWord) {
+    pub fn write_word(&self, word: &SlotWord) {
         if word.session == self.session {
             self.writer.grant_cache().set_word(word.slot, lease_word(word), word.inode);
         }
@@ -108,19 +108,20 @@ impl GrantPublisher {
 }
 
 /// Publishes an answer's grants, as far as the session may only read and no other session may write.
-pub fn post(state: &mut State, replies: &[GrantReply]) {
+pub fn publish(state: &mut State, replies: &[GrantReply]) {
     let State { grant_cache: Some(grant_cache), leasing, store, counters, .. } = state else { return };
     // The files of a directory stand under one lease, so the grant cache joins its readers once for all of them.
     let mut joined: Option<(LeaseWord, u32, SlotWord)> = None;
-    let mut posts = 0;
-    for reply in replies.iter().filter(|reply| may_be_posted(reply)) {
-        let (told, word) = (&reply.state, LeaseWord(reply.word));
-        let (contents, entries) = (told.contents.is_some(), told.entries.is_some());
+    let mut count = 0;
+    for reply in replies.iter().filter(|reply| may_be_published(reply)) {
+        let (state_sent, word) = (&reply.state, LeaseWord(reply.word));
+        let (contents, entries) = (state_sent.contents.is_some(), state_sent.entries.is_some());
         // A mount's grants on inodes that are reserved for the kernel are for that mount alone.
         if leasing.manager.is_reserved_from(grant_cache.session, reply.inode, &Ancestors(store)) {
             continue;
         }
-        if posts == POSTS_MAX || grant_cache.has(reply.inode, Need { contents, entries, xattrs: true, children: false })
+        if count == PUBLISHED_MAX
+            || grant_cache.has_grant(reply.inode, Need { contents, entries, xattrs: true, children: false })
         {
             continue;
         }
@@ -132,39 +133,39 @@ pub fn post(state: &mut State, replies: &[GrantReply]) {
                 None => continue,
             },
         };
-        grant_cache.write(&lease);
+        grant_cache.write_word(&lease);
         joined = Some((word, reply.slot, lease));
         let dependencies = leasing.manager.dependencies(grant_cache.session, reply.inode, &Ancestors(store));
-        let (slot, word, mut posted) = (lease.slot, lease_word(&lease), told.clone());
+        let (slot, word, mut published) = (lease.slot, lease_word(&lease), state_sent.clone());
         // State that is published under the same lease is as true as this.
         let before = grant_cache.writer.grant_cache().find(reply.inode, Need::default());
         if let Some(before) = before.filter(|before| (before.slot, before.word) == (slot, word)) {
-            posted.contents = posted.contents.or(before.state.contents);
-            posted.entries = posted.entries.or(before.state.entries);
-            posted.xattrs = posted.xattrs.or(before.state.xattrs);
+            published.contents = published.contents.or(before.state.contents);
+            published.entries = published.entries.or(before.state.entries);
+            published.xattrs = published.xattrs.or(before.state.xattrs);
         }
-        if posted.xattrs.is_none() {
+        if published.xattrs.is_none() {
             // The session that asked has its answer already.
             let Ok(xattrs) = store.xattrs(reply.inode) else { continue };
-            posted.xattrs = Some(xattrs);
+            published.xattrs = Some(xattrs);
         }
-        let post = Post { slot, word, state: posted, dependencies };
-        posts += u64::from(grant_cache.writer.post(&post, reply.inode, store.next_batch()));
+        let post = Post { slot, word, state: published, dependencies };
+        count += u64::from(grant_cache.writer.post(&post, reply.inode, store.next_batch()));
     }
-    counters.posts += posts;
+    counters.posts += count;
 }
 
 /// Returns whether a grant is for reading, and short enough for the grant cache.
-fn may_be_posted(reply: &GrantReply) -> bool {
-    let (told, word) = (&reply.state, LeaseWord(reply.word));
-    let is_long = match (&told.entries, &told.contents) {
+fn may_be_published(reply: &GrantReply) -> bool {
+    let (state_sent, word) = (&reply.state, LeaseWord(reply.word));
+    let is_long = match (&state_sent.entries, &state_sent.contents) {
         (Some(entries), _) => entries.len() > ENTRIES_MAX,
         (_, Some(Contents::Extents(extents))) => extents.len() > EXTENTS_MAX,
         _ => false,
     };
     let is_read = !word.may_write() && word.scope() != ScopeKind::Subtree;
     // An inode without a name may be freed under leases that do not cover it.
-    is_read && reply.inode != InodeId::RENAME && told.attributes.links > 0 && !is_long
+    is_read && reply.inode != InodeId::RENAME && state_sent.attributes.links > 0 && !is_long
 }
 
 #[cfg(test)]
@@ -177,22 +178,23 @@ mod tests {
     use ashlar_wire::{Credit, CreditKind, SessionKind, Want};
 
     use super::*;
-    use crate::identity::{Identity, Process};
-    use crate::session::{Blank, LogRoom};
-    use crate::shared::Shared;
+    use crate::identity::{Process, SessionIdentity};
+    use crate::session::{LogRoom, PreparedSession};
+    use crate::shared_state::SharedState;
     use crate::{Config, digest, grant, recovery};
 
     const LOG_BYTES: u64 = 1 << 20;
 
     /// Opens a session of this process, and its log.
-    fn session(shared: &Shared) -> (SessionId, Log<Arc<Mapping>>) {
+    fn session(shared: &SharedState) -> (SessionId, Log<Arc<Mapping>>) {
         let process = Process::find(std::process::id()).expect("this process");
         let (kind, label) = (SessionKind::Process, "test".into());
-        let identity = Identity { process, uid: 0, gid: 0, groups: Vec::new(), kind, label };
+        let identity = SessionIdentity { process, uid: 0, gid: 0, groups: Vec::new(), kind, label };
         let mut state = shared.lock();
         let id = state.store.next_session_id().expect("a number");
-        let blank = Blank::make(&shared.arena, id, LogRoom { bytes: LOG_BYTES, allocated: LOG_BYTES }).expect("made");
-        let mut session = blank.give(identity).expect("given");
+        let prepared =
+            PreparedSession::make(&shared.arena, id, LogRoom { bytes: LOG_BYTES, allocated: LOG_BYTES }).expect("made");
+        let mut session = prepared.give_to(identity).expect("given");
         session.grant_credit(Credit { blocks: 9, metadata_bytes: 1 << 20 }, CreditKind::Common).expect("granted");
         state.store.set_session(id, session.log.generation(), LogPosition(0));
         state.sessions.insert(id, session);

@@ -91,7 +91,7 @@ pub fn has_ended(pidfd: &OwnedFd) -> bool {
 }
 
 /// Reads a file of a process in `/proc`.
-fn text(pid: u32, name: &str) -> Option<String> {
+fn read_proc_file(pid: u32, name: &str) -> Option<String> {
     let mut text = Vec::with_capacity(TEXT_BYTES);
     // The first read gets it whole, as the kernel writes the text anew for each. A reader that does not know the length
     // begins with little.
@@ -104,7 +104,7 @@ fn text(pid: u32, name: &str) -> Option<String> {
 ///
 /// The second field may hold anything, so the count starts behind its last parenthesis.
 fn start_ticks(pid: u32) -> Option<u64> {
-    let stat = text(pid, "stat")?;
+    let stat = read_proc_file(pid, "stat")?;
     let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
     if matches!(fields.next()?, "Z" | "X") {
         return None;
@@ -127,7 +127,7 @@ fn boot_id() -> [u8; 16] {
 
 /// A session's process, user and label as SharedFS knows them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub struct SessionIdentity {
     /// Its process.
     pub process: Process,
     /// Effective user.
@@ -142,7 +142,7 @@ pub struct Identity {
     pub label: String,
 }
 
-impl Identity {
+impl SessionIdentity {
     /// Returns the identity of a socket's peer, and a descriptor that reports the end of its process.
     ///
     /// Everything but the label comes from the kernel.
@@ -155,7 +155,7 @@ impl Identity {
         let pid = peer.pid.as_raw_nonzero().get().unsigned_abs();
         let gone = || format!("process {pid} cannot be seen from here; run the daemon in the same PID namespace");
         let (process, ending) = Process::find_open(pid).ok_or_else(gone)?;
-        let groups = groups(pid).ok_or_else(gone)?;
+        let groups = read_groups(pid).ok_or_else(gone)?;
         if groups.len() > GROUPS_MAX {
             return Err(format!("the process is in {} groups; at most {GROUPS_MAX} are supported", groups.len()));
         }
@@ -254,8 +254,8 @@ fn checksum(page: &impl Persistent) -> Result<u64, OutOfBounds> {
     Ok(Crc32c::of(&bytes).into())
 }
 
-fn groups(pid: u32) -> Option<Vec<u32>> {
-    let status = text(pid, "status")?;
+fn read_groups(pid: u32) -> Option<Vec<u32>> {
+    let status = read_proc_file(pid, "status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("Groups:"))?;
     line.split_ascii_whitespace().map(|group| group.parse().ok()).collect()
 }
@@ -281,14 +281,15 @@ mod tests {
     fn identity_stored_loads_equal() {
         let (one, _two) = UnixStream::pair().expect("sockets");
         let label = format!("{}é", "x".repeat(LABEL_BYTES_MAX - 1));
-        let (mut identity, _) = Identity::of_peer(&one, SessionKind::Process, &label).expect("this very process");
+        let (mut identity, _) =
+            SessionIdentity::of_peer(&one, SessionKind::Process, &label).expect("this very process");
         assert_eq!(identity.process.pid, std::process::id());
         assert_eq!(identity.label.len(), LABEL_BYTES_MAX - 1, "cut between characters");
         identity.groups = (0..GROUPS_MAX as u32).collect();
         let page = page();
-        assert_eq!(Identity::load(&page), None);
+        assert_eq!(SessionIdentity::load(&page), None);
         identity.store(&page).expect("stored");
-        assert_eq!(Identity::load(&page), Some(identity));
+        assert_eq!(SessionIdentity::load(&page), Some(identity));
     }
 
     #[test]
@@ -298,11 +299,11 @@ mod tests {
         let twin = std::sync::Arc::new(CrashTwin::new(CrashMedium::Words, LEASE_TABLE_BYTES as usize));
         LeaseTable::new(std::sync::Arc::clone(&twin)).expect("long enough").format(SessionId(3), 7);
         let (one, _two) = UnixStream::pair().expect("sockets");
-        let (identity, _) = Identity::of_peer(&one, SessionKind::Mount, "/mnt").expect("this very process");
+        let (identity, _) = SessionIdentity::of_peer(&one, SessionKind::Mount, "/mnt").expect("this very process");
         identity.store(&*twin).expect("stored");
         for image in twin.crash_images(1, 30) {
             let table = CrashTwin::from_image(CrashMedium::Words, &image);
-            assert_eq!(Identity::load(&table).as_ref(), Some(&identity));
+            assert_eq!(SessionIdentity::load(&table).as_ref(), Some(&identity));
             assert_eq!(LeaseTable::new(table).expect("long enough").owner(), Some((SessionId(3), 7)));
         }
     }

@@ -6,13 +6,13 @@ use ashlar_lease::{Ancestry, Scope};
 use ashlar_types::{InodeId, SessionId};
 
 use crate::leasing::Ancestors;
-use crate::notify::Stale;
+use crate::mount_notifier::StaleCache;
 use crate::state::State;
 
 /// Records that a lease is about to be taken: a restart from here on waits until the kernel no longer believes it.
-pub fn begin(state: &State, id: SessionId) {
+pub fn begin_invalidation(state: &State, id: SessionId) {
     if let Some(notifier) = state.sessions.get(&id).and_then(|session| session.notifier.as_ref()) {
-        notifier.begin();
+        notifier.begin_revocation();
     }
 }
 
@@ -20,21 +20,21 @@ pub fn begin(state: &State, id: SessionId) {
 ///
 /// The kernel's cache below a directory can't be listed. The kernel looks up all names afresh, which brings attributes
 /// too, and an inode that is reached without a name is open.
-pub fn queue(state: &mut State, id: SessionId, inode: InodeId, scope: Scope) {
+pub fn queue_invalidation(state: &mut State, id: SessionId, inode: InodeId, scope: Scope) {
     let Some(session) = state.sessions.get(&id) else { return };
     let Some(notifier) = session.notifier.clone() else { return };
     // The kernel's cache of a directory's files can't be listed either.
     let subtree = scope != Scope::Node;
     let stale = |inode: InodeId, subtree| {
         let found = state.store.inode(inode).ok().flatten();
-        Stale { inode, data: found.is_some_and(|found| !found.is_directory()), subtree }
+        StaleCache { inode, data: found.is_some_and(|found| !found.is_directory()), subtree }
     };
     let is_below = |open: &InodeId| *open != inode && is_below(&Ancestors(&state.store), *open, inode);
     let open = if subtree { session.control.open_inodes() } else { Vec::new() };
     let open: Vec<_> = open.into_iter().filter(is_below).map(|open| stale(open, false)).collect();
     // It is queued behind the others, so its ticket stands for all of them. Names need no notification: kernels keep
     // none while there is more than one session.
-    let ticket = notifier.queue(&open, stale(inode, subtree));
+    let ticket = notifier.queue_stale(&open, stale(inode, subtree));
     state.counters.invalidations += 1;
     state.leasing.tickets.retain(|ticket| !ticket.is_done());
     state.leasing.tickets.push(Arc::new(ticket));

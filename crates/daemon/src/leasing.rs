@@ -10,15 +10,15 @@ use ashlar_update::{Applied, Update};
 use ashlar_wire::{LEASE_SLOTS, LeaseWord, ScopeKind, SessionKind, Want};
 
 use crate::Config;
-use crate::grant::Answer;
-use crate::notify::Ticket;
-use crate::session::Session;
+use crate::grant::GrantAnswer;
+use crate::mount_notifier::NotificationTicket;
+use crate::session::ServedSession;
 use crate::state::State;
 use crate::validate::Leases;
 
 /// The leases that a request wants.
 #[derive(Clone, Debug, Default)]
-pub struct Wanted {
+pub struct WantedLeases {
     /// Leases, and the state to send with each.
     pub wants: Vec<Want>,
     /// How many of them, the first ones, the session asks for. The others are grants that it may need next.
@@ -31,11 +31,11 @@ pub struct Leasing {
     pub manager: LeaseManager,
     limits: Limits,
     /// The wants of each request that waits.
-    pub wanted: BTreeMap<RequestId, Wanted>,
+    pub wanted: BTreeMap<RequestId, WantedLeases>,
     /// Answers that their threads have not fetched yet.
-    pub answers: BTreeMap<RequestId, Answer>,
+    pub answers: BTreeMap<RequestId, GrantAnswer>,
     /// Notifications of kernels that are under way.
-    pub tickets: Vec<Arc<Ticket>>,
+    pub tickets: Vec<Arc<NotificationTicket>>,
     dropped: Vec<SessionId>,
 }
 
@@ -59,23 +59,23 @@ pub fn home_of(id: InodeId, inode: &Inode) -> Home {
 }
 
 /// The leases of one session.
-pub struct Held<'a> {
+pub struct HeldLeases<'a> {
     manager: &'a LeaseManager,
     session: SessionId,
     store: &'a Store,
 }
 
-impl Leases for Held<'_> {
+impl Leases for HeldLeases<'_> {
     fn may_write(&self, inode: InodeId) -> bool {
         self.manager.may_write(self.session, inode, &Ancestors(self.store))
     }
 }
 
-fn mode(write: bool) -> Mode {
+fn to_mode(write: bool) -> Mode {
     if write { Mode::Write } else { Mode::Read }
 }
 
-fn scope(scope: ScopeKind) -> Scope {
+fn to_scope(scope: ScopeKind) -> Scope {
     match scope {
         ScopeKind::Node => Scope::Node,
         ScopeKind::Files => Scope::Files,
@@ -84,7 +84,7 @@ fn scope(scope: ScopeKind) -> Scope {
 }
 
 /// Inodes that an update may move, and where each was before.
-pub type Moves = Vec<(InodeId, Home)>;
+pub type MovedInodes = Vec<(InodeId, Home)>;
 
 impl Leasing {
     /// Returns a state without leases.
@@ -106,19 +106,19 @@ impl Leasing {
     }
 
     /// Takes up the tables of running sessions, and how far other sessions may have seen their logs.
-    pub fn restore<'a>(&mut self, store: &Store, sessions: impl Iterator<Item = &'a Session>) {
+    pub fn restore<'a>(&mut self, store: &Store, sessions: impl Iterator<Item = &'a ServedSession>) {
         let (mut words, mut applied, mut all) = (Vec::new(), Vec::new(), Vec::new());
         for session in sessions {
             all.push(session);
             applied.push((session.id, session.validated));
-            words.extend((0..session.lease_room).filter_map(|slot| restored(session, slot)));
+            words.extend((0..session.lease_room).filter_map(|slot| restore_word(session, slot)));
         }
         self.manager = LeaseManager::restore(self.limits, &words, &applied, &Ancestors(store));
         all.into_iter().for_each(|session| self.take_up(session));
     }
 
     /// Registers a session with the manager.
-    pub fn take_up(&mut self, session: &Session) {
+    pub fn take_up(&mut self, session: &ServedSession) {
         self.manager.set_table_slots(session.id, session.lease_room);
         if session.identity.kind == SessionKind::Mount {
             self.manager.admit_to_reserved(session.id);
@@ -126,20 +126,20 @@ impl Leasing {
     }
 
     /// Returns the leases of a session, by which its records are validated.
-    pub fn of<'a>(&'a self, session: SessionId, store: &'a Store) -> Held<'a> {
-        Held { manager: &self.manager, session, store }
+    pub fn leases_of<'a>(&'a self, session: SessionId, store: &'a Store) -> HeldLeases<'a> {
+        HeldLeases { manager: &self.manager, session, store }
     }
 
     /// Returns the inodes that an update may move, before it's applied.
-    pub fn before(store: &Store, update: &Update<'_>) -> Result<Moves, StoreError> {
+    pub fn find_moves(store: &Store, update: &Update<'_>) -> Result<MovedInodes, StoreError> {
         let inodes = match update {
             Update::Rename(rename) => [Some(rename.inode), rename.target],
             Update::Link { inode, .. } | Update::Unlink { inode, .. } | Update::RemoveDirectory { inode, .. } => {
                 [Some(*inode), None]
             }
-            _ => return Ok(Moves::new()),
+            _ => return Ok(MovedInodes::new()),
         };
-        let mut moves = Moves::new();
+        let mut moves = MovedInodes::new();
         for id in inodes.into_iter().flatten() {
             if let Some(found) = store.inode(id)? {
                 moves.push((id, home_of(id, &found)));
@@ -149,13 +149,13 @@ impl Leasing {
     }
 
     /// Reports to the manager what an applied update has made, moved and freed.
-    pub fn after(
+    pub fn report_applied(
         &mut self,
         store: &Store,
         session: SessionId,
         update: &Update<'_>,
         applied: Applied,
-        moves: Moves,
+        moves: MovedInodes,
     ) -> Result<(), StoreError> {
         let ancestors = Ancestors(store);
         match update {
@@ -187,7 +187,7 @@ impl Leasing {
     }
 
     /// Queues a fenced session: its leases are taken after the current step.
-    pub fn drop_later(&mut self, session: SessionId) {
+    pub fn drop_leases_later(&mut self, session: SessionId) {
         self.dropped.push(session);
     }
 
@@ -210,23 +210,27 @@ impl Leasing {
 }
 
 /// Returns the content of a slot of a session's table, if the slot was ever used.
-fn restored(session: &Session, slot: u32) -> Option<SlotWord> {
+fn restore_word(session: &ServedSession, slot: u32) -> Option<SlotWord> {
     let word = session.leases.word(slot);
     (word != LeaseWord::default()).then(|| SlotWord {
         session: session.id,
         slot,
         inode: session.leases.inode(slot),
         generation: word.generation(),
-        mode: word.may_read().then(|| mode(word.may_write())),
-        scope: scope(word.scope()),
+        mode: word.may_read().then(|| to_mode(word.may_write())),
+        scope: to_scope(word.scope()),
     })
 }
 
 impl State {
     /// Returns whether a wanted lease would cover a reserved inode, and the session is not a mount's.
     pub fn is_refused(&self, id: SessionId, want: &Want) -> bool {
-        let lease =
-            ashlar_lease::Want { inode: want.inode, mode: mode(want.write), scope: scope(want.scope), widens: false };
+        let lease = ashlar_lease::Want {
+            inode: want.inode,
+            mode: to_mode(want.write),
+            scope: to_scope(want.scope),
+            widens: false,
+        };
         self.leasing.manager.refuses(id, &lease, &Ancestors(&self.store))
     }
 
@@ -234,14 +238,14 @@ impl State {
     ///
     /// # Errors
     /// `EAGAIN` if too many wait, `EINVAL` if it asks for too many at once, `EIO` if the session has ended.
-    pub fn request_leases(&mut self, now_us: u64, id: SessionId, wanted: Wanted) -> Result<RequestId, Errno> {
+    pub fn request_leases(&mut self, now_us: u64, id: SessionId, wanted: WantedLeases) -> Result<RequestId, Errno> {
         // A kernel that goes through a tree has no grant cache, and would have to be notified of each lease that is
         // taken back.
         let is_mount = self.sessions.get(&id).is_some_and(|session| session.identity.kind == SessionKind::Mount);
         let lease = |want: &Want| ashlar_lease::Want {
             inode: want.inode,
-            mode: mode(want.write),
-            scope: scope(want.scope),
+            mode: to_mode(want.write),
+            scope: to_scope(want.scope),
             widens: want.write || is_mount,
         };
         let asked: Vec<_> = wanted.wants.iter().map(lease).collect();
@@ -262,6 +266,6 @@ impl State {
         inode: InodeId,
         write: bool,
     ) -> Option<(ashlar_lease::Grant, Vec<(SessionId, LogPosition)>)> {
-        self.leasing.manager.covered(now_us, id, inode, mode(write), &Ancestors(&self.store))
+        self.leasing.manager.covered(now_us, id, inode, to_mode(write), &Ancestors(&self.store))
     }
 }

@@ -19,51 +19,51 @@
 //! Source: `docs/format-session.md`; Assise §3 (SharedFS).
 #![forbid(unsafe_code)]
 
-mod account;
 mod apply;
 mod config;
 mod counters;
 #[cfg(test)]
 mod crashes;
 mod credit;
+mod credit_account;
 mod digest;
 mod durability;
-mod ended;
 mod error;
 mod grant;
 mod grant_cache;
-mod huge;
+mod huge_pages;
 mod identity;
 mod invalidation;
+mod kept_rights;
 mod leasing;
 mod locking;
-mod logs;
-mod looked;
+mod log_check;
 mod mapped;
 mod materialise;
-mod notify;
-mod page;
+mod mount_notifier;
 mod placeholder;
-mod pool;
+mod process_watcher;
 mod quota;
+mod read_ahead;
 mod recovery;
 mod request_slots;
 mod reserved;
-mod rights;
+mod retired;
+mod scan_detection;
 mod serve;
 mod session;
+mod session_page;
+mod session_pool;
 mod sessions;
-mod shared;
+mod shared_state;
 mod state;
 mod status;
 mod supervisor;
 mod validate;
-mod walk;
-mod watch;
 
 pub use config::Config;
 pub use error::{DaemonError, SupervisorError};
-pub use logs::{LogFindings, check_logs};
+pub use log_check::{LogFindings, check_logs};
 pub use supervisor::{RESTART_EXIT, Supervised, supervise};
 
 use std::os::unix::fs::PermissionsExt;
@@ -96,14 +96,14 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let listener = Listener::bind(&socket).map_err(failed)?;
     std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(SOCKET_MODE)).map_err(failed)?;
     let stopper = Arc::clone(&shared);
-    let mut threads = digest::start(&shared).map_err(system("cannot start threads"))?;
+    let mut threads = digest::start_threads(&shared).map_err(system("cannot start threads"))?;
     let watched = Arc::clone(&shared);
     let (died, dead) = std::sync::mpsc::channel();
     threads.push(std::thread::spawn(move || sessions::watch_thread(&watched, &died)));
     let ender = Arc::clone(&shared);
     threads.push(std::thread::spawn(move || sessions::end_thread(&ender, &dead)));
     let filler = Arc::clone(&shared);
-    threads.push(std::thread::spawn(move || pool::fill_thread(&filler)));
+    threads.push(std::thread::spawn(move || session_pool::fill_thread(&filler)));
     threads.push(std::thread::spawn(move || {
         for _ in signals.forever() {
             tracing::info!("a signal asks for the end");
@@ -111,14 +111,14 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
         }
     }));
     tracing::info!(socket = %socket.display(), startup_ms = started.elapsed().as_millis() as u64, "SharedFS serves");
-    let served = serve::listen(&shared, &listener).map_err(system("cannot start threads"));
+    let served = serve::serve_connections(&shared, &listener).map_err(system("cannot start threads"));
     shared.stop();
     stop_signals.close();
     for thread in threads {
         // A thread that panicked has logged that, and may have ended the process. The next start repeats its work.
         let _ = thread.join();
     }
-    let result = digest::finish(&shared);
+    let result = digest::digest_all(&shared);
     drop(listener);
     served.and(result.map_err(DaemonError::Failed))
 }

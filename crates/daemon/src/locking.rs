@@ -24,9 +24,9 @@ use parking_lot::MutexGuard;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::grant::boot_time;
-use crate::page;
-use crate::session::Session;
-use crate::shared::Shared;
+use crate::session::ServedSession;
+use crate::session_page;
+use crate::shared_state::SharedState;
 use crate::state::State;
 
 /// How long a restarted SharedFS waits for sessions that do not return: they may be stopped.
@@ -35,7 +35,7 @@ const GRACE_MAX: Duration = Duration::from_secs(5);
 const GRACE_PAUSE: Duration = Duration::from_millis(200);
 
 /// How often a waiting thread checks whether its peer has hung up.
-const LOOK: Duration = Duration::from_millis(500);
+const HANGUP_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How long, and how many at most, cancellations are remembered that find nothing to cancel.
 const EARLY_MAX: Duration = Duration::from_secs(1);
@@ -47,13 +47,13 @@ pub struct Locking {
     table: LockTable,
     delegations: Delegations,
     /// Waits that have ended, until their threads notice.
-    over: BTreeMap<WaiterId, LockOutcome>,
+    ended: BTreeMap<WaiterId, LockOutcome>,
     /// Whether there are ended waits whose threads were not woken yet.
-    has_news: bool,
+    has_unreported: bool,
     /// Threads that wait.
     waiting: BTreeSet<WaiterId>,
     /// Cancellations that arrived before the wait that they cancel, on another connection.
-    early: VecDeque<(WaiterId, Instant)>,
+    early_cancels: VecDeque<(WaiterId, Instant)>,
     grace: Option<Grace>,
 }
 
@@ -66,7 +66,7 @@ struct Grace {
 
 impl Locking {
     /// Records that a running session may have held locks before the restart.
-    pub fn expect(&mut self, session: SessionId) {
+    pub fn expect_reclaim(&mut self, session: SessionId) {
         let now = Instant::now();
         let grace =
             self.grace.get_or_insert_with(|| Grace { until: now + GRACE_MAX, expected: BTreeSet::new(), last: now });
@@ -74,27 +74,27 @@ impl Locking {
     }
 
     /// Records that a session has returned, and asks for a lock that it had.
-    pub fn note_reclaimed(&mut self) {
+    pub fn record_reclaim(&mut self) {
         if let Some(grace) = &mut self.grace {
             grace.last = Instant::now();
         }
     }
 
     /// Records that a session has asked for all locks that it had.
-    pub fn note_back(&mut self, session: SessionId) {
-        self.note_reclaimed();
+    pub fn record_return(&mut self, session: SessionId) {
+        self.record_reclaim();
         if let Some(grace) = &mut self.grace {
             grace.expected.remove(&session);
         }
     }
 
-    /// Frees the locks of a session that is over.
+    /// Frees the locks of a session that has ended.
     pub fn end_session(&mut self, session: SessionId) {
         self.delegations.handle_session_end(session);
         self.table.handle_session_end(session);
-        self.over.retain(|waiter, _| waiter.session != session);
+        self.ended.retain(|waiter, _| waiter.session != session);
         self.waiting.retain(|waiter| waiter.session != session);
-        self.early.retain(|(waiter, _)| waiter.session != session);
+        self.early_cancels.retain(|(waiter, _)| waiter.session != session);
         if let Some(grace) = &mut self.grace {
             grace.expected.remove(&session);
         }
@@ -115,16 +115,16 @@ impl Locking {
 
     /// Returns whether a wait that is about to begin was cancelled already.
     fn is_cancelled(&mut self, waiter: WaiterId) -> bool {
-        self.early.retain(|(_, at)| at.elapsed() < EARLY_MAX);
-        let found = self.early.iter().position(|(early, _)| *early == waiter);
-        found.and_then(|at| self.early.remove(at)).is_some()
+        self.early_cancels.retain(|(_, at)| at.elapsed() < EARLY_MAX);
+        let found = self.early_cancels.iter().position(|(early, _)| *early == waiter);
+        found.and_then(|at| self.early_cancels.remove(at)).is_some()
     }
 
     /// Takes up the locks in running sessions' control pages after the restart.
     ///
     /// Locks that an earlier SharedFS noted as delegated come first: these are the session's alone. Locks that only the
     /// control pages claim come second.
-    pub fn take_up(&mut self, ids: &[SessionId], sessions: &BTreeMap<SessionId, Session>) {
+    pub fn take_up(&mut self, ids: &[SessionId], sessions: &BTreeMap<SessionId, ServedSession>) {
         for is_noted in [true, false] {
             for session in ids.iter().filter_map(|id| sessions.get(id)) {
                 self.take_up_of(session, is_noted, sessions);
@@ -132,25 +132,25 @@ impl Locking {
         }
     }
 
-    fn take_up_of(&mut self, session: &Session, is_noted: bool, sessions: &BTreeMap<SessionId, Session>) {
+    fn take_up_of(&mut self, session: &ServedSession, is_noted: bool, sessions: &BTreeMap<SessionId, ServedSession>) {
         if session.identity.kind != SessionKind::Process {
             return;
         }
-        let (owner, pid) = (process(session.id), session.identity.process.pid);
+        let (owner, pid) = (process_owner(session.id), session.identity.process.pid);
         let claimed = session.control.claimed_lock_slots();
         for slot in (0..LOCK_SLOTS).filter(|_| is_noted) {
-            let noted = page::delegated(&*session.page, slot);
+            let noted = session_page::delegated(&*session.page, slot);
             let is_there = |&(number, inode, state, _): &(u32, InodeId, LockSlotState, _)| {
                 number == slot && state == LockSlotState::Delegated && noted == Some(inode)
             };
             if noted.is_some() && !claimed.iter().any(is_there) {
                 // The session gave it up, so the next restart must not believe it.
-                let _ = page::set_delegated(&*session.page, slot, None);
+                let _ = session_page::set_delegated(&*session.page, slot, None);
             }
         }
         for (slot, inode, state, ranges) in claimed {
             let is_delegated = state == LockSlotState::Delegated;
-            if is_noted != (is_delegated && page::delegated(&*session.page, slot) == Some(inode)) {
+            if is_noted != (is_delegated && session_page::delegated(&*session.page, slot) == Some(inode)) {
                 continue;
             }
             // A session without a delegation has a copy at best.
@@ -159,7 +159,7 @@ impl Locking {
                 continue;
             }
             let ranges: Vec<_> = ranges.into_iter().map(from_slot).collect();
-            let (table, pages) = (&mut self.table, &mut Pages { sessions, word: 0 });
+            let (table, pages) = (&mut self.table, &mut LockSlotPages { sessions, word: 0 });
             self.delegations.take_up((inode, owner, pid, slot), is_noted, &ranges, table, pages);
         }
     }
@@ -167,7 +167,7 @@ impl Locking {
     /// Takes up the locks of a session that has returned after the restart.
     ///
     /// Meanwhile, it may have made copies of locks that an earlier SharedFS had granted.
-    pub fn take_up_again(&mut self, id: SessionId, sessions: &BTreeMap<SessionId, Session>) {
+    pub fn take_up_copies(&mut self, id: SessionId, sessions: &BTreeMap<SessionId, ServedSession>) {
         if let Some(session) = sessions.get(&id) {
             self.take_up_of(session, false, sessions);
         }
@@ -176,17 +176,18 @@ impl Locking {
     /// Prepares for a request about record locks on a file.
     ///
     /// Delegated locks return to the table, and dead processes lose locks that conflict.
-    fn prepare(&mut self, request: &LockRequest, sessions: &BTreeMap<SessionId, Session>) {
+    fn prepare_request(&mut self, request: &LockRequest, sessions: &BTreeMap<SessionId, ServedSession>) {
         if request.kind == Kind::Record {
             let now_ms = boot_time().as_millis() as u64;
-            let pages = &mut Pages { sessions, word: 0 };
+            let pages = &mut LockSlotPages { sessions, word: 0 };
             self.delegations.handle_request(now_ms, request.inode, request.owner, &mut self.table, pages);
         }
         // A process that has ended holds no lock from the moment at which other processes can know of its end.
         while let Some(holder) = self.table.query(request).map(|held| held.owner.session) {
             // A holder that SharedFS does not know any more has ended as well.
-            let is_gone =
-                |session: &Session| session.identity.kind == SessionKind::Process && session.identity.process.is_gone();
+            let is_gone = |session: &ServedSession| {
+                session.identity.kind == SessionKind::Process && session.identity.process.is_gone()
+            };
             if sessions.get(&holder).is_some_and(|session| !is_gone(session)) {
                 return;
             }
@@ -203,26 +204,26 @@ impl Locking {
     fn is_ready_for(
         &mut self,
         request: &LockRequest,
-        sessions: &BTreeMap<SessionId, Session>,
-        shared: &Shared,
+        sessions: &BTreeMap<SessionId, ServedSession>,
+        shared: &SharedState,
     ) -> bool {
-        self.prepare(request, sessions);
-        self.tell_woken(shared);
+        self.prepare_request(request, sessions);
+        self.wake_waiters(shared);
         !self.is_of_mount(request)
     }
 
     /// Collects waits that have ended.
     fn collect_woken(&mut self) {
         while let Some(woken) = self.table.poll_woken() {
-            self.over.insert(woken.waiter, woken.outcome);
-            self.has_news = true;
+            self.ended.insert(woken.waiter, woken.outcome);
+            self.has_unreported = true;
         }
     }
 
     /// Wakes the threads whose waits have ended.
-    fn tell_woken(&mut self, shared: &Shared) {
+    fn wake_waiters(&mut self, shared: &SharedState) {
         self.collect_woken();
-        if std::mem::take(&mut self.has_news) {
+        if std::mem::take(&mut self.has_unreported) {
             shared.locks_changed.notify_all();
         }
     }
@@ -239,13 +240,13 @@ impl Locking {
 }
 
 /// The lock slots in sessions' control pages.
-struct Pages<'a> {
-    sessions: &'a BTreeMap<SessionId, Session>,
+struct LockSlotPages<'a> {
+    sessions: &'a BTreeMap<SessionId, ServedSession>,
     /// The word of the slot that may be delegated.
     word: u64,
 }
 
-impl Slots for Pages<'_> {
+impl Slots for LockSlotPages<'_> {
     fn delegate(&mut self, to: SessionId, slot: u32, inode: InodeId, locks: &[(ByteRange, Mode)]) -> bool {
         // If the slot is almost full, the next lock would recall it.
         if locks.len() > LOCK_RANGES_MAX / 2 {
@@ -253,13 +254,13 @@ impl Slots for Pages<'_> {
         }
         let Some(session) = self.sessions.get(&to) else { return false };
         let ranges: Vec<_> = locks.iter().map(to_slot).collect();
-        let before = page::delegated(&*session.page, slot);
-        let is_noted = page::set_delegated(&*session.page, slot, Some(inode)).is_ok();
+        let before = session_page::delegated(&*session.page, slot);
+        let is_noted = session_page::set_delegated(&*session.page, slot, Some(inode)).is_ok();
         let is_delegated =
             is_noted && session.control.delegate_locks(LockSlot { number: slot, word: self.word }, inode, &ranges);
         if !is_delegated {
             // A restart would believe the note. The page has a word for each lock slot.
-            let _ = page::set_delegated(&*session.page, slot, before);
+            let _ = session_page::set_delegated(&*session.page, slot, before);
         }
         is_delegated
     }
@@ -268,7 +269,7 @@ impl Slots for Pages<'_> {
         let Some(session) = self.sessions.get(&from) else { return Vec::new() };
         let ranges = session.control.recall_locks(slot, inode);
         // The page has a word for each lock slot, and other slots are refused.
-        let _ = page::set_delegated(&*session.page, slot, None);
+        let _ = session_page::set_delegated(&*session.page, slot, None);
         ranges.into_iter().map(from_slot).collect()
     }
 }
@@ -283,7 +284,7 @@ fn from_slot(range: LockedRange) -> (ByteRange, Mode) {
 }
 
 /// Returns the owner of a process's own record locks.
-fn process(session: SessionId) -> LockOwner {
+fn process_owner(session: SessionId) -> LockOwner {
     LockOwner { session, owner: LOCK_OWNER_PROCESS }
 }
 
@@ -291,14 +292,14 @@ fn is_own(request: &LockRequest) -> bool {
     request.kind == Kind::Record && request.owner.owner == LOCK_OWNER_PROCESS
 }
 
-fn kind(kind: LockKind) -> Kind {
+fn to_kind(kind: LockKind) -> Kind {
     match kind {
         LockKind::Record => Kind::Record,
         LockKind::Flock => Kind::Flock,
     }
 }
 
-fn action(mode: LockMode) -> LockAction {
+fn to_action(mode: LockMode) -> LockAction {
     match mode {
         LockMode::Read => LockAction::Lock(Mode::Read),
         LockMode::Write => LockAction::Lock(Mode::Write),
@@ -306,7 +307,7 @@ fn action(mode: LockMode) -> LockAction {
     }
 }
 
-fn asked(session: SessionId, request: &Request) -> Option<LockRequest> {
+fn decode_lock(session: SessionId, request: &Request) -> Option<LockRequest> {
     let (inode, lock_kind, owner, pid, range, mode, wait) = match *request {
         Request::Lock { inode, kind, owner, pid, start, end, mode, wait, .. } => {
             (inode, kind, owner, pid, (start, end), mode, wait)
@@ -319,11 +320,11 @@ fn asked(session: SessionId, request: &Request) -> Option<LockRequest> {
     let is_range = range.0 <= range.1;
     is_range.then(|| LockRequest {
         inode,
-        kind: kind(lock_kind),
+        kind: to_kind(lock_kind),
         owner: LockOwner { session, owner },
         pid,
         range: ByteRange { first: range.0, last: range.1 },
-        action: action(mode),
+        action: to_action(mode),
         wait,
     })
 }
@@ -331,9 +332,9 @@ fn asked(session: SessionId, request: &Request) -> Option<LockRequest> {
 /// Returns a request as the table takes it.
 ///
 /// A process's locks bear the number by which SharedFS knows it, whatever the process says.
-fn asked_by(state: &State, id: SessionId, request: &Request) -> Result<LockRequest, Errno> {
-    let mut asked = asked(id, request).ok_or(Errno::EINVAL)?;
-    let session = present(state, id)?;
+fn lock_request_of(state: &State, id: SessionId, request: &Request) -> Result<LockRequest, Errno> {
+    let mut asked = decode_lock(id, request).ok_or(Errno::EINVAL)?;
+    let session = live_session(state, id)?;
     if session.identity.kind == SessionKind::Process {
         asked.pid = session.identity.process.pid;
     }
@@ -341,13 +342,13 @@ fn asked_by(state: &State, id: SessionId, request: &Request) -> Result<LockReque
 }
 
 /// Returns the session, if it may have locks.
-fn present(state: &State, id: SessionId) -> Result<&Session, Errno> {
+fn live_session(state: &State, id: SessionId) -> Result<&ServedSession, Errno> {
     state.live(id).filter(|session| !session.is_ending).ok_or(Errno::EIO)
 }
 
 /// Sets or removes a lock, and waits for it if the session asks for that, as long as the peer of the socket is there.
-pub fn lock(
-    shared: &Shared,
+pub fn set_lock(
+    shared: &SharedState,
     id: SessionId,
     request: &Request,
     reclaims: bool,
@@ -358,12 +359,12 @@ pub fn lock(
         return Err(Errno::EINVAL);
     }
     let mut state = shared.lock();
-    let request = asked_by(&state, id, request)?;
+    let request = lock_request_of(&state, id, request)?;
     if request.action != LockAction::Unlock && !is_own(&request) {
-        page::set_other_locks(&*present(&state, id)?.page).map_err(|_| Errno::EIO)?;
+        session_page::set_other_locks(&*live_session(&state, id)?.page).map_err(|_| Errno::EIO)?;
     }
     if reclaims {
-        state.locking.note_reclaimed();
+        state.locking.record_reclaim();
         take_over_moved(&mut state, &request);
     } else if request.action != LockAction::Unlock {
         await_grace(shared, &mut state, id)?;
@@ -375,7 +376,7 @@ pub fn lock(
     let outcome = locking.table.handle_lock(request);
     let delegate = |slot: LockSlot| {
         let wanted = (request.inode, request.owner, request.pid, slot.number);
-        let pages = &mut Pages { sessions, word: slot.word };
+        let pages = &mut LockSlotPages { sessions, word: slot.word };
         locking.delegations.delegate(boot_time().as_millis() as u64, wanted, &mut locking.table, pages)
     };
     let may_delegate = outcome == LockOutcome::Granted && is_own(&request);
@@ -383,20 +384,20 @@ pub fn lock(
     if outcome == LockOutcome::Granted {
         locking.handle_granted(&request);
     }
-    locking.tell_woken(shared);
+    locking.wake_waiters(shared);
     if is_delegated {
         return Ok(Reply::Delegated);
     }
     match (outcome, request.wait) {
         (LockOutcome::Blocked, Some(ticket)) => {
-            let outcome = wait(shared, &mut state, WaiterId { session: id, ticket }, socket)?;
+            let outcome = wait_for_lock(shared, &mut state, WaiterId { session: id, ticket }, socket)?;
             if outcome == LockOutcome::Granted {
                 state.locking.handle_granted(&request);
-                state.locking.tell_woken(shared);
+                state.locking.wake_waiters(shared);
             }
-            answer(outcome)
+            reply_for(outcome)
         }
-        (outcome, _) => answer(outcome),
+        (outcome, _) => reply_for(outcome),
     }
 }
 
@@ -411,23 +412,23 @@ fn take_over_moved(state: &mut State, request: &LockRequest) {
     let of_process = sessions
         .values()
         .filter(|session| session.identity.kind == SessionKind::Process && session.identity.process.pid == request.pid);
-    of_process.for_each(|session| locking.table.handle_move(request.inode, process(session.id)));
+    of_process.for_each(|session| locking.table.handle_move(request.inode, process_owner(session.id)));
 }
 
 /// Waits until all sessions that may have held locks before a restart have asked for them again.
 ///
 /// The asking session may have ended by then.
-fn await_grace(shared: &Shared, state: &mut MutexGuard<'_, State>, id: SessionId) -> Result<(), Errno> {
+fn await_grace(shared: &SharedState, state: &mut MutexGuard<'_, State>, id: SessionId) -> Result<(), Errno> {
     while let Some(until) = state.locking.grace_until() {
         if state.ending {
-            return Err(Shared::ENDING);
+            return Err(SharedState::ENDING);
         }
         shared.locks_changed.wait_until(state, until);
     }
-    present(state, id).map(drop)
+    live_session(state, id).map(drop)
 }
 
-fn answer(outcome: LockOutcome) -> Result<Reply, Errno> {
+fn reply_for(outcome: LockOutcome) -> Result<Reply, Errno> {
     match outcome {
         LockOutcome::Granted => Ok(Reply::Done),
         LockOutcome::Blocked | LockOutcome::WouldBlock(_) => Err(Errno::EAGAIN),
@@ -445,8 +446,8 @@ fn is_hung_up(socket: BorrowedFd<'_>) -> bool {
         && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
-fn wait(
-    shared: &Shared,
+fn wait_for_lock(
+    shared: &SharedState,
     state: &mut MutexGuard<'_, State>,
     waiter: WaiterId,
     socket: BorrowedFd<'_>,
@@ -456,24 +457,24 @@ fn wait(
         return Err(Errno::EINTR);
     }
     state.locking.waiting.insert(waiter);
-    let mut look = Instant::now() + LOOK;
+    let mut next_check = Instant::now() + HANGUP_CHECK_INTERVAL;
     loop {
-        if let Some(outcome) = state.locking.over.remove(&waiter) {
+        if let Some(outcome) = state.locking.ended.remove(&waiter) {
             state.locking.waiting.remove(&waiter);
             return Ok(outcome);
         }
-        present(state, waiter.session)?;
+        live_session(state, waiter.session)?;
         if !state.locking.waiting.contains(&waiter) {
             return Err(Errno::EINTR);
         }
         if state.ending {
-            return Err(Shared::ENDING);
+            return Err(SharedState::ENDING);
         }
-        shared.locks_changed.wait_until(state, look);
-        if Instant::now() < look {
+        shared.locks_changed.wait_until(state, next_check);
+        if Instant::now() < next_check {
             continue;
         }
-        look = Instant::now() + LOOK;
+        next_check = Instant::now() + HANGUP_CHECK_INTERVAL;
         // A peer that has hung up would hold a lock without knowing.
         if is_hung_up(socket) && state.locking.table.handle_cancel(waiter) {
             state.locking.waiting.remove(&waiter);
@@ -483,25 +484,25 @@ fn wait(
 }
 
 /// Ends a wait. A wait that has just got its lock keeps it.
-pub fn cancel(shared: &Shared, id: SessionId, ticket: u64) -> Reply {
+pub fn cancel_wait(shared: &SharedState, id: SessionId, ticket: u64) -> Reply {
     let waiter = WaiterId { session: id, ticket };
     let mut state = shared.lock();
     let locking = &mut state.locking;
     if locking.table.handle_cancel(waiter) {
         locking.waiting.remove(&waiter);
-    } else if !locking.waiting.contains(&waiter) && locking.early.len() < EARLY_COUNT_MAX {
-        locking.early.push_back((waiter, Instant::now()));
+    } else if !locking.waiting.contains(&waiter) && locking.early_cancels.len() < EARLY_COUNT_MAX {
+        locking.early_cancels.push_back((waiter, Instant::now()));
     }
     locking.collect_woken();
-    locking.has_news = false;
+    locking.has_unreported = false;
     shared.locks_changed.notify_all();
     Reply::Done
 }
 
 /// Returns the lock that conflicts with the requested one.
-pub fn query(shared: &Shared, id: SessionId, request: &Request) -> Result<Reply, Errno> {
+pub fn query_lock(shared: &SharedState, id: SessionId, request: &Request) -> Result<Reply, Errno> {
     let mut state = shared.lock();
-    let request = asked_by(&state, id, request)?;
+    let request = lock_request_of(&state, id, request)?;
     await_grace(shared, &mut state, id)?;
     let State { locking, sessions, .. } = &mut *state;
     if !locking.is_ready_for(&request, sessions, shared) {
@@ -520,14 +521,14 @@ pub fn query(shared: &Shared, id: SessionId, request: &Request) -> Result<Reply,
 /// Takes a process's own record locks on a file back into the table, and returns them.
 ///
 /// If `moves`, they may move to a mount from then on.
-pub fn yield_locks(shared: &Shared, id: SessionId, inode: InodeId, moves: bool) -> Reply {
+pub fn yield_locks(shared: &SharedState, id: SessionId, inode: InodeId, moves: bool) -> Reply {
     let mut state = shared.lock();
     let State { locking, sessions, .. } = &mut *state;
-    locking.delegations.recall(inode, &mut locking.table, &mut Pages { sessions, word: 0 });
-    let locks = locking.table.records(inode, process(id));
+    locking.delegations.recall(inode, &mut locking.table, &mut LockSlotPages { sessions, word: 0 });
+    let locks = locking.table.records(inode, process_owner(id));
     if moves {
-        locking.table.handle_move(inode, process(id));
-        locking.tell_woken(shared);
+        locking.table.handle_move(inode, process_owner(id));
+        locking.wake_waiters(shared);
     }
     let locks = locks.into_iter().map(|(range, mode)| {
         let mode = if mode == Mode::Write { LockMode::Write } else { LockMode::Read };
@@ -537,13 +538,13 @@ pub fn yield_locks(shared: &Shared, id: SessionId, inode: InodeId, moves: bool) 
 }
 
 /// Removes an owner's locks on a file.
-pub fn release(shared: &Shared, id: SessionId, inode: InodeId, owner: u64, lock_kind: LockKind) -> Reply {
+pub fn release_locks(shared: &SharedState, id: SessionId, inode: InodeId, owner: u64, lock_kind: LockKind) -> Reply {
     let mut state = shared.lock();
     let State { locking, sessions, .. } = &mut *state;
     if lock_kind == LockKind::Record && owner == LOCK_OWNER_PROCESS {
-        locking.delegations.recall(inode, &mut locking.table, &mut Pages { sessions, word: 0 });
+        locking.delegations.recall(inode, &mut locking.table, &mut LockSlotPages { sessions, word: 0 });
     }
-    locking.table.handle_close(LockOwner { session: id, owner }, inode, kind(lock_kind));
-    locking.tell_woken(shared);
+    locking.table.handle_close(LockOwner { session: id, owner }, inode, to_kind(lock_kind));
+    locking.wake_waiters(shared);
     Reply::Done
 }

@@ -25,11 +25,11 @@ use ashlar_store::{MapBlocks, MappedRun};
 use ashlar_types::{Access, BlockAddress, Errno, InodeId, SessionId};
 use ashlar_wire::{Extent, Reply, SessionKind};
 
-use crate::grant::{Patience, applied, internal};
+use crate::grant::{Patience, lock_applied, report_store_error};
 use crate::leasing::Ancestors;
 use crate::materialise;
-use crate::session::{Session, SessionError};
-use crate::shared::Shared;
+use crate::session::{ServedSession, SessionError};
+use crate::shared_state::SharedState;
 use crate::state::State;
 
 const RECORD_BYTES: u64 = 32;
@@ -61,7 +61,7 @@ impl MappedTable {
     /// [`SessionError`].
     fn make(arena: &Arena, id: SessionId) -> Result<Self, SessionError> {
         let [file] = arena.session_files(id, [(SessionFile::Mapped, TABLE_BYTES, TABLE_BYTES)])?;
-        Ok(Self { memory: map(arena, &file)?, used: Vec::new() })
+        Ok(Self { memory: map_table(arena, &file)?, used: Vec::new() })
     }
 
     /// Returns the table that an earlier SharedFS has left, if there is one, and the mappings in it.
@@ -76,7 +76,7 @@ impl MappedTable {
             }
             Err(error) => return Err(error.into()),
         };
-        let mut table = Self { memory: map(arena, &file)?, used: Vec::new() };
+        let mut table = Self { memory: map_table(arena, &file)?, used: Vec::new() };
         let mut runs = Vec::new();
         for record in 0..RECORDS_MAX {
             let run = table.load(record)?;
@@ -112,7 +112,7 @@ impl MappedTable {
     }
 
     /// Records the runs that are mapped under a number: all of them or, without room, none.
-    fn note(&mut self, runs: &[MappedRun]) -> bool {
+    fn record_runs(&mut self, runs: &[MappedRun]) -> bool {
         let free: Vec<u64> = (0..RECORDS_MAX)
             .filter(|&record| self.used.get(record as usize).is_none_or(Option::is_none))
             .take(runs.len())
@@ -132,7 +132,7 @@ impl MappedTable {
     }
 
     /// Removes the runs that were mapped under a number.
-    fn forget(&mut self, number: u32) {
+    fn forget_number(&mut self, number: u32) {
         for (record, used) in (0..).zip(&mut self.used).filter(|(_, used)| **used == Some(number)) {
             // The table is mapped whole.
             let _ = self.memory.store_u64(record * RECORD_BYTES + WORD, 0);
@@ -141,7 +141,7 @@ impl MappedTable {
     }
 }
 
-fn map(arena: &Arena, file: &std::fs::File) -> Result<Mapping, SessionError> {
+fn map_table(arena: &Arena, file: &std::fs::File) -> Result<Mapping, SessionError> {
     Ok(Mapping::map(file, TABLE_BYTES, MappingAccess::ReadWrite, arena.medium())?)
 }
 
@@ -150,9 +150,9 @@ fn map(arena: &Arena, file: &std::fs::File) -> Result<Mapping, SessionError> {
 /// # Errors
 /// `EBADF` if the session has not opened the file; `ESTALE` if the file is gone; `EACCES` if the user may not read it;
 /// `EAGAIN` if the mapping is to follow writes and the session does not hold the write lease; `EINVAL`; `EIO`;
-/// [`Shared::LATER`] without patience.
+/// [`SharedState::LATER`] without patience.
 pub fn map_blocks(
-    shared: &Shared,
+    shared: &SharedState,
     id: SessionId,
     inode: InodeId,
     (first, blocks): (u64, u64),
@@ -163,13 +163,13 @@ pub fn map_blocks(
     if patience == Patience::Any {
         make_table(shared, id)?;
     }
-    let mut state = applied(shared, id, patience)?;
+    let mut state = lock_applied(shared, id, patience)?;
     for tries in 1.. {
         match try_to_map(&mut state, id, inode, (number, follows), first..end)? {
-            MapBlocks::Done(runs) => return Ok(Reply::Mapped(runs.iter().map(extent).collect())),
+            MapBlocks::Done(runs) => return Ok(Reply::Mapped(runs.iter().map(to_extent).collect())),
             // A commit takes longer than a mapping by the kernel.
             MapBlocks::CommitFirst if shared.arena.medium().kind == MediumKind::Disk => break,
-            MapBlocks::CommitFirst if patience == Patience::None => return Err(Shared::LATER),
+            MapBlocks::CommitFirst if patience == Patience::None => return Err(SharedState::LATER),
             MapBlocks::CommitFirst if tries < TRIES => shared.commit_all(&mut state)?,
             MapBlocks::CommitFirst | MapBlocks::Impossible => break,
         }
@@ -177,7 +177,7 @@ pub fn map_blocks(
     Ok(Reply::Mapped(Vec::new()))
 }
 
-fn extent(run: &MappedRun) -> Extent {
+fn to_extent(run: &MappedRun) -> Extent {
     Extent { logical_block: run.logical_block, blocks: run.blocks, address: Some(run.address) }
 }
 
@@ -188,7 +188,7 @@ fn try_to_map(
     (number, follows): (u32, bool),
     blocks: Range<u64>,
 ) -> Result<MapBlocks, Errno> {
-    let found = state.store.inode(inode).map_err(|error| internal(&error))?.ok_or(Errno::ESTALE)?;
+    let found = state.store.inode(inode).map_err(|error| report_store_error(&error))?.ok_or(Errno::ESTALE)?;
     let session = state.live(id).ok_or(Errno::EIO)?;
     if !session.control.has_open(inode) {
         return Err(Errno::EBADF);
@@ -202,20 +202,20 @@ fn try_to_map(
         return Err(Errno::EAGAIN);
     }
     // Writes through a mapping of the kernel's pages would be visible only after their write-back.
-    let is_mounts = |other: &Session| other.identity.kind == SessionKind::Mount && other.control.has_open(inode);
+    let is_mounts = |other: &ServedSession| other.identity.kind == SessionKind::Mount && other.control.has_open(inode);
     if follows && state.sessions.values().any(is_mounts) {
         return Ok(MapBlocks::Impossible);
     }
     let State { store, sessions, .. } = state;
-    let table = sessions.get_mut(&id).and_then(|session| session.mapped.as_mut()).ok_or(Shared::LATER)?;
+    let table = sessions.get_mut(&id).and_then(|session| session.mapped.as_mut()).ok_or(SharedState::LATER)?;
     // The session asks again if it lost the answer.
     store.unmap_blocks(id, Some(number));
-    table.forget(number);
-    let mapped = store.map_blocks(id, (number, follows), inode, blocks).map_err(|error| internal(&error))?;
+    table.forget_number(number);
+    let mapped = store.map_blocks(id, (number, follows), inode, blocks).map_err(|error| report_store_error(&error))?;
     if let MapBlocks::Done(runs) = &mapped
-        && !table.note(runs)
+        && !table.record_runs(runs)
     {
-        table.forget(number);
+        table.forget_number(number);
         store.unmap_blocks(id, Some(number));
         return Ok(MapBlocks::Impossible);
     }
@@ -223,7 +223,7 @@ fn try_to_map(
 }
 
 /// Makes a session's table, if it has none.
-fn make_table(shared: &Shared, id: SessionId) -> Result<(), Errno> {
+fn make_table(shared: &SharedState, id: SessionId) -> Result<(), Errno> {
     for _ in 0..TABLE_TRIES {
         if shared.lock().live(id).ok_or(Errno::EIO)?.mapped.is_some() {
             return Ok(());
@@ -250,12 +250,12 @@ fn make_table(shared: &Shared, id: SessionId) -> Result<(), Errno> {
 }
 
 /// Removes the mappings that a session has unmapped under a number.
-pub fn unmap_blocks(shared: &Shared, id: SessionId, number: u32) {
+pub fn unmap_blocks(shared: &SharedState, id: SessionId, number: u32) {
     let mut state = shared.lock();
     // Remove them from the table last: after a kill in between, blocks stay unused, and never have two owners.
     state.store.unmap_blocks(id, Some(number));
     if let Some(table) = state.sessions.get_mut(&id).and_then(|session| session.mapped.as_mut()) {
-        table.forget(number);
+        table.forget_number(number);
     }
 }
 
@@ -263,7 +263,7 @@ pub fn unmap_blocks(shared: &Shared, id: SessionId, number: u32) {
 ///
 /// # Errors
 /// `EIO` if the session is fenced or the shared area has failed.
-pub fn show(shared: &Shared, id: SessionId, inode: InodeId) -> Result<(), Errno> {
+pub fn show_writes(shared: &SharedState, id: SessionId, inode: InodeId) -> Result<(), Errno> {
     let mut state = shared.apply_settled(shared.lock(), id);
     state.live(id).ok_or(Errno::EIO)?;
     if state.store.lags(inode) {
@@ -317,12 +317,12 @@ mod tests {
             address: BlockAddress::new(2, first as u32 + 9),
         };
         let (one, two) = (1, 2);
-        assert!(table.note(&[run(one, 0), run(one, 3)]) && table.note(&[run(two, 6)]));
-        table.forget(one);
+        assert!(table.record_runs(&[run(one, 0), run(one, 3)]) && table.record_runs(&[run(two, 6)]));
+        table.forget_number(one);
         let (mut again, found) = MappedTable::take_up(&arena, id).expect("read").expect("there");
         assert_eq!(found, [run(two, 6)]);
         let many: Vec<_> = (0..RECORDS_MAX).map(|first| run(3, first)).collect();
-        assert!(!again.note(&many), "there is no room for all");
-        assert!(again.note(&many[1..]));
+        assert!(!again.record_runs(&many), "there is no room for all");
+        assert!(again.record_runs(&many[1..]));
     }
 }

@@ -15,11 +15,11 @@ use ashlar_update::permission::{allows, held, owns};
 use ashlar_wire::SessionKind;
 use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
 
-use crate::grant::internal;
+use crate::grant::report_store_error;
 use crate::quota;
 use crate::reserved;
-use crate::session::Session;
-use crate::shared::Shared;
+use crate::session::ServedSession;
+use crate::shared_state::SharedState;
 use crate::state::State;
 
 /// The most entries of a directory that SharedFS searches for a file's name.
@@ -44,16 +44,16 @@ const FLAGS: OFlags = OFlags::RWMODE
 /// `EINVAL` if `directory` is none or on no mount of this arena, or the flags or the inode's kind do not fit; `ESTALE`
 /// if the inode is gone; `EACCES`, and `EPERM` for `O_NOATIME`, if the session's user may not; errors of the kernel.
 pub fn materialise(
-    shared: &Shared,
+    shared: &SharedState,
     id: SessionId,
     (inode, flags): (InodeId, u32),
     directory: Option<OwnedFd>,
     socket: BorrowedFd<'_>,
 ) -> Result<(), Errno> {
     let wanted = OFlags::from_bits_retain(flags);
-    let access = access(wanted)?;
+    let access = access_of(wanted)?;
     let directory = directory.ok_or(Errno::EINVAL)?;
-    let device = device(&directory)?;
+    let device = device_of(&directory)?;
     let entry = {
         // The session's latest changes of the inode's rights count, and an inode that it has just made is there.
         let state = shared.apply_settled(shared.lock(), id);
@@ -61,10 +61,10 @@ pub fn materialise(
         if !is_mount(&state, device) {
             return Err(Errno::EINVAL);
         }
-        let found = state.store.inode(inode).map_err(|error| internal(&error))?.ok_or(Errno::ESTALE)?;
+        let found = state.store.inode(inode).map_err(|error| report_store_error(&error))?.ok_or(Errno::ESTALE)?;
         if wanted.contains(OFlags::PATH) {
             // An O_PATH descriptor neither reads nor writes, and opens nothing; but it allows more than a number does.
-            check_way(&state, session, &found)?;
+            check_search_rights(&state, session, &found)?;
         } else {
             check_rights(&state, session, (inode, &found), access, wanted.contains(OFlags::NOATIME))?;
         }
@@ -72,7 +72,7 @@ pub fn materialise(
     };
     shared.helper.open((inode, flags), entry, directory.as_fd(), socket).map_err(|error| match error {
         OpenError::Refused(errno) => errno,
-        OpenError::Unknown => Shared::ENDING,
+        OpenError::Unknown => SharedState::ENDING,
     })
 }
 
@@ -83,12 +83,13 @@ fn watched_entry(state: &State, (inode, found): (InodeId, &Inode)) -> Result<Opt
     if found.is_directory() || found.links == 0 || !reserved::is_watched(&state.reservations, found.parent) {
         return Ok(None);
     }
-    let name = quota::name_in(state, found.parent, inode, &mut { NAMES_MAX }).map_err(|error| internal(&error))?;
+    let name =
+        quota::name_in(state, found.parent, inode, &mut { NAMES_MAX }).map_err(|error| report_store_error(&error))?;
     Ok(name.map(|name| (found.parent, name.as_bytes().to_vec())))
 }
 
 /// Returns the access that the flags ask for.
-fn access(flags: OFlags) -> Result<Access, Errno> {
+fn access_of(flags: OFlags) -> Result<Access, Errno> {
     if !FLAGS.contains(flags) {
         return Err(Errno::EINVAL);
     }
@@ -104,7 +105,7 @@ fn access(flags: OFlags) -> Result<Access, Errno> {
 ///
 /// That asks no file system, which might not answer. Only directories are taken, as closing one asks no file system
 /// either.
-fn device(directory: &OwnedFd) -> Result<u64, Errno> {
+fn device_of(directory: &OwnedFd) -> Result<u64, Errno> {
     let system = |errno: rustix::io::Errno| Errno(errno.raw_os_error());
     let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let found = rustix::fs::statx(directory, c"", how, StatxFlags::TYPE).map_err(system)?;
@@ -116,7 +117,7 @@ fn device(directory: &OwnedFd) -> Result<u64, Errno> {
 
 /// Returns whether a living session serves a mount whose files show this device.
 pub fn is_mount(state: &State, device: u64) -> bool {
-    let is_it = |session: &Session| {
+    let is_it = |session: &ServedSession| {
         session.identity.kind == SessionKind::Mount
             && session.mount_device == device
             && session.fenced.is_none()
@@ -127,15 +128,15 @@ pub fn is_mount(state: &State, device: u64) -> bool {
 
 /// Returns an inode's access list, if it has one.
 fn access_acl(state: &State, inode: InodeId) -> Result<Option<Acl>, Errno> {
-    let value = state.store.xattr(inode, XATTR_ACL_ACCESS).map_err(|error| internal(&error))?;
+    let value = state.store.xattr(inode, XATTR_ACL_ACCESS).map_err(|error| report_store_error(&error))?;
     Ok(value.and_then(|value| Acl::parse(&value)))
 }
 
 /// Fails unless the session's user may search all directories above an inode.
-fn check_way(state: &State, session: &Session, found: &Inode) -> Result<(), Errno> {
+fn check_search_rights(state: &State, session: &ServedSession, found: &Inode) -> Result<(), Errno> {
     let mut at = found.parent;
     loop {
-        let directory = state.store.inode(at).map_err(|error| internal(&error))?.ok_or(Errno::ESTALE)?;
+        let directory = state.store.inode(at).map_err(|error| report_store_error(&error))?.ok_or(Errno::ESTALE)?;
         if !allows(&directory, access_acl(state, at)?.as_ref(), &session.credentials, Access::EXECUTE) {
             return Err(Errno::EACCES);
         }
@@ -151,7 +152,7 @@ fn check_way(state: &State, session: &Session, found: &Inode) -> Result<(), Errn
 /// Devices, pipes and sockets are the kernel's from the beginning. Opening one may wait for ever or have effects.
 pub fn check_rights(
     state: &State,
-    session: &Session,
+    session: &ServedSession,
     (inode, found): (InodeId, &Inode),
     access: Access,
     keeps_time: bool,
@@ -172,7 +173,7 @@ mod tests {
 
     #[test]
     fn flags_that_make_or_truncate_are_refused() {
-        let asked = |flags: OFlags| access(flags).map(|access| access.0);
+        let asked = |flags: OFlags| access_of(flags).map(|access| access.0);
         assert_eq!(asked(OFlags::RDONLY | OFlags::DIRECTORY), Ok(4));
         assert_eq!(asked(OFlags::WRONLY | OFlags::APPEND | OFlags::LARGEFILE), Ok(2));
         assert_eq!(asked(OFlags::RDWR | OFlags::SYNC | OFlags::DIRECT | OFlags::NONBLOCK), Ok(6));
@@ -186,11 +187,11 @@ mod tests {
         let open = |path: &str, flags| {
             rustix::fs::open(path, flags | OFlags::CLOEXEC, rustix::fs::Mode::empty()).expect("opened")
         };
-        let found = device(&open("/", OFlags::RDONLY));
+        let found = device_of(&open("/", OFlags::RDONLY));
         assert!(found.is_ok_and(|number| number != 0));
-        assert_eq!(device(&open("/", OFlags::PATH)), found, "also by an O_PATH descriptor");
+        assert_eq!(device_of(&open("/", OFlags::PATH)), found, "also by an O_PATH descriptor");
         for flags in [OFlags::RDONLY, OFlags::PATH] {
-            assert_eq!(device(&open("/proc/self/stat", flags)), Err(Errno::EINVAL));
+            assert_eq!(device_of(&open("/proc/self/stat", flags)), Err(Errno::EINVAL));
         }
     }
 }

@@ -18,8 +18,8 @@ use ashlar_types::{Errno, InodeId, Name, QuotaAmount, QuotaKey, QuotaLimits, Ses
 use ashlar_wire::{QuotaGrant, QuotaStatus, QuotaVersion, QuotaWant, Reply};
 use parking_lot::MutexGuard;
 
-use crate::session::Session;
-use crate::shared::Shared;
+use crate::session::ServedSession;
+use crate::shared_state::SharedState;
 use crate::state::State;
 use crate::validate::Violation;
 
@@ -36,11 +36,11 @@ const DEPTH_MAX: usize = 1000;
 
 /// A session's outstanding balances: granted, and not yet found used, by account.
 #[derive(Debug, Default)]
-pub struct Outstanding {
+pub struct OutstandingQuota {
     amounts: BTreeMap<QuotaKey, QuotaAmount>,
 }
 
-impl Outstanding {
+impl OutstandingQuota {
     fn of(&self, key: QuotaKey) -> QuotaAmount {
         self.amounts.get(&key).copied().unwrap_or_default()
     }
@@ -74,7 +74,7 @@ impl Outstanding {
 /// Decides how much to grant at once of a free amount; `None` if it's too little.
 ///
 /// A `free` of `None` means that there is no limit; `exempt` says that the limit does not hold.
-fn decide(free: Option<u64>, want: u64, chunk: u64, exempt: bool) -> Option<u64> {
+fn decide_grant(free: Option<u64>, want: u64, chunk: u64, exempt: bool) -> Option<u64> {
     // A session holds nothing that it did not ask for.
     let Some(free) = free.filter(|_| want > 0) else { return Some(want) };
     match want <= free {
@@ -103,8 +103,8 @@ impl State {
         let mut grants = Vec::with_capacity(wants.len());
         for want in wants {
             let (left, exempt) = (self.quota_left(want.key), want.exempt && is_privileged);
-            let blocks = decide(left.blocks, want.amount.blocks, CHUNK.blocks, exempt)?;
-            let inodes = decide(left.inodes, want.amount.inodes, CHUNK.inodes, exempt)?;
+            let blocks = decide_grant(left.blocks, want.amount.blocks, CHUNK.blocks, exempt)?;
+            let inodes = decide_grant(left.inodes, want.amount.inodes, CHUNK.inodes, exempt)?;
             grants.push((want.key, left, QuotaAmount { blocks, inodes }));
         }
         let session = self.sessions.get_mut(&id)?;
@@ -157,7 +157,7 @@ impl State {
     }
 }
 
-impl Session {
+impl ServedSession {
     /// Begins another quota version; the log must be sealed next.
     pub fn raise_quota_version(&mut self, has_limits: bool) {
         self.quota_version = self.quota_version.next(has_limits);
@@ -169,7 +169,7 @@ impl Session {
 ///
 /// If there is too little, SharedFS takes back the balances of all sessions and applies all logs, so that only real use
 /// counts. Only then it refuses.
-pub fn grant(shared: &Shared, id: SessionId, wants: &[QuotaWant]) -> Result<Reply, Errno> {
+pub fn grant(shared: &SharedState, id: SessionId, wants: &[QuotaWant]) -> Result<Reply, Errno> {
     // A session that asks twice at once for the same account would get its rest twice.
     let is_repeated = |(index, want): (usize, &QuotaWant)| wants[..index].iter().any(|other| other.key == want.key);
     if wants.len() > WANTS_MAX || wants.iter().enumerate().any(is_repeated) {
@@ -193,23 +193,28 @@ pub fn grant(shared: &Shared, id: SessionId, wants: &[QuotaWant]) -> Result<Repl
     }
 }
 
-fn reclaim<'a>(shared: &'a Shared, mut state: MutexGuard<'a, State>, wants: &[QuotaWant]) -> MutexGuard<'a, State> {
+fn reclaim<'a>(
+    shared: &'a SharedState,
+    mut state: MutexGuard<'a, State>,
+    wants: &[QuotaWant],
+) -> MutexGuard<'a, State> {
     state = shared.apply_all_settled(state);
     state = crate::digest::sweep_orphans(shared, state);
     for id in state.live_ids() {
-        let holds =
-            |session: &Session| wants.iter().any(|want| session.outstanding.of(want.key) != QuotaAmount::default());
+        let holds = |session: &ServedSession| {
+            wants.iter().any(|want| session.outstanding.of(want.key) != QuotaAmount::default())
+        };
         if state.live(id).is_some_and(holds) {
             let has_limits = state.store.has_quota_limits();
             state.invalidate_quota_balances(id, has_limits);
         }
     }
-    shared.drive(&mut state);
+    shared.perform_decisions(&mut state);
     state
 }
 
 /// Sets or removes limits. They hold from here on, for all sessions, and are durable on return.
-pub fn set(shared: &Shared, key: QuotaKey, limits: QuotaLimits) -> Result<(), Errno> {
+pub fn set_limits(shared: &SharedState, key: QuotaKey, limits: QuotaLimits) -> Result<(), Errno> {
     let mut state = shared.apply_all_settled(shared.lock());
     let others = state.store.quotas().into_iter().any(|(other, _, limits)| other != key && !limits.is_none());
     for id in state.live_ids() {
@@ -218,12 +223,12 @@ pub fn set(shared: &Shared, key: QuotaKey, limits: QuotaLimits) -> Result<(), Er
     }
     state.store.set_quota_limits(key, limits);
     state.oldest_uncommitted.get_or_insert_with(Instant::now);
-    shared.drive(&mut state);
+    shared.perform_decisions(&mut state);
     shared.commit_all(&mut state)
 }
 
 /// Returns all owners, groups and subtrees with use or limits.
-pub fn list(shared: &Shared) -> Result<Vec<QuotaStatus>, Errno> {
+pub fn list_quotas(shared: &SharedState) -> Result<Vec<QuotaStatus>, Errno> {
     let state = shared.apply_all_settled(shared.lock());
     let mut left = ENTRIES_SEEN_MAX;
     let mut list = Vec::new();
@@ -278,22 +283,22 @@ mod tests {
 
     #[test]
     fn grant_is_chunk_if_plenty_exact_if_tight_any_if_exempt() {
-        assert_eq!(decide(None, 7, 100, false), Some(7));
-        assert_eq!(decide(Some(1 << 20), 0, 100, false), Some(0));
-        assert_eq!(decide(Some(0), 0, 100, false), Some(0));
-        assert_eq!(decide(Some(1 << 20), 1, 100, false), Some(100));
-        assert_eq!(decide(Some(1 << 20), 1000, 100, false), Some(1000));
-        assert_eq!(decide(Some(160), 1, 100, false), Some(10));
-        assert_eq!(decide(Some(5), 5, 100, false), Some(5));
-        assert_eq!(decide(Some(5), 6, 100, false), None);
-        assert_eq!(decide(Some(5), 6, 100, true), Some(6));
+        assert_eq!(decide_grant(None, 7, 100, false), Some(7));
+        assert_eq!(decide_grant(Some(1 << 20), 0, 100, false), Some(0));
+        assert_eq!(decide_grant(Some(0), 0, 100, false), Some(0));
+        assert_eq!(decide_grant(Some(1 << 20), 1, 100, false), Some(100));
+        assert_eq!(decide_grant(Some(1 << 20), 1000, 100, false), Some(1000));
+        assert_eq!(decide_grant(Some(160), 1, 100, false), Some(10));
+        assert_eq!(decide_grant(Some(5), 5, 100, false), Some(5));
+        assert_eq!(decide_grant(Some(5), 6, 100, false), None);
+        assert_eq!(decide_grant(Some(5), 6, 100, true), Some(6));
     }
 
     #[test]
     fn use_beyond_grant_is_detected_and_freeing_grants_nothing() {
         let (key, limits) = (QuotaKey::User(1), QuotaLimits { blocks: Some(100), inodes: None });
         let moved = |blocks, inodes| Move { key, blocks, inodes };
-        let mut outstanding = Outstanding::default();
+        let mut outstanding = OutstandingQuota::default();
         outstanding.grant(key, QuotaAmount { blocks: 10, inodes: 0 });
         assert!(outstanding.spend(&moved(4, 1000), limits));
         assert!(outstanding.spend(&moved(-50, -1), limits), "freeing is no new grant");

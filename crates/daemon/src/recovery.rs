@@ -18,17 +18,17 @@ use ashlar_wire::SessionKind;
 
 use crate::apply::Slice;
 use crate::digest;
-use crate::ended;
 use crate::grant_cache::GrantPublisher;
 use crate::leasing::Leasing;
 use crate::mapped;
-use crate::notify::Notifier;
-use crate::page;
-use crate::session::{Session, SessionError};
-use crate::shared::Shared;
-use crate::state::{Phase, State, Unmet};
+use crate::mount_notifier::Notifier;
+use crate::process_watcher::ProcessWatcher;
+use crate::retired;
+use crate::session::{ServedSession, SessionError};
+use crate::session_page;
+use crate::shared_state::SharedState;
+use crate::state::{RecoveryPhase, State, UnmetDependency};
 use crate::validate::Violation;
-use crate::watch::Watcher;
 use crate::{Config, DaemonError};
 
 /// How long another process may hold the arena before this start gives up.
@@ -38,18 +38,18 @@ const HANDOVER: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// [`DaemonError`] if the arena can't be opened, or its shared area fails.
-pub fn recover(config: Config) -> Result<Shared, DaemonError> {
+pub fn recover(config: Config) -> Result<SharedState, DaemonError> {
     let system = |what| move |error| DaemonError::System { what, error };
     ashlar_pmem::sigbus::install().map_err(system("cannot guard against truncated files"))?;
     let arena = Arc::new(open_arena(&config)?);
     let store = Store::open(Arc::clone(&arena))?;
-    let watcher = Watcher::new().map_err(system("cannot watch processes"))?;
+    let watcher = ProcessWatcher::new().map_err(system("cannot watch processes"))?;
     let mut state = State::new(store, Leasing::new(&config))?;
-    state.phase = Phase::Recovering;
+    state.phase = RecoveryPhase::Recovering;
     let left = take_up_sessions(&arena, &mut state)?;
     let ids = state.live_ids();
     let bounds: Vec<(SessionId, LogPosition)> =
-        ids.iter().filter_map(|&id| log_end(&mut state, id).map(|end| (id, end))).collect();
+        ids.iter().filter_map(|&id| seal_log(&mut state, id).map(|end| (id, end))).collect();
     // First the records that were validated before, then the rest under the leases that stand: the leases describe the
     // state between the two.
     let validated: Vec<_> = bounds.iter().map(|&(id, end)| (id, validated_end(&mut state, id, end))).collect();
@@ -60,24 +60,24 @@ pub fn recover(config: Config) -> Result<Shared, DaemonError> {
         apply_in_order(&mut state, &bounds);
     }
     cut_unmet(&mut state, &bounds);
-    state.phase = Phase::Running;
+    state.phase = RecoveryPhase::Running;
     digest::commit(&mut state)?;
     state.store.show_lagging();
     match GrantPublisher::make(state.store.next_session_id()?) {
         Ok(grant_cache) => state.grant_cache = Some(grant_cache),
         Err(error) => tracing::warn!(%error, "no memory for the grant cache: every session asks for all that it reads"),
     }
-    let shared = Shared::new(config, arena, watcher, state);
-    settle(&shared)?;
+    let shared = SharedState::new(config, arena, watcher, state);
+    settle_sessions(&shared)?;
     // Not before the logs that depend on them are given up.
-    left.damaged.into_iter().try_for_each(|id| put_away(&shared.arena, id))?;
-    left.unfinished.into_iter().for_each(|id| ended::remove(&shared, id));
+    left.damaged.into_iter().try_for_each(|id| quarantine_damaged(&shared.arena, id))?;
+    left.unfinished.into_iter().for_each(|id| retired::remove(&shared, id));
     Ok(shared)
 }
 
 /// Sessions whose files can't be taken up.
 #[derive(Default)]
-struct Left {
+struct UnusableSessions {
     /// Sessions without an owner.
     unfinished: Vec<SessionId>,
     /// Sessions whose files contradict themselves, by their owner or by the medium.
@@ -85,8 +85,8 @@ struct Left {
 }
 
 /// Quarantines damaged files, as far as they can be kept.
-fn put_away(arena: &Arena, id: SessionId) -> Result<(), DaemonError> {
-    digest::set_aside(arena, id).or_else(|error| {
+fn quarantine_damaged(arena: &Arena, id: SessionId) -> Result<(), DaemonError> {
+    digest::quarantine_session(arena, id).or_else(|error| {
         tracing::warn!(session = id.0, %error, "not all of the files could be quarantined");
         Ok(arena.remove_session(id)?)
     })
@@ -113,8 +113,8 @@ fn open_arena(config: &Config) -> Result<Arena, ArenaError> {
 ///
 /// On a disk, a session without an owner may still have had a process that made nothing persistent. Updates that other
 /// sessions based on it are lost then.
-fn take_up_sessions(arena: &Arena, state: &mut State) -> Result<Left, DaemonError> {
-    let mut left = Left::default();
+fn take_up_sessions(arena: &Arena, state: &mut State) -> Result<UnusableSessions, DaemonError> {
+    let mut left = UnusableSessions::default();
     let files = arena.sessions()?;
     let rows = state.store.sessions();
     for (id, _) in &rows {
@@ -125,7 +125,7 @@ fn take_up_sessions(arena: &Arena, state: &mut State) -> Result<Left, DaemonErro
     }
     for id in files {
         let committed = state.store.committed(id);
-        match Session::take_up(arena, id, committed) {
+        match ServedSession::take_up(arena, id, committed) {
             Ok(session) => {
                 // This comes first: from here on its process no longer uses block addresses that an earlier SharedFS
                 // sent.
@@ -158,7 +158,7 @@ fn take_up_sessions(arena: &Arena, state: &mut State) -> Result<Left, DaemonErro
 /// The seal voids records that are half done. A dead process has left them so, and a living one appends them again. The
 /// living process checks its leases before that, as before all later appends. SharedFS may have been killed between
 /// taking a lease and sealing the log, and a process that had checked before that could still append.
-fn log_end(state: &mut State, id: SessionId) -> Option<LogPosition> {
+fn seal_log(state: &mut State, id: SessionId) -> Option<LogPosition> {
     let sealed = state.live(id)?.log.seal();
     state.counters.seals += 1;
     match sealed {
@@ -178,7 +178,7 @@ fn log_end(state: &mut State, id: SessionId) -> Option<LogPosition> {
 /// change these leases, but the leases do not decide on them.
 fn validated_end(state: &mut State, id: SessionId, end: LogPosition) -> LogPosition {
     let Some(session) = state.sessions.get_mut(&id) else { return end };
-    if page::is_revoking(&*session.page) {
+    if session_page::is_revoking(&*session.page) {
         session.trusted = end;
     }
     session.validated = session.validated.min(end);
@@ -210,7 +210,7 @@ fn apply_in_order(state: &mut State, bounds: &[(SessionId, LogPosition)]) {
 /// It frees inodes that have no link and are open in no session, and commits what has been freed. Returns whether there
 /// is more room now.
 fn make_room(state: &mut State) -> Result<bool, DaemonError> {
-    if !state.unmet.values().any(|unmet| *unmet == Unmet::Room) {
+    if !state.unmet.values().any(|unmet| *unmet == UnmetDependency::Room) {
         return Ok(false);
     }
     let room = |state: &State| (state.store.space().blocks_free, state.store.space().metadata_bytes_used);
@@ -228,7 +228,7 @@ fn make_room(state: &mut State) -> Result<bool, DaemonError> {
 fn cut_unmet(state: &mut State, bounds: &[(SessionId, LogPosition)]) {
     let unmet = std::mem::take(&mut state.unmet);
     for (id, unmet) in unmet {
-        let Unmet::Session(other) = unmet else { continue };
+        let UnmetDependency::Session(other) = unmet else { continue };
         let position = state.store.applied(id);
         let this_boot = state.live(id).is_some_and(|session| session.is_whole);
         state.counters.logs_cut += 1;
@@ -247,11 +247,11 @@ fn cut_unmet(state: &mut State, bounds: &[(SessionId, LogPosition)]) {
     let rest: Vec<_> =
         bounds.iter().copied().filter(|(id, _)| state.sessions.get(id).is_some_and(|s| !s.is_ending)).collect();
     if rest.iter().any(|&(id, end)| state.live(id).is_some() && state.store.applied(id) < end) {
-        state.phase = Phase::Salvaging;
+        state.phase = RecoveryPhase::Salvaging;
         for (id, end) in rest {
             state.apply(id, end, Slice::All);
         }
-        state.phase = Phase::Recovering;
+        state.phase = RecoveryPhase::Recovering;
     }
 }
 
@@ -263,33 +263,33 @@ fn restore_leases(state: &mut State) {
 /// Removes the owners of logs that were cut.
 ///
 /// Only then their dependencies may be removed: a start that does not know these would count them as met.
-fn disown_cut(state: &State) -> Result<(), DaemonError> {
+fn remove_owners_of_cut(state: &State) -> Result<(), DaemonError> {
     let mut cut = state.sessions.values().filter(|session| session.is_cut);
     let what = "a log that depends on lost updates can't be given up";
-    cut.try_for_each(Session::disown).map_err(|error| DaemonError::System { what, error })
+    cut.try_for_each(ServedSession::remove_owner).map_err(|error| DaemonError::System { what, error })
 }
 
 /// Lets living sessions go on, and removes dead ones.
-fn settle(shared: &Shared) -> Result<(), DaemonError> {
+fn settle_sessions(shared: &SharedState) -> Result<(), DaemonError> {
     let mut state = shared.lock();
-    disown_cut(&state)?;
+    remove_owners_of_cut(&state)?;
     let (mut dead, mut running, mut dead_mounts) = (0, Vec::new(), Vec::new());
     for id in state.sessions.keys().copied().collect::<Vec<_>>() {
         let Some(session) = state.sessions.get_mut(&id) else { continue };
         match session.identity.process.open() {
             Some(process) if session.fenced.is_none() => {
                 let (now, ttl) = (crate::grant::boot_time(), shared.cache_ttl());
-                let lost_until = Duration::from_millis(page::stale_until_ms(&*session.page)).min(now + ttl);
-                let has_other_locks = page::has_other_locks(&*session.page);
+                let lost_until = Duration::from_millis(session_page::stale_until_ms(&*session.page)).min(now + ttl);
+                let has_other_locks = session_page::has_other_locks(&*session.page);
                 if session.identity.kind == SessionKind::Mount {
                     session.notifier = Some(Notifier::absent(ttl, lost_until, session.note_stale()));
                 }
                 state.not_before = state.not_before.max(Instant::now() + lost_until.saturating_sub(now));
                 if has_other_locks {
-                    state.locking.expect(id);
+                    state.locking.expect_reclaim(id);
                 }
                 running.push(id);
-                crate::sessions::watch(shared, id, process);
+                crate::sessions::watch_process(shared, id, process);
                 tracing::info!(session = id.0, "a running session goes on");
             }
             process => {
@@ -304,7 +304,7 @@ fn settle(shared: &Shared) -> Result<(), DaemonError> {
         }
     }
     dead_mounts.retain(|device| !crate::materialise::is_mount(&state, *device));
-    dead_mounts.into_iter().for_each(|device| crate::notify::abort_dead(device, &shared.config.arena));
+    dead_mounts.into_iter().for_each(|device| crate::mount_notifier::abort_dead_mount(device, &shared.config.arena));
     {
         let State { locking, sessions, .. } = &mut *state;
         locking.take_up(&running, sessions);
@@ -322,7 +322,7 @@ fn settle(shared: &Shared) -> Result<(), DaemonError> {
             session.is_quota_validated = true;
         }
     }
-    shared.drive(&mut state);
+    shared.perform_decisions(&mut state);
     // From here on, none of the leases from before the start stands.
     state.sessions.values().filter_map(|session| session.notifier.as_ref()).for_each(|absent| absent.renew_absence());
     crate::sessions::remove_ended(shared, &mut state);

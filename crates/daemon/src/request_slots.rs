@@ -13,10 +13,10 @@ use ashlar_types::{Errno, SessionId};
 use ashlar_wire::{Connection, Reply, Request};
 use parking_lot::Mutex;
 
-use crate::grant::{self, Patience, Sought};
+use crate::grant::{self, LookupTarget, Patience};
 use crate::mapped;
 use crate::session::Control;
-use crate::shared::Shared;
+use crate::shared_state::SharedState;
 
 /// A thread waits without sleeping for messages that follow an answer so soon, so many in a row.
 ///
@@ -28,7 +28,7 @@ const WATCHED_MAX: usize = 8;
 
 /// A session that may ask in a request slot.
 #[derive(Clone)]
-pub struct Asker {
+pub struct SlotOwner {
     /// Its number.
     pub id: SessionId,
     /// Its control page, with the request slot.
@@ -36,18 +36,18 @@ pub struct Asker {
 }
 
 /// The same, of a session that may be over.
-struct Known {
+struct WeakSlotOwner {
     id: SessionId,
     control: Weak<Control>,
 }
 
-impl Known {
-    fn of(asker: &Asker) -> Self {
-        Self { id: asker.id, control: Arc::downgrade(&asker.control) }
+impl WeakSlotOwner {
+    fn of(owner: &SlotOwner) -> Self {
+        Self { id: owner.id, control: Arc::downgrade(&owner.control) }
     }
 
-    fn asker(&self) -> Option<Asker> {
-        self.control.upgrade().map(|control| Asker { id: self.id, control })
+    fn owner(&self) -> Option<SlotOwner> {
+        self.control.upgrade().map(|control| SlotOwner { id: self.id, control })
     }
 }
 
@@ -55,9 +55,9 @@ impl Known {
 #[derive(Default)]
 pub struct RequestSlots {
     /// Sessions that asked lately, the latest last. The polling thread holds the lock.
-    watched: Mutex<Vec<Known>>,
+    watched: Mutex<Vec<WeakSlotOwner>>,
     /// Sessions that arrived while it was held.
-    joining: Mutex<Vec<Known>>,
+    joining: Mutex<Vec<WeakSlotOwner>>,
     has_joining: AtomicBool,
     pace: Mutex<Pace>,
 }
@@ -73,14 +73,14 @@ struct Pace {
 
 impl RequestSlots {
     /// Records a message of a process's session.
-    pub fn note_message(&self) {
+    pub fn record_message(&self) {
         let mut pace = self.pace.lock();
         let is_soon = pace.answered.is_some_and(|answered| answered.elapsed() < SOON);
         pace.soon = if is_soon { (pace.soon + 1).min(2 * SOON_COUNT) } else { pace.soon.saturating_sub(4) };
     }
 
     /// Records an answer; returns for how long to poll for the next message, as far as that is known.
-    fn note_answered(&self) -> Option<Duration> {
+    fn record_answer(&self) -> Option<Duration> {
         let mut pace = self.pace.lock();
         pace.answered = Some(Instant::now());
         (pace.soon >= SOON_COUNT).then_some(SOON)
@@ -89,66 +89,66 @@ impl RequestSlots {
     /// Watches a connection for a moment, and polls request slots if no other thread does.
     ///
     /// It polls the slots of sessions that asked lately; `own` is the session of the connection.
-    pub fn attend(&self, shared: &Shared, connection: &mut Connection, own: Option<&Asker>) {
+    pub fn watch_connection(&self, shared: &SharedState, connection: &mut Connection, own: Option<&SlotOwner>) {
         let Some(own) = own else { return connection.watch(None, &mut || false) };
-        let known = self.note_answered();
+        let pause = self.record_answer();
         let Some(mut recent) = self.watched.try_lock() else {
             let mut joining = self.joining.lock();
             joining.retain(|other| other.id != own.id);
             if joining.len() == WATCHED_MAX {
                 joining.remove(0);
             }
-            joining.push(Known::of(own));
+            joining.push(WeakSlotOwner::of(own));
             self.has_joining.store(true, Ordering::Release);
             return;
         };
-        let mut watched = recent.iter().filter_map(Known::asker).collect();
-        enter(&mut watched, own.clone());
-        listen(&watched, true);
+        let mut watched = recent.iter().filter_map(WeakSlotOwner::owner).collect();
+        add_last(&mut watched, own.clone());
+        set_listening(&watched, true);
         let mut buffer = Vec::new();
-        connection.watch(known, &mut || self.look(shared, &mut watched, &mut buffer));
-        listen(&watched, false);
-        *recent = watched.iter().map(Known::of).collect();
+        connection.watch(pause, &mut || self.poll_slots(shared, &mut watched, &mut buffer));
+        set_listening(&watched, false);
+        *recent = watched.iter().map(WeakSlotOwner::of).collect();
     }
 
     /// Serves all sessions that have asked; returns whether any has.
-    fn look(&self, shared: &Shared, watched: &mut Vec<Asker>, buffer: &mut Vec<u8>) -> bool {
+    fn poll_slots(&self, shared: &SharedState, watched: &mut Vec<SlotOwner>, buffer: &mut Vec<u8>) -> bool {
         let mut is_asked = false;
         if self.has_joining.load(Ordering::Relaxed) && self.has_joining.swap(false, Ordering::Acquire) {
             let joining = std::mem::take(&mut *self.joining.lock());
-            joining.iter().filter_map(Known::asker).for_each(|asker| enter(watched, asker));
-            listen(watched, true);
+            joining.iter().filter_map(WeakSlotOwner::owner).for_each(|owner| add_last(watched, owner));
+            set_listening(watched, true);
             is_asked = true;
         }
-        for asker in &*watched {
-            is_asked |= serve(shared, asker, buffer);
+        for owner in &*watched {
+            is_asked |= serve_slot(shared, owner, buffer);
         }
         is_asked
     }
 }
 
 /// Puts a session behind those that came before.
-fn enter(watched: &mut Vec<Asker>, asker: Asker) {
-    watched.retain(|other| !Arc::ptr_eq(&other.control, &asker.control));
+fn add_last(watched: &mut Vec<SlotOwner>, owner: SlotOwner) {
+    watched.retain(|other| !Arc::ptr_eq(&other.control, &owner.control));
     if watched.len() == WATCHED_MAX {
         watched.remove(0).control.request_slot().set_listening(false);
     }
-    watched.push(asker);
+    watched.push(owner);
 }
 
-fn listen(watched: &[Asker], listens: bool) {
-    watched.iter().for_each(|asker| asker.control.request_slot().set_listening(listens));
+fn set_listening(watched: &[SlotOwner], listens: bool) {
+    watched.iter().for_each(|owner| owner.control.request_slot().set_listening(listens));
 }
 
 /// Answers a session's request, if there is one; returns whether there was.
-fn serve(shared: &Shared, asker: &Asker, buffer: &mut Vec<u8>) -> bool {
-    let request_slot = asker.control.request_slot();
+fn serve_slot(shared: &SharedState, owner: &SlotOwner, buffer: &mut Vec<u8>) -> bool {
+    let request_slot = owner.control.request_slot();
     if !request_slot.is_asked() {
         return false;
     }
     let Some((question, request)) = request_slot.take(buffer) else { return false };
-    let reply = match answer(shared, asker.id, request) {
-        Err(Shared::ENDING | Shared::LATER) => {
+    let reply = match answer_request(shared, owner.id, request) {
+        Err(SharedState::ENDING | SharedState::LATER) => {
             request_slot.decline(question);
             return true;
         }
@@ -156,7 +156,7 @@ fn serve(shared: &Shared, asker: &Asker, buffer: &mut Vec<u8>) -> bool {
         Ok(reply) => reply,
     };
     if !request_slot.answer(question, &reply, buffer) {
-        match shared.lock().sessions.get_mut(&asker.id) {
+        match shared.lock().sessions.get_mut(&owner.id) {
             Some(session) => {
                 session.kept = Some((question, reply));
                 request_slot.keep(question);
@@ -167,7 +167,7 @@ fn serve(shared: &Shared, asker: &Asker, buffer: &mut Vec<u8>) -> bool {
     true
 }
 
-fn answer(shared: &Shared, id: SessionId, request: Request) -> Result<Reply, Errno> {
+fn answer_request(shared: &SharedState, id: SessionId, request: Request) -> Result<Reply, Errno> {
     {
         let mut state = shared.lock();
         state.counters.requests += 1;
@@ -180,7 +180,7 @@ fn answer(shared: &Shared, id: SessionId, request: Request) -> Result<Reply, Err
     match request {
         Request::Acquire(wants) => grant::acquire(shared, id, &wants, Patience::None),
         Request::Lookup { directory, name, within, makes, write, need } => {
-            let found = Sought { directory, name: &name, within, makes, write, need };
+            let found = LookupTarget { directory, name: &name, within, makes, write, need };
             grant::lookup(shared, id, &found, Patience::None)
         }
         Request::ReadDirectory { directory, after, limit } => grant::read_directory(shared, directory, after, limit),
@@ -191,6 +191,6 @@ fn answer(shared: &Shared, id: SessionId, request: Request) -> Result<Reply, Err
             mapped::unmap_blocks(shared, id, number);
             Ok(Reply::Done)
         }
-        _ => Err(Shared::LATER),
+        _ => Err(SharedState::LATER),
     }
 }

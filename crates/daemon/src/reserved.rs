@@ -16,9 +16,9 @@ use ashlar_lease::Reach;
 use ashlar_types::{Errno, InodeId, SessionId};
 use ashlar_wire::{Need, ReserveReason, ScopeKind, SessionKind, Want};
 
-use crate::grant::{self, Patience, internal};
+use crate::grant::{self, Patience, report_store_error};
 use crate::leasing::Ancestors;
-use crate::shared::Shared;
+use crate::shared_state::SharedState;
 use crate::state::State;
 
 /// The most reservations of all mounts: some for each inode that a mount may have open.
@@ -31,14 +31,14 @@ pub type Reservations = BTreeSet<(InodeId, SessionId, ReserveReason)>;
 ///
 /// # Errors
 /// `EPERM` for sessions other than mounts'; `ESTALE` if the inode is gone; `ENFILE` if too many are reserved; `EIO`.
-pub fn reserve(shared: &Shared, id: SessionId, inode: InodeId, reason: ReserveReason) -> Result<(), Errno> {
+pub fn reserve(shared: &SharedState, id: SessionId, inode: InodeId, reason: ReserveReason) -> Result<(), Errno> {
     // The log of the session that made it may not be applied yet.
     let want = |scope| Want { inode, write: true, scope, need: Need::default() };
-    let mut state = grant::begin(shared, id, &[want(ScopeKind::Node)], Patience::Any)?;
+    let mut state = grant::begin_request(shared, id, &[want(ScopeKind::Node)], Patience::Any)?;
     if state.live(id).ok_or(Errno::EIO)?.identity.kind != SessionKind::Mount {
         return Err(Errno::EPERM);
     }
-    let found = state.store.inode(inode).map_err(|error| internal(&error))?.ok_or(Errno::ESTALE)?;
+    let found = state.store.inode(inode).map_err(|error| report_store_error(&error))?.ok_or(Errno::ESTALE)?;
     if reason == ReserveReason::WatchedAll && inode != InodeId::ROOT {
         return Err(Errno::EINVAL);
     }
@@ -47,19 +47,24 @@ pub fn reserve(shared: &Shared, id: SessionId, inode: InodeId, reason: ReserveRe
     }
     // A mount that repeats its reasons may lack the lease of an inode that is reserved already.
     state.reservations.insert((inode, id, reason));
-    renew(&mut state, inode, found.is_directory());
+    update_reach(&mut state, inode, found.is_directory());
     let is_whole = reach_of(reason, found.is_directory()) != Reach::Inode;
     let scope = if is_whole { ScopeKind::Subtree } else { ScopeKind::Node };
     // The mount holds the leases from now on. It asks for the state when it needs it.
-    grant::take(shared, &mut state, id, &[want(scope)])
+    grant::take_leases(shared, &mut state, id, &[want(scope)])
 }
 
 /// Ends one reason for a reservation.
-pub fn free(shared: &Shared, id: SessionId, inode: InodeId, reason: ReserveReason) -> Result<(), Errno> {
+pub fn end_reservation(
+    shared: &SharedState,
+    id: SessionId,
+    inode: InodeId,
+    reason: ReserveReason,
+) -> Result<(), Errno> {
     let mut state = shared.lock();
     if state.reservations.remove(&(inode, id, reason)) {
-        let found = state.store.inode(inode).map_err(|error| internal(&error))?;
-        renew(&mut state, inode, found.is_some_and(|found| found.is_directory()));
+        let found = state.store.inode(inode).map_err(|error| report_store_error(&error))?;
+        update_reach(&mut state, inode, found.is_some_and(|found| found.is_directory()));
     }
     Ok(())
 }
@@ -70,18 +75,21 @@ pub fn end_session(state: &mut State, id: SessionId) {
     for reservation @ (inode, ..) in ended {
         state.reservations.remove(&reservation);
         let is_directory = state.store.inode(inode).ok().flatten().is_some_and(|found| found.is_directory());
-        renew(state, inode, is_directory);
+        update_reach(state, inode, is_directory);
     }
 }
 
 /// Removes the reservations of a freed inode, whose number may be reused one day.
-pub fn forget(reservations: &mut Reservations, inode: InodeId) {
-    let of_it: Vec<_> = of(reservations, inode).collect();
+pub fn forget_inode(reservations: &mut Reservations, inode: InodeId) {
+    let of_it: Vec<_> = reservations_of(reservations, inode).collect();
     of_it.iter().for_each(|reservation| _ = reservations.remove(reservation));
 }
 
 /// Returns the reservations of one inode.
-fn of(reservations: &Reservations, inode: InodeId) -> impl Iterator<Item = (InodeId, SessionId, ReserveReason)> + '_ {
+fn reservations_of(
+    reservations: &Reservations,
+    inode: InodeId,
+) -> impl Iterator<Item = (InodeId, SessionId, ReserveReason)> + '_ {
     let first = (inode, SessionId(0), ReserveReason::Mapped);
     reservations.range(first..).take_while(move |(reserved, ..)| *reserved == inode).copied()
 }
@@ -99,14 +107,14 @@ pub fn is_watched(reservations: &Reservations, directory: InodeId) -> bool {
     let is_watch = |reason| matches!(reason, ReserveReason::Watched | ReserveReason::WatchedAll);
     [directory, InodeId::ROOT]
         .into_iter()
-        .flat_map(|inode| of(reservations, inode))
+        .flat_map(|inode| reservations_of(reservations, inode))
         .any(|(inode, _, reason)| is_watch(reason) && (inode == directory || reason == ReserveReason::WatchedAll))
 }
 
 /// Reports to the lease manager how far the reasons for an inode's reservation reach.
-fn renew(state: &mut State, inode: InodeId, is_directory: bool) {
+fn update_reach(state: &mut State, inode: InodeId, is_directory: bool) {
     let State { leasing, store, reservations, .. } = state;
-    match of(reservations, inode).map(|(.., reason)| reach_of(reason, is_directory)).max() {
+    match reservations_of(reservations, inode).map(|(.., reason)| reach_of(reason, is_directory)).max() {
         Some(reach) => leasing.manager.reserve(inode, reach, &Ancestors(store)),
         None => leasing.manager.free_reserved(inode),
     }

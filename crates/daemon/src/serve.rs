@@ -15,12 +15,12 @@ use ashlar_types::{Errno, LogPosition, SessionId};
 use ashlar_wire::{Acceptor, Connection, Listener, Reply, Request, SessionKind, WelcomeSegment, WireError};
 use parking_lot::{Condvar, Mutex};
 
-use crate::grant::{Patience, Sought};
+use crate::grant::{LookupTarget, Patience};
 use crate::materialise::materialise;
-use crate::notify::{Device, Notifier};
-use crate::request_slots::Asker;
+use crate::mount_notifier::{MountDevice, Notifier};
+use crate::request_slots::SlotOwner;
 use crate::sessions::{self, Refused};
-use crate::shared::Shared;
+use crate::shared_state::SharedState;
 use crate::state::State;
 use crate::{credit, durability, grant, locking, mapped, quota, reserved, status};
 
@@ -44,12 +44,12 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// The open connections.
 #[derive(Debug, Default)]
 pub struct Connections {
-    open: Mutex<Open>,
+    open: Mutex<OpenConnections>,
     closed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Open {
+struct OpenConnections {
     /// How many there were.
     count: u64,
     sockets: BTreeMap<u64, (i32, UnixStream)>,
@@ -59,7 +59,7 @@ struct Open {
 
 impl Connections {
     /// Registers a connection; returns `None` if there are too many.
-    fn enter(&self, connection: &Connection) -> Option<u64> {
+    fn register(&self, connection: &Connection) -> Option<u64> {
         let socket = connection.socket().try_clone().ok()?;
         let pid = rustix::net::sockopt::socket_peercred(&socket).ok()?.pid.as_raw_nonzero().get();
         let mut open = self.open.lock();
@@ -73,7 +73,7 @@ impl Connections {
         Some(number)
     }
 
-    fn leave(&self, number: u64) {
+    fn unregister(&self, number: u64) {
         self.open.lock().sockets.remove(&number);
         self.closed.notify_all();
     }
@@ -94,7 +94,7 @@ impl Connections {
     }
 
     /// Ends all connections: requests under way are answered, and nothing more is read.
-    fn end(&self) {
+    fn end_all(&self) {
         let mut open = self.open.lock();
         for (_, socket) in open.sockets.values() {
             // A connection that is closed already needs no end.
@@ -109,10 +109,10 @@ impl Connections {
 ///
 /// # Errors
 /// The system's, if there is no thread for the first ones.
-pub fn listen(shared: &Arc<Shared>, listener: &Listener) -> io::Result<()> {
+pub fn serve_connections(shared: &Arc<SharedState>, listener: &Listener) -> io::Result<()> {
     let connections = Arc::new(Connections::default());
     for _ in 0..*ACCEPTORS.start() {
-        start(shared, listener.acceptor(), &connections)?;
+        start_acceptor(shared, listener.acceptor(), &connections)?;
     }
     let (mut unused_since, mut count) = (Instant::now(), 0);
     while !shared.lock().ending {
@@ -130,23 +130,23 @@ pub fn listen(shared: &Arc<Shared>, listener: &Listener) -> io::Result<()> {
         std::thread::sleep(LOOK);
     }
     listener.end();
-    connections.end();
+    connections.end_all();
     Ok(())
 }
 
 /// Starts a thread that accepts connections, if too few do.
-fn start(shared: &Arc<Shared>, acceptor: Acceptor, connections: &Arc<Connections>) -> io::Result<()> {
+fn start_acceptor(shared: &Arc<SharedState>, acceptor: Acceptor, connections: &Arc<Connections>) -> io::Result<()> {
     if !connections.begin_waiting() {
         return Ok(());
     }
     let (worker, open) = (Arc::clone(shared), Arc::clone(connections));
     let thread = std::thread::Builder::new().name("serve".into()).stack_size(STACK_BYTES);
-    let started = thread.spawn(move || accept(&worker, &acceptor, &open));
+    let started = thread.spawn(move || accept_connections(&worker, &acceptor, &open));
     started.map(drop).inspect_err(|_| _ = connections.end_waiting())
 }
 
 /// Accepts a connection and serves it; then the next, while too few other threads wait for one.
-fn accept(shared: &Arc<Shared>, acceptor: &Acceptor, connections: &Arc<Connections>) {
+fn accept_connections(shared: &Arc<SharedState>, acceptor: &Acceptor, connections: &Arc<Connections>) {
     let mut is_failing = false;
     loop {
         let accepted = acceptor.accept();
@@ -154,11 +154,11 @@ fn accept(shared: &Arc<Shared>, acceptor: &Acceptor, connections: &Arc<Connectio
         let others = connections.end_waiting();
         match accepted {
             Ok(connection) => {
-                let another = || start(shared, acceptor.clone(), connections);
+                let another = || start_acceptor(shared, acceptor.clone(), connections);
                 match if others < *ACCEPTORS.start() { another() } else { Ok(()) } {
                     // Some thread must wait for further connections.
                     Err(error) if others == 0 => tracing::warn!(%error, "no thread for a connection"),
-                    _ => attend(shared, connection, connections),
+                    _ => serve_or_refuse(shared, connection, connections),
                 }
             }
             Err(_) if shared.lock().ending => return,
@@ -177,14 +177,14 @@ fn accept(shared: &Arc<Shared>, acceptor: &Acceptor, connections: &Arc<Connectio
 }
 
 /// Serves a connection until its end, unless there are too many.
-fn attend(shared: &Arc<Shared>, mut connection: Connection, connections: &Connections) {
+fn serve_or_refuse(shared: &Arc<SharedState>, mut connection: Connection, connections: &Connections) {
     if shared.lock().ending {
         return;
     }
-    if let Some(number) = connections.enter(&connection) {
-        serve(shared, &mut connection);
+    if let Some(number) = connections.register(&connection) {
+        serve_connection(shared, &mut connection);
         drop(connection);
-        connections.leave(number);
+        connections.unregister(number);
     } else {
         let reason = "too many connections are open; close some".into();
         // A peer that does not wait for the answer does not get it.
@@ -193,21 +193,21 @@ fn attend(shared: &Arc<Shared>, mut connection: Connection, connections: &Connec
 }
 
 /// A reply, and the descriptors that are sent with it.
-struct Answer {
+struct ReplyWithFiles {
     /// `None`: the helper has sent it.
     reply: Option<Reply>,
     files: Vec<Arc<dyn AsFd + Send + Sync>>,
     /// A prepared session was taken for it.
-    takes_blank: bool,
+    takes_prepared: bool,
 }
 
-impl Answer {
+impl ReplyWithFiles {
     fn of(reply: Option<Reply>, files: Vec<Arc<dyn AsFd + Send + Sync>>) -> Self {
-        Self { reply, files, takes_blank: false }
+        Self { reply, files, takes_prepared: false }
     }
 }
 
-impl From<Reply> for Answer {
+impl From<Reply> for ReplyWithFiles {
     fn from(reply: Reply) -> Self {
         Self::of(Some(reply), Vec::new())
     }
@@ -215,25 +215,25 @@ impl From<Reply> for Answer {
 
 /// The session behind a connection.
 #[derive(Default)]
-struct Peer {
+struct ConnectedPeer {
     session: Option<SessionId>,
     /// A process's session may ask in a request slot.
-    asker: Option<Asker>,
+    slot_owner: Option<SlotOwner>,
     /// It has just resumed its session, and repeats requests that SharedFS has forgotten.
     is_reclaiming: bool,
 }
 
-fn serve(shared: &Arc<Shared>, connection: &mut Connection) {
-    let mut peer = Peer::default();
+fn serve_connection(shared: &Arc<SharedState>, connection: &mut Connection) {
+    let mut peer = ConnectedPeer::default();
     loop {
-        shared.request_slots.attend(shared, connection, peer.asker.as_ref());
+        shared.request_slots.watch_connection(shared, connection, peer.slot_owner.as_ref());
         let Ok((request, descriptors)) = connection.receive_limited::<Request>(REQUEST_BYTES_MAX) else { return };
-        if peer.asker.is_some() {
-            shared.request_slots.note_message();
+        if peer.slot_owner.is_some() {
+            shared.request_slots.record_message();
         }
-        let answer = match answer(shared, connection, &mut peer, request, descriptors) {
+        let answer = match answer_request(shared, connection, &mut peer, request, descriptors) {
             Ok(answer) => answer,
-            Err(Shared::ENDING) => return,
+            Err(SharedState::ENDING) => return,
             Err(errno) => Reply::Error(errno).into(),
         };
         let Some(reply) = &answer.reply else { continue };
@@ -246,7 +246,7 @@ fn serve(shared: &Arc<Shared>, connection: &mut Connection) {
             }
             sent => sent,
         };
-        if answer.takes_blank {
+        if answer.takes_prepared {
             // Not before the session has its answer: the preparation wants the same lock and the same cores.
             shared.pool.refill();
         }
@@ -256,25 +256,25 @@ fn serve(shared: &Arc<Shared>, connection: &mut Connection) {
     }
 }
 
-fn answer(
-    shared: &Arc<Shared>,
+fn answer_request(
+    shared: &Arc<SharedState>,
     connection: &Connection,
-    peer: &mut Peer,
+    peer: &mut ConnectedPeer,
     request: Request,
     descriptors: Vec<OwnedFd>,
-) -> Result<Answer, Errno> {
+) -> Result<ReplyWithFiles, Errno> {
     shared.lock().counters.requests += 1;
     match (&request, peer.session) {
         (Request::Hello(hello), None) => {
             return match sessions::hello(shared, connection.socket(), hello) {
-                Ok(sessions::Opened { welcome, files, others }) => {
+                Ok(sessions::OpenedSession { welcome, files, others }) => {
                     let session = welcome.peer.session;
-                    let asker = asker(&shared.lock(), session);
-                    *peer = Peer { session: Some(session), asker, is_reclaiming: hello.resume.is_some() };
+                    let slot_owner = slot_owner_of(&shared.lock(), session);
+                    *peer = ConnectedPeer { session: Some(session), slot_owner, is_reclaiming: hello.resume.is_some() };
                     let all = [files.log, files.control, files.leases].into_iter().chain(others.into_iter().flatten());
                     let files = all.map(|file| file as Arc<dyn AsFd + Send + Sync>).collect();
-                    let takes_blank = hello.kind == SessionKind::Process && hello.resume.is_none();
-                    Ok(Answer { reply: Some(Reply::Welcome(Box::new(welcome))), files, takes_blank })
+                    let takes_prepared = hello.kind == SessionKind::Process && hello.resume.is_none();
+                    Ok(ReplyWithFiles { reply: Some(Reply::Welcome(Box::new(welcome))), files, takes_prepared })
                 }
                 Err(Refused::Because(sentence)) => Ok(Reply::Refused(sentence).into()),
                 Err(Refused::Errno(errno)) => Err(errno),
@@ -286,9 +286,10 @@ fn answer(
         (Request::Attach { peer: proof, .. }, None) => {
             let state = shared.lock();
             // A session must resume first: only then SharedFS knows its mount and its locks again.
-            let session = sessions::find(&state, *proof).filter(|session| session.is_connected).ok_or(Errno::ESTALE)?;
+            let session =
+                sessions::find_session(&state, *proof).filter(|session| session.is_connected).ok_or(Errno::ESTALE)?;
             peer.session = Some(session.id);
-            peer.asker = asker(&state, session.id);
+            peer.slot_owner = slot_owner_of(&state, session.id);
             return Ok(Reply::Done.into());
         }
         (
@@ -300,7 +301,7 @@ fn answer(
             | Request::Quotas,
             _,
         ) => {
-            return status::command(shared, connection.socket(), &request).map(Answer::from);
+            return status::answer_command(shared, connection.socket(), &request).map(ReplyWithFiles::from);
         }
         (Request::Space { subtree }, session) => {
             return Ok(Reply::Space(credit::space(shared, session, *subtree)).into());
@@ -315,40 +316,40 @@ fn answer(
             return Err(Errno::EIO);
         }
     }
-    let is_told_again =
-        matches!(request, Request::Lock { .. } | Request::RegisterMount { .. } | Request::Reserve { .. });
-    let reclaims = peer.is_reclaiming && is_told_again;
+    let is_repeated = matches!(request, Request::Lock { .. } | Request::RegisterMount { .. } | Request::Reserve { .. });
+    let reclaims = peer.is_reclaiming && is_repeated;
     if peer.is_reclaiming && !reclaims {
-        sessions::note_back(&mut shared.lock(), id);
+        sessions::record_return(&mut shared.lock(), id);
     }
     peer.is_reclaiming = reclaims;
     if let Request::Materialise { inode, flags } = request {
         let directory = descriptors.into_iter().next();
         materialise(shared, id, (inode, flags), directory, connection.socket().as_fd())?;
-        return Ok(Answer::of(None, Vec::new()));
+        return Ok(ReplyWithFiles::of(None, Vec::new()));
     }
     if let Request::Lock { .. } = request {
-        return locking::lock(shared, id, &request, reclaims, connection.socket().as_fd()).map(Answer::from);
+        return locking::set_lock(shared, id, &request, reclaims, connection.socket().as_fd())
+            .map(ReplyWithFiles::from);
     }
     serve_session(shared, id, request, descriptors)
 }
 
 /// Returns a process's session as one that may ask in a request slot. A mount has many threads with many connections.
-fn asker(state: &State, id: SessionId) -> Option<Asker> {
+fn slot_owner_of(state: &State, id: SessionId) -> Option<SlotOwner> {
     let session = state.sessions.get(&id).filter(|session| session.identity.kind == SessionKind::Process)?;
-    Some(Asker { id, control: Arc::clone(&session.control) })
+    Some(SlotOwner { id, control: Arc::clone(&session.control) })
 }
 
 fn serve_session(
-    shared: &Arc<Shared>,
+    shared: &Arc<SharedState>,
     id: SessionId,
     request: Request,
     descriptors: Vec<OwnedFd>,
-) -> Result<Answer, Errno> {
+) -> Result<ReplyWithFiles, Errno> {
     Ok(match request {
         Request::Acquire(wants) => grant::acquire(shared, id, &wants, Patience::Any)?.into(),
         Request::Lookup { directory, name, within, makes, write, need } => {
-            let found = Sought { directory, name: &name, within, makes, write, need };
+            let found = LookupTarget { directory, name: &name, within, makes, write, need };
             grant::lookup(shared, id, &found, Patience::Any)?.into()
         }
         Request::ReadDirectory { directory, after, limit } => {
@@ -361,20 +362,20 @@ fn serve_session(
             reply.into()
         }
         Request::InodeRange => {
-            let (first, count) = sessions::inode_range(shared, id)?;
+            let (first, count) = sessions::grant_inode_range(shared, id)?;
             Reply::Inodes(first, count).into()
         }
         Request::Credit { want, replaces } => Reply::Credit(credit::grant(shared, id, want, replaces)?).into(),
         Request::Quota(wants) => quota::grant(shared, id, &wants)?.into(),
         Request::LogSpace { bytes } => {
-            sessions::log_space(shared, id, bytes)?;
+            sessions::grant_log_space(shared, id, bytes)?;
             Reply::Done.into()
         }
         Request::HandleSpace => {
-            sessions::handle_space(shared, id)?;
+            sessions::grant_handle_space(shared, id)?;
             Reply::Done.into()
         }
-        Request::Digest => digest(shared, id)?.into(),
+        Request::Digest => digest_log(shared, id)?.into(),
         Request::MakeRoom { upto } => make_room(shared, id, upto)?.into(),
         Request::SyncDependencies(dependencies) => {
             durability::sync_positions(shared, shared.lock(), &dependencies)?;
@@ -389,16 +390,16 @@ fn serve_session(
             Reply::Done.into()
         }
         Request::Segment(number) => {
-            let (segment, file) = segment(shared, number)?;
-            Answer::of(Some(Reply::Segment(segment)), vec![Arc::new(file)])
+            let (segment, file) = open_segment(shared, number)?;
+            ReplyWithFiles::of(Some(Reply::Segment(segment)), vec![Arc::new(file)])
         }
         Request::RegisterMount { device: number } => {
             let device = descriptors.into_iter().next().ok_or(Errno::EINVAL)?;
             register_mount(shared, id, device, number)?.into()
         }
-        Request::QueryLock { .. } => locking::query(shared, id, &request)?.into(),
-        Request::CancelLock { ticket } => locking::cancel(shared, id, ticket).into(),
-        Request::ReleaseLocks { inode, owner, kind } => locking::release(shared, id, inode, owner, kind).into(),
+        Request::QueryLock { .. } => locking::query_lock(shared, id, &request)?.into(),
+        Request::CancelLock { ticket } => locking::cancel_wait(shared, id, ticket).into(),
+        Request::ReleaseLocks { inode, owner, kind } => locking::release_locks(shared, id, inode, owner, kind).into(),
         Request::YieldLocks { inode, moves } => locking::yield_locks(shared, id, inode, moves).into(),
         Request::Map { inode, first, blocks, follows, number } => {
             mapped::map_blocks(shared, id, inode, (first, blocks), (number, follows), Patience::Any)?.into()
@@ -408,7 +409,7 @@ fn serve_session(
             Reply::Done.into()
         }
         Request::Show { inode } => {
-            mapped::show(shared, id, inode)?;
+            mapped::show_writes(shared, id, inode)?;
             Reply::Done.into()
         }
         Request::Reserve { inode, reason } => {
@@ -416,15 +417,15 @@ fn serve_session(
             Reply::Done.into()
         }
         Request::Free { inode, reason } => {
-            reserved::free(shared, id, inode, reason)?;
+            reserved::end_reservation(shared, id, inode, reason)?;
             Reply::Done.into()
         }
         Request::Goodbye => {
-            sessions::end(shared, &[id]);
+            sessions::end_sessions(shared, &[id]);
             Reply::Done.into()
         }
         Request::Leave => {
-            sessions::leave(shared, id);
+            sessions::leave_session(shared, id);
             Reply::Done.into()
         }
         Request::Hello(_)
@@ -441,14 +442,14 @@ fn serve_session(
     })
 }
 
-fn register_mount(shared: &Shared, id: SessionId, device: OwnedFd, number: u64) -> Result<Reply, Errno> {
+fn register_mount(shared: &SharedState, id: SessionId, device: OwnedFd, number: u64) -> Result<Reply, Errno> {
     let mut state = shared.lock();
     let session = state.sessions.get_mut(&id).ok_or(Errno::ESTALE)?;
     if session.identity.kind != ashlar_wire::SessionKind::Mount {
         return Err(Errno::EPERM);
     }
     session.set_mount_device(number).map_err(|_| Errno::EIO)?;
-    let device = Device::new(device, number, &shared.helper);
+    let device = MountDevice::new(device, number, &shared.helper);
     match &session.notifier {
         Some(notifier) => notifier.connect(device)?,
         None => session.notifier = Some(Notifier::start(device, shared.cache_ttl(), session.note_stale())?),
@@ -456,7 +457,7 @@ fn register_mount(shared: &Shared, id: SessionId, device: OwnedFd, number: u64) 
     Ok(Reply::Done)
 }
 
-fn digest(shared: &Shared, id: SessionId) -> Result<Reply, Errno> {
+fn digest_log(shared: &SharedState, id: SessionId) -> Result<Reply, Errno> {
     let mut state = shared.lock();
     let settled = state.settled(id).ok_or(Errno::EIO)?;
     state = shared.apply_settled(state, id);
@@ -467,14 +468,14 @@ fn digest(shared: &Shared, id: SessionId) -> Result<Reply, Errno> {
     Ok(Reply::Committed(shared.wait_committed(&mut state, id, target)?))
 }
 
-fn make_room(shared: &Shared, id: SessionId, upto: LogPosition) -> Result<Reply, Errno> {
+fn make_room(shared: &SharedState, id: SessionId, upto: LogPosition) -> Result<Reply, Errno> {
     let mut state = shared.lock();
     let settled = state.settled(id).ok_or(Errno::EIO)?;
     Ok(Reply::Committed(shared.wait_digested(&mut state, id, upto.min(settled))?))
 }
 
 /// Returns a data segment, and its file.
-pub fn segment(shared: &Shared, number: u32) -> Result<(WelcomeSegment, File), Errno> {
+pub fn open_segment(shared: &SharedState, number: u32) -> Result<(WelcomeSegment, File), Errno> {
     let found = shared.arena.segments().into_iter().find(|segment| segment.number == number).ok_or(Errno::EINVAL)?;
     let file = shared.arena.segment_file(number, false).map_err(|error| {
         tracing::error!(number, %error, "a segment can't be opened");

@@ -18,16 +18,16 @@ use ashlar_wire::{
 };
 use thiserror::Error;
 
-use crate::account::Account;
-use crate::ended::Ended;
-use crate::identity::{Identity, fresh_token};
-use crate::looked::Looked;
+use crate::credit_account::CreditAccount;
+use crate::identity::{SessionIdentity, fresh_token};
+use crate::kept_rights::{self, KeptRights, LEASES_FILE_BYTES};
 use crate::mapped::MappedTable;
-use crate::notify::{NoteStale, Notifier};
-use crate::page::{self, InodeRanges};
-use crate::quota::Outstanding;
-use crate::rights::{self, KeptRights, LEASES_FILE_BYTES};
-use crate::walk::Walks;
+use crate::mount_notifier::{NoteStale, Notifier};
+use crate::quota::OutstandingQuota;
+use crate::read_ahead::TreeWalks;
+use crate::retired::RetiredSession;
+use crate::scan_detection::ScanDetector;
+use crate::session_page::{self, InodeRanges};
 
 /// Why a session's files can't be made or taken up.
 #[derive(Debug, Error)]
@@ -91,7 +91,7 @@ pub struct LogRoom {
 }
 
 /// A prepared session: all its files are there, and it has no owner.
-pub struct Blank {
+pub struct PreparedSession {
     /// Its number.
     pub id: SessionId,
     /// The user of the session that these files come from; no other user may take them.
@@ -103,7 +103,7 @@ pub struct Blank {
     files: SessionFiles,
 }
 
-impl Blank {
+impl PreparedSession {
     /// Makes the files of a session. The log has room for `room`, and the others what most sessions need.
     ///
     /// # Errors
@@ -135,7 +135,7 @@ impl Blank {
         fresh.iter().for_each(|memory| memory.set_read_ahead(false));
         let log = Log::format(Arc::clone(&log_memory), LogGeneration(1))?;
         control.format(id);
-        page::set_lease_room(&*page, LEASE_SLOTS_FIRST)?;
+        session_page::set_lease_room(&*page, LEASE_SLOTS_FIRST)?;
         let leases = LeaseTable::new(Arc::clone(&page)).ok_or(SessionError::Unfinished)?;
         let token = fresh_token(id)?;
         leases.format(id, token);
@@ -149,14 +149,15 @@ impl Blank {
     ///
     /// # Errors
     /// [`SessionError`]; then the files can't be used.
-    pub fn of_ended(ended: Ended) -> Result<Self, SessionError> {
-        let Ended { id, owner, log, log_memory, log_room, control, leases, page, lease_top, end: begins } = ended;
+    pub fn of_retired(retired: RetiredSession) -> Result<Self, SessionError> {
+        let RetiredSession { id, owner, log, log_memory, log_room, control, leases, page, lease_top, end: begins } =
+            retired;
         // Threads that share them have answered all requests about them.
         let (Some(_), Some(control)) = (Arc::into_inner(log), Arc::into_inner(control)) else {
             return Err(SessionError::Unfinished);
         };
         // From here on its files have no owner, wherever a kill cuts this.
-        Identity::wipe(&*page)?;
+        SessionIdentity::wipe(&*page)?;
         let log = Log::open(Arc::clone(&log_memory))?;
         let is_sound = !log.is_fenced() && log.head() == begins && log.settled().is_ok_and(|settled| settled == begins);
         if !is_sound || !control.clear() {
@@ -167,8 +168,8 @@ impl Blank {
         control.set_applied(begins);
         control.set_released(begins);
         leases.clear(lease_top.saturating_add(1));
-        rights::clear(&page)?;
-        page::begin(&*page, page::lease_room(&*page), begins)?;
+        kept_rights::clear_rights(&page)?;
+        session_page::format_page(&*page, session_page::lease_room(&*page), begins)?;
         let token = fresh_token(id)?;
         leases.format(id, token);
         let files = SessionFiles::new(&log_memory, control.memory(), &page)?;
@@ -186,9 +187,9 @@ impl Blank {
     /// # Errors
     /// [`SessionError`].
     pub fn make_whole(&self) -> Result<(), SessionError> {
-        Session::make_handle_room(&self.control)?;
+        ServedSession::make_handle_room(&self.control)?;
         self.leases.1.allocate(0..LEASE_TABLE_BYTES)?;
-        Ok(page::set_lease_room(&*self.leases.1, LEASE_SLOTS)?)
+        Ok(session_page::set_lease_room(&*self.leases.1, LEASE_SLOTS)?)
     }
 
     /// Gives the session to an owner.
@@ -199,20 +200,20 @@ impl Blank {
     ///
     /// # Errors
     /// [`SessionError`].
-    pub fn give(self, identity: Identity) -> Result<Session, SessionError> {
+    pub fn give_to(self, identity: SessionIdentity) -> Result<ServedSession, SessionError> {
         identity.store(&*self.leases.1)?;
         let rights = KeptRights::load(Arc::clone(&self.leases.1))?;
         let Self { id, token, log, control, leases, files, .. } = self;
-        Ok(Session::assemble(id, identity, token, log, control, leases, rights, files))
+        Ok(ServedSession::assemble(id, identity, token, log, control, leases, rights, files))
     }
 }
 
 /// A session.
-pub struct Session {
+pub struct ServedSession {
     /// Its number.
     pub id: SessionId,
     /// Its process, user and label.
-    pub identity: Identity,
+    pub identity: SessionIdentity,
     /// The credentials under which its records are validated.
     pub credentials: Credentials,
     /// The secret that its connections show.
@@ -236,11 +237,11 @@ pub struct Session {
     /// The descriptors that it receives when it connects again.
     pub files: SessionFiles,
     /// Its credit.
-    pub account: Account,
+    pub account: CreditAccount,
     /// Its quota version.
     pub quota_version: QuotaVersion,
     /// Its outstanding quota balances in this version.
-    pub outstanding: Outstanding,
+    pub outstanding: OutstandingQuota,
     /// Whether its records must have been granted what they use. Another SharedFS granted those from before the last
     /// start.
     pub is_quota_validated: bool,
@@ -282,7 +283,7 @@ pub struct Session {
     /// Whether its further records depend on lost updates: no more of its log is applied.
     pub is_cut: bool,
     /// Whether its files are quarantined.
-    pub is_aside: bool,
+    pub is_quarantined: bool,
     /// Why it was fenced, if it was.
     pub fenced: Option<String>,
     /// Its mount's notifier.
@@ -290,16 +291,16 @@ pub struct Session {
     /// The device number that its mount's files show; 0 before it has registered.
     pub mount_device: u64,
     /// Detects directories that it scans.
-    pub looked: Looked,
+    pub scans: ScanDetector,
     /// Its walks through directory trees.
-    pub walks: Walks,
+    pub walks: TreeWalks,
     /// An answer that was too long for its request slot, until it's fetched.
     pub kept: Option<(Question, Reply)>,
     /// The files that its process has mapped, once it has mapped any.
     pub mapped: Option<MappedTable>,
 }
 
-impl Session {
+impl ServedSession {
     /// Takes up the files of a session that this or an earlier SharedFS made.
     ///
     /// A living session may be appending at this moment, so its log is only opened. A log from before the machine's
@@ -311,7 +312,7 @@ impl Session {
         let medium = arena.medium();
         let page = open_lease_table(arena, id)?;
         let page = Arc::new(page);
-        let identity = Identity::load(&*page).ok_or(SessionError::Unfinished)?;
+        let identity = SessionIdentity::load(&*page).ok_or(SessionError::Unfinished)?;
         let leases = LeaseTable::new(Arc::clone(&page)).ok_or(SessionError::Unfinished)?;
         let (owner, token) = leases.owner().ok_or(SessionError::Unfinished)?;
         if owner != id {
@@ -338,7 +339,7 @@ impl Session {
             Log::recover(Arc::clone(&log_memory), committed)?.0
         };
         let files = SessionFiles::new(&log_memory, control.memory(), &page)?;
-        let used = page::cost_at(&*page, committed);
+        let used = session_page::cost_at(&*page, committed);
         let log_room = LogRoom { bytes: log_bytes, allocated: 0 };
         let rights = KeptRights::load(Arc::clone(&page))?;
         if rights.is_any() {
@@ -350,15 +351,15 @@ impl Session {
         let mut session = Self::assemble(id, identity, token, log, control, (leases, page), rights, files);
         session.is_whole = is_whole;
         session.ranges = InodeRanges::load(&*session.page);
-        session.validated = page::validated(&*session.page);
+        session.validated = session_page::validated(&*session.page);
         let is_used = |slot: &u32| session.leases.word(*slot) != LeaseWord::default();
         session.lease_top = (0..session.lease_room).rev().find(is_used).unwrap_or(0);
         session.quota_version = session.control.quota_version();
         session.is_quota_validated = false;
         // An earlier SharedFS may have been killed while it polled.
         session.control.request_slot().set_listening(false);
-        session.mount_device = page::mount_device(&*session.page);
-        session.account.granted = page::granted(&*session.page);
+        session.mount_device = session_page::mount_device(&*session.page);
+        session.account.granted = session_page::granted(&*session.page);
         // A commit that the page does not know is impossible. If there is one all the same (damage), nothing counts as
         // used.
         session.account.used = used.unwrap_or_default();
@@ -368,7 +369,7 @@ impl Session {
     #[allow(clippy::too_many_arguments, reason = "the parts of one session")]
     fn assemble(
         id: SessionId,
-        identity: Identity,
+        identity: SessionIdentity,
         token: u64,
         (log, log_memory, log_room): (SessionLog, Arc<Mapping>, LogRoom),
         control: Control,
@@ -376,7 +377,7 @@ impl Session {
         rights: KeptRights,
         files: SessionFiles,
     ) -> Self {
-        let (tail, lease_room) = (log.tail(), page::lease_room(&*page));
+        let (tail, lease_room) = (log.tail(), session_page::lease_room(&*page));
         Self {
             lease_room,
             lease_top: 0,
@@ -394,9 +395,9 @@ impl Session {
             page,
             rights,
             files,
-            account: Account::default(),
+            account: CreditAccount::default(),
             quota_version: QuotaVersion::default(),
-            outstanding: Outstanding::default(),
+            outstanding: OutstandingQuota::default(),
             is_quota_validated: true,
             ranges: InodeRanges::default(),
             is_whole: true,
@@ -413,12 +414,12 @@ impl Session {
             is_ending: false,
             enders: 0,
             is_cut: false,
-            is_aside: false,
+            is_quarantined: false,
             fenced: None,
             notifier: None,
             mount_device: 0,
-            looked: Looked::default(),
-            walks: Walks::default(),
+            scans: ScanDetector::default(),
+            walks: TreeWalks::default(),
             kept: None,
             mapped: None,
         }
@@ -430,7 +431,7 @@ impl Session {
     }
 
     /// Returns whether its log's or control page's file was truncated under SharedFS.
-    pub fn is_torn(&self) -> bool {
+    pub fn is_truncated(&self) -> bool {
         self.log_memory.is_torn() || self.control.memory().is_torn()
     }
 
@@ -456,7 +457,7 @@ impl Session {
                     tracing::warn!(session = self.id.0, %error, "no room for more leases: those granted longest ago make room");
                 }
             })?;
-            page::set_lease_room(&*self.page, more).map_err(io::Error::other)?;
+            session_page::set_lease_room(&*self.page, more).map_err(io::Error::other)?;
             self.lease_room = more;
         }
         self.lacks_lease_room = false;
@@ -477,7 +478,7 @@ impl Session {
     ///
     /// Sessions may ask for descriptors on the mount before the mount's process has noticed the restart.
     pub fn set_mount_device(&mut self, device: u64) -> Result<(), OutOfBounds> {
-        page::set_mount_device(&*self.page, device)?;
+        session_page::set_mount_device(&*self.page, device)?;
         self.mount_device = device;
         Ok(())
     }
@@ -498,13 +499,13 @@ impl Session {
     pub fn note_stale(&self) -> NoteStale {
         let page = Arc::clone(&self.page);
         // The page is mapped whole, so the store can't miss it.
-        Box::new(move |until| _ = page::set_stale_until_ms(&*page, until.as_millis() as u64))
+        Box::new(move |until| _ = session_page::set_stale_until_ms(&*page, until.as_millis() as u64))
     }
 
     /// Grants credit: in the account first, then where the session sees it.
     pub fn grant_credit(&mut self, credit: Credit, kind: CreditKind) -> Result<(), OutOfBounds> {
         self.account.grant(credit);
-        page::set_granted(&*self.page, self.account.granted)?;
+        session_page::set_granted(&*self.page, self.account.granted)?;
         self.control.give_credit(credit, kind);
         Ok(())
     }
@@ -522,8 +523,8 @@ impl Session {
     ///
     /// # Errors
     /// Those of the medium; then a start may still take them up.
-    pub fn disown(&self) -> io::Result<()> {
-        Identity::wipe(&*self.page).map_err(io::Error::other)?;
+    pub fn remove_owner(&self) -> io::Result<()> {
+        SessionIdentity::wipe(&*self.page).map_err(io::Error::other)?;
         self.page.sync_range(0, LEASE_TABLE_BYTES)
     }
 
@@ -531,7 +532,7 @@ impl Session {
     pub fn recall_credit(&mut self) -> Result<(), OutOfBounds> {
         let taken = self.control.recall_credit();
         self.account.recall(taken);
-        page::set_granted(&*self.page, self.account.granted)
+        session_page::set_granted(&*self.page, self.account.granted)
     }
 }
 

@@ -13,12 +13,12 @@ use ashlar_wire::{CreditKind, Hello, LEASE_SLOTS, PROTOCOL_VERSION, Peer, Sessio
 
 use crate::apply::Slice;
 use crate::credit;
-use crate::ended::{self, Ended};
-use crate::identity::Identity;
+use crate::identity::SessionIdentity;
 use crate::materialise;
+use crate::retired::{self, RetiredSession};
 use crate::serve;
-use crate::session::{Blank, Control, LogRoom, Session, SessionFiles};
-use crate::shared::Shared;
+use crate::session::{Control, LogRoom, PreparedSession, ServedSession, SessionFiles};
+use crate::shared_state::SharedState;
 use crate::state::State;
 
 /// Inode numbers in one range. A crash loses at most so many of them per session.
@@ -27,7 +27,7 @@ const RANGE: u64 = 4096;
 const FIRST_RANGE: u64 = 64;
 /// Slots of a session's lease table that are not for inodes that it makes, but for leases that it asks for at once.
 const LEASES_KEPT: u64 = 128;
-const _: () = assert!(FIRST_RANGE <= RANGE && RANGE <= crate::page::RANGE_MAX);
+const _: () = assert!(FIRST_RANGE <= RANGE && RANGE <= crate::session_page::RANGE_MAX);
 
 /// The most sessions at once: each has a log in the arena.
 ///
@@ -57,7 +57,7 @@ fn log_beginning(kind: SessionKind, log_bytes: u64) -> u64 {
 }
 
 /// The answer to a first message.
-pub struct Opened {
+pub struct OpenedSession {
     /// The welcome message.
     pub welcome: Welcome,
     /// The session's files, which are sent with it.
@@ -78,14 +78,14 @@ pub enum Refused {
 }
 
 /// Opens a new session for the peer of a socket, or resumes one that it had.
-pub fn hello(shared: &Shared, socket: impl AsFd, hello: &Hello) -> Result<Opened, Refused> {
+pub fn hello(shared: &SharedState, socket: impl AsFd, hello: &Hello) -> Result<OpenedSession, Refused> {
     if hello.version != PROTOCOL_VERSION {
         return Err(Refused::Because(wrong_version(hello.version)));
     }
-    let (identity, ending) = Identity::of_peer(socket, hello.kind, &hello.label).map_err(Refused::Because)?;
+    let (identity, ending) = SessionIdentity::of_peer(socket, hello.kind, &hello.label).map_err(Refused::Because)?;
     match hello.resume {
-        Some(peer) => resume(shared, peer, &identity, hello),
-        None => open(shared, identity, ending, hello),
+        Some(peer) => resume_session(shared, peer, &identity, hello),
+        None => open_session(shared, identity, ending, hello),
     }
 }
 
@@ -94,7 +94,12 @@ pub fn wrong_version(version: u32) -> String {
     format!("this daemon speaks protocol version {PROTOCOL_VERSION}, not {version}; use the same release on both sides")
 }
 
-fn open(shared: &Shared, identity: Identity, ending: OwnedFd, hello: &Hello) -> Result<Opened, Refused> {
+fn open_session(
+    shared: &SharedState,
+    identity: SessionIdentity,
+    ending: OwnedFd,
+    hello: &Hello,
+) -> Result<OpenedSession, Refused> {
     {
         let state = shared.lock();
         if state.ending {
@@ -107,26 +112,26 @@ fn open(shared: &Shared, identity: Identity, ending: OwnedFd, hello: &Hello) -> 
                 "no process serves the mount any more; unmount it, and mount it again".into(),
             ));
         }
-        check_room(state.sessions.values().map(of_whom), identity.uid)?;
+        check_room(state.sessions.values().map(user_of), identity.uid)?;
     }
-    let blank = match identity.kind {
-        SessionKind::Process => shared.pool.take(&identity.credentials()).map_or_else(|| blank(shared), Ok),
-        SessionKind::Mount => make(shared, SessionKind::Mount),
+    let prepared = match identity.kind {
+        SessionKind::Process => shared.pool.take(&identity.credentials()).map_or_else(|| prepare_session(shared), Ok),
+        SessionKind::Mount => make_session(shared, SessionKind::Mount),
     };
     let refused = |error| Refused::Because(format!("no session can be made: {error}"));
-    let blank = blank.map_err(refused)?;
-    let (id, is_new) = (blank.id, blank.only_for.is_none());
-    let mut session = blank.give(identity).map_err(|error| {
-        ended::remove(shared, id);
+    let prepared = prepared.map_err(refused)?;
+    let (id, is_new) = (prepared.id, prepared.only_for.is_none());
+    let mut session = prepared.give_to(identity).map_err(|error| {
+        retired::remove(shared, id);
         refused(error.to_string())
     })?;
     let mut state = shared.lock();
-    if let Err(refused) = check_room(state.sessions.values().map(of_whom), session.identity.uid) {
+    if let Err(refused) = check_room(state.sessions.values().map(user_of), session.identity.uid) {
         // Other sessions were faster.
-        ended::remove_with(shared, &mut state, id);
+        retired::remove_with(shared, &mut state, id);
         return Err(refused);
     }
-    let Identity { process, uid, kind, label, .. } = &session.identity;
+    let SessionIdentity { process, uid, kind, label, .. } = &session.identity;
     // A line for each program would fill the disk in time.
     match kind {
         SessionKind::Mount => tracing::info!(session = id.0, pid = process.pid, uid, %label, "mounted"),
@@ -140,41 +145,42 @@ fn open(shared: &Shared, identity: Identity, ending: OwnedFd, hello: &Hello) -> 
     }
     state.counters.sessions_opened += 1;
     let inodes = begin_with_means(&mut state, &mut session);
-    let opened = welcome(shared, &state, &session, inodes);
+    let opened = make_welcome(shared, &state, &session, inodes);
     if state.sessions.is_empty() {
         // There was nothing to check before.
         shared.digest_wanted.notify_all();
     }
     state.leasing.take_up(&session);
-    admit(&mut state, id, hello);
-    state.sessions.insert(id, Session { is_connected: true, ..session });
-    let disturbed = state.note_sharing();
+    admit_to_reserved(&mut state, id, hello);
+    state.sessions.insert(id, ServedSession { is_connected: true, ..session });
+    let disturbed = state.publish_sharing();
     drop(state);
-    watch(shared, id, ending);
+    watch_process(shared, id, ending);
     await_forgetting(shared, &disturbed);
     Ok(opened)
 }
 
 /// Watches for the end of a session's process.
-pub fn watch(shared: &Shared, id: SessionId, process: OwnedFd) {
+pub fn watch_process(shared: &SharedState, id: SessionId, process: OwnedFd) {
     if let Err(error) = shared.watcher.add(id, process) {
         tracing::error!(session = id.0, %error, "a process can't be watched; the next start removes its session");
     }
 }
 
 /// Prepares a session for a process; an error says why that fails.
-pub fn blank(shared: &Shared) -> Result<Blank, String> {
-    make(shared, SessionKind::Process)
+pub fn prepare_session(shared: &SharedState) -> Result<PreparedSession, String> {
+    make_session(shared, SessionKind::Process)
 }
 
-fn make(shared: &Shared, kind: SessionKind) -> Result<Blank, String> {
+fn make_session(shared: &SharedState, kind: SessionKind) -> Result<PreparedSession, String> {
     let id = shared.lock().store.next_session_id().map_err(|error| error.to_string())?;
     // Making the files may take a while on a disk, so the lock is free meanwhile.
     let bytes = shared.config.log_bytes_for(shared.arena.summary().size_bytes);
     let room = LogRoom { bytes, allocated: log_beginning(kind, bytes) };
-    let made = with_room(shared, || Blank::make(&shared.arena, id, room));
-    let make_whole = |blank: &Blank| if kind == SessionKind::Mount { blank.make_whole() } else { Ok(()) };
-    let whole = made.and_then(|blank| with_room(shared, || make_whole(&blank)).map(|()| blank));
+    let made = retry_with_room(shared, || PreparedSession::make(&shared.arena, id, room));
+    let make_whole =
+        |prepared: &PreparedSession| if kind == SessionKind::Mount { prepared.make_whole() } else { Ok(()) };
+    let whole = made.and_then(|prepared| retry_with_room(shared, || make_whole(&prepared)).map(|()| prepared));
     whole.map_err(|error| {
         // The next start removes files that can't be removed now.
         let _ = shared.arena.remove_session(id);
@@ -185,7 +191,7 @@ fn make(shared: &Shared, kind: SessionKind) -> Result<Blank, String> {
 /// Makes something that takes room in the arena's file system.
 ///
 /// If that fails, it removes the retired sessions and tries again.
-fn with_room<T, E>(shared: &Shared, make: impl Fn() -> Result<T, E>) -> Result<T, E> {
+fn retry_with_room<T, E>(shared: &SharedState, make: impl Fn() -> Result<T, E>) -> Result<T, E> {
     make().or_else(|error| if shared.pool.give_up_kept(shared) { make() } else { Err(error) })
 }
 
@@ -193,7 +199,7 @@ fn with_room<T, E>(shared: &Shared, make: impl Fn() -> Result<T, E>) -> Result<T
 ///
 /// If a mount can't make its kernel forget, or does not answer, this waits until the kernel may not believe them any
 /// more.
-fn await_forgetting(shared: &Shared, disturbed: &[(Arc<Control>, u64)]) {
+fn await_forgetting(shared: &SharedState, disturbed: &[(Arc<Control>, u64)]) {
     let deadline = Instant::now() + shared.cache_ttl();
     let is_due = || disturbed.iter().any(|(control, company)| control.company_known() != *company);
     while is_due() && Instant::now() < deadline {
@@ -202,7 +208,7 @@ fn await_forgetting(shared: &Shared, disturbed: &[(Arc<Control>, u64)]) {
 }
 
 /// Returns a session's user, and whether the session is ending.
-fn of_whom(session: &Session) -> (u32, bool) {
+fn user_of(session: &ServedSession) -> (u32, bool) {
     (session.identity.uid, session.is_ending)
 }
 
@@ -225,45 +231,50 @@ fn check_room(sessions: impl Iterator<Item = (u32, bool)>, user: u32) -> Result<
     Ok(())
 }
 
-fn resume(shared: &Shared, peer: Peer, identity: &Identity, hello: &Hello) -> Result<Opened, Refused> {
+fn resume_session(
+    shared: &SharedState,
+    peer: Peer,
+    identity: &SessionIdentity,
+    hello: &Hello,
+) -> Result<OpenedSession, Refused> {
     let mut state = shared.lock();
     if state.ending {
         return Err(Refused::Because("the daemon is shutting down".into()));
     }
-    let session = find(&state, peer).ok_or(Refused::Errno(Errno::ESTALE))?;
+    let session = find_session(&state, peer).ok_or(Refused::Errno(Errno::ESTALE))?;
     if session.fenced.is_some() || session.identity.process != identity.process {
         return Err(Refused::Errno(Errno::EIO));
     }
-    let opened = welcome(shared, &state, session, (InodeId(0), 0));
+    let opened = make_welcome(shared, &state, session, (InodeId(0), 0));
     state.counters.sessions_resumed += 1;
-    admit(&mut state, peer.session, hello);
+    admit_to_reserved(&mut state, peer.session, hello);
     let State { locking, sessions, .. } = &mut *state;
     // A SharedFS to which it has returned already knows more than its copies show.
     if sessions.get(&peer.session).is_some_and(|session| !session.is_connected) {
-        locking.take_up_again(peer.session, sessions);
+        locking.take_up_copies(peer.session, sessions);
     }
-    locking.note_reclaimed();
+    locking.record_reclaim();
     tracing::info!(session = peer.session.0, "session resumed");
     Ok(opened)
 }
 
 /// Admits a session to reserved inodes, if the kernel can't serve it instead.
-fn admit(state: &mut State, id: SessionId, hello: &Hello) {
+fn admit_to_reserved(state: &mut State, id: SessionId, hello: &Hello) {
     if !hello.yields_to_kernel {
         state.leasing.manager.admit_to_reserved(id);
     }
 }
 
 /// Records that a resumed session has repeated all that an earlier SharedFS knew.
-pub fn note_back(state: &mut State, id: SessionId) {
+pub fn record_return(state: &mut State, id: SessionId) {
     if let Some(session) = state.sessions.get_mut(&id) {
         session.is_connected = true;
     }
-    state.locking.note_back(id);
+    state.locking.record_return(id);
 }
 
 /// Returns the session to which a connection proves to belong.
-pub fn find(state: &State, peer: Peer) -> Option<&Session> {
+pub fn find_session(state: &State, peer: Peer) -> Option<&ServedSession> {
     state.sessions.get(&peer.session).filter(|session| session.token == peer.token)
 }
 
@@ -271,10 +282,10 @@ pub fn find(state: &State, peer: Peer) -> Option<&Session> {
 ///
 /// Nearly every session that makes or writes anything asks for them. If there are none, the session asks, and receives
 /// the error.
-fn begin_with_means(state: &mut State, session: &mut Session) -> (InodeId, u64) {
+fn begin_with_means(state: &mut State, session: &mut ServedSession) -> (InodeId, u64) {
     let none = (InodeId(0), 0);
     if session.identity.kind == SessionKind::Mount
-        || session.grant_credit(credit::to_begin_with(state), CreditKind::Common).is_err()
+        || session.grant_credit(credit::initial_credit(state), CreditKind::Common).is_err()
     {
         return none;
     }
@@ -283,14 +294,14 @@ fn begin_with_means(state: &mut State, session: &mut Session) -> (InodeId, u64) 
     session.ranges.add(&*session.page, first, FIRST_RANGE).map_or(none, |()| (first, FIRST_RANGE))
 }
 
-fn welcome(shared: &Shared, state: &State, session: &Session, inodes: (InodeId, u64)) -> Opened {
+fn make_welcome(shared: &SharedState, state: &State, session: &ServedSession, inodes: (InodeId, u64)) -> OpenedSession {
     let medium = shared.arena.medium();
     // The room of a session that was taken up is not known, but it is at least that.
     let log_beginning = log_beginning(session.identity.kind, session.log_room.bytes);
     let is_process = session.identity.kind == SessionKind::Process;
     // A session that receives none asks for one, and receives the error.
     let first = shared.arena.segments().first().filter(|_| is_process).map(|segment| segment.number);
-    let segment = first.and_then(|number| serve::segment(shared, number).ok());
+    let segment = first.and_then(|number| serve::open_segment(shared, number).ok());
     let (segment, segment_file) = segment.map_or((None, None), |(segment, file)| (Some(segment), Some(Arc::new(file))));
     let welcome = Welcome {
         peer: Peer { session: session.id, token: session.token },
@@ -311,11 +322,11 @@ fn welcome(shared: &Shared, state: &State, session: &Session, inodes: (InodeId, 
         state.grant_cache.as_ref().filter(|_| is_process).map(|grant_cache| Arc::clone(grant_cache.file()));
     // The process knows it by its position, behind the grant cache.
     let placeholder = grant_cache.as_ref().and(shared.placeholder.clone());
-    Opened { welcome, files: session.files.clone(), others: [segment_file, grant_cache, placeholder] }
+    OpenedSession { welcome, files: session.files.clone(), others: [segment_file, grant_cache, placeholder] }
 }
 
 /// Gives a session's log room up to a byte.
-pub fn log_space(shared: &Shared, id: SessionId, bytes: u64) -> Result<(), Errno> {
+pub fn grant_log_space(shared: &SharedState, id: SessionId, bytes: u64) -> Result<(), Errno> {
     let (log, before) = {
         let state = shared.lock();
         let session = state.live(id).ok_or(Errno::EIO)?;
@@ -328,7 +339,7 @@ pub fn log_space(shared: &Shared, id: SessionId, bytes: u64) -> Result<(), Errno
         return Ok(());
     }
     // It takes a while, so the lock is free meanwhile.
-    with_room(shared, || ashlar_pmem::allocate(&log, before..bytes)).map_err(|error| errno(&error))?;
+    retry_with_room(shared, || ashlar_pmem::allocate(&log, before..bytes)).map_err(|error| to_errno(&error))?;
     if let Some(session) = shared.lock().sessions.get_mut(&id) {
         session.log_room.allocated = session.log_room.allocated.max(bytes);
     }
@@ -336,18 +347,18 @@ pub fn log_space(shared: &Shared, id: SessionId, bytes: u64) -> Result<(), Errno
 }
 
 /// Gives all slots for a session's open handles room.
-pub fn handle_space(shared: &Shared, id: SessionId) -> Result<(), Errno> {
+pub fn grant_handle_space(shared: &SharedState, id: SessionId) -> Result<(), Errno> {
     let control = Arc::clone(&shared.lock().live(id).ok_or(Errno::EIO)?.control);
     // It takes a while, so the lock is free meanwhile.
-    with_room(shared, || Session::make_handle_room(&control)).map_err(|error| errno(&error))
+    retry_with_room(shared, || ServedSession::make_handle_room(&control)).map_err(|error| to_errno(&error))
 }
 
-fn errno(error: &io::Error) -> Errno {
+fn to_errno(error: &io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno)
 }
 
 /// Grants a session a range of inode numbers.
-pub fn inode_range(shared: &Shared, id: SessionId) -> Result<(InodeId, u64), Errno> {
+pub fn grant_inode_range(shared: &SharedState, id: SessionId) -> Result<(InodeId, u64), Errno> {
     let mut state = shared.lock();
     if state.live(id).ok_or(Errno::EIO)?.ranges.is_full() {
         // The oldest range is forgotten next; records that use its numbers must have been validated by then.
@@ -356,14 +367,18 @@ pub fn inode_range(shared: &Shared, id: SessionId) -> Result<(InodeId, u64), Err
     // A new inode that other sessions see may get a lease of its own, for which no session asks. So a session gets no
     // more numbers than have room for that.
     let free = |state: &State| {
-        let left = |session: &Session| u64::from(session.lease_room - session.lease_top);
+        let left = |session: &ServedSession| u64::from(session.lease_room - session.lease_top);
         state.live(id).map(|session| if session.lease_room == LEASE_SLOTS { u64::MAX } else { left(session) })
     };
     if free(&state).ok_or(Errno::EIO)? <= LEASES_KEPT + FIRST_RANGE {
         let room = state.live(id).ok_or(Errno::EIO)?.lease_room;
         if let Err(error) = crate::grant::make_lease_room(&mut state, id, room) {
             drop(state);
-            return if shared.pool.give_up_kept(shared) { inode_range(shared, id) } else { Err(errno(&error)) };
+            return if shared.pool.give_up_kept(shared) {
+                grant_inode_range(shared, id)
+            } else {
+                Err(to_errno(&error))
+            };
         }
     }
     let count = free(&state).ok_or(Errno::EIO)?.saturating_sub(LEASES_KEPT).clamp(1, RANGE);
@@ -380,14 +395,14 @@ pub fn inode_range(shared: &Shared, id: SessionId) -> Result<(InodeId, u64), Err
 /// Ends sessions whose processes are gone or closed them.
 ///
 /// All that they logged is digested, and all that they held is free. One commit serves all of them.
-pub fn end(shared: &Shared, ids: &[SessionId]) {
+pub fn end_sessions(shared: &SharedState, ids: &[SessionId]) {
     end_where(shared, ids, |_, _| true);
 }
 
-/// Does as [`end`], but only for sessions that `is_meant` accepts.
+/// Does as [`end_sessions`], but only for sessions that `is_meant` accepts.
 ///
 /// While the lock is free, a session's number may pass to another process at any time.
-fn end_where(shared: &Shared, ids: &[SessionId], is_meant: impl Fn(SessionId, &Session) -> bool) {
+fn end_where(shared: &SharedState, ids: &[SessionId], is_meant: impl Fn(SessionId, &ServedSession) -> bool) {
     let mut state = begin_end(shared, ids, is_meant);
     if shared.commit_all(&mut state).is_err() {
         tracing::warn!("ended sessions stay until their logs can be committed");
@@ -402,24 +417,24 @@ fn end_where(shared: &Shared, ids: &[SessionId], is_meant: impl Fn(SessionId, &S
 /// Ends a session that need not wait for the commit: it is committed and removed in the background.
 ///
 /// Other sessions see its updates on return.
-pub fn leave(shared: &Shared, id: SessionId) {
+pub fn leave_session(shared: &SharedState, id: SessionId) {
     let mut state = begin_end(shared, &[id], |_, _| true);
-    shared.want_commit(&mut state);
-    shared.want_digest(&mut state);
+    shared.request_commit(&mut state);
+    shared.request_digest(&mut state);
 }
 
 /// Applies all that sessions have logged, and takes their leases and locks.
 fn begin_end<'a>(
-    shared: &'a Shared,
+    shared: &'a SharedState,
     ids: &[SessionId],
-    is_meant: impl Fn(SessionId, &Session) -> bool,
+    is_meant: impl Fn(SessionId, &ServedSession) -> bool,
 ) -> parking_lot::MutexGuard<'a, State> {
     let mut state = shared.lock();
     for &id in ids {
         let Some(session) = state.sessions.get_mut(&id).filter(|session| is_meant(id, session)) else { continue };
         session.is_ending = true;
         if let Some(notifier) = session.notifier.take() {
-            notifier.end(false);
+            notifier.stop(false);
         }
         state.store.unmap_blocks(id, None);
         let Some(session) = state.live(id) else { continue };
@@ -438,20 +453,20 @@ fn begin_end<'a>(
         if let Some(session) = state.sessions.get_mut(&id) {
             session.outstanding.clear();
             // The page has room for all slots.
-            let _ = crate::page::forget_delegated(&*session.page);
+            let _ = crate::session_page::clear_delegated(&*session.page);
         }
         crate::grant::end_leases(&mut state, id);
         crate::reserved::end_session(&mut state, id);
         state.locking.end_session(id);
     }
-    shared.drive(&mut state);
+    shared.perform_decisions(&mut state);
     shared.locks_changed.notify_all();
     state
 }
 
 /// Removes the ended sessions that are committed as a whole.
-pub fn remove_ended(shared: &Shared, state: &mut State) {
-    crate::digest::set_fenced_aside(shared, state);
+pub fn remove_ended(shared: &SharedState, state: &mut State) {
+    crate::digest::quarantine_fenced(shared, state);
     let ended: Vec<SessionId> = state
         .sessions
         .values()
@@ -459,12 +474,12 @@ pub fn remove_ended(shared: &Shared, state: &mut State) {
         .map(|s| s.id)
         .collect();
     for id in ended {
-        remove(shared, state, id);
+        remove_session(shared, state, id);
     }
 }
 
 /// Removes a session that is committed as a whole.
-fn remove(shared: &Shared, state: &mut State, id: SessionId) {
+fn remove_session(shared: &SharedState, state: &mut State, id: SessionId) {
     let Some(session) = state.sessions.remove(&id) else { return };
     match session.identity.kind {
         SessionKind::Mount => tracing::info!(session = id.0, records = session.records, "unmounted"),
@@ -474,13 +489,13 @@ fn remove(shared: &Shared, state: &mut State, id: SessionId) {
     // It no longer reads blocks freed so far; the session that has its number next may read those that are freed later.
     state.store.release(id, end);
     state.store.unmap_blocks(id, None);
-    let (is_fit, is_aside) = (Ended::is_fit(state, &session), session.fenced.is_some());
-    if is_aside {
+    let (is_fit, is_quarantined) = (RetiredSession::is_fit(state, &session), session.fenced.is_some());
+    if is_quarantined {
         state.store.remove_session(id);
-    } else if !is_fit || shared.pool.keep(Ended::of(session, end)).is_some() {
-        ended::remove_with(shared, state, id);
+    } else if !is_fit || shared.pool.keep(RetiredSession::of(session, end)).is_some() {
+        retired::remove_with(shared, state, id);
     }
-    state.note_sharing();
+    state.publish_sharing();
     state.counters.sessions_ended += 1;
     shared.watcher.remove(id);
 }
@@ -488,23 +503,24 @@ fn remove(shared: &Shared, state: &mut State, id: SessionId) {
 /// Cuts off the mounts of sessions whose processes have died.
 ///
 /// Their ends take a commit, and programs that use the mounts must not wait for that.
-fn cut_off(shared: &Shared, ids: &[SessionId]) {
+fn cut_off_mounts(shared: &SharedState, ids: &[SessionId]) {
     let mounts: Vec<_> = {
         let mut state = shared.lock();
         state.counters.sessions_died += ids.len() as u64;
-        let mount = |session: &mut Session| session.notifier.take().map(|notifier| (notifier, session.mount_device));
+        let mount =
+            |session: &mut ServedSession| session.notifier.take().map(|notifier| (notifier, session.mount_device));
         ids.iter().filter_map(|id| state.sessions.get_mut(id).and_then(mount)).collect()
     };
     for (notifier, device) in mounts {
-        if !notifier.end(true) {
+        if !notifier.stop(true) {
             // It had not returned to this SharedFS yet.
-            crate::notify::abort_dead(device, &shared.config.arena);
+            crate::mount_notifier::abort_dead_mount(device, &shared.config.arena);
         }
     }
 }
 
 /// Runs the thread that ends sessions whose processes have died, all that have by then with one commit.
-pub fn end_thread(shared: &Shared, died: &Receiver<Vec<SessionId>>) {
+pub fn end_thread(shared: &SharedState, died: &Receiver<Vec<SessionId>>) {
     while let Ok(mut ids) = died.recv() {
         ids.extend(died.try_iter().flatten());
         // The number may be another process's by now.
@@ -518,11 +534,11 @@ pub fn end_thread(shared: &Shared, died: &Receiver<Vec<SessionId>>) {
 }
 
 /// Runs the thread that learns of the deaths of processes.
-pub fn watch_thread(shared: &Shared, died: &Sender<Vec<SessionId>>) {
+pub fn watch_thread(shared: &SharedState, died: &Sender<Vec<SessionId>>) {
     loop {
         match shared.watcher.wait() {
             Ok(ended) if !ended.is_empty() => {
-                cut_off(shared, &ended);
+                cut_off_mounts(shared, &ended);
                 if died.send(ended).is_err() {
                     return;
                 }
@@ -556,8 +572,8 @@ mod tests {
         let shared = crate::recovery::recover(crate::Config::new(place.path())).expect("a sound arena");
         let process = crate::identity::Process::find(std::process::id()).expect("this process");
         let kind = SessionKind::Process;
-        let identity = Identity { process, uid: 0, gid: 0, groups: Vec::new(), kind, label: "test".into() };
-        let mut session = blank(&shared).expect("made").give(identity).expect("given");
+        let identity = SessionIdentity { process, uid: 0, gid: 0, groups: Vec::new(), kind, label: "test".into() };
+        let mut session = prepare_session(&shared).expect("made").give_to(identity).expect("given");
         let id = session.id;
         (session.is_ending, session.enders) = (true, 1);
         let mut state = shared.lock();

@@ -10,13 +10,13 @@ use ashlar_update::{Applied, Update};
 use ashlar_wire::SessionKind;
 
 use crate::apply::Slice;
-use crate::counters::Counters;
+use crate::counters::EventCounters;
 use crate::grant_cache::GrantPublisher;
 use crate::leasing::Leasing;
 use crate::locking::Locking;
 use crate::reserved::{self, Reservations};
-use crate::session::{Control, Session};
-use crate::validate::{Refusal, Violation};
+use crate::session::{Control, ServedSession};
+use crate::validate::{RecordRefusal, Violation};
 
 /// The session number under which SharedFS itself applies updates: it frees orphans.
 pub const OWN_SESSION: SessionId = SessionId(0);
@@ -28,7 +28,7 @@ const SOLITUDE: Duration = Duration::from_secs(30);
 
 /// How far SharedFS has come since its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum RecoveryPhase {
     /// SharedFS applies the logs of sessions from before the start, each as far as its dependencies are applied.
     Recovering,
     /// Some dependencies are lost, and no log waits for them any more.
@@ -39,7 +39,7 @@ pub enum Phase {
 
 /// A condition without which a log can't be applied further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unmet {
+pub enum UnmetDependency {
     /// Another session's log must be applied first.
     Session(SessionId),
     /// Room, which other logs may give back, or a commit.
@@ -59,11 +59,11 @@ pub struct State {
     /// File locks.
     pub locking: Locking,
     /// Sessions, also fenced ones, until their process is gone.
-    pub sessions: BTreeMap<SessionId, Session>,
+    pub sessions: BTreeMap<SessionId, ServedSession>,
     /// Inodes without links that may be open in a session.
     pub orphans: BTreeSet<InodeId>,
     /// Counts of events since the start.
-    pub counters: Counters,
+    pub counters: EventCounters,
     /// When the oldest update was applied that no commit has taken yet.
     pub oldest_uncommitted: Option<Instant>,
     /// A thread waits for a commit.
@@ -87,9 +87,9 @@ pub struct State {
     /// The shared area is unusable: SharedFS must end with this error.
     pub failure: Option<StoreError>,
     /// How far the recovery of logs has come.
-    pub phase: Phase,
+    pub phase: RecoveryPhase,
     /// At recovery: what each session's log waits for.
-    pub unmet: BTreeMap<SessionId, Unmet>,
+    pub unmet: BTreeMap<SessionId, UnmetDependency>,
     /// Sessions whose logs could not be read at recovery.
     pub lost: BTreeSet<SessionId>,
     /// The buffer into which batches of records are copied, one after the other.
@@ -110,7 +110,7 @@ impl State {
             locking: Locking::default(),
             sessions: BTreeMap::new(),
             orphans,
-            counters: Counters::default(),
+            counters: EventCounters::default(),
             oldest_uncommitted: None,
             commit_wanted: false,
             is_committing: false,
@@ -122,7 +122,7 @@ impl State {
             not_before: Instant::now(),
             ending: false,
             failure: None,
-            phase: Phase::Running,
+            phase: RecoveryPhase::Running,
             unmet: BTreeMap::new(),
             lost: BTreeSet::new(),
             scratch: Vec::new(),
@@ -138,12 +138,12 @@ impl State {
     /// Writes into all control pages whether there are other sessions, or were within [`SOLITUDE`].
     ///
     /// Returns the sole mounts that have become shared, each with the number of the change that its kernel must follow.
-    pub fn note_sharing(&mut self) -> Vec<(Arc<Control>, u64)> {
+    pub fn publish_sharing(&mut self) -> Vec<(Arc<Control>, u64)> {
         if self.sessions.len() > 1 {
             self.last_shared = Some(Instant::now());
         }
         let is_shared = self.is_shared();
-        let is_program = |session: &&Session| session.identity.kind == SessionKind::Process;
+        let is_program = |session: &&ServedSession| session.identity.kind == SessionKind::Process;
         let programs = self.sessions.values().filter(is_program).count() as u64;
         let mut disturbed = Vec::new();
         for session in self.sessions.values() {
@@ -162,7 +162,7 @@ impl State {
     }
 
     /// Returns the session, unless it's gone or fenced.
-    pub fn live(&self, id: SessionId) -> Option<&Session> {
+    pub fn live(&self, id: SessionId) -> Option<&ServedSession> {
         self.sessions.get(&id).filter(|session| session.fenced.is_none())
     }
 
@@ -181,21 +181,21 @@ impl State {
         let others = || self.sessions.values().filter(|other| other.id != id && other.fenced.is_none());
         // Recovery sees handles as they are now, and logs of a time when a session may still have had the inode open
         // and written to it. The inode may be freed when all logs are applied.
-        let keeps_all = self.phase != Phase::Running && id != OWN_SESSION && others().next().is_some();
+        let keeps_all = self.phase != RecoveryPhase::Running && id != OWN_SESSION && others().next().is_some();
         let may_free = |inode: InodeId| !keeps_all && !others().any(|other| other.control.has_open(inode));
-        let moves = Leasing::before(&self.store, update)?;
+        let moves = Leasing::find_moves(&self.store, update)?;
         let applied = self.store.apply(id, end, update, &may_free)?;
-        self.leasing.after(&self.store, id, update, applied, moves)?;
+        self.leasing.report_applied(&self.store, id, update, applied, moves)?;
         if let (Update::Accessed { inode, at }, Some(grant_cache)) = (update, &mut self.grant_cache) {
             // It takes no lease, so the published grant stands.
-            grant_cache.note_accessed(*inode, *at, self.store.next_batch());
+            grant_cache.record_access_time(*inode, *at, self.store.next_batch());
         }
         if let Some(inode) = applied.orphaned {
             self.orphans.insert(inode);
         }
         if let Some(inode) = applied.freed {
             self.orphans.remove(&inode);
-            reserved::forget(&mut self.reservations, inode);
+            reserved::forget_inode(&mut self.reservations, inode);
         }
         if let Update::Link { inode, .. } = update {
             self.orphans.remove(inode);
@@ -204,24 +204,24 @@ impl State {
     }
 
     /// Draws the consequences of a record that can't be applied.
-    pub fn refuse(&mut self, id: SessionId, refusal: Refusal) {
+    pub fn handle_refusal(&mut self, id: SessionId, refusal: RecordRefusal) {
         match refusal {
-            Refusal::Forged(violation) => self.fence(id, &violation),
-            Refusal::Unmet(other) => {
-                self.unmet.insert(id, Unmet::Session(other));
+            RecordRefusal::Forged(violation) => self.fence(id, &violation),
+            RecordRefusal::Unmet(other) => {
+                self.unmet.insert(id, UnmetDependency::Session(other));
             }
-            Refusal::Store(StoreError::FullBlocks { .. } | StoreError::FullMetadata { .. })
-                if self.phase == Phase::Recovering =>
+            RecordRefusal::Store(StoreError::FullBlocks { .. } | StoreError::FullMetadata { .. })
+                if self.phase == RecoveryPhase::Recovering =>
             {
-                self.unmet.insert(id, Unmet::Room);
+                self.unmet.insert(id, UnmetDependency::Room);
             }
-            Refusal::Store(error @ (StoreError::FullBlocks { .. } | StoreError::FullMetadata { .. })) => {
+            RecordRefusal::Store(error @ (StoreError::FullBlocks { .. } | StoreError::FullMetadata { .. })) => {
                 // Credit covers every record, so only damage leads here. The record is kept with its log in the
                 // quarantine.
                 tracing::error!(session = id.0, %error, "a record that its credit covers finds no room");
                 self.fence(id, &Violation::Log(error.to_string()));
             }
-            Refusal::Store(error) => {
+            RecordRefusal::Store(error) => {
                 tracing::error!(session = id.0, %error, "the shared area failed");
                 self.failure.get_or_insert(error);
             }
@@ -236,7 +236,7 @@ impl State {
         if session.fenced.is_some() {
             return;
         }
-        let violation = if session.is_torn() { &Violation::Torn } else { violation };
+        let violation = if session.is_truncated() { &Violation::Truncated } else { violation };
         let (pid, uid, label) = (session.identity.process.pid, session.identity.uid, &session.identity.label);
         tracing::error!(session = id.0, pid, uid, %label, reason = %violation, "session fenced for a forged log");
         session.fenced = Some(violation.to_string());
@@ -246,10 +246,10 @@ impl State {
         session.account.granted = session.account.used;
         session.outstanding.clear();
         // The page has room for all slots.
-        let _ = crate::page::forget_delegated(&*session.page);
+        let _ = crate::session_page::clear_delegated(&*session.page);
         self.counters.sessions_fenced += 1;
         self.commit_wanted = true;
-        self.leasing.drop_later(id);
+        self.leasing.drop_leases_later(id);
         reserved::end_session(self, id);
         self.locking.end_session(id);
     }
@@ -260,7 +260,7 @@ impl State {
     pub fn settled(&mut self, id: SessionId) -> Option<LogPosition> {
         let session = self.live(id)?;
         let reason = match session.log.settled() {
-            Ok(_) if session.is_torn() => "torn".to_owned(),
+            Ok(_) if session.is_truncated() => "it is truncated".to_owned(),
             Ok(settled) if settled >= self.store.applied(id) => return Some(settled),
             Ok(_) => "it goes backwards".to_owned(),
             Err(damaged) => damaged.to_string(),

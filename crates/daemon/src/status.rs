@@ -9,7 +9,7 @@ use ashlar_wire::{FsckReply, Reply, Request, SessionStatus, StatusReply};
 use parking_lot::MutexGuard;
 
 use crate::digest;
-use crate::shared::Shared;
+use crate::shared_state::SharedState;
 use crate::state::State;
 
 /// How long SharedFS tries to empty a segment of a shrinking arena, and how often.
@@ -19,19 +19,19 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Answers a request of the command line.
 ///
 /// Any user may ask for the status; all else is for root and the user that runs SharedFS.
-pub fn command(shared: &Shared, socket: impl AsFd, request: &Request) -> Result<Reply, Errno> {
+pub fn answer_command(shared: &SharedState, socket: impl AsFd, request: &Request) -> Result<Reply, Errno> {
     if matches!(request, Request::Status) {
-        return Ok(Reply::Status(Box::new(status(shared))));
+        return Ok(Reply::Status(Box::new(report_status(shared))));
     }
     let peer = rustix::net::sockopt::socket_peercred(socket).map_err(std::io::Error::from)?;
     if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
         return Err(Errno::EPERM);
     }
     match request {
-        Request::Fsck => fsck(shared).map(Reply::Fsck),
-        Request::SetQuota { key, limits } => crate::quota::set(shared, *key, *limits).map(|()| Reply::Done),
-        Request::Quotas => crate::quota::list(shared).map(Reply::Quotas),
-        Request::Resize { bytes } => resize(shared, *bytes).map(|()| Reply::Done),
+        Request::Fsck => check_arena(shared).map(Reply::Fsck),
+        Request::SetQuota { key, limits } => crate::quota::set_limits(shared, *key, *limits).map(|()| Reply::Done),
+        Request::Quotas => crate::quota::list_quotas(shared).map(Reply::Quotas),
+        Request::Resize { bytes } => resize_arena(shared, *bytes).map(|()| Reply::Done),
         Request::Shutdown => {
             let busy = shared.lock().sessions.values().any(|session| !session.is_ending);
             if busy {
@@ -44,13 +44,13 @@ pub fn command(shared: &Shared, socket: impl AsFd, request: &Request) -> Result<
     }
 }
 
-fn status(shared: &Shared) -> StatusReply {
+fn report_status(shared: &SharedState) -> StatusReply {
     let state = shared.lock();
     let summary = shared.arena.summary();
     let medium = shared.arena.medium();
     let mut counters = state.counters.list();
     counters.extend(state.leasing.counters());
-    counters.push(("huge_pages_waiting".to_owned(), crate::huge::waiting(&state)));
+    counters.push(("huge_pages_waiting".to_owned(), crate::huge_pages::count_waiting(&state)));
     let sessions = state.sessions.values().map(|session| SessionStatus {
         session: session.id,
         kind: session.identity.kind,
@@ -80,7 +80,7 @@ fn status(shared: &Shared) -> StatusReply {
 }
 
 /// Checks the last committed state while sessions go on.
-fn fsck(shared: &Shared) -> Result<FsckReply, Errno> {
+fn check_arena(shared: &SharedState) -> Result<FsckReply, Errno> {
     let failed = |error: StoreError| {
         tracing::error!(%error, "the check failed");
         Errno::EIO
@@ -103,7 +103,7 @@ fn fsck(shared: &Shared) -> Result<FsckReply, Errno> {
     Ok(FsckReply { counts: counts.map(|(name, count)| (name.to_owned(), count)).to_vec(), problems })
 }
 
-fn errno(error: &StoreError) -> Errno {
+fn to_errno(error: &StoreError) -> Errno {
     tracing::error!(%error, "the arena can't be resized");
     match error {
         StoreError::FullBlocks { .. } | StoreError::FullMetadata { .. } => Errno::ENOSPC,
@@ -114,7 +114,7 @@ fn errno(error: &StoreError) -> Errno {
 }
 
 /// Grows by new segments, or empties the last ones and gives them back.
-fn resize(shared: &Shared, bytes: u64) -> Result<(), Errno> {
+fn resize_arena(shared: &SharedState, bytes: u64) -> Result<(), Errno> {
     let resized = shared.arena.resize(bytes).map_err(|error| {
         tracing::error!(%error, "the arena can't be resized");
         match error {
@@ -125,7 +125,7 @@ fn resize(shared: &Shared, bytes: u64) -> Result<(), Errno> {
     })?;
     let mut state = shared.lock();
     for segment in resized.added {
-        state.store.add_segment(segment).map_err(|error| errno(&error))?;
+        state.store.add_segment(segment).map_err(|error| to_errno(&error))?;
     }
     for segment in resized.surplus {
         match empty_when_freed(shared, state, segment.number) {
@@ -148,7 +148,7 @@ fn resize(shared: &Shared, bytes: u64) -> Result<(), Errno> {
 /// If the other segments have no room for its blocks, this tries again for a while. Blocks that sessions have removed
 /// may not be free yet, and further removals free more; a commit may be under way.
 fn empty_when_freed<'a>(
-    shared: &'a Shared,
+    shared: &'a SharedState,
     mut state: MutexGuard<'a, State>,
     number: u32,
 ) -> Result<MutexGuard<'a, State>, Errno> {
@@ -173,15 +173,15 @@ fn empty_when_freed<'a>(
 ///
 /// Another segment may have its number later, so sessions begin a new segment version. None can ask for a segment
 /// before this is done, since that takes the lock.
-fn empty_segment(shared: &Shared, state: &mut MutexGuard<'_, State>, number: u32) -> Result<(), Errno> {
+fn empty_segment(shared: &SharedState, state: &mut MutexGuard<'_, State>, number: u32) -> Result<(), Errno> {
     // Sessions would not learn of a commit that the store does by itself in the next step, or in the last: leave it
     // none.
-    digest::commit(state).map_err(|error| errno(&error))?;
-    let moved = state.store.retire_segment(number).map_err(|error| errno(&error))?;
+    digest::commit(state).map_err(|error| to_errno(&error))?;
+    let moved = state.store.retire_segment(number).map_err(|error| to_errno(&error))?;
     crate::grant::take_from_all(shared, state, &moved)?;
     shared.commit_all(state)?;
-    digest::commit(state).map_err(|error| errno(&error))?;
-    state.store.remove_segment(number).map_err(|error| errno(&error))?;
+    digest::commit(state).map_err(|error| to_errno(&error))?;
+    state.store.remove_segment(number).map_err(|error| to_errno(&error))?;
     state.sessions.values().for_each(|session| session.control.raise_segment_version());
     shared.arena.remove_segment(number).map_err(|error| {
         tracing::error!(number, %error, "an empty segment can't be removed");

@@ -102,7 +102,7 @@ fn run_once(
     }
     let child = command.spawn().map_err(failed)?;
     let pid = Pid::from_child(&child);
-    watch(child, events.clone());
+    watch_child(child, events.clone());
     let mut stopped = false;
     loop {
         match inbox.recv() {
@@ -117,7 +117,7 @@ fn run_once(
     }
 }
 
-fn watch(mut child: Child, events: Sender<Event>) {
+fn watch_child(mut child: Child, events: Sender<Event>) {
     std::thread::spawn(move || {
         let status = child.wait();
         // The channel is closed once the supervisor has returned.

@@ -22,7 +22,7 @@ pub enum Violation {
     Log(String),
     /// The log's file was truncated.
     #[error("its log's file was truncated")]
-    Torn,
+    Truncated,
     /// The record's body is no update.
     #[error("a record can't be read: {0}")]
     Unreadable(#[from] DecodeError),
@@ -51,7 +51,7 @@ pub enum Violation {
 
 /// Why a record can't be applied.
 #[derive(Debug, Error)]
-pub enum Refusal {
+pub enum RecordRefusal {
     /// The session forged it.
     #[error(transparent)]
     Forged(#[from] Violation),
@@ -63,7 +63,7 @@ pub enum Refusal {
     Store(StoreError),
 }
 
-impl From<StoreError> for Refusal {
+impl From<StoreError> for RecordRefusal {
     fn from(error: StoreError) -> Self {
         match error {
             StoreError::Invalid(invalid) => Self::Forged(Violation::Misfit(invalid)),
@@ -96,35 +96,35 @@ impl<L: Leases> Validator<'_, L> {
     /// Validates one record.
     ///
     /// # Errors
-    /// [`Refusal::Forged`] if no honest session could have written it.
-    pub fn validate(&self, update: &Update<'_>) -> Result<(), Refusal> {
+    /// [`RecordRefusal::Forged`] if no honest session could have written it.
+    pub fn validate(&self, update: &Update<'_>) -> Result<(), RecordRefusal> {
         match update {
             Update::Write { inode, strip, .. }
             | Update::Resize { inode, strip, .. }
-            | Update::Allocate { inode, strip, .. } => self.content(*inode, *strip),
-            Update::Create(create) => self.create(create),
+            | Update::Allocate { inode, strip, .. } => self.check_content(*inode, *strip),
+            Update::Create(create) => self.check_create(create),
             Update::Link { inode, parent, .. } => {
-                self.leased(&[*parent, *inode])?;
-                self.directory(*parent).map(drop)
+                self.check_leases(&[*parent, *inode])?;
+                self.check_directory(*parent).map(drop)
             }
             Update::Unlink { inode, parent, .. } | Update::RemoveDirectory { inode, parent, .. } => {
-                self.leased(&[*parent, *inode])?;
-                self.removal(*parent, *inode)
+                self.check_leases(&[*parent, *inode])?;
+                self.check_removal(*parent, *inode)
             }
-            Update::Rename(rename) => self.rename(rename),
-            Update::SetAttributes(set) => self.attributes(set),
+            Update::Rename(rename) => self.check_rename(rename),
+            Update::SetAttributes(set) => self.check_attributes(set),
             Update::SetQuota { inode, .. } => {
-                self.leased(&[*inode])?;
+                self.check_leases(&[*inode])?;
                 self.require(*inode, self.credentials.is_privileged())
             }
-            Update::SetXattr { inode, name, value, mode, .. } => self.xattr(*inode, name, Some(value), *mode),
-            Update::RemoveXattr { inode, name, mode, .. } => self.xattr(*inode, name, None, *mode),
+            Update::SetXattr { inode, name, value, mode, .. } => self.check_xattr(*inode, name, Some(value), *mode),
+            Update::RemoveXattr { inode, name, mode, .. } => self.check_xattr(*inode, name, None, *mode),
             // These need no lease: they merge, free an inode that no session has open, or only state a fact.
             Update::Accessed { .. } | Update::Release { .. } | Update::Depend { .. } => Ok(()),
         }
     }
 
-    fn leased(&self, inodes: &[InodeId]) -> Result<(), Refusal> {
+    fn check_leases(&self, inodes: &[InodeId]) -> Result<(), RecordRefusal> {
         let Some(leases) = &self.leases else { return Ok(()) };
         match inodes.iter().find(|inode| !leases.may_write(**inode)) {
             Some(inode) => Err(Violation::NoLease(*inode).into()),
@@ -132,59 +132,59 @@ impl<L: Leases> Validator<'_, L> {
         }
     }
 
-    fn inode(&self, id: InodeId) -> Result<Inode, Refusal> {
+    fn inode(&self, id: InodeId) -> Result<Inode, RecordRefusal> {
         self.store.inode(id)?.ok_or_else(|| Violation::Misfit(Invalid::NoInode(id)).into())
     }
 
-    fn may(&self, id: InodeId, inode: &Inode, access: Access) -> Result<bool, Refusal> {
+    fn is_allowed(&self, id: InodeId, inode: &Inode, access: Access) -> Result<bool, RecordRefusal> {
         let acl = self.store.xattr(id, XATTR_ACL_ACCESS)?.and_then(|value| Acl::parse(&value));
         Ok(allows(inode, acl.as_ref(), self.credentials, access))
     }
 
     /// Returns the access with which the session's user may have an inode open.
-    fn held(&self, id: InodeId, inode: &Inode) -> Result<Access, Refusal> {
+    fn held_access(&self, id: InodeId, inode: &Inode) -> Result<Access, RecordRefusal> {
         let acl = self.store.xattr(id, XATTR_ACL_ACCESS)?.and_then(|value| Acl::parse(&value));
         Ok(held(inode, acl.as_ref(), self.credentials))
     }
 
-    fn require(&self, id: InodeId, permitted: bool) -> Result<(), Refusal> {
+    fn require(&self, id: InodeId, permitted: bool) -> Result<(), RecordRefusal> {
         if permitted { Ok(()) } else { Err(Violation::NotPermitted(id).into()) }
     }
 
     /// Returns a directory in which the session's user may make and remove entries.
-    fn directory(&self, id: InodeId) -> Result<Option<Inode>, Refusal> {
+    fn check_directory(&self, id: InodeId) -> Result<Option<Inode>, RecordRefusal> {
         if self.credentials.is_privileged() {
             return Ok(None);
         }
         let inode = self.inode(id)?;
-        self.require(id, self.may(id, &inode, Access::WRITE | Access::EXECUTE)?)?;
+        self.require(id, self.is_allowed(id, &inode, Access::WRITE | Access::EXECUTE)?)?;
         Ok(Some(inode))
     }
 
-    fn removal(&self, parent: InodeId, id: InodeId) -> Result<(), Refusal> {
-        let Some(directory) = self.directory(parent)? else { return Ok(()) };
+    fn check_removal(&self, parent: InodeId, id: InodeId) -> Result<(), RecordRefusal> {
+        let Some(directory) = self.check_directory(parent)? else { return Ok(()) };
         self.require(id, !is_stuck(&directory, &self.inode(id)?, self.credentials))
     }
 
-    fn content(&self, id: InodeId, strip: bool) -> Result<(), Refusal> {
-        self.leased(&[id])?;
+    fn check_content(&self, id: InodeId, strip: bool) -> Result<(), RecordRefusal> {
+        self.check_leases(&[id])?;
         if self.credentials.is_privileged() {
             return Ok(());
         }
         let inode = self.inode(id)?;
         let owner = owns(&inode, self.credentials);
-        self.require(id, (self.keeps_write)(id) || self.held(id, &inode)?.contains(Access::WRITE))?;
+        self.require(id, (self.keeps_write)(id) || self.held_access(id, &inode)?.contains(Access::WRITE))?;
         // An owner may set these bits again anyway; any other user would lend them to content of its own.
         let lends = inode.mode & MODE_SETUID != 0 || inode.mode & MODE_SETGID != 0 && inode.mode & 0o010 != 0;
         self.require(id, owner || strip || !lends)
     }
 
-    fn create(&self, create: &Create<'_>) -> Result<(), Refusal> {
-        self.leased(&[create.parent])?;
+    fn check_create(&self, create: &Create<'_>) -> Result<(), RecordRefusal> {
+        self.check_leases(&[create.parent])?;
         if !(self.is_granted)(create.inode) {
             return Err(Violation::ForeignNumber(create.inode).into());
         }
-        let Some(parent) = self.directory(create.parent)? else { return Ok(()) };
+        let Some(parent) = self.check_directory(create.parent)? else { return Ok(()) };
         let inherits = parent.mode & MODE_SETGID != 0 && create.gid == parent.gid;
         let member = self.credentials.is_member(create.gid);
         let lends_group =
@@ -203,27 +203,27 @@ impl<L: Leases> Validator<'_, L> {
         self.require(create.inode, permitted)
     }
 
-    fn rename(&self, rename: &Rename<'_>) -> Result<(), Refusal> {
-        self.leased(&[rename.parent, rename.new_parent, rename.inode])?;
-        self.leased(rename.target.as_slice())?;
-        self.moved_directory(rename.inode, rename.parent, rename.new_parent)?;
+    fn check_rename(&self, rename: &Rename<'_>) -> Result<(), RecordRefusal> {
+        self.check_leases(&[rename.parent, rename.new_parent, rename.inode])?;
+        self.check_leases(rename.target.as_slice())?;
+        self.check_moved_directory(rename.inode, rename.parent, rename.new_parent)?;
         if let (Some(target), true) = (rename.target, rename.exchange) {
-            self.moved_directory(target, rename.new_parent, rename.parent)?;
+            self.check_moved_directory(target, rename.new_parent, rename.parent)?;
         }
-        self.removal(rename.parent, rename.inode)?;
+        self.check_removal(rename.parent, rename.inode)?;
         if let Some(create) = rename.makes() {
-            self.create(&create)?;
+            self.check_create(&create)?;
         }
         match rename.target {
-            Some(target) => self.removal(rename.new_parent, target),
-            None => self.directory(rename.new_parent).map(drop),
+            Some(target) => self.check_removal(rename.new_parent, target),
+            None => self.check_directory(rename.new_parent).map(drop),
         }
     }
 
     /// Checks the move of a directory to another parent.
     ///
     /// No other session may do such a move at the same time, or two moves could close a cycle.
-    fn moved_directory(&self, id: InodeId, from: InodeId, to: InodeId) -> Result<(), Refusal> {
+    fn check_moved_directory(&self, id: InodeId, from: InodeId, to: InodeId) -> Result<(), RecordRefusal> {
         if from == to {
             return Ok(());
         }
@@ -231,7 +231,7 @@ impl<L: Leases> Validator<'_, L> {
         if !inode.is_directory() {
             return Ok(());
         }
-        self.leased(&[InodeId::RENAME])?;
+        self.check_leases(&[InodeId::RENAME])?;
         let mut at = to;
         loop {
             if at == id {
@@ -243,12 +243,12 @@ impl<L: Leases> Validator<'_, L> {
             }
         }
         // Its entry `..` changes.
-        let permitted = self.credentials.is_privileged() || self.may(id, &inode, Access::WRITE)?;
+        let permitted = self.credentials.is_privileged() || self.is_allowed(id, &inode, Access::WRITE)?;
         self.require(id, permitted)
     }
 
-    fn attributes(&self, set: &SetAttributes) -> Result<(), Refusal> {
-        self.leased(&[set.inode])?;
+    fn check_attributes(&self, set: &SetAttributes) -> Result<(), RecordRefusal> {
+        self.check_leases(&[set.inode])?;
         if self.credentials.is_privileged() {
             return Ok(());
         }
@@ -257,7 +257,7 @@ impl<L: Leases> Validator<'_, L> {
         let gid = set.gid.unwrap_or(inode.gid);
         // A user with write access may set times of the present.
         let is_now = set.accessed.is_none_or(|at| at == set.at) && set.modified.is_none_or(|at| at == set.at);
-        let writer = || self.may(set.inode, &inode, Access::WRITE);
+        let writer = || self.is_allowed(set.inode, &inode, Access::WRITE);
         let keeps_owner = set.uid.is_none_or(|uid| uid == inode.uid);
         let keeps_shape = set.mode.is_none() && set.gid.is_none_or(|gid| gid == inode.gid);
         // A change of owner that names neither is allowed to every user, as on Linux: only the file's time of change
@@ -270,8 +270,14 @@ impl<L: Leases> Validator<'_, L> {
         self.require(set.inode, permitted)
     }
 
-    fn xattr(&self, id: InodeId, name: &[u8], value: Option<&[u8]>, mode: Option<u32>) -> Result<(), Refusal> {
-        self.leased(&[id])?;
+    fn check_xattr(
+        &self,
+        id: InodeId,
+        name: &[u8],
+        value: Option<&[u8]>,
+        mode: Option<u32>,
+    ) -> Result<(), RecordRefusal> {
+        self.check_leases(&[id])?;
         if self.credentials.is_privileged() {
             return Ok(());
         }
@@ -288,7 +294,7 @@ impl<L: Leases> Validator<'_, L> {
         } else {
             let of_user = name.starts_with(b"user.")
                 && matches!(inode.kind, FileKind::Regular | FileKind::Directory)
-                && (owner || self.may(id, &inode, Access::WRITE)?);
+                && (owner || self.is_allowed(id, &inode, Access::WRITE)?);
             of_user && mode.is_none()
         };
         self.require(id, permitted)

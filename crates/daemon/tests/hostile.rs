@@ -53,9 +53,9 @@ fn attack(site: &mut Site, story: &str, forge: impl FnOnce(&mut Client)) {
     let status = site.status();
     let shown = status.sessions.iter().find(|session| session.session == id).expect("shown while it lives");
     assert!(shown.fenced.is_some(), "{story}: the status shows the reason");
-    let aside = site.arena().join(format!("sessions/fenced-{id}.log"));
+    let quarantined = site.arena().join(format!("sessions/fenced-{id}.log"));
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
-    while !aside.exists() {
+    while !quarantined.exists() {
         assert!(std::time::Instant::now() < deadline, "{story}: the log is not quarantined");
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
@@ -63,7 +63,7 @@ fn attack(site: &mut Site, story: &str, forge: impl FnOnce(&mut Client)) {
 }
 
 /// Makes a file and a directory with one below it, by an honest root.
-fn furnish(site: &Site) -> (InodeId, InodeId, InodeId) {
+fn make_files(site: &Site) -> (InodeId, InodeId, InodeId) {
     let mut honest = Client::open(&site.socket());
     honest.acquire(&[(InodeId::ROOT, true)]).expect("granted");
     let file = honest.make(InodeId::ROOT, b"file", FileKind::Regular);
@@ -78,7 +78,7 @@ fn furnish(site: &Site) -> (InodeId, InodeId, InodeId) {
 #[test]
 fn forged_records_change_nothing() {
     let mut site = Site::new(64 << 20);
-    let (file, outer, inner) = furnish(&site);
+    let (file, outer, inner) = make_files(&site);
     let all = [(InodeId::ROOT, true), (InodeId::RENAME, true), (file, true), (outer, true), (inner, true)];
     let mut bystander = Client::open(&site.socket());
     let write = |inode| Update::Write { inode, offset: 0, at: NOW, strip: false, data: b"forged" };
@@ -165,7 +165,7 @@ fn forged_records_change_nothing() {
 #[test]
 fn truncated_or_rewritten_log_hurts_only_its_session() {
     let mut site = Site::new(64 << 20);
-    furnish(&site);
+    make_files(&site);
     attack(&mut site, "the log's file cut off", |c| {
         c.acquire(&[(InodeId::ROOT, true)]).expect("granted");
         c.make(InodeId::ROOT, b"new", FileKind::Regular);
@@ -197,7 +197,7 @@ fn truncated_or_rewritten_log_hurts_only_its_session() {
 #[test]
 fn records_edited_during_digest_are_whole_or_refused() {
     let mut site = Site::new(64 << 20);
-    furnish(&site);
+    make_files(&site);
     for round in 0..8u64 {
         let mut hostile = Client::open(&site.socket());
         hostile.acquire(&[(InodeId::ROOT, true)]).expect("granted");
@@ -223,7 +223,7 @@ fn records_edited_during_digest_are_whole_or_refused() {
 }
 
 /// Runs an attack as an ordinary user, in a process of its own.
-fn as_nobody(site: &Site, story: &str, inodes: [InodeId; 2]) -> bool {
+fn run_as_nobody(site: &Site, story: &str, inodes: [InodeId; 2]) -> bool {
     let mut child = common::this_test("hostile_user");
     child
         .env("ASHLAR_TEST_SOCKET", site.socket())
@@ -243,16 +243,16 @@ fn ordinary_user_cannot_change_files_of_others() {
         return;
     }
     let mut site = Site::new(64 << 20);
-    let (file, outer, _) = furnish(&site);
+    let (file, outer, _) = make_files(&site);
     let stories = ["write", "chmod", "chown", "unlink", "create", "setuid", "xattr", "trusted", "steal", "times"];
     for (done, story) in stories.iter().enumerate() {
         let before = picture(&site.socket());
-        assert!(as_nobody(&site, story, [file, outer]), "{story}");
+        assert!(run_as_nobody(&site, story, [file, outer]), "{story}");
         assert_eq!(picture(&site.socket()), before, "{story}");
         assert_eq!(site.check()["sessions_fenced"], done as u64 + 1, "{story}");
     }
-    assert!(as_nobody(&site, "honest", [file, outer]));
-    assert!(as_nobody(&site, "mount", [file, outer]));
+    assert!(run_as_nobody(&site, "honest", [file, outer]));
+    assert!(run_as_nobody(&site, "mount", [file, outer]));
 }
 
 /// Linux lets any user make character devices of number 0:0, and leave them by renames; and no others.
@@ -263,15 +263,15 @@ fn ordinary_user_makes_own_whiteouts_and_no_other_devices() {
         return;
     }
     let mut site = Site::new(64 << 20);
-    let (file, outer, _) = furnish(&site);
+    let (file, outer, _) = make_files(&site);
     let mut root = Client::open(&site.socket());
     open_to_all(&mut root, outer);
-    assert!(as_nobody(&site, "whiteout", [file, outer]));
+    assert!(run_as_nobody(&site, "whiteout", [file, outer]));
     assert_eq!(site.check()["sessions_fenced"], 0);
     let stories = ["whiteout, root's", "whiteout, of a stranger's group", "device, zero", "device, block"];
     for (done, story) in stories.into_iter().enumerate() {
         let before = picture(&site.socket());
-        assert!(as_nobody(&site, story, [file, outer]), "{story}");
+        assert!(run_as_nobody(&site, story, [file, outer]), "{story}");
         assert_eq!(picture(&site.socket()), before, "{story}");
         assert_eq!(site.check()["sessions_fenced"], done as u64 + 1, "{story}");
     }
@@ -320,17 +320,17 @@ fn ordinary_user_uses_no_more_than_quota_granted() {
         return;
     }
     let mut site = Site::new(64 << 20);
-    let (file, outer, _) = furnish(&site);
+    let (file, outer, _) = make_files(&site);
     let mut root = Client::open(&site.socket());
     open_to_all(&mut root, outer);
     let limits = QuotaLimits { blocks: Some(20), inodes: Some(20) };
     let mut line = Connection::connect(&site.socket()).expect("connected");
     let reply = line.call::<_, Reply>(&Request::SetQuota { key: NOBODYS, limits }, &[]).expect("answered").0;
     assert!(matches!(reply, Reply::Done));
-    assert!(as_nobody(&site, "quota, honest", [file, outer]));
+    assert!(run_as_nobody(&site, "quota, honest", [file, outer]));
     assert_eq!(site.check()["sessions_fenced"], 0);
     for (done, story) in ["quota, blocks", "quota, inodes"].iter().enumerate() {
-        assert!(as_nobody(&site, story, [file, outer]), "{story}");
+        assert!(run_as_nobody(&site, story, [file, outer]), "{story}");
         assert_eq!(site.check()["sessions_fenced"], done as u64 + 1, "{story}");
     }
     // Mounts are root's, and act for many users: their writes count, whichever session paid for them.
@@ -479,7 +479,7 @@ fn forge_handles(c: &Client, entry: impl Fn(u64) -> (u64, u64)) {
 #[test]
 fn forged_handles_keep_inodes_only_until_session_ends() {
     let mut site = Site::new(64 << 20);
-    let (file, ..) = furnish(&site);
+    let (file, ..) = make_files(&site);
     let mut honest = Client::open(&site.socket());
     for (round, story) in ["every number", "one number everywhere", "nonsense"].into_iter().enumerate() {
         let mut hostile = Client::open(&site.socket());
@@ -512,7 +512,7 @@ fn forged_handles_keep_inodes_only_until_session_ends() {
 #[test]
 fn truncated_control_page_fences_its_session() {
     let mut site = Site::new(64 << 20);
-    furnish(&site);
+    make_files(&site);
     let before = picture(&site.socket());
     let mut hostile = Client::open(&site.socket());
     hostile.append_unpaid(&Update::Accessed { inode: InodeId(99), at: NOW }).expect("appended");
@@ -544,7 +544,7 @@ fn one_user_cannot_keep_others_out() {
         return;
     }
     let mut site = Site::new(64 << 20);
-    let (file, outer, _) = furnish(&site);
-    assert!(as_nobody(&site, "crowd", [file, outer]));
+    let (file, outer, _) = make_files(&site);
+    assert!(run_as_nobody(&site, "crowd", [file, outer]));
     assert_eq!(site.check()["sessions_fenced"], 0);
 }

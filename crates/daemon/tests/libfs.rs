@@ -9,7 +9,7 @@ use ashlar_libfs::{Allocation, Change, Last, LibFs, OpenInode, Purpose, RenameFl
 use ashlar_tests::random::Random;
 use ashlar_types::{Access, BLOCK_BYTES, Credentials, Errno, FILE_SIZE_MAX, FileKind, InodeId, SessionId};
 use common::Site;
-use common::libfs::{Alone, ROOT, connect, make, user};
+use common::libfs::{ROOT, SingleUser, connect, make, user};
 
 #[test]
 #[ignore = "this is the daemon's process, which the other tests start"]
@@ -95,7 +95,7 @@ fn replaced_file_is_there_at_all_times() {
         }
     };
     let look = |number: usize| {
-        let (fs, user) = (&sessions[number], Alone::of(0));
+        let (fs, user) = (&sessions[number], SingleUser::of(0));
         let mut found = 0;
         while Instant::now() < end {
             let aim = Last::Follow.to(if found % 2 == 0 { Purpose::Read } else { Purpose::Write });
@@ -451,7 +451,7 @@ fn log_of_retired_session_is_mapped_in_steps() {
         fs.unlink(&ROOT, InodeId::ROOT, b"file").expect("removed");
         fs.end();
         drop(fs);
-        site.await_blank_of(session.session);
+        site.await_prepared_of(session.session);
         assert!(logged_by.len() <= 8, "{logged_by:?}");
     }
 }

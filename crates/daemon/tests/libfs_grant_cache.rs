@@ -33,7 +33,7 @@ fn text(number: u64, version: u64) -> Vec<u8> {
 /// Makes a directory of files, below another directory, by a session that has ended.
 ///
 /// So it's all applied, and no session holds leases to write it.
-fn plant(site: &Site) -> InodeId {
+fn make_tree(site: &Site) -> InodeId {
     let fs = connect(site);
     let outer = fs.make(&ROOT, InodeId::ROOT, b"outer", &make(FileKind::Directory)).expect("made").id;
     let directory = fs.make(&ROOT, outer, b"inner", &make(FileKind::Directory)).expect("made").id;
@@ -46,9 +46,9 @@ fn plant(site: &Site) -> InodeId {
 }
 
 fn read(fs: &LibFs, directory: InodeId, name: &str) -> Result<Vec<u8>, Errno> {
-    let who = Credentials { checked: false, ..ROOT };
-    let found = fs.lookup(&who, directory, name.as_bytes())?;
-    fs.open_for(&who, found.id, Access::READ)?;
+    let credentials = Credentials { checked: false, ..ROOT };
+    let found = fs.lookup(&credentials, directory, name.as_bytes())?;
+    fs.open_for(&credentials, found.id, Access::READ)?;
     let mut room = vec![0xff; 10_000];
     let count = fs.read(found.id, 0, &mut room);
     fs.close(found.id);
@@ -64,7 +64,7 @@ fn read_all(fs: &LibFs, directory: InodeId, version: u64) {
 }
 
 /// Checks that a new session reads all without a request.
-fn reads_all_unasked(site: &Site, directory: InodeId) {
+fn check_reads_without_request(site: &Site, directory: InodeId) {
     let fs = connect(site);
     let asked = requests(site);
     read_all(&fs, directory, 0);
@@ -76,30 +76,30 @@ fn reads_all_unasked(site: &Site, directory: InodeId) {
 /// Opens two sessions that read at the same time, and so share their leases: from then on no session asks.
 ///
 /// Two earlier ones record the access times.
-fn shown_to_two(site: &Site, directory: InodeId, version: u64) -> [Arc<LibFs>; 2] {
-    let shown = || {
+fn read_by_two(site: &Site, directory: InodeId, version: u64) -> [Arc<LibFs>; 2] {
+    let open_and_read = || {
         let sessions = [connect(site), connect(site)];
         for fs in [&sessions[0], &sessions[1], &sessions[0], &sessions[1]] {
             read_all(fs, directory, version);
         }
         sessions
     };
-    shown().iter().for_each(|fs| fs.end());
-    shown()
+    open_and_read().iter().for_each(|fs| fs.end());
+    open_and_read()
 }
 
 /// Programs of a build once asked for the same directories and headers, one after the other.
 #[test]
 fn published_grants_are_read_without_a_request() {
     let site = Site::new(64 << 20);
-    let directory = plant(&site);
-    let before = shown_to_two(&site, directory, 0);
+    let directory = make_tree(&site);
+    let before = read_by_two(&site, directory, 0);
     for _ in 0..3 {
-        reads_all_unasked(&site, directory);
+        check_reads_without_request(&site, directory);
     }
     // It does not matter that the sessions that asked are gone.
     drop(before);
-    reads_all_unasked(&site, directory);
+    check_reads_without_request(&site, directory);
     let posts = site.status().counters.iter().find(|(name, _)| name == "posts").expect("a counter").1;
     assert!(posts > FILES, "{posts} posts");
 }
@@ -111,12 +111,12 @@ fn published_grants_are_read_without_a_request() {
 #[test]
 fn grants_of_one_reader_serve_the_next_sessions() {
     let site = Site::new(64 << 20);
-    let directory = plant(&site);
+    let directory = make_tree(&site);
     let first = connect(&site);
     read_all(&first, directory, 0);
     first.end();
     for _ in 0..2 {
-        reads_all_unasked(&site, directory);
+        check_reads_without_request(&site, directory);
     }
 }
 
@@ -124,23 +124,23 @@ fn grants_of_one_reader_serve_the_next_sessions() {
 #[test]
 fn reader_that_changes_files_asks_once_for_all() {
     let site = Site::new(64 << 20);
-    let directory = plant(&site);
+    let directory = make_tree(&site);
     // One that reads the files by itself, and one that knows them from the grant cache.
-    for is_posted in [false, true] {
-        if is_posted {
-            shown_to_two(&site, directory, 0).iter().for_each(|fs| fs.end());
+    for is_published in [false, true] {
+        if is_published {
+            read_by_two(&site, directory, 0).iter().for_each(|fs| fs.end());
         }
         let fs = connect(&site);
         let ids: Vec<_> =
             (0..FILES).map(|number| fs.lookup(&ROOT, directory, name(number).as_bytes()).expect("found").id).collect();
         let asked = requests(&site);
         for id in &ids {
-            let change = Change { mode: Some(if is_posted { 0o640 } else { 0o600 }), ..Change::default() };
+            let change = Change { mode: Some(if is_published { 0o640 } else { 0o600 }), ..Change::default() };
             assert_ne!(fs.attributes(*id).expect("known").inode.mode, change.mode.unwrap_or(0));
             fs.set_attributes(&ROOT, *id, &change).expect("changed");
         }
         let asked = requests(&site) - asked;
-        assert!(asked <= 8, "{asked} requests, in the grant cache: {is_posted}");
+        assert!(asked <= 8, "{asked} requests, in the grant cache: {is_published}");
         fs.end();
     }
 }
@@ -149,8 +149,8 @@ fn reader_that_changes_files_asks_once_for_all() {
 #[test]
 fn change_shows_at_once_to_readers_of_grant_cache() {
     let site = Site::new(64 << 20);
-    let directory = plant(&site);
-    let _first = shown_to_two(&site, directory, 0);
+    let directory = make_tree(&site);
+    let _first = read_by_two(&site, directory, 0);
     let (writer, reader) = (connect(&site), connect(&site));
     read_all(&reader, directory, 0);
     let seen = |check: &dyn Fn(&LibFs)| {
@@ -197,7 +197,7 @@ fn change_shows_at_once_to_readers_of_grant_cache() {
 #[test]
 fn short_sessions_see_each_others_writes() {
     let site = Site::new(64 << 20);
-    let directory = plant(&site);
+    let directory = make_tree(&site);
     let mut versions = vec![0; FILES as usize];
     let mut random = Random::new(7);
     let mut running: Vec<Arc<LibFs>> = Vec::new();
@@ -224,8 +224,8 @@ fn short_sessions_see_each_others_writes() {
 #[test]
 fn grant_cache_of_dead_sharedfs_is_not_believed() {
     let mut site = Site::new(64 << 20);
-    let directory = plant(&site);
-    let _first = shown_to_two(&site, directory, 0);
+    let directory = make_tree(&site);
+    let _first = read_by_two(&site, directory, 0);
     let reader = connect(&site);
     read_all(&reader, directory, 0);
     site.kill();
@@ -240,7 +240,7 @@ fn grant_cache_of_dead_sharedfs_is_not_believed() {
     read_all(&reader, directory, 1);
     writer.end();
     // The new SharedFS has a grant cache, too.
-    let _second = shown_to_two(&site, directory, 1);
+    let _second = read_by_two(&site, directory, 1);
     let fs = connect(&site);
     let asked = requests(&site);
     read_all(&fs, directory, 1);
@@ -251,7 +251,7 @@ fn grant_cache_of_dead_sharedfs_is_not_believed() {
 #[test]
 fn access_time_shows_through_grant_cache() {
     let site = Site::new(64 << 20);
-    let directory = plant(&site);
+    let directory = make_tree(&site);
     let stat = |fs: &LibFs| fs.lookup(&ROOT, directory, name(7).as_bytes()).expect("found");
     let _first = [connect(&site), connect(&site)].map(|fs| (stat(&fs), fs));
     let before = stat(&connect(&site)).inode;

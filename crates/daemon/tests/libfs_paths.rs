@@ -6,7 +6,7 @@ use ashlar_libfs::{Change, Last, Make, Purpose, RenameFlags};
 use ashlar_tests::random::Random;
 use ashlar_types::{Errno, FileKind, InodeId};
 use common::Site;
-use common::libfs::{Alone, ROOT, connect, make};
+use common::libfs::{ROOT, SingleUser, connect, make};
 
 #[test]
 #[ignore = "this is the daemon's process, which the other tests start"]
@@ -22,7 +22,7 @@ fn remembered_path_leads_where_fresh_path_leads() {
     let site = Site::new(64 << 20);
     let sessions = [connect(&site), connect(&site)];
     let mut random = Random::new(20_261_122);
-    let user = || [Alone::of(0), Alone::of(1000)];
+    let user = || [SingleUser::of(0), SingleUser::of(1000)];
     let remembering = [user(), user()];
     let mut remembered = 0;
     for step in 0..STEPS {
@@ -35,7 +35,7 @@ fn remembered_path_leads_where_fresh_path_leads() {
         let place = |random: &mut Random| {
             let path = path(random);
             let (way, name) = path.rsplit_once('/').unwrap_or(("", &path));
-            let directory = Alone::of(0).walk(fs, way, Last::Follow).ok()??;
+            let directory = SingleUser::of(0).walk(fs, way, Last::Follow).ok()??;
             Some((directory, name.to_owned()))
         };
         if let Some((directory, name)) = place(&mut random) {
@@ -65,9 +65,9 @@ fn remembered_path_leads_where_fresh_path_leads() {
             let last = if random.one_in(2) { Last::Follow } else { Last::Keep };
             for (fs, users) in sessions.iter().zip(&remembering).take(company) {
                 for user in users {
-                    let fresh = Alone::of(user.who.uid).walk(fs, &path, last);
+                    let fresh = SingleUser::of(user.credentials.uid).walk(fs, &path, last);
                     let found = user.walk(fs, &path, last);
-                    assert_eq!(found, fresh, "'{path}' at step {step}, for user {}", user.who.uid);
+                    assert_eq!(found, fresh, "'{path}' at step {step}, for user {}", user.credentials.uid);
                     remembered += u64::from(matches!(found, Ok(Some(_))));
                 }
             }
@@ -88,9 +88,9 @@ fn too_long_name_fails_with_enametoolong() {
     let name = "x".repeat(256);
     let path = format!("top/{name}");
     for fs in [&two, &one, &two] {
-        assert_eq!(Alone::of(0).walk(fs, &name, Last::Follow), Err(Errno::ENAMETOOLONG));
-        assert_eq!(Alone::of(0).walk(fs, &path, Last::Follow), Err(Errno::ENAMETOOLONG));
-        assert_eq!(Alone::of(1000).walk(fs, &path, Last::Follow), Err(Errno::EACCES));
+        assert_eq!(SingleUser::of(0).walk(fs, &name, Last::Follow), Err(Errno::ENAMETOOLONG));
+        assert_eq!(SingleUser::of(0).walk(fs, &path, Last::Follow), Err(Errno::ENAMETOOLONG));
+        assert_eq!(SingleUser::of(1000).walk(fs, &path, Last::Follow), Err(Errno::EACCES));
     }
 }
 
@@ -101,28 +101,28 @@ fn name_moved_by_two_sessions_is_moved_once() {
     let site = Site::new(64 << 20);
     let (one, other) = (connect(&site), connect(&site));
     let file = one.make(&ROOT, InodeId::ROOT, b"job", &make(FileKind::Regular)).expect("made").id;
-    let who = Alone::of(0);
+    let root = SingleUser::of(0);
     let aim = || Last::Keep.to(Purpose::Name);
     for theirs in [&other, &one] {
-        let source = who.place(&one, "job", aim()).expect("followed");
+        let source = root.place(&one, "job", aim()).expect("followed");
         theirs
             .rename(&ROOT, (InodeId::ROOT, b"job"), (InodeId::ROOT, b"taken"), RenameFlags::default())
             .expect("moved");
-        let target = who.place(&one, "taken", aim()).expect("followed");
+        let target = root.place(&one, "taken", aim()).expect("followed");
         assert_eq!([&source, &target].map(|place| place.found.as_ref().map(|found| found.id)), [Some(file); 2]);
-        let moved = one.rename_at(&who.who, &source, &target, RenameFlags::default());
+        let moved = one.rename_at(&root.credentials, &source, &target, RenameFlags::default());
         assert_eq!(moved, Err(Errno::ENOENT));
         one.rename(&ROOT, (InodeId::ROOT, b"taken"), (InodeId::ROOT, b"job"), RenameFlags::default()).expect("back");
     }
     // If both names lead to one file, nothing is done.
     one.link(&ROOT, file, InodeId::ROOT, b"second").expect("linked");
     let (source, target) =
-        (who.place(&one, "job", aim()).expect("there"), who.place(&one, "second", aim()).expect("there"));
-    assert_eq!(one.rename_at(&who.who, &source, &target, RenameFlags::default()), Ok(()));
+        (root.place(&one, "job", aim()).expect("there"), root.place(&one, "second", aim()).expect("there"));
+    assert_eq!(one.rename_at(&root.credentials, &source, &target, RenameFlags::default()), Ok(()));
     assert_eq!(one.attributes(file).expect("there").inode.links, 2);
     // A missing source fails before the new name matters.
-    let (none, there) = (who.place(&one, "none", aim()).expect("followed"), target);
+    let (none, there) = (root.place(&one, "none", aim()).expect("followed"), target);
     let flags = RenameFlags { no_replace: true, ..RenameFlags::default() };
-    assert_eq!(one.rename_at(&who.who, &none, &there, flags), Err(Errno::ENOENT));
-    assert_eq!(one.rename_at(&who.who, &source, &there, flags), Err(Errno::EEXIST));
+    assert_eq!(one.rename_at(&root.credentials, &none, &there, flags), Err(Errno::ENOENT));
+    assert_eq!(one.rename_at(&root.credentials, &source, &there, flags), Err(Errno::EEXIST));
 }

@@ -28,8 +28,8 @@ fn lock(owner: u64, range: (u64, u64), mode: LockMode, wait: Option<u64>) -> Req
 }
 
 /// Returns a request for a process's own lock.
-fn own(client: &Client, slot: u32, range: (u64, u64), mode: LockMode) -> Request {
-    late(slot_of(client, slot), range, mode)
+fn own_lock(client: &Client, slot: u32, range: (u64, u64), mode: LockMode) -> Request {
+    lock_by_slot(slot_of(client, slot), range, mode)
 }
 
 fn slot_of(client: &Client, slot: u32) -> LockSlot {
@@ -37,7 +37,7 @@ fn slot_of(client: &Client, slot: u32) -> LockSlot {
 }
 
 /// The same, for a slot as it was once.
-fn late(slot: LockSlot, range: (u64, u64), mode: LockMode) -> Request {
+fn lock_by_slot(slot: LockSlot, range: (u64, u64), mode: LockMode) -> Request {
     let (kind, (start, end), owner) = (LockKind::Record, range, LOCK_OWNER_PROCESS);
     Request::Lock { inode: FILE, kind, owner, pid: 42, start, end, mode, wait: None, slot: Some(slot) }
 }
@@ -54,7 +54,7 @@ fn conflict(client: &mut Client, range: (u64, u64)) -> Option<(LockMode, u64, u6
 fn await_delegation(client: &mut Client, slot: u32, range: (u64, u64)) {
     let begun = Instant::now();
     loop {
-        let request = own(client, slot, range, LockMode::Write);
+        let request = own_lock(client, slot, range, LockMode::Write);
         if matches!(client.call(&request).expect("it has the file"), Reply::Delegated) {
             return;
         }
@@ -85,7 +85,7 @@ fn slot_number_out_of_range_is_refused() {
     let mut client = Client::open(&site.socket());
     assert_eq!(client.control.claim_lock_slot(FILE), Some(0));
     for slot in [LOCK_SLOTS, u32::MAX] {
-        let request = own(&client, slot, (0, 9), LockMode::Write);
+        let request = own_lock(&client, slot, (0, 9), LockMode::Write);
         assert_eq!(client.call(&request).err(), Some(Errno::EINVAL), "slot {slot}");
     }
     await_delegation(&mut client, 0, (0, 9));
@@ -109,7 +109,7 @@ fn lock_awaiting_returns_is_not_given_to_ended_session() {
     assert!(matches!(side.call(&Request::Goodbye, &[]).expect("answered").0, Reply::Done));
     assert_eq!(waiter.join().expect("answered").err(), Some(Errno::EIO));
     let mut three = Client::open(&site.socket());
-    assert!(three.call(&lock(1, (5, 5), LockMode::Write, None)).is_ok(), "nobody has it");
+    assert!(three.call(&lock(1, (5, 5), LockMode::Write, None)).is_ok(), "no session has it");
     site.check();
 }
 
@@ -152,11 +152,11 @@ fn failed_delegation_is_not_believed_after_restart() {
     let wrong = LockSlot { word: present.word ^ 1 << 40, ..present };
     // SharedFS tries it when no other session has asked for a while.
     for _ in 0..30 {
-        let reply = hostile.call(&late(wrong, (50, 59), LockMode::Write)).expect("nobody has it");
+        let reply = hostile.call(&lock_by_slot(wrong, (50, 59), LockMode::Write)).expect("no session has it");
         assert!(matches!(reply, Reply::Done), "{reply:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
-    hostile.call(&late(wrong, (50, 59), LockMode::Unlock)).expect("it's its own");
+    hostile.call(&lock_by_slot(wrong, (50, 59), LockMode::Unlock)).expect("it's its own");
     let slot = honest.control.claim_lock_slot(FILE).expect("a slot");
     await_delegation(&mut honest, slot, (10, 19));
     claim_all(&hostile, claimed);
@@ -167,7 +167,7 @@ fn failed_delegation_is_not_believed_after_restart() {
 fn process_locks_only_under_its_own_pid() {
     let mut site = Site::new(64 << 20);
     let mut client = Client::open(&site.socket());
-    client.call(&lock(1, (0, 9), LockMode::Write, None)).expect("nobody has it");
+    client.call(&lock(1, (0, 9), LockMode::Write, None)).expect("no session has it");
     let mut mount = Client::open_as(&site.socket(), SessionKind::Mount);
     let query =
         Request::QueryLock { inode: FILE, kind: LockKind::Record, owner: 1, start: 0, end: 9, mode: LockMode::Write };
@@ -221,7 +221,7 @@ fn late_request_delegates_nothing() {
     let before = slot_of(&client, slot);
     let set = |list: &mut ashlar_wire::LockList| list.set(0, 9, LockMode::Write);
     assert_eq!(client.control.change_locks(slot, FILE, LockSlotState::Shared, set), LockChange::Done);
-    let reply = client.call(&late(before, (0, 9), LockMode::Write)).expect("nobody has it");
+    let reply = client.call(&lock_by_slot(before, (0, 9), LockMode::Write)).expect("no session has it");
     assert!(matches!(reply, Reply::Done), "{reply:?}");
     assert_eq!(client.control.lock_slot(slot).1, LockSlotState::Shared);
     await_delegation(&mut client, slot, (0, 9));

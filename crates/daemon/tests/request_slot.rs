@@ -36,19 +36,19 @@ fn wake(client: &mut Client) {
 }
 
 /// A request in the slot that SharedFS has handled.
-struct Asked {
+struct HandledRequest {
     question: Question,
     progress: Progress,
     reply: Option<Reply>,
 }
 
-fn ask(client: &mut Client, request: &Request, wake: &mut dyn FnMut(&mut Client)) -> (Progress, Option<Reply>) {
-    let asked = ask_whole(client, request, wake);
+fn ask_slot(client: &mut Client, request: &Request, wake: &mut dyn FnMut(&mut Client)) -> (Progress, Option<Reply>) {
+    let asked = ask_slot_fully(client, request, wake);
     (asked.progress, asked.reply)
 }
 
 /// Asks in the request slot until SharedFS handles the request, and returns the outcome; `wake` makes a thread poll.
-fn ask_whole(client: &mut Client, request: &Request, wake: &mut dyn FnMut(&mut Client)) -> Asked {
+fn ask_slot_fully(client: &mut Client, request: &Request, wake: &mut dyn FnMut(&mut Client)) -> HandledRequest {
     let (mut buffer, deadline) = (Vec::new(), Instant::now() + Duration::from_secs(20));
     while Instant::now() < deadline {
         wake(client);
@@ -67,7 +67,7 @@ fn ask_whole(client: &mut Client, request: &Request, wake: &mut dyn FnMut(&mut C
                     let reply =
                         (progress == Progress::Answered).then(|| request_slot.read(&mut buffer).expect("a reply"));
                     request_slot.end(question);
-                    return Asked { question, progress, reply };
+                    return HandledRequest { question, progress, reply };
                 }
             }
         }
@@ -75,7 +75,7 @@ fn ask_whole(client: &mut Client, request: &Request, wake: &mut dyn FnMut(&mut C
     panic!("no thread polls");
 }
 
-fn look_at(inode: InodeId) -> Request {
+fn read_request(inode: InodeId) -> Request {
     Request::Acquire(vec![Client::want(inode, false)])
 }
 
@@ -91,11 +91,11 @@ fn thread_that_served_polls_slots_of_all_sessions() {
     let mut site = Site::new(64 << 20);
     let (mut one, mut two) = (Client::open(&site.socket()), Client::open(&site.socket()));
     for _ in 0..50 {
-        let (progress, reply) = ask(&mut one, &look_at(InodeId::ROOT), &mut wake);
+        let (progress, reply) = ask_slot(&mut one, &read_request(InodeId::ROOT), &mut wake);
         assert!(is_granted(reply.as_ref(), &one), "{progress:?}: {reply:?}");
     }
     // The other session has asked lately; a message of the first is enough.
-    let (progress, reply) = ask(&mut two, &look_at(InodeId::ROOT), &mut |_| wake(&mut one));
+    let (progress, reply) = ask_slot(&mut two, &read_request(InodeId::ROOT), &mut |_| wake(&mut one));
     assert!(is_granted(reply.as_ref(), &two), "{progress:?}: {reply:?}");
     let counters = site.check();
     assert!(counters["questions"] >= 51 && counters["requests"] > counters["questions"]);
@@ -116,7 +116,7 @@ fn long_answer_is_kept_and_slow_request_declined() {
     fs.end();
     let mut client = Client::open(&site.socket());
     let kept = |client: &mut Client| {
-        let Asked { question, progress, .. } = ask_whole(client, &look_at(directory), &mut wake);
+        let HandledRequest { question, progress, .. } = ask_slot_fully(client, &read_request(directory), &mut wake);
         assert_eq!(progress, Progress::Kept);
         question
     };
@@ -131,8 +131,8 @@ fn long_answer_is_kept_and_slow_request_declined() {
     assert_eq!(client.call(&Request::Kept(question)).err(), Some(Errno::EPROTO), "there is nothing else");
     kept(&mut client);
     assert_eq!(client.call(&Request::Kept(question)).err(), Some(Errno::EPROTO), "that is another's");
-    for other in [Request::Digest, Request::Segment(0), look_at(InodeId(1 << 40))] {
-        assert_eq!(ask(&mut client, &other, &mut wake).0, Progress::Declined, "{other:?}");
+    for other in [Request::Digest, Request::Segment(0), read_request(InodeId(1 << 40))] {
+        assert_eq!(ask_slot(&mut client, &other, &mut wake).0, Progress::Declined, "{other:?}");
     }
 }
 
@@ -190,7 +190,7 @@ fn long_answers_reach_their_own_threads() {
                         let found = fs.lookup(&ROOT, directory, name.as_bytes()).expect("it is there");
                         assert_eq!(found.inode.parent, directory);
                     }
-                    assert_eq!(fs.attributes(directory).expect("looked at").inode.entries, FILES);
+                    assert_eq!(fs.attributes(directory).expect("read").inode.entries, FILES);
                 });
             }
         });
@@ -215,7 +215,7 @@ fn append_in_turn(fs: &LibFs, file: InodeId, turns: Receiver<u64>, others: Sende
 }
 
 /// Lets two sessions append in turn while `meanwhile` runs; returns how often they did.
-fn in_turn(sessions: [Arc<LibFs>; 2], meanwhile: impl FnOnce()) -> u64 {
+fn run_two_appenders(sessions: [Arc<LibFs>; 2], meanwhile: impl FnOnce()) -> u64 {
     let file = sessions[0].make(&ROOT, InodeId::ROOT, b"file", &make(FileKind::Regular)).expect("made").id;
     let ([to_one, to_two], [one, two]) = {
         let ((a, b), (c, d)) = (channel(), channel());
@@ -230,7 +230,7 @@ fn in_turn(sessions: [Arc<LibFs>; 2], meanwhile: impl FnOnce()) -> u64 {
         meanwhile();
         over.store(true, Ordering::Relaxed);
     });
-    let length = sessions[0].attributes(file).expect("looked at").inode.size;
+    let length = sessions[0].attributes(file).expect("read").inode.size;
     let expected: Vec<u8> = (0..length).map(letter).collect();
     let mut room = vec![0; expected.len() + 1];
     assert_eq!(sessions[1].read(file, 0, &mut room), Ok(expected.len()));
@@ -246,7 +246,7 @@ fn alternating_lease_moves_by_request_slots() {
     let mut site = Site::new(64 << 20);
     let questions = || site.status().counters.iter().find(|(name, _)| name == "questions").map_or(0, |found| found.1);
     // How often a thread is awake depends on the machine's other work.
-    in_turn([connect(&site), connect(&site)], || {
+    run_two_appenders([connect(&site), connect(&site)], || {
         let deadline = Instant::now() + Duration::from_secs(30);
         while questions() < 200 {
             assert!(Instant::now() < deadline, "no session asks in its request slot");
@@ -260,7 +260,7 @@ fn alternating_lease_moves_by_request_slots() {
 fn requests_taken_by_killed_daemon_are_repeated() {
     let mut site = Site::new(64 << 20);
     let mut pauses = Random::new(3);
-    let turns = in_turn([connect(&site), connect(&site)], || {
+    let turns = run_two_appenders([connect(&site), connect(&site)], || {
         for _ in 0..25 {
             std::thread::sleep(Duration::from_micros(pauses.below(50_000)));
             site.kill();

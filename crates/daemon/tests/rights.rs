@@ -334,7 +334,7 @@ fn session_in_the_files_of_another_keeps_none_of_its_rights() {
     assert!(story.user.call(&Request::Goodbye).is_ok());
     let gone = std::mem::replace(&mut story.user, open_as_user(&story.site));
     drop(gone);
-    story.site.await_blank_of(before);
+    story.site.await_prepared_of(before);
     while story.user.welcome.peer.session != before && story.site.has_files_of(before) {
         story.user = open_as_user(&story.site);
     }

@@ -8,7 +8,7 @@ use ashlar_log::AppendError;
 use ashlar_types::{Errno, FileKind, InodeId, LogPosition};
 use ashlar_update::Update;
 use ashlar_wire::{Contents, Credit, CreditKind, LockKind, LockMode, Need, Reply, Request, ScopeKind, Want};
-use common::{Client, Left, NOW, Site};
+use common::{Client, NOW, SessionsLeft, Site};
 
 #[test]
 #[ignore = "this is the daemon's process, which the other tests start"]
@@ -139,15 +139,15 @@ fn log_of_dead_session_is_digested_also_after_restart() {
 }
 
 /// As many sessions as SharedFS prepares.
-const BLANKS: usize = 4;
+const PREPARED: usize = 4;
 
 #[test]
 fn prepared_sessions_have_no_owner_until_taken() {
     let mut site = Site::new(64 << 20);
-    assert_eq!(site.left(), Left { owned: 0, blank: 0 }, "no process has asked yet");
+    assert_eq!(site.left(), SessionsLeft { owned: 0, prepared: 0 }, "no process has asked yet");
     let mut clients = vec![Client::open(&site.socket())];
-    site.await_blanks(BLANKS);
-    for n in 1..=BLANKS + 2 {
+    site.await_prepared_count(PREPARED);
+    for n in 1..=PREPARED + 2 {
         let mut client = Client::open(&site.socket());
         assert!(clients.iter().all(|other| other.welcome.peer != client.welcome.peer), "each process gets its own");
         assert_eq!(client.log.tail(), LogPosition(0), "its log is empty");
@@ -157,28 +157,28 @@ fn prepared_sessions_have_no_owner_until_taken() {
         client.digest().expect("digested");
         clients.push(client);
     }
-    site.await_blanks(BLANKS);
+    site.await_prepared_count(PREPARED);
     assert_eq!(site.status().sessions.len(), clients.len(), "prepared sessions are not counted");
     site.kill();
-    assert_eq!(site.left(), Left { owned: clients.len(), blank: BLANKS });
+    assert_eq!(site.left(), SessionsLeft { owned: clients.len(), prepared: PREPARED });
     site.start();
-    assert_eq!(site.left(), Left { owned: clients.len(), blank: 0 }, "a start removes them");
+    assert_eq!(site.left(), SessionsLeft { owned: clients.len(), prepared: 0 }, "a start removes them");
     for client in &mut clients {
         client.resume(&site.socket());
     }
     assert_eq!(site.check()["sessions_opened"], 0);
     clients.push(Client::open(&site.socket()));
-    site.await_blanks(BLANKS);
+    site.await_prepared_count(PREPARED);
     drop(clients.pop().map(|mut client| client.call(&Request::Goodbye).expect("answered")));
     assert!(site.terminate(), "ended by a signal");
-    assert_eq!(site.left(), Left { owned: clients.len(), blank: 0 }, "an end removes them");
+    assert_eq!(site.left(), SessionsLeft { owned: clients.len(), prepared: 0 }, "an end removes them");
 }
 
 #[test]
 fn session_that_cannot_be_made_is_refused_with_reason() {
     let site = Site::new(64 << 20);
     let first = Client::open(&site.socket());
-    site.await_blanks(BLANKS);
+    site.await_prepared_count(PREPARED);
     let sessions = site.arena().join("sessions");
     // A directory in the place of the next sessions' files blocks them as a full disk does. The first session may have
     // a later number than some of those that were prepared after it asked.
@@ -188,7 +188,7 @@ fn session_that_cannot_be_made_is_refused_with_reason() {
     for path in &in_the_way {
         std::fs::create_dir(path).expect("made");
     }
-    let taken: Vec<_> = (0..BLANKS).map(|_| Client::open(&site.socket())).collect();
+    let taken: Vec<_> = (0..PREPARED).map(|_| Client::open(&site.socket())).collect();
     let (_, reply, _) = common::hello(&site.socket(), ashlar_wire::SessionKind::Process, None).expect("answered");
     let Reply::Refused(why) = reply else { panic!("{reply:?}") };
     assert!(why.contains("no session can be made"), "{why}");
@@ -196,7 +196,7 @@ fn session_that_cannot_be_made_is_refused_with_reason() {
         std::fs::remove_dir(path).expect("removed");
     }
     let last = Client::open(&site.socket());
-    site.await_blanks(BLANKS);
+    site.await_prepared_count(PREPARED);
     drop((first, taken, last));
 }
 

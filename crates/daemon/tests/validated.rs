@@ -94,7 +94,7 @@ struct World {
     random: Random,
     root: Arc<LibFs>,
     user: Arc<LibFs>,
-    who: Credentials,
+    credentials: Credentials,
     directories: Vec<InodeId>,
     /// The files that the user has open for writing.
     open: Vec<InodeId>,
@@ -136,7 +136,7 @@ impl World {
         Make { kind, mode: mode(&mut self.random), umask: self.random.below(0o100) as u32, device: 0, target }
     }
 
-    fn note_made(&mut self, made: Result<ashlar_libfs::Found, Errno>) -> Result<(), Errno> {
+    fn record_made(&mut self, made: Result<ashlar_libfs::Found, Errno>) -> Result<(), Errno> {
         let made = made?;
         if made.inode.is_directory() && self.directories.len() < 8 {
             self.directories.push(made.id);
@@ -145,11 +145,11 @@ impl World {
     }
 
     /// Lets the super-user change the user's rights.
-    fn govern(&mut self) -> Result<(), Errno> {
+    fn change_rights(&mut self) -> Result<(), Errno> {
         let Some(id) = self.any() else {
             let (directory, name, make) = (self.directory(), one_of(&mut self.random, &NAMES), self.make());
             let made = self.root.make(&ROOT, directory, name, &make);
-            return self.note_made(made);
+            return self.record_made(made);
         };
         let root = Arc::clone(&self.root);
         match self.random.below(6) {
@@ -167,9 +167,9 @@ impl World {
     }
 
     /// Makes a random call of the user, which may be refused.
-    fn act(&mut self) -> (String, Result<(), Errno>) {
-        let (user, who) = (Arc::clone(&self.user), self.who.clone());
-        let admitted = Credentials { checked: true, ..who.clone() };
+    fn try_as_user(&mut self) -> (String, Result<(), Errno>) {
+        let (user, credentials) = (Arc::clone(&self.user), self.credentials.clone());
+        let admitted = Credentials { checked: true, ..credentials.clone() };
         let (directory, name) = (self.directory(), one_of(&mut self.random, &NAMES));
         let (other, new_name) = (self.directory(), one_of(&mut self.random, &NAMES));
         let id = self.any().unwrap_or(directory);
@@ -177,31 +177,35 @@ impl World {
         let done = match which {
             0..=2 => {
                 let change = self.change();
-                let done = user.set_attributes(&who, id, &change).map(drop);
+                let done = user.set_attributes(&credentials, id, &change).map(drop);
                 return (format!("{id} {change:?}"), done);
             }
-            3 => user.set_attributes(&who, id, &Change { size: Some(5), strip: true, ..Change::default() }).map(drop),
+            3 => user
+                .set_attributes(&credentials, id, &Change { size: Some(5), strip: true, ..Change::default() })
+                .map(drop),
             4 => {
                 let name =
                     one_of(&mut self.random, &[XATTR_ACL_ACCESS, XATTR_ACL_DEFAULT, b"user.x", XATTR_CAPABILITY]);
-                user.set_xattr(&who, id, name, &list(&mut self.random), XattrFlags::default(), false)
+                user.set_xattr(&credentials, id, name, &list(&mut self.random), XattrFlags::default(), false)
             }
-            5 => {
-                user.remove_xattr(&who, id, one_of(&mut self.random, &[XATTR_ACL_ACCESS, b"user.x", XATTR_CAPABILITY]))
-            }
+            5 => user.remove_xattr(
+                &credentials,
+                id,
+                one_of(&mut self.random, &[XATTR_ACL_ACCESS, b"user.x", XATTR_CAPABILITY]),
+            ),
             6 | 7 => {
                 let make = self.make();
-                let made = user.make(&who, directory, name, &make);
-                self.note_made(made)
+                let made = user.make(&credentials, directory, name, &make);
+                self.record_made(made)
             }
-            8 => user.link(&who, id, directory, name).map(drop),
-            9 => user.unlink(&who, directory, name),
+            8 => user.link(&credentials, id, directory, name).map(drop),
+            9 => user.unlink(&credentials, directory, name),
             10 => {
                 let flags = self.random.below(4);
                 let flags = RenameFlags { exchange: flags == 1, whiteout: flags == 2, ..RenameFlags::default() };
-                user.rename(&who, (directory, name), (other, new_name), flags)
+                user.rename(&credentials, (directory, name), (other, new_name), flags)
             }
-            11 => user.open_for(&who, id, Access::WRITE).and_then(|found| match found.inode.kind {
+            11 => user.open_for(&credentials, id, Access::WRITE).and_then(|found| match found.inode.kind {
                 FileKind::Regular => {
                     self.open.push(found.id);
                     Ok(())
@@ -237,18 +241,18 @@ fn every_record_libfs_logs_for_a_user_is_accepted() {
     for seed in 1..=3 {
         let mut site = Site::new(64 << 20);
         let root = connect(&site);
-        let (user, who) = connect_as_user(&site);
+        let (user, credentials) = connect_as_user(&site);
         let all = Change { mode: Some(0o1777), ..Change::default() };
         root.set_attributes(&ROOT, InodeId::ROOT, &all).expect("opened to all");
         let random = Random::new(seed);
-        let mut world = World { random, root, user, who, directories: vec![InodeId::ROOT], open: Vec::new() };
+        let mut world = World { random, root, user, credentials, directories: vec![InodeId::ROOT], open: Vec::new() };
         let (mut steps, mut done) = (Vec::new(), 0);
         for step in 0..STEPS {
             if world.random.below(3) == 0 {
-                let _ = world.govern();
+                let _ = world.change_rights();
                 continue;
             }
-            let (what, result) = world.act();
+            let (what, result) = world.try_as_user();
             assert_ne!(result, Err(Errno::EIO), "seed {seed}, step {step}: {what}, after {steps:#?}");
             done += u64::from(result.is_ok());
             steps.push(format!("{what}: {result:?}"));
@@ -270,7 +274,7 @@ fn names_changed_as_their_directory_closes_are_accepted() {
     }
     let mut site = Site::new(64 << 20);
     let root = connect(&site);
-    let (user, who) = connect_as_user(&site);
+    let (user, credentials) = connect_as_user(&site);
     let directory = root.make(&ROOT, InodeId::ROOT, b"d", &make(FileKind::Directory)).expect("made").id;
     let is_over = AtomicBool::new(false);
     let set = |mode| root.set_attributes(&ROOT, directory, &Change { mode: Some(mode), ..Change::default() });
@@ -279,10 +283,10 @@ fn names_changed_as_their_directory_closes_are_accepted() {
             let (mut refused, mut done) = (0, 0);
             while !is_over.load(Ordering::Relaxed) {
                 let results = [
-                    user.make(&who, directory, b"one", &make(FileKind::Regular)).map(drop),
-                    user.rename(&who, (directory, b"one"), (directory, b"two"), RenameFlags::default()),
-                    user.unlink(&who, directory, b"two"),
-                    user.unlink(&who, directory, b"one"),
+                    user.make(&credentials, directory, b"one", &make(FileKind::Regular)).map(drop),
+                    user.rename(&credentials, (directory, b"one"), (directory, b"two"), RenameFlags::default()),
+                    user.unlink(&credentials, directory, b"two"),
+                    user.unlink(&credentials, directory, b"one"),
                 ];
                 for result in results {
                     match result {

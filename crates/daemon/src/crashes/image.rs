@@ -9,14 +9,14 @@ const PAGE_BYTES: usize = 4096;
 
 /// A file: its length, and its first bytes; zeros follow them.
 #[derive(Clone, Debug)]
-pub struct Content {
+pub struct FileImage {
     pub length: u64,
     pub bytes: Vec<u8>,
 }
 
 /// The files of an arena, by their paths in its directory.
 #[derive(Clone, Debug, Default)]
-pub struct Image(pub BTreeMap<PathBuf, Content>);
+pub struct Image(pub BTreeMap<PathBuf, FileImage>);
 
 impl Image {
     /// Makes `directory` hold these files and nothing else.
@@ -40,16 +40,16 @@ impl Image {
 }
 
 /// Reads a file as it is now, up to a number of bytes.
-pub fn read(path: &Path, limit: usize) -> Content {
+pub fn read(path: &Path, limit: usize) -> FileImage {
     let file = File::open(path).expect("opened");
     let length = file.metadata().expect("known").len();
     let mut bytes = vec![0; limit.min(length as usize)];
     file.read_exact_at(&mut bytes, 0).expect("read");
-    Content { length, bytes }
+    FileImage { length, bytes }
 }
 
 /// Reads as much of LMDB's file as its two first pages count. A page more than one of them knows does no harm.
-pub fn read_metadata(path: &Path) -> Content {
+pub fn read_metadata(path: &Path) -> FileImage {
     const LAST_PAGE_AT: usize = 136;
     let first = read(path, 2 * PAGE_BYTES);
     let last_page = |page: usize| {
@@ -63,8 +63,8 @@ pub fn read_metadata(path: &Path) -> Content {
 ///
 /// The new pages are there in part. The two first pages are the old ones, as LMDB writes them after all others are
 /// synced.
-pub fn torn_metadata(old: &Content, new: &Content, choose: &mut dyn FnMut(usize) -> usize) -> Content {
-    let mut torn = Content { length: old.length.max(new.length), bytes: old.bytes.clone() };
+pub fn torn_metadata(old: &FileImage, new: &FileImage, choose: &mut dyn FnMut(usize) -> usize) -> FileImage {
+    let mut torn = FileImage { length: old.length.max(new.length), bytes: old.bytes.clone() };
     torn.bytes.resize(old.bytes.len().max(new.bytes.len()), 0);
     for (number, page) in new.bytes.chunks(PAGE_BYTES).enumerate().skip(2) {
         let there = &mut torn.bytes[number * PAGE_BYTES..][..page.len()];

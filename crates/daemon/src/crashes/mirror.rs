@@ -9,7 +9,7 @@ use ashlar_pmem::witness::{Deed, FileNumber};
 use ashlar_pmem::{CrashMedium, CrashTwin, MediumKind, Persistent};
 use ashlar_tests::random::Random;
 
-use super::image::{Content, Image, read, read_metadata, torn_metadata};
+use super::image::{FileImage, Image, read, read_metadata, torn_metadata};
 use crate::identity::{AT_BOOT, AT_START};
 
 /// Control pages and lease tables are followed this far: the tables behind it matter only to living processes.
@@ -32,8 +32,8 @@ pub struct Mirror {
     medium: CrashMedium,
     files: BTreeMap<FileNumber, Option<Followed>>,
     /// LMDB's file after the last commit, or in the middle of the commit after it.
-    metadata: Content,
-    superblock: Content,
+    metadata: FileImage,
+    superblock: FileImage,
 }
 
 struct Followed {
@@ -60,7 +60,7 @@ impl Mirror {
         mirror
     }
 
-    fn follow(&mut self, number: FileNumber, path: PathBuf, content: &Content) {
+    fn follow(&mut self, number: FileNumber, path: PathBuf, content: &FileImage) {
         let twin = CrashTwin::from_image(self.medium, &content.bytes);
         self.files.insert(number, Some(Followed { path, length: content.length, twin }));
     }
@@ -86,7 +86,7 @@ impl Mirror {
                 Some((_, path)) => {
                     let length = fs::metadata(self.directory.join(&path)).expect("known").len();
                     let bytes = vec![0; followed_bytes(&path).min(length as usize)];
-                    self.follow(number, path, &Content { length, bytes });
+                    self.follow(number, path, &FileImage { length, bytes });
                 }
                 None => drop(self.files.insert(number, None)),
             }
@@ -145,7 +145,7 @@ impl Mirror {
         for followed in self.twins().filter(|followed| self.directory.join(&followed.path).exists()) {
             let mut content = match crash {
                 Crash::Power => {
-                    Content { length: followed.length, bytes: followed.twin.crash_image(&mut chooser(random)) }
+                    FileImage { length: followed.length, bytes: followed.twin.crash_image(&mut chooser(random)) }
                 }
                 // The page cache outlives the processes, and so do the tables behind the first pages.
                 Crash::SharedFs | Crash::Processes => read(&self.directory.join(&followed.path), usize::MAX),

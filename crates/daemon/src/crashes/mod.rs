@@ -46,7 +46,7 @@ use ashlar_tests::random::Random;
 use crate::recovery;
 use image::Image;
 use mirror::{Crash, Mirror};
-use reference::Tree;
+use reference::TreePicture;
 use script::{Live, Story};
 
 /// Blocks of the only segment: few, so that they are soon reused.
@@ -131,7 +131,7 @@ struct Crashes {
 
 /// The result of the recovery of an image.
 struct Recovered {
-    tree: Tree,
+    tree: TreePicture,
     /// Images that cuts of the recovery left.
     cuts: Vec<Image>,
 }
@@ -178,7 +178,7 @@ fn recover(
     if !report.is_clean() {
         return Err(format!("the check is not clean: {:?}", report.problems));
     }
-    let tree = Tree::of_store(&state.store).map_err(|error| format!("the tree can't be read: {error}"))?;
+    let tree = TreePicture::of_store(&state.store).map_err(|error| format!("the tree can't be read: {error}"))?;
     let cuts = cuts.take();
     Ok(Recovered { tree, cuts })
 }
@@ -251,7 +251,7 @@ impl Crashes {
     }
 
     /// Returns how many updates have survived: a prefix that holds all that had to.
-    fn survived(&self, tree: &Tree, crash: Crash) -> Result<usize, String> {
+    fn survived(&self, tree: &TreePicture, crash: Crash) -> Result<usize, String> {
         let story = self.story.borrow();
         let least = if crash == Crash::Power { story.durable } else { story.returned };
         let found = (least..story.trees.len()).find(|&count| story.trees[count] == *tree);

@@ -11,7 +11,7 @@ use ashlar_types::{Inode, InodeId};
 /// Whether a block that reads as zeros was written or only reserved does not count, as coalescing may turn one into the
 /// other.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Node {
+pub struct TreeNode {
     id: InodeId,
     inode: Inode,
     xattrs: Xattrs,
@@ -21,13 +21,13 @@ pub struct Node {
 
 /// All nodes that can be reached from the root, by path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tree(BTreeMap<Vec<u8>, Rc<Node>>);
+pub struct TreePicture(BTreeMap<Vec<u8>, Rc<TreeNode>>);
 
 fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
     [path, b"/", name].concat()
 }
 
-impl Tree {
+impl TreePicture {
     /// Reads the tree that the store has applied.
     ///
     /// # Errors
@@ -49,7 +49,7 @@ impl Tree {
             };
             let mut content = vec![0; content_bytes(&inode)];
             store.read(id, 0, &mut content)?;
-            let node = Node { id, inode, xattrs: store.xattrs(id)?, blocks, content };
+            let node = TreeNode { id, inode, xattrs: store.xattrs(id)?, blocks, content };
             tree.0.insert(path, Rc::new(node));
         }
         Ok(tree)
@@ -59,7 +59,7 @@ impl Tree {
     /// of its own.
     pub fn of_model(model: &MemoryStore, before: &Self) -> Self {
         let inodes: BTreeMap<InodeId, &Inode> = model.inodes().collect();
-        let known: BTreeMap<InodeId, &Rc<Node>> = before.0.values().map(|node| (node.id, node)).collect();
+        let known: BTreeMap<InodeId, &Rc<TreeNode>> = before.0.values().map(|node| (node.id, node)).collect();
         let mut tree = Self::default();
         let mut ahead = vec![(Vec::new(), InodeId::ROOT)];
         while let Some((path, id)) = ahead.pop() {
@@ -73,7 +73,7 @@ impl Tree {
                     let mut content = vec![0; content_bytes(&inode)];
                     model.read(id, 0, &mut content);
                     let blocks = model.blocks(id).into_iter().map(|(block, _)| block).collect();
-                    Rc::new(Node { id, inode, xattrs: model.xattrs(id), blocks, content })
+                    Rc::new(TreeNode { id, inode, xattrs: model.xattrs(id), blocks, content })
                 }
             };
             tree.0.insert(path, node);
@@ -104,7 +104,7 @@ impl Tree {
                 let at = own.content.iter().zip(&other.content).position(|(own, other)| own != other);
                 return Some(format!("'{name}' has other bytes, from {at:?} on"));
             }
-            let brief = |node: &Node| {
+            let brief = |node: &TreeNode| {
                 let lengths: Vec<usize> = node.xattrs.iter().map(|(_, value)| value.len()).collect();
                 format!("{} {:?}, attributes of {lengths:?} bytes, blocks {:?}", node.id, node.inode, node.blocks)
             };

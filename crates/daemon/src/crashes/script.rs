@@ -16,11 +16,11 @@ use ashlar_update::{Allocation, Create, Rename, SetAttributes, Update, Whiteout}
 use ashlar_wire::{Credit, CreditKind, Need, Reply, ScopeKind, SessionKind, Want};
 
 use super::mirror::Mirror;
-use super::reference::Tree;
+use super::reference::TreePicture;
 use crate::apply::Slice;
-use crate::identity::{Identity, Process};
-use crate::session::{Blank, Control, LogRoom};
-use crate::shared::Shared;
+use crate::identity::{Process, SessionIdentity};
+use crate::session::{Control, LogRoom, PreparedSession};
+use crate::shared_state::SharedState;
 use crate::{Config, digest, grant, recovery, sessions};
 
 /// Small, so that the log goes round often; a record may take a quarter of it.
@@ -35,7 +35,7 @@ const NAMES: [&[u8]; 5] = [b"a", b"b", b"c", b"d", b"a long name, so that rows d
 #[derive(Default)]
 pub struct Story {
     /// The tree after each update, and before the first. The last update may be under way.
-    pub trees: Vec<Tree>,
+    pub trees: Vec<TreePicture>,
     /// How many updates' calls have returned.
     pub returned: usize,
     /// How many of them the loss of power must not take.
@@ -50,7 +50,7 @@ pub struct Story {
 
 /// The session, and SharedFS.
 pub struct Live {
-    shared: Shared,
+    shared: SharedState,
     id: SessionId,
     log: Log<Arc<Mapping>>,
     control: Arc<Control>,
@@ -82,7 +82,7 @@ pub fn config(arena: &Path) -> Config {
 impl Story {
     /// Begins with the tree that was recovered after these updates.
     pub fn after(records: &[(u8, Vec<u8>)]) -> Self {
-        Self { trees: vec![Tree::of_model(&replayed(records), &Tree::default())], ..Self::default() }
+        Self { trees: vec![TreePicture::of_model(&replayed(records), &TreePicture::default())], ..Self::default() }
     }
 }
 
@@ -110,12 +110,18 @@ impl Live {
     ) -> Self {
         let shared = recovery::recover(config(arena)).expect("a sound arena");
         let process = Process::find(std::process::id()).expect("this process");
-        let identity =
-            Identity { process, uid: 0, gid: 0, groups: Vec::new(), kind: SessionKind::Mount, label: "test".into() };
+        let identity = SessionIdentity {
+            process,
+            uid: 0,
+            gid: 0,
+            groups: Vec::new(),
+            kind: SessionKind::Mount,
+            label: "test".into(),
+        };
         let id = shared.lock().store.next_session_id().expect("a number");
         let log_bytes = Log::<Mapping>::bytes_for(RING_BYTES);
-        let mut session = Blank::make(&shared.arena, id, LogRoom { bytes: log_bytes, allocated: log_bytes })
-            .and_then(|blank| blank.give(identity))
+        let mut session = PreparedSession::make(&shared.arena, id, LogRoom { bytes: log_bytes, allocated: log_bytes })
+            .and_then(|prepared| prepared.give_to(identity))
             .expect("made");
         session.grant_credit(Credit { blocks: 1 << 40, metadata_bytes: 1 << 40 }, CreditKind::Common).expect("granted");
         let control = Arc::clone(&session.control);
@@ -179,7 +185,7 @@ impl Live {
         if state.counters.sessions_fenced > 0 {
             return Some("the session is fenced".into());
         }
-        let tree = match Tree::of_store(&state.store) {
+        let tree = match TreePicture::of_store(&state.store) {
             Ok(tree) => tree,
             Err(error) => return Some(error.to_string()),
         };
@@ -199,7 +205,7 @@ impl Live {
         let Some(to) = self.random.pick(&waiting).copied() else { return };
         let mut state = self.shared.lock();
         assert!(state.apply(self.id, to, Slice::All));
-        self.shared.drive(&mut state);
+        self.shared.perform_decisions(&mut state);
     }
 
     /// Brings the commit one stage further: other steps may come between any two stages.
@@ -276,7 +282,7 @@ impl Live {
 
     fn new_inode(&mut self) -> InodeId {
         if self.inodes.is_empty() {
-            let (first, count) = sessions::inode_range(&self.shared, self.id).expect("numbers");
+            let (first, count) = sessions::grant_inode_range(&self.shared, self.id).expect("numbers");
             self.inodes = first.0..first.0 + count;
         }
         InodeId(self.inodes.next().expect("not empty"))
@@ -327,7 +333,7 @@ impl Live {
         }
         {
             let mut story = self.story.borrow_mut();
-            let tree = Tree::of_model(&self.model, story.trees.last().expect("the first"));
+            let tree = TreePicture::of_model(&self.model, story.trees.last().expect("the first"));
             story.trees.push(tree);
         }
         self.append(update, blocks);
@@ -513,8 +519,7 @@ impl Live {
         }
         let target = self.model.entries(new_parent).find(|(found, _)| *found == new_name).map(|(_, entry)| entry.inode);
         let exchange = self.random.one_in(4) && target.is_some();
-        if exchange && ashlar_update::would_make_cycle(&self.model, target.expect("looked at"), parent).expect("a tree")
-        {
+        if exchange && ashlar_update::would_make_cycle(&self.model, target.expect("read"), parent).expect("a tree") {
             return;
         }
         let release = !target.is_some_and(|target| self.control.has_open(target));

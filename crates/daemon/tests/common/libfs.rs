@@ -43,14 +43,14 @@ pub fn requests(site: &Site) -> u64 {
 }
 
 /// Surroundings of one user, without other mounts.
-pub struct Alone {
-    pub who: Credentials,
+pub struct SingleUser {
+    pub credentials: Credentials,
     pub paths: Paths,
 }
 
-impl Alone {
+impl SingleUser {
     pub fn of(uid: u32) -> Self {
-        Self { who: Credentials { uid, gid: uid, groups: Vec::new(), checked: false }, paths: Paths::default() }
+        Self { credentials: Credentials { uid, gid: uid, groups: Vec::new(), checked: false }, paths: Paths::default() }
     }
 
     /// Returns the inode to which a path leads, or the error.
@@ -66,9 +66,9 @@ impl Alone {
     }
 }
 
-impl Surroundings for Alone {
+impl Surroundings for SingleUser {
     fn who(&self) -> &Credentials {
-        &self.who
+        &self.credentials
     }
     fn inside<'a>(&self, _: &'a [u8]) -> Option<&'a [u8]> {
         None

@@ -31,13 +31,13 @@ pub const NOW: Timestamp = Timestamp { seconds: 1_700_000_000, nanoseconds: 5 };
 static STARTING: Mutex<()> = Mutex::new(());
 
 /// Keeps other tests from starting processes, for as long as it is held.
-pub fn none_starts() -> impl Drop {
+pub fn block_process_starts() -> impl Drop {
     STARTING.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// Starts a process.
 pub fn spawn(command: &mut Command) -> Child {
-    let _alone = none_starts();
+    let _guard = block_process_starts();
     command.spawn().expect("a process")
 }
 
@@ -61,11 +61,11 @@ impl Site {
     pub fn with_lease_ttl(size_bytes: u64, lease_ttl_us: Option<u64>) -> Self {
         let directory = tempfile::Builder::new().prefix("ashlar").tempdir_in("/dev/shm").expect("a directory");
         open_to_all(directory.path());
-        let alone = STARTING.lock();
+        let guard = STARTING.lock();
         let arena = Arena::create(&directory.path().join("arena"), &ArenaOptions { size_bytes, emulate_pmem: false })
             .expect("an arena");
         ashlar_store::Store::format(&arena, Timestamp::default()).expect("formatted");
-        drop((arena, alone));
+        drop((arena, guard));
         let mut site = Self { directory, lease_ttl_us, daemon: None };
         site.start();
         site
@@ -136,14 +136,14 @@ impl Site {
 
 /// The sessions that left files: owned ones, and prepared ones without an identity in their lease tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Left {
+pub struct SessionsLeft {
     pub owned: usize,
-    pub blank: usize,
+    pub prepared: usize,
 }
 
 impl Site {
-    pub fn left(&self) -> Left {
-        let mut left = Left { owned: 0, blank: 0 };
+    pub fn left(&self) -> SessionsLeft {
+        let mut left = SessionsLeft { owned: 0, prepared: 0 };
         for entry in std::fs::read_dir(self.arena().join("sessions")).expect("listed") {
             let path = entry.expect("an entry").path();
             // A session is made or removed at this moment: its other files count.
@@ -154,7 +154,7 @@ impl Site {
                 if read == magic.len() && &magic == b"ASHLIDN2" {
                     left.owned += 1;
                 } else {
-                    left.blank += 1;
+                    left.prepared += 1;
                 }
             }
         }
@@ -176,23 +176,23 @@ impl Site {
     /// Waits until the files of a session that has ended are prepared again, or removed.
     ///
     /// The daemon removes them if enough are prepared.
-    pub fn await_blank_of(&self, session: ashlar_types::SessionId) {
+    pub fn await_prepared_of(&self, session: ashlar_types::SessionId) {
         let deadline = Instant::now() + Duration::from_secs(20);
         let path = self.arena().join(format!("sessions/{session}.leases"));
-        let is_blank = || match std::fs::read(&path) {
+        let is_prepared = || match std::fs::read(&path) {
             Ok(page) => page[64..72] == [0; 8] && page[..8] != [0; 8],
             Err(error) => error.kind() == std::io::ErrorKind::NotFound,
         };
-        while !is_blank() || self.status().sessions.iter().any(|other| other.session == session) {
+        while !is_prepared() || self.status().sessions.iter().any(|other| other.session == session) {
             assert!(Instant::now() < deadline, "there are {:?}", self.left());
             std::thread::sleep(Duration::from_millis(2));
         }
     }
 
     /// Waits until so many sessions are prepared.
-    pub fn await_blanks(&self, count: usize) {
+    pub fn await_prepared_count(&self, count: usize) {
         let deadline = Instant::now() + Duration::from_secs(20);
-        while self.left().blank != count {
+        while self.left().prepared != count {
             assert!(Instant::now() < deadline, "there are {:?}", self.left());
             std::thread::sleep(Duration::from_millis(2));
         }

@@ -42,7 +42,7 @@ const QUEUE_MAX: usize = 4096;
 
 /// Cached state that a kernel must forget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stale {
+pub struct StaleCache {
     /// The inode that it belongs to.
     pub inode: InodeId,
     /// Whether pages are stale too, not only attributes.
@@ -58,11 +58,11 @@ pub type NoteStale = Box<dyn Fn(Duration) + Send + Sync>;
 
 /// Notifies one mount's kernel.
 pub struct Notifier {
-    device: Mutex<Option<Arc<Device>>>,
-    state: Mutex<State>,
+    device: Mutex<Option<Arc<MountDevice>>>,
+    state: Mutex<NotifierState>,
     changed: Condvar,
     /// Held while attributes are written, so that a thread that sees them written may rely on it.
-    telling: Mutex<()>,
+    writing: Mutex<()>,
     ttl: Duration,
     note_stale: NoteStale,
 }
@@ -75,7 +75,7 @@ impl std::fmt::Debug for Notifier {
 
 /// A mount's device.
 #[derive(Debug)]
-pub struct Device {
+pub struct MountDevice {
     file: OwnedFd,
     /// The device number that the mount's files show.
     shown: u64,
@@ -84,14 +84,14 @@ pub struct Device {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct NotifierState {
     /// The mount has not returned yet. From then on its kernel believes nothing any more.
     absent_until: Option<Instant>,
     /// Whether the thread runs.
     has_worker: bool,
     /// A lease is being taken, and its notifications are not queued yet.
     is_owing: bool,
-    queue: VecDeque<Stale>,
+    queue: VecDeque<StaleCache>,
     queued: u64,
     written: u64,
     /// Files whose pages are to be dropped.
@@ -107,10 +107,10 @@ struct State {
 
 /// A wait for a notification: it must end before any session may learn of the change that made the cache stale.
 #[derive(Debug)]
-pub struct Ticket {
+pub struct NotificationTicket {
     notifier: Arc<Notifier>,
     number: u64,
-    stale: Stale,
+    stale: StaleCache,
     /// Only the passing of time makes this kernel forget all of it.
     needs_time: bool,
     deadline: Instant,
@@ -121,8 +121,8 @@ impl Notifier {
     ///
     /// # Errors
     /// The system's, if no thread can be started.
-    pub fn start(device: Device, ttl: Duration, note_stale: NoteStale) -> std::io::Result<Arc<Self>> {
-        let notifier = Self::without_device(State::default(), ttl, note_stale);
+    pub fn start(device: MountDevice, ttl: Duration, note_stale: NoteStale) -> std::io::Result<Arc<Self>> {
+        let notifier = Self::without_device(NotifierState::default(), ttl, note_stale);
         notifier.connect(device)?;
         Ok(notifier)
     }
@@ -132,15 +132,15 @@ impl Notifier {
     /// An earlier SharedFS has left its kernel without notifications of state that it may believe until `lost_until`.
     pub fn absent(ttl: Duration, lost_until: Duration, note_stale: NoteStale) -> Arc<Self> {
         let absent_until = Some(Instant::now() + ttl);
-        Self::without_device(State { absent_until, lost_until, ..State::default() }, ttl, note_stale)
+        Self::without_device(NotifierState { absent_until, lost_until, ..NotifierState::default() }, ttl, note_stale)
     }
 
-    fn without_device(state: State, ttl: Duration, note_stale: NoteStale) -> Arc<Self> {
+    fn without_device(state: NotifierState, ttl: Duration, note_stale: NoteStale) -> Arc<Self> {
         Arc::new(Self {
             device: Mutex::default(),
             state: Mutex::new(state),
             changed: Condvar::new(),
-            telling: Mutex::default(),
+            writing: Mutex::default(),
             ttl,
             note_stale,
         })
@@ -165,12 +165,12 @@ impl Notifier {
     ///
     /// # Errors
     /// As [`Self::start`].
-    pub fn connect(self: &Arc<Self>, device: Device) -> std::io::Result<()> {
+    pub fn connect(self: &Arc<Self>, device: MountDevice) -> std::io::Result<()> {
         let mut state = self.state.lock();
         if !state.has_worker {
             let worker = Arc::clone(self);
             let thread = std::thread::Builder::new().name("notify".into()).stack_size(256 << 10);
-            thread.spawn(move || worker.work())?;
+            thread.spawn(move || worker.run())?;
             state.has_worker = true;
         }
         *self.device.lock() = Some(Arc::new(device));
@@ -182,7 +182,7 @@ impl Notifier {
     /// Records that a lease is about to be taken of which the kernel must be notified.
     ///
     /// A restart from here on waits for the kernel. The notifications are queued next.
-    pub fn begin(&self) {
+    pub fn begin_revocation(&self) {
         let mut state = self.state.lock();
         state.is_owing = true;
         (self.note_stale)(boot_time() + self.ttl);
@@ -191,7 +191,7 @@ impl Notifier {
     /// Queues a notification behind others; called with SharedFS's lock held, so it never waits.
     ///
     /// The ticket is the last one's, and so stands for all.
-    pub fn queue(self: &Arc<Self>, before: &[Stale], stale: Stale) -> Ticket {
+    pub fn queue_stale(self: &Arc<Self>, before: &[StaleCache], stale: StaleCache) -> NotificationTicket {
         let all = || before.iter().chain([&stale]);
         let mut state = self.state.lock();
         let until = boot_time() + self.ttl;
@@ -201,7 +201,7 @@ impl Notifier {
         if overflow {
             state.lost_until = until;
             state.queue.clear();
-            state.queue.push_back(Stale { inode: InodeId::ROOT, data: false, subtree: true });
+            state.queue.push_back(StaleCache { inode: InodeId::ROOT, data: false, subtree: true });
         } else {
             state.queue.extend(all());
         }
@@ -212,7 +212,7 @@ impl Notifier {
         }
         state.queued += 1;
         self.changed.notify_all();
-        Ticket {
+        NotificationTicket {
             notifier: Arc::clone(self),
             number: state.queued,
             stale,
@@ -237,9 +237,9 @@ impl Notifier {
     ///
     /// If the mount's process is dead (`cut_off`), all processes that wait for its answers fail now. A living mount's
     /// kernel first receives the queued notifications.
-    pub fn end(&self, cut_off: bool) -> bool {
+    pub fn stop(&self, cut_off: bool) -> bool {
         if !cut_off && !self.is_absent() {
-            self.tell(Instant::now() + self.ttl);
+            self.write_queued(Instant::now() + self.ttl);
         }
         self.state.lock().ended = true;
         self.changed.notify_all();
@@ -253,15 +253,15 @@ impl Notifier {
     /// Writes the queued notifications of attributes to the kernel.
     ///
     /// Until `deadline` at most, it waits for another thread that does so, or for a mount to return.
-    fn tell(&self, deadline: Instant) {
-        let Some(_telling) = self.telling.try_lock_until(deadline) else { return };
+    fn write_queued(&self, deadline: Instant) {
+        let Some(_writing) = self.writing.try_lock_until(deadline) else { return };
         let mut state = self.state.lock();
         while state.absent_until.is_some() {
             if state.ended || self.changed.wait_until(&mut state, deadline).timed_out() {
                 return;
             }
         }
-        let batch: Vec<Stale> = state.queue.drain(..).collect();
+        let batch: Vec<StaleCache> = state.queue.drain(..).collect();
         let upto = state.queued;
         drop(state);
         let device = self.device.lock().clone();
@@ -280,7 +280,7 @@ impl Notifier {
         self.changed.notify_all();
     }
 
-    fn work(&self) {
+    fn run(&self) {
         loop {
             let mut state = self.state.lock();
             while state.queue.is_empty() && state.pages.is_empty() && !state.ended {
@@ -289,11 +289,11 @@ impl Notifier {
             if state.ended {
                 return;
             }
-            let is_told = state.queue.is_empty();
-            let pages = if is_told { state.pages.pop_first() } else { None };
+            let is_all_written = state.queue.is_empty();
+            let pages = if is_all_written { state.pages.pop_first() } else { None };
             state.dropping = pages;
             drop(state);
-            self.tell(Instant::now() + self.ttl);
+            self.write_queued(Instant::now() + self.ttl);
             let device = self.device.lock().clone();
             if let (Some(inode), Some(device)) = (pages, device) {
                 let _ = inval_inode(&device.line.to(device.file.as_fd()), inode, Pages::ALL);
@@ -304,24 +304,24 @@ impl Notifier {
     }
 }
 
-impl State {
+impl NotifierState {
     fn owes_pages(&self, inode: InodeId) -> bool {
         !self.ended && (self.dropping == Some(inode) || self.pages.contains(&inode))
     }
 }
 
-impl Ticket {
+impl NotificationTicket {
     /// Returns the state that the kernel must forget.
-    pub fn stale(&self) -> Stale {
+    pub fn stale(&self) -> StaleCache {
         self.stale
     }
 
     /// Returns whether the wait has ended.
     pub fn is_done(&self) -> bool {
-        self.is_told(&self.notifier.state.lock()) || Instant::now() >= self.deadline
+        self.is_written(&self.notifier.state.lock()) || Instant::now() >= self.deadline
     }
 
-    fn is_told(&self, state: &State) -> bool {
+    fn is_written(&self, state: &NotifierState) -> bool {
         state.ended || state.written >= self.number && !self.needs_time
     }
 
@@ -332,18 +332,18 @@ impl Ticket {
             !state.ended && state.written < self.number
         };
         if is_due {
-            self.notifier.tell(self.deadline);
+            self.notifier.write_queued(self.deadline);
         }
         let mut state = self.notifier.state.lock();
         loop {
-            if self.is_told(&state) || self.notifier.changed.wait_until(&mut state, self.deadline).timed_out() {
+            if self.is_written(&state) || self.notifier.changed.wait_until(&mut state, self.deadline).timed_out() {
                 return;
             }
         }
     }
 }
 
-impl Device {
+impl MountDevice {
     /// Makes the device of a mount whose files show the device number `shown`.
     pub fn new(file: OwnedFd, shown: u64, helper: &Arc<Helper>) -> Self {
         Self { file, shown, line: Line::new(Arc::clone(helper)) }
@@ -376,7 +376,7 @@ impl Device {
 /// Ends the connection of a mount of this arena whose process is dead, and whose files showed this device number.
 ///
 /// A helper that waits for one of its requests still has its device, and the mount's users would wait for ever.
-pub fn abort_dead(shown: u64, arena: &Path) {
+pub fn abort_dead_mount(shown: u64, arena: &Path) {
     let table = fs::read("/proc/self/mountinfo").unwrap_or_default();
     let device = format!("{}:{}", rustix::fs::major(shown), rustix::fs::minor(shown));
     // The kernel reuses the number of a mount that is gone.
@@ -396,15 +396,15 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     const INVAL_INODE: i32 = 2;
-    const STALE: Stale = Stale { inode: InodeId(77), data: true, subtree: false };
+    const STALE: StaleCache = StaleCache { inode: InodeId(77), data: true, subtree: false };
 
     /// A socket in place of a device, without a helper.
-    fn device(socket: UnixStream) -> Device {
-        Device::new(socket.into(), 0, &Arc::new(Helper::new(Vec::new())))
+    fn device(socket: UnixStream) -> MountDevice {
+        MountDevice::new(socket.into(), 0, &Arc::new(Helper::new(Vec::new())))
     }
 
-    fn queue(notifier: &Arc<Notifier>) -> Ticket {
-        notifier.queue(&[], STALE)
+    fn queue(notifier: &Arc<Notifier>) -> NotificationTicket {
+        notifier.queue_stale(&[], STALE)
     }
 
     fn message(kernel: &mut UnixStream, length: usize) -> Vec<u8> {
@@ -426,7 +426,7 @@ mod tests {
         kernel.set_read_timeout(Some(Duration::from_secs(30))).expect("set");
         let pages = message(&mut kernel, 40);
         assert_eq!((pages[4], pages[16], pages[24]), (INVAL_INODE as u8, 77, 0));
-        notifier.end(false);
+        notifier.stop(false);
     }
 
     #[test]
@@ -444,12 +444,12 @@ mod tests {
         ticket.wait();
         message(&mut kernel, 40);
         assert_eq!(noted.load(SeqCst), 0, "all notifications are written");
-        notifier.begin();
-        notifier.tell(Instant::now());
+        notifier.begin_revocation();
+        notifier.write_queued(Instant::now());
         assert_ne!(noted.load(SeqCst), 0, "a lease is being taken");
         queue(&notifier).wait();
         assert_eq!(noted.load(SeqCst), 0);
-        notifier.end(false);
+        notifier.stop(false);
     }
 
     #[test]
@@ -464,7 +464,7 @@ mod tests {
         notifier.connect(device(ours)).expect("started");
         queue(&notifier).wait();
         assert_eq!(noted.load(SeqCst), lost_until.as_millis() as u64);
-        notifier.end(false);
+        notifier.stop(false);
     }
 
     #[test]
@@ -480,7 +480,7 @@ mod tests {
             kernel.set_nonblocking(true).expect("set");
             assert_eq!(message(&mut kernel, 40)[24], 0xff, "the waiting thread goes on after the notification");
         });
-        notifier.end(false);
+        notifier.stop(false);
     }
 
     #[test]
@@ -490,7 +490,7 @@ mod tests {
         queue(&notifier).wait();
         assert!(start.elapsed() >= ttl);
         assert!(queue(&notifier).is_done(), "the kernel no longer believes its cache from before the restart");
-        notifier.end(false);
+        notifier.stop(false);
     }
 
     #[test]
@@ -502,7 +502,7 @@ mod tests {
         }
         let ticket = queue(&notifier);
         let is_waited_for = !ticket.is_done();
-        notifier.end(true);
+        notifier.stop(true);
         let start = Instant::now();
         ticket.wait();
         assert!(!is_waited_for || start.elapsed() < Duration::from_secs(30));

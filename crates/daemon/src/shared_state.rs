@@ -12,24 +12,24 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::Config;
 use crate::apply::Slice;
 use crate::digest;
-use crate::grant::drive;
+use crate::grant::perform_decisions;
 use crate::placeholder::make_placeholder;
-use crate::pool::Pool;
+use crate::process_watcher::ProcessWatcher;
 use crate::request_slots::RequestSlots;
+use crate::session_pool::SessionPool;
 use crate::state::State;
-use crate::watch::Watcher;
 
 /// Batches of one session's log that the digest thread applies before it turns to the next session.
 const BATCHES_IN_TURN: usize = 8;
 
 /// The state that all threads of SharedFS share.
-pub struct Shared {
+pub struct SharedState {
     /// How SharedFS was started.
     pub config: Config,
     /// The arena.
     pub arena: Arc<Arena>,
     /// Reports the ends of processes.
-    pub watcher: Watcher,
+    pub watcher: ProcessWatcher,
     /// Does the work that may have to wait for a mount.
     pub helper: Arc<Helper>,
     /// The file that LibFS opens as a placeholder of its open files, if one could be made.
@@ -37,7 +37,7 @@ pub struct Shared {
     /// When SharedFS started.
     pub started: Instant,
     /// Sessions that are made in advance and have no owner yet.
-    pub pool: Pool,
+    pub pool: SessionPool,
     /// Sessions that ask through request slots in shared memory.
     pub request_slots: RequestSlots,
     state: Mutex<State>,
@@ -53,7 +53,7 @@ pub struct Shared {
     pub locks_changed: Condvar,
 }
 
-impl Shared {
+impl SharedState {
     /// The error of a wait during which SharedFS ends.
     ///
     /// It never reaches a session: SharedFS closes the session's connection instead, and the session asks the next
@@ -65,7 +65,7 @@ impl Shared {
     pub const LATER: Errno = Errno(libc::EINPROGRESS);
 
     /// Puts the parts together.
-    pub fn new(config: Config, arena: Arc<Arena>, watcher: Watcher, state: State) -> Self {
+    pub fn new(config: Config, arena: Arc<Arena>, watcher: ProcessWatcher, state: State) -> Self {
         let placeholder = make_placeholder()
             .inspect_err(|error| tracing::warn!(%error, "code that bypasses LibFS finds an empty file in the place of an open file"))
             .ok();
@@ -76,7 +76,7 @@ impl Shared {
             watcher,
             placeholder: placeholder.map(Arc::new),
             started: Instant::now(),
-            pool: Pool::default(),
+            pool: SessionPool::default(),
             request_slots: RequestSlots::default(),
             state: Mutex::new(state),
             digest_wanted: Condvar::new(),
@@ -139,21 +139,21 @@ impl Shared {
     /// Returns whether that batch was the last one up to `settled`.
     fn apply_batch(&self, state: &mut MutexGuard<'_, State>, id: SessionId, settled: LogPosition) -> bool {
         let is_last = state.apply(id, settled, Slice::Batch);
-        self.drive(state);
+        self.perform_decisions(state);
         if digest::is_commit_due_after(state, id) {
-            self.want_commit(state);
+            self.request_commit(state);
         }
         is_last
     }
 
     /// Asks the commit thread to commit.
-    pub fn want_commit(&self, state: &mut State) {
+    pub fn request_commit(&self, state: &mut State) {
         state.commit_wanted = true;
         self.commit_wanted.notify_all();
     }
 
     /// Asks the digest thread to check all logs.
-    pub fn want_digest(&self, state: &mut State) {
+    pub fn request_digest(&self, state: &mut State) {
         state.digest_wanted = true;
         self.digest_wanted.notify_all();
     }
@@ -178,8 +178,8 @@ impl Shared {
     }
 
     /// Performs the lease manager's decisions; returns when to go on, if there is such a time.
-    pub fn drive(&self, state: &mut MutexGuard<'_, State>) -> Option<u64> {
-        let (answered, until) = drive(state);
+    pub fn perform_decisions(&self, state: &mut MutexGuard<'_, State>) -> Option<u64> {
+        let (answered, until) = perform_decisions(state);
         if answered {
             self.grants_changed.notify_all();
         }
@@ -189,14 +189,14 @@ impl Shared {
     /// Waits until a session's log, which is applied up to `target`, is committed up to there, or the session is gone.
     ///
     /// # Errors
-    /// `EIO` if the session is fenced or the shared area has failed; [`Shared::ENDING`].
+    /// `EIO` if the session is fenced or the shared area has failed; [`SharedState::ENDING`].
     pub fn wait_committed(
         &self,
         state: &mut MutexGuard<'_, State>,
         id: SessionId,
         target: LogPosition,
     ) -> Result<LogPosition, Errno> {
-        self.wait_while_behind(state, id, target, |state| self.want_commit(state))
+        self.wait_while_behind(state, id, target, |state| self.request_commit(state))
     }
 
     /// Waits until a session's log is applied and committed up to `target`, or the session is gone.
@@ -215,7 +215,7 @@ impl Shared {
             if let Some(session) = state.sessions.get_mut(&id) {
                 session.wanted = session.wanted.max(target);
             }
-            self.want_digest(state);
+            self.request_digest(state);
         })
     }
 
@@ -254,7 +254,7 @@ impl Shared {
             if state.ending {
                 return Err(Self::ENDING);
             }
-            self.want_commit(state);
+            self.request_commit(state);
             self.progress.wait(state);
         }
         Ok(())

@@ -13,7 +13,7 @@
 //!   `io_uring`) can't be seen. So the files pass only to a process of the same user and groups. The ended process
 //!   could do worse to such a process anyway, and such a process may know all that the ended one knew.
 //! - Until a process takes the files they have no owner: a start removes them.
-//! - No process waits for this: the thread that prepares sessions does it ([`crate::pool`]).
+//! - No process waits for this: the thread that prepares sessions does it ([`crate::session_pool`]).
 //!
 //! Non-goals: sessions of mounts, which last; sessions that had more than most, or had something mapped.
 
@@ -24,8 +24,8 @@ use ashlar_pmem::{Mapping, SessionFile};
 use ashlar_types::{Credentials, LogPosition, SessionId};
 use ashlar_wire::{CONTROL_BYTES, CONTROL_ROOM, LeaseTable, SessionKind};
 
-use crate::session::{Blank, Control, LogRoom, Session, SessionLog};
-use crate::shared::Shared;
+use crate::session::{Control, LogRoom, PreparedSession, ServedSession, SessionLog};
+use crate::shared_state::SharedState;
 use crate::state::State;
 
 /// A process that has closed its session has the files mapped until it ends. SharedFS waits for it so often, and so
@@ -34,7 +34,7 @@ const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// A retired session.
-pub struct Ended {
+pub struct RetiredSession {
     /// Its number.
     pub id: SessionId,
     /// The user and groups of the session, and of the next process that may take it.
@@ -57,14 +57,14 @@ pub struct Ended {
     pub end: LogPosition,
 }
 
-impl Ended {
+impl RetiredSession {
     /// Returns whether the files of a session that is committed as a whole may pass to another session.
-    pub fn is_fit(state: &State, session: &Session) -> bool {
+    pub fn is_fit(state: &State, session: &ServedSession) -> bool {
         session.identity.kind == SessionKind::Process
             && session.fenced.is_none()
             && session.is_whole
             && !session.is_cut
-            && !session.is_torn()
+            && !session.is_truncated()
             && session.mapped.is_none()
             // The allocated size of a log that an earlier SharedFS made is not known.
             && session.log_room.allocated > 0
@@ -72,22 +72,23 @@ impl Ended {
     }
 
     /// Makes a retired session of one whose log ends at `end`.
-    pub fn of(session: Session, end: LogPosition) -> Self {
-        let Session { id, credentials: owner, log, log_memory, log_room, control, leases, page, lease_top, .. } =
-            session;
+    pub fn of(session: ServedSession, end: LogPosition) -> Self {
+        let ServedSession {
+            id, credentials: owner, log, log_memory, log_room, control, leases, page, lease_top, ..
+        } = session;
         Self { id, owner, log, log_memory, log_room, control, leases, page, lease_top, end }
     }
 
     /// Prepares a session from it, or removes its files if they can't be used again.
-    pub fn clean(self, shared: &Shared) -> Option<Blank> {
+    pub fn clean(self, shared: &SharedState) -> Option<PreparedSession> {
         let id = self.id;
         for attempt in 0..TRIES {
             if attempt > 0 {
                 std::thread::sleep(PAUSE);
             }
             if self.is_free(shared) {
-                match Blank::of_ended(self) {
-                    Ok(blank) => return Some(blank),
+                match PreparedSession::of_retired(self) {
+                    Ok(prepared) => return Some(prepared),
                     Err(error) => {
                         tracing::debug!(session = id.0, %error, "a retired session's files can't be used again")
                     }
@@ -102,7 +103,7 @@ impl Ended {
     /// Returns whether no process uses the files any more, and they still have their room.
     ///
     /// The process that had them could truncate them.
-    fn is_free(&self, shared: &Shared) -> bool {
+    fn is_free(&self, shared: &SharedState) -> bool {
         let [near, locks] = CONTROL_ROOM;
         let room = near.end + (locks.end - locks.start);
         let is_whole = |memory: &Mapping, bytes: u64, allocated: u64| {
@@ -122,21 +123,21 @@ impl Ended {
 }
 
 /// Removes the files of a retired session. No thread waits for the disk meanwhile.
-pub fn remove(shared: &Shared, id: SessionId) {
+pub fn remove(shared: &SharedState, id: SessionId) {
     if has_removed_files(shared, id) {
         shared.lock().store.remove_session(id);
     }
 }
 
 /// Removes the files of a retired session, with the lock held.
-pub fn remove_with(shared: &Shared, state: &mut State, id: SessionId) {
+pub fn remove_with(shared: &SharedState, state: &mut State, id: SessionId) {
     if has_removed_files(shared, id) {
         state.store.remove_session(id);
     }
 }
 
 /// Removes the files before the row: files without a row would look like a new session's, and be applied again.
-fn has_removed_files(shared: &Shared, id: SessionId) -> bool {
+fn has_removed_files(shared: &SharedState, id: SessionId) -> bool {
     let removed = shared.arena.remove_session(id);
     removed
         .inspect_err(|error| {

@@ -15,7 +15,7 @@
 //! 2112  4 times  position+1:8 blocks:8 metadata:8 unused:8   cost of all records before the position
 //! 2304  128 times  first inode << 16 | count                 inode numbers granted, oldest overwritten
 //! 3328  16 times  inode:8                 files whose record locks are delegated, by the control page's slot
-//! 3456  rights:8                          words behind the lease slots that were ever used (`rights.rs`)
+//! 3456  rights:8                          words behind the lease slots that were ever used (`kept_rights.rs`)
 //! ```
 
 use ashlar_pmem::{OutOfBounds, Persistent};
@@ -47,7 +47,7 @@ pub const RANGE_MAX: u64 = 0xffff;
 /// Formats a page that states only how many slots of the table have room, and the position at which the log begins.
 ///
 /// All before that position is settled and committed.
-pub fn begin(page: &impl Persistent, slots: u32, position: LogPosition) -> Result<(), OutOfBounds> {
+pub fn format_page(page: &impl Persistent, slots: u32, position: LogPosition) -> Result<(), OutOfBounds> {
     let noted = (VALIDATED..PAGE_END).step_by(8);
     noted.filter(|at| page.load_u64(*at).is_ok_and(|word| word != 0)).try_for_each(|at| page.store_u64(at, 0))?;
     set_lease_room(page, slots)?;
@@ -134,7 +134,7 @@ pub fn set_delegated(page: &impl Persistent, slot: u32, inode: Option<InodeId>) 
 }
 
 /// Notes that the session has nothing delegated any more.
-pub fn forget_delegated(page: &impl Persistent) -> Result<(), OutOfBounds> {
+pub fn clear_delegated(page: &impl Persistent) -> Result<(), OutOfBounds> {
     (0..LOCK_SLOTS).try_for_each(|slot| set_delegated(page, slot, None))
 }
 

@@ -36,8 +36,8 @@ use ashlar_update::permission::held;
 use ashlar_update::{Update, XATTR_ACL_ACCESS};
 use ashlar_wire::{HANDLE_SLOTS, LEASE_TABLE_BYTES};
 
-use crate::page;
-use crate::session::Session;
+use crate::session::ServedSession;
+use crate::session_page;
 use crate::state::State;
 
 /// As many rights as a session can have inodes open.
@@ -79,10 +79,10 @@ impl KeptRights {
     /// # Errors
     /// [`OutOfBounds`] if the table is too short.
     pub fn load(table: Arc<Mapping>) -> Result<Self, OutOfBounds> {
-        let used = page::rights_used(&*table).min(RIGHTS_MAX);
+        let used = session_page::rights_used(&*table).min(RIGHTS_MAX);
         let (mut kept, mut free) = (BTreeMap::new(), Vec::new());
         for number in (0..used).rev() {
-            match table.load_u64(at(number))? {
+            match table.load_u64(word_offset(number))? {
                 0 => free.push(number),
                 word => {
                     let access = Access(word as u32 & 0o7);
@@ -136,18 +136,18 @@ impl KeptRights {
     fn next_word(&mut self) -> Option<u32> {
         if self.used == self.room {
             let room = (self.room * ROOM_GROWTH).clamp(ROOM_FIRST, RIGHTS_MAX);
-            self.table.allocate(at(self.room)..at(room)).ok()?;
+            self.table.allocate(word_offset(self.room)..word_offset(room)).ok()?;
             self.room = room;
         }
         let word = Some(self.used).filter(|word| *word < RIGHTS_MAX)?;
-        page::set_rights_used(&*self.table, word + 1).ok()?;
+        session_page::set_rights_used(&*self.table, word + 1).ok()?;
         self.used = word + 1;
         Some(word)
     }
 
     fn store(&self, number: u32, word: u64) -> Result<(), OutOfBounds> {
-        self.table.store_u64(at(number), word)?;
-        self.table.flush(at(number), WORD_BYTES)?;
+        self.table.store_u64(word_offset(number), word)?;
+        self.table.flush(word_offset(number), WORD_BYTES)?;
         self.table.fence();
         Ok(())
     }
@@ -158,7 +158,7 @@ impl KeptRights {
     }
 }
 
-fn at(number: u32) -> u64 {
+fn word_offset(number: u32) -> u64 {
     LEASE_TABLE_BYTES + u64::from(number) * WORD_BYTES
 }
 
@@ -166,9 +166,10 @@ fn at(number: u32) -> u64 {
 ///
 /// # Errors
 /// [`OutOfBounds`] if it is too short.
-pub fn clear(table: &Mapping) -> Result<(), OutOfBounds> {
-    (0..page::rights_used(table).min(RIGHTS_MAX)).try_for_each(|number| table.store_u64(at(number), 0))?;
-    page::set_rights_used(table, 0)
+pub fn clear_rights(table: &Mapping) -> Result<(), OutOfBounds> {
+    (0..session_page::rights_used(table).min(RIGHTS_MAX))
+        .try_for_each(|number| table.store_u64(word_offset(number), 0))?;
+    session_page::set_rights_used(table, 0)
 }
 
 /// The attributes that decide which users may open a file.
@@ -190,7 +191,7 @@ impl OpenRules {
             _ => return Ok(None),
         };
         // Most changed files are open in no other session.
-        let is_open = |session: &Session| session.needs_validation() && session.control.has_open(id);
+        let is_open = |session: &ServedSession| session.needs_validation() && session.control.has_open(id);
         if !state.sessions.values().any(is_open) {
             return Ok(None);
         }
@@ -218,7 +219,7 @@ impl OpenRules {
         Ok(Some((id, before, after)))
     }
 
-    fn held_by(&self, session: &Session) -> Access {
+    fn held_by(&self, session: &ServedSession) -> Access {
         held(&self.inode, self.acl.as_ref(), &session.credentials)
     }
 }
@@ -277,7 +278,7 @@ mod tests {
             assert!(rights.has(InodeId(8), Access::WRITE) && !rights.has(InodeId(8), Access::READ));
             assert!(!rights.has(InodeId(9), Access::READ));
         }
-        clear(&table).expect("cleared");
+        clear_rights(&table).expect("cleared");
         assert!(!KeptRights::load(table).expect("read").has(InodeId(7), Access::READ));
     }
 
@@ -289,7 +290,7 @@ mod tests {
         let odd = |noted: &[InodeId]| noted.iter().copied().filter(|inode| inode.0 % 2 == 1).collect();
         rights.keep(InodeId(1000), Access::WRITE, 1, odd);
         let again = KeptRights::load(Arc::clone(&table)).expect("read");
-        assert_eq!(page::rights_used(&*table), ROOM_FIRST, "the table need not grow");
+        assert_eq!(session_page::rights_used(&*table), ROOM_FIRST, "the table need not grow");
         assert!(again.has(InodeId(1000), Access::WRITE) && again.has(InodeId(2), Access::WRITE));
         assert!(!again.has(InodeId(3), Access::WRITE));
     }

@@ -29,7 +29,7 @@ fn daemon_process() {
 }
 
 /// Opens a session that has written much.
-fn large(site: &Site, name: &str) -> Client {
+fn open_large(site: &Site, name: &str) -> Client {
     let mut client = Client::open(&site.socket());
     client.acquire(&[(InodeId::ROOT, true)]).expect("granted");
     client.call(&Request::LogSpace { bytes: 1 << 20 }).expect("room");
@@ -45,7 +45,7 @@ fn file_of(client: &Client) -> File {
     File::from(client.log_file.as_fd().try_clone_to_owned().expect("a descriptor"))
 }
 
-fn number(file: &File) -> u64 {
+fn inode_of(file: &File) -> u64 {
     file.metadata().expect("known").ino()
 }
 
@@ -70,8 +70,8 @@ fn wait_for(what: &str, is_so: impl Fn() -> bool) {
 }
 
 /// Opens sessions until one has the number of a session that has ended.
-fn next_of(site: &Site, number: SessionId) -> Client {
-    site.await_blank_of(number);
+fn reopen_session(site: &Site, number: SessionId) -> Client {
+    site.await_prepared_of(number);
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
         let next = Client::open(&site.socket());
@@ -87,8 +87,8 @@ fn next_of(site: &Site, number: SessionId) -> Client {
 ///
 /// A process that another test starts meanwhile would hold this session's files, and no session takes files over that a
 /// process holds.
-fn goodbye(site: &Site, mut client: Client) -> Peer {
-    let _none = common::none_starts();
+fn close_session(site: &Site, mut client: Client) -> Peer {
+    let _guard = common::block_process_starts();
     client.call(&Request::Goodbye).expect("answered");
     let peer = client.welcome.peer;
     drop(client);
@@ -99,12 +99,12 @@ fn goodbye(site: &Site, mut client: Client) -> Peer {
 #[test]
 fn reused_session_goes_on_in_log_and_keeps_nothing_else() {
     let mut site = Site::new(64 << 20);
-    let first = large(&site, "first");
-    let (log, handle) = (number(&file_of(&first)), InodeId(77));
+    let first = open_large(&site, "first");
+    let (log, handle) = (inode_of(&file_of(&first)), InodeId(77));
     assert!(first.control.open_handle(handle));
-    let (end, before) = (first.log.tail(), goodbye(&site, first));
-    let mut second = next_of(&site, before.session);
-    assert_eq!(number(&file_of(&second)), log);
+    let (end, before) = (first.log.tail(), close_session(&site, first));
+    let mut second = reopen_session(&site, before.session);
+    assert_eq!(inode_of(&file_of(&second)), log);
     assert!(second.log.tail() >= end, "its log begins anew");
     assert_eq!(second.log.head(), second.log.tail());
     assert_ne!(second.welcome.peer.token, before.token);
@@ -136,7 +136,7 @@ fn log_reused_by_many_sessions_loses_and_repeats_nothing() {
     let mut site = Site::new(64 << 20);
     let (mut numbers, mut tail, mut ring) = (BTreeSet::new(), 0, 0);
     for n in 0..SESSIONS {
-        let client = large(&site, &format!("{n}"));
+        let client = open_large(&site, &format!("{n}"));
         numbers.insert(client.welcome.peer.session);
         (tail, ring) = (client.log.tail().0.max(tail), client.log.capacity());
         if n % 20 == 10 {
@@ -146,8 +146,8 @@ fn log_reused_by_many_sessions_loses_and_repeats_nothing() {
             site.start();
             continue;
         }
-        let before = goodbye(&site, client);
-        site.await_blank_of(before.session);
+        let before = close_session(&site, client);
+        site.await_prepared_of(before.session);
     }
     assert!(numbers.len() < SESSIONS / 4, "{numbers:?}");
     assert!(tail > ring, "the log has not gone round: {tail} of {ring}");
@@ -181,8 +181,8 @@ fn retired_session_passes_to_no_other_user() {
         return;
     }
     let site = Site::new(64 << 20);
-    let before = goodbye(&site, large(&site, "first"));
-    site.await_blank_of(before.session);
+    let before = close_session(&site, open_large(&site, "first"));
+    site.await_prepared_of(before.session);
     let mut other = common::this_test("others_sessions");
     std::os::unix::process::CommandExt::uid(&mut other, 12_345);
     let child = common::spawn(other.env("ASHLAR_TEST_SOCKET", site.socket()).stdout(std::process::Stdio::piped()));
@@ -198,7 +198,7 @@ fn session_whose_files_are_held_is_not_reused() {
     let site = Site::new(64 << 20);
     let (log, mapped_log, control, mapped_control) = (0, 1, 2, 3);
     for what in [log, mapped_log, control, mapped_control] {
-        let mut first = large(&site, &what.to_string());
+        let mut first = open_large(&site, &what.to_string());
         first.call(&Request::Goodbye).expect("answered");
         let (before, mut held) = (first.welcome.peer, Vec::<Box<dyn std::any::Any>>::new());
         let Client { log: ring, log_file, control: page, control_file, .. } = first;
@@ -231,7 +231,7 @@ fn session_whose_files_are_damaged_is_not_reused() {
         first.make(InodeId::ROOT, format!("{n}").as_bytes(), FileKind::Regular);
         first.digest().expect("digested");
         spoil(&first);
-        let before = goodbye(&site, first);
+        let before = close_session(&site, first);
         wait_for("its files are still there", || !site.has_files_of(before.session));
         let next = Client::open(&site.socket());
         assert_ne!(next.welcome.peer.session, before.session, "{n}");
@@ -249,8 +249,8 @@ fn reused_log_after_power_loss_ends_at_known_position() {
         first.acquire(&[(InodeId::ROOT, true)]).expect("granted");
         first.make(InodeId::ROOT, b"first", FileKind::Regular);
         let old = fs::read(table(&first)).expect("read");
-        let before = goodbye(&site, first);
-        let mut second = next_of(&site, before.session);
+        let before = close_session(&site, first);
+        let mut second = reopen_session(&site, before.session);
         let written = table(&second);
         second.acquire(&[(InodeId::ROOT, true)]).expect("granted");
         second.make(InodeId::ROOT, b"second", FileKind::Regular);
@@ -277,8 +277,8 @@ fn reused_log_after_power_loss_ends_at_known_position() {
         assert_eq!(names, expected.iter().map(|name| name.to_vec()).collect());
         let counters = site.check();
         assert_eq!((counters["logs_cut"], counters["sessions_fenced"]), (u64::from(is_nobodys), 0));
-        goodbye(&site, client);
-        assert!(site.terminate(), "told to end");
+        close_session(&site, client);
+        assert!(site.terminate(), "ended by a signal");
         assert!(!gone.iter().any(|session| site.has_files_of(*session)), "{gone:?}");
     }
 }
@@ -286,16 +286,16 @@ fn reused_log_after_power_loss_ends_at_known_position() {
 #[test]
 fn few_retired_sessions_are_kept_and_none_over_start() {
     let mut site = Site::new(64 << 20);
-    let clients: Vec<_> = (0..6).map(|n| large(&site, &n.to_string())).collect();
+    let clients: Vec<_> = (0..6).map(|n| open_large(&site, &n.to_string())).collect();
     for client in clients {
-        goodbye(&site, client);
+        close_session(&site, client);
     }
     wait_for("sessions are there still", || site.status().sessions.is_empty() && large_logs(&site).len() <= 2);
     wait_for("none is kept", || !large_logs(&site).is_empty());
     site.kill();
     site.start();
     assert!(large_logs(&site).is_empty() && site.status().sessions.is_empty(), "a start removes them");
-    goodbye(&site, large(&site, "last"));
-    assert!(site.terminate(), "told to end");
+    close_session(&site, open_large(&site, "last"));
+    assert!(site.terminate(), "ended by a signal");
     assert_eq!(fs::read_dir(site.arena().join("sessions")).expect("listed").count(), 0, "all are removed at the end");
 }

@@ -9,7 +9,7 @@ use ashlar_tests::random::Random;
 use ashlar_types::{Access, Credentials, Errno, FileKind, InodeId};
 use ashlar_wire::{Reply, Request, ScopeKind, Want};
 use common::Site;
-use common::libfs::{Alone, ROOT, connect, make, requests, user};
+use common::libfs::{ROOT, SingleUser, connect, make, requests, user};
 
 #[test]
 #[ignore = "this is the daemon's process, which the other tests start"]
@@ -73,7 +73,7 @@ fn maker_of_directory_leaves_leases_below_to_readers() {
         let inner = maker.make(&ROOT, directory, name(number).as_bytes(), &make(FileKind::Directory)).expect("made");
         maker.make(&ROOT, inner.id, b"file", &make(FileKind::Regular)).expect("made");
     }
-    let looks = || {
+    let look_at_all = || {
         let before = requests(&site);
         for number in 0..DIRECTORIES {
             let inner = reader.lookup(&ROOT, directory, name(number).as_bytes()).expect("found").id;
@@ -81,15 +81,15 @@ fn maker_of_directory_leaves_leases_below_to_readers() {
         }
         requests(&site) - before
     };
-    let asked = looks();
+    let asked = look_at_all();
     assert!(asked > 5, "{asked} requests while the maker held the leases");
     for _ in 0..3 {
         maker.attributes(directory).expect("there");
-        let asked = looks();
+        let asked = look_at_all();
         assert!(asked < 3, "{asked} requests for files that the reader had read");
     }
     maker.make(&ROOT, directory, b"another", &make(FileKind::Directory)).expect("made");
-    let asked = looks();
+    let asked = look_at_all();
     assert!(asked < 5, "{asked} requests where only the directory has changed");
 }
 
@@ -243,21 +243,23 @@ fn file_changed_by_other_session_takes_one_request() {
     const FILES: u64 = 100;
     let site = Site::new(64 << 20);
     let requests = || requests(&site);
-    let (one, two, user) = (connect(&site), connect(&site), Alone::of(1000));
+    let (one, two, user) = (connect(&site), connect(&site), SingleUser::of(1000));
     let top = Make { mode: 0o777, ..make(FileKind::Directory) };
     let directory = one.make(&ROOT, InodeId::ROOT, b"directory", &top).expect("made").id;
-    let who = &user.who;
+    let credentials = &user.credentials;
     let open = |fs: &LibFs, path: &str, flags: i32| {
         let place = user.place(fs, path, Aim::of_opening(flags)).expect("followed");
         match place.opening(flags).expect("opened") {
-            Opening::Make => fs.make_open(who, place.directory, &place.name, &make(FileKind::Regular)).expect("made"),
-            Opening::Existing(found, access) => fs.open_for(who, found.id, access).expect("opened"),
+            Opening::Make => {
+                fs.make_open(credentials, place.directory, &place.name, &make(FileKind::Regular)).expect("made")
+            }
+            Opening::Existing(found, access) => fs.open_for(credentials, found.id, access).expect("opened"),
             Opening::MakeUnnamed(_) => panic!("that has a name"),
         }
     };
     let create = |fs: &LibFs, path: &str| {
         let id = open(fs, path, libc::O_CREAT | libc::O_WRONLY).id;
-        fs.write(who, id, WriteAt::End, path.as_bytes(), false).expect("written");
+        fs.write(credentials, id, WriteAt::End, path.as_bytes(), false).expect("written");
         fs.close(id);
     };
     type Step<'a> = (&'a str, u64, &'a dyn Fn(&LibFs, &str));
@@ -273,24 +275,27 @@ fn file_changed_by_other_session_takes_one_request() {
         }),
         ("append", 1, &|fs, path| {
             let id = open(fs, path, libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND).id;
-            assert_eq!(fs.write(who, id, WriteAt::End, b"more", false).expect("written").offset, path.len() as u64);
+            assert_eq!(
+                fs.write(credentials, id, WriteAt::End, b"more", false).expect("written").offset,
+                path.len() as u64
+            );
             fs.close(id);
         }),
         ("chmod", 1, &|fs, path| {
             let place = user.place(fs, path, Last::Follow.to(Purpose::Change)).expect("followed");
             let change = Change { mode: Some(0o600), ..Change::default() };
-            fs.set_attributes(who, place.found.expect("there").id, &change).expect("changed");
+            fs.set_attributes(credentials, place.found.expect("there").id, &change).expect("changed");
         }),
         ("unlink", 1, &|fs, path| {
             let place = user.place(fs, path, Last::Keep.to(Purpose::Name)).expect("followed");
-            fs.remove_at(who, &place, false).expect("removed");
+            fs.remove_at(credentials, &place, false).expect("removed");
         }),
         ("rename", 2, &|fs, path| {
             let aim = Last::Keep.to(Purpose::Name);
             let new = format!("{path}-new");
             let (from, to) =
                 (user.place(fs, path, aim).expect("followed"), user.place(fs, &new, aim).expect("followed"));
-            fs.rename_at(who, &from, &to, RenameFlags::default()).expect("renamed");
+            fs.rename_at(credentials, &from, &to, RenameFlags::default()).expect("renamed");
         }),
     ];
     for (name, most, step) in steps {
@@ -354,9 +359,9 @@ fn tree(fs: &LibFs, directories: u64, files: u64) -> Vec<(String, InodeId)> {
 }
 
 /// Checks the lengths of all files of a directory by their paths.
-fn look(fs: &LibFs, alone: &Alone, path: &str, length: impl Fn(u64) -> u64) {
+fn check_lengths(fs: &LibFs, user: &SingleUser, path: &str, length: impl Fn(u64) -> u64) {
     for file in 0..FILES_OF_TREE {
-        let place = alone.place(fs, &format!("{path}/file-{file:02}"), Last::Follow).expect("walked");
+        let place = user.place(fs, &format!("{path}/file-{file:02}"), Last::Follow).expect("walked");
         assert_eq!(place.found.expect("found").inode.size, length(file), "{path}/file-{file:02}");
     }
 }
@@ -382,16 +387,18 @@ fn walk_through_tree_is_granted_ahead() {
                 let paths: std::collections::BTreeMap<_, _> =
                     all.iter().map(|(path, id)| (*id, path.clone())).collect();
                 all.clear();
-                list(&maker, InodeId::ROOT, &mut |id| all.extend(paths.get(&id).map(|path| (path.clone(), id))));
+                visit_directories(&maker, InodeId::ROOT, &mut |id| {
+                    all.extend(paths.get(&id).map(|path| (path.clone(), id)))
+                });
             }
             "at once" => all.sort_by_key(|(path, _)| path[9..].to_owned()),
             _ => (0..all.len()).for_each(|at| all.swap(at, random.below(DIRECTORIES) as usize)),
         }
         assert_eq!(all.len() as u64, DIRECTORIES);
         // Beside the session that has made them, and holds leases there.
-        let (fs, alone) = (connect(&site), Alone::of(0));
+        let (fs, user) = (connect(&site), SingleUser::of(0));
         let (asked, given) = (requests(&site), granted());
-        all.iter().for_each(|(path, _)| look(&fs, &alone, path, |_| 0));
+        all.iter().for_each(|(path, _)| check_lengths(&fs, &user, path, |_| 0));
         let (asked, given) = (requests(&site) - asked, granted() - given);
         assert!(asked < most, "{order}: {asked} requests for {DIRECTORIES} directories");
         assert!(given < 5 * DIRECTORIES, "{order}: {given} leases for {DIRECTORIES} directories");
@@ -399,7 +406,7 @@ fn walk_through_tree_is_granted_ahead() {
 }
 
 /// Visits all directories below one in the order of listings.
-fn list(fs: &LibFs, directory: InodeId, each: &mut dyn FnMut(InodeId)) {
+fn visit_directories(fs: &LibFs, directory: InodeId, each: &mut dyn FnMut(InodeId)) {
     let mut inner = Vec::new();
     let mut note = |listed: Listed| {
         inner.extend((listed.kind == FileKind::Directory).then_some(listed.id));
@@ -408,7 +415,7 @@ fn list(fs: &LibFs, directory: InodeId, each: &mut dyn FnMut(InodeId)) {
     fs.list(directory, 0, &mut note).expect("listed");
     for directory in inner {
         each(directory);
-        list(fs, directory, each);
+        visit_directories(fs, directory, each);
     }
 }
 
@@ -421,7 +428,7 @@ fn grants_ahead_of_walk_are_not_stale() {
     let mut random = Random::new(20_261_124);
     let mut lengths = vec![[0; FILES_OF_TREE as usize]; all.len()];
     for _ in 0..6 {
-        let (fs, alone) = (connect(&site), Alone::of(0));
+        let (fs, user) = (connect(&site), SingleUser::of(0));
         for (at, (path, _)) in all.iter().enumerate() {
             for _ in 0..4 {
                 // Often one that was granted a moment ago.
@@ -431,7 +438,7 @@ fn grants_ahead_of_walk_are_not_stale() {
                 fs.write(&ROOT, id, WriteAt::End, b"x", false).expect("written");
                 lengths[near][file as usize] += 1;
             }
-            look(&fs, &alone, path, |file| lengths[at][file as usize]);
+            check_lengths(&fs, &user, path, |file| lengths[at][file as usize]);
         }
     }
 }
@@ -492,7 +499,7 @@ fn grant_ahead_is_void_after_change_by_other_session() {
     let mut site = Site::new(64 << 20);
     let (one, two) = (connect(&site), connect(&site));
     let name = |number: u64| format!("file-{number}");
-    type Deed<'a> = (&'a str, &'a dyn Fn(&LibFs, InodeId, &str));
+    type FileChange<'a> = (&'a str, &'a dyn Fn(&LibFs, InodeId, &str));
     let find =
         |fs: &LibFs, directory: InodeId, name: &str| fs.lookup(&ROOT, directory, name.as_bytes()).expect("found").id;
     let set = |fs: &LibFs, directory: InodeId, name: &str, change: &Change| {
@@ -501,7 +508,7 @@ fn grant_ahead_is_void_after_change_by_other_session() {
     let write = |fs: &LibFs, directory: InodeId, name: &str, at: WriteAt, text: &[u8]| {
         fs.write(&ROOT, find(fs, directory, name), at, text, false).expect("written");
     };
-    let deeds: [Deed<'_>; 9] = [
+    let changes: [FileChange<'_>; 9] = [
         ("overwritten", &|fs, top, name| write(fs, top, name, WriteAt::Offset(0), b"other")),
         ("overwritten far in", &|fs, top, name| write(fs, top, name, WriteAt::Offset(8000), b"other")),
         ("appended to", &|fs, top, name| write(fs, top, name, WriteAt::End, b"more")),
@@ -536,7 +543,7 @@ fn grant_ahead_is_void_after_change_by_other_session() {
         let inode = found.inode;
         (found.id, inode.mode, inode.size, room, stranger, fs.xattr(found.id, NAME.as_bytes()).ok())
     };
-    for (number, (what, deed)) in deeds.iter().enumerate() {
+    for (number, (what, change_file)) in changes.iter().enumerate() {
         let maker = connect(&site);
         let top = format!("directory-{number}");
         let top = maker.make(&ROOT, InodeId::ROOT, top.as_bytes(), &make(FileKind::Directory)).expect("made").id;
@@ -555,7 +562,7 @@ fn grant_ahead_is_void_after_change_by_other_session() {
         let asked = requests(&site) - before - 1;
         assert!(asked <= 1, "{what}: the files of the directory were not granted with the first ones");
         for (round, file) in [3, 2, 3, 4].into_iter().enumerate() {
-            deed(&two, top, &name(file));
+            change_file(&two, top, &name(file));
             for file in [file, 5, 0, 2, 3, 4] {
                 let (expected, found) = (seen(&two, top, &name(file)), seen(&one, top, &name(file)));
                 assert_eq!(found, expected, "{} after another file was {what}, round {round}", name(file));

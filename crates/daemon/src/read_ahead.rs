@@ -13,8 +13,8 @@ use ashlar_types::{FileKind, InodeId, SessionId};
 use ashlar_wire::{Need, ScopeKind, SessionKind, Want};
 
 use crate::leasing::{Ancestors, home_of};
-use crate::looked;
-use crate::session::Session;
+use crate::scan_detection;
+use crate::session::ServedSession;
 use crate::state::State;
 
 /// How many further directories a session is granted when it first goes on, how that grows, and the most.
@@ -34,16 +34,16 @@ const DEPTH_MAX: usize = 64;
 /// A program may leave out so many directories.
 const SKIPPED_MAX: usize = 2;
 
-/// Walks that are remembered: as many as threads walk through trees at the same time.
+/// The most walks remembered: as many as threads walk through trees at the same time.
 const WALKS_MAX: usize = 32;
 
 /// A session's walks through trees, the latest first.
 #[derive(Debug, Default)]
-pub struct Walks(VecDeque<Walk>);
+pub struct TreeWalks(VecDeque<TreeWalk>);
 
 /// One walk through a tree.
 #[derive(Debug)]
-struct Walk {
+struct TreeWalk {
     /// The last directory that was asked for or granted ahead, and its ancestors up to the root.
     above: Vec<InodeId>,
     order: Order,
@@ -68,7 +68,7 @@ impl<'a> Tree<'a> {
         Self { store, below: HashMap::new() }
     }
 
-    fn below(&mut self, directory: InodeId, order: Order) -> Result<&[InodeId], StoreError> {
+    fn subdirectories(&mut self, directory: InodeId, order: Order) -> Result<&[InodeId], StoreError> {
         if !self.below.contains_key(&directory) {
             let is_small = self.store.inode(directory)?.is_some_and(|found| found.entries <= SIBLINGS_MAX);
             let mut entries = if is_small { self.store.entries(directory, 0, usize::MAX)? } else { Vec::new() };
@@ -82,14 +82,14 @@ impl<'a> Tree<'a> {
     }
 
     /// Returns the directory that a walk visits after this one.
-    fn after(&mut self, directory: InodeId, order: Order) -> Result<Option<InodeId>, StoreError> {
-        if let Some(first) = self.below(directory, order)?.first() {
+    fn next_after(&mut self, directory: InodeId, order: Order) -> Result<Option<InodeId>, StoreError> {
+        if let Some(first) = self.subdirectories(directory, order)?.first() {
             return Ok(Some(*first));
         }
         let mut at = directory;
         for _ in 0..DEPTH_MAX {
             let Some(found) = self.store.inode(at)?.filter(|found| found.parent != at) else { return Ok(None) };
-            let beside = self.below(found.parent, order)?;
+            let beside = self.subdirectories(found.parent, order)?;
             let next = beside.iter().position(|one| *one == at).and_then(|place| beside.get(place + 1));
             if next.is_some() {
                 return Ok(next.copied());
@@ -100,16 +100,16 @@ impl<'a> Tree<'a> {
     }
 
     /// Returns the first of the walks that this directory continues, and in which order.
-    fn find(
+    fn find_walk(
         &mut self,
-        walks: &VecDeque<Walk>,
+        walks: &VecDeque<TreeWalk>,
         directory: InodeId,
         parent: InodeId,
     ) -> Result<Option<(usize, Order)>, StoreError> {
         for (place, walk) in walks.iter().enumerate() {
             for order in [Order::Name, Order::Listing] {
                 let may_be_its = walk.window == 0 || order == walk.order;
-                if may_be_its && self.goes_on(walk, directory, parent, order)? {
+                if may_be_its && self.continues_walk(walk, directory, parent, order)? {
                     return Ok(Some((place, order)));
                 }
             }
@@ -121,9 +121,15 @@ impl<'a> Tree<'a> {
     ///
     /// It must be one of the first in the walk's last directory, or come soon behind that one or behind one of its
     /// ancestors.
-    fn goes_on(&mut self, walk: &Walk, directory: InodeId, parent: InodeId, order: Order) -> Result<bool, StoreError> {
+    fn continues_walk(
+        &mut self,
+        walk: &TreeWalk,
+        directory: InodeId,
+        parent: InodeId,
+        order: Order,
+    ) -> Result<bool, StoreError> {
         let Some(depth) = walk.above.iter().position(|above| *above == parent) else { return Ok(false) };
-        let beside = self.below(parent, order)?;
+        let beside = self.subdirectories(parent, order)?;
         let place = |wanted: InodeId| beside.iter().position(|one| *one == wanted);
         let from = match depth.checked_sub(1) {
             None => Some(0),
@@ -134,31 +140,32 @@ impl<'a> Tree<'a> {
 }
 
 /// Adds to a session's wants the leases that it is likely to ask for next.
-pub fn look_ahead(state: &mut State, id: SessionId, wants: &mut Vec<Want>) {
+pub fn add_read_ahead(state: &mut State, id: SessionId, wants: &mut Vec<Want>) {
     // A mount's kernel would have to be notified of each lease that is taken back.
-    let is_process = |session: &Session| session.identity.kind == SessionKind::Process;
+    let is_process = |session: &ServedSession| session.identity.kind == SessionKind::Process;
     if wants.len() > 2 || !state.sessions.get(&id).is_some_and(is_process) {
         return;
     }
     let Some((place, directory)) =
-        wants.iter().enumerate().find_map(|(place, want)| Some((place, looks_into(state, want)?)))
+        wants.iter().enumerate().find_map(|(place, want)| Some((place, directory_of_want(state, want)?)))
     else {
         return;
     };
     let reads = wants[place].need.contents;
     let mut walks = state.sessions.get_mut(&id).map(|session| std::mem::take(&mut session.walks)).unwrap_or_default();
     // If the shared area can't be read, the request itself will show that.
-    let ahead = next(state, id, &mut walks.0, directory, if reads { MOST_READ } else { MOST }).unwrap_or_default();
-    for told in &ahead {
-        let is_first = *told == directory;
+    let ahead =
+        continue_walk(state, id, &mut walks.0, directory, if reads { MOST_READ } else { MOST }).unwrap_or_default();
+    for granted in &ahead {
+        let is_first = *granted == directory;
         if !is_first {
             let need = Need { entries: true, children: true, xattrs: true, contents: false };
-            wants.push(Want { inode: *told, write: false, scope: ScopeKind::Node, need });
+            wants.push(Want { inode: *granted, write: false, scope: ScopeKind::Node, need });
         }
         let asked = Some(wants[place].inode).filter(|asked| is_first && *asked != directory);
-        let Some((file, entries)) = file_of(state, id, *told, asked) else { continue };
+        let Some((file, entries)) = representative_file(state, id, *granted, asked) else { continue };
         if let Some(session) = state.sessions.get_mut(&id) {
-            session.looked.foresee(*told, entries);
+            session.scans.expect_scan(*granted, entries);
         }
         if asked.is_some() {
             wants[place].scope = ScopeKind::Files;
@@ -173,7 +180,7 @@ pub fn look_ahead(state: &mut State, id: SessionId, wants: &mut Vec<Want>) {
 }
 
 /// Returns the directory that a session with this want reads: the wanted one, or a wanted file's.
-fn looks_into(state: &State, want: &Want) -> Option<InodeId> {
+fn directory_of_want(state: &State, want: &Want) -> Option<InodeId> {
     if want.write || want.scope == ScopeKind::Subtree || want.need == Need::default() {
         return None;
     }
@@ -185,10 +192,10 @@ fn looks_into(state: &State, want: &Want) -> Option<InodeId> {
 }
 
 /// Continues a walk with a directory that is asked for; returns the directories to grant, with that one.
-fn next(
+fn continue_walk(
     state: &State,
     id: SessionId,
-    walks: &mut VecDeque<Walk>,
+    walks: &mut VecDeque<TreeWalk>,
     asked: InodeId,
     most: usize,
 ) -> Result<Vec<InodeId>, StoreError> {
@@ -198,29 +205,29 @@ fn next(
     }
     let Some(parent) = store.inode(asked)?.map(|found| found.parent) else { return Ok(Vec::new()) };
     let mut tree = Tree::new(store);
-    let Some((place, order)) = tree.find(walks, asked, parent)? else {
+    let Some((place, order)) = tree.find_walk(walks, asked, parent)? else {
         walks.truncate(WALKS_MAX - 1);
-        walks.push_front(Walk { above: above(store, asked)?, order: Order::Name, window: 0 });
+        walks.push_front(TreeWalk { above: with_ancestors(store, asked)?, order: Order::Name, window: 0 });
         return Ok(Vec::new());
     };
     let window = walks.remove(place).map_or(0, |walk| walk.window);
     let window = if window == 0 { FIRST } else { window * GROWTH }.min(most);
-    let (mut told, mut last, mut entries) = (vec![asked], asked, 0);
-    while told.len() <= window {
-        let Some(directory) = tree.after(last, order)? else { break };
+    let (mut granted, mut last, mut entries) = (vec![asked], asked, 0);
+    while granted.len() <= window {
+        let Some(directory) = tree.next_after(last, order)? else { break };
         entries += store.inode(directory)?.map_or(0, |found| found.entries);
         if entries > ENTRIES_MAX || !state.leasing.manager.is_free_to_read(id, directory, &Ancestors(store)) {
             break;
         }
-        told.push(directory);
+        granted.push(directory);
         last = directory;
     }
-    walks.push_front(Walk { above: above(store, last)?, order, window });
-    Ok(told)
+    walks.push_front(TreeWalk { above: with_ancestors(store, last)?, order, window });
+    Ok(granted)
 }
 
 /// Returns a directory and its ancestors.
-fn above(store: &Store, directory: InodeId) -> Result<Vec<InodeId>, StoreError> {
+fn with_ancestors(store: &Store, directory: InodeId) -> Result<Vec<InodeId>, StoreError> {
     let (mut above, mut at) = (vec![directory], directory);
     while above.len() < DEPTH_MAX {
         let Some(found) = store.inode(at)?.filter(|found| found.parent != at) else { break };
@@ -235,10 +242,15 @@ fn above(store: &Store, directory: InodeId) -> Result<Vec<InodeId>, StoreError> 
 ///
 /// It is `asked`, if given, or any file. `None` if there is none, or the session's lease on the whole directory covers
 /// them.
-fn file_of(state: &State, id: SessionId, directory: InodeId, asked: Option<InodeId>) -> Option<(InodeId, u64)> {
+fn representative_file(
+    state: &State,
+    id: SessionId,
+    directory: InodeId,
+    asked: Option<InodeId>,
+) -> Option<(InodeId, u64)> {
     let (store, manager) = (&state.store, &state.leasing.manager);
     let entries = store.inode(directory).ok()??.entries;
-    if entries > looked::LISTED || manager.has_below(id, directory, &Ancestors(store)) {
+    if entries > scan_detection::LISTED_ENTRIES_MAX || manager.has_below(id, directory, &Ancestors(store)) {
         return None;
     }
     let stands = |file: InodeId| {

@@ -7,14 +7,14 @@ use ashlar_wire::Credit;
 
 /// The credit that a session was granted and has used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Account {
+pub struct CreditAccount {
     /// Credit granted so far, less what was recalled.
     pub granted: Credit,
     /// Cost of the records that are applied.
     pub used: Credit,
 }
 
-impl Account {
+impl CreditAccount {
     /// Returns the credit that the session may still use.
     pub fn outstanding(&self) -> Credit {
         Credit {
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn credit_forged_in_page_gains_nothing() {
-        let mut account = Account::default();
+        let mut account = CreditAccount::default();
         account.grant(credit(10, 1000));
         assert!(account.spend(credit(4, 300)));
         account.recall(credit(u64::MAX, 200));

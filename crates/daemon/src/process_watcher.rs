@@ -16,20 +16,20 @@ const WAKER: u64 = 0;
 
 /// The watched processes. Adding and removing one does not wake the waiting thread.
 #[derive(Debug)]
-pub struct Watcher {
-    processes: Mutex<Processes>,
+pub struct ProcessWatcher {
+    processes: Mutex<WatchedProcesses>,
     ends: OwnedFd,
     waker: OwnedFd,
 }
 
 /// Each process has a number of its own: by the time that an end is reported, its session's number may be another's.
 #[derive(Debug, Default)]
-struct Processes {
+struct WatchedProcesses {
     watched: BTreeMap<SessionId, (u64, OwnedFd)>,
     last: u64,
 }
 
-impl Watcher {
+impl ProcessWatcher {
     /// Returns a watcher without processes.
     ///
     /// # Errors
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn process_end_is_not_reported_for_reused_session() {
-        let watcher = Watcher::new().expect("a watcher");
+        let watcher = ProcessWatcher::new().expect("a watcher");
         let ((mut one, first), (mut two, second)) = (start(), start());
         watcher.add(SessionId(5), first).expect("watched");
         one.kill().and_then(|()| one.wait()).expect("ended");
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn process_end_is_reported_once() {
-        let watcher = Watcher::new().expect("a watcher");
+        let watcher = ProcessWatcher::new().expect("a watcher");
         let ((mut child, pidfd), (mut other, another)) = (start(), start());
         watcher.add(SessionId(5), pidfd).expect("watched");
         watcher.add(SessionId(6), another).expect("watched");

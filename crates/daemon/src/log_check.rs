@@ -11,7 +11,7 @@ use ashlar_types::{LogPosition, SessionId};
 use ashlar_update::Update;
 
 use crate::DaemonError;
-use crate::identity::Identity;
+use crate::identity::SessionIdentity;
 use crate::session::{SessionError, open_lease_table};
 
 /// The records and faults that the logs hold.
@@ -38,7 +38,7 @@ pub fn check_logs(arena: &Arena, store: &Store) -> Result<LogFindings, DaemonErr
             }
         }
     }
-    findings.problems.extend(fenced(arena));
+    findings.problems.extend(list_quarantined(arena));
     Ok(findings)
 }
 
@@ -49,7 +49,7 @@ fn check_log(
     findings: &mut LogFindings,
 ) -> Result<(), SessionError> {
     let page = open_lease_table(arena, id)?;
-    let identity = Identity::load(&page).ok_or(SessionError::Unfinished)?;
+    let identity = SessionIdentity::load(&page).ok_or(SessionError::Unfinished)?;
     let log_file = arena.open_session_file(id, SessionFile::Log)?;
     let log_bytes = log_file.metadata()?.len();
     let log = Log::open(Mapping::map(&log_file, log_bytes, MappingAccess::ReadWrite, arena.medium())?)?;
@@ -86,7 +86,7 @@ fn check_log(
 }
 
 /// Lists logs that an earlier start has quarantined.
-fn fenced(arena: &Arena) -> Vec<String> {
+fn list_quarantined(arena: &Arena) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(arena.dir().join("sessions")) else { return Vec::new() };
     let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
     paths.retain(|path| {
@@ -95,7 +95,7 @@ fn fenced(arena: &Arena) -> Vec<String> {
     });
     paths.sort();
     let findings = paths.iter().map(|path| {
-        format!("a damaged or forged log was kept aside as {}; what it holds was not digested; remove it once you have looked at it", path.display())
+        format!("a damaged or forged log was kept aside as {}; what it holds was not digested; remove it after you have inspected it", path.display())
     });
     findings.collect()
 }

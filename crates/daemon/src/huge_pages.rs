@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use ashlar_pmem::{HugePages, Mapping, MediumKind, huge};
 use ashlar_store::Segment;
 
-use crate::shared::Shared;
+use crate::shared_state::SharedState;
 use crate::state::State;
 
 /// After each huge page, the thread leaves the processor and the file to others for at least so long,
@@ -20,12 +20,12 @@ const PAUSE: Duration = Duration::from_millis(1);
 const BUSY_TIMES: u32 = 16;
 
 /// Returns whether such a thread has anything to do.
-pub fn is_wanted(shared: &Shared) -> bool {
+pub fn is_wanted(shared: &SharedState) -> bool {
     shared.arena.medium().kind == MediumKind::Memory && huge::is_allowed()
 }
 
 /// Returns how many huge pages are still to be made.
-pub fn waiting(state: &State) -> u64 {
+pub fn count_waiting(state: &State) -> u64 {
     if !state.makes_huge_pages {
         return 0;
     }
@@ -34,19 +34,19 @@ pub fn waiting(state: &State) -> u64 {
 }
 
 /// Runs the thread. It ends if the kernel makes no huge pages.
-pub fn huge_thread(shared: &Shared) {
+pub fn huge_thread(shared: &SharedState) {
     shared.lock().makes_huge_pages = true;
     make_as_used(shared);
     shared.lock().makes_huge_pages = false;
 }
 
 /// The holder of memory that is worth a huge page.
-enum Holder {
+enum HugePageHolder {
     Log(Arc<Mapping>, Arc<HugePages>),
     Segment(Arc<Segment>),
 }
 
-impl Holder {
+impl HugePageHolder {
     /// Returns one, if there is any. All written bytes pass through the logs, so logs come first.
     fn next(state: &State) -> Option<Self> {
         let log = state.sessions.values().find(|session| session.log_used.waiting() > 0);
@@ -65,7 +65,7 @@ impl Holder {
     }
 }
 
-fn make_as_used(shared: &Shared) {
+fn make_as_used(shared: &SharedState) {
     let mut applied = 0;
     loop {
         let mut state = shared.lock();
@@ -73,7 +73,7 @@ fn make_as_used(shared: &Shared) {
             if state.ending {
                 return;
             }
-            match Holder::next(&state) {
+            match HugePageHolder::next(&state) {
                 Some(holder) => break holder,
                 // Written memory is worth a huge page once it's committed, if not before.
                 None => shared.progress.wait(&mut state),
@@ -84,7 +84,7 @@ fn make_as_used(shared: &Shared) {
         let made = holder.make_one();
         let took = began.elapsed();
         // A log that its session has truncated says nothing about the kernel.
-        if let (Holder::Segment(_), Some(Err(error))) = (&holder, &made)
+        if let (HugePageHolder::Segment(_), Some(Err(error))) = (&holder, &made)
             && error.raw_os_error() == Some(libc::EINVAL)
         {
             tracing::info!("this kernel makes no huge pages of small ones");
